@@ -49,6 +49,7 @@ int renameat2(int fd, const char *path, int other_fd, const char *other, unsigne
 
 /* base/base.h: of zlib. */
 uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
+uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 
 /* ring/ring.h: 8 digits. */
 void ring_lock_domain(int directory_fd, char *domain);

@@ -212,6 +212,7 @@ def test_the_metadata(metadata: Message) -> None:
     assert metadata["Requires-Python"] == ">=3.10"
     required = [re.split(r"[<>=;]", text)[0] for text in metadata.get_all("Requires-Dist", [])]
     assert sorted(required) == [
+        "boto3",
         "cffi",
         "click",
         "deepspeed",
@@ -231,6 +232,7 @@ def test_the_metadata(metadata: Message) -> None:
         "lightning",
         "megatron",
         "plot",
+        "s3",
         "safetensors",
         "torch",
         "torch-checkpointing",

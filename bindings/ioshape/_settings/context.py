@@ -28,11 +28,16 @@ def encoded(path: str) -> bytes:
     """A path as C takes it."""
     url = _URL.match(path)
     if url and not os.path.isdir(url[0].rstrip("/")):  # noqa: PTH112
-        raise ValueError(
-            f'"{path}" is a URL, and ioshape reads and writes files; give the path of a mounted '
-            "filesystem, or save there with what knows the URL: with fsspec.open(url, 'wb') as "
-            "file: torch.save(obj, file)"
+        remedy = (
+            "give the path of a mounted filesystem, or save there with what knows the URL: with "
+            "fsspec.open(url, 'wb') as file: torch.save(obj, file)"
         )
+        if path.startswith("s3:"):
+            remedy = (
+                'save to a path, and then upload that: "ioshape upload PATH '
+                f'{path}" ("ioshape download" is the way back)'
+            )
+        raise ValueError(f'"{path}" is a URL, and ioshape reads and writes files; {remedy}')
     if "\0" in path:
         raise ValueError(
             f"the path {path!r} has a null character in it; no file can have that name"

@@ -22,6 +22,8 @@ COMMANDS = {
     "ls": "generations.ls",
     "extract": "generations.extract",
     "prune": "generations.prune",
+    "upload": "objects.upload",
+    "download": "objects.download",
     "doctor": "doctor.command",
     "bench": "bench.command",
     "trace": "trace.command",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], object] | None]:
+def progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], object] | None]:
     """On stderr, and gone when it is over: what stays is the line on stdout."""
     if not wanted:
         yield None
@@ -84,7 +84,7 @@ def _outcome(
     state, error_text = "ok", None
     n_bytes: int | None = None
     try:
-        with _progress_bar(path, way.with_bar) as tell:
+        with progress_bar(path, way.with_bar) as tell:
             n_bytes = verify(tell)
     except ioshape.DamagedError as error:
         state, error_text = "damaged", str(error)

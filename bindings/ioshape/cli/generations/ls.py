@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ioshape.cli.generations.look import check_directory, damaged, directory_argument, unfinished
+from ioshape.cli.objects.shared import endpoint_option
 from ioshape.cli.output import Table, columns, human_size, note, say, say_json
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ def _show(complete: list[Generation], others: list[Unfinished]) -> None:
 
 @click.command(short_help="List the generations in a directory.")
 @directory_argument
+@endpoint_option
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(directory: str, as_json: bool) -> int:
+def command(directory: str, endpoint: str | None, as_json: bool) -> int:
     """Lists the generations in a directory that save_group() was given, and the checkpoints of
     torch.distributed.checkpoint whose names end in a number, oldest first.
 
@@ -71,12 +73,19 @@ def command(directory: str, as_json: bool) -> int:
     processes that died, which the next save there removes. It is told by a lock, which is not seen
     from every machine: "unfinished" may be either. Sizes and times of those are as of now.
 
+    Of s3://BUCKET/KEY it lists the complete checkpoints that "ioshape upload" has made below that.
+
     \b
     ioshape ls checkpoints
+    ioshape ls s3://bucket/run
     ioshape ls --json checkpoints | jq '.generations[-1].step'
 
     Exit code: 0; 1 if the directory could not be read, or one in it is damaged.
     """
+    if directory.startswith("s3:"):
+        from ioshape.cli.objects.ls import show  # noqa: PLC0415
+
+        return show(directory, endpoint, as_json)
     import ioshape  # noqa: PLC0415
 
     check_directory(directory)

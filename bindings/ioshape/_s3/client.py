@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of object stores: boto3, and what it fails with, as sentences.
+
+It is Amazon's own, finds credentials wherever they may be, and lets us say for each part which one
+it is and which checksum it has; obstore, which is faster, does not, so nothing could be resumed.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+try:
+    import boto3
+    from boto3.exceptions import Boto3Error
+    from botocore.config import Config
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectionError,  # noqa: A004 - its name
+        HTTPClientError,
+        NoCredentialsError,
+        PartialCredentialsError,
+        ReadTimeoutError,
+    )
+except ImportError as error:
+    raise ImportError(
+        "ioshape.s3 needs the package boto3, which is not installed; install it: "
+        "pip install 'ioshape[s3]'"
+    ) from error
+
+from ioshape._errors import failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ioshape._errors import StorageError
+
+Response = dict[str, Any]
+
+
+class Client(Protocol):
+    """What is used of boto3's client, whose methods are made at run time."""
+
+    def abort_multipart_upload(self, **arguments: Any) -> Response: ...
+    def complete_multipart_upload(self, **arguments: Any) -> Response: ...
+    def create_multipart_upload(self, **arguments: Any) -> Response: ...
+    def delete_object(self, **arguments: Any) -> Response: ...
+    def get_object(self, **arguments: Any) -> Response: ...
+    def get_paginator(self, operation: str) -> Any: ...
+    def head_object(self, **arguments: Any) -> Response: ...
+    def put_object(self, **arguments: Any) -> Response: ...
+    def upload_part(self, **arguments: Any) -> Response: ...
+
+
+def connect(endpoint: str | None, jobs: int) -> Client:
+    """As boto3 finds credentials and settings: in its variables, its files, or the machine's role.
+
+    What is sent has its checksum in a header, and TLS around it. So it is not hashed once more for
+    the signature, but where there is no TLS.
+    """
+    session = boto3.session.Session()
+
+    def make(**s3: bool) -> Any:
+        config = Config(
+            max_pool_connections=jobs,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            user_agent_extra="ioshape",
+            s3=s3,
+        )
+        # A region is needed to sign, also where servers have none.
+        region = session.region_name or "us-east-1"
+        return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
+
+    with sentences("connect to the object store", endpoint or "", "connect"):
+        try:
+            client = make()
+        except ValueError as error:  # about the endpoint
+            raise ValueError(f"cannot connect to the object store: {error}") from None
+        if client.meta.endpoint_url.startswith("https:"):
+            client = make(payload_signing_enabled=False)
+    made: Client = client
+    return made
+
+
+# ---- What it fails with -------------------------------------------------------------------------
+
+
+class _Reason(NamedTuple):
+    number: int
+    why: str
+    remedy: str
+
+
+_AGAIN = "call it again, it goes on where it stopped"
+_KEYS = "look which credentials this shell has (AWS_PROFILE, AWS_ACCESS_KEY_ID)"
+_NO_KEYS = _Reason(
+    errno.EACCES,
+    "there are no credentials",
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+)
+_NO_BUCKET = _Reason(errno.ENOENT, "there is no such bucket", "make it, or name another one")
+_NO_OBJECT = _Reason(errno.ENOENT, "it is not there", '"ioshape ls" lists what is')
+_REFUSED = _Reason(
+    errno.EACCES, "the server refuses it", f"{_KEYS}, and what its policy lets them do"
+)
+_CHANGED = _Reason(errno.EBUSY, "somebody has replaced it meanwhile", "call it again")
+_WRONG_SUM = _Reason(
+    errno.EIO,
+    "what arrived there has another checksum than what was sent, several times",
+    f"look at the network and its proxies, then {_AGAIN}",
+)
+_BUSY = _Reason(errno.EAGAIN, "the server is too busy", f"use fewer --jobs, or {_AGAIN}")
+_FULL = _Reason(errno.ENOSPC, "there is no more space", "make some, or ask for a larger quota")
+_CODES = {
+    "NoSuchBucket": _NO_BUCKET,
+    "NoSuchKey": _NO_OBJECT,
+    "404": _NO_OBJECT,
+    "NotFound": _NO_OBJECT,
+    "PreconditionFailed": _CHANGED,
+    "412": _CHANGED,
+    "BadDigest": _WRONG_SUM,
+    "InvalidDigest": _WRONG_SUM,
+    "XAmzContentChecksumMismatch": _WRONG_SUM,
+    "XAmzContentSHA256Mismatch": _WRONG_SUM,
+    "SlowDown": _BUSY,
+    "ServiceUnavailable": _BUSY,
+    "503": _BUSY,
+    "QuotaExceeded": _FULL,
+    "XMinioStorageFull": _FULL,
+    **dict.fromkeys(("AccessDenied", "AllAccessDisabled", "403", "AccountProblem"), _REFUSED),
+    **dict.fromkeys(
+        ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthFailure"),
+        _Reason(errno.EACCES, "the server does not know these credentials", _KEYS),
+    ),
+    "ExpiredToken": _Reason(errno.EACCES, "the credentials have expired", "renew them"),
+    "RequestTimeTooSkewed": _Reason(
+        errno.EACCES, "this machine's clock is wrong", "set it, best by NTP"
+    ),
+}
+
+#: of what was damaged on its way, and may be sent once more
+WRONG_SUM = tuple(code for code, reason in _CODES.items() if reason is _WRONG_SUM)
+#: what else goes wrong on the way of bytes that are fetched; boto3 only sends requests again
+BROKEN = (ConnectionError, HTTPClientError, ReadTimeoutError)
+
+
+def code_of(error: ClientError) -> str:
+    """What the server calls it."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _reason(error: Exception) -> _Reason:
+    if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
+        return _NO_KEYS
+    if isinstance(error, ClientError):
+        code = code_of(error)
+        told = error.response.get("Error", {}).get("Message") or "it says no more"
+        return _CODES.get(code) or _Reason(errno.EIO, f'the server says "{code}": {told}', "")
+    if isinstance(error, BROKEN):
+        why = f"the server cannot be reached ({type(error).__name__})"
+        remedy = f"look at --endpoint (or AWS_ENDPOINT_URL_S3) and the network, then {_AGAIN}"
+        return _Reason(errno.EHOSTUNREACH, why, remedy)
+    return _Reason(errno.EIO, str(error).rstrip("."), "")
+
+
+@contextmanager
+def sentences(doing: str, path: str, operation: str) -> Iterator[None]:
+    """What the client raises becomes a StorageError: cannot DOING: why; what to do."""
+    try:
+        yield
+    except (BotoCoreError, Boto3Error, ClientError) as error:
+        raise explained(error, doing, path, operation) from error
+
+
+def explained(error: Exception, doing: str, path: str, operation: str) -> StorageError:
+    """The same as an exception of ours."""
+    reason = _reason(error)
+    sentence = f"cannot {doing}: {reason.why}"
+    return failure(-reason.number, sentence, path, operation, remedy=reason.remedy)
+
+
+def is_absent(error: ClientError) -> bool:
+    """Whether it says only that there is no such object."""
+    return code_of(error) in ("404", "NoSuchKey", "NotFound")
+
+
+def head(client: Client, bucket: str, key: str) -> Mapping[str, Any] | None:
+    """What the server tells of an object; None if there is none."""
+    try:
+        return client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+    except ClientError as error:
+        if is_absent(error):
+            return None
+        raise
+
+
+def sizes(client: Client, bucket: str, prefix: str) -> dict[str, int]:
+    """Of all objects whose keys begin so."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return {one["Key"]: int(one["Size"]) for page in pages for one in page.get("Contents", ())}

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""download()."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from botocore.exceptions import ClientError
+
+from ioshape._errors import failure
+from ioshape._files.directory import sync_tree
+from ioshape._files.open import open as open_file
+from ioshape._native import lib
+from ioshape._s3.address import Address, parse
+from ioshape._s3.client import BROKEN, Client, code_of, connect, head, sentences
+from ioshape._s3.listing import LISTING, Entry, Kind, Listing
+from ioshape._s3.look import read_listing
+from ioshape._s3.send import MODIFIED
+from ioshape._s3.source import SUMS
+from ioshape._s3.sums import Sums, in_base64
+from ioshape._s3.upload import JOBS, PART_BYTES
+from ioshape._save.directory import Directory, sync
+from ioshape._save.report import Progress
+from ioshape._settings.config import is_durable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from ioshape._errors import StorageError
+
+# Of what breaks off while it is read.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """What a download did."""
+
+    #: where it is now
+    path: str
+    #: "file", "generation", "dcp" or "directory"
+    kind: Kind
+    files: int
+    #: of all files
+    n_bytes: int
+    #: whether all of it was compared with checksums; False: a file of which the server knows none
+    verified: bool
+
+
+def download(
+    url: str,
+    path: str | os.PathLike[str],
+    *,
+    durable: bool | None = None,
+    jobs: int = JOBS,
+    part_bytes: int = PART_BYTES,
+    endpoint: str | None = None,
+    progress: Callable[[Progress], object] | None = None,
+) -> Downloaded:
+    """Downloads what upload() has uploaded. It appears whole, and verified.
+
+    Args:
+        url: of the checkpoint: "s3://bucket/key".
+        path: of the file, which is replaced, or of the directory, which must not be there yet. If
+            the path is a directory that is there, or ends with a slash, the checkpoint goes into
+            it, as by cp.
+        durable: as in save().
+        jobs: parts that are fetched at the same time.
+        part_bytes: of files; each job takes that much memory.
+        endpoint: as in upload().
+        progress: as in upload().
+
+    Raises:
+        DamagedError: what arrived has another checksum.
+        StorageError: there is no complete checkpoint, or it could not be written; the server cannot
+            be reached, or refuses it.
+        ValueError: the URL is none, or a number is out of range.
+    """
+    if jobs < 1 or part_bytes < 1:
+        raise ValueError("cannot download with less than one job, and one byte at a time")
+    address, _ = parse(url)
+    client = connect(endpoint, jobs)
+    place = os.fspath(path)
+    if place.endswith("/") or os.path.isdir(place):  # noqa: PTH112
+        place = os.path.join(place, address.name)  # noqa: PTH118
+    is_synced = is_durable(durable)
+    with sentences(f'download "{address}"', place, "download"):
+        listing = _listing(client, address)
+        if listing is None:
+            one = _Download(client, address, jobs, part_bytes, progress)
+            return one.single(place, durable=is_synced)
+        if os.path.lexists(place):
+            remedy = "remove it, or give another path"
+            sentence = f'cannot download "{address}": "{place}" is there already'
+            raise failure(-errno.EEXIST, sentence, place, "download", remedy=remedy)
+        one = _Download(client, address, jobs, part_bytes, progress, listing.n_bytes)
+        one.directory(listing, place, durable=is_synced)
+    return Downloaded(place, listing.kind, len(listing.files), listing.n_bytes, True)
+
+
+def _listing(client: Client, address: Address) -> Listing | None:
+    """Of a directory; None: there is an object of that name."""
+    to = address.below(LISTING)
+    if head(client, to.bucket, to.key) is None:
+        if head(client, address.bucket, address.key) is None:
+            raise _incomplete(address)
+        return None
+    listing = read_listing(client, address, "download")
+    last = address.below(listing.last)
+    if head(client, last.bucket, last.key) is None:
+        raise _incomplete(address)
+    return listing
+
+
+def _incomplete(address: Address) -> StorageError:
+    sentence = f'cannot download "{address}": there is no complete checkpoint'
+    remedy = 'look what there is with "ioshape ls", or upload it (again)'
+    return failure(-errno.ENOENT, sentence, str(address), "download", remedy=remedy)
+
+
+class _Object(NamedTuple):
+    """What is fetched."""
+
+    address: Address
+    n_bytes: int
+    #: of the version that is wanted; "": whichever is there
+    etag: str = ""
+    #: as S3 has it; "": it is not known
+    crc32: str = ""
+    modified_ns: int | None = None
+
+
+class _Download:
+    def __init__(
+        self,
+        client: Client,
+        address: Address,
+        jobs: int,
+        part_bytes: int,
+        progress: Callable[[Progress], object] | None,
+        n_bytes: int = 0,
+    ) -> None:
+        self._client = client
+        self._address = address
+        self._jobs = jobs
+        self._part_bytes = part_bytes
+        self._progress = progress
+        self._n_bytes = n_bytes
+        self._done_bytes = 0
+        self._lock = threading.Lock()
+
+    def _tell(self, n_bytes: int) -> None:
+        with self._lock:
+            self._done_bytes += n_bytes
+        if self._progress is not None:
+            self._progress(Progress("download", self._done_bytes, self._n_bytes))
+
+    # ---- Files and directories ------------------------------------------------------------------
+
+    def single(self, place: str, *, durable: bool) -> Downloaded:
+        """One object, with its checksums beside it, if there are any."""
+        address = self._address
+        file = self._look(address)
+        beside = self._look(Address(address.bucket, address.key + SUMS))
+        if file is None:
+            raise _incomplete(address)
+        self._n_bytes = file.n_bytes
+        with ThreadPoolExecutor(self._jobs, thread_name_prefix="ioshape-s3") as pool:
+            self._fetch_to(place, file, pool, durable=durable)
+            if beside is not None:
+                self._fetch_to(place + SUMS, beside, pool, durable=durable)
+        return Downloaded(place, "file", 1, file.n_bytes, bool(file.crc32))
+
+    def _look(self, address: Address) -> _Object | None:
+        told = head(self._client, address.bucket, address.key)
+        if told is None:
+            return None
+        crc32 = str(told.get("ChecksumCRC32") or "")
+        modified = str(told.get("Metadata", {}).get(MODIFIED, ""))
+        return _Object(
+            address,
+            int(told["ContentLength"]),
+            str(told["ETag"]),
+            "" if "-" in crc32 else crc32,  # of its parts, which only its uploader knows
+            int(modified) if modified.isdecimal() else None,
+        )
+
+    def directory(self, listing: Listing, place: str, *, durable: bool) -> None:
+        """All that is listed; then it gets its name."""
+        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)  # noqa: PTH100, PTH103, PTH120
+        with Directory(place) as made:
+            for name in listing.directories:
+                os.makedirs(os.path.join(made.path, name), exist_ok=True)  # noqa: PTH103, PTH118
+            small = [one for one in listing.files if one.bytes <= self._part_bytes]
+            large = [one for one in listing.files if one.bytes > self._part_bytes]
+
+            def fetch(entry: Entry, pool: ThreadPoolExecutor | None = None) -> None:
+                to = os.path.join(made.path, entry.name)  # noqa: PTH118
+                os.makedirs(os.path.dirname(to), exist_ok=True)  # noqa: PTH103, PTH120
+                address = self._address.below(entry.name)
+                wanted = _Object(
+                    address, entry.bytes, "", in_base64(entry.crc32), entry.modified_ns
+                )
+                self._fetch_to(to, wanted, pool, durable=False)
+
+            with ThreadPoolExecutor(self._jobs, thread_name_prefix="ioshape-s3") as pool:
+                for _ in _in_order(pool, self._jobs, (partial(fetch, one) for one in small)):
+                    pass
+                for one in large:
+                    fetch(one, pool)
+            if durable:
+                sync_tree(made.path)
+            made.commit()
+
+    # ---- One file -------------------------------------------------------------------------------
+
+    def _fetch_to(
+        self, path: str, wanted: _Object, pool: ThreadPoolExecutor | None, *, durable: bool
+    ) -> None:
+        """Fetches parts at the same time, and writes one behind the other."""
+        sums = Sums()
+
+        def fetch(offset: int) -> bytes:
+            data = self._fetch(wanted, offset, min(self._part_bytes, wanted.n_bytes - offset))
+            sums.add(offset, data)
+            return data
+
+        offsets = range(0, wanted.n_bytes, self._part_bytes)
+        calls = (partial(fetch, offset) for offset in offsets)
+        parts = _in_order(pool, self._jobs, calls) if pool else (call() for call in calls)
+        with open_file(path, "wb", durable=durable, expected_bytes=wanted.n_bytes) as file:
+            for data in parts:
+                file.write(data)
+                self._tell(len(data))
+            if wanted.crc32 and in_base64(sums.whole()) != wanted.crc32:
+                raise self._damaged(wanted, path)
+        if wanted.modified_ns is not None:
+            os.utime(path, ns=(wanted.modified_ns, wanted.modified_ns))
+            if durable:
+                sync(path)
+
+    def _fetch(self, wanted: _Object, offset: int, n_bytes: int) -> bytes:
+        arguments: dict[str, Any] = {"Bucket": wanted.address.bucket, "Key": wanted.address.key}
+        if wanted.etag:
+            arguments["IfMatch"] = wanted.etag
+        arguments["Range"] = f"bytes={offset}-{offset + n_bytes - 1}"
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                data = self._client.get_object(**arguments)["Body"].read(n_bytes + 1)
+            except BROKEN:
+                if attempt == _ATTEMPTS:
+                    raise
+                continue
+            except ClientError as error:
+                if code_of(error) != "InvalidRange":  # it has less than that
+                    raise
+                data = b""
+            break
+        if len(data) != n_bytes:
+            raise self._damaged(wanted, str(wanted.address))
+        return bytes(data)
+
+    def _damaged(self, wanted: _Object, path: str) -> StorageError:
+        sentence = (
+            f'cannot download "{self._address}": "{wanted.address}" is damaged: it has another '
+            "checksum or length than when it was uploaded"
+        )
+        remedy = "upload it again, or use an older checkpoint"
+        return failure(lib.IOSHAPE_E_DAMAGED, sentence, path, "download", remedy=remedy)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, ahead: int, calls: Iterator[Callable[[], Any]]
+) -> Iterator[Any]:
+    """What they return, while as many as `ahead` are under way."""
+    under_way: deque[Future[Any]] = deque()
+    try:
+        for call in calls:
+            under_way.append(pool.submit(call))
+            if len(under_way) >= ahead:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:
+        for one in under_way:
+            one.cancel()

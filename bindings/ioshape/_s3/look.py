@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is on an object store."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ioshape._errors import failure
+from ioshape._s3.address import Address, parse
+from ioshape._s3.client import connect, sentences
+from ioshape._s3.listing import LISTING, MARKERS, MOST_BYTES, Kind, Listing, decode
+
+if TYPE_CHECKING:
+    from ioshape._s3.client import Client
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A complete checkpoint on an object store."""
+
+    url: str
+    #: "generation", "dcp" or "directory"
+    kind: Kind
+    #: when its last object was written; in UTC
+    uploaded: datetime
+    files: int
+    #: of all files
+    n_bytes: int
+
+
+def read_listing(client: Client, address: Address, operation: str) -> Listing:
+    """Of a directory that is there.
+
+    Raises:
+        StorageError: what is there is no listing.
+    """
+    to = address.below(LISTING)
+    data = client.get_object(Bucket=to.bucket, Key=to.key)["Body"].read(MOST_BYTES + 1)
+    try:
+        if len(data) > MOST_BYTES:
+            raise ValueError("it is too large")
+        return decode(data)
+    except ValueError as error:
+        sentence = f'cannot {operation} "{address}": "{to}" is damaged: {error}'
+        raise failure(-errno.EBADMSG, sentence, str(to), operation) from None
+
+
+def checkpoints(url: str, *, endpoint: str | None = None) -> list[Remote]:
+    """The complete checkpoints that upload() has made below an address, in the order in which they
+    were completed. Files that were uploaded by themselves are not among them.
+
+    Args:
+        url: "s3://bucket/key", or "s3://bucket" for all of it.
+        endpoint: as in upload().
+
+    Raises:
+        StorageError: the server cannot be reached, or refuses it, or a listing there is damaged.
+        ValueError: the URL is none.
+    """
+    above, _ = parse(url)
+    client = connect(endpoint, 1)
+    prefix = f"{above.key}/" if above.key else ""
+    found: list[Remote] = []
+    written: dict[str, datetime] = {}
+    with sentences(f'list "{url}"', url, "list"):
+        pages = client.get_paginator("list_objects_v2")
+        names = (LISTING, *MARKERS.values())
+        for page in pages.paginate(Bucket=above.bucket, Prefix=prefix):
+            for one in page.get("Contents", ()):
+                if one["Key"].rpartition("/")[2] in names:
+                    written[one["Key"]] = one["LastModified"]
+        for key in written:
+            folder, _, name = key.rpartition("/")
+            if name != LISTING:
+                continue
+            address = Address(above.bucket, folder)
+            listing = read_listing(client, address, "list")
+            saved = written.get(address.below(listing.last).key)
+            if saved is not None:
+                files = len(listing.files)
+                found.append(Remote(str(address), listing.kind, saved, files, listing.n_bytes))
+    return sorted(found, key=lambda one: one.uploaded)

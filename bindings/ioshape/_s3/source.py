@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is uploaded: a file or a directory, read through the library and verified meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ioshape._dcp import series
+from ioshape._dcp.names import DESCRIPTION
+from ioshape._errors import failure
+from ioshape._group.generations import Handle, generations
+from ioshape._load.reader import Reader
+from ioshape._native import lib
+from ioshape._s3.address import MOST_KEY_BYTES
+from ioshape._s3.listing import LISTING, MARKERS, Kind
+from ioshape._s3.sums import Known, Sums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ioshape._errors import StorageError
+    from ioshape._load.reader import RawRecord
+
+_STEP = re.compile(r"step-(\d{10,20})")
+_UNDER_WAY = ".ioshape-tmp-"  # in the name of what is being written
+_ATTEMPT = re.compile(r"\.step-\d{10,20}\..+")
+#: of the file that has the checksums of another one
+SUMS = ".ioshape-sums"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One of what is uploaded."""
+
+    path: str
+    #: in the directory, with slashes
+    name: str
+    n_bytes: int
+    modified_ns: int
+    #: as the manifest has it; None: it says nothing
+    crc32: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is uploaded."""
+
+    path: str
+    kind: Kind
+    files: tuple[SourceFile, ...]
+    directories: tuple[str, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all files."""
+        return sum(one.n_bytes for one in self.files)
+
+
+def refused(path: str, why: str, remedy: str, number: int = errno.EINVAL) -> StorageError:
+    """The exception for what is no checkpoint."""
+    sentence = f'cannot upload "{path}": {why}'
+    return failure(-number, sentence, path, "upload", remedy=remedy)
+
+
+def _file(path: str, name: str, crc32: int | None = None) -> SourceFile:
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise refused(path, why, "", error.errno or errno.EIO) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise refused(path, "it is neither a file nor a directory", "name one, or remove it")
+    try:
+        n_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        why = "its name is not UTF-8, and the keys of objects are"
+        raise refused(path, why, "rename it") from None
+    if n_bytes > MOST_KEY_BYTES:
+        raise refused(path, f"its name is longer than {MOST_KEY_BYTES} bytes", "rename it")
+    return SourceFile(path, name, status.st_size, status.st_mtime_ns, crc32)
+
+
+def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tuple[str, ...]]:
+    """Its files and directories, without what is being written."""
+
+    def stop(error: OSError) -> None:
+        raise refused(str(error.filename), error.strerror or "", "", error.errno or errno.EIO)
+
+    files, directories = [], []
+    for folder, subfolders, names in os.walk(path, onerror=stop):
+        subfolders[:] = sorted(one for one in subfolders if _UNDER_WAY not in one)
+        prefix = os.path.relpath(folder, path)
+        for name in (*subfolders, *sorted(names)):
+            full = os.path.join(folder, name)  # noqa: PTH118
+            relative = name if prefix == "." else f"{prefix}/{name}"
+            if name in subfolders:
+                if os.path.islink(full):  # noqa: PTH114
+                    why = "it is a symbolic link to a directory"
+                    raise refused(full, why, "copy what it points to, or remove it")
+                directories.append(relative)
+            elif _UNDER_WAY not in name and relative != LISTING:
+                files.append(_file(full, relative, sums.get(relative)))
+    return tuple(files), tuple(directories)
+
+
+def _directory(path: str) -> Source:
+    if os.path.exists(os.path.join(path, DESCRIPTION)):  # noqa: PTH110, PTH118
+        series.look(path)  # raises if a file of it is missing
+        return Source(path, "dcp", *_walk(path, {}))
+    inside = generations(path)
+    if inside:
+        why = f"it is no checkpoint, but has {len(inside)} of them in it"
+        raise refused(path, why, "name one of them, or add --newest 1 or --all")
+    return Source(path, "directory", *_walk(path, {}))
+
+
+def _generation(path: str) -> Source:
+    with open(os.path.join(path, MARKERS["generation"]), "rb") as file:  # noqa: PTH118, PTH123
+        manifest = json.loads(file.read())
+    sums = {one["name"]: int(one["crc32"], 16) for one in manifest["files"]}
+    return Source(path, "generation", *_walk(path, sums))
+
+
+@contextmanager
+def look(path: str) -> Iterator[Source]:
+    """At what is to be uploaded. A generation is not removed meanwhile.
+
+    Raises:
+        StorageError: it is no checkpoint, not a complete one, or cannot be read.
+    """
+    absolute = os.path.abspath(path)  # noqa: PTH100
+    folder, name = os.path.split(absolute)
+    step = _STEP.fullmatch(name)
+    with contextlib.ExitStack() as stack:
+        if _UNDER_WAY in name or _ATTEMPT.fullmatch(name):
+            remedy = "name what it becomes when it is complete"
+            raise refused(path, "it is being written, or was left by a dead process", remedy)
+        if not os.path.isdir(absolute):  # noqa: PTH112
+            beside = f"{absolute}{SUMS}"
+            files = [_file(absolute, name)]
+            if os.path.exists(beside):  # noqa: PTH110
+                files.insert(0, _file(beside, name + SUMS))
+            yield Source(absolute, "file", tuple(files))
+        elif step and not os.path.exists(os.path.join(absolute, DESCRIPTION)):  # noqa: PTH110, PTH118
+            stack.enter_context(Handle(folder, int(step[1]), "upload"))  # it holds, or this raises
+            yield _generation(absolute)
+        else:
+            yield _directory(absolute)
+
+
+class Part(NamedTuple):
+    """Of a file."""
+
+    offset: int
+    data: bytearray
+    crc32: int
+
+
+class OpenFile:
+    """A file whose parts several threads read, one after the other, and verify."""
+
+    def __init__(self, file: SourceFile, part_bytes: int, *, with_md5s: bool = False) -> None:
+        self.file = file
+        self._part_bytes = part_bytes
+        self._lock = threading.Lock()
+        self._next = 0
+        self._reader = Reader(
+            file.path, any_format=True, operation="upload", fresh=False, shared=False
+        )
+        self.sums = Sums(self._known(), with_md5s=with_md5s)
+        if self._reader.file_bytes != file.n_bytes:
+            raise self.changed()
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+    def _known(self) -> Iterator[Known]:
+        """What the library does not compare by itself: checksums of all of a record or a file."""
+        reader, file = self._reader, self.file
+        for record in reader.records() if reader.is_torch_zip else ():
+            crc32 = reader.crc32_of_all(record)
+            if crc32 is not None:
+                yield Known(record.file_offset, record.n_bytes, crc32, self._damaged(record))
+        if file.crc32 is not None:
+            yield Known(0, file.n_bytes, file.crc32, self._differs)
+
+    def _damaged(self, record: RawRecord) -> Callable[[], StorageError]:
+        return lambda: self._reader.damaged(record)
+
+    def _differs(self) -> StorageError:
+        sentence = f'"{self.file.path}" is damaged: it is not what the manifest says'
+        remedy = "use another copy or an older checkpoint"
+        return failure(lib.IOSHAPE_E_DAMAGED, sentence, self.file.path, "upload", remedy=remedy)
+
+    def changed(self) -> StorageError:
+        """The exception for a file that somebody writes to meanwhile."""
+        remedy = "upload it when nobody does"
+        return refused(self.file.path, "somebody is writing to it", remedy, errno.EBUSY)
+
+    def read(self, buffer: bytearray) -> Part | None:
+        """The next part, in the buffer, or in another one if it is shorter. None: that was all."""
+        with self._lock:
+            offset = self._next
+            n_bytes = min(self._part_bytes, self.file.n_bytes - offset)
+            if n_bytes <= 0:
+                return None
+            self._next += n_bytes
+            data = buffer if len(buffer) == n_bytes else bytearray(n_bytes)
+            with memoryview(data) as view:
+                self._reader.read_file(offset, view)
+        return Part(offset, data, self.sums.add(offset, data))
+
+    def check(self) -> None:
+        """Once all has been read: whether it is undamaged, and what it was at the beginning."""
+        self.sums.check()
+        status = os.stat(self.file.path)  # noqa: PTH116
+        if (status.st_size, status.st_mtime_ns) != (self.file.n_bytes, self.file.modified_ns):
+            raise self.changed()
