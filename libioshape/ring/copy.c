@@ -24,10 +24,20 @@ static bool has_other_umask(const struct ring_original *original)
 	return umask < 0 || (original->mode & 0666) != (0666 & ~(unsigned)umask);
 }
 
+static int set_time(int fd, int64_t modified_ns)
+{
+	const struct timespec times[2] = {
+		{ .tv_nsec = UTIME_OMIT },
+		{ modified_ns / 1000000000, modified_ns % 1000000000 },
+	};
+
+	return futimens(fd, times) ? -errno : 0;
+}
+
 int ring_writer_resemble(struct ring_writer *writer, struct base_error *error)
 {
 	const struct ring_original *original = original_of(writer);
-	struct timespec times[2] = { { .tv_nsec = UTIME_OMIT } };
+	int ret;
 
 	if (!original)
 		return 0;
@@ -35,11 +45,23 @@ int ring_writer_resemble(struct ring_writer *writer, struct base_error *error)
 	    fchmod(writer->file.fd, original->mode & 0777))
 		ring_note(writer->notes, IOSHAPE_STEP_OWNER, "mode of the original not kept: %s",
 			  ioshape_strerror(-errno));
-	times[1].tv_sec = original->modified_ns / 1000000000;
-	times[1].tv_nsec = original->modified_ns % 1000000000;
-	if (futimens(writer->file.fd, times))
-		return base_fail(error, -errno, "cannot set the time of \"%s\"", writer->file.path);
-	return 0;
+	ret = set_time(writer->file.fd, original->modified_ns);
+	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", writer->file.path);
+}
+
+int ring_folder_resemble(const struct ring_folder *folder, const struct ring_original *original,
+			 struct base_error *error)
+{
+	struct stat status;
+	int ret = fstat(folder->fd, &status) ? -errno : 0;
+
+	/* As the process made it that saved the original. */
+	if (!ret && (status.st_mode & 0777) != (original->mode & 0777) &&
+	    fchmod(folder->fd, original->mode & 07777))
+		ret = -errno;
+	if (!ret)
+		ret = set_time(folder->fd, original->modified_ns);
+	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", folder->path);
 }
 
 int ring_writer_check_newest(const struct ring_writer *writer, struct base_error *error)

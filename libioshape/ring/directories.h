@@ -54,6 +54,14 @@ int ring_folder_create_locked(struct ring_folder *folder, const struct ring_fold
 bool ring_folder_is_named(const struct ring_folder *folder, const struct ring_folder *parent,
 			  const char *name);
 
+/* Of a file or a directory that is a copy of another one. */
+struct ring_original {
+	int64_t modified_ns; /* since 1970: the time that the copy gets */
+	uint32_t mode;       /* that it gets, unless it replaces a file */
+	/* What has its name stays, and the commit answers -EEXIST, if that was modified later. */
+	int64_t newest_ns;
+};
+
 enum ring_entry_kind { RING_FILE, RING_FOLDER, RING_OTHER };
 
 struct ring_entry {
@@ -114,11 +122,14 @@ int ring_folder_drop_text(const struct ring_folder *folder, const char *name,
 			  struct base_error *error);
 
 /*
- * Removes a file, if it is the one that was looked at, unchanged: -ESTALE, without a sentence, if
- * it is not. Whoever replaces it meanwhile does so as if it had not been there.
+ * Removes a file, or a directory with all in it, if it is the one that was looked at, unchanged:
+ * -ESTALE, without a sentence, if it is not. Whoever replaces it meanwhile does so as if it had not
+ * been there. `first` (may be NULL) is a file of a directory that readers hold: -EBUSY, without a
+ * sentence, if one does.
  */
 int ring_folder_discard(const struct ring_folder *folder, const char *name,
-			const struct ring_entry *looked_at, struct base_error *error);
+			const struct ring_entry *looked_at, const char *first,
+			struct base_error *error);
 
 /* ---- Small files ----------------------------------------------------------------------------- */
 
@@ -196,6 +207,16 @@ int ring_new_folder_make(struct ring_new_folder *made, const char *path, bool re
 			 const struct base_log *log, struct base_error *error);
 /* Gives it its name, durably; -EEXIST if more than an empty directory has that. */
 int ring_new_folder_commit(struct ring_new_folder *made, struct base_error *error);
+/*
+ * The same, and it takes the place of a directory that was modified at `newest_ns` at the latest
+ * (-EEXIST if later). That one goes, `first` in it (may be NULL) before all else; -EBUSY, if
+ * somebody holds that file. Where two names cannot be swapped, there is nothing for a moment.
+ */
+int ring_new_folder_replace(struct ring_new_folder *made, const char *first, int64_t newest_ns,
+			    struct base_error *error);
+/* Of a copy of a directory, when it is filled: its time, and who may enter it. */
+int ring_folder_resemble(const struct ring_folder *folder, const struct ring_original *original,
+			 struct base_error *error);
 /* Removes it unless it was committed. Safe on RING_NO_NEW_FOLDER. */
 void ring_new_folder_close(struct ring_new_folder *made, const struct base_log *log);
 

@@ -37,8 +37,27 @@ int ring_folder_drop_text(const struct ring_folder *folder, const char *name,
 	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
 }
 
+static int remove_folder(const struct ring_folder *parent, const char *name, const char *first,
+			 struct base_error *error)
+{
+	struct ring_hold hold = RING_NO_HOLD;
+	struct ring_folder folder;
+	int ret = ring_folder_open_in(&folder, parent, name, error);
+
+	if (ret)
+		return ret;
+	if (first)
+		ret = ring_folder_claim(&folder, first, &hold, error);
+	if (!ret || ret == -ENOENT)
+		ret = ring_folder_remove(&folder, parent, name, NULL, NULL, error);
+	ring_folder_let_go(&hold);
+	ring_folder_close(&folder);
+	return ret;
+}
+
 int ring_folder_discard(const struct ring_folder *folder, const char *name,
-			const struct ring_entry *looked_at, struct base_error *error)
+			const struct ring_entry *looked_at, const char *first,
+			struct base_error *error)
 {
 	char doomed[NAME_MAX + 1];
 	struct ring_entry entry;
@@ -52,11 +71,13 @@ int ring_folder_discard(const struct ring_folder *folder, const char *name,
 					base_fail(error, ret, "cannot remove \"%s/%s\" (rename)",
 						  folder->path, name);
 	ret = ring_folder_look(folder, doomed, &entry, error);
-	if (!ret && !ring_is_unchanged(looked_at, &entry)) {
+	if (!ret && !ring_is_unchanged(looked_at, &entry))
+		ret = -ESTALE;
+	else if (!ret && entry.kind == RING_FOLDER)
+		ret = remove_folder(folder, doomed, first, error);
+	else if (!ret)
+		ret = ring_folder_drop_text(folder, doomed, error);
+	if (ret == -ESTALE || ret == -EBUSY)
 		ring_folder_rename(folder, doomed, name);
-		return -ESTALE;
-	}
-	if (!ret && unlinkat(folder->fd, doomed, 0))
-		ret = base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, doomed);
 	return ret;
 }

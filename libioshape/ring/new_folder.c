@@ -99,6 +99,82 @@ int ring_new_folder_commit(struct ring_new_folder *made, struct base_error *erro
 	return ret;
 }
 
+/* ---- In the place of another ----------------------------------------------------------------- */
+
+/* What has the name: open, and held if it has the file `first`. */
+static int hold_old(const struct ring_new_folder *made, const char *first, int64_t newest_ns,
+		    struct ring_folder *old, struct ring_hold *hold, struct base_error *error)
+{
+	struct ring_entry entry;
+	int ret = ring_folder_open_in(old, &made->above, made->name, error);
+
+	if (!ret)
+		ret = ring_folder_look(old, ".", &entry, error);
+	if (!ret && entry.modified_ns > newest_ns)
+		ret = base_refuse(error, -EEXIST, "\"%s\" is newer than what was to replace it",
+				  old->path);
+	if (!ret && first) {
+		ret = ring_folder_claim(old, first, hold, error);
+		if (ret == -EBUSY)
+			base_refuse(error, ret,
+				    "cannot replace \"%s\": a process reads it" BASE_REMEDY
+				    "try again later",
+				    old->path);
+		ret = ret == -ENOENT ? 0 : ret;
+	}
+	return ret;
+}
+
+/* Afterwards the old one has the name `aside`. */
+static int swap(struct ring_new_folder *made, char aside[NAME_MAX + 1])
+{
+	int ret = ring_folder_swap(&made->above, made->temporary, made->name);
+
+	if (!ret)
+		strcpy(aside, made->temporary);
+	if (ret != -EOPNOTSUPP)
+		return ret;
+	ring_temporary_name(made->above.fd, made->name, aside);
+	ret = ring_folder_rename(&made->above, made->name, aside);
+	if (ret)
+		return ret;
+	ret = ring_folder_rename(&made->above, made->temporary, made->name);
+	if (ret)
+		ring_folder_rename(&made->above, aside, made->name);
+	return ret;
+}
+
+int ring_new_folder_replace(struct ring_new_folder *made, const char *first, int64_t newest_ns,
+			    struct base_error *error)
+{
+	struct ring_folder old = RING_NO_FOLDER;
+	struct ring_hold hold = RING_NO_HOLD;
+	char aside[NAME_MAX + 1];
+	int ret = ring_folder_sync(&made->folder, error);
+
+	if (ret)
+		return ret;
+	ret = ring_folder_rename(&made->above, made->temporary, made->name);
+	if (ret == -EEXIST || ret == -ENOTEMPTY) {
+		ret = hold_old(made, first, newest_ns, &old, &hold, error);
+		if (!ret)
+			ret = swap(made, aside);
+	}
+	if (!ret) {
+		*made->temporary = 0;
+		ret = ring_folder_sync(&made->above, error);
+	} else {
+		base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
+			  made->name);
+	}
+	/* What cannot be removed is left to whoever tidies up. */
+	if (!ret && old.fd >= 0 && ring_folder_is_named(&old, &made->above, aside))
+		ring_folder_remove(&old, &made->above, aside, NULL, NULL, NULL);
+	ring_folder_let_go(&hold);
+	ring_folder_close(&old);
+	return ret;
+}
+
 void ring_new_folder_close(struct ring_new_folder *made, const struct base_log *log)
 {
 	struct base_error error = { 0 };

@@ -235,14 +235,6 @@ void ring_lane_close(struct ring_lane *lane);
 
 /* ---- Files that appear whole or not at all (target.c, stale.c, writer.c) --------------------- */
 
-/* Of a file that is a copy of another one. */
-struct ring_original {
-	int64_t modified_ns; /* since 1970: the time that the copy gets */
-	uint32_t mode;       /* that it gets, unless it replaces a file */
-	/* What has its name stays, and the commit answers -EEXIST, if that was modified later. */
-	int64_t newest_ns;
-};
-
 struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
 	bool exact;              /* it will have just as many */

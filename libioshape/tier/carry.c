@@ -7,9 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Read and written at a time; both sides go on meanwhile. */
-#define BLOCK_BYTES (4 * MIB)
-
 /* ---- Which is newer -------------------------------------------------------------------------- */
 
 /* The directory that a path leads to: a file that is a link is replaced where it leads. */
@@ -76,179 +73,109 @@ static void find_newer(struct tier_carry *carry)
 	carry->there_ns = carry->original.modified_ns;
 }
 
+static int see_name(void *user, const char *name, struct base_error *error)
+{
+	(void)user, (void)name, (void)error;
+	return 1;
+}
+
+/* Such a directory is replaced by any, as by a direct save. */
+static bool is_empty_folder(const char *path, const struct ring_entry *there)
+{
+	struct ring_folder folder;
+	bool empty;
+
+	if (there->kind != RING_FOLDER || ring_folder_open(&folder, path, NULL))
+		return false;
+	empty = !ring_folder_list(&folder, see_name, NULL, NULL);
+	ring_folder_close(&folder);
+	return empty;
+}
+
+/* A directory is made with those above it, as by a direct save. */
+static int make_above(const char *path, struct base_error *error)
+{
+	char *above = base_directory_of(path);
+	const int ret = above ? ring_folder_make(above, error) :
+				base_no_memory(error, "a path", strlen(path));
+
+	free(above);
+	return ret;
+}
+
 static int look_there(struct tier_carry *carry, struct base_error *error)
 {
 	const char *path = carry->entry->path;
 	struct ring_entry there;
 	int ret = ring_look(path, true, &there);
-	const bool is_there = !ret;
+	const bool is_there = !ret && !is_empty_folder(path, &there);
 
 	if (ret && ret != -ENOENT)
 		return base_fail(error, ret, "cannot look at \"%s\"", path);
-	if (is_there && there.kind != RING_FILE)
-		return base_refuse(error, -EEXIST,
-				   "cannot put \"%s\" in place: what is there is no file", path);
-	ret = plan(carry, is_there ? &there : NULL, error);
+	if (!ret && there.kind != carry->copy.kind)
+		return base_refuse(error, -EEXIST, "cannot put \"%s\" in place: %s", path,
+				   there.kind == RING_FOLDER ? "there is a directory" :
+							       "what is there is none");
+	ret = carry->copy.kind == RING_FOLDER ? make_above(path, error) : 0;
+	if (!ret)
+		ret = plan(carry, is_there ? &there : NULL, error);
 	if (!ret && is_there && there.modified_ns > carry->original.newest_ns)
 		find_newer(carry);
 	return ret;
-}
-
-/* ---- The bytes ------------------------------------------------------------------------------- */
-
-struct stream {
-	struct tier_carry *carry;
-	struct ioshape_reader *reader;
-	struct save_checksums checksums;
-	bool put; /* all of it */
-};
-
-static bool is_still_there(const struct tier_carry *carry)
-{
-	struct ring_entry now;
-
-	return !ring_look(carry->place, false, &now) && ring_is_unchanged(&carry->copy, &now);
-}
-
-static bool was_written(const struct tier_carry *carry)
-{
-	struct ring_entry now;
-
-	return !ring_look(carry->place, false, &now) && now.inode == carry->copy.inode &&
-	       !ring_is_unchanged(&carry->copy, &now);
-}
-
-static int put_block(struct stream *stream, struct ring_writer *file, uint64_t at, void *block,
-		     size_t bytes, struct base_error *error)
-{
-	if (ioshape_reader_read_file(stream->reader, at, block, bytes))
-		return base_pass_on(error, base_last_error());
-	if (stream->checksums.beside)
-		return save_checksums_put(&stream->checksums, file, block, bytes, NULL, error);
-	return ring_writer_put(file, block, bytes, NULL, error);
-}
-
-static int put_all(void *user, struct ring_writer *file, struct base_error *error)
-{
-	struct stream *stream = user;
-	const uint64_t bytes = stream->carry->copy.bytes;
-	void *block = malloc(BLOCK_BYTES);
-	int ret = block ? 0 : base_no_memory(error, "bytes on their way", BLOCK_BYTES);
-	size_t piece;
-
-	for (uint64_t at = 0; !ret && at < bytes; at += piece) {
-		piece = MIN(BLOCK_BYTES, bytes - at);
-		ret = put_block(stream, file, at, block, piece, error);
-	}
-	free(block);
-	if (!ret && stream->checksums.beside)
-		ret = save_checksums_end(&stream->checksums, error);
-	if (!ret)
-		ret = ring_writer_finish(file, error);
-	/* Whoever replaces it leaves these bytes as they are; not so whoever writes into it. */
-	if (!ret && was_written(stream->carry))
-		ret = -EAGAIN;
-	return ret;
-}
-
-static void free_file(void *user, struct ring_writer *file)
-{
-	struct stream *stream = user;
-
-	if (file)
-		stream->carry->there_ns = ring_writer_modified_ns(file);
-	ring_writer_free(file);
-}
-
-/* What has checksums beside it keeps them there. */
-static int open_copy(struct stream *stream, struct base_error *error)
-{
-	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
-	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
-	struct tier_carry *carry = stream->carry;
-
-	options.any_format = 1;
-	if (ioshape_reader_open(carry->tier->context, carry->place, &options, &stream->reader) ||
-	    ioshape_reader_get_info(stream->reader, &info))
-		return base_pass_on(error, base_last_error());
-	stream->checksums.beside = info.checksums && !info.torch_zip;
-	/* It is open: now that is what was looked at, or nobody knows what it is. */
-	return is_still_there(carry) && info.file_bytes == carry->copy.bytes ? 0 : -EAGAIN;
-}
-
-static int write_there(struct stream *stream, struct base_error *error)
-{
-	struct tier_carry *carry = stream->carry;
-	const uint64_t bytes = carry->copy.bytes;
-	const pthread_t self = pthread_self();
-	const struct save_watch watch = { .blocked = &self };
-	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	const struct save_file file = {
-		.context = carry->tier->context,
-		.path = carry->entry->path,
-		.absolute = carry->entry->path,
-		.options = {
-			.expected_bytes = bytes,
-			.exact = true,
-			.umask_then = 1 + (int)(0666 & ~carry->copy.mode),
-			.original = &carry->original,
-			.progress = carry->options->progress,
-			.progress_user = carry->options->progress_user,
-			.progress_total = bytes,
-		},
-		.needed_bytes = bytes,
-		.checksums = stream->checksums.beside ? &stream->checksums : NULL,
-		.put = put_all,
-		.free = free_file,
-		.user = stream,
-	};
-
-	return save_write_file(&file, &watch, NULL, &report, error);
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
 static int carry_file(struct tier_carry *carry, struct base_error *error)
 {
-	struct stream stream = { .carry = carry };
-	int ret = open_copy(&stream, error);
+	struct tier_file file = {
+		.carry = carry,
+		.from = carry->place,
+		.to = carry->entry->path,
+		.copy = carry->copy,
+		.original = carry->original,
+	};
+	const int ret = tier_carry_file(&file, error);
+
+	carry->there_ns = file.there_ns;
+	return ret;
+}
+
+static int carry_what_is_there(struct tier_carry *carry, struct base_error *error)
+{
+	int ret =
+		tier_bytes_of(carry->tier, carry->entry->path, &carry->copy, &carry->bytes, error);
 
 	if (!ret)
-		ret = write_there(&stream, error);
+		ret = look_there(carry, error);
+	if (ret || carry->result != IOSHAPE_DRAINED)
+		return ret;
+	ret = carry->copy.kind == RING_FOLDER ? tier_carry_folder(carry, error) :
+						carry_file(carry, error);
 	/* Somebody was there just before us. */
 	if (ret == -EEXIST && is_newer_there(carry)) {
 		base_error_begin(error);
 		find_newer(carry);
 		ret = 0;
-	} else if (!ret) {
-		carry->bytes = carry->copy.bytes;
 	}
-	base_buffer_free(&stream.checksums.crcs);
-	ioshape_reader_free(stream.reader);
 	return ret;
 }
 
 int tier_carry(struct tier_carry *carry, struct base_error *error)
 {
-	int ret;
+	int ret = tier_look(carry->tier, carry->entry->path, &carry->copy, error);
 
-	carry->result = IOSHAPE_DRAINED;
+	carry->result = ret == -ENOENT ? IOSHAPE_DRAINED_GONE : IOSHAPE_DRAINED;
+	if (ret)
+		return ret == -ENOENT ? 0 : ret;
 	carry->place = tier_place(carry->tier, carry->entry->path);
 	if (!carry->place)
 		return base_no_memory(error, "a path", strlen(carry->entry->path));
-	ret = ring_look(carry->place, false, &carry->copy);
-	if (ret == -ENOENT) {
-		carry->result = IOSHAPE_DRAINED_GONE;
-		ret = 0;
-	} else if (ret) {
-		base_fail(error, ret, "cannot look at \"%s\"", carry->place);
-	} else if (carry->copy.kind != RING_FILE) {
-		ret = base_refuse(error, -EINVAL, "\"%s\" is no file", carry->place);
-	} else {
-		ret = look_there(carry, error);
-		if (!ret && carry->result == IOSHAPE_DRAINED)
-			ret = carry_file(carry, error);
-	}
+	if (carry->copy.kind == RING_OTHER)
+		ret = base_refuse(error, -EINVAL, "\"%s\" is neither a file nor a directory",
+				  carry->place);
+	else
+		ret = carry_what_is_there(carry, error);
 	free(carry->place);
 	carry->place = NULL;
 	return ret;

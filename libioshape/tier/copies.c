@@ -145,7 +145,7 @@ static int discard_at(const char *place, const struct ring_entry *copy, struct b
 		return base_no_memory(error, "a path", strlen(place));
 	ret = ring_folder_open(&folder, above, error);
 	if (!ret)
-		ret = ring_folder_discard(&folder, name, copy, error);
+		ret = ring_folder_discard(&folder, name, copy, ZIP_MANIFEST_NAME, error);
 	/* They tell of nothing any more. */
 	if (!ret && snprintf(sums, sizeof(sums), "%s" ZIP_CHECKSUMS_SUFFIX, name) <= NAME_MAX)
 		ret = ring_folder_drop_text(&folder, sums, error);
@@ -154,25 +154,62 @@ static int discard_at(const char *place, const struct ring_entry *copy, struct b
 	return ret;
 }
 
+/* -ENOENT, -ESTALE and -EBUSY without a sentence. */
+static int discard_copy(const struct ioshape_tier *tier, const struct tier_entry *entry,
+			uint64_t *bytes, struct base_error *error)
+{
+	struct ring_entry copy;
+	char *place;
+	int ret = tier_look(tier, entry->path, &copy, error);
+
+	if (ret)
+		return ret;
+	if (copy.kind == RING_OTHER || copy.modified_ns != entry->copy_ns)
+		return -ESTALE;
+	ret = tier_bytes_of(tier, entry->path, &copy, bytes, error);
+	if (ret)
+		return ret;
+	place = tier_place(tier, entry->path);
+	ret = place ? discard_at(place, &copy, error) :
+		      base_no_memory(error, "a path", strlen(entry->path));
+	free(place);
+	return ret;
+}
+
 int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
 		 struct base_error *error)
 {
-	char *place = tier_place(tier, entry->path);
-	struct ring_entry copy;
-	int ret = place ? ring_look(place, false, &copy) :
-			  base_no_memory(error, "a path", strlen(entry->path));
+	int ret = discard_copy(tier, entry, bytes, error);
 
-	*bytes = 0;
-	if (!ret && copy.kind == RING_FILE && copy.modified_ns == entry->copy_ns) {
-		ret = discard_at(place, &copy, error);
-		if (!ret)
-			*bytes = copy.bytes;
-	} else if (place && ret && ret != -ENOENT) {
-		base_fail(error, ret, "cannot look at \"%s\"", place);
-	}
-	free(place);
+	if (ret)
+		*bytes = 0;
+	if (ret == -EBUSY)
+		return 0;
 	/* It is gone, or was replaced by what will have an entry of its own. */
-	if (!ret || ret == -ENOENT || ret == -ESTALE)
-		ret = tier_journal_change(tier, entry, NULL, error);
+	return !ret || ret == -ENOENT || ret == -ESTALE ?
+		       tier_journal_change(tier, entry, NULL, error) :
+		       ret;
+}
+
+int tier_clear_place(const struct ioshape_tier *tier, const char *destination,
+		     struct base_error *error)
+{
+	struct ring_hold hold = RING_NO_HOLD;
+	struct tier_journal journal = { 0 };
+	const struct tier_entry *entry;
+	struct ring_entry copy;
+	uint64_t bytes;
+	int ret = tier_look(tier, destination, &copy, error);
+
+	if (ret || copy.kind != RING_FOLDER)
+		return ret == -ENOENT ? 0 : ret;
+	ret = tier_lock(tier, &hold, error);
+	if (!ret)
+		ret = tier_journal_read(tier, &journal, error);
+	entry = ret ? NULL : tier_newest(&journal, destination);
+	if (entry && entry->drained)
+		ret = tier_discard(tier, entry, &bytes, error);
+	tier_journal_free(&journal);
+	ring_folder_let_go(&hold);
 	return ret;
 }

@@ -106,6 +106,26 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 	return ret;
 }
 
+/* Of generations so many stay at the destination, too. What fails here is tried with the next. */
+static void prune(const struct tier_carry *carry)
+{
+	struct ioshape_context *context = carry->tier->context;
+	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+	const struct tier_entry *entry = carry->entry;
+	struct base_error error = { 0 };
+	char *directory;
+
+	options.keep_last = entry->keep_last;
+	options.keep_every = entry->keep_every;
+	if (!options.keep_last || carry->result != IOSHAPE_DRAINED ||
+	    group_parse_name(strrchr(entry->path, '/') + 1).kind != GROUP_NAME_STEP)
+		return;
+	directory = base_directory_of(entry->path);
+	if (directory && group_prune(context, directory, NULL, &options, NULL, &error))
+		base_log(save_log(context), IOSHAPE_LOG_WARNING, "%s", error.text);
+	free(directory);
+}
+
 static int settle_carried(const struct drain *drain, const struct tier_carry *carry,
 			  struct base_error *error)
 {
@@ -156,6 +176,8 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 		ret = tier_carry(&carry, &why);
 		if (!ret)
 			ret = settle_carried(drain, &carry, &why);
+		if (!ret)
+			prune(&carry);
 	}
 	if (ret == -EAGAIN && !why.code)
 		return 0;
@@ -169,7 +191,7 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 		if (!drain->first.code)
 			drain->first = why;
 	}
-	tell(drain, entry, carry.result, carry.bytes, &why);
+	tell(drain, entry, carry.result, carry.result == IOSHAPE_DRAINED ? carry.bytes : 0, &why);
 	return 0;
 }
 

@@ -30,9 +30,10 @@ static int add(struct copies *copies, const struct tier_entry *entry, struct bas
 	char *place;
 	int ret = tier_look(copies->tier, entry->path, &copy, error);
 
+	if (!ret)
+		ret = tier_bytes_of(copies->tier, entry->path, &copy, &row.bytes, error);
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
-	row.bytes = copy.bytes;
 	row.saved_s = copy.modified;
 	row.directory = copy.kind == RING_FOLDER;
 	place = tier_place(copies->tier, entry->path);

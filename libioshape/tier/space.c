@@ -35,6 +35,29 @@ static int add_bytes(void *user, const char *name, struct base_error *error)
 	return ret;
 }
 
+int tier_bytes_of(const struct ioshape_tier *tier, const char *destination,
+		  const struct ring_entry *copy, uint64_t *bytes, struct base_error *error)
+{
+	struct ring_folder folder;
+	struct below below = { .folder = &folder };
+	char *place;
+	int ret;
+
+	*bytes = copy->bytes;
+	if (copy->kind != RING_FOLDER)
+		return 0;
+	place = tier_place(tier, destination);
+	ret = place ? ring_folder_open(&folder, place, error) :
+		      base_no_memory(error, "a path", strlen(destination));
+	free(place);
+	if (!ret) {
+		ret = ring_folder_list(&folder, add_bytes, &below, error);
+		ring_folder_close(&folder);
+	}
+	*bytes = below.bytes;
+	return ret;
+}
+
 static int count_bytes(const struct ioshape_tier *tier, uint64_t *bytes, struct base_error *error)
 {
 	struct below below = { .folder = &tier->root };
@@ -78,13 +101,15 @@ static int check_enough(const struct ioshape_tier *tier, const char *destination
 {
 	struct ring_entry copy;
 	size_t waiting = 0;
+	uint64_t bytes;
 
 	for (size_t i = 0; i < journal->count && lack; i++) {
 		const struct tier_entry *entry = &journal->all[i];
 
 		waiting += !entry->drained;
-		if (may_go(journal, entry) && !tier_look(tier, entry->path, &copy, NULL))
-			lack -= MIN(lack, copy.bytes);
+		if (may_go(journal, entry) && !tier_look(tier, entry->path, &copy, NULL) &&
+		    !tier_bytes_of(tier, entry->path, &copy, &bytes, NULL))
+			lack -= MIN(lack, bytes);
 	}
 	if (!lack)
 		return 0;

@@ -125,8 +125,10 @@ static int find_place(const struct ioshape_tier *tier, const char *destination, 
 		      char **place, struct base_error *error)
 {
 	char *above = NULL;
-	int ret = tier_make_room(tier, destination, bytes, error);
+	int ret = tier_clear_place(tier, destination, error);
 
+	if (!ret)
+		ret = tier_make_room(tier, destination, bytes, error);
 	if (ret)
 		return ret;
 	*place = tier_place(tier, destination);
@@ -176,10 +178,6 @@ static int keep(const struct ioshape_tier *tier, struct tier_entry *entry, struc
 		if (ret == -ENOENT)
 			base_refuse(error, ret, "\"%s\" was not saved on the tier \"%s\"",
 				    entry->path, tier->root.path);
-		else if (!ret && copy.kind != RING_FILE)
-			ret = base_refuse(error, -EISDIR,
-					  "cannot keep \"%s\" on a tier: it is no file",
-					  entry->path);
 	}
 	if (!ret)
 		ret = tier_journal_add(tier, entry, error);
@@ -222,7 +220,9 @@ static int64_t age_there(const struct ioshape_tier *tier, const struct tier_entr
 	int64_t time_ns;
 
 	if (entry && entry->drained && entry->copy_ns == copy->modified_ns)
-		return copy->bytes == there->bytes ? entry->there_ns : there->modified_ns - 1;
+		return copy->kind == RING_FOLDER || copy->bytes == there->bytes ?
+			       entry->there_ns :
+			       there->modified_ns - 1;
 	/* Where nothing can be made, one clock is as good as the other. */
 	if (tier_clock_there(tier, destination, copy->modified_ns, &time_ns, NULL))
 		return copy->modified_ns;

@@ -103,20 +103,24 @@ char *tier_place(const struct ioshape_tier *tier, const char *destination);
 int tier_look(const struct ioshape_tier *tier, const char *destination, struct ring_entry *copy,
 	      struct base_error *error);
 
-/* Removes the copy of a drained entry, if it is still that one, and the entry. The journal is
- * locked. *bytes is what has become free. */
+/* How many bytes it has; a directory with all in it. */
+int tier_bytes_of(const struct ioshape_tier *tier, const char *destination,
+		  const struct ring_entry *copy, uint64_t *bytes, struct base_error *error);
+
+/* Removes the copy of a drained entry, if it is still that one, and the entry; nothing, if somebody
+ * reads it. The journal is locked. *bytes is what has become free. */
 int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
 		 struct base_error *error);
+
+/* A directory is not put in the place of another: a drained one goes, before it is saved again. */
+int tier_clear_place(const struct ioshape_tier *tier, const char *destination,
+		     struct base_error *error);
 
 /* Makes room for so many bytes that will be saved for this destination (space.c). */
 int tier_make_room(const struct ioshape_tier *tier, const char *destination, uint64_t bytes,
 		   struct base_error *error);
 
-/* ---- Draining (carry.c) ---------------------------------------------------------------------- */
-
-/* How a time here is to be read at a destination. */
-int tier_clock_there(const struct ioshape_tier *tier, const char *destination, int64_t time_ns,
-		     int64_t *there_ns, struct base_error *error);
+/* ---- Draining -------------------------------------------------------------------------------- */
 
 /* One copy on its way. */
 struct tier_carry {
@@ -128,13 +132,34 @@ struct tier_carry {
 	char *place;
 	struct ring_entry copy;
 	struct ring_original original;
-	/* Out: how it ended, what the destination's time is, and how much was carried. */
+	uint64_t bytes; /* of all its files */
+	uint64_t done;  /* of those before the one that is carried now */
+	/* Out: how it ended, and its time at the destination. */
 	enum ioshape_drained result;
 	int64_t there_ns;
-	uint64_t bytes;
 };
 
-/* -EAGAIN, without a sentence: it was replaced meanwhile. */
+/* What a time here is by the clock of a destination (carry.c). */
+int tier_clock_there(const struct ioshape_tier *tier, const char *destination, int64_t time_ns,
+		     int64_t *there_ns, struct base_error *error);
+
+/* -EAGAIN, without a sentence: it was changed meanwhile. */
 int tier_carry(struct tier_carry *carry, struct base_error *error);
+
+/* One file (carry_file.c). */
+struct tier_file {
+	struct tier_carry *carry;
+	const char *from, *to; /* paths */
+	struct ring_entry copy;
+	struct ring_original original;
+	bool in_new_directory;
+	int64_t there_ns; /* out: its time at the destination */
+};
+
+/* As tier_carry(). -EEXIST: what is there is newer. */
+int tier_carry_file(struct tier_file *file, struct base_error *error);
+
+/* A directory and all in it, which appears whole (carry_folder.c). */
+int tier_carry_folder(struct tier_carry *carry, struct base_error *error);
 
 #endif
