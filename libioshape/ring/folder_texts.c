@@ -4,6 +4,7 @@
 #include "ring/folder.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <unistd.h>
 
 int ring_folder_put_text(const struct ring_folder *folder, const char *name, const char *text,
@@ -55,6 +56,14 @@ static int remove_folder(const struct ring_folder *parent, const char *name, con
 	return ret;
 }
 
+/* Not in the place of what has taken the name since: that is newer, and what is left over here is
+ * tidied like all that a dead writer leaves. */
+static void give_back(const struct ring_folder *folder, const char *doomed, const char *name)
+{
+	if (renameat2(folder->fd, doomed, folder->fd, name, RENAME_NOREPLACE) && errno == EINVAL)
+		ring_folder_rename(folder, doomed, name);
+}
+
 int ring_folder_discard(const struct ring_folder *folder, const char *name,
 			const struct ring_entry *looked_at, const char *first,
 			struct base_error *error)
@@ -78,6 +87,6 @@ int ring_folder_discard(const struct ring_folder *folder, const char *name,
 	else if (!ret)
 		ret = ring_folder_drop_text(folder, doomed, error);
 	if (ret == -ESTALE || ret == -EBUSY)
-		ring_folder_rename(folder, doomed, name);
+		give_back(folder, doomed, name);
 	return ret;
 }
