@@ -116,9 +116,12 @@ int tier_destination(const struct ioshape_tier *tier, const char *path, char **d
 
 char *tier_place(const struct ioshape_tier *tier, const char *destination)
 {
-	char *place;
+	const size_t bytes = strlen(tier->files) + strlen(destination) + 1;
+	char *place = malloc(bytes);
 
-	return asprintf(&place, "%s%s", tier->files, destination) < 0 ? NULL : place;
+	if (place)
+		snprintf(place, bytes, "%s%s", tier->files, destination);
+	return place;
 }
 
 int tier_look(const struct ioshape_tier *tier, const char *destination, struct ring_entry *copy,
