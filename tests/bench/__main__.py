@@ -27,6 +27,7 @@ from . import (
     house,
     launch,
     load,
+    objects,
     report,
     save,
     simulate,
@@ -72,6 +73,8 @@ BENCHMARKS = {
     "simulate": Benchmark(simulate.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     # A rank's states, for each side, and what is loaded.
     "dlio": Benchmark(dlio.measure, size=2 << 30, copies_in_memory=4, copies_on_disk=1),
+    # A file and what arrives of it, which lies in the page cache and, in parts, in the server.
+    "objects": Benchmark(objects.measure, size=1 << 30, copies_in_memory=4, copies_on_disk=2),
     # These read the tree.
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),
@@ -150,7 +153,14 @@ def main() -> int:
                 print(f"{name}:", flush=True)
                 setting = Setting(worker, given.folder, sizes[name], given.rounds, given.chaos)
                 outcomes[name] = BENCHMARKS[name].measure(setting)
-    except (WorkerError, fio.FioError, cache.CacheError, storm.StormError, dlio.DlioError) as error:
+    except (
+        WorkerError,
+        fio.FioError,
+        cache.CacheError,
+        storm.StormError,
+        dlio.DlioError,
+        objects.ObjectsError,
+    ) as error:
         sys.exit(f"bench: {error}")
     context["seconds"] = round(time.monotonic() - began)
     print(report.as_text(outcomes, context))

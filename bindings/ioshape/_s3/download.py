@@ -87,6 +87,8 @@ def download(
     if jobs < 1 or part_bytes < 1:
         raise ValueError("cannot download with less than one job, and one byte at a time")
     address, _ = parse(url)
+    if not address.key:
+        raise ValueError(f'"{url}" is a bucket; give what is in it, as "ioshape ls" lists it')
     client = connect(endpoint, jobs)
     place = os.fspath(path)
     if place.endswith("/") or os.path.isdir(place):  # noqa: PTH112
