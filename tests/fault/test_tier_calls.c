@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Processes that save on a tier and drain it die before any of their calls, or a call of theirs
+ * fails: nothing that was kept is lost, nothing is torn, and nothing older replaces what is newer.
+ */
+#define _GNU_SOURCE
+#include "support/calls.h"
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* What is saved: versions, which tell themselves by every byte. A directory has two such files. */
+#define PATHS 3
+#define FOLDER 2 /* which of them is one */
+static const size_t bytes_of[PATHS] = { 3000, (1 << 20) + 5000, 30000 };
+static const char *const path_of[PATHS] = { "there/small", "there/large", "there/folder" };
+
+/* Of all processes. */
+static struct {
+	uint32_t next;        /* version that will be saved */
+	uint32_t kept[PATHS]; /* the last that the library called kept */
+	uint32_t direct;      /* the last that was saved directly to the first path */
+} * shared;
+
+static struct ioshape_context *context;
+static struct ioshape_tier *tier;
+
+static void setup(void)
+{
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	ck_assert_int_eq(mkdir("tier", 0777), 0);
+	ck_assert_int_eq(mkdir("there", 0777), 0);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
+	ck_assert_ptr_ne(shared, MAP_FAILED);
+	calls_record();
+}
+
+static void teardown(void)
+{
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static struct test_case tests = {
+	.name = "tier", .setup = setup, .teardown = teardown, .timeout_s = 280
+};
+
+/* ---- In a process of its own ----------------------------------------------------------------- */
+
+static int open_all(void)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	int ret;
+
+	options.coordinator = "open";
+	options.calibrate = IOSHAPE_CALIBRATE_OFF;
+	ret = ioshape_context_open(&context, &options);
+	return ret ? ret : ioshape_tier_open(context, "tier", NULL, &tier);
+}
+
+static void close_all(void)
+{
+	ioshape_tier_free(tier);
+	ioshape_context_free(context);
+	tier = NULL;
+	context = NULL;
+}
+
+static int save_file(const char *path, size_t bytes, uint32_t version)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_file *file;
+	uint32_t *words = malloc(bytes);
+	int ret;
+
+	for (size_t i = 0; words && i < bytes / sizeof(*words); i++)
+		words[i] = version;
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	ret = words ? ioshape_file_open(context, path, &options, &file) : -ENOMEM;
+	if (!ret) {
+		ret = ioshape_file_write(file, words, bytes);
+		if (!ret)
+			ret = ioshape_file_commit(file, NULL);
+		ioshape_file_free(file);
+	}
+	free(words);
+	return ret;
+}
+
+static int save_folder(const char *path, size_t bytes, uint32_t version)
+{
+	struct ioshape_directory *directory;
+	char file[8192];
+	int ret = ioshape_directory_make(context, path, &directory);
+
+	for (int i = 0; !ret && i < 2; i++) {
+		snprintf(file, sizeof(file), "%s/%d", ioshape_directory_path(directory), i);
+		ret = save_file(file, bytes, version);
+	}
+	if (!ret)
+		ret = ioshape_directory_commit(directory);
+	ioshape_directory_free(directory);
+	return ret;
+}
+
+static int save_at(const char *path, unsigned which, uint32_t version)
+{
+	return which == FOLDER ? save_folder(path, bytes_of[which], version) :
+				 save_file(path, bytes_of[which], version);
+}
+
+static int save_on_tier(unsigned which)
+{
+	const uint32_t version = ++shared->next;
+	char *place;
+	int ret = ioshape_tier_place(tier, path_of[which], bytes_of[which], &place);
+
+	if (ret)
+		return ret;
+	ret = save_at(place, which, version);
+	ioshape_free(place);
+	/* One that waits is in the way, as it would be at the destination. */
+	if (ret == -EEXIST && which == FOLDER)
+		return ioshape_tier_drain(tier, NULL);
+	if (!ret)
+		ret = ioshape_tier_keep(tier, path_of[which], NULL);
+	if (!ret)
+		shared->kept[which] = version;
+	return ret;
+}
+
+/* ---- What is there --------------------------------------------------------------------------- */
+
+/* 0: nothing; UINT32_MAX: something torn. */
+static uint32_t version_of_file(const char *path, size_t bytes)
+{
+	uint32_t *words, version;
+	struct stat status;
+	size_t length;
+
+	if (stat(path, &status))
+		return 0;
+	words = (uint32_t *)(void *)scratch_read(path, &length);
+	version = length == bytes ? words[0] : UINT32_MAX;
+	for (size_t i = 0; i < length / sizeof(*words); i++)
+		if (words[i] != version)
+			version = UINT32_MAX;
+	free(words);
+	return version;
+}
+
+static uint32_t version_there(unsigned which)
+{
+	char path[64];
+	uint32_t versions[2];
+
+	if (which != FOLDER)
+		return version_of_file(path_of[which], bytes_of[which]);
+	for (int i = 0; i < 2; i++) {
+		snprintf(path, sizeof(path), "%s/%d", path_of[which], i);
+		versions[i] = version_of_file(path, bytes_of[which]);
+	}
+	return versions[0] == versions[1] ? versions[0] : UINT32_MAX;
+}
+
+static int drain_and_list(void *unused)
+{
+	struct ioshape_tier_copy *copies;
+	size_t count, waiting = 0;
+	int ret;
+
+	(void)unused;
+	ret = open_all();
+	if (!ret)
+		ret = ioshape_tier_drain(tier, NULL);
+	if (ret)
+		fprintf(stderr, "%s\n", ioshape_last_error()->sentence);
+	if (!ret)
+		ret = ioshape_tier_list(tier, &copies, &count);
+	for (size_t i = 0; !ret && i < count; i++)
+		waiting += copies[i].number != 0;
+	if (!ret)
+		free(copies);
+	close_all();
+	_exit(ret ? 1 : waiting ? 2 : 0);
+}
+
+/* In the end all is well, and nothing is left that should not be. */
+static void must_be_drained(void)
+{
+	const int status = scratch_in_child(drain_and_list, NULL);
+
+	ck_assert_msg(WIFEXITED(status) && !WEXITSTATUS(status), "%x", (unsigned)status);
+	ck_assert_uint_eq(scratch_temporaries("there"), 0);
+}
+
+/* ---- Each call ------------------------------------------------------------------------------- */
+
+static const struct scene {
+	unsigned which;
+	bool replaces; /* an older version is there */
+	bool saves;    /* it is the save that is harmed, and not the drain */
+	bool no_swap;  /* as on NFS */
+} scenes[] = {
+	{ .which = 0 },
+	{ .which = 0, .replaces = true },
+	{ .which = 0, .saves = true },
+	{ .which = 1, .replaces = true },
+	{ .which = FOLDER },
+	{ .which = FOLDER, .replaces = true },
+	{ .which = FOLDER, .replaces = true, .no_swap = true },
+	{ .which = FOLDER, .saves = true },
+};
+#define SCENES ((int)(sizeof(scenes) / sizeof(*scenes)))
+
+struct harm {
+	const struct scene *scene;
+	enum calls_mode mode;
+	unsigned long nth;
+	int code;
+};
+
+static int prepare(void *argument)
+{
+	const struct harm *harm = argument;
+	const struct scene *scene = harm->scene;
+	int ret = open_all();
+
+	if (!ret && scene->replaces)
+		ret = save_on_tier(scene->which);
+	if (!ret && scene->replaces)
+		ret = ioshape_tier_drain(tier, NULL);
+	if (!ret && !scene->saves)
+		ret = save_on_tier(scene->which);
+	close_all();
+	_exit(ret != 0);
+}
+
+static int act(void *argument)
+{
+	const struct harm *harm = argument;
+	int ret;
+
+	if (harm->scene->no_swap)
+		calls_deny("renameat2", EINVAL);
+	calls_begin(harm->mode, harm->nth, harm->code);
+	ret = open_all();
+	if (!ret)
+		ret = harm->scene->saves ? save_on_tier(harm->scene->which) :
+					   ioshape_tier_drain(tier, NULL);
+	calls_end();
+	close_all();
+	_exit(ret != 0);
+}
+
+static void begin_scene(struct harm *harm)
+{
+	scratch_remove("tier");
+	scratch_remove("there");
+	ck_assert_int_eq(mkdir("tier", 0777), 0);
+	ck_assert_int_eq(mkdir("there", 0777), 0);
+	memset(shared, 0, sizeof(*shared));
+	ck_assert_int_eq(scratch_in_child(prepare, harm), 0);
+}
+
+/* Whether the nth call was there at all. */
+static bool harm_once(struct harm *harm)
+{
+	const unsigned which = harm->scene->which;
+	const uint32_t old = harm->scene->replaces ? 1 : 0;
+	uint32_t found;
+	int status;
+
+	begin_scene(harm);
+	status = scratch_in_child(act, harm);
+	ck_assert_msg(WIFEXITED(status) || WTERMSIG(status) == SIGKILL, "%lu: %x", harm->nth,
+		      (unsigned)status);
+	found = version_there(which);
+	/* Where names cannot be swapped there is nothing for a moment. */
+	ck_assert_msg(found == old || found == shared->next ||
+			      (!found && harm->scene->no_swap && WIFSIGNALED(status)),
+		      "%lu: %u is there", harm->nth, found);
+	/* Who says that it was drained, speaks the truth. */
+	if (WIFEXITED(status) && !WEXITSTATUS(status) && !harm->scene->saves)
+		ck_assert_msg(found == shared->next, "%lu: %u was not drained", harm->nth, found);
+	must_be_drained();
+	found = version_there(which);
+	ck_assert_msg(found != UINT32_MAX && found >= shared->kept[which], "%lu: %u is there",
+		      harm->nth, found);
+	ck_assert_msg(found || harm->scene->saves, "%lu: it is gone", harm->nth);
+	return harm->nth <= atomic_load(&calls_record()->count);
+}
+
+static unsigned long step(void)
+{
+	return scratch_long() ? 1 : 11;
+}
+
+/* A process that dies before each of its calls. */
+LOOP_TEST(tests, whoever_dies_at_any_call_loses_nothing, 0, SCENES)
+{
+	struct harm harm = { .scene = &scenes[_i], .mode = CALLS_KILL, .nth = 1 };
+
+	while (harm_once(&harm))
+		harm.nth += step();
+	ck_assert_uint_gt(harm.nth, 50);
+}
+
+static const int codes[] = { EIO, ENOSPC };
+
+LOOP_TEST(tests, whatever_call_fails_nothing_is_lost, 0, 2 * SCENES)
+{
+	struct harm harm = {
+		.scene = &scenes[_i / 2],
+		.mode = CALLS_FAIL,
+		.nth = 1 + (unsigned long)_i % 2,
+		.code = codes[_i % 2],
+	};
+
+	while (harm_once(&harm))
+		harm.nth += 2 * step();
+}
+
+/* ---- Anywhere -------------------------------------------------------------------------------- */
+
+#define ROUNDS 40
+#define LONG_ROUNDS 700
+
+struct process {
+	uint64_t random;
+	unsigned long dies; /* before this call */
+};
+
+static int save_until_death(void *argument)
+{
+	struct process *process = argument;
+	int ret;
+
+	calls_begin(CALLS_KILL, process->dies, 0);
+	ret = open_all();
+	for (int i = 0; !ret && i < 20; i++)
+		ret = save_on_tier((unsigned)test_random_below(&process->random, PATHS));
+	_exit(ret != 0);
+}
+
+static int drain_until_death(void *argument)
+{
+	const struct process *process = argument;
+	int ret;
+
+	calls_begin(CALLS_KILL, process->dies, 0);
+	ret = open_all();
+	for (int i = 0; !ret && i < 6; i++)
+		ret = ioshape_tier_drain(tier, NULL);
+	_exit(ret != 0);
+}
+
+/* A save that is newer for all that a clock can tell. */
+static int save_directly(void *unused)
+{
+	struct stat first, now;
+	int ret = open_all();
+
+	(void)unused;
+	scratch_write("first", "", 0);
+	if (stat("first", &first))
+		_exit(1);
+	do {
+		scratch_write("now", "", 0);
+		if (stat("now", &now))
+			_exit(1);
+	} while (now.st_mtim.tv_sec == first.st_mtim.tv_sec &&
+		 now.st_mtim.tv_nsec == first.st_mtim.tv_nsec);
+	shared->direct = ++shared->next;
+	if (!ret)
+		ret = save_at(path_of[0], 0, shared->direct);
+	/* Nor is what is saved next as old as it. */
+	do {
+		scratch_write("first", "", 0);
+		if (stat("first", &first))
+			_exit(1);
+	} while (now.st_mtim.tv_sec == first.st_mtim.tv_sec &&
+		 now.st_mtim.tv_nsec == first.st_mtim.tv_nsec);
+	close_all();
+	_exit(ret != 0);
+}
+
+static pid_t begin_process(int (*body)(void *), struct process *process, uint64_t *random)
+{
+	pid_t child;
+
+	process->random = test_random(random);
+	process->dies = 1 + test_random_below(random, 1500);
+	fflush(NULL);
+	child = fork();
+	ck_assert_int_ge(child, 0);
+	if (!child)
+		body(process);
+	return child;
+}
+
+/* What is seen of files while others work on them, and in the end of all. */
+static void look(uint32_t seen[PATHS], unsigned paths)
+{
+	for (unsigned i = 0; i < paths; i++) {
+		const uint32_t found = version_there(i);
+
+		ck_assert_msg(found != UINT32_MAX && found >= seen[i], "%s: %u after %u",
+			      path_of[i], found, seen[i]);
+		seen[i] = found;
+	}
+}
+
+TEST(tests, whoever_dies_anywhere_nothing_older_comes_back)
+{
+	const int rounds = scratch_long() ? LONG_ROUNDS : ROUNDS;
+	uint32_t seen[PATHS] = { 0 };
+	uint64_t random = 17;
+	unsigned killed = 0;
+
+	for (int round = 0; round < rounds; round++) {
+		struct process processes[2];
+		pid_t children[2];
+		int status, left = 2;
+
+		children[0] = begin_process(save_until_death, &processes[0], &random);
+		children[1] = begin_process(drain_until_death, &processes[1], &random);
+		while (left) {
+			look(seen, FOLDER);
+			for (int i = 0; i < 2; i++) {
+				if (!children[i] || waitpid(children[i], &status, WNOHANG) <= 0)
+					continue;
+				ck_assert_msg(WIFEXITED(status) || WTERMSIG(status) == SIGKILL,
+					      "%x", (unsigned)status);
+				ck_assert_msg(WIFSIGNALED(status) || !WEXITSTATUS(status),
+					      "process %d failed", i);
+				killed += WIFSIGNALED(status);
+				children[i] = 0;
+				left--;
+			}
+		}
+		look(seen, PATHS);
+		if (round % 3 == 1)
+			ck_assert_int_eq(scratch_in_child(save_directly, NULL), 0);
+		if (round % 3 == 1)
+			look(seen, PATHS);
+		if (round % 4 != 3)
+			continue;
+		must_be_drained();
+		look(seen, PATHS);
+		for (unsigned i = 0; i < PATHS; i++)
+			ck_assert_uint_ge(seen[i], shared->kept[i]);
+		ck_assert_uint_ge(seen[0], shared->direct);
+	}
+	ck_assert_uint_gt(killed, (unsigned)rounds);
+}
+
+int main(void)
+{
+	return check_run("fault/tier calls");
+}
