@@ -42,6 +42,9 @@ static int found_name(void *user, const char *name, struct base_error *error)
 		ret = ring_folder_get_text(journal, name, text);
 	if (ret == -ENOENT)
 		return 0;
+	/* Who cannot read it must not take the rest for all that waits. */
+	if (ret && ret != -EINVAL && ret != -ENAMETOOLONG)
+		return base_fail(error, ret, "cannot read \"%s/%s\"", journal->path, name);
 	if (!ret && tier_parse_text(text, &entry, &path))
 		return add_entry(listing, &entry, path, error);
 	base_log(save_log(listing->tier->context), IOSHAPE_LOG_WARNING,

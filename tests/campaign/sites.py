@@ -29,7 +29,7 @@ crc32_gzip_refl dirfd dirname explicit_bzero frexp free freeReplyObject freeaddr
 getegid geteuid getgid getpid getsid getuid io_uring_queue_exit memccpy memchr memcmp memcpy
 memmem memmove memrchr memset qsort qsort_r redisFree redisFreeCommand redisReaderFree
 secure_getenv snprintf strcasestr strchr strchrnul strcmp strcpy strcspn strerror strerror_l
-strlen strncmp strnlen strpbrk strrchr strspn strstr strtol strtoul strtoull time vsnprintf
+strlen strncmp strnlen strpbrk strrchr strspn strstr strtol strtoll strtoul strtoull time vsnprintf
 """
 #: On no Linux that we know of, for the arguments that it is given.
 FAILS_NOWHERE = """

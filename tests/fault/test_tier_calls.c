@@ -200,13 +200,38 @@ static int drain_and_list(void *unused)
 	_exit(ret ? 1 : waiting ? 2 : 0);
 }
 
+static int save_beside(void *unused)
+{
+	int ret;
+
+	(void)unused;
+	ret = open_all();
+	if (!ret)
+		ret = save_file("there/beside", 100, 1);
+	close_all();
+	_exit(ret ? 1 : 0);
+}
+
+/* What the dead have left goes with the next save into the directory, or one after it: the kernel
+ * may let go of their locks a little late. */
+static void must_be_tidy(void)
+{
+	for (int tries = 0; tries < 500; tries++) {
+		ck_assert_int_eq(scratch_in_child(save_beside, NULL), 0);
+		if (!scratch_temporaries("there"))
+			return;
+		usleep(10000);
+	}
+	ck_abort_msg("a temporary file stays");
+}
+
 /* In the end all is well, and nothing is left that should not be. */
 static void must_be_drained(void)
 {
 	const int status = scratch_in_child(drain_and_list, NULL);
 
 	ck_assert_msg(WIFEXITED(status) && !WEXITSTATUS(status), "%x", (unsigned)status);
-	ck_assert_uint_eq(scratch_temporaries("there"), 0);
+	must_be_tidy();
 }
 
 /* ---- Each call ------------------------------------------------------------------------------- */
@@ -467,7 +492,8 @@ TEST(tests, whoever_dies_anywhere_nothing_older_comes_back)
 			ck_assert_uint_ge(seen[i], shared->kept[i]);
 		ck_assert_uint_ge(seen[0], shared->direct);
 	}
-	ck_assert_uint_gt(killed, (unsigned)rounds);
+	/* The others had ended before. */
+	ck_assert_uint_gt(killed, (unsigned)rounds / 4);
 }
 
 int main(void)

@@ -200,6 +200,18 @@ def test_what_is_there_is_not_sent_again(store: Store, tmp_path: Path) -> None:
     assert len(store.harm()) == 2  # a generation is told by its manifest
 
 
+def test_where_only_the_last_object_is_missing_that_completes_it(
+    store: Store, tmp_path: Path
+) -> None:
+    path = make_generation(tmp_path / "runs", 7)
+    done = s3.upload(path, f"{RUN}/")
+    (last,) = (key for key in store.objects() if key.endswith("/manifest.json"))
+    store.client().delete_object(Bucket=BUCKET, Key=last)
+    assert s3.checkpoints(RUN) == []
+    s3.upload(path, f"{RUN}/")
+    assert [one.url for one in s3.checkpoints(RUN)] == [done.url]
+
+
 @pytest.mark.slow
 def test_more_than_a_thousand_objects(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "many"

@@ -189,6 +189,7 @@ class _Upload:
             told = head(self._client, to.bucket, to.key) if to.key in self._there else None
             if told is None or not is_same(told, data, crc32(data)):
                 self.sender.put(data, to, crc32(data), {})
+        self._sums[LISTING] = crc32(data)  # what comes after it does not hide it
 
     def _is_there(self) -> bool:
         """Whether it is this generation, without reading it: the manifest has all checksums."""
