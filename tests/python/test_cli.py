@@ -26,6 +26,8 @@ COMMANDS = [
     "ls",
     "extract",
     "prune",
+    "upload",
+    "download",
     "doctor",
     "bench",
     "trace",
