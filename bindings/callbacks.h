@@ -17,6 +17,8 @@ extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, si
 extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
 extern "Python" void ioshape_py_removing(void *user, uint64_t step, uint64_t bytes);
 extern "Python" void ioshape_py_passed_over(void *user, uint64_t step);
+extern "Python" void ioshape_py_drained(void *user, const char *path, enum ioshape_drained result,
+					uint64_t bytes);
 extern "Python" int ioshape_py_send(void *user, uint32_t to, uint32_t tag, const void *data,
 				    size_t bytes, uint32_t timeout_ms);
 extern "Python" int ioshape_py_receive(void *user, uint32_t from, uint32_t tag, void *into,
@@ -31,6 +33,7 @@ void ioshape_py_free_slot(void *keep, struct ioshape_slot **out);
 void ioshape_py_free_reader(void *keep, struct ioshape_reader **out);
 void ioshape_py_free_group(void *keep, struct ioshape_group **out);
 void ioshape_py_free_generation(void *keep, struct ioshape_generation **out);
+void ioshape_py_free_tier(void *keep, struct ioshape_tier **out);
 
 /* base/job.h, which the compiler compares. */
 struct base_job {

@@ -58,6 +58,7 @@ FREED_BY_C(slot)
 FREED_BY_C(reader)
 FREED_BY_C(group)
 FREED_BY_C(generation)
+FREED_BY_C(tier)
 
 /* In Python; defined below, by cffi. */
 static int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's tier, as the package has it."""
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import ioshape
+import pytest
+from ioshape._settings.context import Context
+from ioshape._tier.tier import Drained, Tier
+
+GENERATIONS = 3
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "slow").mkdir()
+    opened = Tier(Context(), str(tmp_path / "fast"))
+    yield opened
+    opened.close()
+
+
+def save(tier: Tier, path: Path, text: str = "saved") -> Path:
+    """Onto the tier; its place."""
+    place = Path(tier.place(str(path), len(text)))
+    with ioshape.open(place, "wb") as file:
+        file.write(text.encode())
+    tier.keep(str(path))
+    return place
+
+
+def drain(tier: Tier, path: Path | None = None) -> list[Drained]:
+    told: list[Drained] = []
+    tier.drain(None if path is None else str(path), ended=told.append)
+    return told
+
+
+def test_a_save_lies_on_the_tier_until_it_is_drained(tier: Tier, tmp_path: Path) -> None:
+    path = tmp_path / "slow" / "a\udcff b"  # as odd as names may be
+    place = save(tier, path)
+    assert place.read_text() == "saved"
+    assert not path.exists()
+    [copy] = tier.copies()
+    assert (copy.path, copy.place, copy.n_bytes) == (str(path), str(place), 5)
+    assert copy.is_waiting
+    assert not copy.is_directory
+    saved = datetime.fromtimestamp(int(place.stat().st_mtime), tz=timezone.utc)
+    assert copy.saved == saved
+    assert tier.find(str(path)) == str(place)
+    assert drain(tier) == [(str(path), "drained", 5, None)]
+    assert path.read_text() == "saved"
+    [copy] = tier.copies()
+    assert not copy.is_waiting
+    assert drain(tier) == []
+
+
+def test_what_is_newer_at_the_destination_stays(tier: Tier, tmp_path: Path) -> None:
+    path = tmp_path / "slow" / "a"
+    place = save(tier, path)
+    path.write_text("direct")
+    os.utime(path, ns=(0, place.stat().st_mtime_ns + 10**9))
+    assert tier.find(str(path)) is None
+    assert [one.result for one in drain(tier)] == ["newer"]
+    assert path.read_text() == "direct"
+
+
+def test_directories_and_one_path_alone(tier: Tier, tmp_path: Path) -> None:
+    path, other = tmp_path / "slow" / "model", tmp_path / "slow" / "a"
+    save(tier, other)
+    with ioshape.directory(tier.place(str(path), 0)) as folder:
+        Path(folder, "inner").write_text("weights")
+    tier.keep(str(path))
+    assert [one.path for one in drain(tier, path)] == [str(path)]
+    assert (path / "inner").read_text() == "weights"
+    assert not other.exists()
+    assert [(one.path, one.is_waiting, one.is_directory) for one in tier.copies()] == [
+        (str(other), True, False),
+        (str(path), False, True),
+    ]
+
+
+def test_of_drained_copies_so_many_stay(tmp_path: Path) -> None:
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "slow").mkdir()
+    tier = Tier(Context(), str(tmp_path / "fast"), keep_last=1)
+    for number in range(GENERATIONS):
+        save(tier, tmp_path / "slow" / str(number))
+    drain(tier)
+    assert [Path(one.path).name for one in tier.copies()] == [str(GENERATIONS - 1)]
+
+
+def test_generations_at_the_destination_go_by_what_they_were_kept_with(
+    tier: Tier, tmp_path: Path
+) -> None:
+    for step in range(1, GENERATIONS + 1):
+        folder = Path(tier.place(str(tmp_path / "slow" / "step"), 0)).parent
+        ioshape.save_group({"step": step}, folder, step=step)
+        made = ioshape.latest(folder)
+        assert made is not None
+        path = tmp_path / "slow" / Path(made.path).name
+        tier.keep(str(path), keep_last=1, keep_every=2)
+        drain(tier, path)
+    found = ioshape.generations(tmp_path / "slow")
+    assert [one.step for one in found] == [2, GENERATIONS]
+
+
+def test_a_tier_is_full_when_everything_on_it_waits(tier: Tier, tmp_path: Path) -> None:
+    tier.close()
+    tier = Tier(Context(), str(tmp_path / "fast"), most_bytes=100)
+    save(tier, tmp_path / "slow" / "a", "x" * 60)
+    with pytest.raises(ioshape.StorageError, match="waits to be drained") as caught:
+        tier.place(str(tmp_path / "slow" / "b"), 60)
+    assert caught.value.errno == errno.ENOSPC
+    drain(tier)
+    assert tier.place(str(tmp_path / "slow" / "b"), 60)
+    assert tier.copies() == []
+
+
+def test_a_failure_is_told_and_the_others_are_drained(tier: Tier, tmp_path: Path) -> None:
+    save(tier, tmp_path / "slow" / "a")
+    save(tier, tmp_path / "slow" / "b")
+    (tmp_path / "slow" / "a").mkdir()
+    (tmp_path / "slow" / "a" / "inner").touch()
+    told: list[Drained] = []
+    with pytest.raises(FileExistsError, match="there is a directory") as caught:
+        tier.drain(ended=told.append)
+    assert [(one.result, one.n_bytes) for one in told] == [("failed", 0), ("drained", 5)]
+    assert str(told[0].error) == str(caught.value)
+    assert [one.is_waiting for one in tier.copies()] == [True, False]
+
+
+def test_exceptions_of_callbacks_end_a_drain_and_nothing_is_lost(
+    tier: Tier, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "slow" / name for name in ("a", "b")]
+    for path in paths:
+        save(tier, path)
+
+    def stop(_: object) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        tier.drain(progress=stop)
+    assert not any(path.exists() for path in paths)
+    with pytest.raises(LookupError, match="mine"):
+        tier.drain(ended=stop)
+    assert [path.exists() for path in paths] == [True, False]
+    assert [one.path for one in drain(tier)] == [str(paths[1])]
+
+
+def test_ctrl_c_ends_the_wait_for_another_drain(tier: Tier, tmp_path: Path) -> None:
+    """On the main thread also without callbacks; meanwhile other threads run."""
+    save(tier, tmp_path / "slow" / "a")
+    other = Tier(Context(), str(tmp_path / "fast"))
+    drains, may_end = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        drains.set()
+        may_end.wait()
+
+    holder = threading.Thread(target=other.drain, kwargs={"progress": hold})
+    holder.start()
+    drains.wait()
+    waits = threading.Event()
+
+    def interrupt() -> None:
+        waits.wait()
+        signal.raise_signal(signal.SIGINT)
+
+    killer = threading.Thread(target=interrupt)
+    killer.start()
+    with pytest.raises(KeyboardInterrupt):
+        tier.drain(progress=lambda progress: waits.set() if progress.phase == "wait" else None)
+    may_end.set()
+    holder.join()
+    killer.join()
+    assert (tmp_path / "slow" / "a").read_text() == "saved"
+
+
+def test_mistakes_are_said(tier: Tier, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="cannot open the tier"):
+        Tier(Context(), str(tmp_path / "not there"))
+    with pytest.raises(FileNotFoundError, match="was not saved on the tier"):
+        tier.keep(str(tmp_path / "slow" / "a"))
+    with pytest.raises(ValueError, match="is a URL"):
+        tier.place("s3://bucket/a", 0)
+    tier.close()
+    tier.close()
+    with pytest.raises(ValueError, match="it is closed"):
+        tier.copies()
