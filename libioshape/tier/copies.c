@@ -194,6 +194,18 @@ int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry
 		       ret;
 }
 
+/* Nobody has been told that it is saved: whoever saved it has died before, or failed. */
+static int discard_unkept(const struct ioshape_tier *tier, const char *destination,
+			  const struct ring_entry *copy, struct base_error *error)
+{
+	char *place = tier_place(tier, destination);
+	const int ret = place ? discard_at(place, copy, error) :
+				base_no_memory(error, "a path", strlen(destination));
+
+	free(place);
+	return ret == -EBUSY || ret == -ENOENT || ret == -ESTALE ? 0 : ret;
+}
+
 int tier_clear_place(const struct ioshape_tier *tier, const char *destination,
 		     struct base_error *error)
 {
@@ -212,6 +224,8 @@ int tier_clear_place(const struct ioshape_tier *tier, const char *destination,
 	entry = ret ? NULL : tier_newest(&journal, destination);
 	if (entry && entry->drained)
 		ret = tier_discard(tier, entry, &bytes, error);
+	else if (!ret && !entry)
+		ret = discard_unkept(tier, destination, &copy, error);
 	tier_journal_free(&journal);
 	ring_folder_let_go(&hold);
 	return ret;

@@ -112,7 +112,8 @@ int tier_bytes_of(const struct ioshape_tier *tier, const char *destination,
 int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
 		 struct base_error *error);
 
-/* A directory is not put in the place of another: a drained one goes, before it is saved again. */
+/* A directory is not put in the place of another: one that is drained, or was never kept, goes
+ * before it is saved again. */
 int tier_clear_place(const struct ioshape_tier *tier, const char *destination,
 		     struct base_error *error);
 

@@ -130,6 +130,24 @@ TEST(tests, it_takes_the_place_of_an_older_one)
 	ck_assert_uint_eq(scratch_entries(scratch_path("there")), 1);
 }
 
+/* Whoever saved it died before it was kept. */
+TEST(tests, one_that_was_never_kept_is_no_hindrance)
+{
+	char *place = place_of("one");
+
+	fill(place, &other, "lost");
+	free(place);
+	save_folder("one", &sample, "new");
+	ck_assert_uint_eq(waiting(NULL), 1);
+	ck_assert_int_eq(drain(), 0);
+	must_hold_folder(there("one"), &sample, "new");
+	/* One that waits stays: its place is asked for, and that is all. */
+	save_folder("one", &other, "newest");
+	free(place_of("one"));
+	ck_assert_int_eq(drain(), 0);
+	must_hold_folder(there("one"), &other, "newest");
+}
+
 TEST(tests, it_does_not_take_the_place_of_a_newer_one)
 {
 	save_folder("one", &sample, "old");

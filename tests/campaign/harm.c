@@ -50,7 +50,7 @@ int statuses[HARM_RANKS];
 unsigned harmed;
 
 static const struct act *const *const families[] = { &directory_acts, &file_acts, &group_acts,
-						     &look_acts, &slots_acts };
+						     &look_acts, &slots_acts, &tier_acts };
 static struct told *mine;
 static bool unharmed;
 static uint64_t random_state;
@@ -89,7 +89,9 @@ void harm_must(int ret, const char *what)
 {
 	if (!ret)
 		return;
-	fprintf(stderr, "harm: cannot %s: %s\n", what, ioshape_last_error()->sentence);
+	fprintf(stderr, "harm: cannot %s (rank %u, call %lu, code %d; call %lu, code %d): %s\n",
+		what, harm.rank, harm.nth, harm.code, harm.also, harm.also_code,
+		ioshape_last_error()->sentence);
 	exit(1);
 }
 

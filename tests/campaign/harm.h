@@ -51,7 +51,7 @@ struct act {
 };
 
 extern const struct act *const directory_acts,
-	*const file_acts, *const group_acts, *const look_acts, *const slots_acts;
+	*const file_acts, *const group_acts, *const look_acts, *const slots_acts, *const tier_acts;
 
 /* In a child: returns `ret`, and takes note of what the library says about it. */
 int harm_heed(int ret);

@@ -164,18 +164,33 @@ static uint32_t version_of_file(const char *path, size_t bytes)
 	return version;
 }
 
-static uint32_t version_there(unsigned which)
+static uint32_t version_of_folder(const char *folder)
 {
-	char path[64];
+	char path[8192];
 	uint32_t versions[2];
 
-	if (which != FOLDER)
-		return version_of_file(path_of[which], bytes_of[which]);
 	for (int i = 0; i < 2; i++) {
-		snprintf(path, sizeof(path), "%s/%d", path_of[which], i);
-		versions[i] = version_of_file(path, bytes_of[which]);
+		snprintf(path, sizeof(path), "%s/%d", folder, i);
+		versions[i] = version_of_file(path, bytes_of[FOLDER]);
 	}
 	return versions[0] == versions[1] ? versions[0] : UINT32_MAX;
+}
+
+static uint32_t version_there(unsigned which)
+{
+	return which == FOLDER ? version_of_folder(path_of[which]) :
+				 version_of_file(path_of[which], bytes_of[which]);
+}
+
+/* The copy on the tier. */
+static uint32_t version_of_copy(void)
+{
+	char path[4096], here[2048];
+
+	ck_assert_ptr_nonnull(getcwd(here, sizeof(here)));
+	snprintf(path, sizeof(path), "tier/ioshape-%u/files%s/%s", (unsigned)geteuid(), here,
+		 path_of[FOLDER]);
+	return version_of_folder(path);
 }
 
 static int drain_and_list(void *unused)
@@ -359,6 +374,27 @@ LOOP_TEST(tests, whatever_call_fails_nothing_is_lost, 0, 2 * SCENES)
 
 	while (harm_once(&harm))
 		harm.nth += 2 * step();
+}
+
+/* What was to make place for the next save. */
+TEST(tests, a_copy_that_is_half_removed_does_not_come_back)
+{
+	static const struct scene scene = { .which = FOLDER, .replaces = true, .saves = true };
+	struct harm harm = { .scene = &scene, .mode = CALLS_FAIL, .code = ESTALE };
+	unsigned tried = 0;
+	long at = -1;
+
+	do {
+		harm.nth = (unsigned long)(at + 1);
+		begin_scene(&harm);
+		ck_assert_uint_eq(version_of_copy(), 1);
+		scratch_in_child(act, &harm);
+		ck_assert_msg(version_of_copy() != UINT32_MAX, "%lu: it is torn", harm.nth);
+		must_be_drained();
+		tried++;
+		at = calls_find("unlinkat", harm.nth);
+	} while (at >= 0);
+	ck_assert_uint_gt(tried, 4);
 }
 
 /* ---- Anywhere -------------------------------------------------------------------------------- */

@@ -64,7 +64,7 @@ static void tidy(const char *job)
 	unsigned before = scratch_descriptors();
 
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
-	group_tidy(&runs, job, NULL, NULL);
+	group_tidy(&runs, job, NULL);
 	ring_folder_close(&runs);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
@@ -212,6 +212,41 @@ TEST(commit, a_complete_one_is_not_replaced_if_that_is_not_wanted)
 	ck_assert_int_eq(generation_save(STEP, "new", true, &error), -EEXIST);
 	ck_assert(generation_is(PLACE, STEP, "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+
+/* Of a job on a machine with another clock, which did not know of an attempt that was under way. */
+static void put_generation(const char *place, uint64_t step, uint64_t serial)
+{
+	struct base_buffer text = { 0 };
+	struct generation_case it;
+	char path[64];
+
+	generation_describe(&it, step, "01234567-89abcdef-" MINE, "theirs")->serial = serial;
+	ck_assert_int_eq(zip_manifest_encode(&text, &it.manifest), 0);
+	ck_assert_int_eq(mkdir(place, 0777), 0);
+	snprintf(path, sizeof(path), "%s/rank-00000.pt", place);
+	scratch_write(path, "theirs", 6);
+	snprintf(path, sizeof(path), "%s/manifest.json", place);
+	scratch_write(path, text.data, text.bytes);
+	base_buffer_free(&text);
+}
+
+TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
+{
+	const uint64_t ahead = (uint64_t)(base_wall_seconds() * 1000) + 3600000;
+	struct group_attempt attempt;
+	struct ring_folder runs;
+	uint64_t serial;
+
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
+	put_generation("runs/step-0000002000", 2000, ahead);
+	ck_assert(generation_is("step-0000002000", 2000, "theirs"));
+	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
+	group_attempt_abandon(&attempt);
+	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
+	ck_assert_int_eq(group_peek_serial(&runs, PLACE, &serial), 0);
+	ring_folder_close(&runs);
+	ck_assert_uint_eq(serial, ahead + 1);
 }
 
 /* Whatever has the name: without a manifest it is no generation. */

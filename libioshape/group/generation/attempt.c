@@ -83,7 +83,7 @@ int group_attempt_begin(struct group_attempt *attempt, const char *directory, ui
 		ret = ring_folder_open(&attempt->directory, directory, error);
 	if (ret)
 		return ret;
-	group_tidy(&attempt->directory, job, &attempt->last_serial, &attempt->log);
+	group_tidy(&attempt->directory, job, &attempt->log);
 	for (int tries = 0; tries < MOST_TRIES; tries++) {
 		make_name(attempt, job);
 		ret = make_folder(attempt, error);
@@ -151,6 +151,40 @@ static int check_written(const struct ring_folder *folder, const struct zip_mani
 	return group_check_files(folder, manifest, "all nodes must share the directory", error);
 }
 
+struct newest {
+	const struct ring_folder *directory;
+	uint64_t serial;
+};
+
+static int see_serial(void *user, const char *name, struct base_error *error)
+{
+	const enum group_name_kind kind = group_parse_name(name).kind;
+	struct newest *newest = user;
+	uint64_t serial;
+
+	(void)error;
+	if (kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT)
+		return 0;
+	group_peek_serial(newest->directory, name, &serial);
+	if (serial < ZIP_MAX_SERIAL)
+		newest->serial = MAX(newest->serial, serial);
+	return 0;
+}
+
+/*
+ * After all that are there now, though their jobs began later, and had other clocks. What cannot be
+ * listed is not there for whoever looks for the newest either.
+ */
+static uint64_t next_serial(const struct group_attempt *attempt)
+{
+	struct newest newest = { .directory = &attempt->directory };
+	struct base_error error = { 0 };
+
+	if (ring_folder_list(&attempt->directory, see_serial, &newest, &error))
+		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);
+	return MAX(newest.serial + 1, (uint64_t)(base_wall_seconds() * 1000));
+}
+
 static int write_manifest(struct group_attempt *attempt, const struct zip_manifest *manifest,
 			  struct base_error *error)
 {
@@ -158,7 +192,7 @@ static int write_manifest(struct group_attempt *attempt, const struct zip_manife
 	struct base_buffer text = { 0 };
 	int ret;
 
-	numbered.serial = MAX(attempt->last_serial + 1, (uint64_t)(base_wall_seconds() * 1000));
+	numbered.serial = next_serial(attempt);
 	ret = zip_manifest_encode(&text, &numbered);
 	if (ret == -ENOMEM)
 		base_no_memory(error, "a manifest", text.bytes);
@@ -347,8 +381,7 @@ void group_attempt_abandon(struct group_attempt *attempt)
 
 struct tidying {
 	const struct ring_folder *directory;
-	const char *job;       /* NULL: none */
-	uint64_t *last_serial; /* NULL: nobody wants to know */
+	const char *job; /* NULL: none */
 	struct ring_clock *clock;
 	const struct base_log *log;
 };
@@ -460,19 +493,6 @@ static void tidy_aside(const struct tidying *tidying, const struct ring_folder *
 	}
 }
 
-/* While the names are listed anyway. What cannot be listed is not there for whoever looks for the
- * newest either. */
-static void note_serial(const struct tidying *tidying, const char *name, enum group_name_kind kind)
-{
-	uint64_t serial;
-
-	if (!tidying->last_serial || kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT)
-		return;
-	group_peek_serial(tidying->directory, name, &serial);
-	if (serial < ZIP_MAX_SERIAL)
-		*tidying->last_serial = MAX(*tidying->last_serial, serial);
-}
-
 static int tidy_one(void *user, const char *name, struct base_error *error)
 {
 	const struct tidying *tidying = user;
@@ -480,7 +500,6 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	struct ring_folder folder;
 
 	(void)error;
-	note_serial(tidying, name, parsed.kind);
 	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP)
 		return 0;
 	if (ring_folder_open_in(&folder, tidying->directory, name, NULL))
@@ -504,11 +523,10 @@ out:
 	return 0;
 }
 
-void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
-		const struct base_log *log)
+void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log)
 {
 	struct ring_clock clock = { .directory_fd = directory->fd };
-	struct tidying tidying = { directory, job, last_serial, &clock, log };
+	struct tidying tidying = { directory, job, &clock, log };
 	struct base_error error = { 0 };
 
 	if (ring_folder_list(directory, tidy_one, &tidying, &error))

@@ -52,7 +52,6 @@ struct group_attempt {
 	char name[GROUP_ATTEMPT_NAME_BYTES];
 	char id[GROUP_ATTEMPT_ID_BYTES]; /* for zip_manifest.attempt */
 	uint64_t step;
-	uint64_t last_serial; /* of the generations that were there when it began */
 	bool committed;
 	struct base_log log;
 };
@@ -96,11 +95,9 @@ void group_attempt_abandon(struct group_attempt *attempt);
  * was touched for a day: locks may not reach farther. Where there are no locks, those of this job
  * are dead (but for those of this process), and others after a day. `job` is the job's hash, as in
  * an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken. Best
- * effort: failures are logged. `last_serial` is raised to that of the newest generation that is
- * there; NULL if nobody wants to know.
+ * effort: failures are logged.
  */
-void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
-		const struct base_log *log);
+void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log);
 
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9

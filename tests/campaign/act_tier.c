@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is saved on a tier, and its way to where it belongs. */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "harm.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define THERE "there"
+#define NEAR "tier"
+#define OLDER THERE "/older" /* a file that is drained before */
+#define NOTHING THERE "/nothing"
+
+enum content {
+	OLD,
+	NEW,
+	CONTENTS,
+};
+
+struct variant {
+	bool folder; /* it is a directory of files */
+	bool drains; /* what is harmed: the drain, and not the save */
+	bool full;   /* there is room if what has been drained goes */
+};
+
+static struct sample samples[CONTENTS];
+static uint8_t *archives[CONTENTS]; /* files of them */
+static size_t archive_bytes[CONTENTS];
+static char places[PATH_MAX]; /* where copies of what belongs THERE lie */
+
+static struct ioshape_context *context;
+static struct ioshape_tier *tier;
+
+/* ---- In a process of its own ------------------------------------------------------------------
+ */
+
+static int open_all(bool full, uint32_t keep_last)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_tier_options tier_options = IOSHAPE_TIER_OPTIONS_INIT;
+	int ret;
+
+	options.coordinator = "open";
+	options.calibrate = IOSHAPE_CALIBRATE_OFF;
+	options.queue_depth = 2;
+	ret = harm_heed(ioshape_context_open(&context, &options));
+	if (ret)
+		return ret;
+	/* Two copies of the three. */
+	tier_options.most_bytes = full ? archive_bytes[NEW] * 5 / 2 : 0;
+	tier_options.keep_last = keep_last;
+	return harm_heed(ioshape_tier_open(context, NEAR, &tier_options, &tier));
+}
+
+static int close_all(int ret)
+{
+	ioshape_tier_free(tier);
+	ioshape_context_free(context);
+	tier = NULL;
+	context = NULL;
+	return ret;
+}
+
+static int save_raw(const char *path, enum content content)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	const struct sample *sample = &samples[content];
+	struct ioshape_file *file;
+	int ret;
+
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	ret = harm_heed(ioshape_file_open(context, path, &options, &file));
+	if (ret)
+		return ret;
+	ret = harm_heed(ioshape_file_write(file, sample->expected[0], sample->bytes[0]));
+	if (!ret)
+		ret = harm_heed(ioshape_file_commit(file, NULL));
+	ioshape_file_free(file);
+	return ret;
+}
+
+/* An archive, and a directory with a file that has checksums beside it. */
+static int fill(const char *folder, enum content content)
+{
+	char path[PATH_MAX + 16];
+	int ret;
+
+	snprintf(path, sizeof(path), "%s/file", folder);
+	ret = harm_heed(sample_save(context, path, &samples[content], NULL));
+	snprintf(path, sizeof(path), "%s/inner", folder);
+	if (!ret && mkdir(path, 0700))
+		ret = -errno;
+	snprintf(path, sizeof(path), "%s/inner/raw", folder);
+	return ret ? ret : save_raw(path, content);
+}
+
+static int save_folder(const char *path, enum content content)
+{
+	struct ioshape_directory *directory;
+	int ret = harm_heed(ioshape_directory_make(context, path, &directory));
+
+	if (ret)
+		return ret;
+	ret = fill(ioshape_directory_path(directory), content);
+	if (!ret)
+		ret = harm_heed(ioshape_directory_commit(directory));
+	ioshape_directory_free(directory);
+	return ret;
+}
+
+static const char *path_of(const struct variant *variant)
+{
+	return variant->folder ? THERE "/folder" : THERE "/file";
+}
+
+static int save_near(bool folder, const char *path, enum content content)
+{
+	char *place;
+	int ret = harm_heed(ioshape_tier_place(tier, path, archive_bytes[content], &place));
+
+	if (ret)
+		return ret;
+	ret = folder ? save_folder(place, content) :
+		       harm_heed(sample_save(context, place, &samples[content], NULL));
+	ioshape_free(place);
+	return ret ? ret : harm_heed(ioshape_tier_keep(tier, path, NULL));
+}
+
+static int drain(void)
+{
+	return harm_heed(ioshape_tier_drain(tier, NULL));
+}
+
+static int run(const struct act *act, unsigned rank)
+{
+	const struct variant *variant = act->variant;
+	/* Of what is drained one stays, and the older one goes. */
+	int ret = open_all(variant->full, variant->drains && variant->folder);
+
+	(void)rank;
+	if (!ret)
+		ret = variant->drains ? drain() :
+					save_near(variant->folder, path_of(variant), NEW);
+	return close_all(ret);
+}
+
+/* Nothing is changed by that. */
+static int look_around(const struct act *act, unsigned rank)
+{
+	struct ioshape_tier_copy *copies;
+	size_t count = 0;
+	char *place;
+	int ret = open_all(false, 0);
+
+	(void)rank;
+	if (!ret)
+		ret = harm_heed(ioshape_tier_list(tier, &copies, &count));
+	if (!ret) {
+		ioshape_free(copies);
+		if (count != 2)
+			ret = harm_wrong("%zu copies are listed", count);
+	}
+	if (!ret) {
+		ret = harm_heed(ioshape_tier_find(tier, path_of(act->variant), &place));
+		ioshape_free(place);
+	}
+	if (!ret) {
+		ret = ioshape_tier_find(tier, NOTHING, &place);
+		if (!ret)
+			ret = harm_wrong("a copy of nothing is found");
+		else
+			ret = ret == -ENOENT ? 0 : harm_heed(ret);
+		ioshape_free(place);
+	}
+	return close_all(ret);
+}
+
+/* ---- Before and afterwards --------------------------------------------------------------------
+ */
+
+static int prepare(const struct act *act)
+{
+	const struct variant *variant = act->variant;
+	int ret = open_all(false, 0);
+
+	if (!ret)
+		ret = save_near(false, OLDER, OLD);
+	if (!ret)
+		ret = save_near(variant->folder, path_of(variant), OLD);
+	if (!ret)
+		ret = drain();
+	if (!ret && variant->drains)
+		ret = save_near(variant->folder, path_of(variant), NEW);
+	return close_all(ret);
+}
+
+static void begin(const struct act *act)
+{
+	scratch_remove(THERE);
+	scratch_remove(NEAR);
+	if (mkdir(THERE, 0700) || mkdir(NEAR, 0700))
+		harm_must(-errno, "make folders");
+	harm_alone(prepare, act, "save on a tier");
+}
+
+static int drain_well(const struct act *act)
+{
+	int ret = open_all(false, 0);
+
+	(void)act;
+	if (!ret)
+		ret = drain();
+	return close_all(ret);
+}
+
+static bool holds(const struct variant *variant, enum content content)
+{
+	const char *path = path_of(variant);
+	char file[64], raw[64];
+
+	if (!variant->folder)
+		return scratch_same(path, archives[content], archive_bytes[content]);
+	snprintf(file, sizeof(file), "%s/file", path);
+	snprintf(raw, sizeof(raw), "%s/inner/raw", path);
+	return !access(raw, F_OK) &&
+	       scratch_same(file, archives[content], archive_bytes[content]) &&
+	       scratch_same(raw, samples[content].expected[0], samples[content].bytes[0]);
+}
+
+static enum state look_there(const struct variant *variant)
+{
+	if (access(path_of(variant), F_OK))
+		return STATE_GONE;
+	return holds(variant, NEW) ? STATE_NEW : holds(variant, OLD) ? STATE_OLD : STATE_TORN;
+}
+
+/* What was kept is drained by the next one; what a drain leaves, too. */
+static enum state look(const struct act *act)
+{
+	const struct variant *variant = act->variant;
+	const enum state state = look_there(variant);
+	enum state later;
+
+	if (state != STATE_OLD)
+		return state == STATE_NEW && !variant->drains ? STATE_TORN : state;
+	harm_alone(drain_well, act, "drain a tier");
+	later = look_there(variant);
+	if (!variant->drains)
+		return later;
+	return later == STATE_NEW ? STATE_OLD : later == STATE_OLD ? STATE_GONE : later;
+}
+
+static int save_and_drain(const struct act *act)
+{
+	const struct variant *variant = act->variant;
+	int ret = open_all(false, 0);
+
+	if (!ret)
+		ret = drain();
+	if (!ret)
+		ret = save_near(variant->folder, path_of(variant), OLD);
+	if (!ret)
+		ret = drain();
+	/* As one does beside a tier. */
+	if (!ret)
+		ret = sample_save(context, OLDER, &samples[NEW], NULL);
+	return close_all(ret);
+}
+
+static unsigned again(const struct act *act)
+{
+	harm_alone(save_and_drain, act, "save on a tier again");
+	return scratch_temporaries(THERE) - harm_homeless(THERE) + scratch_temporaries(places) -
+	       harm_homeless(places);
+}
+
+static int save_archives(const struct act *act)
+{
+	int ret = open_all(false, 0);
+
+	(void)act;
+	if (!ret)
+		ret = sample_save(context, "old", &samples[OLD], NULL);
+	if (!ret)
+		ret = sample_save(context, "new", &samples[NEW], NULL);
+	return close_all(ret);
+}
+
+static void open_act(const struct act *act)
+{
+	char *here = getcwd(NULL, 0);
+
+	snprintf(places, sizeof(places), NEAR "/ioshape-%u/files%s/" THERE, (unsigned)geteuid(),
+		 here);
+	free(here);
+	for (unsigned content = 0; content < CONTENTS; content++)
+		sample_make(&samples[content], content, 20000);
+	if (mkdir(NEAR, 0700))
+		harm_must(-errno, "make a folder");
+	harm_alone(save_archives, act, "save");
+	archives[OLD] = scratch_read("old", &archive_bytes[OLD]);
+	archives[NEW] = scratch_read("new", &archive_bytes[NEW]);
+}
+
+static void open_look(const struct act *act)
+{
+	open_act(act);
+	begin(act);
+}
+
+static void close_act(const struct act *act)
+{
+	(void)act;
+	for (unsigned content = 0; content < CONTENTS; content++) {
+		free(archives[content]);
+		sample_free(&samples[content]);
+	}
+}
+
+#define ACT(id, ...)                                                                               \
+	.name = id, .variant = &(const struct variant){ __VA_ARGS__ }, .open = open_act,           \
+	.close = close_act, .begin = begin, .run = run, .look = look, .again = again,              \
+	.slow = true, .leaves = true
+
+/* Checksums beside a file may be lost, and what goes to make room is renamed before. */
+static const struct act acts[] = {
+	{ ACT("save on a tier", .full = false), .durable = true },
+	{ ACT("save on a full tier", .full = true), .durable = true },
+	{ ACT("save a directory on a tier", .folder = true) },
+	{ ACT("drain a file", .drains = true), .durable = true },
+	{ ACT("drain a directory", .drains = true, .folder = true) },
+	{ .name = "look at a tier",
+	  .variant = &(const struct variant){ .drains = true },
+	  .open = open_look,
+	  .close = close_act,
+	  .run = look_around,
+	  .slow = true },
+	{ .name = NULL },
+};
+
+const struct act *const tier_acts = acts;
