@@ -38,8 +38,9 @@ int ring_folder_drop_text(const struct ring_folder *folder, const char *name,
 	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
 }
 
+/* *stays: nothing of it has gone, as somebody reads it. */
 static int remove_folder(const struct ring_folder *parent, const char *name, const char *first,
-			 struct base_error *error)
+			 bool *stays, struct base_error *error)
 {
 	struct ring_hold hold = RING_NO_HOLD;
 	struct ring_folder folder;
@@ -49,6 +50,7 @@ static int remove_folder(const struct ring_folder *parent, const char *name, con
 		return ret;
 	if (first)
 		ret = ring_folder_claim(&folder, first, &hold, error);
+	*stays = ret == -EBUSY;
 	if (!ret || ret == -ENOENT)
 		ret = ring_folder_remove(&folder, parent, name, NULL, NULL, error);
 	ring_folder_let_go(&hold);
@@ -70,6 +72,7 @@ int ring_folder_discard(const struct ring_folder *folder, const char *name,
 {
 	char doomed[NAME_MAX + 1];
 	struct ring_entry entry;
+	bool stays = false;
 	int ret;
 
 	/* Under a name of its own it cannot be replaced any more, and dies with its process. */
@@ -80,13 +83,15 @@ int ring_folder_discard(const struct ring_folder *folder, const char *name,
 					base_fail(error, ret, "cannot remove \"%s/%s\" (rename)",
 						  folder->path, name);
 	ret = ring_folder_look(folder, doomed, &entry, error);
-	if (!ret && !ring_is_unchanged(looked_at, &entry))
+	stays = !ret && !ring_is_unchanged(looked_at, &entry);
+	if (stays)
 		ret = -ESTALE;
 	else if (!ret && entry.kind == RING_FOLDER)
-		ret = remove_folder(folder, doomed, first, error);
+		ret = remove_folder(folder, doomed, first, &stays, error);
 	else if (!ret)
 		ret = ring_folder_drop_text(folder, doomed, error);
-	if (ret == -ESTALE || ret == -EBUSY)
+	/* Only as a whole: the rest of what could not be removed is tidied later. */
+	if (stays)
 		give_back(folder, doomed, name);
 	return ret;
 }
