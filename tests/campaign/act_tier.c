@@ -147,8 +147,7 @@ static int run(const struct act *act, unsigned rank)
 
 	(void)rank;
 	if (!ret)
-		ret = variant->drains ? drain() :
-					save_near(variant->folder, path_of(variant), NEW);
+		ret = variant->drains ? drain() : save_near(variant->folder, path_of(variant), NEW);
 	return close_all(ret);
 }
 

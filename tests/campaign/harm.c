@@ -49,8 +49,8 @@ struct told *told;
 int statuses[HARM_RANKS];
 unsigned harmed;
 
-static const struct act *const *const families[] = { &directory_acts, &file_acts, &group_acts,
-						     &look_acts, &slots_acts, &tier_acts };
+static const struct act *const *const families[] = { &directory_acts, &file_acts,  &group_acts,
+						     &look_acts,      &slots_acts, &tier_acts };
 static struct told *mine;
 static bool unharmed;
 static uint64_t random_state;
