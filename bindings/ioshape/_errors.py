@@ -84,7 +84,7 @@ class StorageError(OSError, RuntimeError):
 class DamagedError(StorageError):
     """A checksum or a cross-check in the file failed, or it is cut short. Its errno is EBADMSG."""
 
-    #: Of a load into what is there: the tensors that are no longer what they were.
+    #: Of a load into what is there: the tensors that may not be what they were.
     changed: tuple[str, ...] = ()
 
 

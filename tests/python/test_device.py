@@ -382,9 +382,6 @@ def test_tensors_of_a_checkpoint_of_dcp_are_fetched(remote: Remotes, tmp_path: P
 
 WRITERS = pytest.mark.parametrize("write", [torch.save, ioshape.save], ids=["torch", "ours"])
 
-# Smaller storages are read by torch.
-LEAST_BYTES = 64 << 10
-
 
 def large() -> dict[str, Any]:
     base = zoo.filled(torch.float32, 1100, 1031)
@@ -410,13 +407,13 @@ def emptied(value: Any) -> Any:
     return empty
 
 
-def large_bytes(value: dict[str, Any]) -> int:
+def storage_bytes(value: dict[str, Any]) -> int:
     storages = {
         one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
         for one in value.values()
         if isinstance(one, torch.Tensor)
     }
-    return sum(n_bytes for n_bytes in storages.values() if n_bytes >= LEAST_BYTES)
+    return sum(storages.values())
 
 
 @WRITERS
@@ -437,7 +434,7 @@ def test_a_device_gets_what_torch_would_load(
         assert_same(found, value)
         assert found["view"].untyped_storage().data_ptr() == found["base"].data_ptr()
         # All of it, each byte once, and nothing by way of other memory of the CPU.
-        assert sum(played.copied) == large_bytes(value)
+        assert sum(played.copied) == storage_bytes(value)
         assert played.is_idle
     assert played.most_pinned_bytes <= _stream.BUFFERS * piece_bytes
 
@@ -464,7 +461,7 @@ def test_tensors_on_a_device_are_filled(
     assert_same(found, value)
     assert all(found[name] is target[name] for name in versions)
     assert all(target[name]._version > version for name, version in versions.items())
-    assert sum(played.copied) == large_bytes(value)
+    assert sum(played.copied) == storage_bytes(value)
     assert played.is_idle
 
 
@@ -693,7 +690,7 @@ def test_a_load_to_a_gpu_uses_pinned_memory(
 
     monkeypatch.setattr(_stream._Stream, "copy", counted)
     found = ioshape.load(tmp_path / "model.pt", map_location=where)
-    assert sum(brought) == large_bytes(value)
+    assert sum(brought) == storage_bytes(value)
     assert_same(found, torch.load(tmp_path / "model.pt", map_location=where))
 
 

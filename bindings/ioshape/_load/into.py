@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """load(into=...): the tensors of a file are brought to where tensors are already.
 
-torch.load makes the object, but large storages get no bytes: their memory is taken and never
-touched. Then what is there is compared with what is wanted, and the bytes are read to their place.
+torch.load makes the object, but storages get no bytes: their memory is taken and never touched.
+Then what is there is compared with what is wanted, and the bytes are read to their place.
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import ctypes
 import io
+import struct
 import sys
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
@@ -31,8 +33,9 @@ if TYPE_CHECKING:
     from ioshape._load.reader import RawRecord, Reader
     from ioshape._save.report import Progress
 
-# Smaller storages are read at once: they cost a call each, not memory.
-_LARGE_BYTES = 64 << 10
+# What zip has before each record: a signature, and how long the two fields are that follow it.
+_HEADER = struct.Struct("<4s22xHH")
+_HEADER_SIGNATURE = b"PK\3\4"
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _CONTAINERS = (dict, collections.OrderedDict, list, tuple, set)
@@ -51,6 +54,10 @@ _PLAIN_TYPES = (
 )
 
 
+def _nothing() -> None:
+    pass
+
+
 class Pair(NamedTuple):
     """A tensor to be filled."""
 
@@ -62,59 +69,83 @@ class Pair(NamedTuple):
 # ---- What the file has --------------------------------------------------------------------------
 
 
+class Unread(NamedTuple):
+    """A record, and the address where it is wanted."""
+
+    record: RawRecord
+    address: int
+    #: is called before the first of its bytes comes
+    begins: Callable[[], object] = _nothing
+
+
 class UnreadFile(Source):
-    """A file of which torch gets all but the bytes of large storages."""
+    """A file of which torch gets all but the bytes of storages."""
 
     def __init__(self, reader: Reader, progress: Callable[[Progress], object] | None) -> None:
         super().__init__(reader, progress)
         self._listed = reader.records()
         self._records = {record.file_offset: record for record in self._listed}
         self._numbers = {record.file_offset: number for number, record in enumerate(self._listed)}
+        self._offsets = sorted(self._numbers)
         #: by the address that torch has given their bytes
         self.unread: dict[int, RawRecord] = {}
-        #: the small records, by name
+        #: the records that are no storages, by name
         self.small: dict[str, bytes] = {}
 
     def readinto(self, buffer: Any) -> int:
-        """Leaves the memory of large storages as it is."""
+        """Leaves the memory of storages as it is."""
         view = memoryview(buffer).cast("B")
         record = self._records.get(self._position)
         if record is None or view.nbytes != record.n_bytes:
-            return super().readinto(view)
-        is_data = record.name.startswith("data/")
-        if is_data and record.n_bytes >= _LARGE_BYTES:
+            header = self._header() if view.nbytes == _HEADER.size else None
+            if header is None:
+                return super().readinto(view)
+            view[:] = header
+        elif record.name.startswith("data/"):
             self.unread[ctypes.addressof(ctypes.c_ubyte.from_buffer(view))] = record
-            self._position += record.n_bytes
-            return record.n_bytes
-        count = super().readinto(view)
-        if not is_data:
+        else:
+            super().readinto(view)
             self.small[record.name] = bytes(view)
-        return count
+            return view.nbytes
+        self._position += view.nbytes
+        return view.nbytes
+
+    def _header(self) -> bytes | None:
+        """What torch looks for before a record, without a read: where the data begin is known.
+
+        Of the records that the reader has listed, the headers have been compared with that.
+        """
+        number = bisect.bisect(self._offsets, self._position)
+        if number == len(self._offsets):
+            return None
+        gap = self._offsets[number] - self._position - _HEADER.size
+        name_bytes = min(gap, 0xFFFF)
+        if not 0 < name_bytes <= gap <= 2 * 0xFFFF:
+            return None
+        return _HEADER.pack(_HEADER_SIGNATURE, name_bytes, gap - name_bytes)
 
     def close(self) -> None:
         """The reader stays open: torch may have to read all of it, without this."""
         io.RawIOBase.close(self)
 
-    def bring_all(self, addresses: Iterable[int]) -> None:
-        """Reads what was left unread there to where torch wants it, much at a time."""
-        wanted = ((address, self.unread[address]) for address in addresses)
-        requests = (
-            Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
-            for address, record in sorted(wanted, key=lambda item: item[1].file_offset)
-        )
-        for group in grouped(requests, lambda request: request.n_bytes):
+    def bring(self, wanted: Iterable[Unread]) -> None:
+        """Reads records to where they are wanted, in the order of the file and much at a time."""
+        in_order = sorted(wanted, key=lambda one: one.record.file_offset)
+        for group in grouped(in_order, lambda one: one.record.n_bytes):
+            for one in group:
+                one.begins()
             try:
-                self._reader.read_records(group)
-                last = self._listed[group[-1].record]
+                self._reader.read_records(
+                    [
+                        Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
+                        for record, address, _ in group
+                    ]
+                )
+                last = group[-1].record
                 self.tell_progress(last.file_offset + last.n_bytes)
             except BaseException as error:
                 self.failure = error
                 raise
-
-    def bring(self, record: RawRecord, address: int) -> None:
-        """Reads a record to an address."""
-        into = (ctypes.c_ubyte * record.n_bytes).from_address(address)
-        self.read_at(record.file_offset, memoryview(into))
 
     def read_at(self, offset: int, into: memoryview) -> None:
         """Reads bytes of the file as it lies. What has a checksum of its own is verified."""
@@ -374,40 +405,32 @@ class Bringer:
         self.changed: list[str] = []
 
     def bring(self, pairs: list[Pair], kept: list[Any]) -> None:
-        """Fills targets in the order of the file, and what is kept where it is."""
+        """Fills targets, and what is kept where it is."""
         unread = self._file.unread
-        wanted: dict[int, list[Pair]] = {}
         whole = {_address(tensor) for tensor in tensors_in(kept)}
-        for address in whole & unread.keys():
-            wanted[address] = []
+        # What comes to where torch has made it. What else goes there has it from the file already.
+        wanted = {at: Unread(unread[at], at) for at in whole & unread.keys()}
+        direct: list[Unread] = []
+        copied: list[Pair] = []
         for pair in pairs:
-            if _address(pair.source) in unread:
-                wanted.setdefault(_address(pair.source), []).append(pair)
-            else:
-                self._copy(pair)
-        for address in sorted(wanted, key=lambda at: unread[at].file_offset):
-            self._bring(address, wanted[address], whole=address in whole)
+            at = _address(pair.source)
+            if at in unread and at not in whole and self._direct(unread[at], pair, direct):
+                continue
+            if at in unread:
+                wanted[at] = Unread(unread[at], at)
+            copied.append(pair)
+        self._file.bring([*wanted.values(), *direct])
         self._incoming.bring(self._file.read_at)
+        for pair in copied:
+            self._begins(pair)
+            with torch.no_grad():
+                pair.target.copy_(pair.source)
 
     def _begins(self, pair: Pair) -> None:
         self.changed.append(pair.name)
         changed(pair.target)
 
-    def _copy(self, pair: Pair) -> None:
-        self.changed.append(pair.name)
-        with torch.no_grad():
-            pair.target.copy_(pair.source)
-
-    def _bring(self, address: int, pairs: list[Pair], *, whole: bool) -> None:
-        record = self._file.unread[address]
-        if not whole:
-            pairs = [pair for pair in pairs if not self._direct(record, pair)]
-        if whole or pairs:
-            self._file.bring(record, address)
-        for pair in pairs:
-            self._copy(pair)
-
-    def _direct(self, record: RawRecord, pair: Pair) -> bool:
+    def _direct(self, record: RawRecord, pair: Pair, direct: list[Unread]) -> bool:
         """False if it must take another way."""
         _, source, target = pair
         if not (
@@ -426,9 +449,7 @@ class Bringer:
             return True
         if target.device.type != "cpu":
             return False
-        self.changed.append(pair.name)
-        self._file.bring(record, target.data_ptr())
-        changed(target)
+        direct.append(Unread(record, target.data_ptr(), lambda: self._begins(pair)))
         return True
 
 

@@ -103,7 +103,7 @@ def load(
 
     Raises:
         DamagedError: a checksum is wrong; the message names the tensor and where it lies. Its field
-            `changed` has the names of the tensors in `into` that are no longer what they were.
+            `changed` has the names of the tensors in `into` that may not be what they were.
         MismatchError: the file does not have what `into` has. Nothing has been changed.
         ValueError: it has nothing of what `only` names.
         FormatError: the file is a zip archive, but not one of torch.save.
@@ -142,7 +142,7 @@ def load(
         verify_file(path, progress=progress)
     if is_mapped:
         return filled(by_torch(f, mmap))
-    reader = _open(path, verify=verify is not False)
+    reader = _open(path, verify=verify is not False, fresh=filling is None)
     try:
         if reader is not None:
             # Whoever brings an unpickler of his own wants to see all of it.
@@ -207,14 +207,14 @@ def load_through(
             return torch_load(BoundedFile(file, file.n_bytes) if has_small else file)
 
 
-def _open(path: str, *, verify: bool) -> Reader | None:
+def _open(path: str, *, verify: bool, fresh: bool) -> Reader | None:
     """None if torch must read it."""
     # To open a pipe is to take what is in it.
     with contextlib.suppress(OSError):
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):  # noqa: PTH116
             return None
     try:
-        return Reader(path, verify=verify)
+        return Reader(path, verify=verify, fresh=fresh)
     except StorageError as error:
         if can_read(error):
             raise

@@ -15,7 +15,7 @@ import torch
 
 from ioshape._device.incoming import Incoming
 from ioshape._device.stream import bytes_of
-from ioshape._load.into import UnreadFile, failures_of, tensors_in, unread_object
+from ioshape._load.into import Unread, UnreadFile, failures_of, tensors_in, unread_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -99,18 +99,18 @@ class Places:
         listed = list({id(tensor): tensor for tensor in tensors}.values())
         storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in listed}
         moved: dict[int, Any] = {}
-        here: list[int] = []
+        here: list[Unread] = []
         for key, storage in storages.items():
             record = self._file.unread.get(storage.data_ptr()) if storage.nbytes() else None
             if record is None:
                 continue
             there = self._on_device(storage)
             if there is None:
-                here.append(storage.data_ptr())
+                here.append(Unread(record, storage.data_ptr()))
             else:
                 moved[key] = there
                 self._incoming.add(self._file.wanted(record, bytes_of(there)))
-        self._file.bring_all(here)
+        self._file.bring(here)
         self._incoming.bring(self._file.read_at)
         for key, storage in storages.items():
             if key not in moved:
