@@ -28,6 +28,7 @@ COMMANDS = [
     "prune",
     "upload",
     "download",
+    "drain",
     "doctor",
     "bench",
     "trace",
@@ -69,6 +70,7 @@ def test_commands_import_only_what_they_need(model: Path) -> None:
         ["slots", "status", "--help"],
         ["top", "--help"],
         ["exporter", "--help"],
+        ["drain", "--help"],
         ["settings"],
         ["completion", "zsh"],
     ):

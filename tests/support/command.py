@@ -36,7 +36,7 @@ def call(
 
 def succeed(done: Done) -> str:
     assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    assert not done.stderr, done.stderr
     return done.stdout
 
 

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ioshape._errors import failure
-from ioshape._s3.address import Address, parse
-from ioshape._s3.client import connect, sentences
+from ioshape._s3.address import Address, destination, parse
+from ioshape._s3.client import connect, head, sentences
 from ioshape._s3.listing import LISTING, MARKERS, MOST_BYTES, Kind, Listing, decode
+from ioshape._s3.send import MODIFIED
+from ioshape._s3.source import look
 
 if TYPE_CHECKING:
     from ioshape._s3.client import Client
+    from ioshape._s3.source import Source
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,38 @@ def read_listing(client: Client, address: Address, operation: str) -> Listing:
     except ValueError as error:
         sentence = f'cannot {operation} "{address}": "{to}" is damaged: {error}'
         raise failure(-errno.EBADMSG, sentence, str(to), operation) from None
+
+
+def is_uploaded(path: str, url: str, *, endpoint: str | None = None) -> bool:
+    """Whether upload() has brought it there, as far as names, lengths and times tell: nothing is
+    read.
+
+    Raises:
+        StorageError: it is no checkpoint, or the server cannot be reached.
+    """
+    with look(path) as source:
+        address = destination(url, os.path.basename(source.path))  # noqa: PTH119
+        client = connect(endpoint, 1)
+        with sentences(f'upload "{path}" to "{address}"', path, "upload"):
+            if source.kind != "file":
+                return _has_all(client, source, address)
+            told = head(client, address.bucket, address.key)
+    file = source.files[-1]
+    return (
+        told is not None
+        and told["ContentLength"] == file.n_bytes
+        and told.get("Metadata", {}).get(MODIFIED) == str(file.modified_ns)
+    )
+
+
+def _has_all(client: Client, source: Source, address: Address) -> bool:
+    last = address.below(MARKERS.get(source.kind, LISTING))
+    to = address.below(LISTING)
+    if any(head(client, one.bucket, one.key) is None for one in {last, to}):
+        return False
+    listing = read_listing(client, address, "upload")
+    there = {(one.name, one.bytes, one.modified_ns) for one in listing.files}
+    return there == {(one.name, one.n_bytes, one.modified_ns) for one in source.files}
 
 
 def checkpoints(url: str, *, endpoint: str | None = None) -> list[Remote]:

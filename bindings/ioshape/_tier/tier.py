@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ioshape._c import Owner, called_from_c, keep_failure, sized
+from ioshape._descriptors import open_file
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
@@ -70,6 +72,32 @@ class Drained(NamedTuple):
     error: StorageError | None
 
 
+def _own_folder(folder: str) -> str:
+    """This user's, on a tier."""
+    return f"{os.path.realpath(folder).rstrip('/')}/ioshape-{os.geteuid()}"
+
+
+def is_tier(folder: str) -> bool:
+    """Whether this user has ever saved there."""
+    return os.path.isdir(f"{_own_folder(folder)}/journal")  # noqa: PTH112
+
+
+def is_draining(folder: str) -> bool:
+    """Whether a process drains that tier now."""
+    try:
+        fd = open_file(f"{_own_folder(folder)}/drain.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, and for an instant: a drain that begins right now tries again.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 class Tier(Owner):
     """A folder on a fast disk, and what this user has on it. Any thread may use it."""
 
@@ -87,6 +115,8 @@ class Tier(Owner):
         """
         super().__init__("tier", folder, context)
         self.folder = folder
+        #: what is in it changes with all that becomes of copies
+        self.journal = f"{_own_folder(folder)}/journal"
         options = sized("ioshape_tier_options")
         options.most_bytes = most_bytes
         options.keep_last = keep_last

@@ -73,10 +73,14 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
     processes that died, which the next save there removes. It is told by a lock, which is not seen
     from every machine: "unfinished" may be either. Sizes and times of those are as of now.
 
+    Of a folder that saves have as their tier it lists what you have there, and what of it waits to
+    be drained.
+
     Of s3://BUCKET/KEY it lists the complete checkpoints that "ioshape upload" has made below that.
 
     \b
     ioshape ls checkpoints
+    ioshape ls /local/nvme
     ioshape ls s3://bucket/run
     ioshape ls --json checkpoints | jq '.generations[-1].step'
 
@@ -87,8 +91,13 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
 
         return show(directory, endpoint, as_json)
     import ioshape  # noqa: PLC0415
+    from ioshape._tier.tier import is_tier  # noqa: PLC0415
 
     check_directory(directory)
+    if is_tier(directory):
+        from ioshape.cli.tier.ls import show as show_tier  # noqa: PLC0415
+
+        return show_tier(directory, as_json)
     complete = ioshape.generations(directory)
     others = unfinished(directory)
     broken = list(damaged(directory, {one.step for one in complete}))

@@ -89,7 +89,7 @@ def command(
     ioshape upload model.pt s3://bucket/run/model.pt
     ioshape upload checkpoints/step-0000001000 s3://bucket/run/
     ioshape upload checkpoints s3://bucket/run --newest 2
-    ioshape upload checkpoints s3://bucket/run --all --endpoint https://minio.cluster:9000
+    ioshape upload checkpoints s3://bucket/run --all --endpoint https://minio:9000
 
     Credentials come from where boto3 looks for them: AWS_PROFILE, AWS_ACCESS_KEY_ID, ~/.aws, or the
     machine's role. Needs boto3: pip install 'ioshape[s3]'.

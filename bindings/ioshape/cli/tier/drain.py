@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape drain."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ioshape.cli.objects.shared import endpoint_option, s3
+from ioshape.cli.output import (
+    SentenceError,
+    explain,
+    human_seconds,
+    human_size,
+    note,
+    say,
+    say_json,
+)
+from ioshape.cli.paths import exit_for
+from ioshape.cli.slots.pools import bytes_option
+from ioshape.cli.verify import progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ioshape import Progress
+    from ioshape._tier.tier import Copy, Drained, Tier
+
+#: Other saves are a hundred times as urgent.
+_SHARE = 1
+# Of --watch: between two looks, and after failures up to so long.
+_LOOK_S = 0.5
+_MOST_PAUSE_S = 60.0
+_EXIT_TERMINATED = 143
+
+_WORDS = {
+    "overtaken": "a later save to it goes instead",
+    "newer": "there is a newer one, which stays",
+    "gone": "it was removed from the tier",
+}
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a copy, as in the JSON."""
+
+    path: str
+    #: as ioshape._tier.tier.Result has it, or "uploaded"
+    result: str
+    bytes: int
+    seconds: float
+    #: where it was uploaded to
+    url: str | None = None
+    error: str | None = None
+
+    def sentence(self) -> str:
+        """For people."""
+        if self.result in _WORDS:
+            return f"{self.path}: {_WORDS[self.result]}"
+        to = f" to {self.url}" if self.url else ""
+        took = f"{human_size(self.bytes)} in {human_seconds(self.seconds)}"
+        return f"{self.path}: {self.result}{to}, {took}"
+
+
+class _Bar:
+    """How far all of it is, from what is told of one copy after the other."""
+
+    def __init__(self, total_bytes: int, tell: Callable[[Progress], object]) -> None:
+        self._total_bytes = total_bytes
+        self._tell = tell
+        self._ended_bytes = 0
+
+    def progress(self, now: Progress) -> None:
+        done = min(self._ended_bytes + now.done_bytes, self._total_bytes)
+        self._tell(now._replace(done_bytes=done, total_bytes=self._total_bytes))
+
+    def ended(self, one: Drained) -> None:
+        self._ended_bytes += one.n_bytes
+
+
+class _Command:
+    """What was asked for, and what has become of it."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        url: str | None,
+        endpoint: str | None,
+        told: Callable[[_Outcome], object],
+        *,
+        with_bar: bool,
+    ) -> None:
+        self._tier = tier
+        self._url = url
+        self._endpoint = endpoint
+        self._told = told
+        self._with_bar = with_bar
+        self._began = time.monotonic()
+        self._failed = False
+        #: what need not be looked for on the object store again
+        self._uploaded: set[Copy] = set()
+
+    def once(self) -> bool:
+        """Whether all of it was carried."""
+        self._failed = False
+        self._drain()
+        if self._url is not None:
+            for copy in self._tier.copies():
+                if not copy.is_waiting and copy not in self._uploaded:
+                    self._upload(copy, self._url)
+        return not self._failed
+
+    def _drain(self) -> None:
+        waiting = [copy for copy in self._tier.copies() if copy.is_waiting]
+        self._began = time.monotonic()
+        with progress_bar(self._tier.folder, self._with_bar and bool(waiting)) as tell:
+            bar = tell and _Bar(sum(copy.n_bytes for copy in waiting), tell)
+
+            def ended(one: Drained) -> None:
+                if bar:
+                    bar.ended(one)
+                error = None if one.error is None else explain(one.error)
+                self._tell(one.path, one.result, one.n_bytes, error=error)
+
+            try:
+                self._tier.drain(ended=ended, progress=bar.progress if bar else None)
+            except OSError:
+                # Of a copy, the library has logged why.
+                if not self._failed:
+                    raise
+
+    def _upload(self, copy: Copy, url: str) -> None:
+        """Unless it is there, or the destination has a newer one."""
+        from ioshape._s3.look import is_uploaded  # noqa: PLC0415
+
+        to = url.rstrip("/") + copy.path
+        self._began = time.monotonic()
+        try:
+            if self._tier.find(copy.path) is not None and not is_uploaded(
+                copy.place, to, endpoint=self._endpoint
+            ):
+                with progress_bar(copy.path, self._with_bar) as tell:
+                    done = s3().upload(copy.place, to, endpoint=self._endpoint, progress=tell)
+                self._tell(copy.path, "uploaded", done.n_bytes, url=done.url)
+        except OSError as error:
+            note(f"ioshape: {explain(error)}")
+            self._tell(copy.path, "failed", 0, url=to, error=explain(error))
+            return
+        self._uploaded.add(copy)
+
+    def _tell(
+        self,
+        path: str,
+        result: str,
+        n_bytes: int,
+        *,
+        url: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        self._failed = self._failed or error is not None
+        now = time.monotonic()
+        self._told(_Outcome(path, result, n_bytes, round(now - self._began, 6), url, error))
+        self._began = now
+
+    # ---- --watch ---------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Again and again, whenever something was saved there."""
+        seen: list[str] | None = None
+        pause = _LOOK_S
+        while True:
+            names = self._names()
+            if names is None or names != seen:
+                pause = self._try_once(pause)
+                seen = names if pause == _LOOK_S else None
+            time.sleep(pause)
+
+    def _names(self) -> list[str] | None:
+        """What tells whether anything has changed; None: look more closely."""
+        try:
+            return sorted(os.listdir(self._tier.journal))  # noqa: PTH208
+        except OSError:
+            return None
+
+    def _try_once(self, pause: float) -> float:
+        """How long to wait after it."""
+        try:
+            if self.once():
+                return _LOOK_S
+        except OSError as error:
+            note(f"ioshape: {explain(error)}")
+        return min(2 * pause, _MOST_PAUSE_S)
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    sys.exit(_EXIT_TERMINATED)  # which leaves nothing half done
+
+
+def _say(outcome: _Outcome) -> None:
+    if outcome.error is None:
+        say(outcome.sentence())
+    sys.stdout.flush()
+
+
+def _say_json_line(outcome: _Outcome) -> None:
+    click.echo(json.dumps(asdict(outcome)))
+    sys.stdout.flush()
+
+
+def _check_url(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
+    if url is not None:
+        s3()  # now rather than after the drain
+        from ioshape._s3.address import parse  # noqa: PLC0415
+
+        parse(url)
+    return url
+
+
+@click.command(short_help="Carry what was saved on a fast disk to where it belongs.")
+@click.argument("folder", metavar="FOLDER", type=click.Path())
+@click.option(
+    "--rate",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Write at most so many bytes per second, such as 500M.",
+)
+@click.option("--watch", is_flag=True, help="Go on, and carry what is saved from now on.")
+@click.option(
+    "--to",
+    "url",
+    metavar="URL",
+    callback=_check_url,
+    help="Then upload what was carried, below s3://BUCKET/KEY.",
+)
+@endpoint_option
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print what became of each as JSON: a list, or with --watch lines.",
+)
+def command(
+    folder: str, rate: int, watch: bool, url: str | None, endpoint: str | None, as_json: bool
+) -> int:
+    """Carries what you have saved on a tier, FOLDER, to where it belongs, the oldest first.
+
+    It writes as saves do, in slots, with a share of 1 where saves have 100, and puts each file or
+    directory in place when it is whole and durable. What is damaged is not carried, and what is
+    newer there is not replaced. Whatever fails stays on the tier for the next time. Only one
+    process drains a tier at a time: others wait for it.
+
+    With --to what was drained is uploaded as well, as by "ioshape upload", with its whole path
+    below the URL. What is there is not sent again. Needs boto3: pip install 'ioshape[s3]'.
+
+    \b
+    ioshape drain /local/nvme
+    ioshape drain /local/nvme --rate 500M
+    ioshape drain /local/nvme --watch --to s3://bucket/cluster7
+    ioshape drain /local/nvme --json | jq '.[] | select(.error)'
+
+    Exit code: 0 if nothing waits any more, also if nothing was saved there; 1 if something could
+    not be carried. With --watch: 0 after Ctrl-C.
+    """
+    from ioshape._settings.context import Context  # noqa: PLC0415
+    from ioshape._tier.tier import Tier, is_tier  # noqa: PLC0415
+
+    if not Path(folder).is_dir():
+        reason = "is not a directory" if Path(folder).exists() else "does not exist"
+        raise SentenceError(f"{folder} {reason}; give the folder that saves have as their tier")
+    outcomes: list[_Outcome] = []
+
+    def told(outcome: _Outcome) -> None:
+        if not watch:
+            outcomes.append(outcome)
+        elif as_json:
+            _say_json_line(outcome)
+        if not as_json:
+            _say(outcome)
+
+    is_whole = True
+    if watch or is_tier(folder):
+        signal.signal(signal.SIGTERM, _terminate)
+        with contextlib.closing(Tier(Context(share=_SHARE, rate=rate or None), folder)) as tier:
+            with_bar = sys.stderr.isatty() and not as_json and not watch
+            work = _Command(tier, url, endpoint, told, with_bar=with_bar)
+            if watch:
+                with contextlib.suppress(KeyboardInterrupt):
+                    work.watch()
+                return 0
+            is_whole = work.once()
+    if as_json:
+        say_json([asdict(one) for one in outcomes])
+    elif not outcomes:
+        say(f"Nothing on {folder} waits to be drained.")
+    return exit_for(not is_whole)

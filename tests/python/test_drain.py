@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape drain, and what "ioshape ls" says of a tier."""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import object_store
+import pytest
+from command import IOSHAPE, call, fail, on_terminal, succeed
+from object_store import BUCKET, Store
+from processes import TIMEOUT_S, environment
+from records import names_in
+from tiers import Saver, saver
+
+RUN = f"s3://{BUCKET}/run"
+#: more than any buffer between a drain and its destination
+LARGE = 32 << 20
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> Iterator[Saver]:
+    with saver(tmp_path) as made:
+        yield made
+
+
+def drained(*arguments: str | Path | int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(succeed(call("drain", "--json", *arguments)))
+    return found
+
+
+# ---- Once ----------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_carried_and_said(saves: Saver) -> None:
+    path = saves.save("a.pt")
+    folder = saves.save_directory("model", weights=b"1234", config=b"5")
+    lines = succeed(call("drain", saves.fast)).splitlines()
+    assert [re.sub(r"in .*", "in", line) for line in lines] == [
+        f"{path}: drained, 5 B in",
+        f"{folder}: drained, 5 B in",
+    ]
+    assert path.read_bytes() == b"saved"
+    assert names_in(folder) == ["config", "weights"]
+    text = succeed(call("drain", saves.fast))
+    assert text == f"Nothing on {saves.fast} waits to be drained.\n"
+    assert drained(saves.fast) == []
+
+
+def test_what_is_not_carried_is_said(saves: Saver) -> None:
+    newer = saves.save("newer")
+    newer.write_bytes(b"direct")
+    later = time.time_ns() + 10**9
+    os.utime(newer, ns=(later, later))
+    saves.save("twice")
+    twice = saves.save("twice", b"again")
+    gone = saves.save("gone")
+    Path(next(one.place for one in saves.copies() if one.path == str(gone))).unlink()
+    found = [(one["path"], one["result"], one["bytes"]) for one in drained(saves.fast)]
+    assert found == [
+        (str(newer), "newer", 0),
+        (str(twice), "overtaken", 0),
+        (str(twice), "drained", 5),
+        (str(gone), "gone", 0),
+    ]
+    assert newer.read_bytes() == b"direct"
+    newer.unlink()
+    saves.save("newer")
+    newer.write_bytes(b"direct")
+    os.utime(newer, ns=(2 * later, 2 * later))
+    assert "there is a newer one, which stays" in succeed(call("drain", saves.fast))
+
+
+def test_what_fails_stays_and_the_others_are_carried(saves: Saver) -> None:
+    bad, good = saves.save("bad"), saves.save("good")
+    (bad / "inner").mkdir(parents=True)
+    done = call("drain", saves.fast)
+    assert done.returncode == 1
+    assert done.stderr.count("there is a directory") == 1
+    assert done.stdout.startswith(f"{good}: drained")
+    done = call("drain", saves.fast, "--json")
+    (one,) = json.loads(done.stdout)
+    assert (done.returncode, one["path"], one["result"]) == (1, str(bad), "failed")
+    assert "there is a directory" in one["error"]
+    (bad / "inner").rmdir()
+    bad.rmdir()
+    assert [one["result"] for one in drained(saves.fast)] == ["drained"]
+
+
+def test_a_damaged_copy_is_not_carried(saves: Saver) -> None:
+    path = saves.slow / "model.pt"
+    ioshape.save({"weight": "x" * 100_000}, saves.tier.place(str(path), 0))
+    saves.tier.keep(str(path))
+    with Path(saves.copies()[0].place).open("r+b") as file:
+        file.seek(50_000)
+        file.write(b"y")
+    done = call("drain", saves.fast)
+    assert done.returncode == 1
+    assert "damaged" in done.stderr
+    assert not path.exists()
+
+
+def test_folders_without_saves(tmp_path: Path) -> None:
+    assert "waits to be drained" in succeed(call("drain", tmp_path))
+    assert drained(tmp_path) == []
+    assert names_in(tmp_path) == []
+    assert "does not exist" in fail(call("drain", tmp_path / "none"))
+    (tmp_path / "file").touch()
+    assert "is not a directory" in fail(call("drain", tmp_path / "file"))
+    fail(call("drain", tmp_path, "--rate", "much"), 2)
+
+
+def test_the_rate_is_kept(saves: Saver) -> None:
+    saves.save("a.pt", bytes(LARGE))
+    (one,) = drained(saves.fast, "--rate", "16M")
+    assert one["seconds"] > 1
+
+
+def test_a_terminal_gets_a_bar(saves: Saver) -> None:
+    saves.save("a.pt", bytes(LARGE))
+    code, seen = on_terminal("drain", str(saves.fast), "--rate", "16M")
+    assert code == 0
+    assert "32.0" in seen  # MiB, in the bar and in the line
+    assert re.search(r"\d MB/s|\d MiB/s|/s", seen)
+    assert "drained, 32.0 MiB in" in seen
+
+
+# ---- Ended ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def started(*arguments: str | Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [IOSHAPE, *arguments],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next one, as soon as it is there."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+    assert ready
+    return process.stdout.readline()
+
+
+def wait_until_writing(folder: Path) -> None:
+    """A temporary file is there, with something in it."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not any(entry.stat().st_blocks for entry in folder.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_and_nothing_is_left_there(number: int, code: int, saves: Saver) -> None:
+    path = saves.save("a.pt", os.urandom(LARGE))
+    with started("drain", saves.fast, "--rate", "4M") as process:
+        wait_until_writing(saves.slow)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, stderr) == (code, "")
+    assert names_in(saves.slow) == []
+    assert [one["result"] for one in drained(saves.fast)] == ["drained"]
+    assert path.stat().st_size == LARGE
+
+
+def test_a_killed_one_is_gone_on_with(saves: Saver) -> None:
+    path = saves.save("a.pt", os.urandom(LARGE))
+    with started("drain", saves.fast, "--rate", "4M") as process:
+        wait_until_writing(saves.slow)
+        process.kill()
+        process.wait(timeout=TIMEOUT_S)
+    done = call("drain", saves.fast)
+    assert done.stdout.startswith(f"{path}: drained")
+    assert "left behind by a dead process" in done.stderr
+    assert names_in(saves.slow) == [path.name]
+
+
+# ---- Watching ------------------------------------------------------------------------------------
+
+
+def test_watching_carries_what_is_saved_later(saves: Saver) -> None:
+    first = saves.save("first")
+    with started("drain", saves.fast, "--watch") as process:
+        assert line_of(process).startswith(f"{first}: drained")
+        second = saves.save("second")
+        assert line_of(process).startswith(f"{second}: drained")
+        again = saves.save("first", b"again")
+        assert line_of(process).startswith(f"{again}: drained")
+        assert again.read_bytes() == b"again"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=TIMEOUT_S) == 0
+
+
+def test_watching_tries_again_what_failed(saves: Saver) -> None:
+    path = saves.save("a")
+    (path / "inner").mkdir(parents=True)
+    with started("drain", saves.fast, "--watch", "--json") as process:
+        one = json.loads(line_of(process))
+        assert (one["result"], one["path"]) == ("failed", str(path))
+        (path / "inner").rmdir()
+        path.rmdir()
+        while one["result"] == "failed":
+            one = json.loads(line_of(process))
+        assert one["result"] == "drained"
+        process.terminate()
+        assert process.wait(timeout=TIMEOUT_S) == 143
+
+
+def test_watching_begins_before_anything_is_saved(tmp_path: Path) -> None:
+    (tmp_path / "fast").mkdir()
+    with started("drain", tmp_path / "fast", "--watch") as process, saver(tmp_path) as later:
+        path = later.save("a")
+        assert line_of(process).startswith(f"{path}: drained")
+
+
+# ---- Object stores -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with object_store.moto(tmp_path_factory.mktemp("moto")) as store:
+        yield store
+
+
+@pytest.fixture
+def store(server: Store) -> Iterator[Store]:
+    """Empty, and harmless."""
+    server.harm()
+    yield server
+    server.harm()
+    for key in server.objects():
+        server.client().delete_object(Bucket=BUCKET, Key=key)
+
+
+def test_what_was_drained_is_uploaded_once(saves: Saver, store: Store) -> None:
+    path = saves.save("a.pt")
+    folder = saves.save_directory("model", weights=b"1234")
+
+    def upload() -> list[tuple[str, str]]:
+        done = call("drain", saves.fast, "--to", RUN, "--json", env=store.variables)
+        assert done.returncode == 0, done.stderr
+        return [(one["result"], one["url"] or one["path"]) for one in json.loads(done.stdout)]
+
+    assert upload() == [
+        ("drained", str(path)),
+        ("drained", str(folder)),
+        ("uploaded", f"{RUN}{path}"),
+        ("uploaded", f"{RUN}{folder}"),
+    ]
+    assert f"run{path}" in store.objects()
+    assert f"run{folder}/weights" in store.objects()
+    assert upload() == []
+    saves.save("a.pt", b"again")
+    assert upload() == [("drained", str(path)), ("uploaded", f"{RUN}{path}")]
+    body = store.client().get_object(Bucket=BUCKET, Key=f"run{path}")["Body"].read()
+    assert body == b"again"
+
+
+def test_an_older_one_is_not_uploaded(saves: Saver, store: Store) -> None:
+    path = saves.save("a.pt")
+    succeed(call("drain", saves.fast))
+    path.write_bytes(b"direct")
+    later = time.time_ns() + 10**9
+    os.utime(path, ns=(later, later))
+    succeed(call("drain", saves.fast, "--to", RUN, env=store.variables))
+    assert store.objects() == []
+
+
+def test_a_killed_upload_is_no_checkpoint_and_is_gone_on_with(saves: Saver, store: Store) -> None:
+    names = [f"file{number}" for number in range(8)]
+    folder = saves.save_directory("model", **{name: name.encode() for name in names})
+    store.harm(kill_at=8, pid=0)
+    with started("drain", saves.fast, "--to", RUN, **store.variables) as process:
+        store.harm(kill_at=8, pid=process.pid)
+        process.wait(timeout=TIMEOUT_S)
+    assert process.returncode == -signal.SIGKILL
+    listed = call("ls", RUN, env=store.variables)
+    assert "There is no complete checkpoint" in listed.stdout
+    text = succeed(call("drain", saves.fast, "--to", RUN, env=store.variables))
+    assert text.startswith(f"{folder}: uploaded to {RUN}{folder}, ")
+    assert f"{RUN}{folder}" in succeed(call("ls", RUN, env=store.variables))
+
+
+def test_an_upload_that_fails_is_said_and_tried_again(saves: Saver, store: Store) -> None:
+    path = saves.save("a.pt")
+    store.harm(deny=True)
+    done = call("drain", saves.fast, "--to", RUN, env=store.variables)
+    assert done.returncode == 1
+    assert "the server refuses it" in done.stderr
+    assert path.exists()
+    store.harm()
+    text = succeed(call("drain", saves.fast, "--to", RUN, env=store.variables))
+    assert text.startswith(f"{path}: uploaded")
+    assert "no address" in fail(call("drain", saves.fast, "--to", "gs://bucket"))
+
+
+# ---- ioshape ls ----------------------------------------------------------------------------------
+
+
+def test_ls_tells_what_waits(saves: Saver) -> None:
+    old = saves.save("old")
+    succeed(call("drain", saves.fast))
+    folder = saves.save_directory("model", weights=bytes(2048))
+    lines = succeed(call("ls", saves.fast)).splitlines()
+    assert lines[0].split() == ["path", "saved", "kind", "size", "state"]
+    assert lines[1].split()[0] == str(folder)
+    assert lines[1].split()[3:] == ["directory", "2.00", "KiB", "waits"]
+    assert lines[2].split()[0] == str(old)
+    assert lines[2].endswith("drained")
+    assert lines[-1] == "2 checkpoints, 2.00 KiB; 2.00 KiB of it waits to be drained"
+    found = json.loads(succeed(call("ls", saves.fast, "--json")))
+    assert found["tier"] == str(saves.fast)
+    assert [(one["path"], one["state"]) for one in found["copies"]] == [
+        (str(folder), "waits"),
+        (str(old), "drained"),
+    ]
+    assert Path(found["copies"][0]["place"], "weights").exists()
+
+
+def test_ls_tells_what_is_drained_now(saves: Saver) -> None:
+    saves.save("a.pt", os.urandom(LARGE))
+    saves.save("b.pt")
+    with started("drain", saves.fast, "--rate", "4M"):
+        wait_until_writing(saves.slow)
+        found = json.loads(succeed(call("ls", saves.fast, "--json")))
+    assert [one["state"] for one in found["copies"]] == ["is drained now", "waits"]
+
+
+def test_ls_of_an_empty_tier(saves: Saver) -> None:
+    assert succeed(call("ls", saves.fast)) == f"There is no checkpoint on {saves.fast}.\n"
