@@ -173,7 +173,7 @@ stage_style() {
 	local c_files=() shell_files=()
 	mapfile -t c_files < <(find include libioshape examples tests -name '*.[ch]' -o -name '*.[ch]pp')
 	mapfile -t shell_files < <(
-		find tests examples bindings .ci -name '*.sh' -o -name '*.sbatch' -o -path '.ci/*' -type f
+		find tests examples bindings docs libioshape .ci -name '*.sh' -o -name '*.sbatch' -o -path '.ci/*' -type f
 	)
 	check "C and C++ are formatted" clang-format --dry-run -Werror "${c_files[@]}"
 	check "Python is formatted" ruff format --check .
