@@ -72,6 +72,9 @@ enum ioshape_board {
 /** All ranks of a job, which save together. */
 struct ioshape_group;
 
+/** A fast disk of this node: ioshape/tier.h. */
+struct ioshape_tier;
+
 /** Who is in a group, and how it saves. */
 struct ioshape_group_options {
 	size_t size; /**< sizeof(struct ioshape_group_options) */
@@ -94,6 +97,15 @@ struct ioshape_group_options {
 	uint32_t keep_last;
 	/** Besides: those whose step is a multiple of this; 0: none. */
 	uint64_t keep_every;
+	/**
+	 * Generations are saved on this tier first, and kept for the directory: keep_last and
+	 * keep_every say what stays there once they are drained. All ranks open the same tier.
+	 * Borrowed until the group is freed; NULL: none.
+	 *
+	 * Saved directly, which the report says, is what does not fit on the tier; what is saved
+	 * with a deadline, or with `replace` off; and everything if the ranks are on several nodes.
+	 */
+	struct ioshape_tier *tier;
 };
 
 #define IOSHAPE_GROUP_OPTIONS_INIT IOSHAPE_SIZED(ioshape_group_options)
@@ -185,6 +197,10 @@ struct ioshape_search_options {
 	 */
 	void (*passed_over)(void *user, uint64_t step);
 	void *passed_over_user;
+	/** Receives where that generation lies, in a call of passed_over() the one that it is told
+	 * of: the group's directory, or that on its tier. The group owns the text. NULL: nobody
+	 * wants to know. */
+	const char **directory;
 };
 
 #define IOSHAPE_SEARCH_OPTIONS_INIT IOSHAPE_SIZED(ioshape_search_options)
@@ -241,6 +257,8 @@ struct ioshape_generation_info {
 	enum ioshape_mode mode;
 	uint32_t reserved;
 	const char *path; /**< of the directory; valid until the generation is freed */
+	/** Higher than those of the generations that were there when it was saved. */
+	uint64_t serial;
 };
 
 #define IOSHAPE_GENERATION_INFO_INIT IOSHAPE_SIZED(ioshape_generation_info)

@@ -165,11 +165,33 @@ static void free_group(struct ioshape_group *group)
 	pthread_mutex_destroy(&group->lock);
 	pthread_mutex_destroy(&group->beginning);
 	free(group->directory);
+	free(group->near);
 	free(group->token);
 	free(group->node);
 	free(group->ranks);
 	free(group->leaders);
 	free(group);
+}
+
+/* Where its generations are on the tier. What other nodes have on theirs it could not see. */
+static int find_near(struct ioshape_group *group, struct base_error *error)
+{
+	struct group_tier *tier = group_tier_of(&group->options);
+	char name[GROUP_STEP_NAME_BYTES], *path, *place = NULL;
+	int ret;
+
+	if (!tier || group->node_count > 1)
+		return 0;
+	group_step_name(name, 0);
+	if (asprintf(&path, "%s/%s", group->directory, name) < 0)
+		return base_no_memory(error, "a path", strlen(group->directory));
+	ret = tier->ops->find(tier, path, &place, error);
+	free(path);
+	if (ret)
+		return ret;
+	group->near = base_directory_of(place);
+	free(place);
+	return group->near ? 0 : base_no_memory(error, "a path", strlen(group->directory));
 }
 
 static int open_group(struct ioshape_context *context, const char *directory,
@@ -217,6 +239,8 @@ static int open_group(struct ioshape_context *context, const char *directory,
 		ret = open_board(group, error);
 	if (!ret)
 		ret = group_meet(group, error);
+	if (!ret)
+		ret = find_near(group, error);
 	snprintf(group->life, sizeof(group->life), "r%016llx-life", (unsigned long long)group->id);
 	if (ret) {
 		free_group(group);

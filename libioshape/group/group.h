@@ -13,7 +13,7 @@
 /* ---- Notes (notes.c; pure) ------------------------------------------------------------------- */
 
 /* Of all that ranks tell and send each other. */
-#define GROUP_NOTES_FORMAT BASE_FORMAT(2u)
+#define GROUP_NOTES_FORMAT BASE_FORMAT(3u)
 
 /* Appended to a buffer; a failure is remembered in `failed`. */
 struct group_note {
@@ -39,6 +39,30 @@ void group_read_text(struct group_note_reader *reader, char *into, size_t into_b
 /* Another rank's failure as that of `error`; returns its code. 0 if it did not fail, or is bad. */
 int group_read_error(struct group_note_reader *reader, struct base_error *error);
 
+/* ---- Tiers ----------------------------------------------------------------------------------- */
+
+/* What a group asks of a tier, which is above it: struct ioshape_tier begins with this. Paths are
+ * those of generations in the group's directory. */
+struct group_tier {
+	const struct group_tier_ops *ops;
+};
+
+struct group_tier_ops {
+	/* Where it lies, or would; nothing is made. To be freed. */
+	int (*find)(struct group_tier *tier, const char *path, char **place,
+		    struct base_error *error);
+	/* ioshape_tier_place() and ioshape_tier_keep(). */
+	int (*make_room)(struct group_tier *tier, const char *path, uint64_t bytes,
+			 struct base_error *error);
+	int (*keep)(struct group_tier *tier, const char *path, uint32_t keep_last,
+		    uint64_t keep_every, struct base_error *error);
+};
+
+static inline struct group_tier *group_tier_of(const struct ioshape_group_options *options)
+{
+	return (struct group_tier *)(void *)options->tier;
+}
+
 /* ---- Groups (group.c, meeting.c) ------------------------------------------------------------- */
 
 #define GROUP_WHERE_BYTES 64
@@ -57,6 +81,8 @@ struct ioshape_group {
 	struct ioshape_context *context;
 	struct ioshape_group_options options; /* strings are those below */
 	char *directory;                      /* absolute */
+	/* On its tier; NULL without one, and where ranks are on several nodes. */
+	char *near;
 	char *token;
 	char job[GROUP_JOB_BYTES]; /* of the token: in the names of attempts */
 	char *node;
@@ -78,6 +104,10 @@ struct ioshape_group {
 	unsigned running;         /* saves that have not ended */
 	struct fs_memory storage; /* below the directory; only in rounds */
 	bool comm_failed;         /* bytes do not travel between nodes any more; only in rounds */
+	/* The highest of the directory and the tier, once they have been looked at; only in rounds.
+	 */
+	uint64_t last_serial;
+	bool serials_known;
 	uint64_t kept_round; /* the first one whose notes have not been dropped; only in rounds */
 	uint64_t next_round; /* that will be given out */
 	uint64_t round;      /* that is going on */

@@ -10,20 +10,27 @@
 /* How long a generation that rank 0 sees may stay unseen on other hosts: as NFS caches names. */
 #define PATIENCE_NS 10000000000ull
 
+/* A generation, on the group's tier or in its directory. IOSHAPE_LATEST: none. */
+struct found {
+	uint64_t step;
+	bool near;
+};
+
 /* ---- What rank 0 tells ----------------------------------------------------------------------- */
 
-/* Rank 0 posts, the others read: a step, or why there is none. */
-static int tell(struct group_round *round, const char *what, uint64_t step,
+/* Rank 0 posts, the others read: a generation, or why there is none. */
+static int tell(struct group_round *round, const char *what, const struct found *found,
 		const struct base_error *failure, struct base_error *error)
 {
 	struct group_note note = { 0 };
 
 	group_note_error(&note, failure);
-	group_note_number(&note, step);
+	group_note_number(&note, found->step);
+	group_note_number(&note, found->near);
 	return group_round_post(round, what, &note, error);
 }
 
-static int hear(struct group_round *round, const char *what, uint64_t *step,
+static int hear(struct group_round *round, const char *what, struct found *found,
 		struct base_error *failure, struct base_error *error)
 {
 	struct base_buffer note = { 0 };
@@ -33,42 +40,70 @@ static int hear(struct group_round *round, const char *what, uint64_t *step,
 	if (!ret) {
 		reader = group_read_note(&note);
 		group_read_error(&reader, failure);
-		*step = group_read_number(&reader);
+		found->step = group_read_number(&reader);
+		found->near = group_read_number(&reader) != 0;
 		if (reader.bad)
 			ret = base_refuse(error, -EPROTO, "cannot read what rank 0 says of %s",
 					  round->group->directory);
+		else if (found->near && !round->group->near)
+			ret = base_refuse(error, -EINVAL,
+					  "rank 0 looks at a tier, and this rank has "
+					  "none" BASE_REMEDY "give all ranks the same tier");
 	}
 	base_buffer_free(&note);
 	return ret;
 }
 
 /* Rank 0's answer becomes that of all. */
-static int share(struct group_round *round, const char *what, uint64_t *step,
+static int share(struct group_round *round, const char *what, struct found *found,
 		 struct base_error *failure, struct base_error *error)
 {
 	if (round->group->options.rank)
-		return hear(round, what, step, failure, error);
-	return tell(round, what, *step, failure, error);
+		return hear(round, what, found, failure, error);
+	return tell(round, what, found, failure, error);
+}
+
+static const char *directory_of(const struct ioshape_group *group, const struct found *found)
+{
+	return found->near ? group->near : group->directory;
 }
 
 /* ---- The newest complete one ----------------------------------------------------------------- */
 
-static uint64_t look_for_latest(struct ioshape_group *group, struct base_error *failure)
+/* Its serial number; 0: there is none. */
+static uint64_t look_in(struct ioshape_group *group, const char *directory, uint64_t *step,
+			struct base_error *failure)
 {
 	struct ioshape_generation_info info = { .size = sizeof(info) };
 	struct ioshape_generation *generation;
 
-	if (ioshape_generation_open(group->context, group->directory, IOSHAPE_LATEST,
-				    &generation)) {
+	if (ioshape_generation_open(group->context, directory, IOSHAPE_LATEST, &generation)) {
 		base_pass_on(failure, base_last_error());
 		return 0;
 	}
 	ioshape_generation_get_info(generation, &info);
 	ioshape_generation_free(generation);
-	return info.step;
+	*step = info.step;
+	return info.serial;
 }
 
-static int find_complete(struct ioshape_group *group, uint64_t *step, struct base_error *error)
+/* Of two that are the same, that on the tier. */
+static void look_for_latest(struct ioshape_group *group, struct found *found,
+			    struct base_error *failure)
+{
+	struct base_error unseen = { 0 };
+	uint64_t serial, there, step = 0;
+
+	serial = group->near ? look_in(group, group->near, &found->step, &unseen) : 0;
+	there = look_in(group, group->directory, &step, failure);
+	found->near = serial && serial >= there;
+	if (found->near)
+		base_error_begin(failure);
+	else
+		found->step = step;
+}
+
+static int find_complete(struct ioshape_group *group, struct found *found, struct base_error *error)
 {
 	struct base_error failure = { 0 };
 	struct group_round round;
@@ -76,19 +111,25 @@ static int find_complete(struct ioshape_group *group, uint64_t *step, struct bas
 
 	group_round_begin(&round, group, group_round_reserve(group), NULL);
 	if (!group->options.rank)
-		*step = look_for_latest(group, &failure);
-	ret = share(&round, "latest", step, &failure, error);
+		look_for_latest(group, found, &failure);
+	ret = share(&round, "latest", found, &failure, error);
 	group_round_end(&round);
 	return !ret && failure.code ? base_pass_on(error, &failure) : ret;
 }
 
 /* ---- The newest intact one ------------------------------------------------------------------- */
 
-/* Of rank 0. The others hear. */
-struct search {
+/* What lies in one of the two places. */
+struct place {
 	struct ring_folder directory;
 	struct group_candidates candidates;
 	size_t at;
+};
+
+/* Of rank 0. The others hear. */
+struct search {
+	bool begun;
+	struct place near, there;
 };
 
 /* What the ranks found. */
@@ -99,37 +140,74 @@ struct checks {
 };
 
 /* Its manifest holds, and the files are there; else `failure` says why it does not count. */
-static void look_at(struct search *search, size_t at, struct base_error *failure)
+static void look_at(struct place *place, struct base_error *failure)
 {
-	const struct group_candidate *candidate = &search->candidates.all[at];
+	const struct group_candidate *candidate = &place->candidates.all[place->at];
 	struct group_generation generation;
-	int ret = group_open_candidate(&generation, &search->directory, &search->candidates, at,
-				       failure);
+	int ret = group_open_candidate(&generation, &place->directory, &place->candidates,
+				       place->at, failure);
 
 	if (!ret)
 		group_generation_close(&generation);
 	else if (ret == -ENOENT)
 		base_refuse(failure, ret, "\"%s/%s\" has no manifest: it is not complete",
-			    search->directory.path, candidate->name);
+			    place->directory.path, candidate->name);
+}
+
+static int list_place(struct place *place, const char *path, struct base_error *failure)
+{
+	const int ret = group_open_directory(&place->directory, path, failure);
+
+	return ret ? ret : group_list_by_age(&place->directory, &place->candidates, failure);
+}
+
+static int begin_search(struct ioshape_group *group, struct search *search,
+			struct base_error *failure)
+{
+	struct base_error unseen = { 0 };
+
+	if (search->begun)
+		return 0;
+	search->begun = true;
+	/* There need not be anything. */
+	if (group->near && list_place(&search->near, group->near, &unseen) &&
+	    unseen.code != -ENOENT)
+		base_log(save_log(group->context), IOSHAPE_LOG_WARNING, "%s", unseen.text);
+	return list_place(&search->there, group->directory, failure);
+}
+
+/* The place with the newest that is left; NULL: none is. */
+static struct place *next_place(struct search *search)
+{
+	const struct group_candidates *near = &search->near.candidates,
+				      *there = &search->there.candidates;
+	const size_t at_near = search->near.at, at_there = search->there.at;
+
+	if (at_near < near->count &&
+	    (at_there == there->count || near->all[at_near].serial >= there->all[at_there].serial))
+		return &search->near;
+	return at_there < there->count ? &search->there : NULL;
 }
 
 /* The next one of which nothing bad is known yet, or that is to be passed over. IOSHAPE_LATEST: no
  * more. */
-static uint64_t look_for_next(struct ioshape_group *group, struct search *search,
-			      struct base_error *failure)
+static void look_for_next(struct ioshape_group *group, struct search *search, struct found *found,
+			  struct base_error *failure)
 {
-	if (search->directory.fd < 0) {
-		if (group_open_directory(&search->directory, group->directory, failure) ||
-		    group_list_by_age(&search->directory, &search->candidates, failure))
-			return IOSHAPE_LATEST;
-	}
-	if (search->at == search->candidates.count) {
+	struct place *place;
+
+	found->step = IOSHAPE_LATEST;
+	if (begin_search(group, search, failure))
+		return;
+	place = next_place(search);
+	if (!place) {
 		base_refuse(failure, -ENOENT, "there is no intact generation in %s",
 			    group->directory);
-		return IOSHAPE_LATEST;
+		return;
 	}
-	look_at(search, search->at, failure);
-	return search->candidates.all[search->at++].step;
+	look_at(place, failure);
+	found->step = place->candidates.all[place->at++].step;
+	found->near = place == &search->near;
 }
 
 static int beat(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
@@ -144,7 +222,7 @@ static int beat(void *user, enum ioshape_phase phase, uint64_t done, uint64_t to
 }
 
 /* Rank 0 has found it: a network filesystem may show it here a little later. */
-static int open_patiently(struct group_round *round, uint64_t step,
+static int open_patiently(struct group_round *round, const struct found *found,
 			  struct ioshape_generation **generation)
 {
 	struct ioshape_group *group = round->group;
@@ -152,7 +230,8 @@ static int open_patiently(struct group_round *round, uint64_t step,
 	int ret;
 
 	for (;;) {
-		ret = ioshape_generation_open(group->context, group->directory, step, generation);
+		ret = ioshape_generation_open(group->context, directory_of(group, found),
+					      found->step, generation);
 		if (ret != -ENOENT || !group->options.rank ||
 		    base_now_ns() - begin_ns > PATIENCE_NS)
 			return ret;
@@ -162,12 +241,13 @@ static int open_patiently(struct group_round *round, uint64_t step,
 }
 
 /* This rank's share of the parts, whoever saved them. */
-static void check_share(struct group_round *round, uint64_t step, struct base_error *failure)
+static void check_share(struct group_round *round, const struct found *found,
+			struct base_error *failure)
 {
 	const struct ioshape_group_options *options = &round->group->options;
 	struct ioshape_generation *generation;
 
-	if (open_patiently(round, step, &generation)) {
+	if (open_patiently(round, found, &generation)) {
 		base_pass_on(failure, base_last_error());
 		return;
 	}
@@ -221,26 +301,26 @@ static int collect_checks(struct group_round *round, struct base_error *failure,
 }
 
 /* All ranks: whether it is intact for all. */
-static int check(struct group_round *round, uint64_t *step, struct base_error *failure,
+static int check(struct group_round *round, struct found *found, struct base_error *failure,
 		 struct base_error *error)
 {
 	struct base_error lost = { 0 };
 	int ret = 0;
 
-	check_share(round, *step, failure);
+	check_share(round, found, failure);
 	if (round->group->options.rank) {
-		ret = tell(round, "checked", *step, failure, error);
+		ret = tell(round, "checked", found, failure, error);
 		*failure = (struct base_error){ 0 };
 	} else if (collect_checks(round, failure, &lost)) {
 		/* Without that rank there is no going on: the others hear which it is. */
 		*failure = lost;
-		*step = IOSHAPE_LATEST;
+		found->step = IOSHAPE_LATEST;
 	}
-	return ret ? ret : share(round, "intact", step, failure, error);
+	return ret ? ret : share(round, "intact", found, failure, error);
 }
 
 /* One generation, in one round. */
-static int try_next(struct ioshape_group *group, struct search *search, uint64_t *step,
+static int try_next(struct ioshape_group *group, struct search *search, struct found *found,
 		    struct base_error *failure, struct base_error *error)
 {
 	struct group_round round;
@@ -248,36 +328,53 @@ static int try_next(struct ioshape_group *group, struct search *search, uint64_t
 
 	group_round_begin(&round, group, group_round_reserve(group), NULL);
 	if (!group->options.rank)
-		*step = look_for_next(group, search, failure);
-	ret = share(&round, "next", step, failure, error);
+		look_for_next(group, search, found, failure);
+	ret = share(&round, "next", found, failure, error);
 	if (!ret && !failure->code)
-		ret = check(&round, step, failure, error);
+		ret = check(&round, found, failure, error);
 	group_round_end(&round);
 	return ret;
 }
 
-static int find_intact(struct ioshape_group *group, const struct ioshape_search_options *options,
-		       uint64_t *step, struct base_error *error)
+static void say_where(const struct ioshape_group *group,
+		      const struct ioshape_search_options *options, const struct found *found)
 {
-	struct search search = { .directory = RING_NO_FOLDER };
+	if (options->directory)
+		*options->directory = directory_of(group, found);
+}
+
+static void close_place(struct place *place)
+{
+	group_candidates_free(&place->candidates);
+	ring_folder_close(&place->directory);
+}
+
+static int find_intact(struct ioshape_group *group, const struct ioshape_search_options *options,
+		       struct found *found, struct base_error *error)
+{
+	struct search search = {
+		.near.directory = RING_NO_FOLDER,
+		.there.directory = RING_NO_FOLDER,
+	};
 	int ret;
 
 	for (;;) {
 		struct base_error failure = { 0 };
 
-		ret = try_next(group, &search, step, &failure, error);
+		ret = try_next(group, &search, found, &failure, error);
 		if (ret || !failure.code)
 			break;
-		if (*step == IOSHAPE_LATEST || !group_is_its_own_fault(failure.code)) {
+		if (found->step == IOSHAPE_LATEST || !group_is_its_own_fault(failure.code)) {
 			ret = base_pass_on(error, &failure);
 			break;
 		}
 		base_leave(failure.code, "load", group->directory, &failure);
+		say_where(group, options, found);
 		if (options->passed_over)
-			options->passed_over(options->passed_over_user, *step);
+			options->passed_over(options->passed_over_user, found->step);
 	}
-	group_candidates_free(&search.candidates);
-	ring_folder_close(&search.directory);
+	close_place(&search.near);
+	close_place(&search.there);
 	return ret;
 }
 
@@ -289,7 +386,7 @@ IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
 {
 	struct ioshape_search_options options;
 	struct base_error error = { 0 };
-	uint64_t found = 0;
+	struct found found = { 0 };
 	int ret;
 
 	if (!group || !step)
@@ -303,7 +400,9 @@ IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
 		ret = find_intact(group, &options, &found, &error);
 	else if (!ret)
 		ret = find_complete(group, &found, &error);
-	if (!ret)
-		*step = found;
+	if (!ret) {
+		*step = found.step;
+		say_where(group, &options, &found);
+	}
 	return base_leave(ret, "load", group->directory, &error);
 }

@@ -85,6 +85,7 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 			ret = base_no_memory(&error, "a tier", sizeof(*tier));
 	}
 	if (!ret) {
+		tier->of_groups.ops = &tier_of_groups;
 		tier->context = context;
 		tier->options = options;
 		tier->root = tier->journal = (struct ring_folder)RING_NO_FOLDER;
@@ -269,3 +270,50 @@ IOSHAPE_EXPORT int ioshape_tier_find(struct ioshape_tier *tier, const char *path
 	free(destination);
 	return ret == -ENOENT ? ret : base_leave(ret, "load", path, &error);
 }
+
+/* ---- For groups ------------------------------------------------------------------------------ */
+
+static const struct ioshape_tier *tier_of(const struct group_tier *of_groups)
+{
+	return (const struct ioshape_tier *)of_groups;
+}
+
+static int find_for_group(struct group_tier *of_groups, const char *path, char **place,
+			  struct base_error *error)
+{
+	const struct ioshape_tier *tier = tier_of(of_groups);
+	char *destination;
+	int ret = enter(tier, path, &destination, error);
+
+	*place = ret ? NULL : tier_place(tier, destination);
+	free(destination);
+	return ret || *place ? ret : base_no_memory(error, "a path", strlen(path));
+}
+
+static int make_room_for_group(struct group_tier *of_groups, const char *path, uint64_t bytes,
+			       struct base_error *error)
+{
+	char *destination, *place = NULL;
+	int ret = enter(tier_of(of_groups), path, &destination, error);
+
+	if (!ret)
+		ret = find_place(tier_of(of_groups), destination, bytes, &place, error);
+	free(place);
+	free(destination);
+	return ret;
+}
+
+static int keep_for_group(struct group_tier *of_groups, const char *path, uint32_t keep_last,
+			  uint64_t keep_every, struct base_error *error)
+{
+	struct tier_entry entry = { .keep_last = keep_last, .keep_every = keep_every };
+	int ret = enter(tier_of(of_groups), path, &entry.path, error);
+
+	if (!ret)
+		ret = keep(tier_of(of_groups), &entry, error);
+	free(entry.path);
+	return ret;
+}
+
+const struct group_tier_ops tier_of_groups = { find_for_group, make_room_for_group,
+					       keep_for_group };

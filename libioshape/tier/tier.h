@@ -20,11 +20,15 @@
 #include <ioshape/tier.h>
 
 struct ioshape_tier {
+	struct group_tier of_groups;
 	struct ioshape_context *context;
 	struct ioshape_tier_options options;
 	struct ring_folder root, journal;
 	char *files; /* path; owned */
 };
+
+/* What groups save, on this tier (tier.c). */
+extern const struct group_tier_ops tier_of_groups;
 
 /* ---- Names and texts (names.c; pure) --------------------------------------------------------- */
 

@@ -42,6 +42,7 @@ static void try_plan(uint32_t ranks, const struct base_buffer *note)
 	if (ret)
 		return;
 	MUST(group_parse_name(plan.attempt).kind == GROUP_NAME_ATTEMPT);
+	MUST(memchr(plan.not_near, 0, sizeof(plan.not_near)));
 	MUST(!strchr(plan.attempt, '/') && memchr(plan.why, 0, sizeof(plan.why)));
 	MUST(plan.mode >= IOSHAPE_MODE_EACH && plan.mode <= IOSHAPE_MODE_RANK0);
 }

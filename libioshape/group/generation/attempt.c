@@ -171,18 +171,23 @@ static int see_serial(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-/*
- * After all that are there now, though their jobs began later, and had other clocks. What cannot be
- * listed is not there for whoever looks for the newest either.
- */
-static uint64_t next_serial(const struct group_attempt *attempt)
+uint64_t group_last_serial(const struct ring_folder *directory, const struct base_log *log)
 {
-	struct newest newest = { .directory = &attempt->directory };
+	struct newest newest = { .directory = directory };
 	struct base_error error = { 0 };
 
-	if (ring_folder_list(&attempt->directory, see_serial, &newest, &error))
-		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);
-	return MAX(newest.serial + 1, (uint64_t)(base_wall_seconds() * 1000));
+	if (ring_folder_list(directory, see_serial, &newest, &error))
+		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
+	return newest.serial;
+}
+
+/* After all that are there now, though their jobs began later, and had other clocks. */
+static uint64_t next_serial(const struct group_attempt *attempt)
+{
+	const uint64_t last =
+		MAX(attempt->last_serial, group_last_serial(&attempt->directory, &attempt->log));
+
+	return MAX(last + 1, (uint64_t)(base_wall_seconds() * 1000));
 }
 
 static int write_manifest(struct group_attempt *attempt, const struct zip_manifest *manifest,
@@ -201,6 +206,7 @@ static int write_manifest(struct group_attempt *attempt, const struct zip_manife
 			  "cannot write the manifest of %s: what its ranks have written %s",
 			  attempt->folder.path,
 			  ret == IOSHAPE_E_LIMIT ? "is too much for one" : "does not fit together");
+	attempt->last_serial = numbered.serial;
 	if (!ret)
 		ret = ring_folder_put(&attempt->folder, ZIP_MANIFEST_NAME, text.data, text.bytes,
 				      error);

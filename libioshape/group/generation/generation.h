@@ -52,6 +52,8 @@ struct group_attempt {
 	char name[GROUP_ATTEMPT_NAME_BYTES];
 	char id[GROUP_ATTEMPT_ID_BYTES]; /* for zip_manifest.attempt */
 	uint64_t step;
+	/* Its number is higher: that of another directory that goes with this one. Then its own. */
+	uint64_t last_serial;
 	bool committed;
 	struct base_log log;
 };
@@ -102,6 +104,10 @@ void group_tidy(const struct ring_folder *directory, const char *job, const stru
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9
 void group_job_hash(char into[GROUP_JOB_BYTES], const char *token);
+
+/* The highest serial number in a directory. What cannot be listed is not there for whoever looks
+ * for the newest either. */
+uint64_t group_last_serial(const struct ring_folder *directory, const struct base_log *log);
 
 /* For a new name: digits of this process, and random ones. */
 uint64_t group_name_number(void);

@@ -117,6 +117,7 @@ IOSHAPE_EXPORT int ioshape_generation_get_info(struct ioshape_generation *genera
 	full.saved_s = manifest->saved;
 	full.mode = (enum ioshape_mode)manifest->mode;
 	full.path = generation->found.folder.path;
+	full.serial = manifest->serial;
 	ret = enter(generation, info, &error);
 	if (!ret)
 		ret = base_give_struct(info, &full, sizeof(full), "ioshape_generation_info",

@@ -128,10 +128,11 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 /* What dead attempts of this job hold can be freed. */
 static void remove_dead_attempts(void *user)
 {
-	const struct ioshape_group *group = user;
+	const struct group_part *part = user;
+	const struct ioshape_group *group = part->group;
 	struct ring_folder directory = RING_NO_FOLDER;
 
-	if (ring_folder_open(&directory, group->directory, NULL))
+	if (ring_folder_open(&directory, group_place_of(part), NULL))
 		return;
 	group_tidy(&directory, group->job, save_log(group->context));
 	ring_folder_close(&directory);
@@ -140,13 +141,12 @@ static void remove_dead_attempts(void *user)
 /* For the parts of all ranks. */
 static int check_space(struct group_part *part, struct base_error *error)
 {
-	struct ioshape_group *group = part->group;
 	const struct save_space space = {
-		.context = group->context,
-		.path = group->directory,
+		.context = part->group->context,
+		.path = group_place_of(part),
 		.needed_bytes = part->plan.total_bytes,
 		.clear = remove_dead_attempts,
-		.clear_user = group,
+		.clear_user = part,
 	};
 
 	return save_space_check(&space, &part->notes, error);
@@ -163,13 +163,15 @@ static int make_plan(struct group_part *part, struct group_attempt *attempt,
 		return ret;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
 		part->plan.total_bytes += part->plan.bytes[rank];
+	group_choose_place(part);
 	ret = check_space(part, error);
 	if (ret)
 		return ret;
-	ret = group_attempt_begin(attempt, group->directory, part->step, group->job,
+	ret = group_attempt_begin(attempt, group_place_of(part), part->step, group->job,
 				  save_log(group->context), error);
 	if (ret)
 		return ret;
+	group_continue_serials(part, attempt);
 	strcpy(part->plan.attempt, attempt->name);
 	choose_mode(part, attempt);
 	return 0;
@@ -184,6 +186,8 @@ static int say_plan(struct group_part *part, const struct base_error *failure,
 	group_note_error(&note, failure);
 	group_note_number(&note, plan->mode);
 	group_note_text(&note, plan->why);
+	group_note_number(&note, plan->near);
+	group_note_text(&note, plan->not_near);
 	group_note_text(&note, plan->attempt);
 	group_note_number(&note, plan->alignment);
 	group_note_number(&note, plan->total_bytes);
@@ -333,7 +337,11 @@ static int commit(struct sum *sum, struct group_attempt *attempt,
 		return ret;
 	for (uint32_t i = 0; i < manifest->file_count; i++)
 		part->report->generation_bytes += manifest->files[i].bytes;
-	return group_attempt_commit(attempt, manifest, part->task->file_options.no_replace, error);
+	ret = group_attempt_commit(attempt, manifest, part->task->file_options.no_replace, error);
+	if (ret)
+		return ret;
+	part->group->last_serial = MAX(part->group->last_serial, attempt->last_serial);
+	return group_keep(part, error);
 }
 
 static int say_verdict(struct group_part *part, const struct base_error *failure,
@@ -359,7 +367,8 @@ static void retain(const struct group_part *part)
 	};
 	struct base_error why = { 0 };
 
-	if (!options.keep_last)
+	/* Of those on the tier it is asked of the drain. */
+	if (!options.keep_last || part->plan.near)
 		return;
 	if (group_prune(group->context, group->directory, group->job, &options, NULL, &why))
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,

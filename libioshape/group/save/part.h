@@ -9,11 +9,12 @@
 struct group_plan {
 	enum ioshape_mode mode;
 	char why[160];
-	/* Its name in the group's directory. */
-	char attempt[GROUP_ATTEMPT_NAME_BYTES];
-	uint64_t alignment;   /* of parts in bundles */
-	uint64_t total_bytes; /* of all parts; about, as the next */
-	uint64_t *bytes;      /* of each rank's; to be freed */
+	bool near;                              /* on the tier, and not in the group's directory */
+	char not_near[BASE_ERROR_TEXT_BYTES];   /* why not, if there is a tier */
+	char attempt[GROUP_ATTEMPT_NAME_BYTES]; /* its name there */
+	uint64_t alignment;                     /* of parts in bundles */
+	uint64_t total_bytes;                   /* of all parts; about, as the next */
+	uint64_t *bytes;                        /* of each rank's; to be freed */
 };
 
 /* As rank 0 has posted it; there is room for the bytes of all ranks. Pure. */
@@ -52,6 +53,21 @@ struct group_part {
 	uint32_t awaited;
 	uint64_t awaited_bytes, awaited_ns;
 };
+
+/* ---- The tier (save/near.c) ------------------------------------------------------------------ */
+
+/* Rank 0: where the generation is made, and room for it. */
+void group_choose_place(struct group_part *part);
+/* The others: it is in the plan. */
+int group_take_place(struct group_part *part, struct base_error *error);
+static inline const char *group_place_of(const struct group_part *part)
+{
+	return part->plan.near ? part->group->near : part->group->directory;
+}
+/* Rank 0: its number is higher than those of both places. */
+void group_continue_serials(struct group_part *part, struct group_attempt *attempt);
+/* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
+int group_keep(const struct group_part *part, struct base_error *error);
 
 /* Rank 0 (lead.c): all of the generation. `own` is what this rank failed with before, if it did. */
 int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error);

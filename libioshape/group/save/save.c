@@ -44,6 +44,8 @@ int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
 
 	plan->mode = (enum ioshape_mode)group_read_number(&reader);
 	group_read_text(&reader, plan->why, sizeof(plan->why));
+	plan->near = group_read_number(&reader) != 0;
+	group_read_text(&reader, plan->not_near, sizeof(plan->not_near));
 	group_read_text(&reader, plan->attempt, sizeof(plan->attempt));
 	plan->alignment = group_read_number(&reader);
 	plan->total_bytes = group_read_number(&reader);
@@ -63,7 +65,7 @@ static int await_plan(struct group_part *part, struct base_error *error)
 		ret = group_read_plan(&part->plan, part->group->options.ranks, part->step, &note,
 				      error);
 	base_buffer_free(&note);
-	return ret;
+	return ret ? ret : group_take_place(part, error);
 }
 
 /* ---- What writers have written --------------------------------------------------------------- */
@@ -111,7 +113,7 @@ static bool is_in_place(struct group_part *part)
 	bool ours = false;
 
 	group_step_name(step_name, part->step);
-	if (ring_folder_open(&directory, part->group->directory, NULL))
+	if (ring_folder_open(&directory, group_place_of(part), NULL))
 		return false;
 	if (!group_generation_open(&generation, &directory, step_name, part->step, NULL)) {
 		ours = !strcmp(generation.manifest.attempt,
@@ -122,6 +124,13 @@ static bool is_in_place(struct group_part *part)
 	}
 	ring_folder_close(&directory);
 	return ours;
+}
+
+/* Nor had it perhaps the time to keep it. */
+static int keep_in_place(const struct group_part *part, struct base_error *error)
+{
+	base_error_begin(error);
+	return group_keep(part, error);
 }
 
 /* *heard: there is one; its code may be any, also that of a rank 0 that was not heard. */
@@ -135,7 +144,7 @@ static int await_verdict(struct group_part *part, bool *heard, struct base_error
 	if (!ret)
 		ret = take_verdict(part, &note, error);
 	else if (ret == -ETIMEDOUT && is_in_place(part))
-		ret = error->code = 0;
+		ret = keep_in_place(part, error);
 	base_buffer_free(&note);
 	return ret;
 }

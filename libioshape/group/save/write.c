@@ -384,11 +384,11 @@ static int name_file(struct writing *writing, struct base_error *error)
 			 group->ranks[group->options.rank].node);
 	else
 		snprintf(name, ZIP_PART_NAME_BYTES, "ranks.zip");
-	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s/%s", group->directory,
+	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s/%s", group_place_of(part),
 			 part->plan.attempt, name);
 	if (bytes < 0 || (size_t)bytes >= sizeof(writing->path))
 		return base_fail(error, -ENAMETOOLONG, "cannot write into \"%s\"",
-				 group->directory);
+				 group_place_of(part));
 	return 0;
 }
 
