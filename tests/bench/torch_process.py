@@ -32,10 +32,8 @@ STAGING_SLACK = 64 << 20
 
 COPY_ALIGNMENT = 64
 
-STEPS_PER_SAVE = 20
 SAVES_PER_LOOP = 3
 WIDTH = 512
-BATCH = 192
 
 
 def cpu_seconds() -> float:
@@ -243,7 +241,7 @@ class Process:
 
     # ---- Training ---------------------------------------------------------------------------
 
-    def train(self, how: str, path: str) -> Answer:
+    def train(self, how: str, path: str, batch_size: str, steps_per_save: str) -> Answer:
         """A loop that saves now and then, or never; after the last save it goes on for a while.
 
         One thread computes, so that there is a core left for what is done in the background, as
@@ -259,13 +257,14 @@ class Process:
             torch.nn.Linear(WIDTH, WIDTH),
         )
         optimizer = torch.optim.AdamW(model.parameters())
-        batch = torch.randn(BATCH, WIDTH)
+        batch = torch.randn(int(batch_size), WIDTH)
+        between = int(steps_per_save)
         save, before_step = SAVES_IN_LOOP[how], BEFORE_STEP.get(how)
         in_calls = 0.0
         handle: Any = None
         steps: list[float] = []  # while a save is under way; without saves all
         with Cost() as cost:
-            for step in range(1, STEPS_PER_SAVE * (SAVES_PER_LOOP + 1)):
+            for step in range(1, between * (SAVES_PER_LOOP + 1)):
                 began = time.perf_counter()
                 is_told = save is None or (handle is not None and not handle.done())
                 loss = (model(batch) - batch).square().mean()
@@ -276,7 +275,7 @@ class Process:
                 optimizer.step()
                 if is_told:
                     steps.append(time.perf_counter() - began)
-                if step % STEPS_PER_SAVE == 0 and save:
+                if step % between == 0 and save:
                     called = time.perf_counter()
                     state = {
                         **self.state,
