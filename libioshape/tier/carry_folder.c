@@ -88,6 +88,8 @@ static int carry_inner(const struct level *level, const char *name, const struct
 	ret = ring_folder_open_in(&from, level->from, name, error);
 	if (!ret)
 		ret = ring_folder_create_in(&to, level->to, name, error);
+	if (ret == -EEXIST)
+		ret = base_fail(error, ret, "cannot make \"%s/%s\"", level->to->path, name);
 	if (!ret)
 		ret = carry_all(&inner, error);
 	if (!ret)

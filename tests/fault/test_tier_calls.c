@@ -26,6 +26,7 @@
 #define PATHS 3
 #define FOLDER 2 /* which of them is one */
 static const size_t bytes_of[PATHS] = { 3000, (1 << 20) + 5000, 30000 };
+static const char *const names_in_folder[] = { "0", "inner/1" };
 static const char *const path_of[PATHS] = { "there/small", "there/large", "there/folder" };
 
 /* Of all processes. */
@@ -108,8 +109,13 @@ static int save_folder(const char *path, size_t bytes, uint32_t version)
 	char file[8192];
 	int ret = ioshape_directory_make(context, path, &directory);
 
+	if (!ret) {
+		snprintf(file, sizeof(file), "%s/inner", ioshape_directory_path(directory));
+		ret = mkdir(file, 0777) ? -errno : 0;
+	}
 	for (int i = 0; !ret && i < 2; i++) {
-		snprintf(file, sizeof(file), "%s/%d", ioshape_directory_path(directory), i);
+		snprintf(file, sizeof(file), "%s/%s", ioshape_directory_path(directory),
+			 names_in_folder[i]);
 		ret = save_file(file, bytes, version);
 	}
 	if (!ret)
@@ -170,7 +176,7 @@ static uint32_t version_of_folder(const char *folder)
 	uint32_t versions[2];
 
 	for (int i = 0; i < 2; i++) {
-		snprintf(path, sizeof(path), "%s/%d", folder, i);
+		snprintf(path, sizeof(path), "%s/%s", folder, names_in_folder[i]);
 		versions[i] = version_of_file(path, bytes_of[FOLDER]);
 	}
 	return versions[0] == versions[1] ? versions[0] : UINT32_MAX;
@@ -395,6 +401,22 @@ TEST(tests, a_copy_that_is_half_removed_does_not_come_back)
 		at = calls_find("unlinkat", harm.nth);
 	} while (at >= 0);
 	ck_assert_uint_gt(tried, 4);
+}
+
+/* The directory in the one that is carried: somebody removes it as soon as it is made. */
+TEST(tests, a_directory_that_goes_meanwhile_is_not_called_drained)
+{
+	static const struct scene scene = { .which = FOLDER };
+	struct harm harm = { .scene = &scene, .mode = CALLS_COUNT, .code = ENOENT };
+	long made;
+
+	ck_assert(harm_once(&harm));
+	made = calls_find("mkdirat", 0);
+	made = calls_find("mkdirat", (unsigned long)made + 1);
+	ck_assert_int_gt(made, 0);
+	harm.mode = CALLS_FAIL;
+	harm.nth = (unsigned long)calls_find("openat64", (unsigned long)made) + 1;
+	ck_assert(harm_once(&harm));
 }
 
 /* ---- Anywhere -------------------------------------------------------------------------------- */
