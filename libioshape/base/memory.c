@@ -84,7 +84,7 @@ char *base_directory_of(const char *path)
 {
 	const char *slash = strrchr(path, '/');
 
-	return slash ? strndup(path, MAX((size_t)(slash - path), 1)) : strdup(".");
+	return strndup(slash ? path : ".", slash ? MAX((size_t)(slash - path), 1) : 1);
 }
 
 int base_buffer_reserve(struct base_buffer *buffer, size_t more)

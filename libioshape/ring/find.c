@@ -25,9 +25,7 @@ static int split(struct ring_destination *destination, const char *path, struct 
 
 	free(destination->directory);
 	free(destination->name);
-	destination->directory = !slash        ? strdup(".") :
-				 slash == path ? strdup("/") :
-						 strndup(path, (size_t)(slash - path));
+	destination->directory = base_directory_of(path);
 	destination->name = strdup(slash ? slash + 1 : path);
 	if (!destination->directory || !destination->name)
 		return base_no_memory(error, "a path", strlen(path));
