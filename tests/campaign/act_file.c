@@ -27,6 +27,8 @@ enum way {
 	FETCHED,
 	WRITER,
 	RAW,
+	WITH_SUMS, /* beside it */
+	PART,      /* of a file that others write, too; here it is all of it */
 };
 
 struct variant {
@@ -39,7 +41,6 @@ struct variant {
 	bool no_replace; /* and there is no older file */
 	bool usual;      /* slots of the host, a trial of the filesystem: as users have it */
 	bool remembered; /* the trial was made before */
-	bool sums;       /* with checksums beside it */
 	const char *layout;
 	bool linked;   /* the name is a link to it */
 	bool foreign;  /* the older file is another user's, with an ACL */
@@ -123,13 +124,16 @@ static int fork_beside(struct ioshape_save *handle)
 	return 0;
 }
 
-static int save_with_sums(struct ioshape_context *context)
+static int write_file(struct ioshape_context *context, enum way way)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_file *file;
 	int ret;
 
-	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	if (way == WITH_SUMS)
+		options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	else
+		options.part_bytes = options.file_bytes = 2 * MIB;
 	ret = harm_heed(ioshape_file_open(context, "file", &options, &file));
 	if (ret)
 		return ret;
@@ -149,8 +153,8 @@ static int save(struct ioshape_context *context, const struct variant *variant)
 
 	if (variant->way == WRITER)
 		return harm_heed(sample_write_records(context, "file", &sample));
-	if (variant->sums)
-		return save_with_sums(context);
+	if (variant->way >= WITH_SUMS)
+		return write_file(context, variant->way);
 	if (variant->way == RAW)
 		return harm_heed(sample_write_raw(context, "file", &sample));
 	/* Which has a step, for which safetensors files have no place. */
@@ -254,6 +258,18 @@ static void begin(const struct act *act)
 		give_to_nobody();
 }
 
+/* Where it ends is up to others. */
+static enum state look_at_part(void)
+{
+	size_t bytes;
+	uint8_t *found = scratch_read("file", &bytes);
+	const bool holds = bytes >= sample.total_bytes &&
+			   !memcmp(found, new_file, sample.total_bytes);
+
+	free(found);
+	return holds ? STATE_NEW : STATE_OLD;
+}
+
 static enum state look(const struct act *act)
 {
 	const struct variant *variant = act->variant;
@@ -261,6 +277,8 @@ static enum state look(const struct act *act)
 
 	if (stat("file", &status))
 		return variant->no_replace ? STATE_OLD : STATE_GONE;
+	if (variant->way == PART)
+		return look_at_part();
 	if (variant->foreign && status.st_mode & 07)
 		return STATE_TORN;
 	if (scratch_same("file", new_file, new_bytes))
@@ -296,7 +314,7 @@ static unsigned again(const struct act *act)
 	if (variant->no_replace)
 		unlink("file");
 	harm_alone(save_well, act, "save");
-	return scratch_entries(".") - 1 - variant->sums -
+	return scratch_entries(".") - 1 - (variant->way == WITH_SUMS) -
 	       (variant->linked ? 2 - scratch_entries("aside") : 0);
 }
 
@@ -350,7 +368,8 @@ static const struct act acts[] = {
 	DURABLE("raw", .way = RAW),
 	DURABLE("safetensors", .way = SAFETENSORS),
 	DURABLE("safetensors in the background", .way = SAFETENSORS, .background = true),
-	{ ACT("raw with checksums", .way = RAW, .sums = true) },
+	{ ACT("raw with checksums", .way = WITH_SUMS) },
+	{ ACT("part", .way = PART, .no_replace = true) },
 	{ ACT("as users have it", .usual = true), .slow = true },
 	{ ACT("as users have it again", .usual = true, .remembered = true), .slow = true },
 	{ .name = NULL },

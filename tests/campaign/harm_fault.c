@@ -94,6 +94,7 @@ static void discover(void)
 		if (mark(seen, record->sites[i]) || harm.also || found_count == CALLS_MOST)
 			continue;
 		next.also = i + 1;
+		next.also_name = name;
 		next.also_code = choose_code(name);
 		found_sites[found_count] = record->sites[i];
 		found[found_count++] = next;
@@ -112,6 +113,13 @@ static unsigned long place_of(uint32_t site)
 	return 0;
 }
 
+/* Where threads take turns, the calls come in another order now and then: then the code may be none
+ * that this one gives. */
+static bool is_other(unsigned long nth, const char *name)
+{
+	return name && strcmp(name, harm_name_of(nth)) != 0;
+}
+
 static void fail(struct harm one)
 {
 	harm = one;
@@ -120,7 +128,8 @@ static void fail(struct harm one)
 		harm.nth = place_of(one.site);
 	if (one.also_site)
 		harm.also = place_of(one.also_site);
-	if ((one.site && !harm.nth) || (one.also_site && !harm.also))
+	if ((one.site && !harm.nth) || (one.also_site && !harm.also) ||
+	    is_other(harm.nth, one.name) || is_other(harm.also, one.also_name))
 		return;
 	harmed++;
 	harm_judge();
@@ -185,7 +194,8 @@ static struct harm harm_at(unsigned rank, unsigned place)
 	for (unsigned long i = 0; i < plan.calls; i++)
 		if (plan.place[i] == place && harm_random(++calls) == 0)
 			one.nth = i + 1;
-	one.code = choose_code(plan.names[one.nth - 1]);
+	one.name = plan.names[one.nth - 1];
+	one.code = choose_code(one.name);
 	one.mode = !harm_passes(one.code) && harm_random(3) == 0 ? CALLS_FAIL_FROM : CALLS_FAIL;
 	return one;
 }
@@ -199,6 +209,7 @@ static void fail_missing(unsigned rank)
 
 		one.mode = CALLS_FAIL;
 		one.nth = 0;
+		one.name = NULL;
 		one.site = plan.sites[place];
 		if (is_missing(one.site))
 			fail(one);
@@ -207,6 +218,7 @@ static void fail_missing(unsigned rank)
 		struct harm one = found[--found_count];
 
 		one.also = 0;
+		one.also_name = NULL;
 		one.also_site = found_sites[found_count];
 		if (one.site)
 			one.nth = 0;

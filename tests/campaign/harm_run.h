@@ -37,6 +37,8 @@ struct harm {
 	/* In place of their numbers: the first calls from there, whose numbers are known when they
 	 * have come. 0: none. */
 	uint32_t site, also_site;
+	/* What they are to be, where their numbers are known; NULL: whatever they are. */
+	const char *name, *also_name;
 };
 
 /* The act; what is done to it; what came of that, by rank. */
