@@ -122,6 +122,20 @@ static int find_latest(struct ioshape_group *group, uint64_t step)
 	return ret;
 }
 
+/* What one may ask of those that lie in one file. */
+static int ask_for_part(struct ioshape_context *context, uint64_t step)
+{
+	struct ioshape_part_info info = IOSHAPE_PART_INFO_INIT;
+	struct ioshape_generation *generation;
+	int ret = harm_heed(ioshape_generation_open(context, "runs", step, &generation));
+
+	if (ret)
+		return ret;
+	ret = harm_heed(ioshape_generation_get_part(generation, 1, &info));
+	ioshape_generation_free(generation);
+	return ret;
+}
+
 static int save_as(const struct act *act, unsigned rank, const char *token, uint64_t step,
 		   enum content content)
 {
@@ -156,6 +170,8 @@ static int save_as(const struct act *act, unsigned rank, const char *token, uint
 			ret = save_in(group, step, &samples[content][rank], variant->background);
 		if (!ret && variant->latest)
 			ret = find_latest(group, step);
+		if (!ret && variant->latest)
+			ret = ask_for_part(context, step);
 		ioshape_group_free(group);
 	}
 	ioshape_context_free(context);

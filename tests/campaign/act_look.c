@@ -26,7 +26,6 @@ struct variant {
 	bool other;       /* it is in another format, with checksums beside it */
 	bool turned;      /* its directory lists two records the other way round */
 	bool fresh;       /* what it is read into has never been written to */
-	bool together;    /* all ranks of a generation are in one file */
 	const char *path; /* what is probed */
 };
 
@@ -218,7 +217,7 @@ static unsigned again(const struct act *act)
  */
 
 static int save_generation(struct ioshape_context *context, const char *directory, uint64_t step,
-			   const struct sample *what, enum ioshape_mode mode)
+			   const struct sample *what)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 	struct ioshape_group *group;
@@ -226,7 +225,6 @@ static int save_generation(struct ioshape_context *context, const char *director
 
 	options.token = "look";
 	options.board = IOSHAPE_BOARD_HOST;
-	options.mode = mode;
 	ret = harm_heed(ioshape_group_open(context, directory, &options, &group));
 	if (ret)
 		return ret;
@@ -238,15 +236,13 @@ static int save_generation(struct ioshape_context *context, const char *director
 
 static void open_generations(const struct act *act)
 {
-	const struct variant *variant = act->variant;
-	const enum ioshape_mode mode = variant->together ? IOSHAPE_MODE_NODE : IOSHAPE_MODE_EACH;
 	struct ioshape_context *context;
 
+	(void)act;
 	sample_make(&sample, 7, 20000);
 	harm_must(open_context(NULL, &context), "open a context");
 	for (uint64_t step = 1; step <= 2; step++)
-		harm_must(save_generation(context, "runs", step, &sample, mode),
-			  "save a generation");
+		harm_must(save_generation(context, "runs", step, &sample), "save a generation");
 	ioshape_context_free(context);
 }
 
@@ -345,7 +341,7 @@ static int save_too_much(const struct act *act, unsigned rank)
 		return ret;
 	ret = harm_heed(sample_save(context, "full/file", &sample, NULL));
 	if (ret == -ENOSPC)
-		ret = save_generation(context, "full", 1, &sample, IOSHAPE_MODE_EACH);
+		ret = save_generation(context, "full", 1, &sample);
 	if (!ret)
 		ret = harm_wrong("it was saved where it does not fit");
 	ioshape_context_free(context);
@@ -361,8 +357,7 @@ static unsigned save_a_little(const struct act *act)
 	harm_must(open_context(NULL, &context), "open a context");
 	harm_must(sample_save(context, "full/file", &small, NULL), "save");
 	unlink("full/file");
-	harm_must(save_generation(context, "full", 2, &small, IOSHAPE_MODE_EACH),
-		  "save a generation");
+	harm_must(save_generation(context, "full", 2, &small), "save a generation");
 	scratch_remove("full/step-0000000002");
 	ioshape_context_free(context);
 	return scratch_entries("full");
@@ -378,12 +373,6 @@ static unsigned save_a_little(const struct act *act)
 	{                                                                                          \
 		.name = id, .variant = &(const struct variant){ .path = what }, .open = open_pipe, \
 		.close = close_file, .run = probe, .again = again, .slow = true                    \
-	}
-
-#define LOOK(id, ...)                                                                              \
-	{                                                                                          \
-		.name = id, .variant = &(const struct variant){ __VA_ARGS__ },                     \
-		.open = open_generations, .close = close_file, .run = list                         \
 	}
 
 static const struct act acts[] = {
@@ -413,8 +402,10 @@ static const struct act acts[] = {
 	  .close = close_file,
 	  .run = save_too_much,
 	  .again = save_a_little },
-	LOOK("look at generations", .together = false),
-	LOOK("look at generations of one file", .together = true),
+	{ .name = "look at generations",
+	  .open = open_generations,
+	  .close = close_file,
+	  .run = list },
 	{ .name = NULL },
 };
 

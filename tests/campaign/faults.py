@@ -28,6 +28,9 @@ EACH = 4
 PLAYS = ("lustre", "beegfs", "ceph")
 MEMORY = Path("/dev/shm")
 
+#: Of a directory, by which others than the kernel's client are known.
+CEPH_LAYOUT = b"stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -42,6 +45,8 @@ def place(seed: int, work: Path) -> Iterator[Place]:
         play = PLAYS[seed // EACH % len(PLAYS)]
         targets: dict[str, object] = {"targets": 100, "fsname": "mgs@tcp:/storm"}
         with striped("ssd", play=play, **targets, **INSTANT) as mount:
+            if play == "ceph":
+                os.setxattr(mount.path, "ceph.dir.layout", CEPH_LAYOUT)
             shown = mount.backing / "sys" / "fs" / "lustre"
             yield Place(mount.path, shown if shown.exists() and not os.geteuid() else None)
     elif seed % EACH and MEMORY.is_dir():
