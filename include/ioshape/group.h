@@ -69,6 +69,11 @@ enum ioshape_board {
 	IOSHAPE_BOARD_FILES = 3  /**< small files beside the generations */
 };
 
+/** What the report of a group's save may have besides those of enum ioshape_step_code. */
+enum ioshape_group_step {
+	IOSHAPE_STEP_TIER = 14 /**< saved directly, though there is a tier */
+};
+
 /** All ranks of a job, which save together. */
 struct ioshape_group;
 

@@ -368,7 +368,7 @@ static int find_intact(struct ioshape_group *group, const struct ioshape_search_
 			ret = base_pass_on(error, &failure);
 			break;
 		}
-		base_leave(failure.code, "load", group->directory, &failure);
+		base_leave(failure.code, "load", directory_of(group, found), &failure);
 		say_where(group, options, found);
 		if (options->passed_over)
 			options->passed_over(options->passed_over_user, found->step);

@@ -23,6 +23,7 @@ _CODES = {
     lib.IOSHAPE_STEP_GROUP: "group",
     lib.IOSHAPE_STEP_OVERTAKEN: "overtaken",
     lib.IOSHAPE_STEP_CHECKSUMS: "checksums",
+    lib.IOSHAPE_STEP_TIER: "tier",
 }
 
 #: The phases of a save or load, as progress callbacks get them.
