@@ -6,6 +6,9 @@ extern "Python" int ioshape_py_progress(void *user, enum ioshape_phase phase, ui
 /* The same, but only while staging: see native.h. */
 int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 				 uint64_t total_bytes);
+/* Not 0 once *(int *)user is not: see native.h. */
+int ioshape_py_progress_until(void *user, enum ioshape_phase phase, uint64_t done_bytes,
+			      uint64_t total_bytes);
 /* What an exit status of 0 becomes; 0 leaves it. See native.h. */
 void ioshape_py_end_with(int status);
 extern "Python" void ioshape_py_on_log(void *user, enum ioshape_log_level level,

@@ -76,6 +76,14 @@ static int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, ui
 	return ioshape_py_progress(user, phase, done_bytes, total_bytes);
 }
 
+/* Of a drain in the background: it is not asked for the GIL, and ends when somebody says so. */
+static int ioshape_py_progress_until(void *user, enum ioshape_phase phase, uint64_t done_bytes,
+				     uint64_t total_bytes)
+{
+	(void)phase, (void)done_bytes, (void)total_bytes;
+	return *(volatile int *)user;
+}
+
 /* In Python, the same. */
 static void ioshape_py_on_log(void *user, enum ioshape_log_level level, const char *message);
 

@@ -70,13 +70,13 @@ class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
             path: of the file.
         """
         if self._info is None:
-            our_save(state_dict, path)
+            our_save(state_dict, path, tier=False)
             return
         try:
             if self.background:
-                self._handles.append(save_async(state_dict, path))
+                self._handles.append(save_async(state_dict, path, tier=False))
             else:
-                our_save(state_dict, path)
+                our_save(state_dict, path, tier=False)
         except Exception as error:
             self._failure = self._failure or error
 

@@ -48,7 +48,7 @@ class IoshapeCheckpointIO(_TorchCheckpointIO):  # type: ignore[misc] # whichever
         files.save(super().save_checkpoint, self._save, checkpoint, path, storage_options)
 
     def _save(self, checkpoint: dict[str, Any], path: str) -> None:
-        save(checkpoint, path)
+        save(checkpoint, path, tier=False)  # Lightning removes those that it sees
 
     def load_checkpoint(
         self,
@@ -87,7 +87,7 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
     def _save(self, checkpoint: dict[str, Any], path: str) -> None:
         for done in [path for path, handle in self._under_way.items() if handle.done()]:
             self._wait_for(done)
-        self._under_way[path] = save_async(checkpoint, path)
+        self._under_way[path] = save_async(checkpoint, path, tier=False)
 
     def _settle(self, path: str | os.PathLike[str]) -> None:
         self._wait_for(files.local_path(path))

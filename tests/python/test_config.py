@@ -51,6 +51,7 @@ VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "mode": ("node", "rank0", "node", "rank0"),
     "deadline_ms": (1000, "3600000", 1000, 3_600_000),
     "durable": (False, "1", False, True),
+    "tier": (Path("/local/nvme"), "/tmp", "/local/nvme", "/tmp"),
     "trace": (Path("/a/b"), "reports", "/a/b", "reports"),
     "exit_timeout_s": (10, "2.5", 10, 2.5),
 }
@@ -254,6 +255,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "mode": ["", "all", "rank1", 1],
     "deadline_ms": [0, 999, 3_600_001, "1s", True],
     "durable": ["maybe", 2, 0.5, []],
+    "tier": ["", 1, "a\nb"],
     "trace": ["", 1, "a\nb"],
     "exit_timeout_s": [-1, "soon", "", float("nan"), True, [3]],
 }

@@ -2,8 +2,11 @@
 """Saves on a tier, for the tests of what becomes of them."""
 
 import contextlib
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import ioshape
 from ioshape._settings.context import Context
@@ -46,3 +49,18 @@ def saver(folder: Path) -> Iterator[Saver]:
     made = Saver(folder)
     with contextlib.closing(made.tier):
         yield made
+
+
+@contextlib.contextmanager
+def undrained(fast: Path) -> Iterator[IO[str]]:
+    """Another process is draining the tier, and gets nowhere."""
+    own = fast / f"ioshape-{os.geteuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    with (own / "drain.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+def place_of(fast: Path, path: Path) -> Path:
+    """Where the copy lies."""
+    return fast / f"ioshape-{os.geteuid()}" / "files" / str(path)[1:]

@@ -60,7 +60,7 @@ class How(NamedTuple):
     checksums: bool = False
     #: for the report: who makes the bytes, and what was not as preferred
     written_by: str = "caller"
-    notes: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
     #: for the report: the path that the file will have in the end, if it is moved
     known_as: str = ""
     #: what this process writes of it; then the file has its name at once
@@ -73,9 +73,8 @@ class _Sink(io.RawIOBase):
     def __init__(self, path: str, how: How) -> None:
         self.name = path
         self.mode = "wb"
-        steps = tuple(Step(note, how.written_by) for note in how.notes)
         self._begun = Report(
-            how.known_as or path, how.written_by, fallbacks=steps, started_s=time.time()
+            how.known_as or path, how.written_by, fallbacks=how.steps, started_s=time.time()
         )
         self._begin = time.perf_counter()
         self._report: Report | None = None

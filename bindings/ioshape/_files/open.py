@@ -10,6 +10,8 @@ from ioshape._files.atomic import AtomicFile, How
 from ioshape._files.verified import VerifiedFile
 from ioshape._save.deadline import due_in
 from ioshape._settings.config import is_durable
+from ioshape._tier.drain import folder_of
+from ioshape._tier.nearest import nearest
 
 
 @overload
@@ -49,7 +51,8 @@ def open(  # noqa: A001
 
     With "rb" the file is read ahead, and verified where checksums are known: those of ioshape.save
     and torch.save, and those of files that were written with `checksums`, as long as nobody changes
-    them. Any number of processes and threads can have a file open.
+    them. Any number of processes and threads can have a file open. With the setting "tier" it is
+    the copy there that is read, unless there is a newer file at the path.
 
     The settings that follow are for writing.
 
@@ -79,7 +82,7 @@ def open(  # noqa: A001
         how = How(is_durable(durable), replace, due_in(deadline), expected_bytes, checksums)
         return AtomicFile(name, how)
     if kind == "br":
-        return VerifiedFile(name)
+        return nearest(name, folder_of(None), VerifiedFile)
     why = "files are read, or written from the beginning"
     if not set(mode) - set("rwt"):
         why = "files have bytes, and text an encoding that you choose"

@@ -23,6 +23,7 @@ from ioshape._save.under_way import after_saves, begun, completed, raise_unheard
 from ioshape._settings import config
 from ioshape._settings.context import Context, current, encoded
 from ioshape._settings.job import Job, job
+from ioshape._tier.route import directly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -474,7 +475,7 @@ class _Call:
             handle = start(
                 begin_in_c,
                 group.context,
-                path,
+                directly(path),
                 records_of(pickled),
                 pickle_s,
                 options,

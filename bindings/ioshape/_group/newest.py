@@ -14,9 +14,13 @@ from ioshape._group.generations import latest
 from ioshape._group.load import load_group
 from ioshape._load.load import load
 from ioshape._load.reader import Reader
+from ioshape._save.under_way import place_of
+from ioshape._tier.drain import folder_of
+from ioshape._tier.nearest import matching, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Literal
 
     from ioshape._save.report import Progress
 
@@ -28,6 +32,7 @@ def load_latest(
     *,
     weights_only: bool | None = None,
     progress: Callable[[Progress], object] | None = None,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
     **pickle_load_args: Any,
 ) -> Any:
     """Loads the newest checkpoint that is intact.
@@ -48,6 +53,7 @@ def load_latest(
         pickle_module: as in torch.load.
         weights_only: as in torch.load.
         progress: is called with a Progress now and then; an exception in it stops the load.
+        tier: as in load(): files that are only there are found, too.
         pickle_load_args: as in torch.load.
 
     Raises:
@@ -71,12 +77,17 @@ def load_latest(
             pickle_module=pickle_module,
             **options,
         )
+    folder = folder_of(tier)
+
+    def load_ours(place: str) -> Any:
+        with Reader(place):  # of other formats torch would load whatever is there
+            pass
+        return load(place, map_location, pickle_module, mmap=False, tier=False, **options)
+
     passed_over: list[PassedOver] = []
-    for path in _newest_first(where):
+    for path in _newest_first(where, folder):
         try:
-            with Reader(path):  # of other formats torch would load whatever is there
-                pass
-            loaded = load(path, map_location, pickle_module, mmap=False, **options)
+            loaded = nearest(path, folder, load_ours)
         except StorageError as error:
             if is_our_fault(error):
                 raise
@@ -93,11 +104,15 @@ def load_latest(
     ) from (passed_over[0].error if passed_over else None)
 
 
-def _newest_first(pattern: str) -> list[str]:
+def _newest_first(pattern: str, folder: str) -> list[str]:
+    """Also those that are only on the tier of that folder."""
+    nearer = matching(pattern, folder)
+    there = glob.glob(pattern)  # noqa: PTH207 - as the user wrote it
+    places = {path: nearer.pop(place_of(path), path) for path in there}
     found = []
-    for path in glob.glob(pattern):  # noqa: PTH207 - as the user wrote it
+    for path, place in (*places.items(), *nearer.items()):
         try:
-            time_ns = os.stat(path).st_mtime_ns  # noqa: PTH116
+            time_ns = os.stat(place).st_mtime_ns  # noqa: PTH116
         except FileNotFoundError:  # gone since
             continue
         # Texts and numbers alternate.

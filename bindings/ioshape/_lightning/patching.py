@@ -17,12 +17,14 @@ from ioshape._save.save import save as our_save
 
 def patch(torch_io: Any, *, loads: bool) -> None:
     """From now on the class does; with `loads` it reads through us, too."""
+    # Lightning removes the checkpoints that it sees.
+    directly = functools.partial(our_save, tier=False)
     save_by_lightning, load_by_lightning = torch_io.save_checkpoint, torch_io.load_checkpoint
 
     @functools.wraps(save_by_lightning)
     def save_checkpoint(self: Any, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         by_lightning = functools.partial(save_by_lightning, self)
-        save(by_lightning, our_save, checkpoint, path, storage_options)
+        save(by_lightning, directly, checkpoint, path, storage_options)
 
     @functools.wraps(load_by_lightning)
     def load_checkpoint(

@@ -14,9 +14,12 @@ from ioshape._load.pickled import Tensor, list_tensors
 from ioshape._load.reader import RawRecord, Reader
 from ioshape._safetensors import header
 from ioshape._safetensors.dtypes import DTYPES
+from ioshape._tier.drain import folder_of
+from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Literal
 
     from ioshape._save.report import Progress
 
@@ -123,11 +126,16 @@ def _name_in_safetensors(error: DamagedError, found: header.Header) -> DamagedEr
 def inspect(path: str | os.PathLike[str]) -> Contents:
     """Lists the records and tensors of a file. Their data is not read.
 
+    With the setting "tier" it is the copy there, unless there is a newer file at the path.
+
     Raises:
         FormatError: the file is not a torch zip, nor a safetensors file of that name.
         StorageError: the file could not be read.
     """
-    name = os.fspath(path)
+    return nearest(os.fspath(path), folder_of(None), _inspect)
+
+
+def _inspect(name: str) -> Contents:
     if is_safetensors(name):
         return _inspect_safetensors(name)
     with Reader(name, operation="inspect") as reader:
@@ -156,6 +164,7 @@ def verify(
     *,
     share: float = 1.0,
     progress: Callable[[Progress], object] | None = None,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> None:
     """Reads all of a file and compares all of its checksums.
 
@@ -166,13 +175,17 @@ def verify(
         share: of the data that is read, from 1 (all) to 0 (none: only whether the archive's
             structure holds). A share is spread evenly over the file, each time over another place.
         progress: is called with a Progress now and then; an exception in it stops the call.
+        tier: as in load().
 
     Raises:
         DamagedError: one is not; the message names the tensor and where it lies.
         FormatError: the file is not a torch zip, and no checksums lie beside it.
         StorageError: the file could not be read; with errno ENODATA if it has no checksums.
     """
-    name = os.fspath(path)
+    nearest(os.fspath(path), folder_of(tier), lambda name: _verify(name, share, progress))
+
+
+def _verify(name: str, share: float, progress: Callable[[Progress], object] | None) -> None:
     found = _header_of(name, "verify")[0] if is_safetensors(name) else None
     if found is not None and not share:
         return

@@ -29,6 +29,8 @@ from ioshape._load.only import Only, load_only, patterns_of, pick
 from ioshape._load.places import load_at_once
 from ioshape._load.reader import Reader, can_read
 from ioshape._native import lib
+from ioshape._tier.drain import folder_of
+from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,6 +58,7 @@ def load(
     strict: bool = True,
     only: Iterable[str] | None = None,
     progress: Callable[[Progress], object] | None = None,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
     **pickle_load_args: Any,
 ) -> Any:
     """Loads what torch.save or ioshape.save has saved, and verifies its checksums on the way.
@@ -99,6 +102,8 @@ def load(
         only: names of what is loaded. What is left out of a list is not counted in the others'
             place.
         progress: is called with a Progress now and then; an exception in it stops the load.
+        tier: as in save(). The copy on the tier is loaded, unless there is a newer file at the
+            path. If it is damaged, a FallbackWarning names it, and the file at the path is loaded.
         pickle_load_args: as in torch.load.
 
     Raises:
@@ -134,46 +139,51 @@ def load(
 
     if not isinstance(f, (str, os.PathLike)):
         return filled(by_torch(f, mmap))
-    path = os.fspath(f)
-    if isinstance(path, str) and path.endswith(".safetensors"):
-        return filled(by_torch(f, mmap))  # newer versions of torch read them
-    is_mapped = filling is None and _is_mapped(mmap)
-    if verify == "first" or (verify and is_mapped):
-        verify_file(path, progress=progress)
-    if is_mapped:
-        return filled(by_torch(f, mmap))
-    reader = _open(path, verify=verify is not False, fresh=filling is None)
-    try:
-        if reader is not None:
-            # Whoever brings an unpickler of his own wants to see all of it.
-            is_usual = pickle_module is None and not pickle_load_args
-            loaded = load_through(
-                reader,
-                lambda file: by_torch(file, mmap=False),
-                progress,
-                into=filling if is_usual else None,
-                only=Only(wanted, map_location) if is_usual and wanted is not None else None,
-                is_plain=is_usual and weights_only is not False,
-                map_location=map_location,
-            )
-            return loaded if is_usual else filled(loaded)
-        file = _inflated(path) if verify is not False else None
-        if file is None and _is_regular(path):
-            file = BoundedFile(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
-        if file is None:
-            return filled(by_torch(f, mmap))
-        with file:
-            return filled(by_torch(file, mmap))
-    except RuntimeError as error:
-        if isinstance(error, StorageError) or not _is_foreign_zip(path):
-            raise
-        raise failure(
-            lib.IOSHAPE_E_FORMAT,
-            f'cannot load "{path}": it is a zip archive, but not one of torch.save',
-            path,
-            "load",
-            remedy="check the path, or unpack it if the checkpoint lies in it",
-        ) from error
+
+    def from_path(path: str) -> Any:
+        # As the caller has written it, torch has it in its messages.
+        given = f if path == os.fspath(f) else path
+        if isinstance(path, str) and path.endswith(".safetensors"):
+            return filled(by_torch(given, mmap))  # newer versions of torch read them
+        is_mapped = filling is None and _is_mapped(mmap)
+        if verify == "first" or (verify and is_mapped):
+            verify_file(path, progress=progress, tier=False)
+        if is_mapped:
+            return filled(by_torch(given, mmap))
+        reader = _open(path, verify=verify is not False, fresh=filling is None)
+        try:
+            if reader is not None:
+                # Whoever brings an unpickler of his own wants to see all of it.
+                is_usual = pickle_module is None and not pickle_load_args
+                loaded = load_through(
+                    reader,
+                    lambda file: by_torch(file, mmap=False),
+                    progress,
+                    into=filling if is_usual else None,
+                    only=Only(wanted, map_location) if is_usual and wanted is not None else None,
+                    is_plain=is_usual and weights_only is not False,
+                    map_location=map_location,
+                )
+                return loaded if is_usual else filled(loaded)
+            file = _inflated(path) if verify is not False else None
+            if file is None and _is_regular(path):
+                file = BoundedFile(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
+            if file is None:
+                return filled(by_torch(given, mmap))
+            with file:
+                return filled(by_torch(file, mmap))
+        except RuntimeError as error:
+            if isinstance(error, StorageError) or not _is_foreign_zip(path):
+                raise
+            raise failure(
+                lib.IOSHAPE_E_FORMAT,
+                f'cannot load "{path}": it is a zip archive, but not one of torch.save',
+                path,
+                "load",
+                remedy="check the path, or unpack it if the checkpoint lies in it",
+            ) from error
+
+    return nearest(os.fspath(f), folder_of(tier), from_path)
 
 
 def load_through(

@@ -56,7 +56,7 @@ def _save(
     if path is not None:
         with opened.moved_to(f, path):
             if not (_is_run() and small.save(obj, path, how, replaces=True)):
-                our_save(obj, path, *how)
+                our_save(obj, path, *how, tier=False)  # its owner goes on behind it
         return
     goes_past = hasattr(f, "write") and not is_ours(f)
     with counted(f) if goes_past else contextlib.nullcontext():

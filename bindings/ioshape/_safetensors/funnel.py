@@ -22,6 +22,7 @@ from ioshape._save.report import Report, Step
 from ioshape._save.under_way import begun, completed, context_of_saves_to, raise_unheard
 from ioshape._settings.config import is_durable
 from ioshape._settings.context import current, encoded
+from ioshape._tier.route import directly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -147,7 +148,7 @@ def _start(specs: Any, path: str, metadata: Any, how: How, *, borrow: bool) -> S
         )
 
     options = Options(how.durable, how.replace, borrow, how.progress, due=how.due)
-    return start(begin_in_c, context, path, payload, time.perf_counter() - begin, options)
+    return start(begin_in_c, context, directly(path), payload, time.perf_counter() - begin, options)
 
 
 def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:

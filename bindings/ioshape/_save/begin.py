@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ioshape._save.pickling import Pickled
     from ioshape._save.report import Progress
     from ioshape._settings.context import Context
+    from ioshape._tier.route import Route
 
 
 # Any deadline will do: a save with one does not wait for those before it to its file.
@@ -63,7 +64,7 @@ class Payload(NamedTuple):
 def start(
     begin: Callable[[Any, int, Any, Any], int],
     context: Context,
-    path: str,
+    route: Route,
     payload: Payload,
     pickle_s: float,
     wanted: Options,
@@ -76,12 +77,12 @@ def start(
         # This is a signal's handler, and until it returns the save that it has interrupted goes no
         # further. So this one waits neither for staging memory nor for its turn behind that one.
         due = wanted.due
-        if due is None and place_of(path) in interrupted:
+        if due is None and place_of(route.place) in interrupted:
             due = time.monotonic() + _INTERRUPTING_S
         wanted = wanted._replace(borrow=True, due=due)
     options = sized("ioshape_save_options")
     options.replace = lib.IOSHAPE_ON if wanted.replace else lib.IOSHAPE_OFF
-    options.sync = lib.IOSHAPE_ON if wanted.durable else lib.IOSHAPE_OFF
+    options.sync = lib.IOSHAPE_ON if wanted.durable or route.passage else lib.IOSHAPE_OFF
     options.borrow = wanted.borrow
     options.deadline_ms = left_ms(wanted.due)
     teller = Teller.for_save(wanted.progress)
@@ -94,17 +95,17 @@ def start(
     # borrows.
     out = owned("save", context, owner)
     try:
-        with contextlib.nullcontext() if wanted.borrow else staging(path):
+        with contextlib.nullcontext() if wanted.borrow else staging(route.place):
             code = begin(payload.array, payload.length, options, out)
         if code:
             for source in (*payload.couriers, *tellers):
                 if source.failure is not None:
                     raise source.failure
-            raise last_failure(path, "save")
+            raise last_failure(route.path, "save")
         handle = SaveHandle(
             out,
             context,
-            path,
+            route,
             pickle_s=pickle_s,
             keep=keep_longer,
             failures=(*(payload.couriers if outlives else ()), *tellers),

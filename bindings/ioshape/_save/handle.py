@@ -9,15 +9,17 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _terminal
 from ioshape._c import said, sized
-from ioshape._errors import SkippedWarning, failure, last_failure, warn_skipped
+from ioshape._errors import SkippedWarning, StorageError, failure, last_failure, warn_skipped
 from ioshape._native import ffi, lib
 from ioshape._run import trace
 from ioshape._save import under_way
 from ioshape._save.report import PHASES, Progress, Report, Step, from_struct
+from ioshape._tier.route import directly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from ioshape._save.lazy import Steps
     from ioshape._settings.context import Context
+    from ioshape._tier.route import Route
 
     class Cause(Protocol):
         """Something that knows more about a failure than its code."""
@@ -55,7 +58,7 @@ class SaveHandle:
         self,
         save: Any,
         context: Context | None,
-        path: str,
+        route: Route,
         *,
         pickle_s: float = 0.0,
         keep: Iterable[object] = (),
@@ -72,7 +75,7 @@ class SaveHandle:
         self._pickle_s = pickle_s
         self._keep: tuple[object, ...] = tuple(keep)
         self._failures = tuple(failures)  # of callbacks; what they raised is what the save raises
-        self._notes = notes  # for the report
+        self._fallbacks = (*route.steps, *(Step(note, "torch") for note in notes))
         self._causes = tuple(causes)  # of failures that the library names by their codes only
         # No lock: a signal's handler may ask for it while its thread does. What follows is whole
         # between any two steps, and what must happen once is decided by taking something away.
@@ -88,13 +91,15 @@ class SaveHandle:
         #: how it ended, once that is known: (report, error)
         self._end: dict[str, tuple[Report | None, BaseException | None]] = {}
         #: where the file goes
-        self.path = path
-        self._place = under_way.place_of(path)
+        self.path = route.path
+        #: where it is written
+        self._place = under_way.place_of(route.place)
+        self._passage = route.passage
 
     @classmethod
     def ended(cls, path: str, report: Report | None, error: BaseException | None) -> SaveHandle:
         """The handle of a save that was over before it could be given."""
-        handle = cls(None, None, path)
+        handle = cls(None, None, directly(path))
         handle._end["how"] = (report, error)
         return handle
 
@@ -124,9 +129,10 @@ class SaveHandle:
 
     def done(self) -> bool:
         """Whether the save has ended, well or not."""
-        return self._ended or (
-            self._mine() and lib.ioshape_save_wait(self._pointer, 0) != _UNDER_WAY
-        )
+        if self._ended or not self._mine():
+            return self._ended
+        code = lib.ioshape_save_wait(self._pointer, 0)
+        return code != _UNDER_WAY and (bool(code) or self._is_carried(0))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the file is durable and in place, or for `timeout` seconds.
@@ -154,6 +160,30 @@ class SaveHandle:
             raise TimeoutError(f"the save to {self.path} is still under way after {timeout} s")
         self._asked = True
         return self._error
+
+    def drained(self) -> bool:
+        """Whether the file is at its destination, or one that was saved to the same path later.
+
+        Of a save over a tier that is some time after done(); of others it is the same.
+        """
+        if not self.done():
+            return False
+        self._settle()
+        passage = self._passage
+        return self._error is None and (passage is None or passage.is_drained())
+
+    def wait_drained(self, timeout: float | None = None) -> bool:
+        """Waits until it is, or for `timeout` seconds.
+
+        True if it is, False if it is still under way. Raises what the save failed with, or why the
+        last drain could not carry it; then it stays on the tier, and is tried again.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        if not self.wait(timeout):
+            return False
+        if self._passage is None or not self._passage.is_kept:  # the latter: it was skipped
+            return True
+        return self._passage.wait_drained(None if end is None else max(0.0, end - time.monotonic()))
 
     @property
     def report(self) -> Report | None:
@@ -186,6 +216,8 @@ class SaveHandle:
         if self._ended:
             return self._error is not None
         lib.ioshape_save_cancel(self._pointer)
+        if self._passage is not None:
+            self._passage.give_up()
         self._wait(None)
         self._asked = True
         return self._error is not None
@@ -260,8 +292,17 @@ class SaveHandle:
         finally:
             if shows:
                 _terminal.set_waiting(False)
+        if not code and not self._is_carried(None if end is None else end - time.monotonic()):
+            return False
         self._settle()
         return True
+
+    def _is_carried(self, timeout: float | None) -> bool:
+        """Of a save that has ended well: whether it also is where its caller wants it, in time."""
+        if self._passage is None:
+            return True
+        self._passage.keep()
+        return self._passage.has_ended(timeout)
 
     def _wait_copied(self) -> None:
         """Waits until what it saves may change."""
@@ -295,10 +336,21 @@ class SaveHandle:
             pickle_s=self._pickle_s,
             hook_s=self._hook_s,
             step_slowdown=self._steps.slowdown(self._step_s) if self._steps else None,
-            fallbacks=tuple(Step(note, "torch") for note in self._notes),
+            fallbacks=self._fallbacks,
         )
         # A save that is skipped has not failed: training goes on.
-        failed = code and code != lib.IOSHAPE_E_SKIPPED
+        failed = bool(code) and code != lib.IOSHAPE_E_SKIPPED
+        passage = self._passage
+        if passage is not None and not code:
+            report = replace(
+                report,
+                tier=passage.folder,
+                drain_s=passage.drain_s,
+                total_s=report.total_s + passage.drain_s,
+                fallbacks=(*report.fallbacks, *passage.steps()),
+            )
+            failed = passage.failure is not None
+            failures = (*failures, passage)
         error = self._exception(report, failures, causes) if failed else None
         how = (report, error)
         # Who comes second goes by what the first has found.
@@ -354,6 +406,8 @@ class SaveHandle:
     ) -> BaseException:
         for source in failures:
             if source.failure is not None:
+                if isinstance(source.failure, StorageError):
+                    source.failure.report = report
                 return source.failure  # type: ignore[no-any-return]
         lib.ioshape_save_wait(self._pointer, 0)  # so that this thread is told
         error = last_failure(self.path, "save")

@@ -60,7 +60,8 @@ class Step(str):
     """What was not as preferred, and why: a sentence for people, with a code for programs."""
 
     #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "nothing", "slot",
-    #: "skipped", "group", "overtaken", "checksums"; "torch": torch itself wrote the file, or this
+    #: "skipped", "group", "overtaken", "checksums"; "tier": it was not saved there, or will not be
+    #: drained; "torch": torch itself wrote the file, or this
     #: package could not do all; "safetensors": the original did, for what C has no name for
     code: str
 
@@ -173,6 +174,10 @@ class Report:
     deadline_met: bool | None = None
     #: of the deadline, when the save ended; below 0: so much too late
     deadline_left_s: float = 0.0
+    #: the folder of the tier that it was saved on; "" if directly
+    tier: str = ""
+    #: with durable="destination": waiting until it was drained
+    drain_s: float = 0.0
 
     @property
     def unchanged(self) -> bool:
@@ -192,6 +197,8 @@ class Report:
         ]
         if self.engine:
             parts.append(f"{self.engine}{', direct' if self.direct else ''} on {self.filesystem}")
+        if self.tier:
+            parts.append(f"on the tier {self.tier}")
         if self.ranks:
             of_all = f"part of {self.generation_bytes:,} bytes of {self.ranks} ranks"
             parts.append(f"{of_all}, {self.mode}: {self.why}")

@@ -22,23 +22,26 @@ from ioshape._save.handle import SaveHandle
 from ioshape._save.report import Report, Step
 from ioshape._save.under_way import (
     begun,
-    completed,
     context_of_saves_to,
     raise_unheard,
     register,
 )
 from ioshape._settings.config import is_durable
 from ioshape._settings.context import current, encoded
+from ioshape._tier.drain import folder_of
+from ioshape._tier.route import completed_over, directly, route_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import IO
+    from typing import IO, Literal
 
     import torch
 
     from ioshape._save.report import Progress
+    from ioshape._tier.route import Route
 
 _PROTOCOL = 2  # torch's default
+_MOST_PADDING = 8 << 10
 
 
 def is_ours(f: Any) -> bool:
@@ -59,10 +62,11 @@ def save(
     _use_new_zipfile_serialization: bool = True,
     _disable_byteorder_record: bool = False,
     *,
-    durable: bool | None = None,
+    durable: bool | Literal["destination"] | None = None,
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> Report:
     """Saves an object as torch.save does, durably: when this returns, it is on stable storage.
 
@@ -76,12 +80,19 @@ def save(
         pickle_module: as in torch.save.
         pickle_protocol: as in torch.save.
         durable: False returns without waiting for stable storage; the file is still complete or not
-            there for readers. Default: the setting "durable".
+            there for readers. "destination" waits until a save over a tier is drained. Default: the
+            setting "durable".
         replace: False raises FileExistsError if the path exists when the file is complete.
         progress: is called with a Progress now and then; an exception in it stops the save.
         deadline: seconds until the process will end. The save then goes before those of others, and
             leaves out what takes time; the report's `deadline_met` says whether it was in time. It
             goes on when the time is over. on_preemption() tells what is left. Default: none.
+        tier: a folder on a fast disk of this node. When this returns, the file is on stable storage
+            there; a thread then carries it to `f`, in its turn behind direct saves. The tier's
+            journal lasts: what a process leaves there, the next one that saves there carries, or
+            "ioshape drain". Until then only load(), load_latest(), verify(), inspect() and open()
+            find the file. False saves directly. So do a `deadline`, replace=False, a full tier, and
+            what torch writes itself; the report's `fallbacks` say why. Default: the setting "tier".
 
     Returns:
         A Report: where the time went, and what was not as preferred. If the save did not fit into
@@ -104,10 +115,11 @@ def save(
         pickle_protocol,
         _use_new_zipfile_serialization,
         _disable_byteorder_record,
-        is_durable(durable),
+        durable if durable == "destination" else is_durable(durable),
         replace,
         progress,
         due_in(deadline),
+        folder_of(tier),
     )
     if isinstance(f, (str, os.PathLike)):
         report = call.to_path(os.fspath(f))
@@ -125,10 +137,11 @@ def save_async(
     pickle_protocol: int = _PROTOCOL,
     _disable_byteorder_record: bool = False,
     *,
-    durable: bool | None = None,
+    durable: bool | Literal["destination"] | None = None,
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
     optimizer: Any = None,
     lazy: bool = False,
 ) -> SaveHandle:
@@ -173,10 +186,11 @@ def save_async(
         pickle_protocol,
         True,
         _disable_byteorder_record,
-        is_durable(durable),
+        durable if durable == "destination" else is_durable(durable),
         replace,
         progress,
         due_in(deadline),
+        folder_of(tier),
     )
     if optimizer is None and not lazy:
         handle = call.begin(os.fspath(f))
@@ -204,10 +218,11 @@ class _Call:
     protocol: int
     new_format: bool
     no_byteorder: bool
-    durable: bool
+    durable: bool | str
     replace: bool
     progress: Callable[[Progress], object] | None
     due: float | None
+    tier: str
 
     # ---- Ways -------------------------------------------------------------------------------
 
@@ -219,7 +234,10 @@ class _Call:
             return self._by_torch(path, str(reason))
         # Nothing changes the object while its owner waits here, so nothing need be copied; and what
         # lies in a GPU is fetched while the disk is writing.
-        return completed(lambda: self._start(pickled, path, pickle_s, borrow=True))
+        route = self._route(pickled, path)
+        return completed_over(
+            route, lambda route: self._start(pickled, route, pickle_s, borrow=True)
+        )
 
     def begin(
         self, path: str, is_steady: Callable[[torch.UntypedStorage], bool] | None = None
@@ -237,7 +255,8 @@ class _Call:
                 handle = SaveHandle.ended(path, report, None)
             register(handle, background=True)
             return handle
-        return begun(lambda: self._start(pickled, path, pickle_s, is_steady, borrow=False))
+        route = self._route(pickled, path)
+        return begun(lambda: self._start(pickled, route, pickle_s, is_steady, borrow=False))
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
@@ -260,8 +279,9 @@ class _Call:
 
     def _by_torch(self, path: str, reason: str) -> Report:
         """torch's own writer, but into a file of ours: still atomic and durable."""
-        notes = (f"written by torch itself: {reason}",)
-        how = How(self.durable, self.replace, self.due, written_by="torch", notes=notes)
+        past = directly(path, "how long it will be is not known before" if self.tier else "")
+        steps = (Step(f"written by torch itself: {reason}", "torch"), *past.steps)
+        how = How(bool(self.durable), self.replace, self.due, written_by="torch", steps=steps)
         with AtomicFile(path, how) as file:
             self._torch_save(file)
         assert file.report is not None
@@ -282,10 +302,23 @@ class _Call:
         pickled = pickling.collect(self.obj, self.pickle_module, self.protocol)
         return pickled, time.perf_counter() - begin
 
+    def _route(self, pickled: pickling.Pickled, path: str) -> Route:
+        records = pickled.records
+        # Each begins behind a header, and at most so far behind the end of the one before.
+        n_bytes = sum(record.n_bytes for record in records) + (len(records) + 1) * _MOST_PADDING
+        return route_of(
+            path,
+            self.tier,
+            n_bytes,
+            replace=self.replace,
+            due=self.due,
+            to_the_end=self.durable == "destination",
+        )
+
     def _start(
         self,
         pickled: pickling.Pickled,
-        path: str,
+        route: Route,
         pickle_s: float,
         is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
         *,
@@ -293,12 +326,12 @@ class _Call:
     ) -> SaveHandle:
         # Settings may have changed, and with them the context; but the order of saves to one path
         # is kept by the context that they share.
-        context = context_of_saves_to(path) or current()
+        context = context_of_saves_to(route.place) or current()
 
         def begin(records: Any, count: int, options: Any, out: Any) -> int:
             return lib.ioshape_save_records(  # type: ignore[no-any-return]
-                context.pointer, encoded(path), records, count, options, out
+                context.pointer, encoded(route.place), records, count, options, out
             )
 
-        options = Options(self.durable, self.replace, borrow, self.progress, due=self.due)
-        return start(begin, context, path, records_of(pickled, is_steady), pickle_s, options)
+        options = Options(bool(self.durable), self.replace, borrow, self.progress, due=self.due)
+        return start(begin, context, route, records_of(pickled, is_steady), pickle_s, options)

@@ -33,6 +33,7 @@ _unheard: list[SaveHandle] = []
 _starting = 0  # saves that are about to be under way
 _ending = False  # the process is waiting for all of them, or has waited
 _ended = False  # it has waited
+_patient_until: float | None = None  # the end of the process, by time.monotonic(); None: for ever
 #: .calling: this thread is there to call the users' callbacks; .staged: see staging()
 _ours = threading.local()
 _finishing_in = -1  # the process that multiprocessing has been told of
@@ -124,6 +125,8 @@ def begun(begin: Callable[[], SaveHandle]) -> SaveHandle:
     with starting():
         handle = begin()
         register(handle, background=True)
+    if handle._passage is not None:
+        handle._watch()  # somebody must keep it
     return handle
 
 
@@ -295,13 +298,21 @@ def _finish() -> None:
             function()
 
 
+def patient_until() -> float | None:
+    """When the end of the process waits no longer, by time.monotonic(); None: it does."""
+    return _patient_until
+
+
 def _finish_saves() -> bool:
     """Whether one was given up."""
+    global _patient_until  # noqa: PLW0603
     timeout = _at_exit("exit_timeout_s")
+    _patient_until = None if timeout is None else time.monotonic() + timeout
     try:
         left = _wait_at_exit(timeout)
         why = f"it was not complete {timeout} s after the program's end (exit_timeout_s)"
     except KeyboardInterrupt:
+        _patient_until = time.monotonic()
         left, why = _left() or [], "interrupted"
     return _abort_all(left, why)
 

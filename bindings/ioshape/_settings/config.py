@@ -46,6 +46,7 @@ def configure(
     mode: Literal["auto", "each", "node", "rank0"] | None = None,
     deadline_ms: int | None = None,
     durable: bool | None = None,
+    tier: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
     exit_timeout_s: float | None = None,
     # made from the table: end

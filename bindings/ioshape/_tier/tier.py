@@ -98,6 +98,17 @@ def is_draining(folder: str) -> bool:
     return False
 
 
+class Stop:
+    """By which another thread ends a drain, without taking the GIL for every block."""
+
+    def __init__(self) -> None:
+        self.flag = ffi.new("int *")
+
+    def set(self) -> None:
+        """From now on drains end with a CanceledError."""
+        self.flag[0] = 1
+
+
 class Tier(Owner):
     """A folder on a fast disk, and what this user has on it. Any thread may use it."""
 
@@ -117,6 +128,8 @@ class Tier(Owner):
         self.folder = folder
         #: what is in it changes with all that becomes of copies
         self.journal = f"{_own_folder(folder)}/journal"
+        #: what a destination's path stands behind there
+        self.files = f"{_own_folder(folder)}/files"
         options = sized("ioshape_tier_options")
         options.most_bytes = most_bytes
         options.keep_last = keep_last
@@ -189,6 +202,7 @@ class Tier(Owner):
         *,
         ended: Callable[[Drained], object] | None = None,
         progress: Callable[[Progress], object] | None = None,
+        stop: Stop | None = None,
     ) -> None:
         """Carries what waits to its destinations, oldest first, until nothing waits any more.
 
@@ -199,6 +213,7 @@ class Tier(Owner):
             progress: is called with a Progress of the copy that is carried, and while another
                 process drains (phase "wait"). An exception in it ends the drain. Without it, what
                 another thread drains does not take the GIL for every block.
+            stop: ends the drain from another thread, in the place of `progress`.
 
         Raises:
             StorageError: the first failure. What failed stays; the others have been drained.
@@ -209,7 +224,10 @@ class Tier(Owner):
             options.path = wanted
         listener = _Listener(ended, progress)
         user = ffi.new_handle(listener)
-        if progress is not None or threading.current_thread() is threading.main_thread():
+        if stop is not None:
+            options.progress = lib.ioshape_py_progress_until
+            options.progress_user = stop.flag
+        elif progress is not None or threading.current_thread() is threading.main_thread():
             options.progress = lib.ioshape_py_progress
             options.progress_user = user
         if ended is not None:

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiers that this process uses, and the thread for each that drains it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ioshape import _terminal
+from ioshape._errors import CanceledError, StorageError, failure
+from ioshape._locks import ForkedLock
+from ioshape._save import under_way
+from ioshape._settings import config
+from ioshape._settings.context import Context
+from ioshape._tier.tier import Stop, Tier
+
+if TYPE_CHECKING:
+    from ioshape._tier.tier import Drained, Result
+
+# What another process has drained is looked for so often, while somebody waits.
+_LOOK_S = 0.25
+# After a drain that failed the next one begins so much later, or when something is saved; each time
+# twice as late.
+_RETRY_S, _LATEST_RETRY_S = 5.0, 300.0
+# An aborted drain ends between two blocks; storage that hangs is left alone.
+_STOP_S = 5.0
+# The least share of a pool: direct saves go first.
+_SHARE = 1
+
+
+def folder_of(tier: str | os.PathLike[str] | bool | None) -> str:
+    """The folder that a call is to use. Default: the setting "tier". "": none."""
+    if tier is None:
+        tier = config.value_of("tier")
+    if not tier:
+        return ""
+    given: str = config.SETTINGS["tier"].parse(tier, "tier")
+    return os.path.abspath(given)  # noqa: PTH100
+
+
+# Which one a path leads to: another disk may be mounted there since, or none.
+_Folder = tuple[int, int]
+
+
+def _folder_at(path: str) -> _Folder | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Ticket:
+    """What this process has saved for one destination, until it is drained."""
+
+    def __init__(self, folder: _Folder | None, place: str) -> None:
+        self.folder = folder
+        self.place = place
+        #: how often it was kept: the last one counts, which overtakes those before
+        self.keeps = 0
+        self.is_drained = False
+        #: of the last drain; None: it has not ended, or another process has done it
+        self.result: Result | None = None
+        self.failure: StorageError | None = None
+
+
+class Drain:
+    """A tier as this process uses it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._made: tuple[Tier, _Folder | None, int] | None = None
+        # Reentrant: the handler of a signal may save.
+        self._changed = threading.Condition()
+        self._tickets: dict[str, Ticket] = {}
+        self._wanted = threading.Event()
+        self._stop = Stop()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def tier(self) -> Tier:
+        """By the settings of now, and what the folder leads to now. Raises StorageError."""
+        now = (_folder_at(self.folder), config.generation())
+        if self._made is None or self._made[1:] != now:
+            self._made = (Tier(Context(share=_SHARE), self.folder), *now)
+        return self._made[0]
+
+    # ---- Saves ------------------------------------------------------------------------------
+
+    def keep(self, place: str, *, keep_last: int = 0, keep_every: int = 0) -> Ticket:
+        """Notes what was saved at that place of the tier, durably; it is drained soon.
+
+        Args:
+            place: as Tier.place() gave it.
+            keep_last: as in Tier.keep().
+            keep_every: the same.
+
+        Raises:
+            StorageError: it is not noted.
+        """
+        folder = _folder_at(self.folder)
+        tier = self.tier
+        tier.keep(place.removeprefix(tier.files), keep_last=keep_last, keep_every=keep_every)
+        with self._changed:
+            ticket = self._tickets.get(place)
+            if ticket is None or ticket.folder != folder:
+                ticket = self._tickets[place] = Ticket(folder, place)
+            ticket.keeps += 1
+            ticket.result = ticket.failure = None
+        self.begin()
+        return ticket
+
+    def begin(self) -> None:
+        """Has the thread drain what waits, whoever has saved it."""
+        self._wanted.set()
+        if self._thread is None:
+            self._thread = thread = threading.Thread(target=self._run, name="ioshape", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is ending
+                self._thread = None
+
+    def wait(self, ticket: Ticket, timeout: float | None = None) -> bool:
+        """Waits until it is drained. False if it is not, in time.
+
+        Raises:
+            StorageError: the last drain could not carry it.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.is_drained(ticket):
+            if ticket.failure is not None:
+                raise ticket.failure
+            left = _LOOK_S if end is None else min(_LOOK_S, end - time.monotonic())
+            if left <= 0:
+                return False
+            with self._changed:
+                self._changed.wait(left)
+        return True
+
+    def is_drained(self, ticket: Ticket) -> bool:
+        """Whether nothing that was saved there waits any more, whichever process has carried it."""
+        if not ticket.is_drained:
+            self._look()
+        return ticket.is_drained
+
+    def _look(self) -> None:
+        """Goes by the journal."""
+        with self._changed:
+            seen = {ticket: ticket.keeps for ticket in self._tickets.values()}
+        try:
+            waiting = {copy.place for copy in self.tier.copies() if copy.is_waiting}
+            now = _folder_at(self.folder)
+            failed = None
+        except StorageError as error:
+            waiting, now, failed = set(), None, error
+        with self._changed:
+            for ticket, keeps in seen.items():
+                if failed or now != ticket.folder:
+                    ticket.failure = failed or self._gone(ticket)
+                elif ticket.place not in waiting and ticket.keeps == keeps:
+                    ticket.is_drained = True
+                    self._tickets.pop(ticket.place, None)
+
+    def _gone(self, ticket: Ticket) -> StorageError:
+        return failure(
+            -errno.ENODEV,
+            f'cannot drain "{ticket.place}": "{self.folder}" is another folder since it was saved',
+            self.folder,
+            "drain",
+            remedy=f'mount what was there, and run "ioshape drain {self.folder}"',
+        )
+
+    # ---- The thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause: float | None = None
+        while True:
+            self._wanted.wait(pause)
+            self._wanted.clear()
+            try:
+                self.tier.drain(ended=self._ended, stop=self._stop)
+                pause = None
+            except CanceledError:
+                return
+            except StorageError:  # the log has it, and so have those who wait
+                pause = min(2 * pause, _LATEST_RETRY_S) if pause else _RETRY_S
+            self._look()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _ended(self, drained: Drained) -> None:
+        with self._changed:
+            ticket = self._tickets.get(self.tier.files + drained.path)
+            if ticket is not None:
+                ticket.result, ticket.failure = drained.result, drained.error
+            self._changed.notify_all()
+
+    # ---- The end of the process -------------------------------------------------------------
+
+    def finish(self, end: float | None) -> None:
+        """Waits until what this process saved is drained, or fails; and says what is left."""
+        begin, next_word = time.monotonic(), time.monotonic() + 1.0
+        try:
+            while self._thread is not None:
+                self._look()
+                left = [one for one in self._tickets.values() if one.failure is None]
+                now = time.monotonic()
+                if not left or (end is not None and now >= end):
+                    break
+                if now >= next_word:
+                    _terminal.say(
+                        f'draining the tier "{self.folder}" before the program ends: '
+                        f"{len(left)} left"
+                    )
+                    next_word = now + (5.0 if now - begin > 5 else 2.0)
+                with self._changed:
+                    self._changed.wait(_LOOK_S if end is None else min(_LOOK_S, end - now))
+        except KeyboardInterrupt:
+            pass
+        self._stop.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+        self._say_what_is_left()
+
+    def _say_what_is_left(self) -> None:
+        left = list(self._tickets.values())
+        if not left:
+            return
+        what = "1 save waits" if len(left) == 1 else f"{len(left)} saves wait"
+        failures = [one.failure for one in left if one.failure is not None]
+        why = f" ({failures[0].sentence})" if failures else ""
+        _terminal.say(
+            f'{what} on the tier "{self.folder}"{why}; the next process that saves '
+            f'there carries them to their destinations, and so does "ioshape drain {self.folder}"'
+        )
+
+
+_lock = ForkedLock()
+_drains: dict[str, Drain] = {}
+
+
+def drain_of(folder: str) -> Drain:
+    """The one of this process for that folder."""
+    with _lock:
+        drain = _drains.get(folder)
+        if drain is None:
+            drain = _drains[folder] = Drain(folder)
+        return drain
+
+
+@under_way.after_saves
+def _finish() -> None:
+    """The end of the process."""
+    end = under_way.patient_until()
+    while _drains:
+        _drains.popitem()[1].finish(end)
+
+
+def _forget() -> None:
+    """Threads and tiers are the parent's."""
+    _drains.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads from the nearest copy: that on this node's tier, if nothing newer is at the destination."""
+
+from __future__ import annotations
+
+import glob
+from typing import TYPE_CHECKING, TypeVar
+
+from ioshape._errors import PassedOver, StorageError, is_our_fault, warn_passed_over
+from ioshape._save.under_way import place_of
+from ioshape._tier.drain import drain_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ioshape._tier.tier import Tier
+
+_T = TypeVar("_T")
+
+
+def tier_at(folder: str) -> Tier | None:
+    """The tier of that folder ("": of none), if it is there: who reads does without."""
+    if not folder:
+        return None
+    try:
+        return drain_of(folder).tier
+    except StorageError:
+        return None
+
+
+def nearest(path: str, folder: str, read: Callable[[str], _T]) -> _T:
+    """What read() makes of the copy on the tier; of the destination, if there is none.
+
+    If the copy is damaged, a FallbackWarning says so, and the destination is read.
+    """
+    tier = tier_at(folder)
+    place = None if tier is None else _found(tier, path)
+    if place is None:
+        return read(path)
+    try:
+        return read(place)
+    except StorageError as error:
+        if is_our_fault(error):
+            raise
+        passed_over = PassedOver(place, error)
+    try:
+        found = read(path)
+    except FileNotFoundError:
+        raise passed_over.error from None
+    if not isinstance(passed_over.error, FileNotFoundError):  # else it went since: it was drained
+        warn_passed_over(path, [passed_over])
+    return found
+
+
+def matching(pattern: str, folder: str) -> dict[str, str]:
+    """The places on the tier of those destinations that match, where nothing is newer."""
+    tier = tier_at(folder)
+    if tier is None:
+        return {}
+    behind = glob.escape(tier.files) + place_of(pattern)
+    paths = [place.removeprefix(tier.files) for place in glob.glob(behind)]  # noqa: PTH207
+    found = ((path, _found(tier, path)) for path in paths)
+    return {path: place for path, place in found if place is not None}
+
+
+def _found(tier: Tier, path: str) -> str | None:
+    try:
+        return tier.find(path)
+    except StorageError:  # it has none for this path, or is not what it was
+        return None

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way a save goes: over a tier, or directly."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from ioshape._errors import CanceledError, StorageError
+from ioshape._save.report import Step
+from ioshape._save.under_way import completed
+from ioshape._tier.drain import drain_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ioshape._save.handle import SaveHandle
+    from ioshape._save.report import Report
+    from ioshape._tier.drain import Drain, Ticket
+
+# In the names of our files and directories until they are complete.
+_UNDER_WAY = ".ioshape-tmp-"
+
+
+class Route(NamedTuple):
+    """From a save to its destination."""
+
+    #: the destination, as the caller has written it
+    path: str
+    #: where the save writes
+    place: str
+    #: None: that is the destination
+    passage: Passage | None = None
+    #: why it is not as was wanted
+    steps: tuple[Step, ...] = ()
+
+
+class Passage:
+    """A save over a tier. What it fails with the save raises: `failure`."""
+
+    def __init__(
+        self,
+        drain: Drain,
+        place: str,
+        *,
+        to_the_end: bool = False,
+        keep_last: int = 0,
+        keep_every: int = 0,
+    ) -> None:
+        """With `to_the_end` the save ends at the destination, and not on the tier.
+
+        The other arguments are those of Drain.keep().
+        """
+        self._drain = drain
+        self._place = place
+        self._to_the_end = to_the_end
+        self._retention = (keep_last, keep_every)
+        # Whoever asks how the save ended may be the one who keeps it; all others wait until it is
+        # kept. Reentrant: the handler of a signal may ask.
+        self._lock = threading.RLock()
+        self._ticket: Ticket | None = None
+        self.failure: BaseException | None = None
+        #: waiting for the drain
+        self.drain_s = 0.0
+
+    @property
+    def folder(self) -> str:
+        """Of the tier."""
+        return self._drain.folder
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is safe on the tier."""
+        return self._ticket is not None
+
+    def keep(self) -> None:
+        """Once the save has ended well: notes it in the tier's journal. Once."""
+        with self._lock:
+            if self._ticket is not None or self.failure is not None:
+                return
+            try:
+                last, every = self._retention
+                self._ticket = self._drain.keep(self._place, keep_last=last, keep_every=every)
+            except StorageError as error:
+                self.failure = error
+
+    def has_ended(self, timeout: float | None) -> bool:
+        """Waits, after keep(), until the save may be called done. False if it may not, in time."""
+        if not self._to_the_end or self._ticket is None or self.failure is not None:
+            return True
+        begin = time.monotonic()
+        try:
+            if not self._drain.wait(self._ticket, timeout):
+                return False
+        except StorageError as error:
+            self.failure = error
+        finally:
+            self.drain_s += time.monotonic() - begin
+        return True
+
+    def give_up(self) -> None:
+        """The save need not end at its destination any more."""
+        self._to_the_end = False
+
+    def is_drained(self) -> bool:
+        """Whether it is at its destination, or a later one is."""
+        return self._ticket is not None and self._drain.is_drained(self._ticket)
+
+    def wait_drained(self, timeout: float | None) -> bool:
+        """Waits until it is; raises what the last drain failed with."""
+        assert self._ticket is not None
+        return self._drain.wait(self._ticket, timeout)
+
+    def steps(self) -> tuple[Step, ...]:
+        """What was not as preferred, as far as it is known now."""
+        if self._ticket is None or self._ticket.result != "newer":
+            return ()
+        return (Step("not drained: there is a newer one at the destination", "tier"),)
+
+
+def directly(path: str, why: str = "") -> Route:
+    """Past the tier; `why`, if there is one."""
+    steps = (Step(f"saved directly, not on the tier: {why}", "tier"),) if why else ()
+    return Route(path, path, steps=steps)
+
+
+def route_of(
+    path: str,
+    folder: str,
+    n_bytes: int,
+    *,
+    replace: bool = True,
+    due: float | None = None,
+    to_the_end: bool = False,
+) -> Route:
+    """That of a file.
+
+    Args:
+        path: of the destination.
+        folder: of the tier; "": none is wanted.
+        n_bytes: of the file, or a little more.
+        replace: as in save().
+        due: when the save's deadline is over; None: it has none.
+        to_the_end: whether the save ends at the destination, and not on the tier.
+    """
+    if not folder:
+        return directly(path)
+    why = _why_directly(path, folder, replace=replace, due=due)
+    if why:
+        return directly(path, why)
+    try:
+        drain = drain_of(folder)
+        place = drain.tier.place(path, n_bytes)
+    except StorageError as error:
+        # A full one is what it is there for: copies that wait. All else somebody has to mend.
+        if error.errno != errno.ENOSPC:
+            import logging  # noqa: PLC0415 - not quick to import
+
+            logging.getLogger("ioshape").warning('saves "%s" directly: %s', path, error)
+        return directly(path, str(error))
+    return Route(path, place, Passage(drain, place, to_the_end=to_the_end))
+
+
+def _why_directly(path: str, folder: str, *, replace: bool, due: float | None) -> str:
+    if not replace:
+        return "only at its destination can be told whether it replaces something"
+    if due is not None:
+        return "it has a deadline, and this node may end with it"
+    if _UNDER_WAY in path:
+        return "it is part of a directory that appears whole"
+    above = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
+    if os.path.commonpath((above, os.path.realpath(folder))) == os.path.realpath(folder):
+        return "its destination is on the tier's disk"
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+            return "its destination is no regular file"
+    except OSError:
+        pass
+    # What cannot be drained is to fail now.
+    return "" if os.access(above, os.W_OK | os.X_OK) else "its directory cannot be written to"
+
+
+def completed_over(route: Route, begin: Callable[[Route], SaveHandle]) -> Report:
+    """A save that somebody waits for; directly after all, if the tier fails."""
+    try:
+        return completed(lambda: begin(route))
+    except StorageError as error:
+        if (
+            route.passage is None
+            or route.passage.is_kept  # the destination has failed
+            or isinstance(error, CanceledError)
+        ):
+            raise
+        why = str(error)
+    return completed(lambda: begin(directly(route.path, why)))
