@@ -62,36 +62,35 @@ struct ioshape_pool_history *slots_history_end(struct slots_history *history)
 	const size_t act_count = history->acts.bytes / sizeof(*acts);
 	struct whole *whole = calloc(1, sizeof(*whole) + hour_count * sizeof(hours->hour) +
 						act_count * sizeof(acts->act));
-	struct ioshape_pool_hour *hour_rows = whole ? (void *)(whole + 1) : NULL;
-	struct ioshape_pool_act *act_rows = (void *)(hour_rows + (whole ? hour_count : 0));
+	struct ioshape_pool_hour *hour_rows;
+	struct ioshape_pool_act *act_rows;
 
-	if (whole) {
-		if (hour_count)
-			qsort(hours, hour_count, sizeof(*hours), by_time);
-		whole->texts = *history;
-		memset(history, 0, sizeof(*history));
-	}
-	for (size_t i = 0; whole && i < hour_count; i++) {
+	if (!whole)
+		return NULL;
+	hour_rows = (void *)(whole + 1);
+	act_rows = (void *)(hour_rows + hour_count);
+	whole->texts = *history;
+	memset(history, 0, sizeof(*history));
+	if (hour_count)
+		qsort(hours, hour_count, sizeof(*hours), by_time);
+	for (size_t i = 0; i < hour_count; i++) {
 		hour_rows[i] = hours[i].hour;
 		hour_rows[i].job = hours[i].job;
 		hour_rows[i].user = hours[i].user;
 	}
-	for (size_t i = 0; whole && i < act_count; i++) {
+	for (size_t i = 0; i < act_count; i++) {
 		act_rows[i] = acts[i].act;
 		act_rows[i].who = acts[i].who;
 		act_rows[i].what = acts[i].what;
 	}
-	base_buffer_free(&history->hours);
-	base_buffer_free(&history->acts);
-	if (whole)
-		whole->history = (struct ioshape_pool_history){
-			.size = sizeof(whole->history),
-			.hours = hour_rows,
-			.hour_count = hour_count,
-			.acts = act_rows,
-			.act_count = act_count,
-		};
-	return whole ? &whole->history : NULL;
+	whole->history = (struct ioshape_pool_history){
+		.size = sizeof(whole->history),
+		.hours = hour_rows,
+		.hour_count = hour_count,
+		.acts = act_rows,
+		.act_count = act_count,
+	};
+	return &whole->history;
 }
 
 IOSHAPE_EXPORT void ioshape_pool_history_free(struct ioshape_pool_history *history)

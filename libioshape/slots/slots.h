@@ -115,7 +115,7 @@ struct slots_history {
 
 int slots_history_add_hour(struct slots_history *history, const struct ioshape_pool_hour *hour);
 int slots_history_add_act(struct slots_history *history, const struct ioshape_pool_act *act);
-/* The public one, or NULL where memory is short; the other is empty then. */
+/* The public one, and the other is empty then; NULL where memory is short. */
 struct ioshape_pool_history *slots_history_end(struct slots_history *history);
 
 /*
