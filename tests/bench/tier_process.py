@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves over tiers to a slow filesystem, by one node or by many at once.
+
+    python -m tests.bench.tier_process one|many '{"mounts": […], "near": …, "n_bytes": …, …}'
+
+Each node has a tier of its own below `near`, and a mount; the last mount is the neighbours', or
+that of the node where a training goes on. Prints samples, as JSON. It is a process of its own
+because nodes are forked from it: it must not have started a thread before.
+"""
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import torch
+from ioshape._settings.context import Context
+from ioshape._tier.tier import Tier
+from ioshape.cli.bench import neighbours
+from ioshape.cli.bench.crowd import Crowd, Member, now_ns, slow_down
+
+from .cache import evict
+from .storm_process import see_instead
+
+NODES = 32
+READERS = 8
+SAVES = 3  # of a training that is measured
+PATIENCE_S = 900.0
+#: Drains have that, and saves a hundred.
+SHARE = 1
+
+State = dict[str, torch.Tensor]
+Found = dict[str, Any]
+
+
+def state_of(n_bytes: int) -> State:
+    return {"weight": torch.empty(n_bytes, dtype=torch.uint8).random_()}
+
+
+def sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def timed(call: Callable[[], object]) -> float:
+    """In seconds of the storage's own time."""
+    begin = now_ns()
+    call()
+    return (now_ns() - begin) / 1e9
+
+
+class Near:
+    """The tier of a node."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self.tier = Tier(Context(), str(folder))
+
+    def save(self, state: State, path: Path) -> None:
+        place = self.tier.place(str(path), state["weight"].nbytes)
+        ioshape.save(state, place)
+        self.tier.keep(str(path))
+
+    def drain(self) -> None:
+        Tier(Context(share=SHARE), str(self._folder), keep_last=1).drain()
+
+
+# ---- One node -----------------------------------------------------------------------------------
+
+
+def stalls(near: Near, folder: Path, state: State, pause_s: float) -> Found:
+    """How long saves hold a training that computes between them."""
+
+    def train(save: Callable[[Path], None]) -> float:
+        held = 0.0
+        for number in range(SAVES):
+            held += timed(lambda: save(folder / f"{number}.pt"))  # noqa: B023 - it is called here
+            time.sleep(pause_s)
+        return held
+
+    def save_near(path: Path) -> None:
+        near.save(state, path)
+        drains.append(threading.Thread(target=near.drain))
+        drains[-1].start()
+
+    def save_there(path: Path) -> None:
+        ioshape.save(state, path)
+
+    direct = train(save_there)
+    drains: list[threading.Thread] = []
+    over = train(save_near)
+    for one in drains:
+        one.join()
+    return {"direct": direct, "tier": over}
+
+
+def carries(near: Near, folder: Path, state: State) -> Found:
+    """How long the same bytes take to the destination, in several ways, alone."""
+    near.save(state, folder / "drained.pt")
+    place = near.tier.copies()[0].place
+
+    def save_by_torch() -> None:
+        torch.save(state, folder / "torch.pt")
+        sync(folder / "torch.pt")
+
+    def copy() -> None:
+        shutil.copyfile(place, folder / "copied.pt")
+        sync(folder / "copied.pt")
+
+    return {
+        "drain": timed(near.drain),
+        "save": timed(lambda: ioshape.save(state, folder / "direct.pt")),
+        "torch.save": timed(save_by_torch),
+        "cp": timed(copy),
+    }
+
+
+def restarts(near: Near, path: Path, elsewhere: Path) -> Found:
+    """Loads with cold caches: of the copy, and of the destination through another mount."""
+    place = near.tier.find(str(path))
+    assert place is not None
+    evict(Path(place))
+    evict(elsewhere)
+    found = {"tier": timed(lambda: ioshape.load(place))}
+    return {**found, "destination": timed(lambda: ioshape.load(elsewhere))}
+
+
+def one_node(given: Found) -> Found:
+    state = state_of(given["n_bytes"])
+    here, other = Path(given["mounts"][0]), Path(given["mounts"][-1])
+    found: Found = {"stalls": [], "carries": [], "restarts": []}
+    for number in range(given["rounds"] + 1):
+        folder = here / f"one-{number}"
+        folder.mkdir()
+        near = Near(Path(given["near"], f"one-{number}"))
+        one = {
+            "stalls": stalls(near, folder, state, given["pause_s"]),
+            "carries": carries(near, folder, state),
+        }
+        path = folder / "drained.pt"
+        one["restarts"] = restarts(near, path, other / path.relative_to(here))
+        for name, sample in one.items() if number else ():  # the first one warms up
+            found[name].append(sample)
+        shutil.rmtree(folder)
+        near.tier.close()
+        shutil.rmtree(Path(given["near"], f"one-{number}"))
+    return found
+
+
+# ---- Many ---------------------------------------------------------------------------------------
+
+
+def node(given: Found, number: int, folder: Path) -> Callable[[Connection], None]:
+    """Saves its part in the way that it is told, and tells how long that took."""
+    mounts = [Path(path) for path in given["mounts"]]
+
+    def work(connection: Connection) -> None:
+        see_instead(mounts[0], mounts[number % (len(mounts) - 1)])
+        state = state_of(given["n_bytes"])
+        near = Near(Path(given["near"], f"node-{number}"))
+        turn = 0
+
+        def save_by_torch(path: Path) -> None:
+            torch.save(state, path)
+            sync(path)
+
+        while True:
+            way = connection.recv()
+            path = folder / f"{way}-{turn}-{number}.pt"
+            if way == "drain":
+                near.save(state, path)
+            connection.send("ready")
+            connection.recv()
+            save = near.drain if way == "drain" else lambda: save_by_torch(path)  # noqa: B023
+            connection.send(timed(save))
+            connection.recv()
+            path.unlink()
+            turn += 1
+
+    return work
+
+
+def round_of(way: str, crowd: Crowd, nodes: list[Member], readers: list[Member]) -> Found:
+    crowd.ask(nodes, PATIENCE_S, way)
+    for one in readers:
+        one.tell("begin")
+    took = crowd.ask(nodes, PATIENCE_S, "go")
+    heard = crowd.ask(readers, PATIENCE_S, "end")
+    for one in nodes:
+        one.tell("remove")
+    return {"seconds": took, "reads_ns": [one.took_ns for told in heard for one in told]}
+
+
+def many_nodes(given: Found) -> Found:
+    mounts = [Path(path) for path in given["mounts"]]
+    folder, small = mounts[0] / "many", mounts[-1] / "neighbours"
+    folder.mkdir()
+    small.mkdir()
+    neighbours.prepare(small)
+    found: Found = {"torch": [], "drain": []}
+    with Crowd() as crowd:
+        nodes = [crowd.start(f"node {i}", node(given, i, folder)) for i in range(NODES)]
+        readers = [crowd.start(f"reader {i}", neighbours.reader(small, i)) for i in range(READERS)]
+        crowd.hear(readers, PATIENCE_S)
+        for number in range(given["rounds"] + 1):
+            for way, samples in found.items():
+                sample = round_of(way, crowd, nodes, readers)
+                if number:
+                    samples.append(sample)
+    return found
+
+
+def main(what: str, text: str) -> None:
+    given = json.loads(text)
+    slow_down(given["slow"])
+    print(json.dumps((one_node if what == "one" else many_nodes)(given)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
