@@ -26,6 +26,7 @@ PARTS = {
         "docs/guides/who-floods.md",
         "docs/frameworks.md",
         "docs/groups.md",
+        "docs/tiers.md",
         "docs/objects.md",
         "docs/gpu.md",
         "docs/preemption.md",

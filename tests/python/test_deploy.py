@@ -6,6 +6,8 @@ tests/bench.sh launch runs those: promtool, Prometheus, the schemas of Kubernete
 
 import contextlib
 import json
+import os
+import pwd
 import re
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +17,11 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from command import IOSHAPE, call, succeed
 from coordinators import TIMEOUT_S, Redis, await_true, short_folder
+from processes import environment
+from records import names_in
+from tiers import Saver, saver
 from tree import ROOT, program
 
 DEPLOY = ROOT / "examples" / "deploy"
@@ -259,16 +265,95 @@ def test_secrets_are_not_in_a_command_line(tmp_path: Path) -> None:
 
 # ---- systemd ------------------------------------------------------------------------------------
 
-#: In tenths: a service that talks to the network can hardly have less.
-EXPOSURE = 13
+#: In tenths: a service that talks to the network can hardly have less; and one that has to write
+#: whatever its user may.
+EXPOSURES = {"ioshape-coordinator": 13, "ioshape-exporter": 13, "ioshape-drain@": 20}
 
 
-@pytest.mark.parametrize("name", ["ioshape-coordinator", "ioshape-exporter"])
-def test_a_unit_can_do_little(name: str) -> None:
-    unit = DEPLOY / "systemd" / f"{name}.service"
-    how = ["security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE}"]
+def analyze(*words: str | Path) -> str:
     done = subprocess.run(
-        [program("systemd-analyze"), *how, unit], capture_output=True, text=True, check=False
+        [program("systemd-analyze"), *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Overall exposure level" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", EXPOSURES)
+def test_a_unit_can_do_little(name: str) -> None:
+    unit = DEPLOY / "systemd" / f"{name}.service"
+    how = ("security", "--offline=true", "--no-pager", f"--threshold={EXPOSURES[name]}")
+    assert "Overall exposure level" in analyze(*how, unit)
+
+
+# ---- What drains a tier --------------------------------------------------------------------------
+
+
+def test_the_timer_starts_the_drain_of_the_same_user(tmp_path: Path) -> None:
+    """And systemd understands all of it."""
+    for kind in ("service", "timer"):
+        text = (DEPLOY / "systemd" / f"ioshape-drain@.{kind}").read_text(encoding="utf-8")
+        text = text.replace("/usr/bin/ioshape", str(IOSHAPE))  # it looks for that
+        text = re.sub("^Documentation=.*$", "", text, flags=re.MULTILINE)
+        (tmp_path / f"ioshape-drain@.{kind}").write_text(text)
+    for name in names_in(tmp_path):
+        assert analyze("verify", "--recursive-errors=one", tmp_path / name) == ""
+
+
+def test_the_service_drains(tmp_path: Path) -> None:
+    """Its very command line."""
+    unit = (DEPLOY / "systemd" / "ioshape-drain@.service").read_text(encoding="utf-8")
+    found = re.search(r"^ExecStart=/usr/bin/ioshape (.*)$", unit, re.MULTILINE)
+    assert found
+    with saver(tmp_path) as saves:
+        path = saves.save("model.pt")
+        words = [str(saves.fast) if one == "/local/nvme" else one for one in found[1].split()]
+        assert succeed(call(*words)).startswith(f"{path}: drained")
+
+
+def epilog(saves: Saver, **more: str) -> subprocess.CompletedProcess[str]:
+    """As slurmd starts it."""
+    account = pwd.getpwuid(os.geteuid())
+    variables = {
+        "SLURM_JOB_UID": str(account.pw_uid),
+        "SLURM_JOB_USER": account.pw_name,
+        "TIER": str(saves.fast),
+        "IOSHAPE": str(IOSHAPE),
+    }
+    return subprocess.run(
+        [ROOT / "examples" / "slurm_epilog.sh"],
+        env=environment(**(variables | more)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs epilogs as root")
+def test_the_epilog_of_slurm_drains_as_the_user_and_never_fails(tmp_path: Path) -> None:
+    with saver(tmp_path) as saves:
+        path = saves.save("model.pt")
+        assert epilog(saves, SLURM_JOB_UID="4711").returncode == 0  # nobody who has saved here
+        assert not path.exists()
+        assert epilog(saves, IOSHAPE="/bin/false").returncode == 0
+        assert epilog(saves).returncode == 0
+        assert path.read_bytes() == b"saved"
+
+
+def test_the_tier_of_kubernetes_is_drained_before_it_goes() -> None:
+    text = (ROOT / "examples" / "kubernetes_tier.yaml").read_text(encoding="utf-8")
+    manifests = list(yaml.safe_load_all(text))
+    by_kind = {one["kind"]: one["spec"] for one in manifests}
+    volume, claim = by_kind["PersistentVolume"], manifests[-2]["spec"]
+    assert claim["volumeName"] == manifests[-3]["metadata"]["name"]
+    assert claim["storageClassName"] == volume["storageClassName"]
+    for kind in ("Job", "Deployment"):
+        pod = by_kind[kind]["template"]["spec"]
+        (container,) = pod["containers"]
+        mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+        assert mounts == {"tier": "/tier", "checkpoints": "/checkpoints"}
+        assert set(mounts) == {one["name"] for one in pod["volumes"]}
+        assert pod["securityContext"]["runAsUser"] == 1000  # else the drain would look elsewhere
+    (training,) = by_kind["Job"]["template"]["spec"]["containers"]
+    ended = training["lifecycle"]["preStop"]["exec"]["command"]
+    drains = by_kind["Deployment"]["template"]["spec"]["containers"][0]["command"]
+    assert (ended, drains[:3]) == (["ioshape", "drain", "/tier"], ended)
