@@ -4,6 +4,7 @@
 import fcntl
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from ioshape.cli.doctor.look import _is_filtered
 from ioshape.cli.generations.look import lock_domain
 from processes import TIMEOUT_S, environment
 from striped import striped
+from tiers import saver
 
 SECRET = "tr0ub4dor"
 MIB = 1 << 20
@@ -91,8 +93,10 @@ def test_a_folder_is_described_and_left_alone(tmp_path: Path) -> None:
         "host",
         "coordination",
         "installation",
+        "tier",
         "findings",
     }
+    assert found["tier"] is None
     assert set(found["storage"]) == names(ioshape.Storage)
     assert set(found["folder"]) == names(Folder)
     assert set(found["host"]) == names(Host)
@@ -350,6 +354,31 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
 os.execv(sys.argv[1], sys.argv[1:])
 """
+
+
+def test_the_tier_is_looked_at_and_left_alone(tmp_path: Path) -> None:
+    fast = tmp_path / "fast"
+    found = probed(tmp_path, IOSHAPE_TIER=str(fast))
+    assert "tier-unusable" in found["findings"]
+    fast.mkdir()
+    found = probed(tmp_path, IOSHAPE_TIER=str(fast))
+    assert "tier-not-local" in found["findings"]  # the same filesystem
+    assert list(fast.iterdir()) == []
+    with saver(tmp_path) as saves:
+        saves.save("drained")
+        saves.tier.drain()
+        saves.save("waits", b"1234")
+        place = next(one.place for one in saves.copies() if one.is_waiting)
+        os.utime(place, (0, 0))
+        found = probed(fast)  # the path itself
+    tier = found["tier"]
+    assert (tier["folder"], tier["waiting"], tier["waiting_bytes"]) == (str(fast), 1, 4)
+    assert (tier["drained_bytes"], tier["draining"]) == (5, False)
+    waits = found["findings"]["tier-waits"]
+    assert waits["commands"] == [f"ioshape drain {fast}"]
+    assert "tier-not-local" not in found["findings"]
+    text = call(fast).stdout
+    assert re.search(r"^the tier\n  folder +.*fast$", text, re.MULTILINE)
 
 
 def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ioshape.cli.doctor.facts import (
     Host,
     Installation,
     Leftovers,
+    Near,
 )
 from ioshape.cli.doctor.triage import GAIN, triage
 from tree import ROOT
@@ -90,6 +91,7 @@ def facts(
     ranks: int = 1,
     coordination: Coordination = REDIS,
     installation: Installation = HEALTHY,
+    tier: Near | None = None,
     **more: Any,
 ) -> Facts:
     """Those of a healthy system, but for what is said. Fields of folder and host by their names."""
@@ -102,6 +104,7 @@ def facts(
         host=Host(user="eve", kernel="6.1.0", **more),
         coordination=coordination,
         installation=installation,
+        tier=tier,
         ranks=ranks,
         files=ranks,
     )
@@ -151,7 +154,18 @@ def installed(**more: Any) -> Facts:
     return facts(installation=replace(HEALTHY, **more))
 
 
+#: Room for two checkpoints of 4 GiB, if what has been drained goes.
+NEAR = Near("/local nvme", free_bytes=GIB, drained_bytes=7 * GIB)
+
+
+def near(**more: Any) -> Facts:
+    return facts(tier=replace(NEAR, **more))
+
+
 FINE: dict[str, Facts] = {
+    "a tier": near(waiting=2, waiting_bytes=8 * GIB, oldest_s=3000.0),
+    "a tier that is drained": near(waiting=1, oldest_s=90000.0, draining=True),
+    "a tier of a host of many": facts(tier=NEAR, ranks=64, local_ranks=1),
     "lustre": lustre(),
     "nfs": nfs(),
     "local": local(),
@@ -307,6 +321,20 @@ TRIAGE: list[tuple[Facts, str]] = [
             "stale-files hint find '/scratch/run 7' -maxdepth 1 -type f -name '.*.ioshape-tmp-*' "
             "-mmin +1440 -delete"
         ),
+    ),
+    (near(exists=False), "tier-unusable warning lsblk"),
+    (near(writable=False), "tier-unusable warning ls -ld '/local nvme'"),
+    (near(in_memory=True), "tier-in-memory warning findmnt -T '/local nvme'"),
+    (near(remote=True), "tier-not-local warning findmnt -T '/local nvme'"),
+    (near(is_destination=True), "tier-not-local warning findmnt"),
+    (near(free_bytes=GIB - 1), "tier-small warning ioshape ls '/local nvme'"),
+    (
+        facts(tier=NEAR, ranks=2, local_ranks=2),
+        "tier-small warning ioshape ls '/local nvme'",
+    ),
+    (
+        near(waiting=1, waiting_bytes=GIB, oldest_s=3600.0),
+        "tier-waits warning ioshape drain '/local nvme'",
     ),
     (lustre(leftovers=Leftovers(1, GIB)), "stale-generations hint ioshape ls '/scratch/run 7'"),
     (local(options="rw,sync"), "sync-mount warning sudo mount -o remount,async /"),

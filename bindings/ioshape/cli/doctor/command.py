@@ -24,7 +24,7 @@ from ioshape.cli.slots.pools import CAPACITY_BY, bytes_option, coordinator_optio
 
 if TYPE_CHECKING:
     from ioshape._probe import Storage
-    from ioshape.cli.doctor.facts import Facts, Finding
+    from ioshape.cli.doctor.facts import Facts, Finding, Near
 
 #: If something serious was found.
 EXIT_SERIOUS = 4
@@ -38,9 +38,23 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     return [
         ("what is underneath", _underneath(facts)),
         (f"a save of {human_size(facts.storage.for_bytes)}", _plan(facts)),
+        *([("the tier", _tier(facts.tier))] if facts.tier is not None else []),
         ("slots", _slots(facts)),
         ("this process", _process(facts)),
     ]
+
+
+def _tier(tier: Near) -> list[tuple[str, str]]:
+    rows = [("folder", tier.folder)]
+    if tier.usable:
+        waiting = human_size(tier.waiting_bytes) if tier.waiting else "nothing"
+        now = ", and is drained now" if tier.draining else ""
+        rows += [
+            ("space", f"{human_size(tier.free_bytes)} free"),
+            ("waits", f"{waiting}{now}"),
+            ("drained", f"{human_size(tier.drained_bytes)}, which goes when room is needed"),
+        ]
+    return rows
 
 
 def _underneath(facts: Facts) -> list[tuple[str, str]]:
@@ -234,8 +248,9 @@ def command(
 ) -> int:
     """Says what will fail or be slow here, and what to change, in the order in which it gains most.
 
-    It looks at PATH (what it sits on, what a save would do there and why), at this process (limits,
-    io_uring, memory, torch, versions) and at the coordinator. PATH is a directory, or a file, or it
+    It looks at PATH (what it sits on, what a save would do there and why), at the tier, if there is
+    one (PATH itself, or that of the settings), at this process (limits, io_uring, memory, torch,
+    versions) and at the coordinator. PATH is a directory, or a file, or it
     does not exist and its directory does. Nothing is written without --calibrate. Findings come
     with commands to copy: "serious" ones are those with which a save fails, or is lost later; read
     a command before you run it.

@@ -135,6 +135,34 @@ class Coordination:
 
 
 @dataclass(frozen=True)
+class Near:
+    """The tier: a disk of this node that saves go to first."""
+
+    folder: str
+    exists: bool = True
+    writable: bool = True
+    in_memory: bool = False
+    #: shared with other hosts
+    remote: bool = False
+    #: whether it is on the filesystem of the path
+    is_destination: bool = False
+    free_bytes: int = 0
+    #: of copies that go when room is needed
+    drained_bytes: int = 0
+    #: that have yet to be drained, and since when the oldest has
+    waiting: int = 0
+    waiting_bytes: int = 0
+    oldest_s: float = 0.0
+    #: whether a process drains it now
+    draining: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether saves can go there."""
+        return self.exists and self.writable
+
+
+@dataclass(frozen=True)
 class Facts:
     """All of it."""
 
@@ -143,6 +171,8 @@ class Facts:
     host: Host
     coordination: Coordination
     installation: Installation = Installation()
+    #: None: there is none
+    tier: Near | None = None
     #: that save together
     ranks: int = 1
     #: that they write
@@ -156,4 +186,9 @@ class Facts:
     @property
     def files_here(self) -> int:
         """Of them, those that take their space from this filesystem."""
-        return self.files if self.storage.remote else -(-self.files // max(self.hosts, 1))
+        return self.files if self.storage.remote else self.files_near
+
+    @property
+    def files_near(self) -> int:
+        """Of them, those that ranks of this host write."""
+        return -(-self.files // max(self.hosts, 1))

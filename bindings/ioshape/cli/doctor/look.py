@@ -16,7 +16,7 @@ import stat
 import subprocess
 import sysconfig
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from ioshape.cli.doctor.facts import (
     Host,
     Installation,
     Leftovers,
+    Near,
 )
 from ioshape.cli.generations.look import ATTEMPT, lock_domain
 
@@ -70,6 +71,7 @@ def look(
         host=look_at_host(place.local_world_size),
         coordination=look_at_coordination(storage, coordinator),
         installation=look_at_installation(),
+        tier=look_at_tier(storage, path),
         ranks=ranks,
         files=files,
     )
@@ -293,6 +295,51 @@ def _staging_bytes(local_ranks: int) -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     seen = _number(_text("/sys/fs/cgroup/memory.max"))  # which is all that the library looks at
     return max(min(memory, seen or memory) // 4 // max(local_ranks, 1), 64 << 20)
+
+
+# ---- The tier -----------------------------------------------------------------------------------
+
+
+def look_at_tier(storage: Storage, asked: str) -> Near | None:
+    """The path, if this user has saved there as on a tier; or that of the settings."""
+    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._tier.tier import is_tier  # noqa: PLC0415
+
+    itself = is_tier(asked)
+    folder = asked if itself else str(config.value_of("tier") or "")
+    if not folder:
+        return None
+    if not os.path.isdir(folder):  # noqa: PTH112
+        return Near(folder, exists=False)
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True) and not is_tier(folder):
+        return Near(folder, writable=False)
+    return _look_at_copies(folder, None if itself else storage)
+
+
+def _look_at_copies(folder: str, destination: Storage | None) -> Near:
+    from ioshape._probe import probe  # noqa: PLC0415
+    from ioshape._settings.context import Context  # noqa: PLC0415
+    from ioshape._tier.tier import Tier, is_draining, is_tier  # noqa: PLC0415
+
+    disk = probe(folder)
+    copies = []
+    if is_tier(folder):  # else looking would make it one
+        with closing(Tier(Context(), folder)) as tier:
+            copies = tier.copies()
+    waiting = [copy for copy in copies if copy.is_waiting]
+    return Near(
+        folder=folder,
+        in_memory=disk.family == "tmpfs",
+        remote=disk.remote,
+        is_destination=destination is not None
+        and os.stat(folder).st_dev == os.stat(destination.directory).st_dev,  # noqa: PTH116
+        free_bytes=disk.free_bytes,
+        drained_bytes=sum(copy.n_bytes for copy in copies if not copy.is_waiting),
+        waiting=len(waiting),
+        waiting_bytes=sum(copy.n_bytes for copy in waiting),
+        oldest_s=max((time.time() - copy.saved.timestamp() for copy in waiting), default=0.0),
+        draining=is_draining(folder),
+    )
 
 
 # ---- What is installed ---------------------------------------------------------------------------
