@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ioshape._c import Owner, called_from_c, keep_failure, sized
 from ioshape._dcp import contents, series
-from ioshape._errors import last_failure
+from ioshape._errors import PassedOver, StorageError, is_our_fault, last_failure, warn_passed_over
+from ioshape._group.tier import near
 from ioshape._load.reader import Reader
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
 from ioshape._settings.context import current, encoded
+from ioshape._tier.drain import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,10 +201,24 @@ class Handle(Owner):
         if code:
             raise last_failure(self._directory, self._operation)
 
-    def describe(self) -> Generation:
-        """What it is."""
+    def _info(self) -> Any:
         info = sized("ioshape_generation_info")
         self._check(lib.ioshape_generation_get_info(self._pointer, info))
+        return info
+
+    @property
+    def directory(self) -> str:
+        """In which it lies."""
+        return self._directory
+
+    @property
+    def serial(self) -> int:
+        """Higher than those of older ones; a copy has the same."""
+        return int(self._info().serial)
+
+    def describe(self) -> Generation:
+        """What it is."""
+        info = self._info()
         return Generation(
             step=info.step,
             path=os.fsdecode(ffi.string(info.path)),
@@ -259,10 +275,43 @@ def _open(generation: Generation, operation: str = "load") -> Handle:
     return Handle(directory, generation.step, operation)
 
 
+def nearest(directory: str, step: int | None, operation: str, folder: str) -> Handle:
+    """The newest one if step is None. Of two that are the same, that on the tier of that folder.
+
+    If what is on the tier does not hold, a FallbackWarning says so, and the directory is looked at.
+    """
+    place = near(directory, folder)
+    passed_over = None
+    try:
+        here = Handle(place, step, operation) if place is not None else None
+    except FileNotFoundError:
+        here = None
+    except StorageError as error:
+        if is_our_fault(error):
+            raise
+        here, passed_over = None, PassedOver(error.path, error)
+    if here is None:
+        there = Handle(directory, step, operation)
+        if passed_over is not None:
+            warn_passed_over(there.describe().path, [passed_over])
+        return there
+    # Whatever the directory cannot be looked at for, this one is nearer.
+    with contextlib.suppress(StorageError):
+        there = Handle(directory, step, operation)
+        if there.serial > here.serial:
+            here, there = there, here
+        there.__exit__()
+    return here
+
+
 # ---- What users call ---------------------------------------------------------------------------
 
 
-def latest(directory: str | os.PathLike[str]) -> Generation | None:
+def latest(
+    directory: str | os.PathLike[str],
+    *,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
+) -> Generation | None:
     """The newest complete generation in a directory; None if there is none.
 
     The newest is what was saved last, whatever its step.
@@ -274,6 +323,7 @@ def latest(directory: str | os.PathLike[str]) -> Generation | None:
 
     Args:
         directory: what was given to save_group(), or one with checkpoints of DCP in it.
+        tier: as in load(): generations that are only there are found, too.
 
     Raises:
         StorageError: the directory cannot be read.
@@ -281,7 +331,10 @@ def latest(directory: str | os.PathLike[str]) -> Generation | None:
     path = os.fspath(directory)
     of_dcp = series.newest(path)
     found = [] if of_dcp is None else [_generation(of_dcp)]
-    with contextlib.suppress(FileNotFoundError), Handle(path, None, "load") as handle:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        nearest(path, None, "load", folder_of(tier)) as handle,
+    ):
         found.append(handle.describe())
     return max(found, key=lambda one: one.saved, default=None)
 
@@ -290,7 +343,11 @@ def _generation(member: series.Member) -> Generation:
     return Generation(mode="dcp", **vars(member))
 
 
-def generations(directory: str | os.PathLike[str]) -> list[Generation]:
+def generations(
+    directory: str | os.PathLike[str],
+    *,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
+) -> list[Generation]:
     """The complete generations in a directory, oldest first: in the order of their saves.
 
     A look at names and manifests; the files themselves are not read. Checkpoints of
@@ -298,17 +355,26 @@ def generations(directory: str | os.PathLike[str]) -> list[Generation]:
 
     Args:
         directory: what was given to save_group(), or one with checkpoints of DCP in it.
+        tier: as in load(): generations that are only there are among them, and of those that are in
+            both places the copies on the tier.
 
     Raises:
         StorageError: the directory cannot be read.
     """
     path = os.fspath(directory)
     of_dcp, _damaged = series.members(path)
-    found = [*_of_groups(path), *map(_generation, of_dcp)]
+    place = near(path, folder_of(tier))
+    groups = {one.step: (serial, one) for serial, one in _of_groups(path)}
+    for serial, one in _of_groups(place) if place is not None else ():
+        if one.step not in groups or serial >= groups[one.step][0]:
+            groups[one.step] = (serial, one)
+    by_age = sorted(groups.values(), key=lambda one: one[0])
+    found = [*(one for _serial, one in by_age), *map(_generation, of_dcp)]
     return sorted(found, key=lambda one: one.saved) if of_dcp else found
 
 
-def _of_groups(path: str) -> list[Generation]:
+def _of_groups(path: str) -> list[tuple[int, Generation]]:
+    """With their serial numbers."""
     context = current()
     steps, count = ffi.new("uint64_t **"), ffi.new("size_t *")
     code = lib.ioshape_generation_list(context.pointer, encoded(path), steps, count)
@@ -322,7 +388,7 @@ def _of_groups(path: str) -> list[Generation]:
     for step in found:
         try:
             with Handle(path, step, "load") as handle:
-                complete.append(handle.describe())
+                complete.append((handle.serial, handle.describe()))
         except OSError:  # removed or replaced just now
             continue
     return complete

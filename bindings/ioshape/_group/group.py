@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ioshape._c import called_from_c, keep_failure, owned, said, sized
 from ioshape._errors import PassedOver, failure, last_failure
 from ioshape._group import comm as _comm
+from ioshape._group.tier import GroupTier
 from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._save import pickling
@@ -23,11 +24,12 @@ from ioshape._save.under_way import after_saves, begun, completed, raise_unheard
 from ioshape._settings import config
 from ioshape._settings.context import Context, current, encoded
 from ioshape._settings.job import Job, job
-from ioshape._tier.route import directly
+from ioshape._tier.drain import folder_of
+from ioshape._tier.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeVar
+    from typing import Literal, TypeVar
 
     from ioshape._save.handle import SaveHandle
     from ioshape._save.report import Progress, Report
@@ -59,6 +61,7 @@ def save_group(
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> Report:
     """Saves the objects of all ranks as one checkpoint, which exists as a whole or not at all.
 
@@ -87,6 +90,9 @@ def save_group(
             stops the save, on all ranks.
         deadline: as in save(), the same on all ranks; old generations are then removed by the next
             save.
+        tier: as in save(), the same on all ranks: the generation is durable there, and appears in
+            the directory once it is drained. keep_last and keep_every count what is in the
+            directory. Ranks on several nodes save directly.
 
     Returns:
         A Report of this rank's part. On all ranks its `skipped` is set if the generation did not
@@ -99,7 +105,7 @@ def save_group(
     such an object; on the others it is a StorageError that names that rank.
     """
     call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due_in(deadline))
-    report = call.save(_opened(directory, mode, keep_last, keep_every))
+    report = call.save(_opened(directory, mode, keep_last, keep_every, tier))
     raise_unheard()
     return report
 
@@ -117,6 +123,7 @@ def save_group_async(
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> SaveHandle:
     """Begins to save the objects of all ranks, and returns as soon as this rank's may change again.
 
@@ -132,7 +139,7 @@ def save_group_async(
         handle.
     """
     call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due_in(deadline))
-    handle = call.begin(_opened(directory, mode, keep_last, keep_every))
+    handle = call.begin(_opened(directory, mode, keep_last, keep_every, tier))
     raise_unheard(but=handle)
     return handle
 
@@ -147,6 +154,8 @@ class Key(NamedTuple):
     mode: str
     keep_last: int
     keep_every: int
+    #: its folder; "": none
+    tier: str
     #: of the process
     settings: tuple[tuple[str, Any], ...]
 
@@ -160,6 +169,7 @@ class Group:
         self.context: Context = current()
         # Python looks for signals while it waits for a thread, not while C waits for other ranks.
         self.comm = in_thread(self._connect)
+        self.tier = GroupTier(directory, key.tier)
         self._owner = os.getpid()
         self._texts: list[Any] = []
         self._saves: list[SaveHandle] = []
@@ -200,8 +210,11 @@ class Group:
         options.token = self._in_c(_token(self.key.job, settings["job"]))
         if self.comm is not None:
             options.comm = self.comm.struct
-        # The context and the functions that it sends by outlive it.
-        out = owned("group", self.context, self.comm)
+        tier = self.tier.tier
+        if tier is not None:
+            options.tier = tier._pointer
+        # The context, the functions that it sends by and the tier outlive it.
+        out = owned("group", self.context, self.comm, tier)
         code = lib.ioshape_group_open(self.context.pointer, encoded(self.directory), options, out)
         if code:
             error = last_failure(self.directory, "save")
@@ -239,12 +252,13 @@ class Group:
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         lib.ioshape_group_fail(self.pointer, step, why[:500].encode(errors="replace"))
 
-    def latest(self, *, intact: bool = False) -> tuple[int, list[PassedOver]]:
-        """The step of the newest generation, the same on all ranks, which all ask.
+    def latest(self, *, intact: bool = False) -> tuple[str, int, list[PassedOver]]:
+        """Where the newest generation lies, and its step, the same on all ranks, which all ask.
 
-        A complete one, or one of which every byte is intact; and what newer ones are not.
+        A complete one, or one of which every byte is intact; and what newer ones are not. It lies
+        in the group's directory, or in that on its tier.
         """
-        search = _Search(self.directory)
+        search = _Search()
 
         def ask() -> int:
             step, user = ffi.new("uint64_t *"), ffi.new_handle(search)
@@ -252,6 +266,7 @@ class Group:
             options.intact = intact
             options.passed_over = lib.ioshape_py_passed_over
             options.passed_over_user = user
+            options.directory = search.where
             code = lib.ioshape_group_get_latest(self.pointer, options, step)
             if search.failure is not None:
                 raise search.failure
@@ -260,7 +275,8 @@ class Group:
                 raise last_failure(self.directory, "load") from cause
             return int(step[0])
 
-        return in_thread(ask), search.passed_over
+        step = in_thread(ask)
+        return search.directory, step, search.passed_over
 
     def close(self) -> None:
         """As its end does; after its saves."""
@@ -277,10 +293,16 @@ class Group:
 class _Search:
     """For the newest intact generation."""
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
+    def __init__(self) -> None:
+        #: C puts the directory there, which is the group's
+        self.where = ffi.new("char const **")
         self.passed_over: list[PassedOver] = []
         self.failure: BaseException | None = None
+
+    @property
+    def directory(self) -> str:
+        """Of what is found or passed over."""
+        return os.fsdecode(ffi.string(self.where[0]))
 
 
 @called_from_c(onerror=keep_failure)
@@ -341,7 +363,7 @@ def _token(place: Job, configured: str | None) -> str:
     return f"{name}:{port}" if name and port else name
 
 
-def _key(mode: str | None, keep_last: int | None, keep_every: int | None) -> Key:
+def _key(mode: str | None, keep_last: int | None, keep_every: int | None, tier: str) -> Key:
     settings = tuple(
         (name, config.value_of(name))
         for name, setting in config.SETTINGS.items()
@@ -353,7 +375,7 @@ def _key(mode: str | None, keep_last: int | None, keep_every: int | None) -> Key
     for name, number in (("keep_last", keep_last), ("keep_every", keep_every)):
         if number is not None and (not isinstance(number, int) or number < 0):
             raise ValueError(f"{name} cannot be {number!r}; it takes a number from 1 on")
-    return Key(job(), chosen, keep_last or 0, keep_every or 0, settings)
+    return Key(job(), chosen, keep_last or 0, keep_every or 0, tier, settings)
 
 
 # Held while ranks find each other: all of them open their groups in the same order.
@@ -366,10 +388,11 @@ def _opened(
     mode: str | None,
     keep_last: int | None,
     keep_every: int | None,
+    tier: str | os.PathLike[str] | Literal[False] | None,
 ) -> Group:
     """The group of this directory; made anew when what it was opened with has changed."""
     where = os.path.abspath(os.fspath(directory))  # noqa: PTH100 - links are the user's business
-    key = _key(mode, keep_last, keep_every)
+    key = _key(mode, keep_last, keep_every, folder_of(tier))
     with _lock:
         group = _groups.get(where)
         if group is not None and group.key == key:
@@ -377,13 +400,22 @@ def _opened(
         return _replace(where, key)
 
 
-def opened_for_reading(directory: str) -> Group:
-    """The group of this directory, whatever it is opened with; made if there is none."""
+def opened_for_reading(directory: str, folder: str) -> Group:
+    """The group of this directory and tier, whatever else it is opened with; made if there is none.
+
+    Args:
+        directory: of the generations.
+        folder: of the tier; "": none.
+    """
     where = os.path.abspath(directory)  # noqa: PTH100
-    key = _key(None, None, None)
+    key = _key(None, None, None, folder)
     with _lock:
         group = _groups.get(where)
-        if group is not None and (group.key.job, group.key.settings) == (key.job, key.settings):
+        if group is not None and (group.key.job, group.key.tier, group.key.settings) == (
+            key.job,
+            key.tier,
+            key.settings,
+        ):
             return group
         return _replace(where, key)
 
@@ -461,10 +493,13 @@ class _Call:
         pickle_s = time.perf_counter() - begin
 
         has_begun = False
+        passage = group.tier.passage(os.path.basename(path))  # noqa: PTH119
 
         def begin_in_c(records: Any, count: int, options: Any, out: Any) -> int:
             nonlocal has_begun
             has_begun = True
+            if passage is not None:
+                passage.save = out
             return lib.ioshape_group_save_records(  # type: ignore[no-any-return]
                 group.pointer, self.step, records, count, options, out
             )
@@ -475,7 +510,7 @@ class _Call:
             handle = start(
                 begin_in_c,
                 group.context,
-                directly(path),
+                Route(path, path, passage, group.tier.steps),
                 records_of(pickled),
                 pickle_s,
                 options,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -10,16 +11,25 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _torch as original
-from ioshape._errors import CoordinatorError, PassedOver, failure, warn_passed_over
-from ioshape._group.generations import Generation, Handle, Part
+from ioshape._errors import (
+    CoordinatorError,
+    PassedOver,
+    StorageError,
+    failure,
+    is_our_fault,
+    warn_passed_over,
+)
+from ioshape._group.generations import Generation, Handle, Part, nearest
 from ioshape._group.group import opened_for_reading
 from ioshape._load.into import filling_of
 from ioshape._load.load import load_through
 from ioshape._settings.job import Job, job
 from ioshape._slots.slots import Slot, slot
+from ioshape._tier.drain import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Literal
 
     from ioshape._save.report import Progress
 
@@ -40,6 +50,7 @@ def load_group(
     into: Any = None,
     strict: bool = True,
     progress: Callable[[Progress], object] | None = None,
+    tier: str | os.PathLike[str] | Literal[False] | None = None,
     **pickle_load_args: Any,
 ) -> Any:
     """Loads this rank's object from the newest complete generation in a directory.
@@ -68,6 +79,9 @@ def load_group(
         into: as in load().
         strict: as in load().
         progress: is called with a Progress now and then; an exception in it stops the load.
+        tier: as in load(): generations that are there are among those in the directory, and are
+            loaded from there. If this rank's part of such a copy is damaged, a FallbackWarning
+            names it, and what it was drained to is loaded.
         pickle_load_args: as in torch.load.
 
     Raises:
@@ -79,20 +93,19 @@ def load_group(
 
     What torch.load raises for other reasons, this raises.
     """
-    where = os.fspath(directory)
+    where, folder = os.fspath(directory), folder_of(tier)
     place = job()
     if fallback and step is not None:
         raise ValueError("fallback=True looks for a generation by itself; leave out step")
     passed_over: list[PassedOver] = []
     # A group makes its directory, and a program by itself should not by looking for it.
     agreed = step is None and (place.world_size > 1 or (fallback and os.path.isdir(where)))  # noqa: PTH112
-    if agreed:
-        step, passed_over = opened_for_reading(where).latest(intact=fallback)
-    # Open until all is read: nobody removes it meanwhile.
-    with _found(where, step) if agreed else Handle(where, step, "load") as generation:
+
+    def load_from(generation: Handle, passed_over: list[PassedOver]) -> Any:
         found = generation.describe()
-        warn_passed_over(found.path, passed_over)
         part = generation.part(_whose(found, place, rank))
+        if passed_over:
+            warn_passed_over(found.path, passed_over)
         with _Turn(part) as turn:
             return load_through(
                 # Nobody but this rank wants a part of its own.
@@ -115,6 +128,42 @@ def load_group(
                 and weights_only is not False,
                 map_location=map_location,
             )
+
+    # Open until all is read: nobody removes it meanwhile.
+    with (
+        _agreed(where, folder, passed_over, intact=fallback)
+        if agreed
+        else nearest(where, step, "load", folder)
+    ) as generation:
+        try:
+            return load_from(generation, passed_over)
+        except StorageError as error:
+            drained = None if is_our_fault(error) else _drained(generation, where)
+            if drained is None:
+                raise
+            passed_over.append(PassedOver(generation.describe().path, error))
+    with drained:
+        return load_from(drained, passed_over[-1:])
+
+
+def _agreed(where: str, folder: str, passed_over: list[PassedOver], *, intact: bool) -> Handle:
+    """What all ranks load. Adds to passed_over."""
+    group = opened_for_reading(where, folder)
+    directory, step, newer = group.latest(intact=intact)
+    passed_over += newer
+    return _found(where if directory == group.directory else directory, step)
+
+
+def _drained(generation: Handle, where: str) -> Handle | None:
+    """What a copy on the tier has been drained to."""
+    if generation.directory == where:
+        return None
+    with contextlib.suppress(StorageError):
+        there = Handle(where, generation.describe().step, "load")
+        if there.serial == generation.serial:
+            return there
+        there.__exit__()
+    return None
 
 
 def _found(where: str, step: int | None) -> Handle:

@@ -65,7 +65,7 @@ def load_latest(
     where = os.fspath(pattern)
     options = {"weights_only": weights_only, "progress": progress, **pickle_load_args}
     if os.path.isdir(where):  # noqa: PTH112
-        newest = latest(where)
+        newest = latest(where, tier=tier)
         if newest is not None and newest.mode == "dcp":
             from ioshape._dcp.newest import load_whole  # noqa: PLC0415 - DCP need not be there
 
@@ -75,6 +75,7 @@ def load_latest(
             fallback=True,
             map_location=map_location,
             pickle_module=pickle_module,
+            tier=tier,
             **options,
         )
     folder = folder_of(tier)

@@ -101,9 +101,13 @@ class Drain:
         Raises:
             StorageError: it is not noted.
         """
-        folder = _folder_at(self.folder)
         tier = self.tier
         tier.keep(place.removeprefix(tier.files), keep_last=keep_last, keep_every=keep_every)
+        return self.kept(place)
+
+    def kept(self, place: str) -> Ticket:
+        """The same for what is noted already."""
+        folder = _folder_at(self.folder)
         with self._changed:
             ticket = self._tickets.get(place)
             if ticket is None or ticket.folder != folder:

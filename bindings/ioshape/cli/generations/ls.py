@@ -39,7 +39,7 @@ def _as_json(one: Generation | Unfinished) -> dict[str, Any]:
     }
 
 
-def _show(complete: list[Generation], others: list[Unfinished]) -> None:
+def _show(directory: str, complete: list[Generation], others: list[Unfinished]) -> None:
     table = Table(*columns(">step", "<saved", "<mode", ">ranks", ">files", ">size", "<state"))
     for one in complete:
         table.add(
@@ -49,7 +49,7 @@ def _show(complete: list[Generation], others: list[Unfinished]) -> None:
             str(one.ranks),
             str(one.files),
             human_size(one.n_bytes),
-            "complete",
+            "complete" if Path(one.path).parent == Path(directory) else "on the tier",
         )
     for other in others:
         size = human_size(other.n_bytes)
@@ -111,7 +111,7 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
             }
         )
     elif complete or others:
-        _show(complete, others)
+        _show(directory, complete, others)
     elif not broken:
         say(f"There is no generation in {Path(directory).resolve()}.")
     if not as_json:

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups over a tier: generations are durable on this host's disk, found there, and drained."""
+
+import shutil
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+from nodes import TIMEOUT_S, run_ranks, started_ranks
+from processes import environment
+from records import flip
+from tiers import place_of, undrained
+
+BEGIN = "from group_program import *\nimport warnings\n"
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Path:
+    """The tier's folder."""
+    (tmp_path / "fast").mkdir()
+    return tmp_path / "fast"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Where generations belong."""
+    (tmp_path / "slow").mkdir()
+    return tmp_path / "slow" / "runs"
+
+
+def generation(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:010}"
+
+
+def steps_in(directory: Path) -> list[int]:
+    """Of generations, complete or not."""
+    return sorted(int(path.name[5:]) for path in directory.glob("step-*"))
+
+
+def told(said: list[list[dict[str, Any]]], event: str) -> list[dict[str, Any]]:
+    return [line for lines in said for line in lines if line["event"] == event]
+
+
+# ---- Saves --------------------------------------------------------------------------------------
+
+SAVE = (
+    BEGIN
+    + """
+directory, *steps = arguments
+for step in map(int, steps):
+    report = ioshape.save_group(object_of(rank, step), directory, step)
+    say("saved", step=step, path=report.path, tier=report.tier,
+        steps=[[one.code, one] for one in report.fallbacks])
+"""
+)
+
+LOAD = (
+    BEGIN
+    + """
+for options in ({}, {"fallback": True}, {"step": int(arguments[1])}):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = ioshape.load_group(arguments[0], **options)
+    passed = [[one.message.path, [over.path for over in one.message.passed_over]]
+              for one in caught if one.category is ioshape.FallbackWarning]
+    say("loaded", right=is_right(found, rank, int(arguments[1])), passed=passed)
+"""
+)
+
+
+def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
+    tmp_path: Path, fast: Path, runs: Path
+) -> None:
+    program = tmp_path / "ranks.py"
+    program.write_text(
+        BEGIN
+        + textwrap.dedent("""
+        set_up_distributed()
+        fast, directory = arguments
+        for step in (3, 4, 5):
+            report = ioshape.save_group(
+                object_of(rank, step), directory, step, keep_last=1, keep_every=3, tier=fast)
+            assert (report.tier, report.fallbacks) == (fast, ()), report
+        handle = ioshape.save_group_async(
+            object_of(rank, 8), directory, 8, keep_last=1, keep_every=3, tier=fast)
+        assert handle.wait() and handle.report.tier == fast
+        assert is_right(ioshape.load_group(directory, tier=fast), rank, 8)
+        assert handle.wait_drained(60) and handle.drained()
+        assert is_right(ioshape.load_group(directory, tier=False), rank, 8)
+        say("ended")
+        torch.distributed.destroy_process_group()
+        """),
+        encoding="utf-8",
+    )
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [sys.executable, *torchrun, str(program), str(fast), str(runs)],
+        cwd=tmp_path,
+        env=environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count('"ended"') == 2
+    assert steps_in(runs) == [3, 8]
+    # There it is the tier's own affair.
+    assert steps_in(place_of(fast, runs)) == [3, 4, 5, 8]
+    for one in ioshape.generations(runs):
+        one.verify()
+
+
+def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
+    tmp_path: Path, fast: Path, runs: Path
+) -> None:
+    near = place_of(fast, runs)
+    settings = {"IOSHAPE_TIER": str(fast), "IOSHAPE_EXIT_TIMEOUT_S": "0"}
+    with undrained(fast):
+        said = run_ranks(tmp_path, SAVE, runs, 1, 2, **settings)
+        assert {(line["tier"], line["path"]) for line in told(said, "saved")} == {
+            (str(fast), str(generation(runs, step))) for step in (1, 2)
+        }
+        assert steps_in(runs) == []
+        newest = ioshape.latest(runs, tier=fast)
+        assert newest is not None
+        assert (newest.step, newest.path) == (2, str(generation(near, 2)))
+        assert [one.step for one in ioshape.generations(runs, tier=fast)] == [1, 2]
+        assert ioshape.generations(runs) == []
+        assert ioshape.load_group(runs, step=1, rank=1, tier=fast)["step"] == 1
+        said = run_ranks(tmp_path, LOAD, runs, 2, **settings)
+        assert [line["right"] for line in told(said, "loaded")] == [True] * 6
+        table = subprocess.run(
+            [sys.executable, "-m", "ioshape", "ls", str(runs)],
+            env=environment(IOSHAPE_TIER=str(fast)),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert table.count("on the tier") == 2
+    # The next process that saves there carries what the others have left.
+    run_ranks(tmp_path, SAVE, runs, 3, IOSHAPE_TIER=str(fast))
+    assert steps_in(runs) == [1, 2, 3]
+    for one in ioshape.generations(runs):
+        one.verify()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_cannot_go_over_a_tier_is_saved_directly_and_says_so(
+    tmp_path: Path, fast: Path, runs: Path, nodes: int
+) -> None:
+    if nodes == 1:
+        fast.rmdir()
+    said = run_ranks(tmp_path, SAVE, runs, 1, nodes=nodes, IOSHAPE_TIER=str(fast))
+    for line in told(said, "saved"):
+        assert line["tier"] == ""
+        ((_code, why),) = [step for step in line["steps"] if step[0] == "tier"]
+        assert why.startswith("saved directly, not on the tier: ")
+        assert ("several nodes" if nodes == 2 else str(fast)) in why
+    assert steps_in(runs) == [1]
+    (found,) = ioshape.generations(runs, tier=fast)
+    found.verify()
+
+
+def test_a_deadline_goes_past_the_tier(fast: Path, runs: Path) -> None:
+    handle = ioshape.save_group_async({"step": 1}, runs, 1, deadline=60, tier=fast)
+    report = handle.result()
+    assert (report.tier, [step.code for step in report.fallbacks]) == ("", ["tier"])
+    assert handle.drained()
+    assert handle.wait_drained(0)
+    assert steps_in(runs) == [1]
+
+
+# ---- Ranks that die -----------------------------------------------------------------------------
+
+
+def test_if_rank_0_is_killed_the_others_drain_what_all_have_saved(
+    tmp_path: Path, fast: Path, runs: Path
+) -> None:
+    go_on = tmp_path / "go on"
+    program = SAVE + f"while not Path({str(go_on)!r}).exists():\n    time.sleep(0.01)\n"
+    with (
+        undrained(fast) as lock,
+        started_ranks(tmp_path, program, runs, 1, IOSHAPE_TIER=str(fast)) as job,
+    ):
+        job.await_all("saved")
+        job.members[0].kill()
+        job.members[0].wait(TIMEOUT_S)
+        lock.close()
+        go_on.touch()
+        job.end(0)
+    assert steps_in(runs) == [1]
+    (found,) = ioshape.generations(runs)
+    found.verify()
+
+
+# ---- The nearest intact copy --------------------------------------------------------------------
+
+
+def test_a_damaged_copy_is_passed_over_for_what_it_was_drained_to(
+    tmp_path: Path, fast: Path, runs: Path
+) -> None:
+    settings = {"IOSHAPE_TIER": str(fast), "IOSHAPE_MODE": "each"}
+    run_ranks(tmp_path, SAVE, runs, 1, **settings)
+    near = generation(place_of(fast, runs), 1)
+    part = near / "rank-00001.pt"
+    flip(part, part.stat().st_size // 2)
+    said = run_ranks(tmp_path, LOAD, runs, 1, **settings)
+    over = [[str(generation(runs, 1)), [str(near)]]]
+    # Without fallback nobody looks at what others load.
+    assert [line["passed"] for line in said[0]] == [[], over, []]
+    assert [line["passed"] for line in said[1]] == [over, over, over]
+    assert [line["right"] for line in told(said, "loaded")] == [True] * 6
+
+
+def test_a_copy_whose_manifest_is_damaged_is_passed_over(fast: Path, runs: Path) -> None:
+    ioshape.save_group_async({"step": 1}, runs, 1, tier=fast).wait_drained()
+    manifest = generation(place_of(fast, runs), 1) / "manifest.json"
+    flip(manifest, manifest.stat().st_size // 2)
+    with pytest.warns(ioshape.FallbackWarning) as caught:
+        assert ioshape.load_group(runs, step=1, tier=fast) == {"step": 1}
+    assert "manifest" in str(caught[0].message)
+    assert ioshape.load_group(runs, tier=False) == {"step": 1}
+
+
+def test_a_damaged_copy_that_is_nowhere_else_is_an_error(fast: Path, runs: Path) -> None:
+    with undrained(fast):
+        ioshape.save_group(list(range(5000)), runs, 1, tier=fast)
+        near = generation(place_of(fast, runs), 1)
+        (part,) = near.glob("*.pt")
+        flip(part, part.stat().st_size // 2)
+        with pytest.raises(ioshape.DamagedError) as caught:
+            ioshape.load_group(runs, tier=fast)
+        assert caught.value.filename == str(part)
+        shutil.rmtree(near)  # it would never be drained
+
+
+def test_of_two_of_a_step_the_one_that_was_saved_last_is_loaded(fast: Path, runs: Path) -> None:
+    with undrained(fast):
+        ioshape.save_group("on the tier", runs, 1, tier=fast)
+        assert ioshape.load_group(runs, step=1, tier=fast) == "on the tier"
+        ioshape.save_group("directly", runs, 1, tier=False)
+        for options in ({}, {"step": 1}, {"fallback": True}):
+            assert ioshape.load_group(runs, tier=fast, **options) == "directly"
+        assert ioshape.load_latest(runs, tier=fast) == "directly"
+        (found,) = ioshape.generations(runs, tier=fast)
+        assert found.path == str(generation(runs, 1))
+        ioshape.save_group("on the tier again", runs, 1, tier=fast)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert ioshape.load_latest(runs, tier=fast) == "on the tier again"
+        assert ioshape.load_latest(runs) == "directly"
