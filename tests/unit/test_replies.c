@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a Redis answers: each part of it must be what it should be. */
+#include "slots/redis.h"
+#include "support/check_main.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct test_case tests = { .name = "replies" };
+
+/* ---- Replies from texts: "( 1 word ( 2 ) )" ----------------------------------------------------
+ */
+
+static redisReply *make(const char **text)
+{
+	redisReply *reply = calloc(1, sizeof(*reply));
+	const char *word = *text += strspn(*text, " ");
+	const size_t bytes = strcspn(word, " ");
+
+	ck_assert_ptr_nonnull(reply);
+	ck_assert_uint_gt(bytes, 0);
+	*text += bytes;
+	if (*word == '(') {
+		reply->type = REDIS_REPLY_ARRAY;
+		while (*(*text += strspn(*text, " ")) != ')') {
+			reply->element = realloc(reply->element,
+						 (reply->elements + 1) * sizeof(*reply->element));
+			ck_assert_ptr_nonnull(reply->element);
+			reply->element[reply->elements++] = make(text);
+		}
+		++*text;
+	} else if (isdigit((unsigned char)*word)) {
+		reply->type = REDIS_REPLY_INTEGER;
+		reply->integer = strtoll(word, NULL, 10);
+	} else {
+		reply->type = REDIS_REPLY_STRING;
+		reply->str = strndup(word, bytes);
+		reply->len = bytes;
+	}
+	return reply;
+}
+
+static void discard(redisReply *reply)
+{
+	for (size_t i = 0; i < reply->elements; i++)
+		discard(reply->element[i]);
+	free(reply->element);
+	free(reply->str);
+	free(reply);
+}
+
+/* ---- Who reads them ---------------------------------------------------------------------------
+ */
+
+static int read_answer(const redisReply *reply)
+{
+	struct slots_answer answer;
+
+	return redis_read_answer(reply, &answer);
+}
+
+static int read_grant(const redisReply *reply)
+{
+	struct slots_grant grant;
+
+	return redis_read_grant(reply, &grant);
+}
+
+static int read_report(const redisReply *reply)
+{
+	struct learn_epoch epoch;
+	const char *known;
+	uint32_t start;
+
+	return redis_read_report(reply, &epoch, &start, &known);
+}
+
+static int read_status(const redisReply *reply)
+{
+	struct ioshape_pool_status *status;
+	const int ret = redis_read_status(reply, "pool", &status, NULL);
+
+	ck_assert(!ret == (status != NULL));
+	ioshape_pool_status_free(status);
+	return ret;
+}
+
+static int read_history(const redisReply *reply)
+{
+	struct slots_history history = { 0 };
+	const int ret = redis_read_history(reply, &history, true);
+
+	base_buffer_free(&history.hours);
+	base_buffer_free(&history.acts);
+	return ret;
+}
+
+#define NUMBERS "3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0 0"
+#define STATUS(numbers)                                                                            \
+	"( ( " numbers " ) ( ( id job node 0 1 0 5 4 7 100 200 0 ) )"                              \
+	" ( ( id job node 1 1 0 5 4 7 100 200 1 ) ) ( ( job user 4096 2 10 20 ) )"                 \
+	" ( ( 1000 root capacity ) ) ( ( job name 2 0 ) ( user name 1 0 ) ) known )"
+
+static const struct {
+	int (*read)(const redisReply *reply);
+	const char *good;
+	const char *bad[4]; /* numbers that are none of these */
+} kinds[] = {
+	{ read_answer,
+	  "( 1 5 6 1 2 3 400 ahead 8 9 )",
+	  { "( 9 5 6 1 2 3 400 ahead 8 9 )", "( 1 5 6 1 2 3 400 ahead 8 )", "1" } },
+	{ read_grant, "( 1048576 10 20 )", { "( 1048576 20 10 )", "( 1 2 )", "word" } },
+	{ read_report, "( 4096 1000 2 3 4 known )", { "( 4096 1000 2 3 4 )", "5" } },
+	{ read_status,
+	  STATUS(NUMBERS),
+	  { STATUS("3 3 1 0 0 0 0 9 2 1 1 4096 10 20 0 0"),
+	    STATUS("3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0 7"), "( )" } },
+	{ read_history,
+	  "( ( ( 480000 job user 1 4096 10 20 ) ) ( ( 1000 root capacity ) ) )",
+	  { "( ( ( 480000 job user 1 4096 10 ) ) ( ) )", "( ( ) ( ( 1000 root ) ) )", "( ( ) )" } },
+};
+#define KINDS ((int)ARRAY_LENGTH(kinds))
+
+/* Nothing of a reply may be of another type than it is. */
+static void damage(redisReply *part, const redisReply *whole, int (*read)(const redisReply *))
+{
+	const int type = part->type;
+
+	part->type = REDIS_REPLY_NIL;
+	ck_assert_int_eq(read(whole), -EPROTO);
+	part->type = type;
+	for (size_t i = 0; i < part->elements; i++)
+		damage(part->element[i], whole, read);
+}
+
+LOOP_TEST(tests, each_part_of_a_reply_must_be_what_it_should_be, 0, KINDS)
+{
+	const char *text = kinds[_i].good;
+	redisReply *reply = make(&text);
+
+	ck_assert_int_eq(kinds[_i].read(reply), 0);
+	damage(reply, reply, kinds[_i].read);
+	ck_assert_int_eq(kinds[_i].read(reply), 0);
+	discard(reply);
+}
+
+LOOP_TEST(tests, numbers_that_mean_nothing_and_short_lists_are_refused, 0, KINDS)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(kinds->bad) && kinds[_i].bad[i]; i++) {
+		const char *text = kinds[_i].bad[i];
+		redisReply *reply = make(&text);
+
+		ck_assert_msg(kinds[_i].read(reply) == -EPROTO, "%s", kinds[_i].bad[i]);
+		discard(reply);
+	}
+}
+
+int main(void)
+{
+	return check_run("unit/replies");
+}
