@@ -29,10 +29,9 @@ static void read_mount(const char *root, const struct statx *status, struct fs_m
 
 static bool is_remote(const struct fs_storage *storage)
 {
-	/* A block device behind FUSE is this host's. */
+	/* "fuseblk" is none: a block device behind FUSE is this host's. */
 	if (storage->family == FS_OTHER || storage->family == FS_FUSE)
-		return strcmp(storage->mount.type, "fuseblk") &&
-		       fs_type_is_shared(storage->mount.type);
+		return fs_type_is_shared(storage->mount.type);
 	return !fs_is_local(storage->family);
 }
 

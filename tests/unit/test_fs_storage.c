@@ -416,6 +416,44 @@ TEST(cases, a_local_disk_turns_or_does_not)
 	ck_assert(storage.rotational_known && !storage.rotational);
 }
 
+static const struct {
+	const char *type;
+	bool remote;
+} far[] = { { "fuseblk", false }, { "fuse.sshfs", true }, { "fuse", true }, { "weirdfs", false } };
+
+LOOP_TEST(cases, a_block_device_behind_fuse_is_this_host_s, 0, ARRAY_LENGTH(far))
+{
+	mount_as(far[_i].type, "somewhere", "rw");
+	look(scratch_directory());
+	ck_assert_str_eq(storage.mount.type, far[_i].type);
+	ck_assert_int_eq(storage.remote, far[_i].remote);
+}
+
+static const char *const sources[] = { "none", "/dev/null", "/dev/no-such-device" };
+
+/* As btrfs does it; here it is memory, which has none either. */
+LOOP_TEST(cases, a_device_without_a_number_has_no_disk_unless_the_table_names_one, 0,
+	  ARRAY_LENGTH(sources))
+{
+	const int fd = open("/dev/shm", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct base_error error = { 0 };
+	struct stat status;
+	uint64_t number;
+	char line[256];
+
+	ck_assert_int_eq(fstat(fd, &status), 0);
+	ck_assert_uint_eq(major(status.st_dev), 0);
+	ck_assert_int_eq(fs_mount_of_path("/dev/shm", &number), 0);
+	snprintf(line, sizeof(line), "%llu 1 0:%u / /dev/shm rw - btrfs %s rw\n",
+		 (unsigned long long)(number & INT32_MAX), minor(status.st_dev), sources[_i]);
+	put(line, "/proc/self/mountinfo");
+	ck_assert_int_eq(fs_look_at_storage(fd, "/dev/shm", scratch_directory(), &storage, &error),
+			 0);
+	ck_assert_str_eq(storage.mount.source, sources[_i]);
+	ck_assert(!storage.rotational_known);
+	close(fd);
+}
+
 TEST(cases, unknown_targets_are_not_counted)
 {
 	int fd = open(scratch_directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Large files that nobody can open any more are closed by a thread: that may take long. */
+#define _GNU_SOURCE
+#include "ring/destination.h"
+#include "support/check_main.h"
+#include "support/scratch.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+static struct test_case tests = { .name = "release",
+				  .setup = scratch_setup,
+				  .teardown = scratch_teardown };
+
+static int open_file(off_t bytes, bool named)
+{
+	const int fd = base_own(open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(ftruncate(fd, bytes), 0);
+	if (!named)
+		ck_assert_int_eq(unlink(scratch_path("file")), 0);
+	return fd;
+}
+
+TEST(tests, all_are_closed_in_the_end)
+{
+	static const off_t sizes[] = { 0, 4096, 64 * MIB, GIB };
+	unsigned before;
+
+	ck_assert(!ring_await_releases());
+	before = scratch_descriptors();
+	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
+		ring_release(open_file(sizes[i], true));
+		ring_release(open_file(sizes[i], false));
+	}
+	ring_release(-1);
+	ring_await_releases();
+	ck_assert(!ring_await_releases());
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+
+/* Many at a time: some thread is still at it when the wait begins. */
+TEST(tests, who_needs_their_space_waits_for_them)
+{
+	const unsigned before = scratch_descriptors();
+	bool waited = false;
+
+	for (unsigned round = 0; !waited && round < scratch_rounds(1000); round++) {
+		for (int i = 0; i < 8; i++)
+			ring_release(open_file(64 * MIB, false));
+		waited = ring_await_releases();
+		ck_assert_uint_eq(scratch_descriptors(), before);
+	}
+}
+
+int main(void)
+{
+	return check_run("unit/release");
+}
