@@ -3,11 +3,13 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command import IOSHAPE
 from slurm import TIMEOUT_S, Cluster, running_slurm, unavailable
 from tree import ROOT
 
@@ -18,8 +20,18 @@ JOBS = pytest.mark.parametrize("script", ["slurm.sbatch", "slurm_group.sbatch"])
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_slurm(tmp_path_factory.mktemp("slurm")) as running:
+def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fast disk of the node."""
+    return tmp_path_factory.mktemp("near")
+
+
+@pytest.fixture(scope="module")
+def cluster(near: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    epilog = (ROOT / "examples" / "slurm_epilog.sh").read_text()
+    for was, now in {"/local/nvme": near, "/opt/ioshape/bin/ioshape": IOSHAPE}.items():
+        assert was in epilog
+        epilog = epilog.replace(was, str(now))
+    with running_slurm(tmp_path_factory.mktemp("slurm"), epilog) as running:
         yield running
 
 
@@ -95,3 +107,34 @@ def test_a_job_that_fails_each_time_ends(cluster: Cluster, tmp_path: Path) -> No
     cluster.wait_for(job, "its end", lambda state: state["JobState"] == "FAILED")
     assert cluster.show(job)["Restarts"] == "1"
     assert cluster.show(job)["ExitCode"] != "0:0"
+
+
+SAVING = """\
+#!{python}
+import sys, time
+from pathlib import Path
+import ioshape
+from ioshape._settings.context import Context
+from ioshape._tier.tier import Tier
+path = "{folder}/model.bin"
+tier = Tier(Context(), "{near}")
+with ioshape.open(tier.place(path, 5), "wb") as file:
+    file.write(b"saved")
+tier.keep(path)
+Path("{folder}/is-safe").touch()
+time.sleep(1000)
+"""
+
+
+def test_what_a_killed_job_has_on_the_tier_is_drained_by_the_epilog(
+    cluster: Cluster, near: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "saving"
+    script.write_text(SAVING.format(python=sys.executable, folder=tmp_path, near=near))
+    job = cluster.submit(tmp_path, {}, "--no-requeue", str(script))
+    wait_until(tmp_path, "the save", (tmp_path / "is-safe").exists)
+    assert not (tmp_path / "model.bin").exists()
+    cluster.cancel(job)
+    wait_until(tmp_path, "the drain", (tmp_path / "model.bin").exists)
+    assert (tmp_path / "model.bin").read_bytes() == b"saved"
+    wait_until(tmp_path, "the node", cluster.is_ready)  # it was not taken out of service

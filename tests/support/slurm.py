@@ -43,6 +43,7 @@ GresTypes=gpu
 MailProg=/bin/true
 NodeName={host} NodeAddr=127.0.0.1 CPUs=64 Gres=gpu:4
 PartitionName=all Nodes=ALL Default=YES
+Epilog={epilog}
 """
 
 
@@ -116,8 +117,8 @@ class Cluster:
 
 
 @contextmanager
-def running_slurm(folder: Path) -> Iterator[Cluster]:
-    """Its daemons end with the block, and so do its jobs."""
+def running_slurm(folder: Path, epilog: str) -> Iterator[Cluster]:
+    """Its daemons end with the block, and so do its jobs. The script `epilog` runs after each."""
     for name in ("spool", "state"):
         (folder / name).mkdir()
     # munged wants a folder that nobody else can write to.
@@ -125,9 +126,15 @@ def running_slurm(folder: Path) -> Iterator[Cluster]:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     host = socket.gethostname().partition(".")[0]
+    (folder / "epilog").write_text(epilog)
+    (folder / "epilog").chmod(0o755)
     (folder / "slurm.conf").write_text(
         _CONFIGURATION.format(
-            host=host, folder=folder, controller_port=free_port(), node_port=free_port()
+            host=host,
+            folder=folder,
+            epilog=folder / "epilog",
+            controller_port=free_port(),
+            node_port=free_port(),
         )
     )
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-3]\n")
