@@ -105,10 +105,11 @@ def stalls(near: Near, folder: Path, state: State, pause_s: float) -> Found:
     return {"direct": direct, "tier": over}
 
 
-def carries(near: Near, folder: Path, state: State) -> Found:
-    """How long the same bytes take to the destination, in several ways, alone."""
+def carries(near: Near, folder: Path, state: State, first: int) -> Found:
+    """How long the same bytes take to the destination, in several ways, one after the other."""
     near.save(state, folder / "drained.pt")
-    place = near.tier.copies()[0].place
+    place = near.tier.find(str(folder / "drained.pt"))
+    assert place is not None
 
     def save_by_torch() -> None:
         torch.save(state, folder / "torch.pt")
@@ -118,12 +119,13 @@ def carries(near: Near, folder: Path, state: State) -> Found:
         shutil.copyfile(place, folder / "copied.pt")
         sync(folder / "copied.pt")
 
-    return {
-        "drain": timed(near.drain),
-        "save": timed(lambda: ioshape.save(state, folder / "direct.pt")),
-        "torch.save": timed(save_by_torch),
-        "cp": timed(copy),
-    }
+    def save() -> None:
+        ioshape.save(state, folder / "direct.pt")
+
+    ways = {"drain": near.drain, "save": save, "torch.save": save_by_torch, "cp": copy}
+    names = [*ways]
+    turned = [names[(first + i) % len(names)] for i in range(len(names))]
+    return {name: timed(ways[name]) for name in turned}
 
 
 def restarts(near: Near, path: Path, elsewhere: Path) -> Found:
@@ -146,7 +148,7 @@ def one_node(given: Found) -> Found:
         near = Near(Path(given["near"], f"one-{number}"))
         one = {
             "stalls": stalls(near, folder, state, given["pause_s"]),
-            "carries": carries(near, folder, state),
+            "carries": carries(near, folder, state, number),
         }
         path = folder / "drained.pt"
         one["restarts"] = restarts(near, path, other / path.relative_to(here))
