@@ -17,7 +17,7 @@ import pytest
 import torch
 from checkpoints import checkpoint, names_in, number_in, wait_until
 from mounts import small_disk
-from processes import run_interpreter, run_program, started_program
+from processes import SLOTS, run_interpreter, run_program, started_program
 from tiers import place_of, undrained
 
 MIB = 1 << 20
@@ -92,6 +92,16 @@ def test_a_save_in_the_background_says_when_it_is_drained(fast: Path, slow: Path
     assert number_in(path) == 1
 
 
+def test_a_save_is_not_done_before_it_is_in_the_journal(fast: Path, slow: Path) -> None:
+    with undrained(fast):
+        for number in range(20):
+            handle = ioshape.save_async(checkpoint(number), slow / f"{number}.pt", tier=fast)
+            while not handle.done():
+                pass
+            assert len(names_in(fast / f"ioshape-{os.geteuid()}" / "journal")) == number + 1
+    assert handle.wait_drained()
+
+
 def test_nobody_need_ask_for_a_save_in_the_background_to_be_drained(fast: Path, slow: Path) -> None:
     ioshape.save_async(checkpoint(1), slow / "model.pt", tier=fast)
     wait_until((slow / "model.pt").exists, "it is drained")
@@ -151,6 +161,27 @@ def test_the_setting_is_for_all_saves_that_say_nothing(fast: Path, slow: Path) -
         assert names_in(slow) == ["b.pt", "c.pt"]
     with pytest.raises(ValueError, match="tier cannot be 7"):
         ioshape.save(checkpoint(1), slow / "d.pt", tier=7)  # type: ignore[arg-type]
+
+
+def test_what_rations_the_destination_is_nothing_to_the_tier(fast: Path, slow: Path) -> None:
+    nobody = "redis://127.0.0.1:1"
+    ioshape.configure(
+        tier=fast, coordinator=nobody, unreachable="fail", rate="1K", pool="shared", slots=1
+    )
+    # A variable would win.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("IOSHAPE_COORDINATOR")
+        handle = ioshape.save_async(checkpoint(1), slow / "model.pt")
+        report = handle.result()
+        assert report.coordinator == "local"
+        assert report.paced_s < 1  # of the 1024 s that it would take
+        assert report.pool == "tier-shared"
+        with pytest.raises(ioshape.CoordinatorError, match="redis"):
+            handle.wait_drained()
+    # The next one goes by the settings of then.
+    ioshape.configure(coordinator=SLOTS, rate="1G")
+    ioshape.save(checkpoint(2), slow / "other.pt", durable="destination")
+    assert handle.wait_drained()
 
 
 # ---- What is saved directly ---------------------------------------------------------------------
@@ -420,7 +451,9 @@ def test_a_forked_child_leaves_the_drain_to_its_parent_and_has_its_own(
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     child = os.fork()
     if not child:
-        ioshape.save(checkpoint(2), slow / "b.pt", tier=fast, durable="destination")
+        assert ioshape.save(
+            checkpoint(2), slow / "b.pt", tier=fast, durable="destination"
+        ).tier
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert handle.wait_drained()

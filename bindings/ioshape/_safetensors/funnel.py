@@ -19,9 +19,9 @@ from ioshape._safetensors.dtypes import DTYPES
 from ioshape._save import collected
 from ioshape._save.begin import Options, Payload, start
 from ioshape._save.report import Report, Step
-from ioshape._save.under_way import begun, completed, context_of_saves_to, raise_unheard
+from ioshape._save.under_way import begun, completed, raise_unheard
 from ioshape._settings.config import is_durable
-from ioshape._settings.context import current, encoded
+from ioshape._settings.context import encoded
 from ioshape._tier.route import directly
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ def _start(specs: Any, path: str, metadata: Any, how: How, *, borrow: bool) -> S
     payload = _tensors_of(specs)
     given, keep = _metadata_of(metadata)
     payload.keep.extend(keep)
-    context = context_of_saves_to(path) or current()
+    route = directly(path)
+    context = route.context()
 
     def begin_in_c(tensors: Any, count: int, options: Any, out: Any) -> int:
         options.metadata = given
@@ -148,7 +149,7 @@ def _start(specs: Any, path: str, metadata: Any, how: How, *, borrow: bool) -> S
         )
 
     options = Options(how.durable, how.replace, borrow, how.progress, due=how.due)
-    return start(begin_in_c, context, directly(path), payload, time.perf_counter() - begin, options)
+    return start(begin_in_c, context, route, payload, time.perf_counter() - begin, options)
 
 
 def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:

@@ -22,12 +22,11 @@ from ioshape._save.handle import SaveHandle
 from ioshape._save.report import Report, Step
 from ioshape._save.under_way import (
     begun,
-    context_of_saves_to,
     raise_unheard,
     register,
 )
 from ioshape._settings.config import is_durable
-from ioshape._settings.context import current, encoded
+from ioshape._settings.context import encoded
 from ioshape._tier.drain import folder_of
 from ioshape._tier.route import completed_over, directly, route_of
 
@@ -324,9 +323,7 @@ class _Call:
         *,
         borrow: bool,
     ) -> SaveHandle:
-        # Settings may have changed, and with them the context; but the order of saves to one path
-        # is kept by the context that they share.
-        context = context_of_saves_to(route.place) or current()
+        context = route.context()
 
         def begin(records: Any, count: int, options: Any, out: Any) -> int:
             return lib.ioshape_save_records(  # type: ignore[no-any-return]

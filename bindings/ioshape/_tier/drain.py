@@ -7,14 +7,14 @@ import errno
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ioshape import _terminal
 from ioshape._errors import CanceledError, StorageError, failure
 from ioshape._locks import ForkedLock
 from ioshape._save import under_way
 from ioshape._settings import config
-from ioshape._settings.context import Context
+from ioshape._settings.context import Context, current
 from ioshape._tier.tier import Stop, Tier
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _RETRY_S, _LATEST_RETRY_S = 5.0, 300.0
 _STOP_S = 5.0
 # The least share of a pool: direct saves go first.
 _SHARE = 1
+_ANY_RATE = config.SETTINGS["rate"].most
+_MOST_POOL_BYTES = config.SETTINGS["pool"].most
 
 
 def folder_of(tier: str | os.PathLike[str] | bool | None) -> str:
@@ -73,6 +75,7 @@ class Drain:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._made: tuple[Tier, _Folder | None, int] | None = None
+        self._context: tuple[Context, int] | None = None
         # Reentrant: the handler of a signal may save.
         self._changed = threading.Condition()
         self._tickets: dict[str, Ticket] = {}
@@ -89,6 +92,24 @@ class Drain:
         return self._made[0]
 
     # ---- Saves ------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """For saves on it: what rations the shared storage is nothing to this node's disk."""
+        preferred: dict[str, Any] = {}
+        coordinator, pool = config.value_of("coordinator"), config.value_of("pool")
+        if coordinator and not coordinator.startswith(("local", "open")):
+            preferred["coordinator"] = "local"
+        if pool:
+            preferred["pool"] = f"tier-{pool}"[:_MOST_POOL_BYTES]
+        if config.value_of("rate"):
+            preferred["rate"] = _ANY_RATE
+        if not preferred:
+            return current()
+        now = config.generation()
+        if self._context is None or self._context[1] != now:
+            self._context = (Context(**preferred), now)
+        return self._context[0]
 
     def keep(self, place: str, *, keep_last: int = 0, keep_every: int = 0) -> Ticket:
         """Notes what was saved at that place of the tier, durably; it is drained soon.

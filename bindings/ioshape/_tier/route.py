@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ioshape._errors import CanceledError, StorageError
 from ioshape._save.report import Step
-from ioshape._save.under_way import completed
+from ioshape._save.under_way import completed, context_of_saves_to
+from ioshape._settings.context import current
 from ioshape._tier.drain import drain_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ioshape._save.handle import SaveHandle
     from ioshape._save.report import Report
+    from ioshape._settings.context import Context
     from ioshape._tier.drain import Drain, Ticket
 
 # In the names of our files and directories until they are complete.
@@ -37,6 +39,13 @@ class Route(NamedTuple):
     passage: Passage | None = None
     #: why it is not as was wanted
     steps: tuple[Step, ...] = ()
+
+    def context(self) -> Context:
+        """Of a save that takes it. Saves to one path share one, which keeps their order."""
+        under_way = context_of_saves_to(self.place)
+        if under_way is not None:
+            return under_way
+        return current() if self.passage is None else self.passage.context
 
 
 class Passage:
@@ -71,6 +80,11 @@ class Passage:
     def folder(self) -> str:
         """Of the tier."""
         return self._drain.folder
+
+    @property
+    def context(self) -> Context:
+        """Of the save."""
+        return self._drain.context
 
     @property
     def is_kept(self) -> bool:
