@@ -6,9 +6,12 @@
 #include "support/file_writer.h"
 #include "support/scratch.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define NOW 1800000000.0
 
@@ -216,6 +219,73 @@ START_TEST(a_large_file_is_tried_for_once)
 }
 END_TEST
 
+static void open_bench(struct ring_bench *bench)
+{
+	const struct ring_config config = { .threads = 1 };
+	struct base_error error = { 0 };
+
+	ck_assert_msg(!ring_bench_open(bench, &config, scratch_path("file"), &error), "%s",
+		      error.text);
+	bench->end_ns = UINT64_MAX;
+	bench->room_bytes = 8 * MIB;
+}
+
+START_TEST(trials_keep_to_their_room_and_their_time)
+{
+	struct ring_trial trial = { .engine = IOSHAPE_ENGINE_THREADS,
+				    .block_bytes = MIB,
+				    .depth = 2 };
+	struct ring_bench bench = { 0 };
+	struct stat status;
+
+	open_bench(&bench);
+	for (int i = 0; i < 5; i++) {
+		bench.has_direct = i % 2 && bench.has_direct;
+		ck_assert_int_eq(ring_bench_try(&bench, &trial, 3 * MIB, 0), 0);
+		ck_assert_uint_gt(trial.bytes_per_s, 0);
+		ck_assert_uint_le(bench.at, bench.room_bytes);
+	}
+	ck_assert_int_eq(fstat(bench.buffered.fd, &status), 0);
+	ck_assert_int_le(status.st_size, 256 * (int64_t)MIB);
+	/* What is larger than what there is to be written. */
+	trial.block_bytes = 2 * RING_BLOCK_BYTES;
+	ck_assert_int_eq(ring_bench_try(&bench, &trial, GIB, 0), -ETIME);
+	trial.block_bytes = MIB;
+	bench.end_ns = 0;
+	ck_assert_int_eq(ring_bench_try(&bench, &trial, MIB, 0), -ETIME);
+	ring_bench_close(&bench);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+}
+END_TEST
+
+START_TEST(a_trial_that_cannot_write_fails)
+{
+	struct ring_trial trial = { .engine = IOSHAPE_ENGINE_THREADS,
+				    .block_bytes = MIB,
+				    .depth = 2 };
+	struct ring_bench bench = { 0 };
+	int fd;
+
+	open_bench(&bench);
+	bench.has_direct = false;
+	fd = bench.buffered.fd;
+	bench.buffered.fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	ck_assert_int_eq(ring_bench_try(&bench, &trial, 4 * MIB, 0), -EBADF);
+	close(bench.buffered.fd);
+	/* All that is written there is gone, and cannot be synced. */
+	bench.buffered.fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+	bench.fs.family = FS_OTHER;
+	ck_assert_int_eq(ring_bench_try(&bench, &trial, 4 * MIB, 0), -EINVAL);
+	close(bench.buffered.fd);
+	bench.buffered.fd = fd;
+	/* An engine that could not be had is not asked for again. */
+	bench.refused[IOSHAPE_ENGINE_BUFFERED] = true;
+	trial.engine = IOSHAPE_ENGINE_BUFFERED;
+	ck_assert_int_eq(ring_bench_try(&bench, &trial, MIB, 0), -ENOTSUP);
+	ring_bench_close(&bench);
+}
+END_TEST
+
 START_TEST(a_file_is_written_as_was_found_and_reports_it)
 {
 	struct file_write write = file_write_defaults();
@@ -250,8 +320,11 @@ int main(void)
 	if (can_try())
 		tcase_add_test(files, a_trial_to_come_is_foreseen);
 	tcase_add_test(files, what_was_found_is_followed_where_it_fits);
-	if (can_try())
+	if (can_try()) {
 		tcase_add_test(files, a_large_file_is_tried_for_once);
+		tcase_add_test(files, trials_keep_to_their_room_and_their_time);
+		tcase_add_test(files, a_trial_that_cannot_write_fails);
+	}
 	tcase_add_test(files, a_file_is_written_as_was_found_and_reports_it);
 	suite_add_tcase(suite, files);
 	return check_main(suite);
