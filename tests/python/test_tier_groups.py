@@ -42,6 +42,17 @@ def steps_in(directory: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in directory.glob("step-*"))
 
 
+def command(fast: Path, *arguments: str) -> str:
+    """What it says with this tier set."""
+    return subprocess.run(
+        [sys.executable, "-m", "ioshape", *arguments],
+        env=environment(IOSHAPE_TIER=str(fast)),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
 def told(said: list[list[dict[str, Any]]], event: str) -> list[dict[str, Any]]:
     return [line for lines in said for line in lines if line["event"] == event]
 
@@ -82,6 +93,9 @@ def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
         + textwrap.dedent("""
         set_up_distributed()
         fast, directory = arguments
+        report = ioshape.save_group(
+            object_of(rank, 2), directory, 2, durable="destination", tier=fast)
+        assert report.drain_s > 0 and is_right(ioshape.load_group(directory, tier=False), rank, 2)
         for step in (3, 4, 5):
             report = ioshape.save_group(
                 object_of(rank, step), directory, step, keep_last=1, keep_every=3, tier=fast)
@@ -111,7 +125,7 @@ def test_real_ranks_save_over_a_tier_and_the_directory_keeps_the_last(
     assert done.stdout.count('"ended"') == 2
     assert steps_in(runs) == [3, 8]
     # There it is the tier's own affair.
-    assert steps_in(place_of(fast, runs)) == [3, 4, 5, 8]
+    assert steps_in(place_of(fast, runs)) == [2, 3, 4, 5, 8]
     for one in ioshape.generations(runs):
         one.verify()
 
@@ -135,14 +149,10 @@ def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
         assert ioshape.load_group(runs, step=1, rank=1, tier=fast)["step"] == 1
         said = run_ranks(tmp_path, LOAD, runs, 2, **settings)
         assert [line["right"] for line in told(said, "loaded")] == [True] * 6
-        table = subprocess.run(
-            [sys.executable, "-m", "ioshape", "ls", str(runs)],
-            env=environment(IOSHAPE_TIER=str(fast)),
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert table.count("on the tier") == 2
+        assert command(fast, "ls", str(runs)).count("on the tier") == 2
+        command(fast, "verify", str(runs))
+        command(fast, "extract", str(runs), "--rank", "1", "-o", str(tmp_path / "part.pt"))
+        assert ioshape.load(tmp_path / "part.pt")["step"] == 2
     # The next process that saves there carries what the others have left.
     run_ranks(tmp_path, SAVE, runs, 3, IOSHAPE_TIER=str(fast))
     assert steps_in(runs) == [1, 2, 3]
@@ -165,6 +175,12 @@ def test_what_cannot_go_over_a_tier_is_saved_directly_and_says_so(
     assert steps_in(runs) == [1]
     (found,) = ioshape.generations(runs, tier=fast)
     found.verify()
+
+
+def test_only_the_destination_can_be_waited_for(fast: Path, runs: Path) -> None:
+    with pytest.raises(ValueError, match="durable cannot be False"):
+        ioshape.save_group({}, runs, 1, durable=False, tier=fast)  # type: ignore[arg-type]
+    assert not runs.exists()
 
 
 def test_a_deadline_goes_past_the_tier(fast: Path, runs: Path) -> None:

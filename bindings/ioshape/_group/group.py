@@ -61,6 +61,7 @@ def save_group(
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    durable: Literal["destination"] | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> Report:
     """Saves the objects of all ranks as one checkpoint, which exists as a whole or not at all.
@@ -90,6 +91,7 @@ def save_group(
             stops the save, on all ranks.
         deadline: as in save(), the same on all ranks; old generations are then removed by the next
             save.
+        durable: "destination" waits until a save over a tier is drained, on this rank.
         tier: as in save(), the same on all ranks: the generation is durable there, and appears in
             the directory once it is drained. keep_last and keep_every count what is in the
             directory. Ranks on several nodes save directly.
@@ -104,7 +106,8 @@ def save_group(
     What torch.save raises for objects that cannot be pickled, this raises, on the rank that has
     such an object; on the others it is a StorageError that names that rank.
     """
-    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due_in(deadline))
+    due = due_in(deadline)
+    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due, durable)
     report = call.save(_opened(directory, mode, keep_last, keep_every, tier))
     raise_unheard()
     return report
@@ -123,6 +126,7 @@ def save_group_async(
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    durable: Literal["destination"] | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> SaveHandle:
     """Begins to save the objects of all ranks, and returns as soon as this rank's may change again.
@@ -138,7 +142,8 @@ def save_group_async(
         What torch.save raises for objects that cannot be pickled. Other failures are raised by the
         handle.
     """
-    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due_in(deadline))
+    due = due_in(deadline)
+    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due, durable)
     handle = call.begin(_opened(directory, mode, keep_last, keep_every, tier))
     raise_unheard(but=handle)
     return handle
@@ -466,8 +471,11 @@ class _Call:
     progress: Callable[[Progress], object] | None
     step: int
     due: float | None
+    durable: str | None
 
     def __post_init__(self) -> None:
+        if self.durable not in (None, "destination"):
+            raise ValueError(f'durable cannot be {self.durable!r}; it takes "destination"')
         if isinstance(self.step, bool) or not isinstance(self.step, int):
             raise TypeError(f"step is a number, not {type(self.step).__name__}")
         if not 0 <= self.step <= _MOST_STEP:
@@ -493,7 +501,8 @@ class _Call:
         pickle_s = time.perf_counter() - begin
 
         has_begun = False
-        passage = group.tier.passage(os.path.basename(path))  # noqa: PTH119
+        to_the_end = self.durable == "destination"
+        passage = group.tier.passage(os.path.basename(path), to_the_end=to_the_end)  # noqa: PTH119
 
         def begin_in_c(records: Any, count: int, options: Any, out: Any) -> int:
             nonlocal has_begun

@@ -46,19 +46,20 @@ class GroupTier:
         except StorageError as error:
             self.steps = directly(directory, str(error)).steps
 
-    def passage(self, name: str) -> GroupPassage | None:
-        """Of a save of the generation of that name."""
+    def passage(self, name: str, *, to_the_end: bool) -> GroupPassage | None:
+        """Of a save of the generation of that name, which may end at its destination."""
         if self.tier is None or self._drain is None:
             return None
         directory = os.path.realpath(self._directory)
-        return GroupPassage(self._drain, f"{self.tier.files}{directory}/{name}")
+        place = f"{self.tier.files}{directory}/{name}"
+        return GroupPassage(self._drain, place, to_the_end=to_the_end)
 
 
 class GroupPassage(Passage):
     """Of a generation. The library decides where it is saved, and keeps it; here it is drained."""
 
-    def __init__(self, drain: Drain, place: str) -> None:
-        super().__init__(drain, place)
+    def __init__(self, drain: Drain, place: str, *, to_the_end: bool) -> None:
+        super().__init__(drain, place, to_the_end=to_the_end)
         #: where C has put the pointer to the save
         self.save: Any = None
         self._is_direct = False
