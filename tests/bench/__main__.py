@@ -67,7 +67,7 @@ BENCHMARKS = {
     # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
     # Tensors and the page cache. What lies in stripefs is memory, and less.
-    "tier": Benchmark(tier.measure, size=2 << 30),
+    "tier": Benchmark(tier.measure),
     # Four ranks with tensors, and what is staged of them.
     "frameworks": Benchmark(frameworks.measure, size=2 << 30, copies_in_memory=3),
     # Tensors on their way to the GPU, and the page cache.

@@ -6,6 +6,7 @@ The disk is that of --dir; the destination is stripefs as spinning disks, as in 
 """
 
 import json
+import mmap
 import subprocess
 import sys
 import time
@@ -45,7 +46,10 @@ def near_samples(setting: Setting) -> Samples:
     from ioshape._settings.context import Context  # noqa: PLC0415
     from ioshape._tier.tier import Tier  # noqa: PLC0415
 
-    state = {"weight": torch.empty(setting.size, dtype=torch.uint8).random_()}
+    ioshape.configure(unchanged="ignore")  # it saves the same again and again
+    memory = mmap.mmap(-1, setting.size)
+    memory.madvise(mmap.MADV_HUGEPAGE)  # as fio's is
+    state = {"weight": torch.frombuffer(memory, dtype=torch.uint8).random_()}
     near, file = setting.folder / "near", setting.folder / "fio"
     path = str(setting.folder / "destination" / "model.pt")
     opened: list[Tier] = []
@@ -56,6 +60,7 @@ def near_samples(setting: Setting) -> Samples:
         setting.settle()
         near.mkdir()
         opened.append(Tier(Context(), str(near)))
+        opened[0].place(path, 0)  # makes the directories, which last for all saves
 
     def save() -> Sample:
         (tier,) = opened
@@ -104,7 +109,7 @@ def run_on_disks(setting: Setting, what: str, part: storm.Part, rounds: int) -> 
         process = [sys.executable, "-m", f"{__package__}.tier_process", what, json.dumps(given)]
         done = subprocess.run(
             [*client_of(mount.backing), *process],
-            env=variables,
+            env=variables | {"IOSHAPE_UNCHANGED": "ignore"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
