@@ -15,7 +15,7 @@ from typing import Any
 import ioshape
 import pytest
 import torch
-from checkpoints import checkpoint, names_in, number_in, wait_until
+from checkpoints import Gate, checkpoint, names_in, number_in, wait_until
 from mounts import small_disk
 from processes import SLOTS, run_interpreter, run_program, started_program
 from tiers import place_of, undrained
@@ -116,6 +116,7 @@ def test_a_save_in_the_background_that_is_to_be_at_its_destination_is_done_there
         assert not handle.wait(0.1)
         assert not handle.done()
         assert handle.report is None
+        assert handle.progress.phase == "drain"
     assert handle.result().drain_s > 0
     assert number_in(path) == 1
 
@@ -150,6 +151,54 @@ def test_many_saves_to_one_path_end_with_the_last(fast: Path, slow: Path) -> Non
     for handle in handles:
         assert handle.wait_drained()
     assert number_in(path) == 4
+
+
+def test_a_later_save_directly_is_not_replaced_by_an_earlier_one_on_the_tier(
+    fast: Path, slow: Path
+) -> None:
+    path = slow / "model.pt"
+    gate = Gate("plan")
+    earlier = ioshape.save_async(checkpoint(1), path, tier=fast, progress=gate)
+    gate.await_save()
+    ioshape.save(checkpoint(2), path, tier=fast, deadline=60)
+    gate.open()
+    assert codes(earlier.result()) == ["overtaken"]
+    assert earlier.wait_drained()
+    assert earlier.drained()
+    assert not place_of(fast, path).exists()
+    assert number_of(ioshape.load(path, tier=fast)) == 2
+    ioshape.save(checkpoint(3), slow / "other.pt", tier=fast, durable="destination")
+    assert number_in(path) == 2
+
+
+def test_a_later_save_on_the_tier_is_not_replaced_by_an_earlier_one_directly(
+    fast: Path, slow: Path
+) -> None:
+    path = slow / "model.pt"
+    gate = Gate("plan")
+    earlier = ioshape.save_async(checkpoint(1), path, progress=gate)
+    gate.await_save()
+    later = ioshape.save_async(checkpoint(2), path, tier=fast)
+    gate.open()
+    assert earlier.wait()
+    assert codes(later.result()) == ["tier"]
+    assert number_in(path) == 2
+
+
+def test_of_three_that_take_turns_the_last_stays(fast: Path, slow: Path) -> None:
+    path = slow / "model.pt"
+    gate = Gate("plan")
+    with undrained(fast):
+        first = ioshape.save_async(checkpoint(1), path, tier=fast, progress=gate)
+        gate.await_save()
+        ioshape.save(checkpoint(2), path, tier=fast, deadline=60)
+        last = ioshape.save_async(checkpoint(3), path, tier=fast)
+        gate.open()
+        assert first.wait()
+        assert last.wait()
+        assert number_in(place_of(fast, path)) == 3
+    assert last.wait_drained()
+    assert number_in(path) == 3
 
 
 def test_the_setting_is_for_all_saves_that_say_nothing(fast: Path, slow: Path) -> None:
@@ -259,7 +308,7 @@ def test_a_tier_that_vanishes_is_left_out_and_what_was_there_is_not_called_drain
 FULL_TIER = """
     import ioshape, os, sys
     from pathlib import Path
-    from checkpoints import checkpoint, names_in, number_in
+    from checkpoints import Gate, checkpoint, names_in, number_in
     from tiers import undrained
 
     MIB = 1 << 20
@@ -408,6 +457,27 @@ def test_the_end_of_the_process_waits_no_longer_than_it_may(
         assert names_in(slow) == []
     assert "1 save waits on the tier" in finished.stderr
     assert f"ioshape drain {fast}" in finished.stderr
+
+
+def test_an_interrupt_leaves_a_save_that_waits_for_its_drain_on_the_tier(
+    tmp_path: Path, fast: Path, slow: Path
+) -> None:
+    saves = (
+        SAVES
+        + """
+    ioshape.configure(exit_timeout_s=0.2)
+    ioshape.save(checkpoint(1), slow / "a.pt", tier=fast, durable="destination")
+    """
+    )
+    journal = fast / f"ioshape-{os.geteuid()}" / "journal"
+    with undrained(fast):
+        with started_program(tmp_path, saves) as program:
+            wait_until(lambda: journal.exists() and names_in(journal), "it is kept")
+            os.kill(program.pid, signal.SIGINT)
+            program.end(-signal.SIGINT)
+        assert names_in(slow) == []
+    ioshape.save(checkpoint(2), slow / "b.pt", tier=fast, durable="destination")
+    assert number_in(slow / "a.pt") == 1
 
 
 def test_the_end_of_the_process_does_not_wait_for_what_cannot_be_drained(

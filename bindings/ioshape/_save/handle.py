@@ -202,6 +202,8 @@ class SaveHandle:
         now, place = sized("ioshape_save_status"), sized("ioshape_place")
         lib.ioshape_save_get_status(self._pointer, now, place)
         name = PHASES.get(now.phase, "unknown")
+        if name == "done" and self._passage is not None:
+            name = "drain"  # or in the instant before its end
         if name != "wait":
             return Progress(name, now.done_bytes, now.total_bytes)
         there = (place.position, said(place.ahead), place.waited_s)

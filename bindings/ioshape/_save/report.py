@@ -44,7 +44,8 @@ _MET = {lib.IOSHAPE_DEADLINE_MET: True, lib.IOSHAPE_DEADLINE_MISSED: False}
 class Progress(NamedTuple):
     """How far a save is."""
 
-    #: "stage", "wait" (for its turn), "plan", "write", "sync", "commit" or "done"
+    #: "stage", "wait" (for its turn), "plan", "write", "sync", "commit" or "done"; "drain" from a
+    #: tier, with durable="destination"
     phase: str
     done_bytes: int
     total_bytes: int

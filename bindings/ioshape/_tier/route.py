@@ -8,11 +8,14 @@ import os
 import stat
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ioshape._errors import CanceledError, StorageError
+from ioshape._locks import ForkedLock
 from ioshape._save.report import Step
-from ioshape._save.under_way import completed, context_of_saves_to
+from ioshape._save.under_way import completed, context_of_saves_to, place_of
 from ioshape._settings.context import current
 from ioshape._tier.drain import drain_of
 
@@ -68,6 +71,10 @@ class Passage:
         self._place = place
         self._to_the_end = to_the_end
         self._retention = (keep_last, keep_every)
+        #: a later save to the destination went directly: this one must not be carried over it
+        self.is_overtaken = False
+        #: a later one goes to the same place of the tier
+        self.is_replaced = False
         # Whoever asks how the save ended may be the one who keeps it; all others wait until it is
         # kept. Reentrant: the handler of a signal may ask.
         self._lock = threading.RLock()
@@ -96,11 +103,20 @@ class Passage:
         with self._lock:
             if self._ticket is not None or self.failure is not None:
                 return
+            if self.is_overtaken:
+                self._drop()
+                return
             try:
                 last, every = self._retention
                 self._ticket = self._drain.keep(self._place, keep_last=last, keep_every=every)
             except StorageError as error:
                 self.failure = error
+
+    def _drop(self) -> None:
+        """Loads would take it for the newest."""
+        with _lock:
+            if not self.is_replaced:
+                Path(self._place).unlink(missing_ok=True)
 
     def has_ended(self, timeout: float | None) -> bool:
         """Waits, after keep(), until the save may be called done. False if it may not, in time."""
@@ -122,7 +138,9 @@ class Passage:
 
     def is_drained(self) -> bool:
         """Whether it is at its destination, or a later one is."""
-        return self._ticket is not None and self._drain.is_drained(self._ticket)
+        if self._ticket is None:
+            return self.is_overtaken
+        return self._drain.is_drained(self._ticket)
 
     def wait_drained(self, timeout: float | None) -> bool:
         """Waits until it is; raises what the last drain failed with."""
@@ -131,9 +149,16 @@ class Passage:
 
     def steps(self) -> tuple[Step, ...]:
         """What was not as preferred, as far as it is known now."""
+        if self._ticket is None and self.is_overtaken:
+            return (Step("a later save to it went directly, and stays", "overtaken"),)
         if self._ticket is None or self._ticket.result != "newer":
             return ()
         return (Step("not drained: there is a newer one at the destination", "tier"),)
+
+
+_lock = ForkedLock()
+# Of files, as long as anybody can ask for them, and their destinations.
+_passages: WeakKeyDictionary[Passage, str] = WeakKeyDictionary()
 
 
 def directly(path: str, why: str = "") -> Route:
@@ -161,6 +186,28 @@ def route_of(
         due: when the save's deadline is over; None: it has none.
         to_the_end: whether the save ends at the destination, and not on the tier.
     """
+    route = _choose(path, folder, n_bytes, replace=replace, due=due, to_the_end=to_the_end)
+    if _passages or route.passage is not None:
+        _tell_earlier(route)
+    return route
+
+
+def _tell_earlier(route: Route) -> None:
+    """Saves to one path end in the order of the calls, whichever way they go."""
+    destination = place_of(route.path)
+    with _lock:
+        for passage, other in list(_passages.items()):
+            if other == destination and route.passage is None:
+                passage.is_overtaken = True
+            elif other == destination:
+                passage.is_replaced = True
+        if route.passage is not None:
+            _passages[route.passage] = destination
+
+
+def _choose(
+    path: str, folder: str, n_bytes: int, *, replace: bool, due: float | None, to_the_end: bool
+) -> Route:
     if not folder:
         return directly(path)
     why = _why_directly(path, folder, replace=replace, due=due)
@@ -184,8 +231,14 @@ def _why_directly(path: str, folder: str, *, replace: bool, due: float | None) -
         return "only at its destination can be told whether it replaces something"
     if due is not None:
         return "it has a deadline, and this node may end with it"
+    if context_of_saves_to(path) is not None:
+        return "an earlier save to it, directly, is under way"
     if _UNDER_WAY in path:
         return "it is part of a directory that appears whole"
+    return _why_not_drained(path, folder)
+
+
+def _why_not_drained(path: str, folder: str) -> str:
     above = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
     if os.path.commonpath((above, os.path.realpath(folder))) == os.path.realpath(folder):
         return "its destination is on the tier's disk"
