@@ -24,6 +24,7 @@
 
 #include <errno.h>
 #include <glob.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -115,7 +116,7 @@ void harm_deny(const char *name, int code)
 
 unsigned harm_homeless(const char *folder)
 {
-	char pattern[64];
+	char pattern[PATH_MAX];
 	glob_t found = { 0 };
 	unsigned count;
 
