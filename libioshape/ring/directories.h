@@ -72,13 +72,18 @@ struct ring_entry {
 	int64_t modified; /* seconds since 1970 */
 	int64_t modified_ns;
 	uint64_t device, inode; /* which one it is */
+	uint64_t links;         /* names of a file; of a directory, what is below it, mostly */
 };
 
 /* -ENOENT, without a sentence, if there is nothing. The name "." is the directory itself. */
 int ring_folder_look(const struct ring_folder *folder, const char *name, struct ring_entry *entry,
 		     struct base_error *error);
 
-/* The same for a path, behind a symbolic link if `follow`; a negative errno without a sentence. */
+/* The directory itself, as its server knows it, whatever this host remembers. */
+int ring_folder_look_anew(const struct ring_folder *folder, struct ring_entry *entry);
+
+/* As ring_folder_look() for a path, behind a symbolic link if `follow`; a negative errno without a
+ * sentence. */
 int ring_look(const char *path, bool follow, struct ring_entry *entry);
 /* Whether it is the same file, and nobody has written it since. */
 bool ring_is_unchanged(const struct ring_entry *before, const struct ring_entry *now);

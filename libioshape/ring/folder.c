@@ -182,6 +182,7 @@ static void describe(const struct stat *status, struct ring_entry *entry)
 	entry->modified_ns = ring_modified_ns(status);
 	entry->device = status->st_dev;
 	entry->inode = status->st_ino;
+	entry->links = status->st_nlink;
 }
 
 int ring_folder_look(const struct ring_folder *folder, const char *name, struct ring_entry *entry,
@@ -196,6 +197,14 @@ int ring_folder_look(const struct ring_folder *folder, const char *name, struct 
 	}
 	describe(&status, entry);
 	return 0;
+}
+
+int ring_folder_look_anew(const struct ring_folder *folder, struct ring_entry *entry)
+{
+	struct statx status;
+
+	statx(folder->fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &status);
+	return ring_folder_look(folder, ".", entry, NULL);
 }
 
 int ring_look(const char *path, bool follow, struct ring_entry *entry)

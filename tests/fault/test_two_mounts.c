@@ -128,7 +128,7 @@ static bool spares_attempts(void)
 		ret = ring_folder_open(&other, "two/runs", &error);
 	if (ret)
 		return complain("%s", error.text);
-	group_tidy(&other, "0000471b", NULL);
+	group_tidy(&other, "0000471b", NULL, NULL);
 	ring_folder_close(&other);
 	there = ring_folder_is_named(&attempt.folder, &attempt.directory, attempt.name) &&
 		scratch_entries("base/runs") == 1;

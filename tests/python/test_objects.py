@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -647,6 +648,7 @@ def test_the_commands(store: Store, tmp_path: Path) -> None:
         f"{RUN}/step-0000000002",
         f"{RUN}/step-0000000003",
     ]
+    time.sleep(1)  # of what comes in one second stores do not tell the order
     done = json.loads(succeed(call(*upload, RUN, "--all", "--json", *there, env=env)))
     assert [bool(one["sent_bytes"]) for one in done] == [True, False, False]
     listed = succeed(call("ls", RUN, *there, env=env))

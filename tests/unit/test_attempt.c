@@ -64,7 +64,7 @@ static void tidy(const char *job)
 	unsigned before = scratch_descriptors();
 
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
-	group_tidy(&runs, job, NULL);
+	group_tidy(&runs, job, NULL, NULL);
 	ring_folder_close(&runs);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }

@@ -52,6 +52,45 @@ static void make_name(struct group_attempt *attempt, const char *job)
 		 (unsigned long long)attempt->step, attempt->id);
 }
 
+/* ---- Serial numbers -------------------------------------------------------------------------- */
+
+/* Raises the number to that of what is called so, if that is a generation. */
+static void note_serial(const struct ring_folder *directory, const char *name,
+			enum group_name_kind kind, uint64_t *last)
+{
+	uint64_t serial;
+
+	if (kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT)
+		return;
+	group_peek_serial(directory, name, &serial);
+	if (serial < ZIP_MAX_SERIAL)
+		*last = MAX(*last, serial);
+}
+
+struct newest {
+	const struct ring_folder *directory;
+	uint64_t serial;
+};
+
+static int see_serial(void *user, const char *name, struct base_error *error)
+{
+	struct newest *newest = user;
+
+	(void)error;
+	note_serial(newest->directory, name, group_parse_name(name).kind, &newest->serial);
+	return 0;
+}
+
+uint64_t group_last_serial(const struct ring_folder *directory, const struct base_log *log)
+{
+	struct newest newest = { .directory = directory };
+	struct base_error error = { 0 };
+
+	if (ring_folder_list(directory, see_serial, &newest, &error))
+		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
+	return newest.serial;
+}
+
 /* ---- Begin ----------------------------------------------------------------------------------- */
 
 /* -EAGAIN: try another name. */
@@ -83,7 +122,7 @@ int group_attempt_begin(struct group_attempt *attempt, const char *directory, ui
 		ret = ring_folder_open(&attempt->directory, directory, error);
 	if (ret)
 		return ret;
-	group_tidy(&attempt->directory, job, &attempt->log);
+	group_tidy(&attempt->directory, job, &attempt->last_serial, &attempt->log);
 	for (int tries = 0; tries < MOST_TRIES; tries++) {
 		make_name(attempt, job);
 		ret = make_folder(attempt, error);
@@ -94,6 +133,8 @@ int group_attempt_begin(struct group_attempt *attempt, const char *directory, ui
 		base_fail(error, ret, "cannot find a free name in %s", directory);
 	if (ret)
 		group_attempt_abandon(attempt);
+	else
+		ring_folder_look_anew(&attempt->directory, &attempt->seen);
 	return ret;
 }
 
@@ -151,42 +192,16 @@ static int check_written(const struct ring_folder *folder, const struct zip_mani
 	return group_check_files(folder, manifest, "all nodes must share the directory", error);
 }
 
-struct newest {
-	const struct ring_folder *directory;
-	uint64_t serial;
-};
-
-static int see_serial(void *user, const char *name, struct base_error *error)
-{
-	const enum group_name_kind kind = group_parse_name(name).kind;
-	struct newest *newest = user;
-	uint64_t serial;
-
-	(void)error;
-	if (kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT)
-		return 0;
-	group_peek_serial(newest->directory, name, &serial);
-	if (serial < ZIP_MAX_SERIAL)
-		newest->serial = MAX(newest->serial, serial);
-	return 0;
-}
-
-uint64_t group_last_serial(const struct ring_folder *directory, const struct base_log *log)
-{
-	struct newest newest = { .directory = directory };
-	struct base_error error = { 0 };
-
-	if (ring_folder_list(directory, see_serial, &newest, &error))
-		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
-	return newest.serial;
-}
-
 /* After all that are there now, though their jobs began later, and had other clocks. */
 static uint64_t next_serial(const struct group_attempt *attempt)
 {
-	const uint64_t last =
-		MAX(attempt->last_serial, group_last_serial(&attempt->directory, &attempt->log));
+	uint64_t last = attempt->last_serial;
+	struct ring_entry now;
 
+	/* Listing it again, and reading all manifests there, is spared where nobody else saves. */
+	if (ring_folder_look_anew(&attempt->directory, &now) ||
+	    !ring_is_unchanged(&attempt->seen, &now) || now.links != attempt->seen.links)
+		last = MAX(last, group_last_serial(&attempt->directory, &attempt->log));
 	return MAX(last + 1, (uint64_t)(base_wall_seconds() * 1000));
 }
 
@@ -387,7 +402,8 @@ void group_attempt_abandon(struct group_attempt *attempt)
 
 struct tidying {
 	const struct ring_folder *directory;
-	const char *job; /* NULL: none */
+	const char *job;       /* NULL: none */
+	uint64_t *last_serial; /* NULL: nobody wants to know */
 	struct ring_clock *clock;
 	const struct base_log *log;
 };
@@ -506,6 +522,8 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	struct ring_folder folder;
 
 	(void)error;
+	if (tidying->last_serial) /* while the names are listed anyway */
+		note_serial(tidying->directory, name, parsed.kind, tidying->last_serial);
 	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP)
 		return 0;
 	if (ring_folder_open_in(&folder, tidying->directory, name, NULL))
@@ -529,10 +547,11 @@ out:
 	return 0;
 }
 
-void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log)
+void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
+		const struct base_log *log)
 {
 	struct ring_clock clock = { .directory_fd = directory->fd };
-	struct tidying tidying = { directory, job, &clock, log };
+	struct tidying tidying = { directory, job, last_serial, &clock, log };
 	struct base_error error = { 0 };
 
 	if (ring_folder_list(directory, tidy_one, &tidying, &error))

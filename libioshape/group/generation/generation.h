@@ -52,8 +52,10 @@ struct group_attempt {
 	char name[GROUP_ATTEMPT_NAME_BYTES];
 	char id[GROUP_ATTEMPT_ID_BYTES]; /* for zip_manifest.attempt */
 	uint64_t step;
-	/* Its number is higher: that of another directory that goes with this one. Then its own. */
+	/* Its number is higher: that of the newest that was there when it began, or in another
+	 * directory that goes with this one. Then its own. */
 	uint64_t last_serial;
+	struct ring_entry seen; /* the directory, when the attempt had its name */
 	bool committed;
 	struct base_log log;
 };
@@ -97,9 +99,11 @@ void group_attempt_abandon(struct group_attempt *attempt);
  * was touched for a day: locks may not reach farther. Where there are no locks, those of this job
  * are dead (but for those of this process), and others after a day. `job` is the job's hash, as in
  * an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken. Best
- * effort: failures are logged.
+ * effort: failures are logged. `last_serial` is raised to that of the newest generation that is
+ * there; NULL if nobody wants to know.
  */
-void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log);
+void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
+		const struct base_log *log);
 
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9

@@ -245,7 +245,7 @@ int group_prune(struct ioshape_context *context, const char *path, const char *j
 	int ret = group_open_directory(&pruning.directory, path, error);
 
 	if (!ret && !options->dry_run)
-		group_tidy(&pruning.directory, job, save_log(context));
+		group_tidy(&pruning.directory, job, NULL, save_log(context));
 	if (!ret)
 		ret = prune(&pruning, error);
 	ring_folder_close(&pruning.directory);

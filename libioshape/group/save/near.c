@@ -69,7 +69,7 @@ void group_continue_serials(struct group_part *part, struct group_attempt *attem
 		ring_folder_close(&directory);
 	}
 	group->serials_known = true;
-	attempt->last_serial = group->last_serial;
+	attempt->last_serial = MAX(attempt->last_serial, group->last_serial);
 }
 
 int group_keep(const struct group_part *part, struct base_error *error)
