@@ -20,6 +20,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# The optimizer would import it when there is a group already, which would then be the default of
+# its functions, and live as long as they: its threads could meet the end of Python, and abort.
+import torch.distributed.nn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -237,7 +241,7 @@ def train(way: type[Training], options: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     training = way(options)
     training.run()
-    # gloo lets go of the last message here. While Python ends it would be too late: it aborts.
+    # gloo lets go of the last message here.
     dist.monitored_barrier()
     dist.destroy_process_group()
     if training.step < options.steps:

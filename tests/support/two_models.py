@@ -16,6 +16,7 @@ from typing import Any
 import ioshape
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, as examples/training.py says
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, relu
 from torch.nn.parallel import DistributedDataParallel
