@@ -243,6 +243,7 @@ def killed_at(store: Store, request: int, path: Path) -> None:
     store.harm(kill_at=request, pid=process.pid)
     process.communicate(b"go\n", timeout=120)
     assert process.returncode in (0, -9)
+    store.forget_the_dead()
 
 
 @pytest.mark.slow

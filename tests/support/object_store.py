@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,6 +157,15 @@ class Store:
         pages = self.client().get_paginator("list_objects_v2")
         found = pages.paginate(Bucket=BUCKET, Prefix=prefix)
         return [one["Key"] for page in found for one in page.get("Contents", ())]
+
+    def forget_the_dead(self) -> None:
+        """Waits until all is served that clients had asked for which are dead by now."""
+        # This end of a connection whose other end is closed: CLOSE_WAIT, until it is served.
+        closed = re.compile(rf":{int(self.endpoint.rpartition(':')[2]):04X} 0100007F:\w+ 08 ")
+        end = time.monotonic() + _START_S
+        while closed.search(Path("/proc/net/tcp").read_text()):
+            assert time.monotonic() < end, "the S3 server hangs"
+            time.sleep(0.01)
 
     def uploads(self) -> list[str]:
         """Keys of objects whose parts are there, and that are not complete."""
