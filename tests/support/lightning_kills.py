@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import os
 import random
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -103,7 +104,8 @@ def _judge(folder: Path, said: dict[str, int]) -> None:
     steps = {path.name: _step_of(path) for path in folder.glob("[!.]*.ckpt")}
     found = {"last": steps.pop("last.ckpt", -1), "step": max(steps.values(), default=-1)}
     for name, step in steps.items():
-        if name != f"step={step}.ckpt":
+        # Lightning's "-v1": one of that step was there when a resumed training came to it again.
+        if not re.fullmatch(rf"step={step}(-v\d+)?\.ckpt", name):
             raise SystemExit(f"{name} is of step {step}")
     for name, saved in said.items():
         if found[name] < saved:
