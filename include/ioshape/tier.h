@@ -169,6 +169,19 @@ struct ioshape_drain_options {
 int ioshape_tier_drain(struct ioshape_tier *tier, const struct ioshape_drain_options *options);
 
 /**
+ * Removes what waits for `path` from the tier, undrained: its copy is lost.
+ *
+ * For what can never be carried, as its destination is gone for good, or the copy is damaged.
+ *
+ * @param tier   the tier
+ * @param path   as for ioshape_tier_place(), or as ioshape_tier_list() has it
+ * @param bytes  receives how many the copy had, or NULL
+ * @return 0; -ENOENT: nothing waits for it; -EBUSY: a process drains the tier, or reads the copy;
+ *         another negative code: what was not removed waits still
+ */
+int ioshape_tier_forget(struct ioshape_tier *tier, const char *path, uint64_t *bytes);
+
+/**
  * Frees a tier. No call on it may be under way.
  *
  * @param tier  the tier; NULL is fine

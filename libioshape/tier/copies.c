@@ -157,12 +157,22 @@ static int discard_at(const char *place, const struct ring_entry *copy, struct b
 	return ret;
 }
 
-/* -ENOENT, -ESTALE and -EBUSY without a sentence. */
+int tier_drop(const struct ioshape_tier *tier, const char *destination,
+	      const struct ring_entry *copy, struct base_error *error)
+{
+	char *place = tier_place(tier, destination);
+	const int ret = place ? discard_at(place, copy, error) :
+				base_no_memory(error, "a path", strlen(destination));
+
+	free(place);
+	return ret;
+}
+
+/* As tier_drop(). */
 static int discard_copy(const struct ioshape_tier *tier, const struct tier_entry *entry,
 			uint64_t *bytes, struct base_error *error)
 {
 	struct ring_entry copy;
-	char *place;
 	int ret = tier_look(tier, entry->path, &copy, error);
 
 	if (ret)
@@ -170,13 +180,7 @@ static int discard_copy(const struct ioshape_tier *tier, const struct tier_entry
 	if (copy.kind == RING_OTHER || copy.modified_ns != entry->copy_ns)
 		return -ESTALE;
 	ret = tier_bytes_of(tier, entry->path, &copy, bytes, error);
-	if (ret)
-		return ret;
-	place = tier_place(tier, entry->path);
-	ret = place ? discard_at(place, &copy, error) :
-		      base_no_memory(error, "a path", strlen(entry->path));
-	free(place);
-	return ret;
+	return ret ? ret : tier_drop(tier, entry->path, &copy, error);
 }
 
 int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
@@ -198,11 +202,8 @@ int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry
 static int discard_unkept(const struct ioshape_tier *tier, const char *destination,
 			  const struct ring_entry *copy, struct base_error *error)
 {
-	char *place = tier_place(tier, destination);
-	const int ret = place ? discard_at(place, copy, error) :
-				base_no_memory(error, "a path", strlen(destination));
+	const int ret = tier_drop(tier, destination, copy, error);
 
-	free(place);
 	return ret == -EBUSY || ret == -ENOENT || ret == -ESTALE ? 0 : ret;
 }
 

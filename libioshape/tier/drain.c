@@ -228,8 +228,7 @@ static int wait_for_lock(const struct drain *drain, struct ring_hold *hold,
 	const struct timespec pause = { .tv_nsec = REST_NS };
 	int ret;
 
-	while ((ret = ring_folder_take(&drain->tier->root, "drain.lock", false, hold, error)) ==
-	       -EBUSY) {
+	while ((ret = tier_lock_drain(drain->tier, hold, error)) == -EBUSY) {
 		if (options->progress &&
 		    options->progress(options->progress_user, IOSHAPE_PHASE_WAIT, 0, 0))
 			return base_refuse(error, -ECANCELED, "draining \"%s\" was stopped",

@@ -108,9 +108,8 @@ IOSHAPE_EXPORT void ioshape_tier_free(struct ioshape_tier *tier)
 	free(tier);
 }
 
-/* First in every call with a path; *destination is to be freed. */
-static int enter(const struct ioshape_tier *tier, const char *path, char **destination,
-		 struct base_error *error)
+int tier_enter(const struct ioshape_tier *tier, const char *path, char **destination,
+	       struct base_error *error)
 {
 	int ret = save_enter(tier->context, error);
 
@@ -158,7 +157,7 @@ IOSHAPE_EXPORT int ioshape_tier_place(struct ioshape_tier *tier, const char *pat
 
 	if (!tier || !place)
 		return base_missing("save");
-	ret = enter(tier, path, &destination, &error);
+	ret = tier_enter(tier, path, &destination, &error);
 	if (!ret)
 		ret = find_place(tier, destination, bytes, &found, &error);
 	give(place, found, ret);
@@ -196,7 +195,7 @@ IOSHAPE_EXPORT int ioshape_tier_keep(struct ioshape_tier *tier, const char *path
 
 	if (!tier)
 		return base_missing("save");
-	ret = enter(tier, path, &entry.path, &error);
+	ret = tier_enter(tier, path, &entry.path, &error);
 	if (!ret)
 		ret = base_take_options(&options, sizeof(options), given,
 					"ioshape_tier_keep_options", &error);
@@ -258,7 +257,7 @@ IOSHAPE_EXPORT int ioshape_tier_find(struct ioshape_tier *tier, const char *path
 
 	if (!tier || !place)
 		return base_missing("load");
-	ret = enter(tier, path, &destination, &error);
+	ret = tier_enter(tier, path, &destination, &error);
 	if (!ret)
 		ret = find(tier, destination, &error);
 	if (!ret) {
@@ -283,7 +282,7 @@ static int find_for_group(struct group_tier *of_groups, const char *path, char *
 {
 	const struct ioshape_tier *tier = tier_of(of_groups);
 	char *destination;
-	int ret = enter(tier, path, &destination, error);
+	int ret = tier_enter(tier, path, &destination, error);
 
 	*place = ret ? NULL : tier_place(tier, destination);
 	free(destination);
@@ -294,7 +293,7 @@ static int make_room_for_group(struct group_tier *of_groups, const char *path, u
 			       struct base_error *error)
 {
 	char *destination, *place = NULL;
-	int ret = enter(tier_of(of_groups), path, &destination, error);
+	int ret = tier_enter(tier_of(of_groups), path, &destination, error);
 
 	if (!ret)
 		ret = find_place(tier_of(of_groups), destination, bytes, &place, error);
@@ -307,7 +306,7 @@ static int keep_for_group(struct group_tier *of_groups, const char *path, uint32
 			  uint64_t keep_every, struct base_error *error)
 {
 	struct tier_entry entry = { .keep_last = keep_last, .keep_every = keep_every };
-	int ret = enter(tier_of(of_groups), path, &entry.path, error);
+	int ret = tier_enter(tier_of(of_groups), path, &entry.path, error);
 
 	if (!ret)
 		ret = keep(tier_of(of_groups), &entry, error);

@@ -30,6 +30,10 @@ struct ioshape_tier {
 /* What groups save, on this tier (tier.c). */
 extern const struct group_tier_ops tier_of_groups;
 
+/* First in every call with a path; *destination is to be freed (tier.c). */
+int tier_enter(const struct ioshape_tier *tier, const char *path, char **destination,
+	       struct base_error *error);
+
 /* ---- Names and texts (names.c; pure) --------------------------------------------------------- */
 
 struct tier_entry {
@@ -116,6 +120,11 @@ int tier_bytes_of(const struct ioshape_tier *tier, const char *destination,
 int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
 		 struct base_error *error);
 
+/* Removes a copy, if it is still the one that was looked at: -EBUSY if somebody reads it, -ENOENT
+ * and -ESTALE if it is gone or another; all three without a sentence. The journal is locked. */
+int tier_drop(const struct ioshape_tier *tier, const char *destination,
+	      const struct ring_entry *copy, struct base_error *error);
+
 /* A directory is not put in the place of another: one that is drained, or was never kept, goes
  * before it is saved again. */
 int tier_clear_place(const struct ioshape_tier *tier, const char *destination,
@@ -126,6 +135,13 @@ int tier_make_room(const struct ioshape_tier *tier, const char *destination, uin
 		   struct base_error *error);
 
 /* ---- Draining -------------------------------------------------------------------------------- */
+
+/* Of whoever drains, or forgets: -EBUSY, without a sentence, if another does. */
+static inline int tier_lock_drain(const struct ioshape_tier *tier, struct ring_hold *hold,
+				  struct base_error *error)
+{
+	return ring_folder_take(&tier->root, "drain.lock", false, hold, error);
+}
 
 /* One copy on its way. */
 struct tier_carry {

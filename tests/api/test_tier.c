@@ -331,6 +331,92 @@ TEST(tests, a_copy_that_is_gone_is_said)
 	free(place);
 }
 
+/* ---- What is given up ------------------------------------------------------------------------ */
+
+TEST(tests, what_can_never_be_drained_is_forgotten_with_its_copy)
+{
+	uint64_t bytes = 0;
+	struct stat status;
+	char *place, *gone;
+	size_t all;
+
+	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
+	save("run/a.pt", &sample);
+	save("run/a.pt", &other);
+	save("b.pt", &sample);
+	place = place_of("run/a.pt");
+	gone = place_of("b.pt");
+	ck_assert_int_eq(stat(place, &status), 0);
+	ck_assert_int_eq(rmdir(there("run")), 0);
+	ck_assert_int_eq(drain_with(NULL, there("run/a.pt")), -ENOENT);
+	ck_assert_int_eq(ioshape_tier_forget(tier, there("run/a.pt"), &bytes), 0);
+	ck_assert_uint_eq(bytes, (uint64_t)status.st_size);
+	ck_assert_int_ne(access(place, F_OK), 0);
+	ck_assert(!has_copy("run/a.pt"));
+	ck_assert_uint_eq(waiting(&all), 1);
+	ck_assert_uint_eq(all, 1);
+	/* Nor does what was removed by hand stay. */
+	ck_assert_int_eq(unlink(gone), 0);
+	ck_assert_int_eq(ioshape_tier_forget(tier, there("b.pt"), &bytes), 0);
+	ck_assert_uint_eq(bytes, 0);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_str_eq(told.paths, "");
+	free(gone);
+	free(place);
+}
+
+TEST(tests, only_what_waits_is_forgotten)
+{
+	save("a.pt", &sample);
+	ck_assert_int_eq(ioshape_tier_forget(tier, there("b.pt"), NULL), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, there("b.pt")));
+	ck_assert_int_eq(ioshape_tier_forget(tier, scratch_path("there"), NULL), -ENOENT);
+	ck_assert_int_eq(ioshape_tier_forget(tier, "", NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_forget(tier, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_int_eq(ioshape_tier_forget(tier, there("a.pt"), NULL), -ENOENT);
+	ck_assert(has_copy("a.pt"));
+	/* What was drained to the same path, and replaced on the tier since, is gone there, too. */
+	save("a.pt", &other);
+	ck_assert_int_eq(ioshape_tier_forget(tier, there("a.pt"), NULL), 0);
+	ck_assert(!has_copy("a.pt"));
+	must_hold(there("a.pt"), &sample);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &sample);
+}
+
+/* The path that is listed is good, wherever links on it lead now. */
+TEST(tests, what_was_kept_is_forgotten_by_the_name_that_it_was_kept_by)
+{
+	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
+	save("run/a.pt", &sample);
+	ck_assert_int_eq(rmdir(there("run")), 0);
+	ck_assert_int_eq(symlink("elsewhere", there("run")), 0);
+	ck_assert_int_eq(mkdir(there("elsewhere"), 0777), 0);
+	ck_assert_int_eq(ioshape_tier_forget(tier, there("run/a.pt"), NULL), 0);
+	ck_assert_uint_eq(waiting(NULL), 0);
+}
+
+static int forget_meanwhile(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	(void)user, (void)total;
+	if (phase == IOSHAPE_PHASE_WRITE && done && !meddled) {
+		meddled = true;
+		ck_assert_int_eq(ioshape_tier_forget(tier, there("a.pt"), NULL), -EBUSY);
+	}
+	return 0;
+}
+
+TEST(tests, nothing_is_forgotten_during_a_drain)
+{
+	save("a.pt", &sample);
+	ck_assert_int_eq(drain_with(forget_meanwhile, NULL), 0);
+	ck_assert(meddled);
+	must_hold(there("a.pt"), &sample);
+}
+
+/* ---- What is stopped ------------------------------------------------------------------------- */
+
 static int stop_in_the_middle(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	(void)user;
@@ -506,11 +592,12 @@ static int use_all(void *unused)
 		ioshape_tier_find(tier, "/x", &place),
 		ioshape_tier_list(tier, &copies, &count),
 		ioshape_tier_drain(tier, NULL),
+		ioshape_tier_forget(tier, "/x", NULL),
 	};
 	int other_answers = 0;
 
 	(void)unused;
-	for (int i = 0; i < 6; i++)
+	for (int i = 0; i < 7; i++)
 		other_answers += answers[i] != -EPERM;
 	ioshape_tier_free(tier);
 	ioshape_context_free(context);
@@ -540,6 +627,7 @@ TEST(tests, without_a_handle_calls_are_refused)
 	ck_assert_int_eq(ioshape_tier_find(NULL, "/x", &place), -EINVAL);
 	ck_assert_int_eq(ioshape_tier_list(NULL, &copies, &count), -EINVAL);
 	ck_assert_int_eq(ioshape_tier_drain(NULL, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_forget(NULL, "/x", NULL), -EINVAL);
 	ioshape_tier_free(NULL);
 }
 

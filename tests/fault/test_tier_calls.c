@@ -382,6 +382,53 @@ LOOP_TEST(tests, whatever_call_fails_nothing_is_lost, 0, 2 * SCENES)
 		harm.nth += 2 * step();
 }
 
+static int forget(void *argument)
+{
+	const struct harm *harm = argument;
+	int ret;
+
+	calls_begin(harm->mode, harm->nth, harm->code);
+	ret = open_all();
+	if (!ret)
+		ret = ioshape_tier_forget(tier, path_of[harm->scene->which], NULL);
+	calls_end();
+	close_all();
+	_exit(ret != 0);
+}
+
+/* By what died or failed while it was forgotten: it is carried whole, or not at all. */
+static void must_be_forgotten_or_drained(struct harm *harm)
+{
+	int status;
+
+	begin_scene(harm);
+	status = scratch_in_child(forget, harm);
+	must_be_drained();
+	if (WIFEXITED(status) && !WEXITSTATUS(status))
+		ck_assert_msg(!version_there(harm->scene->which), "%lu: it was forgotten",
+			      harm->nth);
+	else
+		ck_assert_msg(version_there(harm->scene->which) <= 1, "%lu: it is torn", harm->nth);
+	if (!version_there(FOLDER))
+		ck_assert_uint_eq(version_of_copy(), 0);
+}
+
+LOOP_TEST(tests, what_is_forgotten_is_carried_whole_or_not_at_all, 0, 4)
+{
+	static const struct scene forgotten[] = { { .which = 1 }, { .which = FOLDER } };
+	struct harm harm = {
+		.scene = &forgotten[_i / 2],
+		.mode = _i % 2 ? CALLS_FAIL : CALLS_KILL,
+		.nth = 1,
+		.code = EIO,
+	};
+
+	do
+		must_be_forgotten_or_drained(&harm);
+	while (harm.nth++ <= atomic_load(&calls_record()->count));
+	ck_assert_uint_gt(harm.nth, 8);
+}
+
 /* What was to make place for the next save. */
 TEST(tests, a_copy_that_is_half_removed_does_not_come_back)
 {

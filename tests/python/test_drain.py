@@ -20,7 +20,7 @@ from command import IOSHAPE, call, fail, on_terminal, succeed
 from object_store import BUCKET, Store
 from processes import TIMEOUT_S, environment
 from records import names_in
-from tiers import Saver, saver
+from tiers import Saver, saver, undrained
 
 RUN = f"s3://{BUCKET}/run"
 #: more than any buffer between a drain and its destination
@@ -109,6 +109,31 @@ def test_a_damaged_copy_is_not_carried(saves: Saver) -> None:
     assert not path.exists()
 
 
+def test_what_can_never_be_drained_is_forgotten(saves: Saver) -> None:
+    (saves.slow / "run").mkdir()
+    path, other = saves.save("run/a.pt"), saves.save("b.pt")
+    place = Path(saves.copies()[0].place)
+    (saves.slow / "run").rmdir()
+    assert call("drain", saves.fast).returncode == 1
+    assert succeed(call("drain", saves.fast, "--forget", path)).startswith(
+        f"{path}: forgotten, 5 B"
+    )
+    assert not place.exists()
+    assert [copy.path for copy in saves.copies()] == [str(other)]
+    # What does not wait: the others go all the same.
+    saves.save("c.pt")
+    done = call("drain", saves.fast, "--forget", other, "--forget", saves.slow / "c.pt", "--json")
+    assert done.returncode == 1
+    assert f'nothing that was saved for "{other}" waits' in done.stderr
+    first, second = json.loads(done.stdout)
+    assert (first["path"], first["result"], second["result"]) == (str(other), "failed", "forgotten")
+    assert drained(saves.fast) == []
+    with undrained(saves.fast):
+        saves.save("d.pt")
+        assert "drains the tier" in fail(call("drain", saves.fast, "--forget", saves.slow / "d.pt"))
+    assert "not with" in call("drain", saves.fast, "--forget", path, "--watch").stderr
+
+
 def test_folders_without_saves(tmp_path: Path) -> None:
     assert "waits to be drained" in succeed(call("drain", tmp_path))
     assert drained(tmp_path) == []
@@ -116,6 +141,7 @@ def test_folders_without_saves(tmp_path: Path) -> None:
     assert "does not exist" in fail(call("drain", tmp_path / "none"))
     (tmp_path / "file").touch()
     assert "is not a directory" in fail(call("drain", tmp_path / "file"))
+    assert "ever saved" in fail(call("drain", tmp_path, "--forget", tmp_path / "a"))
     fail(call("drain", tmp_path, "--rate", "much"), 2)
 
 

@@ -238,6 +238,17 @@ class Tier(Owner):
             raise listener.failure
         self._check(code, path or self.folder, "drain")
 
+    def forget(self, path: str) -> int:
+        """Removes what waits for `path`, undrained; how many bytes the copy had.
+
+        Raises:
+            StorageError: with errno ENOENT, if nothing waits for it; EBUSY, if a process drains.
+        """
+        n_bytes = ffi.new("uint64_t *")
+        code = lib.ioshape_tier_forget(self._pointer, encoded(path), n_bytes)
+        self._check(code, path, "forget")
+        return int(n_bytes[0])
+
 
 def _taken(out: Any) -> str:
     """A path of ours from now on."""

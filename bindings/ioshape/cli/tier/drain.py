@@ -54,7 +54,7 @@ class _Outcome:
     """What became of a copy, as in the JSON."""
 
     path: str
-    #: as ioshape._tier.tier.Result has it, or "uploaded"
+    #: as ioshape._tier.tier.Result has it, "uploaded" or "forgotten"
     result: str
     bytes: int
     seconds: float
@@ -171,6 +171,16 @@ class _Command:
         self._told(_Outcome(path, result, n_bytes, round(now - self._began, 6), url, error))
         self._began = now
 
+    def forget(self, paths: tuple[str, ...]) -> bool:
+        """Whether what waited for all these destinations is gone."""
+        for path in paths:
+            try:
+                self._tell(path, "forgotten", self._tier.forget(path))
+            except OSError as error:
+                note(f"ioshape: {explain(error)}")
+                self._tell(path, "failed", 0, error=explain(error))
+        return not self._failed
+
     # ---- --watch ---------------------------------------------------------------------------------
 
     def watch(self) -> None:
@@ -235,6 +245,14 @@ def _check_url(_context: click.Context, _option: click.Parameter, url: str | Non
 )
 @click.option("--watch", is_flag=True, help="Go on, and carry what is saved from now on.")
 @click.option(
+    "--forget",
+    "given_up",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(),
+    help="Remove what waits for PATH instead: it is lost. Can be given several times.",
+)
+@click.option(
     "--to",
     "url",
     metavar="URL",
@@ -249,7 +267,13 @@ def _check_url(_context: click.Context, _option: click.Parameter, url: str | Non
     help="Print what became of each as JSON: a list, or with --watch lines.",
 )
 def command(
-    folder: str, rate: int, watch: bool, url: str | None, endpoint: str | None, as_json: bool
+    folder: str,
+    rate: int,
+    watch: bool,
+    given_up: tuple[str, ...],
+    url: str | None,
+    endpoint: str | None,
+    as_json: bool,
 ) -> int:
     """Carries what you have saved on a tier, FOLDER, to where it belongs, the oldest first.
 
@@ -266,6 +290,11 @@ def command(
     ioshape drain /local/nvme --rate 500M
     ioshape drain /local/nvme --watch --to s3://bucket/cluster7
     ioshape drain /local/nvme --json | jq '.[] | select(.error)'
+    ioshape drain /local/nvme --forget /scratch/deleted/model.pt
+
+    With --forget nothing is drained. What waits for that destination, as "ioshape ls" shows it, is
+    removed from the tier, with its copy: for what can never be drained, as its directory was
+    deleted, or the copy is damaged.
 
     Exit code: 0 if nothing waits any more, also if nothing was saved there; 1 if something could
     not be carried. With --watch: 0 after Ctrl-C.
@@ -276,6 +305,8 @@ def command(
     if not Path(folder).is_dir():
         reason = "is not a directory" if Path(folder).exists() else "does not exist"
         raise SentenceError(f"{folder} {reason}; give the folder that saves have as their tier")
+    if given_up and (watch or url):
+        raise click.UsageError("give --forget alone, not with --watch or --to")
     outcomes: list[_Outcome] = []
 
     def told(outcome: _Outcome) -> None:
@@ -287,6 +318,8 @@ def command(
             _say(outcome)
 
     is_whole = True
+    if given_up and not is_tier(folder):
+        raise SentenceError(f"nothing was ever saved on {folder}")
     if watch or is_tier(folder):
         signal.signal(signal.SIGTERM, _terminate)
         with contextlib.closing(Tier(Context(share=_SHARE, rate=rate or None), folder)) as tier:
@@ -296,7 +329,7 @@ def command(
                 with contextlib.suppress(KeyboardInterrupt):
                     work.watch()
                 return 0
-            is_whole = work.once()
+            is_whole = work.forget(given_up) if given_up else work.once()
     if as_json:
         say_json([asdict(one) for one in outcomes])
     elif not outcomes:
