@@ -5,6 +5,7 @@
 #include "support/check_main.h"
 #include "support/learning.h"
 #include "support/random.h"
+#include "support/scratch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -244,7 +245,7 @@ TEST(tests, whatever_is_reported_the_bounds_hold_and_it_can_be_kept_as_text)
 	struct learn learn;
 
 	learn_begin(&learn, 7);
-	for (unsigned i = 0; i < 200000; i++) {
+	for (unsigned i = 0; i < scratch_rounds(200000); i++) {
 		const bool wild = test_random_below(&random, 4) == 0;
 		const struct learn_epoch epoch = {
 			.reports = (uint32_t)test_random(&random),

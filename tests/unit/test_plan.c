@@ -2,6 +2,7 @@
 /* Where records lie: compared with a search for the first offset that meets the rules. */
 #include "support/check_main.h"
 #include "support/random.h"
+#include "support/scratch.h"
 #include "zip/zip.h"
 
 #include <errno.h>
@@ -68,7 +69,7 @@ TEST(tests, random_plans_are_right)
 {
 	uint64_t seed = 1;
 
-	for (int i = 0; i < 20000; i++) {
+	for (unsigned i = 0; i < scratch_rounds(20000); i++) {
 		uint64_t cursor = test_random(&seed) >> (2 + test_random_below(&seed, 60));
 		uint64_t bytes = test_random(&seed) >> (2 + test_random_below(&seed, 61));
 		size_t name = 1 + test_random_below(&seed, ZIP_MAX_FULL_NAME_BYTES);
@@ -139,7 +140,7 @@ TEST(tests, members_begin_on_the_next_boundary_that_leaves_room)
 		check_member(0, 1, alignments[i]);
 		check_member(0, ZIP_MAX_FULL_NAME_BYTES, alignments[i]);
 	}
-	for (int i = 0; i < 20000; i++)
+	for (unsigned i = 0; i < scratch_rounds(20000); i++)
 		check_member(test_random(&seed) >> (2 + test_random_below(&seed, 60)),
 			     1 + test_random_below(&seed, ZIP_MAX_FULL_NAME_BYTES),
 			     4096 * (1 + test_random_below(&seed, MIB)));
