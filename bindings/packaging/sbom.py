@@ -94,7 +94,7 @@ def carried(wheel: Path) -> list[Component]:
     found = []
     with zipfile.ZipFile(wheel) as opened:
         for name in sorted(opened.namelist()):
-            if name.startswith("ioshape.libs/"):
+            if name.startswith("ioshape.libs/") and not name.endswith("/"):
                 checksum = hashlib.sha256(opened.read(name)).hexdigest()
                 file = name.removeprefix("ioshape.libs/")
                 purl = f"pkg:generic/{file}"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipes ask for what the build asks for, and the bill of materials lists it."""
 
+import hashlib
 import json
 import os
 import re
@@ -8,7 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tree import LIBRARY, ROOT
@@ -125,15 +128,38 @@ def test_an_archive_with_secrets_gives_a_package_without(tmp_path: Path) -> None
     assert "Maintainer: A/B & C\\D <a@b.invalid>\n" in control
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="its reader of TOML came with Python 3.11")
-def test_the_bill_of_materials_lists_what_is_asked_for() -> None:
+reads_toml = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="its reader of TOML came with Python 3.11"
+)
+
+
+def bill(*wheel: Path) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, PACKAGING / "sbom.py"], check=True, capture_output=True, text=True
+        [sys.executable, PACKAGING / "sbom.py", *wheel], check=True, capture_output=True, text=True
     )
-    listed = {one["name"]: one["scope"] for one in json.loads(done.stdout)["components"]}
+    components: list[dict[str, Any]] = json.loads(done.stdout)["components"]
+    return components
+
+
+@reads_toml
+def test_the_bill_of_materials_lists_what_is_asked_for() -> None:
+    listed = {one["name"]: one["scope"] for one in bill()}
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     needed = re.search(r"^dependencies = \[(.*)\]$", project, re.MULTILINE)
     assert needed
     names = re.findall(r'"([\w-]+)', needed[1])
     assert {name for name, scope in listed.items() if scope == "required"} == {*wanted(), *names}
     assert {"torch", "openssl", "prometheus-client"} <= set(listed)
+
+
+@reads_toml
+def test_the_bill_of_a_wheel_lists_the_libraries_that_it_carries(tmp_path: Path) -> None:
+    wheel = tmp_path / "ioshape.whl"
+    with zipfile.ZipFile(wheel, "w") as made:
+        made.writestr("ioshape.libs/", b"")  # auditwheel has folders as entries of their own
+        made.writestr("ioshape.libs/libisal-1.so", b"library")
+        made.writestr("ioshape/__init__.py", b"")
+    more = [one for one in bill(wheel) if one not in bill()]
+    assert [one["name"] for one in more] == ["libisal-1.so"]
+    content = hashlib.sha256(b"library").hexdigest()
+    assert more[0]["hashes"] == [{"alg": "SHA-256", "content": content}]
