@@ -45,8 +45,10 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          runs of tests/run.sh took
   campaign  what tests/campaign.sh has tried and found so far: reads its ledger
 
-  launch what a stranger meets: the site in a browser, and the time from "git clone" to the first picture
-         of examples/storm_demo.sh (takes /dev/fuse, and chromium)
+  launch what a stranger meets: the site in a browser, the time from "git clone" to the first picture of
+         examples/storm_demo.sh, the gallery, packages in Debian roots of their own, alerts that are made
+         to happen. Takes root, /dev/fuse and Debian's archive. None of --size, --rounds and --dir has a
+         say in it (about 30 minutes)
 
   --json FILE    write the figures and all samples to FILE
   --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch, frameworks and,
@@ -105,7 +107,9 @@ main() {
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
 		;;
 	esac
-	[[ " ${arguments[*]} " != *" launch "* ]] || tests/support/setup.sh long || exit 1
+	if [[ " ${arguments[*]} " == *" launch "* ]]; then
+		tests/support/setup.sh launch && tests/support/setup.sh long || exit 1
+	fi
 	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
 	if [[ " ${arguments[*]} " == *" --chaos "* || " ${arguments[*]} " == *" storm "* ||
 		" ${arguments[*]} " == *" fs "* ]]; then

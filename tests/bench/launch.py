@@ -16,14 +16,10 @@ from browser import PHONE, browser, served, unavailable
 from pages import SITE, dead_links, pages
 
 from . import launch_alerts, launch_packages
+from .launch_root import ROOT, LaunchError
 from .setting import Figure, Outcome, Setting
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 1800
-
-
-class NotMeasured(Exception):
-    """Why a figure cannot be had here."""
 
 
 # ---- The site ----------------------------------------------------------------------------------
@@ -38,7 +34,7 @@ def site_figures(setting: Setting) -> Iterator[Figure]:
     dead = dead_links(SITE)
     yield Figure("site_dead_links", len(dead), "<=", 0, "; ".join(dead[:5]) or "anchors included")
     if unavailable():
-        raise NotMeasured(f"site_console_errors: {unavailable()}")
+        raise LaunchError(f"site_console_errors: {unavailable()}")
     troubles = []
     with served(SITE) as address, browser() as window:
         for path in found:
@@ -72,7 +68,7 @@ def first_save_figures(setting: Setting) -> Iterator[Figure]:
         took_s = time.monotonic() - began
         if done.returncode or not picture.exists():
             last = done.stdout.strip().rpartition("\n")[2]
-            raise NotMeasured(f"first_save_s: the demo ended with {done.returncode}: {last}")
+            raise LaunchError(f"first_save_s: the demo ended with {done.returncode}: {last}")
         shutil.copy(picture, ROOT / "build" / "storm-demo.svg")
     yield Figure("first_save_s", took_s, "<=", 180, "git clone, setup, build, storm, picture")
 
@@ -110,6 +106,6 @@ def measure(setting: Setting) -> Outcome:
         try:
             for figure in part(setting):
                 outcome.figures.append(figure)
-        except (NotMeasured, launch_packages.PackageError, launch_alerts.AlertError) as error:
+        except LaunchError as error:
             outcome.ceilings.append(str(error))
     return outcome

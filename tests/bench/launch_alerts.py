@@ -8,7 +8,6 @@ the trouble is mended, and the alert has to end.
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,9 +26,9 @@ import yaml  # type: ignore[import-untyped]
 from coordinators import Redis, Writer, await_true, short_folder
 from processes import environment
 
+from .launch_root import ROOT, LaunchError, needed
 from .setting import Figure, Setting
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
 POOL = "lustre:scratch"
 PATIENCE_S = 120.0
@@ -43,26 +42,15 @@ SHORTER = {
 }
 
 
-class AlertError(Exception):
-    """Something that alerts stand on does not work."""
-
-
 def shortened() -> dict[str, Any]:
     file: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text("utf-8"))
     for rule in file["groups"][0]["rules"]:
         del rule["for"]
         for long, short in SHORTER.get(rule["alert"], {}).items():
             if long not in rule["expr"]:
-                raise AlertError(f"{rule['alert']} has no {long} that could be shorter")
+                raise LaunchError(f"{rule['alert']} has no {long} that could be shorter")
             rule["expr"] = rule["expr"].replace(long, short)
     return file
-
-
-def needed(program: str, package: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        raise AlertError(f"{program} is not installed: apt-get install {package}")
-    return found
 
 
 def free_port() -> int:
@@ -118,7 +106,7 @@ class Stage:
     def _answers(self) -> bool:
         assert self._prometheus
         if self._prometheus.poll() is not None:
-            raise AlertError(f"Prometheus ended: {(self._folder / 'log').read_text()[-2000:]}")
+            raise LaunchError(f"Prometheus ended: {(self._folder / 'log').read_text()[-2000:]}")
         with contextlib.suppress(OSError):
             return bool(self.ask("query", query="vector(1)")["result"])
         return False
@@ -165,8 +153,8 @@ class Stage:
             connection.recv(16)
 
     @contextmanager
-    def writer(self, *, rank: int = 0) -> Iterator[Writer]:
-        one = Writer(self.redis.address, json.dumps({"pool": POOL}), rank=rank, job="train")
+    def writer(self, *, rank: int = 0, pool: str = POOL) -> Iterator[Writer]:
+        one = Writer(self.redis.address, json.dumps({"pool": pool}), rank=rank, job="train")
         try:
             yield one
         finally:
@@ -178,8 +166,8 @@ def until_it_says(writer: Writer, word: str) -> None:
         if said == word:
             return
         if said == "holds":
-            raise AlertError(f"a writer holds its slot and never says {word}")
-    raise AlertError(f"a writer ended before it said {word}")
+            raise LaunchError(f"a writer holds its slot and never says {word}")
+    raise LaunchError(f"a writer ended before it said {word}")
 
 
 # ---- The troubles -------------------------------------------------------------------------------
@@ -240,16 +228,18 @@ def one_hangs(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def all_wait(stage: Stage) -> Iterator[None]:
-    """A Redis that has just started lets nobody in for half a lease; then one writes shortly."""
-    stage.redis.kill()
-    stage.redis.start()
-    with stage.writer() as writer:
-        until_it_says(writer, "waits")
-        counted = f'ioshape_pool_waited_seconds_total{{pool="{POOL}"}} == 0'
-        await_true(lambda: stage.value(counted) is not None, "a pool that was never waited for")
-        until_it_says(writer, "holds")
-        writer.tell("release")
-        yield
+    """In a pool that nobody else writes to: a slot is counted when it ends, and one of two does."""
+    pool = "lustre:project"
+    stage.operator("set", pool, "--capacity", "1")
+    with stage.writer(pool=pool) as holder:
+        until_it_says(holder, "holds")
+        with stage.writer(pool=pool, rank=1) as waiter:
+            long = f'ioshape_pool_oldest_wait_seconds{{pool="{pool}"}} > 20'
+            await_true(lambda: stage.value(long) is not None, "a writer that waits for 20 s")
+            stage.operator("set", pool, "--capacity", "2")
+            until_it_says(waiter, "holds")
+            waiter.tell("release")
+            yield
 
 
 @contextmanager
@@ -334,14 +324,14 @@ def promtool() -> None:
             check=False,
         )
         if done.returncode:
-            raise AlertError(f"promtool {' '.join(words)}: {done.stdout}{done.stderr}")
+            raise LaunchError(f"promtool {' '.join(words)}: {done.stdout}{done.stderr}")
 
 
 def figures(setting: Setting) -> list[Figure]:
     promtool()
     rules = [rule["alert"] for rule in shortened()["groups"][0]["rules"]]
     if set(rules) != set(TROUBLES):
-        raise AlertError(f"rules and troubles differ: {sorted(set(rules) ^ set(TROUBLES))}")
+        raise LaunchError(f"rules and troubles differ: {sorted(set(rules) ^ set(TROUBLES))}")
     failed = []
     with short_folder() as folder:
         redis = Redis(folder)

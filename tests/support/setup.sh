@@ -127,6 +127,7 @@ look_for_missing() {
 	need libopenmpi-dev pkg-config --atleast-version 4.0 ompi-c
 	need openmpi-bin mpirun --version
 	[ "$purpose" = long ] || return 0
+	need abigail-tools command -v abidiff
 	# Without a configuration Slurm's programs do not even tell their version.
 	need slurmctld command -v slurmctld
 	need slurmd command -v slurmd
