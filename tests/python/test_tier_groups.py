@@ -11,6 +11,7 @@ from typing import Any
 
 import ioshape
 import pytest
+from checkpoints import wait_until
 from nodes import TIMEOUT_S, run_ranks, started_ranks
 from processes import environment
 from records import flip
@@ -211,6 +212,25 @@ def test_if_rank_0_is_killed_the_others_drain_what_all_have_saved(
         go_on.touch()
         job.end(0)
     assert steps_in(runs) == [1]
+    (found,) = ioshape.generations(runs)
+    found.verify()
+
+
+def test_what_killed_ranks_left_is_carried_by_those_that_only_load(
+    tmp_path: Path, fast: Path, runs: Path
+) -> None:
+    program = SAVE + "time.sleep(3600)\n"
+    with (
+        undrained(fast),
+        started_ranks(tmp_path, program, runs, 1, IOSHAPE_TIER=str(fast)) as job,
+    ):
+        job.await_all("saved")
+        for member in job.members:
+            member.kill()
+            member.wait(TIMEOUT_S)
+    assert steps_in(runs) == []
+    assert ioshape.load_group(runs, rank=1, tier=fast)["step"] == 1
+    wait_until(lambda: steps_in(runs) == [1], "it is drained")
     (found,) = ioshape.generations(runs)
     found.verify()
 

@@ -25,7 +25,7 @@ from ioshape._load.into import filling_of
 from ioshape._load.load import load_through
 from ioshape._settings.job import Job, job
 from ioshape._slots.slots import Slot, slot
-from ioshape._tier.drain import folder_of
+from ioshape._tier.drain import folder_to_load_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ def load_group(
 
     What torch.load raises for other reasons, this raises.
     """
-    where, folder = os.fspath(directory), folder_of(tier)
+    where, folder = os.fspath(directory), folder_to_load_from(tier)
     place = job()
     if fallback and step is not None:
         raise ValueError("fallback=True looks for a generation by itself; leave out step")

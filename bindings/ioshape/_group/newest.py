@@ -15,7 +15,7 @@ from ioshape._group.load import load_group
 from ioshape._load.load import load
 from ioshape._load.reader import Reader
 from ioshape._save.under_way import place_of
-from ioshape._tier.drain import folder_of
+from ioshape._tier.drain import folder_to_load_from
 from ioshape._tier.nearest import matching, nearest
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load_latest(
             tier=tier,
             **options,
         )
-    folder = folder_of(tier)
+    folder = folder_to_load_from(tier)
 
     def load_ours(place: str) -> Any:
         with Reader(place):  # of other formats torch would load whatever is there

@@ -29,7 +29,7 @@ from ioshape._load.only import Only, load_only, patterns_of, pick
 from ioshape._load.places import load_at_once
 from ioshape._load.reader import Reader, can_read
 from ioshape._native import lib
-from ioshape._tier.drain import folder_of
+from ioshape._tier.drain import folder_to_load_from
 from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def load(
                 remedy="check the path, or unpack it if the checkpoint lies in it",
             ) from error
 
-    return nearest(os.fspath(f), folder_of(tier), from_path)
+    return nearest(os.fspath(f), folder_to_load_from(tier), from_path)
 
 
 def load_through(

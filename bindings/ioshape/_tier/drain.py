@@ -15,7 +15,7 @@ from ioshape._locks import ForkedLock
 from ioshape._save import under_way
 from ioshape._settings import config
 from ioshape._settings.context import Context, current
-from ioshape._tier.tier import Stop, Tier
+from ioshape._tier.tier import Stop, Tier, is_tier
 
 if TYPE_CHECKING:
     from ioshape._tier.tier import Drained, Result
@@ -148,6 +148,11 @@ class Drain:
             except RuntimeError:  # the interpreter is ending
                 self._thread = None
 
+    def begin_once(self) -> None:
+        """The same, unless the thread is there and has seen to it."""
+        if self._thread is None:
+            self.begin()
+
     def wait(self, ticket: Ticket, timeout: float | None = None) -> bool:
         """Waits until it is drained. False if it is not, in time.
 
@@ -175,6 +180,8 @@ class Drain:
         """Goes by the journal."""
         with self._changed:
             seen = {ticket: ticket.keeps for ticket in self._tickets.values()}
+        if not seen:
+            return
         try:
             waiting = {copy.place for copy in self.tier.copies() if copy.is_waiting}
             now = _folder_at(self.folder)
@@ -259,7 +266,7 @@ class Drain:
         failures = [one.failure for one in left if one.failure is not None]
         why = f" ({failures[0].sentence})" if failures else ""
         _terminal.say(
-            f'{what} on the tier "{self.folder}"{why}; the next process that saves '
+            f'{what} on the tier "{self.folder}"{why}; the next process that saves or loads '
             f'there carries them to their destinations, and so does "ioshape drain {self.folder}"'
         )
 
@@ -275,6 +282,14 @@ def drain_of(folder: str) -> Drain:
         if drain is None:
             drain = _drains[folder] = Drain(folder)
         return drain
+
+
+def folder_to_load_from(tier: str | os.PathLike[str] | bool | None) -> str:
+    """As folder_of(). What an earlier process left there is drained: this one may never save."""
+    folder = folder_of(tier)
+    if folder and is_tier(folder):
+        drain_of(folder).begin_once()
+    return folder
 
 
 @under_way.after_saves
