@@ -11,6 +11,7 @@ tensors as it always does.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ioshape._safetensors import original
@@ -26,7 +27,6 @@ from ioshape._save.deadline import due_in
 from ioshape._settings.config import is_durable
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
@@ -44,6 +44,7 @@ __all__ = [
     "save_file",
     "save_file_async",
     "save_model",
+    "save_sharded",
 ]
 
 _OURS = ("pt", "torch", "pytorch")
@@ -174,6 +175,41 @@ def save_model(
         funnel.save, how, _package.save_model, model, filename, metadata, force_contiguous
     )
     return report
+
+
+def save_sharded(
+    tensors: Mapping[str, torch.Tensor],
+    directory: str | os.PathLike[str],
+    *,
+    max_shard_bytes: int = 5_000_000_000,
+) -> list[Report]:
+    """Saves tensors that are spread over ranks as one Hugging Face directory, by all of them.
+
+    All ranks of torch.distributed call it, each with its state dict: of FSDP2, of DTensors on any
+    mesh, of ShardedTensors; plain tensors are the same on all ranks that have them, and one saves
+    them. The files are those that save_file() would make of the whole tensors: model.safetensors;
+    or, above `max_shard_bytes`, model-00001-of-00002.safetensors and so on with
+    model.safetensors.index.json. No rank gets whole tensors: each writes pieces of up to 32 MiB of
+    each file, and needs memory for three of them.
+
+    When this returns, all of it is on stable storage. A directory that is there already is replaced
+    as by ioshape.directory(): its other files stay. If a rank fails or dies, it stays as it was.
+
+    Args:
+        tensors: names and tensors. Those that share memory are saved under each name.
+        directory: the path, which all ranks see.
+        max_shard_bytes: so much tensors take in one file, if they are not larger themselves.
+
+    Returns:
+        A Report for each piece that this rank wrote.
+
+    Raises:
+        StorageError: the directory could not be written, by this rank or another one.
+        ValueError: something is no tensor, or ranks do not hold all of one.
+    """
+    from ioshape._safetensors import sharded  # noqa: PLC0415 - torch.distributed.checkpoint
+
+    return sharded.save(tensors, os.fspath(directory), max_shard_bytes)
 
 
 def load_file(

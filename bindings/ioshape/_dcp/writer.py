@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 import queue
@@ -17,23 +16,20 @@ from torch.futures import Future
 
 from ioshape._dcp import series
 from ioshape._dcp.attempt import Attempt, Place, arrived
+from ioshape._dcp.files import Files
 from ioshape._dcp.items import write_items
 from ioshape._dcp.shares import own_node, shares_of, tensor_bytes
 from ioshape._dcp.staging import copy_later, copy_of
-from ioshape._errors import failure
-from ioshape._files.atomic import AtomicFile, How
 from ioshape._save import lazy as lazily
 from ioshape._settings.config import is_durable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
 
     from ioshape._dcp.shares import Share
-    from ioshape._files.atomic import Part
+    from ioshape._files.atomic import AtomicFile
     from ioshape._save.report import Report
 
 _log = logging.getLogger("ioshape")
@@ -61,64 +57,6 @@ class _Prefix(filesystem._StoragePrefix):
 def _arrive(prefix: str, path: str, place: Place) -> _Prefix:
     _told[path] = place
     return _Prefix(prefix, path, place)
-
-
-class _Files(filesystem.FileSystem):
-    """Where DCP's own code gets the files that it writes."""
-
-    def __init__(self, *, durable: bool) -> None:
-        super().__init__()
-        self.durable = durable
-        self.folder = ""  # of the attempt under way
-        self.expected_bytes = 0  # of the next file; 0 if that is not known
-        self.reports: list[Report] = []
-        self.failure: BaseException | None = None
-
-    @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """A file that is there when it is complete."""
-        if mode != "wb":
-            with super().create_stream(path, mode) as stream:
-                yield stream
-            return
-        with self.create(path) as file:
-            yield file
-
-    @contextlib.contextmanager
-    def create(
-        self, path: str | os.PathLike[str], part: Part | None = None
-    ) -> Iterator[AtomicFile]:
-        """The same; or this rank's part of one."""
-        target = os.path.join(self.folder, os.path.basename(path))  # noqa: PTH118, PTH119
-        how = How(
-            self.durable,
-            replace=True,
-            expected_bytes=self.expected_bytes,
-            known_as=os.fspath(path),
-            part=part,
-        )
-        try:
-            with AtomicFile(target, how) as file:
-                yield file
-            if file.report is not None:
-                self._keep(file.report)
-        except BaseException as error:
-            self.failure = error  # DCP's threads lose theirs
-            raise
-
-    def _keep(self, report: Report) -> None:
-        self.reports.append(report)
-        if report.skipped:
-            # One file of many: the checkpoint cannot be without it.
-            raise failure(
-                -errno.ENOSPC,
-                f'cannot save "{report.path}": {report.fallbacks[-1]}',
-                report.path,
-                "save",
-            )
-
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Nothing: a directory is there when what is in it is complete."""
 
 
 class Writer(filesystem.FileSystemWriter):
@@ -162,7 +100,7 @@ class Writer(filesystem.FileSystemWriter):
         self._keep_last = keep_last
         self._optimizer = optimizer
         self._is_lazy = lazy or optimizer is not None
-        self.fs = self._files = _Files(durable=self.sync_files and is_durable(None))
+        self.fs = self._files = Files(durable=self.sync_files and is_durable(None))
         # DCP would sync the whole machine: its files have no descriptor that it could sync.
         self.sync_files = False
         self._attempt: Attempt | None = None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-#: torch's name, and the bits of an element
+#: torch's name, and the bits of an element; in the order from the end of a file
 DTYPES = {
     "BOOL": ("bool", 8),
     "F4": ("float4_e2m1fn_x2", 4),

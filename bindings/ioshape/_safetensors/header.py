@@ -57,6 +57,30 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def made(tensors: list[Entry], metadata: dict[str, str]) -> tuple[bytes, tuple[Entry, ...]]:
+    """The beginning of a file of these tensors, wherever they begin and end, and where they lie
+    then."""
+    places = list(DTYPES)  # from the end of the file
+    offset, placed = 0, []
+    members: dict[str, Any] = {_METADATA: metadata}
+    for one in sorted(tensors, key=lambda one: (-places.index(one.dtype), one.name.encode())):
+        begin, offset = offset, offset + one.end - one.begin
+        members[one.name] = {
+            "dtype": one.dtype,
+            "shape": one.shape,
+            "data_offsets": [begin, offset],
+        }
+        placed.append(one._replace(begin=begin, end=offset))
+    text = json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"the names and shapes take {len(text)} bytes: save fewer in one file")
+    first = _LENGTH_BYTES + len(text)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text, tuple(
+        one._replace(begin=one.begin + first, end=one.end + first) for one in placed
+    )
+
+
 class _Wrong(Exception):
     """The argument says what."""
 
