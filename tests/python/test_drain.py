@@ -17,8 +17,9 @@ import ioshape
 import object_store
 import pytest
 from command import IOSHAPE, call, fail, on_terminal, succeed
+from mounts import small_disk
 from object_store import BUCKET, Store
-from processes import TIMEOUT_S, environment
+from processes import TIMEOUT_S, environment, run_interpreter
 from records import names_in
 from tiers import Saver, saver, undrained
 
@@ -255,6 +256,51 @@ def test_watching_begins_before_anything_is_saved(tmp_path: Path) -> None:
     with started("drain", tmp_path / "fast", "--watch") as process, saver(tmp_path) as later:
         path = later.save("a")
         assert line_of(process).startswith(f"{path}: drained")
+
+
+UNMOUNTED = """
+    import contextlib, subprocess, sys, time
+    from pathlib import Path
+    from command import IOSHAPE
+    from tiers import Saver
+
+    fast, slow = Path("disk").absolute(), Path("slow").absolute()
+
+    def saved(name):
+        saver = Saver(Path().absolute(), fast)
+        with contextlib.closing(saver.tier):
+            return saver.save(name)
+
+    def must_say(stream, expected):
+        line = stream.readline()  # its timeout is that of the whole program
+        assert line.startswith(expected), line
+
+    def unmount():
+        while subprocess.run(["umount", fast], capture_output=True).returncode:
+            time.sleep(0.05)  # it is looked at just now
+
+    first = saved("a")
+    with subprocess.Popen(
+        [IOSHAPE, "drain", fast, "--watch"], stdout=-1, stderr=-1, text=True
+    ) as watch:
+        try:
+            must_say(watch.stdout, f"{first}: drained")
+            for name in ("b", "c"):
+                unmount()
+                must_say(watch.stderr, f"ioshape: the tier {fast} is gone; it is waited for")
+                assert not list(fast.iterdir())
+                subprocess.run(["mount", "-o", "loop", "image", fast], check=True)
+                must_say(watch.stderr, f"ioshape: the tier {fast} is back")
+                path = saved(name)
+                must_say(watch.stdout, f"{path}: drained")
+        finally:
+            watch.terminate()
+    assert sorted(one.name for one in slow.iterdir()) == ["a", "b", "c"]
+"""
+
+
+def test_watching_goes_on_when_the_tier_was_unmounted(tmp_path: Path) -> None:
+    run_interpreter(tmp_path, UNMOUNTED, prefix=small_disk("ext4", tmp_path))
 
 
 # ---- Object stores -------------------------------------------------------------------------------

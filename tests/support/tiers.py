@@ -16,8 +16,8 @@ from ioshape._tier.tier import Copy, Tier
 class Saver:
     """A tier in `fast`, for what belongs into `slow`; neither need be there."""
 
-    def __init__(self, folder: Path) -> None:
-        self.fast, self.slow = folder / "fast", folder / "slow"
+    def __init__(self, folder: Path, fast: Path | None = None) -> None:
+        self.fast, self.slow = fast or folder / "fast", folder / "slow"
         for one in (self.fast, self.slow):
             one.mkdir(exist_ok=True)
         self.tier = Tier(Context(), str(self.fast))

@@ -77,9 +77,14 @@ def _own_folder(folder: str) -> str:
     return f"{os.path.realpath(folder).rstrip('/')}/ioshape-{os.geteuid()}"
 
 
+def journal_of(folder: str) -> str:
+    """A folder of a tier. What is in it changes with all that becomes of copies."""
+    return f"{_own_folder(folder)}/journal"
+
+
 def is_tier(folder: str) -> bool:
     """Whether this user has ever saved there."""
-    return os.path.isdir(f"{_own_folder(folder)}/journal")  # noqa: PTH112
+    return os.path.isdir(journal_of(folder))  # noqa: PTH112
 
 
 def is_draining(folder: str) -> bool:
@@ -126,8 +131,6 @@ class Tier(Owner):
         """
         super().__init__("tier", folder, context)
         self.folder = folder
-        #: what is in it changes with all that becomes of copies
-        self.journal = f"{_own_folder(folder)}/journal"
         #: what a destination's path stands behind there
         self.files = f"{_own_folder(folder)}/files"
         options = sized("ioshape_tier_options")

@@ -92,14 +92,16 @@ class _Command:
 
     def __init__(
         self,
-        tier: Tier,
+        folder: str,
+        rate: int,
         url: str | None,
         endpoint: str | None,
         told: Callable[[_Outcome], object],
         *,
         with_bar: bool,
     ) -> None:
-        self._tier = tier
+        self._folder = folder
+        self._rate = rate
         self._url = url
         self._endpoint = endpoint
         self._told = told
@@ -112,17 +114,26 @@ class _Command:
     def once(self) -> bool:
         """Whether all of it was carried."""
         self._failed = False
-        self._drain()
-        if self._url is not None:
-            for copy in self._tier.copies():
-                if not copy.is_waiting and copy not in self._uploaded:
-                    self._upload(copy, self._url)
+        with self._opened() as tier:
+            self._drain(tier)
+            if self._url is not None:
+                for copy in tier.copies():
+                    if not copy.is_waiting and copy not in self._uploaded:
+                        self._upload(tier, copy, self._url)
         return not self._failed
 
-    def _drain(self) -> None:
-        waiting = [copy for copy in self._tier.copies() if copy.is_waiting]
+    def _opened(self) -> contextlib.closing[Tier]:
+        """As short as it is needed: an open one cannot be unmounted."""
+        from ioshape._settings.context import Context  # noqa: PLC0415
+        from ioshape._tier.tier import Tier  # noqa: PLC0415
+
+        context = Context(share=_SHARE, rate=self._rate or None)
+        return contextlib.closing(Tier(context, self._folder))
+
+    def _drain(self, tier: Tier) -> None:
+        waiting = [copy for copy in tier.copies() if copy.is_waiting]
         self._began = time.monotonic()
-        with progress_bar(self._tier.folder, self._with_bar and bool(waiting)) as tell:
+        with progress_bar(self._folder, self._with_bar and bool(waiting)) as tell:
             bar = tell and _Bar(sum(copy.n_bytes for copy in waiting), tell)
 
             def ended(one: Drained) -> None:
@@ -132,20 +143,20 @@ class _Command:
                 self._tell(one.path, one.result, one.n_bytes, error=error)
 
             try:
-                self._tier.drain(ended=ended, progress=bar.progress if bar else None)
+                tier.drain(ended=ended, progress=bar.progress if bar else None)
             except OSError:
                 # Of a copy, the library has logged why.
                 if not self._failed:
                     raise
 
-    def _upload(self, copy: Copy, url: str) -> None:
+    def _upload(self, tier: Tier, copy: Copy, url: str) -> None:
         """Unless it is there, or the destination has a newer one."""
         from ioshape._s3.look import is_uploaded  # noqa: PLC0415
 
         to = url.rstrip("/") + copy.path
         self._began = time.monotonic()
         try:
-            if self._tier.find(copy.path) is not None and not is_uploaded(
+            if tier.find(copy.path) is not None and not is_uploaded(
                 copy.place, to, endpoint=self._endpoint
             ):
                 with progress_bar(copy.path, self._with_bar) as tell:
@@ -173,31 +184,42 @@ class _Command:
 
     def forget(self, paths: tuple[str, ...]) -> bool:
         """Whether what waited for all these destinations is gone."""
-        for path in paths:
-            try:
-                self._tell(path, "forgotten", self._tier.forget(path))
-            except OSError as error:
-                note(f"ioshape: {explain(error)}")
-                self._tell(path, "failed", 0, error=explain(error))
+        with self._opened() as tier:
+            for path in paths:
+                try:
+                    self._tell(path, "forgotten", tier.forget(path))
+                except OSError as error:
+                    note(f"ioshape: {explain(error)}")
+                    self._tell(path, "failed", 0, error=explain(error))
         return not self._failed
 
     # ---- --watch ---------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Again and again, whenever something was saved there."""
+        """Again and again, whenever something was saved there. It may be unmounted in between."""
         seen: list[str] | None = None
-        pause = _LOOK_S
+        pause, has_been, is_gone = _LOOK_S, False, False
         while True:
             names = self._names()
-            if names is None or names != seen:
-                pause = self._try_once(pause)
-                seen = names if pause == _LOOK_S else None
+            if names is None:  # it is not mounted, or not saved on yet: what is there is left alone
+                if has_been and not is_gone:
+                    note(f"ioshape: the tier {self._folder} is gone; it is waited for")
+                seen, pause, is_gone = None, _LOOK_S, has_been
+            else:
+                if is_gone:
+                    note(f"ioshape: the tier {self._folder} is back")
+                has_been, is_gone = True, False
+                if names != seen:
+                    pause = self._try_once(pause)
+                    seen = names if pause == _LOOK_S else None
             time.sleep(pause)
 
     def _names(self) -> list[str] | None:
-        """What tells whether anything has changed; None: look more closely."""
+        """What tells whether anything has changed; None: it is no tier."""
+        from ioshape._tier.tier import journal_of  # noqa: PLC0415
+
         try:
-            return sorted(os.listdir(self._tier.journal))  # noqa: PTH208
+            return sorted(os.listdir(journal_of(self._folder)))  # noqa: PTH208
         except OSError:
             return None
 
@@ -299,8 +321,7 @@ def command(
     Exit code: 0 if nothing waits any more, also if nothing was saved there; 1 if something could
     not be carried. With --watch: 0 after Ctrl-C.
     """
-    from ioshape._settings.context import Context  # noqa: PLC0415
-    from ioshape._tier.tier import Tier, is_tier  # noqa: PLC0415
+    from ioshape._tier.tier import is_tier  # noqa: PLC0415
 
     if not Path(folder).is_dir():
         reason = "is not a directory" if Path(folder).exists() else "does not exist"
@@ -322,14 +343,13 @@ def command(
         raise SentenceError(f"nothing was ever saved on {folder}")
     if watch or is_tier(folder):
         signal.signal(signal.SIGTERM, _terminate)
-        with contextlib.closing(Tier(Context(share=_SHARE, rate=rate or None), folder)) as tier:
-            with_bar = sys.stderr.isatty() and not as_json and not watch
-            work = _Command(tier, url, endpoint, told, with_bar=with_bar)
-            if watch:
-                with contextlib.suppress(KeyboardInterrupt):
-                    work.watch()
-                return 0
-            is_whole = work.forget(given_up) if given_up else work.once()
+        with_bar = sys.stderr.isatty() and not as_json and not watch
+        work = _Command(folder, rate, url, endpoint, told, with_bar=with_bar)
+        if watch:
+            with contextlib.suppress(KeyboardInterrupt):
+                work.watch()
+            return 0
+        is_whole = work.forget(given_up) if given_up else work.once()
     if as_json:
         say_json([asdict(one) for one in outcomes])
     elif not outcomes:
