@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch  # noqa: F401 # isort: skip # first of all, as in ioshape.dcp
+
 from ioshape._lightning import files
 from ioshape._lightning.original import find_torch_io
 from ioshape._save.save import save, save_async

@@ -11,8 +11,13 @@ tensors as it always does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
+
+# First of all, as in ioshape.dcp; the next import has the sentence for those who lack it.
+with contextlib.suppress(ImportError):
+    import safetensors  # noqa: F401 # isort: skip
 
 from ioshape._safetensors import original
 

@@ -239,6 +239,33 @@ def test_memory_that_later_copies_have_no_use_for_is_let_go(tmp_path: Path) -> N
     assert kept() == [8 << 20]
 
 
+@pytest.mark.skipif(
+    not hasattr(dcp.state_dict_saver, "DefaultStager"), reason="this torch copies otherwise"
+)
+@pytest.mark.usefixtures("_nothing_kept")
+def test_with_a_path_alone_a_patched_program_copies_to_kept_memory(tmp_path: Path) -> None:
+    def save(name: str) -> None:
+        value = {"a": torch.ones(1 << 20)}
+        future: Any = dcp.async_save(value, checkpoint_id=tmp_path / name, no_dist=True)
+        value["a"].fill_(9)
+        future.result()
+        assert_same(by_stock(tmp_path / name, value), {"a": torch.ones(1 << 20)})
+        del future
+        gc.collect()
+
+    saver: Any = dcp.state_dict_saver
+    theirs = saver.DefaultStager
+    with ioshape.patched(dcp=True), ioshape.patched(dcp=True):
+        save("ours")
+        assert kept() == [4 << 20]
+        save("again")
+        assert kept() == [4 << 20]
+    assert saver.DefaultStager is theirs
+    staging._free.clear()
+    save("theirs")
+    assert kept() == []
+
+
 def test_what_dcp_is_told_to_keep_dcp_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

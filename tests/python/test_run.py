@@ -286,6 +286,37 @@ def test_every_way_to_get_at_save(imports: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "first",
+    [
+        *("import ioshape.dcp", "import ioshape.lightning", "import ioshape.safetensors"),
+        "import ioshape.torch_checkpointing",
+        "import ioshape\nwith ioshape.patched(safetensors=True, dcp=True): pass",
+    ],
+)
+def test_a_script_may_begin_with_a_part_of_ours(first: str, tmp_path: Path) -> None:
+    """Which imports the package that is followed, while half of ours is there."""
+    text = f"""
+{first}
+import torch
+import torch.distributed.checkpoint as dcp
+import ioshape.dcp
+import safetensors.torch
+torch.save({{"a": torch.ones(3)}}, "model.pt")
+safetensors.torch.save_file({{"a": torch.ones(3)}}, "model.safetensors")
+assert isinstance(dcp.FileSystemWriter("x"), ioshape.dcp.Writer)
+"""
+    script(tmp_path, text)
+    done = run([*AS_COMMAND, "script.py"], tmp_path, variables(IOSHAPE_TRACE=str(tmp_path / "t")))
+    succeed(done)
+    assert "by itself" not in done.stderr
+    assert "torch's own" not in done.stderr
+    told = "".join(path.read_text() for path in (tmp_path / "t").iterdir())
+    assert '"model.pt"' in told
+    assert '"model.safetensors"' in told
+
+
 def test_a_module_saves_through_us(tmp_path: Path) -> None:
     script(tmp_path, SAVE, "package/train.py")
     succeed(run([*AS_COMMAND, "-m", "package.train"], tmp_path))

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import filesystem, state_dict_saver
 
+from ioshape._dcp import staging
 from ioshape._dcp.reader import Reader
 from ioshape._dcp.writer import Writer
 from ioshape._locks import ForkedLock
@@ -51,6 +52,24 @@ def _stand_in(ours: type, theirs: type) -> Any:
 _WRITER: tuple[Any, Any] = (_StockWriter, _stand_in(Writer, _StockWriter))
 _READER: tuple[Any, Any] = (_StockReader, _stand_in(Reader, _StockReader))
 
+# dcp.async_save() with a path alone makes one of these, which copies to new memory. Older torches
+# have none, and those that a program makes stay as they are.
+_StockStager: Any = getattr(state_dict_saver, "DefaultStager", object)
+
+
+class _Stager(_StockStager):  # type: ignore[misc] # whatever it is
+    """Copies as our writer does."""
+
+    def stage(self, state_dict: Any, **named: Any) -> Any:
+        own = staging.copy_of(state_dict)
+        return super().stage(state_dict, **named) if own is None else own
+
+
+def _let_stage(stager: Any) -> None:
+    if hasattr(state_dict_saver, "DefaultStager"):
+        state_dict_saver.DefaultStager = stager
+
+
 _lock = ForkedLock()
 _loads: list[bool] = []  # for each patch() that is in force, whether it took the reader as well
 
@@ -60,12 +79,15 @@ def patch(*, load: bool = True) -> None:
     with _lock:
         _loads.append(load)
         replace([_WRITER, _READER] if load else [_WRITER])
+        _let_stage(_Stager)
 
 
 def unpatch() -> None:
     """Undoes the last patch()."""
     with _lock:
         _loads.pop()
+        if not _loads:
+            _let_stage(_StockStager)
         kept = [] if not _loads else [_WRITER]
         kept += [_READER] if any(_loads) else []
         replace([(new, old) for old, new in (_WRITER, _READER) if (old, new) not in kept])

@@ -89,6 +89,12 @@ def patch(*, load: bool = True, safetensors: bool = False, dcp: bool = False) ->
     it. Names in modules are found, not what a class, an instance or a functools.partial has kept.
     """
     with _lock:
+        # "ioshape run" patches as soon as a package is imported, and that must not find a module of
+        # ours half imported.
+        packages = {"safetensors": safetensors, "torch.distributed.checkpoint": dcp}
+        for name in (name for name, is_wanted in packages.items() if is_wanted):
+            with contextlib.suppress(ImportError):
+                import_module(name)
         # Before anything is replaced: a package may be missing.
         wanted = {"ioshape._safetensors.patching": safetensors, "ioshape._dcp.patching": dcp}
         others = tuple(name for name, is_wanted in wanted.items() if is_wanted)
