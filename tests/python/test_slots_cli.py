@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import pwd
 import re
 import select
 import signal
@@ -38,6 +39,7 @@ from ioshape.cli.slots.exporter import _MOST_JOBS, PoolCollector, _jobs
 from ioshape.cli.slots.pools import table_of
 from ioshape.cli.slots.top import Rates
 from processes import environment
+from tiers import saver, undrained
 from tree import ROOT, program
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
@@ -559,9 +561,9 @@ def test_top_goes_on_when_the_coordinator_does_not() -> None:
 class Exporter:
     """The command, on a free port."""
 
-    def __init__(self, **variables: str) -> None:
+    def __init__(self, *options: str | Path, **variables: str) -> None:
         self.process = subprocess.Popen(
-            [IOSHAPE, "exporter", "--port", "0"],
+            [IOSHAPE, "exporter", "--port", "0", *options],
             env=environment(**variables),
             stderr=subprocess.PIPE,
             text=True,
@@ -585,8 +587,8 @@ class Exporter:
 
 
 @contextmanager
-def exporter(**variables: str) -> Iterator[Exporter]:
-    one = Exporter(**variables)
+def exporter(*options: str | Path, **variables: str) -> Iterator[Exporter]:
+    one = Exporter(*options, **variables)
     try:
         yield one
     finally:
@@ -644,14 +646,57 @@ def test_the_exporter_begins_while_the_coordinator_is_away(tmp_path: Path) -> No
         assert one.scrape()["ioshape_up"] == 0
 
 
+def test_the_exporter_serves_what_waits_on_a_tier(tmp_path: Path) -> None:
+    labels = f'{{tier="{tmp_path}/fast",user="{pwd.getpwuid(os.geteuid()).pw_name}"}}'
+    with (
+        saver(tmp_path) as saves,
+        coordinator("local") as address,
+        exporter("--tier", saves.fast) as one,
+    ):
+        saves.save("a.pt", b"12345")
+        saves.save("a.pt", b"123456")
+        saves.save_directory("model", weights=b"1234", config=b"5")
+        with undrained(saves.fast):
+            found = one.scrape()
+        assert found[f"ioshape_tier_waiting{labels}"] == 2
+        assert found[f"ioshape_tier_waiting_bytes{labels}"] >= 6 + 5
+        assert found[f"ioshape_tier_oldest_wait_seconds{labels}"] > 0
+        assert found[f"ioshape_tier_draining{labels}"] == 1
+        assert found[f"ioshape_tier_drained_timestamp_seconds{labels}"] == 0
+        assert "ioshape_up" not in found
+        top = ("top", "--once", "--coordinator", address, "--tier", str(saves.fast))
+        text = succeed(*top)
+        assert f"tier {saves.fast} of " in text
+        assert ": 2 checkpoints to be drained, " in text
+        assert text.endswith("; nobody drains\n")
+        began = time.time()
+        saves.tier.drain()
+        found = one.scrape()
+        assert found[f"ioshape_tier_waiting{labels}"] == 0
+        assert found[f"ioshape_tier_waiting_bytes{labels}"] == 0
+        assert found[f"ioshape_tier_oldest_wait_seconds{labels}"] == 0
+        assert found[f"ioshape_tier_draining{labels}"] == 0
+        # By the kernel's clock, which ticks.
+        assert found[f"ioshape_tier_drained_timestamp_seconds{labels}"] > began - 1
+        assert ": nothing waits; last drained " in succeed(*top)
+        saves.fast.rename(tmp_path / "away")
+        found = one.scrape()
+        assert found[f'ioshape_tier_up{{tier="{saves.fast}"}}'] == 0
+        assert not any("waiting" in name for name in found)
+        assert f"tier {saves.fast}: No such file" in succeed(*top)
+        (tmp_path / "away").rename(saves.fast)
+
+
 def test_the_documented_metrics_are_those_that_are_served(
-    address: str, busy: tuple[Writer, Writer]
+    address: str, busy: tuple[Writer, Writer], tmp_path: Path
 ) -> None:
     assert busy
     page = (ROOT / "docs" / "coordinator.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(ioshape_\w+)` \|", page, re.MULTILINE))
     with exporter(IOSHAPE_COORDINATOR=address) as one:
         served = {name.partition("{")[0] for name in one.scrape()}
+    with saver(tmp_path) as saves, exporter("--tier", saves.fast) as one:
+        served |= {name.partition("{")[0] for name in one.scrape()}
     assert served == documented
     for file in ("prometheus/rules.yml", "prometheus/rules_test.yml", "grafana/ioshape.json"):
         text = (ROOT / "examples" / "deploy" / file).read_text(encoding="utf-8")

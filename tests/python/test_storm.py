@@ -392,6 +392,8 @@ def test_parts_lie_behind_each_other() -> None:
     report = {"pickle_s": 0.1, "stage_s": 0.2, "slot_s": 1.0, "write_s": 2.0, "group_s": 9.0}
     spans = spans_of(report, 10.0, 14.0)
     assert [span.phase for span in spans] == ["stage", "wait", "write", "others"]
+    drained = spans_of({"write_s": 1.0, "drain_s": 5.0}, 0.0, 6.0)
+    assert drained == [Span("write", 0.0, 1.0), Span("drain", 1.0, 6.0)]
     begins = [span.begin_s for span in spans]
     assert begins == pytest.approx([10.0, 10.3, 11.3, 13.3])
     assert spans[-1].end_s == 14.0  # no longer than the save

@@ -89,8 +89,13 @@ def is_tier(folder: str) -> bool:
 
 def is_draining(folder: str) -> bool:
     """Whether a process drains that tier now."""
+    return is_locked(f"{_own_folder(folder)}/drain.lock")
+
+
+def is_locked(path: str) -> bool:
+    """Whether a process holds that lock of a tier."""
     try:
-        fd = open_file(f"{_own_folder(folder)}/drain.lock", os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

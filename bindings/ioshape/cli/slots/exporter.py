@@ -16,12 +16,19 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import click
 
 from ioshape.cli.output import SentenceError, note
-from ioshape.cli.slots.pools import coordinator_option, operator_of, sentences
+from ioshape.cli.slots.pools import (
+    coordinator_option,
+    operator_of,
+    sentences,
+    tier_option,
+    user_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ioshape._slots.pools import Operator, PoolStatus
+    from ioshape._tier.look import Tier
 
 # Several servers may ask at the same time: the coordinator hears of it once.
 _CACHE_S = 1.0
@@ -205,6 +212,50 @@ class PoolCollector:
         return families
 
 
+_ABOUT_TIERS: tuple[tuple[str, str, Callable[[Tier], float]], ...] = (
+    ("waiting", "saves that wait to be drained", lambda one: one.waiting),
+    ("waiting_bytes", "their bytes", lambda one: one.waiting_bytes),
+    ("oldest_wait_seconds", "how long the longest of them has waited", lambda one: one.oldest_s),
+    ("draining", "1 if a process drains them now", lambda one: one.is_draining),
+    (
+        "drained_timestamp_seconds",
+        "when the last of those that are still there was drained; 0: none",
+        lambda one: one.drained_s,
+    ),
+)
+
+
+class TierCollector:
+    """Looks at tiers when somebody asks."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = folders
+
+    def collect(self) -> Iterable[Any]:
+        """For prometheus_client."""
+        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+        from ioshape._tier.look import tiers_at  # noqa: PLC0415
+
+        up = GaugeMetricFamily(
+            "ioshape_tier_up", "1 if the folder can be looked at", labels=["tier"]
+        )
+        tiers: list[Tier] = []
+        for folder in self._folders:
+            try:
+                tiers += tiers_at(folder)
+            except OSError:
+                up.add_metric([folder], 0)
+            else:
+                up.add_metric([folder], 1)
+        yield up
+        for name, about, value in _ABOUT_TIERS:
+            family = GaugeMetricFamily(f"ioshape_tier_{name}", about, labels=["tier", "user"])
+            for one in tiers:
+                family.add_metric([one.folder, user_name(one.user)], float(value(one)))
+            yield family
+
+
 class _Server(ThreadingMixIn, WSGIServer):
     """prometheus_client has one, too, but tells its port since 0.19 only; Debian 12 has 0.16."""
 
@@ -234,16 +285,21 @@ def _terminate(_signal: int, _frame: object) -> None:
     show_default=True,
     help="To listen on; 0.0.0.0 for all of this host.",
 )
+@tier_option
 @coordinator_option
-def command(port: int, address: str, coordinator: str | None) -> int:
+def command(port: int, address: str, tiers: tuple[str, ...], coordinator: str | None) -> int:
     """Serves the state of all pools as metrics for Prometheus, until it is ended.
 
     \b
     ioshape exporter
     ioshape exporter --address 0.0.0.0 --coordinator redis://redis.cluster
+    ioshape exporter --address 0.0.0.0 --tier /local/nvme
 
     Each request asks the coordinator, at most once a second. While that is
-    unreachable, ioshape_up is 0. Needs prometheus_client: pip install 'ioshape[exporter]'.
+    unreachable, ioshape_up is 0. With --tier it serves what waits on that tier of this node
+    instead, as root that of all users, and asks no coordinator.
+
+    Needs prometheus_client: pip install 'ioshape[exporter]'.
 
     Exit code: 0 when it is ended by SIGTERM; 130 by Ctrl-C; 1 if it cannot begin.
     """
@@ -254,10 +310,13 @@ def command(port: int, address: str, coordinator: str | None) -> int:
             "the exporter needs the package prometheus_client, which is not installed; install it: "
             "pip install 'ioshape[exporter]'"
         ) from None
-    with sentences():
-        collector = PoolCollector(operator_of(coordinator))
     registry = CollectorRegistry()
-    registry.register(collector)  # asks the coordinator, to know the names of the metrics
+    if tiers:
+        registry.register(TierCollector(tiers))
+    else:
+        with sentences():
+            collector = PoolCollector(operator_of(coordinator))
+        registry.register(collector)  # asks the coordinator, to know the names of the metrics
     try:
         server = make_server(
             address,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pwd
 import time
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -92,6 +93,24 @@ coordinator_option = click.option(
     is_eager=True,  # also for completing names of pools
     help="Ask this one, such as redis://host; default: the setting.",
 )
+
+
+tier_option = click.option(
+    "--tier",
+    "tiers",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(),
+    help="A tier of this node, to show what waits there. Can be given several times.",
+)
+
+
+def user_name(number: int) -> str:
+    """Of a user's number; the number if nobody knows it."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def bytes_option(context: click.Context, option: click.Parameter, text: str | None) -> int:

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape.cli.output import human_size, note, one_line, say, say_json
+from ioshape.cli.output import (
+    explain,
+    human_seconds,
+    human_size,
+    note,
+    one_line,
+    plural,
+    say,
+    say_json,
+)
 from ioshape.cli.slots.pools import (
     AwayError,
     as_json,
@@ -29,6 +38,8 @@ from ioshape.cli.slots.pools import (
     pool_argument,
     sentences,
     table_of,
+    tier_option,
+    user_name,
 )
 
 if TYPE_CHECKING:
@@ -77,13 +88,16 @@ class Rates:
 class _View:
     """What there is to show."""
 
-    def __init__(self, operator: Operator, wanted: Sequence[str]) -> None:
+    def __init__(self, operator: Operator, wanted: Sequence[str], tiers: Sequence[str]) -> None:
         self._operator = operator
         self._wanted = wanted
+        self._tiers = tiers
         self._rates = Rates()
         self.pools: list[PoolStatus] = []
         self.rates: dict[str, float] = {}
         self.problem = ""
+        #: a line for each tier and user
+        self.tiers: list[str] = []
 
     def begin(self) -> None:
         """A mistake in the names is told at once."""
@@ -92,6 +106,7 @@ class _View:
 
     def look(self) -> None:
         """Takes a sample. A coordinator that is away may come back."""
+        self.tiers = [line for folder in self._tiers for line in _tier_lines(folder)]
         try:
             with sentences():
                 names = self._wanted or self._operator.names()
@@ -130,6 +145,27 @@ class _View:
         return [headline(pool), f"{human_size(self.total(pool))}/s now; {limits(pool)}"]
 
 
+def _tier_lines(folder: str) -> Iterator[str]:
+    from ioshape._tier.look import tiers_at  # noqa: PLC0415
+
+    try:
+        tiers = tiers_at(folder)
+    except OSError as error:
+        yield f"tier {explain(error)}"
+        return
+    for one in tiers:
+        waits = "nothing waits"
+        if one.waiting:
+            waits = (
+                f"{plural(one.waiting, 'checkpoint')} to be drained, "
+                f"{human_size(one.waiting_bytes)}, the oldest for {human_seconds(one.oldest_s)}; "
+            ) + ("it is drained now" if one.is_draining else "nobody drains")
+        last = f"; last drained {time.strftime('%H:%M:%S', time.localtime(one.drained_s))}"
+        yield f"tier {folder} of {user_name(one.user)}: {waits}{last if one.drained_s else ''}"
+    if not tiers:
+        yield f"tier {folder}: nobody has saved there"
+
+
 _NO_POOLS = "no pools: nobody has asked this coordinator for a slot so far"
 
 
@@ -158,6 +194,8 @@ def _print_plain(view: _View) -> None:
             say(rest)
     if not view.pools:
         say(_NO_POOLS)
+    for line in view.tiers:
+        say(line)
 
 
 def _print_json(view: _View) -> None:
@@ -190,6 +228,7 @@ def _rendered(view: _View) -> Any:
         parts += [Text(), Text(one_line(view.problem), "bold red")]
     elif not view.pools:
         parts += [Text(), Text(_NO_POOLS)]
+    parts += [Text(), *(Text(one_line(line)) for line in view.tiers)]
     return Group(*parts)
 
 
@@ -271,9 +310,15 @@ def _watch_in_lines(view: _View, interval: float, show: Callable[[_View], None])
 )
 @click.option("--once", is_flag=True, help="Look once, and end.")
 @click.option("--json", "in_json", is_flag=True, help="Print JSON, one line for each look.")
+@tier_option
 @coordinator_option
 def command(
-    pools: tuple[str, ...], interval: float, once: bool, in_json: bool, coordinator: str | None
+    pools: tuple[str, ...],
+    interval: float,
+    once: bool,
+    in_json: bool,
+    tiers: tuple[str, ...],
+    coordinator: str | None,
 ) -> int:
     """Shows pools as they are now, again and again: capacity, who writes and how fast, who waits.
 
@@ -281,18 +326,20 @@ def command(
     ioshape top
     ioshape top lustre:scratch --interval 1
     ioshape top --once --json | jq '.[].used'
+    ioshape top --tier /local/nvme
 
     Without names it shows all pools that the coordinator knows: those with a queue
     first, then those that write, idle ones last; of a pool the fastest first. On a
     terminal the screen is redrawn, until q or Ctrl-C. Narrow windows have fewer
     columns, but ids in full, for "ioshape slots kick". In a pipe each look is
-    printed below the last one.
+    printed below the last one. With --tier a line tells what waits there to be
+    drained; "ioshape ls FOLDER" tells it as JSON.
 
     Exit code: 0, also after Ctrl-C; 1 if there is no such pool; 3 if the
     coordinator is unreachable (later it is waited for).
     """
     with sentences():
-        view = _View(operator_of(coordinator), pools)
+        view = _View(operator_of(coordinator), pools, tiers)
     view.begin()
     if once:
         view.look()

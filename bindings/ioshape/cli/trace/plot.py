@@ -21,6 +21,7 @@ _COLOURS = {
     "sync": "#f0932b",
     "commit": "#3fa34d",
     "others": "#b9cbe4",
+    "drain": "#c59bd6",
 }
 _DOTS = {"read": "#cf4446", "write": "#9a7b1f"}
 _GREY = "#57606a"

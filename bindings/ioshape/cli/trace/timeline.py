@@ -17,6 +17,7 @@ PARTS = (
     ("sync_s", "sync"),
     ("commit_s", "commit"),
     ("group_s", "others"),
+    ("drain_s", "drain"),
 )
 
 #: what each phase is, for the legend
@@ -28,6 +29,7 @@ PHASES = {
     "sync": "syncs",
     "commit": "puts it in place",
     "others": "waits for other ranks",
+    "drain": "is drained",
 }
 
 
