@@ -132,8 +132,10 @@ quietly python -m pip wheel --no-deps --no-build-isolation --wheel-dir "$work/bu
 # meson-python names the interpreter that it ran in. The extension is compiled for less: bindings/meson.build
 # says limited_api 3.10, and tests/install compares its symbols with that.
 quietly python -m wheel tags --remove --python-tag cp310 --abi-tag abi3 "$work"/built/*.whl
-quietly python -m auditwheel repair --plat "manylinux_${glibc/./_}_$machine" \
-	--wheel-dir "$work/repaired" "$work"/built/*.whl
+# auditwheel knows other machines' wheels, but takes no name of a platform that is not this machine's.
+quietly python -c "import platform; platform.machine = lambda: '$machine'
+import auditwheel.main; raise SystemExit(auditwheel.main.main())" repair \
+	--plat "manylinux_${glibc/./_}_$machine" --wheel-dir "$work/repaired" "$work"/built/*.whl
 mkdir -p "$folder"
 name=$(basename "$work"/repaired/*.whl)
 mv "$work/repaired/$name" "$folder"
