@@ -106,6 +106,7 @@ def measure(setting: Setting) -> Outcome:
         try:
             for figure in part(setting):
                 outcome.figures.append(figure)
-        except LaunchError as error:
+        # After an hour, one part that goes wrong must not take the figures of the others with it.
+        except (LaunchError, AssertionError, subprocess.SubprocessError) as error:
             outcome.ceilings.append(str(error))
     return outcome
