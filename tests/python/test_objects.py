@@ -24,6 +24,7 @@ from ioshape._s3.sums import Known, Sums, crc32
 from object_store import BUCKET, Store
 from processes import environment
 from records import flip, names_in, offset_of
+from tiers import saver
 from tree import build_folder
 
 PART = 5 << 20
@@ -199,6 +200,24 @@ def test_what_is_there_is_not_sent_again(store: Store, tmp_path: Path) -> None:
     store.harm()
     s3.upload(generation, f"{RUN}/")
     assert len(store.harm()) == 2  # a generation is told by its manifest
+
+
+def test_what_lies_on_a_tier_alone_is_uploaded_from_there(store: Store, tmp_path: Path) -> None:
+    with saver(tmp_path) as saves:
+        file = saves.save("model.pt", b"weights")
+        folder = saves.save_directory("model", weights=b"1234", config=b"5")
+        variables = {**store.variables, "IOSHAPE_TIER": str(saves.fast)}
+        for path, n_bytes in ((file, 7), (folder, 5)):
+            text = succeed(call("upload", path, f"s3://{BUCKET}/run/", "--json", env=variables))
+            (found,) = json.loads(text)
+            assert (found["url"], found["bytes"]) == (f"s3://{BUCKET}/run/{path.name}", n_bytes)
+        assert {"run/model.pt", "run/model/weights"} <= set(store.objects())
+        # What is newer at its destination goes instead.
+        file.write_bytes(b"newer here")
+        later = time.time_ns() + 10**9
+        os.utime(file, ns=(later, later))
+        text = succeed(call("upload", file, f"s3://{BUCKET}/run/", "--json", env=variables))
+        assert json.loads(text)[0]["bytes"] == 10
 
 
 def test_where_only_the_last_object_is_missing_that_completes_it(

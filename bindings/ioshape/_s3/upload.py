@@ -15,6 +15,8 @@ from ioshape._s3.send import LEAST_PART_BYTES, Sender
 from ioshape._s3.source import Source, SourceFile, look
 from ioshape._s3.sums import crc32, is_same
 from ioshape._save.report import Progress
+from ioshape._tier.drain import folder_of
+from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +62,7 @@ def upload(
     interrupted, it goes on where it stopped. What is there already, with the same checksum, is not
     sent again. A checkpoint that is replaced loses its last object first.
 
+    With the setting "tier" the copy there is uploaded, unless there is a newer one at the path.
     What has checksums is verified while it is read. The server compares a checksum of each part
     that arrives there. Only one process at a time may upload to one address.
 
@@ -84,22 +87,25 @@ def upload(
             f"cannot upload with {jobs} jobs and parts of {part_bytes} bytes; give at least 1, and "
             f"{LEAST_PART_BYTES}"
         )
-    path = os.fspath(source)
-    begin = time.perf_counter()
-    with look(path) as found:
-        to = destination(url, os.path.basename(found.path))  # noqa: PTH119
-        client = connect(endpoint, jobs)
-        done = _Upload(client, found, to, jobs, part_bytes, progress)
-        done.run()
-    return Uploaded(
-        url=str(to),
-        kind=found.kind,
-        files=len(found.files),
-        n_bytes=found.n_bytes,
-        sent_bytes=done.sender.sent_bytes,
-        total_s=time.perf_counter() - begin,
-        crc32=done.sender.checks_crc32,
-    )
+
+    def send(path: str) -> Uploaded:
+        begin = time.perf_counter()
+        with look(path) as found:
+            to = destination(url, os.path.basename(found.path))  # noqa: PTH119
+            client = connect(endpoint, jobs)
+            done = _Upload(client, found, to, jobs, part_bytes, progress)
+            done.run()
+        return Uploaded(
+            url=str(to),
+            kind=found.kind,
+            files=len(found.files),
+            n_bytes=found.n_bytes,
+            sent_bytes=done.sender.sent_bytes,
+            total_s=time.perf_counter() - begin,
+            crc32=done.sender.checks_crc32,
+        )
+
+    return nearest(os.fspath(source), folder_of(None), send)
 
 
 class _Upload:
