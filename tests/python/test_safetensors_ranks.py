@@ -32,7 +32,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 # ---- One rank -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("most_bytes", [10, 1000, 5000, 1 << 30])
+@pytest.mark.parametrize("most_bytes", [10, 1000, 1920, 5000, 1 << 30])
 def test_alone_it_is_the_set_that_huggingface_hub_makes(tmp_path: Path, most_bytes: int) -> None:
     tensors = {str(n): torch.full((n % 5 + 1, 40), n) for n in range(30)}
     (tmp_path / "theirs").mkdir()
@@ -129,6 +129,13 @@ def test_each_window_is_written_by_one_that_holds_some_of_it() -> None:
     for rank, of_rank in enumerate(windows):
         for window in of_rank:
             assert abs(window.begin // mib - rank * 40) < 80
+
+
+def test_what_all_ranks_hold_each_writes_its_share_of() -> None:
+    boxes = {_Box((0,), (256 << 20,)): list(range(8))}
+    tensors = {"w": sharded._Tensor("uint8", (256 << 20,), boxes)}
+    windows = sharded._windows(*sharded._files(tensors, 1 << 60)[:1], tensors, 8)
+    assert sorted(map(len, windows)) == [*[1] * 7, 2]  # the header makes one more
 
 
 # ---- Several ------------------------------------------------------------------------------------
