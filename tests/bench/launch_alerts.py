@@ -25,6 +25,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from coordinators import Redis, Writer, await_true, short_folder
 from processes import environment
+from tiers import saver
 
 from .launch_root import ROOT, LaunchError, needed
 from .setting import Figure, Setting
@@ -39,6 +40,7 @@ SHORTER = {
     "IoshapeWriterHangs": {"> 3600": "> 3"},
     "IoshapeJobsMostlyWait": {"[1h]": "[40s]"},
     "IoshapeSettingsLost": {"[6h]": "[40s]"},
+    "IoshapeTierWaitsLong": {"> 21600": "> 3"},
 }
 
 
@@ -64,17 +66,21 @@ class Stage:
 
     def __init__(self, folder: Path, redis: Redis) -> None:
         self.redis = redis
-        self._folder = folder
-        self._exporter_port, self._port = free_port(), free_port()
+        self.folder = folder
+        self._exporter_port, self._tier_port, self._port = free_port(), free_port(), free_port()
         self._exporter: subprocess.Popen[bytes] | None = None
+        self._tier_exporter: subprocess.Popen[bytes] | None = None
         self._prometheus: subprocess.Popen[bytes] | None = None
 
-    def start_exporter(self) -> None:
-        self._exporter = subprocess.Popen(
-            [sys.executable, "-m", "ioshape", "exporter", "--port", str(self._exporter_port)],
+    def _start(self, port: int, *options: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ioshape", "exporter", "--port", str(port), *options],
             env=environment(IOSHAPE_COORDINATOR=self.redis.address),
             stderr=subprocess.DEVNULL,
         )
+
+    def start_exporter(self) -> None:
+        self._exporter = self._start(self._exporter_port)
 
     def stop_exporter(self) -> None:
         assert self._exporter
@@ -83,36 +89,37 @@ class Stage:
 
     def start(self) -> None:
         self.start_exporter()
-        (self._folder / "rules.yml").write_text(yaml.safe_dump(shortened()), encoding="utf-8")
+        self._tier_exporter = self._start(self._tier_port, "--tier", str(self.folder / "fast"))
+        (self.folder / "rules.yml").write_text(yaml.safe_dump(shortened()), encoding="utf-8")
         config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text("utf-8"))
         # Even a slow coordinator answers within the time that a scrape may take.
         config["global"] = {"scrape_interval": "4s", "evaluation_interval": "1s"}
-        config["scrape_configs"][0]["static_configs"][0]["targets"] = [
-            f"127.0.0.1:{self._exporter_port}"
-        ]
-        file = self._folder / "prometheus.yml"
+        ports = {"ioshape": self._exporter_port, "ioshape-tier": self._tier_port}
+        for scraped in config["scrape_configs"]:
+            scraped["static_configs"][0]["targets"] = [f"127.0.0.1:{ports[scraped['job_name']]}"]
+        file = self.folder / "prometheus.yml"
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
         self._prometheus = subprocess.Popen(
             [
                 needed("prometheus", "prometheus"),
                 f"--config.file={file}",
-                f"--storage.tsdb.path={self._folder / 'data'}",
+                f"--storage.tsdb.path={self.folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{self._port}",
             ],
-            stderr=(self._folder / "log").open("wb"),
+            stderr=(self.folder / "log").open("wb"),
         )
         await_true(self._answers, "Prometheus")
 
     def _answers(self) -> bool:
         assert self._prometheus
         if self._prometheus.poll() is not None:
-            raise LaunchError(f"Prometheus ended: {(self._folder / 'log').read_text()[-2000:]}")
+            raise LaunchError(f"Prometheus ended: {(self.folder / 'log').read_text()[-2000:]}")
         with contextlib.suppress(OSError):
             return bool(self.ask("query", query="vector(1)")["result"])
         return False
 
     def close(self) -> None:
-        for process in (self._exporter, self._prometheus):
+        for process in (self._exporter, self._tier_exporter, self._prometheus):
             if process is not None:
                 process.kill()
                 process.wait()
@@ -271,6 +278,14 @@ def nobody(stage: Stage) -> Iterator[None]:
         until_it_says(writer, "holds")
 
 
+@contextmanager
+def nobody_drains(stage: Stage) -> Iterator[None]:
+    with saver(stage.folder) as saves:
+        saves.save("a.pt")
+        yield
+        saves.tier.drain()
+
+
 TROUBLES: dict[str, Callable[[Stage], contextlib.AbstractContextManager[None]]] = {
     "IoshapeNobodyAsks": nobody,
     "IoshapeExporterAway": no_exporter,
@@ -281,6 +296,7 @@ TROUBLES: dict[str, Callable[[Stage], contextlib.AbstractContextManager[None]]] 
     "IoshapeTooManyWriters": too_many,
     "IoshapeSettingsLost": emptied,
     "IoshapeJobsMostlyWait": all_wait,
+    "IoshapeTierWaitsLong": nobody_drains,
 }
 
 
