@@ -33,7 +33,7 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   coverage   branch coverage of C and Python, written to docs/testing.md; only with --long or by name
 
   --quick    for daily work: the stages style, gcc, house and python without the slower tests (suite and
-             mark "slow"); minutes instead of twenty
+             mark "slow"); minutes instead of half an hour
   --long     also the tests that take long: suite "long" in meson, mark "long" in pytest
 
 Reports stay in build/results. The exit status is 0 if nothing failed.

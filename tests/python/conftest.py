@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from processes import SLOTS
@@ -28,8 +29,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _settings_are_of_one_test() -> Iterator[None]:
-    """What a test configures, those after it in the same process do not see."""
+def _settings_are_of_one_test(tmp_path: Path) -> Iterator[None]:
+    """What a test configures, those after it in the same process do not see.
+
+    A test's folder is removed after what the fixtures of its file wait for: its last saves.
+    """
+    assert tmp_path
     yield
     config = sys.modules.get("ioshape._settings.config")  # most tests start without
     if config is not None and config.configured():

@@ -60,7 +60,15 @@ def files_in(folder: Path) -> dict[str, bool]:
     return {name: is_ours(parts / name) for name in names_in(parts)}
 
 
-@pytest.mark.parametrize(("stage", "background"), [(0, False), (1, True), (2, False), (3, True)])
+@pytest.mark.parametrize(
+    ("stage", "background"),
+    [
+        (0, False),
+        pytest.param(1, True, marks=pytest.mark.long),
+        pytest.param(2, False, marks=pytest.mark.long),
+        (3, True),
+    ],
+)
 def test_the_json_configuration_names_us(
     stage: int, background: bool, python: str, tmp_path: Path
 ) -> None:
@@ -75,7 +83,7 @@ def test_one_line_puts_us_into_an_engine(python: str, tmp_path: Path) -> None:
     assert all(files_in(tmp_path).values())
 
 
-@pytest.mark.parametrize("under_run", [True, False])
+@pytest.mark.parametrize("under_run", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_unchanged_script(under_run: bool, python: str, tmp_path: Path) -> None:
     prefix = ("-m", "ioshape", "run") if under_run else ()
     said = run(python, tmp_path, "unchanged", 1, *prefix)
@@ -87,7 +95,7 @@ def test_a_checkpoint_of_ours_becomes_a_universal_one(python: str, tmp_path: Pat
     run(python, tmp_path, "universal", 1, "-m", "ioshape", "run")
 
 
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_if_one_rank_fails_all_raise_and_the_latest_stays(
     background: bool, python: str, tmp_path: Path
 ) -> None:

@@ -118,7 +118,7 @@ def test_a_rank_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     assert "rank 1 failed: one rank has failed" in told[0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_trainer_in_the_background(ranks: int, tmp_path: Path) -> None:
     seen = run("train_in_background", tmp_path, 6, ranks, ours="no")
     assert seen["removing"] == [["checkpoint-2", "checkpoint-4", "checkpoint-6"]]

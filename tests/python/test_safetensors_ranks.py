@@ -143,7 +143,7 @@ def test_what_all_ranks_hold_each_writes_its_share_of() -> None:
 
 @RANKS
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_write_what_one_would_write_of_whole_tensors(tmp_path: Path, size: int) -> None:
     paths = safetensors_ranks.run("save", tmp_path, size)
     assert files_in(tmp_path / "ours") == files_in(tmp_path / "theirs")

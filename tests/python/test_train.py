@@ -231,13 +231,20 @@ def run_pre_stop(stop_file: Path) -> None:
     subprocess.run([*shell, touch.replace("/tmp/stop", str(stop_file))], check=True)
 
 
-@pytest.mark.parametrize("by", ["torchrun", "file"])
-@pytest.mark.parametrize("script", [PLAIN, OURS, GROUP], ids=["plain", "alone", "group"])
+@pytest.mark.parametrize(
+    ("script", "by"),
+    [
+        (PLAIN, "torchrun"),
+        pytest.param(OURS, "torchrun", marks=pytest.mark.long),
+        pytest.param(OURS, "file", marks=pytest.mark.long),
+        pytest.param(GROUP, "torchrun", marks=pytest.mark.long),
+        (GROUP, "file"),
+    ],
+    ids=["plain-torchrun", "alone-torchrun", "alone-file", "group-torchrun", "group-file"],
+)
 @pytest.mark.slow
 def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path, by: str) -> None:
     """As Slurm and Kubernetes tell it, some time before they kill."""
-    if (script, by) == (PLAIN, "file"):
-        pytest.skip("it knows nothing of ioshape")
     stop_file = tmp_path / "stop"
     options = [] if script == PLAIN else ["--stop-file", str(stop_file), "--deadline", "600"]
     size = (*SIZE, "--steps", "1000000", "--save-every", "1000000", *options)
