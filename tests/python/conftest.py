@@ -29,12 +29,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _settings_are_of_one_test(tmp_path: Path) -> Iterator[None]:
+def _settings_are_of_one_test(tmp_path: Path) -> Iterator[None]:  # noqa: ARG001
     """What a test configures, those after it in the same process do not see.
 
     A test's folder is removed after what the fixtures of its file wait for: its last saves.
     """
-    assert tmp_path
     yield
     config = sys.modules.get("ioshape._settings.config")  # most tests start without
     if config is not None and config.configured():
