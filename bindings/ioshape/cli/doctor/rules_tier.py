@@ -50,7 +50,7 @@ def kind(facts: Facts) -> Iterator[Finding]:
             "power, though saves have called it durable",
             (findmnt,),
         )
-    elif tier.remote or tier.is_destination:
+    if tier.remote or tier.is_destination:
         where = "is shared with other hosts" if tier.remote else "is where checkpoints end, too"
         yield Finding(
             "tier-not-local",
