@@ -810,6 +810,7 @@ def test_threads_of_the_library_are_not_kept(tmp_path: Path) -> None:
 def test_the_umask_of_the_call_counts(tmp_path: Path) -> None:
     """And not that of whenever the background comes to it."""
     path = tmp_path / "model.pt"
+    ioshape.configure(pool="umask")  # where nobody has learned yet that more may write
     before = os.umask(0o077)
     try:
         # The pool admits two; so the save waits until these are over.
