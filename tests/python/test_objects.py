@@ -220,6 +220,22 @@ def test_what_lies_on_a_tier_alone_is_uploaded_from_there(store: Store, tmp_path
         assert json.loads(text)[0]["bytes"] == 10
 
 
+def test_where_the_store_fails_nothing_older_is_uploaded_instead(
+    store: Store, tmp_path: Path
+) -> None:
+    with saver(tmp_path) as saves:
+        saves.save("model.pt", b"older" * 1000)
+        saves.tier.drain()
+        file = saves.save("model.pt", b"newer" * 1000)
+        variables = {**store.variables, "IOSHAPE_TIER": str(saves.fast)}
+        store.harm(flips=3)
+        fail(call("upload", file, f"s3://{BUCKET}/run/", env=variables))
+        assert store.objects() == []
+        succeed(call("upload", file, f"s3://{BUCKET}/run/", env=variables))
+        s3.download(f"s3://{BUCKET}/run/model.pt", tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == b"newer" * 1000
+
+
 def test_where_only_the_last_object_is_missing_that_completes_it(
     store: Store, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -87,25 +88,25 @@ def upload(
             f"cannot upload with {jobs} jobs and parts of {part_bytes} bytes; give at least 1, and "
             f"{LEAST_PART_BYTES}"
         )
-
-    def send(path: str) -> Uploaded:
-        begin = time.perf_counter()
-        with look(path) as found:
-            to = destination(url, os.path.basename(found.path))  # noqa: PTH119
-            client = connect(endpoint, jobs)
-            done = _Upload(client, found, to, jobs, part_bytes, progress)
-            done.run()
-        return Uploaded(
-            url=str(to),
-            kind=found.kind,
-            files=len(found.files),
-            n_bytes=found.n_bytes,
-            sent_bytes=done.sender.sent_bytes,
-            total_s=time.perf_counter() - begin,
-            crc32=done.sender.checks_crc32,
+    begin = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        # Only what is wrong with the copy leads to the destination, and nothing of the store's.
+        found = nearest(
+            os.fspath(source), folder_of(None), lambda path: stack.enter_context(look(path))
         )
-
-    return nearest(os.fspath(source), folder_of(None), send)
+        to = destination(url, os.path.basename(found.path))  # noqa: PTH119
+        client = connect(endpoint, jobs)
+        done = _Upload(client, found, to, jobs, part_bytes, progress)
+        done.run()
+    return Uploaded(
+        url=str(to),
+        kind=found.kind,
+        files=len(found.files),
+        n_bytes=found.n_bytes,
+        sent_bytes=done.sender.sent_bytes,
+        total_s=time.perf_counter() - begin,
+        crc32=done.sender.checks_crc32,
+    )
 
 
 class _Upload:
