@@ -349,6 +349,28 @@ def test_parts_of_other_lengths_are_not_continued(store: Store, tmp_path: Path) 
     assert store.uploads() == []
 
 
+@pytest.mark.parametrize("killed_last", [False, True])
+def test_the_parts_of_another_one_do_not_stay_when_the_object_is_there(
+    killed_last: bool, store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(random.Random(1).randbytes(2 * PART))
+    dead = {"Bucket": BUCKET, "Key": "run"}
+    store.client().create_multipart_upload(**dead)
+    store.harm()
+    if killed_last:  # when it asks for the object to be made of its parts, which is done
+        s3.upload(path, RUN, part_bytes=PART)
+        asked = store.harm()
+        store.client().delete_object(**dead)
+        store.client().create_multipart_upload(**dead)
+        n_before = max(number for number, one in enumerate(asked) if one.startswith("POST"))
+        killed_at(store, n_before + 1, path)
+    else:
+        store.client().put_object(**dead, Body=path.read_bytes(), ChecksumAlgorithm="CRC32")
+    assert s3.upload(path, RUN, part_bytes=PART).sent_bytes == 0
+    assert store.uploads() == []
+
+
 # ---- Damage -------------------------------------------------------------------------------------
 
 

@@ -186,6 +186,7 @@ class Sender:
             if told is not None:
                 sums = self._read_only(file, with_md5s="ChecksumCRC32" not in told)
                 if sums.is_told(told):
+                    self._abort_all(_uploads(self._client, to), to)
                     self._tell(file.n_bytes)
                     return sums.whole()
             try:
@@ -240,6 +241,8 @@ class Sender:
             if self._can_continue(there, file.n_bytes, part_bytes):
                 upload = one["UploadId"]
                 break
+        # Before it is complete: whoever finds it complete sends nothing, and looks for nothing.
+        self._abort_all((one for one in others if one["UploadId"] != upload), to)
         if upload is None:
             upload, there = self._begin_upload(file, place), {}
         place["UploadId"] = upload
@@ -267,9 +270,6 @@ class Sender:
                 self._abort(place)
                 raise
             self._complete(place, parts, source.sums, file.n_bytes)
-        for one in others:
-            if one["UploadId"] != upload:
-                self._abort({**place, "UploadId": one["UploadId"]})
         return source.sums.whole()
 
     def _begin_upload(self, file: SourceFile, place: Mapping[str, str]) -> str:
@@ -327,6 +327,10 @@ class Sender:
             **(whole if self.checks_crc32 else {}),
             **place,
         )
+
+    def _abort_all(self, uploads: Iterable[Mapping[str, Any]], to: Address) -> None:
+        for one in uploads:
+            self._abort({"Bucket": to.bucket, "Key": to.key, "UploadId": one["UploadId"]})
 
     def _abort(self, place: Mapping[str, str]) -> None:
         """Its parts are paid for until then."""
