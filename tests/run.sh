@@ -22,7 +22,7 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
              source archive and as a wheel, on a system without the libraries it is built with
   asan       build of all with clang, warnings are errors; unit and API tests under AddressSanitizer and
              UndefinedBehaviorSanitizer
-  tsan       unit and API tests under ThreadSanitizer
+  tsan       unit and API tests under ThreadSanitizer; with --long also those where little happens at once
   valgrind   unit tests under valgrind but for the slowest; with --long all, and the API tests
   python     the Python package; files exchanged with torch
   gpu        the tests that need a GPU: skipped, and counted as one, where torch finds none
@@ -88,8 +88,9 @@ note() {
 
 # check TITLE COMMAND...: a command that is one test by itself; its output is shown if it fails
 check() {
-	local title=$1 log="$results/check.log" status=0
+	local title=$1 log status=0
 	shift
+	log=$(mktemp "$results/check-XXXXXX.log")
 	"$@" >"$log" 2>&1 || status=$?
 	note check "$status" "" "$title"
 	case $status in
@@ -203,9 +204,12 @@ stage_asan() {
 }
 
 stage_tsan() {
+	local options_of_tests=()
+	[ "$length" = long ] || options_of_tests=(--no-suite in_order)
 	build build/tsan &&
 		TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1:die_after_fork=0 \
-			slow_meson_tests tsan build/tsan --no-suite fault --no-suite alone
+			slow_meson_tests tsan build/tsan --no-suite fault --no-suite alone \
+			"${options_of_tests[@]}"
 }
 
 stage_valgrind() {
@@ -258,14 +262,16 @@ stage_fault() {
 
 # The ledger gets nothing.
 stage_campaign() {
-	local kind how=(--short)
-	[ $length != long ] || how=(--seed 1 --seconds 300)
+	local kind how=(--short) at_once=$(($(nproc) * 3 / 2)) # they wait much
+	[ $length != long ] || how=(--seed 1 --seconds 300) at_once=1
 	build build/gcc && build build/asan && build_package || return
 	local -x PYTHONPATH="$PWD/tests/support"
 	check "campaign: its kinds" python -m tests.campaign --kinds || return
 	for kind in $(python -m tests.campaign --kinds); do
-		check "campaign: $kind" python -m tests.campaign "$kind" "${how[@]}"
+		[ "$(jobs -rp | wc -l)" -lt "$at_once" ] || wait -n
+		check "campaign: $kind" python -m tests.campaign "$kind" "${how[@]}" &
 	done
+	wait
 }
 
 # failing_acts FOLDER: those of the campaign, each in a folder of its own

@@ -165,6 +165,7 @@ def test_the_archive_holds_all(tree: Path, archive: Path) -> None:
     assert members == {f"{root}/{name}" for name in {*known, "PKG-INFO"}}
 
 
+@pytest.mark.long  # the wheel of the other tests is made from it, too
 def test_pip_installs_the_archive(archive: Path, tmp_path: Path) -> None:
     """Built from source, with pip's own environment for the build, as "pip install ." does."""
     python = new_environment(tmp_path / "venv", archive)

@@ -63,7 +63,7 @@ def files_in(folder: Path) -> dict[str, bool]:
 @pytest.mark.parametrize(
     ("stage", "background"),
     [
-        (0, False),
+        pytest.param(0, False, marks=pytest.mark.long),
         pytest.param(1, True, marks=pytest.mark.long),
         pytest.param(2, False, marks=pytest.mark.long),
         (3, True),
@@ -78,6 +78,7 @@ def test_the_json_configuration_names_us(
     assert all(files.values()), files
 
 
+@pytest.mark.long
 def test_one_line_puts_us_into_an_engine(python: str, tmp_path: Path) -> None:
     run(python, tmp_path, "one_line", 2)
     assert all(files_in(tmp_path).values())

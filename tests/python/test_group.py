@@ -356,7 +356,15 @@ say("done", right=is_right(found, rank, 1, 1_000_000), notes=report.fallbacks)
 
 @pytest.mark.parametrize(
     ("victim", "mode"),
-    [(0, "each"), (3, "each"), (1, "node"), (2, "node"), (0, "rank0"), (3, "rank0")],
+    [
+        (0, "each"),
+        (2, "node"),
+        (3, "rank0"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in ((3, "each"), (1, "node"), (0, "rank0"))
+        ),
+    ],
 )
 @pytest.mark.slow
 def test_a_rank_that_is_killed(tmp_path: Path, mode: str, victim: int) -> None:

@@ -153,7 +153,7 @@ def test_killed_trainings_leave_the_newest_checkpoint_whole(tmp_path: Path) -> N
 # ---- accelerate ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_states_that_accelerate_names(ranks: int, tmp_path: Path) -> None:
     seen = run("accelerate_named", tmp_path, 4, ranks)
     names = [f"checkpoint_{number}" for number in range(4)]
@@ -166,7 +166,7 @@ def test_states_that_accelerate_names(ranks: int, tmp_path: Path) -> None:
     assert names_in(tmp_path / "checkpoints" / names[3]) == expected
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_state_that_is_replaced(ranks: int, tmp_path: Path) -> None:
     run("accelerate_again", tmp_path, 3, ranks)
     assert names_in(tmp_path) == ["state"]

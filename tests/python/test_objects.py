@@ -248,7 +248,7 @@ def test_where_only_the_last_object_is_missing_that_completes_it(
     assert [one.url for one in s3.checkpoints(RUN)] == [done.url]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_than_a_thousand_objects(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "many"
     path.mkdir()
@@ -281,9 +281,10 @@ def killed_at(store: Store, request: int, path: Path) -> None:
     store.forget_the_dead()
 
 
+@pytest.mark.parametrize("trials", [12, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_a_killed_upload_leaves_no_checkpoint_or_the_whole_one_that_was_there(
-    store: Store, tmp_path: Path
+    trials: int, store: Store, tmp_path: Path
 ) -> None:
     dice = random.Random(4711)
     whole = {seed: fill(tmp_path / f"version-{seed}", seed) for seed in range(2)}
@@ -291,7 +292,7 @@ def test_a_killed_upload_leaves_no_checkpoint_or_the_whole_one_that_was_there(
         s3.upload(version, RUN, part_bytes=PART)
     n_requests = len(store.harm())  # of two whole ones
     seen = {"none": 0, "whole": 0}
-    for trial in range(30):
+    for trial in range(trials):
         seed = trial // 3 % 2
         killed_at(store, dice.randrange(1, n_requests // 2), tmp_path / f"version-{seed}")
         store.harm()
@@ -311,7 +312,7 @@ def test_a_killed_upload_leaves_no_checkpoint_or_the_whole_one_that_was_there(
             s3.download(RUN, tmp_path / f"done-{trial}")
             assert content_of(tmp_path / f"done-{trial}") == whole[seed]
             assert store.uploads() == []
-    assert seen["none"] >= 5, seen
+    assert seen["none"] >= trials // 6, seen
 
 
 def test_an_interrupted_upload_goes_on_with_the_parts_that_are_there(

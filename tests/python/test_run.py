@@ -264,10 +264,15 @@ def test_a_script_saves_through_us(ours: list[str], tmp_path: Path) -> None:
     "imports",
     [
         "from torch import save",
-        "from torch.serialization import save",
-        "import torch.serialization; save = torch.serialization.save",
-        "import torch.nn, torch; save = torch.save",
-        "from importlib import import_module; save = import_module('torch').save",
+        *(
+            pytest.param(imports, marks=pytest.mark.long)
+            for imports in (
+                "from torch.serialization import save",
+                "import torch.serialization; save = torch.serialization.save",
+                "import torch.nn, torch; save = torch.save",
+                "from importlib import import_module; save = import_module('torch').save",
+            )
+        ),
         # As others do to see whether it is there.
         "import importlib.util; importlib.util.find_spec('torch'); from torch import save",
         # Somebody who saves for the script, as the libraries do.
@@ -286,12 +291,12 @@ def test_every_way_to_get_at_save(imports: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [
-        *("import ioshape.dcp", "import ioshape.lightning", "import ioshape.safetensors"),
-        "import ioshape.torch_checkpointing",
+        *("import ioshape.dcp", "import ioshape.safetensors"),
+        pytest.param("import ioshape.lightning", marks=pytest.mark.long),
+        pytest.param("import ioshape.torch_checkpointing", marks=pytest.mark.long),
         "import ioshape\nwith ioshape.patched(safetensors=True, dcp=True): pass",
     ],
 )

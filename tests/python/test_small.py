@@ -100,27 +100,32 @@ def test_others_are_durable_when_the_call_returns(
     assert is_ours(tmp_path / "model.pt")
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        "torch.ones(3).to_sparse()",
-        "torch.nn.Linear(2, 2)",
-        "torch.nn.Linear(2, 2).state_dict()",
-        "list(range(1000))",
-        "{1: {2: (3, [4.0, None, True, b'x', 'y', torch.nn.Parameter(torch.ones(2))])}}",
-        "torch.ones(1 << 20)[:2]",
-        "torch.ones(3, device='meta')",
-        "torch.empty(0)",
-    ],
-)
-def test_whatever_it_is_it_is_saved_as_torch_saves_it(tmp_path: Path, made: str) -> None:
-    text = f"import torch\ntorch.manual_seed(1)\nmade = {made}\ntorch.save(made, 'model.pt')\n"
+MADE = [
+    "torch.ones(3).to_sparse()",
+    "torch.nn.Linear(2, 2)",
+    "torch.nn.Linear(2, 2).state_dict()",
+    "list(range(1000))",
+    "{1: {2: (3, [4.0, None, True, b'x', 'y', torch.nn.Parameter(torch.ones(2))])}}",
+    "torch.ones(1 << 20)[:2]",
+    "torch.ones(3, device='meta')",
+    "torch.empty(0)",
+]
+
+
+def test_whatever_it_is_it_is_saved_as_torch_saves_it(tmp_path: Path) -> None:
+    text = f"""
+import torch
+for number, made in enumerate({MADE}):
+    torch.manual_seed(1)
+    torch.save(eval(made), f"{{number}}.pt")
+"""
     done, _ = run(tmp_path, text)
     assert done.returncode == 0, done.stderr
-    torch.manual_seed(1)
-    torch.save(eval(made), tmp_path / "theirs.pt")
-    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    assert repr(loaded) == repr(torch.load(tmp_path / "theirs.pt", weights_only=False))
+    for number, made in enumerate(MADE):
+        torch.manual_seed(1)
+        torch.save(eval(made), tmp_path / "theirs.pt")
+        loaded = torch.load(tmp_path / f"{number}.pt", weights_only=False)
+        assert repr(loaded) == repr(torch.load(tmp_path / "theirs.pt", weights_only=False)), made
 
 
 @pytest.mark.parametrize("what", ["linkat", "openat"])

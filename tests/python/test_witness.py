@@ -7,7 +7,11 @@ import pytest
 from witness import watch
 
 #: Those whose packages the set-up installs; `tests/bench.sh frameworks` watches more.
-SCENES = ("dcp", "opened", "lightning", "accelerate")
+SCENES = (
+    "dcp",
+    "lightning",
+    *(pytest.param(scene, marks=pytest.mark.long) for scene in ("opened", "accelerate")),
+)
 
 
 @pytest.mark.slow
