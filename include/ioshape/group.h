@@ -69,9 +69,21 @@ enum ioshape_board {
 	IOSHAPE_BOARD_FILES = 3  /**< small files beside the generations */
 };
 
+/** How many nodes of a set may lose their tier, and how many nodes are a set. */
+enum ioshape_parity {
+	IOSHAPE_PARITY_NONE = 0,
+	IOSHAPE_PARITY_1_OF_2 = 1, /**< partners have a copy of each other's files */
+	IOSHAPE_PARITY_1_OF_4 = 2,
+	IOSHAPE_PARITY_1_OF_8 = 3,
+	IOSHAPE_PARITY_2_OF_4 = 4,
+	IOSHAPE_PARITY_2_OF_6 = 5,
+	IOSHAPE_PARITY_2_OF_8 = 6
+};
+
 /** What the report of a group's save may have besides those of enum ioshape_step_code. */
 enum ioshape_group_step {
-	IOSHAPE_STEP_TIER = 14 /**< saved directly, though there is a tier */
+	IOSHAPE_STEP_TIER = 14,  /**< saved directly, though there is a tier */
+	IOSHAPE_STEP_PARITY = 15 /**< on the tiers of the nodes, which could not protect each other */
 };
 
 /** All ranks of a job, which save together. */
@@ -104,13 +116,21 @@ struct ioshape_group_options {
 	uint64_t keep_every;
 	/**
 	 * Generations are saved on this tier first, and kept for the directory: keep_last and
-	 * keep_every say what stays there once they are drained. All ranks open the same tier.
-	 * Borrowed until the group is freed; NULL: none.
+	 * keep_every say what stays there once they are drained. All ranks open the tier of their
+	 * node. Borrowed until the group is freed; NULL: none.
 	 *
-	 * Saved directly, which the report says, is what does not fit on the tier; what is saved
-	 * with a deadline, or with `replace` off; and everything if the ranks are on several nodes.
+	 * Saved directly, which the report says, is what does not fit on a node's tier, what is
+	 * saved with a deadline, or with `replace` off, and what a rank without a tier takes part
+	 * in.
 	 */
 	struct ioshape_tier *tier;
+	/** IOSHAPE_PARITY: nodes that save on their tiers keep, for each other, what makes up for
+	 * one that is lost. It needs `comm`. Rank 0's counts. */
+	enum ioshape_parity parity;
+	uint32_t reserved; /**< 0 */
+	/** IOSHAPE_RACK: nodes with the same name fail together, and are in different sets as far
+	 * as can be; NULL: each host by itself. */
+	const char *rack;
 };
 
 #define IOSHAPE_GROUP_OPTIONS_INIT IOSHAPE_SIZED(ioshape_group_options)

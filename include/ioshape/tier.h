@@ -132,7 +132,10 @@ enum ioshape_drained {
 	IOSHAPE_DRAINED_OVERTAKEN, /**< a later save to the same path goes instead */
 	IOSHAPE_DRAINED_NEWER,     /**< there is a newer one at the destination, which stays */
 	IOSHAPE_DRAINED_GONE,      /**< it was removed from the tier before */
-	IOSHAPE_DRAINED_FAILED     /**< it waits for the next drain */
+	IOSHAPE_DRAINED_FAILED,    /**< it waits for the next drain */
+	/** A generation of several nodes: the files that are here are there, and it appears when
+	 * those of the others are; it waits until then. */
+	IOSHAPE_DRAINED_WAITS
 };
 
 /** How a tier is drained. */
@@ -163,8 +166,8 @@ struct ioshape_drain_options {
  *
  * @param tier     the tier
  * @param options  NULL for all defaults
- * @return 0: nothing of it waits any more; -ECANCELED: the progress function ended it; another
- *         negative code
+ * @return 0: nothing of it waits any more; -ECANCELED: the progress function ended it; -EAGAIN:
+ *         what waits does so for other nodes; another negative code
  */
 int ioshape_tier_drain(struct ioshape_tier *tier, const struct ioshape_drain_options *options);
 

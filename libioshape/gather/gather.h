@@ -187,6 +187,7 @@ struct gather_facts {
 	uint32_t capacity;   /* writers at a time; 0 unknown */
 	bool shared;         /* ranks of a node can share memory */
 	bool comm;           /* bytes can travel between nodes */
+	bool apart;          /* each node writes to a disk of its own */
 };
 
 /* `why` receives a clause for the report, also where what was asked for is not possible. */

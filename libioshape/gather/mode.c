@@ -7,7 +7,8 @@
  *   any       | one rank                                            | each
  *   each      |                                                     | each
  *   node      | the ranks of a node can share memory, or are alone  | node
- *   rank0     | the same, and bytes can travel, or there is 1 node  | rank0
+ *   rank0     | the same, and bytes can travel, or there is 1 node; | rank0
+ *             | not on the tiers of several nodes                   |
  *   any other | not possible                                        | node if possible, or each
  *   auto      | one node, whose ranks can share memory              | node
  *   auto      | several nodes, 64 MiB or less in all, rank0 is      | rank0
@@ -46,7 +47,7 @@ static bool node_is_possible(const struct gather_facts *facts)
 
 static bool rank0_is_possible(const struct gather_facts *facts)
 {
-	return node_is_possible(facts) && (facts->comm || facts->nodes == 1);
+	return node_is_possible(facts) && ((facts->comm && !facts->apart) || facts->nodes == 1);
 }
 
 static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct gather_facts *facts,
@@ -60,8 +61,9 @@ static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct gather_f
 		return asked;
 	}
 	say(why, room, "%s was asked for, but %s", asked == IOSHAPE_MODE_NODE ? "node" : "rank0",
-	    node ? "there is no way for bytes between nodes (give the group a comm)" :
-		   "the ranks of a node cannot share memory here");
+	    !node	 ? "the ranks of a node cannot share memory here" :
+	    facts->apart ? "each node saves on its own tier" :
+			   "there is no way for bytes between nodes (give the group a comm)");
 	return node ? IOSHAPE_MODE_NODE : IOSHAPE_MODE_EACH;
 }
 

@@ -43,6 +43,8 @@ static int check_options(const struct ioshape_group_options *options, struct bas
 			error, -EINVAL,
 			"a group option has a value that its enum does not have" BASE_REMEDY
 			"zero the struct before filling it in");
+	if (options->reserved)
+		return base_refuse(error, -EINVAL, "options.reserved is %u", options->reserved);
 	if (options->ranks > ZIP_MAX_RANKS || options->rank >= options->ranks)
 		return base_refuse(error, -EINVAL,
 				   "rank %u of %u cannot be" BASE_REMEDY
@@ -110,10 +112,13 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 				      save_slots_config(group->context)->identity.job);
 	if (options->node && *options->node)
 		group->node = strdup(options->node);
+	if (options->rack && *options->rack)
+		group->rack = strdup(options->rack);
 	group->ranks = calloc(options->ranks, sizeof(*group->ranks));
 	group->leaders = calloc(options->ranks, sizeof(*group->leaders));
 	if (!trimmed || !group->token || !group->ranks || !group->leaders ||
-	    (options->node && *options->node && !group->node)) {
+	    (options->node && *options->node && !group->node) ||
+	    (options->rack && *options->rack && !group->rack)) {
 		free(trimmed);
 		return base_no_memory(error, "a group", options->ranks * sizeof(*group->ranks));
 	}
@@ -122,6 +127,7 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 	group->options.token = group->token;
 	group_job_hash(group->job, group->token);
 	group->options.node = group->node;
+	group->options.rack = group->rack;
 	return ret;
 }
 
@@ -168,19 +174,20 @@ static void free_group(struct ioshape_group *group)
 	free(group->near);
 	free(group->token);
 	free(group->node);
+	free(group->rack);
 	free(group->ranks);
 	free(group->leaders);
 	free(group);
 }
 
-/* Where its generations are on the tier. What other nodes have on theirs it could not see. */
+/* Where its generations are on the tier. */
 static int find_near(struct ioshape_group *group, struct base_error *error)
 {
 	struct group_tier *tier = group_tier_of(&group->options);
 	char name[GROUP_STEP_NAME_BYTES], *path, *place = NULL;
 	int ret;
 
-	if (!tier || group->node_count > 1)
+	if (!tier)
 		return 0;
 	group_step_name(name, 0);
 	if (asprintf(&path, "%s/%s", group->directory, name) < 0)
@@ -233,6 +240,9 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	ret = copy_strings(group, directory, error);
 	if (!ret) {
 		find_own_place(group);
+		snprintf(group->ranks[options.rank].domain, GROUP_WHERE_BYTES, "%s",
+			 group->rack ? group->rack : save_slots_config(context)->identity.node);
+		group->ranks[options.rank].has_tier = options.tier != NULL;
 		ret = ring_folder_make(group->directory, error);
 	}
 	if (!ret)

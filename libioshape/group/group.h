@@ -13,7 +13,7 @@
 /* ---- Notes (notes.c; pure) ------------------------------------------------------------------- */
 
 /* Of all that ranks tell and send each other. */
-#define GROUP_NOTES_FORMAT BASE_FORMAT(3u)
+#define GROUP_NOTES_FORMAT BASE_FORMAT(4u)
 
 /* Appended to a buffer; a failure is remembered in `failed`. */
 struct group_note {
@@ -23,6 +23,7 @@ struct group_note {
 
 void group_note_number(struct group_note *note, uint64_t number);
 void group_note_text(struct group_note *note, const char *text);
+void group_note_bytes(struct group_note *note, const void *data, size_t bytes);
 void group_note_error(struct group_note *note, const struct base_error *error);
 
 /* Reading: what does not fit sets `bad`, and gives zeros from then on. */
@@ -36,6 +37,8 @@ struct group_note_reader group_read_note(const struct base_buffer *note);
 uint64_t group_read_number(struct group_note_reader *reader);
 /* Cuts off what does not fit. */
 void group_read_text(struct group_note_reader *reader, char *into, size_t into_bytes);
+/* Where they lie in the note; none if they are not there. */
+const uint8_t *group_read_bytes(struct group_note_reader *reader, size_t *bytes);
 /* Another rank's failure as that of `error`; returns its code. 0 if it did not fail, or is bad. */
 int group_read_error(struct group_note_reader *reader, struct base_error *error);
 
@@ -74,6 +77,9 @@ struct group_rank {
 	uint32_t node;
 	char node_key[GROUP_WHERE_BYTES]; /* equal: they can share memory */
 	char where[GROUP_WHERE_BYTES];    /* for messages: "n03, process 4711" */
+	/* Rank 0 knows from what they want: who fails together, and who has a tier. */
+	char domain[GROUP_WHERE_BYTES];
+	bool has_tier;
 };
 
 struct ioshape_group {
@@ -81,11 +87,10 @@ struct ioshape_group {
 	struct ioshape_context *context;
 	struct ioshape_group_options options; /* strings are those below */
 	char *directory;                      /* absolute */
-	/* On its tier; NULL without one, and where ranks are on several nodes. */
-	char *near;
+	char *near; /* on its tier; NULL without one */
 	char *token;
 	char job[GROUP_JOB_BYTES]; /* of the token: in the names of attempts */
-	char *node;
+	char *node, *rack;
 	char board_name[17];
 	struct gather_board *board; /* NULL: there is only this rank */
 	struct slots_config coordinator;
@@ -130,6 +135,12 @@ uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mo
 
 /* How many files a generation has. */
 uint32_t group_files_of(const struct ioshape_group *group, enum ioshape_mode mode);
+
+/* Whether it is the first of its node. */
+static inline bool group_leads_node(const struct ioshape_group *group, uint32_t rank)
+{
+	return group->leaders[group->ranks[rank].node] == rank;
+}
 
 /* Whether it is on our node. */
 bool group_is_local(const struct ioshape_group *group, uint32_t rank);

@@ -2,7 +2,7 @@
 /* Which generation all ranks of a group load: the newest complete one, or the newest intact one. */
 #define _GNU_SOURCE
 #include "group/generation/handle.h"
-#include "group/group.h"
+#include "group/parity/restore.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -87,14 +87,36 @@ static uint64_t look_in(struct ioshape_group *group, const char *directory, uint
 	return info.serial;
 }
 
-/* Of two that are the same, that on the tier. */
-static void look_for_latest(struct ioshape_group *group, struct found *found,
-			    struct base_error *failure)
+/* The newest of which all is there, or can be made. */
+static const struct group_spread *first_restorable(const struct group_spreads *spreads)
 {
 	struct base_error unseen = { 0 };
+
+	for (size_t i = 0; i < spreads->count; i++) {
+		if (group_is_restorable(&spreads->all[i], &unseen))
+			return &spreads->all[i];
+	}
+	return NULL;
+}
+
+static uint64_t look_near(struct ioshape_group *group, const struct group_spread *spread,
+			  uint64_t *step)
+{
+	struct base_error unseen = { 0 };
+
+	if (!group_has_tiers(group))
+		return group->near ? look_in(group, group->near, step, &unseen) : 0;
+	*step = spread ? spread->step : 0;
+	return spread ? spread->serial : 0;
+}
+
+/* Of two that are the same, that on the tier. */
+static void look_for_latest(struct ioshape_group *group, const struct group_spread *spread,
+			    struct found *found, struct base_error *failure)
+{
 	uint64_t serial, there, step = 0;
 
-	serial = group->near ? look_in(group, group->near, &found->step, &unseen) : 0;
+	serial = look_near(group, spread, &found->step);
 	there = look_in(group, group->directory, &step, failure);
 	found->near = serial && serial >= there;
 	if (found->near)
@@ -103,17 +125,59 @@ static void look_for_latest(struct ioshape_group *group, struct found *found,
 		found->step = step;
 }
 
+/*
+ * All ranks: each node gets what its ranks want of it. If one does not, all load from the
+ * directory.
+ */
+static int restore(struct group_round *round, const struct group_spread *spread,
+		   struct found *found, struct base_error *failure, struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	int ret = group_restore(round, spread, failure, error);
+
+	if (ret)
+		return ret;
+	if (!group->options.rank && failure->code) {
+		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
+			 "generation %llu on the tiers is passed over: %s",
+			 (unsigned long long)found->step, failure->text);
+		base_error_begin(failure);
+		found->near = false;
+		look_in(group, group->directory, &found->step, failure);
+	}
+	return share(round, "whole", found, failure, error);
+}
+
+static int find_complete_in(struct group_round *round, struct group_spreads *spreads,
+			    struct found *found, struct base_error *failure,
+			    struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	const struct group_spread *spread;
+	int ret = group_has_tiers(group) ? group_look_at_tiers(round, spreads, error) : 0;
+
+	if (ret)
+		return ret;
+	spread = first_restorable(spreads);
+	if (!group->options.rank)
+		look_for_latest(group, spread, found, failure);
+	ret = share(round, "latest", found, failure, error);
+	if (!ret && !failure->code && found->near && group_has_tiers(group))
+		ret = restore(round, spread, found, failure, error);
+	return ret;
+}
+
 static int find_complete(struct ioshape_group *group, struct found *found, struct base_error *error)
 {
+	struct group_spreads spreads = { 0 };
 	struct base_error failure = { 0 };
 	struct group_round round;
 	int ret;
 
 	group_round_begin(&round, group, group_round_reserve(group), NULL);
-	if (!group->options.rank)
-		look_for_latest(group, found, &failure);
-	ret = share(&round, "latest", found, &failure, error);
+	ret = find_complete_in(&round, &spreads, found, &failure, error);
 	group_round_end(&round);
+	group_spreads_free(&spreads);
 	return !ret && failure.code ? base_pass_on(error, &failure) : ret;
 }
 
@@ -128,8 +192,9 @@ struct place {
 
 /* Of rank 0. The others hear. */
 struct search {
-	bool begun;
+	bool begun, looked;
 	struct place near, there;
+	struct group_spreads spreads; /* on the tiers of several nodes: candidates of `near` */
 };
 
 /* What the ranks found. */
@@ -161,6 +226,22 @@ static int list_place(struct place *place, const char *path, struct base_error *
 	return ret ? ret : group_list_by_age(&place->directory, &place->candidates, failure);
 }
 
+static int list_spreads(struct search *search, struct base_error *failure)
+{
+	struct group_candidates *candidates = &search->near.candidates;
+
+	candidates->all = calloc(MAX(search->spreads.count, 1), sizeof(*candidates->all));
+	if (!candidates->all)
+		return base_no_memory(failure, "a list of generations", search->spreads.count);
+	for (; candidates->count < search->spreads.count; candidates->count++) {
+		candidates->all[candidates->count].step =
+			search->spreads.all[candidates->count].step;
+		candidates->all[candidates->count].serial =
+			search->spreads.all[candidates->count].serial;
+	}
+	return 0;
+}
+
 static int begin_search(struct ioshape_group *group, struct search *search,
 			struct base_error *failure)
 {
@@ -169,8 +250,10 @@ static int begin_search(struct ioshape_group *group, struct search *search,
 	if (search->begun)
 		return 0;
 	search->begun = true;
+	if (group_has_tiers(group) && list_spreads(search, failure))
+		return failure->code;
 	/* There need not be anything. */
-	if (group->near && list_place(&search->near, group->near, &unseen) &&
+	if (!group_has_tiers(group) && group->near && list_place(&search->near, group->near, &unseen) &&
 	    unseen.code != -ENOENT)
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING, "%s", unseen.text);
 	return list_place(&search->there, group->directory, failure);
@@ -205,9 +288,12 @@ static void look_for_next(struct ioshape_group *group, struct search *search, st
 			    group->directory);
 		return;
 	}
-	look_at(place, failure);
-	found->step = place->candidates.all[place->at++].step;
 	found->near = place == &search->near;
+	if (found->near && group_has_tiers(group))
+		group_is_restorable(&search->spreads.all[place->at], failure);
+	else
+		look_at(place, failure);
+	found->step = place->candidates.all[place->at++].step;
 }
 
 static int beat(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
@@ -319,7 +405,42 @@ static int check(struct group_round *round, struct found *found, struct base_err
 	return ret ? ret : share(round, "intact", found, failure, error);
 }
 
-/* One generation, in one round. */
+/* All ranks: each node gets what it wants of it, or it is passed over. */
+static int restore_next(struct group_round *round, const struct search *search, struct found *found,
+			struct base_error *failure, struct base_error *error)
+{
+	const struct group_spread *spread =
+		round->group->options.rank ? NULL : &search->spreads.all[search->near.at - 1];
+	int ret = group_restore(round, spread, failure, error);
+
+	/* Whatever a node could not do: an older one may be had. */
+	if (failure->code && !group_is_its_own_fault(failure->code))
+		base_rephrase(failure, IOSHAPE_E_DAMAGED, "%s", failure->sentence);
+	return ret ? ret : share(round, "whole", found, failure, error);
+}
+
+/* One generation. */
+static int try_in(struct group_round *round, struct search *search, struct found *found,
+		  struct base_error *failure, struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	int ret = 0;
+
+	if (group_has_tiers(group) && !search->looked)
+		ret = group_look_at_tiers(round, &search->spreads, error);
+	search->looked = true;
+	if (!ret && !group->options.rank)
+		look_for_next(group, search, found, failure);
+	if (!ret)
+		ret = share(round, "next", found, failure, error);
+	if (!ret && !failure->code && found->near && group_has_tiers(group))
+		ret = restore_next(round, search, found, failure, error);
+	if (!ret && !failure->code)
+		ret = check(round, found, failure, error);
+	return ret;
+}
+
+/* In one round. */
 static int try_next(struct ioshape_group *group, struct search *search, struct found *found,
 		    struct base_error *failure, struct base_error *error)
 {
@@ -327,11 +448,7 @@ static int try_next(struct ioshape_group *group, struct search *search, struct f
 	int ret;
 
 	group_round_begin(&round, group, group_round_reserve(group), NULL);
-	if (!group->options.rank)
-		look_for_next(group, search, found, failure);
-	ret = share(&round, "next", found, failure, error);
-	if (!ret && !failure->code)
-		ret = check(&round, found, failure, error);
+	ret = try_in(&round, search, found, failure, error);
 	group_round_end(&round);
 	return ret;
 }
@@ -375,6 +492,7 @@ static int find_intact(struct ioshape_group *group, const struct ioshape_search_
 	}
 	close_place(&search.near);
 	close_place(&search.there);
+	group_spreads_free(&search.spreads);
 	return ret;
 }
 

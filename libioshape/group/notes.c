@@ -14,12 +14,15 @@ void group_note_number(struct group_note *note, uint64_t number)
 	note->failed |= base_buffer_append(&note->bytes, bytes, NUMBER_BYTES) != 0;
 }
 
+void group_note_bytes(struct group_note *note, const void *data, size_t bytes)
+{
+	group_note_number(note, bytes);
+	note->failed |= base_buffer_append(&note->bytes, data, bytes) != 0;
+}
+
 void group_note_text(struct group_note *note, const char *text)
 {
-	size_t bytes = strlen(text);
-
-	group_note_number(note, bytes);
-	note->failed |= base_buffer_append(&note->bytes, text, bytes) != 0;
+	group_note_bytes(note, text, strlen(text));
 }
 
 /* Nothing but the code where nothing has failed. */
@@ -60,20 +63,25 @@ uint64_t group_read_number(struct group_note_reader *reader)
 
 void group_read_text(struct group_note_reader *reader, char *into, size_t into_bytes)
 {
-	uint64_t bytes = group_read_number(reader);
-	size_t kept;
+	size_t bytes;
+	const uint8_t *at = group_read_bytes(reader, &bytes);
+	const size_t kept = MIN(bytes, into_bytes - 1);
 
-	*into = 0;
-	if (reader->bad || bytes > reader->left) {
-		reader->bad = true;
-		return;
-	}
-	kept = MIN(bytes, into_bytes - 1);
 	if (kept)
-		memcpy(into, reader->at, kept);
+		memcpy(into, at, kept);
 	into[kept] = 0;
-	reader->at += bytes;
-	reader->left -= bytes;
+}
+
+const uint8_t *group_read_bytes(struct group_note_reader *reader, size_t *bytes)
+{
+	const uint64_t length = group_read_number(reader);
+	const uint8_t *at = reader->at;
+
+	reader->bad |= length > reader->left;
+	*bytes = reader->bad ? 0 : length;
+	reader->at += *bytes;
+	reader->left -= *bytes;
+	return at;
 }
 
 int group_read_error(struct group_note_reader *reader, struct base_error *error)

@@ -67,7 +67,7 @@ static bool is_newer_there(const struct tier_carry *carry)
 }
 
 /* Then the copy is as old there as it would have been. */
-static void find_newer(struct tier_carry *carry)
+void tier_find_newer(struct tier_carry *carry)
 {
 	carry->result = IOSHAPE_DRAINED_NEWER;
 	carry->there_ns = carry->original.modified_ns;
@@ -103,7 +103,7 @@ static int make_above(const char *path, struct base_error *error)
 	return ret;
 }
 
-static int look_there(struct tier_carry *carry, struct base_error *error)
+int tier_look_there(struct tier_carry *carry, struct base_error *error)
 {
 	const char *path = carry->entry->path;
 	struct ring_entry there;
@@ -120,7 +120,7 @@ static int look_there(struct tier_carry *carry, struct base_error *error)
 	if (!ret)
 		ret = plan(carry, is_there ? &there : NULL, error);
 	if (!ret && is_there && there.modified_ns > carry->original.newest_ns)
-		find_newer(carry);
+		tier_find_newer(carry);
 	return ret;
 }
 
@@ -146,8 +146,14 @@ static int carry_what_is_there(struct tier_carry *carry, struct base_error *erro
 	int ret =
 		tier_bytes_of(carry->tier, carry->entry->path, &carry->copy, &carry->bytes, error);
 
+	if (!ret && carry->copy.kind == RING_FOLDER) {
+		ret = tier_carry_nodes(carry, error);
+		if (ret <= 0)
+			return ret;
+		ret = 0;
+	}
 	if (!ret)
-		ret = look_there(carry, error);
+		ret = tier_look_there(carry, error);
 	if (ret || carry->result != IOSHAPE_DRAINED)
 		return ret;
 	ret = carry->copy.kind == RING_FOLDER ? tier_carry_folder(carry, error) :
@@ -155,7 +161,7 @@ static int carry_what_is_there(struct tier_carry *carry, struct base_error *erro
 	/* Somebody was there just before us. */
 	if (ret == -EEXIST && is_newer_there(carry)) {
 		base_error_begin(error);
-		find_newer(carry);
+		tier_find_newer(carry);
 		ret = 0;
 	}
 	return ret;

@@ -149,12 +149,34 @@ static void tell(const struct drain *drain, const struct tier_entry *entry,
 	} else if (result != IOSHAPE_DRAINED) {
 		base_log(save_log(drain->tier->context), IOSHAPE_LOG_INFO,
 			 "\"%s\" is not drained: %s", entry->path,
+			 result == IOSHAPE_DRAINED_WAITS     ? why->text :
 			 result == IOSHAPE_DRAINED_OVERTAKEN ? "a later save goes instead" :
 			 result == IOSHAPE_DRAINED_NEWER     ? "there is a newer one" :
 							       "it was removed from the tier");
 	}
 	if (drain->options.ended)
 		drain->options.ended(drain->options.ended_user, entry->path, result, bytes);
+}
+
+/* Not in this drain. That it waits for others is no failure, if there is another one. */
+static int leave_for_later(struct drain *drain, const struct tier_entry *entry,
+			   const struct base_error *why, struct base_error *error)
+{
+	if (!drain->first.code || drain->first.code == -EAGAIN)
+		drain->first = *why;
+	if (!base_buffer_append(&drain->failed, &entry->number, sizeof(entry->number)))
+		return 0;
+	return base_no_memory(error, "what cannot be drained", sizeof(entry->number));
+}
+
+static int wait_for_others(struct drain *drain, const struct tier_entry *entry,
+			   const struct base_error *why, struct base_error *error)
+{
+	const int ret = leave_for_later(drain, entry, why, error);
+
+	if (!ret)
+		tell(drain, entry, IOSHAPE_DRAINED_WAITS, 0, why);
+	return ret;
 }
 
 /* -ECANCELED and a lack of memory end the drain; what else fails is told, and stays. */
@@ -174,6 +196,8 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 		ret = settle(drain, entry, NULL, &why);
 	} else {
 		ret = tier_carry(&carry, &why);
+		if (!ret && carry.result == IOSHAPE_DRAINED_WAITS)
+			return wait_for_others(drain, entry, &why, error);
 		if (!ret)
 			ret = settle_carried(drain, &carry, &why);
 		if (!ret)
@@ -185,11 +209,9 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 		return base_pass_on(error, &why);
 	if (ret) {
 		carry.result = IOSHAPE_DRAINED_FAILED;
-		if (base_buffer_append(&drain->failed, &entry->number, sizeof(entry->number)))
-			return base_no_memory(error, "what cannot be drained",
-					      sizeof(entry->number));
-		if (!drain->first.code)
-			drain->first = why;
+		ret = leave_for_later(drain, entry, &why, error);
+		if (ret)
+			return ret;
 	}
 	tell(drain, entry, carry.result, carry.result == IOSHAPE_DRAINED ? carry.bytes : 0, &why);
 	return 0;

@@ -23,7 +23,7 @@ static struct ioshape_tier *tier;
 static struct sample sample, other;
 
 static struct {
-	unsigned count[IOSHAPE_DRAINED_FAILED + 1];
+	unsigned count[IOSHAPE_DRAINED_WAITS + 1];
 	uint64_t bytes;
 	char paths[8192], why[1024];
 } told;

@@ -40,6 +40,8 @@ _PROTOCOL = 2  # torch's default
 _DEADLINE_MS = 120_000  # the library's default
 _MOST_STEP = (1 << 63) - 1
 
+_PARITIES = config.SETTINGS["parity"].words
+
 _MODES = {
     "auto": lib.IOSHAPE_MODE_AUTO,
     "each": lib.IOSHAPE_MODE_EACH,
@@ -92,9 +94,9 @@ def save_group(
         deadline: as in save(), the same on all ranks; old generations are then removed by the next
             save.
         durable: "destination" waits until a save over a tier is drained, on this rank.
-        tier: as in save(), the same on all ranks: the generation is durable there, and appears in
-            the directory once it is drained. keep_last and keep_every count what is in the
-            directory. Ranks on several nodes save directly.
+        tier: as in save(), a folder on each node: the generation is durable there, and appears in
+            the directory once all nodes have drained it. keep_last and keep_every count what is in
+            the directory. With the setting "parity" nodes make up for one that is lost.
 
     Returns:
         A Report of this rank's part. On all ranks its `skipped` is set if the generation did not
@@ -187,7 +189,9 @@ class Group:
         # Tests put several nodes on one host.
         played = os.environ.get("IOSHAPE_TEST_NODE")
         several_nodes = key.job.world_size > key.job.local_world_size or played
-        if key.mode not in ("auto", "rank0") or not several_nodes or key.job.world_size == 1:
+        if key.job.world_size == 1 or not several_nodes:
+            return None
+        if key.mode not in ("auto", "rank0") and not key.tier:
             return None
         try:
             return _comm.of_torch((settings["deadline_ms"] or _DEADLINE_MS) / 1000)
@@ -212,6 +216,8 @@ class Group:
         options.deadline_ms = settings["deadline_ms"] or 0
         options.keep_last = self.key.keep_last
         options.keep_every = self.key.keep_every
+        options.parity = _PARITIES.index(settings["parity"] or _PARITIES[0])
+        options.rack = self._in_c(settings["rack"] or "")
         options.token = self._in_c(_token(self.key.job, settings["job"]))
         if self.comm is not None:
             options.comm = self.comm.struct

@@ -24,6 +24,7 @@ _CODES = {
     lib.IOSHAPE_STEP_OVERTAKEN: "overtaken",
     lib.IOSHAPE_STEP_CHECKSUMS: "checksums",
     lib.IOSHAPE_STEP_TIER: "tier",
+    lib.IOSHAPE_STEP_PARITY: "parity",
 }
 
 #: The phases of a save or load, as progress callbacks get them.
@@ -62,7 +63,7 @@ class Step(str):
 
     #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "nothing", "slot",
     #: "skipped", "group", "overtaken", "checksums"; "tier": it was not saved there, or will not be
-    #: drained; "torch": torch itself wrote the file, or this
+    #: drained; "parity": nodes could not protect each other; "torch": torch itself wrote the file, or this
     #: package could not do all; "safetensors": the original did, for what C has no name for
     code: str
 

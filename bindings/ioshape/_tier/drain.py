@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # What another process has drained is looked for so often, while somebody waits.
 _LOOK_S = 0.25
 # After a drain that failed the next one begins so much later, or when something is saved; each time
-# twice as late.
+# twice as late. What waits for other nodes is looked at sooner.
 _RETRY_S, _LATEST_RETRY_S = 5.0, 300.0
+_WAIT_S, _LATEST_WAIT_S = 0.5, 15.0
 # An aborted drain ends between two blocks; storage that hangs is left alone.
 _STOP_S = 5.0
 # The least share of a pool: direct saves go first.
@@ -217,8 +218,12 @@ class Drain:
                 pause = None
             except CanceledError:
                 return
-            except StorageError:  # the log has it, and so have those who wait
-                pause = min(2 * pause, _LATEST_RETRY_S) if pause else _RETRY_S
+            except StorageError as error:  # the log has it, and so have those who wait
+                waits = error.errno == errno.EAGAIN
+                least, most = (
+                    (_WAIT_S, _LATEST_WAIT_S) if waits else (_RETRY_S, _LATEST_RETRY_S)
+                )
+                pause = max(least, min(2 * pause, most)) if pause else least
             self._look()
             with self._changed:
                 self._changed.notify_all()

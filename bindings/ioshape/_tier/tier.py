@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ioshape._save.report import Progress
     from ioshape._settings.context import Context
 
-Result = Literal["drained", "overtaken", "newer", "gone", "failed"]
+Result = Literal["drained", "overtaken", "newer", "gone", "failed", "waits"]
 
 _RESULTS: dict[int, Result] = {
     lib.IOSHAPE_DRAINED: "drained",
@@ -33,6 +33,7 @@ _RESULTS: dict[int, Result] = {
     lib.IOSHAPE_DRAINED_NEWER: "newer",
     lib.IOSHAPE_DRAINED_GONE: "gone",
     lib.IOSHAPE_DRAINED_FAILED: "failed",
+    lib.IOSHAPE_DRAINED_WAITS: "waits",
 }
 
 
@@ -64,7 +65,8 @@ class Drained(NamedTuple):
     path: str
     #: "drained"; "overtaken": a later save to the same path goes instead; "newer": there is a newer
     #: one at the destination, which stays; "gone": it was removed from the tier before; "failed":
-    #: it waits for the next drain
+    #: it waits for the next drain; "waits": a generation of several nodes, whose files from here
+    #: are there, waits for those of the others
     result: Result
     #: that were carried
     n_bytes: int
@@ -224,7 +226,8 @@ class Tier(Owner):
             stop: ends the drain from another thread, in the place of `progress`.
 
         Raises:
-            StorageError: the first failure. What failed stays; the others have been drained.
+            StorageError: the first failure. What failed stays; the others have been drained. Its
+                errno is EAGAIN if nothing has failed, and something waits for other nodes.
         """
         options = sized("ioshape_drain_options")
         wanted = None if path is None else ffi.new("char[]", encoded(path))

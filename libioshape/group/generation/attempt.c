@@ -60,7 +60,7 @@ static void note_serial(const struct ring_folder *directory, const char *name,
 {
 	uint64_t serial;
 
-	if (kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT)
+	if (kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT || kind == GROUP_NAME_DRAINED)
 		return;
 	group_peek_serial(directory, name, &serial);
 	if (serial < ZIP_MAX_SERIAL)
@@ -93,7 +93,7 @@ uint64_t group_last_serial(const struct ring_folder *directory, const struct bas
 
 /* ---- Begin ----------------------------------------------------------------------------------- */
 
-/* -EAGAIN: try another name. */
+/* -EAGAIN: the name is taken. */
 static int make_folder(struct group_attempt *attempt, struct base_error *error)
 {
 	enum ring_lock lock = RING_LOCKED;
@@ -108,8 +108,8 @@ static int make_folder(struct group_attempt *attempt, struct base_error *error)
 	return ret;
 }
 
-int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
-			const char *job, const struct base_log *log, struct base_error *error)
+static int open_directory(struct group_attempt *attempt, const char *directory, uint64_t step,
+			  const char *job, const struct base_log *log, struct base_error *error)
 {
 	int ret;
 
@@ -120,22 +120,50 @@ int group_attempt_begin(struct group_attempt *attempt, const char *directory, ui
 	ret = ring_folder_make(directory, error);
 	if (!ret)
 		ret = ring_folder_open(&attempt->directory, directory, error);
+	if (!ret)
+		group_tidy(&attempt->directory, job, &attempt->last_serial, &attempt->log);
+	return ret;
+}
+
+/* The name was found or not. */
+static int end_begin(struct group_attempt *attempt, int ret, struct base_error *error)
+{
+	if (ret == -EAGAIN)
+		base_fail(error, ret, "cannot find a free name in %s", attempt->directory.path);
+	if (ret)
+		group_attempt_abandon(attempt);
+	else
+		ring_folder_look_anew(&attempt->directory, &attempt->seen);
+	return ret;
+}
+
+int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
+			const char *job, const struct base_log *log, struct base_error *error)
+{
+	int ret = open_directory(attempt, directory, step, job, log, error);
+
 	if (ret)
 		return ret;
-	group_tidy(&attempt->directory, job, &attempt->last_serial, &attempt->log);
 	for (int tries = 0; tries < MOST_TRIES; tries++) {
 		make_name(attempt, job);
 		ret = make_folder(attempt, error);
 		if (ret != -EAGAIN)
 			break;
 	}
-	if (ret == -EAGAIN)
-		base_fail(error, ret, "cannot find a free name in %s", directory);
+	return end_begin(attempt, ret, error);
+}
+
+int group_attempt_join(struct group_attempt *attempt, const char *directory, uint64_t step,
+		       const char *name, const char *job, const struct base_log *log,
+		       struct base_error *error)
+{
+	int ret = open_directory(attempt, directory, step, job, log, error);
+
 	if (ret)
-		group_attempt_abandon(attempt);
-	else
-		ring_folder_look_anew(&attempt->directory, &attempt->seen);
-	return ret;
+		return ret;
+	snprintf(attempt->name, sizeof(attempt->name), "%s", name);
+	strcpy(attempt->id, group_parse_name(name).id);
+	return end_begin(attempt, make_folder(attempt, error), error);
 }
 
 /* ---- Commit ---------------------------------------------------------------------------------- */
@@ -166,17 +194,35 @@ static int find_expected(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
+static int check_files_here(const struct group_attempt *attempt,
+			    const struct zip_manifest *manifest, struct base_error *error)
+{
+	struct zip_manifest one = { .file_count = 1 };
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
+		one.files = &manifest->files[i];
+		if (attempt->files_here[i])
+			ret = group_check_files(&attempt->folder, &one,
+						"do all ranks of the node see its tier?", error);
+	}
+	return ret;
+}
+
 /*
  * The sizes of files that others have just written would have to be asked for one by one, and some
  * filesystems ask their writers for them. Their names come in a few answers, however many there
  * are.
  */
-static int check_written(const struct ring_folder *folder, const struct zip_manifest *manifest,
+static int check_written(const struct group_attempt *attempt, const struct zip_manifest *manifest,
 			 struct base_error *error)
 {
+	const struct ring_folder *folder = &attempt->folder;
 	struct expected expected = { .count = manifest->file_count };
 	int ret;
 
+	if (attempt->files_here)
+		return check_files_here(attempt, manifest, error);
 	if (expected.count > 1) {
 		expected.names = malloc(expected.count * sizeof(*expected.names));
 		if (!expected.names)
@@ -192,8 +238,7 @@ static int check_written(const struct ring_folder *folder, const struct zip_mani
 	return group_check_files(folder, manifest, "all nodes must share the directory", error);
 }
 
-/* After all that are there now, though their jobs began later, and had other clocks. */
-static uint64_t next_serial(const struct group_attempt *attempt)
+uint64_t group_next_serial(const struct group_attempt *attempt)
 {
 	uint64_t last = attempt->last_serial;
 	struct ring_entry now;
@@ -212,7 +257,8 @@ static int write_manifest(struct group_attempt *attempt, const struct zip_manife
 	struct base_buffer text = { 0 };
 	int ret;
 
-	numbered.serial = next_serial(attempt);
+	if (!numbered.serial)
+		numbered.serial = group_next_serial(attempt);
 	ret = zip_manifest_encode(&text, &numbered);
 	if (ret == -ENOMEM)
 		base_no_memory(error, "a manifest", text.bytes);
@@ -227,7 +273,7 @@ static int write_manifest(struct group_attempt *attempt, const struct zip_manife
 				      error);
 	/* Other ranks have written them: what does not hold must not replace what does. */
 	if (!ret)
-		ret = check_written(&attempt->folder, manifest, error);
+		ret = check_written(attempt, manifest, error);
 	/* Once for the names of all files: their writers have synced what is in them. */
 	if (!ret)
 		ret = ring_folder_sync(&attempt->folder, error);
@@ -534,7 +580,11 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	 * The name is compared under the lock: the attempt may have been committed between our open
 	 * and its unlock, and would be a complete generation by now.
 	 */
-	if (parsed.kind == GROUP_NAME_ATTEMPT) {
+	if (parsed.kind == GROUP_NAME_DRAINED) {
+		/* Nobody holds it for as long as others may bring something. */
+		if (is_untouched(tidying, &folder))
+			remove_it(tidying, &folder, name, "which nobody brings more files to");
+	} else if (parsed.kind == GROUP_NAME_ATTEMPT) {
 		if (is_dead(tidying, &folder, parsed.id) &&
 		    ring_folder_is_named(&folder, tidying->directory, name))
 			remove_it(tidying, &folder, name, "left behind by a dead process");

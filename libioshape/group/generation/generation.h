@@ -18,8 +18,8 @@
 
 /* "step-0000001000" */
 #define GROUP_STEP_NAME_BYTES 32
-/* ".step-0000001000.<job>-<domain>-<random>", ".replaced-step-0000001000.<random>",
- * ".pruned-step-0000001000.<random>" */
+/* ".step-0000001000.<job>-<domain>-<random>", ".drained-" in front of "step" with the same behind
+ * it, ".replaced-step-0000001000.<random>", ".pruned-step-0000001000.<random>" */
 #define GROUP_ATTEMPT_NAME_BYTES 96
 /* "<job>-<lock domain>-<random>": 8, 8 and 16 hexadecimal digits. */
 #define GROUP_ATTEMPT_ID_BYTES 35
@@ -30,12 +30,13 @@ enum group_name_kind {
 	GROUP_NAME_ATTEMPT,
 	GROUP_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
 	GROUP_NAME_PRUNED,   /* stepped aside to be removed: see prune.c */
+	GROUP_NAME_DRAINED,  /* nodes bring their files there: see tier/carry_nodes.c */
 };
 
 struct group_name {
 	enum group_name_kind kind;
 	uint64_t step;
-	char id[GROUP_ATTEMPT_ID_BYTES]; /* of an attempt */
+	char id[GROUP_ATTEMPT_ID_BYTES]; /* of an attempt, also where it is drained */
 };
 
 void group_step_name(char into[GROUP_STEP_NAME_BYTES], uint64_t step);
@@ -43,6 +44,9 @@ struct group_name group_parse_name(const char *name);
 /* A name for what steps aside: `kind` is GROUP_NAME_REPLACED or GROUP_NAME_PRUNED. */
 void group_aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind kind, uint64_t step,
 		      uint64_t number);
+
+/* Where nodes bring the files of that attempt, each from its tier. */
+void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, const char *id);
 
 /* ---- Attempts (attempt.c) -------------------------------------------------------------------- */
 
@@ -55,6 +59,8 @@ struct group_attempt {
 	/* Its number is higher: that of the newest that was there when it began, or in another
 	 * directory that goes with this one. Then its own. */
 	uint64_t last_serial;
+	/* The files of the manifest that are in this directory, by their numbers; NULL: all. */
+	const bool *files_here;
 	struct ring_entry seen; /* the directory, when the attempt had its name */
 	bool committed;
 	struct base_log log;
@@ -75,6 +81,15 @@ struct group_attempt {
 int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
 			const char *job, const struct base_log *log, struct base_error *error);
 
+/* The same on another node, for its own files: under the name that rank 0's has. */
+int group_attempt_join(struct group_attempt *attempt, const char *directory, uint64_t step,
+		       const char *name, const char *job, const struct base_log *log,
+		       struct base_error *error);
+
+/* The number that the attempt would have now: after all that are there, though their jobs began
+ * later, and had other clocks. */
+uint64_t group_next_serial(const struct group_attempt *attempt);
+
 /* Valid until commit or abandon. */
 static inline const char *group_attempt_path(const struct group_attempt *attempt)
 {
@@ -82,7 +97,7 @@ static inline const char *group_attempt_path(const struct group_attempt *attempt
 }
 
 /*
- * Writes the manifest, and makes the attempt the generation of its step, durably: whatever happens,
+ * Writes the manifest, with the next serial number if it has none, and makes the attempt the generation of its step, durably: whatever happens,
  * there is the old generation or the new one. -EEXIST with no_replace if there is a complete one;
  * IOSHAPE_E_DAMAGED if one of its files is not there.
  * After a failure it is as it was before, and can only be abandoned.
@@ -118,7 +133,8 @@ uint64_t group_name_number(void);
 
 /* ---- Generations (open.c, list.c) ------------------------------------------------------------ */
 
-/* One that holds: its manifest is sound, and the files are there with their sizes. */
+/* One that holds: its manifest is sound, and the files are there with their sizes. On the tiers of
+ * several nodes, where a file of parities says so, each has its own files only. */
 struct group_generation {
 	struct ring_folder folder;
 	struct zip_manifest manifest;
@@ -139,6 +155,15 @@ void group_generation_close(struct group_generation *generation);
 int group_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
 		      const char *remedy, struct base_error *error);
 uint64_t group_generation_bytes(const struct group_generation *generation);
+
+/* "node-00003.parity": what protects the files of a node on its tier, and tells them apart from an
+ * incomplete generation. */
+#define GROUP_PARITY_NAME_BYTES 32
+void group_parity_name(char into[GROUP_PARITY_NAME_BYTES], uint32_t node);
+/* Whether it is one, and whose. */
+bool group_parse_parity_name(const char *name, uint32_t *node);
+/* Whether a directory has one: a generation in it has the files of some nodes only. */
+bool group_is_of_nodes(const struct ring_folder *folder);
 
 /* A name that may be a generation's: also that of one that stepped aside while nothing is in its
  * place. */

@@ -33,7 +33,8 @@ static int add_candidate(void *user, const char *name, struct base_error *error)
 	struct group_name parsed = group_parse_name(name);
 	struct base_buffer *list = user;
 
-	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_ATTEMPT)
+	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_ATTEMPT ||
+	    parsed.kind == GROUP_NAME_DRAINED)
 		return 0;
 	candidate.step = parsed.step;
 	candidate.aside = parsed.kind != GROUP_NAME_STEP;

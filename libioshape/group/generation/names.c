@@ -10,6 +10,8 @@ static const char *const aside_words[] = {
 	[GROUP_NAME_PRUNED] = ".pruned-",
 };
 
+static const char drained_word[] = ".drained-";
+
 #define RANDOM_DIGITS 16u
 
 void group_step_name(char into[GROUP_STEP_NAME_BYTES], uint64_t step)
@@ -76,13 +78,23 @@ struct group_name group_parse_name(const char *name)
 			parsed.kind = kind;
 	}
 	if (parsed.kind == GROUP_NAME_OTHER) {
-		end = parse_step(name + 1, &parsed.step);
+		const bool drained = !strncmp(name, drained_word, strlen(drained_word));
+
+		end = parse_step(name + (drained ? strlen(drained_word) : 1), &parsed.step);
 		if (end && *end == '.' && is_id(end + 1)) {
-			parsed.kind = GROUP_NAME_ATTEMPT;
+			parsed.kind = drained ? GROUP_NAME_DRAINED : GROUP_NAME_ATTEMPT;
 			memcpy(parsed.id, end + 1, sizeof(parsed.id));
 		}
 	}
 	return parsed;
+}
+
+void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, const char *id)
+{
+	char place[GROUP_STEP_NAME_BYTES];
+
+	group_step_name(place, step);
+	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%s", drained_word, place, id);
 }
 
 void group_aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind kind, uint64_t step,
@@ -93,4 +105,21 @@ void group_aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind 
 	group_step_name(place, step);
 	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%016llx", aside_words[kind], place,
 		 (unsigned long long)number);
+}
+
+void group_parity_name(char into[GROUP_PARITY_NAME_BYTES], uint32_t node)
+{
+	snprintf(into, GROUP_PARITY_NAME_BYTES, "node-%05u.parity", node);
+}
+
+bool group_parse_parity_name(const char *name, uint32_t *node)
+{
+	char again[GROUP_PARITY_NAME_BYTES];
+	unsigned number;
+
+	if (sscanf(name, "node-%u.parity", &number) != 1)
+		return false;
+	*node = number;
+	group_parity_name(again, number);
+	return !strcmp(again, name);
 }

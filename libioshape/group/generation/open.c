@@ -54,15 +54,52 @@ int group_check_files(const struct ring_folder *folder, const struct zip_manifes
 	return ret;
 }
 
+static int see_parity(void *user, const char *name, struct base_error *error)
+{
+	uint32_t node;
+
+	(void)user, (void)error;
+	return group_parse_parity_name(name, &node);
+}
+
+bool group_is_of_nodes(const struct ring_folder *folder)
+{
+	return ring_folder_list(folder, see_parity, NULL, NULL) == 1;
+}
+
+/* Those of other nodes are not there. */
+static int check_own_files(const struct group_generation *generation, struct base_error *error)
+{
+	const struct ring_folder *folder = &generation->folder;
+	const struct zip_manifest *manifest = &generation->manifest;
+	struct ring_entry entry;
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
+		ret = ring_folder_look(folder, manifest->files[i].name, &entry, error);
+		if (!ret)
+			ret = check_file(folder, &manifest->files[i], "use another generation",
+					 error);
+		ret = ret == -ENOENT ? 0 : ret;
+	}
+	return ret;
+}
+
 static int check(const struct group_generation *generation, uint64_t step, struct base_error *error)
 {
 	const struct zip_manifest *manifest = &generation->manifest;
+	struct base_error incomplete = { 0 };
+	int ret;
 
 	if (manifest->step != step)
 		return base_refuse(error, IOSHAPE_E_DAMAGED,
 				   "%s has the manifest of step %llu: the directory was renamed",
 				   generation->folder.path, (unsigned long long)manifest->step);
-	return group_check_files(&generation->folder, manifest, "use another generation", error);
+	ret = group_check_files(&generation->folder, manifest, "use another generation",
+				&incomplete);
+	if (ret == IOSHAPE_E_DAMAGED && group_is_of_nodes(&generation->folder))
+		return check_own_files(generation, error);
+	return ret ? base_pass_on(error, &incomplete) : 0;
 }
 
 int group_generation_open(struct group_generation *generation, const struct ring_folder *directory,

@@ -31,6 +31,8 @@ static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
 	group_read_error(&reader, &theirs);
 	step = group_read_number(&reader);
 	part->plan.bytes[rank] = group_read_number(&reader);
+	part->group->ranks[rank].has_tier = group_read_number(&reader) != 0;
+	group_read_text(&reader, part->group->ranks[rank].domain, GROUP_WHERE_BYTES);
 	wants->have[rank] = true;
 	if (reader.bad)
 		base_refuse(&theirs, -EPROTO, "cannot read what it wants");
@@ -111,6 +113,7 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 		.shared = true,
 		.bytes = plan->total_bytes,
 		.comm = group->options.comm && !group->comm_failed,
+		.apart = group_is_spread(part),
 	};
 
 	for (uint32_t rank = 0; rank < facts.ranks; rank++)
@@ -138,13 +141,13 @@ static void remove_dead_attempts(void *user)
 	ring_folder_close(&directory);
 }
 
-/* For the parts of all ranks. */
+/* For what is written there. */
 static int check_space(struct group_part *part, struct base_error *error)
 {
 	const struct save_space space = {
 		.context = part->group->context,
 		.path = group_place_of(part),
-		.needed_bytes = part->plan.total_bytes,
+		.needed_bytes = group_bytes_here(part),
 		.clear = remove_dead_attempts,
 		.clear_user = part,
 	};
@@ -152,19 +155,12 @@ static int check_space(struct group_part *part, struct base_error *error)
 	return save_space_check(&space, &part->notes, error);
 }
 
-static int make_plan(struct group_part *part, struct group_attempt *attempt,
-		     struct base_error *error)
+static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
+			 struct base_error *error)
 {
 	struct ioshape_group *group = part->group;
-	int ret;
+	int ret = check_space(part, error);
 
-	ret = collect_wants(part, error);
-	if (ret)
-		return ret;
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		part->plan.total_bytes += part->plan.bytes[rank];
-	group_choose_place(part);
-	ret = check_space(part, error);
 	if (ret)
 		return ret;
 	ret = group_attempt_begin(attempt, group_place_of(part), part->step, group->job,
@@ -177,7 +173,20 @@ static int make_plan(struct group_part *part, struct group_attempt *attempt,
 	return 0;
 }
 
-static int say_plan(struct group_part *part, const struct base_error *failure,
+static int make_plan(struct group_part *part, struct group_attempt *attempt,
+		     struct base_error *error)
+{
+	int ret = collect_wants(part, error);
+
+	if (ret)
+		return ret;
+	for (uint32_t rank = 0; rank < part->group->options.ranks; rank++)
+		part->plan.total_bytes += part->plan.bytes[rank];
+	group_choose_place(part);
+	return begin_attempt(part, attempt, error);
+}
+
+static int say_plan(struct group_part *part, const char *what, const struct base_error *failure,
 		    struct base_error *error)
 {
 	const struct group_plan *plan = &part->plan;
@@ -193,7 +202,25 @@ static int say_plan(struct group_part *part, const struct base_error *failure,
 	group_note_number(&note, plan->total_bytes);
 	for (uint32_t rank = 0; plan->bytes && rank < part->group->options.ranks; rank++)
 		group_note_number(&note, plan->bytes[rank]);
-	return group_round_post(&part->round, "plan", &note, error);
+	return group_round_post(&part->round, what, &note, error);
+}
+
+/* All nodes have room for their files, or all save directly. */
+static int agree_on_place(struct group_part *part, struct group_attempt *attempt,
+			  struct base_error *error)
+{
+	struct base_error unsaid = { 0 };
+	int ret = group_ask_for_room(part, error);
+
+	if (ret == -EAGAIN) {
+		group_attempt_abandon(attempt);
+		group_save_directly(part, error->sentence);
+		base_error_begin(error);
+		ret = begin_attempt(part, attempt, error);
+	}
+	if (say_plan(part, "agreed", error, &unsaid) && !ret)
+		ret = base_pass_on(error, &unsaid);
+	return ret;
 }
 
 /* ---- What was written ------------------------------------------------------------------------ */
@@ -337,6 +364,8 @@ static int commit(struct sum *sum, struct group_attempt *attempt,
 		return ret;
 	for (uint32_t i = 0; i < manifest->file_count; i++)
 		part->report->generation_bytes += manifest->files[i].bytes;
+	if (group_is_spread(part))
+		return group_commit_spread(part, attempt, manifest, error);
 	ret = group_attempt_commit(attempt, manifest, part->task->file_options.no_replace, error);
 	if (ret)
 		return ret;
@@ -351,6 +380,7 @@ static int say_verdict(struct group_part *part, const struct base_error *failure
 
 	group_note_error(&note, failure);
 	group_note_number(&note, part->report->generation_bytes);
+	group_note_text(&note, part->unprotected);
 	return group_round_post(&part->round, "verdict", &note, error);
 }
 
@@ -397,12 +427,12 @@ static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
 		return ret;
 	if (!ret)
 		group_round_forget(&part->round);
-	*told = !say_plan(part, error, &unsaid);
+	*told = !say_plan(part, "plan", error, &unsaid);
 	if (!ret && !*told) {
 		*error = unsaid;
 		ret = unsaid.code;
 	}
-	return ret;
+	return !ret && group_is_spread(part) ? agree_on_place(part, attempt, error) : ret;
 }
 
 static int write_and_commit(struct group_part *part, struct group_attempt *attempt,
@@ -449,5 +479,5 @@ int group_lead_nowhere(struct group_part *part, const struct base_error *why,
 	struct base_error named = { 0 };
 
 	fail_own(part, why, &named);
-	return say_plan(part, &named, error);
+	return say_plan(part, "plan", &named, error);
 }

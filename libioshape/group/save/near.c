@@ -5,12 +5,21 @@
 #include <errno.h>
 #include <stdio.h>
 
+static bool have_all_tiers(const struct ioshape_group *group)
+{
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		if (!group->ranks[rank].has_tier)
+			return false;
+	}
+	return true;
+}
+
 static const char *find_reason(const struct group_part *part)
 {
 	const struct ring_file_options *options = &part->task->file_options;
 
-	if (!part->group->near)
-		return "its ranks are on several nodes";
+	if (!have_all_tiers(part->group))
+		return "a rank has no tier";
 	if (options->no_replace)
 		return "what is at its destination is not to be replaced";
 	if (options->deadline_ns)
@@ -28,6 +37,26 @@ static void note_reason(struct group_part *part)
 	ring_notes_report(&part->notes, part->report);
 }
 
+void group_save_directly(struct group_part *part, const char *why)
+{
+	part->plan.near = false;
+	snprintf(part->plan.not_near, sizeof(part->plan.not_near), "%s", why);
+	note_reason(part);
+}
+
+uint64_t group_bytes_here(const struct group_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	uint64_t bytes = 0;
+
+	if (!group_is_spread(part))
+		return part->plan.total_bytes;
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
+		bytes += group_is_local(group, rank) ? part->plan.bytes[rank] : 0;
+	/* A parity is as long as a segment: at most so much. */
+	return group->options.parity ? 2 * bytes : bytes;
+}
+
 void group_choose_place(struct group_part *part)
 {
 	struct group_tier *tier = group_tier_of(&part->group->options);
@@ -38,12 +67,12 @@ void group_choose_place(struct group_part *part)
 	if (!tier)
 		return;
 	reason = find_reason(part);
-	if (!reason && tier->ops->make_room(tier, part->task->path, plan->total_bytes, &failure))
-		reason = failure.sentence;
 	plan->near = !reason;
+	if (!reason &&
+	    tier->ops->make_room(tier, part->task->path, group_bytes_here(part), &failure))
+		reason = failure.sentence;
 	if (reason)
-		snprintf(plan->not_near, sizeof(plan->not_near), "%s", reason);
-	note_reason(part);
+		group_save_directly(part, reason);
 }
 
 int group_take_place(struct group_part *part, struct base_error *error)

@@ -9,7 +9,7 @@
 struct group_plan {
 	enum ioshape_mode mode;
 	char why[160];
-	bool near;                              /* on the tier, and not in the group's directory */
+	bool near;                              /* on tiers, and not in the group's directory */
 	char not_near[BASE_ERROR_TEXT_BYTES];   /* why not, if there is a tier */
 	char attempt[GROUP_ATTEMPT_NAME_BYTES]; /* its name there */
 	uint64_t alignment;                     /* of parts in bundles */
@@ -20,6 +20,10 @@ struct group_plan {
 /* As rank 0 has posted it; there is room for the bytes of all ranks. Pure. */
 int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
 		    const struct base_buffer *note, struct base_error *error);
+
+/* The same note of rank 0's, "plan" or "agreed", when it has come (save.c). */
+struct group_part;
+int group_await_plan(struct group_part *part, const char *what, struct base_error *error);
 
 /* What a writer has written. */
 struct group_written {
@@ -48,6 +52,7 @@ struct group_part {
 	struct group_plan plan;
 	struct ioshape_report *report;
 	struct ring_notes notes;  /* for the report: of what was before the file */
+	char unprotected[BASE_ERROR_TEXT_BYTES]; /* why nodes do not protect each other; "" */
 	enum ioshape_phase phase; /* told last: only ever later ones */
 	/* Of a stream that we wait for: whose, how far it was, and since when. */
 	uint32_t awaited;
@@ -56,10 +61,19 @@ struct group_part {
 
 /* ---- The tier (save/near.c) ------------------------------------------------------------------ */
 
-/* Rank 0: where the generation is made, and room for it. */
+/* Rank 0: where the generation is made, and room for it on this node. */
 void group_choose_place(struct group_part *part);
 /* The others: it is in the plan. */
 int group_take_place(struct group_part *part, struct base_error *error);
+/* Rank 0: it is made in the directory after all, and all reports say why. */
+void group_save_directly(struct group_part *part, const char *why);
+/* Whether each node saves on a tier of its own. */
+static inline bool group_is_spread(const struct group_part *part)
+{
+	return part->plan.near && part->group->node_count > 1;
+}
+/* How much of the generation is written where this node writes; about. */
+uint64_t group_bytes_here(const struct group_part *part);
 static inline const char *group_place_of(const struct group_part *part)
 {
 	return part->plan.near ? part->group->near : part->group->directory;
@@ -68,6 +82,21 @@ static inline const char *group_place_of(const struct group_part *part)
 void group_continue_serials(struct group_part *part, struct group_attempt *attempt);
 /* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
 int group_keep(const struct group_part *part, struct base_error *error);
+
+/* ---- The tiers of several nodes (save/spread.c) ---------------------------------------------- */
+
+/* Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
+ * sentence: one has none. */
+int group_ask_for_room(struct group_part *part, struct base_error *error);
+/* The others: whether this node has it is told, and what rank 0 has decided then is the plan. */
+int group_answer_for_room(struct group_part *part, struct group_attempt *attempt,
+			  struct base_error *error);
+/* Rank 0: all nodes put their files in place, with the manifest. */
+int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
+			struct zip_manifest *manifest, struct base_error *error);
+/* The first ranks of the others do their part in it, when rank 0 says so. */
+void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
+			 struct base_error *error);
 
 /* Rank 0 (lead.c): all of the generation. `own` is what this rank failed with before, if it did. */
 int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error);

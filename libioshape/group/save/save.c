@@ -22,6 +22,8 @@ static int say_want(struct group_part *part, uint64_t bytes, const struct base_e
 	group_note_error(&note, why);
 	group_note_number(&note, part->step);
 	group_note_number(&note, bytes);
+	group_note_number(&note, part->group->ranks[part->group->options.rank].has_tier);
+	group_note_text(&note, part->group->ranks[part->group->options.rank].domain);
 	return group_round_post(&part->round, "want", &note, error);
 }
 
@@ -56,10 +58,10 @@ int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
 	return ret;
 }
 
-static int await_plan(struct group_part *part, struct base_error *error)
+int group_await_plan(struct group_part *part, const char *what, struct base_error *error)
 {
 	struct base_buffer note = { 0 };
-	int ret = group_round_await(&part->round, "plan", 0, &note, NULL, NULL, error);
+	int ret = group_round_await(&part->round, what, 0, &note, NULL, NULL, error);
 
 	if (!ret)
 		ret = group_read_plan(&part->plan, part->group->options.ranks, part->step, &note,
@@ -88,6 +90,7 @@ static int take_verdict(struct group_part *part, const struct base_buffer *note,
 	int ret = group_read_error(&reader, error);
 
 	part->report->generation_bytes = group_read_number(&reader);
+	group_read_text(&reader, part->unprotected, sizeof(part->unprotected));
 	if (!ret && reader.bad)
 		ret = base_refuse(error, -EPROTO, "cannot read the verdict of rank 0");
 	return ret;
@@ -185,18 +188,25 @@ static int await_end(struct group_part *part, const struct base_error *own,
 
 static int follow(struct group_part *part, struct base_error *error)
 {
+	struct group_attempt attempt = GROUP_NO_ATTEMPT; /* on this node's own tier */
 	struct group_written nothing = { 0 };
 	struct base_error own = { 0 };
 	int ret;
 
-	ret = await_plan(part, error);
+	ret = group_await_plan(part, "plan", error);
+	if (!ret && group_is_spread(part))
+		ret = group_answer_for_room(part, &attempt, error);
 	if (ret) {
 		/* Rank 0 may have counted on us already. */
 		say_done(part, &nothing, error, &own);
-		return ret;
+	} else {
+		do_own_part(part, &own);
+		if (attempt.folder.fd >= 0)
+			group_follow_commit(part, &attempt, &own);
+		ret = await_end(part, &own, error);
 	}
-	do_own_part(part, &own);
-	return await_end(part, &own, error);
+	group_attempt_abandon(&attempt);
+	return ret;
 }
 
 /* All ranks but rank 0. `own` is what this rank failed with before, if it did. */
@@ -251,6 +261,14 @@ static void report_board(struct group_part *part)
 	}
 }
 
+static void report_unprotected(struct group_part *part)
+{
+	ring_note(&part->notes, (enum ioshape_step_code)IOSHAPE_STEP_PARITY,
+		  "a node that is lost takes its part with it until it is drained: %s",
+		  part->unprotected);
+	report_notes(part);
+}
+
 /* On all ranks, whatever they had written by then. */
 static void report_skip(struct group_part *part, const struct base_error *why)
 {
@@ -291,6 +309,8 @@ static int run_part(struct group_part *part, struct base_error *error)
 	else
 		save_track(part->save, IOSHAPE_PHASE_DONE, part->report->generation_bytes,
 			   part->report->generation_bytes);
+	if (!ret && *part->unprotected)
+		report_unprotected(part);
 	free(part->plan.bytes);
 	part->plan.bytes = NULL;
 	return ret;

@@ -13,6 +13,14 @@
 
 /* ---- Any file -------------------------------------------------------------------------------- */
 
+static int write_now(const struct save_file *file, struct save_output *output,
+		     const struct ring_file_options *options, struct base_error *error)
+{
+	int ret = save_output_open(output, file->path, options, error);
+
+	return ret ? ret : file->put(file->user, output->file, error);
+}
+
 static int write_in_slot(const struct save_file *file, struct save_output *output,
 			 struct save_slot *slot, const struct save_watch *watch,
 			 struct base_error *error)
@@ -29,10 +37,7 @@ static int write_in_slot(const struct save_file *file, struct save_output *outpu
 	if (ret)
 		return ret;
 	options.place = save_slot_place(slot, &options.places);
-	ret = save_output_open(output, file->path, &options, error);
-	if (!ret)
-		ret = file->put(file->user, output->file, error);
-	return ret;
+	return write_now(file, output, &options, error);
 }
 
 static int write_if_it_fits(const struct save_file *file, struct save_output *output,
@@ -51,7 +56,9 @@ static int write_if_it_fits(const struct save_file *file, struct save_output *ou
 	save_output_find(output);
 	if (space.needed_bytes)
 		ret = save_space_check(&space, &output->notes, error);
-	if (!ret) {
+	if (!ret && file->without_slot) {
+		ret = write_now(file, output, &file->options, error);
+	} else if (!ret) {
 		ret = write_in_slot(file, output, &slot, watch, error);
 		if (space.needed_bytes)
 			ret = save_space_explain(&space, ret, error);

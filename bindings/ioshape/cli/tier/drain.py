@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -46,6 +47,7 @@ _WORDS = {
     "overtaken": "a later save to it goes instead",
     "newer": "there is a newer one, which stays",
     "gone": "it was removed from the tier",
+    "waits": "the files of this node are there; it appears when those of the others are",
 }
 
 
@@ -108,12 +110,14 @@ class _Command:
         self._with_bar = with_bar
         self._began = time.monotonic()
         self._failed = False
+        #: something waits for other nodes
+        self._waits = False
         #: what need not be looked for on the object store again
         self._uploaded: set[Copy] = set()
 
     def once(self) -> bool:
-        """Whether all of it was carried."""
-        self._failed = False
+        """Whether all of it was carried, as far as it is up to this node."""
+        self._failed = self._waits = False
         with self._opened() as tier:
             self._drain(tier)
             if self._url is not None:
@@ -144,9 +148,9 @@ class _Command:
 
             try:
                 tier.drain(ended=ended, progress=bar.progress if bar else None)
-            except OSError:
+            except OSError as error:
                 # Of a copy, the library has logged why.
-                if not self._failed:
+                if not self._failed and error.errno != errno.EAGAIN:
                     raise
 
     def _upload(self, tier: Tier, copy: Copy, url: str) -> None:
@@ -178,6 +182,7 @@ class _Command:
         error: str | None = None,
     ) -> None:
         self._failed = self._failed or error is not None
+        self._waits = self._waits or result == "waits"
         now = time.monotonic()
         self._told(_Outcome(path, result, n_bytes, round(now - self._began, 6), url, error))
         self._began = now
@@ -226,7 +231,7 @@ class _Command:
     def _try_once(self, pause: float) -> float:
         """How long to wait after it."""
         try:
-            if self.once():
+            if self.once() and not self._waits:
                 return _LOOK_S
         except OSError as error:
             note(f"ioshape: {explain(error)}")
@@ -318,8 +323,11 @@ def command(
     removed from the tier, with its copy: for what can never be drained, as its directory was
     deleted, or the copy is damaged.
 
-    Exit code: 0 if nothing waits any more, also if nothing was saved there; 1 if something could
-    not be carried. With --watch: 0 after Ctrl-C.
+    Of a generation that several nodes have saved, each drains its own files. It appears when the
+    last of them are there.
+
+    Exit code: 0 if nothing waits any more but for other nodes, also if nothing was saved there; 1
+    if something could not be carried. With --watch: 0 after Ctrl-C.
     """
     from ioshape._tier.tier import is_tier  # noqa: PLC0415
 
