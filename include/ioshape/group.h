@@ -82,8 +82,9 @@ enum ioshape_parity {
 
 /** What the report of a group's save may have besides those of enum ioshape_step_code. */
 enum ioshape_group_step {
-	IOSHAPE_STEP_TIER = 14,  /**< saved directly, though there is a tier */
-	IOSHAPE_STEP_PARITY = 15 /**< on the tiers of the nodes, which could not protect each other */
+	IOSHAPE_STEP_TIER = 14, /**< saved directly, though there is a tier */
+	IOSHAPE_STEP_PARITY =
+		15 /**< on the tiers of the nodes, which could not protect each other */
 };
 
 /** All ranks of a job, which save together. */

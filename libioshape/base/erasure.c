@@ -36,8 +36,7 @@ bool base_erasure_solve(unsigned data, const unsigned *have, unsigned wanted, ui
 	for (unsigned i = 0; i < data; i++) {
 		coefficients[i] = 0;
 		for (unsigned j = 0; j < data; j++)
-			coefficients[i] ^=
-				gf_mul(rows[wanted * data + j], inverse[j * data + i]);
+			coefficients[i] ^= gf_mul(rows[wanted * data + j], inverse[j * data + i]);
 	}
 	return true;
 }

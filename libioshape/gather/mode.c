@@ -61,7 +61,7 @@ static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct gather_f
 		return asked;
 	}
 	say(why, room, "%s was asked for, but %s", asked == IOSHAPE_MODE_NODE ? "node" : "rank0",
-	    !node	 ? "the ranks of a node cannot share memory here" :
+	    !node        ? "the ranks of a node cannot share memory here" :
 	    facts->apart ? "each node saves on its own tier" :
 			   "there is no way for bytes between nodes (give the group a comm)");
 	return node ? IOSHAPE_MODE_NODE : IOSHAPE_MODE_EACH;

@@ -187,7 +187,7 @@ static int find_near(struct ioshape_group *group, struct base_error *error)
 	char name[GROUP_STEP_NAME_BYTES], *path, *place = NULL;
 	int ret;
 
-	if (!tier)
+	if (!group->has_tiers)
 		return 0;
 	group_step_name(name, 0);
 	if (asprintf(&path, "%s/%s", group->directory, name) < 0)
@@ -242,7 +242,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 		find_own_place(group);
 		snprintf(group->ranks[options.rank].domain, GROUP_WHERE_BYTES, "%s",
 			 group->rack ? group->rack : save_slots_config(context)->identity.node);
-		group->ranks[options.rank].has_tier = options.tier != NULL;
+		group->ranks[options.rank].has_tier = group->has_tiers = options.tier != NULL;
 		ret = ring_folder_make(group->directory, error);
 	}
 	if (!ret)

@@ -77,9 +77,8 @@ struct group_rank {
 	uint32_t node;
 	char node_key[GROUP_WHERE_BYTES]; /* equal: they can share memory */
 	char where[GROUP_WHERE_BYTES];    /* for messages: "n03, process 4711" */
-	/* Rank 0 knows from what they want: who fails together, and who has a tier. */
-	char domain[GROUP_WHERE_BYTES];
-	bool has_tier;
+	char domain[GROUP_WHERE_BYTES];   /* who has the same fails with it; known to rank 0 */
+	bool has_tier;                    /* the same */
 };
 
 struct ioshape_group {
@@ -87,7 +86,8 @@ struct ioshape_group {
 	struct ioshape_context *context;
 	struct ioshape_group_options options; /* strings are those below */
 	char *directory;                      /* absolute */
-	char *near; /* on its tier; NULL without one */
+	char *near;                           /* on its tier; NULL if there is a rank without one */
+	bool has_tiers;                       /* all ranks have one */
 	char *token;
 	char job[GROUP_JOB_BYTES]; /* of the token: in the names of attempts */
 	char *node, *rack;

@@ -42,13 +42,9 @@ static int hear(struct group_round *round, const char *what, struct found *found
 		group_read_error(&reader, failure);
 		found->step = group_read_number(&reader);
 		found->near = group_read_number(&reader) != 0;
-		if (reader.bad)
+		if (reader.bad || (found->near && !round->group->near))
 			ret = base_refuse(error, -EPROTO, "cannot read what rank 0 says of %s",
 					  round->group->directory);
-		else if (found->near && !round->group->near)
-			ret = base_refuse(error, -EINVAL,
-					  "rank 0 looks at a tier, and this rank has "
-					  "none" BASE_REMEDY "give all ranks the same tier");
 	}
 	base_buffer_free(&note);
 	return ret;
@@ -253,8 +249,8 @@ static int begin_search(struct ioshape_group *group, struct search *search,
 	if (group_has_tiers(group) && list_spreads(search, failure))
 		return failure->code;
 	/* There need not be anything. */
-	if (!group_has_tiers(group) && group->near && list_place(&search->near, group->near, &unseen) &&
-	    unseen.code != -ENOENT)
+	if (!group_has_tiers(group) && group->near &&
+	    list_place(&search->near, group->near, &unseen) && unseen.code != -ENOENT)
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING, "%s", unseen.text);
 	return list_place(&search->there, group->directory, failure);
 }
@@ -272,6 +268,19 @@ static struct place *next_place(struct search *search)
 	return at_there < there->count ? &search->there : NULL;
 }
 
+/* Whether it cannot be had from the tiers, and need not. */
+static bool is_drained_only(const struct search *search)
+{
+	const struct group_spread *spread = &search->spreads.all[search->near.at];
+	const struct group_candidates *there = &search->there.candidates;
+	struct base_error unseen = { 0 };
+	bool drained = false;
+
+	for (size_t i = search->there.at; i < there->count; i++)
+		drained |= there->all[i].serial == spread->serial;
+	return drained && !group_is_restorable(spread, &unseen);
+}
+
 /* The next one of which nothing bad is known yet, or that is to be passed over. IOSHAPE_LATEST: no
  * more. */
 static void look_for_next(struct ioshape_group *group, struct search *search, struct found *found,
@@ -283,6 +292,10 @@ static void look_for_next(struct ioshape_group *group, struct search *search, st
 	if (begin_search(group, search, failure))
 		return;
 	place = next_place(search);
+	while (place == &search->near && group_has_tiers(group) && is_drained_only(search)) {
+		search->near.at++;
+		place = next_place(search);
+	}
 	if (!place) {
 		base_refuse(failure, -ENOENT, "there is no intact generation in %s",
 			    group->directory);

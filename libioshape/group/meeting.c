@@ -32,6 +32,8 @@ static int say_hello(struct group_round *round, struct base_error *error)
 	group_note_number(&note, group->options.ranks);
 	group_note_text(&note, own->node_key);
 	group_note_text(&note, own->where);
+	group_note_text(&note, own->domain);
+	group_note_number(&note, own->has_tier);
 	return group_round_post(round, "hello", &note, error);
 }
 
@@ -58,6 +60,8 @@ static int found_hello(void *user, uint32_t rank, const struct base_buffer *note
 		return 0;
 	group_read_text(&reader, known->node_key, sizeof(known->node_key));
 	group_read_text(&reader, known->where, sizeof(known->where));
+	group_read_text(&reader, known->domain, sizeof(known->domain));
+	known->has_tier = group_read_number(&reader) != 0;
 	if (reader.bad)
 		return 0;
 	meeting->changed |= !meeting->have[rank] || known->nonce != nonce;
@@ -83,8 +87,12 @@ static int post_roster(struct group_round *round, struct base_error *error)
 	if (group_find_nodes(group))
 		return base_no_memory(error, "a list of nodes", group->options.ranks);
 	group->id = base_random();
+	group->has_tiers = true;
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
+		group->has_tiers &= group->ranks[rank].has_tier;
 	group_note_number(&note, group->id);
 	group_note_number(&note, group->options.mode);
+	group_note_number(&note, group->has_tiers);
 	group_note_number(&note, group->node_count);
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		group_note_number(&note, group->ranks[rank].nonce);
@@ -188,6 +196,7 @@ bool group_take_roster(struct ioshape_group *group, const struct base_buffer *no
 {
 	struct group_note_reader reader = group_read_note(note);
 	uint64_t id = group_read_number(&reader), mode = group_read_number(&reader);
+	const bool has_tiers = group_read_number(&reader) != 0;
 	uint64_t nodes = group_read_number(&reader);
 	bool known = false;
 
@@ -201,10 +210,11 @@ bool group_take_roster(struct ioshape_group *group, const struct base_buffer *no
 		group_read_text(&reader, group->ranks[rank].where,
 				sizeof(group->ranks[rank].where));
 	}
-	if (reader.bad || reader.left || !known || mode > IOSHAPE_MODE_RANK0 ||
-	    !group_find_leaders(group, nodes))
+	if (reader.bad || reader.left || !known || (has_tiers && !group->options.tier) ||
+	    mode > IOSHAPE_MODE_RANK0 || !group_find_leaders(group, nodes))
 		return false;
 	group->id = id;
+	group->has_tiers = has_tiers;
 	group->options.mode = (enum ioshape_mode)mode;
 	return true;
 }

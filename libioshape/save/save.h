@@ -112,10 +112,10 @@ struct save_file {
 	const char *path;     /* for messages */
 	const char *absolute; /* the same file */
 	struct ring_file_options options;
-	uint64_t needed_bytes;                  /* of free space; 0: that has been looked for */
-	const struct ring_notes *notes;         /* of what was before the file; may be NULL */
-	bool in_new_directory;                  /* no writer has left anything behind there */
-	bool without_slot; /* put() waits for other processes that do the same */
+	uint64_t needed_bytes;          /* of free space; 0: that has been looked for */
+	const struct ring_notes *notes; /* of what was before the file; may be NULL */
+	bool in_new_directory;          /* no writer has left anything behind there */
+	bool without_slot;              /* put() waits for other processes that do the same */
 	const struct save_checksums *checksums; /* that go beside it; NULL: none */
 	/* Writes all of it. */
 	int (*put)(void *user, struct ring_writer *file, struct base_error *error);

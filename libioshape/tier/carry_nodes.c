@@ -16,10 +16,10 @@
 struct gathering {
 	struct tier_carry *carry;
 	struct group_generation here;
-	struct ring_folder there;               /* the directory of generations */
-	const char *name;                       /* in it */
+	struct ring_folder there;                /* the directory of generations */
+	const char *name;                        /* in it */
 	char together[GROUP_ATTEMPT_NAME_BYTES]; /* name of the directory that all bring files to */
-	struct ring_folder folder;              /* that one */
+	struct ring_folder folder;               /* that one */
 };
 
 /* ---- What is there --------------------------------------------------------------------------- */
@@ -62,8 +62,9 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 		return 0;
 	}
 	carry->result = IOSHAPE_DRAINED_WAITS;
-	base_refuse(error, -EAGAIN, "\"%s\" waits for the files of other nodes" BASE_REMEDY
-				    "drain their tiers, too",
+	base_refuse(error, -EAGAIN,
+		    "\"%s\" waits for the files of other nodes" BASE_REMEDY
+		    "drain their tiers, too",
 		    carry->entry->path);
 	return 0;
 }

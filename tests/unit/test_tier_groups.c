@@ -263,12 +263,17 @@ static void run_directly(const struct scene *scene, const char *why)
 	must_be_intact(there("run"), 1);
 }
 
-TEST(tests, ranks_of_several_nodes_save_directly)
+/* As on a filesystem over the disks of all nodes. */
+TEST(tests, ranks_of_several_nodes_save_on_one_tier_together)
 {
 	struct scene scene = usual;
 
 	scene.several_nodes = true;
-	run_directly(&scene, "several nodes");
+	run(&scene, save_and_find);
+	ck_assert_uint_eq(waiting(NULL), 3);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(count_in(there("run"), NULL), 3);
+	must_be_intact(there("run"), 3);
 }
 
 TEST(tests, what_must_not_replace_anything_is_saved_directly)
@@ -326,21 +331,11 @@ TEST(tests, only_a_drained_generation_makes_room_for_the_next)
 	ck_assert_uint_eq(count_in(there("run"), NULL), 3);
 }
 
-static void fail_to_save(const struct rank *rank)
+TEST(tests, a_rank_without_the_tier_has_all_save_directly)
 {
-	save_step(rank, 1);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "this rank has none"));
-	if (!rank->rank)
-		ck_assert_int_eq(ioshape_last_error()->rank, 1);
-}
+	struct scene scene = { .on_tier = { true, false } };
 
-TEST(tests, a_rank_without_the_tier_is_named)
-{
-	struct scene scene = { .on_tier = { true, false }, .code = -EINVAL };
-
-	run(&scene, fail_to_save);
-	ck_assert_uint_eq(waiting(NULL), 0);
-	ck_assert_uint_eq(scratch_entries(near()), 0);
+	run_directly(&scene, "no tier");
 }
 
 /* ---- Which is the newest --------------------------------------------------------------------- */

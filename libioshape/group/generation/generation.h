@@ -97,10 +97,10 @@ static inline const char *group_attempt_path(const struct group_attempt *attempt
 }
 
 /*
- * Writes the manifest, with the next serial number if it has none, and makes the attempt the generation of its step, durably: whatever happens,
- * there is the old generation or the new one. -EEXIST with no_replace if there is a complete one;
- * IOSHAPE_E_DAMAGED if one of its files is not there.
- * After a failure it is as it was before, and can only be abandoned.
+ * Writes the manifest, with the next serial number if it has none, and makes the attempt the
+ * generation of its step, durably: whatever happens, there is the old generation or the new one.
+ * -EEXIST with no_replace if there is a complete one; IOSHAPE_E_DAMAGED if one of its files is not
+ * there. After a failure it is as it was before, and can only be abandoned.
  */
 int group_attempt_commit(struct group_attempt *attempt, const struct zip_manifest *manifest,
 			 bool no_replace, struct base_error *error);

@@ -200,6 +200,18 @@ int group_generation_check_place(const struct ioshape_generation *generation,
 			   generation->found.folder.path);
 }
 
+void group_generation_explain(const struct ioshape_generation *generation, const char *path,
+			      struct base_error *error)
+{
+	if (!group_is_of_nodes(&generation->found.folder))
+		return;
+	base_error_begin(error);
+	base_refuse(error, -ENOENT,
+		    "cannot open \"%s\": it is on the tier of another node" BASE_REMEDY
+		    "open it there, or at its destination when all nodes have drained it",
+		    path);
+}
+
 static int open_reader(struct ioshape_generation *generation, uint32_t rank,
 		       const struct ioshape_reader_options *given, struct ioshape_reader **out,
 		       struct base_error *error)
@@ -222,6 +234,8 @@ static int open_reader(struct ioshape_generation *generation, uint32_t rank,
 	options.file_offset = part.offset;
 	options.file_bytes = part.bytes;
 	ret = ioshape_reader_open(generation->context, part.file, &options, out);
+	if (ret == -ENOENT)
+		group_generation_explain(generation, part.file, error);
 	if (ret)
 		return ret; /* with a sentence of its own */
 	ret = group_generation_check_place(generation, error);

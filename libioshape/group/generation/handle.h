@@ -18,6 +18,10 @@ struct ioshape_generation {
 /* The path of a file, for as long as the handle lives; NULL if there is no memory. */
 const char *group_generation_path(struct ioshape_generation *generation, uint32_t file);
 
+/* After -ENOENT: says so, if the file is on the tier of another node. */
+void group_generation_explain(const struct ioshape_generation *generation, const char *path,
+			      struct base_error *error);
+
 /* -ESTALE if another took its place: what lies at its paths is not what the manifest tells of. */
 int group_generation_check_place(const struct ioshape_generation *generation,
 				 struct base_error *error);

@@ -101,6 +101,8 @@ static int open_file(const struct verifying *verifying, uint32_t file, const cha
 	if (!*path)
 		return base_no_memory(error, "a path", 1);
 	ret = ring_input_open(input, *path, 0, 0, save_config(generation->context)->direct, error);
+	if (ret == -ENOENT)
+		group_generation_explain(generation, *path, error);
 	if (ret)
 		return ret;
 	ret = group_generation_check_place(generation, error);

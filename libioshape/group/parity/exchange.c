@@ -3,7 +3,8 @@
  * Nodes make elements together. All of them go through the same list, block by block: for each
  * element that is made, those that it is the sum of. Whoever holds one of these sends it, on a
  * thread of its own, and the target adds them up. The first transfer of the list that has not
- * happened is always the next one for both its sides, so nobody waits for ever.
+ * happened is always the next one for both its sides, so nobody waits for ever. So also a side that
+ * has failed goes through all of it: only when bytes do not travel any more it ends.
  */
 #define _GNU_SOURCE
 #include "group/parity/parity.h"
@@ -33,8 +34,8 @@ struct exchanging {
 	struct work *works;
 	uint32_t count;
 	uint32_t turns;
-	uint64_t most_steps; /* blocks of all elements of the largest */
-	uint32_t own;        /* node of today */
+	uint64_t most_steps;       /* blocks of all elements of the largest */
+	uint32_t own;              /* node of today */
 	struct base_error sending; /* what the thread failed with */
 };
 
@@ -135,23 +136,26 @@ static int find_sources(const struct exchanging *exchanging, const struct work *
 
 /* ---- Sending --------------------------------------------------------------------------------- */
 
+/* What cannot be read goes with a checksum that says so. */
 static int send_block(struct exchanging *exchanging, struct group_held *held,
 		      const struct work *work, const struct group_source *source,
 		      const struct step *step, uint8_t *message, struct base_error *error)
 {
-	const struct ioshape_group_options *options = &exchanging->exchange->round->group->options;
+	struct group_exchange *exchange = exchanging->exchange;
+	const struct ioshape_group_options *options = &exchange->round->group->options;
 	const uint32_t to = rank_of(exchanging, work->making.target);
-	int ret;
+	uint32_t crc;
+	int sent, ret = group_held_get(held, source->node, source->element, step->offset, message,
+				       step->bytes, error);
 
-	ret = group_held_get(held, source->node, source->element, step->offset, message,
-			     step->bytes, error);
-	if (ret)
+	crc = base_crc32(0, message, step->bytes);
+	base_put_le(message + step->bytes, ret ? ~crc : crc, 4);
+	sent = options->comm->send(options->comm->user, to, tag_of(exchanging), message,
+				   step->bytes + 4, options->deadline_ms);
+	if (!sent)
 		return ret;
-	base_put_le(message + step->bytes, base_crc32(0, message, step->bytes), 4);
-	ret = options->comm->send(options->comm->user, to, tag_of(exchanging), message,
-				  step->bytes + 4, options->deadline_ms);
-	return ret ? base_fail(error, ret, "cannot send what protects a generation to rank %u", to) :
-		     0;
+	atomic_store(&exchange->broken, true);
+	return base_fail(error, sent, "cannot send what protects a generation to rank %u", to);
 }
 
 static int send_step(struct exchanging *exchanging, struct group_held *held,
@@ -164,36 +168,36 @@ static int send_step(struct exchanging *exchanging, struct group_held *held,
 	uint32_t count;
 	int ret = find_sources(exchanging, work, step.element, sources, &count, error);
 
-	for (uint32_t i = 0; !ret && i < count; i++) {
+	for (uint32_t i = 0; i < count && !atomic_load(&exchanging->exchange->broken); i++) {
 		if (holders[sources[i].node] == exchanging->own &&
-		    work->making.target != exchanging->own)
-			ret = send_block(exchanging, held, work, &sources[i], &step, message,
-					 error);
+		    work->making.target != exchanging->own &&
+		    send_block(exchanging, held, work, &sources[i], &step, message, error))
+			ret = error->code;
 	}
 	return ret;
 }
 
-static int send_all(struct exchanging *exchanging, uint8_t *message, struct base_error *error)
+/* What fails first is told. */
+static void send_all(struct exchanging *exchanging, uint8_t *message, struct base_error *error)
 {
 	struct group_held held = { .exchange = exchanging->exchange };
-	int ret = 0;
 
 	for (uint32_t turn = 0; turn < exchanging->turns; turn++) {
 		for (uint64_t number = 0; number < exchanging->most_steps; number++) {
-			for (uint32_t i = 0; !ret && i < exchanging->count; i++) {
+			for (uint32_t i = 0; i < exchanging->count; i++) {
 				const struct work *work = &exchanging->works[i];
+				struct base_error failure = { 0 };
 
-				if (work->making.turn == turn && number < steps_of(work))
-					ret = send_step(exchanging, &held, work, number, message,
-							error);
+				if (atomic_load(&exchanging->exchange->broken))
+					goto out;
+				if (work->making.turn == turn && number < steps_of(work) &&
+				    send_step(exchanging, &held, work, number, message, &failure))
+					base_pass_on(error, &failure);
 			}
-			if (ret || atomic_load(&exchanging->exchange->failed))
-				goto out;
 		}
 	}
 out:
 	group_held_close(&held);
-	return ret;
 }
 
 static void *run_sending(void *user)
@@ -202,13 +206,13 @@ static void *run_sending(void *user)
 	struct base_error error = { 0 };
 	uint8_t *message = malloc(MESSAGE_BYTES);
 
+	if (message)
+		send_all(exchanging, message, &error);
+	else
+		atomic_store(&exchanging->exchange->broken, true);
 	if (!message)
 		base_no_memory(&error, "bytes on their way", MESSAGE_BYTES);
-	else
-		send_all(exchanging, message, &error);
 	free(message);
-	if (error.code)
-		atomic_store(&exchanging->exchange->failed, true);
 	exchanging->sending = error;
 	return NULL;
 }
@@ -233,12 +237,16 @@ static int receive(struct summing *summing, uint32_t from, size_t bytes, struct 
 	const int ret = options->comm->receive(options->comm->user, from, tag_of(exchanging),
 					       summing->message, bytes + 4, options->deadline_ms);
 
-	if (ret)
+	if (ret) {
+		atomic_store(&exchanging->exchange->broken, true);
 		return base_fail(error, ret,
 				 "cannot receive what protects a generation from rank %u", from);
+	}
 	if (base_crc32(0, summing->message, bytes) == base_get_le(summing->message + bytes, 4))
 		return 0;
-	return base_refuse(error, -EIO, "what rank %u sent was damaged on its way", from);
+	return base_refuse(error, -EIO,
+			   "rank %u cannot read its files, or they were damaged on their way",
+			   from);
 }
 
 static int add_source(struct summing *summing, const struct group_source *source,
@@ -258,9 +266,14 @@ static int add_source(struct summing *summing, const struct group_source *source
 	return ret;
 }
 
+static bool is_broken(const struct summing *summing)
+{
+	return atomic_load(&summing->exchanging->exchange->broken);
+}
+
+/* All that is sent for it is received, whatever becomes of it. */
 static int next_block(struct summing *summing, struct base_error *error)
 {
-	struct group_exchange *exchange = summing->exchanging->exchange;
 	const struct step step = step_at(summing->work, summing->next++);
 	struct group_source sources[BASE_MOST_DATA];
 	uint32_t count;
@@ -268,14 +281,25 @@ static int next_block(struct summing *summing, struct base_error *error)
 			       error);
 
 	memset(summing->sum, 0, step.bytes);
-	for (uint32_t i = 0; !ret && i < count; i++)
-		ret = add_source(summing, &sources[i], &step, error);
-	if (!ret && atomic_load(&exchange->failed))
+	for (uint32_t i = 0; i < count && !is_broken(summing); i++) {
+		struct base_error failure = { 0 };
+
+		if (add_source(summing, &sources[i], &step, &failure))
+			ret = base_pass_on(error, &failure);
+	}
+	if (!ret && is_broken(summing))
 		ret = base_refuse(error, -ECANCELED, "the exchange was given up");
 	summing->at = 0;
 	summing->bytes = ret ? 0 : step.bytes;
-	group_round_beat(exchange->round);
+	group_round_beat(summing->exchanging->exchange->round);
 	return ret;
+}
+
+/* After a failure: the others send it all the same. */
+static void skip_rest(struct summing *summing)
+{
+	while (summing->next < steps_of(summing->work) && !is_broken(summing))
+		next_block(summing, NULL);
 }
 
 /* The next bytes that follow; without a file they are passed over. */
@@ -426,6 +450,10 @@ static int make(struct exchanging *exchanging, const struct work *work, struct b
 		ret = write_restored(&summing, error);
 	if (!ret)
 		ret = write_parities(&summing, error);
+	if (summing.message && summing.sum)
+		skip_rest(&summing);
+	else
+		atomic_store(&exchanging->exchange->broken, true);
 	group_held_close(&summing.held);
 	free(summing.message);
 	free(summing.sum);
@@ -437,11 +465,13 @@ static int make_all(struct exchanging *exchanging, struct base_error *error)
 	int ret = 0;
 
 	for (uint32_t turn = 0; turn < exchanging->turns; turn++) {
-		for (uint32_t i = 0; !ret && i < exchanging->count; i++) {
+		for (uint32_t i = 0; i < exchanging->count; i++) {
 			const struct work *work = &exchanging->works[i];
+			struct base_error failure = { 0 };
 
-			if (work->making.turn == turn && work->making.target == exchanging->own)
-				ret = make(exchanging, work, error);
+			if (work->making.turn == turn && work->making.target == exchanging->own &&
+			    make(exchanging, work, &failure))
+				ret = base_pass_on(error, &failure);
 		}
 	}
 	return ret;
@@ -449,7 +479,6 @@ static int make_all(struct exchanging *exchanging, struct base_error *error)
 
 /* ---- Both ------------------------------------------------------------------------------------ */
 
-/* A side that has failed keeps the other one at most until its time is over. */
 static int run_both(struct exchanging *exchanging, struct base_error *error)
 {
 	pthread_t thread;
@@ -458,8 +487,6 @@ static int run_both(struct exchanging *exchanging, struct base_error *error)
 	if (ret)
 		return base_fail(error, ret, "cannot start a thread that sends to other nodes");
 	ret = make_all(exchanging, error);
-	if (ret)
-		atomic_store(&exchanging->exchange->failed, true);
 	pthread_join(thread, NULL);
 	if (exchanging->sending.code && (!ret || ret == -ECANCELED)) {
 		base_error_begin(error);

@@ -20,8 +20,8 @@ uint64_t group_node_bytes(const struct zip_manifest *manifest, const struct grou
 	return bytes;
 }
 
-uint64_t group_segment_bytes(const struct zip_manifest *manifest,
-			     const struct group_record *record, const struct group_set *set)
+uint64_t group_segment_bytes(const struct zip_manifest *manifest, const struct group_record *record,
+			     const struct group_set *set)
 {
 	uint64_t most = 0, bytes;
 
@@ -99,8 +99,7 @@ static int be(struct group_held *held, uint32_t node, struct base_error *error)
 	held->is_open = true;
 	held->node = node;
 	held->set = group_set_of(&exchange->record->sets, node);
-	held->segment_bytes =
-		group_segment_bytes(exchange->manifest, exchange->record, &held->set);
+	held->segment_bytes = group_segment_bytes(exchange->manifest, exchange->record, &held->set);
 	return open_files(held, error);
 }
 

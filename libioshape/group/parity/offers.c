@@ -44,8 +44,7 @@ static uint32_t parities_here(const struct offer *offer, const struct group_reco
 			      uint64_t record_bytes, uint64_t file_bytes)
 {
 	const struct group_set set = group_set_of(&record->sets, record->node);
-	const uint64_t segment =
-		group_segment_bytes(&offer->generation->manifest, record, &set);
+	const uint64_t segment = group_segment_bytes(&offer->generation->manifest, record, &set);
 
 	return record_bytes + record->parities * segment <= file_bytes ? record->parities : 0;
 }
@@ -112,6 +111,24 @@ out:
 	return 0;
 }
 
+/* All of it is here: saved by the ranks of one node, or of several on one tier. */
+static void offer_whole(struct offer *offer)
+{
+	struct base_buffer text = { 0 };
+	struct group_record record;
+
+	if (group_record_whole(&record, offer->generation->manifest.file_count))
+		return;
+	if (!group_record_encode(&text, &record)) {
+		describe(offer, &record, &text);
+		group_note_number(offer->note, 0);
+		group_note_number(offer->note, 0);
+		offer->count++;
+	}
+	base_buffer_free(&text);
+	group_record_free(&record);
+}
+
 /* False: nothing of it can be offered. */
 static bool offer_one(const struct ioshape_group *group, const struct group_generation *generation,
 		      struct group_note *note)
@@ -127,7 +144,10 @@ static bool offer_one(const struct ioshape_group *group, const struct group_gene
 			 group->options.ranks);
 		return false;
 	}
-	ring_folder_list(&generation->folder, see_node, &offer, NULL);
+	if (group_is_of_nodes(&generation->folder))
+		ring_folder_list(&generation->folder, see_node, &offer, NULL);
+	else
+		offer_whole(&offer);
 	if (offer.count) {
 		group_note_number(note, offer.count);
 		note->failed |= own.failed ||
@@ -242,8 +262,8 @@ static bool read_holdings(struct group_spread *spread, struct group_note_reader 
 
 		if (node >= spread->record.sets.nodes || parities > spread->record.sets.parity)
 			return false;
-		all[spread->holding_count++] = (struct group_holding){ holder, (uint32_t)node,
-								       (uint32_t)parities };
+		all[spread->holding_count++] =
+			(struct group_holding){ holder, (uint32_t)node, (uint32_t)parities };
 	}
 	return !reader->bad;
 }
@@ -266,8 +286,7 @@ static int found_offer(void *user, uint32_t rank, const struct base_buffer *note
 			read = (struct group_spread){ 0 };
 		}
 		spread_free(&read);
-		if (!spread ||
-		    !read_holdings(spread, &reader, group->ranks[rank].node, count))
+		if (!spread || !read_holdings(spread, &reader, group->ranks[rank].node, count))
 			break;
 	}
 	return 0;

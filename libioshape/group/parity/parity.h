@@ -85,6 +85,8 @@ uint64_t group_record_bytes(const void *begin, size_t bytes);
 int group_record_decode(struct group_record *record, const void *data, size_t bytes,
 			const char *path, struct base_error *error);
 void group_record_free(struct group_record *record);
+/* Of a generation that lies all in one place, as if one node had saved it. -ENOMEM. */
+int group_record_whole(struct group_record *record, uint32_t file_count);
 
 /* ---- Elements on their way (exchange.c) ------------------------------------------------------ */
 
@@ -105,7 +107,7 @@ struct group_exchange {
 	uint32_t count;
 	bool fresh;         /* they are made for the first time */
 	const char *folder; /* where this node has its files, and gets what it gets */
-	atomic_bool failed;
+	atomic_bool broken; /* out: bytes do not travel between nodes any more */
 };
 
 /*
@@ -118,8 +120,8 @@ int group_exchange_run(struct group_exchange *exchange, struct ioshape_context *
 /* All bytes of a node's files, and of a segment of its set. */
 uint64_t group_node_bytes(const struct zip_manifest *manifest, const struct group_record *record,
 			  uint32_t node);
-uint64_t group_segment_bytes(const struct zip_manifest *manifest,
-			     const struct group_record *record, const struct group_set *set);
+uint64_t group_segment_bytes(const struct zip_manifest *manifest, const struct group_record *record,
+			     const struct group_set *set);
 
 /* Inside it (held.c): the files of a node that lie here, while one thread reads them. */
 struct group_held {

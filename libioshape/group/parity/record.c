@@ -137,7 +137,7 @@ int group_record_decode(struct group_record *record, const void *data, size_t by
 	size_t used;
 
 	*record = (struct group_record){ 0 };
-	if (group_record_bytes(data, bytes) != bytes)
+	if (!bytes || group_record_bytes(data, bytes) != bytes)
 		return base_refuse(error, IOSHAPE_E_DAMAGED,
 				   "\"%s\" does not begin as a file of parities", path);
 	if (base_get_le(head + 8, 4) != GROUP_PARITY_FORMAT)
@@ -153,6 +153,20 @@ int group_record_decode(struct group_record *record, const void *data, size_t by
 	group_record_free(record);
 	return base_refuse(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged: its checksum is another",
 			   path);
+}
+
+int group_record_whole(struct group_record *record, uint32_t file_count)
+{
+	static const char *const nowhere[] = { "" };
+
+	*record = (struct group_record){
+		.file_count = file_count,
+		.node_of_file = calloc(file_count, sizeof(*record->node_of_file)),
+	};
+	if (record->node_of_file && !group_sets_make(&record->sets, 1, 0, 1, nowhere))
+		return 0;
+	group_record_free(record);
+	return -ENOMEM;
 }
 
 void group_record_free(struct group_record *record)

@@ -118,8 +118,7 @@ static int decide(const struct ioshape_group *group, const struct group_spread *
 	restoring->step = spread->step;
 	find_holders(spread, restoring->holders, restoring->parities);
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		const uint32_t target = group->ranks[rank].node,
-			       node = spread->node_of_rank[rank];
+		const uint32_t target = group->ranks[rank].node, node = spread->node_of_rank[rank];
 
 		if (has(spread, target, node) || is_listed(restoring, target, node))
 			continue;
@@ -170,8 +169,8 @@ static bool read_lists(const struct ioshape_group *group, struct restoring *rest
 
 		reader->bad |= target >= group->node_count || node >= restoring->nodes ||
 			       turn >= count;
-		restoring->makings[i] = (struct group_making){ (uint32_t)target, (uint32_t)node,
-							       (uint32_t)turn };
+		restoring->makings[i] =
+			(struct group_making){ (uint32_t)target, (uint32_t)node, (uint32_t)turn };
 	}
 	restoring->count = (uint32_t)count;
 	return !reader->bad;
@@ -217,6 +216,27 @@ static uint32_t first_held(const struct restoring *restoring)
 	return node;
 }
 
+static int make_whole_record(const struct base_buffer *manifest, const char *path,
+			     struct base_buffer *text, struct base_error *error)
+{
+	struct zip_manifest decoded = { 0 };
+	struct group_record record;
+	int ret = zip_manifest_decode(&decoded, (const char *)manifest->data, manifest->bytes, path,
+				      error);
+
+	if (ret)
+		return ret;
+	ret = group_record_whole(&record, decoded.file_count);
+	if (!ret)
+		ret = group_record_encode(text, &record);
+	if (!ret)
+		group_record_free(&record);
+	else
+		base_no_memory(error, "files of a node", decoded.file_count);
+	zip_manifest_free(&decoded);
+	return ret;
+}
+
 /* With the record of that node. */
 static int read_own(const struct restoring *restoring, struct group_note *note,
 		    struct base_error *error)
@@ -231,10 +251,10 @@ static int read_own(const struct restoring *restoring, struct group_note *note,
 	if (!ret)
 		ret = ring_folder_get(&folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES, &manifest,
 				      &hold, error);
-	if (!ret)
-		ret = group_read_record(&folder, name, &record, NULL);
-	if (ret == -EINVAL)
-		base_refuse(error, ret, "cannot read \"%s/%s\"", folder.path, name);
+	if (!ret && !group_is_of_nodes(&folder))
+		ret = make_whole_record(&manifest, folder.path, &record, error);
+	else if (!ret && group_read_record(&folder, name, &record, NULL))
+		ret = base_refuse(error, -EINVAL, "cannot read \"%s/%s\"", folder.path, name);
 	if (!ret) {
 		group_note_bytes(note, manifest.data, manifest.bytes);
 		group_note_bytes(note, record.data, record.bytes);
@@ -386,7 +406,7 @@ static int exchange(struct group_round *round, const struct restoring *restoring
 				   "bytes between nodes",
 				   (unsigned long long)restoring->step);
 	ret = group_exchange_run(&exchange, group->context, error);
-	group->comm_failed |= ret != 0;
+	group->comm_failed |= exchange.broken;
 	return ret;
 }
 

@@ -117,8 +117,7 @@ static uint32_t member_of(const struct group_set *set, uint32_t group, uint32_t 
 static bool is_there(const struct group_set *set, const uint32_t *holders, const uint32_t *parities,
 		     uint32_t node, uint32_t element)
 {
-	return holders[node] != GROUP_NOWHERE &&
-	       element < group_segments_of(set) + parities[node];
+	return holders[node] != GROUP_NOWHERE && element < group_segments_of(set) + parities[node];
 }
 
 int group_find_sources(const struct group_sets *sets, const uint32_t *holders,

@@ -31,8 +31,6 @@ static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
 	group_read_error(&reader, &theirs);
 	step = group_read_number(&reader);
 	part->plan.bytes[rank] = group_read_number(&reader);
-	part->group->ranks[rank].has_tier = group_read_number(&reader) != 0;
-	group_read_text(&reader, part->group->ranks[rank].domain, GROUP_WHERE_BYTES);
 	wants->have[rank] = true;
 	if (reader.bad)
 		base_refuse(&theirs, -EPROTO, "cannot read what it wants");
@@ -196,6 +194,7 @@ static int say_plan(struct group_part *part, const char *what, const struct base
 	group_note_number(&note, plan->mode);
 	group_note_text(&note, plan->why);
 	group_note_number(&note, plan->near);
+	group_note_number(&note, plan->together);
 	group_note_text(&note, plan->not_near);
 	group_note_text(&note, plan->attempt);
 	group_note_number(&note, plan->alignment);

@@ -2,23 +2,13 @@
 /* A generation that is saved on a tier first: whether it can be, and what makes it last. */
 #include "group/save/part.h"
 
-#include <errno.h>
 #include <stdio.h>
-
-static bool have_all_tiers(const struct ioshape_group *group)
-{
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		if (!group->ranks[rank].has_tier)
-			return false;
-	}
-	return true;
-}
 
 static const char *find_reason(const struct group_part *part)
 {
 	const struct ring_file_options *options = &part->task->file_options;
 
-	if (!have_all_tiers(part->group))
+	if (!part->group->near)
 		return "a rank has no tier";
 	if (options->no_replace)
 		return "what is at its destination is not to be replaced";
@@ -75,14 +65,9 @@ void group_choose_place(struct group_part *part)
 		group_save_directly(part, reason);
 }
 
-int group_take_place(struct group_part *part, struct base_error *error)
+void group_take_place(struct group_part *part)
 {
 	note_reason(part);
-	if (!part->plan.near || part->group->near)
-		return 0;
-	return base_refuse(error, -EINVAL,
-			   "rank 0 saves on a tier, and this rank has none" BASE_REMEDY
-			   "give all ranks the same tier");
 }
 
 void group_continue_serials(struct group_part *part, struct group_attempt *attempt)

@@ -10,6 +10,7 @@ struct group_plan {
 	enum ioshape_mode mode;
 	char why[160];
 	bool near;                              /* on tiers, and not in the group's directory */
+	bool together;                          /* all nodes see the same tier */
 	char not_near[BASE_ERROR_TEXT_BYTES];   /* why not, if there is a tier */
 	char attempt[GROUP_ATTEMPT_NAME_BYTES]; /* its name there */
 	uint64_t alignment;                     /* of parts in bundles */
@@ -51,9 +52,9 @@ struct group_part {
 	uint64_t step;
 	struct group_plan plan;
 	struct ioshape_report *report;
-	struct ring_notes notes;  /* for the report: of what was before the file */
+	struct ring_notes notes;                 /* for the report: of what was before the file */
 	char unprotected[BASE_ERROR_TEXT_BYTES]; /* why nodes do not protect each other; "" */
-	enum ioshape_phase phase; /* told last: only ever later ones */
+	enum ioshape_phase phase;                /* told last: only ever later ones */
 	/* Of a stream that we wait for: whose, how far it was, and since when. */
 	uint32_t awaited;
 	uint64_t awaited_bytes, awaited_ns;
@@ -64,13 +65,13 @@ struct group_part {
 /* Rank 0: where the generation is made, and room for it on this node. */
 void group_choose_place(struct group_part *part);
 /* The others: it is in the plan. */
-int group_take_place(struct group_part *part, struct base_error *error);
+void group_take_place(struct group_part *part);
 /* Rank 0: it is made in the directory after all, and all reports say why. */
 void group_save_directly(struct group_part *part, const char *why);
 /* Whether each node saves on a tier of its own. */
 static inline bool group_is_spread(const struct group_part *part)
 {
-	return part->plan.near && part->group->node_count > 1;
+	return part->plan.near && part->group->node_count > 1 && !part->plan.together;
 }
 /* How much of the generation is written where this node writes; about. */
 uint64_t group_bytes_here(const struct group_part *part);
@@ -86,7 +87,7 @@ int group_keep(const struct group_part *part, struct base_error *error);
 /* ---- The tiers of several nodes (save/spread.c) ---------------------------------------------- */
 
 /* Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
- * sentence: one has none. */
+ * sentence: one has none. If all have found rank 0's directory, they are on one tier together. */
 int group_ask_for_room(struct group_part *part, struct base_error *error);
 /* The others: whether this node has it is told, and what rank 0 has decided then is the plan. */
 int group_answer_for_room(struct group_part *part, struct group_attempt *attempt,

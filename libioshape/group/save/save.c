@@ -22,8 +22,6 @@ static int say_want(struct group_part *part, uint64_t bytes, const struct base_e
 	group_note_error(&note, why);
 	group_note_number(&note, part->step);
 	group_note_number(&note, bytes);
-	group_note_number(&note, part->group->ranks[part->group->options.rank].has_tier);
-	group_note_text(&note, part->group->ranks[part->group->options.rank].domain);
 	return group_round_post(&part->round, "want", &note, error);
 }
 
@@ -47,6 +45,7 @@ int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
 	plan->mode = (enum ioshape_mode)group_read_number(&reader);
 	group_read_text(&reader, plan->why, sizeof(plan->why));
 	plan->near = group_read_number(&reader) != 0;
+	plan->together = group_read_number(&reader) != 0;
 	group_read_text(&reader, plan->not_near, sizeof(plan->not_near));
 	group_read_text(&reader, plan->attempt, sizeof(plan->attempt));
 	plan->alignment = group_read_number(&reader);
@@ -67,7 +66,9 @@ int group_await_plan(struct group_part *part, const char *what, struct base_erro
 		ret = group_read_plan(&part->plan, part->group->options.ranks, part->step, &note,
 				      error);
 	base_buffer_free(&note);
-	return ret ? ret : group_take_place(part, error);
+	if (!ret)
+		group_take_place(part);
+	return ret;
 }
 
 /* ---- What writers have written --------------------------------------------------------------- */

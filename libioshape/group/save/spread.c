@@ -21,7 +21,8 @@ struct answers {
 	struct group_part *part;
 	bool *have;
 	struct base_error failure;
-	char *remark; /* the first one that an answer has, or NULL */
+	uint32_t count, same; /* of these: they see rank 0's directory on their tier */
+	char *remark;         /* the first one that an answer has, or NULL */
 };
 
 static int found_answer(void *user, uint32_t rank, const struct base_buffer *note)
@@ -36,6 +37,8 @@ static int found_answer(void *user, uint32_t rank, const struct base_buffer *not
 	group_read_text(&reader, remark, sizeof(remark));
 	if (reader.bad)
 		base_refuse(&theirs, -EPROTO, "cannot read what it answers");
+	answers->count++;
+	answers->same += theirs.code == -EEXIST;
 	if (theirs.code && !answers->failure.code)
 		group_fail_of_rank(answers->part->group, rank, &theirs, &answers->failure);
 	if (answers->remark && *remark && !*answers->remark)
@@ -86,8 +89,23 @@ int group_ask_for_room(struct group_part *part, struct base_error *error)
 
 	if (ret || !answers.failure.code)
 		return ret;
+	part->plan.together = answers.same == answers.count;
+	if (part->plan.together)
+		return 0;
 	base_refuse(error, -EAGAIN, "%s", answers.failure.sentence);
 	return -EAGAIN;
+}
+
+/* As on a filesystem that a job has made over the disks of all its nodes. */
+static bool is_rank0s(const struct ioshape_group *group, const char *attempt)
+{
+	struct ring_folder directory = RING_NO_FOLDER;
+	struct ring_entry entry;
+	const bool there = !ring_folder_open(&directory, group->near, NULL) &&
+			   !ring_folder_look(&directory, attempt, &entry, NULL);
+
+	ring_folder_close(&directory);
+	return there;
 }
 
 static int make_room(struct group_part *part, struct group_attempt *attempt,
@@ -95,8 +113,13 @@ static int make_room(struct group_part *part, struct group_attempt *attempt,
 {
 	struct ioshape_group *group = part->group;
 	struct group_tier *tier = group_tier_of(&group->options);
-	int ret = tier->ops->make_room(tier, part->task->path, group_bytes_here(part), error);
+	int ret;
 
+	if (is_rank0s(group, part->plan.attempt))
+		return base_refuse(error, -EEXIST,
+				   "it sees the tier of rank 0, as others do not" BASE_REMEDY
+				   "give each node a tier of its own, or all the same one");
+	ret = tier->ops->make_room(tier, part->task->path, group_bytes_here(part), error);
 	return ret ? ret :
 		     group_attempt_join(attempt, group->near, part->step, part->plan.attempt,
 					group->job, save_log(group->context), error);
@@ -185,6 +208,7 @@ static int make_parities(struct group_part *part, const struct zip_manifest *man
 	}
 	if (!ret)
 		ret = group_exchange_run(&exchange, group->context, error);
+	group->comm_failed |= exchange.broken;
 	free(numbers);
 	free(makings);
 	return ret;
@@ -225,8 +249,6 @@ static int protect(struct group_part *part, const struct group_attempt *attempt,
 				    "comm)");
 	else if (!make_parities(part, manifest, record, attempt->folder.path, &why))
 		return 0;
-	else
-		group->comm_failed = true;
 	snprintf(part->unprotected, sizeof(part->unprotected), "%s", why.sentence);
 	return put_bare_record(attempt, record, error);
 }
@@ -318,8 +340,8 @@ static int read_commit(const struct base_buffer *note, struct zip_manifest *mani
 
 	if (reader.bad)
 		return base_refuse(error, -EPROTO, "cannot read what rank 0 puts in place");
-	ret = zip_manifest_decode(manifest, (const char *)text, text_bytes, "the manifest of rank 0",
-				  error);
+	ret = zip_manifest_decode(manifest, (const char *)text, text_bytes,
+				  "the manifest of rank 0", error);
 	if (!ret)
 		ret = group_record_decode(record, sets, sets_bytes, "what rank 0 says", error);
 	if (!ret && record->file_count != manifest->file_count)

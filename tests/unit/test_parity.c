@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Nodes that protect each other: sets, the elements that make up for lost ones, and the record. */
+#include "group/parity/parity.h"
+#include "support/check_main.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_NODES 31u
+#define ELEMENT_BYTES 257u
+
+static struct test_case protecting = { .name = "parity" };
+
+/* Each in a rack of its own. */
+static const char *const same[MOST_NODES] = {
+	"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p",
+	"q", "r", "s", "t", "u", "v", "w", "x", "y", "z", "0", "1", "2", "3", "4",
+};
+
+/* Every element of one set. */
+struct elements {
+	struct group_sets sets;
+	uint32_t holders[MOST_NODES], parities[MOST_NODES];
+	uint8_t bytes[MOST_NODES][MOST_NODES][ELEMENT_BYTES];
+};
+
+static void make_element(const struct elements *elements, uint32_t node, uint32_t element,
+			 bool fresh, uint8_t into[ELEMENT_BYTES])
+{
+	struct group_source sources[BASE_MOST_DATA];
+	uint32_t count;
+
+	REQUIRE(!group_find_sources(&elements->sets, elements->holders, elements->parities, node,
+				    element, fresh, sources, &count));
+	memset(into, 0, ELEMENT_BYTES);
+	for (uint32_t i = 0; i < count; i++) {
+		REQUIRE(elements->holders[sources[i].node] != GROUP_NOWHERE);
+		base_erasure_add(into, elements->bytes[sources[i].node][sources[i].element],
+				 ELEMENT_BYTES, sources[i].coefficient);
+	}
+}
+
+/* What nodes save, and the parities that they make for each other. */
+static struct elements *fill(uint32_t nodes, uint32_t parity, uint32_t set_nodes)
+{
+	struct elements *elements = calloc(1, sizeof(*elements));
+
+	ck_assert_ptr_nonnull(elements);
+	ck_assert_int_eq(group_sets_make(&elements->sets, nodes, parity, set_nodes, same), 0);
+	for (uint32_t node = 0; node < nodes; node++) {
+		const struct group_set set = group_set_of(&elements->sets, node);
+
+		elements->holders[node] = node;
+		for (uint32_t i = 0; i < group_segments_of(&set); i++)
+			for (uint32_t j = 0; j < ELEMENT_BYTES; j++)
+				elements->bytes[node][i][j] =
+					(uint8_t)(node * 37 + i * 11 + j * (node + 3));
+	}
+	for (uint32_t node = 0; node < nodes; node++) {
+		const struct group_set set = group_set_of(&elements->sets, node);
+
+		for (uint32_t i = group_segments_of(&set); i < set.count; i++)
+			make_element(elements, node, i, true, elements->bytes[node][i]);
+		elements->parities[node] = set.parity;
+	}
+	return elements;
+}
+
+static void check_all(struct elements *elements)
+{
+	uint8_t made[ELEMENT_BYTES];
+
+	REQUIRE(group_can_restore(&elements->sets, elements->holders, elements->parities));
+	for (uint32_t node = 0; node < elements->sets.nodes; node++) {
+		const struct group_set set = group_set_of(&elements->sets, node);
+
+		for (uint32_t i = 0; i < set.count; i++) {
+			make_element(elements, node, i, false, made);
+			REQUIRE(!memcmp(made, elements->bytes[node][i], ELEMENT_BYTES));
+		}
+	}
+}
+
+/* By enum ioshape_parity, and sets that are larger because of those left over. */
+static const struct {
+	uint32_t parity, set_nodes, least, most;
+} shapes[] = {
+	{ 1, 2, 2, 9 },  { 1, 4, 2, 11 }, { 1, 8, 2, 17 },
+	{ 2, 4, 2, 11 }, { 2, 6, 3, 13 }, { 2, 8, 3, 17 },
+};
+
+static void lose_two(struct elements *elements, uint32_t lost, uint32_t other)
+{
+	const struct group_set one = group_set_of(&elements->sets, lost),
+			       two = group_set_of(&elements->sets, other);
+
+	elements->holders[other] = GROUP_NOWHERE;
+	if (one.nodes != two.nodes || one.parity == 2)
+		check_all(elements);
+	else
+		REQUIRE(!group_can_restore(&elements->sets, elements->holders, elements->parities));
+	elements->holders[other] = other;
+}
+
+static void lose_any(uint32_t nodes, uint32_t parity, uint32_t set_nodes)
+{
+	struct elements *elements = fill(nodes, parity, set_nodes);
+
+	for (uint32_t lost = 0; lost < nodes; lost++) {
+		elements->holders[lost] = GROUP_NOWHERE;
+		check_all(elements);
+		for (uint32_t other = lost + 1; other < nodes; other++)
+			lose_two(elements, lost, other);
+		elements->holders[lost] = lost;
+	}
+	group_sets_free(&elements->sets);
+	free(elements);
+}
+
+TEST(protecting, any_nodes_that_a_set_may_lose_follow_from_the_others)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(shapes); i++) {
+		for (uint32_t nodes = shapes[i].least; nodes <= shapes[i].most; nodes++)
+			lose_any(nodes, shapes[i].parity, shapes[i].set_nodes);
+	}
+}
+
+TEST(protecting, parities_that_could_not_be_made_make_up_for_nothing)
+{
+	struct elements *elements = fill(4, 1, 4);
+
+	elements->holders[1] = GROUP_NOWHERE;
+	ck_assert(group_can_restore(&elements->sets, elements->holders, elements->parities));
+	elements->parities[2] = 0;
+	ck_assert(!group_can_restore(&elements->sets, elements->holders, elements->parities));
+	elements->holders[1] = 1;
+	ck_assert(group_can_restore(&elements->sets, elements->holders, elements->parities));
+	group_sets_free(&elements->sets);
+	free(elements);
+}
+
+TEST(protecting, a_partner_has_a_copy)
+{
+	struct elements *elements = fill(2, 1, 2);
+
+	for (uint32_t node = 0; node < 2; node++)
+		ck_assert_mem_eq(elements->bytes[node][1], elements->bytes[1 - node][0],
+				 ELEMENT_BYTES);
+	group_sets_free(&elements->sets);
+	free(elements);
+}
+
+TEST(protecting, members_of_a_set_are_in_different_racks)
+{
+	static const char *const racks[] = { "r1", "r1", "r1", "r1", "r2", "r2",
+					     "r2", "r2", "r3", "r3", "r3", "r3" };
+	struct group_sets sets;
+	bool seen[12] = { false };
+
+	ck_assert_int_eq(group_sets_make(&sets, 12, 1, 3, racks), 0);
+	for (uint32_t node = 0; node < 12; node++) {
+		const struct group_set set = group_set_of(&sets, node);
+
+		ck_assert_uint_eq(set.count, 3);
+		ck_assert_uint_eq(set.nodes[set.position], node);
+		ck_assert(!seen[sets.order[node]]);
+		seen[sets.order[node]] = true;
+		for (uint32_t i = 0; i < 3; i++)
+			for (uint32_t j = 0; j < i; j++)
+				ck_assert_str_ne(racks[set.nodes[i]], racks[set.nodes[j]]);
+	}
+	group_sets_free(&sets);
+}
+
+/* ---- Records --------------------------------------------------------------------------------- */
+
+static struct base_buffer text_of(struct group_record *record)
+{
+	static uint32_t node_of_file[] = { 0, 0, 1, 2, 4, 3 };
+	struct base_buffer text = { 0 };
+
+	*record = (struct group_record){ .node = 3,
+					 .parities = 1,
+					 .file_count = ARRAY_LENGTH(node_of_file),
+					 .node_of_file = node_of_file };
+	ck_assert_int_eq(group_sets_make(&record->sets, 5, 1, 2, same), 0);
+	ck_assert_int_eq(group_record_encode(&text, record), 0);
+	return text;
+}
+
+TEST(protecting, a_record_is_read_as_it_was_written)
+{
+	struct group_record record, read;
+	struct base_error error = { 0 };
+	struct base_buffer text = text_of(&record);
+
+	ck_assert_uint_eq(text.bytes % GROUP_RECORD_UNIT, 0);
+	ck_assert_uint_eq(group_record_bytes(text.data, GROUP_RECORD_UNIT), text.bytes);
+	ck_assert_int_eq(group_record_decode(&read, text.data, text.bytes, "text", &error), 0);
+	ck_assert_uint_eq(read.node, 3);
+	ck_assert_uint_eq(read.parities, 1);
+	ck_assert_uint_eq(read.sets.set_nodes, 2);
+	ck_assert_mem_eq(read.sets.order, record.sets.order, 5 * sizeof(uint32_t));
+	ck_assert_uint_eq(read.file_count, record.file_count);
+	ck_assert_mem_eq(read.node_of_file, record.node_of_file, 6 * sizeof(uint32_t));
+	group_record_free(&read);
+	group_sets_free(&record.sets);
+	base_buffer_free(&text);
+}
+
+/* All of the bytes that mean something. */
+TEST(protecting, a_damaged_record_is_refused)
+{
+	struct group_record record, read;
+	struct base_buffer text = text_of(&record);
+
+	for (size_t at = 0; at < 20 + 8 * (6 + 5 + 6); at++) {
+		struct base_error error = { 0 };
+		int ret;
+
+		text.data[at] ^= 0x41;
+		ret = group_record_decode(&read, text.data, text.bytes, "text", &error);
+		ck_assert_msg(ret == IOSHAPE_E_DAMAGED || ret == -EOPNOTSUPP, "byte %zu: %d", at,
+			      ret);
+		ck_assert_int_eq(ret == -EOPNOTSUPP, at >= 8 && at < 12);
+		text.data[at] ^= 0x41;
+	}
+	group_sets_free(&record.sets);
+	base_buffer_free(&text);
+}
+
+TEST(protecting, a_record_that_is_cut_off_is_refused)
+{
+	struct group_record record, read;
+	struct base_buffer text = text_of(&record);
+
+	for (size_t bytes = 0; bytes < text.bytes; bytes++) {
+		struct base_error error = { 0 };
+
+		ck_assert_int_eq(group_record_decode(&read, text.data, bytes, "text", &error),
+				 IOSHAPE_E_DAMAGED);
+	}
+	group_sets_free(&record.sets);
+	base_buffer_free(&text);
+}
+
+TEST(protecting, a_file_of_parities_is_known_by_its_name)
+{
+	char name[GROUP_PARITY_NAME_BYTES];
+	uint32_t node;
+
+	group_parity_name(name, 7);
+	ck_assert_str_eq(name, "node-00007.parity");
+	ck_assert(group_parse_parity_name(name, &node));
+	ck_assert_uint_eq(node, 7);
+	ck_assert(!group_parse_parity_name("node-7.parity", &node));
+	ck_assert(!group_parse_parity_name("node-00007.parity2", &node));
+	ck_assert(!group_parse_parity_name("node-00007.zip", &node));
+}
+
+int main(void)
+{
+	return check_run("group/parity");
+}
