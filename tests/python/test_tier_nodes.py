@@ -6,8 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from nodes import run_ranks, started_ranks
 from processes import environment
 from records import flip
-from tiers import place_of, undrained
+from tiers import place_of, undrained, undrained_all
 
 BEGIN = "from group_program import *\nimport warnings\nset_up_distributed()\n"
 
@@ -85,13 +84,9 @@ class Nodes:
             shutil.rmtree(self.tiers[node])
             self.tiers[node].mkdir()
 
-    @contextmanager
-    def undrained(self) -> Iterator[None]:
+    def undrained(self) -> AbstractContextManager[None]:
         """No tier is drained meanwhile."""
-        with ExitStack() as stack:
-            for tier in self.tiers:
-                stack.enter_context(undrained(tier))
-            yield
+        return undrained_all(self.tiers)
 
 
 def told(said: list[list[dict[str, Any]]], event: str) -> list[dict[str, Any]]:
@@ -310,9 +305,15 @@ for step in range(2, 1000):
     say("saved", step=step)
 """
     )
-    variables = {"IOSHAPE_PARITY": "1/2", "IOSHAPE_DEADLINE_MS": "4000"}
     with started_ranks(
-        tmp_path, source, job.runs, ranks=4, nodes=2, each=each, **variables
+        tmp_path,
+        source,
+        job.runs,
+        ranks=4,
+        nodes=2,
+        each=each,
+        IOSHAPE_PARITY="1/2",
+        IOSHAPE_DEADLINE_MS="4000",
     ) as ranks:
         ranks.members[victim].await_said("saved", 60.0)
         ranks.members[victim].kill()

@@ -4,7 +4,7 @@
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -64,3 +64,12 @@ def undrained(fast: Path) -> Iterator[IO[str]]:
 def place_of(fast: Path, path: Path) -> Path:
     """Where the copy lies."""
     return fast / f"ioshape-{os.geteuid()}" / "files" / str(path)[1:]
+
+
+@contextlib.contextmanager
+def undrained_all(tiers: Iterable[Path]) -> Iterator[None]:
+    """The same of several tiers."""
+    with contextlib.ExitStack() as stack:
+        for tier in tiers:
+            stack.enter_context(undrained(tier))
+        yield

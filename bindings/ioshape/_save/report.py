@@ -63,8 +63,8 @@ class Step(str):
 
     #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "nothing", "slot",
     #: "skipped", "group", "overtaken", "checksums"; "tier": it was not saved there, or will not be
-    #: drained; "parity": nodes could not protect each other; "torch": torch itself wrote the file, or this
-    #: package could not do all; "safetensors": the original did, for what C has no name for
+    #: drained; "parity": nodes could not protect each other; "torch": torch itself wrote the file,
+    #: or this package could not do all; "safetensors": the original did, for what C has no name for
     code: str
 
     def __new__(cls, sentence: str, code: str) -> Step:

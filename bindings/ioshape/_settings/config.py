@@ -45,6 +45,8 @@ def configure(
     unchanged: Literal["warn", "fail", "ignore"] | None = None,
     mode: Literal["auto", "each", "node", "rank0"] | None = None,
     deadline_ms: int | None = None,
+    parity: Literal["none", "1/2", "1/4", "1/8", "2/4", "2/6", "2/8"] | None = None,
+    rack: str | None = None,
     durable: bool | None = None,
     tier: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,

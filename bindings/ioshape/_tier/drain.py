@@ -220,9 +220,7 @@ class Drain:
                 return
             except StorageError as error:  # the log has it, and so have those who wait
                 waits = error.errno == errno.EAGAIN
-                least, most = (
-                    (_WAIT_S, _LATEST_WAIT_S) if waits else (_RETRY_S, _LATEST_RETRY_S)
-                )
+                least, most = (_WAIT_S, _LATEST_WAIT_S) if waits else (_RETRY_S, _LATEST_RETRY_S)
                 pause = max(least, min(2 * pause, most)) if pause else least
             self._look()
             with self._changed:
