@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as notes of other ranks: rosters, plans, errors. */
+/* Any bytes as notes of other ranks: rosters, plans, errors, who protects whom. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fuzz.h"
-#include "group/generation/generation.h"
+#include "group/parity/parity.h"
 #include "group/save/part.h"
 
 #define MOST_RANKS 8u
@@ -60,6 +60,35 @@ static void try_error(const struct base_buffer *note)
 	MUST(memchr(error.record, 0, sizeof(error.record)));
 }
 
+/* With its length and its checksum, which no input would come by. */
+static void try_record(const struct base_buffer *note)
+{
+	const size_t head = 20, bytes = (head + note->bytes + GROUP_RECORD_UNIT - 1) /
+					GROUP_RECORD_UNIT * GROUP_RECORD_UNIT;
+	struct group_record record;
+	uint8_t *text = calloc(1, bytes);
+	struct group_set set;
+
+	MUST(text);
+	memcpy(text, "iosparit", 8);
+	base_put_le(text + 8, GROUP_PARITY_FORMAT, 4);
+	base_put_le(text + 12, bytes, 4);
+	base_put_le(text + 16, base_crc32(0, note->data, note->bytes), 4);
+	if (note->bytes)
+		memcpy(text + head, note->data, note->bytes);
+	if (!group_record_decode(&record, text, bytes, "fuzz", NULL)) {
+		for (uint32_t node = 0; node < record.sets.nodes; node++) {
+			set = group_set_of(&record.sets, node);
+			MUST(set.count && set.position < set.count && set.parity < set.count);
+			MUST(set.nodes[set.position] == node && set.count <= BASE_MOST_DATA);
+		}
+		for (uint32_t file = 0; file < record.file_count; file++)
+			MUST(record.node_of_file[file] < record.sets.nodes);
+		group_record_free(&record);
+	}
+	free(text);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
 	struct base_buffer note = { 0 };
@@ -72,6 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	try_roster(ranks, &note);
 	try_plan(ranks, &note);
 	try_error(&note);
+	try_record(&note);
 	base_buffer_free(&note);
 	return 0;
 }

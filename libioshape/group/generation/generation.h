@@ -48,7 +48,8 @@ void group_aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind 
 /* Where nodes bring the files of that attempt, each from its tier. */
 void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, const char *id);
 
-/* ---- Attempts (attempt.c) -------------------------------------------------------------------- */
+/* ---- Attempts (attempt.c, tidy.c)
+ * -------------------------------------------------------------------- */
 
 struct group_attempt {
 	struct ring_folder directory; /* of the generations */
@@ -119,6 +120,11 @@ void group_attempt_abandon(struct group_attempt *attempt);
  */
 void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
 		const struct base_log *log);
+
+/* Removes what is open as `folder` and called `name`, manifest first. -EBUSY, without a sentence,
+ * if a process reads it: then nothing is touched. */
+int group_remove_generation(const struct ring_folder *folder, const struct ring_folder *directory,
+			    const char *name, struct base_error *error);
 
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9

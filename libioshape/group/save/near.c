@@ -43,8 +43,7 @@ uint64_t group_bytes_here(const struct group_part *part)
 		return part->plan.total_bytes;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
 		bytes += group_is_local(group, rank) ? part->plan.bytes[rank] : 0;
-	/* A parity is as long as a segment: at most so much. */
-	return group->options.parity ? 2 * bytes : bytes;
+	return bytes + group_parity_bytes(group, bytes);
 }
 
 void group_choose_place(struct group_part *part)

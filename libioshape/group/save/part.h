@@ -86,6 +86,8 @@ int group_keep(const struct group_part *part, struct base_error *error);
 
 /* ---- The tiers of several nodes (save/spread.c) ---------------------------------------------- */
 
+/* What a node keeps for others, if all save so much. */
+uint64_t group_parity_bytes(const struct ioshape_group *group, uint64_t bytes);
 /* Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
  * sentence: one has none. If all have found rank 0's directory, they are on one tier together. */
 int group_ask_for_room(struct group_part *part, struct base_error *error);

@@ -14,6 +14,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* By enum ioshape_parity. */
+static const struct {
+	uint32_t parity, nodes;
+} kinds[] = { { 0, 1 }, { 1, 2 }, { 1, 4 }, { 1, 8 }, { 2, 4 }, { 2, 6 }, { 2, 8 } };
+
+uint64_t group_parity_bytes(const struct ioshape_group *group, uint64_t bytes)
+{
+	const uint32_t nodes = MIN(kinds[group->options.parity].nodes, group->node_count);
+	const uint32_t parity = MIN(kinds[group->options.parity].parity, nodes - 1);
+
+	return (bytes * parity + nodes - parity - 1) / (nodes - parity);
+}
+
 /* ---- Room ------------------------------------------------------------------------------------ */
 
 /* What the first rank of each node answers. */
@@ -143,11 +156,6 @@ int group_answer_for_room(struct group_part *part, struct group_attempt *attempt
 }
 
 /* ---- Who protects whom ----------------------------------------------------------------------- */
-
-/* By enum ioshape_parity. */
-static const struct {
-	uint32_t parity, nodes;
-} kinds[] = { { 0, 1 }, { 1, 2 }, { 1, 4 }, { 1, 8 }, { 2, 4 }, { 2, 6 }, { 2, 8 } };
 
 static int make_sets(const struct ioshape_group *group, struct group_sets *sets,
 		     struct base_error *error)
