@@ -12,7 +12,7 @@ from typing import Any
 
 import ioshape
 import pytest
-from nodes import run_ranks, started_ranks
+from nodes import Networks, NotPermitted, networks, run_ranks, started_ranks
 from processes import environment
 from records import flip
 from tiers import place_of, undrained, undrained_all
@@ -49,8 +49,11 @@ torch.distributed.barrier()
 class Nodes:
     """Nodes with a tier each, and what their ranks save."""
 
-    def __init__(self, folder: Path, nodes: int, per_node: int) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, per_node: int, network: Networks | None = None
+    ) -> None:
         self.folder, self.nodes, self.per_node = folder, nodes, per_node
+        self.network = network
         self.runs = folder / "slow" / "runs"
         self.runs.parent.mkdir()
         self.tiers = [folder / f"fast-{node}" for node in range(nodes)]
@@ -70,6 +73,7 @@ class Nodes:
             *arguments,
             ranks=self.nodes * self.per_node,
             nodes=self.nodes,
+            network=self.network,
             each=each,
             **{"IOSHAPE_EXIT_TIMEOUT_S": "0", "OMP_NUM_THREADS": "1", **variables},
         )
@@ -373,3 +377,46 @@ def test_what_one_node_shows_of_a_generation_of_several(tmp_path: Path) -> None:
                 call()
             assert caught.value.errno == errno.ENOENT
             assert "another node" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_nodes_may_drain_at_the_same_time_what_replaces_a_generation(tmp_path: Path) -> None:
+    job = Nodes(tmp_path, 3, 1)
+    for size in (20_000, 30_000, 40_000):
+        with job.undrained():
+            job.run(SAVE, size, 1)
+        drains = [
+            subprocess.Popen(
+                [sys.executable, "-m", "ioshape", "drain", str(tier)],
+                env=environment(IOSHAPE_TIER=str(tier)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for tier in job.tiers
+        ]
+        for one in drains:
+            output, _ = one.communicate(timeout=90)
+            assert one.returncode == 0, output
+        # Whoever came before the last one.
+        drain(job, 0, 1, 2)
+        assert drain(job, 0, 1, 2) == []
+        assert {path.name for path in job.runs.iterdir()} == {f"step-{1:010}"}
+        (found,) = ioshape.generations(job.runs)
+        found.verify()
+        assert all(len(found.load(rank)["data"]) == size for rank in range(3))
+
+
+@pytest.mark.slow
+def test_nodes_of_a_network_restore_what_is_lost(tmp_path: Path) -> None:
+    """Each has an address of its own, and reaches the others through a switch."""
+    try:
+        with networks(3) as network:
+            job = Nodes(tmp_path, 3, 1, network)
+            with job.undrained():
+                job.run(SAVE, 3_000_000, 1, IOSHAPE_PARITY="1/4")
+                job.lose(1)
+                said = told(job.run(LOAD, 3_000_000, "fallback", IOSHAPE_PARITY="1/4"), "loaded")
+    except NotPermitted as why:
+        pytest.skip(str(why))
+    assert [(line["step"], line["right"], line["passed"]) for line in said] == [(1, True, [])] * 3
