@@ -59,6 +59,9 @@ struct group_tier_ops {
 			 struct base_error *error);
 	int (*keep)(struct group_tier *tier, const char *path, uint32_t keep_last,
 		    uint64_t keep_every, struct base_error *error);
+	/* The same for what lies there, if it has not been kept; 0 also if nothing does. */
+	int (*keep_once)(struct group_tier *tier, const char *path, uint32_t keep_last,
+			 uint64_t keep_every, struct base_error *error);
 };
 
 static inline struct group_tier *group_tier_of(const struct ioshape_group_options *options)

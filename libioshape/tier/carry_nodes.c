@@ -43,12 +43,15 @@ static bool is_in_place(struct gathering *gathering)
 	return same;
 }
 
-/* What is missing then comes no more: each node drains the oldest first. */
+/* There is a newer one, and what is missing has not come for a day: a node was lost with it. */
 static bool is_given_up(const struct gathering *gathering)
 {
-	const struct base_log *log = save_log(gathering->carry->tier->context);
+	const struct tier_carry *carry = gathering->carry;
+	const struct base_log *log = save_log(carry->tier->context);
+	struct ring_clock clock = { .directory_fd = carry->tier->root.fd };
 
-	return group_last_serial(&gathering->there, log) > gathering->here.manifest.serial;
+	return ring_is_abandoned(&clock, carry->copy.modified) &&
+	       group_last_serial(&gathering->there, log) > gathering->here.manifest.serial;
 }
 
 static int wait_for_others(struct gathering *gathering, struct base_error *error)

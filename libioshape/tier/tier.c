@@ -314,5 +314,51 @@ static int keep_for_group(struct group_tier *of_groups, const char *path, uint32
 	return ret;
 }
 
-const struct group_tier_ops tier_of_groups = { find_for_group, make_room_for_group,
-					       keep_for_group };
+/* As it is now. */
+static int is_kept(const struct ioshape_tier *tier, const struct tier_entry *entry,
+		   const struct ring_entry *copy, bool *kept, struct base_error *error)
+{
+	const struct tier_entry *newest;
+	struct tier_journal journal;
+	int ret = tier_journal_read(tier, &journal, error);
+
+	if (ret)
+		return ret;
+	newest = tier_newest(&journal, entry->path);
+	*kept = newest && (!newest->drained || newest->copy_ns == copy->modified_ns);
+	tier_journal_free(&journal);
+	return 0;
+}
+
+static int keep_once(const struct ioshape_tier *tier, struct tier_entry *entry,
+		     struct base_error *error)
+{
+	struct ring_hold hold = RING_NO_HOLD;
+	struct ring_entry copy;
+	bool kept = false;
+	int ret = tier_lock(tier, &hold, error);
+
+	if (!ret)
+		ret = tier_look(tier, entry->path, &copy, error);
+	if (!ret)
+		ret = is_kept(tier, entry, &copy, &kept, error);
+	if (!ret && !kept)
+		ret = tier_journal_add(tier, entry, error);
+	ring_folder_let_go(&hold);
+	return ret == -ENOENT ? 0 : ret;
+}
+
+static int keep_once_for_group(struct group_tier *of_groups, const char *path, uint32_t keep_last,
+			       uint64_t keep_every, struct base_error *error)
+{
+	struct tier_entry entry = { .keep_last = keep_last, .keep_every = keep_every };
+	int ret = tier_enter(tier_of(of_groups), path, &entry.path, error);
+
+	if (!ret)
+		ret = keep_once(tier_of(of_groups), &entry, error);
+	free(entry.path);
+	return ret;
+}
+
+const struct group_tier_ops tier_of_groups = { find_for_group, make_room_for_group, keep_for_group,
+					       keep_once_for_group };

@@ -3,9 +3,11 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -216,8 +218,10 @@ def test_what_others_will_never_bring_is_given_up_for_a_newer_generation(tmp_pat
     assert drain(job, 0) == ["waits"]
     assert [path.name.split(".")[1] for path in job.runs.iterdir()] == [f"drained-step-{1:010}"]
     job.run(SAVE, 20_000, 2, IOSHAPE_EXIT_TIMEOUT_S="60")
-    drain(job, 1, 0)
-    assert drain(job, 0, 1) == []
+    assert drain(job, 1, 0) == ["waits"]
+    two_days_ago = time.time() - 2 * 86400
+    os.utime(job.place(0, 1), (two_days_ago, two_days_ago))
+    assert drain(job, 0) == ["newer"]
     assert {path.name for path in job.runs.iterdir()} == {f"step-{2:010}"}
 
 

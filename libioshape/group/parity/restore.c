@@ -356,31 +356,39 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 	return ret ? ret : ring_folder_make(restoring->folder, error);
 }
 
-/* The manifest comes last, and then it will be drained: in the place of whoever has lost it. */
-static int complete(struct ioshape_group *group, const struct restoring *restoring,
-		    const struct known *known, struct base_error *error)
+/* The manifest comes last. */
+static int complete(const struct restoring *restoring, const struct known *known,
+		    struct base_error *error)
 {
-	struct group_tier *tier = group_tier_of(&group->options);
 	struct ring_folder folder = RING_NO_FOLDER;
 	struct ring_entry entry;
-	char name[GROUP_STEP_NAME_BYTES], *path = NULL;
 	int ret = ring_folder_open(&folder, restoring->folder, error);
 
-	group_step_name(name, restoring->step);
-	if (!ret && asprintf(&path, "%s/%s", group->directory, name) < 0) {
-		path = NULL;
-		ret = base_no_memory(error, "a path", strlen(group->directory));
-	}
 	if (!ret && ring_folder_look(&folder, ZIP_MANIFEST_NAME, &entry, NULL))
 		ret = ring_folder_put(&folder, ZIP_MANIFEST_NAME, known->text, known->text_bytes,
 				      error);
 	if (!ret)
 		ret = ring_folder_sync(&folder, error);
-	if (!ret)
-		ret = tier->ops->keep(tier, path, group->options.keep_last,
-				      group->options.keep_every, error);
-	free(path);
 	ring_folder_close(&folder);
+	return ret;
+}
+
+/* What is here will be drained: also in the place of whoever has lost it, or has died before it
+ * was kept. */
+static int keep(struct ioshape_group *group, const struct restoring *restoring, bool restored,
+		struct base_error *error)
+{
+	const struct ioshape_group_options *options = &group->options;
+	struct group_tier *tier = group_tier_of(options);
+	char name[GROUP_STEP_NAME_BYTES], *path;
+	int ret;
+
+	group_step_name(name, restoring->step);
+	if (asprintf(&path, "%s/%s", group->directory, name) < 0)
+		return base_no_memory(error, "a path", strlen(group->directory));
+	ret = (restored ? tier->ops->keep : tier->ops->keep_once)(tier, path, options->keep_last,
+								  options->keep_every, error);
+	free(path);
 	return ret;
 }
 
@@ -421,7 +429,7 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 	int ret = 0;
 
 	if (!restoring->count)
-		return 0;
+		return keep(group, restoring, false, error);
 	group_step_name(name, restoring->step);
 	if (asprintf(&restoring->folder, "%s/%s", group->near, name) < 0) {
 		restoring->folder = NULL;
@@ -433,7 +441,9 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 	if (!ret)
 		ret = exchange(round, restoring, &known, error);
 	if (!ret && gets)
-		ret = complete(group, restoring, &known, error);
+		ret = complete(restoring, &known, error);
+	if (!ret)
+		ret = keep(group, restoring, gets, error);
 	group_record_free(&known.record);
 	zip_manifest_free(&known.manifest);
 	base_buffer_free(&known.note);

@@ -116,6 +116,9 @@ static bool is_in_place(struct group_part *part)
 	char step_name[GROUP_STEP_NAME_BYTES];
 	bool ours = false;
 
+	/* What this node sees says nothing of the others. */
+	if (group_is_spread(part))
+		return false;
 	group_step_name(step_name, part->step);
 	if (ring_folder_open(&directory, group_place_of(part), NULL))
 		return false;
