@@ -21,6 +21,22 @@
 #define GROUP_PARITY_FORMAT BASE_FORMAT(1u)
 #define GROUP_NOWHERE UINT32_MAX
 
+/* ---- What nodes answer rank 0 (answers.c) ---------------------------------------------------- */
+
+struct group_answers {
+	struct base_error failure; /* the first one, with its rank */
+	uint32_t count, same;      /* of these, so many failed with -EEXIST */
+	/* The first remark, in the caller's BASE_ERROR_TEXT_BYTES; NULL: nobody wants it. */
+	char *remark;
+};
+
+/* Rank 0: of the first rank of each other node. */
+int group_collect_answers(struct group_round *round, const char *what, const char *missing,
+			  struct group_answers *answers, struct base_error *error);
+/* The others: what this one failed with, if it did. */
+int group_answer(struct group_round *round, const char *what, const struct base_error *failure,
+		 const char *remark, struct base_error *error);
+
 /* ---- Who protects whom (sets.c; pure) -------------------------------------------------------- */
 
 struct group_sets {

@@ -452,54 +452,10 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 
 /* ---- All ranks ------------------------------------------------------------------------------- */
 
-struct ends {
-	struct group_round *round;
-	bool *have;
-	struct base_error *failure;
-};
-
-static int found_end(void *user, uint32_t rank, const struct base_buffer *note)
-{
-	struct ends *ends = user;
-	struct group_note_reader reader = group_read_note(note);
-	struct base_error theirs = { 0 };
-
-	ends->have[rank] = true;
-	group_read_error(&reader, &theirs);
-	if (theirs.code && !ends->failure->code)
-		group_fail_of_rank(ends->round->group, rank, &theirs, ends->failure);
-	return 0;
-}
-
-static int collect_ends(struct group_round *round, struct base_error *failure,
-			struct base_error *error)
-{
-	const struct ioshape_group *group = round->group;
-	struct ends ends = { round, calloc(group->options.ranks, sizeof(bool)), failure };
-	struct group_collection collection = {
-		.what = "restored",
-		.missing = "did not say whether it has its files",
-		.have = ends.have,
-		.found = found_end,
-		.user = &ends,
-		.beats = true,
-	};
-	int ret;
-
-	if (!ends.have)
-		return base_no_memory(error, "what nodes have", group->options.ranks);
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		ends.have[rank] = !rank || !group_leads_node(group, rank);
-	ret = group_round_collect(round, &collection, error);
-	free(ends.have);
-	return ret;
-}
-
 static int follow(struct group_round *round, struct base_error *error)
 {
 	struct restoring restoring = { 0 };
 	struct base_error own = { 0 };
-	struct group_note note = { 0 };
 	int ret;
 
 	if (!group_leads_node(round->group, round->group->options.rank))
@@ -507,8 +463,7 @@ static int follow(struct group_round *round, struct base_error *error)
 	ret = hear(round, &restoring, error);
 	if (!ret) {
 		restore_here(round, &restoring, &own);
-		group_note_error(&note, &own);
-		ret = group_round_post(round, "restored", &note, error);
+		ret = group_answer(round, "restored", &own, "", error);
 	}
 	restoring_free(&restoring);
 	return ret;
@@ -518,6 +473,7 @@ int group_restore(struct group_round *round, const struct group_spread *spread,
 		  struct base_error *failure, struct base_error *error)
 {
 	struct restoring restoring = { 0 };
+	struct group_answers answers = { 0 };
 	int ret;
 
 	if (round->group->options.rank)
@@ -527,7 +483,10 @@ int group_restore(struct group_round *round, const struct group_spread *spread,
 		ret = say(round, &restoring, error);
 	if (!ret) {
 		restore_here(round, &restoring, failure);
-		ret = collect_ends(round, failure, error);
+		ret = group_collect_answers(
+			round, "restored", "did not say whether it has its files", &answers, error);
+		if (answers.failure.code && !failure->code)
+			*failure = answers.failure;
 	}
 	restoring_free(&restoring);
 	return ret;

@@ -29,76 +29,11 @@ uint64_t group_parity_bytes(const struct ioshape_group *group, uint64_t bytes)
 
 /* ---- Room ------------------------------------------------------------------------------------ */
 
-/* What the first rank of each node answers. */
-struct answers {
-	struct group_part *part;
-	bool *have;
-	struct base_error failure;
-	uint32_t count, same; /* of these: they see rank 0's directory on their tier */
-	char *remark;         /* the first one that an answer has, or NULL */
-};
-
-static int found_answer(void *user, uint32_t rank, const struct base_buffer *note)
-{
-	struct answers *answers = user;
-	struct group_note_reader reader = group_read_note(note);
-	struct base_error theirs = { 0 };
-	char remark[BASE_ERROR_TEXT_BYTES];
-
-	answers->have[rank] = true;
-	group_read_error(&reader, &theirs);
-	group_read_text(&reader, remark, sizeof(remark));
-	if (reader.bad)
-		base_refuse(&theirs, -EPROTO, "cannot read what it answers");
-	answers->count++;
-	answers->same += theirs.code == -EEXIST;
-	if (theirs.code && !answers->failure.code)
-		group_fail_of_rank(answers->part->group, rank, &theirs, &answers->failure);
-	if (answers->remark && *remark && !*answers->remark)
-		memcpy(answers->remark, remark, sizeof(remark));
-	return 0;
-}
-
-/* Rank 0: -EREMOTE is a failure of another rank, which is in answers->failure. */
-static int collect_answers(struct answers *answers, const char *what, const char *missing,
-			   struct base_error *error)
-{
-	struct group_part *part = answers->part;
-	const struct ioshape_group *group = part->group;
-	struct group_collection collection = {
-		.what = what,
-		.missing = missing,
-		.have = calloc(group->options.ranks, sizeof(bool)),
-		.found = found_answer,
-		.user = answers,
-		.beats = true,
-	};
-	int ret;
-
-	if (!collection.have)
-		return base_no_memory(error, "what nodes answer", group->options.ranks);
-	answers->have = collection.have;
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		collection.have[rank] = !rank || !group_leads_node(group, rank);
-	ret = group_round_collect(&part->round, &collection, error);
-	free(collection.have);
-	return ret;
-}
-
-static int answer(struct group_part *part, const char *what, const struct base_error *failure,
-		  const char *remark, struct base_error *error)
-{
-	struct group_note note = { 0 };
-
-	group_note_error(&note, failure);
-	group_note_text(&note, remark);
-	return group_round_post(&part->round, what, &note, error);
-}
-
 int group_ask_for_room(struct group_part *part, struct base_error *error)
 {
-	struct answers answers = { .part = part };
-	int ret = collect_answers(&answers, "room", "did not say whether it has room", error);
+	struct group_answers answers = { 0 };
+	int ret = group_collect_answers(&part->round, "room", "did not say whether it has room",
+					&answers, error);
 
 	if (ret || !answers.failure.code)
 		return ret;
@@ -146,7 +81,7 @@ int group_answer_for_room(struct group_part *part, struct group_attempt *attempt
 
 	if (group_leads_node(part->group, part->group->options.rank)) {
 		make_room(part, attempt, &failure);
-		ret = answer(part, "room", &failure, "", error);
+		ret = group_answer(&part->round, "room", &failure, "", error);
 	}
 	if (!ret)
 		ret = group_await_plan(part, "agreed", error);
@@ -312,7 +247,7 @@ int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
 			struct zip_manifest *manifest, struct base_error *error)
 {
 	struct group_record record = { 0 };
-	struct answers answers = { .part = part, .remark = part->unprotected };
+	struct group_answers answers = { .remark = part->unprotected };
 	struct base_error own = { 0 };
 	int ret = make_sets(part->group, &record.sets, error);
 
@@ -323,7 +258,8 @@ int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
 		ret = say_commit(part, manifest, &record, error);
 	if (!ret) {
 		commit_here(part, attempt, manifest, &record, &own);
-		ret = collect_answers(&answers, "kept", "did not put its files in place", error);
+		ret = group_collect_answers(&part->round, "kept", "did not put its files in place",
+					    &answers, error);
 	}
 	if (!ret && own.code)
 		ret = group_fail_of_rank(part->group, 0, &own, error);
@@ -391,7 +327,7 @@ void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 		ret = read_commit(&note, &manifest, &record, &failure);
 		if (!ret)
 			ret = commit_here(part, attempt, &manifest, &record, &failure);
-		answer(part, "kept", &failure, part->unprotected, &unsaid);
+		group_answer(&part->round, "kept", &failure, part->unprotected, &unsaid);
 	}
 	if (ret && failure.code && !error->code)
 		base_pass_on(error, &failure);
