@@ -60,6 +60,9 @@ uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 /* ring/ring.h: 8 digits. */
 void ring_lock_domain(int directory_fd, char *domain);
 
+/* tier/tier.h: of an entry of a tier's journal. See native.h. */
+const char *ioshape_py_journal_path(const char *name, const char *text, int *drained);
+
 /* See native.h. */
 struct ioshape_py_setting {
 	const char *name, *owner, *kind, *words;

@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "base/job.h"
 #include "ring/ring.h"
+#include "tier/tier.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -59,6 +60,18 @@ FREED_BY_C(reader)
 FREED_BY_C(group)
 FREED_BY_C(generation)
 FREED_BY_C(tier)
+
+/* Whose copy an entry is about: in its text; and whether that is drained. NULL: it is no entry. */
+static const char *ioshape_py_journal_path(const char *name, const char *text, int *drained)
+{
+	struct tier_entry entry;
+	const char *path;
+
+	if (!tier_parse_name(name, &entry) || !tier_parse_text(text, &entry, &path))
+		return NULL;
+	*drained = entry.drained;
+	return path;
+}
 
 /* In Python; defined below, by cffi. */
 static int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,

@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import ioshape
 import pytest
 from ioshape._settings.context import Context
+from ioshape._tier.look import tiers_at
 from ioshape._tier.tier import Drained, Tier
 
 GENERATIONS = 3
@@ -181,6 +183,45 @@ def test_ctrl_c_ends_the_wait_for_another_drain(tier: Tier, tmp_path: Path) -> N
     holder.join()
     killer.join()
     assert (tmp_path / "slow" / "a").read_text() == "saved"
+
+
+# Beside real entries: what C takes for none, and says so to the log.
+NO_ENTRIES = {
+    "0" * 20: "0 0 /a",  # numbers begin at 1
+    "9" * 20: "0 0 /a",  # and end at 2**64
+    "00000000000000000077": "0 0 a",
+    "00000000000000000078": "0 /a",
+    "00000000000000000079": "4294967296 0 /a",
+    "00000000000000000080": "0 0 /a/../b",
+    "00000000000000000081-1": "0 0 /a",
+    "00000000000000000082-01-1": "0 0 /a",
+    "82": "0 0 /a",
+    "lock": "0 0 /a",
+}
+
+
+def test_an_operator_sees_what_the_library_does(tier: Tier, tmp_path: Path) -> None:
+    """Of all users, without opening their tiers: by the same rule what an entry is."""
+    slow = tmp_path / "slow"
+    (slow / "1 2 ").mkdir()
+    drained = save(tier, slow / "drained")
+    drain(tier)
+    for name in ("a b", "1 2 /c", "d\udcff\ne", "f", "f"):
+        save(tier, slow / name, "x" * len(name))
+    drained.unlink()
+    journal = Path(tier.files).with_name("journal")
+    for name, text in NO_ENTRIES.items():
+        (journal / name).symlink_to(text)
+    (journal / "00000000000000000083").touch()
+    [one] = tiers_at(str(tmp_path / "fast"))
+    waiting = [copy for copy in tier.copies() if copy.is_waiting]
+    assert one.waiting == len(waiting) == 4
+    assert one.waiting_bytes == sum(copy.n_bytes for copy in waiting)
+    assert one.oldest_s > 0
+    drain(tier)
+    [one] = tiers_at(str(tmp_path / "fast"))
+    assert (one.waiting, one.waiting_bytes, one.oldest_s) == (0, 0, 0)
+    assert one.drained_s > time.time() - 60
 
 
 def test_mistakes_are_said(tier: Tier, tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ioshape._native import ffi, lib
 from ioshape._tier.tier import is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _OWN = re.compile(r"ioshape-(\d+)")
-# libioshape/tier/tier.h: what waits, and what was drained.
-_WAITS, _DRAINED = re.compile(r"\d{20}"), re.compile(r"\d{20}-\d+-\d+")
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,13 @@ def _tier(folder: str, user: int, journal: Path) -> Tier:
         link = journal / name
         try:
             status = link.lstat()
-            if _WAITS.fullmatch(name):
-                path = str(link.readlink()).split(" ", 2)[2]
-                since[path] = min(status.st_mtime, since.get(path, status.st_mtime))
-            elif _DRAINED.fullmatch(name):
-                drained_s = max(drained_s, status.st_ctime)
-        except (OSError, IndexError):  # it has gone on, or is none of the journal's
+            path, is_drained = _entry(name, os.readlink(link))  # noqa: PTH115
+        except OSError:  # it has gone on, or is none of the journal's
             continue
+        if is_drained:
+            drained_s = max(drained_s, status.st_ctime)
+        elif path:
+            since[path] = min(status.st_mtime, since.get(path, status.st_mtime))
     root = journal.parent
     return Tier(
         folder,
@@ -74,6 +73,13 @@ def _tier(folder: str, user: int, journal: Path) -> Tier:
         is_locked(f"{root}/drain.lock"),
         drained_s,
     )
+
+
+def _entry(name: str, text: str) -> tuple[str, bool]:
+    """The destination of an entry of a journal, and whether it is drained; "": it is none."""
+    kept, drained = ffi.new("char[]", os.fsencode(text)), ffi.new("int *")
+    path = lib.ioshape_py_journal_path(os.fsencode(name), kept, drained)
+    return (os.fsdecode(ffi.string(path)), bool(drained[0])) if path else ("", False)
 
 
 def _sizes(place: str) -> Iterator[int]:
