@@ -182,6 +182,19 @@ def test_only_the_destination_can_be_waited_for(fast: Path, runs: Path) -> None:
     assert not runs.exists()
 
 
+def test_tier_and_destination_each_keep_what_they_are_told(
+    fast: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IOSHAPE_TIER_KEEP_LAST", "2")
+    for step in range(1, 7):
+        ioshape.save_group(
+            {"step": step}, runs, step, tier=fast, durable="destination", keep_last=1, keep_every=3
+        )
+    assert steps_in(place_of(fast, runs)) == [5, 6]
+    assert steps_in(runs) == [3, 6]
+    assert ioshape.load_group(runs, step=5, tier=fast) == {"step": 5}
+
+
 def test_a_deadline_goes_past_the_tier(fast: Path, runs: Path) -> None:
     handle = ioshape.save_group_async({"step": 1}, runs, 1, deadline=60, tier=fast)
     report = handle.result()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ioshape._native import lib
 from ioshape._save.directory import Directory, sync
+from ioshape._save.names import UNDER_WAY
 from ioshape._settings.config import is_durable
 from ioshape._settings.job import job
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
-_UNDER_WAY = ".ioshape-tmp-"  # in the name of a file that is being written
 _INDEX = ".index.json"
 # Weights, in one file or in several with an index, as Hugging Face names them; and what we keep
 # beside a file.
@@ -85,7 +85,7 @@ class NewDirectory(Directory):
         if Path(self.place) in (here, *here.parents) or not (self._ranks_agree or job()[1] == 1):
             return False
         return not any(
-            other.entry.is_dir(follow_symlinks=False) or _UNDER_WAY in other.entry.name
+            other.entry.is_dir(follow_symlinks=False) or UNDER_WAY in other.entry.name
             for other in _others(self.place, self.path)
         )
 
@@ -103,7 +103,7 @@ class NewDirectory(Directory):
     def _keep_late(self, seen: set[str]) -> None:
         """What others have put in place since the look, and is now in the directory that goes."""
         for other in _others(self.path, self.place):
-            if other.entry.path not in seen and _UNDER_WAY not in other.entry.name:
+            if other.entry.path not in seen and UNDER_WAY not in other.entry.name:
                 os.rename(other.entry.path, other.to)  # noqa: PTH104
                 self._sync(os.path.dirname(other.to))  # noqa: PTH120
 

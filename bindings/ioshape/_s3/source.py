@@ -23,6 +23,7 @@ from ioshape._native import lib
 from ioshape._s3.address import MOST_KEY_BYTES
 from ioshape._s3.listing import LISTING, MARKERS, Kind
 from ioshape._s3.sums import Known, Sums
+from ioshape._save.names import is_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ioshape._load.reader import RawRecord
 
 _STEP = re.compile(r"step-(\d{10,20})")
-_UNDER_WAY = ".ioshape-tmp-"  # in the name of what is being written
-_ATTEMPT = re.compile(r"\.step-\d{10,20}\..+")
 #: of the file that has the checksums of another one
 SUMS = ".ioshape-sums"
 
@@ -97,7 +96,7 @@ def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tupl
 
     files, directories = [], []
     for folder, subfolders, names in os.walk(path, onerror=stop):
-        subfolders[:] = sorted(one for one in subfolders if _UNDER_WAY not in one)
+        subfolders[:] = sorted(one for one in subfolders if not is_unfinished(one))
         prefix = os.path.relpath(folder, path)
         for name in (*subfolders, *sorted(names)):
             full = os.path.join(folder, name)  # noqa: PTH118
@@ -107,7 +106,7 @@ def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tupl
                     why = "it is a symbolic link to a directory"
                     raise refused(full, why, "copy what it points to, or remove it")
                 directories.append(relative)
-            elif _UNDER_WAY not in name and relative != LISTING:
+            elif not is_unfinished(name) and relative != LISTING:
                 files.append(_file(full, relative, sums.get(relative)))
     return tuple(files), tuple(directories)
 
@@ -141,7 +140,7 @@ def look(path: str) -> Iterator[Source]:
     folder, name = os.path.split(absolute)
     step = _STEP.fullmatch(name)
     with contextlib.ExitStack() as stack:
-        if _UNDER_WAY in name or _ATTEMPT.fullmatch(name):
+        if is_unfinished(name):
             remedy = "name what it becomes when it is complete"
             raise refused(path, "it is being written, or was left by a dead process", remedy)
         if not os.path.isdir(absolute):  # noqa: PTH112

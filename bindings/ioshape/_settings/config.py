@@ -49,6 +49,8 @@ def configure(
     rack: str | None = None,
     durable: bool | None = None,
     tier: str | os.PathLike[str] | None = None,
+    tier_keep_last: int | None = None,
+    tier_full: Literal["direct", "wait", "fail"] | None = None,
     trace: str | os.PathLike[str] | None = None,
     exit_timeout_s: float | None = None,
     # made from the table: end

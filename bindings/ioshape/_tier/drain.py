@@ -44,6 +44,11 @@ def folder_of(tier: str | os.PathLike[str] | bool | None) -> str:
     return os.path.abspath(given)  # noqa: PTH100
 
 
+def keep_last() -> int:
+    """How many drained copies stay in each directory; 0: as many as there is room for."""
+    return config.value_of("tier_keep_last") or 0
+
+
 # Which one a path leads to: another disk may be mounted there since, or none.
 _Folder = tuple[int, int]
 
@@ -83,13 +88,16 @@ class Drain:
         self._wanted = threading.Event()
         self._stop = Stop()
         self._thread: threading.Thread | None = None
+        #: how many drains have failed
+        self._failures = 0
 
     @property
     def tier(self) -> Tier:
         """By the settings of now, and what the folder leads to now. Raises StorageError."""
         now = (_folder_at(self.folder), config.generation())
         if self._made is None or self._made[1:] != now:
-            self._made = (Tier(Context(share=_SHARE), self.folder), *now)
+            tier = Tier(Context(share=_SHARE), self.folder, keep_last=keep_last())
+            self._made = (tier, *now)
         return self._made[0]
 
     # ---- Saves ------------------------------------------------------------------------------
@@ -171,6 +179,26 @@ class Drain:
                 self._changed.wait(left)
         return True
 
+    def wait_for_one(self) -> bool:
+        """Waits until something of what waits is drained, by whomever.
+
+        False: nothing waits, or what does cannot be drained now.
+
+        Raises:
+            StorageError: the tier cannot be looked at.
+        """
+        waiting, failures = self._waiting(), self._failures
+        self.begin()
+        while waiting and self._failures == failures and self._thread is not None:
+            with self._changed:
+                self._changed.wait(_LOOK_S)
+            if waiting - self._waiting():
+                return True
+        return False
+
+    def _waiting(self) -> set[int]:
+        return {copy.number for copy in self.tier.copies() if copy.is_waiting}
+
     def is_drained(self, ticket: Ticket) -> bool:
         """Whether nothing that was saved there waits any more, whichever process has carried it."""
         if not ticket.is_drained:
@@ -219,6 +247,7 @@ class Drain:
             except CanceledError:
                 return
             except StorageError as error:  # the log has it, and so have those who wait
+                self._failures += 1
                 waits = error.errno == errno.EAGAIN
                 least, most = (_WAIT_S, _LATEST_WAIT_S) if waits else (_RETRY_S, _LATEST_RETRY_S)
                 pause = max(least, min(2 * pause, most)) if pause else least

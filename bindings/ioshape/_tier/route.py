@@ -14,8 +14,10 @@ from weakref import WeakKeyDictionary
 
 from ioshape._errors import CanceledError, StorageError
 from ioshape._locks import ForkedLock
+from ioshape._save.names import UNDER_WAY
 from ioshape._save.report import Step
 from ioshape._save.under_way import completed, context_of_saves_to, place_of
+from ioshape._settings import config
 from ioshape._settings.context import current
 from ioshape._tier.drain import drain_of
 
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
     from ioshape._save.report import Report
     from ioshape._settings.context import Context
     from ioshape._tier.drain import Drain, Ticket
-
-# In the names of our files and directories until they are complete.
-_UNDER_WAY = ".ioshape-tmp-"
 
 
 class Route(NamedTuple):
@@ -215,8 +214,10 @@ def _choose(
         return directly(path, why)
     try:
         drain = drain_of(folder)
-        place = drain.tier.place(path, n_bytes)
+        place = _place(drain, path, n_bytes)
     except StorageError as error:
+        if _is_to_fail(error):
+            raise
         # A full one is what it is there for: copies that wait. All else somebody has to mend.
         if error.errno != errno.ENOSPC:
             import logging  # noqa: PLC0415 - not quick to import
@@ -226,6 +227,23 @@ def _choose(
     return Route(path, place, Passage(drain, place, to_the_end=to_the_end))
 
 
+def _place(drain: Drain, path: str, n_bytes: int) -> str:
+    """Where to save; if the tier is full, perhaps after others were drained."""
+    while True:
+        try:
+            return drain.tier.place(path, n_bytes)
+        except StorageError as error:
+            if error.errno != errno.ENOSPC or config.value_of("tier_full") != "wait":
+                raise
+            if not drain.wait_for_one():
+                raise
+
+
+def _is_to_fail(error: StorageError) -> bool:
+    """Whether the tier is full, and that is to be the end of the save."""
+    return error.errno == errno.ENOSPC and config.value_of("tier_full") == "fail"
+
+
 def _why_directly(path: str, folder: str, *, replace: bool, due: float | None) -> str:
     if not replace:
         return "only at its destination can be told whether it replaces something"
@@ -233,7 +251,7 @@ def _why_directly(path: str, folder: str, *, replace: bool, due: float | None) -
         return "it has a deadline, and this node may end with it"
     if context_of_saves_to(path) is not None:
         return "an earlier save to it, directly, is under way"
-    if _UNDER_WAY in path:
+    if UNDER_WAY in path:
         return "it is part of a directory that appears whole"
     return _why_not_drained(path, folder)
 
@@ -260,6 +278,7 @@ def completed_over(route: Route, begin: Callable[[Route], SaveHandle]) -> Report
             route.passage is None
             or route.passage.is_kept  # the destination has failed
             or isinstance(error, CanceledError)
+            or _is_to_fail(error)
         ):
             raise
         why = str(error)
