@@ -28,6 +28,7 @@ COMMANDS = [
     "prune",
     "upload",
     "download",
+    "archive",
     "drain",
     "doctor",
     "bench",

@@ -17,6 +17,7 @@ import ioshape
 import object_store
 import pytest
 from command import IOSHAPE, call, fail, on_terminal, succeed
+from coordinators import await_true, coordinator, writers
 from mounts import small_disk
 from object_store import BUCKET, Store
 from processes import TIMEOUT_S, environment, run_interpreter
@@ -32,6 +33,16 @@ LARGE = 32 << 20
 def saves(tmp_path: Path) -> Iterator[Saver]:
     with saver(tmp_path) as made:
         yield made
+
+
+#: a coordinator that is not there
+NOBODY = {"IOSHAPE_COORDINATOR": "redis://127.0.0.1:1", "IOSHAPE_UNREACHABLE": "fail"}
+
+
+def waiting_at(address: str) -> int:
+    """How many wait in the pool."""
+    text = succeed(call("slots", "status", "shared", "--coordinator", address, "--json"))
+    return len(json.loads(text)[0]["waiters"])
 
 
 def drained(*arguments: str | Path | int) -> list[dict[str, Any]]:
@@ -152,6 +163,17 @@ def test_the_rate_is_kept(saves: Saver) -> None:
     assert one["seconds"] > 1
 
 
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_so_many_copies_stay_on_the_tier(saves: Saver, way: str) -> None:
+    paths = [saves.save(name) for name in ("a.pt", "b.pt", "c.pt")]
+    option = ["--keep-last", "2"] if way == "option" else []
+    variables = {"IOSHAPE_TIER_KEEP_LAST": "2"} if way == "variable" else {}
+    succeed(call("drain", saves.fast, *option, env=variables))
+    assert [copy.path for copy in saves.copies()] == [str(path) for path in paths[1:]]
+    assert all(path.exists() for path in paths)
+    fail(call("drain", saves.fast, "--keep-last", "0"), 2)
+
+
 def test_a_terminal_gets_a_bar(saves: Saver) -> None:
     saves.save("a.pt", bytes(LARGE))
     code, seen = on_terminal("drain", str(saves.fast), "--rate", "16M")
@@ -159,6 +181,30 @@ def test_a_terminal_gets_a_bar(saves: Saver) -> None:
     assert "32.0" in seen  # MiB, in the bar and in the line
     assert re.search(r"\d MB/s|\d MiB/s|/s", seen)
     assert "drained, 32.0 MiB in" in seen
+
+
+def test_it_waits_for_its_turn_in_the_destinations_pool(saves: Saver) -> None:
+    path = saves.save("a.pt", bytes(LARGE))  # small files take no slot
+    with coordinator("redis") as address, writers() as make:
+        at = {"IOSHAPE_POOL": "shared", "IOSHAPE_SLOTS": "1"}
+        nobody = call("drain", saves.fast, env={**at, **NOBODY})
+        assert nobody.returncode == 1
+        assert "cannot connect to redis" in nobody.stderr
+        at["IOSHAPE_COORDINATOR"] = address
+        saver = make(address, '{"pool": "shared"}', job="direct", IOSHAPE_SLOTS="1")
+        assert saver.hear() == "holds"
+        with started("drain", saves.fast, **at) as process:
+            await_true(lambda: waiting_at(address) == 1, "the drain's request")
+            assert not path.exists()
+            # Who saves directly goes before it, though it comes later.
+            other = make(address, '{"pool": "shared"}', job="other", IOSHAPE_SLOTS="1")
+            assert other.hear() == "waits"
+            saver.tell("release")
+            assert other.hear() == "holds"
+            assert not path.exists()
+            other.tell("release")
+            assert process.wait(timeout=TIMEOUT_S) == 0
+    assert path.stat().st_size == LARGE
 
 
 # ---- Ended ---------------------------------------------------------------------------------------
@@ -344,6 +390,17 @@ def test_what_was_drained_is_uploaded_once(saves: Saver, store: Store) -> None:
     assert upload() == [("drained", str(path)), ("uploaded", f"{RUN}{path}")]
     body = store.client().get_object(Bucket=BUCKET, Key=f"run{path}")["Body"].read()
     assert body == b"again"
+
+
+def test_what_does_not_stay_on_the_tier_is_uploaded_before_it_goes(
+    saves: Saver, store: Store
+) -> None:
+    first = saves.save("a.pt")
+    assert [one["path"] for one in drained(saves.fast)] == [str(first)]
+    paths = [first, *(saves.save(name) for name in ("b.pt", "c.pt"))]
+    succeed(call("drain", saves.fast, "--to", RUN, "--keep-last", "1", env=store.variables))
+    assert [copy.path for copy in saves.copies()] == [str(paths[-1])]
+    assert store.objects() == [f"run{path}" for path in paths]
 
 
 def test_an_older_one_is_not_uploaded(saves: Saver, store: Store) -> None:

@@ -24,6 +24,7 @@ COMMANDS = {
     "prune": "generations.prune",
     "upload": "objects.upload",
     "download": "objects.download",
+    "archive": "objects.archive",
     "drain": "tier.drain",
     "doctor": "doctor.command",
     "bench": "bench.command",

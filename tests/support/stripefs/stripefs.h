@@ -180,6 +180,14 @@ struct attribute {
 struct io;
 struct dirty;
 
+/* A file's copy in the archive: hsm.c. */
+struct archive {
+	uint32_t flags; /* as Lustre has them */
+	bool wanted;    /* to be archived, since then */
+	bool changed;   /* meanwhile */
+	uint64_t begun_ns;
+};
+
 struct node {
 	struct stat stat;
 	uint64_t lookups; /* the kernels' references */
@@ -210,6 +218,7 @@ struct node {
 	uint64_t last_stripe, pending_off;
 	bool ever_written;
 	int late_error; /* of a write that was answered before it failed: for the next fsync */
+	struct archive archive;
 };
 
 struct entry {
@@ -235,6 +244,8 @@ void entry_remove(struct entry *entry);
 /* Changed by the mount that asks: the others no longer know it; modified: nor what is in it. */
 void node_touch(struct node *node, bool modified);
 uint64_t tree_nodes(void);
+/* The one with that number that has a name; NULL: there is none. */
+struct node *node_numbered(uint64_t number);
 
 /* ---- Contents: content.c ----------------------------------------------------------------------
  */
@@ -416,6 +427,20 @@ extern struct statistics statistics;
 
 /* Nothing is answered. */
 extern bool frozen;
+
+/* What the archive does: as it should; no request is taken, as there is no coordinator, or the
+ * right to ask is missing; nothing is done; nothing can be done. */
+enum archive_order {
+	ARCHIVE_WELL,
+	ARCHIVE_OFF,
+	ARCHIVE_REFUSED,
+	ARCHIVE_STUCK,
+	ARCHIVE_FAILING,
+};
+extern enum archive_order archive_order;
+
+/* A file's content has changed. */
+void hsm_changed(struct node *node);
 
 void statistics_reset(void);
 /* Counts a write request, before the file changes. */

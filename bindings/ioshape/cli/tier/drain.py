@@ -31,13 +31,15 @@ from ioshape.cli.slots.pools import bytes_option
 from ioshape.cli.verify import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ioshape import Progress
     from ioshape._tier.tier import Copy, Drained, Tier
 
 #: Other saves are a hundred times as urgent.
 _SHARE = 1
+#: for --to: the archive of the filesystem where the destinations are
+_HSM = "hsm"
 # Of --watch: between two looks, and after failures up to so long.
 _LOOK_S = 0.5
 _MOST_PAUSE_S = 60.0
@@ -56,7 +58,7 @@ class _Outcome:
     """What became of a copy, as in the JSON."""
 
     path: str
-    #: as ioshape._tier.tier.Result has it, "uploaded" or "forgotten"
+    #: as ioshape._tier.tier.Result has it, "uploaded", "archived" or "forgotten"
     result: str
     bytes: int
     seconds: float
@@ -96,6 +98,7 @@ class _Command:
         self,
         folder: str,
         rate: int,
+        keep_last: int,
         url: str | None,
         endpoint: str | None,
         told: Callable[[_Outcome], object],
@@ -104,6 +107,7 @@ class _Command:
     ) -> None:
         self._folder = folder
         self._rate = rate
+        self._keep_last = keep_last
         self._url = url
         self._endpoint = endpoint
         self._told = told
@@ -112,19 +116,30 @@ class _Command:
         self._failed = False
         #: something waits for other nodes
         self._waits = False
-        #: what need not be looked for on the object store again
-        self._uploaded: set[Copy] = set()
+        #: what need not be looked for on the object store, or in the archive, again
+        self._passed_on: set[Copy] = set()
 
     def once(self) -> bool:
         """Whether all of it was carried, as far as it is up to this node."""
         self._failed = self._waits = False
         with self._opened() as tier:
-            self._drain(tier)
-            if self._url is not None:
-                for copy in tier.copies():
-                    if not copy.is_waiting and copy not in self._uploaded:
-                        self._upload(tier, copy, self._url)
+            for path in self._in_turn(tier):
+                self._drain(tier, path)
+                self._pass_on_drained(tier)
         return not self._failed
+
+    def _in_turn(self, tier: Tier) -> Iterator[str | None]:
+        """What to drain before any of it goes on from there; None: all that waits.
+
+        Where only so many copies stay, each goes on before the drain of the next one removes it.
+        """
+        if self._url is not None and self._keep_last:
+            self._pass_on_drained(tier)
+            seen: set[str] = set()
+            while left := [one.path for one in _waiting(tier) if one.path not in seen]:
+                seen.add(left[0])
+                yield left[0]
+        yield None
 
     def _opened(self) -> contextlib.closing[Tier]:
         """As short as it is needed: an open one cannot be unmounted."""
@@ -132,45 +147,73 @@ class _Command:
         from ioshape._tier.tier import Tier  # noqa: PLC0415
 
         context = Context(share=_SHARE, rate=self._rate or None)
-        return contextlib.closing(Tier(context, self._folder))
+        return contextlib.closing(Tier(context, self._folder, keep_last=self._keep_last))
 
-    def _drain(self, tier: Tier) -> None:
-        waiting = [copy for copy in tier.copies() if copy.is_waiting]
+    def _drain(self, tier: Tier, path: str | None) -> None:
+        waiting = [copy for copy in _waiting(tier) if path in (None, copy.path)]
         self._began = time.monotonic()
-        with progress_bar(self._folder, self._with_bar and bool(waiting)) as tell:
+        is_told = False
+        with progress_bar(path or self._folder, self._with_bar and bool(waiting)) as tell:
             bar = tell and _Bar(sum(copy.n_bytes for copy in waiting), tell)
 
             def ended(one: Drained) -> None:
+                nonlocal is_told
                 if bar:
                     bar.ended(one)
                 error = None if one.error is None else explain(one.error)
+                is_told = is_told or error is not None
                 self._tell(one.path, one.result, one.n_bytes, error=error)
 
             try:
-                tier.drain(ended=ended, progress=bar.progress if bar else None)
+                tier.drain(path, ended=ended, progress=bar.progress if bar else None)
             except OSError as error:
                 # Of a copy, the library has logged why.
-                if not self._failed and error.errno != errno.EAGAIN:
+                if not is_told and error.errno != errno.EAGAIN:
                     raise
 
-    def _upload(self, tier: Tier, copy: Copy, url: str) -> None:
-        """Unless it is there, or the destination has a newer one."""
-        from ioshape._s3.look import is_uploaded  # noqa: PLC0415
+    def _pass_on_drained(self, tier: Tier) -> None:
+        """What is on the tier and at its destination, if it is to go on from there."""
+        url = self._url
+        if url is None:
+            return
+        for copy in tier.copies():
+            if not copy.is_waiting and copy not in self._passed_on:
+                self._pass_on(tier, copy, url)
 
-        to = url.rstrip("/") + copy.path
+    def _pass_on(self, tier: Tier, copy: Copy, url: str) -> None:
+        to = None if url == _HSM else url.rstrip("/") + copy.path
         self._began = time.monotonic()
         try:
-            if tier.find(copy.path) is not None and not is_uploaded(
-                copy.place, to, endpoint=self._endpoint
-            ):
-                with progress_bar(copy.path, self._with_bar) as tell:
-                    done = s3().upload(copy.place, to, endpoint=self._endpoint, progress=tell)
-                self._tell(copy.path, "uploaded", done.n_bytes, url=done.url)
+            if to is None:
+                self._archive(copy)
+            else:
+                self._upload(tier, copy, to)
         except OSError as error:
             note(f"ioshape: {explain(error)}")
             self._tell(copy.path, "failed", 0, url=to, error=explain(error))
             return
-        self._uploaded.add(copy)
+        self._passed_on.add(copy)
+
+    def _upload(self, tier: Tier, copy: Copy, to: str) -> None:
+        """Unless it is there, or the destination has a newer one."""
+        from ioshape._s3.look import is_uploaded  # noqa: PLC0415
+
+        if tier.find(copy.path) is None or is_uploaded(copy.place, to, endpoint=self._endpoint):
+            return
+        with progress_bar(copy.path, self._with_bar) as tell:
+            done = s3().upload(copy.place, to, endpoint=self._endpoint, progress=tell)
+        self._tell(copy.path, "uploaded", done.n_bytes, url=done.url)
+
+    def _archive(self, copy: Copy) -> None:
+        """What is at the destination, unless it was removed there since."""
+        from ioshape._hsm import archive  # noqa: PLC0415
+
+        if not Path(copy.path).exists():
+            return
+        with progress_bar(copy.path, self._with_bar) as tell:
+            done = archive(copy.path, progress=tell)
+        if done.archived_bytes:
+            self._tell(copy.path, "archived", done.n_bytes)
 
     def _tell(
         self,
@@ -238,6 +281,10 @@ class _Command:
         return min(2 * pause, _MOST_PAUSE_S)
 
 
+def _waiting(tier: Tier) -> list[Copy]:
+    return [copy for copy in tier.copies() if copy.is_waiting]
+
+
 def _terminate(_signal: int, _frame: object) -> None:
     sys.exit(_EXIT_TERMINATED)  # which leaves nothing half done
 
@@ -254,7 +301,7 @@ def _say_json_line(outcome: _Outcome) -> None:
 
 
 def _check_url(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
-    if url is not None:
+    if url is not None and url != _HSM:
         s3()  # now rather than after the drain
         from ioshape._s3.address import parse  # noqa: PLC0415
 
@@ -270,6 +317,13 @@ def _check_url(_context: click.Context, _option: click.Parameter, url: str | Non
     callback=bytes_option,
     help="Write at most so many bytes per second, such as 500M.",
 )
+@click.option(
+    "--keep-last",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Of what was drained into a directory leave the newest N on the tier. Default: the "
+    "setting tier_keep_last, or as many as there is room for.",
+)
 @click.option("--watch", is_flag=True, help="Go on, and carry what is saved from now on.")
 @click.option(
     "--forget",
@@ -284,7 +338,7 @@ def _check_url(_context: click.Context, _option: click.Parameter, url: str | Non
     "url",
     metavar="URL",
     callback=_check_url,
-    help="Then upload what was carried, below s3://BUCKET/KEY.",
+    help="Then upload what was carried, below s3://BUCKET/KEY; hsm: have Lustre archive it.",
 )
 @endpoint_option
 @click.option(
@@ -296,6 +350,7 @@ def _check_url(_context: click.Context, _option: click.Parameter, url: str | Non
 def command(
     folder: str,
     rate: int,
+    keep_last: int | None,
     watch: bool,
     given_up: tuple[str, ...],
     url: str | None,
@@ -310,7 +365,8 @@ def command(
     process drains a tier at a time: others wait for it.
 
     With --to what was drained is uploaded as well, as by "ioshape upload", with its whole path
-    below the URL. What is there is not sent again. Needs boto3: pip install 'ioshape[s3]'.
+    below the URL. What is there is not sent again. Needs boto3: pip install 'ioshape[s3]'. With
+    --to hsm the filesystem where it was drained to archives it, as by "ioshape archive".
 
     \b
     ioshape drain /local/nvme
@@ -329,6 +385,7 @@ def command(
     Exit code: 0 if nothing waits any more but for other nodes, also if nothing was saved there; 1
     if something could not be carried. With --watch: 0 after Ctrl-C.
     """
+    from ioshape._tier import drain  # noqa: PLC0415
     from ioshape._tier.tier import is_tier  # noqa: PLC0415
 
     if not Path(folder).is_dir():
@@ -352,7 +409,8 @@ def command(
     if watch or is_tier(folder):
         signal.signal(signal.SIGTERM, _terminate)
         with_bar = sys.stderr.isatty() and not as_json and not watch
-        work = _Command(folder, rate, url, endpoint, told, with_bar=with_bar)
+        keep = keep_last or drain.keep_last()
+        work = _Command(folder, rate, keep, url, endpoint, told, with_bar=with_bar)
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
                 work.watch()

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies in the archive of Lustre (HSM): asked for, and looked at until they are there.
+
+On Amazon FSx for Lustre the archive is the S3 bucket of a data repository. All that is needed are
+ioctls of Lustre's client, whose numbers and structs do not change.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ioshape._descriptors import open_file
+from ioshape._errors import failure
+from ioshape._s3.listing import MARKERS
+from ioshape._save.names import is_unfinished
+from ioshape._save.report import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ioshape._errors import StorageError
+
+# LL_IOC_HSM_STATE_GET, LL_IOC_HSM_REQUEST, LL_IOC_HSM_ACTION, LL_IOC_PATH2FID
+_STATE, _REQUEST, _ACTION, _FID = 0x802066D3, 0x401866D9, 0x801866DC, 0x800866AD
+# struct hsm_user_state: flags first, the rest is not looked at.
+_STATE_BYTES = 32
+_DIRTY, _ARCHIVED, _NOARCHIVE, _LOST = 0x2, 0x8, 0x20, 0x40  # HS_...
+# struct hsm_current_action: state, action, and of the action its offset and bytes so far.
+_CURRENT = struct.Struct("=IIQQ")
+_RUNNING = 2  # HPS_RUNNING
+# struct hsm_user_request with one item: action, archive (0: the default), flags, items, bytes
+# behind them; the file's FID, and which of its bytes: all.
+_ONE_FILE = struct.Struct("=IIQII16sQQ")
+_ARCHIVE = 10  # HUA_ARCHIVE
+_TO_THE_END = 2**64 - 1
+
+#: without anything archived meanwhile
+TIMEOUT_S = 600.0
+# Between two looks: each asks the metadata server once for each file that is not done.
+_FIRST_LOOK_S, _LOOK_S = 0.05, 2.0
+# What is under way of a file is looked up in the list of all: not for many files at a time.
+_MOST_ACTIONS = 16
+
+
+@dataclass(frozen=True)
+class Archived:
+    """What is in the archive."""
+
+    path: str
+    files: int
+    #: of all files
+    n_bytes: int
+    #: of those that were not there before
+    archived_bytes: int
+    total_s: float
+
+
+class _File(NamedTuple):
+    path: str
+    n_bytes: int
+
+
+def _refused(path: str, why: str, remedy: str, number: int) -> StorageError:
+    return failure(-number, f'cannot archive "{path}": {why}', path, "archive", remedy=remedy)
+
+
+_NO_LUSTRE = (
+    "it does not lie on a Lustre filesystem, or its client knows no HSM",
+    "give what lies on one whose files are archived, such as FSx with a data repository",
+)
+_REASONS = {
+    errno.ENOENT: ("it is gone, somebody has removed it", ""),
+    errno.EAGAIN: (
+        "HSM is not switched on for this filesystem",
+        "link a data repository to it (FSx), or have the coordinator started on its metadata "
+        "servers: lctl set_param mdt.*.hsm_control=enabled",
+    ),
+    errno.EPERM: (
+        "the metadata server takes such requests from root alone",
+        "call this as root, or have the right given on the metadata servers: "
+        "lctl set_param mdt.*.hsm.user_request_mask=ARCHIVE,RESTORE; where files are archived "
+        "by themselves, --check tells whether they are",
+    ),
+    **dict.fromkeys((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP), _NO_LUSTRE),
+}
+
+# Of a file, for which nothing is done.
+_MARKS = {
+    _NOARCHIVE: ("it is marked not to be archived", "allow it: lfs hsm_clear --noarchive"),
+    _LOST: ("its copy in the archive is lost", "forget that: lfs hsm_clear --lost --archived"),
+}
+
+
+def _ioctl(path: str, number: int, argument: bytearray, *, of_directory: bool = False) -> bytearray:
+    """About a file, which is opened and not read: that would bring back one that was released."""
+    opened = os.path.dirname(path) or "." if of_directory else path  # noqa: PTH120
+    try:
+        fd = open_file(opened, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, number, argument)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        why, remedy = _REASONS.get(error.errno or 0) or (error.strerror or str(error), "")
+        raise _refused(path, why, remedy, error.errno or errno.EIO) from None
+    return argument
+
+
+def _flags_of(path: str) -> int:
+    found = _ioctl(path, _STATE, bytearray(_STATE_BYTES))
+    return int.from_bytes(found[:4], sys.byteorder)
+
+
+def _is_archived(flags: int) -> bool:
+    """All of what the file is now."""
+    return flags & (_ARCHIVED | _DIRTY | _LOST) == _ARCHIVED
+
+
+def _ask_for(path: str) -> None:
+    fid = bytes(_ioctl(path, _FID, bytearray(16)))
+    request = _ONE_FILE.pack(_ARCHIVE, 0, 0, 1, 0, fid, 0, _TO_THE_END)
+    _ioctl(path, _REQUEST, bytearray(request), of_directory=True)
+
+
+def _action_of(path: str) -> tuple[bool, int]:
+    """Whether it is still to be archived, and how many bytes have been."""
+    found = _ioctl(path, _ACTION, bytearray(_CURRENT.size))
+    state, action, _offset, n_bytes = _CURRENT.unpack(found)
+    return action == _ARCHIVE, n_bytes if state == _RUNNING else 0
+
+
+# ---- A checkpoint --------------------------------------------------------------------------------
+
+
+def _walk(path: str) -> Iterator[str]:
+    if not os.path.isdir(path):  # noqa: PTH112
+        yield path
+        return
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for folder, subfolders, names in os.walk(path, onerror=stop):
+        subfolders[:] = [name for name in subfolders if not is_unfinished(name)]
+        yield from (f"{folder}/{name}" for name in names if not is_unfinished(name))
+
+
+def _files(path: str) -> list[_File]:
+    found = []
+    try:
+        for one in _walk(path):
+            status = os.stat(one)  # noqa: PTH116
+            if stat.S_ISREG(status.st_mode):
+                found.append(_File(one, status.st_size))
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise _refused(str(error.filename), why, "", error.errno or errno.EIO) from None
+    if not found:
+        raise _refused(path, "there is no file in it", "give a checkpoint", errno.ENOENT)
+    return found
+
+
+def archive(
+    path: str,
+    *,
+    ask: bool = True,
+    timeout_s: float = TIMEOUT_S,
+    progress: Callable[[Progress], object] | None = None,
+) -> Archived:
+    """Has Lustre archive a file, or all files below a directory, and waits until it has.
+
+    What makes a checkpoint complete is asked for when all else is there. What the archive has
+    already is not asked for again.
+
+    Args:
+        path: of the file or directory.
+        ask: False: nothing is asked for, and what is not archived is an error.
+        timeout_s: to give up when nothing was archived for so long.
+        progress: is called with a Progress now and then; an exception in it ends the call, and not
+            what was asked for.
+
+    Raises:
+        StorageError: it is not archived, or not on Lustre, or may not be archived.
+    """
+    begin = time.monotonic()
+    files = _files(path)
+    work = _Work(path, files, timeout_s, progress)
+    markers = MARKERS.values()
+    for is_last in (False, True):
+        part = [one for one in files if (os.path.basename(one.path) in markers) == is_last]  # noqa: PTH119
+        work.archive(part, ask=ask)
+    total_s = time.monotonic() - begin
+    return Archived(path, len(files), work.total_bytes, work.new_bytes, total_s)
+
+
+class _Work:
+    def __init__(
+        self,
+        path: str,
+        files: list[_File],
+        timeout_s: float,
+        progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._progress = progress
+        self.total_bytes = sum(one.n_bytes for one in files)
+        self._done_bytes = 0
+        #: that were archived meanwhile
+        self.new_bytes = 0
+
+    def archive(self, files: list[_File], *, ask: bool) -> None:
+        """Some of them, together."""
+        left = []
+        for file in files:
+            flags = _flags_of(file.path)
+            if _is_archived(flags):
+                self._done_bytes += file.n_bytes
+                continue
+            if not ask:
+                why = "it was changed since" if flags & _DIRTY else "it is not"
+                remedy = "call this without --check, or wait until it is"
+                sentence = f'"{file.path}" is not in the archive as it is now: {why}'
+                raise failure(-errno.ENODATA, sentence, file.path, "archive", remedy=remedy)
+            for mark, (why, command) in _MARKS.items():
+                if flags & mark:
+                    raise _refused(file.path, why, f'{command} "{file.path}"', errno.EPERM)
+            _ask_for(file.path)
+            left.append(file)
+        self._tell(self._done_bytes)
+        self._wait(left)
+
+    def _wait(self, left: list[_File]) -> None:
+        pause, seen, changed = _FIRST_LOOK_S, self._done_bytes, time.monotonic()
+        while left:
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_S)
+            left = self._look(left)
+            now = self._done_bytes + self._under_way(left)
+            if now != seen:
+                seen, changed = now, time.monotonic()
+            elif time.monotonic() - changed > self._timeout_s:
+                raise self._stalled(left)
+            self._tell(now)
+
+    def _look(self, files: list[_File]) -> list[_File]:
+        """Those that are not archived yet."""
+        left = []
+        for file in files:
+            if _is_archived(_flags_of(file.path)):
+                self._done_bytes += file.n_bytes
+                self.new_bytes += file.n_bytes
+            else:
+                left.append(file)
+        # Another time others are looked at first.
+        return left[_MOST_ACTIONS:] + left[:_MOST_ACTIONS]
+
+    def _under_way(self, files: list[_File]) -> int:
+        """Bytes of files that are not done. Raises StorageError if nobody does one any more."""
+        total = 0
+        for file in files[:_MOST_ACTIONS]:
+            is_wanted, n_bytes = _action_of(file.path)
+            total += min(n_bytes, file.n_bytes)
+            # It may have ended between the two looks.
+            if not is_wanted and not _is_archived(flags := _flags_of(file.path)):
+                raise self._failed(file.path, flags)
+        return total
+
+    def _failed(self, path: str, flags: int) -> StorageError:
+        if flags & _DIRTY:
+            remedy = "call this again when nobody does"
+            return _refused(path, "somebody is writing to it", remedy, errno.EBUSY)
+        remedy = "see the log of the copytool (FSx: the event log of the data repository)"
+        return _refused(path, "Lustre could not, or somebody has canceled it", remedy, errno.EIO)
+
+    def _stalled(self, left: list[_File]) -> StorageError:
+        why = (
+            f"nothing was archived for {self._timeout_s:g} s, and it waits with "
+            f"{len(left) - 1} more"
+        )
+        remedy = (
+            "see whether a copytool runs, and what it does (lfs hsm_action FILE); "
+            "call this again, which asks for nothing twice"
+        )
+        return _refused(left[0].path, why, remedy, errno.ETIMEDOUT)
+
+    def _tell(self, done_bytes: int) -> None:
+        if self._progress is not None:
+            done = min(done_bytes, self.total_bytes)
+            self._progress(Progress("archive", done, self.total_bytes))
