@@ -593,6 +593,31 @@ def test_where_crc32s_are_not_known_md5s_are_compared_and_it_is_said(
     assert (tmp_path / "large.bin").read_bytes() == content["large.bin"]
 
 
+def test_there_a_damaged_part_is_sent_again(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "large.bin"
+    path.write_bytes(random.Random(1).randbytes(4 * PART))
+    store.harm(knows_no_crc32=True, flips=3)
+    s3.upload(path, RUN, part_bytes=PART, jobs=1)
+    parts = [line for line in store.harm() if line.startswith("PUT ")]
+    assert len(parts) == 4 + 3
+    body = store.client().get_object(Bucket=BUCKET, Key="run")["Body"].read()
+    assert body == path.read_bytes()
+
+
+def test_where_etags_are_no_md5s_the_server_compares_them(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "large.bin"
+    path.write_bytes(random.Random(1).randbytes(4 * PART))
+    store.harm(knows_no_crc32=True, odd_etags=True)
+    s3.upload(path, RUN, part_bytes=PART, jobs=1)
+    parts = [line for line in store.harm() if line.startswith("PUT ")]
+    assert len(parts) == 4 + 1  # the first, until that is known
+    store.harm(knows_no_crc32=True, odd_etags=True, flips=2)
+    s3.upload(path, f"{RUN}2", part_bytes=PART, jobs=1)
+    for key in ("run", "run2"):
+        body = store.client().get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        assert body == path.read_bytes()
+
+
 def test_there_an_interrupted_upload_goes_on_too(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     path.write_bytes(random.Random(1).randbytes(4 * PART))

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from ioshape._errors import StorageError
 from ioshape._s3.client import WRONG_SUM, code_of, head, sentences
 from ioshape._s3.source import OpenFile, Part
-from ioshape._s3.sums import in_base64, is_same, md5_of
+from ioshape._s3.sums import in_base64, is_etag, is_same, md5_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -69,6 +69,7 @@ class Sender:
         self._buffers = threading.local()
         #: whether the server checks CRC-32s; if not, it is given MD5s, which all of them check
         self.checks_crc32 = True
+        self._etags_are_md5s = True
         self.sent_bytes = 0
 
     # ---- Threads --------------------------------------------------------------------------------
@@ -146,13 +147,28 @@ class Sender:
                     if response.get("ChecksumCRC32") == sum_["ChecksumCRC32"]:
                         break
                     self.fall_back()
-                response = call(Body=data, ContentMD5=b64encode(md5_of(data)).decode(), **arguments)
+                response = self._with_md5(call, data, **arguments)
                 break
             except ClientError as error:
                 if code_of(error) not in WRONG_SUM or attempt == _ATTEMPTS:
                     raise
         with self._lock:
             self.sent_bytes += len(data)
+        return response
+
+    def _with_md5(
+        self, call: Callable[..., Response], data: bytearray | bytes, **arguments: Any
+    ) -> Response:
+        """A part's ETag is the MD5 of what arrived, on most servers: that spares them another one.
+        Nobody sees a part that was damaged on its way, and it is sent again.
+        """
+        md5 = md5_of(data)
+        if self._etags_are_md5s and "PartNumber" in arguments:
+            response = call(Body=data, **arguments)
+            if is_etag(response, md5):
+                return response
+        response = call(Body=data, ContentMD5=b64encode(md5).decode(), **arguments)
+        self._etags_are_md5s = is_etag(response, md5)
         return response
 
     def fall_back(self) -> None:

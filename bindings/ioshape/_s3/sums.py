@@ -31,12 +31,17 @@ def md5_of(data: Any) -> bytes:
     return md5(data, usedforsecurity=False).digest()
 
 
+def is_etag(told: Mapping[str, Any], md5: bytes) -> bool:
+    """Whether that MD5 is what a server calls a part, or an object sent at once."""
+    return bool(str(told.get("ETag", "")).strip('"') == md5.hex())
+
+
 def is_same(told: Mapping[str, Any], data: bytearray | bytes, sum_: int) -> bool:
     """Whether the server has these bytes, as it tells of a part or of an object sent at once."""
     known = told.get("ChecksumCRC32")
     if known:
         return bool(known == in_base64(sum_))
-    return bool(str(told.get("ETag", "")).strip('"') == md5_of(data).hex())
+    return is_etag(told, md5_of(data))
 
 
 class Known(NamedTuple):
