@@ -25,6 +25,7 @@ from records import names_in
 from tiers import Saver, saver, undrained
 
 RUN = f"s3://{BUCKET}/run"
+MIB = 1 << 20
 #: more than any buffer between a drain and its destination
 LARGE = 32 << 20
 
@@ -39,10 +40,17 @@ def saves(tmp_path: Path) -> Iterator[Saver]:
 NOBODY = {"IOSHAPE_COORDINATOR": "redis://127.0.0.1:1", "IOSHAPE_UNREACHABLE": "fail"}
 
 
-def waiting_at(address: str) -> int:
-    """How many wait in the pool."""
+def members(address: str, kind: str) -> list[dict[str, Any]]:
+    """Those that hold a slot in the pool, or wait for one."""
     text = succeed(call("slots", "status", "shared", "--coordinator", address, "--json"))
-    return len(json.loads(text)[0]["waiters"])
+    found: list[dict[str, Any]] = json.loads(text)[0][kind]
+    return found
+
+
+def seen_at(address: str) -> int:
+    """Bytes per second of those that write, as "ioshape top" has them."""
+    text = succeed(call("top", "--once", "--coordinator", address, "--json"))
+    return sum(one["bytes_per_second"] for one in json.loads(text)[0]["holders"])
 
 
 def drained(*arguments: str | Path | int) -> list[dict[str, Any]]:
@@ -186,15 +194,15 @@ def test_a_terminal_gets_a_bar(saves: Saver) -> None:
 def test_it_waits_for_its_turn_in_the_destinations_pool(saves: Saver) -> None:
     path = saves.save("a.pt", bytes(LARGE))  # small files take no slot
     with coordinator("redis") as address, writers() as make:
-        at = {"IOSHAPE_POOL": "shared", "IOSHAPE_SLOTS": "1"}
+        at = {"IOSHAPE_POOL": "shared", "IOSHAPE_SLOTS": "1", "IOSHAPE_LEASE_MS": "1500"}
         nobody = call("drain", saves.fast, env={**at, **NOBODY})
         assert nobody.returncode == 1
         assert "cannot connect to redis" in nobody.stderr
         at["IOSHAPE_COORDINATOR"] = address
         saver = make(address, '{"pool": "shared"}', job="direct", IOSHAPE_SLOTS="1")
         assert saver.hear() == "holds"
-        with started("drain", saves.fast, **at) as process:
-            await_true(lambda: waiting_at(address) == 1, "the drain's request")
+        with started("drain", saves.fast, "--rate", "4M", **at) as process:
+            await_true(lambda: len(members(address, "waiters")) == 1, "the drain's request")
             assert not path.exists()
             # Who saves directly goes before it, though it comes later.
             other = make(address, '{"pool": "shared"}', job="other", IOSHAPE_SLOTS="1")
@@ -203,6 +211,10 @@ def test_it_waits_for_its_turn_in_the_destinations_pool(saves: Saver) -> None:
             assert other.hear() == "holds"
             assert not path.exists()
             other.tell("release")
+            # Everybody sees how fast it is, and how much of the file is left.
+            await_true(lambda: seen_at(address) > 0, "the drain's progress")
+            (drain,) = members(address, "holders")
+            assert 0 < drain["passed"] < drain["bytes"] <= LARGE + MIB
             assert process.wait(timeout=TIMEOUT_S) == 0
     assert path.stat().st_size == LARGE
 
@@ -335,7 +347,7 @@ UNMOUNTED = """
                 unmount()
                 must_say(watch.stderr, f"ioshape: the tier {fast} is gone; it is waited for")
                 assert not list(fast.iterdir())
-                subprocess.run(["mount", "-o", "loop", "image", fast], check=True)
+                subprocess.run(["mount", "-o", "loop", "disk.image", fast], check=True)
                 must_say(watch.stderr, f"ioshape: the tier {fast} is back")
                 path = saved(name)
                 must_say(watch.stdout, f"{path}: drained")

@@ -10,22 +10,25 @@ import pytest
 MIB = 1 << 20
 
 
-def small_disk(kind: str, folder: Path) -> list[str]:
-    """A command that mounts a small filesystem at folder/disk, seen by the rest of it alone."""
-    (folder / "disk").mkdir()
+#: how an image of a kind is made, and how many bytes it has: XFS takes none that is smaller
+IMAGES = {"ext4": ("mkfs.ext4 -q -F", 64 * MIB), "xfs": ("mkfs.xfs -q -f", 300 * MIB)}
+
+
+def small_disk(kind: str, folder: Path, name: str = "disk") -> list[str]:
+    """A command that mounts a small filesystem at folder/name, seen by the rest of it alone."""
+    (folder / name).mkdir()
     mount = 'mount -t tmpfs -o size=40m none "$0"'
-    if kind == "ext4":
+    if kind in IMAGES:
         if os.geteuid() != 0:
             pytest.skip("mounting an image takes root")
-        image = folder / "image"
+        command, n_bytes = IMAGES[kind]
+        image = folder / f"{name}.image"
         with image.open("wb") as file:
-            file.truncate(64 * MIB)
+            file.truncate(n_bytes)
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-        subprocess.run(
-            ("mkfs.ext4", "-q", "-F", image), check=True, env={**os.environ, "PATH": path}
-        )
+        subprocess.run((*command.split(), image), check=True, env={**os.environ, "PATH": path})
         mount = f'mount -o loop {image} "$0"'
-    return seen_alone(f'{mount} && exec "$@"', str(folder / "disk"))
+    return seen_alone(f'{mount} && exec "$@"', str(folder / name))
 
 
 def seen_alone(script: str, name: str = "sh") -> list[str]:
