@@ -54,6 +54,8 @@ VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "rack": ("r1", "r2", "r1", "r2"),
     "durable": (False, "1", False, True),
     "tier": (Path("/local/nvme"), "/tmp", "/local/nvme", "/tmp"),
+    "tier_keep_last": (3, "1000000", 3, 1_000_000),
+    "tier_full": ("wait", "fail", "wait", "fail"),
     "trace": (Path("/a/b"), "reports", "/a/b", "reports"),
     "exit_timeout_s": (10, "2.5", 10, 2.5),
 }
@@ -260,6 +262,8 @@ BAD_VALUES: dict[str, list[Any]] = {
     "rack": ["a rack", "x" * 64, 7],
     "durable": ["maybe", 2, 0.5, []],
     "tier": ["", 1, "a\nb"],
+    "tier_keep_last": [0, 1_000_001, -1, "all", 1.5, True],
+    "tier_full": ["", "skip", 1],
     "trace": ["", 1, "a\nb"],
     "exit_timeout_s": [-1, "soon", "", float("nan"), True, [3]],
 }
@@ -339,6 +343,8 @@ BAD_TEXTS = {
     "unchanged": ["skip"],
     "mode": ["all"],
     "durable": ["maybe", "2"],
+    "tier_keep_last": ["0", "1000001", "x"],
+    "tier_full": ["skip"],
     "exit_timeout_s": ["soon"],
 }
 
