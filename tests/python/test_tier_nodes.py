@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import ioshape
+import object_store
 import pytest
+from command import call, fail
+from ioshape._s3.listing import LISTING
 from nodes import Networks, NotPermitted, networks, run_ranks, started_ranks
 from processes import environment
 from records import flip
@@ -381,6 +384,32 @@ def test_what_one_node_shows_of_a_generation_of_several(tmp_path: Path) -> None:
                 call()
             assert caught.value.errno == errno.ENOENT
             assert "another node" in str(caught.value)
+
+
+def test_a_generation_of_several_nodes_is_uploaded_when_all_of_it_is_there(tmp_path: Path) -> None:
+    job = Nodes(tmp_path, 2, 1)
+    with job.undrained():
+        job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2")
+    with object_store.moto(tmp_path) as store:
+        url = f"s3://{object_store.BUCKET}/run"
+
+        def upload(node: int) -> list[str]:
+            command = ["drain", str(job.tiers[node]), "--to", url, "--json"]
+            done = call(*command, env=store.variables)
+            assert done.returncode == 0, done.stderr
+            return [one["result"] for one in json.loads(done.stdout)]
+
+        assert upload(0) == ["waits"]
+        assert store.objects() == []
+        part = place_of(job.tiers[0], job.runs) / "step-0000000001"
+        refused = call("upload", part, f"{url}/", env=store.variables)
+        assert "is on the tier of another node" in fail(refused)
+        assert upload(1) == ["drained", "uploaded"]
+        there = {f"run{path}" for path in job.runs.glob("*/*")}
+        assert {one for one in store.objects() if LISTING not in one} == there
+        # The other one finds that nothing of its own is awaited any more, and all of it there.
+        assert upload(0) == ["drained"]
+        assert upload(1) == []
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ioshape._errors import StorageError
     from ioshape._load.reader import RawRecord
 
+# On a tier: of the files of other nodes.
+_PARITY = re.compile(r"node-\d{5,}\.parity")
 _STEP = re.compile(r"step-(\d{10,20})")
 #: of the file that has the checksums of another one
 SUMS = ".ioshape-sums"
@@ -126,7 +128,14 @@ def _generation(path: str) -> Source:
     with open(os.path.join(path, MARKERS["generation"]), "rb") as file:  # noqa: PTH118, PTH123
         manifest = json.loads(file.read())
     sums = {one["name"]: int(one["crc32"], 16) for one in manifest["files"]}
-    return Source(path, "generation", *_walk(path, sums))
+    files, directories = _walk(path, sums)
+    missing = sums.keys() - {one.name for one in files}
+    if missing:
+        why = f'"{min(missing)}" is not there: it was removed, or is on the tier of another node'
+        remedy = "drain the tiers of all nodes, and upload what is at its destination"
+        raise refused(path, why, remedy, errno.ENOENT)
+    kept = tuple(one for one in files if not _PARITY.fullmatch(one.name))
+    return Source(path, "generation", kept, directories)
 
 
 @contextmanager
@@ -154,6 +163,19 @@ def look(path: str) -> Iterator[Source]:
             yield _generation(absolute)
         else:
             yield _directory(absolute)
+
+
+def is_whole(path: str) -> bool:
+    """Whether all of a checkpoint is there; a tier may have what one node saved of it.
+
+    Raises:
+        StorageError: it is no checkpoint, or cannot be read.
+    """
+    try:
+        with look(path):
+            return True
+    except FileNotFoundError:
+        return False
 
 
 class Part(NamedTuple):

@@ -195,13 +195,18 @@ class _Command:
         self._passed_on.add(copy)
 
     def _upload(self, tier: Tier, copy: Copy, to: str) -> None:
-        """Unless it is there, or the destination has a newer one."""
+        """Unless it is there, or the destination has a newer one. What several nodes have saved is
+        whole at the destination alone."""
         from ioshape._s3.look import is_uploaded  # noqa: PLC0415
+        from ioshape._s3.source import is_whole  # noqa: PLC0415
 
-        if tier.find(copy.path) is None or is_uploaded(copy.place, to, endpoint=self._endpoint):
+        if tier.find(copy.path) is None:
+            return
+        source = copy.place if is_whole(copy.place) else copy.path
+        if not Path(source).exists() or is_uploaded(source, to, endpoint=self._endpoint):
             return
         with progress_bar(copy.path, self._with_bar) as tell:
-            done = s3().upload(copy.place, to, endpoint=self._endpoint, progress=tell)
+            done = s3().upload(source, to, endpoint=self._endpoint, progress=tell)
         self._tell(copy.path, "uploaded", done.n_bytes, url=done.url)
 
     def _archive(self, copy: Copy) -> None:
