@@ -202,6 +202,32 @@ def test_what_is_there_is_not_sent_again(store: Store, tmp_path: Path) -> None:
     assert len(store.harm()) == 2  # a generation is told by its manifest
 
 
+def bytes_read() -> int:
+    """By this process so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_what_replaces_an_object_is_read_once(store: Store, tmp_path: Path) -> None:
+    path, size = tmp_path / "model.pt", 3 * PART
+    for number in range(2):
+        path.write_bytes(random.Random(number).randbytes(size))
+        before = bytes_read()
+        assert s3.upload(path, RUN, part_bytes=PART).sent_bytes == size
+        assert size <= bytes_read() - before < 1.5 * size
+    body = store.client().get_object(Bucket=BUCKET, Key="run")["Body"].read()
+    assert body == path.read_bytes()
+    # What something else has uploaded, which tells no time, is compared.
+    store.client().copy_object(
+        Bucket=BUCKET,
+        Key="run",
+        CopySource={"Bucket": BUCKET, "Key": "run"},
+        MetadataDirective="REPLACE",
+        ChecksumAlgorithm="CRC32",
+    )
+    os.utime(path)
+    assert s3.upload(path, RUN, part_bytes=PART).sent_bytes == 0
+
+
 def test_what_lies_on_a_tier_alone_is_uploaded_from_there(store: Store, tmp_path: Path) -> None:
     with saver(tmp_path) as saves:
         file = saves.save("model.pt", b"weights")

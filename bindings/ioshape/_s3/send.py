@@ -199,7 +199,7 @@ class Sender:
             if file.n_bytes <= self._part_bytes:
                 return self._send_small(file, to, there)
             told = head(self._client, to.bucket, to.key) if there == file.n_bytes else None
-            if told is not None:
+            if told is not None and _may_be(told, file):
                 sums = self._read_only(file, with_md5s="ChecksumCRC32" not in told)
                 if sums.is_told(told):
                     self._abort_all(_uploads(self._client, to), to)
@@ -355,6 +355,11 @@ class Sender:
         except ClientError as error:
             if code_of(error) not in _NOT_OURS:
                 raise
+
+
+def _may_be(told: Mapping[str, Any], file: SourceFile) -> bool:
+    """Whether it is worth reading the file to compare it with an object as long as it is."""
+    return told.get("Metadata", {}).get(MODIFIED) in (None, str(file.modified_ns))
 
 
 def _uploads(client: Client, to: Address) -> list[Mapping[str, Any]]:
