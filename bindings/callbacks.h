@@ -56,6 +56,22 @@ int renameat2(int fd, const char *path, int other_fd, const char *other, unsigne
 /* base/base.h: of zlib. */
 uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
+struct base_buffer {
+	uint8_t *data;
+	size_t bytes;
+	size_t room;
+};
+void base_buffer_free(struct base_buffer *buffer);
+
+/* zip/zip.h: the file of checksums beside another one. */
+struct zip_checksums {
+	uint64_t file_bytes;
+	uint64_t block_bytes;
+	uint64_t blocks;
+	const uint32_t *crc32;
+	int64_t modified_ns;
+};
+int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums);
 
 /* ring/ring.h: 8 digits. */
 void ring_lock_domain(int directory_fd, char *domain);

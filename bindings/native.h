@@ -9,6 +9,7 @@
 #include "base/job.h"
 #include "ring/ring.h"
 #include "tier/tier.h"
+#include "zip/zip.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

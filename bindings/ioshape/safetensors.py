@@ -187,6 +187,7 @@ def save_sharded(
     directory: str | os.PathLike[str],
     *,
     max_shard_bytes: int = 5_000_000_000,
+    checksums: bool = False,
 ) -> list[Report]:
     """Saves tensors that are spread over ranks as one Hugging Face directory, by all of them.
 
@@ -204,6 +205,7 @@ def save_sharded(
         tensors: names and tensors. Those that share memory are saved under each name.
         directory: the path, which all ranks see.
         max_shard_bytes: so much tensors take in one file, if they are not larger themselves.
+        checksums: as in save_file(), beside each file.
 
     Returns:
         A Report for each piece that this rank wrote.
@@ -214,7 +216,7 @@ def save_sharded(
     """
     from ioshape._safetensors import sharded  # noqa: PLC0415 - torch.distributed.checkpoint
 
-    return sharded.save(tensors, os.fspath(directory), max_shard_bytes)
+    return sharded.save(tensors, os.fspath(directory), max_shard_bytes, checksums=checksums)
 
 
 def load_file(

@@ -2,6 +2,7 @@
 """ioshape.safetensors.save_sharded(): one set of files, by all ranks."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from processes import run_interpreter
 RANKS = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo"
 )
+
+SUMS = ".ioshape-sums"
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -138,6 +141,34 @@ def test_what_all_ranks_hold_each_writes_its_share_of() -> None:
     assert sorted(map(len, windows)) == [*[1] * 7, 2]  # the header makes one more
 
 
+def assert_verified(path: Path) -> None:
+    """Each MiB of the file has a checksum that is compared."""
+    ioshape.verify(path)
+    good, status = path.read_bytes(), path.stat()
+    for place in range(0, len(good), 1 << 20):
+        bad = bytearray(good)
+        bad[place] ^= 1
+        path.write_bytes(bad)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with pytest.raises(ioshape.DamagedError):
+            ioshape.verify(path)
+    path.write_bytes(good)
+
+
+@pytest.mark.parametrize("most_bytes", [3 << 20, 1 << 30])
+def test_with_checksums_each_file_has_them_beside_it(tmp_path: Path, most_bytes: int) -> None:
+    tensors = {"a": torch.randn(700_001), "b": torch.randn(3, 99_999)}
+    for _ in range(2):  # the second in the place of the first
+        save_sharded(tensors, tmp_path / "set", max_shard_bytes=most_bytes, checksums=True)
+    names = set(files_in(tmp_path / "set"))
+    files = {name for name in names if name.endswith(".safetensors")}
+    assert names - files - {"model.safetensors.index.json"} == {f"{one}{SUMS}" for one in files}
+    for name in files:
+        assert_verified(tmp_path / "set" / name)
+    save_sharded(tensors, tmp_path / "set", max_shard_bytes=most_bytes)
+    assert not list((tmp_path / "set").glob(f"*{SUMS}"))
+
+
 # ---- Several ------------------------------------------------------------------------------------
 
 
@@ -152,6 +183,12 @@ def test_ranks_write_what_one_would_write_of_whole_tensors(tmp_path: Path, size:
     assert len(set(index["weight_map"].values())) == 2
     for of_rank in paths:  # all take part in it
         assert {Path(path).parent for path in of_rank} == {tmp_path / "ours"}
+    summed = files_in(tmp_path / "summed")
+    beside = [summed.pop(f"{name}{SUMS}") for name in set(index["weight_map"].values())]
+    assert all(beside)
+    assert summed == files_in(tmp_path / "ours")
+    for name in set(index["weight_map"].values()):
+        assert_verified(tmp_path / "summed" / name)
 
 
 @RANKS

@@ -91,6 +91,7 @@ def _save(folder: Path, rank: int, size: int) -> Any:
         shard_bytes = MAX_SHARD_BYTES * factor
         reports = save_sharded(tensors, folder / "ours", max_shard_bytes=shard_bytes)
     save_sharded(tensors, folder / "one")
+    save_sharded(tensors, folder / "summed", max_shard_bytes=shard_bytes, checksums=True)
     if rank == 0:
         for name, most_bytes in (("theirs", shard_bytes), ("their one", 1 << 30)):
             (folder / name).mkdir()

@@ -153,7 +153,7 @@ class Whole:
             self._ranks.tell(what, value)
 
     def _listen(self, what: str, rank: int = 0) -> str:
-        """Raises what the other rank has failed with."""
+        """What the other rank has told; raises what it has failed with."""
         assert self._ranks is not None
         told = self._ranks.ask(what)
         if told.startswith(_FAILED):
@@ -169,28 +169,36 @@ class Whole:
         """What goes to the path from now on is none of its files."""
         _filling.pop(self.path, None)
 
-    def finish(self) -> None:
-        """Puts it in place when all ranks have written their part."""
+    def finish(self, told: str = "", complete: Callable[[list[str]], object] | None = None) -> None:
+        """Puts it in place when all ranks have written their part. `complete` is called before, on
+        the rank that does it, with what each has told."""
         self.stop_filling()
         inside = under_way.place_of(os.path.join(self.folder, ""))  # noqa: PTH118
         for handle in under_way.all_under_way():
             if handle._place.startswith(inside):
                 handle.wait()
         if self._directory is not None:
-            self._put_in_place(self._directory)
+            self._put_in_place(self._directory, told, complete)
             return
         assert self._ranks is not None
         if self._durable:
             sync_tree(self.folder)
         self._ended = True
-        self._ranks.tell(str(self._ranks.rank), "")
+        self._ranks.tell(str(self._ranks.rank), told)
         self._listen("end")
         self._ranks.hear()
 
-    def _put_in_place(self, directory: NewDirectory) -> None:
+    def _put_in_place(
+        self,
+        directory: NewDirectory,
+        told: str,
+        complete: Callable[[list[str]], object] | None,
+    ) -> None:
         with directory:
-            for rank in range(1, self._ranks.size if self._ranks is not None else 1):
-                self._listen(str(rank), rank)
+            others = range(1, self._ranks.size if self._ranks is not None else 1)
+            of_each = [told, *(self._listen(str(rank), rank) for rank in others)]
+            if complete is not None:
+                complete(of_each)
             if self._durable:
                 sync_tree(directory.path)
             directory.commit()

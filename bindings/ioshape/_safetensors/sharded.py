@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.default_planner import create_default_local_sa
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
 from ioshape._dcp.files import Files
+from ioshape._files import sums
 from ioshape._files.atomic import PART_UNIT, Part
 from ioshape._huggingface.whole import Whole
 from ioshape._safetensors import header
@@ -428,7 +430,9 @@ class _Rank:
         return piece.box.of(whole, stretch.box.begin)
 
 
-def save(tensors: Mapping[str, Any], directory: str, max_shard_bytes: int) -> list[Report]:
+def save(
+    tensors: Mapping[str, Any], directory: str, max_shard_bytes: int, *, checksums: bool
+) -> list[Report]:
     """As save_sharded() says."""
     is_alone = not (dist.is_available() and dist.is_initialized())
     rank, n_ranks = (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())
@@ -439,6 +443,7 @@ def save(tensors: Mapping[str, Any], directory: str, max_shard_bytes: int) -> li
             files, index = _files(merged, max_shard_bytes)
             out = Files(durable=is_durable(None))
             out.folder = whole.folder
+            mine = bytearray()
 
             def put(window: _Window, content: memoryview) -> None:
                 part_bytes = -(-len(content) // PART_UNIT) * PART_UNIT
@@ -446,6 +451,8 @@ def save(tensors: Mapping[str, Any], directory: str, max_shard_bytes: int) -> li
                 out.expected_bytes = len(content)
                 with out.create(os.path.join(directory, window.file.name), part) as file:  # noqa: PTH118
                     file.write(content)
+                if checksums:
+                    mine.extend(sums.of(content))
                 if window.end == window.file.n_bytes:
                     # Direct I/O pads the end of a part. finish() syncs that this is cut off.
                     os.truncate(os.path.join(whole.folder, window.file.name), window.end)  # noqa: PTH118
@@ -458,8 +465,24 @@ def save(tensors: Mapping[str, Any], directory: str, max_shard_bytes: int) -> li
         if rank == 0 and index:
             with out.create(os.path.join(directory, "model.safetensors.index.json")) as file:  # noqa: PTH118
                 file.write(index)
-        whole.finish()
+        whole.finish(mine.hex(), partial(_put_sums, whole.folder, windows) if checksums else None)
     return out.reports
+
+
+def _put_sums(folder: str, windows: list[list[_Window]], told: list[str]) -> None:
+    """Beside each file those of its windows, which each rank has told in their order."""
+    found: dict[str, bytearray] = {}
+    for of_rank, text in zip(windows, told, strict=True):
+        left = memoryview(bytes.fromhex(text))
+        for window in of_rank:
+            first, end = (
+                -(-place // PART_UNIT) * sums.BYTES for place in (window.begin, window.end)
+            )
+            whole = bytes(-(-window.file.n_bytes // PART_UNIT) * sums.BYTES)
+            found.setdefault(window.file.name, bytearray(whole))[first:end] = left[: end - first]
+            left = left[end - first :]
+    for name, whole_file in found.items():
+        sums.put_beside(os.path.join(folder, name), bytes(whole_file))  # noqa: PTH118
 
 
 def _agreed(
