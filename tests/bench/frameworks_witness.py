@@ -11,16 +11,10 @@ import witness
 from . import dlio
 from .setting import Figure, Outcome, Setting
 
-#: and where their packages are: None where the set-up has them
-SCENES = {
-    "dcp": None,
-    "lightning": None,
-    "accelerate": None,
-    "trainer": "transformers",
-    "deepspeed": "deepspeed",
-    "sb3": "sb3",
-    "dlio": None,
-}
+SCENES = (
+    *("dcp", "lightning", "accelerate", "trainer", "deepspeed", "sb3", "dlio"),
+    *("composer", "torchtune", "torchtitan", "nvrx"),
+)
 
 
 def _variables(scene: str) -> Mapping[str, str]:
@@ -33,7 +27,8 @@ def _variables(scene: str) -> Mapping[str, str]:
 
 def measure(setting: Setting, outcome: Outcome) -> None:
     past, told = 0, []
-    for scene, framework in SCENES.items():
+    for scene in SCENES:
+        framework = witness.INSTALLED_AS.get(scene)
         setting.say(f"strace watches {scene}")
         folder = setting.folder / scene
         folder.mkdir()

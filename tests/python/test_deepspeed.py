@@ -78,6 +78,25 @@ def test_the_json_configuration_names_us(
     assert all(files.values()), files
 
 
+FIRST = """
+import ioshape.deepspeed
+import torch
+
+torch.save({"a": torch.ones(300_000)}, "model.pt")
+"""
+
+
+def test_a_script_under_run_may_begin_with_our_module(python: str, tmp_path: Path) -> None:
+    """Which imports torch, that is followed."""
+    (tmp_path / "first.py").write_text(FIRST)
+    command = (python, "-m", "ioshape", "run", "first.py")
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert is_ours(tmp_path / "model.pt"), done.stderr
+    assert "by itself" not in done.stderr
+
+
 @pytest.mark.long
 def test_one_line_puts_us_into_an_engine(python: str, tmp_path: Path) -> None:
     run(python, tmp_path, "one_line", 2)

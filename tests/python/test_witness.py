@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Under "ioshape run" no byte of a framework's checkpoint is written by anybody else."""
 
+import sys
 from pathlib import Path
 
+import frameworks
 import pytest
-from witness import watch
+from witness import INSTALLED_AS, watch
 
-#: Those whose packages the set-up installs; `tests/bench.sh frameworks` watches more.
 SCENES = (
     "dcp",
     "lightning",
-    *(pytest.param(scene, marks=pytest.mark.long) for scene in ("opened", "accelerate")),
+    *(
+        pytest.param(scene, marks=pytest.mark.long)
+        for scene in ("opened", "accelerate", *INSTALLED_AS)
+    ),
 )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 def test_no_byte_of_a_checkpoint_goes_past(scene: str, tmp_path: Path) -> None:
-    in_files, past = watch(scene, tmp_path)
+    try:
+        installed_as = INSTALLED_AS.get(scene)
+        python = frameworks.environment(installed_as) if installed_as else sys.executable
+    except frameworks.CannotInstall as problem:
+        pytest.skip(str(problem))
+    in_files, past = watch(scene, tmp_path, str(python))
     assert in_files > 2 << 20
     assert not past, past
 

@@ -29,6 +29,12 @@ class CannotInstall(Exception):
     """There is no index that has it, or it does not install here."""
 
 
+def _no_vision(packages: Path) -> None:
+    """Composer imports torchvision, and uses its images alone. What an index has is for CUDA as a
+    rule: without a CUDA here its operators cannot be loaded, nor described."""
+    (packages / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
+
+
 def _no_compiler(packages: Path) -> None:
     """DeepSpeed compiles parts of itself when they are first used: no test is to wait for that."""
     with (packages / "deepspeed" / "ops" / "__init__.py").open("a", encoding="utf-8") as file:
@@ -41,6 +47,8 @@ class Framework:
 
     #: for pip
     packages: tuple[str, ...]
+    #: the same, without what they depend on: they want another torch
+    bare: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     #: what is done to its packages then
@@ -51,13 +59,33 @@ class Framework:
 FRAMEWORKS = {
     # What their own tests need.
     "accelerate": Framework(("parameterized>=0.9,<1",)),
+    "composer": Framework(
+        (
+            *("coolname>=1.1,<3", "importlib-metadata>=5,<8.8", "mosaicml-cli>=0.5.25,<0.8"),
+            *("py-cpuinfo>=8,<10", "tabulate==0.9.0", "torch_optimizer>=0.3,<0.4"),
+            *("pillow>=10.3,<12", "requests>=2.26,<3", "torchmetrics>=1,<1.7.5"),
+        ),
+        bare=("mosaicml>=0.32,<1", "torchvision>=0.25,<1"),
+        finish=_no_vision,
+    ),
     "lightning": Framework(("cloudpickle>=3,<4", "scikit-learn>=1.5,<2")),
     "deepspeed": Framework(
         ("deepspeed>=0.19,<1",), variables={"DS_BUILD_OPS": "0"}, finish=_no_compiler
     ),
     "megatron": Framework(("megatron-core>=0.16,<1",)),
+    "nvrx": Framework((), bare=("nvidia-resiliency-ext>=0.4,<1",)),
     "ray": Framework(("ray[train]>=2.50,<3",)),
     "sb3": Framework(("stable-baselines3>=2.7,<3",)),
+    "torchtitan": Framework(
+        ("spmd_types==0.2.3", "tyro>=0.9,<2"), bare=("torchtitan>=0.3,<1", "torchdata>=0.11,<1")
+    ),
+    "torchtune": Framework(
+        (
+            *("blobfile>=3,<4", "datasets>=3,<6", "kagglehub>=0.3,<2", "omegaconf>=2.3,<3"),
+            *("sentencepiece>=0.2,<1", "tiktoken>=0.9,<1", "tokenizers>=0.21,<1"),
+        ),
+        bare=("torchtune>=0.6,<1", "torchao>=0.15,<0.16", "torchdata>=0.11,<1"),
+    ),
     "transformers": Framework(("transformers>=5,<6",)),
 }
 
@@ -73,15 +101,18 @@ def _install(framework: Framework, folder: Path) -> None:
     (_packages(folder) / "below.pth").write_text(below + "\n", encoding="utf-8")
     # Its own Python: pip leaves alone what lies outside, and takes it as installed.
     pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet")
-    done = subprocess.run(
-        (*pip, *framework.options, *framework.packages),
-        env={**os.environ, **framework.variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise CannotInstall(f"pip cannot install {framework.packages}: {done.stderr[-500:]}")
+    for packages in (("--no-deps", *framework.bare), framework.packages):
+        if packages in ((), ("--no-deps",)):
+            continue
+        done = subprocess.run(
+            (*pip, *framework.options, *packages),
+            env={**os.environ, **framework.variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise CannotInstall(f"pip cannot install {packages}: {done.stderr[-500:]}")
     if framework.finish is not None:
         framework.finish(_packages(folder))
 
@@ -89,7 +120,8 @@ def _install(framework: Framework, folder: Path) -> None:
 def environment(name: str) -> Path:
     """The Python that has it. Installs it first, once."""
     framework, folder = FRAMEWORKS[name], FOLDER / name
-    wanted = f"{framework.packages} {framework.options} {sys.version} {sys.prefix}"
+    packages = framework.packages + framework.bare
+    wanted = f"{packages} {framework.options} {sys.version} {sys.prefix}"
     stamp = folder / "complete"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{name}.lock").open("w") as lock:

@@ -61,6 +61,12 @@ TRIALS = {
         Trial("deepspeed", ("test_deepspeed.py",), "deepspeed"),
         Trial("megatron-core", ("test_megatron.py",), "megatron"),
         Trial("torch_checkpointing", ("test_torch_checkpointing.py",)),
+        Trial("stable_baselines3", ("test_witness.py",), "sb3"),
+        Trial("torchtitan", ("test_witness.py",), "torchtitan"),
+        Trial("torchtune", ("test_witness.py",), "torchtune"),
+        Trial("mosaicml", ("test_witness.py", "test_frameworks.py"), "composer"),
+        Trial("nvidia-resiliency-ext", ("test_witness.py", "test_frameworks.py"), "nvrx"),
+        Trial("ray", ("test_ray.py", "test_frameworks.py"), "ray"),
     )
 }
 

@@ -20,6 +20,17 @@ from tree import ROOT, program
 
 SCENES = ROOT / "tests" / "support" / "witness_scenes.py"
 
+#: Where the packages of a scene are, if the set-up does not install them: in frameworks.py.
+INSTALLED_AS = {
+    "composer": "composer",
+    "deepspeed": "deepspeed",
+    "nvrx": "nvrx",
+    "sb3": "sb3",
+    "torchtitan": "torchtitan",
+    "torchtune": "torchtune",
+    "trainer": "transformers",
+}
+
 TIMEOUT_S = 600
 
 # What it is written to comes first, or third.

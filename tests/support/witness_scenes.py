@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.nn  # before there is a group, which it would keep until Python ends
 from torch import distributed
 
 RANK = int(os.environ["RANK"])
@@ -156,11 +157,144 @@ def dlio() -> None:
     PyTorchCheckpointing().checkpoint(1, 1)
 
 
+def composer() -> None:
+    from composer import Trainer  # noqa: PLC0415
+    from composer.models import ComposerModel  # noqa: PLC0415
+    from composer.utils import dist as composer_dist  # noqa: PLC0415
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
+    class Module(ComposerModel):  # type: ignore[misc] # see pyproject
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model()
+
+        def forward(self, batch: Any) -> Any:
+            return self.layers(batch)
+
+        def loss(self, outputs: Any, _: Any) -> Any:
+            return outputs.square().mean()
+
+    os.environ["NODE_RANK"] = "0"
+    rows: Any = torch.ones(16, 256)
+    data = DataLoader(rows, batch_size=2, sampler=composer_dist.get_sampler(rows))
+    saving = {"save_folder": str(FOLDER), "save_interval": "1ba", "save_num_checkpoints_to_keep": 1}
+    for upto, how in (("2ba", saving), ("4ba", {"load_path": str(FOLDER / "latest-rank0.pt")})):
+        run = Trainer(model=Module(), train_dataloader=data, max_duration=upto, device="cpu", **how)
+        run.fit()
+        run.close()
+        assert run.state.timestamp.batch == upto
+
+
+def torchtune() -> None:
+    from torchtune.training import FullModelTorchTuneCheckpointer  # noqa: PLC0415
+    from torchtune.training.checkpointing._checkpointer import (  # noqa: PLC0415
+        DistributedCheckpointer,
+    )
+
+    source = FOLDER / "source"
+    weights = {"model": model().state_dict()}
+    if RANK == 0:
+        source.mkdir()
+        torch.save(weights["model"], source / "model.pt")
+        recipe = {"optimizer": {"a": torch.ones(1000)}, "epochs_run": 1}
+        whole = FullModelTorchTuneCheckpointer(
+            str(source), ["model.pt"], "LLAMA2", str(FOLDER / "out")
+        )
+        whole.load_checkpoint()
+        whole.save_checkpoint({**weights, **recipe}, epoch=0, intermediate_checkpoint=True)
+    distributed.barrier()
+    spread = DistributedCheckpointer(str(source), str(FOLDER / "spread"))
+    for epoch in range(2):
+        spread.save_checkpoint(weights, epoch, save_async=not epoch)
+    loaded = spread.load_checkpoint({"model": model().state_dict()})
+    assert torch.equal(loaded["model"]["0.weight"], weights["model"]["0.weight"])
+
+
+def torchtitan() -> None:
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+    from torchtitan.components.checkpoint import CheckpointManager  # noqa: PLC0415
+
+    class Counter:
+        step = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"step": self.step}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.step = state["step"]
+
+    one, counter = model(), Counter()
+    fully_shard(one, mesh=init_device_mesh("cpu", (2,)))
+
+    def manager(mode: str) -> Any:
+        return CheckpointManager(
+            CheckpointManager.Config(
+                enable=True,
+                interval=1,
+                async_mode=mode,
+                folder=mode,
+                keep_latest_k=2,
+                last_save_model_only=False,
+            ),
+            dataloader=None,
+            model_parts=[one],
+            optimizers=Counter(),
+            lr_schedulers=Counter(),
+            states={"train_state": counter},
+            sd_adapter=None,
+            base_folder=str(FOLDER),
+        )
+
+    for mode in ("disabled", "async"):
+        saves = manager(mode)
+        for counter.step in range(1, 5):
+            saves.save(counter.step, last_step=counter.step == 4)
+        saves.close()
+        counter.step = 0
+        loads = manager(mode)
+        assert loads.load()
+        assert counter.step == 4
+        loads.close()
+
+
+class Local:
+    """What NVIDIA's resiliency extension asks for, of a state that is on the CPU."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def copy_tensors_to_cpu(self, non_blocking: bool = False) -> None:
+        """They are there."""
+
+    def restore_tensor_device(self, non_blocking: bool = True) -> None:
+        """As above."""
+
+
+def nvrx() -> None:
+    """Its local checkpoints. The rest of it asks for a GPU."""
+    from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import (  # noqa: PLC0415
+        LocalCheckpointManager,
+    )
+
+    for iteration in (1, 2):
+        state = {"model": {name: one + iteration for name, one in model().state_dict().items()}}
+        LocalCheckpointManager(FOLDER).save(Local(state), iteration)
+    saved = LocalCheckpointManager(FOLDER)
+    assert saved.find_latest() == 2
+    loaded, _ = saved.load()
+    assert torch.equal(loaded.state["model"]["0.bias"], state["model"]["0.bias"])
+
+
 SCENES = {
-    one.__name__: one for one in (dcp, opened, lightning, accelerate, trainer, deepspeed, sb3, dlio)
+    one.__name__: one
+    for one in (
+        *(dcp, opened, lightning, accelerate, trainer, deepspeed, sb3, dlio),
+        *(composer, torchtune, torchtitan, nvrx),
+    )
 }
 #: These make the group themselves.
-_OWN = (lightning, accelerate, trainer, deepspeed, sb3, opened, dlio)
+_OWN = (lightning, accelerate, trainer, deepspeed, sb3, opened, dlio, composer)
 
 if __name__ == "__main__":
     scene = SCENES[sys.argv[1]]
