@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-core's sharded checkpoints, in files of ours.
 
-    from ioshape.megatron import SaveStrategy
+    from ioshape.megatron import LoadStrategy, SaveStrategy
 
     dist_checkpointing.save(state, directory, sharded_strategy=SaveStrategy())
+    dist_checkpointing.load(state, directory, sharded_strategy=LoadStrategy())
 
 The format stays "torch_dist", that of torch.distributed.checkpoint: Megatron's own strategy loads
-it.
+what ours has saved, and the other way round.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.checkpoint as dcp
 
-from ioshape.dcp import Writer
+from ioshape._run.replacing import with_ours
+from ioshape.dcp import Reader, Writer
 
 try:
     from megatron.core.dist_checkpointing.strategies import torch as _torch_dist
@@ -29,7 +31,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SaveStrategy"]
+__all__ = ["LoadStrategy", "SaveStrategy"]
 
 
 class SaveStrategy(_torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc] # see pyproject
@@ -66,3 +68,16 @@ class SaveStrategy(_torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[mi
         """
         self.save(sharded_state_dict, checkpoint_dir)
         return AsyncRequest(None, (), [])
+
+
+def _reader(checkpoint_dir: str | Path, cache_metadata: bool = False) -> Reader:  # noqa: ARG001
+    return Reader(checkpoint_dir)
+
+
+_Load: Any = _torch_dist.TorchDistLoadShardedStrategy
+
+
+class LoadStrategy(_Load):  # type: ignore[misc] # see pyproject
+    """For the argument `sharded_strategy` of dist_checkpointing.load(): verifies what it reads."""
+
+    load = with_ours(_Load.load, _torch_dist, _get_filesystem_reader=_reader)

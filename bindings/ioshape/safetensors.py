@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 with contextlib.suppress(ImportError):
     import safetensors  # noqa: F401 # isort: skip
 
-from ioshape._safetensors import original
+from ioshape._safetensors import original  # noqa: F401 # has the sentence
 
 import safetensors.torch as _package  # isort: skip # after the sentence for those who lack it
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from ioshape._run.replacing import with_ours
 from ioshape._safetensors import funnel
 from ioshape._safetensors.funnel import How
 from ioshape._safetensors.reading import File, Slice
@@ -66,10 +67,10 @@ def _through(
         made.append(write(specs, filename, metadata, how))
 
     if function is not _package.save_file:
-        save_file = original.with_ours(_package.save_file, _package, serialize_file=serialize_file)
-        function = original.with_ours(function, _package, save_file=save_file)
+        save_file = with_ours(_package.save_file, _package, serialize_file=serialize_file)
+        function = with_ours(function, _package, save_file=save_file)
     else:
-        function = original.with_ours(function, _package, serialize_file=serialize_file)
+        function = with_ours(function, _package, serialize_file=serialize_file)
     function(*arguments)
     return made[0]
 
@@ -267,7 +268,7 @@ def load_model(
     Returns:
         Names that the model has and the file has not, and the other way round.
     """
-    ours = original.with_ours(_package.load_model, _package, load_file=load_file)
+    ours = with_ours(_package.load_model, _package, load_file=load_file)
     found: tuple[list[str], list[str]] = ours(model, filename, strict, device, **backend)
     return found
 

@@ -9,8 +9,10 @@ from typing import Any
 RANK = int(sys.argv[1])
 os.environ.update(RANK=str(RANK), LOCAL_RANK=str(RANK), WORLD_SIZE="2")
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
-from ioshape.megatron import SaveStrategy  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from ioshape.megatron import LoadStrategy, SaveStrategy  # noqa: E402
 from megatron.core import dist_checkpointing  # noqa: E402
 from megatron.core.dist_checkpointing import ShardedTensor  # noqa: E402
 from torch import distributed  # noqa: E402
@@ -25,11 +27,25 @@ def state(factor: float) -> dict[str, Any]:
 
 
 def assert_loads(folder: Path) -> None:
-    loaded = dist_checkpointing.load(state(0), str(folder))
+    """By Megatron's own strategy, and by ours."""
     expected = state(3)
-    for name in ("weight", "bias"):
-        assert torch.equal(loaded[name], expected[name].data), name
-    assert loaded["iteration"] == 7
+    for strategy in (None, LoadStrategy()):
+        loaded = dist_checkpointing.load(state(0), str(folder), strategy)
+        for name in ("weight", "bias"):
+            assert torch.equal(loaded[name], expected[name].data), name
+        assert loaded["iteration"] == 7
+
+
+def assert_damage_is_found(folder: Path) -> None:
+    """By ours, in a checkpoint of ours."""
+    distributed.barrier()
+    for file in folder.glob(f"__{RANK}_*.distcp"):
+        content = bytearray(file.read_bytes())
+        content[content.index(torch.tensor(3.0 * 2048 + RANK).numpy().tobytes())] ^= 1
+        file.write_bytes(content)
+    distributed.barrier()
+    with pytest.raises(dcp.CheckpointException, match="DamagedError"):
+        dist_checkpointing.load(state(0), str(folder), LoadStrategy())
 
 
 def main() -> None:
@@ -48,6 +64,7 @@ def main() -> None:
             request.execute_sync()
         distributed.barrier()
         assert_loads(folder)
+    assert_damage_is_found(Path("now"))
     distributed.destroy_process_group()
 
 
