@@ -72,6 +72,12 @@ FRAMEWORKS = {
     "deepspeed": Framework(
         ("deepspeed>=0.19,<1",), variables={"DS_BUILD_OPS": "0"}, finish=_no_compiler
     ),
+    # accelerate asks for transformers there.
+    "deepspeed_plugin": Framework(
+        ("deepspeed>=0.19,<1", "transformers>=5,<6"),
+        variables={"DS_BUILD_OPS": "0"},
+        finish=_no_compiler,
+    ),
     "megatron": Framework(("megatron-core>=0.16,<1",)),
     "nvrx": Framework((), bare=("nvidia-resiliency-ext>=0.4,<1",)),
     "ray": Framework(("ray[train]>=2.50,<3",)),

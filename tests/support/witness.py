@@ -24,6 +24,7 @@ SCENES = ROOT / "tests" / "support" / "witness_scenes.py"
 INSTALLED_AS = {
     "composer": "composer",
     "deepspeed": "deepspeed",
+    "deepspeed_plugin": "deepspeed_plugin",
     "nvrx": "nvrx",
     "sb3": "sb3",
     "torchtitan": "torchtitan",

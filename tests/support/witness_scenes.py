@@ -127,6 +127,31 @@ def deepspeed() -> None:
     engine.save_16bit_model(str(FOLDER))
 
 
+def deepspeed_plugin() -> None:
+    """accelerate's."""
+    os.environ.update(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu", LOCAL_SIZE="2")
+    from accelerate import Accelerator, DeepSpeedPlugin  # noqa: PLC0415
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": 2},
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+    one = model()
+    rows: Any = torch.ones(16, 256)
+    prepared = accelerator.prepare(
+        one, torch.optim.AdamW(one.parameters()), DataLoader(rows, batch_size=2)
+    )
+    accelerator.backward(prepared[0](torch.ones(2, 256)).square().mean())
+    prepared[1].step()
+    accelerator.save_state(str(FOLDER / "state"))
+    accelerator.load_state(str(FOLDER / "state"))
+    accelerator.end_training()
+
+
 def sb3() -> None:
     from stable_baselines3 import DQN  # noqa: PLC0415
 
@@ -290,11 +315,14 @@ SCENES = {
     one.__name__: one
     for one in (
         *(dcp, opened, lightning, accelerate, trainer, deepspeed, sb3, dlio),
-        *(composer, torchtune, torchtitan, nvrx),
+        *(composer, torchtune, torchtitan, nvrx, deepspeed_plugin),
     )
 }
 #: These make the group themselves.
-_OWN = (lightning, accelerate, trainer, deepspeed, sb3, opened, dlio, composer)
+_OWN = (
+    *(lightning, accelerate, trainer, deepspeed, sb3, opened, dlio),
+    *(composer, deepspeed_plugin),
+)
 
 if __name__ == "__main__":
     scene = SCENES[sys.argv[1]]
