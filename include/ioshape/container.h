@@ -169,8 +169,9 @@ struct ioshape_reader_options {
 	size_t size;                /**< sizeof(struct ioshape_reader_options) */
 	enum ioshape_switch verify; /**< compare checksums while reading */
 	/**
-	 * 1: what is read into has just been allocated and never been written to. Large pieces of
-	 * it are then filled in huge pages where the kernel has them, several times as fast.
+	 * 1: what is read into has just been allocated and never been written to. Where it is
+	 * large, or many pieces lie side by side, it is then filled in huge pages, several times as
+	 * fast, unless they cost the kernel more than small ones.
 	 */
 	uint32_t fresh_memory;
 	ioshape_progress_fn progress;

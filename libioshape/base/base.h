@@ -363,13 +363,32 @@ void *base_map(size_t bytes);
  * else: NULL if there are none. */
 void *base_map_aligned(size_t bytes, int protection);
 void base_unmap(void *memory, size_t bytes);
-/*
- * Memory of somebody else's, never written to, that will be filled from beginning to end: wishes
- * for huge pages. True if there was something to wish for.
- */
-bool base_expect_fill(void *memory, size_t bytes);
 /* Touches every page now rather than at first use. Safe at any time: contents stay. */
 void base_prefault(void *memory, size_t bytes);
+
+/* ---- Memory that is filled for the first time (fresh.c) -------------------------------------- */
+
+struct base_extent {
+	uintptr_t begin, end;
+};
+
+struct base_fresh;
+
+/* Each stretch costs the process one or two of the 65,530 mappings it may have: shorter ones are
+ * not worth it. */
+#define BASE_FRESH_LEAST_BYTES (4 * MIB)
+
+/*
+ * Memory of somebody else's that has never been written to and will be filled: at most so many
+ * stretches of it in huge pages. The list is sorted, and not needed any more. NULL if nothing is
+ * large enough, or there is no memory to remember it.
+ */
+struct base_fresh *base_fresh_open(struct base_extent *extents, size_t count, size_t most);
+/* How many mappings the process may have got by it; 0 for NULL. */
+size_t base_fresh_count(const struct base_fresh *fresh);
+/* Before this part of it is filled; threads may do so side by side. Nothing for NULL. */
+void base_fresh_prepare(struct base_fresh *fresh, const void *memory, size_t bytes);
+void base_fresh_close(struct base_fresh *fresh);
 
 /* ---- Memory that other processes can map (shared.c) ------------------------------------------ */
 

@@ -53,15 +53,6 @@ void base_unmap(void *memory, size_t bytes)
 		munmap(memory, base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE)));
 }
 
-bool base_expect_fill(void *memory, size_t bytes)
-{
-	uintptr_t begin = base_round_up((uintptr_t)memory, HUGE_PAGE_BYTES);
-	uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-
-	/* Less than one would only cut the process's list of mappings into pieces. */
-	return begin < end && !madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-}
-
 void base_prefault(void *memory, size_t bytes)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);

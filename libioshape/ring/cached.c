@@ -141,6 +141,8 @@ static int read_piece(struct hand *hand, struct ring_piece *piece)
 	for (done = 0; !ret && done < piece->bytes; done += sip) {
 		sip = MIN(piece->bytes - done, SIP_BYTES);
 		to = piece->into ? (uint8_t *)piece->into + done : hand->scratch;
+		if (piece->into)
+			base_fresh_prepare(hand->crew->reading->lane->fresh, to, sip);
 		ret = ring_get_at(input, piece->offset + done, to, sip, &hand->error);
 		if (!ret && piece->want_crc)
 			piece->crc = base_crc32(piece->crc, to, sip);

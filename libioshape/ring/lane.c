@@ -46,6 +46,11 @@ void ring_lane_close(struct ring_lane *lane)
 	free(lane);
 }
 
+void ring_lane_fills(struct ring_lane *lane, struct base_fresh *fresh)
+{
+	lane->fresh = fresh;
+}
+
 /* ---- The file -------------------------------------------------------------------------------- */
 
 static void begin_depth(struct ring_lane *lane)

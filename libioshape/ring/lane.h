@@ -68,6 +68,7 @@ struct ring_lane {
 			      */
 
 	struct fs_memory fs_memory;
+	struct base_fresh *fresh; /* that is read into; NULL if that is not known */
 
 	/* The file of the moment. */
 	int fd;

@@ -232,6 +232,9 @@ int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
 		   struct base_error *error);
 /* Waits until nothing is in flight. */
 void ring_lane_close(struct ring_lane *lane);
+/* What is read from now on goes to such memory; NULL, as in the beginning: nobody knows. Borrowed.
+ */
+void ring_lane_fills(struct ring_lane *lane, struct base_fresh *fresh);
 
 /* ---- Files that appear whole or not at all (target.c, stale.c, writer.c) --------------------- */
 

@@ -127,19 +127,21 @@ static void fill_queue(struct ring_stream *stream, unsigned most)
 
 /* ---- Pieces ---------------------------------------------------------------------------------- */
 
-static void consume_piece(struct ring_piece *piece, const uint8_t *data, uint64_t offset,
-			  uint64_t begin, uint64_t end)
+static void consume_piece(const struct ring_stream *stream, struct ring_piece *piece,
+			  const struct ring_buffer *buffer, uint64_t begin, uint64_t end)
 {
-	const uint8_t *from = data + (begin - offset);
+	const uint8_t *from = buffer->data + (begin - buffer->offset);
+	uint8_t *to = piece->into ? (uint8_t *)piece->into + (begin - piece->offset) : NULL;
 	size_t bytes = end - begin;
 
-	if (!piece->into)
+	if (to)
+		base_fresh_prepare(stream->lane->fresh, to, bytes);
+	if (!to)
 		piece->crc = base_crc32(piece->crc, from, bytes);
 	else if (piece->want_crc)
-		piece->crc = base_crc32_move(
-			piece->crc, (uint8_t *)piece->into + (begin - piece->offset), from, bytes);
+		piece->crc = base_crc32_move(piece->crc, to, from, bytes);
 	else
-		memcpy((uint8_t *)piece->into + (begin - piece->offset), from, bytes);
+		memcpy(to, from, bytes);
 }
 
 /* Hands the bytes of one block to the pieces they belong to. */
@@ -154,7 +156,7 @@ static int consume(struct ring_stream *stream, struct ring_buffer *buffer)
 		from = MAX(piece->offset, offset);
 		to = MIN(ring_piece_end(piece), end);
 		if (from < to) {
-			consume_piece(piece, buffer->data, offset, from, to);
+			consume_piece(stream, piece, buffer, from, to);
 			atomic_fetch_add(&reading->done, to - from);
 		}
 		if (ring_piece_end(piece) > end) {

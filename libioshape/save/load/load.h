@@ -12,7 +12,7 @@ struct ioshape_reader {
 	struct base_error error;    /* of the last call that failed */
 	struct ring_stream *stream; /* of calls that read onward; made at the first */
 	struct ring_lane *lane;     /* the stream's, while something is read ahead */
-	unsigned expected;          /* pieces of fresh memory that huge pages were asked for */
+	size_t expected;            /* stretches of fresh memory that huge pages were asked for */
 	pid_t owner;
 };
 

@@ -7,14 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/*
- * Pieces of fresh memory from this size on are worth huge pages. Each costs the process one or two
- * of the 65,530 mappings it may have: some thousands are enough. What an allocator has put side by
- * side, with no more than its headers in between, is one piece.
- */
-#define LARGE_PIECE_BYTES (4 * MIB)
-#define MOST_LARGE_PIECES 8192u
-#define HEADER_BYTES 8192u
+/* Stretches of fresh memory in huge pages: some thousands of mappings are enough. */
+#define MOST_STRETCHES 8192u
 
 static bool is_shared(const struct ioshape_context *context,
 		      const struct ioshape_reader_options *options)
@@ -275,48 +269,52 @@ IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 	free(reader);
 }
 
-static void expect_fill(struct ioshape_reader *reader, void *into, uint64_t bytes)
+/* Of what is read into, if the caller says that it is fresh; NULL otherwise. */
+static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct zip_range *ranges,
+				   size_t count)
 {
-	if (!reader->options.fresh_memory || !into || bytes < LARGE_PIECE_BYTES)
-		return;
-	if (reader->expected < MOST_LARGE_PIECES)
-		reader->expected += base_expect_fill(into, bytes);
-}
+	struct base_extent *extents;
+	struct base_fresh *fresh;
+	uint64_t bytes = 0;
+	size_t used = 0;
 
-/* Neighbours together: alone, most of them have no huge page to themselves. */
-static void expect_fill_all(struct ioshape_reader *reader, const struct zip_range *ranges,
-			    size_t count)
-{
-	uintptr_t begin = 0, end = 0, from, to;
-
-	for (size_t i = 0; i < count; i++) {
-		from = (uintptr_t)ranges[i].into;
-		to = from + ranges[i].bytes;
-		if (from > end + HEADER_BYTES || to + HEADER_BYTES < begin) {
-			expect_fill(reader, (void *)begin, end - begin);
-			begin = from;
-			end = to;
-		}
-		begin = MIN(begin, from);
-		end = MAX(end, to);
-	}
-	expect_fill(reader, (void *)begin, end - begin);
+	for (size_t i = 0; i < count; i++)
+		bytes += ranges[i].into ? ranges[i].bytes : 0;
+	if (!reader->options.fresh_memory || bytes < BASE_FRESH_LEAST_BYTES ||
+	    reader->expected >= MOST_STRETCHES)
+		return NULL;
+	/* Without them it is slower, and nothing else. */
+	extents = reallocarray(NULL, count, sizeof(*extents));
+	for (size_t i = 0; extents && i < count; i++)
+		if (ranges[i].into)
+			extents[used++] = (struct base_extent){
+				(uintptr_t)ranges[i].into,
+				(uintptr_t)ranges[i].into + ranges[i].bytes,
+			};
+	fresh = extents ? base_fresh_open(extents, used, MOST_STRETCHES - reader->expected) : NULL;
+	free(extents);
+	reader->expected += base_fresh_count(fresh);
+	return fresh;
 }
 
 int save_reader_read(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
 		     bool verify)
 {
+	struct base_fresh *fresh;
 	struct ring_lane *lane;
 	int ret;
 
-	expect_fill_all(reader, ranges, count);
 	/* One reader uses one lane: what was read ahead is given up for it. */
 	stop_stream(reader);
 	ret = take_lane(reader, &lane);
-	if (!ret)
-		ret = zip_reader_read(&reader->zip, lane, ranges, count, verify,
-				      reader->options.progress, reader->options.progress_user,
-				      &reader->error);
+	if (ret)
+		return ret;
+	fresh = fresh_of(reader, ranges, count);
+	ring_lane_fills(lane, fresh);
+	ret = zip_reader_read(&reader->zip, lane, ranges, count, verify, reader->options.progress,
+			      reader->options.progress_user, &reader->error);
+	ring_lane_fills(lane, NULL);
+	base_fresh_close(fresh);
 	return_lane(reader, lane);
 	return ret;
 }
@@ -324,7 +322,9 @@ int save_reader_read(struct ioshape_reader *reader, const struct zip_range *rang
 /* Bytes of the file; what follows them is read ahead. */
 static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
 {
+	const struct zip_range range = { .into = into, .bytes = bytes };
 	struct zip_reader *zip = &reader->zip;
+	struct base_fresh *fresh;
 	int ret = 0;
 
 	if (!reader->stream)
@@ -334,10 +334,13 @@ static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *int
 		ret = take_lane(reader, &reader->lane);
 	if (ret)
 		return ret;
-	expect_fill(reader, into, bytes);
+	fresh = fresh_of(reader, &range, 1);
+	ring_lane_fills(reader->lane, fresh);
 	ret = zip_reader_read_file(zip, reader->lane, reader->stream, offset, into, bytes,
 				   reader->options.verify != IOSHAPE_OFF, reader->options.progress,
 				   reader->options.progress_user, &reader->error);
+	ring_lane_fills(reader->lane, NULL);
+	base_fresh_close(fresh);
 	if (ret || ring_stream_is_idle(reader->stream))
 		stop_stream(reader);
 	return ret;
