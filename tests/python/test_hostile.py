@@ -12,6 +12,9 @@ from processes import TIMEOUT_S, environment
 pytestmark = pytest.mark.slow
 
 MOST_BYTES = 256 << 20
+# Of the processor's time for all files of a way, of which a busy machine takes no more.
+MOST_CPU_S = int(TIMEOUT_S)
+PATIENCE_S = 10 * TIMEOUT_S
 
 # Each way is tried in a process of its own, which has little memory besides what it has begun with.
 PROGRAM = """
@@ -19,7 +22,7 @@ import contextlib, json, os, resource, sys
 import ioshape
 from ioshape.cli import main
 
-way, most_bytes, good, *paths = sys.argv[1:]
+way, most_bytes, most_cpu_s, good, *paths = sys.argv[1:]
 
 def command(*arguments):
     sys.argv = ["ioshape", *arguments]
@@ -50,6 +53,7 @@ call(good)
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + int(most_bytes)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+resource.setrlimit(resource.RLIMIT_CPU, (int(most_cpu_s), int(most_cpu_s)))
 for path in paths:
     print(json.dumps({"path": path}), file=sys.__stdout__, flush=True)
     try:
@@ -62,12 +66,13 @@ for path in paths:
 
 
 def try_all(way: str, good: Path, paths: list[Path]) -> None:
-    command = (sys.executable, "-c", PROGRAM, way, str(MOST_BYTES), *map(str, (good, *paths)))
+    limits = (str(MOST_BYTES), str(MOST_CPU_S))
+    command = (sys.executable, "-c", PROGRAM, way, *limits, *map(str, (good, *paths)))
     # Each arena of malloc() would take 64 MiB of addresses.
     env = environment(MALLOC_ARENA_MAX="1", IOSHAPE_LOG="error")
     try:
         done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
     except subprocess.TimeoutExpired as expired:
         pytest.fail(f"hangs after {str(expired.stdout)[-1000:]}")
