@@ -10,6 +10,7 @@ import huggingface_hub
 import ioshape
 import ioshape.safetensors
 import pytest
+import ranks
 import safetensors_ranks
 import torch
 import torch.distributed as dist
@@ -176,7 +177,7 @@ def test_with_checksums_each_file_has_them_beside_it(tmp_path: Path, most_bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_write_what_one_would_write_of_whole_tensors(tmp_path: Path, size: int) -> None:
-    paths = safetensors_ranks.run("save", tmp_path, size)
+    paths = ranks.run(safetensors_ranks.__file__, "save", tmp_path, size)
     assert files_in(tmp_path / "ours") == files_in(tmp_path / "theirs")
     assert files_in(tmp_path / "one") == files_in(tmp_path / "their one")
     index = json.loads((tmp_path / "ours" / "model.safetensors.index.json").read_text())
@@ -194,7 +195,7 @@ def test_ranks_write_what_one_would_write_of_whole_tensors(tmp_path: Path, size:
 @RANKS
 @pytest.mark.slow
 def test_a_rank_that_fails_or_dies_leaves_the_old_set(tmp_path: Path) -> None:
-    told = safetensors_ranks.run("fail", tmp_path, 4, killed=(3,))
+    told = ranks.run(safetensors_ranks.__file__, "fail", tmp_path, 4, killed=(3,))
     for rank, (text, other, disk) in enumerate(told):
         assert "'text' is no tensor" in text
         assert "different tensors 'plain'" in other
@@ -209,7 +210,7 @@ def test_a_rank_that_fails_or_dies_leaves_the_old_set(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_rank_has_memory_for_whole_tensors(tmp_path: Path) -> None:
     """Two tensors of 384 MiB on 4 ranks, by rows and by columns."""
-    for more_bytes in safetensors_ranks.run("large", tmp_path, 4):
+    for more_bytes in ranks.run(safetensors_ranks.__file__, "large", tmp_path, 4):
         assert more_bytes < 160 << 20  # three windows of 32 MiB, and the library's own buffers
     whole = ioshape.safetensors.safe_open(tmp_path / "large" / "model.safetensors")
     with whole as file:

@@ -2,14 +2,10 @@
 """What ranks save of models that are spread over them: DTensor, FSDP and FSDP2, DDP; two ranks."""
 
 import itertools
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import sharded
 import torch.distributed as dist
 from same import assert_same_description
@@ -20,30 +16,16 @@ if not dist.is_available() or not dist.is_gloo_available():
 RANKS = 2
 
 
-def run(stage: str, folder: Path) -> list[Any]:
-    """What each rank tells."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, sharded.__file__, stage, folder, str(rank), str(RANKS)],
-            stderr=subprocess.PIPE,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    for process, error in zip(processes, errors, strict=True):
-        assert process.returncode == 0, error[-3000:]
-    return [
-        pickle.loads((folder / f"{stage}.{rank}.outcomes").read_bytes()) for rank in range(RANKS)
-    ]
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
     """By rank, what was saved, and what was loaded in processes without ioshape."""
     folder = tmp_path_factory.mktemp("ranks")
-    return list(zip(run("save", folder), run("load", folder), strict=True))
+    return list(
+        zip(
+            *(ranks.run(sharded.__file__, stage, folder, RANKS) for stage in ("save", "load")),
+            strict=True,
+        )
+    )
 
 
 @pytest.mark.parametrize("name", sharded.CASES)

@@ -3,6 +3,7 @@
 
 import io
 import itertools
+import json
 import os
 import random
 import re
@@ -371,22 +372,23 @@ def test_models_go_on_from_their_files(kind: str, tmp_path: Path) -> None:
     # In a process without ioshape they are what torch.save has written of the same objects.
     ways = ("torch", "save", "async")
     compare = (
-        "import sys, torch; from same import assert_same\n"
-        "expected, *ours = [torch.load(file, weights_only=True) for file in sys.argv[1:]]\n"
-        "for loaded in ours: assert_same(loaded, expected)\n"
+        "import json, sys, torch; from same import assert_same\n"
+        "for files in json.loads(sys.argv[1]):\n"
+        "    expected, *ours = [torch.load(file, weights_only=True) for file in files]\n"
+        "    for loaded in ours: assert_same(loaded, expected)\n"
+        "    print(len(ours), 'the same')\n"
         "assert not any(name.partition('.')[0] == 'ioshape' for name in sys.modules)\n"
-        "print(len(ours), 'the same')\n"
     )
-    for rank in range(RANKS):
-        files = [tmp_path / f"{way}-{rank}.pt" for way in ways]
-        compared = subprocess.run(
-            [sys.executable, "-c", compare, *files],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert compared.stdout == "2 the same\n", compared.stderr
+    files = [[str(tmp_path / f"{way}-{rank}.pt") for way in ways] for rank in range(RANKS)]
+    compared = subprocess.run(
+        [sys.executable, "-c", compare, json.dumps(files)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert compared.returncode == 0, compared.stderr
+    assert compared.stdout == "2 the same\n" * RANKS
 
     # All ranks have saved to this one: it is one rank's, whole.
     ioshape.verify(tmp_path / "shared.pt")

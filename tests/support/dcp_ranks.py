@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that save and load checkpoints of torch.distributed.checkpoint.
 
-Run as a program it is one rank: dcp_ranks.py STAGE FOLDER RANK SIZE. What it found is left in
-STAGE.RANK.outcomes.
+Run as a program it is all of them; see ranks.py.
 """
 
-import os
-import pickle
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
+import ranks
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -149,44 +144,15 @@ def _load_stage(folder: Path, _rank: int, size: int) -> dict[str, Any]:
     return outcomes
 
 
-def main() -> None:
-    stage, folder, rank, size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/{stage}.{size}.store", rank=rank, world_size=size
-    )
-    outcomes = {"save": _save_stage, "load": _load_stage}[stage](folder, rank, size)
-    dist.barrier()
-    dist.destroy_process_group()
-    (folder / f"{stage}.{rank}.outcomes").write_bytes(pickle.dumps(outcomes))
-
-
-def _variables(rank: int, size: int, nodes: int) -> dict[str, str]:
-    found = {"GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank)}
-    if nodes:
-        found |= {"IOSHAPE_MODE": "node", "IOSHAPE_TEST_NODE": str(rank * nodes // size)}
-    return found
-
-
 def run(stage: str, folder: Path, size: int, nodes: int = 0) -> list[Any]:
     """What each rank found. With `nodes` they play so many, and write a file for each."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, stage, folder, str(rank), str(size)],
-            stderr=subprocess.PIPE,
-            env={**os.environ, **_variables(rank, size, nodes)},
-            text=True,
-        )
+    variables = [
+        {"IOSHAPE_MODE": "node", "IOSHAPE_TEST_NODE": str(rank * nodes // size)} if nodes else {}
         for rank in range(size)
     ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    for process, error in zip(processes, errors, strict=True):
-        assert process.returncode == 0, error[-3000:]
-    return [
-        pickle.loads((folder / f"{stage}.{rank}.outcomes").read_bytes()) for rank in range(size)
-    ]
+    return ranks.run(__file__, stage, folder, size, variables)
 
 
 if __name__ == "__main__":
-    main()
+    warnings.simplefilter("ignore")
+    ranks.serve({"save": _save_stage, "load": _load_stage})

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that save one set of safetensors files together.
 
-Run as a program it is one rank: safetensors_ranks.py STAGE FOLDER RANK SIZE.
+Run as a program it is all of them; see ranks.py.
 """
 
 import os
 import pickle
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import ranks
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -163,37 +161,5 @@ def _large(folder: Path, rank: int, size: int) -> Any:
     return _peak_bytes() - before
 
 
-def main() -> None:
-    stage, folder, rank, size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/{stage}.store", rank=rank, world_size=size
-    )
-    outcomes = {"save": _save, "fail": _fail, "large": _large}[stage](folder, rank, size)
-    dist.barrier()
-    dist.destroy_process_group()
-    (folder / f"{stage}.{rank}.outcomes").write_bytes(pickle.dumps(outcomes))
-
-
-def run(stage: str, folder: Path, size: int, killed: tuple[int, ...] = ()) -> list[Any]:
-    """What each rank found."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, stage, folder, str(rank), str(size)],
-            stderr=subprocess.PIPE,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank)},
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    for rank, (process, error) in enumerate(zip(processes, errors, strict=True)):
-        expected = -signal.SIGKILL if rank in killed else 0
-        assert process.returncode == expected, error[-3000:]
-    return [
-        pickle.loads((folder / f"{stage}.{rank}.outcomes").read_bytes()) for rank in range(size)
-    ]
-
-
 if __name__ == "__main__":
-    main()
+    ranks.serve({"save": _save, "fail": _fail, "large": _large})

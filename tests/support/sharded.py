@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that are spread over processes: what a rank saves of them, and what it finds on loading.
 
-Run as a program it is one rank: sharded.py save|load FOLDER RANK SIZE. In the stage "load" there is
-no ioshape.
+Run as a program it is all ranks, see ranks.py. In the stage "load" there is no ioshape.
 """
 
 import itertools
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ranks
 import torch
-import torch.distributed as dist
 from same import describe
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -125,17 +123,5 @@ def _load(folder: Path, rank: int, _size: int) -> dict[str, Any]:
     return outcomes
 
 
-def main() -> None:
-    stage, folder, rank, size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/{stage}.store", rank=rank, world_size=size
-    )
-    outcomes = {"save": _save, "load": _load}[stage](folder, rank, size)
-    dist.barrier()
-    dist.destroy_process_group()
-    (folder / f"{stage}.{rank}.outcomes").write_bytes(pickle.dumps(outcomes))
-
-
 if __name__ == "__main__":
-    main()
+    ranks.serve({"save": _save, "load": _load})
