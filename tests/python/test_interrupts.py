@@ -203,13 +203,13 @@ CTRL_C = """
         def run(folder, path):
             config.configure(engine="buffered")
             size = ioshape.save(checkpoint(1, 150 * MIB), path, durable=False).file_bytes
+            # It does not go on to the end first. On a busy machine the signal may be sent late.
             shares = []
-            for _ in range(6):
+            while len(shares) < 6 or min(shares) > 0.9:
+                assert len(shares) < 60, shares
                 begin = bytes_read()
                 interrupted(lambda: how(path), lambda: bytes_read() - begin > size // 20)
                 shares.append((bytes_read() - begin) / size)
-            # It does not go on to the end first. (In some the signal may have been sent late.)
-            assert min(shares) < 0.9, shares
 
         return run
 
