@@ -181,7 +181,11 @@ class Training:
 def main(kind: str, folder: Path) -> None:
     rank = dist.get_rank()
     job = ioshape.job()
-    assert (job.rank, job.world_size, job.source) == (rank, 4, "torch.distributed")
+    assert (job.rank, job.world_size, job.source) == (
+        rank,
+        dist.get_world_size(),
+        "torch.distributed",
+    )
 
     training = Training(kind)
     training.learn()
