@@ -268,7 +268,7 @@ stage_valgrind() {
 		--errors-for-leak-kinds=definite
 		--suppressions="'$PWD/tests/support/valgrind.supp'"
 	) options_of_tests=()
-	[ "$length" = long ] || options_of_tests=(--suite unit --no-suite slow)
+	[ "$length" = long ] || options_of_tests=(--suite unit --no-suite slow --no-suite inputs)
 	build build/gcc &&
 		slow_meson_tests valgrind build/gcc "${options_of_tests[@]}" --no-suite fault \
 			--wrap "valgrind ${options[*]}"

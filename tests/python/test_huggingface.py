@@ -101,6 +101,7 @@ def test_the_best_checkpoint_is_known_and_stays(tmp_path: Path) -> None:
     assert all(name.startswith("checkpoint-") for name in names_in(tmp_path))
 
 
+@pytest.mark.long  # as test_a_trainer_in_the_background
 def test_ranks_of_a_trainer_fill_one_checkpoint(tmp_path: Path) -> None:
     seen = run("train", tmp_path, 4, ranks=2)
     assert seen["saving"] == [[], ["checkpoint-2"]]
@@ -111,6 +112,7 @@ def test_ranks_of_a_trainer_fill_one_checkpoint(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long  # as test_a_checkpoint_that_fails_in_the_background
 def test_a_rank_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     told = run("train_and_fail", tmp_path, 4, ranks=2)["stderr"]
     assert names_in(tmp_path) == ["checkpoint-2"]
@@ -137,6 +139,7 @@ def test_a_checkpoint_that_fails_in_the_background(tmp_path: Path) -> None:
     assert "rank 1 failed" in told[0]
 
 
+@pytest.mark.long  # as kind "frameworks" of the campaign
 def test_killed_trainings_leave_the_newest_checkpoint_whole(tmp_path: Path) -> None:
     done = subprocess.run(
         [python_with_transformers(), hugging_kills.__file__, tmp_path, "5", "1"],
