@@ -27,9 +27,8 @@ builds what later ones need:
   valgrind   unit tests under valgrind but for the slowest; with --long all, and the API tests
   python     the Python package; files exchanged with torch
   gpu        the tests that need a GPU: skipped, and counted as one, where torch finds none
-  fault      kills, failing storage, full filesystems; beside "python", and shown after it
-  campaign   a few trials of each kind of tests/campaign.sh, always the same; as "fault"; with --long for
-             minutes, and by itself
+  fault      kills, failing storage, full filesystems
+  campaign   a few trials of each kind of tests/campaign.sh, always the same; with --long for minutes
 
   garbled    the Python tests with every sentence of the library garbled; only with --long or by name
   coverage   branch coverage of C and Python, written to docs/testing.md; only with --long or by name
@@ -275,8 +274,8 @@ stage_valgrind() {
 }
 
 stage_python() {
-	local processes=$(($(nproc) * 3))
-	# Most of these wait, too: three processes keep a core busy. With its helpers each takes 0.8 GB, for torch.
+	local processes=$(($(nproc) * 2))
+	# Most of these wait, too. With its helpers each process takes 0.8 GB, for torch.
 	# Who has nothing left to do takes from the others.
 	build build/gcc package later &&
 		python_tests python tests/python -n $((processes < 12 ? processes : 12)) --dist worksteal
@@ -358,58 +357,24 @@ stage_coverage() {
 		python tests/support/branch_coverage.py $programs "$results/coverage-python.json"
 }
 
-run_stage() {
-	local began=$SECONDS
-	say "$1"
-	"stage_$1"
-	echo "== $1 took $((SECONDS - began)) s"
-}
-
-run_stages() {
-	local stage
-	for stage in "$@"; do
-		run_stage "$stage"
-	done
-}
-
-# in_background COMMAND...: in a process group of its own, which ends with us
-in_background() {
-	set -m
-	"$@" </dev/null &
-	set +m
-	groups+=("-$!")
-}
-
-groups=()
-trap '[ ${#groups[@]} = 0 ] || kill -- "${groups[@]}" 2>/dev/null' EXIT
-
 ahead=()
-one_by_one=()
-beside_python=()
 for stage in "${chosen[@]}"; do
 	read -ra names <<<"${needs[$stage]:-}"
 	ahead+=("${names[@]}")
-	case "$length,$stage, ${chosen[*]} " in
-	# These wait more than they compute, and so do many Python tests.
-	whole,fault,*" python "* | whole,campaign,*" python "*) beside_python+=("$stage") ;;
-	*) one_by_one+=("$stage") ;;
-	esac
 done
 
-in_background build_ahead "${ahead[@]}"
+set -m # in a process group of its own, which ends with us
+build_ahead "${ahead[@]}" </dev/null &
 builder=$!
+set +m
+trap 'kill -- "-$builder" 2>/dev/null' EXIT
 renice -n 10 -g "$builder" >/dev/null # tests go first
 
-for stage in "${one_by_one[@]}"; do
-	if [ "$stage" = python ] && [ ${#beside_python[@]} != 0 ]; then
-		in_background run_stages "${beside_python[@]}" >"$results/beside.txt" 2>&1
-		leader=$!
-		run_stage python
-		wait "$leader"
-		cat "$results/beside.txt"
-	else
-		run_stage "$stage"
-	fi
+for stage in "${chosen[@]}"; do
+	say "$stage"
+	began=$SECONDS
+	"stage_$stage"
+	echo "== $stage took $((SECONDS - began)) s"
 done
 
 say "all"

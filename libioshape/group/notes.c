@@ -79,7 +79,9 @@ const uint8_t *group_read_bytes(struct group_note_reader *reader, size_t *bytes)
 
 	reader->bad |= length > reader->left;
 	*bytes = reader->bad ? 0 : length;
-	reader->at += *bytes;
+	/* An empty note has no place. */
+	if (*bytes)
+		reader->at += *bytes;
 	reader->left -= *bytes;
 	return at;
 }

@@ -25,9 +25,10 @@ SIGNATURE = re.compile(r"\w[^=;]*?(\w+)\(")
 #: What else the library calls, and why it is not made to fail.
 CANNOT_FAIL = """
 __ctype_b_loc __errno_location __sched_cpucount __stack_chk_fail clock_gettime closedir
-crc32_gzip_refl dirfd dirname explicit_bzero frexp free freeReplyObject freeaddrinfo gai_strerror
-getegid geteuid getgid getpid getsid getuid io_uring_queue_exit memccpy memchr memcmp memcpy
-memmem memmove memrchr memset qsort qsort_r redisFree redisFreeCommand redisReaderFree
+crc32_gzip_refl dirfd dirname ec_encode_data_update ec_init_tables explicit_bzero frexp free
+freeReplyObject freeaddrinfo gai_strerror getegid geteuid getgid getpid getsid getuid
+gf_gen_rs_matrix gf_invert_matrix gf_mul io_uring_queue_exit memccpy memchr memcmp memcpy memmem
+memmove memrchr memset qsort qsort_r redisFree redisFreeCommand redisReaderFree
 secure_getenv snprintf strcasestr strchr strchrnul strcmp strcpy strcspn strerror strerror_l
 strlen strncmp strnlen strpbrk strrchr strspn strstr strtol strtoll strtoul strtoull time vsnprintf
 """
