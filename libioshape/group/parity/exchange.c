@@ -204,14 +204,14 @@ static void *run_sending(void *user)
 {
 	struct exchanging *exchanging = user;
 	struct base_error error = { 0 };
-	uint8_t *message = malloc(MESSAGE_BYTES);
+	uint8_t *message = calloc(1, MESSAGE_BYTES); /* also what cannot be read is sent */
 
-	if (message)
+	if (message) {
 		send_all(exchanging, message, &error);
-	else
+	} else {
 		atomic_store(&exchanging->exchange->broken, true);
-	if (!message)
 		base_no_memory(&error, "bytes on their way", MESSAGE_BYTES);
+	}
 	free(message);
 	exchanging->sending = error;
 	return NULL;
