@@ -187,7 +187,7 @@ def measure(setting: Setting) -> Outcome:
     samples = near_samples(setting)
     outcome.samples["near"] = samples
     outcome.figures.append(near_figure(samples))
-    outcome.figures.append(tier_nodes.parity_figure())
+    outcome.figures.append(tier_nodes.parity_figure(setting))
     setting.say("nodes that are lost")
     outcome.figures.append(tier_nodes.rebuild_figure(setting))
     setting.settle()

@@ -3,15 +3,14 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodes import run_ranks
 from striped import INSTANT, striped
 from tiers import undrained_all
-from tree import build_folder
 
 from .setting import Figure, Setting
+from .slots_turns import programs
 
 #: Of each rank.
 N_BYTES = 16 << 20
@@ -92,7 +91,7 @@ def rebuild_figure(setting: Setting) -> Figure:
     return Figure("tier_rebuild_shared_bytes", total, "<=", 0, "; ".join(remarks))
 
 
-def parity_figure() -> Figure:
-    program: Path = build_folder() / "tests" / "bench" / "bench-parity"
+def parity_figure(setting: Setting) -> Figure:
+    program = programs(setting) / "bench-parity"
     done = subprocess.run([str(program), "4", "2"], capture_output=True, text=True, check=True)
     return Figure("tier_rs_gbs", float(done.stdout), ">=", 5, "4 + 2, from memory, one core")
