@@ -185,7 +185,6 @@ struct hearing {
 	struct ioshape_group *group;
 	bool *have;
 	struct group_spreads *spreads;
-	bool no_memory;
 };
 
 static void spread_free(struct group_spread *spread)

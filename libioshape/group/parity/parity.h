@@ -78,7 +78,7 @@ int group_find_sources(const struct group_sets *sets, const uint32_t *holders,
 		       const uint32_t *parities, uint32_t node, uint32_t element, bool fresh,
 		       struct group_source sources[BASE_MOST_DATA], uint32_t *count);
 
-/* Whether everything that `wanted` nodes had can be had again. */
+/* Whether everything that the nodes had is there, or can be made. */
 bool group_can_restore(const struct group_sets *sets, const uint32_t *holders,
 		       const uint32_t *parities);
 
