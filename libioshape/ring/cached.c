@@ -255,5 +255,6 @@ int ring_read_cached(struct ring_stream *stream, struct ring_reading *reading,
 		free(hands[i].scratch);
 	}
 	free(hands);
-	return ret;
+	/* Of the last bytes, which another thread may have brought. */
+	return ret ? ret : ring_tell(reading);
 }

@@ -153,10 +153,18 @@ int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, 
 	return ring_get_at(input, input->base + offset, into, bytes, error);
 }
 
+/* Whoever is called has to wait for a lock, as a rule: not at every block. */
+#define TELL_EACH_NS 10000000u
+
 int ring_tell(struct ring_reading *reading)
 {
-	if (reading->progress && reading->progress(reading->progress_user, IOSHAPE_PHASE_READ,
-						   atomic_load(&reading->done), reading->total))
+	const uint64_t done = atomic_load(&reading->done);
+	const uint64_t now_ns = reading->progress ? base_now_ns() : 0;
+
+	if (!reading->progress || (now_ns < reading->tell_ns && done < reading->total))
+		return 0;
+	reading->tell_ns = now_ns + TELL_EACH_NS;
+	if (reading->progress(reading->progress_user, IOSHAPE_PHASE_READ, done, reading->total))
 		return base_refuse(reading->error, -ECANCELED,
 				   "reading \"%s\" was stopped by its progress callback",
 				   reading->input->path);

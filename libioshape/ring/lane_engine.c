@@ -153,9 +153,9 @@ int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 	return ret;
 }
 
-int ring_lane_shape_to_read(struct ring_lane *lane, struct base_error *error)
+int ring_lane_shape_to_read(struct ring_lane *lane, uint64_t bytes, struct base_error *error)
 {
-	const struct ring_shape shape = ring_shape_standard(&lane->config);
+	const struct ring_shape shape = ring_shape_to_read(&lane->config, bytes);
 
 	return ring_lane_shape(lane, &shape, error);
 }

@@ -135,7 +135,7 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	struct ring_stream stream = { .input = input };
 	int ret;
 
-	ret = ring_lane_shape_to_read(lane, error);
+	ret = ring_lane_shape_to_read(lane, input->bytes, error);
 	if (ret)
 		return ret;
 	ret = begin(&reading, pieces, count);
@@ -232,7 +232,7 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 		.progress_user = progress_user,
 		.error = error,
 	};
-	int ret = stream->lane ? 0 : ring_lane_shape_to_read(lane, error);
+	int ret = stream->lane ? 0 : ring_lane_shape_to_read(lane, stream->input->bytes, error);
 
 	if (ret)
 		return ret;

@@ -11,6 +11,8 @@
 
 #include "ring/lane.h"
 
+#include <pthread.h>
+
 /* The unit in which we decide whether a stretch is cached. */
 #define RING_STRETCH_BYTES (64 * MIB)
 
@@ -26,10 +28,11 @@ struct ring_reading {
 	bool all_cached; /* all goes through the page cache, whether it lies there or not */
 	uint64_t total;
 	_Atomic uint64_t done;
+	uint64_t tell_ns; /* the callback is not called again before then, but at the end */
 	struct base_error *error;
 };
 
-/* Tells the progress callback, and -ECANCELED if it wants to stop (input.c). */
+/* Tells the progress callback now and then, and -ECANCELED if it wants to stop (input.c). */
 int ring_tell(struct ring_reading *reading);
 
 static inline uint64_t ring_piece_end(const struct ring_piece *piece)
@@ -53,6 +56,25 @@ struct ring_stream;
 /* `bytes` of all pieces together. What follows them is asked for, up to stream->ahead_end. */
 int ring_read_cached(struct ring_stream *stream, struct ring_reading *reading,
 		     struct ring_piece *pieces, size_t count, uint64_t bytes);
+
+/* ---- Memory to read into (preparer.c) ---------------------------------------------------------
+ */
+
+/* While it runs it uses the pieces, but what is read of them. */
+struct ring_preparer {
+	pthread_t thread;
+	bool runs;
+	_Atomic bool stop;
+	struct base_fresh *fresh;
+	const struct ring_reading *reading;
+	const struct ring_piece *pieces;
+	size_t count;
+};
+
+/* Prepares the memory of the pieces in their order, if it is fresh; or does nothing. */
+void ring_preparer_start(struct ring_preparer *preparer, const struct ring_reading *reading,
+			 const struct ring_piece *pieces, size_t count);
+void ring_preparer_stop(struct ring_preparer *preparer);
 
 /* ---- Past it (stream.c) ---------------------------------------------------------------------- */
 
@@ -80,6 +102,7 @@ struct ring_stream {
 
 	/* Of the call. */
 	struct ring_reading *reading;
+	struct ring_preparer preparer;
 	struct ring_piece *pieces;
 	size_t count;
 	size_t piece; /* the first that is not complete */

@@ -120,6 +120,9 @@ struct ring_config {
  */
 #define RING_BLOCK_BYTES (4 * MIB)
 #define RING_DEPTH 14u
+/* Reading a large file takes twice as much: devices that report many requests at a time, as virtual
+ * ones do, would idle while their blocks are copied. */
+#define RING_READ_DEPTH 28u
 
 /* Buffers of a lane, as far as the user did not fix them; at least two blocks. */
 #define RING_MOST_LANE_BYTES (128 * MIB)
@@ -141,6 +144,8 @@ struct ring_shape {
 
 /* What the user fixed, and the standard for the rest. Pure. */
 struct ring_shape ring_shape_standard(const struct ring_config *config);
+/* The same for reading so many bytes. Pure. */
+struct ring_shape ring_shape_to_read(const struct ring_config *config, uint64_t bytes);
 
 /*
  * Bytes of a request on stripes of this size: one stripe, or as many small ones as make a request

@@ -28,6 +28,16 @@ struct ring_shape ring_shape_standard(const struct ring_config *config)
 	};
 }
 
+struct ring_shape ring_shape_to_read(const struct ring_config *config, uint64_t bytes)
+{
+	struct ring_shape shape = ring_shape_standard(config);
+
+	if (!config->depth && bytes > shape.depth * shape.block_bytes)
+		shape.depth = MAX(shape.depth,
+				  MIN(RING_READ_DEPTH, RING_MOST_LANE_BYTES / shape.block_bytes));
+	return shape;
+}
+
 /* The least number of equal parts, each whole pages, that are small enough; or uneven ones. */
 static size_t part_of(uint64_t stripe_bytes)
 {

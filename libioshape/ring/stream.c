@@ -134,7 +134,7 @@ static void consume_piece(const struct ring_stream *stream, struct ring_piece *p
 	uint8_t *to = piece->into ? (uint8_t *)piece->into + (begin - piece->offset) : NULL;
 	size_t bytes = end - begin;
 
-	if (to)
+	if (to && !stream->preparer.runs)
 		base_fresh_prepare(stream->lane->fresh, to, bytes);
 	if (!to)
 		piece->crc = base_crc32(piece->crc, from, bytes);
@@ -206,6 +206,7 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 	stream->count = count;
 	stream->piece = stream->scout = 0;
 	go_to(stream, pieces[0].offset);
+	ring_preparer_start(&stream->preparer, reading, pieces, count);
 	while (!ret && stream->piece < count) {
 		fill_queue(stream, stream->lane->limit);
 		if (at == stream->queued) {
@@ -226,6 +227,7 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 		else
 			at++;
 	}
+	ring_preparer_stop(&stream->preparer);
 	if (!ret)
 		fill_queue(stream, stream->lane->shape.depth);
 	stream->reading = NULL;

@@ -202,7 +202,7 @@ CTRL_C = """
     def read(how):
         def run(folder, path):
             config.configure(engine="buffered")
-            size = ioshape.save(checkpoint(1, 150 * MIB), path, durable=False).file_bytes
+            size = ioshape.save(checkpoint(1, 600 * MIB), path, durable=False).file_bytes
             # It does not go on to the end first. On a busy machine the signal may be sent late.
             shares = []
             while len(shares) < 6 or min(shares) > 0.9:

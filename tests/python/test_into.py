@@ -435,11 +435,7 @@ def test_options_that_contradict_it(option: dict[str, Any], tmp_path: Path) -> N
 
 
 @both_writers
-def test_damage_on_the_way(
-    write: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    # What is read with one call is named as a whole: here each tensor by itself.
-    monkeypatch.setattr(ioshape._load.reader, "_GROUP_BYTES", 1)
+def test_damage_on_the_way(write: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     write({str(i): torch.ones(LARGE) for i in range(3)}, path)
     flip(path, offset_of(path, "data/1") + 40_000)
@@ -450,9 +446,8 @@ def test_damage_on_the_way(
     assert not any(tensor.any() for tensor in into.values())
     with pytest.raises(ioshape.DamagedError) as raised:
         ioshape.load(path, into=into)
-    assert raised.value.changed == ("0", "1")
+    # What is read with one call is named as a whole.
+    assert raised.value.changed == ("0", "1", "2")
     assert raised.value.record == "data/1"
-    assert into["0"].all()
-    assert not into["2"].any()
     ioshape.load(path, into=into, verify=False)
     assert into["2"].all()

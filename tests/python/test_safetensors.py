@@ -290,25 +290,26 @@ def test_what_is_loaded_is_what_was_saved(checksums: bool, tmp_path: Path) -> No
             file.get_tensor("none")
 
 
-def test_many_tensors_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tensors_are_read_with_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some of them to where tensors are already; and the rest to memory of their own."""
     path = tmp_path / "model.safetensors"
     tensors = {f"{number:02}": torch.randn(90_000 + number) for number in range(20)}
     save_file(tensors, path, checksums=True)
-    groups: list[int] = []
+    calls: list[int] = []
     read_records = reader.Reader.read_records
 
     def counted(self: reader.Reader, requests: list[reader.Request]) -> None:
-        groups.append(len(requests))
+        calls.append(len(requests))
         read_records(self, requests)
 
-    monkeypatch.setattr(reader, "_GROUP_BYTES", 1 << 20)
     monkeypatch.setattr(reader.Reader, "read_records", counted)
     into = {"03": torch.zeros(90_003), "04": torch.zeros(2 * 90_004)[::2]}
     loaded = load_file(path, into=into)
     assert_same({name: one.contiguous() for name, one in loaded.items()}, tensors)
     assert all(loaded[name] is into[name] for name in into)
-    assert groups == [3] * 6 + [2]
+    assert calls == [20]
 
 
 def test_a_tensor_may_look_like_an_archive(tmp_path: Path) -> None:

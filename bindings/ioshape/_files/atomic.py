@@ -90,7 +90,7 @@ class _Sink(io.RawIOBase):
         if how.part is not None:
             options.part_offset, options.part_bytes, options.file_bytes = how.part
         # All of it happens on this thread: Ctrl-C gets through also while it waits for a slot.
-        self._teller = Teller.for_reader(None)
+        self._teller = Teller.for_signals()
         self._told = self._teller.set_in(options) if self._teller else None
         #: what it failed with first: callers may wrap it, or lose it
         self.failure: BaseException | None = None

@@ -261,11 +261,10 @@ class Handle(Owner):
 
     def verify(self, progress: Callable[[Progress], object] | None) -> None:
         """Reads and compares all of it."""
-        teller = Teller.for_reader(progress)
-        user = ffi.new_handle(teller) if teller is not None else ffi.NULL
-        callback = lib.ioshape_py_progress if teller is not None else ffi.NULL
-        code = lib.ioshape_generation_verify(self._pointer, callback, user)
-        if code and teller is not None and teller.failure is not None:
+        teller = Teller(progress)
+        user = ffi.new_handle(teller)
+        code = lib.ioshape_generation_verify(self._pointer, lib.ioshape_py_progress, user)
+        if code and teller.failure is not None:
             raise teller.failure
         self._check(code)
 

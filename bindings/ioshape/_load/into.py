@@ -25,7 +25,7 @@ from ioshape._device.stream import bytes_of, changed
 from ioshape._errors import DamagedError, Different, MismatchError
 from ioshape._files.verified import Source
 from ioshape._load.contents import name_damage
-from ioshape._load.reader import Request, grouped
+from ioshape._load.reader import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -129,23 +129,25 @@ class UnreadFile(Source):
         io.RawIOBase.close(self)
 
     def bring(self, wanted: Iterable[Unread]) -> None:
-        """Reads records to where they are wanted, in the order of the file and much at a time."""
+        """Reads records to where they are wanted, in the order of the file."""
         in_order = sorted(wanted, key=lambda one: one.record.file_offset)
-        for group in grouped(in_order, lambda one: one.record.n_bytes):
-            for one in group:
-                one.begins()
-            try:
-                self._reader.read_records(
-                    [
-                        Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
-                        for record, address, _ in group
-                    ]
-                )
-                last = group[-1].record
-                self.tell_progress(last.file_offset + last.n_bytes)
-            except BaseException as error:
-                self.failure = error
-                raise
+        if not in_order:
+            return
+        for one in in_order:
+            one.begins()
+        first, last = in_order[0].record, in_order[-1].record
+        try:
+            self._reader.read_records(
+                [
+                    Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
+                    for record, address, _ in in_order
+                ],
+                lambda now: self.tell_progress(first.file_offset + now.done_bytes),
+            )
+            self.tell_progress(last.file_offset + last.n_bytes)
+        except BaseException as error:
+            self.failure = error
+            raise
 
     def read_at(self, offset: int, into: memoryview) -> None:
         """Reads bytes of the file as it lies. What has a checksum of its own is verified."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import Owner, said, sized
 from ioshape._errors import Facts, StorageError, last_failure, raised_for
@@ -14,14 +14,9 @@ from ioshape._settings.context import current, encoded
 from ioshape._settings.job import started_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
     from ioshape._save.report import Progress
-
-# What is read in one call: between two of them Python looks for signals.
-_GROUP_BYTES = 256 << 20
-
-_T = TypeVar("_T")
 
 
 class RawRecord(NamedTuple):
@@ -42,20 +37,6 @@ class Request(NamedTuple):
     offset: int
     n_bytes: int
     address: int
-
-
-def grouped(items: Iterable[_T], n_bytes: Callable[[_T], int]) -> Iterator[list[_T]]:
-    """As many at a time as are read in one call, and one at least."""
-    group: list[_T] = []
-    all_bytes = 0
-    for item in items:
-        group.append(item)
-        all_bytes += n_bytes(item)
-        if all_bytes >= _GROUP_BYTES:
-            yield group
-            group, all_bytes = [], 0
-    if group:
-        yield group
 
 
 def can_read(error: StorageError) -> bool:
@@ -98,12 +79,11 @@ class Reader(Owner):
         elif started_together():
             options.shared = lib.IOSHAPE_ON
         options.any_format = any_format
-        self._teller = Teller.for_reader(progress)
+        self._teller = Teller(progress)
+        self._keep = self._teller.set_in(options)
         if part is not None:
             # Offset and length of a member of a bundle; all offsets are its own.
             options.file_offset, options.file_bytes = part
-        if self._teller is not None:
-            self._keep = self._teller.set_in(options)
         if opener is not None:
             opener(options, self._out)  # raises; by the generation that the file belongs to
         else:
@@ -124,7 +104,7 @@ class Reader(Owner):
     def _check(self, code: int) -> None:
         if not code:
             return
-        if self._teller is not None and self._teller.failure is not None:
+        if self._teller.failure is not None:
             raise self._teller.failure
         raise last_failure(self.path, self._operation)
 
@@ -197,13 +177,19 @@ class Reader(Owner):
             )
         )
 
-    def read_records(self, requests: list[Request]) -> None:
-        """Reads them in one pass, whatever their order. Those of one call should be grouped()."""
+    def read_records(
+        self, requests: list[Request], told: Callable[[Progress], object] | None = None
+    ) -> None:
+        """Reads them in one pass, whatever their order. `told` hears how many bytes have come.
+
+        All that is wanted should come with one call: the storage idles between two of them.
+        """
         listed = ffi.new("struct ioshape_load_request[]", len(requests))
         for one, request in zip(listed, requests, strict=True):
             one.tensor, one.offset, one.bytes = request[:3]
             one.into = ffi.cast("void *", request.address)
-        self._check(lib.ioshape_reader_load_records(self._pointer, listed, len(requests)))
+        with self._teller.telling(told):
+            self._check(lib.ioshape_reader_load_records(self._pointer, listed, len(requests)))
 
     def verify(self, share: float = 1.0) -> None:
         """Reads this share of it, and compares the checksums of that."""

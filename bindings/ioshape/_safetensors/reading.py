@@ -12,7 +12,7 @@ import torch
 from ioshape._device.incoming import Incoming, Wanted
 from ioshape._device.stream import bytes_of, changed
 from ioshape._files.verified import VerifiedFile
-from ioshape._load.reader import Request, grouped
+from ioshape._load.reader import Request
 from ioshape._load.stored import memory_of, of_safetensors
 from ioshape._safetensors import header
 
@@ -74,18 +74,25 @@ class File:
             if entry.name in given:
                 self._check(entry, given[entry.name])
         brought = self._bring_to_devices(self._header.entries, given)
-        for group in grouped(self._header.entries, lambda entry: entry.end - entry.begin):
-            left = [entry for entry in group if entry.name not in brought]
-            read = [self._place(entry, given.get(entry.name)) for entry in left]
-            self._bring(left, read)
-            places = {entry.name: tensor for entry, tensor in zip(left, read, strict=True)}
-            for name in (entry.name for entry in group):
-                if name in brought:
-                    yield name, brought[name]
-                elif name in given:
-                    yield name, _put(places[name], given[name])
-                else:
-                    yield name, places[name].to(self.device)
+        left = [entry for entry in self._header.entries if entry.name not in brought]
+        if self.device.type == "cpu":
+            brought |= self._read(left, given)
+        for entry in self._header.entries:
+            # For other devices no more than one lies in memory here.
+            tensor = brought.pop(entry.name, None)
+            yield entry.name, self._read([entry], given)[entry.name] if tensor is None else tensor
+
+    def _read(
+        self, entries: list[Entry], given: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        places = [self._place(entry, given.get(entry.name)) for entry in entries]
+        self._bring(entries, places)
+        return {
+            entry.name: _put(place, given[entry.name])
+            if entry.name in given
+            else place.to(self.device)
+            for entry, place in zip(entries, places, strict=True)
+        }
 
     def _place(self, entry: Entry, given: torch.Tensor | None) -> torch.Tensor:
         """Where it is read to."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,16 @@ from ioshape._native import ffi, lib
 from ioshape._save.report import PHASES, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class Teller:
     """Takes a progress callback to C. An exception in it stops the operation and is kept."""
 
-    def __init__(self, callback: Callable[[Progress], object], c_function: Any = None) -> None:
-        self.callback = callback
+    def __init__(
+        self, callback: Callable[[Progress], object] | None, c_function: Any = None
+    ) -> None:
+        self.callback = callback or _ignore
         self.failure: BaseException | None = None
         self._c_function = c_function or lib.ioshape_py_progress
         self._place: tuple[int, str, float] = (0, "", 0.0)
@@ -34,15 +37,23 @@ class Teller:
         if callback is not None:
             return cls(callback)
         if threading.current_thread() is threading.main_thread():
-            return cls(_ignore, ffi.addressof(lib, "ioshape_py_progress_of_stage"))
+            return cls(None, ffi.addressof(lib, "ioshape_py_progress_of_stage"))
         return None
 
     @classmethod
-    def for_reader(cls, callback: Callable[[Progress], object] | None) -> Teller | None:
-        """The same for reading, all of which happens on the caller's thread."""
-        if callback is None and threading.current_thread() is not threading.main_thread():
-            return None
-        return cls(callback or _ignore)
+    def for_signals(cls) -> Teller | None:
+        """Tells nobody, for the sake of Ctrl-C; None on a thread that gets no signals."""
+        return cls(None) if threading.current_thread() is threading.main_thread() else None
+
+    @contextlib.contextmanager
+    def telling(self, callback: Callable[[Progress], object] | None) -> Iterator[None]:
+        """Meanwhile somebody else is told, if anybody."""
+        before = self.callback
+        self.callback = callback or before
+        try:
+            yield
+        finally:
+            self.callback = before
 
     def tell(self, phase: int, done_bytes: int, total_bytes: int) -> None:
         """What the library calls."""
