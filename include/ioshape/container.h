@@ -399,6 +399,17 @@ int ioshape_reader_load_records(struct ioshape_reader *reader,
 				const struct ioshape_load_request *requests, size_t count);
 
 /**
+ * Says that this record and those behind it will be loaded by the next ioshape_reader_load() or
+ * ioshape_reader_load_records(). Reading begins, as far as the buffers of a reader go, and nothing
+ * is waited for: the caller has time to take memory, or to read what lies elsewhere.
+ *
+ * @param reader  the reader
+ * @param record  its index
+ * @return 0, also where nothing can be read ahead; -ENOENT; another negative code
+ */
+int ioshape_reader_expect(struct ioshape_reader *reader, uint64_t record);
+
+/**
  * Tells what was given as metadata at the save; zeros for a file that has none.
  *
  * @param reader    the reader

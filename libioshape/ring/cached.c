@@ -104,6 +104,11 @@ static void ask_for(struct ring_stream *stream, uint64_t begin, uint64_t end)
 	stream->asked_end = MAX(stream->asked_end, end);
 }
 
+void ring_ask_ahead(struct ring_stream *stream, uint64_t offset)
+{
+	ask_for(stream, offset, MIN(offset + AHEAD_BYTES, stream->end));
+}
+
 /* ---- Through the page cache ------------------------------------------------------------------ */
 
 struct crew {

@@ -94,6 +94,14 @@ static int read_stretches(struct ring_stream *stream, struct ring_reading *readi
 	return ret;
 }
 
+static bool is_all_cached(const struct ring_reading *reading)
+{
+	const struct ring_input *input = reading->input;
+
+	return input->shared || input->direct_fd < 0 ||
+	       !ring_lane_direct_alignment(reading->lane, &input->fs);
+}
+
 /*
  * However little there is to read, and whoever reads it, the callback hears of it. Offsets become
  * those of the file, until finish().
@@ -102,8 +110,7 @@ static int begin(struct ring_reading *reading, struct ring_piece *pieces, size_t
 {
 	const struct ring_input *input = reading->input;
 
-	reading->all_cached = input->shared || input->direct_fd < 0 ||
-			      !ring_lane_direct_alignment(reading->lane, &input->fs);
+	reading->all_cached = is_all_cached(reading);
 	for (size_t i = 0; i < count; i++) {
 		reading->total += pieces[i].bytes;
 		pieces[i].crc = 0;
@@ -241,6 +248,20 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 		ret = read_onward(stream, &reading, pieces, count);
 	finish(&reading, pieces, count);
 	return ret;
+}
+
+void ring_stream_expect(struct ring_stream *stream, struct ring_lane *lane, uint64_t offset)
+{
+	struct ring_reading reading = { .lane = lane, .input = stream->input };
+	const uint64_t begin = stream->input->base + offset;
+
+	if (begin >= stream->end || ring_lane_shape_to_read(lane, stream->input->bytes, NULL))
+		return;
+	if (is_all_cached(&reading))
+		ring_ask_ahead(stream, begin);
+	else if (!ring_is_cached(stream->input->fd, begin,
+				 MIN(RING_STRETCH_BYTES, stream->end - begin)))
+		ring_stream_begin(stream, &reading, begin);
 }
 
 bool ring_stream_is_idle(const struct ring_stream *stream)

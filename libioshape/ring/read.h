@@ -53,6 +53,9 @@ bool ring_is_cached(int fd, uint64_t offset, uint64_t bytes);
 
 struct ring_stream;
 
+/* Asks the kernel for what follows, as far as anybody is ahead. */
+void ring_ask_ahead(struct ring_stream *stream, uint64_t offset);
+
 /* `bytes` of all pieces together. What follows them is asked for, up to stream->ahead_end. */
 int ring_read_cached(struct ring_stream *stream, struct ring_reading *reading,
 		     struct ring_piece *pieces, size_t count, uint64_t bytes);
@@ -123,6 +126,9 @@ struct ring_stream {
 
 /* Whether the byte there is in memory or under way. */
 bool ring_stream_covers(const struct ring_stream *stream, uint64_t offset);
+
+/* Begins to read ahead from there. Takes reading->lane over, as below. */
+int ring_stream_begin(struct ring_stream *stream, struct ring_reading *reading, uint64_t offset);
 
 /*
  * Reads the pieces, some of which have bytes, and sends for what follows, up to stream->ahead_end.

@@ -192,6 +192,19 @@ static int begin(struct ring_stream *stream, struct ring_reading *reading)
 	return 0;
 }
 
+int ring_stream_begin(struct ring_stream *stream, struct ring_reading *reading, uint64_t offset)
+{
+	int ret = begin(stream, reading);
+
+	if (ret)
+		return ret;
+	stream->next_offset = offset / stream->lane->alignment * stream->lane->alignment;
+	stream->ahead_end = stream->end;
+	stream->count = stream->scout = 0;
+	fill_queue(stream, stream->lane->limit);
+	return 0;
+}
+
 int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 		     struct ring_piece *pieces, size_t count, uint64_t keep)
 {

@@ -534,7 +534,7 @@ static int run(struct job *job, size_t count)
 	return ret;
 }
 
-int zip_read_ranges(const struct zip_reader *reader, struct ring_lane *lane,
+int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
 		    struct ring_stream *stream, const struct zip_range *ranges, size_t count,
 		    bool verify, ioshape_progress_fn progress, void *progress_user,
 		    struct base_error *error)
@@ -551,12 +551,4 @@ int zip_read_ranges(const struct zip_reader *reader, struct ring_lane *lane,
 	};
 
 	return count ? run(&job, count) : 0;
-}
-
-int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
-		    const struct zip_range *ranges, size_t count, bool verify,
-		    ioshape_progress_fn progress, void *progress_user, struct base_error *error)
-{
-	return zip_read_ranges(reader, lane, NULL, ranges, count, verify, progress, progress_user,
-			       error);
 }

@@ -9,12 +9,6 @@
  * about its bytes. */
 #define ZIP_NO_RECORD UINT64_MAX
 
-/* As zip_reader_read(); with a stream (or NULL) that may know the bytes already. */
-int zip_read_ranges(const struct zip_reader *reader, struct ring_lane *lane,
-		    struct ring_stream *stream, const struct zip_range *ranges, size_t count,
-		    bool verify, ioshape_progress_fn progress, void *progress_user,
-		    struct base_error *error);
-
 /* One try to open a file, after which there is nothing to free if it fails. */
 typedef int (*zip_open_fn)(struct zip_reader *reader, const char *path, uint64_t base,
 			   uint64_t bytes, enum ioshape_direct direct, struct base_error *error);

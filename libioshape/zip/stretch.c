@@ -133,7 +133,7 @@ int zip_reader_read_file(const struct zip_reader *reader, struct ring_lane *lane
 		ret = base_no_memory(error, "the ranges of a stretch",
 				     stretch.count * sizeof(*stretch.ranges));
 	else
-		ret = zip_read_ranges(reader, lane, stream, stretch.ranges, stretch.count, verify,
+		ret = zip_reader_read(reader, lane, stream, stretch.ranges, stretch.count, verify,
 				      progress, progress_user, error);
 	free(stretch.ranges);
 	return ret ? ret : check_headers(&stretch, error);

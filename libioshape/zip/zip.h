@@ -490,13 +490,15 @@ struct zip_range {
 /*
  * Reads ranges, in any order, as one sequential pass. With `verify`, blocks that a range touches
  * only in part are read whole and verified; records without block checksums are verified when read
- * whole. Ranges of one record may overlap; each byte is read once. -ENOENT for a record that is not
+ * whole. Ranges of one record may overlap; each byte is read once. `stream`, or NULL, is the
+ * reader's, and may have begun to read them. -ENOENT for a record that is not
  * there, -ERANGE for a range that leaves its record, IOSHAPE_E_DAMAGED with the place of the
  * damage.
  */
 int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
-		    const struct zip_range *ranges, size_t count, bool verify,
-		    ioshape_progress_fn progress, void *progress_user, struct base_error *error);
+		    struct ring_stream *stream, const struct zip_range *ranges, size_t count,
+		    bool verify, ioshape_progress_fn progress, void *progress_user,
+		    struct base_error *error);
 
 /*
  * Reads bytes [offset, offset + bytes) of the file, which has them: records, verified as above, and

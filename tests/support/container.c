@@ -307,7 +307,8 @@ static void verify(const struct zip_reader *reader, struct base_error *error)
 		ranges[i].bytes = reader->directory.entries[i].bytes;
 	}
 	if (ring_lane_open(&lane, &config, error) ||
-	    zip_reader_read(reader, lane, ranges, reader->directory.count, true, NULL, NULL, error))
+	    zip_reader_read(reader, lane, NULL, ranges, reader->directory.count, true, NULL, NULL,
+			    error))
 		give_up("damaged", error->text);
 	ring_lane_close(lane);
 	free(ranges);

@@ -304,7 +304,7 @@ static int read_big(const struct zip_reader *reader)
 	struct zip_range range = { .record = 1, .bytes = BIG, .into = test.into };
 
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_read(reader, test.lane, &range, 1, true, NULL, NULL, &test.error);
+	return zip_reader_read(reader, test.lane, NULL, &range, 1, true, NULL, NULL, &test.error);
 }
 
 START_TEST(a_member_is_read_as_a_file_by_itself)

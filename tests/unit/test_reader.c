@@ -105,7 +105,7 @@ static void open_reader(void)
 static int read_ranges(const struct zip_range *ranges, size_t count, bool verify)
 {
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_read(&test.reader, test.lane, ranges, count, verify, NULL, NULL,
+	return zip_reader_read(&test.reader, test.lane, NULL, ranges, count, verify, NULL, NULL,
 			       &test.error);
 }
 
@@ -307,15 +307,15 @@ TEST(reading, progress_only_rises_and_can_stop_the_read)
 		ranges[i] = (struct zip_range){ i, 0, sizes[i], NULL };
 		all += sizes[i];
 	}
-	ck_assert_int_eq(
-		zip_reader_read(&test.reader, test.lane, ranges, RECORDS, true, hear, &heard, NULL),
-		0);
+	ck_assert_int_eq(zip_reader_read(&test.reader, test.lane, NULL, ranges, RECORDS, true, hear,
+					 &heard, NULL),
+			 0);
 	ck_assert_uint_eq(heard.total, all);
 	ck_assert_uint_eq(heard.done, all);
 	heard = (struct heard){ .stop_at = 1 };
-	ck_assert_int_eq(
-		zip_reader_read(&test.reader, test.lane, ranges, RECORDS, true, hear, &heard, NULL),
-		-ECANCELED);
+	ck_assert_int_eq(zip_reader_read(&test.reader, test.lane, NULL, ranges, RECORDS, true, hear,
+					 &heard, NULL),
+			 -ECANCELED);
 	zip_reader_close(&test.reader);
 }
 

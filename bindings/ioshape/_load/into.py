@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<4s22xHH")
 _HEADER_SIGNATURE = b"PK\3\4"
 
+# Less has come before anybody is ready for it.
+_LEAST_EXPECTED_BYTES = 8 << 20
+
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _CONTAINERS = (dict, collections.OrderedDict, list, tuple, set)
 _PLAIN_TYPES = (
@@ -81,8 +84,16 @@ class Unread(NamedTuple):
 class UnreadFile(Source):
     """A file of which torch gets all but the bytes of storages."""
 
-    def __init__(self, reader: Reader, progress: Callable[[Progress], object] | None) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        progress: Callable[[Progress], object] | None,
+        *,
+        is_whole: bool = True,
+    ) -> None:
+        """`is_whole`: all storages will be wanted."""
         super().__init__(reader, progress)
+        self._is_whole = is_whole
         self._listed = reader.records()
         self._records = {record.file_offset: record for record in self._listed}
         self._numbers = {record.file_offset: number for number, record in enumerate(self._listed)}
@@ -102,6 +113,7 @@ class UnreadFile(Source):
                 return super().readinto(view)
             view[:] = header
         elif record.name.startswith("data/"):
+            self._expect(record)
             self.unread[ctypes.addressof(ctypes.c_ubyte.from_buffer(view))] = record
         else:
             super().readinto(view)
@@ -109,6 +121,11 @@ class UnreadFile(Source):
             return view.nbytes
         self._position += view.nbytes
         return view.nbytes
+
+    def _expect(self, record: RawRecord) -> None:
+        """The storage is not to idle while torch makes the object."""
+        if not self.unread and self._is_whole and self.n_bytes >= _LEAST_EXPECTED_BYTES:
+            self._reader.expect(self._numbers[record.file_offset])
 
     def _header(self) -> bytes | None:
         """What torch looks for before a record, without a read: where the data begin is known.

@@ -144,7 +144,7 @@ def load_only(
 
     If that is more than tensors, containers and plain values, torch_load loads all of the file.
     """
-    file = UnreadFile(reader, progress)
+    file = UnreadFile(reader, progress, is_whole=False)
     places = Places(only.map_location, file)
     with failures_of(file, part):
         found = _plain(file, places, only.wanted)

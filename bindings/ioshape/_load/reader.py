@@ -177,6 +177,10 @@ class Reader(Owner):
             )
         )
 
+    def expect(self, record: int) -> None:
+        """It and what follows it will be read: that begins now, and is not waited for."""
+        self._check(lib.ioshape_reader_expect(self._pointer, record))
+
     def read_records(
         self, requests: list[Request], told: Callable[[Progress], object] | None = None
     ) -> None:

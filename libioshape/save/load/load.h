@@ -12,6 +12,8 @@ struct ioshape_reader {
 	struct base_error error;    /* of the last call that failed */
 	struct ring_stream *stream; /* of calls that read onward; made at the first */
 	struct ring_lane *lane;     /* the stream's, while something is read ahead */
+	bool is_expecting;          /* what is read ahead is for records that will be loaded */
+	struct base_fresh *fresh;   /* that a call reads into, during it */
 	size_t expected;            /* stretches of fresh memory that huge pages were asked for */
 	pid_t owner;
 };

@@ -10,66 +10,9 @@
 /* Stretches of fresh memory in huge pages: some thousands of mappings are enough. */
 #define MOST_STRETCHES 8192u
 
-static bool is_shared(const struct ioshape_context *context,
-		      const struct ioshape_reader_options *options)
-{
-	if (context->config.direct == IOSHAPE_DIRECT_REQUIRE || options->shared == IOSHAPE_OFF)
-		return false;
-	return options->shared == IOSHAPE_ON || context->has_neighbours;
-}
-
-static int open_reader(struct ioshape_context *context, const char *path,
-		       const struct ioshape_reader_options *options, struct ioshape_reader **out,
-		       struct base_error *error)
-{
-	struct ioshape_reader *reader = calloc(1, sizeof(*reader));
-	enum ioshape_direct direct = context->config.direct;
-	int ret;
-
-	if (!reader)
-		return base_no_memory(error, "a reader", sizeof(*reader));
-	if (context->config.engine == IOSHAPE_ENGINE_BUFFERED)
-		direct = IOSHAPE_DIRECT_OFF;
-	reader->context = context;
-	reader->owner = context->owner;
-	reader->options = *options;
-	if (options->any_format)
-		ret = save_open_any_format(&reader->zip, path, options, direct, error);
-	else
-		ret = zip_reader_open(&reader->zip, path, options->file_offset, options->file_bytes,
-				      direct, error);
-	if (ret) {
-		free(reader);
-		return ret;
-	}
-	reader->zip.input.shared = is_shared(context, options);
-	if (!options->file_offset && !options->file_bytes && !reader->zip.plain)
-		save_compare_loaded(context, path, &reader->zip);
-	*out = reader;
-	return 0;
-}
-
 void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path)
 {
 	save_compare_loaded(reader->context, path, &reader->zip);
-}
-
-IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const char *path,
-				       const struct ioshape_reader_options *given,
-				       struct ioshape_reader **out)
-{
-	struct ioshape_reader_options options;
-	struct base_error error = { 0 };
-	int ret;
-
-	if (!out)
-		return base_missing("load");
-	*out = NULL;
-	ret = save_enter_path(context, path, &options, sizeof(options), given,
-			      "ioshape_reader_options", &error);
-	if (!ret)
-		ret = open_reader(context, path, &options, out, &error);
-	return base_leave(ret, "load", path, &error);
 }
 
 int save_reader_enter(struct ioshape_reader *reader)
@@ -297,34 +240,10 @@ static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct z
 	return fresh;
 }
 
-int save_reader_read(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
-		     bool verify)
+/* From here to end_reading() the reader has its lane and its stream. */
+static int begin_reading(struct ioshape_reader *reader)
 {
-	struct base_fresh *fresh;
-	struct ring_lane *lane;
-	int ret;
-
-	/* One reader uses one lane: what was read ahead is given up for it. */
-	stop_stream(reader);
-	ret = take_lane(reader, &lane);
-	if (ret)
-		return ret;
-	fresh = fresh_of(reader, ranges, count);
-	ring_lane_fills(lane, fresh);
-	ret = zip_reader_read(&reader->zip, lane, ranges, count, verify, reader->options.progress,
-			      reader->options.progress_user, &reader->error);
-	ring_lane_fills(lane, NULL);
-	base_fresh_close(fresh);
-	return_lane(reader, lane);
-	return ret;
-}
-
-/* Bytes of the file; what follows them is read ahead. */
-static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
-{
-	const struct zip_range range = { .into = into, .bytes = bytes };
-	struct zip_reader *zip = &reader->zip;
-	struct base_fresh *fresh;
+	const struct zip_reader *zip = &reader->zip;
 	int ret = 0;
 
 	if (!reader->stream)
@@ -332,18 +251,84 @@ static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *int
 				       &reader->error);
 	if (!ret && !reader->lane)
 		ret = take_lane(reader, &reader->lane);
+	return ret;
+}
+
+static void end_reading(struct ioshape_reader *reader, int code)
+{
+	if (code || ring_stream_is_idle(reader->stream))
+		stop_stream(reader);
+}
+
+static void fill_fresh(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count)
+{
+	reader->fresh = fresh_of(reader, ranges, count);
+	ring_lane_fills(reader->lane, reader->fresh);
+}
+
+static void end_fresh(struct ioshape_reader *reader)
+{
+	ring_lane_fills(reader->lane, NULL);
+	base_fresh_close(reader->fresh);
+	reader->fresh = NULL;
+}
+
+int save_reader_read(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
+		     bool verify)
+{
+	const bool is_under_way = reader->is_expecting && reader->lane;
+	int ret;
+
+	reader->is_expecting = false;
+	/* What was read ahead, and not for this, is given up. */
+	if (!is_under_way)
+		stop_stream(reader);
+	ret = begin_reading(reader);
 	if (ret)
 		return ret;
-	fresh = fresh_of(reader, &range, 1);
-	ring_lane_fills(reader->lane, fresh);
-	ret = zip_reader_read_file(zip, reader->lane, reader->stream, offset, into, bytes,
+	fill_fresh(reader, ranges, count);
+	ret = zip_reader_read(&reader->zip, reader->lane, is_under_way ? reader->stream : NULL,
+			      ranges, count, verify, reader->options.progress,
+			      reader->options.progress_user, &reader->error);
+	end_fresh(reader);
+	end_reading(reader, ret);
+	return ret;
+}
+
+/* Bytes of the file; what follows them is read ahead. */
+static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
+{
+	const struct zip_range range = { .into = into, .bytes = bytes };
+	int ret = begin_reading(reader);
+
+	if (ret)
+		return ret;
+	fill_fresh(reader, &range, 1);
+	ret = zip_reader_read_file(&reader->zip, reader->lane, reader->stream, offset, into, bytes,
 				   reader->options.verify != IOSHAPE_OFF, reader->options.progress,
 				   reader->options.progress_user, &reader->error);
-	ring_lane_fills(reader->lane, NULL);
-	base_fresh_close(fresh);
-	if (ret || ring_stream_is_idle(reader->stream))
-		stop_stream(reader);
+	end_fresh(reader);
+	end_reading(reader, ret);
 	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_expect(struct ioshape_reader *reader, uint64_t record)
+{
+	int ret = save_reader_enter(reader);
+
+	if (!ret)
+		ret = check_record(reader, record);
+	if (ret)
+		return leave(reader, ret);
+	stop_stream(reader);
+	ret = begin_reading(reader);
+	if (ret)
+		return leave(reader, ret);
+	ring_stream_expect(reader->stream, reader->lane,
+			   reader->zip.directory.entries[record].data_offset);
+	reader->is_expecting = true;
+	end_reading(reader, 0);
+	return leave(reader, 0);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record,
@@ -514,4 +499,63 @@ IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
 		full = reader->zip.index.metadata;
 	return leave(reader, base_give_struct(metadata, &full, sizeof(full), "ioshape_metadata",
 					      &reader->error));
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static bool is_shared(const struct ioshape_context *context,
+		      const struct ioshape_reader_options *options)
+{
+	if (context->config.direct == IOSHAPE_DIRECT_REQUIRE || options->shared == IOSHAPE_OFF)
+		return false;
+	return options->shared == IOSHAPE_ON || context->has_neighbours;
+}
+
+static int open_reader(struct ioshape_context *context, const char *path,
+		       const struct ioshape_reader_options *options, struct ioshape_reader **out,
+		       struct base_error *error)
+{
+	struct ioshape_reader *reader = calloc(1, sizeof(*reader));
+	enum ioshape_direct direct = context->config.direct;
+	int ret;
+
+	if (!reader)
+		return base_no_memory(error, "a reader", sizeof(*reader));
+	if (context->config.engine == IOSHAPE_ENGINE_BUFFERED)
+		direct = IOSHAPE_DIRECT_OFF;
+	reader->context = context;
+	reader->owner = context->owner;
+	reader->options = *options;
+	if (options->any_format)
+		ret = save_open_any_format(&reader->zip, path, options, direct, error);
+	else
+		ret = zip_reader_open(&reader->zip, path, options->file_offset, options->file_bytes,
+				      direct, error);
+	if (ret) {
+		free(reader);
+		return ret;
+	}
+	reader->zip.input.shared = is_shared(context, options);
+	if (!options->file_offset && !options->file_bytes && !reader->zip.plain)
+		save_compare_loaded(context, path, &reader->zip);
+	*out = reader;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const char *path,
+				       const struct ioshape_reader_options *given,
+				       struct ioshape_reader **out)
+{
+	struct ioshape_reader_options options;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return base_missing("load");
+	*out = NULL;
+	ret = save_enter_path(context, path, &options, sizeof(options), given,
+			      "ioshape_reader_options", &error);
+	if (!ret)
+		ret = open_reader(context, path, &options, out, &error);
+	return base_leave(ret, "load", path, &error);
 }
