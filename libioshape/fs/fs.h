@@ -214,6 +214,14 @@ void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char
 /* The servers' number, by the quickest way; 0 if it does not tell. */
 uint32_t fs_count_targets(int directory_fd, enum fs_family family);
 
+/* ---- Reading ahead (read_ahead.c) ------------------------------------------------------------ */
+
+/* How far the kernel reads ahead by itself in a file that is read from its beginning; 0 if it does
+ * not tell, as of filesystems that do so themselves. */
+uint64_t fs_read_ahead_of(int fd);
+/* Of a device with this number; `root` as everywhere on this floor. */
+uint64_t fs_read_ahead_bytes(const char *root, unsigned device_major, unsigned device_minor);
+
 /* ---- Files ----------------------------------------------------------------------------------- */
 
 struct fs_info {

@@ -160,6 +160,43 @@ START_TEST(who_reads_onward_finds_the_next_bytes_under_way)
 }
 END_TEST
 
+/* Also from the middle of a block on; and who then reads elsewhere finds that, too. */
+START_TEST(what_is_expected_is_under_way_before_it_is_asked_for)
+{
+	const uint64_t at = 3 * BLOCK + 100;
+
+	begin_scripted();
+	ring_stream_expect(stream, lane, at);
+	ck_assert(!ring_stream_is_idle(stream));
+	ck_assert_uint_eq(requests, DEPTH - 1);
+	ck_assert_uint_le(asked[0].offset, at);
+	ck_assert_uint_gt(asked[0].offset + 4096, at);
+	get(FILE_BYTES - 22, 22);
+	ck_assert_uint_eq(requests, DEPTH - 1);
+	get(at, 8 * BLOCK);
+	check_sequence(0);
+	ck_assert_uint_ge(asked_end(requests - 1), at + 8 * BLOCK);
+	ring_stream_stop(stream);
+	ring_stream_expect(stream, lane, at);
+	get(50 * BLOCK, 4 * BLOCK);
+	close_stream();
+}
+END_TEST
+
+START_TEST(nothing_is_expected_that_is_in_the_page_cache_or_not_there)
+{
+	begin_scripted();
+	ring_stream_expect(stream, lane, STREAM_END);
+	ring_stream_expect(stream, lane, UINT64_MAX / 2);
+	ck_assert(ring_stream_is_idle(stream));
+	ck_assert(!ring_get_at(&input, 0, into, FILE_BYTES, &error));
+	ring_stream_expect(stream, lane, 0);
+	ck_assert(ring_stream_is_idle(stream));
+	ck_assert_uint_eq(requests, 0);
+	close_stream();
+}
+END_TEST
+
 START_TEST(small_records_are_read_in_blocks_too)
 {
 	begin_scripted();
@@ -490,6 +527,8 @@ int main(void)
 	tcase_add_test(ahead, what_others_want_too_goes_through_the_page_cache);
 	if (scratch_direct()) {
 		tcase_add_test(ahead, who_reads_onward_finds_the_next_bytes_under_way);
+		tcase_add_test(ahead, what_is_expected_is_under_way_before_it_is_asked_for);
+		tcase_add_test(ahead, nothing_is_expected_that_is_in_the_page_cache_or_not_there);
 		tcase_add_test(ahead, small_records_are_read_in_blocks_too);
 		tcase_add_test(ahead, who_jumps_about_pays_for_little_that_he_does_not_want);
 		tcase_add_test(ahead, small_reads_elsewhere_do_not_disturb);
