@@ -465,6 +465,22 @@ TEST(cases, unknown_targets_are_not_counted)
 	ck_assert_uint_eq(fs_count_targets(-1, FS_LUSTRE), 0);
 }
 
+/* By the mount's number, or by the disk that a partition is on; what tells nothing is 0. */
+TEST(cases, how_far_the_kernel_reads_ahead)
+{
+	const char *root = scratch_directory();
+
+	ck_assert_uint_eq(fs_read_ahead_bytes(root, 0, 61), 0);
+	put("15360\n", "/sys/class/bdi/0:61/read_ahead_kb");
+	ck_assert_uint_eq(fs_read_ahead_bytes(root, 0, 61), 15 * MIB);
+	put("128\n", "/sys/dev/block/queue/read_ahead_kb");
+	put("", "/sys/dev/block/259:1/partition");
+	ck_assert_uint_eq(fs_read_ahead_bytes(root, 259, 1), 128 * KIB);
+	put("no number\n", "/sys/class/bdi/0:62/read_ahead_kb");
+	ck_assert_uint_eq(fs_read_ahead_bytes(root, 0, 62), 0);
+	ck_assert_uint_eq(fs_read_ahead_of(-1), 0);
+}
+
 int main(void)
 {
 	return check_run("storage");

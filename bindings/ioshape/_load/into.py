@@ -223,21 +223,22 @@ def is_native(file: UnreadFile) -> bool:
     return asked is None and file.small.get("byteorder", b"little") == sys.byteorder.encode()
 
 
-def unread_object(file: UnreadFile, map_location: Any) -> tuple[Any] | None:
-    """The object without the bytes of its large tensors.
+def unread_object(file: UnreadFile, map_location: Any) -> tuple[Any, list[torch.Tensor]] | None:
+    """The object without the bytes of its large tensors, and all tensors in it.
 
     None if something in it may have made something of those bytes: then all must be read.
     """
     try:
         loaded = original.load(cast("IO[bytes]", file), map_location, weights_only=True, mmap=False)
-        addresses = {_address(tensor) for tensor in tensors_in(loaded)}
+        tensors = list(tensors_in(loaded))
+        addresses = {_address(tensor) for tensor in tensors}
     except Exception:  # whatever it is, torch.load will say it
         if file.failure is not None:
             raise file.failure from None
         return None
     if not file.unread.keys() <= addresses or not is_native(file):
         return None
-    return None if _allowed_by_user(file.small.get("data.pkl", b"")) else (loaded,)
+    return None if _allowed_by_user(file.small.get("data.pkl", b"")) else (loaded, tensors)
 
 
 # ---- What is wanted -----------------------------------------------------------------------------

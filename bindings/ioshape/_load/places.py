@@ -15,7 +15,7 @@ import torch
 
 from ioshape._device.incoming import Incoming
 from ioshape._device.stream import bytes_of
-from ioshape._load.into import Unread, UnreadFile, failures_of, tensors_in, unread_object
+from ioshape._load.into import Unread, UnreadFile, failures_of, unread_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -153,7 +153,8 @@ def load_at_once(
     file = UnreadFile(reader, progress)
     places = Places(map_location, file)
     with failures_of(file, part):
-        loaded = unread_object(file, places.note_known)
-        if loaded is not None:
-            places.bring(tensors_in(loaded[0]))
-    return loaded
+        found = unread_object(file, places.note_known)
+        if found is None:
+            return None
+        places.bring(found[1])
+    return found[:1]
