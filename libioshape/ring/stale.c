@@ -17,10 +17,15 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Of a directory so full, only so much is looked at. */
 #define MAX_ENTRIES 100000
+
+/* Where the directory's clock is another one, an empty file may be taken for an old one; its writer
+ * notices, and makes it again. */
+#define JUST_MADE_S 2
 
 /* Hex digits only, `count` of them. */
 static bool is_hex(const char *text, size_t count)
@@ -78,6 +83,13 @@ static bool is_own(const struct ring_clock *clock, const struct named *named, ui
 	       status.st_uid == owner;
 }
 
+/* Between making a file and locking it a living writer has nothing in it yet. */
+static bool is_just_made(const struct stat *status)
+{
+	return S_ISREG(status->st_mode) && !status->st_size &&
+	       llabs((long long)time(NULL) - status->st_mtime) <= JUST_MADE_S;
+}
+
 static bool is_abandoned(int fd, const struct named *named, struct ring_clock *clock)
 {
 	bool locked = !flock(fd, LOCK_EX | LOCK_NB);
@@ -91,7 +103,7 @@ static bool is_abandoned(int fd, const struct named *named, struct ring_clock *c
 	if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
 		return false;
 	if (locked && named->same_domain)
-		return true;
+		return !is_just_made(&status);
 	touched.at = status.st_mtime;
 	if (S_ISDIR(status.st_mode) &&
 	    ring_folder_list(&(struct ring_folder){ .fd = fd }, see_touch, &touched, NULL))

@@ -4,12 +4,9 @@
  * fails: nothing that was kept is lost, nothing is torn, and nothing older replaces what is newer.
  */
 #define _GNU_SOURCE
-#include "support/calls.h"
 #include "support/check_main.h"
 #include "support/random.h"
-#include "support/scratch.h"
-
-#include <ioshape/ioshape.h>
+#include "support/tier_calls.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -17,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,51 +32,18 @@ static struct {
 	uint32_t direct;      /* the last that was saved directly to the first path */
 } * shared;
 
-static struct ioshape_context *context;
-static struct ioshape_tier *tier;
-
 static void setup(void)
 {
-	scratch_setup();
-	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	shared = tier_calls_setup(sizeof(*shared));
 	ck_assert_int_eq(mkdir("tier", 0777), 0);
 	ck_assert_int_eq(mkdir("there", 0777), 0);
-	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-		      0);
-	ck_assert_ptr_ne(shared, MAP_FAILED);
-	calls_record();
-}
-
-static void teardown(void)
-{
-	ck_assert_int_eq(chdir("/"), 0);
-	scratch_teardown();
 }
 
 static struct test_case tests = {
-	.name = "tier", .setup = setup, .teardown = teardown, .timeout_s = 280
+	.name = "tier", .setup = setup, .teardown = tier_calls_teardown, .timeout_s = 280
 };
 
 /* ---- In a process of its own ----------------------------------------------------------------- */
-
-static int open_all(void)
-{
-	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	int ret;
-
-	options.coordinator = "open";
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
-	ret = ioshape_context_open(&context, &options);
-	return ret ? ret : ioshape_tier_open(context, "tier", NULL, &tier);
-}
-
-static void close_all(void)
-{
-	ioshape_tier_free(tier);
-	ioshape_context_free(context);
-	tier = NULL;
-	context = NULL;
-}
 
 static int save_file(const char *path, size_t bytes, uint32_t version)
 {
@@ -206,7 +169,7 @@ static int drain_and_list(void *unused)
 	int ret;
 
 	(void)unused;
-	ret = open_all();
+	ret = tier_calls_open("tier");
 	if (!ret)
 		ret = ioshape_tier_drain(tier, NULL);
 	if (ret)
@@ -217,7 +180,7 @@ static int drain_and_list(void *unused)
 		waiting += copies[i].number != 0;
 	if (!ret)
 		free(copies);
-	close_all();
+	tier_calls_close();
 	_exit(ret ? 1 : waiting ? 2 : 0);
 }
 
@@ -226,10 +189,10 @@ static int save_beside(void *unused)
 	int ret;
 
 	(void)unused;
-	ret = open_all();
+	ret = tier_calls_open("tier");
 	if (!ret)
 		ret = save_file("there/beside", 100, 1);
-	close_all();
+	tier_calls_close();
 	_exit(ret ? 1 : 0);
 }
 
@@ -285,7 +248,7 @@ static int prepare(void *argument)
 {
 	const struct harm *harm = argument;
 	const struct scene *scene = harm->scene;
-	int ret = open_all();
+	int ret = tier_calls_open("tier");
 
 	if (!ret && scene->replaces)
 		ret = save_on_tier(scene->which);
@@ -293,7 +256,7 @@ static int prepare(void *argument)
 		ret = ioshape_tier_drain(tier, NULL);
 	if (!ret && !scene->saves)
 		ret = save_on_tier(scene->which);
-	close_all();
+	tier_calls_close();
 	_exit(ret != 0);
 }
 
@@ -305,12 +268,12 @@ static int act(void *argument)
 	if (harm->scene->no_swap)
 		calls_deny("renameat2", EINVAL);
 	calls_begin(harm->mode, harm->nth, harm->code);
-	ret = open_all();
+	ret = tier_calls_open("tier");
 	if (!ret)
 		ret = harm->scene->saves ? save_on_tier(harm->scene->which) :
 					   ioshape_tier_drain(tier, NULL);
 	calls_end();
-	close_all();
+	tier_calls_close();
 	_exit(ret != 0);
 }
 
@@ -388,11 +351,11 @@ static int forget(void *argument)
 	int ret;
 
 	calls_begin(harm->mode, harm->nth, harm->code);
-	ret = open_all();
+	ret = tier_calls_open("tier");
 	if (!ret)
 		ret = ioshape_tier_forget(tier, path_of[harm->scene->which], NULL);
 	calls_end();
-	close_all();
+	tier_calls_close();
 	_exit(ret != 0);
 }
 
@@ -482,7 +445,7 @@ static int save_until_death(void *argument)
 	int ret;
 
 	calls_begin(CALLS_KILL, process->dies, 0);
-	ret = open_all();
+	ret = tier_calls_open("tier");
 	for (int i = 0; !ret && i < 20; i++)
 		ret = save_on_tier((unsigned)test_random_below(&process->random, PATHS));
 	_exit(ret != 0);
@@ -494,7 +457,7 @@ static int drain_until_death(void *argument)
 	int ret;
 
 	calls_begin(CALLS_KILL, process->dies, 0);
-	ret = open_all();
+	ret = tier_calls_open("tier");
 	for (int i = 0; !ret && i < 6; i++)
 		ret = ioshape_tier_drain(tier, NULL);
 	_exit(ret != 0);
@@ -504,7 +467,7 @@ static int drain_until_death(void *argument)
 static int save_directly(void *unused)
 {
 	struct stat first, now;
-	int ret = open_all();
+	int ret = tier_calls_open("tier");
 
 	(void)unused;
 	scratch_write("first", "", 0);
@@ -526,7 +489,7 @@ static int save_directly(void *unused)
 			_exit(1);
 	} while (now.st_mtim.tv_sec == first.st_mtim.tv_sec &&
 		 now.st_mtim.tv_nsec == first.st_mtim.tv_nsec);
-	close_all();
+	tier_calls_close();
 	_exit(ret != 0);
 }
 

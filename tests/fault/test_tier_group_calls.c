@@ -5,19 +5,15 @@
  * or not at all.
  */
 #define _GNU_SOURCE
-#include "support/calls.h"
 #include "support/check_main.h"
 #include "support/sample.h"
-#include "support/scratch.h"
-
-#include <ioshape/ioshape.h>
+#include "support/tier_calls.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,27 +25,13 @@ static struct {
 	bool saved[RANKS];
 } * shared;
 
-static struct ioshape_context *context;
-static struct ioshape_tier *tier;
-
 static void setup(void)
 {
-	scratch_setup();
-	ck_assert_int_eq(chdir(scratch_directory()), 0);
-	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-		      0);
-	ck_assert_ptr_ne(shared, MAP_FAILED);
-	calls_record();
-}
-
-static void teardown(void)
-{
-	ck_assert_int_eq(chdir("/"), 0);
-	scratch_teardown();
+	shared = tier_calls_setup(sizeof(*shared));
 }
 
 static struct test_case tests = {
-	.name = "groups", .setup = setup, .teardown = teardown, .timeout_s = 280
+	.name = "groups", .setup = setup, .teardown = tier_calls_teardown, .timeout_s = 280
 };
 
 /* ---- In a process of its own ----------------------------------------------------------------- */
@@ -60,23 +42,6 @@ struct harm {
 	unsigned long nth;
 	uint64_t step; /* 1, or another after it */
 };
-
-static int open_tier(void)
-{
-	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	int ret;
-
-	options.coordinator = "open";
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
-	ret = ioshape_context_open(&context, &options);
-	return ret ? ret : ioshape_tier_open(context, "tier", NULL, &tier);
-}
-
-static void close_tier(void)
-{
-	ioshape_tier_free(tier);
-	ioshape_context_free(context);
-}
 
 static int save(const struct harm *harm, uint32_t rank)
 {
@@ -113,11 +78,11 @@ static pid_t start(const struct harm *harm, uint32_t rank)
 	child = fork();
 	ck_assert_int_ge(child, 0);
 	if (!child) {
-		int ret = open_tier();
+		int ret = tier_calls_open("tier");
 
 		if (!ret)
 			ret = save(harm, rank);
-		close_tier();
+		tier_calls_close();
 		scratch_leave_child(ret != 0);
 	}
 	return child;
@@ -127,7 +92,7 @@ static int drain(void *unused)
 {
 	struct ioshape_tier_copy *copies;
 	size_t count, waiting = 0;
-	int ret = open_tier();
+	int ret = tier_calls_open("tier");
 
 	(void)unused;
 	if (!ret)
@@ -138,7 +103,7 @@ static int drain(void *unused)
 		waiting += copies[i].number != 0;
 	if (!ret)
 		free(copies);
-	close_tier();
+	tier_calls_close();
 	scratch_leave_child(ret || waiting);
 }
 
@@ -146,14 +111,14 @@ static int verify(void *argument)
 {
 	const uint64_t *step = argument;
 	struct ioshape_generation *generation = NULL;
-	int ret = open_tier();
+	int ret = tier_calls_open("tier");
 
 	if (!ret)
 		ret = ioshape_generation_open(context, "there", *step, &generation);
 	if (!ret)
 		ret = ioshape_generation_verify(generation, NULL, NULL);
 	ioshape_generation_free(generation);
-	close_tier();
+	tier_calls_close();
 	scratch_leave_child(ret == -ENOENT ? 2 : ret != 0);
 }
 

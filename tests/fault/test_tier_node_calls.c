@@ -5,20 +5,16 @@
  * destination; and what a node has lost is restored, if not by this restart, by the next.
  */
 #define _GNU_SOURCE
-#include "support/calls.h"
 #include "support/check_main.h"
 #include "support/pair_comm.h"
 #include "support/sample.h"
-#include "support/scratch.h"
-
-#include <ioshape/ioshape.h>
+#include "support/tier_calls.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,28 +27,15 @@ static struct {
 	bool well[RANKS];
 } * shared;
 
-static struct ioshape_context *context;
-static struct ioshape_tier *tier;
 static struct pair_comm pair;
 
 static void setup(void)
 {
-	scratch_setup();
-	ck_assert_int_eq(chdir(scratch_directory()), 0);
-	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-		      0);
-	ck_assert_ptr_ne(shared, MAP_FAILED);
-	calls_record();
-}
-
-static void teardown(void)
-{
-	ck_assert_int_eq(chdir("/"), 0);
-	scratch_teardown();
+	shared = tier_calls_setup(sizeof(*shared));
 }
 
 static struct test_case tests = {
-	.name = "nodes", .setup = setup, .teardown = teardown, .timeout_s = 280
+	.name = "nodes", .setup = setup, .teardown = tier_calls_teardown, .timeout_s = 280
 };
 
 /* ---- In a process of its own ----------------------------------------------------------------- */
@@ -67,23 +50,6 @@ struct harm {
 static const char *tier_of(uint32_t node)
 {
 	return node ? "tier-1" : "tier-0";
-}
-
-static int open_tier(uint32_t node)
-{
-	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	int ret;
-
-	options.coordinator = "open";
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
-	ret = ioshape_context_open(&context, &options);
-	return ret ? ret : ioshape_tier_open(context, tier_of(node), NULL, &tier);
-}
-
-static void close_tier(void)
-{
-	ioshape_tier_free(tier);
-	ioshape_context_free(context);
 }
 
 static int save(struct ioshape_group *group, const struct sample *sample)
@@ -142,11 +108,11 @@ static pid_t start(const struct harm *harm, uint32_t rank)
 	child = fork();
 	ck_assert_int_ge(child, 0);
 	if (!child) {
-		int ret = open_tier(rank);
+		int ret = tier_calls_open(tier_of(rank));
 
 		if (!ret)
 			ret = take_part(harm, rank);
-		close_tier();
+		tier_calls_close();
 		scratch_leave_child(ret != 0);
 	}
 	return child;
@@ -187,11 +153,11 @@ static void must_do(int (*act)(struct ioshape_group *group, const struct sample 
 static int drain(void *argument)
 {
 	const uint32_t *node = argument;
-	int ret = open_tier(*node);
+	int ret = tier_calls_open(tier_of(*node));
 
 	if (!ret)
 		ret = ioshape_tier_drain(tier, NULL);
-	close_tier();
+	tier_calls_close();
 	scratch_leave_child(ret && ret != -EAGAIN);
 }
 
@@ -208,14 +174,14 @@ static int verify(void *argument)
 {
 	const uint64_t *step = argument;
 	struct ioshape_generation *generation = NULL;
-	int ret = open_tier(0);
+	int ret = tier_calls_open(tier_of(0));
 
 	if (!ret)
 		ret = ioshape_generation_open(context, "there", *step, &generation);
 	if (!ret)
 		ret = ioshape_generation_verify(generation, NULL, NULL);
 	ioshape_generation_free(generation);
-	close_tier();
+	tier_calls_close();
 	scratch_leave_child(ret == -ENOENT ? 2 : ret != 0);
 }
 

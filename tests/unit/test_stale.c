@@ -244,14 +244,29 @@ END_TEST
 START_TEST(names_that_are_right_are_removed)
 {
 	char shortest[NAME_MAX];
+	const char *empty;
 
 	scratch_write(temporary_name(here), "x", 1);
-	scratch_write(temporary_name(here), "", 0);
+	empty = temporary_name(here);
+	scratch_write(empty, "", 0);
+	make_old(empty, 10);
 	/* The target's own name may look like anything, and be cut to nothing. */
 	snprintf(shortest, sizeof(shortest), "..ioshape-tmp-%s-0123456789abcdef", here);
 	scratch_write(shortest, "x", 1);
 	ck_assert_uint_eq(tidy(), 3);
 	ck_assert_uint_eq(scratch_entries("."), 0);
+}
+END_TEST
+
+/* Its writer may be about to lock it. */
+START_TEST(an_empty_file_is_left_alone_for_a_moment)
+{
+	const char *name = temporary_name(here);
+
+	scratch_write(name, "", 0);
+	ck_assert_uint_eq(tidy(), 0);
+	make_old(name, 10);
+	ck_assert_uint_eq(tidy(), 1);
 }
 END_TEST
 
@@ -503,6 +518,7 @@ int main(void)
 	tcase_add_checked_fixture(alike, setup, teardown);
 	tcase_add_test(alike, names_that_are_not_quite_right_are_kept);
 	tcase_add_test(alike, names_that_are_right_are_removed);
+	tcase_add_test(alike, an_empty_file_is_left_alone_for_a_moment);
 	tcase_add_test(alike, links_and_pipes_are_kept);
 	tcase_add_test(alike, directories_go_with_their_files);
 	tcase_add_test(alike, directories_in_a_directory_go_with_it);

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Around tests whose processes save on a tier and die at one of their calls: each works in the
+ * scratch directory, and what all of them say lies in memory that they share. The variables are the
+ * test's own: each program includes this once.
+ */
+#ifndef TESTS_SUPPORT_TIER_CALLS_H
+#define TESTS_SUPPORT_TIER_CALLS_H
+
+#include "support/calls.h"
+#include "support/scratch.h"
+
+#include <ioshape/ioshape.h>
+
+#include <check.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* Of a process, between open and close. */
+static struct ioshape_context *context;
+static struct ioshape_tier *tier;
+
+/* Memory of all processes, zeroed. */
+static inline void *tier_calls_setup(size_t bytes)
+{
+	void *shared;
+
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ck_assert_ptr_ne(shared, MAP_FAILED);
+	calls_record();
+	return shared;
+}
+
+static inline void tier_calls_teardown(void)
+{
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static inline int tier_calls_open(const char *folder)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	int ret;
+
+	options.coordinator = "open";
+	options.calibrate = IOSHAPE_CALIBRATE_OFF;
+	ret = ioshape_context_open(&context, &options);
+	return ret ? ret : ioshape_tier_open(context, folder, NULL, &tier);
+}
+
+static inline void tier_calls_close(void)
+{
+	ioshape_tier_free(tier);
+	ioshape_context_free(context);
+	tier = NULL;
+	context = NULL;
+}
+
+#endif
