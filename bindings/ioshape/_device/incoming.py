@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
     damaged: Callable[[], BaseException] | None = None
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Of a stretch, what goes to one place."""
 
     wanted: Wanted
@@ -60,13 +60,13 @@ class _Part(NamedTuple):
         return self.begin + self.n_bytes == self.wanted.into.numel()
 
 
-class _Stretch:
+class Stretch:
     """Bytes of a file that are read with one call."""
 
     def __init__(self, begin: int) -> None:
         self.begin = begin
         self.n_bytes = 0
-        self.parts: list[_Part] = []
+        self.parts: list[Part] = []
 
     def add(self, wanted: Wanted, done: int, most: int) -> int:
         """Takes the next bytes of what is wanted, and says how many: 0 if the stretch is over."""
@@ -80,19 +80,19 @@ class _Stretch:
             if not whole and self.parts:
                 return 0
             n_bytes = whole or n_bytes
-        self.parts.append(_Part(wanted, done, n_bytes, at))
+        self.parts.append(Part(wanted, done, n_bytes, at))
         self.n_bytes = max(self.n_bytes, at + n_bytes)
         return n_bytes
 
 
-def _stretches(all_wanted: list[Wanted], most: int) -> Iterator[_Stretch]:
+def stretches(all_wanted: list[Wanted], most: int) -> Iterator[Stretch]:
     """In the order of the file, at most so many bytes each."""
-    stretch: _Stretch | None = None
+    stretch: Stretch | None = None
     for wanted in sorted(all_wanted, key=lambda one: one.offset):
         done = 0
         while done < wanted.into.numel():
             if stretch is None:
-                stretch = _Stretch(wanted.offset + done)
+                stretch = Stretch(wanted.offset + done)
             count = stretch.add(wanted, done, most)
             done += count
             if not count:
@@ -102,7 +102,7 @@ def _stretches(all_wanted: list[Wanted], most: int) -> Iterator[_Stretch]:
         yield stretch
 
 
-class _Buffer:
+class Buffer:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         #: of copies from it
@@ -127,7 +127,7 @@ class Incoming:
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes
         self._streams: dict[torch.device, CopyStream | None] = {}
-        self._buffers: list[_Buffer] = []
+        self._buffers: list[Buffer] = []
         self._wanted: list[Wanted] = []
 
     def takes(self, device: torch.device) -> bool:
@@ -136,7 +136,7 @@ class Incoming:
             try:
                 stream = self._streams[device] = open_stream(device)
                 if not self._buffers:
-                    self._buffers = [*map(_Buffer, buffers_of(stream, self._n_bytes))]
+                    self._buffers = [*map(Buffer, buffers_of(stream, self._n_bytes))]
             except RuntimeError:
                 self._streams[device] = None
         return self._streams[device] is not None
@@ -159,12 +159,12 @@ class Incoming:
         try:
             most = self._buffers[0].memory.numel()
             buffers = itertools.cycle(self._buffers)
-            for stretch in _stretches(wanted, most):
+            for stretch in stretches(wanted, most):
                 buffer = next(buffers)
                 buffer.wait()
                 read(stretch.begin, buffer.view(stretch.n_bytes))
                 for part in stretch.parts:
-                    _verify(part, buffer, crcs)
+                    verify(part, buffer, crcs)
                 self._copy(stretch, buffer)
             for buffer in self._buffers:
                 buffer.wait()
@@ -172,7 +172,7 @@ class Incoming:
             # Whatever has failed: from here on nobody writes to what is its owner's.
             self._abandon()
 
-    def _copy(self, stretch: _Stretch, buffer: _Buffer) -> None:
+    def _copy(self, stretch: Stretch, buffer: Buffer) -> None:
         used: dict[torch.device, CopyStream] = {}
         try:
             for wanted, begin, n_bytes, at in stretch.parts:
@@ -194,7 +194,7 @@ class Incoming:
                 buffer.events.clear()
 
 
-def _verify(part: _Part, buffer: _Buffer, crcs: dict[int, int]) -> None:
+def verify(part: Part, buffer: Buffer, crcs: dict[int, int]) -> None:
     """Compares a checksum that the reader could not: it has seen pieces only."""
     wanted = part.wanted
     if wanted.crc32 is None or part.is_all:

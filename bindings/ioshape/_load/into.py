@@ -26,11 +26,13 @@ from ioshape._errors import DamagedError, Different, MismatchError
 from ioshape._files.verified import Source
 from ioshape._load.contents import name_damage
 from ioshape._load.reader import Request
+from ioshape._native import ffi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ioshape._load.reader import RawRecord, Reader
+    from ioshape._load.together import Together
     from ioshape._save.report import Progress
 
 # What zip has before each record: a signature, and how long the two fields are that follow it.
@@ -90,10 +92,12 @@ class UnreadFile(Source):
         progress: Callable[[Progress], object] | None,
         *,
         is_whole: bool = True,
+        together: Together | None = None,
     ) -> None:
-        """`is_whole`: all storages will be wanted."""
+        """`is_whole`: all storages will be wanted. `together`: by other ranks, too."""
         super().__init__(reader, progress)
-        self._is_whole = is_whole
+        self._together = together
+        self._is_expected = is_whole and together is None
         self._listed = reader.records()
         self._records = {record.file_offset: record for record in self._listed}
         self._numbers = {record.file_offset: number for number, record in enumerate(self._listed)}
@@ -124,7 +128,7 @@ class UnreadFile(Source):
 
     def _expect(self, record: RawRecord) -> None:
         """The storage is not to idle while torch makes the object."""
-        if not self.unread and self._is_whole and self.n_bytes >= _LEAST_EXPECTED_BYTES:
+        if not self.unread and self._is_expected and self.n_bytes >= _LEAST_EXPECTED_BYTES:
             self._reader.expect(self._numbers[record.file_offset])
 
     def _header(self) -> bytes | None:
@@ -148,7 +152,7 @@ class UnreadFile(Source):
     def bring(self, wanted: Iterable[Unread]) -> None:
         """Reads records to where they are wanted, in the order of the file."""
         in_order = sorted(wanted, key=lambda one: one.record.file_offset)
-        if not in_order:
+        if not in_order or (self._together is not None and self._bring_together(in_order)):
             return
         for one in in_order:
             one.begins()
@@ -165,6 +169,26 @@ class UnreadFile(Source):
         except BaseException as error:
             self.failure = error
             raise
+
+    def _bring_together(self, in_order: list[Unread]) -> bool:
+        """False if other ranks want something else."""
+        assert self._together is not None
+        once = {one.record.file_offset: one for one in reversed(in_order)}
+        wanted = [self._in_memory(one) for one in once.values() if one.record.n_bytes]
+        if not self._together.wants_the_same(wanted, self.n_bytes):
+            return False
+        self._together.bring(wanted, self.read_at, self.tell_progress)
+        for one in in_order:
+            first = once[one.record.file_offset]
+            if one is not first:
+                one.begins()
+                ctypes.memmove(one.address, first.address, one.record.n_bytes)
+        return True
+
+    def _in_memory(self, unread: Unread) -> Wanted:
+        record, address, begins = unread
+        memory = ffi.buffer(ffi.cast("char *", address), record.n_bytes)
+        return self.wanted(record, torch.frombuffer(memory, dtype=torch.uint8), begins)
 
     def read_at(self, offset: int, into: memoryview) -> None:
         """Reads bytes of the file as it lies. What has a checksum of its own is verified."""
@@ -539,9 +563,10 @@ def load_into(
     progress: Callable[[Progress], object] | None,
     part: tuple[int, int] | None,
     into: Into,
+    together: Together | None = None,
 ) -> Any:
     """Fills what is there from an open file, or from its part."""
-    file = UnreadFile(reader, progress)
+    file = UnreadFile(reader, progress, together=together)
     bringer = Bringer(file)
     try:
         with failures_of(file, part):
@@ -551,6 +576,8 @@ def load_into(
     except DamagedError as error:
         error.changed = tuple(bringer.changed)
         raise
+    if together is not None:
+        together.leave()
     whole = Source(reader, progress)
     with failures_of(whole, part):
         loaded = torch_load(whole)

@@ -28,6 +28,7 @@ from ioshape._load.into import (
 from ioshape._load.only import Only, load_only, patterns_of, pick
 from ioshape._load.places import load_at_once
 from ioshape._load.reader import Reader, can_read
+from ioshape._load.together import Together, all_ranks
 from ioshape._native import lib
 from ioshape._tier.drain import folder_to_load_from
 from ioshape._tier.nearest import nearest
@@ -59,6 +60,7 @@ def load(
     only: Iterable[str] | None = None,
     progress: Callable[[Progress], object] | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
+    shared: bool = False,
     **pickle_load_args: Any,
 ) -> Any:
     """Loads what torch.save or ioshape.save has saved, and verifies its checksums on the way.
@@ -104,6 +106,9 @@ def load(
         progress: is called with a Progress now and then; an exception in it stops the load.
         tier: as in save(). The copy on the tier is loaded, unless there is a newer file at the
             path. If it is damaged, a FallbackWarning names it, and the file at the path is loaded.
+        shared: True where all ranks of a job on several nodes load this file, and call this: each
+            piece of it is read by one of them, who sends it to the others over torch.distributed.
+            On one node the page cache does that by itself.
         pickle_load_args: as in torch.load.
 
     Raises:
@@ -163,6 +168,7 @@ def load(
                     only=Only(wanted, map_location) if is_usual and wanted is not None else None,
                     is_plain=is_usual and weights_only is not False,
                     map_location=map_location,
+                    together=together,
                 )
                 return loaded if is_usual else filled(loaded)
             file = _inflated(path) if verify is not False else None
@@ -183,7 +189,9 @@ def load(
                 remedy="check the path, or unpack it if the checkpoint lies in it",
             ) from error
 
-    return nearest(os.fspath(f), folder_to_load_from(tier), from_path)
+    together = all_ranks() if shared else None
+    with together or contextlib.nullcontext():
+        return nearest(os.fspath(f), folder_to_load_from(tier), from_path)
 
 
 def load_through(
@@ -196,6 +204,7 @@ def load_through(
     *,
     is_plain: bool = False,
     map_location: Any = None,
+    together: Together | None = None,
 ) -> Any:
     """What torch makes of an open file, or of its part. The reader is closed.
 
@@ -203,18 +212,25 @@ def load_through(
     """
     with reader, _terminal.shown("loading ", reader.path, progress) as progress:  # noqa: PLR1704
         if into is not None:
-            return load_into(reader, torch_load, progress, part, into)
+            return load_into(reader, torch_load, progress, part, into, together)
         if only is not None:
+            _leave(together)
             return load_only(reader, torch_load, progress, part, only)
         has_small = reader.file_bytes < _SMALL_BYTES * reader.n_records
         if is_plain and not has_small:
-            loaded = load_at_once(reader, map_location, progress, part)
+            loaded = load_at_once(reader, map_location, progress, part, together)
             if loaded is not None:
                 return loaded[0]
+        _leave(together)
         file = Source(reader, progress)
         with failures_of(file, part):
             # Of small records many are read at once.
             return torch_load(BoundedFile(file, file.n_bytes) if has_small else file)
+
+
+def _leave(together: Together | None) -> None:
+    if together is not None:
+        together.leave()
 
 
 def _open(path: str, *, verify: bool, fresh: bool) -> Reader | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ioshape._load.reader import Reader
+    from ioshape._load.together import Together
     from ioshape._save.report import Progress
 
 _new_storage: Any = torch.UntypedStorage
@@ -142,6 +143,7 @@ def load_at_once(
     map_location: Any,
     progress: Callable[[Progress], object] | None,
     part: tuple[int, int] | None,
+    together: Together | None = None,
 ) -> tuple[Any] | None:
     """The object in new memory, all of which is known before it is filled.
 
@@ -150,7 +152,7 @@ def load_at_once(
     """
     if callable(map_location):
         return None  # it looks at bytes
-    file = UnreadFile(reader, progress)
+    file = UnreadFile(reader, progress, together=together)
     places = Places(map_location, file)
     with failures_of(file, part):
         found = unread_object(file, places.note_known)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load(shared=True): ranks of several nodes read one file once, and send it to each other."""
+
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+import ranks
+import shared_load
+import torch
+from records import flip, offset_of
+from shared_load import is_right, state
+
+NODES = [{"IOSHAPE_TEST_NODE": str(rank // 2), "LOCAL_WORLD_SIZE": "2"} for rank in range(4)]
+
+
+# ---- All of them --------------------------------------------------------------------------------
+
+
+def run(stage: str, folder: Path, nodes: Any = NODES) -> list[Any]:
+    return ranks.run(shared_load.__file__, stage, folder, 4, nodes)
+
+
+@pytest.fixture(params=["ioshape", "torch"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    save = ioshape.save if request.param == "ioshape" else torch.save
+    save(state(), tmp_path / "x.pt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("stage", ["load_new", "load_into"])
+def test_each_byte_is_read_by_one_rank(folder: Path, stage: str) -> None:
+    found = run(stage, folder)
+    assert all(one[0] for one in found)
+    if stage == "load_new":
+        assert all(one[2] for one in found)
+    read = [one[1] for one in found]
+    file_bytes = (folder / "x.pt").stat().st_size
+    assert sum(read) < 1.1 * file_bytes
+    assert max(read) < file_bytes / 2
+
+
+def test_on_one_node_the_page_cache_does_it(folder: Path) -> None:
+    found = run("load_new", folder, [{"IOSHAPE_TEST_NODE": "0"}] * 4)
+    file_bytes = (folder / "x.pt").stat().st_size
+    assert all(one[0] and one[1] > 0.9 * file_bytes for one in found)
+
+
+def test_damage_is_found_by_all(folder: Path) -> None:
+    flip(folder / "x.pt", offset_of(folder / "x.pt", "data/0") + 40_000_000)
+    assert run("load_damaged", folder) == ["data/0"] * 4
+
+
+def test_who_wants_something_else_does_not_hold_up_the_others(folder: Path) -> None:
+    other = state()
+    other["more"] = torch.ones(5)
+    ioshape.save(other, folder / "y.pt")
+    found = run("load_what_differs", folder)
+    assert [one[0] for one in found] == [True, True, False, True]
+    assert [one[1] for one in found] == [True, True, True, "none"]
+
+
+def test_a_rank_that_cannot_read_says_so_and_the_others_go_on(folder: Path) -> None:
+    assert run("load_with_an_end", folder) == [True, True, "no such luck", True]
+
+
+def test_who_is_killed_is_not_waited_for_long(folder: Path) -> None:
+    found = ranks.run(shared_load.__file__, "load_with_a_death", folder, 4, NODES, killed=[2])
+    assert found == [True, True, "killed", True]
+
+
+def test_one_process_needs_nobody(folder: Path) -> None:
+    assert is_right(ioshape.load(folder / "x.pt", shared=True))
+
+
+def test_ranks_that_cannot_send_are_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ValueError, match="init_process_group"):
+        ioshape.load(folder / "x.pt", shared=True)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that load one file together, for test_shared.py."""
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import ranks
+import torch
+from ioshape._load import reader, together
+
+PIECE = 16 << 20
+
+# Its methods are replaced.
+READER: Any = reader.Reader
+
+
+def state() -> dict[str, Any]:
+    """Larger than a round of pieces, of tensors that end anywhere in them; and views."""
+    torch.manual_seed(7)
+    large = torch.randint(0, 255, (70 * (1 << 20) + 4321,), dtype=torch.uint8)
+    many = {f"{number}": torch.randn(50_000 + number) for number in range(200)}
+    return {"large": large, "view": large[1000:5000:3], "many": many, "empty": torch.empty(0)}
+
+
+def is_right(found: Any) -> bool:
+    expected = state()
+    return (
+        torch.equal(found["large"], expected["large"])
+        and torch.equal(found["view"], expected["view"])
+        and found["view"].data_ptr() == found["large"].data_ptr() + 1000
+        and all(torch.equal(found["many"][key], one) for key, one in expected["many"].items())
+    )
+
+
+class Counted:
+    """Of the file, what this rank reads from the library in large calls."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        one_by_one, at_once = READER.read_file, READER.read_records
+
+        def read_file(opened: Any, offset: int, into: memoryview) -> None:
+            self.n_bytes += into.nbytes
+            one_by_one(opened, offset, into)
+
+        def read_records(opened: Any, requests: Any, told: Any = None) -> None:
+            self.n_bytes += sum(request.n_bytes for request in requests)
+            at_once(opened, requests, told)
+
+        READER.read_file = read_file
+        READER.read_records = read_records
+
+
+# ---- Of a rank ----------------------------------------------------------------------------------
+
+
+def load_new(folder: Path, _rank: int, _size: int) -> Any:
+    counted = Counted()
+    told: list[int] = []
+    found = ioshape.load(
+        folder / "x.pt", shared=True, progress=lambda now: told.append(now.done_bytes)
+    )
+    return is_right(found), counted.n_bytes, told == sorted(told) and told[-1] >= PIECE
+
+
+def load_into(folder: Path, _rank: int, _size: int) -> Any:
+    counted = Counted()
+    target = state()
+    for tensor in (target["large"], *target["many"].values()):
+        tensor.zero_()
+    found = ioshape.load(folder / "x.pt", into=target, shared=True)
+    return is_right(found) and found["large"] is target["large"], counted.n_bytes
+
+
+def load_damaged(folder: Path, _rank: int, _size: int) -> Any:
+    try:
+        ioshape.load(folder / "x.pt", shared=True)
+    except ioshape.DamagedError as error:
+        return error.record
+    return None
+
+
+def load_what_differs(folder: Path, rank: int, _size: int) -> Any:
+    """Rank 1 has another file, rank 2 wants a part of it; then one has none. The rest go on."""
+    counted = Counted()
+    name = "y.pt" if rank == 1 else "x.pt"
+    found = ioshape.load(folder / name, shared=True, only=["many.*"] if rank == 2 else None)
+    first = "large" in found and is_right(found)
+    try:
+        found = ioshape.load(folder / ("none.pt" if rank == 3 else "x.pt"), shared=True)
+    except FileNotFoundError:
+        return first, "none", counted.n_bytes
+    return first, is_right(found), counted.n_bytes
+
+
+def load_with_an_end(folder: Path, rank: int, _size: int) -> Any:
+    """Rank 2 cannot read a piece of its own, and says so; the others read that for themselves."""
+    read_file = READER.read_file
+
+    def failing(opened: Any, offset: int, into: memoryview) -> None:
+        if rank == 2 and into.nbytes > PIECE // 2:
+            raise OSError("no such luck")
+        read_file(opened, offset, into)
+
+    READER.read_file = failing
+    try:
+        return is_right(ioshape.load(folder / "x.pt", shared=True))
+    except OSError as error:
+        return str(error)
+
+
+def load_with_a_death(folder: Path, rank: int, _size: int) -> Any:
+    """Rank 2 is killed at its first piece. Those that are left cannot meet any more in the end."""
+
+    together._PATIENCE_S = 5.0
+
+    read_file = READER.read_file
+
+    def dying(opened: Any, offset: int, into: memoryview) -> None:
+        if rank == 2 and into.nbytes > PIECE // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        read_file(opened, offset, into)
+
+    READER.read_file = dying
+    outcomes = folder / f"load_with_a_death.{rank}.outcomes"
+    outcomes.write_bytes(pickle.dumps("killed"))
+    outcomes.write_bytes(pickle.dumps(is_right(ioshape.load(folder / "x.pt", shared=True))))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    ranks.serve(
+        {
+            one.__name__: one
+            for one in (
+                load_new,
+                load_into,
+                load_damaged,
+                load_what_differs,
+                load_with_an_end,
+                load_with_a_death,
+            )
+        }
+    )
