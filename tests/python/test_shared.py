@@ -22,21 +22,28 @@ def run(stage: str, folder: Path, nodes: Any = NODES) -> list[Any]:
     return ranks.run(shared_load.__file__, stage, folder, 4, nodes)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    ioshape.save(state(), tmp_path / "x.pt")
+    return tmp_path
+
+
 @pytest.fixture(params=["ioshape", "torch"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """With a checksum for each MiB of a record, or with one for all of it."""
     save = ioshape.save if request.param == "ioshape" else torch.save
     save(state(), tmp_path / "x.pt")
     return tmp_path
 
 
 @pytest.mark.parametrize("stage", ["load_new", "load_into"])
-def test_each_byte_is_read_by_one_rank(folder: Path, stage: str) -> None:
-    found = run(stage, folder)
+def test_each_byte_is_read_by_one_rank(either: Path, stage: str) -> None:
+    found = run(stage, either)
     assert all(one[0] for one in found)
     if stage == "load_new":
         assert all(one[2] for one in found)
     read = [one[1] for one in found]
-    file_bytes = (folder / "x.pt").stat().st_size
+    file_bytes = (either / "x.pt").stat().st_size
     assert sum(read) < 1.1 * file_bytes
     assert max(read) < file_bytes / 2
 
@@ -47,9 +54,9 @@ def test_on_one_node_the_page_cache_does_it(folder: Path) -> None:
     assert all(one[0] and one[1] > 0.9 * file_bytes for one in found)
 
 
-def test_damage_is_found_by_all(folder: Path) -> None:
-    flip(folder / "x.pt", offset_of(folder / "x.pt", "data/0") + 40_000_000)
-    assert run("load_damaged", folder) == ["data/0"] * 4
+def test_damage_is_found_by_all(either: Path) -> None:
+    flip(either / "x.pt", offset_of(either / "x.pt", "data/0") + 40_000_000)
+    assert run("load_damaged", either) == ["data/0"] * 4
 
 
 def test_who_wants_something_else_does_not_hold_up_the_others(folder: Path) -> None:
@@ -61,8 +68,8 @@ def test_who_wants_something_else_does_not_hold_up_the_others(folder: Path) -> N
     assert [one[1] for one in found] == [True, True, True, "none"]
 
 
-def test_a_rank_that_cannot_read_says_so_and_the_others_go_on(folder: Path) -> None:
-    assert run("load_with_an_end", folder) == [True, True, "no such luck", True]
+def test_a_rank_that_cannot_read_says_so_and_the_others_go_on(either: Path) -> None:
+    assert run("load_with_an_end", either) == [True, True, "no such luck", True]
 
 
 def test_who_is_killed_is_not_waited_for_long(folder: Path) -> None:
