@@ -118,7 +118,7 @@ struct ring_stream {
 	 * whether that is necessary, and what we have found there. */
 	uint64_t asked_end, looked_end;
 	bool all_there;
-	bool kernel_ahead, kernel_ahead_known; /* the kernel needs not be asked */
+	bool kernel_ahead, kernel_ahead_known; /* the kernel need not be asked */
 
 	/* For read.c, to tell who reads onward from who jumps about. */
 	struct ring_run run;   /* that the stream is for */

@@ -478,13 +478,13 @@ int ring_stream_open(struct ring_stream **out, const struct ring_input *input, u
 int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct ring_piece *pieces,
 		     size_t count, ioshape_progress_fn progress, void *progress_user,
 		     struct base_error *error);
-/* Nothing has been read ahead: stopping loses nothing. */
 /*
- * Sends for what lies there and behind it, for the calls to come, as far as buffers go: nothing is
- * waited for. The lane belongs to the stream afterwards, unless ring_stream_is_idle(). That it
- * cannot be done is nobody's failure.
+ * Where nothing is under way: sends for what lies there and behind it, for the calls to come, as
+ * far as buffers go, and waits for nothing. The lane belongs to the stream afterwards, unless
+ * ring_stream_is_idle(). That it cannot be done is nobody's failure.
  */
 void ring_stream_expect(struct ring_stream *stream, struct ring_lane *lane, uint64_t offset);
+/* Nothing has been read ahead: stopping loses nothing. */
 bool ring_stream_is_idle(const struct ring_stream *stream);
 /* Waits until nothing is in flight, and lets go of the lane. It can go on from there. */
 void ring_stream_stop(struct ring_stream *stream);

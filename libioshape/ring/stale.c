@@ -23,9 +23,10 @@
 /* Of a directory so full, only so much is looked at. */
 #define MAX_ENTRIES 100000
 
-/* Where the directory's clock is another one, an empty file may be taken for an old one; its writer
- * notices, and makes it again. */
+/* So old an empty file may be, by this machine's clock, that a writer is about to lock; it takes
+ * the writer less than this moment. Should we be wrong, the writer notices, and makes it again. */
 #define JUST_MADE_S 2
+#define MOMENT_NS 20000000
 
 /* Hex digits only, `count` of them. */
 static bool is_hex(const char *text, size_t count)
@@ -90,6 +91,17 @@ static bool is_just_made(const struct stat *status)
 	       llabs((long long)time(NULL) - status->st_mtime) <= JUST_MADE_S;
 }
 
+/* Gives the writer of a file that was locked here a moment to lock it. */
+static bool is_still_unlocked(int fd)
+{
+	const struct timespec moment = { 0, MOMENT_NS };
+
+	if (flock(fd, LOCK_UN))
+		return false;
+	nanosleep(&moment, NULL);
+	return !flock(fd, LOCK_EX | LOCK_NB);
+}
+
 static bool is_abandoned(int fd, const struct named *named, struct ring_clock *clock)
 {
 	bool locked = !flock(fd, LOCK_EX | LOCK_NB);
@@ -103,7 +115,7 @@ static bool is_abandoned(int fd, const struct named *named, struct ring_clock *c
 	if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
 		return false;
 	if (locked && named->same_domain)
-		return !is_just_made(&status);
+		return !is_just_made(&status) || is_still_unlocked(fd);
 	touched.at = status.st_mtime;
 	if (S_ISDIR(status.st_mode) &&
 	    ring_folder_list(&(struct ring_folder){ .fd = fd }, see_touch, &touched, NULL))

@@ -70,6 +70,22 @@ TEST(rules, without_stripes_the_standard_is_four_megabytes_times_fourteen)
 	ck_assert_int_eq(shape.engine, IOSHAPE_ENGINE_AUTO);
 }
 
+TEST(rules, large_files_are_read_with_twice_as_much_under_way)
+{
+	const struct ring_config plain = { 0 }, fixed = { .depth = 3 },
+				 large = { .block_bytes = 8 * MIB },
+				 largest = { .block_bytes = 64 * MIB };
+	const uint64_t small = RING_DEPTH * RING_BLOCK_BYTES;
+
+	ck_assert_uint_eq(ring_shape_to_read(&plain, small).depth, RING_DEPTH);
+	ck_assert_uint_eq(ring_shape_to_read(&plain, small + 1).depth, RING_READ_DEPTH);
+	ck_assert_uint_eq(ring_shape_to_read(&fixed, GIB).depth, 3);
+	ck_assert_uint_eq(ring_shape_to_read(&large, GIB).depth, RING_MOST_LANE_BYTES / (8 * MIB));
+	/* Who asks for such blocks gets as many as for saves. */
+	ck_assert_uint_eq(ring_shape_to_read(&largest, 4 * GIB).depth,
+			  ring_shape_standard(&largest).depth);
+}
+
 TEST(rules, a_request_is_a_stripe)
 {
 	static const struct {

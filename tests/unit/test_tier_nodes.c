@@ -74,7 +74,7 @@ static void open_rank(const struct scene *scene, struct rank *rank)
 	options.rank = rank->rank;
 	options.ranks = options.local_ranks = RANKS;
 	options.token = scratch_directory();
-	options.deadline_ms = 3000;
+	options.deadline_ms = 10000;
 	options.node = rank->rank ? "another" : "one";
 	options.tier = rank->tier;
 	options.parity = scene->parity;
