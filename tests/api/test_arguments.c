@@ -145,6 +145,7 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 	ck_assert_int_eq(save_with(NULL), 0);
 	ck_assert_int_eq(ioshape_reader_open(context, path, NULL, &reader), 0);
 	const int results[] = {
+		ioshape_reader_expect(NULL, 0),
 		ioshape_reader_get_info(reader, NULL),
 		ioshape_reader_get_record(reader, 0, NULL),
 		ioshape_reader_find_record(reader, "data.pkl", NULL),

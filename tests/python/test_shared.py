@@ -81,6 +81,20 @@ def test_one_process_needs_nobody(folder: Path) -> None:
     assert is_right(ioshape.load(folder / "x.pt", shared=True))
 
 
+def test_ranks_that_cannot_be_reached_are_not_needed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(_timeout_s: float) -> None:
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr("ioshape._group.comm.of_torch", failing)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert is_right(ioshape.load(folder / "x.pt", shared=True))
+    assert "no route to host" in caplog.text
+
+
 def test_ranks_that_cannot_send_are_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -168,7 +168,7 @@ def _warn(why: str) -> None:
 
 
 def all_ranks() -> Together | None:
-    """All ranks of the job; None if there are no others.
+    """All ranks of the job; None if there are no others, or none that can be reached.
 
     Raises:
         ValueError: they cannot send each other anything.
@@ -176,7 +176,11 @@ def all_ranks() -> Together | None:
     place = job()
     if place.world_size == 1:
         return None
-    found = _comm.of_torch(_PATIENCE_S)
+    try:
+        found = _comm.of_torch(_PATIENCE_S)
+    except RuntimeError as error:
+        _warn(f"torch.distributed cannot connect them ({error})")
+        return None
     if found is None:
         raise ValueError(
             "shared=True sends what one rank reads to the others: call "
