@@ -9,10 +9,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from ports import free_port
+
 from . import fio
 from .cache import evict, require_cold
 from .gather_ranks import Ranks, all_of, one_of
-from .gather_torch import FIO_TUNINGS, MIB, free_port, launch_environment
+from .gather_torch import FIO_TUNINGS, MIB, launch_environment
 from .rounds import (
     Sample,
     fastest,

@@ -2,7 +2,6 @@
 """Ranks in Python: one writer for all nodes, over gloo; and loads by all ranks at once."""
 
 import os
-import socket
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import NamedTemporaryFile, TemporaryDirectory
+
+from ports import free_port
 
 from . import fio
 from .cache import evict, require_cold
@@ -56,12 +57,6 @@ def launch_environment(rank: int, ranks: int, nodes: int, port: int, token: str)
         "IOSHAPE_TEST_BOARD": "host",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from coordinators import Redis, Writer, await_true, short_folder
+from ports import free_ports
 from processes import environment
 from tiers import saver
 
@@ -55,19 +56,13 @@ def shortened() -> dict[str, Any]:
     return file
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Stage:
     """Redis, exporter and Prometheus, and what is done to them."""
 
     def __init__(self, folder: Path, redis: Redis) -> None:
         self.redis = redis
         self.folder = folder
-        self._exporter_port, self._tier_port, self._port = free_port(), free_port(), free_port()
+        self._exporter_port, self._tier_port, self._port = free_ports(3)
         self._exporter: subprocess.Popen[bytes] | None = None
         self._tier_exporter: subprocess.Popen[bytes] | None = None
         self._prometheus: subprocess.Popen[bytes] | None = None

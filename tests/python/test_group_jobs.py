@@ -11,7 +11,8 @@ import ioshape
 import pytest
 from coordinators import await_true
 from group_program import is_right
-from nodes import free_port, rank_variables, started_ranks
+from nodes import rank_variables, started_ranks
+from ports import free_port
 from processes import environment
 
 BEGIN = "from group_program import *\n"

@@ -21,7 +21,7 @@ import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 from coordinators import running_redis
-from nodes import free_port
+from ports import free_port
 from processes import environment
 from same import assert_same
 from tree import ROOT, program

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from chaos_judge import Harm, Verdict, judge
 from coordinators import await_true, short_folder
+from ports import free_port
 from processes import environment
 from tree import build_folder, program
 
@@ -29,13 +30,6 @@ def now() -> int:
 def client_program() -> str:
     """chaos_client.c, built."""
     return str(build_folder() / "tests" / "chaos-client")
-
-
-def free_port() -> int:
-    """A port of this host that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # ---- Servers ------------------------------------------------------------------------------------

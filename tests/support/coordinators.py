@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ports import free_port
 from processes import environment
 from tree import program
 
@@ -35,9 +36,7 @@ class Redis:
     def __init__(self, folder: Path, password: str = "") -> None:
         self.socket = folder / "redis.sock"
         self._config = folder / "redis.conf"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         lines = [
             "bind 127.0.0.1",
             f"port {self.port}",

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinators import Redis, short_folder
-from nodes import Ranks, crew, free_port, rank_variables
+from nodes import Ranks, crew, rank_variables
+from ports import free_port
 from processes import environment
 
 RANKS, NODES = 4, 2

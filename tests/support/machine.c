@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <limits.h>
 #include <net/if.h>
 #include <sched.h>
@@ -30,7 +31,7 @@
 
 #define PROGRAM "linux.uml"
 #define MODULES "/usr/lib/uml/modules"
-#define INSIDE "IOSHAPE_TEST_MACHINE" /* set in the machine */
+#define INSIDE "IOSHAPE_TEST_MACHINE" /* in the machine: how many seconds it has */
 #define BEGINNING "# a machine of our own runs"
 #define END "# it ends with "
 
@@ -137,12 +138,66 @@ static int run_inside(int (*body)(void))
 	return body();
 }
 
+/* What a file of /proc says, in one line. */
+static void say_file(const char *folder, const char *name)
+{
+	char path[PATH_MAX], text[1024];
+	ssize_t bytes;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	bytes = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	text[bytes > 0 ? bytes : 0] = 0;
+	for (ssize_t i = 0; i < bytes; i++)
+		if (text[i] == '\n')
+			text[i] = ' ';
+	printf("# %s: %s\n", path, text);
+	if (fd >= 0)
+		close(fd);
+}
+
+/* For whoever looks for the reason of a test that does not end: what all threads are doing. */
+static void say_who_waits_for_what(void)
+{
+	glob_t threads;
+
+	if (glob("/proc/[0-9]*/task/[0-9]*", 0, NULL, &threads))
+		return;
+	for (size_t i = 0; i < threads.gl_pathc; i++) {
+		say_file(threads.gl_pathv[i], "comm");
+		say_file(threads.gl_pathv[i], "stack");
+	}
+	globfree(&threads);
+}
+
+static void wake(int signal)
+{
+	(void)signal;
+}
+
+/* Waits for the process; before the machine's time is over, it is asked what it is at. */
+static int await_in_time(pid_t child, unsigned seconds)
+{
+	const struct sigaction woken = { .sa_handler = wake };
+	int status = 1;
+
+	sigaction(SIGALRM, &woken, NULL);
+	alarm(seconds - seconds / 10);
+	if (child < 0)
+		return 1;
+	if (waitpid(child, &status, 0) == child)
+		return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+	printf("# the time is nearly over; all threads:\n");
+	say_who_waits_for_what();
+	return 1;
+}
+
 /* As the first process of the other kernel, which panics if that ever ends. */
 static void run_as_init(const char *const modules[], int (*body)(void))
 {
 	bool well = true;
 	pid_t child;
-	int status;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	printf(BEGINNING "\n");
@@ -152,8 +207,7 @@ static void run_as_init(const char *const modules[], int (*body)(void))
 	child = well ? fork() : -1;
 	if (!child)
 		_exit(run_inside(body));
-	status = exit_status_of(child);
-	printf(END "%d\n", status);
+	printf(END "%d\n", await_in_time(child, (unsigned)atoi(getenv(INSIDE))));
 	fflush(NULL);
 	tcdrain(STDOUT_FILENO);
 	reboot(RB_POWER_OFF);
@@ -246,7 +300,7 @@ static void choose_memory(void)
 
 static void exec_uml(unsigned seconds, const char *folder, int output)
 {
-	char self[PATH_MAX], init[PATH_MAX + 8], own_files[64], limit[16], memory[16];
+	char self[PATH_MAX], init[PATH_MAX + 8], own_files[64], limit[16], memory[16], inside[48];
 	const char *form = getenv("IOSHAPE_TEST_LONG");
 	ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
@@ -254,6 +308,7 @@ static void exec_uml(unsigned seconds, const char *folder, int output)
 	snprintf(init, sizeof(init), "init=%s", self);
 	snprintf(own_files, sizeof(own_files), "uml_dir=%s/", folder);
 	snprintf(limit, sizeof(limit), "%u", seconds);
+	snprintf(inside, sizeof(inside), INSIDE "=%u", seconds);
 	snprintf(memory, sizeof(memory), "mem=%uM", MEMORY_MIB);
 	dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
 	dup2(output, STDOUT_FILENO);
@@ -262,7 +317,7 @@ static void exec_uml(unsigned seconds, const char *folder, int output)
 	/* Asked to end, it ends all processes that it is made of. */
 	execlp("timeout", "timeout", "-k", "5", limit, PROGRAM, memory, "rootfstype=hostfs",
 	       "rootflags=/", "ro", init, "con=null", "con0=null,fd:1", "ssl=null", "quiet",
-	       "loglevel=1", own_files, INSIDE "=1", form && *form ? "IOSHAPE_TEST_LONG=1" : NULL,
+	       "loglevel=1", own_files, inside, form && *form ? "IOSHAPE_TEST_LONG=1" : NULL,
 	       (char *)NULL);
 	_exit(127);
 }
@@ -332,6 +387,9 @@ static int run_uml(unsigned seconds, const char **why_not)
 		fclose(into);
 		if (result != -2 || tries == MOST_TRIES - 1)
 			fputs(text, stdout);
+		/* meson shows what a failed test wrote to stderr only. */
+		if (result > 0)
+			fprintf(stderr, "The machine said:\n%s", text);
 		free(text);
 	}
 	if (result == -1)

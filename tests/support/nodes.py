@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from crew import Crew, Member
+from ports import free_port
 from processes import environment
 
 #: A rank that has not ended by then hangs, or waits for the deadline where there was something to
@@ -140,13 +140,6 @@ def crew() -> Crew:
     made = Crew(environment())
     atexit.register(made.close)
     return made
-
-
-def free_port() -> int:
-    """A port of this host that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def rank_variables(

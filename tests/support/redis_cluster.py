@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Redis Cluster of a test's own: three masters, each with a replica, on this host."""
 
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -9,21 +8,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from coordinators import await_true, short_folder
+from ports import free_ports
 from slots_script import Connection, RefusedByRedis, Reply
 from tree import program
 
 MASTERS = 3
 SLOTS = 16384
 NODE_TIMEOUT_MS = 1000
-
-
-def _free_ports(count: int) -> list[int]:
-    """All at once, so that they differ."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 class Node:
@@ -130,7 +121,7 @@ def redis_cluster() -> Iterator[Cluster]:
     """Killed in the end."""
     nodes: list[Node] = []
     with short_folder() as folder, ExitStack() as stack:
-        ports = iter(_free_ports(4 * MASTERS))
+        ports = iter(free_ports(4 * MASTERS))
         for index in range(2 * MASTERS):
             nodes.append(Node(Path(folder) / str(index), next(ports), next(ports)))
             end: Callable[[], None] = nodes[-1].kill

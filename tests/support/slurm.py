@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from nodes import free_port
+from ports import free_port
 from processes import environment
 
 #: A job that has not come so far by then hangs. Slurm itself looks at its jobs every 30 s.
