@@ -200,24 +200,29 @@ def load(ranks: Ranks, how: str, paths: Sequence[Path], *, check: bool = False) 
     return all_of(answers, ranks.tensor_bytes)
 
 
-def measure_load(setting: Setting, outcome: Outcome, ranks: Ranks, directory: Path) -> None:
-    ranks.tensor_bytes = sum(
-        float(one["bytes"]) for one in ranks.each("make", size=setting.size // RANKS)
-    )
+def measure_load(
+    setting: Setting, outcome: Outcome, ours: Ranks, theirs: Ranks, directory: Path
+) -> None:
+    """Other ranks load with torch: see same_file.readers()."""
+    for ranks in (ours, theirs):
+        ranks.tensor_bytes = sum(
+            float(one["bytes"]) for one in ranks.each("make", size=setting.size // RANKS)
+        )
     clear(setting)
-    ranks.each("save_group", path=directory, step=next(steps), mode="node")
-    theirs = [torch_file(setting, rank) for rank in range(RANKS)]
-    ranks.together_each("save_torch", [{"path": path} for path in theirs])
-    ranks.each("forget")
+    ours.each("save_group", path=directory, step=next(steps), mode="node")
+    paths = [torch_file(setting, rank) for rank in range(RANKS)]
+    theirs.together_each("save_torch", [{"path": path} for path in paths])
+    for ranks in (ours, theirs):
+        ranks.each("forget")
     loaders = {
-        OURS: partial(load, ranks, OURS, [directory] * RANKS),
-        TORCH: partial(load, ranks, TORCH, theirs),
+        OURS: partial(load, ours, OURS, [directory] * RANKS),
+        TORCH: partial(load, theirs, TORCH, paths),
     }
     for loader in loaders.values():
         loader(check=True)
     setting.say(f"{RANKS} loads at once, cold cache: {setting.rounds} rounds")
     samples = setting.compare(
-        dict(loaders), setting.rounds, partial(chill, setting, ranks, directory)
+        dict(loaders), setting.rounds, partial(chill, setting, ours, directory)
     )
     outcome.samples["loads, cold"] = samples
     outcome.figures.append(
@@ -249,9 +254,10 @@ def measure_loads(setting: Setting, outcome: Outcome) -> None:
     # Turns as they come, but not with others of this machine.
     with (
         TemporaryDirectory(prefix="ioshape-bench-") as slots,
-        torch_ranks(1, IOSHAPE_COORDINATOR=f"local:{slots}") as ranks,
+        torch_ranks(1, IOSHAPE_COORDINATOR=f"local:{slots}") as ours,
+        torch_ranks(1) as theirs,
     ):
-        measure_load(setting, outcome, ranks, setting.folder / "generations")
+        measure_load(setting, outcome, ours, theirs, setting.folder / "generations")
     clear(setting)
 
 

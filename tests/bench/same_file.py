@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of one host that load the same file, as data-parallel ranks do when they restart."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -54,16 +56,23 @@ def warm(setting: Setting, ranks: Ranks) -> None:
     ballast.give()
 
 
-def begin(setting: Setting, ranks: Ranks) -> None:
-    size = min(setting.size // len(ranks.workers), MOST_BYTES)
-    ranks.tensor_bytes = float(ranks.each("make", size=size)[0]["bytes"])
-    clear(setting)
+@contextmanager
+def readers(setting: Setting, count: int) -> Iterator[dict[str, Ranks]]:
+    """Those that load our file, and others that load torch's: a load of ours leaves the process
+    with memory in huge pages, which torch.load after it would have had for nothing."""
     paths = files(setting)
-    ranks.workers[0].ask("save_file", path=paths[OURS])
-    ranks.workers[0].ask("save_torch", path=paths[TORCH])
-    ranks.each("forget")
-    for how, path in paths.items():
-        load(ranks, how, path, check=True)
+    with ExitStack() as stack:
+        crews = {how: stack.enter_context(torch_ranks(1, ranks=count)) for how in paths}
+        for ranks in crews.values():
+            size = min(setting.size // count, MOST_BYTES)
+            ranks.tensor_bytes = float(ranks.each("make", size=size)[0]["bytes"])
+        clear(setting)
+        crews[OURS].workers[0].ask("save_file", path=paths[OURS])
+        crews[TORCH].workers[0].ask("save_torch", path=paths[TORCH])
+        for how, ranks in crews.items():
+            ranks.each("forget")
+            load(ranks, how, paths[how], check=True)
+        yield crews
 
 
 def judge_bytes(setting: Setting, outcome: Outcome, ranks: Ranks) -> None:
@@ -87,11 +96,13 @@ def judge_bytes(setting: Setting, outcome: Outcome, ranks: Ranks) -> None:
     )
 
 
-def judge_time(setting: Setting, outcome: Outcome, ranks: Ranks, state: str, most: float) -> None:
+def judge_time(
+    setting: Setting, outcome: Outcome, crews: dict[str, Ranks], state: str, most: float
+) -> None:
     setting.say(f"{RANKS} ranks load one file, {state}: {setting.rounds} rounds")
-    loaders = {how: partial(load, ranks, how, path) for how, path in files(setting).items()}
+    loaders = {how: partial(load, crews[how], how, path) for how, path in files(setting).items()}
     prepare = chill if state == "cold" else warm
-    samples = setting.compare(dict(loaders), setting.rounds, partial(prepare, setting, ranks))
+    samples = setting.compare(dict(loaders), setting.rounds, partial(prepare, setting, crews[OURS]))
     outcome.samples[f"one file, {RANKS} ranks, {state}"] = samples
     outcome.figures.append(
         Figure(
@@ -106,11 +117,9 @@ def judge_time(setting: Setting, outcome: Outcome, ranks: Ranks, state: str, mos
 
 
 def measure(setting: Setting, outcome: Outcome) -> None:
-    with torch_ranks(1, ranks=READERS) as ranks:
-        begin(setting, ranks)
-        judge_bytes(setting, outcome, ranks)
-    with torch_ranks(1, ranks=RANKS) as ranks:
-        begin(setting, ranks)
-        judge_time(setting, outcome, ranks, "cold", 0.9)
-        judge_time(setting, outcome, ranks, "warm", 1.1)
+    with readers(setting, READERS) as crews:
+        judge_bytes(setting, outcome, crews[OURS])
+    with readers(setting, RANKS) as crews:
+        judge_time(setting, outcome, crews, "cold", 0.9)
+        judge_time(setting, outcome, crews, "warm", 1.1)
     clear(setting)
