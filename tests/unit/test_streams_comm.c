@@ -7,6 +7,7 @@
 #include "support/stream_case.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -128,6 +129,60 @@ LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 	}
 	ck_assert_uint_eq(at, 3 * MIB);
 	gather_receiver_free(receiver);
+	finish(child);
+}
+
+/* What the sender has beside the blocks that were granted: one is on its way, one is filled. */
+#define OWN_BLOCKS 2u
+
+struct ahead {
+	int told[2]; /* a pipe: all is put */
+};
+
+static void send_ahead(const void *argument)
+{
+	const struct ahead *ahead = argument;
+	static uint8_t bytes[(BLOCKS + OWN_BLOCKS) * BLOCK];
+	struct base_error error = { 0 };
+	struct gather_sender *sender;
+
+	comm = pair_comm_be(&pair, 1);
+	sender = send_with(1);
+	stream_fill(bytes, 0, sizeof(bytes), 6);
+	STREAM_MUST(!gather_sender_put(sender, bytes, sizeof(bytes), &error));
+	STREAM_MUST(write(ahead->told[1], "", 1) == 1);
+	memset(bytes, 0, sizeof(bytes)); /* they may change */
+	STREAM_MUST(!gather_sender_end(sender, 0, &error));
+	gather_sender_free(sender, NULL);
+	pair_comm_close(&pair);
+}
+
+/* So the time that a block takes to be sent is not lost to whoever makes the next one. */
+LOOP_TEST(tests, more_is_put_while_nobody_takes_it, 0, 2)
+{
+	struct base_error error = { 0 };
+	struct gather_receiver *receiver;
+	struct pollfd put = { .events = POLLIN };
+	struct ahead ahead;
+	const void *data;
+	size_t bytes;
+	uint64_t at;
+	pid_t child;
+
+	ck_assert_int_eq(pipe(ahead.told), 0);
+	child = begin(_i, send_ahead, &ahead);
+	receiver = receive_with(1);
+	put.fd = ahead.told[0];
+	ck_assert_int_eq(poll(&put, 1, (int)(5000 * stream_slowness())), 1);
+	for (at = 0; at < (BLOCKS + OWN_BLOCKS) * BLOCK; at += bytes) {
+		ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+		ck_assert(stream_holds(data, at, bytes, 6));
+	}
+	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	ck_assert_uint_eq(bytes, 0);
+	gather_receiver_free(receiver);
+	close(ahead.told[0]);
+	close(ahead.told[1]);
 	finish(child);
 }
 
