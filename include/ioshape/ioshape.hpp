@@ -564,6 +564,17 @@ public:
 	{
 		load({ { index, 0, tensor(index).bytes, into } });
 	}
+	/* The same with indexes of records: the file needs no table. */
+	void load_records(const std::vector<ioshape_load_request> &requests) const
+	{
+		detail::check(
+			ioshape_reader_load_records(get(), requests.data(), requests.size()));
+	}
+	/* It and what follows it will be loaded next: that begins now, and is not waited for. */
+	void expect(std::uint64_t record) const
+	{
+		detail::check(ioshape_reader_expect(get(), record));
+	}
 	ioshape_metadata metadata() const
 	{
 		return detail::fill<ioshape_metadata>(ioshape_reader_get_metadata, get());

@@ -169,6 +169,11 @@ START_TEST(metadata_and_records_travel)
 	const ioshape::reader reader(context, scratch_path("a.pt"));
 	reader.read(reader.find_record("text"), 0, &text[0], text.size());
 	ck_assert_str_eq(text.c_str(), "text");
+	text.assign(4, 0);
+	reader.expect(reader.find_record("text"));
+	reader.load_records({ { reader.find_record("text"), 0, text.size(), &text[0] } });
+	ck_assert_str_eq(text.c_str(), "text");
+	ck_assert_int_eq(thrown([&] { reader.expect(9); }), -ENOENT);
 	std::string file(reader.info().file_bytes, 0);
 	reader.read_file(0, &file[0], file.size());
 	ck_assert_int_eq(file.compare(reader.record(0).file_offset, 4, text), 0);
