@@ -567,8 +567,7 @@ public:
 	/* The same with indexes of records: the file needs no table. */
 	void load_records(const std::vector<ioshape_load_request> &requests) const
 	{
-		detail::check(
-			ioshape_reader_load_records(get(), requests.data(), requests.size()));
+		detail::check(ioshape_reader_load_records(get(), requests.data(), requests.size()));
 	}
 	/* It and what follows it will be loaded next: that begins now, and is not waited for. */
 	void expect(std::uint64_t record) const
