@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sender's side of a stream between nodes: while a thread sends a block the next one is filled.
- */
+/* The sender's side of a stream between nodes: a thread sends a block while the next is filled. */
 #include "gather/comm_wire.h"
 
 #include <errno.h>
@@ -11,10 +10,12 @@
 
 struct comm_sender {
 	struct gather_sender base;
-	struct comm_link link; /* the thread's while it runs, with the next four */
-	uint64_t granted;      /* blocks that may be sent now */
-	bool end_said;         /* what is left is to hear the receiver's last word */
-	bool stopped; /* that has been heard: it wants nothing more, and hears nothing more */
+
+	/* The thread's while it runs. */
+	struct comm_link link;
+	uint64_t granted; /* blocks that may be sent now */
+	bool end_said;    /* what is left is to hear the receiver's last word */
+	bool stopped;     /* that has been heard: it wants nothing more, and hears nothing more */
 	struct gather_wait wait; /* for the receiver's word: the caller's, or the thread's */
 
 	size_t block_bytes; /* as said with the first grant; 0 before that */

@@ -171,26 +171,28 @@ static void say_who_waits_for_what(void)
 	globfree(&threads);
 }
 
-static void wake(int signal)
+static volatile sig_atomic_t is_late;
+
+static void note_late(int signal)
 {
 	(void)signal;
+	is_late = 1;
 }
 
 /* Waits for the process; before the machine's time is over, it is asked what it is at. */
 static int await_in_time(pid_t child, unsigned seconds)
 {
-	const struct sigaction woken = { .sa_handler = wake };
-	int status = 1;
+	const struct sigaction late = { .sa_handler = note_late }; /* which ends the waiting */
+	int status;
 
-	sigaction(SIGALRM, &woken, NULL);
+	sigaction(SIGALRM, &late, NULL);
 	alarm(seconds - seconds / 10);
-	if (child < 0)
-		return 1;
-	if (waitpid(child, &status, 0) == child)
-		return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-	printf("# the time is nearly over; all threads:\n");
-	say_who_waits_for_what();
-	return 1;
+	status = exit_status_of(child);
+	if (is_late) {
+		printf("# the time is nearly over; all threads:\n");
+		say_who_waits_for_what();
+	}
+	return status;
 }
 
 /* As the first process of the other kernel, which panics if that ever ends. */

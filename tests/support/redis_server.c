@@ -30,7 +30,10 @@ static bool is_free(unsigned port)
 				       .sin_port = htons((uint16_t)port),
 				       .sin_addr.s_addr = htonl(INADDR_ANY) };
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	bool well = !bind(fd, (struct sockaddr *)&address, sizeof(address));
+	bool well;
+
+	MUST(fd >= 0, "no socket to look for a free port");
+	well = !bind(fd, (struct sockaddr *)&address, sizeof(address));
 
 	close(fd);
 	return well;

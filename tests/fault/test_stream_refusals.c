@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams between nodes whose sender gets no memory, or no thread: both sides hear why. */
+#define _GNU_SOURCE
+#include "gather/gather.h"
+#include "support/check_main.h"
+#include "support/pair_comm.h"
+#include "support/stream_case.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BLOCK (64 * KIB)
+#define BLOCKS 4u
+#define TIMEOUT_MS 20000u
+
+static struct test_case tests = { .name = "refusals", .timeout_s = 60 };
+
+static struct pair_comm pair;
+
+/* ---- What is refused, in this process -------------------------------------------------------- */
+
+static bool no_memory, no_thread;
+
+void *__real_base_map(size_t bytes);
+void *__wrap_base_map(size_t bytes);
+void *__wrap_base_map(size_t bytes)
+{
+	return no_memory ? NULL : __real_base_map(bytes);
+}
+
+int __real_base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+int __wrap_base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+int __wrap_base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+	return no_thread ? -EAGAIN : __real_base_start_thread(thread, run, argument);
+}
+
+static const struct {
+	bool *refused;
+	int code;
+	const char *says;
+} refusals[] = {
+	{ &no_memory, -ENOMEM, "blocks of bytes to send" },
+	{ &no_thread, -EAGAIN, "cannot start a thread to send to rank 0" },
+};
+
+/* ---- The sender, in a child ------------------------------------------------------------------ */
+
+static const struct stream_plan next_plan = {
+	.rank = 1, .seed = 3, .pieces = 5, .most_bytes = MIB
+};
+
+static struct gather_sender *send_with(const struct ioshape_comm *comm, uint32_t tag)
+{
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+
+	if (gather_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, &error))
+		stream_fail(error.text);
+	return sender;
+}
+
+static void be_refused(const void *argument)
+{
+	const uintptr_t which = (uintptr_t)argument;
+	const struct ioshape_comm *comm = pair_comm_be(&pair, 1);
+	struct gather_sender *sender = send_with(comm, 1);
+	struct base_error error = { 0 };
+	struct stream_memory memory;
+
+	*refusals[which].refused = true;
+	STREAM_MUST(gather_sender_put(sender, "bytes", 5, &error) == refusals[which].code);
+	STREAM_MUST(strstr(error.text, refusals[which].says));
+	STREAM_MUST(gather_sender_end(sender, 0, NULL) == refusals[which].code);
+	gather_sender_free(sender, error.text);
+	*refusals[which].refused = false;
+	stream_memory_open(&memory, 24 * MIB);
+	sender = send_with(comm, 2);
+	stream_send_plan(sender, &next_plan, &memory);
+	gather_sender_free(sender, NULL);
+	stream_memory_close(&memory);
+	pair_comm_close(&pair);
+}
+
+/* ---- The receiver ---------------------------------------------------------------------------- */
+
+static struct gather_receiver *receive_with(const struct ioshape_comm *comm, uint32_t tag)
+{
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(gather_receiver_open_comm(&receiver, comm, 1, tag, BLOCK, BLOCKS, NULL,
+						   TIMEOUT_MS, &stream_patient, &error),
+			 0);
+	return receiver;
+}
+
+LOOP_TEST(tests, both_sides_hear_why_and_the_next_stream_is_well, 0,
+	  2 * (int)ARRAY_LENGTH(refusals))
+{
+	const size_t which = (size_t)_i / 2;
+	const struct ioshape_comm *comm;
+	struct gather_receiver *receiver;
+	struct stream_end end = { 0 };
+	pid_t child;
+
+	pair_comm_open(&pair, _i % 2);
+	child = stream_start(be_refused, (const void *)which);
+	comm = pair_comm_be(&pair, 0);
+	receiver = receive_with(comm, 1);
+	ck_assert_int_eq(stream_drain(receiver, &end), -ECANCELED);
+	ck_assert_uint_eq(end.error.rank, 1);
+	ck_assert_ptr_nonnull(strstr(end.error.text, refusals[which].says));
+	gather_receiver_free(receiver);
+	receiver = receive_with(comm, 2);
+	stream_receive_plan(receiver, &next_plan);
+	gather_receiver_free(receiver);
+	pair_comm_close(&pair);
+	stream_expect_well(child);
+}
+
+TEST(tests, a_receiver_without_memory_or_a_thread_is_none)
+{
+	const struct ioshape_comm *comm;
+	struct gather_receiver *receiver;
+
+	pair_comm_open(&pair, false);
+	comm = pair_comm_be(&pair, 0);
+	for (size_t i = 0; i < ARRAY_LENGTH(refusals); i++) {
+		struct base_error error = { 0 };
+
+		*refusals[i].refused = true;
+		ck_assert_int_eq(gather_receiver_open_comm(&receiver, comm, 1, 1, BLOCK, BLOCKS,
+							   NULL, TIMEOUT_MS, &stream_patient,
+							   &error),
+				 refusals[i].code);
+		*refusals[i].refused = false;
+		ck_assert_ptr_null(receiver);
+		ck_assert_int_ne(*error.text, 0);
+	}
+	pair_comm_close(&pair);
+}
+
+int main(void)
+{
+	return check_run("stream_refusals");
+}
