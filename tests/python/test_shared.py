@@ -14,6 +14,7 @@ from shared_load import is_right, state
 
 NODES = [{"IOSHAPE_TEST_NODE": str(rank // 2), "LOCAL_WORLD_SIZE": "2"} for rank in range(4)]
 
+ON_ONE_NODE = [{"IOSHAPE_TEST_NODE": "0"}] * 4
 
 # ---- All of them --------------------------------------------------------------------------------
 
@@ -49,9 +50,57 @@ def test_each_byte_is_read_by_one_rank(either: Path, stage: str) -> None:
 
 
 def test_on_one_node_the_page_cache_does_it(folder: Path) -> None:
-    found = run("load_new", folder, [{"IOSHAPE_TEST_NODE": "0"}] * 4)
+    found = run("load_new", folder, ON_ONE_NODE)
     file_bytes = (folder / "x.pt").stat().st_size
     assert all(one[0] and one[1] > 0.9 * file_bytes for one in found)
+
+
+def test_devices_get_each_byte_from_one_rank_also_on_one_node(either: Path) -> None:
+    found = run("load_to_devices", either, ON_ONE_NODE)
+    assert all(one[0] for one in found)
+    # Of the tensor with a view the bytes go to the CPU as well.
+    n_bytes = (either / "x.pt").stat().st_size + state()["large"].nbytes
+    read = [one[1] for one in found]
+    assert sum(read) < 1.1 * n_bytes
+    assert max(read) < n_bytes / 2
+    assert all(one[2] for one in found)
+    assert all(one[3] <= 48 << 20 for one in found)
+
+
+def test_damage_is_found_by_all_devices(either: Path) -> None:
+    flip(either / "x.pt", offset_of(either / "x.pt", "data/0") + 40_000_000)
+    assert run("load_damaged_to_devices", either) == [("data/0", True, True)] * 4
+
+
+def test_ranks_of_which_one_has_no_way_to_the_others_load_alone(folder: Path) -> None:
+    found = run("load_with_one_device_apart", folder, ON_ONE_NODE)
+    file_bytes = (folder / "x.pt").stat().st_size
+    assert all(one[0] and one[1] > 0.9 * file_bytes and one[2] for one in found)
+
+
+def test_with_devices_a_rank_that_cannot_read_says_so_and_the_others_go_on(either: Path) -> None:
+    found = run("load_to_devices_with_an_end", either)
+    assert found == [(True, True), (True, True), ("no such luck", True), (True, True)]
+
+
+def test_with_devices_a_rank_that_fails_does_not_stop_the_others(folder: Path) -> None:
+    found = run("load_to_devices_with_a_failure", folder)
+    assert found == [(True, True), ("enough", True), (True, True), (True, True)]
+
+
+def test_with_devices_who_is_killed_is_not_waited_for_long(folder: Path) -> None:
+    stage = "load_to_devices_with_a_death"
+    found = ranks.run(shared_load.__file__, stage, folder, 4, NODES, killed=[2])
+    assert found == [True, True, "killed", True]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU has no other")
+def test_gpus_get_each_byte_from_one_rank(either: Path) -> None:
+    size = min(4, torch.cuda.device_count())
+    found = ranks.run(shared_load.__file__, "load_to_gpus", either, size, ON_ONE_NODE[:size])
+    assert all(one[0] for one in found)
+    assert sum(one[1] for one in found) < 1.1 * (either / "x.pt").stat().st_size
 
 
 def test_damage_is_found_by_all(either: Path) -> None:

@@ -2,16 +2,16 @@
 """A device with memory of its own, played: what copies to it and from it run as late as they may.
 
 Its memory is the CPU's. A copy is noted when it is asked for, and done when somebody waits for it,
-or for a later one of its stream. Until then what it writes to holds POISON. So whoever looks before
-it has waited, or changes what a copy is still to read, gets other bytes than it should. Between
-streams the order is drawn from a seed.
+or for a later one of its stream. Until then what it writes to holds POISON, unless an earlier one
+has yet to read that. So whoever looks before it has waited, or changes what a copy is still to
+read, gets other bytes than it should. Between streams the order is drawn from a seed.
 """
 
 from __future__ import annotations
 
 import random
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +36,8 @@ class Stream:
         self.queue: deque[Callable[[], None]] = deque()
         self.begun = 0  # of all that were ever in the queue
         self.waited_for_caller = False
+        #: where the memory is that copies in the queue read
+        self.to_be_read: Counter[int] = Counter()
 
     def pinned(self, n_bytes: int) -> torch.Tensor:
         return self.device.pinned(n_bytes)
@@ -49,8 +51,25 @@ class Stream:
         assert into.dtype == source.dtype == torch.uint8
         assert into.numel() == source.numel()
         self.device.asks(into.numel())
-        into.fill_(POISON)
-        self.queue.append(lambda: self.device.copy(into, source))
+        self._poison(into)
+        read = _place(source)
+        self.to_be_read[read] += 1
+
+        def copy() -> None:
+            self.to_be_read[read] -= 1
+            self.device.copy(into, source)
+
+        self.queue.append(copy)
+
+    def broadcast(self, memory: torch.Tensor, root: int) -> None:
+        assert self.waited_for_caller, "it might come before what the caller has asked for"
+        if self.device.rank != root:
+            self._poison(memory)
+        self.queue.append(lambda: self.device.group.broadcast(memory, root).wait())
+
+    def _poison(self, memory: torch.Tensor) -> None:
+        if not self.to_be_read[_place(memory)]:
+            memory.fill_(POISON)
 
     def record(self) -> Event:
         return Event(self, self.begun + len(self.queue))
@@ -62,6 +81,10 @@ class Stream:
             self.queue.popleft()()
 
 
+def _place(memory: torch.Tensor) -> int:
+    return memory.untyped_storage().data_ptr()
+
+
 class PlayedDevice:
     """Its `open` stands for ioshape's open_stream()."""
 
@@ -70,6 +93,9 @@ class PlayedDevice:
         #: what the caller has asked for on its own stream, and the device has not done
         self.asked: list[Callable[[], object]] = []
         self.can_pin = True
+        #: the ranks whose devices have a way to each other: a group of torch's
+        self.group: Any = None
+        self.rank = 0
         self.pinned_bytes = self.most_pinned_bytes = 0
         self.copied: list[int] = []  # the length of each copy
         #: from so many bytes on copies fail: when they are asked for, or when they are done

@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-PATIENCE_S = 300.0
+from processes import Program
 
 
 def serve(stages: Mapping[str, Callable[[Path, int, int], Any]]) -> None:
     """The stage that was asked for, which gets the folder, the rank and how many there are."""
-    import torch._dynamo  # noqa: F401, PLC0415 - by optimizers, and takes as long again
 
     stage, folder, variables = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     ranks = []
@@ -39,7 +36,8 @@ def serve(stages: Mapping[str, Callable[[Path, int, int], Any]]) -> None:
 def _be_rank(act: Callable[[Path, int, int], Any], name: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     store = f"file://{name}.{size}.store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    # What each kind of device has: NCCL for GPUs.
+    dist.init_process_group(init_method=store, rank=rank, world_size=size)
     outcomes = act(name.parent, rank, size)
     dist.barrier()
     dist.destroy_process_group()
@@ -58,15 +56,12 @@ def run(
     given = [
         {"RANK": str(rank), **of_rank} for rank, of_rank in enumerate(variables or [{}] * size)
     ]
-    process = subprocess.Popen(
-        [sys.executable, program, stage, folder, json.dumps(given)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        text=True,
-    )
-    output, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, errors[-3000:]
+    command = [program, stage, str(folder), json.dumps(given)]
+    ranks = Program(folder, command, {"GLOO_SOCKET_IFNAME": "lo"})
+    try:
+        output, errors = ranks.end()
+    finally:
+        ranks.close()
     expected = [-signal.SIGKILL if rank in killed else 0 for rank in range(size)]
     assert json.loads(output.splitlines()[-1]) == expected, errors[-3000:]
     return [

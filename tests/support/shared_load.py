@@ -4,25 +4,32 @@
 import os
 import pickle
 import signal
+import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import ioshape
 import ranks
 import torch
+import torch.distributed as dist
+from ioshape._device import incoming
 from ioshape._load import reader, together
+from played_device import PlayedDevice
 
 PIECE = 16 << 20
+# Of ranks whose devices exchange something.
+PATIENCE = timedelta(seconds=5)
 
-# Its methods are replaced.
+# Their methods are replaced.
 READER: Any = reader.Reader
+INCOMING: Any = incoming
 
 
 def state() -> dict[str, Any]:
     """Larger than a round of pieces, of tensors that end anywhere in them; and views."""
-    torch.manual_seed(7)
-    large = torch.randint(0, 255, (70 * (1 << 20) + 4321,), dtype=torch.uint8)
-    many = {f"{number}": torch.randn(50_000 + number) for number in range(200)}
+    large = torch.arange(9 << 20).view(torch.uint8)[: (70 << 20) + 4321].clone()
+    many = {f"{n}": torch.arange(n * 100_000, n * 100_001 + 50_000) for n in range(100)}
     return {"large": large, "view": large[1000:5000:3], "many": many, "empty": torch.empty(0)}
 
 
@@ -55,6 +62,22 @@ class Counted:
         READER.read_records = read_records
 
 
+def zeroed() -> dict[str, Any]:
+    target = state()
+    for tensor in (target["large"], *target["many"].values()):
+        tensor.zero_()
+    return target
+
+
+def play_device(rank: int, *, is_connected: bool = True) -> PlayedDevice:
+    """What is loaded to the CPU goes to it, and from it to those of the other ranks."""
+    played = PlayedDevice(rank)
+    played.group, played.rank = dist.new_group(backend="gloo", timeout=PATIENCE), rank
+    INCOMING.open_stream = played.open
+    INCOMING.ranks_exchange = lambda _device: is_connected
+    return played
+
+
 # ---- Of a rank ----------------------------------------------------------------------------------
 
 
@@ -69,9 +92,7 @@ def load_new(folder: Path, _rank: int, _size: int) -> Any:
 
 def load_into(folder: Path, _rank: int, _size: int) -> Any:
     counted = Counted()
-    target = state()
-    for tensor in (target["large"], *target["many"].values()):
-        tensor.zero_()
+    target = zeroed()
     found = ioshape.load(folder / "x.pt", into=target, shared=True)
     return is_right(found) and found["large"] is target["large"], counted.n_bytes
 
@@ -126,10 +147,71 @@ def load_with_a_death(folder: Path, rank: int, _size: int) -> Any:
         read_file(opened, offset, into)
 
     READER.read_file = dying
-    outcomes = folder / f"load_with_a_death.{rank}.outcomes"
+    outcomes = folder / f"{sys.argv[1]}.{rank}.outcomes"
     outcomes.write_bytes(pickle.dumps("killed"))
     outcomes.write_bytes(pickle.dumps(is_right(ioshape.load(folder / "x.pt", shared=True))))
     os._exit(0)
+
+
+def load_to_devices(folder: Path, rank: int, size: int) -> Any:
+    """As load_new and load_into, and each byte crosses this rank's pinned memory at most once."""
+    played = play_device(rank)
+    first = load_new(folder, rank, size)
+    second = load_into(folder, rank, size)
+    return first[0] and second[0] and played.is_idle, second[1], first[2], played.most_pinned_bytes
+
+
+def load_damaged_to_devices(folder: Path, rank: int, _size: int) -> Any:
+    played = play_device(rank)
+    target = zeroed()
+    try:
+        ioshape.load(folder / "x.pt", into=target, shared=True)
+    except ioshape.DamagedError as error:
+        return error.record, set(error.changed) <= {"large"}, played.is_idle
+    return None
+
+
+def load_with_one_device_apart(folder: Path, rank: int, _size: int) -> Any:
+    """The device of rank 1 has no way to the others'."""
+    played = play_device(rank, is_connected=rank != 1)
+    counted = Counted()
+    return is_right(ioshape.load(folder / "x.pt", shared=True)), counted.n_bytes, played.is_idle
+
+
+def load_to_devices_with_an_end(folder: Path, rank: int, size: int) -> Any:
+    played = play_device(rank)
+    return load_with_an_end(folder, rank, size), played.is_idle
+
+
+def load_to_devices_with_a_failure(folder: Path, rank: int, _size: int) -> Any:
+    """The caller of rank 1 has had enough of it."""
+    played = play_device(rank)
+
+    def told(_now: Any) -> None:
+        if rank == 1:
+            raise KeyError("enough")
+
+    try:
+        return is_right(ioshape.load(folder / "x.pt", shared=True, progress=told)), played.is_idle
+    except KeyError as error:
+        return error.args[0], played.is_idle
+
+
+def load_to_devices_with_a_death(folder: Path, rank: int, size: int) -> Any:
+    play_device(rank)
+    return load_with_a_death(folder, rank, size)
+
+
+def load_to_gpus(folder: Path, rank: int, _size: int) -> Any:
+    """Each rank has one, and they have NCCL."""
+    torch.cuda.set_device(rank)
+    counted = Counted()
+    found = ioshape.load(folder / "x.pt", map_location=f"cuda:{rank}", shared=True)
+    on_gpu = found["large"].device.index == rank
+    here = {name: one.cpu() for name, one in found["many"].items()}
+    large = found["large"].cpu()
+    same = is_right({"large": large, "view": large[1000:5000:3], "many": here})
+    return on_gpu and same, counted.n_bytes
 
 
 if __name__ == "__main__":
@@ -139,6 +221,13 @@ if __name__ == "__main__":
             for one in (
                 load_new,
                 load_into,
+                load_to_devices,
+                load_damaged_to_devices,
+                load_with_one_device_apart,
+                load_to_devices_with_an_end,
+                load_to_devices_with_a_failure,
+                load_to_devices_with_a_death,
+                load_to_gpus,
                 load_damaged,
                 load_what_differs,
                 load_with_an_end,

@@ -10,14 +10,16 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from ioshape._device.stream import buffers_of, open_stream
+import torch
+
+from ioshape._device.exchange import DevicePiece
+from ioshape._device.stream import buffers_of, open_stream, ranks_exchange
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import torch
-
+    from ioshape._device.exchange import Piece
     from ioshape._device.stream import CopyEvent, CopyStream
 
 # What has a checksum of its own in our files: pieces end where such a block does.
@@ -84,6 +86,13 @@ class Stretch:
         self.n_bytes = max(self.n_bytes, at + n_bytes)
         return n_bytes
 
+    def unverified(self) -> list[Part]:
+        """Those of which the reader could not compare the checksum: it belongs to more bytes.
+
+        One began in an earlier stretch, one goes on in a later one; more there are not.
+        """
+        return [part for part in self.parts if part.wanted.crc32 is not None and not part.is_all]
+
 
 def stretches(all_wanted: list[Wanted], most: int) -> Iterator[Stretch]:
     """In the order of the file, at most so many bytes each."""
@@ -116,9 +125,9 @@ class Buffer:
     def view(self, n_bytes: int) -> memoryview:
         return memoryview(ffi.buffer(ffi.cast("char *", self.memory.data_ptr()), n_bytes))
 
-    def crc32(self, crc: int, begin: int, n_bytes: int) -> int:
+    def crc32(self, begin: int, n_bytes: int) -> int:
         at = ffi.cast("char *", self.memory.data_ptr() + begin)
-        return int(lib.base_crc32(crc, at, n_bytes))
+        return int(lib.base_crc32(0, at, n_bytes))
 
 
 class Incoming:
@@ -145,8 +154,32 @@ class Incoming:
         """Its device is one of those that are taken."""
         self._wanted.append(wanted)
 
-    def bring(self, read: Callable[[int, memoryview], object]) -> None:
-        """Reads all of it. read(offset, into) reads bytes of the file, and verifies them."""
+    def wanted(self) -> list[Wanted]:
+        """What has been added, in that order."""
+        return list(self._wanted)
+
+    def pieces(self) -> list[Piece]:
+        """To exchange what is wanted with other ranks; none if their devices have no way."""
+        devices = {one.into.device for one in self._wanted}
+        if len(devices) != 1 or not self._buffers or not ranks_exchange(device := devices.pop()):
+            return []
+        stream = self._streams[device]
+        assert stream is not None
+        try:
+            with torch.inference_mode(mode=False):
+                return [DevicePiece(buffer, stream, device) for buffer in self._buffers]
+        except RuntimeError:
+            return []  # the device has no memory left
+
+    def bring(
+        self,
+        read: Callable[[int, memoryview], object],
+        exchange: Callable[[], None] | None = None,
+    ) -> None:
+        """Brings all of it. read(offset, into) reads bytes of the file, and verifies them.
+
+        `exchange` brings it in the place of that, in pieces().
+        """
         wanted, self._wanted = self._wanted, []
         if not wanted or not self._buffers:
             return  # or all of it is empty
@@ -155,22 +188,27 @@ class Incoming:
             assert stream is not None
             # What the memory was used for before may not have been done yet.
             stream.wait_for_caller()
-        crcs: dict[int, int] = {}
         try:
-            most = self._buffers[0].memory.numel()
-            buffers = itertools.cycle(self._buffers)
-            for stretch in stretches(wanted, most):
-                buffer = next(buffers)
-                buffer.wait()
-                read(stretch.begin, buffer.view(stretch.n_bytes))
-                for part in stretch.parts:
-                    verify(part, buffer, crcs)
-                self._copy(stretch, buffer)
+            if exchange is not None:
+                exchange()
+            else:
+                self._bring(wanted, read)
             for buffer in self._buffers:
                 buffer.wait()
         finally:
             # Whatever has failed: from here on nobody writes to what is its owner's.
             self._abandon()
+
+    def _bring(self, wanted: list[Wanted], read: Callable[[int, memoryview], object]) -> None:
+        crcs: dict[int, int] = {}
+        buffers = itertools.cycle(self._buffers)
+        for stretch in stretches(wanted, self._buffers[0].memory.numel()):
+            buffer = next(buffers)
+            buffer.wait()
+            read(stretch.begin, buffer.view(stretch.n_bytes))
+            for part in stretch.unverified():
+                verify(part, buffer.crc32(part.at, part.n_bytes), crcs)
+            self._copy(stretch, buffer)
 
     def _copy(self, stretch: Stretch, buffer: Buffer) -> None:
         used: dict[torch.device, CopyStream] = {}
@@ -194,12 +232,10 @@ class Incoming:
                 buffer.events.clear()
 
 
-def verify(part: Part, buffer: Buffer, crcs: dict[int, int]) -> None:
-    """Compares a checksum that the reader could not: it has seen pieces only."""
+def verify(part: Part, crc32: int, crcs: dict[int, int]) -> None:
+    """Adds the checksum of a part to those of the parts before it, and compares the last."""
     wanted = part.wanted
-    if wanted.crc32 is None or part.is_all:
-        return
     key = id(wanted)
-    crcs[key] = buffer.crc32(crcs.get(key, 0), part.at, part.n_bytes)
+    crcs[key] = int(lib.base_crc32_combine(crcs.get(key, 0), crc32, part.n_bytes))
     if part.is_last and crcs[key] != wanted.crc32 and wanted.damaged is not None:
         raise wanted.damaged()

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
         def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
             """Queues a copy, and returns."""
 
+        def broadcast(self, memory: torch.Tensor, root: int) -> None:
+            """Queues what all ranks do together: one sends its memory to that of the others."""
+
         def record(self) -> CopyEvent:
             """The point behind the last copy."""
 
@@ -75,6 +78,12 @@ class _Stream:
         with torch.no_grad(), self._stream:
             into.copy_(source, non_blocking=True)
 
+    def broadcast(self, memory: torch.Tensor, root: int) -> None:
+        group: Any = torch.distributed.group.WORLD
+        with self._stream:
+            # The stream waits for it, not the caller.
+            group.broadcast(memory, root).wait()
+
     def record(self) -> CopyEvent:
         event: CopyEvent = self._stream.record_event()
         return event
@@ -105,6 +114,9 @@ class Blocking:
         with torch.no_grad():
             into.copy_(source)
 
+    def broadcast(self, memory: torch.Tensor, root: int) -> None:  # noqa: ARG002
+        raise NoStreamError("ranks send each other what they have on streams")
+
     def record(self) -> CopyEvent:
         return _Done()
 
@@ -129,6 +141,20 @@ def open_stream(device: torch.device) -> CopyStream:
     if not hasattr(torch.Stream, "__enter__"):
         raise NoStreamError(f"torch {torch.__version__} cannot choose a stream for a copy")
     return _Stream(device)
+
+
+def ranks_exchange(device: torch.device) -> bool:
+    """Whether the ranks of the job have a way between their devices, without the CPU's memory."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    # NCCL knows one device of each rank: the current one.
+    if torch.accelerator.current_device_index() != device.index:
+        return False
+    # As in "cpu:gloo,cuda:nccl".
+    each = distributed.get_backend_config().split(",")
+    backends = dict(one.split(":", 1) for one in each if ":" in one)
+    return backends.get(device.type, "gloo") != "gloo"
 
 
 def buffers_of(stream: CopyStream, n_bytes: int) -> list[torch.Tensor]:

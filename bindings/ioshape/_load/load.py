@@ -18,17 +18,12 @@ from ioshape import _torch as original
 from ioshape._errors import StorageError, failure
 from ioshape._files.verified import BoundedFile, Source
 from ioshape._load.contents import verify as verify_file
-from ioshape._load.into import (
-    Into,
-    failures_of,
-    fill,
-    filling_of,
-    load_into,
-)
+from ioshape._load.into import Into, fill, filling_of, load_into
 from ioshape._load.only import Only, load_only, patterns_of, pick
 from ioshape._load.places import load_at_once
 from ioshape._load.reader import Reader, can_read
 from ioshape._load.together import Together, all_ranks
+from ioshape._load.unread import failures_of
 from ioshape._native import lib
 from ioshape._tier.drain import folder_to_load_from
 from ioshape._tier.nearest import nearest
@@ -108,7 +103,8 @@ def load(
             path. If it is damaged, a FallbackWarning names it, and the file at the path is loaded.
         shared: True where all ranks of a job on several nodes load this file, and call this: each
             piece of it is read by one of them, who sends it to the others over torch.distributed.
-            On one node the page cache does that by itself.
+            On one node the page cache does that by itself, but for devices: from one to the others
+            pieces go by the backend that the default group has for them.
         pickle_load_args: as in torch.load.
 
     Raises:

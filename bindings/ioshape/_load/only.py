@@ -18,8 +18,9 @@ import torch
 
 from ioshape import _torch as original
 from ioshape._files.verified import Source
-from ioshape._load.into import UnreadFile, failures_of, is_native, join_names, tensors_in
+from ioshape._load.into import join_names
 from ioshape._load.places import Places
+from ioshape._load.unread import UnreadFile, failures_of, is_native, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

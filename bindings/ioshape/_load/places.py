@@ -15,7 +15,7 @@ import torch
 
 from ioshape._device.incoming import Incoming
 from ioshape._device.stream import bytes_of
-from ioshape._load.into import Unread, UnreadFile, failures_of, unread_object
+from ioshape._load.unread import Unread, UnreadFile, failures_of, unread_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -111,8 +111,7 @@ class Places:
             else:
                 moved[key] = there
                 self._incoming.add(self._file.wanted(record, bytes_of(there)))
-        self._file.bring(here)
-        self._incoming.bring(self._file.read_at)
+        self._file.bring(here, self._incoming)
         for key, storage in storages.items():
             if key not in moved:
                 moved[key] = self._place(storage)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load(shared=True): ranks on several nodes that want one file.
+"""load(shared=True): ranks on several nodes, or with a device each, that want one file.
 
-Its bytes are read in pieces, each by one rank, in turns, and sent to the others over the group of
-torch.distributed that save_group() uses. So the storage is asked for each of them once, whatever
-the number of nodes. What is small, such as the pickle, every rank reads.
+Its bytes are read in pieces, each by one rank, in turns, and sent to the others: over the group of
+torch.distributed that save_group() uses, or from device to device. So the storage is asked for each
+of them once, whatever the number of nodes. What is small, such as the pickle, every rank reads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ioshape._device.exchange import Piece
 from ioshape._device.incoming import Buffer, stretches, verify
 from ioshape._group import comm as _comm
 from ioshape._settings.job import job
@@ -57,20 +58,25 @@ class Together:
         if not self._has_met:
             self._meet(bytes(_DIGEST_BYTES))
 
-    def wants_the_same(self, wanted: Iterable[Wanted], file_bytes: int) -> bool:
-        """Whether all ranks want these bytes of such a file, and are on several nodes.
+    def wants_the_same(
+        self, wanted: Iterable[Wanted], file_bytes: int, *, on_devices: bool = False
+    ) -> bool:
+        """Whether all ranks want these bytes of such a file, and gain if they send them.
 
-        On one node the page cache gives them to all. The answer to a second question is no: others
-        may not have one.
+        They do if they are on several nodes; on one, the page cache gives the bytes to all. They do
+        anywhere if each has a device: then each byte is verified once, and crosses the CPU's memory
+        once. The answer to a second question is no: others may not have one.
         """
         if self._has_met:
             return False
-        told = hashlib.blake2b(str(file_bytes).encode(), digest_size=_DIGEST_BYTES)
+        told = hashlib.blake2b(f"{file_bytes} {on_devices}".encode(), digest_size=_DIGEST_BYTES)
         for one in wanted:
             told.update(f" {one.offset} {one.into.numel()} {one.crc32}".encode())
-        return self._meet(told.digest())
+        n_nodes = self._meet(told.digest())
+        return n_nodes > 1 or (n_nodes > 0 and on_devices)
 
-    def _meet(self, digest: bytes) -> bool:
+    def _meet(self, digest: bytes) -> int:
+        """On how many nodes they are; 0: somebody wants something else."""
         self._has_met = True
         node = hashlib.blake2b(self._node.encode(), digest_size=_DIGEST_BYTES).digest()
         own = torch.frombuffer(bytearray(digest + node), dtype=torch.uint8)
@@ -79,88 +85,102 @@ class Together:
             self._group.allgather([found], [own]).wait()
         except RuntimeError as error:
             _warn(f"not all ranks have come ({error})")
-            return False
+            return 0
         told = [bytes(one.tolist()) for one in found]
         digests = {one[:_DIGEST_BYTES] for one in told}
-        return digests == {digest} and any(digest) and len(set(told)) > 1
+        return len(set(told)) if digests == {digest} and any(digest) else 0
+
+    def pieces(self) -> list[Piece]:
+        """For what is wanted on the CPU."""
+        with torch.inference_mode(mode=False):
+            memory = [torch.empty(PIECE_BYTES, dtype=torch.uint8) for _ in range(_DEPTH)]
+        return [Piece(Buffer(one), self._group) for one in memory]
 
     def bring(
         self,
         wanted: list[Wanted],
+        pieces: list[Piece],
         read: Callable[[int, memoryview], object],
         tell: Callable[[int], object],
     ) -> None:
-        """Brings all of it, which is on the CPU. read(offset, into) reads bytes of the file.
+        """Brings all of it. read(offset, into) reads bytes of the file.
 
         tell(offset) hears how far it has come.
         """
-        with torch.inference_mode(mode=False):
-            free = [Buffer(torch.empty(PIECE_BYTES + 1, dtype=torch.uint8)) for _ in range(_DEPTH)]
-        left = deque(enumerate(stretches(wanted, PIECE_BYTES)))
-        under_way: deque[tuple[Stretch, Buffer, Any]] = deque()
+        free = list(pieces)
+        left = deque(enumerate(stretches(wanted, free[0].most)))
+        under_way: deque[tuple[Stretch, Piece]] = deque()
         alone: list[Stretch] = []
         crcs: dict[int, int] = {}
         # All ranks send for the same pieces before they look at the same one. So all of them are
         # at the same place when something is missing.
         while under_way or (left and not alone):
             while free and left and not alone:
-                number, piece = left.popleft()
-                buffer = free.pop()
-                under_way.append((piece, buffer, self._send(number, piece, buffer, read)))
-            piece, buffer, work = under_way.popleft()
+                number, stretch = left.popleft()
+                under_way.append((stretch, free.pop()))
+                self._send(number, *under_way[-1], read)
+            stretch, piece = under_way.popleft()
+            came = _has_come(stretch, piece)
             # Checksums go on from piece to piece: none may come before one that is missing.
-            if not self._has_come(piece, buffer, work) or alone:
-                alone.append(piece)
+            if came is None or alone:
+                alone.append(stretch)
             elif self._failure is None:
                 # Who raised here would be missing: it goes on until the others know.
                 try:
-                    _deliver(piece, buffer, crcs)
-                    tell(piece.begin + piece.n_bytes)
+                    _deliver(stretch, piece, came, crcs)
+                    tell(stretch.begin + stretch.n_bytes)
                 except BaseException as error:
                     self._failure = error
-            free.append(buffer)
+            free.append(piece)
         if self._failure is not None:
             raise self._failure
-        for piece in [*alone, *(piece for _, piece in left)]:
-            read(piece.begin, free[0].view(piece.n_bytes))
-            _deliver(piece, free[0], crcs)
+        for stretch in [*alone, *(stretch for _, stretch in left)]:
+            piece = free[0]
+            piece.buffer.wait()
+            read(stretch.begin, piece.buffer.view(stretch.n_bytes))
+            piece.take(stretch.n_bytes)
+            _deliver(stretch, piece, _sums(stretch, piece), crcs)
 
     def _send(
         self,
         number: int,
-        piece: Stretch,
-        buffer: Buffer,
+        stretch: Stretch,
+        piece: Piece,
         read: Callable[[int, memoryview], object],
-    ) -> Any:
-        """The byte behind a piece says whether it is one."""
+    ) -> None:
         reader = number % self._size
         if reader == self._rank:
-            buffer.memory[piece.n_bytes] = 0
+            sums: list[int] | None = None
             if self._failure is None:
                 try:
-                    read(piece.begin, buffer.view(piece.n_bytes))
-                    buffer.memory[piece.n_bytes] = 1
+                    read(stretch.begin, piece.buffer.view(stretch.n_bytes))
+                    sums = _sums(stretch, piece)
                 except BaseException as error:
                     self._failure = error
-        return self._group.broadcast(buffer.memory[: piece.n_bytes + 1], reader)
-
-    def _has_come(self, piece: Stretch, buffer: Buffer, work: Any) -> bool:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            _warn(f"a rank is gone ({error})")
-            return False
-        return bool(buffer.memory[piece.n_bytes])
+            piece.end(stretch.n_bytes, sums)
+        piece.send(stretch.n_bytes, reader, is_root=reader == self._rank)
 
 
-def _deliver(piece: Stretch, buffer: Buffer, crcs: dict[int, int]) -> None:
-    for part in piece.parts:
-        verify(part, buffer, crcs)
-        wanted, begin, n_bytes, at = part
-        if not begin and wanted.begins is not None:
-            wanted.begins()
-        with torch.no_grad():
-            wanted.into[begin : begin + n_bytes] = buffer.memory[at : at + n_bytes]
+def _has_come(stretch: Stretch, piece: Piece) -> tuple[int, int] | None:
+    try:
+        return piece.wait(stretch.n_bytes)
+    except RuntimeError as error:
+        _warn(f"a rank is gone ({error})")
+        return None
+
+
+def _sums(stretch: Stretch, piece: Piece) -> list[int]:
+    """Of the parts that the reader could not verify: it has seen pieces only."""
+    return [piece.buffer.crc32(part.at, part.n_bytes) for part in stretch.unverified()]
+
+
+def _deliver(stretch: Stretch, piece: Piece, sums: Iterable[int], crcs: dict[int, int]) -> None:
+    for part, crc32 in zip(stretch.unverified(), sums, strict=False):
+        verify(part, crc32, crcs)
+    for part in stretch.parts:
+        if not part.begin and part.wanted.begins is not None:
+            part.wanted.begins()
+        piece.deliver(part)
 
 
 def _warn(why: str) -> None:

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file of which torch makes the object, without the bytes of its storages.
+
+Their memory is taken and never touched; what is wanted of them is read to its place afterwards.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import ctypes
+import io
+import struct
+import sys
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+
+from ioshape import _torch as original
+from ioshape._device.incoming import Wanted
+from ioshape._errors import DamagedError
+from ioshape._files.verified import Source
+from ioshape._load.contents import name_damage
+from ioshape._load.reader import Request
+from ioshape._native import ffi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ioshape._device.incoming import Incoming
+    from ioshape._load.reader import RawRecord, Reader
+    from ioshape._load.together import Together
+    from ioshape._save.report import Progress
+
+# What zip has before each record: a signature, and how long the two fields are that follow it.
+_HEADER = struct.Struct("<4s22xHH")
+_HEADER_SIGNATURE = b"PK\3\4"
+
+# Less has come before anybody is ready for it.
+_LEAST_EXPECTED_BYTES = 8 << 20
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+_CONTAINERS = (dict, collections.OrderedDict, list, tuple, set)
+_PLAIN_TYPES = (
+    str,
+    bytes,
+    bytearray,
+    bool,
+    int,
+    float,
+    complex,
+    type(None),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Unread(NamedTuple):
+    """A record, and the address where it is wanted."""
+
+    record: RawRecord
+    address: int
+    #: is called before the first of its bytes comes
+    begins: Callable[[], object] = _nothing
+
+
+class UnreadFile(Source):
+    """A file of which torch gets all but the bytes of storages."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        progress: Callable[[Progress], object] | None,
+        *,
+        is_whole: bool = True,
+        together: Together | None = None,
+    ) -> None:
+        """`is_whole`: all storages will be wanted. `together`: by other ranks, too."""
+        super().__init__(reader, progress)
+        self._together = together
+        self._is_expected = is_whole and together is None
+        self._listed = reader.records()
+        self._records = {record.file_offset: record for record in self._listed}
+        self._numbers = {record.file_offset: number for number, record in enumerate(self._listed)}
+        self._offsets = sorted(self._numbers)
+        #: by the address that torch has given their bytes
+        self.unread: dict[int, RawRecord] = {}
+        #: the records that are no storages, by name
+        self.small: dict[str, bytes] = {}
+
+    def readinto(self, buffer: Any) -> int:
+        """Leaves the memory of storages as it is."""
+        view = memoryview(buffer).cast("B")
+        record = self._records.get(self._position)
+        if record is None or view.nbytes != record.n_bytes:
+            header = self._header() if view.nbytes == _HEADER.size else None
+            if header is None:
+                return super().readinto(view)
+            view[:] = header
+        elif record.name.startswith("data/"):
+            self._expect(record)
+            self.unread[ctypes.addressof(ctypes.c_ubyte.from_buffer(view))] = record
+        else:
+            super().readinto(view)
+            self.small[record.name] = bytes(view)
+            return view.nbytes
+        self._position += view.nbytes
+        return view.nbytes
+
+    def _expect(self, record: RawRecord) -> None:
+        """The storage is not to idle while torch makes the object."""
+        if not self.unread and self._is_expected and self.n_bytes >= _LEAST_EXPECTED_BYTES:
+            self._reader.expect(self._numbers[record.file_offset])
+
+    def _header(self) -> bytes | None:
+        """What torch looks for before a record, without a read: where the data begin is known.
+
+        Of the records that the reader has listed, the headers have been compared with that.
+        """
+        number = bisect.bisect(self._offsets, self._position)
+        if number == len(self._offsets):
+            return None
+        gap = self._offsets[number] - self._position - _HEADER.size
+        name_bytes = min(gap, 0xFFFF)
+        if not 0 < name_bytes <= gap <= 2 * 0xFFFF:
+            return None
+        return _HEADER.pack(_HEADER_SIGNATURE, name_bytes, gap - name_bytes)
+
+    def close(self) -> None:
+        """The reader stays open: torch may have to read all of it, without this."""
+        io.RawIOBase.close(self)
+
+    def bring(self, wanted: Iterable[Unread], incoming: Incoming) -> None:
+        """Reads records to where they are wanted, in the order of the file; brings `incoming`."""
+        in_order = sorted(wanted, key=lambda one: one.record.file_offset)
+        if self._together is None or not self._bring_together(self._together, in_order, incoming):
+            self._bring(in_order)
+            incoming.bring(self.read_at)
+
+    def _bring(self, in_order: list[Unread]) -> None:
+        if not in_order:
+            return
+        for one in in_order:
+            one.begins()
+        first, last = in_order[0].record, in_order[-1].record
+        try:
+            self._reader.read_records(
+                [
+                    Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
+                    for record, address, _ in in_order
+                ],
+                lambda now: self.tell_progress(first.file_offset + now.done_bytes),
+            )
+            self.tell_progress(last.file_offset + last.n_bytes)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _bring_together(
+        self, together: Together, in_order: list[Unread], incoming: Incoming
+    ) -> bool:
+        """False if the ranks do not send each other anything."""
+        on_devices = incoming.wanted()
+        once = {one.record.file_offset: one for one in reversed(in_order)}
+        here = [self._in_memory(one) for one in once.values() if one.record.n_bytes]
+        pieces = incoming.pieces() if on_devices else together.pieces() if here else []
+        if not pieces:
+            together.leave()
+            return False
+        wanted = [*on_devices, *here]
+        if not together.wants_the_same(wanted, self.n_bytes, on_devices=bool(on_devices)):
+            return False
+
+        def bring() -> None:
+            together.bring(wanted, pieces, self.read_at, self.tell_progress)
+
+        if on_devices:
+            incoming.bring(self.read_at, bring)
+        else:
+            bring()
+        for one in in_order:
+            first = once[one.record.file_offset]
+            if one is not first:
+                one.begins()
+                ctypes.memmove(one.address, first.address, one.record.n_bytes)
+        return True
+
+    def _in_memory(self, unread: Unread) -> Wanted:
+        record, address, begins = unread
+        memory = ffi.buffer(ffi.cast("char *", address), record.n_bytes)
+        return self.wanted(record, torch.frombuffer(memory, dtype=torch.uint8), begins)
+
+    def read_at(self, offset: int, into: memoryview) -> None:
+        """Reads bytes of the file as it lies. What has a checksum of its own is verified."""
+        self.seek(offset)
+        super().readinto(into)
+
+    def wanted(
+        self, record: RawRecord, into: torch.Tensor, begins: Callable[[], object] | None = None
+    ) -> Wanted:
+        """All of a record, on a device."""
+        crc32 = self._reader.crc32_of_all(record)
+        return Wanted(record.file_offset, into, begins, crc32, lambda: self._damaged(record))
+
+    def _damaged(self, record: RawRecord) -> BaseException:
+        self.failure = self._reader.damaged(record)
+        return self.failure
+
+
+def tensors_in(root: Any) -> Iterator[torch.Tensor]:
+    """All tensors in it.
+
+    Raises:
+        TypeError: there is something in it that may have looked at a tensor's bytes, or hides one.
+    """
+    seen: set[int] = set()
+    left = [root]
+    while left:
+        value = left.pop()
+        if type(value) in TENSORS:
+            is_strange = value.is_quantized or value.is_nested or value.__dict__
+            if is_strange or value.layout != torch.strided:
+                raise TypeError("not a plain tensor")
+            yield value
+        elif type(value) in _CONTAINERS:
+            if id(value) not in seen:
+                seen.add(id(value))
+                left += getattr(value, "__dict__", {}).values()
+                left += [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        elif type(value) not in _PLAIN_TYPES:
+            raise TypeError(f"{type(value).__name__} may be anything")
+
+
+def _allowed_by_user(pickled: bytes) -> bool:
+    """Whether it names a function that torch itself does not trust, but the program does."""
+    names: list[Any] = getattr(torch.serialization, "get_safe_globals", list)()
+    for allowed in names:
+        function = allowed[0] if isinstance(allowed, tuple) else allowed
+        if getattr(function, "__qualname__", "").rpartition(".")[2].encode() in pickled:
+            return True
+    return False
+
+
+def is_native(file: UnreadFile) -> bool:
+    """Whether torch takes the bytes as they are."""
+    asked = getattr(torch.serialization, "get_default_load_endianness", lambda: None)()
+    return asked is None and file.small.get("byteorder", b"little") == sys.byteorder.encode()
+
+
+def unread_object(file: UnreadFile, map_location: Any) -> tuple[Any, list[torch.Tensor]] | None:
+    """The object without the bytes of its large tensors, and all tensors in it.
+
+    None if something in it may have made something of those bytes: then all must be read.
+    """
+    try:
+        loaded = original.load(cast("IO[bytes]", file), map_location, weights_only=True, mmap=False)
+        tensors = list(tensors_in(loaded))
+        addresses = {address_of(tensor) for tensor in tensors}
+    except Exception:  # whatever it is, torch.load will say it
+        if file.failure is not None:
+            raise file.failure from None
+        return None
+    if not file.unread.keys() <= addresses or not is_native(file):
+        return None
+    return None if _allowed_by_user(file.small.get("data.pkl", b"")) else (loaded, tensors)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@contextlib.contextmanager
+def failures_of(file: Source, part: tuple[int, int] | None) -> Iterator[None]:
+    """What a read failed with is raised, whatever torch makes of it.
+
+    `part` is where a member of a bundle lies in its file.
+    """
+    try:
+        yield
+        if file.failure is not None:
+            raise file.failure
+    except BaseException as error:
+        if isinstance(file.failure, DamagedError):
+            raise name_damage(file.failure, part) from None
+        if file.failure is not None and file.failure is not error:
+            raise file.failure from None
+        raise
