@@ -212,6 +212,14 @@ struct ioshape_reader_info {
 	uint32_t block_bytes;
 	uint32_t torch_zip; /**< 0: it is read as a file in another format */
 	uint32_t checksums; /**< 1: what is read can be verified */
+	/**
+	 * For those who bring bytes to where the CPU does not see them, as by GPUDirect Storage: a
+	 * descriptor of the file that was opened, for direct reads (O_DIRECT). The reader closes
+	 * it. -1 if the file cannot be read directly.
+	 */
+	int32_t direct_fd;
+	uint32_t reserved;
+	uint64_t file_offset; /**< where in that file offset 0 is: a part may be open */
 };
 
 #define IOSHAPE_READER_INFO_INIT IOSHAPE_SIZED(ioshape_reader_info)
@@ -224,6 +232,11 @@ struct ioshape_record_info {
 	uint64_t file_offset; /**< of the record's first byte of data */
 	uint32_t crc32;
 	uint32_t reserved;
+	/**
+	 * One CRC-32 for each block_bytes of the record, the last one of what is left. NULL if
+	 * there are none. Valid until the reader is freed.
+	 */
+	const uint32_t *block_crc32;
 };
 
 #define IOSHAPE_RECORD_INFO_INIT IOSHAPE_SIZED(ioshape_record_info)

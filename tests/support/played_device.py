@@ -61,6 +61,15 @@ class Stream:
 
         self.queue.append(copy)
 
+    def compute(self, result: Callable[[], torch.Tensor], into: torch.Tensor) -> None:
+        assert self.waited_for_caller, "it might come before what the caller has asked for"
+        self._poison(into)
+
+        def take() -> None:
+            into.copy_(result())
+
+        self.queue.append(take)
+
     def broadcast(self, memory: torch.Tensor, root: int) -> None:
         assert self.waited_for_caller, "it might come before what the caller has asked for"
         if self.device.rank != root:

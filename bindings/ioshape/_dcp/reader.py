@@ -18,8 +18,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.futures import Future
 
 from ioshape._dcp import metadata as description
-from ioshape._device.incoming import Incoming, Wanted
+from ioshape._device.incoming import Incoming
 from ioshape._device.stream import bytes_of, changed
+from ioshape._device.stretches import Wanted
 from ioshape._errors import DamagedError, StorageError
 from ioshape._load.contents import tensors_of
 from ioshape._load.reader import Reader as ZipReader

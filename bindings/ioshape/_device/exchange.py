@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from ioshape._device.incoming import Buffer, Part
+    from ioshape._device.incoming import Buffer
     from ioshape._device.stream import CopyStream
+    from ioshape._device.stretches import Part
 
 # Whether the piece is there, and checksums: of the part that began in an earlier piece, and of the
 # one that goes on in a later one.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
 
     class CopyEvent(Protocol):
         """A point in the queue of copies."""
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
         def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
             """Queues a copy, and returns."""
+
+        def compute(self, result: Callable[[], torch.Tensor], into: torch.Tensor) -> None:
+            """Queues what the call computes on the device, and a copy of its result."""
 
         def broadcast(self, memory: torch.Tensor, root: int) -> None:
             """Queues what all ranks do together: one sends its memory to that of the others."""
@@ -78,6 +82,10 @@ class _Stream:
         with torch.no_grad(), self._stream:
             into.copy_(source, non_blocking=True)
 
+    def compute(self, result: Callable[[], torch.Tensor], into: torch.Tensor) -> None:
+        with torch.no_grad(), self._stream:
+            into.copy_(result(), non_blocking=True)
+
     def broadcast(self, memory: torch.Tensor, root: int) -> None:
         group: Any = torch.distributed.group.WORLD
         with self._stream:
@@ -113,6 +121,9 @@ class Blocking:
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         with torch.no_grad():
             into.copy_(source)
+
+    def compute(self, result: Callable[[], torch.Tensor], into: torch.Tensor) -> None:
+        into.copy_(result())
 
     def broadcast(self, memory: torch.Tensor, root: int) -> None:  # noqa: ARG002
         raise NoStreamError("ranks send each other what they have on streams")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ioshape._device.incoming import Incoming
 from ioshape._device.stream import bytes_of, changed
 from ioshape._errors import DamagedError, Different, MismatchError
 from ioshape._files.verified import Source
@@ -217,7 +216,7 @@ class Bringer:
 
     def __init__(self, file: UnreadFile) -> None:
         self._file = file
-        self._incoming = Incoming(file.n_bytes)
+        self._incoming = file.incoming()
         #: names of the targets that are no longer what they were
         self.changed: list[str] = []
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ioshape._device.incoming import Incoming
 from ioshape._device.stream import bytes_of
 from ioshape._load.unread import Unread, UnreadFile, failures_of, unread_object
 
@@ -33,7 +32,7 @@ class Places:
     def __init__(self, map_location: Any, file: UnreadFile) -> None:
         self._asked = map_location
         self._file = file
-        self._incoming = Incoming(file.n_bytes)
+        self._incoming = file.incoming()
         self._tags: dict[int, str] = {}
         self._devices: dict[Any, torch.device] = {}
 

@@ -7,6 +7,7 @@ import errno
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import Owner, said, sized
+from ioshape._device.stretches import BLOCK_BYTES, OpenFile
 from ioshape._errors import Facts, StorageError, last_failure, raised_for
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
@@ -27,6 +28,8 @@ class RawRecord(NamedTuple):
     #: of its first byte of data
     file_offset: int
     crc32: int
+    #: of each block, in memory of the reader; None if there are none
+    blocks: Any = None
 
 
 class Request(NamedTuple):
@@ -141,6 +144,16 @@ class Reader(Owner):
         # torch's skip_data() leaves 0 where somebody else brings the data.
         return record.crc32 or None
 
+    def blocks_of(self, record: RawRecord) -> Any:
+        """By number, the checksums of a record's blocks of a MiB; None if there are no such, or
+        nobody wants to know."""
+        return record.blocks if self._verify and self.block_bytes == BLOCK_BYTES else None
+
+    def opened(self) -> OpenFile | None:
+        """The file, for reads past the CPU; None if it cannot be read directly."""
+        info = self._info()
+        return OpenFile(info.direct_fd, info.file_offset) if info.direct_fd >= 0 else None
+
     def damaged(self, record: RawRecord) -> StorageError:
         """The error of a record of which somebody has computed another checksum."""
         return raised_for(
@@ -166,7 +179,10 @@ class Reader(Owner):
         found = []
         for index in range(self._info().records):
             self._check(lib.ioshape_reader_get_record(self._pointer, index, info))
-            found.append(RawRecord(said(info.name), info.bytes, info.file_offset, info.crc32))
+            blocks = info.block_crc32 or None
+            found.append(
+                RawRecord(said(info.name), info.bytes, info.file_offset, info.crc32, blocks)
+            )
         return found
 
     def read_file(self, offset: int, into: memoryview) -> None:

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ioshape._device.exchange import Piece
-from ioshape._device.incoming import Buffer, stretches, verify
+from ioshape._device.incoming import Buffer
+from ioshape._device.stretches import stretches, verify
 from ioshape._group import comm as _comm
 from ioshape._settings.job import job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ioshape._device.incoming import Stretch, Wanted
+    from ioshape._device.stretches import Stretch, Wanted
 
 # Large enough for a network, and for the storage, where one rank reads it.
 PIECE_BYTES = 16 << 20

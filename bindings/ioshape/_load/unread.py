@@ -18,7 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from ioshape import _torch as original
-from ioshape._device.incoming import Wanted
+from ioshape._device.incoming import Incoming
+from ioshape._device.stretches import Wanted
 from ioshape._errors import DamagedError
 from ioshape._files.verified import Source
 from ioshape._load.contents import name_damage
@@ -28,7 +29,6 @@ from ioshape._native import ffi
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ioshape._device.incoming import Incoming
     from ioshape._load.reader import RawRecord, Reader
     from ioshape._load.together import Together
     from ioshape._save.report import Progress
@@ -206,7 +206,14 @@ class UnreadFile(Source):
     ) -> Wanted:
         """All of a record, on a device."""
         crc32 = self._reader.crc32_of_all(record)
-        return Wanted(record.file_offset, into, begins, crc32, lambda: self._damaged(record))
+        blocks = self._reader.blocks_of(record)
+        return Wanted(
+            record.file_offset, into, begins, crc32, lambda: self._damaged(record), blocks
+        )
+
+    def incoming(self) -> Incoming:
+        """For what is wanted on devices."""
+        return Incoming(self.n_bytes, self._reader.opened())
 
     def _damaged(self, record: RawRecord) -> BaseException:
         self.failure = self._reader.damaged(record)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's library for GPUDirect Storage: reads from a file to a GPU, past the CPU's memory.
+
+It is loaded if it is there. torch has functions for it, too, but they hold the interpreter's lock
+while they read, and know whole storages only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+_LIBRARY = "libcufile.so.0"
+_KIND_OF_DESCRIPTOR = 1  # CU_FILE_HANDLE_TYPE_OPAQUE_FD
+
+
+class _Result(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_int), ("cuda_code", ctypes.c_int))
+
+
+class _Handle(ctypes.Union):
+    _fields_ = (("descriptor", ctypes.c_int), ("pointer", ctypes.c_void_p))
+
+
+class _Description(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("handle", _Handle), ("operations", ctypes.c_void_p))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Its calls let other threads of Python run.
+
+    Raises:
+        OSError: it is not there.
+    """
+    library = ctypes.CDLL(_LIBRARY, use_errno=True)
+    library.cuFileHandleRegister.restype = _Result
+    library.cuFileHandleDeregister.argtypes = (ctypes.c_void_p,)
+    library.cuFileHandleDeregister.restype = None
+    library.cuFileRead.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int64,
+        ctypes.c_int64,
+    )
+    library.cuFileRead.restype = ctypes.c_ssize_t
+    return library
+
+
+class CuFile:
+    """A file that is read so. The descriptor stays its owner's.
+
+    Raises:
+        OSError: the library is not there, or cannot do it with this file.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._library = _library()
+        self._pointer = ctypes.c_void_p()
+        described = _Description(_KIND_OF_DESCRIPTOR, _Handle(descriptor=descriptor))
+        result = self._library.cuFileHandleRegister(
+            ctypes.byref(self._pointer), ctypes.byref(described)
+        )
+        if result.code:
+            raise OSError(f"cuFileHandleRegister() failed with {result.code}, {result.cuda_code}")
+
+    def close(self) -> None:
+        self._library.cuFileHandleDeregister(self._pointer)
+
+    def read(self, offset: int, address: int, n_bytes: int) -> None:
+        """Reads to memory of the GPU that is current on this thread.
+
+        Raises:
+            OSError: it failed.
+        """
+        done = 0
+        while done < n_bytes:
+            count = self._library.cuFileRead(
+                self._pointer, address, n_bytes - done, offset + done, done
+            )
+            if count == -1:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            if count <= 0:
+                raise OSError(f"cuFileRead() returned {count} at byte {offset + done}")
+            done += count

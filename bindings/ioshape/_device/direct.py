@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a file to a GPU by GPUDirect Storage, and verified there.
+
+What has a checksum for each of its blocks can come so: the GPU computes what the CPU does not see.
+A block that is not as it should be is read again by way of the CPU, which finds out whether the
+file is damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+
+from ioshape._device.crc32 import crc32_of_blocks
+from ioshape._device.cufile import CuFile
+from ioshape._device.stretches import BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
+
+    from ioshape._device.stream import CopyStream
+    from ioshape._device.stretches import OpenFile, Stretch
+
+# A call reads a stretch, and returns when it is there.
+_THREADS = 8
+# So many stretches are read each way to see which one is faster.
+_TRIED = 16
+_LEAST = 3 * _TRIED + _THREADS + 2
+
+
+class Direct:
+    """Reads stretches of one part, of whole blocks.
+
+    Raises:
+        OSError: there is no such way.
+    """
+
+    def __init__(self, opened: OpenFile, stream: CopyStream, device: torch.device) -> None:
+        self._file = CuFile(opened.descriptor)
+        self._base = opened.base
+        self._stream = stream
+        self._device = device
+        self._threads = ThreadPoolExecutor(_THREADS, "ioshape-direct", self._begin_thread)
+
+    def _begin_thread(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def __enter__(self) -> Direct:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # No call is under way afterwards.
+        self._threads.shutdown(cancel_futures=True)
+        self._file.close()
+
+    def bring(self, wanted: list[Stretch], by_cpu: Callable[[Iterable[Stretch]], object]) -> None:
+        """Brings them, also `by_cpu`: which way is faster is found out with the first ones.
+
+        It depends on the storage and on what else uses it now, and on what the page cache has.
+        """
+        if len(wanted) < _LEAST:
+            by_cpu(wanted)
+            return
+        left = deque(wanted)
+        again: list[Stretch] = []
+
+        def take(count: int) -> list[Stretch]:
+            return [left.popleft() for _ in range(count)]
+
+        def cpu_s(tried: list[Stretch]) -> float:
+            started = time.monotonic()
+            by_cpu(tried)
+            return time.monotonic() - started
+
+        def direct_s(tried: list[Stretch]) -> float:
+            started = time.monotonic()
+            again.extend(self._bring(tried))
+            return math.inf if again else time.monotonic() - started
+
+        # The first of each has things to prepare. Reads past the CPU are in no stream. But now the
+        # device has done what it was asked for earlier: these ones are copied after that.
+        cpu_s(take(_TRIED))
+        enough_s = cpu_s(take(_TRIED))
+        direct_s(take(1))
+        if (
+            # Otherwise not even all threads at once would be faster.
+            direct_s(take(1)) * _TRIED / _THREADS < enough_s
+            and direct_s(take(_THREADS)) < math.inf
+            and direct_s(take(_TRIED)) < enough_s
+        ):
+            again += self._bring(take(len(left)))
+        by_cpu(sorted([*again, *left], key=lambda one: one.begin))
+
+    def _bring(self, wanted: Iterable[Stretch]) -> list[Stretch]:
+        """Those that must be read again: they are not as they should be, or could not be read."""
+        left = deque(wanted)
+        under_way: deque[tuple[Stretch, Future[None]]] = deque()
+        sums: list[tuple[Stretch, torch.Tensor]] = []
+        failed: list[Stretch] = []
+        while under_way or left:
+            while left and len(under_way) < 2 * _THREADS:
+                stretch = left.popleft()
+                under_way.append((stretch, self._threads.submit(self._read, stretch)))
+            stretch, reading = under_way.popleft()
+            try:
+                reading.result()
+                sums.append((stretch, self._sums(stretch)))
+            except (OSError, RuntimeError) as error:  # or the GPU has no memory left
+                _warn(str(error))
+                failed += [stretch, *left]
+                left.clear()
+        self._stream.record().synchronize()
+        return failed + [stretch for stretch, found in sums if not _is_right(stretch, found)]
+
+    def _read(self, stretch: Stretch) -> None:
+        part = stretch.parts[0]
+        into = part.wanted.into[part.begin : part.begin + part.n_bytes]
+        self._file.read(self._base + stretch.begin, into.data_ptr(), part.n_bytes)
+
+    def _sums(self, stretch: Stretch) -> torch.Tensor:
+        """Where the CPU can see them, once the stream has done all that it was asked for."""
+        part = stretch.parts[0]
+        here = self._stream.pinned(part.n_bytes // BLOCK_BYTES * 4)
+        memory = part.wanted.into[part.begin : part.begin + part.n_bytes]
+        self._stream.compute(lambda: crc32_of_blocks(memory, BLOCK_BYTES).view(-1), here)
+        return here
+
+
+def share_out(wanted: Iterable[Stretch]) -> tuple[list[Stretch], list[Stretch]]:
+    """What may come either way, and what by way of the CPU only, as the end of a record."""
+    either: list[Stretch] = []
+    by_cpu: list[Stretch] = []
+    for stretch in wanted:
+        part = stretch.parts[0]
+        whole = part.n_bytes // BLOCK_BYTES * BLOCK_BYTES
+        if len(stretch.parts) > 1 or part.wanted.blocks is None or not whole:
+            by_cpu.append(stretch)
+            continue
+        either.append(stretch.cut(0, whole))
+        if whole < part.n_bytes:
+            by_cpu.append(stretch.cut(whole, part.n_bytes))
+    return either, by_cpu
+
+
+def _is_right(stretch: Stretch, sums: torch.Tensor) -> bool:
+    part = stretch.parts[0]
+    blocks = part.wanted.blocks
+    first = part.begin // BLOCK_BYTES
+    for number, found in enumerate(sums.view(-1, 4).tolist()):
+        if int.from_bytes(bytes(found), "little") != blocks[first + number]:
+            offset = stretch.begin + number * BLOCK_BYTES
+            _warn(f"the block at offset {offset} did not come as it should")
+            return False
+    return True
+
+
+def _warn(why: str) -> None:
+    logging.getLogger("ioshape").warning("loads without GPUDirect Storage: %s", why)
