@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from . import fio
-from .cache import cached, evict, require_cold, require_warm
+from .cache import evict, make_warm, require_cold
 from .rounds import GB, Sample, fastest, median_gb_per_s, speed_ratio
 from .setting import Figure, Outcome, Setting
 
@@ -26,12 +26,6 @@ def make_cold(setting: Setting, path: Path) -> None:
 def read(setting: Setting, path: Path, chunk: int) -> Sample:
     answer = setting.worker.ask("read", path=path, chunk=chunk)
     return Sample(float(answer["seconds"]), path.stat().st_size, answer)
-
-
-def make_warm(setting: Setting, path: Path) -> None:
-    if cached(setting, path) < 1:
-        read(setting, path, MIB)
-    require_warm(setting, path)
 
 
 def load(setting: Setting, path: Path, *, check: bool = False) -> Sample:

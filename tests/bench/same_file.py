@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from .cache import evict, require_cold, require_warm
+from .cache import evict, make_warm, require_cold
 from .gather_ranks import Ranks, all_of
 from .gather_torch import OURS, TORCH, torch_ranks
 from .rounds import Sample, median_seconds, time_ratio
 from .setting import Figure, Outcome, Setting
-from .torch_load import fill_cache
 from .torch_worker import ROOM_FOR_ONE, Ballast, clear
 
 # A restart of data-parallel ranks, and one of more ranks for the bytes alone.
@@ -51,8 +50,7 @@ def chill(setting: Setting, ranks: Ranks) -> None:
 def warm(setting: Setting, ranks: Ranks) -> None:
     ballast = take_room(setting, ranks)
     for path in files(setting).values():
-        fill_cache(path)
-        require_warm(setting, path)
+        make_warm(setting, path)
     ballast.give()
 
 

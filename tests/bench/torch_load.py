@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from . import fio
-from .cache import cached, evict, require_cold, require_warm
+from .cache import evict, make_warm, require_cold
 from .rounds import (
     GB,
     Sample,
@@ -48,8 +48,6 @@ LOADERS = {
 }
 SAFE_LOADERS = {SAFETENSORS: (SAFETENSORS, SAFETENSORS)}
 
-WARM_CHUNK = MIB
-
 
 def load(
     setting: Setting,
@@ -73,13 +71,6 @@ def files(setting: Setting) -> list[Path]:
     return [path for path in paths if path.exists()]
 
 
-def fill_cache(path: Path) -> None:
-    buffer = bytearray(WARM_CHUNK)
-    with path.open("rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
-
-
 def chill(setting: Setting) -> None:
     """torch.load takes memory twice: for the file in the page cache, and for what is loaded."""
     for path in files(setting):
@@ -95,9 +86,7 @@ def warm(setting: Setting) -> None:
     ballast = Ballast(int(setting.size * ROOM_FOR_ONE))
     ballast.take()
     for path in files(setting):
-        if cached(setting, path) < 1:
-            fill_cache(path)
-        require_warm(setting, path)
+        make_warm(setting, path)
     ballast.give()
 
 

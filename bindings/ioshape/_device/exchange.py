@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Whether the piece is there, and checksums: of the part that began in an earlier piece, and of the
 # one that goes on in a later one.
 _TRAILER = struct.Struct("<B3x2I")
+TRAILER_BYTES = _TRAILER.size
 
 
 class Piece:
@@ -27,20 +28,20 @@ class Piece:
     def __init__(self, buffer: Buffer, group: Any = None) -> None:
         self.buffer = buffer
         #: bytes that it has room for
-        self.most = buffer.memory.numel() - _TRAILER.size
+        self.most = buffer.memory.numel() - TRAILER_BYTES
         self._group = group
         self._work: Any = None
 
     def end(self, n_bytes: int, crcs: list[int] | None) -> None:
         """Says what is sent along: None if there is nothing to be sent."""
         first, last = [*(crcs or []), 0, 0][:2]
-        self.buffer.view(n_bytes + _TRAILER.size)[n_bytes:] = _TRAILER.pack(
+        self.buffer.view(n_bytes + TRAILER_BYTES)[n_bytes:] = _TRAILER.pack(
             crcs is not None, first, last
         )
 
     def send(self, n_bytes: int, root: int, *, is_root: bool) -> None:  # noqa: ARG002
         """Sends for it; all ranks do."""
-        self._work = self._group.broadcast(self.buffer.memory[: n_bytes + _TRAILER.size], root)
+        self._work = self._group.broadcast(self.buffer.memory[: n_bytes + TRAILER_BYTES], root)
 
     def wait(self, n_bytes: int) -> tuple[int, int] | None:
         """The checksums, when it is there. None: who should have sent it had none.
@@ -49,7 +50,7 @@ class Piece:
             RuntimeError: it did not come.
         """
         self._wait()
-        came = self.buffer.view(n_bytes + _TRAILER.size)[n_bytes:]
+        came = self.buffer.view(n_bytes + TRAILER_BYTES)[n_bytes:]
         is_there, first, last = _TRAILER.unpack(came)
         return (first, last) if is_there else None
 
@@ -78,7 +79,7 @@ class DevicePiece(Piece):
         self._there = torch.empty_like(buffer.memory, device=device)
 
     def send(self, n_bytes: int, root: int, *, is_root: bool) -> None:
-        end = n_bytes + _TRAILER.size
+        end = n_bytes + TRAILER_BYTES
         here, there = self.buffer.memory[:end], self._there[:end]
         if is_root:
             self._stream.copy(there, here)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ioshape._device.exchange import Piece
+from ioshape._device.exchange import TRAILER_BYTES, Piece
 from ioshape._device.incoming import Buffer
 from ioshape._device.stretches import stretches, verify
 from ioshape._group import comm as _comm
@@ -94,7 +94,8 @@ class Together:
     def pieces(self) -> list[Piece]:
         """For what is wanted on the CPU."""
         with torch.inference_mode(mode=False):
-            memory = [torch.empty(PIECE_BYTES, dtype=torch.uint8) for _ in range(_DEPTH)]
+            n_bytes = PIECE_BYTES + TRAILER_BYTES
+            memory = [torch.empty(n_bytes, dtype=torch.uint8) for _ in range(_DEPTH)]
         return [Piece(Buffer(one), self._group) for one in memory]
 
     def bring(
