@@ -320,6 +320,13 @@ int ring_writer_put_summed(struct ring_writer *writer, const void *data, size_t 
 			   uint32_t crc32, struct base_error *error);
 
 /*
+ * Where the next bytes will lie, and for how many there is room. Who makes them there, and puts
+ * them from there, saves a copy. Valid until the next call for this writer.
+ */
+int ring_writer_room(struct ring_writer *writer, uint8_t **to, size_t *room,
+		     struct base_error *error);
+
+/*
  * Lending (lend.c): bytes that are put from this memory from now on stay as they are until
  * ring_writer_settled() has passed them. So they need not be copied, where they lie in memory as in
  * the file, to a page. It takes the place of what was lent before; NULL: nothing is.

@@ -177,6 +177,8 @@ static size_t place_piece(struct ring_writer *writer, uint8_t *to, const uint8_t
 	if (!piece) {
 		piece = ring_writer_borrow(writer, data, bytes);
 		summed = data;
+	} else if (data == to) {
+		/* They were made in their room. */
 	} else if (data && crc) {
 		*crc = base_copy_crc32(*crc, to, data, piece);
 		return piece;
@@ -247,6 +249,20 @@ static int put(struct ring_writer *writer, const void *data, size_t bytes, uint3
 	} else {
 		ret = append(writer, data, bytes, crc, error);
 	}
+	writer->failed = ret != 0;
+	writer->write_ns += base_now_ns() - begin;
+	return ret;
+}
+
+int ring_writer_room(struct ring_writer *writer, uint8_t **to, size_t *room,
+		     struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	if (writer->failed)
+		return fail_again(writer, error);
+	ret = find_room(writer, to, room, error);
 	writer->failed = ret != 0;
 	writer->write_ns += base_now_ns() - begin;
 	return ret;

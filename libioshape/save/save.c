@@ -17,7 +17,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 {
 	const struct ring_file_options file_options = SAVE_FILE_OPTIONS(options);
 	struct save_direct direct = { 0 };
-	const struct save_source source = { .next = save_direct_next, .user = &direct };
+	const struct save_source source = { save_direct_next, save_direct_to_file, &direct };
 	const pthread_t self = pthread_self();
 	const struct save_watch watch = { options->queue, options->queue_user, &self };
 	uint64_t begin = base_now_ns();

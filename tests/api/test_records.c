@@ -22,6 +22,7 @@
 #define MIB ((size_t)1 << 20)
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MOST 8
+#define LARGE 4 /* the record that begins a page of the file */
 
 enum way { BLOCKING, BACKGROUND, BORROWED, WAYS };
 
@@ -57,6 +58,7 @@ static struct {
 	size_t largest;
 	bool other_thread;
 	bool disorder;
+	bool elsewhere; /* than where it will be written from: there pages are pages of the file */
 	pthread_t caller;
 } calls;
 
@@ -70,6 +72,7 @@ static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
 	calls.number = fetched->number;
 	calls.other_thread |= !pthread_equal(pthread_self(), calls.caller);
 	calls.largest = bytes > calls.largest ? bytes : calls.largest;
+	calls.elsewhere |= fetched->number == LARGE && ((uintptr_t)into - offset) % 4096;
 	if (calls.disorder)
 		return -EBADMSG;
 	if (offset + bytes > fetched->fail_from)
@@ -383,6 +386,7 @@ START_TEST(each_byte_is_fetched_once_and_in_order)
 		ck_assert_uint_eq(all.fetched[i].next,
 				  all.records[i].fetch ? all.fetched[i].bytes : 0);
 	ck_assert_int_eq(calls.other_thread, way == BORROWED);
+	ck_assert(!calls.elsewhere);
 	ck_assert_uint_le(calls.largest, 16 * MIB);
 	ck_assert_uint_ge(calls.calls, 4);
 	free(all.memory);

@@ -122,6 +122,21 @@ static void put_own(size_t most)
 	memset(test.own, 0xee, bytes);
 }
 
+/* Where they will lie. */
+static void put_made(size_t most)
+{
+	size_t left = 1 + test_random_below(&test.seed, most), room;
+	uint8_t *to;
+
+	for (size_t piece; left; left -= piece) {
+		must(ring_writer_room(test.write.writer, &to, &room, &test.write.error));
+		ck_assert_uint_gt(room, 0);
+		piece = MIN(left, room);
+		fill(to, piece);
+		put(to, piece);
+	}
+}
+
 static void compare(uint64_t bytes)
 {
 	FILE *file = fopen(scratch_path("file"), "re");
@@ -146,7 +161,7 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 	test.write.config.direct = _i % 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER;
 	must(file_write_open(&test.write, scratch_path("file")));
 	for (unsigned i = 0; i < PIECES; i++) {
-		switch (test_random_below(&test.seed, 6)) {
+		switch (test_random_below(&test.seed, 7)) {
 		case 0:
 			put_own(6000);
 			break;
@@ -154,6 +169,9 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 			put_own(MOST);
 			break;
 		case 2:
+			put_made(MOST);
+			break;
+		case 3:
 			/* Direct I/O could not take it from there. */
 			put_lent(i % CHUNKS, 1 + test_random_below(&test.seed, PAGE - 1));
 			break;
@@ -175,6 +193,9 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 /* What is given up in the middle needs no lent memory any more once it is settled. */
 TEST(tests, a_file_that_failed_lends_nothing)
 {
+	uint8_t *to;
+	size_t room;
+
 	must(file_write_open(&test.write, scratch_path("file")));
 	for (unsigned i = 0; i < CHUNKS; i++)
 		put_lent(i, 0);
@@ -184,6 +205,7 @@ TEST(tests, a_file_that_failed_lends_nothing)
 			 -EIO);
 	ck_assert_uint_eq(ring_writer_settled(test.write.writer),
 			  ring_writer_offset(test.write.writer));
+	ck_assert_int_eq(ring_writer_room(test.write.writer, &to, &room, &test.write.error), -EIO);
 	file_write_close(&test.write);
 }
 

@@ -13,8 +13,8 @@ static struct save_source source_of(struct ioshape_save *save, struct save_direc
 {
 	*direct = (struct save_direct){ .plan = &save->request.plan };
 	return save->request.task.borrow ?
-		       (struct save_source){ .next = save_direct_next, .user = direct } :
-		       (struct save_source){ save_stage_next, save_stage_lend, save };
+		       (struct save_source){ save_direct_next, save_direct_to_file, direct } :
+		       (struct save_source){ save_stage_next, save_stage_to_file, save };
 }
 
 int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct ring_writer *file,
@@ -24,8 +24,8 @@ int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct
 	const struct save_source source = source_of(save, &direct);
 	int ret;
 
-	if (file && source.lend)
-		source.lend(source.user, file);
+	if (file)
+		source.to_file(source.user, file);
 	ret = save_write_records(zip, &save->request.plan, &source, &save->compare, error);
 	free(direct.scratch);
 	return ret;

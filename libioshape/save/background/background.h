@@ -126,7 +126,7 @@ int save_stage_next(void *user, size_t record, uint64_t offset, const void **dat
 		    struct base_error *error);
 
 /* This file is written from the chunks. */
-void save_stage_lend(void *save, struct ring_writer *file);
+void save_stage_to_file(void *save, struct ring_writer *file);
 
 /* Copying and writing have ended: what is still held, and the rest of the promise, goes back. */
 void save_stage_release(struct ioshape_save *save);

@@ -313,7 +313,7 @@ static int await_file(void *file, uint64_t offset, struct base_error *error)
 	return ring_writer_settle(file, offset, error);
 }
 
-void save_stage_lend(void *user, struct ring_writer *file)
+void save_stage_to_file(void *user, struct ring_writer *file)
 {
 	struct ioshape_save *save = user;
 	const struct save_outlet outlet = { offset_in_file, await_file, file };

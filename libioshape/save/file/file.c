@@ -155,7 +155,7 @@ static int write_archive(struct archive *archive, const struct save_plan *plan,
 		.free = archive_free,
 	};
 	struct save_direct direct = { .plan = plan };
-	const struct save_source source = { .next = save_direct_next, .user = &direct };
+	const struct save_source source = { save_direct_next, save_direct_to_file, &direct };
 	struct zip_writer *zip;
 	int ret;
 

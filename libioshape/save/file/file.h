@@ -210,19 +210,21 @@ struct save_source {
 	 */
 	int (*next)(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
-	/* This file is what they go to: it may be lent them, and they stay for as long as it needs
-	 * them. NULL: they do not stay. */
-	void (*lend)(void *user, struct ring_writer *file);
+	/* This file is what they go to, byte by byte: what stays may be lent to it, and what is
+	 * made can be made where it will lie. */
+	void (*to_file)(void *user, struct ring_writer *file);
 	void *user;
 };
 
 /* A source: the caller's own memory. Zero all but the plan. */
 struct save_direct {
 	const struct save_plan *plan;
-	uint8_t *scratch; /* for what does not lie as it is saved; made at need, to be freed */
+	struct ring_writer *file; /* which what does not lie as it is saved is made in, or else */
+	uint8_t *scratch;         /* here; made at need, to be freed */
 };
 int save_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
+void save_direct_to_file(void *direct, struct ring_writer *file);
 
 /* All records of a plan, and the end of the archive. `compare` may be NULL. */
 int save_write_records(struct zip_writer *zip, const struct save_plan *plan,

@@ -166,8 +166,8 @@ static int put_archive(void *user, struct ring_writer *file, struct base_error *
 	struct archive *archive = user;
 	int ret = zip_writer_new(&archive->zip, zip_sink_of_file(file), archive->path, error);
 
-	if (!ret && archive->source->lend)
-		archive->source->lend(archive->source->user, file);
+	if (!ret)
+		archive->source->to_file(archive->source->user, file);
 	return ret ? ret :
 		     save_write_records(archive->zip, archive->plan, archive->source,
 					&archive->compare, error);
@@ -202,8 +202,7 @@ static int put_safetensors(void *user, struct ring_writer *file, struct base_err
 
 	if (!entries)
 		return base_no_memory(error, "checksums", plan->count * sizeof(*entries));
-	if (archive->source->lend)
-		archive->source->lend(archive->source->user, file);
+	archive->source->to_file(archive->source->user, file);
 	for (size_t i = 0; !ret && i < plan->count; i++) {
 		struct segment segment = {
 			.file = file,
@@ -273,23 +272,47 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 
 /* ---- The caller's own memory ----------------------------------------------------------------- */
 
+void save_direct_to_file(void *user, struct ring_writer *file)
+{
+	struct save_direct *direct = user;
+
+	direct->file = file;
+}
+
+/* Where up to *bytes can be made. */
+static int find_room(struct save_direct *direct, uint8_t **to, size_t *bytes,
+		     struct base_error *error)
+{
+	size_t room;
+	int ret;
+
+	if (direct->file) {
+		ret = ring_writer_room(direct->file, to, &room, error);
+		*bytes = ret ? 0 : MIN(*bytes, room);
+		return ret;
+	}
+	if (!direct->scratch)
+		direct->scratch = malloc(MAX(PACK_BYTES, FETCH_BYTES));
+	*to = direct->scratch;
+	return *to ? 0 :
+		     base_no_memory(error, "bytes on their way to a file",
+				    MAX(PACK_BYTES, FETCH_BYTES));
+}
+
 int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error)
 {
 	struct save_direct *direct = user;
 	const struct save_record *record = &direct->plan->records[i];
+	uint8_t *to;
+	int ret;
 
 	if (!record->packed && !record->fetch) {
 		*data = (const char *)record->data + offset;
 		return 0;
 	}
-	if (!direct->scratch) {
-		direct->scratch = malloc(MAX(PACK_BYTES, FETCH_BYTES));
-		if (!direct->scratch)
-			return base_no_memory(error, "bytes on their way to a file",
-					      MAX(PACK_BYTES, FETCH_BYTES));
-	}
 	*bytes = MIN(*bytes, record->fetch ? FETCH_BYTES : PACK_BYTES);
-	*data = direct->scratch;
-	return save_plan_copy(direct->plan, i, offset, direct->scratch, *bytes, error);
+	ret = find_room(direct, &to, bytes, error);
+	*data = to;
+	return ret ? ret : save_plan_copy(direct->plan, i, offset, to, *bytes, error);
 }
