@@ -8,6 +8,7 @@ import logging
 import random
 import zlib
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,37 @@ def test_a_gpu_without_memory_for_sums_gets_it_by_the_cpu(
     assert_same(ioshape.load(path), state())
     assert play.reads > 0
     assert "no memory left" in caplog.text
+
+
+@pytest.mark.usefixtures("clock")
+def test_without_threads_it_comes_by_the_cpu(
+    path: Path, play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(futures.ThreadPoolExecutor, "submit", failing)
+    assert_same(ioshape.load(path), state())
+    assert play.reads == 0
+    assert "new thread" in caplog.text
+
+
+@pytest.mark.usefixtures("clock")
+def test_progress_is_told_past_the_cpu_and_stops_it(path: Path, play: Play) -> None:
+    told: list[int] = []
+    ioshape.load(path, progress=lambda now: told.append(now.done_bytes))
+    assert told == sorted(told)
+    # Each piece, whichever way it came.
+    assert len(set(told)) > path.stat().st_size / PIECE_BYTES
+    begun = play.bytes
+
+    def stop(_now: Any) -> None:
+        if play.bytes > begun:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        ioshape.load(path, progress=stop)
+    assert begun < play.bytes < 2 * begun
 
 
 @pytest.mark.parametrize("at", [5 * MIB, 24 * MIB - 5], ids=["tried", "later"])

@@ -61,10 +61,16 @@ class Direct:
         self._threads.shutdown(cancel_futures=True)
         self._file.close()
 
-    def bring(self, wanted: list[Stretch], by_cpu: Callable[[Iterable[Stretch]], object]) -> None:
+    def bring(
+        self,
+        wanted: list[Stretch],
+        by_cpu: Callable[[Iterable[Stretch]], object],
+        tell: Callable[[int], object],
+    ) -> None:
         """Brings them, also `by_cpu`: which way is faster is found out with the first ones.
 
         It depends on the storage and on what else uses it now, and on what the page cache has.
+        tell(offset) hears how far it has come past the CPU.
         """
         if len(wanted) < _LEAST:
             by_cpu(wanted)
@@ -82,7 +88,7 @@ class Direct:
 
         def direct_s(tried: list[Stretch]) -> float:
             started = time.monotonic()
-            again.extend(self._bring(tried))
+            again.extend(tried if again else self._bring(tried, tell))
             return math.inf if again else time.monotonic() - started
 
         # The first of each has things to prepare. Reads past the CPU are in no stream. But now the
@@ -96,27 +102,30 @@ class Direct:
             and direct_s(take(_THREADS)) < math.inf
             and direct_s(take(_TRIED)) < enough_s
         ):
-            again += self._bring(take(len(left)))
+            again += self._bring(take(len(left)), tell)
         by_cpu(sorted([*again, *left], key=lambda one: one.begin))
 
-    def _bring(self, wanted: Iterable[Stretch]) -> list[Stretch]:
+    def _bring(self, wanted: list[Stretch], tell: Callable[[int], object]) -> list[Stretch]:
         """Those that must be read again: they are not as they should be, or could not be read."""
         left = deque(wanted)
         under_way: deque[tuple[Stretch, Future[None]]] = deque()
         sums: list[tuple[Stretch, torch.Tensor]] = []
         failed: list[Stretch] = []
         while under_way or left:
-            while left and len(under_way) < 2 * _THREADS:
-                stretch = left.popleft()
-                under_way.append((stretch, self._threads.submit(self._read, stretch)))
-            stretch, reading = under_way.popleft()
             try:
+                while left and len(under_way) < 2 * _THREADS:
+                    under_way.append((left[0], self._threads.submit(self._read, left[0])))
+                    left.popleft()
+                stretch, reading = under_way[0]
                 reading.result()
                 sums.append((stretch, self._sums(stretch)))
-            except (OSError, RuntimeError) as error:  # or the GPU has no memory left
+                under_way.popleft()
+            except (OSError, RuntimeError) as error:  # or there is no memory, or no thread
                 _warn(str(error))
-                failed += [stretch, *left]
-                left.clear()
+                self._threads.shutdown(cancel_futures=True)
+                failed = [*(one for one, _ in under_way), *left]
+                break
+            tell(stretch.begin + stretch.n_bytes)
         self._stream.record().synchronize()
         return failed + [stretch for stretch, found in sums if not _is_right(stretch, found)]
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _LEAST_DIRECT_BYTES = 1 << 30
 
 
+def _no_matter(_offset: int) -> None:
+    pass
+
+
 class Buffer:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -93,11 +97,14 @@ class Incoming:
     def bring(
         self,
         read: Callable[[int, memoryview], object],
+        *,
+        tell: Callable[[int], object] = _no_matter,
         exchange: Callable[[], None] | None = None,
     ) -> None:
         """Brings all of it. read(offset, into) reads bytes of the file, and verifies them.
 
-        `exchange` brings it in the place of that, in pieces().
+        tell(offset) hears how far it has come past that. `exchange` brings it in the place of all
+        this, in pieces().
         """
         wanted, self._wanted = self._wanted, []
         if not wanted or not self._buffers:
@@ -113,12 +120,17 @@ class Incoming:
                 for buffer in self._buffers:
                     buffer.wait()
             else:
-                self._bring(wanted, read)
+                self._bring(wanted, read, tell)
         finally:
             # Whatever has failed: from here on nobody writes to what is its owner's.
             self._abandon()
 
-    def _bring(self, wanted: list[Wanted], read: Callable[[int, memoryview], object]) -> None:
+    def _bring(
+        self,
+        wanted: list[Wanted],
+        read: Callable[[int, memoryview], object],
+        tell: Callable[[int], object],
+    ) -> None:
         by_cpu = partial(self._by_cpu, read)
         most = self._buffers[0].memory.numel()
         direct = self._open_direct(wanted)
@@ -131,8 +143,8 @@ class Incoming:
                     one.begins()
             begun = [one._replace(begins=None) for one in wanted]
             either, others = share_out(stretches(begun, most))
+            direct.bring(either, by_cpu, tell)
             by_cpu(others)
-            direct.bring(either, by_cpu)
 
     def _open_direct(self, wanted: list[Wanted]) -> Direct | None:
         """None if there is no way past the CPU."""

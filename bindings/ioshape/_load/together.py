@@ -95,7 +95,7 @@ class Together:
         """For what is wanted on the CPU."""
         with torch.inference_mode(mode=False):
             n_bytes = PIECE_BYTES + TRAILER_BYTES
-            memory = [torch.empty(n_bytes, dtype=torch.uint8) for _ in range(_DEPTH)]
+            memory = [torch.empty(n_bytes, dtype=torch.uint8, device="cpu") for _ in range(_DEPTH)]
         return [Piece(Buffer(one), self._group) for one in memory]
 
     def bring(

@@ -141,7 +141,7 @@ class UnreadFile(Source):
         in_order = sorted(wanted, key=lambda one: one.record.file_offset)
         if self._together is None or not self._bring_together(self._together, in_order, incoming):
             self._bring(in_order)
-            incoming.bring(self.read_at)
+            incoming.bring(self.read_at, tell=self.tell_progress)
 
     def _bring(self, in_order: list[Unread]) -> None:
         if not in_order:
@@ -181,7 +181,7 @@ class UnreadFile(Source):
             together.bring(wanted, pieces, self.read_at, self.tell_progress)
 
         if on_devices:
-            incoming.bring(self.read_at, bring)
+            incoming.bring(self.read_at, exchange=bring)
         else:
             bring()
         for one in in_order:
