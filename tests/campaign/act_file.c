@@ -314,6 +314,7 @@ static unsigned again(const struct act *act)
 	if (variant->no_replace)
 		unlink("file");
 	harm_alone(save_well, act, "save");
+	harm_forget_homeless(".");
 	return scratch_entries(".") - 1 - (variant->way == WITH_SUMS) -
 	       (variant->linked ? 2 - scratch_entries("aside") : 0);
 }

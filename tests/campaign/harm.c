@@ -114,16 +114,34 @@ void harm_deny(const char *name, int code)
 	calls_deny(name, code);
 }
 
-unsigned harm_homeless(const char *folder)
+static glob_t find_homeless(const char *folder)
 {
 	char pattern[PATH_MAX];
 	glob_t found = { 0 };
-	unsigned count;
 
 	snprintf(pattern, sizeof(pattern), "%s/.*-" RING_NOWHERE "-*", folder);
-	count = glob(pattern, 0, NULL, &found) ? 0 : (unsigned)found.gl_pathc;
+	if (glob(pattern, 0, NULL, &found))
+		found.gl_pathc = 0;
+	return found;
+}
+
+unsigned harm_homeless(const char *folder)
+{
+	glob_t found = find_homeless(folder);
+	const unsigned count = (unsigned)found.gl_pathc;
+
 	globfree(&found);
 	return count;
+}
+
+void harm_forget_homeless(const char *folder)
+{
+	glob_t found = find_homeless(folder);
+
+	for (size_t i = 0; i < found.gl_pathc; i++)
+		if (unlink(found.gl_pathv[i]))
+			harm_must(-errno, "remove what nobody tidies");
+	globfree(&found);
 }
 
 const char *harm_coordinator(void)

@@ -58,6 +58,8 @@ int harm_heed(int ret);
 
 /* How much processes left there that could not tell where they were: it has to wait for its age. */
 unsigned harm_homeless(const char *folder);
+/* Removes them, all of which are files: for the next trial they would be what it has left. */
+void harm_forget_homeless(const char *folder);
 
 /* In a child: what must not be, whatever failed. Returns a code for run(). */
 int harm_wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
