@@ -151,10 +151,14 @@ def test_what_comes_slower_past_the_cpu_comes_by_it(
     assert play.bytes == n_tried * PIECE_BYTES
 
 
-def test_a_file_that_cufile_refuses_comes_by_the_cpu(path: Path, play: Play) -> None:
+def test_a_file_that_cufile_refuses_comes_by_the_cpu(
+    path: Path, play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
     play.refuses = 1
-    assert_same(ioshape.load(path), state())
+    with caplog.at_level(logging.INFO, "ioshape"):
+        assert_same(ioshape.load(path), state())
     assert play.reads == 0
+    assert f'"{path}": no GPUDirect Storage: cuFileHandleRegister() failed with 5009' in caplog.text
 
 
 def test_without_cufile_all_comes_by_the_cpu(
@@ -202,6 +206,7 @@ def test_what_fails_past_the_cpu_comes_by_it(
     with caplog.at_level(logging.WARNING, "ioshape"):
         assert_same(ioshape.load(path), state())
     assert ("Input/output error" if fails_after else "did not come as it should") in caplog.text
+    assert f'loading "{path}"' in caplog.text
     assert play.reads > fails_after
 
 

@@ -44,6 +44,7 @@ class Direct:
 
     def __init__(self, opened: OpenFile, stream: CopyStream, device: torch.device) -> None:
         self._file = CuFile(opened.descriptor)
+        self._path = opened.path
         self._base = opened.base
         self._stream = stream
         self._device = device
@@ -121,13 +122,13 @@ class Direct:
                 sums.append((stretch, self._sums(stretch)))
                 under_way.popleft()
             except (OSError, RuntimeError) as error:  # or there is no memory, or no thread
-                _warn(str(error))
+                self._warn(f"a read failed ({error})")
                 self._threads.shutdown(cancel_futures=True)
                 failed = [*(one for one, _ in under_way), *left]
                 break
             tell(stretch.begin + stretch.n_bytes)
         self._stream.record().synchronize()
-        return failed + [stretch for stretch, found in sums if not _is_right(stretch, found)]
+        return failed + [stretch for stretch, found in sums if not self._is_right(stretch, found)]
 
     def _read(self, stretch: Stretch) -> None:
         part = stretch.parts[0]
@@ -141,6 +142,23 @@ class Direct:
         memory = part.wanted.into[part.begin : part.begin + part.n_bytes]
         self._stream.compute(lambda: crc32_of_blocks(memory, BLOCK_BYTES).view(-1), here)
         return here
+
+    def _is_right(self, stretch: Stretch, sums: torch.Tensor) -> bool:
+        part = stretch.parts[0]
+        first = part.begin // BLOCK_BYTES
+        for number, found in enumerate(sums.view(-1, 4).tolist()):
+            if int.from_bytes(bytes(found), "little") != part.wanted.blocks[first + number]:
+                offset = stretch.begin + number * BLOCK_BYTES
+                self._warn(f"the block at offset {offset} did not come as it should")
+                return False
+        return True
+
+    def _warn(self, why: str) -> None:
+        logging.getLogger("ioshape").warning(
+            'loading "%s": GPUDirect Storage: %s; the rest is read by way of the CPU',
+            self._path,
+            why,
+        )
 
 
 def share_out(wanted: Iterable[Stretch]) -> tuple[list[Stretch], list[Stretch]]:
@@ -157,19 +175,3 @@ def share_out(wanted: Iterable[Stretch]) -> tuple[list[Stretch], list[Stretch]]:
         if whole < part.n_bytes:
             by_cpu.append(stretch.cut(whole, part.n_bytes))
     return either, by_cpu
-
-
-def _is_right(stretch: Stretch, sums: torch.Tensor) -> bool:
-    part = stretch.parts[0]
-    blocks = part.wanted.blocks
-    first = part.begin // BLOCK_BYTES
-    for number, found in enumerate(sums.view(-1, 4).tolist()):
-        if int.from_bytes(bytes(found), "little") != blocks[first + number]:
-            offset = stretch.begin + number * BLOCK_BYTES
-            _warn(f"the block at offset {offset} did not come as it should")
-            return False
-    return True
-
-
-def _warn(why: str) -> None:
-    logging.getLogger("ioshape").warning("loads without GPUDirect Storage: %s", why)

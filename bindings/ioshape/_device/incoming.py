@@ -8,6 +8,7 @@ before is on its way to where it is wanted.
 from __future__ import annotations
 
 import itertools
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -156,7 +157,9 @@ class Incoming:
         assert stream is not None
         try:
             return Direct(self._opened, stream, device)
-        except OSError:
+        except OSError as error:
+            path = self._opened.path
+            logging.getLogger("ioshape").info('loading "%s": no GPUDirect Storage: %s', path, error)
             return None
 
     def _by_cpu(self, read: Callable[[int, memoryview], object], each: Iterable[Stretch]) -> None:

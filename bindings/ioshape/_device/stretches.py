@@ -21,6 +21,8 @@ _GAP_BYTES = 64 << 10
 class OpenFile(NamedTuple):
     """Of who reads it by way of the CPU."""
 
+    #: for messages
+    path: str
     descriptor: int
     #: where its first byte lies in that
     base: int

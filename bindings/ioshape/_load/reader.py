@@ -152,7 +152,9 @@ class Reader(Owner):
     def opened(self) -> OpenFile | None:
         """The file, for reads past the CPU; None if it cannot be read directly."""
         info = self._info()
-        return OpenFile(info.direct_fd, info.file_offset) if info.direct_fd >= 0 else None
+        return (
+            OpenFile(self.path, info.direct_fd, info.file_offset) if info.direct_fd >= 0 else None
+        )
 
     def damaged(self, record: RawRecord) -> StorageError:
         """The error of a record of which somebody has computed another checksum."""
