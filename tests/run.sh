@@ -289,7 +289,7 @@ stage_gpu() {
 		echo "skipped: no GPU"
 		return
 	fi
-	python_tests gpu tests/python/test_{device,direct,shared}.py -m gpu
+	python_tests gpu tests/python/test_{device,direct,lazy,shared}.py -m gpu
 }
 
 # The package with every sentence of the library garbled: a test that fails here shows code that reads sentences.

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,9 +246,12 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def wait_until_writing(folder: Path) -> None:
-    """A temporary file is there, with something in it."""
+    """A temporary file is there, with something in it. It changes its name while one looks."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not any(entry.stat().st_blocks for entry in folder.iterdir()):
+    while True:
+        with suppress(FileNotFoundError):
+            if any(entry.stat().st_blocks for entry in folder.iterdir()):
+                return
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -25,6 +25,13 @@ def _left_clean() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def where(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where all tensors of a test are."""
+    with torch.device(request.param):
+        yield request.param
+
+
 def network() -> torch.nn.Module:
     torch.manual_seed(3)
     return torch.nn.Sequential(
@@ -91,6 +98,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.usefixtures("where")
 def test_a_loop_saves_what_there_was_at_the_call(name: str, tmp_path: Path) -> None:
     """With buffers that change in each forward pass, and gradients that are accumulated."""
     model = network()
@@ -113,6 +121,7 @@ def test_a_loop_saves_what_there_was_at_the_call(name: str, tmp_path: Path) -> N
     saver.check()
 
 
+@pytest.mark.usefixtures("where")
 def test_several_optimizers_wait_each(tmp_path: Path) -> None:
     models = [network(), network()]
     optimizers = [torch.optim.AdamW(one.parameters(), lr=0.1) for one in models]
@@ -126,10 +135,10 @@ def test_several_optimizers_wait_each(tmp_path: Path) -> None:
     saver.check()
 
 
-def test_a_step_that_the_scaler_leaves_out_changes_nothing(tmp_path: Path) -> None:
+def test_a_step_that_the_scaler_leaves_out_changes_nothing(where: str, tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(where, init_scale=4.0)
     saver = Saver(tmp_path, optimizer=optimizer)
     for step in range(4):
         scaler.scale(model(torch.randn(16, WIDTH)).square().mean()).backward()
@@ -142,6 +151,7 @@ def test_a_step_that_the_scaler_leaves_out_changes_nothing(tmp_path: Path) -> No
     saver.check()
 
 
+@pytest.mark.usefixtures("where")
 def test_averages_that_follow_the_step_are_copied_at_once(tmp_path: Path) -> None:
     model = network()
     average = torch.optim.swa_utils.AveragedModel(model)
@@ -156,6 +166,7 @@ def test_averages_that_follow_the_step_are_copied_at_once(tmp_path: Path) -> Non
     saver.check()
 
 
+@pytest.mark.usefixtures("where")
 def test_what_needs_no_gradient_is_copied_at_once(tmp_path: Path) -> None:
     model = network()
     frozen = next(model.parameters())
@@ -171,6 +182,7 @@ def test_what_needs_no_gradient_is_copied_at_once(tmp_path: Path) -> None:
     saver.check()
 
 
+@pytest.mark.usefixtures("where")
 def test_part_of_a_storage_that_others_have_is_copied_at_once(tmp_path: Path) -> None:
     flat = torch.zeros(2 * LARGE)
     parameter = torch.nn.Parameter(flat[:LARGE])
@@ -184,6 +196,7 @@ def test_part_of_a_storage_that_others_have_is_copied_at_once(tmp_path: Path) ->
     saver.check()
 
 
+@pytest.mark.usefixtures("where")
 def test_a_loop_of_ones_own_says_when(tmp_path: Path) -> None:
     weight, small = torch.zeros(16, LARGE), torch.zeros(10)
     saver = Saver(tmp_path, lazy=True)
@@ -196,6 +209,7 @@ def test_a_loop_of_ones_own_says_when(tmp_path: Path) -> None:
     ioshape.before_step()  # nothing is left
 
 
+@pytest.mark.usefixtures("where")
 def test_it_may_be_saved_without_any_step_after_it(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -216,6 +230,7 @@ def test_who_is_to_be_called_does_not_wait(tmp_path: Path) -> None:
 # ---- What goes wrong -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("where")
 def test_what_changes_too_early_fails_the_save(tmp_path: Path) -> None:
     """If it is not copied by then, which is a race: one of them is enough."""
     path = tmp_path / "model.pt"
@@ -275,6 +290,7 @@ def test_a_child_does_not_wait_for_saves_of_its_parent(tmp_path: Path) -> None:
 # ---- Reports -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("where")
 def test_the_report_says_what_it_cost(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
