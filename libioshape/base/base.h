@@ -176,6 +176,40 @@ static inline double base_seconds(uint64_t ns)
 /* A thread of the library's: it blocks all signals. 0 or a negative errno. */
 int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
+/* ---- Threads that help (crew.c) -------------------------------------------------------------- */
+
+#define BASE_MOST_HELPERS 64u
+
+/*
+ * They wait for work from one job to the next: to start one costs as much as to copy 100 KB. What
+ * is in here belongs to crew.c.
+ */
+struct base_crew {
+	pthread_t threads[BASE_MOST_HELPERS];
+	unsigned started;
+	pthread_mutex_t lock; /* of what follows */
+	pthread_cond_t begins, ends;
+	void (*work)(void *user);
+	void *user;
+	unsigned places; /* for helpers that have not begun */
+	unsigned busy;   /* helpers that work */
+	bool dismissed;
+};
+
+void base_crew_init(struct base_crew *crew);
+
+/*
+ * So many helpers, or fewer, call work(user) once each, beside what the caller does itself. None of
+ * them may be needed: a helper that does not run in time does not begin.
+ */
+void base_crew_begin(struct base_crew *crew, unsigned wanted, void (*work)(void *user), void *user);
+
+/* No helper begins any more; those that have begun have returned. */
+void base_crew_finish(struct base_crew *crew);
+
+/* Ends the threads. */
+void base_crew_dismiss(struct base_crew *crew);
+
 /* ---- This process (process.c) ---------------------------------------------------------------- */
 
 /* A number that nobody else draws, never 0: for names. Not for secrets. */

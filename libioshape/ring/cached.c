@@ -23,8 +23,6 @@
 /* Below this, threads are not worth starting. */
 #define PARALLEL_BYTES (8 * MIB)
 
-#define MAX_THREADS 64u
-
 /* The kernel is asked for what lies so far ahead of those who copy. */
 #define AHEAD_BYTES (64 * MIB)
 /*
@@ -124,7 +122,7 @@ void ring_ask_ahead(struct ring_stream *stream, uint64_t offset)
 
 /* ---- Through the page cache ------------------------------------------------------------------ */
 
-struct crew {
+struct job {
 	struct ring_stream *stream;
 	bool asks;              /* it is worth while */
 	pthread_mutex_t asking; /* for the stream, and for: */
@@ -135,18 +133,20 @@ struct crew {
 	size_t batch;        /* pieces taken at a time */
 	_Atomic size_t next; /* piece that nobody has taken yet */
 	_Atomic bool stop;
+	struct hand *hands;    /* the caller's own first */
+	_Atomic unsigned used; /* of them */
 };
 
+/* Who reads. */
 struct hand {
-	struct crew *crew;
-	pthread_t thread;
+	struct job *job;
 	uint8_t *scratch; /* for pieces that are only verified; made at need */
 	struct base_error error;
 };
 
 static int read_piece(struct hand *hand, struct ring_piece *piece)
 {
-	const struct ring_input *input = hand->crew->reading->input;
+	const struct ring_input *input = hand->job->reading->input;
 	uint8_t *to = piece->into;
 	uint64_t done, sip;
 	int ret = 0;
@@ -160,95 +160,87 @@ static int read_piece(struct hand *hand, struct ring_piece *piece)
 		sip = MIN(piece->bytes - done, SIP_BYTES);
 		to = piece->into ? (uint8_t *)piece->into + done : hand->scratch;
 		if (piece->into)
-			base_fresh_prepare(hand->crew->reading->lane->fresh, to, sip);
+			base_fresh_prepare(hand->job->reading->lane->fresh, to, sip);
 		ret = ring_get_at(input, piece->offset + done, to, sip, &hand->error);
 		if (!ret && piece->want_crc)
 			piece->crc = base_crc32(piece->crc, to, sip);
 	}
-	atomic_fetch_add(&hand->crew->reading->done, piece->bytes);
+	atomic_fetch_add(&hand->job->reading->done, piece->bytes);
 	return ret;
 }
 
 /* Asks for pieces up to so far ahead of the one that is copied next, and then for what follows. */
-static void read_ahead(struct crew *crew, uint64_t from)
+static void read_ahead(struct job *job, uint64_t from)
 {
 	/* Not a little at each call. */
 	const uint64_t limit = (from + AHEAD_BYTES) / ASK_BYTES * ASK_BYTES;
 	const struct ring_piece *piece;
 	uint64_t begin, end;
 
-	while (crew->asked < crew->count && crew->pieces[crew->asked].offset < limit) {
-		begin = end = crew->pieces[crew->asked].offset;
-		for (; crew->asked < crew->count && end - begin < ASK_BYTES; crew->asked++) {
-			piece = &crew->pieces[crew->asked];
+	while (job->asked < job->count && job->pieces[job->asked].offset < limit) {
+		begin = end = job->pieces[job->asked].offset;
+		for (; job->asked < job->count && end - begin < ASK_BYTES; job->asked++) {
+			piece = &job->pieces[job->asked];
 			if (piece->offset > end + RING_GAP_BYTES)
 				break;
 			end = MAX(end, ring_piece_end(piece));
 		}
-		ask_for(crew->stream, begin, end);
+		ask_for(job->stream, begin, end);
 	}
-	if (crew->asked == crew->count)
-		ask_for(crew->stream, ring_piece_end(&crew->pieces[crew->count - 1]),
-			MIN(limit, crew->stream->ahead_end));
+	if (job->asked == job->count)
+		ask_for(job->stream, ring_piece_end(&job->pieces[job->count - 1]),
+			MIN(limit, job->stream->ahead_end));
 }
 
 /* Works until nothing is left. Only the caller's own thread may speak to the progress callback. */
 static void work(struct hand *hand, bool speaks)
 {
-	struct crew *crew = hand->crew;
+	struct job *job = hand->job;
 	size_t begin, end;
 	int ret = 0;
 
-	while (!ret && !atomic_load(&crew->stop)) {
-		begin = atomic_fetch_add(&crew->next, crew->batch);
-		if (begin >= crew->count)
+	while (!ret && !atomic_load(&job->stop)) {
+		begin = atomic_fetch_add(&job->next, job->batch);
+		if (begin >= job->count)
 			break;
-		end = MIN(begin + crew->batch, crew->count);
+		end = MIN(begin + job->batch, job->count);
 		/* One asks; the others find what it has asked for. */
-		if (crew->asks && !pthread_mutex_trylock(&crew->asking)) {
-			read_ahead(crew, crew->pieces[begin].offset);
-			pthread_mutex_unlock(&crew->asking);
+		if (job->asks && !pthread_mutex_trylock(&job->asking)) {
+			read_ahead(job, job->pieces[begin].offset);
+			pthread_mutex_unlock(&job->asking);
 		}
 		for (size_t i = begin; !ret && i < end; i++)
-			ret = read_piece(hand, &crew->pieces[i]);
+			ret = read_piece(hand, &job->pieces[i]);
 		if (!ret && speaks)
-			ret = ring_tell(crew->reading);
+			ret = ring_tell(job->reading);
 	}
 	if (ret)
-		atomic_store(&crew->stop, true);
+		atomic_store(&job->stop, true);
 }
 
-static void *work_in_thread(void *argument)
+static void help(void *user)
 {
-	work(argument, false);
-	return NULL;
-}
+	struct job *job = user;
 
-static unsigned start_hands(struct hand *hands, unsigned wanted)
-{
-	unsigned started = 0;
-
-	while (started < wanted &&
-	       !base_start_thread(&hands[started].thread, work_in_thread, &hands[started]))
-		started++;
-	return started;
+	work(&job->hands[atomic_fetch_add(&job->used, 1)], false);
 }
 
 int ring_read_cached(struct ring_stream *stream, struct ring_reading *reading,
 		     struct ring_piece *pieces, size_t count, uint64_t bytes)
 {
-	struct crew crew = { .stream = stream,
-			     .asking = PTHREAD_MUTEX_INITIALIZER,
-			     .reading = reading,
-			     .pieces = pieces,
-			     .count = count,
-			     .asks = reading->all_cached &&
-				     (bytes >= ASK_BYTES || stream->ahead_end) };
-	unsigned wanted = bytes < PARALLEL_BYTES ? 1 :
-						   MIN(reading->lane->config.threads, MAX_THREADS);
+	const unsigned wanted =
+		bytes < PARALLEL_BYTES ? 1 : MIN(reading->lane->config.threads, BASE_MOST_HELPERS);
 	struct hand *hands = calloc(wanted, sizeof(*hands));
-	unsigned started;
-	int ret = 0;
+	struct job job = { .stream = stream,
+			   .asking = PTHREAD_MUTEX_INITIALIZER,
+			   .reading = reading,
+			   .pieces = pieces,
+			   .count = count,
+			   .hands = hands,
+			   .used = 1,
+			   .asks = reading->all_cached &&
+				   (bytes >= ASK_BYTES || stream->ahead_end) };
+	int ret;
 
 	if (!hands)
 		return base_no_memory(reading->error, "reading threads", wanted * sizeof(*hands));
@@ -256,13 +248,12 @@ int ring_read_cached(struct ring_stream *stream, struct ring_reading *reading,
 	if (stream->asked_end > ring_piece_end(&pieces[count - 1]) + AHEAD_BYTES)
 		stream->asked_end = stream->looked_end = 0;
 	/* Small pieces in batches of about a check block, large ones singly. */
-	crew.batch = MAX(1, MIN(64, count * MIB / MAX(bytes, 1)));
+	job.batch = MAX(1, MIN(64, count * MIB / MAX(bytes, 1)));
 	for (unsigned i = 0; i < wanted; i++)
-		hands[i].crew = &crew;
-	started = start_hands(hands + 1, wanted - 1);
+		hands[i].job = &job;
+	base_crew_begin(&stream->crew, wanted - 1, help, &job);
 	work(&hands[0], true);
-	for (unsigned i = 1; i <= started; i++)
-		pthread_join(hands[i].thread, NULL);
+	base_crew_finish(&stream->crew);
 	ret = reading->error ? reading->error->code : 0;
 	for (unsigned i = 0; i < wanted; i++) {
 		if (hands[i].error.code && !ret) {

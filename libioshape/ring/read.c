@@ -145,10 +145,12 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	ret = ring_lane_shape_to_read(lane, input->bytes, error);
 	if (ret)
 		return ret;
+	base_crew_init(&stream.crew);
 	ret = begin(&reading, pieces, count);
 	if (!ret)
 		ret = read_stretches(&stream, &reading, pieces, count, UINT64_MAX);
 	ring_stream_stop(&stream);
+	base_crew_dismiss(&stream.crew);
 	finish(&reading, pieces, count);
 	return ret;
 }

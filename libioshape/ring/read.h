@@ -119,6 +119,7 @@ struct ring_stream {
 	uint64_t asked_end, looked_end;
 	bool all_there;
 	bool kernel_ahead, kernel_ahead_known; /* the kernel need not be asked */
+	struct base_crew crew;
 
 	/* For read.c, to tell who reads onward from who jumps about. */
 	struct ring_run run;   /* that the stream is for */

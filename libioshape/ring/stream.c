@@ -273,12 +273,15 @@ int ring_stream_open(struct ring_stream **out, const struct ring_input *input, u
 		return base_no_memory(error, "reading ahead", sizeof(*stream));
 	stream->input = input;
 	stream->end = input->base + MIN(end, input->bytes);
+	base_crew_init(&stream->crew);
 	return 0;
 }
 
 void ring_stream_free(struct ring_stream *stream)
 {
-	if (stream)
-		ring_stream_stop(stream);
+	if (!stream)
+		return;
+	ring_stream_stop(stream);
+	base_crew_dismiss(&stream->crew);
 	free(stream);
 }

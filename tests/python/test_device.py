@@ -257,6 +257,31 @@ def test_what_is_copied_later_comes_from_a_device_in_two_rows(
     assert_same(ioshape.load(tmp_path / "model.pt"), expected)
 
 
+@pytest.mark.usefixtures("remote")
+def test_what_changes_too_early_on_a_device_fails_the_save(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    value = {"small": torch.ones(3), "a": torch.zeros(1, MIB), "b": torch.zeros(3, MIB)}
+    ioshape.save(value, path)
+    first = ioshape.load(path)
+    send = _outgoing.Outgoing._send
+
+    def late(self: Any) -> None:
+        if self._sample is not None:
+            value["b"][1].add_(1)
+        send(self)
+
+    monkeypatch.setattr(_outgoing.Outgoing, "_send", late)
+    handle = ioshape.save_async(value, path, lazy=True)
+    with pytest.raises(ioshape.StorageError, match=r"'data/2'.*wait until it is copied") as raised:
+        handle.result()
+    assert raised.value.record == "data/2"
+    assert raised.value.path == str(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["model.pt"]
+    assert_same(ioshape.load(path), first)
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 3, 0, 1], [3, 0, 2, 1], [1, 3]])
 @pytest.mark.parametrize("piece_bytes", [64, 1000, 10_000])
 def test_storages_are_fetched_in_whatever_order_they_are_asked_for(
@@ -266,7 +291,9 @@ def test_storages_are_fetched_in_whatever_order_they_are_asked_for(
     played = PlayedDevice()
     monkeypatch.setattr(_outgoing, "open_stream", played.open)
     values = [zoo.filled(torch.uint8, n_bytes) for n_bytes in (700, 33, 4000, 64)]
-    couriers, notes = _outgoing.couriers_for((one.untyped_storage(), False) for one in values)
+    couriers, notes = _outgoing.couriers_for(
+        [_outgoing.Fetched("", one.untyped_storage(), False) for one in values]
+    )
     assert not notes
     for number in order:
         into = bytearray(values[number].numel())

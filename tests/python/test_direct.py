@@ -53,6 +53,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     found = Play.in_dll(ctypes.CDLL(str(library)), "cufile_play")
     ctypes.memset(ctypes.addressof(found), 0, ctypes.sizeof(found))
     monkeypatch.setattr(cufile, "_LIBRARY", str(library))
+    monkeypatch.setattr(cufile, "_MODULE", library)  # what is there
     cufile._library.cache_clear()
     monkeypatch.setattr(_incoming, "open_stream", PlayedDevice().open)
     monkeypatch.setattr(_stream, "PIECE_BYTES", PIECE_BYTES)
@@ -169,6 +170,23 @@ def test_without_cufile_all_comes_by_the_cpu(
     assert play.reads == 0
 
 
+@pytest.mark.parametrize("asks", ["nobody", "the environment", "a file"])
+@pytest.mark.usefixtures("clock")
+def test_without_the_kernel_module_it_is_used_if_somebody_asks_for_it(
+    asks: str, path: Path, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cufile, "_MODULE", tmp_path / "nowhere")
+    configuration = tmp_path / "cufile.json"
+    configuration.write_text('{ "properties": { // and more\n "use_pci_p2pdma" : false } }')
+    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(configuration))
+    if asks == "the environment":
+        monkeypatch.setenv("CUFILE_USE_PCIP2PDMA", "true")
+    elif asks == "a file":
+        configuration.write_text(configuration.read_text().replace("false", "true"))
+    assert_same(ioshape.load(path), state())
+    assert (play.reads > 0) == (asks != "nobody")
+
+
 @pytest.mark.parametrize("how", ["torch", "unverified"])
 @pytest.mark.usefixtures("clock")
 def test_what_cannot_be_verified_on_the_gpu_comes_by_the_cpu(
@@ -273,7 +291,7 @@ def test_sums_are_those_of_zlib(
     block_bytes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CRC32, "_dtype", lambda _device: dtype)
-    for cached in (CRC32._matrix, CRC32._bits):
+    for cached in (CRC32._matrix, CRC32._masks):
         cached.cache_clear()
     numbers = random.Random(block_bytes)
     blocks = [
@@ -285,7 +303,7 @@ def test_sums_are_those_of_zlib(
     found = crc32.crc32_of_blocks(memory, block_bytes).tolist()
     sums = [int.from_bytes(bytes(one), "little") for one in found]
     assert sums == [zlib.crc32(block) for block in blocks]
-    for cached in (CRC32._matrix, CRC32._bits):
+    for cached in (CRC32._matrix, CRC32._masks):
         cached.cache_clear()
 
 
@@ -308,4 +326,4 @@ def test_a_gpu_is_loaded_as_by_the_cpu_whichever_way_is_faster(
     for name, value in {"_THREADS": 2, "_TRIED": 2, "_LEAST": 10}.items():
         monkeypatch.setattr(direct, name, value)
     found = ioshape.load(path, map_location="cuda")
-    assert_same({key: one if key == "step" else one.cpu() for key, one in found.items()}, state())
+    assert_same(found, torch.load(path, map_location="cuda"))

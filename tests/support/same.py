@@ -47,6 +47,9 @@ def _content(data: Any) -> bytes:
 def _memory(storage: torch.UntypedStorage) -> bytes:
     if not storage.nbytes():
         return b""
+    if storage.is_cuda:
+        bytes_of = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        storage = bytes_of.cpu().untyped_storage()
     return _content((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()))
 
 

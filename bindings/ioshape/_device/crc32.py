@@ -19,7 +19,7 @@ from ioshape._native import lib
 _ROW_BYTES = 128
 _SUM_BYTES = 4
 _SUMS = _ROW_BYTES // _SUM_BYTES
-# Of so many at a time the bits are spread out, 20 times as long.
+# Of so many at a time the bits are spread out, 24 times as long.
 _SPREAD_BYTES = 4 << 20
 
 
@@ -30,7 +30,7 @@ def _moved(crc32: int, n_bytes: int) -> int:
 
 @functools.cache
 def _matrix(level: int, device: torch.device) -> torch.Tensor:
-    """Row by row what each bit of 128 bytes adds to their sum.
+    """Row by row what each bit of 128 bytes adds to their sum: first the lowest bit of each.
 
     On level 0 they are bytes of the message; on others sums, each of 128 * 32 ** (level - 1) bytes.
     """
@@ -44,7 +44,10 @@ def _matrix(level: int, device: torch.device) -> torch.Tensor:
             _moved(1 << bit, (_SUMS - 1 - at) * each) for at in range(_SUMS) for bit in range(32)
         ]
     as_bits = torch.tensor([[row >> bit & 1 for bit in range(32)] for row in rows])
-    return as_bits.to(device, _dtype(device))
+    by_bit = as_bits.view(_ROW_BYTES, 8, 32).transpose(0, 1)
+    # What comes is a bit where it lies in its byte: 0 or 2 ** bit.
+    each_one = by_bit * 0.5 ** torch.arange(8).view(8, 1, 1)
+    return each_one.reshape(8 * _ROW_BYTES, 32).to(device, _dtype(device))
 
 
 def _dtype(device: torch.device) -> torch.dtype:
@@ -52,19 +55,25 @@ def _dtype(device: torch.device) -> torch.dtype:
 
 
 @functools.cache
-def _bits(device: torch.device) -> torch.Tensor:
-    """Those of each byte, the lowest first."""
-    each = [[byte >> bit & 1 for bit in range(8)] for byte in range(256)]
-    return torch.tensor(each, device=device, dtype=_dtype(device))
+def _masks(device: torch.device) -> torch.Tensor:
+    """Each bit of a byte."""
+    return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device).view(8, 1)
 
 
 def _sums(rows: torch.Tensor, level: int) -> torch.Tensor:
     """Of each row of 128 bytes."""
-    bits = torch.nn.functional.embedding(rows.int(), _bits(rows.device)).view(-1, 8 * _ROW_BYTES)
-    ones = (bits @ _matrix(level, rows.device)).to(torch.int32)
+    matrix = _matrix(level, rows.device)
+    bits = rows.unsqueeze(1).bitwise_and(_masks(rows.device)).to(matrix.dtype)
+    ones = (bits.view(-1, 8 * _ROW_BYTES) @ matrix).to(torch.int32)
     odd = ones.bitwise_and_(1).view(-1, _SUM_BYTES, 8)
-    places = torch.arange(8, dtype=torch.int32, device=rows.device)
-    return odd.bitwise_left_shift(places).sum(-1, dtype=torch.uint8)
+    return odd.mul_(_masks(rows.device).view(8)).sum(-1, dtype=torch.uint8)
+
+
+@functools.cache
+def _inversions(block_bytes: int, device: torch.device) -> torch.Tensor:
+    """What the usual inversions, before and behind a block, add to its sum."""
+    added = zlib.crc32(bytes(block_bytes)).to_bytes(_SUM_BYTES, "little")
+    return torch.tensor(list(added), dtype=torch.uint8, device=device)
 
 
 def crc32_of_blocks(memory: torch.Tensor, block_bytes: int) -> torch.Tensor:
@@ -82,5 +91,4 @@ def crc32_of_blocks(memory: torch.Tensor, block_bytes: int) -> torch.Tensor:
         padded = torch.nn.functional.pad(sums, (missing * _SUM_BYTES, 0))
         sums = _sums(padded.view(-1, _ROW_BYTES), level)
         per_block, level = (per_block + missing) // _SUMS, level + 1
-    inverted = zlib.crc32(bytes(block_bytes)).to_bytes(_SUM_BYTES, "little")
-    return sums.bitwise_xor_(torch.tensor(list(inverted), dtype=torch.uint8, device=sums.device))
+    return sums.bitwise_xor_(_inversions(block_bytes, sums.device))

@@ -10,8 +10,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
+from pathlib import Path
 
 _LIBRARY = "libcufile.so.0"
+# Of the kernel module that comes with it.
+_MODULE = Path("/proc/driver/nvidia-fs")
+# Without that module the kernel's own peer-to-peer DMA can do it, for who asks for that.
+_CONFIGURATION = "/etc/cufile.json"
+_ASKS = re.compile(r'"use_pci_p2pdma"\s*:\s*true')
 _KIND_OF_DESCRIPTOR = 1  # CU_FILE_HANDLE_TYPE_OPAQUE_FD
 
 
@@ -27,13 +34,28 @@ class _Description(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int), ("handle", _Handle), ("operations", ctypes.c_void_p))
 
 
+def _is_set_up() -> bool:
+    """Otherwise the library copies by way of the CPU, and needs half a second to find that out."""
+    if _MODULE.exists() or os.environ.get("CUFILE_USE_PCIP2PDMA", "").lower() in ("true", "1"):
+        return True
+    configuration = Path(os.environ.get("CUFILE_ENV_PATH_JSON", _CONFIGURATION))
+    try:
+        return _ASKS.search(configuration.read_text("utf-8", "replace")) is not None
+    except OSError:
+        return False
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
     """Its calls let other threads of Python run.
 
     Raises:
-        OSError: it is not there.
+        OSError: it is not there, or of no use.
     """
+    if not _is_set_up():
+        raise OSError(
+            f"there is no kernel module nvidia-fs, and {_CONFIGURATION} does not set use_pci_p2pdma"
+        )
     library = ctypes.CDLL(_LIBRARY, use_errno=True)
     library.cuFileHandleRegister.restype = _Result
     library.cuFileHandleDeregister.argtypes = (ctypes.c_void_p,)

@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ioshape._c import called_from_c, keep_failure
+from ioshape._device.sample import Sample
 from ioshape._device.stream import Blocking, buffers_of, bytes_of, open_stream
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ioshape._device.stream import CopyEvent, CopyStream
+
+
+class Fetched(NamedTuple):
+    """A record that is fetched from a device."""
+
+    name: str
+    storage: torch.UntypedStorage
+    #: after the call, when its owner says that it must be copied now
+    later: bool
 
 
 class _Sent(NamedTuple):
@@ -42,6 +50,7 @@ class Outgoing:
         storages: list[torch.UntypedStorage],
         stream: CopyStream,
         buffers: list[torch.Tensor],
+        sample: Sample | None = None,
     ) -> None:
         #: None: all of it was taken, and the storage is its owner's alone again
         self._sources: list[torch.Tensor | None] = [bytes_of(storage) for storage in storages]
@@ -54,6 +63,8 @@ class Outgoing:
         self._next = 0  # the storage that is sent next, from `_send_from` on
         self._send_from = 0
         self._taken = 0
+        #: of what must not change before all of it is taken
+        self._sample = sample
         stream.wait_for_caller()
 
     def _send(self) -> None:
@@ -116,8 +127,14 @@ class Outgoing:
             self._sources[number] = None
             self._left -= 1
             if not self._left:
-                self._free.clear()
-                self._stream = None
+                self._end()
+
+    def _end(self) -> None:
+        assert self._stream is not None
+        if self._sample is not None:
+            self._sample.compare(self._stream)
+        self._free.clear()
+        self._sample = self._stream = None
 
 
 class Courier:
@@ -133,8 +150,9 @@ class Courier:
         self._outgoing.fetch(self._number, offset, into, n_bytes)
 
 
-def _outgoing(device: torch.device, storages: list[torch.UntypedStorage]) -> tuple[Outgoing, str]:
+def _outgoing(device: torch.device, all_fetched: list[Fetched], path: str) -> tuple[Outgoing, str]:
     """And why it has no pinned memory; "" if it has."""
+    storages = [one.storage for one in all_fetched]
     n_bytes = sum(storage.nbytes() for storage in storages)
     why = ""
     try:
@@ -144,29 +162,31 @@ def _outgoing(device: torch.device, storages: list[torch.UntypedStorage]) -> tup
         why = f"tensors on {device} were copied without pinned memory: {error}"
         stream = Blocking(device)
         buffers = buffers_of(stream, n_bytes)
-    return Outgoing(storages, stream, buffers), why
+    sample = None
+    if all_fetched[0].later:
+        sample = Sample([*map(bytes_of, storages)], [one.name for one in all_fetched], path)
+    return Outgoing(storages, stream, buffers, sample), why
 
 
 def couriers_for(
-    storages: Iterable[tuple[torch.UntypedStorage, bool]],
+    all_fetched: list[Fetched], path: str = ""
 ) -> tuple[list[Courier], tuple[str, ...]]:
     """One for each that has bytes, and what was not as preferred.
 
-    With each comes whether it is copied later: of one device, the library asks for those that are
-    not, in their order, and then for those that are.
+    Of one device, the library asks for those that are not copied later, in their order, and then
+    for those that are.
     """
-    listed = list(storages)
     groups: dict[tuple[torch.device, bool], list[int]] = {}
-    for place, (storage, later) in enumerate(listed):
-        groups.setdefault((storage.device, later), []).append(place)
+    for place, one in enumerate(all_fetched):
+        groups.setdefault((one.storage.device, one.later), []).append(place)
     found: dict[int, Courier] = {}
     notes: dict[str, None] = {}
     for (device, _later), places in groups.items():
-        outgoing, why = _outgoing(device, [listed[place][0] for place in places])
+        outgoing, why = _outgoing(device, [all_fetched[place] for place in places], path)
         if why:
             notes[why] = None
         found |= {place: Courier(outgoing, number) for number, place in enumerate(places)}
-    return [found[place] for place in range(len(listed))], tuple(notes)
+    return [found[place] for place in range(len(all_fetched))], tuple(notes)
 
 
 @called_from_c(error=-5, onerror=keep_failure)

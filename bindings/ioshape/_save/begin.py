@@ -121,12 +121,17 @@ def start(
 
 
 def records_of(
-    pickled: Pickled, is_steady: Callable[[torch.UntypedStorage], bool] | None = None
+    pickled: Pickled,
+    is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
+    path: str = "",
 ) -> Payload:
-    """The records of an object; storages of which is_steady() says so may be copied later."""
+    """The records of an object; storages of which is_steady() says so may be copied later.
+
+    `path` is named where one of those changes before.
+    """
     records = ffi.new("struct ioshape_record[]", len(pickled.records))
     keep: list[Any] = [records]
-    fetched: list[tuple[Any, torch.UntypedStorage]] = []
+    fetched: list[tuple[Any, Any]] = []
     later = False
     for record, to in zip(pickled.records, records, strict=True):
         to.name = name = ffi.new("char[]", record.name.encode())
@@ -141,23 +146,25 @@ def records_of(
             to.data = data = ffi.from_buffer(record.data)
             keep.append(data)
         elif pickled.has_device_storages and record.storage.device.type != "cpu":
-            fetched.append((to, record.storage))
+            fetched.append((to, record))
         else:
             to.data = ffi.cast("void *", record.storage.data_ptr())
             keep.append(record.storage)
-    couriers, notes = _fetch(fetched, keep) if fetched else ([], ())
+    couriers, notes = _fetch(fetched, path, keep) if fetched else ([], ())
     return Payload(records, len(pickled.records), keep, couriers, later, notes)
 
 
 def _fetch(
-    fetched: list[tuple[Any, torch.UntypedStorage]], keep: list[Any]
+    fetched: list[tuple[Any, Any]], path: str, keep: list[Any]
 ) -> tuple[list[Any], tuple[str, ...]]:
     """Has records fetched that lie on devices."""
     # Brings in torch, which saves of numpy's arrays do without.
-    from ioshape._device.outgoing import FETCH, couriers_for  # noqa: PLC0415
+    from ioshape._device.outgoing import FETCH, Fetched, couriers_for  # noqa: PLC0415
 
-    couriers, notes = couriers_for((storage, bool(to.later)) for to, storage in fetched)
-    for (to, _storage), courier in zip(fetched, couriers, strict=True):
+    couriers, notes = couriers_for(
+        [Fetched(one.name, one.storage, bool(to.later)) for to, one in fetched], path
+    )
+    for (to, _record), courier in zip(fetched, couriers, strict=True):
         to.fetch = FETCH
         to.fetch_user = handle = ffi.new_handle(courier)
         keep += [handle, courier]

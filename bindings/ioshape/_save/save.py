@@ -331,4 +331,6 @@ class _Call:
             )
 
         options = Options(bool(self.durable), self.replace, borrow, self.progress, due=self.due)
-        return start(begin, context, route, records_of(pickled, is_steady), pickle_s, options)
+        return start(
+            begin, context, route, records_of(pickled, is_steady, route.place), pickle_s, options
+        )

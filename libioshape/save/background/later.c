@@ -82,11 +82,17 @@ static int compare(struct ioshape_save *save, struct base_error *error)
 
 /* ---- Copying --------------------------------------------------------------------------------- */
 
+/* A function of the caller's is called for much at a time, and by one thread. */
+static uint64_t slice_bytes(const struct ioshape_save *save)
+{
+	return save->request.plan.fetches ? SAVE_CHUNK_BYTES : SLICE_BYTES;
+}
+
 static uint64_t slice_count(const struct ioshape_save *save)
 {
-	const uint64_t bytes = save->request.plan.staged_bytes;
+	const uint64_t bytes = save->request.plan.staged_bytes, slice = slice_bytes(save);
 
-	return bytes / SLICE_BYTES + (bytes % SLICE_BYTES != 0);
+	return bytes / slice + (bytes % slice != 0);
 }
 
 /* Slices are left to be copied, and somebody wants them. Under the lock. */
@@ -123,8 +129,8 @@ static int chunk_at(struct ioshape_save *save, size_t position, struct save_chun
 
 static void copy_slice(struct ioshape_save *save, uint64_t slice)
 {
-	const uint64_t at = slice * SLICE_BYTES;
-	const uint64_t end = MIN(at + SLICE_BYTES, save->request.plan.staged_bytes);
+	const uint64_t at = slice * slice_bytes(save);
+	const uint64_t end = MIN(at + slice_bytes(save), save->request.plan.staged_bytes);
 	struct base_error error = { 0 };
 	struct save_chunk *chunk;
 	int ret;
@@ -237,20 +243,19 @@ struct help {
 	uint64_t until_ns;
 };
 
-static void *give_help(void *argument)
+static void give_help(void *user)
 {
-	const struct help *help = argument;
+	const struct help *help = user;
 
 	while (base_now_ns() < help->until_ns && copy_next(help->save))
 		;
-	return NULL;
 }
 
 void save_later_hurry(struct ioshape_save *save, uint64_t until_ns)
 {
 	struct help help = { save, until_ns };
-	pthread_t helpers[SAVE_MOST_COPY_THREADS];
-	unsigned wanted = 0, started = 0;
+	struct base_crew crew;
+	unsigned wanted = 0;
 	bool copying;
 
 	pthread_mutex_lock(&save->lock);
@@ -259,18 +264,18 @@ void save_later_hurry(struct ioshape_save *save, uint64_t until_ns)
 		save->stage.hurry = true;
 		pthread_cond_broadcast(&save->change);
 		/* As many as a save in the call would take. Its context exists until it ends. */
-		if ((slice_count(save) - save->stage.next_slice) * SLICE_BYTES >=
+		if ((slice_count(save) - save->stage.next_slice) * slice_bytes(save) >=
 		    SAVE_PARALLEL_BYTES)
 			wanted = save->context->config.threads - 1;
 	}
 	pthread_mutex_unlock(&save->lock);
 	if (!copying || save->request.plan.fetches)
 		return;
-	while (started < wanted && !base_start_thread(&helpers[started], give_help, &help))
-		started++;
+	base_crew_init(&crew);
+	base_crew_begin(&crew, wanted, give_help, &help);
 	give_help(&help);
-	while (started)
-		pthread_join(helpers[--started], NULL);
+	base_crew_finish(&crew);
+	base_crew_dismiss(&crew);
 }
 
 IOSHAPE_EXPORT int ioshape_save_wait_copied(struct ioshape_save *save)

@@ -160,26 +160,24 @@ static void copy_chunks(struct ioshape_save *save, bool speaks)
 	}
 }
 
-static void *copy_in_thread(void *argument)
+static void help_to_copy(void *save)
 {
-	copy_chunks(argument, false);
-	return NULL;
+	copy_chunks(save, false);
 }
 
 void save_stage_copy(struct ioshape_save *save)
 {
 	unsigned wanted = save->context->config.threads - 1;
-	pthread_t helpers[SAVE_MOST_COPY_THREADS];
-	unsigned started = 0;
+	struct base_crew crew;
 
 	/* The caller's functions are called in order, and by the caller's thread alone. */
 	if (save->request.plan.payload_bytes < SAVE_PARALLEL_BYTES || save->request.plan.fetches)
 		wanted = 0;
-	while (started < wanted && !base_start_thread(&helpers[started], copy_in_thread, save))
-		started++;
+	base_crew_init(&crew);
+	base_crew_begin(&crew, wanted, help_to_copy, save);
 	copy_chunks(save, true);
-	while (started)
-		pthread_join(helpers[--started], NULL);
+	base_crew_finish(&crew);
+	base_crew_dismiss(&crew);
 }
 
 /* ---- Writing from chunks --------------------------------------------------------------------- */

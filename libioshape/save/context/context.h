@@ -21,7 +21,7 @@ struct save_slots {
 #define SAVE_KEPT_LANES 8
 
 /* Threads that copy or verify memory, at most: more than memory has bandwidth for. */
-#define SAVE_MOST_COPY_THREADS 4
+#define SAVE_MOST_COPY_THREADS 8
 
 /* Directories remembered as tidied of stale temporary files. */
 #define SAVE_KEPT_DIRECTORIES 256

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether storages of a device change while they wait to be copied: by a few bytes of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ioshape._errors import Facts, StorageError, raised_for
+from ioshape._native import lib
+
+if TYPE_CHECKING:
+    from ioshape._device.stream import CopyStream
+
+# As for memory of the CPU (libioshape/save/background/later.c).
+_PIECES = 16
+_PIECE_BYTES = 64
+
+
+def _some_of(memory: torch.Tensor) -> torch.Tensor:
+    step = (memory.numel() - _PIECE_BYTES) // (_PIECES - 1)
+    return memory.as_strided((_PIECES, _PIECE_BYTES), (step, 1))
+
+
+class Sample:
+    """Of storages of one device, as bytes. Make it on the caller's stream."""
+
+    def __init__(self, storages: list[torch.Tensor], names: list[str], path: str) -> None:
+        self._path = path
+        # A step that changes smaller ones changes these, too.
+        looked_at = [
+            (name, _some_of(memory))
+            for name, memory in zip(names, storages, strict=True)
+            if memory.numel() >= _PIECES * _PIECE_BYTES
+        ]
+        self._names = [name for name, _ in looked_at]
+        self._rows = [rows for _, rows in looked_at]
+        self._first = torch.cat(self._rows) if self._rows else None
+
+    def compare(self, stream: CopyStream) -> None:
+        """After all copies so far.
+
+        Raises:
+            StorageError: one is no longer what it was.
+        """
+        first = self._first
+        if first is None:
+            return
+        differ = stream.pinned(len(self._rows))
+        stream.compute(
+            lambda: (torch.cat(self._rows) != first).view(len(self._rows), -1).any(1), differ
+        )
+        stream.record().synchronize()
+        for name, has_changed in zip(self._names, differ.tolist(), strict=True):
+            if has_changed:
+                raise self._changed(name)
+
+    def _changed(self, name: str) -> StorageError:
+        return raised_for(
+            Facts(
+                lib.IOSHAPE_E_CHANGED,
+                f"cannot save \"{self._path}\": record '{name}' was to be copied later, and has "
+                "changed before",
+                self._path,
+                "save",
+                "wait until it is copied before it changes",
+                name,
+            )
+        )
