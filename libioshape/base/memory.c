@@ -8,10 +8,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
-#endif
-
 #define HUGE_PAGE_BYTES (2 * MIB)
 
 void *base_map_aligned(size_t bytes, int protection)
@@ -58,8 +54,7 @@ void base_prefault(void *memory, size_t bytes)
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	volatile char *touch = memory;
 
-	if (!madvise(memory, bytes, MADV_POPULATE_WRITE))
-		return;
+	/* MADV_POPULATE_WRITE would hold the lock that other threads need to map theirs. */
 	for (size_t i = 0; i < bytes; i += page)
 		touch[i] = touch[i];
 }

@@ -114,6 +114,12 @@ int save_stage_fill(struct ioshape_save *save, uint64_t at, uint64_t end, uint8_
 /* Copying fails with this, unless it has failed already. */
 void save_stage_give_up(struct ioshape_save *save, const struct base_error *error);
 
+/*
+ * Has the chunks made, by helpers, that one thread will fill: it alone calls functions of the
+ * caller's, and new memory costs more than the copy to it.
+ */
+void save_stage_make_chunks(struct ioshape_save *save, struct base_crew *crew);
+
 /* Copies the payload into chunks; returns early if that fails, or the writer ends. */
 void save_stage_copy(struct ioshape_save *save);
 

@@ -218,6 +218,7 @@ static int await_copied(struct ioshape_save *save, struct base_error *error)
 int save_later_copy(struct ioshape_save *save, struct base_error *error)
 {
 	const struct save_request *request = &save->request;
+	struct base_crew crew;
 	bool at_leisure;
 	pthread_t thread;
 	int ret;
@@ -227,8 +228,13 @@ int save_later_copy(struct ioshape_save *save, struct base_error *error)
 	/* A function of the caller's may take a lock that others wait for. */
 	at_leisure = !request->plan.fetches && !request->task.file_options.deadline_ns &&
 		     !base_start_thread(&thread, copy_at_leisure, save);
+	base_crew_init(&crew);
+	if (request->plan.fetches)
+		save_stage_make_chunks(save, &crew);
 	while (!at_leisure && copy_next(save))
 		;
+	base_crew_finish(&crew);
+	base_crew_dismiss(&crew);
 	ret = await_copied(save, error);
 	/* Only now: it may be long until a thread of the lowest priority runs once more. */
 	if (at_leisure)

@@ -165,16 +165,33 @@ static void help_to_copy(void *save)
 	copy_chunks(save, false);
 }
 
+static void help_to_make(void *staging)
+{
+	save_staging_make_promised(staging);
+}
+
+/* So many threads are worth starting beside the one that copies. */
+static unsigned helpers_for(const struct ioshape_save *save)
+{
+	return save->request.plan.payload_bytes < SAVE_PARALLEL_BYTES ?
+		       0 :
+		       save->context->config.threads - 1;
+}
+
+void save_stage_make_chunks(struct ioshape_save *save, struct base_crew *crew)
+{
+	base_crew_begin(crew, helpers_for(save), help_to_make, save->stage.staging);
+}
+
 void save_stage_copy(struct ioshape_save *save)
 {
-	unsigned wanted = save->context->config.threads - 1;
 	struct base_crew crew;
 
-	/* The caller's functions are called in order, and by the caller's thread alone. */
-	if (save->request.plan.payload_bytes < SAVE_PARALLEL_BYTES || save->request.plan.fetches)
-		wanted = 0;
 	base_crew_init(&crew);
-	base_crew_begin(&crew, wanted, help_to_copy, save);
+	if (!save->request.plan.fetches)
+		base_crew_begin(&crew, helpers_for(save), help_to_copy, save);
+	else if (!save->stage.later)
+		save_stage_make_chunks(save, &crew);
 	copy_chunks(save, true);
 	base_crew_finish(&crew);
 	base_crew_dismiss(&crew);
