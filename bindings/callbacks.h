@@ -56,6 +56,10 @@ int renameat2(int fd, const char *path, int other_fd, const char *other, unsigne
 /* base/base.h: of zlib. */
 uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
+struct base_copier;
+struct base_copier *base_copier_open(void);
+void base_copier_copy(struct base_copier *copier, void *to, const void *from, size_t bytes);
+void base_copier_free(struct base_copier *copier);
 struct base_buffer {
 	uint8_t *data;
 	size_t bytes;

@@ -187,6 +187,7 @@ int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 struct base_crew {
 	pthread_t threads[BASE_MOST_HELPERS];
 	unsigned started;
+	pid_t owner;          /* the process that has them */
 	pthread_mutex_t lock; /* of what follows */
 	pthread_cond_t begins, ends;
 	void (*work)(void *user);
@@ -207,8 +208,17 @@ void base_crew_begin(struct base_crew *crew, unsigned wanted, void (*work)(void 
 /* No helper begins any more; those that have begun have returned. */
 void base_crew_finish(struct base_crew *crew);
 
-/* Ends the threads. */
+/* Ends the threads. In a child, which has none of them, it does nothing. */
 void base_crew_dismiss(struct base_crew *crew);
+
+/* ---- Copies by several threads (copier.c) ---------------------------------------------------- */
+
+struct base_copier;
+
+/* For one thread at a time. NULL: there is no memory; the caller then copies alone. */
+struct base_copier *base_copier_open(void);
+void base_copier_copy(struct base_copier *copier, void *to, const void *from, size_t bytes);
+void base_copier_free(struct base_copier *copier);
 
 /* ---- This process (process.c) ---------------------------------------------------------------- */
 

@@ -25,7 +25,7 @@ static void *help(void *argument)
 
 void base_crew_init(struct base_crew *crew)
 {
-	*crew = (struct base_crew){ .started = 0 };
+	*crew = (struct base_crew){ .owner = base_pid() };
 	pthread_mutex_init(&crew->lock, NULL);
 	pthread_cond_init(&crew->begins, NULL);
 	pthread_cond_init(&crew->ends, NULL);
@@ -56,6 +56,8 @@ void base_crew_finish(struct base_crew *crew)
 
 void base_crew_dismiss(struct base_crew *crew)
 {
+	if (crew->owner != base_pid())
+		return;
 	pthread_mutex_lock(&crew->lock);
 	crew->dismissed = true;
 	pthread_cond_broadcast(&crew->begins);

@@ -3,9 +3,11 @@
 #include "base/job.h"
 #include "base/base.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MOST_DIGITS 9
 
@@ -107,4 +109,19 @@ void base_job_find(struct base_job *job)
 		snprintf(job->launcher, sizeof(job->launcher), "%s", launcher->name);
 		return;
 	}
+}
+
+unsigned base_copy_threads(void)
+{
+	const long online = sysconf(_SC_NPROCESSORS_ONLN);
+	struct base_job job;
+	unsigned share, most;
+	cpu_set_t cores;
+
+	base_job_find(&job);
+	share = online > 0 ? (unsigned)online / job.local_ranks : 1;
+	most = MIN(MAX(share, 1u), BASE_MOST_COPY_THREADS);
+	if (sched_getaffinity(0, sizeof(cores), &cores))
+		return most; /* a machine with more cores than a cpu_set_t has */
+	return MIN((unsigned)CPU_COUNT(&cores), most);
 }

@@ -20,4 +20,13 @@ struct base_job {
 /* From the variables of the launcher. */
 void base_job_find(struct base_job *job);
 
+/* More than so many have no more bandwidth of memory, or leave none to others. */
+#define BASE_MOST_COPY_THREADS 8
+
+/*
+ * Threads that copy or verify memory: as many as the cores that this process may run on, and no
+ * more than its share of the machine's. A rank that has cores of its own has no more than that.
+ */
+unsigned base_copy_threads(void);
+
 #endif

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,22 +41,6 @@ static uint32_t local_ranks(void)
 static uint64_t default_staging_bytes(void)
 {
 	return MAX(memory_bytes() / 4 / local_ranks(), LEAST_STAGING_BYTES);
-}
-
-/*
- * Threads that copy or verify memory: as many as the cores that this process may run on, and no
- * more than its share of the machine's. A rank that has cores of its own has no more than that.
- */
-static unsigned copy_threads(void)
-{
-	const long online = sysconf(_SC_NPROCESSORS_ONLN);
-	const unsigned share = online > 0 ? (unsigned)online / local_ranks() : 1;
-	const unsigned most = MIN(MAX(share, 1u), SAVE_MOST_COPY_THREADS);
-	cpu_set_t cores;
-
-	if (sched_getaffinity(0, sizeof(cores), &cores))
-		return most; /* a machine with more cores than a cpu_set_t has */
-	return MIN((unsigned)CPU_COUNT(&cores), most);
 }
 
 static void take_defaults(struct ioshape_context_options *options)
@@ -132,7 +115,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		.direct = options.direct,
 		.block_bytes = options.block_bytes,
 		.depth = options.queue_depth,
-		.threads = copy_threads(),
+		.threads = base_copy_threads(),
 		.layout = request,
 		.calibrate = options.calibrate,
 		.opened_s = base_wall_seconds(),

@@ -20,9 +20,6 @@ struct save_slots {
 /* Lanes that are kept for the next save; more than so many at a time come and go. */
 #define SAVE_KEPT_LANES 8
 
-/* Threads that copy or verify memory, at most: more than memory has bandwidth for. */
-#define SAVE_MOST_COPY_THREADS 8
-
 /* Directories remembered as tidied of stale temporary files. */
 #define SAVE_KEPT_DIRECTORIES 256
 

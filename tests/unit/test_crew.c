@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Threads that help, and copies by them. */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "support/check_main.h"
+#include "support/random.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define HELPERS 4u
+#define JOBS 2000
+
+static struct base_crew crew;
+static _Atomic unsigned calls, working;
+static _Atomic bool hold;
+
+static void set_up(void)
+{
+	base_crew_init(&crew);
+	calls = working = 0;
+	hold = false;
+}
+
+static void clean_up(void)
+{
+	base_crew_dismiss(&crew);
+}
+
+static struct test_case tests = {
+	.name = "Crew", .setup = set_up, .teardown = clean_up, .timeout_s = 60
+};
+
+static void work(void *user)
+{
+	ck_assert_ptr_eq(user, &crew);
+	working++;
+	calls++;
+	while (hold)
+		usleep(1000);
+	working--;
+}
+
+static void wait_for_calls(unsigned wanted)
+{
+	while (calls < wanted)
+		usleep(100);
+}
+
+TEST(tests, each_helper_is_called_once)
+{
+	base_crew_begin(&crew, HELPERS, work, &crew);
+	wait_for_calls(HELPERS);
+	base_crew_finish(&crew);
+	ck_assert_uint_eq(calls, HELPERS);
+}
+
+TEST(tests, who_has_begun_has_ended_and_nobody_begins_any_more)
+{
+	for (unsigned job = 0; job < JOBS; job++) {
+		unsigned before = calls;
+
+		base_crew_begin(&crew, job % (HELPERS + 1), work, &crew);
+		base_crew_finish(&crew);
+		ck_assert_uint_eq(working, 0);
+		ck_assert_uint_le(calls, before + job % (HELPERS + 1));
+		before = calls;
+		usleep(job % 10 ? 0 : 200);
+		ck_assert_uint_eq(calls, before);
+	}
+	ck_assert_uint_eq(crew.started, HELPERS);
+}
+
+TEST(tests, who_works_is_waited_for)
+{
+	hold = true;
+	base_crew_begin(&crew, 1, work, &crew);
+	wait_for_calls(1);
+	ck_assert_uint_eq(working, 1);
+	hold = false;
+	base_crew_finish(&crew);
+	ck_assert_uint_eq(working, 0);
+}
+
+TEST(tests, a_child_has_no_helpers)
+{
+	int status;
+	pid_t child;
+
+	base_crew_begin(&crew, HELPERS, work, &crew);
+	wait_for_calls(HELPERS);
+	base_crew_finish(&crew);
+	child = fork();
+	if (!child) {
+		base_crew_dismiss(&crew); /* would wait for ever */
+		_exit(7);
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
+
+TEST(tests, copies_are_the_same)
+{
+	static const size_t lengths[] = {
+		0, 1, 100, 1 * MIB - 1, 1 * MIB, 1 * MIB + 13, 5 * MIB + 4097
+	};
+	const size_t most = 6 * MIB;
+	struct base_copier *copier = base_copier_open();
+	uint8_t *from = malloc(most), *to = malloc(most);
+	uint64_t state = 3;
+
+	ck_assert_ptr_nonnull(copier);
+	test_random_fill(&state, from, most);
+	for (size_t i = 0; i < 2 * ARRAY_LENGTH(lengths); i++) {
+		const size_t bytes = lengths[i / 2];
+
+		memset(to, 0x5a, most);
+		base_copier_copy(i % 2 ? copier : NULL, to + 1, from + i, bytes);
+		ck_assert_mem_eq(to + 1, from + i, bytes);
+		ck_assert_uint_eq(to[0], 0x5a);
+		ck_assert_uint_eq(to[1 + bytes], 0x5a);
+	}
+	base_copier_free(copier);
+	base_copier_free(NULL);
+	free(from);
+	free(to);
+}
+
+int main(void)
+{
+	return check_run("base/crew");
+}
