@@ -118,8 +118,12 @@ def emptied(value: Any) -> Any:
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_comes_faster_past_the_cpu_comes_so(path: Path, play: Play) -> None:
-    assert_same(ioshape.load(path), state())
+def test_what_comes_faster_past_the_cpu_comes_so(
+    path: Path, play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "ioshape"):
+        assert_same(ioshape.load(path), state())
+    assert f'loading "{path}": by GPUDirect Storage' in caplog.text
     # All but the first ones, and the ends of storages.
     assert play.bytes > 20 * MIB
 
@@ -144,11 +148,18 @@ def test_tensors_are_filled_past_the_cpu(
 
 @pytest.mark.parametrize(("direct_s", "n_tried"), [(2.1, 2), (1.1, 6)])
 def test_what_comes_slower_past_the_cpu_comes_by_it(
-    direct_s: float, n_tried: int, path: Path, play: Play, clock: Clock
+    direct_s: float,
+    n_tried: int,
+    path: Path,
+    play: Play,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Hopelessly so: one to prepare, one to see. Otherwise some more, all threads at once."""
     clock.direct_s = direct_s
-    assert_same(ioshape.load(path), state())
+    with caplog.at_level(logging.INFO, "ioshape"):
+        assert_same(ioshape.load(path), state())
+    assert f'loading "{path}": by way of the CPU' in caplog.text
     assert play.bytes == n_tried * PIECE_BYTES
 
 

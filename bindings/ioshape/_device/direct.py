@@ -45,6 +45,7 @@ class Direct:
     def __init__(self, opened: OpenFile, stream: CopyStream, device: torch.device) -> None:
         self._file = CuFile(opened.descriptor)
         self._path = opened.path
+        self._log = logging.getLogger("ioshape")
         self._base = opened.base
         self._stream = stream
         self._device = device
@@ -97,12 +98,16 @@ class Direct:
         cpu_s(take(_TRIED))
         enough_s = cpu_s(take(_TRIED))
         direct_s(take(1))
-        if (
+        is_faster = (
             # Otherwise not even all threads at once would be faster.
             direct_s(take(1)) * _TRIED / _THREADS < enough_s
             and direct_s(take(_THREADS)) < math.inf
             and direct_s(take(_TRIED)) < enough_s
-        ):
+        )
+        way = "by GPUDirect Storage" if is_faster else "by way of the CPU, which is as fast"
+        if not again:
+            self._log.info('loading "%s": %s', self._path, way)
+        if is_faster:
             again += self._bring(take(len(left)), tell)
         by_cpu(sorted([*again, *left], key=lambda one: one.begin))
 
@@ -154,7 +159,7 @@ class Direct:
         return True
 
     def _warn(self, why: str) -> None:
-        logging.getLogger("ioshape").warning(
+        self._log.warning(
             'loading "%s": GPUDirect Storage: %s; the rest is read by way of the CPU',
             self._path,
             why,

