@@ -34,7 +34,7 @@ builds what later ones need:
   coverage   branch coverage of C and Python, written to docs/testing.md; only with --long or by name
 
   --quick    for daily work: the stages style, gcc, house and python without the slower tests (suite and
-             mark "slow"); 4 minutes at most instead of 22, on two cores
+             mark "slow"); 4 minutes at most instead of 24, on two cores
   --long     also the tests that take long: suite "long" in meson, mark "long" in pytest
 
 Reports stay in build/results. The exit status is 0 if nothing failed.
