@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+import gc
 import gzip
 import inspect
 import io
@@ -653,6 +654,43 @@ def test_many_threads_load_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         descriptions = list(pool.map(lambda path: describe(ioshape.load(path)), paths))
     assert all(description == describe(LARGE) for description in descriptions)
+
+
+class Curious:
+    """Looks at the collector while it is loaded, and so does a child."""
+
+    def __init__(self) -> None:
+        self.was_on = self.was_on_in_child = False
+
+    def __setstate__(self, _state: dict[str, Any]) -> None:
+        self.was_on = gc.isenabled()
+        child = os.fork()
+        if not child:
+            os._exit(gc.isenabled())
+        self.was_on_in_child = bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        if _state.get("fails"):
+            raise KeyError("enough")
+
+
+def test_the_garbage_collector_rests_while_objects_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    curious = Curious()
+    ioshape.save({"curious": curious, "large": torch.zeros(300_000)}, path)
+    found = ioshape.load(path, weights_only=False)["curious"]
+    assert (found.was_on, found.was_on_in_child) == (False, True)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        found = ioshape.load(path, weights_only=False)["curious"]
+        assert (found.was_on, found.was_on_in_child) == (False, False)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    curious.__dict__["fails"] = True
+    ioshape.save({"curious": curious}, path)
+    with pytest.raises(KeyError, match="enough"):
+        ioshape.load(path, weights_only=False)
+    assert gc.isenabled()
 
 
 def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ class Generation:
         """
         import torch  # noqa: F401, PLC0415 - before any module of ours that needs it
 
-        from ioshape import _torch as original  # noqa: PLC0415
         from ioshape._load import load as _load  # noqa: PLC0415
+        from ioshape._load import unpickle  # noqa: PLC0415
 
         self._check_parts()
         options = {"weights_only": weights_only, **pickle_load_args}
@@ -141,7 +141,7 @@ class Generation:
                 )
             return _load.load_through(
                 handle.reader(part, verify=verify is not False),
-                lambda file: original.load(
+                lambda file: unpickle.load(
                     file, map_location, pickle_module, mmap=False, **options
                 ),
                 progress,

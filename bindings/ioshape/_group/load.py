@@ -10,7 +10,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from ioshape import _torch as original
 from ioshape._errors import (
     CoordinatorError,
     PassedOver,
@@ -21,6 +20,7 @@ from ioshape._errors import (
 )
 from ioshape._group.generations import Generation, Handle, Part, nearest
 from ioshape._group.group import opened_for_reading
+from ioshape._load import unpickle
 from ioshape._load.into import filling_of
 from ioshape._load.load import load_through
 from ioshape._settings.job import Job, job
@@ -112,7 +112,7 @@ def load_group(
                 generation.reader(
                     part, verify=verify is not False, shared=False if rank is None else None
                 ),
-                lambda file: original.load(
+                lambda file: unpickle.load(
                     file,
                     map_location,
                     pickle_module,

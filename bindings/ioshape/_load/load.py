@@ -17,6 +17,7 @@ from ioshape import _terminal
 from ioshape import _torch as original
 from ioshape._errors import StorageError, failure
 from ioshape._files.verified import BoundedFile, Source
+from ioshape._load import unpickle
 from ioshape._load.contents import verify as verify_file
 from ioshape._load.into import Into, fill, filling_of, load_into
 from ioshape._load.only import Only, load_only, patterns_of, pick
@@ -123,8 +124,8 @@ def load(
     if filling is not None and wanted is not None:
         raise ValueError("give into or only, not both")
 
-    def by_torch(file: Any, mmap: bool | None) -> Any:
-        return original.load(
+    def by_torch(file: Any, mmap: bool | None, load: Callable[..., Any] = original.load) -> Any:
+        return load(
             file,
             map_location,
             pickle_module,
@@ -158,7 +159,7 @@ def load(
                 is_usual = pickle_module is None and not pickle_load_args
                 loaded = load_through(
                     reader,
-                    lambda file: by_torch(file, mmap=False),
+                    lambda file: by_torch(file, mmap=False, load=unpickle.load),
                     progress,
                     into=filling if is_usual else None,
                     only=Only(wanted, map_location) if is_usual and wanted is not None else None,

@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from ioshape import _torch as original
 from ioshape._files.verified import Source
+from ioshape._load import unpickle
 from ioshape._load.into import join_names
 from ioshape._load.places import Places
 from ioshape._load.unread import UnreadFile, failures_of, is_native, tensors_in
@@ -161,7 +161,7 @@ def load_only(
 def _plain(file: UnreadFile, places: Places, wanted: re.Pattern[str]) -> Any:
     """What is wanted, of which large tensors have no bytes yet; _NOTHING if there is more to it."""
     try:
-        loaded = original.load(
+        loaded = unpickle.load(
             cast("IO[bytes]", file), places.note, _module, weights_only=False, mmap=False
         )
     except Exception:  # whatever it is, torch.load will say it

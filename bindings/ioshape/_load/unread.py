@@ -17,11 +17,11 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from ioshape import _torch as original
 from ioshape._device.incoming import Incoming
 from ioshape._device.stretches import Wanted
 from ioshape._errors import DamagedError
 from ioshape._files.verified import Source
+from ioshape._load import unpickle
 from ioshape._load.contents import name_damage
 from ioshape._load.reader import Request
 from ioshape._native import ffi
@@ -266,7 +266,7 @@ def unread_object(file: UnreadFile, map_location: Any) -> tuple[Any, list[torch.
     None if something in it may have made something of those bytes: then all must be read.
     """
     try:
-        loaded = original.load(cast("IO[bytes]", file), map_location, weights_only=True, mmap=False)
+        loaded = unpickle.load(cast("IO[bytes]", file), map_location, weights_only=True, mmap=False)
         tensors = list(tensors_in(loaded))
         addresses = {address_of(tensor) for tensor in tensors}
     except Exception:  # whatever it is, torch.load will say it
