@@ -180,10 +180,7 @@ int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
 #define BASE_MOST_HELPERS 64u
 
-/*
- * They wait for work from one job to the next: to start one costs as much as to copy 100 KB. What
- * is in here belongs to crew.c.
- */
+/* They wait for work from one job to the next. What is in here belongs to crew.c. */
 struct base_crew {
 	pthread_t threads[BASE_MOST_HELPERS];
 	unsigned started;

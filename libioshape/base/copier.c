@@ -9,7 +9,7 @@
 
 #define SLICE_BYTES (256 * KIB)
 
-/* Below this, to wake somebody costs more than to copy. */
+/* Below this, nobody is woken. */
 #define PARALLEL_BYTES (1 * MIB)
 
 struct base_copier {

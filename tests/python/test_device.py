@@ -282,6 +282,25 @@ def test_what_changes_too_early_on_a_device_fails_the_save(
     assert_same(ioshape.load(path), first)
 
 
+@pytest.mark.usefixtures("remote")
+@pytest.mark.parametrize("works", [0, 1], ids=["at once", "in the end"])
+def test_without_memory_for_a_sample_nobody_tells_what_has_changed(
+    works: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    left = [torch.cat] * works
+
+    def cat(tensors: Any) -> torch.Tensor:
+        if not left:
+            raise torch.OutOfMemoryError("none left")
+        return left.pop()(tensors)
+
+    monkeypatch.setattr(torch, "cat", cat)
+    value = {"a": torch.ones(1, MIB)}
+    ioshape.save_async(value, tmp_path / "model.pt", lazy=True).wait()
+    assert not left
+    assert_same(ioshape.load(tmp_path / "model.pt"), value)
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 3, 0, 1], [3, 0, 2, 1], [1, 3]])
 @pytest.mark.parametrize("piece_bytes", [64, 1000, 10_000])
 def test_storages_are_fetched_in_whatever_order_they_are_asked_for(

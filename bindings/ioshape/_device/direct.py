@@ -104,7 +104,7 @@ class Direct:
             and direct_s(take(_THREADS)) < math.inf
             and direct_s(take(_TRIED)) < enough_s
         )
-        way = "by GPUDirect Storage" if is_faster else "by way of the CPU, which is as fast"
+        way = "by GPUDirect Storage" if is_faster else "by way of the CPU, which is not slower"
         if not again:
             self._log.info('loading "%s": %s', self._path, way)
         if is_faster:

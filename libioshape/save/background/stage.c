@@ -165,9 +165,17 @@ static void help_to_copy(void *save)
 	copy_chunks(save, false);
 }
 
-static void help_to_make(void *staging)
+static void help_to_make(void *user)
 {
-	save_staging_make_promised(staging);
+	struct ioshape_save *save = user;
+	struct base_error error = { 0 };
+	size_t promised;
+
+	pthread_mutex_lock(&save->lock);
+	promised = save->stage.admitted;
+	pthread_mutex_unlock(&save->lock);
+	/* Who needs a chunk that cannot be made will say so. */
+	save_staging_reserve(save->stage.staging, promised, &error);
 }
 
 /* So many threads are worth starting beside the one that copies. */
@@ -180,7 +188,7 @@ static unsigned helpers_for(const struct ioshape_save *save)
 
 void save_stage_make_chunks(struct ioshape_save *save, struct base_crew *crew)
 {
-	base_crew_begin(crew, helpers_for(save), help_to_make, save->stage.staging);
+	base_crew_begin(crew, helpers_for(save), help_to_make, save);
 }
 
 void save_stage_copy(struct ioshape_save *save)

@@ -141,7 +141,7 @@ static int make_chunk(struct save_staging *pool, struct save_chunk **out, struct
 		free(chunk);
 		return ret;
 	}
-	/* Freshly mapped memory takes a copy at a tenth of the speed: map it in bulk. */
+	/* To touch it takes longer than the copy, and several threads can make chunks. */
 	if (!pool->shared)
 		base_prefault(chunk->memory, SAVE_CHUNK_BYTES);
 	*out = chunk;
@@ -238,38 +238,11 @@ void save_staging_put(struct save_staging *pool, struct save_chunk *chunk)
 	pthread_mutex_unlock(&pool->lock);
 }
 
-/* Counts one more if there are fewer than so many, a number that is read under the lock. */
-static bool count_one(struct save_staging *pool, const size_t *chunks)
-{
-	bool missing;
-
-	pthread_mutex_lock(&pool->lock);
-	missing = pool->made < *chunks;
-	pool->made += missing;
-	pthread_mutex_unlock(&pool->lock);
-	return missing;
-}
-
-static int make_free_chunk(struct save_staging *pool, struct base_error *error)
-{
-	struct save_chunk *chunk = NULL;
-	int ret = make_counted_chunk(pool, &chunk, error);
-
-	if (!ret)
-		save_staging_put(pool, chunk);
-	return ret;
-}
-
-void save_staging_make_promised(struct save_staging *pool)
-{
-	/* Who needs a chunk that cannot be made will hear of it. */
-	while (count_one(pool, &pool->admitted) && !make_free_chunk(pool, NULL))
-		;
-}
-
 int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_error *error)
 {
-	int ret = 0;
+	struct save_chunk *chunk;
+	bool enough;
+	int ret;
 
 	if (chunks > pool->limit) {
 		ret = base_refuse(error, -ENOMEM,
@@ -280,9 +253,18 @@ int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_e
 		base_error_space(error, chunks * SAVE_CHUNK_BYTES, pool->limit * SAVE_CHUNK_BYTES);
 		return ret;
 	}
-	while (!ret && count_one(pool, &chunks))
-		ret = make_free_chunk(pool, error);
-	return ret;
+	for (;;) {
+		pthread_mutex_lock(&pool->lock);
+		enough = pool->made >= chunks;
+		pool->made += !enough;
+		pthread_mutex_unlock(&pool->lock);
+		if (enough)
+			return 0;
+		ret = make_counted_chunk(pool, &chunk, error);
+		if (ret)
+			return ret;
+		save_staging_put(pool, chunk);
+	}
 }
 
 void save_staging_trim(struct save_staging *pool)

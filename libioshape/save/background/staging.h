@@ -51,8 +51,6 @@ int save_staging_get(struct save_staging *pool, struct save_chunk **chunk,
 void save_staging_put(struct save_staging *pool, struct save_chunk *chunk);
 /* Makes and prefaults free chunks until there are so many; frees those that are not used. */
 int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_error *error);
-/* Makes free chunks until there are as many as are promised, or no memory. For any thread. */
-void save_staging_make_promised(struct save_staging *pool);
 void save_staging_trim(struct save_staging *pool);
 
 #endif
