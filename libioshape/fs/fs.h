@@ -285,6 +285,17 @@ bool fs_targets_are_low(int directory_fd, const char *directory, uint64_t bytes,
 const struct fs_even_targets *fs_even_targets(int directory_fd, const char *directory,
 					      struct fs_memory *memory);
 
+/*
+ * Whether files there are written, or read, through the page cache unless the caller requires
+ * direct I/O. FUSE cuts a direct request into pieces of 128 KiB to 1 MiB, and most daemons serve
+ * each piece before the next. Buffered bytes reach the daemon's own cache and leave it in large
+ * pieces: a direct save takes four times as long on ceph-fuse. GlusterFS serves direct writes side
+ * by side, three times faster than buffered ones. A daemon that answers as Lustre or BeeGFS do
+ * passes requests on to them. Pure.
+ */
+bool fs_writes_cached(enum fs_family family, uint64_t magic);
+bool fs_reads_cached(enum fs_family family, uint64_t magic);
+
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
 		struct base_error *error);

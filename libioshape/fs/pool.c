@@ -208,10 +208,13 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	/* Without a mount table the device is name enough for this host. */
 	snprintf(mount.source, sizeof(mount.source), "%u:%u", status.stx_dev_major,
 		 status.stx_dev_minor);
-	/* Where the table says only that it is a BeeGFS, its client knows whose. */
-	if (number && !fs_find_mount("", number, 0, 0, &mount) &&
-	    fs_family_of(mount.type, 0) == FS_BEEGFS)
-		fs_name_beegfs("", mount.options, mount.source, sizeof(mount.source));
+	/* Where the table says only that it is a BeeGFS or a CephFS, the client knows which one. */
+	if (number && !fs_find_mount("", number, 0, 0, &mount)) {
+		if (fs_family_of(mount.type, 0) == FS_BEEGFS)
+			fs_name_beegfs("", mount.options, mount.source, sizeof(mount.source));
+		if (fs_family_of(mount.type, 0) == FS_CEPH)
+			fs_name_ceph(mount.mount_point, &mount);
+	}
 	find_target_pool(path, mount.type, target_pool);
 	name_host(host, sizeof(host));
 	fs_pool_of_mount(mount.type, mount.source, target_pool, host, name);

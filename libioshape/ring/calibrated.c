@@ -45,12 +45,20 @@ struct lesson {
 	uint64_t used; /* by the count below; 0: free */
 };
 
+/* Whether direct writes work on a device. */
+struct proof {
+	uint64_t device;
+	enum ring_direct found;
+};
+
 struct ring_memory {
 	char cache[PATH_MAX]; /* the user's cache folder; "": none */
 	pthread_mutex_t lock;
 	struct entry entries[MOST_MOUNTS];
 	struct lesson lessons[MOST_MOUNTS];
 	uint64_t uses;
+	struct proof proofs[MOST_MOUNTS];
+	unsigned proof_count; /* the next one replaces number proof_count % MOST_MOUNTS */
 };
 
 /* By the environment. Relative ones are to be ignored, says its specification. */
@@ -357,11 +365,16 @@ void ring_memory_tried(struct ring_memory *memory, const char *mount, double not
 
 /* ---- What files have taught ------------------------------------------------------------------ */
 
+static uint64_t device_of(const struct fs_memory *on)
+{
+	return (uint64_t)on->device_major << 32 | on->device_minor;
+}
+
 /* Under the lock. Of the same device and shape; else the one used longest ago. */
 static struct lesson *find_lesson(struct ring_memory *memory, const struct fs_memory *on,
 				  const struct ring_shape *shape)
 {
-	const uint64_t device = (uint64_t)on->device_major << 32 | on->device_minor;
+	const uint64_t device = device_of(on);
 	struct lesson *lesson = &memory->lessons[0];
 
 	for (size_t i = 0; i < MOST_MOUNTS; i++) {
@@ -402,5 +415,47 @@ void ring_memory_learn(struct ring_memory *memory, const struct fs_memory *on,
 		return;
 	pthread_mutex_lock(&memory->lock);
 	find_lesson(memory, on, shape)->taught = *taught;
+	pthread_mutex_unlock(&memory->lock);
+}
+
+/* ---- Whether direct writes work ---------------------------------------------------------------- */
+
+/* Call it with the lock held. Returns NULL if nothing is known of the device. */
+static struct proof *find_proof(struct ring_memory *memory, uint64_t device)
+{
+	for (size_t i = 0; i < MIN(memory->proof_count, MOST_MOUNTS); i++) {
+		if (memory->proofs[i].device == device)
+			return &memory->proofs[i];
+	}
+	return NULL;
+}
+
+enum ring_direct ring_memory_direct(struct ring_memory *memory, const struct fs_memory *on)
+{
+	enum ring_direct found = RING_DIRECT_UNPROVEN;
+	const struct proof *proof;
+
+	if (!memory)
+		return found;
+	pthread_mutex_lock(&memory->lock);
+	proof = find_proof(memory, device_of(on));
+	if (proof)
+		found = proof->found;
+	pthread_mutex_unlock(&memory->lock);
+	return found;
+}
+
+void ring_memory_keep_direct(struct ring_memory *memory, const struct fs_memory *on,
+			     enum ring_direct found)
+{
+	struct proof *proof;
+
+	if (!memory)
+		return;
+	pthread_mutex_lock(&memory->lock);
+	proof = find_proof(memory, device_of(on));
+	if (!proof)
+		proof = &memory->proofs[memory->proof_count++ % MOST_MOUNTS];
+	*proof = (struct proof){ device_of(on), found };
 	pthread_mutex_unlock(&memory->lock);
 }

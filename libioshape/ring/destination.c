@@ -219,14 +219,6 @@ static int begin(struct ring_destination *destination, struct ring_striping *str
 	return ret;
 }
 
-int ring_destination_begin_again(struct ring_destination *destination,
-				 struct ring_striping *striping, struct ring_notes *notes,
-				 struct base_error *error)
-{
-	remove_temporary(destination);
-	return begin(destination, striping, notes, error);
-}
-
 static int prepare(struct ring_destination *destination, const char *path, bool unseen,
 		   struct base_error *error)
 {
@@ -323,6 +315,19 @@ static int open_or_make(struct ring_destination *destination, struct ring_stripi
 					  destination->path);
 }
 
+int ring_destination_begin_again(struct ring_destination *destination,
+				 struct ring_striping *striping, struct ring_notes *notes,
+				 struct base_error *error)
+{
+	if (destination->shared) {
+		base_close(destination->fd);
+		destination->fd = -1;
+		return open_or_make(destination, striping, notes, error);
+	}
+	remove_temporary(destination);
+	return begin(destination, striping, notes, error);
+}
+
 int ring_destination_open_shared(struct ring_destination *destination, const char *path,
 				 struct ring_striping *striping, struct ring_notes *notes,
 				 struct base_error *error)
@@ -345,6 +350,13 @@ int ring_destination_open_shared(struct ring_destination *destination, const cha
 
 /* ---- The end --------------------------------------------------------------------------------- */
 
+static const char *remedy_of_sync(int code)
+{
+	return code == EINVAL || code == EOPNOTSUPP ?
+		       "the filesystem refuses how the file was written, set direct=off" :
+		       "the storage failed or is full, save again or elsewhere";
+}
+
 int ring_destination_sync(struct ring_destination *destination, struct base_error *error)
 {
 	if (destination->stream && !destination->device)
@@ -355,9 +367,8 @@ int ring_destination_sync(struct ring_destination *destination, struct base_erro
 	 */
 	if (fsync(destination->fd))
 		return base_fail(error, -errno,
-				 "cannot bring \"%s\" to stable storage (fsync)" BASE_REMEDY
-				 "the storage failed or is full, save again or elsewhere",
-				 destination->path);
+				 "cannot bring \"%s\" to stable storage (fsync)" BASE_REMEDY "%s",
+				 destination->path, remedy_of_sync(errno));
 	return 0;
 }
 

@@ -14,10 +14,10 @@ struct ring_striping {
 	uint32_t files;                          /* written at a time; 0 not known */
 	uint32_t place, places; /* that part of the storage targets, from 1 on; 0: any */
 	/*
-	 * It is to be written past the page cache. FUSE decides when a file is opened whether it
-	 * keeps pages of it, and lets direct writes go side by side only if it keeps none.
+	 * The settings allow direct I/O, or require it. FUSE decides when a file is opened whether
+	 * it keeps pages of it, and lets direct writes go side by side only if it keeps none.
 	 */
-	bool direct;
+	bool direct, direct_required;
 	mode_t mask; /* of its mode, in addition to the umask */
 	struct fs_memory *memory;
 	const struct base_log *log;
@@ -77,7 +77,8 @@ int ring_destination_open(struct ring_destination *destination, const char *path
 int ring_destination_open_shared(struct ring_destination *destination, const char *path,
 				 struct ring_striping *striping, struct ring_notes *notes,
 				 struct base_error *error);
-/* Another temporary file instead of the one that there is, which is empty. */
+/* Begins anew with another temporary file. A file that other processes write, too, is opened
+ * again. */
 int ring_destination_begin_again(struct ring_destination *destination,
 				 struct ring_striping *striping, struct ring_notes *notes,
 				 struct base_error *error);

@@ -54,10 +54,6 @@ static int buffered_submit(void *engine, struct ring_op *op)
 		moved = pwritev(op->fd, op->parts, (int)op->part_count, (off_t)op->offset);
 	else
 		moved = pwrite(op->fd, op->data, op->bytes, (off_t)op->offset);
-	/* Start writing back now, so that fsync finds little left. Only a hint: fsync tells of
-	 * errors. */
-	if (moved > 0)
-		sync_file_range(op->fd, (off_t)op->offset, moved, SYNC_FILE_RANGE_WRITE);
 	return finish(engine, op, moved < 0 ? -errno : moved);
 }
 

@@ -138,6 +138,8 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
 	/* Why it is this engine has been noted. */
 	if (lane->config.direct == IOSHAPE_DIRECT_OFF || (!lane->ops->direct && !required))
 		return 0;
+	if (!required && fs_writes_cached(fs->family, fs->magic))
+		return 0;
 	ret = try_direct(lane, fs);
 	if (ret && required)
 		return base_fail(error, ret,
@@ -440,6 +442,17 @@ static void tell_depth(struct ring_lane *lane, const struct ring_buffer *buffer,
 			    unseen || !lane->ready);
 }
 
+/*
+ * Has the kernel write back now what went into the page cache, so that fsync finds little left.
+ * Errors are ignored: fsync reports them.
+ */
+static void begin_writeback(const struct ring_lane *lane, const struct ring_buffer *buffer)
+{
+	if (!lane->direct && lane->fd >= 0)
+		sync_file_range(lane->fd, (off_t)buffer->offset, (off_t)buffer->bytes,
+				SYNC_FILE_RANGE_WRITE);
+}
+
 /* Waits for one completion and carries it through. */
 static int reap(struct ring_lane *lane, struct base_error *error)
 {
@@ -473,6 +486,8 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 		tell_depth(lane, buffer, asked_ns);
 	if (ret)
 		tell_failure(lane, buffer, error);
+	else if (!buffer->in_flight)
+		begin_writeback(lane, buffer);
 	if (!buffer->in_flight)
 		ring_lane_give_back(lane, buffer);
 	if (!ret)

@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #define FUSE_MAGIC 0x65735546
@@ -76,14 +76,31 @@ static bool must_ask(struct ring_striping *striping, int directory_fd, const cha
 	return ask > 0;
 }
 
-/* As far as that is known before the first file. */
-static bool is_fuse(const struct ring_striping *striping, int directory_fd)
+static bool is_on_device_of(const struct fs_memory *memory, int directory_fd)
 {
-	struct statfs system;
+	struct stat status;
 
-	if (*striping->memory->type)
-		return striping->memory->magic == FUSE_MAGIC;
-	return !fstatfs(directory_fd, &system) && system.f_type == FUSE_MAGIC;
+	return *memory->type && !fstat(directory_fd, &status) &&
+	       major(status.st_dev) == memory->device_major &&
+	       minor(status.st_dev) == memory->device_minor;
+}
+
+/* Whether the file must have O_DIRECT when it is opened: on FUSE, if it will be written directly.
+ */
+static bool opens_direct(const struct ring_striping *striping, int directory_fd,
+			 const char *directory)
+{
+	struct fs_memory *memory = striping->memory;
+	struct fs_info info;
+
+	/* Most files follow others on a mount that is no FUSE: they cost no call. */
+	if (!striping->direct || (*memory->type && memory->magic != FUSE_MAGIC))
+		return false;
+	if (!is_on_device_of(memory, directory_fd) &&
+	    fs_describe(directory_fd, directory, memory, &info, NULL))
+		return false;
+	return memory->magic == FUSE_MAGIC &&
+	       (striping->direct_required || !fs_writes_cached(memory->family, memory->magic));
 }
 
 /* Direct I/O begins when its engine does: until then it is a file like all others. */
@@ -94,12 +111,12 @@ int ring_leave_direct(int fd)
 	return flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) ? -errno : 0;
 }
 
-static int create_plainly(struct ring_striping *striping, int directory_fd, const char *name,
-			  mode_t mode)
+static int create_plainly(struct ring_striping *striping, int directory_fd, const char *directory,
+			  const char *name, mode_t mode)
 {
 	int fd = -1;
 
-	if (striping->direct && is_fuse(striping, directory_fd)) {
+	if (opens_direct(striping, directory_fd, directory)) {
 		fd = fs_create_plainly(directory_fd, name, mode, O_DIRECT);
 		/* Not where it is refused; but then there is a file on some. */
 		if (fd == -EINVAL)
@@ -141,12 +158,12 @@ int ring_striping_create(struct ring_striping *striping, int directory_fd, const
 	int fd;
 
 	if (!must_ask(striping, directory_fd, directory, notes))
-		return create_plainly(striping, directory_fd, name, mode);
+		return create_plainly(striping, directory_fd, directory, name, mode);
 	fd = fs_create_with_layout(directory_fd, name, mode, striping->memory->family,
 				   &striping->asked, note, sizeof(note));
 	if (fd >= 0 && *note)
 		ring_note(notes, IOSHAPE_STEP_LAYOUT, "%s", note);
-	if (fd >= 0 && striping->direct && is_fuse(striping, directory_fd))
+	if (fd >= 0 && opens_direct(striping, directory_fd, directory))
 		fd = open_direct(directory_fd, name, fd);
 	return fd;
 }

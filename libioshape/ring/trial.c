@@ -52,6 +52,7 @@ static int open_one(struct ring_bench *bench, struct ring_destination *destinati
 		.request = &config->layout,
 		.bytes = ROOM_BYTES,
 		.direct = direct,
+		.direct_required = config->direct == IOSHAPE_DIRECT_REQUIRE,
 		.memory = &memory,
 		.log = &config->log,
 	};
@@ -64,6 +65,9 @@ static int open_one(struct ring_bench *bench, struct ring_destination *destinati
 	ret = fs_describe(destination->fd, path, &memory, &bench->fs, error);
 	if (ret)
 		return ret;
+	if (!striping.direct_required && fs_writes_cached(bench->fs.family, bench->fs.magic))
+		return base_refuse(error, -ENOTSUP, "\"%s\" is written through the page cache",
+				   path);
 	hide(destination, &bench->fs);
 	ret = make_room(destination, bench->room_bytes);
 	if (ret)

@@ -90,7 +90,11 @@ static int start_engine(struct ring_writer *writer, struct base_error *error)
 	writer->first_block_ns = base_now_ns();
 	ring_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->notes);
 	writer->through_engine = true;
-	if (!writer->nil)
+	if (!writer->nil && lane->config.direct == IOSHAPE_DIRECT_PREFER &&
+	    ring_memory_direct(lane->config.memory, &lane->fs_memory) == RING_DIRECT_FAILS)
+		ring_note(writer->notes, IOSHAPE_STEP_DIRECT,
+			  "no direct I/O on %s: it failed on an earlier file", writer->fs.type);
+	else if (!writer->nil)
 		ret = ring_lane_go_direct(lane, &writer->fs, error);
 	writer->was_direct = lane->direct;
 	return ret;
@@ -101,6 +105,7 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 {
 	struct ring_buffer *buffer = writer->buffer;
 	size_t bytes = writer->used;
+	bool prove;
 	int ret;
 
 	ret = ring_writer_check_limit(writer, writer->submitted + bytes, error);
@@ -118,6 +123,9 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 		ret = writer->through_engine ? 0 : start_engine(writer, error);
 		if (ret)
 			return ret;
+		prove = ring_writer_must_prove_direct(writer);
+		if (prove)
+			ring_writer_fill_in(writer);
 		buffer->offset = in_file(writer, writer->submitted);
 		/* Direct I/O takes whole units: the tail is padded, and cut off by finish(). */
 		buffer->bytes = writer->lane->direct ?
@@ -126,6 +134,8 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 		memset(buffer->data + bytes, 0, buffer->bytes - bytes);
 		writer->buffer = NULL; /* the lane's now, also after a failure */
 		ret = ring_lane_submit(writer->lane, buffer, error);
+		if (!ret && prove)
+			ret = ring_writer_prove_direct(writer, buffer, bytes, error);
 		if (ret)
 			return ret;
 	}
@@ -473,6 +483,9 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	if (!ret && !writer->options.no_sync && !writer->nil) {
 		begin = base_now_ns();
 		ret = ring_destination_sync(&writer->file, error);
+		if (writer->was_direct && ring_refuses_direct(ret))
+			ring_memory_keep_direct(writer->lane->config.memory,
+						&writer->lane->fs_memory, RING_DIRECT_FAILS);
 		writer->sync_ns = base_now_ns() - begin;
 	}
 	return ret;

@@ -45,6 +45,23 @@ int ring_writer_tell(struct ring_writer *writer, enum ioshape_phase phase,
 int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
 			    struct base_error *error);
 
+/* Reserves the space that the file is expected to need (writer_open.c). */
+int ring_writer_reserve(struct ring_writer *writer, struct base_error *error);
+
+/* ---- Whether direct writes work (direct_proof.c) ---------------------------------------------- */
+
+/* Whether a filesystem answers so because it cannot do direct I/O. Pure. */
+bool ring_refuses_direct(int code);
+/* Whether the block that is sent next must be followed by ring_writer_prove_direct(). */
+bool ring_writer_must_prove_direct(const struct ring_writer *writer);
+/*
+ * Syncs the first block, which has just been submitted with so many bytes of the file. If direct
+ * writes turn out not to work, writes it again through the page cache. The block's bytes must lie
+ * in the buffer itself: call ring_writer_fill_in() before it is submitted.
+ */
+int ring_writer_prove_direct(struct ring_writer *writer, const struct ring_buffer *first,
+			     size_t bytes, struct base_error *error);
+
 /* ---- Copies (copy.c) ------------------------------------------------------------------------- */
 
 /* Of a copy: before it is synced, it gets what it has in common with its original. */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int reserve(struct ring_writer *writer, struct base_error *error)
+int ring_writer_reserve(struct ring_writer *writer, struct base_error *error)
 {
 	const struct ring_reservation reservation = {
 		.bytes = writer->options.expected_bytes,
@@ -77,6 +77,7 @@ static void plan_stripes(struct ring_writer *writer)
 		.place = options->place,
 		.places = options->places,
 		.direct = !small && goes_direct(&lane->config, &writer->choice),
+		.direct_required = lane->config.direct == IOSHAPE_DIRECT_REQUIRE,
 		.mask = mask_of(options),
 		.memory = &lane->fs_memory,
 		.log = &lane->config.log,
@@ -125,11 +126,14 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
 		 writer->fs.type);
 	ret = take_shape(writer, error);
+	/* GlusterFS opens a file that is opened with O_DIRECT in the same way on its servers. They
+	 * refuse a part of a unit, and say so at fsync. */
 	writer->keeps_length = options->exact && !writer->file.stream &&
 			       options->expected_bytes > RING_SMALL_FILE_BYTES &&
 			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&
-			       !fs_is_local(writer->fs.family);
-	return ret ? ret : reserve(writer, error);
+			       !fs_is_local(writer->fs.family) &&
+			       writer->fs.family != FS_GLUSTER;
+	return ret ? ret : ring_writer_reserve(writer, error);
 }
 
 /* There is only a name, for messages. */

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -228,17 +228,32 @@ def run(part: Part, picture: str = "") -> Found:
         if not part.blind:
             # As the first large save of a job does; files of these sizes are too small for it.
             calibrate(mount, variables)
-        found = run_on(mount, variables, part, picture)
+        found = run_on(
+            mount.paths,
+            variables,
+            part,
+            backing=mount.backing,
+            picture=picture,
+            prefix=[] if part.blind else client_of(mount.backing),
+        )
         found["model"] = part.parameters
         found["counted"] = counted(mount)
     return found
 
 
-def run_on(mount: Mount, variables: dict[str, str], part: Part, picture: str = "") -> Found:
-    """What the process finds on what is mounted."""
+def run_on(
+    mounts: Sequence[Path],
+    variables: dict[str, str],
+    part: Part,
+    *,
+    backing: Path = Path(),
+    picture: str = "",
+    prefix: Sequence[str] = (),
+) -> Found:
+    """What the process finds on what is mounted: for each node, and last for the neighbours."""
     given = {
-        "mounts": [str(path) for path in mount.paths],
-        "backing": str(mount.backing),
+        "mounts": [str(path) for path in mounts],
+        "backing": str(backing),
         "picture": picture,
         "plan": {
             "ranks": part.ranks,
@@ -251,7 +266,7 @@ def run_on(mount: Mount, variables: dict[str, str], part: Part, picture: str = "
     }
     done = subprocess.run(
         [
-            *([] if part.blind else client_of(mount.backing)),
+            *prefix,
             *(sys.executable, "-m", f"{__package__}.storm_process", json.dumps(given)),
         ],
         env=variables,

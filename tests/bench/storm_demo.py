@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mounts import client_of
 from striped import striped, unavailable
 
 from .storm import (
@@ -106,7 +107,14 @@ def main(picture: str) -> int:
         if not part.blind:
             calibrate(mount, variables)
         with watched(variables) as looks:
-            found = run_on(mount, variables, part, picture)
+            found = run_on(
+                mount.paths,
+                variables,
+                part,
+                backing=mount.backing,
+                picture=picture,
+                prefix=[] if part.blind else client_of(mount.backing),
+            )
     say('== What "ioshape top" showed while the ranks wrote in turn', fullest(looks))
     ending(found, picture)
     return 0

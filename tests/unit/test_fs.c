@@ -2,6 +2,7 @@
 /* What a path sits on: the mount table, magic numbers, and real paths. */
 #define _GNU_SOURCE
 #include "fs/mountinfo.h"
+#include "fs/storage.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -203,6 +204,8 @@ static const struct {
 	{ "lustre", "mgs", "", "lustre:mgs" },
 	{ "fuse.stripefs", "stripefs", "flash", "fuse.stripefs:stripefs.flash" },
 	{ "beegfs", "mgmt01:8008", "", "beegfs:mgmt01:8008" },
+	{ "ceph", "11111111-2222-3333-4444-555555555555.home", "",
+	  "ceph:11111111-2222-3333-4444-555555555555.home" },
 	{ "fuse.juicefs", "JuiceFS:mine", "", "fuse.juicefs:JuiceFS:mine" },
 	{ "wekafs", "backend/default", "", "wekafs:backend/default" },
 	/* What one host alone can reach has its name. */
@@ -218,6 +221,42 @@ LOOP_TEST(pure, a_pool_has_the_name_of_the_storage_that_is_shared, 0, ARRAY_LENG
 
 	fs_pool_of_mount(pools[_i].type, pools[_i].source, pools[_i].target_pool, "host1", name);
 	ck_assert_str_eq(name, pools[_i].pool);
+}
+
+#define CLUSTER "11111111-2222-3333-4444-555555555555"
+#define OTHER_CLUSTER "99999999-2222-3333-4444-555555555555"
+
+static const struct {
+	const char *source, *options, *answered, *name; /* NULL: it has none */
+} ceph_mounts[] = {
+	/* Clients that name their monitors differently are in one pool. */
+	{ "mon1:6789,mon2:6789:/", "rw,mds_namespace=home", CLUSTER, CLUSTER ".home" },
+	{ "mon2:6789,mon1:6789:/a", "rw,mds_namespace=home,acl", CLUSTER, CLUSTER ".home" },
+	{ "alice@" CLUSTER ".home=/", "rw,mon_addr=1.2.3.4", "", CLUSTER ".home" },
+	{ "bob@" CLUSTER ".home=/a/b", "rw", CLUSTER, CLUSTER ".home" },
+	{ "bob@.home=/", "rw", CLUSTER, CLUSTER ".home" },
+	/* Two clusters are not. */
+	{ "ceph-fuse", "rw", CLUSTER, CLUSTER },
+	{ "ceph-fuse", "rw", OTHER_CLUSTER, OTHER_CLUSTER },
+	/* An older client does not tell. */
+	{ "ceph-fuse", "rw", "", NULL },
+	{ "mon1:6789:/", "rw", "", NULL },
+	{ "bob@.home=/", "rw", "", NULL },
+	{ "bob@short.home=/", "rw", "", NULL },
+	{ "bob@=/.", "rw", "no id", NULL },
+};
+
+LOOP_TEST(pure, a_ceph_has_the_name_of_its_cluster, 0, ARRAY_LENGTH(ceph_mounts))
+{
+	struct fs_mount mount = { .type = "ceph" };
+	char name[FS_POOL_BYTES] = "";
+	bool found;
+
+	snprintf(mount.source, sizeof(mount.source), "%s", ceph_mounts[_i].source);
+	snprintf(mount.options, sizeof(mount.options), "%s", ceph_mounts[_i].options);
+	found = fs_ceph_name(&mount, ceph_mounts[_i].answered, name, sizeof(name));
+	ck_assert_int_eq(found, ceph_mounts[_i].name != NULL);
+	ck_assert_str_eq(name, ceph_mounts[_i].name ? ceph_mounts[_i].name : "");
 }
 
 TEST(pure, long_names_are_cut_and_stay_different)

@@ -111,7 +111,8 @@ def look_at_folder(storage: Storage, asked: str) -> Folder:
         # Root may, whatever the permissions say, but not on a mount that is read-only.
         writable=os.access(path, os.W_OK | os.X_OK, effective_ids=True),
         read_only=bool(system.f_flag & os.ST_RDONLY),
-        inodes=system.f_files,
+        # CephFS counts its files, and has no limit: it answers -1 for those that are free.
+        inodes=system.f_files if 0 <= system.f_favail <= system.f_files else 0,
         inodes_free=system.f_favail,
         ahead_s=max(0.0, ahead_s),
         temporary=temporary,

@@ -1,0 +1,149 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A small real CephFS on this host: one monitor, one manager, three OSDs and one metadata server.
+set -euo pipefail
+
+usage() {
+	cat <<'END'
+Usage: tests/testbed/ceph.sh up FOLDER
+       tests/testbed/ceph.sh mount FOLDER MOUNT_POINT
+       tests/testbed/ceph.sh down FOLDER
+
+  up     starts a cluster whose data lie in FOLDER, mounts it with ceph-fuse at FOLDER/mnt and prints
+         that path. Takes up to a minute, 1 GB of memory, and as much disk as is written.
+  mount  mounts it once more: another client, with a cache of its own
+  down   unmounts it, stops the cluster and removes FOLDER, also after a crash
+
+It listens on loopback only. CEPH_PORT is the monitor's port (default: 16789). Needs root, /dev/fuse and
+the packages that "tests/support/setup.sh realfs" installs (Debian 12: Ceph 16.2).
+END
+}
+
+if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
+	usage
+	exit 0
+fi
+[ $# -ge 2 ] || {
+	usage >&2
+	exit 2
+}
+folder=$(realpath -m "$2")
+export CEPH_CONF=$folder/ceph.conf
+
+down() {
+	local file pid mounted
+	[ -e "$folder" ] || return 0
+	while read -r mounted; do
+		umount -l "$mounted"
+	done < <(cat "$folder/mounts" 2>/dev/null)
+	for file in "$folder"/*.pid; do
+		[ -e "$file" ] || continue
+		pid=$(cat "$file")
+		# The number may belong to another process by now.
+		grep -qs ceph "/proc/$pid/comm" || continue
+		kill "$pid"
+		for _ in $(seq 100); do
+			[ -e "/proc/$pid" ] || break
+			sleep 0.1
+		done
+		kill -9 "$pid" 2>/dev/null || true
+	done
+	rm -rf --one-file-system "$folder"
+}
+
+mount_client() {
+	mkdir -p "$1"
+	ceph-fuse "$1" >>"$folder/up.log" 2>&1
+	echo "$1" >>"$folder/mounts"
+}
+
+write_configuration() {
+	cat >"$CEPH_CONF" <<END
+[global]
+fsid = $(cat /proc/sys/kernel/random/uuid)
+mon host = 127.0.0.1:${CEPH_PORT:-16789}
+public network = 127.0.0.0/8
+auth cluster required = none
+auth service required = none
+auth client required = none
+mon allow pool size one = true
+osd pool default size = 1
+osd pool default min size = 1
+osd pool default pg num = 8
+osd crush chooseleaf type = 0
+run dir = $folder
+log file = $folder/\$name.log
+admin socket = $folder/\$name.\$pid.asok
+pid file = $folder/\$name.pid
+keyring = $folder/keyring
+osd objectstore = bluestore
+bluestore block size = 8589934592
+osd memory target = 939524096
+# A disk of this machine may be fuller than a monitor likes.
+mon data avail crit = 1
+mon data avail warn = 1
+[client]
+pid file =
+[mon.a]
+mon data = $folder/mon
+[mgr.x]
+mgr data = $folder/mgr
+[mds.m]
+mds data = $folder/mds
+[osd]
+osd data = $folder/osd\$id
+END
+}
+
+start() {
+	local number
+	write_configuration
+	monmaptool --create --add a "127.0.0.1:${CEPH_PORT:-16789}" \
+		--fsid "$(sed -n 's/^fsid = //p' "$CEPH_CONF")" "$folder/monmap"
+	ceph-mon --mkfs -i a --monmap "$folder/monmap"
+	ceph-mon -i a
+	ceph-mgr -i x
+	for number in 0 1 2; do
+		ceph osd create
+		mkdir -p "$folder/osd$number"
+		ceph-osd -i "$number" --mkfs
+		ceph-osd -i "$number"
+	done
+	ceph osd pool create data 8
+	ceph osd pool create meta 8
+	ceph fs new fs meta data
+	ceph-mds -i m
+	for _ in $(seq 60); do
+		if ceph fs status 2>/dev/null | grep -q active; then
+			return
+		fi
+		sleep 1
+	done
+	echo "ceph.sh: the metadata server is not active after 60 s" >&2
+	return 1
+}
+
+case "$1" in
+up)
+	down
+	mkdir -p "$folder"/{mon,mgr,mds}
+	if ! (start && mount_client "$folder/mnt") >"$folder/up.log" 2>&1; then
+		tail -n 5 "$folder/up.log" >&2
+		down
+		exit 1
+	fi
+	echo "$folder/mnt"
+	;;
+mount)
+	[ $# = 3 ] || {
+		usage >&2
+		exit 2
+	}
+	mount_client "$(realpath -m "$3")"
+	;;
+down) down ;;
+*)
+	usage >&2
+	exit 2
+	;;
+esac
