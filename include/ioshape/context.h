@@ -68,7 +68,10 @@ enum ioshape_engine {
 
 /** Whether bytes go past the page cache (O_DIRECT). */
 enum ioshape_direct {
-	/** Where the filesystem can; otherwise buffered, and the report says so. */
+	/**
+	 * Where the filesystem can. Otherwise files go through the page cache, and the report says
+	 * so. On FUSE they do so by rule: most daemons are faster with it.
+	 */
 	IOSHAPE_DIRECT_PREFER = 0,
 	IOSHAPE_DIRECT_REQUIRE, /**< fail where it cannot */
 	IOSHAPE_DIRECT_OFF

@@ -7,13 +7,14 @@ PATH=$PATH:/usr/sbin:/sbin # where mkfs is, also for those who are not root
 
 usage() {
 	cat <<'END'
-Usage: tests/support/setup.sh [--help] [build|bench|test|long|launch]
+Usage: tests/support/setup.sh [--help] [build|bench|realfs|test|long|launch]
 
 Installs the system packages that are missing (as root or with passwordless sudo; otherwise says which)
 and makes a Python environment in .venv, to which tests/support/package.sh adds the package itself.
 
   build   what building the library and the Python package takes, and torch (the default)
   bench   build, and what measuring takes
+  realfs  bench, and small clusters of CephFS and GlusterFS on this host
   test    build, and what all tests take but the longest
   long    test, and what tests/run.sh --long takes
   launch  bench, and what building and trying packages and alerts takes
@@ -21,7 +22,7 @@ END
 }
 
 case "${1:-build}" in
-build | bench | test | long | launch) purpose=${1:-build} ;;
+build | bench | realfs | test | long | launch) purpose=${1:-build} ;;
 -h | --help)
 	usage
 	exit 0
@@ -83,6 +84,17 @@ look_for_missing() {
 		need fuse3 fusermount3 --version
 		need fio fio --version
 		need util-linux findmnt --version
+	fi
+	# Real parallel filesystems, on this host (tests/testbed).
+	if [ "$purpose" = realfs ] || [ "$purpose" = long ]; then
+		need ceph-mon command -v ceph-mon
+		need ceph-mgr command -v ceph-mgr
+		need ceph-osd command -v ceph-osd
+		need ceph-mds command -v ceph-mds
+		need ceph-fuse command -v ceph-fuse
+		need ceph-common command -v ceph
+		need glusterfs-server command -v glusterd
+		need glusterfs-client command -v mount.glusterfs
 	fi
 	if [ "$purpose" = launch ]; then
 		need abigail-tools command -v abidiff

@@ -140,6 +140,7 @@ static void do_read(fuse_req_t request, fuse_ino_t ino, size_t bytes, off_t offs
 	struct node *node = node_of(ino);
 
 	statistics.read_requests++;
+	statistics.direct_reads += file->flags & O_DIRECT ? 1 : 0;
 	if (misaligned(file, (uint64_t)offset, bytes)) {
 		fuse_reply_err(request, EINVAL);
 		return;
@@ -181,6 +182,12 @@ static void do_write(fuse_req_t request, fuse_ino_t ino, const char *buffer, siz
 	if (misaligned(file, (uint64_t)offset, bytes)) {
 		statistics.misaligned++;
 		fuse_reply_err(request, EINVAL);
+		return;
+	}
+	statistics.direct_writes += file->flags & O_DIRECT ? 1 : 0;
+	if (file->flags & O_DIRECT && options.direct == DIRECT_LATE) {
+		node->late_error = EINVAL;
+		fuse_reply_write(request, bytes);
 		return;
 	}
 	result = write_now(node, (uint64_t)offset, buffer, (uint32_t)bytes);

@@ -65,7 +65,9 @@ static const char help[] =
 	"pieces,\n"
 	"                         calls of several threads go on); serial (one write of a file at "
 	"a time);\n"
-	"                         none (EINVAL)\n"
+	"                         none (EINVAL); late (direct writes are accepted and lost, and "
+	"fsync\n"
+	"                         after them is EINVAL)\n"
 	"  --fallocate yes|no     (yes)\n"
 	"\n"
 	"What the real one does\n"
@@ -275,7 +277,7 @@ static const struct setting {
 	{ "progressive", CALL, .call = add_components },
 	{ "cache", CHOICE, .field = &options.cache, .names = "through back client" },
 	{ "window", COUNT, .field = &options.window },
-	{ "direct", CHOICE, .field = &options.direct, .names = "parallel threads serial none" },
+	{ "direct", CHOICE, .field = &options.direct, .names = "parallel threads serial none late" },
 	{ "fallocate", CHOICE, .field = &options.fallocate, .names = "no yes" },
 	{ "trap", CALL, .call = add_trap },
 	{ "swap-bytes", SWITCH, .field = &options.swap_bytes },

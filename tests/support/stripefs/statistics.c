@@ -87,11 +87,13 @@ char *statistics_text(void)
 		fprintf(text, ", \"%s\": %ju", names[kind], statistics.operations[kind]);
 	fprintf(text,
 		"}, \"writes\": {\"requests\": %ju, \"bytes\": %ju, \"crossing\": %ju, "
-		"\"off_stripe\": %ju, \"misaligned\": %ju}, \"reads\": {\"requests\": %ju, "
-		"\"bytes\": %ju}, \"nodes\": %ju, \"targets\": [",
+		"\"off_stripe\": %ju, \"misaligned\": %ju, \"direct\": %ju}, \"reads\": "
+		"{\"requests\": %ju, \"bytes\": %ju, \"direct\": %ju}, \"nodes\": %ju, "
+		"\"targets\": [",
 		statistics.write_requests, statistics.bytes_written, statistics.crossing,
-		statistics.off_stripe, statistics.misaligned, statistics.read_requests,
-		statistics.bytes_read, tree_nodes());
+		statistics.off_stripe, statistics.misaligned, statistics.direct_writes,
+		statistics.read_requests, statistics.bytes_read, statistics.direct_reads,
+		tree_nodes());
 	/* The last one is the metadata server's own. */
 	for (unsigned int i = 0; i < options.targets; i++)
 		target_text(text, i);

@@ -56,7 +56,7 @@ enum play { PLAY_LUSTRE, PLAY_BEEGFS, PLAY_CEPH, PLAY_NFS };
 enum cache { CACHE_THROUGH, CACHE_BACK, CACHE_CLIENT };
 /* Parallel: as on a recent Lustre. Threads: each call waits for its pieces, calls of several
  * threads do not wait for each other. Serial: one write of a file at a time. */
-enum direct { DIRECT_PARALLEL, DIRECT_THREADS, DIRECT_SERIAL, DIRECT_NONE };
+enum direct { DIRECT_PARALLEL, DIRECT_THREADS, DIRECT_SERIAL, DIRECT_NONE, DIRECT_LATE };
 
 enum trap {
 	TRAP_SETSTRIPE_IGNORED = 1 << 0,
@@ -421,6 +421,7 @@ struct statistics {
 	uint64_t write_requests, read_requests;
 	uint64_t bytes_written, bytes_read;
 	uint64_t crossing, off_stripe, misaligned;
+	uint64_t direct_writes, direct_reads; /* requests with O_DIRECT */
 };
 
 extern struct statistics statistics;
