@@ -79,7 +79,7 @@ def test_what_is_installed(prefix: Path) -> None:
     pages = {name for name in installed if name.startswith("share/")}
     functions = re.findall(r"(ioshape_\w+);", (LIBRARY / "ioshape.map").read_text(encoding="utf-8"))
     assert pages >= {f"share/man/man3/{function}.3" for function in functions}
-    assert pages >= {"share/man/man1/ioshape.1", "share/man/man7/ioshape.7"}
+    assert pages >= {"share/man/man3/ioshape_comm_of_mpi.3", "share/man/man7/ioshape.7"}
     assert installed - pages == {
         *(f"include/ioshape/{header.name}" for header in HEADERS.iterdir()),
         "lib/libioshape.a",
@@ -92,6 +92,18 @@ def test_what_is_installed(prefix: Path) -> None:
         "lib/cmake/ioshape/ioshape-config.cmake",
         "lib/cmake/ioshape/ioshape-config-version.cmake",
     }
+
+
+@pytest.mark.parametrize("option", ["bindings", "mpi"])
+def test_pages_are_of_what_is_installed(option: str, tmp_path: Path) -> None:
+    """The command comes with the Python package, and functions for MPI with its library."""
+    pages = {"bindings": "share/man/man1/ioshape.1", "mpi": "share/man/man3/ioshape_comm_of_mpi.3"}
+    chosen = {"bindings": "-Dbindings=true", "mpi": "-Dmpi=enabled"}
+    meson, prefix = program("meson"), tmp_path / "prefix"
+    run(meson, "setup", tmp_path / "build", ROOT, "--prefix", prefix, chosen[option])
+    run(program("ninja"), "-C", tmp_path / "build", "include/reference.md")
+    run(meson, "install", "-C", tmp_path / "build", "--no-rebuild", "--tags", "man")
+    assert {name for name, page in pages.items() if (prefix / page).exists()} == {option}
 
 
 @each_example
