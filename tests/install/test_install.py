@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tree import HEADERS, LIBRARY, ROOT, program, sources
+from tree import HEADERS, LIBRARY, ROOT, build_folder, program, sources
 
 # That one is started by mpirun.
 MPI_EXAMPLE = ROOT / "examples" / "group_trainer.c"
@@ -104,6 +104,16 @@ def test_pages_are_of_what_is_installed(option: str, tmp_path: Path) -> None:
     run(program("ninja"), "-C", tmp_path / "build", "include/reference.md")
     run(meson, "install", "-C", tmp_path / "build", "--no-rebuild", "--tags", "man")
     assert {name for name, page in pages.items() if (prefix / page).exists()} == {option}
+
+
+@pytest.mark.parametrize("name", ["trainer", "group_trainer_cpp"])
+def test_a_trainer_says_that_its_steps_are_those_of_a_run(name: str, tmp_path: Path) -> None:
+    trainer = build_folder() / "examples" / name
+    done = subprocess.run([trainer], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "in this run (default: 30), beyond those of the checkpoint" in done.stderr
+    for steps, last in (("20", 20), ("10", 30)):
+        assert f"step {last}" in run(trainer, tmp_path, steps)
 
 
 @each_example
