@@ -11,7 +11,7 @@ from browser import PHONE, browser, served, unavailable
 from pages import ENVIRONMENT, SITE, dead_links, foreign, pages
 from tree import ROOT
 
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 NOT_PAGES = {"genindex.html", "search.html"}
 
 
