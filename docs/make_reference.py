@@ -18,6 +18,7 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 FUNCTION = re.compile(r"\b(ioshape_\w+)\((.*)\);$", re.DOTALL)
 TYPE = re.compile(r"^(?:struct|enum) (ioshape_\w+)\b|^typedef .*?\(\*(ioshape_\w+)\)", re.DOTALL)
 MACRO = re.compile(r"^#define (\w+)")
+OPTIONS = re.compile(r"\bstruct (ioshape_\w+_options) \*")
 
 
 @dataclass
@@ -134,7 +135,21 @@ def paragraphs(text: str) -> str:
     return "\n.PP\n".join(parts)
 
 
-def man_page(item: Item, others: list[Item], version: str) -> str:
+def fields(item: Item, structs: dict[str, Item]) -> list[str]:
+    """List the structs of options that a function takes: what callers set stands in them."""
+    lines = []
+    for name in OPTIONS.findall(item.declaration if item.is_function else ""):
+        if name not in structs:
+            raise Undocumented(f"{item.name}: no header declares struct {name}")
+        lines += [
+            ".SH OPTIONS",
+            f"{name.upper()}_INIT initializes a struct {name} with all defaults. Its fields:",
+            f".PP\n.nf\n{roff(structs[name].declaration)}\n.fi",
+        ]
+    return lines
+
+
+def man_page(item: Item, others: list[Item], structs: dict[str, Item], version: str) -> str:
     lines = [
         f'.TH {item.name} 3 "" "libioshape {version}" "libioshape"',
         ".SH NAME",
@@ -149,6 +164,7 @@ def man_page(item: Item, others: list[Item], version: str) -> str:
         lines += [f".TP\n.I {name}\n{roff(about)}" for name, about in item.params.items()]
     if item.returns:
         lines += [".SH RETURN VALUE", roff(item.returns)]
+    lines += fields(item, structs)
     near = sorted(other.name for other in others if other.name != item.name)
     lines += [".SH SEE ALSO", ".BR ioshape (7),", roff(", ".join(near))]
     return "\n".join(lines) + "\n"
@@ -212,11 +228,12 @@ def main() -> None:
     for section in ("man1", "man3", "man7"):
         shutil.rmtree(folder / section, ignore_errors=True)
         (folder / section).mkdir(parents=True)
+    structs = {item.name: item for _, _, found in headers for item in found}
     for _, _, found in headers:
         for item in found:
             if not MACRO.match(item.declaration):
                 page = folder / "man3" / f"{item.name}.3"
-                page.write_text(man_page(item, found, version), encoding="utf-8")
+                page.write_text(man_page(item, found, structs, version), encoding="utf-8")
     command = Path(__file__).with_name("cli-reference.md").read_text(encoding="utf-8")
     (folder / "man1" / "ioshape.1").write_text(command_page(command, version), encoding="utf-8")
     (folder / "man7" / "ioshape.7").write_text(overview(headers, version), encoding="utf-8")

@@ -9,7 +9,8 @@ usage() {
 Usage: docs/site.sh [--environment | --serve [PORT]] [--help]
 
 Builds the pages of docs/, the README, CONTRIBUTING.md and CHANGELOG.md into build/site, to be read in a
-browser: open build/site/index.html. Nothing in it is fetched from elsewhere. A link or an anchor that leads
+browser: open build/site/index.html. Its search shows excerpts only where the site is served: a browser lets no
+page read other files. Nothing in it is fetched from elsewhere. A link or an anchor that leads
 nowhere ends it, and so does a page that docs/site/pages.py does not list.
 
   --environment   only makes build/site-env, the Python environment that builds it

@@ -11,6 +11,7 @@
  *
  *	mpicc group_trainer.c $(pkg-config --cflags --libs ioshape-mpi) -o group_trainer
  *
+ * STEPS are trained in this run, beyond those of the checkpoint.
  * IOSHAPE_MODE=rank0 has rank 0 write one file for all, IOSHAPE_MODE=each every rank its own.
  */
 #include <ioshape/ioshape.h>
@@ -25,6 +26,10 @@
 #define COLUMNS 1024
 #define SAVE_EVERY 10
 #define KEEP 2 /* generations */
+
+static const char usage[] = "usage: %s DIRECTORY [STEPS]\n"
+			    "Trains STEPS steps in this run (default: 30), beyond those of the "
+			    "checkpoint in DIRECTORY.\n";
 
 struct model {
 	int rank;
@@ -210,7 +215,7 @@ int main(int argc, char **argv)
 
 	MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
 	if (argc < 2 || argc > 3) {
-		fprintf(stderr, "usage: %s DIRECTORY [STEPS]\n", argv[0]);
+		fprintf(stderr, usage, argv[0]);
 		MPI_Abort(MPI_COMM_WORLD, 2);
 	}
 	model = calloc(1, sizeof(*model));

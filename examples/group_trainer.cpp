@@ -5,6 +5,7 @@
 //
 //	group_trainer_cpp DIRECTORY [STEPS]
 //
+// STEPS are trained in this run, beyond those of the checkpoint.
 // It needs neither MPI nor a server: the ranks find each other in the memory of the host.
 // With `unzip DIRECTORY/step-0000000030/node-00000.zip` torch.load("rank-00002.pt") gives a dict
 // with the "weights" and the "momentum" of rank 2.
@@ -23,6 +24,10 @@ constexpr std::uint32_t ranks = 4;
 constexpr std::int64_t rows = 128, columns = 1024; // of a rank
 constexpr std::uint64_t save_every = 10;
 constexpr std::uint32_t keep = 2; // generations
+
+constexpr char usage[] = "usage: %s DIRECTORY [STEPS]\n"
+			 "Trains STEPS steps in this run (default: 30), beyond those of the "
+			 "checkpoint in DIRECTORY.\n";
 
 struct rank_model {
 	std::uint32_t rank;
@@ -136,7 +141,7 @@ int run(std::uint32_t rank, const std::string &job, const std::string &directory
 int main(int argc, char **argv)
 {
 	if (argc < 2 || argc > 3) {
-		std::fprintf(stderr, "usage: %s DIRECTORY [STEPS]\n", argv[0]);
+		std::fprintf(stderr, usage, argv[0]);
 		return 2;
 	}
 	const std::uint64_t steps = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 30;

@@ -9,9 +9,9 @@ usage() {
 	cat <<'END'
 Usage: examples/storm_demo.sh [--picture FILE] [--help]
 
-Installs what is missing (see tests/support/setup.sh), builds the Python package into .venv, and then, in about
-a minute, lets eight ranks save at the same moment to a simulated shared filesystem: with torch.save, then with
-ioshape, while neighbours read and write small files. It ends with a picture and two numbers.
+Installs what is missing (see tests/support/setup.sh) and builds the Python package into .venv. Then, in two to
+three minutes, it lets eight ranks save at the same moment to a simulated shared filesystem: with torch.save, then
+with ioshape, while neighbours read and write small files. It ends with a picture and two numbers.
 
 It takes /dev/fuse. As root the ranks are on two nodes that see a Lustre; otherwise on one, with one mount.
 

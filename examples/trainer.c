@@ -5,6 +5,8 @@
  *
  *	trainer DIRECTORY [STEPS]
  *
+ * STEPS are trained in this run, beyond those of the checkpoint.
+ *
  * In Python, torch.load("DIRECTORY/model.pt") gives a dict with "weights", "bias", "momentum" and
  * "loss".
  */
@@ -21,6 +23,10 @@
 #define SAVE_EVERY 10
 #define RATE 0.5f
 #define FRICTION 0.5f
+
+static const char usage[] = "usage: %s DIRECTORY [STEPS]\n"
+			    "Trains STEPS steps in this run (default: 30), beyond those of the "
+			    "checkpoint in DIRECTORY.\n";
 
 struct model {
 	float weights[OUTPUTS][INPUTS];
@@ -205,7 +211,7 @@ int main(int argc, char **argv)
 	int ret;
 
 	if (argc < 2 || argc > 3) {
-		fprintf(stderr, "usage: %s DIRECTORY [STEPS]\n", argv[0]);
+		fprintf(stderr, usage, argv[0]);
 		return 2;
 	}
 	snprintf(path, sizeof(path), "%s/model.pt", argv[1]);

@@ -71,6 +71,10 @@ fail() {
 	exit 1
 }
 
+known() { # whether the usage lists a benchmark of this name
+	[[ $'\n'$(usage) == *$'\n'"  $1 "* ]]
+}
+
 from_caller() { # a path as the caller meant it, from here
 	(cd "$called_from" && realpath -m -- "$1")
 }
@@ -78,6 +82,7 @@ from_caller() { # a path as the caller meant it, from here
 main() {
 	directory=build/bench
 	arguments=()
+	names=()
 	while [ $# -gt 0 ]; do
 		case "$1" in
 		-h | --help)
@@ -95,41 +100,26 @@ main() {
 			shift 2
 			;;
 		*)
+			names+=("$1")
 			arguments+=("$1")
 			shift
 			;;
 		esac
 	done
 
+	[ ${#names[@]} -gt 0 ] || fail "name at least one benchmark; --help lists them"
+	for name in "${names[@]}"; do
+		known "$name" || fail "there is no benchmark $name; --help lists them"
+	done
+
+	# The same for every benchmark, so that each works by itself in a fresh clone; the driver installs what a
+	# benchmark declares beyond it.
 	tests/support/setup.sh bench || exit 1
-	case " ${arguments[*]} " in
-	*" torch "* | *" frameworks "* | *" gather "* | *" storm "* | *" simulate "* | *" dlio "* | *" house "* | *" gpu "* | *" launch "* | *" objects "*)
-		tests/support/package.sh || exit 1 # the package of this tree, into .venv
-		;;
-	esac
-	if [[ " ${arguments[*]} " == *" launch "* ]]; then
-		tests/support/setup.sh launch && tests/support/setup.sh long || exit 1
-	fi
+	tests/support/package.sh || exit 1 # the package of this tree, into .venv
 	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
-	if [[ " ${arguments[*]} " == *" --chaos "* || " ${arguments[*]} " == *" storm "* ||
-		" ${arguments[*]} " == *" fs "* ]]; then
-		# Its client is one of the tests' programs, and so is stripefs.
-		tests/support/setup.sh test || exit 1
-		tests/support/build.sh build/gcc >/dev/null || fail "the tests' programs cannot be built"
-		export IOSHAPE_TEST_BUILD="$PWD/build/gcc"
-	fi
 	build=build/release
-	options=(--buildtype=release -Dbench=true)
-	# As in tests/run.sh: a copied tree must not go on building the original.
-	if [ "$(cat $build/configured 2>/dev/null)" != "$PWD ${options[*]}" ]; then
-		rm -rf $build
-		meson setup $build . "${options[@]}" >/dev/null || fail "meson failed"
-		echo "$PWD ${options[*]}" >$build/configured
-	fi
-	ninja -C $build >/dev/null || {
-		ninja -C $build
-		exit 1
-	}
+	tests/support/build.sh $build --buildtype=release -Dbench=true || exit 1
+	export IOSHAPE_TEST_BUILD="$PWD/$build"
 
 	mkdir -p "$directory"
 	folder=$(mktemp -d "$(realpath "$directory")/ioshape-bench-XXXXXX")

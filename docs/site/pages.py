@@ -5,6 +5,7 @@ A new page of docs/ gets a line here; without one the site is not built. The fol
 repository, so that a link that works on the forge works in the site, and the other way round.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 C_REFERENCE = "docs/c-reference.md"
 
 PARTS = {
-    "Start": ["docs/start.md", "docs/python.md", "docs/migration.md"],
+    "Start": ["docs/start.md", "docs/python.md", "docs/migration.md", "docs/faq.md"],
     "Guides": [
         "docs/guides/one-job.md",
         "docs/guides/cluster.md",
@@ -62,6 +63,9 @@ PARTS = {
     "Words and changes": ["docs/glossary.md", "CHANGELOG.md"],
 }
 
+#: A link that reads as the name of a file, which says little to readers of the site.
+FILE_LINK = re.compile(r"(?<!!)\[[\w./-]+\.md\](\([\w./-]+\.md(?:#[\w-]+)?\))")
+
 #: Of a page's folder, what its pages show or offer.
 BESIDE = {".svg", ".conf", ".acl"}
 
@@ -73,15 +77,21 @@ def version() -> str:
     return found[1]
 
 
+def with_titles(text: str) -> str:
+    """Empty such links: Sphinx fills in the title of the page or section."""
+    return FILE_LINK.sub(r"[]\1", text)
+
+
 def copy(source: Path, folder: Path) -> None:
-    """With its time, so that Sphinx reads again only what has changed."""
+    """With its time, or that of this program: Sphinx reads again only what has changed."""
     place = folder / source.relative_to(ROOT)
     place.parent.mkdir(parents=True, exist_ok=True)
     if source.suffix == ".md":
         # The README is the first page.
         text = source.read_text(encoding="utf-8").replace("../README.md", "../index.md")
-        place.write_text(text, encoding="utf-8")
-        shutil.copystat(source, place)
+        place.write_text(with_titles(text), encoding="utf-8")
+        changed = max(source.stat().st_mtime, Path(__file__).stat().st_mtime)
+        os.utime(place, (changed, changed))
     else:
         shutil.copy2(source, place)
 
@@ -105,7 +115,7 @@ def lay_out(folder: Path) -> None:
             copy(path, folder)
     contents = "".join(table_of(title, part) for title, part in PARTS.items())
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (folder / "index.md").write_text(readme + contents, encoding="utf-8")
+    (folder / "index.md").write_text(with_titles(readme) + contents, encoding="utf-8")
     made = folder / "made"
     headers = sorted((ROOT / "include/ioshape").glob("*.h"))
     maker = [sys.executable, ROOT / "docs/make_reference.py", version(), made, *headers]

@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -39,6 +40,10 @@ from . import (
 from .setting import Outcome, Setting
 from .worker import Worker, WorkerError
 
+SETUP = Path(__file__).resolve().parents[1] / "support" / "setup.sh"
+# Servers that fail over, and networks of their own.
+CHAOS_NEEDS = ("test",)
+
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -49,9 +54,11 @@ class Benchmark:
     # Tensors, a copy of them, and the page cache or staging memory.
     copies_in_memory: int = 3
     copies_on_disk: int = 2
+    # Purposes of tests/support/setup.sh beside "bench", which tests/bench.sh has prepared.
+    needs: tuple[str, ...] = ()
 
 
-# A new benchmark is a module and a line here.
+# A new benchmark is a module, a line here and a paragraph in the usage of tests/bench.sh.
 BENCHMARKS = {
     "save": Benchmark(save.measure),
     "load": Benchmark(load.measure),
@@ -68,21 +75,25 @@ BENCHMARKS = {
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
     # Tensors and the page cache. What lies in stripefs is memory, and less.
     "tier": Benchmark(tier.measure),
-    # Four ranks with tensors, and what is staged of them.
-    "frameworks": Benchmark(frameworks.measure, size=2 << 30, copies_in_memory=3),
+    # Four ranks with tensors, and what is staged of them. strace watches some.
+    "frameworks": Benchmark(frameworks.measure, size=2 << 30, copies_in_memory=3, needs=("test",)),
     # Tensors on their way to the GPU, and the page cache.
     "gpu": Benchmark(gpu.measure),
     # It simulates.
     "simulate": Benchmark(simulate.measure, size=1, copies_in_memory=0, copies_on_disk=0),
-    # A rank's states, for each side, and what is loaded.
-    "dlio": Benchmark(dlio.measure, size=2 << 30, copies_in_memory=4, copies_on_disk=1),
+    # A rank's states, for each side, and what is loaded. DLIO imports MPI.
+    "dlio": Benchmark(
+        dlio.measure, size=2 << 30, copies_in_memory=4, copies_on_disk=1, needs=("test",)
+    ),
     # A file and what arrives of it, which lies in the page cache and, in parts, in the server.
     "objects": Benchmark(objects.measure, size=1 << 30, copies_in_memory=4, copies_on_disk=2),
     # These read the tree.
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     # It builds the site, and a clone.
-    "launch": Benchmark(launch.measure, size=1, copies_in_memory=0, copies_on_disk=0),
+    "launch": Benchmark(
+        launch.measure, size=1, copies_in_memory=0, copies_on_disk=0, needs=("launch", "long")
+    ),
 }
 
 
@@ -127,6 +138,13 @@ def refuse_if_too_large(name: str, size: int, folder: Path) -> None:
         )
 
 
+def install(purposes: Iterable[str]) -> None:
+    """Install the system packages that these purposes take."""
+    for purpose in purposes:
+        if subprocess.run([SETUP, purpose], check=False).returncode:
+            sys.exit(f"bench: cannot install what the purpose {purpose!r} takes; see above")
+
+
 def end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
     """As an exception, so that fio and the worker have ended when we do."""
     del frame
@@ -141,6 +159,8 @@ def main() -> int:
         refuse_if_too_large(name, size, given.folder)
     if given.json:
         given.json.touch()  # better now than after minutes
+    needs = [purpose for name in given.names for purpose in BENCHMARKS[name].needs]
+    install(dict.fromkeys([*needs, *(CHAOS_NEEDS if given.chaos else ())]))
     context: dict[str, object] = {
         **report.machine(given.folder),
         "fio_version": fio.version(),

@@ -3,7 +3,7 @@
 
 Scale 1 is at least 500 kills of Redis, 2,000 of clients, 200 stops past a lease, 100 failovers
 and 100 partitions, in about a quarter of an hour (the scenes wait most of the time). The library
-and the client are those of build/gcc, or of the folder that IOSHAPE_TEST_BUILD names. Where
+and the client are those of the folder that IOSHAPE_TEST_BUILD names. Where
 IOSHAPE_TEST_CHAOS_KEEP names a folder, logs of scenes with faults are kept there.
 """
 

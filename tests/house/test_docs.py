@@ -109,6 +109,17 @@ def test_every_class_is_described() -> None:
     assert classes <= set(re.findall(r"\bioshape::(\w+)", described()))
 
 
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "start.md"], ids=lambda path: path.name)
+def test_code_of_the_first_pages_fits(page: Path) -> None:
+    """The site has room for 90 columns on a screen that is 1280 pixels wide."""
+    text = page.read_text(encoding="utf-8")
+    lines = [*re.findall(r"^    (\S.*)$", text, re.MULTILINE)]
+    for block in re.findall(r"^```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        lines += block.expandtabs(8).splitlines()
+    assert lines
+    assert [line for line in lines if len(line) > 90] == []
+
+
 def test_every_page_is_in_the_readme() -> None:
     """In its table of pages: a link in passing is not where somebody looks for it."""
     text = README.read_text(encoding="utf-8")

@@ -27,6 +27,18 @@ def test_every_function_has_a_page() -> None:
     assert functions <= {page.stem for page in PAGES.glob("*.3")}
 
 
+def test_pages_of_functions_list_the_options() -> None:
+    headers = "".join(code(path) for path in HEADERS.glob("*.h"))
+    taken = re.findall(
+        r"\b(ioshape_\w+)\((?:[^;]*?\bstruct (ioshape_\w+_options) \*)[^;]*;", headers
+    )
+    assert ("ioshape_slot_acquire", "ioshape_slot_options") in taken
+    for function, options in taken:
+        page = (PAGES / f"{function}.3").read_text(encoding="utf-8")
+        assert f"\nstruct {options} {{\n\tsize_t size; " in page, function
+        assert f"#define {options.upper()}_INIT " in headers, options
+
+
 def test_pages_are_free_of_warnings() -> None:
     pages = [*PAGES.glob("*.3"), *PAGES.parent.glob("man[17]/ioshape.*")]
     assert {page.name for page in pages} >= {"ioshape.1", "ioshape.7"}

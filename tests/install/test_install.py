@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tree import HEADERS, LIBRARY, ROOT, program, sources
+from tree import HEADERS, LIBRARY, ROOT, build_folder, program, sources
 
 # That one is started by mpirun.
 MPI_EXAMPLE = ROOT / "examples" / "group_trainer.c"
@@ -79,7 +79,7 @@ def test_what_is_installed(prefix: Path) -> None:
     pages = {name for name in installed if name.startswith("share/")}
     functions = re.findall(r"(ioshape_\w+);", (LIBRARY / "ioshape.map").read_text(encoding="utf-8"))
     assert pages >= {f"share/man/man3/{function}.3" for function in functions}
-    assert pages >= {"share/man/man1/ioshape.1", "share/man/man7/ioshape.7"}
+    assert pages >= {"share/man/man3/ioshape_comm_of_mpi.3", "share/man/man7/ioshape.7"}
     assert installed - pages == {
         *(f"include/ioshape/{header.name}" for header in HEADERS.iterdir()),
         "lib/libioshape.a",
@@ -92,6 +92,28 @@ def test_what_is_installed(prefix: Path) -> None:
         "lib/cmake/ioshape/ioshape-config.cmake",
         "lib/cmake/ioshape/ioshape-config-version.cmake",
     }
+
+
+@pytest.mark.parametrize("option", ["bindings", "mpi"])
+def test_pages_are_of_what_is_installed(option: str, tmp_path: Path) -> None:
+    """The command comes with the Python package, and functions for MPI with its library."""
+    pages = {"bindings": "share/man/man1/ioshape.1", "mpi": "share/man/man3/ioshape_comm_of_mpi.3"}
+    chosen = {"bindings": "-Dbindings=true", "mpi": "-Dmpi=enabled"}
+    meson, prefix = program("meson"), tmp_path / "prefix"
+    run(meson, "setup", tmp_path / "build", ROOT, "--prefix", prefix, chosen[option])
+    run(program("ninja"), "-C", tmp_path / "build", "include/reference.md")
+    run(meson, "install", "-C", tmp_path / "build", "--no-rebuild", "--tags", "man")
+    assert {name for name, page in pages.items() if (prefix / page).exists()} == {option}
+
+
+@pytest.mark.parametrize("name", ["trainer", "group_trainer_cpp"])
+def test_a_trainer_says_that_its_steps_are_those_of_a_run(name: str, tmp_path: Path) -> None:
+    trainer = build_folder() / "examples" / name
+    done = subprocess.run([trainer], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "in this run (default: 30), beyond those of the checkpoint" in done.stderr
+    for steps, last in (("20", 20), ("10", 30)):
+        assert f"step {last}" in run(trainer, tmp_path, steps)
 
 
 @each_example

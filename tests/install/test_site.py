@@ -11,7 +11,7 @@ from browser import PHONE, browser, served, unavailable
 from pages import ENVIRONMENT, SITE, dead_links, foreign, pages
 from tree import ROOT
 
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 NOT_PAGES = {"genindex.html", "search.html"}
 
 
@@ -46,6 +46,14 @@ def test_nothing_comes_from_elsewhere(site: Path) -> None:
     assert foreign(site) == []
 
 
+def test_links_read_as_titles(site: Path) -> None:
+    """The name of a file says little to readers of the site."""
+    link = re.compile(r'<a class="reference internal"[^>]*>(?:<[^>]+>)*([^<]+)')
+    texts = [text for path in pages(site) for text in link.findall(path.read_text("utf-8"))]
+    assert "Groups: ranks save together" in texts
+    assert [text for text in texts if re.fullmatch(r"[\w./-]+\.md", text)] == []
+
+
 def test_words_are_found(site: Path) -> None:
     """What the search of the browser reads."""
     index = json.loads(
@@ -70,10 +78,39 @@ def test_a_browser_shows_every_page_without_an_error(site: Path) -> None:
                 shown = window.show(f"{address}/{name}", PHONE, dark=dark)
                 assert (name, shown.troubles, shown.foreign) == (name, [], [])
                 assert (name, shown.excess) == (name, 0)
-        # A script of the page's own: it makes the list of what was found.
-        window.show(f"{address}/search.html?q=stripe")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+def test_the_search_finds_sections(site: Path) -> None:
+    with served(site) as address, browser() as window:
+        window.show(f"{address}/search.html?q=full+disk")
+        # A script of the page's own makes the list of what was found.
         window.evaluate(
             "new Promise(done => { const look = () =>"
-            " document.querySelector('#search-results li a') ? done(1) :"
+            " document.querySelector('#search-results .search-summary')?.innerText ? done(1) :"
             " setTimeout(look, 50); look(); })"
         )
+        first = window.evaluate("document.querySelector('#search-results li a').textContent")
+        assert first == "The Python package > When the disk is full"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+def test_a_desktop_shows_code_and_names_whole(site: Path) -> None:
+    with served(site) as address, browser() as window:
+        for name in ("index.html", "docs/start.html"):
+            window.show(f"{address}/{name}")
+            cut = window.evaluate(
+                "[...document.querySelectorAll('article pre')]"
+                ".filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+            )
+            assert (name, cut) == (name, [])
+        window.show(f"{address}/docs/performance.html")
+        names = "[...document.querySelectorAll('article td:first-child code')]"
+        assert window.evaluate(f"{names}.length") > 50
+        broken = window.evaluate(
+            f"{names}.filter(one => /^\\w+$/.test(one.textContent))"
+            ".filter(one => one.getClientRects().length > 1).map(one => one.textContent)"
+        )
+        assert broken == []

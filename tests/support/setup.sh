@@ -79,6 +79,7 @@ look_for_missing() {
 	need python3-dev has_python_headers
 	need util-linux flock --version
 	if [ "$purpose" != build ]; then
+		need check pkg-config --atleast-version 0.15 check
 		need redis-server redis-server --version
 		need libfuse3-dev pkg-config --atleast-version 3.14 fuse3
 		need fuse3 fusermount3 --version
@@ -111,7 +112,6 @@ look_for_missing() {
 	esac
 	need clang compiles clang
 	need libclang-rt-14-dev compiles clang -fsanitize=address
-	need check pkg-config --atleast-version 0.15 check
 	need shellcheck shellcheck --version
 	need groff-base groff --version
 	need cmake cmake --version

@@ -101,7 +101,7 @@ static bool find_pool(struct save_slot *slot, struct ioshape_context *context, c
 	/* What cannot be looked at cannot be written either: opening it will say why. All else is
 	 * no reason not to save, and is said. */
 	if (!found->code) {
-		snprintf(slot->info.note, sizeof(slot->info.note), "no slot was taken: %.200s",
+		snprintf(slot->info.note, sizeof(slot->info.note), "no slot was acquired: %.200s",
 			 why.text);
 		base_log(&context->log, IOSHAPE_LOG_WARNING, "saving %s without a slot: %s", path,
 			 why.text);
