@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _torch as original
+from ioshape._device import outgoing as _outgoing  # noqa: F401 - begin.py wants it complete
 from ioshape._errors import StorageError
 from ioshape._files.atomic import AtomicFile, How
 from ioshape._native import lib

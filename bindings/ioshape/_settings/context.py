@@ -86,10 +86,22 @@ class Context:
         return value
 
 
+def _logger() -> Any:
+    """Return the package's logger; None until a program has imported logging.
+
+    A thread of the library must not import it: the thread that waits for the save may have been
+    interrupted in an import.
+    """
+    try:
+        return sys.modules["logging"].getLogger("ioshape")
+    except (KeyError, AttributeError):  # half imported
+        return None
+
+
 def _debugs() -> bool:
-    """Whether somebody listens to lines that only debugging is for: each takes the GIL."""
-    logging = sys.modules.get("logging")
-    return logging is not None and logging.getLogger("ioshape").isEnabledFor(logging.DEBUG)
+    """Return whether the program wants debug lines: each takes the GIL."""
+    logger = _logger()
+    return logger is not None and bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
 
 
 _lock = ForkedLock()
@@ -146,11 +158,9 @@ def _later(kind: Any, _value: Any, _traceback: Any) -> None:
 
 @called_from_c(onerror=_later)
 def ioshape_py_on_log(_user: Any, level: int, message: Any) -> None:
-    import logging  # noqa: PLC0415 - seldom needed, and not quick to import
-
-    logger = logging.getLogger("ioshape")
+    logger = _logger()
     text = said(message)
-    if logger.hasHandlers():
+    if logger is not None and logger.hasHandlers():
         _terminal.clear()  # a handler may write there
         logger.log(_LEVELS.get(level, 20), "%s", text)
     elif level == lib.IOSHAPE_LOG_WARNING or (
