@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ioshape import _terminal
 from ioshape._c import called_from_c, owned, said, sized
-from ioshape._errors import last_failure
+from ioshape._errors import failure, last_failure
 from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._settings import config
@@ -37,7 +38,9 @@ def encoded(path: str) -> bytes:
                 'save to a path, and then upload that: "ioshape upload PATH '
                 f'{path}" ("ioshape download" is the way back)'
             )
-        raise ValueError(f'"{path}" is a URL, and ioshape reads and writes files; {remedy}')
+        # torch.save raises a RuntimeError, torch.load a FileNotFoundError. This is both.
+        why = f'cannot use "{path}": it is a URL, and ioshape reads and writes files'
+        raise failure(-errno.ENOENT, why, path, "open", remedy=remedy)
     if "\0" in path:
         raise ValueError(
             f"the path {path!r} has a null character in it; no file can have that name"
