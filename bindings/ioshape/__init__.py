@@ -22,6 +22,8 @@ from _thread import RLock, get_ident
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ioshape import _descriptors
+
 if TYPE_CHECKING:
     from ioshape._errors import (
         CanceledError,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """save() for a signal's handler that has interrupted the first use of ioshape.
 
-The other modules are half imported then. So this one imports none of them, and only such a handler
-imports this one. torch writes the file; it is still atomic, and durable.
+The other modules are half imported then. So this one imports none of them but _descriptors.py,
+which "import ioshape" has imported. Only such a handler imports this one. torch writes the file. It
+is still atomic, and durable.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
+
+from ioshape._descriptors import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +72,8 @@ def _write(
     folder, name = os.path.split(path)
     temporary = f"{folder}/.{name[:50]}{_MARK}{os.urandom(8).hex()}"
     try:
-        with open(temporary, "xb") as file:  # noqa: PTH123
+        created = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with os.fdopen(created, "wb") as file:
             if there is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(there.st_mode))
             write(file)
@@ -84,7 +88,7 @@ def _write(
         with suppress(FileNotFoundError):
             os.unlink(temporary)  # noqa: PTH108
     if durable:
-        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        directory = open_file(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
         finally:
