@@ -16,10 +16,13 @@ Importing this does not import torch; that happens at the first save or load.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from _thread import RLock, get_ident
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ioshape import _descriptors
 
 if TYPE_CHECKING:
     from ioshape._errors import (
@@ -203,10 +206,10 @@ def __getattr__(name: str) -> object:
         from ioshape._native import ffi, lib  # noqa: PLC0415
 
         globals()[name] = ffi.string(lib.ioshape_version()).decode()
-    elif name in _HOMES:
-        _bring_in(with_torch=_HOMES[name] in _WITH_TORCH)
-    else:
+    elif name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    elif not _try_to_bring_in(name):
+        return import_module(f"{__name__}._early").save
     value: object = globals()[name]
     return value
 
@@ -240,6 +243,10 @@ class _FirstUse:
     def __exit__(self, *_: object) -> None:
         self._threads.remove(get_ident())
 
+    def is_here(self) -> bool:
+        """Return whether this thread is in such a block: a signal's handler has interrupted it."""
+        return get_ident() in self._threads
+
     def _others(self) -> bool:
         return any(thread != get_ident() for thread in self._threads)
 
@@ -268,6 +275,41 @@ os.register_at_fork(
 )
 
 
+# ---- Signals ----------------------------------------------------------------------------------
+
+# The handler of a signal can interrupt an import. Python gives it the modules half imported, and
+# cannot complete them before it returns. So its save does without them, as torch.save does.
+
+
+def _is_half_imported(*names: str) -> bool:
+    """Return whether one of these modules is being imported."""
+    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in names)
+    return any(getattr(spec, "_initializing", False) for spec in specs)
+
+
+def _try_to_bring_in(name: str) -> bool:
+    """Bring a public name in. Return False if only save() of _early.py can be used here."""
+    is_save = name == "save"
+    if _first_use.is_here():
+        if is_save:
+            return False
+        raise RuntimeError(
+            f"cannot use ioshape.{name} here: this signal's handler has interrupted the first use "
+            "of ioshape, and its modules are half imported; use ioshape once before the first "
+            "signal, or ioshape.save() in the handler"
+        )
+    if is_save and _is_half_imported("torch"):
+        return False
+    try:
+        _bring_in(with_torch=_HOMES[name] in _WITH_TORCH)
+    except (ImportError, AttributeError):
+        # A module that ioshape needs may be one that the handler has interrupted.
+        if not is_save or not _is_half_imported(*sys.modules):
+            raise
+        return False
+    return True
+
+
 def _bring_in(*, with_torch: bool) -> None:
     if _first_use.was_cut_off:
         raise RuntimeError(
@@ -288,6 +330,11 @@ def _bring_in(*, with_torch: bool) -> None:
                     "torch (ioshape.open() and the command ioshape do without)",
                     name="torch",
                 ) from None
-        for name, home in _HOMES.items():
-            if with_torch or home not in _WITH_TORCH:
-                globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+        # All names at once: a signal's handler finds all of them, or none.
+        globals().update(
+            {
+                name: getattr(import_module(f"{__name__}.{home}"), name)
+                for name, home in _HOMES.items()
+                if with_torch or home not in _WITH_TORCH
+            }
+        )

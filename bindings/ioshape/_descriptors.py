@@ -4,9 +4,18 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 
 _FIRST = 3  # behind stdin, stdout and stderr
+
+
+def is_pythons(file: object) -> bool:
+    """Return whether it is a file object of Python.
+
+    torch needs write() and flush() of others: their other attributes may raise anything.
+    """
+    return isinstance(file, io.IOBase) or type(file).__module__ == "tempfile"
 
 
 def open_file(path: str, flags: int, mode: int = 0o777) -> int:

@@ -194,7 +194,9 @@ struct ioshape_reader_options {
 	/**
 	 * IOSHAPE_ON: other processes of this host read the same bytes at about the same time. They
 	 * come through the page cache then, and the storage is asked for them once (unless the
-	 * context requires direct I/O). By default, where the job has several ranks on this host.
+	 * context requires direct I/O). IOSHAPE_OFF: no other process does. By default it is on if
+	 * the job has several ranks on this host, if at most 256 MiB are read, or if another reader
+	 * of this host has the file open.
 	 */
 	enum ioshape_switch shared;
 };

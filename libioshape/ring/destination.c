@@ -106,6 +106,7 @@ static int open_temporary(struct ring_destination *destination, struct ring_stri
 
 /* What lets more people in, or fewer, than the mode says: 500 of them fit. */
 #define ACL "system.posix_acl_access"
+#define DEFAULT_ACL "system.posix_acl_default"
 #define MOST_ACL_BYTES 4096
 
 struct acl {
@@ -201,6 +202,28 @@ static mode_t first_mode(const struct ring_destination *destination, const struc
 	return has_none(acl) ? without_group(destination->old_mode) : 0600;
 }
 
+/*
+ * The umask of the call counts, not the umask of the moment at which a thread creates the file. In
+ * a directory with a default ACL neither counts, so the mode stays as the kernel has set it.
+ */
+static int make_new(struct ring_destination *destination, struct ring_striping *striping,
+		    struct ring_notes *notes, struct base_error *error)
+{
+	const mode_t mode = 0666 & ~(striping->umask_then ? striping->umask_then - 1 : 0);
+	struct statx created;
+	int ret = open_temporary(destination, striping, mode, &created, notes, error);
+
+	if (ret || !striping->umask_then || (created.stx_mode & 0777) == mode)
+		return ret;
+	if (fgetxattr(destination->directory_fd, DEFAULT_ACL, NULL, 0) >= 0 ||
+	    (errno != ENODATA && errno != EOPNOTSUPP))
+		return 0;
+	if (fchmod(destination->fd, mode))
+		ring_note(notes, IOSHAPE_STEP_OWNER, "mode by the umask of the call not set: %s",
+			  ioshape_strerror(-errno));
+	return 0;
+}
+
 static int begin(struct ring_destination *destination, struct ring_striping *striping,
 		 struct ring_notes *notes, struct base_error *error)
 {
@@ -209,8 +232,7 @@ static int begin(struct ring_destination *destination, struct ring_striping *str
 	int ret;
 
 	if (!destination->replaces)
-		return open_temporary(destination, striping, 0666 & ~striping->mask, &created,
-				      notes, error);
+		return make_new(destination, striping, notes, error);
 	read_acl(destination, &acl);
 	ret = open_temporary(destination, striping, first_mode(destination, &acl), &created, notes,
 			     error);
@@ -272,9 +294,7 @@ static int link_into_place(struct ring_destination *destination)
 static int make_shared(struct ring_destination *destination, struct ring_striping *striping,
 		       struct ring_notes *notes, struct base_error *error)
 {
-	struct statx created;
-	int ret = open_temporary(destination, striping, 0666 & ~striping->mask, &created, notes,
-				 error);
+	int ret = make_new(destination, striping, notes, error);
 
 	if (ret)
 		return ret;

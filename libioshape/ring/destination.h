@@ -18,7 +18,7 @@ struct ring_striping {
 	 * it keeps pages of it, and lets direct writes go side by side only if it keeps none.
 	 */
 	bool direct, direct_required;
-	mode_t mask; /* of its mode, in addition to the umask */
+	int umask_then; /* 1 + the umask that a new file's mode is by; 0: that of now */
 	struct fs_memory *memory;
 	const struct base_log *log;
 	struct fs_layout asked; /* out; its count is 0 if nothing was asked for */

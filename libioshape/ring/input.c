@@ -6,10 +6,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static int open_buffered(struct ring_input *input, const char *path, struct base_error *error)
@@ -86,7 +89,7 @@ int ring_input_open(struct ring_input *input, const char *path, uint64_t base, u
 	int ret;
 
 	memset(input, 0, sizeof(*input));
-	input->fd = input->direct_fd = -1;
+	input->fd = input->direct_fd = input->claim_fd = -1;
 	input->path = strdup(path);
 	if (!input->path)
 		return base_no_memory(error, "a path", strlen(path));
@@ -110,11 +113,30 @@ void ring_look_anew(const char *path)
 
 void ring_input_close(struct ring_input *input)
 {
+	base_close(input->claim_fd);
 	base_close(input->direct_fd);
 	base_close(input->fd);
 	free(input->path);
 	memset(input, 0, sizeof(*input));
-	input->fd = input->direct_fd = -1;
+	input->fd = input->direct_fd = input->claim_fd = -1;
+}
+
+bool ring_input_claim(struct ring_input *input)
+{
+	/* A name that only one socket of the host can have, and that the kernel frees with it. */
+	struct sockaddr_un name = { .sun_family = AF_UNIX };
+	struct stat status;
+	socklen_t bytes;
+
+	if (fstat(input->fd, &status))
+		return true;
+	bytes = (socklen_t)snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1,
+				    "ioshape-load-%llx-%llx", (unsigned long long)status.st_dev,
+				    (unsigned long long)status.st_ino);
+	bytes += (socklen_t)offsetof(struct sockaddr_un, sun_path) + 1;
+	input->claim_fd = base_own(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+	return input->claim_fd < 0 ||
+	       !bind(input->claim_fd, (const struct sockaddr *)&name, bytes) || errno != EADDRINUSE;
 }
 
 int ring_cut_short(const struct ring_input *input, uint64_t offset, struct base_error *error)

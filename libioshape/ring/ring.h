@@ -426,6 +426,7 @@ struct ring_input {
 	/* Other processes of the host want the same bytes: past the page cache each would have the
 	 * storage read them again. */
 	bool shared;
+	int claim_fd; /* -1 without ring_input_claim() */
 	struct fs_info fs;
 	char *path; /* for messages, which say of a part where it begins; owned */
 };
@@ -437,6 +438,11 @@ int ring_input_open(struct ring_input *input, const char *path, uint64_t base, u
 /* After -ESTALE: has an NFS client find out what a name means by now. */
 void ring_look_anew(const char *path);
 void ring_input_close(struct ring_input *input);
+/*
+ * Returns false if another reader on this host has claimed the file: another process, as a rule.
+ * The claim ends with ring_input_close(). If the kernel refuses claims, this returns true.
+ */
+bool ring_input_claim(struct ring_input *input);
 
 /* Exactly these bytes through the page cache: for headers. A file that ends too soon is
  * IOSHAPE_E_DAMAGED. */

@@ -52,15 +52,10 @@ static bool goes_direct(const struct ring_config *config, const struct ring_choi
 	return config->direct != IOSHAPE_DIRECT_OFF && (!ops || ops->direct);
 }
 
-/*
- * Where the umask has changed since the file was asked for, it must not be one that more people may
- * read. Where it has not, the kernel applies it, or in its place the directory's default ACL.
- */
-static mode_t mask_of(const struct ring_file_options *options)
+/* If the umask is as it was, the kernel applies it, or in its place the directory's default ACL. */
+static int changed_umask(const struct ring_file_options *options)
 {
-	const int then = options->umask_then - 1;
-
-	return then >= 0 && then != base_umask() ? (mode_t)then : 0;
+	return options->umask_then == 1 + base_umask() ? 0 : options->umask_then;
 }
 
 static void plan_stripes(struct ring_writer *writer)
@@ -78,7 +73,7 @@ static void plan_stripes(struct ring_writer *writer)
 		.places = options->places,
 		.direct = !small && goes_direct(&lane->config, &writer->choice),
 		.direct_required = lane->config.direct == IOSHAPE_DIRECT_REQUIRE,
-		.mask = mask_of(options),
+		.umask_then = changed_umask(options),
 		.memory = &lane->fs_memory,
 		.log = &lane->config.log,
 	};

@@ -74,6 +74,18 @@ def torch_ranks(nodes: int, ranks: int = RANKS, **more: str) -> Iterator[Ranks]:
         yield crew
 
 
+@contextmanager
+def lone_ranks(ranks: int) -> Iterator[Ranks]:
+    """Start processes without a launcher: no variable tells them of each other."""
+    with ExitStack() as stack:
+        command = (sys.executable, "-m", f"{__package__}.gather_process")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        workers = [Worker(*command, environment=environment) for _ in range(ranks)]
+        for worker in workers:
+            stack.enter_context(worker)
+        yield Ranks(workers)
+
+
 # ---- One writer for all nodes -------------------------------------------------------------------
 
 

@@ -238,6 +238,27 @@ def test_files_keep_away_from_full_storage_targets(tmp_path: Path) -> None:
         run_interpreter(tmp_path, FULL_TARGET, mount.path, prefix=client_of(mount.backing))
 
 
+FULL_IN_A_WRITE = """
+    import ioshape
+
+    try:
+        with ioshape.open("disk/model.bin", "wb") as file:
+            for _ in range(100):
+                file.write(bytes(1 << 20))
+    except ioshape.StorageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.wording
+def test_a_disk_without_storage_targets_is_suspected_of_none(tmp_path: Path) -> None:
+    prefix = small_disk("ext4", tmp_path)
+    said = run_interpreter(tmp_path, FULL_IN_A_WRITE, prefix=prefix).stdout
+    assert "model.bin" in said
+    assert "storage target" not in said
+    assert "whole filesystem" not in said
+
+
 @pytest.mark.wording
 @pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_a_full_storage_target_is_suspected() -> None:

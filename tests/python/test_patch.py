@@ -529,3 +529,51 @@ def test_accelerate_saves_and_resumes(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "optimizer.bin", "scheduler.bin"):
         assert is_ours(tmp_path / "state" / name), name
     assert not [name for name in names_in(tmp_path / "state") if "ioshape-tmp" in name]
+
+
+class WritesAlone:
+    """A file object that has what torch.save documents, and nothing else."""
+
+    def __init__(self) -> None:
+        self.content = b""
+        self.asked: list[str] = []
+
+    def write(self, data: bytes) -> int:
+        self.content += bytes(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> object:
+        self.asked.append(name)
+        raise RuntimeError(f"there is no {name}")
+
+
+class Nameless(io.BytesIO):
+    """A file object of Python with properties that raise."""
+
+    @property
+    def name(self) -> str:
+        raise RuntimeError("it has no name")
+
+    raw = name
+
+    def tell(self) -> int:
+        raise RuntimeError("it has no position")
+
+    def fileno(self) -> int:
+        raise RuntimeError("it has no descriptor")
+
+
+def test_file_objects_need_no_more_than_for_torch() -> None:
+    picky = WritesAlone()
+    torch.save(checkpoint(1), picky)  # type: ignore[arg-type]
+    asked_by_torch, picky = set(picky.asked), WritesAlone()
+    with ioshape.patched():
+        torch.save(checkpoint(2), picky)  # type: ignore[arg-type]
+        assert set(picky.asked) <= asked_by_torch
+        nameless = Nameless()
+        torch.save(checkpoint(3), nameless)
+    assert torch.load(io.BytesIO(picky.content))["number"] == 2
+    assert torch.load(io.BytesIO(nameless.getvalue()))["number"] == 3

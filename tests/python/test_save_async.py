@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import pickle
+import struct
 import sys
 import textwrap
 import threading
@@ -808,18 +809,36 @@ def test_threads_of_the_library_are_not_kept(tmp_path: Path) -> None:
     assert run_program(tmp_path, program + textwrap.dedent(source)).stdout == "True\n"
 
 
-def test_the_umask_of_the_call_counts(tmp_path: Path) -> None:
+# What os.setxattr() takes for "user::rw-,group::r--,other::---".
+DEFAULT_ACL = struct.pack("<I" + 3 * "HHI", 2, 1, 6, 2**32 - 1, 4, 4, 2**32 - 1, 32, 0, 2**32 - 1)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "acl", "mode"),
+    [
+        (0o077, 0o022, None, 0o600),
+        (0o022, 0o077, None, 0o644),
+        (0, 0o077, None, 0o666),
+        (0o022, 0o077, DEFAULT_ACL, 0o640),
+    ],
+    ids=["stricter", "more open", "none", "default ACL"],
+)
+def test_the_umask_of_the_call_counts(
+    then: int, now: int, acl: bytes | None, mode: int, tmp_path: Path
+) -> None:
     """And not that of whenever the background comes to it."""
     path = tmp_path / "model.pt"
+    if acl is not None:
+        os.setxattr(tmp_path, "system.posix_acl_default", acl)
     ioshape.configure(pool="umask")  # where nobody has learned yet that more may write
-    before = os.umask(0o077)
+    before = os.umask(then)
     try:
         # The pool admits two; so the save waits until these are over.
         with ioshape.slot(path, nbytes=1 << 30), ioshape.slot(path, nbytes=1 << 30):
             handle = ioshape.save_async(checkpoint(1, 64 << 20), path)
             wait_until(lambda: handle.progress.phase == "wait", "the save waits for a slot")
-            os.umask(0o022)
+            os.umask(now)
         handle.wait()
     finally:
         os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == mode

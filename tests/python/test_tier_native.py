@@ -229,7 +229,7 @@ def test_mistakes_are_said(tier: Tier, tmp_path: Path) -> None:
         Tier(Context(), str(tmp_path / "not there"))
     with pytest.raises(FileNotFoundError, match="was not saved on the tier"):
         tier.keep(str(tmp_path / "slow" / "a"))
-    with pytest.raises(ValueError, match="is a URL"):
+    with pytest.raises(FileNotFoundError, match="is a URL"):
         tier.place("s3://bucket/a", 0)
     tier.close()
     tier.close()

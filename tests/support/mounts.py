@@ -14,17 +14,19 @@ MIB = 1 << 20
 IMAGES = {"ext4": ("mkfs.ext4 -q -F", 64 * MIB), "xfs": ("mkfs.xfs -q -f", 300 * MIB)}
 
 
-def small_disk(kind: str, folder: Path, name: str = "disk") -> list[str]:
+def small_disk(
+    kind: str, folder: Path, name: str = "disk", n_bytes: int | None = None
+) -> list[str]:
     """A command that mounts a small filesystem at folder/name, seen by the rest of it alone."""
     (folder / name).mkdir()
     mount = 'mount -t tmpfs -o size=40m none "$0"'
     if kind in IMAGES:
         if os.geteuid() != 0:
             pytest.skip("mounting an image takes root")
-        command, n_bytes = IMAGES[kind]
+        command, least_bytes = IMAGES[kind]
         image = folder / f"{name}.image"
         with image.open("wb") as file:
-            file.truncate(n_bytes)
+            file.truncate(n_bytes or least_bytes)
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
         subprocess.run((*command.split(), image), check=True, env={**os.environ, "PATH": path})
         mount = f'mount -o loop {image} "$0"'

@@ -71,7 +71,7 @@ def open(  # noqa: A001
         An AtomicFile or a VerifiedFile. After close() the first has a `report`.
 
     Raises:
-        ValueError: the mode is another one, or the path is a URL.
+        ValueError: the mode is another one.
         StorageError: the file could not be opened. It is an OSError with errno and path.
     """
     if not isinstance(path, (str, os.PathLike)):

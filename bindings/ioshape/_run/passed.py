@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _terminal
+from ioshape._descriptors import is_pythons
 from ioshape._save.under_way import after_saves
 
 if TYPE_CHECKING:
@@ -43,15 +44,15 @@ def counted(file: Any) -> Iterator[None]:
 
 def _position(file: Any) -> int:
     try:
-        return int(file.tell())
-    except (AttributeError, OSError, TypeError, ValueError):
+        return int(file.tell()) if is_pythons(file) else 0
+    except Exception:
         return 0
 
 
 def _is_file(file: Any) -> bool:
     try:
-        return int(file.fileno()) >= 0
-    except (AttributeError, OSError, TypeError, ValueError):
+        return is_pythons(file) and int(file.fileno()) >= 0
+    except Exception:
         return False
 
 

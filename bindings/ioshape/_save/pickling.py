@@ -20,7 +20,6 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-import threading
 import zipfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -163,10 +162,16 @@ _probe_lock = ForkedLock()
 
 
 def _probe() -> str:
-    """Tries _save() on an object that has a bit of everything."""
+    """Try _save() on a small object. Raise what it raises.
+
+    The caller's thread tries it, because another thread that imports something could wait for an
+    import that this one was interrupted in. The object has storages but no tensors: the caller's
+    torch.device(), FakeTensorMode and the like change only what makes tensors.
+    """
     global _last_before_storages  # noqa: PLW0603
-    shared = torch.arange(6, dtype=torch.int16)
-    sample = {"a": shared, "b": shared[2:], "c": torch.ones(2), "d": [1, "x"]}
+    shared = torch.UntypedStorage(12)  # type: ignore[no-untyped-call]
+    other = torch.UntypedStorage(8)  # type: ignore[no-untyped-call]
+    sample = {"a": shared, "b": shared, "c": other, "d": [1, "x"]}
     names: list[str] = []
     gathered: list[dict[str, torch.UntypedStorage]] = []
 
@@ -178,10 +183,7 @@ def _probe() -> str:
             super().write_record(name, data, n_bytes)
 
     notes = Probe(64)
-    try:
-        _run(sample, notes, pickle, 2)
-    except Exception as error:
-        return f"torch {torch.__version__} pickles in a way that is not known ({error})"
+    _run(sample, notes, pickle, 2)
     written = {record.name: record.storage for record in notes.pickled.records if record.storage}
     known = {f"{_DATA}{key}": storage for key, storage in gathered[-1].items()} if gathered else {}
     if (
@@ -201,21 +203,22 @@ def _probe() -> str:
 
 
 def problem() -> str:
-    """Why torch's pickling cannot be used by itself; "" if it can."""
-
-    def probe() -> None:
-        global _probed  # noqa: PLW0603
-        _probed = _probe()
-
-    with _probe_lock:
+    """Return why torch's pickling cannot be used by itself; "" if it can."""
+    global _probed  # noqa: PLW0603
+    with _probe_lock, first_use:  # torch may import something for it
         if _probed is None:
-            # On a thread of its own, where the caller's torch.device(), skip_data(), FakeTensorMode
-            # and the like do not reach.
-            thread = threading.Thread(target=probe, name="ioshape-probe", daemon=True)
-            with first_use:  # torch may import something for it
-                thread.start()
-                thread.join()
-        return _probed or ""
+            try:
+                _probed = _probe()
+            except Exception as error:
+                # The handler of a signal may have raised it. Torch raises it again.
+                try:
+                    _probe()
+                except Exception:
+                    version = torch.__version__
+                    _probed = f"torch {version} pickles in a way that is not known ({error})"
+                else:
+                    raise
+        return _probed
 
 
 def collect(obj: object, module: Any, protocol: int) -> Pickled:
@@ -223,11 +226,11 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
 
     Storages are not copied: they are the object's own.
     """
+    if getattr(_private("_serialization_tls", None), "skip_data", False):
+        raise Unsupported("the storages' data is skipped")
     reason = problem()
     if reason:
         raise Unsupported(reason)
-    if getattr(_private("_serialization_tls", None), "skip_data", False):
-        raise Unsupported("the storages' data is skipped")
     notes = _Notes(_private("_get_storage_alignment", lambda: 64)())
     try:
         _run(obj, notes, module, protocol)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _torch as original
+from ioshape._descriptors import is_pythons
+from ioshape._device import outgoing as _outgoing  # noqa: F401 - begin.py wants it complete
 from ioshape._errors import StorageError
 from ioshape._files.atomic import AtomicFile, How
 from ioshape._native import lib
@@ -45,8 +47,14 @@ _MOST_PADDING = 8 << 10
 
 def is_ours(f: Any) -> bool:
     """Whether it is a file of ioshape.open(), or what DCP puts around one for an item of it."""
-    raw = getattr(f, "raw", None)
-    return isinstance(f, AtomicFile) or isinstance(raw, AtomicFile)
+    return isinstance(f, AtomicFile) or isinstance(_attribute(f, "raw"), AtomicFile)
+
+
+def _attribute(f: Any, name: str) -> Any:
+    try:
+        return getattr(f, name, None) if is_pythons(f) else None
+    except Exception:  # a property of a class of the program
+        return None
 
 
 class _NoTargetError(TypeError, AttributeError):
@@ -263,7 +271,7 @@ class _Call:
             self._torch_save(f)  # the file's own report is about it
             return Report(str(f.raw.name), written_by="torch")
         report = _begun(
-            str(getattr(f, "name", "")),
+            str(_attribute(f, "name") or ""),
             "torch wrote to the file object itself: neither atomic nor durable",
         )
         begin = time.perf_counter()

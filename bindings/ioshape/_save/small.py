@@ -22,7 +22,7 @@ from ioshape._descriptors import open_file
 from ioshape._run import trace
 from ioshape._save import together, under_way
 from ioshape._save.report import Report, Step
-from ioshape._settings.config import value_of
+from ioshape._settings.config import is_durable, value_of
 
 #: Checkpoints are larger.
 MOST_BYTES = 64 << 10
@@ -44,23 +44,23 @@ def save(obj: object, path: str, how: tuple[Any, ...], *, replaces: bool = False
     original.save(obj, content, *how)
     # Whatever the reason is, the usual way gets along, or has the sentence for it.
     with suppress(OSError):
-        _create(path, content.getbuffer(), replaces=replaces)
-        together.add(path)
+        is_synced = is_durable(None)
+        _create(path, content.getbuffer(), replaces=replaces, is_synced=is_synced)
         if value_of("trace"):
-            _record(path, content.tell(), time.perf_counter() - begin)
+            _record(path, content.tell(), time.perf_counter() - begin, is_synced=is_synced)
         return True
     return False
 
 
-def _record(path: str, n_bytes: int, total_s: float) -> None:
-    step = Step("small: synced with others, a moment later", "torch")
-    trace.record(Report(path, "torch", n_bytes, total_s=total_s, fallbacks=(step,)))
+def _record(path: str, n_bytes: int, total_s: float, *, is_synced: bool) -> None:
+    steps = (Step("small: synced with others, a moment later", "sync"),) if is_synced else ()
+    trace.record(Report(path, "ioshape", n_bytes, total_s=total_s, fallbacks=steps))
 
 
 def _may_wait(path: str) -> bool:
-    """Whether nobody has said that it is to be durable at once, or in some order."""
+    """Return whether the file need not be durable at once, nor wait for another save."""
     return (
-        value_of("durable") is None
+        value_of("durable") is not True
         and not under_way.is_ending()
         and under_way.context_of_saves_to(path) is None
     )
@@ -92,8 +92,8 @@ def _is_small(obj: object) -> bool:
     return not objects
 
 
-def _create(path: str, content: memoryview, *, replaces: bool) -> None:
-    """A new file with this content, for readers there as a whole or not at all."""
+def _create(path: str, content: memoryview, *, replaces: bool, is_synced: bool) -> None:
+    """Create a file with this content, which readers see as a whole or not at all."""
     directory = os.path.dirname(path) or "."  # noqa: PTH120 - a Path takes longer than all of this
     file = open_file(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
     try:
@@ -107,6 +107,8 @@ def _create(path: str, content: memoryview, *, replaces: bool) -> None:
         os.link(f"/proc/self/fd/{file}", name, src_dir_fd=file)
         if replaces:
             os.replace(name, path)  # noqa: PTH105
+        if is_synced:
+            together.add(path, file)
     finally:
         os.close(file)
 

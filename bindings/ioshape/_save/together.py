@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """New files that are synced together, a moment later and at the end of the process.
 
-Only those of small.py.
+Only those of small.py. Few files are synced one by one: to sync a filesystem takes long if other
+programs have written much to it. For many files that is quicker all the same.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 
@@ -18,27 +20,47 @@ from ioshape._save import under_way
 #: How long a file is in place before the sync begins.
 WITHIN_S = 1.0
 
-#: Directories that have new files since the last sync, and a descriptor of each.
-_waiting: dict[str, int] = {}
+#: So many files are few.
+_FEW = 16
+
+
+class _Waiting:
+    """New files since the last sync."""
+
+    def __init__(self) -> None:
+        #: a descriptor of each directory
+        self.directories: dict[str, int] = {}
+        #: directories and descriptors of the first files: of all, if they are few
+        self.files: list[tuple[str, int]] = []
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for descriptor in (*self.directories.values(), *(file for _, file in self.files)):
+            os.close(descriptor)
+
+
+_waiting = _Waiting()
+_adding = ForkedLock()
 _has_thread = False
 _ends = threading.Event()  # the process does
 _syncing = ForkedLock()
 
 
-def add(path: str) -> None:
-    """Has a new file, which is in place, synced soon."""
+def add(path: str, file: int) -> None:
+    """Have a new file, which is in place and open, synced soon."""
     global _has_thread  # noqa: PLW0603
     directory = os.path.dirname(path) or "."  # noqa: PTH120 - a Path takes longer than all of this
-    if directory in _waiting:
-        return
-    # Held open: by the time of the sync the directory may have another name, and "." be another.
-    try:
-        descriptor = open_file(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        _lost(directory, error)
-        return
-    if _waiting.setdefault(directory, descriptor) != descriptor:
-        os.close(descriptor)  # another thread, or the handler of a signal, was quicker
+    with _adding:
+        waiting = _waiting
+        try:
+            if len(waiting.files) <= _FEW:
+                waiting.files.append((directory, fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)))
+            # Held open: by the time of the sync the directory may have another name.
+            if directory not in waiting.directories:
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                waiting.directories[directory] = open_file(directory, flags)
+        except OSError as error:
+            _lost(directory, error)
     if not _has_thread:
         _has_thread = True
         threading.Thread(target=_sync_later, name="ioshape", daemon=True).start()
@@ -53,20 +75,35 @@ def _sync_later() -> None:
 
 
 def _sync() -> None:
-    """One call for each filesystem: the kernel writes all files in few large requests."""
+    global _waiting
     with _syncing:
+        with _adding:
+            waiting, _waiting = _waiting, _Waiting()
+        each = [*waiting.directories.items()]
+        is_few = len(waiting.files) <= _FEW
+        if is_few:
+            each[:0] = waiting.files
+        failures: dict[str, OSError] = {}
         synced: set[int] = set()
-        while _waiting:
-            directory, descriptor = _waiting.popitem()
+        for directory, descriptor in each:
+            device = os.fstat(descriptor).st_dev
             try:
-                device = os.fstat(descriptor).st_dev
-                if device not in synced and lib.syncfs(descriptor):
-                    raise OSError(ffi.errno, os.strerror(ffi.errno))
+                if is_few:
+                    os.fsync(descriptor)
+                elif device not in synced:
+                    _syncfs(descriptor)
                 synced.add(device)
             except OSError as error:
-                _lost(directory, error)
-            finally:
-                os.close(descriptor)
+                failures.setdefault(directory, error)
+        waiting.close()
+        for directory, failure in failures.items():
+            _lost(directory, failure)
+
+
+def _syncfs(descriptor: int) -> None:
+    """Sync a filesystem: the kernel writes all files in few large requests."""
+    if lib.syncfs(descriptor):
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
 
 
 def _lost(directory: str, error: OSError) -> None:
@@ -86,11 +123,11 @@ def _finish() -> None:
 
 def _forget() -> None:
     """A forked child has nothing to sync, and no thread."""
-    global _ends, _has_thread  # noqa: PLW0603
+    global _ends, _has_thread, _waiting  # noqa: PLW0603
     _has_thread = False
     _ends = threading.Event()  # whose lock the thread may have held
-    while _waiting:
-        os.close(_waiting.popitem()[1])
+    waiting, _waiting = _waiting, _Waiting()
+    waiting.close()
 
 
 os.register_at_fork(after_in_child=_forget)

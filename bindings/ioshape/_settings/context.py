@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ioshape import _terminal
 from ioshape._c import called_from_c, owned, said, sized
-from ioshape._errors import last_failure
+from ioshape._errors import failure, last_failure
 from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._settings import config
@@ -37,7 +38,9 @@ def encoded(path: str) -> bytes:
                 'save to a path, and then upload that: "ioshape upload PATH '
                 f'{path}" ("ioshape download" is the way back)'
             )
-        raise ValueError(f'"{path}" is a URL, and ioshape reads and writes files; {remedy}')
+        # torch.save raises a RuntimeError, torch.load a FileNotFoundError. This is both.
+        why = f'cannot use "{path}": it is a URL, and ioshape reads and writes files'
+        raise failure(-errno.ENOENT, why, path, "open", remedy=remedy)
     if "\0" in path:
         raise ValueError(
             f"the path {path!r} has a null character in it; no file can have that name"
@@ -86,10 +89,22 @@ class Context:
         return value
 
 
+def _logger() -> Any:
+    """Return the package's logger; None until a program has imported logging.
+
+    A thread of the library must not import it: the thread that waits for the save may have been
+    interrupted in an import.
+    """
+    try:
+        return sys.modules["logging"].getLogger("ioshape")
+    except (KeyError, AttributeError):  # half imported
+        return None
+
+
 def _debugs() -> bool:
-    """Whether somebody listens to lines that only debugging is for: each takes the GIL."""
-    logging = sys.modules.get("logging")
-    return logging is not None and logging.getLogger("ioshape").isEnabledFor(logging.DEBUG)
+    """Return whether the program wants debug lines: each takes the GIL."""
+    logger = _logger()
+    return logger is not None and bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
 
 
 _lock = ForkedLock()
@@ -146,11 +161,9 @@ def _later(kind: Any, _value: Any, _traceback: Any) -> None:
 
 @called_from_c(onerror=_later)
 def ioshape_py_on_log(_user: Any, level: int, message: Any) -> None:
-    import logging  # noqa: PLC0415 - seldom needed, and not quick to import
-
-    logger = logging.getLogger("ioshape")
+    logger = _logger()
     text = said(message)
-    if logger.hasHandlers():
+    if logger is not None and logger.hasHandlers():
         _terminal.clear()  # a handler may write there
         logger.log(_LEVELS.get(level, 20), "%s", text)
     elif level == lib.IOSHAPE_LOG_WARNING or (

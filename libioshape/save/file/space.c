@@ -83,19 +83,24 @@ static int fail_too_little(const struct save_space *space, const struct fs_space
 
 /*
  * Names the storage targets that could not hold their part of the file, on filesystems that tell of
- * each. Which of them the file gets is known only when it is created.
+ * each. Which of them the file gets is known only when it is created. Returns false if the
+ * filesystem has no storage targets.
  */
-static void name_full_targets(const struct save_space *space, char *into, size_t into_bytes)
+static bool name_full_targets(const struct save_space *space, char *into, size_t into_bytes)
 {
 	char *directory = space->found ? base_directory_of(space->path) : strdup(space->path);
 	struct ring_folder folder = RING_NO_FOLDER;
 	const struct fs_part *part;
 	struct fs_storage storage;
+	struct fs_info info;
 	uint64_t stripes = 1;
+	bool has_targets;
 
 	*into = 0;
-	if (directory && !ring_folder_open(&folder, directory, NULL) &&
-	    !fs_look_at_storage(folder.fd, directory, "", &storage, NULL)) {
+	has_targets = directory && !ring_folder_open(&folder, directory, NULL) &&
+		      !fs_describe(folder.fd, directory, NULL, &info, NULL) &&
+		      fs_takes_layouts(info.family);
+	if (has_targets && !fs_look_at_storage(folder.fd, directory, "", &storage, NULL)) {
 		part = fs_layout_main(&storage.layout, space->needed_bytes);
 		if (part && part->stripe_count)
 			stripes = part->stripe_count;
@@ -106,6 +111,7 @@ static void name_full_targets(const struct save_space *space, char *into, size_t
 	}
 	ring_folder_close(&folder);
 	free(directory);
+	return has_targets;
 }
 
 /* A write met a full disk. statfs() tells of the whole filesystem, which may have space elsewhere.
@@ -114,10 +120,13 @@ static void explain(const struct save_space *space, struct base_error *error)
 {
 	char targets[TARGETS_BYTES];
 	struct fs_space seen;
+	bool has_targets;
 
 	if (!fits(space, &seen) || seen.free_bytes == UINT64_MAX || error->code != -ENOSPC)
 		return;
-	name_full_targets(space, targets, sizeof(targets));
+	has_targets = name_full_targets(space, targets, sizeof(targets));
+	if (!has_targets && !seen.no_inodes)
+		return;
 	base_rephrase(error, error->code, "%s (%s are free on the whole filesystem: %s%s)",
 		      error->sentence, BASE_SIZE(seen.free_bytes),
 		      seen.no_inodes ? "its inodes are used up" :

@@ -507,12 +507,17 @@ IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
+/* To read so much through the page cache costs a lone process tens of milliseconds at most. */
+#define CACHED_BYTES (256 * MIB)
+
+/* Processes need not be of a job that the launcher describes: the files themselves tell. */
 static bool is_shared(const struct ioshape_context *context,
-		      const struct ioshape_reader_options *options)
+		      const struct ioshape_reader_options *options, struct ring_input *input)
 {
 	if (context->config.direct == IOSHAPE_DIRECT_REQUIRE || options->shared == IOSHAPE_OFF)
 		return false;
-	return options->shared == IOSHAPE_ON || context->has_neighbours;
+	return options->shared == IOSHAPE_ON || context->has_neighbours ||
+	       input->bytes <= CACHED_BYTES || !ring_input_claim(input);
 }
 
 static int open_reader(struct ioshape_context *context, const char *path,
@@ -539,7 +544,7 @@ static int open_reader(struct ioshape_context *context, const char *path,
 		free(reader);
 		return ret;
 	}
-	reader->zip.input.shared = is_shared(context, options);
+	reader->zip.input.shared = is_shared(context, options, &reader->zip.input);
 	if (!options->file_offset && !options->file_bytes && !reader->zip.plain)
 		save_compare_loaded(context, path, &reader->zip);
 	*out = reader;

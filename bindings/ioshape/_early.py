@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save() for a signal's handler that has interrupted the first use of ioshape.
+
+The other modules are half imported then. So this one imports none of them but _descriptors.py,
+which "import ioshape" has imported. Only such a handler imports this one. torch writes the file. It
+is still atomic, and durable.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from ioshape._descriptors import open_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Later saves to the directory remove a temporary file of this lock domain after a day.
+_MARK = ".ioshape-tmp-00000000-"
+
+
+def save(
+    obj: object,
+    f: str | os.PathLike[str] | IO[bytes],
+    *how: Any,
+    durable: bool | str | None = None,
+    replace: bool = True,
+    **named: Any,
+) -> SimpleNamespace:
+    """Save an object as ioshape.save() does, without slots, a tier and progress.
+
+    The report has the attributes that are certain here, and no others.
+    """
+    begin = time.time()
+    for name in ("progress", "deadline", "tier"):
+        named.pop(name, None)
+
+    def write(file: str | IO[bytes]) -> None:
+        torch.save(obj, file, *how, **named)
+
+    if isinstance(f, (str, os.PathLike)):
+        path = os.fspath(f)
+        _write(os.path.realpath(path), write, durable=durable is not False, replace=replace)
+    else:
+        path = str(getattr(f, "name", ""))
+        write(f)
+    return SimpleNamespace(
+        path=path,
+        written_by="torch",
+        total_s=time.time() - begin,
+        started_s=begin,
+        skipped=False,
+        fallbacks=("a signal has interrupted the first use of ioshape: torch wrote the file",),
+    )
+
+
+def _write(
+    path: str, write: Callable[[str | IO[bytes]], None], *, durable: bool, replace: bool
+) -> None:
+    """Write a file next to this path, and rename it."""
+    there = os.stat(path) if os.path.exists(path) else None  # noqa: PTH110, PTH116
+    if there is not None and not stat.S_ISREG(there.st_mode):
+        write(path)  # a device or a pipe
+        return
+    folder, name = os.path.split(path)
+    temporary = f"{folder}/.{name[:50]}{_MARK}{os.urandom(8).hex()}"
+    try:
+        created = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with os.fdopen(created, "wb") as file:
+            if there is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(there.st_mode))
+            write(file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        if replace:
+            os.replace(temporary, path)  # noqa: PTH105
+        else:
+            os.link(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)  # noqa: PTH108
+    if durable:
+        directory = open_file(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
