@@ -128,7 +128,7 @@ def kept(server: Recommended) -> dict[str, Any]:
 def test_what_was_set_survives_restarts(kind: str) -> None:
     with recommended(kind) as server, writers() as make:
         for words in (
-            "--new --capacity 8 --order fair",
+            "--capacity 8 --order fair",
             "--rate 20G --job-rate 5G",
             "--job 4711 --share 0.5 --rate 1G",
             "--user ann --rate 2G",
