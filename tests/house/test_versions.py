@@ -41,7 +41,9 @@ def test_no_package_asks_for_a_later_version() -> None:
     """The symbols of the library are of the version that began its soname."""
     text = (ROOT / "bindings/packaging/debian/libioshape1.symbols").read_text(encoding="utf-8")
     (since,) = re.findall(r"^ \(symver\)IOSHAPE_1 (\d+)\.(\d+)\.(\d+)$", text, re.MULTILINE)
-    note = re.search(r"^# The ABI's number: .* 1: version (\d+)\.(\d+)$", meson_text(), re.MULTILINE)
+    note = re.search(
+        r"^# The ABI's number: .* 1: version (\d+)\.(\d+)$", meson_text(), re.MULTILINE
+    )
     assert note
     assert since == (note[1], note[2], "0")
     assert tuple(map(int, since)) <= tuple(map(int, version_in_meson()))

@@ -6,16 +6,20 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import ioshape
 import pytest
+from checkpoints import left_clean
 from command import IOSHAPE, call, fail, succeed
 from coordinators import TIMEOUT_S, coordinator, writers
 from exporters import exporter
 from ioshape._slots.pools import MOST_POOLS, Operator
 from ioshape.cli.slots.exporter import _MOST_CONNECTIONS
+from slots_script import Connection
 from tree import program
 
 GOOD, BROKEN = "zzz", "aaa"
@@ -151,3 +155,61 @@ def test_the_exporter_waits_for_no_client_without_end(address: str) -> None:
         assert one.process.wait(TIMEOUT_S) == 0
         assert one.process.stderr
         assert one.process.stderr.read() == ""
+
+
+# ---- Keys of a Redis that any client may write to -----------------------------------------------
+
+GARBAGE = "\x00 no number"
+HOUR = "t:{hour}"
+#: a key of the pool, a field of it ("": the whole key), and what survives
+POISONS = {
+    "all": ("m", "", ""),
+    "pool": ("m", "pool", "limits acts"),
+    "limits": ("m", "limits", "capacity acts"),
+    "acts": ("m", "acts", "capacity limits"),
+    "learnt": ("m", "learnt", "capacity limits acts"),
+    "holders": ("h", "", "capacity limits acts"),
+    "queue": ("q", "", "capacity limits acts"),
+    "waiters": ("l", "", "capacity limits acts"),
+    "jobs": ("j", "", "capacity limits acts"),
+    "job": ("j", "mine", "capacity limits acts"),
+    "hour": (HOUR, "", "capacity limits acts"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("poison", POISONS)
+def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
+    poison: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, field, survives = POISONS[poison]
+    with coordinator("redis") as address, left_clean():
+        monkeypatch.delenv("IOSHAPE_COORDINATOR")  # it would win
+        ioshape.configure(coordinator=address, job="mine", lease_ms=1000, unreachable="fail")
+        operator = Operator(address)
+        operator.set(GOOD, capacity=3)
+        operator.set(GOOD, job="4711", job_bytes_per_s=1 << 30)
+        ioshape.slot(pool=GOOD).release()
+        held = ioshape.slot(pool=GOOD)
+        path, _, database = address.removeprefix("unix://").partition("?db=")
+        connection = Connection(Path(path))
+        connection.call("SELECT", database)
+        name = f"{{ios:{GOOD}}}:v3:{key.format(hour=int(time.time()) // 3600)}"
+        if field:
+            connection.call("HSET", name, field, GARBAGE)
+        else:
+            connection.call("DEL", name)
+            connection.call("SET", name, GARBAGE)
+        # With unreachable=fail a call that the coordinator refuses would raise.
+        for _ in range(2):
+            ioshape.slot(pool=GOOD, timeout=60).release()
+        held.release()
+        status = operator.status(GOOD)
+        ioshape.slot(pool=GOOD, timeout=60).release()
+        assert operator.history(GOOD, 2).hours
+        ioshape.configure(coordinator="open")
+    assert ("capacity" in survives) == (status.capacity_by == "operator")
+    assert ("limits" in survives) == bool(status.limits)
+    assert ("acts" in survives) == bool(status.acts)
+    said = [one.getMessage() for one in caplog.records if "could not be read" in one.getMessage()]
+    assert len(said) == 1 or (poison in ("learnt", "waiters") and not said)

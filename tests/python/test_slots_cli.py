@@ -37,7 +37,7 @@ from exporters import exporter
 from ioshape._slots.pools import Member, Operator, PoolStatus
 from ioshape.cli.slots.exporter import _MOST_JOBS, PoolCollector, _jobs
 from ioshape.cli.slots.pools import table_of
-from ioshape.cli.slots.top import Rates
+from ioshape.cli.slots.top import PoolRates, Rates
 from processes import environment
 from tiers import saver, undrained
 from tree import ROOT, program
@@ -452,6 +452,27 @@ def test_rates_are_those_between_two_signs_of_life() -> None:
     assert rates.sample(two, 126.0) == {"a": 200.0, "b": 0.0}
     assert rates.sample([], 127.0) == {}
     assert rates.sample([pool_of(member("a", 900, 38.0))], 128.0) == {"a": 900 / 38}
+
+
+def test_saves_that_end_before_a_heartbeat_count_in_the_rate_of_their_pool(
+    address: str, write: Callable[..., Writer]
+) -> None:
+    def write_once() -> None:
+        writer = write("short", nbytes=1 << 20)
+        while writer.hear() != "holds":
+            pass
+        writer.tell("pace 1000000")
+        writer.tell("release")
+        assert writer.hear() == "released"
+
+    operator, rates = Operator(address), PoolRates()
+    write_once()
+    assert rates.sample([operator.status(POOL)], 100.0) == {POOL: 0.0}
+    write_once()
+    assert rates.sample([operator.status(POOL)], 102.0) == {POOL: 500_000.0}
+    write_once()
+    assert rates.sample([operator.status(POOL)], 104.0) == {POOL: 500_000.0}
+    assert rates.sample([operator.status(POOL)], 114.0) == {POOL: 0.0}
 
 
 @pytest.mark.usefixtures("busy")

@@ -361,6 +361,7 @@ def look_at_installation() -> Installation:
         torch_problem=problem,
         password_file=password_file,
         password_mode=_mode(password_file),
+        password_problem=_problem_of(password_file),
     )
 
 
@@ -401,6 +402,15 @@ def _mode(path: str) -> int | None:
         return stat.S_IMODE(os.stat(path).st_mode) if path else None  # noqa: PTH116
     except OSError:
         return None
+
+
+def _problem_of(path: str) -> str:
+    try:
+        # One that nobody writes to, such as a FIFO, is not waited for.
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) if path else None
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 # ---- The coordinator ----------------------------------------------------------------------------

@@ -57,6 +57,8 @@ _MOST_LISTED = 20
 _AROUND = 7
 _LEAST_ROWS = 4
 _EXIT_TERMINATED = 143
+# Longer than the usual time between two heartbeats.
+_WINDOW_S = 10.0
 
 
 class Rates:
@@ -88,6 +90,39 @@ class Rates:
         return rates
 
 
+def _written(pool: PoolStatus) -> int:
+    """Return what was written in slots of a pool so far, also in those that are held now."""
+    if pool.written_bytes:
+        return pool.written_bytes + sum(one.passed for one in pool.holders)
+    return sum(job.written_bytes for job in pool.jobs)  # these have both; with `local`
+
+
+class PoolRates:
+    """Bytes per second of each pool, from successive samples.
+
+    A writer reports its bytes with each heartbeat and with its release. A short save has no
+    heartbeat: what it wrote counts when it releases its slot.
+    """
+
+    def __init__(self) -> None:
+        #: by pool: times and bytes of the samples in the window, and of the one before it
+        self._seen: dict[str, list[tuple[float, int]]] = {}
+
+    def sample(self, pools: Sequence[PoolStatus], now: float) -> dict[str, float]:
+        """Return the rate of each pool over the window; 0 for a pool seen the first time."""
+        rates: dict[str, float] = {}
+        seen: dict[str, list[tuple[float, int]]] = {}
+        for pool in pools:
+            samples = [*self._seen.get(pool.pool, ()), (now, _written(pool))]
+            while len(samples) > 2 and samples[1][0] <= now - _WINDOW_S:
+                del samples[0]
+            (begin, before), (end, after) = samples[0], samples[-1]
+            rates[pool.pool] = max(0, after - before) / (end - begin) if end > begin else 0.0
+            seen[pool.pool] = samples
+        self._seen = seen
+        return rates
+
+
 class _View:
     """What there is to show."""
 
@@ -96,6 +131,8 @@ class _View:
         self._wanted = wanted
         self._tiers = tiers
         self._rates = Rates()
+        self._pool_rates = PoolRates()
+        self._totals: dict[str, float] = {}
         self.pools: list[PoolStatus] = []
         self.rates: dict[str, float] = {}
         #: pools that cannot be shown, and lines about them
@@ -119,7 +156,9 @@ class _View:
                 look = self._operator.look(self._wanted)
             if once:
                 check_answers(look)
-            self.rates = self._rates.sample(look.pools, time.monotonic())
+            now = time.monotonic()
+            self.rates = self._rates.sample(look.pools, now)
+            self._totals = self._pool_rates.sample(look.pools, now)
             self.pools = sorted(look.pools, key=self._activity)
             self.failed, self.missing, self.problem = look.failed, missing_lines(look), ""
             self.left_out = left_out_lines(look)
@@ -136,8 +175,9 @@ class _View:
         return sorted(pool.holders, key=lambda one: -self.rates.get(one.id, 0.0))
 
     def total(self, pool: PoolStatus) -> float:
-        """Bytes per second of all its holders."""
-        return sum(self.rates.get(one.id, 0.0) for one in pool.holders)
+        """Return the bytes per second of a pool: of its holders, and of those that have ended."""
+        held = sum(self.rates.get(one.id, 0.0) for one in pool.holders)
+        return max(held, self._totals.get(pool.pool, 0.0))
 
     def as_json(self) -> list[dict[str, Any]]:
         """As "slots status" has it, and the rates."""
