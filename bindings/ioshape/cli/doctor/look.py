@@ -407,7 +407,8 @@ def _mode(path: str) -> int | None:
 def _problem_of(path: str) -> str:
     try:
         # One that nobody writes to, such as a FIFO, is not waited for.
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) if path else None
+        if path:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     except OSError as error:
         return str(error.strerror)
     return ""
