@@ -284,11 +284,12 @@ def test_bad_values_are_refused_at_once(name: str, value: Any) -> None:
 @pytest.mark.wording
 def test_what_cannot_be_used_is_refused_where_it_is_set(tmp_path: Path) -> None:
     """By the library's own checks: what an address or a layout says."""
-    for bad, name in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"layout": "stripes=8"}, "layout"),
         ({"coordinator": "redis://host:notaport"}, "coordinator"),
         ({"engine": "buffered", "direct": "require"}, "the buffered engine"),
-    ):
+    ]
+    for bad, name in refused:
         with pytest.raises(ValueError, match=f"^{name}"):
             ioshape.configure(**bad)
     assert {source for _, source in ioshape.settings().values()} == {"default"}
