@@ -13,7 +13,8 @@ names or IP addresses:
   ca.crt                   for the nodes: SSL_CERT_FILE
   server.crt, server.key   for the Redis
   users.acl                for the Redis: docs/coordinator/users.acl with passwords of their own
-  password                 for the nodes: IOSHAPE_PASSWORD_FILE
+  password                 for the nodes: IOSHAPE_PASSWORD_FILE. There give it a group that
+                           has all users who save: chgrp GROUP password && chmod 440 password
   admin-password           for you
 
 The key of the authority is thrown away: after ten years, or for another name, make all of them again.

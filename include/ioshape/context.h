@@ -158,7 +158,9 @@ struct ioshape_context_options {
 	 */
 	const char *coordinator;
 	/** IOSHAPE_PASSWORD_FILE: its first line is the coordinator's password, if the address has
-	 * none; so is the variable IOSHAPE_PASSWORD. */
+	 * none. Without a file the variable IOSHAPE_PASSWORD has the password. The file is read
+	 * before each connection. While it cannot be read, the coordinator counts as unreachable.
+	 */
 	const char *password_file;
 	const char *pool; /**< IOSHAPE_POOL: all saves use this one, whatever their filesystem */
 	const char *job;  /**< IOSHAPE_JOB: its name; the default is the launcher's */
@@ -233,7 +235,7 @@ void ioshape_free(void *memory);
 /**
  * Tells the version of the library in use, as opposed to that of the headers (IOSHAPE_VERSION).
  *
- * @return a string such as "0.1.0", never NULL
+ * @return a string MAJOR.MINOR.PATCH, never NULL
  */
 const char *ioshape_version(void);
 

@@ -10,6 +10,7 @@ static void free_pool(struct slots_pool *pool)
 {
 	base_free_secret(pool->password);
 	base_free_secret(pool->address);
+	free(pool->password_file);
 	pthread_cond_destroy(&pool->thread_change);
 	pthread_cond_destroy(&pool->change);
 	pthread_mutex_destroy(&pool->lock);
@@ -44,11 +45,14 @@ int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 	slots_checkpoints_init(&pool->checkpoints);
 	pool->address = strdup(config->address);
 	pool->password = config->password ? strdup(config->password) : NULL;
-	if (!pool->address || (config->password && !pool->password)) {
+	pool->password_file = config->password_file ? strdup(config->password_file) : NULL;
+	if (!pool->address || (config->password && !pool->password) ||
+	    (config->password_file && !pool->password_file)) {
 		ret = base_no_memory(error, "a pool of slots", sizeof(*pool));
 	} else {
 		pool->config.address = pool->address;
 		pool->config.password = pool->password;
+		pool->config.password_file = pool->password_file;
 		ret = choose_coordinator(pool, error);
 	}
 	if (ret)

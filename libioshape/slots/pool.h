@@ -57,8 +57,8 @@ struct slots_pool {
 	void *coordinator;
 	struct slots_config config;
 	struct slots_policy policy;
-	char *address, *password;            /* what the config points to */
-	_Atomic uint64_t unlimited_until_ns; /* no bandwidth was set when we last asked */
+	char *address, *password, *password_file; /* what the config points to */
+	_Atomic uint64_t unlimited_until_ns;      /* no bandwidth was set when we last asked */
 
 	pthread_mutex_t lock;  /* of all below */
 	pthread_cond_t change; /* of slots */

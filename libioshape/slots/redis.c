@@ -35,7 +35,11 @@ static int take_address(struct redis_pool *pool, struct base_error *error)
 				   "be used" BASE_REMEDY
 				   "install hiredis 1.0 or newer with hiredis_ssl (Debian 13: "
 				   "libhiredis-dev and libssl-dev) and build it again");
-	if (address->has_password || !pool->config.password || !*pool->config.password)
+	/* One in the address wins. */
+	if (address->has_password)
+		pool->config.password_file = NULL;
+	if (address->has_password || pool->config.password_file || !pool->config.password ||
+	    !*pool->config.password)
 		return 0;
 	if (strlen(pool->config.password) >= sizeof(address->password))
 		return base_refuse(error, -EINVAL,

@@ -27,6 +27,7 @@ struct redis_pool {
 	unsigned failures;
 	uint64_t not_before_ns;
 	struct base_error last_failure;
+	uint64_t heal_not_before_ns; /* what the script could not read was dropped just before */
 
 	/* Of the thread that waits. */
 	struct slots_link *wake;   /* on which BLPOP is asked; NULL: none yet, lost, or at rest */
@@ -71,6 +72,11 @@ int redis_call(struct redis_pool *pool, struct link_command *command, redisReply
  * coordinator is unreachable. In a cluster the key may be on another node than the pool's. */
 int redis_call_aside(struct redis_pool *pool, struct link_command *command, uint64_t most_ns,
 		     redisReply **reply, struct base_error *error);
+
+/* With the lock. Reads the first line of the pool's password file into the pool's address
+ * (secret.c). If that fails, a password that was read before stays. Without one the coordinator
+ * counts as unreachable: no save fails because an operator has changed the mode of a file. */
+int redis_read_password(struct redis_pool *pool, struct base_error *error);
 
 /* Errors after which another server may be the right one. */
 bool redis_must_look_anew(const redisReply *reply);

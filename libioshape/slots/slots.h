@@ -42,8 +42,9 @@ struct slots_ops;
 
 /* What a pool is opened with. Strings are borrowed until the pool is closed. */
 struct slots_config {
-	const char *address;  /* ioshape_context_options.coordinator */
-	const char *password; /* NULL if there is none beside the address's */
+	const char *address;       /* ioshape_context_options.coordinator */
+	const char *password;      /* NULL if there is none beside the address's */
+	const char *password_file; /* instead of it; read before each connection; NULL: none */
 	char pool[SLOTS_NAME_BYTES];
 	struct slots_identity identity;
 	uint32_t lease_ms;

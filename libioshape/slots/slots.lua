@@ -122,10 +122,65 @@ end
 --   places       a byte for each part of the storage targets: writers that have slots there; turn: the latest
 --   set_capacity, set_pool_rate, set_job_rate, set_small, set_express, set_order: by the operator
 
+-- A key of the pool could not be read: any client may write to them. Only what operators set is kept, as far as it can
+-- be read; the rest begins anew, as after a loss of all data. Returns the packed pool; false: it cannot be read.
+local function drop_what_is_broken()
+	local function is_hash(key)
+		return type(redis.pcall('HLEN', key)) == 'number'
+	end
+	local function unpacked(packed)
+		local found = {pcall(cmsgpack.unpack, packed)}
+		return packed and table.remove(found, 1) and found
+	end
+	local hour = math.floor(server_ms() / HOUR)
+	for at = hour - KEPT_HOURS, hour + 1 do
+		if not is_hash(prefix .. 't:' .. at) then
+			call('DEL', prefix .. 't:' .. at)
+		end
+	end
+	if not is_hash(M) then
+		call('DEL', M)
+	end
+	local all, found = call('HGETALL', M), {}
+	for i = 1, #all, 2 do
+		local name, value = all[i], unpacked(all[i + 1])
+		if string.sub(name, 1, 2) == 'm:' and value and type(value[4]) == 'string' then
+			call('DEL', prefix .. 'w:' .. value[4]) -- which may be of another kind
+		end
+		found[name] = value and {packed = all[i + 1], values = value} or nil
+	end
+	call('DEL', M)
+	local acts, limits, count = {}, {}, 0
+	for _, act in ipairs(found.acts and type(found.acts.values[1]) == 'table' and found.acts.values[1] or {}) do
+		if type(act) == 'table' and tonumber(act[1]) and type(act[2]) == 'string' and type(act[3]) == 'string' then
+			acts[#acts + 1] = {tonumber(act[1]), act[2], act[3]}
+		end
+	end
+	for key, limit in pairs(found.limits and type(found.limits.values[1]) == 'table' and found.limits.values[1] or {}) do
+		local share, rate = type(limit) == 'table' and tonumber(limit.share), type(limit) == 'table' and tonumber(limit.rate)
+		if share and rate and count < MOST_LIMITS and string.match(key, '^%a+:') then
+			limits[key], count = {share = share, rate = rate, free = 0}, count + 1
+		end
+	end
+	call('HSET', M, 'acts', cmsgpack.pack(acts), 'limits', cmsgpack.pack(limits))
+	return found.pool and found.pool.packed or false, count
+end
+
 -- A waiter's beat tells its number in the queue: then nothing has to be known of it.
 local ticket = operation == 'beat' and ARGV[5] ~= '0' and ARGV[5]
-local stored = call('HMGET', M, 'run', 'pool', ticket and '' or 'm:' .. subject)
+local stored, kept_limits
+if operation == 'heal' then
+	stored = {false}
+	stored[2], kept_limits = drop_what_is_broken()
+else
+	stored = call('HMGET', M, 'run', 'pool', ticket and '' or 'm:' .. subject)
+end
 local run, is_known = stored[1], stored[2]
+local function new_pool()
+	return setmetatable({place = '', places = '', ms = FIRST_MS, bytes = FIRST_BYTES}, {__index = function()
+		return 0
+	end})
+end
 local pool
 if is_known then
 	local epoch, opened, grace, hw, ahead, place, lease, due, renewed, tidied, busy, cap, by,
@@ -151,9 +206,19 @@ if is_known then
 		turn = turn
 	}
 else
-	pool = setmetatable({place = '', places = '', ms = FIRST_MS, bytes = FIRST_BYTES}, {__index = function()
-		return 0
-	end})
+	pool = new_pool()
+end
+if kept_limits then
+	local before = pool
+	pool = new_pool()
+	for name, most in pairs({
+		set_capacity = 65536, set_pool_rate = 2 ^ 53, set_job_rate = 2 ^ 53, set_small = 2 ^ 53,
+		set_express = 65536, set_order = FIRST
+	}) do
+		local value = before[name]
+		pool[name] = type(value) == 'number' and value > 0 and value <= most and value or 0
+	end
+	pool.limits, is_known = kept_limits, false
 end
 
 -- Its clock: fences, epochs and records are made of it, so that they rise if all else is lost.
@@ -540,7 +605,8 @@ if operation == 'history' then
 	for hour = first, first + tonumber(ARGV[6]) - 1 do
 		local noted, used = call('HGETALL', prefix .. 't:' .. hour), {}
 		for i = 1, #noted, 2 do
-			used[noted[i]] = {cmsgpack.unpack(noted[i + 1])}
+			local row = {pcall(cmsgpack.unpack, noted[i + 1])}
+			used[noted[i]] = table.remove(row, 1) and #row == 5 and row or nil -- any client may write there
 		end
 		for i = 1, #jobs, 2 do
 			local job = unpack_job(jobs[i + 1])
@@ -1009,6 +1075,11 @@ elseif operation == 'set' or operation == 'limit' or operation == 'kick' then
 		local done = (operation == 'set' and set or operation == 'limit' and limit or kick)(...)
 		grant_those_that_fit()
 		return done
+	end
+
+elseif operation == 'heal' then
+	operate = function()
+		return 1
 	end
 
 elseif operation == 'status' then

@@ -15,6 +15,7 @@
 #define MOST_BACKOFF_MS 1000u
 #define MOST_REDIRECTS 5
 #define MOST_ANEW 2
+#define HEALED_AGAIN_NS (60ull * 1000000000)
 
 /* ---- Connections ----------------------------------------------------------------------------- */
 
@@ -38,7 +39,9 @@ int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t unti
 	*out = NULL;
 	if (pool->failures && base_now_ns() < pool->not_before_ns)
 		return base_pass_on(error, &pool->last_failure);
-	ret = route_connect(&pool->route, out, until_ns, error);
+	ret = redis_read_password(pool, error);
+	if (!ret)
+		ret = route_connect(&pool->route, out, until_ns, error);
 	if (ret)
 		redis_note_failure(pool, error);
 	return ret;
@@ -113,6 +116,21 @@ static void send_script_itself(struct link_command *command)
 	command->bytes[1] = slots_script_bytes;
 }
 
+/* Any client may write garbage to a pool's keys, which then stays: the script cannot read them. */
+static bool cannot_be_read(const struct link_command *command, const redisReply *reply)
+{
+	static const char *const words[] = { "WRONGTYPE", "attempt to ", "Bad data format",
+					     "Missing bytes in input", "bad argument #" };
+
+	if (strncmp(command->texts[0], "EVAL", 4) != 0)
+		return false;
+	for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
+		if (link_says(reply, words[i]))
+			return true;
+	}
+	return false;
+}
+
 /* What goes on during one call. */
 struct attempt {
 	struct redis_pool *pool;
@@ -152,6 +170,34 @@ static enum verdict follow(struct attempt *attempt, const struct slots_node *nod
 	return AGAIN;
 }
 
+/* Has the script drop what it cannot read. Whether that helps, the next try shows. */
+static bool heal(struct attempt *attempt, const redisReply *broken)
+{
+	struct redis_pool *pool = attempt->pool;
+	const uint64_t now = base_now_ns();
+	struct link_command command;
+	redisReply *reply = NULL;
+	char words[200];
+	bool done;
+
+	if (now < pool->heal_not_before_ns)
+		return false;
+	pool->heal_not_before_ns = now + HEALED_AGAIN_NS;
+	redis_begin(pool, &command, "heal", "", __atomic_load_n(&pool->epoch, __ATOMIC_RELAXED));
+	done = !link_ask(pool->commands, &command, &reply, attempt->until_ns, NULL) &&
+	       reply->type != REDIS_REPLY_ERROR;
+	freeReplyObject(reply);
+	if (!done)
+		return false;
+	link_words(broken, words, sizeof(words));
+	base_log(
+		&pool->config.log, IOSHAPE_LOG_WARNING,
+		"pool \"%s\" had keys in %s that could not be read (%s); it begins anew, with what "
+		"operators have set as far as that can be read",
+		pool->config.pool, link_name(pool->commands), words);
+	return true;
+}
+
 static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 {
 	struct redis_pool *pool = attempt->pool;
@@ -172,6 +218,8 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 		return AGAIN;
 	if (route_is_redirect(pool->commands, reply, &node, &asking))
 		return follow(attempt, &node, asking);
+	if (cannot_be_read(attempt->command, reply) && heal(attempt, reply))
+		return AGAIN;
 	redis_refused(pool->commands, reply, &attempt->why);
 	if (redis_must_look_anew(reply)) {
 		drop(pool);

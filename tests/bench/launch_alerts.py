@@ -138,7 +138,7 @@ class Stage:
 
     def operator(self, *words: str) -> None:
         subprocess.run(
-            [sys.executable, "-m", "ioshape", "slots", *words, "--new"],
+            [sys.executable, "-m", "ioshape", "slots", *words],
             env=environment(IOSHAPE_COORDINATOR=self.redis.address),
             check=True,
             capture_output=True,
@@ -148,11 +148,16 @@ class Stage:
         found = self.ask("query", query=query)["result"]
         return float(found[0]["value"][1]) if found else None
 
-    def flush(self) -> None:
+    def tell_redis(self, words: str) -> None:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.redis.socket))
-            connection.sendall(b"FLUSHALL\r\n")
-            connection.recv(16)
+            connection.sendall(f"{words}\r\n".encode())
+            answer = connection.recv(64)
+        if answer != b"+OK\r\n":
+            raise LaunchError(f"{words}: {answer!r}")
+
+    def flush(self) -> None:
+        self.tell_redis("FLUSHALL")
 
     @contextmanager
     def writer(self, *, rank: int = 0, pool: str = POOL) -> Iterator[Writer]:
@@ -188,6 +193,16 @@ def no_redis(stage: Stage) -> Iterator[None]:
     stage.redis.kill()
     yield
     stage.redis.start()
+
+
+@contextmanager
+def no_right(stage: Stage) -> Iterator[None]:
+    """To the keys of one pool."""
+    stage.operator("set", "lustre:closed", "--capacity", "1")
+    stage.tell_redis(f"ACL SETUSER default resetkeys ~{{ios:}}:* ~{{ios:{POOL}}}:*")
+    yield
+    stage.tell_redis("ACL SETUSER default allkeys")
+    stage.operator("clear", "lustre:closed")
 
 
 @contextmanager
@@ -257,7 +272,7 @@ def too_many(stage: Stage) -> Iterator[None]:
 @contextmanager
 def emptied(stage: Stage) -> Iterator[None]:
     stage.operator("set", POOL, "--capacity", "1")
-    known = f'ioshape_pool_capacity_by_operator{{pool="{POOL}"}} == 1'
+    known = f'ioshape_pool_settings{{pool="{POOL}"}} > 0'
     await_true(lambda: stage.value(known) is not None, "a capacity of the operator's")
     stage.flush()
     with stage.writer() as writer:
@@ -285,6 +300,7 @@ TROUBLES: dict[str, Callable[[Stage], contextlib.AbstractContextManager[None]]] 
     "IoshapeNobodyAsks": nobody,
     "IoshapeExporterAway": no_exporter,
     "IoshapeCoordinatorAway": no_redis,
+    "IoshapePoolAway": no_right,
     "IoshapeCoordinatorSlow": slow_redis,
     "IoshapeWritersWaitLong": one_waits,
     "IoshapeWriterHangs": one_hangs,

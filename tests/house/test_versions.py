@@ -9,8 +9,12 @@ from tree import HEADERS, ROOT
 VERSION_IN_MESON = re.compile(r"^\s*version: '(\d+)\.(\d+)\.(\d+)',", re.MULTILINE)
 
 
+def meson_text() -> str:
+    return (ROOT / "meson.build").read_text(encoding="utf-8")
+
+
 def version_in_meson() -> tuple[str, str, str]:
-    found = VERSION_IN_MESON.search((ROOT / "meson.build").read_text(encoding="utf-8"))
+    found = VERSION_IN_MESON.search(meson_text())
     assert found
     return found[1], found[2], found[3]
 
@@ -27,9 +31,22 @@ def test_version_header_says_what_meson_says() -> None:
     }
 
 
-def test_changelog_knows_the_version() -> None:
+def test_the_changelog_begins_with_the_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"\n## [{'.'.join(version_in_meson())}]" in changelog
+    versions = re.findall(r"^## \[([\d.]+)\]", changelog, re.MULTILINE)
+    assert versions[0] == ".".join(version_in_meson())
+
+
+def test_no_package_asks_for_a_later_version() -> None:
+    """The symbols of the library are of the version that began its soname."""
+    text = (ROOT / "bindings/packaging/debian/libioshape1.symbols").read_text(encoding="utf-8")
+    (since,) = re.findall(r"^ \(symver\)IOSHAPE_1 (\d+)\.(\d+)\.(\d+)$", text, re.MULTILINE)
+    note = re.search(
+        r"^# The ABI's number: .* 1: version (\d+)\.(\d+)$", meson_text(), re.MULTILINE
+    )
+    assert note
+    assert since == (note[1], note[2], "0")
+    assert tuple(map(int, since)) <= tuple(map(int, version_in_meson()))
 
 
 def test_every_public_header_is_installed() -> None:

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 from command import IOSHAPE, call, succeed
-from coordinators import TIMEOUT_S, Redis, await_true, short_folder
+from coordinators import TIMEOUT_S, await_true, short_folder
+from deployed import DEPLOY, KINDS, REDIS_CONF, composed, pods, redis_command, redis_options
+from ports import free_port
 from processes import environment
 from records import names_in
 from tiers import Saver, saver
 from tree import ROOT, program
 
-DEPLOY = ROOT / "examples" / "deploy"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 SEVERITIES = {"critical", "warning", "info"}
 
@@ -93,18 +94,6 @@ def test_the_dashboard_is_whole() -> None:
 # ---- Containers ---------------------------------------------------------------------------------
 
 
-def pods() -> list[dict[str, Any]]:
-    text = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
-    manifests = [one for one in yaml.safe_load_all(text) if one]
-    return [one["spec"]["template"]["spec"] for one in manifests if "template" in one["spec"]]
-
-
-def composed() -> dict[str, Any]:
-    text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
-
-
 def test_pods_ask_for_what_they_need_are_probed_and_can_do_little() -> None:
     assert len(pods()) == 2
     for pod in pods():
@@ -143,21 +132,7 @@ def test_no_secret_is_in_a_file_that_is_given_away() -> None:
 # ---- The coordinator that Compose, Kubernetes and systemd start ---------------------------------
 
 
-def redis_command(kind: str) -> list[str]:
-    if kind == "compose":
-        return list(composed()["services"]["redis"]["command"])
-    if kind == "kubernetes":
-        (command,) = (
-            pod["containers"][0]["command"] for pod in pods() if "command" in pod["containers"][0]
-        )
-        return list(command)
-    unit = (DEPLOY / "systemd" / "ioshape-coordinator.service").read_text(encoding="utf-8")
-    found = re.search(r"^ExecStart=((?:.*\\\n)*.*)", unit, re.MULTILINE)
-    assert found
-    return [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', found[1].replace("\\\n", " "))]
-
-
-@pytest.mark.parametrize("kind", ["compose", "kubernetes", "systemd"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_address_of_the_redis_is_an_argument(kind: str) -> None:
     """Redis 6.2 takes an argument with a space for one address."""
     command = redis_command(kind)
@@ -167,22 +142,16 @@ def test_each_address_of_the_redis_is_an_argument(kind: str) -> None:
 
 
 @contextlib.contextmanager
-def started(command: list[str], place: Path) -> Iterator[int]:
+def started(kind: str, place: Path) -> Iterator[int]:
     """That command, with places and the port of the test; the port."""
     secrets = place / "secrets"
     subprocess.run(
         [DEPLOY / "secrets.sh", secrets, "localhost", "127.0.0.1"], check=True, capture_output=True
     )
-    port = Redis(place).port
+    port = free_port()
     ours = {"--tls-port": port, "--dir": place, "--supervised": "no"}
-    local = {"*": "127.0.0.1", "-::*": "-::1"}
-    options = [local.get(word, word) for word in command[2:]]
-    for option, value in ours.items():
-        if option in options:
-            options[options.index(option) + 1] = str(value)
-    options = [str(secrets / Path(one).name) if "secrets" in one else one for one in options]
     server = subprocess.Popen(
-        [program("redis-server"), ROOT / "docs" / "coordinator" / "redis.conf", *options],
+        [program("redis-server"), REDIS_CONF, *redis_options(kind, secrets, ours)],
         stdout=subprocess.DEVNULL,
     )
     try:
@@ -193,10 +162,10 @@ def started(command: list[str], place: Path) -> Iterator[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["compose", "kubernetes", "systemd"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_redis_that_is_started_speaks_tls_and_knows_its_users(kind: str) -> None:
     """The very command line, with a real server; test_slots_cli tests the ACL."""
-    with short_folder() as place, started(redis_command(kind), place) as port:
+    with short_folder() as place, started(kind, place) as port:
         secrets = place / "secrets"
 
         def ask(*words: str, user: str = "", tls: bool = True) -> str:

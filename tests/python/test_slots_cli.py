@@ -15,7 +15,6 @@ import sys
 import sysconfig
 import termios
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,10 +33,11 @@ from coordinators import (
     short_folder,
     writers,
 )
+from exporters import exporter
 from ioshape._slots.pools import Member, Operator, PoolStatus
 from ioshape.cli.slots.exporter import _MOST_JOBS, PoolCollector, _jobs
 from ioshape.cli.slots.pools import table_of
-from ioshape.cli.slots.top import Rates
+from ioshape.cli.slots.top import PoolRates, Rates
 from processes import environment
 from tiers import saver, undrained
 from tree import ROOT, program
@@ -268,7 +268,7 @@ def test_a_pool_that_does_not_exist_is_not_made_by_asking(address: str) -> None:
 
 def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
     at = ("--coordinator", address)
-    succeed("slots", "set", POOL, "--capacity", "7", "--new", *at)
+    succeed("slots", "set", POOL, "--capacity", "7", *at)
     succeed("slots", "set", POOL, "--rate", "2G", "--small", "1M", *at)
     succeed("slots", "set", POOL, "--job-rate", "500M", "--express", "3", *at)
     found = state(address)
@@ -292,6 +292,21 @@ def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
     out = succeed("slots", "clear", POOL, *at)
     assert "capacity: set by the operator" not in out
     assert "bandwidth: any for the pool, any for each job" in out
+
+
+def test_a_pool_can_be_set_before_it_is_used_unless_it_looks_mistyped(address: str) -> None:
+    at = ("--coordinator", address)
+    out = succeed("slots", "set", POOL, "--capacity", "7", *at)
+    assert "saves of up to 16.0 MiB pass the queue, 1 at a time" in out
+    assert "order: whose waiting costs most (waste)\n" in out
+    mistyped = POOL[:-1]
+    sentence = fail(1, "slots", "set", mistyped, "--capacity", "2", *at)
+    assert f'did you mean "{POOL}"?' in sentence
+    assert "--new" in sentence
+    succeed("slots", "set", mistyped, "--capacity", "2", "--new", *at)
+    succeed("slots", "set", mistyped, "--capacity", "3", *at)
+    succeed("slots", "set", "lustre:project", "--capacity", "4", *at)
+    assert (state(address)["capacity"], state(address, mistyped)["capacity"]) == (7, 3)
 
 
 @pytest.mark.parametrize(
@@ -439,6 +454,27 @@ def test_rates_are_those_between_two_signs_of_life() -> None:
     assert rates.sample([pool_of(member("a", 900, 38.0))], 128.0) == {"a": 900 / 38}
 
 
+def test_saves_that_end_before_a_heartbeat_count_in_the_rate_of_their_pool(
+    address: str, write: Callable[..., Writer]
+) -> None:
+    def write_once() -> None:
+        writer = write("short", nbytes=1 << 20)
+        while writer.hear() != "holds":
+            pass
+        writer.tell("pace 1000000")
+        writer.tell("release")
+        assert writer.hear() == "released"
+
+    operator, rates = Operator(address), PoolRates()
+    write_once()
+    assert rates.sample([operator.status(POOL)], 100.0) == {POOL: 0.0}
+    write_once()
+    assert rates.sample([operator.status(POOL)], 102.0) == {POOL: 500_000.0}
+    write_once()
+    assert rates.sample([operator.status(POOL)], 104.0) == {POOL: 500_000.0}
+    assert rates.sample([operator.status(POOL)], 114.0) == {POOL: 0.0}
+
+
 @pytest.mark.usefixtures("busy")
 def test_top_once_has_what_status_has_and_how_fast(address: str) -> None:
     (found,) = json.loads(succeed("top", "--once", "--json", "--coordinator", address))
@@ -556,43 +592,6 @@ def test_top_goes_on_when_the_coordinator_does_not() -> None:
 
 
 # ---- exporter -----------------------------------------------------------------------------------
-
-
-class Exporter:
-    """The command, on a free port."""
-
-    def __init__(self, *options: str | Path, **variables: str) -> None:
-        self.process = subprocess.Popen(
-            [IOSHAPE, "exporter", "--port", "0", *options],
-            env=environment(**variables),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        match = re.fullmatch(r"metrics are at (http://127\.0\.0\.1:\d+/metrics)\n", line)
-        assert match, line
-        self.url = match[1]
-
-    def scrape(self) -> dict[str, float]:
-        """Each sample, by its name with labels."""
-        with urllib.request.urlopen(self.url, timeout=TIMEOUT_S) as answer:
-            text = answer.read().decode()
-        lines = [line for line in text.splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-@contextmanager
-def exporter(*options: str | Path, **variables: str) -> Iterator[Exporter]:
-    one = Exporter(*options, **variables)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def test_the_exporter_serves_what_status_shows(address: str, busy: tuple[Writer, Writer]) -> None:
@@ -781,7 +780,7 @@ def test_no_command_prints_a_password(guarded: Redis, tmp_path: Path, arguments:
 
 def test_the_right_password_lets_commands_in(guarded: Redis) -> None:
     known = {"IOSHAPE_COORDINATOR": guarded.address, "IOSHAPE_PASSWORD": SECRET}
-    succeed("slots", "set", POOL, "--capacity", "3", "--new", **known)
+    succeed("slots", "set", POOL, "--capacity", "3", **known)
     assert POOL in succeed("slots", "status", POOL, IOSHAPE_COORDINATOR=with_password(guarded))
     assert call("slots", "status", IOSHAPE_COORDINATOR=guarded.address).returncode == 3
 
@@ -835,7 +834,7 @@ def test_redis_takes_the_documented_configuration() -> None:
             )
             # Nobody gets in without the password.
             assert call("slots", "status", "--coordinator", address).returncode == 3
-            succeed("slots", "set", POOL, "--capacity", "2", "--new", **known)
+            succeed("slots", "set", POOL, "--capacity", "2", **known)
             writer = make(address, json.dumps({"pool": POOL}), IOSHAPE_PASSWORD=password)
             while writer.hear() != "holds":
                 pass

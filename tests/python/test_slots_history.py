@@ -107,9 +107,10 @@ def test_waiting_counts_for_who_waits(address: str) -> None:
 
 
 def test_a_limit_of_one_job_holds_against_what_it_asks_for(address: str, use: Use) -> None:
-    out = ioshape(address, "set", POOL, "--job", "7", "--share", "0.5", "--rate", "1M", "--new")
-    assert "limit: job 7 has share 0.5, 1.00 MiB/s" in out
-    ioshape(address, "set", POOL, "--user", "ann", "--share", "2")
+    out = ioshape(address, "set", POOL, "--job", "7", "--share", "0.5", "--rate", "1M")
+    assert "limit of job 7: share 0.5, 1.00 MiB/s\n" in out
+    out = ioshape(address, "set", POOL, "--user", "ann", "--share", "2")
+    assert "limit of user ann: share 2\n" in out
     began = time.monotonic()
     # 250 ms of it come at once.
     use("7", 2, IOSHAPE_RATE="1G", IOSHAPE_SHARE="1000")
@@ -127,7 +128,7 @@ def test_a_limit_of_one_job_holds_against_what_it_asks_for(address: str, use: Us
         "clear job 7",
     ]
     # What was set for the pool goes alone, too.
-    assert "limit: user ann has share 2, any bandwidth" in ioshape(address, "clear", POOL)
+    assert "limit of user ann: share 2\n" in ioshape(address, "clear", POOL)
 
 
 @pytest.mark.parametrize(
@@ -147,12 +148,12 @@ def test_wrong_usage(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["history", POOL], ["set", POOL, "--new", "--user", "ann", "--rate", "1G"]]
+    "arguments", [["history", POOL], ["set", POOL, "--user", "ann", "--rate", "1G"]]
 )
 def test_one_host_keeps_neither_history_nor_limits(arguments: list[str]) -> None:
     with coordinator("local") as address:
         at = ("--coordinator", address)
-        succeed(call("slots", "set", POOL, "--capacity", "2", "--new", *at))
+        succeed(call("slots", "set", POOL, "--capacity", "2", *at))
         done = call("slots", *arguments, *at)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

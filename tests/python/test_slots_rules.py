@@ -171,7 +171,7 @@ class Schedule:
 
     def misfortune(self) -> None:
         kind = self.random.choice(
-            ["flush", "run", "copy", "copy", "failover", "failover", "evict", "evict"]
+            ["flush", "run", "copy", "copy", "failover", "failover", "evict", "evict", "heal"]
         )
         if self.time < self.latest:
             self.fence = 0  # nobody knows the old ones, nor that it was later once
@@ -186,6 +186,10 @@ class Schedule:
         elif kind == "run":
             self.run += 1
             self.uptime_s = self.random.choice([0, 2, 100_000])
+        elif kind == "heal":
+            known = self.random.choice([0, *(one.epoch for one in self.beliefs.values())])
+            self.fence = 0 if self.jumps else self.fence
+            self.operation(self.pool.heal(known_epoch=known), "heal", "", known=known)
         else:
             key = self.random.choice(KEYS)
             self.plain("DEL", self.script.prefix + key)

@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -505,9 +506,47 @@ def test_the_password_may_lie_in_a_file_or_a_variable(
         ioshape.configure(password_file=file)
         with ioshape.slot(pool="shared") as slot:
             assert slot.info.coordinator == "redis"
-        with pytest.raises(ValueError):  # noqa: PT011
-            ioshape.configure(password_file=tmp_path / "none", coordinator=redis.address)
+        ioshape.configure(password_file=tmp_path / "none", coordinator=redis.address)
+        with pytest.raises(ioshape.CoordinatorError):
+            ioshape.slot(pool="shared")
         config._configured.pop("password_file")
         monkeypatch.setenv("IOSHAPE_PASSWORD", SECRET)
         ioshape.configure()
         ioshape.slot(pool="shared").release()
+
+
+def unreadable(kind: str, file: Path) -> None:
+    """Make the file of a password one that is of no use."""
+    if kind == "directory":
+        file.mkdir()
+    elif kind != "missing":
+        file.write_text({"empty": "", "long": "p" * 5000 + "\n"}[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["missing", "directory", "empty", "long"])
+def test_a_password_file_that_cannot_be_read_costs_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """The coordinator counts as unreachable, until the file can be read."""
+    file, path = tmp_path / "the password", tmp_path / "model.pt"
+    unreadable(kind, file)
+    with running_redis(password=SECRET) as redis:
+        ioshape.configure(coordinator=redis.address, password_file=file, lease_ms=1000)
+        for number in (1, 2):
+            report = ioshape.save(checkpoint(number), path)
+            assert report.coordinator == "stagger"
+            assert number_in(path) == number
+        said = [one.getMessage() for one in caplog.records if str(file) in one.getMessage()]
+        assert len(said) == 1, said
+        ioshape.configure(unreachable="fail")
+        with pytest.raises(ioshape.CoordinatorError, match=re.escape(str(file))):
+            ioshape.save(checkpoint(3), path)
+        assert number_in(path) == 2
+        ioshape.configure(unreachable="stagger")
+        if kind == "directory":
+            file.rmdir()
+        file.write_text(f"{SECRET}\n")
+        await_true(
+            lambda: ioshape.save(checkpoint(4), path).coordinator == "redis", "a save in order"
+        )

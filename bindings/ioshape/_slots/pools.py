@@ -3,16 +3,24 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ioshape._c import said, shared_fields, sized
 from ioshape._native import ffi, lib
 from ioshape._settings.context import Context
 from ioshape._slots.slots import failure_of, pool_name_in
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 Row = TypeVar("Row")
 
+#: pools in one look: any user of a host can make more
+MOST_POOLS = 128
+#: of them at the same time: a pool that another process keeps locked takes a second
+_AT_A_TIME = 16
 #: by number; "": as it was
 ORDERS = ("", "waste", "fair", "first")
 
@@ -184,6 +192,26 @@ class PoolStatus:
     order: str = "waste"
 
 
+@dataclass(frozen=True)
+class PoolFailure:
+    """A pool that cannot be shown."""
+
+    pool: str
+    #: the library's sentence
+    error: str
+
+
+@dataclass(frozen=True)
+class PoolsLook:
+    """Pools at one moment."""
+
+    pools: tuple[PoolStatus, ...]
+    #: the coordinator answers, but not for these
+    failed: tuple[PoolFailure, ...] = ()
+    #: pools beyond the first `MOST_POOLS`
+    left_out: int = 0
+
+
 def _members(array: Any, count: int) -> tuple[Member, ...]:
     return tuple(
         Member(**shared_fields(Member, one), bytes=one.expected_bytes, passed=one.written_bytes)
@@ -228,6 +256,26 @@ class Operator:
             limits=_rows(PoolLimit, status.limits, status.limit_listed),
             learned=PoolLearned(**shared_fields(PoolLearned, status.learned)),
         )
+
+    def look(self, wanted: Sequence[str] = ()) -> PoolsLook:
+        """Return the status of these pools, or of the first `MOST_POOLS` by name.
+
+        Raises:
+            CoordinatorError: The coordinator does not answer.
+        """
+        known = self.names()
+        names = wanted or known[:MOST_POOLS]
+        pools: list[PoolStatus] = []
+        failed: list[PoolFailure] = []
+        with ThreadPoolExecutor(_AT_A_TIME) as threads:
+            asked = [threads.submit(self.status, name) for name in names]
+        for name, answer in zip(names, asked, strict=True):
+            try:
+                pools.append(answer.result())
+            except OSError as error:
+                failed.append(PoolFailure(name, str(error)))
+        left_out = 0 if wanted else len(known) - len(names)
+        return PoolsLook(tuple(pools), tuple(failed), left_out)
 
     def history(self, pool: str, hours: int) -> PoolHistory:
         """Who used it in so many hours, of which the present one is the last."""

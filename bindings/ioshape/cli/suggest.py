@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """To end a sentence with; "" if nothing known is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+#: how alike two words are, at most 1, of which one is mistyped rather than another name
+MISTYPED = 0.85
+
+
+def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """Return the end of a sentence that names the nearest known word; "" if none is so alike."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f'; did you mean "{near[0]}"?' if near else ""
 
 

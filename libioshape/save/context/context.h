@@ -8,8 +8,8 @@
 
 /* A context's pools, and what they are opened with. */
 struct save_slots {
-	char *address, *password, *pool_name; /* the last two may be NULL */
-	struct slots_config config;           /* of all pools, but for their names */
+	char *address, *password, *password_file, *pool_name; /* only the address is never NULL */
+	struct slots_config config; /* of all pools, but for their names */
 	struct slots_policy policy;
 	struct fs_layout_request layout; /* of new files */
 	pthread_mutex_t lock;            /* of what follows */

@@ -16,8 +16,6 @@
 /* Where nothing is told and requests are counted (ring/depth.c), each has few in flight. */
 #define BLIND_CAPACITY 8u
 
-#define MOST_PASSWORD_BYTES 1024
-
 /* A writer that waits for a share of time of its own waits no longer than this. */
 #define MOST_STAGGER_MS 120000u
 /* A writer that has moved nothing for so long loses its slot: longer than any sync or stop of a
@@ -60,39 +58,14 @@ static int check_pool_name(const char *name, struct base_error *error)
 
 /* ---- A context's ----------------------------------------------------------------------------- */
 
-/* The first line of a file, or the variable. */
-static int take_password(struct save_slots *slots, const char *file_name, struct base_error *error)
+/* Without a file it is the variable's. */
+static int take_password(struct save_slots *slots, const char *file, struct base_error *error)
 {
 	const char *variable = secure_getenv("IOSHAPE_PASSWORD");
-	char line[MOST_PASSWORD_BYTES], more[2];
-	FILE *file;
-	int ret = 0;
+	const bool used = variable && *variable && !(file && *file);
 
-	if (!file_name || !*file_name) {
-		if (variable && *variable && !(slots->password = strdup(variable)))
-			return base_no_memory(error, "a password", strlen(variable));
-		return 0;
-	}
-	file = fopen(file_name, "re");
-	if (!file)
-		return base_fail(error, -errno, "cannot open the password file %s", file_name);
-	setvbuf(file, NULL, _IONBF, 0); /* leaves no copy behind */
-	if (!fgets(line, sizeof(line), file))
-		ret = base_refuse(error, -EINVAL, "the password file %s is empty", file_name);
-	else if (!strpbrk(line, "\r\n") && fgets(more, sizeof(more), file) &&
-		 !strpbrk(more, "\r\n"))
-		ret = base_refuse(error, -EINVAL,
-				  "the first line of the password file %s is longer than %d bytes",
-				  file_name, MOST_PASSWORD_BYTES - 1);
-	fclose(file);
-	if (ret) {
-		explicit_bzero(line, sizeof(line));
-		return ret;
-	}
-	line[strcspn(line, "\r\n")] = 0;
-	slots->password = strdup(line);
-	explicit_bzero(line, sizeof(line));
-	return slots->password ? 0 : base_no_memory(error, "a password", MOST_PASSWORD_BYTES);
+	slots->password = used ? strdup(variable) : NULL;
+	return used && !slots->password ? base_no_memory(error, "a password", strlen(variable)) : 0;
 }
 
 static int copy_text(char **into, const char *from, struct base_error *error)
@@ -116,10 +89,10 @@ int save_slots_init(struct save_slots *slots, const struct ioshape_context_optio
 		ret = copy_text(&slots->pool_name, options->pool, error);
 	if (!ret && slots->pool_name && check_pool_name(slots->pool_name, error))
 		ret = base_settings_blame(error, "pool", options->pool);
-	/* The others have no use for one. */
-	if (!ret && slots_coordinator_of(slots->address) == &slots_redis &&
-	    take_password(slots, options->password_file, error))
-		ret = base_settings_blame(error, "password_file", options->password_file);
+	if (!ret)
+		ret = copy_text(&slots->password_file, options->password_file, error);
+	if (!ret)
+		ret = take_password(slots, options->password_file, error);
 	if (ret)
 		goto fail;
 	slots->policy = (struct slots_policy){ options->unreachable, MOST_STAGGER_MS,
@@ -127,6 +100,7 @@ int save_slots_init(struct save_slots *slots, const struct ioshape_context_optio
 	slots->config = (struct slots_config){
 		.address = slots->address,
 		.password = slots->password,
+		.password_file = slots->password_file,
 		.lease_ms = options->lease_ms,
 		.asked_capacity = options->slots,
 		.default_capacity = DEFAULT_CAPACITY,
@@ -165,6 +139,7 @@ void save_slots_destroy(struct save_slots *slots)
 	}
 	base_free_secret(slots->address);
 	base_free_secret(slots->password);
+	free(slots->password_file);
 	free(slots->pool_name);
 	pthread_mutex_destroy(&slots->lock);
 }

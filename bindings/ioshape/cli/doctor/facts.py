@@ -105,6 +105,8 @@ class Installation:
     password_file: str = ""
     #: its permissions; None if there is no such file
     password_mode: int | None = None
+    #: why this user cannot read it; ""
+    password_problem: str = ""
 
 
 @dataclass(frozen=True)

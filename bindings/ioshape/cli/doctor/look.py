@@ -362,6 +362,7 @@ def look_at_installation() -> Installation:
         torch_problem=problem,
         password_file=password_file,
         password_mode=_mode(password_file),
+        password_problem=_problem_of(password_file),
     )
 
 
@@ -402,6 +403,16 @@ def _mode(path: str) -> int | None:
         return stat.S_IMODE(os.stat(path).st_mode) if path else None  # noqa: PTH116
     except OSError:
         return None
+
+
+def _problem_of(path: str) -> str:
+    try:
+        # One that nobody writes to, such as a FIFO, is not waited for.
+        if path:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 # ---- The coordinator ----------------------------------------------------------------------------

@@ -17,20 +17,31 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _LITTLE_SHARED = 16 * _MIB
-_OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 
 
 def password(facts: Facts) -> Iterator[Finding]:
-    """Its file is nobody else's to read. That it is there, the library has seen to."""
+    """Its file is readable for this user, and not for everybody."""
     it = facts.installation
-    if it.password_mode is not None and it.password_mode & _OTHERS_READ:
-        who = "everybody" if it.password_mode & stat.S_IROTH else "a group"
+    path = remedies.quoted(it.password_file)
+    # In this order: between the two commands all that could read it still can.
+    limit = (f"chgrp GROUP {path}", f"chmod 440 {path}")
+    if it.password_problem and facts.coordination.kind == "redis":
+        yield Finding(
+            "password-unreadable",
+            "serious" if facts.coordination.unreachable == "fail" else "warning",
+            f"this user cannot read the password of the coordinator in {it.password_file} "
+            f"({it.password_problem}), and without it the coordinator is unreachable; make a group "
+            "of its users the file's",
+            limit,
+        )
+    elif it.password_mode is not None and it.password_mode & stat.S_IROTH:
         yield Finding(
             "password-readable",
             "hint",
-            f"{who} can read the password of the coordinator in {it.password_file} (mode "
-            f"{it.password_mode:04o}), and so take slots and set capacities",
-            (f"chmod 400 {remedies.quoted(it.password_file)}",),
+            f"everybody can read the password of the coordinator in {it.password_file} (mode "
+            f"{it.password_mode:04o}), and so take slots and set capacities; make a group of its "
+            "users the file's",
+            limit,
         )
 
 

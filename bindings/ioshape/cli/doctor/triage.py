@@ -35,7 +35,14 @@ GAIN = (
     # many times faster, or many times less felt by others
     *("sync-mount", "nfs-sync", "crowded-targets", "few-stripes"),
     *("tier-unusable", "tier-not-local", "tier-small"),
-    *("coordinator-away", "no-shared-coordinator", "torch-unknown", "nfs-udp", "nfs-noac"),
+    *(
+        "password-unreadable",
+        "coordinator-away",
+        "no-shared-coordinator",
+        "torch-unknown",
+        "nfs-udp",
+        "nfs-noac",
+    ),
     *("disk-pool", "no-direct", "many-objects", "many-stripes", "small-stripes", "targets-uneven"),
     # some tens of percent
     *("nfs-wsize", "nfs-one-connection", "coarse-alignment", "no-io-uring", "flash-unused"),

@@ -24,13 +24,17 @@ from ioshape.cli.slots.pools import (
     act_line,
     as_json,
     bytes_option,
+    check_answers,
+    check_spelling,
     completed_pool,
     coordinator_option,
     existing,
     headline,
     learned_line,
+    left_out_lines,
     limit_line,
     limits,
+    missing_lines,
     not_shown,
     operator_of,
     pool_argument,
@@ -107,7 +111,11 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
     ioshape slots status lustre:scratch
     ioshape slots status --path /scratch/run7 --json
 
-    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
+    Without a name it shows the first 128 pools by name. A pool for which the
+    coordinator does not answer has a line with the reason; in JSON "pool" and "error".
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable, or
+    answers for none of the pools.
     """
     if pool and path:
         raise click.UsageError("give a pool or --path, not both")
@@ -115,15 +123,21 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
         operator = operator_of(coordinator)
         if path:
             pool = operator.name_for(path)
-        found = [operator.status(name) for name in existing(operator, [pool] if pool else [])]
+        wanted = existing(operator, [pool]) if pool else []
+        look = operator.look(wanted)
+    check_answers(look)
     if in_json:
-        say_json([as_json(one) for one in found])
+        say_json([*map(as_json, look.pools), *map(as_json, look.failed)])
+        for line in left_out_lines(look):
+            note(line)
         return
-    for i, one in enumerate(found):
+    for i, one in enumerate(look.pools):
         if i:
             say()
         _show(one)
-    if not found:
+    for line in missing_lines(look):
+        say(line)
+    if not look.pools:
         note("no pools: nobody has asked this coordinator for a slot so far")
 
 
@@ -165,7 +179,9 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
     metavar="FACTOR",
     help="Of that one: 0.5 is a minute later; with the order fair, half of what others get.",
 )
-@click.option("--new", is_flag=True, help="Also a pool that nobody has used or set so far.")
+@click.option(
+    "--new", is_flag=True, help="Also an unknown pool whose name is nearly that of a known one."
+)
 @coordinator_option
 def set_(
     pool: str,
@@ -188,9 +204,10 @@ def set_(
     ioshape slots set lustre:scratch --rate 20G --job-rate 5G
     ioshape slots set lustre:scratch --job 4711 --share 0.5 --rate 1G
 
-    It wins over what jobs ask for, and stays until "ioshape slots clear". Who holds
-    a slot keeps it. A pool that nobody has used or set so far is refused, since it
-    may be mistyped; --new sets it. Sizes are bytes, such as 500M.
+    It wins over what jobs ask for, and stays until "ioshape slots clear". Holders keep
+    their slots. You can set a pool before the first job uses it: "ioshape slots status
+    --path DIRECTORY" names the pool of a directory. If the name is nearly that of a known
+    pool, it may be mistyped and is refused; --new sets it. Sizes are bytes, such as 500M.
 
     With --job or --user it limits that one, whatever it asks for itself: its share,
     and its rate, which all jobs of a user have together. It takes effect with the
@@ -207,7 +224,7 @@ def set_(
     with sentences():
         operator = operator_of(coordinator)
         if not new:
-            existing(operator, [pool], " (--new sets one that nobody has used)")
+            check_spelling(operator, pool)
         operator.set(
             pool,
             capacity=capacity or 0,

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -17,8 +18,10 @@ import click
 
 from ioshape.cli.output import SentenceError, note
 from ioshape.cli.slots.pools import (
+    completed_pool,
     coordinator_option,
     operator_of,
+    pool_argument,
     sentences,
     tier_option,
     user_name,
@@ -27,7 +30,7 @@ from ioshape.cli.slots.pools import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ioshape._slots.pools import Operator, PoolStatus
+    from ioshape._slots.pools import Operator, PoolFailure, PoolStatus
     from ioshape._tier.look import Tier
 
 # Several servers may ask at the same time: the coordinator hears of it once.
@@ -35,6 +38,10 @@ _CACHE_S = 1.0
 # Labels are for ever: no more jobs than these of a pool have their own, the rest is one.
 _MOST_JOBS = 50
 _OTHERS = "(others)"
+# Of a client that asks nothing, or takes no answer.
+_TIMEOUT_S = 10
+# Prometheus needs one. A connection beyond them ends the oldest one.
+_MOST_CONNECTIONS = 32
 
 
 def _jobs(pool: PoolStatus) -> dict[str, tuple[int, int, int]]:
@@ -56,14 +63,29 @@ def _jobs(pool: PoolStatus) -> dict[str, tuple[int, int, int]]:
     return jobs
 
 
-class PoolCollector:
-    """Asks the coordinator when somebody asks us."""
+def _settings(pool: PoolStatus) -> int:
+    """Count what the operator has set and a look can tell."""
+    return len(pool.limits) + sum(
+        (
+            pool.capacity_by == "operator",
+            pool.pool_bytes_per_s > 0,
+            pool.job_bytes_per_s > 0,
+            pool.order != "waste",
+        )
+    )
 
-    def __init__(self, operator: Operator) -> None:
+
+class PoolCollector:
+    """The state of pools; each request of Prometheus asks the coordinator."""
+
+    def __init__(self, operator: Operator, wanted: Sequence[str] = ()) -> None:
         self._operator = operator
+        self._wanted = wanted
         self._lock = threading.Lock()
         self._asked = float("-inf")
-        self._pools: list[PoolStatus] = []
+        self._pools: tuple[PoolStatus, ...] = ()
+        self._failed: tuple[PoolFailure, ...] = ()
+        self._left_out = 0
         self._up = False
         self._took = 0.0
 
@@ -78,10 +100,12 @@ class PoolCollector:
     def _ask(self) -> None:
         begin = time.monotonic()
         try:
-            self._pools = [self._operator.status(name) for name in self._operator.names()]
-            self._up = True
+            look = self._operator.look(self._wanted)
         except OSError:
-            self._pools, self._up = [], False
+            self._pools, self._failed, self._left_out, self._up = (), (), 0, False
+        else:
+            self._pools, self._failed, self._left_out = look.pools, look.failed, look.left_out
+            self._up = True
         self._asked = time.monotonic()
         self._took = self._asked - begin
 
@@ -94,6 +118,17 @@ class PoolCollector:
         yield GaugeMetricFamily(
             "ioshape_scrape_seconds", "how long the coordinator took", value=self._took
         )
+        yield GaugeMetricFamily(
+            "ioshape_pools_left_out", "pools beyond those that are listed", value=self._left_out
+        )
+        up = GaugeMetricFamily(
+            "ioshape_pool_up", "1 if the coordinator answers for the pool", labels=["pool"]
+        )
+        for one in self._pools:
+            up.add_metric([one.pool], 1)
+        for failed in self._failed:
+            up.add_metric([failed.pool], 0)
+        yield up
 
     def _about_pools(self) -> Iterable[Any]:
         from prometheus_client.core import (  # noqa: PLC0415
@@ -155,6 +190,16 @@ class PoolCollector:
                 "job_rate_limit_bytes_per_second",
                 "set by the operator for each job; 0: any",
                 lambda one: one.job_bytes_per_s,
+            ),
+            (
+                "settings",
+                "how many of capacity, rates, order and limits the operator has set",
+                _settings,
+            ),
+            (
+                "changed_timestamp_seconds",
+                "when an operator last changed something; 0: never",
+                lambda one: one.acts[-1].at_s if one.acts else 0,
             ),
         )
         for name, about, value in gauges:
@@ -257,9 +302,39 @@ class TierCollector:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """prometheus_client has one, too, but tells its port since 0.19 only; Debian 12 has 0.16."""
+    """An HTTP server with a limit of connections.
+
+    prometheus_client has a server, too, but tells its port since 0.19 only; Debian 12 has 0.16.
+    """
 
     daemon_threads = True
+    request_queue_size = 128  # the kernel's usual limit is 5
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self._open: dict[Any, None] = {}  # in the order in which they came
+        self._lock = threading.Lock()
+        super().__init__(*arguments, **more)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; the oldest connections beyond the limit end."""
+        with self._lock:
+            self._open[request] = None
+            for one in list(self._open)[:-_MOST_CONNECTIONS]:
+                del self._open[one]
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)  # which ends its thread
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection whose thread has ended."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print errors of ours only, not those of clients that went away."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Server6(_Server):
@@ -267,6 +342,8 @@ class _Server6(_Server):
 
 
 class _Silent(WSGIRequestHandler):
+    timeout = _TIMEOUT_S
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
         pass
 
@@ -276,6 +353,9 @@ def _terminate(_signal: int, _frame: object) -> None:
 
 
 @click.command(short_help="Serve the same to Prometheus.")
+@click.argument(
+    "pools", metavar="[POOL]...", nargs=-1, callback=pool_argument, shell_complete=completed_pool
+)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=9721, show_default=True, help="To listen on."
 )
@@ -287,7 +367,13 @@ def _terminate(_signal: int, _frame: object) -> None:
 )
 @tier_option
 @coordinator_option
-def command(port: int, address: str, tiers: tuple[str, ...], coordinator: str | None) -> int:
+def command(
+    pools: tuple[str, ...],
+    port: int,
+    address: str,
+    tiers: tuple[str, ...],
+    coordinator: str | None,
+) -> int:
     """Serves the state of all pools as metrics for Prometheus, until it is ended.
 
     \b
@@ -296,8 +382,10 @@ def command(port: int, address: str, tiers: tuple[str, ...], coordinator: str | 
     ioshape exporter --address 0.0.0.0 --tier /local/nvme
 
     Each request asks the coordinator, at most once a second. While that is
-    unreachable, ioshape_up is 0. With --tier it serves what waits on that tier of this node
-    instead, as root that of all users, and asks no coordinator.
+    unreachable, ioshape_up is 0; while it does not answer for one pool, that pool's
+    ioshape_pool_up is. Without names it serves the first 128 pools by name, and
+    ioshape_pools_left_out counts the others. With --tier it serves what waits on
+    that tier of this node instead, as root that of all users, and asks no coordinator.
 
     Needs prometheus_client: pip install 'ioshape[exporter]'.
 
@@ -315,7 +403,7 @@ def command(port: int, address: str, tiers: tuple[str, ...], coordinator: str | 
         registry.register(TierCollector(tiers))
     else:
         with sentences():
-            collector = PoolCollector(operator_of(coordinator))
+            collector = PoolCollector(operator_of(coordinator), pools)
         registry.register(collector)  # asks the coordinator, to know the names of the metrics
     try:
         server = make_server(

@@ -21,14 +21,22 @@ from ioshape.cli.output import (
     plural,
     size_option,
 )
-from ioshape.cli.suggest import did_you_mean
+from ioshape.cli.suggest import MISTYPED, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from click.shell_completion import CompletionItem
 
-    from ioshape._slots.pools import Member, Operator, PoolAct, PoolLimit, PoolStatus
+    from ioshape._slots.pools import (
+        Member,
+        Operator,
+        PoolAct,
+        PoolFailure,
+        PoolLimit,
+        PoolsLook,
+        PoolStatus,
+    )
 
 #: of jobs that set none
 USUAL_SHARE = 100
@@ -38,6 +46,13 @@ CAPACITY_BY = {
     "job": "asked for by a job",
     "learned": "learned",
     "default": "the default",
+}
+
+
+ORDERS = {
+    "waste": "whose waiting costs most (waste)",
+    "fair": "jobs in turn (fair)",
+    "first": "first come, first served (first)",
 }
 
 
@@ -160,24 +175,56 @@ def is_known(status: PoolStatus) -> bool:
     )
 
 
-def existing(operator: Operator, pools: Sequence[str], hint: str = "") -> list[str]:
-    """These pools, or all that are there. The hint ends the sentence about one that is not."""
+def _knows(operator: Operator, known: Sequence[str], pool: str) -> bool:
+    # A pool that was set, but not used for long, need not be among the names.
+    return pool in known or is_known(operator.status(pool))
+
+
+def existing(operator: Operator, pools: Sequence[str]) -> list[str]:
+    """Return these pools, or all that are there; refuse one that is not."""
     known = operator.names()
     for pool in pools:
-        # One that was set, but not used for long, need not be among the names.
-        if pool not in known and not is_known(operator.status(pool)):
+        if not _knows(operator, known, pool):
             there = f"; it knows {', '.join(known)}" if known else "; it knows none so far"
             near = did_you_mean(pool, known) or there
-            raise SentenceError(f'the coordinator knows no pool "{pool}"{near}{hint}')
+            raise SentenceError(f'the coordinator knows no pool "{pool}"{near}')
     return list(pools) or known
+
+
+def check_spelling(operator: Operator, pool: str) -> None:
+    """Refuse an unknown pool whose name is nearly that of a known one."""
+    known = operator.names()
+    near = did_you_mean(pool, known, MISTYPED)
+    if near and not _knows(operator, known, pool):
+        raise SentenceError(
+            f'the coordinator knows no pool "{pool}"{near} (--new sets "{pool}" all the same)'
+        )
 
 
 # ---- Telling ------------------------------------------------------------------------------------
 
 
-def as_json(status: PoolStatus) -> dict[str, Any]:
-    """A pool as the JSON has it."""
-    return asdict(status)
+def as_json(one: PoolStatus | PoolFailure) -> dict[str, Any]:
+    """Return a pool as the JSON has it; one that cannot be shown has its name and "error" only."""
+    return asdict(one)
+
+
+def missing_lines(look: PoolsLook) -> list[str]:
+    """Return a line for each pool that cannot be shown, and one for those that were left out."""
+    lines = [f"{one.pool}: {one.error}" for one in look.failed]
+    return [*lines, *left_out_lines(look)]
+
+
+def left_out_lines(look: PoolsLook) -> list[str]:
+    """Return a line about the pools that were left out, if there are any."""
+    more = plural(look.left_out, "more pool")
+    return [f"... and {more}; name the pools that you want to see"] if look.left_out else []
+
+
+def check_answers(look: PoolsLook) -> None:
+    """Raise the first error if the coordinator answers for none of several pools."""
+    if look.failed and not look.pools:
+        raise AwayError(missing_lines(look)[0])
 
 
 def headline(status: PoolStatus) -> str:
@@ -198,9 +245,9 @@ def limits(status: PoolStatus) -> str:
         for rate in (status.pool_bytes_per_s, status.job_bytes_per_s)
     )
     return (
-        f"bandwidth: {pool} for the pool, {job} for each job; past the queue: "
-        f"{status.express} at a time of up to {human_size(status.small_bytes)}; "
-        f"order: {status.order}"
+        f"bandwidth: {pool} for the pool, {job} for each job; saves of up to "
+        f"{human_size(status.small_bytes)} pass the queue, {status.express} at a time; "
+        f"order: {ORDERS.get(status.order, status.order)}"
     )
 
 
@@ -225,9 +272,9 @@ def learned_line(status: PoolStatus) -> str:
 def limit_line(limit: PoolLimit) -> str:
     """What the operator allows one job or user."""
     whom = f"job {limit.job}" if limit.job else f"user {limit.user}"
-    share = f"share {limit.share / USUAL_SHARE:g}" if limit.share else "a share of its own"
-    rate = f"{human_size(limit.bytes_per_s)}/s" if limit.bytes_per_s else "any bandwidth"
-    return f"limit: {whom} has {share}, {rate}"
+    share = [f"share {limit.share / USUAL_SHARE:g}"] if limit.share else []
+    rate = [f"{human_size(limit.bytes_per_s)}/s"] if limit.bytes_per_s else []
+    return f"limit of {whom}: {', '.join(share + rate)}"
 
 
 def act_line(act: PoolAct, title: str = "latest change") -> str:

@@ -28,11 +28,14 @@ from ioshape.cli.output import (
 from ioshape.cli.slots.pools import (
     AwayError,
     as_json,
+    check_answers,
     completed_pool,
     coordinator_option,
     existing,
     headline,
+    left_out_lines,
     limits,
+    missing_lines,
     not_shown,
     operator_of,
     pool_argument,
@@ -45,7 +48,7 @@ from ioshape.cli.slots.pools import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ioshape._slots.pools import Member, Operator, PoolStatus
+    from ioshape._slots.pools import Member, Operator, PoolFailure, PoolStatus
     from ioshape.cli.output import Table
 
 # Of each pool, where nobody's window is the limit.
@@ -54,6 +57,8 @@ _MOST_LISTED = 20
 _AROUND = 7
 _LEAST_ROWS = 4
 _EXIT_TERMINATED = 143
+# Longer than the usual time between two heartbeats.
+_WINDOW_S = 10.0
 
 
 class Rates:
@@ -85,6 +90,39 @@ class Rates:
         return rates
 
 
+def _written(pool: PoolStatus) -> int:
+    """Return what was written in slots of a pool so far, also in those that are held now."""
+    if pool.written_bytes:
+        return pool.written_bytes + sum(one.passed for one in pool.holders)
+    return sum(job.written_bytes for job in pool.jobs)  # these have both; with `local`
+
+
+class PoolRates:
+    """Bytes per second of each pool, from successive samples.
+
+    A writer reports its bytes with each heartbeat and with its release. A short save has no
+    heartbeat: what it wrote counts when it releases its slot.
+    """
+
+    def __init__(self) -> None:
+        #: by pool: times and bytes of the samples in the window, and of the one before it
+        self._seen: dict[str, list[tuple[float, int]]] = {}
+
+    def sample(self, pools: Sequence[PoolStatus], now: float) -> dict[str, float]:
+        """Return the rate of each pool over the window; 0 for a pool seen the first time."""
+        rates: dict[str, float] = {}
+        seen: dict[str, list[tuple[float, int]]] = {}
+        for pool in pools:
+            samples = [*self._seen.get(pool.pool, ()), (now, _written(pool))]
+            while len(samples) > 2 and samples[1][0] <= now - _WINDOW_S:
+                del samples[0]
+            (begin, before), (end, after) = samples[0], samples[-1]
+            rates[pool.pool] = max(0, after - before) / (end - begin) if end > begin else 0.0
+            seen[pool.pool] = samples
+        self._seen = seen
+        return rates
+
+
 class _View:
     """What there is to show."""
 
@@ -93,8 +131,14 @@ class _View:
         self._wanted = wanted
         self._tiers = tiers
         self._rates = Rates()
+        self._pool_rates = PoolRates()
+        self._totals: dict[str, float] = {}
         self.pools: list[PoolStatus] = []
         self.rates: dict[str, float] = {}
+        #: pools that cannot be shown, and lines about them
+        self.failed: tuple[PoolFailure, ...] = ()
+        self.missing: list[str] = []
+        self.left_out: list[str] = []
         self.problem = ""
         #: a line for each tier and user
         self.tiers: list[str] = []
@@ -104,18 +148,23 @@ class _View:
         with sentences():
             existing(self._operator, self._wanted)
 
-    def look(self) -> None:
-        """Takes a sample. A coordinator that is away may come back."""
+    def look(self, *, once: bool = False) -> None:
+        """Take a sample. `once`: the only one; else a coordinator that is away may come back."""
         self.tiers = [line for folder in self._tiers for line in _tier_lines(folder)]
         try:
             with sentences():
-                names = self._wanted or self._operator.names()
-                pools = [self._operator.status(name) for name in names]
-            self.rates = self._rates.sample(pools, time.monotonic())
-            self.pools = sorted(pools, key=self._activity)
-            self.problem = ""
+                look = self._operator.look(self._wanted)
+            if once:
+                check_answers(look)
+            now = time.monotonic()
+            self.rates = self._rates.sample(look.pools, now)
+            self._totals = self._pool_rates.sample(look.pools, now)
+            self.pools = sorted(look.pools, key=self._activity)
+            self.failed, self.missing, self.problem = look.failed, missing_lines(look), ""
+            self.left_out = left_out_lines(look)
         except AwayError as error:
             self.pools, self.rates, self.problem = [], {}, error.format_message()
+            self.failed, self.missing = (), []
 
     def _activity(self, pool: PoolStatus) -> tuple[object, ...]:
         """Sorts first where most goes on: queues, then those that write, then the rest by name."""
@@ -126,8 +175,9 @@ class _View:
         return sorted(pool.holders, key=lambda one: -self.rates.get(one.id, 0.0))
 
     def total(self, pool: PoolStatus) -> float:
-        """Bytes per second of all its holders."""
-        return sum(self.rates.get(one.id, 0.0) for one in pool.holders)
+        """Return the bytes per second of a pool: of its holders, and of those that have ended."""
+        held = sum(self.rates.get(one.id, 0.0) for one in pool.holders)
+        return max(held, self._totals.get(pool.pool, 0.0))
 
     def as_json(self) -> list[dict[str, Any]]:
         """As "slots status" has it, and the rates."""
@@ -138,7 +188,7 @@ class _View:
                 one["bytes_per_second"] = round(self.rates.get(one["id"], 0.0))
             value["bytes_per_second"] = round(self.total(pool))
             out.append(value)
-        return out
+        return [*out, *(as_json(one) for one in self.failed)]
 
     def titles(self, pool: PoolStatus) -> list[str]:
         """The lines above a pool's table."""
@@ -194,7 +244,7 @@ def _print_plain(view: _View) -> None:
             say(rest)
     if not view.pools:
         say(_NO_POOLS)
-    for line in view.tiers:
+    for line in (*view.missing, *view.tiers):
         say(line)
 
 
@@ -228,6 +278,8 @@ def _rendered(view: _View) -> Any:
         parts += [Text(), Text(one_line(view.problem), "bold red")]
     elif not view.pools:
         parts += [Text(), Text(_NO_POOLS)]
+    if view.missing:
+        parts += [Text(), *(Text(one_line(line), "red") for line in view.missing)]
     parts += [Text(), *(Text(one_line(line)) for line in view.tiers)]
     return Group(*parts)
 
@@ -333,20 +385,24 @@ def command(
     terminal the screen is redrawn, until q or Ctrl-C. Narrow windows have fewer
     columns, but ids in full, for "ioshape slots kick". In a pipe each look is
     printed below the last one. With --tier a line tells what waits there to be
-    drained; "ioshape ls FOLDER" tells it as JSON.
+    drained; "ioshape ls FOLDER" tells it as JSON. Without names it looks at the first
+    128 pools by name. A pool for which the coordinator does not answer has a line of
+    its own; in JSON it has "pool" and "error".
 
     Exit code: 0, also after Ctrl-C; 1 if there is no such pool; 3 if the
-    coordinator is unreachable (later it is waited for).
+    coordinator is unreachable, or answers for none of the pools (later it is waited for).
     """
     with sentences():
         view = _View(operator_of(coordinator), pools, tiers)
     view.begin()
     if once:
-        view.look()
+        view.look(once=True)
         if view.problem:
             raise AwayError(view.problem)
         if in_json:
             say_json(view.as_json())
+            for line in view.left_out:
+                note(line)
         else:
             _print_plain(view)
         return 0

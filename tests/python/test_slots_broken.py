@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one user of a host does to a pool, or to the exporter, hides no other pool."""
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import ioshape
+import pytest
+from checkpoints import left_clean
+from command import IOSHAPE, call, fail, succeed
+from coordinators import TIMEOUT_S, coordinator, writers
+from exporters import exporter
+from ioshape._slots.pools import MOST_POOLS, Operator
+from ioshape.cli.slots.exporter import _MOST_CONNECTIONS
+from slots_script import Connection
+from tree import program
+
+GOOD, BROKEN = "zzz", "aaa"
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A folder with a pool that a writer uses, and another pool."""
+    with coordinator("local") as value, writers() as make:
+        assert make(value, json.dumps({"pool": GOOD})).hear() == "holds"
+        Operator(value).set(BROKEN, capacity=3)
+        yield value
+
+
+@contextmanager
+def locked(address: str, pool: str = BROKEN) -> Iterator[None]:
+    """Keep a pool's file locked, as any user of the host can."""
+    folder = Path(address.removeprefix("local:"))
+    (path,) = folder.glob(f"ioshape-{pool}-*")
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_pool_that_is_kept_locked_hides_no_other_from_the_exporter(address: str) -> None:
+    def up(found: dict[str, float]) -> dict[str, float]:
+        values = {pool: found[f'ioshape_pool_up{{pool="{pool}"}}'] for pool in (BROKEN, GOOD)}
+        return {**values, "": found["ioshape_up"]}
+
+    with exporter(IOSHAPE_COORDINATOR=address) as one:
+        assert up(one.scrape()) == {BROKEN: 1, GOOD: 1, "": 1}
+        with locked(address):
+            found = one.scrape_anew()
+            assert up(found) == {BROKEN: 0, GOOD: 1, "": 1}
+            assert found[f'ioshape_pool_holders{{pool="{GOOD}"}}'] == 1
+            assert f'ioshape_pool_holders{{pool="{BROKEN}"}}' not in found
+            with locked(address, GOOD):
+                assert up(one.scrape_anew()) == {BROKEN: 0, GOOD: 0, "": 1}
+        assert up(one.scrape_anew()) == {BROKEN: 1, GOOD: 1, "": 1}
+
+
+@pytest.mark.parametrize("words", [("slots", "status"), ("top", "--once")])
+def test_a_pool_that_is_kept_locked_is_a_line(address: str, words: tuple[str, ...]) -> None:
+    with locked(address):
+        text = succeed(call(*words, "--coordinator", address))
+        found = json.loads(succeed(call(*words, "--json", "--coordinator", address)))
+        alone = fail(call(*words[:2], BROKEN, *words[2:], "--coordinator", address), 3)
+    assert f"{GOOD} (local): 1 of 2 slots taken" in text
+    (line,) = (line for line in text.splitlines() if line.startswith(f"{BROKEN}: "))
+    assert line == alone
+    assert str(os.getpid()) in line  # that process keeps it
+    assert {one["pool"]: set(one) == {"pool", "error"} for one in found} == {
+        BROKEN: True,
+        GOOD: False,
+    }
+
+
+def test_a_pool_that_only_others_may_write_to_is_a_line(address: str) -> None:
+    folder = Path(address.removeprefix("local:"))
+    (path,) = folder.glob(f"ioshape-{BROKEN}-*")
+    path.chmod(0o444)
+    less = []
+    if os.geteuid() == 0:  # which may write to all files, unless it is without that right
+        os.chown(path, 65534, 65534)
+        less = [program("setpriv"), "--bounding-set=-dac_override"]
+    done = subprocess.run(
+        [*less, IOSHAPE, "slots", "status", "--coordinator", address],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{GOOD} (local): " in done.stdout
+    assert f"\n{BROKEN}: " in done.stdout
+    assert "Permission denied" in done.stdout
+
+
+def test_more_pools_than_are_listed_are_counted() -> None:
+    with coordinator("local") as address:
+        operator = Operator(address)
+        for i in range(MOST_POOLS + 2):
+            operator.set(f"pool-{i:03}", capacity=1)
+        last = f"pool-{MOST_POOLS + 1:03}"
+        for words in (("slots", "status"), ("top", "--once")):
+            text = succeed(call(*words, "--coordinator", address))
+            assert text.count(" (local): ") == MOST_POOLS
+            assert text.endswith("... and 2 more pools; name the pools that you want to see\n")
+            done = call(*words, "--json", "--coordinator", address)
+            assert len(json.loads(done.stdout)) == MOST_POOLS
+            assert "2 more pools" in done.stderr
+            assert last in succeed(call(*words[:2], last, *words[2:], "--coordinator", address))
+        with exporter(IOSHAPE_COORDINATOR=address) as one:
+            found = one.scrape()
+            assert found["ioshape_pools_left_out"] == 2
+            assert f'ioshape_pool_up{{pool="{last}"}}' not in found
+        with exporter(last, IOSHAPE_COORDINATOR=address) as one:
+            found = one.scrape()
+            assert found["ioshape_pools_left_out"] == 0
+            assert [name for name in found if "_up{" in name] == [
+                f'ioshape_pool_up{{pool="{last}"}}'
+            ]
+
+
+def descriptors(pid: int) -> int:
+    """Count what a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_connections_of_clients_that_ask_nothing_end_for_others(address: str) -> None:
+    with exporter(IOSHAPE_COORDINATOR=address) as one, ExitStack() as stack:
+        one.scrape()
+        before = descriptors(one.process.pid)
+        idle = [
+            stack.enter_context(socket.create_connection(one.address))
+            for _ in range(4 * _MOST_CONNECTIONS)
+        ]
+        assert one.scrape()["ioshape_up"] == 1
+        # The oldest ones have ended.
+        for connection in idle[: 3 * _MOST_CONNECTIONS]:
+            connection.settimeout(60)
+            assert connection.recv(1) == b""
+        assert descriptors(one.process.pid) - before <= _MOST_CONNECTIONS + 2
+
+
+@pytest.mark.slow
+def test_the_exporter_waits_for_no_client_without_end(address: str) -> None:
+    with exporter(IOSHAPE_COORDINATOR=address) as one:
+        with socket.create_connection(one.address) as silent:
+            silent.sendall(b"GET /metrics HT")
+            silent.settimeout(60)
+            assert silent.recv(1) == b""
+        one.process.terminate()
+        assert one.process.wait(TIMEOUT_S) == 0
+        assert one.process.stderr
+        assert one.process.stderr.read() == ""
+
+
+# ---- Keys of a Redis that any client may write to -----------------------------------------------
+
+GARBAGE = "\x00 no number"
+HOUR = "t:{hour}"
+#: a key of the pool, a field of it ("": the whole key), and what survives
+POISONS = {
+    "all": ("m", "", ""),
+    "pool": ("m", "pool", "limits acts"),
+    "limits": ("m", "limits", "capacity acts"),
+    "acts": ("m", "acts", "capacity limits"),
+    "learnt": ("m", "learnt", "capacity limits acts"),
+    "holders": ("h", "", "capacity limits acts"),
+    "queue": ("q", "", "capacity limits acts"),
+    "waiters": ("l", "", "capacity limits acts"),
+    "jobs": ("j", "", "capacity limits acts"),
+    "job": ("j", "mine", "capacity limits acts"),
+    "hour": (HOUR, "", "capacity limits acts"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("poison", POISONS)
+def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
+    poison: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, field, survives = POISONS[poison]
+    with coordinator("redis") as address, left_clean():
+        monkeypatch.delenv("IOSHAPE_COORDINATOR")  # it would win
+        ioshape.configure(coordinator=address, job="mine", lease_ms=1000, unreachable="fail")
+        operator = Operator(address)
+        operator.set(GOOD, capacity=3)
+        operator.set(GOOD, job="4711", job_bytes_per_s=1 << 30)
+        ioshape.slot(pool=GOOD).release()
+        held = ioshape.slot(pool=GOOD)
+        path, _, database = address.removeprefix("unix://").partition("?db=")
+        connection = Connection(Path(path))
+        connection.call("SELECT", database)
+        name = f"{{ios:{GOOD}}}:v3:{key.format(hour=int(time.time()) // 3600)}"
+        if field:
+            connection.call("HSET", name, field, GARBAGE)
+        else:
+            connection.call("DEL", name)
+            connection.call("SET", name, GARBAGE)
+        # With unreachable=fail a call that the coordinator refuses would raise.
+        for _ in range(2):
+            ioshape.slot(pool=GOOD, timeout=60).release()
+        held.release()
+        status = operator.status(GOOD)
+        ioshape.slot(pool=GOOD, timeout=60).release()
+        assert operator.history(GOOD, 2).hours
+        ioshape.configure(coordinator="open")
+    assert ("capacity" in survives) == (status.capacity_by == "operator")
+    assert ("limits" in survives) == bool(status.limits)
+    assert ("acts" in survives) == bool(status.acts)
+    said = [one.getMessage() for one in caplog.records if "could not be read" in one.getMessage()]
+    assert len(said) == 1 or (poison in ("learnt", "waiters") and not said)
