@@ -161,6 +161,28 @@ bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t
 /* When so many ms from now are over; below 0: they are. 0 for 0: there is no deadline. */
 uint64_t base_deadline_ns(int64_t ms);
 
+/*
+ * What dead processes left behind is removed while a save waits. So each time only so much of it
+ * goes; the rest goes the next time. NULL, where a budget is expected, is one without end.
+ */
+#define BASE_TIDY_NS UINT64_C(2000000000)
+#define BASE_TIDY_ENTRIES 10000u
+
+struct base_budget {
+	uint64_t until_ns;
+	uint32_t entries; /* that may still be removed; 0: the budget is spent */
+};
+
+struct base_budget base_budget_begin(void);
+/* Whether there is time left to look at one more entry. */
+bool base_budget_look(struct base_budget *budget);
+/* Whether one more entry may be removed: the caller does it then. */
+bool base_budget_take(struct base_budget *budget);
+static inline bool base_budget_is_spent(const struct base_budget *budget)
+{
+	return !budget->entries;
+}
+
 static inline uint64_t base_ms_to_ns(uint64_t ms)
 {
 	return ms * 1000000;

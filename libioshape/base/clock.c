@@ -53,3 +53,24 @@ bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t
 	}
 	return pthread_cond_timedwait(condition, lock, &when) != ETIMEDOUT;
 }
+
+struct base_budget base_budget_begin(void)
+{
+	return (struct base_budget){ base_now_ns() + BASE_TIDY_NS, BASE_TIDY_ENTRIES };
+}
+
+bool base_budget_look(struct base_budget *budget)
+{
+	if (budget && base_now_ns() >= budget->until_ns)
+		budget->entries = 0;
+	return !budget || budget->entries;
+}
+
+bool base_budget_take(struct base_budget *budget)
+{
+	const bool may = base_budget_look(budget);
+
+	if (budget && may)
+		budget->entries--;
+	return may;
+}

@@ -94,18 +94,19 @@ static void remove_dead(const struct sockaddr_un *beside)
 {
 	char folder[sizeof(beside->sun_path)];
 	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	struct base_budget budget = base_budget_begin();
 	struct dirent *entry;
 	DIR *listing;
 
 	snprintf(folder, sizeof(folder), "%.*s",
 		 (int)(strrchr(beside->sun_path, '/') - beside->sun_path), beside->sun_path);
 	listing = opendir(folder);
-	while (listing && (entry = readdir(listing))) {
+	while (listing && base_budget_look(&budget) && (entry = readdir(listing))) {
 		if (!has_our_mark(entry->d_name) ||
 		    snprintf(at.sun_path, sizeof(at.sun_path), "%s/%s", folder, entry->d_name) >=
 			    (int)sizeof(at.sun_path))
 			continue;
-		if (is_dead(&at))
+		if (is_dead(&at) && base_budget_take(&budget))
 			unlink(at.sun_path);
 	}
 	if (listing)

@@ -133,9 +133,10 @@ bool ring_await_releases(void);
 #define RING_TEMPORARY_MARK ".ioshape-tmp-"
 
 /*
- * Removes temporary files in a directory whose writers are dead. Touches nothing else, and nothing
- * that another process is still writing. Best effort: returns how many it removed.
+ * Remove temporary files and directories whose writers are dead, as far as the budget reaches.
+ * Touches nothing else, and nothing that another process is still writing. Best effort.
  */
-unsigned ring_remove_stale(int directory_fd, const char *directory, const struct base_log *log);
+void ring_remove_stale(int directory_fd, const char *directory, struct base_budget *budget,
+		       const struct base_log *log);
 
 #endif

@@ -192,6 +192,11 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
 		       const char *name, const char *first, struct ring_hold *hold,
 		       struct base_error *error);
+/* As ring_folder_remove(), as far as the budget reaches: -EAGAIN, without a sentence, if something
+ * is left for the next time. */
+int ring_folder_remove_some(const struct ring_folder *folder, const struct ring_folder *parent,
+			    const char *name, const char *first, struct ring_hold *hold,
+			    struct base_budget *budget, struct base_error *error);
 
 /* A directory under a temporary name, which dead processes leave behind as they do files
  * (new_folder.c). */
@@ -207,9 +212,11 @@ struct ring_new_folder {
 		.above = RING_NO_FOLDER, .folder = RING_NO_FOLDER                                  \
 	}
 
-/* Beside `path`, which is absolute. On failure it is closed. */
-int ring_new_folder_make(struct ring_new_folder *made, const char *path, bool remove_stale,
-			 const struct base_log *log, struct base_error *error);
+/* Make one beside `path`, which is absolute. On failure it is closed. `tidying` is as in
+ * struct ring_file_options. */
+int ring_new_folder_make(struct ring_new_folder *made, const char *path,
+			 struct base_budget *tidying, const struct base_log *log,
+			 struct base_error *error);
 /* Gives it its name, durably; -EEXIST if more than an empty directory has that. */
 int ring_new_folder_commit(struct ring_new_folder *made, struct base_error *error);
 /*

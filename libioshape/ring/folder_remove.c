@@ -40,8 +40,9 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 struct removal {
 	const struct ring_folder *folder;
 	unsigned levels; /* of directories in it that go as well */
-	bool hidden;     /* such a file is there */
-	int ret;         /* the first failure */
+	struct base_budget *budget;
+	bool hidden; /* such a file is there */
+	int ret;     /* the first failure */
 };
 
 static int remove_rest(struct removal *removal, const struct ring_folder *parent, const char *name,
@@ -50,7 +51,11 @@ static int remove_rest(struct removal *removal, const struct ring_folder *parent
 static int remove_inner(const struct removal *removal, const char *name, struct base_error *error)
 {
 	struct ring_folder inner = RING_NO_FOLDER;
-	struct removal of_inner = { .folder = &inner, .levels = removal->levels - 1 };
+	struct removal of_inner = {
+		.folder = &inner,
+		.levels = removal->levels - 1,
+		.budget = removal->budget,
+	};
 	int ret;
 
 	if (!removal->levels)
@@ -71,6 +76,8 @@ static int try_to_remove(struct removal *removal, const char *name, struct base_
 	const struct ring_folder *folder = removal->folder;
 	struct ring_entry entry;
 
+	if (!base_budget_take(removal->budget))
+		return -EAGAIN;
 	if (!unlinkat(folder->fd, name, 0) || errno == ENOENT)
 		return 0;
 	if (errno == EBUSY && !strncmp(name, HIDDEN_BY_NFS, strlen(HIDDEN_BY_NFS))) {
@@ -83,7 +90,7 @@ static int try_to_remove(struct removal *removal, const char *name, struct base_
 	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
 }
 
-/* What cannot be removed does not keep the rest. */
+/* What cannot be removed does not keep the rest; only a budget that is spent does. */
 static int remove_file(void *user, const char *name, struct base_error *error)
 {
 	struct removal *removal = user;
@@ -91,7 +98,7 @@ static int remove_file(void *user, const char *name, struct base_error *error)
 
 	if (!removal->ret)
 		removal->ret = ret;
-	return 0;
+	return ret == -EAGAIN ? ret : 0;
 }
 
 /*
@@ -132,11 +139,15 @@ static int remove_rest(struct removal *removal, const struct ring_folder *parent
 	return ret;
 }
 
-int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
-		       const char *name, const char *first, struct ring_hold *hold,
-		       struct base_error *error)
+int ring_folder_remove_some(const struct ring_folder *folder, const struct ring_folder *parent,
+			    const char *name, const char *first, struct ring_hold *hold,
+			    struct base_budget *budget, struct base_error *error)
 {
-	struct removal removal = { .folder = folder, .levels = first ? 0 : MOST_LEVELS };
+	struct removal removal = {
+		.folder = folder,
+		.levels = first ? 0 : MOST_LEVELS,
+		.budget = budget,
+	};
 	int ret = first ? remove_first(&removal, first, error) : 0;
 
 	/* Nobody can begin to read it any more, and while it is open its directory may have to
@@ -144,4 +155,11 @@ int ring_folder_remove(const struct ring_folder *folder, const struct ring_folde
 	if (!ret && hold)
 		ring_folder_let_go(hold);
 	return ret ? ret : remove_rest(&removal, parent, name, error);
+}
+
+int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
+		       const char *name, const char *first, struct ring_hold *hold,
+		       struct base_error *error)
+{
+	return ring_folder_remove_some(folder, parent, name, first, hold, NULL, error);
 }

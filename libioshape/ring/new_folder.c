@@ -48,16 +48,17 @@ static int split(struct ring_new_folder *made, const char *path, struct base_err
 	return ret;
 }
 
-int ring_new_folder_make(struct ring_new_folder *made, const char *path, bool remove_stale,
-			 const struct base_log *log, struct base_error *error)
+int ring_new_folder_make(struct ring_new_folder *made, const char *path,
+			 struct base_budget *tidying, const struct base_log *log,
+			 struct base_error *error)
 {
 	enum ring_lock lock;
 	int ret;
 
 	*made = (struct ring_new_folder)RING_NO_NEW_FOLDER;
 	ret = split(made, path, error);
-	if (!ret && remove_stale)
-		ring_remove_stale(made->above.fd, made->above.path, log);
+	if (!ret && tidying)
+		ring_remove_stale(made->above.fd, made->above.path, tidying, log);
 	for (int tries = 0; !ret && tries < MOST_TRIES; tries++) {
 		ring_temporary_name(made->above.fd, made->name, made->temporary);
 		ret = ring_folder_create_locked(&made->folder, &made->above, made->temporary, &lock,

@@ -47,8 +47,23 @@ int ring_private_make(const struct ring_private_folder *shelf)
 	return mkdir(shelf->path, 0700) && errno != EEXIST ? -errno : 0;
 }
 
+/* Where everybody may put something, another user can have made it first, and this user cannot
+ * remove it. */
+static int refuse_owner(const char *path, uid_t owner, struct base_error *error)
+{
+	return base_refuse(
+		error, -EACCES,
+		"cannot use the folder \"%s\": it belongs to user %u, and this process runs "
+		"as user %u" BASE_REMEDY "ask user %u or the administrator to remove it",
+		path, (unsigned)owner, (unsigned)geteuid(), (unsigned)owner);
+}
+
 static int say_open(int code, const char *path, struct base_error *error)
 {
+	struct stat stat;
+
+	if (code == -EACCES && !lstat(path, &stat) && stat.st_uid != geteuid())
+		return refuse_owner(path, stat.st_uid, error);
 	if (code == -ELOOP || code == -ENOTDIR)
 		return base_fail(error, code,
 				 "cannot use \"%s\": it is no folder" BASE_REMEDY "remove it",
@@ -85,12 +100,13 @@ int ring_private_open(struct ring_private_folder *shelf, const char *path, struc
 				  "\"nobody\" of a user namespace, like others" BASE_REMEDY
 				  "give it a user with a number there",
 				  path);
-	else if (!ret && (stat.st_uid != shelf->owner || (stat.st_mode & 022)))
-		ret = base_refuse(
-			error, -EACCES,
-			"the folder \"%s\" is another user's, or others may write to it" BASE_REMEDY
-			"remove it",
-			path);
+	else if (!ret && stat.st_uid != shelf->owner)
+		ret = refuse_owner(path, stat.st_uid, error);
+	else if (!ret && (stat.st_mode & 022))
+		ret = base_refuse(error, -EACCES,
+				  "cannot use the folder \"%s\": others may write to it" BASE_REMEDY
+				  "remove it, or chmod go-w",
+				  path);
 	else if (ret)
 		say_open(ret, path, error);
 	if (ret)
@@ -232,15 +248,23 @@ void ring_private_remove(int folder_fd, const char *name)
 
 /* ---- Removing it ----------------------------------------------------------------------------- */
 
-static void empty(int folder_fd)
+/* False if something is left, as the budget is spent. */
+static bool empty(int folder_fd, struct base_budget *budget)
 {
 	DIR *listing = ring_listing(folder_fd);
 	struct dirent *entry;
+	bool well = true;
 
-	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && (entry = readdir(listing)); seen++)
+	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && (entry = readdir(listing));
+	     seen++) {
+		well = base_budget_take(budget);
+		if (!well)
+			break;
 		unlinkat(folder_fd, entry->d_name, 0);
+	}
 	if (listing)
 		closedir(listing);
+	return well;
 }
 
 void ring_private_destroy(const struct ring_private_folder *shelf)
@@ -252,7 +276,7 @@ void ring_private_destroy(const struct ring_private_folder *shelf)
 		fd = ring_private_enter(shelf, NULL);
 		if (fd < 0)
 			return;
-		empty(fd);
+		empty(fd, NULL);
 		close(fd);
 		if (!rmdir(shelf->path) || (errno != ENOTEMPTY && errno != EEXIST))
 			return;
@@ -270,7 +294,7 @@ static bool rename_old(int parent_fd, const char *name, const char *prefix, char
 }
 
 static void remove_if_old(const struct ring_private_folder *shelf, int parent_fd, const char *name,
-			  const char *prefix, int64_t seconds)
+			  const char *prefix, int64_t seconds, struct base_budget *budget)
 {
 	const int fd = base_above_streams(
 		openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -282,10 +306,9 @@ static void remove_if_old(const struct ring_private_folder *shelf, int parent_fd
 		return;
 	if (!fstat(fd, &stat) && stat.st_uid == shelf->owner &&
 	    (gone || (shelf->opened - stat.st_mtime > seconds &&
-		      rename_old(parent_fd, name, prefix, renamed, sizeof(renamed))))) {
-		empty(fd);
+		      rename_old(parent_fd, name, prefix, renamed, sizeof(renamed)))) &&
+	    empty(fd, budget))
 		unlinkat(parent_fd, gone ? name : renamed, AT_REMOVEDIR);
-	}
 	close(fd);
 }
 
@@ -294,12 +317,14 @@ void ring_private_destroy_old(const struct ring_private_folder *shelf, const cha
 {
 	const int fd = base_above_streams(open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	DIR *listing = fd < 0 ? NULL : ring_listing(fd);
+	struct base_budget budget = base_budget_begin();
 	struct dirent *entry;
 
-	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && (entry = readdir(listing));
+	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && base_budget_look(&budget) &&
+				(entry = readdir(listing));
 	     seen++) {
 		if (!strncmp(entry->d_name, prefix, strlen(prefix)))
-			remove_if_old(shelf, fd, entry->d_name, prefix, seconds);
+			remove_if_old(shelf, fd, entry->d_name, prefix, seconds, &budget);
 	}
 	if (listing)
 		closedir(listing);

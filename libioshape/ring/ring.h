@@ -255,7 +255,9 @@ struct ring_file_options {
 	int umask_then;
 	const struct ring_original *original; /* borrowed; NULL: it is no copy */
 	bool want_crc32;                      /* ring_writer_crc32() will be asked */
-	bool remove_stale; /* first tidy the directory of what killed writers left behind */
+	/* First remove what killed writers left in the directory, as far as this reaches. NULL: do
+	 * not. */
+	struct base_budget *tidying;
 	/* Its directory is new and not read by anybody yet: the file has its name from the
 	 * beginning. Whoever gives the directory its own name syncs it before, and with it the
 	 * names of all files in it. */

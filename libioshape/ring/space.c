@@ -136,7 +136,8 @@ void ring_clear_space(const char *path, const struct base_log *log)
 
 	ring_await_releases();
 	if (fd >= 0) {
-		ring_remove_stale(fd, directory, log);
+		/* Without this space the save fails: so all of it goes now. */
+		ring_remove_stale(fd, directory, NULL, log);
 		close(fd);
 	}
 	free(directory);

@@ -49,6 +49,7 @@ static bool is_temporary_name(const char *name, const char **domain)
 struct touched {
 	int fd;
 	int64_t at; /* seconds since 1970 */
+	struct base_budget *budget;
 };
 
 /* A directory is as old as the newest file in it. */
@@ -58,6 +59,8 @@ static int see_touch(void *user, const char *name, struct base_error *error)
 	struct touched *touched = user;
 
 	(void)error;
+	if (!base_budget_look(touched->budget))
+		return -EAGAIN;
 	if (!fstatat(touched->fd, name, &status, AT_SYMLINK_NOFOLLOW))
 		touched->at = MAX(touched->at, status.st_mtime);
 	return 0;
@@ -102,10 +105,11 @@ static bool is_still_unlocked(int fd)
 	return !flock(fd, LOCK_EX | LOCK_NB);
 }
 
-static bool is_abandoned(int fd, const struct named *named, struct ring_clock *clock)
+static bool is_abandoned(int fd, const struct named *named, struct ring_clock *clock,
+			 struct base_budget *budget)
 {
 	bool locked = !flock(fd, LOCK_EX | LOCK_NB);
-	struct touched touched = { .fd = fd };
+	struct touched touched = { .fd = fd, .budget = budget };
 	struct stat status;
 
 	if (!locked && errno == EWOULDBLOCK)
@@ -142,7 +146,7 @@ static bool take_over(const struct ring_folder *parent, const struct named *name
 }
 
 static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_clock *clock,
-				const struct named *named)
+				const struct named *named, struct base_budget *budget)
 {
 	const char *name = named->name;
 	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -156,24 +160,24 @@ static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_cl
 	is_folder = fd < 0 && errno == EISDIR && !ring_folder_open_in(&folder, parent, name, NULL);
 	/* The lock is held until after the removal: a writer that just created it will notice. And
 	 * a directory may have got its name between our open and its unlock. */
-	if (is_folder && is_abandoned(folder.fd, named, clock) &&
+	if (is_folder && is_abandoned(folder.fd, named, clock, budget) &&
 	    ring_folder_is_named(&folder, parent, name) && take_over(parent, named, ours))
-		removed = !ring_folder_remove(&folder, parent, ours, NULL, NULL, NULL);
-	else if (fd >= 0 && is_abandoned(fd, named, clock))
+		removed = !ring_folder_remove_some(&folder, parent, ours, NULL, NULL, budget, NULL);
+	else if (fd >= 0 && is_abandoned(fd, named, clock, budget) && base_budget_take(budget))
 		removed = !unlinkat(parent->fd, name, 0);
 	ring_folder_close(&folder);
 	base_close(fd);
 	return removed;
 }
 
-unsigned ring_remove_stale(int directory_fd, const char *directory, const struct base_log *log)
+void ring_remove_stale(int directory_fd, const char *directory, struct base_budget *budget,
+		       const struct base_log *log)
 {
 	const struct ring_folder parent = { .fd = directory_fd, .path = strdup(directory) };
 	struct ring_clock clock = { .directory_fd = directory_fd };
 	char own[RING_DOMAIN_BYTES];
 	struct dirent *entry;
 	struct named named;
-	unsigned removed = 0;
 	DIR *listing;
 
 	listing = ring_listing(directory_fd);
@@ -184,17 +188,21 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 		named.name = entry->d_name;
 		if (!is_temporary_name(named.name, &named.domain))
 			continue;
+		if (!base_budget_look(budget))
+			break;
 		named.same_domain = ring_is_lock_domain(named.domain, own);
-		if (remove_if_abandoned(&parent, &clock, &named)) {
+		if (remove_if_abandoned(&parent, &clock, &named, budget))
 			base_log(log, IOSHAPE_LOG_WARNING,
 				 "removed %s in %s, left behind by a dead process", entry->d_name,
 				 directory);
-			removed++;
-		}
 	}
+	if (budget && base_budget_is_spent(budget))
+		base_log(log, IOSHAPE_LOG_WARNING,
+			 "removed a part of what dead processes left behind in %s: the next save "
+			 "removes more",
+			 directory);
 out:
 	if (listing)
 		closedir(listing);
 	free(parent.path);
-	return removed;
 }

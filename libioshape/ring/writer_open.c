@@ -112,9 +112,9 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 		ret = ring_writer_tell(writer, IOSHAPE_PHASE_PLAN, error);
 	if (ret)
 		return ret;
-	if (writer->options.remove_stale && !writer->file.stream)
+	if (options->tidying && !writer->file.stream)
 		ring_remove_stale(writer->file.directory_fd, writer->file.directory,
-				  &writer->lane->config.log);
+				  options->tidying, &writer->lane->config.log);
 	ret = look_at_file(writer, path, error);
 	if (ret)
 		return ret;

@@ -181,6 +181,8 @@ int tier_carry(struct tier_carry *carry, struct base_error *error)
 		ret = base_refuse(error, -EINVAL, "\"%s\" is neither a file nor a directory",
 				  carry->place);
 	else
+		ret = tier_check_links(carry->entry->path, error);
+	if (!ret)
 		ret = carry_what_is_there(carry, error);
 	free(carry->place);
 	carry->place = NULL;

@@ -177,8 +177,9 @@ int tier_carry_folder(struct tier_carry *carry, struct base_error *error)
 {
 	const struct base_log *log = save_log(carry->tier->context);
 	const struct ioshape_drain_options *options = carry->options;
+	struct base_budget tidying = base_budget_begin();
 	struct ring_new_folder made;
-	int ret = ring_new_folder_make(&made, carry->entry->path, true, log, error);
+	int ret = ring_new_folder_make(&made, carry->entry->path, &tidying, log, error);
 
 	if (ret)
 		return ret;

@@ -95,10 +95,13 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 
 	if (!ret)
 		ret = tier_journal_change(tier, entry, now, error);
-	/* What was drained before it to the same path tells of nothing any more. */
-	for (const struct tier_entry *old = entry; !ret && now && old-- > drain->journal.all;) {
-		if (old->drained && !strcmp(old->path, entry->path))
-			ret = tier_journal_change(tier, old, NULL, error);
+	/* Other entries that say that its path is drained tell of copies that are not there. */
+	for (size_t i = 0; !ret && now && i < drain->journal.count; i++) {
+		const struct tier_entry *other = &drain->journal.all[i];
+
+		if (other->drained && other->number != entry->number &&
+		    !strcmp(other->path, entry->path))
+			ret = tier_journal_change(tier, other, NULL, error);
 	}
 	if (!ret && now)
 		trim(tier, entry->path);
@@ -192,7 +195,7 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 	};
 	int ret;
 
-	if (!tier_is_newest(&drain->journal, entry)) {
+	if (tier_is_overtaken(drain->tier, &drain->journal, entry)) {
 		ret = settle(drain, entry, NULL, &why);
 	} else {
 		ret = tier_carry(&carry, &why);

@@ -92,10 +92,33 @@ const struct tier_entry *tier_newest(const struct tier_journal *journal, const c
 	return NULL;
 }
 
+static bool a_later_one_waits(const struct tier_journal *journal, const struct tier_entry *entry)
+{
+	for (const struct tier_entry *later = entry; ++later < journal->all + journal->count;) {
+		if (!later->drained && !strcmp(later->path, entry->path))
+			return true;
+	}
+	return false;
+}
+
+bool tier_is_overtaken(const struct ioshape_tier *tier, const struct tier_journal *journal,
+		       const struct tier_entry *entry)
+{
+	const struct tier_entry *newest = tier_newest(journal, entry->path);
+	struct ring_entry copy;
+
+	if (newest == entry || a_later_one_waits(journal, entry))
+		return newest != entry;
+	return !tier_look(tier, entry->path, &copy, NULL) && copy.modified_ns == newest->copy_ns;
+}
+
 /* ---- Changing -------------------------------------------------------------------------------- */
 
 /* Numbers that something else has taken, which is no entry. */
 #define MOST_TAKEN 16
+/* Saves do not count as far: a larger number is damaged or forged. Its entry is drained like all
+ * others, but none is numbered after it, as there may be no number left. */
+#define MOST_NUMBER (UINT64_MAX / 2)
 
 /* The number after all that there are. */
 static int choose_number(const struct ioshape_tier *tier, uint64_t *number,
@@ -106,7 +129,9 @@ static int choose_number(const struct ioshape_tier *tier, uint64_t *number,
 
 	if (ret)
 		return ret;
-	*number = journal.count ? journal.all[journal.count - 1].number + 1 : 1;
+	*number = 1;
+	for (size_t i = 0; i < journal.count && journal.all[i].number < MOST_NUMBER; i++)
+		*number = journal.all[i].number + 1;
 	tier_journal_free(&journal);
 	return 0;
 }

@@ -69,6 +69,25 @@ static int give(const struct copies *copies, struct ioshape_tier_copy **out, siz
 	return 0;
 }
 
+/* Whether something waits for the path of an entry that says that it is drained. */
+static bool waits_all_the_same(const struct ioshape_tier *tier, const struct tier_journal *journal,
+			       const struct tier_entry *drained)
+{
+	for (const struct tier_entry *entry = drained; entry-- > journal->all;) {
+		if (!entry->drained && !strcmp(entry->path, drained->path))
+			return !tier_is_overtaken(tier, journal, entry);
+	}
+	return false;
+}
+
+static bool is_listed(const struct ioshape_tier *tier, const struct tier_journal *journal,
+		      const struct tier_entry *entry)
+{
+	if (!entry->drained)
+		return !tier_is_overtaken(tier, journal, entry);
+	return tier_is_newest(journal, entry) && !waits_all_the_same(tier, journal, entry);
+}
+
 static int list(const struct ioshape_tier *tier, struct ioshape_tier_copy **out, size_t *count,
 		struct base_error *error)
 {
@@ -82,7 +101,7 @@ static int list(const struct ioshape_tier *tier, struct ioshape_tier_copy **out,
 		for (size_t i = 0; !ret && i < journal.count; i++) {
 			const struct tier_entry *entry = &journal.all[i];
 
-			if (entry->drained == drained && tier_is_newest(&journal, entry))
+			if (entry->drained == drained && is_listed(tier, &journal, entry))
 				ret = add(&copies, entry, error);
 		}
 	}

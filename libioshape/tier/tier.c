@@ -125,8 +125,10 @@ static int find_place(const struct ioshape_tier *tier, const char *destination, 
 		      char **place, struct base_error *error)
 {
 	char *above = NULL;
-	int ret = tier_clear_place(tier, destination, error);
+	int ret = tier_check_links(destination, error);
 
+	if (!ret)
+		ret = tier_clear_place(tier, destination, error);
 	if (!ret)
 		ret = tier_make_room(tier, destination, bytes, error);
 	if (ret)

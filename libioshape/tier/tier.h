@@ -91,6 +91,11 @@ static inline bool tier_is_newest(const struct tier_journal *journal,
 {
 	return tier_newest(journal, entry->path) == entry;
 }
+/* Whether an entry that waits need not be drained: a later save to its path waits, or the copy that
+ * lies there is the one that a later entry says is drained. An entry that says so of another copy,
+ * because it is damaged or forged, loses nothing. */
+bool tier_is_overtaken(const struct ioshape_tier *tier, const struct tier_journal *journal,
+		       const struct tier_entry *entry);
 
 /* A new entry, durably: its number is given here. */
 int tier_journal_add(const struct ioshape_tier *tier, struct tier_entry *entry,
@@ -98,6 +103,12 @@ int tier_journal_add(const struct ioshape_tier *tier, struct tier_entry *entry,
 /* From now on it is as `now` says, durably; NULL: it is gone. */
 int tier_journal_change(const struct ioshape_tier *tier, const struct tier_entry *entry,
 			const struct tier_entry *now, struct base_error *error);
+
+/* ---- Links (links.c) ------------------------------------------------------------------------- */
+
+/* Refuse a destination to which another user's link leads, -EPERM. What is not there yet is no
+ * link. */
+int tier_check_links(const char *destination, struct base_error *error);
 
 /* ---- Copies (copies.c) ----------------------------------------------------------------------- */
 

@@ -59,6 +59,18 @@ static const char *name_problem(const char *name)
 	return NULL;
 }
 
+static bool is_too_large(const struct zip_manifest *manifest)
+{
+	uint64_t left = ZIP_MAX_GENERATION_BYTES;
+
+	for (uint32_t i = 0; i < manifest->file_count; i++) {
+		if (manifest->files[i].bytes > left)
+			return true;
+		left -= manifest->files[i].bytes;
+	}
+	return false;
+}
+
 static const char *attempt_problem(const char *attempt)
 {
 	return *attempt && !attempt[strspn(attempt, "0123456789abcdefABCDEF-")] ?
@@ -150,6 +162,8 @@ static int check_all(const struct zip_manifest *manifest, const char **problem)
 		*problem = "it has no files, or no parts";
 	if (!*problem && manifest->serial > ZIP_MAX_SERIAL)
 		*problem = "the serial number is too large";
+	if (!*problem && is_too_large(manifest))
+		*problem = "its files are larger than any filesystem";
 	if (*problem)
 		return 0;
 	ret = check_names(manifest, problem);

@@ -14,6 +14,9 @@
 
 #define ZIP_MAX_RANKS 1048576u
 #define ZIP_MAX_MANIFEST_BYTES (256 * MIB)
+/* All files of a generation together: sums of sizes do not overflow. */
+#define ZIP_MAX_GENERATION_BYTES (UINT64_C(1) << 60)
+#define ZIP_ATTEMPT_BYTES 40u
 #define ZIP_MAX_FILE_NAME_BYTES 255u
 #define ZIP_MAX_SERIAL ((uint64_t)INT64_MAX)
 
@@ -38,8 +41,9 @@ struct zip_manifest {
 	/* Of two saves into a directory the later one has the larger number. Version 0.1 wrote
 	 * none: decoded, it is the time in milliseconds, as it would be with nothing before it. */
 	uint64_t serial;
-	uint32_t mode;    /* enum ioshape_mode: each, node or rank0 */
-	char attempt[40]; /* hexadecimal digits and '-': which attempt at this step it was */
+	uint32_t mode;                   /* enum ioshape_mode: each, node or rank0 */
+	char attempt[ZIP_ATTEMPT_BYTES]; /* hexadecimal digits and '-': which attempt at this step
+					    it was */
 	uint32_t rank_count;
 	struct zip_manifest_part *parts;
 	uint32_t file_count;

@@ -79,9 +79,7 @@ static void must_be_refused(const int *answers, size_t count)
 
 /* ---- NULL ------------------------------------------------------------------------------------ */
 
-static struct test_case calls_case = {
-	.name = "calls", .setup = setup, .teardown = teardown, .timeout_s = 30
-};
+static struct test_case calls_case = { .name = "calls", .setup = setup, .teardown = teardown };
 
 TEST(calls_case, no_handle_is_an_error_and_nothing_is_freed_without_harm)
 {

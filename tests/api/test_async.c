@@ -261,8 +261,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("api/async");
-	TCase *tests =
-		check_case(suite, "async", async_setup, async_teardown, scratch_long() ? 600 : 60);
+	TCase *tests = check_case(suite, "async", async_setup, async_teardown);
 
 	tcase_add_test(tests, tensors_may_change_as_soon_as_the_call_returns);
 	tcase_add_test(tests, a_save_under_way_says_so);

@@ -417,7 +417,7 @@ END_TEST
 int main()
 {
 	Suite *suite = suite_create("cpp");
-	TCase *classes = check_case(suite, "classes", scratch_setup, scratch_teardown, 60);
+	TCase *classes = check_case(suite, "classes", scratch_setup, scratch_teardown);
 
 	tcase_add_test(classes, a_save_can_wait_to_be_assigned);
 	tcase_add_test(classes, assigning_over_a_save_under_way_aborts_it);

@@ -171,7 +171,6 @@ int main(void)
 	TCase *all = tcase_create("directory");
 
 	tcase_add_checked_fixture(all, setup, teardown);
-	tcase_set_timeout(all, 30);
 	suite_add_tcase(suite, all);
 	tcase_add_test(all, what_is_filled_appears_whole);
 	tcase_add_test(all, without_a_commit_nothing_is_left);

@@ -229,7 +229,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("api/fork");
-	TCase *tests = check_case(suite, "fork", setup, teardown, 60);
+	TCase *tests = check_case(suite, "fork", setup, teardown);
 
 	tcase_add_test(tests, a_child_is_refused_everywhere_and_the_parent_goes_on);
 	tcase_add_test(tests, children_that_come_and_go_disturb_no_save);

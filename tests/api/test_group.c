@@ -734,7 +734,6 @@ static TCase *cases(const char *name)
 {
 	TCase *tests = tcase_create(name);
 
-	tcase_set_timeout(tests, 120);
 	tcase_add_checked_fixture(tests, setup, scratch_teardown);
 	return tests;
 }

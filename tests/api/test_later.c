@@ -58,9 +58,7 @@ static void teardown(void)
 	scratch_teardown();
 }
 
-static struct test_case later = {
-	.name = "later", .setup = setup, .teardown = teardown, .timeout_s = 120
-};
+static struct test_case later = { .name = "later", .setup = setup, .teardown = teardown };
 
 /* Stands still until somebody opens the gate. */
 static int fetch_at_gate(void *user, uint64_t offset, void *into, size_t bytes)

@@ -115,9 +115,9 @@ static int find(const struct rank *rank, uint64_t *step)
 	return ioshape_group_get_latest(rank->group, &options, step);
 }
 
-static struct test_case tests = {
-	.name = "newest", .setup = scratch_setup, .teardown = scratch_teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "newest",
+				  .setup = scratch_setup,
+				  .teardown = scratch_teardown };
 
 TEST(tests, what_is_damaged_is_passed_over)
 {

@@ -63,9 +63,7 @@ static struct ioshape_record_info info_of(uint64_t record)
 	return info;
 }
 
-static struct test_case tests = {
-	.name = "onward", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "onward", .setup = setup, .teardown = teardown };
 
 /* The end first, then record by record, each header by itself. */
 TEST(tests, as_torch_reads_a_file)

@@ -252,7 +252,6 @@ int main(void)
 	TCase *parts = tcase_create("parts");
 
 	tcase_add_checked_fixture(parts, setup, teardown);
-	tcase_set_timeout(parts, 60);
 	suite_add_tcase(suite, parts);
 	tcase_add_loop_test(parts, each_part_lies_where_it_shall_whoever_comes_first, 0,
 			    (int)(PARTS * PARTS));

@@ -52,9 +52,7 @@ static void expect_directory(const char *path, const char *directory)
 	expect(path, NULL, member);
 }
 
-static struct test_case paths = {
-	.name = "paths", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case paths = { .name = "paths", .setup = setup, .teardown = teardown };
 
 TEST(paths, a_directory_is_described_and_left_alone)
 {

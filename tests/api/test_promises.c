@@ -193,9 +193,7 @@ static int leave_the_directory(void *user, enum ioshape_phase phase, uint64_t do
 	return phase == IOSHAPE_PHASE_STAGE ? chdir(user) : 0;
 }
 
-static struct test_case tests = {
-	.name = "promises", .setup = setup, .teardown = teardown, .timeout_s = 30
-};
+static struct test_case tests = { .name = "promises", .setup = setup, .teardown = teardown };
 
 TEST(tests, a_relative_path_means_what_it_meant_at_the_call)
 {

@@ -610,7 +610,6 @@ int main(void)
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
 		tcase_add_checked_fixture(all[i], setup, teardown);
-		tcase_set_timeout(all[i], 30);
 		suite_add_tcase(suite, all[i]);
 	}
 	tcase_add_loop_test(bytes, what_is_written_is_what_is_there, 0,

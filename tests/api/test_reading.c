@@ -593,7 +593,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("api/reading");
-	TCase *reading = check_case(suite, "reading", setup, teardown, 60);
+	TCase *reading = check_case(suite, "reading", setup, teardown);
 
 	tcase_add_loop_test(reading, what_was_saved_is_loaded_through_every_engine_warm_and_cold, 0,
 			    6);

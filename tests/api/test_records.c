@@ -788,7 +788,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("api/records");
-	TCase *tests = check_case(suite, "records", setup, teardown, 60);
+	TCase *tests = check_case(suite, "records", setup, teardown);
 
 	tcase_add_loop_test(tests, the_file_is_that_of_a_writer, 0, WAYS * (int)COUNT(fetches));
 	tcase_add_loop_test(tests, no_records_make_a_file, 0, WAYS);

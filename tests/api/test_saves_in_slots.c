@@ -112,9 +112,7 @@ static int hear_phase(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-static struct test_case all = {
-	.name = "saves in slots", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case all = { .name = "saves in slots", .setup = setup, .teardown = teardown };
 
 TEST(all, a_save_waits_for_its_slot_after_staging_and_before_the_first_byte)
 {

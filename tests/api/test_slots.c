@@ -206,8 +206,8 @@ static void await(struct visitor *visitor)
 }
 
 /* One that a coordinator of its own is kept for: meson.build runs them side by side. */
-static struct test_case local = { .name = "local", .timeout_s = 60 };
-static struct test_case redis = { .name = "redis", .timeout_s = 60, .tags = "redis" };
+static struct test_case local = { .name = "local" };
+static struct test_case redis = { .name = "redis", .tags = "redis" };
 
 /* A test for both. */
 #define EACH(name)                                                                                 \

@@ -291,8 +291,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("api/staging");
-	TCase *tests = check_case(suite, "staging", async_setup, async_teardown,
-				  scratch_long() ? 600 : 60);
+	TCase *tests = check_case(suite, "staging", async_setup, async_teardown);
 
 	tcase_add_test(tests, who_waits_for_room_is_not_overtaken);
 	tcase_add_test(tests, who_waits_for_room_can_be_told_to_stop);

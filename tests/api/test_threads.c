@@ -150,9 +150,7 @@ static int save_and_load(struct worker *worker)
 	return ret ? ret : check(worker, worker->path);
 }
 
-static struct test_case tests = {
-	.name = "threads", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "threads", .setup = setup, .teardown = teardown };
 
 TEST(tests, threads_save_and_load_at_the_same_time)
 {

@@ -14,9 +14,7 @@ static void setup(void)
 	snprintf(root, sizeof(root), "%s/ioshape-%u", scratch_path("tier"), (unsigned)geteuid());
 }
 
-static struct test_case tests = {
-	.name = "tier", .setup = setup, .teardown = tier_teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "tier", .setup = setup, .teardown = tier_teardown };
 
 static void save(const char *name, const struct sample *what)
 {
@@ -461,6 +459,134 @@ TEST(tests, what_is_no_entry_of_the_journal_is_left_alone)
 	ck_assert(scratch_same(target, "target", 6));
 	snprintf(path, sizeof(path), "%s/journal", root);
 	ck_assert_uint_eq(scratch_entries(path), 8);
+}
+
+/* ---- Entries that are damaged or forged ------------------------------------------------------ */
+
+static void add_entry(const char *name, const char *destination)
+{
+	char path[8192], text[8192];
+
+	snprintf(path, sizeof(path), "%s/journal/%s", root, name);
+	snprintf(text, sizeof(text), "0 0 %s", there(destination));
+	ck_assert_int_eq(symlink(text, path), 0);
+}
+
+static unsigned entries(void)
+{
+	char path[8192];
+
+	snprintf(path, sizeof(path), "%s/journal", root);
+	return scratch_entries(path);
+}
+
+TEST(tests, an_entry_that_says_another_copy_is_drained_drops_no_save)
+{
+	save("a.pt", &sample);
+	add_entry("00000000000000000009-5-5", "a.pt");
+	ck_assert_uint_eq(waiting(NULL), 1);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
+	must_hold(there("a.pt"), &sample);
+	/* It is gone, and the journal says what is right. */
+	ck_assert_uint_eq(entries(), 1);
+	ck_assert_uint_eq(waiting(NULL), 0);
+	ck_assert(has_copy("a.pt"));
+}
+
+TEST(tests, after_the_last_number_that_there_is_saves_are_kept_all_the_same)
+{
+	save("a.pt", &sample);
+	add_entry("18446744073709551615", "a.pt");
+	add_entry("18446744073709551614-5-5", "b.pt");
+	save("b.pt", &other);
+	save("a.pt", &other);
+	ck_assert_uint_eq(waiting(NULL), 2);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &other);
+	must_hold(there("b.pt"), &other);
+	save("a.pt", &sample);
+	ck_assert_uint_eq(waiting(NULL), 1);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &sample);
+	ck_assert_uint_eq(waiting(NULL), 0);
+}
+
+/* ---- Links that come later ------------------------------------------------------------------- */
+
+#define SOMEBODY 65533
+
+/* In the place of what is there: a link of that user to "precious", which is not the save's. */
+static void put_link(const char *name, uid_t user)
+{
+	const char *path = there(name);
+	char aside[8192];
+
+	snprintf(aside, sizeof(aside), "%s.aside", path);
+	if (rename(path, aside))
+		ck_assert_int_eq(errno, ENOENT);
+	ck_assert_int_eq(symlink(there("precious"), path), 0);
+	ck_assert_int_eq(lchown(path, user, user), 0);
+}
+
+static void save_old(const char *path)
+{
+	const struct timespec times[2] = { { .tv_sec = 1 }, { .tv_sec = 1 } };
+
+	scratch_write(path, "precious", 8);
+	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+/* Neither for the directory nor for the file itself. */
+LOOP_TEST(tests, a_link_of_another_user_leads_no_drain_elsewhere, 0, 2)
+{
+	const char *name = _i ? "run/a.pt" : "run/deep/a.pt";
+
+	if (geteuid()) /* who else could make one of another user */
+		return;
+	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
+	ck_assert_int_eq(mkdir(there("run/deep"), 0777), 0);
+	save(name, &sample);
+	if (_i) {
+		save_old(there("precious"));
+		put_link(name, SOMEBODY);
+	} else {
+		ck_assert_int_eq(mkdir(there("precious"), 0777), 0);
+		save_old(there("precious/a.pt"));
+		put_link("run/deep", SOMEBODY);
+	}
+	ck_assert_int_eq(drain(), -EPERM);
+	ck_assert_ptr_nonnull(strstr(told.why, "belongs to user 65533"));
+	ck_assert(scratch_same(there(_i ? "precious" : "precious/a.pt"), "precious", 8));
+	ck_assert_uint_eq(waiting(NULL), 1);
+	/* The remedy. */
+	ck_assert_int_eq(unlink(there(_i ? name : "run/deep")), 0);
+	if (!_i)
+		ck_assert_int_eq(mkdir(there("run/deep"), 0777), 0);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there(name), &sample);
+}
+
+/* Who moves a filesystem leaves a link. */
+TEST(tests, a_link_of_the_user_is_followed)
+{
+	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
+	ck_assert_int_eq(mkdir(there("precious"), 0777), 0);
+	save("run/a.pt", &sample);
+	put_link("run", geteuid());
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("precious/a.pt"), &sample);
+}
+
+TEST(tests, what_would_be_led_elsewhere_is_not_saved_on_the_tier)
+{
+	char *place = NULL;
+
+	if (geteuid())
+		return;
+	save_old(there("precious"));
+	put_link("a.pt", SOMEBODY);
+	ck_assert_int_eq(ioshape_tier_place(tier, there("a.pt"), 1, &place), -EPERM);
 }
 
 TEST(tests, paths_that_have_no_place_are_refused)

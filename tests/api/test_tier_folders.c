@@ -3,9 +3,9 @@
 #define _GNU_SOURCE
 #include "support/tier_case.h"
 
-static struct test_case tests = {
-	.name = "folders", .setup = tier_setup, .teardown = tier_teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "folders",
+				  .setup = tier_setup,
+				  .teardown = tier_teardown };
 
 static const char *in(const char *folder, const char *name)
 {

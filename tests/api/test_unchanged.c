@@ -124,9 +124,7 @@ static void load(const char *name)
 
 /* ---- What is told ---------------------------------------------------------------------------- */
 
-static struct test_case telling = {
-	.name = "telling", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case telling = { .name = "telling", .setup = setup, .teardown = teardown };
 
 TEST(telling, a_save_that_repeats_the_one_before_it_is_told)
 {
@@ -239,9 +237,7 @@ TEST(telling, a_writer_of_records_is_told_too)
 
 /* ---- What is compared with what -------------------------------------------------------------- */
 
-static struct test_case series = {
-	.name = "series", .setup = setup, .teardown = teardown, .timeout_s = 120
-};
+static struct test_case series = { .name = "series", .setup = setup, .teardown = teardown };
 
 TEST(series, only_numbers_differ_in_the_paths_of_a_series)
 {
@@ -381,9 +377,7 @@ TEST(series, a_job_that_goes_back_compares_with_what_it_has_loaded)
 
 /* ---- What is done about it ------------------------------------------------------------------- */
 
-static struct test_case doing = {
-	.name = "doing", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case doing = { .name = "doing", .setup = setup, .teardown = teardown };
 
 TEST(doing, fail_leaves_the_old_file_and_nothing_else)
 {

@@ -63,9 +63,7 @@ static int collect(struct base_error *error)
 static int (*const acts[])(struct base_error *error) = { post, look, collect };
 static const int codes[] = { ESTALE, EIO, ETIMEDOUT, EINTR };
 
-static struct test_case tests = {
-	.name = "files", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "files", .setup = setup, .teardown = teardown };
 
 LOOP_TEST(tests, test_what_passes_is_tried_anew, 0, (int)ARRAY_LENGTH(codes))
 {
@@ -184,8 +182,9 @@ TEST(tests, test_each_call_for_a_board_of_a_host_may_fail)
 static int make_directory(struct base_error *error)
 {
 	const char *path = scratch_path("made");
+	struct base_budget budget = base_budget_begin();
 	struct ring_new_folder made;
-	int ret = ring_new_folder_make(&made, path, true, NULL, error);
+	int ret = ring_new_folder_make(&made, path, &budget, NULL, error);
 
 	if (ret)
 		return ret;

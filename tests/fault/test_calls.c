@@ -488,7 +488,6 @@ int main(void)
 	tcase_add_test(fail, a_file_that_another_host_replaced_is_looked_for_anew);
 	tcase_add_test(fail, a_relative_path_is_not_taken_for_an_absolute_one);
 	tcase_add_test(fail, a_list_of_pools_that_breaks_off_is_an_error);
-	tcase_set_timeout(fail, 240);
 	suite_add_tcase(suite, fail);
 	return check_main(suite);
 }

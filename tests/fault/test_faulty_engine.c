@@ -302,7 +302,6 @@ int main(void)
 	tcase_add_test(tests, trouble_ahead_never_reads_wrong_bytes);
 	tcase_add_test(tests,
 		       an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well);
-	tcase_set_timeout(tests, scratch_long() ? 1800 : 120);
 	suite_add_tcase(suite, tests);
 	return check_main(suite);
 }

@@ -38,9 +38,7 @@ static void teardown(void)
 	scratch_teardown();
 }
 
-static struct test_case tests = {
-	.name = "order", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "order", .setup = setup, .teardown = teardown };
 
 LOOP_TEST(tests, the_order_of_calls_survives_a_power_failure, 0, (int)ARRAY_LENGTH(scenarios))
 {

@@ -15,7 +15,7 @@
 
 #define BYTES (3 * MIB)
 
-static struct test_case tests = { .name = "shared", .timeout_s = 60 };
+static struct test_case tests = { .name = "shared" };
 
 static int look_at(int fd, const void *memory)
 {

@@ -26,9 +26,7 @@ static void teardown(void)
 
 /* ---- Servers that come and go ---------------------------------------------------------------- */
 
-static struct test_case tests = {
-	.name = "redis_faults", .setup = setup, .teardown = teardown, .timeout_s = 120
-};
+static struct test_case tests = { .name = "redis_faults", .setup = setup, .teardown = teardown };
 
 TEST(tests, a_server_that_was_restarted_is_no_failure)
 {

@@ -56,9 +56,7 @@ static void teardown(void)
 	scratch_teardown();
 }
 
-static struct test_case tests = {
-	.name = "redis_forgery", .setup = setup, .teardown = teardown, .timeout_s = 120
-};
+static struct test_case tests = { .name = "redis_forgery", .setup = setup, .teardown = teardown };
 
 /* ---- Ranks ----------------------------------------------------------------------------------- */
 

@@ -100,9 +100,9 @@ static void wait_for_sentinels(void)
 	}
 }
 
-static struct test_case failover_case = {
-	.name = "sentinel", .setup = start_sentinels, .teardown = stop_sentinels, .timeout_s = 120
-};
+static struct test_case failover_case = { .name = "sentinel",
+					  .setup = start_sentinels,
+					  .teardown = stop_sentinels };
 
 TEST(failover_case, sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 {
@@ -180,8 +180,7 @@ TEST(failover_case, sentinels_that_know_no_such_service_say_so)
 
 static struct test_case locked = { .name = "locked",
 				   .setup = start_locked_sentinels,
-				   .teardown = stop_sentinels,
-				   .timeout_s = 120 };
+				   .teardown = stop_sentinels };
 
 TEST(locked, sentinels_may_ask_for_the_password)
 {
@@ -239,9 +238,9 @@ static void address_of(int node, char *text, size_t room)
 	snprintf(text, room, "redis://127.0.0.1:1,127.0.0.1:%u", nodes[node].port);
 }
 
-static struct test_case cluster_case = {
-	.name = "cluster", .setup = start_cluster, .teardown = stop_cluster, .timeout_s = 120
-};
+static struct test_case cluster_case = { .name = "cluster",
+					 .setup = start_cluster,
+					 .teardown = stop_cluster };
 
 /* Through any of the nodes, for pools on all of them: one is in each node's part. */
 TEST(cluster_case, any_node_of_a_cluster_leads_to_the_pool)

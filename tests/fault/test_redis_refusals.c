@@ -26,9 +26,7 @@ static void teardown(void)
 	redis_server_free(&server);
 }
 
-static struct test_case tests = {
-	.name = "redis_refusals", .setup = setup, .teardown = teardown, .timeout_s = 120
-};
+static struct test_case tests = { .name = "redis_refusals", .setup = setup, .teardown = teardown };
 
 TEST(tests, passwords_open_doors_and_are_never_said)
 {

@@ -48,9 +48,7 @@ static void teardown(void)
 	redis_server_free(&server);
 }
 
-static struct test_case tests = {
-	.name = "redis_tls", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "redis_tls", .setup = setup, .teardown = teardown };
 
 TEST(tests, calls_and_waiting_work_as_without_it)
 {

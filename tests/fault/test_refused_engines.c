@@ -84,9 +84,7 @@ static int save_while_the_door_closes(void *argument)
 	return scratch_entries(".") == 1 ? 0 : 6;
 }
 
-static struct test_case doors = {
-	.name = "sandboxes", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case doors = { .name = "sandboxes", .setup = setup, .teardown = teardown };
 
 TEST(doors, a_context_survives_the_end_of_its_engine)
 {

@@ -140,9 +140,7 @@ static void teardown(void)
 	end();
 }
 
-static struct test_case tests = {
-	.name = "local", .setup = setup, .teardown = teardown, .timeout_s = 120
-};
+static struct test_case tests = { .name = "local", .setup = setup, .teardown = teardown };
 
 static const int codes[] = { EIO, EINTR, EAGAIN, ENOMEM, EMFILE, ECONNRESET };
 

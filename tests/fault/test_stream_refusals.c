@@ -14,7 +14,7 @@
 #define BLOCKS 4u
 #define TIMEOUT_MS 20000u
 
-static struct test_case tests = { .name = "refusals", .timeout_s = 60 };
+static struct test_case tests = { .name = "refusals" };
 
 static struct pair_comm pair;
 

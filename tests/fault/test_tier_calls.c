@@ -39,9 +39,7 @@ static void setup(void)
 	ck_assert_int_eq(mkdir("there", 0777), 0);
 }
 
-static struct test_case tests = {
-	.name = "tier", .setup = setup, .teardown = tier_calls_teardown, .timeout_s = 280
-};
+static struct test_case tests = { .name = "tier", .setup = setup, .teardown = tier_calls_teardown };
 
 /* ---- In a process of its own ----------------------------------------------------------------- */
 

@@ -30,9 +30,9 @@ static void setup(void)
 	shared = tier_calls_setup(sizeof(*shared));
 }
 
-static struct test_case tests = {
-	.name = "groups", .setup = setup, .teardown = tier_calls_teardown, .timeout_s = 280
-};
+static struct test_case tests = { .name = "groups",
+				  .setup = setup,
+				  .teardown = tier_calls_teardown };
 
 /* ---- In a process of its own ----------------------------------------------------------------- */
 

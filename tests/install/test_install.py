@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import TIMEOUT_S
 from tree import HEADERS, LIBRARY, ROOT, build_folder, program, sources
 
 # That one is started by mpirun.
@@ -230,7 +231,7 @@ def test_a_group_that_is_killed_goes_on(
         if rank is not None:
             os.kill(children_of(training)[rank], signal.SIGKILL)
             # The others hear of it, and do not wait for their deadline of two minutes.
-            _, said = training.communicate(timeout=60)
+            _, said = training.communicate(timeout=TIMEOUT_S)
             assert training.returncode == 1
             assert len(said.splitlines()) == ranks - 1, said
             for line in said.splitlines():

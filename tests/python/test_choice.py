@@ -12,6 +12,7 @@ import ioshape
 import pytest
 from checkpoints import checkpoint
 from ioshape._settings import config
+from processes import TIMEOUT_S
 from striped import Mount, striped
 from tree import build_folder
 
@@ -29,7 +30,7 @@ def write(path: Path, n_bytes: int, *words: str, cache: Path | None = None) -> d
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

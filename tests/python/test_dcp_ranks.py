@@ -25,6 +25,7 @@ from dcp_states import (
     state,
 )
 from ioshape._dcp import staging
+from processes import TIMEOUT_S
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is",
@@ -115,7 +116,7 @@ def test_async_save_in_a_process_of_its_own(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     like = {"w": torch.ones(1 << 20)}
@@ -348,7 +349,7 @@ def test_only_what_several_ranks_want_comes_through_the_page_cache(tmp_path: Pat
         for rank in range(2)
     ]
     for process in ranks:
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, errors[-3000:]
     before, own, before_both, both = map(int, (tmp_path / "there").read_text().split())
     if before or before_both:

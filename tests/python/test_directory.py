@@ -214,3 +214,26 @@ def test_all_files_are_synced(durable: str, tmp_path: Path) -> None:
     said = run_interpreter(tmp_path, SYNCED, durable).stdout
     expected = ["config.json", "inner", "state"] if durable == "yes" else []
     assert said == f"{expected}\n"
+
+
+def test_what_a_killed_process_left_goes_with_the_next_saves_bit_by_bit(tmp_path: Path) -> None:
+    """A save waits for the removal of 10,000 entries at most."""
+    run_interpreter(
+        tmp_path,
+        """
+        import os, signal, sys, ioshape
+        with ioshape.directory(sys.argv[1]) as folder:
+            for number in range(10_500):
+                os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_WRONLY))
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        tmp_path / "download",
+        status=-9,
+    )
+    (left,) = tmp_path.glob(".download*")
+    counts = [10_500]
+    while left.exists():
+        ioshape.save({"step": len(counts)}, tmp_path / "model.pt")
+        counts.append(len(list(left.iterdir())) if left.exists() else 0)
+        assert 0 < counts[-2] - counts[-1] <= 10_000 or not left.exists()
+    assert len(counts) > 2

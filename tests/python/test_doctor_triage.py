@@ -324,6 +324,10 @@ TRIAGE: list[tuple[Facts, str]] = [
     ),
     (near(exists=False), "tier-unusable warning lsblk"),
     (near(writable=False), "tier-unusable warning ls -ld '/local nvme'"),
+    (
+        near(own="/local nvme/ioshape-1000", owner=1001),
+        "tier-unusable warning ls -ld '/local nvme/ioshape-1000'",
+    ),
     (near(in_memory=True), "tier-in-memory warning findmnt -T '/local nvme'"),
     (near(remote=True), "tier-not-local warning findmnt -T '/local nvme'"),
     (near(is_destination=True), "tier-not-local warning findmnt"),

@@ -16,8 +16,10 @@ from typing import Any
 import ioshape
 import object_store
 import pytest
+import torch
 from command import IOSHAPE, call, fail, on_terminal, succeed
 from coordinators import await_true, coordinator, writers
+from ioshape._tier.look import tiers_at
 from mounts import small_disk
 from object_store import BUCKET, Store
 from processes import TIMEOUT_S, environment, run_interpreter
@@ -201,7 +203,7 @@ def test_it_waits_for_its_turn_in_the_destinations_pool(saves: Saver) -> None:
         at["IOSHAPE_COORDINATOR"] = address
         saver = make(address, '{"pool": "shared"}', job="direct", IOSHAPE_SLOTS="1")
         assert saver.hear() == "holds"
-        with started("drain", saves.fast, "--rate", "4M", **at) as process:
+        with started("drain", saves.fast, "--rate", "1M", **at) as process:
             await_true(lambda: len(members(address, "waiters")) == 1, "the drain's request")
             assert not path.exists()
             # Who saves directly goes before it, though it comes later.
@@ -490,3 +492,58 @@ def test_ls_tells_what_is_drained_now(saves: Saver) -> None:
 
 def test_ls_of_an_empty_tier(saves: Saver) -> None:
     assert succeed(call("ls", saves.fast)) == f"There is no checkpoint on {saves.fast}.\n"
+
+
+# ---- A folder that another user has made ---------------------------------------------------------
+
+OTHER = 65533  # whose folder it is that should be ours
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> Path:
+    """A tier where another user has made the folder that would be ours, as any user can."""
+    fast = tmp_path / "fast"
+    fast.mkdir()
+    fast.chmod(0o1777)
+    own = fast / f"ioshape-{os.geteuid()}"
+    for folder in (own, own / "files", own / "journal"):
+        folder.mkdir()
+    for folder in (own / "files", own / "journal", own):
+        os.chown(folder, OTHER, OTHER)
+    return fast
+
+
+def test_a_folder_that_another_user_has_made_is_said(taken: Path) -> None:
+    said = fail(call("drain", taken))
+    assert f"ioshape-{os.geteuid()} belongs to user {OTHER}" in said
+    assert "ask the administrator to remove it" in said
+
+
+def test_commands_go_on_with_the_rest(taken: Path) -> None:
+    listed = call("ls", taken)
+    assert "There is no generation" in listed.stdout
+    assert f"belongs to user {OTHER}" in listed.stderr
+    found = json.loads(call("doctor", taken, "--json").stdout)
+    assert "tier-unusable" in [one["id"] for one in found["findings"]]
+
+
+def test_a_save_goes_directly_and_says_whose_the_folder_is(taken: Path, tmp_path: Path) -> None:
+    report = ioshape.save({"a": torch.ones(3)}, tmp_path / "model.pt", tier=str(taken))
+    assert report.tier == ""
+    assert any(f"it belongs to user {OTHER}" in str(one) for one in report.fallbacks)
+    assert (tmp_path / "model.pt").exists()
+
+
+def test_an_operator_sees_the_tiers_of_the_others(taken: Path) -> None:
+    """Whatever else lies there: pipes and links in the place of what a look would open."""
+    sound, trap = taken / "ioshape-1001", taken / "ioshape-1002"
+    for folder in (sound, sound / "files", sound / "journal", trap, trap / "files"):
+        folder.mkdir()
+    (trap / "journal").symlink_to("/etc")
+    os.mkfifo(sound / "drain.lock")
+    (sound / "files" / "away").symlink_to("/usr")
+    (sound / "journal" / f"{1:020}").symlink_to("0 0 /away/bin")
+    for folder, owner in ((sound, 1001), (trap, 1002)):
+        os.chown(folder, owner, owner)
+    (one,) = tiers_at(str(taken))
+    assert (one.user, one.waiting, one.waiting_bytes) == (1001, 1, 0)

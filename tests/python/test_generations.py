@@ -17,6 +17,7 @@ from pathlib import Path
 import ioshape
 import pytest
 import torch
+from processes import TIMEOUT_S
 from tree import build_folder
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
@@ -223,7 +224,7 @@ def call(*arguments: str | Path, folder: Path | None = None) -> Done:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -354,7 +355,7 @@ def test_prune_asks_on_a_terminal(runs: Path, answer: str) -> None:
         asked += os.read(ours, 1000)
     assert b"Remove 1 generation" in asked
     os.write(ours, f"{answer}\n".encode())
-    process.communicate(timeout=60)
+    process.communicate(timeout=TIMEOUT_S)
     os.close(ours)
     assert process.returncode == (answer == "n")
     assert len(ioshape.generations(runs)) == (2 if answer == "n" else 1)

@@ -13,7 +13,7 @@ from coordinators import await_true
 from group_program import is_right
 from nodes import rank_variables, started_ranks
 from ports import free_port
-from processes import environment
+from processes import TIMEOUT_S, environment
 
 BEGIN = "from group_program import *\n"
 N_BYTES = 8_000_000
@@ -247,7 +247,7 @@ say("loaded", right=right and len(handle.report.fallbacks) > 0)
         for variables in rank_variables(3, 1, port=free_port())
     ]
     try:
-        outputs = [process.communicate(timeout=90)[0] for process in processes]
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

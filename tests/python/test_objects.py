@@ -22,7 +22,7 @@ from ioshape import s3
 from ioshape._s3.listing import LISTING, decode
 from ioshape._s3.sums import Known, Sums, crc32
 from object_store import BUCKET, Store
-from processes import environment
+from processes import TIMEOUT_S, environment
 from records import flip, names_in, offset_of
 from tiers import saver
 from tree import build_folder
@@ -302,7 +302,7 @@ def killed_at(store: Store, request: int, path: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
     store.harm(kill_at=request, pid=process.pid)
-    process.communicate(b"go\n", timeout=120)
+    process.communicate(b"go\n", timeout=TIMEOUT_S)
     assert process.returncode in (0, -9)
     store.forget_the_dead()
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from processes import TIMEOUT_S
 from records import is_ours
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "ioshape"
@@ -51,7 +52,7 @@ def run(
         input=text,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -213,7 +214,7 @@ def test_it_is_the_same_process(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*AS_COMMAND, "script.py"], cwd=tmp_path, env=variables(), stdout=subprocess.PIPE, text=True
     ) as process:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
     assert int(out) == process.pid
 
 
@@ -230,7 +231,7 @@ def test_ctrl_c_is_the_scripts(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out) == (0, "heard\n")
 
 

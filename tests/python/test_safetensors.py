@@ -32,6 +32,7 @@ from ioshape.safetensors import (
     save_file_async,
     save_model,
 )
+from processes import TIMEOUT_S
 
 COMMAND = [sys.executable, "-m", "ioshape", "run"]
 
@@ -534,7 +535,7 @@ def run(text: str, folder: Path) -> str:
         env=variables,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

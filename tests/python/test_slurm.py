@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from command import IOSHAPE
-from slurm import TIMEOUT_S, Cluster, running_slurm, unavailable
+from processes import TIMEOUT_S
+from slurm import Cluster, running_slurm, unavailable
 from tree import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]

@@ -33,7 +33,7 @@ from ioshape.cli.trace import chrome, plot, reports
 from ioshape.cli.trace.reports import percentile
 from ioshape.cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
 from mounts import seen_alone
-from processes import environment
+from processes import TIMEOUT_S, environment
 from striped import INSTANT, striped
 from tree import ROOT
 
@@ -148,7 +148,7 @@ def test_pictures_need_matplotlib_and_say_so_before_the_measurement(tmp_path: Pa
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
@@ -192,7 +192,7 @@ def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def is_over(process: "subprocess.Popen[str]", ranks: list[int], folder: Path) -> str:
     """What it said; nothing of it is left."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=TIMEOUT_S)
     assert not out
     assert len(ranks) > 3
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
@@ -464,7 +464,7 @@ def test_saves_leave_reports_that_are_told_and_drawn(tmp_path: Path) -> None:
         [sys.executable, "-c", TRAINING, run],
         env=environment(IOSHAPE_TRACE=str(reports)),
         check=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     reports_are_of_all_saves(reports)
     trace_tells_and_draws(reports, tmp_path)

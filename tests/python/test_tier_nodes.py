@@ -18,7 +18,7 @@ import pytest
 from command import call, fail
 from ioshape._s3.listing import LISTING
 from nodes import Networks, NotPermitted, networks, run_ranks, started_ranks
-from processes import environment
+from processes import TIMEOUT_S, environment
 from records import flip
 from tiers import place_of, undrained, undrained_all
 
@@ -429,7 +429,7 @@ def test_nodes_may_drain_at_the_same_time_what_replaces_a_generation(tmp_path: P
             for tier in job.tiers
         ]
         for one in drains:
-            output, _ = one.communicate(timeout=90)
+            output, _ = one.communicate(timeout=TIMEOUT_S)
             assert one.returncode == 0, output
         # Whoever came before the last one.
         drain(job, 0, 1, 2)

@@ -71,4 +71,4 @@ def on_terminal(*arguments: str | Path, width: int = 120, height: int = 40) -> t
                 break
             seen += part
         os.close(controller)
-        return process.wait(timeout=60), seen.decode()
+        return process.wait(timeout=TIMEOUT_S), seen.decode()

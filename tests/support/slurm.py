@@ -13,10 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ports import free_port
-from processes import environment
-
-#: A job that has not come so far by then hangs. Slurm itself looks at its jobs every 30 s.
-TIMEOUT_S = 300.0
+from processes import TIMEOUT_S, environment
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 
@@ -71,7 +68,7 @@ class Cluster:
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=TIMEOUT_S,
             cwd=cwd,
             env=environment(**self._variables, **more),
         ).stdout

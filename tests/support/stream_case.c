@@ -27,8 +27,8 @@ unsigned stream_slowness(void)
 
 uint64_t stream_soon_ns(void)
 {
-	/* Of the 25 s after which a test gives up. */
-	return base_ms_to_ns(20000) * stream_slowness();
+	/* Before wait_patiently() gives up. */
+	return base_ms_to_ns(100000) * stream_slowness();
 }
 
 static int wait_patiently(void *user, struct base_error *error)
@@ -38,7 +38,7 @@ static int wait_patiently(void *user, struct base_error *error)
 	(void)user;
 	if (!since)
 		since = base_now_ns();
-	if (base_now_ns() - since < base_ms_to_ns(25000) * stream_slowness())
+	if (base_now_ns() - since < base_ms_to_ns(120000) * stream_slowness())
 		return 0;
 	return base_fail(error, -ETIMEDOUT, "the test waited too long");
 }

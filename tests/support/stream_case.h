@@ -5,7 +5,7 @@
 
 #include "gather/gather.h"
 
-/* Waits for anything, for half a minute in all (times stream_slowness()). */
+/* Waits for anything, for two minutes in all (times stream_slowness()). */
 extern const struct gather_wait stream_patient;
 
 /* How many times slower than usual this may be: more than 1 under sanitizers and valgrind. */

@@ -265,7 +265,6 @@ static void add_acts(Suite *suite, const char *tag, int first, int end)
 
 	tcase_add_checked_fixture(tests, setup, teardown);
 	tcase_add_loop_test(tests, each_allocation_may_fail, 2 * first, 2 * end);
-	tcase_set_timeout(tests, 60);
 	tcase_set_tags(tests, tag);
 	suite_add_tcase(suite, tests);
 }

@@ -64,7 +64,7 @@ static void tidy(const char *job)
 	unsigned before = scratch_descriptors();
 
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
-	group_tidy(&runs, job, NULL, NULL);
+	group_tidy(&runs, job, NULL, NULL, NULL);
 	ring_folder_close(&runs);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
@@ -136,9 +136,7 @@ TEST(names_case, other_names_are_none_of_ours)
 
 /* ---- Commit ---------------------------------------------------------------------------------- */
 
-static struct test_case commit = {
-	.name = "commit", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case commit = { .name = "commit", .setup = setup, .teardown = teardown };
 
 TEST(commit, a_generation_appears_whole)
 {
@@ -422,9 +420,9 @@ static void kill_process(pid_t pid)
 	ck_assert(WIFSIGNALED(status));
 }
 
-static struct test_case dead_case = {
-	.name = "dead or alive", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case dead_case = { .name = "dead or alive",
+				      .setup = setup,
+				      .teardown = teardown };
 
 LOOP_TEST(dead_case, a_dead_process_s_attempt_goes_with_the_next_save, 0, 2)
 {
@@ -466,6 +464,43 @@ static void make_attempt(const char *job, const char *domain, time_t age_s)
 	scratch_write(file, "half", 4);
 	ck_assert_int_eq(utimensat(AT_FDCWD, file, times, 0), 0);
 	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+/* What one budget removes of the attempt, whose name goes with the last of its files. */
+static unsigned tidy_some(const char *path)
+{
+	struct base_budget budget = base_budget_begin();
+	const unsigned before = scratch_entries(path);
+	struct ring_folder runs;
+
+	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
+	group_tidy(&runs, GENERATION_JOB, NULL, &budget, NULL);
+	ring_folder_close(&runs);
+	return before - (exists(path) ? scratch_entries(path) : 0);
+}
+
+TEST(dead_case, a_large_attempt_goes_bit_by_bit)
+{
+	char domain[RING_DOMAIN_BYTES], path[256], file[300];
+	unsigned left = BASE_TIDY_ENTRIES + 100, times = 0;
+
+	domain_of(".", domain);
+	make_attempt(GENERATION_JOB, domain, 0);
+	snprintf(path, sizeof(path), "runs/%s", attempt_name());
+	for (unsigned i = 1; i < left; i++) {
+		snprintf(file, sizeof(file), "%s/rank-%05u.pt", path, i);
+		scratch_write(file, "", 0);
+	}
+	for (; left; times++) {
+		const unsigned removed = tidy_some(path);
+
+		ck_assert_uint_gt(removed, 0);
+		ck_assert_uint_le(removed, BASE_TIDY_ENTRIES);
+		left -= removed;
+	}
+	ck_assert_uint_ge(times, 2);
+	tidy(GENERATION_JOB);
+	ck_assert(!*attempt_name());
 }
 
 TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)

@@ -448,7 +448,6 @@ int main(void)
 	TCase *tests = tcase_create("boards");
 
 	tcase_add_checked_fixture(tests, scratch_setup, scratch_teardown);
-	tcase_set_timeout(tests, 60);
 	tcase_add_loop_test(tests, test_every_rank_sees_what_any_rank_posts, 0, kinds);
 	tcase_add_loop_test(tests, test_what_is_not_there_is_no_failure, 0, kinds);
 	tcase_add_loop_test(tests, test_a_note_posted_again_is_replaced, 0, kinds);

@@ -31,9 +31,7 @@ static const char *in_folder(const char *name)
 	return path;
 }
 
-static struct test_case tests = {
-	.name = "files", .setup = setup, .teardown = scratch_teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "files", .setup = setup, .teardown = scratch_teardown };
 
 TEST(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0)
 {

@@ -103,9 +103,7 @@ static void kill_now(pid_t pid)
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 }
 
-static struct test_case tests = {
-	.name = "host", .setup = setup, .teardown = scratch_teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "host", .setup = setup, .teardown = scratch_teardown };
 
 TEST(tests, test_all_see_that_a_rank_was_killed)
 {

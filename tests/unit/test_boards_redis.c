@@ -45,9 +45,7 @@ static void forget_everything(void)
 	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 0);
 }
 
-static struct test_case tests = {
-	.name = "redis", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "redis", .setup = setup, .teardown = teardown };
 
 TEST(tests, test_a_redis_that_forgot_everything_is_told_again)
 {

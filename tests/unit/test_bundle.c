@@ -428,7 +428,6 @@ int main(void)
 	tcase_add_test(written, alignments_are_checked);
 	tcase_add_test(written, after_a_failed_write_nothing_more_is_written);
 	tcase_add_test(written, without_memory_nothing_leaks);
-	tcase_set_timeout(written, 60);
 	suite_add_tcase(suite, written);
 	tcase_add_checked_fixture(read_back, setup, teardown);
 	tcase_add_loop_test(read_back, a_member_is_read_as_a_file_by_itself, 0, 2 * count);
@@ -436,7 +435,6 @@ int main(void)
 			    count);
 	tcase_add_loop_test(read_back, damage_is_found_in_the_part_and_nowhere_else, 0, count);
 	tcase_add_test(read_back, only_the_part_itself_is_an_archive);
-	tcase_set_timeout(read_back, 60);
 	suite_add_tcase(suite, read_back);
 	return check_main(suite);
 }

@@ -48,12 +48,9 @@ static void teardown(void)
 	MUST(!rmdir(folder), "the folder stays");
 }
 
-static struct test_case tests = { .name = "capacity",
-				  .start = start,
-				  .stop = stop,
-				  .setup = setup,
-				  .teardown = teardown,
-				  .timeout_s = 120 };
+static struct test_case tests = {
+	.name = "capacity", .start = start, .stop = stop, .setup = setup, .teardown = teardown
+};
 
 /* ---- Writers --------------------------------------------------------------------------------- */
 

@@ -30,9 +30,7 @@ static void clean_up(void)
 	base_crew_dismiss(&crew);
 }
 
-static struct test_case tests = {
-	.name = "Crew", .setup = set_up, .teardown = clean_up, .timeout_s = 60
-};
+static struct test_case tests = { .name = "Crew", .setup = set_up, .teardown = clean_up };
 
 static void work(void *user)
 {

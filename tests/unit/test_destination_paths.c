@@ -286,7 +286,6 @@ int main(void)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(all); i++) {
 		tcase_add_checked_fixture(all[i], target_setup, target_teardown);
-		tcase_set_timeout(all[i], 30);
 		suite_add_tcase(suite, all[i]);
 	}
 	tcase_add_test(paths, what_is_no_file_name_is_refused);

@@ -548,13 +548,11 @@ int main(void)
 	tcase_add_loop_test(all, closing_gives_everything_back, 0, count);
 	tcase_add_loop_test(all, threads_of_an_engine_take_no_signals, 0, count);
 	tcase_add_test(all, nil_moves_nothing);
-	tcase_set_timeout(all, 30);
 	suite_add_tcase(suite, all);
 	tcase_add_checked_fixture(uring, scratch_setup, scratch_teardown);
 	tcase_add_test(uring, a_refused_ring_says_why);
 	tcase_add_test(uring, memory_that_may_not_be_locked_is_used_unregistered);
 	tcase_add_test(uring, a_ring_that_is_shut_out_later_fails_and_does_not_hang);
-	tcase_set_timeout(uring, 30);
 	suite_add_tcase(suite, uring);
 	return check_main(suite);
 }

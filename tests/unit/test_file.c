@@ -624,7 +624,6 @@ int main(void)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(all); i++) {
 		tcase_add_checked_fixture(all[i], setup, teardown);
-		tcase_set_timeout(all[i], 60);
 		suite_add_tcase(suite, all[i]);
 	}
 	tcase_add_loop_test(lengths_case, every_length_arrives_through_every_engine, 0, count);

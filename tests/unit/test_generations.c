@@ -76,9 +76,7 @@ static void check_part(struct ioshape_generation *generation, uint64_t step, uin
 	sample_free(&sample);
 }
 
-static struct test_case reading = {
-	.name = "reading", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case reading = { .name = "reading", .setup = setup, .teardown = teardown };
 
 LOOP_TEST(reading, every_rank_finds_its_part, 0, 2)
 {
@@ -376,9 +374,7 @@ static int see_progress(void *user, enum ioshape_phase phase, uint64_t done, uin
 	return ++progress->calls == progress->stop_after;
 }
 
-static struct test_case verifying = {
-	.name = "verifying", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case verifying = { .name = "verifying", .setup = setup, .teardown = teardown };
 
 LOOP_TEST(verifying, all_is_read_and_compared, 0, 2)
 {

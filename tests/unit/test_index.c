@@ -664,7 +664,6 @@ static void add_damage(Suite *suite)
 {
 	TCase *tests = tcase_create("damage");
 
-	tcase_set_timeout(tests, 30);
 	tcase_add_test(tests, every_truncation_is_refused);
 	tcase_add_test(tests, no_flipped_bit_leads_astray);
 	tcase_add_test(tests, no_made_up_number_leads_astray);

@@ -14,7 +14,7 @@
 #define ENOUGH 400 /* epochs: any search is over */
 #define SETTLING 8 /* epochs before the first one */
 
-static struct test_case tests = { .name = "learn", .timeout_s = 120 };
+static struct test_case tests = { .name = "learn" };
 
 /* Bytes per second that so many writers get together. */
 typedef double storage_fn(double writers);

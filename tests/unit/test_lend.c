@@ -57,7 +57,6 @@ static struct test_case tests = {
 	.name = "all",
 	.setup = setup,
 	.teardown = teardown,
-	.timeout_s = 60,
 };
 
 static void must(int ret)

@@ -27,9 +27,9 @@ static unsigned entries(void)
 	return count;
 }
 
-static struct test_case tcase = {
-	.name = "local", .setup = folder_setup, .teardown = folder_teardown, .timeout_s = 50
-};
+static struct test_case tcase = { .name = "local",
+				  .setup = folder_setup,
+				  .teardown = folder_teardown };
 
 TEST(tcase, an_abandoned_pool_leaves_nothing_behind)
 {

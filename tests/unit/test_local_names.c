@@ -12,9 +12,9 @@
 
 #define DAYS_S (24 * 3600L)
 
-static struct test_case tests = {
-	.name = "names", .setup = folder_setup, .teardown = folder_teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "names",
+				  .setup = folder_setup,
+				  .teardown = folder_teardown };
 
 static const char *path_of(const char *name)
 {

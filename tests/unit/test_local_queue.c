@@ -106,9 +106,7 @@ static void set_order(enum ioshape_order order)
 	local_queue_set(table, &config, &settings);
 }
 
-static struct test_case tests = {
-	.name = "local queue", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "local queue", .setup = setup, .teardown = teardown };
 
 TEST(tests, slots_are_granted_in_the_order_of_requests)
 {

@@ -5,7 +5,7 @@
 
 #define SECOND UINT64_C(1000000000)
 
-static struct test_case tests = { .name = "order", .timeout_s = 60 };
+static struct test_case tests = { .name = "order" };
 
 /* Of a job that is neither early nor late. */
 static const struct slots_stake usual = {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Nodes that protect each other: sets, the elements that make up for lost ones, and the record. */
-#include "group/parity/parity.h"
+#include "group/parity/restore.h"
 #include "support/check_main.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,11 +29,12 @@ struct elements {
 static void make_element(const struct elements *elements, uint32_t node, uint32_t element,
 			 bool fresh, uint8_t into[ELEMENT_BYTES])
 {
+	const struct group_set set = group_set_of(&elements->sets, node);
 	struct group_source sources[BASE_MOST_DATA];
 	uint32_t count;
 
-	REQUIRE(!group_find_sources(&elements->sets, elements->holders, elements->parities, node,
-				    element, fresh, sources, &count));
+	REQUIRE(!group_find_sources(&set, elements->holders, elements->parities, element, fresh,
+				    sources, &count));
 	memset(into, 0, ELEMENT_BYTES);
 	for (uint32_t i = 0; i < count; i++) {
 		REQUIRE(elements->holders[sources[i].node] != GROUP_NOWHERE);
@@ -243,6 +245,140 @@ TEST(protecting, a_record_that_is_cut_off_is_refused)
 	}
 	group_sets_free(&record.sets);
 	base_buffer_free(&text);
+}
+
+/* ---- What other processes say ---------------------------------------------------------------- */
+
+#define RANKS 4u
+
+static struct group_rank ranks[RANKS];
+
+static struct ioshape_group *a_group(void)
+{
+	static struct ioshape_group group = { .ranks = ranks, .node_count = RANKS };
+
+	group.options.ranks = RANKS;
+	for (uint32_t rank = 0; rank < RANKS; rank++)
+		ranks[rank].node = rank;
+	return &group;
+}
+
+/* What may be wrong with what a node gives. */
+enum lie { NO_LIE, OTHER_NODES, OTHER_FILES, OTHER_STEP, OTHER_ATTEMPT, OTHER_RANKS, LIES };
+
+/* A manifest of step 7 with a file of each rank, and a record. */
+static struct base_buffer what_a_node_gives(enum lie lie)
+{
+	struct zip_manifest_file files[RANKS] = { 0 };
+	struct zip_manifest_part parts[RANKS] = { 0 };
+	char file_names[RANKS][ZIP_PART_NAME_BYTES];
+	uint32_t node_of_file[RANKS + 1] = { 0, 1, 2, 3 };
+	struct zip_manifest manifest = {
+		.step = lie == OTHER_STEP ? 8 : 7,
+		.mode = IOSHAPE_MODE_EACH,
+		.rank_count = lie == OTHER_RANKS ? RANKS - 1 : RANKS,
+		.file_count = RANKS,
+		.files = files,
+		.parts = parts,
+	};
+	struct group_record record = {
+		.file_count = lie == OTHER_FILES ? RANKS + 1 : RANKS,
+		.node_of_file = node_of_file,
+	};
+	struct base_buffer text = { 0 }, sets = { 0 };
+	struct group_note note = { 0 };
+
+	snprintf(manifest.attempt, sizeof(manifest.attempt), lie == OTHER_ATTEMPT ? "0b" : "0a");
+	for (uint32_t i = 0; i < RANKS; i++) {
+		zip_part_name(file_names[i], i);
+		files[i] = (struct zip_manifest_file){ file_names[i], 10, 1, false };
+		parts[i] = (struct zip_manifest_part){ .file = i, .bytes = 10, .crc32 = 1 };
+	}
+	ck_assert_int_eq(zip_manifest_encode(&text, &manifest), 0);
+	ck_assert_int_eq(group_sets_make(&record.sets, lie == OTHER_NODES ? 30 : RANKS, 1, 2, same),
+			 0);
+	ck_assert_int_eq(group_record_encode(&sets, &record), 0);
+	group_note_number(&note, 0);
+	group_note_bytes(&note, text.data, text.bytes);
+	group_note_bytes(&note, sets.data, sets.bytes);
+	group_sets_free(&record.sets);
+	base_buffer_free(&text);
+	base_buffer_free(&sets);
+	return note.bytes;
+}
+
+LOOP_TEST(protecting, what_a_node_gives_must_fit_what_rank_0_says, NO_LIE, LIES)
+{
+	char folder[] = "folder";
+	struct group_restoring restoring = {
+		.step = 7,
+		.attempt = "0a",
+		.nodes = RANKS,
+		.folder = folder,
+	};
+	struct group_known known = { .note = what_a_node_gives((enum lie)_i) };
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(group_read_known(a_group(), &restoring, &known, &error),
+			 _i == NO_LIE ? 0 : IOSHAPE_E_DAMAGED);
+	group_known_free(&known);
+}
+
+/* So many nodes, each of which holds its own files and no parities, and what node 0 gets. */
+static struct base_buffer what_rank_0_says(uint64_t nodes, uint64_t holder, uint64_t node)
+{
+	struct group_note note = { 0 };
+
+	group_note_number(&note, 7);
+	group_note_text(&note, "0a");
+	group_note_number(&note, nodes);
+	group_note_number(&note, 1);
+	for (uint64_t i = 0; i < nodes; i++) {
+		group_note_number(&note, holder);
+		group_note_number(&note, 0);
+	}
+	group_note_number(&note, 0);
+	group_note_number(&note, node);
+	group_note_number(&note, 0);
+	return note.bytes;
+}
+
+static const struct {
+	uint64_t nodes, holder, node;
+	int code;
+} said[] = {
+	{ RANKS, 0, 3, 0 },           { 1, GROUP_NOWHERE, 0, 0 },
+	{ 0, 0, 0, -EPROTO },         { RANKS + 1, 0, 0, -EPROTO }, /* more than ranks */
+	{ RANKS, RANKS, 0, -EPROTO }, { RANKS, UINT64_C(1) << 32, 0, -EPROTO },
+	{ RANKS, 0, RANKS, -EPROTO }, { UINT32_MAX, 0, 0, -EPROTO },
+};
+
+LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(said))
+{
+	struct base_buffer note =
+		what_rank_0_says(MIN(said[_i].nodes, 2 * RANKS), said[_i].holder, said[_i].node);
+	struct group_restoring restoring = { 0 };
+	struct base_error error = { 0 };
+
+	base_put_le(note.data + 18, said[_i].nodes, 8);
+	ck_assert_int_eq(group_read_restoring(a_group(), &note, &restoring, &error), said[_i].code);
+	group_restoring_free(&restoring);
+	base_buffer_free(&note);
+}
+
+/* A record of 64 MiB names millions of nodes: each takes the same time. */
+TEST(protecting, very_many_nodes_take_no_longer_than_they_are_many)
+{
+	const uint32_t nodes = 1000000;
+	struct group_sets sets = { nodes, 1, 2, calloc(nodes, sizeof(uint32_t)) };
+	uint32_t *numbers = calloc(2 * (size_t)nodes, sizeof(*numbers));
+
+	ck_assert(sets.order && numbers);
+	for (uint32_t node = 0; node < nodes; node++)
+		sets.order[node] = node;
+	ck_assert(group_can_restore(&sets, numbers, numbers + nodes));
+	free(numbers);
+	group_sets_free(&sets);
 }
 
 TEST(protecting, a_file_of_parities_is_known_by_its_name)

@@ -57,7 +57,7 @@ static void round_trip(struct archive *archive, size_t folder_bytes)
 	archive_free(archive);
 }
 
-static struct test_case well = { .name = "what is written comes back", .timeout_s = 60 };
+static struct test_case well = { .name = "what is written comes back" };
 
 LOOP_TEST(well, random_archives_come_back_as_they_went_in, 0, 100)
 {
@@ -597,7 +597,7 @@ TEST(well, the_directory_may_have_another_order_than_the_file)
 /* ---- The ends of files
  * ---------------------------------------------------------------------------------- */
 
-static struct test_case ends_case = { .name = "ends of files", .timeout_s = 60 };
+static struct test_case ends_case = { .name = "ends of files" };
 
 TEST(ends_case, every_truncation_is_refused)
 {

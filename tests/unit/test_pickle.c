@@ -41,7 +41,7 @@ static void expect_bytes(const struct base_buffer *out, const void *bytes, size_
 	ck_assert_mem_eq(out->data, bytes, count);
 }
 
-static struct test_case tests_case = { .name = "pickle", .timeout_s = 20 };
+static struct test_case tests_case = { .name = "pickle" };
 
 TEST(tests_case, an_empty_dict_is_an_empty_dict)
 {

@@ -59,9 +59,7 @@ static void save_some(unsigned count)
 	}
 }
 
-static struct test_case pruning = {
-	.name = "pruning", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case pruning = { .name = "pruning", .setup = setup, .teardown = teardown };
 
 TEST(pruning, what_is_not_kept_goes_oldest_first)
 {

@@ -25,7 +25,7 @@ static void clear(struct ioshape_group *group)
 	free(group->leaders);
 }
 
-static struct test_case all = { .name = "all", .timeout_s = 60 };
+static struct test_case all = { .name = "all" };
 
 /* Ranks go round the nodes, as some launchers place them. */
 TEST(all, a_million_ranks_find_their_leaders)
@@ -138,9 +138,9 @@ TEST(all, a_failure_that_was_cut_off_is_bad)
 
 /* ---- Heartbeats ------------------------------------------------------------------------------ */
 
-static struct test_case heartbeats = {
-	.name = "heartbeats", .setup = scratch_setup, .teardown = scratch_teardown, .timeout_s = 60
-};
+static struct test_case heartbeats = { .name = "heartbeats",
+				       .setup = scratch_setup,
+				       .teardown = scratch_teardown };
 
 /* As a rank waits for its writer's call and for the verdict, which both are rank 0's. */
 TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)

@@ -513,26 +513,22 @@ int main(void)
 	tcase_add_loop_test(reading, pieces_without_bytes_are_read_too, 0, count);
 	tcase_add_loop_test(reading, a_file_cut_short_underneath_is_damaged, 0, count);
 	tcase_add_test(reading, exactly_so_many_bytes_or_damaged);
-	tcase_set_timeout(reading, 60);
 	suite_add_tcase(suite, reading);
 	tcase_add_checked_fixture(threads, setup_large, teardown);
 	tcase_add_loop_test(threads, the_whole_file_in_one_piece, 0, 3 * count);
 	tcase_add_loop_test(threads, random_pieces_are_what_pread_says, 0, 2);
 	tcase_add_loop_test(threads, reading_can_be_stopped_at_any_call, 0, 2);
-	tcase_set_timeout(threads, 60);
 	suite_add_tcase(suite, threads);
 	tcase_add_checked_fixture(aligned, setup_aligned_part, teardown);
 	tcase_add_loop_test(aligned, random_pieces_are_what_pread_says, 0, 3 * count);
 	tcase_add_loop_test(aligned, pieces_without_bytes_are_read_too, 0, count);
 	tcase_add_loop_test(aligned, nothing_around_a_part_is_ever_read, 0, 2 * count);
-	tcase_set_timeout(aligned, 60);
 	suite_add_tcase(suite, aligned);
 	tcase_add_checked_fixture(anywhere, setup_part_anywhere, teardown);
 	tcase_add_loop_test(anywhere, random_pieces_are_what_pread_says, 0, 3 * count);
 	tcase_add_loop_test(anywhere, the_whole_file_in_one_piece, 0, 3 * count);
 	tcase_add_loop_test(anywhere, reading_can_be_stopped_at_any_call, 0, 2);
 	tcase_add_loop_test(anywhere, nothing_around_a_part_is_ever_read, 0, 2 * count);
-	tcase_set_timeout(anywhere, 60);
 	suite_add_tcase(suite, anywhere);
 	tcase_add_checked_fixture(files, setup_small, teardown);
 	tcase_add_test(files, parts_lie_in_their_files);
@@ -540,7 +536,6 @@ int main(void)
 	tcase_add_test(files, direct_and_buffered_are_the_same_file_whatever_the_name_becomes);
 	tcase_add_test(files, direct_io_is_refused_where_it_was_required_and_is_not_there);
 	tcase_add_test(files, several_lanes_read_one_file);
-	tcase_set_timeout(files, 60);
 	suite_add_tcase(suite, files);
 	return check_main(suite);
 }

@@ -123,9 +123,7 @@ static void flip_byte(uint64_t offset, uint8_t bits)
 /* ---- Reading
  * --------------------------------------------------------------------------------------------- */
 
-static struct test_case reading = {
-	.name = "reading", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case reading = { .name = "reading", .setup = setup, .teardown = teardown };
 
 LOOP_TEST(reading, every_engine_reads_every_record, 0, 6)
 {
@@ -323,9 +321,7 @@ TEST(reading, progress_only_rises_and_can_stop_the_read)
  * ------------------------------------------------------------------------------------------------
  */
 
-static struct test_case damage_case = {
-	.name = "damage", .setup = setup, .teardown = teardown, .timeout_s = 120
-};
+static struct test_case damage_case = { .name = "damage", .setup = setup, .teardown = teardown };
 
 TEST(damage_case, damage_is_found_and_located)
 {
@@ -456,9 +452,7 @@ TEST(damage_case, every_truncated_file_is_refused)
  * ------------------------------------------------------------------------------------------------
  */
 
-static struct test_case index_case = {
-	.name = "index", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case index_case = { .name = "index", .setup = setup, .teardown = teardown };
 
 TEST(index_case, a_damaged_index_is_refused)
 {

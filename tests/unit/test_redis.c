@@ -38,12 +38,9 @@ static void leave(void)
 {
 }
 
-static struct test_case tests_case = { .name = "redis",
-				       .start = start,
-				       .stop = stop,
-				       .setup = empty,
-				       .teardown = leave,
-				       .timeout_s = 60 };
+static struct test_case tests_case = {
+	.name = "redis", .start = start, .stop = stop, .setup = empty, .teardown = leave
+};
 
 TEST(tests_case, the_first_holds_and_the_second_waits_and_knows_for_whom)
 {

@@ -105,9 +105,7 @@ static struct ioshape_slot_info info_of(struct slots_slot *slot)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-static struct test_case waiting_case = {
-	.name = "waiting", .setup = setup, .teardown = teardown, .timeout_s = 20
-};
+static struct test_case waiting_case = { .name = "waiting", .setup = setup, .teardown = teardown };
 
 TEST(waiting_case, an_uncontended_slot_takes_two_calls)
 {
@@ -441,11 +439,9 @@ TEST(waiting_case, a_slot_that_was_waited_for_long_is_not_taken_to_hang)
 
 /* ---- Unreachable ----------------------------------------------------------------------------- */
 
-static struct test_case unreachable_case = { .name = "unreachable",
-					     .setup = setup,
-					     .teardown = teardown,
-					     .timeout_s = 20,
-					     .tags = "unreachable" };
+static struct test_case unreachable_case = {
+	.name = "unreachable", .setup = setup, .teardown = teardown, .tags = "unreachable"
+};
 
 TEST(unreachable_case, an_unreachable_coordinator_makes_no_save_fail)
 {

@@ -546,11 +546,9 @@ int main(void)
 		tcase_add_test(ahead, nothing_is_left_in_flight_wherever_it_ends);
 		tcase_add_test(ahead, a_file_cut_short_underneath_is_damaged);
 	}
-	tcase_set_timeout(ahead, 60);
 	suite_add_tcase(suite, ahead);
 	tcase_add_checked_fixture(engines, setup, teardown);
 	tcase_add_loop_test(engines, wherever_one_reads_it_is_what_pread_says, 0, 9);
-	tcase_set_timeout(engines, 60);
 	suite_add_tcase(suite, engines);
 	for (size_t i = 0; i < ARRAY_LENGTH(parts); i++) {
 		tcase_add_checked_fixture(parts[i], i ? setup_part_anywhere : setup_aligned_part,
@@ -558,7 +556,6 @@ int main(void)
 		if (scratch_direct())
 			tcase_add_test(parts[i], a_part_is_read_ahead_to_its_end);
 		tcase_add_loop_test(parts[i], wherever_one_reads_it_is_what_pread_says, 0, 9);
-		tcase_set_timeout(parts[i], 60);
 		suite_add_tcase(suite, parts[i]);
 	}
 	return check_main(suite);

@@ -14,7 +14,7 @@
 
 /* ---- What goes in comes out ------------------------------------------------------------------ */
 
-static struct test_case tests = { .name = "all", .setup = begin, .teardown = end, .timeout_s = 30 };
+static struct test_case tests = { .name = "all", .setup = begin, .teardown = end };
 
 LOOP_TEST(tests, every_byte_comes_in_its_place, 0, 9)
 {

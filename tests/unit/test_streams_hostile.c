@@ -256,7 +256,6 @@ int main(void)
 	Suite *suite = suite_create("streams_hostile");
 	TCase *tests = tcase_create("all");
 
-	tcase_set_timeout(tests, 30);
 	tcase_add_checked_fixture(tests, begin, end);
 	tcase_add_loop_test(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies));
 	tcase_add_test(tests, descriptors_that_nobody_wants_are_closed);

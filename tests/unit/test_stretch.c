@@ -171,9 +171,7 @@ static size_t find_edges(uint64_t *edges)
 	return count;
 }
 
-static struct test_case tests = {
-	.name = "stretches", .setup = setup, .teardown = teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "stretches", .setup = setup, .teardown = teardown };
 
 LOOP_TEST(tests, however_a_file_is_cut_it_is_what_lies_there, 0, 2 * KINDS)
 {

@@ -17,9 +17,9 @@ static void setup(void)
 	tier_setup();
 }
 
-static struct test_case tests = {
-	.name = "groups on a tier", .setup = setup, .teardown = tier_teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "groups on a tier",
+				  .setup = setup,
+				  .teardown = tier_teardown };
 
 /* ---- Ranks ----------------------------------------------------------------------------------- */
 

@@ -3,11 +3,13 @@
  * files. */
 #define _GNU_SOURCE
 #include "group/generation/generation.h"
+#include "group/parity/parity.h"
 #include "support/pair_comm.h"
 #include "support/tier_case.h"
 
 #include <ioshape/tier.h>
 
+#include <dirent.h>
 #include <limits.h>
 #include <sys/wait.h>
 
@@ -22,9 +24,9 @@ static void setup(void)
 	ck_assert_int_eq(mkdir(scratch_path("tier-1"), 0777), 0);
 }
 
-static struct test_case tests = {
-	.name = "tiers of nodes", .setup = setup, .teardown = tier_teardown, .timeout_s = 60
-};
+static struct test_case tests = { .name = "tiers of nodes",
+				  .setup = setup,
+				  .teardown = tier_teardown };
 
 /* ---- Ranks ----------------------------------------------------------------------------------- */
 
@@ -328,6 +330,68 @@ TEST(tests, a_copy_that_was_damaged_restores_nothing)
 	lose(1);
 	run(&partners, find_nothing);
 	ck_assert(!is_there(near(1, "rank-00001.pt")));
+}
+
+/* ---- Records that disagree ------------------------------------------------------------------- */
+
+/* A whole record that says that so many nodes saved it, and names the last one as partner of node
+ * 0, for a node that has the files of both. */
+static void forge(uint32_t nodes)
+{
+	uint32_t *order = calloc(nodes, sizeof(*order)), node_of_file[RANKS] = { 0, 1 };
+	struct group_record record = {
+		.sets = { nodes, 1, 2, order },
+		.file_count = RANKS,
+		.node_of_file = node_of_file,
+	};
+	struct base_buffer text = { 0 };
+
+	ck_assert_ptr_nonnull(order);
+	for (uint32_t i = 1; i < nodes; i++)
+		order[i] = nodes - i;
+	ck_assert_int_eq(group_record_encode(&text, &record), 0);
+	scratch_write(near(1, "node-00000.parity"), text.data, text.bytes);
+	base_buffer_free(&text);
+	free(order);
+}
+
+/* Whether the node lists that file of parities before its own. */
+static bool is_forged_first(void)
+{
+	DIR *listing = opendir(near(1, ""));
+	struct dirent *entry;
+	bool first;
+
+	ck_assert_ptr_nonnull(listing);
+	do {
+		entry = readdir(listing);
+		ck_assert_ptr_nonnull(entry);
+	} while (!strstr(entry->d_name, ".parity"));
+	first = !strcmp(entry->d_name, "node-00000.parity");
+	closedir(listing);
+	return first;
+}
+
+/* Rank 0 has lost its tier. What the other node says of its own files is right, and restores them;
+ * what the forged record says does not fit the job. Their order decides which one it believes. */
+LOOP_TEST(tests, a_node_whose_records_disagree_leads_nobody_astray, 0, 2)
+{
+	size_t bytes;
+	uint8_t *part, *own;
+
+	run(&partners, save_well);
+	part = read_all(near(0, "rank-00000.pt"), &bytes);
+	scratch_write(near(1, "rank-00000.pt"), part, bytes);
+	free(part);
+	lose(0);
+	forge(1000);
+	if (_i) { /* where a directory lists names in the order in which they came */
+		own = read_all(near(1, "node-00001.parity"), &bytes);
+		ck_assert_int_eq(unlink(near(1, "node-00001.parity")), 0);
+		scratch_write(near(1, "node-00001.parity"), own, bytes);
+		free(own);
+	}
+	run(&partners, is_forged_first() ? find_nothing : find_on_tiers);
 }
 
 TEST(tests, files_of_both_are_in_place_when_both_are_drained)

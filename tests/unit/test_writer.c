@@ -225,7 +225,7 @@ static void expect_records(struct zip_writer *writer, const uint8_t *data)
 	free(content);
 }
 
-static struct test_case written_case = { .name = "written", .timeout_s = 30 };
+static struct test_case written_case = { .name = "written" };
 
 LOOP_TEST(written_case, records_come_back_whatever_pieces_they_came_in, 0, 4)
 {
@@ -484,7 +484,7 @@ static int write_some(struct zip_writer *writer, struct base_error *error)
 	return ret;
 }
 
-static struct test_case failures = { .name = "failures", .timeout_s = 30 };
+static struct test_case failures = { .name = "failures" };
 
 /* Whatever step fails, it is told once, and from then on the file is not touched. */
 TEST(failures, after_a_failed_write_nothing_more_is_written)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from ioshape._tier.tier import is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_log = logging.getLogger("ioshape")
 
 _OWN = re.compile(r"ioshape-(\d+)")
 
@@ -37,16 +41,32 @@ class Tier:
 
 
 def tiers_at(folder: str) -> list[Tier]:
-    """One for each user who has something there. Raises OSError: it cannot be looked at."""
+    """Look at what each user has there. Raises OSError: the folder cannot be looked at.
+
+    A user's own folder that cannot be looked at does not hide the others. One that belongs to
+    another user than it is named after is no tier.
+    """
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             name = _OWN.fullmatch(entry.name)
-            if name and entry.is_dir(follow_symlinks=False):
-                journal = Path(entry.path, "journal")
-                if journal.exists():
-                    found.append(_tier(folder, int(name[1]), journal))
+            try:
+                if name and _is_tier_of(int(name[1]), entry):
+                    found.append(_tier(folder, int(name[1]), Path(entry.path, "journal")))
+            except OSError as error:
+                _log.info("cannot look at the tier %s: %s", entry.path, error.strerror)
     return sorted(found, key=lambda one: one.user)
+
+
+def _is_tier_of(user: int, entry: os.DirEntry[str]) -> bool:
+    """Links are not followed: they would lead an operator's look to where their user wants."""
+    if not entry.is_dir(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != user:
+        return False
+    try:
+        folders = [Path(entry.path, name).lstat() for name in ("files", "journal")]
+    except FileNotFoundError:
+        return False
+    return all(stat.S_ISDIR(folder.st_mode) for folder in folders)
 
 
 def _tier(folder: str, user: int, journal: Path) -> Tier:
@@ -63,7 +83,7 @@ def _tier(folder: str, user: int, journal: Path) -> Tier:
             drained_s = max(drained_s, status.st_ctime)
         elif path:
             since[path] = min(status.st_mtime, since.get(path, status.st_mtime))
-    root = journal.parent
+    root = os.path.realpath(journal.parent)
     return Tier(
         folder,
         user,
@@ -83,11 +103,15 @@ def _entry(name: str, text: str) -> tuple[str, bool]:
 
 
 def _sizes(place: str) -> Iterator[int]:
-    """Of a file, or of all in a directory."""
+    """Of a file, or of all in a directory; of nothing that lies behind a link."""
     try:
-        yield os.lstat(place).st_size
+        size = os.lstat(place).st_size
     except OSError:
         return
+    above = os.path.dirname(place)  # noqa: PTH120
+    if os.path.realpath(above) != above:
+        return
+    yield size
     for folder, _folders, names in os.walk(place):
         for name in names:
             try:

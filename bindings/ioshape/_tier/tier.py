@@ -74,14 +74,14 @@ class Drained(NamedTuple):
     error: StorageError | None
 
 
-def _own_folder(folder: str) -> str:
+def own_folder(folder: str) -> str:
     """This user's, on a tier."""
     return f"{os.path.realpath(folder).rstrip('/')}/ioshape-{os.geteuid()}"
 
 
 def journal_of(folder: str) -> str:
     """A folder of a tier. What is in it changes with all that becomes of copies."""
-    return f"{_own_folder(folder)}/journal"
+    return f"{own_folder(folder)}/journal"
 
 
 def is_tier(folder: str) -> bool:
@@ -89,15 +89,36 @@ def is_tier(folder: str) -> bool:
     return os.path.isdir(journal_of(folder))  # noqa: PTH112
 
 
+def other_owner(folder: str) -> int | None:
+    """Return the user who has made the folder that is this user's on a tier, if another user has.
+
+    Where everybody may make folders any user can do that, and only that user or root removes it.
+    """
+    try:
+        owner = os.lstat(own_folder(folder)).st_uid
+    except OSError:
+        return None
+    return owner if owner != os.geteuid() else None
+
+
+def of_another_user(folder: str, owner: int) -> str:
+    """Return the sentence about a tier on which another user has made this user's folder."""
+    return (
+        f"{own_folder(folder)} belongs to user {owner}, so saves of user {os.geteuid()} do not go "
+        "to this tier, and nothing of theirs waits there; ask the administrator to remove it"
+    )
+
+
 def is_draining(folder: str) -> bool:
     """Whether a process drains that tier now."""
-    return is_locked(f"{_own_folder(folder)}/drain.lock")
+    return is_locked(f"{own_folder(folder)}/drain.lock")
 
 
 def is_locked(path: str) -> bool:
     """Whether a process holds that lock of a tier."""
     try:
-        fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
+        # On the tier of another user it may be anything: a pipe is not waited for.
+        fd = open_file(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
@@ -139,7 +160,7 @@ class Tier(Owner):
         super().__init__("tier", folder, context)
         self.folder = folder
         #: what a destination's path stands behind there
-        self.files = f"{_own_folder(folder)}/files"
+        self.files = f"{own_folder(folder)}/files"
         options = sized("ioshape_tier_options")
         options.most_bytes = most_bytes
         options.keep_last = keep_last

@@ -69,6 +69,7 @@ static int make_folder(struct group_attempt *attempt, struct base_error *error)
 static int open_directory(struct group_attempt *attempt, const char *directory, uint64_t step,
 			  const char *job, const struct base_log *log, struct base_error *error)
 {
+	struct base_budget budget = base_budget_begin();
 	int ret;
 
 	*attempt = (struct group_attempt)GROUP_NO_ATTEMPT;
@@ -79,7 +80,7 @@ static int open_directory(struct group_attempt *attempt, const char *directory, 
 	if (!ret)
 		ret = ring_folder_open(&attempt->directory, directory, error);
 	if (!ret)
-		group_tidy(&attempt->directory, job, &attempt->last_serial, &attempt->log);
+		group_tidy(&attempt->directory, job, &attempt->last_serial, &budget, &attempt->log);
 	return ret;
 }
 
@@ -341,7 +342,7 @@ static void remove_replaced(struct group_attempt *attempt, const struct replaced
 
 	if (!*old->name || ring_folder_open_in(&folder, &attempt->directory, old->name, NULL))
 		return;
-	ret = group_remove_generation(&folder, &attempt->directory, old->name, &error);
+	ret = group_remove_generation(&folder, &attempt->directory, old->name, NULL, &error);
 	if (ret == -EBUSY)
 		base_log(&attempt->log, IOSHAPE_LOG_INFO,
 			 "%s was replaced while a process reads it; a later save removes it",

@@ -116,15 +116,16 @@ void group_attempt_abandon(struct group_attempt *attempt);
  * are dead (but for those of this process), and others after a day. `job` is the job's hash, as in
  * an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken. Best
  * effort: failures are logged. `last_serial` is raised to that of the newest generation that is
- * there; NULL if nobody wants to know.
+ * there; NULL if nobody wants to know. The next call removes what the budget did not reach.
  */
 void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
-		const struct base_log *log);
+		struct base_budget *budget, const struct base_log *log);
 
 /* Removes what is open as `folder` and called `name`, manifest first. -EBUSY, without a sentence,
- * if a process reads it: then nothing is touched. */
+ * if a process reads it: then nothing is touched. -EAGAIN, without a sentence, if the budget did
+ * not reach all of it. */
 int group_remove_generation(const struct ring_folder *folder, const struct ring_folder *directory,
-			    const char *name, struct base_error *error);
+			    const char *name, struct base_budget *budget, struct base_error *error);
 
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9

@@ -242,10 +242,12 @@ int group_prune(struct ioshape_context *context, const char *path, const char *j
 		.options = options,
 		.log = save_log(context),
 	};
+	struct base_budget budget = base_budget_begin();
 	int ret = group_open_directory(&pruning.directory, path, error);
 
+	/* Only a save of the job must not wait until all is removed. */
 	if (!ret && !options->dry_run)
-		group_tidy(&pruning.directory, job, NULL, save_log(context));
+		group_tidy(&pruning.directory, job, NULL, job ? &budget : NULL, save_log(context));
 	if (!ret)
 		ret = prune(&pruning, error);
 	ring_folder_close(&pruning.directory);

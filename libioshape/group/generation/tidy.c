@@ -51,6 +51,7 @@ struct tidying {
 	uint64_t *last_serial; /* NULL: nobody wants to know */
 	struct ring_clock *clock;
 	const struct base_log *log;
+	struct base_budget *budget;
 };
 
 /* ---- Dead or alive --------------------------------------------------------------------------- */
@@ -58,13 +59,16 @@ struct tidying {
 struct last_touch {
 	const struct ring_folder *folder;
 	int64_t seconds;
+	struct base_budget *budget;
 };
 
 static int see_touch(void *user, const char *name, struct base_error *error)
 {
 	struct last_touch *last = user;
 	struct ring_entry entry;
-	int ret = ring_folder_look(last->folder, name, &entry, error);
+	int ret = base_budget_look(last->budget) ?
+			  ring_folder_look(last->folder, name, &entry, error) :
+			  -EAGAIN;
 
 	if (!ret)
 		last->seconds = MAX(last->seconds, entry.modified);
@@ -73,7 +77,7 @@ static int see_touch(void *user, const char *name, struct base_error *error)
 
 static bool is_untouched(const struct tidying *tidying, const struct ring_folder *folder)
 {
-	struct last_touch last = { folder, 0 };
+	struct last_touch last = { folder, 0, tidying->budget };
 
 	return !see_touch(&last, ".", NULL) && !ring_folder_list(folder, see_touch, &last, NULL) &&
 	       ring_is_abandoned(tidying->clock, last.seconds);
@@ -124,14 +128,15 @@ static bool is_dead(const struct tidying *tidying, struct ring_folder *folder, c
 /* ---- Removing -------------------------------------------------------------------------------- */
 
 int group_remove_generation(const struct ring_folder *folder, const struct ring_folder *directory,
-			    const char *name, struct base_error *error)
+			    const char *name, struct base_budget *budget, struct base_error *error)
 {
 	struct ring_hold claim;
 	int ret;
 
 	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
 	if (!ret || ret == -ENOENT)
-		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, &claim, error);
+		ret = ring_folder_remove_some(folder, directory, name, ZIP_MANIFEST_NAME, &claim,
+					      budget, error);
 	ring_folder_let_go(&claim);
 	return ret;
 }
@@ -140,10 +145,15 @@ static void remove_it(const struct tidying *tidying, const struct ring_folder *f
 		      const char *name, const char *what)
 {
 	struct base_error error = { 0 };
-	int ret = group_remove_generation(folder, tidying->directory, name, &error);
+	int ret =
+		group_remove_generation(folder, tidying->directory, name, tidying->budget, &error);
 
 	if (!ret)
 		base_log(tidying->log, IOSHAPE_LOG_WARNING, "removed %s, %s", folder->path, what);
+	else if (ret == -EAGAIN)
+		base_log(tidying->log, IOSHAPE_LOG_WARNING,
+			 "removed a part of %s, %s: the next save removes more", folder->path,
+			 what);
 	else if (ret != -EBUSY)
 		base_log(tidying->log, IOSHAPE_LOG_WARNING, "%s", error.text);
 }
@@ -182,7 +192,8 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	(void)error;
 	if (tidying->last_serial) /* while the names are listed anyway */
 		note_serial(tidying->directory, name, parsed.kind, tidying->last_serial);
-	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP)
+	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP ||
+	    !base_budget_look(tidying->budget))
 		return 0;
 	if (ring_folder_open_in(&folder, tidying->directory, name, NULL))
 		return 0;
@@ -210,10 +221,10 @@ out:
 }
 
 void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
-		const struct base_log *log)
+		struct base_budget *budget, const struct base_log *log)
 {
 	struct ring_clock clock = { .directory_fd = directory->fd };
-	struct tidying tidying = { directory, job, last_serial, &clock, log };
+	struct tidying tidying = { directory, job, last_serial, &clock, log, budget };
 	struct base_error error = { 0 };
 
 	if (ring_folder_list(directory, tidy_one, &tidying, &error))

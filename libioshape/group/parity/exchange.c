@@ -126,8 +126,8 @@ static int find_sources(const struct exchanging *exchanging, const struct work *
 {
 	const struct group_exchange *exchange = exchanging->exchange;
 
-	if (!group_find_sources(&exchange->record->sets, exchange->holders, exchange->parities,
-				work->making.node, element, exchange->fresh, sources, count))
+	if (!group_find_sources(&work->set, exchange->holders, exchange->parities, element,
+				exchange->fresh, sources, count))
 		return 0;
 	return base_refuse(error, -ENODATA,
 			   "too many nodes are lost to restore what node %u had of generation %llu",

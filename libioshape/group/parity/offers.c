@@ -15,10 +15,13 @@
 
 /* One generation here. */
 struct offer {
+	const struct ioshape_group *group;
 	const struct group_generation *generation;
 	struct group_note *note;
 	uint32_t count; /* of nodes whose files are here */
-	bool described;
+	/* The record that the others have to agree with; owned. sets.nodes is 0 before there is
+	 * one. */
+	struct group_record described;
 };
 
 static bool has_all_files(const struct offer *offer, const struct group_record *record)
@@ -49,8 +52,8 @@ static uint32_t parities_here(const struct offer *offer, const struct group_reco
 	return record_bytes + record->parities * segment <= file_bytes ? record->parities : 0;
 }
 
-/* What is the same for all nodes; once. */
-static void describe(struct offer *offer, const struct group_record *record,
+/* What is the same for all nodes; once. Takes the record. */
+static void describe(struct offer *offer, struct group_record *record,
 		     const struct base_buffer *text)
 {
 	const struct zip_manifest *manifest = &offer->generation->manifest;
@@ -61,7 +64,19 @@ static void describe(struct offer *offer, const struct group_record *record,
 	group_note_bytes(offer->note, text->data, text->bytes);
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
 		group_note_number(offer->note, record->node_of_file[manifest->parts[rank].file]);
-	offer->described = true;
+	offer->described = *record;
+	*record = (struct group_record){ 0 };
+}
+
+/* Two parity files of one generation with different sets cannot both be right. */
+static bool agrees(const struct offer *offer, const struct group_record *record, const char *name)
+{
+	if (!offer->described.sets.nodes || group_records_agree(&offer->described, record))
+		return true;
+	base_log(save_log(offer->group->context), IOSHAPE_LOG_WARNING,
+		 "cannot use \"%s/%s\": another file of parities there names other sets of nodes",
+		 offer->generation->folder.path, name);
+	return false;
 }
 
 int group_read_record(const struct ring_folder *folder, const char *name, struct base_buffer *text,
@@ -90,19 +105,19 @@ static int see_node(void *user, const char *name, struct base_error *error)
 	struct base_buffer text = { 0 };
 	struct group_record record = { 0 };
 	uint64_t file_bytes;
-	uint32_t node;
+	uint32_t node, parities;
 
 	(void)error;
 	if (!group_parse_parity_name(name, &node) ||
 	    group_read_record(&offer->generation->folder, name, &text, &file_bytes) ||
 	    group_record_decode(&record, text.data, text.bytes, name, NULL))
 		goto out;
-	if (record.node == node && has_all_files(offer, &record)) {
-		if (!offer->described)
+	if (record.node == node && has_all_files(offer, &record) && agrees(offer, &record, name)) {
+		parities = parities_here(offer, &record, text.bytes, file_bytes);
+		if (!offer->described.sets.nodes)
 			describe(offer, &record, &text);
 		group_note_number(offer->note, node);
-		group_note_number(offer->note,
-				  parities_here(offer, &record, text.bytes, file_bytes));
+		group_note_number(offer->note, parities);
 		offer->count++;
 	}
 out:
@@ -134,7 +149,7 @@ static bool offer_one(const struct ioshape_group *group, const struct group_gene
 		      struct group_note *note)
 {
 	struct group_note own = { 0 };
-	struct offer offer = { .generation = generation, .note = &own };
+	struct offer offer = { .group = group, .generation = generation, .note = &own };
 
 	if (generation->manifest.rank_count != group->options.ranks) {
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
@@ -154,6 +169,7 @@ static bool offer_one(const struct ioshape_group *group, const struct group_gene
 				base_buffer_append(&note->bytes, own.bytes.data, own.bytes.bytes);
 	}
 	base_buffer_free(&own.bytes);
+	group_record_free(&offer.described);
 	return offer.count > 0;
 }
 
@@ -203,22 +219,29 @@ void group_spreads_free(struct group_spreads *spreads)
 	spreads->all = NULL;
 }
 
-/* The one that is this one already, or else a new place; NULL without memory. */
-static struct group_spread *place_for(struct group_spreads *spreads,
-				      const struct group_spread *read)
+static bool is_same(const struct group_spread *left, const struct group_spread *right)
+{
+	return left->step == right->step && left->serial == right->serial &&
+	       !strcmp(left->attempt, right->attempt) &&
+	       group_records_agree(&left->record, &right->record);
+}
+
+/* The one that is this one already, or else a new one, which takes what was read; NULL without
+ * memory. What nodes say that do not agree about the sets is not put together. */
+static struct group_spread *place_for(struct group_spreads *spreads, struct group_spread *read)
 {
 	struct group_spread *all;
 
 	for (size_t i = 0; i < spreads->count; i++) {
-		if (spreads->all[i].serial == read->serial &&
-		    !strcmp(spreads->all[i].attempt, read->attempt))
+		if (is_same(&spreads->all[i], read))
 			return &spreads->all[i];
 	}
 	all = reallocarray(spreads->all, spreads->count + 1, sizeof(*all));
 	if (!all)
 		return NULL;
 	spreads->all = all;
-	all[spreads->count] = (struct group_spread){ 0 };
+	all[spreads->count] = *read;
+	*read = (struct group_spread){ 0 };
 	return &all[spreads->count++];
 }
 
@@ -236,6 +259,8 @@ static bool read_offer(const struct ioshape_group *group, struct group_note_read
 	if (!read->node_of_rank || reader->bad ||
 	    group_record_decode(&read->record, text, bytes, "what a node offers", NULL))
 		return false;
+	/* It was saved by as many ranks as there are, and each node had one at least. */
+	reader->bad |= read->record.sets.nodes > group->options.ranks;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		const uint64_t node = group_read_number(reader);
 
@@ -250,7 +275,7 @@ static bool read_holdings(struct group_spread *spread, struct group_note_reader 
 {
 	struct group_holding *all = NULL;
 
-	if (count <= reader->left / 16)
+	if (count <= spread->record.sets.nodes && count <= reader->left / 16)
 		all = reallocarray(spread->holdings, spread->holding_count + count, sizeof(*all));
 	if (!all)
 		return false;
@@ -267,27 +292,31 @@ static bool read_holdings(struct group_spread *spread, struct group_note_reader 
 	return !reader->bad;
 }
 
+void group_read_offers(const struct ioshape_group *group, uint32_t rank,
+		       const struct base_buffer *note, struct group_spreads *spreads)
+{
+	struct group_note_reader reader = group_read_note(note);
+	struct group_spread read, *spread;
+
+	/* What cannot be read is not offered. */
+	for (uint32_t i = 0; i < MOST_OFFERED; i++) {
+		const uint64_t count = group_read_number(&reader);
+
+		if (!count || reader.bad)
+			return;
+		spread = read_offer(group, &reader, &read) ? place_for(spreads, &read) : NULL;
+		spread_free(&read);
+		if (!spread || !read_holdings(spread, &reader, group->ranks[rank].node, count))
+			return;
+	}
+}
+
 static int found_offer(void *user, uint32_t rank, const struct base_buffer *note)
 {
 	struct hearing *hearing = user;
-	const struct ioshape_group *group = hearing->group;
-	struct group_note_reader reader = group_read_note(note);
-	struct group_spread read, *spread;
-	uint64_t count;
 
 	hearing->have[rank] = true;
-	/* What cannot be read is not offered. */
-	while ((count = group_read_number(&reader)) && !reader.bad) {
-		spread = read_offer(group, &reader, &read) ? place_for(hearing->spreads, &read) :
-							     NULL;
-		if (spread && !spread->holdings) {
-			*spread = read;
-			read = (struct group_spread){ 0 };
-		}
-		spread_free(&read);
-		if (!spread || !read_holdings(spread, &reader, group->ranks[rank].node, count))
-			break;
-	}
+	group_read_offers(hearing->group, rank, note, hearing->spreads);
 	return 0;
 }
 

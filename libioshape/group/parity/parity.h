@@ -70,15 +70,17 @@ struct group_source {
 };
 
 /*
- * What an element of a node is made of: itself, if somebody holds it, but not if it is `fresh`;
- * otherwise what is left of its group. holders[] and parities[] are by node: who has its files, and
- * how many parities there are with them. -ENOENT: too much of the group is lost.
+ * Find what an element of the node at set->position is made of: of itself, if a node holds it and
+ * it is not `fresh`; otherwise of what is left of its group. holders[] and parities[] are by node,
+ * and have an item for each node of the sets: the node of today that has its files, and how many
+ * parities lie with them. -ENOENT: too much of the group is lost.
  */
-int group_find_sources(const struct group_sets *sets, const uint32_t *holders,
-		       const uint32_t *parities, uint32_t node, uint32_t element, bool fresh,
+int group_find_sources(const struct group_set *set, const uint32_t *holders,
+		       const uint32_t *parities, uint32_t element, bool fresh,
 		       struct group_source sources[BASE_MOST_DATA], uint32_t *count);
 
-/* Whether everything that the nodes had is there, or can be made. */
+/* Whether everything that the nodes had is there, or can be made. Takes time in proportion to the
+ * number of nodes. */
 bool group_can_restore(const struct group_sets *sets, const uint32_t *holders,
 		       const uint32_t *parities);
 
@@ -101,6 +103,12 @@ uint64_t group_record_bytes(const void *begin, size_t bytes);
 int group_record_decode(struct group_record *record, const void *data, size_t bytes,
 			const char *path, struct base_error *error);
 void group_record_free(struct group_record *record);
+/* Compare a record that another process or a disk gave with the manifest and the number of nodes
+ * that it is used with: their arrays are indexed by its numbers. IOSHAPE_E_DAMAGED. */
+int group_record_check(const struct group_record *record, const struct zip_manifest *manifest,
+		       uint32_t nodes, const char *path, struct base_error *error);
+/* Whether two records name the same sets and the same files of each node. */
+bool group_records_agree(const struct group_record *left, const struct group_record *right);
 /* Of a generation that lies all in one place, as if one node had saved it. -ENOMEM. */
 int group_record_whole(struct group_record *record, uint32_t file_count);
 

@@ -155,6 +155,29 @@ int group_record_decode(struct group_record *record, const void *data, size_t by
 			   path);
 }
 
+int group_record_check(const struct group_record *record, const struct zip_manifest *manifest,
+		       uint32_t nodes, const char *path, struct base_error *error)
+{
+	if (record->sets.nodes == nodes && record->file_count == manifest->file_count)
+		return 0;
+	return base_refuse(
+		error, IOSHAPE_E_DAMAGED,
+		"\"%s\" is damaged: its parities are those of %u nodes with %u files, and "
+		"the generation has %u nodes with %u files" BASE_REMEDY "load another generation",
+		path, record->sets.nodes, record->file_count, nodes, manifest->file_count);
+}
+
+bool group_records_agree(const struct group_record *left, const struct group_record *right)
+{
+	const struct group_sets *a = &left->sets, *b = &right->sets;
+
+	return a->nodes == b->nodes && a->parity == b->parity && a->set_nodes == b->set_nodes &&
+	       left->file_count == right->file_count &&
+	       !memcmp(a->order, b->order, a->nodes * sizeof(*a->order)) &&
+	       !memcmp(left->node_of_file, right->node_of_file,
+		       left->file_count * sizeof(*left->node_of_file));
+}
+
 int group_record_whole(struct group_record *record, uint32_t file_count)
 {
 	static const char *const nowhere[] = { "" };

@@ -11,24 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What rank 0 has decided; all numbers in one piece of memory. */
-struct restoring {
-	uint64_t step;
-	uint32_t nodes; /* of the generation */
-	uint32_t *holders, *parities;
-	uint32_t count;
-	struct group_making *makings; /* owned */
-	char *folder;                 /* owned */
-};
-
-static void restoring_free(struct restoring *restoring)
+void group_restoring_free(struct group_restoring *restoring)
 {
 	free(restoring->holders);
 	free(restoring->makings);
 	free(restoring->folder);
 }
 
-static int make_lists(struct restoring *restoring, uint32_t nodes, uint64_t makings,
+static int make_lists(struct group_restoring *restoring, uint32_t nodes, uint64_t makings,
 		      struct base_error *error)
 {
 	restoring->nodes = nodes;
@@ -89,7 +79,7 @@ static bool has(const struct group_spread *spread, uint32_t holder, uint32_t nod
 	return false;
 }
 
-static bool is_listed(const struct restoring *restoring, uint32_t target, uint32_t node)
+static bool is_listed(const struct group_restoring *restoring, uint32_t target, uint32_t node)
 {
 	for (uint32_t i = restoring->count; i--;) {
 		if (restoring->makings[i].target == target && restoring->makings[i].node == node)
@@ -98,7 +88,7 @@ static bool is_listed(const struct restoring *restoring, uint32_t target, uint32
 	return false;
 }
 
-static uint32_t turns_of(const struct restoring *restoring, uint32_t target)
+static uint32_t turns_of(const struct group_restoring *restoring, uint32_t target)
 {
 	uint32_t turns = 0;
 
@@ -109,13 +99,14 @@ static uint32_t turns_of(const struct restoring *restoring, uint32_t target)
 
 /* What the ranks of each node want and the node has not. */
 static int decide(const struct ioshape_group *group, const struct group_spread *spread,
-		  struct restoring *restoring, struct base_error *error)
+		  struct group_restoring *restoring, struct base_error *error)
 {
 	int ret = make_lists(restoring, spread->record.sets.nodes, group->options.ranks, error);
 
 	if (ret)
 		return ret;
 	restoring->step = spread->step;
+	memcpy(restoring->attempt, spread->attempt, sizeof(restoring->attempt));
 	find_holders(spread, restoring->holders, restoring->parities);
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		const uint32_t target = group->ranks[rank].node, node = spread->node_of_rank[rank];
@@ -129,12 +120,13 @@ static int decide(const struct ioshape_group *group, const struct group_spread *
 	return 0;
 }
 
-static int say(struct group_round *round, const struct restoring *restoring,
+static int say(struct group_round *round, const struct group_restoring *restoring,
 	       struct base_error *error)
 {
 	struct group_note note = { 0 };
 
 	group_note_number(&note, restoring->step);
+	group_note_text(&note, restoring->attempt);
 	group_note_number(&note, restoring->nodes);
 	group_note_number(&note, restoring->count);
 	for (uint32_t node = 0; node < restoring->nodes; node++) {
@@ -151,7 +143,7 @@ static int say(struct group_round *round, const struct restoring *restoring,
 
 /* ---- The others ------------------------------------------------------------------------------ */
 
-static bool read_lists(const struct ioshape_group *group, struct restoring *restoring,
+static bool read_lists(const struct ioshape_group *group, struct group_restoring *restoring,
 		       struct group_note_reader *reader, uint64_t count)
 {
 	for (uint32_t node = 0; node < restoring->nodes; node++) {
@@ -176,21 +168,20 @@ static bool read_lists(const struct ioshape_group *group, struct restoring *rest
 	return !reader->bad;
 }
 
-static int hear(struct group_round *round, struct restoring *restoring, struct base_error *error)
+int group_read_restoring(const struct ioshape_group *group, const struct base_buffer *note,
+			 struct group_restoring *restoring, struct base_error *error)
 {
-	const struct ioshape_group *group = round->group;
-	struct base_buffer note = { 0 };
-	struct group_note_reader reader;
+	struct group_note_reader reader = group_read_note(note);
+	const uint32_t ranks = group->options.ranks;
 	uint64_t nodes, count;
-	int ret = group_round_await(round, "restore", 0, &note, NULL, NULL, error);
+	int ret = 0;
 
-	if (ret)
-		goto out;
-	reader = group_read_note(&note);
 	restoring->step = group_read_number(&reader);
+	group_read_text(&reader, restoring->attempt, sizeof(restoring->attempt));
 	nodes = group_read_number(&reader);
 	count = group_read_number(&reader);
-	if (reader.bad || nodes > reader.left / 16 || count > reader.left / 24)
+	/* A node had a rank at least, and each rank wants the files of one node. */
+	if (reader.bad || !nodes || nodes > ranks || count > ranks)
 		ret = -EPROTO;
 	if (!ret)
 		ret = make_lists(restoring, (uint32_t)nodes, count, error);
@@ -199,7 +190,17 @@ static int hear(struct group_round *round, struct restoring *restoring, struct b
 	if (ret == -EPROTO)
 		base_refuse(error, ret, "cannot read what rank 0 says of generation %llu",
 			    (unsigned long long)restoring->step);
-out:
+	return ret;
+}
+
+static int hear(struct group_round *round, struct group_restoring *restoring,
+		struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	int ret = group_round_await(round, "restore", 0, &note, NULL, NULL, error);
+
+	if (!ret)
+		ret = group_read_restoring(round->group, &note, restoring, error);
 	base_buffer_free(&note);
 	return ret;
 }
@@ -207,7 +208,7 @@ out:
 /* ---- The manifest ---------------------------------------------------------------------------- */
 
 /* The first whose files are still there: whoever holds them gives the manifest. */
-static uint32_t first_held(const struct restoring *restoring)
+static uint32_t first_held(const struct group_restoring *restoring)
 {
 	uint32_t node = 0;
 
@@ -238,7 +239,7 @@ static int make_whole_record(const struct base_buffer *manifest, const char *pat
 }
 
 /* With the record of that node. */
-static int read_own(const struct restoring *restoring, struct group_note *note,
+static int read_own(const struct group_restoring *restoring, struct group_note *note,
 		    struct base_error *error)
 {
 	struct base_buffer manifest = { 0 }, record = { 0 };
@@ -266,17 +267,26 @@ static int read_own(const struct restoring *restoring, struct group_note *note,
 	return ret;
 }
 
-/* What all nodes need to know of the generation. */
-struct known {
-	struct base_buffer note; /* of the giver */
-	const uint8_t *text;     /* of the manifest, in it */
-	size_t text_bytes;
-	struct zip_manifest manifest;
-	struct group_record record;
-};
-
-static int read_known(struct known *known, const char *path, struct base_error *error)
+/* What another node says is compared with what rank 0 says before any of it is used. */
+static int check_known(const struct ioshape_group *group, const struct group_restoring *restoring,
+		       const struct group_known *known, struct base_error *error)
 {
+	const struct zip_manifest *manifest = &known->manifest;
+
+	if (manifest->step != restoring->step || manifest->rank_count != group->options.ranks ||
+	    strcmp(manifest->attempt, restoring->attempt) != 0)
+		return base_refuse(error, IOSHAPE_E_DAMAGED,
+				   "cannot restore \"%s\": the node that has it gave the manifest "
+				   "of another generation" BASE_REMEDY "load another generation",
+				   restoring->folder);
+	return group_record_check(&known->record, manifest, restoring->nodes, restoring->folder,
+				  error);
+}
+
+int group_read_known(const struct ioshape_group *group, const struct group_restoring *restoring,
+		     struct group_known *known, struct base_error *error)
+{
+	const char *path = restoring->folder;
 	struct group_note_reader reader = group_read_note(&known->note);
 	const uint8_t *record;
 	size_t bytes;
@@ -291,13 +301,18 @@ static int read_known(struct known *known, const char *path, struct base_error *
 					  known->text_bytes, path, error);
 	if (!ret)
 		ret = group_record_decode(&known->record, record, bytes, path, error);
-	if (!ret && known->record.file_count != known->manifest.file_count)
-		ret = base_refuse(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged", path);
-	return ret;
+	return ret ? ret : check_known(group, restoring, known, error);
 }
 
-static int get_known(struct group_round *round, const struct restoring *restoring,
-		     struct known *known, struct base_error *error)
+void group_known_free(struct group_known *known)
+{
+	group_record_free(&known->record);
+	zip_manifest_free(&known->manifest);
+	base_buffer_free(&known->note);
+}
+
+static int get_known(struct group_round *round, const struct group_restoring *restoring,
+		     struct group_known *known, struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
 	const uint32_t holder = restoring->holders[first_held(restoring)];
@@ -310,7 +325,7 @@ static int get_known(struct group_round *round, const struct restoring *restorin
 	if (group->options.rank != group->leaders[holder]) {
 		ret = group_round_await(round, "manifest", group->leaders[holder], &known->note,
 					NULL, NULL, error);
-		return ret ? ret : read_known(known, restoring->folder, error);
+		return ret ? ret : group_read_known(group, restoring, known, error);
 	}
 	read_own(restoring, &own, &failure);
 	group_note_error(&note, &failure);
@@ -320,19 +335,20 @@ static int get_known(struct group_round *round, const struct restoring *restorin
 	if (note.failed || base_buffer_append(&known->note, note.bytes.data, note.bytes.bytes))
 		base_no_memory(error, "a manifest", note.bytes.bytes);
 	ret = group_round_post(round, "manifest", &note, error);
-	return ret ? ret : read_known(known, restoring->folder, error);
+	return ret ? ret : group_read_known(group, restoring, known, error);
 }
 
 /* ---- Here ------------------------------------------------------------------------------------ */
 
-static bool gets_something(const struct ioshape_group *group, const struct restoring *restoring)
+static bool gets_something(const struct ioshape_group *group,
+			   const struct group_restoring *restoring)
 {
 	return turns_of(restoring, group->ranks[group->options.rank].node) > 0;
 }
 
 /* Another generation of that step makes room; files of the same one stay. */
-static int prepare(struct ioshape_group *group, const struct restoring *restoring,
-		   const struct known *known, struct base_error *error)
+static int prepare(struct ioshape_group *group, const struct group_restoring *restoring,
+		   const struct group_known *known, struct base_error *error)
 {
 	struct group_tier *tier = group_tier_of(&group->options);
 	struct ring_folder directory = RING_NO_FOLDER;
@@ -357,7 +373,7 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 }
 
 /* The manifest comes last. */
-static int complete(const struct restoring *restoring, const struct known *known,
+static int complete(const struct group_restoring *restoring, const struct group_known *known,
 		    struct base_error *error)
 {
 	struct ring_folder folder = RING_NO_FOLDER;
@@ -375,7 +391,7 @@ static int complete(const struct restoring *restoring, const struct known *known
 
 /* What is here will be drained: also in the place of whoever has lost it, or has died before it
  * was kept. */
-static int keep(struct ioshape_group *group, const struct restoring *restoring, bool restored,
+static int keep(struct ioshape_group *group, const struct group_restoring *restoring, bool restored,
 		struct base_error *error)
 {
 	const struct ioshape_group_options *options = &group->options;
@@ -392,8 +408,8 @@ static int keep(struct ioshape_group *group, const struct restoring *restoring, 
 	return ret;
 }
 
-static int exchange(struct group_round *round, const struct restoring *restoring,
-		    const struct known *known, struct base_error *error)
+static int exchange(struct group_round *round, const struct group_restoring *restoring,
+		    const struct group_known *known, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	struct group_exchange exchange = {
@@ -419,12 +435,12 @@ static int exchange(struct group_round *round, const struct restoring *restoring
 }
 
 /* The first rank of a node. */
-static int restore_here(struct group_round *round, struct restoring *restoring,
+static int restore_here(struct group_round *round, struct group_restoring *restoring,
 			struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	const bool gets = gets_something(group, restoring);
-	struct known known = { 0 };
+	struct group_known known = { 0 };
 	char name[GROUP_STEP_NAME_BYTES];
 	int ret = 0;
 
@@ -444,9 +460,7 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 		ret = complete(restoring, &known, error);
 	if (!ret)
 		ret = keep(group, restoring, gets, error);
-	group_record_free(&known.record);
-	zip_manifest_free(&known.manifest);
-	base_buffer_free(&known.note);
+	group_known_free(&known);
 	return ret;
 }
 
@@ -454,7 +468,7 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 
 static int follow(struct group_round *round, struct base_error *error)
 {
-	struct restoring restoring = { 0 };
+	struct group_restoring restoring = { 0 };
 	struct base_error own = { 0 };
 	int ret;
 
@@ -465,14 +479,14 @@ static int follow(struct group_round *round, struct base_error *error)
 		restore_here(round, &restoring, &own);
 		ret = group_answer(round, "restored", &own, "", error);
 	}
-	restoring_free(&restoring);
+	group_restoring_free(&restoring);
 	return ret;
 }
 
 int group_restore(struct group_round *round, const struct group_spread *spread,
 		  struct base_error *failure, struct base_error *error)
 {
-	struct restoring restoring = { 0 };
+	struct group_restoring restoring = { 0 };
 	struct group_answers answers = { 0 };
 	int ret;
 
@@ -488,6 +502,6 @@ int group_restore(struct group_round *round, const struct group_spread *spread,
 		if (answers.failure.code && !failure->code)
 			*failure = answers.failure;
 	}
-	restoring_free(&restoring);
+	group_restoring_free(&restoring);
 	return ret;
 }

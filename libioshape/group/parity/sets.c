@@ -71,26 +71,29 @@ void group_sets_free(struct group_sets *sets)
 	*sets = (struct group_sets){ 0 };
 }
 
-/* All sets have set_nodes members, or as many more as are left over, dealt out evenly. */
-struct group_set group_set_of(const struct group_sets *sets, uint32_t node)
+/* The set of the node at a place of the order. All sets have set_nodes members, or as many more as
+ * are left over: the first `larger` sets have one more than the others. */
+static struct group_set set_at(const struct group_sets *sets, uint32_t at)
 {
 	const uint32_t sets_count = MAX(sets->nodes / MAX(sets->set_nodes, 1), 1);
 	const uint32_t least = sets->nodes / sets_count, larger = sets->nodes % sets_count;
-	struct group_set set = { .nodes = sets->order };
-	uint32_t at = 0;
+	const uint32_t in_larger = larger * (least + 1);
+	struct group_set set = { .count = least + (at < in_larger) };
+	const uint32_t first = at < in_larger ? 0 : in_larger;
 
-	while (at < sets->nodes && sets->order[at] != node)
-		at++;
-	for (uint32_t i = 0; i < sets_count; i++) {
-		set.count = least + (i < larger);
-		if (at < set.count)
-			break;
-		at -= set.count;
-		set.nodes += set.count;
-	}
-	set.position = at;
+	set.position = (at - first) % set.count;
+	set.nodes = sets->order + at - set.position;
 	set.parity = MIN(sets->parity, set.count - 1);
 	return set;
+}
+
+struct group_set group_set_of(const struct group_sets *sets, uint32_t node)
+{
+	uint32_t at = 0;
+
+	while (sets->order[at] != node)
+		at++;
+	return set_at(sets, at);
 }
 
 /* ---- Groups of elements ---------------------------------------------------------------------- */
@@ -120,25 +123,25 @@ static bool is_there(const struct group_set *set, const uint32_t *holders, const
 	return holders[node] != GROUP_NOWHERE && element < group_segments_of(set) + parities[node];
 }
 
-int group_find_sources(const struct group_sets *sets, const uint32_t *holders,
-		       const uint32_t *parities, uint32_t node, uint32_t element, bool fresh,
+int group_find_sources(const struct group_set *set, const uint32_t *holders,
+		       const uint32_t *parities, uint32_t element, bool fresh,
 		       struct group_source sources[BASE_MOST_DATA], uint32_t *count)
 {
-	const struct group_set set = group_set_of(sets, node);
-	const uint32_t segments = group_segments_of(&set), group = group_of(&set, element);
+	const uint32_t segments = group_segments_of(set), group = group_of(set, element);
+	const uint32_t node = set->nodes[set->position];
 	unsigned have[BASE_MOST_DATA];
 	uint8_t coefficients[BASE_MOST_DATA];
 
 	*count = 0;
-	if (!fresh && is_there(&set, holders, parities, node, element)) {
+	if (!fresh && is_there(set, holders, parities, node, element)) {
 		sources[(*count)++] = (struct group_source){ node, element, 1 };
 		return 0;
 	}
 	/* An element has its number in its group, too. */
-	for (uint32_t other = 0; other < set.count && *count < segments; other++) {
-		const uint32_t owner = member_of(&set, group, other);
+	for (uint32_t other = 0; other < set->count && *count < segments; other++) {
+		const uint32_t owner = member_of(set, group, other);
 
-		if (other == element || !is_there(&set, holders, parities, owner, other))
+		if (other == element || !is_there(set, holders, parities, owner, other))
 			continue;
 		have[*count] = other;
 		sources[(*count)++] = (struct group_source){ owner, other, 0 };
@@ -156,12 +159,12 @@ bool group_can_restore(const struct group_sets *sets, const uint32_t *holders,
 	struct group_source sources[BASE_MOST_DATA];
 	uint32_t count;
 
-	for (uint32_t node = 0; node < sets->nodes; node++) {
-		const struct group_set set = group_set_of(sets, node);
+	for (uint32_t at = 0; at < sets->nodes; at++) {
+		const struct group_set set = set_at(sets, at);
 
 		for (uint32_t element = 0; element < group_segments_of(&set); element++) {
-			if (group_find_sources(sets, holders, parities, node, element, false,
-					       sources, &count))
+			if (group_find_sources(&set, holders, parities, element, false, sources,
+					       &count))
 				return false;
 		}
 	}

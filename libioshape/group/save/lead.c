@@ -135,7 +135,7 @@ static void remove_dead_attempts(void *user)
 
 	if (ring_folder_open(&directory, group_place_of(part), NULL))
 		return;
-	group_tidy(&directory, group->job, NULL, save_log(group->context));
+	group_tidy(&directory, group->job, NULL, NULL, save_log(group->context));
 	ring_folder_close(&directory);
 }
 

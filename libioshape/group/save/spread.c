@@ -273,8 +273,9 @@ int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
 
 /* ---- The other nodes ------------------------------------------------------------------------- */
 
-static int read_commit(const struct base_buffer *note, struct zip_manifest *manifest,
-		       struct group_record *record, struct base_error *error)
+static int read_commit(const struct ioshape_group *group, const struct base_buffer *note,
+		       struct zip_manifest *manifest, struct group_record *record,
+		       struct base_error *error)
 {
 	struct group_note_reader reader = group_read_note(note);
 	size_t text_bytes, sets_bytes;
@@ -288,9 +289,9 @@ static int read_commit(const struct base_buffer *note, struct zip_manifest *mani
 				  "the manifest of rank 0", error);
 	if (!ret)
 		ret = group_record_decode(record, sets, sets_bytes, "what rank 0 says", error);
-	if (!ret && record->file_count != manifest->file_count)
-		ret = base_refuse(error, -EPROTO, "cannot read what rank 0 puts in place");
-	return ret;
+	return ret ? ret :
+		     group_record_check(record, manifest, group->node_count, "what rank 0 says",
+					error);
 }
 
 /* -ECANCELED, without a sentence: there is a verdict already, and it cannot be a good one. */
@@ -324,7 +325,7 @@ void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 	int ret = await_commit(part, &note, &failure);
 
 	if (!ret) {
-		ret = read_commit(&note, &manifest, &record, &failure);
+		ret = read_commit(part->group, &note, &manifest, &record, &failure);
 		if (!ret)
 			ret = commit_here(part, attempt, &manifest, &record, &failure);
 		group_answer(&part->round, "kept", &failure, part->unprotected, &unsaid);

@@ -63,8 +63,13 @@ int save_take_lane(struct ioshape_context *context, struct ring_lane **lane,
 		   struct base_error *error);
 void save_return_lane(struct ioshape_context *context, struct ring_lane *lane);
 
-/* True once for each directory. The path is absolute. */
-bool save_should_tidy(struct ioshape_context *context, const char *path);
+/* Decide whether a save removes what dead processes left in the directory of its absolute path: the
+ * first save into a directory does, and further ones as long as something is left. Returns NULL, or
+ * `budget`, which save_end_tidying() takes. */
+struct base_budget *save_begin_tidying(struct ioshape_context *context, const char *path,
+				       struct base_budget *budget);
+void save_end_tidying(struct ioshape_context *context, const char *path,
+		      const struct base_budget *budget);
 
 /* Of stale bytes (file/unchanged.c): nothing is remembered yet, and at the end of a context. */
 void save_seen_init(struct ioshape_context *context);

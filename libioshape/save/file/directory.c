@@ -28,16 +28,19 @@ static int make(struct ioshape_directory *directory, const char *path, struct ba
 {
 	struct ioshape_context *context = directory->context;
 	char *given = without_slashes(path);
+	struct base_budget budget, *tidying;
 	int ret;
 
 	if (!given)
 		return base_no_memory(error, "a path", strlen(path));
 	ret = save_absolute_path(given, &directory->path, error);
 	free(given);
-	if (!ret)
-		ret = ring_new_folder_make(&directory->made, directory->path,
-					   save_should_tidy(context, directory->path),
-					   save_log(context), error);
+	if (ret)
+		return ret;
+	tidying = save_begin_tidying(context, directory->path, &budget);
+	ret = ring_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
+				   error);
+	save_end_tidying(context, directory->path, tidying);
 	return ret;
 }
 

@@ -23,19 +23,21 @@ int save_output_open(struct save_output *output, const char *path,
 	struct ioshape_context *context = output->context;
 	struct ring_file_options file_options = *options;
 	const struct fs_layout *layout;
+	struct base_budget budget;
 	bool asked;
 	int ret;
 
 	/* Of the parts of one file none takes the place of another. */
 	output->urgent = options->deadline_ns > 0 && !options->part_bytes;
 	file_options.unseen = output->in_new_directory;
-	file_options.remove_stale = !output->in_new_directory && !options->deadline_ns &&
-				    save_should_tidy(context, output->path);
 	ret = save_take_lane(context, &output->lane, error);
 	if (ret)
 		return ret;
+	if (!output->in_new_directory && !options->deadline_ns)
+		file_options.tidying = save_begin_tidying(context, output->path, &budget);
 	ret = ring_writer_open(&output->file, output->lane, path, &file_options, &output->notes,
 			       error);
+	save_end_tidying(context, output->path, file_options.tidying);
 	if (ret)
 		return ret;
 	layout = ring_writer_layout(output->file, &asked);

@@ -143,6 +143,10 @@ class Near:
     folder: str
     exists: bool = True
     writable: bool = True
+    #: this user's own folder there
+    own: str = ""
+    #: the user who has made it, if another user has
+    owner: int | None = None
     in_memory: bool = False
     #: shared with other hosts
     remote: bool = False
@@ -161,7 +165,7 @@ class Near:
     @property
     def usable(self) -> bool:
         """Whether saves can go there."""
-        return self.exists and self.writable
+        return self.exists and self.writable and self.owner is None
 
 
 @dataclass(frozen=True)

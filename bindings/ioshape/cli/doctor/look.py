@@ -304,15 +304,19 @@ def _staging_bytes(local_ranks: int) -> int:
 def look_at_tier(storage: Storage, asked: str) -> Near | None:
     """The path, if this user has saved there as on a tier; or that of the settings."""
     from ioshape._settings import config  # noqa: PLC0415
-    from ioshape._tier.tier import is_tier  # noqa: PLC0415
+    from ioshape._tier.tier import is_tier, other_owner, own_folder  # noqa: PLC0415
 
-    itself = is_tier(asked)
+    itself = is_tier(asked) or other_owner(asked) is not None
     folder = asked if itself else str(config.value_of("tier") or "")
     if not folder:
         return None
     if not os.path.isdir(folder):  # noqa: PTH112
         return Near(folder, exists=False)
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True) and not is_tier(folder):
+    if (owner := other_owner(folder)) is not None:
+        return Near(folder, own=own_folder(folder), owner=owner)
+    # The folder itself need not be writable, if the administrator has made the user's own.
+    places = (folder, own_folder(folder))
+    if not any(os.access(one, os.W_OK | os.X_OK, effective_ids=True) for one in places):
         return Near(folder, writable=False)
     return _look_at_copies(folder, None if itself else storage)
 

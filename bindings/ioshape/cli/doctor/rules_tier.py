@@ -25,14 +25,21 @@ def there(facts: Facts) -> Iterator[Finding]:
     if tier is None or tier.usable:
         return
     quoted = remedies.quoted(tier.folder)
-    why, command = f"may not be written to by {facts.host.user or 'this user'}", f"ls -ld {quoted}"
+    user = facts.host.user or "this user"
+    why, commands = f"may not be written to by {user}", [f"ls -ld {quoted}"]
     if not tier.exists:
-        why, command = "does not exist", "lsblk -o NAME,SIZE,FSTYPE,MOUNTPOINT"
+        why, commands = "does not exist", ["lsblk -o NAME,SIZE,FSTYPE,MOUNTPOINT"]
+    if tier.owner is None:
+        commands.append(f"sudo install -d -m 1777 {quoted}")
+    else:
+        own = remedies.quoted(tier.own)
+        why = f"has a folder for {user} that user {tier.owner} has made"
+        commands = [f"ls -ld {own}", f"sudo rm -r {own}"]
     yield Finding(
         "tier-unusable",
         "warning",
         f"the tier {tier.folder} {why}: saves go directly to their destinations",
-        (command, f"sudo install -d -m 1777 {quoted}"),
+        tuple(commands),
     )
 
 

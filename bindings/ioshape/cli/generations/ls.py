@@ -91,10 +91,12 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
 
         return show(directory, endpoint, as_json)
     import ioshape  # noqa: PLC0415
-    from ioshape._tier.tier import is_tier  # noqa: PLC0415
+    from ioshape._tier.tier import is_tier, of_another_user, other_owner  # noqa: PLC0415
 
     check_directory(directory)
-    if is_tier(directory):
+    if (owner := other_owner(directory)) is not None:
+        note(f"ioshape: {of_another_user(directory, owner)}")
+    elif is_tier(directory):
         from ioshape.cli.tier.ls import show as show_tier  # noqa: PLC0415
 
         return show_tier(directory, as_json)

@@ -391,11 +391,13 @@ def command(
     if something could not be carried. With --watch: 0 after Ctrl-C.
     """
     from ioshape._tier import drain  # noqa: PLC0415
-    from ioshape._tier.tier import is_tier  # noqa: PLC0415
+    from ioshape._tier.tier import is_tier, of_another_user, other_owner  # noqa: PLC0415
 
     if not Path(folder).is_dir():
         reason = "is not a directory" if Path(folder).exists() else "does not exist"
         raise SentenceError(f"{folder} {reason}; give the folder that saves have as their tier")
+    if not watch and (owner := other_owner(folder)) is not None:
+        raise SentenceError(of_another_user(folder, owner))
     if given_up and (watch or url):
         raise click.UsageError("give --forget alone, not with --watch or --to")
     outcomes: list[_Outcome] = []

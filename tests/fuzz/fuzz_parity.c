@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Any numbers as what nodes say while a generation on their tiers is restored: offers, what rank 0
+ * decides, the manifest with its record. Frames and checksums are right, as a node that lies makes
+ * them. What is accepted is used as an exchange uses it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fuzz.h"
+#include "group/parity/restore.h"
+#include "input.h"
+
+#define MOST_RANKS 12u
+#define MOST_FILES 12u
+#define MOST_SAID 8u /* offers, and nodes in each */
+#define RECORD_HEAD 20u
+
+static const char *const attempts[] = { "0a", "0b", "not one" };
+
+/* Mostly one of few small numbers, which others repeat, and now and then any number. */
+static uint64_t take_small(struct input *input)
+{
+	const uint64_t number = take(input, 1);
+
+	return number < 224 ? number % 16 : number < 240 ? GROUP_NOWHERE : take(input, 8);
+}
+
+/* ---- What is said ---------------------------------------------------------------------------- */
+
+static void say_numbers(struct group_note *note, struct input *input, uint64_t count)
+{
+	for (uint64_t i = 0; i < count; i++)
+		group_note_number(note, take_small(input));
+}
+
+/* The nodes in some order; rarely not. */
+static void say_order(struct group_note *note, struct input *input, uint64_t nodes)
+{
+	const uint64_t how = take(input, 1);
+
+	if (how > 250)
+		say_numbers(note, input, nodes);
+	for (uint64_t i = 0; how <= 250 && i < nodes; i++)
+		group_note_number(note, (i + how) % nodes);
+}
+
+static void say_record(struct group_note *note, struct input *input)
+{
+	static const uint8_t zeros[GROUP_RECORD_UNIT];
+	struct base_buffer text = { 0 };
+	struct group_note body = { 0 };
+	uint8_t head[RECORD_HEAD] = "iosparit";
+	uint64_t nodes, files;
+	size_t bytes;
+
+	group_note_number(&body, take_small(input)); /* node */
+	group_note_number(&body, take(input, 1) % 4);
+	nodes = take(input, 1) % (2 * MOST_RANKS);
+	group_note_number(&body, nodes);
+	group_note_number(&body, take(input, 1) % 4);
+	group_note_number(&body, take(input, 1) % 20);
+	say_order(&body, input, nodes);
+	files = take(input, 1) % (MOST_FILES + 1);
+	group_note_number(&body, files);
+	say_numbers(&body, input, files);
+	bytes = RECORD_HEAD + body.bytes.bytes;
+	bytes += (GROUP_RECORD_UNIT - bytes % GROUP_RECORD_UNIT) % GROUP_RECORD_UNIT;
+	base_put_le(head + 8, GROUP_PARITY_FORMAT, 4);
+	base_put_le(head + 12, bytes, 4);
+	base_put_le(head + 16, base_crc32(0, body.bytes.data, body.bytes.bytes), 4);
+	MUST(!base_buffer_append(&text, head, sizeof(head)));
+	MUST(!base_buffer_append(&text, body.bytes.data, body.bytes.bytes));
+	MUST(!base_buffer_append(&text, zeros, bytes - text.bytes));
+	group_note_bytes(note, text.data, text.bytes);
+	base_buffer_free(&body.bytes);
+	base_buffer_free(&text);
+}
+
+static const char *take_attempt(struct input *input)
+{
+	return attempts[take(input, 1) % ARRAY_LENGTH(attempts)];
+}
+
+static void say_offers(struct group_note *note, struct input *input, uint32_t ranks)
+{
+	for (uint64_t i = take(input, 1) % MOST_SAID; i; i--) {
+		const uint64_t count = 1 + take(input, 1) % MOST_SAID;
+
+		group_note_number(note, count);
+		say_numbers(note, input, 2); /* step, serial */
+		group_note_text(note, take_attempt(input));
+		say_record(note, input);
+		say_numbers(note, input, ranks + 2 * count);
+	}
+	group_note_number(note, take_small(input));
+}
+
+static void say_restoring(struct group_note *note, struct input *input)
+{
+	const uint64_t nodes = take(input, 1) % (2 * MOST_RANKS), count = take(input, 1) % 16;
+
+	group_note_number(note, take_small(input));
+	group_note_text(note, take_attempt(input));
+	group_note_number(note, nodes);
+	group_note_number(note, count);
+	say_numbers(note, input, 2 * nodes + 3 * count);
+}
+
+/* Of ranks that have a file each, or share files. */
+static void say_manifest(struct group_note *note, struct input *input, uint32_t ranks)
+{
+	char names[MOST_FILES][32];
+	struct zip_manifest_file files[MOST_FILES] = { 0 };
+	struct zip_manifest_part parts[MOST_RANKS + 1] = { 0 };
+	struct zip_manifest manifest = {
+		.step = take_small(input),
+		.mode = IOSHAPE_MODE_NODE,
+		.file_count = 1 + (uint32_t)take(input, 1) % MOST_FILES,
+		.rank_count = ranks + (take(input, 1) == 1),
+		.files = files,
+		.parts = parts,
+	};
+	struct base_buffer text = { 0 };
+
+	snprintf(manifest.attempt, sizeof(manifest.attempt), "%s", take_attempt(input));
+	for (uint32_t i = 0; i < manifest.file_count; i++) {
+		snprintf(names[i], sizeof(names[i]), "file-%u", i);
+		files[i] = (struct zip_manifest_file){
+			.name = names[i],
+			.bytes = take_amount(input, MOST_RANKS + 1, UINT64_MAX),
+			.bundle = true,
+		};
+	}
+	for (uint32_t i = 0; i < manifest.rank_count; i++)
+		parts[i] = (struct zip_manifest_part){
+			.file = (uint32_t)take(input, 1) % manifest.file_count,
+			.offset = i,
+			.bytes = 1,
+		};
+	group_note_number(note, 0); /* no error */
+	if (zip_manifest_encode(&text, &manifest))
+		text.bytes = 0;
+	group_note_bytes(note, text.data, text.bytes);
+	base_buffer_free(&text);
+	say_record(note, input);
+}
+
+/* ---- What is made of it ---------------------------------------------------------------------- */
+
+static void try_offers(const struct ioshape_group *group, struct input *input)
+{
+	struct group_spreads spreads = { 0 };
+	struct base_error error = { 0 };
+
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		struct group_note note = { 0 };
+
+		say_offers(&note, input, group->options.ranks);
+		group_read_offers(group, rank, &note.bytes, &spreads);
+		base_buffer_free(&note.bytes);
+	}
+	for (size_t i = 0; i < spreads.count; i++) {
+		const struct group_spread *spread = &spreads.all[i];
+
+		MUST(spread->record.sets.nodes <= group->options.ranks);
+		for (uint32_t rank = 0; rank < group->options.ranks; rank++)
+			MUST(spread->node_of_rank[rank] < spread->record.sets.nodes);
+		group_is_restorable(spread, &error);
+	}
+	group_spreads_free(&spreads);
+}
+
+/* As exchange.c does it, for all blocks of all elements. */
+static void use_making(const struct ioshape_group *group, const struct group_restoring *restoring,
+		       const struct group_known *known, const struct group_making *making)
+{
+	const struct group_set set = group_set_of(&known->record.sets, making->node);
+	const uint64_t segment = group_segment_bytes(&known->manifest, &known->record, &set);
+	struct group_source sources[BASE_MOST_DATA];
+	uint32_t count, leaders = 0;
+
+	MUST(set.nodes[set.position] == making->node && making->target < group->node_count);
+	/* In a set, no sum of bytes overflows. */
+	MUST(segment <= UINT64_MAX / BASE_MOST_DATA);
+	MUST(segment * group_segments_of(&set) >=
+	     group_node_bytes(&known->manifest, &known->record, making->node));
+	for (uint32_t i = 0; i < set.count; i++)
+		leaders += restoring->holders[set.nodes[i]] != GROUP_NOWHERE;
+	for (uint32_t element = 0; element < set.count; element++) {
+		if (group_find_sources(&set, restoring->holders, restoring->parities, element,
+				       false, sources, &count))
+			continue;
+		MUST(count && count <= group_segments_of(&set) && leaders);
+		for (uint32_t i = 0; i < count; i++)
+			MUST(restoring->holders[sources[i].node] < group->node_count &&
+			     sources[i].element < set.count);
+	}
+}
+
+static void try_restoring(const struct ioshape_group *group, struct input *input)
+{
+	struct group_restoring restoring = { .folder = strdup("folder") };
+	struct group_note said = { 0 }, given = { 0 };
+	struct base_error error = { 0 };
+	struct group_known known = { 0 };
+	int ret;
+
+	say_restoring(&said, input);
+	say_manifest(&given, input, group->options.ranks);
+	known.note = given.bytes;
+	ret = group_read_restoring(group, &said.bytes, &restoring, &error);
+	MUST(ret == error.code);
+	if (!ret) {
+		ret = group_read_known(group, &restoring, &known, &error);
+		MUST(ret == error.code);
+	}
+	for (uint32_t i = 0; !ret && i < restoring.count; i++)
+		use_making(group, &restoring, &known, &restoring.makings[i]);
+	group_known_free(&known);
+	group_restoring_free(&restoring);
+	base_buffer_free(&said.bytes);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+	struct input input = { data, bytes };
+	struct group_rank ranks[MOST_RANKS] = { 0 };
+	struct ioshape_group group = { .ranks = ranks };
+
+	group.options.ranks = 1 + (uint32_t)take(&input, 1) % MOST_RANKS;
+	group.node_count = 1 + (uint32_t)take(&input, 1) % group.options.ranks;
+	for (uint32_t rank = 0; rank < group.options.ranks; rank++)
+		ranks[rank].node = rank % group.node_count;
+	try_restoring(&group, &input);
+	try_offers(&group, &input);
+	return 0;
+}
