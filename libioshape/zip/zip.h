@@ -294,8 +294,8 @@ void zip_names_free(struct zip_names *names);
 bool zip_utf8_valid(const char *text, size_t bytes);
 
 /*
- * A name from a file, fit for a message: shortened where it is long, '?' for what is not UTF-8 or
- * would drive a terminal. Returns `into`.
+ * A name from a file, fit for a message: shortened where it is long, and as base_make_plain()
+ * leaves it. Returns `into`.
  */
 #define ZIP_SHOWN_NAME_BYTES 128u
 const char *zip_show_name(char into[ZIP_SHOWN_NAME_BYTES], const char *name, size_t bytes);
