@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ioshape._dcp import series
 from ioshape._dcp.names import DESCRIPTION
 from ioshape._errors import failure
+from ioshape._files.sums import SUFFIX
 from ioshape._group.generations import Handle, generations
 from ioshape._load.reader import Reader
 from ioshape._native import lib
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 # On a tier: of the files of other nodes.
 _PARITY = re.compile(r"node-\d{5,}\.parity")
 _STEP = re.compile(r"step-(\d{10,20})")
-#: of the file that has the checksums of another one
-SUMS = ".ioshape-sums"
 
 
 @dataclass(frozen=True)
@@ -153,10 +152,10 @@ def look(path: str) -> Iterator[Source]:
             remedy = "name what it becomes when it is complete"
             raise refused(path, "it is being written, or was left by a dead process", remedy)
         if not os.path.isdir(absolute):  # noqa: PTH112
-            beside = f"{absolute}{SUMS}"
+            beside = f"{absolute}{SUFFIX}"
             files = [_file(absolute, name)]
             if os.path.exists(beside):  # noqa: PTH110
-                files.insert(0, _file(beside, name + SUMS))
+                files.insert(0, _file(beside, name + SUFFIX))
             yield Source(absolute, "file", tuple(files))
         elif step and not os.path.exists(os.path.join(absolute, DESCRIPTION)):  # noqa: PTH110, PTH118
             stack.enter_context(Handle(folder, int(step[1]), "upload"))  # it holds, or this raises
