@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from ioshape._files.open import open as open_file
 from ioshape._files.sums import SUFFIX
 from ioshape._native import lib
 from ioshape._s3.address import Address, parse
+from ioshape._s3.answers import length
 from ioshape._s3.client import BROKEN, Client, code_of, connect, head, sentences
 from ioshape._s3.listing import LISTING, Entry, Kind, Listing
 from ioshape._s3.look import read_listing
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from ioshape._errors import StorageError
 
+# Since 1970, up to 2262: what fits into 63 bits.
+_NANOSECONDS = re.compile(r"[0-9]{1,18}|[1-8][0-9]{18}")
 # Of what breaks off while it is read.
 _ATTEMPTS = 5
 
@@ -189,10 +193,10 @@ class _Download:
         modified = str(told.get("Metadata", {}).get(MODIFIED, ""))
         return _Object(
             address,
-            int(told["ContentLength"]),
-            str(told["ETag"]),
+            length(told, "ContentLength"),
+            str(told.get("ETag", "")),
             "" if "-" in crc32 else crc32,  # of its parts, which only its uploader knows
-            int(modified) if modified.isdecimal() else None,
+            int(modified) if _NANOSECONDS.fullmatch(modified) else None,
         )
 
     def directory(self, listing: Listing, place: str, *, durable: bool) -> None:

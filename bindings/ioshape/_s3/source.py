@@ -21,8 +21,7 @@ from ioshape._files.sums import SUFFIX
 from ioshape._group.generations import Handle, generations
 from ioshape._load.reader import Reader
 from ioshape._native import lib
-from ioshape._s3.address import MOST_KEY_BYTES
-from ioshape._s3.listing import LISTING, MARKERS, Kind
+from ioshape._s3.listing import LISTING, MARKERS, MOST_NAMES, Kind, check_name
 from ioshape._s3.sums import Known, Sums
 from ioshape._save.names import is_unfinished
 
@@ -79,14 +78,15 @@ def _file(path: str, name: str, crc32: int | None = None) -> SourceFile:
         raise refused(path, why, "", error.errno or errno.EIO) from None
     if not stat.S_ISREG(status.st_mode):
         raise refused(path, "it is neither a file nor a directory", "name one, or remove it")
-    try:
-        n_bytes = len(name.encode())
-    except UnicodeEncodeError:
-        why = "its name is not UTF-8, and the keys of objects are"
-        raise refused(path, why, "rename it") from None
-    if n_bytes > MOST_KEY_BYTES:
-        raise refused(path, f"its name is longer than {MOST_KEY_BYTES} bytes", "rename it")
+    _check_name(path, name)
     return SourceFile(path, name, status.st_size, status.st_mtime_ns, crc32)
+
+
+def _check_name(path: str, name: str) -> None:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise refused(path, str(error), "rename it") from None
 
 
 def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tuple[str, ...]]:
@@ -106,9 +106,13 @@ def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tupl
                 if os.path.islink(full):  # noqa: PTH114
                     why = "it is a symbolic link to a directory"
                     raise refused(full, why, "copy what it points to, or remove it")
+                _check_name(full, relative)
                 directories.append(relative)
             elif not is_unfinished(name) and relative != LISTING:
                 files.append(_file(full, relative, sums.get(relative)))
+        if max(len(files), len(directories)) > MOST_NAMES:
+            remedy = "pack them into fewer files"
+            raise refused(path, f"it has more than {MOST_NAMES:,} files or directories", remedy)
     return tuple(files), tuple(directories)
 
 

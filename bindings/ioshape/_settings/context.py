@@ -13,6 +13,7 @@ from ioshape import _terminal
 from ioshape._c import called_from_c, owned, said, sized
 from ioshape._errors import last_failure
 from ioshape._locks import ForkedLock
+from ioshape._log import logger
 from ioshape._native import ffi, lib
 from ioshape._settings import config
 
@@ -146,13 +147,11 @@ def _later(kind: Any, _value: Any, _traceback: Any) -> None:
 
 @called_from_c(onerror=_later)
 def ioshape_py_on_log(_user: Any, level: int, message: Any) -> None:
-    import logging  # noqa: PLC0415 - seldom needed, and not quick to import
-
-    logger = logging.getLogger("ioshape")
+    log = logger()
     text = said(message)
-    if logger.hasHandlers():
+    if log.hasHandlers():
         _terminal.clear()  # a handler may write there
-        logger.log(_LEVELS.get(level, 20), "%s", text)
+        log.log(_LEVELS.get(level, 20), "%s", text)
     elif level == lib.IOSHAPE_LOG_WARNING or (
         level == lib.IOSHAPE_LOG_NOTICE and not _terminal.is_waiting()
     ):
