@@ -114,7 +114,8 @@ def _safetensors(path: Path) -> object:
     name = path.with_suffix(".safetensors")
     ioshape.safetensors.save_file({ESCAPES: torch.ones(3)}, name, checksums=True)
     flip(name, name.stat().st_size - 1)
-    return ioshape.load(name)
+    ioshape.verify(name)
+    return None
 
 
 def _missing_safetensors(path: Path) -> object:
