@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import said
 from ioshape._native import lib
+from ioshape._text import harmless, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,6 +68,8 @@ class StorageError(OSError, RuntimeError):
     report: Report | None
 
     def __init__(self, facts: Facts) -> None:
+        # What is quoted from a file or a server must neither drive a terminal nor show a secret.
+        facts = facts._replace(sentence=harmless(facts.sentence), remedy=harmless(facts.remedy))
         number = _ERRNOS.get(facts.code, -facts.code)
         super().__init__(number, os.strerror(number), facts.path)
         self.facts = facts
@@ -139,14 +142,15 @@ class MismatchError(ValueError):
         rows += [(name, "missing", "there") for name in self.missing[: self._MOST_SHOWN]]
         rows += [(name, "there", "missing") for name in self.unexpected[: self._MOST_SHOWN]]
         count = len(self.different) + len(self.missing) + len(self.unexpected)
-        lines = [("", "in the file", "to be filled"), *rows]
+        titles = ("", "in the file", "to be filled")
+        lines = [[one_line(cell) for cell in line] for line in (titles, *rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(3)]
         table = "\n".join("  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
         more = f"\n  and {count - len(rows)} more" if count > len(rows) else ""
         remedy = "give what fits it"
         if not self.different:
             remedy += ", or strict=False to leave these out"
-        return f'cannot load "{self.path}" into what was given; {remedy}\n{table}{more}'
+        return f'cannot load "{harmless(self.path)}" into what was given; {remedy}\n{table}{more}'
 
 
 class SkippedWarning(RuntimeWarning):

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ioshape._settings.job import job
+from ioshape._text import harmless, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ _waits = False  # whoever may show it is waiting for a slot, however short a tim
 def say(text: str) -> None:
     """A line that stays."""
     clear()
-    _write(f"ioshape: {text}\n")
+    _write(f"ioshape: {harmless(text)}\n")
 
 
 def can_show() -> bool:
@@ -45,6 +46,7 @@ def can_show() -> bool:
 def show(before: str, path: str, after: str) -> None:
     """Writes it in the place of what stands there; of a long path only the end."""
     global _line  # noqa: PLW0603
+    before, path, after = map(one_line, (before, path, after))
     columns = 0
     with contextlib.suppress(OSError, ValueError):
         columns = os.get_terminal_size(sys.stderr.fileno()).columns

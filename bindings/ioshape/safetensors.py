@@ -31,6 +31,7 @@ from ioshape._safetensors.funnel import How
 from ioshape._safetensors.reading import File, Slice
 from ioshape._save.deadline import due_in
 from ioshape._settings.config import is_durable
+from ioshape._text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -336,7 +337,7 @@ class safe_open:  # noqa: N801 - the original's name
 
     def _entry(self, name: str) -> Any:
         if name not in self._file.entries:
-            raise SafetensorError(f"File does not contain tensor {name}")
+            raise SafetensorError(f"File does not contain tensor {one_line(name)}")
         return self._file.entries[name]
 
 

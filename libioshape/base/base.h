@@ -117,6 +117,17 @@ const struct base_error *base_last_error(void);
  */
 void base_garble(char *text);
 
+/* The bytes of the UTF-8 sequence that begins a text of `room` bytes, at least 1. 0 if there is
+ * none: no overlong forms, no surrogates, nothing above U+10FFFF, no NUL. */
+size_t base_utf8_bytes(const char *text, size_t room);
+
+/*
+ * Replaces by "?", in place, each character that a terminal would act on or not show, and each byte
+ * that is not UTF-8. Names in files and directories may be an attacker's. All sentences, log lines
+ * and notes of reports pass through it, so that no caller can forget it.
+ */
+void base_make_plain(char *text);
+
 /* "38.2 MiB", "512 bytes": for sentences. In BASE_SIZE() the text lives as long as its block. */
 #define BASE_SIZE_BYTES 24
 #define BASE_SIZE(bytes) base_size((char[BASE_SIZE_BYTES]){ 0 }, bytes)

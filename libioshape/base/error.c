@@ -94,8 +94,10 @@ fill(struct base_error *error, int code, const char *reason, const char *format,
 	if (separator && (size_t)length < sizeof(whole)) {
 		whole[length] = 0;
 		put(error->remedy, sizeof(error->remedy), whole + length + 1);
+		base_make_plain(error->remedy);
 	}
 	put(error->sentence, sizeof(error->sentence), whole);
+	base_make_plain(error->sentence);
 	shorten(error->sentence, sizeof(error->sentence), reason);
 	base_error_line(error, error->text, sizeof(error->text));
 }

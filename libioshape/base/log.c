@@ -13,5 +13,6 @@ void base_log(const struct base_log *log, enum ioshape_log_level level, const ch
 	va_start(args, format);
 	vsnprintf(line, sizeof(line), format, args);
 	va_end(args);
+	base_make_plain(line);
 	log->write(log->user, level, line);
 }

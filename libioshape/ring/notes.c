@@ -18,6 +18,7 @@ void ring_note(struct ring_notes *notes, enum ioshape_step_code code, const char
 		va_start(args, format);
 		vsnprintf(step->sentence, sizeof(step->sentence), format, args);
 		va_end(args);
+		base_make_plain(step->sentence);
 		base_garble(step->sentence);
 	}
 	notes->count++;

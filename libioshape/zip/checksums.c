@@ -25,11 +25,6 @@ uint64_t zip_checksums_blocks(uint64_t file_bytes, uint64_t block_bytes)
 	return file_bytes ? (file_bytes - 1) / block_bytes + 1 : 0;
 }
 
-uint64_t zip_checksums_bytes(uint64_t file_bytes)
-{
-	return HEADER_BYTES + CRC_BYTES * zip_checksums_blocks(file_bytes, ZIP_LEAST_CHECK_BYTES);
-}
-
 bool zip_checksums_valid(const struct zip_checksums *checksums)
 {
 	const uint64_t unit = checksums->block_bytes;
@@ -45,6 +40,8 @@ int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *ch
 	const size_t bytes = HEADER_BYTES + CRC_BYTES * checksums->blocks;
 	uint8_t *at;
 
+	if (bytes > ZIP_MOST_CHECKSUMS_BYTES)
+		return -EFBIG;
 	if (base_buffer_reserve(out, bytes))
 		return -ENOMEM;
 	at = out->data + out->bytes;

@@ -367,6 +367,8 @@ int zip_json_skip(struct zip_json *json)
 {
 	struct sink nowhere = { 0 };
 
+	if (json->skipped++ == ZIP_JSON_MAX_SKIPPED)
+		return zip_json_fail(json, IOSHAPE_E_LIMIT, "it has too many unknown values");
 	skip_space(json);
 	switch (peek(json)) {
 	case '{':

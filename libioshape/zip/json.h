@@ -16,14 +16,16 @@
 #include "base/base.h"
 
 #define ZIP_JSON_MAX_DEPTH 16u
-#define ZIP_JSON_MAX_MEMBERS 64u    /* of one object */
-#define ZIP_JSON_MAX_NAME_BYTES 64u /* of a member */
+#define ZIP_JSON_MAX_MEMBERS 64u        /* of one object */
+#define ZIP_JSON_MAX_NAME_BYTES 64u     /* of a member */
+#define ZIP_JSON_MAX_SKIPPED (4u << 20) /* values that the reader does not know, in all */
 
 struct zip_json {
 	const char *text; /* borrowed */
 	size_t bytes;
 	size_t at; /* of what is read next; after a failure, about where it was */
 	unsigned depth;
+	unsigned skipped;
 	const char *problem; /* after a failure: what is wrong there */
 };
 
@@ -46,7 +48,7 @@ int zip_json_string(struct zip_json *json, char *into, size_t room);
 int zip_json_u64(struct zip_json *json, uint64_t *value);
 int zip_json_i64(struct zip_json *json, int64_t *value);
 int zip_json_bool(struct zip_json *json, bool *value);
-/* Any value at all. */
+/* Any value at all; IOSHAPE_E_LIMIT after ZIP_JSON_MAX_SKIPPED of them. */
 int zip_json_skip(struct zip_json *json);
 /* That there is nothing but white space any more. */
 int zip_json_end(struct zip_json *json);

@@ -251,6 +251,8 @@ int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_erro
 #define ZIP_MOST_CHECK_BYTES (1 * GIB)
 
 #define ZIP_CHECKSUMS_SUFFIX ".ioshape-sums"
+/* The most that the file of checksums has: for 8 TiB in blocks of 1 MiB. It is read as a whole. */
+#define ZIP_MOST_CHECKSUMS_BYTES (32 * MIB)
 
 /* A CRC-32 for each block of a file; the last block is as long as what is left. */
 struct zip_checksums {
@@ -264,11 +266,9 @@ struct zip_checksums {
 };
 
 uint64_t zip_checksums_blocks(uint64_t file_bytes, uint64_t block_bytes);
-/* The most that the file of checksums of a file can have. */
-uint64_t zip_checksums_bytes(uint64_t file_bytes);
 /* Whether the numbers fit each other. */
 bool zip_checksums_valid(const struct zip_checksums *checksums);
-/* Appends them as the file has them. 0 or -ENOMEM. */
+/* Appends them as the file has them. 0, -ENOMEM, or -EFBIG if they could not be read again. */
 int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums);
 /*
  * The bytes are untrusted; afterwards the checksums are valid, and owned. IOSHAPE_E_FORMAT if a
@@ -294,8 +294,8 @@ void zip_names_free(struct zip_names *names);
 bool zip_utf8_valid(const char *text, size_t bytes);
 
 /*
- * A name from a file, fit for a message: shortened where it is long, '?' for what is not UTF-8 or
- * would drive a terminal. Returns `into`.
+ * A name from a file, fit for a message: shortened where it is long, and as base_make_plain()
+ * leaves it. Returns `into`.
  */
 #define ZIP_SHOWN_NAME_BYTES 128u
 const char *zip_show_name(char into[ZIP_SHOWN_NAME_BYTES], const char *name, size_t bytes);

@@ -5,6 +5,7 @@ import errno
 import gc
 import io
 import json
+import logging
 import os
 import pickle
 import random
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import ioshape
+import ioshape.safetensors
 import numpy as np
 import pytest
 import torch
@@ -490,29 +492,127 @@ def in_its_place(path: Path, make: Callable[[Path], object]) -> None:
     make(path)
 
 
+def until_its_time_is_another(path: Path, change: Callable[[Path], object]) -> None:
+    """Until the clock that the filesystem takes the time from has gone on: some ms at most."""
+    before = path.stat().st_mtime_ns
+    while path.stat().st_mtime_ns == before:
+        change(path)
+
+
+#: What healthy programs do to a file, and to what lies beside it.
 CHANGES: dict[str, Callable[[Path], object]] = {
     "rewritten in place": rewrite_in_place,
     "replaced without checksums": rewrite_by_us,
-    "cut": lambda path: os.truncate(path, MIB),
+    "cut": lambda path: until_its_time_is_another(path, lambda one: os.truncate(one, MIB)),
     "checksums lost": lambda path: sums_of(path).unlink(),
-    "checksums damaged": lambda path: flip(sums_of(path), 41),
-    "checksums cut": lambda path: os.truncate(sums_of(path), 30),
-    "checksums of a later version": lambda path: flip(sums_of(path), 8),
-    "too many checksums": lambda path: sums_of(path).write_bytes(bytes(MIB)),
     "a directory": lambda path: in_its_place(sums_of(path), os.mkdir),
     "a pipe": lambda path: in_its_place(sums_of(path), os.mkfifo),
+    "a link": lambda path: in_its_place(sums_of(path), lambda one: one.symlink_to("file")),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_checksums_of_another_file_do_not_make_this_one_look_damaged(name: str, path: Path) -> None:
+def test_checksums_of_another_file_do_not_make_this_one_look_damaged(
+    name: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_with_checksums(path)
     CHANGES[name](path)
     with ioshape.open(path) as file:
         assert not file.has_checksums
         assert file.read() == path.read_bytes()
-    with pytest.raises(ioshape.FormatError):
+    assert not caplog.records
+    # It is no torch zip either, or there are checksums, but of what it was.
+    with pytest.raises((ioshape.FormatError, ioshape.StorageError)) as caught:
         ioshape.verify(path)
+    assert not isinstance(caught.value, ioshape.DamagedError)
+
+
+def test_verify_says_that_the_file_was_changed_after_its_checksums(path: Path) -> None:
+    write_with_checksums(path)
+    rewrite_in_place(path)
+    with pytest.raises(ioshape.StorageError, match="changed or replaced after") as caught:
+        ioshape.verify(path)
+    assert caught.value.errno == errno.ENODATA
+
+
+#: What a disk, a lost power supply or a bad copy does to what lies beside a file.
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "the magic": lambda path: flip(sums_of(path), 0),
+    "the version": lambda path: flip(sums_of(path), 8),
+    "the sum of sums": lambda path: flip(sums_of(path), 12),
+    "the block's length": lambda path: flip(sums_of(path), 18),
+    "the file's length": lambda path: flip(sums_of(path), 24),
+    "the file's time": lambda path: flip(sums_of(path), 32),
+    "a checksum": lambda path: flip(sums_of(path), 41),
+    "cut": lambda path: os.truncate(sums_of(path), 30),
+    "emptied": lambda path: os.truncate(sums_of(path), 0),
+    "overwritten": lambda path: sums_of(path).write_bytes(bytes(MIB)),
+    "as large as no checksums are": lambda path: os.truncate(sums_of(path), 1 << 40),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_checksums_do_not_silently_switch_verification_off(
+    name: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_with_checksums(path)
+    DAMAGE[name](path)
+    with ioshape.open(path) as file:
+        assert not file.has_checksums
+        assert file.read() == DATA
+    [warning] = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert "file.ioshape-sums" in warning.getMessage()
+    for share in (1.0, 0.5, 0.0):
+        with pytest.raises(ioshape.DamagedError, match=r"file\.ioshape-sums.*is damaged") as caught:
+            ioshape.verify(path, share=share)
+        assert caught.value.remedy
+
+
+def test_every_bit_of_the_checksums_counts(path: Path) -> None:
+    write_with_checksums(path, DATA[: MIB + 1])
+    for bit in range(8 * sums_of(path).stat().st_size):
+        intact = sums_of(path).read_bytes()
+        damaged = bytearray(intact)
+        damaged[bit // 8] ^= 1 << bit % 8
+        sums_of(path).write_bytes(damaged)
+        with pytest.raises(ioshape.DamagedError):
+            ioshape.verify(path, share=0.0)
+        sums_of(path).write_bytes(intact)
+    ioshape.verify(path)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.0])
+def test_damaged_checksums_count_beside_files_that_can_be_checked_otherwise(
+    share: float, tmp_path: Path
+) -> None:
+    archive = tmp_path / "a.pt"
+    with ioshape.open(archive, "wb", checksums=True) as file:
+        torch.save(torch.ones(3), file)
+    safetensors = tmp_path / "a.safetensors"
+    ioshape.safetensors.save_file({"a": torch.ones(3)}, safetensors, checksums=True)
+    for one in (archive, safetensors):
+        ioshape.verify(one, share=share)
+        flip(sums_of(one), 41)
+        with pytest.raises(ioshape.DamagedError, match="ioshape-sums"):
+            ioshape.verify(one, share=share)
+
+
+def test_a_file_of_its_old_time_and_another_length_is_damaged(path: Path) -> None:
+    write_with_checksums(path)
+    times = path.stat()
+    os.truncate(path, MIB)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    for read in (ioshape.open, ioshape.verify):
+        with pytest.raises(ioshape.DamagedError, match="cut short"):
+            read(path)
+
+
+def test_the_command_says_that_checksums_are_damaged(path: Path) -> None:
+    write_with_checksums(path)
+    flip(sums_of(path), 41)
+    done = call("verify", "--json", path)
+    assert (done.returncode, json.loads(done.stdout)[0]["state"]) == (1, "damaged")
 
 
 def test_what_another_user_puts_there_says_nothing_of_the_file(path: Path) -> None:

@@ -191,7 +191,7 @@ class Store:
         return [one["Key"] for one in found.get("Uploads", ())]
 
 
-def _variables(endpoint: str, folder: Path) -> dict[str, str]:
+def variables(endpoint: str, folder: Path) -> dict[str, str]:
     """What a client of it is told, and nothing of whoever runs the tests."""
     return {
         "AWS_ACCESS_KEY_ID": KEY,
@@ -233,7 +233,7 @@ def moto(folder: Path) -> Iterator[Store]:
     with _running([sys.executable, __file__, str(port_file)]) as process:
         _wait(process, port_file.exists)
         endpoint = f"http://127.0.0.1:{port_file.read_text()}"
-        store = Store(endpoint, process, _variables(endpoint, folder))
+        store = Store(endpoint, process, variables(endpoint, folder))
         store.client().create_bucket(Bucket=BUCKET)
         yield store
 
@@ -256,7 +256,7 @@ def rclone(folder: Path) -> Iterator[Store]:
     with _running(serving) as process:
         _wait(process, lambda: bool(address()))
         endpoint = f"http://{address()}"
-        yield Store(endpoint, process, _variables(endpoint, folder))
+        yield Store(endpoint, process, variables(endpoint, folder))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ static struct test_case tests = { .name = "errors, log and clock" };
 TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 {
 	static const char *const paths[] = { "a; b", "a" BASE_REMEDY "b", "%s; ", "" };
+	static const char *const shown[] = { "a; b", "a?b", "%s; ", "" };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(paths); i++) {
 		struct base_error error = { 0 };
@@ -19,10 +20,60 @@ TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 
 		base_refuse(&error, -EINVAL, "cannot open \"%s\"" BASE_REMEDY "mount %s first",
 			    paths[i], paths[i]);
-		snprintf(sentence, sizeof(sentence), "cannot open \"%s\"", paths[i]);
+		snprintf(sentence, sizeof(sentence), "cannot open \"%s\"", shown[i]);
 		ck_assert_str_eq(error.sentence, sentence);
-		snprintf(sentence, sizeof(sentence), "mount %s first", paths[i]);
+		snprintf(sentence, sizeof(sentence), "mount %s first", shown[i]);
 		ck_assert_str_eq(error.remedy, sentence);
+	}
+}
+
+/* Names that would set a terminal's title, in 7 and in 8 bits, write from right to left, begin a
+ * line of their own, or are no text; and what is shown of them. */
+static const char *const names[][2] = {
+	{ "\x1b]0;pwned\x07", "?]0;pwned?" },
+	{ "\xc2\x9d"
+	  "0;pwned\xc2\x9c",
+	  "?0;pwned?" },
+	{ "a\nERROR\r\x7f", "a?ERROR??" },
+	{ "a\xe2\x80\xae"
+	  "b\xe2\x81\xa6\xe2\x80\xa8\xe2\x80\x8b\xef\xbb\xbf",
+	  "a?b????" },
+	{ "a\xff\x9b\xe2\x80", "a????" },
+	{ "Z\xc3\xbcrich \xe2\x98\x83 \xf0\x9f\x9a\x82 \xe2\x80\x93 \xc2\xa0",
+	  "Z\xc3\xbcrich \xe2\x98\x83 \xf0\x9f\x9a\x82 \xe2\x80\x93 \xc2\xa0" },
+};
+
+static char logged[BASE_ERROR_TEXT_BYTES];
+
+static void keep_line(void *user, enum ioshape_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	snprintf(logged, sizeof(logged), "%s", message);
+}
+
+TEST(tests, no_name_in_an_error_or_a_log_line_drives_a_terminal)
+{
+	const struct base_log log = { .write = keep_line, .level = IOSHAPE_LOG_DEBUG };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
+		struct base_error error = { 0 };
+		char wanted[128];
+
+		base_refuse(&error, -EINVAL, "tensor \"%s\"" BASE_REMEDY "rename %s", names[i][0],
+			    names[i][0]);
+		snprintf(wanted, sizeof(wanted), "tensor \"%s\"", names[i][1]);
+		ck_assert_str_eq(error.sentence, wanted);
+		snprintf(wanted, sizeof(wanted), "rename %s", names[i][1]);
+		ck_assert_str_eq(error.remedy, wanted);
+		snprintf(wanted, sizeof(wanted), "tensor \"%s\"; rename %s", names[i][1],
+			 names[i][1]);
+		ck_assert_str_eq(error.text, wanted);
+		base_rephrase(&error, -EINVAL, "of %s", names[i][0]);
+		snprintf(wanted, sizeof(wanted), "of %s", names[i][1]);
+		ck_assert_str_eq(error.sentence, wanted);
+		base_log(&log, IOSHAPE_LOG_INFO, "%s", names[i][0]);
+		ck_assert_str_eq(logged, names[i][1]);
 	}
 }
 

@@ -273,6 +273,24 @@ TEST(tests, true_and_false_are_told_apart)
 	ck_assert_int_eq(zip_json_bool(&json, &value), IOSHAPE_E_DAMAGED);
 }
 
+TEST(tests, values_that_nobody_knows_are_limited)
+{
+	const size_t bytes = 2 * (size_t)ZIP_JSON_MAX_SKIPPED;
+	char *text = malloc(bytes + 2);
+	struct zip_json json = { .text = text };
+
+	for (size_t i = 0; i < bytes; i += 2)
+		memcpy(text + i, i ? ",1" : "[1", 2);
+	memcpy(text + bytes, ",]", 2);
+	/* With the array itself there is one too many. */
+	json.bytes = bytes + 2;
+	ck_assert_int_eq(zip_json_skip(&json), IOSHAPE_E_LIMIT);
+	memcpy(text + bytes - 2, "]", 1);
+	json = (struct zip_json){ .text = text, .bytes = bytes - 1 };
+	ck_assert_int_eq(zip_json_skip(&json), 0);
+	free(text);
+}
+
 int main(void)
 {
 	return check_run("zip/json");

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import pickle
 import time
@@ -24,6 +23,7 @@ from ioshape._dcp.names import DATA, DESCRIPTION, OF_A_RANK
 from ioshape._descriptors import open_file
 from ioshape._errors import StorageError, failure
 from ioshape._files.atomic import AtomicFile, How
+from ioshape._log import logger
 from ioshape._save.directory import Directory, sync
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # For another process that puts a checkpoint in place at the same path: a few renames.
 _PATIENCE_S = 120.0
 
-_log = logging.getLogger("ioshape")
+_log = logger()
 
 
 class Attempt:

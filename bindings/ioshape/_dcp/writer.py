@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import queue
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from ioshape._dcp.files import Files
 from ioshape._dcp.items import write_items
 from ioshape._dcp.shares import own_node, shares_of, tensor_bytes
 from ioshape._dcp.staging import copy_later, copy_of
+from ioshape._log import logger
 from ioshape._save import lazy as lazily
 from ioshape._settings.config import is_durable
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ioshape._files.atomic import AtomicFile
     from ioshape._save.report import Report
 
-_log = logging.getLogger("ioshape")
+_log = logger()
 
 # What rank 0 has told this process about checkpoints on their way, by their paths.
 _told: dict[str, Place] = {}

@@ -8,7 +8,6 @@ file is damaged.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
@@ -20,6 +19,7 @@ import torch
 from ioshape._device.crc32 import crc32_of_blocks
 from ioshape._device.cufile import CuFile
 from ioshape._device.stretches import BLOCK_BYTES
+from ioshape._log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,7 +45,7 @@ class Direct:
     def __init__(self, opened: OpenFile, stream: CopyStream, device: torch.device) -> None:
         self._file = CuFile(opened.descriptor)
         self._path = opened.path
-        self._log = logging.getLogger("ioshape")
+        self._log = logger()
         self._base = opened.base
         self._stream = stream
         self._device = device

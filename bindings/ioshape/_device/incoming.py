@@ -8,7 +8,6 @@ before is on its way to where it is wanted.
 from __future__ import annotations
 
 import itertools
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ioshape._device.direct import Direct, share_out
 from ioshape._device.exchange import DevicePiece
 from ioshape._device.stream import buffers_of, open_stream, ranks_exchange
 from ioshape._device.stretches import OpenFile, Stretch, Wanted, stretches, verify
+from ioshape._log import logger
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Incoming:
             return Direct(self._opened, stream, device)
         except OSError as error:
             path = self._opened.path
-            logging.getLogger("ioshape").info('loading "%s": no GPUDirect Storage: %s', path, error)
+            logger().info('loading "%s": no GPUDirect Storage: %s', path, error)
             return None
 
     def _by_cpu(self, read: Callable[[int, memoryview], object], each: Iterable[Stretch]) -> None:

@@ -6,16 +6,19 @@ Whoever has all of them puts them there before the directory of the file gets it
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
 from ioshape._descriptors import open_file
+from ioshape._errors import failure
 from ioshape._files.atomic import PART_UNIT
 from ioshape._native import ffi, lib
 
 #: of a checksum
 BYTES = 4
-_SUFFIX = ".ioshape-sums"
+#: of its name
+SUFFIX = ".ioshape-sums"
 
 
 def of(content: memoryview) -> bytes:
@@ -43,10 +46,14 @@ def put_beside(path: str, sums: bytes) -> None:
     found.crc32 = numbers
     found.modified_ns = status.st_mtime_ns
     encoded = ffi.new("struct base_buffer *")
-    if lib.zip_checksums_encode(encoded, found):
+    code = lib.zip_checksums_encode(encoded, found)
+    if code == -errno.ENOMEM:
         raise MemoryError
+    if code:
+        sentence = f'cannot keep checksums of "{path}": it is too large for them'
+        raise failure(code, sentence, path, "save", remedy="save smaller files")
     try:
-        new = open_file(path + _SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        new = open_file(path + SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with os.fdopen(new, "wb") as file:
             file.write(ffi.buffer(encoded.data, encoded.bytes))
     finally:

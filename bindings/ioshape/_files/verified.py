@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ioshape._load.reader import Reader
 from ioshape._save.report import Progress
+from ioshape._text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,8 +170,8 @@ class VerifiedFile(BoundedFile):
         found = self._stored()[name]
         if isinstance(found, str):
             raise ValueError(
-                f"cannot read a part of tensor '{name}' of \"{self.name}\": it {found}; load() the "
-                "file"
+                f"cannot read a part of tensor '{one_line(name)}' of \"{self.name}\": it {found}; "
+                "load() the file"
             )
         return found
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ioshape._c import called_from_c, sized
+from ioshape._log import logger
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _to_c(kind: Any, value: Any, _traceback: Any) -> None:
     """Of what is no Exception, as when the interpreter ends: the library is told by the code."""
     if kind is not None:
         with contextlib.suppress(Exception):
-            logging.getLogger("ioshape").error("cannot send or receive: %r", value)
+            logger().error("cannot send or receive: %r", value)
 
 
 @called_from_c(error=-errno.ECONNRESET, onerror=_to_c)

@@ -18,6 +18,7 @@ from ioshape._load.reader import Reader
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
 from ioshape._settings.context import current, encoded
+from ioshape._text import one_line
 from ioshape._tier.drain import folder_of
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class Generation:
                 if self.mode != "each":
                     raise ValueError(
                         f"mmap=True maps a whole file, but the part of rank {rank} lies in "
-                        f'{part.file} beside others; use mmap=False, or "ioshape extract" first'
+                        f"{one_line(part.file)} beside others; use mmap=False, or "
+                        '"ioshape extract" first'
                     )
                 return _load.load(
                     part.file,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from ioshape._group.group import opened_for_reading
 from ioshape._load import unpickle
 from ioshape._load.into import filling_of
 from ioshape._load.load import load_through
+from ioshape._log import logger
 from ioshape._settings.job import Job, job
 from ioshape._slots.slots import Slot, slot
 from ioshape._tier.drain import folder_to_load_from
@@ -221,7 +221,7 @@ class _Turn:
             self._slot = slot(part.file, nbytes=part.n_bytes)
         except CoordinatorError as error:
             # A job that waits for its checkpoint is not kept from it.
-            logging.getLogger("ioshape").warning("reads without a turn: %s", error)
+            logger().warning("reads without a turn: %s", error)
 
     def __enter__(self) -> _Turn:
         return self

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ioshape._errors import DamagedError, StorageError
+from ioshape._files.sums import SUFFIX
 from ioshape._files.verified import VerifiedFile
 from ioshape._load.pickled import Tensor, list_tensors
 from ioshape._load.reader import RawRecord, Reader
@@ -178,7 +179,8 @@ def verify(
         tier: as in load().
 
     Raises:
-        DamagedError: one is not; the message names the tensor and where it lies.
+        DamagedError: one is not; the message names the tensor and where it lies. Or the file of
+            checksums beside it (`NAME.ioshape-sums`) is damaged itself.
         FormatError: the file is not a torch zip, and no checksums lie beside it.
         StorageError: the file could not be read; with errno ENODATA if it has no checksums.
     """
@@ -187,10 +189,10 @@ def verify(
 
 def _verify(name: str, share: float, progress: Callable[[Progress], object] | None) -> None:
     found = _header_of(name, "verify")[0] if is_safetensors(name) else None
-    if found is not None and not share:
-        return
     with Reader(name, operation="verify", progress=progress, any_format=True) as reader:
         if not reader.is_torch_zip and not reader.has_checksums and found is None:
+            if os.path.lexists(name + SUFFIX):
+                reader.verify()  # raises, and says why the checksums there do not count
             Reader(name, operation="verify").close()  # raises, and says what is wrong with it
         try:
             reader.verify(share)

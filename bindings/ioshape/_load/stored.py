@@ -17,6 +17,7 @@ from ioshape._load.pickled import item_bytes
 from ioshape._native import ffi, lib
 from ioshape._safetensors import header
 from ioshape._safetensors.dtypes import DTYPES
+from ioshape._text import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +76,7 @@ class StoredTensor:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError(f"tensor '{self.name}' is a scalar, which has no length")
+            raise TypeError(f"tensor '{one_line(self.name)}' is a scalar, which has no length")
         return self.shape[0]
 
     @property
@@ -86,8 +87,8 @@ class StoredTensor:
         dtype = getattr(torch, self._dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(
-                f"tensor '{self.name}' of {self._reader.path} has the dtype {self._dtype}, which "
-                "this torch has not; use a newer one"
+                f"tensor '{one_line(self.name)}' of {self._reader.path} has the dtype "
+                f"{self._dtype}, which this torch has not; use a newer one"
             )
         return dtype
 

@@ -9,7 +9,6 @@ of them once, whatever the number of nodes. What is small, such as the pickle, e
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from ioshape._device.exchange import TRAILER_BYTES, Piece
 from ioshape._device.incoming import Buffer
 from ioshape._device.stretches import stretches, verify
 from ioshape._group import comm as _comm
+from ioshape._log import logger
 from ioshape._settings.job import job
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _deliver(stretch: Stretch, piece: Piece, sums: Iterable[int], crcs: dict[int
 
 
 def _warn(why: str) -> None:
-    logging.getLogger("ioshape").warning("loads without the other ranks: %s", why)
+    logger().warning("loads without the other ranks: %s", why)
 
 
 def all_ranks() -> Together | None:

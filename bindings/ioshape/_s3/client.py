@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 try:
     import boto3
@@ -31,6 +31,10 @@ except ImportError as error:
     ) from error
 
 from ioshape._errors import failure
+from ioshape._s3 import answers
+from ioshape._s3.answers import AnswerError, field, length
+from ioshape._s3.listing import MOST_BYTES, MOST_NAMES
+from ioshape._text import harmless, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,8 +52,8 @@ class Client(Protocol):
     def create_multipart_upload(self, **arguments: Any) -> Response: ...
     def delete_object(self, **arguments: Any) -> Response: ...
     def get_object(self, **arguments: Any) -> Response: ...
-    def get_paginator(self, operation: str) -> Any: ...
     def head_object(self, **arguments: Any) -> Response: ...
+    def pages(self, operation: str, **arguments: Any) -> Iterator[Mapping[str, Any]]: ...
     def put_object(self, **arguments: Any) -> Response: ...
     def upload_part(self, **arguments: Any) -> Response: ...
 
@@ -74,15 +78,16 @@ def connect(endpoint: str | None, jobs: int) -> Client:
         region = session.region_name or "us-east-1"
         return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
-    with sentences("connect to the object store", endpoint or "", "connect"):
+    with sentences("connect to the object store", without_password(endpoint or ""), "connect"):
         try:
             client = make()
         except ValueError as error:  # about the endpoint
-            raise ValueError(f"cannot connect to the object store: {error}") from None
+            why = harmless(str(error))
+            raise ValueError(f"cannot connect to the object store: {why}") from None
         if client.meta.endpoint_url.startswith("https:"):
             client = make(payload_signing_enabled=False)
-    made: Client = client
-    return made
+    answers.bound(client)
+    return cast("Client", answers.Careful(client))
 
 
 # ---- What it fails with -------------------------------------------------------------------------
@@ -94,6 +99,9 @@ class _Reason(NamedTuple):
     remedy: str
 
 
+# Of what a server says.
+_MOST_SHOWN = 200
+_SERVER = "look at --endpoint (or AWS_ENDPOINT_URL_S3) and the server's log"
 _AGAIN = "call it again, it goes on where it stopped"
 _KEYS = "look which credentials this shell has (AWS_PROFILE, AWS_ACCESS_KEY_ID)"
 _NO_KEYS = _Reason(
@@ -157,13 +165,26 @@ def _reason(error: Exception) -> _Reason:
         return _NO_KEYS
     if isinstance(error, ClientError):
         code = code_of(error)
-        told = error.response.get("Error", {}).get("Message") or "it says no more"
-        return _CODES.get(code) or _Reason(errno.EIO, f'the server says "{code}": {told}', "")
+        told = str(error.response.get("Error", {}).get("Message") or "it says no more")
+        code, told = code[:_MOST_SHOWN], told[:_MOST_SHOWN]
+        return _CODES.get(code) or _Reason(errno.EIO, f'the server says "{code}": {told}', _SERVER)
     if isinstance(error, BROKEN):
         why = f"the server cannot be reached ({type(error).__name__})"
         remedy = f"look at --endpoint (or AWS_ENDPOINT_URL_S3) and the network, then {_AGAIN}"
         return _Reason(errno.EHOSTUNREACH, why, remedy)
-    return _Reason(errno.EIO, str(error).rstrip("."), "")
+    if isinstance(error, AnswerError):
+        return _Reason(error.number, error.why, error.remedy)
+    return _Reason(errno.EIO, str(error)[:_MOST_SHOWN].rstrip("."), _SERVER)
+
+
+def _shows_secret(error: BaseException | None) -> bool:
+    """Whether a traceback would print a password: boto3 quotes the server's address."""
+    while error is not None:
+        text = str(error)
+        if without_password(text) != text:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager
@@ -172,7 +193,8 @@ def sentences(doing: str, path: str, operation: str) -> Iterator[None]:
     try:
         yield
     except (BotoCoreError, Boto3Error, ClientError) as error:
-        raise explained(error, doing, path, operation) from error
+        made = explained(error, doing, path, operation)
+        raise made from (None if _shows_secret(error) else error)
 
 
 def explained(error: Exception, doing: str, path: str, operation: str) -> StorageError:
@@ -190,7 +212,9 @@ def is_absent(error: ClientError) -> bool:
 def head(client: Client, bucket: str, key: str) -> Mapping[str, Any] | None:
     """What the server tells of an object; None if there is none."""
     try:
-        return client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+        told = client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+        length(told, "ContentLength")
+        return told
     except ClientError as error:
         if is_absent(error):
             return None
@@ -198,6 +222,19 @@ def head(client: Client, bucket: str, key: str) -> Mapping[str, Any] | None:
 
 
 def sizes(client: Client, bucket: str, prefix: str) -> dict[str, int]:
-    """Of all objects whose keys begin so."""
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    return {one["Key"]: int(one["Size"]) for page in pages for one in page.get("Contents", ())}
+    """Of all objects whose keys begin so.
+
+    Raises:
+        AnswerError: they are more than those of two checkpoints.
+    """
+    found: dict[str, int] = {}
+    key_bytes = 0
+    for page in client.pages("list_objects_v2", Bucket=bucket, Prefix=prefix):
+        for one in page.get("Contents", ()):
+            key = field(one, "Key", str)
+            key_bytes += len(key)
+            found[key] = length(one, "Size")
+        if len(found) > 2 * MOST_NAMES or key_bytes > 2 * MOST_BYTES:
+            why = f'there are too many objects below "s3://{bucket}/{prefix}"'
+            raise AnswerError(why, remedy="remove them, or give another address")
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +18,14 @@ from botocore.exceptions import ClientError
 from ioshape._errors import failure
 from ioshape._files.directory import sync_tree
 from ioshape._files.open import open as open_file
+from ioshape._files.sums import SUFFIX
 from ioshape._native import lib
 from ioshape._s3.address import Address, parse
+from ioshape._s3.answers import length
 from ioshape._s3.client import BROKEN, Client, code_of, connect, head, sentences
 from ioshape._s3.listing import LISTING, Entry, Kind, Listing
 from ioshape._s3.look import read_listing
 from ioshape._s3.send import MODIFIED
-from ioshape._s3.source import SUMS
 from ioshape._s3.sums import Sums, in_base64
 from ioshape._s3.upload import JOBS, PART_BYTES
 from ioshape._save.directory import Directory, sync
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from ioshape._errors import StorageError
 
+# Since 1970, up to 2262: what fits into 63 bits.
+_NANOSECONDS = re.compile(r"[0-9]{1,18}|[1-8][0-9]{18}")
 # Of what breaks off while it is read.
 _ATTEMPTS = 5
 
@@ -171,14 +175,14 @@ class _Download:
         """One object, with its checksums beside it, if there are any."""
         address = self._address
         file = self._look(address)
-        beside = self._look(Address(address.bucket, address.key + SUMS))
+        beside = self._look(Address(address.bucket, address.key + SUFFIX))
         if file is None:
             raise _incomplete(address)
         self._n_bytes = file.n_bytes
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="ioshape-s3") as pool:
             self._fetch_to(place, file, pool, durable=durable)
             if beside is not None:
-                self._fetch_to(place + SUMS, beside, pool, durable=durable)
+                self._fetch_to(place + SUFFIX, beside, pool, durable=durable)
         return Downloaded(place, "file", 1, file.n_bytes, bool(file.crc32))
 
     def _look(self, address: Address) -> _Object | None:
@@ -189,10 +193,10 @@ class _Download:
         modified = str(told.get("Metadata", {}).get(MODIFIED, ""))
         return _Object(
             address,
-            int(told["ContentLength"]),
-            str(told["ETag"]),
+            length(told, "ContentLength"),
+            str(told.get("ETag", "")),
             "" if "-" in crc32 else crc32,  # of its parts, which only its uploader knows
-            int(modified) if modified.isdecimal() else None,
+            int(modified) if _NANOSECONDS.fullmatch(modified) else None,
         )
 
     def directory(self, listing: Listing, place: str, *, durable: bool) -> None:

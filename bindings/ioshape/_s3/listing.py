@@ -7,10 +7,21 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ioshape._s3.address import MOST_KEY_BYTES
+
 #: its name; it is written when all that it lists is there
 LISTING = ".ioshape-objects.json"
-#: it takes some 150 bytes for each file
-MOST_BYTES = 1 << 28
+#: of it; it takes some 150 bytes for each file
+MOST_BYTES = 32 << 20
+#: of files, and of directories
+MOST_NAMES = 100_000
+#: of directories in each other
+MOST_LEVELS = 64
+#: of a file or a directory, in its own: of all filesystems
+_MOST_PART_BYTES = 255
+# Brackets and commas for each name. Names may have some, too.
+_MARKS = 8
+_MOST_DIGITS = 20
 
 Kind = Literal["file", "generation", "dcp", "directory"]
 
@@ -62,7 +73,7 @@ def decode(data: bytes) -> Listing:
     Raises:
         ValueError: it is none.
     """
-    value = json.loads(data)
+    value = _parsed(data)
     if not isinstance(value, dict) or value.get("format") != "ioshape-objects":
         raise ValueError("it is no listing")
     if value.get("version") != 1:
@@ -75,16 +86,46 @@ def decode(data: bytes) -> Listing:
         raise ValueError(f"it lacks something ({error})") from None
     if kind not in ("generation", "dcp", "directory"):
         raise ValueError("it is of an unknown kind")
-    names = [*(one.name for one in files), *directories]
-    if len(set(names)) != len(names):
-        raise ValueError("it has a name twice")
+    _check_together([one.name for one in files], directories)
     return Listing(kind, files, directories)
+
+
+def _parsed(data: bytes) -> Any:
+    """JSON of an attacker, in time and memory that this length and these counts limit."""
+    if len(data) > MOST_BYTES or not data.isascii():
+        raise ValueError("it is too large, or no listing")
+    if max(data.count(b"{"), data.count(b"[")) > 2 * MOST_NAMES + _MARKS:
+        raise ValueError("it has too many names")
+    if data.count(b",") > _MARKS * MOST_NAMES:
+        raise ValueError("it has too many names")
+    try:
+        return json.loads(data, parse_int=_whole, parse_float=_whole, parse_constant=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _whole(digits: str) -> int:
+    # Before version 3.10.7 the time of int() grows with the square of this.
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError("a number is out of range")
+    return int(digits)
+
+
+def _check_together(files: list[str], directories: tuple[str, ...]) -> None:
+    if max(len(files), len(directories)) > MOST_NAMES:
+        raise ValueError("it has too many names")
+    names, above = {*files, *directories}, {"", *directories}
+    if len(names) != len(files) + len(directories):
+        raise ValueError("it has a name twice")
+    # Otherwise one name could make as many directories as it has levels.
+    if any(name.rpartition("/")[0] not in above for name in names):
+        raise ValueError("the directory of a name in it is missing")
 
 
 def _entry(one: Any) -> Entry:
     entry = Entry(_name(one["name"]), one["bytes"], one["crc32"], one["modified_ns"])
     for number, bits in ((entry.bytes, 63), (entry.crc32, 32), (entry.modified_ns, 63)):
-        if not isinstance(number, int) or not 0 <= number < 1 << bits:
+        if type(number) is not int or not 0 <= number < 1 << bits:
             raise ValueError(f'of "{entry.name}" a number is out of range')
     return entry
 
@@ -93,6 +134,25 @@ def _name(name: Any) -> str:
     """Of what lies in the directory or below."""
     if not isinstance(name, str) or "\0" in name:
         raise ValueError(f"{str(name)[:100]!r} is no name")
-    if any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError(f"{name[:100]!r} is outside of the directory")
+    check_name(name)
     return name
+
+
+def check_name(name: str) -> None:
+    """Check that a file of this name can be in an uploaded directory.
+
+    Raises:
+        ValueError: it cannot; says why.
+    """
+    parts = name.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts):
+        raise ValueError(f"{name[:100]!r} is outside of the directory")
+    try:
+        n_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {name[:100]!r} is not UTF-8") from None
+    longest = max(map(len, parts if name.isascii() else name.encode().split(b"/")))
+    if n_bytes > MOST_KEY_BYTES or longest > _MOST_PART_BYTES:
+        raise ValueError(f"the name {name[:100]!r}... is too long")
+    if len(parts) > MOST_LEVELS:
+        raise ValueError(f"the name {name[:100]!r}... has more than {MOST_LEVELS} directories")

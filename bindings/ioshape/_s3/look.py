@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from ioshape._errors import failure
 from ioshape._s3.address import Address, destination, parse
+from ioshape._s3.answers import AnswerError, field, length
 from ioshape._s3.client import connect, head, sentences
-from ioshape._s3.listing import LISTING, MARKERS, MOST_BYTES, Kind, Listing, decode
+from ioshape._s3.listing import LISTING, MARKERS, MOST_BYTES, MOST_NAMES, Kind, Listing, decode
 from ioshape._s3.send import MODIFIED
 from ioshape._s3.source import look
 
@@ -49,7 +50,8 @@ def read_listing(client: Client, address: Address, operation: str) -> Listing:
         return decode(data)
     except ValueError as error:
         sentence = f'cannot {operation} "{address}": "{to}" is damaged: {error}'
-        raise failure(-errno.EBADMSG, sentence, str(to), operation) from None
+        remedy = "upload the checkpoint again, or use another one"
+        raise failure(-errno.EBADMSG, sentence, str(to), operation, remedy=remedy) from None
 
 
 def is_uploaded(path: str, url: str, *, endpoint: str | None = None) -> bool:
@@ -69,7 +71,7 @@ def is_uploaded(path: str, url: str, *, endpoint: str | None = None) -> bool:
     file = source.files[-1]
     return (
         told is not None
-        and told["ContentLength"] == file.n_bytes
+        and length(told, "ContentLength") == file.n_bytes
         and told.get("Metadata", {}).get(MODIFIED) == str(file.modified_ns)
     )
 
@@ -102,12 +104,15 @@ def checkpoints(url: str, *, endpoint: str | None = None) -> list[Remote]:
     found: list[Remote] = []
     written: dict[str, datetime] = {}
     with sentences(f'list "{url}"', url, "list"):
-        pages = client.get_paginator("list_objects_v2")
         names = (LISTING, *MARKERS.values())
-        for page in pages.paginate(Bucket=above.bucket, Prefix=prefix):
+        for page in client.pages("list_objects_v2", Bucket=above.bucket, Prefix=prefix):
             for one in page.get("Contents", ()):
-                if one["Key"].rpartition("/")[2] in names:
-                    written[one["Key"]] = one["LastModified"]
+                key = field(one, "Key", str)
+                if key.rpartition("/")[2] in names:
+                    written[key] = field(one, "LastModified", datetime)
+            if len(written) > MOST_NAMES:
+                remedy = "give the address of fewer of them"
+                raise AnswerError("there are too many checkpoints", remedy=remedy)
         for key in written:
             folder, _, name = key.rpartition("/")
             if name != LISTING:

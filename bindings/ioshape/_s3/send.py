@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from base64 import b64encode
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
 from ioshape._errors import StorageError
+from ioshape._log import logger
+from ioshape._s3.answers import AnswerError, field
 from ioshape._s3.client import WRONG_SUM, code_of, head, sentences
 from ioshape._s3.source import OpenFile, Part
 from ioshape._s3.sums import in_base64, is_etag, is_same, md5_of
@@ -29,6 +31,8 @@ MOST_PARTS = 10_000
 #: and none smaller, but for the last
 LEAST_PART_BYTES = 5 << 20
 _UNIT = 1 << 20
+# Of one object, which were begun and not completed.
+_MOST_UPLOADS = 10_000
 # Of what was damaged on its way.
 _ATTEMPTS = 3
 
@@ -38,7 +42,7 @@ MODIFIED = "ioshape-modified-ns"
 # What a server says of parts that somebody else has sent, or taken away.
 _NOT_OURS = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "InvalidRequest", "404")
 
-_log = logging.getLogger("ioshape")
+_log = logger()
 
 
 class Stopped(Exception):
@@ -295,20 +299,22 @@ class Sender:
             sums = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
             begun = self._client.create_multipart_upload(Metadata=metadata, **sums, **place)
             if begun.get("ChecksumAlgorithm") == "CRC32":
-                return str(begun["UploadId"])
-            self._abort({**place, "UploadId": begun["UploadId"]})
+                return field(begun, "UploadId", str)
+            self._abort({**place, "UploadId": field(begun, "UploadId", str)})
             self.fall_back()
-        return str(self._client.create_multipart_upload(Metadata=metadata, **place)["UploadId"])
+        begun = self._client.create_multipart_upload(Metadata=metadata, **place)
+        return field(begun, "UploadId", str)
 
     def _parts_of(self, upload: Mapping[str, Any], place: Mapping[str, str]) -> dict[int, Any]:
         """What is there of an upload that somebody has begun."""
-        pages = self._client.get_paginator("list_parts")
         found: dict[int, Any] = {}
         algorithm = upload.get("ChecksumAlgorithm")
         try:
-            for page in pages.paginate(**place, UploadId=upload["UploadId"]):
+            for page in self._client.pages("list_parts", **place, UploadId=upload["UploadId"]):
                 algorithm = algorithm or page.get("ChecksumAlgorithm")
-                found |= {one["PartNumber"]: one for one in page.get("Parts", ())}
+                found |= {field(one, "PartNumber", int): one for one in page.get("Parts", ())}
+                if len(found) > MOST_PARTS:
+                    raise AnswerError("the server knows more parts than an object has")
         except ClientError as error:
             if code_of(error) not in _NOT_OURS:
                 raise
@@ -319,13 +325,13 @@ class Sender:
     @staticmethod
     def _can_continue(there: Mapping[int, Any], n_bytes: int, part_bytes: int) -> bool:
         return bool(there) and all(
-            one["Size"] == min(part_bytes, n_bytes - (number - 1) * part_bytes)
+            one.get("Size") == min(part_bytes, n_bytes - (number - 1) * part_bytes)
             for number, one in there.items()
         )
 
     def _in_list(self, number: int, told: Mapping[str, Any], crc32: int) -> dict[str, Any]:
         """A part, as the server wants to hear of it in the end."""
-        part = {"PartNumber": number, "ETag": told["ETag"]}
+        part = {"PartNumber": number, "ETag": field(told, "ETag", str)}
         return {**part, "ChecksumCRC32": in_base64(crc32)} if self.checks_crc32 else part
 
     def _complete(
@@ -364,11 +370,16 @@ def _may_be(told: Mapping[str, Any], file: SourceFile) -> bool:
 
 def _uploads(client: Client, to: Address) -> list[Mapping[str, Any]]:
     """Those of this object that are not complete, the newest first."""
-    pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=to.bucket, Prefix=to.key)
     found: list[Mapping[str, Any]] = []
     try:
-        for page in pages:
-            found += [one for one in page.get("Uploads", ()) if one["Key"] == to.key]
+        for page in client.pages("list_multipart_uploads", Bucket=to.bucket, Prefix=to.key):
+            for one in page.get("Uploads", ()):
+                field(one, "UploadId", str), field(one, "Initiated", datetime)
+                if field(one, "Key", str) == to.key:
+                    found.append(one)
+            if len(found) > _MOST_UPLOADS:
+                remedy = "give the bucket a lifecycle rule that removes them"
+                raise AnswerError("too many uploads of it are incomplete", remedy=remedy)
     except ClientError as error:
         if code_of(error) != "NoSuchUpload":  # rclone's server says that there are none at all
             raise

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ioshape._dcp import series
 from ioshape._dcp.names import DESCRIPTION
 from ioshape._errors import failure
+from ioshape._files.sums import SUFFIX
 from ioshape._group.generations import Handle, generations
 from ioshape._load.reader import Reader
 from ioshape._native import lib
-from ioshape._s3.address import MOST_KEY_BYTES
-from ioshape._s3.listing import LISTING, MARKERS, Kind
+from ioshape._s3.listing import LISTING, MARKERS, MOST_NAMES, Kind, check_name
 from ioshape._s3.sums import Known, Sums
 from ioshape._save.names import is_unfinished
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 # On a tier: of the files of other nodes.
 _PARITY = re.compile(r"node-\d{5,}\.parity")
 _STEP = re.compile(r"step-(\d{10,20})")
-#: of the file that has the checksums of another one
-SUMS = ".ioshape-sums"
 
 
 @dataclass(frozen=True)
@@ -80,14 +78,15 @@ def _file(path: str, name: str, crc32: int | None = None) -> SourceFile:
         raise refused(path, why, "", error.errno or errno.EIO) from None
     if not stat.S_ISREG(status.st_mode):
         raise refused(path, "it is neither a file nor a directory", "name one, or remove it")
-    try:
-        n_bytes = len(name.encode())
-    except UnicodeEncodeError:
-        why = "its name is not UTF-8, and the keys of objects are"
-        raise refused(path, why, "rename it") from None
-    if n_bytes > MOST_KEY_BYTES:
-        raise refused(path, f"its name is longer than {MOST_KEY_BYTES} bytes", "rename it")
+    _check_name(path, name)
     return SourceFile(path, name, status.st_size, status.st_mtime_ns, crc32)
+
+
+def _check_name(path: str, name: str) -> None:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise refused(path, str(error), "rename it") from None
 
 
 def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tuple[str, ...]]:
@@ -107,9 +106,13 @@ def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tupl
                 if os.path.islink(full):  # noqa: PTH114
                     why = "it is a symbolic link to a directory"
                     raise refused(full, why, "copy what it points to, or remove it")
+                _check_name(full, relative)
                 directories.append(relative)
             elif not is_unfinished(name) and relative != LISTING:
                 files.append(_file(full, relative, sums.get(relative)))
+        if max(len(files), len(directories)) > MOST_NAMES:
+            remedy = "pack them into fewer files"
+            raise refused(path, f"it has more than {MOST_NAMES:,} files or directories", remedy)
     return tuple(files), tuple(directories)
 
 
@@ -153,10 +156,10 @@ def look(path: str) -> Iterator[Source]:
             remedy = "name what it becomes when it is complete"
             raise refused(path, "it is being written, or was left by a dead process", remedy)
         if not os.path.isdir(absolute):  # noqa: PTH112
-            beside = f"{absolute}{SUMS}"
+            beside = f"{absolute}{SUFFIX}"
             files = [_file(absolute, name)]
             if os.path.exists(beside):  # noqa: PTH110
-                files.insert(0, _file(beside, name + SUMS))
+                files.insert(0, _file(beside, name + SUFFIX))
             yield Source(absolute, "file", tuple(files))
         elif step and not os.path.exists(os.path.join(absolute, DESCRIPTION)):  # noqa: PTH110, PTH118
             stack.enter_context(Handle(folder, int(step[1]), "upload"))  # it holds, or this raises

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ioshape._s3.address import Address, destination
+from ioshape._s3.answers import length
 from ioshape._s3.client import Client, connect, head, sentences, sizes
-from ioshape._s3.listing import LISTING, MARKERS, Entry, Kind, Listing, encode
+from ioshape._s3.listing import LISTING, MARKERS, MOST_BYTES, Entry, Kind, Listing, encode
 from ioshape._s3.send import LEAST_PART_BYTES, Sender
-from ioshape._s3.source import Source, SourceFile, look
+from ioshape._s3.source import Source, SourceFile, look, refused
 from ioshape._s3.sums import crc32, is_same
 from ioshape._save.report import Progress
 from ioshape._tier.drain import folder_of
@@ -155,7 +156,7 @@ class _Upload:
     def _size_of(self, address: Address) -> int | None:
         with sentences(self._doing, self._source.path, "upload"):
             told = head(self._client, address.bucket, address.key)
-        return None if told is None else int(told["ContentLength"])
+        return None if told is None else length(told, "ContentLength")
 
     # ---- Directories ----------------------------------------------------------------------------
 
@@ -191,6 +192,9 @@ class _Upload:
         )
         listing = Listing(self._source.kind, tuple(files), self._source.directories)
         data = encode(listing)
+        if len(data) > MOST_BYTES:
+            why = f"the names of its files take more than {MOST_BYTES >> 20} MiB"
+            raise refused(self._source.path, why, "shorten them, or pack the files into fewer")
         to = self._to.below(LISTING)
         with sentences(self._doing, self._source.path, "upload"):
             told = head(self._client, to.bucket, to.key) if to.key in self._there else None

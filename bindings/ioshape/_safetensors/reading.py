@@ -16,6 +16,7 @@ from ioshape._files.verified import VerifiedFile
 from ioshape._load.reader import Request
 from ioshape._load.stored import memory_of, of_safetensors
 from ioshape._safetensors import header
+from ioshape._text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -130,8 +131,8 @@ class File:
         stored = self.stored(entry)
         if into.dtype != stored.dtype or tuple(into.shape) != stored.shape:
             raise ValueError(
-                f"tensor '{entry.name}' of {self.path} has dtype {stored.dtype} and shape "
-                f"{stored.shape}, and is to be read into one of {into.dtype} and "
+                f"tensor '{one_line(entry.name)}' of {self.path} has dtype {stored.dtype} and "
+                f"shape {stored.shape}, and is to be read into one of {into.dtype} and "
                 f"{tuple(into.shape)}"
             )
 

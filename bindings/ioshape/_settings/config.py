@@ -7,7 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ioshape._locks import ForkedLock
-from ioshape._settings.setting import SETTINGS, shown, switch_argument, without_password
+from ioshape._settings.setting import SETTINGS, shown, switch_argument
+from ioshape._text import without_password
 
 if TYPE_CHECKING:
     from typing import Literal

@@ -14,6 +14,7 @@ from ioshape import _terminal
 from ioshape._c import called_from_c, owned, said, sized
 from ioshape._errors import failure, last_failure
 from ioshape._locks import ForkedLock
+from ioshape._log import imported_logger
 from ioshape._native import ffi, lib
 from ioshape._settings import config
 
@@ -89,21 +90,9 @@ class Context:
         return value
 
 
-def _logger() -> Any:
-    """Return the package's logger; None until a program has imported logging.
-
-    A thread of the library must not import it: the thread that waits for the save may have been
-    interrupted in an import.
-    """
-    try:
-        return sys.modules["logging"].getLogger("ioshape")
-    except (KeyError, AttributeError):  # half imported
-        return None
-
-
 def _debugs() -> bool:
     """Return whether the program wants debug lines: each takes the GIL."""
-    logger = _logger()
+    logger = imported_logger()
     return logger is not None and bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
 
 
@@ -161,11 +150,11 @@ def _later(kind: Any, _value: Any, _traceback: Any) -> None:
 
 @called_from_c(onerror=_later)
 def ioshape_py_on_log(_user: Any, level: int, message: Any) -> None:
-    logger = _logger()
+    log = imported_logger()
     text = said(message)
-    if logger is not None and logger.hasHandlers():
+    if log is not None and log.hasHandlers():
         _terminal.clear()  # a handler may write there
-        logger.log(_LEVELS.get(level, 20), "%s", text)
+        log.log(_LEVELS.get(level, 20), "%s", text)
     elif level == lib.IOSHAPE_LOG_WARNING or (
         level == lib.IOSHAPE_LOG_NOTICE and not _terminal.is_waiting()
     ):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ioshape._c import said
 from ioshape._native import lib
+from ioshape._text import address_without_password
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -120,16 +121,9 @@ def switch_argument(name: str, value: object) -> bool:
         raise ValueError(f"{name} cannot be {value!r}; it takes True or False") from None
 
 
-def without_password(text: str) -> str:
-    """The same text with *** where addresses in it have their passwords."""
-    # A password may have any character in it that need not be escaped by those who are careless.
-    text = re.sub(r"(\w+://[^\s:/@,]*):\S*@", r"\1:***@", text)
-    return re.sub(r"([?&]password=)[^\s&]*", r"\1***", text, flags=re.IGNORECASE)
-
-
 def shown(value: object) -> object:
     """For people: no setting has a secret but the coordinator's address."""
-    return without_password(value) if isinstance(value, str) else value
+    return address_without_password(value) if isinstance(value, str) else value
 
 
 def _row(row: Any) -> Setting:

@@ -16,8 +16,8 @@ from ioshape._errors import failure, last_facts, last_failure, raised_for
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import QUEUE
 from ioshape._save.deadline import due_in, left_ms
-from ioshape._settings import config
 from ioshape._settings.context import Context, current, encoded
+from ioshape._text import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,15 +36,8 @@ def failure_of(subject: str, operation: str, *, code: int | None = None) -> Exce
 
     `code`: of the exception, where that is not the library's.
     """
-    hidden = config.without_password
-    facts = last_facts(hidden(subject), operation)
-    return raised_for(
-        facts._replace(
-            code=facts.code if code is None else code,
-            sentence=hidden(facts.sentence),
-            remedy=hidden(facts.remedy),
-        )
-    )
+    facts = last_facts(without_password(subject), operation)
+    return raised_for(facts if code is None else facts._replace(code=code))
 
 
 class Place(NamedTuple):

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ioshape._errors import CanceledError, StorageError
 from ioshape._locks import ForkedLock
+from ioshape._log import logger
 from ioshape._save.names import UNDER_WAY
 from ioshape._save.report import Step
 from ioshape._save.under_way import completed, context_of_saves_to, place_of
@@ -220,9 +221,7 @@ def _choose(
             raise
         # A full one is what it is there for: copies that wait. All else somebody has to mend.
         if error.errno != errno.ENOSPC:
-            import logging  # noqa: PLC0415 - not quick to import
-
-            logging.getLogger("ioshape").warning('saves "%s" directly: %s', path, error)
+            logger().warning('saves "%s" directly: %s', path, error)
         return directly(path, str(error))
     return Route(path, place, Passage(drain, place, to_the_end=to_the_end))
 

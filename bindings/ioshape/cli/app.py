@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from importlib import import_module
 from typing import NoReturn
 
 import click
 
-from ioshape.cli.output import explain, one_line
+from ioshape._text import harmless
+from ioshape.cli.output import explain
 from ioshape.cli.suggest import Group
 
 # The module of each; its click command is named "command".
@@ -112,12 +114,16 @@ def _leave(code: int) -> NoReturn:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    from ioshape._settings import config  # noqa: PLC0415
-
-    sentence = config.without_password(sentence)  # whatever it quotes
     with contextlib.suppress(OSError):  # nobody may be listening
-        click.echo(f"ioshape: {one_line(sentence)}", err=True)
+        click.echo(f"ioshape: {harmless(sentence)}", err=True)
     _leave(code)
+
+
+def _show(error: Exception) -> None:
+    """Prints where the error came from. What other packages quote may have secrets in it."""
+    with contextlib.suppress(OSError):
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            click.echo(harmless(line), err=True)
 
 
 def _explain(error: Exception) -> str:
@@ -164,7 +170,8 @@ def run() -> NoReturn:
         _leave(EXIT_INTERRUPTED)
     except Exception as error:
         if sys.argv[1:2] == ["--debug"]:
-            raise
+            _show(error)
+            _leave(EXIT_FAILED)
         if isinstance(error, BrokenPipeError) and not error.filename:
             _leave(EXIT_BROKEN_PIPE)
         _fail(_explain(error), EXIT_FAILED)

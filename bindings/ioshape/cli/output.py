@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ioshape._text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -33,16 +35,6 @@ class UsageSentenceError(SentenceError):
     """The same with exit code 2, where a hint at --help would not help."""
 
     exit_code = 2
-
-
-def one_line(text: str) -> str:
-    """The same text, with what a terminal would act on, or not show, as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
 
 
 def explain(error: OSError) -> str:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ioshape._text import one_line
 from ioshape.cli.generations.look import STEP, damaged, open_step
-from ioshape.cli.output import explain, human_size, one_line, say, say_json
+from ioshape.cli.output import explain, human_size, say, say_json
 from ioshape.cli.paths import exit_for, files_argument, reason
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 /* Checksums of files in other formats: computed while they are written, and put beside them. */
 #include "save/file/file.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 /* As in our own files. */
@@ -69,8 +70,11 @@ void save_checksums_put_beside(const struct save_checksums *checksums, struct ri
 	if (!checksums->beside || !all.modified_ns)
 		return;
 	ret = zip_checksums_encode(&bytes, &all);
-	if (ret)
+	if (ret == -ENOMEM)
 		base_no_memory(&error, "checksums", bytes.bytes);
+	else if (ret)
+		base_fail(&error, ret, "cannot keep checksums of a file of %s",
+			  BASE_SIZE(all.file_bytes));
 	else
 		ret = ring_writer_put_beside(file, ZIP_CHECKSUMS_SUFFIX, bytes.data, bytes.bytes,
 					     &error);

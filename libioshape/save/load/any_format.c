@@ -2,26 +2,59 @@
 /* Which way a file is read that may have any format. */
 #include "save/load/load.h"
 
+#include <errno.h>
+
 #define LEAST_ZIP_BYTES 22u
 
-/* Those that lie beside the file; false if there are none, or they tell of an earlier one. */
-static bool find_checksums(const struct ring_input *input, struct zip_checksums *checksums)
+/* Nothing is there that is ours: no file, or one that another user has put there. */
+static bool is_nothing(int code)
+{
+	return code == -ENOENT || code == -EPERM || code == -EACCES || code == -ELOOP ||
+	       code == -ENAMETOOLONG || code == -ENOTDIR;
+}
+
+static int cannot_read(struct base_error *why, int code, const char *path)
+{
+	if (code == IOSHAPE_E_DAMAGED || code == IOSHAPE_E_FORMAT || code == -EFBIG)
+		return base_refuse(why, IOSHAPE_E_DAMAGED,
+				   "cannot verify \"%s\": \"%s" ZIP_CHECKSUMS_SUFFIX
+				   "\", which has its checksums, is damaged, or a later version of "
+				   "ioshape wrote it" BASE_REMEDY
+				   "compare the file with another copy, and write it again",
+				   path, path);
+	return base_fail(why, code, "cannot verify \"%s\": cannot read its checksums, \"%s%s\"",
+			 path, path, ZIP_CHECKSUMS_SUFFIX);
+}
+
+/* The checksums beside the file: *known if they are of this file. Otherwise *why says why there are
+ * none, unless nothing lies there. */
+static int find_checksums(const struct ring_input *input, struct zip_checksums *checksums,
+			  bool *known, struct base_error *why, struct base_error *error)
 {
 	struct base_buffer bytes = { 0 };
-	bool known;
 	int ret;
 
-	ret = ring_input_get_beside(input, ZIP_CHECKSUMS_SUFFIX, zip_checksums_bytes(input->bytes),
-				    &bytes);
-	known = !ret && !zip_checksums_decode(checksums, bytes.data, bytes.bytes);
+	*known = false;
+	ret = ring_input_get_beside(input, ZIP_CHECKSUMS_SUFFIX, ZIP_MOST_CHECKSUMS_BYTES, &bytes);
+	if (!ret)
+		ret = zip_checksums_decode(checksums, bytes.data, bytes.bytes);
 	base_buffer_free(&bytes);
-	if (!known)
-		return false;
-	if (checksums->file_bytes == input->bytes && checksums->modified_ns &&
-	    checksums->modified_ns == ring_input_modified_ns(input))
-		return true;
+	if (ret == -ENOMEM)
+		return base_no_memory(error, "the checksums of a file", ZIP_MOST_CHECKSUMS_BYTES);
+	if (ret && !is_nothing(ret))
+		cannot_read(why, ret, input->path);
+	if (ret)
+		return 0;
+	/* A file of this time and another length is no longer what it was: damage. */
+	*known = checksums->modified_ns && checksums->modified_ns == ring_input_modified_ns(input);
+	if (*known)
+		return 0;
 	zip_checksums_free(checksums);
-	return false;
+	base_refuse(why, -ENODATA,
+		    "cannot verify \"%s\": it was changed or replaced after \"%s%s\", its "
+		    "checksums, was written" BASE_REMEDY "write it again with checksums",
+		    input->path, input->path, ZIP_CHECKSUMS_SUFFIX);
+	return 0;
 }
 
 /* The file as an archive, in the place of the open one; as it is open if it is none. */
@@ -48,20 +81,23 @@ static int try_zip(struct zip_reader *reader, const char *path,
 
 int save_open_any_format(struct zip_reader *reader, const char *path,
 			 const struct ioshape_reader_options *options, enum ioshape_direct direct,
-			 struct base_error *error)
+			 struct base_error *beside, struct base_error *error)
 {
 	const bool whole = !options->file_offset && !options->file_bytes;
-	struct zip_checksums beside;
+	struct zip_checksums checksums;
+	bool known = false;
 	int ret;
 
 	ret = zip_reader_open_plain(reader, path, options->file_offset, options->file_bytes, direct,
 				    error);
 	if (ret)
 		return ret;
-	if (whole && find_checksums(&reader->input, &beside)) {
-		ret = zip_reader_add_checksums(reader, &beside, error);
-		zip_checksums_free(&beside);
-	} else {
+	if (whole)
+		ret = find_checksums(&reader->input, &checksums, &known, beside, error);
+	if (known) {
+		ret = zip_reader_add_checksums(reader, &checksums, error);
+		zip_checksums_free(&checksums);
+	} else if (!ret) {
 		ret = try_zip(reader, path, options, direct, error);
 	}
 	if (ret)

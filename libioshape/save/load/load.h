@@ -9,7 +9,9 @@ struct ioshape_reader {
 	struct ioshape_context *context;
 	struct zip_reader zip;
 	struct ioshape_reader_options options;
-	struct base_error error;    /* of the last call that failed */
+	struct base_error error; /* of the last call that failed */
+	struct base_error
+		beside; /* why the file beside it tells no checksums; none: it is absent */
 	struct ring_stream *stream; /* of calls that read onward; made at the first */
 	struct ring_lane *lane;     /* the stream's, while something is read ahead */
 	bool is_expecting;          /* what is read ahead is for records that will be loaded */
@@ -29,9 +31,10 @@ uint64_t save_reader_records(const struct ioshape_reader *reader);
 int save_reader_read(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
 		     bool verify);
 
-/* A file in whatever format, as reader_options.any_format has it. */
+/* Opens a file in any format, as reader_options.any_format has it. `beside` is that of the reader.
+ */
 int save_open_any_format(struct zip_reader *reader, const char *path,
 			 const struct ioshape_reader_options *options, enum ioshape_direct direct,
-			 struct base_error *error);
+			 struct base_error *beside, struct base_error *error);
 
 #endif

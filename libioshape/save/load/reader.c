@@ -536,7 +536,8 @@ static int open_reader(struct ioshape_context *context, const char *path,
 	reader->owner = context->owner;
 	reader->options = *options;
 	if (options->any_format)
-		ret = save_open_any_format(&reader->zip, path, options, direct, error);
+		ret = save_open_any_format(&reader->zip, path, options, direct, &reader->beside,
+					   error);
 	else
 		ret = zip_reader_open(&reader->zip, path, options->file_offset, options->file_bytes,
 				      direct, error);
@@ -544,6 +545,9 @@ static int open_reader(struct ioshape_context *context, const char *path,
 		free(reader);
 		return ret;
 	}
+	/* It is read all the same, but not verified, and the operator must know. */
+	if (reader->beside.code && reader->beside.code != -ENODATA)
+		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", reader->beside.text);
 	reader->zip.input.shared = is_shared(context, options, &reader->zip.input);
 	if (!options->file_offset && !options->file_bytes && !reader->zip.plain)
 		save_compare_loaded(context, path, &reader->zip);

@@ -88,6 +88,8 @@ static int refuse_to_verify(struct ioshape_reader *reader)
 {
 	const char *path = reader->zip.input.path;
 
+	if (reader->beside.code)
+		return base_pass_on(&reader->error, &reader->beside);
 	if (reader->zip.plain)
 		return base_refuse(&reader->error, -ENODATA,
 				   "cannot verify \"%s\": no checksums of it are known" BASE_REMEDY
@@ -109,6 +111,9 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double s
 				  "cannot verify a share of %g of a file" BASE_REMEDY
 				  "give one from 0 to 1",
 				  share);
+	/* Damage there hides damage in the file, also in an archive with checksums of its own. */
+	if (!ret && reader->beside.code && reader->beside.code != -ENODATA)
+		ret = base_pass_on(&reader->error, &reader->beside);
 	if (!ret && share > 0 && reader->zip.no_checksums)
 		ret = refuse_to_verify(reader);
 	if (!ret)

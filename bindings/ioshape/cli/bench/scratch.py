@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ioshape.cli.output import SentenceError, human_size, note, one_line
+from ioshape._text import one_line
+from ioshape.cli.output import SentenceError, human_size, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

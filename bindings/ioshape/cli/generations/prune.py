@@ -7,16 +7,9 @@ import sys
 
 import click
 
+from ioshape._text import one_line
 from ioshape.cli.generations.look import check_directory, directory_argument
-from ioshape.cli.output import (
-    SentenceError,
-    UsageSentenceError,
-    human_size,
-    one_line,
-    plural,
-    say,
-    say_json,
-)
+from ioshape.cli.output import SentenceError, UsageSentenceError, human_size, plural, say, say_json
 
 
 @click.command(short_help="Remove generations that are not to be kept.")

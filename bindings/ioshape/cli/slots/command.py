@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ioshape._text import one_line
 from ioshape.cli.output import (
     SentenceError,
     UsageSentenceError,
     human_seconds,
     note,
-    one_line,
     plural,
     say,
     say_json,

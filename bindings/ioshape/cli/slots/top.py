@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape.cli.output import (
-    explain,
-    human_seconds,
-    human_size,
-    note,
-    one_line,
-    plural,
-    say,
-    say_json,
-)
+from ioshape._text import one_line
+from ioshape.cli.output import explain, human_seconds, human_size, note, plural, say, say_json
 from ioshape.cli.slots.pools import (
     AwayError,
     as_json,

@@ -7,7 +7,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ioshape.cli.output import SentenceError, human_seconds, one_line
+from ioshape._text import one_line
+from ioshape.cli.output import SentenceError, human_seconds
 from ioshape.cli.trace.timeline import PHASES
 
 if TYPE_CHECKING:
