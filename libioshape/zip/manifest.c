@@ -86,6 +86,26 @@ static const char *part_problem(const struct zip_manifest *manifest,
 	return NULL;
 }
 
+/* What a part says of another one. */
+static const char *repeat_problem(const struct zip_manifest *manifest, uint32_t rank)
+{
+	const struct zip_manifest_part *part = &manifest->parts[rank], *same;
+
+	if (!part->repeats)
+		return NULL;
+	if (part->same >= rank || manifest->parts[part->same].repeats)
+		return "a part repeats one that is not of a lower rank, or that repeats another";
+	same = &manifest->parts[part->same];
+	return same->bytes == part->bytes && same->crc32 == part->crc32 ?
+		       NULL :
+		       "a part is not equal to the one that it repeats";
+}
+
+static uint32_t content_of(const struct zip_manifest *manifest, uint32_t rank)
+{
+	return manifest->parts[rank].repeats ? manifest->parts[rank].same : rank;
+}
+
 static int compare_places(const void *left, const void *right, void *user)
 {
 	const struct zip_manifest_part *parts = user;
@@ -96,24 +116,30 @@ static int compare_places(const void *left, const void *right, void *user)
 		return a->file < b->file ? -1 : 1;
 	if (a->offset != b->offset)
 		return a->offset < b->offset ? -1 : 1;
-	return a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
+	if (a->bytes != b->bytes)
+		return a->bytes < b->bytes ? -1 : 1;
+	return a < b ? -1 : a > b;
 }
 
-/* Parts that lie in their files. */
+/* Parts that lie in their files. Only parts of one content lie in one place. */
 static int check_apart(const struct zip_manifest *manifest, const char **problem)
 {
-	const struct zip_manifest_part *before, *part, *parts = manifest->parts;
+	struct zip_manifest_part *before, *part, *parts = manifest->parts;
 	uint32_t *order = reallocarray(NULL, MAX(manifest->rank_count, 1), sizeof(*order));
 
 	if (!order)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < manifest->rank_count; i++)
-		order[i] = i;
+		parts[i].holder = order[i] = i;
 	qsort_r(order, manifest->rank_count, sizeof(*order), compare_places, manifest->parts);
 	for (uint32_t i = 1; i < manifest->rank_count && !*problem; i++) {
 		before = &parts[order[i - 1]];
 		part = &parts[order[i]];
-		if (part->file == before->file && before->offset + before->bytes > part->offset)
+		if (part->file != before->file || before->offset + before->bytes <= part->offset)
+			continue;
+		part->holder = before->holder;
+		if (part->offset != before->offset || part->bytes != before->bytes ||
+		    content_of(manifest, order[i]) != content_of(manifest, order[i - 1]))
 			*problem = "two parts overlap";
 	}
 	free(order);
@@ -153,8 +179,11 @@ static int check_all(const struct zip_manifest *manifest, const char **problem)
 	if (*problem)
 		return 0;
 	ret = check_names(manifest, problem);
-	for (uint32_t i = 0; i < manifest->rank_count && !ret && !*problem; i++)
+	for (uint32_t i = 0; i < manifest->rank_count && !ret && !*problem; i++) {
 		*problem = part_problem(manifest, &manifest->parts[i]);
+		if (!*problem)
+			*problem = repeat_problem(manifest, i);
+	}
 	return ret || *problem ? ret : check_apart(manifest, problem);
 }
 
@@ -190,11 +219,24 @@ static int put_parts(struct base_buffer *out, const struct zip_manifest *manifes
 		ret = zip_json_put(out,
 				   "%s\n    {\"rank\": %" PRIu32 ", \"file\": %" PRIu32
 				   ", \"offset\": %" PRIu64 ", \"bytes\": %" PRIu64
-				   ", \"crc32\": \"%08" PRIx32 "\"}",
+				   ", \"crc32\": \"%08" PRIx32 "\"",
 				   i ? "," : "", i, part->file, part->offset, part->bytes,
 				   part->crc32);
+		if (!ret && part->repeats)
+			ret = zip_json_put(out, ", \"same\": %" PRIu32, part->same);
+		if (!ret)
+			ret = zip_json_put(out, "}");
 	}
 	return ret ? ret : zip_json_put(out, "\n  ],\n");
+}
+
+/* Without repeated parts, earlier versions of the library can read it. */
+static unsigned version_of(const struct zip_manifest *manifest)
+{
+	for (uint32_t i = 0; i < manifest->rank_count; i++)
+		if (manifest->parts[i].repeats)
+			return ZIP_MANIFEST_REPEATS_VERSION;
+	return ZIP_MANIFEST_VERSION;
 }
 
 int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *manifest)
@@ -212,7 +254,7 @@ int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *mani
 	if (ret || problem)
 		return ret ? ret : -EINVAL;
 	ret = zip_json_put(out, HEAD "%u,\n  \"step\": %" PRIu64 ",\n  \"saved\": %" PRId64 ",\n",
-			   ZIP_MANIFEST_VERSION, manifest->step, manifest->saved);
+			   version_of(manifest), manifest->step, manifest->saved);
 	if (!ret)
 		ret = zip_json_put(out, "  \"serial\": %" PRIu64 ",\n", manifest->serial);
 	if (!ret)
@@ -327,7 +369,7 @@ static int read_version(struct zip_json *json, void *into)
 	uint64_t *version = into;
 	int ret = zip_json_u64(json, version);
 
-	if (!ret && *version != ZIP_MANIFEST_VERSION)
+	if (!ret && *version != ZIP_MANIFEST_VERSION && *version != ZIP_MANIFEST_REPEATS_VERSION)
 		ret = zip_json_fail(json, -EOPNOTSUPP, "it is of another version");
 	return ret;
 }
@@ -394,10 +436,12 @@ static int read_files(struct zip_json *json, void *into)
 	return zip_json_array(json, read_file, into);
 }
 
+#define NO_RANK UINT64_MAX
+
 /* With numbers that are wider in JSON. */
 struct wide_part {
 	struct zip_manifest_part part;
-	uint64_t rank, file;
+	uint64_t rank, file, same;
 };
 
 static int read_part(void *user, struct zip_json *json)
@@ -408,10 +452,12 @@ static int read_part(void *user, struct zip_json *json)
 		{ "offset", read_u64, offsetof(struct wide_part, part.offset) },
 		{ "bytes", read_u64, offsetof(struct wide_part, part.bytes) },
 		{ "crc32", read_crc32, offsetof(struct wide_part, part.crc32) },
+		{ "same", read_u64, offsetof(struct wide_part, same) },
 	};
+	const size_t needed = ARRAY_LENGTH(members) - 1;
 	struct decoding *decoding = user;
 	struct zip_manifest *manifest = &decoding->manifest;
-	struct wide_part wide = { .rank = 0 };
+	struct wide_part wide = { .same = NO_RANK };
 	void *parts = manifest->parts;
 	int ret;
 
@@ -421,8 +467,7 @@ static int read_part(void *user, struct zip_json *json)
 		       sizeof(*manifest->parts));
 	manifest->parts = parts;
 	if (!ret)
-		ret = read_object(json, members, ARRAY_LENGTH(members), ARRAY_LENGTH(members),
-				  &wide);
+		ret = read_object(json, members, ARRAY_LENGTH(members), needed, &wide);
 	if (ret)
 		return ret;
 	/* So no rank is there twice, and none is missing. */
@@ -431,6 +476,8 @@ static int read_part(void *user, struct zip_json *json)
 				     "a rank is missing, there twice or out of order");
 	/* Whether it is there is known when all files have been read. */
 	wide.part.file = (uint32_t)MIN(wide.file, UINT32_MAX);
+	wide.part.repeats = wide.same != NO_RANK;
+	wide.part.same = (uint32_t)MIN(wide.same, UINT32_MAX);
 	manifest->parts[manifest->rank_count++] = wide.part;
 	return 0;
 }
@@ -471,7 +518,9 @@ static int decode(struct decoding *decoding, struct zip_json *json)
 	if (!ret)
 		ret = zip_json_end(json);
 	fill_serial(&decoding->manifest);
-	if (!ret)
+	if (!ret && decoding->version != version_of(&decoding->manifest))
+		json->problem = "its version is not that of what it says";
+	else if (!ret)
 		ret = check_all(&decoding->manifest, &json->problem);
 	return !ret && json->problem ? IOSHAPE_E_DAMAGED : ret;
 }
@@ -507,8 +556,9 @@ static int tell(const struct decoding *decoding, const struct zip_json *json, in
 		return base_refuse(
 			error, code,
 			"\"%s\" was written by another version of this library (manifest "
-			"version %" PRIu64 ", known is %u)" BASE_REMEDY "use that one",
-			path, decoding->version, ZIP_MANIFEST_VERSION);
+			"version %" PRIu64 ", known are %u and %u)" BASE_REMEDY "use that one",
+			path, decoding->version, ZIP_MANIFEST_VERSION,
+			ZIP_MANIFEST_REPEATS_VERSION);
 	return base_fail(error, code,
 			 "\"%s\" does not hold: %s (at offset %zu)" BASE_REMEDY
 			 "use another generation",

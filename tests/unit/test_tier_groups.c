@@ -346,7 +346,7 @@ static void save_ahead(const char *directory, uint64_t step)
 	static const char text[] = "text";
 	const uint32_t crc = base_crc32(0, text, sizeof(text));
 	struct zip_manifest_file file = { (char[]){ "rank-00000.pt" }, sizeof(text), crc, false };
-	struct zip_manifest_part part = { 0, crc, 0, sizeof(text) };
+	struct zip_manifest_part part = { .crc32 = crc, .bytes = sizeof(text) };
 	struct zip_manifest manifest = {
 		.step = step,
 		.mode = IOSHAPE_MODE_EACH,
