@@ -132,6 +132,9 @@ static pid_t start(const struct scene *scene, void (*body)(const struct rank *))
 	ck_assert_int_ge(child, 0);
 	if (child)
 		return child;
+	/* What all ranks save alike would be stored once. */
+	sample_free(&sample);
+	sample_make(&sample, 1 + 1, LARGE);
 	own = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	ck_assert_int_eq(ioshape_tier_open(own, scratch_path("tier"), NULL, &own_tier), 0);
 	rank = open_rank(scene, 1, own, own_tier);
