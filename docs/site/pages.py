@@ -21,6 +21,7 @@ PARTS = {
     "Start": ["docs/start.md", "docs/python.md", "docs/migration.md", "docs/faq.md"],
     "Guides": [
         "docs/guides/one-job.md",
+        "docs/guides/ddp.md",
         "docs/guides/cluster.md",
         "docs/guides/slurm.md",
         "docs/guides/kubernetes.md",

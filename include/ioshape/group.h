@@ -281,8 +281,8 @@ struct ioshape_generation_info {
 	uint64_t bytes;  /**< of these files */
 	int64_t saved_s; /**< seconds since 1970 */
 	enum ioshape_mode mode;
-	uint32_t reserved;
-	const char *path; /**< of the directory; valid until the generation is freed */
+	uint32_t distinct; /**< parts that differ: 1 if all ranks saved the same */
+	const char *path;  /**< of the directory; valid until the generation is freed */
 	/** Higher than those of the generations that were there when it was saved. */
 	uint64_t serial;
 };
@@ -293,11 +293,12 @@ struct ioshape_generation_info {
 struct ioshape_part_info {
 	size_t size;      /**< sizeof(struct ioshape_part_info): set before the call */
 	const char *file; /**< path; valid until the generation is freed */
-	const char *name; /**< in the zip, or of the file itself: "rank-00007.pt" */
+	const char *name; /**< in the zip, or of the file itself: "rank-00007.pt", or that of
+			   the rank whose equal part is stored */
 	uint64_t offset;  /**< in the file; 0 if it is a file of its own */
 	uint64_t bytes;
 	uint32_t crc32;
-	uint32_t reserved;
+	uint32_t same_as; /**< the lowest rank that saved the same; this rank if none did */
 };
 
 #define IOSHAPE_PART_INFO_INIT IOSHAPE_SIZED(ioshape_part_info)

@@ -426,6 +426,18 @@ int base_umask(void);
 void base_mac(uint8_t mac[BASE_MAC_BYTES], const uint8_t key[BASE_MAC_BYTES], const void *data,
 	      size_t bytes);
 
+/* Computes the MAC of bytes that come in pieces, wherever they are cut. */
+struct base_mac {
+	uint64_t v[4];
+	uint64_t tail; /* the last bytes, less than 8 */
+	uint64_t bytes;
+};
+
+void base_mac_begin(struct base_mac *state, const uint8_t key[BASE_MAC_BYTES]);
+void base_mac_put(struct base_mac *state, const void *data, size_t bytes);
+/* Ends it: `state` is used up. */
+void base_mac_end(struct base_mac *state, uint8_t mac[BASE_MAC_BYTES]);
+
 /* ---- Memory (memory.c) ----------------------------------------------------------------------- */
 
 /*

@@ -13,7 +13,7 @@
 /* ---- Notes (notes.c; pure) ------------------------------------------------------------------- */
 
 /* Of all that ranks tell and send each other. */
-#define GROUP_NOTES_FORMAT BASE_FORMAT(4u)
+#define GROUP_NOTES_FORMAT BASE_FORMAT(5u)
 
 /* Appended to a buffer; a failure is remembered in `failed`. */
 struct group_note {
@@ -135,9 +135,6 @@ bool group_find_leaders(struct ioshape_group *group, uint64_t node_count);
 
 /* The rank that writes the part of this one. */
 uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank);
-
-/* How many files a generation has. */
-uint32_t group_files_of(const struct ioshape_group *group, enum ioshape_mode mode);
 
 /* Whether it is the first of its node. */
 static inline bool group_leads_node(const struct ioshape_group *group, uint32_t rank)

@@ -53,13 +53,6 @@ uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mo
 	return mode == IOSHAPE_MODE_NODE ? group->leaders[group->ranks[rank].node] : rank;
 }
 
-uint32_t group_files_of(const struct ioshape_group *group, enum ioshape_mode mode)
-{
-	if (mode == IOSHAPE_MODE_RANK0)
-		return 1;
-	return MAX(mode == IOSHAPE_MODE_NODE ? group->node_count : group->options.ranks, 1);
-}
-
 bool group_is_local(const struct ioshape_group *group, uint32_t rank)
 {
 	return group->ranks[rank].node == group->ranks[group->options.rank].node;

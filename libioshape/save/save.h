@@ -210,6 +210,32 @@ struct save_watch save_watch_of(struct ioshape_save *save);
 int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct ring_writer *file,
 		       struct base_error *error);
 
+/* ---- Digests of collective saves (background/digest.c) --------------------------------------- */
+
+/* How much of the payload a sample reads at most. */
+#define SAVE_SAMPLE_BYTES (512 * KIB)
+
+/* Of the file that the save writes. */
+struct save_digest {
+	uint8_t mac[BASE_MAC_BYTES]; /* of all bytes */
+	uint32_t crc32;              /* the same */
+	uint64_t bytes;
+};
+
+/* Returns whether the bytes can be read before the save writes them. */
+bool save_has_digest(const struct ioshape_save *save);
+/* Reads a few bytes. Saves of equal bytes have equal samples; others rarely have. */
+int save_take_sample(struct ioshape_save *save, uint8_t mac[BASE_MAC_BYTES],
+		     struct base_error *error);
+/*
+ * Reads all bytes, and compares them with the save before, as writing does. If the key is drawn at
+ * random after the bytes are there, different bytes have different digests, whoever chose them.
+ * `go_on` is called now and then; a failure of it ends the call.
+ */
+int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES],
+		     struct save_digest *digest, int (*go_on)(void *user, struct base_error *error),
+		     void *user, struct base_error *error);
+
 /* Asks those to stop that belong to this owner. */
 void save_stop_background_of(struct ioshape_context *context, const void *owner);
 

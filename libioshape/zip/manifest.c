@@ -42,136 +42,6 @@ void zip_manifest_free(struct zip_manifest *manifest)
 	memset(manifest, 0, sizeof(*manifest));
 }
 
-/* ---- What is checked on either way ----------------------------------------------------------- */
-
-/* In the directory of the generation, and beside the manifest. NULL if it is fine, else what is
- * wrong.
- */
-static const char *name_problem(const char *name)
-{
-	size_t bytes = strlen(name);
-
-	if (!bytes || bytes > ZIP_MAX_FILE_NAME_BYTES || !zip_utf8_valid(name, bytes))
-		return "the name of a file is empty, too long or not UTF-8";
-	if (strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, "..") ||
-	    !strcmp(name, ZIP_MANIFEST_NAME))
-		return "a file is not one of the generation's own directory";
-	return NULL;
-}
-
-static bool is_too_large(const struct zip_manifest *manifest)
-{
-	uint64_t left = ZIP_MAX_GENERATION_BYTES;
-
-	for (uint32_t i = 0; i < manifest->file_count; i++) {
-		if (manifest->files[i].bytes > left)
-			return true;
-		left -= manifest->files[i].bytes;
-	}
-	return false;
-}
-
-static const char *attempt_problem(const char *attempt)
-{
-	return *attempt && !attempt[strspn(attempt, "0123456789abcdefABCDEF-")] ?
-		       NULL :
-		       "the attempt is not hexadecimal digits";
-}
-
-/* One part against its file. */
-static const char *part_problem(const struct zip_manifest *manifest,
-				const struct zip_manifest_part *part)
-{
-	const struct zip_manifest_file *file;
-
-	if (part->file >= manifest->file_count)
-		return "a part is in a file that is not there";
-	/* Also because readers are asked for all of a file by 0 bytes. */
-	if (!part->bytes)
-		return "a part is empty";
-	file = &manifest->files[part->file];
-	if (part->offset > file->bytes || part->bytes > file->bytes - part->offset)
-		return "a part leaves its file";
-	if (!file->bundle &&
-	    (part->offset || part->bytes != file->bytes || part->crc32 != file->crc32))
-		return "a file that is no bundle is not the part of its rank";
-	return NULL;
-}
-
-static int compare_places(const void *left, const void *right, void *user)
-{
-	const struct zip_manifest_part *parts = user;
-	const struct zip_manifest_part *a = &parts[*(const uint32_t *)left];
-	const struct zip_manifest_part *b = &parts[*(const uint32_t *)right];
-
-	if (a->file != b->file)
-		return a->file < b->file ? -1 : 1;
-	if (a->offset != b->offset)
-		return a->offset < b->offset ? -1 : 1;
-	return a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
-}
-
-/* Parts that lie in their files. */
-static int check_apart(const struct zip_manifest *manifest, const char **problem)
-{
-	const struct zip_manifest_part *before, *part, *parts = manifest->parts;
-	uint32_t *order = reallocarray(NULL, MAX(manifest->rank_count, 1), sizeof(*order));
-
-	if (!order)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < manifest->rank_count; i++)
-		order[i] = i;
-	qsort_r(order, manifest->rank_count, sizeof(*order), compare_places, manifest->parts);
-	for (uint32_t i = 1; i < manifest->rank_count && !*problem; i++) {
-		before = &parts[order[i - 1]];
-		part = &parts[order[i]];
-		if (part->file == before->file && before->offset + before->bytes > part->offset)
-			*problem = "two parts overlap";
-	}
-	free(order);
-	return 0;
-}
-
-static int check_names(const struct zip_manifest *manifest, const char **problem)
-{
-	struct zip_names *names;
-	const char *name;
-	int ret;
-
-	ret = zip_names_new(&names, manifest->file_count);
-	for (uint32_t i = 0; i < manifest->file_count && !ret && !*problem; i++) {
-		name = manifest->files[i].name;
-		*problem = name_problem(name);
-		if (!*problem)
-			ret = zip_names_add(names, name, strlen(name), i);
-	}
-	zip_names_free(names);
-	if (ret != -EEXIST)
-		return ret;
-	*problem = "two files have the same name";
-	return 0;
-}
-
-/* *problem is set if it does not hold together. */
-static int check_all(const struct zip_manifest *manifest, const char **problem)
-{
-	int ret;
-
-	*problem = attempt_problem(manifest->attempt);
-	if (!*problem && (!manifest->rank_count || !manifest->file_count))
-		*problem = "it has no files, or no parts";
-	if (!*problem && manifest->serial > ZIP_MAX_SERIAL)
-		*problem = "the serial number is too large";
-	if (!*problem && is_too_large(manifest))
-		*problem = "its files are larger than any filesystem";
-	if (*problem)
-		return 0;
-	ret = check_names(manifest, problem);
-	for (uint32_t i = 0; i < manifest->rank_count && !ret && !*problem; i++)
-		*problem = part_problem(manifest, &manifest->parts[i]);
-	return ret || *problem ? ret : check_apart(manifest, problem);
-}
-
 /* ---- Encoding -------------------------------------------------------------------------------- */
 
 static int put_files(struct base_buffer *out, const struct zip_manifest *manifest)
@@ -204,11 +74,24 @@ static int put_parts(struct base_buffer *out, const struct zip_manifest *manifes
 		ret = zip_json_put(out,
 				   "%s\n    {\"rank\": %" PRIu32 ", \"file\": %" PRIu32
 				   ", \"offset\": %" PRIu64 ", \"bytes\": %" PRIu64
-				   ", \"crc32\": \"%08" PRIx32 "\"}",
+				   ", \"crc32\": \"%08" PRIx32 "\"",
 				   i ? "," : "", i, part->file, part->offset, part->bytes,
 				   part->crc32);
+		if (!ret && part->repeats)
+			ret = zip_json_put(out, ", \"same\": %" PRIu32, part->same);
+		if (!ret)
+			ret = zip_json_put(out, "}");
 	}
 	return ret ? ret : zip_json_put(out, "\n  ],\n");
+}
+
+/* Without repeated parts, earlier versions of the library can read it. */
+static unsigned version_of(const struct zip_manifest *manifest)
+{
+	for (uint32_t i = 0; i < manifest->rank_count; i++)
+		if (manifest->parts[i].repeats)
+			return ZIP_MANIFEST_REPEATS_VERSION;
+	return ZIP_MANIFEST_VERSION;
 }
 
 int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *manifest)
@@ -222,11 +105,11 @@ int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *mani
 	/* What could not be read again must not be written. */
 	if (manifest->rank_count > ZIP_MAX_RANKS || manifest->file_count > ZIP_MAX_RANKS)
 		return IOSHAPE_E_LIMIT;
-	ret = check_all(manifest, &problem);
+	ret = zip_manifest_check(manifest, &problem);
 	if (ret || problem)
 		return ret ? ret : -EINVAL;
 	ret = zip_json_put(out, HEAD "%u,\n  \"step\": %" PRIu64 ",\n  \"saved\": %" PRId64 ",\n",
-			   ZIP_MANIFEST_VERSION, manifest->step, manifest->saved);
+			   version_of(manifest), manifest->step, manifest->saved);
 	if (!ret)
 		ret = zip_json_put(out, "  \"serial\": %" PRIu64 ",\n", manifest->serial);
 	if (!ret)
@@ -341,7 +224,7 @@ static int read_version(struct zip_json *json, void *into)
 	uint64_t *version = into;
 	int ret = zip_json_u64(json, version);
 
-	if (!ret && *version != ZIP_MANIFEST_VERSION)
+	if (!ret && *version != ZIP_MANIFEST_VERSION && *version != ZIP_MANIFEST_REPEATS_VERSION)
 		ret = zip_json_fail(json, -EOPNOTSUPP, "it is of another version");
 	return ret;
 }
@@ -408,10 +291,12 @@ static int read_files(struct zip_json *json, void *into)
 	return zip_json_array(json, read_file, into);
 }
 
+#define NO_RANK UINT64_MAX
+
 /* With numbers that are wider in JSON. */
 struct wide_part {
 	struct zip_manifest_part part;
-	uint64_t rank, file;
+	uint64_t rank, file, same;
 };
 
 static int read_part(void *user, struct zip_json *json)
@@ -422,10 +307,12 @@ static int read_part(void *user, struct zip_json *json)
 		{ "offset", read_u64, offsetof(struct wide_part, part.offset) },
 		{ "bytes", read_u64, offsetof(struct wide_part, part.bytes) },
 		{ "crc32", read_crc32, offsetof(struct wide_part, part.crc32) },
+		{ "same", read_u64, offsetof(struct wide_part, same) },
 	};
+	const size_t needed = ARRAY_LENGTH(members) - 1;
 	struct decoding *decoding = user;
 	struct zip_manifest *manifest = &decoding->manifest;
-	struct wide_part wide = { .rank = 0 };
+	struct wide_part wide = { .same = NO_RANK };
 	void *parts = manifest->parts;
 	int ret;
 
@@ -435,8 +322,7 @@ static int read_part(void *user, struct zip_json *json)
 		       sizeof(*manifest->parts));
 	manifest->parts = parts;
 	if (!ret)
-		ret = read_object(json, members, ARRAY_LENGTH(members), ARRAY_LENGTH(members),
-				  &wide);
+		ret = read_object(json, members, ARRAY_LENGTH(members), needed, &wide);
 	if (ret)
 		return ret;
 	/* So no rank is there twice, and none is missing. */
@@ -445,6 +331,8 @@ static int read_part(void *user, struct zip_json *json)
 				     "a rank is missing, there twice or out of order");
 	/* Whether it is there is known when all files have been read. */
 	wide.part.file = (uint32_t)MIN(wide.file, UINT32_MAX);
+	wide.part.repeats = wide.same != NO_RANK;
+	wide.part.same = (uint32_t)MIN(wide.same, UINT32_MAX);
 	manifest->parts[manifest->rank_count++] = wide.part;
 	return 0;
 }
@@ -485,8 +373,10 @@ static int decode(struct decoding *decoding, struct zip_json *json)
 	if (!ret)
 		ret = zip_json_end(json);
 	fill_serial(&decoding->manifest);
-	if (!ret)
-		ret = check_all(&decoding->manifest, &json->problem);
+	if (!ret && decoding->version != version_of(&decoding->manifest))
+		json->problem = "its version is not that of what it says";
+	else if (!ret)
+		ret = zip_manifest_check(&decoding->manifest, &json->problem);
 	return !ret && json->problem ? IOSHAPE_E_DAMAGED : ret;
 }
 
@@ -521,8 +411,9 @@ static int tell(const struct decoding *decoding, const struct zip_json *json, in
 		return base_refuse(
 			error, code,
 			"\"%s\" was written by another version of this library (manifest "
-			"version %" PRIu64 ", known is %u)" BASE_REMEDY "use that one",
-			path, decoding->version, ZIP_MANIFEST_VERSION);
+			"version %" PRIu64 ", known are %u and %u)" BASE_REMEDY "use that one",
+			path, decoding->version, ZIP_MANIFEST_VERSION,
+			ZIP_MANIFEST_REPEATS_VERSION);
 	return base_fail(error, code,
 			 "\"%s\" does not hold: %s (at offset %zu)" BASE_REMEDY
 			 "use another generation",

@@ -11,6 +11,8 @@
 #define ZIP_MANIFEST_NAME "manifest.json"
 #define ZIP_MANIFEST_FORMAT "ioshape-generation"
 #define ZIP_MANIFEST_VERSION BASE_FORMAT(1u)
+/* Of one in which a part is stored for several ranks: versions before 0.2 refuse it. */
+#define ZIP_MANIFEST_REPEATS_VERSION BASE_FORMAT(2u)
 
 #define ZIP_MAX_RANKS 1048576u
 /* With what it becomes in memory, it takes less than 256 MiB. */
@@ -33,6 +35,11 @@ struct zip_manifest_part { /* parts[i] is that of rank i */
 	uint32_t crc32;
 	uint64_t offset; /* of its first byte in the file */
 	uint64_t bytes;
+	/* Its content is that of the part of `same`, a lower rank, which is stored in the same
+	 * place, or on another node. */
+	bool repeats;
+	uint32_t same;
+	uint32_t holder; /* the lowest rank whose part is stored in this place; filled in */
 };
 
 /* Decoded, it owns all that it points to: zip_manifest_free(). */
@@ -51,6 +58,9 @@ struct zip_manifest {
 	struct zip_manifest_file *files;
 };
 
+/* Sets *problem if it does not hold together, and the holders of the parts. 0 or -ENOMEM. */
+int zip_manifest_check(const struct zip_manifest *manifest, const char **problem);
+
 /*
  * Appends the text: JSON, indented so that a person can read it, a line per file and per part, with
  * a checksum of its own ("crc32" as the last member, over all bytes before its line).
@@ -59,9 +69,9 @@ int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *mani
 
 /*
  * Every count, name, offset and length is checked: parts inside their files, not empty, not
- * overlapping, each rank once, names unique. `path` is for messages. IOSHAPE_E_DAMAGED,
- * IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT if it is no manifest; -EOPNOTSUPP if another version
- * of the library wrote it.
+ * overlapping unless they are equal, each rank once, names unique. `path` is for messages.
+ * IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT if it is no manifest; -EOPNOTSUPP
+ * if another version of the library wrote it.
  */
 int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t bytes,
 			const char *path, struct base_error *error);

@@ -34,13 +34,17 @@ static void try_roster(uint32_t ranks, const struct base_buffer *note)
 static void try_plan(uint32_t ranks, const struct base_buffer *note)
 {
 	uint64_t sizes[MOST_RANKS];
-	struct group_plan plan = { .bytes = sizes };
+	uint32_t same[MOST_RANKS], kept[MOST_RANKS];
+	bool asked[MOST_RANKS];
+	struct group_plan plan = { .bytes = sizes, .same = same, .kept = kept, .asked = asked };
 	struct base_error error = { 0 };
 	int ret = group_read_plan(&plan, ranks, STEP, note, &error);
 
 	MUST(ret == error.code);
-	if (ret)
+	if (ret || plan.asks)
 		return;
+	for (uint32_t rank = 0; rank < ranks; rank++)
+		MUST(kept[rank] <= rank && kept[kept[rank]] == kept[rank]);
 	MUST(group_parse_name(plan.attempt).kind == GROUP_NAME_ATTEMPT);
 	MUST(memchr(plan.not_near, 0, sizeof(plan.not_near)));
 	MUST(!strchr(plan.attempt, '/') && memchr(plan.why, 0, sizeof(plan.why)));

@@ -228,6 +228,36 @@ def test_what_others_will_never_bring_is_given_up_for_a_newer_generation(tmp_pat
     assert {path.name for path in job.runs.iterdir()} == {f"step-{2:010}"}
 
 
+SAVE_ALIKE = (
+    BEGIN
+    + """
+directory = arguments[0]
+report = ioshape.save_group(object_of(0, 1, 1 << 20), directory, 1)
+say("saved", repeated=report.repeated_bytes)
+found = ioshape.load_group(directory)
+say("loaded", right=is_right(found, 0, 1, 1 << 20))
+torch.distributed.barrier()
+"""
+)
+
+
+@pytest.mark.slow
+def test_of_equal_parts_each_node_keeps_one_on_its_own_tier(tmp_path: Path) -> None:
+    job = Nodes(tmp_path, 2, 2)
+    with job.undrained():
+        said = job.run(SAVE_ALIKE)
+    assert [line["right"] for line in told(said, "loaded")] == [True] * 4
+    assert [line["repeated"] >> 20 for line in told(said, "saved")] == [2] * 4
+    for node in range(2):
+        assert (job.place(node, 1) / f"node-0000{node}.zip").stat().st_size >> 20 == 1
+    drain(job, 0, 1)
+    generation = ioshape.latest(job.runs)
+    assert generation is not None
+    assert (generation.ranks, generation.distinct, generation.files) == (4, 1, 2)
+    generation.verify()
+    assert ioshape.load_group(job.runs)["step"] == 1
+
+
 @pytest.mark.slow
 def test_ranks_that_have_moved_take_their_parts_along(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 3, 1)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -405,3 +406,55 @@ def test_the_scripts_differ_in_their_checkpoints_alone() -> None:
     added = [line for line in changed if line.startswith("> ")]
     assert any("ioshape.save_async" in line for line in added)
     assert len(added) <= 24
+
+
+# ---- The guide's program ------------------------------------------------------------------------
+
+#: All ranks stop there, after this checkpoint, until they are killed.
+STOP_AT, BEFORE = 110, 99
+
+
+def guide(folder: Path) -> Path:
+    """The program of docs/guides/ddp.md, which also stops at the step in STOP_AT."""
+    page = (ROOT / "docs" / "guides" / "ddp.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    due = "    if step % 20 == 19:\n"
+    assert due in text
+    stop = '    if str(step) == os.environ.get("STOP_AT"):\n        __import__("time").sleep(900)\n'
+    file = folder / "guide.py"
+    file.write_text(text.replace(due, stop + due), encoding="utf-8")
+    return file
+
+
+@pytest.mark.slow
+def test_the_ddp_guide_resumes_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
+    def run(folder: Path, ranks: int, **more: str) -> subprocess.Popen[str]:
+        how = ("--standalone", "--nproc-per-node", str(ranks))
+        return launch(folder, *how, guide(tmp_path), **more)
+
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    for folder in (undisturbed, killed):
+        folder.mkdir()
+    finish(run(undisturbed, RANKS))
+    training = run(killed, RANKS, STOP_AT=str(STOP_AT))
+    end = time.monotonic() + TIMEOUT_S
+    try:
+        while not (killed / "checkpoints" / f"step-{BEFORE:010}").is_dir():
+            assert training.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        kill_all(training)
+        training.communicate()
+    alone = tmp_path / "alone"
+    shutil.copytree(killed, alone)
+    finish(run(killed, RANKS))
+    wanted = ioshape.load_group(undisturbed / "checkpoints", rank=0)
+    assert_same(ioshape.load_group(killed / "checkpoints", rank=0), wanted)
+    assert wanted["step"] == 199
+    # One rank of two has the model; and another number of ranks goes on with it.
+    parts = ioshape.generations(killed / "checkpoints")[-1].parts()
+    assert parts[1].n_bytes < parts[0].n_bytes / 4
+    finish(run(alone, 1))
+    found = ioshape.load_group(alone / "checkpoints")
+    assert (found["step"], found["ranks"]) == (199, 1)

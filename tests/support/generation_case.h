@@ -27,7 +27,7 @@ static inline struct zip_manifest *generation_describe(struct generation_case *i
 	memset(it, 0, sizeof(*it));
 	zip_part_name(it->name, 0);
 	it->file = (struct zip_manifest_file){ it->name, strlen(text), crc, false };
-	it->part = (struct zip_manifest_part){ 0, crc, 0, strlen(text) };
+	it->part = (struct zip_manifest_part){ .crc32 = crc, .bytes = strlen(text) };
 	it->manifest = (struct zip_manifest){
 		.step = step,
 		.saved = 1700000000,

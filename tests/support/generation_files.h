@@ -40,8 +40,9 @@ static inline void generation_write_each(const struct group_attempt *attempt,
 		zip_part_name(file->name, rank);
 		file->bytes = data.bytes;
 		file->crc32 = base_crc32(0, data.data, data.bytes);
-		manifest->parts[rank] =
-			(struct zip_manifest_part){ rank, file->crc32, 0, data.bytes };
+		manifest->parts[rank] = (struct zip_manifest_part){ .file = rank,
+								    .crc32 = file->crc32,
+								    .bytes = data.bytes };
 		MUST(!ring_folder_put(&attempt->folder, file->name, data.data, data.bytes, &error),
 		     "%s", error.text);
 		base_buffer_free(&data);
@@ -71,8 +72,9 @@ static inline void generation_write_bundle(const struct group_attempt *attempt,
 		MUST(!zip_bundle_begin(bundle, name, &error), "%s", error.text);
 		MUST(!zip_bundle_put(bundle, data.data, data.bytes, &error), "%s", error.text);
 		MUST(!zip_bundle_end(bundle, &member, &error), "%s", error.text);
-		manifest->parts[rank] =
-			(struct zip_manifest_part){ 0, member.crc32, member.offset, member.bytes };
+		manifest->parts[rank] = (struct zip_manifest_part){ .crc32 = member.crc32,
+								    .offset = member.offset,
+								    .bytes = member.bytes };
 		base_buffer_free(&data);
 	}
 	MUST(!zip_bundle_finish(bundle, &error), "%s", error.text);

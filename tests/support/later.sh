@@ -9,7 +9,7 @@ folder=build/later
 mkdir -p "$folder"
 PATH="$PWD/.venv/bin:$PATH" .venv/bin/python -m pip install --disable-pip-version-check \
 	--no-build-isolation --no-deps --upgrade --target "$folder/site" \
-	--config-settings=build-dir="$folder/build" --config-settings=setup-args=-Dformats_ahead=1 \
+	--config-settings=build-dir="$folder/build" --config-settings=setup-args=-Dformats_ahead=100 \
 	. >"$folder/output.txt" 2>&1 || {
 	tail -n 60 "$folder/output.txt" >&2
 	exit 1

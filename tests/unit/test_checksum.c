@@ -170,6 +170,26 @@ LOOP_TEST(macs, it_is_as_published, 0, ARRAY_LENGTH(vectors))
 	ck_assert_mem_eq(mac, vectors[_i].mac, sizeof(mac));
 }
 
+/* Wherever the bytes are cut. */
+LOOP_TEST(macs, it_is_the_same_in_three_pieces, 0, 24)
+{
+	uint8_t key[BASE_MAC_BYTES] = { 1 }, data[64], whole[BASE_MAC_BYTES], mac[BASE_MAC_BYTES];
+	const size_t first = (size_t)_i;
+	struct base_mac state;
+
+	for (size_t i = 0; i < sizeof(data); i++)
+		data[i] = (uint8_t)(i * 7);
+	base_mac(whole, key, data, sizeof(data));
+	for (size_t second = first; second <= sizeof(data); second++) {
+		base_mac_begin(&state, key);
+		base_mac_put(&state, data, first);
+		base_mac_put(&state, data + first, second - first);
+		base_mac_put(&state, data + second, sizeof(data) - second);
+		base_mac_end(&state, mac);
+		ck_assert_mem_eq(mac, whole, sizeof(mac));
+	}
+}
+
 int main(void)
 {
 	return check_run("base/checksum");

@@ -276,7 +276,9 @@ static const struct {
 	const char *from, *to;
 	int code; /* 0: damaged */
 } wrong[] = {
-	{ "\"version\": 1", "\"version\": 2", -EOPNOTSUPP },
+	{ "\"version\": 1", "\"version\": 3", -EOPNOTSUPP },
+	{ "\"version\": 1", "\"version\": 2", 0 },
+	{ "\"offset\": 0, \"bytes\": 500", "\"same\": 1, \"offset\": 0, \"bytes\": 500", 0 },
 	{ "\"version\": 1", "\"version\": 0", -EOPNOTSUPP },
 	{ "\"version\": 1", "\"version\": 1.0", 0 },
 	{ "ioshape-generation", "somebody-else's", IOSHAPE_E_FORMAT },
@@ -355,6 +357,86 @@ TEST(refused_case, what_does_not_hold_together_is_refused)
 			       wrong[i].code ? wrong[i].code : IOSHAPE_E_DAMAGED);
 		base_buffer_free(&text);
 	}
+}
+
+/* ---- Parts that are stored once for several ranks -------------------------------------------- */
+
+/* Ranks 0, 1 and 3 have the same; rank 3 a copy of its own, on another node. */
+static void make_repeated(struct zip_manifest *manifest, struct zip_manifest_part parts[4])
+{
+	static const struct zip_manifest_part first = { .offset = 4096, .bytes = 1000, .crc32 = 7 };
+
+	*manifest = sample;
+	manifest->parts = parts;
+	manifest->rank_count = 4;
+	for (uint32_t rank = 0; rank < 4; rank++)
+		parts[rank] = first;
+	parts[1].repeats = parts[3].repeats = true;
+	parts[2].offset = 8192;
+	parts[3].offset = 12288;
+}
+
+TEST(written_case, a_part_that_several_ranks_have_comes_back)
+{
+	static const uint32_t holders[] = { 0, 0, 2, 3 };
+	struct zip_manifest manifest, back;
+	struct zip_manifest_part parts[4];
+	struct base_error error = { 0 };
+	struct base_buffer text;
+
+	make_repeated(&manifest, parts);
+	text = encoded(&manifest);
+	ck_assert(memmem(text.data, text.bytes, "\"version\": 2,", 13));
+	ck_assert_int_eq(zip_manifest_decode(&back, (char *)text.data, text.bytes, PATH, &error),
+			 0);
+	for (uint32_t rank = 0; rank < 4; rank++) {
+		ck_assert_int_eq(back.parts[rank].repeats, rank == 1 || rank == 3);
+		ck_assert_uint_eq(back.parts[rank].offset, parts[rank].offset);
+		ck_assert_uint_eq(back.parts[rank].holder, holders[rank]);
+		ck_assert(!back.parts[rank].repeats || back.parts[rank].same == 0);
+	}
+	zip_manifest_free(&back);
+	base_buffer_free(&text);
+}
+
+static void expect_not_written(const struct zip_manifest *manifest)
+{
+	struct base_buffer text = { 0 };
+
+	ck_assert_int_eq(zip_manifest_encode(&text, manifest), -EINVAL);
+	ck_assert_uint_eq(text.bytes, 0);
+	base_buffer_free(&text);
+}
+
+TEST(refused_case, a_part_repeats_only_an_equal_one_of_a_lower_rank)
+{
+	struct zip_manifest manifest;
+	struct zip_manifest_part parts[4];
+
+	make_repeated(&manifest, parts);
+	parts[1].repeats = false; /* it lies where that of rank 0 does */
+	expect_not_written(&manifest);
+	make_repeated(&manifest, parts);
+	parts[3].same = 1; /* which repeats another one */
+	expect_not_written(&manifest);
+	make_repeated(&manifest, parts);
+	parts[1].same = 2; /* a higher rank */
+	expect_not_written(&manifest);
+	make_repeated(&manifest, parts);
+	parts[1].same = 1;
+	expect_not_written(&manifest);
+	make_repeated(&manifest, parts);
+	parts[3].crc32++;
+	expect_not_written(&manifest);
+	make_repeated(&manifest, parts);
+	parts[3].bytes++;
+	expect_not_written(&manifest);
+	make_repeated(&manifest, parts);
+	parts[1].offset += 4; /* it overlaps that of rank 0 */
+	expect_not_written(&manifest);
+	make_repeated(&manifest, parts);
+	parts[2].offset = 4096; /* another part in the same place */
+	expect_not_written(&manifest);
 }
 
 TEST(refused_case, two_ranks_cannot_have_one_file)

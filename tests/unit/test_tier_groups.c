@@ -132,6 +132,9 @@ static pid_t start(const struct scene *scene, void (*body)(const struct rank *))
 	ck_assert_int_ge(child, 0);
 	if (child)
 		return child;
+	/* What all ranks save alike would be stored once. */
+	sample_free(&sample);
+	sample_make(&sample, 1 + 1, LARGE);
 	own = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	ck_assert_int_eq(ioshape_tier_open(own, scratch_path("tier"), NULL, &own_tier), 0);
 	rank = open_rank(scene, 1, own, own_tier);
@@ -346,7 +349,7 @@ static void save_ahead(const char *directory, uint64_t step)
 	static const char text[] = "text";
 	const uint32_t crc = base_crc32(0, text, sizeof(text));
 	struct zip_manifest_file file = { (char[]){ "rank-00000.pt" }, sizeof(text), crc, false };
-	struct zip_manifest_part part = { 0, crc, 0, sizeof(text) };
+	struct zip_manifest_part part = { .crc32 = crc, .bytes = sizeof(text) };
 	struct zip_manifest manifest = {
 		.step = step,
 		.mode = IOSHAPE_MODE_EACH,

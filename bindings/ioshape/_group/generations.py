@@ -42,12 +42,15 @@ class Part:
     rank: int
     #: path of the file that it lies in
     file: str
-    #: "rank-00007.pt": its name in the zip, or of the file itself
+    #: "rank-00007.pt": its name in the zip, or of the file itself; of an equal part that of the
+    #: rank whose part is stored
     name: str
     #: of its first byte in the file; 0 if it is a file of its own
     offset: int
     n_bytes: int
     crc32: int
+    #: the lowest rank that saved the same; equal parts are stored once
+    same_as: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Generation:
     files: int
     #: of these files
     n_bytes: int
+    #: how many of the ranks' parts differ: 1 if all ranks saved the same. 0 for "dcp"
+    distinct: int = 0
 
     def parts(self) -> list[Part]:
         """Where each rank's part lies.
@@ -229,6 +234,7 @@ class Handle(Owner):
             ranks=info.ranks,
             files=info.files,
             n_bytes=info.bytes,
+            distinct=info.distinct,
         )
 
     def part(self, rank: int) -> Part:
@@ -244,6 +250,7 @@ class Handle(Owner):
             offset=info.offset,
             n_bytes=info.bytes,
             crc32=info.crc32,
+            same_as=info.same_as,
         )
 
     def reader(

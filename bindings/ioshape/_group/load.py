@@ -63,14 +63,16 @@ def load_group(
     together read all of it once, and compare its checksums. Newer ones that are damaged are passed
     over, the same on all ranks, and a FallbackWarning says which, and why.
 
-    A generation of another number of ranks has no part that would be this rank's: say whose part
-    you want by `rank`, as often as you like, or go through ioshape.generations(directory). What
-    several ranks of a node want is read from the storage once: it comes through the page cache.
+    If all ranks saved the same, as in data-parallel training, a job of any number of ranks loads
+    it. Otherwise a generation of another number of ranks has no part that would be this rank's: say
+    whose part you want by `rank`, as often as you like, or go through
+    ioshape.generations(directory). What several ranks of a node want is read from the storage once:
+    it comes through the page cache.
 
     Args:
         directory: where the generations are, as for save_group().
         step: of the generation. Default: the newest complete one.
-        rank: whose part. Default: this rank's.
+        rank: whose part. With rank=0 every rank loads what rank 0 saved. Default: this rank's.
         fallback: True takes an older generation where the newest is damaged.
         map_location: as in torch.load.
         pickle_module: as in torch.load.
@@ -86,7 +88,8 @@ def load_group(
 
     Raises:
         FileNotFoundError: there is no complete generation, or not of this step.
-        ValueError: it was saved by another number of ranks, and `rank` was not given.
+        ValueError: it was saved by another number of ranks, whose parts differ, and `rank` was not
+            given.
         DamagedError: a checksum is wrong.
         MismatchError: this rank's part does not have what `into` has.
         StorageError: it could not be read. It is an OSError with errno and path.
@@ -106,11 +109,12 @@ def load_group(
         part = generation.part(_whose(found, place, rank))
         if passed_over:
             warn_passed_over(found.path, passed_over)
+        # Only this rank wants a part of its own.
+        is_own = rank is None and found.distinct == found.ranks == place.world_size
         with _Turn(part) as turn:
             return load_through(
-                # Nobody but this rank wants a part of its own.
                 generation.reader(
-                    part, verify=verify is not False, shared=False if rank is None else None
+                    part, verify=verify is not False, shared=False if is_own else None
                 ),
                 lambda file: unpickle.load(
                     file,
@@ -197,6 +201,8 @@ def _whose(generation: Generation, place: Job, rank: int | None) -> int:
                 f"{generation.path} has no rank {rank}: it was saved by {generation.ranks} ranks"
             )
         return rank
+    if generation.ranks != place.world_size and generation.distinct == 1:
+        return 0
     if generation.ranks != place.world_size:
         job_has = f"{place.world_size} rank{'s' if place.world_size > 1 else ''}"
         raise ValueError(

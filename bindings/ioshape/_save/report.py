@@ -151,6 +151,11 @@ class Report:
     express: bool = False
     #: of a group's save: the bytes of all files of the generation; 0 if it failed
     generation_bytes: int = 0
+    #: of a group's save: bytes of parts, of all ranks, that were not written, because another
+    #: rank's part is equal and is stored
+    repeated_bytes: int = 0
+    #: of a group's save: bytes of this rank's part that were read to find that out
+    hashed_bytes: int = 0
     #: of a group's save: how many have a part in it
     ranks: int = 0
     #: of a group's save: why the mode is what it is
@@ -204,6 +209,8 @@ class Report:
         if self.ranks:
             of_all = f"part of {self.generation_bytes:,} bytes of {self.ranks} ranks"
             parts.append(f"{of_all}, {self.mode}: {self.why}")
+        if self.repeated_bytes:
+            parts.append(f"{self.repeated_bytes:,} bytes of equal parts are stored once")
         if self.unchanged:
             parts.append(f"{self.unchanged_bytes:,} bytes of large storages unchanged")
         if self.written_by != "ioshape":

@@ -7,7 +7,6 @@ import _thread
 import errno
 import os
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _terminal

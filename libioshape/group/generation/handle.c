@@ -118,6 +118,8 @@ IOSHAPE_EXPORT int ioshape_generation_get_info(struct ioshape_generation *genera
 	full.mode = (enum ioshape_mode)manifest->mode;
 	full.path = generation->found.folder.path;
 	full.serial = manifest->serial;
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
+		full.distinct += !manifest->parts[rank].repeats;
 	ret = enter(generation, info, &error);
 	if (!ret)
 		ret = base_give_struct(info, &full, sizeof(full), "ioshape_generation_info",
@@ -164,10 +166,11 @@ static int find_part(struct ioshape_generation *generation, uint32_t rank,
 	part = &manifest->parts[rank];
 	file = &manifest->files[part->file];
 	info->file = group_generation_path(generation, part->file);
-	info->name = file->bundle ? part_name(generation, rank) : file->name;
+	info->name = file->bundle ? part_name(generation, part->holder) : file->name;
 	info->offset = part->offset;
 	info->bytes = part->bytes;
 	info->crc32 = part->crc32;
+	info->same_as = part->repeats ? part->same : rank;
 	return info->file && info->name ? 0 : base_no_memory(error, "a name", 1);
 }
 

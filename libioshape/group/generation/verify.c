@@ -150,6 +150,12 @@ static int pass_on(uint32_t rank, struct base_error *error)
 	return base_rephrase(error, error->code, "the part of rank %u: %s", rank, error->sentence);
 }
 
+/* Whether the part is read for this rank, and not for another one. */
+static bool is_stored(const struct verifying *verifying, uint32_t rank)
+{
+	return verifying->generation->found.manifest.parts[rank].holder == rank;
+}
+
 static int verify_part(struct verifying *verifying, uint32_t rank, struct base_error *error)
 {
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
@@ -180,11 +186,11 @@ static int verify(struct verifying *verifying, struct base_error *error)
 
 	verifying->total = group_generation_bytes(&verifying->generation->found);
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
-		verifying->total += manifest->parts[rank].bytes;
+		verifying->total += is_stored(verifying, rank) ? manifest->parts[rank].bytes : 0;
 	for (uint32_t file = 0; !ret && file < manifest->file_count; file++)
 		ret = verify_file(verifying, file, error);
 	for (uint32_t rank = 0; !ret && rank < manifest->rank_count; rank++)
-		ret = verify_part(verifying, rank, error);
+		ret = is_stored(verifying, rank) ? verify_part(verifying, rank, error) : 0;
 	return ret;
 }
 
@@ -228,6 +234,8 @@ int group_verify_parts(struct ioshape_generation *generation, uint32_t first, ui
 
 	for (uint64_t rank = first; !ret && rank < generation->found.manifest.rank_count;
 	     rank += stride) {
+		if (!is_stored(&verifying, (uint32_t)rank))
+			continue;
 		ret = verify_manifests_part(&verifying, (uint32_t)rank, error);
 		verifying.done += generation->found.manifest.parts[rank].bytes;
 	}

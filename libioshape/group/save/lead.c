@@ -31,6 +31,7 @@ static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
 	group_read_error(&reader, &theirs);
 	step = group_read_number(&reader);
 	part->plan.bytes[rank] = group_read_number(&reader);
+	group_read_sum(&reader, &part->sums[rank]);
 	wants->have[rank] = true;
 	if (reader.bad)
 		base_refuse(&theirs, -EPROTO, "cannot read what it wants");
@@ -77,7 +78,7 @@ struct files {
 static struct files files_of(const struct group_part *part, enum ioshape_mode mode, uint64_t bytes,
 			     const struct fs_facts *storage)
 {
-	const uint32_t count = group_files_of(part->group, mode);
+	const uint32_t count = group_count_files(part, mode);
 	const struct save_expected expected = {
 		.request = &save_config(part->group->context)->layout,
 		.bytes = bytes / count,
@@ -174,8 +175,18 @@ static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
 static int make_plan(struct group_part *part, struct group_attempt *attempt,
 		     struct base_error *error)
 {
-	int ret = collect_wants(part, error);
+	int ret;
 
+	part->sums = calloc(part->group->options.ranks, sizeof(*part->sums));
+	if (!part->sums)
+		return base_no_memory(error, "a plan",
+				      part->group->options.ranks * sizeof(*part->sums));
+	part->sums[0] = part->sample;
+	ret = collect_wants(part, error);
+	if (!ret)
+		ret = group_find_same(part, error);
+	free(part->sums);
+	part->sums = NULL;
 	if (ret)
 		return ret;
 	for (uint32_t rank = 0; rank < part->group->options.ranks; rank++)
@@ -191,6 +202,7 @@ static int say_plan(struct group_part *part, const char *what, const struct base
 	struct group_note note = { 0 };
 
 	group_note_error(&note, failure);
+	group_note_number(&note, false); /* no question */
 	group_note_number(&note, plan->mode);
 	group_note_text(&note, plan->why);
 	group_note_number(&note, plan->near);
@@ -199,8 +211,12 @@ static int say_plan(struct group_part *part, const char *what, const struct base
 	group_note_text(&note, plan->attempt);
 	group_note_number(&note, plan->alignment);
 	group_note_number(&note, plan->total_bytes);
-	for (uint32_t rank = 0; plan->bytes && rank < part->group->options.ranks; rank++)
+	group_note_number(&note, plan->repeated_bytes);
+	for (uint32_t rank = 0; plan->kept && rank < part->group->options.ranks; rank++) {
 		group_note_number(&note, plan->bytes[rank]);
+		group_note_number(&note, plan->same[rank]);
+		group_note_number(&note, plan->kept[rank]);
+	}
 	return group_round_post(&part->round, what, &note, error);
 }
 
@@ -245,6 +261,7 @@ static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
 	made.bytes = group_read_number(reader);
 	/* A rank that was there before has bytes: no part is empty. */
 	if (reader->bad || rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
+	    !group_is_kept(&sum->part->plan, (uint32_t)rank) ||
 	    group_writer_of(group, sum->part->plan.mode, (uint32_t)rank) != writer)
 		return -EPROTO;
 	sum->manifest.parts[rank] = made;
@@ -305,11 +322,25 @@ static int add_own(struct sum *sum, const struct group_written *written)
 	return ret;
 }
 
+/* What is stored once stands for all ranks that have it. */
+static void repeat_parts(struct sum *sum)
+{
+	const struct group_plan *plan = &sum->part->plan;
+	struct zip_manifest_part *parts = sum->manifest.parts;
+
+	for (uint32_t rank = 0; rank < sum->manifest.rank_count; rank++) {
+		parts[rank] = parts[plan->kept[rank]];
+		parts[rank].repeats = plan->same[rank] != rank;
+		parts[rank].same = plan->same[rank];
+	}
+}
+
 static int sum_up(struct sum *sum, const struct group_written *written, struct base_error *error)
 {
 	struct group_part *part = sum->part;
 	const struct ioshape_group *group = part->group;
 	const uint32_t ranks = group->options.ranks;
+	uint32_t kept = 0;
 	struct group_collection collection = {
 		.what = "done",
 		.missing = "did not finish",
@@ -320,8 +351,14 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 	};
 	int ret;
 
-	for (uint32_t rank = 0; rank < ranks; rank++)
-		sum->have[rank] = group_writer_of(group, part->plan.mode, rank) != rank || !rank;
+	memset(sum->have, true, ranks);
+	for (uint32_t rank = 0; rank < ranks; rank++) {
+		if (!group_is_kept(&part->plan, rank))
+			continue;
+		sum->have[group_writer_of(group, part->plan.mode, rank)] = false;
+		kept++;
+	}
+	sum->have[0] = true;
 	ret = add_own(sum, written);
 	if (ret)
 		return sum->failure.code ? base_pass_on(error, &sum->failure) :
@@ -332,10 +369,11 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 		*error = sum->failure;
 	if (ret || sum->failure.code)
 		return ret ? ret : sum->failure.code;
-	return sum->parts == ranks ?
-		       0 :
-		       base_refuse(error, -EPROTO, "%u of %u parts of generation %llu were written",
-				   sum->parts, ranks, (unsigned long long)part->step);
+	if (sum->parts != kept)
+		return base_refuse(error, -EPROTO, "%u of %u parts of generation %llu were written",
+				   sum->parts, kept, (unsigned long long)part->step);
+	repeat_parts(sum);
+	return 0;
 }
 
 /* ---- The verdict ----------------------------------------------------------------------------- */
@@ -426,7 +464,7 @@ static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
 		return ret;
 	if (!ret)
 		group_round_forget(&part->round);
-	*told = !say_plan(part, "plan", error, &unsaid);
+	*told = !say_plan(part, part->asked ? "answered" : "plan", error, &unsaid);
 	if (!ret && !*told) {
 		*error = unsaid;
 		ret = unsaid.code;

@@ -14,15 +14,33 @@ struct group_plan {
 	char not_near[BASE_ERROR_TEXT_BYTES];   /* why not, if there is a tier */
 	char attempt[GROUP_ATTEMPT_NAME_BYTES]; /* its name there */
 	uint64_t alignment;                     /* of parts in bundles */
-	uint64_t total_bytes;                   /* of all parts; about, as the next */
-	uint64_t *bytes;                        /* of each rank's; to be freed */
+	uint64_t total_bytes;                   /* of all kept parts; about, as the next */
+	uint64_t repeated_bytes;                /* of the parts that are not kept */
+	uint64_t *bytes;                        /* of each rank's, 0 if it is not kept */
+	/* Of each rank: the lowest rank with an equal part, and the rank whose copy is stored for
+	 * it. */
+	uint32_t *same, *kept;
+	/* The question before the plan: these ranks shall say the digests of their parts. */
+	bool asks;
+	bool *asked;
+	uint8_t key[BASE_MAC_BYTES];
 };
 
-/* As rank 0 has posted it; there is room for the bytes of all ranks. Pure. */
+/* Memory for the numbers of so many ranks, each of which keeps a part of its own. -ENOMEM. */
+int group_plan_init(struct group_plan *plan, uint32_t ranks);
+void group_plan_free(struct group_plan *plan);
+
+static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
+{
+	return plan->kept[rank] == rank;
+}
+
+/* As rank 0 has posted it, into an initialised plan. Pure. */
 int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
 		    const struct base_buffer *note, struct base_error *error);
 
-/* The same note of rank 0's, "plan" or "agreed", when it has come (save.c). */
+/* The same note of rank 0's, "plan" or "agreed", when it has come; after a question, which is
+ * answered, the plan that follows it (save.c). */
 struct group_part;
 int group_await_plan(struct group_part *part, const char *what, struct base_error *error);
 
@@ -43,6 +61,16 @@ struct group_written {
 void group_note_written(struct group_note *note, const struct group_written *written,
 			const struct base_error *failure);
 
+/* A sample or a digest of a rank's part. */
+struct group_sum {
+	bool known;
+	struct group_sum_key { /* compared as bytes: no gaps */
+		uint64_t bytes;
+		uint64_t node; /* if copies on several nodes are kept; 0 elsewhere */
+		uint8_t mac[BASE_MAC_BYTES];
+	} key;
+};
+
 /* One rank's part in one generation, while it is being saved. */
 struct group_part {
 	struct group_round round;
@@ -51,6 +79,10 @@ struct group_part {
 	const struct save_task *task;
 	uint64_t step;
 	struct group_plan plan;
+	struct group_sum sample;   /* of our part */
+	struct save_digest digest; /* the same; zeros if it was not asked for */
+	struct group_sum *sums;    /* rank 0: of each rank's */
+	bool asked;                /* rank 0: the question has been posted */
 	struct ioshape_report *report;
 	struct ring_notes notes;                 /* for the report: of what was before the file */
 	char unprotected[BASE_ERROR_TEXT_BYTES]; /* why nodes do not protect each other; "" */
@@ -59,6 +91,23 @@ struct group_part {
 	uint32_t awaited;
 	uint64_t awaited_bytes, awaited_ns;
 };
+
+/* ---- Equal parts (save/same.c) --------------------------------------------------------------- */
+
+/* Before the rank says what it wants. */
+void group_take_sample(struct group_part *part);
+void group_note_sum(struct group_note *note, const struct group_sum *sum);
+void group_read_sum(struct group_note_reader *reader, struct group_sum *sum);
+/* Rank 0, which has the samples of all: finds out which parts are equal, and keeps one of each. */
+int group_find_same(struct group_part *part, struct base_error *error);
+/* The others: answer its question. */
+int group_answer_digest(struct group_part *part, struct base_error *error);
+/* Whether the plan has this rank write a file. */
+bool group_has_file(const struct group_part *part);
+/* How many files the generation has in this mode. */
+uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode);
+/* What was written of our part, by its checksum, is what other ranks rely on. IOSHAPE_E_CHANGED. */
+int group_check_digest(const struct group_part *part, uint32_t crc32, struct base_error *error);
 
 /* ---- The tier (save/near.c) ------------------------------------------------------------------ */
 

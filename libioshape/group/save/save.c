@@ -22,18 +22,77 @@ static int say_want(struct group_part *part, uint64_t bytes, const struct base_e
 	group_note_error(&note, why);
 	group_note_number(&note, part->step);
 	group_note_number(&note, bytes);
+	group_note_sum(&note, &part->sample);
 	return group_round_post(&part->round, "want", &note, error);
 }
 
 /* ---- The plan: the others -------------------------------------------------------------------- */
 
+int group_plan_init(struct group_plan *plan, uint32_t ranks)
+{
+	plan->bytes = calloc(ranks, sizeof(*plan->bytes));
+	plan->same = calloc(2 * (size_t)ranks, sizeof(*plan->same));
+	plan->asked = calloc(ranks, sizeof(*plan->asked));
+	if (!plan->bytes || !plan->same || !plan->asked)
+		return -ENOMEM;
+	plan->kept = plan->same + ranks;
+	for (uint32_t rank = 0; rank < ranks; rank++)
+		plan->same[rank] = plan->kept[rank] = rank;
+	return 0;
+}
+
+void group_plan_free(struct group_plan *plan)
+{
+	free(plan->bytes);
+	free(plan->same);
+	free(plan->asked);
+	plan->bytes = NULL;
+	plan->same = plan->kept = NULL;
+	plan->asked = NULL;
+}
+
+/* Every part is stored, by a rank that has it and keeps its own. */
+static bool keeps_all(const struct group_plan *plan, uint32_t ranks)
+{
+	for (uint32_t rank = 0; rank < ranks; rank++) {
+		const uint32_t same = plan->same[rank], kept = plan->kept[rank];
+
+		if (same > rank || kept > rank || kept < same || plan->same[same] != same ||
+		    plan->kept[kept] != kept || plan->same[kept] != same)
+			return false;
+	}
+	return true;
+}
+
 /* A plan names an attempt at this step, and no other place. */
-static bool is_sound(const struct group_plan *plan, uint64_t step)
+static bool is_sound(const struct group_plan *plan, uint32_t ranks, uint64_t step)
 {
 	const struct group_name name = group_parse_name(plan->attempt);
 
-	return name.kind == GROUP_NAME_ATTEMPT && name.step == step &&
+	return keeps_all(plan, ranks) && name.kind == GROUP_NAME_ATTEMPT && name.step == step &&
 	       plan->mode >= IOSHAPE_MODE_EACH && plan->mode <= IOSHAPE_MODE_RANK0;
+}
+
+static uint32_t read_rank(struct group_note_reader *reader)
+{
+	const uint64_t rank = group_read_number(reader);
+
+	return (uint32_t)MIN(rank, UINT32_MAX);
+}
+
+static int read_question(struct group_plan *plan, uint32_t ranks, struct group_note_reader *reader,
+			 struct base_error *error)
+{
+	size_t key_bytes, asked_bytes;
+	const uint8_t *key = group_read_bytes(reader, &key_bytes),
+		      *asked = group_read_bytes(reader, &asked_bytes);
+
+	if (reader->bad || key_bytes != sizeof(plan->key) || asked_bytes != ranks)
+		return base_refuse(error, -EPROTO, "cannot read the question of rank 0");
+	memcpy(plan->key, key, sizeof(plan->key));
+	for (uint32_t rank = 0; rank < ranks; rank++)
+		plan->asked[rank] = asked[rank] != 0;
+	return 0;
 }
 
 int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
@@ -42,6 +101,9 @@ int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
 	struct group_note_reader reader = group_read_note(note);
 	int ret = group_read_error(&reader, error);
 
+	plan->asks = group_read_number(&reader) != 0;
+	if (!ret && plan->asks)
+		return read_question(plan, ranks, &reader, error);
 	plan->mode = (enum ioshape_mode)group_read_number(&reader);
 	group_read_text(&reader, plan->why, sizeof(plan->why));
 	plan->near = group_read_number(&reader) != 0;
@@ -50,14 +112,18 @@ int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
 	group_read_text(&reader, plan->attempt, sizeof(plan->attempt));
 	plan->alignment = group_read_number(&reader);
 	plan->total_bytes = group_read_number(&reader);
-	for (uint32_t rank = 0; rank < ranks; rank++)
+	plan->repeated_bytes = group_read_number(&reader);
+	for (uint32_t rank = 0; rank < ranks; rank++) {
 		plan->bytes[rank] = group_read_number(&reader);
-	if (!ret && (reader.bad || !is_sound(plan, step)))
+		plan->same[rank] = read_rank(&reader);
+		plan->kept[rank] = read_rank(&reader);
+	}
+	if (!ret && (reader.bad || !is_sound(plan, ranks, step)))
 		ret = base_refuse(error, -EPROTO, "cannot read the plan of rank 0");
 	return ret;
 }
 
-int group_await_plan(struct group_part *part, const char *what, struct base_error *error)
+static int await_note(struct group_part *part, const char *what, struct base_error *error)
 {
 	struct base_buffer note = { 0 };
 	int ret = group_round_await(&part->round, what, 0, &note, NULL, NULL, error);
@@ -66,6 +132,20 @@ int group_await_plan(struct group_part *part, const char *what, struct base_erro
 		ret = group_read_plan(&part->plan, part->group->options.ranks, part->step, &note,
 				      error);
 	base_buffer_free(&note);
+	return ret;
+}
+
+int group_await_plan(struct group_part *part, const char *what, struct base_error *error)
+{
+	int ret = await_note(part, what, error);
+
+	if (!ret && part->plan.asks) {
+		ret = group_answer_digest(part, error);
+		if (!ret)
+			ret = await_note(part, "answered", error);
+		if (!ret && part->plan.asks)
+			ret = base_refuse(error, -EPROTO, "cannot read the plan of rank 0");
+	}
 	if (!ret)
 		group_take_place(part);
 	return ret;
@@ -158,16 +238,19 @@ static int await_verdict(struct group_part *part, bool *heard, struct base_error
 
 /* ---- The others ------------------------------------------------------------------------------ */
 
-/* Writes our file, or sends our part to its writer. */
+/* Writes our file, or sends our part to its writer, unless another rank has it. */
 static void do_own_part(struct group_part *part, struct base_error *own)
 {
 	const struct ioshape_group *group = part->group;
 	const uint32_t rank = group->options.rank;
-	bool writes = group_writer_of(group, part->plan.mode, rank) == rank;
+	const bool writes = group_has_file(part);
 	struct group_written written = { 0 };
-	int ret;
+	int ret = 0;
 
-	ret = writes ? group_write_parts(part, &written, own) : group_send_part(part, own);
+	if (writes)
+		ret = group_write_parts(part, &written, own);
+	else if (group_is_kept(&part->plan, rank))
+		ret = group_send_part(part, own);
 	/* A rank that sends its part says only that it failed: its writer waits for it. */
 	if (writes || ret)
 		part->round.silent = say_done(part, &written, own, own) != 0;
@@ -243,6 +326,7 @@ static void report_group(const struct group_part *part, uint64_t begin_ns, doubl
 
 	report->group_s = MAX(base_seconds(base_now_ns() - begin_ns) - own_s, 0);
 	report->ranks = part->group->options.ranks;
+	report->repeated_bytes = part->plan.repeated_bytes;
 	snprintf(report->mode, sizeof(report->mode), "%s", modes[part->plan.mode]);
 	snprintf(report->why, sizeof(report->why), "%s", part->plan.why);
 	report->tensor_bytes = part->task->payload_bytes;
@@ -286,12 +370,12 @@ static int prepare(struct group_part *part, struct base_error *error)
 	const struct ioshape_group *group = part->group;
 	const struct save_task *task = part->task;
 
-	part->plan.bytes = calloc(group->options.ranks, sizeof(*part->plan.bytes));
-	if (!part->plan.bytes)
+	if (group_plan_init(&part->plan, group->options.ranks))
 		return base_no_memory(error, "a plan", group->options.ranks * sizeof(uint64_t));
 	part->plan.bytes[group->options.rank] = task->expected_bytes;
 	if (save_is_stopped(part->save))
 		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped", task->path);
+	group_take_sample(part);
 	return 0;
 }
 
@@ -315,8 +399,7 @@ static int run_part(struct group_part *part, struct base_error *error)
 			   part->report->generation_bytes);
 	if (!ret && *part->unprotected)
 		report_unprotected(part);
-	free(part->plan.bytes);
-	part->plan.bytes = NULL;
+	group_plan_free(&part->plan);
 	return ret;
 }
 

@@ -199,8 +199,9 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 static int sink_finish(void *to, struct base_error *error)
 {
 	struct sending *sending = to;
+	int ret = group_check_digest(sending->part, sending->crc32, error);
 
-	return gather_sender_end(sending->sender, sending->crc32, error);
+	return ret ? ret : gather_sender_end(sending->sender, sending->crc32, error);
 }
 
 static void sink_free(void *to)

@@ -104,7 +104,8 @@ static int go_on(void *user, struct base_error *error)
 
 static bool writes_for(const struct group_part *part, uint32_t rank)
 {
-	return group_writer_of(part->group, part->plan.mode, rank) == part->group->options.rank;
+	return group_is_kept(&part->plan, rank) &&
+	       group_writer_of(part->group, part->plan.mode, rank) == part->group->options.rank;
 }
 
 /* Ranks of other nodes send their parts when they are called, one after the other. */
@@ -297,7 +298,9 @@ static int put_own_member(struct writing *writing, uint32_t rank, struct base_er
 	if (!ret)
 		ret = save_write_payload(writing->part->save, zip, writing->file, error);
 	zip_writer_free(zip);
-	return ret ? ret : end_member(writing, rank, &crc, error);
+	if (!ret)
+		ret = end_member(writing, rank, &crc, error);
+	return ret ? ret : group_check_digest(writing->part, crc, error);
 }
 
 /* ---- The file -------------------------------------------------------------------------------- */
@@ -350,7 +353,7 @@ static int put_file(void *user, struct ring_writer *file, struct base_error *err
 		written->parts[written->count++] =
 			(struct group_written_part){ part->group->options.rank, written->crc32, 0,
 						     written->bytes };
-	return 0;
+	return single ? group_check_digest(part, written->crc32, error) : 0;
 }
 
 static void free_file(void *user, struct ring_writer *file)
@@ -417,7 +420,7 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 	struct group_part *part = writing->part;
 	const struct ioshape_group *group = part->group;
 	char address[GATHER_ADDRESS_BYTES];
-	uint32_t count = 0, local = 0;
+	uint32_t count = 0, senders = 0; /* on this node */
 
 	*options = part->task->file_options;
 	options->progress = group_part_track;
@@ -429,16 +432,16 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 		if (!writes_for(part, rank))
 			continue;
 		count++;
-		local += group_is_local(group, rank);
+		senders += rank != group->options.rank && group_is_local(group, rank);
 	}
 	options->expected_bytes = expected_bytes(part);
 	options->exact = options->expected_bytes > 0;
 	options->progress_total = options->expected_bytes;
-	options->files = group_files_of(group, part->plan.mode);
+	options->files = group_count_files(part, part->plan.mode);
 	writing->written->parts = calloc(count, sizeof(*writing->written->parts));
 	if (!writing->written->parts)
 		return base_no_memory(error, "parts", count * sizeof(*writing->written->parts));
-	if (local < 2)
+	if (!senders)
 		return 0;
 	/* Before the slot: the others may come now. */
 	group_stream_address(part, group->options.rank, address, sizeof(address));

@@ -100,9 +100,11 @@ def command(
             if output is not None:
                 os.makedirs(output, exist_ok=True)  # noqa: PTH103
         for part in wanted:
-            path = output if output is not None and rank is not None else part.name
+            # Equal parts have one name in the generation.
+            name = f"rank-{part.rank:05}.pt"
+            path = output if output is not None and rank is not None else name
             if output is not None and (all_ranks or Path(output).is_dir()):
-                path = os.path.join(output, part.name)  # noqa: PTH118 - as the user wrote it
+                path = os.path.join(output, name)  # noqa: PTH118 - as the user wrote it
             _copy(handle, part, path, replace=force)
             say(f"{path}: rank {part.rank}, {human_size(part.n_bytes)}")
     return 0
