@@ -18,9 +18,9 @@ def is_pythons(file: object) -> bool:
     return isinstance(file, io.IOBase) or type(file).__module__ == "tempfile"
 
 
-def open_file(path: str, flags: int, mode: int = 0o777) -> int:
+def open_file(path: str, flags: int, mode: int = 0o777, dir_fd: int | None = None) -> int:
     """As os.open(): also where the program closed its streams, whose numbers others may use."""
-    descriptor = os.open(path, flags, mode)
+    descriptor = os.open(path, flags, mode, dir_fd=dir_fd)
     if descriptor >= _FIRST:
         return descriptor
     try:

@@ -95,6 +95,22 @@ class FormatError(StorageError):
     """The file is not a torch zip, or one with a feature that is not read. Its errno is EINVAL."""
 
 
+class NoUsableCheckpointError(StorageError):
+    """There are checkpoints, and none of them can be used. Its errno is EBADMSG.
+
+    They are damaged, incomplete, or of a kind that the call does not load. It is no
+    FileNotFoundError: that says that there is no checkpoint at all, as at the first start of a job.
+    A job that begins anew after this error would write over what may be repaired.
+    """
+
+    #: each checkpoint that was tried, the newest first, and why it cannot be used; () if the
+    #: message alone says it
+    passed_over: tuple[PassedOver, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return raised_for, (self.facts,), {"passed_over": self.passed_over}
+
+
 class CanceledError(StorageError):
     """The save was canceled, or its progress callback said stop. Its errno is ECANCELED."""
 
@@ -202,11 +218,13 @@ _ERRNOS = {
     lib.IOSHAPE_E_SKIPPED: errno.ENOSPC,
     lib.IOSHAPE_E_UNCHANGED: errno.EINVAL,
     lib.IOSHAPE_E_CHANGED: errno.EBUSY,
+    lib.IOSHAPE_E_UNUSABLE: errno.EBADMSG,
 }
 
 _CLASSES: dict[int, type[StorageError]] = {
     lib.IOSHAPE_E_FORMAT: FormatError,
     lib.IOSHAPE_E_DAMAGED: DamagedError,
+    lib.IOSHAPE_E_UNUSABLE: NoUsableCheckpointError,
     lib.IOSHAPE_E_COORDINATOR: CoordinatorError,
     -errno.ECANCELED: CanceledError,
 }
@@ -218,11 +236,26 @@ def _class_for(code: int) -> type[StorageError]:
         builtin = type(OSError(_ERRNOS.get(code, -code), ""))
         # Named after Python's own, so that tracebacks read as everybody expects.
         _CLASSES[code] = (
-            type(builtin.__name__, (StorageError, builtin), {"__module__": __name__})
+            type(builtin.__name__, (StorageError, builtin), {"__module__": "builtins"})
             if builtin is not OSError
             else StorageError
         )
     return _CLASSES[code]
+
+
+# Tracebacks name them as programs do: ioshape.StorageError.
+for _public in (
+    StorageError,
+    DamagedError,
+    FormatError,
+    NoUsableCheckpointError,
+    CanceledError,
+    CoordinatorError,
+    MismatchError,
+    SkippedWarning,
+    FallbackWarning,
+):
+    _public.__module__ = "ioshape"
 
 
 def raised_for(facts: Facts) -> StorageError:
@@ -241,6 +274,37 @@ def failure(
 ) -> StorageError:
     """The exception for a failure that is found here."""
     return raised_for(Facts(code, sentence, path, operation, remedy, rank=rank))
+
+
+# A sentence names so many.
+_MOST_REASONS = 5
+
+
+def _reason(one: PassedOver) -> str:
+    sentence = one.error.sentence
+    return sentence if one.path in sentence else f'"{one.path}": {sentence}'
+
+
+def no_usable(where: str, passed_over: Iterable[PassedOver]) -> NoUsableCheckpointError:
+    """Return the exception for a load that has tried all checkpoints of `where`."""
+    passed_over = tuple(passed_over)
+    count = len(passed_over)
+    reasons = [_reason(one) for one in passed_over[:_MOST_REASONS]]
+    if count > _MOST_REASONS:
+        reasons.append(f"and {count - _MOST_REASONS} more")
+    error = NoUsableCheckpointError(
+        Facts(
+            lib.IOSHAPE_E_UNUSABLE,
+            f'cannot load "{where}": none of {count} checkpoint{"s" * (count > 1)} can be used: '
+            + "; ".join(reasons),
+            where,
+            "load",
+            "repair them or use a copy; to start anew, move them away",
+        )
+    )
+    error.passed_over = passed_over
+    error.__cause__ = passed_over[0].error
+    return error
 
 
 def last_facts(path: str, operation: str) -> Facts:

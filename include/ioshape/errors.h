@@ -33,7 +33,10 @@ enum ioshape_code {
 	/** The save would repeat the one before it, and IOSHAPE_UNCHANGED_FAIL was set. */
 	IOSHAPE_E_UNCHANGED = -5007,
 	/** What was to be copied later changed before it was copied. */
-	IOSHAPE_E_CHANGED = -5008
+	IOSHAPE_E_CHANGED = -5008,
+	/** There are checkpoints, and none of them can be used: damaged, or of another kind. Where
+	 * there is none at all, the code is -ENOENT: only then is it the first start. */
+	IOSHAPE_E_UNUSABLE = -5009
 };
 
 /**

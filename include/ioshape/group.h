@@ -242,7 +242,8 @@ struct ioshape_search_options {
  * @param group    the group
  * @param options  NULL: a complete one
  * @param step     receives the number of the generation
- * @return 0; -ENOENT if there is none; another negative code
+ * @return 0; -ENOENT if there is none, also none that does not hold: the first start;
+ *         IOSHAPE_E_UNUSABLE if there are some, and none can be used; another negative code
  */
 int ioshape_group_get_latest(struct ioshape_group *group,
 			     const struct ioshape_search_options *options, uint64_t *step);
@@ -313,8 +314,9 @@ struct ioshape_part_info {
  * @param directory  where the generations lie
  * @param step       the number of the generation, or IOSHAPE_LATEST
  * @param out        receives the generation, to be freed with ioshape_generation_free(), or NULL
- * @return 0; -ENOENT if there is none; IOSHAPE_E_DAMAGED if it does not hold; IOSHAPE_E_FORMAT if a
- *         later version wrote it; another negative code
+ * @return 0; -ENOENT if there is none; IOSHAPE_E_DAMAGED if it does not hold; IOSHAPE_E_UNUSABLE if
+ *         the newest was asked for, and none holds; IOSHAPE_E_FORMAT if a later version wrote it;
+ *         another negative code
  */
 int ioshape_generation_open(struct ioshape_context *context, const char *directory, uint64_t step,
 			    struct ioshape_generation **out);

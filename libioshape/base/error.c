@@ -31,6 +31,8 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 		return "nothing large has changed since the save before";
 	case IOSHAPE_E_CHANGED:
 		return "what was saved has changed before it was copied";
+	case IOSHAPE_E_UNUSABLE:
+		return "there are checkpoints, and none can be used";
 	}
 	/*
 	 * In the C locale this neither translates nor shares a buffer between threads, and that

@@ -83,42 +83,57 @@ static uint64_t look_in(struct ioshape_group *group, const char *directory, uint
 	return info.serial;
 }
 
-/* The newest of which all is there, or can be made. */
-static const struct group_spread *first_restorable(const struct group_spreads *spreads)
+/* The newest of which all is there, or can be made. If there is none, `near` says why. */
+static const struct group_spread *first_restorable(const struct group_spreads *spreads,
+						   const char *directory, struct base_error *near)
 {
-	struct base_error unseen = { 0 };
+	struct group_unusable unusable = { 0 };
 
 	for (size_t i = 0; i < spreads->count; i++) {
-		if (group_is_restorable(&spreads->all[i], &unseen))
+		struct base_error why = { 0 };
+
+		if (group_is_restorable(&spreads->all[i], &why))
 			return &spreads->all[i];
+		group_unusable_add(&unusable, &why);
 	}
+	if (unusable.count)
+		group_fail_unusable(&unusable, directory, near);
 	return NULL;
 }
 
 static uint64_t look_near(struct ioshape_group *group, const struct group_spread *spread,
-			  uint64_t *step)
+			  uint64_t *step, struct base_error *near)
 {
-	struct base_error unseen = { 0 };
-
 	if (!group_has_tiers(group))
-		return group->near ? look_in(group, group->near, step, &unseen) : 0;
+		return group->near ? look_in(group, group->near, step, near) : 0;
 	*step = spread ? spread->step : 0;
 	return spread ? spread->serial : 0;
 }
 
+/* Nothing in the directory is the first start only if nothing is on the tier, either. */
+static void prefer(struct base_error *failure, const struct base_error *near)
+{
+	if (failure->code != -ENOENT || !near->code || near->code == -ENOENT)
+		return;
+	base_error_begin(failure);
+	base_pass_on(failure, near);
+}
+
 /* Of two that are the same, that on the tier. */
 static void look_for_latest(struct ioshape_group *group, const struct group_spread *spread,
-			    struct found *found, struct base_error *failure)
+			    struct base_error *near, struct found *found,
+			    struct base_error *failure)
 {
 	uint64_t serial, there, step = 0;
 
-	serial = look_near(group, spread, &found->step);
+	serial = look_near(group, spread, &found->step, near);
 	there = look_in(group, group->directory, &step, failure);
 	found->near = serial && serial >= there;
 	if (found->near)
 		base_error_begin(failure);
 	else
 		found->step = step;
+	prefer(failure, near);
 }
 
 /*
@@ -129,6 +144,7 @@ static int restore(struct group_round *round, const struct group_spread *spread,
 		   struct found *found, struct base_error *failure, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
+	struct base_error near;
 	int ret = group_restore(round, spread, failure, error);
 
 	if (ret)
@@ -137,9 +153,12 @@ static int restore(struct group_round *round, const struct group_spread *spread,
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
 			 "generation %llu on the tiers is passed over: %s",
 			 (unsigned long long)found->step, failure->text);
+		near = *failure;
 		base_error_begin(failure);
 		found->near = false;
 		look_in(group, group->directory, &found->step, failure);
+		base_rephrase(&near, IOSHAPE_E_UNUSABLE, "%s", near.sentence);
+		prefer(failure, &near);
 	}
 	return share(round, "whole", found, failure, error);
 }
@@ -150,13 +169,14 @@ static int find_complete_in(struct group_round *round, struct group_spreads *spr
 {
 	struct ioshape_group *group = round->group;
 	const struct group_spread *spread;
+	struct base_error near = { 0 };
 	int ret = group_has_tiers(group) ? group_look_at_tiers(round, spreads, error) : 0;
 
 	if (ret)
 		return ret;
-	spread = first_restorable(spreads);
+	spread = first_restorable(spreads, group->directory, &near);
 	if (!group->options.rank)
-		look_for_latest(group, spread, found, failure);
+		look_for_latest(group, spread, &near, found, failure);
 	ret = share(round, "latest", found, failure, error);
 	if (!ret && !failure->code && found->near && group_has_tiers(group))
 		ret = restore(round, spread, found, failure, error);
@@ -191,6 +211,8 @@ struct search {
 	bool begun, looked;
 	struct place near, there;
 	struct group_spreads spreads; /* on the tiers of several nodes: candidates of `near` */
+	struct group_unusable unusable;
+	struct base_error unseen; /* why the tier could not be listed */
 };
 
 /* What the ranks found. */
@@ -199,21 +221,6 @@ struct checks {
 	uint32_t lowest; /* rank of `failure` */
 	struct base_error *failure;
 };
-
-/* Its manifest holds, and the files are there; else `failure` says why it does not count. */
-static void look_at(struct place *place, struct base_error *failure)
-{
-	const struct group_candidate *candidate = &place->candidates.all[place->at];
-	struct group_generation generation;
-	int ret = group_open_candidate(&generation, &place->directory, &place->candidates,
-				       place->at, failure);
-
-	if (!ret)
-		group_generation_close(&generation);
-	else if (ret == -ENOENT)
-		base_refuse(failure, ret, "\"%s/%s\" has no manifest: it is not complete",
-			    place->directory.path, candidate->name);
-}
 
 static int list_place(struct place *place, const char *path, struct base_error *failure)
 {
@@ -241,8 +248,6 @@ static int list_spreads(struct search *search, struct base_error *failure)
 static int begin_search(struct ioshape_group *group, struct search *search,
 			struct base_error *failure)
 {
-	struct base_error unseen = { 0 };
-
 	if (search->begun)
 		return 0;
 	search->begun = true;
@@ -250,8 +255,9 @@ static int begin_search(struct ioshape_group *group, struct search *search,
 		return failure->code;
 	/* There need not be anything. */
 	if (!group_has_tiers(group) && group->near &&
-	    list_place(&search->near, group->near, &unseen) && unseen.code != -ENOENT)
-		base_log(save_log(group->context), IOSHAPE_LOG_WARNING, "%s", unseen.text);
+	    list_place(&search->near, group->near, &search->unseen) &&
+	    search->unseen.code != -ENOENT)
+		base_log(save_log(group->context), IOSHAPE_LOG_WARNING, "%s", search->unseen.text);
 	return list_place(&search->there, group->directory, failure);
 }
 
@@ -297,15 +303,15 @@ static void look_for_next(struct ioshape_group *group, struct search *search, st
 		place = next_place(search);
 	}
 	if (!place) {
-		base_refuse(failure, -ENOENT, "there is no intact generation in %s",
-			    group->directory);
+		group_fail_unusable(&search->unusable, group->directory, failure);
+		prefer(failure, &search->unseen);
 		return;
 	}
 	found->near = place == &search->near;
 	if (found->near && group_has_tiers(group))
 		group_is_restorable(&search->spreads.all[place->at], failure);
 	else
-		look_at(place, failure);
+		group_look_at_candidate(&place->directory, &place->candidates, place->at, failure);
 	found->step = place->candidates.all[place->at++].step;
 }
 
@@ -498,6 +504,7 @@ static int find_intact(struct ioshape_group *group, const struct ioshape_search_
 			ret = base_pass_on(error, &failure);
 			break;
 		}
+		group_unusable_add(&search.unusable, &failure);
 		base_leave(failure.code, "load", directory_of(group, found), &failure);
 		say_where(group, options, found);
 		if (options->passed_over)

@@ -56,7 +56,7 @@ static int save_here(struct ioshape_context *context, const char *path,
 	if (!ret)
 		ret = save_blocking(context, path, payload, options, &report, error);
 	if (ret == IOSHAPE_E_SKIPPED)
-		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", error->text);
+		base_log(&context->log, IOSHAPE_LOG_INFO, "%s", error->text);
 	if (options->report)
 		base_give_struct(options->report, &report, sizeof(report), "ioshape_report", error);
 	return ret;

@@ -142,8 +142,32 @@ TEST(tests, what_is_damaged_is_passed_over)
 	ck_assert_int_eq(ioshape_group_get_latest(rank.group, NULL, &step), 0);
 	ck_assert_uint_eq(step, 3);
 	damage(1, ".pt");
-	ck_assert_int_eq(find(&rank, &step), -ENOENT);
+	ck_assert_int_eq(find(&rank, &step), IOSHAPE_E_UNUSABLE);
 	ck_assert(!step && passed_count == 3);
+	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "has no manifest"));
+	close_rank(&rank);
+}
+
+/* A job that took it for the first start would write over what may be repaired. */
+TEST(tests, where_none_is_complete_it_does_not_look_like_the_first_start)
+{
+	const struct rank rank = open_rank(0, 1);
+	struct ioshape_generation *generation;
+	const char *said;
+	uint64_t step;
+
+	save_steps(&rank);
+	for (int i = 1; i <= STEPS; i++)
+		ck_assert(!truncate(file_of(i, ".pt"), 100));
+	ck_assert_int_eq(ioshape_group_get_latest(rank.group, NULL, &step), IOSHAPE_E_UNUSABLE);
+	ck_assert_int_eq(ioshape_generation_open(rank.context, scratch_path("steps"),
+						 IOSHAPE_LATEST, &generation),
+			 IOSHAPE_E_UNUSABLE);
+	said = ioshape_last_error()->sentence;
+	ck_assert_ptr_nonnull(strstr(said, "3 generations are in it"));
+	for (int i = 1; i <= STEPS; i++)
+		ck_assert_ptr_nonnull(strstr(said, file_of(i, ".pt")));
+	ck_assert_str_ne(ioshape_last_error()->remedy, "");
 	close_rank(&rank);
 }
 

@@ -29,7 +29,16 @@ NAMES = {
 def wanted() -> dict[str, str]:
     """By library of those that the build cannot do without: the oldest version."""
     text = (LIBRARY / "meson.build").read_text(encoding="utf-8")
-    return dict(re.findall(r"dependency\('(\w+)', version: '>=([\d.]+)'\)", text))
+    asked = r"dependency\('(\w+)', version: '>=([\d.]+)', not_found_message: missing_headers\)"
+    return dict(re.findall(asked, text))
+
+
+def test_a_build_without_headers_says_what_the_readme_says() -> None:
+    text = (LIBRARY / "meson.build").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for tool in ("apt-get", "dnf"):
+        (line,) = re.findall(rf"^    ({tool} install gcc .*?) +#", readme, re.MULTILINE)
+        assert f"'{line}'" in text
 
 
 def read(name: str) -> str:

@@ -190,3 +190,45 @@ def test_what_cannot_be_advised(tmp_path: Path) -> None:
         (["--mtbf", "3h", str(empty)], 1),
     ):
         fail(call("advise", *arguments), code)
+
+
+def blocking(at: float, path: str, total_s: float = 0.2, **fields: Any) -> str:
+    return line(0, 7, at, path=path, total_s=total_s, stage_s=0.0, background=False, **fields)
+
+
+def observed(folder: Path, lines: list[str]) -> Any:
+    (folder / "run.jsonl").write_text("\n".join(lines))
+    return observe(reports.read(folder).saves)
+
+
+def test_saves_that_block_are_told_apart_however_close_they_are(tmp_path: Path) -> None:
+    """Else one storm of all of them looks like a save in the background."""
+    lines = [blocking(1e9 + 0.4 * step, f"run/step-{step}.pt") for step in range(9)]
+    found = observed(tmp_path, lines)
+    assert found.storms == 9
+    assert found.stall == found.save == pytest.approx(0.2)
+    assert found.interval == pytest.approx(0.2)
+    told = succeed(call("advise", tmp_path, "--mtbf", "8h"))
+    assert "From 9 checkpoints" in told
+    assert "Training goes on while the save is written" not in told
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("model-{}.pt", "optimizer-{}.pt"), ("{}/m-1-of-2.pt", "{}/m-2-of-2.pt"), ("a.pt", "b.pt")],
+)
+def test_the_files_of_a_checkpoint_belong_together(tmp_path: Path, names: tuple[str, str]) -> None:
+    lines = [
+        blocking(1e9 + step + 0.3 * number, name.format(step))
+        for step in range(4)
+        for number, name in enumerate(names)
+    ]
+    found = observed(tmp_path, lines)
+    assert found.storms == 4
+    assert found.stall == found.save == pytest.approx(0.5)
+
+
+def test_saves_in_the_background_hold_training_for_the_copy_alone(tmp_path: Path) -> None:
+    lines = [line(0, 7, 1e9 + 8.5 * step, path=f"run/step-{step}.pt") for step in range(4)]
+    found = observed(tmp_path, lines)
+    assert (found.storms, found.stall, found.save) == (4, 0.5, 8.0)

@@ -68,7 +68,6 @@ def test_the_newest_is_what_was_saved_last(runs: Path) -> None:
         newest.load(0)
     with pytest.raises(ValueError, match="has no parts"):
         newest.parts()
-    assert ioshape.latest(runs / "step-3") is None
     assert ioshape.latest(runs / "not there") is None
 
 
@@ -128,7 +127,7 @@ def test_without_any_there_is_a_sentence(tmp_path: Path) -> None:
         ioshape.dcp.load_latest(state(), tmp_path, no_dist=True)
     save(tmp_path / "step-1", small(1))
     cut(tmp_path / "step-1")
-    with pytest.raises(FileNotFoundError, match="no checkpoint in it is intact"):
+    with pytest.raises(ioshape.NoUsableCheckpointError, match="none of 1 checkpoint can be used"):
         ioshape.dcp.load_latest(small(0), tmp_path, no_dist=True)
 
 

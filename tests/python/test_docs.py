@@ -10,13 +10,7 @@ import ioshape
 import pytest
 import reference
 from ioshape.cli.app import COMMANDS
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-def programs(page: str) -> list[str]:
-    text = (DOCS / page).read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+from page_programs import DOCS, programs
 
 
 @pytest.mark.parametrize(

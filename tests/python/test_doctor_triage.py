@@ -290,7 +290,7 @@ TRIAGE: list[tuple[Facts, str]] = [
         "disk-pool hint lfs pool_list /scratch",
     ),
     (lustre(target_pools=("scratch-nvme",)), "flash-unused hint lfs setstripe -p scratch-nvme"),
-    (local(rotational=True, source="/dev/sda1"), "spinning-disk hint lsblk"),
+    (local(rotational=True, source="/dev/sda1"), "spinning-disk hint export IOSHAPE_SLOTS=1"),
     (local(family="tmpfs", type="tmpfs"), "in-memory serious findmnt"),
     (
         local(family="tmpfs", type="tmpfs", container="podman"),

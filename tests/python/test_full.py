@@ -192,6 +192,9 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     finished = run_interpreter(tmp_path, FULL_DISK, prefix=small_disk("tmpfs", tmp_path))
     assert "needs 20" in finished.stdout
     assert "SkippedWarning: the save to disk/model.pt was skipped" in finished.stderr
+    # The log does not say it a second time.
+    assert "ioshape: skipped" not in finished.stderr
+    assert not [line for line in finished.stderr.splitlines() if line.startswith("skipped")]
 
 
 FULL_TARGET = """

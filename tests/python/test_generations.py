@@ -322,6 +322,17 @@ def test_verify_of_a_directory_without_generations(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ls_knows_where_a_generation_is_however_the_directory_is_written(runs: Path) -> None:
+    write(runs, 7)
+    (runs.parent / "link").symlink_to(runs)
+    for name in (runs.name, f"./{runs.name}/", str(runs), "link"):
+        told = succeed(call("ls", name, folder=runs.parent))
+        assert told.splitlines()[-1].endswith("complete"), told
+        (one,) = json.loads(succeed(call("ls", "--json", name, folder=runs.parent)))["generations"]
+        assert one["state"] == "complete"
+
+
+@pytest.mark.slow
 def test_prune_by_command(runs: Path) -> None:
     for step in range(1, 5):
         write(runs, step)

@@ -149,7 +149,7 @@ def test_where_none_is_intact_it_says_why(tmp_path: Path) -> None:
     assert not runs.exists()
     ioshape.save_group(checkpoint(1), runs, 1)
     flip_in_the_middle(bundle(runs / "step-0000000001"))
-    with pytest.raises(FileNotFoundError) as raised:
+    with pytest.raises(ioshape.NoUsableCheckpointError) as raised:
         ioshape.load_latest(runs)
     assert isinstance(raised.value.__cause__, ioshape.DamagedError)
     with pytest.raises(ValueError, match="leave out step"):

@@ -394,6 +394,9 @@ def test_parts_lie_behind_each_other() -> None:
     assert [span.phase for span in spans] == ["stage", "wait", "write", "others"]
     drained = spans_of({"write_s": 1.0, "drain_s": 5.0}, 0.0, 6.0)
     assert drained == [Span("write", 0.0, 1.0), Span("drain", 1.0, 6.0)]
+    # Whatever no part accounts for: a picture's bar ends where the save does.
+    assert spans_of({"write_s": 1.0}, 0.0, 1.2)[1:] == [Span("rest", 1.0, 1.2)]
+    assert len(spans_of({"write_s": 1.0}, 0.0, 1.001)) == 1
     begins = [span.begin_s for span in spans]
     assert begins == pytest.approx([10.0, 10.3, 11.3, 13.3])
     assert spans[-1].end_s == 14.0  # no longer than the save

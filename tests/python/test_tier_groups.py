@@ -151,6 +151,7 @@ def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
         said = run_ranks(tmp_path, LOAD, runs, 2, **settings)
         assert [line["right"] for line in told(said, "loaded")] == [True] * 6
         assert command(fast, "ls", str(runs)).count("on the tier") == 2
+        assert command(fast, "ls", "--json", str(runs)).count('"state": "on the tier"') == 2
         command(fast, "verify", str(runs))
         command(fast, "extract", str(runs), "--rank", "1", "-o", str(tmp_path / "part.pt"))
         assert ioshape.load(tmp_path / "part.pt")["step"] == 2

@@ -11,10 +11,12 @@ renews them there. Without the option, it says whether they are up to date; a te
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -59,11 +61,24 @@ def prose(doc: str | None) -> str:
     return "\n".join(out).strip()
 
 
+def source_of(cls: type) -> str:
+    """Return the source of a class: exceptions say that they are of `ioshape` itself."""
+    if cls.__module__ != "ioshape":
+        return inspect.getsource(cls)
+    home = inspect.getsource(import_module(f"ioshape.{ioshape._HOMES[cls.__name__]}"))
+    found = next(
+        node
+        for node in ast.parse(home).body
+        if isinstance(node, ast.ClassDef) and node.name == cls.__name__
+    )
+    return ast.get_source_segment(home, found) or ""
+
+
 def fields(cls: type) -> str:
     """What a class says about its attributes in comments that begin with "#:"."""
     out = []
     comment: list[str] = []
-    for line in textwrap.dedent(inspect.getsource(cls)).splitlines():
+    for line in textwrap.dedent(source_of(cls)).splitlines():
         text = line.strip()
         if text.startswith("#:"):
             comment.append(text.removeprefix("#:").strip())

@@ -202,7 +202,7 @@ static void find_nothing(const struct rank *rank)
 	uint64_t step;
 
 	ck_assert_ptr_null(find(rank, false, &step));
-	ck_assert_int_eq(ioshape_last_error()->code, -ENOENT);
+	ck_assert_int_eq(ioshape_last_error()->code, IOSHAPE_E_UNUSABLE);
 	ck_assert_ptr_null(find(rank, true, &step));
 }
 

@@ -13,7 +13,15 @@ from torch.distributed.checkpoint import default_planner, state_dict_loader
 
 from ioshape._dcp import series
 from ioshape._dcp.reader import Reader
-from ioshape._errors import PassedOver, StorageError, failure, is_our_fault, warn_passed_over
+from ioshape._errors import (
+    PassedOver,
+    StorageError,
+    failure,
+    is_our_fault,
+    no_usable,
+    warn_passed_over,
+)
+from ioshape._group.kinds import refuse_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +50,8 @@ def _first_intact(
     passed_over: list[PassedOver] = []
     for path, incomplete in candidates:
         if incomplete is not None:
+            if is_our_fault(incomplete):
+                raise incomplete
             passed_over.append(PassedOver(path, incomplete))
             continue
         try:
@@ -54,14 +64,16 @@ def _first_intact(
         else:
             warn_passed_over(path, passed_over)
             return path, loaded
+    if passed_over:
+        raise no_usable(directory, passed_over)
+    refuse_others(directory, "dcp")
     raise failure(
         -errno.ENOENT,
-        f'cannot load "{directory}": '
-        + ("no checkpoint in it is intact" if passed_over else "there is no checkpoint in it"),
+        f'cannot load "{directory}": there is no checkpoint in it yet',
         directory,
         "load",
         remedy="give a directory of checkpoints whose names end in a number, as step-1000",
-    ) from (passed_over[0].error if passed_over else None)
+    )
 
 
 def _candidates(directory: str, group: Any, *, no_dist: bool) -> list[Candidate]:
@@ -111,7 +123,8 @@ def load_latest(
         The path of the checkpoint.
 
     Raises:
-        FileNotFoundError: there is none, or none that is intact.
+        FileNotFoundError: there is none: the job starts for the first time.
+        NoUsableCheckpointError: there are some, and none of them can be used.
         CheckpointException: it could not be loaded for another reason.
     """
     where = os.fspath(directory)

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING
 
 from ioshape._dcp.contents import is_checkpoint, items
 from ioshape._dcp.names import DATA, DESCRIPTION
-from ioshape._errors import StorageError, failure
+from ioshape._errors import PassedOver, StorageError, failure, is_our_fault
+from ioshape._files.family import numbered
 from ioshape._native import lib
 from ioshape._save.directory import Directory, sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# "step-1000", "epoch_3", "checkpoint500". Others, as "best", belong to no series.
-_NAME = re.compile(r".*?(\d{1,18})")
+
+# A directory of such a name that cannot be looked into may be the newest checkpoint. Others, as
+# "job-4711" of another user, are somebody else's.
+_OF_CHECKPOINTS = re.compile(r"(step|epoch|iter|iteration|checkpoint|ckpt)[-_=.]?[0-9]+$", re.I)
 
 
 @dataclass(frozen=True)
@@ -39,28 +42,62 @@ class Member:
     n_bytes: int
 
 
+def _step_of(name: str) -> int | None:
+    """Of "step-1000", "epoch_3", "checkpoint500". Others, as "best", belong to no series."""
+    found = numbered(name)
+    return None if found is None or found.suffix else found.number
+
+
 def prefix_of(path: str) -> str | None:
     """Its name without the number; None if it belongs to no series."""
-    match = _NAME.fullmatch(os.path.basename(path))  # noqa: PTH119
-    return match and match.string[: match.start(1)]
+    found = numbered(os.path.basename(path))  # noqa: PTH119
+    return None if found is None or found.suffix else found.prefix
 
 
-def _paths(directory: str) -> list[str]:
-    """Of what has a .metadata, by the time of that; of two with the same, by step."""
-    found = []
+def may_be_checkpoint(name: str) -> bool:
+    """Whether a directory of that name that cannot be looked into is taken for a checkpoint."""
+    return _OF_CHECKPOINTS.search(name) is not None
+
+
+def cannot_look(where: str, path: str, error: OSError) -> StorageError:
+    """Return the exception for a load from `where` that cannot look at this path."""
+    sentence = f'cannot load "{where}": cannot look at "{path}": {error.strerror}'
+    return failure(-(error.errno or errno.EIO), sentence, path, "load")
+
+
+def listed(directory: str) -> list[str]:
+    """Return the names in a directory; none if there is no such directory.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
     try:
-        names = os.listdir(directory)  # noqa: PTH208
+        return sorted(os.listdir(directory))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         return []
-    for name in names:
+    except OSError as error:
+        raise cannot_look(directory, directory, error) from None
+
+
+def _paths(directory: str) -> list[tuple[str, StorageError | None]]:
+    """Of what has a .metadata, by the time of that; of two with the same, by step.
+
+    First those that cannot be looked into, with the reason: one may be the newest.
+    """
+    found, closed = [], []
+    for name in listed(directory):
         path = os.path.join(directory, name)  # noqa: PTH118
-        match = _NAME.fullmatch(name)
-        if match and not name.startswith(".") and is_checkpoint(path):
-            try:
-                found.append((_saved_ns(path), int(match[1]), path))
-            except FileNotFoundError:  # removed just now
-                continue
-    return [path for _saved, _step, path in sorted(found, reverse=True)]
+        step = _step_of(name)
+        if step is None:
+            continue
+        try:
+            found.append((_saved_ns(path), step, path))
+        except PermissionError as error:
+            if may_be_checkpoint(name):
+                closed.append((path, cannot_look(directory, path, error)))
+        except OSError:  # it has none, or was removed just now
+            continue
+    return [*closed, *((path, None) for _saved, _step, path in sorted(found, reverse=True))]
 
 
 def _saved_ns(path: str) -> int:
@@ -80,9 +117,8 @@ def look(path: str) -> Member:
             ends[part.file] = max(ends.get(part.file, 0), part.offset + part.n_bytes)
     n_bytes = sum(_file_bytes(path, name, end) for name, end in ends.items())
     ranks = {match[1] for match in map(DATA.fullmatch, ends) if match}
-    match = _NAME.fullmatch(os.path.basename(path))  # noqa: PTH119
     return Member(
-        step=int(match[1]) if match else 0,
+        step=_step_of(os.path.basename(path)) or 0,  # noqa: PTH119
         path=path,
         saved=datetime.fromtimestamp(_saved_ns(path) / 1e9, tz=timezone.utc),
         ranks=len(ranks),
@@ -107,7 +143,10 @@ def _file_bytes(path: str, name: str, end: int) -> int:
 
 def newest_first(directory: str) -> Iterator[tuple[str, Member | StorageError]]:
     """Each with its path: what it is, or why it is not complete."""
-    for path in _paths(directory):
+    for path, closed in _paths(directory):
+        if closed is not None:
+            yield path, closed
+            continue
         try:
             yield path, look(path)
         except StorageError as error:
@@ -115,10 +154,20 @@ def newest_first(directory: str) -> Iterator[tuple[str, Member | StorageError]]:
                 yield path, error
 
 
-def newest(directory: str) -> Member | None:
-    """The newest complete one."""
-    found = (one for _path, one in newest_first(directory) if isinstance(one, Member))
-    return next(found, None)
+def newest(directory: str) -> tuple[Member | None, list[PassedOver]]:
+    """Return the newest complete checkpoint, and the newer ones that are not complete.
+
+    Raises:
+        StorageError: one could not be looked at by this process, and may be complete.
+    """
+    passed_over: list[PassedOver] = []
+    for path, one in newest_first(directory):
+        if isinstance(one, Member):
+            return one, passed_over
+        if is_our_fault(one):
+            raise one
+        passed_over.append(PassedOver(path, one))
+    return None, passed_over
 
 
 def members(directory: str) -> tuple[list[Member], list[tuple[str, StorageError]]]:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ioshape._c import Owner, called_from_c, keep_failure, sized
 from ioshape._dcp import contents, series
-from ioshape._errors import PassedOver, StorageError, is_our_fault, last_failure, warn_passed_over
+from ioshape._errors import (
+    NoUsableCheckpointError,
+    PassedOver,
+    StorageError,
+    is_our_fault,
+    last_failure,
+    no_usable,
+    warn_passed_over,
+)
+from ioshape._group.kinds import refuse_others
 from ioshape._group.tier import near
 from ioshape._load.reader import Reader
 from ioshape._native import ffi, lib
@@ -299,7 +308,12 @@ def nearest(directory: str, step: int | None, operation: str, folder: str) -> Ha
             raise
         here, passed_over = None, PassedOver(error.path, error)
     if here is None:
-        there = Handle(directory, step, operation)
+        try:
+            there = Handle(directory, step, operation)
+        except FileNotFoundError:
+            if passed_over is None:
+                raise
+            raise passed_over.error from None  # there is something, though not here
         if passed_over is not None:
             warn_passed_over(there.describe().path, [passed_over])
         return there
@@ -320,7 +334,7 @@ def latest(
     *,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> Generation | None:
-    """The newest complete generation in a directory; None if there is none.
+    """The newest complete generation in a directory; None if there is none at all.
 
     The newest is what was saved last, whatever its step.
     What is being written, damaged, or left behind by a job that died does not count.
@@ -334,16 +348,24 @@ def latest(
         tier: as in load(): generations that are only there are found, too.
 
     Raises:
+        NoUsableCheckpointError: there are checkpoints, and none of them is complete, or they are of
+            another kind.
         StorageError: the directory cannot be read.
     """
     path = os.fspath(directory)
-    of_dcp = series.newest(path)
+    of_dcp, passed_over = series.newest(path)
     found = [] if of_dcp is None else [_generation(of_dcp)]
-    with (
-        contextlib.suppress(FileNotFoundError),
-        nearest(path, None, "load", folder_of(tier)) as handle,
-    ):
-        found.append(handle.describe())
+    try:
+        with nearest(path, None, "load", folder_of(tier)) as handle:
+            found.append(handle.describe())
+    except FileNotFoundError:
+        if not found and passed_over:
+            raise no_usable(path, passed_over) from None
+        if not found:
+            refuse_others(path, "group")
+    except NoUsableCheckpointError:
+        if not found:
+            raise
     return max(found, key=lambda one: one.saved, default=None)
 
 
@@ -425,7 +447,9 @@ def prune(
         The steps of those that went, or with dry_run would go.
 
     Raises:
-        StorageError: one could not be removed. The others have been, nevertheless.
+        StorageError: one could not be removed. The others have been, nevertheless. Or the directory
+            has no generation, but checkpoints that are files: keep_last of save(), and "ioshape
+            prune" with a pattern are for those.
     """
     path = os.fspath(directory)
     removed = remove(path, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
@@ -466,4 +490,6 @@ def remove(
     if code:
         raise last_failure(directory, "prune")
     of_dcp = series.remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
+    if not generations(directory, tier=False):
+        refuse_others(directory, "both", "prune")
     return listener.removed + [(one.step, one.n_bytes) for one in of_dcp]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import called_from_c, keep_failure, owned, said, sized
-from ioshape._errors import PassedOver, failure, last_failure
+from ioshape._errors import NoUsableCheckpointError, PassedOver, failure, last_failure
 from ioshape._group import comm as _comm
 from ioshape._group.tier import GroupTier
 from ioshape._locks import ForkedLock
@@ -282,8 +282,10 @@ class Group:
             if search.failure is not None:
                 raise search.failure
             if code:
-                cause = search.passed_over[0].error if search.passed_over else None
-                raise last_failure(self.directory, "load") from cause
+                error = last_failure(self.directory, "load")
+                if isinstance(error, NoUsableCheckpointError) and search.passed_over:
+                    error.passed_over = tuple(search.passed_over)
+                raise error from (search.passed_over[0].error if search.passed_over else None)
             return int(step[0])
 
         step = in_thread(ask)

@@ -19,6 +19,7 @@ from ioshape._errors import (
 )
 from ioshape._group.generations import Generation, Handle, Part, nearest
 from ioshape._group.group import opened_for_reading
+from ioshape._group.kinds import refuse_others
 from ioshape._load import unpickle
 from ioshape._load.into import filling_of
 from ioshape._load.load import load_through
@@ -26,6 +27,7 @@ from ioshape._log import logger
 from ioshape._settings.job import Job, job
 from ioshape._slots.slots import Slot, slot
 from ioshape._tier.drain import folder_to_load_from
+from ioshape._tier.nearest import check_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +89,10 @@ def load_group(
         pickle_load_args: as in torch.load.
 
     Raises:
-        FileNotFoundError: there is no complete generation, or not of this step.
+        FileNotFoundError: there is no generation: the job starts for the first time; or none of
+            this step.
+        NoUsableCheckpointError: there are checkpoints, and none of them can be used: damaged,
+            incomplete, or of another kind. It is no FileNotFoundError.
         ValueError: it was saved by another number of ranks, whose parts differ, and `rank` was not
             given.
         DamagedError: a checksum is wrong.
@@ -134,11 +139,18 @@ def load_group(
             )
 
     # Open until all is read: nobody removes it meanwhile.
-    with (
-        _agreed(where, folder, passed_over, intact=fallback)
-        if agreed
-        else nearest(where, step, "load", folder)
-    ) as generation:
+    try:
+        found = (
+            _agreed(where, folder, passed_over, intact=fallback)
+            if agreed
+            else nearest(where, step, "load", folder)
+        )
+    except FileNotFoundError:
+        if step is None:
+            refuse_others(where, "group")
+            check_tier(folder)
+        raise
+    with found as generation:
         try:
             return load_from(generation, passed_over)
         except StorageError as error:

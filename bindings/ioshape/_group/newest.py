@@ -9,20 +9,33 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from ioshape._errors import PassedOver, StorageError, failure, is_our_fault, warn_passed_over
+from ioshape._dcp.series import cannot_look
+from ioshape._errors import (
+    NoUsableCheckpointError,
+    PassedOver,
+    StorageError,
+    failure,
+    is_our_fault,
+    no_usable,
+    warn_passed_over,
+)
 from ioshape._group.generations import latest
 from ioshape._group.load import load_group
 from ioshape._load.load import load
 from ioshape._load.reader import Reader
 from ioshape._save.under_way import place_of
 from ioshape._tier.drain import folder_to_load_from
-from ioshape._tier.nearest import matching, nearest
+from ioshape._tier.nearest import check_tier, matching, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal
 
     from ioshape._save.report import Progress
+
+# Files that are listed may be gone when they are read: another process keeps the last few. Looks
+# at directories that change faster than this are not repeated for ever.
+_MOST_LOOKS = 16
 
 
 def load_latest(
@@ -57,26 +70,19 @@ def load_latest(
         pickle_load_args: as in torch.load.
 
     Raises:
-        FileNotFoundError: there is none, or none that is intact.
-        StorageError: it could not be read. It is an OSError with errno and path.
+        FileNotFoundError: there is none: the job starts for the first time.
+        NoUsableCheckpointError: there are some, and none of them can be used. It says why for each,
+            and is no FileNotFoundError.
+        StorageError: it could not be read. It is an OSError with errno and path, such as a
+            PermissionError for a directory that cannot be listed.
 
     What torch.load raises for other reasons, this raises.
     """
     where = os.fspath(pattern)
     options = {"weights_only": weights_only, "progress": progress, **pickle_load_args}
     if os.path.isdir(where):  # noqa: PTH112
-        newest = latest(where, tier=tier)
-        if newest is not None and newest.mode == "dcp":
-            from ioshape._dcp.newest import load_whole  # noqa: PLC0415 - DCP need not be there
-
-            return load_whole(where)
-        return load_group(
-            where,
-            fallback=True,
-            map_location=map_location,
-            pickle_module=pickle_module,
-            tier=tier,
-            **options,
+        return _load_from_directory(
+            where, map_location=map_location, pickle_module=pickle_module, tier=tier, **options
         )
     folder = folder_to_load_from(tier)
 
@@ -85,24 +91,78 @@ def load_latest(
             pass
         return load(place, map_location, pickle_module, mmap=False, tier=False, **options)
 
-    passed_over: list[PassedOver] = []
-    for path in _newest_first(where, folder):
-        try:
-            loaded = nearest(path, folder, load_ours)
-        except StorageError as error:
-            if is_our_fault(error):
-                raise
-            passed_over.append(PassedOver(path, error))
+    for _look in range(_MOST_LOOKS):
+        passed_over: list[PassedOver] = []
+        for path in _newest_first(where, folder):
+            try:
+                loaded = nearest(path, folder, load_ours)
+            except StorageError as error:
+                if is_our_fault(error):
+                    raise
+                if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+                    break  # it went since, and a newer one may have come
+                passed_over.append(PassedOver(path, error))
+            else:
+                warn_passed_over(path, passed_over)
+                return loaded
         else:
-            warn_passed_over(path, passed_over)
-            return loaded
+            break
+    if passed_over:
+        raise no_usable(where, passed_over)
+    _check_listed(where, where)
+    check_tier(folder)
+    is_pattern = glob.has_magic(where)
     raise failure(
         -errno.ENOENT,
-        f'cannot load "{where}": ' + ("no such file is intact" if passed_over else "no such file"),
+        f'cannot load "{where}": '
+        + ("no file matches this pattern yet" if is_pattern else "there is no such file"),
         where,
         "load",
-        remedy="give a directory of generations, or a pattern such as run/*.pt",
-    ) from (passed_over[0].error if passed_over else None)
+        remedy="" if is_pattern else "give a directory of generations, or a pattern: run/*.pt",
+    )
+
+
+def _load_from_directory(where: str, tier: Any, **options: Any) -> Any:
+    unusable = None
+    try:
+        newest = latest(where, tier=tier)
+    except NoUsableCheckpointError as error:
+        # All ranks look together, and also on the tiers of other nodes: they may know better.
+        newest, unusable = None, error
+    if newest is not None and newest.mode == "dcp":
+        from ioshape._dcp.newest import load_whole  # noqa: PLC0415 - DCP need not be there
+
+        return load_whole(where)
+    try:
+        return load_group(where, fallback=True, tier=tier, **options)
+    except FileNotFoundError:
+        if unusable is None:
+            raise
+        raise unusable from None
+    except NoUsableCheckpointError as error:
+        if unusable is None or error.passed_over:
+            raise
+        raise unusable from None
+
+
+def _check_listed(pattern: str, where: str) -> None:
+    """Raise if a directory of the pattern cannot be read: glob takes such a one for empty."""
+    above, name = os.path.split(pattern)
+    folders = [above or "."]
+    if glob.has_magic(above) and above != pattern:
+        _check_listed(above, where)
+        folders = [folder for folder in glob.glob(above) if os.path.isdir(folder)]  # noqa: PTH112, PTH207
+    for folder in folders:
+        path = folder if glob.has_magic(name) else os.path.join(folder, name)  # noqa: PTH118
+        try:
+            if path == folder:
+                os.scandir(path).close()
+            else:
+                os.lstat(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise cannot_look(where, path, error) from None
 
 
 def _newest_first(pattern: str, folder: str) -> list[str]:
@@ -113,9 +173,11 @@ def _newest_first(pattern: str, folder: str) -> list[str]:
     found = []
     for path, place in (*places.items(), *nearer.items()):
         try:
-            time_ns = os.stat(place).st_mtime_ns  # noqa: PTH116
+            time_ns = _time_ns(place)
         except FileNotFoundError:  # gone since
             continue
+        except OSError as error:
+            raise cannot_look(pattern, place, error) from None
         # Texts and numbers alternate.
         name = [
             int(piece) if number % 2 else piece
@@ -123,3 +185,11 @@ def _newest_first(pattern: str, folder: str) -> list[str]:
         ]
         found.append((time_ns, name, path))
     return [path for _time_ns, _name, path in sorted(found, reverse=True)]
+
+
+def _time_ns(path: str) -> int:
+    """When the file was last written; of a link that leads nowhere, when it was made."""
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return os.lstat(path).st_mtime_ns

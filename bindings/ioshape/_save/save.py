@@ -17,7 +17,7 @@ from ioshape._files.atomic import AtomicFile, How
 from ioshape._native import lib
 from ioshape._run import trace
 from ioshape._save import lazy as lazily
-from ioshape._save import pickling
+from ioshape._save import pickling, retention
 from ioshape._save.begin import Options, records_of, start
 from ioshape._save.deadline import due_in
 from ioshape._save.handle import SaveHandle
@@ -60,6 +60,18 @@ def _attribute(f: Any, name: str) -> Any:
 class _NoTargetError(TypeError, AttributeError):
     """It is an AttributeError because that is what torch.save raises."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_target, self.args
+
+
+def _no_target(*arguments: object) -> _NoTargetError:
+    return _NoTargetError(*arguments)
+
+
+# As tracebacks name it.
+_NoTargetError.__module__, _NoTargetError.__name__ = "builtins", "TypeError"
+_NoTargetError.__qualname__ = "TypeError"
+
 
 def save(
     obj: object,
@@ -74,6 +86,7 @@ def save(
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
+    keep_last: int | None = None,
 ) -> Report:
     """Saves an object as torch.save does, durably: when this returns, it is on stable storage.
 
@@ -100,6 +113,12 @@ def save(
             "ioshape drain". Until then only load(), load_latest(), verify(), inspect() and open()
             find the file. False saves directly. So do a `deadline`, replace=False, a full tier, and
             what torch writes itself; the report's `fallbacks` say why. Default: the setting "tier".
+        keep_last: how many checkpoints of the path's family stay, the newest by their times of
+            modification. The family is in the same directory, and its names differ in their last
+            number alone: step-100.pt and step-200.pt. When the new file is safe, older ones are
+            removed, if they are complete files of torch.save; links and damaged files stay, and do
+            not count. A file that cannot be removed is a warning in the log. Over a tier only
+            files at the destination count. Default: all stay.
 
     Returns:
         A Report: where the time went, and what was not as preferred. If the save did not fit into
@@ -109,6 +128,8 @@ def save(
     Raises:
         StorageError: the file could not be written. It is an OSError with errno and path.
         TypeError: `f` is neither a path nor a file object.
+        ValueError: `keep_last` is less than 1, or the last number in the name does not count
+            checkpoints: "last.pt", "step-100-rank-3.pt".
 
     What torch.save raises for objects that cannot be pickled, this raises.
     """
@@ -116,6 +137,10 @@ def save(
         raise _NoTargetError(
             f"save() takes a path or a file object with write(), not {type(f).__name__}"
         )
+    if keep_last is not None:
+        if not isinstance(f, (str, os.PathLike)):
+            raise ValueError("keep_last goes with a path, not with a file object")
+        retention.check(os.fspath(f), keep_last)
     call = _Call(
         obj,
         pickle_module,
@@ -130,6 +155,8 @@ def save(
     )
     if isinstance(f, (str, os.PathLike)):
         report = call.to_path(os.fspath(f))
+        if keep_last is not None and not report.skipped:
+            retention.after_save(os.fspath(f), keep_last, is_there=not report.tier)
     else:
         report = call.to_file_object(f)
     # After the new file is safe: no checkpoint is lost because an earlier one was.
@@ -149,6 +176,7 @@ def save_async(
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
+    keep_last: int | None = None,
     optimizer: Any = None,
     lazy: bool = False,
 ) -> SaveHandle:
@@ -187,6 +215,8 @@ def save_async(
             f"save_async() takes a path, not {type(f).__name__}; torch writes to file objects "
             "itself, while you wait: use save()"
         )
+    if keep_last is not None:
+        retention.check(os.fspath(f), keep_last)
     call = _Call(
         obj,
         pickle_module,
@@ -205,8 +235,19 @@ def save_async(
         waiters = lazily.waiters_of(optimizer)
         handle = call.begin(os.fspath(f), lazily.steady(optimizer))
         lazily.watch(handle, waiters)
+    if keep_last is not None:
+        _remove_older_after(handle, keep_last)
     raise_unheard(but=handle)
     return handle
+
+
+def _remove_older_after(handle: SaveHandle, keep_last: int) -> None:
+    def ended(handle: SaveHandle) -> None:
+        report = handle._report
+        if handle._error is None and report is not None and not report.skipped:
+            retention.after_save(handle.path, keep_last, is_there=not report.tier)
+
+    handle.add_done_callback(ended)
 
 
 def _begun(path: str, note: str) -> Report:

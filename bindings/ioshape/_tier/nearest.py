@@ -28,6 +28,17 @@ def tier_at(folder: str) -> Tier | None:
         return None
 
 
+def check_tier(folder: str) -> None:
+    """Raise if a tier cannot be looked at: what it holds must not count as nothing."""
+    if not folder:
+        return
+    try:
+        drain_of(folder)
+    except StorageError as error:
+        if is_our_fault(error):
+            raise
+
+
 def nearest(path: str, folder: str, read: Callable[[str], _T]) -> _T:
     """What read() makes of the copy on the tier; of the destination, if there is none.
 

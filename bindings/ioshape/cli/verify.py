@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ioshape._group.kinds import GENERATION
 from ioshape._text import one_line
-from ioshape.cli.generations.look import STEP, damaged, open_step
+from ioshape.cli.generations.look import damaged, open_step
 from ioshape.cli.output import explain, human_size, say, say_json
 from ioshape.cli.paths import exit_for, files_argument, reason
 
@@ -147,7 +148,7 @@ def _generations(
     import ioshape  # noqa: PLC0415
 
     absolute = Path(directory).absolute()
-    match = STEP.fullmatch(absolute.name)
+    match = GENERATION.fullmatch(absolute.name)
     if match:
         yield _verify_generation(os.path.dirname(absolute), int(match[1]), way)  # noqa: PTH120
         return

@@ -200,6 +200,10 @@ void group_sort_by_age(struct group_candidates *candidates);
  * were sorted and now proves to be older. */
 int group_open_candidate(struct group_generation *generation, const struct ring_folder *directory,
 			 struct group_candidates *candidates, size_t at, struct base_error *error);
+/* Whether it holds; -ENOENT, with a sentence, if it has no manifest. */
+int group_look_at_candidate(const struct ring_folder *directory,
+			    struct group_candidates *candidates, size_t at,
+			    struct base_error *error);
 void group_candidates_free(struct group_candidates *candidates);
 
 /* The directory of that path, absolute whatever the working directory will be. */
@@ -216,7 +220,23 @@ bool group_is_its_own_fault(int code);
 /* 0 or a negative errno; *serial is GROUP_UNKNOWN_SERIAL then. */
 int group_peek_serial(const struct ring_folder *directory, const char *name, uint64_t *serial);
 
-/* -ENOENT with a sentence. Those newer ones that do not hold are told to the log. */
+/*
+ * Generations that are there and cannot be used, with the reasons. Zero to begin with. If there is
+ * no other, a job must not take that for its first start.
+ */
+struct group_unusable {
+	size_t count;
+	char why[BASE_ERROR_TEXT_BYTES / 2];
+};
+
+/* Counts one. `why` may be NULL: the first reasons are enough. */
+void group_unusable_add(struct group_unusable *unusable, const struct base_error *why);
+/* Fails: -ENOENT if none was counted, otherwise IOSHAPE_E_UNUSABLE. */
+int group_fail_unusable(const struct group_unusable *unusable, const char *directory,
+			struct base_error *error);
+
+/* -ENOENT with a sentence, IOSHAPE_E_UNUSABLE if none of several holds. Those newer ones that do
+ * not hold are told to the log. */
 int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
 		    uint64_t step, struct base_error *error);
 int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,

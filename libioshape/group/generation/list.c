@@ -164,6 +164,37 @@ int group_list_by_age(const struct ring_folder *directory, struct group_candidat
 	return ret;
 }
 
+/* ---- None that can be used ------------------------------------------------------------------- */
+
+/* A sentence names so many. */
+#define MOST_REASONS 3
+
+void group_unusable_add(struct group_unusable *unusable, const struct base_error *why)
+{
+	const size_t used = strlen(unusable->why);
+
+	unusable->count++;
+	if (why && why->code && unusable->count <= MOST_REASONS)
+		snprintf(unusable->why + used, sizeof(unusable->why) - used, "%s%s",
+			 used ? "; " : "", why->sentence);
+}
+
+int group_fail_unusable(const struct group_unusable *unusable, const char *directory,
+			struct base_error *error)
+{
+	if (!unusable->count)
+		return base_refuse(error, -ENOENT,
+				   "cannot load \"%s\": there is no generation in it yet",
+				   directory);
+	return base_refuse(error, IOSHAPE_E_UNUSABLE,
+			   "cannot load \"%s\": %zu generation%s in it, and none can be used: "
+			   "%s%s" BASE_REMEDY
+			   "look at what \"ioshape verify --all %s\" says; to start anew, move "
+			   "them away",
+			   directory, unusable->count, unusable->count > 1 ? "s are" : " is",
+			   unusable->why, unusable->count > MOST_REASONS ? "; ..." : "", directory);
+}
+
 /* ---- Finding --------------------------------------------------------------------------------- */
 
 int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
@@ -212,9 +243,29 @@ bool group_is_its_own_fault(int code)
 	}
 }
 
+static int say_no_manifest(const struct ring_folder *directory,
+			   const struct group_candidate *candidate, struct base_error *why)
+{
+	return base_refuse(why, -ENOENT, "\"%s/%s\" has no manifest: it is not complete",
+			   directory->path, candidate->name);
+}
+
+int group_look_at_candidate(const struct ring_folder *directory,
+			    struct group_candidates *candidates, size_t at,
+			    struct base_error *error)
+{
+	struct group_generation generation;
+	int ret = group_open_candidate(&generation, directory, candidates, at, error);
+
+	if (!ret)
+		group_generation_close(&generation);
+	return ret == -ENOENT ? say_no_manifest(directory, &candidates->all[at], error) : ret;
+}
+
 /* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
 static int open_first(struct group_generation *generation, const struct ring_folder *directory,
-		      struct group_candidates *candidates, bool *gone, const struct base_log *log,
+		      struct group_candidates *candidates, bool *gone,
+		      struct group_unusable *unusable, const struct base_log *log,
 		      struct base_error *error)
 {
 	int ret = -ENOENT;
@@ -228,11 +279,15 @@ static int open_first(struct group_generation *generation, const struct ring_fol
 			*error = why;
 			return ret;
 		}
-		if (ret == -ENOENT)
+		if (ret == -ENOENT) {
 			*gone = true;
-		else if (ret)
+			say_no_manifest(directory, candidate, &why);
+		} else if (ret) {
 			base_log(log, IOSHAPE_LOG_WARNING, "generation %s/%s is passed over: %s",
 				 directory->path, candidate->name, why.text);
+		}
+		if (ret)
+			group_unusable_add(unusable, &why);
 	}
 	return ret ? -ENOENT : 0;
 }
@@ -246,6 +301,7 @@ static int open_first(struct group_generation *generation, const struct ring_fol
 int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
 		      const struct base_log *log, struct base_error *error)
 {
+	struct group_unusable unusable;
 	struct group_candidates candidates;
 	uint32_t names, names_before = 0;
 	bool gone = true;
@@ -258,7 +314,8 @@ int group_open_latest(struct group_generation *generation, const struct ring_fol
 		if (ret)
 			return ret;
 		gone = false;
-		ret = open_first(generation, directory, &candidates, &gone, log, error);
+		unusable = (struct group_unusable){ 0 };
+		ret = open_first(generation, directory, &candidates, &gone, &unusable, log, error);
 		gone = gone || ret;
 		names = base_crc32(0, candidates.all, candidates.count * sizeof(*candidates.all));
 		if (round && names == names_before && ret == ret_before)
@@ -269,7 +326,5 @@ int group_open_latest(struct group_generation *generation, const struct ring_fol
 		if (error->code)
 			return ret;
 	}
-	return !ret ? 0 :
-		      base_fail(error, ret, "there is no complete generation in %s",
-				directory->path);
+	return !ret ? 0 : group_fail_unusable(&unusable, directory->path, error);
 }

@@ -69,10 +69,9 @@ static void log_failure(const struct ioshape_save *save, int ret, const struct b
 {
 	enum ioshape_log_level level = IOSHAPE_LOG_ERROR;
 
-	if (save_is_stopped(save))
+	/* The caller of a skipped save is told by its code, and in Python by a warning. */
+	if (save_is_stopped(save) || ret == IOSHAPE_E_SKIPPED)
 		level = IOSHAPE_LOG_INFO;
-	else if (ret == IOSHAPE_E_SKIPPED)
-		level = IOSHAPE_LOG_WARNING;
 	base_log(&save->context->log, level, "%s", error->text);
 }
 

@@ -141,7 +141,7 @@ static int open_in_slot(struct save_handle *handle, const struct ring_file_optio
 static void log_skip(const struct ioshape_context *context, int ret, const struct base_error *error)
 {
 	if (ret == IOSHAPE_E_SKIPPED)
-		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", error->text);
+		base_log(&context->log, IOSHAPE_LOG_INFO, "%s", error->text);
 }
 
 int save_handle_open(struct save_handle *handle, struct ioshape_context *context, const char *path,

@@ -32,28 +32,27 @@ class Observed:
 def observe(saves: Sequence[Recorded]) -> Observed | None:
     """In the order in which they began; None if none of them succeeded."""
     # A checkpoint in which one rank failed holds nothing.
-    whole = [storm for storm in reports.gusts(saves) if not storm.failed and not storm.skipped]
+    found = reports.checkpoints(saves)
+    whole = [one for one in found if not one.failed and not one.skipped]
     if not whole:
         return None
     restarts = _restarts(saves)
     span = max(save.ended_s for save in saves) - saves[0].started_s
     return Observed(
         storms=len(whole),
-        # Ranks train together, so that the one that is held longest holds them all.
-        stall=fmean(max(save.held_s for save in storm.saves) for storm in whole),
-        save=fmean(storm.makespan_s for storm in whole),
-        wait=fmean(storm.most_waited_s for storm in whole),
+        stall=fmean(one.stall_s for one in whole),
+        save=fmean(one.makespan_s for one in whole),
+        wait=fmean(one.most_waited_s for one in whole),
         interval=_interval(whole),
         mtbf=span / restarts if restarts else None,
         restarts=restarts,
     )
 
 
-def _interval(storms: Sequence[Gust]) -> float | None:
+def _interval(checkpoints: Sequence[Gust]) -> float | None:
     """Of training, between the saves of one life: a longer gap may be a restart."""
     gaps = [
-        after.began_s - before.began_s - max(save.held_s for save in before.saves)
-        for before, after in pairwise(storms)
+        after.began_s - before.began_s - before.stall_s for before, after in pairwise(checkpoints)
     ]
     return max(median(gaps), 0.0) if gaps else None
 

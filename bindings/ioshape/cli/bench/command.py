@@ -59,9 +59,10 @@ def _measure(parent: Path, n_ranks: int, n_bytes: int, ways: tuple[str, ...], ro
     from ioshape.cli.bench.crowd import MemberError  # noqa: PLC0415
 
     total = n_ranks * n_bytes * (rounds + 1) * len(ways)
+    each = " each" if n_ranks > 1 else ""
     with scratch(parent) as folder:
         note(
-            f"ioshape: {plural(n_ranks, 'rank')} saving {human_size(n_bytes)} each to {folder}, "
+            f"ioshape: {plural(n_ranks, 'rank')} saving {human_size(n_bytes)}{each} to {folder}, "
             f"about {human_size(total)} in all; the folder is removed at the end"
         )
         try:
@@ -166,7 +167,7 @@ def _show(storm: Storm, parent: Path) -> None:
     plan, gb = storm.plan, _gigabytes(storm)
     say(
         f"{parent}: {filesystem(storm)}; {plural(plan.ranks, 'rank')} saving "
-        f"{human_size(plan.n_bytes)} each; {plural(plan.rounds, 'round')}"
+        f"{human_size(plan.n_bytes)}{' each' * (plan.ranks > 1)}; {plural(plan.rounds, 'round')}"
     )
     say()
     table = Table(
@@ -192,11 +193,12 @@ def _sentences(storm: Storm) -> list[str]:
     sentences = []
     for way in storm.plan.ways[1:]:
         ratios = Ratios.of(storm.summaries[way], storm.summaries[first])
-        reads = f", a neighbour's p99 of reads {ratios.reads_p99:.2f}" if ratios.reads_p99 else ""
-        sentences.append(
-            f"{WAYS[first]} takes {ratios.makespan:.2f} times as long as {WAYS[way]}, the mean of "
-            f"its ranks {ratios.mean_completion:.2f}{reads}."
-        )
+        parts = [f"until all ranks are saved {ratios.makespan:.2f} times as fast"]
+        if storm.plan.ranks > 1:
+            parts.append(f"for the mean rank {ratios.mean_completion:.2f} times")
+        if ratios.reads_p99:
+            parts.append(f"for 99 % of a neighbour's reads {ratios.reads_p99:.2f} times")
+        sentences.append(f"{WAYS[way]} compared to {WAYS[first]}: {', '.join(parts)}.")
     notes = {
         f"Note, {WAYS[way]}: {fallback}."
         for way, summary in storm.summaries.items()

@@ -57,6 +57,14 @@ def _tier(tier: Near) -> list[tuple[str, str]]:
     return rows
 
 
+def _disk(storage: Storage) -> str:
+    from ioshape.cli.doctor.rules_storage import VIRTUAL_DISKS  # noqa: PLC0415
+
+    if storage.rotational and storage.source.startswith(VIRTUAL_DISKS):
+        return "it says that it spins, as virtual disks do whatever they are"
+    return _DISKS[storage.rotational]
+
+
 def _underneath(facts: Facts) -> list[tuple[str, str]]:
     storage, folder = facts.storage, facts.folder
     # What is behind FUSE may be another one than the type says.
@@ -72,7 +80,7 @@ def _underneath(facts: Facts) -> list[tuple[str, str]]:
         ("space", _space(storage.total_bytes, storage.free_bytes)),
         ("inodes", f"{folder.inodes_free:,} of {folder.inodes:,} free" if folder.inodes else ""),
         ("shared", "with other hosts" if storage.remote else "no: this host's own"),
-        ("disk", _DISKS[storage.rotational]),
+        ("disk", _disk(storage)),
         ("direct I/O", _direct(storage)),
         ("a request", _unit(storage.write_unit, "should be a multiple of")),
         ("the client", _unit(storage.flight_bytes, "has in flight at most")),

@@ -29,6 +29,8 @@ UNEVEN = 0.20
 _FEW_INODES = 1000
 _MANY_STRIPES = 64
 _MANY_OBJECTS = 4096
+#: Disks of virtual machines say that they spin, whatever they are.
+VIRTUAL_DISKS = ("/dev/vd", "/dev/xvd")
 _FLASH = ("flash", "ssd", "nvme", "fast", "burst", "hot", "optane")
 _DISKS = ("hdd", "disk", "capacity", "archive", "cold", "slow", "sata", "nearline")
 
@@ -261,13 +263,12 @@ def media(facts: Facts) -> Iterator[Finding]:
             "there",
             remedies.set_pool(facts, flash[0]),
         )
-    # Disks of virtual machines say so, whatever they are.
-    if storage.rotational and not storage.source.startswith(("/dev/vd", "/dev/xvd")):
+    if storage.rotational and not storage.source.startswith(VIRTUAL_DISKS):
         yield Finding(
             "spinning-disk",
             "hint",
             f"{storage.source or 'the disk'} spins: one writer at a time is quickest there",
-            ("lsblk -o NAME,ROTA,SIZE,MODEL,MOUNTPOINT",),
+            ("export IOSHAPE_SLOTS=1",),
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ioshape._group.kinds import GENERATION
 from ioshape._native import ffi, lib
 from ioshape.cli.output import SentenceError
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from ioshape import Generation
 
-STEP = re.compile(r"step-(\d{10,20})")
 ATTEMPT = re.compile(r"\.step-(\d{10,20})\.[0-9a-f]{8}-([0-9a-f]{8})-[0-9a-f]{16}")
 
 #: DIR, completed by shells.
@@ -70,7 +70,7 @@ def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
     of_dcp = {path: str(error) for path, error in series.members(directory)[1]}
     yield from of_dcp.items()
     for name in sorted(os.listdir(directory)):  # noqa: PTH208
-        match = STEP.fullmatch(name)
+        match = GENERATION.fullmatch(name)
         path = os.path.join(directory, name)  # noqa: PTH118 - as the user wrote it
         if not match or int(match[1]) in complete or path in of_dcp:
             continue

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -29,9 +30,16 @@ def _local(time: datetime) -> str:
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def _as_json(one: Generation | Unfinished) -> dict[str, Any]:
+def _state(directory: str, one: Generation) -> str:
+    """Where a complete checkpoint is: its path may be written in another way than the directory."""
+    above = os.path.dirname(os.path.realpath(one.path))  # noqa: PTH120
+    return "complete" if above == os.path.realpath(directory) else "on the tier"
+
+
+def _as_json(one: Generation | Unfinished, state: str) -> dict[str, Any]:
     """Sizes by the name that all commands have for them, times as text."""
     fields = asdict(one)
+    fields["state"] = state
     fields["bytes"] = fields.pop("n_bytes")
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
@@ -49,7 +57,7 @@ def _show(directory: str, complete: list[Generation], others: list[Unfinished]) 
             str(one.ranks),
             str(one.files),
             human_size(one.n_bytes),
-            "complete" if Path(one.path).parent == Path(directory) else "on the tier",
+            _state(directory, one),
         )
     for other in others:
         size = human_size(other.n_bytes)
@@ -107,8 +115,8 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
         say_json(
             {
                 "directory": directory,
-                "generations": [_as_json(one) for one in complete],
-                "unfinished": [_as_json(one) for one in others],
+                "generations": [_as_json(one, _state(directory, one)) for one in complete],
+                "unfinished": [_as_json(one, _STATES[one.alive]) for one in others],
                 "damaged": [{"path": path, "error": why} for path, why in broken],
             }
         )

@@ -23,7 +23,10 @@ _COLOURS = {
     "commit": "#3fa34d",
     "others": "#b9cbe4",
     "drain": "#c59bd6",
+    "rest": "#a8b1bb",
 }
+_FLIGHT = "#0b2a4a"
+_DONE = (0, (3, 3))
 _DOTS = {"read": "#cf4446", "write": "#9a7b1f"}
 _GREY = "#57606a"
 _MOST_ROWS = 512
@@ -99,7 +102,7 @@ def _draw_rows(axes: Any, panel: Panel) -> None:
             y, begin, width = zip(*bars, strict=True)
             axes.barh(y, width, left=begin, height=0.85, color=colour, linewidth=0)
     _draw_flight(axes, rows)
-    axes.axvline(panel.end_s, color="black", linewidth=0.8, linestyle=(0, (3, 3)))
+    axes.axvline(panel.end_s, color="black", linewidth=0.8, linestyle=_DONE)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     _label(axes, rows, len(panel.rows))
     title = one_line("   ".join([panel.title, *panel.remarks]))
@@ -116,7 +119,7 @@ def _draw_flight(axes: Any, rows: list[Row]) -> None:
             continue
         at = [since for since, _ in save.flight]
         height = [number + 0.4 - 0.8 * n / most for _, n in save.flight]
-        axes.step([*at, until], [*height, height[-1]], where="post", color="white", linewidth=0.8)
+        axes.step([*at, until], [*height, height[-1]], where="post", color=_FLIGHT, linewidth=0.8)
 
 
 def _label(axes: Any, rows: list[Row], count: int) -> None:
@@ -173,6 +176,11 @@ def _legend(timeline: Timeline) -> list[Any]:
         for kind, colour in _DOTS.items()
         if kind in kinds
     ]
+    done = "all ranks are done"
+    entries.append(Line2D([], [], color="black", linewidth=0.8, linestyle=_DONE, label=done))
+    if any(save.flight for panel in timeline.panels for row in panel.rows for save in row.saves):
+        flight = "how much may be in flight"
+        entries.append(Line2D([], [], color=_FLIGHT, linewidth=0.8, label=flight))
     if timeline.alone_s:
         label = f"99 % of reads when nobody saves: {human_seconds(timeline.alone_s)}"
         entries.append(Line2D([], [], color=_DOTS["read"], linestyle=(0, (5, 4)), label=label))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ioshape._files.family import numbered
 from ioshape.cli.trace.timeline import PARTS, Panel, Row, Save, Span, spans_of
 
 _MOST_FILES = 100_000
@@ -240,6 +243,17 @@ class Gust:
         return fmean(save.held_s for save in self.saves)
 
     @property
+    def stall_s(self) -> float:
+        """How long training stands still: ranks train together, so the slowest holds them all."""
+        if not any(save.background for save in self.saves):
+            return self.makespan_s
+        held: dict[tuple[str, int, int], float] = {}
+        for save in self.saves:
+            process = (save.host, save.rank, save.pid)
+            held[process] = held.get(process, 0.0) + save.held_s
+        return max(held.values())
+
+    @property
     def waited_s(self) -> float:
         return fmean(save.parts["slot_s"] for save in self.saves)
 
@@ -281,6 +295,36 @@ def gusts(saves: Iterable[Recorded]) -> list[Gust]:
         found[-1].saves.append(save)
         until = max(until, save.ended_s)
     return found
+
+
+def checkpoints(saves: Iterable[Recorded]) -> list[Gust]:
+    """Take the saves of each storm apart: a process that saves a file again saves the next one.
+
+    A checkpoint may be several files of a process, whose names differ in more than a step.
+    """
+    found: list[Gust] = []
+    for gust in gusts(saves):
+        known: dict[tuple[str, int, int], tuple[int, set[str]]] = {}
+        parts: dict[int, list[Recorded]] = {}
+        for save in gust.saves:
+            process = (save.host, save.rank, save.pid)
+            number, files = known.get(process, (0, set()))
+            name = _without_step(save.path)
+            if name in files:
+                number, files = number + 1, set()
+            files.add(name)
+            known[process] = number, files
+            parts.setdefault(number, []).append(save)
+        found += [Gust(parts[number]) for number in sorted(parts)]
+    return found
+
+
+def _without_step(path: str) -> str:
+    above, name = os.path.split(path)
+    parts = numbered(name)
+    if parts is not None and not parts.counts_shards:
+        name = "#".join(parts.family)
+    return os.path.join(re.sub("[0-9]+", "#", above), name)  # noqa: PTH118
 
 
 def panel_of(gust: Gust, title: str) -> Panel:

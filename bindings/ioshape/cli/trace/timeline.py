@@ -30,7 +30,11 @@ PHASES = {
     "commit": "puts it in place",
     "others": "waits for other ranks",
     "drain": "is drained",
+    "rest": "all else",
 }
+
+
+_LEAST_REST = 0.01  # of a save
 
 
 class Span(NamedTuple):
@@ -119,4 +123,7 @@ def spans_of(report: Mapping[str, Any], begin_s: float, end_s: float) -> list[Sp
             else:
                 spans.append(Span(phase, at, until))
         at = until
+    # What no part accounts for, such as starting a thread: a bar ends when its save does.
+    if end_s - at > _LEAST_REST * (end_s - begin_s):
+        spans.append(Span("rest", at, end_s))
     return spans

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families of names: "step-100.pt" and "step-200.pt" differ in their last number alone."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_NAME = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
+_OF_SHARDS = re.compile(
+    r"(?<![a-z])(rank|shard|part|node|worker|of|[tpdcem]p)[-_=.]?$", re.IGNORECASE
+)
+
+
+class Numbered(NamedTuple):
+    """A name, around its last number."""
+
+    prefix: str
+    number: int
+    suffix: str
+
+    @property
+    def counts_shards(self) -> bool:
+        """Whether the number tells files of one checkpoint apart: "step-100-rank-3.pt"."""
+        return _OF_SHARDS.search(self.prefix) is not None
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """What all names of the family have in common."""
+        return self.prefix, self.suffix
+
+
+def numbered(name: str) -> Numbered | None:
+    """Return the parts of a name without a directory; None if it is hidden or has no number."""
+    match = None if name.startswith(".") else _NAME.fullmatch(name)
+    return match and Numbered(match[1], int(match[2]), match[3])

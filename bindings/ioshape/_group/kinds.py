@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells a directory without any checkpoint from one with checkpoints that a call cannot load.
+
+Only the first is the first start of a job. In the second a job that begins anew would write over
+what it ought to have loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Literal
+
+from ioshape._dcp import series
+from ioshape._dcp.names import DATA, DESCRIPTION
+from ioshape._errors import failure
+from ioshape._files.family import numbered
+from ioshape._native import lib
+
+if TYPE_CHECKING:
+    from ioshape._errors import StorageError
+
+Operation = Literal["load", "prune"]
+
+#: The directory of a generation.
+GENERATION = re.compile(r"step-(\d{10,20})")
+_MANIFEST = "manifest.json"
+# "step-100.pt", "checkpoint_10.pth.tar": what has no number, as "pretrained.pt", may be an input.
+_SUFFIX = re.compile(r".*\.(pt|pth|ckpt)(\.tar)?")
+
+
+def refuse_others(directory: str, wanted: str, operation: Operation = "load") -> None:
+    """Raise if a directory holds checkpoints, though none that the caller has a use for.
+
+    Args:
+        directory: where the caller has found nothing.
+        wanted: "group" or "dcp": what it has looked for; "both".
+        operation: what it does.
+
+    Raises:
+        NoUsableCheckpointError: it does; the message names one, and what to call instead.
+        StorageError: the directory cannot be read.
+    """
+    names = series.listed(directory)
+    if DESCRIPTION in names or _MANIFEST in names:
+        above = os.path.dirname(os.path.abspath(directory))  # noqa: PTH100, PTH120
+        why, remedy = "it is a checkpoint itself", f'give the directory "{above}"'
+        raise _unusable(operation, directory, why, remedy)
+    for name in names:
+        found = _found(directory, name, wanted, operation)
+        if found is not None:
+            raise _unusable(operation, directory, *found)
+
+
+def _found(directory: str, name: str, wanted: str, operation: Operation) -> tuple[str, str] | None:
+    """What is wrong with the checkpoint of that name, and what to do; None if it is none."""
+    path = os.path.join(directory, name)  # noqa: PTH118
+    parts = numbered(name)
+    if parts is None:
+        return None
+    if not parts.suffix:
+        return _found_in(path, name, wanted)
+    if not _SUFFIX.fullmatch(parts.suffix) or not os.path.isfile(path):  # noqa: PTH113
+        return None
+    pattern = os.path.join(directory, f"{parts.prefix}*{parts.suffix}")  # noqa: PTH118
+    why = f'it has files such as "{name}", and no checkpoint of several files'
+    if operation == "prune":
+        return why, f'give a pattern: ioshape prune "{pattern}" --keep-last N'
+    return why, f'give a pattern: ioshape.load_latest("{pattern}")'
+
+
+def _found_in(path: str, name: str, wanted: str) -> tuple[str, str] | None:
+    """The same of a directory."""
+    try:
+        within = os.listdir(path)  # noqa: PTH208
+    except PermissionError as error:
+        if series.may_be_checkpoint(name):
+            raise series.cannot_look(os.path.dirname(path), path, error) from None  # noqa: PTH120
+        return None
+    except OSError:  # it is none
+        return None
+    if DESCRIPTION in within and wanted == "group":
+        why = f'it has checkpoints of torch.distributed.checkpoint, such as "{name}"'
+        return why, "load them with ioshape.dcp.load_latest()"
+    if DESCRIPTION not in within and any(map(DATA.fullmatch, within)):
+        return f'"{name}" has no {DESCRIPTION}: it is not complete', "complete it, or move it away"
+    if wanted == "dcp" and GENERATION.fullmatch(name) and within:
+        why = f'it has checkpoints that save_group() has made, such as "{name}"'
+        return why, "load them with ioshape.load_group()"
+    return None
+
+
+def _unusable(operation: Operation, directory: str, why: str, remedy: str) -> StorageError:
+    sentence = f'cannot {operation} "{directory}": {why}'
+    return failure(lib.IOSHAPE_E_UNUSABLE, sentence, directory, operation, remedy=remedy)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retention of files: of those that differ in the last number of their names, the newest stay."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ioshape._descriptors import open_file
+from ioshape._errors import StorageError
+from ioshape._files.family import numbered
+from ioshape._load.reader import Reader
+from ioshape._save.under_way import place_of
+
+if TYPE_CHECKING:
+    from ioshape._files.family import Numbered
+
+_log = logging.getLogger("ioshape")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file of a family, as it was looked at."""
+
+    name: str
+    #: the last one in its name
+    number: int
+    n_bytes: int
+    mtime_ns: int
+    inode: int
+
+
+def family_of(path: str) -> Numbered:
+    """Return the name of a path around its last number.
+
+    Raises:
+        ValueError: it has none, or the number does not count checkpoints.
+    """
+    name = os.path.basename(path)  # noqa: PTH119
+    found = numbered(name)
+    if found is None:
+        raise ValueError(
+            f'cannot tell older checkpoints of "{name}": its name has no number; give one that '
+            "has, such as step-100.pt"
+        )
+    if found.counts_shards:  # only the newest of them would stay
+        raise ValueError(
+            f'cannot tell older checkpoints of "{name}": its last number counts files of one '
+            "checkpoint; put the step behind it, such as rank-3-step-100.pt"
+        )
+    return found
+
+
+def check(path: str, keep_last: int) -> None:
+    """Raise before anything is saved if retention is not possible.
+
+    Raises:
+        ValueError: `keep_last` is less than 1, or the path belongs to no family.
+    """
+    if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last!r}; at least the newest checkpoint stays")
+    family_of(path)
+
+
+def after_save(path: str, keep_last: int, *, is_there: bool) -> None:
+    """Remove what is older than the newest files of a family, now that `path` is saved.
+
+    Best effort: what cannot be removed is logged.
+
+    Args:
+        path: what has been saved.
+        keep_last: how many stay; `path` stays in any case.
+        is_there: False if it is on a tier, and not at its path yet.
+    """
+    try:
+        directory, name = os.path.split(place_of(path))
+        with _Family(directory, family_of(path)) as family:
+            found = family.members()
+            if is_there and all(one.name != name for one in found):
+                _log.warning('older checkpoints than "%s" stay: it is no torch zip', path)
+                return
+            family.remove([one for one in found[keep_last:] if one.name != name], found)
+    except (OSError, ValueError) as error:  # the save itself is done
+        _log.warning('older checkpoints than "%s" stay: %s', path, error)
+
+
+def prune(path: str, keep_last: int, *, dry_run: bool) -> tuple[list[Kept], list[Kept]]:
+    """Remove all but the newest files of the family of `path`, oldest first.
+
+    At least one that stays is verified, every byte. Files that are damaged neither go nor count.
+
+    Returns:
+        What stays, and what went or with `dry_run` would go.
+
+    Raises:
+        ValueError: the path belongs to no family.
+        StorageError: a file could not be removed. The others have been, nevertheless.
+    """
+    directory = os.path.dirname(place_of(path))  # noqa: PTH120
+    with _Family(directory, family_of(path)) as family:
+        found = family.members()
+        while found and not family.is_intact(found[0]):
+            found = found[1:]
+        kept, going = found[:keep_last], found[keep_last:]
+        if not dry_run:
+            family.remove(going, found)
+    return kept, going
+
+
+class _Family:
+    """The files of a family in a directory, which stays the same whatever its name becomes."""
+
+    def __init__(self, directory: str, family: Numbered) -> None:
+        self._directory = directory
+        self._family = family.family
+        self._fd = open_file(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> _Family:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def members(self) -> list[Kept]:
+        """Return the complete checkpoints, the newest first, as load_latest() orders them.
+
+        Links are left out, and what is not a torch zip with its directory at the end.
+        """
+        found = []
+        for name in os.listdir(self._fd):  # noqa: PTH208
+            parts = numbered(name)
+            if parts is None or parts.family != self._family:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # removed just now
+                status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and self._is_checkpoint(name):
+                    found.append(
+                        Kept(name, parts.number, status.st_size, status.st_mtime_ns, status.st_ino)
+                    )
+        return sorted(found, key=lambda one: (one.mtime_ns, one.number), reverse=True)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)  # noqa: PTH118
+
+    def _is_checkpoint(self, name: str) -> bool:
+        try:
+            with Reader(self._path(name)) as reader:
+                return reader.is_torch_zip
+        except StorageError:
+            return False
+
+    def is_intact(self, one: Kept) -> bool:
+        """Whether every checksum of a file is right."""
+        try:
+            with Reader(self._path(one.name), operation="prune") as reader:
+                reader.verify()
+        except StorageError as error:
+            _log.warning('"%s" does not count: %s', self._path(one.name), error)
+            return False
+        return True
+
+    def remove(self, going: list[Kept], found: list[Kept]) -> None:
+        """Remove files, the oldest first. The newest of all that were found stays, durably."""
+        if not going:
+            return
+        self._sync(found[0].name)
+        failure: OSError | None = None
+        for one in reversed(going):
+            try:
+                status = os.stat(one.name, dir_fd=self._fd, follow_symlinks=False)
+                # Another save may have replaced it since.
+                if (status.st_ino, status.st_mtime_ns) == (one.inode, one.mtime_ns):
+                    os.unlink(one.name, dir_fd=self._fd)
+            except FileNotFoundError:  # another process was quicker
+                continue
+            except OSError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _sync(self, name: str) -> None:
+        fd = open_file(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.fsync(self._fd)

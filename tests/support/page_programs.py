@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python programs of the pages in docs/."""
+
+import re
+
+from tree import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def programs(page: str) -> list[str]:
+    """Return the blocks of Python of a page, in their order."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
