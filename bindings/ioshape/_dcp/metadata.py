@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from ioshape._dcp.contents import check_file_name, read_description
-from ioshape._load.pickle_machine import Global, Machine, are_lengths, is_count
+from ioshape._load.pickle_machine import SETS, Global, Machine, are_lengths, is_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,6 +193,8 @@ class _Machine(Machine):
             return Global(module, name, partial(self._empty, _KINDS[path]))
         if path in _MAKERS:
             return Global(module, name, _MAKERS[path])
+        if path in SETS:
+            return Global(module, name, partial(self.new_set, kind=SETS[path]))
         dtype = vars(torch).get(name) if module == "torch" else None
         if isinstance(dtype, torch.dtype):
             return dtype

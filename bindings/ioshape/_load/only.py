@@ -8,7 +8,6 @@ of what is left the bytes are read.
 
 from __future__ import annotations
 
-import builtins
 import copy
 import re
 import types
@@ -22,7 +21,7 @@ import torch
 from ioshape._files.verified import Source
 from ioshape._load import unpickle
 from ioshape._load.into import join_names
-from ioshape._load.pickle_machine import Global, Inert, Machine, are_lengths
+from ioshape._load.pickle_machine import SETS, Global, Inert, Machine, are_lengths
 from ioshape._load.places import Places
 from ioshape._load.unread import UnreadFile, failures_of, is_native, tensors_in
 
@@ -118,8 +117,8 @@ class _Unpickler(Machine):
         dtype = vars(torch).get(name) if module == "torch" else None
         if isinstance(dtype, torch.dtype):
             return dtype
-        if (module, name) in (("builtins", "set"), ("builtins", "frozenset")):
-            return Global(module, name, partial(self.new_set, kind=getattr(builtins, name)))
+        if (module, name) in SETS:
+            return Global(module, name, partial(self.new_set, kind=SETS[module, name]))
         return Global(module, name, _PLAIN.get((module, name), _left_out))
 
     def build(self, to: Any, state: Any) -> None:

@@ -28,6 +28,13 @@ from typing import IO, Any
 #: IOSHAPE_MAX_DIMS
 MOST_DIMENSIONS = 64
 
+#: Calls that make sets, of protocols before 4.
+SETS: dict[tuple[str, str], type] = {
+    (module, kind.__name__): kind
+    for module in ("builtins", "__builtin__")
+    for kind in (set, frozenset)
+}
+
 _CHUNK_BYTES = 1 << 20
 _LONGEST_LINE = 4000
 # Every argument that is no text or bytes fits, and every line.

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 #: The original reads no longer one.
 MAX_BYTES = 100_000_000
-#: No model is known that has half as many in all of its files.
-MAX_TENSORS = 1 << 18
+#: No model is known that has as many in one file.
+MAX_TENSORS = 1 << 17
 _MAX_DIMS = 64  # IOSHAPE_MAX_DIMS
+_MAX_NAME_BYTES = 1 << 16
 _MAX_METADATA = 1 << 16
 _MAX_METADATA_BYTES = 1 << 24
 _METADATA = "__metadata__"
@@ -164,11 +165,13 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _decode = json.JSONDecoder(object_pairs_hook=_members).decode
 
 
-def _string(text: str, at: int) -> tuple[str, int]:
+def _string(text: str, at: int, most_bytes: int) -> tuple[str, int]:
     """Return the string that begins there, and where it ends."""
     if text[at : at + 1] != '"':
         raise ValueError
     value, end = _scan(text, at + 1)
+    if end - at > most_bytes:
+        raise _Wrong(f"its header has a text of {end - at} bytes")
     if not value.isascii():
         value = _decode(text[at:end].encode("latin-1").decode())
     return value, end
@@ -183,7 +186,7 @@ def _walk(text: str, at: int, take: Callable[[str, int], int]) -> int:
     if text[at : at + 1] == "}":
         return at + 1
     while True:
-        name, at = _string(text, at)
+        name, at = _string(text, at, _MAX_NAME_BYTES)
         colon = _COLON.match(text, at)
         if colon is None:
             raise ValueError
@@ -237,7 +240,7 @@ class _Parser:
                 raise _Wrong("its metadata is no dict of texts")
             if name in texts:
                 raise _Wrong("its header has a name twice")
-            texts[name], end = _string(self._text, at)
+            texts[name], end = _string(self._text, at, _MAX_METADATA_BYTES)
             if len(texts) > _MAX_METADATA or end - begin > _MAX_METADATA_BYTES:
                 raise _Wrong("its metadata is too large")
             return end

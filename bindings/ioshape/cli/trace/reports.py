@@ -167,9 +167,7 @@ def read(folder: Path) -> Run:
         OSError: the folder cannot be read.
     """
     run = Run()
-    names = sorted(
-        path for path in folder.iterdir() if path.suffix == ".jsonl" and path.is_file()
-    )
+    names = sorted(path for path in folder.iterdir() if path.suffix == ".jsonl" and path.is_file())
     if len(names) > _MOST_FILES:
         run.problems.append(f"{folder} has {len(names):,} files; only {_MOST_FILES:,} are read")
     for path in names[:_MOST_FILES]:
