@@ -54,9 +54,12 @@ def _description() -> bytes:
 def _quietly(*arguments: str) -> None:
     sys.argv = ["ioshape", *arguments]
     quiet = io.StringIO()
-    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-        with contextlib.suppress(SystemExit):
-            main()
+    with (
+        contextlib.redirect_stdout(quiet),
+        contextlib.redirect_stderr(quiet),
+        contextlib.suppress(SystemExit),
+    ):
+        main()
 
 
 def description(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
