@@ -27,6 +27,7 @@ from ioshape.cli import main
 from same import describe
 
 from .damage import BLIND, KNOWING, flipped, other_pickle, with_other_pickle
+from .files_beside import BESIDE, rng_of
 
 
 @dataclass(frozen=True)
@@ -205,10 +206,15 @@ def generation(path: Path, file: Damaged) -> None:
         refused(error)
 
 
+def _beside(name: str) -> Callable[[Path, Damaged], None]:
+    return lambda path, file: BESIDE[name](path, rng_of(file.data), refused, Silent)
+
+
 WAYS: dict[str, Callable[[Path, Damaged], None]] = {
     "inspect": inspect,
     "verify": verify,
     "load": load,
     "extract": extract,
     "generation": generation,
+    **{name: _beside(name) for name in BESIDE},
 }

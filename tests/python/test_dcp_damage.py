@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of DCP that are damaged or hostile: loaded, and seen by the command."""
 
+import contextlib
+import importlib
 import io
 import json
 import os
@@ -10,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PosixPath
 from typing import Any
 
+import hostile
 import ioshape
 import ioshape.dcp
 import pytest
@@ -26,7 +29,10 @@ from dcp_states import (
     save,
     state,
 )
+from ioshape._dcp import contents
+from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 from torch.distributed._shard.sharded_tensor.metadata import MEM_FORMAT_ENCODING
+from torch.distributed.checkpoint import metadata as checkpoint_metadata
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan
 
@@ -180,6 +186,109 @@ def test_classes_that_torch_was_told_to_trust_are_read(tmp_path: Path) -> None:
     with torch.serialization.safe_globals([Mine]):
         loaded = ioshape.dcp.Reader(tmp_path).read_metadata()
     assert isinstance(loaded.planner_data[0], Mine)
+
+
+_NAMED = {
+    "torch.distributed.checkpoint.metadata": (
+        *("_MEM_FORMAT_ENCODING", "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata"),
+        *("MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "torch.distributed._shard.sharded_tensor.metadata": (
+        *("MEM_FORMAT_ENCODING", "TensorProperties"),
+    ),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size", "float32"),
+    "pathlib": ("Path", "PosixPath", "PurePath", "PurePosixPath"),
+    "collections": ("OrderedDict",),
+    "builtins": ("frozenset", "set", "getattr"),
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in _NAMED.items() for name in names]
+)
+def test_no_description_changes_what_it_names(tmp_path: Path, module: str, name: str) -> None:
+    named = hostile.named(module, name)
+    member = vars(importlib.import_module(module)).get(name)
+    before = dict(getattr(member, "__dict__", {}))
+    attributes = b"}(\x8c\4_str\x8c\1x\x8c\x0c__defaults__)u"
+    for given in (b"N" + attributes + b"\x86", attributes, attributes + b"N\x86"):
+        for then in (b".", b"0" + hostile.description(planner=named)[2:]):
+            (tmp_path / ".metadata").write_bytes(b"\x80\4" + named + given + b"b" + then)
+            with pytest.raises(ioshape.FormatError):
+                ioshape.dcp.Reader(tmp_path).read_metadata()
+            with contextlib.suppress(ioshape.FormatError):
+                contents.items(str(tmp_path))
+    assert dict(getattr(member, "__dict__", {})) == before
+    assert str(Path("a")) == "a"
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("module", [checkpoint_metadata, sharded_metadata])
+def test_descriptions_are_read_as_pickle_reads_them(
+    tmp_path: Path, module: Any, protocol: int
+) -> None:
+    properties = [
+        module.TensorProperties(torch.float32, requires_grad=True),
+        module.TensorProperties(torch.bfloat16, memory_format=torch.channels_last),
+        module.TensorProperties(torch.int8, layout=torch.sparse_coo),
+    ]
+    size, origin = torch.Size([4, 0, 1 << 40]), torch.Size([0, 0, 0])
+    chunk = checkpoint_metadata.ChunkStorageMetadata(origin, size)
+    items: dict[str, Any] = {
+        f"tensor.{i}": checkpoint_metadata.TensorStorageMetadata(one, size, [chunk, chunk])
+        for i, one in enumerate(properties)
+    }
+    items["rest"] = checkpoint_metadata.BytesStorageMetadata()
+    infos = {
+        MetadataIndex("tensor.0", origin, 0): dcp.filesystem._StorageInfo("__0_0.distcp", 0, 9),
+        MetadataIndex("tensor.0", size): dcp.filesystem._StorageInfo("a/b", 9, 1 << 40, ["zstd"]),
+        MetadataIndex("rest"): dcp.filesystem._StorageInfo("__0_1.distcp", 5, 0),
+    }
+    planned = {
+        "tensor.0": ("model", 7, "a"),
+        ("a", 1): [1.5, -3, 1 << 70, None, True, b"b", {"c", 1}, frozenset({"d"})],
+        "path": PosixPath("/a/b"),
+        "ordered": OrderedDict([("b", 1), ("a", torch.float16)]),
+    }
+    meta = checkpoint_metadata.StorageMeta(PosixPath("/a"), "save", modules=["m"])
+    whole = Metadata(items, planned, infos, meta)
+    if protocol == 2:
+        planned["ordered"] = planned[("a", 1)] = None  # bytes and sets are calls there
+    data = pickle.dumps(whole, protocol)
+    (tmp_path / ".metadata").write_bytes(data)
+    found = ioshape.dcp.Reader(tmp_path).read_metadata()
+    assert found.storage_meta is not None
+    found.storage_meta.load_id = None
+    assert found == pickle.loads(data)
+    assert {type(one.properties) for one in list(found.state_dict_metadata.values())[:3]} == {
+        module.TensorProperties
+    }
+    listed = {item.name: item for item in contents.items(str(tmp_path))}
+    assert listed["tensor.1"].dtype == "bfloat16"
+    assert listed["tensor.1"].shape == tuple(size)
+    assert [part.n_bytes for part in listed["tensor.0"].parts] == [9, 1 << 40]
+    assert listed["tensor.0"].parts[1].is_transformed
+
+
+def test_what_is_named_metadata_and_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".metadata")
+    with pytest.raises(ioshape.FormatError):
+        ioshape.dcp.Reader(tmp_path).read_metadata()
+
+
+def test_items_that_overlap_are_refused_by_verify(tmp_path: Path) -> None:
+    save(tmp_path, {"first": torch.zeros(1000)})
+    description = pickle.loads((tmp_path / ".metadata").read_bytes())
+    (info,) = description.storage_data.values()
+    for number in range(3):
+        description.storage_data[MetadataIndex(f"first{number}")] = info
+        description.state_dict_metadata[f"first{number}"] = (
+            checkpoint_metadata.BytesStorageMetadata()
+        )
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(description))
+    assert _verified(tmp_path, code=1)[0]["state"] == "damaged"
 
 
 # ---- The command ---------------------------------------------------------------------------------

@@ -39,10 +39,17 @@ def generation(path):
         newest.parts()
         newest.verify()
 
+def describe(path):
+    import ioshape.dcp
+    ioshape.dcp.Reader(path).read_metadata()
+
 ways = {
+    "describe": describe,
     "inspect": ioshape.inspect,
     "verify": ioshape.verify,
     "load": ioshape.load,
+    "check": lambda path: command("verify", path),
+    "trace": lambda path: command("trace", path),
     "list": lambda path: command("inspect", "--json", "--records", path),
     "table": lambda path: command("inspect", path),
     "extract": extract,
@@ -128,3 +135,47 @@ def test_no_manifest_takes_long_or_much_memory(tmp_path: Path) -> None:
         hostile.write_generation(paths[-1], name)
     for way in ("extract", "generation"):
         try_all(way, tmp_path / "good", paths)
+
+
+@pytest.mark.parametrize("way", ["list", "table", "check", "describe"])
+def test_no_description_takes_long_or_much_memory(way: str, tmp_path: Path) -> None:
+    found = {"good": hostile.description(), **hostile.descriptions()}
+    for name, data in found.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".metadata").write_bytes(data)
+    try_all(way, tmp_path / "good", [tmp_path / name for name in found])
+
+
+def test_no_header_takes_long_or_much_memory(tmp_path: Path) -> None:
+    texts = {
+        "good": b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
+        "objects": b'{"__metadata__":[' + b",".join(20_000_000 * [b"{}"]) + b"]}",
+        "lists": b'{"a":' + 60_000_000 * b"[",
+        "objects in a tensor": b'{"a":{"shape":[' + b",".join(20_000_000 * [b"{}"]) + b"]}}",
+        "numbers": b'{"a":{"dtype":"U8","shape":[' + 30_000_000 * b"0," + b"0]}}",
+        "one name": b'{"' + 60_000_000 * b"x" + b'":1}',
+        "one wide name": b'{"\xf0\x9f\x98\x80' + 30_000_000 * b"x" + b'":1}',
+        "escapes": b'{"' + 30_000_000 * b'\\"' + b'":1}',
+        "texts": b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(4_000_000)) + b"}}",
+        "tensors": b"{"
+        + b",".join(
+            b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(400_000)
+        )
+        + b"}",
+        "dimensions": b'{"a":{"dtype":"U8","shape":[' + 99 * b"1," + b'1],"data_offsets":[0,1]}}',
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.safetensors").write_bytes(
+            len(text).to_bytes(8, "little") + text + bytes(name == "dimensions")
+        )
+    paths = [tmp_path / f"{name}.safetensors" for name in texts]
+    for path in paths[1:]:
+        try_all("inspect", paths[0], [path])
+
+
+def test_no_trace_takes_long_or_much_memory(tmp_path: Path) -> None:
+    lines = {"good": b"{}\n", "empty": 5_000_000 * b"\n", "deep": 50 * (60_000 * b"[" + b"\n")}
+    for name, text in lines.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_bytes(text)
+    try_all("trace", tmp_path / "good", [tmp_path / name for name in lines])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hostile
 import ioshape
 import numpy
 import pytest
@@ -406,3 +407,14 @@ def test_names_that_nothing_has_are_refused(tmp_path: Path) -> None:
     cyclic["self"] = cyclic
     torch.save(cyclic, path)
     assert list(ioshape.load(path, only=["a"])) == ["a"]
+
+
+def test_a_part_of_a_file_changes_nothing_that_the_file_names(tmp_path: Path) -> None:
+    before = torch._utils._rebuild_tensor_v2.__defaults__
+    state = b"N}" + b"\x8c\x0c__defaults__" + b")s\x86b"
+    pickled = hostile.named("torch._utils", "_rebuild_tensor_v2") + state
+    path = tmp_path / "a.pt"
+    path.write_bytes(hostile.with_pickle(pickled))
+    with pytest.raises(Exception, match=r"."):
+        ioshape.load(path, only=["a"])
+    assert torch._utils._rebuild_tensor_v2.__defaults__ == before

@@ -261,3 +261,127 @@ def write_part(directory: Path, part: bytes) -> None:
     parts = json.dumps([{"rank": 0, "file": 0, "offset": 0, **sums}])
     text = f'"step": 7, "saved": 1, "mode": "each", "attempt": "a", "files": {files_}, '
     (folder / "manifest.json").write_bytes(_manifest(f'{text}"parts": {parts},\n'))
+
+
+# ---- Descriptions of DCP -------------------------------------------------------------------------
+
+_DCP = "torch.distributed.checkpoint.metadata"
+
+
+def named(module: str, name: str) -> bytes:
+    """What puts a class or function there."""
+    return _text(module) + _text(name) + b"\x93"
+
+
+def described(name: str, *fields: bytes, module: str = _DCP) -> bytes:
+    """An object with fields: name and value in turn."""
+    return named(module, name) + b")\x81}(" + b"".join(fields) + b"ub"
+
+
+def description(
+    items: bytes = b"}", storage: bytes = b"}", planner: bytes = b"N", *, before: bytes = b""
+) -> bytes:
+    """A .metadata; `before` leaves nothing, but remembers."""
+    fields = (_text("state_dict_metadata"), items, _text("storage_data"), storage)
+    planned = (_text("planner_data"), planner)
+    return b"\x80\4" + before + described("Metadata", *fields, *planned) + b"."
+
+
+def _index(fqn: bytes, offset: bytes = b"N") -> bytes:
+    return described("MetadataIndex", _text("fqn"), fqn, _text("offset"), offset)
+
+
+def _info(path: bytes, offset: bytes = b"K\0") -> bytes:
+    fields = (_text("relative_path"), path, _text("offset"), offset, _text("length"), b"K\1")
+    return described("_StorageInfo", *fields, module="torch.distributed.checkpoint.filesystem")
+
+
+def _dag(levels: int) -> bytes:
+    return b")" + levels * b"2\x86"
+
+
+def _colliding_offsets(count: int) -> bytes:
+    """Keys of one hash, of as many offsets: 0 and 2^61 - 1 are the same to a hash."""
+    large, size = _long((1 << 61) - 1), named("torch", "Size")
+    keys = []
+    for number in range(count):
+        digits = (large if number >> bit & 1 else b"K\0" for bit in range(20))
+        keys.append(_index(_text("a"), size + b"(" + b"".join(digits) + b"t\x85R") + b"N")
+    return b"}(" + b"".join(keys) + b"u"
+
+
+_PARTS = _info(_text("f"))
+
+
+def descriptions() -> dict[str, bytes]:
+    """All, by name."""
+    found: dict[str, bytes] = {
+        "a far memory": b"\x80\4Nr\xff\xff\xff\x7f.",
+        "globals": b"\x80\4" + b"".join(b"cm\nn%d\n0" % i for i in range(_MANY)) + b"N.",
+        "torch's names": b"\x80\4" + b"".join(b"ctorch\nn%d\n0" % i for i in range(_MANY)) + b"N.",
+        "deep lists": description(planner=_MANY * b"]" + (_MANY - 1) * b"a"),
+        "deep keys": description(planner=b"})" + _MANY * b"\x85" + b"Ns"),
+        "keys of one hash": description(planner=PICKLES["keys of one hash"]),
+        "indices of one hash": description(storage=_colliding_offsets(5000)),
+        "sets of one hash": description(
+            planner=b"\x8f(" + b"".join(_long(i * (2**61 - 1)) for i in range(30_000)) + b"\x90"
+        ),
+        "a long key": description(
+            planner=b"](" + _remembered(b"(" + _MANY * b"N" + b"t") + 20_000 * b"}h\0Ns" + b"e"
+        ),
+        "sets": description(planner=_in_list(_MANY * b"\x8f")),
+        "dicts": description(planner=_in_list(_MANY * b"}NNs")),
+        "shared chunks": description(
+            b"}("
+            + b"".join(
+                _text(f"{i}")
+                + described(
+                    "TensorStorageMetadata",
+                    *(_text("chunks"), b"h\1" if i else _remembered(_in_list(_MANY * b"N"), 1)),
+                )
+                for i in range(5000)
+            )
+            + b"u"
+        ),
+        "a long shape": description(
+            b"}("
+            + b"".join(
+                _text(f"{i}")
+                + described(
+                    "TensorStorageMetadata",
+                    *(_text("size"), named("torch", "Size")),
+                    (b"h\1" if i else _remembered(b"(" + _MANY * b"K\1" + b"t", 1)) + b"\x85R",
+                )
+                for i in range(5000)
+            )
+            + b"u"
+        ),
+        "a text that goes on": b"\x80\4\x8d" + _uint64(1 << 62),
+        "bytes that go on": b"\x80\4\x8e" + _uint64(1 << 62),
+    }
+    for levels in (30, 45):
+        found |= {
+            f"{levels} levels of a name": description(
+                storage=b"}" + _index(_dag(levels)) + _PARTS + b"s"
+            ),
+            f"{levels} levels of a file": description(
+                storage=b"}" + _index(_text("a")) + _info(_dag(levels)) + b"s"
+            ),
+            f"{levels} levels of an offset": description(
+                storage=b"}" + _index(_text("a")) + _info(_text("f"), _dag(levels)) + b"s"
+            ),
+            f"{levels} levels of a state": description(
+                b"}"
+                + _text("a")
+                + described(
+                    "TensorStorageMetadata",
+                    _text("properties"),
+                    named(_DCP, "TensorProperties") + b")\x81" + _dag(levels) + b"\x85b",
+                )
+                + b"s"
+            ),
+            f"{levels} levels of a key": description(planner=b"}" + _dag(levels) + b"Ns"),
+            f"{levels} levels of an item": description(b"}" + _dag(levels) + b"Ns"),
+            f"{levels} levels in a set": description(planner=b"\x8f(" + _dag(levels) + b"\x90"),
+        }
+    return found

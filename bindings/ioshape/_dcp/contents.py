@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import errno
-import io
+import itertools
 import math
 import os
-import pickle
+import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pickle import UnpicklingError
+from typing import IO, TYPE_CHECKING, Any
 
 from ioshape._dcp.names import DESCRIPTION
-from ioshape._errors import DamagedError, FormatError, StorageError, failure
+from ioshape._descriptors import open_file
+from ioshape._errors import DamagedError, FormatError, failure
+from ioshape._load.collector import collector_rests
+from ioshape._load.pickle_machine import Global, Inert, Machine, are_lengths, is_count
 from ioshape._load.reader import Reader
 from ioshape._native import lib
 from ioshape._save.report import Progress
@@ -20,74 +24,93 @@ from ioshape._save.report import Progress
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A description of a million tensors takes a tenth of that.
-_MOST_BYTES = 1 << 31
+# A description of a million tensors takes a quarter of that.
+_MOST_BYTES = 1 << 30
+# The command prints them, for each part again.
+_LONGEST_FILE_NAME = 1024
+_LONGEST_DTYPE = 64
 
 
-def read_description(path: str, operation: str) -> bytes:
-    """All of the file of that path."""
+def read_description(
+    path: str, operation: str, take: Callable[[IO[bytes]], Any], remedy: str = ""
+) -> Any:
+    """Return what `take` makes of a description; it may raise anything for a wrong one.
+
+    Raises:
+        FormatError: it is no description.
+        StorageError: it could not be read.
+    """
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            data = file.read(_MOST_BYTES + 1)
+        # O_NONBLOCK: a pipe of that name must not stop the program.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        with os.fdopen(open_file(path, flags), "rb") as file, collector_rests():
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UnpicklingError("it is no regular file")
+            if status.st_size > _MOST_BYTES:
+                raise UnpicklingError("it is too large")
+            return take(file)
     except OSError as error:
         code = -(error.errno or errno.EIO)
         sentence = f'cannot read "{path}": {error.strerror}'
         raise failure(code, sentence, path, operation) from None
-    if len(data) > _MOST_BYTES:
-        raise no_description(path, operation, "it is too large")
-    return data
-
-
-def no_description(path: str, operation: str, why: str, remedy: str = "") -> StorageError:
-    """The exception for a file that is none."""
-    sentence = f'"{path}" is no description of a checkpoint: {why[:300]}'
-    return failure(lib.IOSHAPE_E_FORMAT, sentence, path, operation, remedy=remedy)
+    except MemoryError:
+        raise
+    except Exception as error:
+        sentence = f'"{path}" is no description of a checkpoint: {str(error)[:300]}'
+        raise failure(lib.IOSHAPE_E_FORMAT, sentence, path, operation, remedy=remedy) from None
 
 
 def check_file_name(name: object) -> None:
-    """Files lie in the checkpoint's directory or below."""
-    if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
-        raise pickle.UnpicklingError(f"it names {str(name)[:100]!r} as a file of its own")
+    """Refuse the name of a data file that is not in the checkpoint's directory or below."""
+    if type(name) is not str:
+        raise UnpicklingError("it names a file by what is no text")
+    is_inside = not name.startswith("/") and ".." not in name.split("/")
+    if not is_inside or "\0" in name or not 0 < len(os.fsencode(name)) <= _LONGEST_FILE_NAME:
+        raise UnpicklingError(f"it names {name[:100]!r} as a file of its own")
 
 
 # ---- Stand-ins ----------------------------------------------------------------------------------
 
 
-class _StandIn:
-    """For whatever the pickle names: keeps what it would have been made of."""
+class _StandIn(Inert):
+    """An object of the pickle: what it would have been made of."""
 
-    def __new__(cls, *arguments: Any) -> _StandIn:
-        made = super().__new__(cls)
-        made.arguments = arguments
-        made.fields = {}
-        return made
+    __slots__ = ("arguments", "fields")
 
-    arguments: tuple[Any, ...]
-    fields: dict[str, Any]
-
-    def __setstate__(self, state: Any) -> None:
-        self.fields = state if isinstance(state, dict) else {"state": state}
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        self.arguments = arguments
+        self.fields: dict[str, Any] = {}
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Something inert."""
+class _Machine(Machine):
+    plain_keys = Machine.plain_keys | {_StandIn}
+
+    def find(self, module: str, name: str) -> Any:
+        """Return the name of a dtype, and what makes a stand-in of everything else."""
+        if module == "torch" and name != "Size":
+            return name
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
-        # Of a dtype the name is all there is to know.
-        is_class = module != "torch" or name == "Size"
-        return type(name, (_StandIn,), {}) if is_class else name
+            return Global(module, name, lambda *_: {})
+        return Global(module, name, _StandIn)
+
+    def build(self, to: Any, state: Any) -> None:
+        """Give a stand-in its fields; other objects have none that count."""
+        if type(to) is _StandIn:
+            to.fields = state if type(state) is dict else {"state": state}
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return value.fields if isinstance(value, _StandIn) else {}
+    return value.fields if type(value) is _StandIn else {}
 
 
 def _size(value: Any) -> tuple[int, ...]:
-    """Of a torch.Size."""
-    arguments = value.arguments if isinstance(value, _StandIn) else ()
-    numbers = arguments[0] if arguments and isinstance(arguments[0], (tuple, list)) else ()
-    return tuple(number for number in numbers if type(number) is int and number >> 63 == 0)
+    """Return what a torch.Size holds."""
+    arguments = value.arguments if type(value) is _StandIn else ()
+    numbers = arguments[0] if arguments else ()
+    if not are_lengths(numbers):
+        raise UnpicklingError("a shape of it is none")
+    return tuple(numbers)
 
 
 # ---- What is there ------------------------------------------------------------------------------
@@ -136,38 +159,42 @@ def items(path: str, operation: str = "inspect") -> list[Item]:
         StorageError: it is not there.
     """
     name = os.path.join(path, DESCRIPTION)  # noqa: PTH118
-    data = read_description(name, operation)
-    try:
-        return _items(_fields(_Unpickler(io.BytesIO(data)).load()))
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise no_description(name, operation, str(error)) from None
+    found: list[Item] = read_description(
+        name, operation, lambda file: _items(_fields(_Machine(file).read()))
+    )
+    return found
 
 
 def _items(described: dict[str, Any]) -> list[Item]:
-    if "state_dict_metadata" not in described:
-        raise pickle.UnpicklingError("it holds something else")
+    told = described.get("state_dict_metadata"), described.get("storage_data") or {}
+    if not all(type(one) is dict for one in told):
+        raise UnpicklingError("it holds something else")
+    items, places = told
     parts: dict[str, list[Part]] = {}
-    for index, info in (described.get("storage_data") or {}).items():
-        name, told = str(_fields(index)["fqn"]), _fields(info)
-        check_file_name(told["relative_path"])
-        parts.setdefault(name, []).append(
-            Part(
-                name,
-                told["relative_path"],
-                int(told["offset"]),
-                int(told["length"]),
-                bool(told.get("transform_descriptors")),
-            )
-        )
-    found = []
-    for name, item in sorted(described["state_dict_metadata"].items()):
-        told = _fields(item)
-        state = _fields(told.get("properties")).get("state") or ("",)
-        shape = _size(told.get("size"))
-        found.append(Item(name, str(state[0]), shape, tuple(parts.get(name, ()))))
-    return found
+    for index, info in places.items():
+        part = _part(_fields(index).get("fqn"), _fields(info))
+        parts.setdefault(part.name, []).append(part)
+    if not all(type(name) is str for name in items):
+        raise UnpicklingError("it names an item by what is no text")
+    return [_item(name, items[name], parts) for name in sorted(items)]
+
+
+def _part(name: Any, told: dict[str, Any]) -> Part:
+    file, offset, n_bytes = (told.get(key) for key in ("relative_path", "offset", "length"))
+    check_file_name(file)
+    if type(name) is not str or not is_count(offset) or not is_count(n_bytes):
+        raise UnpicklingError("it says of a part what is no name or place")
+    return Part(name, file, offset, n_bytes, bool(told.get("transform_descriptors")))
+
+
+def _item(name: str, item: Any, parts: dict[str, list[Part]]) -> Item:
+    told = _fields(item)
+    state = _fields(told.get("properties")).get("state")
+    dtype = state[0] if type(state) is tuple and state else ""
+    if type(dtype) is not str or len(dtype) > _LONGEST_DTYPE:
+        raise UnpicklingError("a dtype of it is none")
+    shape = _size(told["size"]) if "size" in told else ()
+    return Item(name, dtype, shape, tuple(parts.get(name, ())))
 
 
 def verify(
@@ -181,6 +208,7 @@ def verify(
     """
     parts = [part for item in items(path, "verify") for part in item.parts]
     parts.sort(key=lambda part: (part.file, part.offset))
+    _check_apart(os.path.join(path, DESCRIPTION), parts)  # noqa: PTH118
     total, done = sum(part.n_bytes for part in parts), 0
     for part in parts:
         _verify(path, part, share)
@@ -188,6 +216,19 @@ def verify(
         if progress is not None:
             progress(Progress("read", done, total))
     return total
+
+
+def _check_apart(path: str, parts: list[Part]) -> None:
+    """Refuse parts that overlap: few bytes of a description could ask for any number of reads."""
+    for part, other in itertools.pairwise(parts):
+        if part.file == other.file and part.offset + part.n_bytes > other.offset:
+            raise failure(
+                lib.IOSHAPE_E_DAMAGED,
+                f"\"{path}\" is damaged: the bytes of '{other.name[:100]}' overlap another item's",
+                path,
+                "verify",
+                remedy="use another copy",
+            )
 
 
 def _verify(path: str, part: Part, share: float) -> None:

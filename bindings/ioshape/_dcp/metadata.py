@@ -1,111 +1,340 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint's .metadata: read without running anything of it, and the names of its files."""
+"""A checkpoint's .metadata: read without running anything of it, and the names of its files.
+
+The file is untrusted. The machine that reads it gets no class and no function, so nothing that a
+file says reaches an object of the process. The objects of a description are made here, by their
+constructors, once the values of their fields have been checked.
+"""
 
 from __future__ import annotations
 
-import enum
-import io
+import dataclasses
 import os
-import pickle
-from typing import TYPE_CHECKING, Any
+import pathlib
+from collections import OrderedDict
+from enum import Enum
+from functools import partial
+from pickle import UnpicklingError
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
-import torch.distributed.checkpoint.filesystem
-import torch.distributed.checkpoint.metadata
+from torch.distributed._shard.sharded_tensor import metadata as sharded
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from ioshape._dcp.contents import check_file_name, no_description, read_description
+from ioshape._dcp.contents import check_file_name, read_description
+from ioshape._load.pickle_machine import SETS, Global, Machine, are_lengths, is_count
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import Metadata
+    from collections.abc import Callable
 
-# What the classes of torch that describe a checkpoint are called. They hold numbers, names and each
-# other; to make one does nothing else.
-_OURS = {
-    "torch.distributed.checkpoint.metadata": {
-        "_MEM_FORMAT_ENCODING",
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
+    _Check = Callable[[Any], bool]
+
+
+# ---- The values of fields ------------------------------------------------------------------------
+
+
+def _is(*kinds: type) -> _Check:
+    """Whether a value is of one of these types."""
+    return lambda value: type(value) in kinds
+
+
+def _is_missing_or(check: _Check) -> _Check:
+    return lambda value: value is None or check(value)
+
+
+def _anything(_value: Any) -> bool:
+    return True
+
+
+_ITEMS = {metadata.TensorStorageMetadata, metadata.BytesStorageMetadata}
+_PROPERTIES = {metadata.TensorProperties, sharded.TensorProperties}
+_ENUMERATIONS: dict[tuple[str, str], type[Enum]] = {
+    (kind.__module__, kind.__qualname__): kind
+    for kind in (sharded.MEM_FORMAT_ENCODING, getattr(metadata, "_MEM_FORMAT_ENCODING", None))
+    if kind is not None
+}
+_PATHS = (pathlib.PosixPath, pathlib.PurePosixPath)
+_is_text, _is_size, _is_list = _is(str), _is(torch.Size), _is(list, tuple)
+_is_path = _is_missing_or(_is(str, *_PATHS))
+
+#: What describes a checkpoint: for each class, what each field may hold. What lists and dicts hold
+#: is checked in the end, as the pickle may still change it.
+_KNOWN: dict[type, dict[str, _Check]] = {
+    Metadata: {
+        "state_dict_metadata": _is(dict),
+        "storage_meta": _is_missing_or(_is(metadata.StorageMeta)),
+        "version": _is_missing_or(_is_text),
     },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
-    "torch.distributed.checkpoint.hf_storage": {"_HFStorageInfo"},
-    "torch.distributed._shard.sharded_tensor.metadata": {"MEM_FORMAT_ENCODING", "TensorProperties"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size"},
-    "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
-    "pathlib._local": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
-    "collections": {"OrderedDict"},
-    "builtins": {"frozenset", "set"},
+    MetadataIndex: {
+        "fqn": _is_text,
+        "offset": _is_missing_or(_is_size),
+        "index": _is_missing_or(is_count),
+    },
+    metadata.BytesStorageMetadata: {},
+    metadata.ChunkStorageMetadata: {"offsets": _is_size, "sizes": _is_size},
+    metadata.TensorStorageMetadata: {
+        "properties": _is(*_PROPERTIES),
+        "size": _is_size,
+        "chunks": _is_list,
+    },
+    metadata.StorageMeta: {
+        "checkpoint_id": _is_path,
+        "save_id": _is_path,
+        "load_id": _is_path,
+        "modules": _is_list,
+    },
+    filesystem._StorageInfo: {
+        "relative_path": _is_text,
+        "offset": is_count,
+        "length": is_count,
+        "transform_descriptors": _is_missing_or(_is_list),
+    },
+    filesystem._StoragePrefix: {"prefix": _is_text},
+}
+#: The same with all fields of the classes of this torch.
+_FIELDS: dict[type, dict[str, _Check]] = {
+    kind: {one.name: checks.get(one.name, _anything) for one in dataclasses.fields(kind)}
+    for kind, checks in _KNOWN.items()
+}
+_KINDS = {(kind.__module__, kind.__qualname__): kind for kind in {*_FIELDS, *_PROPERTIES}}
+
+
+# ---- What calls make -----------------------------------------------------------------------------
+
+
+def _size(lengths: Any = ()) -> torch.Size:
+    if not are_lengths(lengths):
+        raise UnpicklingError("a shape of it is none")
+    return torch.Size(lengths)
+
+
+def _layout(name: Any) -> torch.layout:
+    found = vars(torch).get(name.removeprefix("torch.")) if type(name) is str else None
+    if not isinstance(found, torch.layout):
+        raise UnpicklingError("a layout of it is none")
+    return found
+
+
+def _path(kind: type[pathlib.PurePath], *parts: Any) -> pathlib.PurePath:
+    if not all(type(part) is str for part in parts):
+        raise UnpicklingError("a path of it is none")
+    return kind(*parts)
+
+
+def _member(kind: type[Enum], value: Any) -> Enum:
+    if type(value) is not int:
+        raise UnpicklingError("a member of an enumeration is none")
+    return kind(value)
+
+
+def _attribute(kind: Any, name: Any) -> Enum:
+    """Return a member of an enumeration: some versions of Python pickle it by getattr()."""
+    found = _ENUMERATIONS.get((kind.module, kind.name)) if type(kind) is Global else None
+    if found is None or type(name) is not str or name not in found.__members__:
+        raise UnpicklingError(
+            "it names builtins.getattr, which is no part of a checkpoint's description"
+        )
+    return found[name]
+
+
+def _ordered_dict() -> OrderedDict[Any, Any]:
+    return OrderedDict()
+
+
+_MAKERS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("torch", "Size"): _size,
+    ("torch.serialization", "_get_layout"): _layout,
+    ("builtins", "getattr"): _attribute,
+    ("collections", "OrderedDict"): _ordered_dict,
+    **{name: partial(_member, kind) for name, kind in _ENUMERATIONS.items()},
+    **{
+        (module, name): partial(_path, kind)
+        for module in ("pathlib", "pathlib._local")
+        for names, kind in zip(
+            (("Path", "PosixPath"), ("PurePath", "PurePosixPath")), _PATHS, strict=True
+        )
+        for name in names
+    },
 }
 
 
-def _member(kind: Any, name: Any) -> Any:
-    """What getattr() is for in a description: some versions of Python save a member of an
-    enumeration as that of its class."""
-    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
-        return kind[name]
-    raise pickle.UnpicklingError(
-        "it names builtins.getattr, which is no part of a checkpoint's description"
-    )
-
-
-def _trusted() -> dict[str, Any]:
-    """What the program has told torch it trusts, by name."""
+def _trusted() -> dict[tuple[str, str], type]:
+    """Return the classes that the program has told torch it trusts, by name."""
     get = getattr(torch.serialization, "get_safe_globals", list)
-    classes = [one for one in get() if isinstance(one, type)]
-    return {f"{one.__module__}.{one.__qualname__}": one for one in classes}
+    return {(one.__module__, one.__qualname__): one for one in get() if isinstance(one, type)}
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Of what is named, only what describes a checkpoint."""
-        if name in _OURS.get(module, ()):
-            return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):
-            return _member
-        value = vars(torch).get(name) if module == "torch" else None
-        if isinstance(value, torch.dtype):
-            return value
-        trusted = _trusted().get(f"{module}.{name}")
-        if trusted is not None:
-            return trusted
-        raise pickle.UnpicklingError(
-            f"it names {module}.{name}, which is no part of a checkpoint's description"
+# ---- Reading -------------------------------------------------------------------------------------
+
+
+class _Machine(Machine):
+    plain_keys = Machine.plain_keys | {torch.dtype}
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._trusted = _trusted()
+        self._trusted_kinds = set(self._trusted.values())
+        #: objects that have no fields yet, by id; the reference keeps the id theirs
+        self._unbuilt: dict[int, Any] = {}
+
+    def describe(self) -> Metadata:
+        """Return the description that the file holds."""
+        found = self.read()
+        if type(found) is not Metadata or self._unbuilt:
+            raise UnpicklingError("it holds something else")
+        _check(found)
+        return found
+
+    def find(self, module: str, name: str) -> Any:
+        """Return a name that describes a checkpoint; refuse others."""
+        path = (module, name)
+        if path in _KINDS:
+            return Global(module, name, partial(self._empty, _KINDS[path]))
+        if path in _MAKERS:
+            return Global(module, name, _MAKERS[path])
+        if path in SETS:
+            return Global(module, name, partial(self.new_set, kind=SETS[path]))
+        dtype = vars(torch).get(name) if module == "torch" else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        if path in self._trusted:
+            return Global(module, name)
+        raise UnpicklingError(
+            f"it names {module[:100]}.{name[:100]}, which is no part of a checkpoint's description"
         )
+
+    def _empty(self, kind: type) -> Any:
+        made = object.__new__(kind)
+        if _FIELDS.get(kind, True):
+            self._unbuilt[id(made)] = made
+        return made
+
+    def build(self, to: Any, state: Any) -> None:
+        """Give an object its fields, once, if they are such as it can have."""
+        if id(to) in self._unbuilt:
+            del self._unbuilt[id(to)]
+            if type(to) in _PROPERTIES:
+                self._build_properties(to, state)
+            else:
+                self._build_fields(to, state)
+        elif type(to) in self._trusted_kinds:
+            _give_state(to, state)
+        elif type(to) not in _FIELDS or state:
+            super().build(to, state)
+
+    def _build_fields(self, to: Any, state: Any) -> None:
+        checks = _FIELDS[type(to)]
+        if type(state) is not dict:
+            raise UnpicklingError(f"{type(to).__name__} is not what it can be")
+        # A field that this torch does not know is of a newer one.
+        fields = {name: state[name] for name in checks if name in state}
+        for name, value in fields.items():
+            if not checks[name](value):
+                raise UnpicklingError(f"{type(to).__name__}.{name} is not what it can be")
+        type(to).__init__(to, **fields)
+
+    def _build_properties(self, to: Any, state: Any) -> None:
+        kinds = (torch.dtype, torch.layout, bool, Enum, bool)
+        is_right = type(state) is tuple and len(state) == len(kinds)
+        if not is_right or not all(map(isinstance, state, kinds)):
+            raise UnpicklingError(f"{type(to).__name__} is not what it can be")
+        to.__setstate__(state)
+
+    def check_key(self, key: Any) -> None:
+        """Refuse a key that would take long. The hash of an index is that of a tuple of numbers."""
+        if type(key) is MetadataIndex and id(key) not in self._unbuilt:
+            self.count_hash(key)
+        else:
+            super().check_key(key)
+
+    # Classes that the program trusts may do what they like.
+
+    def _kind(self, name: Any) -> type | None:
+        return self._trusted.get((name.module, name.name)) if type(name) is Global else None
+
+    def call(self, function: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
+        """Return what a call of a name makes."""
+        kind = self._kind(function)
+        return super().call(function, arguments, named) if kind is None else kind(*arguments)
+
+    def new(self, kind: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
+        """Return an object that has no state yet."""
+        found: Any = self._kind(kind)
+        if found is None:
+            return self.call(kind, arguments, named)
+        return found.__new__(found, *arguments, **(named or {}))
+
+    def set_items(self, to: Any, values: list[Any]) -> None:
+        """Set items of a dict."""
+        if type(to) in self._trusted_kinds:
+            for key, value in zip(values[::2], values[1::2], strict=True):
+                to[key] = value
+        else:
+            super().set_items(to, values)
+
+    def append(self, to: Any, values: list[Any]) -> None:
+        """Append to a list."""
+        if type(to) in self._trusted_kinds:
+            to.extend(values)
+        else:
+            super().append(to, values)
+
+
+def _check(found: Metadata) -> None:
+    """Refuse a description whose containers hold what they cannot."""
+    seen: dict[int, Any] = {}
+
+    def check(values: Any, *kinds: type) -> None:
+        if id(values) not in seen:  # many objects may have the same list
+            seen[id(values)] = values
+            if not {type(value) for value in values} <= {*kinds}:
+                raise UnpicklingError("a list or dict of it holds something else")
+
+    check(found.state_dict_metadata.keys(), str)
+    check(found.state_dict_metadata.values(), *_ITEMS)
+    for item in found.state_dict_metadata.values():
+        if type(item) is metadata.TensorStorageMetadata:
+            check(item.chunks, metadata.ChunkStorageMetadata)
+    for info in (found.storage_data or {}).values():
+        if type(info) is filesystem._StorageInfo:
+            check(getattr(info, "transform_descriptors", None) or (), str)
+        check_file_name(getattr(info, "relative_path", "."))
+    if found.storage_meta is not None:
+        check(found.storage_meta.modules, str)
+
+
+def _give_state(to: Any, state: Any) -> None:
+    """Give an object of a trusted class its state, as pickle does."""
+    setstate = getattr(to, "__setstate__", None)
+    if setstate is not None:
+        setstate(state)
+        return
+    plain, slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+    to.__dict__.update(plain or {})
+    for name, value in (slots or {}).items():
+        setattr(to, name, value)
 
 
 def load(path: str | os.PathLike[str]) -> Metadata:
-    """The description of a checkpoint, from the file of that path.
+    """Return the description of a checkpoint, from the file of that path.
 
     Raises:
         FormatError: it is none, or names what a description has no use for.
         StorageError: it could not be read.
     """
-    name = os.fspath(path)
-    data = read_description(name, "load")
-    try:
-        metadata = _Unpickler(io.BytesIO(data)).load()
-        if not isinstance(metadata, torch.distributed.checkpoint.metadata.Metadata):
-            raise pickle.UnpicklingError("it holds something else")
-        for file in files_of(metadata):
-            check_file_name(file)
-    except MemoryError:
-        raise
-    except Exception as error:
-        remedy = (
-            "if you trust it, and a planner of yours has put a class there, name that to "
-            "torch.serialization.add_safe_globals() before"
-        )
-        raise no_description(name, "load", str(error), remedy) from None
-    return metadata
+    remedy = (
+        "if you trust it, and a planner of yours has put a class there, name that to "
+        "torch.serialization.add_safe_globals() before"
+    )
+    found: Metadata = read_description(
+        os.fspath(path), "load", lambda file: _Machine(file).describe(), remedy
+    )
+    return found
 
 
 def files_of(metadata: Metadata) -> set[str]:
-    """The data files that it refers to."""
+    """Return the data files that a description refers to."""
     return {
         info.relative_path
         for info in (metadata.storage_data or {}).values()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from ioshape._save.report import Progress
 
-# A pickle holds names and numbers; the largest that anybody has had a use for is far smaller.
-_MAX_PICKLE_BYTES = 1 << 27
+# A pickle holds names and numbers. Half a million tensors take so much.
+_MAX_PICKLE_BYTES = 1 << 26
 _LONGEST_REASON = 200
 # Of checksums that lie beside a file.
 _BLOCK_BYTES = 1 << 20
@@ -68,7 +68,7 @@ def tensors_of(reader: Reader, records: list[RawRecord]) -> tuple[tuple[Tensor, 
         if entry.n_bytes:
             with data.getbuffer() as view:
                 reader.read_file(entry.file_offset, view)
-        return list_tensors(data, entry.n_bytes, reader.file_bytes), ""
+        return list_tensors(data, reader.file_bytes), ""
     except (StorageError, MemoryError):
         raise
     except Exception as error:

@@ -9,9 +9,11 @@ of what is left the bytes are read.
 from __future__ import annotations
 
 import copy
-import pickle
 import re
 import types
+from collections import OrderedDict
+from functools import partial
+from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -19,6 +21,7 @@ import torch
 from ioshape._files.verified import Source
 from ioshape._load import unpickle
 from ioshape._load.into import join_names
+from ioshape._load.pickle_machine import SETS, Global, Inert, Machine, are_lengths
 from ioshape._load.places import Places
 from ioshape._load.unread import UnreadFile, failures_of, is_native, tensors_in
 
@@ -28,43 +31,110 @@ if TYPE_CHECKING:
     from ioshape._load.reader import Reader
     from ioshape._save.report import Progress
 
-# What the pickle of a plain object names. (Storages torch looks up itself.)
-_PLAIN = {
-    ("_codecs", "encode"),
-    ("builtins", "bytearray"),
-    ("builtins", "complex"),
-    ("builtins", "set"),
-    ("collections", "OrderedDict"),
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch._utils", "_rebuild_parameter"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("torch._utils", "_rebuild_tensor_v3"),
-}
 _OLD_NAMES = {"__builtin__": "builtins"}  # of protocol 2
 
 
-class _Left:
-    """In the place of an object whose class is not looked up, and of what that object makes."""
-
-    def __new__(cls, *_: Any, **__: Any) -> _Left:
-        return object.__new__(cls)
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def _take(self, *_: Any, **__: Any) -> _Left:
-        return self
-
-    __call__ = append = extend = add = __setitem__ = __setstate__ = _take
+# ---- What a pickle of plain values calls --------------------------------------------------------
 
 
-class _Unpickler(pickle.Unpickler):
+def _encoded(text: Any, encoding: Any) -> bytes:
+    if type(text) is not str or encoding != "latin1":
+        raise UnpicklingError("it encodes what is no text")
+    return text.encode("latin-1")
+
+
+def _bytearray(data: Any = b"", encoding: Any = "latin-1") -> bytearray:
+    if type(data) is str and encoding == "latin-1":
+        return bytearray(data, "latin-1")
+    if type(data) is not bytes:
+        raise UnpicklingError("it makes bytes of something else")
+    return bytearray(data)
+
+
+def _complex(real: Any, imaginary: Any) -> complex:
+    if type(real) is not float or type(imaginary) is not float:
+        raise UnpicklingError("a complex number of it is none")
+    return complex(real, imaginary)
+
+
+def _size(lengths: Any) -> torch.Size:
+    if not are_lengths(lengths):
+        raise UnpicklingError("a shape of it is none")
+    return torch.Size(lengths)
+
+
+def _device(kind: Any, index: Any = None) -> torch.device:
+    if type(kind) is not str or type(index) not in (int, type(None)):
+        raise UnpicklingError("a device of it is none")
+    return torch.device(kind) if index is None else torch.device(kind, index)
+
+
+def _ordered_dict() -> OrderedDict[Any, Any]:
+    return OrderedDict()
+
+
+#: (Storages torch looks up itself.)
+_PLAIN: dict[tuple[str, str], Callable[..., Any]] = {
+    ("_codecs", "encode"): _encoded,
+    ("builtins", "bytearray"): _bytearray,
+    ("builtins", "complex"): _complex,
+    ("collections", "OrderedDict"): _ordered_dict,
+    ("torch", "Size"): _size,
+    ("torch", "device"): _device,
+    **{
+        ("torch._utils", name): getattr(torch._utils, name)
+        for name in ("_rebuild_parameter", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
+        if hasattr(torch._utils, name)
+    },
+}
+
+
+class _Unpickler(Machine):
+    """Reads for torch.load, in the place of pickle.Unpickler.
+
+    An object of a class that is not plain is left out.
+    """
+
+    plain_keys = Machine.plain_keys | {torch.dtype, torch.device, Inert}
+
+    #: torch sets it
+    persistent_load: Callable[[Any], Any]
+
+    def __init__(self, file: IO[bytes], **_: Any) -> None:
+        super().__init__(file)
+
+    def load(self) -> Any:
+        """Return what the pickle holds."""
+        return self.read()
+
+    def find(self, module: str, name: str) -> Any:
+        """Return what torch wants for a name."""
+        return self.find_class(module, name)
+
     def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a name; torch asks itself first, for storages."""
         module = _OLD_NAMES.get(module, module)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        return super().find_class(module, name) if (module, name) in _PLAIN else _Left
+        dtype = vars(torch).get(name) if module == "torch" else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        if (module, name) in SETS:
+            return Global(module, name, partial(self.new_set, kind=SETS[module, name]))
+        return Global(module, name, _PLAIN.get((module, name), _left_out))
+
+    def build(self, to: Any, state: Any) -> None:
+        """Give an OrderedDict its attributes, as state dicts have some."""
+        if type(to) is OrderedDict and type(state) is dict:
+            to.__dict__.update(state)
+        else:
+            super().build(to, state)
+
+    def refer(self, reference: Any) -> Any:
+        """Return a storage."""
+        return self.persistent_load(reference)
+
+
+def _left_out(*_: Any, **__: Any) -> Inert:
+    return Inert()
 
 
 _module = types.ModuleType("ioshape_only")  # what torch takes for one like pickle

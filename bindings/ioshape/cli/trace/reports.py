@@ -22,6 +22,7 @@ from ioshape.cli.trace.timeline import PARTS, Panel, Row, Save, Span, spans_of
 _MOST_FILES = 100_000
 _MOST_LINE_BYTES = 64 << 10
 _MOST_SAVES = 2_000_000
+_MOST_BAD_LINES = 1000  # of a file: one of other things is not read to its end
 _MOST_SECONDS = 1e9
 _LATEST_S = 1e11
 #: saves that are further apart have nothing to do with each other
@@ -169,13 +170,19 @@ def read(folder: Path) -> Run:
         OSError: the folder cannot be read.
     """
     run = Run()
-    names = sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
+    names = sorted(path for path in folder.iterdir() if path.suffix == ".jsonl" and path.is_file())
     if len(names) > _MOST_FILES:
         run.problems.append(f"{folder} has {len(names):,} files; only {_MOST_FILES:,} are read")
     for path in names[:_MOST_FILES]:
         try:
+            bad = 0
             for number, line in _lines(path):
-                _take(run, path, number, line)
+                bad += not _take(run, path, number, line)
+                if bad >= _MOST_BAD_LINES:
+                    run.problems.append(f"{path}: the rest is not read, for so many bad lines")
+                    break
+                if len(run.saves) >= _MOST_SAVES:
+                    break
         except OSError as error:
             run.problems.append(f"{path}: {error.strerror}")
         if len(run.saves) >= _MOST_SAVES:
@@ -197,13 +204,16 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _take(run: Run, path: Path, number: int, line: bytes) -> None:
+def _take(run: Run, path: Path, number: int, line: bytes) -> bool:
+    """Add what a line says; whether it is a good one."""
     try:
         if len(line) > _MOST_LINE_BYTES:
             raise BadLineError(f"it has more than {_MOST_LINE_BYTES:,} bytes")
         run.saves.append(parse(line))
     except BadLineError as error:
         run.problems.append(f"{path}, line {number}: {error}")
+        return False
+    return True
 
 
 # ---- Storms ------------------------------------------------------------------------------------

@@ -1,0 +1,603 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An interpreter of pickles that cannot reach any object of the process.
+
+A pickle is a program. Python's unpickler gives that program real classes and functions, and lets it
+call them and set their attributes. This interpreter gives it names instead. A subclass decides what
+a call of a name makes, and what a state does to what was made.
+
+A pickle of any content costs time and memory in proportion to the bytes that were read of it:
+
+- The file is read in pieces, so a refused file costs no more than what was read until then.
+- What the pickle numbers to remember, it numbers within the bytes read so far.
+- After half a million containers, each further one needs some bytes of its own.
+- Keys are hashed only if that takes a short, constant time, and few keys may have equal hashes.
+- Nothing is compared, copied or printed that may hold something else: a few bytes can make tuples
+  in which a tuple occurs 2^40 times.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pickle import UnpicklingError
+from typing import IO, Any
+
+#: IOSHAPE_MAX_DIMS
+MOST_DIMENSIONS = 64
+
+#: Calls that make sets, of protocols before 4.
+SETS: dict[tuple[str, str], type] = {
+    (module, kind.__name__): kind
+    for module in ("builtins", "__builtin__")
+    for kind in (set, frozenset)
+}
+
+_CHUNK_BYTES = 1 << 20
+_LONGEST_LINE = 4000
+# Every argument that is no text or bytes fits, and every line.
+_MARGIN_BYTES = _LONGEST_LINE + 64
+_FREE_CONTAINERS = 1 << 19
+# Descriptions of checkpoints have a container in 12 bytes, pickles of tensors in 17.
+_CONTAINER_BYTES = 6
+_MOST_KEY_PARTS = 64
+_MOST_EQUAL_HASHES = 64
+_MOST_KEY_BITS = 64
+# Of an integer below this, the hash is the integer itself.
+_OWN_HASH = (1 << 61) - 1
+_ENDED = 1 << 62
+
+
+class Global:
+    """The name of a class or function; `make` is what a call of it does here, if anything."""
+
+    __slots__ = ("make", "module", "name")
+
+    def __init__(self, module: str, name: str, make: Callable[..., Any] | None = None) -> None:
+        self.module = module
+        self.name = name
+        self.make = make
+
+
+class Inert:
+    """Stands for an object that a reader does not make. It drops whatever the pickle gives it."""
+
+    __slots__ = ()
+
+
+class Machine:
+    """One reading of one pickle.
+
+    A subclass overrides the hooks: find(), call(), new(), build(), refer(); and, if it does not
+    want Python's own containers, those that make and fill them.
+    """
+
+    #: Types of keys whose hash takes a short time and whose hashes are not for the file to choose.
+    plain_keys: frozenset[type] = frozenset({str, bytes, bool, float, type(None)})
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: list[Any] = []
+        #: containers and objects made so far, and how often one of them grew
+        self.made = 0
+        #: what is read of the file and not behind; the first byte's offset in the file
+        self.data = b""
+        self.offset = 0
+        self._file = file
+        self._globals: dict[tuple[str, str], Any] = {}
+        self._hashes: dict[int, int] = {}
+
+    def read(self) -> Any:
+        """Run the pickle, and return what it leaves.
+
+        Raises:
+            UnpicklingError: it is damaged, asks for too much or for what a hook refuses.
+        """
+        try:
+            self._run()
+            return self.stack.pop()
+        except (IndexError, struct.error):
+            raise UnpicklingError("it is damaged") from None
+
+    def _run(self) -> None:
+        operations, stack, memo = _OPERATIONS, self.stack, self.memo
+        memoize, get = pickle.MEMOIZE[0], pickle.BINGET[0]
+        at = 0
+        while True:
+            piece = self._file.read(_CHUNK_BYTES)
+            data = self.data = self.data[at:] + piece
+            self.offset += at
+            if self.made > _FREE_CONTAINERS + self.offset // _CONTAINER_BYTES:
+                raise UnpicklingError("it makes too many objects for its length")
+            at, last = 0, len(data) if len(piece) < _CHUNK_BYTES else len(data) - _MARGIN_BYTES
+            while at < last:
+                code = data[at]
+                at += 1
+                # Two operations of five are one of these two.
+                if code == memoize:
+                    memo.append(stack[-1])
+                elif code == get:
+                    stack.append(memo[data[at]])
+                    at += 1
+                else:
+                    at = operations[code](self, at)
+            if at >= _ENDED:
+                return
+            if last == len(data) and len(piece) < _CHUNK_BYTES:
+                raise UnpicklingError("it ends too early")
+
+    # ---- Hooks ----------------------------------------------------------------------------------
+
+    def find(self, module: str, name: str) -> Any:
+        """Return what stands for a class or function; asked once for each."""
+        return Global(module, name)
+
+    def call(self, function: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
+        """Return what a call makes."""
+        if type(function) is Global and function.make is not None:
+            return function.make(*arguments, **(named or {}))
+        if isinstance(function, Inert):
+            return function
+        raise UnpicklingError("it calls what is no function")
+
+    def new(self, kind: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
+        """Return a new object of a class, before it has a state."""
+        return self.call(kind, arguments, named)
+
+    def build(self, to: Any, _state: Any) -> None:
+        """Give an object its state."""
+        if not isinstance(to, Inert):
+            raise UnpicklingError("it gives a state to what has none")
+
+    def refer(self, _reference: Any) -> Any:
+        """Return what lies outside of the pickle."""
+        raise UnpicklingError("it refers to something outside")
+
+    def new_dict(self) -> Any:
+        """Return an empty dict."""
+        return {}
+
+    def set_items(self, to: Any, values: list[Any]) -> None:
+        """Set items of a dict: keys and values in turn."""
+        if type(to) is dict or type(to) is OrderedDict:
+            keys = values[::2]
+            self.check_keys(keys)
+            to.update(zip(keys, values[1::2], strict=True))
+        elif not isinstance(to, Inert):
+            raise UnpicklingError("it sets items of what is no dict")
+
+    def append(self, to: Any, values: list[Any]) -> None:
+        """Append to a list."""
+        if type(to) is list:
+            to.extend(values)
+        elif not isinstance(to, Inert):
+            raise UnpicklingError("it appends to what is no list")
+
+    def new_set(self, values: Any = (), kind: type = set) -> Any:
+        """Return a set or frozenset."""
+        if type(values) is not list and type(values) is not tuple:
+            raise UnpicklingError("it makes a set of what is no list")
+        self.check_keys(values)
+        return kind(values)
+
+    def add(self, to: Any, values: list[Any]) -> None:
+        """Add members to a set."""
+        if type(to) is set:
+            self.check_keys(values)
+            to.update(values)
+        elif not isinstance(to, Inert):
+            raise UnpicklingError("it adds to what is no set")
+
+    # ---- Keys -----------------------------------------------------------------------------------
+
+    def check_keys(self, keys: Iterable[Any]) -> None:
+        """Refuse keys that would take a dict or set long."""
+        plain = self.plain_keys
+        for key in keys:
+            if type(key) not in plain:
+                self.check_key(key)
+
+    def check_key(self, key: Any) -> None:
+        """Refuse a key that would take long, of those that are not plain."""
+        if type(key) is not int or not -_OWN_HASH < key < _OWN_HASH:
+            self._check_parts(key)
+            self.count_hash(key)
+
+    def _check_parts(self, key: Any) -> None:
+        left, parts = [key], 0
+        while left:
+            part = left.pop()
+            parts += 1
+            if type(part) is tuple and len(part) <= _MOST_KEY_PARTS:
+                left += part
+            elif type(part) is int:
+                parts += _MOST_KEY_PARTS * (part.bit_length() > _MOST_KEY_BITS)
+            elif type(part) not in self.plain_keys:
+                raise UnpicklingError("it has a key that is no text, number or short tuple")
+            if parts > _MOST_KEY_PARTS:
+                raise UnpicklingError("it has a key that is too long")
+
+    def count_hash(self, key: Any) -> None:
+        """Refuse too many keys of one hash: each costs a comparison with all that came before."""
+        own = hash(key)
+        count = self._hashes[own] = self._hashes.get(own, 0) + 1
+        if count > _MOST_EQUAL_HASHES:
+            raise UnpicklingError("it has too many keys that collide")
+
+    # ---- What operations need -------------------------------------------------------------------
+
+    def to_mark(self) -> list[Any]:
+        """Take what is above the last mark, and the mark."""
+        mark = self.marks.pop()
+        values = self.stack[mark:]
+        del self.stack[mark:]
+        return values
+
+    def put(self, index: int, at: int) -> None:
+        """Remember what is on top."""
+        memo = self.memo
+        if index < len(memo):
+            memo[index] = self.stack[-1]
+            return
+        if index > self.offset + at:
+            raise UnpicklingError("it numbers what it remembers beyond its length")
+        memo.extend([None] * (index - len(memo)))
+        memo.append(self.stack[-1])
+
+    def look_up(self, module: Any, name: Any) -> Any:
+        """Return what find() gives for a name."""
+        if type(module) is not str or type(name) is not str:
+            raise UnpicklingError("it names something by what is no text")
+        found = self._globals.get((module, name))
+        if found is None:
+            found = self._globals[module, name] = self.find(module, name)
+            self.made += 1
+        return found
+
+    def take(self, at: int, n_bytes: int) -> tuple[bytes, int]:
+        """Return so many bytes, and where the next operation is."""
+        end = at + n_bytes
+        piece = self.data[at:end]
+        if len(piece) == n_bytes:
+            return piece, end
+        # No memory is asked for before the bytes have come.
+        pieces, left = [piece], n_bytes - len(piece)
+        while left:
+            piece = self._file.read(min(left, _CHUNK_BYTES))
+            if not piece:
+                raise UnpicklingError("it ends too early")
+            pieces.append(piece)
+            left -= len(piece)
+        self.offset += end - len(self.data)
+        return b"".join(pieces), len(self.data)
+
+    def line(self, at: int) -> tuple[str, int]:
+        """Return a line, and where the next one begins."""
+        end = self.data.find(b"\n", at, at + _LONGEST_LINE)
+        if end < 0:
+            raise UnpicklingError("a line of it is too long")
+        return str(self.data[at:end], "utf-8"), end + 1
+
+
+# ---- Values --------------------------------------------------------------------------------------
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is a number of bytes or elements, or an offset."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def are_lengths(value: object) -> bool:
+    """Whether a value is a shape that a tensor can have."""
+    return (
+        (type(value) is tuple or type(value) is list)
+        and len(value) <= MOST_DIMENSIONS
+        and all(map(is_count, value))
+        and is_count(math.prod(value))
+    )
+
+
+# ---- Operations ----------------------------------------------------------------------------------
+
+#: Gets where its argument begins, and returns where the next operation is.
+_Operation = Callable[[Machine, int], int]
+
+
+def _refused(machine: Machine, at: int) -> int:
+    raise UnpicklingError(f"byte {machine.offset + at - 1} is no operation of a checkpoint")
+
+
+def _pushes(value: Any) -> _Operation:
+    def push(machine: Machine, at: int) -> int:
+        machine.stack.append(value)
+        return at
+
+    return push
+
+
+def _skips(n_bytes: int) -> _Operation:
+    return lambda _machine, at: at + n_bytes
+
+
+def _integer(width: int, *, signed: bool = False) -> _Operation:
+    def push(machine: Machine, at: int) -> int:
+        end = at + width
+        machine.stack.append(int.from_bytes(machine.data[at:end], "little", signed=signed))
+        return end
+
+    return push
+
+
+def _counted(width: int, decode: Callable[[bytes], Any]) -> _Operation:
+    """Bytes, with their number before them."""
+
+    def push(machine: Machine, at: int) -> int:
+        begin = at + width
+        count = int.from_bytes(machine.data[at:begin], "little")
+        piece, end = machine.take(begin, count)
+        machine.stack.append(decode(piece))
+        return end
+
+    return push
+
+
+def _text(data: bytes) -> str:
+    return str(data, "utf-8", "surrogatepass")
+
+
+def _long(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _from_line(decode: Callable[[str], Any]) -> _Operation:
+    def push(machine: Machine, at: int) -> int:
+        line, end = machine.line(at)
+        machine.stack.append(decode(line))
+        return end
+
+    return push
+
+
+def _decimal(line: str) -> Any:
+    return {"00": False, "01": True}.get(line) if line in ("00", "01") else int(line)
+
+
+def _float(machine: Machine, at: int) -> int:
+    machine.stack.append(struct.unpack(">d", machine.data[at : at + 8])[0])
+    return at + 8
+
+
+def _container(make: Callable[[Machine], Any], weight: int = 1) -> _Operation:
+    def push(machine: Machine, at: int) -> int:
+        machine.made += weight
+        machine.stack.append(make(machine))
+        return at
+
+    return push
+
+
+def _tuple(count: int) -> _Operation:
+    def push(machine: Machine, at: int) -> int:
+        stack = machine.stack
+        if len(stack) < count:
+            raise IndexError
+        machine.made += 1
+        stack[-count:] = [tuple(stack[-count:])]
+        return at
+
+    return push
+
+
+def _make_dict(machine: Machine) -> Any:
+    values = machine.to_mark()
+    made = machine.new_dict()
+    machine.set_items(made, values)
+    return made
+
+
+def _append(machine: Machine, at: int) -> int:
+    machine.made += 1
+    value = machine.stack.pop()
+    machine.append(machine.stack[-1], [value])
+    return at
+
+
+def _appends(machine: Machine, at: int) -> int:
+    machine.made += 1
+    values = machine.to_mark()
+    machine.append(machine.stack[-1], values)
+    return at
+
+
+def _add_items(machine: Machine, at: int) -> int:
+    machine.made += 1
+    values = machine.to_mark()
+    machine.add(machine.stack[-1], values)
+    return at
+
+
+def _set_item(machine: Machine, at: int) -> int:
+    machine.made += 1
+    value, key = machine.stack.pop(), machine.stack.pop()
+    machine.set_items(machine.stack[-1], [key, value])
+    return at
+
+
+def _set_items(machine: Machine, at: int) -> int:
+    machine.made += 1
+    values = machine.to_mark()
+    machine.set_items(machine.stack[-1], values)
+    return at
+
+
+def _mark(machine: Machine, at: int) -> int:
+    machine.marks.append(len(machine.stack))
+    return at
+
+
+def _pop(machine: Machine, at: int) -> int:
+    if machine.marks and machine.marks[-1] == len(machine.stack):
+        machine.marks.pop()
+    else:
+        machine.stack.pop()
+    return at
+
+
+def _pop_mark(machine: Machine, at: int) -> int:
+    machine.to_mark()
+    return at
+
+
+def _dup(machine: Machine, at: int) -> int:
+    machine.stack.append(machine.stack[-1])
+    return at
+
+
+def _get(width: int) -> _Operation:
+    def get(machine: Machine, at: int) -> int:
+        end = at + width
+        machine.stack.append(machine.memo[int.from_bytes(machine.data[at:end], "little")])
+        return end
+
+    return get
+
+
+def _get_by_line(machine: Machine, at: int) -> int:
+    line, end = machine.line(at)
+    machine.stack.append(machine.memo[int(line)])
+    return end
+
+
+def _put(width: int) -> _Operation:
+    def put(machine: Machine, at: int) -> int:
+        end = at + width
+        machine.put(int.from_bytes(machine.data[at:end], "little"), at)
+        return end
+
+    return put
+
+
+def _put_by_line(machine: Machine, at: int) -> int:
+    line, end = machine.line(at)
+    if not line.isascii() or not line.isdigit():
+        raise UnpicklingError("it numbers what it remembers by what is no number")
+    machine.put(int(line), at)
+    return end
+
+
+def _global(machine: Machine, at: int) -> int:
+    module, at = machine.line(at)
+    name, at = machine.line(at)
+    machine.stack.append(machine.look_up(module, name))
+    return at
+
+
+def _stack_global(machine: Machine, at: int) -> int:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    machine.stack.append(machine.look_up(module, name))
+    return at
+
+
+def _arguments(machine: Machine) -> tuple[Any, ...]:
+    arguments = machine.stack.pop()
+    if type(arguments) is not tuple:
+        raise UnpicklingError("it makes a call without a tuple of arguments")
+    machine.made += 1
+    return arguments
+
+
+def _reduce(machine: Machine, at: int) -> int:
+    arguments = _arguments(machine)
+    machine.stack[-1] = machine.call(machine.stack[-1], arguments)
+    return at
+
+
+def _new(machine: Machine, at: int) -> int:
+    arguments = _arguments(machine)
+    machine.stack[-1] = machine.new(machine.stack[-1], arguments)
+    return at
+
+
+def _new_with_names(machine: Machine, at: int) -> int:
+    named = machine.stack.pop()
+    arguments = _arguments(machine)
+    machine.stack[-1] = machine.new(machine.stack[-1], arguments, named)
+    return at
+
+
+def _build(machine: Machine, at: int) -> int:
+    state = machine.stack.pop()
+    machine.build(machine.stack[-1], state)
+    return at
+
+
+def _refer(machine: Machine, at: int) -> int:
+    machine.made += 1
+    machine.stack[-1] = machine.refer(machine.stack[-1])
+    return at
+
+
+_NAMED: dict[bytes, _Operation] = {
+    pickle.PROTO: _skips(1),
+    pickle.FRAME: _skips(8),
+    pickle.STOP: lambda _machine, _at: _ENDED,
+    pickle.NONE: _pushes(None),
+    pickle.NEWTRUE: _pushes(True),
+    pickle.NEWFALSE: _pushes(False),
+    pickle.BININT: _integer(4, signed=True),
+    pickle.BININT1: _integer(1),
+    pickle.BININT2: _integer(2),
+    pickle.LONG1: _counted(1, _long),
+    pickle.LONG4: _counted(4, _long),
+    pickle.INT: _from_line(_decimal),
+    pickle.LONG: _from_line(lambda line: int(line.removesuffix("L"))),
+    pickle.FLOAT: _from_line(float),
+    pickle.BINFLOAT: _float,
+    pickle.SHORT_BINUNICODE: _counted(1, _text),
+    pickle.BINUNICODE: _counted(4, _text),
+    pickle.BINUNICODE8: _counted(8, _text),
+    pickle.SHORT_BINSTRING: _counted(1, lambda data: str(data, "latin-1")),
+    pickle.BINSTRING: _counted(4, lambda data: str(data, "latin-1")),
+    pickle.SHORT_BINBYTES: _counted(1, bytes),
+    pickle.BINBYTES: _counted(4, bytes),
+    pickle.BINBYTES8: _counted(8, bytes),
+    pickle.BYTEARRAY8: _counted(8, bytearray),
+    pickle.EMPTY_LIST: _container(lambda _machine: []),
+    pickle.EMPTY_DICT: _container(lambda machine: machine.new_dict()),
+    pickle.EMPTY_SET: _container(lambda machine: machine.new_set(), weight=3),
+    pickle.EMPTY_TUPLE: _pushes(()),
+    pickle.LIST: _container(Machine.to_mark),
+    pickle.TUPLE: _container(lambda machine: tuple(machine.to_mark())),
+    pickle.TUPLE1: _tuple(1),
+    pickle.TUPLE2: _tuple(2),
+    pickle.TUPLE3: _tuple(3),
+    pickle.DICT: _container(_make_dict),
+    pickle.FROZENSET: _container(
+        lambda machine: machine.new_set(machine.to_mark(), frozenset), weight=3
+    ),
+    pickle.APPEND: _append,
+    pickle.APPENDS: _appends,
+    pickle.ADDITEMS: _add_items,
+    pickle.SETITEM: _set_item,
+    pickle.SETITEMS: _set_items,
+    pickle.MARK: _mark,
+    pickle.POP: _pop,
+    pickle.POP_MARK: _pop_mark,
+    pickle.DUP: _dup,
+    pickle.GET: _get_by_line,
+    pickle.LONG_BINGET: _get(4),
+    pickle.PUT: _put_by_line,
+    pickle.BINPUT: _put(1),
+    pickle.LONG_BINPUT: _put(4),
+    pickle.GLOBAL: _global,
+    pickle.STACK_GLOBAL: _stack_global,
+    pickle.REDUCE: _reduce,
+    pickle.NEWOBJ: _new,
+    pickle.NEWOBJ_EX: _new_with_names,
+    pickle.BUILD: _build,
+    pickle.BINPERSID: _refer,
+}
+_OPERATIONS = [_NAMED.get(bytes((code,)), _refused) for code in range(256)]

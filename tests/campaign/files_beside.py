@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs of the kind "files" that are no files of torch: one function for each kind of input.
+
+How an input is damaged follows from the file that is tried, so a seed makes it again. Listings of
+object stores belong here, too.
+"""
+
+import contextlib
+import functools
+import io
+import os
+import pickle
+import shutil
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import ioshape
+import ioshape.dcp
+import torch
+from hostile import descriptions
+from ioshape.cli import main
+from ioshape.safetensors import save_file
+from torch.distributed.checkpoint import filesystem, metadata
+
+from .damage import BLIND, flipped, other_pickle
+
+#: Refuses an exception that is no refusal; raises what is silent.
+Refused = Callable[[Exception], None]
+Silent = Callable[[str], Exception]
+
+
+@functools.cache
+def _description() -> bytes:
+    size = torch.Size([3, 4])
+    items = {
+        f"layer.{i}": metadata.TensorStorageMetadata(
+            metadata.TensorProperties(torch.float32),
+            size,
+            [metadata.ChunkStorageMetadata(torch.Size([0, 0]), size)],
+        )
+        for i in range(40)
+    }
+    places = {
+        metadata.MetadataIndex(name, size, 0): filesystem._StorageInfo("__0_0.distcp", 9 * i, 9)
+        for i, name in enumerate(items)
+    }
+    planned = {name: ("model", i) for i, name in enumerate(items)}
+    return pickle.dumps(metadata.Metadata(items, planned, places))
+
+
+def _quietly(*arguments: str) -> None:
+    sys.argv = ["ioshape", *arguments]
+    quiet = io.StringIO()
+    with (
+        contextlib.redirect_stdout(quiet),
+        contextlib.redirect_stderr(quiet),
+        contextlib.suppress(SystemExit),
+    ):
+        main()
+
+
+def description(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
+    """A .metadata of DCP: damaged by chance, with other operations, or hostile."""
+    folder = path.with_name("checkpoint")
+    folder.mkdir(exist_ok=True)
+    data = _description()
+    chance = rng.random()
+    if chance < 0.05:
+        data = rng.choice([*descriptions().values()])
+    elif chance < 0.7:
+        data = other_pickle(rng, data)
+    else:
+        data = rng.choice(BLIND)(rng, data, [data])
+    (folder / ".metadata").write_bytes(data)
+    try:
+        ioshape.dcp.Reader(folder).read_metadata()
+    except ioshape.StorageError as error:
+        refused(error)
+    _quietly("inspect", "--json", str(folder))
+
+
+def header(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
+    """A safetensors file, damaged where its header is."""
+    tried = path.with_name("tried.safetensors")
+    save_file({f"layer.{i}": torch.ones(3) for i in range(40)}, tried)
+    data = tried.read_bytes()
+    length = 8 + int.from_bytes(data[:8], "little")
+    text = rng.choice(BLIND)(rng, data[:length], [data[:length]])
+    tried.write_bytes(text + data[length:])
+    try:
+        ioshape.inspect(tried)
+    except ioshape.StorageError as error:
+        refused(error)
+
+
+def checksums(path: Path, rng: Random, refused: Refused, silent: Silent) -> None:
+    """A file with checksums beside it, of which one is damaged; the time stays as on bad disks."""
+    folder = path.with_name("beside")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    content = bytes(range(256)) * rng.choice((1, 40, 9000))
+    with ioshape.open(folder / "file", "wb", checksums=True) as file:
+        file.write(content)
+    tried = folder / "file" if rng.random() < 0.3 else next(folder.glob("*ioshape-sums"))
+    status = tried.stat()
+    damage = flipped if tried.name == "file" else rng.choice(BLIND)
+    data = tried.read_bytes()
+    tried.write_bytes(damage(rng, data, [data]))
+    os.utime(tried, ns=(status.st_atime_ns, status.st_mtime_ns))
+    try:
+        ioshape.verify(folder / "file")
+    except ioshape.StorageError as error:
+        refused(error)
+    try:
+        with ioshape.open(folder / "file", "rb") as file:
+            found = file.read()
+    except ioshape.StorageError as error:
+        refused(error)
+    else:
+        if found != content:
+            raise silent("is read, and is not what was written")
+
+
+def trace(path: Path, rng: Random, _refused: Refused, _silent: Silent) -> None:
+    """A line of a trace, which may be there often."""
+    folder = path.with_name("trace")
+    folder.mkdir(exist_ok=True)
+    line = (
+        b'{"ioshape":"save","host":"a","rank":0,"pid":1,"started_s":1.5e9,"total_s":2.5,'
+        b'"pickle_s":0.5,"path":"/a/b.pt","file_bytes":1000,"flight":[[0.5,10],[1,0]]}\n'
+    )
+    data = rng.choice(BLIND)(rng, line, [line]) * rng.choice((1, 10, 1000))
+    (folder / "a.jsonl").write_bytes(data)
+    _quietly("trace", str(folder))
+
+
+BESIDE = {
+    "description": description,
+    "header": header,
+    "checksums": checksums,
+    "trace": trace,
+}
+
+
+def rng_of(data: bytes) -> Random:
+    """Return what follows from a file alone."""
+    return Random(zlib.crc32(data))
