@@ -25,6 +25,9 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          spinning disks and flash, as striped as large ones or telling nothing of it, while a
          neighbour reads small files. Their time runs slower than the clock: --rounds beyond 3,
          --size and --dir have no say in it. Takes root (about 13 minutes)
+  realfs saves, loads by clients with an empty cache, and a storm, against torch.save and torch.load, on small
+         real clusters of CephFS and GlusterFS that run on this host (default size: 512M). Takes root
+         (about 5 minutes)
   tier   saves on the disk of the node that are drained to a filesystem of spinning disks, which is
          played: against fio there, saves to it, torch.save and cp; what neighbours of the drains of 32
          nodes feel; loads from either. Takes root

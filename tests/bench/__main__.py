@@ -29,6 +29,7 @@ from . import (
     launch,
     load,
     objects,
+    realfs,
     report,
     save,
     simulate,
@@ -73,6 +74,10 @@ BENCHMARKS = {
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
+    # Tensors, a copy of them and the caches of clients and servers; three files, and their copies.
+    "realfs": Benchmark(
+        realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=("realfs",)
+    ),
     # Tensors and the page cache. What lies in stripefs is memory, and less.
     "tier": Benchmark(tier.measure),
     # Four ranks with tensors, and what is staged of them. strace watches some.
@@ -183,6 +188,7 @@ def main() -> int:
         storm.StormError,
         dlio.DlioError,
         objects.ObjectsError,
+        realfs.RealFsError,
     ) as error:
         sys.exit(f"bench: {error}")
     context["seconds"] = round(time.monotonic() - began)

@@ -48,7 +48,7 @@ def _description() -> bytes:
         for i, name in enumerate(items)
     }
     planned = {name: ("model", i) for i, name in enumerate(items)}
-    return pickle.dumps(metadata.Metadata(items, planned, places))
+    return pickle.dumps(metadata.Metadata({**items}, planned, places))
 
 
 def _quietly(*arguments: str) -> None:

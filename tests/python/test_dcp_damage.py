@@ -262,9 +262,8 @@ def test_descriptions_are_read_as_pickle_reads_them(
     assert found.storage_meta is not None
     found.storage_meta.load_id = None
     assert found == pickle.loads(data)
-    assert {type(one.properties) for one in list(found.state_dict_metadata.values())[:3]} == {
-        module.TensorProperties
-    }
+    first = list(found.state_dict_metadata.values())[:3]
+    assert {type(getattr(one, "properties", None)) for one in first} == {module.TensorProperties}
     listed = {item.name: item for item in contents.items(str(tmp_path))}
     assert listed["tensor.1"].dtype == "bfloat16"
     assert listed["tensor.1"].shape == tuple(size)

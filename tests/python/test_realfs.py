@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import ioshape
 import pytest
@@ -85,7 +86,9 @@ def assert_is(loaded: dict[str, torch.Tensor], seed: int) -> None:
 
 
 @pytest.mark.parametrize("direct", ["prefer", "require", "off"])
-def test_another_client_loads_what_was_saved(cluster: Cluster, direct: str) -> None:
+def test_another_client_loads_what_was_saved(
+    cluster: Cluster, direct: Literal["prefer", "require", "off"]
+) -> None:
     ioshape.configure(direct=direct, unchanged="ignore")
     ioshape.save(state(1), cluster.path / f"{direct}.pt")
     ioshape.save(state(2), cluster.path / f"{direct}.pt")  # takes its place

@@ -14,7 +14,7 @@ Usage: tests/testbed/ceph.sh up FOLDER
   mount  mounts it once more: another client, with a cache of its own
   down   unmounts it, stops the cluster and removes FOLDER, also after a crash
 
-It listens on loopback only. CEPH_PORT is the monitor's port (default: 16789). Needs root, /dev/fuse and
+It listens on loopback only, the monitor on a port that is free. Needs root, /dev/fuse and
 the packages that "tests/support/setup.sh realfs" installs (Debian 12: Ceph 16.2).
 END
 }
@@ -58,10 +58,12 @@ mount_client() {
 }
 
 write_configuration() {
+	local port
+	port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 	cat >"$CEPH_CONF" <<END
 [global]
 fsid = $(cat /proc/sys/kernel/random/uuid)
-mon host = 127.0.0.1:${CEPH_PORT:-16789}
+mon host = 127.0.0.1:$port
 public network = 127.0.0.0/8
 auth cluster required = none
 auth service required = none
@@ -98,7 +100,7 @@ END
 start() {
 	local number
 	write_configuration
-	monmaptool --create --add a "127.0.0.1:${CEPH_PORT:-16789}" \
+	monmaptool --create --add a "$(sed -n 's/^mon host = //p' "$CEPH_CONF")" \
 		--fsid "$(sed -n 's/^fsid = //p' "$CEPH_CONF")" "$folder/monmap"
 	ceph-mon --mkfs -i a --monmap "$folder/monmap"
 	ceph-mon -i a

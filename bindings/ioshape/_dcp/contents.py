@@ -166,10 +166,10 @@ def items(path: str, operation: str = "inspect") -> list[Item]:
 
 
 def _items(described: dict[str, Any]) -> list[Item]:
-    told = described.get("state_dict_metadata"), described.get("storage_data") or {}
-    if not all(type(one) is dict for one in told):
+    items: Any = described.get("state_dict_metadata")
+    places: Any = described.get("storage_data") or {}
+    if type(items) is not dict or type(places) is not dict:
         raise UnpicklingError("it holds something else")
-    items, places = told
     parts: dict[str, list[Part]] = {}
     for index, info in places.items():
         part = _part(_fields(index).get("fqn"), _fields(info))
@@ -180,6 +180,9 @@ def _items(described: dict[str, Any]) -> list[Item]:
 
 
 def _part(name: Any, told: dict[str, Any]) -> Part:
+    file: Any
+    offset: Any
+    n_bytes: Any
     file, offset, n_bytes = (told.get(key) for key in ("relative_path", "offset", "length"))
     check_file_name(file)
     if type(name) is not str or not is_count(offset) or not is_count(n_bytes):

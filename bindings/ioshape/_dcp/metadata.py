@@ -205,7 +205,7 @@ class _Machine(Machine):
         )
 
     def _empty(self, kind: type) -> Any:
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)
         if _FIELDS.get(kind, True):
             self._unbuilt[id(made)] = made
         return made
