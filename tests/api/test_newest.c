@@ -20,6 +20,7 @@
 #define STEPS 3
 
 struct rank {
+	uint32_t number;
 	struct ioshape_context *context;
 	struct ioshape_group *group;
 };
@@ -27,7 +28,8 @@ struct rank {
 static struct rank open_rank(uint32_t rank, uint32_t ranks)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
-	struct rank opened = { .context =
+	struct rank opened = { .number = rank,
+			       .context =
 				       sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER) };
 
 	options.rank = rank;
@@ -52,7 +54,8 @@ static void save_steps(const struct rank *rank)
 	struct sample sample;
 
 	for (uint64_t step = 1; step <= STEPS; step++) {
-		sample_make(&sample, step, 100000);
+		/* Equal parts of ranks would be stored once. */
+		sample_make(&sample, 2 * step + rank->number, 100000);
 		ck_assert_msg(!ioshape_group_save_tensors(rank->group, step, sample.tensors,
 							  sample.count, NULL, NULL),
 			      "%s", ioshape_last_error()->sentence);
