@@ -61,6 +61,14 @@ def save(
     )
 
 
+def _give_mode(created: int, there: os.stat_result) -> None:
+    """Give a new file the mode of the one that it replaces, and no access that this one refuses."""
+    mode, now = stat.S_IMODE(there.st_mode), os.fstat(created)
+    if (now.st_uid, now.st_gid) != (there.st_uid, there.st_gid):
+        mode &= 0o700
+    os.fchmod(created, mode)
+
+
 def _write(
     path: str, write: Callable[[str | IO[bytes]], None], *, durable: bool, replace: bool
 ) -> None:
@@ -72,10 +80,14 @@ def _write(
     folder, name = os.path.split(path)
     temporary = f"{folder}/.{name[:50]}{_MARK}{os.urandom(8).hex()}"
     try:
-        created = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        created = open_file(
+            temporary,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+            0o666 if there is None else 0o600,
+        )
         with os.fdopen(created, "wb") as file:
             if there is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(there.st_mode))
+                _give_mode(file.fileno(), there)
             write(file)
             file.flush()
             if durable:
