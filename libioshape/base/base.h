@@ -180,8 +180,8 @@ uint64_t base_deadline_ns(int64_t ms);
 #define BASE_TIDY_ENTRIES 10000u
 
 struct base_budget {
-	uint64_t until_ns;
-	uint32_t entries; /* that may still be removed; 0: the budget is spent */
+	uint64_t until_ns; /* 0: its time begins with the first look */
+	uint32_t entries;  /* that may still be removed; 0: the budget is spent */
 };
 
 struct base_budget base_budget_begin(void);

@@ -56,11 +56,13 @@ bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t
 
 struct base_budget base_budget_begin(void)
 {
-	return (struct base_budget){ base_now_ns() + BASE_TIDY_NS, BASE_TIDY_ENTRIES };
+	return (struct base_budget){ .entries = BASE_TIDY_ENTRIES };
 }
 
 bool base_budget_look(struct base_budget *budget)
 {
+	if (budget && !budget->until_ns)
+		budget->until_ns = base_now_ns() + BASE_TIDY_NS;
 	if (budget && base_now_ns() >= budget->until_ns)
 		budget->entries = 0;
 	return !budget || budget->entries;

@@ -31,8 +31,8 @@ static size_t find_option(const char *options, const char *name, const char **va
 }
 
 /* "ID.NAME" in "USER@ID.NAME=/FOLDER", as newer mount commands write it; ID may be missing. */
-static bool find_in_source(const char *source, const char **id, size_t *id_bytes,
-			   const char **name, size_t *name_bytes)
+static bool find_in_source(const char *source, const char **id, size_t *id_bytes, const char **name,
+			   size_t *name_bytes)
 {
 	const char *begin = strchr(source, '@'), *end = begin ? strstr(begin, "=/") : NULL;
 	const char *dot = end ? memchr(begin, '.', (size_t)(end - begin)) : NULL;

@@ -40,7 +40,8 @@ uint32_t fs_count_beegfs_targets(const char *root, const char *options);
  * the same for all. Left alone if /proc/fs/beegfs does not tell. */
 void fs_name_beegfs(const char *root, const char *options, char *source, size_t source_bytes);
 
-/* ---- CephFS (ceph_name.c) --------------------------------------------------------------------- */
+/* ---- CephFS (ceph_name.c) ---------------------------------------------------------------------
+ */
 
 /*
  * "CLUSTER-ID.FILESYSTEM", or the cluster's id alone if the mount does not tell the filesystem's

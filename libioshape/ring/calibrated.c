@@ -418,7 +418,8 @@ void ring_memory_learn(struct ring_memory *memory, const struct fs_memory *on,
 	pthread_mutex_unlock(&memory->lock);
 }
 
-/* ---- Whether direct writes work ---------------------------------------------------------------- */
+/* ---- Whether direct writes work ----------------------------------------------------------------
+ */
 
 /* Call it with the lock held. Returns NULL if nothing is known of the device. */
 static struct proof *find_proof(struct ring_memory *memory, uint64_t device)

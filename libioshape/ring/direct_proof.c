@@ -20,8 +20,8 @@ bool ring_writer_must_prove_direct(const struct ring_writer *writer)
 	const struct ring_lane *lane = writer->lane;
 
 	/* A filesystem that answers STATX_DIOALIGN knows what it can do. */
-	return lane->direct && lane->config.direct == IOSHAPE_DIRECT_PREFER &&
-	       !writer->submitted && !writer->fs.direct_known &&
+	return lane->direct && lane->config.direct == IOSHAPE_DIRECT_PREFER && !writer->submitted &&
+	       !writer->fs.direct_known &&
 	       ring_memory_direct(lane->config.memory, &lane->fs_memory) == RING_DIRECT_UNPROVEN;
 }
 

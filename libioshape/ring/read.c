@@ -94,11 +94,22 @@ static int read_stretches(struct ring_stream *stream, struct ring_reading *readi
 	return ret;
 }
 
+/* To read so much through the page cache costs a lone process tens of milliseconds at most. */
+#define SMALL_INPUT_BYTES (256 * MIB)
+
+/* Most of a small file: other processes may load it at the same time. Of a part of a file the page
+ * cache would read more than is wanted. */
+static bool is_most_of_a_small_one(const struct ring_reading *reading)
+{
+	return reading->input->may_share && reading->input->bytes <= SMALL_INPUT_BYTES &&
+	       reading->total > reading->input->bytes / 2;
+}
+
 static bool is_all_cached(const struct ring_reading *reading)
 {
 	const struct ring_input *input = reading->input;
 
-	return input->shared || input->direct_fd < 0 ||
+	return input->shared || input->direct_fd < 0 || is_most_of_a_small_one(reading) ||
 	       !ring_lane_direct_alignment(reading->lane, &input->fs);
 }
 

@@ -428,7 +428,8 @@ struct ring_input {
 	/* Other processes of the host want the same bytes: past the page cache each would have the
 	 * storage read them again. */
 	bool shared;
-	int claim_fd; /* -1 without ring_input_claim() */
+	bool may_share; /* it may go through the page cache, for other processes that read it */
+	int claim_fd;   /* -1 without ring_input_claim() */
 	struct fs_info fs;
 	char *path; /* for messages, which say of a part where it begins; owned */
 };

@@ -48,7 +48,8 @@ int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
 /* Reserves the space that the file is expected to need (writer_open.c). */
 int ring_writer_reserve(struct ring_writer *writer, struct base_error *error);
 
-/* ---- Whether direct writes work (direct_proof.c) ---------------------------------------------- */
+/* ---- Whether direct writes work (direct_proof.c) ----------------------------------------------
+ */
 
 /* Whether a filesystem answers so because it cannot do direct I/O. Pure. */
 bool ring_refuses_direct(int code);

@@ -126,8 +126,7 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	writer->keeps_length = options->exact && !writer->file.stream &&
 			       options->expected_bytes > RING_SMALL_FILE_BYTES &&
 			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&
-			       !fs_is_local(writer->fs.family) &&
-			       writer->fs.family != FS_GLUSTER;
+			       !fs_is_local(writer->fs.family) && writer->fs.family != FS_GLUSTER;
 	return ret ? ret : ring_writer_reserve(writer, error);
 }
 

@@ -90,7 +90,8 @@ def test_a_group_with_a_deadline_leaves_old_generations_to_the_next_save(tmp_pat
 IN_A_HURRY = """
 from group_program import *
 
-state = {"weights": torch.zeros(5 << 20)}
+# Equal parts would be stored once: the other rank would wait for no slot.
+state = {"weights": torch.full((5 << 20,), float(rank))}
 earlier = ioshape.save_group_async(state, arguments[0], 1)
 while not earlier.progress.ahead:
     time.sleep(0.01)

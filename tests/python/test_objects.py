@@ -784,9 +784,9 @@ def test_the_commands(store: Store, tmp_path: Path) -> None:
 def test_other_commands_and_functions_name_this_one(tmp_path: Path) -> None:
     sentence = fail(call("inspect", "s3://bucket/a.pt"))
     assert '"ioshape upload PATH s3://bucket/a.pt"' in sentence
-    with pytest.raises(ValueError, match="ioshape download"):
+    with pytest.raises(FileNotFoundError, match="ioshape download"):
         ioshape.open(f"{RUN}/a.pt")
-    with pytest.raises(ValueError, match="fsspec"):
+    with pytest.raises(FileNotFoundError, match="fsspec"):
         ioshape.open("gs://bucket/a.pt")
     assert names_in(tmp_path) == []
 

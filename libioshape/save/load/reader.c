@@ -507,17 +507,14 @@ IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-/* To read so much through the page cache costs a lone process tens of milliseconds at most. */
-#define CACHED_BYTES (256 * MIB)
-
-/* Processes need not be of a job that the launcher describes: the files themselves tell. */
-static bool is_shared(const struct ioshape_context *context,
-		      const struct ioshape_reader_options *options, struct ring_input *input)
+/* Other processes that load the file need not be of a job that the launcher describes. */
+static void share_input(const struct ioshape_context *context,
+			const struct ioshape_reader_options *options, struct ring_input *input)
 {
-	if (context->config.direct == IOSHAPE_DIRECT_REQUIRE || options->shared == IOSHAPE_OFF)
-		return false;
-	return options->shared == IOSHAPE_ON || context->has_neighbours ||
-	       input->bytes <= CACHED_BYTES || !ring_input_claim(input);
+	input->may_share = context->config.direct != IOSHAPE_DIRECT_REQUIRE &&
+			   options->shared != IOSHAPE_OFF;
+	input->shared = input->may_share && (options->shared == IOSHAPE_ON ||
+					     context->has_neighbours || !ring_input_claim(input));
 }
 
 static int open_reader(struct ioshape_context *context, const char *path,
@@ -548,7 +545,7 @@ static int open_reader(struct ioshape_context *context, const char *path,
 	/* It is read all the same, but not verified, and the operator must know. */
 	if (reader->beside.code && reader->beside.code != -ENODATA)
 		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", reader->beside.text);
-	reader->zip.input.shared = is_shared(context, options, &reader->zip.input);
+	share_input(context, options, &reader->zip.input);
 	if (!options->file_offset && !options->file_bytes && !reader->zip.plain)
 		save_compare_loaded(context, path, &reader->zip);
 	*out = reader;

@@ -89,9 +89,11 @@ def _loads() -> bool:
 
 
 def _patch(_name: str) -> None:
-    from ioshape import patch  # noqa: PLC0415
+    import ioshape  # noqa: PLC0415
 
-    patch(load=_loads())
+    # The first use of ioshape may be what imports torch: it has imported no module of ours yet.
+    ioshape._bring_in(with_torch=True)
+    ioshape.patch(load=_loads())
 
 
 def _patch_dcp(_name: str) -> None:
