@@ -59,11 +59,14 @@ static void remember(struct fs_memory *memory, const struct fs_info *info,
 	memory->device_minor = status->stx_dev_minor;
 }
 
-/* The kernel gives numbers of devices that are gone to others. */
+/*
+ * The kernel gives the number of a device that is gone to another one: at once, if it is a made-up
+ * one of FUSE or NFS. Such a device on another mount than before may be another filesystem.
+ */
 static bool is_same_device(const struct fs_memory *memory, const struct fs_info *info,
 			   const struct statx *status)
 {
-	return *memory->type && memory->device_major == status->stx_dev_major &&
+	return *memory->type && (status->stx_dev_major || !memory->mount) && memory->device_major == status->stx_dev_major &&
 	       memory->device_minor == status->stx_dev_minor && memory->magic == info->magic;
 }
 

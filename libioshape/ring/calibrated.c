@@ -45,9 +45,9 @@ struct lesson {
 	uint64_t used; /* by the count below; 0: free */
 };
 
-/* Whether direct writes work on a device. */
+/* Whether direct writes work on a mount. */
 struct proof {
-	uint64_t device;
+	uint64_t mount; /* its number, or that of its device */
 	enum ring_direct found;
 };
 
@@ -421,11 +421,17 @@ void ring_memory_learn(struct ring_memory *memory, const struct fs_memory *on,
 /* ---- Whether direct writes work ----------------------------------------------------------------
  */
 
-/* Call it with the lock held. Returns NULL if nothing is known of the device. */
-static struct proof *find_proof(struct ring_memory *memory, uint64_t device)
+/* The number of a device that is gone may be another one's by now, that of a mount is not. */
+static uint64_t mount_of(const struct fs_memory *on)
+{
+	return on->mount ? on->mount : device_of(on);
+}
+
+/* Call it with the lock held. Returns NULL if nothing is known of the mount. */
+static struct proof *find_proof(struct ring_memory *memory, uint64_t mount)
 {
 	for (size_t i = 0; i < MIN(memory->proof_count, MOST_MOUNTS); i++) {
-		if (memory->proofs[i].device == device)
+		if (memory->proofs[i].mount == mount)
 			return &memory->proofs[i];
 	}
 	return NULL;
@@ -439,7 +445,7 @@ enum ring_direct ring_memory_direct(struct ring_memory *memory, const struct fs_
 	if (!memory)
 		return found;
 	pthread_mutex_lock(&memory->lock);
-	proof = find_proof(memory, device_of(on));
+	proof = find_proof(memory, mount_of(on));
 	if (proof)
 		found = proof->found;
 	pthread_mutex_unlock(&memory->lock);
@@ -454,9 +460,9 @@ void ring_memory_keep_direct(struct ring_memory *memory, const struct fs_memory 
 	if (!memory)
 		return;
 	pthread_mutex_lock(&memory->lock);
-	proof = find_proof(memory, device_of(on));
+	proof = find_proof(memory, mount_of(on));
 	if (!proof)
 		proof = &memory->proofs[memory->proof_count++ % MOST_MOUNTS];
-	*proof = (struct proof){ device_of(on), found };
+	*proof = (struct proof){ mount_of(on), found };
 	pthread_mutex_unlock(&memory->lock);
 }

@@ -45,6 +45,8 @@ def _left_clean(monkeypatch: pytest.MonkeyPatch, _mounts_of_stripefs: None) -> I
     for setting in config.SETTINGS.values():
         monkeypatch.delenv(setting.variable, raising=False)
     with left_clean():
+        # A context of its own: the kernel gives the numbers of mounts that are gone to others.
+        ioshape.configure(job="page-cache")
         yield
         monkeypatch.undo()
 
