@@ -63,30 +63,34 @@ static void name_host(char *host, size_t bytes)
 	host[strcspn(host, "-")] = 0;
 }
 
-static const unsigned wanted = STATX_TYPE | FS_STATX_MOUNT;
+/* The number that no other mount gets, where the kernel has one; that of the mount table, where
+ * not. */
+static const unsigned wanted = STATX_TYPE | FS_STATX_MOUNT | FS_STATX_UNIQUE_MOUNT;
 
-static int look_at_directory(const char *path, struct statx *status)
+static int look_at_directory(const char *path, unsigned mask, struct statx *status)
 {
 	char *directory = base_directory_of(path);
 	int ret;
 
 	if (!directory)
 		return -ENOMEM;
-	ret = statx(AT_FDCWD, directory, 0, wanted, status) ? -errno : 0;
+	ret = statx(AT_FDCWD, directory, 0, mask, status) ? -errno : 0;
 	free(directory);
 	return ret;
 }
 
 /* What is there, also behind a symbolic link; and what is not will be in its directory. */
-static int look(const char *path, struct statx *status)
+static int look(const char *path, unsigned mask, struct statx *status)
 {
-	return statx(AT_FDCWD, path, 0, wanted, status) ? look_at_directory(path, status) : 0;
+	return statx(AT_FDCWD, path, 0, mask, status) ? look_at_directory(path, mask, status) : 0;
 }
 
 static uint64_t mount_of(const struct statx *status)
 {
-	uint64_t mount = fs_mount_number(status);
+	uint64_t mount = fs_unique_mount_number(status);
 
+	if (!mount)
+		mount = fs_mount_number(status);
 	/* Not by its device first: two mounts of a server may share one, and have two names. */
 	return mount ? mount :
 		       UINT64_C(1) << 63 | makedev(status->stx_dev_major, status->stx_dev_minor);
@@ -105,7 +109,7 @@ void fs_find_directory(const char *path, struct fs_found *found)
 
 	memset(found, 0, sizeof(*found));
 	found->absent = true;
-	found->code = look_at_directory(path, &directory);
+	found->code = look_at_directory(path, wanted, &directory);
 	if (!found->code)
 		note_mount(found, &directory);
 }
@@ -137,7 +141,7 @@ void fs_find(const char *path, struct fs_found *found)
 int fs_mount_of_path(const char *path, uint64_t *mount)
 {
 	struct statx status;
-	int ret = look(path, &status);
+	int ret = look(path, wanted, &status);
 
 	if (!ret)
 		*mount = mount_of(&status);
@@ -147,7 +151,7 @@ int fs_mount_of_path(const char *path, uint64_t *mount)
 int fs_mount_of_directory(const char *path, uint64_t *mount)
 {
 	struct statx status;
-	int ret = look_at_directory(path, &status);
+	int ret = look_at_directory(path, wanted, &status);
 
 	if (!ret)
 		*mount = mount_of(&status);
@@ -201,7 +205,8 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	uint64_t number;
 	int ret;
 
-	ret = look(path, &status);
+	/* By the number that the mount table has. */
+	ret = look(path, STATX_TYPE | FS_STATX_MOUNT, &status);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
 	number = fs_mount_number(&status);
