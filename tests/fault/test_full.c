@@ -421,15 +421,19 @@ struct scene {
 static int play_rank(const struct scene *scene, uint32_t rank)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
-	struct ioshape_save_options save_options = options_of(&new_sample);
+	struct ioshape_save_options save_options;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_context *context;
 	struct ioshape_group *group;
 	const struct ioshape_error *error;
 	char checkpoints[PATH_MAX];
 	uint64_t latest = 0;
+	struct sample sample;
 	int ret;
 
+	/* Equal parts of ranks would be stored once. */
+	sample_make(&sample, 100 + rank, LARGE_BYTES);
+	save_options = options_of(&sample);
 	options.rank = rank;
 	options.ranks = options.local_ranks = RANKS;
 	options.mode = scene->mode;
@@ -442,8 +446,8 @@ static int play_rank(const struct scene *scene, uint32_t rank)
 		return 10;
 	}
 	save_options.report = &report;
-	ret = ioshape_group_save_tensors(group, 2, new_sample.tensors, new_sample.count,
-					 &save_options, NULL);
+	ret = ioshape_group_save_tensors(group, 2, sample.tensors, sample.count, &save_options,
+					 NULL);
 	error = ioshape_last_error();
 	if (ret != scene->code || error->code != ret) {
 		fprintf(stderr, "rank %u: %d %s\n", options.rank, ret, error->sentence);
@@ -460,6 +464,7 @@ static int play_rank(const struct scene *scene, uint32_t rank)
 		return 15;
 	ioshape_group_free(group);
 	ioshape_context_free(context);
+	sample_free(&sample);
 	return 0;
 }
 

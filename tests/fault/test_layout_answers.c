@@ -14,6 +14,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -445,11 +446,16 @@ static int create_on_fuse(bool asks)
 		.request = &request,
 		.bytes = GIB,
 		.direct = true,
+		.direct_required = true,
 		.memory = &memory,
 	};
 	struct ring_notes notes = { 0 };
+	struct stat status;
 	int fd;
 
+	ck_assert(!fstat(directory, &status));
+	memory.device_major = major(status.st_dev);
+	memory.device_minor = minor(status.st_dev);
 	fuse.asks = asks;
 	client.attribute = CEPH_LAYOUT;
 	client.bytes = strlen(CEPH_LAYOUT);
