@@ -453,9 +453,10 @@ static int create_on_fuse(bool asks)
 	struct stat status;
 	int fd;
 
-	ck_assert(!fstat(directory, &status));
-	memory.device_major = major(status.st_dev);
-	memory.device_minor = minor(status.st_dev);
+	if (!fstat(directory, &status)) { /* it may be made to fail */
+		memory.device_major = major(status.st_dev);
+		memory.device_minor = minor(status.st_dev);
+	}
 	fuse.asks = asks;
 	client.attribute = CEPH_LAYOUT;
 	client.bytes = strlen(CEPH_LAYOUT);
