@@ -70,7 +70,7 @@ bool fs_ceph_name(const struct fs_mount *mount, const char *cluster_id, char *na
 void fs_name_ceph(const char *directory, struct fs_mount *mount)
 {
 	char id[ID_BYTES + 1] = "", name[sizeof(mount->source)];
-	const ssize_t got = getxattr(directory, ID_XATTR, id, ID_BYTES);
+	const ssize_t got = lgetxattr(directory, ID_XATTR, id, ID_BYTES);
 
 	id[got == ID_BYTES ? ID_BYTES : 0] = 0;
 	if (!fs_ceph_name(mount, id, name, sizeof(name)))
