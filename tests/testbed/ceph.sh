@@ -34,7 +34,7 @@ down() {
 	local file pid mounted
 	[ -e "$folder" ] || return 0
 	while read -r mounted; do
-		umount -l "$mounted"
+		umount -l "$mounted" 2>/dev/null || true # a client may be gone already
 	done < <(cat "$folder/mounts" 2>/dev/null)
 	for file in "$folder"/*.pid; do
 		[ -e "$file" ] || continue

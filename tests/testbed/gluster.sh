@@ -40,7 +40,7 @@ down() {
 	local mounted pid
 	[ -e "$folder" ] || return 0
 	while read -r mounted; do
-		umount -l "$mounted"
+		umount -l "$mounted" 2>/dev/null || true # a client may be gone already
 	done < <(cat "$folder/mounts" 2>/dev/null)
 	ask volume stop "$volume" force >/dev/null 2>&1 || true
 	ask volume delete "$volume" >/dev/null 2>&1 || true
