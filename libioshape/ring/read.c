@@ -97,12 +97,14 @@ static int read_stretches(struct ring_stream *stream, struct ring_reading *readi
 /* To read so much through the page cache costs a lone process tens of milliseconds at most. */
 #define SMALL_INPUT_BYTES (256 * MIB)
 
-/* Most of a small file: other processes may load it at the same time. Of a part of a file the page
- * cache would read more than is wanted. */
+/*
+ * Most of a small file: other processes may load it at the same time. Who reads onward reads most
+ * of it, in many calls. Of a part of a file the page cache would read more than is wanted.
+ */
 static bool is_most_of_a_small_one(const struct ring_reading *reading)
 {
 	return reading->input->may_share && reading->input->bytes <= SMALL_INPUT_BYTES &&
-	       reading->total > reading->input->bytes / 2;
+	       (reading->onward || reading->total > reading->input->bytes / 2);
 }
 
 static bool is_all_cached(const struct ring_reading *reading)
@@ -121,12 +123,12 @@ static int begin(struct ring_reading *reading, struct ring_piece *pieces, size_t
 {
 	const struct ring_input *input = reading->input;
 
-	reading->all_cached = is_all_cached(reading);
 	for (size_t i = 0; i < count; i++) {
 		reading->total += pieces[i].bytes;
 		pieces[i].crc = 0;
 		pieces[i].offset += input->base;
 	}
+	reading->all_cached = is_all_cached(reading);
 	/* Behind a part of a file other bytes follow. */
 	if (count && ring_piece_end(&pieces[count - 1]) > input->base + input->bytes)
 		return ring_cut_short(input, input->base + input->bytes, reading->error);
@@ -248,6 +250,7 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 	struct ring_reading reading = {
 		.lane = lane,
 		.input = stream->input,
+		.onward = true,
 		.progress = progress,
 		.progress_user = progress_user,
 		.error = error,
@@ -265,7 +268,7 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 
 void ring_stream_expect(struct ring_stream *stream, struct ring_lane *lane, uint64_t offset)
 {
-	struct ring_reading reading = { .lane = lane, .input = stream->input };
+	struct ring_reading reading = { .lane = lane, .input = stream->input, .onward = true };
 	const uint64_t begin = stream->input->base + offset;
 
 	if (begin >= stream->end || ring_lane_shape_to_read(lane, stream->input->bytes, NULL))

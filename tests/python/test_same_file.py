@@ -79,6 +79,9 @@ PROGRAM = """
     before = read_bytes()
     if how == "beside":
         children([load_beside_others])
+    elif how == "in turn":
+        for rank in range(4):
+            children([lambda: load(rank)])
     else:
         children([lambda rank=rank: load(rank) for rank in range(4)])
     print((read_bytes() - before) / path.stat().st_size)
@@ -87,7 +90,13 @@ PROGRAM = """
 
 @pytest.mark.parametrize(
     ("how", "n_bytes"),
-    [("alone", 152 * MIB), ("launched", 152 * MIB), ("launched", 260 * MIB), ("beside", 260 * MIB)],
+    [
+        ("alone", 152 * MIB),
+        ("in turn", 152 * MIB),
+        ("launched", 152 * MIB),
+        ("launched", 260 * MIB),
+        ("beside", 260 * MIB),
+    ],
 )
 def test_the_disk_is_read_once(how: str, n_bytes: int, tmp_path: Path) -> None:
     prefix = small_disk("ext4", tmp_path, n_bytes=360 * MIB)
