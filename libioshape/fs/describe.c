@@ -66,7 +66,8 @@ static void remember(struct fs_memory *memory, const struct fs_info *info,
 static bool is_same_device(const struct fs_memory *memory, const struct fs_info *info,
 			   const struct statx *status)
 {
-	return *memory->type && (status->stx_dev_major || !memory->mount) && memory->device_major == status->stx_dev_major &&
+	return *memory->type && (status->stx_dev_major || !memory->mount) &&
+	       memory->device_major == status->stx_dev_major &&
 	       memory->device_minor == status->stx_dev_minor && memory->magic == info->magic;
 }
 

@@ -107,14 +107,10 @@ bool fs_cuts_requests(enum fs_family family)
 	       family == FS_GLUSTER || family == FS_FUSE;
 }
 
-bool fs_reads_cached(enum fs_family family, uint64_t magic)
-{
-	return magic == FS_FUSE_MAGIC && family != FS_LUSTRE && family != FS_BEEGFS;
-}
-
 bool fs_writes_cached(enum fs_family family, uint64_t magic)
 {
-	return fs_reads_cached(family, magic) && family != FS_GLUSTER;
+	return magic == FS_FUSE_MAGIC && family != FS_LUSTRE && family != FS_BEEGFS &&
+	       family != FS_GLUSTER;
 }
 
 enum fs_family fs_family_of(const char *type, uint64_t magic)

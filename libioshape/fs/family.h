@@ -5,8 +5,6 @@
 
 #include "fs/fs.h"
 
-#define FS_FUSE_MAGIC 0x65735546
-
 /* By the type in the mount table, or if that is not known by statfs' f_type. Pure. */
 enum fs_family fs_family_of(const char *type, uint64_t magic);
 

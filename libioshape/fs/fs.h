@@ -38,6 +38,9 @@ const char *fs_family_name(enum fs_family family);
 /* Whether it keeps its files on this host, as far as its family tells. Pure. */
 bool fs_is_local(enum fs_family family);
 
+/* What statfs() says of every filesystem in user space, whatever its family. */
+#define FS_FUSE_MAGIC 0x65735546
+
 /* Whether the kernel cuts a request of more than about 1 MiB there, and sends its parts at once.
  * Pure. */
 bool fs_cuts_requests(enum fs_family family);
@@ -286,7 +289,7 @@ const struct fs_even_targets *fs_even_targets(int directory_fd, const char *dire
 					      struct fs_memory *memory);
 
 /*
- * Whether files there are written, or read, through the page cache unless the caller requires
+ * Whether files there are written through the page cache unless the caller requires
  * direct I/O. FUSE cuts a direct request into pieces of 128 KiB to 1 MiB, and most daemons serve
  * each piece before the next. Buffered bytes reach the daemon's own cache and leave it in large
  * pieces: a direct save takes four times as long on ceph-fuse. GlusterFS serves direct writes side
@@ -294,7 +297,6 @@ const struct fs_even_targets *fs_even_targets(int directory_fd, const char *dire
  * passes requests on to them. Pure.
  */
 bool fs_writes_cached(enum fs_family family, uint64_t magic);
-bool fs_reads_cached(enum fs_family family, uint64_t magic);
 
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,

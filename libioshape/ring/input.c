@@ -42,8 +42,7 @@ static int open_direct(struct ring_input *input, enum ioshape_direct direct,
 {
 	char same_file[64];
 
-	if (direct == IOSHAPE_DIRECT_OFF ||
-	    (direct == IOSHAPE_DIRECT_PREFER && fs_reads_cached(input->fs.family, input->fs.magic)))
+	if (direct == IOSHAPE_DIRECT_OFF)
 		return 0;
 	errno = EOPNOTSUPP;
 	if (!input->fs.direct_known || input->fs.direct_works) {

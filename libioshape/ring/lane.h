@@ -89,7 +89,8 @@ struct ring_lane {
 int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 		    struct base_error *error);
 /* The same for reading a file of so many bytes. */
-int ring_lane_shape_to_read(struct ring_lane *lane, uint64_t bytes, struct base_error *error);
+int ring_lane_shape_to_read(struct ring_lane *lane, const struct ring_input *input,
+			    struct base_error *error);
 
 /* Opens the engine unless a former file did. -EINVAL and the like only if no engine at all works.
  */

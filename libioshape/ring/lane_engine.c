@@ -153,9 +153,11 @@ int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 	return ret;
 }
 
-int ring_lane_shape_to_read(struct ring_lane *lane, uint64_t bytes, struct base_error *error)
+int ring_lane_shape_to_read(struct ring_lane *lane, const struct ring_input *input,
+			    struct base_error *error)
 {
-	const struct ring_shape shape = ring_shape_to_read(&lane->config, bytes);
+	const struct ring_shape shape =
+		ring_shape_to_read(&lane->config, input->fs.magic, input->bytes);
 
 	return ring_lane_shape(lane, &shape, error);
 }

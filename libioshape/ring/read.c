@@ -99,12 +99,16 @@ static int read_stretches(struct ring_stream *stream, struct ring_reading *readi
 
 /*
  * Most of a small file: other processes may load it at the same time. Who reads onward reads most
- * of it, in many calls. Of a part of a file the page cache would read more than is wanted.
+ * of it, in many calls. Of a part of a file the page cache would read more than is wanted. Through
+ * FUSE it is filled too slowly to do so for others who may never come.
  */
 static bool is_most_of_a_small_one(const struct ring_reading *reading)
 {
-	return reading->input->may_share && reading->input->bytes <= SMALL_INPUT_BYTES &&
-	       (reading->onward || reading->total > reading->input->bytes / 2);
+	const struct ring_input *input = reading->input;
+
+	return input->may_share && input->bytes <= SMALL_INPUT_BYTES &&
+	       input->fs.magic != FS_FUSE_MAGIC &&
+	       (reading->onward || reading->total > input->bytes / 2);
 }
 
 static bool is_all_cached(const struct ring_reading *reading)
@@ -155,7 +159,7 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	struct ring_stream stream = { .input = input };
 	int ret;
 
-	ret = ring_lane_shape_to_read(lane, input->bytes, error);
+	ret = ring_lane_shape_to_read(lane, input, error);
 	if (ret)
 		return ret;
 	base_crew_init(&stream.crew);
@@ -255,7 +259,7 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 		.progress_user = progress_user,
 		.error = error,
 	};
-	int ret = stream->lane ? 0 : ring_lane_shape_to_read(lane, stream->input->bytes, error);
+	int ret = stream->lane ? 0 : ring_lane_shape_to_read(lane, stream->input, error);
 
 	if (ret)
 		return ret;
@@ -271,7 +275,7 @@ void ring_stream_expect(struct ring_stream *stream, struct ring_lane *lane, uint
 	struct ring_reading reading = { .lane = lane, .input = stream->input, .onward = true };
 	const uint64_t begin = stream->input->base + offset;
 
-	if (begin >= stream->end || ring_lane_shape_to_read(lane, stream->input->bytes, NULL))
+	if (begin >= stream->end || ring_lane_shape_to_read(lane, stream->input, NULL))
 		return;
 	if (is_all_cached(&reading))
 		ring_ask_ahead(stream, begin);

@@ -144,8 +144,12 @@ struct ring_shape {
 
 /* What the user fixed, and the standard for the rest. Pure. */
 struct ring_shape ring_shape_standard(const struct ring_config *config);
-/* The same for reading so many bytes. Pure. */
-struct ring_shape ring_shape_to_read(const struct ring_config *config, uint64_t bytes);
+/*
+ * The same for reading so many bytes of a filesystem with this magic number. On FUSE the kernel's
+ * workers send requests: in the call that submits them it would wait for each one. Pure.
+ */
+struct ring_shape ring_shape_to_read(const struct ring_config *config, uint64_t magic,
+				     uint64_t bytes);
 
 /*
  * Bytes of a request on stripes of this size: one stripe, or as many small ones as make a request

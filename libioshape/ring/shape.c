@@ -28,10 +28,13 @@ struct ring_shape ring_shape_standard(const struct ring_config *config)
 	};
 }
 
-struct ring_shape ring_shape_to_read(const struct ring_config *config, uint64_t bytes)
+struct ring_shape ring_shape_to_read(const struct ring_config *config, uint64_t magic,
+				     uint64_t bytes)
 {
 	struct ring_shape shape = ring_shape_standard(config);
 
+	if (shape.engine == IOSHAPE_ENGINE_AUTO && magic == FS_FUSE_MAGIC)
+		shape.engine = IOSHAPE_ENGINE_URING_ASYNC;
 	if (!config->depth && bytes > shape.depth * shape.block_bytes)
 		shape.depth = MAX(shape.depth,
 				  MIN(RING_READ_DEPTH, RING_MOST_LANE_BYTES / shape.block_bytes));

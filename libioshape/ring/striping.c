@@ -10,8 +10,6 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define FUSE_MAGIC 0x65735546
-
 /* Before the first byte: which targets the file keeps away from, or that it may meet one. */
 static void tell_of_full_targets(const struct ring_striping *striping, const char *directory,
 				 const struct fs_storage *storage, struct ring_notes *notes)
@@ -94,12 +92,12 @@ static bool opens_direct(const struct ring_striping *striping, int directory_fd,
 	struct fs_info info;
 
 	/* Most files follow others on a mount that is no FUSE: they cost no call. */
-	if (!striping->direct || (*memory->type && memory->magic != FUSE_MAGIC))
+	if (!striping->direct || (*memory->type && memory->magic != FS_FUSE_MAGIC))
 		return false;
 	if (!is_on_device_of(memory, directory_fd) &&
 	    fs_describe(directory_fd, directory, memory, &info, NULL))
 		return false;
-	return memory->magic == FUSE_MAGIC &&
+	return memory->magic == FS_FUSE_MAGIC &&
 	       (striping->direct_required || !fs_writes_cached(memory->family, memory->magic));
 }
 

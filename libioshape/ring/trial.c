@@ -13,8 +13,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#define FUSE_MAGIC 0x65735546
-
 /* Of each file: more than time allows to be written on all but the fastest disks. */
 #define ROOM_BYTES (256 * MIB)
 
@@ -27,7 +25,7 @@
  */
 static void hide(struct ring_destination *destination, const struct fs_info *fs)
 {
-	if (fs->magic == FUSE_MAGIC || fs->family == FS_NFS)
+	if (fs->magic == FS_FUSE_MAGIC || fs->family == FS_NFS)
 		return;
 	unlinkat(destination->directory_fd, destination->temporary, 0);
 }

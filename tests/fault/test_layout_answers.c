@@ -439,7 +439,7 @@ static int create_on_fuse(bool asks)
 	const struct fs_layout_request request = { .kind = FS_REQUEST_LAYOUT, .layout = wish(1) };
 	struct fs_memory memory = {
 		.type = "fuse.ceph-fuse",
-		.magic = 0x65735546,
+		.magic = FS_FUSE_MAGIC,
 		.family = asks ? FS_CEPH : FS_FUSE,
 	};
 	struct ring_striping striping = {

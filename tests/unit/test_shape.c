@@ -77,13 +77,25 @@ TEST(rules, large_files_are_read_with_twice_as_much_under_way)
 				 largest = { .block_bytes = 64 * MIB };
 	const uint64_t small = RING_DEPTH * RING_BLOCK_BYTES;
 
-	ck_assert_uint_eq(ring_shape_to_read(&plain, small).depth, RING_DEPTH);
-	ck_assert_uint_eq(ring_shape_to_read(&plain, small + 1).depth, RING_READ_DEPTH);
-	ck_assert_uint_eq(ring_shape_to_read(&fixed, GIB).depth, 3);
-	ck_assert_uint_eq(ring_shape_to_read(&large, GIB).depth, RING_MOST_LANE_BYTES / (8 * MIB));
+	ck_assert_uint_eq(ring_shape_to_read(&plain, 0, small).depth, RING_DEPTH);
+	ck_assert_uint_eq(ring_shape_to_read(&plain, 0, small + 1).depth, RING_READ_DEPTH);
+	ck_assert_uint_eq(ring_shape_to_read(&fixed, 0, GIB).depth, 3);
+	ck_assert_uint_eq(ring_shape_to_read(&large, 0, GIB).depth,
+			  RING_MOST_LANE_BYTES / (8 * MIB));
 	/* Who asks for such blocks gets as many as for saves. */
-	ck_assert_uint_eq(ring_shape_to_read(&largest, 4 * GIB).depth,
+	ck_assert_uint_eq(ring_shape_to_read(&largest, 0, 4 * GIB).depth,
 			  ring_shape_standard(&largest).depth);
+}
+
+TEST(rules, workers_send_what_is_read_of_fuse)
+{
+	const struct ring_config plain = { 0 }, asked = { .engine = IOSHAPE_ENGINE_THREADS };
+
+	ck_assert_int_eq(ring_shape_to_read(&plain, FS_FUSE_MAGIC, GIB).engine,
+			 IOSHAPE_ENGINE_URING_ASYNC);
+	ck_assert_int_eq(ring_shape_to_read(&plain, 0, GIB).engine, IOSHAPE_ENGINE_AUTO);
+	ck_assert_int_eq(ring_shape_to_read(&asked, FS_FUSE_MAGIC, GIB).engine,
+			 IOSHAPE_ENGINE_THREADS);
 }
 
 TEST(rules, a_request_is_a_stripe)
