@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints import names_in
-from processes import run_interpreter
-
 from ioshape import _early
+from processes import run_interpreter
 
 # Each time the handler has returned, the next signal comes a moment later, wherever the program is.
 PROGRAM = """
