@@ -225,20 +225,25 @@ def run(part: Part, picture: str = "") -> Found:
         striped(**mounted(part)) as mount,
         own_environment(part) as variables,
     ):
-        if not part.blind:
-            # As the first large save of a job does; files of these sizes are too small for it.
-            calibrate(mount, variables)
-        found = run_on(
-            mount.paths,
-            variables,
-            part,
-            backing=mount.backing,
-            picture=picture,
-            prefix=[] if part.blind else client_of(mount.backing),
-        )
+        found = run_mounted(mount, variables, part, picture)
         found["model"] = part.parameters
         found["counted"] = counted(mount)
     return found
+
+
+def run_mounted(mount: Mount, variables: dict[str, str], part: Part, picture: str = "") -> Found:
+    """Run it on a stripefs."""
+    if not part.blind:
+        # As the first large save of a job does; files of these sizes are too small for it.
+        calibrate(mount, variables)
+    return run_on(
+        mount.paths,
+        variables,
+        part,
+        backing=mount.backing,
+        picture=picture,
+        prefix=[] if part.blind else client_of(mount.backing),
+    )
 
 
 def run_on(

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mounts import client_of
 from striped import striped, unavailable
 
 from .storm import (
@@ -25,11 +24,10 @@ from .storm import (
     Found,
     Part,
     StormError,
-    calibrate,
     mounted,
     own_environment,
     reads_p99_ms,
-    run_on,
+    run_mounted,
     seconds,
 )
 
@@ -103,18 +101,12 @@ def main(picture: str) -> int:
         "   First with torch.save and fsync, then with ioshape.save_async; each once to warm up.",
         "   Neighbours read and write small files beside them.",
     )
-    with striped(**mounted(part)) as mount, own_environment(part) as variables:
-        if not part.blind:
-            calibrate(mount, variables)
-        with watched(variables) as looks:
-            found = run_on(
-                mount.paths,
-                variables,
-                part,
-                backing=mount.backing,
-                picture=picture,
-                prefix=[] if part.blind else client_of(mount.backing),
-            )
+    with (
+        striped(**mounted(part)) as mount,
+        own_environment(part) as variables,
+        watched(variables) as looks,
+    ):
+        found = run_mounted(mount, variables, part, picture)
     say('== What "ioshape top" showed while the ranks wrote in turn', fullest(looks))
     ending(found, picture)
     return 0

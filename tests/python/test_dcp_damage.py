@@ -334,3 +334,27 @@ def test_the_command_runs_nothing_of_a_description(tmp_path: Path, command: str)
         (tmp_path / ".metadata").write_bytes(pickle.dumps(value))
         assert call(command, tmp_path).returncode == int(value is not hostile)
     assert entries(tmp_path) == [".metadata"]
+
+
+# ---- Items that torch unpickles -----------------------------------------------------------------
+
+
+class TensorsAlone(dcp.DefaultLoadPlanner):
+    """The planner of docs/security.md."""
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        del value
+        raise ValueError(f"{read_item.dest_index.fqn} is pickled")
+
+
+def test_a_planner_that_takes_no_bytes_executes_nothing_of_an_item(tmp_path: Path) -> None:
+    made, checkpoint = tmp_path / "made", tmp_path / "checkpoint"
+    writer = ioshape.dcp.Writer(checkpoint)
+    dcp.save({"weight": Runs(made)}, storage_writer=writer, no_dist=True)
+    reader = ioshape.dcp.Reader(checkpoint)
+    state = {"weight": torch.zeros(3)}
+    with pytest.raises(dcp.CheckpointException, match="weight is pickled"):
+        dcp.load(state, storage_reader=reader, planner=TensorsAlone(), no_dist=True)
+    assert not made.exists()
+    dcp.load(state, storage_reader=reader, no_dist=True)  # the planner of torch
+    assert made.exists()

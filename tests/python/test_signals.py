@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The handler of a signal may save, whatever the program was doing: Slurm's requeue does."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 from checkpoints import names_in
+from ioshape import _early
 from processes import run_interpreter
 
 # Each time the handler has returned, the next signal comes a moment later, wherever the program is.
@@ -212,6 +215,52 @@ def test_a_handlers_save_is_the_first_use_within_any_other_import(tmp_path: Path
     finished = run_interpreter(tmp_path, AT_IMPORTS + FOREIGN)
     assert min(map(int, finished.stdout.split())) >= 2
 
+
+# ---- Modes and owners ---------------------------------------------------------------------------
+
+
+def modes_in(folder: Path) -> list[int]:
+    return [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()]
+
+
+class Witness:
+    """Notes the modes of all files in a directory while it is pickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: list[int] = []
+
+    def __reduce__(self) -> tuple[type[list[int]], tuple[()]]:
+        self.seen = modes_in(self.folder)
+        return list, ()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_an_early_save_keeps_the_mode_of_the_file_that_it_replaces(
+    mode: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    path.touch()
+    path.chmod(mode)
+    witness = Witness(tmp_path)
+    _early.save(witness, path)
+    assert witness.seen == [mode, mode]
+    assert modes_in(tmp_path) == [mode]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_an_early_save_over_a_file_of_another_owner_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.touch()
+    path.chmod(0o664)
+    os.chown(path, -1, 60001)
+    witness = Witness(tmp_path)
+    _early.save(witness, path)
+    assert sorted(witness.seen) == [0o600, 0o664]
+    assert modes_in(tmp_path) == [0o600]
+
+
+# ---- A signal while torch is imported -----------------------------------------------------------
 
 TORCH = """
     import importlib

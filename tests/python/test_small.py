@@ -204,8 +204,9 @@ import os, threading, torch
 def save(who):
     for number in range(50):
         torch.save(torch.full((10,), float(number)), f"{who}-{number}.pt")
-# Of a module that a thread is importing at the fork the child would wait for the end for ever.
-torch.save(torch.zeros(10), "main-0.pt")
+# A child waits forever for a module that a thread was importing at the fork, and for a C++ static
+# of torch that a thread was initialising. So all calls of the threads are made once before.
+torch.save(torch.full((10,), 0.0), "main-0.pt")
 threads = [threading.Thread(target=save, args=(who,)) for who in range(4)]
 for thread in threads:
     thread.start()

@@ -151,7 +151,8 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
         profile: ``hdd``, ``ssd`` or ``nfs``.
         parameters: What ``stripefs --help`` lists, with underscores: ``stripe_count=8``,
             ``trap=["setstripe-ignored"]``, ``swap_bytes=True``; and ``clients``, how many mounts of
-            the same storage there are, each with a cache of its own.
+            the same storage there are, each with a cache of its own. Without ``fsname`` each call
+            makes a filesystem with a name of its own, and so with a pool of its own.
 
     Raises:
         StripefsError: It could not be mounted.
@@ -160,6 +161,7 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
     backing = Path(tempfile.mkdtemp(prefix="stripefs-", dir=MEMORY if MEMORY.is_dir() else None))
     clients = parameters.pop("clients", 1)
     assert isinstance(clients, int)
+    parameters.setdefault("fsname", folder.name)
     paths = [folder / f"mount{number or ''}" for number in range(clients)]
     for path in paths:
         path.mkdir()

@@ -19,23 +19,12 @@ the packages that "tests/support/setup.sh realfs" installs (Debian 12: Ceph 16.2
 END
 }
 
-if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
-	usage
-	exit 0
-fi
-[ $# -ge 2 ] || {
-	usage >&2
-	exit 2
-}
-folder=$(realpath -m "$2")
+# shellcheck source=tests/testbed/commands.sh
+. "$(dirname "${BASH_SOURCE[0]}")/commands.sh"
 export CEPH_CONF=$folder/ceph.conf
 
-down() {
-	local file pid mounted
-	[ -e "$folder" ] || return 0
-	while read -r mounted; do
-		umount -l "$mounted" 2>/dev/null || true # a client may be gone already
-	done < <(cat "$folder/mounts" 2>/dev/null)
+stop() {
+	local file pid
 	for file in "$folder"/*.pid; do
 		[ -e "$file" ] || continue
 		pid=$(cat "$file")
@@ -48,13 +37,10 @@ down() {
 		done
 		kill -9 "$pid" 2>/dev/null || true
 	done
-	rm -rf --one-file-system "$folder"
 }
 
-mount_client() {
-	mkdir -p "$1"
+attach() {
 	ceph-fuse "$1" >>"$folder/up.log" 2>&1
-	echo "$1" >>"$folder/mounts"
 }
 
 write_configuration() {
@@ -99,6 +85,7 @@ END
 
 start() {
 	local number
+	mkdir -p "$folder"/{mon,mgr,mds}
 	write_configuration
 	monmaptool --create --add a "$(sed -n 's/^mon host = //p' "$CEPH_CONF")" \
 		--fsid "$(sed -n 's/^fsid = //p' "$CEPH_CONF")" "$folder/monmap"
@@ -125,27 +112,4 @@ start() {
 	return 1
 }
 
-case "$1" in
-up)
-	down
-	mkdir -p "$folder"/{mon,mgr,mds}
-	if ! (start && mount_client "$folder/mnt") >"$folder/up.log" 2>&1; then
-		tail -n 5 "$folder/up.log" >&2
-		down
-		exit 1
-	fi
-	echo "$folder/mnt"
-	;;
-mount)
-	[ $# = 3 ] || {
-		usage >&2
-		exit 2
-	}
-	mount_client "$(realpath -m "$3")"
-	;;
-down) down ;;
-*)
-	usage >&2
-	exit 2
-	;;
-esac
+obey "$@"

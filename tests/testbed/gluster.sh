@@ -19,15 +19,8 @@ packages that "tests/support/setup.sh realfs" installs (Debian 12: GlusterFS 10.
 END
 }
 
-if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
-	usage
-	exit 0
-fi
-[ $# -ge 2 ] || {
-	usage >&2
-	exit 2
-}
-folder=$(realpath -m "$2")
+# shellcheck source=tests/testbed/commands.sh
+. "$(dirname "${BASH_SOURCE[0]}")/commands.sh"
 host=$(hostname)
 # Several folders are several volumes.
 volume=ioshape-$(printf %s "$folder" | cksum | cut -d ' ' -f 1)
@@ -36,28 +29,20 @@ ask() {
 	gluster --mode=script "$@"
 }
 
-down() {
-	local mounted pid
-	[ -e "$folder" ] || return 0
-	while read -r mounted; do
-		umount -l "$mounted" 2>/dev/null || true # a client may be gone already
-	done < <(cat "$folder/mounts" 2>/dev/null)
+stop() {
+	local pid
 	ask volume stop "$volume" force >/dev/null 2>&1 || true
 	ask volume delete "$volume" >/dev/null 2>&1 || true
-	if [ -e "$folder/glusterd.pid" ]; then
-		pid=$(cat "$folder/glusterd.pid")
-		# The number may belong to another process by now.
-		if grep -qs glusterd "/proc/$pid/comm"; then
-			kill "$pid"
-		fi
+	[ -e "$folder/glusterd.pid" ] || return 0
+	pid=$(cat "$folder/glusterd.pid")
+	# The number may belong to another process by now.
+	if grep -qs glusterd "/proc/$pid/comm"; then
+		kill "$pid"
 	fi
-	rm -rf --one-file-system "$folder"
 }
 
-mount_client() {
-	mkdir -p "$1"
+attach() {
 	mount -t glusterfs "$host:/$volume" "$1"
-	echo "$1" >>"$folder/mounts"
 }
 
 start() {
@@ -78,27 +63,4 @@ start() {
 	ask volume start "$volume"
 }
 
-case "$1" in
-up)
-	down
-	mkdir -p "$folder"
-	if ! (start && mount_client "$folder/mnt") >"$folder/up.log" 2>&1; then
-		tail -n 5 "$folder/up.log" >&2
-		down
-		exit 1
-	fi
-	echo "$folder/mnt"
-	;;
-mount)
-	[ $# = 3 ] || {
-		usage >&2
-		exit 2
-	}
-	mount_client "$(realpath -m "$3")"
-	;;
-down) down ;;
-*)
-	usage >&2
-	exit 2
-	;;
-esac
+obey "$@"

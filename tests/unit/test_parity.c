@@ -366,6 +366,76 @@ LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(sa
 	base_buffer_free(&note);
 }
 
+/* What a node offers of one generation. */
+struct offered {
+	uint32_t nodes;                               /* of the generation, by its record */
+	uint64_t node_of_rank, count, node, parities; /* that it holds, so often */
+};
+
+static void read_offer(uint32_t rank, const struct offered *offered, struct group_spreads *spreads)
+{
+	uint32_t node_of_file = 0;
+	struct group_record record = { .file_count = 1, .node_of_file = &node_of_file };
+	struct base_buffer sets = { 0 };
+	struct group_note note = { 0 };
+
+	ck_assert_int_eq(group_sets_make(&record.sets, offered->nodes, 1, 2, same), 0);
+	ck_assert_int_eq(group_record_encode(&sets, &record), 0);
+	group_note_number(&note, offered->count);
+	group_note_number(&note, 7);
+	group_note_number(&note, 1);
+	group_note_text(&note, "0a");
+	group_note_bytes(&note, sets.data, sets.bytes);
+	for (uint32_t i = 0; i < RANKS; i++)
+		group_note_number(&note, offered->node_of_rank);
+	for (uint64_t i = 0; i < offered->count; i++) {
+		group_note_number(&note, offered->node);
+		group_note_number(&note, offered->parities);
+	}
+	group_note_number(&note, 0);
+	group_read_offers(a_group(), rank, &note.bytes, spreads);
+	group_sets_free(&record.sets);
+	base_buffer_free(&sets);
+	base_buffer_free(&note.bytes);
+}
+
+static const struct {
+	struct offered offered;
+	size_t spreads;
+	uint32_t holdings;
+} offers[] = {
+	{ { RANKS, 3, 1, 3, 1 }, 1, 1 },
+	{ { RANKS + 1, 3, 1, 3, 1 }, 0, 0 },     /* more nodes than ranks */
+	{ { RANKS, RANKS, 1, 3, 1 }, 0, 0 },     /* a rank of no node */
+	{ { RANKS, 3, RANKS + 1, 3, 1 }, 1, 0 }, /* holds more nodes than there are */
+	{ { RANKS, 3, 1, RANKS, 1 }, 1, 0 },     /* holds no node */
+	{ { RANKS, 3, 1, 3, 2 }, 1, 0 },         /* more parities than a set has */
+};
+
+LOOP_TEST(protecting, what_a_node_offers_must_fit_the_job, 0, (int)ARRAY_LENGTH(offers))
+{
+	struct group_spreads spreads = { 0 };
+
+	read_offer(0, &offers[_i].offered, &spreads);
+	ck_assert_uint_eq(spreads.count, offers[_i].spreads);
+	ck_assert_uint_eq(spreads.count ? spreads.all[0].holding_count : 0, offers[_i].holdings);
+	group_spreads_free(&spreads);
+}
+
+TEST(protecting, offers_that_disagree_about_the_nodes_are_not_put_together)
+{
+	const struct offered one = { RANKS, 0, 1, 0, 0 }, other = { RANKS - 1, 0, 1, 0, 0 };
+	struct group_spreads spreads = { 0 };
+
+	read_offer(0, &one, &spreads);
+	read_offer(1, &one, &spreads);
+	ck_assert_uint_eq(spreads.count, 1);
+	read_offer(2, &other, &spreads);
+	ck_assert_uint_eq(spreads.count, 2);
+	ck_assert_uint_eq(spreads.all[0].holding_count, 2);
+	group_spreads_free(&spreads);
+}
+
 /* A record of 64 MiB names millions of nodes: each takes the same time. */
 TEST(protecting, very_many_nodes_take_no_longer_than_they_are_many)
 {
