@@ -136,10 +136,24 @@ def with_other_fields(rng: Random, data: bytes, _others: Sequence[bytes]) -> byt
     return bytes(changed)
 
 
+def with_other_numbers(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
+    """Of a text such as JSON: one, seldom two."""
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        if places := [*re.finditer(rb"-?\d+", data)]:
+            at = rng.choice(places)
+            old = int(at[0][:18])
+            number = rng.choice((old - 1, old + 1, -old, 2 * old, rng.choice(NUMBERS)))
+            data = data[: at.start()] + b"%d" % number + data[at.end() :]
+    return data
+
+
 BLIND: tuple[Blind, ...] = (
     *(flipped, flipped_at_the_end, overwritten, a_lost_page, cut_short, lengthened, shifted),
     *(exchanged, spliced, with_other_fields, with_other_fields),
 )
+
+#: For a text such as JSON.
+TEXT: tuple[Blind, ...] = (*BLIND, *(3 * (with_other_numbers,)))
 
 # ---- On purpose --------------------------------------------------------------------------------
 
