@@ -5,6 +5,7 @@ What happens by chance leaves checksums that are wrong, so it must be noticed or
 purpose they are made right again: then the file means something else, and may be loaded.
 """
 
+import functools
 import io
 import pickle
 import pickletools
@@ -227,13 +228,21 @@ def with_other_members(rng: Random, data: bytes) -> bytes:
     return _archive(rng, members)
 
 
-def other_pickle(rng: Random, pickled: bytes) -> bytes:
-    """Operations are missing, are there twice or elsewhere, or have another argument."""
+@functools.lru_cache
+def _operations(pickled: bytes) -> tuple[bytes, ...]:
+    """Return its operations with their arguments; none if it is no pickle."""
     try:
         places = [position or 0 for _, _, position in pickletools.genops(pickled)]
     except (ValueError, IndexError, pickle.UnpicklingError):
+        return ()
+    return tuple(pickled[a:b] for a, b in zip(places, [*places[1:], None], strict=True))
+
+
+def other_pickle(rng: Random, pickled: bytes) -> bytes:
+    """Operations are missing, are there twice or elsewhere, or have another argument."""
+    pieces = [*_operations(pickled)]
+    if not pieces:
         return flipped(rng, pickled, ()) if pickled else b"."
-    pieces = [pickled[a:b] for a, b in zip(places, [*places[1:], None], strict=True)]
     for _ in range(rng.choice((1, 1, 2, 5))):
         at = rng.randrange(len(pieces))
         change = rng.randrange(6)

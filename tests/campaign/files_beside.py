@@ -9,7 +9,6 @@ import functools
 import io
 import os
 import pickle
-import shutil
 import sys
 import zlib
 from collections.abc import Callable
@@ -46,7 +45,7 @@ def _description() -> bytes:
             size,
             [metadata.ChunkStorageMetadata(torch.Size([0, 0]), size)],
         )
-        for i in range(40)
+        for i in range(12)
     }
     places = {
         metadata.MetadataIndex(name, size, 0): filesystem._StorageInfo("__0_0.distcp", 9 * i, 9)
@@ -89,7 +88,7 @@ def description(path: Path, rng: Random, refused: Refused, _silent: Silent) -> N
 
 @functools.cache
 def _sound_safetensors(path: Path) -> bytes:
-    save_file({f"layer.{i}": torch.ones(3) for i in range(40)}, path)
+    save_file({f"layer.{i}": torch.ones(3) for i in range(12)}, path)
     return path.read_bytes()
 
 
@@ -107,20 +106,28 @@ def header(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
             refused(error)
 
 
+@functools.cache
+def _with_checksums(folder: Path, length: int) -> tuple[bytes, bytes, int]:
+    """Write a file, and return its content, that of its checksums, and its time."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "file"
+    with ioshape.open(file, "wb", checksums=True) as opened:
+        opened.write(bytes(range(256)) * length)
+    sums = file.with_name("file.ioshape-sums")
+    return file.read_bytes(), sums.read_bytes(), file.stat().st_mtime_ns
+
+
 def checksums(path: Path, rng: Random, refused: Refused, silent: Silent) -> None:
     """A file with checksums beside it, of which one is damaged; the time stays as on bad disks."""
     folder = path.with_name("beside")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    content = bytes(range(256)) * rng.choice((1, 40, 9000))
-    with ioshape.open(folder / "file", "wb", checksums=True) as file:
-        file.write(content)
-    tried = folder / "file" if rng.random() < 0.3 else next(folder.glob("*ioshape-sums"))
-    status = tried.stat()
-    damage = flipped if tried.name == "file" else rng.choice(BLIND)
-    data = tried.read_bytes()
-    tried.write_bytes(damage(rng, data, [data]))
-    os.utime(tried, ns=(status.st_atime_ns, status.st_mtime_ns))
+    content, sums, time_ns = _with_checksums(folder, rng.choice((1, 1, 40, 40, 40, 9000)))
+    if rng.random() < 0.3:
+        data = flipped(rng, content, ())
+    else:
+        data, sums = content, rng.choice(BLIND)(rng, sums, [sums])
+    (folder / "file").write_bytes(data)
+    (folder / "file.ioshape-sums").write_bytes(sums)
+    os.utime(folder / "file", ns=(time_ns, time_ns))
     try:
         ioshape.verify(folder / "file")
     except ioshape.StorageError as error:
