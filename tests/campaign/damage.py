@@ -5,6 +5,7 @@ What happens by chance leaves checksums that are wrong, so it must be noticed or
 purpose they are made right again: then the file means something else, and may be loaded.
 """
 
+import functools
 import io
 import pickle
 import pickletools
@@ -136,10 +137,24 @@ def with_other_fields(rng: Random, data: bytes, _others: Sequence[bytes]) -> byt
     return bytes(changed)
 
 
+def with_other_numbers(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
+    """Of a text such as JSON: one, seldom two."""
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        if places := [*re.finditer(rb"-?\d+", data)]:
+            at = rng.choice(places)
+            old = int(at[0][:18])
+            number = rng.choice((old - 1, old + 1, -old, 2 * old, rng.choice(NUMBERS)))
+            data = data[: at.start()] + b"%d" % number + data[at.end() :]
+    return data
+
+
 BLIND: tuple[Blind, ...] = (
     *(flipped, flipped_at_the_end, overwritten, a_lost_page, cut_short, lengthened, shifted),
     *(exchanged, spliced, with_other_fields, with_other_fields),
 )
+
+#: For a text such as JSON.
+TEXT: tuple[Blind, ...] = (*BLIND, *(3 * (with_other_numbers,)))
 
 # ---- On purpose --------------------------------------------------------------------------------
 
@@ -213,13 +228,21 @@ def with_other_members(rng: Random, data: bytes) -> bytes:
     return _archive(rng, members)
 
 
-def other_pickle(rng: Random, pickled: bytes) -> bytes:
-    """Operations are missing, are there twice or elsewhere, or have another argument."""
+@functools.lru_cache
+def _operations(pickled: bytes) -> tuple[bytes, ...]:
+    """Return its operations with their arguments; none if it is no pickle."""
     try:
         places = [position or 0 for _, _, position in pickletools.genops(pickled)]
     except (ValueError, IndexError, pickle.UnpicklingError):
+        return ()
+    return tuple(pickled[a:b] for a, b in zip(places, [*places[1:], None], strict=True))
+
+
+def other_pickle(rng: Random, pickled: bytes) -> bytes:
+    """Operations are missing, are there twice or elsewhere, or have another argument."""
+    pieces = [*_operations(pickled)]
+    if not pieces:
         return flipped(rng, pickled, ()) if pickled else b"."
-    pieces = [pickled[a:b] for a, b in zip(places, [*places[1:], None], strict=True)]
     for _ in range(rng.choice((1, 1, 2, 5))):
         at = rng.randrange(len(pieces))
         change = rng.randrange(6)

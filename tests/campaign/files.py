@@ -111,9 +111,12 @@ def run(seed: int, sound: list[Base], folder: Path, work: Path) -> Trial:
 def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
     if not MEMORY.is_dir():
         raise CannotTry(f"files: {MEMORY} is not there")
-    from .files_tried import bases  # noqa: PLC0415 - torch is large: only whoever needs it
+    # torch and boto3 are large: only this kind imports them.
+    from .files_store import connect  # noqa: PLC0415
+    from .files_tried import bases  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         folder = Path(name)
         sound = bases(folder)
+        connect(folder)
         yield lambda seed: run(seed, sound, folder, work)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs of the kind "files" that are no files of torch: one function for each kind of input.
 
-How an input is damaged follows from the file that is tried, so a seed makes it again. Listings of
-object stores belong here, too.
+How an input is damaged follows from the file that is tried, so a seed makes it again.
 """
 
 import contextlib
@@ -10,7 +9,6 @@ import functools
 import io
 import os
 import pickle
-import shutil
 import sys
 import zlib
 from collections.abc import Callable
@@ -22,14 +20,20 @@ import ioshape.dcp
 import torch
 from hostile import descriptions
 from ioshape.cli import main
-from ioshape.safetensors import save_file
+from ioshape.safetensors import load_file, save_file
 from torch.distributed.checkpoint import filesystem, metadata
 
-from .damage import BLIND, flipped, other_pickle
+from .damage import BLIND, TEXT, flipped, other_pickle
+from .files_store import HOSTILE_PART, answers
 
 #: Refuses an exception that is no refusal; raises what is silent.
 Refused = Callable[[Exception], None]
 Silent = Callable[[str], Exception]
+
+
+@functools.cache
+def _hostile_descriptions() -> list[bytes]:
+    return [*descriptions().values()]
 
 
 @functools.cache
@@ -41,7 +45,7 @@ def _description() -> bytes:
             size,
             [metadata.ChunkStorageMetadata(torch.Size([0, 0]), size)],
         )
-        for i in range(40)
+        for i in range(12)
     }
     places = {
         metadata.MetadataIndex(name, size, 0): filesystem._StorageInfo("__0_0.distcp", 9 * i, 9)
@@ -68,8 +72,8 @@ def description(path: Path, rng: Random, refused: Refused, _silent: Silent) -> N
     folder.mkdir(exist_ok=True)
     data = _description()
     chance = rng.random()
-    if chance < 0.05:
-        data = rng.choice([*descriptions().values()])
+    if chance < HOSTILE_PART:
+        data = rng.choice(_hostile_descriptions())
     elif chance < 0.7:
         data = other_pickle(rng, data)
     else:
@@ -82,34 +86,48 @@ def description(path: Path, rng: Random, refused: Refused, _silent: Silent) -> N
     _quietly("inspect", "--json", str(folder))
 
 
+@functools.cache
+def _sound_safetensors(path: Path) -> bytes:
+    save_file({f"layer.{i}": torch.ones(3) for i in range(12)}, path)
+    return path.read_bytes()
+
+
 def header(path: Path, rng: Random, refused: Refused, _silent: Silent) -> None:
     """A safetensors file, damaged where its header is."""
     tried = path.with_name("tried.safetensors")
-    save_file({f"layer.{i}": torch.ones(3) for i in range(40)}, tried)
-    data = tried.read_bytes()
+    data = _sound_safetensors(tried)
     length = 8 + int.from_bytes(data[:8], "little")
-    text = rng.choice(BLIND)(rng, data[:length], [data[:length]])
+    text = rng.choice(TEXT)(rng, data[:length], [data[:length]])
     tried.write_bytes(text + data[length:])
-    try:
-        ioshape.inspect(tried)
-    except ioshape.StorageError as error:
-        refused(error)
+    for read in (ioshape.inspect, load_file):
+        try:
+            read(tried)
+        except ioshape.StorageError as error:
+            refused(error)
+
+
+@functools.cache
+def _with_checksums(folder: Path, length: int) -> tuple[bytes, bytes, int]:
+    """Write a file, and return its content, that of its checksums, and its time."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "file"
+    with ioshape.open(file, "wb", checksums=True) as opened:
+        opened.write(bytes(range(256)) * length)
+    sums = file.with_name("file.ioshape-sums")
+    return file.read_bytes(), sums.read_bytes(), file.stat().st_mtime_ns
 
 
 def checksums(path: Path, rng: Random, refused: Refused, silent: Silent) -> None:
     """A file with checksums beside it, of which one is damaged; the time stays as on bad disks."""
     folder = path.with_name("beside")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    content = bytes(range(256)) * rng.choice((1, 40, 9000))
-    with ioshape.open(folder / "file", "wb", checksums=True) as file:
-        file.write(content)
-    tried = folder / "file" if rng.random() < 0.3 else next(folder.glob("*ioshape-sums"))
-    status = tried.stat()
-    damage = flipped if tried.name == "file" else rng.choice(BLIND)
-    data = tried.read_bytes()
-    tried.write_bytes(damage(rng, data, [data]))
-    os.utime(tried, ns=(status.st_atime_ns, status.st_mtime_ns))
+    content, sums, time_ns = _with_checksums(folder, rng.choice((1, 1, 40, 40, 40, 9000)))
+    if rng.random() < 0.3:
+        data = flipped(rng, content, ())
+    else:
+        data, sums = content, rng.choice(BLIND)(rng, sums, [sums])
+    (folder / "file").write_bytes(data)
+    (folder / "file.ioshape-sums").write_bytes(sums)
+    os.utime(folder / "file", ns=(time_ns, time_ns))
     try:
         ioshape.verify(folder / "file")
     except ioshape.StorageError as error:
@@ -132,7 +150,7 @@ def trace(path: Path, rng: Random, _refused: Refused, _silent: Silent) -> None:
         b'{"ioshape":"save","host":"a","rank":0,"pid":1,"started_s":1.5e9,"total_s":2.5,'
         b'"pickle_s":0.5,"path":"/a/b.pt","file_bytes":1000,"flight":[[0.5,10],[1,0]]}\n'
     )
-    data = rng.choice(BLIND)(rng, line, [line]) * rng.choice((1, 10, 1000))
+    data = rng.choice(TEXT)(rng, line, [line]) * rng.choice((1, 10, 100))
     (folder / "a.jsonl").write_bytes(data)
     _quietly("trace", str(folder))
 
@@ -142,6 +160,7 @@ BESIDE = {
     "header": header,
     "checksums": checksums,
     "trace": trace,
+    "answers": answers,
 }
 
 

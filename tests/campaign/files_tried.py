@@ -22,12 +22,13 @@ from typing import Any
 import ioshape
 import torch
 import zoo
-from hostile import PICKLES, with_pickle, write_part
+from hostile import MANIFESTS, PICKLES, with_pickle, write_generation, write_part
 from ioshape.cli import main
 from same import describe
 
-from .damage import BLIND, KNOWING, flipped, other_pickle, with_other_pickle
+from .damage import BLIND, KNOWING, TEXT, flipped, other_pickle, with_other_pickle
 from .files_beside import BESIDE, rng_of
+from .files_store import HOSTILE_PART
 
 
 @dataclass(frozen=True)
@@ -187,23 +188,31 @@ def extract(path: Path, file: Damaged) -> None:
         raise Wrong(f"ends extract with {status}")
 
 
-def generation(path: Path, file: Damaged) -> None:
-    """A manifest that is damaged by chance, beside a part that is sound."""
-    folder = path.with_name("generations")
-    shutil.rmtree(folder, ignore_errors=True)
-    write_part(folder, file.sound)
-    expected = ioshape.generations(folder)[0].parts()
-    manifest = folder / "step-0000000007/manifest.json"
-    text = manifest.read_bytes()
-    rng = Random(zlib.crc32(file.data))
-    manifest.write_bytes(rng.choice(BLIND)(rng, text, [text]))
+def read_generations(folder: Path, expected: Any = None) -> None:
     try:
         for found in ioshape.generations(folder):
-            if found.parts() != expected:
+            if expected is not None and found.parts() != expected:
                 raise Silent("is beside a damaged manifest, which is believed")
             found.verify()
     except ioshape.StorageError as error:
         refused(error)
+
+
+def generation(path: Path, file: Damaged) -> None:
+    """A manifest that is damaged by chance, beside a part that is sound; or a hostile one."""
+    folder = path.with_name("generations")
+    shutil.rmtree(folder, ignore_errors=True)
+    rng = Random(zlib.crc32(file.data))
+    if rng.random() < HOSTILE_PART:
+        write_generation(folder, rng.choice([*MANIFESTS]))
+        read_generations(folder)
+        return
+    write_part(folder, file.sound)
+    expected = ioshape.generations(folder)[0].parts()
+    manifest = folder / "step-0000000007/manifest.json"
+    text = manifest.read_bytes()
+    manifest.write_bytes(rng.choice(TEXT)(rng, text, [text]))
+    read_generations(folder, expected)
 
 
 def _beside(name: str) -> Callable[[Path, Damaged], None]:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from command import IOSHAPE, call, fail, succeed
 from ioshape import s3
-from ioshape._s3.listing import LISTING, decode
+from ioshape._s3.listing import LISTING, Entry, Listing, decode, encode
 from ioshape._s3.sums import Known, Sums, crc32
 from object_store import BUCKET, Store
 from processes import TIMEOUT_S, environment
@@ -502,6 +502,20 @@ def test_nothing_of_a_listing_is_believed() -> None:
     for text in (b"", b"[]", b"\xff", b"7"):
         with pytest.raises(ValueError, match=r"."):
             decode(text)
+
+
+def test_a_flipped_bit_of_a_listing_is_noticed() -> None:
+    empty = Entry("empty", 0, 0, 1)
+    whole = encode(Listing("directory", (empty,), ("a",)))
+    assert decode(whole).files == (empty,)
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            found = decode(bytes(flipped))
+        except ValueError:
+            continue
+        assert found == decode(whole), flipped
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -356,6 +356,31 @@ def descriptions() -> dict[str, bytes]:
             )
             + b"u"
         ),
+        "the same set": description(
+            planner=_in_list(_LIST, _remembered(_SET, 1), _MANY * b"h\1h\0\x85R")
+        ),
+        "the same path": description(
+            planner=_in_list(
+                _remembered(_text(_MANY * "a/")),
+                _remembered(named("pathlib", "PosixPath"), 1),
+                20_000 * b"h\1h\0\x85R",
+            )
+        ),
+        "the same path of many parts": description(
+            planner=_in_list(
+                _remembered(_text("a"), 2),
+                _remembered(b"(" + _MANY * b"h\2" + b"t"),
+                _remembered(named("pathlib", "PosixPath"), 1),
+                20_000 * b"h\1h\0R",
+            )
+        ),
+        "the same huge shape": description(
+            planner=_in_list(
+                _remembered(b"(" + 63 * _long(1 << 62) + b"K\0t"),
+                _remembered(named("torch", "Size"), 1),
+                10 * _MANY * b"h\1h\0\x85R",
+            )
+        ),
         "a text that goes on": b"\x80\4\x8d" + _uint64(1 << 62),
         "bytes that go on": b"\x80\4\x8e" + _uint64(1 << 62),
     }

@@ -77,7 +77,7 @@ LISTINGS: dict[str, Callable[[], Body]] = {
 # ---- Answers ------------------------------------------------------------------------------------
 
 
-def _page(inside: bytes, *, token: str = "") -> bytes:
+def page(inside: bytes, *, token: str = "") -> bytes:
     more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>"
     return (
         b"<ListBucketResult>" + inside + (more.encode() if token else b"") + b"</ListBucketResult>"
@@ -92,7 +92,7 @@ def _redirected(number: int) -> Answer:
 def _bomb() -> bytes:
     entities = "".join(f'<!ENTITY a{i + 1} "{10 * f"&a{i};"}">' for i in range(12))
     text = f'<!DOCTYPE a [<!ENTITY a0 "a">{entities}]>'
-    return text.encode() + _page(b"<Prefix>&a12;</Prefix>")
+    return text.encode() + page(b"<Prefix>&a12;</Prefix>")
 
 
 _numbers = count()
@@ -118,34 +118,51 @@ ANSWERS: dict[str, Callable[[], Answer]] = {
     "odd-xml": lambda: (200, {}, b"<a><b></a>"),
     "no-xml": lambda: (200, {}, b"\x00\xff"),
     "bomb": lambda: (200, {}, _bomb()),
-    "many-elements": lambda: (200, {}, _page(b"<a/>" * ((4 << 20) // 4 - 100))),
-    "many-contents": lambda: (200, {}, _page(b"<Contents/>" * 300_000)),
-    "deep-elements": lambda: (200, {}, _page(b"<a>" * 500_000 + b"</a>" * 500_000)),
-    "no-keys": lambda: (200, {}, _page(b"<Contents><Size>1</Size></Contents>")),
-    "odd-sizes": lambda: (200, {}, _page(b"<Contents><Key>run/a</Key><Size>a</Size></Contents>")),
+    "many-elements": lambda: (200, {}, page(b"<a/>" * ((4 << 20) // 4 - 100))),
+    "many-contents": lambda: (200, {}, page(b"<Contents/>" * 300_000)),
+    "deep-elements": lambda: (200, {}, page(b"<a>" * 500_000 + b"</a>" * 500_000)),
+    "no-keys": lambda: (200, {}, page(b"<Contents><Size>1</Size></Contents>")),
+    "odd-sizes": lambda: (200, {}, page(b"<Contents><Key>run/a</Key><Size>a</Size></Contents>")),
     "odd-times": lambda: (
         200,
         {},
-        _page(f"<Contents><Key>{LISTING}</Key><LastModified>a</LastModified></Contents>".encode()),
+        page(f"<Contents><Key>{LISTING}</Key><LastModified>a</LastModified></Contents>".encode()),
     ),
-    "no-times": lambda: (200, {}, _page(f"<Contents><Key>{LISTING}</Key></Contents>".encode())),
-    "endless-pages": lambda: (200, {}, _page(b"", token=str(next(_numbers)))),
-    "same-token": lambda: (200, {}, _page(b"", token="a")),
+    "far-times": lambda: (
+        200,
+        {},
+        page(
+            f"<Contents><Key>{LISTING}</Key>"
+            "<LastModified>4294967295-01-01T00:00:00Z</LastModified></Contents>".encode()
+        ),
+    ),
+    "no-times": lambda: (200, {}, page(f"<Contents><Key>{LISTING}</Key></Contents>".encode())),
+    "endless-pages": lambda: (200, {}, page(b"", token=str(next(_numbers)))),
+    "same-token": lambda: (200, {}, page(b"", token="a")),
 }
 
 
-def _of_bucket(bucket: str, method: str, key: str, query: Mapping[str, Any]) -> Answer:
+def answer(
+    bucket: str,
+    method: str,
+    key: str,
+    query: Mapping[str, Any],
+    made: Mapping[str, bytes] | None = None,
+) -> Answer:
+    """Return what the server answers; `made` has listings that were made before."""
     if bucket in ANSWERS:
         return ANSWERS[bucket]()
     if "list-type" in query:
         inside = f"<Contents><Key>{LISTING}</Key><Size>1</Size>" + (
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
         )
-        return 200, {}, _page(inside.encode())
+        return 200, {}, page(inside.encode())
     if key != LISTING:
         return 404, {}, b""
     if method == "HEAD":
         return 200, {"Content-Length": "1", "ETag": '"a"'}, b""
+    if made and bucket in made:
+        return 200, {}, made[bucket]
     return 200, {}, LISTINGS[bucket]() if bucket in LISTINGS else listing([])
 
 
@@ -160,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         bucket, _, key = unquote(url.path).lstrip("/").partition("/")
         n_bytes = int(self.headers.get("Content-Length") or 0)
         self.rfile.read(n_bytes)
-        status, headers, body = _of_bucket(bucket, self.command, key, parse_qs(url.query))
+        status, headers, body = answer(bucket, self.command, key, parse_qs(url.query))
         self.close_connection = True
         with suppress(OSError):  # the client has had enough
             self.send_response(status)

@@ -28,74 +28,56 @@ from ioshape._load.pickle_machine import SETS, Global, Machine, are_lengths, is_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    _Check = Callable[[Any], bool]
-
 
 # ---- The values of fields ------------------------------------------------------------------------
 
 
-def _is(*kinds: type) -> _Check:
-    """Whether a value is of one of these types."""
-    return lambda value: type(value) in kinds
-
-
-def _is_missing_or(check: _Check) -> _Check:
-    return lambda value: value is None or check(value)
-
-
-def _anything(_value: Any) -> bool:
-    return True
-
-
 _ITEMS = {metadata.TensorStorageMetadata, metadata.BytesStorageMetadata}
-_PROPERTIES = {metadata.TensorProperties, sharded.TensorProperties}
+_PROPERTIES: set[type] = {metadata.TensorProperties, sharded.TensorProperties}
 _ENUMERATIONS: dict[tuple[str, str], type[Enum]] = {
     (kind.__module__, kind.__qualname__): kind
     for kind in (sharded.MEM_FORMAT_ENCODING, getattr(metadata, "_MEM_FORMAT_ENCODING", None))
     if kind is not None
 }
 _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath)
-_is_text, _is_size, _is_list = _is(str), _is(torch.Size), _is(list, tuple)
-_is_path = _is_missing_or(_is(str, *_PATHS))
+_NONE = type(None)
+_PATH: set[type] = {str, *_PATHS, _NONE}
 
-#: What describes a checkpoint: for each class, what each field may hold. What lists and dicts hold
-#: is checked in the end, as the pickle may still change it.
-_KNOWN: dict[type, dict[str, _Check]] = {
+#: What describes a checkpoint: for each class, of which types each field may be. A number counts
+#: bytes or elements. What lists and dicts hold is checked in the end, as the pickle may still
+#: change it.
+_KNOWN: dict[type, dict[str, set[type]]] = {
     Metadata: {
-        "state_dict_metadata": _is(dict),
-        "storage_meta": _is_missing_or(_is(metadata.StorageMeta)),
-        "version": _is_missing_or(_is_text),
+        "state_dict_metadata": {dict},
+        "storage_meta": {metadata.StorageMeta, _NONE},
+        "version": {str, _NONE},
     },
-    MetadataIndex: {
-        "fqn": _is_text,
-        "offset": _is_missing_or(_is_size),
-        "index": _is_missing_or(is_count),
-    },
+    MetadataIndex: {"fqn": {str}, "offset": {torch.Size, _NONE}, "index": {int, _NONE}},
     metadata.BytesStorageMetadata: {},
-    metadata.ChunkStorageMetadata: {"offsets": _is_size, "sizes": _is_size},
+    metadata.ChunkStorageMetadata: {"offsets": {torch.Size}, "sizes": {torch.Size}},
     metadata.TensorStorageMetadata: {
-        "properties": _is(*_PROPERTIES),
-        "size": _is_size,
-        "chunks": _is_list,
+        "properties": _PROPERTIES,
+        "size": {torch.Size},
+        "chunks": {list, tuple},
     },
     metadata.StorageMeta: {
-        "checkpoint_id": _is_path,
-        "save_id": _is_path,
-        "load_id": _is_path,
-        "modules": _is_list,
+        "checkpoint_id": _PATH,
+        "save_id": _PATH,
+        "load_id": _PATH,
+        "modules": {list, tuple},
     },
     filesystem._StorageInfo: {
-        "relative_path": _is_text,
-        "offset": is_count,
-        "length": is_count,
-        "transform_descriptors": _is_missing_or(_is_list),
+        "relative_path": {str},
+        "offset": {int},
+        "length": {int},
+        "transform_descriptors": {list, tuple, _NONE},
     },
-    filesystem._StoragePrefix: {"prefix": _is_text},
+    filesystem._StoragePrefix: {"prefix": {str}},
 }
-#: The same with all fields of the classes of this torch.
-_FIELDS: dict[type, dict[str, _Check]] = {
-    kind: {one.name: checks.get(one.name, _anything) for one in dataclasses.fields(kind)}
-    for kind, checks in _KNOWN.items()
+#: The same with all fields of the classes of this torch; None: a field of any type.
+_FIELDS: dict[type, dict[str, set[type] | None]] = {
+    kind: {one.name: kinds.get(one.name) for one in dataclasses.fields(kind)}
+    for kind, kinds in _KNOWN.items()
 }
 _KINDS = {(kind.__module__, kind.__qualname__): kind for kind in {*_FIELDS, *_PROPERTIES}}
 
@@ -190,7 +172,9 @@ class _Machine(Machine):
         """Return a name that describes a checkpoint; refuse others."""
         path = (module, name)
         if path in _KINDS:
-            return Global(module, name, partial(self._empty, _KINDS[path]))
+            has_fields = _FIELDS.get(_KINDS[path], True)
+            make = self._empty if has_fields else object.__new__
+            return Global(module, name, partial(make, _KINDS[path]))
         if path in _MAKERS:
             return Global(module, name, _MAKERS[path])
         if path in SETS:
@@ -199,21 +183,20 @@ class _Machine(Machine):
         if isinstance(dtype, torch.dtype):
             return dtype
         if path in self._trusted:
-            return Global(module, name)
+            kind: Any = self._trusted[path]
+            return Global(module, name, kind, partial(kind.__new__, kind))
         raise UnpicklingError(
             f"it names {module[:100]}.{name[:100]}, which is no part of a checkpoint's description"
         )
 
     def _empty(self, kind: type) -> Any:
         made: Any = object.__new__(kind)
-        if _FIELDS.get(kind, True):
-            self._unbuilt[id(made)] = made
+        self._unbuilt[id(made)] = made
         return made
 
     def build(self, to: Any, state: Any) -> None:
         """Give an object its fields, once, if they are such as it can have."""
-        if id(to) in self._unbuilt:
-            del self._unbuilt[id(to)]
+        if self._unbuilt.pop(id(to), None) is not None:
             if type(to) in _PROPERTIES:
                 self._build_properties(to, state)
             else:
@@ -224,15 +207,20 @@ class _Machine(Machine):
             super().build(to, state)
 
     def _build_fields(self, to: Any, state: Any) -> None:
-        checks = _FIELDS[type(to)]
+        known = _FIELDS[type(to)]
         if type(state) is not dict:
             raise UnpicklingError(f"{type(to).__name__} is not what it can be")
         # A field that this torch does not know is of a newer one.
-        fields = {name: state[name] for name in checks if name in state}
-        for name, value in fields.items():
-            if not checks[name](value):
+        fields = {}
+        for name, kinds in known.items():
+            if name not in state:
+                continue
+            value = fields[name] = state[name]
+            if kinds is None:
+                continue
+            if type(value) not in kinds or (type(value) is int and not is_count(value)):
                 raise UnpicklingError(f"{type(to).__name__}.{name} is not what it can be")
-        type(to).__init__(to, **fields)
+        to.__init__(**fields)
 
     def _build_properties(self, to: Any, state: Any) -> None:
         kinds = (torch.dtype, torch.layout, bool, Enum, bool)
@@ -250,28 +238,13 @@ class _Machine(Machine):
 
     # Classes that the program trusts may do what they like.
 
-    def _kind(self, name: Any) -> type | None:
-        return self._trusted.get((name.module, name.name)) if type(name) is Global else None
-
-    def call(self, function: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
-        """Return what a call of a name makes."""
-        kind = self._kind(function)
-        return super().call(function, arguments, named) if kind is None else kind(*arguments)
-
-    def new(self, kind: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
-        """Return an object that has no state yet."""
-        found: Any = self._kind(kind)
-        if found is None:
-            return self.call(kind, arguments, named)
-        return found.__new__(found, *arguments, **(named or {}))
-
-    def set_items(self, to: Any, values: list[Any]) -> None:
-        """Set items of a dict."""
+    def set_other_items(self, to: Any, values: list[Any]) -> None:
+        """Set items of what is no dict."""
         if type(to) in self._trusted_kinds:
             for key, value in zip(values[::2], values[1::2], strict=True):
                 to[key] = value
         else:
-            super().set_items(to, values)
+            super().set_other_items(to, values)
 
     def append(self, to: Any, values: list[Any]) -> None:
         """Append to a list."""
@@ -296,10 +269,15 @@ def _check(found: Metadata) -> None:
     for item in found.state_dict_metadata.values():
         if type(item) is metadata.TensorStorageMetadata:
             check(item.chunks, metadata.ChunkStorageMetadata)
+    names = set()
     for info in (found.storage_data or {}).values():
         if type(info) is filesystem._StorageInfo:
             check(getattr(info, "transform_descriptors", None) or (), str)
-        check_file_name(getattr(info, "relative_path", "."))
+            names.add(info.relative_path)
+        else:
+            check_file_name(getattr(info, "relative_path", "."))
+    for name in names:
+        check_file_name(name)
     if found.storage_meta is not None:
         check(found.storage_meta.modules, str)
 

@@ -10,6 +10,8 @@ A pickle of any content costs time and memory in proportion to the bytes that we
 - The file is read in pieces, so a refused file costs no more than what was read until then.
 - What the pickle numbers to remember, it numbers within the bytes read so far.
 - After half a million containers, each further one needs some bytes of its own.
+- A call is refused if it would copy much that the pickle holds once: a few bytes call a set of
+  the same list again.
 - Keys are hashed only if that takes a short, constant time, and few keys may have equal hashes.
 - Nothing is compared, copied or printed that may hold something else: a few bytes can make tuples
   in which a tuple occurs 2^40 times.
@@ -17,11 +19,11 @@ A pickle of any content costs time and memory in proportion to the bytes that we
 
 from __future__ import annotations
 
-import math
 import pickle
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pickle import UnpicklingError
 from typing import IO, Any
 
@@ -42,6 +44,9 @@ _MARGIN_BYTES = _LONGEST_LINE + 64
 _FREE_CONTAINERS = 1 << 19
 # Descriptions of checkpoints have a container in 12 bytes, pickles of tensors in 17.
 _CONTAINER_BYTES = 6
+# A character or an element that a call may copy counts as this part of a container.
+_COPIED = 8
+_SIZED = frozenset({str, bytes, bytearray, list, tuple})
 _MOST_KEY_PARTS = 64
 _MOST_EQUAL_HASHES = 64
 _MOST_KEY_BITS = 64
@@ -51,14 +56,25 @@ _ENDED = 1 << 62
 
 
 class Global:
-    """The name of a class or function; `make` is what a call of it does here, if anything."""
+    """The name of a class or function.
 
-    __slots__ = ("make", "module", "name")
+    `make` is what a call of it does here, if anything; `new` is what makes an object that has no
+    state yet, `make` unless it is given.
+    """
 
-    def __init__(self, module: str, name: str, make: Callable[..., Any] | None = None) -> None:
+    __slots__ = ("make", "module", "name", "new")
+
+    def __init__(
+        self,
+        module: str,
+        name: str,
+        make: Callable[..., Any] | None = None,
+        new: Callable[..., Any] | None = None,
+    ) -> None:
         self.module = module
         self.name = name
         self.make = make
+        self.new = new or make
 
 
 class Inert:
@@ -110,8 +126,7 @@ class Machine:
             piece = self._file.read(_CHUNK_BYTES)
             data = self.data = self.data[at:] + piece
             self.offset += at
-            if self.made > _FREE_CONTAINERS + self.offset // _CONTAINER_BYTES:
-                raise UnpicklingError("it makes too many objects for its length")
+            self._check_made()
             at, last = 0, len(data) if len(piece) < _CHUNK_BYTES else len(data) - _MARGIN_BYTES
             while at < last:
                 code = data[at]
@@ -129,6 +144,24 @@ class Machine:
             if last == len(data) and len(piece) < _CHUNK_BYTES:
                 raise UnpicklingError("it ends too early")
 
+    def _check_made(self) -> None:
+        if self.made > _FREE_CONTAINERS + self.offset // _CONTAINER_BYTES:
+            raise UnpicklingError("it makes too many objects for its length")
+
+    def _make(self, make: Callable[..., Any], arguments: tuple[Any, ...], named: Any) -> Any:
+        """Call a function, unless it could copy too much for the length of the pickle."""
+        if named:
+            if type(named) is not dict:
+                raise UnpicklingError("it names arguments by what is no dict")
+            make = partial(make, **named)
+        if arguments or named:
+            given = (*arguments, *named.values()) if named else arguments
+            count = len(given) + sum(len(value) for value in given if type(value) in _SIZED)
+            if count >= _COPIED:
+                self.made += count // _COPIED
+                self._check_made()
+        return make(*arguments)
+
     # ---- Hooks ----------------------------------------------------------------------------------
 
     def find(self, module: str, name: str) -> Any:
@@ -138,13 +171,15 @@ class Machine:
     def call(self, function: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
         """Return what a call makes."""
         if type(function) is Global and function.make is not None:
-            return function.make(*arguments, **(named or {}))
+            return self._make(function.make, arguments, named)
         if isinstance(function, Inert):
             return function
         raise UnpicklingError("it calls what is no function")
 
     def new(self, kind: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
         """Return a new object of a class, before it has a state."""
+        if type(kind) is Global and kind.new is not None:
+            return self._make(kind.new, arguments, named)
         return self.call(kind, arguments, named)
 
     def build(self, to: Any, _state: Any) -> None:
@@ -166,7 +201,12 @@ class Machine:
             keys = values[::2]
             self.check_keys(keys)
             to.update(zip(keys, values[1::2], strict=True))
-        elif not isinstance(to, Inert):
+        else:
+            self.set_other_items(to, values)
+
+    def set_other_items(self, to: Any, _values: list[Any]) -> None:
+        """Set items of what is no dict."""
+        if not isinstance(to, Inert):
             raise UnpicklingError("it sets items of what is no dict")
 
     def append(self, to: Any, values: list[Any]) -> None:
@@ -292,12 +332,16 @@ def is_count(value: object) -> bool:
 
 def are_lengths(value: object) -> bool:
     """Whether a value is a shape that a tensor can have."""
-    return (
-        (type(value) is tuple or type(value) is list)
-        and len(value) <= MOST_DIMENSIONS
-        and all(map(is_count, value))
-        and is_count(math.prod(value))
-    )
+    if (type(value) is not tuple and type(value) is not list) or len(value) > MOST_DIMENSIONS:
+        return False
+    product = 1
+    for length in value:
+        if type(length) is not int or not 0 <= length < 1 << 63:
+            return False
+        product *= length or 1  # as torch, which refuses more also beside a 0
+        if product >= 1 << 63:
+            return False
+    return True
 
 
 # ---- Operations ----------------------------------------------------------------------------------
@@ -322,11 +366,18 @@ def _skips(n_bytes: int) -> _Operation:
     return lambda _machine, at: at + n_bytes
 
 
-def _integer(width: int, *, signed: bool = False) -> _Operation:
+def _byte(machine: Machine, at: int) -> int:
+    machine.stack.append(machine.data[at])
+    return at + 1
+
+
+def _number(form: str) -> _Operation:
+    number = struct.Struct(form)
+    width, unpack = number.size, number.unpack_from
+
     def push(machine: Machine, at: int) -> int:
-        end = at + width
-        machine.stack.append(int.from_bytes(machine.data[at:end], "little", signed=signed))
-        return end
+        machine.stack.append(unpack(machine.data, at)[0])
+        return at + width
 
     return push
 
@@ -365,11 +416,6 @@ def _decimal(line: str) -> Any:
     return {"00": False, "01": True}.get(line) if line in ("00", "01") else int(line)
 
 
-def _float(machine: Machine, at: int) -> int:
-    machine.stack.append(struct.unpack(">d", machine.data[at : at + 8])[0])
-    return at + 8
-
-
 def _container(make: Callable[[Machine], Any], weight: int = 1) -> _Operation:
     def push(machine: Machine, at: int) -> int:
         machine.made += weight
@@ -379,16 +425,33 @@ def _container(make: Callable[[Machine], Any], weight: int = 1) -> _Operation:
     return push
 
 
-def _tuple(count: int) -> _Operation:
-    def push(machine: Machine, at: int) -> int:
-        stack = machine.stack
-        if len(stack) < count:
-            raise IndexError
-        machine.made += 1
-        stack[-count:] = [tuple(stack[-count:])]
-        return at
+def _tuple_of_one(machine: Machine, at: int) -> int:
+    machine.made += 1
+    stack = machine.stack
+    stack[-1] = (stack[-1],)
+    return at
 
-    return push
+
+def _tuple_of_two(machine: Machine, at: int) -> int:
+    machine.made += 1
+    stack = machine.stack
+    last = stack.pop()
+    stack[-1] = (stack[-1], last)
+    return at
+
+
+def _tuple_of_three(machine: Machine, at: int) -> int:
+    machine.made += 1
+    stack = machine.stack
+    last, middle = stack.pop(), stack.pop()
+    stack[-1] = (stack[-1], middle, last)
+    return at
+
+
+def _dict(machine: Machine, at: int) -> int:
+    machine.made += 1
+    machine.stack.append(machine.new_dict())
+    return at
 
 
 def _make_dict(machine: Machine) -> Any:
@@ -456,13 +519,12 @@ def _dup(machine: Machine, at: int) -> int:
     return at
 
 
-def _get(width: int) -> _Operation:
-    def get(machine: Machine, at: int) -> int:
-        end = at + width
-        machine.stack.append(machine.memo[int.from_bytes(machine.data[at:end], "little")])
-        return end
+_memory = struct.Struct("<I").unpack_from
 
-    return get
+
+def _get(machine: Machine, at: int) -> int:
+    machine.stack.append(machine.memo[_memory(machine.data, at)[0]])
+    return at + 4
 
 
 def _get_by_line(machine: Machine, at: int) -> int:
@@ -547,15 +609,15 @@ _NAMED: dict[bytes, _Operation] = {
     pickle.NONE: _pushes(None),
     pickle.NEWTRUE: _pushes(True),
     pickle.NEWFALSE: _pushes(False),
-    pickle.BININT: _integer(4, signed=True),
-    pickle.BININT1: _integer(1),
-    pickle.BININT2: _integer(2),
+    pickle.BININT: _number("<i"),
+    pickle.BININT1: _byte,
+    pickle.BININT2: _number("<H"),
     pickle.LONG1: _counted(1, _long),
     pickle.LONG4: _counted(4, _long),
     pickle.INT: _from_line(_decimal),
     pickle.LONG: _from_line(lambda line: int(line.removesuffix("L"))),
     pickle.FLOAT: _from_line(float),
-    pickle.BINFLOAT: _float,
+    pickle.BINFLOAT: _number(">d"),
     pickle.SHORT_BINUNICODE: _counted(1, _text),
     pickle.BINUNICODE: _counted(4, _text),
     pickle.BINUNICODE8: _counted(8, _text),
@@ -566,14 +628,14 @@ _NAMED: dict[bytes, _Operation] = {
     pickle.BINBYTES8: _counted(8, bytes),
     pickle.BYTEARRAY8: _counted(8, bytearray),
     pickle.EMPTY_LIST: _container(lambda _machine: []),
-    pickle.EMPTY_DICT: _container(lambda machine: machine.new_dict()),
+    pickle.EMPTY_DICT: _dict,
     pickle.EMPTY_SET: _container(lambda machine: machine.new_set(), weight=3),
     pickle.EMPTY_TUPLE: _pushes(()),
     pickle.LIST: _container(Machine.to_mark),
     pickle.TUPLE: _container(lambda machine: tuple(machine.to_mark())),
-    pickle.TUPLE1: _tuple(1),
-    pickle.TUPLE2: _tuple(2),
-    pickle.TUPLE3: _tuple(3),
+    pickle.TUPLE1: _tuple_of_one,
+    pickle.TUPLE2: _tuple_of_two,
+    pickle.TUPLE3: _tuple_of_three,
     pickle.DICT: _container(_make_dict),
     pickle.FROZENSET: _container(
         lambda machine: machine.new_set(machine.to_mark(), frozenset), weight=3
@@ -588,7 +650,7 @@ _NAMED: dict[bytes, _Operation] = {
     pickle.POP_MARK: _pop_mark,
     pickle.DUP: _dup,
     pickle.GET: _get_by_line,
-    pickle.LONG_BINGET: _get(4),
+    pickle.LONG_BINGET: _get,
     pickle.PUT: _put_by_line,
     pickle.BINPUT: _put(1),
     pickle.LONG_BINPUT: _put(4),

@@ -116,7 +116,7 @@ def understood() -> Iterator[None]:
         ArithmeticError,
         AttributeError,
         LookupError,
-        RecursionError,
+        RuntimeError,
         TypeError,
         ValueError,
     ) as error:

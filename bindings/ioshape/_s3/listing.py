@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ioshape._s3.address import MOST_KEY_BYTES
+from ioshape._s3.sums import crc32
 
 #: its name; it is written when all that it lists is there
 LISTING = ".ioshape-objects.json"
@@ -22,6 +23,8 @@ _MOST_PART_BYTES = 255
 # Brackets and commas for each name. Names may have some, too.
 _MARKS = 8
 _MOST_DIGITS = 20
+_CRC32 = b',\n "crc32": '
+_MEMBERS = {"format", "version", "kind", "files", "directories", "crc32"}
 
 Kind = Literal["file", "generation", "dcp", "directory"]
 
@@ -62,9 +65,10 @@ class Listing:
 
 
 def encode(listing: Listing) -> bytes:
-    """As JSON."""
+    """Return JSON whose last member is a checksum of all before its line."""
     value = {"format": "ioshape-objects", "version": 1, **asdict(listing)}
-    return (json.dumps(value, indent=1) + "\n").encode()
+    body = json.dumps(value, indent=1).encode().removesuffix(b"\n}")
+    return body + _CRC32 + b'"%08x"\n}\n' % crc32(body)
 
 
 def decode(data: bytes) -> Listing:
@@ -78,6 +82,7 @@ def decode(data: bytes) -> Listing:
         raise ValueError("it is no listing")
     if value.get("version") != 1:
         raise ValueError("a newer version of ioshape has written it; use that one")
+    _check_sum(data, value)
     try:
         files = tuple(_entry(one) for one in value["files"])
         directories = tuple(_name(one) for one in value["directories"])
@@ -88,6 +93,15 @@ def decode(data: bytes) -> Listing:
         raise ValueError("it is of an unknown kind")
     _check_together([one.name for one in files], directories)
     return Listing(kind, files, directories)
+
+
+def _check_sum(data: bytes, value: dict[str, Any]) -> None:
+    # Versions before 0.2 wrote no checksum. A damaged name of it must not pass for that.
+    if not set(value) <= _MEMBERS:
+        raise ValueError("it has an unknown member")
+    right = f"{crc32(data.rpartition(_CRC32)[0]):08x}"
+    if value.get("crc32", right) != right:
+        raise ValueError("its checksum is wrong")
 
 
 def _parsed(data: bytes) -> Any:
