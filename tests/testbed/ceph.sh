@@ -23,20 +23,26 @@ END
 . "$(dirname "${BASH_SOURCE[0]}")/commands.sh"
 export CEPH_CONF=$folder/ceph.conf
 
+servers() { # their numbers: one that the monitor had missed for a while has begun anew, with another
+	local file
+	for file in /proc/[0-9]*; do
+		if grep -qs '^ceph-' "$file/comm" && grep -qsFxz "CEPH_CONF=$CEPH_CONF" "$file/environ"; then
+			echo "${file#/proc/}"
+		fi
+	done
+}
+
 stop() {
-	local file pid
-	for file in "$folder"/*.pid; do
-		[ -e "$file" ] || continue
-		pid=$(cat "$file")
-		# The number may belong to another process by now.
-		grep -qs ceph "/proc/$pid/comm" || continue
-		kill "$pid"
+	local how
+	for how in TERM KILL KILL; do
+		servers | xargs -r kill -s "$how" 2>/dev/null || true
 		for _ in $(seq 100); do
-			[ -e "/proc/$pid" ] || break
+			[ "$(servers)" ] || return 0
 			sleep 0.1
 		done
-		kill -9 "$pid" 2>/dev/null || true
 	done
+	echo "ceph.sh: cannot stop the processes $(servers | xargs)" >&2
+	return 1
 }
 
 attach() {
