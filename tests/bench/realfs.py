@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves, loads and storms on small clusters of real parallel filesystems that run on this host.
 
-    python -m tests.bench.realfs storm ceph
+    python -m tests.bench.realfs storm cephfs
 
 runs a storm alone and prints what it found. tests/testbed starts the clusters.
 """
@@ -10,78 +10,33 @@ import json
 import mmap
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from clusters import Cluster, running
 
 from . import storm
 from .rounds import Contestants, Sample, Samples, median_seconds, speed_ratio
 from .setting import Figure, Outcome, Setting
 
 MIB = 1 << 20
-TESTBED = Path(__file__).parent.parent / "testbed"
 
 OURS, TORCH, PLAIN = "ioshape", "torch", "write() + fsync"
 PLAIN_READ = "read()"
 #: of a plain write or read; as large as the library's own
 CHUNK_BYTES = 4 * MIB
 
+#: by the names of their figures
+KINDS = {"ceph": "cephfs", "gluster": "glusterfs"}
+
 RANKS, RANK_BYTES = 8, 32 * MIB
 STORM = storm.Part({"slow": 1}, (), ranks=RANKS, n_bytes=RANK_BYTES, nodes=1, rounds=3, blind=True)
-
-
-class RealFsError(Exception):
-    """A cluster did not start, or a client could not mount it."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A filesystem that runs: its first client, and more if they are asked for."""
-
-    name: str
-    folder: Path
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "mnt"
-
-    def order(self, verb: str, *more: str) -> None:
-        done = subprocess.run(
-            [TESTBED / f"{self.name}.sh", verb, self.folder, *more],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RealFsError(f"tests/testbed/{self.name}.sh {verb}: {done.stderr.strip()}")
-
-    @contextmanager
-    def client(self) -> Iterator[Path]:
-        """One whose cache is empty."""
-        with tempfile.TemporaryDirectory(prefix="ioshape-client-") as point:
-            self.order("mount", point)
-            try:
-                yield Path(point)
-            finally:
-                subprocess.run(["umount", "-l", point], check=True)
-
-
-@contextmanager
-def running(name: str, folder: Path) -> Iterator[Cluster]:
-    cluster = Cluster(name, folder / name)
-    cluster.order("up")
-    try:
-        yield cluster
-    finally:
-        cluster.order("down")
 
 
 # ---- Saves and loads ----------------------------------------------------------------------------
@@ -203,9 +158,9 @@ def measure(setting: Setting) -> Outcome:
         "clusters of tests/testbed, all servers and clients on this host; defaults; each load by "
         "a client that has just mounted; ways in turns, medians of rounds"
     )
-    for name in ("ceph", "gluster"):
+    for name, kind in KINDS.items():
         setting.say(f"{name}: starting a cluster")
-        with running(name, setting.folder) as cluster:
+        with running(kind) as cluster:
             setting.say(f"{name}: saves and loads, {setting.rounds} rounds")
             saved, loaded = save_and_load(setting, cluster)
             setting.say(f"{name}: {RANKS} ranks x {RANK_BYTES // MIB} MiB beside neighbours")
@@ -231,7 +186,7 @@ def main(what: str, name: str) -> None:
         sys.exit(f"realfs: {what} is not known; say storm")
     folder = Path(tempfile.mkdtemp(prefix="ioshape-realfs-", dir="/var/tmp"))
     try:
-        with running(name, folder) as cluster:
+        with running(name) as cluster:
             found = run_storm(cluster, STORM.rounds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

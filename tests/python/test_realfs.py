@@ -3,12 +3,10 @@
 
 import io
 import json
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,54 +14,27 @@ import ioshape
 import pytest
 import torch
 from checkpoints import left_clean
+from clusters import PROGRAMS, running, unavailable
 from ioshape._settings import config
 
 MIB = 1 << 20
-TESTBED = Path(__file__).parent.parent / "testbed"
-PROGRAMS = {"ceph": "ceph-fuse", "gluster": "glusterd"}
-
-
-def unavailable() -> str:
-    if os.geteuid():
-        return "starting clusters takes root"
-    missing = [program for program in PROGRAMS.values() if not shutil.which(program)]
-    return f"not installed: {', '.join(missing)}" if missing else ""
-
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
 
 
-def order(name: str, *words: str | Path) -> str:
-    return subprocess.run(
-        [TESTBED / f"{name}.sh", *words], check=True, capture_output=True, text=True, timeout=600
-    ).stdout
+@dataclass(frozen=True)
+class Mounted:
+    """A cluster with two clients."""
 
-
-class Cluster:
-    """A filesystem with two clients."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.folder = Path(tempfile.mkdtemp(prefix=f"ioshape-{name}-", dir="/var/tmp"))
-        try:
-            self.path = Path(order(name, "up", self.folder).strip())
-            self.other = self.folder / "other"
-            order(name, "mount", self.folder, self.other)
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        order(self.name, "down", self.folder)
+    kind: str
+    path: Path
+    other: Path
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    made = Cluster(request.param)
-    try:
-        yield made
-    finally:
-        made.end()
+def cluster(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    with running(request.param) as made, made.client() as other:
+        yield Mounted(made.kind, made.path, other)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +60,7 @@ def assert_is(loaded: dict[str, torch.Tensor], seed: int) -> None:
 
 @pytest.mark.parametrize("direct", ["prefer", "require", "off"])
 def test_another_client_loads_what_was_saved(
-    cluster: Cluster, direct: Literal["prefer", "require", "off"]
+    cluster: Mounted, direct: Literal["prefer", "require", "off"]
 ) -> None:
     ioshape.configure(direct=direct, unchanged="ignore")
     ioshape.save(state(1), cluster.path / f"{direct}.pt")
@@ -99,13 +70,13 @@ def test_another_client_loads_what_was_saved(
     assert not list(cluster.other.glob(".*ioshape-tmp*"))
 
 
-def test_defaults_take_no_downgrade_of_direct_io(cluster: Cluster) -> None:
+def test_defaults_take_no_downgrade_of_direct_io(cluster: Mounted) -> None:
     report = ioshape.save(state(1), cluster.path / "defaults.pt")
     assert not [step for step in report.fallbacks if step.code == "direct"]
-    assert report.direct == (cluster.name == "gluster")
+    assert report.direct == (cluster.kind == "glusterfs")
 
 
-def test_background_saves_streams_and_groups(cluster: Cluster) -> None:
+def test_background_saves_streams_and_groups(cluster: Mounted) -> None:
     ioshape.save_async(state(3), cluster.path / "background.pt").wait()
     assert_is(ioshape.load(cluster.other / "background.pt"), 3)
     whole = io.BytesIO()
@@ -117,21 +88,23 @@ def test_background_saves_streams_and_groups(cluster: Cluster) -> None:
     assert_is(ioshape.load_group(cluster.other / "run"), 5)
 
 
-def test_a_pool_is_named_after_the_cluster(cluster: Cluster) -> None:
+def test_a_pool_is_named_after_the_cluster(cluster: Mounted) -> None:
     """Both clients are in one pool, and another cluster is in another one."""
     names = {ioshape.probe(path).pool for path in (cluster.path, cluster.other)}
     (name,) = names
-    if cluster.name == "ceph":
-        configuration = (cluster.folder / "ceph.conf").read_text(encoding="ascii")
+    if cluster.kind == "cephfs":
+        configuration = (cluster.path.parent / "ceph.conf").read_text(encoding="ascii")
         (fsid,) = [
             line.split(" = ")[1] for line in configuration.splitlines() if line.startswith("fsid")
         ]
         assert name == f"ceph:{fsid}"
     else:
-        assert name.startswith("fuse.glusterfs:")
+        assert name.startswith(
+            {"glusterfs": "fuse.glusterfs:", "moosefs": "fuse:mfs_"}[cluster.kind]
+        )
 
 
-def test_doctor_finds_no_lack_of_inodes(cluster: Cluster) -> None:
+def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ioshape", "doctor", cluster.path, "--json"],
         capture_output=True,

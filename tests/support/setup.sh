@@ -14,7 +14,7 @@ and makes a Python environment in .venv, to which tests/support/package.sh adds 
 
   build   what building the library and the Python package takes, and torch (the default)
   bench   build, and what measuring takes
-  realfs  bench, and small clusters of CephFS and GlusterFS on this host
+  realfs  bench, and small clusters of CephFS, GlusterFS and MooseFS on this host
   test    build, and what all tests take but the longest
   long    test, and what tests/run.sh --long takes
   launch  bench, and what building and trying packages and alerts takes
@@ -96,6 +96,11 @@ look_for_missing() {
 		need ceph-common command -v ceph
 		need glusterfs-server command -v glusterd
 		need glusterfs-client command -v mount.glusterfs
+		need moosefs-master command -v mfsmaster
+		need moosefs-chunkserver command -v mfschunkserver
+		need moosefs-client command -v mfsmount
+		need iproute2 command -v ip
+		need xfsprogs command -v mkfs.xfs
 	fi
 	if [ "$purpose" = launch ]; then
 		need abigail-tools command -v abidiff

@@ -1,26 +1,9 @@
-#!/bin/bash
+# shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
-# A small real CephFS on this host: one monitor, one manager, three OSDs and one metadata server.
-set -euo pipefail
+# A small real CephFS on this host: a monitor, a manager, OSDs on the targets, and a metadata server. It
+# listens on loopback only, the monitor on a port that is free.
 
-usage() {
-	cat <<'END'
-Usage: tests/testbed/ceph.sh up FOLDER
-       tests/testbed/ceph.sh mount FOLDER MOUNT_POINT
-       tests/testbed/ceph.sh down FOLDER
-
-  up     starts a cluster whose data lie in FOLDER, mounts it with ceph-fuse at FOLDER/mnt and prints
-         that path. Takes up to a minute, 1 GB of memory, and as much disk as is written.
-  mount  mounts it once more: another client, with a cache of its own
-  down   unmounts it, stops the cluster and removes FOLDER, also after a crash
-
-It listens on loopback only, the monitor on a port that is free. Needs root, /dev/fuse and
-the packages that "tests/support/setup.sh realfs" installs (Debian 12: Ceph 16.2).
-END
-}
-
-# shellcheck source=tests/testbed/commands.sh
-. "$(dirname "${BASH_SOURCE[0]}")/commands.sh"
+: "${folder:?}"
 export CEPH_CONF=$folder/ceph.conf
 
 servers() { # their numbers: one that the monitor had missed for a while has begun anew, with another
@@ -41,7 +24,7 @@ stop() {
 			sleep 0.1
 		done
 	done
-	echo "ceph.sh: cannot stop the processes $(servers | xargs)" >&2
+	echo "testbed: cannot stop the processes $(servers | xargs)" >&2
 	return 1
 }
 
@@ -71,7 +54,6 @@ admin socket = $folder/\$name.\$pid.asok
 pid file = $folder/\$name.pid
 keyring = $folder/keyring
 osd objectstore = bluestore
-bluestore block size = 8589934592
 osd memory target = 939524096
 # A disk of this machine may be fuller than a monitor likes.
 mon data avail crit = 1
@@ -90,7 +72,7 @@ END
 }
 
 start() {
-	local number
+	local number device
 	mkdir -p "$folder"/{mon,mgr,mds}
 	write_configuration
 	monmaptool --create --add a "$(sed -n 's/^mon host = //p' "$CEPH_CONF")" \
@@ -98,12 +80,15 @@ start() {
 	ceph-mon --mkfs -i a --monmap "$folder/monmap"
 	ceph-mon -i a
 	ceph-mgr -i x
-	for number in 0 1 2; do
+	number=0
+	while read -r device; do
+		printf '[osd.%s]\nbluestore block path = %s\n' "$number" "$device" >>"$CEPH_CONF"
 		ceph osd create
 		mkdir -p "$folder/osd$number"
 		ceph-osd -i "$number" --mkfs
 		ceph-osd -i "$number"
-	done
+		number=$((number + 1))
+	done <"$folder/devices"
 	ceph osd pool create data 8
 	ceph osd pool create meta 8
 	ceph fs new fs meta data
@@ -114,8 +99,6 @@ start() {
 		fi
 		sleep 1
 	done
-	echo "ceph.sh: the metadata server is not active after 60 s" >&2
+	echo "testbed: the metadata server is not active after 60 s" >&2
 	return 1
 }
-
-obey "$@"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small clusters of real parallel filesystems on this host, which tests/testbed starts."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTBED = Path(__file__).parent.parent / "testbed"
+#: The kinds, and a program that each one takes.
+PROGRAMS = {"cephfs": "ceph-fuse", "glusterfs": "glusterd", "moosefs": "mfsmount"}
+
+
+class ClusterError(Exception):
+    """A cluster did not start, or a client could not mount it."""
+
+
+def unavailable() -> str:
+    """Why no cluster can be started here; "" if all can."""
+    if os.geteuid():
+        return "starting clusters takes root"
+    missing = [program for program in PROGRAMS.values() if not shutil.which(program)]
+    return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def order(verb: str, *words: str | Path) -> str:
+    """Call a script of tests/testbed; return what it prints."""
+    done = subprocess.run(
+        [TESTBED / f"{verb}.sh", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    if done.returncode:
+        raise ClusterError(f"tests/testbed/{verb}.sh: {done.stderr.strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A filesystem that runs: where its first client mounts it."""
+
+    kind: str
+    path: Path
+
+    @contextmanager
+    def client(self) -> Iterator[Path]:
+        """Mount it once more: a client whose cache is empty."""
+        with tempfile.TemporaryDirectory(prefix="ioshape-client-") as point:
+            order("mount", self.path, point)
+            try:
+                yield Path(point)
+            finally:
+                subprocess.run(["umount", "-l", point], check=True)
+
+
+@contextmanager
+def running(kind: str) -> Iterator[Cluster]:
+    """Start a cluster of this kind, and remove it in the end."""
+    path = Path(order("up", kind).strip())
+    try:
+        yield Cluster(kind, path)
+    finally:
+        order("down", path)

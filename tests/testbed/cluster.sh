@@ -1,0 +1,90 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: Apache-2.0
+# What the kinds of clusters have in common. Sourced, with `here` and `folder` set. Each file in kinds/
+# defines start, stop, and attach MOUNT_POINT. The files in `folder` tell of a cluster: kind, devices, mounts.
+
+: "${here:?}" "${folder:?}"
+
+target_bytes=$((16 << 30)) # of each, all of it a hole until it is written
+throttle=/sys/fs/cgroup/blkio/blkio.throttle
+
+load_kind() {
+	if [ ! -e "$folder/kind" ]; then
+		echo "testbed: there is no cluster in $folder; tests/testbed/up.sh starts one" >&2
+		return 1
+	fi
+	# shellcheck source=/dev/null
+	. "$here/kinds/$(cat "$folder/kind").sh"
+}
+
+can_be_slow() {
+	[ -w "$throttle.write_bps_device" ] || {
+		echo "testbed: cannot slow targets down: there is no $throttle.write_bps_device; mount the blkio" \
+			"controller of control groups (version 1), or leave --mb-per-s and --ms-per-seek out" >&2
+		return 1
+	}
+}
+
+limit() { # DEVICE BYTES_PER_S REQUESTS_PER_S; 0: no limit
+	local number way
+	number=$(cat "/sys/class/block/${1##*/}/dev")
+	for way in read write; do
+		echo "$number $2" >"$throttle.${way}_bps_device"
+		echo "$number $3" >"$throttle.${way}_iops_device"
+	done
+}
+
+make_targets() { # `targets` devices, named in the file "devices"
+	local number device
+	for number in $(seq "${targets:?}"); do
+		truncate -s "$target_bytes" "$folder/target$number"
+		device=$(losetup --find --show --direct-io=on "$folder/target$number")
+		echo "$device" >>"$folder/devices"
+		if [ "$mb_per_s$ms_per_seek" ]; then
+			limit "$device" $((${mb_per_s:-0} * 1000000)) $((ms_per_seek ? 1000 / ms_per_seek : 0))
+		fi
+	done
+}
+
+format_targets() { # each as a filesystem that is mounted at target-N, for servers that keep files
+	local number=0 device
+	while read -r device; do
+		number=$((number + 1))
+		mkfs.xfs -q -f "$device"
+		mkdir "$folder/target-$number"
+		mount "$device" "$folder/target-$number"
+	done <"$folder/devices"
+}
+
+remove_targets() {
+	local mounted device
+	for mounted in "$folder"/target-*; do
+		umount -l "$mounted" 2>/dev/null || true
+	done
+	[ -e "$folder/devices" ] || return 0
+	while read -r device; do
+		# After a restart of the host the device may be another's.
+		losetup -O BACK-FILE -n "$device" 2>/dev/null | grep -qF "$folder/target" || continue
+		[ ! -w "$throttle.write_bps_device" ] || limit "$device" 0 0
+		losetup -d "$device"
+	done <"$folder/devices"
+}
+
+mount_client() {
+	mkdir -p "$1"
+	attach "$1"
+	mountpoint -q "$1" # mfsmount has no status of its own
+	echo "$1" >>"$folder/mounts"
+}
+
+down() {
+	local mounted
+	[ -e "$folder" ] || return 0
+	load_kind
+	while read -r mounted; do
+		umount -l "$mounted" 2>/dev/null || true # a client may be gone already
+	done < <(cat "$folder/mounts" 2>/dev/null)
+	stop
+	remove_targets
+	rm -rf --one-file-system "$folder"
+}

@@ -1,0 +1,75 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# up.sh: starts a small real parallel filesystem on this host.
+set -euo pipefail
+here=$(dirname "${BASH_SOURCE[0]}")
+
+usage() {
+	cat <<'END'
+Usage: tests/testbed/up.sh KIND [OPTION]...
+       tests/testbed/mount.sh MOUNT_POINT ANOTHER
+       tests/testbed/down.sh MOUNT_POINT
+
+up.sh starts a cluster, mounts it and prints the mount point. KIND is one of:
+  cephfs     a monitor, a manager, a metadata server and OSDs, mounted by ceph-fuse; takes half a minute
+  glusterfs  a volume of bricks that each hold whole files; takes ten seconds
+  moosefs    a master and chunk servers, in a network namespace of their own; takes ten seconds
+
+Options:
+  --targets N        storage targets, each on a loop device of its own; 4 unless given
+  --mb-per-s N       each target reads and writes no more than N megabytes a second
+  --ms-per-seek N    each target serves a request in N milliseconds at least
+  --folder FOLDER    for the cluster's files; a new one in /var/tmp unless given
+
+mount.sh mounts it once more: another client, with a cache of its own.
+down.sh unmounts all clients, stops the servers and removes the folder, also after a crash.
+
+They need root, /dev/fuse, loop devices, and the packages that "tests/support/setup.sh realfs" installs.
+Slow targets also need the blkio controller of control groups, version 1.
+END
+}
+
+refuse() {
+	[ $# = 0 ] || echo "up.sh: $1" >&2
+	usage >&2
+	exit 2
+}
+
+if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
+	usage
+	exit 0
+fi
+[ $# -gt 0 ] || refuse
+kind=$1 targets=4 mb_per_s='' ms_per_seek='' folder=''
+[ -e "$here/kinds/$kind.sh" ] || refuse "there is no kind \"$kind\""
+shift
+while [ $# -gt 0 ]; do
+	[ $# -gt 1 ] || refuse "$1 takes a value"
+	case "$1" in
+	--targets) targets=$2 ;;
+	--mb-per-s) mb_per_s=$2 ;;
+	--ms-per-seek) ms_per_seek=$2 ;;
+	--folder) folder=$2 ;;
+	*) refuse "there is no option $1" ;;
+	esac
+	shift 2
+done
+for number in "$targets" "${mb_per_s:-1}" "${ms_per_seek:-1}"; do
+	[[ $number =~ ^[1-9][0-9]{0,3}$ ]] || refuse "\"$number\" is no whole number from 1 to 9999"
+done
+
+folder=$(realpath -m "${folder:-/var/tmp/ioshape-$kind-$$}")
+# shellcheck source=tests/testbed/cluster.sh
+. "$here/cluster.sh"
+[ -z "$mb_per_s$ms_per_seek" ] || can_be_slow
+[ ! -e "$folder/kind" ] || down
+mkdir -p "$folder"
+echo "$kind" >"$folder/kind"
+# shellcheck source=/dev/null
+. "$here/kinds/$kind.sh"
+if ! (make_targets && start && mount_client "$folder/mnt") >"$folder/up.log" 2>&1; then
+	tail -n 5 "$folder/up.log" >&2
+	down
+	exit 1
+fi
+echo "$folder/mnt"
