@@ -232,6 +232,21 @@ def test_what_lies_on_the_tier_alone_and_is_damaged_is_something(tmp_path: Path)
                 load_with_tier(load, runs, tier)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("load", [*OF_DIRECTORIES[:3], ioshape.latest])
+def test_a_tier_that_cannot_be_looked_at_is_no_first_start(tmp_path: Path, load: Load) -> None:
+    tier, runs = tmp_path / "tier", tmp_path / "runs"
+    for folder in (tier, runs):
+        folder.mkdir()
+    with pytest.raises(FileNotFoundError):
+        load_with_tier(ioshape.load_latest, runs / "*.pt", tier)
+    (own,) = tier.iterdir()
+    os.chown(own, 60001, -1)
+    for where in (runs, runs / "*.pt") if load is ioshape.load_latest else (runs,):
+        with pytest.raises(PermissionError, match="belongs to user 60001"):
+            load_with_tier(load, where, tier)
+
+
 def load_with_tier(load: Load, where: Path, tier: Path) -> Any:
     ioshape.configure(tier=str(tier))
     try:
