@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import checkpoint, names_in
+from coordinators import await_true
 from dcp_states import save as save_dcp
 from nodes import run_ranks
 from page_programs import programs
@@ -222,6 +223,7 @@ def test_what_lies_on_the_tier_alone_and_is_damaged_is_something(tmp_path: Path)
     runs.mkdir()
     ioshape.save_group(checkpoint(1), runs, 1, mode="each", tier=tier)
     (copy,) = tier.rglob("step-0000000001/rank-00000.pt")
+    await_true((runs / "step-0000000001").exists, "the drain")  # it would make the directory again
     shutil.rmtree(runs)
     runs.mkdir()
     cut(copy)
