@@ -68,7 +68,7 @@ class StorageError(OSError, RuntimeError):
     report: Report | None
 
     def __init__(self, facts: Facts) -> None:
-        # What is quoted from a file or a server must neither drive a terminal nor show a secret.
+        # A quotation from a file or a server must neither drive a terminal nor show a secret.
         facts = facts._replace(sentence=harmless(facts.sentence), remedy=harmless(facts.remedy))
         number = _ERRNOS.get(facts.code, -facts.code)
         super().__init__(number, os.strerror(number), facts.path)

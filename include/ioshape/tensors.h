@@ -231,8 +231,8 @@ struct ioshape_report {
 	uint32_t flight_halved; /**< how often, because requests suddenly took twice as long */
 	double request_s;       /**< that a write request took, on average */
 	double least_request_s; /**< the same while none waited for another; 0: not known */
-	/** Of a group's save: bytes of parts, of all ranks, that were not written because another
-	 * rank's part is equal; and bytes of this rank's part that were read to find that out. */
+	/** In a group: bytes of all ranks' parts that were not written because another rank's part
+	 * is equal; and bytes of this rank's part that were read to find that out. */
 	uint64_t repeated_bytes;
 	uint64_t hashed_bytes;
 };

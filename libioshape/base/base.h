@@ -173,8 +173,8 @@ bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t
 uint64_t base_deadline_ns(int64_t ms);
 
 /*
- * What dead processes left behind is removed while a save waits. So each time only so much of it
- * goes; the rest goes the next time. NULL, where a budget is expected, is one without end.
+ * Limits how much of dead processes' files a save removes, because the save waits meanwhile. The
+ * next save removes the rest. NULL, where a budget is expected, is one without end.
  */
 #define BASE_TIDY_NS UINT64_C(2000000000)
 #define BASE_TIDY_ENTRIES 10000u

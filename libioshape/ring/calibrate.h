@@ -122,7 +122,8 @@ void ring_memory_recall(struct ring_memory *memory, const struct fs_memory *on,
 void ring_memory_learn(struct ring_memory *memory, const struct fs_memory *on,
 		       const struct ring_shape *shape, const struct ring_taught *taught);
 
-/* What this process has found out about direct writes on the filesystem that was described last. */
+/* Whether direct writes work on the filesystem that was described last, as far as this process
+ * knows. */
 enum ring_direct { RING_DIRECT_UNPROVEN, RING_DIRECT_WORKS, RING_DIRECT_FAILS };
 
 enum ring_direct ring_memory_direct(struct ring_memory *memory, const struct fs_memory *on);

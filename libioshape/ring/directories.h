@@ -192,8 +192,8 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
 		       const char *name, const char *first, struct ring_hold *hold,
 		       struct base_error *error);
-/* As ring_folder_remove(), as far as the budget reaches: -EAGAIN, without a sentence, if something
- * is left for the next time. */
+/* Removes as ring_folder_remove() does, as far as the budget reaches: -EAGAIN, without a sentence,
+ * if something is left for the next time. */
 int ring_folder_remove_some(const struct ring_folder *folder, const struct ring_folder *parent,
 			    const char *name, const char *first, struct ring_hold *hold,
 			    struct base_budget *budget, struct base_error *error);

@@ -90,7 +90,7 @@ static int try_to_remove(struct removal *removal, const char *name, struct base_
 	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
 }
 
-/* What cannot be removed does not keep the rest; only a budget that is spent does. */
+/* Goes on after an entry that cannot be removed; stops when the budget is spent. */
 static int remove_file(void *user, const char *name, struct base_error *error)
 {
 	struct removal *removal = user;

@@ -98,9 +98,9 @@ static int read_stretches(struct ring_stream *stream, struct ring_reading *readi
 #define SMALL_INPUT_BYTES (256 * MIB)
 
 /*
- * Most of a small file: other processes may load it at the same time. Who reads onward reads most
- * of it, in many calls. Of a part of a file the page cache would read more than is wanted. Through
- * FUSE it is filled too slowly to do so for others who may never come.
+ * Most of a small file: other processes may load it at the same time. A sequential reader reads
+ * most of it, in many calls. Of a part of a file the page cache would read more than is wanted.
+ * Through FUSE it is filled too slowly to do so for others who may never come.
  */
 static bool is_most_of_a_small_one(const struct ring_reading *reading)
 {

@@ -212,13 +212,13 @@ int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct
 
 /* ---- Digests of collective saves (background/digest.c) --------------------------------------- */
 
-/* How much of the payload a sample reads at most. */
+/* The most that a sample reads of the payload. */
 #define SAVE_SAMPLE_BYTES (512 * KIB)
 
-/* Of the file that the save writes. */
+/* Sums of the file that the save writes. */
 struct save_digest {
 	uint8_t mac[BASE_MAC_BYTES]; /* of all bytes */
-	uint32_t crc32;              /* the same */
+	uint32_t crc32;              /* of all bytes */
 	uint64_t bytes;
 };
 
@@ -229,8 +229,8 @@ int save_take_sample(struct ioshape_save *save, uint8_t mac[BASE_MAC_BYTES],
 		     struct base_error *error);
 /*
  * Reads all bytes, and compares them with the save before, as writing does. If the key is drawn at
- * random after the bytes are there, different bytes have different digests, whoever chose them.
- * `go_on` is called now and then; a failure of it ends the call.
+ * random after the bytes are there, different bytes have different digests, even if an attacker
+ * chose them. `go_on` is called now and then; a failure of it ends the call.
  */
 int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES],
 		     struct save_digest *digest, int (*go_on)(void *user, struct base_error *error),

@@ -12,7 +12,7 @@
 /* Reads the file's beginning. Returns its bytes, or -errno. */
 static ssize_t read_beginning(const char *path, char *text, size_t room)
 {
-	/* One that nobody writes to, such as a FIFO, is not waited for. */
+	/* A FIFO without a writer is not waited for. */
 	int fd = base_above_streams(open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 	ssize_t got = 1, bytes = 0;
 

@@ -3,7 +3,7 @@
  * A destination is kept with its links resolved, and drained hours later. Until then another user
  * who may write to a directory above it can put a link there, which would lead the drain, with the
  * rights of the user who saved, to a file elsewhere. So a drain follows links of root and of its
- * own user only: the kernel's rule for directories where everybody may put something
+ * own user only: the kernel's rule for directories where every user may put something
  * (fs.protected_symlinks), for all directories.
  */
 #define _GNU_SOURCE
@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* As many as the kernel follows. */
+/* The kernel follows no more. */
 #define MOST_LINKS 40
 
 /* The first link of a path, with its directory: from there `*rest` is what follows. -ENOENT: there

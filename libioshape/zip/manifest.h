@@ -11,7 +11,7 @@
 #define ZIP_MANIFEST_NAME "manifest.json"
 #define ZIP_MANIFEST_FORMAT "ioshape-generation"
 #define ZIP_MANIFEST_VERSION BASE_FORMAT(1u)
-/* Of one in which a part is stored for several ranks: versions before 0.2 refuse it. */
+/* For a part that is stored for several ranks: versions before 0.2 refuse it. */
 #define ZIP_MANIFEST_REPEATS_VERSION BASE_FORMAT(2u)
 
 #define ZIP_MAX_RANKS 1048576u

@@ -63,7 +63,7 @@ static const char *part_problem(const struct zip_manifest *manifest,
 	return NULL;
 }
 
-/* What a part says of another one. */
+/* Says what is wrong with a part that names another one; NULL: nothing. */
 static const char *repeat_problem(const struct zip_manifest *manifest, uint32_t rank)
 {
 	const struct zip_manifest_part *part = &manifest->parts[rank], *same;

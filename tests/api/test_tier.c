@@ -482,9 +482,12 @@ static unsigned entries(void)
 
 TEST(tests, an_entry_that_says_another_copy_is_drained_drops_no_save)
 {
+	size_t listed;
+
 	save("a.pt", &sample);
 	add_entry("00000000000000000009-5-5", "a.pt");
-	ck_assert_uint_eq(waiting(NULL), 1);
+	ck_assert_uint_eq(waiting(&listed), 1);
+	ck_assert_uint_eq(listed, 1);
 	ck_assert_int_eq(drain(), 0);
 	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
 	must_hold(there("a.pt"), &sample);
@@ -542,7 +545,7 @@ LOOP_TEST(tests, a_link_of_another_user_leads_no_drain_elsewhere, 0, 2)
 {
 	const char *name = _i ? "run/a.pt" : "run/deep/a.pt";
 
-	if (geteuid()) /* who else could make one of another user */
+	if (geteuid()) /* only root can make one of another user */
 		return;
 	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
 	ck_assert_int_eq(mkdir(there("run/deep"), 0777), 0);
@@ -567,7 +570,7 @@ LOOP_TEST(tests, a_link_of_another_user_leads_no_drain_elsewhere, 0, 2)
 	must_hold(there(name), &sample);
 }
 
-/* Who moves a filesystem leaves a link. */
+/* An administrator who moves a filesystem leaves a link. */
 TEST(tests, a_link_of_the_user_is_followed)
 {
 	ck_assert_int_eq(mkdir(there("run"), 0777), 0);

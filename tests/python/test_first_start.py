@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import checkpoint, names_in
+from coordinators import await_true
 from dcp_states import save as save_dcp
 from nodes import run_ranks
 from page_programs import programs
@@ -222,6 +223,7 @@ def test_what_lies_on_the_tier_alone_and_is_damaged_is_something(tmp_path: Path)
     runs.mkdir()
     ioshape.save_group(checkpoint(1), runs, 1, mode="each", tier=tier)
     (copy,) = tier.rglob("step-0000000001/rank-00000.pt")
+    await_true((runs / "step-0000000001").exists, "the drain")  # it would make the directory again
     shutil.rmtree(runs)
     runs.mkdir()
     cut(copy)
@@ -230,6 +232,21 @@ def test_what_lies_on_the_tier_alone_and_is_damaged_is_something(tmp_path: Path)
             warnings.simplefilter("ignore")
             with pytest.raises(ioshape.NoUsableCheckpointError):
                 load_with_tier(load, runs, tier)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("load", [*OF_DIRECTORIES[:3], ioshape.latest])
+def test_a_tier_that_cannot_be_looked_at_is_no_first_start(tmp_path: Path, load: Load) -> None:
+    tier, runs = tmp_path / "tier", tmp_path / "runs"
+    for folder in (tier, runs):
+        folder.mkdir()
+    with pytest.raises(FileNotFoundError):
+        load_with_tier(ioshape.load_latest, runs / "*.pt", tier)
+    (own,) = tier.iterdir()
+    os.chown(own, 60001, -1)
+    for where in (runs, runs / "*.pt") if load is ioshape.load_latest else (runs,):
+        with pytest.raises(PermissionError, match="belongs to user 60001"):
+            load_with_tier(load, where, tier)
 
 
 def load_with_tier(load: Load, where: Path, tier: Path) -> Any:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -217,3 +218,39 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
     assert ("acts" in survives) == bool(status.acts)
     said = [one.getMessage() for one in caplog.records if "could not be read" in one.getMessage()]
     assert len(said) == 1 or (poison in ("learnt", "waiters") and not said)
+
+
+#: Writes garbage to the keys by which the members of a pool are woken.
+POISON_WAKES = """
+local all = redis.call('HGETALL', KEYS[1] .. 'm')
+for i = 1, #all, 2 do
+    if string.sub(all[i], 1, 2) == 'm:' then
+        local member = {cmsgpack.unpack(all[i + 1])}
+        redis.call('SET', KEYS[1] .. 'w:' .. member[4], 'garbage')
+    end
+end
+"""
+
+
+@pytest.mark.slow
+def test_a_key_that_wakes_a_waiter_and_cannot_be_written_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with coordinator("redis") as address, left_clean():
+        monkeypatch.delenv("IOSHAPE_COORDINATOR")  # it would win
+        ioshape.configure(coordinator=address, lease_ms=1000, unreachable="fail")
+        operator = Operator(address)
+        operator.set(GOOD, capacity=1)
+        path, _, database = address.removeprefix("unix://").partition("?db=")
+        connection = Connection(Path(path))
+        connection.call("SELECT", database)
+        with ThreadPoolExecutor(1) as thread:
+            for poison in (True, False):
+                held = ioshape.slot(pool=GOOD)
+                waits = thread.submit(lambda: ioshape.slot(pool=GOOD, timeout=60).release())
+                await_true(lambda: operator.status(GOOD).waiter_count == 1, "a waiter")
+                if poison:
+                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v3:")
+                held.release()
+                waits.result(60)
+        ioshape.configure(coordinator="open")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An S3 server of an attacker. Each of its buckets answers in another way that nobody should."""
+"""An S3 server of an attacker. Each of its buckets answers in another wrong way."""
 
 import json
 import threading

@@ -43,9 +43,9 @@ _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath)
 _NONE = type(None)
 _PATH: set[type] = {str, *_PATHS, _NONE}
 
-#: What describes a checkpoint: for each class, of which types each field may be. A number counts
-#: bytes or elements. What lists and dicts hold is checked in the end, as the pickle may still
-#: change it.
+#: Classes that describe a checkpoint, and the types of each field. A number counts
+#: bytes or elements. Items of lists and dicts are checked in the end, as the pickle may still
+#: change them.
 _KNOWN: dict[type, dict[str, set[type]]] = {
     Metadata: {
         "state_dict_metadata": {dict},

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # A directory of such a name that cannot be looked into may be the newest checkpoint. Others, as
-# "job-4711" of another user, are somebody else's.
+# "job-4711", may belong to another user.
 _OF_CHECKPOINTS = re.compile(r"(step|epoch|iter|iteration|checkpoint|ckpt)[-_=.]?[0-9]+$", re.I)
 
 
@@ -43,7 +43,7 @@ class Member:
 
 
 def _step_of(name: str) -> int | None:
-    """Of "step-1000", "epoch_3", "checkpoint500". Others, as "best", belong to no series."""
+    """Return the number in "step-1000", "epoch_3", "checkpoint500"; None for "best"."""
     found = numbered(name)
     return None if found is None or found.suffix else found.number
 
@@ -80,9 +80,9 @@ def listed(directory: str) -> list[str]:
 
 
 def _paths(directory: str) -> list[tuple[str, StorageError | None]]:
-    """Of what has a .metadata, by the time of that; of two with the same, by step.
+    """Return the directories with a .metadata, the newest first; of equal times, the highest step.
 
-    First those that cannot be looked into, with the reason: one may be the newest.
+    Directories that cannot be looked into come first, with the reason: one may be the newest.
     """
     found, closed = [], []
     for name in listed(directory):

@@ -26,7 +26,7 @@ class Numbered(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str]:
-        """What all names of the family have in common."""
+        """Return the prefix and the suffix that all names of the family share."""
         return self.prefix, self.suffix
 
 

@@ -29,6 +29,7 @@ from ioshape._save.callbacks import Teller
 from ioshape._settings.context import current, encoded
 from ioshape._text import one_line
 from ioshape._tier.drain import folder_of
+from ioshape._tier.nearest import check_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,7 +351,7 @@ def latest(
     Raises:
         NoUsableCheckpointError: there are checkpoints, and none of them is complete, or they are of
             another kind.
-        StorageError: the directory cannot be read.
+        StorageError: the directory or the tier cannot be read.
     """
     path = os.fspath(directory)
     of_dcp, passed_over = series.newest(path)
@@ -363,6 +364,7 @@ def latest(
             raise no_usable(path, passed_over) from None
         if not found:
             refuse_others(path, "group")
+            check_tier(folder_of(tier))
     except NoUsableCheckpointError:
         if not found:
             raise
@@ -389,7 +391,7 @@ def generations(
             both places the copies on the tier.
 
     Raises:
-        StorageError: the directory cannot be read.
+        StorageError: the directory or the tier cannot be read.
     """
     path = os.fspath(directory)
     of_dcp, _damaged = series.members(path)

@@ -53,7 +53,7 @@ def refuse_others(directory: str, wanted: str, operation: Operation = "load") ->
 
 
 def _found(directory: str, name: str, wanted: str, operation: Operation) -> tuple[str, str] | None:
-    """What is wrong with the checkpoint of that name, and what to do; None if it is none."""
+    """Return why this name is another kind of checkpoint, and a remedy; None if it is none."""
     path = os.path.join(directory, name)  # noqa: PTH118
     parts = numbered(name)
     if parts is None:
@@ -70,7 +70,7 @@ def _found(directory: str, name: str, wanted: str, operation: Operation) -> tupl
 
 
 def _found_in(path: str, name: str, wanted: str) -> tuple[str, str] | None:
-    """The same of a directory."""
+    """Return why this directory is another kind of checkpoint, and a remedy; None if it is none."""
     try:
         within = os.listdir(path)  # noqa: PTH208
     except PermissionError as error:

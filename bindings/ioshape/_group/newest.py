@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ioshape._save.report import Progress
 
 # Files that are listed may be gone when they are read: another process keeps the last few. Looks
-# at directories that change faster than this are not repeated for ever.
+# at directories that change faster than this end after so many.
 _MOST_LOOKS = 16
 
 

@@ -50,7 +50,7 @@ _SIZED = frozenset({str, bytes, bytearray, list, tuple})
 _MOST_KEY_PARTS = 64
 _MOST_EQUAL_HASHES = 64
 _MOST_KEY_BITS = 64
-# Of an integer below this, the hash is the integer itself.
+# The hash of an integer below this is the integer itself.
 _OWN_HASH = (1 << 61) - 1
 _ENDED = 1 << 62
 

@@ -196,7 +196,7 @@ class _Machine(Machine):
         """Give its state to an object."""
         if not isinstance(to, _Parts):
             return
-        # The state of whoever has slots is a pair: what is in __dict__, and what is in the slots.
+        # The state of an object with slots is a pair: its __dict__, and its slots.
         for some in state if isinstance(state, tuple) and len(state) == 2 else (state,):
             if some is not None:
                 to += (_SAME if isinstance(some, _Parts) else "state", some)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server answers is believed no more than a file: its length, its redirects and its fields
-have limits."""
+"""Checks of answers of a server: their length, redirects and fields have limits."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _Kind = TypeVar("_Kind")
 
 
 class AnswerError(BotoCoreError):  # type: ignore[misc] # boto3 has no types
-    """What a server answered cannot be used."""
+    """An answer of a server that cannot be used."""
 
     fmt = "{why}"
 

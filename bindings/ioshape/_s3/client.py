@@ -99,7 +99,7 @@ class _Reason(NamedTuple):
     remedy: str
 
 
-# Of what a server says.
+# Characters of a server's message.
 _MOST_SHOWN = 200
 _SERVER = "look at --endpoint (or AWS_ENDPOINT_URL_S3) and the server's log"
 _AGAIN = "call it again, it goes on where it stopped"
@@ -222,7 +222,7 @@ def head(client: Client, bucket: str, key: str) -> Mapping[str, Any] | None:
 
 
 def sizes(client: Client, bucket: str, prefix: str) -> dict[str, int]:
-    """Of all objects whose keys begin so.
+    """Return the sizes of all objects whose keys begin with a prefix.
 
     Raises:
         AnswerError: they are more than those of two checkpoints.

@@ -31,7 +31,7 @@ MOST_PARTS = 10_000
 #: and none smaller, but for the last
 LEAST_PART_BYTES = 5 << 20
 _UNIT = 1 << 20
-# Of one object, which were begun and not completed.
+# Uploads of one object that were begun and not completed.
 _MOST_UPLOADS = 10_000
 # Of what was damaged on its way.
 _ATTEMPTS = 3

@@ -150,7 +150,7 @@ def _damaged(what: str, path: str, operation: str) -> Exception:
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
 _NEXT = re.compile(r"[ \t\n\r]*([,}])[ \t\n\r]*")
-#: What a tensor is described by: 64 lengths take a third of that.
+#: The description of a tensor: 64 lengths take a third of that.
 _TENSOR = re.compile(r"\{[^{}]{0,4096}\}")
 _scan: Callable[[str, int], tuple[str, int]] = decoder.scanstring  # type: ignore[attr-defined]
 

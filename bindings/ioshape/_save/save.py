@@ -68,7 +68,7 @@ def _no_target(*arguments: object) -> _NoTargetError:
     return _NoTargetError(*arguments)
 
 
-# As tracebacks name it.
+# Its name in tracebacks.
 _NoTargetError.__module__, _NoTargetError.__name__ = "builtins", "TypeError"
 _NoTargetError.__qualname__ = "TypeError"
 

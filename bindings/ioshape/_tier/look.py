@@ -103,7 +103,7 @@ def _entry(name: str, text: str) -> tuple[str, bool]:
 
 
 def _sizes(place: str) -> Iterator[int]:
-    """Of a file, or of all in a directory; of nothing that lies behind a link."""
+    """Yield the size of a file, or of each file in a directory; links are not followed."""
     try:
         size = os.lstat(place).st_size
     except OSError:

@@ -33,7 +33,7 @@ def check_tier(folder: str) -> None:
     if not folder:
         return
     try:
-        drain_of(folder)
+        _ = drain_of(folder).tier
     except StorageError as error:
         if is_our_fault(error):
             raise

@@ -116,7 +116,7 @@ void group_attempt_abandon(struct group_attempt *attempt);
  * are dead (but for those of this process), and others after a day. `job` is the job's hash, as in
  * an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken. Best
  * effort: failures are logged. `last_serial` is raised to that of the newest generation that is
- * there; NULL if nobody wants to know. The next call removes what the budget did not reach.
+ * there; it may be NULL. The next call removes what the budget did not reach.
  */
 void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
 		struct base_budget *budget, const struct base_log *log);

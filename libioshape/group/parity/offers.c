@@ -52,7 +52,7 @@ static uint32_t parities_here(const struct offer *offer, const struct group_reco
 	return record_bytes + record->parities * segment <= file_bytes ? record->parities : 0;
 }
 
-/* What is the same for all nodes; once. Takes the record. */
+/* Writes once what is equal for all nodes. Takes the record. */
 static void describe(struct offer *offer, struct group_record *record,
 		     const struct base_buffer *text)
 {

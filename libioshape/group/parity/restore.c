@@ -267,7 +267,7 @@ static int read_own(const struct group_restoring *restoring, struct group_note *
 	return ret;
 }
 
-/* What another node says is compared with what rank 0 says before any of it is used. */
+/* Compares another node's message with that of rank 0 before any of it is used. */
 static int check_known(const struct ioshape_group *group, const struct group_restoring *restoring,
 		       const struct group_known *known, struct base_error *error)
 {

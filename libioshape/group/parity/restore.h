@@ -35,7 +35,7 @@ static inline bool group_has_tiers(const struct ioshape_group *group)
 	return group->near && group->node_count > 1;
 }
 
-/* What rank 0 has decided. */
+/* Rank 0's decision. */
 struct group_restoring {
 	uint64_t step;
 	char attempt[ZIP_ATTEMPT_BYTES];
@@ -46,7 +46,7 @@ struct group_restoring {
 	char *folder;                 /* owned */
 };
 
-/* What the node that has the manifest says of the generation. */
+/* A message about the generation, from the node that has the manifest. */
 struct group_known {
 	struct base_buffer note;
 	const uint8_t *text; /* of the manifest, in the note */

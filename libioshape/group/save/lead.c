@@ -322,7 +322,7 @@ static int add_own(struct sum *sum, const struct group_written *written)
 	return ret;
 }
 
-/* What is stored once stands for all ranks that have it. */
+/* Names a part that is stored once for all ranks that have it. */
 static void repeat_parts(struct sum *sum)
 {
 	const struct group_plan *plan = &sum->part->plan;

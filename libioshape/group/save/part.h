@@ -17,8 +17,7 @@ struct group_plan {
 	uint64_t total_bytes;                   /* of all kept parts; about, as the next */
 	uint64_t repeated_bytes;                /* of the parts that are not kept */
 	uint64_t *bytes;                        /* of each rank's, 0 if it is not kept */
-	/* Of each rank: the lowest rank with an equal part, and the rank whose copy is stored for
-	 * it. */
+	/* By rank: the lowest rank with an equal part, and the rank whose copy is stored for it. */
 	uint32_t *same, *kept;
 	/* The question before the plan: these ranks shall say the digests of their parts. */
 	bool asks;
@@ -35,12 +34,12 @@ static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
 	return plan->kept[rank] == rank;
 }
 
-/* As rank 0 has posted it, into an initialised plan. Pure. */
+/* Reads what rank 0 has posted into an initialised plan. Pure. */
 int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
 		    const struct base_buffer *note, struct base_error *error);
 
-/* The same note of rank 0's, "plan" or "agreed", when it has come; after a question, which is
- * answered, the plan that follows it (save.c). */
+/* Waits for rank 0's note "plan" or "agreed" and reads it. If it is a question, answers it and
+ * waits for the plan that follows (save.c). */
 struct group_part;
 int group_await_plan(struct group_part *part, const char *what, struct base_error *error);
 
@@ -104,9 +103,10 @@ int group_find_same(struct group_part *part, struct base_error *error);
 int group_answer_digest(struct group_part *part, struct base_error *error);
 /* Whether the plan has this rank write a file. */
 bool group_has_file(const struct group_part *part);
-/* How many files the generation has in this mode. */
+/* Counts the files that the generation has in this mode. */
 uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode);
-/* What was written of our part, by its checksum, is what other ranks rely on. IOSHAPE_E_CHANGED. */
+/* Compares the checksum of our written part with its digest, on which other ranks rely.
+ * IOSHAPE_E_CHANGED. */
 int group_check_digest(const struct group_part *part, uint32_t crc32, struct base_error *error);
 
 /* ---- The tier (save/near.c) ------------------------------------------------------------------ */

@@ -411,7 +411,7 @@ def _mode(path: str) -> int | None:
 
 def _problem_of(path: str) -> str:
     try:
-        # One that nobody writes to, such as a FIFO, is not waited for.
+        # A FIFO without a writer is not waited for.
         if path:
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     except OSError as error:

@@ -48,7 +48,7 @@ def command(
     """Removes checkpoints that are not to be kept: of a directory generations, and what dead
     processes left behind; of a pattern files.
 
-    The newest complete one stays in any case, and so does a generation that somebody reads. The
+    The newest complete one stays in any case, and also a generation that a process reads. The
     command asks before, and where there is no terminal to ask on it removes nothing without --yes.
 
     A pattern names the files of one family, in one directory: their names differ in the last number
@@ -62,7 +62,7 @@ def command(
     ioshape prune "run/step-*.pt" --keep-last 3
 
     Exit code: 0; 1 if one could not be removed, there is nothing of the kind, or the answer was no;
-    2 if nobody could be asked.
+    2 if there is no terminal to ask on.
     """
     if len(paths) > 1 or not os.path.isdir(paths[0]):  # noqa: PTH112
         return _prune_files(paths, keep_last, keep_every, dry_run, yes, as_json)
@@ -193,7 +193,7 @@ def _ask(directory: str, going: list[tuple[int, int]]) -> None:
 
 
 def _ask_about(counted: str, what: str, directory: str) -> None:
-    """Ends the command unless somebody says yes."""
+    """End the command unless the user says yes."""
     if not sys.stdin.isatty():
         raise UsageSentenceError(
             f'cannot ask whether to remove {counted} of "{directory}": there is no '

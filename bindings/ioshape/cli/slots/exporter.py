@@ -38,7 +38,7 @@ _CACHE_S = 1.0
 # Labels are for ever: no more jobs than these of a pool have their own, the rest is one.
 _MOST_JOBS = 50
 _OTHERS = "(others)"
-# Of a client that asks nothing, or takes no answer.
+# For a client that asks nothing, or takes no answer.
 _TIMEOUT_S = 10
 # Prometheus needs one. A connection beyond them ends the oldest one.
 _MOST_CONNECTIONS = 32

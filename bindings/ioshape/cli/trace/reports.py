@@ -254,7 +254,7 @@ class Gust:
 
     @property
     def stall_s(self) -> float:
-        """How long training stands still: ranks train together, so the slowest holds them all."""
+        """Return how long training stands still: the slowest rank holds up all."""
         if not any(save.background for save in self.saves):
             return self.makespan_s
         held: dict[tuple[str, int, int], float] = {}

@@ -123,7 +123,7 @@ def spans_of(report: Mapping[str, Any], begin_s: float, end_s: float) -> list[Sp
             else:
                 spans.append(Span(phase, at, until))
         at = until
-    # What no part accounts for, such as starting a thread: a bar ends when its save does.
+    # The time of no part, such as starting a thread: a bar ends when its save does.
     if end_s - at > _LEAST_REST * (end_s - begin_s):
         spans.append(Span("rest", at, end_s))
     return spans
