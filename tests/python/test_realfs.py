@@ -99,9 +99,8 @@ def test_a_pool_is_named_after_the_cluster(cluster: Mounted) -> None:
         ]
         assert name == f"ceph:{fsid}"
     else:
-        assert name.startswith(
-            {"glusterfs": "fuse.glusterfs:", "moosefs": "fuse:mfs_"}[cluster.kind]
-        )
+        begins = {"glusterfs": "fuse.glusterfs:", "moosefs": "fuse:mfs_"}
+        assert name.startswith(begins[cluster.kind])
 
 
 def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:

@@ -25,7 +25,8 @@ mount.sh mounts it once more: another client, with a cache of its own.
 down.sh unmounts all clients, stops the servers and removes the folder, also after a crash.
 
 They need root, /dev/fuse, loop devices, and the packages that "tests/support/setup.sh realfs" installs.
-Slow targets also need the blkio controller of control groups, version 1.
+Slow targets also need the blkio controller of control groups, version 1. MooseFS leaves what it gets to this
+host's page cache: there slow targets show only under a load that lasts.
 END
 }
 
