@@ -142,8 +142,11 @@ int main(int argc, char **argv)
 	if (argc < 3 || (argc > 3 && !take_choice(&config, argc - 3, argv + 3)))
 		return 2;
 	counting.submit = counting_submit;
-	if (argc == 3)
+	if (argc == 3) {
 		config.engines = engines;
+		/* Through the page cache the kernel cuts what it sends. */
+		config.direct = IOSHAPE_DIRECT_REQUIRE;
+	}
 	ret = write_file(argv[1], strtoull(argv[2], NULL, 10), &config, &report, &error);
 	if (!ret && argc == 3)
 		ret = tell(argv[1], &error);
