@@ -27,7 +27,7 @@ extern "C" {
  *
  * Refused with -EINVAL: the dtypes IOSHAPE_COMPLEX32 and IOSHAPE_COMPLEX128, which the format does
  * not have; a tensor called "__metadata__"; metadata with a step or a blob. IOSHAPE_E_LIMIT: the
- * header would have more than 100,000,000 bytes, the most that readers accept.
+ * header would have more than 32 MiB, the most that the Python package reads.
  *
  * @param context  an open context
  * @param path     the file to make or to replace

@@ -10,8 +10,8 @@
 
 #include <ioshape/tensors.h>
 
-/* The original library reads no longer header, nor do we write one. */
-#define ZIP_SAFETENSORS_MAX_HEADER_BYTES 100000000u
+/* The Python package reads no longer header: see _safetensors/header.py. */
+#define ZIP_SAFETENSORS_MAX_HEADER_BYTES (32 * MIB)
 
 /*
  * Whether the format can hold the tensor, which zip_layout_row_major() has checked. -EINVAL with a

@@ -149,17 +149,29 @@ def test_no_description_takes_long_or_much_memory(way: str, tmp_path: Path) -> N
 def test_no_header_takes_long_or_much_memory(tmp_path: Path) -> None:
     texts = {
         "good": b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
-        "objects": b'{"__metadata__":[' + b",".join(20_000_000 * [b"{}"]) + b"]}",
-        "lists": b'{"a":' + 60_000_000 * b"[",
-        "objects in a tensor": b'{"a":{"shape":[' + b",".join(20_000_000 * [b"{}"]) + b"]}}",
-        "numbers": b'{"a":{"dtype":"U8","shape":[' + 30_000_000 * b"0," + b"0]}}",
-        "one name": b'{"' + 60_000_000 * b"x" + b'":1}',
+        "objects": b'{"__metadata__":[' + b",".join(10_000_000 * [b"{}"]) + b"]}",
+        "lists": b'{"a":' + 30_000_000 * b"[",
+        "objects in a tensor": b'{"a":{"shape":[' + b",".join(10_000_000 * [b"{}"]) + b"]}}",
+        "numbers": b'{"a":{"dtype":"U8","shape":[' + 15_000_000 * b"0," + b"0]}}",
+        "one name": b'{"' + 30_000_000 * b"x" + b'":1}',
         "one wide name": b'{"\xf0\x9f\x98\x80' + 30_000_000 * b"x" + b'":1}',
-        "escapes": b'{"' + 30_000_000 * b'\\"' + b'":1}',
-        "texts": b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(4_000_000)) + b"}}",
+        "escapes": b'{"' + 15_000_000 * b'\\"' + b'":1}',
+        "texts": b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(2_000_000)) + b"}}",
         "tensors": b"{"
         + b",".join(
             b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(400_000)
+        )
+        + b"}",
+        "wide names": b"{"
+        + b",".join(
+            b'"\xf0\x9f\x98\x80%0170d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i
+            for i in range(1 << 17)
+        )
+        + b"}",
+        "all dimensions": b"{"
+        + b",".join(
+            b'"%d":{"dtype":"U8","shape":[0%s],"data_offsets":[0,0]}' % (i, 63 * b",9999999")
+            for i in range(50_000)
         )
         + b"}",
         "dimensions": b'{"a":{"dtype":"U8","shape":[' + 99 * b"1," + b'1],"data_offsets":[0,1]}}',

@@ -19,11 +19,14 @@ from ioshape._safetensors.dtypes import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The original reads no longer one.
-MAX_BYTES = 100_000_000
+#: 256 bytes for each tensor. The original reads 100 MB, of which one character above U+FFFF in each
+#: name makes four times as much memory.
+MAX_BYTES = 32 << 20
 #: No model is known that has as many in one file.
 MAX_TENSORS = 1 << 17
 _MAX_DIMS = 64  # IOSHAPE_MAX_DIMS
+#: of all tensors; each takes some 40 bytes of memory
+_MAX_ALL_DIMS = 1 << 20
 _MAX_NAME_BYTES = 1 << 16
 _MAX_METADATA = 1 << 16
 _MAX_METADATA_BYTES = 1 << 24
@@ -107,7 +110,17 @@ def read(file: IO[bytes], file_bytes: int, path: str, operation: str = "load") -
         DamagedError: it is one, and does not fit together.
     """
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    if file_bytes < _LENGTH_BYTES + 2 or not 2 <= length <= MAX_BYTES:
+    if file_bytes < _LENGTH_BYTES + 2 or length < 2:
+        _refuse(path, operation)
+    if MAX_BYTES < length <= file_bytes - _LENGTH_BYTES and file.read(1) == b"{":
+        raise failure(
+            lib.IOSHAPE_E_LIMIT,
+            f'the header of "{path}" has {length} bytes, and at most {MAX_BYTES} are supported',
+            path,
+            operation,
+            remedy="load it with the package safetensors",
+        )
+    if length > MAX_BYTES:
         _refuse(path, operation)
     if length > file_bytes - _LENGTH_BYTES:
         # As what another format may begin with.
@@ -202,6 +215,7 @@ class _Parser:
     def __init__(self, text: str, begin: int) -> None:
         self._text = text
         self._begin = begin
+        self._dims = 0
         self.entries: dict[str, Entry] = {}
         self.metadata: dict[str, str] | None = None
         self._has_metadata = False
@@ -221,7 +235,10 @@ class _Parser:
             raise _Wrong("its header has a name twice")
         if len(self.entries) >= MAX_TENSORS:
             raise _Wrong(f"it has more than {MAX_TENSORS:,} tensors")
-        self.entries[name] = _entry(name, _decode(found[0]), self._begin)
+        entry = self.entries[name] = _entry(name, _decode(found[0]), self._begin)
+        self._dims += len(entry.shape)
+        if self._dims > _MAX_ALL_DIMS:
+            raise _Wrong(f"its tensors have more than {_MAX_ALL_DIMS:,} dimensions")
         return found.end()
 
     def _take_metadata(self, at: int) -> int:
