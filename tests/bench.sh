@@ -7,8 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
 	cat <<'END'
-Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--chaos SCALE] [--help]
-                      NAME...
+Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--chaos SCALE] [--on KIND]
+                      [--help] NAME...
 
 Installs what is missing (see tests/support/setup.sh), builds for release and measures:
 
@@ -24,9 +24,9 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   storm  ranks of several nodes that save at once, against torch.save, on filesystems that play
          spinning disks and flash, as striped as large ones or telling nothing of it, while a
          neighbour reads small files. Their time runs slower than the clock: --rounds beyond 3,
-         --size and --dir have no say in it. Takes root (about 13 minutes)
-  realfs saves, loads by clients with an empty cache, and a storm, against torch.save and torch.load, on small
-         real clusters of CephFS and GlusterFS that run on this host (default size: 512M). Takes root
+         --size and --dir have no say in it. Takes root (about 13 minutes; 5 with --on)
+  realfs saves, and loads by clients with an empty cache, against torch.save and torch.load, on small real
+         clusters of CephFS and GlusterFS that run on this host (default size: 512M). Takes root
          (about 5 minutes)
   tier   saves on the disk of the node that are drained to a filesystem of spinning disks, which is
          played: against fio there, saves to it, torch.save and cp; what neighbours of the drains of 32
@@ -62,6 +62,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   --chaos SCALE  for slots: also the campaign of kills, stops, failovers and partitions; 1 is what
                  a release needs and takes long, 0.01 is a try. For gather: how many ranks and
                  servers are killed while ranks save; a release needs 1000
+  --on KIND      for storm: on a small real cluster on this host instead, with four storage targets of
+                 60 MB/s and 8 ms for each request; cephfs, glusterfs or moosefs
 
 Settings of the library (IOSHAPE_BLOCK_BYTES and so on) are taken from the environment. On a quiet
 machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,
@@ -92,7 +94,7 @@ main() {
 			usage
 			exit 0
 			;;
-		--dir | --json | --size | --rounds | --chaos)
+		--dir | --json | --size | --rounds | --chaos | --on)
 			[ $# -gt 1 ] || fail "$1 needs a value"
 			value=$2
 			case "$1" in

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from clusters import PROGRAMS, ClusterError
+
 from . import (
     background,
     cache,
@@ -44,6 +46,7 @@ from .worker import Worker, WorkerError
 SETUP = Path(__file__).resolve().parents[1] / "support" / "setup.sh"
 # Servers that fail over, and networks of their own.
 CHAOS_NEEDS = ("test",)
+CLUSTER_NEEDS = ("realfs",)
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -76,7 +79,7 @@ BENCHMARKS = {
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
     # Tensors, a copy of them and the caches of clients and servers; three files, and their copies.
     "realfs": Benchmark(
-        realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=("realfs",)
+        realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=CLUSTER_NEEDS
     ),
     # Tensors and the page cache. What lies in stripefs is memory, and less.
     "tier": Benchmark(tier.measure),
@@ -116,6 +119,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=size_in_bytes)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--chaos", type=float, default=0)
+    parser.add_argument("--on", choices=PROGRAMS, default="")
     parser.add_argument("--worker", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()
@@ -124,6 +128,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"name one or more of: {', '.join(BENCHMARKS)}")
     if given.rounds < 1:
         parser.error("--rounds is at least 1")
+    if given.on and given.names != ["storm"]:
+        parser.error("--on is an option of storm alone")
     return given
 
 
@@ -165,7 +171,8 @@ def main() -> int:
     if given.json:
         given.json.touch()  # better now than after minutes
     needs = [purpose for name in given.names for purpose in BENCHMARKS[name].needs]
-    install(dict.fromkeys([*needs, *(CHAOS_NEEDS if given.chaos else ())]))
+    more = [*(CHAOS_NEEDS if given.chaos else ()), *(CLUSTER_NEEDS if given.on else ())]
+    install(dict.fromkeys([*needs, *more]))
     context: dict[str, object] = {
         **report.machine(given.folder),
         "fio_version": fio.version(),
@@ -179,7 +186,9 @@ def main() -> int:
         with Worker(given.worker) as worker:
             for name in given.names:
                 print(f"{name}:", flush=True)
-                setting = Setting(worker, given.folder, sizes[name], given.rounds, given.chaos)
+                setting = Setting(
+                    worker, given.folder, sizes[name], given.rounds, given.chaos, given.on
+                )
                 outcomes[name] = BENCHMARKS[name].measure(setting)
     except (
         WorkerError,
@@ -188,7 +197,7 @@ def main() -> int:
         storm.StormError,
         dlio.DlioError,
         objects.ObjectsError,
-        realfs.RealFsError,
+        ClusterError,
     ) as error:
         sys.exit(f"bench: {error}")
     context["seconds"] = round(time.monotonic() - began)

@@ -1,27 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves, loads and storms on small clusters of real parallel filesystems that run on this host.
+"""Saves and loads on small clusters of real parallel filesystems that run on this host."""
 
-    python -m tests.bench.realfs storm cephfs
-
-runs a storm alone and prints what it found. tests/testbed starts the clusters.
-"""
-
-import json
 import mmap
 import os
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from clusters import Cluster, running
 
-from . import storm
 from .rounds import Contestants, Sample, Samples, median_seconds, speed_ratio
 from .setting import Figure, Outcome, Setting
 
@@ -34,9 +22,6 @@ CHUNK_BYTES = 4 * MIB
 
 #: by the names of their figures
 KINDS = {"ceph": "cephfs", "gluster": "glusterfs"}
-
-RANKS, RANK_BYTES = 8, 32 * MIB
-STORM = storm.Part({"slow": 1}, (), ranks=RANKS, n_bytes=RANK_BYTES, nodes=1, rounds=3, blind=True)
 
 
 # ---- Saves and loads ----------------------------------------------------------------------------
@@ -118,37 +103,6 @@ def ratio_figure(name: str, samples: Samples, least: float, ceiling: str, what: 
     )
 
 
-# ---- Storms -------------------------------------------------------------------------------------
-
-
-def run_storm(cluster: Cluster, rounds: int) -> dict[str, Any]:
-    """Ranks on one client, neighbours on another."""
-    with cluster.client() as neighbours, storm.own_environment(STORM) as variables:
-        part = replace(STORM, rounds=min(rounds, STORM.rounds))
-        return storm.run_on([cluster.path, neighbours], variables, part)
-
-
-def storm_figures(name: str, found: dict[str, Any]) -> list[Figure]:
-    ours, theirs = (found["ways"][way] for way in (storm.OURS, storm.THEIRS))
-    alone = found["alone"]["reads"]["p99_ms"]
-
-    def figure(part: str, mine: float, other: float, unit: str, more: str = "") -> Figure:
-        remark = f"torch.save {other:.2f} {unit}, ours {mine:.2f} {unit}{more}"
-        return Figure(f"{name}_storm_{part}", other / mine, ">=", 1.0, remark)
-
-    return [
-        figure("makespan", ours["makespan_s"], theirs["makespan_s"], "s"),
-        figure("mean", ours["mean_completion_s"], theirs["mean_completion_s"], "s"),
-        figure(
-            "neighbour_p99",
-            ours["neighbours"]["reads"]["p99_ms"],
-            theirs["neighbours"]["reads"]["p99_ms"],
-            "ms",
-            f", alone {alone:.2f} ms",
-        ),
-    ]
-
-
 # ---- Everything ---------------------------------------------------------------------------------
 
 
@@ -163,37 +117,14 @@ def measure(setting: Setting) -> Outcome:
         with running(kind) as cluster:
             setting.say(f"{name}: saves and loads, {setting.rounds} rounds")
             saved, loaded = save_and_load(setting, cluster)
-            setting.say(f"{name}: {RANKS} ranks x {RANK_BYTES // MIB} MiB beside neighbours")
-            found = run_storm(cluster, setting.rounds)
         outcome.samples[f"{name}, saves"] = saved
         outcome.samples[f"{name}, loads by a cold client"] = loaded
         outcome.figures += [
             ratio_figure(f"{name}_save_vs_torch", saved, 1.05, PLAIN, "torch.save + fsync"),
             ratio_figure(f"{name}_load_vs_torch", loaded, 1.0, PLAIN_READ, "torch.load"),
-            *storm_figures(name, found),
         ]
-        outcome.facts[name] = found
         outcome.ceilings.append(
             f"{name}: {PLAIN} {median_seconds(saved[PLAIN]):.2f} s, "
             f"{PLAIN_READ} {median_seconds(loaded[PLAIN_READ]):.2f} s"
         )
     return outcome
-
-
-def main(what: str, name: str) -> None:
-    """A storm alone."""
-    if what != "storm":
-        sys.exit(f"realfs: {what} is not known; say storm")
-    folder = Path(tempfile.mkdtemp(prefix="ioshape-realfs-", dir="/var/tmp"))
-    try:
-        with running(name) as cluster:
-            found = run_storm(cluster, STORM.rounds)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(found, indent=1))
-    for figure in storm_figures(name, found):
-        print(f"{figure.name} {figure.value:.2f}: {figure.remark}")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from clusters import running
 from coordinators import coordinator
 from mounts import client_of
 from striped import Mount, striped
@@ -287,6 +288,32 @@ def run_on(
     return found
 
 
+# What each of the targets of a cluster can do: as a spinning disk, which two cores can keep busy.
+TARGETS = {"targets": 4, "mb_per_s": 60, "ms_per_seek": 8}
+#: Stands for what is found on a cluster: nothing was configured there.
+CLUSTER = Part(
+    {"slow": 1, "targets": 4, "bandwidth": 60_000_000},
+    (Makespan(">=", 0.95), mean_completion, stall, NeighbourP99(3)),
+    ranks=16,
+    nodes=2,
+    rounds=5,
+    blind=True,
+)
+
+
+def run_on_cluster(kind: str, part: Part) -> Found:
+    """A storm on a real filesystem: a client for each node, and one for the neighbours."""
+    with (
+        running(kind, **TARGETS) as cluster,
+        ExitStack() as clients,
+        own_environment(part) as variables,
+    ):
+        mounts = [clients.enter_context(cluster.client()) for _ in range(part.nodes)]
+        found = run_on([cluster.path, *mounts], variables, part)
+        found["model"] = part.parameters
+    return found
+
+
 def counted(mount: Mount) -> Found:
     """Of all that was measured there."""
     statistics = mount.statistics()
@@ -323,7 +350,34 @@ def model_error(say: Callable[[str], None]) -> Figure:
     return Figure("model_error", worst.error, "<=", TOLERANCE, remark)
 
 
+def add(outcome: Outcome, name: str, part: Part, found: Found) -> None:
+    outcome.figures += [figure(name, found) for figure in part.figures]
+    outcome.facts[name] = found
+    outcome.samples[name] = {
+        way: [Sample(one["makespan_s"], part.ranks * part.n_bytes) for one in told["rounds"]]
+        for way, told in found["ways"].items()
+        if part.rounds
+    }
+
+
+def measure_on_cluster(kind: str, setting: Setting) -> Outcome:
+    outcome = Outcome()
+    part = replace(CLUSTER, rounds=min(CLUSTER.rounds, setting.rounds))
+    outcome.facts["method"] = (
+        "the engine of ioshape bench on a cluster of tests/testbed, all servers and clients on "
+        "this host, storage targets slowed down by the kernel; nothing configured; ways in turns, "
+        "after a storm that does not count; medians of rounds, latencies of all rounds together"
+    )
+    setting.say(f"{kind}: {part.ranks} ranks on {part.nodes} nodes x {part.n_bytes // MIB} MiB")
+    add(outcome, kind, part, run_on_cluster(kind, part))
+    text = ", ".join(f"{name} {value}" for name, value in TARGETS.items())
+    outcome.ceilings.append(f"{kind}: {text}")
+    return outcome
+
+
 def measure(setting: Setting) -> Outcome:
+    if setting.on:
+        return measure_on_cluster(setting.on, setting)
     outcome = Outcome()
     outcome.facts["method"] = (
         "the engine of ioshape bench on stripefs, a filesystem in user space that answers "
@@ -335,14 +389,8 @@ def measure(setting: Setting) -> Outcome:
     for name, part in PARTS.items():
         setting.say(name)
         found = run(replace(part, rounds=min(part.rounds, setting.rounds)))
-        outcome.figures += [figure(name, found) for figure in part.figures]
-        outcome.facts[name] = found
+        add(outcome, name, part, found)
         outcome.ceilings.append(sentence(name, part))
-        outcome.samples[name] = {
-            way: [Sample(one["makespan_s"], part.ranks * part.n_bytes) for one in told["rounds"]]
-            for way, told in found["ways"].items()
-            if part.rounds
-        }
     return outcome
 
 

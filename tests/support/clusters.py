@@ -61,9 +61,12 @@ class Cluster:
 
 
 @contextmanager
-def running(kind: str) -> Iterator[Cluster]:
-    """Start a cluster of this kind, and remove it in the end."""
-    path = Path(order("up", kind).strip())
+def running(kind: str, **options: int) -> Iterator[Cluster]:
+    """Start a cluster of this kind with these options of up.sh, and remove it in the end."""
+    words = [
+        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
+    path = Path(order("up", kind, *map(str, words)).strip())
     try:
         yield Cluster(kind, path)
     finally:
