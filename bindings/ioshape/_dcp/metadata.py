@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from ioshape._dcp.contents import check_file_name, read_description
-from ioshape._load.pickle_machine import SETS, Global, Machine, are_lengths, is_count
+from ioshape._load.pickle_machine import BUILTINS, SETS, Global, Machine, are_lengths, is_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +127,7 @@ def _ordered_dict() -> OrderedDict[Any, Any]:
 _MAKERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch", "Size"): _size,
     ("torch.serialization", "_get_layout"): _layout,
-    ("builtins", "getattr"): _attribute,
+    **{(module, "getattr"): _attribute for module in BUILTINS},
     ("collections", "OrderedDict"): _ordered_dict,
     **{name: partial(_member, kind) for name, kind in _ENUMERATIONS.items()},
     **{

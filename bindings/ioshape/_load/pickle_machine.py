@@ -30,11 +30,11 @@ from typing import IO, Any
 #: IOSHAPE_MAX_DIMS
 MOST_DIMENSIONS = 64
 
+#: The names of the module of built-in functions: in Python 3, and in protocols before 3.
+BUILTINS = ("builtins", "__builtin__")
 #: Calls that make sets, of protocols before 4.
 SETS: dict[tuple[str, str], type] = {
-    (module, kind.__name__): kind
-    for module in ("builtins", "__builtin__")
-    for kind in (set, frozenset)
+    (module, kind.__name__): kind for module in BUILTINS for kind in (set, frozenset)
 }
 
 _CHUNK_BYTES = 1 << 20

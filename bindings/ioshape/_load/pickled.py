@@ -13,7 +13,7 @@ from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any
 
 from ioshape._load.collector import collector_rests
-from ioshape._load.pickle_machine import MOST_DIMENSIONS, Global, Machine
+from ioshape._load.pickle_machine import BUILTINS, MOST_DIMENSIONS, Global, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,7 +161,7 @@ def _made(function: Any, arguments: tuple[Any, ...]) -> Any:
             view = _view(name, arguments) if name.startswith("_rebuild") else None
             if view is not None:
                 return view
-        elif function.module in ("builtins", "__builtin__") and name in ("set", "frozenset"):
+        elif function.module in BUILTINS and name in ("set", "frozenset"):
             return arguments[0] if arguments else ()
     parts = _Parts()
     if arguments:
