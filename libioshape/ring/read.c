@@ -98,17 +98,16 @@ static int read_stretches(struct ring_stream *stream, struct ring_reading *readi
 #define SMALL_INPUT_BYTES (256 * MIB)
 
 /*
- * Most of a small file: other processes may load it at the same time. A sequential reader reads
- * most of it, in many calls. Of a part of a file the page cache would read more than is wanted.
- * Through FUSE it is filled too slowly to do so for others who may never come.
+ * Most of a small file: other processes may load it at the same time. Of a part of a file the page
+ * cache would read more than is wanted. Through FUSE it is filled too slowly to do so for others
+ * who may never come.
  */
 static bool is_most_of_a_small_one(const struct ring_reading *reading)
 {
 	const struct ring_input *input = reading->input;
 
 	return input->may_share && input->bytes <= SMALL_INPUT_BYTES &&
-	       input->fs.magic != FS_FUSE_MAGIC &&
-	       (reading->onward || reading->total > input->bytes / 2);
+	       input->fs.magic != FS_FUSE_MAGIC && reading->total > input->bytes / 2;
 }
 
 static bool is_all_cached(const struct ring_reading *reading)
@@ -254,7 +253,6 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 	struct ring_reading reading = {
 		.lane = lane,
 		.input = stream->input,
-		.onward = true,
 		.progress = progress,
 		.progress_user = progress_user,
 		.error = error,
@@ -272,11 +270,12 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 
 void ring_stream_expect(struct ring_stream *stream, struct ring_lane *lane, uint64_t offset)
 {
-	struct ring_reading reading = { .lane = lane, .input = stream->input, .onward = true };
 	const uint64_t begin = stream->input->base + offset;
+	struct ring_reading reading = { .lane = lane, .input = stream->input };
 
 	if (begin >= stream->end || ring_lane_shape_to_read(lane, stream->input, NULL))
 		return;
+	reading.total = stream->end - begin; /* all of it is expected */
 	if (is_all_cached(&reading))
 		ring_ask_ahead(stream, begin);
 	else if (!ring_is_cached(stream->input->fd, begin,

@@ -25,7 +25,6 @@ struct ring_reading {
 	const struct ring_input *input;
 	ioshape_progress_fn progress;
 	void *progress_user;
-	bool onward;     /* one of many calls that read a file from its beginning to its end */
 	bool all_cached; /* all goes through the page cache, whether it lies there or not */
 	uint64_t total;
 	_Atomic uint64_t done;
