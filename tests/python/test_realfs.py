@@ -3,6 +3,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import ioshape
 import pytest
 import torch
 from checkpoints import left_clean
-from clusters import PROGRAMS, running, unavailable
+from clusters import PROGRAMS, ClusterError, running, unavailable
 from ioshape._settings import config
 
 MIB = 1 << 20
@@ -113,3 +114,23 @@ def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:
     )
     told = json.loads(done.stdout)
     assert "inodes" not in json.dumps(told["findings"])
+
+
+def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = tmp_path / "mkfs.xfs"
+    failing.write_text("#!/bin/sh\necho no disk >&2\nexit 3\n", encoding="ascii")
+    failing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with (
+        pytest.raises(
+            ClusterError, match=r"no disk\nup.sh: cannot start glusterfs in (\S+)"
+        ) as told,
+        running("glusterfs"),
+    ):
+        raise AssertionError
+    folder = str(told.value).partition(" in ")[2].split()[0]
+    assert not Path(folder).exists()
+    devices = subprocess.run(["losetup"], check=True, capture_output=True, text=True).stdout
+    assert folder not in devices

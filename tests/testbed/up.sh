@@ -18,7 +18,7 @@ up.sh starts a cluster, mounts it and prints the mount point. KIND is one of:
 Options:
   --targets N        storage targets, each on a loop device of its own; 4 unless given
   --mb-per-s N       each target reads and writes no more than N megabytes a second
-  --ms-per-seek N    each target serves a request in N milliseconds at least
+  --ms-per-seek N    each target serves a request every N milliseconds at most; up to 1000
   --folder FOLDER    for the cluster's files; a new one in /var/tmp unless given
 
 mount.sh mounts it once more: another client, with a cache of its own.
@@ -59,6 +59,8 @@ for number in "$targets" "${mb_per_s:-1}" "${ms_per_seek:-1}"; do
 	[[ $number =~ ^[1-9][0-9]{0,3}$ ]] || refuse "\"$number\" is no whole number from 1 to 9999"
 done
 
+[ "${ms_per_seek:-1}" -le 1000 ] || refuse "--ms-per-seek is at most 1000"
+
 folder=$(realpath -m "${folder:-/var/tmp/ioshape-$kind-$$}")
 # shellcheck source=tests/testbed/cluster.sh
 . "$here/cluster.sh"
@@ -68,8 +70,19 @@ mkdir -p "$folder"
 echo "$kind" >"$folder/kind"
 # shellcheck source=/dev/null
 . "$here/kinds/$kind.sh"
-if ! (make_targets && start && mount_client "$folder/mnt") >"$folder/up.log" 2>&1; then
+# No condition: within one bash goes on after failures.
+set +e
+(
+	set -e
+	make_targets
+	start
+	mount_client "$folder/mnt"
+) >"$folder/up.log" 2>&1
+status=$?
+set -e
+if [ $status != 0 ]; then
 	tail -n 5 "$folder/up.log" >&2
+	echo "up.sh: cannot start $kind in $folder (exit status $status); above are its last words" >&2
 	down
 	exit 1
 fi
