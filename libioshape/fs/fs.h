@@ -38,7 +38,7 @@ const char *fs_family_name(enum fs_family family);
 /* Whether it keeps its files on this host, as far as its family tells. Pure. */
 bool fs_is_local(enum fs_family family);
 
-/* What statfs() says of every filesystem in user space, whatever its family. */
+/* The type that statfs() reports for every filesystem in user space, whatever its family. */
 #define FS_FUSE_MAGIC 0x65735546
 
 /* Whether the kernel cuts a request of more than about 1 MiB there, and sends its parts at once.

@@ -235,7 +235,7 @@ def run(part: Part, picture: str = "") -> Found:
 def run_mounted(mount: Mount, variables: dict[str, str], part: Part, picture: str = "") -> Found:
     """Run it on a stripefs."""
     if not part.blind:
-        # As the first large save of a job does; files of these sizes are too small for it.
+        # The first large save of a job calibrates; the files of this storm are too small for it.
         calibrate(mount, variables)
     return run_on(
         mount.paths,
@@ -288,9 +288,9 @@ def run_on(
     return found
 
 
-# What each of the targets of a cluster can do: as a spinning disk, which two cores can keep busy.
+# The speed of a spinning disk for each target of a cluster: two cores can keep four of them busy.
 TARGETS = {"targets": 4, "mb_per_s": 60, "ms_per_seek": 8}
-#: Stands for what is found on a cluster: nothing was configured there.
+#: The storm on such a cluster, where nothing was configured.
 CLUSTER = Part(
     {"slow": 1, "targets": 4, "bandwidth": 60_000_000},
     (Makespan(">=", 0.95), mean_completion, stall, NeighbourP99(3)),

@@ -138,7 +138,7 @@ def with_other_fields(rng: Random, data: bytes, _others: Sequence[bytes]) -> byt
 
 
 def with_other_numbers(rng: Random, data: bytes, _others: Sequence[bytes]) -> bytes:
-    """Of a text such as JSON: one, seldom two."""
+    """Replace one number in a text such as JSON, seldom two."""
     for _ in range(rng.choice((1, 1, 1, 2))):
         if places := [*re.finditer(rb"-?\d+", data)]:
             at = rng.choice(places)

@@ -366,7 +366,7 @@ LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(sa
 	base_buffer_free(&note);
 }
 
-/* What a node offers of one generation. */
+/* The offer of a node for one generation. */
 struct offered {
 	uint32_t nodes;                               /* of the generation, by its record */
 	uint64_t node_of_rank, count, node, parities; /* that it holds, so often */
