@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
 	cat <<'END'
-Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--chaos SCALE] [--on KIND]
+Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--chaos SCALE] [--on WHAT]
                       [--help] NAME...
 
 Installs what is missing (see tests/support/setup.sh), builds for release and measures:
@@ -28,6 +28,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   realfs saves, and loads by clients with an empty cache, against torch.save and torch.load, on small real
          clusters of CephFS and GlusterFS that run on this host (default size: 512M). Takes root
          (about 5 minutes)
+  ablation  each contested mechanism left out alone: what saves, loads and storms take without it, on models of
+         storage and on real clusters. Takes root (default size: 512M; about 50 minutes)
   tier   saves on the disk of the node that are drained to a filesystem of spinning disks, which is
          played: against fio there, saves to it, torch.save and cp; what neighbours of the drains of 32
          nodes feel; loads from either. Takes root
@@ -62,8 +64,9 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   --chaos SCALE  for slots: also the campaign of kills, stops, failovers and partitions; 1 is what
                  a release needs and takes long, 0.01 is a try. For gather: how many ranks and
                  servers are killed while ranks save; a release needs 1000
-  --on KIND      for storm: on a small real cluster on this host instead, with four storage targets of
-                 60 MB/s and 8 ms for each request; cephfs, glusterfs or moosefs
+  --on WHAT      for storm: on a small real cluster on this host instead, with four storage targets of
+                 60 MB/s and 8 ms for each request: cephfs, glusterfs or moosefs. For ablation: one of its
+                 scenes alone, such as save or storm_hdd
 
 Settings of the library (IOSHAPE_BLOCK_BYTES and so on) are taken from the environment. On a quiet
 machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,

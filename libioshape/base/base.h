@@ -34,6 +34,13 @@
 #endif
 #define BASE_FORMAT(number) ((number) + BASE_FORMATS_AHEAD)
 
+/* Whether tests/bench.sh ablation leaves this mechanism out, in a build of its own (without.c). */
+#ifdef IOSHAPE_ABLATION
+bool base_without(const char *mechanism);
+#else
+#define base_without(mechanism) false
+#endif
+
 /* ---- Errors (error.c) ------------------------------------------------------------------------ */
 
 #define BASE_ERROR_TEXT_BYTES 1024

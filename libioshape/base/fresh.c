@@ -121,7 +121,7 @@ struct base_fresh *base_fresh_open(struct base_extent *extents, size_t count, si
 	struct base_fresh *fresh = NULL;
 	const struct stretch *last;
 
-	if (count && most)
+	if (count && most && !base_without("fresh"))
 		fresh = calloc(1, sizeof(*fresh));
 	if (!fresh)
 		return NULL;
@@ -212,6 +212,8 @@ static int make_huge(const struct base_fresh *fresh, uintptr_t begin, uintptr_t 
 	size_t there;
 	int ret = 0;
 
+	if (base_without("collapsing"))
+		return madvise((void *)begin, end - begin, MADV_HUGEPAGE) ? -errno : 0;
 	if (madvise((void *)begin, end - begin, MADV_HUGEPAGE) ||
 	    mincore((void *)begin, end - begin, pages))
 		return -errno;

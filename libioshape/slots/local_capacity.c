@@ -61,8 +61,9 @@ void local_learn_report(struct local_table *table, const struct local_member *me
 	const uint64_t parts_ns = head->parts_ns - MIN(head->parts_ns, member->parts_ns);
 	const struct local_usage usage = local_count(table);
 
-	if (head->set_capacity || head->by_job || !member->given || passed < LEARN_LEAST_BYTES ||
-	    member->since_ns < head->capacity_ns || head->full_ns <= member->since_ns)
+	if (base_without("learning") || head->set_capacity || head->by_job || !member->given ||
+	    passed < LEARN_LEAST_BYTES || member->since_ns < head->capacity_ns ||
+	    head->full_ns <= member->since_ns)
 		return;
 	head->reports++;
 	head->wanted = MAX(head->wanted, (uint32_t)MIN(usage.used + usage.waiters, LEARN_MOST));

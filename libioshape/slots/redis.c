@@ -279,7 +279,7 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 	redis_begin(pool, &command, "release", id, known_epoch(pool));
 	link_add_numbers(&command, amount(passed));
 	ret = redis_call(pool, &command, &reply, NULL, error);
-	if (!ret)
+	if (!ret && !base_without("learning"))
 		learn_from_report(pool, reply);
 	freeReplyObject(reply);
 	return ret;

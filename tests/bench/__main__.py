@@ -18,6 +18,7 @@ from typing import NoReturn
 from clusters import PROGRAMS, ClusterError
 
 from . import (
+    ablation,
     background,
     cache,
     campaign,
@@ -81,6 +82,10 @@ BENCHMARKS = {
     "realfs": Benchmark(
         realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=CLUSTER_NEEDS
     ),
+    # As storm, and on clusters.
+    "ablation": Benchmark(
+        ablation.measure, size=512 << 20, copies_in_memory=12, copies_on_disk=8, needs=CLUSTER_NEEDS
+    ),
     # Tensors and the page cache. What lies in stripefs is memory, and less.
     "tier": Benchmark(tier.measure),
     # Four ranks with tensors, and what is staged of them. strace watches some.
@@ -105,6 +110,10 @@ BENCHMARKS = {
 }
 
 
+#: What --on can say, by the benchmark.
+PLACES = {"storm": tuple(PROGRAMS), "ablation": tuple(ablation.SCENES)}
+
+
 def size_in_bytes(text: str) -> int:
     number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
     if not number.isdecimal():
@@ -119,7 +128,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=size_in_bytes)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--chaos", type=float, default=0)
-    parser.add_argument("--on", choices=PROGRAMS, default="")
+    parser.add_argument("--on", default="")
     parser.add_argument("--worker", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()
@@ -128,8 +137,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"name one or more of: {', '.join(BENCHMARKS)}")
     if given.rounds < 1:
         parser.error("--rounds is at least 1")
-    if given.on and given.names != ["storm"]:
-        parser.error("--on is an option of storm alone")
+    if given.on and given.on not in PLACES.get("".join(given.names), ()):
+        parser.error("--on names a cluster for storm, or a scene for ablation, alone; see --help")
     return given
 
 

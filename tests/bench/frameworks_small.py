@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -29,13 +30,15 @@ for number, tensor in enumerate(tensors):
 """
 
 
-def save_all(setting: Setting, *command: str) -> Sample:
+def save_all(
+    setting: Setting, *command: str, prelude: str = "", variables: Mapping[str, str] = os.environ
+) -> Sample:
     """From the first save to the end of the process, which waits for what is in the background."""
     folder = setting.folder / "small"
     folder.mkdir()
     program = Path(setting.folder, "program.py")
-    program.write_text(PROGRAM, encoding="utf-8")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    program.write_text(prelude + PROGRAM, encoding="utf-8")
+    environment = {k: v for k, v in variables.items() if k != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, *command, str(program), str(folder)],
         check=True,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from clusters import running
+from clusters import Cluster, running
 from coordinators import coordinator
 from mounts import client_of
 from striped import Mount, striped
@@ -188,15 +188,23 @@ PARTS = {
 @contextmanager
 def own_environment(part: Part) -> Iterator[dict[str, str]]:
     """A coordinator whose slots nobody else takes, and no memory of other mounts."""
-    with tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder:
-        variables = {**os.environ, "XDG_CACHE_HOME": folder}
-        if part.blind:
-            # What is there without being asked for, in a folder of its own.
-            yield {"IOSHAPE_COORDINATOR": f"local:{folder}", **variables}
-            return
-        # Ranks of several nodes meet at a Redis, as they do in a cluster that has one.
-        with coordinator("redis") as address:
-            yield {"IOSHAPE_COORDINATOR": address, **variables}
+    with (
+        tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder,
+        coordinator_of(part) as address,
+    ):
+        # Without a server it is what is there without being asked for, in a folder of its own.
+        own = {"IOSHAPE_COORDINATOR": address or f"local:{folder}"}
+        yield {**own, **os.environ, "XDG_CACHE_HOME": folder}
+
+
+@contextmanager
+def coordinator_of(part: Part) -> Iterator[str]:
+    """Ranks of several nodes meet at a Redis, as they do in a cluster that has one. "": none."""
+    if part.blind:
+        yield ""
+        return
+    with coordinator("redis") as address:
+        yield address
 
 
 def mounted(part: Part) -> dict[str, Any]:
@@ -234,7 +242,7 @@ def run(part: Part, picture: str = "") -> Found:
 
 def run_mounted(mount: Mount, variables: dict[str, str], part: Part, picture: str = "") -> Found:
     """Run it on a stripefs."""
-    if not part.blind:
+    if not part.blind and variables.get("IOSHAPE_CALIBRATE") != "off":
         # The first large save of a job calibrates; the files of this storm are too small for it.
         calibrate(mount, variables)
     return run_on(
@@ -301,15 +309,20 @@ CLUSTER = Part(
 )
 
 
+def mounts_of(cluster: Cluster, part: Part, clients: ExitStack) -> list[Path]:
+    """A client for each node, and one for the neighbours."""
+    more = [clients.enter_context(cluster.client()) for _ in range(part.nodes)]
+    return [cluster.path, *more]
+
+
 def run_on_cluster(kind: str, part: Part) -> Found:
-    """A storm on a real filesystem: a client for each node, and one for the neighbours."""
+    """A storm on a real filesystem."""
     with (
         running(kind, **TARGETS) as cluster,
         ExitStack() as clients,
         own_environment(part) as variables,
     ):
-        mounts = [clients.enter_context(cluster.client()) for _ in range(part.nodes)]
-        found = run_on([cluster.path, *mounts], variables, part)
+        found = run_on(mounts_of(cluster, part, clients), variables, part)
         found["model"] = part.parameters
     return found
 

@@ -325,6 +325,8 @@ IOSHAPE_EXPORT int ioshape_reader_expect(struct ioshape_reader *reader, uint64_t
 	if (ret)
 		return leave(reader, ret);
 	stop_stream(reader);
+	if (base_without("expecting"))
+		return leave(reader, 0);
 	ret = begin_reading(reader);
 	if (ret)
 		return leave(reader, ret);

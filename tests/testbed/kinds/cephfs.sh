@@ -46,7 +46,7 @@ auth client required = none
 mon allow pool size one = true
 osd pool default size = 1
 osd pool default min size = 1
-osd pool default pg num = 8
+osd pool default pg num = 64
 osd crush chooseleaf type = 0
 run dir = $folder
 log file = $folder/\$name.log
@@ -55,6 +55,8 @@ pid file = $folder/\$name.pid
 keyring = $folder/keyring
 osd objectstore = bluestore
 osd memory target = 939524096
+# The throttle counts pieces before the kernel joins them: a disk would have them as one request.
+bluestore max blob size = 1048576
 # A disk of this machine may be fuller than a monitor likes.
 mon data avail crit = 1
 mon data avail warn = 1
@@ -89,7 +91,7 @@ start() {
 		ceph-osd -i "$number"
 		number=$((number + 1))
 	done <"$folder/devices"
-	ceph osd pool create data 8
+	ceph osd pool create data 64
 	ceph osd pool create meta 8
 	ceph fs new fs meta data
 	ceph-mds -i m

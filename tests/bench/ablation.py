@@ -1,0 +1,510 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each contested mechanism is worth: it is left out alone, and users' times are compared.
+
+A switch is a setting, what an operator can set, or IOSHAPE_TEST_WITHOUT, which only a build of its
+own heeds (build/ablation, made here). "tests/bench.sh ablation --on SCENE" measures a scene alone.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from clusters import running
+from mounts import client_of
+from striped import striped
+
+from . import frameworks_small, house, storm
+from .setting import Figure, Outcome, Setting
+
+MIB = 1 << 20
+SITE = house.ROOT / "build" / "ablation" / "site"
+LIMIT_S = 900
+#: What a mechanism must be worth to be kept.
+WORTH = 1.05
+AS_IT_IS = "as it is"
+
+#: Seconds, by what users feel; fewer are better.
+Times = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """What leaves something out: variables of the environment, and what an operator sets."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    operator: tuple[str, ...] = ()
+    #: what the small files' program begins with
+    prelude: str = ""
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    name: str
+    #: files that would go with it; parts of others are not counted
+    files: tuple[str, ...]
+    #: what takes its place, by the name of that
+    instead: Mapping[str, Switch]
+    scenes: tuple[str, ...]
+
+
+def without(name: str) -> Switch:
+    return Switch({"IOSHAPE_TEST_WITHOUT": name})
+
+
+def depth(count: int) -> Switch:
+    return Switch({"IOSHAPE_QUEUE_DEPTH": str(count)})
+
+
+EACH_BY_ITSELF = """\
+from ioshape._save import small
+small.save = lambda *_what, **_how: False
+"""
+
+#: A switch of the depth is for each target; the setting is for each file, and 64 at most.
+TARGETS = {"storm_hdd": 8}
+MOST_DEPTH = 64
+
+MECHANISMS = (
+    Mechanism(
+        "trial of engines",
+        (
+            *("libioshape/ring/calibrate.c", "libioshape/ring/calibrate.h"),
+            *("libioshape/ring/calibrated.c", "libioshape/ring/calibration_text.c"),
+            *("libioshape/ring/trial.c", "libioshape/ring/folder_trial.c"),
+        ),
+        {"rule by family": Switch({"IOSHAPE_CALIBRATE": "off"})},
+        ("save", "storm_hdd", "storm_glusterfs"),
+    ),
+    Mechanism(
+        "limit of what is in flight",
+        ("libioshape/ring/depth.c", "libioshape/ring/depth.h"),
+        {f"{count} for each target": depth(count) for count in (1, 4, 14)},
+        ("save", "storm_hdd", "storm_glusterfs"),
+    ),
+    Mechanism(
+        "learned capacity",
+        (
+            "libioshape/slots/learn.c",
+            "libioshape/slots/learn.h",
+            "libioshape/slots/local_capacity.c",
+        ),
+        {"rule": without("learning")},
+        ("storm_hdd", "storm_blind_hdd", "storm_cephfs", "storm_glusterfs"),
+    ),
+    Mechanism(
+        "order by what waiting costs",
+        ("libioshape/slots/order.c",),
+        {"fair shares": Switch(operator=("--order", "fair"))},
+        ("three_jobs",),
+    ),
+    Mechanism(
+        "small files pass the queue",
+        (),
+        {"they wait": Switch(operator=("--small", "1"))},
+        ("small_beside_large",),
+    ),
+    Mechanism(
+        "places on targets",
+        (),
+        {"anywhere": without("places")},
+        ("storm_hdd1",),
+    ),
+    Mechanism(
+        "lent memory",
+        ("libioshape/ring/lend.c",),
+        {"a copy": without("lending")},
+        ("node",),
+    ),
+    Mechanism(
+        "huge pages for new memory",
+        ("libioshape/base/fresh.c",),
+        {"MADV_HUGEPAGE alone": without("collapsing"), "nothing": without("fresh")},
+        ("load_small_tensors", "load_large_tensors"),
+    ),
+    Mechanism(
+        "board of the host",
+        (
+            *("libioshape/gather/board_host.c", "libioshape/gather/host_folder.c"),
+            *("libioshape/gather/host_folder.h", "libioshape/gather/news.c"),
+            "libioshape/gather/news.h",
+        ),
+        {"files in /dev/shm": Switch({"IOSHAPE_TEST_BOARD": "files"})},
+        ("meeting",),
+    ),
+    Mechanism(
+        "reading ahead while objects are made",
+        (),
+        {"when asked": without("expecting")},
+        ("load_cold",),
+    ),
+    Mechanism(
+        "small files synced together",
+        ("bindings/ioshape/_save/small.py", "bindings/ioshape/_save/together.py"),
+        {"each by itself": Switch(prelude=EACH_BY_ITSELF)},
+        ("small_files",),
+    ),
+    Mechanism(
+        "check for unchanged bytes",
+        ("libioshape/save/file/unchanged.c",),
+        {"none": Switch({"IOSHAPE_UNCHANGED": "ignore"})},
+        ("save",),
+    ),
+)
+
+
+# ---- Scenes -------------------------------------------------------------------------------------
+
+#: Leaves out what the switch says, and measures.
+Measure = Callable[[Switch], Times]
+
+
+@contextmanager
+def variables_of(switch: Switch, address: str = "") -> Iterator[dict[str, str]]:
+    """No settings but the switch, and no memory of other mounts."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("IOSHAPE_")}
+    with tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder:
+        yield {
+            **kept,
+            "IOSHAPE_TEST_BUILD": os.environ["IOSHAPE_TEST_BUILD"],
+            "IOSHAPE_COORDINATOR": address or f"local:{folder}",
+            "XDG_CACHE_HOME": folder,
+            "PYTHONPATH": f"{SITE}:{house.ROOT / 'tests' / 'support'}",
+            **switch.variables,
+        }
+
+
+def answer(variables: Mapping[str, str], prefix: Sequence[str] = (), **given: object) -> Times:
+    """What a process of ablation_process.py measures."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", f"{__package__}.ablation_process", json.dumps(given)],
+        cwd=house.ROOT,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    found: Times = json.loads(done.stdout)
+    return found
+
+
+def alone(setting: Setting, switch: Switch, **given: object) -> Times:
+    """One process, on the disk."""
+    with variables_of(switch) as variables:
+        return answer(variables, path=str(setting.folder / "alone.pt"), **given)
+
+
+@contextmanager
+def saves(setting: Setting) -> Iterator[Measure]:
+    yield partial(alone, setting, what="save", n_bytes=setting.size)
+
+
+@contextmanager
+def loads(setting: Setting, *, each: int, is_cached: bool) -> Iterator[Measure]:
+    alone(setting, Switch(), what="prepare", n_bytes=setting.size, each=each)
+    yield partial(alone, setting, what="load", is_cached=is_cached)
+
+
+@contextmanager
+def small_files(setting: Setting) -> Iterator[Measure]:
+    def measure(switch: Switch) -> Times:
+        with variables_of(switch) as variables:
+            taken = frameworks_small.save_all(
+                setting, "-m", "ioshape", "run", prelude=switch.prelude, variables=variables
+            )
+        return {"small files": taken.seconds}
+
+    yield measure
+
+
+def times_of(found: storm.Found) -> Times:
+    told = found["ways"][found["against"]]
+    times = {
+        "all saved": told["makespan_s"],
+        "mean rank": told["mean_completion_s"],
+        "training stands still": told["stall_s"],
+    }
+    reads = told["neighbours"]["reads"]
+    return {**times, "neighbour p99": reads["p99_ms"] / 1e3} if reads else times
+
+
+@contextmanager
+def storms(setting: Setting, *, part: storm.Part) -> Iterator[Measure]:
+    """On a model of storage, which each of them has for itself."""
+    del setting
+
+    def measure(switch: Switch) -> Times:
+        with (
+            striped(**storm.mounted(part)) as mount,
+            storm.coordinator_of(part) as address,
+            variables_of(switch, address) as variables,
+        ):
+            return times_of(storm.run_mounted(mount, variables, part))
+
+    yield measure
+
+
+@contextmanager
+def storms_on(setting: Setting, *, kind: str) -> Iterator[Measure]:
+    part = replace(storm.CLUSTER, ways=(storm.OURS,), n_bytes=8 * MIB, rounds=1)
+    with ExitStack() as stack:
+        setting.say(f"  starting {kind}")
+        cluster = stack.enter_context(running(kind, **storm.TARGETS))
+        mounts = storm.mounts_of(cluster, part, stack)
+
+        def measure(switch: Switch) -> Times:
+            with variables_of(switch) as variables:
+                return times_of(storm.run_on(mounts, variables, part))
+
+        yield measure
+
+
+@contextmanager
+def ranks_of_a_node(
+    setting: Setting, *, ranks: int, n_bytes: int, parent: Path | None = None
+) -> Iterator[Measure]:
+    """Ranks that save one file together."""
+    part = storm.Part({"slow": 1}, (), ("node",), ranks, n_bytes, nodes=1, rounds=3, blind=True)
+
+    def measure(switch: Switch) -> Times:
+        with variables_of(switch) as variables:
+            times = times_of(storm.run_on([parent or setting.folder], variables, part))
+        return {"all saved": times["all saved"]}
+
+    yield measure
+
+
+@contextmanager
+def jobs(setting: Setting, *, what: str) -> Iterator[Measure]:
+    """Several jobs on spinning disks, with a Redis."""
+    del setting
+    part = replace(storm.PARTS["hdd"], nodes=1)
+
+    def measure(switch: Switch) -> Times:
+        with (
+            striped(**storm.mounted(part)) as mount,
+            storm.coordinator_of(part) as address,
+            variables_of(switch, address) as variables,
+        ):
+            client = client_of(mount.backing)
+            if switch.operator:
+                operate(mount.path, variables, client, switch.operator)
+            return answer(
+                variables,
+                client,
+                what=what,
+                folder=str(mount.path),
+                slow=part.parameters["slow"],
+            )
+
+    yield measure
+
+
+def operate(
+    path: Path, variables: Mapping[str, str], client: Sequence[str], words: Sequence[str]
+) -> None:
+    """As an operator does."""
+
+    def run(*command: str | Path) -> str:
+        return subprocess.run(
+            [*client, sys.executable, *command],
+            env=variables,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout.strip()
+
+    pool = run("-c", "import ioshape, sys; print(ioshape.probe(sys.argv[1]).pool)", path)
+    run("-m", "ioshape", "slots", "set", pool, *words)
+
+
+def smaller(name: str, rounds: int = 2) -> storm.Part:
+    part = storm.PARTS[name]
+    return replace(
+        part,
+        ways=(storm.OURS,),
+        ranks=16,
+        n_bytes=16 * MIB,
+        nodes=min(part.nodes, 4),
+        rounds=rounds,
+    )
+
+
+#: By name.
+SCENES: dict[str, Callable[[Setting], contextlib.AbstractContextManager[Measure]]] = {
+    "save": saves,
+    "load_small_tensors": partial(loads, each=MIB // 2, is_cached=True),
+    "load_large_tensors": partial(loads, each=64 * MIB, is_cached=True),
+    "load_cold": partial(loads, each=MIB // 2, is_cached=False),
+    "small_files": small_files,
+    "node": partial(ranks_of_a_node, ranks=4, n_bytes=128 * MIB),
+    "meeting": partial(ranks_of_a_node, parent=Path("/dev/shm"), ranks=8, n_bytes=64 << 10),
+    "storm_hdd": partial(storms, part=smaller("hdd")),
+    "storm_hdd1": partial(storms, part=smaller("hdd1")),
+    "storm_blind_hdd": partial(storms, part=smaller("blind_hdd")),
+    "storm_cephfs": partial(storms_on, kind="cephfs"),
+    "storm_glusterfs": partial(storms_on, kind="glusterfs"),
+    "three_jobs": partial(jobs, what="three_jobs"),
+    "small_beside_large": partial(jobs, what="small_beside_large"),
+}
+
+
+# ---- What a mechanism is worth -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Worth:
+    """How many times as long something takes without the mechanism."""
+
+    mechanism: str
+    instead: str
+    scene: str
+    felt: str
+    with_s: float
+    without_s: float
+    ratio: float
+    least: float
+    most: float
+
+
+def in_scene(name: str, switch: Switch) -> Switch:
+    """A depth is said for each target; the setting is for each file."""
+    depth_each = switch.variables.get("IOSHAPE_QUEUE_DEPTH")
+    if depth_each is None:
+        return switch
+    total = min(int(depth_each) * TARGETS.get(name, 1), MOST_DEPTH)
+    return replace(switch, variables={"IOSHAPE_QUEUE_DEPTH": str(total)})
+
+
+def measure_scene(setting: Setting, name: str, measure: Measure) -> list[Worth]:
+    switches = {(AS_IT_IS, ""): Switch()} | {
+        (mechanism.name, instead): in_scene(name, switch)
+        for mechanism in MECHANISMS
+        if name in mechanism.scenes
+        for instead, switch in mechanism.instead.items()
+    }
+    taken: dict[tuple[str, str], list[Times]] = {key: [] for key in switches}
+    keys = list(switches)
+    for number in range(setting.rounds):
+        first = number % len(keys)  # another one begins each round
+        for key in keys[first:] + keys[:first]:
+            os.sync()
+            taken[key].append(measure(switches[key]))
+    ours = taken.pop((AS_IT_IS, ""))
+    found = []
+    for (mechanism, instead), theirs in taken.items():
+        for felt in ours[0]:
+            ratios = [b[felt] / a[felt] for a, b in zip(ours, theirs, strict=True)]
+            found.append(
+                Worth(
+                    *(mechanism, instead, name, felt),
+                    *(median(one[felt] for one in ours), median(one[felt] for one in theirs)),
+                    *(median(ratios), min(ratios), max(ratios)),
+                )
+            )
+    return found
+
+
+def build() -> None:
+    """The package that heeds IOSHAPE_TEST_WITHOUT."""
+    folder = SITE.parent / "build"
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"),
+            *("--no-build-isolation", "--no-deps", "--upgrade", "--target", SITE),
+            *(f"--config-settings=build-dir={folder}", "."),
+            "--config-settings=setup-args=-Dablation=true",
+        ],
+        cwd=house.ROOT,
+        check=True,
+    )
+
+
+def code_of(mechanism: Mechanism) -> int:
+    return sum(
+        house.lines_of_code(name, (house.ROOT / name).read_text(encoding="utf-8"))
+        for name in mechanism.files
+    )
+
+
+def row(worth: Worth) -> str:
+    return (
+        f"| {worth.instead} | {worth.scene}, {worth.felt} | {worth.with_s:.3g} | "
+        f"{worth.without_s:.3g} | {worth.ratio:.2f} ({worth.least:.2f} to {worth.most:.2f}) |"
+    )
+
+
+def table(found: Sequence[Worth]) -> Iterator[str]:
+    """For docs/performance.md."""
+    yield "| mechanism (lines of code) | instead | felt | with, s | without, s | ratio |"
+    yield "|---|---|---|---|---|---|"
+    for mechanism in MECHANISMS:
+        lines = code_of(mechanism) if mechanism.files else 0
+        label = f"{mechanism.name} ({lines or 'parts of files'})"
+        for worth in found:
+            if worth.mechanism == mechanism.name:
+                yield f"| {label} {row(worth)}"
+                label = ""
+
+
+def worth_of(found: Sequence[Worth]) -> Figure:
+    """What users lose most by the best replacement."""
+    by_instead: dict[str, list[Worth]] = {}
+    for one in found:
+        by_instead.setdefault(one.instead, []).append(one)
+    most = [max(group, key=lambda one: one.ratio) for group in by_instead.values()]
+    best = min(most, key=lambda one: one.ratio)
+    return Figure(
+        f"worth_{best.mechanism.replace(' ', '_')}",
+        best.ratio,
+        ">=",
+        WORTH,
+        f"{best.scene}, {best.felt}: {best.with_s:.3g} s; {best.without_s:.3g} s with "
+        f"{best.instead}",
+    )
+
+
+def measure_scenes(setting: Setting, names: Sequence[str]) -> list[Worth]:
+    build()
+    found = []
+    for name in names:
+        setting.say(f"{name}: {setting.rounds} rounds")
+        with SCENES[name](setting) as measure:
+            found += measure_scene(setting, name, measure)
+        for worth in found:
+            if worth.scene == name:
+                setting.say(f"  {worth.mechanism}: {row(worth)}")
+    return found
+
+
+def measure(setting: Setting) -> Outcome:
+    outcome = Outcome()
+    outcome.facts["method"] = (
+        "each mechanism left out alone, all else alike; every measurement is a process of its own; "
+        "in turns; medians of rounds, ratios of what one round took without and with it"
+    )
+    names = [setting.on] if setting.on else list(SCENES)
+    found = measure_scenes(setting, names)
+    outcome.facts["worth"] = [asdict(one) for one in found]
+    measured = {one.mechanism for one in found}
+    outcome.figures.append(
+        Figure("ablation_rows", len(measured), ">=", 12, "mechanisms; GPUDirect takes a GPU")
+    )
+    outcome.figures += [
+        worth_of([one for one in found if one.mechanism == mechanism.name])
+        for mechanism in MECHANISMS
+        if mechanism.name in measured
+    ]
+    outcome.ceilings += table(found)
+    return outcome

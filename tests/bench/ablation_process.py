@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One measurement of the ablation: a process of its own, so that nothing is warm from another one.
+
+    python -m tests.bench.ablation_process '{"what": "load", "path": …}'
+
+Prints its times as JSON, in seconds. It must not have started a thread: ranks are forked from it.
+"""
+
+import json
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from ioshape.cli.bench import ranks
+from ioshape.cli.bench.crowd import Crowd, Member, now_ns, slow_down
+
+MIB = 1 << 20
+TIMEOUT_S = 600.0
+SAVES = 3
+#: of the clock of a model, until all processes have heard when to begin
+LEAD_NS = 100_000_000
+
+Times = dict[str, float]
+
+# ---- One process alone --------------------------------------------------------------------------
+
+
+def state_of(n_bytes: int, each: int) -> dict[str, Any]:
+    import torch  # noqa: PLC0415
+
+    return {f"weight{number}": torch.rand(each // 4) for number in range(max(n_bytes // each, 1))}
+
+
+def save(path: str, n_bytes: int) -> Times:
+    """The first save to a mount of which nothing is known, and those that follow."""
+    import ioshape  # noqa: PLC0415
+
+    state = state_of(n_bytes, 64 * MIB)
+    took = []
+    for number in range(1 + SAVES):
+        state["weight0"][0] = number
+        begin = time.perf_counter()
+        ioshape.save(state, path)
+        took.append(time.perf_counter() - begin)
+    handle = ioshape.save_async(state, path)
+    handle.wait()
+    state["weight0"][0] = -1
+    begin = time.perf_counter()
+    handle = ioshape.save_async(state, path)
+    stall = time.perf_counter() - begin
+    handle.wait()
+    return {"first save": took[0], "save": median(took[1:]), "stall": stall}
+
+
+def prepare(path: str, n_bytes: int, each: int) -> Times:
+    """A file for those that load."""
+    import ioshape  # noqa: PLC0415
+
+    ioshape.save(state_of(n_bytes, each), path)
+    return {}
+
+
+def load(path: str, is_cached: bool) -> Times:
+    import ioshape  # noqa: PLC0415
+
+    file = os.open(path, os.O_RDONLY)
+    if is_cached:
+        while os.read(file, 4 * MIB):
+            pass
+    else:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(file)
+    begin = time.perf_counter()
+    ioshape.load(path)
+    return {"load": time.perf_counter() - begin}
+
+
+# ---- Jobs beside each other ---------------------------------------------------------------------
+
+
+class Job:
+    """Ranks that save at the same moment, in one way."""
+
+    def __init__(self, crowd: Crowd, name: str, count: int, n_bytes: int, way: str, folder: Path):
+        token = f"{name}-{uuid.uuid4().hex[:8]}"
+        self.way = way
+        self.members: list[Member] = []
+        for rank in range(count):
+            place = ranks.Place(rank, count, 0, 1, token, n_bytes, folder / name)
+            self.members.append(crowd.start(f"{name} {rank}", ranks.rank(place)))
+        (folder / name / way).mkdir(parents=True)
+
+    def begin(self, step: int, at_ns: int) -> None:
+        for member in self.members:
+            member.tell(ranks.Order(self.way, step, at_ns))
+
+
+def await_all(crowd: Crowd, jobs: list[Job]) -> list[list[ranks.Saved]]:
+    answers = iter(crowd.hear([one for job in jobs for one in job.members], TIMEOUT_S))
+    return [[next(answers) for _ in job.members] for job in jobs]
+
+
+def three_jobs(folder: str, slow: float) -> Times:
+    """One whose training stands still while it saves; two larger ones save in the background."""
+    slow_down(slow)
+    with Crowd() as crowd:
+        jobs = [
+            Job(crowd, "stands-still", 8, 8 * MIB, "save", Path(folder)),
+            Job(crowd, "background", 8, 32 * MIB, "async", Path(folder)),
+            Job(crowd, "large", 4, 64 * MIB, "async", Path(folder)),
+        ]
+        await_all(crowd, jobs)
+        for step in range(2):  # the first does not count
+            at_ns = now_ns() + LEAD_NS
+            for job in jobs:
+                job.begin(step, at_ns)
+            saved = await_all(crowd, jobs)
+    return {
+        "training stands still": sum(
+            (one.returned_ns - one.begin_ns) / 1e9 for job in saved for one in job
+        ),
+        "all saved": max((one.end_ns - at_ns) / 1e9 for job in saved for one in job),
+    }
+
+
+def small_beside_large(folder: str, slow: float) -> Times:
+    """Small saves that come while others save large files."""
+    slow_down(slow)
+    small_saves = 8
+    with Crowd() as crowd:
+        large = Job(crowd, "large", 8, 64 * MIB, "async", Path(folder))
+        small = Job(crowd, "small", 2, MIB, "save", Path(folder))
+        await_all(crowd, [large, small])
+        at_ns = now_ns() + LEAD_NS
+        large.begin(0, at_ns)
+        for number in range(small_saves):
+            small.begin(number, at_ns + (number + 1) * LEAD_NS)
+        saved = [await_all(crowd, [small])[0] for _ in range(small_saves)]
+        (ended,) = await_all(crowd, [large])
+    return {
+        "small save": fmean(
+            (one.end_ns - one.begin_ns) / 1e9 for together in saved for one in together
+        ),
+        "all saved": max((one.end_ns - at_ns) / 1e9 for one in ended),
+    }
+
+
+MEASURED = {one.__name__: one for one in (save, prepare, load, three_jobs, small_beside_large)}
+
+
+def main(text: str) -> None:
+    given = json.loads(text)
+    print(json.dumps(MEASURED[given.pop("what")](**given)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
