@@ -37,6 +37,7 @@ from . import (
     simulate,
     slots,
     storm,
+    tenants,
     tier,
     torch_figures,
 )
@@ -77,6 +78,10 @@ BENCHMARKS = {
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
+    # Tensors, what is staged of them without slots and with them, and the caches of servers.
+    "tenants": Benchmark(
+        tenants.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=4, needs=CLUSTER_NEEDS
+    ),
     # Tensors, a copy of them and the caches of clients and servers; three files, and their copies.
     "realfs": Benchmark(
         realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=CLUSTER_NEEDS
@@ -128,8 +133,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"name one or more of: {', '.join(BENCHMARKS)}")
     if given.rounds < 1:
         parser.error("--rounds is at least 1")
-    if given.on and given.names != ["storm"]:
-        parser.error("--on is an option of storm alone")
+    if given.on and not {"storm", "tenants"}.issuperset(given.names):
+        parser.error("--on is an option of storm and tenants alone")
     return given
 
 
