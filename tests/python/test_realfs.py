@@ -120,17 +120,7 @@ def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:
 def test_bench_compares_two_tenants(cluster: Mounted) -> None:
     """The verdict is printed, and each side has saved in its way."""
     before = sorted(path.name for path in cluster.path.iterdir())
-    arguments: list[str | Path] = [
-        "bench",
-        cluster.path,
-        "--tenants",
-        "2",
-        "--ranks",
-        "2",
-        "--size",
-        "20M",
-    ]
-    told = bench(*arguments, "--rounds", "1")
+    told = bench(cluster.path)
     assert re.search(r"^without slots .*\nwith slots .*\n", told, re.MULTILINE)
     assert re.search(
         r"^With slots your neighbours wait \S+ m?s instead of \S+ m?s; "
@@ -138,7 +128,7 @@ def test_bench_compares_two_tenants(cluster: Mounted) -> None:
         told,
         re.MULTILINE,
     )
-    found = json.loads(bench(*arguments, "--rounds", "1", "--json"))
+    found = json.loads(bench(cluster.path, "--json"))
     reports = {way: one["report"] for way, one in found["ways"].items()}
     assert {way: one["coordinator"] for way, one in reports.items()} == {
         "open": "open",
@@ -153,9 +143,10 @@ def test_bench_compares_two_tenants(cluster: Mounted) -> None:
     assert sorted(path.name for path in cluster.other.iterdir()) == before
 
 
-def bench(*arguments: str | Path) -> str:
+def bench(path: Path, *options: str) -> str:
+    small = ["--tenants", "2", "--ranks", "2", "--size", "20M", "--rounds", "1"]
     return subprocess.run(
-        [sys.executable, "-m", "ioshape", *arguments],
+        [sys.executable, "-m", "ioshape", "bench", path, *small, *options],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -220,13 +220,18 @@ def test_a_verdict_says_what_neighbours_and_jobs_gain(capsys: pytest.CaptureFixt
     ]
 
 
-def test_a_verdict_of_too_few_operations_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("count", [0, 99])
+def test_a_verdict_of_too_few_operations_says_so(
+    count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     storm = Storm(Plan(1, 1 << 20, ("open", "async"), tenants=2), Path())
-    for way, reads in (("open", []), ("async", [1] * 100)):
-        storm.summaries[way].rounds.append(turn([1.0, 2.0], 0.1, reads))
+    for way, reads in (("open", count), ("async", 100)):
+        storm.summaries[way].rounds.append(turn([1.0, 2.0], 0.1, [1] * reads))
     verdict = Verdict.of(storm)
-    assert verdict.p99 is None
-    assert verdict.sentence == "With slots your checkpoint takes 1.50 s instead of 1.50 s."
+    assert verdict.p99 == (1.0 if count else None)
+    neighbours = "your neighbours wait 1 ms instead of 1 ms; " if count else ""
+    checkpoint = "your checkpoint takes 1.50 s instead of 1.50 s."
+    assert verdict.sentence == f"With slots {neighbours}{checkpoint}"
     verdict.show()
     assert "Too few reads and creations were measured" in capsys.readouterr().out
 
@@ -373,7 +378,7 @@ NODES = """
     from ioshape.cli.bench.measure import Plan, Storm
 
     folder, seen = Path(sys.argv[1]), Path(sys.argv[2])
-    plan = Plan(ranks=4, n_bytes=1 << 16, ways=("save",), rounds=1, nodes=2, slow=2)
+    plan = Plan(2, n_bytes=1 << 16, ways=("save",), rounds=1, tenants=2, nodes=2, slow=2)
 
     def enter(node):
         (seen / f"{node}-{os.getpid()}").touch()
@@ -388,6 +393,7 @@ NODES = """
         "nodes": Counter(path.name.split("-")[0] for path in seen.iterdir()),
         "took": [(rank.end_ns - rank.begin_ns) / 1e9 for rank in turn.ranks],
         "reports": [rank.report["total_s"] for rank in turn.ranks],
+        "left": [path.name for path in folder.glob("job-*/save/*")],
     }))
 """
 
@@ -408,6 +414,7 @@ def test_ranks_are_on_nodes_and_a_simulated_storage_has_its_own_time(tmp_path: P
     found = json.loads(done.stdout)
     assert found["ratio"] == pytest.approx(2, rel=0.01)
     assert found["nodes"] == {"0": 2, "1": 2, "2": READERS + WRITERS}
+    assert found["left"] == []
     # A report tells of the save in the same time, and of nothing around it.
     for took, told in zip(found["took"], found["reports"], strict=True):
         assert 0 < told <= took

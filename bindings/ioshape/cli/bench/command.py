@@ -51,7 +51,6 @@ _USUAL_BYTES = 1 << 30
 #: what a process with torch takes before it saves anything
 _RANK_BYTES = 64 << 20
 _MOST_RANKS = 512
-_MOST_TENANTS = 64
 _RANKS_OF_A_TENANT = 4
 
 
@@ -265,7 +264,7 @@ def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
 @click.option(
     "--tenants",
     metavar="N",
-    type=click.IntRange(2, _MOST_TENANTS),
+    type=click.IntRange(2),
     help="Jobs that save at the same time, without slots and with them, for a verdict.",
 )
 @click.option(

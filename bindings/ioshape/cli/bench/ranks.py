@@ -122,8 +122,8 @@ def rank(place: Place) -> Callable[[Connection], None]:
         connection.send("ready")
         while True:
             order: Order = connection.recv()
-            time.sleep(by_the_clock(max(0, order.at_ns - now_ns()) / 1e9))
             context.adopt(_context(_COORDINATORS.get(order.way)), config.generation())
+            time.sleep(by_the_clock(max(0, order.at_ns - now_ns()) / 1e9))
             cpu_s = time.process_time()
             saved = _WAYS[order.way](state, place, order)
             saved.cpu_s = time.process_time() - cpu_s
