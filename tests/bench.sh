@@ -25,6 +25,9 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          spinning disks and flash, as striped as large ones or telling nothing of it, while a
          neighbour reads small files. Their time runs slower than the clock: --rounds beyond 3,
          --size and --dir have no say in it. Takes root (about 13 minutes; 5 with --on)
+  tenants two jobs that save at the same time, without slots and with them, while neighbours read and
+         create small files: on CephFS that runs on this host with slow targets, or see --on (default
+         size: 512M for both jobs). Rounds beyond 3 have no say in it. Takes root (about 6 minutes)
   realfs saves, and loads by clients with an empty cache, against torch.save and torch.load, on small real
          clusters of CephFS and GlusterFS that run on this host (default size: 512M). Takes root
          (about 5 minutes)
@@ -64,9 +67,9 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   --chaos SCALE  for slots: also the campaign of kills, stops, failovers and partitions; 1 is what
                  a release needs and takes long, 0.01 is a try. For gather: how many ranks and
                  servers are killed while ranks save; a release needs 1000
-  --on WHAT      for storm: on a small real cluster on this host instead, with four storage targets of
-                 60 MB/s and 8 ms for each request: cephfs, glusterfs or moosefs. For ablation: one of its
-                 scenes alone, such as save or storm_hdd
+  --on WHAT      for storm and tenants: on a small real cluster on this host, with four storage targets
+                 of 60 MB/s and 8 ms for each request: cephfs, glusterfs or moosefs. For ablation: one
+                 of its scenes alone, such as save or storm_hdd
 
 Settings of the library (IOSHAPE_BLOCK_BYTES and so on) are taken from the environment. On a quiet
 machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,

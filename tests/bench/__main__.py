@@ -38,6 +38,7 @@ from . import (
     simulate,
     slots,
     storm,
+    tenants,
     tier,
     torch_figures,
 )
@@ -78,6 +79,10 @@ BENCHMARKS = {
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
+    # Tensors, what is staged of them without slots and with them, and the caches of servers.
+    "tenants": Benchmark(
+        tenants.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=4, needs=CLUSTER_NEEDS
+    ),
     # Tensors, a copy of them and the caches of clients and servers; three files, and their copies.
     "realfs": Benchmark(
         realfs.measure, size=512 << 20, copies_in_memory=6, copies_on_disk=8, needs=CLUSTER_NEEDS
@@ -111,7 +116,7 @@ BENCHMARKS = {
 
 
 #: What --on can say, by the benchmark.
-PLACES = {"storm": tuple(PROGRAMS), "ablation": tuple(ablation.SCENES)}
+PLACES = {"storm": tuple(PROGRAMS), "tenants": tuple(PROGRAMS), "ablation": tuple(ablation.SCENES)}
 
 
 def size_in_bytes(text: str) -> int:
@@ -137,8 +142,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"name one or more of: {', '.join(BENCHMARKS)}")
     if given.rounds < 1:
         parser.error("--rounds is at least 1")
-    if given.on and given.on not in PLACES.get("".join(given.names), ()):
-        parser.error("--on names a cluster for storm, or a scene for ablation, alone; see --help")
+    if given.on and any(given.on not in PLACES.get(name, ()) for name in given.names):
+        parser.error("--on names a cluster for storm and tenants, or a scene for ablation")
     return given
 
 

@@ -31,7 +31,7 @@ class Setting:
     size: int  # bytes of tensors in the large runs
     rounds: int
     chaos: float = 0  # how long the campaign of faults is; 0: there is none
-    on: str = ""  # the kind of cluster on which a storm is measured; "": on models of storage
+    on: str = ""  # the kind of cluster for storm and tenants; "": models of storage, and CephFS
 
     def settle(self) -> None:
         """Removes everything and waits until the storage has nothing left to do from before."""

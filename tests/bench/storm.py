@@ -138,6 +138,8 @@ class Part:
     ways: tuple[str, ...] = (THEIRS, OURS)
     ranks: int = 32
     n_bytes: int = 32 * MIB
+    #: jobs that save at the same time; each has so many ranks
+    tenants: int = 1
     #: each with a mount of its own, and so have the neighbours
     nodes: int = 8
     #: at most; 0: operations are counted, and no time is measured
@@ -274,6 +276,7 @@ def run_on(
             "n_bytes": part.n_bytes,
             "ways": part.ways,
             "rounds": part.rounds,
+            "tenants": part.tenants,
             "nodes": part.nodes,
             "slow": part.parameters["slow"],
         },

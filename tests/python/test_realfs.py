@@ -4,6 +4,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,43 @@ def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:
     )
     told = json.loads(done.stdout)
     assert "inodes" not in json.dumps(told["findings"])
+
+
+def test_bench_compares_two_tenants(cluster: Mounted) -> None:
+    """The verdict is printed, and each side has saved in its way."""
+    before = sorted(path.name for path in cluster.path.iterdir())
+    told = bench(cluster.path)
+    assert re.search(r"^without slots .*\nwith slots .*\n", told, re.MULTILINE)
+    assert re.search(
+        r"^With slots your neighbours wait \S+ m?s instead of \S+ m?s; "
+        r"your checkpoint takes \S+ m?s instead of \S+ m?s\.$",
+        told,
+        re.MULTILINE,
+    )
+    found = json.loads(bench(cluster.path, "--json"))
+    reports = {way: one["report"] for way, one in found["ways"].items()}
+    assert {way: one["coordinator"] for way, one in reports.items()} == {
+        "open": "open",
+        "async": "local",
+    }
+    assert reports["async"]["pool"] == ioshape.probe(cluster.path).pool
+    verdict = found["verdict"]
+    without, with_slots = verdict["without"], verdict["with_slots"]
+    assert verdict["aggregate"] == with_slots["bytes_per_s"] / without["bytes_per_s"]
+    assert verdict["p99"] == without["operations"]["p99_ms"] / with_slots["operations"]["p99_ms"]
+    # Nothing is left on the filesystem, as another client sees it.
+    assert sorted(path.name for path in cluster.other.iterdir()) == before
+
+
+def bench(path: Path, *options: str) -> str:
+    small = ["--tenants", "2", "--ranks", "2", "--size", "20M", "--rounds", "1"]
+    return subprocess.run(
+        [sys.executable, "-m", "ioshape", "bench", path, *small, *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=600,
+    ).stdout
 
 
 def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(

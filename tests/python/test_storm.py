@@ -11,7 +11,8 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ from ioshape._run import trace
 from ioshape._settings import config
 from ioshape.cli.bench import ceiling
 from ioshape.cli.bench.crowd import Crowd, MemberError
-from ioshape.cli.bench.measure import Latency, Ratios, Round, Summary
-from ioshape.cli.bench.neighbours import READ, READERS, WRITERS, Operation
+from ioshape.cli.bench.measure import Latency, Plan, Ratios, Round, Storm, Summary
+from ioshape.cli.bench.neighbours import READ, READERS, WRITE, WRITERS, Operation
 from ioshape.cli.bench.picture import compared
 from ioshape.cli.bench.ranks import Saved
+from ioshape.cli.bench.tenants import Verdict
 from ioshape.cli.trace import chrome, plot, reports
 from ioshape.cli.trace.reports import percentile
 from ioshape.cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
@@ -111,6 +113,9 @@ def every_way_is_measured(found: dict[str, Any], ranks: int, ways: tuple[str, ..
         (2, [".", "--ways", "save,save"]),
         (2, [".", "--size", "1K"]),
         (2, [".", "--ranks", "0"]),
+        (2, [".", "--tenants", "1"]),
+        (2, [".", "--tenants", "2", "--ways", "open,async"]),
+        (2, [".", "--tenants", "64", "--ranks", "64"]),
         (2, ["file"]),
         (1, ["none"]),
         (1, [".", "--size", "1000T"]),
@@ -125,6 +130,117 @@ def test_what_cannot_be_is_refused_before_it_begins(
     done = call("bench", *arguments, folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# ---- Two tenants -------------------------------------------------------------------------------
+
+
+def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    scratch, pool, picture = (tmp_path / name for name in ("scratch", "pool", "picture.svg"))
+    scratch.mkdir()
+    pool.mkdir()
+    env = {"IOSHAPE_COORDINATOR": f"local:{pool}", "IOSHAPE_JOB": "inherited"}
+    # A pool is there as long as a process uses it, and knows which jobs have written.
+    with saved_in(scratch / "kept.pt", env):
+        done = call(
+            *("bench", scratch, "--tenants", 2, "--ranks", 2, "--size", "256K"),
+            *("--rounds", ROUNDS, "--json", "--plot", picture),
+            env=env,
+        )
+        status = json.loads(call("slots", "status", "--path", scratch, "--json", env=env).stdout)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert [path.name for path in scratch.iterdir()] == ["kept.pt"]
+    found = json.loads(done.stdout)
+    assert (found["tenants"], found["ranks"], found["bytes"]) == (2, 2, 256 << 10)
+    coordinators = {way: one["report"]["coordinator"] for way, one in found["ways"].items()}
+    assert coordinators == {"open": "open", "async": "local"}
+    the_verdict_is_of_the_rounds(found)
+    ElementTree.parse(picture)
+    # Each tenant is a job of its own, and takes slots for each of its saves in one way alone.
+    (one,) = status
+    grants = {job["job"]: job["writes"] for job in one["jobs"] if job["job"] != "inherited"}
+    assert list(grants.values()) == [2 * (ROUNDS + 1)] * 2
+
+
+@contextmanager
+def saved_in(path: Path, variables: Mapping[str, str]) -> Iterator[None]:
+    """Run a process that has saved this file, and stays."""
+    code = "import ioshape, sys; ioshape.save([], sys.argv[1]); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path],
+        env=environment(**variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "\n"
+        yield
+        process.communicate("\n")
+
+
+def the_verdict_is_of_the_rounds(found: dict[str, Any]) -> None:
+    verdict = found["verdict"]
+    for way, side in (("open", verdict["without"]), ("async", verdict["with_slots"])):
+        rounds = [turn["completions_s"] for turn in found["ways"][way]["rounds"]]
+        jobs = [statistics.fmean((max(ends[:2]), max(ends[2:]))) for ends in rounds]
+        assert side["checkpoint_s"] == pytest.approx(statistics.median(jobs))
+        longest = statistics.median(max(ends) for ends in rounds)
+        assert side["bytes_per_s"] == pytest.approx((1 << 20) / longest)
+        beside = found["ways"][way]["neighbours"]
+        counts = [beside[kind]["count"] for kind in ("reads", "writes") if beside[kind]]
+        assert (side["operations"] or {"count": 0})["count"] == sum(counts)
+    assert verdict["idle"]["count"] == sum(one["count"] for one in found["alone"].values())
+
+
+def test_a_verdict_says_what_neighbours_and_jobs_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    storm = Storm(Plan(2, 3 << 20, ("open", "async"), tenants=2), Path())
+    storm.alone = [Operation(READ, 0, 2 * 10**6), Operation(WRITE, 0, 10 * 10**6)]
+    ends = {"open": [4.0, 6.0, 5.0, 8.0], "async": [2.0, 4.0, 8.0, 16.0]}
+    for way, milliseconds in (("open", 4500), ("async", 1500)):
+        one = turn(ends[way], 0.1, [1] * 150)
+        one.operations += [Operation(WRITE, 0, milliseconds * 10**6)] * 2
+        storm.summaries[way].rounds.append(one)
+    verdict = Verdict.of(storm)
+    assert verdict.idle == Latency(2, 2.0, 10.0, 10.0)
+    assert (verdict.aggregate, verdict.p99) == (0.5, 3.0)
+    verdict.show()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["nobody", "saves", "-", "-", "2", "ms", "10", "ms", "2"],
+        ["without", "slots", "1.50", "MiB/s", "7.00", "s", "1", "ms", "4.50", "s", "152"],
+        ["with", "slots", "768", "KiB/s", "10.0", "s", "1", "ms", "1.50", "s", "152"],
+    ]
+    assert lines[5:] == [
+        "With slots your neighbours wait 1.50 s instead of 4.50 s; your checkpoint takes 10.0 s "
+        "instead of 7.00 s.",
+        "Together the jobs save 0.50 times as much in a second with slots as without.",
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 99])
+def test_a_verdict_of_too_few_operations_says_so(
+    count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storm = Storm(Plan(1, 1 << 20, ("open", "async"), tenants=2), Path())
+    for way, reads in (("open", count), ("async", 100)):
+        storm.summaries[way].rounds.append(turn([1.0, 2.0], 0.1, [1] * reads))
+    verdict = Verdict.of(storm)
+    assert verdict.p99 == (1.0 if count else None)
+    neighbours = "your neighbours wait 1 ms instead of 1 ms; " if count else ""
+    checkpoint = "your checkpoint takes 1.50 s instead of 1.50 s."
+    assert verdict.sentence == f"With slots {neighbours}{checkpoint}"
+    verdict.show()
+    assert "Too few reads and creations were measured" in capsys.readouterr().out
+
+
+def test_without_a_coordinator_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    done = call("bench", tmp_path, "--tenants", "2", env={"IOSHAPE_COORDINATOR": "open"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert 'the coordinator is "open"' in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -182,7 +298,7 @@ def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
     ) as process:
         end = time.monotonic() + 60
-        while not list(tmp_path.glob(".ioshape-bench-*/torch")):
+        while not list(tmp_path.glob(".ioshape-bench-*/job-0/torch")):
             assert time.monotonic() < end
             assert process.poll() is None
             time.sleep(0.01)
@@ -262,7 +378,7 @@ NODES = """
     from ioshape.cli.bench.measure import Plan, Storm
 
     folder, seen = Path(sys.argv[1]), Path(sys.argv[2])
-    plan = Plan(ranks=4, n_bytes=1 << 16, ways=("save",), rounds=1, nodes=2, slow=2)
+    plan = Plan(2, n_bytes=1 << 16, ways=("save",), rounds=1, tenants=2, nodes=2, slow=2)
 
     def enter(node):
         (seen / f"{node}-{os.getpid()}").touch()
@@ -277,6 +393,7 @@ NODES = """
         "nodes": Counter(path.name.split("-")[0] for path in seen.iterdir()),
         "took": [(rank.end_ns - rank.begin_ns) / 1e9 for rank in turn.ranks],
         "reports": [rank.report["total_s"] for rank in turn.ranks],
+        "left": [path.name for path in folder.glob("job-*/save/*")],
     }))
 """
 
@@ -297,6 +414,7 @@ def test_ranks_are_on_nodes_and_a_simulated_storage_has_its_own_time(tmp_path: P
     found = json.loads(done.stdout)
     assert found["ratio"] == pytest.approx(2, rel=0.01)
     assert found["nodes"] == {"0": 2, "1": 2, "2": READERS + WRITERS}
+    assert found["left"] == []
     # A report tells of the save in the same time, and of nothing around it.
     for took, told in zip(found["took"], found["reports"], strict=True):
         assert 0 < told <= took

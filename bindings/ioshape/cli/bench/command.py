@@ -13,6 +13,7 @@ from ioshape.cli.bench.scratch import check_folder, check_memory, check_space, s
 from ioshape.cli.output import (
     SentenceError,
     Table,
+    UsageSentenceError,
     columns,
     human_size,
     note,
@@ -33,6 +34,7 @@ WAYS = {
     "buffered": "torch.save",
     "save": "ioshape.save",
     "async": "ioshape.save_async",
+    "open": "save_async, no slots",
     "node": "save_group, node",
     "rank0": "save_group, rank0",
     "ceiling": "ceiling",
@@ -41,16 +43,22 @@ _BY_GROUPS = ("node", "rank0")
 #: by default
 _OF_ONE_RANK = ("torch", "buffered", "save", "async", "ceiling")
 _OF_MANY_RANKS = ("torch", "save", "async", *_BY_GROUPS)
+#: without slots and with them
+_OF_TENANTS = ("open", "async")
 
 _LEAST_BYTES = 64 << 10
 _USUAL_BYTES = 1 << 30
 #: what a process with torch takes before it saves anything
 _RANK_BYTES = 64 << 20
 _MOST_RANKS = 512
+_RANKS_OF_A_TENANT = 4
 
 
-def _measure(parent: Path, n_ranks: int, n_bytes: int, ways: tuple[str, ...], rounds: int) -> Storm:
-    if n_ranks > 1:
+def _measure(
+    parent: Path, tenants: int, n_ranks: int, n_bytes: int, ways: tuple[str, ...], rounds: int
+) -> Storm:
+    all_ranks = tenants * n_ranks
+    if all_ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores
     try:
         from ioshape.cli.bench import measure  # noqa: PLC0415 - imports torch
@@ -58,21 +66,27 @@ def _measure(parent: Path, n_ranks: int, n_bytes: int, ways: tuple[str, ...], ro
         raise SentenceError(f"the bench needs torch ({error}); pip install torch") from None
     from ioshape.cli.bench.crowd import MemberError  # noqa: PLC0415
 
-    total = n_ranks * n_bytes * (rounds + 1) * len(ways)
-    each = " each" if n_ranks > 1 else ""
+    total = all_ranks * n_bytes * (rounds + 1) * len(ways)
     with scratch(parent) as folder:
         note(
-            f"ioshape: {plural(n_ranks, 'rank')} saving {human_size(n_bytes)}{each} to {folder}, "
+            f"ioshape: {who_saves(tenants, n_ranks, n_bytes)} to {folder}, "
             f"about {human_size(total)} in all; the folder is removed at the end"
         )
         try:
-            plan = measure.Plan(n_ranks, n_bytes, ways, rounds)
+            plan = measure.Plan(n_ranks, n_bytes, ways, rounds, tenants)
             with measure.Storm(plan, folder) as storm, status() as tell:
                 storm.tell = tell
                 storm.measure()
         except MemberError as error:
             raise SentenceError(f"the bench failed: {error}") from None
     return storm
+
+
+def who_saves(tenants: int, n_ranks: int, n_bytes: int) -> str:
+    """Return the jobs, their ranks and how much they save, in words."""
+    jobs = f"{plural(tenants, 'job')} of " if tenants > 1 else ""
+    each = " each" if tenants * n_ranks > 1 else ""
+    return f"{jobs}{plural(n_ranks, 'rank')} saving {human_size(n_bytes)}{each}"
 
 
 def _ways(
@@ -98,12 +112,14 @@ def figures(storm: Storm, parent: Path) -> dict[str, Any]:
 
     import ioshape  # noqa: PLC0415
     from ioshape.cli.bench.measure import Neighbours, Ratios  # noqa: PLC0415
+    from ioshape.cli.bench.tenants import Verdict  # noqa: PLC0415
 
     plan = storm.plan
     first = plan.ways[0]
     return {
         "path": str(parent.absolute()),
         "filesystem": filesystem(storm),
+        "tenants": plan.tenants,
         "ranks": plan.ranks,
         "nodes": plan.nodes,
         "bytes": plan.n_bytes,
@@ -116,6 +132,7 @@ def figures(storm: Storm, parent: Path) -> dict[str, Any]:
             way: asdict(Ratios.of(storm.summaries[way], storm.summaries[first]))
             for way in plan.ways[1:]
         },
+        "verdict": asdict(Verdict.of(storm)) if plan.tenants > 1 else None,
     }
 
 
@@ -144,7 +161,7 @@ def _way_json(storm: Storm, summary: Summary) -> dict[str, Any]:
 
 def _gigabytes(storm: Storm) -> float:
     """Of all ranks."""
-    return storm.plan.ranks * storm.plan.n_bytes / 1e9
+    return storm.plan.all_ranks * storm.plan.n_bytes / 1e9
 
 
 def filesystem(storm: Storm) -> str:
@@ -161,15 +178,20 @@ def _row(label: str, cells: list[str], beside: Neighbours) -> list[str]:
     return [label, *cells, *_ms(beside.reads), *_ms(beside.writes)]
 
 
+def _say_what(storm: Storm, parent: Path) -> None:
+    plan = storm.plan
+    say(
+        f"{parent}: {filesystem(storm)}; {who_saves(plan.tenants, plan.ranks, plan.n_bytes)}; "
+        f"{plural(plan.rounds, 'round')}"
+    )
+    say()
+
+
 def _show(storm: Storm, parent: Path) -> None:
     from ioshape.cli.bench.measure import Neighbours  # noqa: PLC0415
 
-    plan, gb = storm.plan, _gigabytes(storm)
-    say(
-        f"{parent}: {filesystem(storm)}; {plural(plan.ranks, 'rank')} saving "
-        f"{human_size(plan.n_bytes)}{' each' * (plan.ranks > 1)}; {plural(plan.rounds, 'round')}"
-    )
-    say()
+    gb = _gigabytes(storm)
+    _say_what(storm, parent)
     table = Table(
         *columns("<way", ">all done s", ">mean s", ">training held s", ">GB/s", ">CPU s/GB"),
         *columns(">reads p50 ms", ">p99 ms", ">writes p50 ms", ">p99 ms"),
@@ -199,6 +221,10 @@ def _sentences(storm: Storm) -> list[str]:
         if ratios.reads_p99:
             parts.append(f"for 99 % of a neighbour's reads {ratios.reads_p99:.2f} times")
         sentences.append(f"{WAYS[way]} compared to {WAYS[first]}: {', '.join(parts)}.")
+    return sentences + _notes(storm)
+
+
+def _notes(storm: Storm) -> list[str]:
     notes = {
         f"Note, {WAYS[way]}: {fallback}."
         for way, summary in storm.summaries.items()
@@ -206,7 +232,23 @@ def _sentences(storm: Storm) -> list[str]:
         if rank.report
         for fallback in rank.report["fallbacks"]
     }
-    return sentences + sorted(notes)
+    return sorted(notes)
+
+
+def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
+    from ioshape._settings import config  # noqa: PLC0415
+
+    if ways is not None:
+        raise UsageSentenceError(
+            "cannot use --ways with --tenants: the jobs save without slots and with them; leave "
+            "out one of the two"
+        )
+    if config.value_of("coordinator") == "open":
+        raise UsageSentenceError(
+            'cannot compare with slots: the coordinator is "open", which gives none; unset '
+            "IOSHAPE_COORDINATOR"
+        )
+    return _OF_TENANTS
 
 
 @click.command(short_help="Measure torch.save, ioshape and the ceiling on a filesystem.")
@@ -214,17 +256,22 @@ def _sentences(storm: Storm) -> list[str]:
 @click.option(
     "--ranks",
     "n_ranks",
-    default=1,
-    show_default=True,
     metavar="R",
     type=click.IntRange(1, _MOST_RANKS),
-    help="Processes that save together.",
+    help=f"Processes of a job, which save together.  [default: 1; {_RANKS_OF_A_TENANT} with "
+    "--tenants]",
+)
+@click.option(
+    "--tenants",
+    metavar="N",
+    type=click.IntRange(2),
+    help="Jobs that save at the same time, without slots and with them, for a verdict.",
 )
 @click.option(
     "--size",
     metavar="BYTES",
     callback=lambda *given: given[2] and size_option(*given),
-    help="What each of them saves, such as 4G or 512M.  [default: 1G over the number of ranks]",
+    help="What each of them saves, such as 4G or 512M.  [default: 1G over the number of all ranks]",
 )
 @click.option(
     "--ways",
@@ -244,7 +291,8 @@ def _sentences(storm: Storm) -> list[str]:
 @plot_option
 def command(
     path: str,
-    n_ranks: int,
+    n_ranks: int | None,
+    tenants: int | None,
     size: int | None,
     ways: tuple[str, ...] | None,
     rounds: int,
@@ -258,14 +306,19 @@ def command(
     buffered       the same without the fsync: not durable
     save           ioshape.save, a file of each rank
     async          ioshape.save_async, until the file is durable
+    open           the same without slots: all ranks write at once
     node, rank0    ioshape.save_group in these modes
     ceiling        nothing but direct writes of large blocks, and an fsync
 
-    Without --ways one rank saves in all of them but those of groups, and several ranks in all but
-    buffered and ceiling. The ways take turns, after a round that does not count. "training held" is
-    how long a rank's training has to wait. Meanwhile neighbours read small files that lie in no
-    cache, and others write and sync some. What they notice is measured, too, and before that what
-    they have when nobody saves.
+    Without --ways one rank saves in all of them but open and those of groups, and several ranks in
+    all but open, buffered and ceiling. The ways take turns, after a round that does not count.
+    "training held" is how long a rank's training has to wait. Meanwhile neighbours read small files
+    that lie in no cache, and others create and sync some. What they notice is measured, too, and
+    before that what they have when nobody saves.
+
+    With --tenants several jobs save at the same time by ioshape.save_async, without slots and with
+    them. The result is a verdict for the operator of the filesystem: how long neighbours wait, and
+    how long checkpoints take. It needs no root. The coordinator is that of the settings.
 
     Everything is written to a folder below PATH, which is removed at the end, also after Ctrl-C.
     The settings are those that "ioshape settings" shows, but for trace and full. Whatever else is
@@ -275,22 +328,39 @@ def command(
     ioshape bench /scratch
     ioshape bench /scratch --size 8G --rounds 5 --json > bench.json
     ioshape bench /scratch --ranks 32 --size 256M --plot storm.svg
+    ioshape bench /scratch --tenants 2
     """
     parent = check_folder(path)
-    size = size if size is not None else _USUAL_BYTES // n_ranks
+    if tenants is not None:
+        ways = _ways_of_tenants(ways)
+    n_ranks = n_ranks or (_RANKS_OF_A_TENANT if tenants else 1)
+    jobs = tenants or 1
+    all_ranks = jobs * n_ranks
+    if all_ranks > _MOST_RANKS:
+        raise click.BadParameter(
+            f"{all_ranks} ranks in all; at most {_MOST_RANKS}", param_hint="--ranks"
+        )
+    size = size if size is not None else _USUAL_BYTES // all_ranks
     if size < _LEAST_BYTES:
         raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
     ways = ways or (_OF_ONE_RANK if n_ranks == 1 else _OF_MANY_RANKS)
-    check_space(parent, n_ranks * size)
-    # Tensors, their copies, and those of a group's writers.
-    copies = 3 if any(way in _BY_GROUPS for way in ways) else 2
-    check_memory(n_ranks * (copies * size + _RANK_BYTES))
-    storm = _measure(parent, n_ranks, size, ways, rounds)
+    check_space(parent, all_ranks * size)
+    # Tensors, their copies, and those of a group's writers or of saves without slots.
+    copies = 3 if any(way in (*_BY_GROUPS, "open") for way in ways) else 2
+    check_memory(all_ranks * (copies * size + _RANK_BYTES))
+    storm = _measure(parent, jobs, n_ranks, size, ways, rounds)
     # What was measured is told first: a picture that cannot be written does not lose it.
     if as_json:
         say_json(figures(storm, parent))
-    else:
+    elif tenants is None:
         _show(storm, parent)
+    else:
+        from ioshape.cli.bench.tenants import Verdict  # noqa: PLC0415
+
+        _say_what(storm, parent)
+        Verdict.of(storm).show()
+        for sentence in _notes(storm):
+            say(sentence)
     if plot_path is not None:
         from ioshape.cli.bench.picture import timeline_of  # noqa: PLC0415
         from ioshape.cli.trace import plot  # noqa: PLC0415

@@ -41,10 +41,21 @@ class Plan:
     #: the first is what the others are compared with
     ways: tuple[str, ...]
     rounds: int = 3
+    #: jobs that save at the same time; each has so many ranks
+    tenants: int = 1
     #: ranks act as if they were on so many
     nodes: int = 1
     #: seconds of the clock in one that is measured, where a simulated storage has slow time
     slow: float = 1.0
+
+    @property
+    def all_ranks(self) -> int:
+        return self.tenants * self.ranks
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a rank, of all that there are."""
+        job, rank = divmod(number, self.ranks)
+        return f"job {job}, rank {rank}" if self.tenants > 1 else f"rank {rank}"
 
 
 # ---- Figures ------------------------------------------------------------------------------------
@@ -86,9 +97,9 @@ class Latency:
     most_ms: float
 
     @classmethod
-    def of(cls, operations: Sequence[Operation], kind: str) -> Latency | None:
-        """None if there were none of this kind."""
-        took = [one.took_ns / 1e6 for one in operations if one.kind == kind]
+    def of(cls, operations: Sequence[Operation], kind: str = "") -> Latency | None:
+        """Return that of all operations, or of one kind; None if there were none."""
+        took = [one.took_ns / 1e6 for one in operations if kind in ("", one.kind)]
         if not took:
             return None
         return cls(len(took), percentile(took, 50), percentile(took, 99), max(took))
@@ -211,14 +222,9 @@ class Storm:
 
     def _start(self) -> None:
         plan = self.plan
-        token = f"storm-{uuid.uuid4().hex[:16]}"
         slow_down(plan.slow)
-        for number in range(plan.ranks):
-            node = number * plan.nodes // plan.ranks
-            place = ranks.Place(
-                number, plan.ranks, node, plan.nodes, token, plan.n_bytes, self._folder
-            )
-            self._ranks.append(self._start_at(node, f"rank {number}", ranks.rank(place)))
+        for job in range(plan.tenants):
+            self._start_job(job)
         small = self._folder / "neighbours"
         small.mkdir()
         neighbours.prepare(small)
@@ -229,9 +235,23 @@ class Storm:
             for number in range(count):
                 name = f"neighbour {len(self._neighbours)}"
                 self._neighbours.append(self._start_at(plan.nodes, name, kind(small, number)))
-        for way in plan.ways:
-            (self._folder / way).mkdir()
         self._crowd.hear([*self._ranks, *self._neighbours], _READY_TIMEOUT_S)
+
+    def _start_job(self, job: int) -> None:
+        plan = self.plan
+        token = f"storm-{uuid.uuid4().hex[:16]}"
+        folder = self._folder / f"job-{job}"
+        for way in plan.ways:
+            (folder / way).mkdir(parents=True)
+        nodes = max(1, plan.nodes // plan.tenants)
+        for rank in range(plan.ranks):
+            number = job * plan.ranks + rank
+            node = number * plan.nodes // plan.all_ranks
+            place = ranks.Place(
+                *(rank, plan.ranks, node, nodes, token, plan.n_bytes, folder),
+                one_of_several=plan.tenants > 1,
+            )
+            self._ranks.append(self._start_at(node, plan.name_of(number), ranks.rank(place)))
 
     def _start_at(self, node: int, name: str, work: Callable[[Connection], None]) -> Member:
         def work_there(connection: Connection) -> None:
@@ -271,14 +291,14 @@ class Storm:
     def save_once(self, way: str) -> Round:
         """All ranks save. The files are the caller's to remove()."""
         self._step += 1
-        at_ns = now_ns() + _AHEAD_NS + self.plan.ranks * 1_000_000
+        at_ns = now_ns() + _AHEAD_NS + self.plan.all_ranks * 1_000_000
         order = Order(way, self._step, at_ns)
         return Round(way, at_ns, self._crowd.ask(self._ranks, _SAVE_TIMEOUT_S, order))
 
     def remove(self, way: str) -> None:
         """What was saved so."""
-        folder = self._folder / way
-        for path in folder.glob("step-*"):  # what a group keeps beside them stays open
+        # What a group keeps beside them stays open.
+        for path in self._folder.glob(f"job-*/{way}/step-*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _begin_neighbours(self) -> None:

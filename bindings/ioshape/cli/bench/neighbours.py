@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The neighbours of a storm: processes that read and write small files and time each operation.
 
-A reader opens a file that no cache holds, reads it, closes it, and rests. A writer writes such a
-file and syncs it.
+A reader opens a file that no cache holds, reads it, closes it, and rests. A writer
+creates such a file and syncs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WRITERS = 2
 _REST_S = 0.1
 _FILES = 256
 _FILE_BYTES = 16 << 10
-_OVERWRITTEN = 64
+_KEPT = 64
 
 
 class Operation(NamedTuple):
@@ -98,15 +98,16 @@ def _read_with(path: Path, buffer: mmap.mmap, flags: int) -> None:
 
 
 def writer(folder: Path, number: int) -> Callable[[Connection], None]:
-    """The same, for one that writes."""
+    """The same, for one that creates files. After some it removes one before each."""
 
     def work(connection: Connection) -> None:
         chance = random.Random(number)
         content = random.randbytes(_FILE_BYTES)
 
         def write() -> None:
-            path = folder / f"note-{number}-{chance.randrange(_OVERWRITTEN):02d}"
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            path = folder / f"note-{number}-{chance.randrange(_KEPT):02d}"
+            path.unlink(missing_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 os.write(file, content)
                 os.fsync(file)

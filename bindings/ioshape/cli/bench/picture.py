@@ -6,13 +6,14 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ioshape.cli.bench.command import WAYS, filesystem
+from ioshape.cli.bench.command import WAYS, filesystem, who_saves
 from ioshape.cli.bench.measure import Neighbours, Ratios, Round, Summary
-from ioshape.cli.output import human_seconds, human_size, plural
+from ioshape.cli.bench.tenants import Verdict
+from ioshape.cli.output import human_seconds
 from ioshape.cli.trace.timeline import Dot, Panel, Row, Save, Span, Timeline, spans_of
 
 if TYPE_CHECKING:
-    from ioshape.cli.bench.measure import Storm
+    from ioshape.cli.bench.measure import Plan, Storm
     from ioshape.cli.bench.ranks import Saved
 
 
@@ -21,10 +22,10 @@ def timeline_of(storm: Storm) -> Timeline:
     plan = storm.plan
     alone = Neighbours.of(storm.alone).reads
     return Timeline(
-        _title(storm),
-        [_panel(way, summary) for way, summary in storm.summaries.items()],
-        f"{plural(plan.ranks, 'rank')} saving {human_size(plan.n_bytes)} each, at the same moment, "
-        f"to {filesystem(storm)}",
+        Verdict.of(storm).sentence if plan.tenants > 1 else _title(storm),
+        [_panel(plan, way, summary) for way, summary in storm.summaries.items()],
+        f"{who_saves(plan.tenants, plan.ranks, plan.n_bytes)}, at the same moment, to "
+        f"{filesystem(storm)}",
         alone.p99_ms / 1e3 if alone else None,
     )
 
@@ -58,7 +59,7 @@ def _faster(ratio: float) -> str:
     return f"{text}\N{MULTIPLICATION SIGN} {'faster' if ratio > 1 else 'slower'}"
 
 
-def _panel(way: str, summary: Summary) -> Panel:
+def _panel(plan: Plan, way: str, summary: Summary) -> Panel:
     turn = summary.typical
     reads = summary.neighbours.reads
     remarks = [
@@ -69,7 +70,7 @@ def _panel(way: str, summary: Summary) -> Panel:
     if reads:
         remarks.append(f"99 % of a neighbour's reads within {human_seconds(reads.p99_ms / 1e3)}")
     rows = [
-        Row(f"rank {number}", rank.pid, [_save(WAYS[way], turn, rank)], rank=number)
+        Row(plan.name_of(number), rank.pid, [_save(WAYS[way], turn, rank)], rank=number)
         for number, rank in enumerate(turn.ranks)
     ]
     dots = [
