@@ -71,12 +71,14 @@ remove_targets() {
 	done <"$folder/devices"
 }
 
-fill_targets() { # BYTES: of filesystems at target-N leaves so much free
-	local mounted free
-	empty_targets
+fill_targets() { # BYTES: of filesystems at target-N leaves no more free
+	local mounted free size
 	for mounted in "$folder"/target-*/; do
 		free=$(($(stat -f -c '%a * %S' "$mounted")))
-		fallocate -l $((free - $1)) "$mounted/filler"
+		size=$(stat -c %s "$mounted/filler" 2>/dev/null || echo 0)
+		if [ "$free" -gt "$1" ]; then
+			fallocate -l $((size + free - $1)) "$mounted/filler"
+		fi
 	done
 }
 

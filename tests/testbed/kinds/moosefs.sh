@@ -32,7 +32,7 @@ pids_of() {
 
 run_server() {
 	case "$1" in
-	metadata) inside mfsmaster -a -c "$folder/etc/master.cfg" start ;; # -a: from the change logs
+	metadata) inside mfsmaster -c "$folder/etc/master.cfg" -a start ;; # -a: from the change logs
 	target-*) inside mfschunkserver -c "$folder/etc/chunks${1#target-}.cfg" start ;;
 	esac
 }
