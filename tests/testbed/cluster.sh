@@ -77,7 +77,7 @@ fill_targets() { # BYTES: of filesystems at target-N leaves no more free
 		free=$(($(stat -f -c '%a * %S' "$mounted")))
 		size=$(stat -c %s "$mounted/filler" 2>/dev/null || echo 0)
 		if [ "$free" -gt "$1" ]; then
-			fallocate -l $((size + free - $1)) "$mounted/filler"
+			fallocate -o "$size" -l $((free - $1)) "$mounted/filler"
 		fi
 	done
 }
