@@ -99,8 +99,12 @@ osd data = $folder/osd\$id
 END
 }
 
+start_osd() { # NUMBER
+	mkdir -p "$folder/osd$1" && ceph-osd -i "$1" --mkfs && ceph-osd -i "$1"
+}
+
 start() {
-	local number device
+	local number device osds=()
 	mkdir -p "$folder"/{mon,mgr,mds}
 	write_configuration
 	monmaptool --create --add a "$(sed -n 's/^mon host = //p' "$CEPH_CONF")" \
@@ -112,11 +116,15 @@ start() {
 	while read -r device; do
 		printf '[osd.%s]\nbluestore block path = %s\n' "$number" "$device" >>"$CEPH_CONF"
 		ceph osd create
-		mkdir -p "$folder/osd$number"
-		ceph-osd -i "$number" --mkfs
-		ceph-osd -i "$number"
 		number=$((number + 1))
 	done <"$folder/devices"
+	for number in $(seq 0 $((number - 1))); do
+		start_osd "$number" &
+		osds+=($!)
+	done
+	for number in "${osds[@]}"; do
+		wait "$number"
+	done
 	ceph osd pool create data 8
 	ceph osd pool create meta 8
 	ceph fs new fs meta data
