@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # In the order in which they run. Each is a function below.
 stages=(style gcc house install asan tsan valgrind python gpu fault campaign)
 quick_stages=(style gcc house python)
-long_stages=(garbled coverage)
+long_stages=(realfs garbled coverage)
 
 usage() {
 	cat <<'END'
@@ -30,6 +30,8 @@ builds what later ones need:
   fault      kills, failing storage, full filesystems
   campaign   a few trials of each kind of tests/campaign.sh, always the same; with --long for minutes
 
+  realfs     clusters of CephFS, GlusterFS and MooseFS on this host, with two clients each; servers that are
+             killed; only with --long or by name
   garbled    the Python tests with every sentence of the library garbled; only with --long or by name
   coverage   branch coverage of C and Python, written to docs/testing.md; only with --long or by name
 
@@ -71,6 +73,9 @@ if [ ${#chosen[@]} = 0 ]; then
 fi
 
 tests/support/setup.sh "$([ $length = long ] && echo long || echo test)" || exit 1
+case " ${chosen[*]} " in
+*" realfs "*) tests/support/setup.sh realfs || exit 1 ;;
+esac
 . tests/support/environment.sh
 
 results=build/results
@@ -121,6 +126,7 @@ declare -A needs=(
 	[gpu]="package"
 	[fault]="build/gcc"
 	[campaign]="build/gcc build/asan package"
+	[realfs]="build/gcc package"
 	[garbled]="build/gcc"
 	[coverage]="build/coverage package later"
 )
@@ -206,11 +212,11 @@ slow_meson_tests() {
 # python_tests STAGE PATH OPTION...: these Python tests; they find programs and libraries in build/gcc, or
 # in the folder $programs
 python_tests() {
-	local stage=$1 status=0 selection=(-m "not gpu")
+	local stage=$1 status=0 selection=(-m "not gpu and not realfs")
 	shift
 	case "$length" in
-	quick) selection=(-m "not gpu and not long and not slow") ;;
-	whole) selection=(-m "not gpu and not long") ;;
+	quick) selection=(-m "not gpu and not realfs and not long and not slow") ;;
+	whole) selection=(-m "not gpu and not realfs and not long") ;;
 	esac
 	IOSHAPE_TEST_BUILD="$PWD/${programs:-build/gcc}" python -m pytest -q --tb=short --junitxml "$results/$stage.xml" \
 		"${selection[@]}" "$@" || status=$?
@@ -292,6 +298,11 @@ stage_gpu() {
 	python_tests gpu tests/python/test_{device,direct,lazy,shared}.py -m gpu
 }
 
+# One process: tests of one kind share a cluster.
+stage_realfs() {
+	build build/gcc package && python_tests realfs tests/python/test_{clusters,realfs,realfs_harm}.py -m realfs
+}
+
 # The package with every sentence of the library garbled: a test that fails here shows code that reads sentences.
 stage_garbled() {
 	local site=$PWD/build/garbled/site
@@ -299,7 +310,7 @@ stage_garbled() {
 	build build/gcc && check "the garbled package is built" \
 		pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target "$site" \
 		--config-settings=build-dir=build/garbled/build --config-settings=setup-args=-Dgarble=true . &&
-		PYTHONPATH=$site python_tests garbled tests/python -n "$(nproc)" --dist worksteal -m "not gpu and not wording and not long"
+		PYTHONPATH=$site python_tests garbled tests/python -n "$(nproc)" --dist worksteal -m "not gpu and not realfs and not wording and not long"
 	cp "$results/garbled.xml" build/ # for "tests/bench.sh house"
 }
 

@@ -247,6 +247,9 @@ const char *ring_remedy(int code)
 		return "the storage failed, see the kernel's log";
 	case -EFBIG:
 		return "the filesystem or a limit (ulimit -f) does not allow files this large";
+	case -ENOTCONN:
+	case -EBADFD: /* GlusterFS, of a file that was open when it lost the brick */
+		return "the filesystem's client lost a server, see its log";
 	default:
 		return "";
 	}

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clusters import MOUNTED, Mounted, kinds, mounted_twice
+from clusters import unavailable as no_clusters
 from processes import SLOTS
 from striped import unavailable
 
@@ -38,6 +40,15 @@ def _settings_are_of_one_test(tmp_path: Path) -> Iterator[None]:  # noqa: ARG001
     config = sys.modules.get("ioshape._settings.config")  # most tests start without
     if config is not None and config.configured():
         config.reset()
+
+
+@pytest.fixture(scope="session", params=kinds())
+def cluster(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """A parallel filesystem with two clients."""
+    if not MOUNTED and no_clusters():
+        pytest.skip(no_clusters())
+    with mounted_twice(request.param) as mounted:
+        yield mounted
 
 
 @pytest.fixture(scope="session")

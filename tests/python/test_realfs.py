@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small clusters of real parallel filesystems that run on this host."""
+"""Real parallel filesystems with two clients: what one saves, the other sees.
 
+test_realfs_harm.py has the tests that kill servers.
+"""
+
+import errno
+import fcntl
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,28 +21,57 @@ from typing import Literal
 import ioshape
 import pytest
 import torch
-from checkpoints import left_clean
-from clusters import PROGRAMS, ClusterError, running, unavailable
+from checkpoints import checkpoint, left_clean, names_in, number_loaded, wait_until
+from clusters import Mounted
+from held import held
 from ioshape._settings import config
+from nodes import run_ranks
+from processes import started_program
 
 MIB = 1 << 20
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
+pytestmark = pytest.mark.realfs
 
 
 @dataclass(frozen=True)
-class Mounted:
-    """A cluster with two clients."""
+class Expected:
+    """What differs between the kinds."""
 
-    kind: str
-    path: Path
-    other: Path
+    #: by default files are written past the page cache
+    direct: bool
+    #: layouts can be asked for
+    layouts: bool = False
+    #: flock() of one mount is seen by the other
+    locks: bool = True
+    #: what ioshape.load() may fail with while the other client replaces the file
+    reading: tuple[int, ...] = ()
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    with running(request.param) as made, made.client() as other:
-        yield Mounted(made.kind, made.path, other)
+EXPECTED = {
+    "cephfs": Expected(direct=False, layouts=True),
+    "glusterfs": Expected(direct=True),
+    "moosefs": Expected(direct=False),
+    "ceph": Expected(direct=True, layouts=True),
+    "nfs3": Expected(direct=True, reading=(errno.ESTALE,)),
+    "nfs4.1": Expected(direct=True, reading=(errno.ESTALE,)),
+    "nfs4.2": Expected(direct=True, reading=(errno.ESTALE,)),
+}
+
+
+@dataclass(frozen=True)
+class Folders:
+    """One new folder, as each client sees it."""
+
+    here: Path
+    there: Path
+
+
+@pytest.fixture
+def folders(cluster: Mounted, request: pytest.FixtureRequest) -> Folders:
+    name = f"{request.node.originalname}-{time.time_ns()}"
+    (cluster.path / name).mkdir()
+    wait_until((cluster.other / name).is_dir, "the other client sees the folder")
+    return Folders(cluster.path / name, cluster.other / name)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +101,9 @@ def test_another_client_loads_what_was_saved(
 ) -> None:
     ioshape.configure(direct=direct, unchanged="ignore")
     ioshape.save(state(1), cluster.path / f"{direct}.pt")
-    ioshape.save(state(2), cluster.path / f"{direct}.pt")  # takes its place
+    report = ioshape.save(state(2), cluster.path / f"{direct}.pt")  # takes its place
+    expected = {"prefer": EXPECTED[cluster.kind].direct, "require": True, "off": False}
+    assert report.direct == expected[direct]
     assert_is(ioshape.load(cluster.other / f"{direct}.pt"), 2)
     assert_is(torch.load(cluster.other / f"{direct}.pt"), 2)
     assert not list(cluster.other.glob(".*ioshape-tmp*"))
@@ -75,7 +112,7 @@ def test_another_client_loads_what_was_saved(
 def test_defaults_take_no_downgrade_of_direct_io(cluster: Mounted) -> None:
     report = ioshape.save(state(1), cluster.path / "defaults.pt")
     assert not [step for step in report.fallbacks if step.code == "direct"]
-    assert report.direct == (cluster.kind == "glusterfs")
+    assert report.direct == EXPECTED[cluster.kind].direct
 
 
 def test_background_saves_streams_and_groups(cluster: Mounted) -> None:
@@ -101,8 +138,8 @@ def test_a_pool_is_named_after_the_cluster(cluster: Mounted) -> None:
         ]
         assert name == f"ceph:{fsid}"
     else:
-        begins = {"glusterfs": "fuse.glusterfs:", "moosefs": "fuse:mfs_"}
-        assert name.startswith(begins[cluster.kind])
+        begins = {"ceph": "ceph:", "glusterfs": "fuse.glusterfs:", "moosefs": "fuse:mfs_"}
+        assert name.startswith(begins.get(cluster.kind, "nfs:"))
 
 
 def test_doctor_finds_no_lack_of_inodes(cluster: Mounted) -> None:
@@ -154,21 +191,236 @@ def bench(path: Path, *options: str) -> str:
     ).stdout
 
 
-def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# ---- Replacing -----------------------------------------------------------------------------------
+
+READER = """
+    import json
+    import select
+    import sys
+
+    import ioshape
+
+    seen, failed = [], []
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        try:
+            found = ioshape.load(sys.argv[1])
+            assert bool((found["data"] == found["number"] + 1).all()), "half a file"
+            seen.append(found["number"])
+        except (OSError, RuntimeError, AssertionError) as error:
+            failed.append([getattr(error, "errno", None), str(error)])
+        if len(seen) + len(failed) == 1:
+            print("reads", flush=True)
+    print(json.dumps({"seen": seen, "failed": failed}))
+"""
+
+
+def test_another_client_never_sees_half_a_file_or_none(
+    cluster: Mounted, folders: Folders, tmp_path: Path
 ) -> None:
-    failing = tmp_path / "mkfs.xfs"
-    failing.write_text("#!/bin/sh\necho no disk >&2\nexit 3\n", encoding="ascii")
-    failing.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with (
-        pytest.raises(
-            ClusterError, match=r"no disk\nup.sh: cannot start glusterfs in (\S+)"
-        ) as told,
-        running("glusterfs"),
-    ):
-        raise AssertionError
-    folder = str(told.value).partition(" in ")[2].split()[0]
-    assert not Path(folder).exists()
-    devices = subprocess.run(["losetup"], check=True, capture_output=True, text=True).stdout
-    assert folder not in devices
+    last = 20
+    ioshape.save(checkpoint(0, 8 * MIB), folders.here / "model.pt")
+    with started_program(tmp_path, READER, folders.there / "model.pt") as reader:
+        reader.expect("reads")
+        for number in range(1, last + 1):
+            ioshape.save(checkpoint(number, 8 * MIB), folders.here / "model.pt")
+        reader.tell("end")
+        told = json.loads(reader.end().stdout)
+    allowed = EXPECTED[cluster.kind].reading
+    assert [error for error in told["failed"] if error[0] not in allowed] == []
+    assert told["seen"] == sorted(told["seen"]), "it went back to an older one"
+    assert len(set(told["seen"])) > 1
+    wait_until(lambda: number_loaded(folders.there / "model.pt") == last, "the last one")
+
+
+TWO_WRITERS = """
+import ioshape
+from checkpoints import checkpoint
+from group_program import arguments, rank, say
+
+ioshape.configure(unchanged="ignore")
+for number in range(10):
+    ioshape.save(checkpoint(100 * rank + number, 8 << 20), arguments[rank])
+say("done")
+"""
+
+
+def test_two_clients_write_one_path(folders: Folders, tmp_path: Path) -> None:
+    paths = (folders.here / "model.pt", folders.there / "model.pt")
+    run_ranks(tmp_path, TWO_WRITERS, *paths, ranks=2, nodes=2)
+    wait_until(lambda: number_loaded(paths[0]) == number_loaded(paths[1]), "both see one file")
+    assert number_loaded(paths[0]) in (9, 109)
+    for folder in (folders.here, folders.there):
+        wait_until(lambda folder=folder: names_in(folder) == ["model.pt"], "nothing else is left")
+
+
+# ---- The living and the dead ---------------------------------------------------------------------
+
+
+def same_client(folders: Folders) -> bool:
+    """Whether the kernel has one superblock for both mounts, as for NFS."""
+    return folders.here.stat().st_dev == folders.there.stat().st_dev
+
+
+def tidy(folder: Path) -> None:
+    """Save as a new process would, whose first save into a folder removes what dead ones left."""
+    config.reset()
+    ioshape.configure(job="realfs")
+    ioshape.save(checkpoint(9), folder / "other.pt")
+    (folder / "other.pt").unlink()
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [name for name in names_in(folder) if "ioshape-tmp" in name]
+
+
+def test_a_killed_save_leaves_the_old_file(folders: Folders, tmp_path: Path) -> None:
+    here, there = folders.here / "model.pt", folders.there / "model.pt"
+    ioshape.save(checkpoint(1), here)
+    with held(tmp_path, "save", here, 2) as save:
+        save.kill()
+    assert number_loaded(here) == number_loaded(there) == 1
+    wait_until(lambda: len(leftovers(folders.there)) == 1, "the other client sees what is left")
+    if not same_client(folders):
+        tidy(folders.there)  # where its writer may be alive
+        assert len(leftovers(folders.here)) == 1
+    tidy(folders.here)
+    assert names_in(folders.here) == ["model.pt"]
+    wait_until(lambda: names_in(folders.there) == ["model.pt"], "the other client sees it go")
+    ioshape.save(checkpoint(3), there)
+    wait_until(lambda: number_loaded(here) == 3, "a later save")
+
+
+def test_a_living_save_keeps_its_file(folders: Folders, tmp_path: Path) -> None:
+    here = folders.here / "model.pt"
+    with held(tmp_path, "save", here, 2) as save:
+        tidy(folders.here)
+        tidy(folders.there)
+        assert len(leftovers(folders.here)) == 1
+        save.go_on()
+        assert save.end()["errno"] == 0
+    assert number_loaded(here) == 2
+    assert names_in(folders.here) == ["model.pt"]
+    wait_until(lambda: names_in(folders.there) == ["model.pt"], "the other client")
+
+
+def test_a_client_sees_locks_of_the_other(cluster: Mounted, folders: Folders) -> None:
+    (folders.here / "file").touch()
+    wait_until((folders.there / "file").exists, "the other client sees the file")
+    with (folders.here / "file").open("w") as one, (folders.there / "file").open("w") as other:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            seen = True
+        else:
+            seen = False
+    assert seen == EXPECTED[cluster.kind].locks
+
+
+def test_what_one_client_reads_the_other_does_not_prune(
+    cluster: Mounted, folders: Folders, tmp_path: Path
+) -> None:
+    assert EXPECTED[cluster.kind].locks
+    for step in (1, 2):
+        ioshape.save_group(checkpoint(step, 32 * MIB), folders.here, step)
+    with held(tmp_path, "load_group", folders.there, 1, phase="read") as load:
+        assert ioshape.prune(folders.here, keep_last=1) == []
+        load.go_on()
+        assert load.end()["errno"] == 0
+    assert ioshape.prune(folders.here, keep_last=1) == [1]
+    assert names_in(folders.here) == ["step-0000000002"]
+
+
+# ---- Groups --------------------------------------------------------------------------------------
+
+# All ranks give one path: the second node has the other mount at the path of the first.
+GROUP = """
+import ctypes
+import subprocess
+from group_program import *
+
+here, there, mode = arguments
+if rank >= 2:
+    assert not ctypes.CDLL(None).unshare(0x20000)  # CLONE_NEWNS
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "--bind", there, here], check=True)
+if mode == "rank0":
+    set_up_distributed()
+for step in (1, 2, 3):
+    report = ioshape.save_group(object_of(rank, step, 2_000_000), here, step, mode=mode,
+                                keep_last=2)
+say("saved", layout=report.mode, device=os.stat(here).st_dev)
+found = ioshape.load_group(here, rank=ranks - 1 - rank)
+say("loaded", right=is_right(found, ranks - 1 - rank, 3, 2_000_000))
+"""
+
+
+@pytest.mark.parametrize("mode", ["each", "node", "rank0"])
+def test_ranks_on_both_clients_save_one_generation(
+    folders: Folders, tmp_path: Path, mode: str
+) -> None:
+    said = run_ranks(
+        *(tmp_path, GROUP, folders.here, folders.there, mode),
+        ranks=4,
+        nodes=2,
+        IOSHAPE_TEST_BOARD="files",
+    )
+    devices = [folder.stat().st_dev for folder in (folders.here, folders.there)]
+    for lines, device in zip(said, [devices[0]] * 2 + [devices[1]] * 2, strict=True):
+        assert (lines[0]["layout"], lines[0]["device"]) == (mode, device)
+        assert lines[1]["right"]
+    for folder in (folders.here, folders.there):
+        assert [one.step for one in ioshape.generations(folder)] == [2, 3]
+        assert not [name for name in names_in(folder) if name.startswith(".step")]
+
+
+def test_a_killed_group_leaves_an_attempt_to_its_own_client(
+    folders: Folders, tmp_path: Path
+) -> None:
+    ioshape.save_group(checkpoint(1), folders.here, 1)
+    with held(tmp_path, "save_group", folders.here, 2) as save:
+        save.kill()
+
+    def attempts(folder: Path) -> list[str]:
+        return [name for name in names_in(folder) if name.startswith(".step")]
+
+    wait_until(lambda: len(attempts(folders.there)) == 1, "the other client sees the attempt")
+    latest = ioshape.latest(folders.there)
+    assert latest is not None
+    assert latest.step == 1
+    if not same_client(folders):
+        ioshape.save_group(checkpoint(3), folders.there, 3)
+        assert len(attempts(folders.here)) == 1
+    ioshape.save_group(checkpoint(4), folders.here, 4)
+    assert attempts(folders.here) == []
+    assert ioshape.load_group(folders.there, step=4)["number"] == 4
+
+
+# ---- Layouts -------------------------------------------------------------------------------------
+
+
+def test_a_layout_that_is_asked_for(cluster: Mounted, folders: Folders) -> None:
+    ioshape.configure(layout="stripe_count=4,stripe_size=1M")
+    report = ioshape.save(state(1), folders.here / "model.pt")
+    assert_is(ioshape.load(folders.there / "model.pt"), 1)
+    if not EXPECTED[cluster.kind].layouts:
+        assert report.stripe_count == 0
+        return
+    assert [step for step in report.fallbacks if step.code == "layout"] == []
+    assert (report.stripe_count, report.stripe_bytes) == (4, MIB)
+    told = os.getxattr(folders.there / "model.pt", "ceph.file.layout").decode()
+    assert told.startswith("stripe_unit=1048576 stripe_count=4 object_size=4194304 pool=")
+    found = ioshape.probe(folders.there / "model.pt")
+    assert (found.file_stripe_count, found.file_stripes) == (4, report.stripes)
+
+
+def test_a_directory_passes_its_layout_on(cluster: Mounted, folders: Folders) -> None:
+    if not EXPECTED[cluster.kind].layouts:
+        assert ioshape.probe(folders.here).stripes == ""
+        return
+    os.setxattr(folders.here, "ceph.dir.layout.stripe_count", b"2")
+    report = ioshape.save(state(1), folders.here / "model.pt")
+    assert (report.stripe_count, report.stripe_bytes) == (2, 4 * MIB)
+    told = os.getxattr(folders.there / "model.pt", "ceph.file.layout").decode()
+    assert told.startswith("stripe_unit=4194304 stripe_count=2 ")
+    assert ioshape.probe(folders.there).stripe_count == 2

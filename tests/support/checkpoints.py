@@ -26,7 +26,15 @@ def checkpoint(number: int, n_bytes: int = 1 << 20) -> dict[str, Any]:
 
 def number_in(path: Path | str) -> int:
     """Which checkpoint a file holds, as stock torch reads it; fails if it is not all of one."""
-    loaded = torch.load(path, weights_only=True)
+    return _number_of(torch.load(path, weights_only=True), path)
+
+
+def number_loaded(path: Path | str) -> int:
+    """Return which checkpoint a file holds, as ioshape reads it; fail if it is not all of one."""
+    return _number_of(ioshape.load(path), path)
+
+
+def _number_of(loaded: dict[str, Any], path: Path | str) -> int:
     number, data = loaded["number"], loaded["data"]
     assert data.numel() > 0
     assert bool((data == number % 250 + 1).all()), f"{path} is not all of checkpoint {number}"

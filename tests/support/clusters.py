@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small clusters of real parallel filesystems on this host, which tests/testbed starts."""
+"""Small clusters of real parallel filesystems on this host, which tests/testbed starts.
+
+Tests also run on a filesystem that is mounted already, twice: IOSHAPE_TEST_MOUNTED names it, as
+KIND:PATH:OTHER.
+"""
 
 import os
 import shutil
@@ -13,6 +17,7 @@ from pathlib import Path
 TESTBED = Path(__file__).parent.parent / "testbed"
 #: The kinds, and a program that each one takes.
 PROGRAMS = {"cephfs": "ceph-fuse", "glusterfs": "glusterd", "moosefs": "mfsmount"}
+MOUNTED = os.environ.get("IOSHAPE_TEST_MOUNTED", "")
 
 
 class ClusterError(Exception):
@@ -71,3 +76,34 @@ def running(kind: str, **options: int) -> Iterator[Cluster]:
         yield Cluster(kind, path)
     finally:
         order("down", path)
+
+
+# ---- Two clients -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A filesystem with two mount points."""
+
+    kind: str
+    path: Path
+    other: Path
+
+    def harm(self, *words: str) -> None:
+        """Call harm.sh, which knows only clusters that up.sh has started."""
+        order("harm", self.path, *words)
+
+
+def kinds() -> list[str]:
+    """Return what tests run on."""
+    return [MOUNTED.partition(":")[0]] if MOUNTED else list(PROGRAMS)
+
+
+@contextmanager
+def mounted_twice(kind: str) -> Iterator[Mounted]:
+    """Start a cluster of this kind with two clients, or take what is mounted already."""
+    if MOUNTED:
+        yield Mounted(kind, *map(Path, MOUNTED.split(":")[1:]))
+        return
+    with running(kind) as made, made.client() as other:
+        yield Mounted(kind, made.path, other)

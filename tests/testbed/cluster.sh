@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
 # What the kinds of clusters have in common. Sourced, with `here` and `folder` set. Each file in kinds/
-# defines start, stop, and attach MOUNT_POINT. The files in `folder` tell of a cluster: kind, devices, mounts.
+# defines start, stop, attach MOUNT_POINT, and for harm.sh: pids_of SERVER, run_server SERVER, fill BYTES and
+# empty. The files in `folder` tell of a cluster: kind, devices, mounts.
 
 : "${here:?}" "${folder:?}"
 
@@ -68,6 +69,34 @@ remove_targets() {
 		[ ! -w "$throttle.write_bps_device" ] || limit "$device" 0 0
 		losetup -d "$device"
 	done <"$folder/devices"
+}
+
+fill_targets() { # BYTES: of filesystems at target-N leaves no more free
+	local mounted free size
+	for mounted in "$folder"/target-*/; do
+		free=$(($(stat -f -c '%a * %S' "$mounted")))
+		size=$(stat -c %s "$mounted/filler" 2>/dev/null || echo 0)
+		if [ "$free" -gt "$1" ]; then
+			fallocate -o "$size" -l $((free - $1)) "$mounted/filler"
+		fi
+	done
+}
+
+empty_targets() {
+	rm -f "$folder"/target-*/filler
+}
+
+stop_server() { # SERVER: by SIGKILL, as a crash does
+	local pids
+	pids=$(pids_of "$1")
+	if [ ! "$pids" ]; then
+		echo "testbed: no server \"$1\" runs in $folder" >&2
+		return 1
+	fi
+	echo "$pids" | xargs kill -s KILL
+	while [ "$(pids_of "$1")" ]; do
+		sleep 0.1
+	done
 }
 
 mount_client() {

@@ -8,6 +8,8 @@ usage() {
 	cat <<'END'
 Usage: tests/testbed/up.sh KIND [OPTION]...
        tests/testbed/mount.sh MOUNT_POINT ANOTHER
+       tests/testbed/harm.sh MOUNT_POINT stop|start SERVER
+       tests/testbed/harm.sh MOUNT_POINT fill MB|empty
        tests/testbed/down.sh MOUNT_POINT
 
 up.sh starts a cluster, mounts it and prints the mount point. KIND is one of:
@@ -22,6 +24,9 @@ Options:
   --folder FOLDER    for the cluster's files; a new one in /var/tmp unless given
 
 mount.sh mounts it once more: another client, with a cache of its own.
+harm.sh kills a server (SIGKILL), and starts it again. SERVER is target-1, target-2, ...; metadata, which
+glusterfs has not; or all, which only stops. fill takes the free space of each target but for MB megabytes, and
+empty returns it. The filesystem shows that some seconds later.
 down.sh unmounts all clients, stops the servers and removes the folder, also after a crash.
 
 They need root, /dev/fuse, loop devices, and the packages that "tests/support/setup.sh realfs" installs.

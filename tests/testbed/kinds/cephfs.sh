@@ -6,25 +6,53 @@
 : "${folder:?}"
 export CEPH_CONF=$folder/ceph.conf
 
-servers() { # their numbers: one that the monitor had missed for a while has begun anew, with another
-	local file
-	for file in /proc/[0-9]*; do
-		if grep -qs '^ceph-' "$file/comm" && grep -qsFxz "CEPH_CONF=$CEPH_CONF" "$file/environ"; then
-			echo "${file#/proc/}"
+# A server that the monitor had missed for a while has begun anew, with another process id.
+servers() { # PATTERN: process ids of this cluster's programs whose command line matches it
+	local pid
+	for pid in $(pgrep -f "$1"); do
+		if grep -qsFxz "CEPH_CONF=$CEPH_CONF" "/proc/$pid/environ"; then
+			echo "$pid"
 		fi
 	done
+}
+
+pids_of() {
+	case "$1" in
+	metadata) servers '^ceph-mds ' ;;
+	target-*) servers "^ceph-osd -i $((${1#target-} - 1))\$" ;;
+	all) servers '^ceph-(mon|mgr|osd|mds) ' ;;
+	esac
+}
+
+run_server() {
+	case "$1" in
+	metadata) ceph-mds -i m ;;
+	target-*) ceph-osd -i $((${1#target-} - 1)) ;;
+	esac
+}
+
+# OSDs call themselves full from a part of their space on, which is made less here.
+fill() {
+	ceph osd set-full-ratio "$(ceph osd df --format json | python3 -c '
+import json, sys
+nodes = json.load(sys.stdin)["nodes"]
+print(max((1024 * node["kb_used"] + int(sys.argv[1])) / (1024 * node["kb"]) for node in nodes))' "$1")"
+}
+
+empty() {
+	ceph osd set-full-ratio 0.95
 }
 
 stop() {
 	local how
 	for how in TERM KILL KILL; do
-		servers | xargs -r kill -s "$how" 2>/dev/null || true
+		servers '^ceph-' | xargs -r kill -s "$how" 2>/dev/null || true
 		for _ in $(seq 100); do
-			[ "$(servers)" ] || return 0
+			[ "$(servers '^ceph-')" ] || return 0
 			sleep 0.1
 		done
 	done
-	echo "testbed: cannot stop the processes $(servers | xargs)" >&2
+	echo "testbed: cannot stop the processes $(servers '^ceph-' | xargs)" >&2
 	return 1
 }
 
@@ -73,8 +101,12 @@ osd data = $folder/osd\$id
 END
 }
 
+start_osd() { # NUMBER
+	mkdir -p "$folder/osd$1" && ceph-osd -i "$1" --mkfs && ceph-osd -i "$1"
+}
+
 start() {
-	local number device
+	local number device osds=()
 	mkdir -p "$folder"/{mon,mgr,mds}
 	write_configuration
 	monmaptool --create --add a "$(sed -n 's/^mon host = //p' "$CEPH_CONF")" \
@@ -86,11 +118,15 @@ start() {
 	while read -r device; do
 		printf '[osd.%s]\nbluestore block path = %s\n' "$number" "$device" >>"$CEPH_CONF"
 		ceph osd create
-		mkdir -p "$folder/osd$number"
-		ceph-osd -i "$number" --mkfs
-		ceph-osd -i "$number"
 		number=$((number + 1))
 	done <"$folder/devices"
+	for number in $(seq 0 $((number - 1))); do
+		start_osd "$number" &
+		osds+=($!)
+	done
+	for number in "${osds[@]}"; do
+		wait "$number"
+	done
 	ceph osd pool create data 64
 	ceph osd pool create meta 8
 	ceph fs new fs meta data

@@ -13,15 +13,42 @@ ask() {
 }
 
 stop() {
-	local pid
-	ask volume stop "$volume" force >/dev/null 2>&1 || true
-	ask volume delete "$volume" >/dev/null 2>&1 || true
-	[ -e "$folder/glusterd.pid" ] || return 0
-	pid=$(cat "$folder/glusterd.pid")
-	# The number may belong to another process by now.
-	if grep -qs glusterd "/proc/$pid/comm"; then
-		kill "$pid"
+	if ask volume list >/dev/null 2>&1; then
+		ask volume stop "$volume" force >/dev/null 2>&1 || true
+		ask volume delete "$volume" >/dev/null 2>&1 || true
+	else
+		rm -rf "/var/lib/glusterd/vols/$volume" # glusterd is gone, and bricks may not be
 	fi
+	while [ "$(pids_of all)" ]; do
+		pids_of all | xargs -r kill
+		sleep 0.1
+	done
+}
+
+own_glusterd() {
+	pgrep -f -- "^glusterd -p $folder/glusterd.pid$" || true
+}
+
+pids_of() {
+	case "$1" in
+	target-*) pgrep -f -- "^/usr/sbin/glusterfsd .* --brick-name $folder/$1/brick " || true ;;
+	all)
+		pgrep -f -- "^/usr/sbin/glusterfsd .* --brick-name $folder/" || true
+		own_glusterd
+		;;
+	esac
+}
+
+run_server() {
+	ask volume start "$volume" force
+}
+
+fill() {
+	fill_targets $(($1 + ${target_bytes:?} / 100)) # of which bricks keep 1 % (storage.reserve)
+}
+
+empty() {
+	empty_targets
 }
 
 attach() {

@@ -7,6 +7,7 @@
 # Several folders are several namespaces.
 namespace=ioshape-$(printf %s "$folder" | cksum | cut -d ' ' -f 1)
 address=10.77.0.1
+leave_bytes=$((1 << 30)) # chunk servers keep as much free
 
 inside() {
 	nsenter --net="/run/netns/$namespace" "$@"
@@ -19,6 +20,29 @@ stop() {
 	done
 	mfsmaster -c "$folder/etc/master.cfg" stop >/dev/null 2>&1 || true
 	ip netns del "$namespace" 2>/dev/null || true
+}
+
+pids_of() {
+	case "$1" in
+	metadata) pgrep -f "^mfsmaster -c $folder/" || true ;;
+	target-*) pgrep -f "^mfschunkserver -c $folder/etc/chunks${1#target-}.cfg " || true ;;
+	all) pgrep -f "^mfs(master|chunkserver) -c $folder/" || true ;;
+	esac
+}
+
+run_server() {
+	case "$1" in
+	metadata) inside mfsmaster -c "$folder/etc/master.cfg" -a start ;; # -a: from the change logs
+	target-*) inside mfschunkserver -c "$folder/etc/chunks${1#target-}.cfg" start ;;
+	esac
+}
+
+fill() {
+	fill_targets $(($1 + leave_bytes))
+}
+
+empty() {
+	empty_targets
 }
 
 attach() {
@@ -47,7 +71,7 @@ DATA_PATH = $folder/target-$number/state
 WORKING_USER = root
 WORKING_GROUP = root
 HDD_CONF_FILENAME = $folder/etc/disks$number
-HDD_LEAVE_SPACE_DEFAULT = 1GiB
+HDD_LEAVE_SPACE_DEFAULT = ${leave_bytes}B
 MASTER_HOST = $address
 CSSERV_LISTEN_HOST = $address
 CSSERV_LISTEN_PORT = $((9500 + number))

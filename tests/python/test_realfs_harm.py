@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real parallel filesystems whose servers are killed, or whose targets are full."""
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import ioshape
+import pytest
+from checkpoints import checkpoint, left_clean, names_in, number_loaded
+from clusters import Mounted
+from held import Held, held
+from ioshape._settings import config
+
+MIB = 1 << 20
+#: what a server takes to be back, its clients included
+BACK_S = 120.0
+
+pytestmark = pytest.mark.realfs
+
+
+@pytest.fixture(autouse=True)
+def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for setting in config.SETTINGS.values():
+        monkeypatch.delenv(setting.variable, raising=False)
+    with left_clean():
+        ioshape.configure(job="realfs", unchanged="ignore")
+        yield
+        monkeypatch.undo()
+
+
+@pytest.fixture
+def folder(cluster: Mounted, request: pytest.FixtureRequest) -> Path:
+    made = cluster.path / f"{request.node.originalname}-{time.time_ns()}"
+    made.mkdir()
+    return made
+
+
+# ---- Servers that are killed while a save writes -------------------------------------------------
+
+
+def target_of(cluster: Mounted, path: Path) -> str:
+    """Return the target that holds a file; of those that hold a part, one."""
+    if cluster.kind != "glusterfs":
+        return "target-1"
+    told = os.getxattr(path, "trusted.glusterfs.pathinfo").decode()
+    return told.partition("/brick/")[0].rpartition("/")[2]
+
+
+def kill_and_start(cluster: Mounted, server: str, save: Held) -> dict[str, object]:
+    """Kill a server, let the save go on without it for a while, and start the server again."""
+    cluster.harm("stop", server)
+    save.go_on()
+    time.sleep(3)
+    cluster.harm("start", server)
+    return save.end()
+
+
+def assert_saves_again(cluster: Mounted, path: Path, number: int) -> None:
+    """Save until it works: clients find a server that is back after some seconds.
+
+    A new context's first save into a folder removes what others have left there.
+    """
+    config.reset()
+    ioshape.configure(job="realfs")
+    end = time.monotonic() + BACK_S
+    while True:
+        try:
+            ioshape.save(checkpoint(number, 32 * MIB), path)
+            break
+        except ioshape.StorageError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
+    assert (
+        number_loaded(path)
+        == number_loaded(cluster.other / path.relative_to(cluster.path))
+        == number
+    )
+    assert names_in(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("phase", ["write", "sync"])
+@pytest.mark.parametrize("cluster", ["cephfs", "moosefs"], indirect=True)
+def test_the_metadata_server_is_killed_while_a_save_writes(
+    cluster: Mounted, folder: Path, tmp_path: Path, phase: str
+) -> None:
+    """The save waits for the server, and ends well."""
+    path = folder / "model.pt"
+    ioshape.save(checkpoint(1, 32 * MIB), path)
+    with held(tmp_path, "save", path, 2, phase=phase) as save:
+        told = kill_and_start(cluster, "metadata", save)
+    assert told == {"errno": 0}
+    assert number_loaded(path) == number_loaded(cluster.other / folder.name / "model.pt") == 2
+    assert_saves_again(cluster, path, 3)
+
+
+@pytest.mark.parametrize("phase", ["write", "sync"])
+def test_a_target_is_killed_while_a_save_writes(
+    cluster: Mounted, folder: Path, tmp_path: Path, phase: str
+) -> None:
+    """CephFS waits for it, MooseFS writes elsewhere, and GlusterFS reports that it is gone."""
+    path = folder / "model.pt"
+    ioshape.save(checkpoint(1, 32 * MIB), path)
+    with held(tmp_path, "save", path, 2, phase=phase) as save:
+        told = kill_and_start(cluster, target_of(cluster, path), save)
+    if cluster.kind == "glusterfs":
+        assert told["errno"] in (errno.ENOTCONN, errno.EBADFD), told
+        assert str(path) in str(told["sentence"])
+    else:
+        assert told == {"errno": 0}
+    end = time.monotonic() + BACK_S
+    while True:
+        try:
+            found = number_loaded(path)
+            break
+        except OSError:
+            assert time.monotonic() < end, "the file is lost"
+            time.sleep(0.5)
+    assert found == (1 if told["errno"] else 2)
+    assert_saves_again(cluster, path, 3)
+
+
+# ---- Full targets --------------------------------------------------------------------------------
+
+
+def free_bytes(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def test_no_target_has_space(cluster: Mounted, folder: Path) -> None:
+    path = folder / "model.pt"
+    ioshape.save(checkpoint(1, 8 * MIB), path)
+    before = free_bytes(folder)
+    end = time.monotonic() + BACK_S
+    try:
+        while free_bytes(folder) >= 100 * MIB:
+            assert time.monotonic() < end, "it does not fill up"
+            cluster.harm("fill", "5")  # again: the space of removed files comes late
+            time.sleep(2)
+        with pytest.raises(ioshape.StorageError) as full:
+            ioshape.save(checkpoint(2, 128 * MIB), path)
+        assert full.value.errno == errno.ENOSPC
+        needed, free = full.value.needed_bytes, full.value.free_bytes
+        assert needed is not None
+        assert free is not None
+        assert needed >= 128 * MIB > free
+        assert "needs 128" in str(full.value)
+        assert number_loaded(path) == 1
+        assert names_in(folder) == ["model.pt"]
+    finally:
+        cluster.harm("empty")
+    end = time.monotonic() + BACK_S
+    while free_bytes(folder) < before // 2:
+        assert time.monotonic() < end, "it stays full"
+        time.sleep(0.2)
+    ioshape.save(checkpoint(3, 128 * MIB), path)
+    assert number_loaded(path) == 3
