@@ -13,39 +13,17 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
-
-/* After another client has replaced a file, GlusterFS's client takes the name for that of the old
- * file for up to a second (md-cache-timeout), and opening it fails with ESTALE. */
-#define STALE_NAME_NS 5000000000u
-#define STALE_PAUSE_NS 20000000
-
-/* Returns a descriptor, or a negative errno. */
-static int open_by_name(const char *path)
-{
-	const struct timespec pause = { 0, STALE_PAUSE_NS };
-	const uint64_t end_ns = base_now_ns() + STALE_NAME_NS;
-	int fd;
-
-	for (;;) {
-		/* O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular
-		 * files. */
-		fd = base_own(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-		if (fd >= 0 || errno != ESTALE || base_now_ns() > end_ns)
-			return fd < 0 ? -errno : fd;
-		nanosleep(&pause, NULL);
-	}
-}
 
 static int open_buffered(struct ring_input *input, const char *path, struct base_error *error)
 {
 	struct stat status;
-	const int fd = open_by_name(path);
 
-	if (fd < 0)
-		return base_fail(error, fd, "cannot open \"%s\"", path);
-	input->fd = fd;
+	/* O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular files.
+	 */
+	input->fd = base_own(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+	if (input->fd < 0)
+		return base_fail(error, -errno, "cannot open \"%s\"", path);
 	if (fstat(input->fd, &status))
 		return base_fail(error, -errno, "cannot look at \"%s\"", path);
 	if (S_ISDIR(status.st_mode))
@@ -177,9 +155,11 @@ int ring_get_at(const struct ring_input *input, uint64_t offset, void *into, siz
 		got = pread(input->fd, (char *)into + done, bytes - done, (off_t)(offset + done));
 		if (got < 0 && errno == EINTR)
 			continue;
+		/* GlusterFS opens a file late (performance.open-behind), and another client may
+		 * have replaced it. */
 		if (got < 0)
-			return base_fail(error, -errno, "cannot read \"%s\" at offset %llu",
-					 input->path,
+			return base_fail(error, errno == ENOENT ? -ESTALE : -errno,
+					 "cannot read \"%s\" at offset %llu", input->path,
 					 (unsigned long long)(offset + done - input->base));
 		if (!got)
 			return ring_cut_short(input, offset + done, error);

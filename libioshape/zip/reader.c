@@ -9,9 +9,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-/* Of a file whose name leads to another one meanwhile. */
-#define MOST_TRIES 4
+/* Of a file whose name leads to another one meanwhile: 5 s. GlusterFS's client takes a name for
+ * that of a file that another client has replaced for up to a second (md-cache-timeout). */
+#define MOST_TRIES 250
+#define PAUSE_NS 20000000
 
 struct opening {
 	struct zip_reader *reader;
@@ -224,21 +227,23 @@ static int open_once(struct zip_reader *reader, const char *path, uint64_t base,
 int zip_open_latest(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
 		    enum ioshape_direct direct, zip_open_fn open, struct base_error *error)
 {
+	const struct timespec pause = { 0, PAUSE_NS };
 	struct base_error why;
-	int ret = -ESTALE;
+	int ret = 0;
 
 	/*
 	 * An NFS client opens what it believes the name to mean, and learns only when it asks for
 	 * something of it that another host has replaced the file; then it looks anew. A part of a
 	 * file is that of no other one.
 	 */
-	for (int tries = 0; ret == -ESTALE && tries < MOST_TRIES; tries++) {
+	for (int tries = 0; tries < MOST_TRIES; tries++) {
 		memset(&why, 0, sizeof(why));
 		ret = open(reader, path, base, bytes, direct, &why);
-		if (base || bytes)
+		if (ret != -ESTALE || base || bytes)
 			break;
-		if (ret == -ESTALE)
-			ring_look_anew(path);
+		ring_look_anew(path);
+		if (tries)
+			nanosleep(&pause, NULL);
 	}
 	if (ret && error && !error->code)
 		*error = why;
