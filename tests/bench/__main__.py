@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from clusters import PROGRAMS, ClusterError
+from clusters import IN_MACHINE, PROGRAMS, ClusterError
 
 from . import (
     background,
@@ -119,7 +119,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=size_in_bytes)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--chaos", type=float, default=0)
-    parser.add_argument("--on", choices=PROGRAMS, default="")
+    parser.add_argument("--on", choices=[*PROGRAMS, *IN_MACHINE], default="")
     parser.add_argument("--worker", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()

@@ -301,16 +301,21 @@ CLUSTER = Part(
 )
 
 
+def targets(kind: str) -> dict[str, int]:
+    """Return the options of up.sh; an NFS server has one disk."""
+    return {**TARGETS, "targets": 1} if kind.startswith("nfs") else TARGETS
+
+
 def run_on_cluster(kind: str, part: Part) -> Found:
     """A storm on a real filesystem: a client for each node, and one for the neighbours."""
     with (
-        running(kind, **TARGETS) as cluster,
+        running(kind, **targets(kind)) as cluster,
         ExitStack() as clients,
         own_environment(part) as variables,
     ):
         mounts = [clients.enter_context(cluster.client()) for _ in range(part.nodes)]
-        found = run_on([cluster.path, *mounts], variables, part)
-        found["model"] = part.parameters
+        found = run_on([cluster.path, *mounts], variables, part, prefix=cluster.prefix)
+        found["model"] = {**part.parameters, "targets": targets(kind)["targets"]}
     return found
 
 
@@ -370,7 +375,7 @@ def measure_on_cluster(kind: str, setting: Setting) -> Outcome:
     )
     setting.say(f"{kind}: {part.ranks} ranks on {part.nodes} nodes x {part.n_bytes // MIB} MiB")
     add(outcome, kind, part, run_on_cluster(kind, part))
-    text = ", ".join(f"{name} {value}" for name, value in TARGETS.items())
+    text = ", ".join(f"{name} {value}" for name, value in targets(kind).items())
     outcome.ceilings.append(f"{kind}: {text}")
     return outcome
 
