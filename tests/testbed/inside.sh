@@ -53,11 +53,15 @@ fi
 stty -F /dev/tty1 raw
 stty -F /dev/tty2 raw
 set +e
-(
-	set -e
-	run
-) >/dev/tty1 2>/dev/tty2
-status=$?
+# By pipes: a command that finds a terminal writes for a reader who watches.
+{
+	(
+		set -e
+		run
+	) 2>&1 >&3 | cat >/dev/tty2
+	exit "${PIPESTATUS[0]}"
+} 3>&1 | cat >/dev/tty1
+status=${PIPESTATUS[0]}
 umount -a -t nfs,nfs4,ceph
 stty -F /dev/tty1 raw # once all of it is written
 stty -F /dev/tty2 raw
