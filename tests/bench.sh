@@ -68,8 +68,9 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
                  a release needs and takes long, 0.01 is a try. For gather: how many ranks and
                  servers are killed while ranks save; a release needs 1000
   --on WHAT      for storm and tenants: on a small real cluster on this host, with four storage targets
-                 of 60 MB/s and 8 ms for each request: cephfs, glusterfs or moosefs. For ablation: one
-                 of its scenes alone, such as save or storm_hdd
+                 of 60 MB/s and 8 ms for each request, NFS with one: cephfs, glusterfs, moosefs, or
+                 what a kernel's client mounts: ceph, nfs3, nfs4.1 or nfs4.2. For ablation: one of its
+                 scenes alone, such as save or storm_hdd
 
 Settings of the library (IOSHAPE_BLOCK_BYTES and so on) are taken from the environment. On a quiet
 machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,

@@ -30,8 +30,8 @@ builds what later ones need:
   fault      kills, failing storage, full filesystems
   campaign   a few trials of each kind of tests/campaign.sh, always the same; with --long for minutes
 
-  realfs     clusters of CephFS, GlusterFS and MooseFS on this host, with two clients each; servers that are
-             killed; only with --long or by name
+  realfs     clusters of CephFS, GlusterFS, MooseFS and NFS on this host, with two clients each, also the Linux
+             kernel's; servers that are killed; only with --long or by name
   garbled    the Python tests with every sentence of the library garbled; only with --long or by name
   coverage   branch coverage of C and Python, written to docs/testing.md; only with --long or by name
 
@@ -300,7 +300,7 @@ stage_gpu() {
 
 # One process: tests of one kind share a cluster.
 stage_realfs() {
-	build build/gcc package && python_tests realfs tests/python/test_{clusters,realfs,realfs_harm}.py -m realfs
+	build build/gcc package && python_tests realfs tests/python/test_{clusters,realfs,realfs_harm,kernel_clients}.py -m realfs
 }
 
 # The package with every sentence of the library garbled: a test that fails here shows code that reads sentences.

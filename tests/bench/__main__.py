@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from clusters import PROGRAMS, ClusterError
+from clusters import IN_MACHINE, PROGRAMS, ClusterError
 
 from . import (
     ablation,
@@ -116,7 +116,8 @@ BENCHMARKS = {
 
 
 #: What --on can say, by the benchmark.
-PLACES = {"storm": tuple(PROGRAMS), "tenants": tuple(PROGRAMS), "ablation": tuple(ablation.SCENES)}
+CLUSTERS = (*PROGRAMS, *IN_MACHINE)
+PLACES = {"storm": CLUSTERS, "tenants": CLUSTERS, "ablation": tuple(ablation.SCENES)}
 
 
 def size_in_bytes(text: str) -> int:

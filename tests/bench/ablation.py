@@ -182,7 +182,9 @@ def variables_of(switch: Switch, address: str = "") -> Iterator[dict[str, str]]:
         }
 
 
-def answer(variables: Mapping[str, str], prefix: Sequence[str] = (), **given: object) -> Times:
+def answer(
+    variables: Mapping[str, str], given: Mapping[str, object], prefix: Sequence[str] = ()
+) -> Times:
     """What a process of ablation_process.py measures."""
     done = subprocess.run(
         [*prefix, sys.executable, "-m", f"{__package__}.ablation_process", json.dumps(given)],
@@ -201,7 +203,7 @@ def answer(variables: Mapping[str, str], prefix: Sequence[str] = (), **given: ob
 def alone(setting: Setting, switch: Switch, **given: object) -> Times:
     """One process, on the disk."""
     with variables_of(switch) as variables:
-        return answer(variables, path=str(setting.folder / "alone.pt"), **given)
+        return answer(variables, {"path": str(setting.folder / "alone.pt"), **given})
 
 
 @contextmanager
@@ -299,13 +301,8 @@ def jobs(setting: Setting, *, what: str) -> Iterator[Measure]:
             client = client_of(mount.backing)
             if switch.operator:
                 operate(mount.path, variables, client, switch.operator)
-            return answer(
-                variables,
-                client,
-                what=what,
-                folder=str(mount.path),
-                slow=part.parameters["slow"],
-            )
+            given = {"what": what, "folder": str(mount.path), "slow": part.parameters["slow"]}
+            return answer(variables, given, client)
 
     yield measure
 

@@ -318,15 +318,20 @@ def mounts_of(cluster: Cluster, part: Part, clients: ExitStack) -> list[Path]:
     return [cluster.path, *more]
 
 
+def targets(kind: str) -> dict[str, int]:
+    """Return the options of up.sh; an NFS server has one disk."""
+    return {**TARGETS, "targets": 1} if kind.startswith("nfs") else TARGETS
+
+
 def run_on_cluster(kind: str, part: Part) -> Found:
     """A storm on a real filesystem."""
     with (
-        running(kind, **TARGETS) as cluster,
+        running(kind, **targets(kind)) as cluster,
         ExitStack() as clients,
         own_environment(part) as variables,
     ):
-        found = run_on(mounts_of(cluster, part, clients), variables, part)
-        found["model"] = part.parameters
+        found = run_on(mounts_of(cluster, part, clients), variables, part, prefix=cluster.prefix)
+        found["model"] = {**part.parameters, "targets": targets(kind)["targets"]}
     return found
 
 
@@ -386,7 +391,7 @@ def measure_on_cluster(kind: str, setting: Setting) -> Outcome:
     )
     setting.say(f"{kind}: {part.ranks} ranks on {part.nodes} nodes x {part.n_bytes // MIB} MiB")
     add(outcome, kind, part, run_on_cluster(kind, part))
-    text = ", ".join(f"{name} {value}" for name, value in TARGETS.items())
+    text = ", ".join(f"{name} {value}" for name, value in targets(kind).items())
     outcome.ceilings.append(f"{kind}: {text}")
     return outcome
 

@@ -131,7 +131,7 @@ def test_a_pool_is_named_after_the_cluster(cluster: Mounted) -> None:
     """Both clients are in one pool, and another cluster is in another one."""
     names = {ioshape.probe(path).pool for path in (cluster.path, cluster.other)}
     (name,) = names
-    if cluster.kind == "cephfs":
+    if cluster.kind in {"cephfs", "ceph"}:
         configuration = (cluster.path.parent / "ceph.conf").read_text(encoding="ascii")
         (fsid,) = [
             line.split(" = ")[1] for line in configuration.splitlines() if line.startswith("fsid")

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,10 @@ from pathlib import Path
 TESTBED = Path(__file__).parent.parent / "testbed"
 #: The kinds, and a program that each one takes.
 PROGRAMS = {"cephfs": "ceph-fuse", "glusterfs": "glusterd", "moosefs": "mfsmount"}
+#: The kinds that a kernel's client mounts, in a machine of its own (tests/testbed/machine.sh).
+IN_MACHINE = ("ceph", "nfs3", "nfs4.1", "nfs4.2")
+#: What they take.
+MACHINE_PROGRAMS = ("linux.uml", "ip", "insmod", "ganesha.nfsd", "rpcbind", "ceph-mon", "mkfs.xfs")
 MOUNTED = os.environ.get("IOSHAPE_TEST_MOUNTED", "")
 
 
@@ -25,10 +29,19 @@ class ClusterError(Exception):
 
 
 def unavailable() -> str:
-    """Why no cluster can be started here; "" if all can."""
+    """Return why the kinds of PROGRAMS cannot be started here; "" if they can."""
+    return lacking(PROGRAMS.values())
+
+
+def machine_unavailable() -> str:
+    """Return why the kinds of IN_MACHINE cannot be started here; "" if they can."""
+    return lacking(MACHINE_PROGRAMS)
+
+
+def lacking(programs: Iterable[str]) -> str:
     if os.geteuid():
         return "starting clusters takes root"
-    missing = [program for program in PROGRAMS.values() if not shutil.which(program)]
+    missing = [program for program in programs if not shutil.which(program)]
     return f"not installed: {', '.join(missing)}" if missing else ""
 
 
@@ -54,6 +67,11 @@ class Cluster:
     kind: str
     path: Path
 
+    @property
+    def prefix(self) -> list[str]:
+        """What a command begins with that uses the mounts."""
+        return [f"{TESTBED}/machine.sh", str(self.path)] if self.kind in IN_MACHINE else []
+
     @contextmanager
     def client(self) -> Iterator[Path]:
         """Mount it once more: a client whose cache is empty."""
@@ -62,7 +80,8 @@ class Cluster:
             try:
                 yield Path(point)
             finally:
-                subprocess.run(["umount", "-l", point], check=True)
+                if not self.prefix:  # machines have ended
+                    subprocess.run(["umount", "-l", point], check=True)
 
 
 @contextmanager

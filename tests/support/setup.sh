@@ -14,7 +14,7 @@ and makes a Python environment in .venv, to which tests/support/package.sh adds 
 
   build   what building the library and the Python package takes, and torch (the default)
   bench   build, and what measuring takes
-  realfs  bench, and small clusters of CephFS, GlusterFS and MooseFS on this host
+  realfs  bench, and small clusters of CephFS, GlusterFS, MooseFS and NFS on this host
   test    build, and what all tests take but the longest
   long    test, and what tests/run.sh --long takes
   launch  bench, and what building and trying packages and alerts takes
@@ -101,6 +101,11 @@ look_for_missing() {
 		need moosefs-client command -v mfsmount
 		need iproute2 command -v ip
 		need xfsprogs command -v mkfs.xfs
+		need nfs-ganesha-vfs has_nfs_server
+		need rpcbind command -v rpcbind
+		need kmod command -v insmod
+		# Whose clients of NFS and CephFS are tested. Only for that processor.
+		[ "$(uname -m)" != x86_64 ] || need user-mode-linux linux.uml --version
 	fi
 	if [ "$purpose" = launch ]; then
 		need abigail-tools command -v abidiff

@@ -8,14 +8,53 @@
 
 target_bytes=$((16 << 30)) # of each, all of it a hole until it is written
 throttle=/sys/fs/cgroup/blkio/blkio.throttle
+# A network of its own, which some kinds have. Several folders are several namespaces.
+namespace=ioshape-$(printf %s "$folder" | cksum | cut -d ' ' -f 1)
+address=10.77.0.1
 
 load_kind() {
 	if [ ! -e "$folder/kind" ]; then
 		echo "testbed: there is no cluster in $folder; tests/testbed/up.sh starts one" >&2
 		return 1
 	fi
+	kind=$(cat "$folder/kind")
+	# nfs3, nfs4.1 and nfs4.2 differ in how they are mounted.
 	# shellcheck source=/dev/null
-	. "$here/kinds/$(cat "$folder/kind").sh"
+	. "$here/kinds/${kind%%[0-9]*}.sh"
+}
+
+# Whether machine.sh mounts it, and not this host, whose kernel may lack the client.
+mounts_in_machine() {
+	case "$kind" in
+	ceph | nfs*) ;;
+	*) return 1 ;;
+	esac
+}
+
+inside() {
+	nsenter --net="/run/netns/$namespace" "$@"
+}
+
+make_namespace() {
+	ip netns add "$namespace"
+	ip -n "$namespace" link set lo up
+}
+
+remove_namespace() { # with all that still runs in it
+	[ -e "/run/netns/$namespace" ] || return 0
+	for _ in $(seq 100); do
+		[ "$(ip netns pids "$namespace")" ] || break
+		ip netns pids "$namespace" | xargs -r kill -KILL 2>/dev/null || true
+		sleep 0.1
+	done
+	ip netns del "$namespace"
+}
+
+make_machine_network() {
+	make_namespace
+	ip -n "$namespace" tuntap add dev machine mode tap
+	ip -n "$namespace" addr add "$address/24" dev machine
+	ip -n "$namespace" link set machine up
 }
 
 can_be_slow() {
@@ -101,9 +140,10 @@ stop_server() { # SERVER: by SIGKILL, as a crash does
 
 mount_client() {
 	mkdir -p "$1"
+	echo "$1" >>"$folder/mounts"
+	! mounts_in_machine || return 0
 	attach "$1"
 	mountpoint -q "$1" # mfsmount has no status of its own
-	echo "$1" >>"$folder/mounts"
 }
 
 down() {
@@ -114,6 +154,7 @@ down() {
 		umount -l "$mounted" 2>/dev/null || true # a client may be gone already
 	done < <(cat "$folder/mounts" 2>/dev/null)
 	stop
+	remove_namespace
 	remove_targets
 	rm -rf --one-file-system "$folder"
 }

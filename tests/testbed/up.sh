@@ -10,12 +10,17 @@ Usage: tests/testbed/up.sh KIND [OPTION]...
        tests/testbed/mount.sh MOUNT_POINT ANOTHER
        tests/testbed/harm.sh MOUNT_POINT stop|start SERVER
        tests/testbed/harm.sh MOUNT_POINT fill MB|empty
+       tests/testbed/machine.sh MOUNT_POINT COMMAND...
        tests/testbed/down.sh MOUNT_POINT
 
 up.sh starts a cluster, mounts it and prints the mount point. KIND is one of:
   cephfs     a monitor, a manager, a metadata server and OSDs, mounted by ceph-fuse; takes half a minute
   glusterfs  a volume of bricks that each hold whole files; takes ten seconds
   moosefs    a master and chunk servers, in a network namespace of their own; takes ten seconds
+  ceph       the servers of cephfs, for the Linux kernel's client
+  nfs3, nfs4.1, nfs4.2
+             NFS-Ganesha, which exports a filesystem on the first target, for the Linux kernel's client;
+             takes two seconds
 
 Options:
   --targets N        storage targets, each on a loop device of its own; 4 unless given
@@ -27,9 +32,13 @@ mount.sh mounts it once more: another client, with a cache of its own.
 harm.sh kills a server (SIGKILL), and starts it again. SERVER is target-1, target-2, ...; metadata, which
 glusterfs has not; or all, which only stops. fill takes the free space of each target but for MB megabytes, and
 empty returns it. The filesystem shows that some seconds later.
+machine.sh runs COMMAND where the kernel's client mounts ceph, nfs3, nfs4.1 or nfs4.2 at all these mount
+points: in a machine of its own, User-mode Linux. The command sees this host's files, its working directory
+and environment. What it writes outside the mount points is lost when it ends, except its output.
 down.sh unmounts all clients, stops the servers and removes the folder, also after a crash.
 
 They need root, /dev/fuse, loop devices, and the packages that "tests/support/setup.sh realfs" installs.
+Machines need an x86-64 processor and /dev/net/tun.
 Slow targets also need the blkio controller of control groups, version 1. MooseFS leaves what it gets to this
 host's page cache: there slow targets show only under a load that lasts.
 END
@@ -47,7 +56,10 @@ if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
 fi
 [ $# -gt 0 ] || refuse
 kind=$1 targets=4 mb_per_s='' ms_per_seek='' folder=''
-[ -e "$here/kinds/$kind.sh" ] || refuse "there is no kind \"$kind\""
+case "$kind" in
+cephfs | ceph | glusterfs | moosefs | nfs3 | nfs4.1 | nfs4.2) ;;
+*) refuse "there is no kind \"$kind\"" ;;
+esac
 shift
 while [ $# -gt 0 ]; do
 	[ $# -gt 1 ] || refuse "$1 takes a value"
@@ -73,13 +85,13 @@ folder=$(realpath -m "${folder:-/var/tmp/ioshape-$kind-$$}")
 [ ! -e "$folder/kind" ] || down
 mkdir -p "$folder"
 echo "$kind" >"$folder/kind"
-# shellcheck source=/dev/null
-. "$here/kinds/$kind.sh"
+load_kind
 # No condition: within one bash goes on after failures.
 set +e
 (
 	set -e
 	make_targets
+	! mounts_in_machine || make_machine_network
 	start
 	mount_client "$folder/mnt"
 ) >"$folder/up.log" 2>&1

@@ -4,6 +4,7 @@
 # listens on loopback only, the monitor on a port that is free.
 
 : "${folder:?}"
+ceph_address=127.0.0.1
 export CEPH_CONF=$folder/ceph.conf
 
 # A server that the monitor had missed for a while has begun anew, with another process id.
@@ -66,8 +67,8 @@ write_configuration() {
 	cat >"$CEPH_CONF" <<END
 [global]
 fsid = $(cat /proc/sys/kernel/random/uuid)
-mon host = 127.0.0.1:$port
-public network = 127.0.0.0/8
+mon host = $ceph_address:$port
+public network = $ceph_address/32
 auth cluster required = none
 auth service required = none
 auth client required = none

@@ -3,15 +3,8 @@
 # A small real MooseFS on this host: a master, and a chunk server on each target. It refuses loopback
 # addresses, so its servers have a network namespace of their own; its mounts are seen everywhere.
 
-: "${folder:?}"
-# Several folders are several namespaces.
-namespace=ioshape-$(printf %s "$folder" | cksum | cut -d ' ' -f 1)
-address=10.77.0.1
+: "${folder:?}" "${address:?}" "${namespace:?}"
 leave_bytes=$((1 << 30)) # chunk servers keep as much free
-
-inside() {
-	nsenter --net="/run/netns/$namespace" "$@"
-}
 
 stop() {
 	local file
@@ -19,7 +12,6 @@ stop() {
 		mfschunkserver -c "$file" stop >/dev/null 2>&1 || true
 	done
 	mfsmaster -c "$folder/etc/master.cfg" stop >/dev/null 2>&1 || true
-	ip netns del "$namespace" 2>/dev/null || true
 }
 
 pids_of() {
@@ -83,8 +75,7 @@ start() {
 	local number
 	format_targets
 	write_configuration
-	ip netns add "$namespace"
-	ip -n "$namespace" link set lo up
+	make_namespace
 	ip -n "$namespace" link add here type veth peer name there
 	ip -n "$namespace" addr add "$address/24" dev here
 	ip -n "$namespace" link set here up

@@ -1,0 +1,59 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: Apache-2.0
+# A small real NFS server on this host, NFS-Ganesha, which exports a filesystem on the first target. The
+# kernel's client mounts it in a machine.
+
+: "${folder:?}" "${kind:?}" "${address:?}"
+version=${kind#nfs}
+
+stop() {
+	: # what runs in the namespace ends with it
+}
+
+attach() { # each mount is a client with a cache of its own
+	modprobe nfsv"${version%.*}"
+	case "$version" in
+	3)
+		mount -i -t nfs -o "addr=$address,vers=3,proto=tcp,mountaddr=$address,nolock,nosharecache" \
+			"$address:$folder/target-1" "$1"
+		;;
+	*)
+		mount -i -t nfs4 -o "addr=$address,vers=$version,nosharecache" \
+			"$address:/export" "$1"
+		;;
+	esac
+}
+
+write_configuration() {
+	cat >"$folder/ganesha.conf" <<END
+NFS_CORE_PARAM { Protocols = 3, 4; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; }
+NFSv4 { Graceless = true; Lease_Lifetime = 10; RecoveryRoot = "$folder/recovery"; Minor_Versions = 1, 2;
+	Delegations = false; }
+NFS_KRB5 { Active_krb5 = false; }
+LOG { Default_Log_Level = EVENT; }
+EXPORT { Export_Id = 7; Path = "$folder/target-1"; Pseudo = "/export"; Access_Type = RW;
+	Squash = No_Root_Squash; SecType = sys; Protocols = 3, 4; Transports = TCP; FSAL { Name = VFS; } }
+END
+}
+
+start() {
+	format_targets
+	write_configuration
+	mkdir "$folder/recovery"
+	# They meet by a socket in /run, and have one of their own.
+	# shellcheck disable=SC2016 # it is the inner shell's $0
+	inside unshare --mount sh -ec '
+		mount -t tmpfs none /run
+		mkdir /run/rpcbind /run/ganesha
+		rpcbind
+		ganesha.nfsd -f "$0/ganesha.conf" -L "$0/ganesha.log" -p "$0/ganesha.pid"
+	' "$folder"
+	for _ in $(seq 100); do
+		if inside bash -c "</dev/tcp/$address/2049" 2>/dev/null; then
+			return
+		fi
+		sleep 0.1
+	done
+	echo "testbed: nothing answers at port 2049 of the NFS server after 10 s" >&2
+	return 1
+}
