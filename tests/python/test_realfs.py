@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import ioshape
+import nodes
 import pytest
 import torch
 from checkpoints import checkpoint, left_clean, names_in, number_loaded, wait_until
@@ -78,6 +79,8 @@ def folders(cluster: Mounted, request: pytest.FixtureRequest) -> Folders:
 def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for setting in config.SETTINGS.values():
         monkeypatch.delenv(setting.variable, raising=False)
+    # ceph-fuse 16.2 may hold up a write for more than a minute if two clients write.
+    monkeypatch.setattr(nodes, "TIMEOUT_S", 600.0)
     with left_clean():
         # A context of its own: the kernel gives the numbers of mounts that are gone to others.
         ioshape.configure(job="realfs")
