@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from clusters import Cluster, running
+from clusters import IN_MACHINE, Cluster, running
 from coordinators import coordinator
 from mounts import client_of
 from striped import Mount, striped
@@ -188,10 +188,10 @@ PARTS = {
 
 
 @contextmanager
-def own_environment(part: Part) -> Iterator[dict[str, str]]:
+def own_environment(part: Part, memory: str = "/dev/shm") -> Iterator[dict[str, str]]:
     """A coordinator whose slots nobody else takes, and no memory of other mounts."""
     with (
-        tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder,
+        tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir=memory) as folder,
         coordinator_of(part) as address,
     ):
         # Without a server it is what is there without being asked for, in a folder of its own.
@@ -328,7 +328,8 @@ def run_on_cluster(kind: str, part: Part) -> Found:
     with (
         running(kind, **targets(kind)) as cluster,
         ExitStack() as clients,
-        own_environment(part) as variables,
+        # A machine has a /dev/shm of its own; what it writes to other folders stays in its memory.
+        own_environment(part, "/tmp" if cluster.prefix else "/dev/shm") as variables,
     ):
         found = run_on(mounts_of(cluster, part, clients), variables, part, prefix=cluster.prefix)
         found["model"] = {**part.parameters, "targets": targets(kind)["targets"]}
@@ -389,6 +390,8 @@ def measure_on_cluster(kind: str, setting: Setting) -> Outcome:
         "this host, storage targets slowed down by the kernel; nothing configured; ways in turns, "
         "after a storm that does not count; medians of rounds, latencies of all rounds together"
     )
+    if kind in IN_MACHINE:
+        outcome.facts["clients"] = "the Linux kernel's, in User-mode Linux with one processor"
     setting.say(f"{kind}: {part.ranks} ranks on {part.nodes} nodes x {part.n_bytes // MIB} MiB")
     add(outcome, kind, part, run_on_cluster(kind, part))
     text = ", ".join(f"{name} {value}" for name, value in targets(kind).items())
