@@ -54,7 +54,8 @@ size_t ring_writer_must_copy(const struct ring_writer *writer, const uint8_t *da
 	size_t least = MAX(LEAST_LOAN_BYTES, unit);
 
 	/* A pipe is not written from a lane. */
-	if (base_without("lending") || writer->file.stream || !is_lent(writer, data, bytes) || ((uintptr_t)data + head) % unit)
+	if (base_without("lending") || writer->file.stream || !is_lent(writer, data, bytes) ||
+	    ((uintptr_t)data + head) % unit)
 		return bytes;
 	if (!head && loan_before(writer, data))
 		least = unit;
