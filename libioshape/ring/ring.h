@@ -286,9 +286,10 @@ struct ring_file_options {
 	void (*before_block)(void *user, uint64_t bytes);
 	void *before_block_user;
 	/*
-	 * Told once, by files that go past the page cache: the last request has left, and what is
-	 * still under way is little. Who writes next may begin: the storage would idle while the
-	 * slowest target finishes, and while the file is synced. May be NULL.
+	 * Told once, when little or nothing is still under way: by files that go past the page
+	 * cache when the last request has left, and by others when they are synced. Who writes next
+	 * may begin: the storage would idle while the slowest target finishes, and while the file
+	 * gets its name. May be NULL.
 	 */
 	void (*nearly_written)(void *user);
 	void *nearly_written_user;

@@ -316,20 +316,21 @@ static bool is_small(const struct ring_writer *writer)
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
 
-/* Only what lies on the storage itself: the rest of a file in the page cache leaves at the sync. */
+/* Of a file in the page cache more is under way: there the next one begins after the sync. */
 static int hand_over(struct ring_writer *writer, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
+	const uint64_t took_ns = base_now_ns() - writer->first_block_ns;
 	struct ring_lane *lane = writer->lane;
 	unsigned tail;
 	int ret;
 
 	if (!options->nearly_written || !writer->through_engine || !lane->direct)
 		return 0;
-	tail = ring_lane_tail(lane, writer->submitted, base_now_ns() - writer->first_block_ns,
-			      writer->plan_ns);
+	tail = ring_lane_tail(lane, writer->submitted, took_ns, writer->plan_ns);
 	ret = ring_lane_settle(lane, tail, error);
-	if (!ret && lane->direct)
+	writer->handed_over = !ret && lane->direct;
+	if (writer->handed_over)
 		options->nearly_written(options->nearly_written_user);
 	return ret;
 }
@@ -488,6 +489,9 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 						&writer->lane->fs_memory, RING_DIRECT_FAILS);
 		writer->sync_ns = base_now_ns() - begin;
 	}
+	/* The rest is the metadata server's work. */
+	if (!ret && writer->options.nearly_written && !writer->handed_over)
+		writer->options.nearly_written(writer->options.nearly_written_user);
 	return ret;
 }
 

@@ -23,7 +23,8 @@ struct ring_writer {
 	uint32_t crc;        /* of all bytes put, if wanted */
 	bool through_engine; /* at least one block has */
 	bool was_direct;
-	bool nil; /* the engine drops everything: there is no file */
+	bool handed_over; /* options.nearly_written was told */
+	bool nil;         /* the engine drops everything: there is no file */
 	bool failed;
 	bool finished; /* complete: may be committed */
 	/*

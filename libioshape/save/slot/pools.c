@@ -16,6 +16,9 @@
 /* Where nothing is told and requests are counted (ring/depth.c), each has few in flight. */
 #define BLIND_CAPACITY 8u
 
+/* On CephFS a file of few objects leaves some OSDs idle, and nobody counts OSDs. */
+#define CEPH_CAPACITY 3u
+
 /* A writer that waits for a share of time of its own waits no longer than this. */
 #define MOST_STAGGER_MS 120000u
 /* A writer that has moved nothing for so long loses its slot: longer than any sync or stop of a
@@ -245,7 +248,9 @@ static int find_mount(struct save_slots *slots, const char *path, uint64_t mount
 
 uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family)
 {
-	return fs_cuts_requests(family) ? BLIND_CAPACITY : slots->config.default_capacity;
+	return fs_cuts_requests(family) ? BLIND_CAPACITY :
+	       family == FS_CEPH        ? CEPH_CAPACITY :
+					  slots->config.default_capacity;
 }
 
 int save_slots_of_path(struct save_slots *slots, const char *path, const struct fs_found *at,
