@@ -2,11 +2,11 @@
 """A checkpoint storm on filesystems that are slow by rule: the engine of "ioshape bench" on
 stripefs.
 
-    python -m tests.bench.storm hdd blind_hdd --rounds 1 --plot .
+    python -m tests.bench.storm hdd cephfs --rounds 1 --plot .
     python -m tests.bench.storm validate
 
-runs parts of it alone, and draws them; or checks the model that it runs on. The package must be
-importable, and stripefs built.
+runs parts of it alone, or storms on real clusters, and draws them; or checks the model that the
+parts run on. The package must be importable, and stripefs built.
 """
 
 import argparse
@@ -323,7 +323,7 @@ def targets(kind: str) -> dict[str, int]:
     return {**TARGETS, "targets": 1} if kind.startswith("nfs") else TARGETS
 
 
-def run_on_cluster(kind: str, part: Part) -> Found:
+def run_on_cluster(kind: str, part: Part, picture: str = "") -> Found:
     """A storm on a real filesystem."""
     with (
         running(kind, **targets(kind)) as cluster,
@@ -331,7 +331,8 @@ def run_on_cluster(kind: str, part: Part) -> Found:
         # A machine has a /dev/shm of its own; what it writes to other folders stays in its memory.
         own_environment(part, "/tmp" if cluster.prefix else "/dev/shm") as variables,
     ):
-        found = run_on(mounts_of(cluster, part, clients), variables, part, prefix=cluster.prefix)
+        mounts = mounts_of(cluster, part, clients)
+        found = run_on(mounts, variables, part, picture=picture, prefix=cluster.prefix)
         found["model"] = {**part.parameters, "targets": targets(kind)["targets"]}
     return found
 
@@ -430,9 +431,10 @@ def main() -> int:
         print(f"{found.name} {found.value:.3f}, {found.remark}")
         return 0 if found.met else 1
     for name in given.parts:
-        part = PARTS[name]
+        part = PARTS.get(name, CLUSTER)
         part = replace(part, rounds=min(part.rounds, given.rounds))
-        told = run(part, str(given.plot / f"{name}.svg") if given.plot else "")
+        picture = str(given.plot / f"{name}.svg") if given.plot else ""
+        told = run(part, picture) if name in PARTS else run_on_cluster(name, part, picture)
         print(json.dumps(told, indent=1), flush=True)
         for figure in part.figures:
             one = figure(name, told)
