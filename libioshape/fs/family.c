@@ -109,8 +109,7 @@ bool fs_cuts_requests(enum fs_family family)
 
 bool fs_writes_cached(enum fs_family family, uint64_t magic)
 {
-	return magic == FS_FUSE_MAGIC && family != FS_LUSTRE && family != FS_BEEGFS &&
-	       family != FS_GLUSTER;
+	return magic == FS_FUSE_MAGIC && family != FS_LUSTRE && family != FS_BEEGFS;
 }
 
 enum fs_family fs_family_of(const char *type, uint64_t magic)

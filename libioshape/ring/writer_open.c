@@ -121,12 +121,12 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
 		 writer->fs.type);
 	ret = take_shape(writer, error);
-	/* GlusterFS opens a file that is opened with O_DIRECT in the same way on its servers. They
-	 * refuse a part of a unit, and say so at fsync. */
+	/* What must be direct is padded: GlusterFS opens such a file with O_DIRECT on its servers,
+	 * which refuse a part of a unit, and say so at fsync. */
 	writer->keeps_length = options->exact && !writer->file.stream &&
 			       options->expected_bytes > RING_SMALL_FILE_BYTES &&
 			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&
-			       !fs_is_local(writer->fs.family) && writer->fs.family != FS_GLUSTER;
+			       !fs_is_local(writer->fs.family);
 	return ret ? ret : ring_writer_reserve(writer, error);
 }
 

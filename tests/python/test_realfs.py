@@ -50,7 +50,7 @@ class Expected:
 
 EXPECTED = {
     "cephfs": Expected(direct=False, layouts=True),
-    "glusterfs": Expected(direct=True),
+    "glusterfs": Expected(direct=False),
     "moosefs": Expected(direct=False),
     "ceph": Expected(direct=True, layouts=True),
     "nfs3": Expected(direct=True, reading=(errno.ESTALE,)),

@@ -16,8 +16,8 @@
 /* Where nothing is told and requests are counted (ring/depth.c), each has few in flight. */
 #define BLIND_CAPACITY 8u
 
-/* On CephFS a file of few objects leaves some OSDs idle, and nobody counts OSDs. */
-#define CEPH_CAPACITY 3u
+/* On CephFS and GlusterFS, where two files leave servers idle that nobody counts. */
+#define CLUSTER_CAPACITY 4u
 
 /* A writer that waits for a share of time of its own waits no longer than this. */
 #define MOST_STAGGER_MS 120000u
@@ -248,9 +248,9 @@ static int find_mount(struct save_slots *slots, const char *path, uint64_t mount
 
 uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family)
 {
-	return fs_cuts_requests(family) ? BLIND_CAPACITY :
-	       family == FS_CEPH        ? CEPH_CAPACITY :
-					  slots->config.default_capacity;
+	if (family == FS_CEPH || family == FS_GLUSTER)
+		return CLUSTER_CAPACITY;
+	return fs_cuts_requests(family) ? BLIND_CAPACITY : slots->config.default_capacity;
 }
 
 int save_slots_of_path(struct save_slots *slots, const char *path, const struct fs_found *at,
