@@ -16,8 +16,10 @@
 /* Where nothing is told and requests are counted (ring/depth.c), each has few in flight. */
 #define BLIND_CAPACITY 8u
 
-/* On CephFS and GlusterFS, where two files leave servers idle that nobody counts. */
-#define CLUSTER_CAPACITY 4u
+/* On clusters whose servers nobody counts, and which two files leave idle. One of CephFS spreads
+ * its objects over many, one of GlusterFS lies on one. */
+#define CEPH_CAPACITY 3u
+#define GLUSTER_CAPACITY 4u
 
 /* A writer that waits for a share of time of its own waits no longer than this. */
 #define MOST_STAGGER_MS 120000u
@@ -249,7 +251,7 @@ static int find_mount(struct save_slots *slots, const char *path, uint64_t mount
 uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family)
 {
 	if (family == FS_CEPH || family == FS_GLUSTER)
-		return CLUSTER_CAPACITY;
+		return family == FS_CEPH ? CEPH_CAPACITY : GLUSTER_CAPACITY;
 	return fs_cuts_requests(family) ? BLIND_CAPACITY : slots->config.default_capacity;
 }
 
