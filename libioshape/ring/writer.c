@@ -316,7 +316,7 @@ static bool is_small(const struct ring_writer *writer)
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
 
-/* Of a file in the page cache more is under way: there the next one begins after the sync. */
+/* Of a file in the page cache much is still unwritten: the next writer begins after the sync. */
 static int hand_over(struct ring_writer *writer, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;

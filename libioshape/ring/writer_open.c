@@ -121,8 +121,8 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
 		 writer->fs.type);
 	ret = take_shape(writer, error);
-	/* What must be direct is padded: GlusterFS opens such a file with O_DIRECT on its servers,
-	 * which refuse a part of a unit, and say so at fsync. */
+	/* With direct=require the end is padded: GlusterFS opens the file with O_DIRECT on its
+	 * servers as well. They refuse writes of partial units, and report it at fsync. */
 	writer->keeps_length = options->exact && !writer->file.stream &&
 			       options->expected_bytes > RING_SMALL_FILE_BYTES &&
 			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&

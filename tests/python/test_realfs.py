@@ -141,7 +141,7 @@ def test_a_pool_is_named_after_the_cluster(cluster: Mounted) -> None:
         ]
         assert name == f"ceph:{fsid}"
     else:
-        begins = {"ceph": "ceph:", "glusterfs": "fuse.glusterfs:", "moosefs": "fuse:mfs_"}
+        begins = {"glusterfs": "fuse.glusterfs:", "moosefs": "fuse:mfs_"}
         assert name.startswith(begins.get(cluster.kind, "nfs:"))
 
 

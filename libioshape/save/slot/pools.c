@@ -16,8 +16,8 @@
 /* Where nothing is told and requests are counted (ring/depth.c), each has few in flight. */
 #define BLIND_CAPACITY 8u
 
-/* On clusters whose servers nobody counts, and which two files leave idle. One of CephFS spreads
- * its objects over many, one of GlusterFS lies on one. */
+/* CephFS and GlusterFS do not tell how many servers they have, and two files leave some idle. A
+ * file of CephFS is spread over many servers, a file of GlusterFS lies on one. */
 #define CEPH_CAPACITY 3u
 #define GLUSTER_CAPACITY 4u
 

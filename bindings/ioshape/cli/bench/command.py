@@ -313,8 +313,8 @@ def command(
     Without --ways one rank saves in all of them but open and those of groups, and several ranks in
     all but open, buffered and ceiling. The ways take turns, after a round that does not count.
     "training held" is how long a rank's training has to wait. Meanwhile neighbours read small files
-    that lie in no cache, and others create and sync some. What they notice is measured, too, and
-    before that what they have when nobody saves.
+    that lie in no cache, and others create and sync some. How long that takes is measured, too,
+    also before the first save.
 
     With --tenants several jobs save at the same time by ioshape.save_async, without slots and with
     them. The result is a verdict for the operator of the filesystem: how long neighbours wait, and

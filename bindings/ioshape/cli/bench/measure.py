@@ -297,7 +297,7 @@ class Storm:
 
     def remove(self, way: str) -> None:
         """What was saved so."""
-        # What a group keeps beside them stays open.
+        # A group keeps other files open beside them.
         for path in self._folder.glob(f"job-*/{way}/step-*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -98,7 +98,7 @@ def _read_with(path: Path, buffer: mmap.mmap, flags: int) -> None:
 
 
 def writer(folder: Path, number: int) -> Callable[[Connection], None]:
-    """The same, for one that creates files. After some it removes one before each."""
+    """Return the work of a process that creates small files, and removes older ones."""
 
     def work(connection: Connection) -> None:
         chance = random.Random(number)

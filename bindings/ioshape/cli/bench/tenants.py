@@ -19,7 +19,7 @@ _ENOUGH = 100
 
 @dataclass
 class Side:
-    """What jobs and neighbours get, without slots or with them."""
+    """The results of one half of the rounds, without slots or with them."""
 
     #: of all jobs together
     bytes_per_s: float
@@ -61,7 +61,7 @@ class Verdict:
         table = Table(
             *columns("<", ">together", ">checkpoint", ">neighbours p50", ">p99", ">operations")
         )
-        table.add("nobody saves", "-", "-", *_waits(self.idle))
+        table.add("no saves", "-", "-", *_waits(self.idle))
         sides = {"without slots": self.without, "with slots": self.with_slots}
         for label, side in sides.items():
             rate = f"{human_size(side.bytes_per_s)}/s"
