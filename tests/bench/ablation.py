@@ -373,6 +373,11 @@ class Worth:
     least: float
     most: float
 
+    @property
+    def sure(self) -> float:
+        """The ratio, or 1 where some round shows the opposite."""
+        return self.ratio if self.least > 1 or self.most < 1 else 1.0
+
 
 def in_scene(name: str, switch: Switch) -> Switch:
     """A depth is said for each target; the setting is for each file."""
@@ -460,11 +465,11 @@ def worth_of(found: Sequence[Worth]) -> Figure:
     by_instead: dict[str, list[Worth]] = {}
     for one in found:
         by_instead.setdefault(one.instead, []).append(one)
-    most = [max(group, key=lambda one: one.ratio) for group in by_instead.values()]
-    best = min(most, key=lambda one: one.ratio)
+    most = [max(group, key=lambda one: one.sure) for group in by_instead.values()]
+    best = min(most, key=lambda one: one.sure)
     return Figure(
         f"worth_{best.mechanism.replace(' ', '_')}",
-        best.ratio,
+        best.sure,
         ">=",
         WORTH,
         f"{best.scene}, {best.felt}: {best.with_s:.3g} s; {best.without_s:.3g} s with "

@@ -4,7 +4,7 @@ them: "ioshape bench --tenants 2", each job and the neighbours with a client of 
 
 from .rounds import Sample
 from .setting import Figure, Outcome, Setting
-from .storm import TARGETS, Found, Part, run_on_cluster
+from .storm import Found, Part, run_on_cluster, targets
 
 TENANTS, RANKS, ROUNDS = 2, 8, 3
 WAYS = ("open", "async")
@@ -40,7 +40,7 @@ def p99(found: Found) -> Figure:
 def measure(setting: Setting) -> Outcome:
     kind = setting.on or "cephfs"
     part = Part(
-        {"slow": 1, "targets": TARGETS["targets"], "bandwidth": TARGETS["mb_per_s"] * 1_000_000},
+        {"slow": 1, "bandwidth": targets(kind)["mb_per_s"] * 1_000_000},
         (),
         WAYS,
         ranks=RANKS,
@@ -53,7 +53,7 @@ def measure(setting: Setting) -> Outcome:
     setting.say(f"{kind}: {TENANTS} jobs of {RANKS} ranks x {part.n_bytes >> 20} MiB")
     found = run_on_cluster(kind, part)
     setting.say(found["verdict"]["sentence"])
-    text = ", ".join(f"{name} {value}" for name, value in TARGETS.items())
+    text = ", ".join(f"{name} {value}" for name, value in targets(kind).items())
     return Outcome(
         [aggregate(found), p99(found)],
         [f"{kind}: {text}"],
