@@ -261,21 +261,20 @@ class _FirstUse:
             time.sleep(0.001)
             self._gate.acquire()
 
-    def in_parent(self) -> None:
-        self._gate.release()
-
     def in_child(self) -> None:
         self.was_cut_off = self._others()
         self._threads = [thread for thread in self._threads if thread == get_ident()]
-        self._gate.release()
+
+    def hold_forks(self) -> None:
+        # Python drops what a signal's handler raises in a function that it calls at a fork. A
+        # method of a lock is no Python function, so no handler can run before it.
+        os.register_at_fork(before=self.before_fork, after_in_child=self.in_child)
+        release = self._gate.release
+        os.register_at_fork(after_in_parent=release, after_in_child=release)
 
 
 _first_use = _FirstUse()
-os.register_at_fork(
-    before=_first_use.before_fork,
-    after_in_parent=_first_use.in_parent,
-    after_in_child=_first_use.in_child,
-)
+_first_use.hold_forks()
 
 
 # ---- Signals ----------------------------------------------------------------------------------

@@ -210,6 +210,36 @@ def test_forks_while_others_use_the_package_for_the_first_time(tmp_path: Path) -
         run_program(tmp_path, FIRST_USE)
 
 
+INTERRUPTED = """
+import ctypes
+import os
+import signal
+import threading
+from functools import partial
+
+# Called before the package's own. It does not look at signals itself, as os.kill() does.
+send = partial(ctypes.CDLL(None).kill, os.getpid(), signal.SIGINT)
+os.register_at_fork(after_in_parent=send)
+
+import ioshape
+
+try:
+    child = os.fork()
+    if not child:
+        os._exit(0)
+except KeyboardInterrupt:
+    pass
+os.wait()
+thread = threading.Thread(target=lambda: print(ioshape.open), daemon=True)
+thread.start()
+thread.join(60)
+"""
+
+
+def test_ctrl_c_during_a_fork_blocks_no_other_thread(tmp_path: Path) -> None:
+    assert "function open" in run_interpreter(tmp_path, INTERRUPTED).stdout
+
+
 def test_a_child_that_was_forked_too_early_says_so(tmp_path: Path) -> None:
     """The thread that imports waits for the one that forks, which could wait for ever."""
     source = """

@@ -35,7 +35,7 @@ from ioshape.cli.trace import chrome, plot, reports
 from ioshape.cli.trace.reports import percentile
 from ioshape.cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
 from mounts import seen_alone
-from processes import TIMEOUT_S, environment
+from processes import TIMEOUT_S, environment, run_interpreter
 from striped import INSTANT, striped
 from tree import ROOT
 
@@ -209,7 +209,7 @@ def test_a_verdict_says_what_neighbours_and_jobs_gain(capsys: pytest.CaptureFixt
     verdict.show()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[1:4]] == [
-        ["nobody", "saves", "-", "-", "2", "ms", "10", "ms", "2"],
+        ["no", "saves", "-", "-", "2", "ms", "10", "ms", "2"],
         ["without", "slots", "1.50", "MiB/s", "7.00", "s", "1", "ms", "4.50", "s", "152"],
         ["with", "slots", "768", "KiB/s", "10.0", "s", "1", "ms", "1.50", "s", "152"],
     ]
@@ -366,6 +366,29 @@ def test_members_that_fail_are_named() -> None:
                 crowd.ask([good, bad], 1, 1)
             pids = [member.process.pid for member in (good, bad)]
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+INTERRUPTED = """
+    import os, signal, sys
+    from functools import partial
+
+    from ioshape.cli.bench.crowd import Crowd
+
+    def interrupt():
+        signal.raise_signal(signal.SIGINT)
+
+    os.register_at_fork(before=interrupt)
+    try:
+        with Crowd() as crowd:
+            crowd.start("rank 0", lambda connection: connection.recv())
+            print("went on")
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_ctrl_c_during_a_fork_ends_the_storm(tmp_path: Path) -> None:
+    assert run_interpreter(tmp_path, textwrap.dedent(INTERRUPTED)).stdout == "interrupted\n"
 
 
 # ---- Nodes, and time that is slow ----------------------------------------------------------------

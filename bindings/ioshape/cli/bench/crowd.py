@@ -13,16 +13,18 @@ import multiprocessing
 import os
 import signal
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection as connections
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkProcess
 
 _PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CONTEXT = multiprocessing.get_context("fork")
 
 
@@ -75,6 +77,27 @@ class Member:
             self.connection.send(message)
 
 
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Handle signals that would end the program afterwards.
+
+    Python drops what a handler raises in a function that it calls at a fork.
+    """
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in _ENDING
+        if callable(signal.getsignal(number))
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
+
+
 class Crowd:
     """All of them; none is left when this is closed."""
 
@@ -97,12 +120,13 @@ class Crowd:
 
     def start(self, name: str, work: Callable[[Connection], object]) -> Member:
         """Forks a process that does this work and ends. What it raises is its last answer."""
-        ours, theirs = _CONTEXT.Pipe()
-        process = _CONTEXT.Process(target=_live, args=(theirs, work, os.getpid()), name=name)
-        process.start()
-        theirs.close()
-        member = Member(process, ours)
-        self._members.append(member)
+        with _signals_wait():  # a member that is started and not listed would be left
+            ours, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(target=_live, args=(theirs, work, os.getpid()), name=name)
+            process.start()
+            theirs.close()
+            member = Member(process, ours)
+            self._members.append(member)
         return member
 
     def ask(self, asked: Sequence[Member], timeout_s: float, message: object) -> list[Any]:
@@ -165,7 +189,7 @@ def _answer_of(member: Member) -> Any:
 
 def _live(connection: Connection, work: Callable[[Connection], object], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends us
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING[1:]:
         signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before that call
