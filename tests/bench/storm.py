@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from clusters import IN_MACHINE, Cluster, running
+from clusters import IN_MACHINE, TESTBED, Cluster, running
 from coordinators import coordinator
 from mounts import client_of
 from striped import Mount, striped
@@ -114,6 +114,24 @@ def stall(name: str, found: Found) -> Figure:
     )
 
 
+def requests(name: str, found: Found) -> Figure | None:
+    """Return how many requests a file takes; None where the kind does not count them."""
+    counts = {way: found["ways"][way].get("metadata") for way in (OURS, THEIRS)}
+    if not counts[OURS]:
+        return None
+    ours, theirs = (sum(counts[way].values()) / found["ranks"] for way in (OURS, THEIRS))
+    kinds = sorted(counts[OURS], key=counts[OURS].__getitem__, reverse=True)
+    text = ", ".join(f"{kind} {counts[OURS][kind] / found['ranks']:.1f}" for kind in kinds[:6])
+    return Figure(
+        f"{name}_requests",
+        theirs / ours,
+        ">=",
+        0.5,
+        f"requests but reads and writes for each file, torch.save {theirs:.1f}, ours {ours:.1f}: "
+        f"{text}",
+    )
+
+
 def operations(name: str, found: Found) -> Figure:
     ours, theirs = (found["ways"][way]["metadata"] for way in ("node", THEIRS))
     text = ", ".join(f"{name} {count}" for name, count in ours.items())
@@ -134,7 +152,7 @@ class Part:
     """One storage, and a storm on it."""
 
     parameters: dict[str, object]
-    figures: tuple[Callable[[str, Found], Figure], ...]
+    figures: tuple[Callable[[str, Found], Figure | None], ...]
     ways: tuple[str, ...] = (THEIRS, OURS)
     ranks: int = 32
     n_bytes: int = 32 * MIB
@@ -158,7 +176,7 @@ LUSTRE: dict[str, object] = {"play": "lustre", "cache": "client"}
 BLIND: dict[str, object] = {"play": "nfs", "cache": "through"}
 
 
-def blind(parameters: dict[str, object], *figures: Callable[[str, Found], Figure]) -> Part:
+def blind(parameters: dict[str, object], *figures: Callable[[str, Found], Figure | None]) -> Part:
     return Part({**parameters, **BLIND}, figures, nodes=1, blind=True)
 
 
@@ -251,7 +269,7 @@ def run_mounted(mount: Mount, variables: dict[str, str], part: Part, picture: st
         mount.paths,
         variables,
         part,
-        backing=mount.backing,
+        counter=str(mount.backing),
         picture=picture,
         prefix=[] if part.blind else client_of(mount.backing),
     )
@@ -262,14 +280,14 @@ def run_on(
     variables: dict[str, str],
     part: Part,
     *,
-    backing: Path = Path(),
+    counter: str | list[str] = "",
     picture: str = "",
     prefix: Sequence[str] = (),
 ) -> Found:
     """What the process finds on what is mounted: for each node, and last for the neighbours."""
     given = {
         "mounts": [str(path) for path in mounts],
-        "backing": str(backing),
+        "counter": counter,
         "picture": picture,
         "plan": {
             "ranks": part.ranks,
@@ -301,10 +319,12 @@ def run_on(
 
 # The speed of a spinning disk for each target of a cluster: two cores can keep four of them busy.
 TARGETS = {"targets": 4, "mb_per_s": 60, "ms_per_seek": 8}
+#: The kinds whose requests tests/testbed/requests.sh counts.
+COUNTED = ("cephfs", "glusterfs", "nfs3", "nfs4.1", "nfs4.2")
 #: The storm on such a cluster, where nothing was configured.
 CLUSTER = Part(
     {"slow": 1, "targets": 4, "bandwidth": 60_000_000},
-    (Makespan(">=", 0.95), mean_completion, stall, NeighbourP99(3)),
+    (Makespan(">=", 0.95), mean_completion, stall, NeighbourP99(3), requests),
     ranks=16,
     nodes=2,
     rounds=5,
@@ -334,6 +354,14 @@ def run_on_cluster(kind: str, part: Part, picture: str = "") -> Found:
         mounts = mounts_of(cluster, part, clients)
         found = run_on(mounts, variables, part, picture=picture, prefix=cluster.prefix)
         found["model"] = {**part.parameters, "targets": targets(kind)["targets"]}
+        if kind in COUNTED and OURS in part.ways and THEIRS in part.ways:
+            second = run_on(
+                *(mounts, variables, replace(part, rounds=0, n_bytes=4 * MIB)),
+                counter=[f"{TESTBED}/requests.sh", str(cluster.path)],
+                prefix=cluster.prefix,
+            )
+            for way, counted in second["ways"].items():
+                found["ways"][way] |= counted
     return found
 
 
@@ -374,7 +402,7 @@ def model_error(say: Callable[[str], None]) -> Figure:
 
 
 def add(outcome: Outcome, name: str, part: Part, found: Found) -> None:
-    outcome.figures += [figure(name, found) for figure in part.figures]
+    outcome.figures += filter(None, (figure(name, found) for figure in part.figures))
     outcome.facts[name] = found
     outcome.samples[name] = {
         way: [Sample(one["makespan_s"], part.ranks * part.n_bytes) for one in told["rounds"]]
@@ -436,8 +464,7 @@ def main() -> int:
         picture = str(given.plot / f"{name}.svg") if given.plot else ""
         told = run(part, picture) if name in PARTS else run_on_cluster(name, part, picture)
         print(json.dumps(told, indent=1), flush=True)
-        for figure in part.figures:
-            one = figure(name, told)
+        for one in filter(None, (figure(name, told) for figure in part.figures)):
             print(f"{one.name} {one.value:.2f} ({one.relation} {one.target}): {one.remark}")
     return 0
 

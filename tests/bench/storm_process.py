@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One part of the storm: the engine of "ioshape bench", on nodes that it plays, and counted.
 
-    python -m tests.bench.storm_process '{"mounts": […], "backing": …, "picture": …, "plan": {…}}'
+    python -m tests.bench.storm_process '{"mounts": […], "counter": …, "picture": …, "plan": {…}}'
 
 There is a mount for each node and, last, one for the neighbours. Each has it in the same place, as
-nodes of a cluster do. The plan is the engine's. Prints what was found, as JSON. It is a process of
-its own because ranks are forked from it: it must not have started a thread.
+nodes of a cluster do. The plan is the engine's. The counter is a command that prints how many
+requests were sent to the metadata server, by kind, or the folder behind a stripefs. Prints what was
+found, as JSON. It is a process of its own because ranks are forked from it: it must not have
+started a thread.
 """
 
 import ctypes
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,21 +25,25 @@ from ioshape.cli.bench.measure import Plan, Storm
 from striped import ask
 
 
-def counts(backing: Path) -> dict[str, int]:
+def counts(counter: str | list[str]) -> dict[str, int]:
     """Operations that the metadata server was asked for, by kind."""
-    counted: dict[str, int] = json.loads(ask(backing, "statistics"))["metadata"]
+    if isinstance(counter, list):
+        done = subprocess.run(counter, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        counted: dict[str, int] = json.loads(done.stdout)
+    else:
+        counted = json.loads(ask(Path(counter), "statistics"))["metadata"]
     return {name: count for name, count in counted.items() if name != "total"}
 
 
-def count_metadata(storm: Storm, backing: Path) -> dict[str, Any]:
+def count_metadata(storm: Storm, counter: str | list[str]) -> dict[str, Any]:
     """Of the second save of all ranks in each way. Neighbours rest."""
     found = {}
     for way in storm.plan.ways:
         storm.save_once(way)
         storm.remove(way)
-        before = counts(backing)
+        before = counts(counter)
         storm.save_once(way)
-        after = counts(backing)
+        after = counts(counter)
         storm.remove(way)
         found[way] = {
             "metadata": {
@@ -83,7 +90,7 @@ def main(text: str) -> None:
             storm.measure()
             found = figures(storm, mounts[0])
         else:
-            found = count_metadata(storm, Path(given["backing"]))
+            found = count_metadata(storm, given["counter"])
     print(json.dumps(found))
     if given["picture"] and plan.rounds:
         from ioshape.cli.bench.picture import timeline_of  # noqa: PLC0415

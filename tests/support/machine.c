@@ -316,6 +316,7 @@ static void exec_uml(unsigned seconds, const char *folder, int output)
 	dup2(output, STDOUT_FILENO);
 	dup2(output, STDERR_FILENO);
 	choose_memory();
+	setenv("LD_PRELOAD", WIDE_REGISTERS, 1);
 	/* Asked to end, it ends all processes that it is made of. */
 	execlp("timeout", "timeout", "-k", "5", limit, PROGRAM, memory, "rootfstype=hostfs",
 	       "rootflags=/", "ro", init, "con=null", "con0=null,fd:1", "ssl=null", "quiet",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the kinds of clusters have in common. Sourced, with `here` and `folder` set. Each file in kinds/
 # defines start, stop, attach MOUNT_POINT, and for harm.sh: pids_of SERVER, run_server SERVER, fill BYTES and
-# empty. The files in `folder` tell of a cluster: kind, devices, mounts.
+# empty; for requests.sh: requests, which prints lines with the name of a request and how many there were. The files in `folder` tell of a cluster: kind, devices, mounts.
 
 : "${here:?}" "${folder:?}"
 
@@ -21,6 +21,10 @@ load_kind() {
 	# nfs3, nfs4.1 and nfs4.2 differ in how they are mounted.
 	# shellcheck source=/dev/null
 	. "$here/kinds/${kind%%[0-9]*}.sh"
+}
+
+requests() {
+	: # of a kind that does not count them
 }
 
 # Whether machine.sh mounts it, and not this host, whose kernel may lack the client.

@@ -21,7 +21,7 @@ write_command() { # COMMAND...: as the machine runs it
 
 start_machine() {
 	# Its own messages and the two streams of the command are three consoles.
-	inside linux.uml mem=4G uml_dir="$own/" rootfstype=hostfs rootflags=/ ro quiet loglevel=1 \
+	inside env LD_PRELOAD="$own/wide_registers.so" linux.uml mem=4G uml_dir="$own/" rootfstype=hostfs rootflags=/ ro quiet loglevel=1 \
 		init="$here/inside.sh" ioshape_folder="$folder" \
 		vec0:transport=tap,ifname=machine,gro=1 \
 		ssl=null con=null con0=null,fd:1 con1=null,fd:3 con2=null,fd:4 \
@@ -38,12 +38,13 @@ end_machine() { # all processes that it is made of, also if it hangs
 
 rm -rf "$own"
 mkdir "$own"
+"${CC:-cc}" -shared -fPIC -o "$own/wide_registers.so" "$here/../support/wide_registers.c"
 write_command "$@"
 start_machine
 trap end_machine EXIT
 trap 'exit 143' INT TERM
 wait || true
-trap - EXIT
+trap - INT TERM
 [ -s "$own/status" ] || {
 	tail -n 5 "$own/console" >&2
 	echo "machine.sh: the machine ended before the command; above are its last words" >&2

@@ -10,6 +10,7 @@ Usage: tests/testbed/up.sh KIND [OPTION]...
        tests/testbed/mount.sh MOUNT_POINT ANOTHER
        tests/testbed/harm.sh MOUNT_POINT stop|start SERVER
        tests/testbed/harm.sh MOUNT_POINT fill MB|empty
+       tests/testbed/requests.sh MOUNT_POINT
        tests/testbed/machine.sh MOUNT_POINT COMMAND...
        tests/testbed/down.sh MOUNT_POINT
 
@@ -32,6 +33,9 @@ mount.sh mounts it once more: another client, with a cache of its own.
 harm.sh kills a server (SIGKILL), and starts it again. SERVER is target-1, target-2, ...; metadata, which
 glusterfs has not; or all, which only stops. fill takes the free space of each target but for MB megabytes, and
 empty returns it. The filesystem shows that some seconds later.
+requests.sh prints how many requests other than reads and writes the clients have sent so far: as JSON, by
+kind of request. The servers count those of cephfs and glusterfs, and the clients of a machine, where
+requests.sh has to run, those of nfs. Others are not counted: {}.
 machine.sh runs COMMAND where the kernel's client mounts ceph, nfs3, nfs4.1 or nfs4.2 at all these mount
 points: in a machine of its own, User-mode Linux. The command sees this host's files, its working directory
 and environment. What it writes outside the mount points is lost when it ends, except its output.

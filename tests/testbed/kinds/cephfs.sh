@@ -57,6 +57,14 @@ stop() {
 	return 1
 }
 
+requests() { # that the metadata server has answered
+	ceph daemon "$folder"/mds.m.*.asok perf dump mds_server | python3 -c '
+import json, sys
+for name, told in json.load(sys.stdin)["mds_server"].items():
+    if name.startswith("req_"):
+        print(name.removeprefix("req_").removesuffix("_latency"), told["avgcount"])'
+}
+
 attach() {
 	ceph-fuse "$1" >>"$folder/up.log" 2>&1
 }

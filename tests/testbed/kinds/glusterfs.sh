@@ -51,6 +51,14 @@ empty() {
 	empty_targets
 }
 
+requests() { # that all bricks have answered
+	ask volume profile "$volume" start >/dev/null 2>&1 || true # it counts from now on
+	ask volume profile "$volume" info cumulative | awk '
+		$NF ~ /^[A-Z]+$/ && $NF !~ /^(READ|WRITE|RELEASE|RELEASEDIR|FORGET)$/ && $(NF - 1) ~ /^[0-9]+$/ {
+			print tolower($NF), $(NF - 1)
+		}'
+}
+
 attach() {
 	mount -t glusterfs "$host:/$volume" "$1"
 }

@@ -10,6 +10,14 @@ stop() {
 	: # what runs in the namespace ends with it
 }
 
+requests() { # of all mounts, as the client counts them
+	awk '
+		/^device/ { counted = / fstype nfs/ }
+		counted && $1 ~ /^[A-Z_]+:$/ && $1 !~ /^(NULL|READ|WRITE|COMMIT):$/ {
+			print tolower(substr($1, 1, length($1) - 1)), $2
+		}' /proc/self/mountstats
+}
+
 attach() { # each mount is a client with a cache of its own
 	modprobe nfsv"${version%.*}"
 	case "$version" in
