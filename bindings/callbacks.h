@@ -38,55 +38,9 @@ void ioshape_py_free_group(void *keep, struct ioshape_group **out);
 void ioshape_py_free_generation(void *keep, struct ioshape_generation **out);
 void ioshape_py_free_tier(void *keep, struct ioshape_tier **out);
 
-/* base/job.h, which the compiler compares. */
-struct base_job {
-	uint32_t rank;
-	uint32_t ranks;
-	uint32_t local_rank;
-	uint32_t local_ranks;
-	char id[256];
-	char launcher[16];
-};
-void base_job_find(struct base_job *job);
-
 /* The system's, which Python does not have. */
 int syncfs(int fd);
 int renameat2(int fd, const char *path, int other_fd, const char *other, unsigned flags);
 
-/* base/base.h: of zlib. */
-uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
-uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
-struct base_copier;
-struct base_copier *base_copier_open(void);
-void base_copier_copy(struct base_copier *copier, void *to, const void *from, size_t bytes);
-void base_copier_free(struct base_copier *copier);
-struct base_buffer {
-	uint8_t *data;
-	size_t bytes;
-	size_t room;
-};
-void base_buffer_free(struct base_buffer *buffer);
-
-/* zip/zip.h: the file of checksums beside another one. */
-struct zip_checksums {
-	uint64_t file_bytes;
-	uint64_t block_bytes;
-	uint64_t blocks;
-	const uint32_t *crc32;
-	int64_t modified_ns;
-};
-int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums);
-
-/* ring/ring.h: 8 digits. */
-void ring_lock_domain(int directory_fd, char *domain);
-
-/* tier/tier.h: of an entry of a tier's journal. See native.h. */
-const char *ioshape_py_journal_path(const char *name, const char *text, int *drained);
-
 /* See native.h. */
-struct ioshape_py_setting {
-	const char *name, *owner, *kind, *words;
-	uint64_t least, most;
-	const char *values, *otherwise, *about, *user;
-};
-const struct ioshape_py_setting ioshape_py_settings[...];
+const struct base_setting_row ioshape_py_settings[...];

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the C source of ioshape._native from the public headers. The build calls it:
+"""Writes the C source of ioshape._native from the public headers and internal.h.
 
-make_native.py NATIVE_H CALLBACKS_H OUTPUT INCLUDE COMPILER...
+The build calls it:
+
+make_native.py NATIVE_H INTERNAL_H CALLBACKS_H OUTPUT INCLUDE COMPILER...
 """
 
 import re
@@ -14,12 +16,13 @@ from cffi import FFI
 
 
 def main() -> None:
-    native, callbacks, output, include = map(Path, sys.argv[1:5])
-    headers = preprocessed(native, include, sys.argv[5:])
+    native, internal, callbacks, output, include = map(Path, sys.argv[1:6])
+    headers = preprocessed(native, include, sys.argv[6:])
     ffi = FFI()
     ffi.cdef(constants(headers))
     ffi.cdef(re.sub(r"^#.*", "", headers, flags=re.MULTILINE))
-    ffi.cdef(callbacks.read_text(encoding="utf-8"))
+    for header in (internal, callbacks):
+        ffi.cdef(re.sub(r"^#.*", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE))
     ffi.set_source("ioshape._native", f'#include "{native.name}"')
     ffi.emit_c_code(str(output))
 

@@ -5,11 +5,7 @@
 #include <ioshape/probe.h>
 
 /* Not public; the package has the library inside. */
-#include "base/base.h"
-#include "base/job.h"
-#include "ring/ring.h"
-#include "tier/tier.h"
-#include "zip/zip.h"
+#include "internal.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -18,12 +14,6 @@
 
 /* The one table of settings, for Python. What people read of a choice is made there of its words.
  */
-struct ioshape_py_setting {
-	const char *name, *owner, *kind, *words;
-	uint64_t least, most;
-	const char *values, *otherwise, *about, *user;
-};
-
 #define NUMBER(owner, name, kind, least, most, values, otherwise, about, user)                     \
 	{ #name, #owner, kind, "", least, most, values, otherwise, about, user },
 #define CHOICE(owner, name, words, about, user)                                                    \
@@ -38,7 +28,11 @@ struct ioshape_py_setting {
 #define SWITCH(owner, name, ...) NUMBER(owner, name, "switch", 0, 0, "`yes`, `no`", __VA_ARGS__)
 #define SECONDS(owner, name, ...) NUMBER(owner, name, "seconds", 0, 0, __VA_ARGS__)
 
-static const struct ioshape_py_setting ioshape_py_settings[] = {
+/* For the numbers in the table. */
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+
+static const struct base_setting_row ioshape_py_settings[] = {
 #include "base/settings.def"
 };
 
@@ -61,18 +55,6 @@ FREED_BY_C(reader)
 FREED_BY_C(group)
 FREED_BY_C(generation)
 FREED_BY_C(tier)
-
-/* Whose copy an entry is about: in its text; and whether that is drained. NULL: it is no entry. */
-static const char *ioshape_py_journal_path(const char *name, const char *text, int *drained)
-{
-	struct tier_entry entry;
-	const char *path;
-
-	if (!tier_parse_name(name, &entry) || !tier_parse_text(text, &entry, &path))
-		return NULL;
-	*drained = entry.drained;
-	return path;
-}
 
 /* In Python; defined below, by cffi. */
 static int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,

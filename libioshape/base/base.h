@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "base/job.h"
+#include "internal.h"
 
 #include <ioshape/context.h>
 
@@ -248,14 +248,16 @@ void base_crew_finish(struct base_crew *crew);
 /* Ends the threads. In a child, which has none of them, it does nothing. */
 void base_crew_dismiss(struct base_crew *crew);
 
-/* ---- Copies by several threads (copier.c) ---------------------------------------------------- */
+/* ---- Copies by several threads (copier.c; its functions are in internal.h) ------------------- */
 
-struct base_copier;
+/* More than so many have no more bandwidth of memory, or leave none to others. */
+#define BASE_MOST_COPY_THREADS 8
 
-/* For one thread at a time. NULL: there is no memory; the caller then copies alone. */
-struct base_copier *base_copier_open(void);
-void base_copier_copy(struct base_copier *copier, void *to, const void *from, size_t bytes);
-void base_copier_free(struct base_copier *copier);
+/*
+ * Threads that copy or verify memory: as many as the cores that this process may run on, and no
+ * more than its share of the machine's. A rank that has cores of its own has no more than that.
+ */
+unsigned base_copy_threads(void);
 
 /* ---- This process (process.c) ---------------------------------------------------------------- */
 
@@ -354,10 +356,7 @@ int base_settings_blame(struct base_error *error, const char *field, const char 
  * a process. */
 void base_settings_warn(const struct base_log *log);
 
-/* ---- Checksum (checksum.c) ------------------------------------------------------------------- */
-
-/* CRC-32 of zip and gzip. `crc` continues an earlier result; 0 begins. */
-uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
+/* ---- Checksum (checksum.c; the plain ones are in internal.h) --------------------------------- */
 
 /*
  * Copies and checksums in one pass, while each piece is in the first-level caches. The checksum is
@@ -369,9 +368,6 @@ uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict f
  * of the original, and the stores go past the caches: 1.4 times as fast in a micro-benchmark.
  */
 uint32_t base_crc32_move(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);
-
-/* The checksum of A followed by B, given both checksums and the length of B. */
-uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 
 /*
  * Up to here checksumming bytes, which are in a cache, a second time costs less than combining
@@ -513,16 +509,9 @@ void base_free_secret(char *text);
 /* The directory that the last part of a path is in, to be freed; NULL without memory. */
 char *base_directory_of(const char *path);
 
-/* Bytes that grow. Zero it to begin. After a failed append it is unchanged. */
-struct base_buffer {
-	uint8_t *data;
-	size_t bytes;
-	size_t room;
-};
-
+/* struct base_buffer, bytes that grow, is in internal.h. */
 int base_buffer_reserve(struct base_buffer *buffer, size_t more); /* 0 or -ENOMEM */
 int base_buffer_append(struct base_buffer *buffer, const void *data, size_t bytes);
-void base_buffer_free(struct base_buffer *buffer);
 
 /* ---- Little-endian numbers (inline: the formats on disk are little-endian) ------------------- */
 

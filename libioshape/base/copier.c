@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies by several threads, which wait for the next one without a spin. */
 #include "base/base.h"
-#include "base/job.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

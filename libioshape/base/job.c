@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "base/job.h"
 #include "base/base.h"
 
 #include <sched.h>

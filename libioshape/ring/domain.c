@@ -48,7 +48,7 @@ const char *ring_machine_tag(void)
  * a file on it is open, so who has its number is alive under the same locks, or dead. Namespaces of
  * processes make no difference: these locks belong to open files.
  */
-void ring_lock_domain(int directory_fd, char domain[RING_DOMAIN_BYTES])
+void ring_lock_domain(int directory_fd, char *domain)
 {
 	const char *machine = ring_machine_tag();
 	struct statx status;

@@ -398,13 +398,8 @@ bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes);
 #define RING_NOWHERE "00000000"
 const char *ring_machine_tag(void);
 
-/*
- * Eight hex digits that stand for where a lock on what lies in this directory is seen: through this
- * mount of its filesystem on this machine. The same directory mounted a second time may be another
- * domain, as may another machine: who gets a lock there knows nothing about who wrote it.
- */
+/* What ring_lock_domain() of internal.h writes. */
 #define RING_DOMAIN_BYTES 9
-void ring_lock_domain(int directory_fd, char domain[RING_DOMAIN_BYTES]);
 /* Whether the digits that a name has are of this domain. */
 bool ring_is_lock_domain(const char *digits, const char domain[RING_DOMAIN_BYTES]);
 

@@ -67,6 +67,17 @@ bool tier_parse_text(const char *text, struct tier_entry *entry, const char **pa
 	return at && tier_is_plain_path(at);
 }
 
+const char *tier_path_of_entry(const char *name, const char *text, int *drained)
+{
+	struct tier_entry entry;
+	const char *path;
+
+	if (!tier_parse_name(name, &entry) || !tier_parse_text(text, &entry, &path))
+		return NULL;
+	*drained = entry.drained;
+	return path;
+}
+
 bool tier_is_plain_path(const char *path)
 {
 	const char *name = path;

@@ -254,22 +254,10 @@ int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_erro
 /* The most that the file of checksums has: for 8 TiB in blocks of 1 MiB. It is read as a whole. */
 #define ZIP_MOST_CHECKSUMS_BYTES (32 * MIB)
 
-/* A CRC-32 for each block of a file; the last block is as long as what is left. */
-struct zip_checksums {
-	uint64_t file_bytes;
-	uint64_t block_bytes;
-	uint64_t blocks;
-	const uint32_t *crc32; /* `blocks` of them */
-	/* When the file was last modified, in nanoseconds since 1970: a file that has another time
-	 * is another file. 0 if that is not known. */
-	int64_t modified_ns;
-};
-
+/* struct zip_checksums and zip_checksums_encode() are in internal.h. */
 uint64_t zip_checksums_blocks(uint64_t file_bytes, uint64_t block_bytes);
 /* Whether the numbers fit each other. */
 bool zip_checksums_valid(const struct zip_checksums *checksums);
-/* Appends them as the file has them. 0, -ENOMEM, or -EFBIG if they could not be read again. */
-int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums);
 /*
  * The bytes are untrusted; afterwards the checksums are valid, and owned. IOSHAPE_E_FORMAT if a
  * later version wrote them or it is something else; IOSHAPE_E_DAMAGED, -ENOMEM; nothing to free

@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tree import FLOORS, HEADERS, LIBRARY, code, sources
+from tree import FLOORS, HEADERS, LIBRARY, ROOT, code, sources
 
+#: What the Python package needs beyond the public headers.
+INTERNAL = LIBRARY / "internal.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -17,7 +19,9 @@ def violations(path: Path, floor: str, text: str) -> list[str]:
     found = []
     for quote, name in INCLUDE.findall(text):
         first = name.split("/")[0]
-        if quote == "<":
+        if name == "internal.h":
+            allowed = path == LIBRARY / "base" / "base.h"  # which all others include
+        elif quote == "<":
             # Public and system headers; a floor in angle brackets would dodge the rule.
             allowed = first not in FLOORS
         elif first == floor:
@@ -37,11 +41,20 @@ def test_every_folder_is_a_floor() -> None:
 
 def test_floors_are_respected() -> None:
     found = []
-    for path in sources("libioshape"):
+    for path in set(sources("libioshape")) - {INTERNAL}:
         floor = path.relative_to(LIBRARY).parts[0]
         assert floor in FLOORS, f"{path} is on no floor"
         found += violations(path, floor, code(path))
     assert not found, "\n".join(found)
+
+
+def test_the_package_includes_what_is_declared_for_it() -> None:
+    package = ROOT / "bindings"
+    own = {path.name for path in package.glob("*.h")}
+    for path in package.glob("*.h"):
+        for quote, name in INCLUDE.findall(code(path)):
+            allowed = quote == "<" or name in own | {"internal.h", "base/settings.def"}
+            assert allowed, f"{path} includes {name}; declare what it needs in internal.h"
 
 
 def test_public_headers_include_only_public_and_system_headers() -> None:
@@ -64,6 +77,7 @@ def test_public_headers_include_only_public_and_system_headers() -> None:
         ("zip", "#include <ring/ring.h>"),  # past the rule's quotes
         ("ring", '#include "../base/base.h"'),  # around it
         ("fs", '#  include "ring/ring.h"'),
+        ("zip", '#include "internal.h"'),  # past base.h
     ],
 )
 def test_the_rule_notices(floor: str, include: str) -> None:

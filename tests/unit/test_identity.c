@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who a process is to the others of its pool: what its launcher says. */
 #define _GNU_SOURCE
-#include "base/job.h"
+#include "base/base.h"
 #include "slots/slots.h"
 #include "support/check_main.h"
 

@@ -98,7 +98,7 @@ def _tier(folder: str, user: int, journal: Path) -> Tier:
 def _entry(name: str, text: str) -> tuple[str, bool]:
     """The destination of an entry of a journal, and whether it is drained; "": it is none."""
     kept, drained = ffi.new("char[]", os.fsencode(text)), ffi.new("int *")
-    path = lib.ioshape_py_journal_path(os.fsencode(name), kept, drained)
+    path = lib.tier_path_of_entry(os.fsencode(name), kept, drained)
     return (os.fsdecode(ffi.string(path)), bool(drained[0])) if path else ("", False)
 
 

@@ -85,7 +85,7 @@ def _signals_wait() -> Iterator[None]:
     """
     came: list[int] = []
     before = {
-        number: signal.signal(number, lambda number, _frame: came.append(number))
+        number: signal.signal(number, lambda given, _frame: came.append(given))
         for number in _ENDING
         if callable(signal.getsignal(number))
     }
@@ -94,8 +94,8 @@ def _signals_wait() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in came:
-        signal.raise_signal(number)
+    for given in came:
+        signal.raise_signal(given)
 
 
 class Crowd:
