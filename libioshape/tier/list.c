@@ -7,64 +7,69 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A row, whose texts lie so far into the texts of all rows. */
+struct row {
+	struct ioshape_tier_copy copy;
+	size_t path_at, place_at;
+};
+
 struct copies {
 	const struct ioshape_tier *tier;
-	struct base_buffer rows; /* struct ioshape_tier_copy: their texts are offsets into */
+	struct base_buffer rows; /* of struct row */
 	struct base_buffer texts;
 };
 
-static const char *offset_of(const struct copies *copies)
+/* Appends a text, which lies at *at then. */
+static int add_text(struct copies *copies, const char *text, size_t *at)
 {
-	return (const char *)(uintptr_t)copies->texts.bytes;
-}
-
-static int add_text(struct copies *copies, const char *text)
-{
+	*at = copies->texts.bytes;
 	return base_buffer_append(&copies->texts, text, strlen(text) + 1);
 }
 
 static int add(struct copies *copies, const struct tier_entry *entry, struct base_error *error)
 {
-	struct ioshape_tier_copy row = { .number = entry->drained ? 0 : entry->number };
+	struct row row = { .copy.number = entry->drained ? 0 : entry->number };
 	struct ring_entry copy;
 	char *place;
 	int ret = tier_look(copies->tier, entry->path, &copy, error);
 
 	if (!ret)
-		ret = tier_bytes_of(copies->tier, entry->path, &copy, &row.bytes, error);
+		ret = tier_bytes_of(copies->tier, entry->path, &copy, &row.copy.bytes, error);
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
-	row.saved_s = copy.modified;
-	row.directory = copy.kind == RING_FOLDER;
+	row.copy.saved_s = copy.modified;
+	row.copy.directory = copy.kind == RING_FOLDER;
 	place = tier_place(copies->tier, entry->path);
-	row.path = offset_of(copies);
-	ret = !place || add_text(copies, entry->path);
-	row.place = offset_of(copies);
-	if (ret || add_text(copies, place) || base_buffer_append(&copies->rows, &row, sizeof(row)))
+	if (!place || add_text(copies, entry->path, &row.path_at) ||
+	    add_text(copies, place, &row.place_at) ||
+	    base_buffer_append(&copies->rows, &row, sizeof(row)))
 		ret = base_no_memory(error, "a list of copies", copies->texts.bytes);
 	free(place);
 	return ret;
 }
 
-/* In one piece of memory. */
+/* Makes the public list, in one piece of memory: the texts follow the rows. */
 static int give(const struct copies *copies, struct ioshape_tier_copy **out, size_t *count,
 		struct base_error *error)
 {
-	const size_t bytes = copies->rows.bytes;
-	struct ioshape_tier_copy *rows = malloc(MAX(bytes + copies->texts.bytes, 1));
-	const char *texts = (const char *)rows + bytes;
+	const size_t rows = copies->rows.bytes / sizeof(struct row);
+	const size_t bytes = rows * sizeof(**out) + copies->texts.bytes;
+	struct ioshape_tier_copy *made = malloc(MAX(bytes, 1));
+	char *texts = (char *)(made + rows);
 
-	if (!rows)
-		return base_no_memory(error, "a list of copies", bytes + copies->texts.bytes);
-	*out = rows;
-	*count = bytes / sizeof(*rows);
-	if (!bytes)
-		return 0;
-	memcpy(rows, copies->rows.data, bytes);
-	memcpy((char *)rows + bytes, copies->texts.data, copies->texts.bytes);
-	for (size_t i = 0; i < *count; i++) {
-		rows[i].path = texts + (uintptr_t)rows[i].path;
-		rows[i].place = texts + (uintptr_t)rows[i].place;
+	if (!made)
+		return base_no_memory(error, "a list of copies", bytes);
+	*out = made;
+	*count = rows;
+	if (copies->texts.bytes)
+		memcpy(texts, copies->texts.data, copies->texts.bytes);
+	for (size_t i = 0; i < rows; i++) {
+		struct row row;
+
+		memcpy(&row, copies->rows.data + i * sizeof(row), sizeof(row));
+		made[i] = row.copy;
+		made[i].path = texts + row.path_at;
+		made[i].place = texts + row.place_at;
 	}
 	return 0;
 }

@@ -127,10 +127,15 @@ int group_attempt_join(struct group_attempt *attempt, const char *directory, uin
 
 /* ---- Commit ---------------------------------------------------------------------------------- */
 
-/* What had the place of a generation, and how it is called now. */
+/* What had the place of a generation, and what became of it. */
 struct replaced {
-	char name[GROUP_ATTEMPT_NAME_BYTES]; /* "" if there was nothing */
-	struct ring_folder folder;           /* where the two could not be swapped: locked */
+	enum {
+		NOTHING_REPLACED,
+		SWAPPED,      /* it has the attempt's name now */
+		STEPPED_ASIDE /* it has a name of its own, because the two could not be swapped */
+	} how;
+	char name[GROUP_ATTEMPT_NAME_BYTES]; /* that it has now */
+	struct ring_folder folder;           /* locked, if it stepped aside */
 };
 
 struct expected {
@@ -264,8 +269,7 @@ static int step_aside(struct group_attempt *attempt, const char *place, struct r
 	if (!ring_folder_open_in(&old->folder, &attempt->directory, place, NULL))
 		ring_folder_lock(&old->folder);
 	ret = ring_folder_rename(&attempt->directory, place, old->name);
-	if (ret)
-		*old->name = 0;
+	old->how = ret ? NOTHING_REPLACED : STEPPED_ASIDE;
 	return ret;
 }
 
@@ -284,11 +288,13 @@ static int try_to_place(struct group_attempt *attempt, const char *place, bool n
 		return -EEXIST;
 	/* For the second time another generation has come before us: the one that we had moved, or
 	 * a new one. */
-	if (*old->name && ring_folder_look(&attempt->directory, old->name, &entry, NULL) != -ENOENT)
+	if (old->how == STEPPED_ASIDE &&
+	    ring_folder_look(&attempt->directory, old->name, &entry, NULL) != -ENOENT)
 		return -EBUSY;
-	*old->name = 0;
+	old->how = NOTHING_REPLACED;
 	ret = ring_folder_swap(&attempt->directory, attempt->name, place);
 	if (!ret) {
+		old->how = SWAPPED;
 		strcpy(old->name, attempt->name);
 		return 0;
 	}
@@ -301,13 +307,13 @@ static int try_to_place(struct group_attempt *attempt, const char *place, bool n
 static void take_back(struct group_attempt *attempt, const char *place, bool placed,
 		      struct replaced *old)
 {
-	if (placed && !strcmp(old->name, attempt->name)) {
+	if (old->how == SWAPPED) {
 		ring_folder_swap(&attempt->directory, attempt->name, place);
 		return;
 	}
 	if (placed)
 		ring_folder_rename(&attempt->directory, place, attempt->name);
-	if (*old->name)
+	if (old->how == STEPPED_ASIDE)
 		ring_folder_rename(&attempt->directory, old->name, place);
 }
 
@@ -340,7 +346,8 @@ static void remove_replaced(struct group_attempt *attempt, const struct replaced
 	struct ring_folder folder;
 	int ret;
 
-	if (!*old->name || ring_folder_open_in(&folder, &attempt->directory, old->name, NULL))
+	if (old->how == NOTHING_REPLACED ||
+	    ring_folder_open_in(&folder, &attempt->directory, old->name, NULL))
 		return;
 	ret = group_remove_generation(&folder, &attempt->directory, old->name, NULL, &error);
 	if (ret == -EBUSY)
