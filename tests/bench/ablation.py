@@ -20,13 +20,15 @@ from statistics import median
 
 from clusters import running
 from mounts import client_of
+from sizes import lines_of_code
 from striped import striped
+from tree import ROOT
 
-from . import frameworks_small, house, storm
+from . import frameworks_small, storm
 from .setting import Figure, Outcome, Setting
 
 MIB = 1 << 20
-SITE = house.ROOT / "build" / "ablation" / "site"
+SITE = ROOT / "build" / "ablation" / "site"
 LIMIT_S = 900
 #: What a mechanism must be worth to be kept.
 WORTH = 1.05
@@ -177,7 +179,7 @@ def variables_of(switch: Switch, address: str = "") -> Iterator[dict[str, str]]:
             "IOSHAPE_TEST_BUILD": os.environ["IOSHAPE_TEST_BUILD"],
             "IOSHAPE_COORDINATOR": address or f"local:{folder}",
             "XDG_CACHE_HOME": folder,
-            "PYTHONPATH": f"{SITE}:{house.ROOT / 'tests' / 'support'}",
+            "PYTHONPATH": f"{SITE}:{ROOT / 'tests' / 'support'}",
             **switch.variables,
         }
 
@@ -188,7 +190,7 @@ def answer(
     """What a process of ablation_process.py measures."""
     done = subprocess.run(
         [*prefix, sys.executable, "-m", f"{__package__}.ablation_process", json.dumps(given)],
-        cwd=house.ROOT,
+        cwd=ROOT,
         env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -428,15 +430,14 @@ def build() -> None:
             *(f"--config-settings=build-dir={folder}", "."),
             "--config-settings=setup-args=-Dablation=true",
         ],
-        cwd=house.ROOT,
+        cwd=ROOT,
         check=True,
     )
 
 
 def code_of(mechanism: Mechanism) -> int:
     return sum(
-        house.lines_of_code(name, (house.ROOT / name).read_text(encoding="utf-8"))
-        for name in mechanism.files
+        lines_of_code(name, (ROOT / name).read_text(encoding="utf-8")) for name in mechanism.files
     )
 
 

@@ -1,129 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """How large and how tangled the source is: counted from the tree and the built library."""
 
-import io
 import json
 import os
 import re
 import subprocess
 import sys
-import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from xml.etree import ElementTree as ET
+
+import sizes
+from tree import HEADERS, LIBRARY, ROOT
 
 from .setting import Figure, Outcome, Setting
 
-ROOT = Path(__file__).resolve().parents[2]
 OBJECTS = ROOT / "build/release/libioshape/libioshape_internal.a.p"
-LIBRARY = ROOT / "build/release/libioshape/libioshape.so"
+SHARED_OBJECT = ROOT / "build/release/libioshape/libioshape.so"
 # tests/run.sh leaves here what only a whole run can tell.
 SECONDS = {"quick_s": ROOT / "build/seconds-quick", "run_s": ROOT / "build/seconds-run"}
 GARBLED = ROOT / "build/garbled.xml"
 
-# Where the rework of the house began: lines are compared with it.
-BASELINE = "6722c94"
-SHRINK = 0.85
-
-PRODUCT = ("libioshape/", "include/", "bindings/")
-TESTS = ("tests/",)
-C_SUFFIXES = (".c", ".h", ".cpp", ".hpp")
-SUFFIXES = (*C_SUFFIXES, ".py", ".lua")
-
-C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-LUA_COMMENT = re.compile(r"--[^\n]*")
 CALL = re.compile(r"\b(?:call|jmp|b|bl|j[a-z]+)q?\s")
 RELOCATION = re.compile(r"R_(?:X86_64_\w+|AARCH64_(?:CALL|JUMP)26)\s+(\w+)")
-BODY = re.compile(r"^\{\n.*?^\}", re.DOTALL | re.MULTILINE)
 
 
 def output_of(*command: str) -> str:
     return subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
 
 
-# ---- Lines -------------------------------------------------------------------------------------
+# ---- Lines, files and functions ------------------------------------------------------------------
 
 
-def python_lines(text: str) -> int:
-    ignored = (
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENCODING,
-        tokenize.ENDMARKER,
-    )
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in ignored:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines)
-
-
-def lines_of_code(name: str, text: str) -> int:
-    """Neither blank ones nor those that hold nothing but a comment."""
-    if name.endswith(".py"):
-        return python_lines(text)
-    text = (C_COMMENT if name.endswith(C_SUFFIXES) else LUA_COMMENT).sub("", text)
-    return sum(1 for line in text.splitlines() if line.strip())
-
-
-def sources_at(commit: str) -> dict[str, str]:
-    """The sources of a commit by their paths; none if this clone lacks the commit."""
-    try:
-        names = output_of("git", "ls-tree", "-r", "--name-only", commit).splitlines()
-    except subprocess.CalledProcessError:
-        return {}
-    names = [name for name in names if name.endswith(SUFFIXES)]
-    asked = "".join(f"{commit}:{name}\n" for name in names).encode()
-    blobs = subprocess.run(
-        ["git", "cat-file", "--batch"], check=True, cwd=ROOT, input=asked, capture_output=True
-    ).stdout
-    texts, at = {}, 0
-    for name in names:
-        end_of_head = blobs.index(b"\n", at)
-        size = int(blobs[at:end_of_head].split()[-1])
-        texts[name] = blobs[end_of_head + 1 : end_of_head + 1 + size].decode()
-        at = end_of_head + 1 + size + 1
-    return texts
-
-
-def sources_here() -> dict[str, str]:
-    names = output_of("git", "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
-    paths = [name for name in names if name.endswith(SUFFIXES) and (ROOT / name).is_file()]
-    return {name: (ROOT / name).read_text(encoding="utf-8") for name in paths}
-
-
-def count(texts: Mapping[str, str], folders: tuple[str, ...]) -> int:
-    return sum(
-        lines_of_code(name, text) for name, text in texts.items() if name.startswith(folders)
-    )
-
-
-def line_figures(here: Mapping[str, str]) -> Iterator[Figure]:
-    before = sources_at(BASELINE)
-    for name, folders in (("product_lines", PRODUCT), ("test_lines", TESTS)):
-        now, then = count(here, folders), count(before, folders)
-        change = f"{then} at {BASELINE}: {now / then - 1:+.1%}" if then else f"no {BASELINE} here"
-        yield Figure(name, now, "<=", int(then * SHRINK) if then else now, change)
-
-
-def longest_function(here: Mapping[str, str]) -> Figure:
-    lengths = [
-        (body.count("\n") + 1, name)
-        for name, text in here.items()
-        if name.startswith("libioshape/") and name.endswith(".c")
-        for body in BODY.findall(text)
-    ]
-    length, name = max(lengths)
-    return Figure("longest_function", length, ">=", 0, f"of C, in {name}; no bound")
-
-
-def longest_file(here: Mapping[str, str]) -> Figure:
-    length, name = max((text.count("\n"), name) for name, text in here.items())
-    return Figure("longest_file", length, ">=", 0, f"{name}; no bound")
+def size_figures() -> Iterator[Figure]:
+    """What tests/house/budget.json bounds by folder, as sums."""
+    c_files = [path for path in LIBRARY.rglob("*") if path.suffix in sizes.C_SUFFIXES]
+    shared = sizes.shared_functions()
+    single = sum(one.callers == 1 for one in shared)
+    headers = [path.name for path in HEADERS.glob("*.h")]
+    for name, value, most, remark in (
+        ("c_code", sizes.lines_in("libioshape"), 31_000, "lines of C, headers and Lua"),
+        ("lua_code", sizes.lines_in("libioshape", ".lua"), 500, "lines"),
+        ("python_code", sizes.lines_in("bindings"), 15_000, "lines of the package"),
+        ("test_code", sizes.lines_in("tests"), 90_000, "lines"),
+        ("c_files", len(c_files), 130, "of libioshape"),
+        ("cross_file_functions", len(shared), 400, "that headers of libioshape declare"),
+        ("single_caller", single, 120, "of these are named in one other file"),
+        ("public_headers", len(headers), 6, ", ".join(sorted(headers))),
+    ):
+        yield Figure(name, value, "<=", most, remark)
 
 
 # ---- Calls -------------------------------------------------------------------------------------
@@ -177,10 +102,11 @@ def floor_of(name: str) -> str:
 
 def circle_figures() -> Iterator[Figure]:
     calls = calls_among_files()
-    largest = circles(calls)
-    size = len(largest[0]) if largest else 0
-    remark = ", ".join(sorted(name.removesuffix(".c.o") for name in largest[0])) if largest else ""
-    yield Figure("largest_circle", size, "<=", 4, f"of calls among files: {remark}")
+    found = circles(calls)
+    remark = "; ".join(
+        " ".join(sorted(name.removesuffix(".c.o") for name in circle)) for circle in found
+    )
+    yield Figure("circles", len(found), "<=", 0, f"of calls among files: {remark or 'none'}")
     floors: dict[str, set[str]] = defaultdict(set)
     for name, called in calls.items():
         floors[floor_of(name)] |= {floor_of(other) for other in called} - {floor_of(name)}
@@ -199,14 +125,15 @@ def settings_listed() -> Figure:
         capture_output=True,
         text=True,
     )
-    # 22, and "unchanged": whether stale bytes are worth a failed save, only the user can say.
-    return Figure("settings", len(json.loads(done.stdout)), "<=", 23, "that ioshape settings lists")
+    return Figure("settings", len(json.loads(done.stdout)), "<=", 20, "that ioshape settings lists")
 
 
 def public_functions() -> Figure:
-    symbols = output_of("nm", "-D", "--defined-only", "-f", "posix", str(LIBRARY)).splitlines()
+    symbols = output_of(
+        "nm", "-D", "--defined-only", "-f", "posix", str(SHARED_OBJECT)
+    ).splitlines()
     names = [line.split()[0] for line in symbols if line.startswith("ioshape_")]
-    return Figure("public_functions", len(names), "<=", 62, "that libioshape exports")
+    return Figure("public_functions", len(names), "<=", 50, "that libioshape exports")
 
 
 def figures_of_runs(outcome: Outcome) -> Iterator[Figure]:
@@ -234,8 +161,6 @@ def figures_of_runs(outcome: Outcome) -> Iterator[Figure]:
 def measure(setting: Setting) -> Outcome:
     del setting  # nothing here depends on where or how much
     outcome = Outcome()
-    here = sources_here()
-    outcome.figures += [settings_listed(), public_functions(), *circle_figures()]
-    outcome.figures += [*line_figures(here), longest_function(here), longest_file(here)]
+    outcome.figures += [*size_figures(), settings_listed(), public_functions(), *circle_figures()]
     outcome.figures += figures_of_runs(outcome)
     return outcome

@@ -63,9 +63,3 @@ def test_files_name_their_license(folder: str) -> None:
         if path.suffix in named and path.is_file() and path.stat().st_size > 0:
             head = path.read_text(encoding="utf-8")[:200]
             assert "SPDX-License-Identifier: Apache-2.0\n" in head.replace(" */", ""), path
-
-
-def test_c_files_can_be_read_in_one_sitting() -> None:
-    for path in (ROOT / "libioshape").rglob("*.[ch]"):
-        lines = path.read_text(encoding="utf-8").count("\n")
-        assert lines <= 600, f"{path} has {lines} lines: which of its parts deserves its own file?"

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The product does not grow unnoticed: budget.json bounds its lines and its seams.
+
+What became smaller makes the bound smaller, too, so that it is not used up again:
+python tests/support/sizes.py writes the bounds of today. A bound that rises needs a reason in the
+commit.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import sizes
+from sizes import BUDGET, Shared, lines_of_code, shared_functions
+
+#: A bound may lie so far above what is there: a part of it, and some.
+SLACK, SOME = 0.01, 3
+
+FOUND = sizes.sizes()
+BOUNDS: dict[str, dict[str, int]] = json.loads(BUDGET.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("what", "folder"), [(what, folder) for what, folders in FOUND.items() for folder in folders]
+)
+def test_the_product_is_within_its_budget(what: str, folder: str) -> None:
+    found, bound = FOUND[what][folder], BOUNDS[what].get(folder, 0)
+    assert found <= bound, f"{folder} has {found} {what}, and {bound} in {BUDGET}"
+    assert bound <= found * (1 + SLACK) + SOME, (
+        f"{folder} has {found} {what}, and still {bound} in {BUDGET}; run tests/support/sizes.py"
+    )
+
+
+def test_the_budget_names_nothing_that_is_gone() -> None:
+    assert {what: set(folders) for what, folders in BOUNDS.items()} == {
+        what: set(folders) for what, folders in FOUND.items()
+    }
+
+
+def test_lines_without_code_do_not_count() -> None:
+    assert lines_of_code("a.c", "/* a\n * b */\n\nint a; // c\n") == 1
+    assert lines_of_code("a.py", '# a\n\n"""b\nc"""\nx = 1\n') == 3
+    assert lines_of_code("a.lua", "-- a\nlocal x = 1 -- b\n") == 1
+
+
+def test_functions_for_other_files_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "ring"
+    folder.mkdir()
+    (folder / "ring.h").write_text(
+        "int used(int a,\n\t int b);\nconst char *alone(void);\nstatic inline int own(void)\n{\n}\n"
+    )
+    (folder / "a.c").write_text("int used(int a, int b)\n{\n}\n\nconst char *alone(void)\n{\n}\n")
+    (folder / "b.c").write_text("static int one(void)\n{\n\treturn used(1, 2);\n}\n")
+    monkeypatch.setattr(sizes, "LIBRARY", tmp_path)
+    assert shared_functions() == [Shared("alone", "ring", 0), Shared("used", "ring", 1)]
