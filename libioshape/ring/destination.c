@@ -496,9 +496,10 @@ int ring_destination_commit(struct ring_destination *destination, bool no_replac
 	 * When the last name of the old file goes, its blocks are freed, and whoever renames over
 	 * it or syncs the directory waits for that. Holding it open puts it off until we are done;
 	 * and nobody else gets them before the new name is durable, as ext4 with data=writeback
-	 * allows.
+	 * allows. An NFS client would give an open file another name first (.nfs…), which two
+	 * clients that replace one file at the same time leave behind.
 	 */
-	if (!destination->absent)
+	if (destination->frees_here && !destination->absent)
 		old = base_own(openat(destination->directory_fd, destination->name,
 				      O_PATH | O_NOFOLLOW | O_CLOEXEC));
 	ret = put_in_place(destination, no_replace, error);

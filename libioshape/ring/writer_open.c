@@ -118,6 +118,7 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	ret = look_at_file(writer, path, error);
 	if (ret)
 		return ret;
+	writer->file.frees_here = fs_is_local(writer->fs.family);
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
 		 writer->fs.type);
 	ret = take_shape(writer, error);

@@ -53,7 +53,7 @@ EXPECTED = {
     "glusterfs": Expected(direct=False),
     "moosefs": Expected(direct=False),
     "ceph": Expected(direct=True, layouts=True),
-    "nfs3": Expected(direct=True, reading=(errno.ESTALE,)),
+    "nfs3": Expected(direct=True, locks=False, reading=(errno.ESTALE,)),
     "nfs4.1": Expected(direct=True, reading=(errno.ESTALE,)),
     "nfs4.2": Expected(direct=True, reading=(errno.ESTALE,)),
 }
@@ -252,8 +252,13 @@ def test_two_clients_write_one_path(folders: Folders, tmp_path: Path) -> None:
     run_ranks(tmp_path, TWO_WRITERS, *paths, ranks=2, nodes=2)
     wait_until(lambda: number_loaded(paths[0]) == number_loaded(paths[1]), "both see one file")
     assert number_loaded(paths[0]) in (9, 109)
+    # An NFS client renames a file that it believes to be open, and by then it is the other one's.
+    is_ours = re.compile(r"(?!\.nfs)").match
     for folder in (folders.here, folders.there):
-        wait_until(lambda folder=folder: names_in(folder) == ["model.pt"], "nothing else is left")
+        wait_until(
+            lambda folder=folder: list(filter(is_ours, names_in(folder))) == ["model.pt"],
+            "nothing else is left",
+        )
 
 
 # ---- The living and the dead ---------------------------------------------------------------------
@@ -287,8 +292,8 @@ def test_a_killed_save_leaves_the_old_file(folders: Folders, tmp_path: Path) -> 
         tidy(folders.there)  # where its writer may be alive
         assert len(leftovers(folders.here)) == 1
     tidy(folders.here)
-    assert names_in(folders.here) == ["model.pt"]
-    wait_until(lambda: names_in(folders.there) == ["model.pt"], "the other client sees it go")
+    for folder in (folders.here, folders.there):
+        wait_until(lambda folder=folder: names_in(folder) == ["model.pt"], "nothing else is left")
     ioshape.save(checkpoint(3), there)
     wait_until(lambda: number_loaded(here) == 3, "a later save")
 
@@ -323,14 +328,15 @@ def test_a_client_sees_locks_of_the_other(cluster: Mounted, folders: Folders) ->
 def test_what_one_client_reads_the_other_does_not_prune(
     cluster: Mounted, folders: Folders, tmp_path: Path
 ) -> None:
-    assert EXPECTED[cluster.kind].locks
+    locks = EXPECTED[cluster.kind].locks
     for step in (1, 2):
         ioshape.save_group(checkpoint(step, 32 * MIB), folders.here, step)
     with held(tmp_path, "load_group", folders.there, 1, phase="read") as load:
-        assert ioshape.prune(folders.here, keep_last=1) == []
+        assert ioshape.prune(folders.here, keep_last=1) == ([] if locks else [1])
         load.go_on()
-        assert load.end()["errno"] == 0
-    assert ioshape.prune(folders.here, keep_last=1) == [1]
+        assert load.end()["errno"] in ((0,) if locks else EXPECTED[cluster.kind].reading)
+    if locks:
+        assert ioshape.prune(folders.here, keep_last=1) == [1]
     assert names_in(folders.here) == ["step-0000000002"]
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _PREFIX = ".ioshape-bench-"
 _SLACK_BYTES = 64 << 20
+_LINGERS_S = 10.0
 
 
 def check_space(folder: Path, n_bytes: int) -> None:
@@ -80,7 +82,11 @@ def scratch(parent: Path) -> Iterator[Path]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        shutil.rmtree(folder, ignore_errors=True)
+        # An NFS client keeps files that were removed while they were open, for a moment.
+        end = time.monotonic() + _LINGERS_S
+        while folder.exists() and time.monotonic() < end:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.01)
         if folder.exists():
             note(f"ioshape: {folder} could not be removed; remove it")
 
