@@ -459,7 +459,7 @@ def test_the_storm_of_the_benchmark_has_mounts_of_their_own_in_one_place(tmp_pat
     variables = environment(PYTHONPATH=str(ROOT / "tests" / "support"))
     with striped("ssd", clients=3, **INSTANT) as mount:
         given["mounts"] = [str(path) for path in mount.paths]
-        given["backing"] = str(mount.backing)
+        given["counter"] = str(mount.backing)
         done = subprocess.run(
             [*apart, *python, json.dumps(given)],
             cwd=ROOT,
