@@ -77,16 +77,6 @@ MOST_DEPTH = 64
 
 MECHANISMS = (
     Mechanism(
-        "trial of engines",
-        (
-            *("libioshape/ring/calibrate.c", "libioshape/ring/calibrate.h"),
-            *("libioshape/ring/calibrated.c", "libioshape/ring/calibration_text.c"),
-            *("libioshape/ring/trial.c", "libioshape/ring/folder_trial.c"),
-        ),
-        {"rule by family": Switch({"IOSHAPE_CALIBRATE": "off"})},
-        ("save", "storm_hdd", "storm_glusterfs"),
-    ),
-    Mechanism(
         "limit of what is in flight",
         ("libioshape/ring/depth.c", "libioshape/ring/depth.h"),
         {f"{count} for each target": depth(count) for count in (1, 4, 14)},
@@ -171,14 +161,13 @@ Measure = Callable[[Switch], Times]
 
 @contextmanager
 def variables_of(switch: Switch, address: str = "") -> Iterator[dict[str, str]]:
-    """No settings but the switch, and no memory of other mounts."""
+    """Return no settings but the switch, and a coordinator in a folder of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("IOSHAPE_")}
     with tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder:
         yield {
             **kept,
             "IOSHAPE_TEST_BUILD": os.environ["IOSHAPE_TEST_BUILD"],
             "IOSHAPE_COORDINATOR": address or f"local:{folder}",
-            "XDG_CACHE_HOME": folder,
             "PYTHONPATH": f"{SITE}:{ROOT / 'tests' / 'support'}",
             **switch.variables,
         }
