@@ -416,12 +416,11 @@ static int take_slots(struct local_pool *pool, struct local_member *member, uint
 /* Takes what the request needs, if it is its turn: else -EAGAIN. */
 static int take_turn(struct local_pool *pool, struct local_member *member, uint32_t capacity)
 {
-	int ret = -EAGAIN;
+	int ret = is_first(pool, member) ? take_slots(pool, member, capacity) : -EAGAIN;
 
-	if (member->small && none_before(pool, SMALL_LINE, member->ticket, LOCAL_LINE))
+	if (ret == -EAGAIN && member->small &&
+	    none_before(pool, SMALL_LINE, member->ticket, LOCAL_LINE))
 		ret = hold_one(pool, member, LOCAL_SMALL, 0);
-	if (ret == -EAGAIN && is_first(pool, member))
-		ret = take_slots(pool, member, capacity);
 	return ret;
 }
 
