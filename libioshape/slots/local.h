@@ -20,32 +20,33 @@
  *     line            for the ticket of each other waiter,
  *     small line      and, with the same number, for each of these that is small.
  *
- * To ask: without waiters, and without holders above the capacity, a request locks any free slot.
- * Otherwise it takes a ticket: the byte above all that are locked in its line.
+ * To ask: a request locks any free slot if no request waits and no slot above the capacity is
+ * locked. Otherwise the request takes a ticket: the byte above all that are locked in its line.
+ *
  * To look: a waiter is first if no byte below its ticket is locked in its line; the urgent line is
- * before the other one. The first one counts the slots that are locked, locks as many as it needs
- * if they are free, and gives its ticket back. The first small waiter may lock holder 0 instead.
- * The first urgent one may lock one slot more than there are, by the last holder. To release: all
- * locks of the request are dropped at once. No lock is ever waited for. The order is ticket, slot,
- * record, and the ticket goes last.
+ * before the other one. The first waiter counts the slots that are locked, locks as many as it
+ * needs if they are free, writes their records, and gives its ticket back. The first small waiter
+ * may lock holder 0 instead. The first urgent waiter may lock one slot more than there are, by the
+ * last holder.
+ *
+ * To release: a request drops all its locks at once. No lock is ever waited for.
  *
  * Contents of the file: a head, a record for each holder, and a ring of records for each line. A
  * record says which request has the lock, for people, and until when the request is taken to be
  * alive. A process that is stopped keeps its locks. So a holder that does not renew its record for
- * a lease, or a waiter for LOCAL_LOOK_NS, is passed over: its locks do not count. A record is not
- * believed at once, because its owner may be about to write it: it must also have stayed unchanged
- * for LOCAL_SURE_NS under the eyes of the process that passes over. A holder that was passed over
- * learns from its own clock that its lease is over.
+ * a lease, or a waiter for LOCAL_LOOK_NS, is passed over: its locks do not count. A process passes
+ * a record over only after it has seen the record unchanged for LOCAL_SURE_NS, because its owner
+ * may be about to write it. A holder that was passed over learns from its own clock that its lease
+ * is over.
  *
  * The head has a futex word. A process that frees a slot or a ticket while others wait adds 1 and
- * wakes them. The
- * kernel frees locks of the dead silently, so waiters also look by themselves: the first one every
- * 20 ms.
+ * wakes them. The kernel frees locks of the dead silently, so waiters also look by themselves: the
+ * first one every 20 ms.
  *
  * Other users may write to the file. The memory of its first page is only passed to futex(), which
- * fails where a load would raise SIGBUS because the file was cut short. Damaged contents cost order
- * and messages; two requests never hold one slot, because that is up to the kernel. Links are not
- * followed.
+ * fails where a load would raise SIGBUS because the file was cut short. Forged contents can make
+ * a holder be passed over, so that more write than there are slots; they do nothing worse. Links
+ * are not followed.
  */
 #ifndef SLOTS_LOCAL_H
 #define SLOTS_LOCAL_H
