@@ -769,9 +769,11 @@ TEST(tcase, a_child_does_not_keep_the_slot_of_a_parent_that_died)
 	ck_assert_int_eq(kill(*orphan, 0), 0);
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	/* Nor does it keep the file in use. */
+	slots_local.close(pool);
+	ck_assert_uint_eq(entries(), 0);
 	kill(*orphan, SIGKILL);
 	munmap(orphan, sizeof(*orphan));
-	slots_local.close(pool);
 }
 
 TEST(tcase, two_opens_of_a_pool_stand_apart)
