@@ -230,16 +230,15 @@ def check_answers(look: PoolsLook) -> None:
 def headline(status: PoolStatus) -> str:
     """What is most asked for, in a line."""
     by = CAPACITY_BY.get(status.capacity_by, status.capacity_by)
-    now = (
+    # The processes of one host do not count grants.
+    grants = ""
+    if status.grants:
+        minute = plural(status.grants_last_minute, "grant")
+        grants = f"; {minute} in the last minute, {status.grants:,} in all"
+    return (
         f"{status.pool} ({status.coordinator}): "
         f"{status.used} of {plural(status.capacity, 'slot')} taken (capacity: {by}), "
-        f"{status.waiter_count:,} waiting"
-    )
-    if status.coordinator == "local":  # which does not count grants
-        return now
-    return (
-        f"{now}; {plural(status.grants_last_minute, 'grant')} in the last minute, "
-        f"{status.grants:,} in all"
+        f"{status.waiter_count:,} waiting{grants}"
     )
 
 
