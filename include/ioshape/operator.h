@@ -44,6 +44,7 @@ struct ioshape_member {
 	const char *job;
 	const char *node;
 	uint32_t rank;
+	uint32_t pid; /**< of its process, as that process sees it; 0 with a Redis */
 	uint32_t weight;
 	uint32_t express;        /**< 1: a small one, let past the queue */
 	uint32_t urgent;         /**< 1: it has a deadline */
@@ -106,7 +107,7 @@ struct ioshape_pool_status {
 	uint64_t job_bytes_per_s;    /**< the same for each job */
 	uint64_t small_bytes;        /**< a save of at most so many may be let past the queue */
 	uint32_t express;            /**< so many of them at a time */
-	uint64_t grants;             /**< since the pool began */
+	uint64_t grants;             /**< since the pool began; counted with a Redis */
 	uint32_t grants_last_minute; /**< in the last 60 s, to within those of the minute before */
 	const struct ioshape_member *holders; /**< oldest first; the first 256 */
 	size_t holder_listed;
@@ -173,12 +174,12 @@ struct ioshape_pool_settings {
 #define IOSHAPE_POOL_SETTINGS_INIT IOSHAPE_SIZED(ioshape_pool_settings)
 
 /**
- * Sets what a pool allows.
+ * Sets what a pool allows. With "local" that is the capacity alone, at most 1000.
  *
  * @param context   an open context
  * @param pool      its name; NULL: the context's
  * @param settings  what to change
- * @return 0 or a negative code
+ * @return 0; -ENOTSUP if the coordinator has no such setting; another negative code
  */
 int ioshape_pool_set(struct ioshape_context *context, const char *pool,
 		     const struct ioshape_pool_settings *settings);
@@ -226,11 +227,12 @@ void ioshape_pool_history_free(struct ioshape_pool_history *history);
  * Takes a slot away from a holder, or a place in the queue from a waiter.
  *
  * A save that loses its slot goes on without one; a save that waits asks again, and is the last.
+ * Needs a Redis: on one host the kernel keeps a slot for its process.
  *
  * @param context  an open context
  * @param pool     its name; NULL: the context's
  * @param id       of the holder or waiter, as in the pool's status
- * @return 0; -ENOENT if nobody has this id; another negative code
+ * @return 0; -ENOENT if nobody has this id; -ENOTSUP with "local"; another negative code
  */
 int ioshape_pool_kick(struct ioshape_context *context, const char *pool, const char *id);
 

@@ -52,8 +52,8 @@ typedef int (*ioshape_queue_fn)(void *user, const struct ioshape_place *place);
  * Told once when a slot is lost, on a thread of the library.
  *
  * A slot is lost when its lease ran out (the process was stopped, or no bytes passed for too long),
- * when an operator took it away, or when the coordinator lost its data. The function must not call
- * the library.
+ * when an operator took it away (with a Redis), or when the coordinator lost its data. The function
+ * must not call the library.
  */
 typedef void (*ioshape_lost_fn)(void *user, const char *why);
 

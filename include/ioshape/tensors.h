@@ -134,11 +134,12 @@ enum ioshape_step_code {
 	IOSHAPE_STEP_OWNER = 6,       /**< owner, mode or ACL of the replaced file were not kept */
 	IOSHAPE_STEP_SYNC = 7,        /**< the directory was not synced */
 	IOSHAPE_STEP_NOTHING = 8,     /**< the engine "nil" writes nothing */
-	IOSHAPE_STEP_SLOT = 9,        /**< written without a slot, or after it was lost */
-	IOSHAPE_STEP_SKIPPED = 10,    /**< not saved: there is not enough free space */
-	IOSHAPE_STEP_GROUP = 11,      /**< how the ranks of a group meet */
-	IOSHAPE_STEP_OVERTAKEN = 12,  /**< a later save with a deadline took its place */
-	IOSHAPE_STEP_CHECKSUMS = 13   /**< checksums that were asked for are not beside the file */
+	/** written without a slot, or after it was lost; or without the share that was set */
+	IOSHAPE_STEP_SLOT = 9,
+	IOSHAPE_STEP_SKIPPED = 10,   /**< not saved: there is not enough free space */
+	IOSHAPE_STEP_GROUP = 11,     /**< how the ranks of a group meet */
+	IOSHAPE_STEP_OVERTAKEN = 12, /**< a later save with a deadline took its place */
+	IOSHAPE_STEP_CHECKSUMS = 13  /**< checksums that were asked for are not beside the file */
 };
 
 /** One of them. */

@@ -345,6 +345,19 @@ static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 	slot->request.advance_ms = slots_advance_ms(&stake);
 }
 
+/* Says once that the processes of one host have no shares. Under the lock. */
+static void note_ignored_share(struct slots_pool *pool, struct ioshape_slot_info *info)
+{
+	if (pool->ops != &slots_local || pool->told_ignored ||
+	    pool->config.identity.share == SLOTS_USUAL_SHARE)
+		return;
+	pool->told_ignored = true;
+	snprintf(info->note, sizeof(info->note),
+		 "the share was not obeyed: the processes of one host write in the order in which "
+		 "they ask; use a Redis as coordinator");
+	base_log(&pool->config.log, IOSHAPE_LOG_WARNING, "%s", info->note);
+}
+
 /* What reports say of it. Under the lock. */
 static void fill_info(const struct attempt *attempt)
 {
@@ -372,6 +385,8 @@ static void fill_info(const struct attempt *attempt)
 				 "of its own: %.180s" :
 				 "no slot was acquired in %.1f s, and the deadline comes near",
 			 info->waited_s, pool->unreachable_why.text);
+	else
+		note_ignored_share(slot->pool, info);
 }
 
 int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,

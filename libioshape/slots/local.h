@@ -1,350 +1,228 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One host without a server: a pool is a queue in a file.
+ * One host without a server: a pool is a file, and locks on bytes of that file say which requests
+ * hold a slot and which wait.
  *
- *     ioshape-POOL-HASH.v3.slots    in /dev/shm, or /tmp, or the folder that the address names
+ *     ioshape-POOL-HASH.v4.slots    in /dev/shm, or /tmp, or the folder that the address names
  *
- * The file is a table of members, each of which holds a slot or waits for one. Whoever changes the
- * table has the whole file locked by flock(), and first lets those in that fit. Nothing in the
- * table is a sum of something else in it, so that every member is true by itself: a process that is
- * killed between two writes leaves a table that only waits for the next one to look.
+ * Each request has an open file description of its own, which owns its locks (F_OFD_SETLK). So
+ * threads of a process exclude each other as processes do, a child of fork() inherits no lock, and
+ * the kernel frees the slot and the ticket of a process that ends in any way.
  *
- * A process that takes part has a POSIX lock on a byte of its own, its number: the kernel drops it
- * when the process ends, children do not inherit it, and it holds between containers that share the
- * file. A member whose number is not locked is dead. But closing any descriptor of a file drops all
- * POSIX locks on it that the process has: so a process opens each file once.
+ * Bytes that are locked, from LOCAL_LOCKS on:
  *
- * Anybody may write to these files, so nothing in them is believed: the file is never mapped
- * (whoever shortened it would end us by SIGBUS), each record is checked before it is used, links
- * are not followed, and no lock is waited for without an end.
+ *     PRESENT         shared, by each process that has the pool open. The process that closes a
+ *                     pool last gets it exclusively, and may remove the file.
+ *     MAKER           while the head of the file is written.
+ *     holder i        0: a small request beside the slots. From 1 on: the slots of the pool. The
+ *                     last one: a request with a deadline in advance of a slot.
+ *     urgent line     one byte for the ticket of each waiter that has a deadline,
+ *     line            for the ticket of each other waiter,
+ *     small line      and, with the same number, for each of these that is small.
  *
- * The version is part of the names: processes of two versions have a queue each.
+ * To ask: a request locks any free slot if no request waits and no slot above the capacity is
+ * locked. Otherwise the request takes a ticket: the byte above all that are locked in its line.
+ *
+ * To look: a waiter is first if no byte below its ticket is locked in its line; the urgent line is
+ * before the other one. The first waiter counts the slots that are locked, locks as many as it
+ * needs if they are free, writes their records, and gives its ticket back. The first small waiter
+ * may lock holder 0 instead. The first urgent waiter may lock one slot more than there are, by the
+ * last holder.
+ *
+ * To release: a request drops all its locks at once. No lock is ever waited for.
+ *
+ * Contents of the file: a head, a record for each holder, and a ring of records for each line. A
+ * record says which request has the lock, for people, and until when the request is taken to be
+ * alive. A process that is stopped keeps its locks. So a holder that does not renew its record for
+ * a lease, or a waiter for LOCAL_LOOK_NS, is passed over: its locks do not count. A process passes
+ * a record over only after it has seen the record unchanged for LOCAL_SURE_NS, because its owner
+ * may be about to write it. A holder that was passed over learns from its own clock that its lease
+ * is over.
+ *
+ * The head has a futex word. A process that frees a slot or a ticket while others wait adds 1 and
+ * wakes them. The kernel frees locks of the dead silently, so waiters also look by themselves: the
+ * first one every 20 ms.
+ *
+ * Other users may write to the file. The memory of its first page is only passed to futex(), which
+ * fails where a load would raise SIGBUS because the file was cut short. Forged contents can make
+ * a holder be passed over, so that more write than there are slots; they do nothing worse. Links
+ * are not followed.
  */
 #ifndef SLOTS_LOCAL_H
 #define SLOTS_LOCAL_H
 
-#include "slots/learn.h"
 #include "slots/slots.h"
 
 #include <stdatomic.h>
 #include <sys/stat.h>
 
-#define LOCAL_NUMBERS 4096u /* processes that take part, times the pools that each has opened */
-#define LOCAL_FILE_NAME_BYTES 160
-
-/* ---- The table (local_table.c) --------------------------------------------------------------- */
-
 #define LOCAL_MAGIC "ioslots"
-#define LOCAL_VERSION BASE_FORMAT(3u) /* also in the names of files */
-#define LOCAL_GONE 1u                 /* flag: the file is being removed; look for the name again */
+#define LOCAL_VERSION BASE_FORMAT(4u) /* also in the names of files */
+#define LOCAL_FILE_NAME_BYTES 160
+#define LOCAL_FOLDER_BYTES 512
 
-#define LOCAL_PAGE_BYTES 4096u
-/* In the first page, and further on. */
-#define LOCAL_FIRST_JOBS 12u
-#define LOCAL_FIRST_MEMBERS 8u
-#define LOCAL_MORE_JOBS 24u
-#define LOCAL_MORE_MEMBERS 1024u
-/* Jobs are remembered; the one that was seen least lately is replaced. */
-#define LOCAL_JOBS (LOCAL_FIRST_JOBS + LOCAL_MORE_JOBS)
-/* Members hold or wait. */
-#define LOCAL_MEMBERS (LOCAL_FIRST_MEMBERS + LOCAL_MORE_MEMBERS)
-#define LOCAL_WOKEN 64u /* grants in one operation */
+#define LOCAL_SLOTS 1000u   /* of a pool, at most */
+#define LOCAL_WAITERS 1024u /* records of each line */
+#define LOCAL_SPARE 8u      /* descriptors that are kept for the next requests */
 
-/* What the pool is, whoever takes part. All times are CLOCK_MONOTONIC's. All records are shared by
- * programs of 32 and 64 bits: no type without a fixed width, no padding. */
+/* Holders by number. */
+#define LOCAL_SMALL 0u
+#define LOCAL_FIRST_SLOT 1u
+#define LOCAL_URGENT (LOCAL_FIRST_SLOT + LOCAL_SLOTS)
+#define LOCAL_HOLDERS (LOCAL_URGENT + 1)
+
+/* A waiter that has not looked for so long is passed over, until it looks again. */
+#define LOCAL_LOOK_NS UINT64_C(1000000000)
+/* So long a record must stay unchanged before it is believed that its owner shows no life. */
+#define LOCAL_SURE_NS UINT64_C(1000000000)
+
+/* ---- The file (local_file.c) ----------------------------------------------------------------- */
+
+/* Programs of 32 and 64 bits share these: each type has a fixed width, and there is no padding. */
 struct local_head {
 	char magic[8];
 	uint32_t version;
-	uint32_t flags;
+	uint32_t wake;         /* the futex word */
+	uint64_t base_ns;      /* the wall clock less the monotonic one, when the file was made */
+	uint32_t set_capacity; /* by the operator; 0: none */
+	uint32_t capacity;     /* as the first request asked for it that found the pool idle */
+	uint32_t by_job;       /* 1: a job's setting did; 0: the rule */
+	uint32_t unused;
 	char pool[SLOTS_NAME_BYTES];
-	uint64_t fence; /* the last one given */
-	uint64_t seq;   /* of the last request */
-	uint64_t tag;   /* the highest that was let in by shares */
-	uint64_t grants;
-	uint64_t free_ns; /* when the pool's bandwidth is free again */
-	uint64_t set_pool_rate;
-	uint64_t set_job_rate;
-	uint64_t set_small_bytes;
-	uint64_t minute; /* which one this is */
-	uint32_t this_minute;
-	uint32_t last_minute; /* grants in them */
-	uint32_t set_capacity;
-	uint32_t set_express;
-	uint32_t capacity;   /* as jobs ask for it, or the rule's */
-	uint32_t by_job;     /* 1: a job did; 0: it is what is learnt from the rule's on */
-	uint32_t member_end; /* records from here on are not used */
-	uint32_t job_end;
-	uint32_t acts;     /* of operators, so far; the latest SLOTS_ACTS are kept */
-	uint32_t wanted;   /* since something was last learnt: the most that held or waited ... */
-	uint64_t reports;  /* ... what holders reported, how many of them ... */
-	uint64_t reported; /* ... bytes ... */
-	uint64_t reported_ns; /* ... and time of the storage */
-	/* A slot's part of the time so far, where it is divided among those in use: two differ by
-	 * the time that the storage had for a slot between them. */
-	uint64_t parts_ns;
-	uint64_t parts_until_ns; /* counted so far */
-	uint64_t full_ns;        /* when the slots were last in use, but for few */
-	uint64_t capacity_ns;    /* when the capacity last changed */
-	struct learn learn;
-	uint64_t base;      /* of tags: above those in the order before */
-	uint32_t set_order; /* enum ioshape_order */
-	uint32_t turn;      /* the place that was given last */
-	char unused[40];
 };
 
-struct local_job {
-	char name[SLOTS_TEXT_BYTES];
-	char user[24];    /* of its latest request */
-	uint64_t tag;     /* by shares, of its request that was let in last */
-	uint64_t written; /* bytes, in these */
-	uint64_t writes;  /* slots that it gave back, or lost */
-	uint64_t free_ns; /* when its bandwidth is free again */
-	uint64_t seen;    /* its latest request's seq */
-};
-
-/* What an operator did. */
-struct local_act {
-	uint64_t wall_ms;
-	char who[56];
-	char what[64];
-};
-
-enum local_state { LOCAL_FREE, LOCAL_WAITING, LOCAL_HOLDING };
-
-struct local_member {
+struct local_record {
 	char id[SLOTS_ID_BYTES];
 	char job[SLOTS_TEXT_BYTES];
 	char node[SLOTS_TEXT_BYTES];
-	uint64_t bytes;
-	uint64_t passed;
-	uint64_t fence;
-	uint64_t tag; /* the queue is in this order (0: urgent) ... */
-	union {
-		uint64_t seq;      /* ... and of those alike in this one */
-		uint64_t parts_ns; /* a holder: the pool's when it was let in */
-	};
-	uint64_t since_ns;    /* it holds, or waits */
-	uint64_t deadline_ns; /* without a heartbeat it is taken for dead then */
-	uint32_t state;       /* enum local_state */
+	uint64_t number; /* holder: its fence; waiter: its ticket */
+	uint64_t since_ns;
+	uint64_t until_ns; /* taken to be alive until then, by CLOCK_MONOTONIC */
+	uint64_t bytes;    /* that will be written; 0 unknown */
+	uint64_t passed;   /* as of the last heartbeat */
+	uint32_t first; /* holder of several slots: the number of the one whose record is renewed */
+	uint32_t weight;
 	uint32_t rank;
-	uint32_t weight; /* asked for */
-	uint32_t given;  /* 0: express */
-	uint32_t lease_ms;
-	uint32_t process; /* its number */
-	uint16_t small;   /* 1: may be let past the queue */
-	uint8_t places;   /* as in slots.lua: so many ... */
-	uint8_t place;    /* ... and a holder's, from 1 on; 0: none */
-	uint32_t wake;    /* where its process listens for a grant; 0: nowhere */
+	uint32_t pid; /* in its namespace */
+	uint32_t urgent;
+	char unused[28];
 };
 
-/* The file. A pool with few jobs and members needs the first page alone. */
-struct local_image {
-	struct local_head head;
-	struct local_job first_jobs[LOCAL_FIRST_JOBS];
-	struct local_member first_members[LOCAL_FIRST_MEMBERS];
-	struct local_job more_jobs[LOCAL_MORE_JOBS];
-	struct local_act acts[SLOTS_ACTS];
-	struct local_member more_members[LOCAL_MORE_MEMBERS];
+#define LOCAL_HEAD_BYTES 4096u
+/* Records by number: holders, then the ring of the urgent line, then that of the other one. */
+#define LOCAL_RECORDS (LOCAL_HOLDERS + 2 * LOCAL_WAITERS)
+
+/* What this process has seen of a record, while it waits. */
+struct local_watch {
+	uint64_t until_ns;  /* in the record */
+	uint64_t since_ns;  /* it has been so */
+	uint64_t looked_ns; /* last */
 };
 
-#define LOCAL_PAGES (sizeof(struct local_image) / LOCAL_PAGE_BYTES)
-
-struct local_table {
-	uint64_t now_ns;  /* during an operation */
-	uint64_t wall_ms; /* since 1970 */
-	uint64_t latest_fence;
-	uint32_t woken_count;
-	uint32_t woken[LOCAL_WOKEN]; /* where those listen that waited and were let in */
-	bool changed[LOCAL_PAGES];
-	size_t changed_end; /* no page from here on was */
-	union {
-		struct local_image image;
-		uint8_t bytes[sizeof(struct local_image)];
-	};
-};
-
-struct local_job *local_job(struct local_table *table, uint32_t index);
-struct local_member *local_member(struct local_table *table, uint32_t index);
-/* A record was changed, and is to be written. */
-void local_changed(struct local_table *table, const void *record);
-
-/* An empty pool. */
-void local_clear(struct local_table *table, const char *pool);
-
-/* Empty: nothing was ever written. Removed: somebody unlinks the file, or died meanwhile. Damaged:
- * all of it, or a record that was dropped. */
-enum local_found { LOCAL_FOUND, LOCAL_EMPTY, LOCAL_DAMAGED, LOCAL_RECORD_DAMAGED, LOCAL_REMOVED };
-
-/* Reads the file. enum local_found, or a negative errno. `now_ns` and `wall_ms` are set. */
-int local_read(struct local_table *table, int fd, const char *pool);
-/* Writes what was changed. 0 or a negative errno. */
-int local_write(struct local_table *table, int fd);
-/* The head alone, read without a lock. */
-bool local_read_head(int fd, struct local_head *head);
-/* For others that have the file open: it is about to be removed. 0 or a negative errno. */
-int local_write_gone(int fd, const struct local_head *latest);
-
-/* ---- The queue (local_queue.c) --------------------------------------------------------------- */
-
-/* Operations on a table that was read. Pure: no memory is allocated, nothing read or written. */
-
-/* -ENOSPC if the pool is full. */
-int local_queue_acquire(struct local_table *table, const struct slots_config *config,
-			const struct slots_request *request, uint32_t process, uint32_t wake,
-			struct slots_answer *answer);
-void local_queue_beat(struct local_table *table, const struct slots_config *config,
-		      const struct slots_beat *beat, struct slots_answer *answer);
-/* False if there is no such member. */
-bool local_queue_release(struct local_table *table, const char *id, uint64_t passed);
-bool local_queue_kick(struct local_table *table, const struct slots_config *config, const char *id);
-/* Finds it, or replaces the one that was seen least lately. */
-struct local_job *local_job_named(struct local_table *table, const char *name);
-void local_queue_set(struct local_table *table, const struct slots_config *config,
-		     const struct ioshape_pool_settings *settings);
-/* All that this process held and waited for is forgotten. */
-void local_queue_bury(struct local_table *table, uint32_t process);
-/* Processes that would have to be dead for the queue to move: those of the holders, and of the
- * first that waits, if there is one. Fills in up to `room`, each once, and says how many. */
-uint32_t local_queue_in_the_way(struct local_table *table, uint32_t *processes, uint32_t room);
-/* Whether the operator has set anything. */
-bool local_is_set(const struct local_head *head);
-
-struct local_usage {
-	uint64_t used; /* slots, by weight */
-	uint32_t holders, waiters, express;
-};
-
-/* What every operation begins with: members whose time is over go, those that fit come in. */
-void local_tick(struct local_table *table);
-struct local_usage local_count(struct local_table *table);
-/* It has a deadline: no tag of others is so low. */
-bool local_is_urgent(const struct local_member *member);
-/* Waiters in the order of the queue, holders in that of their grants: the one after `last`, which
- * is NULL to begin with. */
-struct local_member *local_next(struct local_table *table, enum local_state state,
-				const struct local_member *last);
-uint64_t local_small_bytes(const struct local_head *head);
-uint32_t local_express(const struct local_head *head);
-
-/* ---- Bandwidth (local_pace.c) ---------------------------------------------------------------- */
-
-/*
- * `wanted` above 0: a share of the bandwidth, at least so many bytes, from when pool and job have
- * it free again. Below 0: so much of the last share comes back. It was the last one that was given,
- * unless others came after it; then nobody loses.
- */
-void local_queue_pace(struct local_table *table, const struct slots_config *config, int64_t wanted,
-		      struct slots_grant *grant);
-/* What was given in advance at a rate that the operator has replaced is owed by nobody. */
-void local_forget_paces(struct local_table *table);
-
-/* ---- How many may write (local_capacity.c) --------------------------------------------------- */
-
-uint32_t local_capacity(const struct local_head *head);
-/* As a job asks for it that finds the pool empty; or what was learnt from its rule's number on. */
-void local_choose_capacity(struct local_table *table, const struct slots_config *config,
-			   const struct slots_request *request);
-/* Time has passed since the last operation, with so many slots in use. */
-void local_learn_pass(struct local_table *table, const struct local_usage *usage);
-/* A holder gives its slot back. Before it is forgotten. */
-void local_learn_report(struct local_table *table, const struct local_member *member,
-			uint64_t passed);
-/* The capacity is another one: what was reported before is worth nothing. */
-void local_learn_anew(struct local_table *table);
-
-/* ---- Status (local_status.c) ----------------------------------------------------------------- */
-
-/* What an operator does, while the table has what was set before. */
-void local_describe(const struct local_head *before, const struct ioshape_pool_settings *settings,
-		    char what[SLOTS_NAME_BYTES]);
-/* `usual` is the capacity where nobody asked for one. */
-void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool_status *status);
-
-/* ---- Files (local_file.c) -------------------------------------------------------------------- */
-
-/* One file in this process, shared by all pools that use it. */
-struct local_file {
-	struct local_file *next;
-	unsigned references; /* under the lock of the list */
-	char folder[512];
-	char name[LOCAL_FILE_NAME_BYTES];
-	char pool[SLOTS_NAME_BYTES];
-	struct base_log log;
-	int folder_fd;
-	dev_t folder_dev;
-	ino_t folder_ino;
-
-	pthread_mutex_t lock; /* of all below */
-	int fd;               /* -1: not open */
-	dev_t dev;
-	ino_t ino;
-	uint64_t opened;    /* how many times: numbers of an earlier file are worth nothing */
-	uint64_t looked_ns; /* when the name was last seen to be this file's */
-	uint64_t impatient_until_ns;      /* somebody kept the lock: not everyone waits for that */
-	uint64_t own[LOCAL_NUMBERS / 64]; /* numbers that pools of this process have */
-	struct local_table *table;
+/* A request of this process that holds or waits. */
+struct local_member {
+	struct local_member *next;
+	struct local_record record;
+	int fd; /* owns its locks */
+	bool holding, small;
+	uint32_t places; /* as asked for */
+	uint32_t holder; /* its first one */
+	uint32_t given;  /* slots; 0: beside them, being small */
+	uint64_t ticket; /* waiter */
 };
 
 struct local_pool {
 	struct slots_config config;
-	const char *folder; /* NULL: the default */
-	_Atomic(struct local_file *) file;
-	uint64_t opened; /* of the file when the number was taken; 0: it has none. Its lock. */
-	uint32_t number;
-	int interrupt;  /* eventfd */
-	int wake_fd;    /* a socket; -1: none could be had */
-	uint32_t wake;  /* its name; 0: none */
-	unsigned hasty; /* waits in a row that ended at once; of the thread that waits */
+	char folder[LOCAL_FOLDER_BYTES];
+	char name[LOCAL_FILE_NAME_BYTES];
+	struct local_record record; /* what all requests of this process have in common */
+
+	pthread_mutex_t lock; /* of all below, but for what waiting takes */
+	int folder_fd, fd;    /* -1: not open */
+	dev_t dev;
+	ino_t ino;
+	uint64_t now_ns;        /* when this call began */
+	uint64_t looked_ns;     /* when the name was last seen to be this file's */
+	uint64_t largest_bytes; /* that a file of this process may have */
+	uint64_t base_ns;       /* as in the head */
+	uint64_t fence;         /* the latest that this process was given */
+	uint32_t turn;          /* of slots: where the next request begins to look */
+	unsigned finds;         /* of locks, in this call */
+	struct local_member *members;
+	int spare[LOCAL_SPARE];
+	unsigned spares;
+	struct local_watch watches[LOCAL_RECORDS];
+
+	uint32_t *word;     /* the futex word; until the file is mapped, one of this process */
+	atomic_bool mapped; /* from the file */
+	uint32_t seen;      /* its value before the latest looks; of the thread that waits */
+	unsigned hasty;     /* waits in a row that ended at once; of the thread that waits */
 };
 
-/* The name of a pool's file: the same in every process. */
+/* Writes the name of a pool's file, which is the same in every process. */
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool);
-/* Finds the pool's file, or prepares it: local_enter() opens it. IOSHAPE_E_COORDINATOR. */
-int local_file_get(struct local_file **out, const struct local_pool *pool,
-		   struct base_error *error);
-void local_file_put(struct local_file *file);
-/* Whether one pool only uses it. */
-bool local_file_is_last(const struct local_file *file);
-/* Meanwhile this process neither opens nor closes files of pools. */
-void local_files_hold(void);
-void local_files_go_on(void);
-/* Of those: the one that is open here, if one is. To close another descriptor of it would drop all
- * its locks. */
-struct local_file *local_files_find(const struct stat *stat);
+/* Fails with IOSHAPE_E_COORDINATOR: "cannot WHAT the pool's file ...", for this reason. */
+int local_unreachable(const struct local_pool *pool, const char *what, int code,
+		      struct base_error *error);
+/* Opens the file, if it is not open or another one has its name by now, and reads its head. When
+ * the file is another one, the members of this process are gone. IOSHAPE_E_COORDINATOR. */
+int local_file_ready(struct local_pool *pool, struct local_head *head, struct base_error *error);
+/* Returns a descriptor for a request, as negative errno where there is none. */
+int local_file_again(const struct local_pool *pool);
+/* Closes the file, and removes it where no process has it open and no operator has set anything. */
+void local_file_close(struct local_pool *pool);
+/* Drops all that a member has locked, wakes the next, and frees the member. */
+void local_member_free(struct local_pool *pool, struct local_member *member);
+/* Writes a field of the head, or a record. 0 or a negative errno. */
+int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes);
+int local_write_record(const struct local_pool *pool, uint32_t number,
+		       const struct local_record *record);
+/* Reads a record. What is not there reads as zeros, and texts have an end. */
+void local_read_record(const struct local_pool *pool, uint32_t number, struct local_record *record);
+/* Appends the names of all pools in the folder. */
+int local_names(void *pool, struct base_buffer *names, struct base_error *error);
 
-/* Has the file to itself, with its table read, until local_leave(). */
-int local_enter(struct local_file *file, struct base_error *error);
-/* Writes what was changed, and lets others in. */
-int local_leave(struct local_file *file, struct base_error *error);
-/* Instead of that: removes the file. Nobody else takes part in it. */
-void local_retire(struct local_file *file);
+/* ---- Locks and the order (local_order.c) ----------------------------------------------------- */
 
-/* ---- Who is alive (local_alive.c) ------------------------------------------------------------ */
+int local_lock_presence(int fd, short type); /* F_RDLCK, F_WRLCK or F_UNLCK */
+int local_lock_making(int fd, short type);
+/* Drops all locks of a request: what it holds, and its tickets. */
+int local_drop_locks(const struct local_pool *pool, const struct local_member *member);
 
-/* All inside of local_enter(). Takes a number for the pool, if it has none. */
-int local_take_number(struct local_pool *pool, struct local_file *file, struct base_error *error);
-void local_drop_number(struct local_pool *pool, struct local_file *file);
-/* What dead processes held is given to the next. True if there was one. */
-bool local_bury_dead(struct local_file *file);
-/* Whether any other process takes part. */
-bool local_others(int fd);
+/* Wakes all that wait in this pool, if any do: after a lock was dropped. */
+void local_wake_waiters(struct local_pool *pool);
 
-/* Tries to lock the whole file. 0 or a negative errno. */
-int local_lock(int fd);
-/* Who has it locked, for the sentence; 0 if that cannot be seen. */
-pid_t local_locker(const struct local_file *file);
+/* Calls found() for each number in a line that a request has locked, in order. */
+enum local_line { LOCAL_HOLDER_LINE, LOCAL_URGENT_LINE, LOCAL_LINE };
+typedef void (*local_found_fn)(void *user, uint64_t number);
+void local_each(struct local_pool *pool, enum local_line line, local_found_fn found, void *user);
+/* Returns the number of the record that belongs to a ticket. */
+uint32_t local_ticket_record(enum local_line line, uint64_t ticket);
+
+/* Tells whether no request holds a slot or waits. */
+bool local_is_idle(struct local_pool *pool);
+/* Takes a slot where no request waits. 0; -EAGAIN: the request has to queue; or a negative errno.
+ */
+int local_take_at_once(struct local_pool *pool, struct local_member *member, uint32_t capacity);
+/* Takes a ticket. -E2BIG: there are too many waiters. */
+int local_queue_up(struct local_pool *pool, struct local_member *member);
+/* Looks whether it is the turn of a waiter, and takes what it needs. 0; -EAGAIN: it waits on;
+ * -E2BIG: another user has locked so much that this cannot be known. */
+int local_look(struct local_pool *pool, struct local_member *member, uint32_t capacity);
+/* Returns how many waiters are before this one, and the number of the record of the nearest request
+ * ahead, LOCAL_RECORDS for none: a waiter, or else a holder. */
+uint32_t local_position(struct local_pool *pool, const struct local_member *member,
+			uint32_t *ahead);
 
 /* ---- Waking (local_wake.c) ------------------------------------------------------------------- */
 
-void local_open_wake(struct local_pool *pool);
-void local_wake(const uint32_t *wakes, uint32_t count);
+/* Makes the word of this process. 0 or a negative errno. */
+int local_wake_init(struct local_pool *pool);
+/* Uses the word in a file from now on, if the file can be mapped. */
+void local_wake_map(struct local_pool *pool, int fd);
+void local_wake_free(struct local_pool *pool);
+/* Wakes all that wait in this pool, and ends the next wait of those that do not. */
+void local_wake(void *pool);
 int local_wait(void *pool, uint32_t timeout_ms, struct base_error *error);
-
-/* ---- All pools of a folder (local_names.c) --------------------------------------------------- */
-
-/* /dev/shm, or where that cannot be written /tmp, or what the address says. */
-const char *local_folder(const struct local_pool *pool);
-
-int local_names(void *pool, struct base_buffer *names, struct base_error *error);
 
 #endif

@@ -1,58 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of this process, each once; and having one to oneself. */
+/* The file of a pool: opening it where other users may put files, its head, and its records. */
 #define _GNU_SOURCE
 #include "slots/local.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_AGAIN_NS UINT64_C(500000000) /* at the name: does it still stand for the file? */
-#define FIRST_PAUSE_NS 20000
-#define LONGEST_PAUSE_NS 2000000
-#define PATIENCE_NS UINT64_C(1000000000) /* for who changes the state: it takes microseconds */
-#define IMPATIENCE_NS UINT64_C(5000000)  /* right after somebody was waited for in vain */
-#define TRIES 4                          /* to open a file that others are removing */
+#define LOOK_AGAIN_NS UINT64_C(500000000) /* at the name: is it still this file's? */
+#define TRIES 100                         /* to open a file that others make or remove */
+#define PAUSE_NS 1000000
+#define MOST_TIME_NS (UINT64_C(1) << 62) /* the wall clock gets there in the year 2116 */
+#define LONGEST_LEASE_NS (UINT64_C(600) * 1000000000)
 
-static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct local_file *files;
+#define KEPT_S (24 * 3600)  /* the file of a pool that no process has open */
+#define MOST_ENTRIES 100000 /* of a folder that other users may fill */
 
-void local_files_hold(void)
-{
-	pthread_mutex_lock(&files_lock);
-}
-
-void local_files_go_on(void)
-{
-	pthread_mutex_unlock(&files_lock);
-}
-
-/* A forked child has nothing to do with the pools of its parent. */
-static void forget_files(void)
-{
-	files = NULL;
-	local_files_go_on();
-}
-
-static void expect_forks(void)
-{
-	pthread_atfork(local_files_hold, local_files_go_on, forget_files);
-}
-
-struct local_file *local_files_find(const struct stat *stat)
-{
-	struct local_file *file = files;
-
-	while (file && (file->fd < 0 || file->dev != stat->st_dev || file->ino != stat->st_ino))
-		file = file->next;
-	return file;
-}
+_Static_assert(sizeof(struct local_head) == 40 + SLOTS_NAME_BYTES, "heads have holes");
+_Static_assert(sizeof(struct local_record) == 256, "records have holes");
 
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 {
@@ -71,352 +41,428 @@ void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 		 base_hash_text(pool), LOCAL_VERSION);
 }
 
-/* ---- The list of files ----------------------------------------------------------------------- */
-
-static void free_file(struct local_file *file)
+int local_unreachable(const struct local_pool *pool, const char *what, int code,
+		      struct base_error *error)
 {
-	base_close(file->fd);
-	base_close(file->folder_fd);
-	pthread_mutex_destroy(&file->lock);
-	free(file->table);
-	free(file);
+	return base_refuse(error, IOSHAPE_E_COORDINATOR,
+			   "cannot %s the pool's file \"%s/%s\": %s" BASE_REMEDY "%s", what,
+			   pool->folder, pool->name, strerror(-code),
+			   code == -EFBIG ? "raise this process's limit of file sizes (ulimit -f)" :
+					    "");
 }
 
-static struct local_file *make_file(const struct local_pool *pool, const char *folder)
-{
-	struct local_file *file = calloc(1, sizeof(*file));
+/* ---- Reading and writing --------------------------------------------------------------------- */
 
-	if (!file)
-		return NULL;
-	file->fd = file->folder_fd = -1;
-	file->references = 1;
-	file->log = pool->config.log;
-	pthread_mutex_init(&file->lock, NULL);
-	local_file_name(file->name, pool->config.pool);
-	snprintf(file->folder, sizeof(file->folder), "%s", folder);
-	snprintf(file->pool, sizeof(file->pool), "%s", pool->config.pool);
-	file->table = calloc(1, sizeof(*file->table));
-	if (!file->table) {
-		free_file(file);
-		return NULL;
+int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes)
+{
+	ssize_t done;
+
+	/* Beyond the limit of file sizes the kernel would end the process, by a signal. */
+	if (at + bytes > pool->largest_bytes)
+		return -EFBIG;
+	done = pwrite(pool->fd, data, bytes, (off_t)at);
+	if (done < 0)
+		return -errno;
+	return (size_t)done == bytes ? 0 : -ENOSPC;
+}
+
+static uint64_t place_of(uint32_t number)
+{
+	return LOCAL_HEAD_BYTES + (uint64_t)number * sizeof(struct local_record);
+}
+
+int local_write_record(const struct local_pool *pool, uint32_t number,
+		       const struct local_record *record)
+{
+	return local_write(pool, place_of(number), record, offsetof(struct local_record, unused));
+}
+
+static void end_text(char *text, size_t room)
+{
+	text[room - 1] = 0;
+	for (; *text; text++) {
+		if (*text < ' ' || *text > '~')
+			*text = '?';
 	}
-	return file;
 }
 
-static int open_folder(struct local_file *file, struct base_error *error)
+void local_read_record(const struct local_pool *pool, uint32_t number, struct local_record *record)
+{
+	const ssize_t got = pread(pool->fd, record, sizeof(*record), (off_t)place_of(number));
+	const size_t bytes = (size_t)MAX(got, 0);
+
+	memset((uint8_t *)record + bytes, 0, sizeof(*record) - bytes);
+	end_text(record->id, sizeof(record->id));
+	end_text(record->job, sizeof(record->job));
+	end_text(record->node, sizeof(record->node));
+	if (record->until_ns > base_now_ns() + LONGEST_LEASE_NS)
+		record->until_ns = 0;
+}
+
+/* ---- The head -------------------------------------------------------------------------------- */
+
+static bool is_head(const struct local_head *head)
+{
+	return !memcmp(head->magic, LOCAL_MAGIC, sizeof(head->magic)) &&
+	       head->version == LOCAL_VERSION && head->base_ns <= MOST_TIME_NS &&
+	       memchr(head->pool, 0, sizeof(head->pool));
+}
+
+static bool read_head(int fd, struct local_head *head)
+{
+	return pread(fd, head, sizeof(*head), 0) == sizeof(*head) && is_head(head);
+}
+
+static uint64_t wall_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (uint64_t)MAX(now.tv_sec, 0) * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* With the lock of the maker. */
+static int write_head(const struct local_pool *pool, struct local_head *head)
+{
+	*head = (struct local_head){ .magic = LOCAL_MAGIC, .version = LOCAL_VERSION };
+	head->base_ns = MAX(wall_ns(), base_now_ns()) - base_now_ns();
+	memcpy(head->pool, pool->config.pool, sizeof(head->pool));
+	return local_write(pool, 0, head, sizeof(*head));
+}
+
+static void pause_briefly(void)
+{
+	const struct timespec pause = { .tv_nsec = PAUSE_NS };
+
+	nanosleep(&pause, NULL);
+}
+
+/* Reads the head; writes one where there is none, or one that makes no sense. */
+static int read_or_make_head(const struct local_pool *pool, struct local_head *head,
+			     struct base_error *error)
 {
 	struct stat stat;
+	int ret = -EAGAIN;
 
-	file->folder_fd = base_own(open(file->folder, O_PATH | O_DIRECTORY | O_CLOEXEC));
-	if (file->folder_fd < 0 || fstat(file->folder_fd, &stat))
-		return base_refuse(
-			error, IOSHAPE_E_COORDINATOR,
-			"the folder \"%s\", where processes queue for slots, cannot be opened (%s)",
-			file->folder, strerror(errno));
-	file->folder_dev = stat.st_dev;
-	file->folder_ino = stat.st_ino;
-	return 0;
-}
-
-static struct local_file *find_same(const struct local_file *wanted)
-{
-	struct local_file *file = files;
-
-	while (file && (file->folder_dev != wanted->folder_dev ||
-			file->folder_ino != wanted->folder_ino || strcmp(file->pool, wanted->pool)))
-		file = file->next;
-	return file;
-}
-
-const char *local_folder(const struct local_pool *pool)
-{
-	if (pool->folder)
-		return pool->folder;
-	return access("/dev/shm", W_OK | X_OK) ? "/tmp" : "/dev/shm";
-}
-
-int local_file_get(struct local_file **out, const struct local_pool *pool, struct base_error *error)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	struct local_file *file, *same;
-	int ret;
-
-	*out = NULL;
-	pthread_once(&once, expect_forks);
-	file = make_file(pool, local_folder(pool));
-	if (!file)
-		return base_no_memory(error, "a pool's table", sizeof(struct local_table));
-	ret = open_folder(file, error);
-	if (ret) {
-		free_file(file);
-		return ret;
+	for (int i = 0; i < TRIES && ret == -EAGAIN; i++) {
+		if (read_head(pool->fd, head) && !strcmp(head->pool, pool->config.pool))
+			return 0;
+		if (i)
+			pause_briefly();
+		ret = local_lock_making(pool->fd, F_WRLCK);
 	}
-	local_files_hold();
-	same = find_same(file);
-	if (same) {
-		same->references++;
-	} else {
-		file->next = files;
-		files = file;
+	if (ret)
+		return local_unreachable(pool, "lock", ret, error);
+	if (!read_head(pool->fd, head) || strcmp(head->pool, pool->config.pool) != 0) {
+		if (!fstat(pool->fd, &stat) && stat.st_size)
+			base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
+				 "the pool's file \"%s/%s\" was damaged; its settings are lost",
+				 pool->folder, pool->name);
+		ret = write_head(pool, head);
 	}
-	local_files_go_on();
-	if (same)
-		free_file(file);
-	*out = same ? same : file;
-	return 0;
-}
-
-bool local_file_is_last(const struct local_file *file)
-{
-	bool last;
-
-	local_files_hold();
-	last = file->references == 1;
-	local_files_go_on();
-	return last;
-}
-
-void local_file_put(struct local_file *file)
-{
-	struct local_file **link = &files;
-	bool last;
-
-	if (!file)
-		return;
-	local_files_hold();
-	last = !--file->references;
-	while (*link && *link != file)
-		link = &(*link)->next;
-	if (last) {
-		if (*link)
-			*link = file->next;
-		free_file(file);
-	}
-	local_files_go_on();
+	local_lock_making(pool->fd, F_UNLCK);
+	return ret ? local_unreachable(pool, "write", ret, error) : 0;
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static void close_file(struct local_file *file)
+static int refuse(const struct local_pool *pool, const char *what, struct base_error *error)
 {
-	local_files_hold();
-	base_close(file->fd);
-	file->fd = -1;
-	local_files_go_on();
-	memset(file->own, 0, sizeof(file->own));
+	return base_refuse(error, IOSHAPE_E_COORDINATOR,
+			   "cannot use the pool's file \"%s/%s\": it is %s" BASE_REMEDY
+			   "have it removed",
+			   pool->folder, pool->name, what);
 }
 
-/* Whether the name stands for the file that is open. */
-static bool still_there(const struct local_file *file)
-{
-	struct stat stat;
-
-	return !fstatat(file->folder_fd, file->name, &stat, AT_SYMLINK_NOFOLLOW) &&
-	       stat.st_dev == file->dev && stat.st_ino == file->ino;
-}
-
-static int refuse(const struct local_file *file, const char *what, struct base_error *error)
-{
-	return base_refuse(
-		error, IOSHAPE_E_COORDINATOR,
-		"\"%s/%s\" is %s: somebody has put it in the place of the pool's file" BASE_REMEDY
-		"have it removed",
-		file->folder, file->name, what);
-}
-
-/*
- * Before it is opened: to close another file of this process's would drop the locks that it has
- * there. Anybody may give a file of anybody's a second name where the kernel does not protect
- * hard links.
+/* Another user can give a file of ours a second name where the kernel does not protect hard links.
  */
-static int check_kind(const struct local_file *file, const struct stat *stat,
+static int check_kind(const struct local_pool *pool, const struct stat *stat,
 		      struct base_error *error)
 {
 	if (!S_ISREG(stat->st_mode))
-		return refuse(file, "no regular file", error);
-	if (stat->st_nlink > 1 || local_files_find(stat))
-		return refuse(file, "a link to another file", error);
+		return refuse(pool, "no regular file", error);
+	if (stat->st_nlink > 1)
+		return refuse(pool, "a link to another file", error);
 	return stat->st_nlink ? 0 : -EAGAIN;
 }
 
-/* One that is not for everybody and holds something else was moved here: it is not written to. */
-static bool looks_like_a_pools(int fd, const struct stat *stat)
+/* A file that is not for everybody and holds something else was moved here: it stays as it is. */
+static bool is_a_pools(int fd, const struct stat *stat)
 {
 	struct local_head head;
 
-	return (stat->st_mode & 0666) == 0666 || !stat->st_size || local_read_head(fd, &head);
+	return (stat->st_mode & 0666) == 0666 || !stat->st_size || read_head(fd, &head);
 }
 
-static int check_opened(const struct local_file *file, int fd, struct stat *stat,
+static int check_opened(const struct local_pool *pool, int fd, struct stat *stat,
 			struct base_error *error)
 {
-	int ret = fstat(fd, stat) ? -EAGAIN : check_kind(file, stat, error);
+	int ret = fstat(fd, stat) ? -EAGAIN : check_kind(pool, stat, error);
 
-	if (!ret && !looks_like_a_pools(fd, stat))
-		ret = refuse(file, "another program's file", error);
+	if (!ret && !is_a_pools(fd, stat))
+		ret = refuse(pool, "another program's file", error);
 	return ret;
 }
 
-/* Opens what lies under the name, or creates it. -errno; -EAGAIN: it was there, then not. */
-static int open_or_create(struct local_file *file, struct base_error *error)
+static bool has_its_name(const struct local_pool *pool)
 {
 	struct stat stat;
-	bool there = !fstatat(file->folder_fd, file->name, &stat, AT_SYMLINK_NOFOLLOW);
-	int fd, ret = there ? check_kind(file, &stat, error) : 0;
+
+	return !fstatat(pool->folder_fd, pool->name, &stat, AT_SYMLINK_NOFOLLOW) &&
+	       stat.st_dev == pool->dev && stat.st_ino == pool->ino;
+}
+
+static int open_name(const struct local_pool *pool, int flags)
+{
+	return base_own(openat(pool->folder_fd, pool->name,
+			       O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | flags,
+			       0666));
+}
+
+/* Opens what lies under the name, or creates it. -EAGAIN: it was there, and then it was not. */
+static int open_or_create(struct local_pool *pool, struct base_error *error)
+{
+	struct stat stat;
+	bool there = !fstatat(pool->folder_fd, pool->name, &stat, AT_SYMLINK_NOFOLLOW);
+	int fd, ret = there ? check_kind(pool, &stat, error) : 0;
 
 	if (ret)
 		return ret;
-	/* Never creating what is there: sticky folders refuse that for files of others. */
-	fd = base_own(openat(file->folder_fd, file->name,
-			     O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC |
-				     (there ? 0 : O_CREAT | O_EXCL),
-			     0666));
+	/* Sticky folders refuse O_CREAT for files of other users. */
+	fd = open_name(pool, there ? 0 : O_CREAT | O_EXCL);
 	if (fd < 0 && (errno == EEXIST || errno == ENOENT) && (there || errno == EEXIST))
 		return -EAGAIN;
 	if (fd < 0)
-		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "the pool's file \"%s/%s\" cannot be %s (%s)", file->folder,
-				   file->name, there ? "opened" : "created", strerror(errno));
-	ret = check_opened(file, fd, &stat, error);
+		return local_unreachable(pool, there ? "open" : "create", -errno, error);
+	ret = check_opened(pool, fd, &stat, error);
 	if (ret) {
 		base_close(fd);
 		return ret;
 	}
-	/* For everybody, whatever the umask: it is new, or its maker died before it came to that.
-	 */
-	if (stat.st_uid == geteuid() && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
+	/* For all users, whatever the umask is: the file is new, or its maker died before that. */
+	if (base_is_own_user(stat.st_uid) && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
 		errno = 0;
-	/* Saves a little with every call; only owners may. */
+	/* Each read would be slower otherwise. Only the owner may, and it makes no other
+	 * difference. */
 	if (fcntl(fd, F_SETFL, O_NOATIME))
 		errno = 0;
-	file->fd = fd;
-	file->dev = stat.st_dev;
-	file->ino = stat.st_ino;
-	file->opened++;
+	pool->fd = fd;
+	pool->dev = stat.st_dev;
+	pool->ino = stat.st_ino;
 	return 0;
 }
 
-/* ---- Having it to oneself -------------------------------------------------------------------- */
-
-/* Somebody may have been stopped in the middle, or mean it: it is not waited for without end. */
-static int wait_for_lock(struct local_file *file, struct base_error *error)
+/* A file that its last user is about to remove is let go of. */
+static int try_to_open(struct local_pool *pool, struct base_error *error)
 {
-	const uint64_t began = base_now_ns();
-	const uint64_t patience = began < file->impatient_until_ns ? IMPATIENCE_NS : PATIENCE_NS;
-	struct timespec pause = { .tv_nsec = FIRST_PAUSE_NS };
-	int ret;
+	int ret = open_or_create(pool, error);
 
-	do {
-		nanosleep(&pause, NULL);
-		pause.tv_nsec = MIN(pause.tv_nsec * 3 / 2, LONGEST_PAUSE_NS);
-		ret = local_lock(file->fd);
-		if (!ret)
-			return 0;
-	} while (ret == -EAGAIN && base_now_ns() - began < patience);
-	if (ret != -EAGAIN)
-		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "the pool's file \"%s/%s\" cannot be locked (%s)", file->folder,
-				   file->name, strerror(-ret));
-	file->impatient_until_ns = base_now_ns() + PATIENCE_NS;
-	return base_refuse(error, IOSHAPE_E_COORDINATOR,
-			   "the pool's file \"%s/%s\" is kept locked by process %d (0: one that "
-			   "cannot be seen from here)" BASE_REMEDY "continue or end it",
-			   file->folder, file->name, (int)local_locker(file));
-}
-
-/* With the lock held. 0, -EAGAIN: it is another file by now, or IOSHAPE_E_COORDINATOR. */
-static int read_table(struct local_file *file, struct base_error *error)
-{
-	const int found = local_read(file->table, file->fd, file->pool);
-
-	if (found < 0)
-		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "the pool's file \"%s/%s\" cannot be read (%s)", file->folder,
-				   file->name, strerror(-found));
-	if (found == LOCAL_REMOVED && !still_there(file))
-		return -EAGAIN;
-	if (found == LOCAL_DAMAGED || found == LOCAL_RECORD_DAMAGED)
-		base_log(&file->log, IOSHAPE_LOG_WARNING,
-			 "the pool's file \"%s/%s\" was damaged; %s", file->folder, file->name,
-			 found == LOCAL_DAMAGED ? "the pool begins empty" :
-						  "members that made no sense were dropped");
-	if (found != LOCAL_FOUND && found != LOCAL_RECORD_DAMAGED)
-		local_clear(file->table, file->pool);
-	return 0;
-}
-
-static int try_to_enter(struct local_file *file, struct base_error *error)
-{
-	const uint64_t now = base_now_ns();
-	int ret = 0;
-
-	if (file->fd >= 0 && now - file->looked_ns >= LOOK_AGAIN_NS) {
-		if (!still_there(file))
-			close_file(file);
-		file->looked_ns = now;
-	}
-	if (file->fd < 0) {
-		local_files_hold();
-		ret = open_or_create(file, error);
-		local_files_go_on();
-	}
 	if (ret)
 		return ret;
-	if (local_lock(file->fd))
-		ret = wait_for_lock(file, error);
-	if (ret)
-		return ret;
-	ret = read_table(file, error);
-	if (ret == -EAGAIN)
-		close_file(file); /* the lock with it */
-	else if (ret)
-		flock(file->fd, LOCK_UN);
-	return ret;
+	ret = local_lock_presence(pool->fd, F_RDLCK);
+	if (ret && ret != -EAGAIN)
+		local_unreachable(pool, "lock", ret, error);
+	else if (!ret && !has_its_name(pool))
+		ret = -EAGAIN;
+	if (!ret)
+		return 0;
+	base_close(pool->fd);
+	pool->fd = -1;
+	return ret == -EAGAIN ? ret : IOSHAPE_E_COORDINATOR;
 }
 
-int local_enter(struct local_file *file, struct base_error *error)
+static int open_file(struct local_pool *pool, struct local_head *head, struct base_error *error)
 {
 	int ret = -EAGAIN;
 
-	pthread_mutex_lock(&file->lock);
-	for (int i = 0; i < TRIES && ret == -EAGAIN; i++)
-		ret = try_to_enter(file, error);
-	if (ret == -EAGAIN)
-		ret = base_refuse(
-			error, IOSHAPE_E_COORDINATOR,
-			"the pool's file \"%s/%s\" comes and goes: somebody keeps removing it",
-			file->folder, file->name);
-	if (ret)
-		pthread_mutex_unlock(&file->lock);
-	return ret;
-}
-
-int local_leave(struct local_file *file, struct base_error *error)
-{
-	const struct local_table *table = file->table;
-	int ret = local_write(file->table, file->fd);
-
-	flock(file->fd, LOCK_UN);
-	if (!ret)
-		local_wake(table->woken, table->woken_count);
-	pthread_mutex_unlock(&file->lock);
-	if (ret)
+	if (pool->folder_fd < 0)
+		pool->folder_fd = base_own(open(pool->folder, O_PATH | O_DIRECTORY | O_CLOEXEC));
+	if (pool->folder_fd < 0)
 		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "the pool's file \"%s/%s\" cannot be written (%s)" BASE_REMEDY
-				   "%s",
-				   file->folder, file->name, strerror(-ret),
-				   ret == -EFBIG ? "raise this process's limit of file sizes "
-						   "(ulimit -f)" :
-						   "");
+				   "cannot open the folder \"%s\", where the pools of this host "
+				   "are: %s",
+				   pool->folder, strerror(errno));
+	for (int i = 0; i < TRIES && ret == -EAGAIN; i++) {
+		if (i)
+			pause_briefly();
+		ret = try_to_open(pool, error);
+	}
+	if (ret == -EAGAIN)
+		return base_refuse(error, IOSHAPE_E_COORDINATOR,
+				   "cannot use the pool's file \"%s/%s\": another process keeps it "
+				   "locked, or removes it again and again" BASE_REMEDY
+				   "find that process, in /proc/locks, and end it",
+				   pool->folder, pool->name);
+	if (!ret)
+		ret = read_or_make_head(pool, head, error);
+	if (ret && pool->fd >= 0) {
+		base_close(pool->fd);
+		pool->fd = -1;
+	}
+	if (ret)
+		return ret;
+	pool->base_ns = head->base_ns;
+	local_wake_map(pool, pool->fd);
 	return 0;
 }
 
-void local_retire(struct local_file *file)
+static void let_go(struct local_pool *pool)
 {
-	/* Those that have it open see that it goes, and look for the name again. Where it cannot be
-	 * removed, being another user's, whoever opens it next begins with an empty pool in it. */
-	if (!local_write_gone(file->fd, &file->table->image.head))
-		unlinkat(file->folder_fd, file->name, 0);
-	close_file(file);
-	pthread_mutex_unlock(&file->lock);
+	while (pool->members)
+		local_member_free(pool, pool->members);
+	while (pool->spares)
+		base_close(pool->spare[--pool->spares]);
+	base_close(pool->fd);
+	pool->fd = -1;
+}
+
+int local_file_ready(struct local_pool *pool, struct local_head *head, struct base_error *error)
+{
+	const uint64_t now = base_now_ns();
+	int ret;
+
+	pool->now_ns = now;
+	if (now - pool->looked_ns >= LOOK_AGAIN_NS) {
+		pool->looked_ns = now;
+		/* Asking each time would cost as much as a lock. */
+		pool->largest_bytes = base_largest_file();
+		if (pool->fd >= 0 && !has_its_name(pool))
+			let_go(pool);
+	}
+	if (pool->fd < 0)
+		return open_file(pool, head, error);
+	ret = read_or_make_head(pool, head, error);
+	pool->base_ns = head->base_ns;
+	return ret;
+}
+
+int local_file_again(const struct local_pool *pool)
+{
+	struct stat stat;
+	const int fd = open_name(pool, 0);
+
+	if (fd < 0)
+		return errno == ENOENT ? -EAGAIN : -errno;
+	if (!fstat(fd, &stat) && stat.st_dev == pool->dev && stat.st_ino == pool->ino)
+		return fd;
+	base_close(fd);
+	return -EAGAIN;
+}
+
+/* Whether the file of a pool is of use when no process has it open. */
+static bool is_set(int fd)
+{
+	struct local_head head;
+
+	return read_head(fd, &head) && head.set_capacity;
+}
+
+void local_file_close(struct local_pool *pool)
+{
+	if (pool->fd >= 0) {
+		while (pool->members)
+			local_member_free(pool, pool->members);
+		if (!is_set(pool->fd) && !local_lock_presence(pool->fd, F_WRLCK) &&
+		    has_its_name(pool))
+			unlinkat(pool->folder_fd, pool->name, 0);
+		let_go(pool);
+	}
+	base_close(pool->folder_fd);
+}
+
+/* ---- All pools of a folder ------------------------------------------------------------------- */
+
+static bool is_ours(const char *name)
+{
+	char end[24];
+	const int tail = snprintf(end, sizeof(end), ".v%u.slots", LOCAL_VERSION);
+	const int bytes = (int)strnlen(name, LOCAL_FILE_NAME_BYTES);
+
+	return bytes > tail && !strncmp(name, "ioshape-", strlen("ioshape-")) &&
+	       !strcmp(name + bytes - tail, end);
+}
+
+/* Tells whether it is the file of the pool that its head names, under the right name. */
+static bool names_itself(int fd, const char *name, struct local_head *head)
+{
+	char expected[LOCAL_FILE_NAME_BYTES];
+
+	if (!read_head(fd, head) || !head->pool[0])
+		return false;
+	for (const char *c = head->pool; *c; c++) {
+		if (*c < ' ' || *c > '~')
+			return false;
+	}
+	local_file_name(expected, head->pool);
+	return !strcmp(name, expected);
+}
+
+/* Removes the file of a pool that was last used long ago, if this user may. */
+static void remove_old(int folder, const char *name, const struct stat *stat)
+{
+	int fd;
+
+	if ((!base_is_own_user(stat->st_uid) && geteuid()) ||
+	    stat->st_mtim.tv_sec >= time(NULL) - KEPT_S)
+		return;
+	fd = base_own(
+		openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+	if (fd < 0)
+		return;
+	if (!local_lock_presence(fd, F_WRLCK) && !is_set(fd))
+		unlinkat(folder, name, 0);
+	base_close(fd);
+}
+
+static int add_name(struct base_buffer *names, int folder, const char *name)
+{
+	struct local_head head;
+	struct stat stat;
+	bool found;
+	int fd, ret;
+
+	if (fstatat(folder, name, &stat, AT_SYMLINK_NOFOLLOW) || !S_ISREG(stat.st_mode) ||
+	    stat.st_nlink != 1)
+		return 0;
+	fd = base_own(
+		openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+	if (fd < 0)
+		return 0;
+	found = names_itself(fd, name, &head);
+	base_close(fd);
+	if (!found)
+		return 0;
+	remove_old(folder, name, &stat);
+	if (faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW))
+		return 0;
+	ret = base_buffer_append(names, head.pool, strlen(head.pool));
+	return ret ? ret : base_buffer_append(names, "\n", 1);
+}
+
+int local_names(void *opaque, struct base_buffer *names, struct base_error *error)
+{
+	const struct local_pool *pool = opaque;
+	DIR *folder = opendir(pool->folder);
+	struct dirent *entry;
+	bool listed = false;
+	int ret = 0;
+
+	for (long looked = 0; folder && !ret && looked < MOST_ENTRIES; looked++) {
+		errno = 0;
+		entry = readdir(folder);
+		listed = entry || !errno;
+		if (!entry)
+			break;
+		if (is_ours(entry->d_name))
+			ret = add_name(names, dirfd(folder), entry->d_name);
+	}
+	if (folder)
+		closedir(folder);
+	if (ret)
+		return base_no_memory(error, "names of pools", names->bytes);
+	return listed ? 0 :
+			base_refuse(error, IOSHAPE_E_COORDINATOR,
+				    "cannot read the folder \"%s\", where the pools of this host "
+				    "are",
+				    pool->folder);
 }

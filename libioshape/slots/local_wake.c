@@ -1,120 +1,111 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Datagrams that wake processes whose requests were granted. Each pool of a process listens under a
- * random name, which stands beside its requests in the table. Names are the kernel's (abstract):
- * nothing is left behind.
- *
- * A wake is a hint, and heartbeats tell as well, 20 ms later. They alone do so where another
- * process has the name, which nobody can know before it is taken, or between containers that share
- * the pool's folder but not their network. Sockets with a path would be no better: members are of
- * several users, so each must be able to wake any other, and names are in a table that all can
- * read.
+ * Waking waiters, by a futex word in the first page of the pool's file. The word counts what may
+ * have freed a slot. It is never read or written through memory: another user may cut the file
+ * short, and then a load raises SIGBUS, where futex() and pread() only fail.
  */
 #define _GNU_SOURCE
 #include "slots/local.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <stdio.h>
-#include <sys/socket.h>
-#include <sys/un.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#define PAGE_BYTES 4096u
 #define MOST_HASTY 16
-#define MOST_AT_ONCE 64 /* wakes that are taken for one */
+#define HASTY_NS 1000000u
+#define PAUSE_NS 5000000
+/* Without a word that others can change, a waiter looks so often. */
+#define BLIND_MS 20u
 
-static socklen_t name_of(uint32_t wake, struct sockaddr_un *name)
+static uint32_t *map(int flags, int fd, uint32_t *at)
 {
-	*name = (struct sockaddr_un){ .sun_family = AF_UNIX };
-	snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "ioshape-wake-%08x", wake);
-	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) +
-			   sizeof("\0ioshape-wake-01234567") - 1);
+	const size_t word = offsetof(struct local_head, wake) / sizeof(uint32_t);
+	uint32_t *page = mmap(at ? at - word : NULL, PAGE_BYTES, PROT_READ | PROT_WRITE,
+			      MAP_SHARED | flags, fd, 0);
+
+	if (page == MAP_FAILED)
+		return NULL;
+	/* A child that mapped the file would keep its parent's locks. */
+	madvise(page, PAGE_BYTES, MADV_DONTFORK);
+	return page + word;
 }
 
-static int new_socket(void)
+int local_wake_init(struct local_pool *pool)
 {
-	return base_above_streams(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+	pool->word = map(MAP_ANONYMOUS, -1, NULL);
+	return pool->word ? 0 : -ENOMEM;
 }
 
-void local_open_wake(struct local_pool *pool)
+void local_wake_map(struct local_pool *pool, int fd)
 {
-	const uint32_t wake = (uint32_t)base_random() | 1;
-	struct sockaddr_un name;
-	const socklen_t bytes = name_of(wake, &name);
-
-	pool->wake = 0;
-	pool->wake_fd = new_socket();
-	if (pool->wake_fd < 0)
-		return;
-	if (!bind(pool->wake_fd, (const struct sockaddr *)&name, bytes)) {
-		pool->wake = wake;
-		return;
-	}
-	close(pool->wake_fd);
-	pool->wake_fd = -1;
+	/* In the place of the other one: a thread that waits may be about to use it. If that fails
+	 * futex() fails, too, and waiters look by themselves. */
+	atomic_store(&pool->mapped, true);
+	if (!map(MAP_FIXED, fd, pool->word))
+		errno = 0;
 }
 
-void local_wake(const uint32_t *wakes, uint32_t count)
+void local_wake_free(struct local_pool *pool)
 {
-	struct sockaddr_un name;
-	int fd;
+	const size_t word = offsetof(struct local_head, wake) / sizeof(uint32_t);
 
-	if (!count)
-		return;
-	fd = new_socket();
-	for (uint32_t i = 0; fd >= 0 && i < count; i++) {
-		const socklen_t bytes = name_of(wakes[i], &name);
-
-		/* Whoever has a full queue has been woken already. */
-		sendto(fd, "", 1, MSG_NOSIGNAL, (const struct sockaddr *)&name, bytes);
-	}
-	if (fd >= 0)
-		close(fd);
+	munmap(pool->word - word, PAGE_BYTES);
 }
 
-static void drain(int fd)
+void local_wake(void *opaque)
 {
-	char bytes[8];
+	struct local_pool *pool = opaque;
 
-	for (int i = 0; i < MOST_AT_ONCE && read(fd, bytes, sizeof(bytes)) > 0; i++)
-		;
+	syscall(SYS_futex, pool->word, FUTEX_WAKE_OP, INT_MAX, (void *)0, pool->word,
+		FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_LT, 0));
 }
 
-/*
- * Anybody can send to the socket. Datagrams that are there already when we come to wait, many times
- * in a row, are not from those who let us in.
- */
+static uint32_t value_of(struct local_pool *pool)
+{
+	uint32_t value = 0;
+
+	if (!atomic_load(&pool->mapped))
+		return __atomic_load_n(pool->word, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&pool->lock);
+	if (pread(pool->fd, &value, sizeof(value), offsetof(struct local_head, wake)) < 0)
+		errno = 0;
+	pthread_mutex_unlock(&pool->lock);
+	return value;
+}
+
+static void nap(uint64_t ns)
+{
+	const struct timespec pause = { .tv_nsec = (long)MIN(ns, 999999999u) };
+
+	nanosleep(&pause, NULL);
+}
+
+/* Another user can change the word all the time, which must not keep this process busy. */
 static void slow_down(struct local_pool *pool, uint64_t began)
 {
-	const struct timespec pause = { .tv_nsec = 5000000 };
-
-	pool->hasty = base_now_ns() - began < 1000000 ? pool->hasty + 1 : 0;
+	pool->hasty = base_now_ns() - began < HASTY_NS ? pool->hasty + 1 : 0;
 	if (pool->hasty > MOST_HASTY)
-		nanosleep(&pause, NULL);
+		nap(PAUSE_NS);
 }
 
 int local_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 {
 	struct local_pool *pool = opaque;
-	struct pollfd polled[2] = {
-		{ .fd = pool->interrupt, .events = POLLIN },
-		{ .fd = pool->wake_fd, .events = POLLIN }, /* -1 is passed over */
-	};
+	const struct timespec timeout = { .tv_sec = timeout_ms / 1000,
+					  .tv_nsec = (long)(timeout_ms % 1000) * 1000000 };
 	const uint64_t began = base_now_ns();
-	int ready = poll(polled, 2, (int)MIN(timeout_ms, INT32_MAX));
 
-	if (ready < 0 && errno != EINTR)
-		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "waiting for a slot of pool \"%s\" failed (errno %d)",
-				   pool->config.pool, errno);
-	if (ready <= 0)
-		return 0;
-	if (polled[0].revents)
-		drain(polled[0].fd);
-	if (polled[1].revents) {
-		drain(polled[1].fd);
-		slow_down(pool, began);
-	}
+	(void)error;
+	if (syscall(SYS_futex, pool->word, FUTEX_WAIT, pool->seen, &timeout, NULL, 0) &&
+	    errno == EFAULT)
+		nap(base_ms_to_ns(MIN(timeout_ms, BLIND_MS)));
+	/* All that happens from here on ends the next wait. */
+	pool->seen = value_of(pool);
+	slow_down(pool, began);
 	return 0;
 }

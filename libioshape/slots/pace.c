@@ -34,12 +34,19 @@ static int wait_until(struct slots_slot *slot, uint64_t until_ns, int (*stop)(vo
 	return 0;
 }
 
-/* Where nobody hands out shares: this rank's part of what the job may use, if that was set. */
+/* Takes this rank's part of what the job may use, where no Redis hands out shares. With "local" no
+ * more ranks than there are slots write at a time. */
 static void take_own_share(struct slots_slot *slot, uint64_t bytes, uint64_t now)
 {
-	const struct slots_config *config = &slot->pool->config;
-	const uint64_t rate = MAX(config->rate / config->identity.ranks, 1);
+	struct slots_pool *pool = slot->pool;
+	uint32_t writers = pool->config.identity.ranks;
+	uint64_t rate;
 
+	pthread_mutex_lock(&pool->lock);
+	if (pool->ops == &slots_local)
+		writers = MIN(writers, MAX(pool->capacity, 1u));
+	pthread_mutex_unlock(&pool->lock);
+	rate = MAX(pool->config.rate / writers, 1);
 	slot->grant_bytes = MAX(bytes, rate / 4);
 	/* It goes on where the last one ended, unless that is long ago. */
 	slot->grant_start_ns = MAX(slot->grant_end_ns, now);
@@ -78,7 +85,7 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 	bool unreachable;
 
 	slot->grant_used = 0;
-	if (pool->ops == &slots_open && pool->config.rate) {
+	if ((pool->ops == &slots_open || pool->ops == &slots_local) && pool->config.rate) {
 		take_own_share(slot, bytes, now);
 		return;
 	}

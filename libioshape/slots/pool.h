@@ -70,6 +70,7 @@ struct slots_pool {
 	_Atomic uint64_t unreachable_ns;   /* since when; 0: the coordinator answers */
 	struct base_error unreachable_why; /* of the latest call that failed */
 	uint64_t round;                    /* counts writes without it */
+	bool told_ignored;                 /* that the coordinator knows no shares */
 	struct {
 		char id[SLOTS_ID_BYTES];
 		uint64_t passed, until_ns;

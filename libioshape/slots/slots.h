@@ -6,7 +6,7 @@
  * to do while the coordinator cannot be reached. All network traffic of the library happens on this
  * floor.
  *
- * docs/slots.md says in words who is next; slots.lua does it for Redis, local_queue.c for one host.
+ * docs/slots.md says who is next; slots.lua decides it for Redis, local_order.c for one host.
  */
 #ifndef SLOTS_SLOTS_H
 #define SLOTS_SLOTS_H

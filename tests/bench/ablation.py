@@ -87,7 +87,6 @@ MECHANISMS = (
         (
             "libioshape/slots/learn.c",
             "libioshape/slots/learn.h",
-            "libioshape/slots/local_capacity.c",
         ),
         {"rule": without("learning")},
         ("storm_hdd", "storm_blind_hdd", "storm_cephfs", "storm_glusterfs"),

@@ -62,23 +62,18 @@ def share_slots(setting: Setting, address: str) -> dict[str, float]:
     return had
 
 
-def measure_jain(setting: Setting, outcome: Outcome, coordinators: dict[str, str]) -> None:
+def measure_jain(setting: Setting, outcome: Outcome, redis: str) -> None:
     setting.say(f"{len(JOBS)} jobs share {SLOTS} slots")
-    slot_seconds = {kind: share_slots(setting, address) for kind, address in coordinators.items()}
+    slot_seconds = share_slots(setting, redis)
     outcome.facts["jain"] = {
         "jobs": [f"{job.ranks} ranks, {job.hold_ms} ms each" for job in JOBS],
         "slots": SLOTS,
         "seconds": SHARED_S,
         "slot_seconds": slot_seconds,
     }
-    for kind, seconds in slot_seconds.items():
-        # Each coordinator by what it shares: Redis the time, one host the turns.
-        name, what, shares = "jain", "slot-seconds", list(seconds.values())
-        if kind == "local":
-            name, what = "local_jain", "slots"
-            shares = [seconds[job.name] * 1000 / job.hold_ms for job in JOBS]
-        told = ", ".join(f"{share:.2f}" for share in shares)
-        outcome.figures.append(Figure(name, jain(shares), ">=", 0.95, f"of {told} {what}"))
+    shares = list(slot_seconds.values())
+    told = ", ".join(f"{share:.2f}" for share in shares)
+    outcome.figures.append(Figure("jain", jain(shares), ">=", 0.95, f"of {told} slot-seconds"))
 
 
 # ---- Bandwidth -----------------------------------------------------------------------------------
@@ -126,6 +121,18 @@ class Stream:
                 worker.hear("stream")
 
 
+def pool_stream(setting: Setting, address: str) -> Stream:
+    """Two jobs in a pool whose operator has set a rate."""
+    stream = Stream(f"redis, a pool's {POOL_RATE // MB} MB/s, two jobs", POOL_RATE)
+    workers = [
+        new_worker(setting, address, "paced", job=f"job{number}") for number in range(POOL_WRITERS)
+    ]
+    workers[0].ask("set", capacity=POOL_WRITERS, pool_rate=POOL_RATE)
+    for worker in workers:
+        stream.add(setting, worker, POOL_WRITERS)
+    return stream
+
+
 def pace(setting: Setting, kind: str, address: str) -> list[Stream]:
     """All of them at the same time."""
     streams = []
@@ -134,14 +141,8 @@ def pace(setting: Setting, kind: str, address: str) -> list[Stream]:
         pool = f"paced-{rate // MB}"
         stream.add(setting, new_worker(setting, address, pool, rate=rate, slots=1), 1)
         streams.append(stream)
-    stream = Stream(f"{kind}, a pool's {POOL_RATE // MB} MB/s, two jobs", POOL_RATE)
-    workers = [
-        new_worker(setting, address, "paced", job=f"job{number}") for number in range(POOL_WRITERS)
-    ]
-    workers[0].ask("set", capacity=POOL_WRITERS, pool_rate=POOL_RATE)
-    for worker in workers:
-        stream.add(setting, worker, POOL_WRITERS)
-    streams.append(stream)
+    if kind == "redis":
+        streams.append(pool_stream(setting, address))
     time.sleep(1)
     for stream in streams:
         stream.begin()
@@ -177,6 +178,5 @@ def measure_pace(setting: Setting, outcome: Outcome, coordinators: dict[str, str
 
 
 def measure(setting: Setting, outcome: Outcome, redis: str, local: str) -> None:
-    coordinators = {"redis": redis, "local": local}
-    measure_jain(setting, outcome, coordinators)
-    measure_pace(setting, outcome, coordinators)
+    measure_jain(setting, outcome, redis)
+    measure_pace(setting, outcome, {"redis": redis, "local": local})

@@ -260,10 +260,11 @@ class Storm(Scene):
 
     def _await_peace(self) -> None:
         """Serve first those that wait: the usual order may let others pass them for 10 minutes."""
-        call(
-            *("env", *(f"{name}={value}" for name, value in self.variables.items())),
-            *(sys.executable, "-m", "ioshape", "slots", "set", "chaos", "--order", "first"),
-        )
+        if self._redis:
+            call(
+                *("env", *(f"{name}={value}" for name, value in self.variables.items())),
+                *(sys.executable, "-m", "ioshape", "slots", "set", "chaos", "--order", "first"),
+            )
         super()._await_peace()
 
     def judge(self) -> list[str]:

@@ -6,20 +6,18 @@ IOSHAPE_TEST_CHAOS_SEED=seed replays one; without it the seed is fixed, and prin
 fault.
 """
 
-import fcntl
 import os
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from chaos import NotPermitted, Proxy, scene
 from chaos_judge import Harm, Verdict, judge
 from chaos_scenes import NOTHING, SCENES, SHORT_LEASE_MS, a_server
-from coordinators import await_true, short_folder
+from coordinators import await_true
 
 SEED = int(os.environ.get("IOSHAPE_TEST_CHAOS_SEED", "4"))
 
@@ -118,37 +116,6 @@ def test_a_holder_is_told_in_time_even_if_no_answer_comes() -> None:
             assert told - silent <= (0.9 + 1 / 6) * lease_ms / 1000
         finally:
             proxy.close()
-
-
-def fences(log: Path) -> list[int]:
-    lines = log.read_text(encoding="utf-8").splitlines()
-    told = [line.split(" fence=")[1].split()[0] for line in lines if " got " in line]
-    return [int(fence) for fence in told]
-
-
-def test_time_does_not_jump_for_all_because_one_was_stopped() -> None:
-    """Of one host. It is stopped when it knows what time it is, and waits to look at the pool."""
-    with (
-        short_folder() as folder,
-        scene(3, f"local:{folder}", lease_ms=SHORT_LEASE_MS, capacity=2) as here,
-    ):
-        (stopped,) = here.add(1, "turns", "1", "1", "large")
-        await_true(lambda: len(fences(here.log)) > 3, "turns")
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        with ExitStack() as locks:
-            for path in files:
-                file = locks.enter_context(path.open("rb"))
-                fcntl.flock(file, fcntl.LOCK_EX)
-            time.sleep(0.1)
-            stopped.stop()
-        here.add(1, "turns", "1", "1", "large")
-        time.sleep(2)
-        stopped.go_on()
-        time.sleep(0.2)
-        # They are made of the pool's time.
-        ahead_ms = fences(here.log)[-1] / 1024 - time.time() * 1000
-        assert abs(ahead_ms) < 500
-        assert not here.finish().faults()
 
 
 # ---- The judge ----------------------------------------------------------------------------------

@@ -233,6 +233,7 @@ def test_other_threads_go_on_while_one_waits(address: str, another: Callable[...
     assert not waiting.is_alive()
 
 
+@pytest.mark.parametrize("address", ["redis"], indirect=True)
 @pytest.mark.slow
 def test_a_kicked_slot_is_lost_and_its_owner_can_see_it(address: str) -> None:
     operator = Operator(address)

@@ -143,14 +143,14 @@ static inline struct player start_player(player_fn play, const char *argument)
 }
 
 /* The next letter it tells; 0 when it has ended. */
-static char hear(const struct player *player)
+static inline char hear(const struct player *player)
 {
 	char what = 0;
 
 	return read(player->told, &what, 1) == 1 ? what : 0;
 }
 
-static int end_player(const struct player *player, int signal)
+static inline int end_player(const struct player *player, int signal)
 {
 	int status;
 
@@ -162,7 +162,7 @@ static int end_player(const struct player *player, int signal)
 }
 
 /* Holds a slot of "p", or waits for one, until it is killed. */
-static void stay_in(void (*tell)(char), const char *id)
+static inline void stay_in(void (*tell)(char), const char *id)
 {
 	void *pool = open_pool("p", 1, 15000);
 

@@ -56,7 +56,7 @@ static struct test_case tests = {
 
 static const struct slots_ops *const coordinators[] = { &slots_local, &slots_redis };
 
-#define EACH(name) LOOP_TEST(tests, name, 0, 2)
+#define EACH(name) LOOP_TEST(tests, name, 1, 2)
 
 struct crowd {
 	const struct slots_ops *ops;

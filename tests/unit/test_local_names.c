@@ -6,7 +6,6 @@
 #include "support/local_pool.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -134,11 +133,13 @@ TEST(tests, old_pools_that_were_set_are_kept)
 	ck_assert(exists(file_of("q")));
 }
 
+/* As another user can do. */
 static void hold_lock(void (*tell)(char), const char *path)
 {
 	const int fd = open(path, O_RDWR | O_CLOEXEC);
+	struct flock whole = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
 
-	if (fd < 0 || flock(fd, LOCK_EX))
+	if (fd < 0 || fcntl(fd, F_SETLK, &whole))
 		scratch_leave_child(8);
 	tell('h');
 	for (;;)

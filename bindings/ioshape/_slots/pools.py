@@ -47,6 +47,8 @@ class Member:
     since_s: float
     #: until it is taken for dead, unless a heartbeat comes
     lease_s: float
+    #: of its process, as that process sees it; 0 with a Redis
+    pid: int = 0
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,13 @@ def keep_last() -> int:
 _Folder = tuple[int, int]
 
 
+def drain_context(*, rate: int | None = None) -> Context:
+    """Open the context of a drain: where a Redis counts shares, saves go first."""
+    address = config.value_of("coordinator") or "local"
+    share = None if address.startswith(("local", "open")) else _SHARE
+    return Context(share=share, rate=rate)
+
+
 def _folder_at(path: str) -> _Folder | None:
     try:
         found = os.stat(path)  # noqa: PTH116
@@ -96,7 +103,7 @@ class Drain:
         """By the settings of now, and what the folder leads to now. Raises StorageError."""
         now = (_folder_at(self.folder), config.generation())
         if self._made is None or self._made[1:] != now:
-            tier = Tier(Context(share=_SHARE), self.folder, keep_last=keep_last())
+            tier = Tier(drain_context(), self.folder, keep_last=keep_last())
             self._made = (tier, *now)
         return self._made[0]
 

@@ -208,6 +208,7 @@ def set_(
     their slots. You can set a pool before the first job uses it: "ioshape slots status
     --path DIRECTORY" names the pool of a directory. If the name is nearly that of a known
     pool, it may be mistyped and is refused; --new sets it. Sizes are bytes, such as 500M.
+    A pool of one host (the coordinator "local") takes --capacity alone.
 
     With --job or --user it limits that one, whatever it asks for itself: its share,
     and its rate, which all jobs of a user have together. It takes effect with the
@@ -302,7 +303,7 @@ def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
     "ioshape slots status" shows ids. The next in the queue gets the slot. The save
     that had it goes on without one, and its report says so: nothing is lost, but
     one more writes at the same time. Who waits has to ask again, and comes last. It
-    asks first.
+    asks first. This needs a Redis: with "local", end the process that the status names.
 
     Exit code: 0; 1 if there is no such pool or id, or the answer was no; 3 if the
     coordinator is unreachable.

@@ -230,23 +230,32 @@ def check_answers(look: PoolsLook) -> None:
 def headline(status: PoolStatus) -> str:
     """What is most asked for, in a line."""
     by = CAPACITY_BY.get(status.capacity_by, status.capacity_by)
+    # The processes of one host do not count grants.
+    grants = ""
+    if status.grants:
+        minute = plural(status.grants_last_minute, "grant")
+        grants = f"; {minute} in the last minute, {status.grants:,} in all"
     return (
         f"{status.pool} ({status.coordinator}): "
         f"{status.used} of {plural(status.capacity, 'slot')} taken (capacity: {by}), "
-        f"{status.waiter_count:,} waiting; {plural(status.grants_last_minute, 'grant')} in the "
-        f"last minute, {status.grants:,} in all"
+        f"{status.waiter_count:,} waiting{grants}"
     )
 
 
 def limits(status: PoolStatus) -> str:
     """What else is set."""
+    small = (
+        f"saves of up to {human_size(status.small_bytes)} pass the queue, {status.express} at a "
+        "time"
+    )
+    if status.coordinator == "local":
+        return f"first come, first served; {small}"
     pool, job = (
         f"{human_size(rate)}/s" if rate else "any"
         for rate in (status.pool_bytes_per_s, status.job_bytes_per_s)
     )
     return (
-        f"bandwidth: {pool} for the pool, {job} for each job; saves of up to "
-        f"{human_size(status.small_bytes)} pass the queue, {status.express} at a time; "
+        f"bandwidth: {pool} for the pool, {job} for each job; {small}; "
         f"order: {ORDERS.get(status.order, status.order)}"
     )
 
@@ -297,6 +306,8 @@ def table_of(
     titles += [Column("written", right=True, optional=2), Column("of", right=True, optional=4)]
     titles += [Column("per second", right=True)] if rates is not None else []
     titles += [Column("for", right=True, optional=1), Column("lease", right=True, optional=6)]
+    pids = any(one.pid for one in (*holders, *waiters))
+    titles += [Column("pid", right=True, optional=7)] if pids else []
     table = Table(*titles, Column("id"))
     for state, members in (("holds", holders), ("waits", waiters)):
         for one in members:
@@ -312,7 +323,9 @@ def table_of(
             ]
             if rates is not None:
                 cells.append(f"{human_size(rates[one.id])}/s" if one.id in rates else "")
-            table.add(*cells, human_seconds(one.since_s), human_seconds(one.lease_s), one.id)
+            cells += [human_seconds(one.since_s), human_seconds(one.lease_s)]
+            cells += [str(one.pid)] if pids else []
+            table.add(*cells, one.id)
     return table
 
 

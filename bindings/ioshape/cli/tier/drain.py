@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ioshape import Progress
     from ioshape._tier.tier import Copy, Drained, Tier
 
-#: Other saves are a hundred times as urgent.
-_SHARE = 1
 #: for --to: the archive of the filesystem where the destinations are
 _HSM = "hsm"
 # Of --watch: between two looks, and after failures up to so long.
@@ -143,10 +141,10 @@ class _Command:
 
     def _opened(self) -> contextlib.closing[Tier]:
         """As short as it is needed: an open one cannot be unmounted."""
-        from ioshape._settings.context import Context  # noqa: PLC0415
+        from ioshape._tier.drain import drain_context  # noqa: PLC0415
         from ioshape._tier.tier import Tier  # noqa: PLC0415
 
-        context = Context(share=_SHARE, rate=self._rate or None)
+        context = drain_context(rate=self._rate or None)
         return contextlib.closing(Tier(context, self._folder, keep_last=self._keep_last))
 
     def _drain(self, tier: Tier, path: str | None) -> None:
