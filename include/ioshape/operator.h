@@ -79,28 +79,13 @@ struct ioshape_pool_act {
 	const char *what; /**< such as "set capacity=8 (was 4)", "kick ID" */
 };
 
-/**
- * How many writers pay, as a pool has found by comparing: that so many give the most throughput,
- * and more of them hardly more.
- */
-struct ioshape_pool_learned {
-	uint32_t writers;       /**< that pay, as far as is known; 0: nothing is known */
-	uint32_t tried;         /**< so many are being compared with it; 0: none */
-	const char *why;        /**< "start", "more", "fewer" or "kept": how it came to be */
-	uint64_t bytes_per_s;   /**< that so many write together; 0 unknown */
-	uint32_t more;          /**< latest higher number that was compared; 0: none */
-	uint32_t more_permille; /**< its throughput, in thousandths of that of `writers` */
-	uint32_t fewer;         /**< the same of the latest lower number */
-	uint32_t fewer_permille;
-};
-
 /** The state of a pool at one moment. */
 struct ioshape_pool_status {
 	size_t size; /**< sizeof(struct ioshape_pool_status), set by the library */
 	const char *pool;
 	const char *coordinator;
 	uint32_t capacity;
-	const char *capacity_by;     /**< "operator", "job", "learned" or "default" */
+	const char *capacity_by;     /**< "operator", "job" or "default" */
 	uint32_t used;               /**< slots, by weight */
 	uint64_t pool_bytes_per_s;   /**< that the operator allows; 0: any */
 	uint64_t job_bytes_per_s;    /**< the same for each job */
@@ -123,7 +108,6 @@ struct ioshape_pool_status {
 	uint64_t written_bytes;              /**< since it began; these three with a Redis */
 	double held_s;                       /**< that slots were held since then, together */
 	double waited_s;                     /**< the same for waiting */
-	struct ioshape_pool_learned learned; /**< also while an operator or a job says otherwise */
 	const char *order;                   /**< "waste", "fair" or "first": who is next */
 };
 

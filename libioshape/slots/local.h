@@ -23,7 +23,6 @@
 #ifndef SLOTS_LOCAL_H
 #define SLOTS_LOCAL_H
 
-#include "slots/learn.h"
 #include "slots/slots.h"
 
 #include <stdatomic.h>
@@ -71,25 +70,14 @@ struct local_head {
 	uint32_t set_capacity;
 	uint32_t set_express;
 	uint32_t capacity;   /* as jobs ask for it, or the rule's */
-	uint32_t by_job;     /* 1: a job did; 0: it is what is learnt from the rule's on */
+	uint32_t by_job;     /* 1: a job did; 0: it is the rule's */
 	uint32_t member_end; /* records from here on are not used */
 	uint32_t job_end;
-	uint32_t acts;     /* of operators, so far; the latest SLOTS_ACTS are kept */
-	uint32_t wanted;   /* since something was last learnt: the most that held or waited ... */
-	uint64_t reports;  /* ... what holders reported, how many of them ... */
-	uint64_t reported; /* ... bytes ... */
-	uint64_t reported_ns; /* ... and time of the storage */
-	/* A slot's part of the time so far, where it is divided among those in use: two differ by
-	 * the time that the storage had for a slot between them. */
-	uint64_t parts_ns;
-	uint64_t parts_until_ns; /* counted so far */
-	uint64_t full_ns;        /* when the slots were last in use, but for few */
-	uint64_t capacity_ns;    /* when the capacity last changed */
-	struct learn learn;
+	uint32_t acts;      /* of operators, so far; the latest SLOTS_ACTS are kept */
+	uint32_t turn;      /* the place that was given last */
 	uint64_t base;      /* of tags: above those in the order before */
 	uint32_t set_order; /* enum ioshape_order */
-	uint32_t turn;      /* the place that was given last */
-	char unused[40];
+	char unused[244];
 };
 
 struct local_job {
@@ -119,10 +107,7 @@ struct local_member {
 	uint64_t passed;
 	uint64_t fence;
 	uint64_t tag; /* the queue is in this order (0: urgent) ... */
-	union {
-		uint64_t seq;      /* ... and of those alike in this one */
-		uint64_t parts_ns; /* a holder: the pool's when it was let in */
-	};
+	uint64_t seq; /* ... and of those alike in this one */
 	uint64_t since_ns;    /* it holds, or waits */
 	uint64_t deadline_ns; /* without a heartbeat it is taken for dead then */
 	uint32_t state;       /* enum local_state */
@@ -241,16 +226,9 @@ void local_forget_paces(struct local_table *table);
 /* ---- How many may write (local_capacity.c) --------------------------------------------------- */
 
 uint32_t local_capacity(const struct local_head *head);
-/* As a job asks for it that finds the pool empty; or what was learnt from its rule's number on. */
+/* Takes what the job asks for that finds the pool empty, or its rule's number. */
 void local_choose_capacity(struct local_table *table, const struct slots_config *config,
 			   const struct slots_request *request);
-/* Time has passed since the last operation, with so many slots in use. */
-void local_learn_pass(struct local_table *table, const struct local_usage *usage);
-/* A holder gives its slot back. Before it is forgotten. */
-void local_learn_report(struct local_table *table, const struct local_member *member,
-			uint64_t passed);
-/* The capacity is another one: what was reported before is worth nothing. */
-void local_learn_anew(struct local_table *table);
 
 /* ---- Status (local_status.c) ----------------------------------------------------------------- */
 

@@ -214,7 +214,6 @@ static void admit(struct local_table *table, struct local_member *member, uint32
 	member->given = given;
 	member->fence = head->fence;
 	member->since_ns = table->now_ns;
-	member->parts_ns = head->parts_ns;
 	member->deadline_ns = table->now_ns + base_ms_to_ns(lease_ms);
 	local_changed(table, head);
 	local_changed(table, member);
@@ -259,9 +258,6 @@ static void let_in_those_that_fit(struct local_table *table)
 
 void local_tick(struct local_table *table)
 {
-	const struct local_usage usage = local_count(table);
-
-	local_learn_pass(table, &usage);
 	for (uint32_t i = 0; i < table->image.head.member_end; i++) {
 		struct local_member *member = local_member(table, i);
 
@@ -460,8 +456,6 @@ static bool remove_member(struct local_table *table, const char *id, const uint6
 	member = find(table, id);
 	if (!member)
 		return false;
-	if (passed && member->state == LOCAL_HOLDING)
-		local_learn_report(table, member, *passed);
 	forget(table, member, passed ? *passed : member->passed);
 	let_in_those_that_fit(table);
 	return true;
@@ -527,10 +521,8 @@ void local_queue_set(struct local_table *table, const struct slots_config *confi
 
 	local_tick(table);
 	local_describe(head, settings, what);
-	if (settings->clear || settings->capacity) {
+	if (settings->clear || settings->capacity)
 		head->set_capacity = settings->capacity;
-		local_learn_anew(table);
-	}
 	if (settings->clear || settings->pool_bytes_per_s)
 		head->set_pool_rate = settings->pool_bytes_per_s;
 	if (settings->clear || settings->job_bytes_per_s)

@@ -160,7 +160,6 @@ void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool
 	status->grants_last_minute = grants_last_minute(table);
 	status->holder_count = usage.holders;
 	status->waiter_count = usage.waiters;
-	slots_status_add_learned(status, &head->learn);
 	list(table, LOCAL_HOLDING, status);
 	list(table, LOCAL_WAITING, status);
 	list_jobs(table, status);

@@ -87,13 +87,7 @@ static bool check_numbers(struct local_table *table)
 	struct local_head *head = &table->image.head;
 	uint64_t *const numbers[] = { &head->fence, &head->seq, &head->tag, &head->base,
 				      &head->grants };
-	uint64_t *const times[] = { &head->parts_until_ns, &head->full_ns, &head->capacity_ns };
 	bool good = true;
-
-	for (size_t i = 0; i < ARRAY_LENGTH(times); i++)
-		*times[i] = MIN(*times[i], table->now_ns);
-	if (head->learn.best && !learn_is_sound(&head->learn))
-		memset(&head->learn, 0, sizeof(head->learn));
 
 	for (size_t i = 0; i < ARRAY_LENGTH(numbers); i++) {
 		if (*numbers[i] <= MOST_NUMBER)

@@ -245,30 +245,6 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 	return ask_about(pool, &command, answer, error);
 }
 
-/* The holder whose report completes a lesson learns for all. Two that do so at the same time learn
- * the same, and the second one in vain. */
-static void learn_from_report(struct redis_pool *pool, const redisReply *report)
-{
-	struct learn_epoch epoch;
-	struct link_command command;
-	char text[LEARN_TEXT_BYTES];
-	redisReply *reply;
-	struct learn learn;
-	const char *known;
-	uint32_t start;
-
-	if (redis_read_report(report, &epoch, &start, &known))
-		return;
-	learn_read(&learn, known, start);
-	learn_from(&learn, &epoch);
-	learn_write(&learn, text);
-	redis_begin(pool, &command, "learn", known, known_epoch(pool));
-	link_add_text(&command, text);
-	link_add_numbers(&command, learn_capacity(&learn), learn_reports(&learn));
-	if (!redis_call(pool, &command, &reply, NULL, NULL))
-		freeReplyObject(reply);
-}
-
 static int redis_release(void *opaque, const char *id, uint64_t passed, struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
@@ -279,8 +255,6 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 	redis_begin(pool, &command, "release", id, known_epoch(pool));
 	link_add_numbers(&command, amount(passed));
 	ret = redis_call(pool, &command, &reply, NULL, error);
-	if (!ret && !base_without("learning"))
-		learn_from_report(pool, reply);
 	freeReplyObject(reply);
 	return ret;
 }

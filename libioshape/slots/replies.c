@@ -91,23 +91,6 @@ int redis_read_grant(const redisReply *reply, struct slots_grant *grant)
 	return 0;
 }
 
-/* {bytes, microseconds, reports, wanted, start, known} */
-int redis_read_report(const redisReply *reply, struct learn_epoch *epoch, uint32_t *start,
-		      const char **known)
-{
-	redisReply **part = reply->element;
-	uint64_t us;
-
-	if (!is_list(reply, 6) || read_amount(part[0], &epoch->bytes) ||
-	    read_amount(part[1], &us) || read_small(part[2], &epoch->reports) ||
-	    read_small(part[3], &epoch->wanted) || read_small(part[4], start) ||
-	    part[5]->type != REDIS_REPLY_STRING)
-		return -EPROTO;
-	epoch->seconds = (double)us / 1e6;
-	*known = part[5]->str;
-	return 0;
-}
-
 /* ---- Status ---------------------------------------------------------------------------------- */
 
 /* {id, job, node, rank, weight, express, bytes, passed, fence, since, left, urgent} */
@@ -228,15 +211,14 @@ static int read_rows(const redisReply *list,
 	return ret;
 }
 
-static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *status,
-			uint32_t *start)
+static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *status)
 {
 	static const char *const by[] = { "default", "job", "operator" };
 	redisReply **part = numbers->element;
 	uint32_t who, waiters, holders, order;
 	uint64_t held_ms, waited_ms;
 
-	if (!is_list(numbers, 16) || read_small(part[0], &status->capacity) ||
+	if (!is_list(numbers, 15) || read_small(part[0], &status->capacity) ||
 	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
 	    read_small(part[2], &status->used) || read_amount(part[3], &status->pool_bytes_per_s) ||
 	    read_amount(part[4], &status->job_bytes_per_s) ||
@@ -245,8 +227,7 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters) ||
 	    read_small(part[10], &holders) || read_amount(part[11], &status->written_bytes) ||
 	    read_amount(part[12], &held_ms) || read_amount(part[13], &waited_ms) ||
-	    read_small(part[14], start) || read_small(part[15], &order) ||
-	    order > IOSHAPE_ORDER_FIRST)
+	    read_small(part[14], &order) || order > IOSHAPE_ORDER_FIRST)
 		return -EPROTO;
 	status->held_s = (double)held_ms / 1e3;
 	status->waited_s = (double)waited_ms / 1e3;
@@ -257,36 +238,21 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 	return 0;
 }
 
-/* `start` is 0 where nobody ever asked for a slot. */
-static int read_learnt(const redisReply *text, uint32_t start, struct ioshape_pool_status *status)
-{
-	struct learn learn;
-
-	if (text->type != REDIS_REPLY_STRING)
-		return -EPROTO;
-	learn_read(&learn, text->str, start);
-	if (start)
-		slots_status_add_learned(status, &learn);
-	return 0;
-}
-
 int redis_read_status(const redisReply *reply, const char *pool,
 		      struct ioshape_pool_status **status, struct base_error *error)
 {
 	redisReply **part = reply->element;
-	uint32_t start;
 	int ret;
 
 	*status = NULL;
-	if (!is_list(reply, 7))
+	if (!is_list(reply, 6))
 		return -EPROTO;
 	ret = slots_status_new(status, pool, "redis", error);
 	if (ret)
 		return ret;
-	if (!read_numbers(part[0], *status, &start) && !read_rows(part[1], read_holder, *status) &&
+	if (!read_numbers(part[0], *status) && !read_rows(part[1], read_holder, *status) &&
 	    !read_rows(part[2], read_waiter, *status) && !read_rows(part[3], read_job, *status) &&
-	    !read_rows(part[4], read_act, *status) && !read_rows(part[5], read_limit, *status) &&
-	    !read_learnt(part[6], start, *status))
+	    !read_rows(part[4], read_act, *status) && !read_rows(part[5], read_limit, *status))
 		return 0;
 	ioshape_pool_status_free(*status);
 	*status = NULL;

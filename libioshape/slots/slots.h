@@ -182,10 +182,6 @@ void slots_status_add_job(struct ioshape_pool_status *status, const struct iosha
 void slots_status_add_act(struct ioshape_pool_status *status, const struct ioshape_pool_act *act);
 void slots_status_add_limit(struct ioshape_pool_status *status,
 			    const struct ioshape_pool_limit *limit);
-struct learn;
-/* Where neither operator nor job says anything, capacity_by is "default" until something has been
- * learnt. */
-void slots_status_add_learned(struct ioshape_pool_status *status, const struct learn *learn);
 
 /* ---- Numbers that all coordinators go by (docs/slots.md) ------------------------------------- */
 

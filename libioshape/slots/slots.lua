@@ -7,8 +7,7 @@
 --              knows; the rest is said at each operation
 --
 --   :m  hash   `pool`: counters, clock, what the operator set; `run`: of the server; `acts`: who last did what;
---              `limits`: what the operator set for one job or user; `learnt`: what clients make of reports; `m:ID`: who
---              holds or waits. All but the texts packed
+--              `limits`: what the operator set for one job or user; `m:ID`: who holds or waits. All but `run` packed
 --   :h  zset   ids of holders, by the end of their lease
 --   :q  zset   waiters in their order; the member begins with a number that rises, for those alike
 --   :s  zset   the small ones among them, by start tags of their own; the same members
@@ -45,9 +44,6 @@ local LEARNING = 1 / 8 -- weight of the latest write in what is known of speeds
 local FIRST_MS, FIRST_BYTES = 16, 16e6 -- what the first write is taken to have had
 local BELIEVED = 300 * 1000 -- at most, or eight times its job's usual time: what bytes make us expect
 local UNKNOWN_COST = 1000 -- of a request that says no size, from a job not seen before
-local LEAST_REPORT = 4 * 1024 * 1024 -- bytes: smaller writes tell how long files take to create
-local FULL = 0.8 -- of the capacity: a report teaches if so much was in use at some time
-local LESSON = 6 -- reports, before anything was learnt
 local MOST_PLACES = 64
 local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
 local PACE_WRITERS = 8 -- ... shared by so many writers at most
@@ -99,12 +95,6 @@ end
 --   seq          of requests that waited
 --   cap          capacity, as the jobs ask for it, or by rule
 --   by           1: a job asked; 0: it is a rule's
---   learnt       capacity, as it was learnt from the rule's number `start` on; 0: nothing was
---   parts        a slot's part of the time so far, where it is divided among those in use
---   full         when they were last in use, but for few; resized: when the capacity last changed
---   reports, reported, reported_ms: of holders since something was learnt, how many, bytes, and time that the
---   storage had for them; wanted: the most slots that were held or waited for then; lesson: so many reports
---   are enough
 --   lease        of the latest request
 --   busy         counts the times that the pool began to be used: older tags of jobs are forgotten
 --   ms, bytes    time and size of the latest writes
@@ -187,7 +177,6 @@ if is_known then
 		used, express_used, holders, waiters, small_waiters, urgent_waiters, shares, vt, served,
 		small_vt, fence, seq, ms, bytes, free, paces, grants, minute, this_minute, last_minute,
 		set_capacity, set_pool_rate, set_job_rate, set_small, set_express, written, held, waited, limits,
-		start, learnt, lesson, parts, full, resized, reports, wanted, reported, reported_ms,
 		base, set_order, places, turn =
 		cmsgpack.unpack(stored[2])
 	pool = {
@@ -200,10 +189,7 @@ if is_known then
 		this_minute = this_minute, last_minute = last_minute, set_capacity = set_capacity,
 		set_pool_rate = set_pool_rate, set_job_rate = set_job_rate, set_small = set_small,
 		set_express = set_express, written = written, held = held, waited = waited, limits = limits,
-		start = start, learnt = learnt, lesson = lesson, parts = parts, full = full,
-		resized = resized, reports = reports, wanted = wanted, reported = reported,
-		reported_ms = reported_ms, base = base, set_order = set_order, places = places,
-		turn = turn
+		base = base, set_order = set_order, places = places, turn = turn
 	}
 else
 	pool = new_pool()
@@ -228,10 +214,8 @@ local now = math.max(server + pool.ahead, pool.hw)
 local is_changed = now ~= pool.hw or now - server ~= pool.ahead -- the pool, so that it is to be written
 
 local function capacity()
-	local learnt = pool.by == 0 and pool.learnt > 0 and pool.learnt
-	return math.max(pool.set_capacity > 0 and pool.set_capacity or learnt or pool.cap, 1)
+	return math.max(pool.set_capacity > 0 and pool.set_capacity or pool.cap, 1)
 end
-local capacity_before = capacity()
 
 local function order()
 	return pool.set_order > 0 and pool.set_order or WASTE
@@ -249,13 +233,13 @@ local WAITING, HOLDING = 1, 2
 
 local function unpack_member(packed)
 	local job, node, rank, client, share, weight, bytes, lease, cost, start, small_start, urgent,
-		tag, state, since, given, fence, passed, waited, parts, places, place =
+		tag, state, since, given, fence, passed, waited, places, place =
 		cmsgpack.unpack(packed)
 	return {
 		job = job, node = node, rank = rank, client = client, share = share, weight = weight,
 		bytes = bytes, lease = lease, cost = cost, start = start, small_start = small_start,
 		urgent = urgent, tag = tag, state = state, since = since, given = given, fence = fence,
-		passed = passed, waited = waited, parts = parts, places = places, place = place
+		passed = passed, waited = waited, places = places, place = place
 	}
 end
 
@@ -508,7 +492,7 @@ end
 
 local function hold(id, member, given, until_then)
 	member.waited = member.state == WAITING and now - member.since or 0
-	member.state, member.since, member.given, member.parts = HOLDING, now, given, pool.parts
+	member.state, member.since, member.given = HOLDING, now, given
 	lease_until(H, id, until_then)
 	members[id], to_write[id], is_changed = member, member, true
 	if pool.holders == 0 then
@@ -622,8 +606,8 @@ if operation == 'history' then
 	return {rows, acts and cmsgpack.unpack(acts) or {}}
 elseif operation == 'status' and not is_known then
 	-- To look must not make a pool.
-	return {{tonumber(ARGV[5]), 0, 0, 0, 0, SMALL_BYTES, EXPRESS, 0, 0, 0, 0, 0, 0, 0, 0, WASTE},
-		{}, {}, {}, {}, {}, ''}
+	return {{tonumber(ARGV[5]), 0, 0, 0, 0, SMALL_BYTES, EXPRESS, 0, 0, 0, 0, 0, 0, 0, WASTE},
+		{}, {}, {}, {}, {}}
 elseif operation ~= 'acquire' then
 	-- A server without memory refuses what may take some, but not if something was written before. Who
 	-- is there shall be able to stay and to go.
@@ -673,12 +657,6 @@ if not is_usable or place ~= pool.place or math.abs(server + pool.ahead - pool.h
 		pool.opened = now
 		pool.grace = (somebody and now or started) + math.ceil(usual / 2)
 		run, is_marked = current, true
-	end
-end
-if pool.used > 0 then
-	pool.parts = pool.parts + (now - pool.hw) / pool.used
-	if pool.used >= FULL * capacity_before then
-		pool.full = now
 	end
 end
 pool.ahead, pool.hw = now - server, now
@@ -812,9 +790,6 @@ if operation == 'acquire' then
 			-- Nobody is disturbed, or what was asked for is lost.
 			pool.cap = tonumber(asked) > 0 and tonumber(asked) or tonumber(usual)
 			pool.by = tonumber(asked) > 0 and 1 or 0
-			if pool.by == 0 and pool.start ~= pool.cap then
-				pool.start, pool.learnt, pool.lesson = pool.cap, 0, LESSON
-			end
 		end
 		if idle then
 			pool.busy = pool.busy + 1
@@ -903,47 +878,12 @@ elseif operation == 'beat' then
 	end
 
 elseif operation == 'release' then
-	-- What a holder wrote and what time the storage had for it, with those before: {bytes, time in us, reports,
-	-- most wanted, start, what clients made of reports so far}, once that is enough to learn from.
-	local function report(member, passed)
-		pool.reports, pool.reported = pool.reports + 1, pool.reported + passed
-		pool.reported_ms = pool.reported_ms + (pool.parts - member.parts) * member.given
-		pool.wanted = math.max(pool.wanted, pool.used + pool.waiters)
-		if pool.reports % pool.lesson ~= 0 then
-			return 1
-		end
-		return {
-			pool.reported, pool.reported_ms * 1000, pool.reports, pool.wanted, pool.start,
-			call('HGET', M, 'learnt') or ''
-		}
-	end
-
-	-- passed: 0 if there is no such member, 1, or a report
+	-- passed: 0 if there is no such member, 1 otherwise
 	operate = function(passed)
-		local member, answer = members[subject], 1
-		passed = tonumber(passed)
-		if not member then
-			return 0
-		elseif member.state == HOLDING and member.given > 0 and passed >= LEAST_REPORT
-			and pool.by + pool.set_capacity == 0 and pool.lesson > 0
-			and member.since >= pool.resized and pool.full > member.since then
-			answer = report(member, passed)
-		end
-		forget(subject, member, passed)
-		grant_those_that_fit()
-		return answer
-	end
-
-elseif operation == 'learn' then
-	-- what-was-known; now capacity reports-of-the-next-lesson. Whoever was not the first does it in vain.
-	operate = function(learnt, slots, lesson)
-		if (call('HGET', M, 'learnt') or '') ~= subject then
+		if not members[subject] then
 			return 0
 		end
-		call('HSET', M, 'learnt', learnt)
-		pool.learnt, pool.lesson = tonumber(slots), tonumber(lesson)
-		pool.reports, pool.wanted, pool.reported, pool.reported_ms = 0, 0, 0, 0
-		is_changed = true
+		forget(subject, members[subject], tonumber(passed))
 		grant_those_that_fit()
 		return 1
 	end
@@ -1163,9 +1103,8 @@ elseif operation == 'status' then
 			{
 				slots, by, pool.used, pool.set_pool_rate, pool.set_job_rate, small, express(),
 				pool.grants, grants_last_minute(), pool.waiters, pool.holders,
-				pool.written, pool.held, pool.waited, pool.start, order()
-			}, holders, waiters, job_rows(all), latest, limited,
-			call('HGET', M, 'learnt') or ''
+				pool.written, pool.held, pool.waited, order()
+			}, holders, waiters, job_rows(all), latest, limited
 		}
 	end
 end
@@ -1174,10 +1113,6 @@ local is_look, result = operation == 'status', nil
 if not is_look then
 	result = operate(unpack(ARGV, 5))
 end
-if capacity() ~= capacity_before then
-	-- What was reported before is worth nothing.
-	pool.resized, pool.reports, pool.wanted, pool.reported, pool.reported_ms = now, 0, 0, 0, 0
-end
 local fields, renew = is_marked and {'run', run} or {}, now - pool.renewed > KEPT / 4
 for id, member in pairs(to_write) do
 	fields[#fields + 1] = 'm:' .. id
@@ -1185,7 +1120,7 @@ for id, member in pairs(to_write) do
 		member.job, member.node, member.rank, member.client, member.share, member.weight,
 		member.bytes, member.lease, member.cost, member.start, member.small_start, member.urgent,
 		member.tag, member.state, member.since, member.given, member.fence, member.passed,
-		member.waited, member.parts, member.places, member.place)
+		member.waited, member.places, member.place)
 end
 if is_changed or renew then
 	pool.renewed = renew and now or pool.renewed
@@ -1197,9 +1132,8 @@ if is_changed or renew then
 		pool.served, pool.small_vt, pool.fence, pool.seq, pool.ms, pool.bytes, pool.free,
 		pool.paces, pool.grants, pool.minute, pool.this_minute, pool.last_minute, pool.set_capacity,
 		pool.set_pool_rate, pool.set_job_rate, pool.set_small, pool.set_express,
-		pool.written, pool.held, pool.waited, pool.limits, pool.start, pool.learnt, pool.lesson,
-		pool.parts, pool.full, pool.resized, pool.reports, pool.wanted, pool.reported,
-		pool.reported_ms, pool.base, pool.set_order, pool.places, pool.turn)
+		pool.written, pool.held, pool.waited, pool.limits, pool.base, pool.set_order, pool.places,
+		pool.turn)
 end
 if #fields > 0 then
 	call('HSET', M, unpack(fields))

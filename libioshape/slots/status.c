@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a pool, made by a coordinator, owned by the caller. */
-#include "slots/learn.h"
 #include "slots/slots.h"
 
 #include <stdio.h>
@@ -39,7 +38,6 @@ int slots_status_new(struct ioshape_pool_status **out, const char *pool, const c
 		.coordinator = coordinator,
 		.capacity_by = "default",
 		.order = slots_order_name(IOSHAPE_ORDER_UNCHANGED),
-		.learned.why = "start",
 		.holders = whole->holders,
 		.waiters = whole->waiters,
 		.jobs = whole->jobs,
@@ -112,29 +110,6 @@ void slots_status_add_limit(struct ioshape_pool_status *status,
 	*row = *limit;
 	copy(whole->limit_texts[status->limit_listed], limit->job ? &row->job : &row->user);
 	status->limit_listed++;
-}
-
-void slots_status_add_learned(struct ioshape_pool_status *status, const struct learn *learn)
-{
-	static const char *const why[] = { [LEARN_START] = "start",
-					   [LEARN_MORE] = "more",
-					   [LEARN_FEWER] = "fewer",
-					   [LEARN_KEPT] = "kept" };
-
-	if (!learn->best)
-		return;
-	status->learned = (struct ioshape_pool_learned){
-		.writers = (uint32_t)learn->best,
-		.tried = (uint32_t)learn->trial,
-		.why = why[learn->why],
-		.bytes_per_s = learn->usual,
-		.more = (uint32_t)learn->more.writers,
-		.more_permille = (uint32_t)learn->more.permille,
-		.fewer = (uint32_t)learn->fewer.writers,
-		.fewer_permille = (uint32_t)learn->fewer.permille,
-	};
-	if (learn->why != LEARN_START && !strcmp(status->capacity_by, "default"))
-		status->capacity_by = "learned";
 }
 
 IOSHAPE_EXPORT void ioshape_pool_status_free(struct ioshape_pool_status *status)

@@ -93,16 +93,6 @@ MECHANISMS = (
         ("save", "storm_hdd", "storm_glusterfs"),
     ),
     Mechanism(
-        "learned capacity",
-        (
-            "libioshape/slots/learn.c",
-            "libioshape/slots/learn.h",
-            "libioshape/slots/local_capacity.c",
-        ),
-        {"rule": without("learning")},
-        ("storm_hdd", "storm_blind_hdd", "storm_cephfs", "storm_glusterfs"),
-    ),
-    Mechanism(
         "order by what waiting costs",
         ("libioshape/slots/order.c",),
         {"fair shares": Switch(operator=("--order", "fair"))},

@@ -601,8 +601,6 @@ def test_the_exporter_serves_what_status_shows(address: str, busy: tuple[Writer,
         assert found["ioshape_up"] == 1
         assert found[f"ioshape_pool_capacity_slots{pool}"] == 1
         assert found[f"ioshape_pool_capacity_by_operator{pool}"] == 0
-        assert found[f"ioshape_pool_learned_slots{pool}"] == 0
-        assert found[f"ioshape_pool_learned_more_ratio{pool}"] == 0
         assert found[f"ioshape_pool_used_slots{pool}"] == 1
         assert found[f"ioshape_pool_holders{pool}"] == 1
         assert found[f"ioshape_pool_waiters{pool}"] == 1

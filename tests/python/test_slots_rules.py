@@ -152,8 +152,8 @@ class Schedule:
         if self.losses and self.random.random() < 0.01:
             self.misfortune()
         acts = [self.acquire, self.beat, self.release, self.again, self.kick, self.set, self.pace]
-        acts += [self.status, self.limit, self.history, self.learn]
-        act = self.random.choices(acts, [30, 35, 18, 6, 1.5, 1.5, 6, 2, 1, 0.5, 2])[0]
+        acts += [self.status, self.limit, self.history]
+        act = self.random.choices(acts, [30, 35, 18, 6, 1.5, 1.5, 6, 2, 1, 0.5])[0]
         act()
         self.check()
 
@@ -331,14 +331,6 @@ class Schedule:
         hour = self.time // 3_600_000 - 1
         if not self.losses:  # what a job used since it came is lost with the data
             self.operation(self.pool.history(hour, 2), "history", "", hour, 2)
-
-    def learn(self) -> None:
-        """As the C library does it is tested elsewhere: any text and any numbers will do."""
-        known = self.random.choice([self.pool.numbers.known, self.pool.numbers.known, "2 4"])
-        learnt = f"{self.random.randrange(10)} {self.random.randrange(10)}"
-        slots, lesson = self.random.choice([1, 2, 3, 8]), self.random.choice([1, 4, 24])
-        answer = self.pool.learn(known, learnt, slots, lesson)
-        self.operation(answer, "learn", known, learnt, slots, lesson)
 
     def status(self) -> None:
         self.operation(self.pool.status(2), "status", "", 2)
@@ -695,7 +687,6 @@ OPERATIONS_BROKEN: list[list[Value]] = [
     ["set", "me", 0, 2, 0, 0, 0, 0, 1],
     ["limit", "me", "job", "j", 0, 1, 5],
     ["pace", "j", 1, 1000, "u"],
-    ["learn", "", "1 1", 2, 1],
     ["status", "", 2],
 ]
 
@@ -835,20 +826,3 @@ def test_there_are_only_so_many_limits(server: Server) -> None:
     assert made == [1] * 64 + [0] * 2
     assert script("limit", "op", "job", "j1", 1, 0, 0) == 1
     assert script("limit", "op", "job", "j65", 0, 1, 0) == 1
-
-
-def test_whoever_was_let_in_before_the_capacity_changed_does_not_teach(server: Server) -> None:
-    told = Told(server)
-    script = told.script
-    who: list[Value] = ["c", "n", "j", 0, 1, 1, 0, 0, 1, 0, "u", 0, 0]  # asks for no capacity
-    assert state(script("acquire", "before", *who)) == HOLDING
-    told.passes(10)
-    assert script("learn", "", "known", 1, 1) == 1  # one report is enough from now on
-    assert script("set", "op", 0, 2, 0, 0, 0, 0, 0) == 1
-    told.passes(10)
-    assert script("set", "op", 1, 0, 0, 0, 0, 0, 0) == 1
-    told.passes(10)
-    assert script("release", "before", 1 << 30) == 1
-    assert state(script("acquire", "after", *who)) == HOLDING
-    told.passes(10)
-    assert script("release", "after", 1 << 30) == [1 << 30, 10_000, 1, 1, 1, "known"]

@@ -30,9 +30,6 @@ NEAR = 10
 SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
-LEAST_REPORT = 4 << 20
-FULL = 0.8
-LESSON = 6
 WASTE, FAIR, FIRST = 1, 2, 3
 ORDERS = {WASTE: "waste", FAIR: "fair", FIRST: "first"}
 MOST_PLACES = 64
@@ -42,15 +39,6 @@ DOUBLE = 60_000
 USUAL_SHARE = 100
 
 Answer = list[int | str]
-
-
-@dataclass
-class Report:
-    """What one holder wrote, and the storage's time that it had for that."""
-
-    bytes: int
-    ms: float
-    wanted: int  # slots, held or waited for
 
 
 @dataclass
@@ -87,7 +75,6 @@ class Member:
     fence: int = 0
     passed: int = 0
     waited: int = 0
-    parts: float = 0  # of the pool when it began to hold
     target_parts: int = 0  # of the storage targets, as many as writers have some of their own
     target_part: int = 0  # its own, from 1 on
 
@@ -192,14 +179,6 @@ class Numbers:
     seq: int = 0
     cap: int = 0
     by: int = 0
-    start: int = 0  # of what is learnt
-    learnt: int = 0
-    known: str = ""  # what clients make of reports
-    lesson: int = 0  # so many reports are enough
-    reports: list[Report] = field(default_factory=list)
-    parts: float = 0  # of the time, divided among the slots in use
-    full: int = 0  # when they were last in use, but for few
-    resized: int = 0  # when the capacity last changed
     ms: float = 16
     bytes: float = 16e6
     free: float = 0
@@ -265,13 +244,7 @@ class Pool:
         return sum(self.jobs[name].share for name in present)
 
     def capacity(self) -> int:
-        learnt = 0 if self.numbers.by else self.numbers.learnt
-        return max(self.numbers.settings.capacity or learnt or self.numbers.cap, 1)
-
-    def resize(self, before: int) -> None:
-        """After an operation that may have changed the capacity."""
-        if self.capacity() != before:
-            self.numbers.resized, self.numbers.reports = self.now, []
+        return max(self.numbers.settings.capacity or self.numbers.cap, 1)
 
     def small_bytes(self) -> int:
         return self.numbers.settings.small or SMALL_BYTES
@@ -362,7 +335,6 @@ class Pool:
             left = bool((self.keys() - self.evicted) & set("hqsl"))
             somebody = known_epoch > 0 or left or (not lost and bool(self.holders()))
             self.lose_members()
-            numbers.known = ""
             numbers.fence = max(numbers.fence, (self.clock() + 1) * 1024)
             numbers.free = 0
         numbers.epoch = max(numbers.epoch, known_epoch, self.clock() - 1) + 1
@@ -473,7 +445,6 @@ class Pool:
         member.waited = self.now - member.since
         member.state, member.fence, member.since = HOLDING, numbers.fence, self.now
         member.given, member.deadline = given, self.now + lease
-        member.parts = numbers.parts
 
     def fits(self, member: Member) -> bool:
         used, capacity = self.used(), self.capacity()
@@ -512,13 +483,7 @@ class Pool:
     def tick(self, known_epoch: int, lease: int) -> None:
         clock = self.clock() + self.numbers.ahead
         self.now = max(clock, self.numbers.hw)
-        before = self.capacity()
         self.look_at_data(known_epoch, lease)
-        used = self.used()
-        if used:
-            self.numbers.parts += (self.now - self.numbers.hw) / used
-        if used and used >= FULL * before:
-            self.numbers.full = self.now
         self.numbers.ahead += self.now - clock
         self.numbers.hw = self.now
         if self.now >= self.numbers.grace:
@@ -568,12 +533,8 @@ class Pool:
         if id in self.members:
             self.members[id].deadline = self.now + lease
             return self.answer(self.members[id], lease)
-        before = self.capacity()
         if not self.members or numbers.cap == 0:
             numbers.cap, numbers.by = asked or usual, int(asked > 0)
-            if not asked and numbers.start != usual:
-                numbers.start, numbers.learnt, numbers.lesson = usual, 0, LESSON
-        self.resize(before)
         if not self.members:
             numbers.vt = numbers.served = numbers.small_vt = numbers.base = 0
             for other in self.jobs.values():
@@ -632,7 +593,7 @@ class Pool:
             numbers.fence = max(numbers.fence, fence)
             member = Member(id, who, max(given, 1), size, lease, self.now, self.now + lease)
             member.state, member.given = HOLDING, given
-            member.fence, member.passed, member.parts = fence, passed, numbers.parts
+            member.fence, member.passed = fence, passed
             self.members[id] = member
         elif member:
             member.deadline = self.now + lease
@@ -646,48 +607,12 @@ class Pool:
         passed: int = 0,
         lease: int = 15000,
         known_epoch: int = 0,
-    ) -> object:
+    ) -> int:
         self.tick(known_epoch, lease)
         if id not in self.members:
             return 0
-        answer = self.report(self.members[id], passed)
         self.forget(self.members[id], passed)
         self.grant_those_that_fit()
-        return answer
-
-    def report(self, member: Member, passed: int) -> object:
-        numbers = self.numbers
-        small = member.state == WAITING or not member.given or passed < LEAST_REPORT
-        if small or numbers.by or numbers.settings.capacity or not numbers.lesson:
-            return 1
-        if member.since < numbers.resized or numbers.full <= member.since:
-            return 1
-        time = (numbers.parts - member.parts) * member.given
-        numbers.reports.append(Report(passed, time, self.used() + len(self.queue())))
-        if len(numbers.reports) % numbers.lesson:
-            return 1
-        size = ms = 0.0
-        for one in numbers.reports:
-            size, ms = size + one.bytes, ms + one.ms
-        most = max(one.wanted for one in numbers.reports)
-        return [
-            int(size),
-            math.floor(ms * 1000),
-            len(numbers.reports),
-            most,
-            numbers.start,
-            numbers.known,
-        ]
-
-    def learn(self, known: str, learnt: str, slots: int, lesson: int, lease: int = 15000) -> int:
-        self.tick(0, lease)
-        numbers, before = self.numbers, self.capacity()
-        if numbers.known != known:
-            return 0
-        numbers.known, numbers.learnt, numbers.lesson = learnt, slots, lesson
-        numbers.reports = []
-        self.grant_those_that_fit()
-        self.resize(before)
         return 1
 
     def note_act(self, who: str, what: str) -> None:
@@ -705,7 +630,7 @@ class Pool:
 
     def set(self, who: str, clear: bool, settings: Settings, lease: int = 15000) -> int:
         self.tick(0, lease)
-        slots, order, queue = self.capacity(), self.order(), self.queue()
+        order, queue = self.order(), self.queue()
         before, what = vars(self.numbers.settings), "clear" if clear else "set"
         labels = {"pool_rate": "rate", "job_rate": "job-rate"}
         for name, value in vars(settings).items():
@@ -724,7 +649,6 @@ class Pool:
             for job in self.jobs.values():
                 job.free = 0
         self.grant_those_that_fit()
-        self.resize(slots)
         return 1
 
     def limit(self, kind: str, name: str) -> Limit:
@@ -826,7 +750,7 @@ class Pool:
             for name in order[:LISTED_JOBS]
         ]
 
-    def status(self, usual: int, lease: int = 15000) -> list[Answer | list[Answer] | str]:
+    def status(self, usual: int, lease: int = 15000) -> list[Answer | list[Answer]]:
         held: list[Member] = []
         queue: list[Member] = []
         granted, jobs, acts = 0, list[Answer](), list[Answer]()
@@ -847,11 +771,10 @@ class Pool:
             for (kind, name), limit in sorted(numbers.limits.items())
         ]
         return [
-            [*first, *rates, *rest, *numbers.use.row()[1:], numbers.start, self.order()],
+            [*first, *rates, *rest, *numbers.use.row()[1:], self.order()],
             [self.row(member) for member in held[:LISTED]],
             [self.row(member) for member in queue[:LISTED]],
             jobs,
             acts,
             limits,
-            numbers.known,
         ]

@@ -68,15 +68,6 @@ static int read_grant(const redisReply *reply)
 	return redis_read_grant(reply, &grant);
 }
 
-static int read_report(const redisReply *reply)
-{
-	struct learn_epoch epoch;
-	const char *known;
-	uint32_t start;
-
-	return redis_read_report(reply, &epoch, &start, &known);
-}
-
 static int read_status(const redisReply *reply)
 {
 	struct ioshape_pool_status *status;
@@ -97,11 +88,11 @@ static int read_history(const redisReply *reply)
 	return ret;
 }
 
-#define NUMBERS "3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0 0"
+#define NUMBERS "3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0"
 #define STATUS(numbers)                                                                            \
 	"( ( " numbers " ) ( ( id job node 0 1 0 5 4 7 100 200 0 ) )"                              \
 	" ( ( id job node 1 1 0 5 4 7 100 200 1 ) ) ( ( job user 4096 2 10 20 ) )"                 \
-	" ( ( 1000 root capacity ) ) ( ( job name 2 0 ) ( user name 1 0 ) ) known )"
+	" ( ( 1000 root capacity ) ) ( ( job name 2 0 ) ( user name 1 0 ) ) )"
 
 static const struct {
 	int (*read)(const redisReply *reply);
@@ -112,11 +103,10 @@ static const struct {
 	  "( 1 5 6 1 2 3 400 ahead 8 9 )",
 	  { "( 9 5 6 1 2 3 400 ahead 8 9 )", "( 1 5 6 1 2 3 400 ahead 8 )", "1" } },
 	{ read_grant, "( 1048576 10 20 )", { "( 1048576 20 10 )", "( 1 2 )", "word" } },
-	{ read_report, "( 4096 1000 2 3 4 known )", { "( 4096 1000 2 3 4 )", "5" } },
 	{ read_status,
 	  STATUS(NUMBERS),
-	  { STATUS("3 3 1 0 0 0 0 9 2 1 1 4096 10 20 0 0"),
-	    STATUS("3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0 7"), "( )" } },
+	  { STATUS("3 3 1 0 0 0 0 9 2 1 1 4096 10 20 0"),
+	    STATUS("3 0 1 0 0 0 0 9 2 1 1 4096 10 20 7"), "( )" } },
 	{ read_history,
 	  "( ( ( 480000 job user 1 4096 10 20 ) ) ( ( 1000 root capacity ) ) )",
 	  { "( ( ( 480000 job user 1 4096 10 ) ) ( ) )", "( ( ) ( ( 1000 root ) ) )", "( ( ) )" } },

@@ -122,35 +122,13 @@ class PoolHistory:
 
 
 @dataclass(frozen=True)
-class PoolLearned:
-    """How many writers pay, as a pool has found by comparing."""
-
-    #: that pay, as far as is known; 0: nothing is known
-    writers: int = 0
-    #: so many are being compared with it; 0: none
-    tried: int = 0
-    #: "start", "more", "fewer" or "kept": how it came to be
-    why: str = "start"
-    #: that so many write together; 0: unknown
-    bytes_per_s: int = 0
-    #: the latest higher number that was compared; 0: none
-    more: int = 0
-    #: its throughput, in thousandths of that of `writers`
-    more_permille: int = 0
-    #: the latest lower number that was compared; 0: none
-    fewer: int = 0
-    #: its throughput, in thousandths of that of `writers`
-    fewer_permille: int = 0
-
-
-@dataclass(frozen=True)
 class PoolStatus:
     """A pool at one moment."""
 
     pool: str
     coordinator: str
     capacity: int
-    #: "operator", "job", "learned" or "default"
+    #: "operator", "job" or "default"
     capacity_by: str
     #: slots, by weight
     used: int
@@ -186,8 +164,6 @@ class PoolStatus:
     held_s: float = 0
     #: the same for waiting
     waited_s: float = 0
-    #: also while an operator or a job says otherwise
-    learned: PoolLearned = PoolLearned()
     #: who is next: "waste", "fair" or "first"
     order: str = "waste"
 
@@ -254,7 +230,6 @@ class Operator:
             jobs=_rows(PoolJob, status.jobs, status.job_listed),
             acts=_rows(PoolAct, status.acts, status.act_listed),
             limits=_rows(PoolLimit, status.limits, status.limit_listed),
-            learned=PoolLearned(**shared_fields(PoolLearned, status.learned)),
         )
 
     def look(self, wanted: Sequence[str] = ()) -> PoolsLook:

@@ -30,7 +30,6 @@ from ioshape.cli.slots.pools import (
     coordinator_option,
     existing,
     headline,
-    learned_line,
     left_out_lines,
     limit_line,
     limits,
@@ -70,8 +69,6 @@ def _check_limit(job: str, user: str, has_share: bool, has_others: bool) -> None
 
 def _show(status: PoolStatus) -> None:
     _show_settings(status)
-    if learned := learned_line(status):
-        say(learned)
     if status.acts:
         say(act_line(status.acts[-1]))
     if status.holders or status.waiters:

@@ -143,26 +143,6 @@ class PoolCollector:
                 "1 if the operator has set the capacity",
                 lambda one: one.capacity_by == "operator",
             ),
-            (
-                "learned_slots",
-                "writers that pay, as the pool has found by comparing; 0: it has not",
-                lambda one: one.learned.writers if one.learned.bytes_per_s else 0,
-            ),
-            (
-                "learned_bytes_per_second",
-                "what so many write together",
-                lambda one: one.learned.bytes_per_s,
-            ),
-            (
-                "learned_more_ratio",
-                "what the latest higher number wrote, compared with that; 0: none was tried",
-                lambda one: one.learned.more_permille / 1000,
-            ),
-            (
-                "learned_fewer_ratio",
-                "what the latest lower number wrote, compared with that; 0: none was tried",
-                lambda one: one.learned.fewer_permille / 1000,
-            ),
             ("used_slots", "slots that are taken, by weight", lambda one: one.used),
             ("holders", "writers that hold slots", lambda one: one.holder_count),
             ("waiters", "writers in the queue", lambda one: one.waiter_count),

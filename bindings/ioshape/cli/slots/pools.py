@@ -44,7 +44,6 @@ USUAL_SHARE = 100
 CAPACITY_BY = {
     "operator": "set by the operator",
     "job": "asked for by a job",
-    "learned": "learned",
     "default": "the default",
 }
 
@@ -248,24 +247,6 @@ def limits(status: PoolStatus) -> str:
         f"bandwidth: {pool} for the pool, {job} for each job; saves of up to "
         f"{human_size(status.small_bytes)} pass the queue, {status.express} at a time; "
         f"order: {ORDERS.get(status.order, status.order)}"
-    )
-
-
-def learned_line(status: PoolStatus) -> str:
-    """What the pool has found out about the number of writers; "" if nothing."""
-    it = status.learned
-    if not it.bytes_per_s:
-        return ""
-    others = [
-        f"{count} write {permille / 1000:.2f} times as much"
-        for count, permille in ((it.fewer, it.fewer_permille), (it.more, it.more_permille))
-        if count
-    ]
-    tried = f"; comparing with {it.tried} now" if it.tried else ""
-    told = f": {', '.join(others)}" if others else ""
-    return (
-        f"learned: {plural(it.writers, 'writer')} together write {human_size(it.bytes_per_s)}/s"
-        f"{told}{tried}"
     )
 
 
