@@ -72,13 +72,6 @@ struct ioshape_pool_limit {
 	uint64_t bytes_per_s; /**< of the job, or of all jobs of the user together; 0: any */
 };
 
-/** What an operator did. Strings belong to the status. */
-struct ioshape_pool_act {
-	double at_s;      /**< seconds since 1970, by the coordinator's clock */
-	const char *who;  /**< USER@HOST, as the operator's process says */
-	const char *what; /**< such as "set capacity=8 (was 4)", "kick ID" */
-};
-
 /** The state of a pool at one moment. */
 struct ioshape_pool_status {
 	size_t size; /**< sizeof(struct ioshape_pool_status), set by the library */
@@ -101,13 +94,13 @@ struct ioshape_pool_status {
 	size_t waiter_count;                 /**< all */
 	const struct ioshape_pool_job *jobs; /**< those that wrote most; at most 64 */
 	size_t job_listed;
-	const struct ioshape_pool_act *acts; /**< the latest 8, oldest first */
-	size_t act_listed;
 	const struct ioshape_pool_limit *limits; /**< for one job or user; at most 64 */
 	size_t limit_listed;
 	uint64_t written_bytes;              /**< since it began; these three with a Redis */
 	double held_s;                       /**< that slots were held since then, together */
 	double waited_s;                     /**< the same for waiting */
+	double changed_s;                    /**< when an operator last set something, in seconds
+					      since 1970; 0: never */
 	const char *order;                   /**< "waste", "fair" or "first": who is next */
 };
 
@@ -166,45 +159,6 @@ struct ioshape_pool_settings {
  */
 int ioshape_pool_set(struct ioshape_context *context, const char *pool,
 		     const struct ioshape_pool_settings *settings);
-
-/** What a job used of a pool in one hour. Strings belong to the history. */
-struct ioshape_pool_hour {
-	double begin_s;   /**< seconds since 1970 */
-	const char *job;  /**< "": all beyond the first 128 of the hour */
-	const char *user; /**< as the job says; "" if unknown */
-	uint64_t written_bytes;
-	uint64_t writes; /**< slots that it gave back, or lost */
-	double held_s;   /**< all these together */
-	double waited_s; /**< for them, together */
-};
-
-/** What was used of a pool, hour by hour, for 30 days. */
-struct ioshape_pool_history {
-	size_t size;                           /**< set by the library */
-	const struct ioshape_pool_hour *hours; /**< in order of time, then by what was written */
-	size_t hour_count;
-	const struct ioshape_pool_act *acts; /**< of operators: the latest 100, oldest first */
-	size_t act_count;
-};
-
-/**
- * Tells who used a pool, and when. Needs a Redis.
- *
- * @param context  an open context
- * @param pool     its name; NULL: the context's
- * @param hours    so many, of which the present one is the last; at most 720
- * @param out      receives it, to be freed with ioshape_pool_history_free(), or NULL
- * @return 0; -ENOTSUP if the coordinator keeps no history; another negative code
- */
-int ioshape_pool_get_history(struct ioshape_context *context, const char *pool, uint32_t hours,
-			     struct ioshape_pool_history **out);
-
-/**
- * Frees the history of a pool, and all strings and lists in it.
- *
- * @param history  the history; NULL is fine
- */
-void ioshape_pool_history_free(struct ioshape_pool_history *history);
 
 /**
  * Takes a slot away from a holder, or a place in the queue from a waiter.

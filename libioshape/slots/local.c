@@ -167,21 +167,6 @@ static int local_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 	return local_leave(file, error);
 }
 
-static int needs_redis(const struct local_pool *pool, const char *what, struct base_error *error)
-{
-	return base_refuse(error, -ENOTSUP,
-			   "the processes of this host keep no %s of pool \"%s\"" BASE_REMEDY
-			   "use a Redis as coordinator, also on one host",
-			   what, pool->config.pool);
-}
-
-static int local_history(void *pool, uint32_t hours, struct slots_history *history,
-			 struct base_error *error)
-{
-	(void)hours, (void)history;
-	return needs_redis(pool, "history", error);
-}
-
 static int local_set(void *opaque, const struct ioshape_pool_settings *settings,
 		     struct base_error *error)
 {
@@ -190,11 +175,15 @@ static int local_set(void *opaque, const struct ioshape_pool_settings *settings,
 	int ret;
 
 	if (settings->job || settings->user)
-		return needs_redis(pool, "limits for one job or user", error);
+		return base_refuse(error, -ENOTSUP,
+				   "the processes of this host keep no limits for one job or user "
+				   "of pool \"%s\"" BASE_REMEDY
+				   "use a Redis as coordinator, also on one host",
+				   pool->config.pool);
 	ret = enter(pool, &file, error);
 	if (ret)
 		return ret;
-	local_queue_set(file->table, &pool->config, settings);
+	local_queue_set(file->table, settings);
 	return local_leave(file, error);
 }
 
@@ -207,7 +196,7 @@ static int local_kick(void *opaque, const char *id, struct base_error *error)
 
 	if (ret)
 		return ret;
-	found = local_queue_kick(file->table, &pool->config, id);
+	found = local_queue_kick(file->table, id);
 	ret = local_leave(file, error);
 	if (!ret && !found)
 		return base_refuse(error, -ENOENT, "pool \"%s\" has no member \"%.*s\"",
@@ -282,7 +271,6 @@ const struct slots_ops slots_local = {
 	.set = local_set,
 	.kick = local_kick,
 	.status = tell_status,
-	.history = local_history,
 	.names = local_names,
 	.close = local_close,
 };

@@ -73,11 +73,11 @@ struct local_head {
 	uint32_t by_job;     /* 1: a job did; 0: it is the rule's */
 	uint32_t member_end; /* records from here on are not used */
 	uint32_t job_end;
-	uint32_t acts;      /* of operators, so far; the latest SLOTS_ACTS are kept */
+	uint32_t set_order; /* enum ioshape_order */
 	uint32_t turn;      /* the place that was given last */
 	uint64_t base;      /* of tags: above those in the order before */
-	uint32_t set_order; /* enum ioshape_order */
-	char unused[244];
+	uint64_t set_ms;    /* when an operator last set something, since 1970 */
+	char unused[240];
 };
 
 struct local_job {
@@ -88,13 +88,6 @@ struct local_job {
 	uint64_t writes;  /* slots that it gave back, or lost */
 	uint64_t free_ns; /* when its bandwidth is free again */
 	uint64_t seen;    /* its latest request's seq */
-};
-
-/* What an operator did. */
-struct local_act {
-	uint64_t wall_ms;
-	char who[56];
-	char what[64];
 };
 
 enum local_state { LOCAL_FREE, LOCAL_WAITING, LOCAL_HOLDING };
@@ -128,7 +121,7 @@ struct local_image {
 	struct local_job first_jobs[LOCAL_FIRST_JOBS];
 	struct local_member first_members[LOCAL_FIRST_MEMBERS];
 	struct local_job more_jobs[LOCAL_MORE_JOBS];
-	struct local_act acts[SLOTS_ACTS];
+	char unused[1024];
 	struct local_member more_members[LOCAL_MORE_MEMBERS];
 };
 
@@ -181,11 +174,10 @@ void local_queue_beat(struct local_table *table, const struct slots_config *conf
 		      const struct slots_beat *beat, struct slots_answer *answer);
 /* False if there is no such member. */
 bool local_queue_release(struct local_table *table, const char *id, uint64_t passed);
-bool local_queue_kick(struct local_table *table, const struct slots_config *config, const char *id);
+bool local_queue_kick(struct local_table *table, const char *id);
 /* Finds it, or replaces the one that was seen least lately. */
 struct local_job *local_job_named(struct local_table *table, const char *name);
-void local_queue_set(struct local_table *table, const struct slots_config *config,
-		     const struct ioshape_pool_settings *settings);
+void local_queue_set(struct local_table *table, const struct ioshape_pool_settings *settings);
 /* All that this process held and waited for is forgotten. */
 void local_queue_bury(struct local_table *table, uint32_t process);
 /* Processes that would have to be dead for the queue to move: those of the holders, and of the
@@ -232,9 +224,6 @@ void local_choose_capacity(struct local_table *table, const struct slots_config 
 
 /* ---- Status (local_status.c) ----------------------------------------------------------------- */
 
-/* What an operator does, while the table has what was set before. */
-void local_describe(const struct local_head *before, const struct ioshape_pool_settings *settings,
-		    char what[SLOTS_NAME_BYTES]);
 /* `usual` is the capacity where nobody asked for one. */
 void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool_status *status);
 

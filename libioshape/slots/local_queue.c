@@ -466,30 +466,9 @@ bool local_queue_release(struct local_table *table, const char *id, uint64_t pas
 	return remove_member(table, id, &passed);
 }
 
-static void note_act(struct local_table *table, const struct slots_config *config, const char *what)
+bool local_queue_kick(struct local_table *table, const char *id)
 {
-	struct local_head *head = &table->image.head;
-	struct local_act *act = &table->image.acts[head->acts++ % SLOTS_ACTS];
-	char who[SLOTS_NAME_BYTES];
-
-	slots_name_operator(&config->identity, who);
-	memset(act, 0, sizeof(*act));
-	act->wall_ms = table->wall_ms;
-	snprintf(act->who, sizeof(act->who), "%.*s", (int)sizeof(act->who) - 1, who);
-	snprintf(act->what, sizeof(act->what), "%.*s", (int)sizeof(act->what) - 1, what);
-	local_changed(table, head);
-	local_changed(table, act);
-}
-
-bool local_queue_kick(struct local_table *table, const struct slots_config *config, const char *id)
-{
-	const bool found = remove_member(table, id, NULL);
-	char what[SLOTS_NAME_BYTES];
-
-	snprintf(what, sizeof(what), "kick %.40s", id);
-	if (found)
-		note_act(table, config, what);
-	return found;
+	return remove_member(table, id, NULL);
 }
 
 static enum ioshape_order order_of(uint32_t set)
@@ -513,14 +492,12 @@ static void change_order(struct local_table *table, enum ioshape_order order)
 	}
 }
 
-void local_queue_set(struct local_table *table, const struct slots_config *config,
-		     const struct ioshape_pool_settings *settings)
+void local_queue_set(struct local_table *table, const struct ioshape_pool_settings *settings)
 {
 	struct local_head *head = &table->image.head;
-	char what[SLOTS_NAME_BYTES];
 
 	local_tick(table);
-	local_describe(head, settings, what);
+	head->set_ms = table->wall_ms;
 	if (settings->clear || settings->capacity)
 		head->set_capacity = settings->capacity;
 	if (settings->clear || settings->pool_bytes_per_s)
@@ -536,7 +513,6 @@ void local_queue_set(struct local_table *table, const struct slots_config *confi
 	if (settings->clear || settings->pool_bytes_per_s || settings->job_bytes_per_s)
 		local_forget_paces(table);
 	local_changed(table, head);
-	note_act(table, config, what);
 	let_in_those_that_fit(table);
 }
 

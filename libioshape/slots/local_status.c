@@ -2,48 +2,7 @@
 /* What the table of a pool says to an operator. */
 #include "slots/local.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
-
-static void show(uint64_t value, bool order, char text[24])
-{
-	if (order && value)
-		snprintf(text, 24, "%s", slots_order_name((enum ioshape_order)value));
-	else
-		snprintf(text, 24, "%" PRIu64, value);
-}
-
-/* "set capacity=8 (was 4) rate=1000". */
-void local_describe(const struct local_head *before, const struct ioshape_pool_settings *settings,
-		    char what[SLOTS_NAME_BYTES])
-{
-	const struct {
-		const char *name;
-		uint64_t before, after;
-	} changes[] = {
-		{ "capacity", before->set_capacity, settings->capacity },
-		{ "rate", before->set_pool_rate, settings->pool_bytes_per_s },
-		{ "job-rate", before->set_job_rate, settings->job_bytes_per_s },
-		{ "small", before->set_small_bytes, settings->small_bytes },
-		{ "express", before->set_express, settings->express },
-		{ "order", before->set_order, settings->order },
-	};
-	size_t used = (size_t)snprintf(what, SLOTS_NAME_BYTES, settings->clear ? "clear" : "set");
-
-	for (size_t i = 0; i < ARRAY_LENGTH(changes) && used < SLOTS_NAME_BYTES; i++) {
-		const bool word = !strcmp(changes[i].name, "order");
-		char was[32] = "", shown[2][24];
-
-		show(changes[i].before, word, shown[0]);
-		show(changes[i].after, word, shown[1]);
-		if (changes[i].before)
-			snprintf(was, sizeof(was), " (was %s)", shown[0]);
-		if (changes[i].after || (changes[i].before && settings->clear))
-			used += (size_t)snprintf(what + used, SLOTS_NAME_BYTES - used, " %s=%s%s",
-						 changes[i].name, shown[1], was);
-	}
-}
 
 static void list(struct local_table *table, enum local_state state,
 		 struct ioshape_pool_status *status)
@@ -112,19 +71,6 @@ static void list_jobs(struct local_table *table, struct ioshape_pool_status *sta
 	}
 }
 
-static void list_acts(struct local_table *table, struct ioshape_pool_status *status)
-{
-	const uint32_t end = table->image.head.acts, count = MIN(end, SLOTS_ACTS);
-
-	for (uint32_t i = end - count; i != end; i++) {
-		const struct local_act *act = &table->image.acts[i % SLOTS_ACTS];
-		const struct ioshape_pool_act row = { (double)act->wall_ms / 1e3, act->who,
-						      act->what };
-
-		slots_status_add_act(status, &row);
-	}
-}
-
 /* In the last 60 s, if those of the minute before came evenly. */
 static uint32_t grants_last_minute(const struct local_table *table)
 {
@@ -163,5 +109,5 @@ void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool
 	list(table, LOCAL_HOLDING, status);
 	list(table, LOCAL_WAITING, status);
 	list_jobs(table, status);
-	list_acts(table, status);
+	status->changed_s = (double)head->set_ms / 1e3;
 }

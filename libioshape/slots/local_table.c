@@ -21,7 +21,6 @@
 _Static_assert(sizeof(struct local_head) == 512, "heads have holes");
 _Static_assert(sizeof(struct local_job) == 128, "jobs have holes");
 _Static_assert(sizeof(struct local_member) == 256, "members have holes");
-_Static_assert(sizeof(struct local_act) == 128, "acts have holes");
 _Static_assert(offsetof(struct local_image, more_jobs) == LOCAL_PAGE_BYTES, "not a page");
 _Static_assert(offsetof(struct local_image, more_members) == 2 * LOCAL_PAGE_BYTES, "not a page");
 _Static_assert(sizeof(struct local_image) % LOCAL_PAGE_BYTES == 0, "not pages");
@@ -152,16 +151,6 @@ static bool check_records(struct local_table *table)
 		local_changed(table, job);
 		good = false;
 	}
-	for (uint32_t i = 0; head->acts && i < SLOTS_ACTS; i++) {
-		struct local_act *act = &table->image.acts[i];
-
-		if (text_holds(act->who, sizeof(act->who)) &&
-		    text_holds(act->what, sizeof(act->what)))
-			continue;
-		memset(act, 0, sizeof(*act));
-		local_changed(table, act);
-		good = false;
-	}
 	return good;
 }
 
@@ -196,7 +185,7 @@ static size_t bytes_used(const struct local_head *head)
 	if (head->member_end > LOCAL_FIRST_MEMBERS)
 		return pages +
 		       (head->member_end - LOCAL_FIRST_MEMBERS) * sizeof(struct local_member);
-	return head->job_end > LOCAL_FIRST_JOBS || head->acts ? pages : LOCAL_PAGE_BYTES;
+	return head->job_end > LOCAL_FIRST_JOBS ? pages : LOCAL_PAGE_BYTES;
 }
 
 static bool is_zero(const struct local_head *head)

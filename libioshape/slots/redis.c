@@ -287,15 +287,15 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 /* ---- The operator's -------------------------------------------------------------------------- */
 
 /* For one job or user. */
-static int set_limit(struct redis_pool *pool, const char *who,
-		     const struct ioshape_pool_settings *settings, struct base_error *error)
+static int set_limit(struct redis_pool *pool, const struct ioshape_pool_settings *settings,
+		     struct base_error *error)
 {
 	struct link_command command;
 	redisReply *reply;
 	uint64_t done;
 	int ret;
 
-	redis_begin(pool, &command, "limit", who, 0);
+	redis_begin(pool, &command, "limit", "", 0);
 	link_add_texts(&command, settings->job ? "job" : "user",
 		       settings->job ? settings->job : settings->user);
 	link_add_numbers(&command, settings->clear != 0, settings->share,
@@ -322,14 +322,12 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 {
 	struct redis_pool *pool = opaque;
 	struct link_command command;
-	char who[SLOTS_NAME_BYTES];
 	redisReply *reply;
 	int ret;
 
-	slots_name_operator(&pool->config.identity, who);
 	if (settings->job || settings->user)
-		return set_limit(pool, who, settings, error);
-	redis_begin(pool, &command, "set", who, 0);
+		return set_limit(pool, settings, error);
+	redis_begin(pool, &command, "set", "", 0);
 	link_add_numbers(&command, settings->clear != 0, settings->capacity,
 			 amount(settings->pool_bytes_per_s), amount(settings->job_bytes_per_s),
 			 amount(settings->small_bytes), settings->express, settings->order);
@@ -343,17 +341,13 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 static int redis_kick(void *opaque, const char *id, struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
-	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
 	struct link_command command;
 	redisReply *reply;
 	uint64_t found;
 	bool repeated;
 	int ret;
 
-	slots_name_operator(&pool->config.identity, who);
-	snprintf(what, sizeof(what), "kick %.40s", id);
 	redis_begin(pool, &command, "kick", id, 0);
-	link_add_texts(&command, who, what);
 	ret = redis_call(pool, &command, &reply, &repeated, error);
 	if (ret)
 		return ret;
@@ -384,32 +378,6 @@ static int redis_status(void *opaque, struct ioshape_pool_status **status, struc
 	ret = redis_read_status(reply, pool->config.pool, status, error);
 	freeReplyObject(reply);
 	return ret == -EPROTO ? not_understood(pool, "status", error) : ret;
-}
-
-#define HOURS_AT_A_TIME 24u /* a server does nothing else meanwhile */
-
-static int redis_history(void *opaque, uint32_t hours, struct slots_history *history,
-			 struct base_error *error)
-{
-	struct redis_pool *pool = opaque;
-	const uint64_t last = wall_ms() / 3600000;
-	struct link_command command;
-	redisReply *reply;
-	int ret = 0;
-
-	for (uint32_t count; !ret && hours; hours -= count) {
-		count = MIN(hours, HOURS_AT_A_TIME);
-		redis_begin(pool, &command, "history", "", 0);
-		link_add_numbers(&command, last + 1 - hours, count);
-		ret = redis_call(pool, &command, &reply, NULL, error);
-		if (ret)
-			return ret;
-		ret = redis_read_history(reply, history, hours == count);
-		freeReplyObject(reply);
-		if (ret == -EPROTO)
-			return not_understood(pool, "history", error);
-	}
-	return ret ? base_no_memory(error, "a pool's history", history->hours.bytes) : 0;
 }
 
 static int list_names(struct redis_pool *pool, const char *from, const char *to, redisReply **reply,
@@ -486,7 +454,6 @@ const struct slots_ops slots_redis = {
 	.set = redis_set,
 	.kick = redis_kick,
 	.status = redis_status,
-	.history = redis_history,
 	.names = redis_names,
 	.close = redis_close,
 };

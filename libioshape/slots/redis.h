@@ -94,8 +94,6 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer);
 int redis_read_grant(const redisReply *reply, struct slots_grant *grant);
 int redis_read_status(const redisReply *reply, const char *pool,
 		      struct ioshape_pool_status **status, struct base_error *error);
-/* Appended; what operators did only if `acts`. */
-int redis_read_history(const redisReply *reply, struct slots_history *history, bool acts);
 int redis_read_number(const redisReply *reply, uint64_t *number);
 
 #endif

@@ -156,33 +156,6 @@ static int read_job(const redisReply *row, struct ioshape_pool_status *status)
 	return 0;
 }
 
-/* {when, who, what} */
-static int take_act(const redisReply *row, struct ioshape_pool_act *act, char who[SLOTS_NAME_BYTES],
-		    char what[SLOTS_NAME_BYTES])
-{
-	redisReply **part = row->element;
-	uint64_t when_ms;
-
-	if (!is_list(row, 3) || read_amount(part[0], &when_ms) ||
-	    part[1]->type != REDIS_REPLY_STRING || part[2]->type != REDIS_REPLY_STRING)
-		return -EPROTO;
-	copy_text(part[1], who, SLOTS_NAME_BYTES);
-	copy_text(part[2], what, SLOTS_NAME_BYTES);
-	*act = (struct ioshape_pool_act){ .at_s = (double)when_ms / 1e3, .who = who, .what = what };
-	return 0;
-}
-
-static int read_act(const redisReply *row, struct ioshape_pool_status *status)
-{
-	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
-	struct ioshape_pool_act act;
-	int ret = take_act(row, &act, who, what);
-
-	if (!ret)
-		slots_status_add_act(status, &act);
-	return ret;
-}
-
 /* {kind, name, share, rate} */
 static int read_limit(const redisReply *row, struct ioshape_pool_status *status)
 {
@@ -216,9 +189,9 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 	static const char *const by[] = { "default", "job", "operator" };
 	redisReply **part = numbers->element;
 	uint32_t who, waiters, holders, order;
-	uint64_t held_ms, waited_ms;
+	uint64_t held_ms, waited_ms, changed_ms;
 
-	if (!is_list(numbers, 15) || read_small(part[0], &status->capacity) ||
+	if (!is_list(numbers, 16) || read_small(part[0], &status->capacity) ||
 	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
 	    read_small(part[2], &status->used) || read_amount(part[3], &status->pool_bytes_per_s) ||
 	    read_amount(part[4], &status->job_bytes_per_s) ||
@@ -227,10 +200,12 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters) ||
 	    read_small(part[10], &holders) || read_amount(part[11], &status->written_bytes) ||
 	    read_amount(part[12], &held_ms) || read_amount(part[13], &waited_ms) ||
-	    read_small(part[14], &order) || order > IOSHAPE_ORDER_FIRST)
+	    read_small(part[14], &order) || order > IOSHAPE_ORDER_FIRST ||
+	    read_amount(part[15], &changed_ms))
 		return -EPROTO;
 	status->held_s = (double)held_ms / 1e3;
 	status->waited_s = (double)waited_ms / 1e3;
+	status->changed_s = (double)changed_ms / 1e3;
 	status->capacity_by = by[who];
 	status->order = slots_order_name(order);
 	status->waiter_count = waiters;
@@ -245,60 +220,16 @@ int redis_read_status(const redisReply *reply, const char *pool,
 	int ret;
 
 	*status = NULL;
-	if (!is_list(reply, 6))
+	if (!is_list(reply, 5))
 		return -EPROTO;
 	ret = slots_status_new(status, pool, "redis", error);
 	if (ret)
 		return ret;
 	if (!read_numbers(part[0], *status) && !read_rows(part[1], read_holder, *status) &&
 	    !read_rows(part[2], read_waiter, *status) && !read_rows(part[3], read_job, *status) &&
-	    !read_rows(part[4], read_act, *status) && !read_rows(part[5], read_limit, *status))
+	    !read_rows(part[4], read_limit, *status))
 		return 0;
 	ioshape_pool_status_free(*status);
 	*status = NULL;
 	return -EPROTO;
-}
-
-/* ---- History --------------------------------------------------------------------------------- */
-
-/* {hour, job, user, writes, written, held, waited} */
-static int read_hour(const redisReply *row, struct slots_history *history)
-{
-	struct ioshape_pool_hour hour = { 0 };
-	char job[SLOTS_NAME_BYTES], user[SLOTS_NAME_BYTES];
-	redisReply **part = row->element;
-	uint64_t number, held_ms, waited_ms;
-
-	if (!is_list(row, 7) || read_amount(part[0], &number) ||
-	    part[1]->type != REDIS_REPLY_STRING || part[2]->type != REDIS_REPLY_STRING ||
-	    read_amount(part[3], &hour.writes) || read_amount(part[4], &hour.written_bytes) ||
-	    read_amount(part[5], &held_ms) || read_amount(part[6], &waited_ms))
-		return -EPROTO;
-	copy_text(part[1], job, sizeof(job));
-	copy_text(part[2], user, sizeof(user));
-	hour.begin_s = (double)number * 3600;
-	hour.job = job;
-	hour.user = user;
-	hour.held_s = (double)held_ms / 1e3;
-	hour.waited_s = (double)waited_ms / 1e3;
-	return slots_history_add_hour(history, &hour);
-}
-
-int redis_read_history(const redisReply *reply, struct slots_history *history, bool acts)
-{
-	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
-	struct ioshape_pool_act act;
-	int ret = is_list(reply, 2) && is_list(reply->element[0], 0) &&
-				  is_list(reply->element[1], 0) ?
-			  0 :
-			  -EPROTO;
-
-	for (size_t i = 0; !ret && i < reply->element[0]->elements; i++)
-		ret = read_hour(reply->element[0]->element[i], history);
-	for (size_t i = 0; !ret && acts && i < reply->element[1]->elements; i++) {
-		ret = take_act(reply->element[1]->element[i], &act, who, what);
-		if (!ret)
-			ret = slots_history_add_act(history, &act);
-	}
-	return ret;
 }

@@ -109,16 +109,6 @@ struct slots_grant {
 	uint32_t end_ms;
 };
 
-/* What ioshape_pool_get_history() is made of (history.c). Texts are copied. 0 or -ENOMEM. */
-struct slots_history {
-	struct base_buffer hours, acts;
-};
-
-int slots_history_add_hour(struct slots_history *history, const struct ioshape_pool_hour *hour);
-int slots_history_add_act(struct slots_history *history, const struct ioshape_pool_act *act);
-/* The public one, and the other is empty then; NULL where memory is short. */
-struct ioshape_pool_history *slots_history_end(struct slots_history *history);
-
 /*
  * One coordinator. No member is NULL. A pool's functions may be called from several threads at a
  * time, except wait(), which one thread calls. All but wait() return soon: within about two
@@ -155,9 +145,6 @@ struct slots_ops {
 		   struct base_error *error);
 	int (*kick)(void *pool, const char *id, struct base_error *error); /* -ENOENT */
 	int (*status)(void *pool, struct ioshape_pool_status **status, struct base_error *error);
-	/* Appended, of so many hours until now. -ENOTSUP. */
-	int (*history)(void *pool, uint32_t hours, struct slots_history *history,
-		       struct base_error *error);
 	/* All names that this coordinator knows, ended by '\n' each, appended. */
 	int (*names)(void *pool, struct base_buffer *names, struct base_error *error);
 	/* No other call is under way. What the process held is given back where that takes no
@@ -179,7 +166,6 @@ int slots_status_new(struct ioshape_pool_status **out, const char *pool, const c
 void slots_status_add(struct ioshape_pool_status *status, bool holder,
 		      const struct ioshape_member *member);
 void slots_status_add_job(struct ioshape_pool_status *status, const struct ioshape_pool_job *job);
-void slots_status_add_act(struct ioshape_pool_status *status, const struct ioshape_pool_act *act);
 void slots_status_add_limit(struct ioshape_pool_status *status,
 			    const struct ioshape_pool_limit *limit);
 
@@ -189,9 +175,7 @@ void slots_status_add_limit(struct ioshape_pool_status *status,
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
 #define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
 #define SLOTS_LISTED_JOBS 64u        /* the same for jobs */
-#define SLOTS_ACTS 8u                /* of operators, in a status */
 #define SLOTS_LIMITS 64u             /* for one job or user */
-#define SLOTS_MOST_HOURS (30u * 24)
 #define SLOTS_MOST_SHARE 1000000u
 #define SLOTS_MOST_PLACES 64u
 #define SLOTS_USUAL_SHARE 100u
@@ -319,8 +303,6 @@ uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, 
 
 /* Who this process is, from the launcher's variables (identity.c). `job` may be NULL. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
-/* Who does what an operator does, for the record: "USER@HOST". */
-void slots_name_operator(const struct slots_identity *identity, char who[SLOTS_NAME_BYTES]);
 
 /* Only the client's number: each pool of a process is a client of its own. */
 void slots_identify_client(struct slots_identity *identity);

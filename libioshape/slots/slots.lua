@@ -6,14 +6,13 @@
 -- ARGV         the operation; whom it is about (an id, a job or an operator); lease; the epoch that the client
 --              knows; the rest is said at each operation
 --
---   :m  hash   `pool`: counters, clock, what the operator set; `run`: of the server; `acts`: who last did what;
+--   :m  hash   `pool`: counters, clock, what the operator set; `run`: of the server;
 --              `limits`: what the operator set for one job or user; `m:ID`: who holds or waits. All but `run` packed
 --   :h  zset   ids of holders, by the end of their lease
 --   :q  zset   waiters in their order; the member begins with a number that rises, for those alike
 --   :s  zset   the small ones among them, by start tags of their own; the same members
 --   :l  zset   ids of waiters, by when they are taken for dead
 --   :j  hash   what is remembered of jobs (packed)
---   :t:HOUR  hash   what each job used in that hour since 1970 (packed), for 30 days; '': all others of it
 --   :w:CLIENT  list: ids of that client's requests that were granted while it waited
 --
 -- Each call of Redis costs the server about a microsecond, and each function here that is made a sixth of one.
@@ -26,12 +25,7 @@ local MOST_JOBS = 1000 -- when there are more, those that were not seen for long
 local KEPT_JOBS = 500 -- ... but for so many that have nothing in the pool
 local TIDIED = 60000 -- not more often than that
 local LISTED_JOBS = 64 -- those that wrote most, in a status
-local KEPT_ACTS = 100 -- of operators ...
-local LISTED_ACTS = 8 -- ... in a status
 local MOST_LIMITS = 64 -- for one job or user
-local HOUR = 3600 * 1000
-local KEPT_HOURS = 30 * 24
-local MOST_HOURLY = 128 -- jobs that an hour names
 local MOST_NAME = 64 -- bytes of a name in what is kept: anybody can say longer ones
 local LISTED = 256 -- holders, and waiters, in a status
 local NEAR = 10 -- up to this position one is told who goes before it
@@ -48,7 +42,6 @@ local MOST_PLACES = 64
 local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
 local PACE_WRITERS = 8 -- ... shared by so many writers at most
 local WASTE, FAIR, FIRST = 1, 2, 3 -- orders
-local ORDERS = {'waste', 'fair', 'first'}
 local ADVANCE = 300 * 1000 -- a job gets at most by what it says of itself, either way
 local DOUBLE, USUAL_SHARE = 60 * 1000, 100 -- twice the share counts as if it had asked so much earlier
 
@@ -111,6 +104,7 @@ end
 --   base         of places in the queue: above those in the order before
 --   places       a byte for each part of the storage targets: writers that have slots there; turn: the latest
 --   set_capacity, set_pool_rate, set_job_rate, set_small, set_express, set_order: by the operator
+--   changed      when the operator last set something, by the server's clock
 
 -- A key of the pool could not be read: any client may write to them. Only what operators set is kept, as far as it can
 -- be read; the rest begins anew, as after a loss of all data. Returns the packed pool; false: it cannot be read.
@@ -121,12 +115,6 @@ local function drop_what_is_broken()
 	local function unpacked(packed)
 		local found = {pcall(cmsgpack.unpack, packed)}
 		return packed and table.remove(found, 1) and found
-	end
-	local hour = math.floor(server_ms() / HOUR)
-	for at = hour - KEPT_HOURS, hour + 1 do
-		if not is_hash(prefix .. 't:' .. at) then
-			call('DEL', prefix .. 't:' .. at)
-		end
 	end
 	if not is_hash(M) then
 		call('DEL', M)
@@ -140,19 +128,14 @@ local function drop_what_is_broken()
 		found[name] = value and {packed = all[i + 1], values = value} or nil
 	end
 	call('DEL', M)
-	local acts, limits, count = {}, {}, 0
-	for _, act in ipairs(found.acts and type(found.acts.values[1]) == 'table' and found.acts.values[1] or {}) do
-		if type(act) == 'table' and tonumber(act[1]) and type(act[2]) == 'string' and type(act[3]) == 'string' then
-			acts[#acts + 1] = {tonumber(act[1]), act[2], act[3]}
-		end
-	end
+	local limits, count = {}, 0
 	for key, limit in pairs(found.limits and type(found.limits.values[1]) == 'table' and found.limits.values[1] or {}) do
 		local share, rate = type(limit) == 'table' and tonumber(limit.share), type(limit) == 'table' and tonumber(limit.rate)
 		if share and rate and count < MOST_LIMITS and string.match(key, '^%a+:') then
 			limits[key], count = {share = share, rate = rate, free = 0}, count + 1
 		end
 	end
-	call('HSET', M, 'acts', cmsgpack.pack(acts), 'limits', cmsgpack.pack(limits))
+	call('HSET', M, 'limits', cmsgpack.pack(limits))
 	return found.pool and found.pool.packed or false, count
 end
 
@@ -177,7 +160,7 @@ if is_known then
 		used, express_used, holders, waiters, small_waiters, urgent_waiters, shares, vt, served,
 		small_vt, fence, seq, ms, bytes, free, paces, grants, minute, this_minute, last_minute,
 		set_capacity, set_pool_rate, set_job_rate, set_small, set_express, written, held, waited, limits,
-		base, set_order, places, turn =
+		base, set_order, places, turn, changed =
 		cmsgpack.unpack(stored[2])
 	pool = {
 		epoch = epoch, opened = opened, grace = grace, hw = hw, ahead = ahead, place = place,
@@ -189,7 +172,8 @@ if is_known then
 		this_minute = this_minute, last_minute = last_minute, set_capacity = set_capacity,
 		set_pool_rate = set_pool_rate, set_job_rate = set_job_rate, set_small = set_small,
 		set_express = set_express, written = written, held = held, waited = waited, limits = limits,
-		base = base, set_order = set_order, places = places, turn = turn
+		base = base, set_order = set_order, places = places, turn = turn,
+		changed = changed
 	}
 else
 	pool = new_pool()
@@ -199,7 +183,7 @@ if kept_limits then
 	pool = new_pool()
 	for name, most in pairs({
 		set_capacity = 65536, set_pool_rate = 2 ^ 53, set_job_rate = 2 ^ 53, set_small = 2 ^ 53,
-		set_express = 65536, set_order = FIRST
+		set_express = 65536, set_order = FIRST, changed = 2 ^ 53
 	}) do
 		local value = before[name]
 		pool[name] = type(value) == 'number' and value > 0 and value <= most and value or 0
@@ -276,19 +260,17 @@ end
 -- number `busy`; its next request begins at `finish`, the latest one did at `latest`; `small_finish` is the
 -- same among small ones; `usual` is what those without a size cost; `ms` and `bytes` are time and size of
 -- its latest writes. In `writes` slots that it had it wrote `written` bytes; it `held` and `waited` for them
--- so long; the same when the hour number `hour` began, its latest. It was last `seen` then. Its
--- bandwidth is `free` again then, unless the pool has forgotten that since (`paces`).
+-- so long. It was last `seen` then. Its bandwidth is `free` again then, unless the pool has forgotten
+-- that since (`paces`).
 local function unpack_job(packed)
 	local busy, members, share, finish, latest, small_finish, usual, ms, bytes, user, writes,
-		written, held, waited, hour, hour_writes, hour_written, hour_held, hour_waited, seen, free,
-		paces =
+		written, held, waited, seen, free, paces =
 		cmsgpack.unpack(packed)
 	return {
 		busy = busy, members = members, share = share, finish = finish, latest = latest,
 		small_finish = small_finish, usual = usual, ms = ms, bytes = bytes, user = user,
-		writes = writes, written = written, held = held, waited = waited, hour = hour,
-		hour_writes = hour_writes, hour_written = hour_written, hour_held = hour_held,
-		hour_waited = hour_waited, seen = seen, free = free, paces = paces
+		writes = writes, written = written, held = held, waited = waited, seen = seen,
+		free = free, paces = paces
 	}
 end
 
@@ -315,8 +297,7 @@ local function load_job(name)
 		job = {
 			busy = 0, members = 0, share = 0, finish = 0, latest = 0, small_finish = 0,
 			usual = UNKNOWN_COST, ms = 0, bytes = 0, user = '', writes = 0, written = 0,
-			held = 0, waited = 0, hour = 0, hour_writes = 0, hour_written = 0, hour_held = 0,
-			hour_waited = 0, seen = 0, free = 0, paces = 0
+			held = 0, waited = 0, seen = 0, free = 0, paces = 0
 		}
 	end
 	if job.busy ~= pool.busy then
@@ -329,39 +310,10 @@ end
 local function store_job(name, job)
 	local packed = cmsgpack.pack(
 		job.busy, job.members, job.share, job.finish, job.latest, job.small_finish, job.usual,
-		job.ms, job.bytes, job.user, job.writes, job.written, job.held, job.waited, job.hour,
-		job.hour_writes, job.hour_written, job.hour_held, job.hour_waited, job.seen, job.free,
-		job.paces)
+		job.ms, job.bytes, job.user, job.writes, job.written, job.held, job.waited, job.seen,
+		job.free, job.paces)
 	if call('HSET', J, name, packed) == 1 then
 		call('PEXPIRE', J, KEPT)
-	end
-end
-
--- Since its hour began.
-local function used_in_hour(job)
-	return job.user, job.writes - job.hour_writes, job.written - job.hour_written,
-		job.held - job.hour_held, job.waited - job.hour_waited
-end
-
-local function begin_hour(job, hour)
-	job.hour, job.hour_writes, job.hour_written = hour, job.writes, job.written
-	job.hour_held, job.hour_waited = job.held, job.waited
-end
-
-local function note_hour(name, job)
-	local key, field = prefix .. 't:' .. job.hour, string.sub(name, 1, MOST_NAME)
-	if job.writes == job.hour_writes or call('HSET', key, field, cmsgpack.pack(used_in_hour(job))) == 0 then
-		return
-	end
-	call('PEXPIRE', key, KEPT_HOURS * HOUR)
-	if call('HLEN', key) > MOST_HOURLY then
-		local others = call('HGET', key, '')
-		local _, writes, written, held, waited = cmsgpack.unpack(others or cmsgpack.pack('', 0, 0, 0, 0))
-		call('HDEL', key, field)
-		call('HSET', key, '', cmsgpack.pack('', writes + job.writes - job.hour_writes,
-			written + job.written - job.hour_written, held + job.held - job.hour_held,
-			waited + job.waited - job.hour_waited))
-		begin_hour(job, job.hour)
 	end
 end
 
@@ -471,18 +423,11 @@ local function forget(id, member, passed)
 	end
 	job.members, job.seen = job.members - 1, now
 	if holds then
-		local hour, bytes, time = math.floor(server / HOUR), passed or member.passed, now - member.since
-		if job.hour ~= hour then
-			note_hour(member.job, job)
-			begin_hour(job, hour)
-		end
+		local bytes, time = passed or member.passed, now - member.since
 		job.writes, job.written = job.writes + 1, job.written + bytes
 		job.held, job.waited = job.held + time, job.waited + member.waited
 		pool.written, pool.held = pool.written + bytes, pool.held + time
 		pool.waited = pool.waited + member.waited
-	end
-	if job.members == 0 then
-		note_hour(member.job, job) -- its record may be forgotten before the hour is over
 	end
 	store_job(member.job, job)
 	if job.members == 0 then
@@ -583,31 +528,10 @@ end
 
 -- ---- What every operation begins with ---------------------------------------------------------------
 
-if operation == 'history' then
-	-- first-hour hours: {{{hour, job, user, writes, written, held, waited}, ...}, {acts, the latest last}}
-	local first, rows, jobs = tonumber(ARGV[5]), {}, call('HGETALL', J)
-	for hour = first, first + tonumber(ARGV[6]) - 1 do
-		local noted, used = call('HGETALL', prefix .. 't:' .. hour), {}
-		for i = 1, #noted, 2 do
-			local row = {pcall(cmsgpack.unpack, noted[i + 1])}
-			used[noted[i]] = table.remove(row, 1) and #row == 5 and row or nil -- any client may write there
-		end
-		for i = 1, #jobs, 2 do
-			local job = unpack_job(jobs[i + 1])
-			if job.hour == hour and job.writes > job.hour_writes then
-				used[string.sub(jobs[i], 1, MOST_NAME)] = {used_in_hour(job)}
-			end
-		end
-		for name, row in pairs(used) do
-			rows[#rows + 1] = {hour, name, unpack(row)}
-		end
-	end
-	local acts = call('HGET', M, 'acts')
-	return {rows, acts and cmsgpack.unpack(acts) or {}}
-elseif operation == 'status' and not is_known then
+if operation == 'status' and not is_known then
 	-- To look must not make a pool.
-	return {{tonumber(ARGV[5]), 0, 0, 0, 0, SMALL_BYTES, EXPRESS, 0, 0, 0, 0, 0, 0, 0, WASTE},
-		{}, {}, {}, {}, {}}
+	return {{tonumber(ARGV[5]), 0, 0, 0, 0, SMALL_BYTES, EXPRESS, 0, 0, 0, 0, 0, 0, 0, WASTE, 0},
+		{}, {}, {}, {}}
 elseif operation ~= 'acquire' then
 	-- A server without memory refuses what may take some, but not if something was written before. Who
 	-- is there shall be able to stay and to go.
@@ -640,13 +564,11 @@ if not is_usable or place ~= pool.place or math.abs(server + pool.ahead - pool.h
 			pool.used, pool.express_used, pool.shares, pool.places = 0, 0, 0, ''
 			pool.holders, pool.waiters, pool.small_waiters, pool.urgent_waiters = 0, 0, 0, 0
 			pool.free, pool.renewed, members = 0, 0, {}
-			local kept = call('HMGET', M, 'acts', 'limits')
+			local kept = call('HGET', M, 'limits')
 			local left = call('DEL', H, Q, S, L) > 0
 			call('DEL', M, J)
-			for i, name in ipairs({'acts', 'limits'}) do
-				if kept[i] then
-					call('HSET', M, name, kept[i])
-				end
+			if kept then
+				call('HSET', M, 'limits', kept)
 			end
 			somebody = known_epoch > 0 or left or (is_known and is_held)
 			-- Also above those that were given in this millisecond.
@@ -933,54 +855,32 @@ elseif operation == 'pace' then
 	end
 
 elseif operation == 'set' or operation == 'limit' or operation == 'kick' then
-	-- {when, who, what}, the latest last
-	local function note_act(who, what)
-		local packed = call('HGET', M, 'acts')
-		local acts = packed and cmsgpack.unpack(packed) or {}
-		acts[#acts + 1] = {server, who, what}
-		if #acts > KEPT_ACTS then
-			table.remove(acts, 1)
-		end
-		call('HSET', M, 'acts', cmsgpack.pack(acts))
-	end
-
 	-- clear capacity pool-rate job-rate small express order (0: as it was)
 	local function set(clear, slots, pool_rate, job_rate, small, beside, sequence)
-		local what, order_before = clear == '1' and 'clear' or 'set', order()
-		local settings = {
-			{'capacity', 'set_capacity', slots}, {'rate', 'set_pool_rate', pool_rate},
-			{'job-rate', 'set_job_rate', job_rate}, {'small', 'set_small', small},
-			{'express', 'set_express', beside}, {'order', 'set_order', sequence}
-		}
-		for _, setting in ipairs(settings) do
-			local label, name, value = setting[1], setting[2], tonumber(setting[3])
-			local before = pool[name]
-			if value > 0 or (clear == '1' and before > 0) then
-				local function shown(number)
-					return name == 'set_order' and ORDERS[number] or string.format('%.0f', number)
-				end
-				local was = before > 0 and ' (was ' .. shown(before) .. ')' or ''
-				what = what .. ' ' .. label .. '=' .. shown(value) .. was
-				pool[name] = value
-			end
+		local order_before = order()
+		for name, given in pairs({
+			set_capacity = slots, set_pool_rate = pool_rate, set_job_rate = job_rate, set_small = small,
+			set_express = beside, set_order = sequence
+		}) do
+			local value = tonumber(given)
+			pool[name] = (value > 0 or clear == '1') and value or pool[name]
 		end
 		if order() ~= order_before and pool.waiters > 0 then
 			-- Those that wait come before all in the new order.
 			pool.base = math.max(tonumber(call('ZRANGE', Q, -1, -1, 'WITHSCORES')[2]), 0)
 		end
-		note_act(subject, what)
 		if clear == '1' or tonumber(pool_rate) + tonumber(job_rate) > 0 then
 			-- What was given in advance at the rate before is owed by nobody.
 			pool.free, pool.paces = 0, pool.paces + 1
 		end
-		pool.renewed, is_changed = 0, true
+		pool.changed, pool.renewed, is_changed = server, 0, true
 		return 1
 	end
 
 	-- kind name clear share rate (0: as it was)
 	local function limit(kind, name, clear, share, rate)
 		name, share, rate = string.sub(name, 1, MOST_NAME), tonumber(share), tonumber(rate)
-		local key, what = kind .. ':' .. name, (clear == '1' and 'clear ' or 'set ') .. kind .. ' ' .. name
+		local key = kind .. ':' .. name
 		local found = limit_of(kind, name)
 		limits = limits or {}
 		if clear == '1' and found then
@@ -993,21 +893,17 @@ elseif operation == 'set' or operation == 'limit' or operation == 'kick' then
 			found = found or {share = 0, rate = 0}
 			found.share, found.rate = share > 0 and share or found.share, rate > 0 and rate or found.rate
 			found.free, limits[key] = 0, found
-			what = what .. string.format(' share=%.0f rate=%.0f', found.share, found.rate)
 		end
 		call('HSET', M, 'limits', cmsgpack.pack(limits))
-		note_act(subject, what)
-		pool.paces, pool.renewed, is_changed = pool.paces + 1, 0, true
+		pool.paces, pool.changed, pool.renewed, is_changed = pool.paces + 1, server, 0, true
 		return 1
 	end
 
-	-- who what
-	local function kick(who, what)
+	local function kick()
 		if not members[subject] then
 			return 0
 		end
 		forget(subject, members[subject])
-		note_act(who, what)
 		return 1
 	end
 
@@ -1068,10 +964,10 @@ elseif operation == 'status' then
 	end
 
 	-- usual-capacity: {{numbers}, {holders, oldest first}, {waiters, the next one first}, {jobs, by what they
-	-- wrote}, {acts of operators, the latest last}, {limits}}
+	-- wrote}, {limits}}
 	operate = function(usual)
 		local held, queue = call('ZRANGE', H, 0, -1, 'WITHSCORES'), call('ZRANGE', Q, 0, LISTED - 1)
-		local acts, all, holders, waiters = call('HGET', M, 'acts'), {}, {}, {}
+		local all, holders, waiters = {}, {}, {}
 		for i = 1, #held, 2 do
 			all[#all + 1] = {id = held[i], member = must_find(held[i]), deadline = held[i + 1]}
 		end
@@ -1086,8 +982,7 @@ elseif operation == 'status' then
 			local id = string.sub(tag, 17)
 			waiters[i] = row(id, must_find(id), call('ZSCORE', L, id))
 		end
-		acts = acts and cmsgpack.unpack(acts) or {}
-		local latest, limited = {unpack(acts, math.max(#acts - LISTED_ACTS, 0) + 1)}, {}
+		local limited = {}
 		limit_of('', '')
 		for key, limit in pairs(limits or {}) do
 			local kind, name = string.match(key, '^(%a+):(.*)$')
@@ -1103,8 +998,8 @@ elseif operation == 'status' then
 			{
 				slots, by, pool.used, pool.set_pool_rate, pool.set_job_rate, small, express(),
 				pool.grants, grants_last_minute(), pool.waiters, pool.holders,
-				pool.written, pool.held, pool.waited, order()
-			}, holders, waiters, job_rows(all), latest, limited
+				pool.written, pool.held, pool.waited, order(), pool.changed
+			}, holders, waiters, job_rows(all), limited
 		}
 	end
 end
@@ -1133,7 +1028,7 @@ if is_changed or renew then
 		pool.paces, pool.grants, pool.minute, pool.this_minute, pool.last_minute, pool.set_capacity,
 		pool.set_pool_rate, pool.set_job_rate, pool.set_small, pool.set_express,
 		pool.written, pool.held, pool.waited, pool.limits, pool.base, pool.set_order, pool.places,
-		pool.turn)
+		pool.turn, pool.changed)
 end
 if #fields > 0 then
 	call('HSET', M, unpack(fields))

@@ -17,8 +17,6 @@ struct whole {
 	text holder_texts[SLOTS_LISTED][3], waiter_texts[SLOTS_LISTED][3];
 	struct ioshape_pool_job jobs[SLOTS_LISTED_JOBS];
 	text job_texts[SLOTS_LISTED_JOBS][2];
-	struct ioshape_pool_act acts[SLOTS_ACTS];
-	text act_texts[SLOTS_ACTS][2];
 	struct ioshape_pool_limit limits[SLOTS_LIMITS];
 	text limit_texts[SLOTS_LIMITS];
 };
@@ -41,7 +39,6 @@ int slots_status_new(struct ioshape_pool_status **out, const char *pool, const c
 		.holders = whole->holders,
 		.waiters = whole->waiters,
 		.jobs = whole->jobs,
-		.acts = whole->acts,
 		.limits = whole->limits,
 	};
 	*out = &whole->status;
@@ -83,20 +80,6 @@ void slots_status_add_job(struct ioshape_pool_status *status, const struct iosha
 	copy(texts[0], &row->job);
 	copy(texts[1], &row->user);
 	status->job_listed++;
-}
-
-void slots_status_add_act(struct ioshape_pool_status *status, const struct ioshape_pool_act *act)
-{
-	struct whole *whole = (struct whole *)status;
-	struct ioshape_pool_act *row = whole->acts + status->act_listed;
-	text *texts = whole->act_texts[status->act_listed];
-
-	if (status->act_listed == SLOTS_ACTS)
-		return;
-	*row = *act;
-	copy(texts[0], &row->who);
-	copy(texts[1], &row->what);
-	status->act_listed++;
 }
 
 void slots_status_add_limit(struct ioshape_pool_status *status,

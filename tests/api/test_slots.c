@@ -680,7 +680,6 @@ TEST(local, settings_beyond_all_measure_are_refused)
 TEST(local, settings_that_do_not_go_together_are_refused)
 {
 	struct ioshape_pool_settings settings[5];
-	struct ioshape_pool_history *history;
 
 	begin(LOCAL);
 	contexts[0] = open_context("J", 1);
@@ -697,10 +696,6 @@ TEST(local, settings_that_do_not_go_together_are_refused)
 		ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[i]), -EINVAL);
 	settings[4].share = 50;
 	ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[4]), -ENOTSUP);
-	ck_assert_int_eq(ioshape_pool_get_history(contexts[0], "p", 0, &history), -EINVAL);
-	ck_assert_int_eq(ioshape_pool_get_history(contexts[0], "p", 721, &history), -EINVAL);
-	ck_assert_int_eq(ioshape_pool_get_history(contexts[0], "p", 720, &history), -ENOTSUP);
-	ck_assert_ptr_null(history);
 	end(LOCAL);
 }
 

@@ -350,22 +350,20 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 #define TEXT "$1\r\nx\r\n"
 #define NONE "*0\r\n"
 #define FOUR ONE ONE ONE ONE
-/* Who set the capacity comes second, the order last. */
-#define NUMBERS(by, order) "*15\r\n" ONE by FOUR FOUR FOUR order
+/* Who set the capacity comes second, the order last but one. */
+#define NUMBERS(by, order) "*16\r\n" ONE by FOUR FOUR FOUR order ONE
 #define MEMBER "*12\r\n" TEXT TEXT TEXT FOUR FOUR ONE
 #define JOB "*6\r\n" TEXT TEXT FOUR
-#define ACT "*3\r\n" ONE TEXT TEXT
 #define LIMIT "*4\r\n" TEXT TEXT ONE ONE
 #define LIST(row) "*1\r\n" row
 #define SOUND NUMBERS(ONE, ONE)
-#define STATUS(numbers, holders, waiters, jobs, acts, limits)                                      \
-	"*6\r\n" numbers holders waiters jobs acts limits
-#define WITH_NUMBERS(numbers) STATUS(numbers, NONE, NONE, NONE, NONE, NONE)
-#define WITH_HOLDERS(list) STATUS(SOUND, list, NONE, NONE, NONE, NONE)
-#define WITH_WAITERS(list) STATUS(SOUND, NONE, list, NONE, NONE, NONE)
-#define WITH_JOBS(list) STATUS(SOUND, NONE, NONE, list, NONE, NONE)
-#define WITH_ACTS(list) STATUS(SOUND, NONE, NONE, NONE, list, NONE)
-#define WITH_LIMITS(list) STATUS(SOUND, NONE, NONE, NONE, NONE, list)
+#define STATUS(numbers, holders, waiters, jobs, limits)                                            \
+	"*5\r\n" numbers holders waiters jobs limits
+#define WITH_NUMBERS(numbers) STATUS(numbers, NONE, NONE, NONE, NONE)
+#define WITH_HOLDERS(list) STATUS(SOUND, list, NONE, NONE, NONE)
+#define WITH_WAITERS(list) STATUS(SOUND, NONE, list, NONE, NONE)
+#define WITH_JOBS(list) STATUS(SOUND, NONE, NONE, list, NONE)
+#define WITH_LIMITS(list) STATUS(SOUND, NONE, NONE, NONE, list)
 
 static int ask_for_status(const char *answer, struct ioshape_pool_status **status)
 {
@@ -385,9 +383,9 @@ static int ask_for_status(const char *answer, struct ioshape_pool_status **statu
 TEST(tests, a_status_of_another_shape_is_not_taken_for_ours)
 {
 	static const char *const wrong[] = {
-		"*5\r\n" SOUND NONE NONE NONE NONE,
+		"*4\r\n" SOUND NONE NONE NONE,
 		WITH_NUMBERS(ONE),
-		WITH_NUMBERS("*14\r\n" FOUR FOUR FOUR ONE ONE),
+		WITH_NUMBERS("*15\r\n" FOUR FOUR FOUR ONE ONE ONE),
 		WITH_NUMBERS(NUMBERS(":3\r\n", ONE)),
 		WITH_NUMBERS(NUMBERS(TEXT, ONE)),
 		WITH_NUMBERS(NUMBERS(ONE, ":99\r\n")),
@@ -400,9 +398,6 @@ TEST(tests, a_status_of_another_shape_is_not_taken_for_ours)
 		WITH_JOBS(ONE),
 		WITH_JOBS(LIST("*5\r\n" TEXT TEXT ONE ONE ONE)),
 		WITH_JOBS(LIST("*6\r\n" TEXT ONE FOUR)),
-		WITH_ACTS(ONE),
-		WITH_ACTS(LIST("*3\r\n" TEXT TEXT TEXT)),
-		WITH_ACTS(LIST("*3\r\n" ONE TEXT ONE)),
 		WITH_LIMITS(ONE),
 		WITH_LIMITS(LIST("*4\r\n" ONE TEXT ONE ONE)),
 		WITH_LIMITS(LIST("*4\r\n" TEXT TEXT ONE TEXT)),
@@ -410,13 +405,12 @@ TEST(tests, a_status_of_another_shape_is_not_taken_for_ours)
 	struct ioshape_pool_status *status;
 
 	ck_assert_int_eq(ask_for_status(STATUS(SOUND, LIST(MEMBER), LIST(MEMBER), LIST(JOB),
-					       LIST(ACT), LIST(LIMIT)),
+					       LIST(LIMIT)),
 					&status),
 			 0);
 	ck_assert_uint_eq(status->holder_listed, 1);
 	ck_assert_uint_eq(status->waiter_listed, 1);
 	ck_assert_uint_eq(status->job_listed, 1);
-	ck_assert_uint_eq(status->act_listed, 1);
 	ck_assert_uint_eq(status->limit_listed, 1);
 	ioshape_pool_status_free(status);
 	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {

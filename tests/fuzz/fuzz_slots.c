@@ -103,7 +103,7 @@ static void set(struct local_table *table, struct input *input)
 	settings.small_bytes = take_amount(input, 0, UINT64_MAX);
 	settings.express = (uint32_t)take_amount(input, 0, SLOTS_MOST_CAPACITY);
 	settings.order = (enum ioshape_order)(take(input, 1) % (IOSHAPE_ORDER_FIRST + 1));
-	local_queue_set(table, &config, &settings);
+	local_queue_set(table, &settings);
 }
 
 static void pace(struct local_table *table, struct input *input)
@@ -126,7 +126,7 @@ static void leave(struct local_table *table, struct input *input, uint64_t how)
 	take_config(input, &config);
 	take_id(input, id);
 	if (how == 0)
-		local_queue_kick(table, &config, id);
+		local_queue_kick(table, id);
 	else if (how == 1)
 		local_queue_bury(table, (uint32_t)take(input, 2) % LOCAL_NUMBERS);
 	else
@@ -163,7 +163,6 @@ static void check_same(struct local_table *now, struct local_table *before)
 	for (uint32_t i = 0; i < head->member_end; i++)
 		MUST(!memcmp(local_member(now, i), local_member(before, i),
 			     sizeof(struct local_member)));
-	MUST(!head->acts || !memcmp(now->image.acts, before->image.acts, sizeof(now->image.acts)));
 }
 
 /* No slot was granted beyond the capacity, but one to a request with a deadline: a lower capacity

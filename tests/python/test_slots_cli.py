@@ -281,14 +281,7 @@ def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
         "capacity_by",
     )
     assert [found[name] for name in names] == [7, 2 << 30, 500 << 20, 1 << 20, 3, "operator"]
-    done = ["set capacity=7", f"set rate={2 << 30} small={1 << 20}"]
-    done.append(f"set job-rate={500 << 20} express=3")
-    assert [act["what"] for act in found["acts"]] == done
-    assert all("@" in act["who"] for act in found["acts"])
-    assert abs(found["acts"][-1]["at_s"] - time.time()) < 600
-    assert done[-1] in succeed("slots", "status", POOL, *at)
-    succeed("slots", "set", POOL, "--capacity", "9", *at)
-    assert state(address)["acts"][-1]["what"] == "set capacity=9 (was 7)"
+    assert abs(found["changed_s"] - time.time()) < 600
     out = succeed("slots", "clear", POOL, *at)
     assert "capacity: set by the operator" not in out
     assert "bandwidth: any for the pool, any for each job" in out

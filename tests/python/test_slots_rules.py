@@ -152,8 +152,8 @@ class Schedule:
         if self.losses and self.random.random() < 0.01:
             self.misfortune()
         acts = [self.acquire, self.beat, self.release, self.again, self.kick, self.set, self.pace]
-        acts += [self.status, self.limit, self.history]
-        act = self.random.choices(acts, [30, 35, 18, 6, 1.5, 1.5, 6, 2, 1, 0.5])[0]
+        acts += [self.status, self.limit]
+        act = self.random.choices(acts, [30, 35, 18, 6, 1.5, 1.5, 6, 2, 1])[0]
         act()
         self.check()
 
@@ -302,16 +302,15 @@ class Schedule:
 
     def kick(self) -> None:
         request = self.some_id()
-        answer = self.pool.kick(request, "me@here", f"kick {request}")
-        self.operation(answer, "kick", request, "me@here", f"kick {request}")
+        self.operation(self.pool.kick(request), "kick", request)
 
     def set(self) -> None:
         draw, clear = self.random.choice, self.random.random() < 0.4
         made = Settings(draw([0, 0, 1, 5]), draw([0, 10**6]), draw([0, 10**7]))
         made.small, made.express = draw([0, 0, 1, 1 << 31]), draw([0, 0, 3])
         made.order = draw([0, 0, WASTE, FAIR, FIRST])
-        answer = self.pool.set("me@here", clear, made)
-        self.operation(answer, "set", "me@here", int(clear), *vars(made).values())
+        answer = self.pool.set(clear, made)
+        self.operation(answer, "set", "", int(clear), *vars(made).values())
 
     def pace(self) -> None:
         who = self.random.choice(JOBS)
@@ -324,13 +323,8 @@ class Schedule:
         draw, who = self.random.choice, self.random.choice(JOBS)
         kind, name = draw([("job", who.job), ("user", who.user)])
         clear, share, rate = self.random.random() < 0.5, draw([0, 1, 150]), draw([0, 2 << 20])
-        answer = self.pool.set_limit("me@here", kind, name, clear, share, rate)
-        self.operation(answer, "limit", "me@here", kind, name, int(clear), share, rate)
-
-    def history(self) -> None:
-        hour = self.time // 3_600_000 - 1
-        if not self.losses:  # what a job used since it came is lost with the data
-            self.operation(self.pool.history(hour, 2), "history", "", hour, 2)
+        answer = self.pool.set_limit(kind, name, clear, share, rate)
+        self.operation(answer, "limit", "", kind, name, int(clear), share, rate)
 
     def status(self) -> None:
         self.operation(self.pool.status(2), "status", "", 2)
@@ -388,10 +382,6 @@ class Schedule:
             self.story.append(" ".join(repr(part) for part in told)[:200])
             if expected is ...:
                 continue
-            if told[0] == "history":  # in no order
-                assert isinstance(answer, list)
-                assert isinstance(answer[0], list)
-                answer[0].sort(key=str)
             assert answer == expected
         self.commands.clear()
         self.expected.clear()
@@ -472,8 +462,8 @@ def test_without_memory_those_who_are_there_can_stay_and_go(server: Server) -> N
         assert script("release", "first", 0, lease=60_000) == 1
         assert state(beat(script, "second")) == HOLDING
         assert script("release", "first", 0, lease=60_000) == 0
-        assert script("kick", "second", "me", "kick") == 1
-        assert script("set", "me", 0, 5, 0, 0, 0, 0, 0) == 1
+        assert script("kick", "second") == 1
+        assert script("set", "", 0, 5, 0, 0, 0, 0, 0) == 1
         status = script("status", "", 2)
     finally:
         server.connection.call("CONFIG", "SET", "maxmemory", 0)
@@ -559,7 +549,7 @@ def test_nor_later_if_an_operator_looks_first(server: Server) -> None:
 
 def test_a_clock_that_is_set_back_takes_no_slot_and_ends_every_lease(server: Server) -> None:
     told = Told(server)
-    assert told.script("set", "me", 0, 1, 0, 0, 0, 0, 0) == 1
+    assert told.script("set", "", 0, 1, 0, 0, 0, 0, 0) == 1
     assert state(acquire(told.script, "first", 15_000)) == HOLDING
     assert state(acquire(told.script, "second", 15_000)) == WAITING
     told.passes(-400_000)
@@ -629,12 +619,11 @@ def test_looking_makes_no_pool_and_leaving_leaves_nothing_that_lasts(server: Ser
         assert script("release", name, 0, lease=60_000) == 1
     left = server.connection.call("KEYS", "*")
     assert isinstance(left, list)
-    days = {"m": 1, "j": 1, "w": 1, "t": 30}  # t: an hour's uses
-    assert {str(key).split(":")[2] for key in left} == set(days)
+    assert {str(key).split(":")[2] for key in left} == {"m", "j", "w"}
     for key in left:
         expires = server.connection.call("PTTL", str(key))
         assert isinstance(expires, int)
-        assert 0 < expires <= days[str(key).split(":")[2]] * 24 * 3_600_000
+        assert 0 < expires <= 24 * 3_600_000
 
 
 def test_members_without_details_begin_anew(server: Server) -> None:
@@ -683,9 +672,9 @@ OPERATIONS_BROKEN: list[list[Value]] = [
     ["beat", "two", 1, 0, 0, 0, 1, 0, "c", "n", "j", 0, 1],
     ["release", "one", 5 << 20],
     ["release", "two", 0],
-    ["kick", "one", "me", "kick"],
-    ["set", "me", 0, 2, 0, 0, 0, 0, 1],
-    ["limit", "me", "job", "j", 0, 1, 5],
+    ["kick", "one"],
+    ["set", "", 0, 2, 0, 0, 0, 0, 1],
+    ["limit", "", "job", "j", 0, 1, 5],
     ["pace", "j", 1, 1000, "u"],
     ["status", "", 2],
 ]
@@ -777,35 +766,11 @@ def test_jobs_that_were_not_seen_for_long_are_forgotten(server: Server) -> None:
     assert [row[0] for row in status[3]] == [f"job{most - n:04}" for n in range(64)]  # type: ignore[union-attr, index]
 
 
-def use(script: Script, job: str, name: str, size: int) -> None:
-    named = ("acquire", name, "c", "n", job, 0, 1)
-    assert state(script(*named, 1, 0, 1, 1, 0, "u", 0, 0)) == HOLDING
-    assert script("release", name, size) == 1
-
-
-def test_an_hour_names_so_many_jobs_and_has_the_sum_of_all_others(server: Server) -> None:
-    server.connection.call("FLUSHALL")
-    server.connection.call("SET", "now", STARTED)
-    server.connection.call("SET", "info", info_text(1, 100_000))
-    script, hour, most = Script(server, scripted_text()), STARTED // 3_600_000, 128
-    for number in range(most + 10):
-        use(script, f"job{number:03}" + "x" * 1000, f"r{number}", 1)
-    use(script, f"job{most:03}" + "x" * 1000, "again", 100)
-    history = script("history", "", hour - 700, 701)
-    assert isinstance(history, list)
-    assert isinstance(history[0], list)
-    rows = {str(row[1]): row[2:] for row in history[0] if isinstance(row, list)}
-    assert len(rows) == most + 1
-    assert rows[""] == ["", 11, 110, 0, 0]
-    assert max(map(len, rows)) == 64
-    assert rows["job000" + "x" * 58] == ["u", 1, 1, 0, 0]
-
-
 def test_a_jobs_limit_holds_whatever_the_job_asks_for(server: Server) -> None:
     told = Told(server)
     script = told.script
-    assert script("limit", "op", "user", "u", 0, 50, 3_000_000) == 1
-    assert script("limit", "op", "job", "j", 0, 25, 0) == 1
+    assert script("limit", "", "user", "u", 0, 50, 3_000_000) == 1
+    assert script("limit", "", "job", "j", 0, 25, 0) == 1
     assert state(acquire(script, "first")) == HOLDING
     # Its own rate is higher, the user's limit is of all its jobs together.
     first = script("pace", "j", 1 << 20, 1 << 40, "u")
@@ -813,16 +778,16 @@ def test_a_jobs_limit_holds_whatever_the_job_asks_for(server: Server) -> None:
     assert isinstance(first, list)
     assert isinstance(second, list)
     assert (second[1], first[2]) == (349, 350)  # its start is rounded down, its end up
-    assert script("limit", "op", "user", "u", 1, 0, 0) == 1
+    assert script("limit", "", "user", "u", 1, 0, 0) == 1
     assert script("pace", "j", 1 << 20, 0, "u") == [0, 0, 10_000]
     status = script("status", "", 1)
     assert isinstance(status, list)
-    assert status[5] == [["job", "j", 25, 0]]
+    assert status[4] == [["job", "j", 25, 0]]
 
 
 def test_there_are_only_so_many_limits(server: Server) -> None:
     script = opened(server, "limits")
-    made = [script("limit", "op", "job", f"j{number}", 0, 1, 0) for number in range(66)]
+    made = [script("limit", "", "job", f"j{number}", 0, 1, 0) for number in range(66)]
     assert made == [1] * 64 + [0] * 2
-    assert script("limit", "op", "job", "j1", 1, 0, 0) == 1
-    assert script("limit", "op", "job", "j65", 0, 1, 0) == 1
+    assert script("limit", "", "job", "j1", 1, 0, 0) == 1
+    assert script("limit", "", "job", "j65", 0, 1, 0) == 1

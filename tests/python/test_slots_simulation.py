@@ -80,7 +80,7 @@ class Simulation(Events):
         save.done = self.now
         if save.granted >= 0:
             self.crowd.leave(save, max(save.given, 1))
-        self.pool.kick(save.id, "operator", "kick")
+        self.pool.kick(save.id)
         self._start_granted()
 
     def run_all(self) -> float:

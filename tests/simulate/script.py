@@ -131,7 +131,7 @@ class Real:
         )
 
     def set_order(self, number: int) -> None:
-        self.script("set", "operator", 0, 0, 0, 0, 0, 0, number)
+        self.script("set", "", 0, 0, 0, 0, 0, 0, number)
 
     def woken(self) -> list[str]:
         found = self.connection.call("LPOP", f"{self.script.prefix}w:{CLIENT}", 1_000_000)
@@ -196,7 +196,7 @@ class Modelled:
             self.pool.release(one.id, one.size, LEASE_MS, epoch)
 
     def set_order(self, number: int) -> None:
-        self.pool.set("operator", clear=False, settings=Settings(order=number))
+        self.pool.set(clear=False, settings=Settings(order=number))
 
     def woken(self) -> list[str]:
         found, self.pool.woken = self.pool.woken, []

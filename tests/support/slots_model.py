@@ -19,11 +19,7 @@ MOST_JOBS = 1000
 KEPT_JOBS = 500
 TIDIED = 60_000
 LISTED_JOBS = 64
-KEPT_ACTS = 100
-LISTED_ACTS = 8
 MOST_LIMITS = 64
-HOUR = 3_600_000
-MOST_HOURLY = 128
 MOST_NAME = 64
 LISTED = 256
 NEAR = 10
@@ -31,7 +27,6 @@ SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
 WASTE, FAIR, FIRST = 1, 2, 3
-ORDERS = {WASTE: "waste", FAIR: "fair", FIRST: "first"}
 MOST_PLACES = 64
 #: what a job says of itself makes it so many milliseconds earlier or later at most
 ADVANCE = 300_000
@@ -84,7 +79,7 @@ class Member:
 
 @dataclass
 class Use:
-    """What was used, of a pool, by a job, or in an hour."""
+    """What was used, of a pool, or by a job."""
 
     writes: int = 0
     written: int = 0
@@ -123,8 +118,6 @@ class Job:
     bytes: float = 0
     user: str = ""
     use: Use = field(default_factory=Use)
-    hour: int = 0  # its latest
-    hourly: Use = field(default_factory=Use)  # in it
     seen: int = 0
     free: float = 0  # when its bandwidth is free again
 
@@ -185,7 +178,7 @@ class Numbers:
     grants: int = 0
     granted: list[int] = field(default_factory=list)  # when, in this clock minute and the last
     tidied: int = 0
-    acts: list[Answer] = field(default_factory=list)
+    changed: int = 0  # when the operator last set something
     settings: Settings = field(default_factory=Settings)
     limits: dict[tuple[str, str], Limit] = field(default_factory=dict)
     use: Use = field(default_factory=Use)
@@ -210,8 +203,6 @@ class Pool:
         self.members: dict[str, Member] = {}
         self.jobs: dict[str, Job] = {}
         self.evicted: set[str] = set()  # keys that are needed to understand the others
-        # By hour and job: its user, and what it used. Nobody loses these.
-        self.hours: dict[int, dict[str, tuple[str, Use]]] = {}
         self.granted: list[Grant] = []  # all, for tests
         self.woken: list[str] = []
         self.now = 0
@@ -303,7 +294,9 @@ class Pool:
         """Keep what operators have set, and begin anew with the rest."""
         numbers = self.numbers
         kept = {key: Limit(limit.share, limit.rate) for key, limit in numbers.limits.items()}
-        self.numbers = Numbers(settings=numbers.settings, limits=kept, acts=numbers.acts)
+        self.numbers = Numbers(
+            settings=numbers.settings, limits=kept, changed=numbers.changed
+        )
         self.tick(known_epoch, lease)
         return 1
 
@@ -381,16 +374,10 @@ class Pool:
         elif member.cost > 0:
             self.settle(member, passed)
         if member.state == HOLDING:
-            hour = self.clock() // HOUR
-            if job.hour != hour:
-                if job.hourly.writes:
-                    self.hours[job.hour][member.who.job] = (job.user, job.hourly)
-                job.hour, job.hourly = hour, Use()
             size = member.passed if passed is None else passed
             used = Use(1, size, self.now - member.since, member.waited)
-            for use in (job.use, job.hourly, self.numbers.use):
+            for use in (job.use, self.numbers.use):
                 use.add(used)
-            self.hours.setdefault(hour, {})[member.who.job] = (job.user, job.hourly)
             if member.target_part and len(self.numbers.writers) == member.target_parts:
                 part = member.target_part - 1
                 self.numbers.writers[part] = max(self.numbers.writers[part] - 1, 0)
@@ -615,35 +602,23 @@ class Pool:
         self.grant_those_that_fit()
         return 1
 
-    def note_act(self, who: str, what: str) -> None:
-        self.numbers.acts.append([self.clock(), who, what])
-        del self.numbers.acts[:-KEPT_ACTS]
-
-    def kick(self, id: str, who: str, what: str, lease: int = 15000) -> int:  # noqa: A002
+    def kick(self, id: str, lease: int = 15000) -> int:  # noqa: A002
         self.tick(0, lease)
         if id not in self.members:
             return 0
         self.forget(self.members[id])
-        self.note_act(who, what)
         self.grant_those_that_fit()
         return 1
 
-    def set(self, who: str, clear: bool, settings: Settings, lease: int = 15000) -> int:
+    def set(self, clear: bool, settings: Settings, lease: int = 15000) -> int:
         self.tick(0, lease)
         order, queue = self.order(), self.queue()
-        before, what = vars(self.numbers.settings), "clear" if clear else "set"
-        labels = {"pool_rate": "rate", "job_rate": "job-rate"}
         for name, value in vars(settings).items():
-            if value or (clear and before[name]):
-                now, then = value, before[name]
-                if name == "order":
-                    now, then = ORDERS.get(now, now), ORDERS.get(then, then)
-                was = f" (was {then})" if then else ""
-                what += f" {labels.get(name, name)}={now}{was}"
-                before[name] = value
+            if value or clear:
+                setattr(self.numbers.settings, name, value)
         if self.order() != order and queue:
             self.numbers.base = 0 if queue[-1].urgent else queue[-1].place
-        self.note_act(who, what)
+        self.numbers.changed = self.clock()
         if clear or settings.pool_rate or settings.job_rate:
             self.numbers.free = 0
             for job in self.jobs.values():
@@ -654,9 +629,9 @@ class Pool:
     def limit(self, kind: str, name: str) -> Limit:
         return self.numbers.limits.get((kind, name), Limit())
 
-    def set_limit(self, who: str, kind: str, name: str, clear: bool, share: int, rate: int) -> int:
+    def set_limit(self, kind: str, name: str, clear: bool, share: int, rate: int) -> int:
         self.tick(0, 15000)
-        limits, what = self.numbers.limits, f"{'clear' if clear else 'set'} {kind} {name}"
+        limits = self.numbers.limits
         found = limits.get((kind, name))
         if clear:
             limits.pop((kind, name), None)
@@ -666,23 +641,11 @@ class Pool:
                 return 0
             found = limits.setdefault((kind, name), Limit())
             found.share, found.rate, found.free = share or found.share, rate or found.rate, 0
-            what += f" share={found.share} rate={found.rate}"
-        self.note_act(who, what)
+        self.numbers.changed = self.clock()
         for job in self.jobs.values():
             job.free = 0
         self.grant_those_that_fit()
         return 1
-
-    def is_latest(self, name: str, hour: int) -> bool:
-        return name in self.jobs and self.jobs[name].hour == hour
-
-    def history(self, first: int, hours: int) -> list[list[Answer]]:
-        rows: list[Answer] = [
-            [hour, name, self.jobs[name].user if self.is_latest(name, hour) else user, *use.row()]
-            for hour in range(first, first + hours)
-            for name, (user, use) in self.hours.get(hour, {}).items()
-        ]
-        return [sorted(rows, key=str), self.numbers.acts[:]]
 
     def pace(
         self,
@@ -753,11 +716,10 @@ class Pool:
     def status(self, usual: int, lease: int = 15000) -> list[Answer | list[Answer]]:
         held: list[Member] = []
         queue: list[Member] = []
-        granted, jobs, acts = 0, list[Answer](), list[Answer]()
+        granted, jobs = 0, list[Answer]()
         if self.numbers.run:
             self.tick(0, lease)
             granted, jobs = self.grants_last_minute(), self.job_rows()
-            acts = self.numbers.acts[-LISTED_ACTS:]
             held = sorted(self.holders(), key=lambda member: (member.fence, member.id))
             queue = self.queue()
         numbers, settings = self.numbers, self.numbers.settings
@@ -771,10 +733,9 @@ class Pool:
             for (kind, name), limit in sorted(numbers.limits.items())
         ]
         return [
-            [*first, *rates, *rest, *numbers.use.row()[1:], self.order()],
+            [*first, *rates, *rest, *numbers.use.row()[1:], self.order(), numbers.changed],
             [self.row(member) for member in held[:LISTED]],
             [self.row(member) for member in queue[:LISTED]],
             jobs,
-            acts,
             limits,
         ]

@@ -78,21 +78,11 @@ static int read_status(const redisReply *reply)
 	return ret;
 }
 
-static int read_history(const redisReply *reply)
-{
-	struct slots_history history = { 0 };
-	const int ret = redis_read_history(reply, &history, true);
-
-	base_buffer_free(&history.hours);
-	base_buffer_free(&history.acts);
-	return ret;
-}
-
-#define NUMBERS "3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0"
+#define NUMBERS "3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0 1000"
 #define STATUS(numbers)                                                                            \
 	"( ( " numbers " ) ( ( id job node 0 1 0 5 4 7 100 200 0 ) )"                              \
 	" ( ( id job node 1 1 0 5 4 7 100 200 1 ) ) ( ( job user 4096 2 10 20 ) )"                 \
-	" ( ( 1000 root capacity ) ) ( ( job name 2 0 ) ( user name 1 0 ) ) )"
+	" ( ( job name 2 0 ) ( user name 1 0 ) ) )"
 
 static const struct {
 	int (*read)(const redisReply *reply);
@@ -105,11 +95,8 @@ static const struct {
 	{ read_grant, "( 1048576 10 20 )", { "( 1048576 20 10 )", "( 1 2 )", "word" } },
 	{ read_status,
 	  STATUS(NUMBERS),
-	  { STATUS("3 3 1 0 0 0 0 9 2 1 1 4096 10 20 0"),
-	    STATUS("3 0 1 0 0 0 0 9 2 1 1 4096 10 20 7"), "( )" } },
-	{ read_history,
-	  "( ( ( 480000 job user 1 4096 10 20 ) ) ( ( 1000 root capacity ) ) )",
-	  { "( ( ( 480000 job user 1 4096 10 ) ) ( ) )", "( ( ) ( ( 1000 root ) ) )", "( ( ) )" } },
+	  { STATUS("3 3 1 0 0 0 0 9 2 1 1 4096 10 20 0 1000"),
+	    STATUS("3 0 1 0 0 0 0 9 2 1 1 4096 10 20 7 1000"), "( )" } },
 };
 #define KINDS ((int)ARRAY_LENGTH(kinds))
 

@@ -81,47 +81,6 @@ class PoolLimit:
 
 
 @dataclass(frozen=True)
-class PoolAct:
-    """What an operator did."""
-
-    #: seconds since 1970, by the coordinator's clock
-    at_s: float
-    #: USER@HOST, as the operator's process says
-    who: str
-    #: such as "set capacity=8 (was 4)" or "kick ID"
-    what: str
-
-
-@dataclass(frozen=True)
-class PoolHour:
-    """What a job used of a pool in one hour."""
-
-    #: seconds since 1970
-    begin_s: float
-    #: "": all beyond the first 128 of the hour
-    job: str
-    #: as the job says; "" if unknown
-    user: str
-    written_bytes: int
-    #: slots that it gave back, or lost
-    writes: int
-    #: all these together
-    held_s: float
-    #: for them, together
-    waited_s: float
-
-
-@dataclass(frozen=True)
-class PoolHistory:
-    """What was used of a pool, hour by hour."""
-
-    #: in order of time, then by what was written
-    hours: tuple[PoolHour, ...]
-    #: of operators: the latest 100, oldest first
-    acts: tuple[PoolAct, ...]
-
-
-@dataclass(frozen=True)
 class PoolStatus:
     """A pool at one moment."""
 
@@ -154,8 +113,6 @@ class PoolStatus:
     waiter_count: int
     #: those that wrote most; at most 64
     jobs: tuple[PoolJob, ...] = ()
-    #: the latest 8, oldest first
-    acts: tuple[PoolAct, ...] = ()
     #: for one job or user
     limits: tuple[PoolLimit, ...] = ()
     #: since it began; these three with a Redis
@@ -164,6 +121,8 @@ class PoolStatus:
     held_s: float = 0
     #: the same for waiting
     waited_s: float = 0
+    #: when an operator last set something, in seconds since 1970; 0: never
+    changed_s: float = 0
     #: who is next: "waste", "fair" or "first"
     order: str = "waste"
 
@@ -228,7 +187,6 @@ class Operator:
             holders=_members(status.holders, status.holder_listed),
             waiters=_members(status.waiters, status.waiter_listed),
             jobs=_rows(PoolJob, status.jobs, status.job_listed),
-            acts=_rows(PoolAct, status.acts, status.act_listed),
             limits=_rows(PoolLimit, status.limits, status.limit_listed),
         )
 
@@ -251,17 +209,6 @@ class Operator:
                 failed.append(PoolFailure(name, str(error)))
         left_out = 0 if wanted else len(known) - len(names)
         return PoolsLook(tuple(pools), tuple(failed), left_out)
-
-    def history(self, pool: str, hours: int) -> PoolHistory:
-        """Who used it in so many hours, of which the present one is the last."""
-        out = ffi.new("struct ioshape_pool_history **")
-        code = lib.ioshape_pool_get_history(self._context.pointer, pool.encode(), hours, out)
-        self._check(code, pool, "history")
-        history = ffi.gc(out[0], lib.ioshape_pool_history_free)
-        return PoolHistory(
-            hours=_rows(PoolHour, history.hours, history.hour_count),
-            acts=_rows(PoolAct, history.acts, history.act_count),
-        )
 
     def set(
         self,

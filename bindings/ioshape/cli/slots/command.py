@@ -18,10 +18,8 @@ from ioshape.cli.output import (
     say,
     say_json,
 )
-from ioshape.cli.slots.history import history
 from ioshape.cli.slots.pools import (
     USUAL_SHARE,
-    act_line,
     as_json,
     bytes_option,
     check_answers,
@@ -69,8 +67,6 @@ def _check_limit(job: str, user: str, has_share: bool, has_others: bool) -> None
 
 def _show(status: PoolStatus) -> None:
     _show_settings(status)
-    if status.acts:
-        say(act_line(status.acts[-1]))
     if status.holders or status.waiters:
         say()
         table_of(status.holders, status.waiters).show()
@@ -280,9 +276,6 @@ def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
             return who(one), waits, _ASKS_AGAIN
     # Perhaps it stands behind those that are listed.
     return "", "", _ASKS_AGAIN
-
-
-command.add_command(history)
 
 
 @command.command(short_help="Take a slot away from who holds it.")

@@ -179,7 +179,7 @@ class PoolCollector:
             (
                 "changed_timestamp_seconds",
                 "when an operator last changed something; 0: never",
-                lambda one: one.acts[-1].at_s if one.acts else 0,
+                lambda one: one.changed_s,
             ),
         )
         for name, about, value in gauges:

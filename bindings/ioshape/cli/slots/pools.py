@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pwd
-import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from ioshape._slots.pools import (
         Member,
         Operator,
-        PoolAct,
         PoolFailure,
         PoolLimit,
         PoolsLook,
@@ -256,12 +254,6 @@ def limit_line(limit: PoolLimit) -> str:
     share = [f"share {limit.share / USUAL_SHARE:g}"] if limit.share else []
     rate = [f"{human_size(limit.bytes_per_s)}/s"] if limit.bytes_per_s else []
     return f"limit of {whom}: {', '.join(share + rate)}"
-
-
-def act_line(act: PoolAct, title: str = "latest change") -> str:
-    """What an operator did, when, and who it was."""
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(act.at_s))
-    return f"{title}: {act.what}, by {act.who} at {at}"
 
 
 def who(member: Member) -> str:
