@@ -101,7 +101,6 @@ struct ioshape_pool_status {
 	double waited_s;                     /**< the same for waiting */
 	double changed_s;                    /**< when an operator last set something, in seconds
 					      since 1970; 0: never */
-	const char *order;                   /**< "waste", "fair" or "first": who is next */
 };
 
 /**
@@ -122,14 +121,6 @@ int ioshape_pool_get_status(struct ioshape_context *context, const char *pool,
  */
 void ioshape_pool_status_free(struct ioshape_pool_status *status);
 
-/** Who is next in a pool. */
-enum ioshape_order {
-	IOSHAPE_ORDER_UNCHANGED, /**< in settings: as it was */
-	IOSHAPE_ORDER_WASTE,     /**< whose waiting costs most, within bounds; the default */
-	IOSHAPE_ORDER_FAIR,      /**< jobs in turn, by their shares */
-	IOSHAPE_ORDER_FIRST      /**< first come, first served */
-};
-
 /** What an operator allows in a pool. It stays until it is cleared, and wins over jobs' wishes. */
 struct ioshape_pool_settings {
 	size_t size;       /**< sizeof(struct ioshape_pool_settings) */
@@ -143,8 +134,7 @@ struct ioshape_pool_settings {
 	 * alone, and the others are 0. Needs a Redis. */
 	const char *job;
 	const char *user;
-	uint32_t share;           /**< of which 100 is usual; the job cannot raise it */
-	enum ioshape_order order; /**< from the next request on; those that wait come first */
+	uint32_t share; /**< of which 100 is usual; the job cannot raise it */
 };
 
 #define IOSHAPE_POOL_SETTINGS_INIT IOSHAPE_SIZED(ioshape_pool_settings)

@@ -342,7 +342,7 @@ static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 		.holds_up = slot->wanted.holds_up,
 	};
 
-	slot->request.advance_ms = slots_advance_ms(&stake);
+	slot->request.boost_ms = base_without("boosts") ? 0 : slots_boost_ms(&stake);
 }
 
 /* What reports say of it. Under the lock. */

@@ -58,7 +58,7 @@ struct local_head {
 	char pool[SLOTS_NAME_BYTES];
 	uint64_t fence; /* the last one given */
 	uint64_t seq;   /* of the last request */
-	uint64_t tag;   /* the highest that was let in by shares */
+	uint64_t unused_tag;
 	uint64_t grants;
 	uint64_t free_ns; /* when the pool's bandwidth is free again */
 	uint64_t set_pool_rate;
@@ -73,11 +73,10 @@ struct local_head {
 	uint32_t by_job;     /* 1: a job did; 0: it is the rule's */
 	uint32_t member_end; /* records from here on are not used */
 	uint32_t job_end;
-	uint32_t set_order; /* enum ioshape_order */
-	uint32_t turn;      /* the place that was given last */
-	uint64_t base;      /* of tags: above those in the order before */
-	uint64_t set_ms;    /* when an operator last set something, since 1970 */
-	char unused[240];
+	uint32_t turn; /* the place that was given last */
+	uint32_t unused_number;
+	uint64_t set_ms; /* when an operator last set something, since 1970 */
+	char unused[248];
 };
 
 struct local_job {

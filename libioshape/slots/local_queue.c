@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who may write, of those on one host. A request gets a tag. The lowest is next; of those alike,
- * the one that came first. The tag is a time, so that no request waits for ever: when it asked,
- * less what its waiting costs (order.c).
- *
- * Where the operator wants jobs to have fair shares, the tag of a job's request is above that of
- * the one before by STEP / share, and not below the highest that was let in. So jobs alternate, and
- * no job has credit from a time when it did not write.
+ * Decide who may write, of the processes of one host: the request that came first, after those with a
+ * deadline.
  *
  * The next one that does not fit waits until it does, and all behind it; one that is heavier than
  * the capacity writes alone; a small one may be let past the queue. An urgent one, which has a
@@ -18,8 +13,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-
-#define STEP 1000000u /* between two requests of a job whose share is 1 */
 
 struct local_usage local_count(struct local_table *table)
 {
@@ -50,7 +43,7 @@ uint32_t local_express(const struct local_head *head)
 bool local_is_set(const struct local_head *head)
 {
 	return head->set_capacity || head->set_pool_rate || head->set_job_rate ||
-	       head->set_small_bytes || head->set_express || head->set_order;
+	       head->set_small_bytes || head->set_express;
 }
 
 bool local_is_urgent(const struct local_member *member)
@@ -198,17 +191,10 @@ static void admit(struct local_table *table, struct local_member *member, uint32
 		  uint32_t lease_ms)
 {
 	struct local_head *head = &table->image.head;
-	const bool by_shares = given && head->set_order == IOSHAPE_ORDER_FAIR;
-	struct local_job *job = by_shares ? local_job_named(table, member->job) : NULL;
 
 	/* Made of the time, so that they rise although the file was lost. */
 	head->fence = MAX(head->fence + 1, table->wall_ms * 1024);
 	count_grant(table);
-	if (job) {
-		job->tag = MAX(job->tag, member->tag);
-		head->tag = MAX(head->tag, member->tag);
-		local_changed(table, job);
-	}
 	member->place = take_place(table, member->places);
 	member->state = LOCAL_HOLDING;
 	member->given = given;
@@ -321,43 +307,12 @@ static void answer_for(struct local_table *table, struct local_member *member,
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 
-/* Behind all of its job that wait. */
-static uint64_t tag_by_shares(struct local_table *table, const struct local_job *job,
-			      uint32_t share)
-{
-	const struct local_head *head = &table->image.head;
-	uint64_t latest = job->tag;
-
-	for (uint32_t i = 0; i < table->image.head.member_end; i++) {
-		const struct local_member *member = local_member(table, i);
-
-		if (member->state == LOCAL_WAITING && !strcmp(member->job, job->name))
-			latest = MAX(latest, member->tag);
-	}
-	return MAX(latest + STEP / MAX(share, 1u), MAX(head->tag, head->base));
-}
-
-/* Above 0: that is what those with a deadline have. */
-static uint64_t tag_by_time(const struct local_table *table, const struct slots_config *config,
-			    const struct slots_request *request)
-{
-	const struct local_head *head = &table->image.head;
-	const uint64_t now_ms = head->base + table->now_ns / 1000000;
-	int64_t ms = (int64_t)request->advance_ms + slots_share_ms(config->identity.share);
-
-	if (head->set_order == IOSHAPE_ORDER_FIRST)
-		return now_ms + 1;
-	ms = MAX(MIN(ms, SLOTS_MOST_ADVANCE_MS), -SLOTS_MOST_ADVANCE_MS);
-	return now_ms + 1 + (uint64_t)(SLOTS_MOST_ADVANCE_MS - ms);
-}
-
 /* NULL where the table is full. */
 static struct local_member *enrol(struct local_table *table, const struct slots_config *config,
 				  const struct slots_request *request, uint32_t process,
 				  uint32_t wake)
 {
 	struct local_head *head = &table->image.head;
-	const bool by_shares = head->set_order == IOSHAPE_ORDER_FAIR;
 	struct local_member *member;
 	struct local_job *job;
 	uint32_t i = 0;
@@ -372,9 +327,7 @@ static struct local_member *enrol(struct local_table *table, const struct slots_
 	member = local_member(table, i);
 	*member = (struct local_member){
 		.bytes = MIN(request->bytes, SLOTS_MOST_BYTES),
-		.tag = request->urgent ? 0 :
-		       by_shares       ? tag_by_shares(table, job, config->identity.share) :
-					 tag_by_time(table, config, request),
+		.tag = !request->urgent, /* those with a deadline come first */
 		.seq = head->seq,
 		.since_ns = table->now_ns,
 		.state = LOCAL_WAITING,
@@ -471,27 +424,6 @@ bool local_queue_kick(struct local_table *table, const char *id)
 	return remove_member(table, id, NULL);
 }
 
-static enum ioshape_order order_of(uint32_t set)
-{
-	return set ? (enum ioshape_order)set : IOSHAPE_ORDER_WASTE;
-}
-
-/* Those that wait come before all in the new order. */
-static void change_order(struct local_table *table, enum ioshape_order order)
-{
-	struct local_head *head = &table->image.head;
-	const bool stays = order_of(head->set_order) == order_of(order);
-
-	head->set_order = order;
-	if (stays)
-		return;
-	head->base = MAX(head->base, head->tag);
-	for (uint32_t i = 0; i < head->member_end; i++) {
-		if (local_member(table, i)->state == LOCAL_WAITING)
-			head->base = MAX(head->base, local_member(table, i)->tag);
-	}
-}
-
 void local_queue_set(struct local_table *table, const struct ioshape_pool_settings *settings)
 {
 	struct local_head *head = &table->image.head;
@@ -508,8 +440,6 @@ void local_queue_set(struct local_table *table, const struct ioshape_pool_settin
 		head->set_small_bytes = settings->small_bytes;
 	if (settings->clear || settings->express)
 		head->set_express = settings->express;
-	if (settings->clear || settings->order)
-		change_order(table, settings->order);
 	if (settings->clear || settings->pool_bytes_per_s || settings->job_bytes_per_s)
 		local_forget_paces(table);
 	local_changed(table, head);

@@ -101,7 +101,6 @@ void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool
 	status->job_bytes_per_s = head->set_job_rate;
 	status->small_bytes = local_small_bytes(head);
 	status->express = local_express(head);
-	status->order = slots_order_name((enum ioshape_order)head->set_order);
 	status->grants = head->grants;
 	status->grants_last_minute = grants_last_minute(table);
 	status->holder_count = usage.holders;

@@ -84,8 +84,7 @@ static bool head_holds(const struct local_head *head)
 static bool check_numbers(struct local_table *table)
 {
 	struct local_head *head = &table->image.head;
-	uint64_t *const numbers[] = { &head->fence, &head->seq, &head->tag, &head->base,
-				      &head->grants };
+	uint64_t *const numbers[] = { &head->fence, &head->seq, &head->grants };
 	bool good = true;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(numbers); i++) {
@@ -142,7 +141,6 @@ static bool check_records(struct local_table *table)
 	for (uint32_t i = 0; i < head->job_end; i++) {
 		struct local_job *job = local_job(table, i);
 
-		job->tag = MIN(job->tag, head->tag);
 		if (text_holds(job->name, sizeof(job->name)) &&
 		    text_holds(job->user, sizeof(job->user)))
 			continue;

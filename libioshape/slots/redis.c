@@ -51,7 +51,7 @@ static int take_address(struct redis_pool *pool, struct base_error *error)
 }
 
 /* Versions of the library whose scripts keep other data have a pool each. */
-#define SCRIPT_FORMAT BASE_FORMAT(3u)
+#define SCRIPT_FORMAT BASE_FORMAT(4u)
 
 /* The braces of the keys' tag, above all, must not come from a name. */
 static void name_keys(struct redis_pool *pool)
@@ -125,10 +125,9 @@ static int not_understood(const struct redis_pool *pool, const char *operation,
 }
 
 /* A call whose answer says where a request stands. */
-static int ask_about(struct redis_pool *pool, struct link_command *command,
+static int ask_about(struct redis_pool *pool, const char *operation, struct link_command *command,
 		     struct slots_answer *answer, struct base_error *error)
 {
-	const char *operation = command->texts[4];
 	redisReply *reply;
 	int ret;
 
@@ -195,7 +194,7 @@ static void write_set_name_down(struct redis_pool *pool,
 				const struct ioshape_pool_settings *settings)
 {
 	if (settings->capacity || settings->pool_bytes_per_s || settings->job_bytes_per_s ||
-	    settings->small_bytes || settings->express || settings->order)
+	    settings->small_bytes || settings->express)
 		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
 	else if (settings->clear && !add_name(pool, "1", false, REDIS_CALL_NS, NULL))
 		write_name(pool, REDIS_CALL_NS);
@@ -208,10 +207,10 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	const struct slots_config *config = &pool->config;
 	const struct slots_identity *identity = &config->identity;
 	struct link_command command;
-	char advance[16];
+	char boost[16];
 	int ret;
 
-	snprintf(advance, sizeof(advance), "%d", request->advance_ms);
+	snprintf(boost, sizeof(boost), "%d", request->boost_ms);
 	redis_begin(pool, &command, "acquire", request->id, known_epoch(pool));
 	link_add_texts(&command, identity->client, identity->node, identity->job);
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u), request->weight,
@@ -221,8 +220,8 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 			 request->never_wait);
 	link_add_text(&command, identity->user);
 	link_add_numbers(&command, request->urgent);
-	link_add_text(&command, advance);
-	ret = ask_about(pool, &command, answer, error);
+	link_add_text(&command, boost);
+	ret = ask_about(pool, "acquire", &command, answer, error);
 	if (!ret)
 		write_name_down(pool);
 	return ret;
@@ -242,7 +241,7 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 			 beat->weight, amount(beat->bytes));
 	link_add_texts(&command, identity->client, identity->node, identity->job);
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u));
-	return ask_about(pool, &command, answer, error);
+	return ask_about(pool, "beat", &command, answer, error);
 }
 
 static int redis_release(void *opaque, const char *id, uint64_t passed, struct base_error *error)
@@ -296,10 +295,10 @@ static int set_limit(struct redis_pool *pool, const struct ioshape_pool_settings
 	int ret;
 
 	redis_begin(pool, &command, "limit", "", 0);
+	link_add_numbers(&command, settings->clear != 0);
 	link_add_texts(&command, settings->job ? "job" : "user",
 		       settings->job ? settings->job : settings->user);
-	link_add_numbers(&command, settings->clear != 0, settings->share,
-			 amount(settings->job_bytes_per_s));
+	link_add_numbers(&command, settings->share, amount(settings->job_bytes_per_s));
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	if (ret)
 		return ret;
@@ -330,7 +329,7 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 	redis_begin(pool, &command, "set", "", 0);
 	link_add_numbers(&command, settings->clear != 0, settings->capacity,
 			 amount(settings->pool_bytes_per_s), amount(settings->job_bytes_per_s),
-			 amount(settings->small_bytes), settings->express, settings->order);
+			 amount(settings->small_bytes), settings->express);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);
 	if (!ret)

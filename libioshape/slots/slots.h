@@ -66,7 +66,7 @@ struct slots_request {
 	/* Instead of the pool's; 0: that. So many writers have storage targets of their own: slots
 	 * that are held at a time have places among them. */
 	uint32_t default_capacity;
-	int32_t advance_ms; /* it counts as if it had asked so much earlier (order.c) */
+	int32_t boost_ms; /* time of the whole pool that it may get ahead of its share (boost.c) */
 };
 
 /* A heartbeat. */
@@ -178,8 +178,7 @@ void slots_status_add_limit(struct ioshape_pool_status *status,
 #define SLOTS_LIMITS 64u             /* for one job or user */
 #define SLOTS_MOST_SHARE 1000000u
 #define SLOTS_MOST_PLACES 64u
-#define SLOTS_USUAL_SHARE 100u
-#define SLOTS_MOST_ADVANCE_MS 300000 /* that a job gets by what it says of itself */
+#define SLOTS_MOST_BOOST_MS 300000
 #define SLOTS_MOST_CAPACITY 65536u
 /* In a request, or per second: above it the numbers of slots.lua have holes. */
 #define SLOTS_MOST_BYTES (UINT64_C(1) << 53)
@@ -277,12 +276,8 @@ struct slots_stake {
 	bool holds_up;           /* its ranks do nothing else meanwhile */
 };
 
-/* How much earlier a request counts for it, in ms, within SLOTS_MOST_ADVANCE_MS either way; and for
- * a share instead of the usual one, without bounds (order.c). */
-int32_t slots_advance_ms(const struct slots_stake *stake);
-int32_t slots_share_ms(uint32_t share);
-/* "waste", ...; of what a pool has: UNCHANGED is the default. */
-const char *slots_order_name(enum ioshape_order order);
+/* Return the boost of a request, in ms, within SLOTS_MOST_BOOST_MS either way (boost.c). */
+int32_t slots_boost_ms(const struct slots_stake *stake);
 
 /* Checkpoints of this process in a pool: files that it saves soon after each other are of one. */
 struct slots_checkpoints {

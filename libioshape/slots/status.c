@@ -35,7 +35,6 @@ int slots_status_new(struct ioshape_pool_status **out, const char *pool, const c
 		.pool = whole->pool,
 		.coordinator = coordinator,
 		.capacity_by = "default",
-		.order = slots_order_name(IOSHAPE_ORDER_UNCHANGED),
 		.holders = whole->holders,
 		.waiters = whole->waiters,
 		.jobs = whole->jobs,

@@ -258,17 +258,14 @@ EACH(requests_of_a_job_are_served_in_their_order)
 	end(_i);
 }
 
-EACH(in_turn_a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
+TEST(redis, a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 {
-	struct ioshape_pool_settings in_turn = IOSHAPE_POOL_SETTINGS_INIT;
 	struct visitor many[6] = { 0 }, few = { 0 };
 	struct ioshape_slot *slot;
 
-	begin(_i);
+	begin(REDIS);
 	open_clients(8, 1);
 	contexts[8] = open_context("K", 1);
-	in_turn.order = IOSHAPE_ORDER_FAIR;
-	ck_assert_int_eq(ioshape_pool_set(contexts[8], NULL, &in_turn), 0);
 	grants = 0;
 	slot = take(contexts[0], NULL);
 	for (unsigned i = 0; i < 6; i++)
@@ -279,7 +276,7 @@ EACH(in_turn_a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 		await(&many[i]);
 	await(&few);
 	ck_assert_uint_le(few.place, 3);
-	end(_i);
+	end(REDIS);
 }
 
 EACH(requests_take_as_many_slots_as_they_weigh)

@@ -93,9 +93,9 @@ MECHANISMS = (
         ("save", "storm_hdd", "storm_glusterfs"),
     ),
     Mechanism(
-        "order by what waiting costs",
-        ("libioshape/slots/order.c",),
-        {"fair shares": Switch(operator=("--order", "fair"))},
+        "boosts by what waiting costs",
+        ("libioshape/slots/boost.c",),
+        {"fair shares": without("boosts")},
         ("three_jobs",),
     ),
     Mechanism(

@@ -11,8 +11,8 @@ from tests.simulate.workload import jobs
 from .setting import Figure, Outcome, Setting
 
 JOBS, NODES = 200, 100_000
-#: the order of slots.lua, unless an operator sets another
-OURS = "waste"
+#: the order of slots.lua
+OURS = "ours"
 STORM_S = 15.0
 REDIS_S = 150.0  # of model time, of which the first third only fills the queue
 

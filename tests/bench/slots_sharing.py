@@ -32,7 +32,6 @@ class Job:
         return self.hold_ms * 4 * MIB
 
 
-FAIR = 2  # IOSHAPE_ORDER_FAIR
 JOBS = [Job("many", 16, 20), Job("some", 8, 50), Job("few", 4, 100), Job("two", 2, 200)]
 SLOTS = 2
 WARM_S, SHARED_S = 2, 10
@@ -45,7 +44,6 @@ def share_slots(setting: Setting, address: str) -> dict[str, float]:
         for job in JOBS
         for _ in range(job.ranks)
     ]
-    ranks[0][1].ask("set", order=FAIR)
     begin = time.monotonic_ns() + WARM_S * 10**9
     for job, worker in ranks:
         worker.tell(

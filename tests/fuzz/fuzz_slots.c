@@ -75,7 +75,6 @@ static void acquire(struct local_table *table, struct input *input)
 	take_id(input, request.id);
 	request.weight = (uint32_t)take_amount(input, 0, UINT32_MAX);
 	request.bytes = take_amount(input, 0, UINT64_MAX);
-	request.advance_ms = (int32_t)(uint32_t)take_amount(input, 0, UINT32_MAX);
 	MUST(!local_queue_acquire(table, &config, &request, process, process, &answer));
 }
 
@@ -102,7 +101,6 @@ static void set(struct local_table *table, struct input *input)
 	settings.job_bytes_per_s = take_amount(input, 0, UINT64_MAX);
 	settings.small_bytes = take_amount(input, 0, UINT64_MAX);
 	settings.express = (uint32_t)take_amount(input, 0, SLOTS_MOST_CAPACITY);
-	settings.order = (enum ioshape_order)(take(input, 1) % (IOSHAPE_ORDER_FIRST + 1));
 	local_queue_set(table, &settings);
 }
 

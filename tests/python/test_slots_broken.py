@@ -167,7 +167,8 @@ GARBAGE = "\x00 no number"
 #: a key of the pool, a field of it ("": the whole key), and what survives
 POISONS = {
     "all": ("m", "", ""),
-    "pool": ("m", "pool", "limits"),
+    "pool": ("m", "pool", "capacity limits changed"),
+    "set": ("m", "set", ""),
     "limits": ("m", "limits", "capacity changed"),
     "holders": ("h", "", "capacity limits changed"),
     "queue": ("q", "", "capacity limits changed"),
@@ -194,7 +195,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
         path, _, database = address.removeprefix("unix://").partition("?db=")
         connection = Connection(Path(path))
         connection.call("SELECT", database)
-        name = f"{{ios:{GOOD}}}:v3:{key}"
+        name = f"{{ios:{GOOD}}}:v4:{key}"
         if field:
             connection.call("HSET", name, field, GARBAGE)
         else:
@@ -219,8 +220,8 @@ POISON_WAKES = """
 local all = redis.call('HGETALL', KEYS[1] .. 'm')
 for i = 1, #all, 2 do
     if string.sub(all[i], 1, 2) == 'm:' then
-        local member = {cmsgpack.unpack(all[i + 1])}
-        redis.call('SET', KEYS[1] .. 'w:' .. member[4], 'garbage')
+        local member = cmsgpack.unpack(all[i + 1])
+        redis.call('SET', KEYS[1] .. 'w:' .. member.client, 'garbage')
     end
 end
 """
@@ -244,7 +245,7 @@ def test_a_key_that_wakes_a_waiter_and_cannot_be_written_is_dropped(
                 waits = thread.submit(lambda: ioshape.slot(pool=GOOD, timeout=60).release())
                 await_true(lambda: operator.status(GOOD).waiter_count == 1, "a waiter")
                 if poison:
-                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v3:")
+                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v4:")
                 held.release()
                 waits.result(60)
         ioshape.configure(coordinator="open")

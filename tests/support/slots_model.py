@@ -26,14 +26,13 @@ NEAR = 10
 SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
-WASTE, FAIR, FIRST = 1, 2, 3
-MOST_PLACES = 64
-#: what a job says of itself makes it so many milliseconds earlier or later at most
-ADVANCE = 300_000
-DOUBLE = 60_000
-USUAL_SHARE = 100
+MOST_TARGETS = 64
+#: milliseconds of the whole pool: how long a job's turn lasts, and how far a boost moves a request at most, either way
+TURN = 20_000
+BOOST = 300_000
+URGENT = -math.inf
 
-Answer = list[int | str]
+Answer = dict[str, int | str]
 
 
 @dataclass
@@ -61,17 +60,17 @@ class Member:
     deadline: int
     state: int = WAITING
     cost: float = 0
-    start: float = 0
-    place: float = 0  # in the queue
-    seq: int = 0
+    floor: float = 0  # of the virtual time, once it is granted
+    score: float = 0  # the queue is in this order ...
+    seq: int = 0  # ... and equals in this one
     small_start: float | None = None  # waits, and may be let past the queue
     urgent: bool = False  # has a deadline
     given: int = 0
     fence: int = 0
     passed: int = 0
     waited: int = 0
-    target_parts: int = 0  # of the storage targets, as many as writers have some of their own
-    target_part: int = 0  # its own, from 1 on
+    targets: int = 0  # groups of storage targets, as many as writers have some of their own
+    target: int = 0  # its own group, from 1 on
 
     def describe(self) -> str:
         return f"job {self.who.job}, rank {self.who.rank} on {self.who.node}"
@@ -92,8 +91,8 @@ class Use:
         self.held += other.held
         self.waited += other.waited
 
-    def row(self) -> list[int]:
-        return [self.writes, self.written, self.held, self.waited]
+    def row(self) -> Answer:
+        return {"written": self.written, "held": self.held, "waited": self.waited}
 
 
 @dataclass
@@ -112,6 +111,7 @@ class Job:
     share: int = 0  # while it has members
     finish: float = 0
     latest: float = 0
+    turn: float = 0
     small_finish: float = 0
     usual: float = 1000
     ms: float = 0
@@ -131,7 +131,6 @@ class Settings:
     job_rate: int = 0
     small: int = 0
     express: int = 0
-    order: int = 0
 
     def any(self) -> bool:
         return any(vars(self).values())
@@ -166,9 +165,8 @@ class Numbers:
     vt: float = 0
     served: float = 0
     small_vt: float = 0
-    base: float = 0  # of places in the queue: above those in the order before
-    writers: list[int] = field(default_factory=list)  # in each part of the targets
-    turn: int = 0  # the latest part that was given
+    writers: list[int] = field(default_factory=list)  # in each group of targets
+    turn: int = 0  # the latest group that was given
     seq: int = 0
     cap: int = 0
     by: int = 0
@@ -217,7 +215,7 @@ class Pool:
     def queue(self) -> list[Member]:
         """The next one first."""
         waiting = [member for member in self.members.values() if member.state == WAITING]
-        return sorted(waiting, key=lambda one: (-1 if one.urgent else one.place, one.seq))
+        return sorted(waiting, key=lambda one: (one.score, one.seq))
 
     def small_queue(self) -> list[Member]:
         waiting = [member for member in self.queue() if member.small_start is not None]
@@ -242,27 +240,6 @@ class Pool:
 
     def express(self) -> int:
         return self.numbers.settings.express or 1
-
-    def order(self) -> int:
-        return self.numbers.settings.order or WASTE
-
-    def place(self, start: float, advance: int, own_share: int, set_share: int) -> float:
-        """In the queue, for a request that is to begin at `start` if jobs have fair shares."""
-        base = self.numbers.base
-        if self.order() == FAIR:
-            return base + start
-        if self.order() == FIRST:
-            return base + self.now
-
-        def earlier(share: int) -> int:
-            return math.floor(DOUBLE * math.log(share / USUAL_SHARE) / math.log(2))
-
-        if not set_share:
-            advance += earlier(own_share)
-        advance = max(min(advance, ADVANCE), -ADVANCE)
-        if set_share:
-            advance += earlier(set_share)
-        return max(base, base + self.now + ADVANCE - advance)
 
     def has_members(self, job: str) -> bool:
         return any(member.who.job == job for member in self.members.values())
@@ -290,14 +267,12 @@ class Pool:
         present |= {"s": self.small_queue()}
         return {key for key, content in present.items() if content}
 
-    def heal(self, lease: int = 15000, known_epoch: int = 0) -> int:
+    def heal(self) -> int:
         """Keep what operators have set, and begin anew with the rest."""
         numbers = self.numbers
         kept = {key: Limit(limit.share, limit.rate) for key, limit in numbers.limits.items()}
-        self.numbers = Numbers(
-            settings=numbers.settings, limits=kept, changed=numbers.changed
-        )
-        self.tick(known_epoch, lease)
+        self.numbers = Numbers(settings=numbers.settings, limits=kept, changed=numbers.changed)
+        self.lose_members()
         return 1
 
     def snapshot(self) -> "Snapshot":
@@ -378,9 +353,9 @@ class Pool:
             used = Use(1, size, self.now - member.since, member.waited)
             for use in (job.use, self.numbers.use):
                 use.add(used)
-            if member.target_part and len(self.numbers.writers) == member.target_parts:
-                part = member.target_part - 1
-                self.numbers.writers[part] = max(self.numbers.writers[part] - 1, 0)
+            if member.target and len(self.numbers.writers) == member.targets:
+                group = member.target - 1
+                self.numbers.writers[group] = max(self.numbers.writers[group] - 1, 0)
         job.seen = self.now
         del self.members[member.id]
 
@@ -393,20 +368,20 @@ class Pool:
         for name in absent[: max(len(absent) - KEPT_JOBS, 0)]:
             del self.jobs[name]
 
-    def take_part(self, member: Member) -> None:
-        """Of the storage targets: the next one of those with the fewest writers."""
-        numbers, parts = self.numbers, member.target_parts
-        if len(numbers.writers) != parts:
-            numbers.writers, numbers.turn = [0] * parts, 0
-        after = [(numbers.turn + n) % parts for n in range(parts)]
-        best = min(after, key=lambda part: numbers.writers[part])
+    def take_target(self, member: Member) -> None:
+        """Take the next group of storage targets, of those with the fewest writers."""
+        numbers, groups = self.numbers, member.targets
+        if len(numbers.writers) != groups:
+            numbers.writers, numbers.turn = [0] * groups, 0
+        after = [(numbers.turn + n) % groups for n in range(groups)]
+        best = min(after, key=lambda group: numbers.writers[group])
         numbers.writers[best] += 1
-        member.target_part = numbers.turn = best + 1
+        member.target = numbers.turn = best + 1
 
     def admit(self, member: Member, given: int, lease: int) -> None:
         numbers = self.numbers
-        if member.target_parts > 1:
-            self.take_part(member)
+        if member.targets > 1:
+            self.take_target(member)
         numbers.fence = max(numbers.fence + 1, self.clock() * 1024)
         numbers.grants += 1
         numbers.granted.append(self.now)
@@ -423,8 +398,7 @@ class Pool:
             )
         )
         if given > 0:
-            if not member.urgent:
-                numbers.served = max(numbers.served, member.start)
+            numbers.served = max(numbers.served, member.floor)
             numbers.vt = max(numbers.vt + member.cost / self.shares(), numbers.served)
         elif member.small_start is not None:
             passed = numbers.small_vt + member.cost / self.shares()
@@ -482,12 +456,14 @@ class Pool:
 
     def answer(self, member: Member | None, lease: int = 0) -> Answer:
         epoch, capacity = self.numbers.epoch, self.capacity()
+        told: Answer = {"state": member.state if member else 0, "epoch": epoch}
+        told["capacity"] = capacity
         if member is None:
-            return [0, 0, epoch, 0, 0, capacity, 0, "", 0, 0]
+            return told
         beat = math.ceil(lease / 3)
         if member.state == HOLDING:
-            given: Answer = [HOLDING, member.fence, epoch, member.given, 0, capacity, beat]
-            return [*given, "", 0, member.target_part]
+            given: Answer = {"fence": member.fence, "weight": member.given}
+            return {**told, **given, "beat": beat, "target": member.target}
         queue, held = self.queue(), self.holders()
         position = [waiter.id for waiter in queue].index(member.id)
         before = queue[position - 1] if 0 < position <= NEAR else None
@@ -496,7 +472,8 @@ class Pool:
             change = max(before.deadline if before else 0, self.numbers.grace) - self.now
             beat = max(1, min(beat, change))
         ahead = before.describe() if before else ""
-        return [WAITING, 0, epoch, 0, position, capacity, beat, ahead, member.seq, 0]
+        told |= {"beat": beat, "position": position, "ticket": member.seq, "ahead": ahead}
+        return told
 
     # -- Operations
 
@@ -512,7 +489,7 @@ class Pool:
         known_epoch: int = 0,
         never_wait: bool = False,
         urgent: bool = False,
-        advance: int = 0,
+        boost: int = 0,
     ) -> Answer:
         self.tick(known_epoch, lease)
         numbers = self.numbers
@@ -523,22 +500,28 @@ class Pool:
         if not self.members or numbers.cap == 0:
             numbers.cap, numbers.by = asked or usual, int(asked > 0)
         if not self.members:
-            numbers.vt = numbers.served = numbers.small_vt = numbers.base = 0
+            numbers.vt = numbers.served = numbers.small_vt = 0
             for other in self.jobs.values():
-                other.finish = other.latest = other.small_finish = 0
+                other.finish = other.latest = other.turn = other.small_finish = 0
         job = self.job_of(who.job)
         job.user = who.user
         share = self.limit("job", who.job).share or self.limit("user", who.user).share
-        own_share, who = who.share, replace(who, share=share or who.share)
+        who = replace(who, share=share or who.share)
         if not self.has_members(who.job):
             job.share = who.share
         cost = self.expected_cost(job, size, weight)
-        start = max(numbers.vt, job.finish, job.latest)
+        whole, boost = self.capacity() / who.share, max(min(boost, BOOST), -BOOST)
+        credit = TURN - min(boost, 0) if self.has_members(who.job) else 0
+        present = numbers.vt - credit * whole
+        start = max(present, job.finish, job.latest)
+        if start <= numbers.vt or start - job.turn > TURN * whole:
+            job.turn = start
         job.finish, job.latest = start + cost / who.share, start
         member = Member(id, who, weight, size, lease, self.now, self.now + lease)
-        member.cost, member.start, member.urgent = cost, start, urgent
-        member.target_parts = min(usual, MOST_PLACES)
-        member.place = self.place(start, advance, own_share, share)
+        member.cost, member.urgent = cost, urgent
+        member.targets = min(usual, MOST_TARGETS)
+        member.score = URGENT if urgent else job.turn - boost * whole
+        member.floor = min(job.turn, member.score)
         at_once = self.now >= numbers.grace and not self.queue() and self.fits(member)
         self.members[id] = member
         if at_once:
@@ -612,12 +595,9 @@ class Pool:
 
     def set(self, clear: bool, settings: Settings, lease: int = 15000) -> int:
         self.tick(0, lease)
-        order, queue = self.order(), self.queue()
         for name, value in vars(settings).items():
             if value or clear:
                 setattr(self.numbers.settings, name, value)
-        if self.order() != order and queue:
-            self.numbers.base = 0 if queue[-1].urgent else queue[-1].place
         self.numbers.changed = self.clock()
         if clear or settings.pool_rate or settings.job_rate:
             self.numbers.free = 0
@@ -666,7 +646,7 @@ class Pool:
         job_rate = lowest(job_rate, settings.job_rate, mine.rate)
         rate = lowest(job_rate, settings.pool_rate, of_user.rate)
         if not rate:
-            return [0, 0, 10000]
+            return {"bytes": 0, "start": 0, "end": 10000}
         paced: list[tuple[int, Numbers | Job | Limit]] = [(settings.pool_rate, numbers)]
         paced += [(job_rate, self.job_of(job))] if job_rate else []
         paced = [(each, whose) for each, whose in [*paced, (of_user.rate, of_user)] if each]
@@ -678,17 +658,20 @@ class Pool:
         for each, whose in paced:
             whose.free = (start if size > 0 else whose.free) + size * 1000 / each
         if size <= 0:
-            return [0, 0, 0]
+            return {"bytes": 0, "start": 0, "end": 0}
         end = start - self.now + size * 1000 / rate
-        return [size, math.floor(start - self.now), math.ceil(end)]
+        return {"bytes": size, "start": math.floor(start - self.now), "end": math.ceil(end)}
 
     def row(self, member: Member) -> Answer:
         who = member.who
-        express = int(member.state == HOLDING and member.given == 0)
-        sizes = [member.bytes, member.passed, member.fence]
-        times = [self.now - member.since, member.deadline - self.now]
-        named = [member.id, who.job, who.node, str(who.rank)]
-        return [*named, member.weight, express, *sizes, *times, int(member.urgent)]
+        return {
+            **{"id": member.id, "job": who.job, "node": who.node, "rank": str(who.rank)},
+            "weight": member.weight,
+            "express": int(member.state == HOLDING and member.given == 0),
+            "urgent": int(member.urgent),
+            **{"bytes": member.bytes, "passed": member.passed, "fence": member.fence},
+            **{"since": self.now - member.since, "lease": member.deadline - self.now},
+        }
 
     def grants_last_minute(self) -> int:
         minute, left = self.now // 60_000, 1 - self.now % 60_000 / 60_000
@@ -701,19 +684,17 @@ class Pool:
         for member in self.holders():
             written[member.who.job] += member.passed
         order = sorted(self.jobs, key=lambda name: (-written[name], name))
+        jobs = [(name, self.jobs[name]) for name in order[:LISTED_JOBS]]
         return [
-            [
-                name,
-                self.jobs[name].user,
-                written[name],
-                self.jobs[name].use.writes,
-                self.jobs[name].use.held,
-                self.jobs[name].use.waited,
-            ]
-            for name in order[:LISTED_JOBS]
+            {
+                **{"job": name, "user": job.user, "writes": job.use.writes},
+                **job.use.row(),
+                "written": written[name],
+            }
+            for name, job in jobs
         ]
 
-    def status(self, usual: int, lease: int = 15000) -> list[Answer | list[Answer]]:
+    def status(self, usual: int, lease: int = 15000) -> dict[str, int | str | list[Answer]]:
         held: list[Member] = []
         queue: list[Member] = []
         granted, jobs = 0, list[Answer]()
@@ -723,19 +704,21 @@ class Pool:
             held = sorted(self.holders(), key=lambda member: (member.fence, member.id))
             queue = self.queue()
         numbers, settings = self.numbers, self.numbers.settings
-        used = sum(member.given for member in held)
-        capacity = self.capacity() if settings.capacity or numbers.cap else usual
-        first: Answer = [capacity, 2 if settings.capacity else numbers.by, used]
-        rates = [settings.pool_rate, settings.job_rate, self.small_bytes()]
-        rest: Answer = [self.express(), numbers.grants, granted, len(queue), len(held)]
-        limits: list[Answer] = [
-            [kind, name, limit.share, limit.rate]
-            for (kind, name), limit in sorted(numbers.limits.items())
-        ]
-        return [
-            [*first, *rates, *rest, *numbers.use.row()[1:], self.order(), numbers.changed],
-            [self.row(member) for member in held[:LISTED]],
-            [self.row(member) for member in queue[:LISTED]],
-            jobs,
-            limits,
-        ]
+        by = "operator" if settings.capacity else "job" if numbers.by else "default"
+        return {
+            "capacity": self.capacity() if settings.capacity or numbers.cap else usual,
+            **{"by": by, "used": sum(member.given for member in held)},
+            **{"pool_rate": settings.pool_rate, "job_rate": settings.job_rate},
+            **{"small": self.small_bytes(), "express": self.express()},
+            **{"changed": numbers.changed, "grants": numbers.grants},
+            "grants_last_minute": granted,
+            **{"waiter_count": len(queue), "holder_count": len(held)},
+            **numbers.use.row(),
+            "holders": [self.row(member) for member in held[:LISTED]],
+            "waiters": [self.row(member) for member in queue[:LISTED]],
+            "jobs": jobs,
+            "limits": [
+                {kind: name, "share": limit.share, "rate": limit.rate}
+                for (kind, name), limit in sorted(numbers.limits.items())
+            ],
+        }

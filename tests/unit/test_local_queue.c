@@ -16,7 +16,6 @@ static struct local_table *table;
 static struct slots_config config;
 static struct slots_answer answer;
 static bool urgent; /* what is asked for */
-static int32_t advance_ms;
 static uint32_t places;
 
 static void setup(void)
@@ -26,7 +25,6 @@ static void setup(void)
 	table->now_ns = UINT64_C(1000000000000);
 	table->wall_ms = UINT64_C(1700000000000);
 	urgent = false;
-	advance_ms = 0;
 	places = 0;
 	local_clear(table, "p");
 	config = (struct slots_config){
@@ -58,7 +56,6 @@ static int ask_for(const char *id, uint32_t weight, uint64_t bytes, bool never_w
 		.bytes = bytes,
 		.never_wait = never_wait,
 		.urgent = urgent,
-		.advance_ms = advance_ms,
 		.default_capacity = places,
 	};
 
@@ -96,13 +93,6 @@ static void set(uint32_t capacity, bool clear)
 	const struct ioshape_pool_settings settings = { .capacity = capacity, .clear = clear };
 
 	table->woken_count = 0;
-	local_queue_set(table, &settings);
-}
-
-static void set_order(enum ioshape_order order)
-{
-	const struct ioshape_pool_settings settings = { .order = order };
-
 	local_queue_set(table, &settings);
 }
 
@@ -163,18 +153,6 @@ TEST(tests, one_at_a_time_with_a_deadline_is_beside_the_slots)
 	ck_assert_int_eq(state_of("r3"), SLOTS_HOLDING);
 }
 
-TEST(tests, a_job_is_neither_ahead_nor_behind_for_having_had_a_deadline)
-{
-	uint64_t tag;
-
-	set(1, false);
-	set_order(IOSHAPE_ORDER_FAIR);
-	ck_assert_int_eq(ask("r1", 1), SLOTS_HOLDING);
-	tag = local_job(table, 0)->tag;
-	ck_assert_int_eq(ask_urgently("r2", 1), SLOTS_HOLDING);
-	ck_assert_uint_eq(local_job(table, 0)->tag, tag);
-}
-
 TEST(tests, a_deadline_waits_for_a_writer_that_needs_more_than_there_is)
 {
 	ck_assert_int_eq(ask("r1", 5), SLOTS_HOLDING);
@@ -188,174 +166,6 @@ static void ask_as(const char *job, const char *id)
 {
 	snprintf(config.identity.job, sizeof(config.identity.job), "%s", job);
 	ask(id, 1);
-}
-
-TEST(tests, jobs_alternate_however_many_requests_each_has)
-{
-	static const char *const order[] = { "r2", "r10", "r20", "r3", "r11", "r4", "r5", "r6" };
-
-	set(1, false);
-	set_order(IOSHAPE_ORDER_FAIR);
-	for (int i = 1; i < 7; i++) {
-		char id[8];
-
-		snprintf(id, sizeof(id), "r%d", i);
-		ask_as("many", id);
-	}
-	give_back("r1", 0);
-	/* r2 was let in: its tag is where new jobs begin. */
-	ask_as("few", "r10");
-	ask_as("few", "r11");
-	ask_as("one", "r20");
-	for (size_t i = 0; i < ARRAY_LENGTH(order); i++) {
-		ck_assert_msg(state_of(order[i]) == SLOTS_HOLDING, "%s", order[i]);
-		give_back(order[i], 0);
-	}
-}
-
-TEST(tests, a_job_with_twice_the_share_gets_twice_as_many_slots)
-{
-	uint32_t granted[2] = { 0 };
-
-	set(1, false);
-	set_order(IOSHAPE_ORDER_FAIR);
-	ask_as("other", "r1");
-	for (int i = 0; i < 30; i++) {
-		char id[8];
-
-		config.identity.share = 200;
-		snprintf(id, sizeof(id), "r%d", 100 + i);
-		ask_as("large", id);
-		config.identity.share = 100;
-		snprintf(id, sizeof(id), "r%d", 200 + i);
-		ask_as("small", id);
-	}
-	give_back("r1", 0);
-	for (int i = 0; i < 30; i++) {
-		const uint32_t number = table->woken[0];
-		char id[8];
-
-		granted[number >= 200]++;
-		snprintf(id, sizeof(id), "r%u", number);
-		ck_assert(give_back(id, 0));
-	}
-	ck_assert_uint_ge(granted[0], 19);
-	ck_assert_uint_le(granted[0], 21);
-}
-
-TEST(tests, a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gave_up)
-{
-	set(1, false);
-	set_order(IOSHAPE_ORDER_FAIR);
-	for (int i = 0; i < 50; i++) {
-		ask_as("busy", "r1");
-		give_back("r1", 0);
-	}
-	ask_as("busy", "r1");
-	ask_as("busy", "r2");
-	for (int i = 10; i < 30; i++) {
-		char id[8];
-
-		snprintf(id, sizeof(id), "r%d", i);
-		ask_as("moody", id);
-		give_back(id, 0);
-	}
-	ask_as("moody", "r30");
-	ask_as("moody", "r31");
-	give_back("r1", 0);
-	ck_assert_int_eq(state_of("r30"), SLOTS_HOLDING);
-	give_back("r30", 0);
-	ck_assert_int_eq(state_of("r2"), SLOTS_HOLDING);
-	give_back("r2", 0);
-	ck_assert_int_eq(state_of("r31"), SLOTS_HOLDING);
-}
-
-static enum slots_state ask_with_advance(const char *id, int32_t ms)
-{
-	advance_ms = ms;
-	ask(id, 1);
-	advance_ms = 0;
-	return answer.state;
-}
-
-TEST(tests, whose_waiting_costs_more_is_earlier_within_bounds)
-{
-	set(1, false);
-	config.lease_ms = 3 * SLOTS_MOST_ADVANCE_MS;
-	ask("r1", 1);
-	ask("r2", 1);
-	pass_ms(1000);
-	ask_with_advance("r3", 1001);
-	ck_assert_uint_eq(answer.position, 0);
-	ask_with_advance("r4", 999);
-	ck_assert_uint_eq(answer.position, 2);
-	ask_with_advance("r5", -1);
-	ck_assert_uint_eq(answer.position, 3);
-	/* Whatever it says, and whatever its share. */
-	ask_with_advance("r6", INT32_MIN);
-	pass_ms(2 * SLOTS_MOST_ADVANCE_MS - 1);
-	config.identity.share = SLOTS_MOST_SHARE;
-	ask_with_advance("r7", INT32_MAX);
-	ck_assert_uint_eq(answer.position, 4);
-	ck_assert_int_eq(state_of("r6"), SLOTS_WAITING);
-	ck_assert_uint_eq(answer.position, 5);
-	pass_ms(2);
-	ask_with_advance("r8", INT32_MAX);
-	ck_assert_uint_eq(answer.position, 6);
-}
-
-TEST(tests, twice_the_share_is_a_minute_earlier)
-{
-	set(1, false);
-	config.lease_ms = 600000;
-	ask("r1", 1);
-	ask("r2", 1);
-	pass_ms(59999);
-	config.identity.share = 200;
-	ask("r3", 1);
-	ck_assert_uint_eq(answer.position, 0);
-	pass_ms(2);
-	ask("r4", 1);
-	ck_assert_uint_eq(answer.position, 2);
-}
-
-static struct ioshape_pool_status *status_of_table(void);
-
-/* Those that wait come before all of the next order, whichever these are. */
-TEST(tests, an_order_begins_with_the_next_request)
-{
-	static const enum ioshape_order orders[] = { IOSHAPE_ORDER_FAIR,  IOSHAPE_ORDER_WASTE,
-						     IOSHAPE_ORDER_FIRST, IOSHAPE_ORDER_FAIR,
-						     IOSHAPE_ORDER_FIRST, IOSHAPE_ORDER_WASTE };
-	struct ioshape_pool_status *status;
-	char id[8];
-
-	set(1, false);
-	config.default_capacity = 1;
-	ask("r1", 1);
-	for (uint32_t i = 0; i < ARRAY_LENGTH(orders); i++) {
-		set_order(orders[i]);
-		for (uint32_t j = 0; j < 3; j++) {
-			snprintf(id, sizeof(id), "r%u", 10 * (i + 1) + j);
-			ask_with_advance(id, INT32_MAX);
-			ck_assert_uint_eq(answer.position, 3 * i + j);
-			pass_ms(1);
-		}
-	}
-	set(0, true);
-	status = status_of_table();
-	ck_assert_str_eq(status->order, "waste");
-	ioshape_pool_status_free(status);
-}
-
-TEST(tests, an_order_that_stays_changes_nothing_for_those_who_wait)
-{
-	set(1, false);
-	ask("r1", 1);
-	ask("r2", 1);
-	set_order(IOSHAPE_ORDER_WASTE); /* as it was without being said */
-	ask_with_advance("r3", INT32_MAX);
-	ck_assert_uint_eq(answer.position, 0);
 }
 
 static uint32_t place_of(const char *id)

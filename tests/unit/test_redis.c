@@ -120,7 +120,6 @@ TEST(tests_case, the_status_tells_what_is_known)
 	ck_assert_str_eq(status->jobs[0].job, "4711");
 	ck_assert_str_eq(status->jobs[0].user, "ann");
 	ck_assert_uint_eq(status->jobs[0].written_bytes, 1ull << 40);
-	ck_assert_uint_eq(status->act_listed, 0);
 	ck_assert_uint_eq(status->holders[0].written_bytes, 1ull << 40);
 	ck_assert_uint_eq(status->holders[0].fence, answer.fence);
 	ck_assert(status->holders[0].lease_s > 1 && status->holders[0].lease_s <= 3);

@@ -78,25 +78,35 @@ static int read_status(const redisReply *reply)
 	return ret;
 }
 
-#define NUMBERS "3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0 1000"
-#define STATUS(numbers)                                                                            \
-	"( ( " numbers " ) ( ( id job node 0 1 0 5 4 7 100 200 0 ) )"                              \
-	" ( ( id job node 1 1 0 5 4 7 100 200 1 ) ) ( ( job user 4096 2 10 20 ) )"                 \
-	" ( ( job name 2 0 ) ( user name 1 0 ) ) )"
+#define MEMBER                                                                                     \
+	"( id 1-1 job j node n rank 0 weight 1 express 0 urgent 0 bytes 5 passed 4 fence 7 "       \
+	"since 100 lease 200 )"
+#define STATUS(by, job)                                                                            \
+	"( capacity 3 by " by " used 1 pool_rate 0 job_rate 0 small 0 express 0 changed 1000 "      \
+	"grants 9 grants_last_minute 2 waiter_count 1 holder_count 1 written 4096 held 10 "        \
+	"waited 20 holders ( " MEMBER " ) waiters ( " MEMBER " ) jobs ( " job                       \
+	" ) limits ( ( job name share 2 rate 0 ) ( user name share 1 rate 0 ) ) )"
+#define JOB "( job j user u written 4096 writes 2 held 10 waited 20 )"
 
 static const struct {
 	int (*read)(const redisReply *reply);
 	const char *good;
-	const char *bad[4]; /* numbers that are none of these */
+	const char *bad[5]; /* numbers, names and lists that are none of these */
 } kinds[] = {
 	{ read_answer,
-	  "( 1 5 6 1 2 3 400 ahead 8 9 )",
-	  { "( 9 5 6 1 2 3 400 ahead 8 9 )", "( 1 5 6 1 2 3 400 ahead 8 )", "1" } },
-	{ read_grant, "( 1048576 10 20 )", { "( 1048576 20 10 )", "( 1 2 )", "word" } },
+	  "( state 1 epoch 6 capacity 3 beat 400 position 2 ticket 8 ahead somebody )",
+	  { "( state 9 epoch 6 capacity 3 )", "( state 1 epoch 6 capacity 3 beat 400 position 2 )",
+	    "( state 1 epoch 6 capacity )", "( 1 5 6 1 )", "1" } },
+	{ read_answer,
+	  "( state 2 epoch 6 capacity 3 beat 400 fence 5 weight 1 target 9 )",
+	  { "( state 2 epoch 6 capacity 3 beat 400 position 2 ticket 8 ahead somebody )" } },
+	{ read_answer, "( state 0 epoch 6 capacity 3 )", { "( state 0 epoch 6 )", "( )" } },
+	{ read_grant,
+	  "( bytes 1048576 start 10 end 20 )",
+	  { "( bytes 1048576 start 20 end 10 )", "( bytes 1 start 2 )", "word" } },
 	{ read_status,
-	  STATUS(NUMBERS),
-	  { STATUS("3 3 1 0 0 0 0 9 2 1 1 4096 10 20 0 1000"),
-	    STATUS("3 0 1 0 0 0 0 9 2 1 1 4096 10 20 7 1000"), "( )" } },
+	  STATUS("default", JOB),
+	  { STATUS("nobody", JOB), STATUS("3", JOB), STATUS("job", "( job j user u )"), "( )" } },
 };
 #define KINDS ((int)ARRAY_LENGTH(kinds))
 

@@ -21,8 +21,6 @@ Row = TypeVar("Row")
 MOST_POOLS = 128
 #: of them at the same time: a pool that another process keeps locked takes a second
 _AT_A_TIME = 16
-#: by number; "": as it was
-ORDERS = ("", "waste", "fair", "first")
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,6 @@ class PoolStatus:
     waited_s: float = 0
     #: when an operator last set something, in seconds since 1970; 0: never
     changed_s: float = 0
-    #: who is next: "waste", "fair" or "first"
-    order: str = "waste"
 
 
 @dataclass(frozen=True)
@@ -223,11 +219,8 @@ class Operator:
         job: str = "",
         user: str = "",
         share: int = 0,
-        order: str = "",
     ) -> None:
         """Sets what is not 0; `clear` first forgets all that was set.
-
-        `order`: who is next, "waste" (whose waiting costs most), "fair" (jobs in turn) or "first".
 
         With a job or a user only what that one may: its share, and `job_bytes_per_s`.
         """
@@ -239,7 +232,6 @@ class Operator:
         settings.express = express
         settings.clear = clear
         settings.share = share
-        settings.order = ORDERS.index(order)
         names = [ffi.new("char[]", name.encode()) if name else ffi.NULL for name in (job, user)]
         settings.job, settings.user = names
         code = lib.ioshape_pool_set(self._context.pointer, pool.encode(), settings)

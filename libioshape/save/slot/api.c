@@ -216,11 +216,10 @@ static int check_settings(const struct ioshape_pool_settings *settings, struct b
 		{ "job_bytes_per_s", settings->job_bytes_per_s, SLOTS_MOST_BYTES },
 		{ "small_bytes", settings->small_bytes, SLOTS_MOST_BYTES },
 		{ "the share", settings->share, SLOTS_MOST_SHARE },
-		{ "the order", settings->order, IOSHAPE_ORDER_FIRST },
 	};
 	const char *const name = settings->job ? settings->job : settings->user;
 	const bool of_pool = settings->capacity || settings->pool_bytes_per_s ||
-			     settings->small_bytes || settings->express || settings->order;
+			     settings->small_bytes || settings->express;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(limits); i++) {
 		if (limits[i].value > limits[i].most)

@@ -159,18 +159,13 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
     help="Saves up to here may pass the queue.",
 )
 @click.option("--express", type=click.IntRange(1, _MOST), metavar="N", help="So many at a time.")
-@click.option(
-    "--order",
-    type=click.Choice(["waste", "fair", "first"]),
-    help="Who is next: whose waiting costs most (the default), jobs in turn, or who came first.",
-)
 @click.option("--job", default="", metavar="NAME", help="Only for this job.")
 @click.option("--user", default="", metavar="NAME", help="Only for the jobs of this user.")
 @click.option(
     "--share",
     type=click.FloatRange(0.01, 100),
     metavar="FACTOR",
-    help="Of that one: 0.5 is a minute later; with the order fair, half of what others get.",
+    help="Of that one: 0.5 is half of what others get.",
 )
 @click.option(
     "--new", is_flag=True, help="Also an unknown pool whose name is nearly that of a known one."
@@ -183,7 +178,6 @@ def set_(
     job_bytes_per_s: int,
     small_bytes: int,
     express: int | None,
-    order: str | None,
     job: str,
     user: str,
     share: float | None,
@@ -208,7 +202,7 @@ def set_(
 
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
     """
-    of_pool = (capacity, job_bytes_per_s, small_bytes, express, order)
+    of_pool = (capacity, job_bytes_per_s, small_bytes, express)
     if not any((*of_pool, pool_bytes_per_s, share)):
         raise click.UsageError("nothing to set; name at least one option")
     _check_limit(job, user, share is not None, any(of_pool))
@@ -225,7 +219,6 @@ def set_(
             job_bytes_per_s=job_bytes_per_s,
             small_bytes=small_bytes,
             express=express or 0,
-            order=order or "",
             job=job,
             user=user,
             share=round((share or 0) * USUAL_SHARE),

@@ -70,7 +70,6 @@ def _settings(pool: PoolStatus) -> int:
             pool.capacity_by == "operator",
             pool.pool_bytes_per_s > 0,
             pool.job_bytes_per_s > 0,
-            pool.order != "waste",
         )
     )
 
@@ -173,7 +172,7 @@ class PoolCollector:
             ),
             (
                 "settings",
-                "how many of capacity, rates, order and limits the operator has set",
+                "how many of capacity, rates and limits the operator has set",
                 _settings,
             ),
             (

@@ -46,13 +46,6 @@ CAPACITY_BY = {
 }
 
 
-ORDERS = {
-    "waste": "whose waiting costs most (waste)",
-    "fair": "jobs in turn (fair)",
-    "first": "first come, first served (first)",
-}
-
-
 class AwayError(SentenceError):
     """The coordinator is unreachable. A code of its own: for scripts, that is another matter."""
 
@@ -243,8 +236,7 @@ def limits(status: PoolStatus) -> str:
     )
     return (
         f"bandwidth: {pool} for the pool, {job} for each job; saves of up to "
-        f"{human_size(status.small_bytes)} pass the queue, {status.express} at a time; "
-        f"order: {ORDERS.get(status.order, status.order)}"
+        f"{human_size(status.small_bytes)} pass the queue, {status.express} at a time"
     )
 
 
