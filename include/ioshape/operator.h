@@ -96,11 +96,11 @@ struct ioshape_pool_status {
 	size_t job_listed;
 	const struct ioshape_pool_limit *limits; /**< for one job or user; at most 64 */
 	size_t limit_listed;
-	uint64_t written_bytes;              /**< since it began; these three with a Redis */
-	double held_s;                       /**< that slots were held since then, together */
-	double waited_s;                     /**< the same for waiting */
-	double changed_s;                    /**< when an operator last set something, in seconds
-					      since 1970; 0: never */
+	uint64_t written_bytes; /**< since it began; these three with a Redis */
+	double held_s;          /**< that slots were held since then, together */
+	double waited_s;        /**< the same for waiting */
+	double changed_s;       /**< when an operator last set something, in seconds
+				 since 1970; 0: never */
 };
 
 /**

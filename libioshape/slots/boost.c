@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Turn what waiting costs a job into a boost: time of the whole pool by which a request may get
- * ahead of its job's share. Twice the cost for each byte is a minute more. Pure, except for the time
- * when the library was loaded.
+ * ahead of its job's share. Twice the cost for each byte is a minute more. Pure, except for the
+ * time when the library was loaded.
  */
 #include "slots/slots.h"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""embed.py OUT.c NAME=SCRIPT.lua...: scripts as bytes of C, with the SHA-1 under which Redis knows each.
+"""embed.py OUT.c NAME=SCRIPT.lua...: scripts as bytes of C, with the SHA-1 that names each.
 
-A line `-- include FILE` stands for the text of that file. Comment lines and indentation go, lines stay: Redis names the
-line in its error messages."""
+A line `-- include FILE` stands for the text of that file. Comment lines and indentation go, lines
+stay: Redis names the line in its error messages."""
 
 import hashlib
 import re

@@ -98,8 +98,8 @@ struct local_member {
 	uint64_t bytes;
 	uint64_t passed;
 	uint64_t fence;
-	uint64_t tag; /* the queue is in this order (0: urgent) ... */
-	uint64_t seq; /* ... and of those alike in this one */
+	uint64_t tag;         /* the queue is in this order (0: urgent) ... */
+	uint64_t seq;         /* ... and of those alike in this one */
 	uint64_t since_ns;    /* it holds, or waits */
 	uint64_t deadline_ns; /* without a heartbeat it is taken for dead then */
 	uint32_t state;       /* enum local_state */

@@ -13,7 +13,7 @@ void local_choose_capacity(struct local_table *table, const struct slots_config 
 	struct local_head *head = &table->image.head;
 
 	head->by_job = config->asked_capacity > 0;
-	head->capacity = head->by_job	       ? config->asked_capacity :
+	head->capacity = head->by_job              ? config->asked_capacity :
 			 request->default_capacity ? request->default_capacity :
 						     config->default_capacity;
 	local_changed(table, head);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decide who may write, of the processes of one host: the request that came first, after those with a
- * deadline.
+ * Decide who may write, of the processes of one host: the request that came first, after those with
+ * a deadline.
  *
  * The next one that does not fit waits until it does, and all behind it; one that is heavier than
  * the capacity writes alone; a small one may be let past the queue. An urgent one, which has a

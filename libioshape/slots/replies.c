@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Answers of the script: lists of names and values. The server is not trusted to be the one we think
- * it is. A table says which names an answer has and where their values go; names that it does not
- * have are ignored.
+ * Answers of the script: lists of names and values. The server is not trusted to be the one we
+ * think it is. A table says which names an answer has and where their values go; names that it does
+ * not have are ignored.
  */
 #include "slots/redis.h"
 
@@ -42,7 +42,8 @@ int redis_read_number(const redisReply *reply, uint64_t *number)
 
 enum kind {
 	EXACT,   /* uint64_t; a larger number is refused */
-	AMOUNT,  /* uint64_t; any client may have made it up: a larger number counts as the largest */
+	AMOUNT,  /* uint64_t; any client may have made it up: a larger number counts as the largest
+		  */
 	SMALL,   /* uint32_t, in the same way */
 	COUNT,   /* size_t, in the same way */
 	SECONDS, /* double, from milliseconds */
@@ -189,7 +190,9 @@ static int read_member(const redisReply *reply, bool holder, struct ioshape_pool
 		FIELD("since", SECONDS, struct member_row, member.since_s),
 		FIELD("lease", SECONDS, struct member_row, member.lease_s),
 	};
-	struct member_row row = { .member.id = row.id, .member.job = row.job, .member.node = row.node };
+	struct member_row row = { .member.id = row.id,
+				  .member.job = row.job,
+				  .member.node = row.node };
 
 	if (TAKE(reply, fields, &row))
 		return -EPROTO;

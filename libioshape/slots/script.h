@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scripts that Redis runs: slots.lua with what it includes, and heal.lua, embedded by the build. */
+/* The scripts that Redis runs: slots.lua with what it includes, and heal.lua, embedded by the
+ * build. */
 #ifndef SLOTS_SCRIPT_H
 #define SLOTS_SCRIPT_H
 

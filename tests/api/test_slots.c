@@ -260,7 +260,9 @@ EACH(requests_of_a_job_are_served_in_their_order)
 
 TEST(redis, a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 {
-	struct visitor many[6] = { 0 }, few = { 0 };
+	/* As much as a turn of a job, and more. */
+	const uint64_t bytes = UINT64_C(64) << 30;
+	struct visitor many[6] = { 0 }, few = { .options.expected_bytes = bytes };
 	struct ioshape_slot *slot;
 
 	begin(REDIS);
@@ -268,8 +270,10 @@ TEST(redis, a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 	contexts[8] = open_context("K", 1);
 	grants = 0;
 	slot = take(contexts[0], NULL);
-	for (unsigned i = 0; i < 6; i++)
+	for (unsigned i = 0; i < 6; i++) {
+		many[i].options.expected_bytes = bytes;
 		send(&many[i], contexts[i + 1], i + 1);
+	}
 	send(&few, contexts[8], 7);
 	ioshape_slot_free(slot);
 	for (unsigned i = 0; i < 6; i++)

@@ -388,7 +388,7 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 #define JOB "*12\r\n" WORD(3, "job") WORD(4, "user") JOB_NUMBERS
 #define LIMIT "*6\r\n" WORD(4, "user") NUMBER(5, "share") NUMBER(4, "rate")
 #define STATUS(by, holders, waiters, jobs, limits)                                                 \
-	"*38\r\n" LOAD by TOTALS VALUE(7, "holders", holders) VALUE(7, "waiters", waiters)           \
+	"*38\r\n" LOAD by TOTALS VALUE(7, "holders", holders) VALUE(7, "waiters", waiters)         \
 		VALUE(4, "jobs", jobs) VALUE(6, "limits", limits)
 #define WITH_BY(by) STATUS(by, NONE, NONE, NONE, NONE)
 #define WITH_HOLDERS(list) STATUS(BY_JOB, list, NONE, NONE, NONE)
@@ -436,10 +436,10 @@ TEST(tests, a_status_of_another_shape_is_not_taken_for_ours)
 	};
 	struct ioshape_pool_status *status;
 
-	ck_assert_int_eq(ask_for_status(STATUS(BY_JOB, LIST(MEMBER), LIST(MEMBER), LIST(JOB),
-					       LIST(LIMIT)),
-					&status),
-			 0);
+	ck_assert_int_eq(
+		ask_for_status(STATUS(BY_JOB, LIST(MEMBER), LIST(MEMBER), LIST(JOB), LIST(LIMIT)),
+			       &status),
+		0);
 	ck_assert_uint_eq(status->holder_listed, 1);
 	ck_assert_uint_eq(status->waiter_listed, 1);
 	ck_assert_uint_eq(status->job_listed, 1);

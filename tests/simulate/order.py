@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which save gets the next free slot.
 
-One rule for all orders: flows get slots by start-time fair queueing, in proportion to their shares, and a boost moves a save
-ahead of its flow's share, or behind (docs/slots.md). Within a flow the first that came is next. With one flow for all,
-that alone decides. One of them, "ours", is the order of slots.lua.
+One rule for all orders: flows get slots by start-time fair queueing, in proportion to their
+shares, in turns, and a boost moves a save ahead of its flow's share, or behind (docs/slots.md).
+Within a flow the first that came is next. With one flow for all, that alone decides. One of the
+orders, "ours", is that of slots.lua.
 """
 
 import heapq
@@ -111,7 +112,7 @@ class Flow:
 
 
 class Fair:
-    """Start-time fair queueing over flows, in bytes; `bandwidth` is the pool's, by which boosts count."""
+    """Start-time fair queueing over flows, in bytes; `bandwidth` is that of the pool."""
 
     def __init__(self, order: Order, quantum: int = 1, bandwidth: float = 0.0) -> None:
         self.order, self.quantum, self.bandwidth = order, quantum, bandwidth

@@ -27,8 +27,9 @@ SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
 MOST_TARGETS = 64
-#: milliseconds of the whole pool: how long a job's turn lasts, and how far a boost moves a request at most, either way
+#: milliseconds of the whole pool: how long the turn of a job lasts
 TURN = 20_000
+#: the same: how far a boost moves a request at most, either way
 BOOST = 300_000
 URGENT = -math.inf
 

@@ -10,7 +10,7 @@
 
 static struct test_case tests = { .name = "replies" };
 
-/* ---- Replies from texts: "( 1 word ( 2 ) )" ----------------------------------------------------
+/* ---- Replies from texts: "( 1 =2 word ( 3 ) )", of which =2 is a word, too ----------------------
  */
 
 static redisReply *make(const char **text)
@@ -35,9 +35,11 @@ static redisReply *make(const char **text)
 		reply->type = REDIS_REPLY_INTEGER;
 		reply->integer = strtoll(word, NULL, 10);
 	} else {
+		const bool marked = *word == '=';
+
 		reply->type = REDIS_REPLY_STRING;
-		reply->str = strndup(word, bytes);
-		reply->len = bytes;
+		reply->str = strndup(word + marked, bytes - marked);
+		reply->len = bytes - marked;
 	}
 	return reply;
 }
@@ -78,13 +80,15 @@ static int read_status(const redisReply *reply)
 	return ret;
 }
 
-#define MEMBER                                                                                     \
-	"( id 1-1 job j node n rank 0 weight 1 express 0 urgent 0 bytes 5 passed 4 fence 7 "       \
-	"since 100 lease 200 )"
-#define STATUS(by, job)                                                                            \
-	"( capacity 3 by " by " used 1 pool_rate 0 job_rate 0 small 0 express 0 changed 1000 "      \
+#define MEMBER(bytes)                                                                              \
+	"( id r-1 job j node n rank 0 weight 1 express 0 urgent 0 bytes " bytes                    \
+	" passed 4 fence 7 since 100 lease 200 )"
+#define STATUS(by, job) STATUS_OF(by, job, "1", MEMBER("5"))
+#define STATUS_OF(by, job, number, member)                                                         \
+	"( capacity 3 by " by " used " number " pool_rate " number                                 \
+	" job_rate 0 small 0 express 0 changed 1000 "                                              \
 	"grants 9 grants_last_minute 2 waiter_count 1 holder_count 1 written 4096 held 10 "        \
-	"waited 20 holders ( " MEMBER " ) waiters ( " MEMBER " ) jobs ( " job                       \
+	"waited 20 holders ( " member " ) waiters ( " member " ) jobs ( " job                      \
 	" ) limits ( ( job name share 2 rate 0 ) ( user name share 1 rate 0 ) ) )"
 #define JOB "( job j user u written 4096 writes 2 held 10 waited 20 )"
 
@@ -142,6 +146,22 @@ LOOP_TEST(tests, numbers_that_mean_nothing_and_short_lists_are_refused, 0, KINDS
 		ck_assert_msg(kinds[_i].read(reply) == -EPROTO, "%s", kinds[_i].bad[i]);
 		discard(reply);
 	}
+}
+
+/* Another program may have written them. */
+TEST(tests, numbers_that_no_type_holds_hide_nobody)
+{
+	const char *text =
+		STATUS_OF("job", JOB, "=18446744073709551616", MEMBER("=18446744073709551616"));
+	redisReply *reply = make(&text);
+	struct ioshape_pool_status *status;
+
+	ck_assert_int_eq(redis_read_status(reply, "p", &status, NULL), 0);
+	ck_assert_uint_eq(status->pool_bytes_per_s, UINT64_MAX);
+	ck_assert_uint_eq(status->used, UINT32_MAX);
+	ck_assert_uint_eq(status->holders[0].expected_bytes, UINT64_MAX);
+	ioshape_pool_status_free(status);
+	discard(reply);
 }
 
 int main(void)
