@@ -168,7 +168,7 @@ GARBAGE = "\x00 no number"
 POISONS = {
     "all": ("m", "", ""),
     "pool": ("m", "pool", "capacity limits changed"),
-    "set": ("m", "set", ""),
+    "set": ("m", "set", "limits"),
     "limits": ("m", "limits", "capacity changed"),
     "holders": ("h", "", "capacity limits changed"),
     "queue": ("q", "", "capacity limits changed"),
