@@ -49,10 +49,11 @@ local function new_set()
 end
 
 -- `finish` and `latest` are the virtual end and start of the job's latest request, `turn` is the start of the job's turn,
+-- which `turn_began` then,
 -- `small_finish` is the end of its latest small request among small ones, `usual` is what a request without a size costs, `ms` and `bytes` are of its latest writes, `free` and `paces` as in the pool.
 local function new_job()
 	return {
-		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, small_finish = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0,
+		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, turn_began = 0, small_finish = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0,
 		user = '', writes = 0, written = 0, held = 0, waited = 0, seen = 0, free = 0, paces = 0
 	}
 end

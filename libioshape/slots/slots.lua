@@ -16,10 +16,10 @@ local TIDIED = 60000 -- least time between two of these clean-ups
 local NEAR = 10 -- a waiter up to this position is told who is ahead of it
 local KEPT = 24 * 3600 * 1000 -- an unused pool expires after this time
 local GAP = 100 -- after a silence this long, check whether the server is still the same
-local SMALL_BYTES = 16 * 1024 * 1024
-local EXPRESS = 1
+local SMALL_BYTES, EXPRESS = 16 * 1024 * 1024, 1
 local URGENT = -2 ^ 53 -- score of requests with a deadline
-local TURN = 20 * 1000 -- of the whole pool: so long the requests of a job are granted one after the other
+local TOGETHER = 1000 -- requests of a job in this time are of one checkpoint, and have a turn ...
+local TURN = 20 * 1000 -- ... of so much time of the whole pool at most
 local BOOST = 300 * 1000 -- of the whole pool: most that a request's cost of waiting moves it, either way
 local LEARNING = 1 / 8 -- weight of the latest write in average times and speeds
 local BELIEVED = 300 * 1000 -- longest time that a size makes us expect, unless eight usual times of its job are longer
@@ -469,14 +469,14 @@ if operation == 'acquire' then
 		local job, share = load_job(job_name), share_of(job_name, user, tonumber(own_share))
 		local cost = expected_cost(job, bytes, weight)
 		-- Start-time fair queueing: a request starts where its job's latest one ends, in virtual time. Requests of a turn
-		-- count as if they started together: a job that saves is done sooner than if it took turns slot by slot.
+		-- count as if they started together: a checkpoint is done sooner than if jobs alternated slot by slot.
 		local whole = capacity() / share
 		boost = math.max(math.min(tonumber(boost), BOOST), -BOOST)
 		-- A job that is present loses nothing while it waits for turns of others, or for a low boost.
-		local present = pool.virtual - (job.members > 0 and TURN - math.min(boost, 0) or 0) * whole
-		local start = math.max(present, job.finish, job.latest)
-		if start <= pool.virtual or start - job.turn > TURN * whole then
-			job.turn = start
+		local credit = job.members > 0 and TURN - math.min(boost, 0) or 0
+		local start = math.max(pool.virtual - credit * whole, job.finish, job.latest)
+		if start <= pool.virtual or now - job.turn_began > TOGETHER or start - job.turn > TURN * whole then
+			job.turn, job.turn_began = start, now
 		end
 		job.finish, job.latest, job.user = start + cost / share, start, user
 		join(job, share)

@@ -101,6 +101,7 @@ class Flow:
     finish: float = 0.0
     tag: float = 0.0  # start of its next request
     turn: float = 0.0  # start of its turn
+    turn_of: Save | None = None
     queued: bool = False
     writing: int = 0
     has_been: bool = False  # present when its latest request began
@@ -168,8 +169,10 @@ class Fair:
             credit = self.order.turn_s - min(boost, 0) if flow.has_been else 0
             present = self._virtual - credit * whole
             flow.queued, flow.tag, flow.has_been = True, max(present, flow.finish), True
-            if flow.tag <= self._virtual or flow.tag - flow.turn > self.order.turn_s * whole:
-                flow.turn = flow.tag
+            is_other = flow.turn_of is not flow.saves[0]
+            is_over = flow.tag - flow.turn > self.order.turn_s * whole
+            if flow.tag <= self._virtual or is_other or is_over:
+                flow.turn, flow.turn_of = flow.tag, flow.saves[0]
             heapq.heappush(self._heap, (flow.turn - boost * whole, number))
 
     def _serve(self, number: int, flow: Flow, score: float, free: int) -> tuple[Save, int]:

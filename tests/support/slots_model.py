@@ -27,6 +27,8 @@ SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
 MOST_TARGETS = 64
+#: milliseconds in which requests of a job are of one checkpoint
+TOGETHER = 1000
 #: milliseconds of the whole pool: how long the turn of a job lasts
 TURN = 20_000
 #: the same: how far a boost moves a request at most, either way
@@ -113,6 +115,7 @@ class Job:
     finish: float = 0
     latest: float = 0
     turn: float = 0
+    turn_began: int = 0
     small_finish: float = 0
     usual: float = 1000
     ms: float = 0
@@ -515,8 +518,9 @@ class Pool:
         credit = TURN - min(boost, 0) if self.has_members(who.job) else 0
         present = numbers.vt - credit * whole
         start = max(present, job.finish, job.latest)
-        if start <= numbers.vt or start - job.turn > TURN * whole:
-            job.turn = start
+        is_apart = self.now - job.turn_began > TOGETHER
+        if start <= numbers.vt or is_apart or start - job.turn > TURN * whole:
+            job.turn, job.turn_began = start, self.now
         job.finish, job.latest = start + cost / who.share, start
         member = Member(id, who, weight, size, lease, self.now, self.now + lease)
         member.cost, member.urgent = cost, urgent
