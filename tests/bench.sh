@@ -38,8 +38,7 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          nodes feel; loads from either. Takes root
   fs     the engine of the rule against the best of all, on filesystems of several
          kinds and on the disk; requests that cross stripes; how much is in flight, on modelled storages
-         and beside a fixed depth on the disk; on modelled storages, how many writers a pool learns to
-         admit against the best number. --size has no say in it (about 3 minutes)
+         and beside a fixed depth on the disk. --size has no say in it (about 3 minutes)
   gpu    saves from a GPU and loads to one, against pinned copies, fio and, where it is installed,
          fastsafetensors. Without a GPU it says so, and measures nothing
   frameworks  training frameworks under ioshape run and with its plug-ins, against themselves

@@ -73,35 +73,13 @@ struct ioshape_pool_limit {
 	uint64_t bytes_per_s; /**< of the job, or of all jobs of the user together; 0: any */
 };
 
-/** What an operator did. Strings belong to the status. */
-struct ioshape_pool_act {
-	double at_s;      /**< seconds since 1970, by the coordinator's clock */
-	const char *who;  /**< USER@HOST, as the operator's process says */
-	const char *what; /**< such as "set capacity=8 (was 4)", "kick ID" */
-};
-
-/**
- * How many writers pay, as a pool has found by comparing: that so many give the most throughput,
- * and more of them hardly more.
- */
-struct ioshape_pool_learned {
-	uint32_t writers;       /**< that pay, as far as is known; 0: nothing is known */
-	uint32_t tried;         /**< so many are being compared with it; 0: none */
-	const char *why;        /**< "start", "more", "fewer" or "kept": how it came to be */
-	uint64_t bytes_per_s;   /**< that so many write together; 0 unknown */
-	uint32_t more;          /**< latest higher number that was compared; 0: none */
-	uint32_t more_permille; /**< its throughput, in thousandths of that of `writers` */
-	uint32_t fewer;         /**< the same of the latest lower number */
-	uint32_t fewer_permille;
-};
-
 /** The state of a pool at one moment. */
 struct ioshape_pool_status {
 	size_t size; /**< sizeof(struct ioshape_pool_status), set by the library */
 	const char *pool;
 	const char *coordinator;
 	uint32_t capacity;
-	const char *capacity_by;     /**< "operator", "job", "learned" or "default" */
+	const char *capacity_by;     /**< "operator", "job" or "default" */
 	uint32_t used;               /**< slots, by weight */
 	uint64_t pool_bytes_per_s;   /**< that the operator allows; 0: any */
 	uint64_t job_bytes_per_s;    /**< the same for each job */
@@ -117,15 +95,13 @@ struct ioshape_pool_status {
 	size_t waiter_count;                 /**< all */
 	const struct ioshape_pool_job *jobs; /**< those that wrote most; at most 64 */
 	size_t job_listed;
-	const struct ioshape_pool_act *acts; /**< the latest 8, oldest first */
-	size_t act_listed;
 	const struct ioshape_pool_limit *limits; /**< for one job or user; at most 64 */
 	size_t limit_listed;
-	uint64_t written_bytes;              /**< since it began; these three with a Redis */
-	double held_s;                       /**< that slots were held since then, together */
-	double waited_s;                     /**< the same for waiting */
-	struct ioshape_pool_learned learned; /**< also while an operator or a job says otherwise */
-	const char *order;                   /**< "waste", "fair" or "first": who is next */
+	uint64_t written_bytes; /**< since it began; these three with a Redis */
+	double held_s;          /**< that slots were held since then, together */
+	double waited_s;        /**< the same for waiting */
+	double changed_s;       /**< when an operator last set something, in seconds
+				 since 1970; 0: never */
 };
 
 /**
@@ -146,14 +122,6 @@ int ioshape_pool_get_status(struct ioshape_context *context, const char *pool,
  */
 void ioshape_pool_status_free(struct ioshape_pool_status *status);
 
-/** Who is next in a pool. */
-enum ioshape_order {
-	IOSHAPE_ORDER_UNCHANGED, /**< in settings: as it was */
-	IOSHAPE_ORDER_WASTE,     /**< whose waiting costs most, within bounds; the default */
-	IOSHAPE_ORDER_FAIR,      /**< jobs in turn, by their shares */
-	IOSHAPE_ORDER_FIRST      /**< first come, first served */
-};
-
 /** What an operator allows in a pool. It stays until it is cleared, and wins over jobs' wishes. */
 struct ioshape_pool_settings {
 	size_t size;       /**< sizeof(struct ioshape_pool_settings) */
@@ -167,8 +135,7 @@ struct ioshape_pool_settings {
 	 * alone, and the others are 0. Needs a Redis. */
 	const char *job;
 	const char *user;
-	uint32_t share;           /**< of which 100 is usual; the job cannot raise it */
-	enum ioshape_order order; /**< from the next request on; those that wait come first */
+	uint32_t share; /**< of which 100 is usual; the job cannot raise it */
 };
 
 #define IOSHAPE_POOL_SETTINGS_INIT IOSHAPE_SIZED(ioshape_pool_settings)
@@ -183,45 +150,6 @@ struct ioshape_pool_settings {
  */
 int ioshape_pool_set(struct ioshape_context *context, const char *pool,
 		     const struct ioshape_pool_settings *settings);
-
-/** What a job used of a pool in one hour. Strings belong to the history. */
-struct ioshape_pool_hour {
-	double begin_s;   /**< seconds since 1970 */
-	const char *job;  /**< "": all beyond the first 128 of the hour */
-	const char *user; /**< as the job says; "" if unknown */
-	uint64_t written_bytes;
-	uint64_t writes; /**< slots that it gave back, or lost */
-	double held_s;   /**< all these together */
-	double waited_s; /**< for them, together */
-};
-
-/** What was used of a pool, hour by hour, for 30 days. */
-struct ioshape_pool_history {
-	size_t size;                           /**< set by the library */
-	const struct ioshape_pool_hour *hours; /**< in order of time, then by what was written */
-	size_t hour_count;
-	const struct ioshape_pool_act *acts; /**< of operators: the latest 100, oldest first */
-	size_t act_count;
-};
-
-/**
- * Tells who used a pool, and when. Needs a Redis.
- *
- * @param context  an open context
- * @param pool     its name; NULL: the context's
- * @param hours    so many, of which the present one is the last; at most 720
- * @param out      receives it, to be freed with ioshape_pool_history_free(), or NULL
- * @return 0; -ENOTSUP if the coordinator keeps no history; another negative code
- */
-int ioshape_pool_get_history(struct ioshape_context *context, const char *pool, uint32_t hours,
-			     struct ioshape_pool_history **out);
-
-/**
- * Frees the history of a pool, and all strings and lists in it.
- *
- * @param history  the history; NULL is fine
- */
-void ioshape_pool_history_free(struct ioshape_pool_history *history);
 
 /**
  * Takes a slot away from a holder, or a place in the queue from a waiter.

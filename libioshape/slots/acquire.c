@@ -342,7 +342,7 @@ static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 		.holds_up = slot->wanted.holds_up,
 	};
 
-	slot->request.advance_ms = slots_advance_ms(&stake);
+	slot->request.boost_ms = base_without("boosts") ? 0 : slots_boost_ms(&stake);
 }
 
 /* Says once that the processes of one host have no shares. Under the lock. */

@@ -1,34 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""embed.py SCRIPT.lua OUT.c: the script as bytes of C, and the SHA-1 under which Redis knows it.
+"""embed.py OUT.c NAME=SCRIPT.lua...: scripts as bytes of C, with the SHA-1 that names each.
 
-Comment lines and indentation go, lines stay: Redis names the line in its error messages."""
+A line `-- include FILE` stands for the text of that file. Comment lines and indentation go, lines
+stay: Redis names the line in its error messages."""
 
 import hashlib
+import re
 import sys
 from pathlib import Path
 
 
+def composed(script: Path) -> str:
+    """Return the text of a script with all that it includes."""
+    return re.sub(
+        r"^-- include (\S+)\n",
+        lambda line: (script.parent / line[1]).read_text("utf-8"),
+        script.read_text("utf-8"),
+        flags=re.MULTILINE,
+    )
+
+
 def stripped(script: str) -> bytes:
+    """Return the script as it is sent."""
     lines = (line.strip() for line in script.splitlines())
     kept = ("" if line.startswith("--") else line for line in lines)
     return ("\n".join(kept) + "\n").encode("ascii")
 
 
-def as_c(script: bytes) -> str:
+def as_c(name: str, script: bytes) -> str:
+    """Return the definitions of a script's bytes, their number and their SHA-1."""
     rows = (script[at : at + 20] for at in range(0, len(script), 20))
     array = "\n".join("\t" + ", ".join(f"{byte}" for byte in row) + "," for row in rows)
     return (
-        "/* Made by embed.py from slots.lua. */\n"
-        '#include "slots/script.h"\n\n'
-        f"const char slots_script[] = {{\n{array}\n\t0\n}};\n"
-        "const size_t slots_script_bytes = sizeof(slots_script) - 1;\n"
-        f'const char slots_script_sha1[] = "{hashlib.sha1(script).hexdigest()}";\n'
+        f"\nconst char {name}[] = {{\n{array}\n\t0\n}};\n"
+        f"const size_t {name}_bytes = sizeof({name}) - 1;\n"
+        f'const char {name}_sha1[] = "{hashlib.sha1(script).hexdigest()}";\n'
     )
 
 
 def main() -> None:
-    source, out = map(Path, sys.argv[1:])
-    out.write_text(as_c(stripped(source.read_text("utf-8"))), "ascii")
+    """Write the file."""
+    out, *scripts = sys.argv[1:]
+    parts = ['/* Made by embed.py. */\n#include "slots/script.h"\n']
+    for script in scripts:
+        name, _, path = script.partition("=")
+        parts.append(as_c(name, stripped(composed(Path(path)))))
+    Path(out).write_text("".join(parts), "ascii")
 
 
 if __name__ == "__main__":

@@ -68,11 +68,6 @@ static void name_user(struct slots_identity *identity)
 			 (unsigned long)geteuid());
 }
 
-void slots_name_operator(const struct slots_identity *identity, char who[SLOTS_NAME_BYTES])
-{
-	snprintf(who, SLOTS_NAME_BYTES, "%s@%s", identity->user, identity->node);
-}
-
 void slots_identify_client(struct slots_identity *identity)
 {
 	snprintf(identity->client, sizeof(identity->client), "%016llx",

@@ -381,13 +381,6 @@ static int local_pace(void *pool, int64_t bytes, struct slots_grant *grant,
 	return 0;
 }
 
-static int local_history(void *pool, uint32_t hours, struct slots_history *history,
-			 struct base_error *error)
-{
-	(void)hours, (void)history;
-	return needs_redis(pool, "history", error);
-}
-
 static int local_kick(void *opaque, const char *id, struct base_error *error)
 {
 	const struct local_pool *pool = opaque;
@@ -409,8 +402,7 @@ static int local_set(void *opaque, const struct ioshape_pool_settings *settings,
 	int ret;
 
 	if (settings->job || settings->user || settings->pool_bytes_per_s ||
-	    settings->job_bytes_per_s || settings->small_bytes || settings->express ||
-	    settings->order)
+	    settings->job_bytes_per_s || settings->small_bytes || settings->express)
 		return needs_redis(pool, "setting but the capacity", error);
 	if (capacity > LOCAL_SLOTS)
 		return base_refuse(error, -EINVAL,
@@ -500,7 +492,6 @@ static void fill_status(struct local_pool *pool, const struct local_head *head,
 
 	status->capacity = capacity_of(pool, head);
 	status->capacity_by = head->set_capacity ? "operator" : head->by_job ? "job" : "default";
-	status->order = slots_order_name(IOSHAPE_ORDER_FIRST);
 	status->small_bytes = SLOTS_SMALL_BYTES;
 	status->express = SLOTS_EXPRESS;
 	local_each(pool, LOCAL_HOLDER_LINE, note_holder, &listing);
@@ -544,7 +535,6 @@ const struct slots_ops slots_local = {
 	.set = local_set,
 	.kick = local_kick,
 	.status = local_status,
-	.history = local_history,
 	.names = local_names,
 	.close = local_close,
 };

@@ -90,13 +90,6 @@ static int open_status(void *pool, struct ioshape_pool_status **status, struct b
 	return refuse(error);
 }
 
-static int open_history(void *pool, uint32_t hours, struct slots_history *history,
-			struct base_error *error)
-{
-	(void)pool, (void)hours, (void)history;
-	return refuse(error);
-}
-
 static int open_names(void *pool, struct base_buffer *names, struct base_error *error)
 {
 	(void)pool, (void)names;
@@ -117,7 +110,6 @@ const struct slots_ops slots_open = {
 	.set = open_set,
 	.kick = open_kick,
 	.status = open_status,
-	.history = open_history,
 	.names = open_names,
 	.close = open_nothing,
 };

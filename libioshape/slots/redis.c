@@ -51,7 +51,7 @@ static int take_address(struct redis_pool *pool, struct base_error *error)
 }
 
 /* Versions of the library whose scripts keep other data have a pool each. */
-#define SCRIPT_FORMAT BASE_FORMAT(3u)
+#define SCRIPT_FORMAT BASE_FORMAT(4u)
 
 /* The braces of the keys' tag, above all, must not come from a name. */
 static void name_keys(struct redis_pool *pool)
@@ -125,10 +125,9 @@ static int not_understood(const struct redis_pool *pool, const char *operation,
 }
 
 /* A call whose answer says where a request stands. */
-static int ask_about(struct redis_pool *pool, struct link_command *command,
+static int ask_about(struct redis_pool *pool, const char *operation, struct link_command *command,
 		     struct slots_answer *answer, struct base_error *error)
 {
-	const char *operation = command->texts[4];
 	redisReply *reply;
 	int ret;
 
@@ -195,7 +194,7 @@ static void write_set_name_down(struct redis_pool *pool,
 				const struct ioshape_pool_settings *settings)
 {
 	if (settings->capacity || settings->pool_bytes_per_s || settings->job_bytes_per_s ||
-	    settings->small_bytes || settings->express || settings->order)
+	    settings->small_bytes || settings->express)
 		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
 	else if (settings->clear && !add_name(pool, "1", false, REDIS_CALL_NS, NULL))
 		write_name(pool, REDIS_CALL_NS);
@@ -208,10 +207,10 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	const struct slots_config *config = &pool->config;
 	const struct slots_identity *identity = &config->identity;
 	struct link_command command;
-	char advance[16];
+	char boost[16];
 	int ret;
 
-	snprintf(advance, sizeof(advance), "%d", request->advance_ms);
+	snprintf(boost, sizeof(boost), "%d", request->boost_ms);
 	redis_begin(pool, &command, "acquire", request->id, known_epoch(pool));
 	link_add_texts(&command, identity->client, identity->node, identity->job);
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u), request->weight,
@@ -221,8 +220,8 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 			 request->never_wait);
 	link_add_text(&command, identity->user);
 	link_add_numbers(&command, request->urgent);
-	link_add_text(&command, advance);
-	ret = ask_about(pool, &command, answer, error);
+	link_add_text(&command, boost);
+	ret = ask_about(pool, "acquire", &command, answer, error);
 	if (!ret)
 		write_name_down(pool);
 	return ret;
@@ -242,31 +241,7 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 			 beat->weight, amount(beat->bytes));
 	link_add_texts(&command, identity->client, identity->node, identity->job);
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u));
-	return ask_about(pool, &command, answer, error);
-}
-
-/* The holder whose report completes a lesson learns for all. Two that do so at the same time learn
- * the same, and the second one in vain. */
-static void learn_from_report(struct redis_pool *pool, const redisReply *report)
-{
-	struct learn_epoch epoch;
-	struct link_command command;
-	char text[LEARN_TEXT_BYTES];
-	redisReply *reply;
-	struct learn learn;
-	const char *known;
-	uint32_t start;
-
-	if (redis_read_report(report, &epoch, &start, &known))
-		return;
-	learn_read(&learn, known, start);
-	learn_from(&learn, &epoch);
-	learn_write(&learn, text);
-	redis_begin(pool, &command, "learn", known, known_epoch(pool));
-	link_add_text(&command, text);
-	link_add_numbers(&command, learn_capacity(&learn), learn_reports(&learn));
-	if (!redis_call(pool, &command, &reply, NULL, NULL))
-		freeReplyObject(reply);
+	return ask_about(pool, "beat", &command, answer, error);
 }
 
 static int redis_release(void *opaque, const char *id, uint64_t passed, struct base_error *error)
@@ -279,8 +254,6 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 	redis_begin(pool, &command, "release", id, known_epoch(pool));
 	link_add_numbers(&command, amount(passed));
 	ret = redis_call(pool, &command, &reply, NULL, error);
-	if (!ret && !base_without("learning"))
-		learn_from_report(pool, reply);
 	freeReplyObject(reply);
 	return ret;
 }
@@ -313,19 +286,19 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 /* ---- The operator's -------------------------------------------------------------------------- */
 
 /* For one job or user. */
-static int set_limit(struct redis_pool *pool, const char *who,
-		     const struct ioshape_pool_settings *settings, struct base_error *error)
+static int set_limit(struct redis_pool *pool, const struct ioshape_pool_settings *settings,
+		     struct base_error *error)
 {
 	struct link_command command;
 	redisReply *reply;
 	uint64_t done;
 	int ret;
 
-	redis_begin(pool, &command, "limit", who, 0);
+	redis_begin(pool, &command, "limit", "", 0);
+	link_add_numbers(&command, settings->clear != 0);
 	link_add_texts(&command, settings->job ? "job" : "user",
 		       settings->job ? settings->job : settings->user);
-	link_add_numbers(&command, settings->clear != 0, settings->share,
-			 amount(settings->job_bytes_per_s));
+	link_add_numbers(&command, settings->share, amount(settings->job_bytes_per_s));
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	if (ret)
 		return ret;
@@ -348,17 +321,15 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 {
 	struct redis_pool *pool = opaque;
 	struct link_command command;
-	char who[SLOTS_NAME_BYTES];
 	redisReply *reply;
 	int ret;
 
-	slots_name_operator(&pool->config.identity, who);
 	if (settings->job || settings->user)
-		return set_limit(pool, who, settings, error);
-	redis_begin(pool, &command, "set", who, 0);
+		return set_limit(pool, settings, error);
+	redis_begin(pool, &command, "set", "", 0);
 	link_add_numbers(&command, settings->clear != 0, settings->capacity,
 			 amount(settings->pool_bytes_per_s), amount(settings->job_bytes_per_s),
-			 amount(settings->small_bytes), settings->express, settings->order);
+			 amount(settings->small_bytes), settings->express);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);
 	if (!ret)
@@ -369,17 +340,13 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 static int redis_kick(void *opaque, const char *id, struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
-	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
 	struct link_command command;
 	redisReply *reply;
 	uint64_t found;
 	bool repeated;
 	int ret;
 
-	slots_name_operator(&pool->config.identity, who);
-	snprintf(what, sizeof(what), "kick %.40s", id);
 	redis_begin(pool, &command, "kick", id, 0);
-	link_add_texts(&command, who, what);
 	ret = redis_call(pool, &command, &reply, &repeated, error);
 	if (ret)
 		return ret;
@@ -410,32 +377,6 @@ static int redis_status(void *opaque, struct ioshape_pool_status **status, struc
 	ret = redis_read_status(reply, pool->config.pool, status, error);
 	freeReplyObject(reply);
 	return ret == -EPROTO ? not_understood(pool, "status", error) : ret;
-}
-
-#define HOURS_AT_A_TIME 24u /* a server does nothing else meanwhile */
-
-static int redis_history(void *opaque, uint32_t hours, struct slots_history *history,
-			 struct base_error *error)
-{
-	struct redis_pool *pool = opaque;
-	const uint64_t last = wall_ms() / 3600000;
-	struct link_command command;
-	redisReply *reply;
-	int ret = 0;
-
-	for (uint32_t count; !ret && hours; hours -= count) {
-		count = MIN(hours, HOURS_AT_A_TIME);
-		redis_begin(pool, &command, "history", "", 0);
-		link_add_numbers(&command, last + 1 - hours, count);
-		ret = redis_call(pool, &command, &reply, NULL, error);
-		if (ret)
-			return ret;
-		ret = redis_read_history(reply, history, hours == count);
-		freeReplyObject(reply);
-		if (ret == -EPROTO)
-			return not_understood(pool, "history", error);
-	}
-	return ret ? base_no_memory(error, "a pool's history", history->hours.bytes) : 0;
 }
 
 static int list_names(struct redis_pool *pool, const char *from, const char *to, redisReply **reply,
@@ -512,7 +453,6 @@ const struct slots_ops slots_redis = {
 	.set = redis_set,
 	.kick = redis_kick,
 	.status = redis_status,
-	.history = redis_history,
 	.names = redis_names,
 	.close = redis_close,
 };

@@ -4,7 +4,6 @@
 #ifndef SLOTS_REDIS_H
 #define SLOTS_REDIS_H
 
-#include "slots/learn.h"
 #include "slots/link.h"
 #include "slots/slots.h"
 
@@ -95,12 +94,6 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer);
 int redis_read_grant(const redisReply *reply, struct slots_grant *grant);
 int redis_read_status(const redisReply *reply, const char *pool,
 		      struct ioshape_pool_status **status, struct base_error *error);
-/* Appended; what operators did only if `acts`. */
-int redis_read_history(const redisReply *reply, struct slots_history *history, bool acts);
-/* What a release may answer: reports that are enough to learn from, and what is known so far, which
- * belongs to the reply. -EPROTO if it is none. */
-int redis_read_report(const redisReply *reply, struct learn_epoch *epoch, uint32_t *start,
-		      const char **known);
 int redis_read_number(const redisReply *reply, uint64_t *number);
 
 #endif

@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the script's answers mean. The server is not trusted to be the one we think it is. */
+/*
+ * Answers of the script: lists of names and values. The server is not trusted to be the one we
+ * think it is. A table says which names an answer has and where their values go; names that it does
+ * not have are ignored.
+ */
 #include "slots/redis.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* The script's shortest time is 1 ms; nothing that it waits for is worth so many heartbeats. */
 #define LEAST_BEAT_MS 20u
+
+/* ---- Values ---------------------------------------------------------------------------------- */
 
 /* Integers, and numbers as text, which Lua uses above 2^53 or where it was given text. */
 int redis_read_number(const redisReply *reply, uint64_t *number)
@@ -33,306 +40,276 @@ int redis_read_number(const redisReply *reply, uint64_t *number)
 	return errno ? -ERANGE : 0;
 }
 
-/* What any client may have made up: one that says too much must not hide all the others. */
-static int read_amount(const redisReply *reply, uint64_t *number)
+enum kind {
+	EXACT,   /* uint64_t; a larger number is refused */
+	AMOUNT,  /* uint64_t; any client may have made it up: a larger number counts as the largest
+		  */
+	SMALL,   /* uint32_t, in the same way */
+	COUNT,   /* size_t, in the same way */
+	SECONDS, /* double, from milliseconds */
+	TEXT     /* char[]; others chose it: what could mislead a terminal is left out */
+};
+
+struct field {
+	const char *name;
+	enum kind kind;
+	size_t offset;
+	size_t bytes; /* of a text, with the final 0 */
+};
+
+#define FIELD(name, kind, type, member)                                                            \
+	{                                                                                          \
+		name, kind, offsetof(type, member), sizeof(((type *)NULL)->member)                 \
+	}
+
+static int take(const redisReply *value, const struct field *field, void *into)
 {
-	int ret = redis_read_number(reply, number);
+	void *at = (char *)into + field->offset;
+	uint64_t number;
+	int ret;
 
-	return ret == -ERANGE ? 0 : ret; /* then it is the greatest there is */
-}
-
-static int read_small(const redisReply *reply, uint32_t *number)
-{
-	uint64_t value;
-
-	if (read_amount(reply, &value))
+	if (field->kind == TEXT) {
+		if (value->type != REDIS_REPLY_STRING)
+			return -EPROTO;
+		link_words(value, at, field->bytes);
+		return 0;
+	}
+	ret = redis_read_number(value, &number);
+	if (ret && (ret != -ERANGE || field->kind == EXACT))
 		return -EPROTO;
-	*number = (uint32_t)MIN(value, UINT32_MAX);
+	switch (field->kind) {
+	case SMALL:
+		*(uint32_t *)at = (uint32_t)MIN(number, UINT32_MAX);
+		break;
+	case COUNT:
+		*(size_t *)at = (size_t)MIN(number, SIZE_MAX);
+		break;
+	case SECONDS:
+		*(double *)at = (double)number / 1e3;
+		break;
+	default:
+		*(uint64_t *)at = number;
+	}
 	return 0;
 }
 
-/* Others chose these texts: what could mislead a terminal is left out. */
-static void copy_text(const redisReply *reply, char *into, size_t room)
+/* Return the value of a name, or NULL: there is none, or this is no list of names and values. */
+static const redisReply *find(const redisReply *reply, const char *name)
 {
-	link_words(reply, into, room);
+	if (reply->type != REDIS_REPLY_ARRAY || reply->elements % 2)
+		return NULL;
+	for (size_t i = 0; i < reply->elements; i += 2) {
+		if (reply->element[i]->type != REDIS_REPLY_STRING)
+			return NULL;
+		if (!strcmp(reply->element[i]->str, name))
+			return reply->element[i + 1];
+	}
+	return NULL;
 }
 
-static bool is_list(const redisReply *reply, size_t at_least)
+/* Read all fields of a table. Each of them must be there. */
+static int take_all(const redisReply *reply, const struct field *fields, size_t count, void *into)
 {
-	return reply->type == REDIS_REPLY_ARRAY && reply->elements >= at_least;
+	for (size_t i = 0; i < count; i++) {
+		const redisReply *value = find(reply, fields[i].name);
+
+		if (!value || take(value, &fields[i], into))
+			return -EPROTO;
+	}
+	return 0;
 }
+
+#define TAKE(reply, fields, into) take_all(reply, fields, ARRAY_LENGTH(fields), into)
+
+/* ---- Requests -------------------------------------------------------------------------------- */
 
 int redis_read_answer(const redisReply *reply, struct slots_answer *answer)
 {
-	redisReply **part = reply->element;
-	uint32_t state;
+	static const struct field all[] = {
+		FIELD("state", SMALL, struct slots_answer, state),
+		FIELD("epoch", EXACT, struct slots_answer, epoch),
+		FIELD("capacity", SMALL, struct slots_answer, capacity),
+	};
+	static const struct field waiter[] = {
+		FIELD("beat", SMALL, struct slots_answer, beat_ms),
+		FIELD("position", SMALL, struct slots_answer, position),
+		FIELD("ticket", EXACT, struct slots_answer, ticket),
+		FIELD("ahead", TEXT, struct slots_answer, ahead),
+	};
+	static const struct field holder[] = {
+		FIELD("beat", SMALL, struct slots_answer, beat_ms),
+		FIELD("fence", EXACT, struct slots_answer, fence),
+		FIELD("weight", SMALL, struct slots_answer, weight),
+		FIELD("target", SMALL, struct slots_answer, place),
+	};
 
+	_Static_assert(sizeof(answer->state) == sizeof(uint32_t), "not read as a number");
 	memset(answer, 0, sizeof(*answer));
-	if (!is_list(reply, 10) || read_small(part[0], &state) || state > SLOTS_HOLDING ||
-	    redis_read_number(part[1], &answer->fence) ||
-	    redis_read_number(part[2], &answer->epoch) || read_small(part[3], &answer->weight) ||
-	    read_small(part[4], &answer->position) || read_small(part[5], &answer->capacity) ||
-	    read_small(part[6], &answer->beat_ms) || part[7]->type != REDIS_REPLY_STRING ||
-	    redis_read_number(part[8], &answer->ticket) || read_small(part[9], &answer->place))
+	if (TAKE(reply, all, answer) || (uint32_t)answer->state > SLOTS_HOLDING ||
+	    (answer->state == SLOTS_WAITING && TAKE(reply, waiter, answer)) ||
+	    (answer->state == SLOTS_HOLDING && TAKE(reply, holder, answer)))
 		return -EPROTO;
-	answer->state = (enum slots_state)state;
 	if (answer->beat_ms)
 		answer->beat_ms = MAX(answer->beat_ms, LEAST_BEAT_MS);
-	copy_text(part[7], answer->ahead, sizeof(answer->ahead));
 	return 0;
 }
 
 int redis_read_grant(const redisReply *reply, struct slots_grant *grant)
 {
-	if (!is_list(reply, 3) || redis_read_number(reply->element[0], &grant->bytes) ||
-	    read_small(reply->element[1], &grant->start_ms) ||
-	    read_small(reply->element[2], &grant->end_ms) || grant->end_ms < grant->start_ms)
-		return -EPROTO;
-	return 0;
-}
+	static const struct field fields[] = {
+		FIELD("bytes", AMOUNT, struct slots_grant, bytes),
+		FIELD("start", SMALL, struct slots_grant, start_ms),
+		FIELD("end", SMALL, struct slots_grant, end_ms),
+	};
 
-/* {bytes, microseconds, reports, wanted, start, known} */
-int redis_read_report(const redisReply *reply, struct learn_epoch *epoch, uint32_t *start,
-		      const char **known)
-{
-	redisReply **part = reply->element;
-	uint64_t us;
-
-	if (!is_list(reply, 6) || read_amount(part[0], &epoch->bytes) ||
-	    read_amount(part[1], &us) || read_small(part[2], &epoch->reports) ||
-	    read_small(part[3], &epoch->wanted) || read_small(part[4], start) ||
-	    part[5]->type != REDIS_REPLY_STRING)
-		return -EPROTO;
-	epoch->seconds = (double)us / 1e6;
-	*known = part[5]->str;
-	return 0;
+	return TAKE(reply, fields, grant) || grant->end_ms < grant->start_ms ? -EPROTO : 0;
 }
 
 /* ---- Status ---------------------------------------------------------------------------------- */
 
-/* {id, job, node, rank, weight, express, bytes, passed, fence, since, left, urgent} */
-static int read_member(const redisReply *row, bool holder, struct ioshape_pool_status *status)
-{
-	struct ioshape_member member = { 0 };
-	redisReply **part = row->element;
-	uint64_t since_ms, left_ms;
-	char texts[3][SLOTS_NAME_BYTES];
+typedef char text[SLOTS_NAME_BYTES];
 
-	if (!is_list(row, 12))
+struct member_row {
+	struct ioshape_member member;
+	text id, job, node;
+};
+
+static int read_member(const redisReply *reply, bool holder, struct ioshape_pool_status *status)
+{
+	static const struct field fields[] = {
+		FIELD("id", TEXT, struct member_row, id),
+		FIELD("job", TEXT, struct member_row, job),
+		FIELD("node", TEXT, struct member_row, node),
+		FIELD("rank", SMALL, struct member_row, member.rank),
+		FIELD("weight", SMALL, struct member_row, member.weight),
+		FIELD("express", SMALL, struct member_row, member.express),
+		FIELD("urgent", SMALL, struct member_row, member.urgent),
+		FIELD("bytes", AMOUNT, struct member_row, member.expected_bytes),
+		FIELD("passed", AMOUNT, struct member_row, member.written_bytes),
+		FIELD("fence", AMOUNT, struct member_row, member.fence),
+		FIELD("since", SECONDS, struct member_row, member.since_s),
+		FIELD("lease", SECONDS, struct member_row, member.lease_s),
+	};
+	struct member_row row = { .member.id = row.id,
+				  .member.job = row.job,
+				  .member.node = row.node };
+
+	if (TAKE(reply, fields, &row))
 		return -EPROTO;
-	for (size_t i = 0; i < 3; i++) {
-		if (part[i]->type != REDIS_REPLY_STRING)
-			return -EPROTO;
-		copy_text(part[i], texts[i], sizeof(texts[i]));
-	}
-	member.id = texts[0];
-	member.job = texts[1];
-	member.node = texts[2];
-	if (read_small(part[3], &member.rank) || read_small(part[4], &member.weight) ||
-	    read_small(part[5], &member.express) || read_amount(part[6], &member.expected_bytes) ||
-	    read_amount(part[7], &member.written_bytes) || read_amount(part[8], &member.fence) ||
-	    read_amount(part[9], &since_ms) || read_amount(part[10], &left_ms) ||
-	    read_small(part[11], &member.urgent))
-		return -EPROTO;
-	member.since_s = (double)since_ms / 1e3;
-	member.lease_s = (double)left_ms / 1e3;
-	slots_status_add(status, holder, &member);
+	slots_status_add(status, holder, &row.member);
 	return 0;
 }
 
-static int read_holder(const redisReply *row, struct ioshape_pool_status *status)
+static int read_holder(const redisReply *reply, struct ioshape_pool_status *status)
 {
-	return read_member(row, true, status);
+	return read_member(reply, true, status);
 }
 
-static int read_waiter(const redisReply *row, struct ioshape_pool_status *status)
+static int read_waiter(const redisReply *reply, struct ioshape_pool_status *status)
 {
-	return read_member(row, false, status);
+	return read_member(reply, false, status);
 }
 
-/* {job, user, written, writes, held, waited} */
-static int read_job(const redisReply *row, struct ioshape_pool_status *status)
-{
-	struct ioshape_pool_job job = { 0 };
-	char name[SLOTS_NAME_BYTES], user[SLOTS_NAME_BYTES];
-	redisReply **part = row->element;
-	uint64_t held_ms, waited_ms;
+struct job_row {
+	struct ioshape_pool_job job;
+	text name, user;
+};
 
-	if (!is_list(row, 6) || part[0]->type != REDIS_REPLY_STRING ||
-	    part[1]->type != REDIS_REPLY_STRING || read_amount(part[2], &job.written_bytes) ||
-	    read_amount(part[3], &job.writes) || read_amount(part[4], &held_ms) ||
-	    read_amount(part[5], &waited_ms))
+static int read_job(const redisReply *reply, struct ioshape_pool_status *status)
+{
+	static const struct field fields[] = {
+		FIELD("job", TEXT, struct job_row, name),
+		FIELD("user", TEXT, struct job_row, user),
+		FIELD("written", AMOUNT, struct job_row, job.written_bytes),
+		FIELD("writes", AMOUNT, struct job_row, job.writes),
+		FIELD("held", SECONDS, struct job_row, job.held_s),
+		FIELD("waited", SECONDS, struct job_row, job.waited_s),
+	};
+	struct job_row row = { .job.job = row.name, .job.user = row.user };
+
+	if (TAKE(reply, fields, &row))
 		return -EPROTO;
-	job.held_s = (double)held_ms / 1e3;
-	job.waited_s = (double)waited_ms / 1e3;
-	copy_text(part[0], name, sizeof(name));
-	copy_text(part[1], user, sizeof(user));
-	job.job = name;
-	job.user = user;
-	slots_status_add_job(status, &job);
+	slots_status_add_job(status, &row.job);
 	return 0;
 }
 
-/* {when, who, what} */
-static int take_act(const redisReply *row, struct ioshape_pool_act *act, char who[SLOTS_NAME_BYTES],
-		    char what[SLOTS_NAME_BYTES])
-{
-	redisReply **part = row->element;
-	uint64_t when_ms;
+struct limit_row {
+	struct ioshape_pool_limit limit;
+	text name;
+};
 
-	if (!is_list(row, 3) || read_amount(part[0], &when_ms) ||
-	    part[1]->type != REDIS_REPLY_STRING || part[2]->type != REDIS_REPLY_STRING)
+static int read_limit(const redisReply *reply, struct ioshape_pool_status *status)
+{
+	const bool is_job = find(reply, "job") != NULL;
+	const struct field fields[] = {
+		FIELD(is_job ? "job" : "user", TEXT, struct limit_row, name),
+		FIELD("share", SMALL, struct limit_row, limit.share),
+		FIELD("rate", AMOUNT, struct limit_row, limit.bytes_per_s),
+	};
+	struct limit_row row = { .limit = { 0 } };
+
+	if (TAKE(reply, fields, &row))
 		return -EPROTO;
-	copy_text(part[1], who, SLOTS_NAME_BYTES);
-	copy_text(part[2], what, SLOTS_NAME_BYTES);
-	*act = (struct ioshape_pool_act){ .at_s = (double)when_ms / 1e3, .who = who, .what = what };
+	*(is_job ? &row.limit.job : &row.limit.user) = row.name;
+	slots_status_add_limit(status, &row.limit);
 	return 0;
 }
 
-static int read_act(const redisReply *row, struct ioshape_pool_status *status)
-{
-	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
-	struct ioshape_pool_act act;
-	int ret = take_act(row, &act, who, what);
-
-	if (!ret)
-		slots_status_add_act(status, &act);
-	return ret;
-}
-
-/* {kind, name, share, rate} */
-static int read_limit(const redisReply *row, struct ioshape_pool_status *status)
-{
-	struct ioshape_pool_limit limit = { 0 };
-	char name[SLOTS_NAME_BYTES];
-	redisReply **part = row->element;
-
-	if (!is_list(row, 4) || part[0]->type != REDIS_REPLY_STRING ||
-	    part[1]->type != REDIS_REPLY_STRING || read_small(part[2], &limit.share) ||
-	    read_amount(part[3], &limit.bytes_per_s))
-		return -EPROTO;
-	copy_text(part[1], name, sizeof(name));
-	*(strcmp(part[0]->str, "job") ? &limit.user : &limit.job) = name;
-	slots_status_add_limit(status, &limit);
-	return 0;
-}
-
-static int read_rows(const redisReply *list,
+static int read_rows(const redisReply *reply, const char *name,
 		     int (*read)(const redisReply *row, struct ioshape_pool_status *status),
 		     struct ioshape_pool_status *status)
 {
-	int ret = is_list(list, 0) ? 0 : -EPROTO;
+	const redisReply *rows = find(reply, name);
+	int ret = rows && rows->type == REDIS_REPLY_ARRAY ? 0 : -EPROTO;
 
-	for (size_t i = 0; !ret && i < list->elements; i++)
-		ret = read(list->element[i], status);
+	for (size_t i = 0; !ret && i < rows->elements; i++)
+		ret = read(rows->element[i], status);
 	return ret;
 }
 
-static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *status,
-			uint32_t *start)
+static int read_who_set(const redisReply *reply, struct ioshape_pool_status *status)
 {
-	static const char *const by[] = { "default", "job", "operator" };
-	redisReply **part = numbers->element;
-	uint32_t who, waiters, holders, order;
-	uint64_t held_ms, waited_ms;
+	static const char *const known[] = { "default", "job", "operator" };
+	const redisReply *by = find(reply, "by");
 
-	if (!is_list(numbers, 16) || read_small(part[0], &status->capacity) ||
-	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
-	    read_small(part[2], &status->used) || read_amount(part[3], &status->pool_bytes_per_s) ||
-	    read_amount(part[4], &status->job_bytes_per_s) ||
-	    read_amount(part[5], &status->small_bytes) || read_small(part[6], &status->express) ||
-	    read_amount(part[7], &status->grants) ||
-	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters) ||
-	    read_small(part[10], &holders) || read_amount(part[11], &status->written_bytes) ||
-	    read_amount(part[12], &held_ms) || read_amount(part[13], &waited_ms) ||
-	    read_small(part[14], start) || read_small(part[15], &order) ||
-	    order > IOSHAPE_ORDER_FIRST)
-		return -EPROTO;
-	status->held_s = (double)held_ms / 1e3;
-	status->waited_s = (double)waited_ms / 1e3;
-	status->capacity_by = by[who];
-	status->order = slots_order_name(order);
-	status->waiter_count = waiters;
-	status->holder_count = holders;
-	return 0;
-}
-
-/* `start` is 0 where nobody ever asked for a slot. */
-static int read_learnt(const redisReply *text, uint32_t start, struct ioshape_pool_status *status)
-{
-	struct learn learn;
-
-	if (text->type != REDIS_REPLY_STRING)
-		return -EPROTO;
-	learn_read(&learn, text->str, start);
-	if (start)
-		slots_status_add_learned(status, &learn);
-	return 0;
+	status->capacity_by = NULL;
+	for (size_t i = 0; by && by->type == REDIS_REPLY_STRING && i < ARRAY_LENGTH(known); i++) {
+		if (!strcmp(by->str, known[i]))
+			status->capacity_by = known[i];
+	}
+	return status->capacity_by ? 0 : -EPROTO;
 }
 
 int redis_read_status(const redisReply *reply, const char *pool,
 		      struct ioshape_pool_status **status, struct base_error *error)
 {
-	redisReply **part = reply->element;
-	uint32_t start;
-	int ret;
+	static const struct field fields[] = {
+		FIELD("capacity", SMALL, struct ioshape_pool_status, capacity),
+		FIELD("used", SMALL, struct ioshape_pool_status, used),
+		FIELD("pool_rate", AMOUNT, struct ioshape_pool_status, pool_bytes_per_s),
+		FIELD("job_rate", AMOUNT, struct ioshape_pool_status, job_bytes_per_s),
+		FIELD("small", AMOUNT, struct ioshape_pool_status, small_bytes),
+		FIELD("express", SMALL, struct ioshape_pool_status, express),
+		FIELD("changed", SECONDS, struct ioshape_pool_status, changed_s),
+		FIELD("grants", AMOUNT, struct ioshape_pool_status, grants),
+		FIELD("grants_last_minute", SMALL, struct ioshape_pool_status, grants_last_minute),
+		FIELD("holder_count", COUNT, struct ioshape_pool_status, holder_count),
+		FIELD("waiter_count", COUNT, struct ioshape_pool_status, waiter_count),
+		FIELD("written", AMOUNT, struct ioshape_pool_status, written_bytes),
+		FIELD("held", SECONDS, struct ioshape_pool_status, held_s),
+		FIELD("waited", SECONDS, struct ioshape_pool_status, waited_s),
+	};
+	int ret = slots_status_new(status, pool, "redis", error);
 
-	*status = NULL;
-	if (!is_list(reply, 7))
-		return -EPROTO;
-	ret = slots_status_new(status, pool, "redis", error);
 	if (ret)
 		return ret;
-	if (!read_numbers(part[0], *status, &start) && !read_rows(part[1], read_holder, *status) &&
-	    !read_rows(part[2], read_waiter, *status) && !read_rows(part[3], read_job, *status) &&
-	    !read_rows(part[4], read_act, *status) && !read_rows(part[5], read_limit, *status) &&
-	    !read_learnt(part[6], start, *status))
+	if (!TAKE(reply, fields, *status) && !read_who_set(reply, *status) &&
+	    !read_rows(reply, "holders", read_holder, *status) &&
+	    !read_rows(reply, "waiters", read_waiter, *status) &&
+	    !read_rows(reply, "jobs", read_job, *status) &&
+	    !read_rows(reply, "limits", read_limit, *status))
 		return 0;
 	ioshape_pool_status_free(*status);
 	*status = NULL;
 	return -EPROTO;
-}
-
-/* ---- History --------------------------------------------------------------------------------- */
-
-/* {hour, job, user, writes, written, held, waited} */
-static int read_hour(const redisReply *row, struct slots_history *history)
-{
-	struct ioshape_pool_hour hour = { 0 };
-	char job[SLOTS_NAME_BYTES], user[SLOTS_NAME_BYTES];
-	redisReply **part = row->element;
-	uint64_t number, held_ms, waited_ms;
-
-	if (!is_list(row, 7) || read_amount(part[0], &number) ||
-	    part[1]->type != REDIS_REPLY_STRING || part[2]->type != REDIS_REPLY_STRING ||
-	    read_amount(part[3], &hour.writes) || read_amount(part[4], &hour.written_bytes) ||
-	    read_amount(part[5], &held_ms) || read_amount(part[6], &waited_ms))
-		return -EPROTO;
-	copy_text(part[1], job, sizeof(job));
-	copy_text(part[2], user, sizeof(user));
-	hour.begin_s = (double)number * 3600;
-	hour.job = job;
-	hour.user = user;
-	hour.held_s = (double)held_ms / 1e3;
-	hour.waited_s = (double)waited_ms / 1e3;
-	return slots_history_add_hour(history, &hour);
-}
-
-int redis_read_history(const redisReply *reply, struct slots_history *history, bool acts)
-{
-	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
-	struct ioshape_pool_act act;
-	int ret = is_list(reply, 2) && is_list(reply->element[0], 0) &&
-				  is_list(reply->element[1], 0) ?
-			  0 :
-			  -EPROTO;
-
-	for (size_t i = 0; !ret && i < reply->element[0]->elements; i++)
-		ret = read_hour(reply->element[0]->element[i], history);
-	for (size_t i = 0; !ret && acts && i < reply->element[1]->elements; i++) {
-		ret = take_act(reply->element[1]->element[i], &act, who, what);
-		if (!ret)
-			ret = slots_history_add_act(history, &act);
-	}
-	return ret;
 }

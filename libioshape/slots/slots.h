@@ -66,7 +66,7 @@ struct slots_request {
 	/* Instead of the pool's; 0: that. So many writers have storage targets of their own: slots
 	 * that are held at a time have places among them. */
 	uint32_t default_capacity;
-	int32_t advance_ms; /* it counts as if it had asked so much earlier (order.c) */
+	int32_t boost_ms; /* time of the whole pool that it may get ahead of its share (boost.c) */
 };
 
 /* A heartbeat. */
@@ -109,16 +109,6 @@ struct slots_grant {
 	uint32_t end_ms;
 };
 
-/* What ioshape_pool_get_history() is made of (history.c). Texts are copied. 0 or -ENOMEM. */
-struct slots_history {
-	struct base_buffer hours, acts;
-};
-
-int slots_history_add_hour(struct slots_history *history, const struct ioshape_pool_hour *hour);
-int slots_history_add_act(struct slots_history *history, const struct ioshape_pool_act *act);
-/* The public one, and the other is empty then; NULL where memory is short. */
-struct ioshape_pool_history *slots_history_end(struct slots_history *history);
-
 /*
  * One coordinator. No member is NULL. A pool's functions may be called from several threads at a
  * time, except wait(), which one thread calls. All but wait() return soon: within about two
@@ -155,9 +145,6 @@ struct slots_ops {
 		   struct base_error *error);
 	int (*kick)(void *pool, const char *id, struct base_error *error); /* -ENOENT */
 	int (*status)(void *pool, struct ioshape_pool_status **status, struct base_error *error);
-	/* Appended, of so many hours until now. -ENOTSUP. */
-	int (*history)(void *pool, uint32_t hours, struct slots_history *history,
-		       struct base_error *error);
 	/* All names that this coordinator knows, ended by '\n' each, appended. */
 	int (*names)(void *pool, struct base_buffer *names, struct base_error *error);
 	/* No other call is under way. What the process held is given back where that takes no
@@ -179,13 +166,8 @@ int slots_status_new(struct ioshape_pool_status **out, const char *pool, const c
 void slots_status_add(struct ioshape_pool_status *status, bool holder,
 		      const struct ioshape_member *member);
 void slots_status_add_job(struct ioshape_pool_status *status, const struct ioshape_pool_job *job);
-void slots_status_add_act(struct ioshape_pool_status *status, const struct ioshape_pool_act *act);
 void slots_status_add_limit(struct ioshape_pool_status *status,
 			    const struct ioshape_pool_limit *limit);
-struct learn;
-/* Where neither operator nor job says anything, capacity_by is "default" until something has been
- * learnt. */
-void slots_status_add_learned(struct ioshape_pool_status *status, const struct learn *learn);
 
 /* ---- Numbers that all coordinators go by (docs/slots.md) ------------------------------------- */
 
@@ -193,13 +175,11 @@ void slots_status_add_learned(struct ioshape_pool_status *status, const struct l
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
 #define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
 #define SLOTS_LISTED_JOBS 64u        /* the same for jobs */
-#define SLOTS_ACTS 8u                /* of operators, in a status */
 #define SLOTS_LIMITS 64u             /* for one job or user */
-#define SLOTS_MOST_HOURS (30u * 24)
 #define SLOTS_MOST_SHARE 1000000u
+#define SLOTS_USUAL_SHARE 100u /* of a job that does not ask for another one */
 #define SLOTS_MOST_PLACES 64u
-#define SLOTS_USUAL_SHARE 100u
-#define SLOTS_MOST_ADVANCE_MS 300000 /* that a job gets by what it says of itself */
+#define SLOTS_MOST_BOOST_MS 300000
 #define SLOTS_MOST_CAPACITY 65536u
 /* In a request, or per second: above it the numbers of slots.lua have holes. */
 #define SLOTS_MOST_BYTES (UINT64_C(1) << 53)
@@ -297,12 +277,8 @@ struct slots_stake {
 	bool holds_up;           /* its ranks do nothing else meanwhile */
 };
 
-/* How much earlier a request counts for it, in ms, within SLOTS_MOST_ADVANCE_MS either way; and for
- * a share instead of the usual one, without bounds (order.c). */
-int32_t slots_advance_ms(const struct slots_stake *stake);
-int32_t slots_share_ms(uint32_t share);
-/* "waste", ...; of what a pool has: UNCHANGED is the default. */
-const char *slots_order_name(enum ioshape_order order);
+/* Return the boost of a request, in ms, within SLOTS_MOST_BOOST_MS either way (boost.c). */
+int32_t slots_boost_ms(const struct slots_stake *stake);
 
 /* Checkpoints of this process in a pool: files that it saves soon after each other are of one. */
 struct slots_checkpoints {
@@ -323,8 +299,6 @@ uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, 
 
 /* Who this process is, from the launcher's variables (identity.c). `job` may be NULL. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
-/* Who does what an operator does, for the record: "USER@HOST". */
-void slots_name_operator(const struct slots_identity *identity, char who[SLOTS_NAME_BYTES]);
 
 /* Only the client's number: each pool of a process is a client of its own. */
 void slots_identify_client(struct slots_identity *identity);

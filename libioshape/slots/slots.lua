@@ -1,75 +1,43 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Who may write, as Redis decides it. docs/slots.md says the rules in words. All times are milliseconds,
--- all costs slot-milliseconds.
+-- Decide who may write. Redis runs this script for each call of a client; docs/slots.md has the rules. Times are
+-- milliseconds, costs are slot-milliseconds.
 --
--- KEYS[1]      {ios:POOL}:vN:m, where N is the number of this format (SCRIPT_FORMAT); the others are beside it
--- ARGV         the operation; whom it is about (an id, a job or an operator); lease; the epoch that the client
---              knows; the rest is said at each operation
+-- KEYS[1]  {ios:POOL}:vN:m, where N is SCRIPT_FORMAT; the other keys have the same prefix
+-- ARGV     operation; subject: the id of a request, or the name of a job; lease; the epoch that the client knows;
+--          arguments of the operation
 --
---   :m  hash   `pool`: counters, clock, what the operator set; `run`: of the server; `acts`: who last did what;
---              `limits`: what the operator set for one job or user; `learnt`: what clients make of reports; `m:ID`: who
---              holds or waits. All but the texts packed
---   :h  zset   ids of holders, by the end of their lease
---   :q  zset   waiters in their order; the member begins with a number that rises, for those alike
---   :s  zset   the small ones among them, by start tags of their own; the same members
---   :l  zset   ids of waiters, by when they are taken for dead
---   :j  hash   what is remembered of jobs (packed)
---   :t:HOUR  hash   what each job used in that hour since 1970 (packed), for 30 days; '': all others of it
---   :w:CLIENT  list: ids of that client's requests that were granted while it waited
---
--- Each call of Redis costs the server about a microsecond, and each function here that is made a sixth of one.
--- So a call reads the pool and its member at once and writes them at once, and what is rarely needed is made
--- where it is.
+-- A call of Redis costs a microsecond: each operation reads pool and member at once, and writes them at once.
 
-local MOST_REAPED = 16 -- dead holders, and as many waiters, per call
-local MOST_GRANTED = 32 -- per call
-local MOST_JOBS = 1000 -- when there are more, those that were not seen for longest are forgotten ...
-local KEPT_JOBS = 500 -- ... but for so many that have nothing in the pool
-local TIDIED = 60000 -- not more often than that
-local LISTED_JOBS = 64 -- those that wrote most, in a status
-local KEPT_ACTS = 100 -- of operators ...
-local LISTED_ACTS = 8 -- ... in a status
-local MOST_LIMITS = 64 -- for one job or user
-local HOUR = 3600 * 1000
-local KEPT_HOURS = 30 * 24
-local MOST_HOURLY = 128 -- jobs that an hour names
-local MOST_NAME = 64 -- bytes of a name in what is kept: anybody can say longer ones
-local LISTED = 256 -- holders, and waiters, in a status
-local NEAR = 10 -- up to this position one is told who goes before it
-local KEPT = 24 * 3600 * 1000 -- an abandoned pool is forgotten after so long
-local GAP = 100 -- silence after which we look more closely whether the server is still the same
-local SMALL_BYTES = 16 * 1024 * 1024
-local EXPRESS = 1
-local URGENT = -1 -- its place in the queue: before all that have no deadline
-local LEARNING = 1 / 8 -- weight of the latest write in what is known of speeds
-local FIRST_MS, FIRST_BYTES = 16, 16e6 -- what the first write is taken to have had
-local BELIEVED = 300 * 1000 -- at most, or eight times its job's usual time: what bytes make us expect
-local UNKNOWN_COST = 1000 -- of a request that says no size, from a job not seen before
-local LEAST_REPORT = 4 * 1024 * 1024 -- bytes: smaller writes tell how long files take to create
-local FULL = 0.8 -- of the capacity: a report teaches if so much was in use at some time
-local LESSON = 6 -- reports, before anything was learnt
-local MOST_PLACES = 64
-local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
-local PACE_WRITERS = 8 -- ... shared by so many writers at most
-local WASTE, FAIR, FIRST = 1, 2, 3 -- orders
-local ORDERS = {'waste', 'fair', 'first'}
-local ADVANCE = 300 * 1000 -- a job gets at most by what it says of itself, either way
-local DOUBLE, USUAL_SHARE = 60 * 1000, 100 -- twice the share counts as if it had asked so much earlier
+local MOST_REAPED = 16 -- dead holders, and as many waiters, in a call
+local MOST_GRANTED = 32 -- in a call
+local MOST_JOBS = 1000 -- with more jobs, forget those that were not seen for longest ...
+local KEPT_JOBS = 500 -- ... except so many without members
+local TIDIED = 60000 -- least time between two of these clean-ups
+local NEAR = 10 -- a waiter up to this position is told who is ahead of it
+local KEPT = 24 * 3600 * 1000 -- an unused pool expires after this time
+local GAP = 100 -- after a silence this long, check whether the server is still the same
+local SMALL_BYTES, EXPRESS = 16 * 1024 * 1024, 1
+local URGENT = -2 ^ 53 -- score of requests with a deadline
+local TOGETHER = 1000 -- requests of a job in this time are of one checkpoint, and have a turn ...
+local TURN = 20 * 1000 -- ... of so much time of the whole pool at most
+local BOOST = 300 * 1000 -- of the whole pool: most that a request's cost of waiting moves it, either way
+local LEARNING = 1 / 8 -- weight of the latest write in average times and speeds
+local BELIEVED = 300 * 1000 -- longest time that a size makes us expect, unless eight usual times of its job are longer
+local MOST_TARGETS = 64
 
 local operation, subject, lease, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local prefix = string.sub(KEYS[1], 1, -2)
-local M, H, Q, S = KEYS[1], prefix .. 'h', prefix .. 'q', prefix .. 's'
-local L, J = prefix .. 'l', prefix .. 'j'
-
+local M, H, Q, S, L, J = KEYS[1], prefix .. 'h', prefix .. 'q', prefix .. 's', prefix .. 'l', prefix .. 'j'
 local call = redis.call
+local encode, decode = cmsgpack.pack, cmsgpack.unpack
 
 local function server_ms()
 	local time = call('TIME')
 	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- Where this process happens to have its tables: no other has them there, nor does asking cost anything.
-local function server_place()
+-- The address of a table tells server processes apart, and costs no call.
+local function server_process()
 	return tostring(redis)
 end
 
@@ -77,208 +45,66 @@ local function server_info()
 	return call('INFO', 'server')
 end
 
--- ---- The pool's numbers ---------------------------------------------------------------------------
+-- include records.lua
 
--- Packed as values, one after the other: names would cost twice as much. So another number is another
--- format, once this one is released. In a new pool all but few are 0.
---
---   epoch        of the data: changes when some may have been lost
---   opened       when the epoch began
---   grace        until then only those are let in that held a slot before the data was lost
---   hw           the latest time seen: ours never goes back
---   ahead        of the server's clock: where that is set back, ours goes on
---   fence        the last one given
---   vt           virtual time: slot-milliseconds that a job of share 1 could have had
---   served       the highest start tag granted: virtual time is never behind it
---   small_vt     the same, of those that were let past the queue
---   used         slots, by weight
---   express_used
---   holders, waiters: how many; small_waiters: among them, that may be let past the queue; urgent_waiters:
---   that have a deadline
---   shares       of the jobs that hold or wait, together
---   seq          of requests that waited
---   cap          capacity, as the jobs ask for it, or by rule
---   by           1: a job asked; 0: it is a rule's
---   learnt       capacity, as it was learnt from the rule's number `start` on; 0: nothing was
---   parts        a slot's part of the time so far, where it is divided among those in use
---   full         when they were last in use, but for few; resized: when the capacity last changed
---   reports, reported, reported_ms: of holders since something was learnt, how many, bytes, and time that the
---   storage had for them; wanted: the most slots that were held or waited for then; lesson: so many reports
---   are enough
---   lease        of the latest request
---   busy         counts the times that the pool began to be used: older tags of jobs are forgotten
---   ms, bytes    time and size of the latest writes
---   free         when the pool's bandwidth is free again
---   grants; and this_minute, last_minute: in them; minute: which one this is
---   tidied       when jobs were last forgotten
---   renewed      when the keys' expiry was last set
---   due          no lease ends before
---   paces        counts the times that bandwidth given in advance was forgotten
---   written, held, waited: bytes that were written in its slots, and milliseconds that these were held and
---   waited for
---   limits       for one job or user: how many
---   place        of the server process that wrote this
---   base         of places in the queue: above those in the order before
---   places       a byte for each part of the storage targets: writers that have slots there; turn: the latest
---   set_capacity, set_pool_rate, set_job_rate, set_small, set_express, set_order: by the operator
-
--- A key of the pool could not be read: any client may write to them. Only what operators set is kept, as far as it can
--- be read; the rest begins anew, as after a loss of all data. Returns the packed pool; false: it cannot be read.
-local function drop_what_is_broken()
-	local function is_hash(key)
-		return type(redis.pcall('HLEN', key)) == 'number'
-	end
-	local function unpacked(packed)
-		local found = {pcall(cmsgpack.unpack, packed)}
-		return packed and table.remove(found, 1) and found
-	end
-	local hour = math.floor(server_ms() / HOUR)
-	for at = hour - KEPT_HOURS, hour + 1 do
-		if not is_hash(prefix .. 't:' .. at) then
-			call('DEL', prefix .. 't:' .. at)
-		end
-	end
-	if not is_hash(M) then
-		call('DEL', M)
-	end
-	local all, found = call('HGETALL', M), {}
-	for i = 1, #all, 2 do
-		local name, value = all[i], unpacked(all[i + 1])
-		if string.sub(name, 1, 2) == 'm:' and value and type(value[4]) == 'string' then
-			call('DEL', prefix .. 'w:' .. value[4]) -- which may be of another kind
-		end
-		found[name] = value and {packed = all[i + 1], values = value} or nil
-	end
-	call('DEL', M)
-	local acts, limits, count = {}, {}, 0
-	for _, act in ipairs(found.acts and type(found.acts.values[1]) == 'table' and found.acts.values[1] or {}) do
-		if type(act) == 'table' and tonumber(act[1]) and type(act[2]) == 'string' and type(act[3]) == 'string' then
-			acts[#acts + 1] = {tonumber(act[1]), act[2], act[3]}
-		end
-	end
-	for key, limit in pairs(found.limits and type(found.limits.values[1]) == 'table' and found.limits.values[1] or {}) do
-		local share, rate = type(limit) == 'table' and tonumber(limit.share), type(limit) == 'table' and tonumber(limit.rate)
-		if share and rate and count < MOST_LIMITS and string.match(key, '^%a+:') then
-			limits[key], count = {share = share, rate = rate, free = 0}, count + 1
-		end
-	end
-	call('HSET', M, 'acts', cmsgpack.pack(acts), 'limits', cmsgpack.pack(limits))
-	return found.pool and found.pool.packed or false, count
-end
-
--- A waiter's beat tells its number in the queue: then nothing has to be known of it.
+-- A waiter's heartbeat tells its number in the queue, which saves reading the member.
 local ticket = operation == 'beat' and ARGV[5] ~= '0' and ARGV[5]
-local stored, kept_limits
-if operation == 'heal' then
-	stored = {false}
-	stored[2], kept_limits = drop_what_is_broken()
-else
-	stored = call('HMGET', M, 'run', 'pool', ticket and '' or 'm:' .. subject)
-end
+local stored = call('HMGET', M, 'run', 'pool', 'set', ticket and '' or 'm:' .. subject)
 local run, is_known = stored[1], stored[2]
-local function new_pool()
-	return setmetatable({place = '', places = '', ms = FIRST_MS, bytes = FIRST_BYTES}, {__index = function()
-		return 0
-	end})
-end
-local pool
-if is_known then
-	local epoch, opened, grace, hw, ahead, place, lease, due, renewed, tidied, busy, cap, by,
-		used, express_used, holders, waiters, small_waiters, urgent_waiters, shares, vt, served,
-		small_vt, fence, seq, ms, bytes, free, paces, grants, minute, this_minute, last_minute,
-		set_capacity, set_pool_rate, set_job_rate, set_small, set_express, written, held, waited, limits,
-		start, learnt, lesson, parts, full, resized, reports, wanted, reported, reported_ms,
-		base, set_order, places, turn =
-		cmsgpack.unpack(stored[2])
-	pool = {
-		epoch = epoch, opened = opened, grace = grace, hw = hw, ahead = ahead, place = place,
-		lease = lease, due = due, renewed = renewed, tidied = tidied, busy = busy, cap = cap,
-		by = by, used = used, express_used = express_used, holders = holders, waiters = waiters,
-		small_waiters = small_waiters, urgent_waiters = urgent_waiters, shares = shares,
-		vt = vt, served = served, small_vt = small_vt, fence = fence, seq = seq, ms = ms,
-		bytes = bytes, free = free, paces = paces, grants = grants, minute = minute,
-		this_minute = this_minute, last_minute = last_minute, set_capacity = set_capacity,
-		set_pool_rate = set_pool_rate, set_job_rate = set_job_rate, set_small = set_small,
-		set_express = set_express, written = written, held = held, waited = waited, limits = limits,
-		start = start, learnt = learnt, lesson = lesson, parts = parts, full = full,
-		resized = resized, reports = reports, wanted = wanted, reported = reported,
-		reported_ms = reported_ms, base = base, set_order = set_order, places = places,
-		turn = turn
-	}
-else
-	pool = new_pool()
-end
-if kept_limits then
-	local before = pool
-	pool = new_pool()
-	for name, most in pairs({
-		set_capacity = 65536, set_pool_rate = 2 ^ 53, set_job_rate = 2 ^ 53, set_small = 2 ^ 53,
-		set_express = 65536, set_order = FIRST
-	}) do
-		local value = before[name]
-		pool[name] = type(value) == 'number' and value > 0 and value <= most and value or 0
-	end
-	pool.limits, is_known = kept_limits, false
-end
+local pool = is_known and decode(stored[2]) or new_pool()
+local set = stored[3] and decode(stored[3]) or new_set()
 
--- Its clock: fences, epochs and records are made of it, so that they rise if all else is lost.
+-- Fences and epochs are made of the server's clock, so that they rise if all else is lost. All else uses the pool's.
 local server = server_ms()
--- The pool's clock: all else.
-local now = math.max(server + pool.ahead, pool.hw)
-local is_changed = now ~= pool.hw or now - server ~= pool.ahead -- the pool, so that it is to be written
+local now = math.max(server + pool.ahead, pool.now)
+local is_changed = now ~= pool.now or now - server ~= pool.ahead -- the pool has to be written
 
-local function capacity()
-	local learnt = pool.by == 0 and pool.learnt > 0 and pool.learnt
-	return math.max(pool.set_capacity > 0 and pool.set_capacity or learnt or pool.cap, 1)
-end
-local capacity_before = capacity()
-
-local function order()
-	return pool.set_order > 0 and pool.set_order or WASTE
-end
-
--- The client asks again, and finds a new epoch. (Takes no memory, so that it always can be done.)
+-- Make the client ask again, in a new epoch. This takes no memory, so that it always succeeds.
 local function start_anew()
 	call('HDEL', M, 'run')
 	error('IOSHAPE-ANEW')
 end
 
--- ---- Members ----------------------------------------------------------------------------------------
+-- A call that is refused a command in its middle leaves a half-written pool. So the data is no server's meanwhile, and the
+-- next call starts anew.
+local is_marked
+local function mark(...)
+	if not is_marked then
+		call(...)
+		is_marked = true
+	end
+end
+
+local function capacity()
+	return math.max(set.capacity > 0 and set.capacity or pool.capacity, 1)
+end
+
+local function express()
+	return set.express > 0 and set.express or EXPRESS
+end
+
+-- ---- Members: holders and waiters -------------------------------------------------------------------
 
 local WAITING, HOLDING = 1, 2
 
-local function unpack_member(packed)
-	local job, node, rank, client, share, weight, bytes, lease, cost, start, small_start, urgent,
-		tag, state, since, given, fence, passed, waited, parts, places, place =
-		cmsgpack.unpack(packed)
-	return {
-		job = job, node = node, rank = rank, client = client, share = share, weight = weight,
-		bytes = bytes, lease = lease, cost = cost, start = start, small_start = small_start,
-		urgent = urgent, tag = tag, state = state, since = since, given = given, fence = fence,
-		passed = passed, waited = waited, parts = parts, places = places, place = place
-	}
-end
-
--- By id: those that this call has seen (false: there is none), and those that it has to write.
+-- By id: members that this call has read (false: none has this id), and those that it has to write.
 local members, to_write = {}, {}
 if not ticket then
-	members[subject] = stored[3] and unpack_member(stored[3])
+	members[subject] = stored[4] and decode(stored[4])
 end
 
 local function find_member(id)
 	if members[id] == nil then
 		local packed = call('HGET', M, 'm:' .. id)
-		members[id] = packed and unpack_member(packed)
+		members[id] = packed and decode(packed)
 	end
 	return members[id]
 end
 
--- For an id that stands in one of the sets.
 local function must_find(id)
 	return find_member(id) or start_anew()
 end
 
--- It holds, or waits, until its lease is over.
 local function lease_until(key, id, deadline)
 	call('ZADD', key, deadline, id)
 	if deadline < pool.due then
@@ -288,96 +114,42 @@ end
 
 -- ---- Jobs -------------------------------------------------------------------------------------------
 
--- What is remembered of a job. `members` it has in the pool, with its `share`, in the pool's busy time
--- number `busy`; its next request begins at `finish`, the latest one did at `latest`; `small_finish` is the
--- same among small ones; `usual` is what those without a size cost; `ms` and `bytes` are time and size of
--- its latest writes. In `writes` slots that it had it wrote `written` bytes; it `held` and `waited` for them
--- so long; the same when the hour number `hour` began, its latest. It was last `seen` then. Its
--- bandwidth is `free` again then, unless the pool has forgotten that since (`paces`).
-local function unpack_job(packed)
-	local busy, members, share, finish, latest, small_finish, usual, ms, bytes, user, writes,
-		written, held, waited, hour, hour_writes, hour_written, hour_held, hour_waited, seen, free,
-		paces =
-		cmsgpack.unpack(packed)
-	return {
-		busy = busy, members = members, share = share, finish = finish, latest = latest,
-		small_finish = small_finish, usual = usual, ms = ms, bytes = bytes, user = user,
-		writes = writes, written = written, held = held, waited = waited, hour = hour,
-		hour_writes = hour_writes, hour_written = hour_written, hour_held = hour_held,
-		hour_waited = hour_waited, seen = seen, free = free, paces = paces
-	}
+local function forget_old_jobs()
+	local all, absent = call('HGETALL', J), {}
+	pool.tidied = now
+	for i = 1, #all, 2 do
+		local job = decode(all[i + 1])
+		if job.busy ~= pool.busy or job.members == 0 then
+			absent[#absent + 1] = {name = all[i], seen = job.seen}
+		end
+	end
+	table.sort(absent, function(a, b)
+		return a.seen < b.seen or (a.seen == b.seen and a.name < b.name)
+	end)
+	for i = 1, #absent - KEPT_JOBS do
+		call('HDEL', J, absent[i].name)
+	end
 end
 
 local function load_job(name)
 	local packed = call('HGET', J, name)
-	local job = packed and unpack_job(packed)
+	local job = packed and decode(packed)
 	if not job then
 		if now - pool.tidied > TIDIED and call('HLEN', J) >= MOST_JOBS then
-			local all, absent = call('HGETALL', J), {}
-			pool.tidied = now
-			for i = 1, #all, 2 do
-				local job = unpack_job(all[i + 1])
-				if job.busy ~= pool.busy or job.members == 0 then
-					absent[#absent + 1] = {name = all[i], seen = job.seen or 0}
-				end
-			end
-			table.sort(absent, function(a, b)
-				return a.seen < b.seen or (a.seen == b.seen and a.name < b.name)
-			end)
-			for i = 1, #absent - KEPT_JOBS do
-				call('HDEL', J, absent[i].name)
-			end
+			forget_old_jobs()
 		end
-		job = {
-			busy = 0, members = 0, share = 0, finish = 0, latest = 0, small_finish = 0,
-			usual = UNKNOWN_COST, ms = 0, bytes = 0, user = '', writes = 0, written = 0,
-			held = 0, waited = 0, hour = 0, hour_writes = 0, hour_written = 0, hour_held = 0,
-			hour_waited = 0, seen = 0, free = 0, paces = 0
-		}
+		job = new_job()
 	end
 	if job.busy ~= pool.busy then
 		job.busy, job.members = pool.busy, 0
-		job.finish, job.latest, job.small_finish = 0, 0, 0
+		job.finish, job.latest, job.turn, job.small_finish = 0, 0, 0, 0
 	end
 	return job
 end
 
 local function store_job(name, job)
-	local packed = cmsgpack.pack(
-		job.busy, job.members, job.share, job.finish, job.latest, job.small_finish, job.usual,
-		job.ms, job.bytes, job.user, job.writes, job.written, job.held, job.waited, job.hour,
-		job.hour_writes, job.hour_written, job.hour_held, job.hour_waited, job.seen, job.free,
-		job.paces)
-	if call('HSET', J, name, packed) == 1 then
+	if call('HSET', J, name, encode(job)) == 1 then
 		call('PEXPIRE', J, KEPT)
-	end
-end
-
--- Since its hour began.
-local function used_in_hour(job)
-	return job.user, job.writes - job.hour_writes, job.written - job.hour_written,
-		job.held - job.hour_held, job.waited - job.hour_waited
-end
-
-local function begin_hour(job, hour)
-	job.hour, job.hour_writes, job.hour_written = hour, job.writes, job.written
-	job.hour_held, job.hour_waited = job.held, job.waited
-end
-
-local function note_hour(name, job)
-	local key, field = prefix .. 't:' .. job.hour, string.sub(name, 1, MOST_NAME)
-	if job.writes == job.hour_writes or call('HSET', key, field, cmsgpack.pack(used_in_hour(job))) == 0 then
-		return
-	end
-	call('PEXPIRE', key, KEPT_HOURS * HOUR)
-	if call('HLEN', key) > MOST_HOURLY then
-		local others = call('HGET', key, '')
-		local _, writes, written, held, waited = cmsgpack.unpack(others or cmsgpack.pack('', 0, 0, 0, 0))
-		call('HDEL', key, field)
-		call('HSET', key, '', cmsgpack.pack('', writes + job.writes - job.hour_writes,
-			written + job.written - job.hour_written, held + job.held - job.hour_held,
-			waited + job.waited - job.hour_waited))
-		begin_hour(job, job.hour)
 	end
 end
 
@@ -389,117 +161,96 @@ local function join(job, share)
 	job.members = job.members + 1
 end
 
--- What a slot was really used for, instead of what was expected. `passed` if it is the holder that says
--- so: then something is to be learnt, too.
+-- Charge what a slot was really used for instead of what was expected. `passed` is nil unless the holder says it: then the
+-- write teaches times and speeds, too.
 local function settle(job, member, passed)
 	local time = now - member.since
 	local more = time * member.weight - member.cost
 	job.finish = math.max(job.finish + more / member.share, 0)
 	if member.given > 0 then
-		pool.vt = math.max(pool.vt + more / pool.shares, pool.served)
+		pool.virtual = math.max(pool.virtual + more / pool.shares, pool.served)
 	end
 	if passed then
 		job.usual = job.usual + (math.max(time, 1) - job.usual) * LEARNING
 	end
 	if passed and passed > 0 then
-		-- Sums, not a mean of speeds: a small write tells little about large ones.
-		job.ms = job.ms * (1 - LEARNING) + time
-		job.bytes = job.bytes * (1 - LEARNING) + passed
-		pool.ms = pool.ms * (1 - LEARNING) + time
-		pool.bytes = pool.bytes * (1 - LEARNING) + passed
+		-- Sums, not an average of speeds: a small write tells little about large ones.
+		for _, known in ipairs({job, pool}) do
+			known.ms = known.ms * (1 - LEARNING) + time
+			known.bytes = known.bytes * (1 - LEARNING) + passed
+		end
 	end
 end
 
 -- ---- Coming and going -------------------------------------------------------------------------------
 
--- A call that is refused a command in its middle leaves a pool half written. So it is no server's meanwhile, and the
--- next call begins anew. A lease alone does no harm; jobs and pool are written in the end.
-local is_marked
-local function mark(...)
-	if not is_marked then
-		call(...)
-		is_marked = true
-	end
+local function count_writer(target, more)
+	local writers = string.byte(pool.targets, target)
+	pool.targets = string.sub(pool.targets, 1, target - 1)
+		.. string.char(math.max(math.min(writers + more, 255), 0)) .. string.sub(pool.targets, target + 1)
 end
 
--- Writers at a time are spread over parts of the storage targets, as many as have some of their own: to
--- the next part after the last, of those with the fewest writers.
-local function count_place(place, more)
-	local writers = string.byte(pool.places, place)
-	pool.places = string.sub(pool.places, 1, place - 1)
-		.. string.char(math.max(math.min(writers + more, 255), 0)) .. string.sub(pool.places, place + 1)
-end
-
-local function take_place(member)
-	if #pool.places ~= member.places then -- files of another layout
-		pool.places, pool.turn = string.rep('\0', member.places), 0
+-- Spread writers over groups of storage targets: take the next group after the latest, of those with the fewest writers.
+local function take_target(member)
+	if #pool.targets ~= member.targets then -- files of another layout
+		pool.targets, pool.latest_target = string.rep('\0', member.targets), 0
 	end
 	local least, found = 0, nil
 	while not found do
 		local writers = string.char(least)
-		found = string.find(pool.places, writers, pool.turn + 1, true) or string.find(pool.places, writers, 1, true)
+		found = string.find(pool.targets, writers, pool.latest_target + 1, true) or string.find(pool.targets, writers, 1, true)
 		least = least + 1
 	end
-	member.place, pool.turn = found, found
-	count_place(found, 1)
+	member.target, pool.latest_target = found, found
+	count_writer(found, 1)
 end
 
-local function forget_waiter(id, member)
+local function leave_queue(id, member)
 	call('ZREM', Q, member.tag)
 	call('ZREM', L, id)
 	if member.small_start then
 		call('ZREM', S, member.tag)
 		pool.small_waiters = pool.small_waiters - 1
 	end
-	if member.urgent then
-		pool.urgent_waiters = pool.urgent_waiters - 1
-	end
+	pool.urgent_waiters = pool.urgent_waiters - (member.is_urgent and 1 or 0)
 	pool.waiters = pool.waiters - 1
 end
 
--- `passed` if it is the holder that says so. What takes no memory comes first: a server that has none
--- left would refuse the rest if nothing was written before it.
+local function leave_slot(id, member)
+	call('ZREM', H, id)
+	pool.holders, pool.used = pool.holders - 1, pool.used - member.given
+	pool.express_used = pool.express_used - (member.given == 0 and 1 or 0)
+	if member.target > 0 and #pool.targets == member.targets then
+		count_writer(member.target, -1)
+	end
+end
+
+-- `passed` is nil unless the holder says it. What takes no memory comes first: a server without memory refuses the rest, if
+-- nothing was written before.
 local function forget(id, member, passed)
-	local holds = member.state == HOLDING
 	call('HDEL', M, 'm:' .. id, 'run')
 	is_marked = true
-	if holds then
-		call('ZREM', H, id)
-		pool.holders, pool.used = pool.holders - 1, pool.used - member.given
-		if member.given == 0 then
-			pool.express_used = pool.express_used - 1
-		end
-		if member.place > 0 and #pool.places == member.places then
-			count_place(member.place, -1)
-		end
-	else
-		forget_waiter(id, member)
-	end
+	local leave = member.state == HOLDING and leave_slot or leave_queue
+	leave(id, member)
 	members[id], to_write[id], is_changed = false, nil, true
 	local job = load_job(member.job)
 	if job.members == 0 then
 		start_anew()
 	end
-	if not holds then
+	if member.state == HOLDING then
+		local bytes, time = passed or member.passed, now - member.since
+		if member.cost > 0 then -- it was not reclaimed
+			settle(job, member, passed)
+		end
+		job.writes = job.writes + 1
+		for _, total in ipairs({job, pool}) do
+			total.written, total.held = total.written + bytes, total.held + time
+			total.waited = total.waited + member.waited
+		end
+	else
 		job.finish = math.max(job.finish - member.cost / member.share, 0)
-	elseif member.cost > 0 then -- it was not reclaimed
-		settle(job, member, passed)
 	end
 	job.members, job.seen = job.members - 1, now
-	if holds then
-		local hour, bytes, time = math.floor(server / HOUR), passed or member.passed, now - member.since
-		if job.hour ~= hour then
-			note_hour(member.job, job)
-			begin_hour(job, hour)
-		end
-		job.writes, job.written = job.writes + 1, job.written + bytes
-		job.held, job.waited = job.held + time, job.waited + member.waited
-		pool.written, pool.held = pool.written + bytes, pool.held + time
-		pool.waited = pool.waited + member.waited
-	end
-	if job.members == 0 then
-		note_hour(member.job, job) -- its record may be forgotten before the hour is over
-	end
 	store_job(member.job, job)
 	if job.members == 0 then
 		pool.shares = pool.shares - job.share
@@ -508,16 +259,14 @@ end
 
 local function hold(id, member, given, until_then)
 	member.waited = member.state == WAITING and now - member.since or 0
-	member.state, member.since, member.given, member.parts = HOLDING, now, given, pool.parts
+	member.state, member.since, member.given = HOLDING, now, given
 	lease_until(H, id, until_then)
 	members[id], to_write[id], is_changed = member, member, true
 	if pool.holders == 0 then
 		call('PEXPIRE', H, KEPT)
 	end
 	pool.holders, pool.used = pool.holders + 1, pool.used + given
-	if given == 0 then
-		pool.express_used = pool.express_used + 1
-	end
+	pool.express_used = pool.express_used + (given == 0 and 1 or 0)
 end
 
 local function admit(id, member, given, until_then)
@@ -528,39 +277,35 @@ local function admit(id, member, given, until_then)
 	end
 	pool.this_minute, pool.grants = pool.this_minute + 1, pool.grants + 1
 	pool.fence = math.max(pool.fence + 1, server * 1024)
-	if given > 0 then
-		-- As if all who want slots were served at once, each by its share; and never behind the one
-		-- that is served, so that new jobs do not pass old ones for ever.
-		pool.served = math.max(pool.served, member.start)
-		pool.vt = math.max(pool.vt + member.cost / pool.shares, pool.served)
-	else
-		pool.small_vt = math.max(pool.small_vt + member.cost / pool.shares, member.small_start)
-	end
 	member.fence = pool.fence
-	if member.places > 1 then
-		take_place(member)
+	if given > 0 then
+		-- As if all jobs that want slots were served at once, each by its share; and never below what was granted, so that
+		-- new jobs do not pass old ones for ever.
+		pool.served = math.max(pool.served, member.floor)
+		pool.virtual = math.max(pool.virtual + member.cost / pool.shares, pool.served)
+	else
+		pool.small_virtual = math.max(pool.small_virtual + member.cost / pool.shares, member.small_start)
+	end
+	if member.targets > 1 then
+		take_target(member)
 	end
 	hold(id, member, given, until_then)
 end
 
--- A slot for the first in this queue. It has half of its lease to show that it knows: if the wake is lost,
--- the next beat comes after a third.
+-- Give a waiter a slot. It has half of its lease to show that it knows: if the wake is lost, the next heartbeat comes after
+-- a third.
 local function grant(id, member, given)
 	mark('HDEL', M, 'run')
-	forget_waiter(id, member)
+	leave_queue(id, member)
 	admit(id, member, given, now + math.ceil(member.lease / 2))
 	local wake = prefix .. 'w:' .. member.client
 	call('RPUSH', wake, id)
 	call('PEXPIRE', wake, member.lease)
 end
 
--- More than there is may come in when it is alone; and one with a deadline beside those that have slots.
-local function fits(weight, urgent)
-	return pool.used == 0 or pool.used + weight <= capacity() or (urgent and pool.used <= capacity())
-end
-
-local function express()
-	return pool.set_express > 0 and pool.set_express or EXPRESS
+-- A request for more slots than there are is admitted alone, one with a deadline beside those that have slots.
+local function fits(weight, is_urgent)
+	return pool.used == 0 or pool.used + weight <= capacity() or (is_urgent and pool.used <= capacity())
 end
 
 local function grant_those_that_fit()
@@ -572,7 +317,7 @@ local function grant_those_that_fit()
 		and (pool.used < capacity() or pool.urgent_waiters > 0) do
 		local id = string.sub(call('ZRANGE', Q, 0, 0)[1], 17)
 		local member = must_find(id)
-		if not fits(member.weight, member.urgent) then
+		if not fits(member.weight, member.is_urgent) then
 			break
 		end
 		grant(id, member, member.weight)
@@ -585,149 +330,78 @@ local function grant_those_that_fit()
 	end
 end
 
--- ---- Limits for one job or user ---------------------------------------------------------------------
-
-local limits -- by 'job:NAME' and 'user:NAME': `share` (0: its own), `rate` (0: any); the bandwidth is `free` then
-
+-- Limits of single jobs and users, by 'job:NAME' and 'user:NAME': `share`, `rate`; when the bandwidth is `free`.
+local limits
 local function limit_of(kind, name)
-	if pool.limits == 0 then
+	if set.limits == 0 then
 		return nil
 	end
-	limits = limits or cmsgpack.unpack(call('HGET', M, 'limits') or cmsgpack.pack({}))
+	limits = limits or decode(call('HGET', M, 'limits') or encode({}))
 	return limits[kind .. ':' .. name]
 end
 
--- ---- What every operation begins with ---------------------------------------------------------------
+-- ---- Beginning of each operation --------------------------------------------------------------------
 
-if operation == 'history' then
-	-- first-hour hours: {{{hour, job, user, writes, written, held, waited}, ...}, {acts, the latest last}}
-	local first, rows, jobs = tonumber(ARGV[5]), {}, call('HGETALL', J)
-	for hour = first, first + tonumber(ARGV[6]) - 1 do
-		local noted, used = call('HGETALL', prefix .. 't:' .. hour), {}
-		for i = 1, #noted, 2 do
-			local row = {pcall(cmsgpack.unpack, noted[i + 1])}
-			used[noted[i]] = table.remove(row, 1) and #row == 5 and row or nil -- any client may write there
-		end
-		for i = 1, #jobs, 2 do
-			local job = unpack_job(jobs[i + 1])
-			if job.hour == hour and job.writes > job.hour_writes then
-				used[string.sub(jobs[i], 1, MOST_NAME)] = {used_in_hour(job)}
-			end
-		end
-		for name, row in pairs(used) do
-			rows[#rows + 1] = {hour, name, unpack(row)}
-		end
-	end
-	local acts = call('HGET', M, 'acts')
-	return {rows, acts and cmsgpack.unpack(acts) or {}}
-elseif operation == 'status' and not is_known then
-	-- To look must not make a pool.
-	return {{tonumber(ARGV[5]), 0, 0, 0, 0, SMALL_BYTES, EXPRESS, 0, 0, 0, 0, 0, 0, 0, 0, WASTE},
-		{}, {}, {}, {}, {}, ''}
-elseif operation ~= 'acquire' then
-	-- A server without memory refuses what may take some, but not if something was written before. Who
-	-- is there shall be able to stay and to go.
+-- include epoch.lua
+
+-- A server without memory refuses what may take some, unless something was written before. A look writes nothing.
+local is_look = operation == 'status'
+local is_empty = is_look and not is_known
+if operation ~= 'acquire' and not is_empty then
 	call('HDEL', M, '')
 end
 
--- Keys can vanish one by one, where the server is told to evict them. What is left is then worth nothing.
-local is_held, is_queued, is_usable = pool.holders > 0, pool.waiters > 0, run and run ~= ''
-if is_usable and (is_held or is_queued) then
-	-- M, which is there, stands for those that need not be.
-	is_usable = call('EXISTS', J, is_held and H or M, is_queued and Q or M, is_queued and L or M,
-		pool.small_waiters > 0 and S or M) == 5
-end
-
--- Was it this server process that wrote the data? Another one, after a crash or a failover, has what was on
--- its disk, or what it had been sent. Also where all processes look alike (no random addresses) one that
--- took long to come is found out.
-local place = server_place()
-if not is_usable or place ~= pool.place or math.abs(server + pool.ahead - pool.hw) >= GAP then
-	local info = server_info()
-	local current = string.match(info, 'run_id:(%w+)')
-	pool.place, is_changed = place, true
-	if not is_usable or run ~= current then
-		-- A new epoch begins. Whoever held a slot shows up within a beat, and is let in first. How long
-		-- that is waited for depends on whether there can have been somebody, and on the lease that is
-		-- usual here: the one who asks first may have another.
-		local usual = pool.lease > 0 and pool.lease or lease
-		local somebody = is_usable and (is_held or now - pool.hw < usual)
-		if not is_usable then
-			pool.used, pool.express_used, pool.shares, pool.places = 0, 0, 0, ''
-			pool.holders, pool.waiters, pool.small_waiters, pool.urgent_waiters = 0, 0, 0, 0
-			pool.free, pool.renewed, members = 0, 0, {}
-			local kept = call('HMGET', M, 'acts', 'limits')
-			local left = call('DEL', H, Q, S, L) > 0
-			call('DEL', M, J)
-			for i, name in ipairs({'acts', 'limits'}) do
-				if kept[i] then
-					call('HSET', M, name, kept[i])
-				end
+local function begin()
+	check_data()
+	pool.ahead, pool.now = now - server, now
+	-- Nobody could send a heartbeat while the server was away: then leases end after the grace.
+	if now >= pool.grace and now >= pool.due then
+		pool.due, is_changed = now + KEPT, true
+		for _, key in ipairs({H, L}) do
+			for _, id in ipairs(call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, MOST_REAPED)) do
+				forget(id, must_find(id))
 			end
-			somebody = known_epoch > 0 or left or (is_known and is_held)
-			-- Also above those that were given in this millisecond.
-			pool.fence = math.max(pool.fence, (server + 1) * 1024)
+			pool.due = math.min(pool.due, tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or pool.due))
 		end
-		local started = now - tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) * 1000
-		pool.epoch = math.max(pool.epoch, known_epoch, server - 1) + 1
-		pool.opened = now
-		pool.grace = (somebody and now or started) + math.ceil(usual / 2)
-		run, is_marked = current, true
 	end
+	grant_those_that_fit()
 end
-if pool.used > 0 then
-	pool.parts = pool.parts + (now - pool.hw) / pool.used
-	if pool.used >= FULL * capacity_before then
-		pool.full = now
-	end
-end
-pool.ahead, pool.hw = now - server, now
 
--- Nobody could send a heartbeat while the server was away.
-if now >= pool.grace and now >= pool.due then
-	pool.due, is_changed = now + KEPT, true
-	for _, key in ipairs({H, L}) do
-		for _, id in ipairs(call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, MOST_REAPED)) do
-			forget(id, must_find(id))
-		end
-		pool.due = math.min(pool.due, tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or pool.due))
-	end
-end
-grant_those_that_fit()
-
--- ---- Answers ----------------------------------------------------------------------------------------
+-- ---- Answers: lists of names and values -------------------------------------------------------------
 
 local function describe(member)
 	return 'job ' .. member.job .. ', rank ' .. member.rank .. ' on ' .. member.node
 end
 
--- {state, fence, epoch, weight, position, capacity, next beat, ahead, number in the queue, place}
 local function answer_waiter(position, tag)
 	local beat, ahead = math.ceil(lease / 3), ''
 	if position == 0 then
-		-- The next one looks whether who holds a slot is still alive.
+		-- The next one looks whether the holders are alive.
 		local first = call('ZRANGE', H, 0, 0, 'WITHSCORES')
 		ahead = first[1] and describe(must_find(first[1])) or ''
 		beat = math.max(1, math.min(beat, math.max(tonumber(first[2] or 0), pool.grace) - now))
 	elseif position <= NEAR then
 		ahead = describe(must_find(string.sub(call('ZRANGE', Q, position - 1, position - 1)[1], 17)))
 	end
-	return {WAITING, 0, pool.epoch, 0, position, capacity(), beat, ahead, tonumber(string.sub(tag, 1, 16)), 0}
+	return {
+		'state', WAITING, 'epoch', pool.epoch, 'capacity', capacity(), 'beat', beat, 'position', position,
+		'ticket', tonumber(string.sub(tag, 1, 16)), 'ahead', ahead
+	}
 end
 
--- No member: there is none.
 local function answer(member)
 	if not member then
-		return {0, 0, pool.epoch, 0, 0, capacity(), 0, '', 0, 0}
+		return {'state', 0, 'epoch', pool.epoch, 'capacity', capacity()}
 	elseif member.state == HOLDING then
-		local beat = math.ceil(lease / 3)
-		return {HOLDING, member.fence, pool.epoch, member.given, 0, capacity(), beat, '', 0, member.place}
+		return {
+			'state', HOLDING, 'epoch', pool.epoch, 'capacity', capacity(), 'beat', math.ceil(lease / 3),
+			'fence', member.fence, 'weight', member.given, 'target', member.target
+		}
 	end
 	return answer_waiter(call('ZRANK', Q, member.tag) or start_anew(), member.tag)
 end
 
--- Whoever asks about a request that is known shows that it lives, whatever the question was; and counts
--- on a whole lease from then, also if its slot was given before, for half of one.
+-- A client that asks about a known request lives, and counts on a whole lease from now on.
 local function renewed(id, member)
 	lease_until(member.state == HOLDING and H or L, id, now + lease)
 	return answer(member)
@@ -735,7 +409,7 @@ end
 
 -- ---- Operations -------------------------------------------------------------------------------------
 
--- Only the one that is asked for is made.
+-- Only the operation that is asked for is defined: each function costs a sixth of a microsecond.
 local operate
 
 if operation == 'acquire' then
@@ -743,36 +417,18 @@ if operation == 'acquire' then
 		local time = job.usual
 		if bytes > 0 then
 			local known = job.bytes > 0 and job or pool
-			-- Those of its job that queue behind one that announces far too much would have tags far
-			-- too late.
+			-- A job that announces far too much would push its own queued requests far back.
 			time = math.min(1 + bytes * known.ms / known.bytes, math.max(BELIEVED, 8 * job.usual))
 		end
 		return time * weight
 	end
 
-	-- Where in the queue it begins, if its job's turn comes at `start`. What a job says of itself counts
-	-- within bounds, so that nobody waits for ever; what the operator says of it counts as it is.
-	local function place_of(start, advance, own_share, set_share)
-		if order() == FAIR then
-			return pool.base + start
-		elseif order() == FIRST then
-			return pool.base + now
-		end
-		local function earlier(share)
-			return share == USUAL_SHARE and 0
-				or math.floor(DOUBLE * math.log(share / USUAL_SHARE) / math.log(2))
-		end
-		advance = advance + (set_share and 0 or earlier(own_share))
-		advance = math.max(math.min(advance, ADVANCE), -ADVANCE)
-		return math.max(pool.base, pool.base + now + ADVANCE - advance - (set_share and earlier(set_share) or 0))
-	end
-
-	local function enqueue(id, member, place)
+	local function enqueue(id, member, score)
 		pool.seq = pool.seq + 1
 		member.state, member.since = WAITING, now
 		member.tag = string.format('%016.0f', pool.seq) .. id
 		mark('HSET', M, 'run', '') -- which a server without memory refuses
-		call('ZADD', Q, place, member.tag)
+		call('ZADD', Q, score, member.tag)
 		lease_until(L, id, now + lease)
 		members[id], to_write[id] = member, member
 		if member.small_start then
@@ -782,71 +438,64 @@ if operation == 'acquire' then
 			end
 			pool.small_waiters = pool.small_waiters + 1
 		end
-		if member.urgent then
-			pool.urgent_waiters = pool.urgent_waiters + 1
-		end
 		if pool.waiters == 0 then
 			call('PEXPIRE', Q, KEPT)
 			call('PEXPIRE', L, KEPT)
 		end
+		pool.urgent_waiters = pool.urgent_waiters + (member.is_urgent and 1 or 0)
 		pool.waiters = pool.waiters + 1
 	end
 
-	-- client node job rank share weight bytes asked-capacity default-capacity never-wait user urgent
-	-- advance
-	operate = function(client, node, job_name, rank, own_share, weight, bytes, asked, usual, never_wait,
-			user, urgent, advance)
+	local function share_of(job_name, user, own)
+		local of_job, of_user = limit_of('job', job_name), limit_of('user', user)
+		return of_job and of_job.share > 0 and of_job.share or of_user and of_user.share > 0 and of_user.share or own
+	end
+
+	operate = function(client, node, job_name, rank, own_share, weight, bytes, asked, usual, never_wait, user, urgent, boost)
 		local id, member = subject, members[subject]
 		pool.lease, is_changed = lease, true
 		if member then
 			return renewed(id, member)
 		end
-		own_share, weight, bytes = tonumber(own_share), tonumber(weight), tonumber(bytes)
-		local set_share
-		for _, limit in ipairs({limit_of('user', user) or {}, limit_of('job', job_name)}) do
-			set_share = (limit.share or 0) > 0 and limit.share or set_share
+		weight, bytes, asked, usual = tonumber(weight), tonumber(bytes), tonumber(asked), tonumber(usual)
+		local is_idle = pool.holders + pool.waiters == 0
+		if is_idle or pool.capacity == 0 then -- no member loses slots by it, or the number was lost
+			pool.capacity, pool.by_job = asked > 0 and asked or usual, asked > 0 and 1 or 0
 		end
-		local share = set_share or own_share
-		local idle = pool.holders + pool.waiters == 0
-		if idle or pool.cap == 0 then
-			-- Nobody is disturbed, or what was asked for is lost.
-			pool.cap = tonumber(asked) > 0 and tonumber(asked) or tonumber(usual)
-			pool.by = tonumber(asked) > 0 and 1 or 0
-			if pool.by == 0 and pool.start ~= pool.cap then
-				pool.start, pool.learnt, pool.lesson = pool.cap, 0, LESSON
-			end
-		end
-		if idle then
+		if is_idle then
 			pool.busy = pool.busy + 1
-			pool.vt, pool.served, pool.small_vt, pool.shares, pool.base = 0, 0, 0, 0, 0
+			pool.virtual, pool.served, pool.small_virtual, pool.shares = 0, 0, 0, 0
 		end
-		local job = load_job(job_name)
+		local job, share = load_job(job_name), share_of(job_name, user, tonumber(own_share))
 		local cost = expected_cost(job, bytes, weight)
-		-- Never before one of the same job that came earlier, whatever that was charged since.
-		local start = math.max(pool.vt, job.finish, job.latest)
-		job.finish, job.latest = start + cost / share, start
-		urgent = urgent == '1' or nil
-		local at_once = now >= pool.grace and pool.waiters == 0 and fits(weight, urgent)
-		local small = pool.set_small > 0 and pool.set_small or SMALL_BYTES
-		local small_start
-		if not at_once and bytes > 0 and bytes <= small and weight == 1 then
-			small_start = math.max(pool.small_vt, job.small_finish)
-			job.small_finish = small_start + cost / share
+		-- Start-time fair queueing: a request starts where its job's latest one ends, in virtual time. Requests of a turn
+		-- count as if they started together: a checkpoint is done sooner than if jobs alternated slot by slot.
+		local whole = capacity() / share
+		boost = math.max(math.min(tonumber(boost), BOOST), -BOOST)
+		-- A job that is present loses nothing while it waits for turns of others, or for a low boost.
+		local credit = job.members > 0 and TURN - math.min(boost, 0) or 0
+		local start = math.max(pool.virtual - credit * whole, job.finish, job.latest)
+		if start <= pool.virtual or now - job.turn_began > TOGETHER or start - job.turn > TURN * whole then
+			job.turn, job.turn_began = start, now
 		end
-		job.user = user
+		job.finish, job.latest, job.user = start + cost / share, start, user
 		join(job, share)
 		member = {
-			node = node, job = job_name, rank = rank, client = client, share = share, weight = weight,
-			bytes = bytes, lease = lease, cost = cost, start = urgent and 0 or start,
-			small_start = small_start, passed = 0, urgent = urgent,
-			places = math.min(tonumber(usual), MOST_PLACES), place = 0
+			job = job_name, node = node, rank = rank, client = client, share = share, weight = weight, bytes = bytes,
+			lease = lease, cost = cost, passed = 0, targets = math.min(usual, MOST_TARGETS), target = 0,
+			is_urgent = urgent == '1'
 		}
-		local told
-		if at_once then
+		local score, told = member.is_urgent and URGENT or job.turn - boost * whole, nil
+		member.floor = math.min(job.turn, score)
+		if now >= pool.grace and pool.waiters == 0 and fits(weight, member.is_urgent) then
 			admit(id, member, weight, now + lease)
 			told = answer(member)
 		else
-			enqueue(id, member, urgent and URGENT or place_of(start, tonumber(advance), own_share, set_share))
+			if weight == 1 and bytes > 0 and bytes <= (set.small > 0 and set.small or SMALL_BYTES) then
+				member.small_start = math.max(pool.small_virtual, job.small_finish)
+				job.small_finish = member.small_start + cost / share
+			end
+			enqueue(id, member, score)
 			grant_those_that_fit()
 			if member.state == WAITING and never_wait == '1' then
 				store_job(job_name, job)
@@ -860,10 +509,9 @@ if operation == 'acquire' then
 	end
 
 elseif operation == 'beat' then
-	-- number-in-the-queue (0: it has none) passed holding fence weight bytes client node job rank share
-	operate = function(_, passed, holding, fence, given, bytes, client, node, job_name, rank, share)
+	operate = function(_, passed, is_holding, fence, given, bytes, client, node, job_name, rank, share)
 		local id = subject
-		-- Its lease ends later than before: `due` holds.
+		-- The lease ends later than before, so `due` holds.
 		if ticket and call('ZADD', L, 'XX', 'CH', now + lease, id) == 1 then
 			local tag = string.format('%016.0f', ticket) .. id
 			local position = call('ZRANK', Q, tag)
@@ -873,18 +521,18 @@ elseif operation == 'beat' then
 		end
 		local member = find_member(id)
 		passed = tonumber(passed)
-		-- Whoever was given its slot in an epoch that is over may have it again, as long as its lease, had
-		-- it been renewed just then, would last.
-		if holding == '1' and known_epoch ~= pool.epoch and now < pool.opened + lease
+		-- A slot that was given in an epoch that is over is given back to its holder, as long as its lease, renewed just
+		-- before the loss, would last.
+		if is_holding == '1' and known_epoch ~= pool.epoch and now < pool.opened + lease
 			and not (member and member.state == HOLDING) then
 			if member then
 				forget(id, member)
 			end
 			given, share = tonumber(given), tonumber(share)
 			member = {
-				node = node, job = job_name, rank = rank, client = client, share = share,
-				weight = math.max(given, 1), bytes = tonumber(bytes), lease = lease, cost = 0,
-				passed = passed, given = given, fence = tonumber(fence), places = 0, place = 0
+				job = job_name, node = node, rank = rank, client = client, share = share, weight = math.max(given, 1),
+				bytes = tonumber(bytes), lease = lease, cost = 0, passed = passed, fence = tonumber(fence),
+				targets = 0, target = 0
 			}
 			pool.fence = math.max(pool.fence, member.fence)
 			local job = load_job(job_name)
@@ -903,303 +551,38 @@ elseif operation == 'beat' then
 	end
 
 elseif operation == 'release' then
-	-- What a holder wrote and what time the storage had for it, with those before: {bytes, time in us, reports,
-	-- most wanted, start, what clients made of reports so far}, once that is enough to learn from.
-	local function report(member, passed)
-		pool.reports, pool.reported = pool.reports + 1, pool.reported + passed
-		pool.reported_ms = pool.reported_ms + (pool.parts - member.parts) * member.given
-		pool.wanted = math.max(pool.wanted, pool.used + pool.waiters)
-		if pool.reports % pool.lesson ~= 0 then
-			return 1
-		end
-		return {
-			pool.reported, pool.reported_ms * 1000, pool.reports, pool.wanted, pool.start,
-			call('HGET', M, 'learnt') or ''
-		}
-	end
-
-	-- passed: 0 if there is no such member, 1, or a report
 	operate = function(passed)
-		local member, answer = members[subject], 1
-		passed = tonumber(passed)
-		if not member then
-			return 0
-		elseif member.state == HOLDING and member.given > 0 and passed >= LEAST_REPORT
-			and pool.by + pool.set_capacity == 0 and pool.lesson > 0
-			and member.since >= pool.resized and pool.full > member.since then
-			answer = report(member, passed)
-		end
-		forget(subject, member, passed)
-		grant_those_that_fit()
-		return answer
-	end
-
-elseif operation == 'learn' then
-	-- what-was-known; now capacity reports-of-the-next-lesson. Whoever was not the first does it in vain.
-	operate = function(learnt, slots, lesson)
-		if (call('HGET', M, 'learnt') or '') ~= subject then
-			return 0
-		end
-		call('HSET', M, 'learnt', learnt)
-		pool.learnt, pool.lesson = tonumber(slots), tonumber(lesson)
-		pool.reports, pool.wanted, pool.reported, pool.reported_ms = 0, 0, 0, 0
-		is_changed = true
-		grant_those_that_fit()
-		return 1
-	end
-
-elseif operation == 'pace' then
-	-- bytes job-rate user: {bytes, start, end}
-	operate = function(bytes, own_rate, user)
-		bytes = tonumber(bytes)
-		local function lower(a, b)
-			return a > 0 and b > 0 and math.min(a, b) or math.max(a, b)
-		end
-		local limit, of_user = limit_of('job', subject), limit_of('user', user) or {rate = 0}
-		local of_job = {rate = lower(lower(tonumber(own_rate), pool.set_job_rate), limit and limit.rate or 0)}
-		local of_pool = {rate = pool.set_pool_rate, free = pool.free}
-		local rate, start = lower(lower(of_job.rate, of_user.rate), of_pool.rate), now
-		if rate == 0 then
-			return {0, 0, 10000}
-		end
-		local job = of_job.rate > 0 and load_job(subject)
-		of_job.free = job and job.paces == pool.paces and job.free or 0
-		local paced = {of_pool, of_job, of_user}
-		if bytes > 0 then
-			local writers = math.min(math.max(pool.holders, 1), PACE_WRITERS)
-			bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / writers))
-			for _, each in ipairs(paced) do
-				start = math.max(start, each.rate > 0 and each.free or 0)
-			end
-		end
-		-- What comes back was the last that was given, unless others came after it: nobody loses.
-		for _, each in ipairs(paced) do
-			if each.rate > 0 then
-				each.free = (bytes > 0 and start or each.free) + bytes * 1000 / each.rate
-			end
-		end
-		pool.free, is_changed = of_pool.free, true
-		if job then
-			job.free, job.paces = of_job.free, pool.paces
-			store_job(subject, job)
-		end
-		if of_user.rate > 0 then
-			call('HSET', M, 'limits', cmsgpack.pack(limits))
-		end
-		if bytes <= 0 then
-			return {0, 0, 0}
-		end
-		return {bytes, math.floor(start - now), math.ceil(start - now + bytes * 1000 / rate)}
-	end
-
-elseif operation == 'set' or operation == 'limit' or operation == 'kick' then
-	-- {when, who, what}, the latest last
-	local function note_act(who, what)
-		local packed = call('HGET', M, 'acts')
-		local acts = packed and cmsgpack.unpack(packed) or {}
-		acts[#acts + 1] = {server, who, what}
-		if #acts > KEPT_ACTS then
-			table.remove(acts, 1)
-		end
-		call('HSET', M, 'acts', cmsgpack.pack(acts))
-	end
-
-	-- clear capacity pool-rate job-rate small express order (0: as it was)
-	local function set(clear, slots, pool_rate, job_rate, small, beside, sequence)
-		local what, order_before = clear == '1' and 'clear' or 'set', order()
-		local settings = {
-			{'capacity', 'set_capacity', slots}, {'rate', 'set_pool_rate', pool_rate},
-			{'job-rate', 'set_job_rate', job_rate}, {'small', 'set_small', small},
-			{'express', 'set_express', beside}, {'order', 'set_order', sequence}
-		}
-		for _, setting in ipairs(settings) do
-			local label, name, value = setting[1], setting[2], tonumber(setting[3])
-			local before = pool[name]
-			if value > 0 or (clear == '1' and before > 0) then
-				local function shown(number)
-					return name == 'set_order' and ORDERS[number] or string.format('%.0f', number)
-				end
-				local was = before > 0 and ' (was ' .. shown(before) .. ')' or ''
-				what = what .. ' ' .. label .. '=' .. shown(value) .. was
-				pool[name] = value
-			end
-		end
-		if order() ~= order_before and pool.waiters > 0 then
-			-- Those that wait come before all in the new order.
-			pool.base = math.max(tonumber(call('ZRANGE', Q, -1, -1, 'WITHSCORES')[2]), 0)
-		end
-		note_act(subject, what)
-		if clear == '1' or tonumber(pool_rate) + tonumber(job_rate) > 0 then
-			-- What was given in advance at the rate before is owed by nobody.
-			pool.free, pool.paces = 0, pool.paces + 1
-		end
-		pool.renewed, is_changed = 0, true
-		return 1
-	end
-
-	-- kind name clear share rate (0: as it was)
-	local function limit(kind, name, clear, share, rate)
-		name, share, rate = string.sub(name, 1, MOST_NAME), tonumber(share), tonumber(rate)
-		local key, what = kind .. ':' .. name, (clear == '1' and 'clear ' or 'set ') .. kind .. ' ' .. name
-		local found = limit_of(kind, name)
-		limits = limits or {}
-		if clear == '1' and found then
-			limits[key], pool.limits = nil, pool.limits - 1
-		elseif clear ~= '1' then
-			if not found and pool.limits == MOST_LIMITS then
-				return 0
-			end
-			pool.limits = pool.limits + (found and 0 or 1)
-			found = found or {share = 0, rate = 0}
-			found.share, found.rate = share > 0 and share or found.share, rate > 0 and rate or found.rate
-			found.free, limits[key] = 0, found
-			what = what .. string.format(' share=%.0f rate=%.0f', found.share, found.rate)
-		end
-		call('HSET', M, 'limits', cmsgpack.pack(limits))
-		note_act(subject, what)
-		pool.paces, pool.renewed, is_changed = pool.paces + 1, 0, true
-		return 1
-	end
-
-	-- who what
-	local function kick(who, what)
 		if not members[subject] then
 			return 0
 		end
-		forget(subject, members[subject])
-		note_act(who, what)
-		return 1
-	end
-
-	operate = function(...)
-		local done = (operation == 'set' and set or operation == 'limit' and limit or kick)(...)
+		forget(subject, members[subject], tonumber(passed))
 		grant_those_that_fit()
-		return done
-	end
-
-elseif operation == 'heal' then
-	operate = function()
 		return 1
-	end
-
-elseif operation == 'status' then
-	-- In the last 60 s, if those of the minute before came evenly.
-	local function grants_last_minute()
-		local minute, left = math.floor(now / 60000), 1 - now % 60000 / 60000
-		local granted = 0
-		if minute == pool.minute then
-			granted = pool.this_minute + pool.last_minute * left
-		elseif minute == pool.minute + 1 then
-			granted = pool.this_minute * left
-		end
-		return math.floor(granted + 0.5)
-	end
-
-	-- Those that wrote most, with what they have written in the slots that they hold.
-	local function job_rows(holders)
-		local all, jobs, held, rows = call('HGETALL', J), {}, {}, {}
-		for _, holder in ipairs(holders) do
-			local member = holder.member
-			held[member.job] = (held[member.job] or 0) + member.passed
-		end
-		for i = 1, #all, 2 do
-			local job = unpack_job(all[i + 1])
-			job.name = all[i]
-			job.written = job.written + (held[job.name] or 0)
-			jobs[#jobs + 1] = job
-		end
-		table.sort(jobs, function(a, b)
-			return a.written > b.written or (a.written == b.written and a.name < b.name)
-		end)
-		for i = 1, math.min(#jobs, LISTED_JOBS) do
-			local job = jobs[i]
-			rows[i] = {job.name, job.user, job.written, job.writes, job.held, job.waited}
-		end
-		return rows
-	end
-
-	local function row(id, member, deadline)
-		return {
-			id, member.job, member.node, member.rank, member.weight,
-			member.state == HOLDING and member.given == 0 and 1 or 0, member.bytes,
-			member.passed, member.fence or 0, now - member.since, (deadline or 0) - now,
-			member.urgent and 1 or 0
-		}
-	end
-
-	-- usual-capacity: {{numbers}, {holders, oldest first}, {waiters, the next one first}, {jobs, by what they
-	-- wrote}, {acts of operators, the latest last}, {limits}}
-	operate = function(usual)
-		local held, queue = call('ZRANGE', H, 0, -1, 'WITHSCORES'), call('ZRANGE', Q, 0, LISTED - 1)
-		local acts, all, holders, waiters = call('HGET', M, 'acts'), {}, {}, {}
-		for i = 1, #held, 2 do
-			all[#all + 1] = {id = held[i], member = must_find(held[i]), deadline = held[i + 1]}
-		end
-		table.sort(all, function(a, b)
-			local left, right = a.member.fence, b.member.fence
-			return left < right or (left == right and a.id < b.id)
-		end)
-		for i = 1, math.min(#all, LISTED) do
-			holders[i] = row(all[i].id, all[i].member, all[i].deadline)
-		end
-		for i, tag in ipairs(queue) do
-			local id = string.sub(tag, 17)
-			waiters[i] = row(id, must_find(id), call('ZSCORE', L, id))
-		end
-		acts = acts and cmsgpack.unpack(acts) or {}
-		local latest, limited = {unpack(acts, math.max(#acts - LISTED_ACTS, 0) + 1)}, {}
-		limit_of('', '')
-		for key, limit in pairs(limits or {}) do
-			local kind, name = string.match(key, '^(%a+):(.*)$')
-			limited[#limited + 1] = {kind, name, limit.share, limit.rate}
-		end
-		table.sort(limited, function(a, b)
-			return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
-		end)
-		local slots = pool.set_capacity + pool.cap > 0 and capacity() or tonumber(usual)
-		local by = pool.set_capacity > 0 and 2 or pool.by
-		local small = pool.set_small > 0 and pool.set_small or SMALL_BYTES
-		return {
-			{
-				slots, by, pool.used, pool.set_pool_rate, pool.set_job_rate, small, express(),
-				pool.grants, grants_last_minute(), pool.waiters, pool.holders,
-				pool.written, pool.held, pool.waited, pool.start, order()
-			}, holders, waiters, job_rows(all), latest, limited,
-			call('HGET', M, 'learnt') or ''
-		}
 	end
 end
 
-local is_look, result = operation == 'status', nil
+-- include bandwidth.lua
+-- include operator.lua
+
+-- ---- End of each operation --------------------------------------------------------------------------
+
+if is_empty then -- to look must not make a pool
+	return operate(unpack(ARGV, 5))
+end
+begin()
+local result
 if not is_look then
 	result = operate(unpack(ARGV, 5))
-end
-if capacity() ~= capacity_before then
-	-- What was reported before is worth nothing.
-	pool.resized, pool.reports, pool.wanted, pool.reported, pool.reported_ms = now, 0, 0, 0, 0
 end
 local fields, renew = is_marked and {'run', run} or {}, now - pool.renewed > KEPT / 4
 for id, member in pairs(to_write) do
 	fields[#fields + 1] = 'm:' .. id
-	fields[#fields + 1] = cmsgpack.pack(
-		member.job, member.node, member.rank, member.client, member.share, member.weight,
-		member.bytes, member.lease, member.cost, member.start, member.small_start, member.urgent,
-		member.tag, member.state, member.since, member.given, member.fence, member.passed,
-		member.waited, member.parts, member.places, member.place)
+	fields[#fields + 1] = encode(member)
 end
 if is_changed or renew then
 	pool.renewed = renew and now or pool.renewed
 	fields[#fields + 1] = 'pool'
-	fields[#fields + 1] = cmsgpack.pack(
-		pool.epoch, pool.opened, pool.grace, pool.hw, pool.ahead, pool.place, pool.lease, pool.due,
-		pool.renewed, pool.tidied, pool.busy, pool.cap, pool.by, pool.used, pool.express_used,
-		pool.holders, pool.waiters, pool.small_waiters, pool.urgent_waiters, pool.shares, pool.vt,
-		pool.served, pool.small_vt, pool.fence, pool.seq, pool.ms, pool.bytes, pool.free,
-		pool.paces, pool.grants, pool.minute, pool.this_minute, pool.last_minute, pool.set_capacity,
-		pool.set_pool_rate, pool.set_job_rate, pool.set_small, pool.set_express,
-		pool.written, pool.held, pool.waited, pool.limits, pool.start, pool.learnt, pool.lesson,
-		pool.parts, pool.full, pool.resized, pool.reports, pool.wanted, pool.reported,
-		pool.reported_ms, pool.base, pool.set_order, pool.places, pool.turn)
+	fields[#fields + 1] = encode(pool)
 end
 if #fields > 0 then
 	call('HSET', M, unpack(fields))
@@ -1208,11 +591,10 @@ if renew then
 	for _, key in ipairs({M, H, Q, S, L, J}) do
 		call('PEXPIRE', key, KEPT)
 	end
-	-- What the operator set is kept until it is cleared.
-	if pool.set_capacity + pool.set_pool_rate + pool.set_job_rate + pool.set_small + pool.set_express
-		+ pool.set_order + pool.limits > 0 then
+	-- What the operator set stays until it is cleared.
+	if set.capacity + set.pool_rate + set.job_rate + set.small + set.express + set.limits > 0 then
 		call('PERSIST', M)
 	end
 end
--- A user may lack the right to look further.
+-- A look at a user's database may be refused further commands: then what was written is whole.
 return is_look and operate(unpack(ARGV, 5)) or result

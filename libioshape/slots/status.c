@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a pool, made by a coordinator, owned by the caller. */
-#include "slots/learn.h"
 #include "slots/slots.h"
 
 #include <stdio.h>
@@ -18,8 +17,6 @@ struct whole {
 	text holder_texts[SLOTS_LISTED][3], waiter_texts[SLOTS_LISTED][3];
 	struct ioshape_pool_job jobs[SLOTS_LISTED_JOBS];
 	text job_texts[SLOTS_LISTED_JOBS][2];
-	struct ioshape_pool_act acts[SLOTS_ACTS];
-	text act_texts[SLOTS_ACTS][2];
 	struct ioshape_pool_limit limits[SLOTS_LIMITS];
 	text limit_texts[SLOTS_LIMITS];
 };
@@ -38,12 +35,9 @@ int slots_status_new(struct ioshape_pool_status **out, const char *pool, const c
 		.pool = whole->pool,
 		.coordinator = coordinator,
 		.capacity_by = "default",
-		.order = slots_order_name(IOSHAPE_ORDER_UNCHANGED),
-		.learned.why = "start",
 		.holders = whole->holders,
 		.waiters = whole->waiters,
 		.jobs = whole->jobs,
-		.acts = whole->acts,
 		.limits = whole->limits,
 	};
 	*out = &whole->status;
@@ -87,20 +81,6 @@ void slots_status_add_job(struct ioshape_pool_status *status, const struct iosha
 	status->job_listed++;
 }
 
-void slots_status_add_act(struct ioshape_pool_status *status, const struct ioshape_pool_act *act)
-{
-	struct whole *whole = (struct whole *)status;
-	struct ioshape_pool_act *row = whole->acts + status->act_listed;
-	text *texts = whole->act_texts[status->act_listed];
-
-	if (status->act_listed == SLOTS_ACTS)
-		return;
-	*row = *act;
-	copy(texts[0], &row->who);
-	copy(texts[1], &row->what);
-	status->act_listed++;
-}
-
 void slots_status_add_limit(struct ioshape_pool_status *status,
 			    const struct ioshape_pool_limit *limit)
 {
@@ -112,29 +92,6 @@ void slots_status_add_limit(struct ioshape_pool_status *status,
 	*row = *limit;
 	copy(whole->limit_texts[status->limit_listed], limit->job ? &row->job : &row->user);
 	status->limit_listed++;
-}
-
-void slots_status_add_learned(struct ioshape_pool_status *status, const struct learn *learn)
-{
-	static const char *const why[] = { [LEARN_START] = "start",
-					   [LEARN_MORE] = "more",
-					   [LEARN_FEWER] = "fewer",
-					   [LEARN_KEPT] = "kept" };
-
-	if (!learn->best)
-		return;
-	status->learned = (struct ioshape_pool_learned){
-		.writers = (uint32_t)learn->best,
-		.tried = (uint32_t)learn->trial,
-		.why = why[learn->why],
-		.bytes_per_s = learn->usual,
-		.more = (uint32_t)learn->more.writers,
-		.more_permille = (uint32_t)learn->more.permille,
-		.fewer = (uint32_t)learn->fewer.writers,
-		.fewer_permille = (uint32_t)learn->fewer.permille,
-	};
-	if (learn->why != LEARN_START && !strcmp(status->capacity_by, "default"))
-		status->capacity_by = "learned";
 }
 
 IOSHAPE_EXPORT void ioshape_pool_status_free(struct ioshape_pool_status *status)

@@ -170,12 +170,12 @@ static enum verdict follow(struct attempt *attempt, const struct slots_node *nod
 	return AGAIN;
 }
 
-/* Has the script drop what it cannot read. Whether that helps, the next try shows. */
+/* Drop the keys that the script cannot read. The next try shows whether that helps. */
 static bool heal(struct attempt *attempt, const redisReply *broken)
 {
 	struct redis_pool *pool = attempt->pool;
 	const uint64_t now = base_now_ns();
-	struct link_command command;
+	struct link_command command = { 0 };
 	redisReply *reply = NULL;
 	char words[200];
 	bool done;
@@ -183,7 +183,9 @@ static bool heal(struct attempt *attempt, const redisReply *broken)
 	if (now < pool->heal_not_before_ns)
 		return false;
 	pool->heal_not_before_ns = now + HEALED_AGAIN_NS;
-	redis_begin(pool, &command, "heal", "", __atomic_load_n(&pool->epoch, __ATOMIC_RELAXED));
+	link_add_text(&command, "EVAL");
+	link_add_bytes(&command, slots_heal_script, slots_heal_script_bytes);
+	link_add_texts(&command, "1", pool->key);
 	done = !link_ask(pool->commands, &command, &reply, attempt->until_ns, NULL) &&
 	       reply->type != REDIS_REPLY_ERROR;
 	freeReplyObject(reply);

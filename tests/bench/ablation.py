@@ -83,18 +83,9 @@ MECHANISMS = (
         ("save", "storm_hdd", "storm_glusterfs"),
     ),
     Mechanism(
-        "learned capacity",
-        (
-            "libioshape/slots/learn.c",
-            "libioshape/slots/learn.h",
-        ),
-        {"rule": without("learning")},
-        ("storm_hdd", "storm_blind_hdd", "storm_cephfs", "storm_glusterfs"),
-    ),
-    Mechanism(
-        "order by what waiting costs",
-        ("libioshape/slots/order.c",),
-        {"fair shares": Switch(operator=("--order", "fair"))},
+        "boosts by what waiting costs",
+        ("libioshape/slots/boost.c",),
+        {"fair shares": without("boosts")},
         ("three_jobs",),
     ),
     Mechanism(

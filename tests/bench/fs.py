@@ -16,7 +16,7 @@ from typing import Any
 from striped import Mount, striped
 from tree import build_folder
 
-from . import capacity, depth
+from . import depth
 from .rounds import Sample, Samples, interleave, speed_ratio
 from .setting import Figure, Outcome, Setting
 
@@ -247,15 +247,11 @@ def measure(setting: Setting) -> Outcome:
             f"{LONE_BYTES / GB:.1f} GB, durable, on the disk; fixed: 4 MiB x 14",
         )
     )
-    setting.say("capacity")
-    learnt = capacity.run()
-    outcome.figures.append(capacity.figure(learnt))
     outcome.facts["method"] = (
         "files written by tests/requests: engines in turns, the best of them against the rule's; "
         "stripefs is a filesystem in user space that answers requests when its model says"
     )
     outcome.facts["requests"] = counted
-    outcome.facts["capacity"] = learnt
     for name, found in parts.items():
         outcome.facts[name] = {key: value for key, value in found.items() if key != "samples"}
     return outcome

@@ -185,7 +185,6 @@ void run_set(struct bench *bench, const struct command *command)
 	settings.capacity = (uint32_t)command_number(command, "capacity", 0);
 	settings.pool_bytes_per_s = command_number(command, "pool_rate", 0);
 	settings.job_bytes_per_s = command_number(command, "job_rate", 0);
-	settings.order = (enum ioshape_order)command_number(command, "order", 0);
 	if (ioshape_pool_set(bench->context, NULL, &settings))
 		fail("cannot set: %s", ioshape_last_error()->sentence);
 }

@@ -163,24 +163,11 @@ static int set_capacity(struct ioshape_context *context, uint32_t capacity)
 	return ret;
 }
 
-/* Which a Redis alone keeps. */
-static int look_back(struct ioshape_context *context)
-{
-	struct ioshape_pool_history *history;
-	const int ret = harm_heed(ioshape_pool_get_history(context, POOL, 1, &history));
-
-	if (!ret)
-		ioshape_pool_history_free(history);
-	return ret;
-}
-
-static int operate(struct ioshape_context *context, enum where where)
+static int operate(struct ioshape_context *context)
 {
 	char *names, name[128];
 	int ret = set_capacity(context, 3);
 
-	if (!ret && where >= REDIS)
-		ret = look_back(context);
 	if (!ret)
 		ret = harm_heed(ioshape_pool_list(context, &names));
 	if (ret)
@@ -206,7 +193,7 @@ static int take(const struct act *act, unsigned rank)
 	for (int i = 0; !ret && i < 2; i++)
 		ret = take_slot(context, variant);
 	if (!ret && !act->ranks && !variant->no_pool && variant->where != REDIS_AWAY)
-		ret = operate(context, variant->where);
+		ret = operate(context);
 	ioshape_context_free(context);
 	return ret;
 }

@@ -43,6 +43,7 @@ LARGE_BYTES, PAUSE_MS = 256 << 10, 60
 
 #: Whoever gets nowhere for so long hangs: ranks of a broken job, too, once their deadline is over.
 PATIENCE_S = 60.0
+PEACE_S = 660.0
 
 BOARDS = {"host": 2, "files": 3, "redis": 1}
 MODES = (1, 2, 3)
@@ -259,12 +260,8 @@ class Storm(Scene):
     # -- What became of it --
 
     def _await_peace(self) -> None:
-        """Serve first those that wait: the usual order may let others pass them for 10 minutes."""
-        if self._redis:
-            call(
-                *("env", *(f"{name}={value}" for name, value in self.variables.items())),
-                *(sys.executable, "-m", "ioshape", "slots", "set", "chaos", "--order", "first"),
-            )
+        """Wait for longer: a boost is worth ten minutes of the pool."""
+        self.patience_s = PEACE_S
         super()._await_peace()
 
     def judge(self) -> list[str]:

@@ -20,34 +20,16 @@ static void check_name(const char *text)
 static void check_status(const struct ioshape_pool_status *status)
 {
 	MUST(status->holder_listed <= SLOTS_LISTED && status->waiter_listed <= SLOTS_LISTED);
-	MUST(status->job_listed <= SLOTS_LISTED_JOBS && status->act_listed <= SLOTS_ACTS);
+	MUST(status->job_listed <= SLOTS_LISTED_JOBS);
 	for (size_t i = 0; i < status->holder_listed; i++)
 		check_name(status->holders[i].id);
 	for (size_t i = 0; i < status->waiter_listed; i++)
 		check_name(status->waiters[i].node);
 	for (size_t i = 0; i < status->job_listed; i++)
 		check_name(status->jobs[i].user);
-	for (size_t i = 0; i < status->act_listed; i++)
-		check_name(status->acts[i].what);
 	MUST(status->limit_listed <= SLOTS_LIMITS);
 	for (size_t i = 0; i < status->limit_listed; i++)
 		check_name(status->limits[i].job ? status->limits[i].job : status->limits[i].user);
-}
-
-static void try_history(const redisReply *reply)
-{
-	struct slots_history read = { 0 };
-	struct ioshape_pool_history *history;
-	const int ret = redis_read_history(reply, &read, true);
-
-	history = slots_history_end(&read);
-	MUST(history);
-	MUST(!ret || ret == -EPROTO);
-	for (size_t i = 0; i < history->hour_count; i++)
-		check_name(history->hours[i].job);
-	for (size_t i = 0; i < history->act_count; i++)
-		check_name(history->acts[i].who);
-	ioshape_pool_history_free(history);
 }
 
 static void try_reply(const redisReply *reply)
@@ -69,7 +51,6 @@ static void try_reply(const redisReply *reply)
 		check_status(status);
 		ioshape_pool_status_free(status);
 	}
-	try_history(reply);
 	if (reply->type == REDIS_REPLY_ERROR || reply->type == REDIS_REPLY_STRING) {
 		link_words(reply, words, sizeof(words));
 		check_name(words);

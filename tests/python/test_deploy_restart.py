@@ -118,9 +118,9 @@ def recommended(kind: str) -> Iterator[Recommended]:
 def kept(server: Recommended) -> dict[str, Any]:
     """Return all that has to survive."""
     (pool,) = server.ask("status", POOL)
-    names = ("capacity", "capacity_by", "pool_bytes_per_s", "job_bytes_per_s", "order", "limits")
-    used = ("acts", "grants", "written_bytes", "jobs")
-    return {name: pool[name] for name in names + used} | {"hours": server.ask("history", POOL)}
+    names = ("capacity", "capacity_by", "pool_bytes_per_s", "job_bytes_per_s", "express", "limits")
+    used = ("changed_s", "grants", "written_bytes", "jobs")
+    return {name: pool[name] for name in names + used}
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def kept(server: Recommended) -> dict[str, Any]:
 def test_what_was_set_survives_restarts(kind: str) -> None:
     with recommended(kind) as server, writers() as make:
         for words in (
-            "--capacity 8 --order fair",
+            "--capacity 8 --express 3",
             "--rate 20G --job-rate 5G",
             "--job 4711 --share 0.5 --rate 1G",
             "--user ann --rate 2G",
@@ -141,8 +141,7 @@ def test_what_was_set_survives_restarts(kind: str) -> None:
         assert writer.hear() == "released"
         before = kept(server)
         assert [limit["job"] + limit["user"] for limit in before["limits"]] == ["4711", "ann"]
-        assert (before["capacity"], before["order"], before["grants"]) == (8, "fair", 1)
-        assert before["hours"]["hours"]
+        assert (before["capacity"], before["express"], before["grants"]) == (8, 3, 1)
         for end in ("terminate", "kill"):
             server.restart(end)
             assert kept(server) == before, end

@@ -830,7 +830,7 @@ def test_the_umask_of_the_call_counts(
     path = tmp_path / "model.pt"
     if acl is not None:
         os.setxattr(tmp_path, "system.posix_acl_default", acl)
-    ioshape.configure(pool="umask")  # where nobody has learned yet that more may write
+    ioshape.configure(pool="umask")
     before = os.umask(then)
     try:
         # The pool admits two; so the save waits until these are over.

@@ -8,13 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from slots_model import FAIR, FIRST, WASTE
 from slots_script import Server
 from striped import striped
 
 from tests.simulate.cluster import Cluster
-from tests.simulate.order import ORDERS, Fair, Queue
-from tests.simulate.report import AT_ONCE, Case, compare, found_in, jain
+from tests.simulate.order import ORDERS, Queue
+from tests.simulate.report import AT_ONCE, Case, compare, found_in, jain, queue_of
 from tests.simulate.script import Modelled, Real, Rules, Scripted
 from tests.simulate.storage import HDD, MIB, Storage
 from tests.simulate.workload import Job, jobs
@@ -32,9 +31,8 @@ def cluster(
 
 
 def queues() -> Iterator[Queue | None]:
-    yield None
-    for order in ORDERS.values():
-        yield Fair(order, 8)
+    for order in (AT_ONCE, *ORDERS):
+        yield queue_of(order, STORAGE, 8)
 
 
 def test_jobs_fill_the_cluster() -> None:
@@ -86,7 +84,7 @@ def test_a_storm_ends_and_writes_every_byte() -> None:
 
 def test_the_same_seed_is_the_same_cluster() -> None:
     def found(seed: int) -> list[tuple[float, int, int]]:
-        tried = cluster(Fair(ORDERS["fair"]), seed=seed)
+        tried = cluster(queue_of("fair", STORAGE, 1), seed=seed)
         tried.start()
         tried.run(HOUR_S)
         return tried.grants
@@ -98,7 +96,7 @@ def test_the_same_seed_is_the_same_cluster() -> None:
 def test_alone_on_the_storage_nothing_waits() -> None:
     job = Job(0, 4, 1e9, 600.0)
     writer_s = 1e9 / (HDD.writer_bandwidth * HDD.alone) + HDD.overhead_s
-    for queue in (None, Fair(ORDERS["waste"])):
+    for queue in (None, queue_of("ours", STORAGE, 1)):
         tried = Cluster([job], STORAGE, queue, background=True)
         tried.start()
         tried.run(1000)
@@ -125,14 +123,13 @@ def test_more_load_loses_more_and_the_order_matters() -> None:
     slow = compare(replace(case, storage=replace(STORAGE, bandwidth=4e10)))
     quick = compare(replace(case, storage=replace(STORAGE, bandwidth=4e11)))
     assert slow.io[AT_ONCE] > 3 * quick.io[AT_ONCE]
-    assert slow.ratio(AT_ONCE, "waste") > 1
+    assert slow.ratio(AT_ONCE, "ours") > 1
 
 
 # ---- The real script, its model, and the order that stands for both ------------------------------
 
 
-def simulated(rules: Rules, fail_over: bool, order: int) -> Cluster:
-    rules.set_order(order)
+def simulated(rules: Rules, fail_over: bool) -> Cluster:
     storage = replace(HDD, bandwidth=5e9)
     queue = Scripted(rules, storage.writers)
     work = [Job(n, 5 + 7 * n, 1e9 * (1 + n % 3), 200.0 + 30 * n, 37.0 * n) for n in range(6)]
@@ -147,12 +144,11 @@ def simulated(rules: Rules, fail_over: bool, order: int) -> Cluster:
     return tried
 
 
-@pytest.mark.parametrize("order", [WASTE, FAIR])
 @pytest.mark.parametrize("fail_over", [False, True])
-def test_the_script_is_its_model(order: int, fail_over: bool, tmp_path: Path) -> None:
+def test_the_script_is_its_model(fail_over: bool, tmp_path: Path) -> None:
     with Server(tmp_path) as server:
-        real = simulated(Real(server), fail_over, order)
-    modelled = simulated(Modelled(), fail_over, order)
+        real = simulated(Real(server), fail_over)
+    modelled = simulated(Modelled(), fail_over)
     assert len(real.grants) > 20
     assert real.grants == modelled.grants
     assert real.counts == modelled.counts
@@ -161,18 +157,15 @@ def test_the_script_is_its_model(order: int, fail_over: bool, tmp_path: Path) ->
     assert all(state.takes_s for state in real.states)
 
 
-@pytest.mark.parametrize("order", [WASTE, FAIR, FIRST])
-def test_an_order_stands_for_that_of_the_script(order: int) -> None:
-    name = {WASTE: "waste", FAIR: "fair", FIRST: "fcfs"}[order]
+def test_an_order_stands_for_that_of_the_script() -> None:
     storage = replace(HDD, bandwidth=2e10)
     work = jobs(20, 1500, storage.bandwidth, 3, 0.05)
-    stands = Cluster(work, storage, Fair(ORDERS[name]), background=True)
+    stands = Cluster(work, storage, queue_of("ours", storage, 1), background=True)
     stands.start()
     stands.run(400)
     with TemporaryDirectory() as folder, Server(Path(folder)) as server:
-        rules = Real(server)
-        rules.set_order(order)
-        real = Cluster(work, storage, Scripted(rules, storage.writers), background=True)
+        queue = Scripted(Real(server), storage.writers)
+        real = Cluster(work, storage, queue, background=True)
         real.start()
         real.run(400)
     assert real.counts.granted > 500

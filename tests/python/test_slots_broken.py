@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -162,20 +161,17 @@ def test_the_exporter_waits_for_no_client_without_end(address: str) -> None:
 # ---- Keys of a Redis that any client may write to -----------------------------------------------
 
 GARBAGE = "\x00 no number"
-HOUR = "t:{hour}"
 #: a key of the pool, a field of it ("": the whole key), and what survives
 POISONS = {
     "all": ("m", "", ""),
-    "pool": ("m", "pool", "limits acts"),
-    "limits": ("m", "limits", "capacity acts"),
-    "acts": ("m", "acts", "capacity limits"),
-    "learnt": ("m", "learnt", "capacity limits acts"),
-    "holders": ("h", "", "capacity limits acts"),
-    "queue": ("q", "", "capacity limits acts"),
-    "waiters": ("l", "", "capacity limits acts"),
-    "jobs": ("j", "", "capacity limits acts"),
-    "job": ("j", "mine", "capacity limits acts"),
-    "hour": (HOUR, "", "capacity limits acts"),
+    "pool": ("m", "pool", "capacity limits changed"),
+    "set": ("m", "set", "limits"),
+    "limits": ("m", "limits", "capacity changed"),
+    "holders": ("h", "", "capacity limits changed"),
+    "queue": ("q", "", "capacity limits changed"),
+    "waiters": ("l", "", "capacity limits changed"),
+    "jobs": ("j", "", "capacity limits changed"),
+    "job": ("j", "mine", "capacity limits changed"),
 }
 
 
@@ -196,7 +192,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
         path, _, database = address.removeprefix("unix://").partition("?db=")
         connection = Connection(Path(path))
         connection.call("SELECT", database)
-        name = f"{{ios:{GOOD}}}:v3:{key.format(hour=int(time.time()) // 3600)}"
+        name = f"{{ios:{GOOD}}}:v4:{key}"
         if field:
             connection.call("HSET", name, field, GARBAGE)
         else:
@@ -208,13 +204,12 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
         held.release()
         status = operator.status(GOOD)
         ioshape.slot(pool=GOOD, timeout=60).release()
-        assert operator.history(GOOD, 2).hours
         ioshape.configure(coordinator="open")
     assert ("capacity" in survives) == (status.capacity_by == "operator")
     assert ("limits" in survives) == bool(status.limits)
-    assert ("acts" in survives) == bool(status.acts)
+    assert ("changed" in survives) == (status.changed_s > 0)
     said = [one.getMessage() for one in caplog.records if "could not be read" in one.getMessage()]
-    assert len(said) == 1 or (poison in ("learnt", "waiters") and not said)
+    assert len(said) == 1 or (poison == "waiters" and not said)
 
 
 #: Writes garbage to the keys by which the members of a pool are woken.
@@ -222,8 +217,8 @@ POISON_WAKES = """
 local all = redis.call('HGETALL', KEYS[1] .. 'm')
 for i = 1, #all, 2 do
     if string.sub(all[i], 1, 2) == 'm:' then
-        local member = {cmsgpack.unpack(all[i + 1])}
-        redis.call('SET', KEYS[1] .. 'w:' .. member[4], 'garbage')
+        local member = cmsgpack.unpack(all[i + 1])
+        redis.call('SET', KEYS[1] .. 'w:' .. member.client, 'garbage')
     end
 end
 """
@@ -247,7 +242,7 @@ def test_a_key_that_wakes_a_waiter_and_cannot_be_written_is_dropped(
                 waits = thread.submit(lambda: ioshape.slot(pool=GOOD, timeout=60).release())
                 await_true(lambda: operator.status(GOOD).waiter_count == 1, "a waiter")
                 if poison:
-                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v3:")
+                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v4:")
                 held.release()
                 waits.result(60)
         ioshape.configure(coordinator="open")

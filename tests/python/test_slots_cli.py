@@ -288,14 +288,7 @@ def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
         "capacity_by",
     )
     assert [found[name] for name in names] == [7, 2 << 30, 500 << 20, 1 << 20, 3, "operator"]
-    done = ["set capacity=7", f"set rate={2 << 30} small={1 << 20}"]
-    done.append(f"set job-rate={500 << 20} express=3")
-    assert [act["what"] for act in found["acts"]] == done
-    assert all("@" in act["who"] for act in found["acts"])
-    assert abs(found["acts"][-1]["at_s"] - time.time()) < 600
-    assert done[-1] in succeed("slots", "status", POOL, *at)
-    succeed("slots", "set", POOL, "--capacity", "9", *at)
-    assert state(address)["acts"][-1]["what"] == "set capacity=9 (was 7)"
+    assert abs(found["changed_s"] - time.time()) < 600
     out = succeed("slots", "clear", POOL, *at)
     assert "capacity: set by the operator" not in out
     assert "bandwidth: any for the pool, any for each job" in out
@@ -305,9 +298,6 @@ def test_a_pool_can_be_set_before_it_is_used_unless_it_looks_mistyped(address: s
     at = ("--coordinator", address)
     out = succeed("slots", "set", POOL, "--capacity", "7", *at)
     assert "saves of up to 16.0 MiB pass the queue, 1 at a time" in out
-    local = address.startswith("local")
-    order = "first come, first served" if local else "order: whose waiting costs most (waste)\n"
-    assert order in out
     mistyped = POOL[:-1]
     sentence = fail(1, "slots", "set", mistyped, "--capacity", "2", *at)
     assert f'did you mean "{POOL}"?' in sentence
@@ -650,8 +640,6 @@ def test_the_exporter_serves_what_status_shows(address: str, busy: tuple[Writer,
         assert found["ioshape_up"] == 1
         assert found[f"ioshape_pool_capacity_slots{pool}"] == 1
         assert found[f"ioshape_pool_capacity_by_operator{pool}"] == 0
-        assert found[f"ioshape_pool_learned_slots{pool}"] == 0
-        assert found[f"ioshape_pool_learned_more_ratio{pool}"] == 0
         assert found[f"ioshape_pool_used_slots{pool}"] == 1
         assert found[f"ioshape_pool_holders{pool}"] == 1
         assert found[f"ioshape_pool_waiters{pool}"] == 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import picture, redis_load
+from .order import ORDERS
 from .report import AT_ONCE, Case, as_json, compare, storm
 from .storage import HDD, SSD
 from .workload import jobs
@@ -64,7 +65,7 @@ def main() -> None:
         print(json.dumps(told, indent=1))
     elif given.storm:
         work = jobs(given.jobs, given.nodes, given.bandwidth, 1)
-        for order in (AT_ONCE, "fcfs", "fair", "set10", "waste"):
+        for order in (AT_ONCE, *ORDERS):
             makespan, mean = storm(work, storage, order)
             print(f"{order:10} all done {makespan:.0f} s, mean of the nodes {mean:.0f} s")
     elif given.json:

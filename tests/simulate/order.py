@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which save gets the next free slot.
 
-One rule for all orders: flows get slots by start-time fair queueing, in proportion to their shares
-(docs/slots.md); within a flow the save with the least rank is next. With one flow for all, the rank
-alone decides. Three of them are orders of slots.lua.
+One rule for all orders: flows get slots by start-time fair queueing, in proportion to their
+shares, in turns, and a boost moves a save ahead of its flow's share, or behind (docs/slots.md).
+Within a flow the first that came is next. With one flow for all, that alone decides. One of the
+orders, "ours", is that of slots.lua.
 """
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -53,8 +55,10 @@ class Order:
 
     name: str
     flow: Callable[[Job], int]
-    share: Callable[[Job], float]
-    rank: Callable[[Save], float]
+    share: Callable[[Job], float] = lambda _: 1.0
+    #: seconds of the whole pool
+    boost_s: Callable[[Save], float] = lambda _: 0.0
+    turn_s: float = 0.0
 
 
 def interval_class(job: Job) -> int:
@@ -62,35 +66,30 @@ def interval_class(job: Job) -> int:
     return round(math.log10(job.interval_s))
 
 
-#: a save that costs twice as much for each byte goes before those that came so much earlier; what
-#: it usually costs; and by how much it is earlier or later at most (libioshape/slots/order.c)
+#: a turn of a job, in seconds of the whole pool (libioshape/slots/slots.lua)
+TURN_S = 20.0
+#: of twice the cost for each byte; what a byte usually costs; and the most, either way
+#: (libioshape/slots/boost.c)
 DOUBLE_S = 60.0
 USUAL_COST = 3e-11
-MOST_ADVANCE_S = 300.0
+MOST_BOOST_S = 300.0
 RANKS_PER_NODE = 8
 
 
-def advance_s(save: Save) -> float:
-    """How much earlier a save counts for what its waiting costs: a time, so that whoever comes much
-    later comes after."""
+def boost_s(save: Save) -> float:
+    """Return the boost of a save for what its waiting costs."""
     # A failure loses what all nodes did since the last save; or all of them stand still.
     at_risk = save.job.nodes * (save.asked_s - save.since_s) / NODE_MTBF_S
     cost = (at_risk + (not save.background)) * RANKS_PER_NODE / save.job.node_bytes
-    advance = DOUBLE_S * math.log2(max(cost / USUAL_COST, 1e-30))
-    return max(min(advance, MOST_ADVANCE_S), -MOST_ADVANCE_S)
-
-
-def waste_rank(save: Save) -> float:
-    return save.asked_s - advance_s(save)
+    boost = DOUBLE_S * math.log2(max(cost / USUAL_COST, 1e-30))
+    return max(min(boost, MOST_BOOST_S), -MOST_BOOST_S)
 
 
 ORDERS = {
-    "fcfs": Order("first come, first served", lambda _: 0, lambda _: 1.0, lambda one: one.asked_s),
-    "fair": Order("fair shares", lambda job: job.number, lambda _: 1.0, lambda one: one.asked_s),
-    "set10": Order(
-        "Set-10", interval_class, lambda job: 10.0 ** -interval_class(job), lambda one: one.asked_s
-    ),
-    "waste": Order("by waste", lambda _: 0, lambda _: 1.0, waste_rank),
+    "fcfs": Order("first come, first served", lambda _: 0),
+    "fair": Order("fair shares", lambda job: job.number),
+    "set10": Order("Set-10", interval_class, lambda job: 10.0 ** -interval_class(job)),
+    "ours": Order("turns and boosts", lambda job: job.number, boost_s=boost_s, turn_s=TURN_S),
 }
 
 
@@ -101,61 +100,91 @@ class Flow:
     share: float
     finish: float = 0.0
     tag: float = 0.0  # start of its next request
+    turn: float = 0.0  # start of its turn
+    turn_of: Save | None = None
     queued: bool = False
-    saves: list[tuple[float, int, Save]] = field(default_factory=list)
+    writing: int = 0
+    has_been: bool = False  # present when its latest request began
+    saves: deque[Save] = field(default_factory=deque)
+
+    @property
+    def is_present(self) -> bool:
+        return bool(self.saves or self.writing)
 
 
 class Fair:
-    """Start-time fair queueing over flows."""
+    """Start-time fair queueing over flows, in bytes; `bandwidth` is that of the pool."""
 
-    def __init__(self, order: Order, quantum: int = 1) -> None:
-        self.order, self.quantum = order, quantum
+    def __init__(self, order: Order, quantum: int = 1, bandwidth: float = 0.0) -> None:
+        self.order, self.quantum, self.bandwidth = order, quantum, bandwidth
         self._flows: dict[int, Flow] = {}
         self._heap: list[tuple[float, int]] = []
-        self._served = 0.0  # virtual time: the highest tag that was served
-        self._pushed = 0
+        self._virtual = 0.0
+        self._shares = 0.0  # of the flows that are present
 
     def push(self, save: Save) -> None:
         number = self.order.flow(save.job)
         flow = self._flows.setdefault(number, Flow(self.order.share(save.job)))
-        self._pushed += 1
-        heapq.heappush(flow.saves, (self.order.rank(save), self._pushed, save))
+        if not flow.is_present:
+            self._shares += flow.share
+            flow.has_been = False
+        flow.saves.append(save)
         self._queue(number, flow)
 
     def pop(self, free: int) -> tuple[Save, int] | None:
         while self._heap:
-            _, number = heapq.heappop(self._heap)
+            score, number = heapq.heappop(self._heap)
             flow = self._flows[number]
             flow.queued = False
-            while flow.saves and not flow.saves[0][2].waiting:
-                heapq.heappop(flow.saves)
-            if flow.saves:
-                return self._serve(number, flow, free)
+            if self._drop_done(flow):
+                self._queue(number, flow)
+            elif flow.saves:
+                return self._serve(number, flow, score, free)
         return None
 
     def cancel(self, save: Save) -> None:
         save.waiting = 0
 
     def done(self, save: Save, nodes: int) -> None:
-        pass
+        flow = self._flows[self.order.flow(save.job)]
+        flow.writing -= nodes
+        if not flow.is_present:
+            self._shares -= flow.share
 
     def advance(self, at_s: float) -> None:
         pass
 
-    def _queue(self, number: int, flow: Flow) -> None:
-        if not flow.queued:
-            flow.queued, flow.tag = True, max(self._served, flow.finish)
-            heapq.heappush(self._heap, (flow.tag, number))
+    def _drop_done(self, flow: Flow) -> bool:
+        """Drop saves of which no node waits; say whether there were any."""
+        before = len(flow.saves)
+        while flow.saves and not flow.saves[0].waiting:
+            flow.saves.popleft()
+        if not flow.is_present:
+            self._shares -= flow.share
+        return len(flow.saves) < before
 
-    def _serve(self, number: int, flow: Flow, free: int) -> tuple[Save, int]:
-        save = flow.saves[0][2]
+    def _queue(self, number: int, flow: Flow) -> None:
+        if flow.saves and not flow.queued:
+            whole, boost = self.bandwidth / flow.share, self.order.boost_s(flow.saves[0])
+            credit = self.order.turn_s - min(boost, 0) if flow.has_been else 0
+            present = self._virtual - credit * whole
+            flow.queued, flow.tag, flow.has_been = True, max(present, flow.finish), True
+            is_other = flow.turn_of is not flow.saves[0]
+            is_over = flow.tag - flow.turn > self.order.turn_s * whole
+            if flow.tag <= self._virtual or is_other or is_over:
+                flow.turn, flow.turn_of = flow.tag, flow.saves[0]
+            heapq.heappush(self._heap, (flow.turn - boost * whole, number))
+
+    def _serve(self, number: int, flow: Flow, score: float, free: int) -> tuple[Save, int]:
+        save = flow.saves[0]
         # Who has no rival needs no turns.
         nodes = min(free, save.waiting, self.quantum if self._heap else free)
-        self._served = max(self._served, flow.tag)
-        flow.finish = flow.tag + nodes * save.job.node_bytes / flow.share
+        cost = nodes * save.job.node_bytes
+        self._virtual = max(self._virtual + cost / self._shares, min(flow.turn, score))
+        flow.finish = flow.tag + cost / flow.share
+        flow.writing += nodes
         save.waiting -= nodes
         if save.waiting == 0:
-            heapq.heappop(flow.saves)
-        if flow.saves:
-            self._queue(number, flow)
+            flow.saves.popleft()
+        self._queue(number, flow)
         return save, nodes

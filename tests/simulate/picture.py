@@ -7,8 +7,8 @@ from ioshape.cli.trace import plot
 from ioshape.cli.trace.timeline import Panel, Row, Save, Span, Timeline
 
 from .cluster import Cluster
-from .order import ORDERS, Fair
-from .report import AT_ONCE, QUANTUM
+from .order import ORDERS
+from .report import AT_ONCE, queue_of
 from .storage import Storage
 from .workload import jobs
 
@@ -37,8 +37,8 @@ def panel(cluster: Cluster, title: str) -> Panel:
 def draw(storage: Storage, path: Path, *, count: int, nodes: int, seed: int) -> None:
     work = jobs(count, nodes, storage.bandwidth, seed)
     panels = []
-    for name in (AT_ONCE, "fair", "waste"):
-        queue = None if name == AT_ONCE else Fair(ORDERS[name], QUANTUM)
+    for name in (AT_ONCE, "fair", "ours"):
+        queue = queue_of(name, storage)
         cluster = Cluster(work, storage, queue, background=True, seed=seed)
         cluster.start()
         cluster.run(TO_S + 600)

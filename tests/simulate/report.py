@@ -17,6 +17,13 @@ QUANTUM = 64
 AT_ONCE = "at once"
 
 
+def queue_of(order: str, storage: Storage, quantum: int = QUANTUM) -> Fair | None:
+    """Return a queue in this order."""
+    if order == AT_ONCE:
+        return None
+    return Fair(ORDERS[order], quantum, storage.rate(storage.writers) * storage.writers)
+
+
 @dataclass(frozen=True)
 class Found:
     """Shares are of the time of all nodes, in which they could have trained."""
@@ -71,8 +78,7 @@ def run(
     work: list[Job], storage: Storage, order: str, *, hours: float, background: bool, seed: int
 ) -> Found:
     """Until so many hours have passed."""
-    queue = None if order == AT_ONCE else Fair(ORDERS[order], QUANTUM)
-    cluster = Cluster(work, storage, queue, background=background, seed=seed)
+    cluster = Cluster(work, storage, queue_of(order, storage), background=background, seed=seed)
     cluster.start()
     cluster.run(hours * 3600)
     return found_in(cluster, hours * 3600)
@@ -80,8 +86,7 @@ def run(
 
 def storm(work: list[Job], storage: Storage, order: str) -> tuple[float, float]:
     """All jobs save at the same moment: when the last one is done, and the mean of all nodes."""
-    queue = None if order == AT_ONCE else Fair(ORDERS[order], QUANTUM)
-    cluster = Cluster(work, storage, queue)
+    cluster = Cluster(work, storage, queue_of(order, storage))
     cluster.start_storm()
     cluster.run(1e9)
     done = [(state.takes_s[0], state.job.nodes) for state in cluster.states]

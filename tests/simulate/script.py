@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slots_model import Identity, Pool, Settings
-from slots_script import Reply, Script, Server, Value, info_text, scripted_text
+from slots_model import Answer, Identity, Pool
+from slots_script import Reply, Script, Server, Value, fields, info_text, scripted_text
 
-from .order import Save, advance_s
+from .order import Save, boost_s
 
 STARTED_MS = 1_700_000_000_000
 LEASE_MS = 15_000
@@ -47,8 +47,8 @@ class Asked:
         return f"job{self.save.job.number}"
 
     @property
-    def advance_ms(self) -> int:
-        return int(advance_s(self.save) * 1000)
+    def boost_ms(self) -> int:
+        return int(boost_s(self.save) * 1000)
 
     @property
     def node(self) -> str:
@@ -60,14 +60,11 @@ class Rules(Protocol):
 
     def clock(self, now_ms: int) -> None: ...
     def fail_over(self, *, lose_all: bool) -> None: ...
-    def acquire(self, new: Sequence[Asked], capacity: int, epoch: int) -> list[Reply]: ...
-    def beat(self, due: Sequence[Asked], epoch: int) -> list[Reply]: ...
+    def acquire(self, new: Sequence[Asked], capacity: int, epoch: int) -> list[Answer]: ...
+    def beat(self, due: Sequence[Asked], epoch: int) -> list[Answer]: ...
     def release(self, held: Sequence[Asked], epoch: int) -> None: ...
     def woken(self) -> list[str]:
         """Those that were granted a slot since the last call."""
-
-    def set_order(self, number: int) -> None:
-        """By the operator."""
 
 
 class Real:
@@ -96,12 +93,12 @@ class Real:
         self.clock(self._now_ms)
         self._tell_server()
 
-    def acquire(self, new: Sequence[Asked], capacity: int, epoch: int) -> list[Reply]:
-        return self._call(
+    def acquire(self, new: Sequence[Asked], capacity: int, epoch: int) -> list[Answer]:
+        return self._ask(
             [
                 self.script.command(
                     *("acquire", one.id, CLIENT, one.node, one.job, one.rank, 100, 1),
-                    *(one.size, capacity, 1, 0, "u", 0, one.advance_ms),
+                    *(one.size, capacity, 1, 0, "u", 0, one.boost_ms),
                     lease=LEASE_MS,
                     known=epoch,
                 )
@@ -109,8 +106,8 @@ class Real:
             ]
         )
 
-    def beat(self, due: Sequence[Asked], epoch: int) -> list[Reply]:
-        return self._call(
+    def beat(self, due: Sequence[Asked], epoch: int) -> list[Answer]:
+        return self._ask(
             [
                 self.script.command(
                     *("beat", one.id, one.ticket, 0, int(one.state == HOLDING), one.fence),
@@ -130,12 +127,12 @@ class Real:
             ]
         )
 
-    def set_order(self, number: int) -> None:
-        self.script("set", "operator", 0, 0, 0, 0, 0, 0, number)
-
     def woken(self) -> list[str]:
         found = self.connection.call("LPOP", f"{self.script.prefix}w:{CLIENT}", 1_000_000)
         return [str(one) for one in found] if isinstance(found, list) else []
+
+    def _ask(self, commands: list[list[Value]]) -> list[Answer]:
+        return [fields(answer) for answer in self._call(commands)]
 
     def _call(self, commands: list[list[Value]]) -> list[Reply]:
         self.calls += len(commands)
@@ -168,25 +165,21 @@ class Modelled:
     def _who(one: Asked) -> Identity:
         return Identity(CLIENT, one.node, one.job, one.rank, 100)
 
-    def acquire(self, new: Sequence[Asked], capacity: int, epoch: int) -> list[Reply]:
+    def acquire(self, new: Sequence[Asked], capacity: int, epoch: int) -> list[Answer]:
         return [
-            list(
-                self.pool.acquire(
-                    *(one.id, self._who(one), 1, one.size, LEASE_MS, capacity),
-                    known_epoch=epoch,
-                    advance=one.advance_ms,
-                )
+            self.pool.acquire(
+                *(one.id, self._who(one), 1, one.size, LEASE_MS, capacity),
+                known_epoch=epoch,
+                boost=one.boost_ms,
             )
             for one in new
         ]
 
-    def beat(self, due: Sequence[Asked], epoch: int) -> list[Reply]:
+    def beat(self, due: Sequence[Asked], epoch: int) -> list[Answer]:
         return [
-            list(
-                self.pool.beat(
-                    *(one.id, self._who(one), 0, LEASE_MS, epoch, one.state == HOLDING),
-                    *(one.fence, one.given, one.size),
-                )
+            self.pool.beat(
+                *(one.id, self._who(one), 0, LEASE_MS, epoch, one.state == HOLDING),
+                *(one.fence, one.given, one.size),
             )
             for one in due
         ]
@@ -194,9 +187,6 @@ class Modelled:
     def release(self, held: Sequence[Asked], epoch: int) -> None:
         for one in held:
             self.pool.release(one.id, one.size, LEASE_MS, epoch)
-
-    def set_order(self, number: int) -> None:
-        self.pool.set("operator", clear=False, settings=Settings(order=number))
 
     def woken(self) -> list[str]:
         found, self.pool.woken = self.pool.woken, []
@@ -274,20 +264,19 @@ class Scripted:
     def _acquire(self, new: Sequence[Asked]) -> None:
         answers = self.rules.acquire(new, self.capacity, self._epoch)
         # Or it would ask again for ever.
-        assert all(isinstance(answer, list) and answer[0] for answer in answers)
+        assert all(answer["state"] for answer in answers)
         self._hear(new, answers)
 
     def _beat(self, due: Sequence[Asked]) -> None:
         self._hear(due, self.rules.beat(due, self._epoch))
 
-    def _hear(self, asked: Sequence[Asked], answers: Sequence[Reply]) -> None:
+    def _hear(self, asked: Sequence[Asked], answers: Sequence[Answer]) -> None:
         lost = []
         for one, answer in zip(asked, answers, strict=True):
-            assert isinstance(answer, list)
-            state, fence, epoch, given = (int(str(value)) for value in answer[:4])
-            self._epoch, one.ticket = epoch, int(str(answer[8]))
+            state, self._epoch = answer["state"], int(answer["epoch"])
+            one.ticket = int(answer.get("ticket", 0))
             if state == HOLDING:
-                self._hold(one, fence, given)
+                self._hold(one, int(answer["fence"]), int(answer["weight"]))
             elif one.state == WAITING and state != WAITING:
                 lost.append(one)  # it is not known there any more, and asks again
                 continue

@@ -19,38 +19,23 @@ MOST_JOBS = 1000
 KEPT_JOBS = 500
 TIDIED = 60_000
 LISTED_JOBS = 64
-KEPT_ACTS = 100
-LISTED_ACTS = 8
 MOST_LIMITS = 64
-HOUR = 3_600_000
-MOST_HOURLY = 128
 MOST_NAME = 64
 LISTED = 256
 NEAR = 10
 SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
-LEAST_REPORT = 4 << 20
-FULL = 0.8
-LESSON = 6
-WASTE, FAIR, FIRST = 1, 2, 3
-ORDERS = {WASTE: "waste", FAIR: "fair", FIRST: "first"}
-MOST_PLACES = 64
-#: what a job says of itself makes it so many milliseconds earlier or later at most
-ADVANCE = 300_000
-DOUBLE = 60_000
-USUAL_SHARE = 100
+MOST_TARGETS = 64
+#: milliseconds in which requests of a job are of one checkpoint
+TOGETHER = 1000
+#: milliseconds of the whole pool: how long the turn of a job lasts
+TURN = 20_000
+#: the same: how far a boost moves a request at most, either way
+BOOST = 300_000
+URGENT = -math.inf
 
-Answer = list[int | str]
-
-
-@dataclass
-class Report:
-    """What one holder wrote, and the storage's time that it had for that."""
-
-    bytes: int
-    ms: float
-    wanted: int  # slots, held or waited for
+Answer = dict[str, int | str]
 
 
 @dataclass
@@ -78,18 +63,17 @@ class Member:
     deadline: int
     state: int = WAITING
     cost: float = 0
-    start: float = 0
-    place: float = 0  # in the queue
-    seq: int = 0
+    floor: float = 0  # of the virtual time, once it is granted
+    score: float = 0  # the queue is in this order ...
+    seq: int = 0  # ... and equals in this one
     small_start: float | None = None  # waits, and may be let past the queue
     urgent: bool = False  # has a deadline
     given: int = 0
     fence: int = 0
     passed: int = 0
     waited: int = 0
-    parts: float = 0  # of the pool when it began to hold
-    target_parts: int = 0  # of the storage targets, as many as writers have some of their own
-    target_part: int = 0  # its own, from 1 on
+    targets: int = 0  # groups of storage targets, as many as writers have some of their own
+    target: int = 0  # its own group, from 1 on
 
     def describe(self) -> str:
         return f"job {self.who.job}, rank {self.who.rank} on {self.who.node}"
@@ -97,7 +81,7 @@ class Member:
 
 @dataclass
 class Use:
-    """What was used, of a pool, by a job, or in an hour."""
+    """What was used, of a pool, or by a job."""
 
     writes: int = 0
     written: int = 0
@@ -110,8 +94,8 @@ class Use:
         self.held += other.held
         self.waited += other.waited
 
-    def row(self) -> list[int]:
-        return [self.writes, self.written, self.held, self.waited]
+    def row(self) -> Answer:
+        return {"written": self.written, "held": self.held, "waited": self.waited}
 
 
 @dataclass
@@ -130,14 +114,14 @@ class Job:
     share: int = 0  # while it has members
     finish: float = 0
     latest: float = 0
+    turn: float = 0
+    turn_began: int = 0
     small_finish: float = 0
     usual: float = 1000
     ms: float = 0
     bytes: float = 0
     user: str = ""
     use: Use = field(default_factory=Use)
-    hour: int = 0  # its latest
-    hourly: Use = field(default_factory=Use)  # in it
     seen: int = 0
     free: float = 0  # when its bandwidth is free again
 
@@ -151,7 +135,6 @@ class Settings:
     job_rate: int = 0
     small: int = 0
     express: int = 0
-    order: int = 0
 
     def any(self) -> bool:
         return any(vars(self).values())
@@ -186,27 +169,18 @@ class Numbers:
     vt: float = 0
     served: float = 0
     small_vt: float = 0
-    base: float = 0  # of places in the queue: above those in the order before
-    writers: list[int] = field(default_factory=list)  # in each part of the targets
-    turn: int = 0  # the latest part that was given
+    writers: list[int] = field(default_factory=list)  # in each group of targets
+    turn: int = 0  # the latest group that was given
     seq: int = 0
     cap: int = 0
     by: int = 0
-    start: int = 0  # of what is learnt
-    learnt: int = 0
-    known: str = ""  # what clients make of reports
-    lesson: int = 0  # so many reports are enough
-    reports: list[Report] = field(default_factory=list)
-    parts: float = 0  # of the time, divided among the slots in use
-    full: int = 0  # when they were last in use, but for few
-    resized: int = 0  # when the capacity last changed
     ms: float = 16
     bytes: float = 16e6
     free: float = 0
     grants: int = 0
     granted: list[int] = field(default_factory=list)  # when, in this clock minute and the last
     tidied: int = 0
-    acts: list[Answer] = field(default_factory=list)
+    changed: int = 0  # when the operator last set something
     settings: Settings = field(default_factory=Settings)
     limits: dict[tuple[str, str], Limit] = field(default_factory=dict)
     use: Use = field(default_factory=Use)
@@ -231,8 +205,6 @@ class Pool:
         self.members: dict[str, Member] = {}
         self.jobs: dict[str, Job] = {}
         self.evicted: set[str] = set()  # keys that are needed to understand the others
-        # By hour and job: its user, and what it used. Nobody loses these.
-        self.hours: dict[int, dict[str, tuple[str, Use]]] = {}
         self.granted: list[Grant] = []  # all, for tests
         self.woken: list[str] = []
         self.now = 0
@@ -247,7 +219,7 @@ class Pool:
     def queue(self) -> list[Member]:
         """The next one first."""
         waiting = [member for member in self.members.values() if member.state == WAITING]
-        return sorted(waiting, key=lambda one: (-1 if one.urgent else one.place, one.seq))
+        return sorted(waiting, key=lambda one: (one.score, one.seq))
 
     def small_queue(self) -> list[Member]:
         waiting = [member for member in self.queue() if member.small_start is not None]
@@ -265,40 +237,13 @@ class Pool:
         return sum(self.jobs[name].share for name in present)
 
     def capacity(self) -> int:
-        learnt = 0 if self.numbers.by else self.numbers.learnt
-        return max(self.numbers.settings.capacity or learnt or self.numbers.cap, 1)
-
-    def resize(self, before: int) -> None:
-        """After an operation that may have changed the capacity."""
-        if self.capacity() != before:
-            self.numbers.resized, self.numbers.reports = self.now, []
+        return max(self.numbers.settings.capacity or self.numbers.cap, 1)
 
     def small_bytes(self) -> int:
         return self.numbers.settings.small or SMALL_BYTES
 
     def express(self) -> int:
         return self.numbers.settings.express or 1
-
-    def order(self) -> int:
-        return self.numbers.settings.order or WASTE
-
-    def place(self, start: float, advance: int, own_share: int, set_share: int) -> float:
-        """In the queue, for a request that is to begin at `start` if jobs have fair shares."""
-        base = self.numbers.base
-        if self.order() == FAIR:
-            return base + start
-        if self.order() == FIRST:
-            return base + self.now
-
-        def earlier(share: int) -> int:
-            return math.floor(DOUBLE * math.log(share / USUAL_SHARE) / math.log(2))
-
-        if not set_share:
-            advance += earlier(own_share)
-        advance = max(min(advance, ADVANCE), -ADVANCE)
-        if set_share:
-            advance += earlier(set_share)
-        return max(base, base + self.now + ADVANCE - advance)
 
     def has_members(self, job: str) -> bool:
         return any(member.who.job == job for member in self.members.values())
@@ -326,12 +271,12 @@ class Pool:
         present |= {"s": self.small_queue()}
         return {key for key, content in present.items() if content}
 
-    def heal(self, lease: int = 15000, known_epoch: int = 0) -> int:
+    def heal(self) -> int:
         """Keep what operators have set, and begin anew with the rest."""
         numbers = self.numbers
         kept = {key: Limit(limit.share, limit.rate) for key, limit in numbers.limits.items()}
-        self.numbers = Numbers(settings=numbers.settings, limits=kept, acts=numbers.acts)
-        self.tick(known_epoch, lease)
+        self.numbers = Numbers(settings=numbers.settings, limits=kept, changed=numbers.changed)
+        self.lose_members()
         return 1
 
     def snapshot(self) -> "Snapshot":
@@ -362,7 +307,6 @@ class Pool:
             left = bool((self.keys() - self.evicted) & set("hqsl"))
             somebody = known_epoch > 0 or left or (not lost and bool(self.holders()))
             self.lose_members()
-            numbers.known = ""
             numbers.fence = max(numbers.fence, (self.clock() + 1) * 1024)
             numbers.free = 0
         numbers.epoch = max(numbers.epoch, known_epoch, self.clock() - 1) + 1
@@ -409,19 +353,13 @@ class Pool:
         elif member.cost > 0:
             self.settle(member, passed)
         if member.state == HOLDING:
-            hour = self.clock() // HOUR
-            if job.hour != hour:
-                if job.hourly.writes:
-                    self.hours[job.hour][member.who.job] = (job.user, job.hourly)
-                job.hour, job.hourly = hour, Use()
             size = member.passed if passed is None else passed
             used = Use(1, size, self.now - member.since, member.waited)
-            for use in (job.use, job.hourly, self.numbers.use):
+            for use in (job.use, self.numbers.use):
                 use.add(used)
-            self.hours.setdefault(hour, {})[member.who.job] = (job.user, job.hourly)
-            if member.target_part and len(self.numbers.writers) == member.target_parts:
-                part = member.target_part - 1
-                self.numbers.writers[part] = max(self.numbers.writers[part] - 1, 0)
+            if member.target and len(self.numbers.writers) == member.targets:
+                group = member.target - 1
+                self.numbers.writers[group] = max(self.numbers.writers[group] - 1, 0)
         job.seen = self.now
         del self.members[member.id]
 
@@ -434,20 +372,20 @@ class Pool:
         for name in absent[: max(len(absent) - KEPT_JOBS, 0)]:
             del self.jobs[name]
 
-    def take_part(self, member: Member) -> None:
-        """Of the storage targets: the next one of those with the fewest writers."""
-        numbers, parts = self.numbers, member.target_parts
-        if len(numbers.writers) != parts:
-            numbers.writers, numbers.turn = [0] * parts, 0
-        after = [(numbers.turn + n) % parts for n in range(parts)]
-        best = min(after, key=lambda part: numbers.writers[part])
+    def take_target(self, member: Member) -> None:
+        """Take the next group of storage targets, of those with the fewest writers."""
+        numbers, groups = self.numbers, member.targets
+        if len(numbers.writers) != groups:
+            numbers.writers, numbers.turn = [0] * groups, 0
+        after = [(numbers.turn + n) % groups for n in range(groups)]
+        best = min(after, key=lambda group: numbers.writers[group])
         numbers.writers[best] += 1
-        member.target_part = numbers.turn = best + 1
+        member.target = numbers.turn = best + 1
 
     def admit(self, member: Member, given: int, lease: int) -> None:
         numbers = self.numbers
-        if member.target_parts > 1:
-            self.take_part(member)
+        if member.targets > 1:
+            self.take_target(member)
         numbers.fence = max(numbers.fence + 1, self.clock() * 1024)
         numbers.grants += 1
         numbers.granted.append(self.now)
@@ -464,8 +402,7 @@ class Pool:
             )
         )
         if given > 0:
-            if not member.urgent:
-                numbers.served = max(numbers.served, member.start)
+            numbers.served = max(numbers.served, member.floor)
             numbers.vt = max(numbers.vt + member.cost / self.shares(), numbers.served)
         elif member.small_start is not None:
             passed = numbers.small_vt + member.cost / self.shares()
@@ -473,7 +410,6 @@ class Pool:
         member.waited = self.now - member.since
         member.state, member.fence, member.since = HOLDING, numbers.fence, self.now
         member.given, member.deadline = given, self.now + lease
-        member.parts = numbers.parts
 
     def fits(self, member: Member) -> bool:
         used, capacity = self.used(), self.capacity()
@@ -512,13 +448,7 @@ class Pool:
     def tick(self, known_epoch: int, lease: int) -> None:
         clock = self.clock() + self.numbers.ahead
         self.now = max(clock, self.numbers.hw)
-        before = self.capacity()
         self.look_at_data(known_epoch, lease)
-        used = self.used()
-        if used:
-            self.numbers.parts += (self.now - self.numbers.hw) / used
-        if used and used >= FULL * before:
-            self.numbers.full = self.now
         self.numbers.ahead += self.now - clock
         self.numbers.hw = self.now
         if self.now >= self.numbers.grace:
@@ -530,12 +460,14 @@ class Pool:
 
     def answer(self, member: Member | None, lease: int = 0) -> Answer:
         epoch, capacity = self.numbers.epoch, self.capacity()
+        told: Answer = {"state": member.state if member else 0, "epoch": epoch}
+        told["capacity"] = capacity
         if member is None:
-            return [0, 0, epoch, 0, 0, capacity, 0, "", 0, 0]
+            return told
         beat = math.ceil(lease / 3)
         if member.state == HOLDING:
-            given: Answer = [HOLDING, member.fence, epoch, member.given, 0, capacity, beat]
-            return [*given, "", 0, member.target_part]
+            given: Answer = {"fence": member.fence, "weight": member.given}
+            return {**told, **given, "beat": beat, "target": member.target}
         queue, held = self.queue(), self.holders()
         position = [waiter.id for waiter in queue].index(member.id)
         before = queue[position - 1] if 0 < position <= NEAR else None
@@ -544,7 +476,8 @@ class Pool:
             change = max(before.deadline if before else 0, self.numbers.grace) - self.now
             beat = max(1, min(beat, change))
         ahead = before.describe() if before else ""
-        return [WAITING, 0, epoch, 0, position, capacity, beat, ahead, member.seq, 0]
+        told |= {"beat": beat, "position": position, "ticket": member.seq, "ahead": ahead}
+        return told
 
     # -- Operations
 
@@ -560,7 +493,7 @@ class Pool:
         known_epoch: int = 0,
         never_wait: bool = False,
         urgent: bool = False,
-        advance: int = 0,
+        boost: int = 0,
     ) -> Answer:
         self.tick(known_epoch, lease)
         numbers = self.numbers
@@ -568,29 +501,32 @@ class Pool:
         if id in self.members:
             self.members[id].deadline = self.now + lease
             return self.answer(self.members[id], lease)
-        before = self.capacity()
         if not self.members or numbers.cap == 0:
             numbers.cap, numbers.by = asked or usual, int(asked > 0)
-            if not asked and numbers.start != usual:
-                numbers.start, numbers.learnt, numbers.lesson = usual, 0, LESSON
-        self.resize(before)
         if not self.members:
-            numbers.vt = numbers.served = numbers.small_vt = numbers.base = 0
+            numbers.vt = numbers.served = numbers.small_vt = 0
             for other in self.jobs.values():
-                other.finish = other.latest = other.small_finish = 0
+                other.finish = other.latest = other.turn = other.small_finish = 0
         job = self.job_of(who.job)
         job.user = who.user
         share = self.limit("job", who.job).share or self.limit("user", who.user).share
-        own_share, who = who.share, replace(who, share=share or who.share)
+        who = replace(who, share=share or who.share)
         if not self.has_members(who.job):
             job.share = who.share
         cost = self.expected_cost(job, size, weight)
-        start = max(numbers.vt, job.finish, job.latest)
+        whole, boost = self.capacity() / who.share, max(min(boost, BOOST), -BOOST)
+        credit = TURN - min(boost, 0) if self.has_members(who.job) else 0
+        present = numbers.vt - credit * whole
+        start = max(present, job.finish, job.latest)
+        is_apart = self.now - job.turn_began > TOGETHER
+        if start <= numbers.vt or is_apart or start - job.turn > TURN * whole:
+            job.turn, job.turn_began = start, self.now
         job.finish, job.latest = start + cost / who.share, start
         member = Member(id, who, weight, size, lease, self.now, self.now + lease)
-        member.cost, member.start, member.urgent = cost, start, urgent
-        member.target_parts = min(usual, MOST_PLACES)
-        member.place = self.place(start, advance, own_share, share)
+        member.cost, member.urgent = cost, urgent
+        member.targets = min(usual, MOST_TARGETS)
+        member.score = URGENT if urgent else job.turn - boost * whole
+        member.floor = min(job.turn, member.score)
         at_once = self.now >= numbers.grace and not self.queue() and self.fits(member)
         self.members[id] = member
         if at_once:
@@ -632,7 +568,7 @@ class Pool:
             numbers.fence = max(numbers.fence, fence)
             member = Member(id, who, max(given, 1), size, lease, self.now, self.now + lease)
             member.state, member.given = HOLDING, given
-            member.fence, member.passed, member.parts = fence, passed, numbers.parts
+            member.fence, member.passed = fence, passed
             self.members[id] = member
         elif member:
             member.deadline = self.now + lease
@@ -646,93 +582,41 @@ class Pool:
         passed: int = 0,
         lease: int = 15000,
         known_epoch: int = 0,
-    ) -> object:
+    ) -> int:
         self.tick(known_epoch, lease)
         if id not in self.members:
             return 0
-        answer = self.report(self.members[id], passed)
         self.forget(self.members[id], passed)
         self.grant_those_that_fit()
-        return answer
-
-    def report(self, member: Member, passed: int) -> object:
-        numbers = self.numbers
-        small = member.state == WAITING or not member.given or passed < LEAST_REPORT
-        if small or numbers.by or numbers.settings.capacity or not numbers.lesson:
-            return 1
-        if member.since < numbers.resized or numbers.full <= member.since:
-            return 1
-        time = (numbers.parts - member.parts) * member.given
-        numbers.reports.append(Report(passed, time, self.used() + len(self.queue())))
-        if len(numbers.reports) % numbers.lesson:
-            return 1
-        size = ms = 0.0
-        for one in numbers.reports:
-            size, ms = size + one.bytes, ms + one.ms
-        most = max(one.wanted for one in numbers.reports)
-        return [
-            int(size),
-            math.floor(ms * 1000),
-            len(numbers.reports),
-            most,
-            numbers.start,
-            numbers.known,
-        ]
-
-    def learn(self, known: str, learnt: str, slots: int, lesson: int, lease: int = 15000) -> int:
-        self.tick(0, lease)
-        numbers, before = self.numbers, self.capacity()
-        if numbers.known != known:
-            return 0
-        numbers.known, numbers.learnt, numbers.lesson = learnt, slots, lesson
-        numbers.reports = []
-        self.grant_those_that_fit()
-        self.resize(before)
         return 1
 
-    def note_act(self, who: str, what: str) -> None:
-        self.numbers.acts.append([self.clock(), who, what])
-        del self.numbers.acts[:-KEPT_ACTS]
-
-    def kick(self, id: str, who: str, what: str, lease: int = 15000) -> int:  # noqa: A002
+    def kick(self, id: str, lease: int = 15000) -> int:  # noqa: A002
         self.tick(0, lease)
         if id not in self.members:
             return 0
         self.forget(self.members[id])
-        self.note_act(who, what)
         self.grant_those_that_fit()
         return 1
 
-    def set(self, who: str, clear: bool, settings: Settings, lease: int = 15000) -> int:
+    def set(self, clear: bool, settings: Settings, lease: int = 15000) -> int:
         self.tick(0, lease)
-        slots, order, queue = self.capacity(), self.order(), self.queue()
-        before, what = vars(self.numbers.settings), "clear" if clear else "set"
-        labels = {"pool_rate": "rate", "job_rate": "job-rate"}
         for name, value in vars(settings).items():
-            if value or (clear and before[name]):
-                now, then = value, before[name]
-                if name == "order":
-                    now, then = ORDERS.get(now, now), ORDERS.get(then, then)
-                was = f" (was {then})" if then else ""
-                what += f" {labels.get(name, name)}={now}{was}"
-                before[name] = value
-        if self.order() != order and queue:
-            self.numbers.base = 0 if queue[-1].urgent else queue[-1].place
-        self.note_act(who, what)
+            if value or clear:
+                setattr(self.numbers.settings, name, value)
+        self.numbers.changed = self.clock()
         if clear or settings.pool_rate or settings.job_rate:
             self.numbers.free = 0
             for job in self.jobs.values():
                 job.free = 0
         self.grant_those_that_fit()
-        self.resize(slots)
         return 1
 
     def limit(self, kind: str, name: str) -> Limit:
         return self.numbers.limits.get((kind, name), Limit())
 
-    def set_limit(self, who: str, kind: str, name: str, clear: bool, share: int, rate: int) -> int:
+    def set_limit(self, kind: str, name: str, clear: bool, share: int, rate: int) -> int:
         self.tick(0, 15000)
-        limits, what = self.numbers.limits, f"{'clear' if clear else 'set'} {kind} {name}"
+        limits = self.numbers.limits
         found = limits.get((kind, name))
         if clear:
             limits.pop((kind, name), None)
@@ -742,23 +626,11 @@ class Pool:
                 return 0
             found = limits.setdefault((kind, name), Limit())
             found.share, found.rate, found.free = share or found.share, rate or found.rate, 0
-            what += f" share={found.share} rate={found.rate}"
-        self.note_act(who, what)
+        self.numbers.changed = self.clock()
         for job in self.jobs.values():
             job.free = 0
         self.grant_those_that_fit()
         return 1
-
-    def is_latest(self, name: str, hour: int) -> bool:
-        return name in self.jobs and self.jobs[name].hour == hour
-
-    def history(self, first: int, hours: int) -> list[list[Answer]]:
-        rows: list[Answer] = [
-            [hour, name, self.jobs[name].user if self.is_latest(name, hour) else user, *use.row()]
-            for hour in range(first, first + hours)
-            for name, (user, use) in self.hours.get(hour, {}).items()
-        ]
-        return [sorted(rows, key=str), self.numbers.acts[:]]
 
     def pace(
         self,
@@ -779,7 +651,7 @@ class Pool:
         job_rate = lowest(job_rate, settings.job_rate, mine.rate)
         rate = lowest(job_rate, settings.pool_rate, of_user.rate)
         if not rate:
-            return [0, 0, 10000]
+            return {"bytes": 0, "start": 0, "end": 10000}
         paced: list[tuple[int, Numbers | Job | Limit]] = [(settings.pool_rate, numbers)]
         paced += [(job_rate, self.job_of(job))] if job_rate else []
         paced = [(each, whose) for each, whose in [*paced, (of_user.rate, of_user)] if each]
@@ -791,17 +663,20 @@ class Pool:
         for each, whose in paced:
             whose.free = (start if size > 0 else whose.free) + size * 1000 / each
         if size <= 0:
-            return [0, 0, 0]
+            return {"bytes": 0, "start": 0, "end": 0}
         end = start - self.now + size * 1000 / rate
-        return [size, math.floor(start - self.now), math.ceil(end)]
+        return {"bytes": size, "start": math.floor(start - self.now), "end": math.ceil(end)}
 
     def row(self, member: Member) -> Answer:
         who = member.who
-        express = int(member.state == HOLDING and member.given == 0)
-        sizes = [member.bytes, member.passed, member.fence]
-        times = [self.now - member.since, member.deadline - self.now]
-        named = [member.id, who.job, who.node, str(who.rank)]
-        return [*named, member.weight, express, *sizes, *times, int(member.urgent)]
+        return {
+            **{"id": member.id, "job": who.job, "node": who.node, "rank": str(who.rank)},
+            "weight": member.weight,
+            "express": int(member.state == HOLDING and member.given == 0),
+            "urgent": int(member.urgent),
+            **{"bytes": member.bytes, "passed": member.passed, "fence": member.fence},
+            **{"since": self.now - member.since, "lease": member.deadline - self.now},
+        }
 
     def grants_last_minute(self) -> int:
         minute, left = self.now // 60_000, 1 - self.now % 60_000 / 60_000
@@ -814,44 +689,41 @@ class Pool:
         for member in self.holders():
             written[member.who.job] += member.passed
         order = sorted(self.jobs, key=lambda name: (-written[name], name))
+        jobs = [(name, self.jobs[name]) for name in order[:LISTED_JOBS]]
         return [
-            [
-                name,
-                self.jobs[name].user,
-                written[name],
-                self.jobs[name].use.writes,
-                self.jobs[name].use.held,
-                self.jobs[name].use.waited,
-            ]
-            for name in order[:LISTED_JOBS]
+            {
+                **{"job": name, "user": job.user, "writes": job.use.writes},
+                **job.use.row(),
+                "written": written[name],
+            }
+            for name, job in jobs
         ]
 
-    def status(self, usual: int, lease: int = 15000) -> list[Answer | list[Answer] | str]:
+    def status(self, usual: int, lease: int = 15000) -> dict[str, int | str | list[Answer]]:
         held: list[Member] = []
         queue: list[Member] = []
-        granted, jobs, acts = 0, list[Answer](), list[Answer]()
+        granted, jobs = 0, list[Answer]()
         if self.numbers.run:
             self.tick(0, lease)
             granted, jobs = self.grants_last_minute(), self.job_rows()
-            acts = self.numbers.acts[-LISTED_ACTS:]
             held = sorted(self.holders(), key=lambda member: (member.fence, member.id))
             queue = self.queue()
         numbers, settings = self.numbers, self.numbers.settings
-        used = sum(member.given for member in held)
-        capacity = self.capacity() if settings.capacity or numbers.cap else usual
-        first: Answer = [capacity, 2 if settings.capacity else numbers.by, used]
-        rates = [settings.pool_rate, settings.job_rate, self.small_bytes()]
-        rest: Answer = [self.express(), numbers.grants, granted, len(queue), len(held)]
-        limits: list[Answer] = [
-            [kind, name, limit.share, limit.rate]
-            for (kind, name), limit in sorted(numbers.limits.items())
-        ]
-        return [
-            [*first, *rates, *rest, *numbers.use.row()[1:], numbers.start, self.order()],
-            [self.row(member) for member in held[:LISTED]],
-            [self.row(member) for member in queue[:LISTED]],
-            jobs,
-            acts,
-            limits,
-            numbers.known,
-        ]
+        by = "operator" if settings.capacity else "job" if numbers.by else "default"
+        return {
+            "capacity": self.capacity() if settings.capacity or numbers.cap else usual,
+            **{"by": by, "used": sum(member.given for member in held)},
+            **{"pool_rate": settings.pool_rate, "job_rate": settings.job_rate},
+            **{"small": self.small_bytes(), "express": self.express()},
+            **{"changed": numbers.changed, "grants": numbers.grants},
+            "grants_last_minute": granted,
+            **{"waiter_count": len(queue), "holder_count": len(held)},
+            **numbers.use.row(),
+            "holders": [self.row(member) for member in held[:LISTED]],
+            "waiters": [self.row(member) for member in queue[:LISTED]],
+            "jobs": jobs,
+            "limits": [
+                {kind: name, "share": limit.share, "rate": limit.rate}
+                for (kind, name), limit in sorted(numbers.limits.items())
+            ],
+        }

@@ -8,6 +8,7 @@ keys.
 
 import hashlib
 import re
+import runpy
 import socket
 import subprocess
 import time
@@ -15,10 +16,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tree import LIBRARY, program
 
 SCRIPT = LIBRARY / "slots" / "slots.lua"
+HEAL = LIBRARY / "slots" / "heal.lua"
+_EMBED = runpy.run_path(str(LIBRARY / "slots" / "embed.py"))
 
 Value = str | int | float
 Reply = int | str | None | list["Reply"]
@@ -29,7 +33,8 @@ class RefusedByRedis(Exception):
 
 
 def script_text() -> str:
-    return SCRIPT.read_text(encoding="utf-8")
+    """Return the script with all that it includes, as the build embeds it."""
+    return str(_EMBED["composed"](SCRIPT))
 
 
 def _replaced(text: str, name: str, body: str) -> str:
@@ -48,9 +53,19 @@ def scripted_text() -> str:
     """The same rules, but the time is what the key `now` says and the server the one of `info`."""
     text = _replaced(script_text(), "server_ms", "\treturn tonumber(call('GET', 'now'))")
     text = _replaced(
-        text, "server_place", "\treturn string.match(call('GET', 'info'), 'run_id:(%w+)')"
+        text, "server_process", "\treturn string.match(call('GET', 'info'), 'run_id:(%w+)')"
     )
     return _replaced(text, "server_info", "\treturn call('GET', 'info')")
+
+
+def fields(reply: Reply) -> dict[str, Any]:
+    """Return an answer of the script: a list of names and values, with such lists in it."""
+    assert isinstance(reply, list)
+    found: dict[str, Any] = {}
+    for name, value in zip(reply[::2], reply[1::2], strict=True):
+        assert isinstance(name, str)
+        found[name] = [fields(row) for row in value] if isinstance(value, list) else value
+    return found
 
 
 def info_text(run: int, uptime_s: int) -> str:

@@ -202,7 +202,6 @@ TEST(tests, a_status_has_so_many_rows_and_no_more)
 {
 	const struct ioshape_member member = { .id = "id", .job = "job", .node = "node" };
 	const struct ioshape_pool_job job = { .job = "job", .user = "user" };
-	const struct ioshape_pool_act act = { .who = "who", .what = "what" };
 	struct ioshape_pool_status *status;
 
 	ck_assert_int_eq(slots_status_new(&status, "p", "redis", &error), 0);
@@ -210,16 +209,13 @@ TEST(tests, a_status_has_so_many_rows_and_no_more)
 		slots_status_add(status, i % 2, &member);
 		slots_status_add(status, i % 2, &member);
 		slots_status_add_job(status, &job);
-		slots_status_add_act(status, &act);
 	}
 	ck_assert_uint_eq(status->holder_listed, SLOTS_LISTED);
 	ck_assert_uint_eq(status->waiter_listed, SLOTS_LISTED);
 	ck_assert_uint_eq(status->job_listed, SLOTS_LISTED_JOBS);
-	ck_assert_uint_eq(status->act_listed, SLOTS_ACTS);
 	ck_assert_str_eq(status->holders[SLOTS_LISTED - 1].node, "node");
 	ck_assert_str_eq(status->waiters[SLOTS_LISTED - 1].id, "id");
 	ck_assert_str_eq(status->jobs[SLOTS_LISTED_JOBS - 1].user, "user");
-	ck_assert_str_eq(status->acts[SLOTS_ACTS - 1].what, "what");
 	ioshape_pool_status_free(status);
 }
 

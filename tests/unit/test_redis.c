@@ -120,7 +120,6 @@ TEST(tests_case, the_status_tells_what_is_known)
 	ck_assert_str_eq(status->jobs[0].job, "4711");
 	ck_assert_str_eq(status->jobs[0].user, "ann");
 	ck_assert_uint_eq(status->jobs[0].written_bytes, 1ull << 40);
-	ck_assert_uint_eq(status->act_listed, 0);
 	ck_assert_uint_eq(status->holders[0].written_bytes, 1ull << 40);
 	ck_assert_uint_eq(status->holders[0].fence, answer.fence);
 	ck_assert(status->holders[0].lease_s > 1 && status->holders[0].lease_s <= 3);
@@ -129,18 +128,6 @@ TEST(tests_case, the_status_tells_what_is_known)
 	ck_assert_str_eq(status->waiters[0].id, "1-3");
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
-}
-
-static redisReply text_reply(const char *text)
-{
-	return (redisReply){ .type = REDIS_REPLY_STRING,
-			     .str = (char *)(uintptr_t)text,
-			     .len = strlen(text) };
-}
-
-static redisReply list_reply(redisReply **parts, size_t count)
-{
-	return (redisReply){ .type = REDIS_REPLY_ARRAY, .element = parts, .elements = count };
 }
 
 TEST(tests_case, numbers_beyond_all_measure_hide_nobody)
@@ -164,46 +151,6 @@ TEST(tests_case, numbers_beyond_all_measure_hide_nobody)
 	ck_assert_uint_eq(status->holders[0].expected_bytes, 1ull << 53);
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
-}
-
-/* What another program sent. */
-TEST(tests_case, numbers_that_no_type_holds_hide_nobody)
-{
-	const char *const row[] = {
-		"id", "job", "n", "1", "1", "0", "18446744073709551616", "18446744073709551616",
-		"1",  "0",   "1", "0"
-	};
-	const char *const numbers[] = { "1", "0", "99999999999", "18446744073709551616",
-					"0", "0", "1",           "5",
-					"0", "0", "1",           "0",
-					"0", "0", "2",           "0" };
-	redisReply leaves[29], list[3], first, held, *of_row[12], *of_numbers[16], *rows, *all[7];
-	struct ioshape_pool_status *status;
-
-	for (size_t i = 0; i < 12; i++) {
-		of_row[i] = &leaves[i];
-		*of_row[i] = text_reply(row[i]);
-	}
-	for (size_t i = 0; i < 16; i++) {
-		of_numbers[i] = &leaves[12 + i];
-		*of_numbers[i] = text_reply(numbers[i]);
-	}
-	held = list_reply(of_row, 12);
-	rows = &held;
-	first = list_reply(of_numbers, 16);
-	list[0] = list_reply(&rows, 1);
-	list[1] = list_reply(NULL, 0);
-	all[0] = &first;
-	all[1] = &list[0];
-	all[2] = all[3] = all[4] = all[5] = &list[1];
-	leaves[28] = text_reply("2 no sense");
-	all[6] = &leaves[28];
-	list[2] = list_reply(all, 7);
-	ck_assert_int_eq(redis_read_status(&list[2], "p", &status, NULL), 0);
-	ck_assert_uint_eq(status->pool_bytes_per_s, UINT64_MAX);
-	ck_assert_uint_eq(status->used, UINT32_MAX);
-	ck_assert_uint_eq(status->holders[0].expected_bytes, UINT64_MAX);
-	ioshape_pool_status_free(status);
 }
 
 TEST(tests_case, of_many_holders_the_oldest_are_listed_and_all_are_counted)
@@ -293,7 +240,7 @@ TEST(tests_case, pools_in_use_are_known_by_name_and_old_ones_forgotten)
 	names_of(pool, names, sizeof(names));
 	ck_assert_str_eq(names, "lustre:scratch/_x__\n");
 	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
-	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v3:m"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v4:m"), 1);
 	slots_redis.close(pool);
 }
 
@@ -323,7 +270,7 @@ TEST(tests_case, half_lost_data_is_asked_for_anew)
 	struct slots_answer held = redis_case_acquire(pool, "1-1"), waits;
 
 	waits = redis_case_acquire(other, "2-1");
-	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:v3:h"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:v4:h"), 1);
 	/* The holder reclaims; who waited is told that it is not known any more. */
 	ck_assert_int_eq(redis_case_beat(other, "2-1", &waits).state, SLOTS_NONE);
 	(void)redis_case_beat(pool, "1-1", &held);

@@ -10,7 +10,7 @@
 
 static struct test_case tests = { .name = "replies" };
 
-/* ---- Replies from texts: "( 1 word ( 2 ) )" ----------------------------------------------------
+/* ---- Replies from texts: "( 1 =2 word ( 3 ) )", of which =2 is a word, too ----------------------
  */
 
 static redisReply *make(const char **text)
@@ -35,9 +35,11 @@ static redisReply *make(const char **text)
 		reply->type = REDIS_REPLY_INTEGER;
 		reply->integer = strtoll(word, NULL, 10);
 	} else {
+		const bool marked = *word == '=';
+
 		reply->type = REDIS_REPLY_STRING;
-		reply->str = strndup(word, bytes);
-		reply->len = bytes;
+		reply->str = strndup(word + marked, bytes - marked);
+		reply->len = bytes - marked;
 	}
 	return reply;
 }
@@ -68,15 +70,6 @@ static int read_grant(const redisReply *reply)
 	return redis_read_grant(reply, &grant);
 }
 
-static int read_report(const redisReply *reply)
-{
-	struct learn_epoch epoch;
-	const char *known;
-	uint32_t start;
-
-	return redis_read_report(reply, &epoch, &start, &known);
-}
-
 static int read_status(const redisReply *reply)
 {
 	struct ioshape_pool_status *status;
@@ -87,39 +80,37 @@ static int read_status(const redisReply *reply)
 	return ret;
 }
 
-static int read_history(const redisReply *reply)
-{
-	struct slots_history history = { 0 };
-	const int ret = redis_read_history(reply, &history, true);
-
-	base_buffer_free(&history.hours);
-	base_buffer_free(&history.acts);
-	return ret;
-}
-
-#define NUMBERS "3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0 0"
-#define STATUS(numbers)                                                                            \
-	"( ( " numbers " ) ( ( id job node 0 1 0 5 4 7 100 200 0 ) )"                              \
-	" ( ( id job node 1 1 0 5 4 7 100 200 1 ) ) ( ( job user 4096 2 10 20 ) )"                 \
-	" ( ( 1000 root capacity ) ) ( ( job name 2 0 ) ( user name 1 0 ) ) known )"
+#define MEMBER(bytes)                                                                              \
+	"( id r-1 job j node n rank 0 weight 1 express 0 urgent 0 bytes " bytes                    \
+	" passed 4 fence 7 since 100 lease 200 )"
+#define STATUS(by, job) STATUS_OF(by, job, "1", MEMBER("5"))
+#define STATUS_OF(by, job, number, member)                                                         \
+	"( capacity 3 by " by " used " number " pool_rate " number                                 \
+	" job_rate 0 small 0 express 0 changed 1000 "                                              \
+	"grants 9 grants_last_minute 2 waiter_count 1 holder_count 1 written 4096 held 10 "        \
+	"waited 20 holders ( " member " ) waiters ( " member " ) jobs ( " job                      \
+	" ) limits ( ( job name share 2 rate 0 ) ( user name share 1 rate 0 ) ) )"
+#define JOB "( job j user u written 4096 writes 2 held 10 waited 20 )"
 
 static const struct {
 	int (*read)(const redisReply *reply);
 	const char *good;
-	const char *bad[4]; /* numbers that are none of these */
+	const char *bad[5]; /* numbers, names and lists that are none of these */
 } kinds[] = {
 	{ read_answer,
-	  "( 1 5 6 1 2 3 400 ahead 8 9 )",
-	  { "( 9 5 6 1 2 3 400 ahead 8 9 )", "( 1 5 6 1 2 3 400 ahead 8 )", "1" } },
-	{ read_grant, "( 1048576 10 20 )", { "( 1048576 20 10 )", "( 1 2 )", "word" } },
-	{ read_report, "( 4096 1000 2 3 4 known )", { "( 4096 1000 2 3 4 )", "5" } },
+	  "( state 1 epoch 6 capacity 3 beat 400 position 2 ticket 8 ahead somebody )",
+	  { "( state 9 epoch 6 capacity 3 )", "( state 1 epoch 6 capacity 3 beat 400 position 2 )",
+	    "( state 1 epoch 6 capacity )", "( 1 5 6 1 )", "1" } },
+	{ read_answer,
+	  "( state 2 epoch 6 capacity 3 beat 400 fence 5 weight 1 target 9 )",
+	  { "( state 2 epoch 6 capacity 3 beat 400 position 2 ticket 8 ahead somebody )" } },
+	{ read_answer, "( state 0 epoch 6 capacity 3 )", { "( state 0 epoch 6 )", "( )" } },
+	{ read_grant,
+	  "( bytes 1048576 start 10 end 20 )",
+	  { "( bytes 1048576 start 20 end 10 )", "( bytes 1 start 2 )", "word" } },
 	{ read_status,
-	  STATUS(NUMBERS),
-	  { STATUS("3 3 1 0 0 0 0 9 2 1 1 4096 10 20 0 0"),
-	    STATUS("3 0 1 0 0 0 0 9 2 1 1 4096 10 20 0 7"), "( )" } },
-	{ read_history,
-	  "( ( ( 480000 job user 1 4096 10 20 ) ) ( ( 1000 root capacity ) ) )",
-	  { "( ( ( 480000 job user 1 4096 10 ) ) ( ) )", "( ( ) ( ( 1000 root ) ) )", "( ( ) )" } },
+	  STATUS("default", JOB),
+	  { STATUS("nobody", JOB), STATUS("3", JOB), STATUS("job", "( job j user u )"), "( )" } },
 };
 #define KINDS ((int)ARRAY_LENGTH(kinds))
 
@@ -155,6 +146,22 @@ LOOP_TEST(tests, numbers_that_mean_nothing_and_short_lists_are_refused, 0, KINDS
 		ck_assert_msg(kinds[_i].read(reply) == -EPROTO, "%s", kinds[_i].bad[i]);
 		discard(reply);
 	}
+}
+
+/* Another program may have written them. */
+TEST(tests, numbers_that_no_type_holds_hide_nobody)
+{
+	const char *text =
+		STATUS_OF("job", JOB, "=18446744073709551616", MEMBER("=18446744073709551616"));
+	redisReply *reply = make(&text);
+	struct ioshape_pool_status *status;
+
+	ck_assert_int_eq(redis_read_status(reply, "p", &status, NULL), 0);
+	ck_assert_uint_eq(status->pool_bytes_per_s, UINT64_MAX);
+	ck_assert_uint_eq(status->used, UINT32_MAX);
+	ck_assert_uint_eq(status->holders[0].expected_bytes, UINT64_MAX);
+	ioshape_pool_status_free(status);
+	discard(reply);
 }
 
 int main(void)

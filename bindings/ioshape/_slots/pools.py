@@ -21,8 +21,6 @@ Row = TypeVar("Row")
 MOST_POOLS = 128
 #: of them at the same time: a pool that another process keeps locked takes a second
 _AT_A_TIME = 16
-#: by number; "": as it was
-ORDERS = ("", "waste", "fair", "first")
 
 
 @dataclass(frozen=True)
@@ -83,76 +81,13 @@ class PoolLimit:
 
 
 @dataclass(frozen=True)
-class PoolAct:
-    """What an operator did."""
-
-    #: seconds since 1970, by the coordinator's clock
-    at_s: float
-    #: USER@HOST, as the operator's process says
-    who: str
-    #: such as "set capacity=8 (was 4)" or "kick ID"
-    what: str
-
-
-@dataclass(frozen=True)
-class PoolHour:
-    """What a job used of a pool in one hour."""
-
-    #: seconds since 1970
-    begin_s: float
-    #: "": all beyond the first 128 of the hour
-    job: str
-    #: as the job says; "" if unknown
-    user: str
-    written_bytes: int
-    #: slots that it gave back, or lost
-    writes: int
-    #: all these together
-    held_s: float
-    #: for them, together
-    waited_s: float
-
-
-@dataclass(frozen=True)
-class PoolHistory:
-    """What was used of a pool, hour by hour."""
-
-    #: in order of time, then by what was written
-    hours: tuple[PoolHour, ...]
-    #: of operators: the latest 100, oldest first
-    acts: tuple[PoolAct, ...]
-
-
-@dataclass(frozen=True)
-class PoolLearned:
-    """How many writers pay, as a pool has found by comparing."""
-
-    #: that pay, as far as is known; 0: nothing is known
-    writers: int = 0
-    #: so many are being compared with it; 0: none
-    tried: int = 0
-    #: "start", "more", "fewer" or "kept": how it came to be
-    why: str = "start"
-    #: that so many write together; 0: unknown
-    bytes_per_s: int = 0
-    #: the latest higher number that was compared; 0: none
-    more: int = 0
-    #: its throughput, in thousandths of that of `writers`
-    more_permille: int = 0
-    #: the latest lower number that was compared; 0: none
-    fewer: int = 0
-    #: its throughput, in thousandths of that of `writers`
-    fewer_permille: int = 0
-
-
-@dataclass(frozen=True)
 class PoolStatus:
     """A pool at one moment."""
 
     pool: str
     coordinator: str
     capacity: int
-    #: "operator", "job", "learned" or "default"
+    #: "operator", "job" or "default"
     capacity_by: str
     #: slots, by weight
     used: int
@@ -178,8 +113,6 @@ class PoolStatus:
     waiter_count: int
     #: those that wrote most; at most 64
     jobs: tuple[PoolJob, ...] = ()
-    #: the latest 8, oldest first
-    acts: tuple[PoolAct, ...] = ()
     #: for one job or user
     limits: tuple[PoolLimit, ...] = ()
     #: since it began; these three with a Redis
@@ -188,10 +121,8 @@ class PoolStatus:
     held_s: float = 0
     #: the same for waiting
     waited_s: float = 0
-    #: also while an operator or a job says otherwise
-    learned: PoolLearned = PoolLearned()
-    #: who is next: "waste", "fair" or "first"
-    order: str = "waste"
+    #: when an operator last set something, in seconds since 1970; 0: never
+    changed_s: float = 0
 
 
 @dataclass(frozen=True)
@@ -254,9 +185,7 @@ class Operator:
             holders=_members(status.holders, status.holder_listed),
             waiters=_members(status.waiters, status.waiter_listed),
             jobs=_rows(PoolJob, status.jobs, status.job_listed),
-            acts=_rows(PoolAct, status.acts, status.act_listed),
             limits=_rows(PoolLimit, status.limits, status.limit_listed),
-            learned=PoolLearned(**shared_fields(PoolLearned, status.learned)),
         )
 
     def look(self, wanted: Sequence[str] = ()) -> PoolsLook:
@@ -279,17 +208,6 @@ class Operator:
         left_out = 0 if wanted else len(known) - len(names)
         return PoolsLook(tuple(pools), tuple(failed), left_out)
 
-    def history(self, pool: str, hours: int) -> PoolHistory:
-        """Who used it in so many hours, of which the present one is the last."""
-        out = ffi.new("struct ioshape_pool_history **")
-        code = lib.ioshape_pool_get_history(self._context.pointer, pool.encode(), hours, out)
-        self._check(code, pool, "history")
-        history = ffi.gc(out[0], lib.ioshape_pool_history_free)
-        return PoolHistory(
-            hours=_rows(PoolHour, history.hours, history.hour_count),
-            acts=_rows(PoolAct, history.acts, history.act_count),
-        )
-
     def set(
         self,
         pool: str,
@@ -303,11 +221,8 @@ class Operator:
         job: str = "",
         user: str = "",
         share: int = 0,
-        order: str = "",
     ) -> None:
         """Sets what is not 0; `clear` first forgets all that was set.
-
-        `order`: who is next, "waste" (whose waiting costs most), "fair" (jobs in turn) or "first".
 
         With a job or a user only what that one may: its share, and `job_bytes_per_s`.
         """
@@ -319,7 +234,6 @@ class Operator:
         settings.express = express
         settings.clear = clear
         settings.share = share
-        settings.order = ORDERS.index(order)
         names = [ffi.new("char[]", name.encode()) if name else ffi.NULL for name in (job, user)]
         settings.job, settings.user = names
         code = lib.ioshape_pool_set(self._context.pointer, pool.encode(), settings)

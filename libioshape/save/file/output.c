@@ -42,7 +42,7 @@ int save_output_open(struct save_output *output, const char *path,
 		return ret;
 	layout = ring_writer_layout(output->file, &asked);
 	if (!asked)
-		save_slots_learn(&context->slots, output->found.mount, layout);
+		save_slots_note_layout(&context->slots, output->found.mount, layout);
 	return 0;
 }
 

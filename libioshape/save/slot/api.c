@@ -204,34 +204,6 @@ IOSHAPE_EXPORT int ioshape_pool_get_status(struct ioshape_context *context, cons
 	return base_leave(ret, "status", NULL, &error);
 }
 
-IOSHAPE_EXPORT int ioshape_pool_get_history(struct ioshape_context *context, const char *pool,
-					    uint32_t hours, struct ioshape_pool_history **out)
-{
-	struct slots_history history = { 0 };
-	struct base_error error = { 0 };
-	struct view view;
-	int ret;
-
-	if (!out)
-		return base_missing("history");
-	*out = NULL;
-	ret = open_view(context, pool, &view, &error);
-	if (!ret && (!hours || hours > SLOTS_MOST_HOURS))
-		ret = base_refuse(&error, -EINVAL,
-				  "%u hours were asked for" BASE_REMEDY "ask for 1 to %u", hours,
-				  SLOTS_MOST_HOURS);
-	if (!ret)
-		ret = view.ops->history(view.coordinator, hours, &history, &error);
-	close_view(&view);
-	if (!ret) {
-		*out = slots_history_end(&history);
-		ret = *out ? 0 : base_no_memory(&error, "a pool's history", sizeof(**out));
-	}
-	base_buffer_free(&history.hours);
-	base_buffer_free(&history.acts);
-	return base_leave(ret, "history", NULL, &error);
-}
-
 static int check_settings(const struct ioshape_pool_settings *settings, struct base_error *error)
 {
 	const struct {
@@ -244,11 +216,10 @@ static int check_settings(const struct ioshape_pool_settings *settings, struct b
 		{ "job_bytes_per_s", settings->job_bytes_per_s, SLOTS_MOST_BYTES },
 		{ "small_bytes", settings->small_bytes, SLOTS_MOST_BYTES },
 		{ "the share", settings->share, SLOTS_MOST_SHARE },
-		{ "the order", settings->order, IOSHAPE_ORDER_FIRST },
 	};
 	const char *const name = settings->job ? settings->job : settings->user;
 	const bool of_pool = settings->capacity || settings->pool_bytes_per_s ||
-			     settings->small_bytes || settings->express || settings->order;
+			     settings->small_bytes || settings->express;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(limits); i++) {
 		if (limits[i].value > limits[i].most)

@@ -286,7 +286,8 @@ int save_slots_of_path(struct save_slots *slots, const char *path, const struct 
 	return ret;
 }
 
-void save_slots_learn(struct save_slots *slots, uint64_t mount, const struct fs_layout *layout)
+void save_slots_note_layout(struct save_slots *slots, uint64_t mount,
+			    const struct fs_layout *layout)
 {
 	struct save_pool_of_mount *known;
 

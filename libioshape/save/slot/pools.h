@@ -27,7 +27,8 @@ int save_slots_of_path(struct save_slots *slots, const char *path, const struct 
 uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family);
 
 /* A file on that mount that asked for nothing has this layout: where directories do not tell. */
-void save_slots_learn(struct save_slots *slots, uint64_t mount, const struct fs_layout *layout);
+void save_slots_note_layout(struct save_slots *slots, uint64_t mount,
+			    const struct fs_layout *layout);
 
 /*
  * The same for one call of an operator's, which may be about any pool: one that no

@@ -18,10 +18,8 @@ from ioshape.cli.output import (
     say,
     say_json,
 )
-from ioshape.cli.slots.history import history
 from ioshape.cli.slots.pools import (
     USUAL_SHARE,
-    act_line,
     as_json,
     bytes_option,
     check_answers,
@@ -30,7 +28,6 @@ from ioshape.cli.slots.pools import (
     coordinator_option,
     existing,
     headline,
-    learned_line,
     left_out_lines,
     limit_line,
     limits,
@@ -70,10 +67,6 @@ def _check_limit(job: str, user: str, has_share: bool, has_others: bool) -> None
 
 def _show(status: PoolStatus) -> None:
     _show_settings(status)
-    if learned := learned_line(status):
-        say(learned)
-    if status.acts:
-        say(act_line(status.acts[-1]))
     if status.holders or status.waiters:
         say()
         table_of(status.holders, status.waiters).show()
@@ -166,18 +159,13 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
     help="Saves up to here may pass the queue.",
 )
 @click.option("--express", type=click.IntRange(1, _MOST), metavar="N", help="So many at a time.")
-@click.option(
-    "--order",
-    type=click.Choice(["waste", "fair", "first"]),
-    help="Who is next: whose waiting costs most (the default), jobs in turn, or who came first.",
-)
 @click.option("--job", default="", metavar="NAME", help="Only for this job.")
 @click.option("--user", default="", metavar="NAME", help="Only for the jobs of this user.")
 @click.option(
     "--share",
     type=click.FloatRange(0.01, 100),
     metavar="FACTOR",
-    help="Of that one: 0.5 is a minute later; with the order fair, half of what others get.",
+    help="Of that one: 0.5 is half of what others get.",
 )
 @click.option(
     "--new", is_flag=True, help="Also an unknown pool whose name is nearly that of a known one."
@@ -190,7 +178,6 @@ def set_(
     job_bytes_per_s: int,
     small_bytes: int,
     express: int | None,
-    order: str | None,
     job: str,
     user: str,
     share: float | None,
@@ -216,7 +203,7 @@ def set_(
 
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
     """
-    of_pool = (capacity, job_bytes_per_s, small_bytes, express, order)
+    of_pool = (capacity, job_bytes_per_s, small_bytes, express)
     if not any((*of_pool, pool_bytes_per_s, share)):
         raise click.UsageError("nothing to set; name at least one option")
     _check_limit(job, user, share is not None, any(of_pool))
@@ -233,7 +220,6 @@ def set_(
             job_bytes_per_s=job_bytes_per_s,
             small_bytes=small_bytes,
             express=express or 0,
-            order=order or "",
             job=job,
             user=user,
             share=round((share or 0) * USUAL_SHARE),
@@ -284,9 +270,6 @@ def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
             return who(one), waits, _ASKS_AGAIN
     # Perhaps it stands behind those that are listed.
     return "", "", _ASKS_AGAIN
-
-
-command.add_command(history)
 
 
 @command.command(short_help="Take a slot away from who holds it.")

@@ -70,7 +70,6 @@ def _settings(pool: PoolStatus) -> int:
             pool.capacity_by == "operator",
             pool.pool_bytes_per_s > 0,
             pool.job_bytes_per_s > 0,
-            pool.order != "waste",
         )
     )
 
@@ -143,26 +142,6 @@ class PoolCollector:
                 "1 if the operator has set the capacity",
                 lambda one: one.capacity_by == "operator",
             ),
-            (
-                "learned_slots",
-                "writers that pay, as the pool has found by comparing; 0: it has not",
-                lambda one: one.learned.writers if one.learned.bytes_per_s else 0,
-            ),
-            (
-                "learned_bytes_per_second",
-                "what so many write together",
-                lambda one: one.learned.bytes_per_s,
-            ),
-            (
-                "learned_more_ratio",
-                "what the latest higher number wrote, compared with that; 0: none was tried",
-                lambda one: one.learned.more_permille / 1000,
-            ),
-            (
-                "learned_fewer_ratio",
-                "what the latest lower number wrote, compared with that; 0: none was tried",
-                lambda one: one.learned.fewer_permille / 1000,
-            ),
             ("used_slots", "slots that are taken, by weight", lambda one: one.used),
             ("holders", "writers that hold slots", lambda one: one.holder_count),
             ("waiters", "writers in the queue", lambda one: one.waiter_count),
@@ -193,13 +172,13 @@ class PoolCollector:
             ),
             (
                 "settings",
-                "how many of capacity, rates, order and limits the operator has set",
+                "how many of capacity, rates and limits the operator has set",
                 _settings,
             ),
             (
                 "changed_timestamp_seconds",
                 "when an operator last changed something; 0: never",
-                lambda one: one.acts[-1].at_s if one.acts else 0,
+                lambda one: one.changed_s,
             ),
         )
         for name, about, value in gauges:

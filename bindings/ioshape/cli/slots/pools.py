@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pwd
-import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from ioshape._slots.pools import (
         Member,
         Operator,
-        PoolAct,
         PoolFailure,
         PoolLimit,
         PoolsLook,
@@ -44,15 +42,7 @@ USUAL_SHARE = 100
 CAPACITY_BY = {
     "operator": "set by the operator",
     "job": "asked for by a job",
-    "learned": "learned",
     "default": "the default",
-}
-
-
-ORDERS = {
-    "waste": "whose waiting costs most (waste)",
-    "fair": "jobs in turn (fair)",
-    "first": "first come, first served (first)",
 }
 
 
@@ -255,26 +245,8 @@ def limits(status: PoolStatus) -> str:
         for rate in (status.pool_bytes_per_s, status.job_bytes_per_s)
     )
     return (
-        f"bandwidth: {pool} for the pool, {job} for each job; {small}; "
-        f"order: {ORDERS.get(status.order, status.order)}"
-    )
-
-
-def learned_line(status: PoolStatus) -> str:
-    """What the pool has found out about the number of writers; "" if nothing."""
-    it = status.learned
-    if not it.bytes_per_s:
-        return ""
-    others = [
-        f"{count} write {permille / 1000:.2f} times as much"
-        for count, permille in ((it.fewer, it.fewer_permille), (it.more, it.more_permille))
-        if count
-    ]
-    tried = f"; comparing with {it.tried} now" if it.tried else ""
-    told = f": {', '.join(others)}" if others else ""
-    return (
-        f"learned: {plural(it.writers, 'writer')} together write {human_size(it.bytes_per_s)}/s"
-        f"{told}{tried}"
+        f"bandwidth: {pool} for the pool, {job} for each job; saves of up to "
+        f"{human_size(status.small_bytes)} pass the queue, {status.express} at a time"
     )
 
 
@@ -284,12 +256,6 @@ def limit_line(limit: PoolLimit) -> str:
     share = [f"share {limit.share / USUAL_SHARE:g}"] if limit.share else []
     rate = [f"{human_size(limit.bytes_per_s)}/s"] if limit.bytes_per_s else []
     return f"limit of {whom}: {', '.join(share + rate)}"
-
-
-def act_line(act: PoolAct, title: str = "latest change") -> str:
-    """What an operator did, when, and who it was."""
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(act.at_s))
-    return f"{title}: {act.what}, by {act.who} at {at}"
 
 
 def who(member: Member) -> str:

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What waiting costs a job, as time: a request that costs twice as much for each byte counts as if
- * it had asked a minute earlier. Pure, but for the time when the library was loaded.
+ * Turn what waiting costs a job into a boost: time of the whole pool by which a request may get
+ * ahead of its job's share. Twice the cost for each byte is a minute more. Pure, except for the
+ * time when the library was loaded.
  */
 #include "slots/slots.h"
 
@@ -26,7 +27,7 @@ static double factor_ms(double factor)
 	return DOUBLE_MS * (power - 1 + 2 * part - 1);
 }
 
-int32_t slots_advance_ms(const struct slots_stake *stake)
+int32_t slots_boost_ms(const struct slots_stake *stake)
 {
 	const double ranks = MAX(stake->ranks, 1u);
 	const double writers = stake->writers ? stake->writers : ranks;
@@ -38,19 +39,7 @@ int32_t slots_advance_ms(const struct slots_stake *stake)
 	if (!stake->bytes || lost <= 0)
 		return 0;
 	ms = factor_ms(lost / (writers * (double)stake->bytes) / USUAL_COST);
-	return (int32_t)MAX(MIN(ms, SLOTS_MOST_ADVANCE_MS), -SLOTS_MOST_ADVANCE_MS);
-}
-
-int32_t slots_share_ms(uint32_t share)
-{
-	return (int32_t)factor_ms(MAX(share, 1u) / (double)SLOTS_USUAL_SHARE);
-}
-
-const char *slots_order_name(enum ioshape_order order)
-{
-	return order == IOSHAPE_ORDER_FAIR  ? "fair" :
-	       order == IOSHAPE_ORDER_FIRST ? "first" :
-					      "waste";
+	return (int32_t)MAX(MIN(ms, SLOTS_MOST_BOOST_MS), -SLOTS_MOST_BOOST_MS);
 }
 
 /* ---- How old the work is --------------------------------------------------------------------- */

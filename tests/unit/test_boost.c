@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What waiting costs, as time. */
+/* The boost that follows from what waiting costs. */
 #include "slots/slots.h"
 #include "support/check_main.h"
 
 #define SECOND UINT64_C(1000000000)
 
-static struct test_case tests = { .name = "order" };
+static struct test_case tests = { .name = "boost" };
 
 /* Of a job that is neither early nor late. */
 static const struct slots_stake usual = {
@@ -15,9 +15,9 @@ static const struct slots_stake usual = {
 	.age_ns = 600 * SECOND,
 };
 
-static int32_t advance_of(struct slots_stake stake)
+static int32_t boost_of(struct slots_stake stake)
 {
-	return slots_advance_ms(&stake);
+	return slots_boost_ms(&stake);
 }
 
 /* But for rounding. */
@@ -36,25 +36,25 @@ static void check_ms(int32_t found, int32_t expected)
 
 TEST(tests, twice_the_cost_is_a_minute)
 {
-	const int32_t before = advance_of(usual);
+	const int32_t before = boost_of(usual);
 	struct slots_stake stake = usual;
 
 	check_ms(before, -12000);
 	stake.age_ns *= 2;
-	check_to_ms(advance_of(stake), before + 60000);
+	check_to_ms(boost_of(stake), before + 60000);
 	stake.bytes *= 4;
-	check_to_ms(advance_of(stake), before - 60000);
+	check_to_ms(boost_of(stake), before - 60000);
 	stake = usual;
 	/* Twice the job: twice the failures, and each costs twice, for twice the bytes. */
 	stake.ranks = stake.writers = 8000;
-	check_to_ms(advance_of(stake), before + 60000);
+	check_to_ms(boost_of(stake), before + 60000);
 	/* One writes for eight. */
 	stake = usual;
 	stake.writers /= 8;
 	stake.bytes *= 8;
-	check_to_ms(advance_of(stake), before);
+	check_to_ms(boost_of(stake), before);
 	stake.writers = 0; /* all of them */
-	check_to_ms(advance_of(stake), before - 180000);
+	check_to_ms(boost_of(stake), before - 180000);
 }
 
 TEST(tests, a_save_that_holds_training_up_costs_more)
@@ -63,9 +63,9 @@ TEST(tests, a_save_that_holds_training_up_costs_more)
 
 	stake.bytes *= 8;
 	stake.holds_up = true;
-	check_ms(advance_of(stake), 183000);
+	check_ms(boost_of(stake), 183000);
 	stake.bytes = 1;
-	ck_assert_int_eq(advance_of(stake), SLOTS_MOST_ADVANCE_MS);
+	ck_assert_int_eq(boost_of(stake), SLOTS_MOST_BOOST_MS);
 }
 
 TEST(tests, what_is_not_known_or_absurd_is_within_bounds)
@@ -73,18 +73,9 @@ TEST(tests, what_is_not_known_or_absurd_is_within_bounds)
 	static const struct slots_stake nothing, most = { UINT32_MAX, 1, 1, UINT64_MAX, true },
 						 least = { 1, UINT32_MAX, UINT64_MAX, 1, false };
 
-	ck_assert_int_eq(slots_advance_ms(&nothing), 0);
-	ck_assert_int_eq(slots_advance_ms(&most), SLOTS_MOST_ADVANCE_MS);
-	ck_assert_int_eq(slots_advance_ms(&least), -SLOTS_MOST_ADVANCE_MS);
-}
-
-TEST(tests, a_share_is_a_minute_for_each_doubling)
-{
-	ck_assert_int_eq(slots_share_ms(100), 0);
-	ck_assert_int_eq(slots_share_ms(200), 60000);
-	ck_assert_int_eq(slots_share_ms(25), -120000);
-	ck_assert_int_lt(slots_share_ms(0), -300000);
-	check_ms(slots_share_ms(150), 35098);
+	ck_assert_int_eq(slots_boost_ms(&nothing), 0);
+	ck_assert_int_eq(slots_boost_ms(&most), SLOTS_MOST_BOOST_MS);
+	ck_assert_int_eq(slots_boost_ms(&least), -SLOTS_MOST_BOOST_MS);
 }
 
 TEST(tests, files_saved_soon_after_each_other_are_of_one_checkpoint)
@@ -109,5 +100,5 @@ TEST(tests, files_saved_soon_after_each_other_are_of_one_checkpoint)
 
 int main(void)
 {
-	return check_run("order");
+	return check_run("boost");
 }
