@@ -11,8 +11,7 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import ioshape
 import pytest
 import torch
 from command import IOSHAPE, call
+from coordinators import coordinator
 from ioshape._run import trace
 from ioshape._settings import config
 from ioshape.cli.bench import ceiling
@@ -137,12 +137,11 @@ def test_what_cannot_be_is_refused_before_it_begins(
 
 def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    scratch, pool, picture = (tmp_path / name for name in ("scratch", "pool", "picture.svg"))
+    scratch, picture = tmp_path / "scratch", tmp_path / "picture.svg"
     scratch.mkdir()
-    pool.mkdir()
-    env = {"IOSHAPE_COORDINATOR": f"local:{pool}", "IOSHAPE_JOB": "inherited"}
-    # A pool is there as long as a process uses it, and knows which jobs have written.
-    with saved_in(scratch / "kept.pt", env):
+    # A Redis knows which jobs have written.
+    with coordinator("redis") as address:
+        env = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_JOB": "inherited"}
         done = call(
             *("bench", scratch, "--tenants", 2, "--ranks", 2, "--size", "256K"),
             *("--rounds", ROUNDS, "--json", "--plot", picture),
@@ -151,34 +150,18 @@ def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
         status = json.loads(call("slots", "status", "--path", scratch, "--json", env=env).stdout)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
-    assert [path.name for path in scratch.iterdir()] == ["kept.pt"]
+    assert list(scratch.iterdir()) == []
     found = json.loads(done.stdout)
     assert (found["tenants"], found["ranks"], found["bytes"]) == (2, 2, 256 << 10)
     coordinators = {way: one["report"]["coordinator"] for way, one in found["ways"].items()}
-    assert coordinators == {"open": "open", "async": "local"}
+    assert coordinators == {"open": "open", "async": "redis"}
     the_verdict_is_of_the_rounds(found)
     ElementTree.parse(picture)
     # Each tenant is a job of its own, and takes slots for each of its saves in one way alone.
     (one,) = status
-    grants = {job["job"]: job["writes"] for job in one["jobs"] if job["job"] != "inherited"}
+    grants = {job["job"]: job["writes"] for job in one["jobs"]}
+    assert "inherited" not in grants
     assert list(grants.values()) == [2 * (ROUNDS + 1)] * 2
-
-
-@contextmanager
-def saved_in(path: Path, variables: Mapping[str, str]) -> Iterator[None]:
-    """Run a process that has saved this file, and stays."""
-    code = "import ioshape, sys; ioshape.save([], sys.argv[1]); print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, path],
-        env=environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "\n"
-        yield
-        process.communicate("\n")
 
 
 def the_verdict_is_of_the_rounds(found: dict[str, Any]) -> None:
