@@ -27,6 +27,7 @@
 #define PATH(owner, name, ...) NUMBER(owner, name, "path", 1, __VA_ARGS__)
 #define SWITCH(owner, name, ...) NUMBER(owner, name, "switch", 0, 0, "`yes`, `no`", __VA_ARGS__)
 #define SECONDS(owner, name, ...) NUMBER(owner, name, "seconds", 0, 0, __VA_ARGS__)
+#define RETIRED(name, why) NUMBER(PACKAGE, name, "retired", 0, 0, "", "", why, "")
 
 /* For the numbers in the table. */
 #define KIB (UINT64_C(1) << 10)

@@ -36,7 +36,7 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   tier   saves on the disk of the node that are drained to a filesystem of spinning disks, which is
          played: against fio there, saves to it, torch.save and cp; what neighbours of the drains of 32
          nodes feel; loads from either. Takes root
-  fs     the engine that is chosen by a short trial against the best of all, on filesystems of several
+  fs     the engine of the rule against the best of all, on filesystems of several
          kinds and on the disk; requests that cross stripes; how much is in flight, on modelled storages
          and beside a fixed depth on the disk; on modelled storages, how many writers a pool learns to
          admit against the best number. --size has no say in it (about 3 minutes)

@@ -55,8 +55,6 @@ class Storage:
     rotational: bool | None = None
     #: whether other hosts may share it
     remote: bool = False
-    #: whether direct writes to one file are known to be served one after the other
-    serial_direct: bool = False
     #: storage targets; 0 if unknown
     target_count: int = 0
     #: those that are known, 64 at most
@@ -101,27 +99,15 @@ class Storage:
     writers: int = 0
     #: and why
     writers_why: str = ""
-    #: whether engine, block and depth were found by a trial
-    calibrated: bool = False
-    #: the first save of that size will calibrate
-    trial_to_come: bool = False
-    #: when, in seconds since 1970
-    calibrated_s: int = 0
-    #: bytes per second that the trial wrote; 0 if unknown
-    calibrated_rate: int = 0
 
 
-def probe(
-    path: str | os.PathLike[str], *, nbytes: int = 0, files: int = 0, calibrate: bool = False
-) -> Storage:
-    """What a path sits on, and what a save there would do.
+def probe(path: str | os.PathLike[str], *, nbytes: int = 0, files: int = 0) -> Storage:
+    """What a path sits on, and what a save there would do. Nothing is written.
 
     Args:
         path: a folder, or a file; the last part of it need not exist.
         nbytes: the size of a file that is to be saved; 0 is 4 GiB.
         files: how many are written at the same time; 0 is not known.
-        calibrate: find out by a short trial how the filesystem is best written to, which writes a
-            file there and removes it again. Otherwise nothing is written.
 
     Returns:
         A Storage.
@@ -134,7 +120,6 @@ def probe(
     options.size = ffi.sizeof("struct ioshape_probe_options")
     options.bytes = nbytes
     options.files = files
-    options.calibrate = calibrate
     context = current()
     out = ffi.new("char **")
     code = lib.ioshape_probe(context.pointer, encoded(name), options, out)

@@ -53,8 +53,10 @@ enum ioshape_switch {
 
 /** What moves the bytes. */
 enum ioshape_engine {
-	IOSHAPE_ENGINE_AUTO = 0, /**< the first of uring, threads, buffered that works here */
-	IOSHAPE_ENGINE_URING,    /**< io_uring */
+	/** URING on local filesystems, URING_ASYNC on network filesystems and FUSE; where the
+	 * kernel refuses io_uring, THREADS, and else BUFFERED */
+	IOSHAPE_ENGINE_AUTO = 0,
+	IOSHAPE_ENGINE_URING, /**< io_uring */
 	/** io_uring that never tries a request in the submitting thread (IOSQE_ASYNC): for files
 	 * whose writes would be served one after the other */
 	IOSHAPE_ENGINE_URING_ASYNC,
@@ -83,13 +85,6 @@ enum ioshape_unreachable {
 	IOSHAPE_UNREACHABLE_STAGGER = 0,
 	IOSHAPE_UNREACHABLE_WAIT, /**< until the coordinator is back */
 	IOSHAPE_UNREACHABLE_FAIL  /**< the save fails */
-};
-
-/** Whether the first large save to a mount tries how it is best written to. */
-enum ioshape_calibrate {
-	IOSHAPE_CALIBRATE_AUTO = 0, /**< if nobody has lately; what was found is remembered */
-	IOSHAPE_CALIBRATE_OFF,      /**< go by the kind of the filesystem alone */
-	IOSHAPE_CALIBRATE_AGAIN     /**< forget what was found before */
 };
 
 /** What a save does that does not fit into the free space of its filesystem. */
@@ -182,10 +177,8 @@ struct ioshape_context_options {
 	 *   "to=100M,stripe_count=1; to=10G,stripe_count=8; stripe_count=32"  progressive
 	 */
 	const char *layout;
-	enum ioshape_calibrate calibrate; /**< IOSHAPE_CALIBRATE */
 	enum ioshape_full full;           /**< IOSHAPE_FULL */
 	enum ioshape_unchanged unchanged; /**< IOSHAPE_UNCHANGED; see docs/api.md */
-	uint32_t reserved;                /**< 0 */
 };
 
 #define IOSHAPE_CONTEXT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_context_options)

@@ -16,10 +16,10 @@ extern "C" {
 
 /** What to look for. */
 struct ioshape_probe_options {
-	size_t size;        /**< sizeof(struct ioshape_probe_options) */
-	uint64_t bytes;     /**< of a file that is to be saved; 0: 4 GiB */
-	uint32_t files;     /**< that are written at the same time; 0: not known */
-	uint32_t calibrate; /**< 1: find out by a trial, which writes a file and removes it again */
+	size_t size;       /**< sizeof(struct ioshape_probe_options) */
+	uint64_t bytes;    /**< of a file that is to be saved; 0: 4 GiB */
+	uint32_t files;    /**< that are written at the same time; 0: not known */
+	uint32_t reserved; /**< 0 */
 };
 
 #define IOSHAPE_PROBE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_probe_options)
@@ -32,9 +32,8 @@ struct ioshape_probe_options {
  * Python, whose reference describes them; one that nothing is known about, or that does not apply,
  * may be missing. Names of files are as the filesystem has them, so the text is UTF-8 if they are.
  *
- * Nothing is written unless options->calibrate is set (at most, an empty file without a name is
- * opened for a moment), and nobody but the kernel and the filesystem is asked. Any thread may call
- * this.
+ * Nothing is written (at most, an empty file without a name is opened for a moment), and only the
+ * kernel and the filesystem are asked. Any thread may call this.
  *
  * @param context  an open context
  * @param path     a directory, or a file; one that does not exist yet needs its directory

@@ -154,16 +154,6 @@ enum ioshape_deadline {
 	IOSHAPE_DEADLINE_MISSED = 2 /**< it came later, or the save failed */
 };
 
-/** Changes of what may be in flight that a report has room for. */
-#define IOSHAPE_REPORT_FLIGHT 32
-
-/** From then on so much could be in flight for each storage target; where it is not known which
- * there are, for all of the file. */
-struct ioshape_flight {
-	double since_s; /**< after the first block */
-	uint64_t bytes;
-};
-
 /**
  * What a save did.
  *
@@ -224,13 +214,8 @@ struct ioshape_report {
 	 * 0: there was none, or nothing is large. */
 	uint64_t compared_bytes;
 	uint64_t unchanged_bytes; /**< as they were. If all are, what was saved may be stale */
-	/** How much could be in flight, by what requests took: the first `flight_count`. Of many
-	 * changes only some are kept. None for small files. */
-	struct ioshape_flight flight[IOSHAPE_REPORT_FLIGHT];
-	uint32_t flight_count;
-	uint32_t flight_halved; /**< how often, because requests suddenly took twice as long */
-	double request_s;       /**< that a write request took, on average */
-	double least_request_s; /**< the same while none waited for another; 0: not known */
+	double request_s;         /**< that a write request took, on average */
+	double least_request_s;   /**< the same while none waited for another; 0: not known */
 	/** In a group: bytes of all ranks' parts that were not written because another rank's part
 	 * is equal; and bytes of this rank's part that were read to find that out. */
 	uint64_t repeated_bytes;
@@ -272,9 +257,9 @@ struct ioshape_save_options {
 	/**
 	 * ms from the call on by which the file must be in place, because the process will end; 0:
 	 * none; below 0: they are over. Such a save goes before others, as
-	 * ioshape_slot_options.deadline_ms says, and leaves out what takes time: a trial of the
-	 * mount, tidying, removing old generations. It goes on when the time is over: the report
-	 * says whether it was in time.
+	 * ioshape_slot_options.deadline_ms says, and leaves out what takes time: tidying, removing
+	 * old generations. It goes on when the time is over: the report says whether it was in
+	 * time.
 	 */
 	int64_t deadline_ms;
 	/**

@@ -352,8 +352,8 @@ int base_settings_take(enum base_settings_owner owner, void *options, struct bas
  * from. Returns the failure's code. */
 int base_settings_blame(struct base_error *error, const char *field, const char *text);
 
-/* Logs a warning for each variable IOSHAPE_... that is none, with the nearest that is one: once in
- * a process. */
+/* Logs a warning for each variable IOSHAPE_... that is no setting, with the nearest that is one, or
+ * with the reason if the setting is retired: once in a process. */
 void base_settings_warn(const struct base_log *log);
 
 /* ---- Checksum (checksum.c; the plain ones are in internal.h) --------------------------------- */

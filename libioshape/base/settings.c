@@ -15,7 +15,16 @@
 
 #define PREFIX "IOSHAPE_"
 
-enum kind { KIND_CHOICE, KIND_BYTES, KIND_POWER, KIND_COUNT, KIND_TEXT, KIND_NAME, KIND_OTHER };
+enum kind {
+	KIND_CHOICE,
+	KIND_BYTES,
+	KIND_POWER,
+	KIND_COUNT,
+	KIND_TEXT,
+	KIND_NAME,
+	KIND_OTHER,
+	KIND_RETIRED
+};
 
 struct setting {
 	const char *name;
@@ -23,7 +32,7 @@ struct setting {
 	enum kind kind;
 	size_t offset; /* of the field */
 	uint64_t least, most;
-	const char *values; /* for people; of a choice its words */
+	const char *values; /* for people; of a choice its words; why it is retired */
 };
 
 #define OFFSET_CONTEXT(name) offsetof(struct ioshape_context_options, name)
@@ -46,6 +55,7 @@ struct setting {
 	ROW(owner, name, TEXT, 1, most, values)
 #define SWITCH(owner, name, otherwise, about, user) ROW(owner, name, OTHER, 0, 0, "yes, no")
 #define SECONDS(owner, name, values, otherwise, about, user) ROW(owner, name, OTHER, 0, 0, values)
+#define RETIRED(name, why) ROW(PACKAGE, name, RETIRED, 0, 0, why)
 
 static const struct setting settings[] = {
 #include "base/settings.def"
@@ -265,23 +275,41 @@ static bool is_other(const char *name)
 	       !strncmp(name, tests, strlen(tests));
 }
 
-/* How far the nearest name is: 0 if it is one. */
-static unsigned find_nearest(const char *name, char nearest[BASE_SETTING_NAME_BYTES])
+/* Returns the setting whose variable has the nearest name. *away is 0 if it has this name; others
+ * are not retired. */
+static const struct setting *find_nearest(const char *name, unsigned *away)
 {
-	unsigned best = UINT_MAX;
+	const struct setting *nearest = NULL;
 
+	*away = UINT_MAX;
 	for (size_t i = 0; i < ARRAY_LENGTH(settings); i++) {
 		char variable[BASE_SETTING_NAME_BYTES];
-		unsigned away;
+		unsigned its;
 
 		name_variable(settings[i].name, variable);
-		away = distance(name, variable);
-		if (away < best) {
-			best = away;
-			memcpy(nearest, variable, sizeof(variable));
+		its = distance(name, variable);
+		if (its < *away && (!its || settings[i].kind != KIND_RETIRED)) {
+			*away = its;
+			nearest = &settings[i];
 		}
 	}
-	return best;
+	return nearest;
+}
+
+static void warn_of(const struct base_log *log, const char *name)
+{
+	char variable[BASE_SETTING_NAME_BYTES];
+	const struct setting *nearest;
+	unsigned away;
+
+	nearest = find_nearest(name, &away);
+	name_variable(nearest->name, variable);
+	if (away)
+		base_log(log, IOSHAPE_LOG_WARNING, "there is no setting %s; did you mean %s?", name,
+			 variable);
+	else if (nearest->kind == KIND_RETIRED)
+		base_log(log, IOSHAPE_LOG_WARNING, "%s does nothing any more: %s; unset it", name,
+			 nearest->values);
 }
 
 void base_settings_warn(const struct base_log *log)
@@ -291,13 +319,10 @@ void base_settings_warn(const struct base_log *log)
 	if (!log->write || atomic_flag_test_and_set(&warned))
 		return;
 	for (char **at = environ; at && *at; at++) {
-		char name[2 * BASE_SETTING_NAME_BYTES], nearest[BASE_SETTING_NAME_BYTES];
+		char name[2 * BASE_SETTING_NAME_BYTES];
 
 		snprintf(name, sizeof(name), "%.*s", (int)strcspn(*at, "="), *at);
-		if (strncmp(name, PREFIX, strlen(PREFIX)) != 0 || is_other(name))
-			continue;
-		if (find_nearest(name, nearest))
-			base_log(log, IOSHAPE_LOG_WARNING,
-				 "there is no setting %s; did you mean %s?", name, nearest);
+		if (!strncmp(name, PREFIX, strlen(PREFIX)) && !is_other(name))
+			warn_of(log, name);
 	}
 }

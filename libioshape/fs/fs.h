@@ -196,7 +196,6 @@ struct fs_storage {
 	struct fs_layout layout;           /* what new files in this directory get */
 	bool remote;                       /* other hosts may share it */
 	bool rotational_known, rotational; /* of a local disk */
-	bool serial_direct; /* known to serve direct writes to one file one after the other */
 };
 
 /*
@@ -376,8 +375,6 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 /* A number that is the same for paths on one mount, and for no others while it is mounted. It costs
  * one system call. 0 or a negative errno. */
 int fs_mount_of_path(const char *path, uint64_t *mount);
-/* The same of the directory that the path is in, whatever is at the path. */
-int fs_mount_of_directory(const char *path, uint64_t *mount);
 
 /* A name for a statfs magic number: "nfs", "lustre"; "0x…" for one not known here. Pure. */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);

@@ -22,10 +22,6 @@
 #define MOST_REQUEST_BYTES (64 * MIB)
 #define MOST_REQUESTS 256
 
-/* Up to here one direct write waited for each of its stripes in turn. */
-#define PARALLEL_DIRECT_MAJOR 2
-#define PARALLEL_DIRECT_MINOR 15
-
 /* The last one is for root alone; newer clients have lists of pools there. */
 static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre",
 				      "/sys/kernel/debug/lustre" };
@@ -202,25 +198,6 @@ static void each_entry(struct look *look, const char *kind,
 		closedir(folder);
 }
 
-/* "2.15.4", or "lustre: 2.10.8" in older ones. */
-static bool is_serial(const char *root)
-{
-	char path[PATH_BYTES], line[128];
-	const char *digit;
-	unsigned first, second;
-
-	for (size_t i = 0; i < ARRAY_LENGTH(places); i++) {
-		snprintf(path, sizeof(path), "%s/version", places[i]);
-		if (fs_read_line(root, path, line, sizeof(line)))
-			continue;
-		digit = strpbrk(line, "0123456789");
-		if (digit && sscanf(digit, "%5u.%5u", &first, &second) == 2)
-			return first < PARALLEL_DIRECT_MAJOR ||
-			       (first == PARALLEL_DIRECT_MAJOR && second < PARALLEL_DIRECT_MINOR);
-	}
-	return false;
-}
-
 void fs_look_at_lustre(const char *root, const char *name, size_t name_bytes,
 		       struct fs_storage *storage)
 {
@@ -230,7 +207,6 @@ void fs_look_at_lustre(const char *root, const char *name, size_t name_bytes,
 
 	storage->write_unit = REQUEST_BYTES;
 	storage->flight_bytes = REQUEST_BYTES * REQUESTS;
-	storage->serial_direct = is_serial(root);
 	for (size_t i = 0; i < ARRAY_LENGTH(places) && name_bytes; i++) {
 		look.place = places[i];
 		each_entry(&look, "lov", read_members);

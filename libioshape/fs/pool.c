@@ -148,16 +148,6 @@ int fs_mount_of_path(const char *path, uint64_t *mount)
 	return ret;
 }
 
-int fs_mount_of_directory(const char *path, uint64_t *mount)
-{
-	struct statx status;
-	int ret = look_at_directory(path, wanted, &status);
-
-	if (!ret)
-		*mount = mount_of(&status);
-	return ret;
-}
-
 /* A directory for its own sake, or the one that a file is or will be in. Negative if there is none.
  */
 static int open_directory(const char *path)

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside the ring floor: how much of a file is in flight, by what its own requests tell. Pure:
- * times of requests in, whether the next one may leave out. No clock, no I/O, no allocation.
+ * Inside the ring floor: how many requests of a file are in flight. Pure: times of requests in,
+ * whether the next request may leave out. No clock, no I/O, no allocation.
  *
- * A storage target is given a window: so many requests at a time. While a request takes little
- * longer than it ever did, nothing waits there, and the window grows. When requests take longer,
- * they wait: for each other, or for somebody else. Then the window shrinks, as long as that costs
- * no throughput. A window beyond that is kept only if it has been seen to pay, and only up to a few
- * times the least latency. When latency jumps although the window has not changed, somebody else
- * has come: the window is halved at once.
+ * The controller is that of a delay-based congestion control: TCP Vegas (Brakmo, O'Malley and
+ * Peterson, 1994) and LEDBAT (RFC 6817). The least time that requests take is the baseline: then
+ * nothing waits. While requests take little longer, the limit grows: it doubles at the beginning,
+ * as in slow start, and rises by one later. When requests take longer than the target, they wait in
+ * a queue, ours or that of another job, and the limit is multiplied by target ÷ latency.
  *
- * All targets of a file have windows of one size, because a file of a few requests to each cannot
- * tell them apart. What is in flight is counted for each target.
+ * Each storage target has the limit for itself. All targets of a file have the same limit, because
+ * a file has too few requests for a target to tell them apart.
  *
- * Bytes are bytes, times are nanoseconds of any one clock, windows are counted in requests.
+ * Bytes are bytes, times are nanoseconds of any one clock, limits are counted in requests.
  */
 #ifndef RING_DEPTH_H
 #define RING_DEPTH_H
@@ -21,15 +20,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Targets that are counted each for itself; of more, some share a count. */
+/* Targets whose requests are counted apart; with more, some share a count. */
 #define RING_MOST_TARGETS 64u
-
-/* What one file has taught, for the next one on its mount. Zeros: nothing. */
-struct ring_taught {
-	uint64_t request_bytes; /* of what size the requests were; others teach nothing here */
-	uint32_t window;        /* for each target */
-	uint64_t least_ns;      /* that a request takes if nothing waits */
-};
 
 /* How a file is to be written. */
 struct ring_depth_options {
@@ -38,68 +30,43 @@ struct ring_depth_options {
 	uint64_t stripe_bytes;  /* with more than one target: what lies on one in a row */
 	uint32_t most;          /* requests in flight for one target */
 	bool fixed;             /* always `most`: the user has said so */
-	bool pauses;            /* each window is to come back before the next one leaves */
+	bool pauses;            /* all in flight must come back before the next ones leave */
 	bool shared;            /* others may use it, and where they meet is not known */
-};
-
-/* From then on the window was so large. */
-#define RING_DEPTH_POINTS 32u
-struct ring_depth_point {
-	uint64_t at_ns; /* 0: from the beginning */
-	uint32_t window;
 };
 
 struct ring_depth {
 	struct ring_depth_options options;
-	uint32_t window;
-	uint64_t least_ns;    /* that rounds have taken on average, if nothing waits */
-	uint64_t quickest_ns; /* of single answers */
+	uint32_t limit; /* requests in flight for each target */
 
 	/* Of each target: bytes in flight; and bytes sent since nothing was, for pauses. */
-	uint64_t flying[RING_MOST_TARGETS], sent[RING_MOST_TARGETS];
+	uint64_t in_flight[RING_MOST_TARGETS], sent[RING_MOST_TARGETS];
 
-	/* The round: some requests that were answered while the window did not change. */
-	uint64_t begun_ns, bytes, latency_ns; /* the latter of all of them together */
-	uint32_t answers, starved;            /* of these when nothing was ready to follow */
-	uint32_t late;                        /* answers in a row that took far too long */
-	uint32_t skip; /* answers to come that were sent before the window changed */
+	/* The baseline: what requests took when nothing waited; 0: not known yet. */
+	uint64_t least_ns;
+	bool starting; /* slow start: no request has waited so far */
+	/* The round: answers to requests that were sent under this limit. */
+	uint64_t since_ns, latency_ns; /* the latter of all of them together */
+	uint32_t answers;
+	bool raised;   /* the limit was raised for this round */
+	uint32_t calm; /* rounds since the limit changed */
+	uint32_t wait; /* rounds before it is raised again */
 
-	bool starting; /* no request has ever waited */
-	/* The rounds before. */
-	double rate;     /* bytes per nanosecond with this window; 0: not known yet */
-	double usual_ns; /* what a request took with this window; 0: not known yet */
-	uint32_t former; /* a window that is compared with this one; 0: none is */
-	double former_rate;
-	uint32_t floor; /* a window that pays, not to be undercut for so many rounds: */
-	uint32_t floor_rounds, floor_for;
-	uint32_t calm; /* rounds since the window was last changed or tried */
-	uint32_t wait; /* rounds until a larger one is tried again */
-
-	/* For the report: windows, of which only some are kept if there are many; how often one was
-	 * halved because somebody else came; and what requests took. */
-	struct ring_depth_point points[RING_DEPTH_POINTS];
-	uint32_t point_count, smallest, largest, halved;
-	uint64_t now_ns, all_answers, all_latency_ns;
+	/* For the report. */
+	uint64_t all_answers, all_latency_ns;
 };
 
-/* `taught` may be NULL. */
-void ring_depth_begin(struct ring_depth *depth, const struct ring_depth_options *options,
-		      const struct ring_taught *taught);
+void ring_depth_begin(struct ring_depth *depth, const struct ring_depth_options *options);
 
-/* Whether a request at this offset of the file may leave. */
+/* Returns whether a request at this offset of the file may leave. */
 bool ring_depth_allows(const struct ring_depth *depth, uint64_t offset);
 
-void ring_depth_sent(struct ring_depth *depth, uint64_t offset, uint64_t bytes, uint64_t now_ns);
+void ring_depth_sent(struct ring_depth *depth, uint64_t offset, uint64_t bytes);
 
 /*
- * One has come back. `starved`: nothing is ready to follow it, because there is no more or because
- * whoever fills the buffers is slower than the storage; or it has come back before, and was not
- * looked for. Such times say nothing about the window.
+ * Takes note of an answer. `idle`: no request was ready to follow it, or the lane was not looking
+ * when it came. Such times say nothing about the limit.
  */
 void ring_depth_answered(struct ring_depth *depth, uint64_t offset, uint64_t bytes,
-			 uint64_t sent_ns, uint64_t now_ns, bool starved);
-
-/* What is to be remembered; false if the file was too short to teach anything. */
-bool ring_depth_teach(const struct ring_depth *depth, struct ring_taught *taught);
+			 uint64_t sent_ns, uint64_t now_ns, bool idle);
 
 #endif

@@ -8,7 +8,87 @@
 #include "ring/writer.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* Mounts that a context remembers; of more, the one that was found first is forgotten. */
+#define MOST_MOUNTS 32
+
+struct proof {
+	uint64_t mount; /* its number, or that of its device */
+	enum ring_direct found;
+};
+
+struct ring_proofs {
+	pthread_mutex_t lock;
+	struct proof proofs[MOST_MOUNTS];
+	unsigned count; /* the next one replaces number count % MOST_MOUNTS */
+};
+
+int ring_proofs_open(struct ring_proofs **out, struct base_error *error)
+{
+	struct ring_proofs *proofs = calloc(1, sizeof(*proofs));
+
+	*out = proofs;
+	if (!proofs)
+		return base_no_memory(error, "what is known of mounts", sizeof(*proofs));
+	pthread_mutex_init(&proofs->lock, NULL);
+	return 0;
+}
+
+void ring_proofs_close(struct ring_proofs *proofs)
+{
+	if (!proofs)
+		return;
+	pthread_mutex_destroy(&proofs->lock);
+	free(proofs);
+}
+
+/* The kernel never uses the number of a mount again, but does reuse that of a device. */
+static uint64_t mount_of(const struct fs_memory *on)
+{
+	return on->mount ? on->mount : (uint64_t)on->device_major << 32 | on->device_minor;
+}
+
+/* Call it with the lock held. Returns NULL if nothing is known of the mount. */
+static struct proof *find_proof(struct ring_proofs *proofs, uint64_t mount)
+{
+	for (size_t i = 0; i < MIN(proofs->count, MOST_MOUNTS); i++) {
+		if (proofs->proofs[i].mount == mount)
+			return &proofs->proofs[i];
+	}
+	return NULL;
+}
+
+enum ring_direct ring_proofs_get(struct ring_proofs *proofs, const struct fs_memory *on)
+{
+	enum ring_direct found = RING_DIRECT_UNPROVEN;
+	const struct proof *proof;
+
+	if (!proofs)
+		return found;
+	pthread_mutex_lock(&proofs->lock);
+	proof = find_proof(proofs, mount_of(on));
+	if (proof)
+		found = proof->found;
+	pthread_mutex_unlock(&proofs->lock);
+	return found;
+}
+
+void ring_proofs_put(struct ring_proofs *proofs, const struct fs_memory *on, enum ring_direct found)
+{
+	struct proof *proof;
+
+	if (!proofs)
+		return;
+	pthread_mutex_lock(&proofs->lock);
+	proof = find_proof(proofs, mount_of(on));
+	if (!proof)
+		proof = &proofs->proofs[proofs->count++ % MOST_MOUNTS];
+	*proof = (struct proof){ mount_of(on), found };
+	pthread_mutex_unlock(&proofs->lock);
+}
 
 bool ring_refuses_direct(int code)
 {
@@ -22,7 +102,7 @@ bool ring_writer_must_prove_direct(const struct ring_writer *writer)
 	/* A filesystem that answers STATX_DIOALIGN knows what it can do. */
 	return lane->direct && lane->config.direct == IOSHAPE_DIRECT_PREFER && !writer->submitted &&
 	       !writer->fs.direct_known &&
-	       ring_memory_direct(lane->config.memory, &lane->fs_memory) == RING_DIRECT_UNPROVEN;
+	       ring_proofs_get(lane->config.proofs, &lane->fs_memory) == RING_DIRECT_UNPROVEN;
 }
 
 /* Writes the first block again, to a new file, or to one that other processes write, too. */
@@ -66,8 +146,8 @@ int ring_writer_prove_direct(struct ring_writer *writer, const struct ring_buffe
 			*error = late;
 		return ret;
 	}
-	ring_memory_keep_direct(lane->config.memory, &lane->fs_memory,
-				lane->direct && !ret ? RING_DIRECT_WORKS : RING_DIRECT_FAILS);
+	ring_proofs_put(lane->config.proofs, &lane->fs_memory,
+			lane->direct && !ret ? RING_DIRECT_WORKS : RING_DIRECT_FAILS);
 	if (!ret)
 		return 0;
 	ring_note(writer->notes, IOSHAPE_STEP_DIRECT,

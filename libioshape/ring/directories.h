@@ -97,12 +97,12 @@ int ring_folder_list(const struct ring_folder *folder,
 		     void *user, struct base_error *error);
 
 /*
- * What files in it are like: as fs_describe() of one, which is a new one without a name where there
- * is such a thing, or any that is there; else of the directory. Where the kernel does not say
- * whether direct I/O works, it is whether it can be asked for.
+ * Describes a file in the directory as fs_describe() does: a new one without a name where the
+ * filesystem has such files, else any that is there, else the directory. Where the kernel does not
+ * say whether direct I/O works, this tells whether O_DIRECT can be set.
  */
-int ring_folder_try_file(const struct ring_folder *folder, struct fs_info *info,
-			 struct base_error *error);
+int ring_folder_describe_file(const struct ring_folder *folder, struct fs_info *info,
+			      struct base_error *error);
 
 /* What there is in it is on stable storage, names included. */
 int ring_folder_sync(const struct ring_folder *folder, struct base_error *error);

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #define MOST_ENTRIES 1000000u
+/* Entries that are looked at to find any regular file. */
+#define MOST_LOOKED_AT 1000u
 
 /* ---- Making ---------------------------------------------------------------------------------- */
 
@@ -256,6 +258,50 @@ int ring_folder_list(const struct ring_folder *folder,
 			ret = found(user, entry->d_name, error);
 	}
 	closedir(listing);
+	return ret;
+}
+
+/* ---- What files in it are like --------------------------------------------------------------- */
+
+/* Opens one that is there. Nothing is read of it. */
+static int open_any_file(int directory_fd)
+{
+	const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+	DIR *listing = ring_listing(directory_fd);
+	struct dirent *entry;
+	struct stat status;
+	int fd = -1;
+
+	if (!listing)
+		return -1;
+	for (unsigned i = 0; fd < 0 && i < MOST_LOOKED_AT && (entry = readdir(listing)); i++) {
+		/* Opening a device may do something. */
+		if (!fstatat(directory_fd, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) &&
+		    S_ISREG(status.st_mode))
+			fd = base_above_streams(openat(directory_fd, entry->d_name, flags));
+	}
+	closedir(listing);
+	return fd;
+}
+
+int ring_folder_describe_file(const struct ring_folder *folder, struct fs_info *info,
+			      struct base_error *error)
+{
+	/* A file without a name is gone when it is closed. Network filesystems have none. */
+	int fd = base_above_streams(openat(folder->fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)),
+	    flags, ret;
+
+	if (fd < 0)
+		fd = open_any_file(folder->fd);
+	if (fd < 0)
+		return fs_describe(folder->fd, folder->path, NULL, info, error);
+	ret = fs_describe(fd, folder->path, NULL, info, error);
+	flags = fcntl(fd, F_GETFL);
+	if (!ret && !info->direct_known && flags >= 0) {
+		info->direct_works = !fcntl(fd, F_SETFL, flags | O_DIRECT);
+		info->direct_known = info->direct_works || errno == EINVAL;
+	}
+	close(fd);
 	return ret;
 }
 

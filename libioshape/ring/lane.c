@@ -68,7 +68,7 @@ static void begin_depth(struct ring_lane *lane)
 		.shared = shape->shared,
 	};
 
-	ring_depth_begin(&lane->depth, &options, &shape->taught);
+	ring_depth_begin(&lane->depth, &options);
 }
 
 void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool reading,
@@ -232,7 +232,7 @@ static int send(struct ring_lane *lane, struct ring_buffer *buffer)
 static int leave(struct ring_lane *lane, struct ring_buffer *buffer)
 {
 	buffer->sent_ns = base_now_ns();
-	ring_depth_sent(&lane->depth, buffer->offset, buffer->bytes, buffer->sent_ns);
+	ring_depth_sent(&lane->depth, buffer->offset, buffer->bytes);
 	return send(lane, buffer);
 }
 
@@ -504,7 +504,7 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 static bool is_ahead(const struct ring_lane *lane)
 {
 	return !lane->reading && lane->in_flight && !lane->depth.options.fixed &&
-	       lane->ready_count >= lane->depth.window * lane->depth.options.targets;
+	       lane->ready_count >= lane->depth.limit * lane->depth.options.targets;
 }
 
 int ring_lane_take(struct ring_lane *lane, struct ring_buffer **buffer, struct base_error *error)
@@ -552,7 +552,7 @@ unsigned ring_lane_tail(const struct ring_lane *lane, uint64_t submitted, uint64
 				(double)MAX(beginning_ns, BEGINNING_NS) /
 				(double)lane->shape.block_bytes;
 	/* Where there are several writers, what waits is in others' way. */
-	const double enough = lane->shape.shared ? lane->depth.window : lane->limit / TAIL_PART;
+	const double enough = lane->shape.shared ? lane->depth.limit : lane->limit / TAIL_PART;
 
 	return (unsigned)MIN(MAX(requests, enough), lane->limit / 2.0);
 }

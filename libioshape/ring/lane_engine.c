@@ -7,12 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct ring_engine_ops *const ring_engines[] = {
-	&ring_engine_uring,
-	&ring_engine_threads,
-	&ring_engine_buffered,
-	NULL,
-};
+const struct ring_engine_ops *const *ring_engines_from(enum ioshape_engine first)
+{
+	static const struct ring_engine_ops *const all[][4] = {
+		{ &ring_engine_uring, &ring_engine_threads, &ring_engine_buffered, NULL },
+		{ &ring_engine_uring_async, &ring_engine_threads, &ring_engine_buffered, NULL },
+	};
+
+	return all[first == IOSHAPE_ENGINE_URING_ASYNC];
+}
 
 const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which)
 {
@@ -36,7 +39,7 @@ const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which)
 
 static const struct ring_engine_ops *const *engines_of(const struct ring_lane *lane)
 {
-	return lane->config.engines ? lane->config.engines : ring_engines;
+	return lane->config.engines ? lane->config.engines : ring_engines_from(lane->shape.engine);
 }
 
 static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops, char *why,
@@ -121,15 +124,11 @@ static void cut_buffers(struct ring_lane *lane, const struct ring_shape *shape)
 	lane->limit = MAX(shape->depth - 1, 1u);
 }
 
-/* Whether the engine that is open is what asking for this one would give. */
+/* Returns whether the engine that is open is the one that this shape would open. */
 static bool serves(const struct ring_lane *lane, const struct ring_shape *shape)
 {
-	const struct ring_engine_ops *wanted = ring_engine_of(shape->engine);
-
-	if (shape->depth > lane->engine_depth)
-		return false;
-	return shape->engine == lane->engine_asked ||
-	       lane->ops == (wanted ? wanted : engines_of(lane)[0]);
+	return shape->depth <= lane->engine_depth &&
+	       (lane->config.engines || shape->engine == lane->engine_asked);
 }
 
 int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
@@ -156,29 +155,21 @@ int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 int ring_lane_shape_to_read(struct ring_lane *lane, const struct ring_input *input,
 			    struct base_error *error)
 {
-	const struct ring_shape shape =
-		ring_shape_to_read(&lane->config, input->fs.magic, input->bytes);
+	const struct ring_shape shape = ring_shape_to_read(&lane->config, &input->fs, input->bytes);
 
 	return ring_lane_shape(lane, &shape, error);
 }
 
 /* ---- Engine and file ------------------------------------------------------------------------- */
 
-/* AUTO's, in order. One that was chosen for the file, and cannot be had, comes first. */
-static int start_any(struct ring_lane *lane, const struct ring_engine_ops *chosen,
-		     struct base_error *error)
+/* Opens the first engine that the kernel allows. */
+static int start_any(struct ring_lane *lane, struct base_error *error)
 {
 	const struct ring_engine_ops *const *engines = engines_of(lane);
 	char why[200] = "";
 	int ret = -ENOTSUP;
 
-	if (chosen) {
-		ret = try_engine(lane, chosen, why, sizeof(why));
-		remember_step_down(lane, why);
-	}
 	for (size_t i = 0; ret && engines[i]; i++) {
-		if (engines[i] == chosen)
-			continue;
 		ret = try_engine(lane, engines[i], why, sizeof(why));
 		remember_step_down(lane, why);
 	}
@@ -201,7 +192,7 @@ int ring_lane_start(struct ring_lane *lane, struct base_error *error)
 	if (lane->ops)
 		return 0;
 	if (!asked)
-		return start_any(lane, ring_engine_of(lane->shape.engine), error);
+		return start_any(lane, error);
 	ret = try_engine(lane, asked, why, sizeof(why));
 	if (ret)
 		return base_fail(error, ret,

@@ -76,8 +76,9 @@ extern const struct ring_engine_ops ring_engine_nil;
 /* The attach() of engines to which it is all the same. */
 void ring_engine_any_file(void *engine, int fd);
 
-/* The engines that AUTO tries, in order, ended by NULL; and the one that a name stands for. */
-extern const struct ring_engine_ops *const ring_engines[];
+/* Returns the engines that are tried in order if `first` was chosen by rule, ended by NULL. */
+const struct ring_engine_ops *const *ring_engines_from(enum ioshape_engine first);
+/* Returns the engine of that name; NULL for AUTO. */
 const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which);
 
 /* ---- Notes for the report -------------------------------------------------------------------- */
@@ -98,17 +99,15 @@ void ring_notes_report(const struct ring_notes *notes, struct ioshape_report *re
 
 struct ring_config {
 	enum ioshape_engine engine;
-	/* What AUTO tries, in order, ended by NULL. NULL: ring_engines. */
+	/* What AUTO tries, in order, ended by NULL. NULL: ring_engines_from(). */
 	const struct ring_engine_ops *const *engines;
-	struct ring_memory *memory; /* NULL: nothing is remembered; borrowed */
+	struct ring_proofs *proofs; /* NULL: nothing is remembered; borrowed */
 	enum ioshape_direct direct;
 	size_t block_bytes; /* of a buffer, and of a request; 0: chosen for each file */
 	unsigned depth;     /* buffers, and requests in flight; 0: chosen for each file */
 	unsigned threads;   /* that read cached files */
 	struct base_log log;
-	struct fs_layout_request layout;  /* of new files */
-	enum ioshape_calibrate calibrate; /* of mounts */
-	double opened_s;                  /* seconds since 1970: AGAIN ignores what is older */
+	struct fs_layout_request layout; /* of new files */
 };
 
 /* ---- Shapes (shape.c) ------------------------------------------------------------------------ */
@@ -138,17 +137,13 @@ struct ring_shape {
 	/* Of files whose requests go to one storage target each; 0 and 0 for others. */
 	uint32_t targets;
 	uint64_t stripe_bytes;
-	bool shared;               /* with other hosts, and nothing is known of its targets */
-	struct ring_taught taught; /* by files before it */
+	bool shared; /* with other hosts, and nothing is known of its targets */
 };
 
 /* What the user fixed, and the standard for the rest. Pure. */
 struct ring_shape ring_shape_standard(const struct ring_config *config);
-/*
- * The same for reading so many bytes of a filesystem with this magic number. On FUSE the kernel's
- * workers send requests: in the call that submits them it would wait for each one. Pure.
- */
-struct ring_shape ring_shape_to_read(const struct ring_config *config, uint64_t magic,
+/* Returns the shape for reading so many bytes of this filesystem. Pure. */
+struct ring_shape ring_shape_to_read(const struct ring_config *config, const struct fs_info *fs,
 				     uint64_t bytes);
 
 /*
@@ -161,72 +156,23 @@ size_t ring_stripe_block(uint64_t stripe_bytes);
 const struct fs_part *ring_stripes_at(const struct fs_layout *layout, uint64_t offset);
 
 /*
- * The shape for a new file of about so many bytes (0: not known) with this layout, if nothing else
- * is known. `why` receives a clause for the report, or "" if it is the standard. Pure.
+ * Returns the shape for a new file of about so many bytes (0: not known) on this filesystem, with
+ * its layout. `why` receives the report's words for the choice. Pure.
  */
-struct ring_shape ring_shape_for(const struct ring_config *config, enum fs_family family,
-				 const struct fs_layout *layout, uint64_t file_bytes, char *why,
-				 size_t why_bytes);
-
-/* Puts into the shape what files before this one have taught. Pure. */
-void ring_shape_recall(struct ring_shape *shape, const struct ring_taught *taught);
+struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_info *fs,
+				 uint64_t file_bytes, char *why, size_t why_bytes);
 
 /* How long the request at `offset` is to be, of buffers of this size. Pure. */
 size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
 
-/* ---- Calibration (calibrate.c, trial.c, calibrated.c, calibration_text.c) -------------------- */
-
-#define RING_MOST_TRIALS 16
-
-struct ring_trial {
-	enum ioshape_engine engine;
-	uint64_t block_bytes;
-	uint32_t depth; /* requests in flight */
-	uint64_t bytes_per_s;
-};
-
-/* What a mount has been found to like. */
-struct ring_calibration {
-	enum ioshape_engine engine;
-	uint64_t bytes_per_s; /* of the trial that won */
-	double measured_at;   /* seconds since 1970 */
-	/* Of a calibration just made; not remembered. Trials in the order in which they were made.
-	 */
-	double took_s;
-	uint32_t trial_count;
-	struct ring_trial trials[RING_MOST_TRIALS];
-};
-
-/* Remembered so long. */
-#define RING_CALIBRATION_DAYS 7
-
-/* What mounts have been found to like, for a context; and in the user's cache folder, which is
- * found by the environment: not while another thread changes it. */
-struct ring_memory;
-int ring_memory_open(struct ring_memory **out, struct base_error *error);
-/* Nobody uses it any more. NULL is fine. */
-void ring_memory_close(struct ring_memory *memory);
-
-/*
- * Tries now, whatever is remembered, in an existing directory, and remembers the result: at most
- * about 0.3 s. -ENOTSUP with a sentence where there is nothing to choose (memory, too little free
- * space), -EBUSY if another process is trying just now.
+/* ---- Whether direct writes work (direct_proof.c) ----------------------------------------------
  */
-int ring_calibrate_now(const char *directory, const struct ring_config *config,
-		       struct ring_calibration *calibration, struct base_error *error);
 
-/* How a save would write. */
-struct ring_forecast {
-	struct ring_shape shape;
-	struct ring_calibration calibration; /* that is followed; measured_at is 0 if none is */
-	bool trial_to_come;                  /* the first save as large as this will calibrate */
-	char why[256];                       /* as in the report */
-};
-
-/* Of so many bytes to this directory, with what is remembered; it tries nothing. */
-int ring_foresee(const struct ring_config *config, const char *directory, enum fs_family family,
-		 const struct fs_layout *layout, uint64_t file_bytes,
-		 struct ring_forecast *forecast, struct base_error *error);
+/* Which mounts have been found to take direct writes, for a context and all its threads. */
+struct ring_proofs;
+int ring_proofs_open(struct ring_proofs **out, struct base_error *error);
+/* NULL is fine. */
+void ring_proofs_close(struct ring_proofs *proofs);
 
 /* ---- Lanes (lane.c) -------------------------------------------------------------------------- */
 
@@ -272,8 +218,7 @@ struct ring_file_options {
 	 * it is not there, and has its name from the beginning.
 	 */
 	uint64_t part_bytes, part_offset, file_bytes;
-	/* base_deadline_ns(), 0: none. What takes time and can be left out is: no trial. */
-	uint64_t deadline_ns;
+	uint64_t deadline_ns; /* base_deadline_ns(); 0: none */
 	/* Told about each block written and each phase; not 0 stops with -ECANCELED. May be NULL.
 	 */
 	ioshape_progress_fn progress;

@@ -28,13 +28,25 @@ struct ring_shape ring_shape_standard(const struct ring_config *config)
 	};
 }
 
-struct ring_shape ring_shape_to_read(const struct ring_config *config, uint64_t magic,
+/*
+ * The one rule for engines. A client of a network filesystem, or of FUSE, may serve a request in
+ * the call that submits it, and the requests of a file one after the other: there the kernel's
+ * workers submit. docs/performance.md ("Which engine") has the measurements.
+ */
+static enum ioshape_engine choose_engine(const struct ring_config *config, const struct fs_info *fs)
+{
+	if (config->engine != IOSHAPE_ENGINE_AUTO)
+		return config->engine;
+	return fs_is_local(fs->family) && fs->magic != FS_FUSE_MAGIC ? IOSHAPE_ENGINE_URING :
+								       IOSHAPE_ENGINE_URING_ASYNC;
+}
+
+struct ring_shape ring_shape_to_read(const struct ring_config *config, const struct fs_info *fs,
 				     uint64_t bytes)
 {
 	struct ring_shape shape = ring_shape_standard(config);
 
-	if (shape.engine == IOSHAPE_ENGINE_AUTO && magic == FS_FUSE_MAGIC)
-		shape.engine = IOSHAPE_ENGINE_URING_ASYNC;
+	shape.engine = choose_engine(config, fs);
 	if (!config->depth && bytes > shape.depth * shape.block_bytes)
 		shape.depth = MAX(shape.depth,
 				  MIN(RING_READ_DEPTH, RING_MOST_LANE_BYTES / shape.block_bytes));
@@ -125,58 +137,70 @@ static unsigned buffers_for(uint64_t bytes, size_t block_bytes)
 	return (unsigned)MIN(MIN(buffers, most), RING_MOST_DEPTH);
 }
 
-struct ring_shape ring_shape_for(const struct ring_config *config, enum fs_family family,
-				 const struct fs_layout *layout, uint64_t file_bytes, char *why,
-				 size_t why_bytes)
+/* Requests of one stripe each, or of an even part of one. */
+static void shape_for_stripes(struct ring_shape *shape, const struct ring_config *config,
+			      const struct fs_layout *layout, const struct fs_part *part,
+			      uint64_t file_bytes)
 {
-	const struct fs_part *part = widest(layout, file_bytes);
-	struct ring_shape shape = ring_shape_standard(config);
-	uint32_t targets;
-	size_t request;
+	/* All of them, however many that are: as many as there can be requests. */
+	const uint32_t targets = MIN(part->stripe_count, RING_MOST_DEPTH);
 
-	*why = 0;
-	if (config->block_bytes && config->depth) {
-		snprintf(why, why_bytes, "blocks as asked for");
-	} else if (part) {
-		/* All of them, however many that are: as many as there can be requests. */
-		targets = MIN(part->stripe_count, RING_MOST_DEPTH);
-		request = config->block_bytes ? config->block_bytes :
-						ring_stripe_block(part->stripe_bytes);
-		if (!config->block_bytes)
-			shape.block_bytes = largest_block(layout, file_bytes);
-		if (!config->depth)
-			shape.depth = buffers_for(bytes_for(targets, part->stripe_bytes),
-						  shape.block_bytes);
-		shape.request_bytes = request;
-		/* A request that spans several targets is nobody's. */
-		if (!config->depth && part->stripe_count <= RING_MOST_TARGETS &&
-		    request <= part->stripe_bytes) {
-			shape.targets = targets;
-			shape.stripe_bytes = part->stripe_bytes;
-		}
-		snprintf(why, why_bytes, "%u stripes of %llu%c", targets,
+	shape->request_bytes = config->block_bytes ? config->block_bytes :
+						     ring_stripe_block(part->stripe_bytes);
+	if (!config->block_bytes)
+		shape->block_bytes = largest_block(layout, file_bytes);
+	if (!config->depth)
+		shape->depth =
+			buffers_for(bytes_for(targets, part->stripe_bytes), shape->block_bytes);
+	/* Requests that span targets are not attributed to one. */
+	if (!config->depth && part->stripe_count <= RING_MOST_TARGETS &&
+	    shape->request_bytes <= part->stripe_bytes) {
+		shape->targets = targets;
+		shape->stripe_bytes = part->stripe_bytes;
+	}
+}
+
+/* Tells the report how engine, blocks and depth were chosen. */
+static void explain(const struct ring_config *config, const struct fs_info *fs,
+		    const struct fs_part *part, char *why, size_t why_bytes)
+{
+	char blocks[64] = "";
+
+	if (config->block_bytes && config->depth)
+		snprintf(blocks, sizeof(blocks), "; blocks as asked for");
+	else if (part)
+		snprintf(blocks, sizeof(blocks), "; %u stripes of %llu%c",
+			 MIN(part->stripe_count, RING_MOST_DEPTH),
 			 (unsigned long long)part->stripe_bytes /
 				 (part->stripe_bytes % MIB ? KIB : MIB),
 			 part->stripe_bytes % MIB ? 'K' : 'M');
-	} else if (config->block_bytes || config->depth) {
-		snprintf(why, why_bytes, "blocks as asked for");
-	} else if (fs_cuts_requests(family)) {
+	else if (config->block_bytes || config->depth)
+		snprintf(blocks, sizeof(blocks), "; blocks as asked for");
+	else if (fs_cuts_requests(fs->family))
+		snprintf(blocks, sizeof(blocks), "; requests as the kernel cuts them");
+	snprintf(why, why_bytes, "%s%s",
+		 config->engine != IOSHAPE_ENGINE_AUTO             ? "engine as asked for" :
+		 choose_engine(config, fs) == IOSHAPE_ENGINE_URING ? "local filesystem" :
+								     "network filesystem",
+		 blocks);
+}
+
+struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_info *fs,
+				 uint64_t file_bytes, char *why, size_t why_bytes)
+{
+	const struct fs_part *part = widest(&fs->layout, file_bytes);
+	struct ring_shape shape = ring_shape_standard(config);
+
+	shape.engine = choose_engine(config, fs);
+	if (part && !(config->block_bytes && config->depth)) {
+		shape_for_stripes(&shape, config, &fs->layout, part, file_bytes);
+	} else if (!config->block_bytes && !config->depth && fs_cuts_requests(fs->family)) {
 		shape.block_bytes = CUT_BYTES;
 		shape.depth = buffers_for((RING_DEPTH - 1) * RING_BLOCK_BYTES, CUT_BYTES);
 		shape.shared = true;
-		snprintf(why, why_bytes, "requests as the kernel cuts them");
 	}
+	explain(config, fs, part, why, why_bytes);
 	return shape;
-}
-
-void ring_shape_recall(struct ring_shape *shape, const struct ring_taught *taught)
-{
-	const uint64_t most = RING_MOST_LANE_BYTES / shape->block_bytes;
-
-	shape->taught = *taught;
-	/* All that could be was in flight: perhaps more is better. */
-	if (!shape->fixed && !shape->targets && taught->window + 1 >= shape->depth)
-		shape->depth = (unsigned)MAX(MIN(2 * shape->depth, most), shape->depth);
 }
 
 size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes)

@@ -91,7 +91,7 @@ static int start_engine(struct ring_writer *writer, struct base_error *error)
 	ring_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->notes);
 	writer->through_engine = true;
 	if (!writer->nil && lane->config.direct == IOSHAPE_DIRECT_PREFER &&
-	    ring_memory_direct(lane->config.memory, &lane->fs_memory) == RING_DIRECT_FAILS)
+	    ring_proofs_get(lane->config.proofs, &lane->fs_memory) == RING_DIRECT_FAILS)
 		ring_note(writer->notes, IOSHAPE_STEP_DIRECT,
 			  "no direct I/O on %s: it failed on an earlier file", writer->fs.type);
 	else if (!writer->nil)
@@ -465,7 +465,6 @@ static int cut(struct ring_writer *writer, struct base_error *error)
 static int finish(struct ring_writer *writer, struct base_error *error)
 {
 	uint64_t begin = base_now_ns();
-	struct ring_taught taught;
 	int ret;
 
 	ret = write_rest(writer, error);
@@ -475,9 +474,6 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	writer->write_ns += base_now_ns() - begin;
 	if (ret)
 		return ret;
-	if (writer->through_engine && ring_depth_teach(&writer->lane->depth, &taught))
-		ring_memory_learn(writer->lane->config.memory, &writer->lane->fs_memory,
-				  &writer->lane->shape, &taught);
 	ret = ring_writer_resemble(writer, error);
 	if (!ret)
 		ret = ring_writer_tell(writer, IOSHAPE_PHASE_SYNC, error);
@@ -485,8 +481,8 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 		begin = base_now_ns();
 		ret = ring_destination_sync(&writer->file, error);
 		if (writer->was_direct && ring_refuses_direct(ret))
-			ring_memory_keep_direct(writer->lane->config.memory,
-						&writer->lane->fs_memory, RING_DIRECT_FAILS);
+			ring_proofs_put(writer->lane->config.proofs, &writer->lane->fs_memory,
+					RING_DIRECT_FAILS);
 		writer->sync_ns = base_now_ns() - begin;
 	}
 	/* The rest is the metadata server's work. */
@@ -541,29 +537,10 @@ const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, boo
 	return &writer->fs.layout;
 }
 
-static void report_flight(const struct ring_writer *writer, struct ioshape_report *report)
-{
-	const struct ring_depth *depth = &writer->lane->depth;
-	const uint64_t begun_ns = writer->first_block_ns;
-
-	report->flight_count = MIN(depth->point_count, IOSHAPE_REPORT_FLIGHT);
-	for (uint32_t i = 0; i < report->flight_count; i++) {
-		const struct ring_depth_point *point = &depth->points[i];
-
-		report->flight[i] = (struct ioshape_flight){
-			.since_s = base_seconds(point->at_ns - MIN(begun_ns, point->at_ns)),
-			.bytes = point->window * depth->options.request_bytes,
-		};
-	}
-	report->flight_halved = depth->halved;
-	report->least_request_s = base_seconds(depth->least_ns);
-	if (depth->all_answers)
-		report->request_s = base_seconds(depth->all_latency_ns / depth->all_answers);
-}
-
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report)
 {
 	const struct ring_lane *lane = writer->lane;
+	const struct ring_depth *depth = &lane->depth;
 
 	report->file_bytes = ring_writer_offset(writer);
 	report->plan_s += base_seconds(writer->plan_ns);
@@ -578,10 +555,15 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->direct = writer->was_direct;
 	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
 	report->block_bytes = lane->shape.block_bytes;
-	if (writer->through_engine && !writer->nil)
-		report_flight(writer, report);
+	if (writer->through_engine && !writer->nil) {
+		report->request_s =
+			base_seconds(depth->all_latency_ns / MAX(depth->all_answers, 1));
+		report->least_request_s = base_seconds(depth->least_ns);
+	}
 	snprintf(report->choice, sizeof(report->choice), "%s",
-		 writer->file.stream ? ring_reason_text(RING_NO_REGULAR_FILE) : writer->shape_why);
+		 writer->file.stream                   ? "no regular file" :
+		 writer->through_engine || writer->nil ? writer->shape_why :
+							 "small file: one call");
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
 	ring_striping_report(&writer->striping, &writer->fs.layout, report);

@@ -3,7 +3,6 @@
 #ifndef RING_WRITER_H
 #define RING_WRITER_H
 
-#include "ring/calibrate.h"
 #include "ring/destination.h"
 #include "ring/lane.h"
 
@@ -35,8 +34,7 @@ struct ring_writer {
 	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
 	uint64_t first_block_ns; /* when the engine got its first block */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
-	struct ring_choice choice;
-	char shape_why[160];
+	char shape_why[160]; /* for the report */
 };
 
 /* Runs before each step: the one place that progress and abort are heeded. */
@@ -51,6 +49,14 @@ int ring_writer_reserve(struct ring_writer *writer, struct base_error *error);
 
 /* ---- Whether direct writes work (direct_proof.c) ----------------------------------------------
  */
+
+enum ring_direct { RING_DIRECT_UNPROVEN, RING_DIRECT_WORKS, RING_DIRECT_FAILS };
+
+/* Whether direct writes work on the filesystem that was described last, as far as this process
+ * knows. `proofs` may be NULL: then nothing is remembered. */
+enum ring_direct ring_proofs_get(struct ring_proofs *proofs, const struct fs_memory *on);
+void ring_proofs_put(struct ring_proofs *proofs, const struct fs_memory *on,
+		     enum ring_direct found);
 
 /* Whether a filesystem answers so because it cannot do direct I/O. Pure. */
 bool ring_refuses_direct(int code);

@@ -32,22 +32,16 @@ int ring_writer_reserve(struct ring_writer *writer, struct base_error *error)
 /* Engine, block and depth for this file. */
 static int take_shape(struct ring_writer *writer, struct base_error *error)
 {
-	struct ring_lane *lane = writer->lane;
-	struct ring_shape shape = ring_shape_chosen(
-		&lane->config, &writer->choice, writer->fs.family, &writer->fs.layout,
-		writer->options.expected_bytes, writer->shape_why, sizeof(writer->shape_why));
-	struct ring_taught taught;
+	const struct ring_shape shape =
+		ring_shape_for(&writer->lane->config, &writer->fs, writer->options.expected_bytes,
+			       writer->shape_why, sizeof(writer->shape_why));
 
-	ring_memory_recall(lane->config.memory, &lane->fs_memory, &shape, &taught);
-	ring_shape_recall(&shape, &taught);
-	return ring_lane_shape(lane, &shape, error);
+	return ring_lane_shape(writer->lane, &shape, error);
 }
 
-static bool goes_direct(const struct ring_config *config, const struct ring_choice *choice)
+static bool goes_direct(const struct ring_config *config)
 {
-	const bool follows = choice->reason == RING_AS_CALIBRATED;
-	const struct ring_engine_ops *ops =
-		ring_engine_of(follows ? choice->calibration.engine : config->engine);
+	const struct ring_engine_ops *ops = ring_engine_of(config->engine);
 
 	return config->direct != IOSHAPE_DIRECT_OFF && (!ops || ops->direct);
 }
@@ -71,7 +65,7 @@ static void plan_stripes(struct ring_writer *writer)
 		.files = options->files,
 		.place = options->place,
 		.places = options->places,
-		.direct = !small && goes_direct(&lane->config, &writer->choice),
+		.direct = !small && goes_direct(&lane->config),
 		.direct_required = lane->config.direct == IOSHAPE_DIRECT_REQUIRE,
 		.umask_then = changed_umask(options),
 		.memory = &lane->fs_memory,
@@ -100,8 +94,6 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	const struct ring_file_options *options = &writer->options;
 	int ret;
 
-	ring_choose(&writer->lane->config, path, writer->options.expected_bytes,
-		    !writer->options.deadline_ns, &writer->choice);
 	plan_stripes(writer);
 	ret = options->part_bytes ?
 		      ring_destination_open_shared(&writer->file, path, &writer->striping,
@@ -140,7 +132,6 @@ static int open_nothing(struct ring_writer *writer, const char *path, struct bas
 	if (!writer->file.path)
 		return base_no_memory(error, "a path", strlen(path));
 	ring_note(writer->notes, IOSHAPE_STEP_NOTHING, "the nil engine writes nothing");
-	ring_choose(&writer->lane->config, path, 0, false, &writer->choice);
 	ret = take_shape(writer, error);
 	return ret ? ret : ring_writer_tell(writer, IOSHAPE_PHASE_PLAN, error);
 }

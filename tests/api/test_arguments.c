@@ -475,7 +475,6 @@ TEST(calls_case, context_options_out_of_range_are_refused)
 		{ .engine = (enum ioshape_engine) - 1 },
 		{ .direct = (enum ioshape_direct)3 },
 		{ .log_level = (enum ioshape_log_level)(IOSHAPE_LOG_DEBUG + 1) },
-		{ .calibrate = (enum ioshape_calibrate)3 },
 		{ .full = (enum ioshape_full)2 },
 		{ .full = (enum ioshape_full) - 1 },
 		{ .unchanged = (enum ioshape_unchanged)3 },

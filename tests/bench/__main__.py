@@ -75,7 +75,7 @@ BENCHMARKS = {
     # them. What one writer writes when its memory is measured is on the disk as well.
     "gather": Benchmark(gather.measure, size=2 << 30, copies_in_memory=5, copies_on_disk=5),
     "slots": Benchmark(slots.measure, size=slots.TENSOR_BYTES, copies_in_memory=2),
-    # A gigabyte at a time on the disk, and a trial beside it.
+    # A gigabyte at a time on the disk.
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),

@@ -77,16 +77,6 @@ MOST_DEPTH = 64
 
 MECHANISMS = (
     Mechanism(
-        "trial of engines",
-        (
-            *("libioshape/ring/calibrate.c", "libioshape/ring/calibrate.h"),
-            *("libioshape/ring/calibrated.c", "libioshape/ring/calibration_text.c"),
-            *("libioshape/ring/trial.c", "libioshape/ring/folder_trial.c"),
-        ),
-        {"rule by family": Switch({"IOSHAPE_CALIBRATE": "off"})},
-        ("save", "storm_hdd", "storm_glusterfs"),
-    ),
-    Mechanism(
         "limit of what is in flight",
         ("libioshape/ring/depth.c", "libioshape/ring/depth.h"),
         {f"{count} for each target": depth(count) for count in (1, 4, 14)},

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of the engine, and requests on stripes: on stripefs, and on the disk of the folder.
+"""The rule for engines, and requests on stripes: on stripefs, and on the disk of the folder.
 And how many write at a time, on modelled storages."""
 
 import json
 import os
-import re
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +24,6 @@ MIB = 1 << 20
 GB = 1e9
 LONE_BYTES = 2 << 30
 LIMIT_S = 300
-PATIENCE = 20
 
 #: By name, and as they are told to tests/requests: an engine alone has blocks by rule.
 STRIPED: dict[str, tuple[str, ...]] = {
@@ -78,11 +75,10 @@ class FsError(Exception):
     """It could not be measured."""
 
 
-def write(path: Path, n_bytes: int, *words: str, cache: Path | None = None) -> Found:
+def write(path: Path, n_bytes: int, *words: str) -> Found:
     """What tests/support/requests.c tells of a file that it writes."""
     done = subprocess.run(
         [build_folder() / "tests" / "requests", path, str(n_bytes), *words],
-        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
         check=False,
@@ -94,20 +90,10 @@ def write(path: Path, n_bytes: int, *words: str, cache: Path | None = None) -> F
     return found
 
 
-def sample(path: Path, n_bytes: int, *words: str, cache: Path) -> Sample:
-    found = write(path, n_bytes, *words, cache=cache)
+def sample(path: Path, n_bytes: int, *words: str) -> Sample:
+    found = write(path, n_bytes, *words)
     requests = f"{found['engine']} {found['block_bytes']} x {found['depth']}"
     return Sample(found["seconds"], n_bytes, {"choice": found["choice"], "requests": requests})
-
-
-def calibrate(path: Path, n_bytes: int, cache: Path) -> Found:
-    """The first file for which there was time to try."""
-    for _ in range(PATIENCE):
-        found = write(path, n_bytes, "again", cache=cache)
-        took = re.match(r"calibrated now in ([0-9.]+) s", found["choice"])
-        if took:
-            return {**found, "took_s": float(took[1])}
-    raise FsError(found["choice"])
 
 
 @contextmanager
@@ -119,14 +105,14 @@ def place(part: Part, folder: Path) -> Iterator[tuple[Path, Mount | None]]:
         yield mount.path / "file", mount
 
 
-def explore(part: Part, path: Path, cache: Path) -> dict[str, float]:
+def explore(part: Part, path: Path) -> dict[str, float]:
     """GB/s of each candidate, better of two; what is hopeless has one try."""
     rates: dict[str, float] = {}
     for _ in range(2):
         for name, words in part.candidates.items():
             if rates.get(name, 1e9) < HOPELESS * max(rates.values(), default=0):
                 continue
-            rate = sample(path, part.n_bytes, *words, cache=cache).gb_per_s
+            rate = sample(path, part.n_bytes, *words).gb_per_s
             rates[name] = max(rates.get(name, 0), rate)
     return rates
 
@@ -146,41 +132,33 @@ def ratio(samples: Samples, striped_file: bool) -> float:
     both = {str(one.details["requests"]) for found in samples.values() for one in found}
     if len(both) == 1 and not striped_file:
         return 1.0
-    pairs = zip(samples["calibrated"], samples["best"], strict=True)
+    pairs = zip(samples["ours"], samples["best"], strict=True)
     return median(mine.gb_per_s / other.gb_per_s for mine, other in pairs)
 
 
 def run(part: Part, folder: Path, rounds: int) -> Found:
-    with (
-        place(part, folder) as (path, mount),
-        tempfile.TemporaryDirectory(prefix="ioshape-bench-") as cache_name,
-    ):
-        cache = Path(cache_name)
+    with place(part, folder) as (path, mount):
         writes: Counter[str] = Counter()
-        calibrated = calibrate(path, part.n_bytes, cache)
-        rates = explore(part, path, cache)
+        rates = explore(part, path)
         best = max(rates, key=lambda name: rates[name])
 
         def ours() -> Sample:
             with counting(mount, writes):
-                return sample(path, part.n_bytes, "auto", cache=cache)
+                return sample(path, part.n_bytes, "auto")
 
         contestants = {
-            "calibrated": ours,
-            "best": lambda: sample(path, part.n_bytes, *part.candidates[best], cache=cache),
+            "ours": ours,
+            "best": lambda: sample(path, part.n_bytes, *part.candidates[best]),
         }
         samples = interleave(contestants, rounds, lambda: None)
         path.unlink()
         statistics = mount.statistics() if mount else {}
-    remembered = [str(one.details["choice"]) for one in samples["calibrated"]]
-    if not all(" ago: " in choice for choice in remembered):
-        raise FsError(f"it was not remembered: {remembered}")
+    choice = str(samples["ours"][0].details["choice"])
     return {
-        "choice": calibrated["choice"],
-        "took_s": calibrated["took_s"],
+        "choice": choice,
         "candidates_gb_per_s": rates,
         "best": best,
-        "ratio": ratio(samples, "stripes of" in calibrated["choice"]),
+        "ratio": ratio(samples, "stripes of" in choice),
         "samples": samples,
         "writes": dict(writes),
         "model": {"profile": part.profile, **part.parameters, **statistics.get("parameters", {})},
@@ -199,8 +177,7 @@ def lone_save(setting: Setting) -> Samples:
     path = setting.folder / "lone"
 
     def write_with(*words: str) -> Sample:
-        with tempfile.TemporaryDirectory(prefix="ioshape-bench-") as cache:
-            one = sample(path, LONE_BYTES, *words, cache=Path(cache))
+        one = sample(path, LONE_BYTES, *words)
         path.unlink()
         return one
 
@@ -221,24 +198,11 @@ def crossings(counted: list[Found], parts: dict[str, Found]) -> tuple[int, int]:
 
 def figures(parts: dict[str, Found], counted: list[Found]) -> list[Figure]:
     worst = min(parts, key=lambda name: float(parts[name]["ratio"]))
-    slowest = max(parts, key=lambda name: float(parts[name]["took_s"]))
     ratios = ", ".join(
-        f"{name} {found['ratio']:.2f} ({found['choice'].split(': ', 1)[1].split(',')[0]}; "
-        f"best {found['best']})"
+        f"{name} {found['ratio']:.2f} ({found['choice']}; best {found['best']})"
         for name, found in parts.items()
     )
-    times = ", ".join(f"{name} {found['took_s']:.2f} s" for name, found in parts.items())
-    result = [
-        Figure("calibration_vs_best", float(parts[worst]["ratio"]), ">=", 0.95, ratios),
-        Figure(
-            "calibration_s",
-            float(parts[slowest]["took_s"]),
-            "<=",
-            0.3,
-            f"{times}; 0 s for the {sum(len(f['samples']['calibrated']) for f in parts.values())} "
-            "files after that",
-        ),
-    ]
+    result = [Figure("engine_vs_best", float(parts[worst]["ratio"]), ">=", 0.95, ratios)]
     bad, all_of_them = crossings(counted, parts)
     result.append(
         Figure(
@@ -287,7 +251,7 @@ def measure(setting: Setting) -> Outcome:
     learnt = capacity.run()
     outcome.figures.append(capacity.figure(learnt))
     outcome.facts["method"] = (
-        "files written by tests/requests: engines in turns, the best of them against the choice; "
+        "files written by tests/requests: engines in turns, the best of them against the rule's; "
         "stripefs is a filesystem in user space that answers requests when its model says"
     )
     outcome.facts["requests"] = counted

@@ -232,22 +232,6 @@ def mounted(part: Part) -> dict[str, Any]:
     return {"clients": part.nodes + 1, "fsname": f"mgs@tcp:/bench-{os.getpid()}", **part.parameters}
 
 
-def calibrate(mount: Mount, variables: dict[str, str]) -> None:
-    subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-c",
-                "import ioshape, sys; ioshape.probe(sys.argv[1], calibrate=True)",
-            ),
-            str(mount.path),
-        ],
-        env=variables,
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
-
-
 def run(part: Part, picture: str = "") -> Found:
     """What the process finds, and what it was found on."""
     with (
@@ -262,9 +246,6 @@ def run(part: Part, picture: str = "") -> Found:
 
 def run_mounted(mount: Mount, variables: dict[str, str], part: Part, picture: str = "") -> Found:
     """Run it on a stripefs."""
-    if not part.blind and variables.get("IOSHAPE_CALIBRATE") != "off":
-        # The first large save of a job calibrates; the files of this storm are too small for it.
-        calibrate(mount, variables)
     return run_on(
         mount.paths,
         variables,

@@ -97,7 +97,6 @@ def near_figure(samples: Samples) -> Figure:
 def run_on_disks(setting: Setting, what: str, part: storm.Part, rounds: int) -> Found:
     """What the process finds there."""
     with striped(**storm.mounted(part)) as mount, storm.own_environment(part) as variables:
-        storm.calibrate(mount, variables)
         given = {
             "mounts": [str(path) for path in mount.paths],
             "near": str(setting.folder / what),

@@ -42,7 +42,6 @@ static int make(const struct act *act)
 
 	(void)act;
 	options.coordinator = "open";
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
 	ret = harm_heed(ioshape_context_open(&context, &options));
 	if (ret)
 		return ret;

@@ -39,8 +39,7 @@ struct variant {
 	bool background;
 	bool borrow;
 	bool no_replace; /* and there is no older file */
-	bool usual;      /* slots of the host, a trial of the filesystem: as users have it */
-	bool remembered; /* the trial was made before */
+	bool usual;      /* slots of the host, blocks by rule: as users have it */
 	const char *layout;
 	bool linked;   /* the name is a link to it */
 	bool foreign;  /* the older file is another user's, with an ACL */
@@ -62,9 +61,6 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
 	options.coordinator = variant->usual ? harm_coordinator() : "open";
-	options.calibrate = variant->remembered ? IOSHAPE_CALIBRATE_AUTO :
-			    variant->usual      ? IOSHAPE_CALIBRATE_AGAIN :
-						  IOSHAPE_CALIBRATE_OFF;
 	options.engine = variant->engine;
 	options.direct = variant->direct;
 	options.block_bytes = variant->usual ? 0 : 512 * KIB;
@@ -372,7 +368,6 @@ static const struct act acts[] = {
 	{ ACT("raw with checksums", .way = WITH_SUMS) },
 	{ ACT("part", .way = PART, .no_replace = true) },
 	{ ACT("as users have it", .usual = true), .slow = true },
-	{ ACT("as users have it again", .usual = true, .remembered = true), .slow = true },
 	{ .name = NULL },
 };
 

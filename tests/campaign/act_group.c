@@ -64,7 +64,6 @@ static struct ioshape_context *open_context(const struct variant *variant)
 	struct ioshape_context *context;
 
 	options.coordinator = variant && variant->redis ? harm_redis() : "open";
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
 	options.staging_bytes = 32 * MIB;
 	options.queue_depth = 2;
 	return harm_heed(ioshape_context_open(&context, &options)) ? NULL : context;

@@ -34,7 +34,6 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
 	options.coordinator = "open";
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
 	options.engine = variant ? variant->engine : IOSHAPE_ENGINE_AUTO;
 	return harm_heed(ioshape_context_open(context, &options));
 }
@@ -110,7 +109,6 @@ static int probe(const struct act *act, unsigned rank)
 	if (ret)
 		return ret;
 	options.bytes = 40 * MIB;
-	options.calibrate = 1;
 	ret = harm_heed(ioshape_probe(context, variant->path, &options, &told));
 	if (!ret)
 		ioshape_free(told);

@@ -111,7 +111,6 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 	options.coordinator = variant->where == THIS_HOST         ? harm_coordinator() :
 			      variant->where == THIS_HOST_AS_EVER ? "local" :
 								    address;
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
 	options.pool = variant->no_pool ? NULL : POOL;
 	options.slots = 1;
 	options.lease_ms = 1000;

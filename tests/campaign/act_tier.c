@@ -49,7 +49,6 @@ static int open_all(bool full, uint32_t keep_last)
 	int ret;
 
 	options.coordinator = "open";
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
 	options.queue_depth = 2;
 	ret = harm_heed(ioshape_context_open(&context, &options));
 	if (ret)

@@ -20,7 +20,7 @@ def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
         """In a process of its own, which forks the others; see tier_process.py."""
         ended = subprocess.run(
             [sys.executable, "-m", "tests.campaign.tier_process", str(seed), str(work)],
-            env=os.environ | {"IOSHAPE_COORDINATOR": "open", "IOSHAPE_CALIBRATE": "off"},
+            env=os.environ | {"IOSHAPE_COORDINATOR": "open"},
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,

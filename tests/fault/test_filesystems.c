@@ -488,68 +488,13 @@ static bool is_known(const struct filesystem *filesystem)
 	if (!storage.write_unit || storage.write_unit % 512)
 		return complain("its unit is %llu", (unsigned long long)storage.write_unit);
 	/* What a daemon does, nobody knows: others may share it. */
-	if (storage.remote != (filesystem->kind == FUSE) || storage.targets ||
-	    storage.layout.count || storage.serial_direct)
+	if (storage.remote != (filesystem->kind == FUSE) || storage.targets || storage.layout.count)
 		return complain("it looks like one that is shared, or striped");
 	if (filesystem->kind == IMAGE && !storage.rotational_known)
 		return complain("whether its disk rotates is not known");
 	if (!strchr(name, '@') != (filesystem->kind == FUSE))
 		return complain("its pool is \"%s\"", name);
 	return true;
-}
-
-/* A trial chooses what was fast in it, is remembered, and leaves nothing behind; a save follows. */
-static bool is_calibrated(void)
-{
-	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	struct ring_config config = { .threads = 2 };
-	uint64_t rates[IOSHAPE_ENGINE_BUFFERED + 1] = { 0 }, best = 0, chosen;
-	struct ring_calibration found;
-	struct ioshape_context *context;
-	struct base_error error = { 0 };
-	char mnt[PATH_MAX];
-	int ret;
-
-	snprintf(mnt, sizeof(mnt), "%s/mnt", where);
-	if (ring_memory_open(&config.memory, &error))
-		return complain("%s", error.text);
-	ret = ring_calibrate_now(mnt, &config, &found, &error);
-	ring_memory_close(config.memory);
-	if (ret)
-		return complain("%s", error.text);
-	for (uint32_t i = 0; i < found.trial_count; i++) {
-		const struct ring_trial *trial = &found.trials[i];
-		uint64_t *rate = &rates[trial->engine];
-
-		/* Tried again, the one that was chosen was as good, and the others were as bad. */
-		if (trial->engine == found.engine)
-			*rate = MAX(*rate, trial->bytes_per_s);
-		else
-			*rate = *rate ? MIN(*rate, trial->bytes_per_s) : trial->bytes_per_s;
-	}
-	/* A few megabytes into the cache prove nothing. */
-	rates[IOSHAPE_ENGINE_BUFFERED] *= found.engine == IOSHAPE_ENGINE_BUFFERED;
-	for (size_t i = 0; i < ARRAY_LENGTH(rates); i++)
-		best = MAX(best, rates[i]);
-	chosen = rates[found.engine];
-	if (!chosen || chosen < best / 2)
-		return complain("engine %d was chosen, with %llu of %llu bytes/s",
-				(int)found.engine, (unsigned long long)chosen,
-				(unsigned long long)best);
-	/* Other tests do without. */
-	setenv("IOSHAPE_CALIBRATE", "auto", 1);
-	ret = ioshape_context_open(&context, &options);
-	setenv("IOSHAPE_CALIBRATE", "off", 1);
-	if (ret)
-		return complain("%s", ioshape_last_error()->sentence);
-	ret = save(context, &new_sample, &report);
-	if (ret)
-		complain("%s", ioshape_last_error()->sentence);
-	ioshape_context_free(context);
-	if (!ret && (report.block_bytes % 4096 || strncmp(report.choice, "calibrated ", 11) != 0))
-		ret = -1, complain("the save chose by \"%s\"", report.choice);
-	return !ret && nothing_else_is_there() && holds(&new_sample);
 }
 
 static const struct {
@@ -584,43 +529,19 @@ static void test_one(const struct filesystem *filesystem, const char *why_not)
 		unmount_one();
 }
 
-/* Trials want more room than what is filled up above; of a file with holes that costs nothing. */
-static void test_calibration(const struct filesystem *filesystem, const char *why_not)
-{
-	struct filesystem large = *filesystem;
-	char name[256];
-
-	large.mebibytes = 1700;
-	snprintf(name, sizeof(name), "%s: it is calibrated", large.name);
-	if (!why_not)
-		why_not = mount_one(&large);
-	if (why_not)
-		tap_skip(name, why_not);
-	else if (!tap_ok(is_calibrated(), "%s", name))
-		printf("# %s\n", complaint);
-	if (*where)
-		unmount_one();
-}
-
 int main(void)
 {
 	const char *why_not = NULL;
 
 	scratch_setup();
-	/* What is remembered of these is of no use to anybody. */
-	setenv("XDG_CACHE_HOME", scratch_directory(), 1);
 	if (geteuid())
 		why_not = "mounting takes root";
 	else if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		why_not = "mounts of one's own are not allowed here";
 	sample_make(&old_sample, 1, 3u << 20);
 	sample_make(&new_sample, 2, LARGE_BYTES);
-	for (size_t i = 0; i < ARRAY_LENGTH(filesystems); i++) {
+	for (size_t i = 0; i < ARRAY_LENGTH(filesystems); i++)
 		test_one(&filesystems[i], why_not);
-		if (filesystems[i].kind == IMAGE && !filesystems[i].options &&
-		    !strstr(filesystems[i].mkfs, "-O"))
-			test_calibration(&filesystems[i], why_not);
-	}
 	sample_free(&old_sample);
 	sample_free(&new_sample);
 	scratch_teardown();

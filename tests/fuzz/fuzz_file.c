@@ -23,7 +23,6 @@ static void set_up(void)
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
 	options.engine = IOSHAPE_ENGINE_BUFFERED;
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
 	MUST(!ioshape_context_open(&context, &options));
 	fd = memfd_create("file", MFD_CLOEXEC);
 	MUST(fd >= 0);

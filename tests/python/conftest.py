@@ -18,7 +18,6 @@ from striped import unavailable
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["IOSHAPE_COORDINATOR"] = SLOTS
-os.environ["IOSHAPE_CALIBRATE"] = "off"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

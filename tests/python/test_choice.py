@@ -19,14 +19,12 @@ from tree import build_folder
 pytestmark = pytest.mark.usefixtures("_mounts_of_stripefs")
 
 MIB = 1 << 20
-LARGE = 129 * MIB
 
 
-def write(path: Path, n_bytes: int, *words: str, cache: Path | None = None) -> dict[str, Any]:
+def write(path: Path, n_bytes: int, *words: str) -> dict[str, Any]:
     """What tests/support/requests.c tells of a file that it writes."""
     done = subprocess.run(
         [build_folder() / "tests" / "requests", path, str(n_bytes), *words],
-        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
         check=False,
@@ -42,22 +40,12 @@ def busy_s(mount: Mount) -> float:
     return sum(float(target["busy_s"]) for target in mount.statistics()["targets"])
 
 
-def write_patiently(path: Path, cache: Path) -> dict[str, Any]:
-    """The first file for which there was time to try: machines do other things as well."""
-    for _ in range(20):
-        found = write(path, LARGE, "again", cache=cache)
-        if found["choice"].startswith("calibrated now"):
-            return found
-        assert "too slow" in found["choice"], found
-    raise AssertionError(found)
-
-
-def write_side_by_side(mount: Mount, n_bytes: int, engine: str, cache: Path) -> dict[str, Any]:
+def write_side_by_side(mount: Mount, n_bytes: int, engine: str) -> dict[str, Any]:
     """The first file whose targets worked at the same time: requests that are sent one after the
     other never have them do so, and others only where the machine has time for them."""
     for _ in range(20):
         before_s = busy_s(mount)
-        found = write(mount.path / "file", n_bytes, engine, cache=cache)
+        found = write(mount.path / "file", n_bytes, engine)
         if found["seconds"] < busy_s(mount) - before_s:
             return found
     raise AssertionError(found)
@@ -101,54 +89,38 @@ def slow(fsname: str, **parameters: object) -> AbstractContextManager[Mount]:
     return striped("ssd", bandwidth="60M", seek_ms=0, stripe_count=8, fsname=fsname, **parameters)
 
 
-def test_a_mount_that_serves_calls_one_by_one_gets_an_engine_that_does_not_wait(
-    tmp_path: Path,
-) -> None:
-    with slow("one-by-one", direct="threads") as mount:
-        found = write_patiently(mount.path / "file", tmp_path)
-        assert found["engine"] in ("uring-async", "threads"), found
+@pytest.mark.parametrize("direct", ["threads", "parallel"])
+def test_a_network_filesystem_gets_an_engine_that_does_not_wait(direct: str) -> None:
+    # With "threads" a mount serves calls one by one.
+    with slow(direct, direct=direct) as mount:
+        found = write_side_by_side(mount, 20 * MIB, "auto")
+        assert (found["engine"], found["direct"]) == ("uring-async", 1), found
         assert found["block_bytes"] == MIB
-        # Remembered, also by other processes; and for files that are not worth a trial.
-        again = write_side_by_side(mount, 20 * MIB, "auto", tmp_path)
-        assert again["engine"] == found["engine"]
-        assert " ago: " in again["choice"]
-        assert ((tmp_path / "ioshape" / "mounts").stat().st_mode & 0o077) == 0
         assert [path.name for path in mount.path.iterdir()] == ["file"]
 
 
-def test_a_mount_that_serves_requests_side_by_side_keeps_the_plain_engine(tmp_path: Path) -> None:
-    with slow("side-by-side", direct="parallel") as mount:
-        found = write_patiently(mount.path / "file", tmp_path)
-        assert (found["engine"], found["direct"]) == ("uring", 1), found
+def test_a_local_filesystem_gets_the_plain_engine(tmp_path: Path) -> None:
+    found = write(tmp_path / "file", 5 * MIB, "auto")
+    assert (found["engine"], found["choice"]) == ("uring", "local filesystem")
 
 
-def test_a_save_tells_why_it_was_written_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_save_tells_why_it_was_written_as_it_was() -> None:
     with striped("ssd", bandwidth="20G", stripe_count=4, fsname="told", seek_ms=0) as mount:
         path = mount.path / "model.pt"
         try:
-            assert ioshape.save(checkpoint(1), path).choice.startswith("small file")
-            assert ioshape.save(checkpoint(1, 17 * MIB), path).choice.startswith(
-                "not calibrated: off; 4 stripes of 1M"
-            )
-            monkeypatch.delenv("IOSHAPE_CALIBRATE")
-            config.reset()
-            report = ioshape.save(checkpoint(1, 17 * MIB), path)
-            assert report.choice.startswith("not calibrated: the file is not large enough")
-            report = ioshape.save(checkpoint(2, LARGE), path)
-            assert report.choice.startswith(("calibrated now in ", "not calibrated: too slow"))
-            assert report.block_bytes == MIB
-            ioshape.configure(engine="uring-async", block_bytes="2M")
+            assert ioshape.save(checkpoint(1, 1000), path).choice == "small file: one call"
+            report = ioshape.save(checkpoint(2, 17 * MIB), path)
+            assert report.choice == "network filesystem; 4 stripes of 1M"
+            assert (report.engine, report.block_bytes) == ("uring-async", MIB)
+            ioshape.configure(engine="threads", block_bytes="2M")
             report = ioshape.save(checkpoint(3, 17 * MIB), path)
-            assert (report.engine, report.block_bytes) == ("uring-async", 2 * MIB)
-            assert report.choice.startswith("as asked for")
+            assert (report.engine, report.block_bytes) == ("threads", 2 * MIB)
+            assert report.choice == "engine as asked for; 4 stripes of 1M"
         finally:
             config.reset()
 
 
-def test_files_that_cannot_be_reserved_are_not_extended_block_by_block(tmp_path: Path) -> None:
+def test_files_that_cannot_be_reserved_are_not_extended_block_by_block() -> None:
     with slow("unreserved", fallocate="no") as mount:
-        write_side_by_side(mount, 80 * MIB + 5, "uring", tmp_path)
+        write_side_by_side(mount, 80 * MIB + 5, "uring")
         assert (mount.path / "file").stat().st_size == 80 * MIB + 5

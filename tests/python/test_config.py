@@ -45,7 +45,6 @@ VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "unreachable": ("wait", "fail", "wait", "fail"),
     "rate": ("500M", "1G", 500 << 20, 1 << 30),
     "layout": ("directory", "stripe_count=8", "directory", "stripe_count=8"),
-    "calibrate": ("off", "again", "off", "again"),
     "full": ("skip", "fail", "skip", "fail"),
     "unchanged": ("fail", "ignore", "fail", "ignore"),
     "mode": ("node", "rank0", "node", "rank0"),
@@ -253,7 +252,6 @@ BAD_VALUES: dict[str, list[Any]] = {
     "unreachable": ["", "retry", 1],
     "rate": [0, -1, "500MB", "fast", 1.5, True],
     "layout": ["", 8, "stripe_count=8\n", "x" * 1024],
-    "calibrate": ["", "on", "never", 0],
     "full": ["", "stop", 1],
     "unchanged": ["", "skip", 1],
     "mode": ["", "all", "rank1", 1],
@@ -318,7 +316,37 @@ def test_a_switch_that_is_an_argument_takes_the_same_words(tmp_path: Path) -> No
 
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(TypeError, match="speed"):
-        ioshape.configure(speed="high")  # type: ignore[call-arg]
+        ioshape.configure(speed="high")
+
+
+RETIRED = """
+import warnings, ioshape
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        ioshape.configure(calibrate="off", queue_depth=3)
+print([str(one.message) for one in caught], ioshape.settings()["queue_depth"][0])
+"""
+
+
+@pytest.mark.wording
+def test_a_retired_setting_warns_once_and_does_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RETIRED],
+        env=environment(IOSHAPE_CALIBRATE="never"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    why = "does nothing any more: ioshape chooses engines by filesystem"
+    assert done.stdout == f"['configure(calibrate=...) {why}; leave it out'] 3\n"
+    assert done.stderr.count(f"IOSHAPE_CALIBRATE {why}; unset it") == 1
+    assert "calibrate" not in ioshape.settings()
+
+
+def test_a_retired_variable_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IOSHAPE_CALIBRATE", "off")
+    assert config.mistakes() == []
 
 
 BAD_TEXTS = {
@@ -336,7 +364,6 @@ BAD_TEXTS = {
     "lease_ms": ["299", "600001", "x"],
     "unreachable": ["retry"],
     "rate": ["0", "500MB", "x"],
-    "calibrate": ["on"],
     "full": ["stop"],
     "unchanged": ["skip"],
     "mode": ["all"],

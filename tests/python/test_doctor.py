@@ -9,7 +9,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -214,7 +213,7 @@ def test_stripes_and_targets_are_shown_and_judged() -> None:
             parents=True
         )
         prefix = apart('mount --bind "$0/sys" /sys', mount.backing)
-        found = probed(mount.path, prefix=prefix, IOSHAPE_CALIBRATE="off")
+        found = probed(mount.path, prefix=prefix)
         plain = probed(mount.path, prefix=prefix, IOSHAPE_LAYOUT="directory")
         shown = call(mount.path, prefix=prefix).stdout
         quoted = shlex.quote(str(mount.path))
@@ -247,7 +246,7 @@ def test_a_file_has_a_layout_of_its_own() -> None:
     with striped("ssd", targets=8, play="beegfs") as mount:
         path = mount.path / "model.pt"
         path.write_bytes(b"x")
-        found = probed(path, IOSHAPE_CALIBRATE="off")
+        found = probed(path)
     assert found["storage"]["family"] == "beegfs"
     assert found["storage"]["is_file"]
     assert (found["storage"]["file_stripes"], found["storage"]["file_stripe_count"]) == (
@@ -275,31 +274,6 @@ def test_a_folder_may_be_somebody_elses(tmp_path: Path) -> None:
     done = call(tmp_path, prefix=AS_OTHERS)
     tmp_path.chmod(0o755)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-
-
-def test_a_trial_is_made_only_when_it_is_asked_for_and_is_remembered(tmp_path: Path) -> None:
-    folder, cache = tmp_path / "folder", tmp_path / "cache"
-    folder.mkdir()
-    cache.mkdir()
-    asked_for = {"XDG_CACHE_HOME": str(cache), "IOSHAPE_CALIBRATE": "auto"}
-    before = probed(folder, **asked_for)["storage"]
-    assert not before["calibrated"]
-    assert list(cache.rglob("*")) == []
-    tried = probed(folder, "--calibrate", **asked_for)["storage"]
-    assert list(folder.iterdir()) == []
-    if "no trial could be made" in tried["engine_note"]:
-        assert tried["family"] == "tmpfs", tried["engine_note"]
-        return
-    assert tried["calibrated"], (tried["choice"], tried["engine_note"])
-    assert abs(tried["calibrated_s"] - time.time()) < 60
-    assert tried["calibrated_rate"] > 0
-    after = probed(folder, **asked_for)["storage"]
-    assert after["engine"] == tried["engine"]
-    assert after["calibrated_s"] == pytest.approx(tried["calibrated_s"], abs=0.01)
-    shown = call(folder, **asked_for).stdout
-    assert "measured " in shown
-    without = probed(folder, **{**asked_for, "IOSHAPE_CALIBRATE": "off"})["storage"]
-    assert not without["calibrated"]
 
 
 # ---- What was left behind -----------------------------------------------------------------------
@@ -382,7 +356,7 @@ def test_the_tier_is_looked_at_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
-    found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED], IOSHAPE_CALIBRATE="off")
+    found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED])
     assert found["storage"]["engine"] == "threads"
     assert "seccomp" in found["findings"]["no-io-uring"]["sentence"]
     assert "io_uring_setup" in found["findings"]["no-io-uring"]["commands"][0]
@@ -390,7 +364,7 @@ def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
 
 def test_memory_that_may_be_locked_is_named(tmp_path: Path) -> None:
     prefix = [*AS_OTHERS, "prlimit", "--memlock=65536:65536"]
-    found = probed(tmp_path, prefix=prefix, IOSHAPE_CALIBRATE="off")
+    found = probed(tmp_path, prefix=prefix)
     assert found["host"]["memlock_bytes"] == 65536
     assert found["storage"]["engine"] == "uring"
     finding = found["findings"]["memlock"]

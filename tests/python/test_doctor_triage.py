@@ -369,7 +369,6 @@ TRIAGE: list[tuple[Facts, str]] = [
         lustre(offset_alignment=8 * MIB),
         "coarse-alignment warning export IOSHAPE_BLOCK_BYTES=8388608",
     ),
-    (lustre(serial_direct=True), "serial-direct hint ioshape doctor --calibrate"),
     (lustre(uring_errno=errno.EPERM, seccomp=True, container="docker"), "no-io-uring warning jq "),
     (
         lustre(uring_errno=errno.EPERM, seccomp=True, uring_disabled=2),

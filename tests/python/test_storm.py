@@ -667,20 +667,8 @@ def save_with(path: Path, **settings: Any) -> ioshape.Report:
         config.reset()
 
 
-def test_how_much_was_in_flight_is_told_and_drawn(tmp_path: Path) -> None:
-    report = save_with(tmp_path / "a.pt", trace=str(tmp_path / "reports"))
-    assert report.flight[0][0] == 0
-    assert all(n % (4 << 20) == 0 and 0 < n <= 52 << 20 for _, n in report.flight)
-    assert report.request_s > 0
-    (save,) = reports.read(tmp_path / "reports").saves
-    assert save.flight == list(report.flight)
-    panel = reports.panel_of(reports.Gust([save]), "storm")
-    plot.draw(Timeline("t", [panel]), str(tmp_path / "a.svg"))
-    events = json.loads(chrome.write(Timeline("t", [panel])))["traceEvents"]
-    counted = [one["args"]["bytes"] for one in events if one["ph"] == "C"]
-    assert counted == [n for _, n in report.flight]
-    # As the user has said, from the first request to the last.
-    assert save_with(tmp_path / "b.pt", queue_depth=3).flight == ((0.0, 2 * (4 << 20)),)
+def test_what_requests_took_is_reported(tmp_path: Path) -> None:
+    assert save_with(tmp_path / "a.pt").request_s > 0
 
 
 def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
@@ -696,9 +684,6 @@ def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
         line_of(rank=-1): 'its "rank" is not a whole number',
         line_of(pid=None): 'its "pid" is not a whole number',
         line_of(host=7): 'its "host" is not a text',
-        line_of(flight=7): 'its "flight" is not a list of points',
-        line_of(flight=[[-1, 7]]): 'its "flight" is not a number of seconds',
-        line_of(flight=[[0, "7"]]): 'its "flight" is not a whole number',
         line_of(path="x" * 70_000): "it has more than 65,536 bytes",
     }
     lines = [line_of(), *wrong, line_of(path="/b\x1b[31m", started_s=1e9 + 9)]

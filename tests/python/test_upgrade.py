@@ -156,37 +156,6 @@ def test_ranks_of_two_versions_do_not_meet_and_say_so(
         assert meet([first, first], address, 60_000) == ["saved", "saved"]
 
 
-TRY = """
-state = {"data": torch.zeros(int(sys.argv[2]), dtype=torch.uint8)}
-ioshape.save(state, Path(sys.argv[1]) / "file.pt")
-"""
-
-
-@pytest.mark.long
-def test_each_version_remembers_what_it_found_out_about_a_mount(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-
-    def known() -> dict[Path, str]:
-        return {path: path.read_text() for path in cache.glob("ioshape/mounts/*.txt")}
-
-    def finds_out(version: dict[str, str]) -> bool:
-        before = known()
-        for _ in range(10):  # machines do other things as well: a trial may be too slow
-            more = {"XDG_CACHE_HOME": str(cache), "IOSHAPE_CALIBRATE": "again"}
-            run(TRY, tmp_path, 129 << 20, **more, **version)
-            if known() != before:
-                return True
-        return False
-
-    if not finds_out(IS_OURS):
-        pytest.skip("this machine is too slow for trials")
-    ours = known()
-    if not finds_out(IS_LATER):
-        pytest.skip("this machine is too slow for trials")
-    assert len(known()) == 2
-    assert ours.items() <= known().items()
-
-
 def test_a_file_of_another_version_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
     run("ioshape.save({'a': torch.arange(5)}, sys.argv[1])", path, **IS_LATER)

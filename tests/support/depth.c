@@ -5,7 +5,7 @@
  *     depth SEED
  *
  * prints for each of them, as JSON, its throughput beside that of the best fixed depth, and how
- * soon its window is halved after somebody else has come, and its throughput back after they left.
+ * soon its limit is halved after another writer has come, and its throughput back after that left.
  */
 #include "base/base.h"
 #include "support/modelled_storage.h"
@@ -17,7 +17,7 @@
 #define BYTES (2 * GIB)
 #define FILL_BYTES_PER_S 8e9
 
-/* Somebody else, who has as much in flight as the slowest answers allow. */
+/* The other writer, which has as much in flight as the slowest answers allow. */
 #define NEIGHBOUR_DEPTH 16u
 #define COMES_S 3.0
 #define LEAVES_S 6.0
@@ -59,18 +59,18 @@ static void tell_alone(const struct modelled_storage *storage, uint64_t seed)
 			best_depth = depths[i];
 		}
 	}
-	printf("\"ratio\": %.4f, \"mb_per_s\": %.1f, \"window\": [%u, %u, %u], "
-	       "\"best_mb_per_s\": %.1f, \"best_depth\": %u",
-	       ours.bytes_per_s / best, ours.bytes_per_s / 1e6, ours.depth.smallest,
-	       ours.depth.largest, ours.depth.window, best / 1e6, best_depth);
+	printf("\"ratio\": %.4f, \"mb_per_s\": %.1f, \"limit\": %u, \"best_mb_per_s\": %.1f, "
+	       "\"best_depth\": %u",
+	       ours.bytes_per_s / best, ours.bytes_per_s / 1e6, ours.depth.limit, best / 1e6,
+	       best_depth);
 }
 
-/* ---- Beside somebody else -------------------------------------------------------------------- */
+/* ---- Beside another writer ------------------------------------------------------------------- */
 
 struct course {
 	uint64_t request_bytes;
-	double window, answers; /* before they come: sum, and of how many */
-	double halved;          /* seconds after they came; negative: not yet */
+	double limits, answers; /* before it comes: sum, and of how many */
+	double halved;          /* seconds after it came; negative: not yet */
 	double bytes[SLICES];
 };
 
@@ -81,10 +81,10 @@ static void follow(void *user, double now, const struct ring_depth *depth)
 	if (now < ENDS_S)
 		course->bytes[(unsigned)(now / SLICE_S)] += (double)course->request_bytes;
 	if (now > 1 && now < COMES_S) {
-		course->window += depth->window;
+		course->limits += depth->limit;
 		course->answers++;
 	} else if (now >= COMES_S && course->halved < 0 &&
-		   (depth->window == 1 || depth->window <= course->window / course->answers / 2)) {
+		   (depth->limit == 1 || depth->limit <= course->limits / course->answers / 2)) {
 		course->halved = now - COMES_S;
 	}
 }

@@ -5,5 +5,3 @@ export PATH="$PWD/.venv/bin:$PATH"
 # Programs of all kinds, also those that tests start, must not read or write the user's own settings.
 export PYTHONDONTWRITEBYTECODE=1
 unset "${!IOSHAPE_@}"
-# What a trial of calibration finds differs from one run to the next; its own tests ask for it.
-export IOSHAPE_CALIBRATE=off

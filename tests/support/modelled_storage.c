@@ -299,7 +299,7 @@ static void send(struct world *world)
 		job = new_job(world, OURS,
 			      (unsigned)(offset / storage->request_bytes) % storage->servers,
 			      offset, storage->request_bytes);
-		ring_depth_sent(&world->depth, offset, job->bytes, (uint64_t)(world->now * 1e9));
+		ring_depth_sent(&world->depth, offset, job->bytes);
 		world->in_flight++;
 		if (storage->cache) {
 			*world->uncached_end = job;
@@ -423,11 +423,12 @@ static void take(struct world *world, const struct event *event)
 static void begin(struct world *world, const struct modelled_run *run)
 {
 	const struct modelled_storage *storage = run->storage;
+	const unsigned targets = storage->tells ? storage->servers : 1;
 	const struct ring_depth_options options = {
 		.request_bytes = storage->request_bytes,
-		.targets = storage->tells ? storage->servers : 1,
+		.targets = targets,
 		.stripe_bytes = storage->tells ? storage->request_bytes : 0,
-		.most = run->fixed ? run->fixed : storage->buffers - 1,
+		.most = run->fixed ? run->fixed : MAX((storage->buffers - 1) / targets, 1),
 		.fixed = run->fixed != 0,
 		.pauses = storage->tells,
 		.shared = storage->shared,
@@ -440,7 +441,7 @@ static void begin(struct world *world, const struct modelled_run *run)
 	world->uncached_end = &world->uncached;
 	for (unsigned i = 0; i < MOST_JOBS; i++)
 		end_job(world, &world->jobs[i]);
-	ring_depth_begin(&world->depth, &options, run->taught);
+	ring_depth_begin(&world->depth, &options);
 	if (run->neighbour.depth)
 		later(world, run->neighbour.from, BEGINS, NULL, 0);
 	if (storage->arrivals > 0)

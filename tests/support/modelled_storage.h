@@ -49,11 +49,10 @@ struct modelled_neighbour {
 
 struct modelled_run {
 	const struct modelled_storage *storage;
-	const struct ring_taught *taught; /* may be NULL */
-	unsigned fixed;                   /* requests in flight for each target; 0: the library's */
-	double seconds;                   /* ends then, or with the bytes; 0: with the bytes */
-	uint64_t bytes;                   /* 0: with the time */
-	double fill;                      /* seconds to fill a buffer */
+	unsigned fixed; /* requests in flight for each target; 0: the library's */
+	double seconds; /* ends then, or with the bytes; 0: with the bytes */
+	uint64_t bytes; /* 0: with the time */
+	double fill;    /* seconds to fill a buffer */
 	struct modelled_neighbour neighbour;
 	uint64_t seed;
 	/* Told after each answer; may be NULL. */

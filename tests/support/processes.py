@@ -61,8 +61,6 @@ def environment(**more: str) -> dict[str, str]:
     paths = [str(ROOT / "tests" / "support"), kept.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     kept["IOSHAPE_COORDINATOR"] = SLOTS
-    # What a trial finds differs from one run to the next; its own tests ask for it.
-    kept["IOSHAPE_CALIBRATE"] = "off"
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **more}
 
 

@@ -8,7 +8,7 @@
  * prints {"requests": N, "crossing": N, "off_stripe": N, "longest": BYTES} as to the layout that
  * the file has been given. The last request of the file is not counted among the latter two.
  *
- *     requests PATH BYTES auto | again | ENGINE [BLOCK_BYTES DEPTH]
+ *     requests PATH BYTES auto | ENGINE [BLOCK_BYTES DEPTH]
  *
  * counts nothing: it lets the library choose the engine, or takes this one, and prints
  * {"engine": ..., "block_bytes": N, "depth": N, "direct": 0 | 1, "choice": ..., "seconds": S}
@@ -105,12 +105,8 @@ static int tell(const char *path, struct base_error *error)
 
 static bool take_choice(struct ring_config *config, int given, char **words)
 {
-	if (!strcmp(words[0], "auto") || !strcmp(words[0], "again")) {
-		config->calibrate = words[0][1] == 'g' ? IOSHAPE_CALIBRATE_AGAIN :
-							 IOSHAPE_CALIBRATE_AUTO;
-		config->opened_s = base_wall_seconds();
-		return given == 1 && !ring_memory_open(&config->memory, NULL);
-	}
+	if (!strcmp(words[0], "auto"))
+		return given == 1;
 	while (config->engine <= IOSHAPE_ENGINE_BUFFERED &&
 	       (!ring_engine_of(config->engine) ||
 		strcmp(ring_engine_of(config->engine)->id, words[0]) != 0))
@@ -135,7 +131,7 @@ int main(int argc, char **argv)
 	struct ring_engine_ops counting = ring_engine_uring;
 	const struct ring_engine_ops *const engines[] = { &counting, NULL };
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	struct ring_config config = { .threads = 1, .calibrate = IOSHAPE_CALIBRATE_OFF };
+	struct ring_config config = { .threads = 1 };
 	struct base_error error = { 0 };
 	int ret;
 
@@ -154,6 +150,5 @@ int main(int argc, char **argv)
 		tell_choice(&report);
 	if (ret)
 		fprintf(stderr, "%s\n", error.text);
-	ring_memory_close(config.memory);
 	return ret ? 1 : 0;
 }

@@ -45,7 +45,6 @@ static inline int tier_calls_open(const char *folder)
 	int ret;
 
 	options.coordinator = "open";
-	options.calibrate = IOSHAPE_CALIBRATE_OFF;
 	ret = ioshape_context_open(&context, &options);
 	return ret ? ret : ioshape_tier_open(context, folder, NULL, &tier);
 }

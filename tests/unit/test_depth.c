@@ -11,7 +11,7 @@
 
 static struct ring_depth depth;
 
-static void begin(uint32_t targets, uint32_t most, const struct ring_taught *taught)
+static void begin(uint32_t targets, uint32_t most)
 {
 	const struct ring_depth_options options = {
 		.request_bytes = MIB,
@@ -21,7 +21,16 @@ static void begin(uint32_t targets, uint32_t most, const struct ring_taught *tau
 		.pauses = targets > 1,
 	};
 
-	ring_depth_begin(&depth, &options, taught);
+	ring_depth_begin(&depth, &options);
+}
+
+/* In the middle of a file. */
+static void begin_at(uint32_t targets, uint32_t most, uint32_t limit, uint64_t least_ns)
+{
+	begin(targets, most);
+	depth.limit = limit;
+	depth.least_ns = least_ns;
+	depth.starting = false;
 }
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
@@ -35,30 +44,28 @@ TEST(rules, what_the_user_has_said_is_always_in_flight)
 						    .fixed = true };
 	uint64_t now = 1;
 
-	ring_depth_begin(&depth, &options, NULL);
+	ring_depth_begin(&depth, &options);
 	for (unsigned i = 0; i < 7; i++) {
 		ck_assert(ring_depth_allows(&depth, i * MIB));
-		ring_depth_sent(&depth, i * MIB, MIB, now);
+		ring_depth_sent(&depth, i * MIB, MIB);
 	}
 	ck_assert(!ring_depth_allows(&depth, 7 * MIB));
 	for (unsigned i = 0; i < 1000; i++) {
 		now += (1 + i % 100) * MS;
 		ring_depth_answered(&depth, 0, MIB, 1, now, false);
-		ring_depth_sent(&depth, 0, MIB, now);
-		ck_assert_uint_eq(depth.window, 7);
+		ring_depth_sent(&depth, 0, MIB);
+		ck_assert_uint_eq(depth.limit, 7);
 	}
 }
 
-TEST(rules, a_target_has_a_pause_after_each_window)
+TEST(rules, a_target_has_a_pause_after_all_that_may_be_in_flight)
 {
-	struct ring_taught taught = { MIB, 2, MS };
-
-	begin(4, 16, &taught);
+	begin_at(4, 16, 2, MS);
 	for (uint64_t offset = 0; offset < 8 * MIB; offset += MIB) {
 		ck_assert(ring_depth_allows(&depth, offset));
-		ring_depth_sent(&depth, offset, MIB, 1);
+		ring_depth_sent(&depth, offset, MIB);
 	}
-	/* One of its two requests is done: it has had its window all the same. */
+	/* One of its two requests is done, and the other one is in flight. */
 	ck_assert(!ring_depth_allows(&depth, 8 * MIB));
 	ring_depth_answered(&depth, 0, MIB, 1, 2, false);
 	ck_assert(!ring_depth_allows(&depth, 8 * MIB));
@@ -68,76 +75,67 @@ TEST(rules, a_target_has_a_pause_after_each_window)
 	ck_assert(!ring_depth_allows(&depth, 9 * MIB));
 }
 
-/* Requests that take so long each, one after the other while the window lasts. */
-static void answer(unsigned count, uint64_t *now, uint64_t took, bool starved)
+/* Rounds of requests that take so long each. */
+static void answer(unsigned count, uint64_t *now, uint64_t took, bool idle)
 {
 	for (unsigned i = 0; i < count; i++) {
 		const uint64_t sent = *now;
+		const unsigned limit = depth.limit;
 
-		for (unsigned n = 0; n < depth.window; n++)
-			ring_depth_sent(&depth, 0, MIB, sent);
+		for (unsigned n = 0; n < limit; n++)
+			ring_depth_sent(&depth, 0, MIB);
 		*now += took;
-		for (unsigned n = depth.window; n > 0; n--)
-			ring_depth_answered(&depth, 0, MIB, sent, *now, starved);
+		for (unsigned n = 0; n < limit; n++)
+			ring_depth_answered(&depth, 0, MIB, sent, *now, idle);
 	}
 }
 
-static void begin_shared(const struct ring_taught *taught)
+static void begin_shared(void)
 {
 	const struct ring_depth_options options = {
 		.request_bytes = MIB, .targets = 1, .most = 52, .shared = true
 	};
 
-	ring_depth_begin(&depth, &options, taught);
+	ring_depth_begin(&depth, &options);
 }
 
-TEST(rules, on_a_shared_storage_that_tells_nothing_small_windows_have_pauses)
+TEST(rules, on_a_shared_storage_that_tells_nothing_small_limits_have_pauses)
 {
-	for (unsigned window = 4; window < 6; window++) {
-		begin_shared(NULL);
-		depth.window = window;
-		for (uint64_t i = 0; i < window; i++) {
+	for (unsigned limit = 4; limit < 6; limit++) {
+		begin_shared();
+		depth.limit = limit;
+		for (uint64_t i = 0; i < limit; i++) {
 			ck_assert(ring_depth_allows(&depth, i * MIB));
-			ring_depth_sent(&depth, i * MIB, MIB, 1);
+			ring_depth_sent(&depth, i * MIB, MIB);
 		}
 		ring_depth_answered(&depth, 0, MIB, 1, 2, false);
-		ck_assert(ring_depth_allows(&depth, window * MIB) == (window > 4));
+		ck_assert(ring_depth_allows(&depth, limit * MIB) == (limit > 4));
 	}
 }
 
-TEST(rules, on_a_shared_storage_that_tells_nothing_a_file_begins_carefully)
-{
-	const struct ring_taught taught = { MIB, 40, 20 * MS };
-	uint64_t now = 1;
-
-	begin_shared(&taught);
-	ck_assert_uint_eq(depth.window, 1);
-	/* While nothing waits it is soon where the last one was. */
-	answer(7, &now, 20 * MS, false);
-	ck_assert_uint_ge(depth.window, 40);
-}
-
-TEST(rules, while_nothing_waits_the_window_grows_to_the_bound)
+TEST(rules, a_file_begins_with_one_request_for_each_target_and_doubles_while_nothing_waits)
 {
 	uint64_t now = 1;
 
-	begin(1, 24, NULL);
-	ck_assert_uint_eq(depth.window, 1);
-	answer(30, &now, 10 * MS, false);
-	ck_assert_uint_eq(depth.window, 24);
+	begin(1, 24);
+	for (unsigned limit = 1; limit < 24; limit = MIN(2 * limit, 24)) {
+		ck_assert_uint_eq(depth.limit, limit);
+		answer(1, &now, 10 * MS, false);
+	}
+	ck_assert_uint_eq(depth.limit, 24);
 }
 
 TEST(rules, what_others_make_wait_is_not_taken_for_the_least)
 {
 	uint64_t now = 1;
 
-	begin_shared(NULL);
+	begin_shared();
 	answer(1, &now, 20 * MS, false);
 	answer(400, &now, 80 * MS, false);
-	ck_assert_uint_eq(depth.window, 1);
+	ck_assert_uint_eq(depth.limit, 1);
 	ck_assert_uint_eq(depth.least_ns, 20 * MS);
-	/* Where nobody else is, it has become slower. */
-	begin(1, 52, NULL);
+	/* Where the library knows of no other job, the storage has become slower. */
+	begin(1, 52);
 	answer(1, &now, 20 * MS, false);
 	answer(400, &now, 80 * MS, false);
 	ck_assert_uint_gt(depth.least_ns, 30 * MS);
@@ -145,62 +143,61 @@ TEST(rules, what_others_make_wait_is_not_taken_for_the_least)
 
 TEST(rules, a_slow_producer_teaches_nothing)
 {
-	const struct ring_taught taught = { MIB, 8, MS };
 	uint64_t now = 1;
 
-	begin(1, 24, &taught);
-	answer(200, &now, MS + MS / 2, true);
-	ck_assert_uint_eq(depth.window, 8);
+	begin_at(1, 24, 8, MS);
+	answer(200, &now, 100 * MS, true);
+	ck_assert_uint_eq(depth.limit, 8);
 	ck_assert_uint_eq(depth.least_ns, MS);
 }
 
-/* Nobody minds a few milliseconds; and a processor that does other work makes as many. */
+/* A processor that does other work makes as many milliseconds. */
 TEST(rules, what_is_short_is_no_reason_to_send_less)
 {
-	const struct ring_taught taught = { MIB, 16, MS };
 	uint64_t now = 1;
 
-	begin(1, 16, &taught);
-	answer(20, &now, MS, false);
+	begin_at(1, 16, 16, MS);
 	answer(20, &now, 9 * MS, false);
-	ck_assert_uint_eq(depth.window, 16);
-	ck_assert_uint_eq(depth.halved, 0);
+	ck_assert_uint_eq(depth.limit, 16);
 }
 
-TEST(rules, a_jump_of_latency_halves_the_window_after_three_answers)
+TEST(rules, a_jump_of_latency_halves_the_limit_after_one_round)
 {
-	const struct ring_taught taught = { MIB, 16, 10 * MS };
 	uint64_t now = 1;
 
-	begin(1, 16, &taught);
-	answer(20, &now, 10 * MS, false);
-	ck_assert_uint_eq(depth.window, 16);
-	for (unsigned i = 0; i < 16; i++)
-		ring_depth_sent(&depth, 0, MIB, now);
-	for (unsigned i = 0; i < 3; i++)
-		ring_depth_answered(&depth, 0, MIB, now, now + 40 * MS, false);
-	ck_assert_uint_eq(depth.window, 8);
-	ck_assert_uint_eq(depth.halved, 1);
+	begin_at(1, 16, 16, 10 * MS);
+	answer(1, &now, 40 * MS, false);
+	ck_assert_uint_eq(depth.limit, 8);
 }
 
-TEST(rules, the_next_file_begins_where_this_one_ended)
+/* The answers to what was sent before a change say nothing about it. */
+TEST(rules, what_was_sent_under_another_limit_does_not_count)
 {
-	struct ring_taught taught = { 0 };
-	uint64_t now = 1;
+	uint64_t now = 1, before;
 
-	begin(1, 16, NULL);
-	ck_assert(!ring_depth_teach(&depth, &taught));
-	answer(30, &now, 10 * MS, false);
-	ck_assert(ring_depth_teach(&depth, &taught));
-	begin(1, 16, &taught);
-	ck_assert_uint_eq(depth.window, 16);
-	ck_assert_uint_eq(depth.least_ns, 10 * MS);
-	/* Less memory, and requests of another size. */
-	begin(1, 5, &taught);
-	ck_assert_uint_eq(depth.window, 5);
-	taught.request_bytes = 4 * MIB;
-	begin(1, 16, &taught);
-	ck_assert_uint_eq(depth.window, 1);
+	begin_at(1, 16, 16, 10 * MS);
+	before = now;
+	answer(1, &now, 40 * MS, false);
+	for (unsigned i = 0; i < 100; i++)
+		ring_depth_answered(&depth, 0, MIB, before, now + 40 * MS, false);
+	ck_assert_uint_eq(depth.limit, 8);
+}
+
+/* Each failure doubles the rounds until the next attempt. */
+TEST(rules, a_limit_that_cannot_be_raised_is_tried_less_and_less_often)
+{
+	uint64_t now = 1;
+	unsigned raised = 0, rounds = 400;
+
+	begin_at(1, 16, 1, 10 * MS);
+	for (unsigned i = 0; i < rounds * 8; i++) {
+		/* One request at a time is all that it can do. */
+		answer(1, &now, depth.limit * 10 * MS, false);
+		raised += depth.limit > 1;
+		ck_assert_uint_le(depth.limit, 2);
+	}
+	ck_assert_uint_gt(raised, 0);
+	ck_assert_uint_lt(raised, rounds * 8 / 16);
 }
 
 /* ---- Whatever happens ------------------------------------------------------------------------ */
@@ -219,28 +216,26 @@ static void any_course(uint64_t *random)
 	static struct sent sent[MOST_SENT];
 	const uint32_t targets = 1 + (uint32_t)test_random_below(random, 80);
 	const uint32_t most = (uint32_t)test_random_below(random, 70);
-	const struct ring_taught taught = { MIB, (uint32_t)test_random_below(random, 100),
-					    test_random(random) >> test_random_below(random, 64) };
-	uint64_t now = test_random(random) >> 8, count = 0, flying = 0;
+	uint64_t now = test_random(random) >> 8, count = 0, in_flight = 0;
 
-	begin(targets, most, test_random(random) % 2 ? &taught : NULL);
+	begin(targets, most);
+	depth.options.shared = test_random(random) % 2;
 	for (unsigned i = 0; i < 2000; i++) {
 		const uint64_t offset = test_random_below(random, 1000) * MIB;
 
-		REQUIRE(depth.window >= 1 && depth.window <= MAX(most, 1));
-		REQUIRE(depth.smallest <= depth.window && depth.window <= depth.largest);
+		REQUIRE(depth.limit >= 1 && depth.limit <= MAX(most, 1));
 		if (count < MOST_SENT && test_random(random) % 2 &&
 		    (ring_depth_allows(&depth, offset) || !test_random_below(random, 50))) {
 			sent[count] =
 				(struct sent){ offset, test_random_below(random, 2 * MIB), now };
-			ring_depth_sent(&depth, offset, sent[count].bytes, now);
-			flying += sent[count++].bytes;
+			ring_depth_sent(&depth, offset, sent[count].bytes);
+			in_flight += sent[count++].bytes;
 		} else if (count) {
 			const uint64_t which = test_random_below(random, count);
 			const struct sent one = sent[which];
 
 			sent[which] = sent[--count];
-			flying -= one.bytes;
+			in_flight -= one.bytes;
 			ring_depth_answered(&depth, one.offset, one.bytes, one.at, now,
 					    test_random(random) % 8 == 0);
 		} else {
@@ -251,11 +246,11 @@ static void any_course(uint64_t *random)
 			       (uint64_t)0 - test_random_below(random, MS);
 	}
 	for (uint32_t i = 0; i < RING_MOST_TARGETS; i++)
-		flying -= depth.flying[i];
-	REQUIRE(!flying);
+		in_flight -= depth.in_flight[i];
+	REQUIRE(!in_flight);
 }
 
-TEST(anything, windows_stay_within_their_bounds_and_counts_are_right)
+TEST(anything, limits_stay_within_their_bounds_and_counts_are_right)
 {
 	uint64_t random = 14;
 
@@ -290,17 +285,6 @@ LOOP_TEST(storages, alone_it_is_as_fast_as_the_best_fixed_depth, 0, 8)
 	}
 }
 
-LOOP_TEST(storages, what_was_learned_makes_the_next_save_no_slower, 0, 8)
-{
-	struct modelled_run run = run_on((unsigned)_i, 2);
-	struct ring_taught taught;
-	struct modelled_result first = modelled_write(&run);
-
-	ck_assert(ring_depth_teach(&first.depth, &taught));
-	run.taught = &taught;
-	ck_assert_double_ge(modelled_write(&run).bytes_per_s, 0.97 * first.bytes_per_s);
-}
-
 /* Others who have sixteen requests in flight, for a second. */
 struct course {
 	uint32_t before, least_beside;
@@ -312,9 +296,9 @@ static void follow(void *user, double now, const struct ring_depth *now_depth)
 	struct course *course = user;
 
 	if (now < 3)
-		course->before = now_depth->window;
+		course->before = now_depth->limit;
 	else if (now < 4)
-		course->least_beside = MIN(course->least_beside, now_depth->window);
+		course->least_beside = MIN(course->least_beside, now_depth->limit);
 	else if (now > 5)
 		course->at_the_end += (double)MIB;
 }
@@ -336,7 +320,7 @@ TEST(storages, it_makes_room_for_others_and_comes_back)
 }
 
 /* On a spinning disk each pause costs two seeks while others read: more in a row is worth it. */
-TEST(storages, on_a_spinning_disk_beside_readers_the_window_grows)
+TEST(storages, on_a_spinning_disk_beside_readers_the_limit_grows)
 {
 	struct modelled_run run = run_on(0, 4);
 	struct modelled_result alone = modelled_write(&run), beside;
@@ -344,8 +328,8 @@ TEST(storages, on_a_spinning_disk_beside_readers_the_window_grows)
 	run.neighbour = (struct modelled_neighbour){ 0.001, 1e6, 4, 16 * KIB, 0.01 };
 	run.bytes = GIB;
 	beside = modelled_write(&run);
-	ck_assert_uint_eq(alone.depth.window, 1);
-	ck_assert_uint_ge(beside.depth.window, 2);
+	ck_assert_uint_eq(alone.depth.limit, 1);
+	ck_assert_uint_ge(beside.depth.limit, 2);
 	run.fixed = 1;
 	ck_assert_double_ge(beside.bytes_per_s, 1.3 * modelled_write(&run).bytes_per_s);
 }

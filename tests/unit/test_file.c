@@ -595,13 +595,13 @@ START_TEST(the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_c
 }
 END_TEST
 
-static unsigned tail_of(bool shared, uint32_t window)
+static unsigned tail_of(bool shared, uint32_t in_flight)
 {
 	struct ring_lane lane = {
 		.shape = { .block_bytes = MIB, .shared = shared },
 		.limit = 56,
 		.in_flight = 10,
-		.depth = { .window = window },
+		.depth = { .limit = in_flight },
 	};
 
 	/* 10 MiB a second: in the time that a file takes to begin, less than one more is done. */

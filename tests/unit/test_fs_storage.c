@@ -202,7 +202,6 @@ TEST(cases, the_client_of_a_lustre_is_read)
 	}
 	ck_assert_uint_eq(storage.write_unit, 256 * (uint64_t)sysconf(_SC_PAGESIZE));
 	ck_assert_uint_eq(storage.flight_bytes, 16 * storage.write_unit);
-	ck_assert(!storage.serial_direct);
 	ck_assert_uint_eq(storage.layout.count, 1);
 	ck_assert_uint_eq(storage.layout.parts[0].stripe_bytes, MIB);
 	ck_assert_uint_eq(storage.layout.parts[0].stripe_count, FS_ALL_TARGETS);
@@ -217,13 +216,11 @@ TEST(cases, an_old_client_of_a_lustre_is_read)
 	put("2", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripecount", place);
 	put("4194304", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripesize", place);
 	put("12", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
-	put("lustre: 2.10.8\nkernel: patchless_client\n", "%s/version", place);
 	look(scratch_directory());
 	ck_assert_uint_eq(storage.target_count, 1);
 	ck_assert_uint_eq(storage.targets, 12);
 	ck_assert_uint_eq(storage.write_unit, 4 * MIB);
 	ck_assert_uint_eq(storage.flight_bytes, 32 * MIB);
-	ck_assert(storage.serial_direct);
 	ck_assert_uint_eq(storage.layout.parts[0].stripe_count, 2);
 }
 
@@ -236,7 +233,6 @@ TEST(cases, numbers_without_sense_are_not_believed)
 	target(place, one, "99999999999999999999999\n", "1\n");
 	put("0\n", "%s/osc/%s/max_pages_per_rpc", place, one);
 	put("8\n", "%s/osc/%s/max_rpcs_in_flight", place, one);
-	put("nonsense\n", "%s/version", place);
 	put("1000\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripesize", place);
 	put("4\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripecount", place);
 	put("70000\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
@@ -245,7 +241,6 @@ TEST(cases, numbers_without_sense_are_not_believed)
 	ck_assert_uint_eq(storage.targets, 1);
 	ck_assert_uint_eq(storage.write_unit, 4 * MIB);
 	ck_assert_uint_eq(storage.flight_bytes, 32 * MIB);
-	ck_assert(!storage.serial_direct);
 	ck_assert_uint_eq(storage.layout.count, 0);
 }
 

@@ -153,7 +153,6 @@ static int take(void)
 
 static void begin(void)
 {
-	unsetenv("IOSHAPE_CALIBRATE");
 	memset(&options, 0, sizeof(options));
 }
 
@@ -205,9 +204,6 @@ START_TEST(each_word_means_its_constant)
 		WORD("IOSHAPE_UNREACHABLE", "stagger", unreachable, IOSHAPE_UNREACHABLE_STAGGER),
 		WORD("IOSHAPE_UNREACHABLE", "wait", unreachable, IOSHAPE_UNREACHABLE_WAIT),
 		WORD("IOSHAPE_UNREACHABLE", "fail", unreachable, IOSHAPE_UNREACHABLE_FAIL),
-		WORD("IOSHAPE_CALIBRATE", "auto", calibrate, IOSHAPE_CALIBRATE_AUTO),
-		WORD("IOSHAPE_CALIBRATE", "off", calibrate, IOSHAPE_CALIBRATE_OFF),
-		WORD("IOSHAPE_CALIBRATE", "again", calibrate, IOSHAPE_CALIBRATE_AGAIN),
 		WORD("IOSHAPE_FULL", "fail", full, IOSHAPE_FULL_FAIL),
 		WORD("IOSHAPE_FULL", "skip", full, IOSHAPE_FULL_SKIP),
 	};
@@ -279,6 +275,28 @@ static void listen(void *user, enum ioshape_log_level level, const char *line)
 	strcat(strcat(heard, line), "\n");
 }
 
+START_TEST(a_retired_setting_does_nothing_and_warns_once)
+{
+	const struct base_log log = { listen, NULL, IOSHAPE_LOG_WARNING };
+	static const struct ioshape_context_options zeros;
+
+	clearenv();
+	*heard = 0;
+	setenv("IOSHAPE_CALIBRATE", "whatever", 1);
+	/* A retired name is no suggestion. */
+	setenv("IOSHAPE_CALIBRAT", "off", 1);
+	ck_assert_int_eq(take(), 0);
+	ck_assert_mem_eq(&options, &zeros, sizeof(zeros));
+	base_settings_warn(&log);
+	ck_assert_ptr_nonnull(strstr(heard, "IOSHAPE_CALIBRATE does nothing any more: "));
+	ck_assert_ptr_nonnull(strstr(heard, "there is no setting IOSHAPE_CALIBRAT; "));
+	ck_assert_ptr_null(strstr(heard, "did you mean IOSHAPE_CALIBRATE?"));
+	*heard = 0;
+	base_settings_warn(&log);
+	ck_assert_str_eq(heard, "");
+}
+END_TEST
+
 START_TEST(variables_that_are_no_settings_are_told_with_the_nearest_one_once)
 {
 	const struct base_log nobody = { 0 }, log = { listen, NULL, IOSHAPE_LOG_WARNING };
@@ -322,6 +340,7 @@ int main(void)
 	tcase_add_test(environment, a_secret_is_not_repeated);
 	tcase_add_test(environment,
 		       variables_that_are_no_settings_are_told_with_the_nearest_one_once);
+	tcase_add_test(environment, a_retired_setting_does_nothing_and_warns_once);
 	suite_add_tcase(suite, environment);
 	return check_main(suite);
 }

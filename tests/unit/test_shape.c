@@ -44,15 +44,24 @@ static struct fs_layout progressive(void)
 	return layout;
 }
 
+static struct ring_shape shape_on(enum fs_family family, const struct ring_config *config,
+				  const struct fs_layout *layout, uint64_t bytes)
+{
+	const struct fs_info fs = { .family = family, .layout = *layout };
+	char why[160] = "";
+	struct ring_shape shape = ring_shape_for(config, &fs, bytes, why, sizeof(why));
+
+	/* The standard needs no words of its own. */
+	ck_assert_int_eq(!strchr(why, ';'), shape.block_bytes == RING_BLOCK_BYTES &&
+						    shape.depth == RING_DEPTH &&
+						    !config->block_bytes && !config->depth);
+	return shape;
+}
+
 static struct ring_shape shape_for(const struct ring_config *config, const struct fs_layout *layout,
 				   uint64_t bytes)
 {
-	char why[160] = "x";
-	struct ring_shape shape = ring_shape_for(config, FS_OTHER, layout, bytes, why, sizeof(why));
-
-	/* The standard needs no words. */
-	ck_assert_int_eq(!*why, shape.block_bytes == RING_BLOCK_BYTES && shape.depth == RING_DEPTH);
-	return shape;
+	return shape_on(FS_OTHER, config, layout, bytes);
 }
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
@@ -67,7 +76,45 @@ TEST(rules, without_stripes_the_standard_is_four_megabytes_times_fourteen)
 
 	ck_assert_uint_eq(shape.block_bytes, 4 * MIB);
 	ck_assert_uint_eq(shape.depth, 14);
-	ck_assert_int_eq(shape.engine, IOSHAPE_ENGINE_AUTO);
+}
+
+/* docs/performance.md ("Which engine") has the measurements. */
+TEST(rules, the_filesystem_decides_which_engine_writes_and_reads)
+{
+	static const struct {
+		enum fs_family family;
+		uint64_t magic;
+		enum ioshape_engine engine;
+	} cases[] = {
+		{ FS_XFS, 0x58465342, IOSHAPE_ENGINE_URING },
+		{ FS_EXT, 0xef53, IOSHAPE_ENGINE_URING },
+		{ FS_TMPFS, 0x01021994, IOSHAPE_ENGINE_URING },
+		{ FS_OTHER, 1, IOSHAPE_ENGINE_URING },
+		{ FS_OVERLAY, 0x794c7630, IOSHAPE_ENGINE_URING },
+		{ FS_OVERLAY, FS_FUSE_MAGIC, IOSHAPE_ENGINE_URING_ASYNC },
+		{ FS_FUSE, FS_FUSE_MAGIC, IOSHAPE_ENGINE_URING_ASYNC },
+		{ FS_NFS, 0x6969, IOSHAPE_ENGINE_URING_ASYNC },
+		{ FS_LUSTRE, 0x0bd00bd0, IOSHAPE_ENGINE_URING_ASYNC },
+		{ FS_CEPH, 0x00c36400, IOSHAPE_ENGINE_URING_ASYNC },
+	};
+	const struct ring_config plain = { 0 }, asked = { .engine = IOSHAPE_ENGINE_THREADS };
+	char why[160];
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		const struct fs_info fs = { .family = cases[i].family, .magic = cases[i].magic };
+		const char *words = cases[i].engine == IOSHAPE_ENGINE_URING ? "local filesystem" :
+									      "network filesystem";
+
+		ck_assert_int_eq(ring_shape_for(&plain, &fs, GIB, why, sizeof(why)).engine,
+				 cases[i].engine);
+		ck_assert_int_eq(strncmp(why, words, strlen(words)), 0);
+		ck_assert_int_eq(ring_shape_to_read(&plain, &fs, GIB).engine, cases[i].engine);
+		ck_assert_int_eq(ring_shape_for(&asked, &fs, GIB, why, sizeof(why)).engine,
+				 IOSHAPE_ENGINE_THREADS);
+		ck_assert_int_eq(strncmp(why, "engine as asked for", 19), 0);
+		ck_assert_int_eq(ring_shape_to_read(&asked, &fs, GIB).engine,
+				 IOSHAPE_ENGINE_THREADS);
+	}
 }
 
 TEST(rules, large_files_are_read_with_twice_as_much_under_way)
@@ -76,26 +123,16 @@ TEST(rules, large_files_are_read_with_twice_as_much_under_way)
 				 large = { .block_bytes = 8 * MIB },
 				 largest = { .block_bytes = 64 * MIB };
 	const uint64_t small = RING_DEPTH * RING_BLOCK_BYTES;
+	const struct fs_info fs = { .family = FS_XFS };
 
-	ck_assert_uint_eq(ring_shape_to_read(&plain, 0, small).depth, RING_DEPTH);
-	ck_assert_uint_eq(ring_shape_to_read(&plain, 0, small + 1).depth, RING_READ_DEPTH);
-	ck_assert_uint_eq(ring_shape_to_read(&fixed, 0, GIB).depth, 3);
-	ck_assert_uint_eq(ring_shape_to_read(&large, 0, GIB).depth,
+	ck_assert_uint_eq(ring_shape_to_read(&plain, &fs, small).depth, RING_DEPTH);
+	ck_assert_uint_eq(ring_shape_to_read(&plain, &fs, small + 1).depth, RING_READ_DEPTH);
+	ck_assert_uint_eq(ring_shape_to_read(&fixed, &fs, GIB).depth, 3);
+	ck_assert_uint_eq(ring_shape_to_read(&large, &fs, GIB).depth,
 			  RING_MOST_LANE_BYTES / (8 * MIB));
-	/* Who asks for such blocks gets as many as for saves. */
-	ck_assert_uint_eq(ring_shape_to_read(&largest, 0, 4 * GIB).depth,
+	/* Blocks this large are as many as for saves. */
+	ck_assert_uint_eq(ring_shape_to_read(&largest, &fs, 4 * GIB).depth,
 			  ring_shape_standard(&largest).depth);
-}
-
-TEST(rules, workers_send_what_is_read_of_fuse)
-{
-	const struct ring_config plain = { 0 }, asked = { .engine = IOSHAPE_ENGINE_THREADS };
-
-	ck_assert_int_eq(ring_shape_to_read(&plain, FS_FUSE_MAGIC, GIB).engine,
-			 IOSHAPE_ENGINE_URING_ASYNC);
-	ck_assert_int_eq(ring_shape_to_read(&plain, 0, GIB).engine, IOSHAPE_ENGINE_AUTO);
-	ck_assert_int_eq(ring_shape_to_read(&asked, FS_FUSE_MAGIC, GIB).engine,
-			 IOSHAPE_ENGINE_THREADS);
 }
 
 TEST(rules, a_request_is_a_stripe)
@@ -183,46 +220,24 @@ TEST(rules, what_the_kernel_cuts_is_asked_for_as_it_cuts_it)
 	const struct fs_layout none = { 0 }, stripes = striped(8 * MIB, 4);
 	const struct ring_config plain = { 0 }, asked = { .block_bytes = 4 * MIB };
 	struct ring_shape shape;
-	char why[160];
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cut); i++) {
-		shape = ring_shape_for(&plain, cut[i], &none, GIB, why, sizeof(why));
+		shape = shape_on(cut[i], &plain, &none, GIB);
 		ck_assert_uint_eq(shape.block_bytes, MIB);
 		ck_assert(shape.shared);
 		/* As much can be in flight as elsewhere. */
 		ck_assert_uint_eq((shape.depth - 1) * MIB, (RING_DEPTH - 1) * RING_BLOCK_BYTES);
-		ck_assert(*why);
 		/* What is known goes before, and so does what was asked for. */
-		shape = ring_shape_for(&plain, cut[i], &stripes, GIB, why, sizeof(why));
+		shape = shape_on(cut[i], &plain, &stripes, GIB);
 		ck_assert_uint_eq(shape.block_bytes, 8 * MIB);
 		ck_assert(!shape.shared);
-		shape = ring_shape_for(&asked, cut[i], &none, GIB, why, sizeof(why));
+		shape = shape_on(cut[i], &asked, &none, GIB);
 		ck_assert_uint_eq(shape.block_bytes, 4 * MIB);
 	}
 	for (size_t i = 0; i < ARRAY_LENGTH(whole); i++) {
-		shape = ring_shape_for(&plain, whole[i], &none, GIB, why, sizeof(why));
+		shape = shape_on(whole[i], &plain, &none, GIB);
 		ck_assert_uint_eq(shape.block_bytes, RING_BLOCK_BYTES);
 	}
-}
-
-TEST(rules, who_had_all_in_flight_gets_more_buffers)
-{
-	struct ring_taught taught = { 4 * MIB, 12, 1000 };
-	const struct ring_config plain = { 0 }, fixed = { .depth = 14 };
-	struct ring_shape shape = ring_shape_standard(&plain);
-
-	ring_shape_recall(&shape, &taught);
-	ck_assert_uint_eq(shape.depth, 14);
-	ck_assert_uint_eq(shape.taught.window, 12);
-	taught.window = 13;
-	ring_shape_recall(&shape, &taught);
-	ck_assert_uint_eq(shape.depth, 28);
-	taught.window = 27;
-	ring_shape_recall(&shape, &taught);
-	ck_assert_uint_eq(shape.depth, 32);
-	shape = ring_shape_standard(&fixed);
-	ring_shape_recall(&shape, &taught);
-	ck_assert_uint_eq(shape.depth, 14);
 }
 
 TEST(rules, what_the_user_fixed_stays_fixed)
@@ -365,26 +380,27 @@ TEST(lanes_case, an_engine_is_kept_while_it_serves)
 	void *engine;
 
 	open_lane(IOSHAPE_ENGINE_AUTO);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	engine = lane->engine;
-	/* Smaller blocks, fewer of them, and what AUTO has opened by its name. */
-	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 1 * MIB, 14), 0);
-	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 3), 0);
+	lane->config.engines = NULL;
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 4 * MIB, 14), 0);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "uring");
+	engine = lane->engine;
+	/* Smaller blocks, and fewer of them. */
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 1 * MIB, 14), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 4 * MIB, 3), 0);
 	ck_assert_ptr_eq(lane->engine, engine);
 	/* More memory, more requests, another engine. */
-	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 8 * MIB, 14), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 8 * MIB, 14), 0);
 	ck_assert_ptr_null(lane->ops);
 	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 1 * MIB, 30), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 1 * MIB, 30), 0);
 	ck_assert_ptr_null(lane->ops);
 	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 30), 0);
 	ck_assert_ptr_null(lane->ops);
 	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "uring-async");
-	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 1 * MIB, 30), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 1 * MIB, 30), 0);
 	ck_assert_ptr_null(lane->ops);
 	ring_lane_close(lane);
 }
@@ -398,18 +414,14 @@ static int refuse_open(void **engine, const struct ring_engine_params *params, c
 	return -EPERM;
 }
 
-TEST(lanes_case, an_engine_that_was_chosen_and_cannot_be_had_is_replaced)
+TEST(lanes_case, an_engine_that_is_refused_is_replaced)
 {
 	struct ring_engine_ops refusing = ring_engine_uring;
 
 	refusing.open = refuse_open;
 	engines[0] = &refusing;
 	open_lane(IOSHAPE_ENGINE_AUTO);
-	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_BUFFERED, 1 * MIB, 2), 0);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ck_assert_str_eq(lane->ops->id, "buffered");
-	ck_assert_str_eq(lane->step_down, "");
-	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 1 * MIB, 2), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 2), 0);
 	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "threads");
 	ck_assert_str_eq(lane->step_down, "scripted refusal");
@@ -625,7 +637,7 @@ static unsigned most_in_flight(const struct ring_shape *shape, unsigned blocks)
 	/* Little was ever ready: memory that need not be used is not. */
 	if (!shape->fixed)
 		ck_assert_uint_le(lane->ready_count,
-				  MAX(shape->targets, 1) * lane->depth.window + 1);
+				  MAX(shape->targets, 1) * lane->depth.limit + 1);
 	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
 	ck_assert_uint_eq(lane->ready_count, 0);
 	ring_lane_detach(lane);
@@ -633,17 +645,15 @@ static unsigned most_in_flight(const struct ring_shape *shape, unsigned blocks)
 	return most_taken;
 }
 
-TEST(lanes_case, no_more_is_in_flight_than_the_window_of_each_target)
+TEST(lanes_case, no_more_is_in_flight_than_the_limit_of_each_target)
 {
-	struct ring_shape shape = { .block_bytes = LUSTRE_BYTES,
-				    .depth = 32,
-				    .taught = { LUSTRE_BYTES, 3, 1000000000 } };
+	struct ring_shape shape = { .block_bytes = LUSTRE_BYTES, .depth = 32 };
 
-	/* Too few for a round: the window stays. */
-	ck_assert_uint_eq(most_in_flight(&shape, 6), 3);
+	/* Too few for a round: the limit stays. */
+	ck_assert_uint_eq(most_in_flight(&shape, 2), 1);
 	shape.targets = 4;
 	shape.stripe_bytes = LUSTRE_BYTES;
-	ck_assert_uint_eq(most_in_flight(&shape, 14), 12);
+	ck_assert_uint_eq(most_in_flight(&shape, 5), 4);
 	shape = (struct ring_shape){ .block_bytes = LUSTRE_BYTES, .depth = 32, .fixed = true };
 	ck_assert_uint_eq(most_in_flight(&shape, 100), 31);
 }

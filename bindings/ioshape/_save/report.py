@@ -108,7 +108,7 @@ class Report:
     #: of a group's save: waiting for other ranks
     group_s: float = 0.0
     total_s: float = 0.0
-    #: "uring", "threads", "buffered"; "" if none was reached
+    #: "uring", "uring-async", "threads", "buffered"; "" if none was reached
     engine: str = ""
     #: who wrote: "single", or of a group's save "each", "node" or "rank0"
     mode: str = ""
@@ -119,11 +119,6 @@ class Report:
     memory_alignment: int = 0
     offset_alignment: int = 0
     filesystem: str = ""
-    #: how much could be in flight for each storage target, by what requests took: from so many
-    #: seconds after the first block on, so many bytes; where targets are not known, for the file
-    flight: tuple[tuple[float, int], ...] = ()
-    #: how often that was halved, because requests suddenly took twice as long
-    flight_halved: int = 0
     #: that a write request took, on average; and while none waited for another
     request_s: float = 0.0
     least_request_s: float = 0.0
@@ -256,7 +251,6 @@ def from_struct(
         hook_s=hook_s,
         step_slowdown=step_slowdown,
         deadline_met=_MET.get(struct.deadline),
-        flight=tuple((one.since_s, one.bytes) for one in struct.flight[0 : struct.flight_count]),
         fallbacks=(*fallbacks, *(Step(said(one.sentence), _CODES[one.code]) for one in told)),
         **values,
     )

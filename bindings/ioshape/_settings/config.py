@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ioshape._locks import ForkedLock
-from ioshape._settings.setting import SETTINGS, shown, switch_argument
+from ioshape._settings.setting import RETIRED, SETTINGS, shown, switch_argument
 from ioshape._text import without_password
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Literal
 
 __all__ = ["SETTINGS", "configure", "settings", "value_of", "without_password"]
@@ -20,6 +22,7 @@ _OTHERS = ("IOSHAPE_PASSWORD", "IOSHAPE_RUN")
 
 _lock = ForkedLock()
 _configured: dict[str, Any] = {}
+_warned: set[str] = set()
 _generation = 0
 
 
@@ -41,7 +44,6 @@ def configure(
     unreachable: Literal["stagger", "wait", "fail"] | None = None,
     rate: int | str | None = None,
     layout: str | None = None,
-    calibrate: Literal["auto", "off", "again"] | None = None,
     full: Literal["fail", "skip"] | None = None,
     unchanged: Literal["warn", "fail", "ignore"] | None = None,
     mode: Literal["auto", "each", "node", "rank0"] | None = None,
@@ -55,6 +57,7 @@ def configure(
     trace: str | os.PathLike[str] | None = None,
     exit_timeout_s: float | None = None,
     # made from the table: end
+    **retired: object,
 ) -> None:
     """Sets what the process prefers; what is left out stays as it is.
 
@@ -63,7 +66,7 @@ def configure(
     with the settings that they began with. Sizes may be written "64M".
 
     A password in the coordinator's address is never shown again: settings() and errors have *** in
-    its place.
+    its place. A setting that the release before had is accepted, warns once and does nothing.
 
     Raises:
         ValueError: a value cannot be used, alone or together with the others, variables included.
@@ -71,6 +74,7 @@ def configure(
     """
     global _configured, _generation  # noqa: PLW0603
     given = {name: value for name, value in locals().items() if value is not None}
+    _warn_of_retired(given.pop("retired"))
     parsed = {name: SETTINGS[name].parse(value, name) for name, value in given.items()}
     # Not before it is needed: the library, that is.
     from ioshape._settings import context  # noqa: PLC0415
@@ -86,6 +90,17 @@ def configure(
         _configured = wanted
         _generation += 1
         context.adopt(made, _generation)
+
+
+def _warn_of_retired(names: Iterable[str]) -> None:
+    """Raise TypeError for a name that never was a setting."""
+    for name in names:
+        if name not in RETIRED:
+            raise TypeError(f"configure() has no setting {name!r}")
+        if name not in _warned:
+            _warned.add(name)
+            sentence = f"configure({name}=...) does nothing any more: {RETIRED[name]}; leave it out"
+            warnings.warn(sentence, FutureWarning, stacklevel=3)
 
 
 def reset() -> None:
@@ -158,9 +173,11 @@ def mistakes() -> list[str]:
 
 def _unknown() -> list[str]:
     known = [setting.variable for setting in SETTINGS.values()]
+    # The library warns of those that are retired.
+    retired = [f"IOSHAPE_{name.upper()}" for name in RETIRED]
     found = []
     for name in sorted(os.environ):
-        if not name.startswith("IOSHAPE_") or name in (*known, *_OTHERS):
+        if not name.startswith("IOSHAPE_") or name in (*known, *retired, *_OTHERS):
             continue
         if name.startswith("IOSHAPE_TEST_"):
             continue

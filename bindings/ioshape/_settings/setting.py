@@ -137,4 +137,7 @@ def _row(row: Any) -> Setting:
     return Setting(said(row.name), owner, kind, words, least, most, values, default, about, user)
 
 
-SETTINGS = {row.name: row for row in map(_row, lib.ioshape_py_settings)}
+_ROWS = [_row(row) for row in lib.ioshape_py_settings]
+SETTINGS = {row.name: row for row in _ROWS if row.kind != "retired"}
+#: Settings of the release before, which do nothing, and why.
+RETIRED = {row.name: row.about for row in _ROWS if row.kind == "retired"}

@@ -117,19 +117,17 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		.depth = options.queue_depth,
 		.threads = base_copy_threads(),
 		.layout = request,
-		.calibrate = options.calibrate,
-		.opened_s = base_wall_seconds(),
 		.log = context->log,
 	};
 	context->has_neighbours = local_ranks() > 1;
 	context->full = options.full;
 	context->unchanged = options.unchanged;
 	base_settings_warn(&context->log);
-	ret = ring_memory_open(&context->config.memory, error);
+	ret = ring_proofs_open(&context->config.proofs, error);
 	if (!ret)
 		ret = save_slots_init(&context->slots, &options, &context->log, error);
 	if (ret) {
-		ring_memory_close(context->config.memory);
+		ring_proofs_close(context->config.proofs);
 		free(context);
 		return ret;
 	}
@@ -195,7 +193,7 @@ IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 	save_slots_destroy(&context->slots);
 	save_staging_destroy(&context->pool);
 	save_staging_destroy(&context->shared_pool);
-	ring_memory_close(context->config.memory);
+	ring_proofs_close(context->config.proofs);
 	for (size_t i = 0; i < context->tidied_count; i++)
 		free(context->tidied[i]);
 	save_seen_forget(context);

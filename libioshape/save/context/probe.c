@@ -14,7 +14,7 @@
 
 #define DEFAULT_FOR_BYTES (4 * GIB)
 
-/* Buffers larger than this are not registered for a trial: they would be made of real memory. */
+/* Buffers larger than this are not registered here: they would be made of real memory. */
 #define MOST_MEMORY_BYTES (256 * MIB)
 
 /* What is found out on the way to the answer, which is one object of JSON. */
@@ -108,7 +108,6 @@ static void say_storage(FILE *json, const struct fs_storage *storage)
 	if (storage->rotational_known)
 		say_bool(json, "rotational", storage->rotational);
 	say_bool(json, "remote", storage->remote);
-	say_bool(json, "serial_direct", storage->serial_direct);
 	say_number(json, "target_count", storage->targets);
 	fputs(", \"targets\": [", json);
 	for (uint32_t i = 0; i < MIN(storage->target_count, ARRAY_LENGTH(storage->target)); i++) {
@@ -198,58 +197,36 @@ static int try_engine(struct probe *probe, const struct ring_engine_ops *ops,
 	return ret;
 }
 
-/* Where the best does not work, the next one is tried, as saves do. */
-static void choose_engine(struct probe *probe, const struct ring_shape *shape,
-			  const struct base_log *log)
+/* Where the engine of the rule does not work, the next one is tried, as saves do. */
+static void choose_engine(struct probe *probe, const struct ring_config *config,
+			  const struct ring_shape *shape)
 {
-	const struct ring_engine_ops *asked = ring_engine_of(shape->engine), *ops = asked;
-	int ret = -ENOTSUP;
+	const struct ring_engine_ops *const asked[] = { ring_engine_of(config->engine), NULL };
+	const struct ring_engine_ops *const *ops = asked[0] ? asked :
+							      ring_engines_from(shape->engine);
+	int ret = try_engine(probe, *ops, shape, &config->log);
 
-	if (asked)
-		ret = try_engine(probe, asked, shape, log);
-	for (size_t i = 0; !asked && ring_engines[i] && ret; i++) {
-		ops = ring_engines[i];
-		ret = try_engine(probe, ops, shape, log);
-		if (ops == &ring_engine_uring)
-			say_number(probe->json, "uring_errno", (uint64_t)-ret);
-	}
-	say_text(probe->json, "engine", ops->id);
+	if (!asked[0])
+		say_number(probe->json, "uring_errno", (uint64_t)-ret);
+	while (ret && ops[1])
+		ret = try_engine(probe, *++ops, shape, &config->log);
+	say_text(probe->json, "engine", (*ops)->id);
 	say_text(probe->json, "engine_note", probe->engine_note);
 }
 
-/* A trial that cannot be made, for want of space or permission, is no failure of the probe. */
-static void try_now(struct probe *probe, const struct ring_config *config)
+/* `info` describes a file there, and has the layout of the file to come. */
+static void choose_shape(struct probe *probe, const struct ring_config *config,
+			 const struct fs_info *info)
 {
-	struct ring_calibration calibration;
-	struct base_error why = { 0 };
-
-	if (!ring_calibrate_now(probe->directory, config, &calibration, &why))
-		return;
-	add_clause(probe->engine_note, sizeof(probe->engine_note), "no trial could be made");
-	add_clause(probe->engine_note, sizeof(probe->engine_note), why.text);
-}
-
-static int choose_shape(struct probe *probe, const struct ring_config *config,
-			const struct fs_layout *layout, struct base_error *error)
-{
-	struct ring_forecast forecast;
-	const struct ring_shape *shape = &forecast.shape;
 	FILE *json = probe->json;
-	int ret;
+	struct ring_shape shape;
+	char why[160];
 
-	ret = ring_foresee(config, probe->directory, probe->storage.family, layout,
-			   probe->for_bytes, &forecast, error);
-	if (ret)
-		return ret;
-	say_text(json, "choice", forecast.why);
-	say_number(json, "block_bytes", shape->block_bytes);
-	say_number(json, "queue_depth", shape->depth);
-	say_bool(json, "trial_to_come", forecast.trial_to_come);
-	say_bool(json, "calibrated", forecast.calibration.measured_at > 0);
-	say_number(json, "calibrated_s", (uint64_t)forecast.calibration.measured_at);
-	say_number(json, "calibrated_rate", forecast.calibration.bytes_per_s);
-	choose_engine(probe, shape, &config->log);
-	return 0;
+	shape = ring_shape_for(config, info, probe->for_bytes, why, sizeof(why));
+	say_text(json, "choice", why);
+	say_number(json, "block_bytes", shape.block_bytes);
+	say_number(json, "queue_depth", shape.depth);
+	choose_engine(probe, config, &shape);
 }
 
 /* The layout that the file will have: its count is 0 if that is not known. */
@@ -313,13 +290,12 @@ static int look(struct ioshape_context *context, struct probe *probe,
 		const char *file, struct base_error *error)
 {
 	FILE *json = probe->json;
-	struct fs_layout layout;
 	struct fs_info info;
 	int ret;
 
 	ret = fs_look_at_storage(folder->fd, folder->path, "", &probe->storage, error);
 	if (!ret)
-		ret = ring_folder_try_file(folder, &info, error);
+		ret = ring_folder_describe_file(folder, &info, error);
 	if (ret)
 		return ret;
 	probe->directory = folder->path;
@@ -335,12 +311,9 @@ static int look(struct ioshape_context *context, struct probe *probe,
 	say_layout(probe);
 	if (file)
 		say_file(json, folder, file);
-	choose_layout(probe, &context->config, options->files, &layout);
-	if (options->calibrate)
-		try_now(probe, &context->config);
-	ret = choose_shape(probe, &context->config, &layout, error);
-	if (!ret)
-		ret = choose_slots(probe, &context->slots, &layout, error);
+	choose_layout(probe, &context->config, options->files, &info.layout);
+	choose_shape(probe, &context->config, &info);
+	ret = choose_slots(probe, &context->slots, &info.layout, error);
 	fputc('}', json);
 	return ret;
 }
@@ -385,6 +358,8 @@ IOSHAPE_EXPORT int ioshape_probe(struct ioshape_context *context, const char *pa
 	*out = NULL;
 	ret = save_enter_path(context, path, &options, sizeof(options), given,
 			      "ioshape_probe_options", &error);
+	if (!ret && options.reserved)
+		ret = base_refuse(&error, -EINVAL, "options.reserved is %u", options.reserved);
 	if (!ret)
 		ret = begin(context, path, &options, out, &error);
 	return base_leave(ret, "probe", path, &error);

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -122,11 +121,6 @@ def _layout(stripes: str, storage: Storage) -> str:
 
 def _plan(facts: Facts) -> list[tuple[str, str]]:
     storage = facts.storage
-    found = "by --calibrate, or by the first large save" if storage.trial_to_come else ""
-    if storage.calibrated:
-        when = datetime.fromtimestamp(storage.calibrated_s, tz=timezone.utc).astimezone()
-        rate = f", {human_size(storage.calibrated_rate)}/s" if storage.calibrated_rate else ""
-        found = f"measured {when:%Y-%m-%d %H:%M}{rate}"
     rows = [
         ("engine", storage.engine),
         ("because", storage.choice),
@@ -135,7 +129,6 @@ def _plan(facts: Facts) -> list[tuple[str, str]]:
             "requests",
             f"{human_size(storage.block_bytes)} each, in {plural(storage.queue_depth, 'buffer')}",
         ),
-        ("calibration", found),
         ("layout", _asked(storage)),
         ("together with", plural(facts.files - 1, "other file") if facts.files > 1 else ""),
     ]
@@ -239,18 +232,12 @@ def _as_json(path: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]
     type=click.IntRange(1, _MOST_RANKS),
     help="How many save together; default: as the launcher says, or 1.",
 )
-@click.option(
-    "--calibrate",
-    is_flag=True,
-    help="Measure how the filesystem is best written to, with a file that is removed again.",
-)
 @click.option("--json", "in_json", is_flag=True, help="Print everything as JSON.")
 @coordinator_option
 def command(
     path: str,
     n_bytes: int,
     ranks: int | None,
-    calibrate: bool,
     in_json: bool,
     coordinator: str | None,
 ) -> int:
@@ -259,9 +246,9 @@ def command(
     It looks at PATH (what it sits on, what a save would do there and why), at the tier, if there is
     one (PATH itself, or that of the settings), at this process (limits, io_uring, memory, torch,
     versions) and at the coordinator. PATH is a directory, or a file, or it
-    does not exist and its directory does. Nothing is written without --calibrate. Findings come
-    with commands to copy: "serious" ones are those with which a save fails, or is lost later; read
-    a command before you run it.
+    does not exist and its directory does. Nothing is written. Findings come with commands to copy:
+    "serious" ones are those with which a save fails, or is lost later; read a command before you
+    run it.
 
     The settings are those that "ioshape settings" shows. Limits and memory are those of this
     process: to learn about a job, run it where the job runs.
@@ -284,9 +271,7 @@ def command(
     wrong = config.mistakes()
     if wrong:
         raise UsageSentenceError("\n".join(wrong))
-    facts = look(
-        path, n_bytes=n_bytes, ranks=ranks or 0, calibrate=calibrate, coordinator=coordinator
-    )
+    facts = look(path, n_bytes=n_bytes, ranks=ranks or 0, coordinator=coordinator)
     findings = triage(facts)
     if in_json:
         say_json(_as_json(os.path.abspath(path), facts, findings))  # noqa: PTH100

@@ -54,7 +54,6 @@ def look(
     *,
     n_bytes: int = 0,
     ranks: int = 0,
-    calibrate: bool = False,
     coordinator: str | None = None,
 ) -> Facts:
     """Everything about a path and this process."""
@@ -64,7 +63,7 @@ def look(
     place = job()
     ranks = ranks or place.world_size
     files = _files(ranks, place.local_world_size)
-    storage = probe(path, nbytes=n_bytes, files=files if ranks > 1 else 0, calibrate=calibrate)
+    storage = probe(path, nbytes=n_bytes, files=files if ranks > 1 else 0)
     return Facts(
         storage=storage,
         folder=look_at_folder(storage, path),

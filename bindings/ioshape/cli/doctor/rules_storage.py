@@ -301,13 +301,6 @@ def direct(facts: Facts) -> Iterator[Finding]:
             f"request has {human_size(storage.block_bytes)}",
             (f"export IOSHAPE_BLOCK_BYTES={storage.offset_alignment}",),
         )
-    if storage.serial_direct and storage.engine == "uring":
-        yield Finding(
-            "serial-direct",
-            "hint",
-            "this filesystem serves direct writes to one file one after the other",
-            (f"ioshape doctor --calibrate {remedies.folder(facts)}",),
-        )
 
 
 RULES = (space, targets, quota, layout, crowd, media, direct)

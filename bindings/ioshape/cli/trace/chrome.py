@@ -76,7 +76,7 @@ def _threads(saves: list[Save]) -> Iterable[tuple[int, Save]]:
 
 
 def _slices(save: Save, pid: int, thread: int, zero_us: float) -> Iterable[dict[str, Any]]:
-    """The save, its parts below it, and how much could be in flight."""
+    """Return the save, and its parts below it."""
     parts = [
         (span.phase, span.begin_s, span.end_s, {"what": PHASES[span.phase]}) for span in save.spans
     ]
@@ -93,14 +93,4 @@ def _slices(save: Save, pid: int, thread: int, zero_us: float) -> Iterable[dict[
             "ts": round(zero_us + begin_s * 1e6, 3),
             "dur": round((end_s - begin_s) * 1e6, 3),
             "args": about,
-        }
-    for since, n_bytes in save.flight:
-        yield {
-            "ph": "C",
-            "cat": "ioshape",
-            "name": "may be in flight",
-            "pid": pid,
-            "id": thread,
-            "ts": round(zero_us + since * 1e6, 3),
-            "args": {"bytes": n_bytes},
         }

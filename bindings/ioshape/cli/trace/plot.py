@@ -25,7 +25,6 @@ _COLOURS = {
     "drain": "#c59bd6",
     "rest": "#a8b1bb",
 }
-_FLIGHT = "#0b2a4a"
 _DONE = (0, (3, 3))
 _DOTS = {"read": "#cf4446", "write": "#9a7b1f"}
 _GREY = "#57606a"
@@ -101,25 +100,11 @@ def _draw_rows(axes: Any, panel: Panel) -> None:
         if bars:
             y, begin, width = zip(*bars, strict=True)
             axes.barh(y, width, left=begin, height=0.85, color=colour, linewidth=0)
-    _draw_flight(axes, rows)
     axes.axvline(panel.end_s, color="black", linewidth=0.8, linestyle=_DONE)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     _label(axes, rows, len(panel.rows))
     title = one_line("   ".join([panel.title, *panel.remarks]))
     axes.set_title(title, loc="left", fontsize=9, parse_math=False)
-
-
-def _draw_flight(axes: Any, rows: list[Row]) -> None:
-    """How much could be in flight: a line within the bar; its top is the most of all saves."""
-    saves = [(number, save) for number, row in enumerate(rows) for save in row.saves]
-    most = max((n for _, save in saves for _, n in save.flight), default=0)
-    for number, save in saves if most else []:
-        until = max((span.end_s for span in save.spans if span.phase == "write"), default=None)
-        if until is None or not save.flight:
-            continue
-        at = [since for since, _ in save.flight]
-        height = [number + 0.4 - 0.8 * n / most for _, n in save.flight]
-        axes.step([*at, until], [*height, height[-1]], where="post", color=_FLIGHT, linewidth=0.8)
 
 
 def _label(axes: Any, rows: list[Row], count: int) -> None:
@@ -178,9 +163,6 @@ def _legend(timeline: Timeline) -> list[Any]:
     ]
     done = "all ranks are done"
     entries.append(Line2D([], [], color="black", linewidth=0.8, linestyle=_DONE, label=done))
-    if any(save.flight for panel in timeline.panels for row in panel.rows for save in row.saves):
-        flight = "how much may be in flight"
-        entries.append(Line2D([], [], color=_FLIGHT, linewidth=0.8, label=flight))
     if timeline.alone_s:
         label = f"99 % of reads when nobody saves: {human_seconds(timeline.alone_s)}"
         entries.append(Line2D([], [], color=_DOTS["read"], linestyle=(0, (5, 4)), label=label))

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from ioshape._files.family import numbered
-from ioshape.cli.trace.timeline import PARTS, Panel, Row, Save, Span, spans_of
+from ioshape.cli.trace.timeline import PARTS, Panel, Row, Save, spans_of
 
 _MOST_FILES = 100_000
 _MOST_LINE_BYTES = 64 << 10
@@ -27,7 +27,6 @@ _MOST_SECONDS = 1e9
 _LATEST_S = 1e11
 #: saves that are further apart have nothing to do with each other
 _APART_S = 1.0
-_MOST_FLIGHT = 1000
 
 _DETAILS = (
     "path",
@@ -65,8 +64,6 @@ class Recorded:
     background: bool
     error: str | None
     details: dict[str, Any]
-    #: seconds after the first block, and bytes
-    flight: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def ended_s(self) -> float:
@@ -110,7 +107,6 @@ def parse(line: bytes) -> Recorded:
             and found[name] != ""
             and found[name] is not False
         },
-        flight=_flight(found),
     )
 
 
@@ -141,17 +137,6 @@ def _text(found: dict[str, Any], name: str, otherwise: str | None = None) -> str
     if not isinstance(value, str):
         raise BadLineError(f'its "{name}" is not a text')
     return value
-
-
-def _flight(found: dict[str, Any]) -> list[tuple[float, int]]:
-    points = _value(found, "flight", [])
-    if not isinstance(points, list) or len(points) > _MOST_FLIGHT:
-        raise BadLineError('its "flight" is not a list of points')
-    return [
-        (_seconds({"flight": point[0]}, "flight"), _number({"flight": point[1]}, "flight"))
-        for point in points
-        if isinstance(point, list) and len(point) == 2
-    ]
 
 
 @dataclass
@@ -348,15 +333,5 @@ def panel_of(gust: Gust, title: str) -> Panel:
         row = rows.setdefault(key, Row(label, save.pid, [], save.host, save.rank))
         begin, end = save.started_s - began, save.ended_s - began
         spans = spans_of(save.parts, begin, end)
-        writes = next((span for span in spans if span.phase == "write"), Span("", begin, end))
-        row.saves.append(
-            Save(
-                Path(save.path).name or "save",
-                begin,
-                end,
-                spans,
-                save.details,
-                [(min(writes.begin_s + since, writes.end_s), n) for since, n in save.flight],
-            )
-        )
+        row.saves.append(Save(Path(save.path).name or "save", begin, end, spans, save.details))
     return Panel(title, list(rows.values()), epoch_s=began)

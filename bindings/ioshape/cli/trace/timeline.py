@@ -54,8 +54,6 @@ class Save:
     end_s: float
     spans: list[Span]
     details: dict[str, Any] = field(default_factory=dict)
-    #: how much could be in flight from then on: seconds on the panel's clock, bytes
-    flight: list[tuple[float, int]] = field(default_factory=list)
 
 
 @dataclass
