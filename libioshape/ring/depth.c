@@ -15,16 +15,16 @@
  * with 12 ms a save makes room for another one too late. */
 #define HARMLESS_NS 6000000u
 
-/* The target latency as a multiple of the baseline. From 2 on a spinning disk has a queue that
+/* The latency bound as a multiple of the baseline. From 2 on a spinning disk has a queue that
  * brings it nothing, and a save needs half a second to make room; with 1.3 it needs longer to come
  * back. */
-#define TARGET 1.6
+#define BOUND 1.6
 /* The same on stripes, where each pause makes a disk seek: runs of three requests instead of two.
  * With 1.6 the ranks of a storm wait 5 % longer (`tests/bench.sh storm`, hdd). */
-#define TARGET_ON_STRIPES 2.0
+#define BOUND_ON_STRIPES 2.0
 /* The same where several writers share targets that they do not know: each one's queue is in the
  * way of the others. With 1.6 it is half as long again, and no faster. */
-#define TARGET_SHARED 1.2
+#define BOUND_SHARED 1.2
 
 /* On shared storage a limit up to this has pauses: many servers serve first what continues the last
  * request, and a request that is always ready would keep other writers out (storm blind_hdd). With
@@ -105,18 +105,18 @@ static void learn_least(struct ring_depth *depth, double latency_ns)
 		depth->least_ns = (uint64_t)(least_ns + (latency_ns - least_ns) * DRIFT);
 }
 
-static double target_ns(const struct ring_depth *depth)
+static double bound_ns(const struct ring_depth *depth)
 {
-	const double times = depth->options.shared      ? TARGET_SHARED :
-			     depth->options.targets > 1 ? TARGET_ON_STRIPES :
-							  TARGET;
+	const double times = depth->options.shared      ? BOUND_SHARED :
+			     depth->options.targets > 1 ? BOUND_ON_STRIPES :
+							  BOUND;
 
 	return times * (double)MAX(depth->least_ns, HARMLESS_NS);
 }
 
 static void decide(struct ring_depth *depth, double latency_ns, uint64_t now_ns)
 {
-	const double ratio = target_ns(depth) / latency_ns;
+	const double ratio = bound_ns(depth) / latency_ns;
 
 	if (ratio < 1) {
 		depth->wait = depth->raised ? MIN(2 * depth->wait + 1, MOST_WAIT) : 0;
@@ -151,9 +151,9 @@ void ring_depth_answered(struct ring_depth *depth, uint64_t offset, uint64_t byt
 		learn_least(depth, (double)took_ns);
 	depth->latency_ns += took_ns;
 	depth->answers++;
-	/* A round ends early if its requests have taken longer than a whole round at the target. */
+	/* A round ends early if its requests have taken longer than a whole round at the bound. */
 	if (depth->answers < enough &&
-	    (!depth->least_ns || (double)depth->latency_ns < enough * target_ns(depth)))
+	    (!depth->least_ns || (double)depth->latency_ns < enough * bound_ns(depth)))
 		return;
 	latency_ns = (double)depth->latency_ns / depth->answers;
 	depth->latency_ns = depth->answers = 0;

@@ -6,8 +6,9 @@
  * The controller is that of a delay-based congestion control: TCP Vegas (Brakmo, O'Malley and
  * Peterson, 1994) and LEDBAT (RFC 6817). The least time that requests take is the baseline: then
  * nothing waits. While requests take little longer, the limit grows: it doubles at the beginning,
- * as in slow start, and rises by one later. When requests take longer than the target, they wait in
- * a queue, ours or that of another job, and the limit is multiplied by target ÷ latency.
+ * as in slow start, and rises by one later. When requests take longer than the latency bound,
+ * they wait in a queue, ours or that of another job, and the limit is multiplied by bound ÷
+ * latency.
  *
  * Each storage target has the limit for itself. All targets of a file have the same limit, because
  * a file has too few requests for a target to tell them apart.

@@ -170,6 +170,19 @@ TEST(rules, a_jump_of_latency_halves_the_limit_after_one_round)
 	ck_assert_uint_eq(depth.limit, 8);
 }
 
+/* Five answers of sixteen have taken longer than a whole round at the bound. */
+TEST(rules, a_round_ends_early_if_its_requests_take_too_long)
+{
+	begin_at(1, 16, 16, 10 * MS);
+	for (unsigned i = 0; i < 16; i++)
+		ring_depth_sent(&depth, 0, MIB);
+	for (unsigned i = 0; i < 5; i++) {
+		ck_assert_uint_eq(depth.limit, 16);
+		ring_depth_answered(&depth, 0, MIB, 1, 1 + 60 * MS, false);
+	}
+	ck_assert_uint_eq(depth.limit, 8);
+}
+
 /* The answers to what was sent before a change say nothing about it. */
 TEST(rules, what_was_sent_under_another_limit_does_not_count)
 {
