@@ -161,14 +161,13 @@ Measure = Callable[[Switch], Times]
 
 @contextmanager
 def variables_of(switch: Switch, address: str = "") -> Iterator[dict[str, str]]:
-    """No settings but the switch, and no memory of other mounts."""
+    """Return no settings but the switch, and a coordinator in a folder of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("IOSHAPE_")}
     with tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder:
         yield {
             **kept,
             "IOSHAPE_TEST_BUILD": os.environ["IOSHAPE_TEST_BUILD"],
             "IOSHAPE_COORDINATOR": address or f"local:{folder}",
-            "XDG_CACHE_HOME": folder,
             "PYTHONPATH": f"{SITE}:{ROOT / 'tests' / 'support'}",
             **switch.variables,
         }

@@ -207,14 +207,14 @@ PARTS = {
 
 @contextmanager
 def own_environment(part: Part, memory: str = "/dev/shm") -> Iterator[dict[str, str]]:
-    """A coordinator whose slots nobody else takes, and no memory of other mounts."""
+    """Return variables with a coordinator whose slots no other program takes."""
     with (
         tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir=memory) as folder,
         coordinator_of(part) as address,
     ):
         # Without a server it is what is there without being asked for, in a folder of its own.
         own = {"IOSHAPE_COORDINATOR": address or f"local:{folder}"}
-        yield {**own, **os.environ, "XDG_CACHE_HOME": folder}
+        yield {**own, **os.environ}
 
 
 @contextmanager

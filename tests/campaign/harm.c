@@ -343,7 +343,6 @@ static void set_up(void)
 	show_lustre(getenv("HARM_LUSTRE"));
 	fail_memory_by(calls_fail);
 	snprintf(coordinator, sizeof(coordinator), "local:%s/pools", here);
-	setenv("XDG_CACHE_HOME", here, 1);
 	free(here);
 	if (told == MAP_FAILED || mkdir("pools", 0700) || mkdir("work", 0700) || chdir("work")) {
 		perror("harm");
