@@ -58,9 +58,10 @@ static int scripted_acquire(void *pool, const struct slots_request *request,
 {
 	int ret = begin(error);
 
-	(void)pool, (void)request;
+	(void)pool;
 	pthread_mutex_lock(&state.lock);
 	state.counts.acquires++;
+	state.counts.boost_ms = request->boost_ms;
 	if (!ret)
 		answer_as(state.script.acquired, answer);
 	pthread_mutex_unlock(&state.lock);

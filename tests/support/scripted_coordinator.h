@@ -21,6 +21,7 @@ struct script {
 };
 
 struct script_counts {
+	int32_t boost_ms; /* of the last request */
 	unsigned acquires, beats, releases, paces, waits, rests;
 	uint64_t passed;   /* as of the last beat or release */
 	int64_t paced;     /* bytes handed out and not handed back */

@@ -206,6 +206,17 @@ TEST(waiting_case, a_waiter_hears_where_it_stands_and_is_woken_by_the_grant)
 	slots_release(slot);
 }
 
+TEST(waiting_case, a_request_that_holds_training_up_says_so)
+{
+	struct slots_wanted wanted = { .weight = 1, .bytes = UINT64_C(1) << 30, .writers = 1 };
+
+	slots_release(take(&wanted));
+	ck_assert_int_lt(script_counts().boost_ms, 0);
+	wanted.holds_up = true;
+	slots_release(take(&wanted));
+	ck_assert_int_gt(script_counts().boost_ms, 0);
+}
+
 TEST(waiting_case, giving_up_waiting_leaves_the_queue)
 {
 	struct heard_places heard = { .answer = 1 };
