@@ -6,11 +6,318 @@
  */
 #define _GNU_SOURCE
 #include "fs/ask.h"
+#include "fs/family.h"
+#include "fs/text.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
+
+/* ---- Lustre ---------------------------------------------------------------------------------- */
+
+/*
+ * New files with a layout on Lustre. The file is created without objects (O_LOV_DELAY_CREATE), and
+ * then told how it shall lie. If that does not come to pass, such a file cannot be written: who
+ * asked removes it.
+ */
+
+#define LUSTRE_SETSTRIPE 0x4008669au
+#define LUSTRE_DELAY_CREATE 0x2100
+#define LUSTRE_LAYOUT "lustre.lov"
+#define MOST_LAYOUT_BYTES 65536
+
+#define MAGIC_V1 0x0BD10BD0u
+#define MAGIC_V3 0x0BD30BD0u
+#define MAGIC_SPECIFIC 0x0BD50BD0u
+#define MAGIC_COMPOSITE 0x0BD60BD0u
+#define PATTERN_RAID0 1u
+#define PATTERN_OVERSTRIPED 0x200u
+#define ANY_TARGET 0xffffu
+#define ALL_TARGETS 0xffffu
+
+#define V1_BYTES 32u
+#define V3_BYTES 48u
+#define OBJECT_BYTES 24u
+#define OBJECT_TARGET_AT 20u
+#define COMPOSITE_BYTES 32u
+#define ENTRY_BYTES 48u
+
+static void put16(uint8_t *to, size_t at, uint16_t value)
+{
+	memcpy(to + at, &value, sizeof(value));
+}
+
+static void put32(uint8_t *to, size_t at, uint32_t value)
+{
+	memcpy(to + at, &value, sizeof(value));
+}
+
+static void put64(uint8_t *to, size_t at, uint64_t value)
+{
+	memcpy(to + at, &value, sizeof(value));
+}
+
+/* One way to stripe: v3 if it names a pool, v1 otherwise. */
+static size_t put_part(uint8_t *to, const struct fs_part *part)
+{
+	const bool pool = *part->pool;
+
+	put32(to, 0, pool ? MAGIC_V3 : MAGIC_V1);
+	put32(to, 4, PATTERN_RAID0 | (part->overstriped ? PATTERN_OVERSTRIPED : 0));
+	put32(to, 24, (uint32_t)part->stripe_bytes);
+	put16(to, 28, (uint16_t)MIN(part->stripe_count, ALL_TARGETS));
+	put16(to, 30, ANY_TARGET);
+	if (pool)
+		memcpy(to + V1_BYTES, part->pool, FS_TARGET_POOL_BYTES);
+	return pool ? V3_BYTES : V1_BYTES;
+}
+
+/* Version 3, whether it names a pool or not, with the targets behind it, of which one is first. */
+static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
+{
+	_Static_assert(V3_BYTES + FS_MOST_TARGETS * OBJECT_BYTES <= FS_LUSTRE_ASK_BYTES,
+		       "all targets fit");
+	put_part(to, &ask->parts[0]);
+	put32(to, 0, MAGIC_SPECIFIC);
+	put16(to, 30, ask->target[0]);
+	for (uint32_t i = 0; i < ask->chosen; i++)
+		put32(to, V3_BYTES + i * OBJECT_BYTES + OBJECT_TARGET_AT, ask->target[i]);
+	return V3_BYTES + ask->chosen * OBJECT_BYTES;
+}
+
+size_t fs_lustre_ask(const struct fs_layout *ask, uint8_t blob[FS_LUSTRE_ASK_BYTES])
+{
+	const uint32_t count = MIN(ask->count, FS_MOST_PARTS);
+	size_t end = COMPOSITE_BYTES + count * ENTRY_BYTES, bytes;
+
+	_Static_assert(COMPOSITE_BYTES + FS_MOST_PARTS * (ENTRY_BYTES + V3_BYTES) <=
+			       FS_LUSTRE_ASK_BYTES,
+		       "all parts fit");
+	memset(blob, 0, FS_LUSTRE_ASK_BYTES);
+	if (ask->chosen)
+		return put_chosen(blob, ask);
+	if (count == 1)
+		return put_part(blob, &ask->parts[0]);
+	for (uint32_t i = 0; i < count; i++) {
+		const struct fs_part *part = &ask->parts[i];
+		uint8_t *entry = blob + COMPOSITE_BYTES + i * ENTRY_BYTES;
+
+		bytes = put_part(blob + end, part);
+		put64(entry, 8, part->begin);
+		put64(entry, 16, part->end);
+		put32(entry, 24, (uint32_t)end);
+		put32(entry, 28, (uint32_t)bytes);
+		end += bytes;
+	}
+	put32(blob, 0, MAGIC_COMPOSITE);
+	put32(blob, 4, (uint32_t)end);
+	put16(blob, 14, (uint16_t)count);
+	return end;
+}
+
+/* A layout that is only a default, not this file's, comes without objects. */
+static bool has_objects(const uint8_t *blob, size_t bytes)
+{
+	uint32_t magic;
+	uint16_t count;
+
+	if (bytes < V1_BYTES)
+		return false;
+	memcpy(&magic, blob, sizeof(magic));
+	memcpy(&count, blob + 28, sizeof(count));
+	if (magic == __builtin_bswap32(MAGIC_V1) || magic == __builtin_bswap32(MAGIC_V3)) {
+		magic = __builtin_bswap32(magic);
+		count = __builtin_bswap16(count);
+	}
+	if (magic == MAGIC_V1)
+		return count && bytes >= V1_BYTES + (size_t)count * OBJECT_BYTES;
+	if (magic == MAGIC_V3)
+		return count && bytes >= V3_BYTES + (size_t)count * OBJECT_BYTES;
+	/* Of a composite one the objects of later parts come when they are written. */
+	return true;
+}
+
+static void read_back(int fd, struct fs_answer *answer)
+{
+	uint8_t *blob = malloc(MOST_LAYOUT_BYTES);
+	ssize_t bytes;
+
+	if (!blob)
+		return;
+	bytes = fgetxattr(fd, LUSTRE_LAYOUT, blob, MOST_LAYOUT_BYTES);
+	if (bytes > 0 && has_objects(blob, (size_t)bytes) &&
+	    fs_lustre_layout(blob, (size_t)bytes, &answer->got))
+		answer->got.count = 0;
+	free(blob);
+}
+
+/*
+ * Each creates a file (O_EXCL) that has the layout or not, which `answer` tells. A descriptor, or a
+ * negative errno; then nothing is left behind, unless it is -EEXIST: then it was somebody else's.
+ */
+static int ask_lustre(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
+		      struct fs_answer *answer)
+{
+	/* Written to, too: it answers in the same place. */
+	uint8_t blob[FS_LUSTRE_ASK_BYTES];
+	size_t bytes = fs_lustre_ask(ask, blob);
+	int fd = fs_create_plainly(directory_fd, name, mode, LUSTRE_DELAY_CREATE), ret;
+
+	if (fd < 0) {
+		if (fd != -EEXIST)
+			fs_refused(answer, "creating it without objects");
+		return fd;
+	}
+	/* Of several parts clients are told by this attribute, which older ones know as well. */
+	ret = ask->count > 1 ? fsetxattr(fd, LUSTRE_LAYOUT, blob, bytes, 0) :
+			       ioctl(fd, LUSTRE_SETSTRIPE, blob);
+	if (ret)
+		fs_refused(answer, "setstripe");
+	/* It may say 0 and have done nothing, or EEXIST and nobody hears: what it has is what
+	 * counts. */
+	read_back(fd, answer);
+	return fd;
+}
+
+/* ---- BeeGFS ---------------------------------------------------------------------------------- */
+
+/* New files with a layout on BeeGFS: made by their directory, by name. */
+
+#define BEEGFS_MKFILE_STRIPEHINTS 0x4018661bu
+#define BEEGFS_MOST_TARGETS 0xffffu
+
+/* Part of its client's ABI, on hosts with pointers of 64 bits. */
+struct beegfs_hints {
+	const char *name;
+	uint32_t mode;
+	uint32_t targets; /* 0: as the directory */
+	uint32_t chunk;
+};
+
+static bool is_ours_and_new(int fd)
+{
+	struct stat status;
+
+	return !fstat(fd, &status) && S_ISREG(status.st_mode) && !status.st_size &&
+	       status.st_nlink == 1 && base_is_own_user(status.st_uid);
+}
+
+static int ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
+		      struct fs_answer *answer)
+{
+	const struct fs_part *part = &ask->parts[0];
+	struct beegfs_hints hints;
+	int fd, code;
+
+	memset(&hints, 0, sizeof(hints)); /* what lies between its fields, too */
+	hints.name = name;
+	hints.mode = mode;
+	hints.targets = MIN(part->stripe_count, BEEGFS_MOST_TARGETS);
+	hints.chunk = (uint32_t)part->stripe_bytes;
+	if (sizeof(hints) != 24 || ask->count != 1) {
+		errno = EOPNOTSUPP;
+		fs_refused(answer, "a file with hints");
+		return -EOPNOTSUPP;
+	}
+	/* By name, under the directory, and only if there is none. */
+	if (ioctl(directory_fd, BEEGFS_MKFILE_STRIPEHINTS, &hints)) {
+		code = -errno;
+		fs_refused(answer, "a file with hints");
+		return code;
+	}
+	fd = base_above_streams(
+		openat(directory_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+	if (fd < 0 || !is_ours_and_new(fd)) {
+		code = fd < 0 ? -errno : -EBUSY;
+		errno = -code;
+		fs_refused(answer, "opening a file with hints");
+		unlinkat(directory_fd, name, 0);
+		if (fd >= 0)
+			close(fd);
+		return code;
+	}
+	/* It was for the case that something else had taken its place. */
+	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+	/* Whatever its stripes, it is a file like all others. */
+	answer->plain = true;
+	fs_ask_for_layout(fd, FS_BEEGFS, false, &answer->got);
+	return fd;
+}
+
+/* ---- CephFS ---------------------------------------------------------------------------------- */
+
+/* New files with a layout on CephFS: it can be set for as long as a file is empty. */
+
+#define CEPH_LAYOUT "ceph.file.layout"
+#define CEPH_TEXT_BYTES 256
+
+/* A number above 0. */
+static bool find_number(const char *text, size_t bytes, const char *name, uint64_t *number)
+{
+	return fs_find_number(text, bytes, ' ', name, number) && *number && *number <= UINT32_MAX;
+}
+
+int fs_ceph_ask(const struct fs_layout *ask, const char *now, size_t now_bytes, char *text,
+		size_t text_bytes)
+{
+	const struct fs_part *part = &ask->parts[0];
+	uint64_t unit, count, object;
+	int length;
+
+	if (!find_number(now, now_bytes, "stripe_unit", &unit) ||
+	    !find_number(now, now_bytes, "stripe_count", &count) ||
+	    !find_number(now, now_bytes, "object_size", &object) || ask->count != 1)
+		return -EINVAL;
+	if (part->stripe_bytes)
+		unit = part->stripe_bytes;
+	/* How many there are, clients do not know. */
+	if (part->stripe_count && part->stripe_count != FS_ALL_TARGETS)
+		count = part->stripe_count;
+	/* An object holds whole stripe units. */
+	object = (MAX(object, unit) + unit - 1) / unit * unit;
+	/* All in one: one after the other, some order or other of them is not valid in between. */
+	length = snprintf(text, text_bytes,
+			  "stripe_unit=%llu stripe_count=%llu object_size=%llu%s%s",
+			  (unsigned long long)unit, (unsigned long long)count,
+			  (unsigned long long)object, *part->pool ? " pool=" : "", part->pool);
+	return length < 0 || (size_t)length >= text_bytes ? -EINVAL : 0;
+}
+
+static void set_ceph_layout(int fd, const struct fs_layout *ask, struct fs_answer *answer)
+{
+	char now[CEPH_TEXT_BYTES], text[CEPH_TEXT_BYTES];
+	ssize_t bytes = fgetxattr(fd, CEPH_LAYOUT, now, sizeof(now));
+
+	if (bytes < 0) {
+		fs_refused(answer, "reading " CEPH_LAYOUT);
+	} else if (fs_ceph_ask(ask, now, (size_t)bytes, text, sizeof(text))) {
+		errno = EINVAL;
+		fs_refused(answer, CEPH_LAYOUT " is not understood");
+	} else if (fsetxattr(fd, CEPH_LAYOUT, text, strlen(text), 0)) {
+		fs_refused(answer, "setting " CEPH_LAYOUT);
+	}
+}
+
+static int ask_ceph(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
+		    struct fs_answer *answer)
+{
+	int fd = fs_create_plainly(directory_fd, name, mode, 0);
+
+	if (fd < 0)
+		return fd;
+	answer->plain = true;
+	set_ceph_layout(fd, ask, answer);
+	fs_ask_for_layout(fd, FS_CEPH, false, &answer->got);
+	return fd;
+}
+
+/* ---- Any of them ----------------------------------------------------------------------------- */
 
 #define TEXT_BYTES 64
 
@@ -60,11 +367,11 @@ static int ask_for(int directory_fd, const char *name, mode_t mode, enum fs_fami
 {
 	switch (family) {
 	case FS_LUSTRE:
-		return fs_ask_lustre(directory_fd, name, mode, ask, answer);
+		return ask_lustre(directory_fd, name, mode, ask, answer);
 	case FS_BEEGFS:
-		return fs_ask_beegfs(directory_fd, name, mode, ask, answer);
+		return ask_beegfs(directory_fd, name, mode, ask, answer);
 	case FS_CEPH:
-		return fs_ask_ceph(directory_fd, name, mode, ask, answer);
+		return ask_ceph(directory_fd, name, mode, ask, answer);
 	default:
 		snprintf(answer->why, sizeof(answer->why), "%s takes no layouts",
 			 fs_family_name(family));

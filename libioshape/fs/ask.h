@@ -12,17 +12,6 @@ struct fs_answer {
 	char why[96];         /* what was refused, a clause; "" if nothing was */
 };
 
-/*
- * Each creates a file (O_EXCL) that has the layout or not, which `answer` tells. A descriptor, or a
- * negative errno; then nothing is left behind, unless it is -EEXIST: then it was somebody else's.
- */
-int fs_ask_lustre(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
-		  struct fs_answer *answer);
-int fs_ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
-		  struct fs_answer *answer);
-int fs_ask_ceph(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
-		struct fs_answer *answer);
-
 /* Keeps what failed, and errno's words for it; the first time counts. */
 void fs_refused(struct fs_answer *answer, const char *what);
 

@@ -40,8 +40,7 @@ uint32_t fs_count_beegfs_targets(const char *root, const char *options);
  * the same for all. Left alone if /proc/fs/beegfs does not tell. */
 void fs_name_beegfs(const char *root, const char *options, char *source, size_t source_bytes);
 
-/* ---- CephFS (ceph_name.c) ---------------------------------------------------------------------
- */
+/* ---- CephFS (pool.c) ------------------------------------------------------------------------- */
 
 /*
  * "CLUSTER-ID.FILESYSTEM", or the cluster's id alone if the mount does not tell the filesystem's
@@ -49,14 +48,5 @@ void fs_name_beegfs(const char *root, const char *options, char *source, size_t 
  */
 bool fs_ceph_name(const struct fs_mount *mount, const char *cluster_id, char *name,
 		  size_t name_bytes);
-
-/* Replaces type and source of a CephFS mount by "ceph" and that name: the mount table says
- * "ceph-fuse" for every cluster, or lists monitors. Leaves them alone if the id is not known. */
-void fs_name_ceph(const char *directory, struct fs_mount *mount);
-
-/* ---- Names (variant.c) ----------------------------------------------------------------------- */
-
-/* Which one of its family it is, by all the rest in `storage`. */
-void fs_name_variant(const char *root, struct fs_storage *storage);
 
 #endif

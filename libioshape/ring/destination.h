@@ -104,13 +104,6 @@ int ring_destination_reserve(struct ring_destination *destination,
  * negative errno. */
 int ring_leave_direct(int fd);
 
-/*
- * Writes all of it, without an engine (plain.c): small files, pipes and devices. Offsets are only
- * known to regular files.
- */
-int ring_destination_write(struct ring_destination *destination, const uint8_t *data, size_t bytes,
-			   uint64_t offset, struct ring_notes *notes, struct base_error *error);
-
 /* Everything written is on stable storage. */
 int ring_destination_sync(struct ring_destination *destination, struct base_error *error);
 

@@ -74,11 +74,6 @@ struct ring_preparer {
 	size_t count;
 };
 
-/* Prepares the memory of the pieces in their order, if it is fresh; or does nothing. */
-void ring_preparer_start(struct ring_preparer *preparer, const struct ring_reading *reading,
-			 const struct ring_piece *pieces, size_t count);
-void ring_preparer_stop(struct ring_preparer *preparer);
-
 /* ---- Past it (stream.c) ---------------------------------------------------------------------- */
 
 /* Calls that continue each other. */

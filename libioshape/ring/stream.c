@@ -9,6 +9,53 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- Memory made ready ----------------------------------------------------------------------- */
+
+/*
+ * A second thread that gets memory ready for what is read past the page cache: pages cost as much
+ * as copying into them, and the device would idle meanwhile.
+ */
+
+static void *prepare_all(void *argument)
+{
+	struct ring_preparer *preparer = argument;
+	const struct ring_piece *piece;
+	uint64_t end = atomic_load(&preparer->reading->done);
+
+	for (size_t i = 0; i < preparer->count && !atomic_load(&preparer->stop); i++) {
+		piece = &preparer->pieces[i];
+		end += piece->bytes;
+		/* Not what has been filled meanwhile. */
+		if (piece->into && end > atomic_load(&preparer->reading->done))
+			base_fresh_prepare(preparer->fresh, piece->into, piece->bytes);
+	}
+	return NULL;
+}
+
+/* Prepares the memory of the pieces in their order, if it is fresh; or does nothing. */
+static void start_preparer(struct ring_preparer *preparer, const struct ring_reading *reading,
+			   const struct ring_piece *pieces, size_t count)
+{
+	const struct ring_lane *lane = reading->lane;
+
+	*preparer = (struct ring_preparer){
+		.fresh = lane->fresh, .reading = reading, .pieces = pieces, .count = count
+	};
+	/* Without it whoever fills the memory prepares it. */
+	if (lane->fresh && lane->config.threads > 1)
+		preparer->runs = !base_start_thread(&preparer->thread, prepare_all, preparer);
+}
+
+static void stop_preparer(struct ring_preparer *preparer)
+{
+	if (!preparer->runs)
+		return;
+	atomic_store(&preparer->stop, true);
+	pthread_join(preparer->thread, NULL);
+}
+
+/* ---- Blocks ---------------------------------------------------------------------------------- */
+
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
 static struct ring_buffer *buffer_at(const struct ring_stream *stream, unsigned at)
@@ -219,7 +266,7 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 	stream->count = count;
 	stream->piece = stream->scout = 0;
 	go_to(stream, pieces[0].offset);
-	ring_preparer_start(&stream->preparer, reading, pieces, count);
+	start_preparer(&stream->preparer, reading, pieces, count);
 	while (!ret && stream->piece < count) {
 		fill_queue(stream, stream->lane->limit);
 		if (at == stream->queued) {
@@ -240,7 +287,7 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 		else
 			at++;
 	}
-	ring_preparer_stop(&stream->preparer);
+	stop_preparer(&stream->preparer);
 	if (!ret)
 		fill_queue(stream, stream->lane->shape.depth);
 	stream->reading = NULL;

@@ -2,6 +2,8 @@
 /* A file written front to back: bytes gather in buffers, full buffers leave through the lane. */
 #define _GNU_SOURCE
 #include "ring/writer.h"
+#include "ring/destination.h"
+#include "ring/lane.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +12,60 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* ---- Without an engine ----------------------------------------------------------------------- */
+
+/* Interruptions in a row before we believe that they will not end. */
+#define MAX_INTERRUPTIONS 100
+
+static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
+{
+	struct base_held_sigpipe held;
+	ssize_t moved;
+
+	base_hold_sigpipe(&held);
+	moved = write(fd, data, bytes);
+	/* Also after a short result: the reader may have gone in the middle. */
+	base_let_sigpipe(&held, moved < (ssize_t)bytes);
+	return moved;
+}
+
+/*
+ * Writes all of it, without an engine: small files, pipes and devices. Offsets are only
+ * known to regular files.
+ */
+static int write_without_engine(struct ring_destination *destination, const uint8_t *data,
+				size_t bytes, uint64_t offset, struct ring_notes *notes,
+				struct base_error *error)
+{
+	int code, interruptions = 0;
+	size_t done = 0;
+	ssize_t moved;
+
+	while (done < bytes) {
+		if (destination->stream)
+			moved = write_without_sigpipe(destination->fd, data + done, bytes - done);
+		else
+			moved = pwrite(destination->fd, data + done, bytes - done,
+				       (off_t)(offset + done));
+		if (moved < 0 && errno == EINTR && ++interruptions < MAX_INTERRUPTIONS) {
+			notes->short_results++;
+			continue;
+		}
+		if (moved <= 0) {
+			code = moved ? -errno : -EIO;
+			return base_fail(error, code,
+					 "cannot write \"%s\" at offset %llu" BASE_REMEDY "%s",
+					 destination->path, (unsigned long long)(offset + done),
+					 ring_remedy(code));
+		}
+		interruptions = 0;
+		done += (size_t)moved;
+		if (done < bytes)
+			notes->short_results++;
+	}
+	return 0;
+}
 
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
@@ -114,8 +170,8 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 	if (ret)
 		return ret;
 	if (writer->file.stream) {
-		ret = ring_destination_write(&writer->file, buffer->data, bytes, writer->submitted,
-					     writer->notes, error);
+		ret = write_without_engine(&writer->file, buffer->data, bytes, writer->submitted,
+					   writer->notes, error);
 		if (ret)
 			return ret;
 		ring_lane_give_back(writer->lane, buffer);
@@ -355,8 +411,8 @@ static int put_rest(struct ring_writer *writer, int refused, struct base_error *
 		return base_fail(error, refused,
 				 "cannot write the end of \"%s\" through the page cache",
 				 writer->file.path);
-	ret = ring_destination_write(&writer->file, writer->buffer->data, writer->used,
-				     in_file(writer, writer->submitted), writer->notes, error);
+	ret = write_without_engine(&writer->file, writer->buffer->data, writer->used,
+				   in_file(writer, writer->submitted), writer->notes, error);
 	if (ret)
 		return ret;
 	ring_lane_give_back(writer->lane, writer->buffer);

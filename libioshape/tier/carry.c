@@ -4,8 +4,488 @@
 #include "tier/tier.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- A directory ----------------------------------------------------------------------------- */
+
+/* A directory on its way: all files go into a new one beside the destination, which takes its
+ * place. */
+
+/* Each costs descriptors and stack. No framework nests what it saves half as deep. */
+#define MOST_LEVELS 8
+
+/* One directory in it, or itself. */
+struct level {
+	struct tier_carry *carry;
+	const struct ring_folder *from, *to;
+	int64_t later_ns; /* from a time here to the same there */
+	unsigned levels;  /* that may lie in it */
+};
+
+/* Checksums of a file that is there: they are made again, of what is carried. */
+static bool are_checksums(const struct ring_folder *folder, const char *name)
+{
+	const size_t bytes = strlen(name), suffix = strlen(ZIP_CHECKSUMS_SUFFIX);
+	char file[NAME_MAX + 1];
+	struct ring_entry entry;
+
+	if (bytes <= suffix || strcmp(name + bytes - suffix, ZIP_CHECKSUMS_SUFFIX))
+		return false;
+	snprintf(file, sizeof(file), "%.*s", (int)(bytes - suffix), name);
+	return !ring_folder_look(folder, file, &entry, NULL) && entry.kind == RING_FILE;
+}
+
+static struct ring_original original_of(const struct level *level, const struct ring_entry *copy)
+{
+	return (struct ring_original){
+		.modified_ns = copy->modified_ns + level->later_ns,
+		.mode = copy->mode,
+		.newest_ns = INT64_MAX, /* nobody else puts anything there */
+	};
+}
+
+static int carry_file_within(const struct level *level, const char *name,
+			     const struct ring_entry *copy, struct base_error *error)
+{
+	struct tier_file file = {
+		.carry = level->carry,
+		.copy = *copy,
+		.original = original_of(level, copy),
+		.in_new_directory = true,
+	};
+	char *from = NULL, *to = NULL;
+	int ret;
+
+	if (asprintf(&from, "%s/%s", level->from->path, name) < 0)
+		from = NULL;
+	if (asprintf(&to, "%s/%s", level->to->path, name) < 0)
+		to = NULL;
+	file.from = from;
+	file.to = to;
+	ret = from && to ? tier_carry_file(&file, error) :
+			   base_no_memory(error, "a path", strlen(level->to->path));
+	level->carry->done += copy->bytes;
+	free(from);
+	free(to);
+	return ret;
+}
+
+static int carry_all(const struct level *level, struct base_error *error);
+
+static int carry_inner(const struct level *level, const char *name, const struct ring_entry *copy,
+		       struct base_error *error)
+{
+	const struct ring_original original = original_of(level, copy);
+	struct ring_folder from = RING_NO_FOLDER, to = RING_NO_FOLDER;
+	struct level inner = *level;
+	int ret;
+
+	if (!level->levels)
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "cannot drain \"%s/%s\": directories lie too deep in it",
+				   level->from->path, name);
+	inner.levels--;
+	inner.from = &from;
+	inner.to = &to;
+	ret = ring_folder_open_in(&from, level->from, name, error);
+	if (!ret)
+		ret = ring_folder_create_in(&to, level->to, name, error);
+	if (ret == -EEXIST)
+		ret = base_fail(error, ret, "cannot make \"%s/%s\"", level->to->path, name);
+	if (!ret)
+		ret = carry_all(&inner, error);
+	if (!ret)
+		ret = ring_folder_resemble(&to, &original, error);
+	if (!ret)
+		ret = ring_folder_sync(&to, error);
+	ring_folder_close(&to);
+	ring_folder_close(&from);
+	return ret;
+}
+
+static int carry_one(void *user, const char *name, struct base_error *error)
+{
+	const struct level *level = user;
+	struct ring_entry copy;
+	int ret = ring_folder_look(level->from, name, &copy, error);
+
+	if (ret == -ENOENT)
+		return -EAGAIN;
+	if (ret)
+		return ret;
+	if (copy.kind == RING_FOLDER)
+		return carry_inner(level, name, &copy, error);
+	if (copy.kind == RING_FILE)
+		return are_checksums(level->from, name) ?
+			       0 :
+			       carry_file_within(level, name, &copy, error);
+	return base_refuse(error, -EINVAL,
+			   "cannot drain \"%s/%s\": it is neither a file nor a directory",
+			   level->from->path, name);
+}
+
+static int carry_all(const struct level *level, struct base_error *error)
+{
+	struct level own = *level;
+
+	return ring_folder_list(level->from, carry_one, &own, error);
+}
+
+/* Under the name that it was looked at by, and as it was. */
+static bool is_still_there(const struct tier_carry *carry)
+{
+	struct ring_entry now;
+
+	return !ring_look(carry->place, false, &now) && ring_is_unchanged(&carry->copy, &now);
+}
+
+static int fill(struct tier_carry *carry, const struct ring_folder *to, struct base_error *error)
+{
+	struct ring_folder from;
+	struct level level = {
+		.carry = carry,
+		.from = &from,
+		.to = to,
+		.later_ns = carry->original.modified_ns - carry->copy.modified_ns,
+		.levels = MOST_LEVELS,
+	};
+	int ret = ring_folder_open(&from, carry->place, error);
+
+	if (!ret)
+		ret = carry_all(&level, error);
+	ring_folder_close(&from);
+	/* What failed, did perhaps because somebody has replaced it. */
+	if (ret != -ECANCELED && !is_still_there(carry)) {
+		base_error_begin(error);
+		return -EAGAIN;
+	}
+	return ret ? ret : ring_folder_resemble(to, &carry->original, error);
+}
+
+/* The last of a directory: it has its time. */
+static int put_directory_in_place(struct tier_carry *carry, struct ring_new_folder *made,
+				  struct base_error *error)
+{
+	struct ring_entry there;
+	int ret = ring_folder_look(&made->folder, ".", &there, error);
+
+	if (!ret)
+		ret = ring_new_folder_replace(made, ZIP_MANIFEST_NAME, carry->original.newest_ns,
+					      error);
+	if (!ret)
+		carry->there_ns = there.modified_ns;
+	return ret;
+}
+
+/* A directory and all in it, which appears whole. */
+static int carry_folder(struct tier_carry *carry, struct base_error *error)
+{
+	const struct base_log *log = save_log(carry->tier->context);
+	const struct ioshape_drain_options *options = carry->options;
+	struct base_budget tidying = base_budget_begin();
+	struct ring_new_folder made;
+	int ret = ring_new_folder_make(&made, carry->entry->path, &tidying, log, error);
+
+	if (ret)
+		return ret;
+	ret = fill(carry, &made.folder, error);
+	if (!ret)
+		ret = put_directory_in_place(carry, &made, error);
+	ring_new_folder_close(&made, log);
+	if (!ret && options->progress)
+		options->progress(options->progress_user, IOSHAPE_PHASE_DONE, carry->bytes,
+				  carry->bytes);
+	return ret;
+}
+
+/* ---- A generation of several nodes ----------------------------------------------------------- */
+
+/*
+ * A generation that lies on the tiers of several nodes: each brings the files that it has into one
+ * directory beside the destination, which no reader sees. Whoever finds that all are there puts it
+ * in place, with the manifest, which all of them have.
+ */
+
+/* A generation on its way, and where it goes. */
+struct gathering {
+	struct tier_carry *carry;
+	struct group_generation here;
+	struct ring_folder there;                /* the directory of generations */
+	const char *name;                        /* in it */
+	char together[GROUP_ATTEMPT_NAME_BYTES]; /* name of the directory that all bring files to */
+	struct ring_folder folder;               /* that one */
+};
+
+/* ---- What is there --------------------------------------------------------------------------- */
+
+/* Another node, or we before a crash, have put it in place. */
+static bool is_in_place(struct gathering *gathering)
+{
+	struct tier_carry *carry = gathering->carry;
+	const struct zip_manifest *manifest = &gathering->here.manifest;
+	struct group_generation found;
+	struct ring_entry entry;
+	bool same;
+
+	if (group_generation_open(&found, &gathering->there, gathering->name, manifest->step, NULL))
+		return false;
+	same = !strcmp(found.manifest.attempt, manifest->attempt) &&
+	       !ring_folder_look(&found.folder, ".", &entry, NULL);
+	if (same)
+		carry->there_ns = entry.modified_ns;
+	group_generation_close(&found);
+	return same;
+}
+
+/* There is a newer one, and what is missing has not come for a day: a node was lost with it. */
+static bool is_given_up(const struct gathering *gathering)
+{
+	const struct tier_carry *carry = gathering->carry;
+	const struct base_log *log = save_log(carry->tier->context);
+	struct ring_clock clock = { .directory_fd = carry->tier->root.fd };
+
+	return ring_is_abandoned(&clock, carry->copy.modified) &&
+	       group_last_serial(&gathering->there, log) > gathering->here.manifest.serial;
+}
+
+static int wait_for_others(struct gathering *gathering, struct base_error *error)
+{
+	struct tier_carry *carry = gathering->carry;
+
+	if (is_given_up(gathering)) {
+		ring_folder_remove(&gathering->folder, &gathering->there, gathering->together, NULL,
+				   NULL, NULL);
+		tier_find_newer(carry);
+		return 0;
+	}
+	carry->result = IOSHAPE_DRAINED_WAITS;
+	base_refuse(error, -EAGAIN,
+		    "\"%s\" waits for the files of other nodes" BASE_REMEDY
+		    "drain their tiers, too",
+		    carry->entry->path);
+	return 0;
+}
+
+/* ---- Our files ------------------------------------------------------------------------------- */
+
+static int bring_file(struct gathering *gathering, const struct zip_manifest_file *listed,
+		      const struct ring_entry *copy, struct base_error *error)
+{
+	struct tier_carry *carry = gathering->carry;
+	struct tier_file file = {
+		.carry = carry,
+		.copy = *copy,
+		.original = {
+			.modified_ns = carry->original.modified_ns,
+			.mode = copy->mode,
+			.newest_ns = INT64_MAX, /* it is the same, whoever has brought it */
+		},
+	};
+	char *from = NULL, *to = NULL;
+	int ret;
+
+	if (asprintf(&from, "%s/%s", carry->place, listed->name) < 0)
+		from = NULL;
+	if (asprintf(&to, "%s/%s", gathering->folder.path, listed->name) < 0)
+		to = NULL;
+	file.from = from;
+	file.to = to;
+	ret = from && to ? tier_carry_file(&file, error) :
+			   base_no_memory(error, "a path", strlen(carry->place));
+	free(from);
+	free(to);
+	return ret;
+}
+
+/* Those that are here and not there. */
+static int bring_all(struct gathering *gathering, struct base_error *error)
+{
+	const struct zip_manifest *manifest = &gathering->here.manifest;
+	struct ring_entry copy, there;
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
+		const struct zip_manifest_file *listed = &manifest->files[i];
+
+		ret = ring_folder_look(&gathering->here.folder, listed->name, &copy, error);
+		if (ret == -ENOENT) {
+			ret = 0;
+			continue;
+		}
+		if (!ret && (ring_folder_look(&gathering->folder, listed->name, &there, NULL) ||
+			     there.bytes != listed->bytes))
+			ret = bring_file(gathering, listed, &copy, error);
+		gathering->carry->done += copy.bytes;
+	}
+	return ret;
+}
+
+/* ---- In place -------------------------------------------------------------------------------- */
+
+static int put_manifest(struct gathering *gathering, struct base_error *error)
+{
+	struct ring_hold hold = RING_NO_HOLD;
+	struct base_buffer text = { 0 };
+	int ret;
+
+	ret = ring_folder_get(&gathering->here.folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES,
+			      &text, &hold, error);
+	if (!ret)
+		ret = ring_folder_put(&gathering->folder, ZIP_MANIFEST_NAME, text.data, text.bytes,
+				      error);
+	ring_folder_let_go(&hold);
+	base_buffer_free(&text);
+	return ret;
+}
+
+static int replace(struct gathering *gathering, struct base_error *error)
+{
+	struct tier_carry *carry = gathering->carry;
+	struct ring_new_folder made = {
+		.above = gathering->there,
+		.folder = gathering->folder,
+		.name = (char *)(uintptr_t)gathering->name,
+	};
+	struct ring_entry entry;
+	int ret = ring_folder_resemble(&gathering->folder, &carry->original, error);
+
+	snprintf(made.temporary, sizeof(made.temporary), "%s", gathering->together);
+	if (!ret)
+		ret = ring_folder_look(&gathering->folder, ".", &entry, error);
+	if (!ret)
+		ret = ring_new_folder_replace(&made, ZIP_MANIFEST_NAME, carry->original.newest_ns,
+					      error);
+	if (!ret)
+		carry->there_ns = entry.modified_ns;
+	return ret;
+}
+
+/* One node at a time, where locks reach the others; and if its name has gone to the destination, it
+ * is there. */
+static int put_generation_in_place(struct gathering *gathering, struct base_error *error)
+{
+	int ret = 0;
+
+	if (ring_folder_lock(&gathering->folder) == RING_BUSY)
+		return wait_for_others(gathering, error);
+	if (ring_folder_is_named(&gathering->folder, &gathering->there, gathering->together)) {
+		ret = put_manifest(gathering, error);
+		if (!ret)
+			ret = replace(gathering, error);
+	}
+	if (!ret || !is_in_place(gathering))
+		return ret;
+	base_error_begin(error);
+	return 0;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+static int open_together(struct gathering *gathering, struct base_error *error)
+{
+	const struct zip_manifest *manifest = &gathering->here.manifest;
+	char *path;
+	int ret;
+
+	group_drained_name(gathering->together, manifest->step, manifest->attempt);
+	if (asprintf(&path, "%s/%s", gathering->there.path, gathering->together) < 0)
+		return base_no_memory(error, "a path", strlen(gathering->there.path));
+	ret = ring_folder_make(path, error);
+	if (!ret)
+		ret = ring_folder_open(&gathering->folder, path, error);
+	free(path);
+	return ret;
+}
+
+static int gather(struct gathering *gathering, struct base_error *error)
+{
+	struct tier_carry *carry = gathering->carry;
+	struct base_error missing = { 0 };
+	int ret;
+
+	if (is_in_place(gathering))
+		return 0;
+	ret = tier_look_there(carry, error);
+	if (ret || carry->result != IOSHAPE_DRAINED)
+		return ret;
+	ret = open_together(gathering, error);
+	if (!ret)
+		ret = bring_all(gathering, error);
+	/* What failed, did perhaps because another node has put it in place. */
+	if (ret && ret != -ECANCELED && is_in_place(gathering)) {
+		base_error_begin(error);
+		return 0;
+	}
+	if (ret)
+		return ret;
+	ret = group_check_files(&gathering->folder, &gathering->here.manifest, "", &missing);
+	if (!ret)
+		return put_generation_in_place(gathering, error);
+	if (is_in_place(gathering))
+		return 0;
+	return ret == IOSHAPE_E_DAMAGED ? wait_for_others(gathering, error) :
+					  base_pass_on(error, &missing);
+}
+
+/* 1: it is none of several nodes. */
+static int open_here(struct gathering *gathering, struct base_error *error)
+{
+	const struct tier_carry *carry = gathering->carry;
+	const struct group_name name = group_parse_name(gathering->name);
+	struct ring_folder above = RING_NO_FOLDER;
+	char *path = base_directory_of(carry->place);
+	int ret;
+
+	if (!path)
+		return base_no_memory(error, "a path", strlen(carry->place));
+	ret = name.kind == GROUP_NAME_STEP ? ring_folder_open(&above, path, error) : 1;
+	free(path);
+	if (ret)
+		return ret;
+	if (group_generation_open(&gathering->here, &above, gathering->name, name.step, NULL))
+		ret = 1;
+	else if (!group_is_of_nodes(&gathering->here.folder))
+		ret = 1;
+	ring_folder_close(&above);
+	return ret;
+}
+
+/*
+ * The files of a generation that this node has. 1: it is none that lies on the
+ * tiers of several nodes. The result is IOSHAPE_DRAINED_WAITS, with a sentence, as long as files of
+ * others are missing.
+ */
+static int carry_nodes(struct tier_carry *carry, struct base_error *error)
+{
+	struct gathering gathering = {
+		.carry = carry,
+		.here = GROUP_NO_GENERATION,
+		.there = RING_NO_FOLDER,
+		.folder = RING_NO_FOLDER,
+		.name = strrchr(carry->entry->path, '/') + 1,
+	};
+	char *above = NULL;
+	int ret = open_here(&gathering, error);
+
+	if (!ret) {
+		above = base_directory_of(carry->entry->path);
+		ret = above ? ring_folder_make(above, error) :
+			      base_no_memory(error, "a path", strlen(carry->entry->path));
+	}
+	if (!ret)
+		ret = ring_folder_open(&gathering.there, above, error);
+	if (!ret)
+		ret = gather(&gathering, error);
+	ring_folder_close(&gathering.folder);
+	ring_folder_close(&gathering.there);
+	group_generation_close(&gathering.here);
+	free(above);
+	return ret;
+}
+
+/* ---- Any copy -------------------------------------------------------------------------------- */
 
 /* ---- Which is newer -------------------------------------------------------------------------- */
 
@@ -147,7 +627,7 @@ static int carry_what_is_there(struct tier_carry *carry, struct base_error *erro
 		tier_bytes_of(carry->tier, carry->entry->path, &carry->copy, &carry->bytes, error);
 
 	if (!ret && carry->copy.kind == RING_FOLDER) {
-		ret = tier_carry_nodes(carry, error);
+		ret = carry_nodes(carry, error);
 		if (ret <= 0)
 			return ret;
 		ret = 0;
@@ -156,7 +636,7 @@ static int carry_what_is_there(struct tier_carry *carry, struct base_error *erro
 		ret = tier_look_there(carry, error);
 	if (ret || carry->result != IOSHAPE_DRAINED)
 		return ret;
-	ret = carry->copy.kind == RING_FOLDER ? tier_carry_folder(carry, error) :
+	ret = carry->copy.kind == RING_FOLDER ? carry_folder(carry, error) :
 						carry_file(carry, error);
 	/* Somebody was there just before us. */
 	if (ret == -EEXIST && is_newer_there(carry)) {

@@ -191,15 +191,6 @@ struct tier_file {
 /* As tier_carry(). -EEXIST: what is there is newer. */
 int tier_carry_file(struct tier_file *file, struct base_error *error);
 
-/* A directory and all in it, which appears whole (carry_folder.c). */
-int tier_carry_folder(struct tier_carry *carry, struct base_error *error);
-
-/*
- * The files of a generation that this node has (carry_nodes.c). 1: it is none that lies on the
- * tiers of several nodes. The result is IOSHAPE_DRAINED_WAITS, with a sentence, as long as files of
- * others are missing.
- */
-int tier_carry_nodes(struct tier_carry *carry, struct base_error *error);
 /* What it may replace, and the time that it gets; the result says whether there is a newer one
  * (carry.c). */
 int tier_look_there(struct tier_carry *carry, struct base_error *error);

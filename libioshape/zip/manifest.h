@@ -58,9 +58,6 @@ struct zip_manifest {
 	struct zip_manifest_file *files;
 };
 
-/* Sets *problem if it does not hold together, and the holders of the parts. 0 or -ENOMEM. */
-int zip_manifest_check(const struct zip_manifest *manifest, const char **problem);
-
 /*
  * Appends the text: JSON, indented so that a person can read it, a line per file and per part, with
  * a checksum of its own ("crc32" as the last member, over all bytes before its line).

@@ -115,9 +115,8 @@ MECHANISMS = (
     Mechanism(
         "board of the host",
         (
-            *("libioshape/gather/board_host.c", "libioshape/gather/host_folder.c"),
-            *("libioshape/gather/host_folder.h", "libioshape/gather/news.c"),
-            "libioshape/gather/news.h",
+            "libioshape/gather/board_host.c",
+            *("libioshape/gather/news.c", "libioshape/gather/news.h"),
         ),
         {"files in /dev/shm": Switch({"IOSHAPE_TEST_BOARD": "files"})},
         ("meeting",),

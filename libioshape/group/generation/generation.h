@@ -30,7 +30,7 @@ enum group_name_kind {
 	GROUP_NAME_ATTEMPT,
 	GROUP_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
 	GROUP_NAME_PRUNED,   /* stepped aside to be removed: see prune.c */
-	GROUP_NAME_DRAINED,  /* nodes bring their files there: see tier/carry_nodes.c */
+	GROUP_NAME_DRAINED,  /* nodes bring their files there: see tier/carry.c */
 };
 
 struct group_name {

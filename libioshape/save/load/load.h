@@ -31,10 +31,4 @@ uint64_t save_reader_records(const struct ioshape_reader *reader);
 int save_reader_read(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
 		     bool verify);
 
-/* Opens a file in any format, as reader_options.any_format has it. `beside` is that of the reader.
- */
-int save_open_any_format(struct zip_reader *reader, const char *path,
-			 const struct ioshape_reader_options *options, enum ioshape_direct direct,
-			 struct base_error *beside, struct base_error *error);
-
 #endif
