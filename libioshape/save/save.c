@@ -19,7 +19,9 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	struct save_direct direct = { 0 };
 	const struct save_source source = { save_direct_next, save_direct_to_file, &direct };
 	const pthread_t self = pthread_self();
-	const struct save_watch watch = { options->queue, options->queue_user, &self };
+	const struct save_watch watch = { .queue = options->queue,
+					  .queue_user = options->queue_user,
+					  .blocked = &self };
 	uint64_t begin = base_now_ns();
 	struct save_order order;
 	struct save_plan plan;

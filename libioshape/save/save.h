@@ -104,6 +104,7 @@ struct save_watch {
 	 * shares the slot of a file that this thread has open, or the two would wait for each
 	 * other. */
 	const pthread_t *blocked;
+	bool drains; /* it is on a tier already: saves of others go first */
 };
 
 /* A file that the calling thread writes, in its slot. */

@@ -342,7 +342,12 @@ static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 		.holds_up = slot->wanted.holds_up,
 	};
 
-	slot->request.boost_ms = base_without("boosts") ? 0 : slots_boost_ms(&stake);
+	if (base_without("boosts"))
+		slot->request.boost_ms = 0;
+	else if (slot->wanted.yields)
+		slot->request.boost_ms = -SLOTS_MOST_BOOST_MS;
+	else
+		slot->request.boost_ms = slots_boost_ms(&stake);
 }
 
 /* Says once that the processes of one host have no shares. Under the lock. */

@@ -211,8 +211,9 @@ struct slots_wanted {
 	/* By rule, for writers as this one: instead of the pool's, and like that only where neither
 	 * operator nor job said anything. 0: the pool's. */
 	uint32_t default_capacity;
-	uint32_t writers;   /* of its job at a time; 0: all ranks */
-	bool holds_up;      /* the program does nothing else meanwhile */
+	uint32_t writers; /* of its job at a time; 0: all ranks */
+	bool holds_up;    /* the program does nothing else meanwhile */
+	bool yields; /* what is written is safe elsewhere: all others go first, as far as may be */
 	int64_t timeout_ms; /* as in ioshape_slot_options */
 	/* base_deadline_ns(); 0: none. Otherwise it goes before those without, and ahead without a
 	 * slot in time; bandwidth is not waited for. */

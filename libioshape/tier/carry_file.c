@@ -109,7 +109,7 @@ static int write_there(struct stream *stream, struct base_error *error)
 	struct tier_file *file = stream->file;
 	const uint64_t bytes = file->copy.bytes;
 	const pthread_t self = pthread_self();
-	const struct save_watch watch = { .blocked = &self };
+	const struct save_watch watch = { .blocked = &self, .drains = true };
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	const struct save_file save = {
 		.context = file->carry->tier->context,

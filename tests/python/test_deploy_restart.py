@@ -135,7 +135,9 @@ def test_what_was_set_survives_restarts(kind: str) -> None:
         ):
             succeed(call("slots", "set", POOL, *words.split(), env=server.variables()))
         writer = make(server.variables()["IOSHAPE_COORDINATOR"], _ASKED, **server.variables())
-        assert writer.hear() == "holds"
+        # In a server's first seconds requests wait for holders that it may have forgotten.
+        said = writer.hear()
+        assert (writer.hear() if said == "waits" else said) == "holds"
         writer.tell("pace 5000")
         writer.tell("release")
         assert writer.hear() == "released"

@@ -215,6 +215,9 @@ TEST(waiting_case, a_request_that_holds_training_up_says_so)
 	wanted.holds_up = true;
 	slots_release(take(&wanted));
 	ck_assert_int_gt(script_counts().boost_ms, 0);
+	wanted.yields = true;
+	slots_release(take(&wanted));
+	ck_assert_int_eq(script_counts().boost_ms, -SLOTS_MOST_BOOST_MS);
 }
 
 TEST(waiting_case, giving_up_waiting_leaves_the_queue)

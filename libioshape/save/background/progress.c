@@ -45,8 +45,11 @@ struct save_watch save_watch_of(struct ioshape_save *save)
 {
 	const struct save_request *request = &save->request;
 
-	return (struct save_watch){ track_place, save,
-				    request->collective.blocks ? &request->caller : NULL };
+	return (struct save_watch){
+		.queue = track_place,
+		.queue_user = save,
+		.blocked = request->collective.blocks ? &request->caller : NULL,
+	};
 }
 
 bool save_is_stopped(const struct ioshape_save *save)
