@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -239,40 +238,6 @@ static void leave_old_pool(const struct act *act)
 		harm_must(-errno, "leave a pool");
 }
 
-/* By this process, as long as it exists. */
-static void open_locked_pool(const struct act *act)
-{
-	int fd;
-
-	open_old_pool(act);
-	fd = open(old_files.gl_pathv[0], O_RDWR | O_CLOEXEC);
-	if (fd < 0 || flock(fd, LOCK_EX))
-		harm_must(-errno, "lock a pool");
-}
-
-/* Who cannot have it is told who has it. */
-static int find_it_locked(const struct act *act, unsigned rank)
-{
-	struct ioshape_context *context;
-	struct ioshape_slot *slot;
-	int ret = open_context(act->variant, &context);
-
-	(void)rank;
-	if (ret)
-		return ret;
-	ret = ioshape_slot_acquire(context, NULL, &slot);
-	if (!ret) {
-		ioshape_slot_free(slot);
-		ret = harm_wrong("a slot of a pool that somebody keeps locked");
-	} else if (strstr(ioshape_last_error()->sentence, "locked")) {
-		ret = 0;
-	} else {
-		harm_heed(ret);
-	}
-	ioshape_context_free(context);
-	return ret;
-}
-
 static int list_pools(const struct act *act, unsigned rank)
 {
 	struct ioshape_context *context;
@@ -311,12 +276,6 @@ static const struct act acts[] = {
 	  .close = close_old_pool,
 	  .begin = leave_old_pool,
 	  .run = list_pools },
-	{ .name = "slots of the host that somebody has locked",
-	  .variant = &(const struct variant){ .where = THIS_HOST },
-	  .open = open_locked_pool,
-	  .close = close_old_pool,
-	  .run = find_it_locked,
-	  .slow = true },
 	{ ACT("slots of a Redis that is away", .where = REDIS_AWAY, .urgent = true), .slow = true },
 	{ .name = NULL },
 };
