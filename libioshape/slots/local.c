@@ -124,23 +124,6 @@ static struct local_member *find(const struct local_pool *pool, const char *id)
 	return member;
 }
 
-void local_member_free(struct local_pool *pool, struct local_member *member)
-{
-	struct local_member **link = &pool->members;
-	const bool keep = !local_drop_locks(pool, member) && pool->spares < LOCAL_SPARE;
-
-	while (*link && *link != member)
-		link = &(*link)->next;
-	if (*link)
-		*link = member->next;
-	if (keep)
-		pool->spare[pool->spares++] = member->fd;
-	else
-		base_close(member->fd);
-	free(member);
-	local_wake_waiters(pool);
-}
-
 static struct local_member *new_member(struct local_pool *pool, const struct slots_request *request,
 				       struct base_error *error)
 {

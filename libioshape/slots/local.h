@@ -171,26 +171,23 @@ int local_file_ready(struct local_pool *pool, struct local_head *head, struct ba
 int local_file_again(const struct local_pool *pool);
 /* Closes the file, and removes it where no process has it open and no operator has set anything. */
 void local_file_close(struct local_pool *pool);
-/* Drops all that a member has locked, wakes the next, and frees the member. */
-void local_member_free(struct local_pool *pool, struct local_member *member);
+/* Appends the names of all pools in the folder. */
+int local_names(void *pool, struct base_buffer *names, struct base_error *error);
+
+/* ---- Records, locks and the order (local_order.c) -------------------------------------------- */
+
 /* Writes a field of the head, or a record. 0 or a negative errno. */
 int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes);
 int local_write_record(const struct local_pool *pool, uint32_t number,
 		       const struct local_record *record);
 /* Reads a record. What is not there reads as zeros, and texts have an end. */
 void local_read_record(const struct local_pool *pool, uint32_t number, struct local_record *record);
-/* Appends the names of all pools in the folder. */
-int local_names(void *pool, struct base_buffer *names, struct base_error *error);
-
-/* ---- Locks and the order (local_order.c) ----------------------------------------------------- */
 
 int local_lock_presence(int fd, short type); /* F_RDLCK, F_WRLCK or F_UNLCK */
 int local_lock_making(int fd, short type);
-/* Drops all locks of a request: what it holds, and its tickets. */
-int local_drop_locks(const struct local_pool *pool, const struct local_member *member);
 
-/* Wakes all that wait in this pool, if any do: after a lock was dropped. */
-void local_wake_waiters(struct local_pool *pool);
+/* Drops all that a member has locked, wakes the next, and frees the member. */
+void local_member_free(struct local_pool *pool, struct local_member *member);
 
 /* Calls found() for each number in a line that a request has locked, in order. */
 enum local_line { LOCAL_HOLDER_LINE, LOCAL_URGENT_LINE, LOCAL_LINE };

@@ -16,7 +16,6 @@
 #define TRIES 100                         /* to open a file that others make or remove */
 #define PAUSE_NS 1000000
 #define MOST_TIME_NS (UINT64_C(1) << 62) /* the wall clock gets there in the year 2116 */
-#define LONGEST_LEASE_NS (UINT64_C(600) * 1000000000)
 
 #define KEPT_S (24 * 3600)  /* the file of a pool that no process has open */
 #define MOST_ENTRIES 100000 /* of a folder that other users may fill */
@@ -49,54 +48,6 @@ int local_unreachable(const struct local_pool *pool, const char *what, int code,
 			   pool->folder, pool->name, strerror(-code),
 			   code == -EFBIG ? "raise this process's limit of file sizes (ulimit -f)" :
 					    "");
-}
-
-/* ---- Reading and writing --------------------------------------------------------------------- */
-
-int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes)
-{
-	ssize_t done;
-
-	/* Beyond the limit of file sizes the kernel would end the process, by a signal. */
-	if (at + bytes > pool->largest_bytes)
-		return -EFBIG;
-	done = pwrite(pool->fd, data, bytes, (off_t)at);
-	if (done < 0)
-		return -errno;
-	return (size_t)done == bytes ? 0 : -ENOSPC;
-}
-
-static uint64_t place_of(uint32_t number)
-{
-	return LOCAL_HEAD_BYTES + (uint64_t)number * sizeof(struct local_record);
-}
-
-int local_write_record(const struct local_pool *pool, uint32_t number,
-		       const struct local_record *record)
-{
-	return local_write(pool, place_of(number), record, offsetof(struct local_record, unused));
-}
-
-static void end_text(char *text, size_t room)
-{
-	text[room - 1] = 0;
-	for (; *text; text++) {
-		if (*text < ' ' || *text > '~')
-			*text = '?';
-	}
-}
-
-void local_read_record(const struct local_pool *pool, uint32_t number, struct local_record *record)
-{
-	const ssize_t got = pread(pool->fd, record, sizeof(*record), (off_t)place_of(number));
-	const size_t bytes = (size_t)MAX(got, 0);
-
-	memset((uint8_t *)record + bytes, 0, sizeof(*record) - bytes);
-	end_text(record->id, sizeof(record->id));
-	end_text(record->job, sizeof(record->job));
-	end_text(record->node, sizeof(record->node));
-	if (record->until_ns > base_now_ns() + LONGEST_LEASE_NS)
-		record->until_ns = 0;
 }
 
 /* ---- The head -------------------------------------------------------------------------------- */

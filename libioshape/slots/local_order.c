@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Locks on bytes of a pool's file, and what follows from them: who is next, and what is free. */
+/* Records of requests, locks on bytes of a pool's file, and what follows from both: which request
+ * is next, and which slots are free. Calls nothing of local.c and local_file.c. */
 #define _GNU_SOURCE
 #include "slots/local.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Bytes by what their locks mean. Lines are far apart, so that tickets may rise for ever. */
 #define LOCAL_LOCKS (INT64_C(1) << 40)
@@ -20,6 +23,56 @@
 /* Another user may lock any bytes, of which the kernel looks at all each time: so often in one
  * call. */
 #define MOST_FINDS 4096u
+
+#define LONGEST_LEASE_NS (UINT64_C(600) * 1000000000)
+
+/* ---- Records --------------------------------------------------------------------------------- */
+
+int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes)
+{
+	ssize_t done;
+
+	/* Beyond the limit of file sizes the kernel would end the process, by a signal. */
+	if (at + bytes > pool->largest_bytes)
+		return -EFBIG;
+	done = pwrite(pool->fd, data, bytes, (off_t)at);
+	if (done < 0)
+		return -errno;
+	return (size_t)done == bytes ? 0 : -ENOSPC;
+}
+
+static uint64_t offset_of(uint32_t number)
+{
+	return LOCAL_HEAD_BYTES + (uint64_t)number * sizeof(struct local_record);
+}
+
+int local_write_record(const struct local_pool *pool, uint32_t number,
+		       const struct local_record *record)
+{
+	return local_write(pool, offset_of(number), record, offsetof(struct local_record, unused));
+}
+
+static void end_text(char *text, size_t room)
+{
+	text[room - 1] = 0;
+	for (; *text; text++) {
+		if (*text < ' ' || *text > '~')
+			*text = '?';
+	}
+}
+
+void local_read_record(const struct local_pool *pool, uint32_t number, struct local_record *record)
+{
+	const ssize_t got = pread(pool->fd, record, sizeof(*record), (off_t)offset_of(number));
+	const size_t bytes = (size_t)MAX(got, 0);
+
+	memset((uint8_t *)record + bytes, 0, sizeof(*record) - bytes);
+	end_text(record->id, sizeof(record->id));
+	end_text(record->job, sizeof(record->job));
+	end_text(record->node, sizeof(record->node));
+	if (record->until_ns > base_now_ns() + LONGEST_LEASE_NS)
+		record->until_ns = 0;
+}
 
 /* ---- Locks ----------------------------------------------------------------------------------- */
 
@@ -271,7 +324,8 @@ static uint64_t next_fence(struct local_pool *pool, uint64_t now, uint32_t holde
 	return pool->fence;
 }
 
-int local_drop_locks(const struct local_pool *pool, const struct local_member *member)
+/* Drops all locks of a request: what it holds, and its tickets. */
+static int drop_locks(const struct local_pool *pool, const struct local_member *member)
 {
 	while (member->holding &&
 	       fence_time(pool, base_now_ns()) == fence_time(pool, member->record.since_ns))
@@ -280,11 +334,29 @@ int local_drop_locks(const struct local_pool *pool, const struct local_member *m
 	return set_lock(member->fd, F_UNLCK, 0, 0);
 }
 
-void local_wake_waiters(struct local_pool *pool)
+/* Wakes all that wait in this pool, if any do: after a lock was dropped. */
+static void wake_waiters(struct local_pool *pool)
 {
 	/* A request that takes its ticket after this looks after this, too. */
 	if (is_locked(pool, URGENT_LINE, SMALL_LINE))
 		local_wake(pool);
+}
+
+void local_member_free(struct local_pool *pool, struct local_member *member)
+{
+	struct local_member **link = &pool->members;
+	const bool keep = !drop_locks(pool, member) && pool->spares < LOCAL_SPARE;
+
+	while (*link && *link != member)
+		link = &(*link)->next;
+	if (*link)
+		*link = member->next;
+	if (keep)
+		pool->spare[pool->spares++] = member->fd;
+	else
+		base_close(member->fd);
+	free(member);
+	wake_waiters(pool);
 }
 
 static void drop_holders(const struct local_member *member)
@@ -434,6 +506,6 @@ int local_look(struct local_pool *pool, struct local_member *member, uint32_t ca
 		return ret;
 	/* The next waiter may find another slot free. */
 	set_lock(member->fd, F_UNLCK, URGENT_LINE, 0);
-	local_wake_waiters(pool);
+	wake_waiters(pool);
 	return 0;
 }
