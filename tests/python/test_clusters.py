@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests/testbed leaves of its clusters: nothing."""
 
+import json
 import os
 import subprocess
 import time
@@ -46,6 +47,19 @@ def test_nothing_is_left_after_a_crash_of_all_servers(kind: str) -> None:
     assert processes_with(folder) == []
     assert set(spaces.glob("*")) == named
     assert set(volumes.glob("*")) == known
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_requests_of_clients_are_counted(kind: str) -> None:
+    with running(kind, targets=1) as made:
+        before = json.loads(order("requests", made.path))
+        for number in range(5):
+            (made.path / f"file-{number}").touch()
+        after = json.loads(order("requests", made.path))
+    if kind == "moosefs":  # whose servers do not count them
+        assert before == after == {}
+    else:
+        assert sum(after.values()) - sum(before.values()) >= 5
 
 
 def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(
