@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the Python package needs of the library beyond the public headers: this and nothing else.
- * The package has the library inside, and both are built together, so that this list may change
- * with every commit. Each declaration stands here alone; base.h, ring.h, zip.h and tier.h include
- * it.
+ * All declarations that the Python package uses beyond the public headers. The package contains the
+ * library, and both are built together, so this list may change with every commit. No other header
+ * repeats a declaration; base.h includes this one.
  *
  * cffi reads this file, too: declarations and comments, and no macros but this guard.
  */
@@ -19,8 +18,8 @@ struct base_job {
 	uint32_t rank;
 	uint32_t ranks;
 	uint32_t local_rank;  /* among the ranks of this node */
-	uint32_t local_ranks; /* 1 if nobody says */
-	char id[256];         /* what all ranks of the job have in common; "" if nobody says */
+	uint32_t local_ranks; /* 1 if the launcher does not say */
+	char id[256];         /* shared by all ranks of the job; "" if the launcher does not say */
 	char launcher[16];    /* "torchrun", "slurm", "openmpi", "mpich", "pmi", or "alone" */
 };
 
@@ -57,10 +56,9 @@ void base_buffer_free(struct base_buffer *buffer);
 /* ---- Where locks are seen (ring/domain.c) ---------------------------------------------------- */
 
 /*
- * Writes eight hexadecimal digits and a 0 that stand for where a lock on what lies in this
- * directory is seen: through this mount of its filesystem on this machine. The same directory
- * mounted a second time may be another domain, as may another machine: who gets a lock there knows
- * nothing about who wrote it.
+ * Writes eight hexadecimal digits and a 0 that identify the lock domain of a directory: locks are
+ * seen through this mount of its filesystem on this machine. A second mount of the directory, or
+ * another machine, may be another domain: a lock there says nothing about the writer.
  */
 void ring_lock_domain(int directory_fd, char *domain);
 

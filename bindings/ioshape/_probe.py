@@ -102,7 +102,7 @@ class Storage:
 
 
 def probe(path: str | os.PathLike[str], *, nbytes: int = 0, files: int = 0) -> Storage:
-    """What a path sits on, and what a save there would do. Nothing is written.
+    """Describe the filesystem of a path, and what a save there would do. Write nothing.
 
     Args:
         path: a folder, or a file; the last part of it need not exist.

@@ -160,7 +160,7 @@ int ioshape_pool_set(struct ioshape_context *context, const char *pool,
  * @param context  an open context
  * @param pool     its name; NULL: the context's
  * @param id       of the holder or waiter, as in the pool's status
- * @return 0; -ENOENT if nobody has this id; -ENOTSUP with "local"; another negative code
+ * @return 0; -ENOENT if no request has this id; -ENOTSUP with "local"; another negative code
  */
 int ioshape_pool_kick(struct ioshape_context *context, const char *pool, const char *id);
 

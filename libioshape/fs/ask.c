@@ -22,9 +22,8 @@
 /* ---- Lustre ---------------------------------------------------------------------------------- */
 
 /*
- * New files with a layout on Lustre. The file is created without objects (O_LOV_DELAY_CREATE), and
- * then told how it shall lie. If that does not come to pass, such a file cannot be written: who
- * asked removes it.
+ * Lustre creates the file without objects (O_LOV_DELAY_CREATE), and then takes its layout. Without
+ * a layout the file cannot be written, and the caller removes it.
  */
 
 #define LUSTRE_SETSTRIPE 0x4008669au
@@ -139,7 +138,7 @@ static bool has_objects(const uint8_t *blob, size_t bytes)
 		return count && bytes >= V1_BYTES + (size_t)count * OBJECT_BYTES;
 	if (magic == MAGIC_V3)
 		return count && bytes >= V3_BYTES + (size_t)count * OBJECT_BYTES;
-	/* Of a composite one the objects of later parts come when they are written. */
+	/* A composite layout gets the objects of its later components when they are written. */
 	return true;
 }
 
@@ -158,8 +157,8 @@ static void read_back(int fd, struct fs_answer *answer)
 }
 
 /*
- * Each creates a file (O_EXCL) that has the layout or not, which `answer` tells. A descriptor, or a
- * negative errno; then nothing is left behind, unless it is -EEXIST: then it was somebody else's.
+ * Creates a file (O_EXCL). `answer` says whether it has the layout. Returns a descriptor or a
+ * negative errno. After an error no file is left, except with -EEXIST: that file is not ours.
  */
 static int ask_lustre(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
 		      struct fs_answer *answer)
@@ -174,20 +173,20 @@ static int ask_lustre(int directory_fd, const char *name, mode_t mode, const str
 			fs_refused(answer, "creating it without objects");
 		return fd;
 	}
-	/* Of several parts clients are told by this attribute, which older ones know as well. */
+	/* Composite layouts are set by this attribute, which older clients support, too. */
 	ret = ask->count > 1 ? fsetxattr(fd, LUSTRE_LAYOUT, blob, bytes, 0) :
 			       ioctl(fd, LUSTRE_SETSTRIPE, blob);
 	if (ret)
 		fs_refused(answer, "setstripe");
-	/* It may say 0 and have done nothing, or EEXIST and nobody hears: what it has is what
-	 * counts. */
+	/* The client may report success without setting the layout, or EEXIST after setting it. So
+	 * read the layout back. */
 	read_back(fd, answer);
 	return fd;
 }
 
 /* ---- BeeGFS ---------------------------------------------------------------------------------- */
 
-/* New files with a layout on BeeGFS: made by their directory, by name. */
+/* BeeGFS creates such a file through an ioctl on its directory. */
 
 #define BEEGFS_MKFILE_STRIPEHINTS 0x4018661bu
 #define BEEGFS_MOST_TARGETS 0xffffu
@@ -242,9 +241,9 @@ static int ask_beegfs(int directory_fd, const char *name, mode_t mode, const str
 			close(fd);
 		return code;
 	}
-	/* It was for the case that something else had taken its place. */
+	/* O_NONBLOCK was for the case that another kind of file had this name. */
 	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-	/* Whatever its stripes, it is a file like all others. */
+	/* The file can be written with any stripes. */
 	answer->plain = true;
 	fs_ask_for_layout(fd, FS_BEEGFS, false, &answer->got);
 	return fd;
@@ -252,7 +251,7 @@ static int ask_beegfs(int directory_fd, const char *name, mode_t mode, const str
 
 /* ---- CephFS ---------------------------------------------------------------------------------- */
 
-/* New files with a layout on CephFS: it can be set for as long as a file is empty. */
+/* CephFS takes a layout as long as the file is empty. */
 
 #define CEPH_LAYOUT "ceph.file.layout"
 #define CEPH_TEXT_BYTES 256
@@ -276,12 +275,12 @@ int fs_ceph_ask(const struct fs_layout *ask, const char *now, size_t now_bytes, 
 		return -EINVAL;
 	if (part->stripe_bytes)
 		unit = part->stripe_bytes;
-	/* How many there are, clients do not know. */
+	/* Clients do not know how many targets there are. */
 	if (part->stripe_count && part->stripe_count != FS_ALL_TARGETS)
 		count = part->stripe_count;
 	/* An object holds whole stripe units. */
 	object = (MAX(object, unit) + unit - 1) / unit * unit;
-	/* All in one: one after the other, some order or other of them is not valid in between. */
+	/* Set all values at once: one by one, some intermediate combination is invalid. */
 	length = snprintf(text, text_bytes,
 			  "stripe_unit=%llu stripe_count=%llu object_size=%llu%s%s",
 			  (unsigned long long)unit, (unsigned long long)count,

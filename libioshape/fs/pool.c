@@ -19,7 +19,7 @@
 
 /* ---- CephFS ---------------------------------------------------------------------------------- */
 
-/* Which CephFS a mount is: the same name for all clients, however they name their monitors. */
+/* All clients get one name for a CephFS, although they may list different monitors. */
 
 /* A cluster's id is a UUID as text. */
 #define ID_BYTES 36

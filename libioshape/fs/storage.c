@@ -14,13 +14,13 @@
 
 /* ---- Which one of its family ----------------------------------------------------------------- */
 
-/* Which one of its family a filesystem is, for reports: nothing is decided by it. */
+/* The product name is only for reports: no code decides by it. */
 
 /* ---- FSx for Lustre -------------------------------------------------------------------------- */
 
 #define FSX_NAME_BYTES 8
 
-/* Whether the host says that it is one of Amazon's: 1, 0, or -1 if it does not tell what it is. */
+/* Returns 1 if this is a host of Amazon, 0 if not, -1 if the vendor is unknown. */
 static int is_amazon(const char *root)
 {
 	char vendor[64];
@@ -35,8 +35,9 @@ static bool is_lower_or_digit(char c)
 	return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
 }
 
-/* Names are drawn for it: eight lower-case letters and digits. `typical`, if it also ends as those
- * that are seen: nobody promises that. The oldest kind is always called "fsx". */
+/* Amazon draws names of eight lower-case letters and digits. Sets `typical` if the name also has
+ * the letters of all names seen so far, which Amazon does not promise. The oldest kind is always
+ * called "fsx". */
 static bool fsx_name(const char *name, size_t bytes, bool *typical)
 {
 	*typical = bytes == 3 && !memcmp(name, "fsx", 3);
@@ -54,8 +55,8 @@ static bool fsx_name(const char *name, size_t bytes, bool *typical)
 
 /*
  * The mount command names "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/NAME", which is
- * proof; the mount table mostly has an address in its place. Then host and name are what there is
- * to go by: a Lustre that somebody runs himself on Amazon's hosts can look the same.
+ * proof. The mount table mostly has an address in its place. Then only host and name remain as
+ * evidence, and a self-managed Lustre on Amazon's hosts can look like FSx.
  */
 static const char *fsx_variant(const char *root, const char *source)
 {
@@ -86,7 +87,7 @@ static bool is_beeond(const struct fs_storage *storage)
 	       strcasestr(storage->mount.mount_point, "beeond");
 }
 
-/* Which one of its family it is, by all the rest in `storage`. */
+/* Names the product, from the other fields of `storage`. */
 static void name_variant(const char *root, struct fs_storage *storage)
 {
 	const size_t room = sizeof(storage->variant);

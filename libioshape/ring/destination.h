@@ -46,8 +46,7 @@ struct ring_destination {
 	bool unseen; /* nobody reads its directory yet: its temporary name is its name */
 	bool shared; /* other processes write it, too: it stays where it is, whatever happens */
 	bool absent; /* nothing was at the path, not even a link */
-	bool frees_here; /* this host frees the blocks of removed files; false until somebody knows
-			  */
+	bool frees_here; /* this host frees the blocks of removed files */
 	bool replaces;   /* a file with this mode and owner */
 	mode_t old_mode;
 	uid_t old_user;

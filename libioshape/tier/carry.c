@@ -10,8 +10,7 @@
 
 /* ---- A directory ----------------------------------------------------------------------------- */
 
-/* A directory on its way: all files go into a new one beside the destination, which takes its
- * place. */
+/* Copies all files into a new directory beside the destination, and renames it into place. */
 
 /* Each costs descriptors and stack. No framework nests what it saves half as deep. */
 #define MOST_LEVELS 8
@@ -203,9 +202,9 @@ static int carry_folder(struct tier_carry *carry, struct base_error *error)
 /* ---- A generation of several nodes ----------------------------------------------------------- */
 
 /*
- * A generation that lies on the tiers of several nodes: each brings the files that it has into one
- * directory beside the destination, which no reader sees. Whoever finds that all are there puts it
- * in place, with the manifest, which all of them have.
+ * If a generation is spread over the tiers of several nodes, each node copies its files into one
+ * hidden directory beside the destination. The node that finds all files there adds the manifest,
+ * which every node has, and renames the directory into place.
  */
 
 /* A generation on its way, and where it goes. */

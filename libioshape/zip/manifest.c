@@ -15,7 +15,7 @@
 
 /* ---- Does it hold together? ------------------------------------------------------------------ */
 
-/* Whether a manifest holds together: before it is written, and when it has been read. */
+/* A manifest is checked before it is written, and after it was read. */
 
 /* In the directory of the generation, and beside the manifest. NULL if it is fine, else what is
  * wrong.

@@ -127,7 +127,7 @@ int group_attempt_join(struct group_attempt *attempt, const char *directory, uin
 
 /* ---- Commit ---------------------------------------------------------------------------------- */
 
-/* What had the place of a generation, and what became of it. */
+/* The checkpoint that was replaced, and what happened to it. */
 struct replaced {
 	enum {
 		NOTHING_REPLACED,

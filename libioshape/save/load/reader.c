@@ -9,7 +9,7 @@
 
 /* ---- The format of a file -------------------------------------------------------------------- */
 
-/* Which way a file is read that may have any format. */
+/* A file of any format has checksums beside it, or is a torch zip, or has none. */
 
 #define LEAST_ZIP_BYTES 22u
 
