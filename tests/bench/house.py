@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import sizes
+from coordinators import GRACE_S, running_redis, short_folder
 from tree import HEADERS, LIBRARY, ROOT
 
 from .setting import Figure, Outcome, Setting
@@ -113,6 +116,47 @@ def circle_figures() -> Iterator[Figure]:
     yield Figure("cross_floor_circles", len(circles(floors)), "<=", 0, "of calls among floors")
 
 
+# ---- Traced calls ------------------------------------------------------------------------------
+
+
+def files_entered(program: Path, *arguments: str) -> set[str]:
+    """Return the library's .c files that a call enters; see trace.c."""
+    addresses = output_of(str(program), *arguments)
+    places = subprocess.run(
+        ["addr2line", "-e", str(program)],
+        check=True,
+        input=addresses,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    files = {os.path.normpath(place.rpartition(":")[0]) for place in places}
+    return {name for name in files if "/libioshape/" in name and name.endswith(".c")}
+
+
+def trace_figures() -> Iterator[Figure]:
+    build = ROOT / "build" / "trace"
+    subprocess.run(
+        [
+            *(ROOT / "tests/support/build.sh", build.relative_to(ROOT), "-Dbench=true"),
+            *("-Doptimization=0", "-Dc_args=-finstrument-functions,-Wno-format-truncation"),
+        ],
+        check=True,
+        cwd=ROOT,
+    )
+    program = build / "tests" / "bench" / "bench-trace"
+    with short_folder() as folder:
+        saved = files_entered(program, "save", f"local:{folder}", str(folder / "weights.pt"))
+    with running_redis() as redis:
+        time.sleep(GRACE_S)
+        asked = files_entered(program, "slot", redis.address)
+    for name, files, most in (
+        ("files_of_a_save", saved, 18),
+        ("files_of_a_slot_request", asked, 9),
+    ):
+        listed = " ".join(sorted(Path(one).stem for one in files))
+        yield Figure(name, len(files), "<=", most, listed)
+
+
 # ---- The rest ----------------------------------------------------------------------------------
 
 
@@ -162,5 +206,6 @@ def measure(setting: Setting) -> Outcome:
     del setting  # nothing here depends on where or how much
     outcome = Outcome()
     outcome.figures += [*size_figures(), settings_listed(), public_functions(), *circle_figures()]
+    outcome.figures += trace_figures()
     outcome.figures += figures_of_runs(outcome)
     return outcome

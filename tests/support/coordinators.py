@@ -104,7 +104,7 @@ def running_redis(password: str = "") -> Iterator[Redis]:
 
 #: A server that has just started might have lost its data: for half a lease it lets nobody in but
 #: those who held a slot before.
-_GRACE_S = 8.5
+GRACE_S = 8.5
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def _shared_redis() -> Redis:
     atexit.register(folder.__exit__, None, None, None)
     atexit.register(redis.kill)
     redis.start()
-    time.sleep(_GRACE_S)
+    time.sleep(GRACE_S)
     return redis
 
 
