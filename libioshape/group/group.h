@@ -1,16 +1,280 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside the group floor. What all ranks do together is a round: opening, a save, asking for
- * the newest generation. Rounds are numbered alike on all ranks and happen one after the other. In
- * each, every rank leaves its notes on the board, and rank 0 decides.
+ * The group floor: what all ranks of a job do together.
+ *
+ * What they do is a round: opening, a save, asking for the newest generation. Rounds are numbered
+ * alike on all ranks and happen one after the other. In each, every rank leaves its messages on the
+ * board, and rank 0 decides.
+ *
+ * Generations on disk are directories of files that are written under a name of their own (an
+ * attempt), put in place with their manifest, opened, counted and removed. All of it is checked
+ * against other processes that do the same in the same directory: attempts are locked by their
+ * writer, manifests by their readers, and the kernel drops those locks when a process dies. Where a
+ * filesystem has no locks, time decides, as said at each function.
  */
 #ifndef GROUP_GROUP_H
 #define GROUP_GROUP_H
 
 #include "gather/gather.h"
-#include "group/generation/generation.h"
+#include "save/save.h"
 
-/* ---- Notes (notes.c; pure) ------------------------------------------------------------------- */
+#include <ioshape/group.h>
+
+#include <stdio.h>
+
+/* ---- Names in a directory of generations (generations.c) ------------------------------------- */
+
+/* "step-0000001000" */
+#define GROUP_STEP_NAME_BYTES 32
+/* ".step-0000001000.<job>-<domain>-<random>", ".drained-" in front of "step" with the same behind
+ * it, ".replaced-step-0000001000.<random>", ".pruned-step-0000001000.<random>" */
+#define GROUP_ATTEMPT_NAME_BYTES 96
+/* "<job>-<lock domain>-<random>": 8, 8 and 16 hexadecimal digits. */
+#define GROUP_ATTEMPT_ID_BYTES 35
+
+enum group_name_kind {
+	GROUP_NAME_OTHER,
+	GROUP_NAME_STEP,
+	GROUP_NAME_ATTEMPT,
+	GROUP_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
+	GROUP_NAME_PRUNED,   /* stepped aside to be removed: see prune.c */
+	GROUP_NAME_DRAINED,  /* nodes bring their files there: see tier/carry.c */
+};
+
+struct group_name {
+	enum group_name_kind kind;
+	uint64_t step;
+	char id[GROUP_ATTEMPT_ID_BYTES]; /* of an attempt, also where it is drained */
+};
+
+void group_step_name(char into[GROUP_STEP_NAME_BYTES], uint64_t step);
+struct group_name group_parse_name(const char *name);
+/* A name for what steps aside: `kind` is GROUP_NAME_REPLACED or GROUP_NAME_PRUNED. */
+void group_aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind kind, uint64_t step,
+		      uint64_t number);
+
+/* Where nodes bring the files of that attempt, each from its tier. */
+void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, const char *id);
+
+/* For a new name: digits of this process, and random ones. */
+uint64_t group_name_number(void);
+bool group_is_this_process(const char *id);
+
+/* The first digits of the id of a job's attempts. */
+#define GROUP_JOB_BYTES 9
+void group_job_hash(char into[GROUP_JOB_BYTES], const char *token);
+
+/* ---- Attempts (attempt.c) -------------------------------------------------------------------- */
+
+struct group_attempt {
+	struct ring_folder directory; /* of the generations */
+	struct ring_folder folder;    /* of this attempt; locked, where locks work */
+	char name[GROUP_ATTEMPT_NAME_BYTES];
+	char id[GROUP_ATTEMPT_ID_BYTES]; /* for zip_manifest.attempt */
+	uint64_t step;
+	/* Its number is higher: that of the newest that was there when it began, or in another
+	 * directory that goes with this one. Then its own. */
+	uint64_t last_serial;
+	/* The files of the manifest that are in this directory, by their numbers; NULL: all. */
+	const bool *files_here;
+	struct ring_entry seen; /* the directory, when the attempt had its name */
+	bool committed;
+	struct base_log log;
+};
+
+/* To begin with; group_attempt_abandon() is safe on it. */
+#define GROUP_NO_ATTEMPT                                                                           \
+	{                                                                                          \
+		.directory = RING_NO_FOLDER, .folder = RING_NO_FOLDER                              \
+	}
+
+/*
+ * Makes `directory` if it is not there, removes what dead jobs left in it (group_tidy), and makes a
+ * new directory in it, for the files of generation `step`. Its writers need only the path: rank 0
+ * alone holds the attempt. Other processes take it for alive as long as this one is.
+ * `job` is its hash.
+ */
+int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
+			const char *job, const struct base_log *log, struct base_error *error);
+
+/* The same on another node, for its own files: under the name that rank 0's has. */
+int group_attempt_join(struct group_attempt *attempt, const char *directory, uint64_t step,
+		       const char *name, const char *job, const struct base_log *log,
+		       struct base_error *error);
+
+/* The number that the attempt would have now: after all that are there, though their jobs began
+ * later, and had other clocks. */
+uint64_t group_next_serial(const struct group_attempt *attempt);
+
+/* Valid until commit or abandon. */
+static inline const char *group_attempt_path(const struct group_attempt *attempt)
+{
+	return attempt->folder.path;
+}
+
+/*
+ * Writes the manifest, with the next serial number if it has none, and makes the attempt the
+ * generation of its step, durably: whatever happens, there is the old generation or the new one.
+ * -EEXIST with no_replace if there is a complete one; IOSHAPE_E_DAMAGED if one of its files is not
+ * there. After a failure it is as it was before, and can only be abandoned.
+ */
+int group_attempt_commit(struct group_attempt *attempt, const struct zip_manifest *manifest,
+			 bool no_replace, struct base_error *error);
+
+/* Ends every attempt: without a commit, nothing is left of it. */
+void group_attempt_abandon(struct group_attempt *attempt);
+
+/* ---- Generations in a directory (generations.c) ---------------------------------------------- */
+
+/* One that holds: its manifest is sound, and the files are there with their sizes. On the tiers of
+ * several nodes, where a file of parities says so, each has its own files only. */
+struct group_generation {
+	struct ring_folder folder;
+	struct zip_manifest manifest;
+	struct ring_hold held; /* on the manifest: no process removes it while it is open */
+};
+
+#define GROUP_NO_GENERATION                                                                        \
+	{                                                                                          \
+		.folder = RING_NO_FOLDER, .held = RING_NO_HOLD                                     \
+	}
+
+/* -ENOENT, without a sentence, if there is no such directory or no manifest in it;
+ * IOSHAPE_E_DAMAGED and others if it does not hold. On failure it is closed. */
+int group_generation_open(struct group_generation *generation, const struct ring_folder *directory,
+			  const char *name, uint64_t step, struct base_error *error);
+void group_generation_close(struct group_generation *generation);
+/* Whether the files are there with their sizes; `remedy` ends the sentence if not. */
+int group_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
+		      const char *remedy, struct base_error *error);
+uint64_t group_generation_bytes(const struct group_generation *generation);
+
+/* "node-00003.parity": what protects the files of a node on its tier, and tells them apart from an
+ * incomplete generation. */
+#define GROUP_PARITY_NAME_BYTES 32
+void group_parity_name(char into[GROUP_PARITY_NAME_BYTES], uint32_t node);
+/* Whether it is one, and whose. */
+bool group_parse_parity_name(const char *name, uint32_t *node);
+/* Whether a directory has one: a generation in it has the files of some nodes only. */
+bool group_is_of_nodes(const struct ring_folder *folder);
+
+/* A name that may be a generation's: also that of one that stepped aside while nothing is in its
+ * place. */
+#define GROUP_UNKNOWN_SERIAL UINT64_MAX
+struct group_candidate {
+	uint64_t step;
+	uint64_t serial; /* of its manifest; 0: not looked at, GROUP_UNKNOWN_SERIAL: not readable */
+	bool aside;
+	char name[GROUP_ATTEMPT_NAME_BYTES];
+};
+
+struct group_candidates {
+	struct group_candidate *all;
+	size_t count;
+};
+
+/* Lists the candidates, newest first. Only the beginning of each manifest has been looked at. */
+int group_list_by_age(const struct ring_folder *directory, struct group_candidates *candidates,
+		      struct base_error *error);
+/* Opens the one at that position; or another one from behind it, if it could not be read when they
+ * were sorted and now proves to be older. */
+int group_open_candidate(struct group_generation *generation, const struct ring_folder *directory,
+			 struct group_candidates *candidates, size_t at, struct base_error *error);
+/* Whether it holds; -ENOENT, with a sentence, if it has no manifest. */
+int group_look_at_candidate(const struct ring_folder *directory,
+			    struct group_candidates *candidates, size_t at,
+			    struct base_error *error);
+void group_candidates_free(struct group_candidates *candidates);
+
+/* The directory of that path, absolute whatever the working directory will be. */
+int group_open_directory(struct ring_folder *directory, const char *path, struct base_error *error);
+
+/* Whether a process has no more memory or descriptors: then it knows nothing about what it looked
+ * at. */
+bool group_is_shortage(int code);
+
+/* Whether it failed because of what it is: then an older one may be taken instead. Not if it was
+ * this process that could not. */
+bool group_is_its_own_fault(int code);
+
+/* Raises `last` to the serial number of what is called so, if that is a generation. */
+void group_note_serial(const struct ring_folder *directory, const char *name, uint64_t *last);
+/* The highest serial number in a directory. What cannot be listed is not there for whoever looks
+ * for the newest either. */
+uint64_t group_last_serial(const struct ring_folder *directory, const struct base_log *log);
+
+/* Lists the complete generations, oldest first; *steps is to be freed. */
+int group_list_steps(const struct ring_folder *directory, uint64_t **steps, size_t *count,
+		     struct base_error *error);
+
+/*
+ * Generations that are there and cannot be used, with the reasons. Zero to begin with. If there is
+ * no other, a job must not take that for its first start.
+ */
+struct group_unusable {
+	size_t count;
+	char why[BASE_ERROR_TEXT_BYTES / 2];
+};
+
+/* Counts one. `why` may be NULL: the first reasons are enough. */
+void group_unusable_add(struct group_unusable *unusable, const struct base_error *why);
+/* Fails: -ENOENT if none was counted, otherwise IOSHAPE_E_UNUSABLE. */
+int group_fail_unusable(const struct group_unusable *unusable, const char *directory,
+			struct base_error *error);
+
+/* -ENOENT with a sentence, IOSHAPE_E_UNUSABLE if none of several holds. Those newer ones that do
+ * not hold are told to the log. */
+int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
+		    uint64_t step, struct base_error *error);
+int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
+		      const struct base_log *log, struct base_error *error);
+
+/* ---- Removal (prune.c) ----------------------------------------------------------------------- */
+
+/*
+ * Removes attempts of this user whose processes are dead. One that is locked is alive. One that is
+ * not is dead if it was begun in this lock domain or by this job, and otherwise if nothing in it
+ * was touched for a day: locks may not reach farther. Where there are no locks, those of this job
+ * are dead (but for those of this process), and others after a day. `job` is the job's hash, as in
+ * an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken. Best
+ * effort: failures are logged. `last_serial` is raised to that of the newest generation that is
+ * there; it may be NULL. The next call removes what the budget did not reach.
+ */
+void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
+		struct base_budget *budget, const struct base_log *log);
+
+/* Removes what is open as `folder` and called `name`, manifest first. -EBUSY, without a sentence,
+ * if a process reads it: then nothing is touched. -EAGAIN, without a sentence, if the budget did
+ * not reach all of it. */
+int group_remove_generation(const struct ring_folder *folder, const struct ring_folder *directory,
+			    const char *name, struct base_budget *budget, struct base_error *error);
+
+/* ioshape_generation_prune(), for calls that are on a context already. `job` as for group_tidy().
+ */
+int group_prune(struct ioshape_context *context, const char *directory, const char *job,
+		const struct ioshape_prune_options *options, uint64_t *removed,
+		struct base_error *error);
+
+/* ---- The public handle of a generation (handle.c) -------------------------------------------- */
+
+struct ioshape_generation {
+	struct ioshape_context *context;
+	struct ring_folder directory;
+	struct group_generation found;
+	char name[GROUP_ATTEMPT_NAME_BYTES]; /* of its directory when it was opened */
+	pthread_mutex_t lock;                /* of the texts below, which are made at need */
+	char **paths;                        /* of files */
+	char **part_names;                   /* by rank, where they are not those of files */
+};
+
+/*
+ * Compares the parts of ranks `first`, `first` + `stride`, ... with the manifest's checksums: all
+ * bytes of each. IOSHAPE_E_DAMAGED for the first that differs. `progress` is not NULL.
+ */
+int group_verify_parts(struct ioshape_generation *generation, uint32_t first, uint32_t stride,
+		       ioshape_progress_fn progress, void *progress_user, struct base_error *error);
+
+/* ---- Notes (messages.c) ---------------------------------------------------------------------- */
 
 /* Of all that ranks tell and send each other. */
 #define GROUP_NOTES_FORMAT BASE_FORMAT(5u)
@@ -69,7 +333,7 @@ static inline struct group_tier *group_tier_of(const struct ioshape_group_option
 	return (struct group_tier *)(void *)options->tier;
 }
 
-/* ---- Groups (group.c, meeting.c) ------------------------------------------------------------- */
+/* ---- Groups (group.c) ------------------------------------------------------------------------ */
 
 #define GROUP_WHERE_BYTES 64
 
@@ -121,18 +385,6 @@ struct ioshape_group {
 	uint64_t round;      /* that is going on */
 };
 
-/* Everybody finds everybody (meeting.c). The board is open. */
-int group_meet(struct ioshape_group *group, struct base_error *error);
-/* Who is where, as rank 0 says it. True if it knows us in this life. */
-bool group_take_roster(struct ioshape_group *group, const struct base_buffer *note);
-
-/* ---- Ranks (ranks.c; pure) ------------------------------------------------------------------- */
-
-/* Numbers the nodes by their keys. -ENOMEM. */
-int group_find_nodes(struct ioshape_group *group);
-/* From the ranks' nodes, which another process has numbered. False if it cannot be so. */
-bool group_find_leaders(struct ioshape_group *group, uint64_t node_count);
-
 /* The rank that writes the part of this one. */
 uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank);
 
@@ -166,13 +418,15 @@ void group_name_rank(struct group_names *names, const struct ioshape_group *grou
 int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 		       const struct base_error *failure, struct base_error *error);
 
-/* ---- Rounds (round.c) ------------------------------------------------------------------------ */
+/* ---- Rounds (messages.c) --------------------------------------------------------------------- */
 
 struct group_round {
 	struct ioshape_group *group;
 	uint64_t number;
 	char scope[GATHER_NAME_BYTES]; /* on the board */
 	const atomic_bool *abort;      /* NULL: it cannot be stopped */
+	struct ioshape_save *save;     /* whose progress is told; NULL: there is none */
+	enum ioshape_phase phase;      /* told last: only ever later ones */
 	/* How far this rank is: part of its heartbeats. */
 	uint64_t done_bytes;
 	uint64_t last_beat_ns;
@@ -198,6 +452,13 @@ int group_round_post(struct group_round *round, const char *what, struct group_n
 void group_round_rest(struct group_round *round);
 /* Sends a heartbeat now and then: to be called from whatever takes long. */
 void group_round_beat(struct group_round *round);
+/* An ioshape_progress_fn for all that takes long in a round: tells the save's caller, and the other
+ * ranks. */
+int group_round_track(void *round, enum ioshape_phase phase, uint64_t done_bytes,
+		      uint64_t total_bytes);
+/* The same, and -ECANCELED if the round shall stop. */
+int group_round_go_on(struct group_round *round, enum ioshape_phase phase, uint64_t done_bytes,
+		      uint64_t total_bytes, struct base_error *error);
 
 /*
  * Waits for "<what>-<rank>". A rank that is gone, or sent no heartbeat until the deadline, is
@@ -235,5 +496,173 @@ struct group_collection {
 };
 int group_round_collect(struct group_round *round, const struct group_collection *collection,
 			struct base_error *error);
+
+/* ---- A generation that is being saved -------------------------------------------------------- */
+
+/* What rank 0 has decided. */
+struct group_plan {
+	enum ioshape_mode mode;
+	char why[160];
+	bool near;                              /* on tiers, and not in the group's directory */
+	bool together;                          /* all nodes see the same tier */
+	char not_near[BASE_ERROR_TEXT_BYTES];   /* why not, if there is a tier */
+	char attempt[GROUP_ATTEMPT_NAME_BYTES]; /* its name there */
+	uint64_t alignment;                     /* of parts in bundles */
+	uint64_t total_bytes;                   /* of all kept parts; about, as the next */
+	uint64_t repeated_bytes;                /* of the parts that are not kept */
+	uint64_t *bytes;                        /* of each rank's, 0 if it is not kept */
+	/* By rank: the lowest rank with an equal part, and the rank whose copy is stored for it. */
+	uint32_t *same, *kept;
+	/* The question before the plan: these ranks shall say the digests of their parts. */
+	bool asks;
+	bool *asked;
+	uint8_t key[BASE_MAC_BYTES];
+};
+
+static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
+{
+	return plan->kept[rank] == rank;
+}
+
+/* Waits for rank 0's note "plan" or "agreed" and reads it. If it is a question, answers it and
+ * waits for the plan that follows (save.c). */
+struct group_part;
+int group_await_plan(struct group_part *part, const char *what, struct base_error *error);
+
+/* What a writer has written. */
+struct group_written {
+	char name[ZIP_PART_NAME_BYTES];
+	uint64_t bytes;
+	uint32_t crc32;
+	uint32_t count;
+	struct group_written_part {
+		uint32_t rank;
+		uint32_t crc32;
+		uint64_t offset, bytes;
+	} * parts; /* to be freed */
+};
+
+/* Or why it has not. */
+void group_note_written(struct group_note *note, const struct group_written *written,
+			const struct base_error *failure);
+
+/* A sample or a digest of a rank's part. */
+struct group_sum {
+	bool known;
+	struct group_sum_key { /* compared as bytes: no gaps */
+		uint64_t bytes;
+		uint64_t node; /* if copies on several nodes are kept; 0 elsewhere */
+		uint8_t mac[BASE_MAC_BYTES];
+	} key;
+};
+
+/* One rank's part in one generation, while it is being saved. */
+struct group_part {
+	struct group_round round;
+	struct ioshape_group *group;
+	const struct save_task *task;
+	uint64_t step;
+	struct group_plan plan;
+	struct group_sum sample;   /* of our part */
+	struct save_digest digest; /* the same; zeros if it was not asked for */
+	struct group_sum *sums;    /* rank 0: of each rank's */
+	bool asked;                /* rank 0: the question has been posted */
+	struct ioshape_report *report;
+	struct ring_notes notes;                 /* for the report: of what was before the file */
+	char unprotected[BASE_ERROR_TEXT_BYTES]; /* why nodes do not protect each other; "" */
+	/* Of a stream that we wait for: whose, how far it was, and since when. */
+	uint32_t awaited;
+	uint64_t awaited_bytes, awaited_ns;
+};
+
+/* ---- Equal parts (same.c) -------------------------------------------------------------------- */
+
+/* Before the rank says what it wants. */
+void group_take_sample(struct group_part *part);
+void group_note_sum(struct group_note *note, const struct group_sum *sum);
+void group_read_sum(struct group_note_reader *reader, struct group_sum *sum);
+/* Rank 0, which has the samples of all: finds out which parts are equal, and keeps one of each. */
+int group_find_same(struct group_part *part, struct base_error *error);
+/* The others: answer its question. */
+int group_answer_digest(struct group_part *part, struct base_error *error);
+/* Whether the plan has this rank write a file. */
+bool group_has_file(const struct group_part *part);
+/* Counts the files that the generation has in this mode. */
+uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode);
+/* Compares the checksum of our written part with its digest, on which other ranks rely.
+ * IOSHAPE_E_CHANGED. */
+int group_check_digest(const struct group_part *part, uint32_t crc32, struct base_error *error);
+
+/* ---- The tier (save/near.c) ------------------------------------------------------------------ */
+
+/* Rank 0: where the generation is made, and room for it on this node. */
+void group_choose_place(struct group_part *part);
+/* The others: it is in the plan. */
+void group_take_place(struct group_part *part);
+/* Rank 0: it is made in the directory after all, and all reports say why. */
+void group_save_directly(struct group_part *part, const char *why);
+/* Whether each node saves on a tier of its own. */
+static inline bool group_is_spread(const struct group_part *part)
+{
+	return part->plan.near && part->group->node_count > 1 && !part->plan.together;
+}
+/* How much of the generation is written where this node writes; about. */
+uint64_t group_bytes_here(const struct group_part *part);
+static inline const char *group_place_of(const struct group_part *part)
+{
+	return part->plan.near ? part->group->near : part->group->directory;
+}
+/* Rank 0: its number is higher than those of both places. */
+void group_continue_serials(struct group_part *part, struct group_attempt *attempt);
+/* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
+int group_keep(const struct group_part *part, struct base_error *error);
+
+/* ---- The tiers of several nodes (save/spread.c) ---------------------------------------------- */
+
+/* What a node keeps for others, if all save so much. */
+uint64_t group_parity_bytes(const struct ioshape_group *group, uint64_t bytes);
+/* Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
+ * sentence: one has none. If all have found rank 0's directory, they are on one tier together. */
+int group_ask_for_room(struct group_part *part, struct base_error *error);
+/* The others: whether this node has it is told, and what rank 0 has decided then is the plan. */
+int group_answer_for_room(struct group_part *part, struct group_attempt *attempt,
+			  struct base_error *error);
+/* Rank 0: all nodes put their files in place, with the manifest. */
+int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
+			struct zip_manifest *manifest, struct base_error *error);
+/* The first ranks of the others do their part in it, when rank 0 says so. */
+void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
+			 struct base_error *error);
+
+/* Rank 0 (lead.c): all of the generation. `own` is what this rank failed with before, if it did. */
+int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error);
+/* The others are told that there will be none. */
+int group_lead_nowhere(struct group_part *part, const struct base_error *why,
+		       struct base_error *error);
+
+/* For the writers: writes the file, with the parts of all ranks whose writer this one is. */
+int group_write_parts(struct group_part *part, struct group_written *written,
+		      struct base_error *error);
+/* For the others: sends our part to its writer. */
+int group_send_part(struct group_part *part, struct base_error *error);
+
+/* Streams of this generation. */
+static inline void group_stream_address(const struct group_part *part, uint32_t writer, char *into,
+					size_t into_bytes)
+{
+	snprintf(into, into_bytes, "%016llx-%llu-%u", (unsigned long long)part->group->id,
+		 (unsigned long long)part->round.number, writer);
+}
+
+/* MPI promises tags up to 32767. Other groups may use the same functions. */
+static inline uint32_t group_stream_tag(const struct group_part *part)
+{
+	return (uint32_t)((part->group->id % 16384 + part->round.number) % 16384);
+}
+
+/* Each block is two messages, between which both sides wait for each other: with 4 MiB a save by
+ * rank 0 over gloo took a fifth longer. Two streams are received at a time. */
+#define GROUP_STREAM_BLOCK_BYTES (16 * MIB)
+#define GROUP_STREAM_BLOCKS 3u
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which generation all ranks of a group load: the newest complete one, or the newest intact one. */
 #define _GNU_SOURCE
-#include "group/generation/handle.h"
+#include "group/group.h"
 #include "group/parity/restore.h"
 
 #include <errno.h>

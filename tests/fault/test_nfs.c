@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
-#include "group/generation/generation.h"
+#include "group/group.h"
 #include "support/generation_case.h"
 #include "support/machine.h"
 #include "support/nfs_case.h"

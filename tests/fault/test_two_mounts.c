@@ -5,7 +5,7 @@
  * through one is safe from those who tidy through the other.
  */
 #define _GNU_SOURCE
-#include "group/generation/generation.h"
+#include "group/group.h"
 #include "ring/destination.h"
 #include "support/file_writer.h"
 #include "support/passthrough.h"

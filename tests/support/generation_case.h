@@ -3,7 +3,7 @@
 #ifndef TESTS_SUPPORT_GENERATION_CASE_H
 #define TESTS_SUPPORT_GENERATION_CASE_H
 
-#include "group/generation/generation.h"
+#include "group/group.h"
 #include "support/scratch.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #ifndef TESTS_SUPPORT_GENERATION_FILES_H
 #define TESTS_SUPPORT_GENERATION_FILES_H
 
-#include "group/generation/generation.h"
+#include "group/group.h"
 #include "support/file_writer.h"
 #include "support/must.h"
 

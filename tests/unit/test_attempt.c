@@ -234,7 +234,7 @@ TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
 	const uint64_t ahead = (uint64_t)(base_wall_seconds() * 1000) + 3600000;
 	struct group_attempt attempt;
 	struct ring_folder runs;
-	uint64_t serial;
+	uint64_t serial = 0;
 
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	put_generation("runs/step-0000002000", 2000, ahead);
@@ -242,7 +242,7 @@ TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
 	group_attempt_abandon(&attempt);
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
-	ck_assert_int_eq(group_peek_serial(&runs, PLACE, &serial), 0);
+	group_note_serial(&runs, PLACE, &serial);
 	ring_folder_close(&runs);
 	ck_assert_uint_eq(serial, ahead + 1);
 }

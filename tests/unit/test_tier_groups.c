@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups that save on a tier first: two real ranks, and what they find afterwards. */
 #define _GNU_SOURCE
-#include "group/generation/generation.h"
+#include "group/group.h"
 #include "support/tier_case.h"
 
 #include <ioshape/tier.h>

@@ -2,7 +2,7 @@
 /* Two real ranks as two nodes, each with a tier of its own, which have copies of each other's
  * files. */
 #define _GNU_SOURCE
-#include "group/generation/generation.h"
+#include "group/group.h"
 #include "group/parity/parity.h"
 #include "support/pair_comm.h"
 #include "support/tier_case.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A generation that is saved on a tier first: whether it can be, and what makes it last. */
-#include "group/save/part.h"
+#include "group/group.h"
 
 #include <stdio.h>
 

@@ -6,8 +6,8 @@
  * it for the drain. Only after that it has been saved.
  */
 #define _GNU_SOURCE
+#include "group/group.h"
 #include "group/parity/parity.h"
-#include "group/save/part.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -307,8 +307,8 @@ static int await_commit(struct group_part *part, struct base_buffer *note, struc
 		ret = group_round_look(&part->round, "verdict", 0, &watched, note, error);
 		if (ret != -EAGAIN)
 			return ret ? ret : -ECANCELED;
-		ret = group_part_go_on(part, IOSHAPE_PHASE_SYNC, part->round.group_done,
-				       part->round.group_total, error);
+		ret = group_round_go_on(&part->round, IOSHAPE_PHASE_SYNC, part->round.group_done,
+					part->round.group_total, error);
 		if (ret)
 			return ret;
 		group_round_rest(&part->round);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A generation while it is written, and how it takes its place. */
-#include "group/generation/generation.h"
+#define _GNU_SOURCE
+#include "group/group.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -12,31 +13,6 @@
 #define MOST_TRIES 16
 
 /* ---- Names ----------------------------------------------------------------------------------- */
-
-/* The first half of the last digits of the ids of this process's attempts. */
-static uint32_t process_number(void)
-{
-	/* The process in the upper half: a forked child draws a number of its own. */
-	static _Atomic uint64_t drawn;
-	uint64_t number = atomic_load(&drawn), mine;
-
-	if (number >> 32 == (uint64_t)base_pid())
-		return (uint32_t)number;
-	mine = (uint64_t)base_pid() << 32 | (uint32_t)base_random();
-	return (uint32_t)(atomic_compare_exchange_strong(&drawn, &number, mine) ? mine : number);
-}
-
-void group_job_hash(char into[GROUP_JOB_BYTES], const char *token)
-{
-	uint64_t hash = base_hash_text(token);
-
-	snprintf(into, GROUP_JOB_BYTES, "%08x", (uint32_t)(hash ^ hash >> 32));
-}
-
-uint64_t group_name_number(void)
-{
-	return (uint64_t)process_number() << 32 | (uint32_t)base_random();
-}
 
 static void make_name(struct group_attempt *attempt, const char *job)
 {

@@ -7,7 +7,7 @@
  * written, and the manifest names it for the others. On the tiers of several nodes each node has
  * its own copy, because a node that is lost would take the only one with it.
  */
-#include "group/save/part.h"
+#include "group/group.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -20,10 +20,10 @@ void group_take_sample(struct group_part *part)
 	struct group_sum *sample = &part->sample;
 	struct base_error unused = { 0 };
 
-	if (part->group->options.ranks < 2 || !save_has_digest(part->save))
+	if (part->group->options.ranks < 2 || !save_has_digest(part->round.save))
 		return;
 	sample->key.bytes = part->task->expected_bytes;
-	sample->known = !save_take_sample(part->save, sample->key.mac, &unused);
+	sample->known = !save_take_sample(part->round.save, sample->key.mac, &unused);
 	part->report->hashed_bytes = MIN(part->task->payload_bytes, SAVE_SAMPLE_BYTES);
 }
 
@@ -101,12 +101,14 @@ static int go_on(void *user, struct base_error *error)
 {
 	struct group_part *part = user;
 
-	return group_part_go_on(part, IOSHAPE_PHASE_WAIT, 0, part->task->expected_bytes, error);
+	return group_round_go_on(&part->round, IOSHAPE_PHASE_WAIT, 0, part->task->expected_bytes,
+				 error);
 }
 
 static int take_digest(struct group_part *part, struct base_error *error)
 {
-	int ret = save_take_digest(part->save, part->plan.key, &part->digest, go_on, part, error);
+	int ret = save_take_digest(part->round.save, part->plan.key, &part->digest, go_on, part,
+				   error);
 
 	part->report->hashed_bytes += part->digest.bytes;
 	return ret;

@@ -5,7 +5,7 @@
  * bytes lie in memory that the writer maps. That is the staging memory, or, for a save that
  * borrows, a window of a few chunks that its bytes are copied through.
  */
-#include "group/save/part.h"
+#include "group/group.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -48,8 +48,8 @@ static int go_on(void *user, struct base_error *error)
 	struct group_note_reader reader;
 	int ret;
 
-	ret = group_part_go_on(part, IOSHAPE_PHASE_WAIT, part->round.done_bytes,
-			       sending->total_bytes, error);
+	ret = group_round_go_on(&part->round, IOSHAPE_PHASE_WAIT, part->round.done_bytes,
+				sending->total_bytes, error);
 	if (ret)
 		return ret;
 	ret = group_round_look(&part->round, "verdict", 0, &sending->watched, &sending->note,
@@ -165,7 +165,7 @@ static int send_out(struct sending *sending, const void *data, size_t bytes, uin
 	if (sending->local && bytes >= SMALL_BYTES) {
 		if (sending->chunks)
 			return put_through_window(sending, data, bytes, crc, error);
-		if (save_find_staged(sending->part->save, data, &offset)) {
+		if (save_find_staged(sending->part->round.save, data, &offset)) {
 			*crc = base_crc32(0, data, bytes);
 			return gather_sender_put_shared(sending->sender, data, offset, bytes, *crc,
 							error);
@@ -191,9 +191,9 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 	else if (crc)
 		*crc = base_crc32_combine(*crc, piece_crc, bytes);
 	sending->crc32 = base_crc32_combine(sending->crc32, piece_crc, bytes);
-	return group_part_go_on(part, IOSHAPE_PHASE_WRITE,
-				MIN(gather_sender_offset(sending->sender), sending->total_bytes),
-				sending->total_bytes, error);
+	return group_round_go_on(&part->round, IOSHAPE_PHASE_WRITE,
+				 MIN(gather_sender_offset(sending->sender), sending->total_bytes),
+				 sending->total_bytes, error);
 }
 
 static int sink_finish(void *to, struct base_error *error)
@@ -284,7 +284,7 @@ static int send_part(struct sending *sending, struct base_error *error)
 
 	ret = zip_writer_new(&zip, sink, part->task->path, error);
 	if (!ret)
-		ret = save_write_payload(part->save, zip, NULL, error);
+		ret = save_write_payload(part->round.save, zip, NULL, error);
 	zip_writer_free(zip);
 	return ret;
 }
@@ -301,9 +301,9 @@ int group_send_part(struct group_part *part, struct base_error *error)
 	if (!ret) {
 		const struct save_outlet outlet = { offset_in_stream, await_taken, sending.sender };
 
-		save_keep_chunks(part->save, &outlet);
+		save_keep_chunks(part->round.save, &outlet);
 		ret = send_part(&sending, error);
-		save_keep_chunks(part->save, NULL);
+		save_keep_chunks(part->round.save, NULL);
 		part->report->file_bytes = gather_sender_offset(sending.sender);
 	}
 	/* The stream tells sooner than the writer's lock, but only of a process. */

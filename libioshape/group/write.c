@@ -1,12 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The writers of a generation: their own part, and those that other ranks send, in one file. */
-#include "group/save/part.h"
+#include "group/group.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+void group_note_written(struct group_note *note, const struct group_written *written,
+			const struct base_error *failure)
+{
+	group_note_error(note, failure);
+	group_note_text(note, written->name);
+	group_note_number(note, written->bytes);
+	group_note_number(note, written->crc32);
+	group_note_number(note, written->count);
+	for (uint32_t i = 0; i < written->count; i++) {
+		group_note_number(note, written->parts[i].rank);
+		group_note_number(note, written->parts[i].crc32);
+		group_note_number(note, written->parts[i].offset);
+		group_note_number(note, written->parts[i].bytes);
+	}
+}
 
 /* A file that is being written. */
 struct writing {
@@ -84,8 +100,8 @@ static int go_on(void *user, struct base_error *error)
 	uint64_t now_ns = base_now_ns();
 	int ret;
 
-	ret = group_part_go_on(part, IOSHAPE_PHASE_WRITE, part->round.done_bytes,
-			       part->plan.total_bytes, error);
+	ret = group_round_go_on(&part->round, IOSHAPE_PHASE_WRITE, part->round.done_bytes,
+				part->plan.total_bytes, error);
 	if (ret)
 		return ret;
 	if (part->awaited_bytes != part->round.done_bytes || !part->awaited_ns) {
@@ -296,7 +312,7 @@ static int put_own_member(struct writing *writing, uint32_t rank, struct base_er
 	ret = zip_writer_new(&zip, zip_sink_of_member(writing->bundle), writing->part->task->path,
 			     error);
 	if (!ret)
-		ret = save_write_payload(writing->part->save, zip, writing->file, error);
+		ret = save_write_payload(writing->part->round.save, zip, writing->file, error);
 	zip_writer_free(zip);
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
@@ -332,7 +348,7 @@ static int put_single(struct writing *writing, struct ring_writer *file, struct 
 {
 	int ret = zip_writer_new(&writing->zip, zip_sink_of_file(file), writing->path, error);
 
-	return ret ? ret : save_write_payload(writing->part->save, writing->zip, file, error);
+	return ret ? ret : save_write_payload(writing->part->round.save, writing->zip, file, error);
 }
 
 static int put_file(void *user, struct ring_writer *file, struct base_error *error)
@@ -423,8 +439,8 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 	uint32_t count = 0, senders = 0; /* on this node */
 
 	*options = part->task->file_options;
-	options->progress = group_part_track;
-	options->progress_user = part;
+	options->progress = group_round_track;
+	options->progress_user = &part->round;
 	options->want_crc32 = true;
 	options->no_replace = false; /* that is for the generation */
 	options->no_sync = false;    /* a manifest vouches for what is on stable storage */
@@ -451,7 +467,7 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 int group_write_parts(struct group_part *part, struct group_written *written,
 		      struct base_error *error)
 {
-	const struct save_watch watch = save_watch_of(part->save);
+	const struct save_watch watch = save_watch_of(part->round.save);
 	struct writing writing = { .part = part, .written = written };
 	struct save_file file = {
 		.context = part->group->context,

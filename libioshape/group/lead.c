@@ -4,13 +4,46 @@
  * written, puts the generation in place, and says how it went.
  */
 #define _GNU_SOURCE
-#include "group/save/part.h"
+#include "group/group.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+/* ---- Where parts begin in bundles ------------------------------------------------------------ */
+
+/* Parts in a bundle begin on multiples of this where stripes are not known; in small generations of
+ * the lesser one. */
+#define PART_ALIGNMENT (1 * MIB)
+#define SMALL_PART_ALIGNMENT 4096u
+#define SMALL_PARTS_BYTES (64 * MIB)
+
+/* What lies between parts is written, too: on average half of this for each. */
+#define MOST_PART_ALIGNMENT (16 * MIB)
+#define PART_ALIGNMENTS 4u
+
+static uint64_t part_alignment(uint64_t bytes, uint32_t parts, uint64_t stripe_bytes)
+{
+	const uint64_t part_bytes = bytes / MAX(parts, 1);
+	uint64_t divisor = 1;
+
+	if (bytes < SMALL_PARTS_BYTES)
+		return SMALL_PART_ALIGNMENT;
+	if (!stripe_bytes || stripe_bytes % SMALL_PART_ALIGNMENT)
+		return PART_ALIGNMENT;
+	if (stripe_bytes <= PART_ALIGNMENT)
+		return (PART_ALIGNMENT + stripe_bytes - 1) / stripe_bytes * stripe_bytes;
+	/* All of a stripe, or what divides it. */
+	while (stripe_bytes / divisor > PART_ALIGNMENT &&
+	       (stripe_bytes % (divisor * SMALL_PART_ALIGNMENT) ||
+		stripe_bytes / divisor > MOST_PART_ALIGNMENT ||
+		stripe_bytes / divisor > part_bytes / PART_ALIGNMENTS))
+		divisor++;
+	return stripe_bytes % (divisor * SMALL_PART_ALIGNMENT) ? PART_ALIGNMENT :
+								 stripe_bytes / divisor;
+}
 
 /* ---- What all ranks want --------------------------------------------------------------------- */
 
@@ -124,7 +157,7 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 	facts.capacity = asked_capacity ? asked_capacity : files.capacity;
 	plan->mode = gather_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
 	files = files_of(part, plan->mode, facts.bytes, &storage);
-	plan->alignment = group_part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
+	plan->alignment = part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
 }
 
 /* What dead attempts of this job hold can be freed. */

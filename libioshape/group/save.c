@@ -5,12 +5,19 @@
  * rank 0 puts the generation in place and says how it went.
  */
 #define _GNU_SOURCE
-#include "group/save/part.h"
+#include "group/group.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* What one rank has in one save: from the call that begins it to the end of the save's thread. */
+struct group_share {
+	struct ioshape_group *group;
+	uint64_t step;
+	uint64_t round;
+};
 
 /* ---- What each rank wants -------------------------------------------------------------------- */
 
@@ -28,7 +35,7 @@ static int say_want(struct group_part *part, uint64_t bytes, const struct base_e
 
 /* ---- The plan: the others -------------------------------------------------------------------- */
 
-int group_plan_init(struct group_plan *plan, uint32_t ranks)
+static int init_plan(struct group_plan *plan, uint32_t ranks)
 {
 	plan->bytes = calloc(ranks, sizeof(*plan->bytes));
 	plan->same = calloc(2 * (size_t)ranks, sizeof(*plan->same));
@@ -41,7 +48,7 @@ int group_plan_init(struct group_plan *plan, uint32_t ranks)
 	return 0;
 }
 
-void group_plan_free(struct group_plan *plan)
+static void free_plan(struct group_plan *plan)
 {
 	free(plan->bytes);
 	free(plan->same);
@@ -95,8 +102,8 @@ static int read_question(struct group_plan *plan, uint32_t ranks, struct group_n
 	return 0;
 }
 
-int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
-		    const struct base_buffer *note, struct base_error *error)
+static int read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
+		     const struct base_buffer *note, struct base_error *error)
 {
 	struct group_note_reader reader = group_read_note(note);
 	int ret = group_read_error(&reader, error);
@@ -129,8 +136,7 @@ static int await_note(struct group_part *part, const char *what, struct base_err
 	int ret = group_round_await(&part->round, what, 0, &note, NULL, NULL, error);
 
 	if (!ret)
-		ret = group_read_plan(&part->plan, part->group->options.ranks, part->step, &note,
-				      error);
+		ret = read_plan(&part->plan, part->group->options.ranks, part->step, &note, error);
 	base_buffer_free(&note);
 	return ret;
 }
@@ -183,9 +189,9 @@ static void tell_progress(void *user)
 	struct group_part *part = user;
 
 	if (part->round.group_total)
-		group_part_track(part, IOSHAPE_PHASE_SYNC,
-				 MIN(part->round.group_done, part->round.group_total),
-				 part->round.group_total);
+		group_round_track(&part->round, IOSHAPE_PHASE_SYNC,
+				  MIN(part->round.group_done, part->round.group_total),
+				  part->round.group_total);
 }
 
 /* Rank 0 may have put the generation in place, and have ended before we heard of it. */
@@ -269,7 +275,7 @@ static int await_end(struct group_part *part, const struct base_error *own,
 	/* A generation that is in place holds our part, whatever happened to us after it. */
 	if (!ret)
 		return 0;
-	*error = own->code && (!heard || save_is_stopped(part->save)) ? *own : told;
+	*error = own->code && (!heard || save_is_stopped(part->round.save)) ? *own : told;
 	return error->code;
 }
 
@@ -370,10 +376,10 @@ static int prepare(struct group_part *part, struct base_error *error)
 	const struct ioshape_group *group = part->group;
 	const struct save_task *task = part->task;
 
-	if (group_plan_init(&part->plan, group->options.ranks))
+	if (init_plan(&part->plan, group->options.ranks))
 		return base_no_memory(error, "a plan", group->options.ranks * sizeof(uint64_t));
 	part->plan.bytes[group->options.rank] = task->expected_bytes;
-	if (save_is_stopped(part->save))
+	if (save_is_stopped(part->round.save))
 		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped", task->path);
 	group_take_sample(part);
 	return 0;
@@ -386,7 +392,7 @@ static int run_part(struct group_part *part, struct base_error *error)
 	int ret;
 
 	prepare(part, &own);
-	group_part_track(part, IOSHAPE_PHASE_WAIT, 0, task->expected_bytes);
+	group_round_track(&part->round, IOSHAPE_PHASE_WAIT, 0, task->expected_bytes);
 	ret = part->group->options.rank ? take_part(part, &own, &failure) :
 					  group_lead(part, &own, &failure);
 	if (ret == IOSHAPE_E_SKIPPED)
@@ -395,11 +401,11 @@ static int run_part(struct group_part *part, struct base_error *error)
 		base_rephrase(error, base_pass_on(error, &failure), "%s was not saved: %s",
 			      task->path, failure.sentence);
 	else
-		save_track(part->save, IOSHAPE_PHASE_DONE, part->report->generation_bytes,
+		save_track(part->round.save, IOSHAPE_PHASE_DONE, part->report->generation_bytes,
 			   part->report->generation_bytes);
 	if (!ret && *part->unprotected)
 		report_unprotected(part);
-	group_plan_free(&part->plan);
+	free_plan(&part->plan);
 	return ret;
 }
 
@@ -410,7 +416,6 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 	uint64_t begin_ns = base_now_ns();
 	struct group_part part = {
 		.group = share->group,
-		.save = save,
 		.task = task,
 		.step = share->step,
 		.report = report,
@@ -418,6 +423,7 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 	int ret;
 
 	group_round_begin(&part.round, share->group, share->round, task->file_options.abort);
+	part.round.save = save;
 	report_board(&part);
 	ret = run_part(&part, error);
 	group_round_end(&part.round);
@@ -426,8 +432,8 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 	return ret;
 }
 
-int group_give_up(const struct group_share *share, const struct base_error *why,
-		  struct base_error *error)
+static int give_up(const struct group_share *share, const struct base_error *why,
+		   struct base_error *error)
 {
 	struct group_part part = { .group = share->group, .step = share->step };
 	int ret = 0;
@@ -441,9 +447,9 @@ int group_give_up(const struct group_share *share, const struct base_error *why,
 	return ret;
 }
 
-static void give_up(void *user, const struct base_error *why)
+static void give_up_begun(void *user, const struct base_error *why)
 {
-	group_give_up(user, why, NULL);
+	give_up(user, why, NULL);
 }
 
 static void leave(void *user)
@@ -458,4 +464,165 @@ static void leave(void *user)
 	pthread_mutex_unlock(&group->lock);
 }
 
-const struct save_collective_ops group_save_ops = { run, give_up, leave };
+static const struct save_collective_ops ops = { run, give_up_begun, leave };
+
+/* ---- The public calls --------------------------------------------------------------------------
+ */
+
+/* Ranks that another one writes for stage where that one can map it. */
+static bool shares_memory(const struct ioshape_group *group)
+{
+	const uint32_t rank = group->options.rank;
+
+	return group->options.mode != IOSHAPE_MODE_EACH &&
+	       group_writer_of(group, IOSHAPE_MODE_NODE, rank) != rank;
+}
+
+/* The share on its own, and the path that messages call the save by. Both are to be freed. */
+static int make_share(const struct group_share *share, struct group_share **made, char **path,
+		      struct base_error *error)
+{
+	char name[GROUP_STEP_NAME_BYTES];
+
+	group_step_name(name, share->step);
+	*made = malloc(sizeof(**made));
+	if (*made && asprintf(path, "%s/%s", share->group->directory, name) >= 0) {
+		**made = *share;
+		return 0;
+	}
+	free(*made);
+	return base_no_memory(error, "a save", sizeof(**made));
+}
+
+/* The share belongs to the save, whatever becomes of it. */
+static int begin_share(struct group_share *share, const char *path,
+		       const struct save_payload *payload,
+		       const struct ioshape_save_options *options, bool blocks,
+		       struct ioshape_save **out, struct base_error *error)
+{
+	struct ioshape_group *group = share->group;
+	const struct save_collective collective = {
+		.ops = &ops,
+		.user = share,
+		.owner = group,
+		.shared_memory = shares_memory(group),
+		.blocks = blocks,
+	};
+
+	pthread_mutex_lock(&group->lock);
+	group->running++;
+	pthread_mutex_unlock(&group->lock);
+	return save_begin(group->context, path, payload, options, &collective, out, error);
+}
+
+/*
+ * Options are checked only when the save has its number: whatever becomes of it, this rank has had
+ * its round, and the others are told.
+ */
+static int begin(struct ioshape_group *group, uint64_t step, const struct save_payload *payload,
+		 const struct ioshape_save_options *options, int checked, bool blocks,
+		 struct ioshape_save **out, struct base_error *error)
+{
+	struct group_share share = { group, step, 0 }, *made;
+	char *path = NULL;
+	int ret = checked;
+
+	/* Memory is given out in the order of rounds: an earlier one never waits for a later one's.
+	 */
+	pthread_mutex_lock(&group->beginning);
+	share.round = group_round_reserve(group);
+	if (!ret)
+		ret = make_share(&share, &made, &path, error);
+	if (ret)
+		give_up(&share, error, NULL);
+	else
+		ret = begin_share(made, path, payload, options, blocks, out, error);
+	pthread_mutex_unlock(&group->beginning);
+	free(path);
+	return ret;
+}
+
+/* Waits for a save that was begun, and fills the report that its caller asked for. */
+static int end(struct ioshape_save *save, struct ioshape_report *report, struct base_error *error)
+{
+	int ret = ioshape_save_wait(save, -1);
+
+	if (report)
+		ioshape_save_get_report(save, report);
+	if (ret)
+		base_pass_on(error, base_last_error());
+	ioshape_save_free(save);
+	return ret;
+}
+
+/* In the background if `out` is given. */
+static int save(struct ioshape_group *group, uint64_t step, const struct save_payload *payload,
+		const struct ioshape_save_options *given, struct ioshape_save **out)
+{
+	struct ioshape_report ignored = IOSHAPE_REPORT_INIT, *report;
+	struct ioshape_save_options options;
+	struct ioshape_save *save = NULL;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (out)
+		*out = NULL;
+	if (!group)
+		return base_missing("save");
+	ret = save_enter(group->context, &error);
+	if (ret)
+		return base_leave(ret, "save", group->directory, &error);
+	ret = save_take_options(&options, given, payload->kind, out != NULL, &error);
+	report = ret ? NULL : options.report;
+	if (!ret && step == IOSHAPE_LATEST)
+		ret = base_fail(&error, -EINVAL, "no generation can have the number %llu",
+				(unsigned long long)step);
+	if (!ret && report)
+		ret = base_give_struct(report, &ignored, sizeof(ignored), "ioshape_report", &error);
+	options.borrow = options.borrow || !out;
+	ret = begin(group, step, payload, &options, ret, !out, &save, &error);
+	if (out)
+		*out = save;
+	else if (!ret)
+		ret = end(save, report, &error);
+	return base_leave(ret, "save", group->directory, &error);
+}
+
+IOSHAPE_EXPORT int ioshape_group_save_tensors(struct ioshape_group *group, uint64_t step,
+					      const struct ioshape_tensor *tensors, size_t count,
+					      const struct ioshape_save_options *options,
+					      struct ioshape_save **out)
+{
+	const struct save_payload payload = { .tensors = tensors, .count = count };
+
+	return save(group, step, &payload, options, out);
+}
+
+IOSHAPE_EXPORT int ioshape_group_save_records(struct ioshape_group *group, uint64_t step,
+					      const struct ioshape_record *records, size_t count,
+					      const struct ioshape_save_options *options,
+					      struct ioshape_save **out)
+{
+	const struct save_payload payload = { .kind = SAVE_RECORDS,
+					      .records = records,
+					      .count = count };
+
+	return save(group, step, &payload, options, out);
+}
+
+IOSHAPE_EXPORT int ioshape_group_fail(struct ioshape_group *group, uint64_t step, const char *why)
+{
+	struct base_error error = { 0 }, given = { 0 };
+	struct group_share share;
+	int ret;
+
+	if (!group)
+		return base_missing("fail");
+	ret = save_enter(group->context, &error);
+	if (ret)
+		return base_leave(ret, "fail", group->directory, &error);
+	share = (struct group_share){ group, step, group_round_reserve(group) };
+	base_refuse(&given, -ECANCELED, "%s", why && *why ? why : "it has nothing to save");
+	ret = give_up(&share, &given, &error);
+	return base_leave(ret, "fail", group->directory, &error);
+}

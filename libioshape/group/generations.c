@@ -1,0 +1,737 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The generations in a directory: their names, whether one is complete, and which is the newest. */
+#define _GNU_SOURCE
+#include "group/group.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Names -------------------------------------------------------------------------------------
+ */
+
+static const char *const aside_words[] = {
+	[GROUP_NAME_REPLACED] = ".replaced-",
+	[GROUP_NAME_PRUNED] = ".pruned-",
+};
+
+static const char drained_word[] = ".drained-";
+
+#define RANDOM_DIGITS 16u
+
+void group_step_name(char into[GROUP_STEP_NAME_BYTES], uint64_t step)
+{
+	snprintf(into, GROUP_STEP_NAME_BYTES, "step-%010llu", (unsigned long long)step);
+}
+
+/* "step-0000001000" as group_step_name() makes it; returns what follows, or NULL. */
+static const char *parse_step(const char *text, uint64_t *step)
+{
+	char again[GROUP_STEP_NAME_BYTES];
+	size_t digits;
+
+	if (strncmp(text, "step-", 5))
+		return NULL;
+	digits = strspn(text + 5, "0123456789");
+	if (digits < 10 || digits > 20)
+		return NULL;
+	*step = 0;
+	for (size_t i = 0; i < digits; i++)
+		*step = *step * 10 + (uint64_t)(text[5 + i] - '0');
+	/* Too large, or with a 0 too many. */
+	group_step_name(again, *step);
+	return strlen(again) == 5 + digits && !strncmp(text, again, 5 + digits) ?
+		       text + 5 + digits :
+		       NULL;
+}
+
+static bool is_hex(const char *text, size_t digits)
+{
+	return strspn(text, "0123456789abcdef") == digits;
+}
+
+static bool is_id(const char *text)
+{
+	return is_hex(text, 8) && text[8] == '-' && is_hex(text + 9, 8) && text[17] == '-' &&
+	       is_hex(text + 18, RANDOM_DIGITS) && !text[18 + RANDOM_DIGITS];
+}
+
+/* "step-0000001000.<random>" */
+static bool parse_aside(const char *text, uint64_t *step)
+{
+	const char *end = parse_step(text, step);
+
+	return end && *end == '.' && is_hex(end + 1, RANDOM_DIGITS) && !end[1 + RANDOM_DIGITS];
+}
+
+struct group_name group_parse_name(const char *name)
+{
+	struct group_name parsed = { .kind = GROUP_NAME_OTHER };
+	const char *end;
+
+	if (*name != '.') {
+		end = parse_step(name, &parsed.step);
+		if (end && !*end)
+			parsed.kind = GROUP_NAME_STEP;
+		return parsed;
+	}
+	for (enum group_name_kind kind = GROUP_NAME_REPLACED; kind <= GROUP_NAME_PRUNED; kind++) {
+		const size_t bytes = strlen(aside_words[kind]);
+
+		if (!strncmp(name, aside_words[kind], bytes) &&
+		    parse_aside(name + bytes, &parsed.step))
+			parsed.kind = kind;
+	}
+	if (parsed.kind == GROUP_NAME_OTHER) {
+		const bool drained = !strncmp(name, drained_word, strlen(drained_word));
+
+		end = parse_step(name + (drained ? strlen(drained_word) : 1), &parsed.step);
+		if (end && *end == '.' && is_id(end + 1)) {
+			parsed.kind = drained ? GROUP_NAME_DRAINED : GROUP_NAME_ATTEMPT;
+			memcpy(parsed.id, end + 1, sizeof(parsed.id));
+		}
+	}
+	return parsed;
+}
+
+void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, const char *id)
+{
+	char place[GROUP_STEP_NAME_BYTES];
+
+	group_step_name(place, step);
+	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%s", drained_word, place, id);
+}
+
+void group_aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind kind, uint64_t step,
+		      uint64_t number)
+{
+	char place[GROUP_STEP_NAME_BYTES];
+
+	group_step_name(place, step);
+	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%016llx", aside_words[kind], place,
+		 (unsigned long long)number);
+}
+
+void group_parity_name(char into[GROUP_PARITY_NAME_BYTES], uint32_t node)
+{
+	snprintf(into, GROUP_PARITY_NAME_BYTES, "node-%05u.parity", node);
+}
+
+bool group_parse_parity_name(const char *name, uint32_t *node)
+{
+	char again[GROUP_PARITY_NAME_BYTES];
+	unsigned number;
+
+	if (sscanf(name, "node-%u.parity", &number) != 1)
+		return false;
+	*node = number;
+	group_parity_name(again, number);
+	return !strcmp(again, name);
+}
+
+/* The first half of the last digits of the ids of this process's attempts. */
+static uint32_t process_number(void)
+{
+	/* The process in the upper half: a forked child draws a number of its own. */
+	static _Atomic uint64_t drawn;
+	uint64_t number = atomic_load(&drawn), mine;
+
+	if (number >> 32 == (uint64_t)base_pid())
+		return (uint32_t)number;
+	mine = (uint64_t)base_pid() << 32 | (uint32_t)base_random();
+	return (uint32_t)(atomic_compare_exchange_strong(&drawn, &number, mine) ? mine : number);
+}
+
+void group_job_hash(char into[GROUP_JOB_BYTES], const char *token)
+{
+	uint64_t hash = base_hash_text(token);
+
+	snprintf(into, GROUP_JOB_BYTES, "%08x", (uint32_t)(hash ^ hash >> 32));
+}
+
+uint64_t group_name_number(void)
+{
+	return (uint64_t)process_number() << 32 | (uint32_t)base_random();
+}
+
+bool group_is_this_process(const char *id)
+{
+	char number[9];
+
+	snprintf(number, sizeof(number), "%08x", process_number());
+	return !strncmp(id + 18, number, 8);
+}
+
+/* ---- One generation ----------------------------------------------------------------------------
+ */
+
+static int read_manifest(struct group_generation *generation, struct base_error *error)
+{
+	struct base_buffer text = { 0 };
+	char path[BASE_ERROR_TEXT_BYTES / 2];
+	int ret;
+
+	ret = ring_folder_get(&generation->folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES, &text,
+			      &generation->held, error);
+	snprintf(path, sizeof(path), "%s/" ZIP_MANIFEST_NAME, generation->folder.path);
+	if (!ret)
+		ret = zip_manifest_decode(&generation->manifest, (const char *)text.data,
+					  text.bytes, path, error);
+	base_buffer_free(&text);
+	return ret;
+}
+
+static int check_file(const struct ring_folder *folder, const struct zip_manifest_file *file,
+		      const char *remedy, struct base_error *error)
+{
+	struct ring_entry entry;
+	int ret = ring_folder_look(folder, file->name, &entry, error);
+
+	if (ret == -ENOENT)
+		return base_refuse(error, IOSHAPE_E_DAMAGED,
+				   "\"%s/%s\" is missing: the generation is incomplete" BASE_REMEDY
+				   "%s",
+				   folder->path, file->name, remedy);
+	if (ret)
+		return ret;
+	if (entry.kind == RING_FILE && entry.bytes == file->bytes)
+		return 0;
+	return base_refuse(
+		error, IOSHAPE_E_DAMAGED,
+		"\"%s/%s\" has %llu bytes, but the manifest says %llu: it was changed" BASE_REMEDY
+		"%s",
+		folder->path, file->name, (unsigned long long)entry.bytes,
+		(unsigned long long)file->bytes, remedy);
+}
+
+int group_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
+		      const char *remedy, struct base_error *error)
+{
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++)
+		ret = check_file(folder, &manifest->files[i], remedy, error);
+	return ret;
+}
+
+static int see_parity(void *user, const char *name, struct base_error *error)
+{
+	uint32_t node;
+
+	(void)user, (void)error;
+	return group_parse_parity_name(name, &node);
+}
+
+bool group_is_of_nodes(const struct ring_folder *folder)
+{
+	return ring_folder_list(folder, see_parity, NULL, NULL) == 1;
+}
+
+/* Those of other nodes are not there. */
+static int check_own_files(const struct group_generation *generation, struct base_error *error)
+{
+	const struct ring_folder *folder = &generation->folder;
+	const struct zip_manifest *manifest = &generation->manifest;
+	struct ring_entry entry;
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
+		ret = ring_folder_look(folder, manifest->files[i].name, &entry, error);
+		if (!ret)
+			ret = check_file(folder, &manifest->files[i], "use another generation",
+					 error);
+		ret = ret == -ENOENT ? 0 : ret;
+	}
+	return ret;
+}
+
+static int check(const struct group_generation *generation, uint64_t step, struct base_error *error)
+{
+	const struct zip_manifest *manifest = &generation->manifest;
+	struct base_error incomplete = { 0 };
+	int ret;
+
+	if (manifest->step != step)
+		return base_refuse(error, IOSHAPE_E_DAMAGED,
+				   "%s has the manifest of step %llu: the directory was renamed",
+				   generation->folder.path, (unsigned long long)manifest->step);
+	ret = group_check_files(&generation->folder, manifest, "use another generation",
+				&incomplete);
+	if (ret == IOSHAPE_E_DAMAGED && group_is_of_nodes(&generation->folder))
+		return check_own_files(generation, error);
+	return ret ? base_pass_on(error, &incomplete) : 0;
+}
+
+int group_generation_open(struct group_generation *generation, const struct ring_folder *directory,
+			  const char *name, uint64_t step, struct base_error *error)
+{
+	struct base_error unopened = { 0 };
+	int ret;
+
+	*generation = (struct group_generation)GROUP_NO_GENERATION;
+	ret = ring_folder_open_in(&generation->folder, directory, name, &unopened);
+	if (ret == -ENOENT)
+		return ret;
+	if (ret)
+		return base_fail(error, ret, "cannot open the generation %s/%s", directory->path,
+				 name);
+	ret = read_manifest(generation, error);
+	if (!ret)
+		ret = check(generation, step, error);
+	if (ret)
+		group_generation_close(generation);
+	return ret;
+}
+
+void group_generation_close(struct group_generation *generation)
+{
+	zip_manifest_free(&generation->manifest);
+	ring_folder_let_go(&generation->held);
+	ring_folder_close(&generation->folder);
+}
+
+uint64_t group_generation_bytes(const struct group_generation *generation)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < generation->manifest.file_count; i++)
+		bytes += generation->manifest.files[i].bytes;
+	return bytes;
+}
+
+/* Directories that change faster than one can look are not looked at for ever. */
+#define MOST_ROUNDS 16
+
+int group_open_directory(struct ring_folder *directory, const char *path, struct base_error *error)
+{
+	/* A working directory that was removed has no name. */
+	char *absolute = *path == '/' ? NULL : realpath(path, NULL);
+	const int ret = ring_folder_open(directory, absolute ? absolute : path, error);
+
+	free(absolute);
+	/* As the user wrote it, without slashes at the end that names are put behind. */
+	for (size_t end = ret ? 0 : strlen(directory->path);
+	     end > 1 && directory->path[end - 1] == '/';)
+		directory->path[--end] = 0;
+	return ret;
+}
+
+/* ---- Serial numbers -------------------------------------------------------------------------- */
+
+/* As the manifest begins: read whole, those of many generations of many ranks would take long. */
+static int peek_serial(const struct ring_folder *directory, const char *name, uint64_t *serial)
+{
+	char path[NAME_MAX + 1 + sizeof(ZIP_MANIFEST_NAME)];
+	char head[ZIP_MANIFEST_HEAD_BYTES];
+	ssize_t bytes;
+
+	snprintf(path, sizeof(path), "%s/" ZIP_MANIFEST_NAME, name);
+	bytes = ring_folder_peek(directory, path, head, sizeof(head));
+	*serial = bytes < 0 ? GROUP_UNKNOWN_SERIAL : zip_manifest_peek_serial(head, (size_t)bytes);
+	return (int)MIN(bytes, 0);
+}
+
+void group_note_serial(const struct ring_folder *directory, const char *name, uint64_t *last)
+{
+	const enum group_name_kind kind = group_parse_name(name).kind;
+	uint64_t serial;
+
+	if (kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT || kind == GROUP_NAME_DRAINED)
+		return;
+	peek_serial(directory, name, &serial);
+	if (serial < ZIP_MAX_SERIAL)
+		*last = MAX(*last, serial);
+}
+
+struct newest {
+	const struct ring_folder *directory;
+	uint64_t serial;
+};
+
+static int see_serial(void *user, const char *name, struct base_error *error)
+{
+	struct newest *newest = user;
+
+	(void)error;
+	group_note_serial(newest->directory, name, &newest->serial);
+	return 0;
+}
+
+uint64_t group_last_serial(const struct ring_folder *directory, const struct base_log *log)
+{
+	struct newest newest = { .directory = directory };
+	struct base_error error = { 0 };
+
+	if (ring_folder_list(directory, see_serial, &newest, &error))
+		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
+	return newest.serial;
+}
+
+/* ---- Listing --------------------------------------------------------------------------------- */
+
+static int add_candidate(void *user, const char *name, struct base_error *error)
+{
+	struct group_candidate candidate = { 0 };
+	struct group_name parsed = group_parse_name(name);
+	struct base_buffer *list = user;
+
+	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_ATTEMPT ||
+	    parsed.kind == GROUP_NAME_DRAINED)
+		return 0;
+	candidate.step = parsed.step;
+	candidate.aside = parsed.kind != GROUP_NAME_STEP;
+	snprintf(candidate.name, sizeof(candidate.name), "%s", name);
+	if (base_buffer_append(list, &candidate, sizeof(candidate)))
+		return base_no_memory(error, "a list of generations", list->bytes);
+	return 0;
+}
+
+static int compare_steps(const void *left, const void *right)
+{
+	const struct group_candidate *a = left, *b = right;
+
+	if (a->step != b->step)
+		return a->step < b->step ? 1 : -1;
+	return a->aside != b->aside ? a->aside - b->aside : strcmp(a->name, b->name);
+}
+
+static int compare_ages(const void *left, const void *right)
+{
+	const struct group_candidate *a = left, *b = right;
+
+	if (a->serial != b->serial)
+		return a->serial < b->serial ? 1 : -1;
+	return compare_steps(left, right);
+}
+
+static int list_generations(const struct ring_folder *directory,
+			    struct group_candidates *candidates, struct base_error *error)
+{
+	struct base_buffer list = { 0 };
+	int ret = ring_folder_list(directory, add_candidate, &list, error);
+
+	*candidates = (struct group_candidates){ 0 };
+	if (ret) {
+		base_buffer_free(&list);
+		return ret;
+	}
+	/* The buffer's memory is malloc()'s, and the struct's alignment is no stricter. */
+	candidates->all = (struct group_candidate *)(void *)list.data;
+	candidates->count = list.bytes / sizeof(*candidates->all);
+	if (candidates->count)
+		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare_steps);
+	return 0;
+}
+
+void group_candidates_free(struct group_candidates *candidates)
+{
+	free(candidates->all);
+	*candidates = (struct group_candidates){ 0 };
+}
+
+static void sort_by_age(struct group_candidates *candidates)
+{
+	if (candidates->count)
+		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare_ages);
+}
+
+/* It could not be read when they were sorted. Those from there on are sorted again. */
+static bool was_misplaced(struct group_candidates *candidates, size_t at,
+			  const struct group_generation *opened)
+{
+	struct group_candidates rest = { &candidates->all[at], candidates->count - at };
+
+	if (rest.all->serial != GROUP_UNKNOWN_SERIAL ||
+	    opened->manifest.serial == GROUP_UNKNOWN_SERIAL)
+		return false;
+	rest.all->serial = opened->manifest.serial;
+	sort_by_age(&rest);
+	return true;
+}
+
+int group_open_candidate(struct group_generation *generation, const struct ring_folder *directory,
+			 struct group_candidates *candidates, size_t at, struct base_error *error)
+{
+	const struct group_candidate *candidate = &candidates->all[at];
+
+	for (;;) {
+		const int ret = group_generation_open(generation, directory, candidate->name,
+						      candidate->step, error);
+
+		if (ret || !was_misplaced(candidates, at, generation))
+			return ret;
+		group_generation_close(generation);
+	}
+}
+
+/*
+ * What stepped aside and has no manifest is being removed, or was when its process died: none of
+ * them.
+ */
+static void look_at_ages(const struct ring_folder *directory, struct group_candidates *candidates)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < candidates->count; i++) {
+		struct group_candidate *candidate = &candidates->all[i];
+
+		if (peek_serial(directory, candidate->name, &candidate->serial) == -ENOENT &&
+		    candidate->aside)
+			continue;
+		candidates->all[kept++] = *candidate;
+	}
+	candidates->count = kept;
+}
+
+int group_list_by_age(const struct ring_folder *directory, struct group_candidates *candidates,
+		      struct base_error *error)
+{
+	int ret = list_generations(directory, candidates, error);
+
+	look_at_ages(directory, candidates);
+	sort_by_age(candidates);
+	return ret;
+}
+
+/* ---- None that can be used ------------------------------------------------------------------- */
+
+/* A sentence names so many. */
+#define MOST_REASONS 3
+
+void group_unusable_add(struct group_unusable *unusable, const struct base_error *why)
+{
+	const size_t used = strlen(unusable->why);
+
+	unusable->count++;
+	if (why && why->code && unusable->count <= MOST_REASONS)
+		snprintf(unusable->why + used, sizeof(unusable->why) - used, "%s%s",
+			 used ? "; " : "", why->sentence);
+}
+
+int group_fail_unusable(const struct group_unusable *unusable, const char *directory,
+			struct base_error *error)
+{
+	if (!unusable->count)
+		return base_refuse(error, -ENOENT,
+				   "cannot load \"%s\": there is no generation in it yet",
+				   directory);
+	return base_refuse(error, IOSHAPE_E_UNUSABLE,
+			   "cannot load \"%s\": %zu generation%s in it, and none can be used: "
+			   "%s%s" BASE_REMEDY
+			   "look at what \"ioshape verify --all %s\" says; to start anew, move "
+			   "them away",
+			   directory, unusable->count, unusable->count > 1 ? "s are" : " is",
+			   unusable->why, unusable->count > MOST_REASONS ? "; ..." : "", directory);
+}
+
+/* ---- Finding --------------------------------------------------------------------------------- */
+
+int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
+		    uint64_t step, struct base_error *error)
+{
+	struct group_candidates candidates;
+	char name[GROUP_STEP_NAME_BYTES];
+	int ret;
+
+	group_step_name(name, step);
+	ret = group_generation_open(generation, directory, name, step, error);
+	if (ret != -ENOENT)
+		return ret;
+	ret = list_generations(directory, &candidates, error);
+	if (ret)
+		return ret;
+	ret = -ENOENT;
+	for (size_t i = 0; ret == -ENOENT && i < candidates.count; i++)
+		if (candidates.all[i].step == step)
+			ret = group_generation_open(generation, directory, candidates.all[i].name,
+						    step, error);
+	group_candidates_free(&candidates);
+	if (ret == -ENOENT)
+		base_fail(error, ret, "there is no complete generation of step %llu in %s",
+			  (unsigned long long)step, directory->path);
+	return ret;
+}
+
+bool group_is_shortage(int code)
+{
+	return code == -ENOMEM || code == -EMFILE || code == -ENFILE;
+}
+
+bool group_is_its_own_fault(int code)
+{
+	if (group_is_shortage(code))
+		return false;
+	switch (code) {
+	case -EACCES:
+	case -EPERM:
+	/* Of a version of the library that this is not: the one before it would be an old state. */
+	case -EOPNOTSUPP:
+		return false;
+	default:
+		return true;
+	}
+}
+
+static int say_no_manifest(const struct ring_folder *directory,
+			   const struct group_candidate *candidate, struct base_error *why)
+{
+	return base_refuse(why, -ENOENT, "\"%s/%s\" has no manifest: it is not complete",
+			   directory->path, candidate->name);
+}
+
+int group_look_at_candidate(const struct ring_folder *directory,
+			    struct group_candidates *candidates, size_t at,
+			    struct base_error *error)
+{
+	struct group_generation generation;
+	int ret = group_open_candidate(&generation, directory, candidates, at, error);
+
+	if (!ret)
+		group_generation_close(&generation);
+	return ret == -ENOENT ? say_no_manifest(directory, &candidates->all[at], error) : ret;
+}
+
+/* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
+static int open_first(struct group_generation *generation, const struct ring_folder *directory,
+		      struct group_candidates *candidates, bool *gone,
+		      struct group_unusable *unusable, const struct base_log *log,
+		      struct base_error *error)
+{
+	int ret = -ENOENT;
+
+	for (size_t i = 0; ret && i < candidates->count; i++) {
+		const struct group_candidate *candidate = &candidates->all[i];
+		struct base_error why = { 0 };
+
+		ret = group_open_candidate(generation, directory, candidates, i, &why);
+		if (ret && !group_is_its_own_fault(ret)) {
+			*error = why;
+			return ret;
+		}
+		if (ret == -ENOENT) {
+			*gone = true;
+			say_no_manifest(directory, candidate, &why);
+		} else if (ret) {
+			base_log(log, IOSHAPE_LOG_WARNING, "generation %s/%s is passed over: %s",
+				 directory->path, candidate->name, why.text);
+		}
+		if (ret)
+			group_unusable_add(unusable, &why);
+	}
+	return ret ? -ENOENT : 0;
+}
+
+/*
+ * Between the look at the names and the look behind one, a newer generation may come and this one
+ * go. While the names are read, too: then neither may be among them. So after one that is gone, and
+ * where there seems to be none, the names are looked at again, until they and the answer stay the
+ * same.
+ */
+int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
+		      const struct base_log *log, struct base_error *error)
+{
+	struct group_unusable unusable;
+	struct group_candidates candidates;
+	uint32_t names, names_before = 0;
+	bool gone = true;
+	int ret = -ENOENT, ret_before = 0;
+
+	*generation = (struct group_generation)GROUP_NO_GENERATION;
+	for (int round = 0; gone && round < MOST_ROUNDS; round++) {
+		group_generation_close(generation);
+		ret = group_list_by_age(directory, &candidates, error);
+		if (ret)
+			return ret;
+		gone = false;
+		unusable = (struct group_unusable){ 0 };
+		ret = open_first(generation, directory, &candidates, &gone, &unusable, log, error);
+		gone = gone || ret;
+		names = base_crc32(0, candidates.all, candidates.count * sizeof(*candidates.all));
+		if (round && names == names_before && ret == ret_before)
+			gone = false;
+		names_before = names;
+		ret_before = ret;
+		group_candidates_free(&candidates);
+		if (error->code)
+			return ret;
+	}
+	return !ret ? 0 : group_fail_unusable(&unusable, directory->path, error);
+}
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
+
+/*
+ * Keeps of the candidates those that hold, one for each step, newest first; in memory that is as
+ * long. What cannot be read counts as not there, but whoever runs out of memory or descriptors has
+ * not looked.
+ */
+static int keep_complete(const struct ring_folder *directory, struct group_candidates *candidates,
+			 struct base_error *error)
+{
+	struct group_generation generation;
+	size_t kept = 0;
+	int ret;
+
+	for (size_t i = 0; i < candidates->count; i++) {
+		struct group_candidate *candidate = &candidates->all[i];
+		struct base_error why = { 0 };
+
+		if (kept && candidates->all[kept - 1].step == candidate->step)
+			continue;
+		ret = group_generation_open(&generation, directory, candidate->name,
+					    candidate->step, &why);
+		if (group_is_shortage(ret))
+			return base_pass_on(error, &why);
+		if (ret)
+			continue;
+		candidate->serial = generation.manifest.serial;
+		group_generation_close(&generation);
+		candidates->all[kept++] = *candidate;
+	}
+	candidates->count = kept;
+	sort_by_age(candidates);
+	return 0;
+}
+
+/* Complete ones, oldest first; *steps is to be freed. */
+int group_list_steps(const struct ring_folder *directory, uint64_t **steps, size_t *count,
+		     struct base_error *error)
+{
+	struct group_candidates candidates;
+	int ret = list_generations(directory, &candidates, error);
+
+	if (ret)
+		return ret;
+	ret = keep_complete(directory, &candidates, error);
+	*count = ret ? 0 : candidates.count;
+	*steps = ret ? NULL : calloc(MAX(*count, 1), sizeof(**steps));
+	if (!ret && !*steps)
+		ret = base_no_memory(error, "a list of steps", *count * sizeof(**steps));
+	for (size_t i = 0; !ret && i < *count; i++)
+		(*steps)[i] = candidates.all[*count - 1 - i].step;
+	group_candidates_free(&candidates);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_generation_list(struct ioshape_context *context, const char *path,
+					   uint64_t **steps, size_t *count)
+{
+	struct ring_folder directory = RING_NO_FOLDER;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!steps || !count)
+		return base_missing("list");
+	*steps = NULL;
+	*count = 0;
+	ret = save_enter(context, &error);
+	if (!ret && !path)
+		ret = base_refuse(&error, -EINVAL, "no directory of generations was given");
+	if (!ret)
+		ret = group_open_directory(&directory, path, &error);
+	if (!ret)
+		ret = group_list_steps(&directory, steps, count, &error);
+	ring_folder_close(&directory);
+	return base_leave(ret, "list", path, &error);
+}
