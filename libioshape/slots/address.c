@@ -301,17 +301,12 @@ int address_parse(struct slots_address *address, const char *text, struct base_e
 		ret = schemes[i].parse(address, (struct part){ text + prefix, bytes - prefix },
 				       error);
 		if (ret)
-			address_wipe(address);
+			explicit_bzero(address, sizeof(*address));
 		return ret;
 	}
 	return base_refuse(error, -EINVAL,
 			   "the coordinator's address does not begin with redis://, rediss://, "
 			   "unix:// or sentinel://");
-}
-
-void address_wipe(struct slots_address *address)
-{
-	explicit_bzero(address, sizeof(*address));
 }
 
 int address_parse_node(struct slots_node *node, const char *text, size_t bytes)

@@ -41,9 +41,6 @@ struct slots_address {
  */
 int address_parse(struct slots_address *address, const char *text, struct base_error *error);
 
-/* The password is not left behind in memory. */
-void address_wipe(struct slots_address *address);
-
 /*
  * "host:port" as Redis writes it in redirects: an IPv6 host has no brackets, and none, left "",
  * means the one that answered. 0 or -EINVAL.

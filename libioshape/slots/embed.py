@@ -41,7 +41,7 @@ def as_c(name: str, script: bytes) -> str:
 def main() -> None:
     """Write the file."""
     out, *scripts = sys.argv[1:]
-    parts = ['/* Made by embed.py. */\n#include "slots/script.h"\n']
+    parts = ['/* Made by embed.py. */\n#include "slots/redis.h"\n']
     for script in scripts:
         name, _, path = script.partition("=")
         parts.append(as_c(name, stripped(composed(Path(path)))))

@@ -1,36 +1,403 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One connection. hiredis makes commands and takes replies apart; sockets never block, and all
- * waiting is done here, by a deadline: hiredis's own time-outs are for each read of a reply, and
- * leave a connection behind that is out of step.
+ * One connection to a Redis: its socket, TLS, commands and replies, password. hiredis makes
+ * commands and takes replies apart. Sockets never block, and all waiting is done here, by a
+ * deadline: hiredis's own time-outs are for each read of a reply, and leave a connection behind
+ * that is out of step. Its own way to connect has neither CLOEXEC nor a limit for names.
  */
 #define _GNU_SOURCE
 #include "slots/link.h"
 
 #include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
+
+#ifdef SLOTS_TLS
+#include <hiredis_ssl.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#endif
 
 #define CONNECT_NS 1000000000ull
 
-/* Of one reply; the longest that is ours lists all pools. */
-#define MOST_REPLY_BYTES (16 * MIB) /* unless more is expected */
+/* Of one reply, unless more is expected. */
+#define MOST_REPLY_BYTES (16 * MIB)
 #define MOST_REPLY_ELEMENTS (1u << 20)
 #define BYTES_PER_S (4 * MIB)
 
-struct slots_link {
-	redisContext *context;
-	struct slots_node node;
-	bool tls;
-	size_t reply_bytes; /* that came of a reply which is not whole yet */
-	size_t most_reply_bytes;
-	size_t sent_bytes; /* of the latest command */
-	char name[ADDRESS_HOST_BYTES + 32];
+/* Look-ups of names under way in this process: each may hang for half a minute. */
+#define MOST_LOOKUPS 4
+
+int link_time_left_ms(uint64_t until_ns)
+{
+	uint64_t now = base_now_ns();
+
+	if (until_ns <= now)
+		return 0;
+	return (int)MIN((until_ns - now + 999999) / 1000000, 3600000u);
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+static int lookups;
+
+/* A forked child does not have the threads that would count them down. */
+static void forget_lookups(void)
+{
+	__atomic_store_n(&lookups, 0, __ATOMIC_RELAXED);
+}
+
+static void expect_forks(void)
+{
+	pthread_atfork(NULL, NULL, forget_lookups);
+}
+
+/* A look-up, in a thread of its own because it cannot be told when to end. (glibc's getaddrinfo_a()
+ * is of no use in a child of fork().) The thread or the one that waits for it frees it: the last of
+ * them. */
+struct lookup {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	char host[ADDRESS_HOST_BYTES], port[8];
+	struct addrinfo *found;
+	int code;
+	bool done, abandoned;
 };
+
+static int ask_for(const char *host, const char *port, int flags, struct addrinfo **found)
+{
+	const struct addrinfo wanted = { .ai_socktype = SOCK_STREAM,
+					 .ai_flags = AI_NUMERICSERV | flags };
+
+	return getaddrinfo(host, port, &wanted, found);
+}
+
+static void free_lookup(struct lookup *lookup)
+{
+	pthread_cond_destroy(&lookup->changed);
+	pthread_mutex_destroy(&lookup->lock);
+	free(lookup);
+}
+
+static void *run_lookup(void *argument)
+{
+	struct lookup *lookup = argument;
+	struct addrinfo *found = NULL;
+	int code = ask_for(lookup->host, lookup->port, AI_ADDRCONFIG, &found);
+	bool abandoned;
+
+	__atomic_sub_fetch(&lookups, 1, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&lookup->lock);
+	lookup->code = code;
+	lookup->found = code ? NULL : found;
+	lookup->done = true;
+	abandoned = lookup->abandoned;
+	pthread_cond_signal(&lookup->changed);
+	pthread_mutex_unlock(&lookup->lock);
+	if (abandoned) {
+		if (lookup->found)
+			freeaddrinfo(lookup->found);
+		free_lookup(lookup);
+	}
+	return NULL;
+}
+
+static struct lookup *start_lookup(const char *host, const char *port)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	struct lookup *lookup = calloc(1, sizeof(*lookup));
+	pthread_t thread;
+
+	if (!lookup)
+		return NULL;
+	pthread_once(&once, expect_forks);
+	pthread_mutex_init(&lookup->lock, NULL);
+	base_cond_init(&lookup->changed);
+	snprintf(lookup->host, sizeof(lookup->host), "%s", host);
+	snprintf(lookup->port, sizeof(lookup->port), "%s", port);
+	if (__atomic_add_fetch(&lookups, 1, __ATOMIC_RELAXED) > MOST_LOOKUPS ||
+	    base_start_thread(&thread, run_lookup, lookup)) {
+		__atomic_sub_fetch(&lookups, 1, __ATOMIC_RELAXED);
+		free_lookup(lookup);
+		return NULL;
+	}
+	pthread_detach(thread);
+	return lookup;
+}
+
+/* EAI_AGAIN if the time is over. */
+static int look_up(const char *host, const char *port, uint64_t until_ns, struct addrinfo **found)
+{
+	struct lookup *lookup = start_lookup(host, port);
+	int code = EAI_AGAIN, left;
+
+	if (!lookup)
+		return EAI_MEMORY;
+	pthread_mutex_lock(&lookup->lock);
+	while (!lookup->done && (left = link_time_left_ms(until_ns)) > 0)
+		base_cond_wait_ms(&lookup->changed, &lookup->lock, left);
+	if (!lookup->done) {
+		lookup->abandoned = true;
+		pthread_mutex_unlock(&lookup->lock);
+		return code;
+	}
+	pthread_mutex_unlock(&lookup->lock);
+	code = lookup->code;
+	*found = lookup->found;
+	free_lookup(lookup);
+	return code;
+}
+
+/* ---- Sockets --------------------------------------------------------------------------------- */
+
+static int wait_until_connected(int fd, uint64_t until_ns)
+{
+	struct pollfd ready = { .fd = fd, .events = POLLOUT };
+	socklen_t bytes = sizeof(int);
+	int code = 0, ret;
+
+	do {
+		ret = poll(&ready, 1, link_time_left_ms(until_ns));
+	} while (ret < 0 && errno == EINTR);
+	if (ret <= 0)
+		return ret ? -errno : -ETIMEDOUT;
+	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &bytes))
+		return -errno;
+	return -code;
+}
+
+static int connect_to(const struct sockaddr *to, socklen_t bytes, uint64_t until_ns)
+{
+	int fd = base_above_streams(
+		socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+	int ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (connect(fd, to, bytes))
+		ret = errno == EINPROGRESS || errno == EINTR ? wait_until_connected(fd, until_ns) :
+							       -errno;
+	if (!ret)
+		return fd;
+	close(fd);
+	/* The queue of a Unix socket is full: the server accepts nobody. */
+	return ret == -EAGAIN ? -ETIMEDOUT : ret;
+}
+
+/* A peer that vanished without a word is found out in seconds; all of these are wishes. */
+static void set_tcp_options(int fd)
+{
+	const int on = 1, idle_s = 15, interval_s = 5, probes = 3, unanswered_ms = 10000;
+
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+	setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
+}
+
+static int connect_any(const struct addrinfo *found, uint64_t until_ns)
+{
+	int fd = -EADDRNOTAVAIL;
+	unsigned count = 0;
+
+	for (const struct addrinfo *at = found; at; at = at->ai_next)
+		count++;
+	/* The first may be of a network that swallows everything: each gets its part of the time.
+	 */
+	for (; found; found = found->ai_next, count--) {
+		uint64_t now = base_now_ns();
+		uint64_t left = until_ns > now ? until_ns - now : 0;
+
+		fd = connect_to(found->ai_addr, found->ai_addrlen, now + left / count);
+		if (fd >= 0)
+			break;
+	}
+	return fd;
+}
+
+static int fail_to_connect(int code, const char *name, struct base_error *error)
+{
+	return base_fail(error, code,
+			 "cannot connect to %s" BASE_REMEDY
+			 "check that it runs, and that this host may reach it",
+			 name);
+}
+
+static int connect_host(const struct slots_node *node, uint64_t until_ns, const char *name,
+			struct base_error *error)
+{
+	struct addrinfo *found = NULL;
+	char port[8];
+	int code, fd;
+
+	snprintf(port, sizeof(port), "%u", node->port);
+	code = ask_for(node->host, port, AI_NUMERICHOST, &found);
+	if (code)
+		code = look_up(node->host, port, until_ns, &found);
+	if (code)
+		return base_refuse(error, code == EAI_AGAIN ? -ETIMEDOUT : -EHOSTUNREACH,
+				   "the host of %s cannot be found (%s)" BASE_REMEDY
+				   "check its name, and this host's name service",
+				   name, gai_strerror(code));
+	fd = connect_any(found, until_ns);
+	freeaddrinfo(found);
+	if (fd < 0)
+		return fail_to_connect(fd, name, error);
+	set_tcp_options(fd);
+	return fd;
+}
+
+/* Returns a connected socket that never blocks, or a negative errno. */
+static int open_socket(const struct slots_address *address, const struct slots_node *node,
+		       uint64_t until_ns, const char *name, struct base_error *error)
+{
+	struct sockaddr_un to = { .sun_family = AF_UNIX };
+	int fd;
+
+	if (node)
+		return connect_host(node, until_ns, name, error);
+	/* The path's final 0 may be missing if the path fills its room; the kernel knows. */
+	memcpy(to.sun_path, address->path, sizeof(to.sun_path));
+	fd = connect_to((const struct sockaddr *)&to, sizeof(to), until_ns);
+	return fd < 0 ? fail_to_connect(fd, name, error) : fd;
+}
+
+/* ---- TLS ------------------------------------------------------------------------------------- */
+
+#ifdef SLOTS_TLS
+
+/* hiredis >= 1.0 does it, if the build found that. Which certificates hold is up to OpenSSL
+ * (SSL_CERT_FILE, SSL_CERT_DIR). */
+
+/* One for the process, made at first use: it holds what is known of certificates. */
+static SSL_CTX *trust;
+static pthread_once_t trust_once = PTHREAD_ONCE_INIT;
+
+static void make_trust(void)
+{
+	SSL_CTX *made = SSL_CTX_new(TLS_client_method());
+
+	if (!made)
+		return;
+	SSL_CTX_set_verify(made, SSL_VERIFY_PEER, NULL);
+	if (!SSL_CTX_set_min_proto_version(made, TLS1_2_VERSION) ||
+	    !SSL_CTX_set_default_verify_paths(made)) {
+		SSL_CTX_free(made);
+		return;
+	}
+	trust = made;
+}
+
+/* hiredis's own set-up does not compare the certificate's names with the host. */
+static SSL *new_session(const char *host)
+{
+	X509_VERIFY_PARAM *wanted;
+	SSL *session;
+
+	pthread_once(&trust_once, make_trust);
+	session = trust ? SSL_new(trust) : NULL;
+	if (!session)
+		return NULL;
+	wanted = SSL_get0_param(session);
+	if (X509_VERIFY_PARAM_set1_ip_asc(wanted, host))
+		return session;
+	if (SSL_set1_host(session, host) && SSL_set_tlsext_host_name(session, host))
+		return session;
+	SSL_free(session);
+	return NULL;
+}
+
+static int tls_refused(SSL *session, const char *name, struct base_error *error)
+{
+	const long verdict = SSL_get_verify_result(session);
+	const char *reason = ERR_reason_error_string(ERR_peek_last_error());
+
+	if (verdict != X509_V_OK)
+		reason = X509_verify_cert_error_string(verdict);
+	return base_refuse(error, -EPROTO,
+			   "no TLS with %s (%.100s)" BASE_REMEDY
+			   "check that it speaks TLS on this port, that its certificate is for "
+			   "this name, and that SSL_CERT_FILE names who signed it",
+			   name, reason ? reason : "the connection ended");
+}
+
+/* One step of the handshake: 0 when it is over, or what the socket has to be ready for. */
+static int step(SSL *session, short *events)
+{
+	struct base_held_sigpipe held;
+	int ret;
+
+	base_hold_sigpipe(&held);
+	ERR_clear_error();
+	ret = SSL_do_handshake(session);
+	base_let_sigpipe(&held, true);
+	if (ret == 1)
+		return 0;
+	ret = SSL_get_error(session, ret);
+	*events = ret == SSL_ERROR_WANT_WRITE ? POLLOUT : POLLIN;
+	return ret == SSL_ERROR_WANT_READ || ret == SSL_ERROR_WANT_WRITE ? -EAGAIN : -EPROTO;
+}
+
+/* However slowly the other side speaks, it has until then for all of it. */
+static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name,
+		       struct base_error *error)
+{
+	struct pollfd ready = { .fd = fd };
+	int ret;
+
+	while ((ret = step(session, &ready.events)) == -EAGAIN) {
+		if (base_now_ns() >= until_ns)
+			return base_refuse(error, -ETIMEDOUT,
+					   "%s does not answer in time" BASE_REMEDY
+					   "check that it speaks TLS on this port",
+					   name);
+		/* Whether it failed or not, the clock ends it. */
+		(void)poll(&ready, 1, link_time_left_ms(until_ns));
+	}
+	return ret ? tls_refused(session, name, error) : 0;
+}
+
+static int start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
+		     struct base_error *error)
+{
+	SSL *session = new_session(host);
+	struct base_held_sigpipe held;
+	int ret;
+
+	if (!session)
+		return base_refuse(error, -ENOMEM, "TLS cannot be set up for %s", name);
+	/* The socket does not block: it begins the handshake, and takes the session over. */
+	base_hold_sigpipe(&held);
+	ret = redisInitiateSSL(context, session);
+	base_let_sigpipe(&held, true);
+	if (ret == REDIS_OK)
+		return shake_hands(session, context->fd, until_ns, name, error);
+	ret = tls_refused(session, name, error);
+	SSL_free(session);
+	return ret;
+}
+
+#else
+
+static int start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
+		     struct base_error *error)
+{
+	(void)context, (void)host, (void)until_ns;
+	return base_refuse(error, -ENOTSUP, "%s cannot be spoken to with TLS", name);
+}
+
+#endif
 
 /* ---- Commands -------------------------------------------------------------------------------- */
 
@@ -40,15 +407,10 @@ void link_add_bytes(struct link_command *command, const char *text, size_t bytes
 	command->bytes[command->count++] = bytes;
 }
 
-void link_add_text(struct link_command *command, const char *text)
-{
-	link_add_bytes(command, text, strlen(text));
-}
-
 void link_add_text_list(struct link_command *command, const char *const texts[], size_t count)
 {
 	for (size_t i = 0; i < count; i++)
-		link_add_text(command, texts[i]);
+		link_add_bytes(command, texts[i], strlen(texts[i]));
 }
 
 void link_add_number_list(struct link_command *command, const uint64_t numbers[], size_t count)
@@ -57,31 +419,11 @@ void link_add_number_list(struct link_command *command, const uint64_t numbers[]
 		char *text = command->numbers[command->number_count++];
 
 		snprintf(text, sizeof(command->numbers[0]), "%llu", (unsigned long long)numbers[i]);
-		link_add_text(command, text);
+		link_add_bytes(command, text, strlen(text));
 	}
 }
 
-void link_expect(struct slots_link *link, size_t most_reply_bytes)
-{
-	link->most_reply_bytes = MAX(most_reply_bytes, MOST_REPLY_BYTES);
-}
-
 /* ---- Sending and receiving ------------------------------------------------------------------- */
-
-int link_fd(const struct slots_link *link)
-{
-	return link->context->fd;
-}
-
-const char *link_name(const struct slots_link *link)
-{
-	return link->name;
-}
-
-const struct slots_node *link_node(const struct slots_link *link)
-{
-	return &link->node;
-}
 
 static int is_closed(const struct slots_link *link, struct base_error *error)
 {
@@ -141,23 +483,26 @@ static int wait_for(const struct slots_link *link, short events, uint64_t until_
 	return base_refuse(error, -ETIMEDOUT, "%s does not answer in time", link->name);
 }
 
+/* hiredis knows nothing of MSG_NOSIGNAL. */
 static int send_encrypted(struct slots_link *link, const char *text, size_t bytes,
 			  uint64_t until_ns, struct base_error *error)
 {
-	int done = 0, ret;
+	struct base_held_sigpipe held;
+	int done = 0, ret = 0;
 
-	if (!link_queue_encrypted(link->context, text, bytes))
+	if (redisAppendFormattedCommand(link->context, text, bytes) != REDIS_OK)
 		return no_memory(link, error);
 	link->sent_bytes = bytes;
-	for (;;) {
-		if (!link_write_encrypted(link->context, &done))
-			return lost(link, error);
-		if (done)
-			return 0;
-		ret = wait_for(link, POLLOUT, until_with(link, until_ns), error);
+	while (!ret && !done) {
+		base_hold_sigpipe(&held);
+		ret = redisBufferWrite(link->context, &done) == REDIS_OK ? 0 : -EIO;
+		base_let_sigpipe(&held, true);
 		if (ret)
-			return ret;
+			return lost(link, error);
+		if (!done)
+			ret = wait_for(link, POLLOUT, until_with(link, until_ns), error);
 	}
+	return ret;
 }
 
 static int send_plain(struct slots_link *link, const char *text, size_t bytes, uint64_t until_ns,
@@ -299,17 +644,17 @@ static int refuse_password(const redisReply *reply, const char *name, struct bas
 			   *words ? ": " : "", words);
 }
 
-int link_show_password(struct slots_link *link, const struct slots_address *address,
-		       uint64_t until_ns, struct base_error *error)
+int link_authenticate(struct slots_link *link, const struct slots_address *address,
+		      uint64_t until_ns, struct base_error *error)
 {
 	struct link_command command = { 0 };
 	redisReply *reply;
 	int ret;
 
-	link_add_text(&command, "AUTH");
+	link_add_texts(&command, "AUTH");
 	if (*address->user)
-		link_add_text(&command, address->user);
-	link_add_text(&command, address->password);
+		link_add_texts(&command, address->user);
+	link_add_texts(&command, address->password);
 	ret = link_ask(link, &command, &reply, until_ns, error);
 	if (!ret && reply->type == REDIS_REPLY_ERROR)
 		ret = refuse_password(reply, link->name, error);
@@ -325,7 +670,7 @@ static int select_database(struct slots_link *link, uint32_t database, uint64_t 
 	char words[200];
 	int ret;
 
-	link_add_text(&command, "SELECT");
+	link_add_texts(&command, "SELECT");
 	link_add_numbers(&command, database);
 	ret = link_ask(link, &command, &reply, until_ns, error);
 	if (!ret && reply->type == REDIS_REPLY_ERROR) {
@@ -337,13 +682,13 @@ static int select_database(struct slots_link *link, uint32_t database, uint64_t 
 	return ret;
 }
 
-static int greet_server(struct slots_link *link, const struct slots_address *address,
-			uint64_t until_ns, struct base_error *error)
+static int greet(struct slots_link *link, const struct slots_address *address, uint64_t until_ns,
+		 struct base_error *error)
 {
 	int ret = 0;
 
 	if (address->has_password || *address->user)
-		ret = link_show_password(link, address, until_ns, error);
+		ret = link_authenticate(link, address, until_ns, error);
 	if (!ret && address->database)
 		ret = select_database(link, address->database, until_ns, error);
 	return ret;
@@ -402,8 +747,8 @@ static int connect_link(struct slots_link *link, const struct slots_address *add
 {
 	int fd;
 
-	fd = link_connect(address, node, MIN(until_ns, base_now_ns() + CONNECT_NS), link->name,
-			  error);
+	fd = open_socket(address, node, MIN(until_ns, base_now_ns() + CONNECT_NS), link->name,
+			 error);
 	if (fd < 0)
 		return fd;
 	link->context = redisConnectFd(fd);
@@ -417,12 +762,12 @@ static int connect_link(struct slots_link *link, const struct slots_address *add
 	link->tls = address->tls;
 	if (!link->tls)
 		return 0;
-	return link_start_tls(link->context, link->node.host, until_ns, link->name, error);
+	return start_tls(link->context, link->node.host, until_ns, link->name, error);
 }
 
 int link_open(struct slots_link **out, const struct slots_address *address,
-	      const struct slots_node *node, bool greet, uint64_t until_ns,
-	      struct base_error *error)
+	      const struct slots_node *node, bool greeted, size_t most_reply_bytes,
+	      uint64_t until_ns, struct base_error *error)
 {
 	struct slots_link *link = calloc(1, sizeof(*link));
 	int ret;
@@ -431,10 +776,10 @@ int link_open(struct slots_link **out, const struct slots_address *address,
 	if (!link)
 		return base_no_memory(error, "a connection", sizeof(*link));
 	name_it(link, address, node);
-	link_expect(link, 0);
+	link->most_reply_bytes = MAX(most_reply_bytes, MOST_REPLY_BYTES);
 	ret = connect_link(link, address, node, until_ns, error);
-	if (!ret && greet)
-		ret = greet_server(link, address, until_ns, error);
+	if (!ret && greeted)
+		ret = greet(link, address, until_ns, error);
 	if (ret) {
 		link_close(link);
 		return ret;

@@ -16,7 +16,15 @@
 #define LINK_MOST_ARGUMENTS 136
 #define LINK_MOST_NUMBERS 24
 
-struct slots_link;
+struct slots_link {
+	redisContext *context;
+	struct slots_node node;             /* "" and 0 for a socket's */
+	char name[ADDRESS_HOST_BYTES + 32]; /* "redis at host:port" */
+	bool tls;
+	size_t reply_bytes; /* that came of a reply which is not whole yet */
+	size_t most_reply_bytes;
+	size_t sent_bytes; /* of the latest command */
+};
 
 /* A command. Texts are borrowed until it is sent; numbers are kept in it. */
 struct link_command {
@@ -26,7 +34,6 @@ struct link_command {
 	size_t bytes[LINK_MOST_ARGUMENTS];
 };
 
-void link_add_text(struct link_command *command, const char *text);
 void link_add_bytes(struct link_command *command, const char *text, size_t bytes);
 void link_add_text_list(struct link_command *command, const char *const texts[], size_t count);
 void link_add_number_list(struct link_command *command, const uint64_t numbers[], size_t count);
@@ -38,74 +45,33 @@ void link_add_number_list(struct link_command *command, const uint64_t numbers[]
 			     ARRAY_LENGTH(((const uint64_t[]){ __VA_ARGS__ })))
 
 /* Connects, shows the password, selects the database. `node` is NULL for an address's socket;
- * without `greet` neither password nor database are sent. Until `until_ns` at most. */
+ * unless it is `greeted`, neither password nor database are sent. Replies may have
+ * `most_reply_bytes`, where that is more than usual. Until `until_ns` at most. */
 int link_open(struct slots_link **out, const struct slots_address *address,
-	      const struct slots_node *node, bool greet, uint64_t until_ns,
-	      struct base_error *error);
+	      const struct slots_node *node, bool greeted, size_t most_reply_bytes,
+	      uint64_t until_ns, struct base_error *error);
 /* NULL is fine. */
 void link_close(struct slots_link *link);
 
 int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
 	      struct base_error *error);
-/* Replies may be so long, where that is more than usual. */
-void link_expect(struct slots_link *link, size_t most_reply_bytes);
-/* None has more elements than any that is ours. */
-void link_limit_replies(redisReader *reader);
-/* What has come so far: *reply stays NULL if it is not a whole reply. */
+/* Takes what has come so far: *reply stays NULL if it is not a whole reply. */
 int link_take(struct slots_link *link, redisReply **reply, struct base_error *error);
 /* Sends a command, and waits for the reply. */
 int link_ask(struct slots_link *link, const struct link_command *command, redisReply **reply,
 	     uint64_t until_ns, struct base_error *error);
-
 /* Shows the address's password; for servers that ask for it late. */
-int link_show_password(struct slots_link *link, const struct slots_address *address,
-		       uint64_t until_ns, struct base_error *error);
+int link_authenticate(struct slots_link *link, const struct slots_address *address,
+		      uint64_t until_ns, struct base_error *error);
 
-int link_fd(const struct slots_link *link);
-const char *link_name(const struct slots_link *link);              /* "redis at host:port" */
-const struct slots_node *link_node(const struct slots_link *link); /* "" and 0 for a socket's */
-
-/* The words of an error reply, without what could mislead a terminal: into `words`. */
+/* Has no reply with more elements than any that is ours. */
+void link_limit_replies(redisReader *reader);
+/* Copies the words of an error reply, without what could mislead a terminal, into `words`. */
 void link_words(const redisReply *reply, char *words, size_t room);
-/* Whether an error reply says this, as its code or, from a script, further behind. */
+/* Tells whether an error reply says this, as its code or, from a script, further behind. */
 bool link_says(const redisReply *reply, const char *word);
-
-/* ---- Sockets (socket.c) ---------------------------------------------------------------------- */
-
-/* A connected socket that never blocks, or a negative errno. */
-int link_connect(const struct slots_address *address, const struct slots_node *node,
-		 uint64_t until_ns, const char *name, struct base_error *error);
 
 /* Milliseconds until then, at least 0, rounded up. */
 int link_time_left_ms(uint64_t until_ns);
-
-/* ---- TLS (tls.c) ----------------------------------------------------------------------------- */
-
-/* Whether this build has it. */
-bool link_has_tls(void);
-int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
-		   struct base_error *error);
-/* Without memory it cannot be queued. */
-bool link_queue_encrypted(redisContext *context, const char *text, size_t bytes);
-/* As much of what is queued as the socket takes now; *done once that was all. False: the context
- * says what went wrong. */
-bool link_write_encrypted(redisContext *context, int *done);
-
-/* ---- Which server (route.c) ------------------------------------------------------------------ */
-
-struct slots_route {
-	const struct slots_address *address;
-	struct slots_node moved; /* in a cluster: where this pool's keys are */
-	bool has_moved;
-	size_t next; /* of the address's hosts: the first that is asked */
-};
-
-/* Finds the server and connects to it. */
-int route_connect(struct slots_route *route, struct slots_link **out, uint64_t until_ns,
-		  struct base_error *error);
-
-/* Whether an error reply names another node, which is *node then. */
-bool route_is_redirect(const struct slots_link *link, const redisReply *reply,
-		       struct slots_node *node, bool *ask);
 
 #endif

@@ -334,18 +334,6 @@ static int local_release(void *opaque, const char *id, uint64_t passed, struct b
 	return 0;
 }
 
-/* No call waits for long. */
-static void local_hurry(void *pool, uint64_t until_ns)
-{
-	(void)pool, (void)until_ns;
-}
-
-/* Nothing that is kept costs anything. */
-static void local_rest(void *pool)
-{
-	(void)pool;
-}
-
 /* ---- What needs a Redis ---------------------------------------------------------------------- */
 
 static int needs_redis(const struct local_pool *pool, const char *what, struct base_error *error)
@@ -354,14 +342,6 @@ static int needs_redis(const struct local_pool *pool, const char *what, struct b
 			   "pool \"%s\" of this host has no %s" BASE_REMEDY
 			   "use a Redis as coordinator, also on one host",
 			   pool->config.pool, what);
-}
-
-static int local_pace(void *pool, int64_t bytes, struct slots_grant *grant,
-		      struct base_error *error)
-{
-	(void)pool, (void)bytes, (void)error;
-	*grant = (struct slots_grant){ .end_ms = UINT32_MAX };
-	return 0;
 }
 
 static int local_kick(void *opaque, const char *id, struct base_error *error)
@@ -512,9 +492,6 @@ const struct slots_ops slots_local = {
 	.release = local_release,
 	.wait = local_wait,
 	.interrupt = local_wake,
-	.rest = local_rest,
-	.hurry = local_hurry,
-	.pace = local_pace,
 	.set = local_set,
 	.kick = local_kick,
 	.status = local_status,

@@ -156,7 +156,6 @@ struct local_pool {
 	uint32_t *word;     /* the futex word; until the file is mapped, one of this process */
 	atomic_bool mapped; /* from the file */
 	uint32_t seen;      /* its value before the latest looks; of the thread that waits */
-	unsigned hasty;     /* waits in a row that ended at once; of the thread that waits */
 };
 
 /* Writes the name of a pool's file, which is the same in every process. */

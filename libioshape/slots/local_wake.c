@@ -16,9 +16,6 @@
 #include <unistd.h>
 
 #define PAGE_BYTES 4096u
-#define MOST_HASTY 16
-#define HASTY_NS 1000000u
-#define PAUSE_NS 5000000
 /* Without a word that others can change, a waiter looks so often. */
 #define BLIND_MS 20u
 
@@ -85,20 +82,11 @@ static void nap(uint64_t ns)
 	nanosleep(&pause, NULL);
 }
 
-/* Another user can change the word all the time, which must not keep this process busy. */
-static void slow_down(struct local_pool *pool, uint64_t began)
-{
-	pool->hasty = base_now_ns() - began < HASTY_NS ? pool->hasty + 1 : 0;
-	if (pool->hasty > MOST_HASTY)
-		nap(PAUSE_NS);
-}
-
 int local_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 {
 	struct local_pool *pool = opaque;
 	const struct timespec timeout = { .tv_sec = timeout_ms / 1000,
 					  .tv_nsec = (long)(timeout_ms % 1000) * 1000000 };
-	const uint64_t began = base_now_ns();
 
 	(void)error;
 	if (syscall(SYS_futex, pool->word, FUTEX_WAIT, pool->seen, &timeout, NULL, 0) &&
@@ -106,6 +94,5 @@ int local_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 		nap(base_ms_to_ns(MIN(timeout_ms, BLIND_MS)));
 	/* All that happens from here on ends the next wait. */
 	pool->seen = value_of(pool);
-	slow_down(pool, began);
 	return 0;
 }

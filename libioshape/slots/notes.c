@@ -12,20 +12,19 @@
 #define KEY_BYTES (REDIS_KEY_BYTES + SLOTS_NOTES_LIST_BYTES)
 
 struct slots_notes {
-	struct redis_pool *pool;
+	struct redis_client client;
 };
 
 /* On the node of a cluster that has the pool's keys, and within what users.acl allows. */
 static void name_key(const struct slots_notes *notes, char key[KEY_BYTES], const char *list)
 {
-	snprintf(key, KEY_BYTES, "{ios:%s}:board:%s", notes->pool->config.pool, list);
+	snprintf(key, KEY_BYTES, "{ios:%s}:board:%s", notes->client.config.pool, list);
 }
 
 int slots_notes_open(struct slots_notes **out, const struct slots_config *config,
 		     struct base_error *error)
 {
 	struct slots_notes *notes;
-	void *pool;
 	int ret;
 
 	*out = NULL;
@@ -35,21 +34,19 @@ int slots_notes_open(struct slots_notes **out, const struct slots_config *config
 	notes = calloc(1, sizeof(*notes));
 	if (!notes)
 		return base_no_memory(error, "notes", sizeof(*notes));
-	ret = slots_redis.open(&pool, config, error);
-	if (ret) {
-		free(notes);
-		return ret;
-	}
-	notes->pool = pool;
-	notes->pool->most_reply_bytes = SLOTS_NOTES_REPLY_BYTES;
-	*out = notes;
-	return 0;
+	ret = client_open(&notes->client, config, error);
+	notes->client.most_reply_bytes = SLOTS_NOTES_REPLY_BYTES;
+	if (ret)
+		slots_notes_close(notes);
+	else
+		*out = notes;
+	return ret;
 }
 
 void slots_notes_close(struct slots_notes *notes)
 {
 	if (notes)
-		slots_redis.close(notes->pool);
+		client_close(&notes->client);
 	free(notes);
 }
 
@@ -57,7 +54,7 @@ void slots_notes_close(struct slots_notes *notes)
 static int tell(struct slots_notes *notes, struct link_command *command, struct base_error *error)
 {
 	redisReply *reply;
-	int ret = redis_call(notes->pool, command, &reply, NULL, error);
+	int ret = client_call(&notes->client, command, &reply, error);
 
 	freeReplyObject(reply);
 	return ret;
@@ -116,8 +113,8 @@ int slots_notes_get(struct slots_notes *notes, const char *list, const char *con
 	name_key(notes, key, list);
 	link_add_texts(&command, "HMGET", key);
 	for (size_t i = 0; i < count; i++)
-		link_add_text(&command, names[i]);
-	ret = redis_call(notes->pool, &command, &reply, NULL, error);
+		link_add_texts(&command, names[i]);
+	ret = client_call(&notes->client, &command, &reply, error);
 	if (!ret)
 		ret = read_notes(reply, count, key, found, user, error);
 	freeReplyObject(reply);

@@ -3,7 +3,7 @@
  * The second dial: bytes per second. The coordinator hands out shares of bandwidth, each for a
  * quarter of a second or so; inside a share bytes leave evenly, block by block.
  */
-#include "slots/pool.h"
+#include "slots/slot.h"
 
 #include <time.h>
 
@@ -81,18 +81,14 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 	struct slots_pool *pool = slot->pool;
 	const uint64_t length_ns = slot->grant_end_ns - slot->grant_start_ns;
 	struct slots_grant grant = { 0 };
-	uint64_t now = base_now_ns();
-	bool unreachable;
+	uint64_t now;
+	bool granted;
 
 	slot->grant_used = 0;
-	if ((pool->ops == &slots_open || pool->ops == &slots_local) && pool->config.rate) {
-		take_own_share(slot, bytes, now);
-		return;
-	}
-	unreachable = ask_for_share(pool, bytes, &grant) != 0;
+	granted = pool->ops->pace && !ask_for_share(pool, bytes, &grant);
 	now = base_now_ns();
-	if (unreachable) {
-		if (slot->grant_bytes) {
+	if (!granted) {
+		if (slot->grant_bytes && pool->ops->pace) {
 			slot->grant_start_ns = MAX(slot->grant_end_ns, now);
 			slot->grant_end_ns = slot->grant_start_ns + length_ns;
 		} else if (pool->config.rate) {
@@ -167,7 +163,8 @@ void slots_pace_end(struct slots_slot *slot)
 	struct slots_pool *pool = slot->pool;
 	struct slots_grant ignored;
 
-	if (slot->grant_used < slot->grant_bytes && !atomic_load(&pool->unreachable_ns))
+	if (pool->ops->pace && slot->grant_used < slot->grant_bytes &&
+	    !atomic_load(&pool->unreachable_ns))
 		pool->ops->pace(pool->coordinator, -(int64_t)(slot->grant_bytes - slot->grant_used),
 				&ignored, NULL);
 	slot->grant_bytes = 0;

@@ -6,6 +6,8 @@
 #include "fs/fs.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,61 +22,32 @@
 #define NAME_MOST_NS 250000000ull
 #define NAME_KEPT_MS (7ull * 24 * 3600 * 1000)
 
+/* A pool kept by a Redis. */
+struct redis_pool {
+	struct redis_client client;
+	char wake_key[REDIS_KEY_BYTES];
+	_Atomic uint64_t epoch;       /* the latest that an answer told */
+	_Atomic uint64_t name_due_ns; /* when the pool's name is to be written down */
+
+	/* Of the thread that waits. */
+	struct slots_link *wake; /* on which BLPOP is asked; NULL: none yet, lost, or at rest */
+	bool asked;              /* BLPOP was sent, and its answer has not come */
+	bool woken;              /* a wake may have been missed: the next wait() ends at once */
+	bool told_refused;       /* that the server refuses BLPOP */
+	uint64_t due_ns;         /* when that answer comes at the latest, if the server is well */
+	int interruption;        /* an eventfd */
+};
+
 /* ---- Opening and closing --------------------------------------------------------------------- */
-
-static int take_address(struct redis_pool *pool, struct base_error *error)
-{
-	struct slots_address *address = &pool->address;
-	int ret = address_parse(address, pool->config.address, error);
-
-	if (ret)
-		return ret;
-	if (address->tls && !link_has_tls())
-		return base_refuse(error, -EINVAL,
-				   "this library was built without TLS, so that rediss:// cannot "
-				   "be used" BASE_REMEDY
-				   "install hiredis 1.0 or newer with hiredis_ssl (Debian 13: "
-				   "libhiredis-dev and libssl-dev) and build it again");
-	/* One in the address wins. */
-	if (address->has_password)
-		pool->config.password_file = NULL;
-	if (address->has_password || pool->config.password_file || !pool->config.password ||
-	    !*pool->config.password)
-		return 0;
-	if (strlen(pool->config.password) >= sizeof(address->password))
-		return base_refuse(error, -EINVAL,
-				   "the coordinator's password is longer than %d bytes",
-				   ADDRESS_SECRET_BYTES - 1);
-	strcpy(address->password, pool->config.password);
-	address->has_password = true;
-	return 0;
-}
-
-/* Versions of the library whose scripts keep other data have a pool each. */
-#define SCRIPT_FORMAT BASE_FORMAT(4u)
-
-/* The braces of the keys' tag, above all, must not come from a name. */
-static void name_keys(struct redis_pool *pool)
-{
-	for (char *at = pool->config.pool; *at; at++) {
-		if (!strchr(FS_POOL_CHARACTERS, *at))
-			*at = '_';
-	}
-	snprintf(pool->key, sizeof(pool->key), "{ios:%s}:v%u:m", pool->config.pool, SCRIPT_FORMAT);
-	snprintf(pool->wake_key, sizeof(pool->wake_key), "{ios:%s}:v%u:w:%s", pool->config.pool,
-		 SCRIPT_FORMAT, pool->config.identity.client);
-}
 
 static void redis_close(void *opaque)
 {
 	struct redis_pool *pool = opaque;
 
-	link_close(pool->commands);
 	link_close(pool->wake);
+	client_close(&pool->client);
 	if (pool->interruption >= 0)
 		close(pool->interruption);
-	pthread_mutex_destroy(&pool->lock);
-	address_wipe(&pool->address);
 	free(pool);
 }
 
@@ -86,17 +59,18 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 	*out = NULL;
 	if (!pool)
 		return base_no_memory(error, "a pool", sizeof(*pool));
-	pthread_mutex_init(&pool->lock, NULL);
-	pool->config = *config;
-	pool->route.address = &pool->address;
-	pool->interruption = base_above_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-	ret = pool->interruption < 0 ? base_fail(error, -errno, "cannot make an eventfd") :
-				       take_address(pool, error);
+	pool->interruption = -1;
+	ret = client_open(&pool->client, config, error);
+	if (!ret)
+		pool->interruption = base_above_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+	if (!ret && pool->interruption < 0)
+		ret = base_fail(error, -errno, "cannot make an eventfd");
 	if (ret) {
 		redis_close(pool);
 		return ret;
 	}
-	name_keys(pool);
+	snprintf(pool->wake_key, sizeof(pool->wake_key), "{ios:%s}:v%u:w:%s",
+		 pool->client.config.pool, REDIS_SCRIPT_FORMAT, config->identity.client);
 	*out = pool;
 	return 0;
 }
@@ -111,7 +85,7 @@ static uint64_t amount(uint64_t bytes)
 
 static uint64_t known_epoch(const struct redis_pool *pool)
 {
-	return __atomic_load_n(&pool->epoch, __ATOMIC_RELAXED);
+	return atomic_load_explicit(&pool->epoch, memory_order_relaxed);
 }
 
 static int not_understood(const struct redis_pool *pool, const char *operation,
@@ -121,7 +95,7 @@ static int not_understood(const struct redis_pool *pool, const char *operation,
 		error, IOSHAPE_E_COORDINATOR,
 		"the coordinator's answer to \"%s\" for pool %s cannot be understood" BASE_REMEDY
 		"is it a Redis, and do all jobs use the same version of this library?",
-		operation, pool->config.pool);
+		operation, pool->client.config.pool);
 }
 
 /* A call whose answer says where a request stands. */
@@ -131,14 +105,14 @@ static int ask_about(struct redis_pool *pool, const char *operation, struct link
 	redisReply *reply;
 	int ret;
 
-	ret = redis_call(pool, command, &reply, NULL, error);
+	ret = client_call(&pool->client, command, &reply, error);
 	if (ret)
 		return ret;
 	ret = redis_read_answer(reply, answer);
 	freeReplyObject(reply);
 	if (ret)
 		return not_understood(pool, operation, error);
-	__atomic_store_n(&pool->epoch, answer->epoch, __ATOMIC_RELAXED);
+	atomic_store_explicit(&pool->epoch, answer->epoch, memory_order_relaxed);
 	return 0;
 }
 
@@ -159,9 +133,9 @@ static int add_name(struct redis_pool *pool, const char *score, bool only_raise,
 
 	link_add_texts(&command, "ZADD", REGISTRY);
 	if (only_raise)
-		link_add_text(&command, "GT");
-	link_add_texts(&command, score, pool->config.pool);
-	ret = redis_call_aside(pool, &command, most_ns, &reply, error);
+		link_add_texts(&command, "GT");
+	link_add_texts(&command, score, pool->client.config.pool);
+	ret = client_call_aside(&pool->client, &command, most_ns, &reply, error);
 	freeReplyObject(reply);
 	return ret;
 }
@@ -179,14 +153,13 @@ static int write_name(struct redis_pool *pool, uint64_t most_ns)
 static void write_name_down(struct redis_pool *pool)
 {
 	const uint64_t now = base_now_ns();
-	uint64_t due_ns = __atomic_load_n(&pool->name_due_ns, __ATOMIC_RELAXED);
+	uint64_t due_ns = atomic_load(&pool->name_due_ns);
 
 	if (now < due_ns ||
-	    !__atomic_compare_exchange_n(&pool->name_due_ns, &due_ns, now + NAME_FAILED_NS, false,
-					 __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+	    !atomic_compare_exchange_strong(&pool->name_due_ns, &due_ns, now + NAME_FAILED_NS))
 		return;
 	if (!write_name(pool, NAME_MOST_NS))
-		__atomic_store_n(&pool->name_due_ns, now + NAMED_AGAIN_NS, __ATOMIC_RELAXED);
+		atomic_store(&pool->name_due_ns, now + NAMED_AGAIN_NS);
 }
 
 /* Where an operator set something, it is to be found as long as that holds. */
@@ -204,23 +177,23 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 			 struct slots_answer *answer, struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
-	const struct slots_config *config = &pool->config;
+	const struct slots_config *config = &pool->client.config;
 	const struct slots_identity *identity = &config->identity;
 	struct link_command command;
 	char boost[16];
 	int ret;
 
 	snprintf(boost, sizeof(boost), "%d", request->boost_ms);
-	redis_begin(pool, &command, "acquire", request->id, known_epoch(pool));
+	client_begin(&pool->client, &command, "acquire", request->id, known_epoch(pool));
 	link_add_texts(&command, identity->client, identity->node, identity->job);
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u), request->weight,
 			 amount(request->bytes), config->asked_capacity,
 			 request->default_capacity ? request->default_capacity :
 						     config->default_capacity,
 			 request->never_wait);
-	link_add_text(&command, identity->user);
+	link_add_texts(&command, identity->user);
 	link_add_numbers(&command, request->urgent);
-	link_add_text(&command, boost);
+	link_add_texts(&command, boost);
 	ret = ask_about(pool, "acquire", &command, answer, error);
 	if (!ret)
 		write_name_down(pool);
@@ -231,12 +204,12 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 		      struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
-	const struct slots_identity *identity = &pool->config.identity;
+	const struct slots_identity *identity = &pool->client.config.identity;
 	struct link_command command;
 
 	/* The epoch that this slot is of: another slot of ours may have seen a newer one. */
-	redis_begin(pool, &command, "beat", beat->id,
-		    beat->holding ? beat->epoch : known_epoch(pool));
+	client_begin(&pool->client, &command, "beat", beat->id,
+		     beat->holding ? beat->epoch : known_epoch(pool));
 	link_add_numbers(&command, beat->ticket, amount(beat->passed), beat->holding, beat->fence,
 			 beat->weight, amount(beat->bytes));
 	link_add_texts(&command, identity->client, identity->node, identity->job);
@@ -251,9 +224,9 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 	redisReply *reply;
 	int ret;
 
-	redis_begin(pool, &command, "release", id, known_epoch(pool));
+	client_begin(&pool->client, &command, "release", id, known_epoch(pool));
 	link_add_numbers(&command, amount(passed));
-	ret = redis_call(pool, &command, &reply, NULL, error);
+	ret = client_call(&pool->client, &command, &reply, error);
 	freeReplyObject(reply);
 	return ret;
 }
@@ -271,16 +244,174 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 
 	memset(grant, 0, sizeof(*grant));
 	snprintf(wanted, sizeof(wanted), "%lld", (long long)MIN(bytes, (int64_t)SLOTS_MOST_BYTES));
-	redis_begin(pool, &command, "pace", pool->config.identity.job, known_epoch(pool));
-	link_add_text(&command, wanted);
-	link_add_numbers(&command, amount(pool->config.rate));
-	link_add_text(&command, pool->config.identity.user);
-	ret = redis_call(pool, &command, &reply, NULL, error);
+	client_begin(&pool->client, &command, "pace", pool->client.config.identity.job,
+		     known_epoch(pool));
+	link_add_texts(&command, wanted);
+	link_add_numbers(&command, amount(pool->client.config.rate));
+	link_add_texts(&command, pool->client.config.identity.user);
+	ret = client_call(&pool->client, &command, &reply, error);
 	if (ret)
 		return ret;
 	ret = bytes < 0 ? 0 : redis_read_grant(reply, grant);
 	freeReplyObject(reply);
 	return ret ? not_understood(pool, "pace", error) : 0;
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+/*
+ * Waiting for a wake: BLPOP on this client's own list, on a connection that does nothing else. A
+ * BLPOP that is interrupted stays asked: the next wait() continues with it.
+ *
+ * No wake is lost. What the server pushes stays in the list until a BLPOP takes it. What a BLPOP
+ * took is read by this wait() or by the next one. If a connection breaks with a BLPOP asked, wait()
+ * fails, and heartbeats tell. A failure to wait is no sign that the coordinator is unreachable: it
+ * may refuse BLPOP and nothing else, and then heartbeats alone tell of a grant.
+ */
+
+/* An answer to BLPOP that is so late will not come. */
+#define DEAD_NS 2000000000ull
+/* The server ends a BLPOP up to this much late: it looks for expired ones ten times a second. */
+#define LATE_NS 150000000ull
+
+static void redis_interrupt(void *opaque)
+{
+	struct redis_pool *pool = opaque;
+	const uint64_t one = 1;
+
+	/* It fails only where it is full of interruptions already. */
+	while (write(pool->interruption, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
+}
+
+static bool was_interrupted(struct redis_pool *pool)
+{
+	uint64_t count;
+
+	return read(pool->interruption, &count, sizeof(count)) == sizeof(count);
+}
+
+static void drop_wake(struct redis_pool *pool)
+{
+	link_close(pool->wake);
+	pool->wake = NULL;
+	pool->asked = false;
+}
+
+/* A server that keeps connections for 100,000 processes which save twice an hour needs most of its
+ * memory for that. The next call connects again. */
+static void redis_rest(void *opaque)
+{
+	struct redis_pool *pool = opaque;
+
+	pool->woken |= pool->asked;
+	drop_wake(pool);
+	client_rest(&pool->client);
+}
+
+static int ask_to_be_woken(struct redis_pool *pool, uint64_t until_ns, struct base_error *error)
+{
+	/* 0 would be for ever. */
+	const uint64_t left_ms = MAX((uint64_t)link_time_left_ms(until_ns), 1u);
+	struct link_command command = { 0 };
+	char seconds[32];
+
+	snprintf(seconds, sizeof(seconds), "%llu.%03u", (unsigned long long)(left_ms / 1000),
+		 (unsigned)(left_ms % 1000));
+	link_add_texts(&command, "BLPOP", pool->wake_key, seconds);
+	pool->asked = true;
+	pool->due_ns = base_now_ns() + base_ms_to_ns(left_ms);
+	return link_send(pool->wake, &command, client_call_end(&pool->client), error);
+}
+
+/* Says once that nothing but BLPOP is refused, and by which server. */
+static void tell_refused(struct redis_pool *pool, const struct base_error *error)
+{
+	if (!pool->told_refused)
+		base_log(&pool->client.config.log, IOSHAPE_LOG_WARNING,
+			 "processes cannot be woken in pool \"%s\", so that slots come seconds "
+			 "later than they could: %s",
+			 pool->client.config.pool, error->text);
+	pool->told_refused = true;
+}
+
+/* Takes an answer to BLPOP. 1: a wake; 0: none, ask again; or a negative code. */
+static int take_wake(struct redis_pool *pool, struct base_error *error)
+{
+	enum client_sequel sequel;
+	redisReply *reply;
+	bool asking;
+	int ret = link_take(pool->wake, &reply, error);
+
+	if (ret || !reply)
+		return ret;
+	pool->asked = false;
+	if (reply->type != REDIS_REPLY_ERROR) {
+		ret = reply->type != REDIS_REPLY_NIL;
+	} else {
+		sequel = client_take_error(&pool->client, pool->wake, reply, &asking, error);
+		if (sequel == CLIENT_REFUSED)
+			tell_refused(pool, error);
+		if (sequel != CLIENT_REFUSED)
+			drop_wake(pool);
+		ret = sequel == CLIENT_REDIRECTED ? 0 : -EACCES;
+	}
+	freeReplyObject(reply);
+	return ret;
+}
+
+/* An answer that is due about at the end is waited for. */
+static uint64_t last_moment(const struct redis_pool *pool, uint64_t until_ns)
+{
+	return pool->asked && pool->due_ns <= until_ns + LATE_NS ? until_ns + LATE_NS : until_ns;
+}
+
+/* Waits for an answer to BLPOP once. As take_wake(). */
+static int wait_once(struct redis_pool *pool, uint64_t until_ns, struct base_error *error)
+{
+	const uint64_t dead_ns = pool->due_ns + DEAD_NS;
+	struct pollfd ready[] = {
+		{ .fd = pool->wake->context->fd, .events = POLLIN },
+		{ .fd = pool->interruption, .events = POLLIN },
+	};
+
+	if (poll(ready, ARRAY_LENGTH(ready), link_time_left_ms(MIN(until_ns, dead_ns))) < 0)
+		return 0; /* a signal, or no memory: the loop has its end */
+	if (ready[0].revents)
+		return take_wake(pool, error);
+	if (base_now_ns() >= dead_ns)
+		return base_refuse(error, -ETIMEDOUT, "%s does not answer in time",
+				   pool->wake->name);
+	return 0;
+}
+
+static int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
+{
+	struct redis_pool *pool = opaque;
+	const uint64_t until_ns = base_now_ns() + base_ms_to_ns(timeout_ms);
+	struct base_error why = { 0 };
+	int ret = pool->woken;
+
+	pool->woken = false;
+	while (!ret && !was_interrupted(pool)) {
+		if (!pool->wake)
+			ret = client_connect(&pool->client, &pool->wake, &why);
+		if (ret || base_now_ns() >= last_moment(pool, until_ns))
+			break;
+		if (!pool->asked)
+			ret = ask_to_be_woken(pool, until_ns, &why);
+		if (!ret)
+			ret = wait_once(pool, last_moment(pool, until_ns), &why);
+	}
+	if (ret >= 0) {
+		was_interrupted(pool);
+		return 0;
+	}
+	/* After a refusal the connection is as good as before. */
+	if (ret != -EACCES)
+		drop_wake(pool);
+	why.code = IOSHAPE_E_COORDINATOR;
+	return base_pass_on(error, &why);
 }
 
 /* ---- The operator's -------------------------------------------------------------------------- */
@@ -294,12 +425,12 @@ static int set_limit(struct redis_pool *pool, const struct ioshape_pool_settings
 	uint64_t done;
 	int ret;
 
-	redis_begin(pool, &command, "limit", "", 0);
+	client_begin(&pool->client, &command, "limit", "", 0);
 	link_add_numbers(&command, settings->clear != 0);
 	link_add_texts(&command, settings->job ? "job" : "user",
 		       settings->job ? settings->job : settings->user);
 	link_add_numbers(&command, settings->share, amount(settings->job_bytes_per_s));
-	ret = redis_call(pool, &command, &reply, NULL, error);
+	ret = client_call(&pool->client, &command, &reply, error);
 	if (ret)
 		return ret;
 	ret = redis_read_number(reply, &done);
@@ -310,7 +441,7 @@ static int set_limit(struct redis_pool *pool, const struct ioshape_pool_settings
 		return base_refuse(error, -ENOSPC,
 				   "pool %s has limits for %u jobs and users already" BASE_REMEDY
 				   "clear one that is not needed",
-				   pool->config.pool, SLOTS_LIMITS);
+				   pool->client.config.pool, SLOTS_LIMITS);
 	if (!settings->clear)
 		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
 	return 0;
@@ -326,11 +457,11 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 
 	if (settings->job || settings->user)
 		return set_limit(pool, settings, error);
-	redis_begin(pool, &command, "set", "", 0);
+	client_begin(&pool->client, &command, "set", "", 0);
 	link_add_numbers(&command, settings->clear != 0, settings->capacity,
 			 amount(settings->pool_bytes_per_s), amount(settings->job_bytes_per_s),
 			 amount(settings->small_bytes), settings->express);
-	ret = redis_call(pool, &command, &reply, NULL, error);
+	ret = client_call(&pool->client, &command, &reply, error);
 	freeReplyObject(reply);
 	if (!ret)
 		write_set_name_down(pool, settings);
@@ -343,22 +474,20 @@ static int redis_kick(void *opaque, const char *id, struct base_error *error)
 	struct link_command command;
 	redisReply *reply;
 	uint64_t found;
-	bool repeated;
 	int ret;
 
-	redis_begin(pool, &command, "kick", id, 0);
-	ret = redis_call(pool, &command, &reply, &repeated, error);
+	client_begin(&pool->client, &command, "kick", id, 0);
+	ret = client_call(&pool->client, &command, &reply, error);
 	if (ret)
 		return ret;
 	ret = redis_read_number(reply, &found);
 	freeReplyObject(reply);
 	if (ret)
 		return not_understood(pool, "kick", error);
-	/* The first of two calls may be the one that did it. */
-	if (found || repeated)
+	if (found)
 		return 0;
 	return base_refuse(error, -ENOENT, "nobody holds or waits for a slot of pool %s as %.40s",
-			   pool->config.pool, id);
+			   pool->client.config.pool, id);
 }
 
 static int redis_status(void *opaque, struct ioshape_pool_status **status, struct base_error *error)
@@ -369,12 +498,12 @@ static int redis_status(void *opaque, struct ioshape_pool_status **status, struc
 	int ret;
 
 	*status = NULL;
-	redis_begin(pool, &command, "status", "", 0);
-	link_add_numbers(&command, pool->config.default_capacity);
-	ret = redis_call(pool, &command, &reply, NULL, error);
+	client_begin(&pool->client, &command, "status", "", 0);
+	link_add_numbers(&command, pool->client.config.default_capacity);
+	ret = client_call(&pool->client, &command, &reply, error);
 	if (ret)
 		return ret;
-	ret = redis_read_status(reply, pool->config.pool, status, error);
+	ret = redis_read_status(reply, pool->client.config.pool, status, error);
 	freeReplyObject(reply);
 	return ret == -EPROTO ? not_understood(pool, "status", error) : ret;
 }
@@ -386,7 +515,7 @@ static int list_names(struct redis_pool *pool, const char *from, const char *to,
 	int ret;
 
 	link_add_texts(&command, "ZRANGEBYSCORE", REGISTRY, from, to);
-	ret = redis_call_aside(pool, &command, REDIS_CALL_NS, reply, error);
+	ret = client_call_aside(&pool->client, &command, REDIS_CALL_NS, reply, error);
 	if (ret || (*reply)->type == REDIS_REPLY_ARRAY)
 		return ret;
 	freeReplyObject(*reply);
@@ -407,7 +536,8 @@ static void forget_old_names(struct redis_pool *pool, const char *cut)
 		if (old->element[i]->type == REDIS_REPLY_STRING)
 			link_add_bytes(&command, old->element[i]->str, old->element[i]->len);
 	}
-	if (command.count > 2 && !redis_call_aside(pool, &command, REDIS_CALL_NS, &reply, NULL))
+	if (command.count > 2 &&
+	    !client_call_aside(&pool->client, &command, REDIS_CALL_NS, &reply, NULL))
 		freeReplyObject(reply);
 	freeReplyObject(old);
 }
@@ -448,7 +578,6 @@ const struct slots_ops slots_redis = {
 	.wait = redis_wait,
 	.interrupt = redis_interrupt,
 	.rest = redis_rest,
-	.hurry = redis_hurry,
 	.pace = redis_pace,
 	.set = redis_set,
 	.kick = redis_kick,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The right to write now. Two layers: coordinators, which keep the order of a pool among all
- * processes (redis.c, local.c, open.c; one table of functions each), and pools, the part of it that
- * happens in this process (acquire.c and its neighbours): waiting, heartbeats, bandwidth, and what
- * to do while the coordinator cannot be reached. All network traffic of the library happens on this
- * floor.
+ * processes (redis.c, local.c, and one in slot.c that has no order; a table of functions each), and
+ * pools, the part of it that happens in this process (slot.c): waiting, heartbeats, bandwidth
+ * (pace.c), and what to do while the coordinator cannot be reached. All network traffic of the
+ * library happens on this floor.
  *
  * docs/slots.md says who is next; slots.lua decides it for Redis, local_order.c for one host.
  */
@@ -52,6 +52,9 @@ struct slots_config {
 	uint32_t default_capacity;
 	uint64_t rate;               /* of the job, bytes per second; 0: any */
 	const struct slots_ops *ops; /* the coordinator; NULL: the one that the address names */
+	/* NULL, or when the next lease of this process ends, 0 if it holds none: calls return by
+	 * then, because a thread that waits for an answer could not say that a slot was lost. */
+	const _Atomic uint64_t *lease_end_ns;
 	struct base_log log;
 };
 
@@ -66,7 +69,7 @@ struct slots_request {
 	/* Instead of the pool's; 0: that. So many writers have storage targets of their own: slots
 	 * that are held at a time have places among them. */
 	uint32_t default_capacity;
-	int32_t boost_ms; /* time of the whole pool that it may get ahead of its share (boost.c) */
+	int32_t boost_ms; /* time of the whole pool that it may get ahead of its share */
 };
 
 /* A heartbeat. */
@@ -110,7 +113,7 @@ struct slots_grant {
 };
 
 /*
- * One coordinator. No member is NULL. A pool's functions may be called from several threads at a
+ * One coordinator. A pool's functions may be called from several threads at a
  * time, except wait(), which one thread calls. All but wait() return soon: within about two
  * seconds, whatever the network does. IOSHAPE_E_COORDINATOR: unreachable, or it refuses us; the
  * sentence says why. Nothing needs to be reopened after that: the next call tries again.
@@ -132,14 +135,6 @@ struct slots_ops {
 	int (*wait)(void *pool, uint32_t timeout_ms, struct base_error *error);
 	/* Any thread. Ends the wait() under way, or the next one at once. */
 	void (*interrupt)(void *pool);
-	/* The thread that waits: nobody has held or waited for a while. What was kept for that may
-	 * go. */
-	void (*rest)(void *pool);
-	/* Any thread. Calls that begin from now on return by then (base_now_ns()), 0: as above. A
-	 * lease ends then, and a thread that waits for an answer could not say so. */
-	void (*hurry)(void *pool, uint64_t until_ns);
-	/* Below 0: so many bytes of the last grant were not used. */
-	int (*pace)(void *pool, int64_t bytes, struct slots_grant *grant, struct base_error *error);
 	/* The operator's. */
 	int (*set)(void *pool, const struct ioshape_pool_settings *settings,
 		   struct base_error *error);
@@ -150,6 +145,12 @@ struct slots_ops {
 	/* No other call is under way. What the process held is given back where that takes no
 	 * waiting. */
 	void (*close)(void *pool);
+	/* Optional. The thread that waits: no slot was held or waited for for a while, so
+	 * that connections can be closed. */
+	void (*rest)(void *pool);
+	/* Optional: NULL if the coordinator grants no bandwidth. Below 0: so many bytes of the last
+	 * grant were not used. */
+	int (*pace)(void *pool, int64_t bytes, struct slots_grant *grant, struct base_error *error);
 };
 
 extern const struct slots_ops slots_redis;
@@ -184,7 +185,7 @@ void slots_status_add_limit(struct ioshape_pool_status *status,
 /* In a request, or per second: above it the numbers of slots.lua have holes. */
 #define SLOTS_MOST_BYTES (UINT64_C(1) << 53)
 
-/* ---- Pools in this process (pool.c, acquire.c) ----------------------------------------------- */
+/* ---- Pools in this process (slot.c) ---------------------------------------------------------- */
 
 struct slots_pool;
 
@@ -268,7 +269,7 @@ int slots_notes_renew(struct slots_notes *notes, const char *list, struct base_e
 int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error);
 void slots_notes_close(struct slots_notes *notes); /* NULL is fine */
 
-/* ---- Pure parts ------------------------------------------------------------------------------ */
+/* ---- What a process says of itself (identity.c) ---------------------------------------------- */
 
 /* What a job loses while it waits for a slot, as far as its process knows. */
 struct slots_stake {
@@ -278,27 +279,27 @@ struct slots_stake {
 	bool holds_up;           /* its ranks do nothing else meanwhile */
 };
 
-/* Return the boost of a request, in ms, within SLOTS_MOST_BOOST_MS either way (boost.c). */
+/* Return the boost of a request, in ms, within SLOTS_MOST_BOOST_MS either way. */
 int32_t slots_boost_ms(const struct slots_stake *stake);
 
-/* Checkpoints of this process in a pool: files that it saves soon after each other are of one. */
+/* Checkpoints of this process in a pool: files that it saves soon after each other are of one.
+ * Begins as zeros. */
 struct slots_checkpoints {
 	uint64_t begin_ns; /* of the latest one */
 	uint64_t age_ns;   /* then, of the one before */
 	uint64_t last_ns;  /* when one of its files was last written */
 };
 
-void slots_checkpoints_init(struct slots_checkpoints *checkpoints);
 /* A file is asked for: the age of the work that it saves. */
 uint64_t slots_checkpoints_begin(struct slots_checkpoints *checkpoints, uint64_t now_ns);
 void slots_checkpoints_end(struct slots_checkpoints *checkpoints, uint64_t now_ns);
 
-/* When the coordinator is unreachable: how long this writer waits before it writes, in ms
- * (stagger.c). */
+/* When the coordinator is unreachable: how long this writer waits before it writes, in
+ * ms. */
 uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, uint32_t capacity,
 			  uint32_t write_ms, uint32_t most_ms);
 
-/* Who this process is, from the launcher's variables (identity.c). `job` may be NULL. */
+/* Who this process is, from the launcher's variables. `job` may be NULL. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
 
 /* Only the client's number: each pool of a process is a client of its own. */

@@ -84,7 +84,7 @@ MECHANISMS = (
     ),
     Mechanism(
         "boosts by what waiting costs",
-        ("libioshape/slots/boost.c",),
+        ("libioshape/slots/identity.c",),
         {"fair shares": without("boosts")},
         ("three_jobs",),
     ),

@@ -473,22 +473,6 @@ TEST(tests, a_reply_without_an_end_is_given_up_before_it_fills_the_memory)
 	fake_redis_stop(&fake);
 }
 
-TEST(tests, a_server_that_wakes_without_an_end_does_not_keep_us_busy)
-{
-	struct fake_redis fake;
-	unsigned waits = 0;
-	uint64_t begin;
-	void *pool;
-
-	fake_redis_start(&fake, FAKE_SAYS, "*2\r\n$1\r\nw\r\n$1\r\n1\r\n");
-	pool = redis_case_open(fake.address, "1");
-	for (begin = base_now_ns(); redis_case_ms_since(begin) < 1000; waits++)
-		redis_case_wait(pool, 1000);
-	ck_assert_uint_le(waits, 700);
-	slots_redis.close(pool);
-	fake_redis_stop(&fake);
-}
-
 TEST(tests, a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second)
 {
 	struct fake_redis fake;

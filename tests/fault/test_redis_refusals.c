@@ -121,13 +121,6 @@ static void note_denial(int ret, struct base_error *error)
 	memset(error, 0, sizeof(*error));
 }
 
-/* Nothing fails where BLPOP is refused. */
-static void note_logged_denial(void *user, enum ioshape_log_level level, const char *line)
-{
-	(void)user, (void)level;
-	denials += strstr(line, "BLPOP") || strstr(line, "blpop");
-}
-
 static int ignore_note(void *user, size_t index, const void *data, size_t bytes)
 {
 	(void)user, (void)index, (void)data, (void)bytes;
@@ -162,7 +155,6 @@ static void use_all(const char *as)
 	struct slots_beat beat;
 	void *pool;
 
-	config.log = (struct base_log){ note_logged_denial, NULL, IOSHAPE_LOG_WARNING };
 	pool = redis_case_open_config(&config);
 	redis_server_tell(&server, "FLUSHALL");
 	redis_server_tell(&server, "SCRIPT FLUSH");
@@ -254,55 +246,38 @@ static void *open_counting(const char *at)
 	return redis_case_open_config(&config);
 }
 
-TEST(tests, without_the_right_to_be_woken_it_sleeps_and_says_so_once)
+TEST(tests, without_the_right_to_be_woken_waiting_fails_and_all_else_goes_on)
 {
-	struct redis_pool *pool;
 	struct slots_answer held;
+	void *pool;
 
 	redis_server_start(&server);
 	pool = open_counting(address);
 	held = redis_case_hold(pool, "1-1");
 	redis_server_tell(&server, "ACL SETUSER default -blpop");
 	for (int i = 0; i < 5; i++) {
-		ck_assert_uint_ge(redis_case_wait(pool, 100), 99);
+		ck_assert_int_eq(slots_redis.wait(pool, 100, NULL), IOSHAPE_E_COORDINATOR);
 		ck_assert_int_eq(redis_case_beat(pool, "1-1", &held).state, SLOTS_HOLDING);
 	}
 	ck_assert_uint_eq(lines, 1);
-	/* Sooner after a short outage than where it never comes. */
-	pool->refused_until_ns = 1;
-	pool->refused_ms = 1000;
-	redis_case_wait(pool, 100);
-	ck_assert_uint_eq(pool->refused_ms, 2000);
+	/* An operator has given it: the wake of the grant comes. */
 	redis_server_tell(&server, "ACL SETUSER default +blpop");
-	/* Not asked at every turn. */
-	pool->refused_until_ns = base_now_ns() + base_ms_to_ns(REDIS_CASE_GENEROUS_MS);
-	redis_server_tell(&server, "RPUSH %s 1", pool->wake_key);
-	ck_assert_uint_ge(redis_case_wait(pool, 100), 99);
-	slots_redis.interrupt(pool);
 	redis_case_be_woken(pool);
-	pool->refused_until_ns = 1;
-	redis_case_be_woken(pool);
-	ck_assert_uint_eq(pool->refused_ms, 0);
 	ck_assert_uint_eq(lines, 1);
 	slots_redis.close(pool);
 }
 
-TEST(tests, a_proxy_that_hangs_up_at_blpop_is_not_asked_again_and_again)
+TEST(tests, a_proxy_that_hangs_up_at_blpop_is_no_server_that_is_away)
 {
 	struct fake_redis fake;
 	void *pool;
 
 	fake_redis_start(&fake, FAKE_HANGS_UP, "BLPOP");
 	pool = open_counting(fake.address);
-	for (int i = 0; i < 10; i++) {
-		slots_redis.wait(pool, 50, NULL);
-		poll(NULL, 0, 100);
-	}
-	ck_assert_uint_ge(redis_case_wait(pool, 100), 99);
-	/* Three until it is sure; then after 1, 2, 4, ... s. */
-	ck_assert_int_ge(fake_redis_connections(&fake), 3);
-	ck_assert_int_le(fake_redis_connections(&fake), 8);
-	ck_assert_uint_eq(lines, 1);
+	for (int i = 0; i < 3; i++)
+		ck_assert_int_eq(slots_redis.wait(pool, 50, NULL), IOSHAPE_E_COORDINATOR);
+	/* No failure has been noted, which would keep commands back. */
+	ck_assert_int_eq(fake_redis_connections(&fake), 3);
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
@@ -403,20 +378,21 @@ static const struct {
 
 LOOP_TEST(tests, a_sentinel_that_names_no_master_is_no_way_to_one, 0, (int)ARRAY_LENGTH(sentinels))
 {
-	struct slots_address parsed;
-	struct slots_route route = { .address = &parsed };
 	struct base_error error = { 0 };
+	struct redis_client client;
+	struct slots_config config;
 	struct fake_redis fake;
 	struct slots_link *link;
 	char text[100];
 
 	fake_redis_start(&fake, FAKE_SAYS, sentinels[_i].says);
 	snprintf(text, sizeof(text), "sentinel%s/trains", strchr(fake.address, ':'));
-	ck_assert_int_eq(address_parse(&parsed, text, &error), 0);
-	ck_assert_int_eq(route_connect(&route, &link, base_now_ns() + base_ms_to_ns(20000), &error),
-			 sentinels[_i].code);
+	config = redis_case_config(text, "1");
+	ck_assert_int_eq(client_open(&client, &config, &error), 0);
+	ck_assert_int_eq(client_connect(&client, &link, &error), sentinels[_i].code);
 	ck_assert_ptr_null(link);
 	ck_assert_int_eq(error.code, sentinels[_i].code);
+	client_close(&client);
 	fake_redis_stop(&fake);
 }
 
@@ -431,33 +407,37 @@ static const struct {
 	{ "-MOVED 3999 :6380\r\n", true, false, "127.0.0.1" },
 	{ "-MOVED 3999 10.0.0.7:port\r\n", false, false, "" },
 	{ "-ERR 3999\r\n", false, false, "" },
-	{ "+MOVED 3999 10.0.0.7:6380\r\n", false, false, "" },
 };
 
 LOOP_TEST(tests, a_node_of_a_cluster_leads_to_another, 0, (int)ARRAY_LENGTH(redirects))
 {
 	const uint64_t until_ns = base_now_ns() + base_ms_to_ns(20000);
 	struct link_command command = { 0 };
-	struct slots_address parsed;
-	struct slots_node node;
+	struct base_error error = { 0 };
+	struct redis_client client;
+	struct slots_config config;
 	struct fake_redis fake;
 	struct slots_link *link;
 	redisReply *reply;
 	bool ask = false;
 
 	fake_redis_start(&fake, FAKE_SAYS, redirects[_i].says);
-	ck_assert_int_eq(address_parse(&parsed, fake.address, NULL), 0);
-	ck_assert_int_eq(link_open(&link, &parsed, &parsed.nodes[0], false, until_ns, NULL), 0);
-	link_add_text(&command, "PING");
+	config = redis_case_config(fake.address, "1");
+	ck_assert_int_eq(client_open(&client, &config, &error), 0);
+	ck_assert_int_eq(client_connect(&client, &link, &error), 0);
+	link_add_texts(&command, "PING");
 	ck_assert_int_eq(link_ask(link, &command, &reply, until_ns, NULL), 0);
-	ck_assert_int_eq(route_is_redirect(link, reply, &node, &ask), redirects[_i].leads);
+	ck_assert_int_eq(client_take_error(&client, link, reply, &ask, &error),
+			 redirects[_i].leads ? CLIENT_REDIRECTED : CLIENT_REFUSED);
+	ck_assert_int_eq(client.has_moved, redirects[_i].leads);
 	if (redirects[_i].leads) {
-		ck_assert_str_eq(node.host, redirects[_i].host);
-		ck_assert_uint_eq(node.port, 6380);
+		ck_assert_str_eq(client.moved.host, redirects[_i].host);
+		ck_assert_uint_eq(client.moved.port, 6380);
 		ck_assert_int_eq(ask, redirects[_i].ask);
 	}
 	freeReplyObject(reply);
 	link_close(link);
+	client_close(&client);
 	fake_redis_stop(&fake);
 }
 

@@ -69,7 +69,7 @@ def interval_class(job: Job) -> int:
 #: a turn of a job, in seconds of the whole pool (libioshape/slots/slots.lua)
 TURN_S = 20.0
 #: of twice the cost for each byte; what a byte usually costs; and the most, either way
-#: (libioshape/slots/boost.c)
+#: (libioshape/slots/identity.c)
 DOUBLE_S = 60.0
 USUAL_COST = 3e-11
 MOST_BOOST_S = 300.0

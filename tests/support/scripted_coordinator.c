@@ -111,7 +111,8 @@ static int scripted_wait(void *pool, uint32_t timeout_ms, struct base_error *err
 		pthread_mutex_unlock(&state.lock);
 		return base_fail(error, IOSHAPE_E_COORDINATOR, "the script is deaf");
 	}
-	while (!state.changed && !state.interrupted && base_now_ns() < until)
+	while (!state.changed && !state.interrupted && !state.script.floods &&
+	       base_now_ns() < until)
 		base_cond_wait_ms(&state.change, &state.lock, 5);
 	state.changed = state.interrupted = false;
 	pthread_mutex_unlock(&state.lock);
@@ -126,12 +127,6 @@ static void scripted_interrupt(void *pool)
 	state.interrupted = true;
 	pthread_cond_broadcast(&state.change);
 	pthread_mutex_unlock(&state.lock);
-}
-
-static void scripted_hurry(void *pool, uint64_t until_ns)
-{
-	(void)pool;
-	(void)until_ns;
 }
 
 static void scripted_rest(void *pool)
@@ -208,7 +203,6 @@ const struct slots_ops script_coordinator = {
 	.wait = scripted_wait,
 	.interrupt = scripted_interrupt,
 	.rest = scripted_rest,
-	.hurry = scripted_hurry,
 	.pace = scripted_pace,
 	.set = scripted_set,
 	.kick = scripted_kick,

@@ -18,6 +18,7 @@ struct script {
 	uint64_t rate;       /* of pace(); 0: no limit */
 	uint32_t silence_ms; /* each call takes so long */
 	bool deaf;           /* wait() fails, and nothing else */
+	bool floods;         /* wait() ends at once */
 };
 
 struct script_counts {

@@ -257,9 +257,11 @@ TEST(tests, nodes_of_redirects_are_understood)
 
 static int look_up_slowly(void)
 {
+	const struct slots_address address = { .kind = ADDRESS_HOST };
 	const struct slots_node node = { .host = "hangs", .port = 1 };
+	struct slots_link *link;
 
-	return link_connect(NULL, &node, base_now_ns() + 10000000, "hangs", NULL);
+	return link_open(&link, &address, &node, false, 0, base_now_ns() + 10000000, NULL);
 }
 
 TEST(tests, a_forked_child_can_look_names_up_however_many_hang_in_its_parent)

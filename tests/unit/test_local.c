@@ -128,23 +128,6 @@ TEST(tcase, an_interrupt_ends_this_wait_or_the_next)
 	slots_local.close(pool);
 }
 
-TEST(tcase, a_flood_of_wakes_does_not_keep_us_busy)
-{
-	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
-	uint64_t began;
-
-	ck_assert_int_eq(ask(first, "a-1", 1), 0);
-	ck_assert_int_eq(ask(second, "b-1", 1), 0);
-	began = base_now_ns();
-	for (int i = 0; i < 100; i++) {
-		local_wake(first);
-		ck_assert_int_eq(slots_local.wait(second, 1000, &error), 0);
-	}
-	ck_assert_double_ge(ms_since(began), 300);
-	slots_local.close(second);
-	slots_local.close(first);
-}
-
 TEST(tcase, a_killed_holder_gives_its_slot_to_the_next_long_before_its_lease_ends)
 {
 	void *pool = open_pool("p", 1, 15000);

@@ -662,6 +662,20 @@ TEST(waiting_case, without_wakes_heartbeats_tell_of_the_grant)
 	slots_release(slot);
 }
 
+TEST(waiting_case, wakes_without_an_end_do_not_keep_the_process_busy)
+{
+	const struct slots_wanted wanted = { .weight = 1, .timeout_ms = 500 };
+	struct base_error error = { 0 };
+	struct slots_slot *slot;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script.floods = true;
+	script_change(&script);
+	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), -ETIMEDOUT);
+	ck_assert_uint_ge(script_counts().waits, 16);
+	ck_assert_uint_le(script_counts().waits, 200);
+}
+
 TEST(waiting_case, without_a_thread_the_waiter_sends_its_heartbeats)
 {
 	const struct slots_wanted wanted = { .weight = 1, .timeout_ms = 5000 };

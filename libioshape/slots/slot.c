@@ -1,0 +1,1096 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state machine of a slot, in the order in which things happen:
+ *
+ *   1. Pools        are opened and closed. `open` is the coordinator that has none.
+ *   2. Answers      of the coordinator set the stage of a slot; so does its silence.
+ *   3. Heartbeats   keep a place in the queue, or a slot for as long as bytes pass.
+ *   4. The thread   of a pool waits for wakes, sends heartbeats, and sends releases again that did
+ *                   not arrive.
+ *   5. Ask          The thread that wants a slot asks the coordinator, which grants it at once,
+ *                   queues it, or does not answer.
+ *   6. Queue        The thread sleeps until the pool's thread has news of its slot. It wakes only
+ *                   to ask its caller whether to go on.
+ *   7. Unreachable  A coordinator that does not answer is asked again, with growing pauses, until
+ *                   it answers, or until the policy lets the writer go ahead without a slot or
+ * fail. A request with a deadline goes ahead without a slot in time, too, whatever it waits for.
+ *   8. Acquire      What happens next follows from the slot's stage.
+ *   9. Release      The coordinator is told; if it cannot be reached, later, by the pool's thread.
+ */
+#include "slots/slot.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* A caller that waits is asked so often whether to go on. */
+#define PATIENCE_MS 100
+
+/* A coordinator that is being restarted is waited for, before the policy applies. */
+#define RESTART_MS 2000u
+
+/* Pauses before a coordinator that does not answer is asked again: each twice the one before. */
+#define RETRY_FIRST_MS 50
+#define RETRY_LAST_MS 1000
+/* The pool's thread tries a call again so soon after it failed. */
+#define RETRY_MS 250
+
+/* How long a write is taken to last before one has been seen. */
+#define FIRST_WRITE_MS 1000u
+
+/* Releases that did not reach the coordinator; more are left to the end of their lease. */
+#define MOST_OWED 64
+
+/* The thread looks at all slots so often in a lease. The first heartbeat is due after a third. */
+#define LOOKS_PER_LEASE 6
+#define LONGEST_LOOK_MS 3000u
+/* Looks without anything to do before it goes to sleep, and nobody holds a connection for it. */
+#define IDLE_LOOKS 10
+
+/* Another client can wake a pool without an end, which must not keep this process busy. */
+#define MOST_HASTY 16
+#define HASTY_NS 1000000u
+#define CALM_NS 5000000
+
+/* ---- 1. Pools -------------------------------------------------------------------------------- */
+
+static int open_open(void **coordinator, const struct slots_config *config,
+		     struct base_error *error)
+{
+	*coordinator = NULL;
+	if (strcmp(config->address, "open"))
+		return base_refuse(
+			error, -EINVAL,
+			"the coordinator's address begins with \"open\", which takes no more");
+	return 0;
+}
+
+static int open_acquire(void *coordinator, const struct slots_request *request,
+			struct slots_answer *answer, struct base_error *error)
+{
+	(void)coordinator, (void)error;
+	*answer = (struct slots_answer){ .state = SLOTS_HOLDING, .weight = request->weight };
+	return 0;
+}
+
+static int open_beat(void *coordinator, const struct slots_beat *beat, struct slots_answer *answer,
+		     struct base_error *error)
+{
+	(void)coordinator, (void)error;
+	*answer = (struct slots_answer){ .state = SLOTS_HOLDING, .weight = beat->weight };
+	return 0;
+}
+
+static int open_release(void *coordinator, const char *id, uint64_t passed,
+			struct base_error *error)
+{
+	(void)coordinator, (void)id, (void)passed, (void)error;
+	return 0;
+}
+
+static int open_wait(void *coordinator, uint32_t timeout_ms, struct base_error *error)
+{
+	(void)coordinator, (void)timeout_ms, (void)error;
+	return 0;
+}
+
+static void open_nothing(void *coordinator)
+{
+	(void)coordinator;
+}
+
+const struct slots_ops slots_open = {
+	.id = "open",
+	.open = open_open,
+	.acquire = open_acquire,
+	.beat = open_beat,
+	.release = open_release,
+	.wait = open_wait,
+	.interrupt = open_nothing,
+	.close = open_nothing,
+};
+
+static bool has_scheme(const char *address, const char *scheme)
+{
+	size_t bytes = strlen(scheme);
+
+	return !strncmp(address, scheme, bytes) && (!address[bytes] || address[bytes] == ':');
+}
+
+const struct slots_ops *slots_coordinator_of(const char *address)
+{
+	static const struct {
+		const char *scheme;
+		const struct slots_ops *ops;
+	} known[] = {
+		{ "local", &slots_local },  { "open", &slots_open },      { "redis", &slots_redis },
+		{ "rediss", &slots_redis }, { "sentinel", &slots_redis }, { "unix", &slots_redis },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(known); i++) {
+		if (has_scheme(address, known[i].scheme))
+			return known[i].ops;
+	}
+	return NULL;
+}
+
+static void free_pool(struct slots_pool *pool)
+{
+	while (pool->slots) {
+		struct slots_slot *slot = pool->slots;
+
+		pool->slots = slot->next;
+		free(slot);
+	}
+	base_free_secret(pool->password);
+	base_free_secret(pool->address);
+	free(pool->password_file);
+	pthread_cond_destroy(&pool->thread_change);
+	pthread_cond_destroy(&pool->change);
+	pthread_mutex_destroy(&pool->lock);
+	free(pool);
+}
+
+static int open_coordinator(struct slots_pool *pool, struct base_error *error)
+{
+	pool->ops = pool->config.ops ? pool->config.ops : slots_coordinator_of(pool->address);
+	if (!pool->ops)
+		return base_refuse(
+			error, -EINVAL,
+			"the coordinator's address begins with an unknown word" BASE_REMEDY
+			"it takes local, open, redis://, rediss://, unix:// or sentinel://");
+	return pool->ops->open(&pool->coordinator, &pool->config, error);
+}
+
+int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
+		    const struct slots_policy *policy, struct base_error *error)
+{
+	struct slots_pool *pool = calloc(1, sizeof(*pool));
+	int ret;
+
+	*out = NULL;
+	if (!pool)
+		return base_no_memory(error, "a pool of slots", sizeof(*pool));
+	pthread_mutex_init(&pool->lock, NULL);
+	base_cond_init(&pool->change);
+	base_cond_init(&pool->thread_change);
+	pool->config = *config;
+	pool->policy = *policy;
+	pool->address = strdup(config->address);
+	pool->password = config->password ? strdup(config->password) : NULL;
+	pool->password_file = config->password_file ? strdup(config->password_file) : NULL;
+	if (!pool->address || (config->password && !pool->password) ||
+	    (config->password_file && !pool->password_file)) {
+		ret = base_no_memory(error, "a pool of slots", sizeof(*pool));
+	} else {
+		pool->config.address = pool->address;
+		pool->config.password = pool->password;
+		pool->config.password_file = pool->password_file;
+		pool->config.lease_end_ns = &pool->lease_end_ns;
+		ret = open_coordinator(pool, error);
+	}
+	if (ret)
+		free_pool(pool);
+	else
+		*out = pool;
+	return ret;
+}
+
+void slots_pool_close(struct slots_pool *pool)
+{
+	if (!pool)
+		return;
+	pthread_mutex_lock(&pool->lock);
+	pool->stop = true;
+	if (pool->started) {
+		pthread_cond_signal(&pool->thread_change);
+		pool->ops->interrupt(pool->coordinator);
+	}
+	pthread_mutex_unlock(&pool->lock);
+	if (pool->started)
+		pthread_join(pool->thread, NULL);
+	pool->ops->close(pool->coordinator);
+	free_pool(pool);
+}
+
+const char *slots_pool_name(const struct slots_pool *pool)
+{
+	return pool->config.pool;
+}
+
+const struct slots_ops *slots_pool_ops(const struct slots_pool *pool, void **coordinator)
+{
+	*coordinator = pool->coordinator;
+	return pool->ops;
+}
+
+/* Under the lock. */
+static void unlink_slot(struct slots_slot *slot)
+{
+	struct slots_slot **link = &slot->pool->slots;
+
+	while (*link != slot)
+		link = &(*link)->next;
+	*link = slot->next;
+}
+
+/* ---- 2. Answers, all under the lock ---------------------------------------------------------- */
+
+static void note_reachable(struct slots_pool *pool)
+{
+	if (!pool->unreachable_ns)
+		return;
+	base_log(&pool->config.log, IOSHAPE_LOG_INFO,
+		 "the coordinator of pool \"%s\" answers again after %.1f s; saves wait for slots "
+		 "again",
+		 pool->config.pool, base_seconds(base_now_ns() - pool->unreachable_ns));
+	pool->unreachable_ns = 0;
+}
+
+void slots_note_unreachable(struct slots_pool *pool, const struct base_error *error)
+{
+	static const char *const until[] = {
+		"saves go on without slots, each after a delay of its own",
+		"saves wait until it can be reached",
+		"saves fail until it can be reached",
+	};
+
+	pool->unreachable_why = *error;
+	if (pool->unreachable_ns)
+		return;
+	pool->unreachable_ns = base_now_ns();
+	base_log(&pool->config.log, IOSHAPE_LOG_WARNING, "%s; %s", error->text,
+		 until[pool->policy.unreachable]);
+}
+
+/* When a call that failed is tried again, from now. */
+static uint64_t retry_ns(const struct slots_pool *pool)
+{
+	return base_ms_to_ns(MIN(RETRY_MS, pool->config.lease_ms / LOOKS_PER_LEASE));
+}
+
+/* After a slot came or went: calls of the coordinator end before the next lease does. */
+static void watch_leases(struct slots_pool *pool)
+{
+	uint64_t until_ns = 0;
+
+	for (const struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
+		if (slot->stage == STAGE_HELD && (!until_ns || slot->lease_end_ns < until_ns))
+			until_ns = slot->lease_end_ns;
+	}
+	atomic_store_explicit(&pool->lease_end_ns, until_ns, memory_order_relaxed);
+}
+
+/* `sent_ns` is when the question was sent. */
+static void take_answer(struct slots_slot *slot, const struct slots_answer *answer,
+			uint64_t sent_ns)
+{
+	struct slots_pool *pool = slot->pool;
+	const uint32_t beat_ms = answer->beat_ms ? answer->beat_ms : pool->config.lease_ms / 3;
+
+	slot->answer = *answer;
+	if (answer->capacity)
+		pool->capacity = answer->capacity;
+	switch (answer->state) {
+	case SLOTS_HOLDING:
+		/* While it waited nothing could be written. */
+		if (slot->stage != STAGE_HELD)
+			atomic_store(&slot->progress_ns, base_now_ns());
+		slot->stage = STAGE_HELD;
+		/* The coordinator's lease began later than the question was sent; a tenth of it is
+		 * for clocks that differ. */
+		slot->lease_end_ns = sent_ns + base_ms_to_ns(pool->config.lease_ms) / 10 * 9;
+		break;
+	case SLOTS_WAITING:
+		slot->stage = STAGE_QUEUED;
+		break;
+	case SLOTS_NONE:
+		slot->stage = STAGE_FORGOTTEN;
+		break;
+	}
+	slot->beat_due_ns = sent_ns + base_ms_to_ns(beat_ms);
+	watch_leases(pool);
+}
+
+/* ---- 3. Heartbeats, all under the lock, which they let go meanwhile ----------------------------
+ */
+
+/* The slot is not held any more. */
+static void lose(struct slots_slot *slot, const char *why)
+{
+	struct slots_pool *pool = slot->pool;
+
+	/* Granted and lost again before the thread that waits for it could wake. */
+	if (!slot->held_ns) {
+		slot->stage = STAGE_FORGOTTEN;
+		return;
+	}
+	slot->stage = STAGE_LOST;
+	slot->info.lost = 1;
+	watch_leases(pool);
+	snprintf(slot->info.note, sizeof(slot->info.note), "the slot was lost: %s", why);
+	base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
+		 "a slot of pool \"%s\" was lost: %s; its writer goes on without it",
+		 pool->config.pool, why);
+	if (!slot->wanted.lost)
+		return;
+	slot->in_call = true;
+	pthread_mutex_unlock(&pool->lock);
+	slot->wanted.lost(slot->wanted.lost_user, why);
+	pthread_mutex_lock(&pool->lock);
+	slot->in_call = false;
+	pthread_cond_broadcast(&pool->change);
+}
+
+/* Sends a heartbeat for a slot that is queued or held, and takes the answer. */
+static void send_heartbeat(struct slots_slot *slot)
+{
+	struct slots_pool *pool = slot->pool;
+	const bool held = slot->stage == STAGE_HELD;
+	struct slots_beat beat = {
+		.passed = atomic_load(&slot->passed),
+		.holding = held,
+		.ticket = slot->answer.ticket,
+		.fence = slot->answer.fence,
+		.epoch = slot->answer.epoch,
+		.weight = slot->answer.weight,
+		.bytes = slot->request.bytes,
+	};
+	struct base_error error = { 0 };
+	struct slots_answer answer;
+	uint64_t sent_ns;
+	int ret;
+
+	memcpy(beat.id, slot->request.id, sizeof(beat.id));
+	slot->in_call = true;
+	pthread_mutex_unlock(&pool->lock);
+	sent_ns = base_now_ns();
+	ret = pool->ops->beat(pool->coordinator, &beat, &answer, &error);
+	pthread_mutex_lock(&pool->lock);
+	slot->in_call = false;
+	if (ret) {
+		slots_note_unreachable(pool, &error);
+		if (slot->stage == STAGE_QUEUED)
+			slot->stage = STAGE_UNREACHABLE;
+		slot->beat_due_ns = base_now_ns() + retry_ns(pool);
+	} else {
+		note_reachable(pool);
+		take_answer(slot, &answer, sent_ns);
+		if (held && slot->stage != STAGE_HELD)
+			lose(slot, "its lease had ended, an operator took it away, or the "
+				   "coordinator lost its data");
+	}
+	pthread_cond_broadcast(&pool->change);
+}
+
+/* Tells the coordinator that a request is over. */
+static int send_release(struct slots_slot *slot)
+{
+	struct slots_pool *pool = slot->pool;
+	int ret;
+
+	slot->in_call = true;
+	pthread_mutex_unlock(&pool->lock);
+	ret = pool->ops->release(pool->coordinator, slot->request.id, atomic_load(&slot->passed),
+				 NULL);
+	pthread_mutex_lock(&pool->lock);
+	slot->in_call = false;
+	return ret;
+}
+
+/* A disk that hangs must not keep the others waiting. */
+static bool is_stalled(const struct slots_slot *slot, uint64_t now)
+{
+	const uint64_t progress_ns = atomic_load(&slot->progress_ns);
+
+	return now > progress_ns && now - progress_ns > base_ms_to_ns(slot->pool->policy.stall_ms);
+}
+
+static void give_up_stalled(struct slots_slot *slot)
+{
+	struct slots_pool *pool = slot->pool;
+	char why[96];
+
+	send_release(slot);
+	snprintf(why, sizeof(why), "nothing was written for %u s", pool->policy.stall_ms / 1000);
+	lose(slot, why);
+	pthread_cond_broadcast(&pool->change);
+}
+
+static void forget_debt(struct slots_slot *slot)
+{
+	slot->owed_until_ns = 0;
+	slot->pool->owed--;
+	if (slot->stage == STAGE_RELEASED) {
+		unlink_slot(slot);
+		free(slot);
+	} else {
+		/* Its owner may wait to release it. */
+		pthread_cond_broadcast(&slot->pool->change);
+	}
+}
+
+static void send_release_again(struct slots_slot *slot)
+{
+	struct slots_pool *pool = slot->pool;
+	const bool over = base_now_ns() >= slot->owed_until_ns;
+
+	if (!over && send_release(slot)) {
+		pool->owed_due_ns = base_now_ns() + retry_ns(pool);
+		pthread_cond_broadcast(&pool->change);
+		return;
+	}
+	if (!over)
+		note_reachable(pool);
+	forget_debt(slot);
+}
+
+/* ---- 4. The pool's thread -------------------------------------------------------------------- */
+
+struct outlook {
+	bool queued;     /* a slot is in the queue */
+	bool busy;       /* there is something to look after at all */
+	uint64_t due_ns; /* when, at the latest */
+};
+
+static struct outlook look_around(const struct slots_pool *pool, uint64_t now)
+{
+	const uint32_t look_ms = MIN(pool->config.lease_ms / LOOKS_PER_LEASE, LONGEST_LOOK_MS);
+	struct outlook outlook = { .due_ns = now + base_ms_to_ns(look_ms) };
+
+	for (const struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
+		const bool queued = slot->stage == STAGE_QUEUED, held = slot->stage == STAGE_HELD;
+
+		outlook.queued |= queued;
+		outlook.busy |= queued || held;
+		if (queued || held)
+			outlook.due_ns = MIN(outlook.due_ns, slot->beat_due_ns);
+		if (held)
+			outlook.due_ns = MIN(outlook.due_ns, slot->lease_end_ns);
+	}
+	if (pool->owed) {
+		outlook.busy = true;
+		outlook.due_ns = MIN(outlook.due_ns, pool->owed_due_ns);
+	}
+	return outlook;
+}
+
+/* Does what is due for a slot. Under the lock; true: it was let go meanwhile, and the list of slots
+ * may have changed. */
+static bool look_after(struct slots_slot *slot, uint64_t now)
+{
+	const bool held = slot->stage == STAGE_HELD;
+
+	if (held && now >= slot->lease_end_ns)
+		lose(slot, "the coordinator has not answered for as long as its lease lasts");
+	else if (held && is_stalled(slot, now))
+		give_up_stalled(slot);
+	else if ((held || slot->stage == STAGE_QUEUED) && now >= slot->beat_due_ns)
+		send_heartbeat(slot);
+	else if (slot->owed_until_ns && now >= slot->pool->owed_due_ns)
+		send_release_again(slot);
+	else
+		return false;
+	return true;
+}
+
+static void look_after_all(struct slots_pool *pool)
+{
+	struct slots_slot *slot = pool->slots;
+	const uint64_t now = base_now_ns();
+
+	/* A slot that was looked after is not due again, so this ends. */
+	while (slot && !pool->stop)
+		slot = look_after(slot, now) ? pool->slots : slot->next;
+}
+
+/* Waits for a wake of the coordinator. Without the lock. */
+static int wait_for_wake(struct slots_pool *pool, uint32_t wait_ms, struct base_error *error)
+{
+	const struct timespec calm = { .tv_nsec = CALM_NS };
+	const uint64_t began = base_now_ns();
+	const int ret = pool->ops->wait(pool->coordinator, wait_ms, error);
+
+	pool->hasty = wait_ms && base_now_ns() - began < HASTY_NS ? pool->hasty + 1 : 0;
+	if (pool->hasty > MOST_HASTY)
+		nanosleep(&calm, NULL);
+	return ret;
+}
+
+/* Under the lock, which it lets go meanwhile. */
+static void wait_in_coordinator(struct slots_pool *pool, uint32_t wait_ms)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	pool->in_wait = true;
+	pthread_mutex_unlock(&pool->lock);
+	ret = wait_for_wake(pool, wait_ms, &error);
+	pthread_mutex_lock(&pool->lock);
+	pool->in_wait = false;
+	if (ret && pool->no_wakes) {
+		if (!pool->stop && wait_ms)
+			base_cond_wait_ms(&pool->thread_change, &pool->lock, wait_ms);
+		return;
+	}
+	pool->no_wakes = ret != 0;
+	if (ret)
+		base_log(&pool->config.log, IOSHAPE_LOG_DEBUG,
+			 "wakes of pool \"%s\" cannot be waited for: %s; heartbeats alone tell of "
+			 "a grant",
+			 pool->config.pool, error.text);
+	/* It may have been for any of them, and it may be that the coordinator cannot be reached.
+	 * The answers to heartbeats tell. */
+	for (struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
+		if (slot->stage == STAGE_QUEUED)
+			slot->beat_due_ns = 0;
+	}
+}
+
+/* Until something is due, or heard. Under the lock, which it lets go meanwhile. */
+static void wait_for_news(struct slots_pool *pool, const struct outlook *outlook, uint64_t now)
+{
+	uint32_t wait_ms = 0;
+
+	if (outlook->due_ns > now)
+		wait_ms = (uint32_t)((outlook->due_ns - now) / 1000000 + 1);
+	pool->thread_wakes_ns = outlook->due_ns;
+	if (outlook->queued)
+		wait_in_coordinator(pool, wait_ms);
+	else if (wait_ms)
+		base_cond_wait_ms(&pool->thread_change, &pool->lock, wait_ms);
+}
+
+/* Until another thread tells it. Under the lock, which it lets go meanwhile. */
+static void sleep_long(struct slots_pool *pool)
+{
+	pool->asleep = true;
+	pthread_mutex_unlock(&pool->lock);
+	if (pool->ops->rest)
+		pool->ops->rest(pool->coordinator);
+	pthread_mutex_lock(&pool->lock);
+	while (pool->asleep && !pool->stop)
+		pthread_cond_wait(&pool->thread_change, &pool->lock);
+}
+
+/*
+ * A wake is a hint: the thread sends a heartbeat for every queued slot, and the answer says whether
+ * that was granted. The thread is not woken for every slot that comes and goes: it looks by itself
+ * several times in the shortest time in which a heartbeat can become due, and sleeps only when
+ * there has been nothing to look after for a while.
+ */
+static void *run_thread(void *argument)
+{
+	struct slots_pool *pool = argument;
+	unsigned idle = 0;
+
+	pthread_mutex_lock(&pool->lock);
+	while (!pool->stop) {
+		const uint64_t now = base_now_ns();
+		const struct outlook outlook = look_around(pool, now);
+
+		idle = outlook.busy ? 0 : idle + 1;
+		if (idle > IDLE_LOOKS) {
+			sleep_long(pool);
+			idle = 0;
+			continue;
+		}
+		wait_for_news(pool, &outlook, now);
+		look_after_all(pool);
+	}
+	pthread_mutex_unlock(&pool->lock);
+	return NULL;
+}
+
+/* Under the lock. If it cannot be started, a queued slot's own thread does its work, and a held
+ * slot ends with its lease. */
+static void start_thread(struct slots_pool *pool)
+{
+	if (pool->started || pool->stop)
+		return;
+	pool->thread_wakes_ns = 0;
+	pool->started = !base_start_thread(&pool->thread, run_thread, pool);
+}
+
+/* There is something to look after by then, or a slot that is queued: wakes are waited for from now
+ * on. Under the lock. */
+static void tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued)
+{
+	const bool earlier = due_ns < pool->thread_wakes_ns;
+
+	start_thread(pool);
+	if (pool->in_wait && earlier)
+		pool->ops->interrupt(pool->coordinator);
+	else if (!pool->in_wait && (queued || earlier || pool->asleep))
+		pthread_cond_signal(&pool->thread_change);
+	pool->asleep = false;
+}
+
+/* Leaves the release of a slot to the pool's thread. False: there are too many already. Under the
+ * lock. */
+static bool release_later(struct slots_slot *slot)
+{
+	struct slots_pool *pool = slot->pool;
+	const uint64_t now = base_now_ns();
+
+	if (slot->owed_until_ns)
+		return true;
+	if (pool->owed == MOST_OWED)
+		return false;
+	pool->owed++;
+	slot->owed_until_ns = now + base_ms_to_ns(pool->config.lease_ms);
+	pool->owed_due_ns = now;
+	tell_thread(pool, now, false);
+	return true;
+}
+
+/* ---- 5. Ask ---------------------------------------------------------------------------------- */
+
+/* One call of slots_acquire(). */
+struct attempt {
+	struct slots_slot *slot;
+	uint64_t begin_ns;
+	uint64_t retry_ms; /* the next pause */
+	uint64_t alone_ns; /* when it may write without a slot; 0: not decided */
+	uint64_t last_ns;  /* by then it does, because of its deadline; 0: it has none */
+	uint64_t told_ns;  /* when the caller was last asked; 0: never */
+};
+
+/* Under the lock, which it lets go meanwhile. Sets the stage. */
+static int ask(struct attempt *attempt, struct base_error *error)
+{
+	struct slots_slot *slot = attempt->slot;
+	struct slots_pool *pool = slot->pool;
+	struct base_error why;
+	struct slots_answer answer;
+	uint64_t sent_ns;
+	int ret;
+
+	base_error_begin(&why);
+	slot->stage = STAGE_ASKING;
+	pthread_mutex_unlock(&pool->lock);
+	sent_ns = base_now_ns();
+	ret = pool->ops->acquire(pool->coordinator, &slot->request, &answer, &why);
+	pthread_mutex_lock(&pool->lock);
+	if (!ret && answer.state == SLOTS_NONE && !slot->request.never_wait)
+		ret = base_refuse(
+			&why, IOSHAPE_E_COORDINATOR,
+			"the coordinator of pool \"%s\" does not keep a request" BASE_REMEDY
+			"check that it is of this version",
+			pool->config.pool);
+	if (ret) {
+		slots_note_unreachable(pool, &why);
+		slot->stage = STAGE_UNREACHABLE;
+		return 0;
+	}
+	note_reachable(pool);
+	take_answer(slot, &answer, sent_ns);
+	if (slot->stage == STAGE_FORGOTTEN)
+		return base_refuse(error, -EAGAIN, "no slot of pool \"%s\" is free",
+				   pool->config.pool);
+	return 0;
+}
+
+/* ---- 6. Queue -------------------------------------------------------------------------------- */
+
+static void describe_place(const struct attempt *attempt, struct ioshape_place *place)
+{
+	const struct slots_slot *slot = attempt->slot;
+	struct slots_pool *pool = slot->pool;
+
+	*place = (struct ioshape_place){ .size = sizeof(*place) };
+	pthread_mutex_lock(&pool->lock);
+	place->position = slot->answer.position;
+	place->capacity = pool->capacity;
+	snprintf(place->ahead, sizeof(place->ahead), "%s", slot->answer.ahead);
+	snprintf(place->coordinator, sizeof(place->coordinator), "%s",
+		 slot->stage == STAGE_UNREACHABLE ? "unreachable" : pool->ops->id);
+	pthread_mutex_unlock(&pool->lock);
+	place->waited_s = base_seconds(base_now_ns() - attempt->begin_ns);
+	snprintf(place->pool, sizeof(place->pool), "%s", pool->config.pool);
+}
+
+/* Whether the caller goes on waiting. Without the lock. */
+static int ask_caller(struct attempt *attempt, struct base_error *error)
+{
+	const struct slots_wanted *wanted = &attempt->slot->wanted;
+	const char *pool = attempt->slot->pool->config.pool;
+	const uint64_t now = base_now_ns();
+	const uint64_t waited_ms = (now - attempt->begin_ns) / 1000000;
+	struct ioshape_place place;
+
+	if (wanted->timeout_ms &&
+	    (wanted->timeout_ms < 0 || waited_ms >= (uint64_t)wanted->timeout_ms))
+		return base_fail(error, wanted->timeout_ms < 0 ? -EAGAIN : -ETIMEDOUT,
+				 "no slot of pool \"%s\" came free in %.1f s" BASE_REMEDY
+				 "give it more time, or ask the operator for more slots",
+				 pool, (double)waited_ms / 1e3);
+	/* News of the slot may wake us more often. */
+	if (!wanted->waiting ||
+	    (attempt->told_ns && now - attempt->told_ns < base_ms_to_ns(PATIENCE_MS)))
+		return 0;
+	attempt->told_ns = now;
+	describe_place(attempt, &place);
+	if (wanted->waiting(wanted->waiting_user, &place))
+		return base_refuse(error, -ECANCELED,
+				   "waiting for a slot of pool \"%s\" was given up", pool);
+	return 0;
+}
+
+/* How long until the caller is to be asked again. */
+static int64_t patience_ms(const struct attempt *attempt)
+{
+	const int64_t timeout_ms = attempt->slot->wanted.timeout_ms;
+	const int64_t waited_ms = (int64_t)((base_now_ns() - attempt->begin_ns) / 1000000);
+
+	return timeout_ms > 0 ? MAX(MIN(PATIENCE_MS, timeout_ms - waited_ms), 1) : PATIENCE_MS;
+}
+
+/* Asks the caller, then sleeps until a slot changes, for `most_ms` at most. Under the lock, which
+ * it lets go meanwhile. */
+static int sleep_in_stage(struct attempt *attempt, int64_t most_ms, struct base_error *error)
+{
+	struct slots_slot *slot = attempt->slot;
+	struct slots_pool *pool = slot->pool;
+	const enum slots_stage stage = slot->stage;
+	int ret;
+
+	pthread_mutex_unlock(&pool->lock);
+	ret = ask_caller(attempt, error);
+	pthread_mutex_lock(&pool->lock);
+	if (!ret && slot->stage == stage)
+		base_cond_wait_ms(&pool->change, &pool->lock, MIN(most_ms, patience_ms(attempt)));
+	return ret;
+}
+
+/* It may stand in the queue, in the way of others. Under the lock. */
+static void go_without(struct slots_slot *slot)
+{
+	slot->stage = STAGE_WITHOUT;
+	release_later(slot);
+}
+
+static bool is_last(const struct attempt *attempt)
+{
+	return attempt->last_ns && base_now_ns() >= attempt->last_ns;
+}
+
+/* Until the stage is another one. Under the lock, which it lets go meanwhile. */
+static int wait_in_queue(struct attempt *attempt, struct base_error *error)
+{
+	struct slots_slot *slot = attempt->slot;
+	struct slots_pool *pool = slot->pool;
+	int ret = 0;
+
+	/* It answered: the next time that it does not is counted by itself. */
+	attempt->retry_ms = RETRY_FIRST_MS;
+	attempt->alone_ns = 0;
+	if (!slot->info.position) {
+		slot->info.position = slot->answer.position + 1;
+		snprintf(slot->info.ahead, sizeof(slot->info.ahead), "%s", slot->answer.ahead);
+	}
+	tell_thread(pool, slot->beat_due_ns, true);
+	while (!ret && slot->stage == STAGE_QUEUED) {
+		if (is_last(attempt) && !slot->in_call) {
+			go_without(slot);
+			break;
+		}
+		ret = sleep_in_stage(attempt, PATIENCE_MS, error);
+		/* No thread can be had: this one does its work. */
+		start_thread(pool);
+		if (!pool->started && slot->stage == STAGE_QUEUED && !slot->in_call &&
+		    base_now_ns() >= slot->beat_due_ns)
+			send_heartbeat(slot);
+	}
+	/* What was granted at the last moment is taken. */
+	return slot->stage == STAGE_HELD ? 0 : ret;
+}
+
+/* ---- 7. Unreachable -------------------------------------------------------------------------- */
+
+/* When this writer may go ahead without a slot. Under the lock. */
+static uint64_t own_time(struct slots_pool *pool, const struct slots_wanted *wanted)
+{
+	const struct slots_config *config = &pool->config;
+	const uint32_t capacity = pool->capacity           ? pool->capacity :
+				  config->asked_capacity   ? config->asked_capacity :
+				  wanted->default_capacity ? wanted->default_capacity :
+							     config->default_capacity;
+	const uint32_t write_ms = pool->write_ms ? pool->write_ms : FIRST_WRITE_MS;
+
+	return base_now_ns() +
+	       base_ms_to_ns(slots_stagger_ms(&config->identity, pool->round++, capacity, write_ms,
+					      pool->policy.stagger_most_ms));
+}
+
+/* A random part of its last half: those that failed together do not come back together. */
+static uint64_t with_jitter(uint64_t ms)
+{
+	return ms / 2 + base_random() % (ms / 2 + 1);
+}
+
+/*
+ * Returns when the coordinator should be asked again; or in STAGE_WITHOUT, when the writer goes
+ * ahead without a slot; or with a code. Under the lock, which it lets go meanwhile.
+ */
+static int wait_unreachable(struct attempt *attempt, struct base_error *error)
+{
+	struct slots_slot *slot = attempt->slot;
+	struct slots_pool *pool = slot->pool;
+	const uint64_t since_ns = atomic_load(&pool->unreachable_ns);
+	uint64_t now = base_now_ns(), until = now + base_ms_to_ns(with_jitter(attempt->retry_ms));
+	const bool restarting = now - since_ns < base_ms_to_ns(RESTART_MS);
+	int ret = 0;
+
+	/* It has answered to another slot meanwhile. */
+	if (!since_ns)
+		return 0;
+	if (!restarting && pool->policy.unreachable == IOSHAPE_UNREACHABLE_FAIL &&
+	    !attempt->last_ns) {
+		*error = pool->unreachable_why;
+		return error->code;
+	}
+	if (!restarting && pool->policy.unreachable == IOSHAPE_UNREACHABLE_STAGGER &&
+	    !attempt->alone_ns)
+		attempt->alone_ns = own_time(pool, &slot->wanted);
+	if (attempt->last_ns)
+		attempt->alone_ns = attempt->alone_ns ? MIN(attempt->alone_ns, attempt->last_ns) :
+							attempt->last_ns;
+	if (attempt->alone_ns)
+		until = MIN(until, attempt->alone_ns);
+	attempt->retry_ms = MIN(attempt->retry_ms * 2, RETRY_LAST_MS);
+	for (; !ret && now < until; now = base_now_ns())
+		ret = sleep_in_stage(attempt, (int64_t)((until - now) / 1000000) + 1, error);
+	if (!ret && attempt->alone_ns && now >= attempt->alone_ns)
+		go_without(slot);
+	return ret;
+}
+
+/* ---- 8. Acquire ------------------------------------------------------------------------------ */
+
+/* Until it is held, or the writer goes ahead without. Under the lock, let go meanwhile. */
+static int acquire(struct attempt *attempt, struct base_error *error)
+{
+	struct slots_slot *slot = attempt->slot;
+	int ret = ask(attempt, error);
+
+	while (!ret && slot->stage != STAGE_HELD && slot->stage != STAGE_WITHOUT) {
+		if (slot->stage == STAGE_QUEUED)
+			ret = wait_in_queue(attempt, error);
+		else if (slot->stage == STAGE_UNREACHABLE)
+			ret = wait_unreachable(attempt, error);
+		if (!ret && (slot->stage == STAGE_UNREACHABLE || slot->stage == STAGE_FORGOTTEN))
+			ret = ask(attempt, error);
+	}
+	return ret;
+}
+
+/*
+ * What is left of its deadline then is half of it, or as much as the latest writes took here if
+ * that is more. Under the lock.
+ */
+static uint64_t last_moment(const struct attempt *attempt)
+{
+	const struct slots_slot *slot = attempt->slot;
+	const uint64_t begin_ns = attempt->begin_ns, deadline_ns = slot->wanted.deadline_ns;
+	const uint64_t all_ns = deadline_ns > begin_ns ? deadline_ns - begin_ns : 0;
+	const uint64_t write_ns = base_ms_to_ns(slot->pool->write_ms);
+
+	return deadline_ns ? begin_ns + all_ns - MIN(all_ns, MAX(all_ns / 2, write_ns)) : 0;
+}
+
+/* "CLIENT-NUMBER". Each turn takes one; snprintf() would take a tenth of a local turn. */
+static void name_request(char id[SLOTS_ID_BYTES], const char *client, uint64_t number)
+{
+	char digits[20], *first = digits + sizeof(digits);
+	char *end = id + strlen(client);
+
+	do {
+		*--first = (char)('0' + number % 10);
+	} while (number /= 10);
+	memcpy(id, client, (size_t)(end - id));
+	*end++ = '-';
+	memcpy(end, first, (size_t)(digits + sizeof(digits) - first));
+	end[digits + sizeof(digits) - first] = 0;
+}
+
+static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_wanted *wanted)
+{
+	struct slots_slot *slot = calloc(1, sizeof(*slot));
+
+	if (!slot)
+		return NULL;
+	slot->pool = pool;
+	slot->wanted = *wanted;
+	slot->request.weight = wanted->weight;
+	slot->request.bytes = wanted->bytes;
+	slot->request.never_wait = wanted->timeout_ms < 0;
+	slot->request.urgent = wanted->deadline_ns > 0;
+	slot->request.default_capacity = wanted->default_capacity;
+	slot->info.size = sizeof(slot->info);
+	return slot;
+}
+
+/* Under the lock. */
+static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
+{
+	const struct slots_stake stake = {
+		.ranks = slot->pool->config.identity.ranks,
+		.writers = slot->wanted.writers,
+		.bytes = slot->wanted.bytes,
+		.age_ns = slots_checkpoints_begin(&slot->pool->checkpoints, now_ns),
+		.holds_up = slot->wanted.holds_up,
+	};
+
+	if (base_without("boosts"))
+		slot->request.boost_ms = 0;
+	else if (slot->wanted.yields)
+		slot->request.boost_ms = -SLOTS_MOST_BOOST_MS;
+	else
+		slot->request.boost_ms = slots_boost_ms(&stake);
+}
+
+/* Says once that the processes of one host have no shares. Under the lock. */
+static void note_ignored_share(struct slots_pool *pool, struct ioshape_slot_info *info)
+{
+	if (pool->ops != &slots_local || pool->told_ignored ||
+	    pool->config.identity.share == SLOTS_USUAL_SHARE)
+		return;
+	pool->told_ignored = true;
+	snprintf(info->note, sizeof(info->note),
+		 "the share was not obeyed: the processes of one host write in the order in which "
+		 "they ask; use a Redis as coordinator");
+	base_log(&pool->config.log, IOSHAPE_LOG_WARNING, "%s", info->note);
+}
+
+/* What reports say of it. Under the lock. */
+static void fill_info(const struct attempt *attempt)
+{
+	struct slots_slot *slot = attempt->slot;
+	const struct slots_pool *pool = slot->pool;
+	struct ioshape_slot_info *info = &slot->info;
+	const bool without = slot->stage == STAGE_WITHOUT, open = pool->ops == &slots_open;
+	const bool unreachable = pool->unreachable_ns != 0;
+
+	info->waited_s = base_seconds(slot->held_ns - attempt->begin_ns);
+	info->capacity = pool->capacity;
+	info->fence = without ? 0 : slot->answer.fence;
+	info->express = !without && !open && !slot->answer.weight;
+	memccpy(info->coordinator,
+		!without    ? pool->ops->id :
+		unreachable ? "stagger" :
+			      "deadline",
+		0, sizeof(info->coordinator) - 1);
+	if (!open)
+		memcpy(info->pool, pool->config.pool, sizeof(info->pool));
+	if (without)
+		snprintf(info->note, sizeof(info->note),
+			 unreachable ?
+				 "no slot was acquired, the writer waited %.1f s for a time "
+				 "of its own: %.180s" :
+				 "no slot was acquired in %.1f s, and the deadline comes near",
+			 info->waited_s, pool->unreachable_why.text);
+	else
+		note_ignored_share(slot->pool, info);
+}
+
+int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
+		  struct slots_slot **out, struct base_error *error)
+{
+	struct attempt attempt = { .begin_ns = base_now_ns(), .retry_ms = RETRY_FIRST_MS };
+	struct slots_slot *slot = new_slot(pool, wanted);
+	int ret;
+
+	*out = NULL;
+	if (!slot)
+		return base_no_memory(error, "a slot", sizeof(*slot));
+	attempt.slot = slot;
+	pthread_mutex_lock(&pool->lock);
+	name_request(slot->request.id, pool->config.identity.client, pool->next_number++);
+	slot->next = pool->slots;
+	pool->slots = slot;
+	attempt.last_ns = last_moment(&attempt);
+	tell_cost(slot, base_now_ns());
+	ret = acquire(&attempt, error);
+	if (!ret) {
+		slot->held_ns = base_now_ns();
+		fill_info(&attempt);
+		if (slot->stage == STAGE_HELD && pool->ops != &slots_open)
+			tell_thread(pool, slot->beat_due_ns, false);
+		*out = slot;
+	} else if (slot->stage == STAGE_FORGOTTEN) {
+		slot->stage = STAGE_WITHOUT;
+	}
+	pthread_mutex_unlock(&pool->lock);
+	/* It may stand in the queue, or be granted just now. */
+	if (ret)
+		slots_release(slot);
+	return ret;
+}
+
+/* ---- 9. Release ------------------------------------------------------------------------------ */
+
+void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info)
+{
+	pthread_mutex_lock(&slot->pool->lock);
+	*info = slot->info;
+	pthread_mutex_unlock(&slot->pool->lock);
+}
+
+uint32_t slots_place(struct slots_slot *slot)
+{
+	uint32_t place;
+
+	if (base_without("places"))
+		return 0;
+	pthread_mutex_lock(&slot->pool->lock);
+	place = slot->stage == STAGE_HELD && slot->wanted.default_capacity ? slot->answer.place : 0;
+	pthread_mutex_unlock(&slot->pool->lock);
+	return place;
+}
+
+/* Under the lock. */
+static void learn_write_time(struct slots_pool *pool, const struct slots_slot *slot)
+{
+	uint64_t write_ms = (base_now_ns() - slot->held_ns) / 1000000;
+
+	if (!slot->held_ns)
+		return;
+	write_ms = MIN(MAX(write_ms, 1), UINT32_MAX / 2);
+	pool->write_ms = pool->write_ms ? (uint32_t)((3ull * pool->write_ms + write_ms) / 4) :
+					  (uint32_t)write_ms;
+}
+
+void slots_release(struct slots_slot *slot)
+{
+	struct slots_pool *pool;
+	bool arrived, kept;
+
+	if (!slot)
+		return;
+	pool = slot->pool;
+	slots_pace_end(slot);
+	pthread_mutex_lock(&pool->lock);
+	while (slot->in_call)
+		pthread_cond_wait(&pool->change, &pool->lock);
+	unlink_slot(slot);
+	arrived = slot->stage == STAGE_WITHOUT && !slot->owed_until_ns;
+	slot->stage = STAGE_RELEASED;
+	watch_leases(pool);
+	learn_write_time(pool, slot);
+	slots_checkpoints_end(&pool->checkpoints, base_now_ns());
+	if (!arrived && !pool->unreachable_ns)
+		arrived = !send_release(slot);
+	pool->owed -= slot->owed_until_ns != 0;
+	slot->owed_until_ns = 0;
+	kept = !arrived && release_later(slot);
+	if (kept) {
+		slot->next = pool->slots;
+		pool->slots = slot;
+	}
+	pthread_mutex_unlock(&pool->lock);
+	if (!kept)
+		free(slot);
+}
