@@ -29,8 +29,6 @@ class Storage:
     directory: str
     #: "lustre", "nfs", "ext", ... or "other"
     family: str
-    #: such as "FSx for Lustre" or "NFSv4.2 over RDMA"; or ""
-    variant: str = ""
     #: as the mount table has it: "lustre", "nfs4", "fuse.juicefs"
     type: str = ""
     #: such as "server:/export" or "/dev/sda1"
@@ -42,10 +40,6 @@ class Storage:
     total_bytes: int = 0
     #: for this user, quotas apart
     free_bytes: int = 0
-    #: a request should be a multiple of it; 0 if unknown
-    write_unit: int = 0
-    #: in flight for one file or target, as the client can; 0 if unknown
-    flight_bytes: int = 0
     #: that direct I/O asks for; 0 if unknown
     memory_alignment: int = 0
     offset_alignment: int = 0

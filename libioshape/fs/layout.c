@@ -1,78 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts: those that are told in words or numbers, and what to do with one. Pure. */
+/*
+ * Layouts: what to do with one, the setting, the rule by size, and files that are created with one.
+ * docs/layouts.md has the rule in words. Pure, but for the last part.
+ */
+#define _GNU_SOURCE
 #include "fs/fs.h"
-#include "fs/text.h"
 
+#include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-/* Both filesystems cut files in units that are a multiple of this. */
-#define STRIPE_UNIT (64 * KIB)
-#define MOST_STRIPES 65535
-
-/* ---- Ceph ------------------------------------------------------------------------------------ */
-
-/* A name that has no room is left out: cut, it would be another one. */
-static void ceph_pool(const char *text, size_t bytes, struct fs_part *part)
-{
-	const char *value;
-	size_t value_bytes;
-
-	if (!fs_find_value(text, bytes, ' ', "pool", &value, &value_bytes) ||
-	    value_bytes >= sizeof(part->pool))
-		return;
-	for (size_t i = 0; i < value_bytes; i++) {
-		if (value[i] <= ' ' || value[i] >= 0x7f)
-			return;
-	}
-	memcpy(part->pool, value, value_bytes);
-}
-
-int fs_ceph_layout(const char *text, size_t bytes, struct fs_layout *layout)
-{
-	struct fs_part part = { .end = UINT64_MAX };
-	uint64_t unit, count, object;
-
-	memset(layout, 0, sizeof(*layout));
-	if (!fs_find_number(text, bytes, ' ', "stripe_unit", &unit) ||
-	    !fs_find_number(text, bytes, ' ', "stripe_count", &count) ||
-	    !fs_find_number(text, bytes, ' ', "object_size", &object))
-		return -EINVAL;
-	if (!unit || unit > UINT32_MAX || object > UINT32_MAX || unit % STRIPE_UNIT || !count ||
-	    count > MOST_STRIPES || object < unit || object % unit)
-		return -EINVAL;
-	part.stripe_bytes = unit;
-	part.stripe_count = (uint32_t)count;
-	ceph_pool(text, bytes, &part);
-	layout->count = 1;
-	layout->mirrors = 1;
-	layout->parts[0] = part;
-	return 0;
-}
-
-/* ---- BeeGFS ---------------------------------------------------------------------------------- */
-
-enum { BEEGFS_RAID0 = 1, BEEGFS_RAID10 = 2, BEEGFS_BUDDY_MIRROR = 3 };
-
-int fs_beegfs_layout(uint32_t pattern, uint32_t chunk_bytes, uint16_t targets,
-		     struct fs_layout *layout)
-{
-	memset(layout, 0, sizeof(*layout));
-	if (pattern < BEEGFS_RAID0 || pattern > BEEGFS_BUDDY_MIRROR)
-		return -ENOTSUP;
-	if (chunk_bytes < STRIPE_UNIT || (chunk_bytes & (chunk_bytes - 1)) || !targets)
-		return -EINVAL;
-	layout->count = 1;
-	layout->mirrors = pattern == BEEGFS_RAID0 ? 1 : 2;
-	layout->parts[0] = (struct fs_part){ .end = UINT64_MAX,
-					     .stripe_bytes = chunk_bytes,
-					     .stripe_count = targets };
-	return 0;
-}
-
-/* ---- Any ------------------------------------------------------------------------------------- */
+/* What Lustre asks of sizes and counts; the others take less, and say so when they are asked. */
+#define SIZE_UNIT (64 * KIB)
+#define MOST_STRIPES 2000u
 
 const struct fs_part *fs_layout_at(const struct fs_layout *layout, uint64_t offset)
 {
@@ -181,4 +126,529 @@ void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_byte
 		say(&out, ", %u copies", layout->mirrors);
 	if (out.used + 1 == text_bytes && text_bytes > 3)
 		memcpy(text + text_bytes - 4, "...", 4);
+}
+
+/* ---- The setting ------------------------------------------------------------------------------
+ */
+
+/*
+ * The grammar of "layout", blanks around each word left out:
+ *
+ *   request    auto | directory | components
+ *   components component { ";" component }     each but the last one has a "to"
+ *   component  pair { "," pair }
+ *   pair       to=SIZE | stripe_count=N | stripe_count=all | stripe_size=SIZE | pool=NAME
+ */
+
+/* Longer than any request that makes sense: what is cut off would be in a message. */
+#define MOST_TEXT 1024
+
+#define TAKES                                                                                      \
+	"it takes auto, directory, or such as stripe_count=8,stripe_size=4M,pool=flash, or "       \
+	"components such as to=100M,stripe_count=1; stripe_count=8"
+
+enum key { KEY_TO, KEY_COUNT, KEY_SIZE, KEY_POOL, KEYS };
+
+static const char *const key_names[KEYS] = { "to", "stripe_count", "stripe_size", "pool" };
+
+struct parsing {
+	const char *all; /* for messages */
+	struct fs_layout *layout;
+	struct base_error *error;
+};
+
+/* Cuts blanks off both ends, in place. */
+static char *trim(char *text)
+{
+	size_t length;
+
+	text += strspn(text, " \t\n");
+	length = strlen(text);
+	while (length && strchr(" \t\n", text[length - 1]))
+		text[--length] = 0;
+	return text;
+}
+
+/* The piece of *rest up to the separator; NULL if nothing is left. */
+static char *next_piece(char **rest, char separator)
+{
+	char *piece = *rest, *end;
+
+	if (!piece)
+		return NULL;
+	end = strchr(piece, separator);
+	*rest = end ? end + 1 : NULL;
+	if (end)
+		*end = 0;
+	return trim(piece);
+}
+
+/* `what`, a piece of the text, is wrong in this way. */
+static int refuse(const struct parsing *parsing, const char *what, const char *why,
+		  const char *remedy)
+{
+	return base_refuse(parsing->error, -EINVAL,
+			   "cannot use the layout \"%s\": \"%s\" %s" BASE_REMEDY "%s", parsing->all,
+			   what, why, remedy);
+}
+
+static int take_size(const struct parsing *parsing, const char *value, uint64_t most,
+		     uint64_t *bytes)
+{
+	if (base_parse_bytes(value, bytes) || !*bytes || *bytes > most || *bytes % SIZE_UNIT)
+		return refuse(parsing, value, "is no size of a stripe or component",
+			      "give a multiple of 64K; stripes are smaller than 4G");
+	return 0;
+}
+
+static int take_count(const struct parsing *parsing, const char *value, uint32_t *count)
+{
+	unsigned long number;
+	char *end;
+
+	if (!strcmp(value, "all")) {
+		*count = FS_ALL_TARGETS;
+		return 0;
+	}
+	errno = 0;
+	number = strtoul(value, &end, 10);
+	if (!isdigit((unsigned char)*value) || *end || errno || !number || number > MOST_STRIPES)
+		return refuse(parsing, value, "is no stripe_count", "give 1 to 2000, or all");
+	*count = (uint32_t)number;
+	return 0;
+}
+
+static int take_pool(const struct parsing *parsing, const char *value,
+		     char pool[FS_TARGET_POOL_BYTES])
+{
+	static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+				      "0123456789_.-";
+	const size_t length = strlen(value);
+
+	if (!length || length >= FS_TARGET_POOL_BYTES || strspn(value, allowed) != length)
+		return refuse(parsing, value, "is no name of a pool",
+			      "give 1 to 15 letters, digits, and any of _.-");
+	memcpy(pool, value, length + 1);
+	return 0;
+}
+
+static int take_pair(const struct parsing *parsing, char *pair, bool seen[KEYS],
+		     struct fs_part *part)
+{
+	char *equals = strchr(pair, '='), *name, *value;
+	int key;
+
+	if (!equals)
+		return refuse(parsing, pair, "is not understood", TAKES);
+	*equals = 0;
+	name = trim(pair);
+	value = trim(equals + 1);
+	for (key = 0; key < KEYS && strcmp(name, key_names[key]) != 0; key++)
+		;
+	if (key == KEYS)
+		return refuse(parsing, name, "is not known",
+			      "use to, stripe_count, stripe_size and pool");
+	if (seen[key])
+		return refuse(parsing, name, "occurs twice in a component", "give it once");
+	seen[key] = true;
+	switch ((enum key)key) {
+	case KEY_TO:
+		return take_size(parsing, value, UINT64_MAX, &part->end);
+	case KEY_COUNT:
+		return take_count(parsing, value, &part->stripe_count);
+	case KEY_SIZE:
+		return take_size(parsing, value, UINT32_MAX, &part->stripe_bytes);
+	default:
+		return take_pool(parsing, value, part->pool);
+	}
+}
+
+static int take_component(const struct parsing *parsing, char *component, bool last)
+{
+	struct fs_layout *layout = parsing->layout;
+	struct fs_part *part = &layout->parts[layout->count];
+	bool seen[KEYS] = { false };
+	char *rest = component, *pair;
+	int ret;
+
+	if (layout->count == FS_MOST_PARTS)
+		return refuse(parsing, component, "is one component too many", "give at most 8");
+	part->begin = layout->count ? part[-1].end : 0;
+	part->end = UINT64_MAX;
+	while ((pair = next_piece(&rest, ','))) {
+		ret = take_pair(parsing, pair, seen, part);
+		if (ret)
+			return ret;
+	}
+	/* What lies behind the last component could not be written. */
+	if (last && seen[KEY_TO])
+		return refuse(parsing, "to", "is given for the last component",
+			      "leave it out, because files may be longer");
+	if (!last && !seen[KEY_TO])
+		return refuse(parsing, "to", "is missing in a component",
+			      "only the last one may leave it out");
+	if (part->end <= part->begin)
+		return refuse(parsing, "to", "is not above that of the component before",
+			      "let the components rise");
+	if (!last && part->stripe_bytes && part->end % part->stripe_bytes)
+		return refuse(parsing, "to", "is not at the end of a stripe",
+			      "give a multiple of the component's stripe_size");
+	layout->count++;
+	return 0;
+}
+
+static int take_components(const struct parsing *parsing, char *text)
+{
+	char *rest = text, *component;
+	int ret = 0;
+
+	while (!ret && (component = next_piece(&rest, ';')))
+		ret = take_component(parsing, component, !rest);
+	return ret;
+}
+
+int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
+			    struct base_error *error)
+{
+	struct parsing parsing = { text, &request->layout, error };
+	char copy[MOST_TEXT], *words;
+
+	memset(request, 0, sizeof(*request));
+	if (strlen(text) >= sizeof(copy))
+		return base_refuse(error, -EINVAL,
+				   "a layout of %zu characters is too long" BASE_REMEDY TAKES,
+				   strlen(text));
+	strcpy(copy, text);
+	words = trim(copy);
+	if (!strcmp(words, "auto"))
+		return 0;
+	request->kind = FS_REQUEST_DIRECTORY;
+	if (!strcmp(words, "directory"))
+		return 0;
+	request->kind = FS_REQUEST_LAYOUT;
+	request->layout.mirrors = 1;
+	return take_components(&parsing, words);
+}
+
+/* ---- The rule ---------------------------------------------------------------------------------
+ */
+
+/* Files up to so many bytes get so many stripes: the rule of FSx for Lustre's own layout. */
+static const struct step {
+	uint64_t bytes;
+	uint32_t stripes;
+} steps[] = {
+	{ FS_ONE_STRIPE_BYTES, 1 },
+	{ 10 * GIB, 8 },
+	{ 100 * GIB, 16 },
+	{ UINT64_MAX, 32 },
+};
+
+/* Below the first a block of ours would be cut into many small requests; the second is what Lustre
+ * itself begins with, and what its clients send at most in one request. */
+#define LEAST_STRIPE_BYTES (1 * MIB)
+#define GOOD_STRIPE_BYTES (4 * MIB)
+
+/* Enough for any filesystem, and too few to be a storm. */
+#define MOST_CAPACITY 64u
+
+#define LUSTRE_DEFAULT_STRIPES 1u
+#define BEEGFS_DEFAULT_STRIPES 4u
+
+bool fs_takes_layouts(enum fs_family family)
+{
+	return family == FS_LUSTRE || family == FS_BEEGFS;
+}
+
+static uint32_t stripes_by_size(const struct fs_facts *facts)
+{
+	const uint32_t writers = MAX(facts->writers, 1);
+	const struct step *step = steps;
+	uint32_t stripes;
+
+	while (facts->file_bytes > step->bytes)
+		step++;
+	stripes = step->stripes;
+	/* Each target serves one file at a time. */
+	if (facts->targets)
+		stripes = MIN(stripes, MAX(facts->targets / writers, 1));
+	return stripes;
+}
+
+static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, char *why,
+			  size_t why_bytes)
+{
+	const struct fs_layout *own = &facts->directory;
+	const struct fs_part *part = own->count ? &own->parts[0] : NULL;
+	const uint32_t wanted = stripes_by_size(facts);
+	/* BeeGFS says nothing about directories. On Lustre nothing was set if nothing is told. */
+	const uint32_t had = part && part->stripe_count ? part->stripe_count :
+			     facts->family == FS_BEEGFS ? BEEGFS_DEFAULT_STRIPES :
+							  LUSTRE_DEFAULT_STRIPES;
+
+	if (!facts->file_bytes) {
+		snprintf(why, why_bytes, "the directory's layout: the file's size is not known");
+		return 0;
+	}
+	if (own->count > 1 || own->mirrors > 1 || (part && part->on_metadata)) {
+		snprintf(why, why_bytes, "the directory's layout: it is %s",
+			 own->mirrors > 1 ? "mirrored" : "progressive");
+		return 0;
+	}
+	if (had >= wanted) {
+		snprintf(why, why_bytes, "the directory's layout: %u stripe%s would do", wanted,
+			 wanted == 1 ? "" : "s");
+		return 0;
+	}
+	ask->count = ask->mirrors = 1;
+	ask->parts[0] = (struct fs_part){ .end = UINT64_MAX, .stripe_count = wanted };
+	if (part) {
+		ask->parts[0].stripe_bytes = part->stripe_bytes;
+		memcpy(ask->parts[0].pool, part->pool, sizeof(part->pool));
+		if (part->stripe_bytes && part->stripe_bytes < LEAST_STRIPE_BYTES)
+			ask->parts[0].stripe_bytes = GOOD_STRIPE_BYTES;
+	}
+	snprintf(why, why_bytes, "%u stripes by size: the directory gives %s%u", wanted,
+		 part && part->stripe_count ? "" : "probably ", had);
+	return 1;
+}
+
+/* A part ends with a whole stripe: that of the directory, or of what divides it. */
+static uint64_t stripe_that_fits(uint64_t stripe_bytes, uint64_t end)
+{
+	if (end == UINT64_MAX)
+		return stripe_bytes;
+	while (stripe_bytes > SIZE_UNIT && (end % stripe_bytes || stripe_bytes % SIZE_UNIT))
+		stripe_bytes /= 2;
+	return MAX(stripe_bytes, SIZE_UNIT);
+}
+
+/* What a user leaves out is as the directory has it. Asked for nothing, a server would take what is
+ * set for the whole filesystem. */
+static void fill_in(struct fs_part *part, const struct fs_layout *directory)
+{
+	const struct fs_part *own = fs_layout_at(directory, part->begin);
+
+	if (own && own->on_metadata)
+		own = fs_layout_at(directory, own->end);
+	if (!own)
+		return;
+	if (!part->stripe_count)
+		part->stripe_count = own->stripe_count;
+	if (!part->stripe_bytes && own->stripe_bytes)
+		part->stripe_bytes = stripe_that_fits(own->stripe_bytes, part->end);
+	if (!*part->pool)
+		memcpy(part->pool, own->pool, sizeof(own->pool));
+}
+
+static bool is_same(const struct fs_layout *one, const struct fs_layout *other)
+{
+	if (one->count != other->count || one->mirrors != other->mirrors)
+		return false;
+	for (uint32_t i = 0; i < one->count; i++) {
+		const struct fs_part *a = &one->parts[i], *b = &other->parts[i];
+
+		if (a->begin != b->begin || a->end != b->end ||
+		    a->stripe_bytes != b->stripe_bytes || a->stripe_count != b->stripe_count ||
+		    a->on_metadata != b->on_metadata || a->overstriped != b->overstriped ||
+		    strcmp(a->pool, b->pool) != 0)
+			return false;
+	}
+	return true;
+}
+
+static int choose_wished(const struct fs_layout_request *request, const struct fs_facts *facts,
+			 struct fs_layout *ask, char *why, size_t why_bytes)
+{
+	const struct fs_part *part;
+
+	*ask = request->layout;
+	if (ask->count > 1 && facts->family != FS_LUSTRE) {
+		/* Where there are no components: the one that most of the file would be in. */
+		part = facts->file_bytes ? fs_layout_main(&request->layout, facts->file_bytes) :
+					   &request->layout.parts[request->layout.count - 1];
+		ask->parts[0] = *part;
+		ask->parts[0].begin = 0;
+		ask->parts[0].end = UINT64_MAX;
+		ask->count = 1;
+	}
+	for (uint32_t i = 0; i < ask->count; i++)
+		fill_in(&ask->parts[i], &facts->directory);
+	if (is_same(ask, &facts->directory)) {
+		snprintf(why, why_bytes, "as asked for, which is the directory's layout");
+		return 0;
+	}
+	snprintf(why, why_bytes, "as asked for");
+	return 1;
+}
+
+int fs_choose_layout(const struct fs_layout_request *request, const struct fs_facts *facts,
+		     struct fs_layout *ask, char *why, size_t why_bytes)
+{
+	memset(ask, 0, sizeof(*ask));
+	if (why_bytes)
+		*why = 0;
+	if (!fs_takes_layouts(facts->family)) {
+		snprintf(why, why_bytes, "no layouts to ask for on %s",
+			 fs_family_name(facts->family));
+		return 0;
+	}
+	switch (request->kind) {
+	case FS_REQUEST_AUTO:
+		return choose_by_size(facts, ask, why, why_bytes);
+	case FS_REQUEST_LAYOUT:
+		return choose_wished(request, facts, ask, why, why_bytes);
+	default:
+		snprintf(why, why_bytes, "the directory's layout, as asked for");
+		return 0;
+	}
+}
+
+int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *targets,
+		  uint32_t place, uint32_t places, struct fs_layout *ask)
+{
+	const struct fs_layout *layout = ask->count ? ask : &facts->directory;
+	const uint32_t stripes = layout->count ? MAX(layout->parts[0].stripe_count, 1u) :
+						 LUSTRE_DEFAULT_STRIPES;
+	struct fs_part part = layout->count ? layout->parts[0] : (struct fs_part){ 0 };
+
+	if (facts->family != FS_LUSTRE || layout->count > 1 || layout->mirrors > 1 ||
+	    layout->chosen || part.on_metadata || part.overstriped || part.pool[0] ||
+	    targets->count != facts->targets || places < 2 || place > places ||
+	    stripes > targets->count / places)
+		return 0;
+	part.end = UINT64_MAX;
+	part.stripe_count = stripes;
+	*ask = (struct fs_layout){ .count = 1, .mirrors = 1, .parts = { part } };
+	for (uint32_t i = 0; i < stripes; i++)
+		ask->target[ask->chosen++] = targets->number[(place - 1) * stripes + i];
+	return 1;
+}
+
+uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t file_bytes)
+{
+	const struct fs_part *part = fs_layout_main(layout, file_bytes);
+
+	if (!targets || !part || !part->stripe_count)
+		return 0;
+	return MIN(MAX(targets / part->stripe_count, 1), MOST_CAPACITY);
+}
+
+/* ---- Files with a layout ----------------------------------------------------------------------
+ */
+
+/*
+ * A layout is fixed when a file is created. Servers may cut it, ignore it or refuse it, and some
+ * report success when it was not applied. So it is read back. Where a file cannot get the layout it
+ * gets the directory's, because a save matters more than its stripes.
+ */
+
+int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_flags)
+{
+	const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | more_flags;
+	int fd = openat(directory_fd, name, flags, mode), code;
+
+	if (fd < 0)
+		return -errno;
+	fd = base_above_streams(fd);
+	if (fd >= 0)
+		return fd;
+	code = -errno;
+	unlinkat(directory_fd, name, 0);
+	return code;
+}
+
+void fs_refused(struct fs_answer *answer, const char *what)
+{
+	if (!*answer->why)
+		snprintf(answer->why, sizeof(answer->why), "%s: %s", what,
+			 ioshape_strerror(-errno));
+}
+
+#define TEXT_BYTES 64
+
+static bool part_is_another(const struct fs_part *ask, const struct fs_part *got)
+{
+	if (ask->begin != got->begin || ask->end != got->end || got->on_metadata)
+		return true;
+	if (ask->stripe_bytes && ask->stripe_bytes != got->stripe_bytes)
+		return true;
+	if (*ask->pool && strcmp(ask->pool, got->pool) != 0)
+		return true;
+	return ask->stripe_count && ask->stripe_count < got->stripe_count;
+}
+
+/* What of `got` is not as asked for: 0 nothing; 1 only that there are fewer stripes; 2 anything
+ * else. `text` receives a clause. */
+static int compare(const struct fs_layout *ask, const struct fs_layout *got, char *text,
+		   size_t text_bytes)
+{
+	char asked[TEXT_BYTES], given[TEXT_BYTES];
+	bool fewer = false, another = ask->count != got->count;
+
+	for (uint32_t i = 0; !another && i < ask->count; i++) {
+		const struct fs_part *a = &ask->parts[i], *g = &got->parts[i];
+
+		another = part_is_another(a, g);
+		fewer = fewer ||
+			(a->stripe_count != FS_ALL_TARGETS && g->stripe_count < a->stripe_count);
+	}
+	if (text_bytes)
+		*text = 0;
+	if (!another && !fewer)
+		return 0;
+	fs_layout_text(ask, asked, sizeof(asked));
+	fs_layout_text(got, given, sizeof(given));
+	snprintf(text, text_bytes, "layout %s was asked for, %s was given", asked,
+		 got->count ? given : "none");
+	return another ? 2 : 1;
+}
+
+static int ask_for(int directory_fd, const char *name, mode_t mode, enum fs_family family,
+		   const struct fs_layout *ask, struct fs_answer *answer)
+{
+	switch (family) {
+	case FS_LUSTRE:
+		return fs_create_on_lustre(directory_fd, name, mode, ask, answer);
+	case FS_BEEGFS:
+		return fs_create_on_beegfs(directory_fd, name, mode, ask, answer);
+	default:
+		snprintf(answer->why, sizeof(answer->why), "%s takes no layouts",
+			 fs_family_name(family));
+		return -EOPNOTSUPP;
+	}
+}
+
+int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum fs_family family,
+			  const struct fs_layout *ask, char *note, size_t note_bytes)
+{
+	struct fs_answer answer = { 0 };
+	char asked[TEXT_BYTES], given[TEXT_BYTES];
+	int fd, differs;
+
+	if (note_bytes)
+		*note = 0;
+	fd = ask_for(directory_fd, name, mode, family, ask, &answer);
+	if (fd == -EEXIST)
+		return fd;
+	if (fd >= 0) {
+		differs = compare(ask, &answer.got, note, note_bytes);
+		if (differs < 2 || (answer.plain && !*answer.why))
+			return fd;
+		if (!answer.plain) {
+			unlinkat(directory_fd, name, 0);
+			close(fd);
+			fd = -1;
+		}
+	}
+	/* A save matters more than its stripes. */
+	fs_layout_text(ask, asked, sizeof(asked));
+	fs_layout_text(&answer.got, given, sizeof(given));
+	if (!*answer.why)
+		snprintf(answer.why, sizeof(answer.why), "%s was given",
+			 answer.got.count ? given : "none");
+	snprintf(note, note_bytes,
+		 "the file could not get the layout %s and has the directory's: %s", asked,
+		 answer.why);
+	return fd >= 0 ? fd : fs_create_plainly(directory_fd, name, mode, 0);
 }

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which storage a path shares with others, in one word. */
+/* Which storage a path shares with others, in one word: the name of its pool of slots. */
 #define _GNU_SOURCE
-#include "fs/family.h"
-#include "fs/mountinfo.h"
-#include "fs/storage.h"
-#include "fs/sysfile.h"
-#include "fs/text.h"
+#include "fs/fs.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,90 +9,26 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
-/* ---- CephFS ---------------------------------------------------------------------------------- */
-
-/* All clients get one name for a CephFS, although they may list different monitors. */
-
-/* A cluster's id is a UUID as text. */
-#define ID_BYTES 36
-
 /* Linux 5.11 and libcephfs 16 answer it. */
-#define ID_XATTR "ceph.cluster_fsid"
-
-/* The value of an option with commas before and behind it; its length, or 0. */
-static size_t find_option(const char *options, const char *name, const char **value)
-{
-	const size_t bytes = strlen(name);
-	const char *at = options;
-
-	while (*at) {
-		if (!strncmp(at, name, bytes) && at[bytes] == '=') {
-			*value = at + bytes + 1;
-			return strcspn(*value, ",");
-		}
-		at += strcspn(at, ",");
-		at += *at == ',';
-	}
-	return 0;
-}
-
-/* "ID.NAME" in "USER@ID.NAME=/FOLDER", as newer mount commands write it; ID may be missing. */
-static bool find_in_source(const char *source, const char **id, size_t *id_bytes, const char **name,
-			   size_t *name_bytes)
-{
-	const char *begin = strchr(source, '@'), *end = begin ? strstr(begin, "=/") : NULL;
-	const char *dot = end ? memchr(begin, '.', (size_t)(end - begin)) : NULL;
-
-	if (!dot)
-		return false;
-	*id = begin + 1;
-	*id_bytes = (size_t)(dot - *id);
-	*name = dot + 1;
-	*name_bytes = (size_t)(end - *name);
-	return *id_bytes == 0 || *id_bytes == ID_BYTES;
-}
-
-bool fs_ceph_name(const struct fs_mount *mount, const char *cluster_id, char *name,
-		  size_t name_bytes)
-{
-	const char *id = cluster_id, *filesystem = "", *told;
-	size_t id_bytes = strlen(cluster_id), bytes = 0, told_bytes;
-
-	if (find_in_source(mount->source, &told, &told_bytes, &filesystem, &bytes)) {
-		if (told_bytes) {
-			id = told;
-			id_bytes = told_bytes;
-		}
-	} else {
-		bytes = find_option(mount->options, "mds_namespace", &filesystem);
-	}
-	if (id_bytes != ID_BYTES)
-		return false;
-	snprintf(name, name_bytes, "%.*s%s%.*s", (int)id_bytes, id, bytes ? "." : "", (int)bytes,
-		 filesystem);
-	return true;
-}
+#define CEPH_ID_XATTR "ceph.cluster_fsid"
 
 /* Replaces type and source of a CephFS mount by "ceph" and that name: the mount table says
  * "ceph-fuse" for every cluster, or lists monitors. Leaves them alone if the id is not known. */
 static void name_ceph(const char *directory, struct fs_mount *mount)
 {
-	char id[ID_BYTES + 1] = "", name[sizeof(mount->source)];
-	const ssize_t got = lgetxattr(directory, ID_XATTR, id, ID_BYTES);
+	char id[FS_CEPH_ID_BYTES + 1] = "", name[sizeof(mount->source)];
+	const ssize_t got = lgetxattr(directory, CEPH_ID_XATTR, id, FS_CEPH_ID_BYTES);
 
-	id[got == ID_BYTES ? ID_BYTES : 0] = 0;
+	id[got == FS_CEPH_ID_BYTES ? FS_CEPH_ID_BYTES : 0] = 0;
 	if (!fs_ceph_name(mount, id, name, sizeof(name)))
 		return;
 	memcpy(mount->source, name, sizeof(name));
 	/* The kernel's client and ceph-fuse meet in one pool. */
 	snprintf(mount->type, sizeof(mount->type), "ceph");
 }
-
-/* ---- Any filesystem -------------------------------------------------------------------------- */
 
 static void make_safe(char *name)
 {
@@ -106,8 +38,10 @@ static void make_safe(char *name)
 	}
 }
 
-void fs_pool_of_mount(const char *type, const char *source, const char *target_pool,
-		      const char *host, char name[FS_POOL_BYTES])
+/* As fs_pool_of_path() makes it from the mount table; `target_pool` is "" if there is none. Made of
+ * characters that are safe in names of files and in Redis: no space, no brace. Pure. */
+static void name_mount(const char *type, const char *source, const char *target_pool,
+		       const char *host, char name[FS_POOL_BYTES])
 {
 	char whole[64 + sizeof(((struct fs_mount *)0)->source) + FS_TARGET_POOL_BYTES + 64];
 	const char *dot = *target_pool ? "." : "";
@@ -143,91 +77,6 @@ static void name_host(char *host, size_t bytes)
 	if (fs_read_line("", "/proc/sys/kernel/random/boot_id", host, bytes))
 		*host = 0;
 	host[strcspn(host, "-")] = 0;
-}
-
-/* The number that no other mount gets, where the kernel has one; that of the mount table, where
- * not. */
-static const unsigned wanted = STATX_TYPE | FS_STATX_MOUNT | FS_STATX_UNIQUE_MOUNT;
-
-static int look_at_directory(const char *path, unsigned mask, struct statx *status)
-{
-	char *directory = base_directory_of(path);
-	int ret;
-
-	if (!directory)
-		return -ENOMEM;
-	ret = statx(AT_FDCWD, directory, 0, mask, status) ? -errno : 0;
-	free(directory);
-	return ret;
-}
-
-/* What is there, also behind a symbolic link; and what is not will be in its directory. */
-static int look(const char *path, unsigned mask, struct statx *status)
-{
-	return statx(AT_FDCWD, path, 0, mask, status) ? look_at_directory(path, mask, status) : 0;
-}
-
-static uint64_t mount_of(const struct statx *status)
-{
-	uint64_t mount = fs_unique_mount_number(status);
-
-	if (!mount)
-		mount = fs_mount_number(status);
-	/* Not by its device first: two mounts of a server may share one, and have two names. */
-	return mount ? mount :
-		       UINT64_C(1) << 63 | makedev(status->stx_dev_major, status->stx_dev_minor);
-}
-
-static void note_mount(struct fs_found *found, const struct statx *status)
-{
-	found->mount = mount_of(status);
-	found->device_major = status->stx_dev_major;
-	found->device_minor = status->stx_dev_minor;
-}
-
-void fs_find_directory(const char *path, struct fs_found *found)
-{
-	struct statx directory;
-
-	memset(found, 0, sizeof(*found));
-	found->absent = true;
-	found->code = look_at_directory(path, wanted, &directory);
-	if (!found->code)
-		note_mount(found, &directory);
-}
-
-void fs_find(const char *path, struct fs_found *found)
-{
-	struct statx status;
-	bool dangling;
-
-	memset(found, 0, sizeof(*found));
-	/* Not behind a link at first: what is absent would be asked for twice. */
-	if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, wanted, &status)) {
-		found->code = -errno;
-	} else if (S_ISLNK(status.stx_mode) && statx(AT_FDCWD, path, 0, wanted, &status)) {
-		found->code = -errno;
-		found->dangling = errno == ENOENT;
-	}
-	if (found->code == -ENOENT) {
-		dangling = found->dangling;
-		fs_find_directory(path, found);
-		found->dangling = dangling;
-	}
-	if (found->code || found->absent)
-		return;
-	found->regular = S_ISREG(status.stx_mode);
-	note_mount(found, &status);
-}
-
-int fs_mount_of_path(const char *path, uint64_t *mount)
-{
-	struct statx status;
-	int ret = look(path, wanted, &status);
-
-	if (!ret)
-		*mount = mount_of(&status);
-	return ret;
 }
 
 /* A directory for its own sake, or the one that a file is or will be in. Negative if there is none.
@@ -278,7 +127,7 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	int ret;
 
 	/* By the number that the mount table has. */
-	ret = look(path, STATX_TYPE | FS_STATX_MOUNT, &status);
+	ret = fs_statx_path(path, STATX_TYPE | FS_STATX_MOUNT, &status);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
 	number = fs_mount_number(&status);
@@ -294,6 +143,6 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	}
 	find_target_pool(path, mount.type, target_pool);
 	name_host(host, sizeof(host));
-	fs_pool_of_mount(mount.type, mount.source, target_pool, host, name);
+	name_mount(mount.type, mount.source, target_pool, host, name);
 	return 0;
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much space there is for a file. */
 #define _GNU_SOURCE
-#include "fs/mountinfo.h"
-#include "fs/text.h"
+#include "fs/fs.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +14,8 @@
 
 #define EXT4_MAGIC 0xef53
 
-uint64_t fs_free_bytes(const struct statfs *system)
+/* For new bytes of this user; UINT64_MAX if the filesystem does not say it. */
+static uint64_t free_bytes(const struct statfs *system)
 {
 	uint64_t unit = (uint64_t)(system->f_frsize ? system->f_frsize : system->f_bsize);
 	uint64_t blocks = system->f_bavail, bytes;
@@ -33,7 +33,7 @@ uint64_t fs_free_bytes_behind(int fd)
 {
 	struct statfs system;
 
-	return fstatfs(fd, &system) ? UINT64_MAX : fs_free_bytes(&system);
+	return fstatfs(fd, &system) ? UINT64_MAX : free_bytes(&system);
 }
 
 static int look(const char *path, struct fs_space *space)
@@ -42,7 +42,7 @@ static int look(const char *path, struct fs_space *space)
 
 	if (statfs(path, &system))
 		return -errno;
-	space->free_bytes = fs_free_bytes(&system);
+	space->free_bytes = free_bytes(&system);
 	space->no_inodes = system.f_files && !system.f_ffree;
 	space->magic = fs_magic(&system);
 	return 0;

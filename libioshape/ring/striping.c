@@ -10,37 +10,12 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* Before the first byte: which targets the file keeps away from, or that it may meet one. */
-static void tell_of_full_targets(const struct ring_striping *striping, const char *directory,
-				 const struct fs_storage *storage, struct ring_notes *notes)
-{
-	const struct fs_layout *layout = striping->asked.count ? &striping->asked :
-								 &storage->layout;
-	const struct fs_part *part = fs_layout_main(layout, striping->bytes);
-	const uint64_t stripes = part && part->stripe_count ? part->stripe_count : 1;
-	char full[320];
-
-	fs_name_full_targets(storage, striping->bytes / MIN(stripes, storage->target_count) + 1,
-			     full, sizeof(full));
-	if (striping->asked.chosen)
-		ring_note(notes, IOSHAPE_STEP_LAYOUT,
-			  "storage targets that could not hold their part of it are left out: %s",
-			  full);
-	else if (*full)
-		base_log(striping->log, IOSHAPE_LOG_WARNING,
-			 "a new file in %s may fail: storage targets that could not hold their "
-			 "part of it: %s",
-			 directory, full);
-}
-
 /* What it takes to be worth asking: what came before on this mount, or what the directory says. */
-static bool must_ask(struct ring_striping *striping, int directory_fd, const char *directory,
-		     struct ring_notes *notes)
+static bool must_ask(struct ring_striping *striping, int directory_fd, const char *directory)
 {
 	struct fs_memory *memory = striping->memory;
 	struct fs_info info;
 	struct fs_facts facts = { .file_bytes = striping->bytes, .writers = striping->files };
-	struct fs_storage storage;
 	char why[160];
 	int ask;
 
@@ -60,17 +35,12 @@ static bool must_ask(struct ring_striping *striping, int directory_fd, const cha
 		return false;
 	facts.family = info.family;
 	facts.directory = info.layout;
-	facts.targets = fs_remembered_targets(directory_fd, memory);
+	facts.targets = fs_count_targets(directory_fd, info.family);
 	ask = fs_choose_layout(striping->request, &facts, &striping->asked, why, sizeof(why));
 	base_log(striping->log, IOSHAPE_LOG_DEBUG, "new file in %s: %s", directory, why);
-	if (fs_targets_are_low(directory_fd, directory, striping->bytes, memory, &storage)) {
-		ask |= fs_leave_out_full(&facts, &storage, (uint32_t)base_random(),
-					 &striping->asked);
-		tell_of_full_targets(striping, directory, &storage, notes);
-	} else if (striping->place) {
+	if (striping->place)
 		ask |= fs_take_place(&facts, fs_even_targets(directory_fd, directory, memory),
 				     striping->place, striping->places, &striping->asked);
-	}
 	return ask > 0;
 }
 
@@ -155,7 +125,7 @@ int ring_striping_create(struct ring_striping *striping, int directory_fd, const
 	char note[256];
 	int fd;
 
-	if (!must_ask(striping, directory_fd, directory, notes))
+	if (!must_ask(striping, directory_fd, directory))
 		return create_plainly(striping, directory_fd, directory, name, mode);
 	fd = fs_create_with_layout(directory_fd, name, mode, striping->memory->family,
 				   &striping->asked, note, sizeof(note));

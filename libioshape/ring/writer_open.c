@@ -79,8 +79,6 @@ static int look_at_file(struct ring_writer *writer, const char *path, struct bas
 	struct fs_memory *memory = &writer->lane->fs_memory;
 	int ret;
 
-	if (!writer->striping.asked.count && !writer->file.stream)
-		fs_expect_layout(memory, writer->file.directory_fd, writer->options.unseen);
 	ret = fs_describe(writer->file.fd, path, memory, &writer->fs, error);
 	if (ret || writer->file.stream || writer->file.shared ||
 	    !ring_striping_guessed_wrong(&writer->striping, &writer->fs))

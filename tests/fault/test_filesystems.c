@@ -485,8 +485,6 @@ static bool is_known(const struct filesystem *filesystem)
 		return complain("%llu bytes of %llu are free",
 				(unsigned long long)storage.free_bytes,
 				(unsigned long long)storage.total_bytes);
-	if (!storage.write_unit || storage.write_unit % 512)
-		return complain("its unit is %llu", (unsigned long long)storage.write_unit);
 	/* What a daemon does, nobody knows: others may share it. */
 	if (storage.remote != (filesystem->kind == FUSE) || storage.targets || storage.layout.count)
 		return complain("it looks like one that is shared, or striped");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * New files with a layout, on clients of Lustre, BeeGFS and CephFS that answer otherwise than
- * hoped: there is a file to write to, of ours alone, or an error.
+ * New files with a layout, on clients of Lustre and BeeGFS that answer otherwise than hoped: there
+ * is a file to write to, of ours alone, or an error.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
@@ -225,53 +225,6 @@ TEST(tests, what_beegfs_does_not_take_is_a_plain_file)
 	ck_assert_str_ne(note, "");
 }
 
-/* ---- CephFS ---------------------------------------------------------------------------------- */
-
-#define CEPH_LAYOUT "stripe_unit=1048576 stripe_count=4 object_size=4194304 pool=data"
-
-static const struct {
-	const char *has;
-	int refuses;
-	bool noted;
-} ceph[] = {
-	{ CEPH_LAYOUT, 0, false },
-	{ CEPH_LAYOUT, EPERM, false }, /* it lies so already */
-	{ "stripe_unit=65536 stripe_count=1 object_size=4194304 pool=data", EPERM, true },
-	{ NULL, 0, true },
-	{ "", 0, true },
-	{ "stripe_unit=0 stripe_count=4 object_size=4194304 pool=data", 0, true },
-	{ "stripe_unit=1048576 stripe_count=99999999999 object_size=1048576", 0, true },
-	{ "stripe_unit=1048576 stripe_count=4 pool=data", 0, true },
-};
-
-LOOP_TEST(tests, cephfs_is_told_while_the_file_is_empty, 0, (int)ARRAY_LENGTH(ceph))
-{
-	const struct fs_layout layout = wish(1);
-	char note[256];
-
-	client.attribute = ceph[_i].has;
-	client.bytes = ceph[_i].has ? strlen(ceph[_i].has) : 0;
-	client.refuses = ceph[_i].refuses;
-	must_be_new(create(FS_CEPH, &layout, note));
-	ck_assert_msg(!*note == !ceph[_i].noted, "\"%s\"", note);
-}
-
-TEST(tests, a_ceph_layout_has_one_part)
-{
-	struct fs_layout layout = wish(2);
-	char note[256];
-
-	client.attribute = CEPH_LAYOUT;
-	client.bytes = strlen(CEPH_LAYOUT);
-	must_be_new(create(FS_CEPH, &layout, note));
-	ck_assert_str_ne(note, "");
-	/* Somebody else's file is not touched. */
-	scratch_write(scratch_path("new"), "mine", 4);
-	layout = wish(1);
-	ck_assert_int_eq(create(FS_CEPH, &layout, note), -EEXIST);
-	ck_assert(scratch_same(scratch_path("new"), "mine", 4));
-}
-
 /* ---- Lustre ---------------------------------------------------------------------------------- */
 
 static int agree(int fd, const void *argument)
@@ -430,7 +383,7 @@ int __wrap_fs_describe(int fd, const char *path, struct fs_memory *memory, struc
 int __wrap_fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
 		       struct base_error *error)
 {
-	*info = (struct fs_info){ .family = FS_CEPH };
+	*info = (struct fs_info){ .family = FS_LUSTRE };
 	return fuse.asks ? 0 : __real_fs_describe(fd, path, memory, info, error);
 }
 
@@ -438,9 +391,9 @@ static int create_on_fuse(bool asks)
 {
 	const struct fs_layout_request request = { .kind = FS_REQUEST_LAYOUT, .layout = wish(1) };
 	struct fs_memory memory = {
-		.type = "fuse.ceph-fuse",
+		.type = "fuse.lustre",
 		.magic = FS_FUSE_MAGIC,
-		.family = asks ? FS_CEPH : FS_FUSE,
+		.family = asks ? FS_LUSTRE : FS_FUSE,
 	};
 	struct ring_striping striping = {
 		.request = &request,
@@ -450,6 +403,7 @@ static int create_on_fuse(bool asks)
 		.memory = &memory,
 	};
 	struct ring_notes notes = { 0 };
+	uint8_t blob[256];
 	struct stat status;
 	int fd;
 
@@ -458,8 +412,9 @@ static int create_on_fuse(bool asks)
 		memory.device_minor = minor(status.st_dev);
 	}
 	fuse.asks = asks;
-	client.attribute = CEPH_LAYOUT;
-	client.bytes = strlen(CEPH_LAYOUT);
+	client.ioctl = agree;
+	client.bytes = put_lustre(blob, 0x0BD10BD0u, 4, false);
+	client.attribute = blob;
 	fd = ring_striping_create(&striping, directory, scratch_directory(), "new", 0640, &notes);
 	fuse.no_flags = fuse.no_status = false;
 	if (fd >= 0)

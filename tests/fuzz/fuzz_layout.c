@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as what a filesystem answers about a layout, as a mount table and as options of a
- * mount: each input is tried as each of them. */
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "fs/mountinfo.h"
-#include "fs/storage.h"
+/* Any bytes as what a filesystem answers about a layout, and as a mount table: each input is tried
+ * as each of them. */
+/* For their parsers. */
+#include "fs/beegfs_ceph.c"
+#undef STRIPE_UNIT
+#undef PATH_BYTES
+#undef MOST_ENTRIES
+#include "fs/lustre.c"
+#undef PATH_BYTES
+#include "fs/mounts.c"
+#include "fs/pool.c"
 #include "fuzz.h"
 
 static bool has_end(const char *text, size_t room)
@@ -65,7 +67,7 @@ static void try_component(const uint8_t *data, size_t bytes)
 	base_put_le(blob + 32 + 28, bytes, 4);
 	if (bytes)
 		memcpy(blob + 80, data, bytes);
-	check(&layout, fs_lustre_layout(blob, 80 + bytes, &layout));
+	check(&layout, parse_layout(blob, 80 + bytes, &layout));
 	free(blob);
 }
 
@@ -77,28 +79,17 @@ static void try_mount_table(const char *text)
 
 	for (uint64_t number = 0; number < 102; number += 101) {
 		memset(&mount, 0xa5, sizeof(mount));
-		if (fs_mountinfo_line(text, number, 0, 46, &mount))
+		if (find_line(text, number, 0, 46, &mount))
 			continue;
 		MUST(*mount.type && has_end(mount.type, sizeof(mount.type)));
 		MUST(*mount.mount_point && has_end(mount.mount_point, sizeof(mount.mount_point)));
 		MUST(has_end(mount.source, sizeof(mount.source)));
 		MUST(has_end(mount.options, sizeof(mount.options)));
-		fs_pool_of_mount(mount.type, mount.source, "flash", "host", pool);
+		name_mount(mount.type, mount.source, "flash", "host", pool);
 		MUST(has_end(pool, sizeof(pool)) &&
 		     strspn(pool, FS_POOL_CHARACTERS) == strlen(pool));
 		MUST(fs_lustre_name(mount.source, &name) < sizeof(mount.source));
 	}
-}
-
-static void try_nfs_options(const char *options, size_t bytes)
-{
-	struct fs_nfs_options nfs;
-	char text[32];
-
-	fs_nfs_options(options, bytes, &nfs);
-	MUST(nfs.write_bytes <= GIB && nfs.version < 10 && nfs.minor < 10);
-	fs_nfs_text(&nfs, text, sizeof(text));
-	MUST(has_end(text, sizeof(text)) && !strncmp(text, "NFS", 3));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
@@ -110,10 +101,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	if (bytes)
 		memcpy(text, data, bytes);
 	text[bytes] = 0;
-	check(&layout, fs_lustre_layout(data, bytes, &layout));
+	check(&layout, parse_layout(data, bytes, &layout));
 	try_component(data, bytes);
-	check(&layout, fs_ceph_layout((const char *)data, bytes, &layout));
-	try_nfs_options((const char *)data, bytes);
+	check(&layout, parse_ceph_layout((const char *)data, bytes, &layout));
 	try_mount_table(text);
 	free(text);
 	return 0;

@@ -7,7 +7,7 @@ from pathlib import Path
 import ioshape
 import pytest
 from checkpoints import checkpoint, names_in, number_in
-from mounts import client_of, small_disk
+from mounts import small_disk
 from processes import run_interpreter
 from striped import striped
 
@@ -196,50 +196,6 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     # The log does not say it a second time.
     assert "ioshape: skipped" not in finished.stderr
     assert not [line for line in finished.stderr.splitlines() if line.startswith("skipped")]
-
-
-FULL_TARGET = """
-    import logging
-    import sys
-    from pathlib import Path
-
-    import ioshape
-    from checkpoints import checkpoint, number_in
-
-    MIB = 1 << 20
-    folder = Path(sys.argv[1])
-    lines = []
-
-
-    class Listener(logging.Handler):
-        def emit(self, record):
-            lines.append(record.getMessage())
-
-
-    logging.getLogger("ioshape").addHandler(Listener())
-    path = folder / "model.pt"
-    for number in range(4):
-        report = ioshape.save(checkpoint(number, 104 * MIB), path)
-        assert [one.code for one in report.fallbacks] == ["layout"], report
-        assert number_in(path) == number
-        path.unlink()
-    assert not lines, lines
-    ioshape.configure(layout="stripe_count=1")
-    try:
-        ioshape.save(checkpoint(8, 200 * MIB), path)
-    except ioshape.StorageError:
-        assert len(lines) == 2, lines  # before the first byte, and when it failed
-    else:
-        raise AssertionError("no error")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_mounts_of_stripefs")
-def test_files_keep_away_from_full_storage_targets(tmp_path: Path) -> None:
-    space = {"fsname": "mgs@tcp:/storm", "targets": 4, "capacity": "150Mi", "used": ["2=145Mi"]}
-    with striped("ssd", stripe_count=2, **space) as mount:
-        run_interpreter(tmp_path, FULL_TARGET, mount.path, prefix=client_of(mount.backing))
 
 
 FULL_IN_A_WRITE = """

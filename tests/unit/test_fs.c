@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a path sits on: the mount table, magic numbers, and real paths. */
 #define _GNU_SOURCE
-#include "fs/mountinfo.h"
-#include "fs/storage.h"
+/* For its pure rules. */
+#include "fs/mounts.c"
+#include "fs/pool.c"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -25,7 +26,7 @@ static const char *type_of(const char *text, unsigned device_major, unsigned dev
 {
 	static struct fs_mount mount;
 
-	return fs_mountinfo_line(text, 0, device_major, device_minor, &mount) ? NULL : mount.type;
+	return find_line(text, 0, device_major, device_minor, &mount) ? NULL : mount.type;
 }
 
 static struct test_case pure = { .name = "mount table and magic" };
@@ -219,7 +220,7 @@ LOOP_TEST(pure, a_pool_has_the_name_of_the_storage_that_is_shared, 0, ARRAY_LENG
 {
 	char name[FS_POOL_BYTES];
 
-	fs_pool_of_mount(pools[_i].type, pools[_i].source, pools[_i].target_pool, "host1", name);
+	name_mount(pools[_i].type, pools[_i].source, pools[_i].target_pool, "host1", name);
 	ck_assert_str_eq(name, pools[_i].pool);
 }
 
@@ -265,9 +266,9 @@ TEST(pure, long_names_are_cut_and_stay_different)
 
 	memset(source, 'a', sizeof(source));
 	source[sizeof(source) - 1] = 0;
-	fs_pool_of_mount("nfs", source, "", "host1", first);
+	name_mount("nfs", source, "", "host1", first);
 	source[sizeof(source) - 2] = 'b';
-	fs_pool_of_mount("nfs", source, "", "host1", second);
+	name_mount("nfs", source, "", "host1", second);
 	ck_assert_uint_eq(strlen(first), FS_POOL_BYTES - 1);
 	ck_assert_str_ne(first, second);
 }

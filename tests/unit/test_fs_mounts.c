@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lines of mount tables: what lies there, by its type, its source and its options. */
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "fs/family.h"
-#include "fs/mountinfo.h"
-#include "fs/storage.h"
+/* For its pure rule. */
+#include "fs/mounts.c"
 #include "support/check_main.h"
 
 /* One for each family, as hosts show them. */
@@ -87,9 +81,9 @@ LOOP_TEST(cases, a_line_of_each_family_is_read, 0, ARRAY_LENGTH(lines))
 		 "2 0 7:8 / /y rw - squashfs /dev/m rw\n");
 	for (int by_device = 0; by_device < 2; by_device++) {
 		memset(&mount, 0xa5, sizeof(mount));
-		ck_assert_int_eq(fs_mountinfo_line(text, by_device ? 0 : number, major_number,
-						   minor_number, &mount),
-				 0);
+		ck_assert_int_eq(
+			find_line(text, by_device ? 0 : number, major_number, minor_number, &mount),
+			0);
 		ck_assert_str_eq(mount.type, lines[_i].type);
 		ck_assert_str_eq(mount.source, lines[_i].source);
 		ck_assert_str_eq(mount.mount_point, lines[_i].mount_point);
@@ -139,7 +133,7 @@ TEST(cases, escaped_characters_are_those_they_stand_for)
 		"master:2 - fuse.sshfs user@host:/x\\040y\\0 rw,user_id=0\n";
 	struct fs_mount mount;
 
-	ck_assert_int_eq(fs_mountinfo_line(text, 5, 0, 0, &mount), 0);
+	ck_assert_int_eq(find_line(text, 5, 0, 0, &mount), 0);
 	ck_assert_str_eq(mount.mount_point, "/mnt/with a space - and\\dash");
 	ck_assert_str_eq(mount.options, "rw,x=\ty,rw,user_id=0");
 	/* Not one: as it is. */
@@ -153,13 +147,13 @@ TEST(cases, the_mount_on_top_is_the_one_of_a_device)
 				   "7 1 0:8 / /c rw - tmpfs three rw\n";
 	struct fs_mount mount;
 
-	ck_assert_int_eq(fs_mountinfo_line(text, 0, 0, 9, &mount), 0);
+	ck_assert_int_eq(find_line(text, 0, 0, 9, &mount), 0);
 	ck_assert_str_eq(mount.source, "two");
-	ck_assert_int_eq(fs_mountinfo_line(text, 5, 0, 8, &mount), 0);
+	ck_assert_int_eq(find_line(text, 5, 0, 8, &mount), 0);
 	ck_assert_str_eq(mount.source, "one");
-	ck_assert_int_eq(fs_mountinfo_line(text, 8, 0, 9, &mount), -ENOENT);
-	ck_assert_int_eq(fs_mountinfo_line(text, 0, 1, 9, &mount), -ENOENT);
-	ck_assert_int_eq(fs_mountinfo_line("", 0, 0, 9, &mount), -ENOENT);
+	ck_assert_int_eq(find_line(text, 8, 0, 9, &mount), -ENOENT);
+	ck_assert_int_eq(find_line(text, 0, 1, 9, &mount), -ENOENT);
+	ck_assert_int_eq(find_line("", 0, 0, 9, &mount), -ENOENT);
 }
 
 TEST(cases, lines_cut_anywhere_and_long_ones_are_survived)
@@ -171,7 +165,7 @@ TEST(cases, lines_cut_anywhere_and_long_ones_are_survived)
 	for (size_t i = 0; i < ARRAY_LENGTH(lines); i++) {
 		for (size_t bytes = 0; bytes <= strlen(lines[i].line); bytes++) {
 			copy = strndup(lines[i].line, bytes);
-			fs_mountinfo_line(copy, 701 + i, 0, 0, &mount);
+			find_line(copy, 701 + i, 0, 0, &mount);
 			free(copy);
 		}
 	}
@@ -179,55 +173,11 @@ TEST(cases, lines_cut_anywhere_and_long_ones_are_survived)
 	length = snprintf(text, sizeof(text), "1 2 3:4 / /%0600d rw,%0700d - ext4 %0600d ro", 1, 2,
 			  3);
 	ck_assert_int_lt(length, (int)sizeof(text));
-	ck_assert_int_eq(fs_mountinfo_line(text, 1, 0, 0, &mount), 0);
+	ck_assert_int_eq(find_line(text, 1, 0, 0, &mount), 0);
 	ck_assert_str_eq(mount.type, "ext4");
 	ck_assert_uint_eq(strlen(mount.mount_point), sizeof(mount.mount_point) - 1);
 	ck_assert_uint_eq(strlen(mount.options), sizeof(mount.options) - 1);
 	ck_assert_uint_eq(strlen(mount.source), sizeof(mount.source) - 1);
-}
-
-/* ---- NFS ------------------------------------------------------------------------------------- */
-
-static const struct {
-	const char *options;
-	const char *text;
-	uint64_t write_bytes;
-	uint32_t connections;
-} nfs_options[] = {
-	{ "rw,vers=4.2,rsize=1048576,wsize=1048576,proto=tcp,nconnect=8", "NFSv4.2 over TCP x 8",
-	  1048576, 8 },
-	{ "rw,vers=3,rsize=32768,wsize=524288,proto=rdma,mountproto=tcp", "NFSv3 over RDMA", 524288,
-	  0 },
-	{ "rw,nfsvers=4,minorversion=1,wsize=65536,proto=tcp6", "NFSv4.1 over TCP", 65536, 0 },
-	{ "rw,vers=4.0,proto=rdma6", "NFSv4.0 over RDMA", 0, 0 },
-	{ "rw,vers=4,proto=udp,nconnect=1", "NFSv4.0 over udp", 0, 1 },
-	/* A name that only ends like one, and values that are none. */
-	{ "rw,xwsize=1,wsize=,vers=x,proto=", "NFS", 0, 0 },
-	{ "wsize=-1,vers=4.x,nconnect=999999", "NFS", 0, 0 },
-	{ "wsize=99999999999999999999,vers=12", "NFS", 0, 0 },
-	{ "wsize25,nconnect99,vers4", "NFS", 0, 0 },
-	{ "wsize", "NFS", 0, 0 },
-	{ "", "NFS", 0, 0 },
-};
-
-LOOP_TEST(cases, options_of_nfs_are_read, 0, ARRAY_LENGTH(nfs_options))
-{
-	const char *options = nfs_options[_i].options;
-	struct fs_nfs_options nfs;
-	char text[32];
-
-	fs_nfs_options(options, strlen(options), &nfs);
-	fs_nfs_text(&nfs, text, sizeof(text));
-	ck_assert_str_eq(text, nfs_options[_i].text);
-	ck_assert_uint_eq(nfs.write_bytes, nfs_options[_i].write_bytes);
-	ck_assert_uint_eq(nfs.connections, nfs_options[_i].connections);
-	for (size_t bytes = 0; bytes < strlen(options); bytes++) {
-		char *copy = malloc(bytes ? bytes : 1);
-
-		memcpy(copy, options, bytes);
-		fs_nfs_options(copy, bytes, &nfs);
-		free(copy);
-	}
 }
 
 /* ---- Lustre's name --------------------------------------------------------------------------- */

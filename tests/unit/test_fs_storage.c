@@ -15,7 +15,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "fs/storage.h"
+#include "fs/fs.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -119,7 +119,6 @@ TEST(cases, the_real_mount_is_looked_at)
 	ck_assert_uint_gt(storage.total_bytes, 0);
 	ck_assert_uint_gt(storage.free_bytes, 0);
 	ck_assert_uint_ne(storage.mount.type[0], 0);
-	ck_assert_uint_gt(storage.write_unit, 0);
 	/* The table of a process whose root is no mount, as in a chroot, lacks its root's. */
 	if (is_in_mount_table(scratch_directory())) {
 		ck_assert_int_eq(storage.mount.mount_point[0], '/');
@@ -170,17 +169,6 @@ TEST(cases, the_client_of_a_lustre_is_read)
 	target(place, "scr2-OST0000-osc-ffff8f3a1c2d6000", "1000\n", "400\n");
 	put("ffff\n", "%s/osc/scr-OST0002-osc-ffff8f3a1c2d4800/kbytestotal", place);
 	target(place, "scr-OST0003-osc-ffff8f3a1c2d4800", "1000\n", "1001\n");
-	put("256\n", "%s/osc/scr-OST0000-osc-ffff8f3a1c2d4800/max_pages_per_rpc", place);
-	put("16\n", "%s/osc/scr-OST0000-osc-ffff8f3a1c2d4800/max_rpcs_in_flight", place);
-	for (int i = 1; i < 4; i++) {
-		put("256\n", "%s/osc/scr-OST000%d-osc-ffff8f3a1c2d4800/max_pages_per_rpc", place,
-		    i);
-		put("16\n", "%s/osc/scr-OST000%d-osc-ffff8f3a1c2d4800/max_rpcs_in_flight", place,
-		    i);
-	}
-	put("2.15.4\n", "%s/version", place);
-	put("1048576\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripesize", place);
-	put("-1\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripecount", place);
 	look(scratch_directory());
 	ck_assert_int_eq(storage.family, FS_LUSTRE);
 	ck_assert(storage.remote);
@@ -188,7 +176,6 @@ TEST(cases, the_client_of_a_lustre_is_read)
 	ck_assert_str_eq(storage.mount.source, "10.0.0.1@o2ib:/scr/home");
 	ck_assert_str_eq(storage.mount.mount_point, "/mnt/a b");
 	ck_assert_str_eq(storage.mount.options, "rw,noatime,rw,flock");
-	ck_assert_str_eq(storage.variant, "");
 	ck_assert_uint_eq(storage.targets, 4);
 	ck_assert_uint_eq(storage.target_count, 2);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -200,11 +187,7 @@ TEST(cases, the_client_of_a_lustre_is_read)
 		ck_assert(storage.target[i].free_bytes == (first ? 400 : 50) * KIB ||
 			  (!first && storage.target[i].free_bytes == 999 * KIB));
 	}
-	ck_assert_uint_eq(storage.write_unit, 256 * (uint64_t)sysconf(_SC_PAGESIZE));
-	ck_assert_uint_eq(storage.flight_bytes, 16 * storage.write_unit);
-	ck_assert_uint_eq(storage.layout.count, 1);
-	ck_assert_uint_eq(storage.layout.parts[0].stripe_bytes, MIB);
-	ck_assert_uint_eq(storage.layout.parts[0].stripe_count, FS_ALL_TARGETS);
+	ck_assert_uint_eq(storage.layout.count, 0);
 }
 
 TEST(cases, an_old_client_of_a_lustre_is_read)
@@ -213,15 +196,9 @@ TEST(cases, an_old_client_of_a_lustre_is_read)
 
 	mount_as("lustre", "mgs@tcp:/scr", "rw");
 	target(place, "scr-OST0000-osc-ffff8f3a1c2d4800", "1000", "400");
-	put("2", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripecount", place);
-	put("4194304", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripesize", place);
-	put("12", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
 	look(scratch_directory());
 	ck_assert_uint_eq(storage.target_count, 1);
-	ck_assert_uint_eq(storage.targets, 12);
-	ck_assert_uint_eq(storage.write_unit, 4 * MIB);
-	ck_assert_uint_eq(storage.flight_bytes, 32 * MIB);
-	ck_assert_uint_eq(storage.layout.parts[0].stripe_count, 2);
+	ck_assert_uint_eq(storage.targets, 1);
 }
 
 TEST(cases, numbers_without_sense_are_not_believed)
@@ -231,17 +208,9 @@ TEST(cases, numbers_without_sense_are_not_believed)
 
 	mount_as("lustre", "mgs@tcp:/scr", "rw");
 	target(place, one, "99999999999999999999999\n", "1\n");
-	put("0\n", "%s/osc/%s/max_pages_per_rpc", place, one);
-	put("8\n", "%s/osc/%s/max_rpcs_in_flight", place, one);
-	put("1000\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripesize", place);
-	put("4\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripecount", place);
-	put("70000\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
 	look(scratch_directory());
 	ck_assert_uint_eq(storage.target_count, 0);
 	ck_assert_uint_eq(storage.targets, 1);
-	ck_assert_uint_eq(storage.write_unit, 4 * MIB);
-	ck_assert_uint_eq(storage.flight_bytes, 32 * MIB);
-	ck_assert_uint_eq(storage.layout.count, 0);
 }
 
 TEST(cases, more_targets_than_have_room_are_counted)
@@ -268,97 +237,25 @@ TEST(cases, targets_of_other_pools_are_left_out)
 		target(place, name, "1000\n", "400\n");
 	}
 	/* Of two clients that tell it in different places. */
-	put("4\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
 	put("scr-OST0001_UUID\nscr-OST0003_UUID\n",
 	    "/proc/fs/lustre/lov/scr-clilov-ffff8f3a1c2d4800/pools/flash");
 	memset(&storage, 0, sizeof(storage));
+	strcpy(storage.mount.source, "mgs@tcp:/scr");
 	storage.layout.count = 1;
 	storage.layout.parts[0] = (struct fs_part){ .end = UINT64_MAX, .pool = "disk" };
-	fs_look_at_lustre(scratch_directory(), "scr", 3, &storage);
+	fs_list_lustre_targets(scratch_directory(), &storage);
 	ck_assert_uint_eq(storage.target_count, 4);
 	ck_assert_uint_eq(storage.targets, 4);
 	storage.target_count = 0;
 	strcpy(storage.layout.parts[0].pool, "flash");
-	fs_look_at_lustre(scratch_directory(), "scr", 3, &storage);
+	fs_list_lustre_targets(scratch_directory(), &storage);
 	ck_assert_uint_eq(storage.target_count, 2);
 	ck_assert_uint_eq(storage.targets, 2);
 	for (unsigned i = 0; i < 2; i++)
 		ck_assert_ptr_nonnull(strpbrk(storage.target[i].name + 4, "13"));
 }
 
-/* ---- variants -------------------------------------------------------------------------------- */
-
-static const struct {
-	const char *type, *source, *options;
-	const char *vendor; /* of the host; NULL: it does not tell */
-	const char *variant;
-} variants[] = {
-	{ "lustre", "172.31.4.9@tcp:/q5pdvb4v", "rw", "Amazon EC2\n", "FSx for Lustre" },
-	{ "lustre", "172.31.4.9@tcp:/fsx", "rw", "Amazon EC2\n", "FSx for Lustre" },
-	{ "lustre", "172.31.4.9@efa:/q5pdvb4v/folder", "rw", "Amazon EC2\n", "FSx for Lustre" },
-	{ "lustre", "fs-01.fsx.us-east-1.amazonaws.com@tcp:/x", "rw", "Other\n", "FSx for Lustre" },
-	/* Somebody's own may be called so. */
-	{ "lustre", "172.31.4.9@tcp:/scratch1", "rw", "Amazon EC2\n", "perhaps FSx for Lustre" },
-	{ "lustre", "172.31.4.9@tcp:/q5pdvb4v", "rw", NULL, "perhaps FSx for Lustre" },
-	{ "lustre", "172.31.4.9@tcp:/scratch1", "rw", NULL, "" },
-	{ "lustre", "172.31.4.9@tcp:/q5pdvb4v", "rw", "Supermicro\n", "" },
-	{ "lustre", "172.31.4.9@o2ib:/q5pdvb4v", "rw", "Amazon EC2\n", "" },
-	{ "lustre", "172.31.4.9@tcp:/Q5PDVB4V", "rw", "Amazon EC2\n", "" },
-	{ "lustre", "172.31.4.9@tcp:/scratch", "rw", "Amazon EC2\n", "" },
-	{ "beegfs", "beegfs_nodev", "rw,cfgFile=/etc/beegfs/beegfs-client.conf", NULL, "" },
-	{ "beegfs", "beegfs_nodev", "rw,cfgFile=/tmp/beeond/etc/client.conf", NULL, "BeeOND" },
-	{ "nfs4", "filer:/x", "rw,vers=4.1,proto=rdma", NULL, "NFSv4.1 over RDMA" },
-	{ "nfs", "filer:/x", "rw,vers=3,proto=tcp,nconnect=4", NULL, "NFSv3 over TCP x 4" },
-	{ "fuse.mergerfs", "a:b", "rw", NULL, "mergerfs" },
-	{ "fuse.ceph-fuse", "ceph-fuse", "rw", NULL, "ceph-fuse" },
-	{ "overlay", "overlay", "rw,lowerdir=/a", NULL, "what lies below is hidden" },
-	{ "wekafs", "fs", "rw", NULL, "" },
-};
-
-LOOP_TEST(cases, members_of_a_family_are_told_apart, 0, ARRAY_LENGTH(variants))
-{
-	mount_as(variants[_i].type, variants[_i].source, variants[_i].options);
-	if (variants[_i].vendor)
-		put(variants[_i].vendor, "/sys/class/dmi/id/sys_vendor");
-	look(scratch_directory());
-	ck_assert_str_eq(storage.variant, variants[_i].variant);
-	ck_assert_int_eq(storage.remote, strcmp(variants[_i].type, "overlay") != 0);
-}
-
 /* ---- Others ---------------------------------------------------------------------------------- */
-
-TEST(cases, an_nfs_mount_tells_what_it_writes_at_a_time)
-{
-	mount_as("nfs4", "filer:/x", "rw,vers=4.2,rsize=262144,wsize=524288,proto=tcp");
-	look(scratch_directory());
-	ck_assert_int_eq(storage.family, FS_NFS);
-	ck_assert_uint_eq(storage.write_unit, 524288);
-	ck_assert_uint_eq(storage.layout.count, 0);
-}
-
-TEST(cases, the_targets_of_a_beegfs_are_counted)
-{
-	static const char states[] = "[Target ID: 1] @ node01 [ID: 1]: Online / Good \n"
-				     "[Target ID: 2] @ node01 [ID: 1]: Online / Good \n"
-				     "[Target ID: 3] @ node02 [ID: 2]: Offline / Needs-resync \n";
-
-	mount_as("beegfs", "beegfs_nodev", "rw,cfgFile=/etc/beegfs/two.conf");
-	look(scratch_directory());
-	ck_assert_uint_eq(storage.targets, 0);
-	put(states, "/proc/fs/beegfs/1-A-host/storage_target_state");
-	look(scratch_directory());
-	ck_assert_uint_eq(storage.targets, 3);
-	/* A second mount: now it counts whose settings these are. */
-	put(strchr(states, '\n') + 1, "/proc/fs/beegfs/2-A-host/storage_target_state");
-	look(scratch_directory());
-	ck_assert_uint_eq(storage.targets, 0);
-	put("logLevel = 3\ncfgFile = /etc/beegfs/two.conf2\n", "/proc/fs/beegfs/1-A-host/config");
-	put("logLevel = 3\ncfgFile = /etc/beegfs/two.conf\nx = 1\n",
-	    "/proc/fs/beegfs/2-A-host/config");
-	look(scratch_directory());
-	ck_assert_uint_eq(storage.targets, 2);
-	ck_assert_uint_eq(storage.target_count, 0);
-}
 
 TEST(cases, a_beegfs_is_called_after_its_management_server)
 {
@@ -460,19 +357,8 @@ TEST(cases, unknown_targets_are_not_counted)
 	ck_assert_uint_eq(fs_count_targets(-1, FS_LUSTRE), 0);
 }
 
-/* By the mount's number, or by the disk that a partition is on; what tells nothing is 0. */
-TEST(cases, how_far_the_kernel_reads_ahead)
+TEST(cases, a_file_that_is_not_open_is_not_read_ahead)
 {
-	const char *root = scratch_directory();
-
-	ck_assert_uint_eq(fs_read_ahead_bytes(root, 0, 61), 0);
-	put("15360\n", "/sys/class/bdi/0:61/read_ahead_kb");
-	ck_assert_uint_eq(fs_read_ahead_bytes(root, 0, 61), 15 * MIB);
-	put("128\n", "/sys/dev/block/queue/read_ahead_kb");
-	put("", "/sys/dev/block/259:1/partition");
-	ck_assert_uint_eq(fs_read_ahead_bytes(root, 259, 1), 128 * KIB);
-	put("no number\n", "/sys/class/bdi/0:62/read_ahead_kb");
-	ck_assert_uint_eq(fs_read_ahead_bytes(root, 0, 62), 0);
 	ck_assert_uint_eq(fs_read_ahead_of(-1), 0);
 }
 

@@ -2,7 +2,10 @@
 /* Layouts that are asked for: the setting, the rule by size, how many may write, what servers are
  * told, and what is made of their answers; and files that are asked for in vain. */
 #define _GNU_SOURCE
-#include "fs/ask.h"
+/* For their pure rules. */
+#include "fs/layout.c"
+#undef MOST_STRIPES
+#include "fs/lustre.c"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/scratch.h"
@@ -283,10 +286,11 @@ static const struct choice {
 	  "to=100M,stripe_count=1;stripe_count=8",
 	  { FS_BEEGFS, { 0 }, 0, 120 * MIB, 1 },
 	  "1 x default" },
-	{ "progressive on CephFS, size unknown: its last part",
+	{ "progressive on BeeGFS, size unknown: its last part",
 	  "to=100M,stripe_count=1;stripe_count=8",
-	  { FS_CEPH, ONE_PART(1, 4 * MIB), 0, 0, 1 },
-	  "8 x 4M" },
+	  { FS_BEEGFS, { 0 }, 0, 0, 1 },
+	  "8 x default" },
+	{ "CephFS", "stripe_count=8", { FS_CEPH, ONE_PART(1, 4 * MIB), 0, GIB, 1 }, NULL },
 	{ "of a directory whose files begin on metadata servers",
 	  "stripe_size=16M",
 	  { FS_LUSTRE,
@@ -318,87 +322,6 @@ LOOP_TEST(pure, what_is_asked_for, 0, ARRAY_LENGTH(choices))
 	ck_assert_str_ne(why, "");
 	/* Without room for it. */
 	ck_assert_int_eq(fs_choose_layout(&request, &choice->facts, &ask, NULL, 0), ret);
-}
-
-/* ---- Full targets ------------------------------------------------------------------------------
- */
-
-static const uint16_t numbers[] = { 0, 1, 0x1a, 3 };
-
-/* What becomes of a file of 1 GiB with so many stripes, by free MiB of each target. */
-static const struct {
-	uint32_t stripes;
-	uint64_t free_mib[4];
-	uint32_t chosen; /* 0: nothing is to be left out, or it would not help */
-} spaces[] = {
-	{ 4, { 9999, 10, 9999, 9999 }, 3 },  { 1, { 9999, 10, 9999, 9999 }, 1 },
-	{ 2, { 9999, 513, 9999, 9999 }, 0 }, { 2, { 9999, 512, 9999, 9999 }, 2 },
-	{ 4, { 600, 600, 10, 10 }, 2 },      { FS_ALL_TARGETS, { 600, 600, 600, 10 }, 3 },
-	{ 0, { 0, 0, 0, 9999 }, 1 },         { 1, { 1000, 1000, 1000, 1000 }, 0 },
-	{ 4, { 10, 10, 10, 10 }, 0 },
-};
-
-static uint64_t free_of(size_t space, uint16_t number)
-{
-	for (size_t i = 0; i < ARRAY_LENGTH(numbers); i++) {
-		if (numbers[i] == number)
-			return spaces[space].free_mib[i] * MIB;
-	}
-	ck_abort_msg("there is no target %u", number);
-	return 0;
-}
-
-LOOP_TEST(pure, full_targets_are_left_out, 0, ARRAY_LENGTH(spaces))
-{
-	const struct fs_layout directory = ONE_PART(spaces[_i].stripes, MIB);
-	const struct fs_facts facts = { .directory = directory, .file_bytes = GIB };
-	struct fs_storage storage = { .target_count = ARRAY_LENGTH(numbers) };
-	uint8_t blob[FS_LUSTRE_ASK_BYTES];
-
-	for (size_t i = 0; i < ARRAY_LENGTH(numbers); i++) {
-		storage.target[i].number = numbers[i];
-		storage.target[i].free_bytes = spaces[_i].free_mib[i] * MIB;
-	}
-	for (uint32_t turn = 0; turn < 8; turn++) {
-		struct fs_layout ask = { 0 };
-		size_t bytes;
-
-		ck_assert_int_eq(fs_leave_out_full(&facts, &storage, turn, &ask),
-				 spaces[_i].chosen > 0);
-		ck_assert_uint_eq(ask.chosen, spaces[_i].chosen);
-		if (!ask.chosen)
-			continue;
-		ck_assert_uint_eq(ask.parts[0].stripe_count, ask.chosen);
-		ck_assert_uint_eq(ask.parts[0].stripe_bytes, MIB);
-		bytes = fs_lustre_ask(&ask, blob);
-		ck_assert_uint_eq(bytes, 48 + 24 * ask.chosen);
-		ck_assert_uint_eq(base_get_le(blob, 4), 0x0bd50bd0);
-		ck_assert_uint_eq(base_get_le(blob + 28, 2), ask.chosen);
-		ck_assert_uint_eq(base_get_le(blob + 30, 2), ask.target[0]);
-		for (uint32_t i = 0; i < ask.chosen; i++) {
-			ck_assert_uint_gt(free_of(_i, ask.target[i]), GIB / ask.chosen);
-			ck_assert_uint_eq(base_get_le(blob + 48 + 24 * i + 20, 4), ask.target[i]);
-			for (uint32_t k = 0; k < i; k++)
-				ck_assert_uint_ne(ask.target[k], ask.target[i]);
-		}
-	}
-}
-
-TEST(pure, files_begin_on_different_targets)
-{
-	const struct fs_facts facts = { .file_bytes = GIB };
-	struct fs_storage storage = { .target_count = 3 };
-	unsigned begun = 0;
-
-	for (uint16_t i = 0; i < 3; i++)
-		storage.target[i] = (struct fs_target){ .number = i, .free_bytes = i * 2 * GIB };
-	for (uint32_t turn = 0; turn < 6; turn++) {
-		struct fs_layout ask = { 0 };
-
-		ck_assert_int_eq(fs_leave_out_full(&facts, &storage, turn, &ask), 1);
-		begun |= 1u << ask.target[0];
-	}
-	ck_assert_uint_eq(begun, 1u << 1 | 1u << 2);
 }
 
 /* ---- Parts of the targets -----------------------------------------------------------------------
@@ -496,7 +419,7 @@ LOOP_TEST(pure, how_many_may_write, 0, ARRAY_LENGTH(capacities))
 /* The parser of what Lustre answers understands it: it comes as it went. */
 LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 {
-	uint8_t blob[FS_LUSTRE_ASK_BYTES];
+	uint8_t blob[REQUEST_BYTES];
 	struct fs_layout back;
 	struct fs_layout_request request;
 	char text[256];
@@ -512,10 +435,10 @@ LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 		part->stripe_bytes = part->stripe_bytes ? part->stripe_bytes : MIB;
 		part->stripe_count = part->stripe_count ? part->stripe_count : 3;
 	}
-	bytes = fs_lustre_ask(&request.layout, blob);
+	bytes = make_request(&request.layout, blob);
 	ck_assert_uint_le(bytes, sizeof(blob));
-	ck_assert_int_eq(fs_lustre_layout(blob, bytes, &back), 0);
-	ck_assert_int_eq(fs_differs(&request.layout, &back, text, sizeof(text)), 0);
+	ck_assert_int_eq(parse_layout(blob, bytes, &back), 0);
+	ck_assert_int_eq(compare(&request.layout, &back, text, sizeof(text)), 0);
 }
 
 TEST(pure, lustre_is_told_byte_for_byte)
@@ -525,52 +448,16 @@ TEST(pure, lustre_is_told_byte_for_byte)
 		8,    0,    0xff, 0xff, 'f', 'l', 'a',      's', 'h',
 	};
 	struct fs_layout layout = ONE_PART(8, 4 * MIB);
-	uint8_t blob[FS_LUSTRE_ASK_BYTES];
+	uint8_t blob[REQUEST_BYTES];
 
 	strcpy(layout.parts[0].pool, "flash");
-	ck_assert_uint_eq(fs_lustre_ask(&layout, blob), sizeof(v3));
+	ck_assert_uint_eq(make_request(&layout, blob), sizeof(v3));
 	ck_assert_mem_eq(blob, v3, sizeof(v3));
 	*layout.parts[0].pool = 0;
-	ck_assert_uint_eq(fs_lustre_ask(&layout, blob), 32);
+	ck_assert_uint_eq(make_request(&layout, blob), 32);
 	layout.parts[0].stripe_count = FS_ALL_TARGETS;
-	fs_lustre_ask(&layout, blob);
+	make_request(&layout, blob);
 	ck_assert_uint_eq(blob[28] | blob[29] << 8, 0xffff);
-}
-
-static const struct {
-	const char *now, *request, *told; /* NULL: nothing */
-} ceph[] = {
-	{ "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data", "stripe_count=8",
-	  "stripe_unit=4194304 stripe_count=8 object_size=4194304" },
-	{ "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data",
-	  "stripe_count=8,stripe_size=1M,pool=fast",
-	  "stripe_unit=1048576 stripe_count=8 object_size=4194304 pool=fast" },
-	{ "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data", "stripe_size=16M",
-	  "stripe_unit=16777216 stripe_count=1 object_size=16777216" },
-	{ "stripe_unit=1048576 stripe_count=2 object_size=4194304 pool=data", "stripe_size=3M",
-	  "stripe_unit=3145728 stripe_count=2 object_size=6291456" },
-	{ "stripe_unit=1048576 stripe_count=2 object_size=4194304", "stripe_count=all",
-	  "stripe_unit=1048576 stripe_count=2 object_size=4194304" },
-	{ "stripe_unit=1048576 object_size=4194304", "stripe_count=8", NULL },
-	{ "stripe_unit=0 stripe_count=2 object_size=4194304", "stripe_count=8", NULL },
-	{ "stripe_unit=99999999999999999999 stripe_count=2 object_size=4194304", "stripe_count=8",
-	  NULL },
-	{ "", "stripe_count=8", NULL },
-};
-
-LOOP_TEST(pure, ceph_is_told_all_at_once, 0, ARRAY_LENGTH(ceph))
-{
-	struct fs_layout_request request;
-	char text[256];
-	int ret;
-
-	ck_assert_int_eq(fs_layout_request_parse(ceph[_i].request, &request, NULL), 0);
-	ret = fs_ceph_ask(&request.layout, ceph[_i].now, strlen(ceph[_i].now), text, sizeof(text));
-	ck_assert_int_eq(ret, ceph[_i].told ? 0 : -EINVAL);
-	if (ceph[_i].told)
-		ck_assert_str_eq(text, ceph[_i].told);
-	ck_assert_int_eq(fs_ceph_ask(&request.layout, ceph[_i].now, strlen(ceph[_i].now), text, 20),
-			 -EINVAL);
 }
 
 /* ---- What they answer
@@ -603,9 +490,23 @@ LOOP_TEST(pure, what_is_given_is_compared_with_what_was_asked, 0, ARRAY_LENGTH(a
 
 	ck_assert_int_eq(fs_layout_request_parse(answers[_i].ask, &ask, NULL), 0);
 	ck_assert_int_eq(fs_layout_request_parse(answers[_i].got, &got, NULL), 0);
-	ck_assert_int_eq(fs_differs(&ask.layout, &got.layout, text, sizeof(text)),
+	ck_assert_int_eq(compare(&ask.layout, &got.layout, text, sizeof(text)),
 			 answers[_i].differs);
 	ck_assert_int_eq(*text != 0, answers[_i].differs != 0);
+}
+
+TEST(pure, what_was_refused_first_is_told)
+{
+	struct fs_answer answer = { .plain = true };
+	char first[sizeof(answer.why)];
+
+	errno = EIO;
+	fs_refused(&answer, "one");
+	strcpy(first, answer.why);
+	ck_assert(*first);
+	errno = EPERM;
+	fs_refused(&answer, "two");
+	ck_assert_str_eq(answer.why, first);
 }
 
 /* ---- Files that are asked for in vain

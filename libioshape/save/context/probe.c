@@ -96,15 +96,12 @@ static int find_directory(const char *path, struct ring_folder *folder, char **f
 static void say_storage(FILE *json, const struct fs_storage *storage)
 {
 	say_text(json, "family", fs_family_name(storage->family));
-	say_text(json, "variant", storage->variant);
 	say_text(json, "type", storage->mount.type);
 	say_text(json, "source", storage->mount.source);
 	say_text(json, "mount_point", storage->mount.mount_point);
 	say_text(json, "options", storage->mount.options);
 	say_number(json, "total_bytes", storage->total_bytes);
 	say_number(json, "free_bytes", storage->free_bytes);
-	say_number(json, "write_unit", storage->write_unit);
-	say_number(json, "flight_bytes", storage->flight_bytes);
 	if (storage->rotational_known)
 		say_bool(json, "rotational", storage->rotational);
 	say_bool(json, "remote", storage->remote);

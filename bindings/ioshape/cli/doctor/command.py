@@ -69,8 +69,6 @@ def _underneath(facts: Facts) -> list[tuple[str, str]]:
     # What is behind FUSE may be another one than the type says.
     own = storage.family == "other" or storage.family in storage.type
     what = storage.type if own else storage.family
-    if storage.variant:
-        what += f" ({storage.variant})"
     rows = [
         ("filesystem", what),
         ("source", storage.source),
@@ -81,8 +79,6 @@ def _underneath(facts: Facts) -> list[tuple[str, str]]:
         ("shared", "with other hosts" if storage.remote else "no: this host's own"),
         ("disk", _disk(storage)),
         ("direct I/O", _direct(storage)),
-        ("a request", _unit(storage.write_unit, "should be a multiple of")),
-        ("the client", _unit(storage.flight_bytes, "has in flight at most")),
         ("targets", f"{storage.target_count:,}" if storage.target_count else ""),
         ("new files", _layout(storage.stripes, storage)),
         ("this file", storage.file_stripes),
@@ -94,10 +90,6 @@ def _space(total: int, free: int) -> str:
     if not total:
         return "it does not tell"
     return f"{human_size(free)} of {human_size(total)} free"
-
-
-def _unit(n_bytes: int, words: str) -> str:
-    return f"{words} {human_size(n_bytes)}" if n_bytes else ""
 
 
 def _direct(storage: Storage) -> str:

@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * BeeGFS and CephFS: the layouts of files, and the names of the filesystems. BeeGFS is asked for
+ * layouts, too; CephFS spreads each file by itself.
+ * Numbers and names of attributes are part of their ABI, so that no header of theirs is needed.
+ */
+#define _GNU_SOURCE
+#include "fs/fs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+/* Both filesystems cut files in units that are a multiple of this. */
+#define STRIPE_UNIT (64 * KIB)
+
+/* ---- Lists of NAME=VALUE --------------------------------------------------------------------- */
+
+/* Finds the value after "NAME=" in a list with `separator` between its members; false if it is not
+ * there. Neither the list nor `value` is ended by a 0. */
+static bool find_value(const char *list, size_t bytes, char separator, const char *name,
+		       const char **value, size_t *value_bytes)
+{
+	const size_t name_bytes = strlen(name);
+	const char *end = list + bytes, *next;
+
+	for (; list < end; list = next + 1) {
+		next = memchr(list, separator, (size_t)(end - list));
+		if (!next)
+			next = end;
+		if ((size_t)(next - list) > name_bytes && !memcmp(list, name, name_bytes) &&
+		    list[name_bytes] == '=') {
+			*value = list + name_bytes + 1;
+			*value_bytes = (size_t)(next - *value);
+			return true;
+		}
+	}
+	return false;
+}
+
+/* ---- BeeGFS: layouts ------------------------------------------------------------------------- */
+
+#define BEEGFS_GET_STRIPES 0x800c6619UL
+#define BEEGFS_TEST 0x80066616UL
+#define BEEGFS_TEXT "_FhGFS"
+
+bool fs_is_beegfs(int fd)
+{
+	/* Longer than the number says: it copies a text of eight. */
+	char text[64] = "";
+
+	return !ioctl(fd, BEEGFS_TEST, text) && !memcmp(text, BEEGFS_TEXT, strlen(BEEGFS_TEXT));
+}
+
+enum { BEEGFS_RAID0 = 1, BEEGFS_RAID10 = 2, BEEGFS_BUDDY_MIRROR = 3 };
+
+/* Pure. -EINVAL if it is no layout, -ENOTSUP for a pattern that is not known. */
+static int make_beegfs_layout(uint32_t pattern, uint32_t chunk_bytes, uint16_t targets,
+			      struct fs_layout *layout)
+{
+	memset(layout, 0, sizeof(*layout));
+	if (pattern < BEEGFS_RAID0 || pattern > BEEGFS_BUDDY_MIRROR)
+		return -ENOTSUP;
+	if (chunk_bytes < STRIPE_UNIT || (chunk_bytes & (chunk_bytes - 1)) || !targets)
+		return -EINVAL;
+	layout->count = 1;
+	layout->mirrors = pattern == BEEGFS_RAID0 ? 1 : 2;
+	layout->parts[0] = (struct fs_part){ .end = UINT64_MAX,
+					     .stripe_bytes = chunk_bytes,
+					     .stripe_count = targets };
+	return 0;
+}
+
+int fs_read_beegfs_layout(int fd, struct fs_layout *layout)
+{
+	struct {
+		uint32_t pattern;
+		uint32_t chunk_bytes;
+		uint16_t targets;
+	} stripes = { 0 };
+
+	if (ioctl(fd, BEEGFS_GET_STRIPES, &stripes))
+		return -errno;
+	return make_beegfs_layout(stripes.pattern, stripes.chunk_bytes, stripes.targets, layout);
+}
+
+/* BeeGFS creates such a file through an ioctl on its directory. */
+
+#define BEEGFS_MKFILE_STRIPEHINTS 0x4018661bu
+#define BEEGFS_MOST_TARGETS 0xffffu
+
+/* Part of its client's ABI, on hosts with pointers of 64 bits. */
+struct beegfs_hints {
+	const char *name;
+	uint32_t mode;
+	uint32_t targets; /* 0: as the directory */
+	uint32_t chunk;
+};
+
+static bool is_ours_and_new(int fd)
+{
+	struct stat status;
+
+	return !fstat(fd, &status) && S_ISREG(status.st_mode) && !status.st_size &&
+	       status.st_nlink == 1 && base_is_own_user(status.st_uid);
+}
+
+int fs_create_on_beegfs(int directory_fd, const char *name, mode_t mode,
+			const struct fs_layout *ask, struct fs_answer *answer)
+{
+	const struct fs_part *part = &ask->parts[0];
+	struct beegfs_hints hints;
+	int fd, code;
+
+	memset(&hints, 0, sizeof(hints)); /* what lies between its fields, too */
+	hints.name = name;
+	hints.mode = mode;
+	hints.targets = MIN(part->stripe_count, BEEGFS_MOST_TARGETS);
+	hints.chunk = (uint32_t)part->stripe_bytes;
+	if (sizeof(hints) != 24 || ask->count != 1) {
+		errno = EOPNOTSUPP;
+		fs_refused(answer, "a file with hints");
+		return -EOPNOTSUPP;
+	}
+	/* By name, under the directory, and only if there is none. */
+	if (ioctl(directory_fd, BEEGFS_MKFILE_STRIPEHINTS, &hints)) {
+		code = -errno;
+		fs_refused(answer, "a file with hints");
+		return code;
+	}
+	fd = base_above_streams(
+		openat(directory_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+	if (fd < 0 || !is_ours_and_new(fd)) {
+		code = fd < 0 ? -errno : -EBUSY;
+		errno = -code;
+		fs_refused(answer, "opening a file with hints");
+		unlinkat(directory_fd, name, 0);
+		if (fd >= 0)
+			close(fd);
+		return code;
+	}
+	/* O_NONBLOCK was for the case that another kind of file had this name. */
+	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+	/* The file can be written with any stripes. */
+	answer->plain = true;
+	if (fs_read_beegfs_layout(fd, &answer->got))
+		answer->got.count = 0;
+	return fd;
+}
+
+/* ---- BeeGFS: its name ------------------------------------------------------------------------ */
+
+/* The client has a folder for each mount. */
+#define BEEGFS_FOLDERS "/proc/fs/beegfs"
+#define PATH_BYTES 512
+#define MOST_ENTRIES 64
+#define MOST_BYTES (1 * MIB)
+
+/* The value of "NAME = VALUE" in the file of settings of a mount's folder; 0 if it is not there. */
+static size_t read_setting(const struct base_buffer *config, const char *name, const char **value)
+{
+	const size_t name_bytes = strlen(name);
+	const char *line;
+
+	for (line = (const char *)config->data; line; line = strchr(line, '\n')) {
+		line += *line == '\n';
+		if (strncmp(line, name, name_bytes) || strncmp(line + name_bytes, " = ", 3))
+			continue;
+		*value = line + name_bytes + 3;
+		return strcspn(*value, " \t\n");
+	}
+	return 0;
+}
+
+static void read_config(const char *root, const char *entry, struct base_buffer *config)
+{
+	char path[PATH_BYTES];
+
+	snprintf(path, sizeof(path), BEEGFS_FOLDERS "/%s/config", entry);
+	if (fs_read_whole(root, path, MOST_BYTES, config))
+		base_buffer_free(config);
+}
+
+/* Whether the folder is that of the mount with this file of settings. */
+static bool has_settings(const char *root, const char *entry, const char *file, size_t bytes)
+{
+	struct base_buffer config = { 0 };
+	const char *value;
+	bool same;
+
+	read_config(root, entry, &config);
+	same = read_setting(&config, "cfgFile", &value) == bytes && !memcmp(value, file, bytes);
+	base_buffer_free(&config);
+	return same;
+}
+
+/* The name of the folder of the mount with these options: the only one needs no proof. */
+static bool find_folder(const char *root, const char *options, char *name, size_t name_bytes)
+{
+	char path[PATH_BYTES], only[256] = "";
+	unsigned entries = 0, seen = 0;
+	const char *file = NULL;
+	struct dirent *entry;
+	size_t bytes = 0;
+	bool found = false;
+	DIR *folder;
+
+	if ((size_t)snprintf(path, sizeof(path), "%s" BEEGFS_FOLDERS, root) >= sizeof(path))
+		return false;
+	folder = opendir(path);
+	if (!folder)
+		return false;
+	find_value(options, strlen(options), ',', "cfgFile", &file, &bytes);
+	while (!found && seen++ < MOST_ENTRIES && (entry = readdir(folder))) {
+		if (*entry->d_name == '.')
+			continue;
+		entries++;
+		snprintf(only, sizeof(only), "%s", entry->d_name);
+		found = bytes && has_settings(root, only, file, bytes);
+	}
+	closedir(folder);
+	snprintf(name, name_bytes, "%s", only);
+	return found || entries == 1;
+}
+
+void fs_name_beegfs(const char *root, const char *options, char *source, size_t source_bytes)
+{
+	const char *host, *port = "";
+	struct base_buffer config = { 0 };
+	size_t host_bytes, port_bytes;
+	char folder[256];
+
+	if (!find_folder(root, options, folder, sizeof(folder)))
+		return;
+	read_config(root, folder, &config);
+	host_bytes = read_setting(&config, "sysMgmtdHost", &host);
+	port_bytes = read_setting(&config, "connMgmtdPortTCP", &port);
+	if (!port_bytes)
+		port_bytes = read_setting(&config, "connMgmtdPort", &port);
+	if (host_bytes && host_bytes + port_bytes + 2 < source_bytes)
+		snprintf(source, source_bytes, "%.*s%s%.*s", (int)host_bytes, host,
+			 port_bytes ? ":" : "", (int)port_bytes, port);
+	base_buffer_free(&config);
+}
+
+/* ---- CephFS: layouts ------------------------------------------------------------------------- */
+
+#define CEPH_FILE_XATTR "ceph.file.layout"
+#define CEPH_DIRECTORY_XATTR "ceph.dir.layout"
+#define CEPH_TEXT_BYTES 512
+#define CEPH_MOST_STRIPES 65535
+
+static bool find_number(const char *text, size_t bytes, const char *name, uint64_t *number)
+{
+	const char *value;
+	size_t value_bytes;
+
+	return find_value(text, bytes, ' ', name, &value, &value_bytes) &&
+	       fs_whole_number(value, value_bytes, number) && *number && *number <= UINT32_MAX;
+}
+
+/* A name that has no room is left out: cut, it would be another one. */
+static void ceph_pool(const char *text, size_t bytes, struct fs_part *part)
+{
+	const char *value;
+	size_t value_bytes;
+
+	if (!find_value(text, bytes, ' ', "pool", &value, &value_bytes) ||
+	    value_bytes >= sizeof(part->pool))
+		return;
+	for (size_t i = 0; i < value_bytes; i++) {
+		if (value[i] <= ' ' || value[i] >= 0x7f)
+			return;
+	}
+	memcpy(part->pool, value, value_bytes);
+}
+
+/* Parses "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data". Pure; the text is not
+ * trusted. -EINVAL if it is no layout. */
+static int parse_ceph_layout(const char *text, size_t bytes, struct fs_layout *layout)
+{
+	struct fs_part part = { .end = UINT64_MAX };
+	uint64_t unit, count, object;
+
+	memset(layout, 0, sizeof(*layout));
+	if (!find_number(text, bytes, "stripe_unit", &unit) ||
+	    !find_number(text, bytes, "stripe_count", &count) ||
+	    !find_number(text, bytes, "object_size", &object))
+		return -EINVAL;
+	if (unit % STRIPE_UNIT || count > CEPH_MOST_STRIPES || object < unit || object % unit)
+		return -EINVAL;
+	part.stripe_bytes = unit;
+	part.stripe_count = (uint32_t)count;
+	ceph_pool(text, bytes, &part);
+	layout->count = 1;
+	layout->mirrors = 1;
+	layout->parts[0] = part;
+	return 0;
+}
+
+static int read_ceph_layout(int fd, const char *attribute, struct fs_layout *layout)
+{
+	char text[CEPH_TEXT_BYTES];
+	ssize_t got = fgetxattr(fd, attribute, text, sizeof(text));
+
+	return got < 0 ? -errno : parse_ceph_layout(text, (size_t)got, layout);
+}
+
+int fs_read_ceph_layout(int fd, bool directory, struct fs_layout *layout)
+{
+	return read_ceph_layout(fd, directory ? CEPH_DIRECTORY_XATTR : CEPH_FILE_XATTR, layout);
+}
+
+bool fs_answers_as_ceph(int fd)
+{
+	struct fs_layout layout;
+
+	return !read_ceph_layout(fd, CEPH_FILE_XATTR, &layout) ||
+	       !read_ceph_layout(fd, CEPH_DIRECTORY_XATTR, &layout);
+}
+
+/* ---- CephFS: its name ------------------------------------------------------------------------ */
+
+/* All clients get one name for a CephFS, although they may list different monitors. */
+
+/* "ID.NAME" in "USER@ID.NAME=/FOLDER", as newer mount commands write it; ID may be missing. */
+static bool find_in_source(const char *source, const char **id, size_t *id_bytes, const char **name,
+			   size_t *name_bytes)
+{
+	const char *begin = strchr(source, '@'), *end = begin ? strstr(begin, "=/") : NULL;
+	const char *dot = end ? memchr(begin, '.', (size_t)(end - begin)) : NULL;
+
+	if (!dot)
+		return false;
+	*id = begin + 1;
+	*id_bytes = (size_t)(dot - *id);
+	*name = dot + 1;
+	*name_bytes = (size_t)(end - *name);
+	return *id_bytes == 0 || *id_bytes == FS_CEPH_ID_BYTES;
+}
+
+bool fs_ceph_name(const struct fs_mount *mount, const char *cluster_id, char *name,
+		  size_t name_bytes)
+{
+	const char *id = cluster_id, *filesystem = "", *told;
+	size_t id_bytes = strlen(cluster_id), bytes = 0, told_bytes;
+
+	if (find_in_source(mount->source, &told, &told_bytes, &filesystem, &bytes)) {
+		if (told_bytes) {
+			id = told;
+			id_bytes = told_bytes;
+		}
+	} else {
+		find_value(mount->options, strlen(mount->options), ',', "mds_namespace",
+			   &filesystem, &bytes);
+	}
+	if (id_bytes != FS_CEPH_ID_BYTES)
+		return false;
+	snprintf(name, name_bytes, "%.*s%s%.*s", (int)id_bytes, id, bytes ? "." : "", (int)bytes,
+		 filesystem);
+	return true;
+}

@@ -1,0 +1,609 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lustre: the layouts of files, read and asked for, and the storage targets that its client lists.
+ * Numbers are those of lustre_user.h in release 2.17, part of its ABI, so that no header of its is
+ * needed. What is read comes from a filesystem that may be broken, or from a daemon that imitates
+ * one.
+ */
+#define _GNU_SOURCE
+#include "fs/fs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#define LAYOUT_XATTR "lustre.lov"
+
+/* ---- The bytes of a layout ------------------------------------------------------------------- */
+
+enum {
+	MAGIC_V1 = 0x0bd10bd0,
+	MAGIC_V3 = 0x0bd30bd0,
+	MAGIC_SPECIFIC = 0x0bd50bd0, /* v3, with the targets chosen by hand */
+	MAGIC_COMPOSITE = 0x0bd60bd0,
+	MAGIC_FOREIGN = 0x0bd70bd0,
+	MAGIC_EXTENDING = 0x0bd80bd0 /* composite, with components that extend others */
+};
+
+/* Where the fields are. The objects follow behind a plain layout. */
+enum {
+	PATTERN_AT = 4,
+	STRIPE_SIZE_AT = 24,
+	STRIPE_COUNT_AT = 28,
+	V1_BYTES = 32,
+	POOL_AT = 32,
+	POOL_BYTES = 16,
+	V3_BYTES = 48,
+	OBJECT_BYTES = 24,
+	OBJECT_TARGET_AT = 20,
+
+	SIZE_AT = 4,
+	ENTRY_COUNT_AT = 14,
+	MIRRORS_AT = 16, /* less one */
+	ENTRIES_AT = 32, /* behind the header */
+	ENTRY_BYTES = 48,
+	ENTRY_FLAGS_AT = 4,
+	ENTRY_BEGIN_AT = 8,
+	ENTRY_END_AT = 16,
+	ENTRY_BLOB_AT = 24,
+	ENTRY_BLOB_BYTES_AT = 28
+};
+
+#define PATTERN_RAID0 0x1u
+#define PATTERN_PARITY 0x4u
+#define PATTERN_METADATA 0x100u
+#define PATTERN_OVERSTRIPING 0x200u
+#define PATTERN_FOREIGN 0x400u
+#define PATTERN_RELEASED 0x80000000u /* the bytes are on tape */
+
+#define ENTRY_EXTENSION 0x40u
+
+#define STRIPE_UNIT (64 * KIB)
+#define MOST_STRIPES 2000
+/* From here on it means: on all targets, so often on each. */
+#define ALL_STRIPES_LEAST 0xffe0
+#define ALL_STRIPES 0xffff
+
+/* ---- Reading ----------------------------------------------------------------------------------
+ */
+
+/* In the writer's byte order, which the magic shows. */
+struct blob {
+	const uint8_t *data;
+	size_t bytes;
+	bool big_endian;
+};
+
+static uint64_t take(const struct blob *blob, size_t at, unsigned bytes)
+{
+	uint64_t value = 0;
+
+	if (!blob->big_endian)
+		return base_get_le(blob->data + at, bytes);
+	for (unsigned i = 0; i < bytes; i++)
+		value = value << 8 | blob->data[at + i];
+	return value;
+}
+
+static uint32_t take_32(const struct blob *blob, size_t at)
+{
+	return (uint32_t)take(blob, at, 4);
+}
+
+/* Anything at all that begins like this is of Lustre. 0 if it is not. */
+static uint32_t read_magic(struct blob *blob)
+{
+	if (blob->bytes < 4)
+		return 0;
+	for (int order = 0; order < 2; order++) {
+		blob->big_endian = order;
+		/* The lower half is the same in all. */
+		if ((take_32(blob, 0) & 0xff00ffff) == 0x0b000bd0)
+			return take_32(blob, 0);
+	}
+	return 0;
+}
+
+static int read_stripes(const struct blob *blob, uint32_t pattern, struct fs_part *part)
+{
+	uint64_t size = take_32(blob, STRIPE_SIZE_AT);
+	uint32_t count = (uint32_t)take(blob, STRIPE_COUNT_AT, 2);
+
+	if (pattern & PATTERN_METADATA) {
+		part->on_metadata = true;
+		part->stripe_count = 1;
+		return 0;
+	}
+	if (size % STRIPE_UNIT || (count > MOST_STRIPES && count < ALL_STRIPES_LEAST))
+		return -EINVAL;
+	part->stripe_bytes = size;
+	part->stripe_count = count >= ALL_STRIPES_LEAST ? FS_ALL_TARGETS : count;
+	part->overstriped = pattern & PATTERN_OVERSTRIPING ||
+			    (count >= ALL_STRIPES_LEAST && count < ALL_STRIPES);
+	return 0;
+}
+
+static int read_pool(const struct blob *blob, struct fs_part *part)
+{
+	const uint8_t *name = blob->data + POOL_AT;
+	const uint8_t *end = memchr(name, 0, POOL_BYTES);
+
+	if (!end)
+		return -EINVAL;
+	for (; name < end; name++) {
+		/* It will be in reports, in names of slot pools and of files in /proc. */
+		if (*name <= ' ' || *name >= 0x7f || *name == '/')
+			return -EINVAL;
+	}
+	memcpy(part->pool, blob->data + POOL_AT, (size_t)(end - (blob->data + POOL_AT)));
+	return 0;
+}
+
+/* One plain layout. */
+static int read_part(struct blob blob, struct fs_part *part)
+{
+	uint32_t magic = read_magic(&blob), pattern;
+	int ret;
+
+	if (magic == MAGIC_FOREIGN)
+		return -ENOTSUP;
+	if (magic != MAGIC_V1 && magic != MAGIC_V3 && magic != MAGIC_SPECIFIC)
+		return -EINVAL;
+	if (blob.bytes < (magic == MAGIC_V1 ? V1_BYTES : V3_BYTES))
+		return -EINVAL;
+	pattern = take_32(&blob, PATTERN_AT);
+	if (pattern & (PATTERN_RELEASED | PATTERN_FOREIGN | PATTERN_PARITY))
+		return -ENOTSUP;
+	/* Directories may leave it open. */
+	if ((pattern & 0xffff) && !(pattern & (PATTERN_RAID0 | PATTERN_METADATA)))
+		return -ENOTSUP;
+	ret = read_stripes(&blob, pattern, part);
+	if (!ret && magic != MAGIC_V1)
+		ret = read_pool(&blob, part);
+	return ret;
+}
+
+/*
+ * Components are listed mirror by mirror, in each from the file's beginning to its end. Only the
+ * first mirror counts: a new file is written there first.
+ */
+static int add_component(const struct blob *blob, size_t entry, struct fs_layout *layout)
+{
+	const struct fs_part *last = layout->count ? &layout->parts[layout->count - 1] : NULL;
+	uint64_t at = take_32(blob, entry + ENTRY_BLOB_AT);
+	uint64_t bytes = take_32(blob, entry + ENTRY_BLOB_BYTES_AT);
+	struct fs_part part = {
+		.begin = take(blob, entry + ENTRY_BEGIN_AT, 8),
+		.end = take(blob, entry + ENTRY_END_AT, 8),
+	};
+	int ret;
+
+	if (part.begin > part.end || part.begin < (last ? last->end : 0))
+		return -EINVAL;
+	if (at > blob->bytes || bytes > blob->bytes - at)
+		return -EINVAL;
+	ret = read_part((struct blob){ blob->data + at, bytes, false }, &part);
+	if (ret)
+		return ret;
+	/* It extends the component before it once that is full: for us, it is as if it had. */
+	if (take_32(blob, entry + ENTRY_FLAGS_AT) & ENTRY_EXTENSION) {
+		if (!last)
+			return -EINVAL;
+		layout->parts[layout->count - 1].end = part.end;
+		return 0;
+	}
+	if (layout->count == FS_MOST_PARTS)
+		return -E2BIG;
+	layout->parts[layout->count++] = part;
+	return 0;
+}
+
+static int read_composite(struct blob *blob, struct fs_layout *layout)
+{
+	uint64_t size;
+	uint32_t count, mirrors;
+	int ret = 0;
+
+	if (blob->bytes < ENTRIES_AT)
+		return -EINVAL;
+	size = take_32(blob, SIZE_AT);
+	count = (uint32_t)take(blob, ENTRY_COUNT_AT, 2);
+	mirrors = (uint32_t)take(blob, MIRRORS_AT, 2) + 1;
+	if (size > blob->bytes || !count || mirrors > count ||
+	    size < ENTRIES_AT + (uint64_t)count * ENTRY_BYTES)
+		return -EINVAL;
+	blob->bytes = size;
+	layout->mirrors = mirrors;
+	for (uint32_t i = 0; !ret && i < count; i++) {
+		size_t entry = ENTRIES_AT + (size_t)i * ENTRY_BYTES;
+
+		if (i && !take(blob, entry + ENTRY_BEGIN_AT, 8) && layout->parts[0].end)
+			break;
+		ret = add_component(blob, entry, layout);
+	}
+	return ret;
+}
+
+/*
+ * Pure. -EINVAL if the bytes are no layout, -ENOTSUP for one that is not understood (foreign,
+ * released), -E2BIG for more parts than fit: the first ones are in `layout` then.
+ */
+static int parse_layout(const void *data, size_t bytes, struct fs_layout *layout)
+{
+	struct blob blob = { .data = data, .bytes = bytes };
+	uint32_t magic = read_magic(&blob);
+	struct fs_layout found = { .count = 1, .mirrors = 1, .parts = { { .end = UINT64_MAX } } };
+	int ret;
+
+	if (magic == MAGIC_COMPOSITE || magic == MAGIC_EXTENDING) {
+		memset(&found, 0, sizeof(found));
+		ret = read_composite(&blob, &found);
+	} else {
+		ret = read_part(blob, &found.parts[0]);
+	}
+	memset(layout, 0, sizeof(*layout));
+	if (!ret || ret == -E2BIG)
+		*layout = found;
+	return ret;
+}
+
+/* Layouts of some dozen stripes fit; the longest that there is needs the second. */
+#define SMALL_BYTES 2048
+#define LARGE_BYTES 65536
+
+int fs_read_lustre_layout(int fd, struct fs_layout *layout, bool *answered)
+{
+	uint8_t small[SMALL_BYTES], *large = NULL;
+	ssize_t got = fgetxattr(fd, LAYOUT_XATTR, small, sizeof(small));
+	int ret;
+
+	*answered = false;
+	memset(layout, 0, sizeof(*layout));
+	if (got < 0 && errno == ERANGE) {
+		large = malloc(LARGE_BYTES);
+		if (!large)
+			return -ENOMEM;
+		got = fgetxattr(fd, LAYOUT_XATTR, large, LARGE_BYTES);
+	}
+	if (got < 0) {
+		ret = -errno;
+	} else {
+		ret = parse_layout(large ? large : small, (size_t)got, layout);
+		*answered = ret != -EINVAL;
+	}
+	free(large);
+	return ret;
+}
+
+/* ---- Asking -----------------------------------------------------------------------------------
+ */
+
+/*
+ * Lustre creates the file without objects (O_LOV_DELAY_CREATE), and then takes its layout. Without
+ * a layout the file cannot be written, and the caller removes it.
+ */
+
+#define SET_STRIPES 0x4008669au
+#define DELAY_CREATE 0x2100
+#define ANY_TARGET 0xffffu
+
+#define REQUEST_BYTES 2048
+
+static void put16(uint8_t *to, size_t at, uint16_t value)
+{
+	memcpy(to + at, &value, sizeof(value));
+}
+
+static void put32(uint8_t *to, size_t at, uint32_t value)
+{
+	memcpy(to + at, &value, sizeof(value));
+}
+
+static void put64(uint8_t *to, size_t at, uint64_t value)
+{
+	memcpy(to + at, &value, sizeof(value));
+}
+
+/* One way to stripe: v3 if it names a pool, v1 otherwise. */
+static size_t put_part(uint8_t *to, const struct fs_part *part)
+{
+	const bool pool = *part->pool;
+
+	put32(to, 0, pool ? MAGIC_V3 : MAGIC_V1);
+	put32(to, PATTERN_AT, PATTERN_RAID0 | (part->overstriped ? PATTERN_OVERSTRIPING : 0));
+	put32(to, STRIPE_SIZE_AT, (uint32_t)part->stripe_bytes);
+	put16(to, STRIPE_COUNT_AT, (uint16_t)MIN(part->stripe_count, ALL_STRIPES));
+	put16(to, STRIPE_COUNT_AT + 2, ANY_TARGET);
+	if (pool)
+		memcpy(to + POOL_AT, part->pool, FS_TARGET_POOL_BYTES);
+	return pool ? V3_BYTES : V1_BYTES;
+}
+
+/* Version 3, whether it names a pool or not, with the targets behind it, of which one is first. */
+static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
+{
+	_Static_assert(V3_BYTES + FS_MOST_TARGETS * OBJECT_BYTES <= REQUEST_BYTES,
+		       "all targets fit");
+	put_part(to, &ask->parts[0]);
+	put32(to, 0, MAGIC_SPECIFIC);
+	put16(to, STRIPE_COUNT_AT + 2, ask->target[0]);
+	for (uint32_t i = 0; i < ask->chosen; i++)
+		put32(to, V3_BYTES + i * OBJECT_BYTES + OBJECT_TARGET_AT, ask->target[i]);
+	return V3_BYTES + ask->chosen * OBJECT_BYTES;
+}
+
+/* Makes what Lustre is told, in the order of bytes of this host. Pure. Returns its length. */
+static size_t make_request(const struct fs_layout *ask, uint8_t blob[REQUEST_BYTES])
+{
+	const uint32_t count = MIN(ask->count, FS_MOST_PARTS);
+	size_t end = ENTRIES_AT + count * ENTRY_BYTES, bytes;
+
+	_Static_assert(ENTRIES_AT + FS_MOST_PARTS * (ENTRY_BYTES + V3_BYTES) <= REQUEST_BYTES,
+		       "all parts fit");
+	memset(blob, 0, REQUEST_BYTES);
+	if (ask->chosen)
+		return put_chosen(blob, ask);
+	if (count == 1)
+		return put_part(blob, &ask->parts[0]);
+	for (uint32_t i = 0; i < count; i++) {
+		const struct fs_part *part = &ask->parts[i];
+		uint8_t *entry = blob + ENTRIES_AT + i * ENTRY_BYTES;
+
+		bytes = put_part(blob + end, part);
+		put64(entry, ENTRY_BEGIN_AT, part->begin);
+		put64(entry, ENTRY_END_AT, part->end);
+		put32(entry, ENTRY_BLOB_AT, (uint32_t)end);
+		put32(entry, ENTRY_BLOB_BYTES_AT, (uint32_t)bytes);
+		end += bytes;
+	}
+	put32(blob, 0, MAGIC_COMPOSITE);
+	put32(blob, SIZE_AT, (uint32_t)end);
+	put16(blob, ENTRY_COUNT_AT, (uint16_t)count);
+	return end;
+}
+
+/* A layout that is only a default, not this file's, comes without objects. */
+static bool has_objects(const uint8_t *blob, size_t bytes)
+{
+	uint32_t magic;
+	uint16_t count;
+
+	if (bytes < V1_BYTES)
+		return false;
+	memcpy(&magic, blob, sizeof(magic));
+	memcpy(&count, blob + STRIPE_COUNT_AT, sizeof(count));
+	if (magic == __builtin_bswap32(MAGIC_V1) || magic == __builtin_bswap32(MAGIC_V3)) {
+		magic = __builtin_bswap32(magic);
+		count = __builtin_bswap16(count);
+	}
+	if (magic == MAGIC_V1)
+		return count && bytes >= V1_BYTES + (size_t)count * OBJECT_BYTES;
+	if (magic == MAGIC_V3)
+		return count && bytes >= V3_BYTES + (size_t)count * OBJECT_BYTES;
+	/* A composite layout gets the objects of its later components when they are written. */
+	return true;
+}
+
+static void read_back(int fd, struct fs_answer *answer)
+{
+	uint8_t *blob = malloc(LARGE_BYTES);
+	ssize_t bytes;
+
+	if (!blob)
+		return;
+	bytes = fgetxattr(fd, LAYOUT_XATTR, blob, LARGE_BYTES);
+	if (bytes > 0 && has_objects(blob, (size_t)bytes) &&
+	    parse_layout(blob, (size_t)bytes, &answer->got))
+		answer->got.count = 0;
+	free(blob);
+}
+
+int fs_create_on_lustre(int directory_fd, const char *name, mode_t mode,
+			const struct fs_layout *ask, struct fs_answer *answer)
+{
+	/* Written to, too: it answers in the same place. */
+	uint8_t blob[REQUEST_BYTES];
+	size_t bytes = make_request(ask, blob);
+	int fd = fs_create_plainly(directory_fd, name, mode, DELAY_CREATE), ret;
+
+	if (fd < 0) {
+		if (fd != -EEXIST)
+			fs_refused(answer, "creating it without objects");
+		return fd;
+	}
+	/* Composite layouts are set by this attribute, which older clients support, too. */
+	ret = ask->count > 1 ? fsetxattr(fd, LAYOUT_XATTR, blob, bytes, 0) :
+			       ioctl(fd, SET_STRIPES, blob);
+	if (ret)
+		fs_refused(answer, "setstripe");
+	/* The client may report success without setting the layout, or EEXIST after setting it. So
+	 * read the layout back. */
+	read_back(fd, answer);
+	return fd;
+}
+
+/* ---- Storage targets --------------------------------------------------------------------------
+ */
+
+#define COUNT_TARGETS 0x800866a8UL
+/* Numbers beyond it are no answer of a filesystem that works. */
+#define MOST_TARGETS 65536
+
+uint32_t fs_count_targets(int directory_fd, enum fs_family family)
+{
+	/* The ioctl reads and writes an int; its number says that it is a long. 0 asks for the
+	 * targets that hold data. */
+	union {
+		int count;
+		uint64_t room;
+	} argument = { .room = 0 };
+
+	if (family != FS_LUSTRE || ioctl(directory_fd, COUNT_TARGETS, &argument) ||
+	    argument.count <= 0 || argument.count > MOST_TARGETS)
+		return 0;
+	return (uint32_t)argument.count;
+}
+
+size_t fs_lustre_name(const char *source, const char **name)
+{
+	/* Servers' names have colons, and never one before a slash. */
+	const char *colon = strstr(source, ":/");
+
+	if (!colon)
+		return 0;
+	*name = colon + 2;
+	return strcspn(*name, "/");
+}
+
+#define PATH_BYTES 512
+/* Entries of a folder that are looked at: hosts mount several filesystems of thousands of targets.
+ */
+#define MOST_ENTRIES 20000
+/* Of a list of a pool's targets. */
+#define MEMBERS_BYTES (1 * MIB)
+
+/* Clients up to 2.11 have the second. The last one is for root alone; newer clients have lists of
+ * pools there. */
+static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre",
+				      "/sys/kernel/debug/lustre" };
+
+struct look {
+	const char *root;
+	const char *place;
+	const char *name; /* of the filesystem */
+	size_t name_bytes;
+	struct fs_storage *storage;
+	struct base_buffer members; /* of the pool that new files lie in; empty if not known */
+	uint32_t targets;           /* seen so far */
+};
+
+/* "scratch-OST0003-osc-ffff8f3a1c2d4800": the last part differs between mounts of one filesystem.
+ * The bytes of the first; 0 if it is another filesystem's. */
+static size_t target_name(const struct look *look, const char *entry)
+{
+	const char *behind = entry + look->name_bytes, *end;
+
+	if (strncmp(entry, look->name, look->name_bytes) != 0 || strncmp(behind, "-OST", 4) != 0)
+		return 0;
+	end = strstr(behind + 4, "-osc");
+	return end ? (size_t)(end - entry) : 0;
+}
+
+static bool is_listed(const struct fs_storage *storage, const char *name, size_t bytes)
+{
+	for (uint32_t i = 0; i < storage->target_count; i++) {
+		if (!strncmp(storage->target[i].name, name, bytes) &&
+		    !storage->target[i].name[bytes])
+			return true;
+	}
+	return false;
+}
+
+/* Lines "scratch-OST0003_UUID". */
+static bool is_member(const struct look *look, const char *name, size_t bytes)
+{
+	const char *line;
+
+	if (!look->members.bytes)
+		return true;
+	for (line = (const char *)look->members.data; line; line = strchr(line, '\n')) {
+		line += *line == '\n';
+		if (!strncmp(line, name, bytes) && (line[bytes] == '_' || line[bytes] == '\n'))
+			return true;
+	}
+	return false;
+}
+
+static bool read_kib(const struct look *look, const char *entry, const char *file, uint64_t *bytes)
+{
+	char path[PATH_BYTES];
+	uint64_t kib;
+
+	if ((size_t)snprintf(path, sizeof(path), "%s/osc/%s/%s", look->place, entry, file) >=
+		    sizeof(path) ||
+	    fs_read_number(look->root, path, &kib) || kib > UINT64_MAX / KIB)
+		return false;
+	*bytes = kib * KIB;
+	return true;
+}
+
+static void read_target(struct look *look, const char *entry)
+{
+	struct fs_storage *storage = look->storage;
+	struct fs_target *target = &storage->target[storage->target_count];
+	size_t bytes = target_name(look, entry);
+
+	if (!bytes || bytes >= sizeof(target->name) || is_listed(storage, entry, bytes) ||
+	    !is_member(look, entry, bytes))
+		return;
+	look->targets++;
+	if (storage->target_count == ARRAY_LENGTH(storage->target))
+		return;
+	/* One that is switched off has no numbers. */
+	if (!read_kib(look, entry, "kbytestotal", &target->total_bytes) ||
+	    !read_kib(look, entry, "kbytesavail", &target->free_bytes) ||
+	    target->free_bytes > target->total_bytes)
+		return;
+	memcpy(target->name, entry, bytes);
+	target->name[bytes] = 0;
+	target->number = (uint16_t)strtoul(entry + look->name_bytes + strlen("-OST"), NULL, 16);
+	storage->target_count++;
+}
+
+/* "scratch-clilov-ffff8f3a1c2d4800" */
+static void read_members(struct look *look, const char *entry)
+{
+	const struct fs_part *part = fs_layout_main(&look->storage->layout, 0);
+	const char *behind = entry + look->name_bytes;
+	char path[PATH_BYTES];
+
+	if (look->members.bytes || !part || !*part->pool ||
+	    strncmp(entry, look->name, look->name_bytes) != 0 || strncmp(behind, "-clilov", 7) != 0)
+		return;
+	if ((size_t)snprintf(path, sizeof(path), "%s/lov/%s/pools/%s", look->place, entry,
+			     part->pool) >= sizeof(path))
+		return;
+	if (fs_read_whole(look->root, path, MEMBERS_BYTES, &look->members))
+		base_buffer_free(&look->members);
+}
+
+static void each_entry(struct look *look, const char *kind,
+		       void (*read_entry)(struct look *look, const char *entry))
+{
+	char path[PATH_BYTES];
+	struct dirent *entry;
+	unsigned seen = 0;
+	DIR *folder;
+
+	if ((size_t)snprintf(path, sizeof(path), "%s%s/%s", look->root, look->place, kind) >=
+	    sizeof(path))
+		return;
+	folder = opendir(path);
+	while (folder && seen++ < MOST_ENTRIES && (entry = readdir(folder)))
+		read_entry(look, entry->d_name);
+	if (folder)
+		closedir(folder);
+}
+
+void fs_list_lustre_targets(const char *root, struct fs_storage *storage)
+{
+	struct look look = { .root = root, .storage = storage };
+
+	look.name_bytes = fs_lustre_name(storage->mount.source, &look.name);
+	for (size_t i = 0; i < ARRAY_LENGTH(places) && look.name_bytes; i++) {
+		look.place = places[i];
+		each_entry(&look, "lov", read_members);
+	}
+	for (size_t i = 0; i < ARRAY_LENGTH(places) && look.name_bytes; i++) {
+		look.place = places[i];
+		each_entry(&look, "osc", read_target);
+	}
+	if (!storage->targets || look.members.bytes)
+		storage->targets = look.targets;
+	base_buffer_free(&look.members);
+}
