@@ -204,17 +204,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name == "__version__":
-        from ioshape._native import ffi, lib  # noqa: PLC0415
+# A type checker sees the names above and no others: this would hide that one is misspelled.
+if not TYPE_CHECKING:
 
-        globals()[name] = ffi.string(lib.ioshape_version()).decode()
-    elif name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    elif not _try_to_bring_in(name):
-        return import_module(f"{__name__}._early").save
-    value: object = globals()[name]
-    return value
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from ioshape._native import ffi, lib  # noqa: PLC0415
+
+            globals()[name] = ffi.string(lib.ioshape_version()).decode()
+        elif name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        elif not _try_to_bring_in(name):
+            return import_module(f"{__name__}._early").save
+        value: object = globals()[name]
+        return value
 
 
 def __dir__() -> list[str]:
@@ -332,11 +335,13 @@ def _bring_in(*, with_torch: bool) -> None:
                     "torch (ioshape.open() and the command ioshape do without)",
                     name="torch",
                 ) from None
+        values = {
+            name: getattr(import_module(f"{__name__}.{home}"), name)
+            for name, home in _HOMES.items()
+            if with_torch or home not in _WITH_TORCH
+        }
+        for value in values.values():
+            # So that messages and pickles say where programs find it, not where its file is.
+            value.__module__ = __name__
         # All names at once: a signal's handler finds all of them, or none.
-        globals().update(
-            {
-                name: getattr(import_module(f"{__name__}.{home}"), name)
-                for name, home in _HOMES.items()
-                if with_torch or home not in _WITH_TORCH
-            }
-        )
+        globals().update(values)

@@ -81,7 +81,12 @@ class StorageError(OSError, RuntimeError):
         return f"{self.sentence}; {self.remedy}" if self.remedy else self.sentence
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return raised_for, (self.facts,)
+        return StorageError._restored, (self.facts._asdict(),)
+
+    @classmethod
+    def _restored(cls, facts: dict[str, Any]) -> StorageError:
+        """Return the exception that was pickled. Pickles name public classes alone."""
+        return raised_for(Facts(**facts))
 
 
 class DamagedError(StorageError):
@@ -108,7 +113,7 @@ class NoUsableCheckpointError(StorageError):
     passed_over: tuple[PassedOver, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return raised_for, (self.facts,), {"passed_over": self.passed_over}
+        return StorageError._restored, (self.facts._asdict(),), {"passed_over": self.passed_over}
 
 
 class CanceledError(StorageError):

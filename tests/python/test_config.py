@@ -2,6 +2,7 @@
 """configure(), variables and keywords: which of them wins, and what is not taken."""
 
 import logging
+import pickle
 import subprocess
 import sys
 import threading
@@ -562,4 +563,14 @@ def test_every_public_name_is_there() -> None:
     assert set(ioshape.__all__) <= set(dir(ioshape))
     assert ioshape.__version__.count(".") == 2
     with pytest.raises(AttributeError, match="module 'ioshape' has no attribute 'sava'"):
-        ioshape.sava  # noqa: B018
+        # mypy fails where it does not see that this is misspelled.
+        ioshape.sava  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_public_names_say_that_they_are_of_the_package() -> None:
+    """Not in which of its files they are: that may change, and pickles have these names."""
+    for name in ioshape.__all__:
+        public = getattr(ioshape, name)
+        if name != "__version__":
+            assert public.__module__ == "ioshape", name
+            assert pickle.loads(pickle.dumps(public)) is public

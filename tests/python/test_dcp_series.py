@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,25 @@ def test_without_any_there_is_a_sentence(tmp_path: Path) -> None:
 def test_all_of_a_checkpoint_is_loaded_where_nothing_is_given_to_fill(tmp_path: Path) -> None:
     save(tmp_path / "step-1", state())
     assert_same(ioshape.load_latest(tmp_path), state())
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"into": {"model": torch.zeros(2)}},
+        {"weights_only": True},
+        {"map_location": "meta"},
+        {"strict": False},
+        {"pickle_module": pickle},
+    ],
+)
+def test_an_argument_that_torch_cannot_follow_is_refused(
+    tmp_path: Path, argument: dict[str, Any]
+) -> None:
+    save(tmp_path / "step-1", state())
+    with pytest.raises(ValueError, match=rf"{next(iter(argument))}.*ioshape\.dcp\.load_latest"):
+        ioshape.load_latest(tmp_path, **argument)
+    assert_same(ioshape.load_latest(tmp_path, weights_only=False, map_location="cpu"), state())
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """save_group, save_group_async, load_group: the ranks of a job are processes of this host."""
 
+import errno
 import os
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import ioshape
 import pytest
 from coordinators import coordinator
+from ioshape._group import comm
+from ioshape._native import ffi
 from nodes import run_ranks, started_ranks
 from processes import run_program
 
@@ -694,3 +698,17 @@ ioshape.save_group(object_of(rank, 2), arguments[0], 2)
     said = run_ranks(tmp_path, program, tmp_path / "run")
     assert [lines[0]["status"] for lines in said] == [7, 7]
     assert generations_in(tmp_path / "run") == [1, 2]
+
+
+@pytest.mark.parametrize(("takes_s", "code"), [(0.1, -errno.ETIMEDOUT), (0.0, -errno.ECONNRESET)])
+def test_the_clock_tells_a_timeout_of_torch_from_other_failures(takes_s: float, code: int) -> None:
+    """Torch raises one class for all of them, and its sentences may change."""
+
+    def transfer(_tensors: list[Any], _other: int, _tag: int) -> Any:
+        time.sleep(takes_s)
+        raise RuntimeError("Connection closed by peer")
+
+    made = comm.Comm(None, None)
+    memory = ffi.new("char[]", 64)
+    assert made.transfer(transfer, memory, 64, other=1, tag=0, timeout_ms=50) == code
+    assert str(made.cause()) == "torch.distributed, rank 1: Connection closed by peer"

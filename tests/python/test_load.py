@@ -657,40 +657,49 @@ def test_many_threads_load_at_once(tmp_path: Path) -> None:
 
 
 class Curious:
-    """Looks at the collector while it is loaded, and so does a child."""
+    """Looks at the collector's threshold while it is loaded, and so does a child."""
 
-    def __init__(self) -> None:
-        self.was_on = self.was_on_in_child = False
+    def __init__(self, does: str = "nothing") -> None:
+        self.does = does
+        self.rested = self.rested_in_child = False
 
-    def __setstate__(self, _state: dict[str, Any]) -> None:
-        self.was_on = gc.isenabled()
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.rested = rests()
         child = os.fork()
         if not child:
-            os._exit(gc.isenabled())
-        self.was_on_in_child = bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        if _state.get("fails"):
-            raise KeyError("enough")
+            os._exit(rests())
+        self.rested_in_child = bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        match state["does"]:
+            case "fail":
+                raise KeyError("enough")
+            case "disable":  # as another thread of the program may
+                gc.disable()
+            case "set":
+                gc.set_threshold(5000)
 
 
-def test_the_garbage_collector_rests_while_objects_are_made(tmp_path: Path) -> None:
+def rests() -> bool:
+    return gc.get_threshold()[0] > 10**9
+
+
+@pytest.mark.parametrize("does", ["nothing", "fail", "disable", "set"])
+def test_the_garbage_collector_rests_while_objects_are_made(tmp_path: Path, does: str) -> None:
+    """What the program sets meanwhile stays."""
     path = tmp_path / "a.pt"
-    curious = Curious()
-    ioshape.save({"curious": curious, "large": torch.zeros(300_000)}, path)
-    found = ioshape.load(path, weights_only=False)["curious"]
-    assert (found.was_on, found.was_on_in_child) == (False, True)
-    assert gc.isenabled()
-    gc.disable()
+    usual = gc.get_threshold()
+    ioshape.save({"curious": Curious(does), "large": torch.zeros(300_000)}, path)
     try:
-        found = ioshape.load(path, weights_only=False)["curious"]
-        assert (found.was_on, found.was_on_in_child) == (False, False)
-        assert not gc.isenabled()
+        if does == "fail":
+            with pytest.raises(KeyError, match="enough"):
+                ioshape.load(path, weights_only=False)
+        else:
+            found = ioshape.load(path, weights_only=False)["curious"]
+            assert (found.rested, found.rested_in_child) == (True, False)
+        assert gc.isenabled() == (does != "disable")
+        assert gc.get_threshold()[0] == (5000 if does == "set" else usual[0])
     finally:
         gc.enable()
-    curious.__dict__["fails"] = True
-    ioshape.save({"curious": curious}, path)
-    with pytest.raises(KeyError, match="enough"):
-        ioshape.load(path, weights_only=False)
-    assert gc.isenabled()
+        gc.set_threshold(*usual)
 
 
 def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) -> None:

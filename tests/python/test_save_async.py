@@ -4,6 +4,7 @@
 import asyncio
 import errno
 import gc
+import inspect
 import os
 import pickle
 import struct
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,7 @@ from processes import run_program
 from torch.serialization import skip_data
 
 MIB = 1 << 20
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @pytest.fixture(autouse=True)
@@ -842,3 +845,23 @@ def test_the_umask_of_the_call_counts(
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == mode
+
+
+def test_positional_arguments_are_those_of_torch_save() -> None:
+    """A call can be renamed from one to the other."""
+    theirs, blocking, background = (
+        [
+            name
+            for name, one in inspect.signature(function).parameters.items()
+            if one.kind is POSITIONAL
+        ]
+        for function in (torch.save, ioshape.save, ioshape.save_async)
+    )
+    assert theirs == blocking == background
+
+
+def test_the_old_format_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "old.pt"
+    ioshape.save_async(checkpoint(1), path, pickle, 2, False).result()
+    assert not zipfile.is_zipfile(path)
+    assert torch.load(path)["number"] == 1

@@ -187,10 +187,13 @@ def settings() -> str:
 
 
 def renewed_config(module: str) -> str:
-    """The module with the arguments of configure()."""
-    begin, end = (f"    # made from the table: {word}\n" for word in ("begin", "end"))
-    before, _, rest = module.partition(begin)
-    return f"{before}{begin}{arguments()}\n{end}{rest.partition(end)[2]}"
+    """The module with the arguments of configure(), and with their names."""
+    names = "\n".join(f'        "{one.name}": {one.name},' for one in SETTINGS.values())
+    for indent, made, text in (("    ", "made", arguments()), ("        ", "named", names)):
+        begin, end = (f"{indent}# {made} from the table: {word}\n" for word in ("begin", "end"))
+        before, _, rest = module.partition(begin)
+        module = f"{before}{begin}{text}\n{end}{rest.partition(end)[2]}"
+    return module
 
 
 # ---- The page -----------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ def load_latest(
     pickle_module: Any = None,
     *,
     weights_only: bool | None = None,
+    into: Any = None,
+    strict: bool = True,
     progress: Callable[[Progress], object] | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
     **pickle_load_args: Any,
@@ -51,9 +53,9 @@ def load_latest(
     """Loads the newest checkpoint that is intact.
 
     Of a directory of generations that is load_group(directory, fallback=True). Of one with
-    checkpoints of torch.distributed.checkpoint it is the whole state dict, in this process, and the
-    arguments that follow say nothing; ioshape.dcp.load_latest() fills a state dict that is there,
-    by all ranks together.
+    checkpoints of torch.distributed.checkpoint it is the whole state dict, in this process and its
+    memory: torch loads it, and an argument that torch cannot follow is refused.
+    ioshape.dcp.load_latest() fills a state dict that is there, by all ranks together.
 
     Otherwise it is the file of this pattern that was written last, by its time of modification; of
     two with the same time, that with the higher numbers in its name. Files that are damaged, or
@@ -65,6 +67,8 @@ def load_latest(
         map_location: as in torch.load.
         pickle_module: as in torch.load.
         weights_only: as in torch.load.
+        into: as in load().
+        strict: as in load().
         progress: is called with a Progress now and then; an exception in it stops the load.
         tier: as in load(): files that are only there are found, too.
         pickle_load_args: as in torch.load.
@@ -75,11 +79,19 @@ def load_latest(
             and is no FileNotFoundError.
         StorageError: it could not be read. It is an OSError with errno and path, such as a
             PermissionError for a directory that cannot be listed.
+        ValueError: the directory has checkpoints of torch.distributed.checkpoint, and an argument
+            is for others.
 
     What torch.load raises for other reasons, this raises.
     """
     where = os.fspath(pattern)
-    options = {"weights_only": weights_only, "progress": progress, **pickle_load_args}
+    options = {
+        "weights_only": weights_only,
+        "into": into,
+        "strict": strict,
+        "progress": progress,
+        **pickle_load_args,
+    }
     if os.path.isdir(where):  # noqa: PTH112
         return _load_from_directory(
             where, map_location=map_location, pickle_module=pickle_module, tier=tier, **options
@@ -132,6 +144,7 @@ def _load_from_directory(where: str, tier: Any, **options: Any) -> Any:
     if newest is not None and newest.mode == "dcp":
         from ioshape._dcp.newest import load_whole  # noqa: PLC0415 - DCP need not be there
 
+        _refuse_for_dcp(where, options)
         return load_whole(where)
     try:
         return load_group(where, fallback=True, tier=tier, **options)
@@ -143,6 +156,21 @@ def _load_from_directory(where: str, tier: Any, **options: Any) -> Any:
         if unusable is None or error.passed_over:
             raise
         raise unusable from None
+
+
+def _refuse_for_dcp(where: str, options: dict[str, Any]) -> None:
+    """Raise for an argument that would have another result than torch's own load has.
+
+    torch unpickles what is no tensor, so it cannot promise weights_only.
+    """
+    usual = {"weights_only": (None, False), "map_location": (None, "cpu"), "strict": (True,)}
+    for name, value in options.items():
+        if name != "progress" and not any(value is one for one in usual.get(name, (None,))):
+            raise ValueError(
+                f'cannot load "{where}" with {name}: it has checkpoints of '
+                "torch.distributed.checkpoint; fill a state dict with "
+                "ioshape.dcp.load_latest(state_dict, directory)"
+            )
 
 
 def _check_listed(pattern: str, where: str) -> None:

@@ -73,9 +73,43 @@ def configure(
             Then nothing of this call is set.
     """
     global _configured, _generation  # noqa: PLW0603
-    given = {name: value for name, value in locals().items() if value is not None}
-    _warn_of_retired(given.pop("retired"))
-    parsed = {name: SETTINGS[name].parse(value, name) for name, value in given.items()}
+    _warn_of_retired(retired)
+    given = {
+        # named from the table: begin
+        "engine": engine,
+        "direct": direct,
+        "block_bytes": block_bytes,
+        "queue_depth": queue_depth,
+        "staging_bytes": staging_bytes,
+        "coordinator": coordinator,
+        "password_file": password_file,
+        "pool": pool,
+        "job": job,
+        "share": share,
+        "slots": slots,
+        "lease_ms": lease_ms,
+        "unreachable": unreachable,
+        "rate": rate,
+        "layout": layout,
+        "full": full,
+        "unchanged": unchanged,
+        "mode": mode,
+        "deadline_ms": deadline_ms,
+        "parity": parity,
+        "rack": rack,
+        "durable": durable,
+        "tier": tier,
+        "tier_keep_last": tier_keep_last,
+        "tier_full": tier_full,
+        "trace": trace,
+        "exit_timeout_s": exit_timeout_s,
+        # named from the table: end
+    }
+    parsed = {
+        name: SETTINGS[name].parse(value, name)
+        for name, value in given.items()
+        if value is not None
+    }
     # Not before it is needed: the library, that is.
     from ioshape._settings import context  # noqa: PLC0415
 
