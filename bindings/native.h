@@ -3,6 +3,7 @@
 #include <ioshape/ioshape.h>
 #include <ioshape/operator.h>
 #include <ioshape/probe.h>
+#include <ioshape/tier.h>
 
 /* Not public; the package has the library inside. */
 #include "internal.h"

@@ -14,7 +14,6 @@
 #include <ioshape/safetensors.h>
 #include <ioshape/slots.h>
 #include <ioshape/tensors.h>
-#include <ioshape/tier.h>
 #include <ioshape/version.h>
 
 #endif

@@ -377,22 +377,6 @@ uint32_t base_crc32_move(uint32_t crc, void *restrict to, const void *restrict f
 
 /* ---- Erasure codes (erasure.c) --------------------------------------------------------------- */
 
-/*
- * Of so many elements of data, numbered from 0 on, and those of parity behind them, any lost ones
- * follow from as many others as there are elements of data.
- */
-#define BASE_MOST_DATA 32u
-#define BASE_MOST_PARITY 2u
-
-/*
- * The coefficients by which the element `wanted` is the sum of `data` others, whose numbers `have`
- * are. False if it does not follow from them.
- */
-bool base_erasure_solve(unsigned data, const unsigned *have, unsigned wanted,
-			uint8_t *coefficients);
-/* sum += coefficient * element; all begins with zeros. */
-void base_erasure_add(void *sum, const void *element, size_t bytes, uint8_t coefficient);
-
 /* A number for a text (FNV-1a): to tell texts apart, not to trust one. */
 uint64_t base_hash_text(const char *text);
 

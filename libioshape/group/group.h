@@ -308,24 +308,54 @@ int group_read_error(struct group_note_reader *reader, struct base_error *error)
 
 /* ---- Tiers ----------------------------------------------------------------------------------- */
 
-/* What a group asks of a tier, which is above it: struct ioshape_tier begins with this. Paths are
- * those of generations in the group's directory. */
+/*
+ * What a group asks of the tier that it saves on first. libioshape-tier has these functions: its
+ * struct ioshape_tier begins with struct group_tier. Paths are those of generations in the group's
+ * directory.
+ */
 struct group_tier {
 	const struct group_tier_ops *ops;
 };
 
+struct group_round;
+/* What the tiers of all nodes have together; rank 0's. */
+struct group_spreads;
+
 struct group_tier_ops {
-	/* Where it lies, or would; nothing is made. To be freed. */
+	/* Finds where the copy lies, or would lie; makes nothing. *place is to be freed. */
 	int (*find)(struct group_tier *tier, const char *path, char **place,
 		    struct base_error *error);
-	/* ioshape_tier_place() and ioshape_tier_keep(). */
-	int (*make_room)(struct group_tier *tier, const char *path, uint64_t bytes,
+	/* As ioshape_tier_place(), for so many bytes and what this node keeps for the others of
+	 * `nodes` nodes. */
+	int (*make_room)(struct group_tier *tier, const struct ioshape_group *group,
+			 const char *path, uint64_t bytes, uint32_t nodes,
 			 struct base_error *error);
+	/* As ioshape_tier_keep(). */
 	int (*keep)(struct group_tier *tier, const char *path, uint32_t keep_last,
 		    uint64_t keep_every, struct base_error *error);
-	/* The same for what lies there, if it has not been kept; 0 also if nothing does. */
-	int (*keep_once)(struct group_tier *tier, const char *path, uint32_t keep_last,
-			 uint64_t keep_every, struct base_error *error);
+
+	/* Rank 0, of a generation that each node has saved on its own tier: appends what all nodes
+	 * need for protect(). */
+	int (*plan)(const struct ioshape_group *group, const struct zip_manifest *manifest,
+		    struct base_buffer *plan, struct base_error *error);
+	/* The first rank of each node, together: writes into `folder`, which has the files of this
+	 * node, what marks them as one node's and what protects other nodes. The generation is good
+	 * without the latter: `unprotected` says why there is none. */
+	int (*protect)(struct group_round *round, const struct zip_manifest *manifest,
+		       const struct base_buffer *plan, const struct ring_folder *folder,
+		       char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error);
+
+	/* All ranks of several nodes. Rank 0 hears which generations the tiers have together,
+	 * newest first. *spreads is to be freed; NULL on other ranks. */
+	int (*look)(struct group_round *round, struct group_spreads **spreads,
+		    struct group_candidates *found, struct base_error *error);
+	/* Rank 0: whether all of that one is there, or can be made. IOSHAPE_E_DAMAGED. */
+	int (*check)(const struct group_spreads *spreads, size_t at, struct base_error *error);
+	/* All ranks: gives each node what its ranks want of the generation that rank 0 names.
+	 * `failure` is rank 0's: what a node could not do. */
+	int (*restore)(struct group_round *round, const struct group_spreads *spreads, size_t at,
+		       struct base_error *failure, struct base_error *error);
+	void (*free)(struct group_spreads *spreads);
 };
 
 static inline struct group_tier *group_tier_of(const struct ioshape_group_options *options)
@@ -384,6 +414,12 @@ struct ioshape_group {
 	uint64_t next_round; /* that will be given out */
 	uint64_t round;      /* that is going on */
 };
+
+/* Whether nodes look at each other's tiers. */
+static inline bool group_has_tiers(const struct ioshape_group *group)
+{
+	return group->near && group->node_count > 1;
+}
 
 /* The rank that writes the part of this one. */
 uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank);
@@ -593,7 +629,7 @@ uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode
  * IOSHAPE_E_CHANGED. */
 int group_check_digest(const struct group_part *part, uint32_t crc32, struct base_error *error);
 
-/* ---- The tier (save/near.c) ------------------------------------------------------------------ */
+/* ---- Tiers (near.c) -------------------------------------------------------------------------- */
 
 /* Rank 0: where the generation is made, and room for it on this node. */
 void group_choose_place(struct group_part *part);
@@ -617,10 +653,6 @@ void group_continue_serials(struct group_part *part, struct group_attempt *attem
 /* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
 int group_keep(const struct group_part *part, struct base_error *error);
 
-/* ---- The tiers of several nodes (save/spread.c) ---------------------------------------------- */
-
-/* What a node keeps for others, if all save so much. */
-uint64_t group_parity_bytes(const struct ioshape_group *group, uint64_t bytes);
 /* Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
  * sentence: one has none. If all have found rank 0's directory, they are on one tier together. */
 int group_ask_for_room(struct group_part *part, struct base_error *error);
@@ -664,5 +696,21 @@ static inline uint32_t group_stream_tag(const struct group_part *part)
  * rank 0 over gloo took a fifth longer. Two streams are received at a time. */
 #define GROUP_STREAM_BLOCK_BYTES (16 * MIB)
 #define GROUP_STREAM_BLOCKS 3u
+
+/* ---- What nodes answer rank 0 (messages.c) --------------------------------------------------- */
+
+struct group_answers {
+	struct base_error failure; /* the first one, with its rank */
+	uint32_t count, same;      /* of these, so many failed with -EEXIST */
+	/* The first remark, in the caller's BASE_ERROR_TEXT_BYTES; NULL: nobody wants it. */
+	char *remark;
+};
+
+/* Rank 0: of the first rank of each other node. */
+int group_collect_answers(struct group_round *round, const char *what, const char *missing,
+			  struct group_answers *answers, struct base_error *error);
+/* The others: what this one failed with, if it did. */
+int group_answer(struct group_round *round, const char *what, const struct base_error *failure,
+		 const char *remark, struct base_error *error);
 
 #endif

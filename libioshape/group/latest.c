@@ -2,7 +2,6 @@
 /* Which generation all ranks of a group load: the newest complete one, or the newest intact one. */
 #define _GNU_SOURCE
 #include "group/group.h"
-#include "group/parity/restore.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -83,31 +82,52 @@ static uint64_t look_in(struct ioshape_group *group, const char *directory, uint
 	return info.serial;
 }
 
-/* The newest of which all is there, or can be made. If there is none, `near` says why. */
-static const struct group_spread *first_restorable(const struct group_spreads *spreads,
-						   const char *directory, struct base_error *near)
+/* The generations on the tiers of several nodes, newest first. */
+struct on_tiers {
+	struct group_spreads *spreads;
+	struct group_candidates found; /* rank 0's */
+};
+
+static const struct group_tier_ops *tiers_of(const struct ioshape_group *group)
 {
-	struct group_unusable unusable = { 0 };
-
-	for (size_t i = 0; i < spreads->count; i++) {
-		struct base_error why = { 0 };
-
-		if (group_is_restorable(&spreads->all[i], &why))
-			return &spreads->all[i];
-		group_unusable_add(&unusable, &why);
-	}
-	if (unusable.count)
-		group_fail_unusable(&unusable, directory, near);
-	return NULL;
+	return group_tier_of(&group->options)->ops;
 }
 
-static uint64_t look_near(struct ioshape_group *group, const struct group_spread *spread,
+static void forget_tiers(const struct ioshape_group *group, struct on_tiers *tiers)
+{
+	if (tiers->spreads)
+		tiers_of(group)->free(tiers->spreads);
+	group_candidates_free(&tiers->found);
+}
+
+/* The position of the newest of which all is there, or can be made. If there is none, that is their
+ * count, and `near` says why. */
+static size_t first_restorable(const struct ioshape_group *group, const struct on_tiers *tiers,
+			       struct base_error *near)
+{
+	struct group_unusable unusable = { 0 };
+	size_t at;
+
+	for (at = 0; at < tiers->found.count; at++) {
+		struct base_error why = { 0 };
+
+		if (!tiers_of(group)->check(tiers->spreads, at, &why))
+			break;
+		group_unusable_add(&unusable, &why);
+	}
+	if (at == tiers->found.count && at)
+		group_fail_unusable(&unusable, group->directory, near);
+	return at;
+}
+
+/* `candidate` is the newest on the tiers of several nodes, or NULL. */
+static uint64_t look_near(struct ioshape_group *group, const struct group_candidate *candidate,
 			  uint64_t *step, struct base_error *near)
 {
 	if (!group_has_tiers(group))
 		return group->near ? look_in(group, group->near, step, near) : 0;
-	*step = spread ? spread->step : 0;
-	return spread ? spread->serial : 0;
+	*step = candidate ? candidate->step : 0;
+	return candidate ? candidate->serial : 0;
 }
 
 /* Nothing in the directory is the first start only if nothing is on the tier, either. */
@@ -120,13 +140,13 @@ static void prefer(struct base_error *failure, const struct base_error *near)
 }
 
 /* Of two that are the same, that on the tier. */
-static void look_for_latest(struct ioshape_group *group, const struct group_spread *spread,
+static void look_for_latest(struct ioshape_group *group, const struct group_candidate *candidate,
 			    struct base_error *near, struct found *found,
 			    struct base_error *failure)
 {
 	uint64_t serial, there, step = 0;
 
-	serial = look_near(group, spread, &found->step, near);
+	serial = look_near(group, candidate, &found->step, near);
 	there = look_in(group, group->directory, &step, failure);
 	found->near = serial && serial >= there;
 	if (found->near)
@@ -140,12 +160,12 @@ static void look_for_latest(struct ioshape_group *group, const struct group_spre
  * All ranks: each node gets what its ranks want of it. If one does not, all load from the
  * directory.
  */
-static int restore(struct group_round *round, const struct group_spread *spread,
+static int restore(struct group_round *round, const struct on_tiers *tiers, size_t at,
 		   struct found *found, struct base_error *failure, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	struct base_error near;
-	int ret = group_restore(round, spread, failure, error);
+	int ret = tiers_of(group)->restore(round, tiers->spreads, at, failure, error);
 
 	if (ret)
 		return ret;
@@ -163,37 +183,39 @@ static int restore(struct group_round *round, const struct group_spread *spread,
 	return share(round, "whole", found, failure, error);
 }
 
-static int find_complete_in(struct group_round *round, struct group_spreads *spreads,
-			    struct found *found, struct base_error *failure,
-			    struct base_error *error)
+static int find_complete_in(struct group_round *round, struct on_tiers *tiers, struct found *found,
+			    struct base_error *failure, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
-	const struct group_spread *spread;
 	struct base_error near = { 0 };
-	int ret = group_has_tiers(group) ? group_look_at_tiers(round, spreads, error) : 0;
+	size_t at = 0;
+	int ret = group_has_tiers(group) ?
+			  tiers_of(group)->look(round, &tiers->spreads, &tiers->found, error) :
+			  0;
 
 	if (ret)
 		return ret;
-	spread = first_restorable(spreads, group->directory, &near);
+	at = first_restorable(group, tiers, &near);
 	if (!group->options.rank)
-		look_for_latest(group, spread, &near, found, failure);
+		look_for_latest(group, at < tiers->found.count ? &tiers->found.all[at] : NULL,
+				&near, found, failure);
 	ret = share(round, "latest", found, failure, error);
 	if (!ret && !failure->code && found->near && group_has_tiers(group))
-		ret = restore(round, spread, found, failure, error);
+		ret = restore(round, tiers, at, found, failure, error);
 	return ret;
 }
 
 static int find_complete(struct ioshape_group *group, struct found *found, struct base_error *error)
 {
-	struct group_spreads spreads = { 0 };
+	struct on_tiers tiers = { 0 };
 	struct base_error failure = { 0 };
 	struct group_round round;
 	int ret;
 
 	group_round_begin(&round, group, group_round_reserve(group), NULL);
-	ret = find_complete_in(&round, &spreads, found, &failure, error);
+	ret = find_complete_in(&round, &tiers, found, &failure, error);
 	group_round_end(&round);
-	group_spreads_free(&spreads);
+	forget_tiers(group, &tiers);
 	return !ret && failure.code ? base_pass_on(error, &failure) : ret;
 }
 
@@ -210,7 +232,7 @@ struct place {
 struct search {
 	bool begun, looked;
 	struct place near, there;
-	struct group_spreads spreads; /* on the tiers of several nodes: candidates of `near` */
+	struct group_spreads *spreads; /* of the candidates of `near`, if nodes have tiers */
 	struct group_unusable unusable;
 	struct base_error unseen; /* why the tier could not be listed */
 };
@@ -229,30 +251,12 @@ static int list_place(struct place *place, const char *path, struct base_error *
 	return ret ? ret : group_list_by_age(&place->directory, &place->candidates, failure);
 }
 
-static int list_spreads(struct search *search, struct base_error *failure)
-{
-	struct group_candidates *candidates = &search->near.candidates;
-
-	candidates->all = calloc(MAX(search->spreads.count, 1), sizeof(*candidates->all));
-	if (!candidates->all)
-		return base_no_memory(failure, "a list of generations", search->spreads.count);
-	for (; candidates->count < search->spreads.count; candidates->count++) {
-		candidates->all[candidates->count].step =
-			search->spreads.all[candidates->count].step;
-		candidates->all[candidates->count].serial =
-			search->spreads.all[candidates->count].serial;
-	}
-	return 0;
-}
-
 static int begin_search(struct ioshape_group *group, struct search *search,
 			struct base_error *failure)
 {
 	if (search->begun)
 		return 0;
 	search->begun = true;
-	if (group_has_tiers(group) && list_spreads(search, failure))
-		return failure->code;
 	/* There need not be anything. */
 	if (!group_has_tiers(group) && group->near &&
 	    list_place(&search->near, group->near, &search->unseen) &&
@@ -275,16 +279,16 @@ static struct place *next_place(struct search *search)
 }
 
 /* Whether it cannot be had from the tiers, and need not. */
-static bool is_drained_only(const struct search *search)
+static bool is_drained_only(const struct ioshape_group *group, const struct search *search)
 {
-	const struct group_spread *spread = &search->spreads.all[search->near.at];
+	const uint64_t serial = search->near.candidates.all[search->near.at].serial;
 	const struct group_candidates *there = &search->there.candidates;
 	struct base_error unseen = { 0 };
 	bool drained = false;
 
 	for (size_t i = search->there.at; i < there->count; i++)
-		drained |= there->all[i].serial == spread->serial;
-	return drained && !group_is_restorable(spread, &unseen);
+		drained |= there->all[i].serial == serial;
+	return drained && tiers_of(group)->check(search->spreads, search->near.at, &unseen);
 }
 
 /* The next one of which nothing bad is known yet, or that is to be passed over. IOSHAPE_LATEST: no
@@ -298,7 +302,7 @@ static void look_for_next(struct ioshape_group *group, struct search *search, st
 	if (begin_search(group, search, failure))
 		return;
 	place = next_place(search);
-	while (place == &search->near && group_has_tiers(group) && is_drained_only(search)) {
+	while (place == &search->near && group_has_tiers(group) && is_drained_only(group, search)) {
 		search->near.at++;
 		place = next_place(search);
 	}
@@ -309,7 +313,7 @@ static void look_for_next(struct ioshape_group *group, struct search *search, st
 	}
 	found->near = place == &search->near;
 	if (found->near && group_has_tiers(group))
-		group_is_restorable(&search->spreads.all[place->at], failure);
+		tiers_of(group)->check(search->spreads, place->at, failure);
 	else
 		group_look_at_candidate(&place->directory, &place->candidates, place->at, failure);
 	found->step = place->candidates.all[place->at++].step;
@@ -428,9 +432,8 @@ static int check(struct group_round *round, struct found *found, struct base_err
 static int restore_next(struct group_round *round, const struct search *search, struct found *found,
 			struct base_error *failure, struct base_error *error)
 {
-	const struct group_spread *spread =
-		round->group->options.rank ? NULL : &search->spreads.all[search->near.at - 1];
-	int ret = group_restore(round, spread, failure, error);
+	int ret = tiers_of(round->group)
+			  ->restore(round, search->spreads, search->near.at - 1, failure, error);
 
 	/* Whatever a node could not do: an older one may be had. */
 	if (failure->code && !group_is_its_own_fault(failure->code))
@@ -446,7 +449,8 @@ static int try_in(struct group_round *round, struct search *search, struct found
 	int ret = 0;
 
 	if (group_has_tiers(group) && !search->looked)
-		ret = group_look_at_tiers(round, &search->spreads, error);
+		ret = tiers_of(group)->look(round, &search->spreads, &search->near.candidates,
+					    error);
 	search->looked = true;
 	if (!ret && !group->options.rank)
 		look_for_next(group, search, found, failure);
@@ -512,7 +516,8 @@ static int find_intact(struct ioshape_group *group, const struct ioshape_search_
 	}
 	close_place(&search.near);
 	close_place(&search.there);
-	group_spreads_free(&search.spreads);
+	if (search.spreads)
+		tiers_of(group)->free(search.spreads);
 	return ret;
 }
 

@@ -2,12 +2,15 @@
 /* The public handle for a tier: where to save, what was saved, and where the nearest copy is. */
 #define _GNU_SOURCE
 #include "tier/tier.h"
+#include "tier/parity.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+static const struct group_tier_ops for_groups;
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
@@ -85,7 +88,7 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 			ret = base_no_memory(&error, "a tier", sizeof(*tier));
 	}
 	if (!ret) {
-		tier->of_groups.ops = &tier_of_groups;
+		tier->of_groups.ops = &for_groups;
 		tier->context = context;
 		tier->options = options;
 		tier->root = tier->journal = (struct ring_folder)RING_NO_FOLDER;
@@ -291,14 +294,16 @@ static int find_for_group(struct group_tier *of_groups, const char *path, char *
 	return ret || *place ? ret : base_no_memory(error, "a path", strlen(path));
 }
 
-static int make_room_for_group(struct group_tier *of_groups, const char *path, uint64_t bytes,
+static int make_room_for_group(struct group_tier *of_groups, const struct ioshape_group *group,
+			       const char *path, uint64_t bytes, uint32_t nodes,
 			       struct base_error *error)
 {
 	char *destination, *place = NULL;
 	int ret = tier_enter(tier_of(of_groups), path, &destination, error);
 
 	if (!ret)
-		ret = find_place(tier_of(of_groups), destination, bytes, &place, error);
+		ret = find_place(tier_of(of_groups), destination,
+				 bytes + parity_bytes(group, bytes, nodes), &place, error);
 	free(place);
 	free(destination);
 	return ret;
@@ -350,8 +355,8 @@ static int keep_once(const struct ioshape_tier *tier, struct tier_entry *entry,
 	return ret == -ENOENT ? 0 : ret;
 }
 
-static int keep_once_for_group(struct group_tier *of_groups, const char *path, uint32_t keep_last,
-			       uint64_t keep_every, struct base_error *error)
+int tier_keep_once(struct group_tier *of_groups, const char *path, uint32_t keep_last,
+		   uint64_t keep_every, struct base_error *error)
 {
 	struct tier_entry entry = { .keep_last = keep_last, .keep_every = keep_every };
 	int ret = tier_enter(tier_of(of_groups), path, &entry.path, error);
@@ -362,5 +367,14 @@ static int keep_once_for_group(struct group_tier *of_groups, const char *path, u
 	return ret;
 }
 
-const struct group_tier_ops tier_of_groups = { find_for_group, make_room_for_group, keep_for_group,
-					       keep_once_for_group };
+static const struct group_tier_ops for_groups = {
+	.find = find_for_group,
+	.make_room = make_room_for_group,
+	.keep = keep_for_group,
+	.plan = parity_plan,
+	.protect = parity_protect,
+	.look = parity_look,
+	.check = parity_check,
+	.restore = parity_restore,
+	.free = parity_spreads_free,
+};

@@ -27,8 +27,10 @@ struct ioshape_tier {
 	char *files; /* path; owned */
 };
 
-/* What groups save, on this tier (tier.c). */
-extern const struct group_tier_ops tier_of_groups;
+/* ioshape_tier_keep() for what lies there, if it has not been kept; 0 also if nothing does
+ * (tier.c). */
+int tier_keep_once(struct group_tier *of_groups, const char *path, uint32_t keep_last,
+		   uint64_t keep_every, struct base_error *error);
 
 /* First in every call with a path; *destination is to be freed (tier.c). */
 int tier_enter(const struct ioshape_tier *tier, const char *path, char **destination,

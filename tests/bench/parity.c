@@ -3,7 +3,8 @@
  * parity [DATA PARITY [MIB]]: how many bytes of data one core makes parities of in a second, block
  * by block as nodes do it, from memory. Prints GB/s; the best of several rounds.
  */
-#include "base/base.h"
+/* Its coefficients are for no other file. */
+#include "tier/sets.c"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,14 +15,14 @@
 
 /* As if this core made all of a group's parities. */
 static void make(uint8_t *const *data, unsigned segments, uint8_t *const *parities,
-		 unsigned parity_count, uint8_t coefficients[][BASE_MOST_DATA], size_t bytes)
+		 unsigned parity_count, uint8_t coefficients[][PARITY_MOST_DATA], size_t bytes)
 {
 	for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {
 		for (unsigned p = 0; p < parity_count; p++) {
 			memset(parities[p] + at, 0, BLOCK_BYTES);
 			for (unsigned d = 0; d < segments; d++)
-				base_erasure_add(parities[p] + at, data[d] + at, BLOCK_BYTES,
-						 coefficients[p][d]);
+				parity_add(parities[p] + at, data[d] + at, BLOCK_BYTES,
+					   coefficients[p][d]);
 		}
 	}
 }
@@ -31,12 +32,12 @@ int main(int argc, char **argv)
 	const unsigned segments = argc > 1 ? (unsigned)atoi(argv[1]) : 4;
 	const unsigned parity_count = argc > 2 ? (unsigned)atoi(argv[2]) : 2;
 	const size_t bytes = (argc > 3 ? (size_t)atoi(argv[3]) : 64) * MIB;
-	uint8_t coefficients[BASE_MOST_PARITY][BASE_MOST_DATA];
-	uint8_t *all[BASE_MOST_DATA + BASE_MOST_PARITY];
-	unsigned have[BASE_MOST_DATA];
+	uint8_t coefficients[PARITY_MOST][PARITY_MOST_DATA];
+	uint8_t *all[PARITY_MOST_DATA + PARITY_MOST];
+	unsigned have[PARITY_MOST_DATA];
 	double best_s = 1e9;
 
-	if (!segments || segments > BASE_MOST_DATA || parity_count > BASE_MOST_PARITY)
+	if (!segments || segments > PARITY_MOST_DATA || parity_count > PARITY_MOST)
 		return 2;
 	for (unsigned i = 0; i < segments + parity_count; i++) {
 		all[i] = base_map(bytes);
@@ -47,7 +48,7 @@ int main(int argc, char **argv)
 	for (unsigned d = 0; d < segments; d++)
 		have[d] = d;
 	for (unsigned p = 0; p < parity_count; p++)
-		base_erasure_solve(segments, have, segments + p, coefficients[p]);
+		solve(segments, have, segments + p, coefficients[p]);
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		const uint64_t began_ns = base_now_ns();
 

@@ -6,6 +6,8 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <ioshape/tier.h>
+
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>

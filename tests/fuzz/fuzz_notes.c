@@ -9,8 +9,8 @@
 #include "fuzz.h"
 /* The library's files themselves, because only they read rosters and plans. */
 #include "group/group.c"
-#include "group/parity/parity.h"
 #include "group/save.c"
+#include "tier/parity.h"
 
 #define MOST_RANKS 8u
 #define STEP 1000u
@@ -70,28 +70,28 @@ static void try_error(const struct base_buffer *note)
 /* With its length and its checksum, which no input would come by. */
 static void try_record(const struct base_buffer *note)
 {
-	const size_t head = 20, bytes = (head + note->bytes + GROUP_RECORD_UNIT - 1) /
-					GROUP_RECORD_UNIT * GROUP_RECORD_UNIT;
-	struct group_record record;
+	const size_t head = 20, bytes = (head + note->bytes + PARITY_RECORD_UNIT - 1) /
+					PARITY_RECORD_UNIT * PARITY_RECORD_UNIT;
+	struct parity_record record;
 	uint8_t *text = calloc(1, bytes);
-	struct group_set set;
+	struct parity_set set;
 
 	MUST(text);
 	memcpy(text, "iosparit", 8);
-	base_put_le(text + 8, GROUP_PARITY_FORMAT, 4);
+	base_put_le(text + 8, PARITY_FORMAT, 4);
 	base_put_le(text + 12, bytes, 4);
 	base_put_le(text + 16, base_crc32(0, note->data, note->bytes), 4);
 	if (note->bytes)
 		memcpy(text + head, note->data, note->bytes);
-	if (!group_record_decode(&record, text, bytes, "fuzz", NULL)) {
+	if (!parity_record_decode(&record, text, bytes, "fuzz", NULL)) {
 		for (uint32_t node = 0; node < record.sets.nodes; node++) {
-			set = group_set_of(&record.sets, node);
+			set = parity_set_of(&record.sets, node);
 			MUST(set.count && set.position < set.count && set.parity < set.count);
-			MUST(set.nodes[set.position] == node && set.count <= BASE_MOST_DATA);
+			MUST(set.nodes[set.position] == node && set.count <= PARITY_MOST_DATA);
 		}
 		for (uint32_t file = 0; file < record.file_count; file++)
 			MUST(record.node_of_file[file] < record.sets.nodes);
-		group_record_free(&record);
+		parity_record_free(&record);
 	}
 	free(text);
 }

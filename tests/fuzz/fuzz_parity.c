@@ -4,13 +4,15 @@
  * decides, the manifest with its record. Frames and checksums are right, as a node that lies makes
  * them. What is accepted is used as an exchange uses it.
  */
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fuzz.h"
-#include "group/parity/restore.h"
 #include "input.h"
+/* What it does with other processes' words is its own; this test is such a process. */
+#include "tier/restore.c"
 
 #define MOST_RANKS 12u
 #define MOST_FILES 12u
@@ -24,7 +26,7 @@ static uint64_t take_small(struct input *input)
 {
 	const uint64_t number = take(input, 1);
 
-	return number < 224 ? number % 16 : number < 240 ? GROUP_NOWHERE : take(input, 8);
+	return number < 224 ? number % 16 : number < 240 ? PARITY_NOWHERE : take(input, 8);
 }
 
 /* ---- What is said ---------------------------------------------------------------------------- */
@@ -48,7 +50,7 @@ static void say_order(struct group_note *note, struct input *input, uint64_t nod
 
 static void say_record(struct group_note *note, struct input *input)
 {
-	static const uint8_t zeros[GROUP_RECORD_UNIT];
+	static const uint8_t zeros[PARITY_RECORD_UNIT];
 	struct base_buffer text = { 0 };
 	struct group_note body = { 0 };
 	uint8_t head[RECORD_HEAD] = "iosparit";
@@ -66,8 +68,8 @@ static void say_record(struct group_note *note, struct input *input)
 	group_note_number(&body, files);
 	say_numbers(&body, input, files);
 	bytes = RECORD_HEAD + body.bytes.bytes;
-	bytes += (GROUP_RECORD_UNIT - bytes % GROUP_RECORD_UNIT) % GROUP_RECORD_UNIT;
-	base_put_le(head + 8, GROUP_PARITY_FORMAT, 4);
+	bytes += (PARITY_RECORD_UNIT - bytes % PARITY_RECORD_UNIT) % PARITY_RECORD_UNIT;
+	base_put_le(head + 8, PARITY_FORMAT, 4);
 	base_put_le(head + 12, bytes, 4);
 	base_put_le(head + 16, base_crc32(0, body.bytes.data, body.bytes.bytes), 4);
 	MUST(!base_buffer_append(&text, head, sizeof(head)));
@@ -158,41 +160,41 @@ static void try_offers(const struct ioshape_group *group, struct input *input)
 		struct group_note note = { 0 };
 
 		say_offers(&note, input, group->options.ranks);
-		group_read_offers(group, rank, &note.bytes, &spreads);
+		read_offers(group, rank, &note.bytes, &spreads);
 		base_buffer_free(&note.bytes);
 	}
 	for (size_t i = 0; i < spreads.count; i++) {
-		const struct group_spread *spread = &spreads.all[i];
+		const struct spread *spread = &spreads.all[i];
 
 		MUST(spread->record.sets.nodes <= group->options.ranks);
 		for (uint32_t rank = 0; rank < group->options.ranks; rank++)
 			MUST(spread->node_of_rank[rank] < spread->record.sets.nodes);
-		group_is_restorable(spread, &error);
+		parity_check(&spreads, i, &error);
 	}
-	group_spreads_free(&spreads);
+	empty(&spreads);
 }
 
 /* As exchange.c does it, for all blocks of all elements. */
-static void use_making(const struct ioshape_group *group, const struct group_restoring *restoring,
-		       const struct group_known *known, const struct group_making *making)
+static void use_making(const struct ioshape_group *group, const struct restoring *restoring,
+		       const struct known *known, const struct parity_making *making)
 {
-	const struct group_set set = group_set_of(&known->record.sets, making->node);
-	const uint64_t segment = group_segment_bytes(&known->manifest, &known->record, &set);
-	struct group_source sources[BASE_MOST_DATA];
+	const struct parity_set set = parity_set_of(&known->record.sets, making->node);
+	const uint64_t segment = parity_segment_bytes(&known->manifest, &known->record, &set);
+	struct parity_source sources[PARITY_MOST_DATA];
 	uint32_t count, leaders = 0;
 
 	MUST(set.nodes[set.position] == making->node && making->target < group->node_count);
 	/* In a set, no sum of bytes overflows. */
-	MUST(segment <= UINT64_MAX / BASE_MOST_DATA);
-	MUST(segment * group_segments_of(&set) >=
-	     group_node_bytes(&known->manifest, &known->record, making->node));
+	MUST(segment <= UINT64_MAX / PARITY_MOST_DATA);
+	MUST(segment * parity_segments_of(&set) >=
+	     parity_node_bytes(&known->manifest, &known->record, making->node));
 	for (uint32_t i = 0; i < set.count; i++)
-		leaders += restoring->holders[set.nodes[i]] != GROUP_NOWHERE;
+		leaders += restoring->holders[set.nodes[i]] != PARITY_NOWHERE;
 	for (uint32_t element = 0; element < set.count; element++) {
-		if (group_find_sources(&set, restoring->holders, restoring->parities, element,
-				       false, sources, &count))
+		if (parity_find_sources(&set, restoring->holders, restoring->parities, element,
+					false, sources, &count))
 			continue;
-		MUST(count && count <= group_segments_of(&set) && leaders);
+		MUST(count && count <= parity_segments_of(&set) && leaders);
 		for (uint32_t i = 0; i < count; i++)
 			MUST(restoring->holders[sources[i].node] < group->node_count &&
 			     sources[i].element < set.count);
@@ -201,25 +203,25 @@ static void use_making(const struct ioshape_group *group, const struct group_res
 
 static void try_restoring(const struct ioshape_group *group, struct input *input)
 {
-	struct group_restoring restoring = { .folder = strdup("folder") };
+	struct restoring restoring = { .folder = strdup("folder") };
 	struct group_note said = { 0 }, given = { 0 };
 	struct base_error error = { 0 };
-	struct group_known known = { 0 };
+	struct known known = { 0 };
 	int ret;
 
 	say_restoring(&said, input);
 	say_manifest(&given, input, group->options.ranks);
 	known.note = given.bytes;
-	ret = group_read_restoring(group, &said.bytes, &restoring, &error);
+	ret = read_restoring(group, &said.bytes, &restoring, &error);
 	MUST(ret == error.code);
 	if (!ret) {
-		ret = group_read_known(group, &restoring, &known, &error);
+		ret = read_known(group, &restoring, &known, &error);
 		MUST(ret == error.code);
 	}
 	for (uint32_t i = 0; !ret && i < restoring.count; i++)
 		use_making(group, &restoring, &known, &restoring.makings[i]);
-	group_known_free(&known);
-	group_restoring_free(&restoring);
+	known_free(&known);
+	restoring_free(&restoring);
 	base_buffer_free(&said.bytes);
 }
 

@@ -7,15 +7,18 @@ from pathlib import Path
 
 from tree import HEADERS, LIBRARY, build_folder, code, program
 
-NODE = "IOSHAPE_1"
+NODE, TIER_NODE = "IOSHAPE_1", "IOSHAPE_TIER_1"
+#: Of the functions that libioshape.so shows for libioshape-tier: which version it is.
+INTERNAL_NODE = re.compile(r"IOSHAPE_TIER_\d+\.\d+\.\d+")
 
 # A declaration at the start of a line: a type, the name, an opening parenthesis. Calls and function
 # pointers do not start so.
 DECLARED = re.compile(r"^(?!\s|typedef\b|#)[\w \t*]*?\b(ioshape_\w+)\(", re.MULTILINE)
 
 
-# What it declares is in a library of its own.
-MPI = HEADERS / "mpi.h"
+# What they declare is in libraries of their own.
+MPI, TIER = HEADERS / "mpi.h", HEADERS / "tier.h"
+MAP, TIER_MAP = LIBRARY / "ioshape.map", LIBRARY / "tier" / "tier.map"
 
 
 def declared_in(*headers: Path) -> set[str]:
@@ -23,14 +26,14 @@ def declared_in(*headers: Path) -> set[str]:
 
 
 def declared() -> set[str]:
-    return declared_in(*(set(HEADERS.glob("*.h")) - {MPI}))
+    return declared_in(*(set(HEADERS.glob("*.h")) - {MPI, TIER}))
 
 
-def listed() -> list[str]:
-    text = code(LIBRARY / "ioshape.map")
+def listed(version_map: Path = MAP, name: str = NODE) -> list[str]:
+    text = code(version_map)
     node = re.fullmatch(r"\s*(\w+)\s*\{\s*global:(.*?)local:\s*\*;\s*\};\s*", text, re.DOTALL)
-    assert node, "ioshape.map has one node with the sections global and local, which is *"
-    assert node[1] == NODE
+    assert node, f"{version_map} has one node with the sections global and local, which is *"
+    assert node[1] == name
     return [name.strip() for name in node[2].split(";") if name.strip()]
 
 
@@ -38,8 +41,18 @@ def run(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def shared_library() -> Path:
-    return build_folder() / "libioshape" / "libioshape.so"
+def shared_library(name: str = "libioshape") -> Path:
+    return build_folder() / "libioshape" / f"{name}.so"
+
+
+def static_library(name: str = "libioshape") -> Path:
+    return build_folder() / "libioshape" / f"{name}.a"
+
+
+def internal() -> set[str]:
+    """Functions of the core that libioshape-tier calls and no program may call."""
+    exported = defined_symbols("--dynamic", shared_library())
+    return {name.split("@@")[0] for name in exported if INTERNAL_NODE.search(name) and "@@" in name}
 
 
 def defined_symbols(*options: str | Path) -> set[str]:
@@ -51,18 +64,38 @@ def test_headers_declare_something() -> None:
     assert "ioshape_version" in declared()
 
 
-def test_map_lists_exactly_what_headers_declare() -> None:
+def test_maps_list_exactly_what_headers_declare() -> None:
     assert set(listed()) == declared()
+    assert set(listed(TIER_MAP, TIER_NODE)) == declared_in(TIER)
 
 
-def test_map_is_sorted_and_names_each_function() -> None:
-    assert listed() == sorted(set(listed()))
-    assert all(re.fullmatch(r"ioshape_[a-z0-9_]+", name) for name in listed())
+def test_maps_are_sorted_and_name_each_function() -> None:
+    for functions in (listed(), listed(TIER_MAP, TIER_NODE)):
+        assert functions == sorted(set(functions))
+        assert all(re.fullmatch(r"ioshape_[a-z0-9_]+", name) for name in functions)
 
 
 def test_shared_library_exports_exactly_what_headers_declare() -> None:
     exported = defined_symbols("--dynamic", shared_library())
-    assert exported - {f"{NODE}"} == {f"{name}@@{NODE}" for name in declared()}
+    public = {name for name in exported if not INTERNAL_NODE.search(name)}
+    assert public - {NODE} == {f"{name}@@{NODE}" for name in declared()}
+
+
+def test_tier_library_exports_exactly_what_its_header_declares() -> None:
+    exported = defined_symbols("--dynamic", shared_library("libioshape-tier"))
+    assert exported - {TIER_NODE} == {f"{name}@@{TIER_NODE}" for name in declared_in(TIER)}
+
+
+def test_shared_library_shows_the_tier_library_exactly_what_that_calls() -> None:
+    wanted = run(program("nm"), "--dynamic", "--undefined-only", shared_library("libioshape-tier"))
+    called = set(re.findall(rf"\b(\w+)@{INTERNAL_NODE.pattern}", wanted))
+    assert called == internal()
+    assert called
+
+
+def test_core_needs_no_erasure_code() -> None:
+    wanted = run(program("nm"), "--dynamic", "--undefined-only", shared_library())
+    assert "ec_encode_data" not in wanted
 
 
 def test_mpi_library_exports_exactly_what_its_header_declares() -> None:
@@ -89,6 +122,9 @@ def test_library_reads_no_variable_for_a_program_with_more_rights_than_its_user(
     assert not re.search(r"\bgetenv\b", wanted)
 
 
-def test_static_library_shows_exactly_what_headers_declare() -> None:
-    archive = build_folder() / "libioshape" / "libioshape.a"
-    assert defined_symbols("--extern-only", archive) == declared()
+def test_static_libraries_show_exactly_what_headers_declare() -> None:
+    """And what the one calls in the other, under names that say whose it is."""
+    shown = defined_symbols("--extern-only", static_library())
+    assert shown == declared() | {f"ioshape_internal_{name}" for name in internal()}
+    shown = defined_symbols("--extern-only", static_library("libioshape-tier"))
+    assert shown == declared_in(TIER)

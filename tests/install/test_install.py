@@ -78,17 +78,23 @@ def test_what_is_installed(prefix: Path) -> None:
     installed = {str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir()}
     version = pkg_config(prefix, "--modversion")[0]
     pages = {name for name in installed if name.startswith("share/")}
-    functions = re.findall(r"(ioshape_\w+);", (LIBRARY / "ioshape.map").read_text(encoding="utf-8"))
+    maps = (LIBRARY / "ioshape.map", LIBRARY / "tier" / "tier.map")
+    functions = re.findall(
+        r"(ioshape_\w+);", "".join(path.read_text(encoding="utf-8") for path in maps)
+    )
     assert pages >= {f"share/man/man3/{function}.3" for function in functions}
     assert pages >= {"share/man/man3/ioshape_comm_of_mpi.3", "share/man/man7/ioshape.7"}
     assert installed - pages == {
         *(f"include/ioshape/{header.name}" for header in HEADERS.iterdir()),
         "lib/libioshape.a",
+        "lib/libioshape-tier.a",
         "lib/libioshape.so",
         "lib/libioshape.so.1",
         f"lib/libioshape.so.{version}",
         *(f"lib/libioshape-mpi.so{end}" for end in ("", ".1", f".{version}")),
+        *(f"lib/libioshape-tier.so{end}" for end in ("", ".1", f".{version}")),
         "lib/pkgconfig/ioshape.pc",
+        "lib/pkgconfig/ioshape-tier.pc",
         "lib/pkgconfig/ioshape-mpi.pc",
         "lib/cmake/ioshape/ioshape-config.cmake",
         "lib/cmake/ioshape/ioshape-config-version.cmake",
@@ -136,6 +142,58 @@ def test_pkg_config_static(prefix: Path, example: Path, tmp_path: Path) -> None:
     run(*compiler_for(example), "-o", executable, example, *ours)
     assert "libioshape" not in run(program("ldd"), executable)
     run_example(executable, tmp_path / "files")
+
+
+# ---- The second library -------------------------------------------------------------------------
+
+TIER_PROGRAM = """
+#include <ioshape/ioshape.h>
+#include <ioshape/tier.h>
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+    struct ioshape_context *context;
+    struct ioshape_tier *tier;
+    char *place;
+
+    if (argc != 2 || ioshape_context_open(NULL, &context) ||
+        ioshape_tier_open(context, argv[1], NULL, &tier) ||
+        ioshape_tier_place(tier, "/somewhere/file", 0, &place))
+        return 1;
+    puts(place);
+    ioshape_free(place);
+    ioshape_tier_free(tier);
+    ioshape_context_free(context);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["shared", "static"])
+def test_pkg_config_tier(prefix: Path, static: bool, tmp_path: Path) -> None:
+    source, executable, folder = tmp_path / "tier.c", tmp_path / "tier", tmp_path / "disk"
+    source.write_text(TIER_PROGRAM, encoding="utf-8")
+    folder.mkdir()
+    flags = pkg_config(
+        prefix, *(["--static"] if static else []), "--cflags", "--libs", package="ioshape-tier"
+    )
+    if static:
+        flags = [re.sub(r"^-l(ioshape\S*)$", r"-l:lib\1.a", flag) for flag in flags]
+    run("cc", "-std=gnu11", "-o", executable, source, *flags)
+    linked = run(program("ldd"), executable, LD_LIBRARY_PATH=prefix / "lib")
+    assert ("libioshape-tier.so" in linked) == ("libioshape.so" in linked) == (not static)
+    said = run(executable, folder, LD_LIBRARY_PATH=prefix / "lib")
+    assert said == f"{folder}/ioshape-{os.geteuid()}/files/somewhere/file\n"
+
+
+def test_the_second_library_can_be_left_out(tmp_path: Path) -> None:
+    meson, prefix = program("meson"), tmp_path / "prefix"
+    run(meson, "setup", tmp_path / "build", ROOT, "--prefix", prefix, "-Dtier=false")
+    run(meson, "install", "-C", tmp_path / "build", "--quiet")
+    installed = {path.name for path in prefix.rglob("*")}
+    assert not {name for name in installed if "tier" in name}
+    assert {"libioshape.so", "libioshape.a", "ioshape.pc"} <= installed
 
 
 @pytest.fixture(scope="module")

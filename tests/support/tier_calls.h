@@ -11,6 +11,7 @@
 #include "support/scratch.h"
 
 #include <ioshape/ioshape.h>
+#include <ioshape/tier.h>
 
 #include <check.h>
 #include <sys/mman.h>

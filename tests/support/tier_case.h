@@ -7,6 +7,8 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <ioshape/tier.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Nodes that protect each other: sets, the elements that make up for lost ones, and the record. */
-#include "group/parity/restore.h"
+#define _GNU_SOURCE
 #include "support/check_main.h"
+/* What it does with other processes' words is its own; this test is such a process. */
+#include "tier/restore.c"
 
 #include <errno.h>
 #include <stdio.h>
@@ -21,7 +23,7 @@ static const char *const same[MOST_NODES] = {
 
 /* Every element of one set. */
 struct elements {
-	struct group_sets sets;
+	struct parity_sets sets;
 	uint32_t holders[MOST_NODES], parities[MOST_NODES];
 	uint8_t bytes[MOST_NODES][MOST_NODES][ELEMENT_BYTES];
 };
@@ -29,17 +31,17 @@ struct elements {
 static void make_element(const struct elements *elements, uint32_t node, uint32_t element,
 			 bool fresh, uint8_t into[ELEMENT_BYTES])
 {
-	const struct group_set set = group_set_of(&elements->sets, node);
-	struct group_source sources[BASE_MOST_DATA];
+	const struct parity_set set = parity_set_of(&elements->sets, node);
+	struct parity_source sources[PARITY_MOST_DATA];
 	uint32_t count;
 
-	REQUIRE(!group_find_sources(&set, elements->holders, elements->parities, element, fresh,
-				    sources, &count));
+	REQUIRE(!parity_find_sources(&set, elements->holders, elements->parities, element, fresh,
+				     sources, &count));
 	memset(into, 0, ELEMENT_BYTES);
 	for (uint32_t i = 0; i < count; i++) {
-		REQUIRE(elements->holders[sources[i].node] != GROUP_NOWHERE);
-		base_erasure_add(into, elements->bytes[sources[i].node][sources[i].element],
-				 ELEMENT_BYTES, sources[i].coefficient);
+		REQUIRE(elements->holders[sources[i].node] != PARITY_NOWHERE);
+		parity_add(into, elements->bytes[sources[i].node][sources[i].element],
+			   ELEMENT_BYTES, sources[i].coefficient);
 	}
 }
 
@@ -49,20 +51,20 @@ static struct elements *fill(uint32_t nodes, uint32_t parity, uint32_t set_nodes
 	struct elements *elements = calloc(1, sizeof(*elements));
 
 	ck_assert_ptr_nonnull(elements);
-	ck_assert_int_eq(group_sets_make(&elements->sets, nodes, parity, set_nodes, same), 0);
+	ck_assert_int_eq(parity_sets_make(&elements->sets, nodes, parity, set_nodes, same), 0);
 	for (uint32_t node = 0; node < nodes; node++) {
-		const struct group_set set = group_set_of(&elements->sets, node);
+		const struct parity_set set = parity_set_of(&elements->sets, node);
 
 		elements->holders[node] = node;
-		for (uint32_t i = 0; i < group_segments_of(&set); i++)
+		for (uint32_t i = 0; i < parity_segments_of(&set); i++)
 			for (uint32_t j = 0; j < ELEMENT_BYTES; j++)
 				elements->bytes[node][i][j] =
 					(uint8_t)(node * 37 + i * 11 + j * (node + 3));
 	}
 	for (uint32_t node = 0; node < nodes; node++) {
-		const struct group_set set = group_set_of(&elements->sets, node);
+		const struct parity_set set = parity_set_of(&elements->sets, node);
 
-		for (uint32_t i = group_segments_of(&set); i < set.count; i++)
+		for (uint32_t i = parity_segments_of(&set); i < set.count; i++)
 			make_element(elements, node, i, true, elements->bytes[node][i]);
 		elements->parities[node] = set.parity;
 	}
@@ -73,9 +75,9 @@ static void check_all(struct elements *elements)
 {
 	uint8_t made[ELEMENT_BYTES];
 
-	REQUIRE(group_can_restore(&elements->sets, elements->holders, elements->parities));
+	REQUIRE(parity_can_restore(&elements->sets, elements->holders, elements->parities));
 	for (uint32_t node = 0; node < elements->sets.nodes; node++) {
-		const struct group_set set = group_set_of(&elements->sets, node);
+		const struct parity_set set = parity_set_of(&elements->sets, node);
 
 		for (uint32_t i = 0; i < set.count; i++) {
 			make_element(elements, node, i, false, made);
@@ -94,14 +96,15 @@ static const struct {
 
 static void lose_two(struct elements *elements, uint32_t lost, uint32_t other)
 {
-	const struct group_set one = group_set_of(&elements->sets, lost),
-			       two = group_set_of(&elements->sets, other);
+	const struct parity_set one = parity_set_of(&elements->sets, lost),
+				two = parity_set_of(&elements->sets, other);
 
-	elements->holders[other] = GROUP_NOWHERE;
+	elements->holders[other] = PARITY_NOWHERE;
 	if (one.nodes != two.nodes || one.parity == 2)
 		check_all(elements);
 	else
-		REQUIRE(!group_can_restore(&elements->sets, elements->holders, elements->parities));
+		REQUIRE(!parity_can_restore(&elements->sets, elements->holders,
+					    elements->parities));
 	elements->holders[other] = other;
 }
 
@@ -110,13 +113,13 @@ static void lose_any(uint32_t nodes, uint32_t parity, uint32_t set_nodes)
 	struct elements *elements = fill(nodes, parity, set_nodes);
 
 	for (uint32_t lost = 0; lost < nodes; lost++) {
-		elements->holders[lost] = GROUP_NOWHERE;
+		elements->holders[lost] = PARITY_NOWHERE;
 		check_all(elements);
 		for (uint32_t other = lost + 1; other < nodes; other++)
 			lose_two(elements, lost, other);
 		elements->holders[lost] = lost;
 	}
-	group_sets_free(&elements->sets);
+	parity_sets_free(&elements->sets);
 	free(elements);
 }
 
@@ -132,13 +135,13 @@ TEST(protecting, parities_that_could_not_be_made_make_up_for_nothing)
 {
 	struct elements *elements = fill(4, 1, 4);
 
-	elements->holders[1] = GROUP_NOWHERE;
-	ck_assert(group_can_restore(&elements->sets, elements->holders, elements->parities));
+	elements->holders[1] = PARITY_NOWHERE;
+	ck_assert(parity_can_restore(&elements->sets, elements->holders, elements->parities));
 	elements->parities[2] = 0;
-	ck_assert(!group_can_restore(&elements->sets, elements->holders, elements->parities));
+	ck_assert(!parity_can_restore(&elements->sets, elements->holders, elements->parities));
 	elements->holders[1] = 1;
-	ck_assert(group_can_restore(&elements->sets, elements->holders, elements->parities));
-	group_sets_free(&elements->sets);
+	ck_assert(parity_can_restore(&elements->sets, elements->holders, elements->parities));
+	parity_sets_free(&elements->sets);
 	free(elements);
 }
 
@@ -149,7 +152,7 @@ TEST(protecting, a_partner_has_a_copy)
 	for (uint32_t node = 0; node < 2; node++)
 		ck_assert_mem_eq(elements->bytes[node][1], elements->bytes[1 - node][0],
 				 ELEMENT_BYTES);
-	group_sets_free(&elements->sets);
+	parity_sets_free(&elements->sets);
 	free(elements);
 }
 
@@ -157,12 +160,12 @@ TEST(protecting, members_of_a_set_are_in_different_racks)
 {
 	static const char *const racks[] = { "r1", "r1", "r1", "r1", "r2", "r2",
 					     "r2", "r2", "r3", "r3", "r3", "r3" };
-	struct group_sets sets;
+	struct parity_sets sets;
 	bool seen[12] = { false };
 
-	ck_assert_int_eq(group_sets_make(&sets, 12, 1, 3, racks), 0);
+	ck_assert_int_eq(parity_sets_make(&sets, 12, 1, 3, racks), 0);
 	for (uint32_t node = 0; node < 12; node++) {
-		const struct group_set set = group_set_of(&sets, node);
+		const struct parity_set set = parity_set_of(&sets, node);
 
 		ck_assert_uint_eq(set.count, 3);
 		ck_assert_uint_eq(set.nodes[set.position], node);
@@ -172,49 +175,49 @@ TEST(protecting, members_of_a_set_are_in_different_racks)
 			for (uint32_t j = 0; j < i; j++)
 				ck_assert_str_ne(racks[set.nodes[i]], racks[set.nodes[j]]);
 	}
-	group_sets_free(&sets);
+	parity_sets_free(&sets);
 }
 
 /* ---- Records --------------------------------------------------------------------------------- */
 
-static struct base_buffer text_of(struct group_record *record)
+static struct base_buffer text_of(struct parity_record *record)
 {
 	static uint32_t node_of_file[] = { 0, 0, 1, 2, 4, 3 };
 	struct base_buffer text = { 0 };
 
-	*record = (struct group_record){ .node = 3,
-					 .parities = 1,
-					 .file_count = ARRAY_LENGTH(node_of_file),
-					 .node_of_file = node_of_file };
-	ck_assert_int_eq(group_sets_make(&record->sets, 5, 1, 2, same), 0);
-	ck_assert_int_eq(group_record_encode(&text, record), 0);
+	*record = (struct parity_record){ .node = 3,
+					  .parities = 1,
+					  .file_count = ARRAY_LENGTH(node_of_file),
+					  .node_of_file = node_of_file };
+	ck_assert_int_eq(parity_sets_make(&record->sets, 5, 1, 2, same), 0);
+	ck_assert_int_eq(parity_record_encode(&text, record), 0);
 	return text;
 }
 
 TEST(protecting, a_record_is_read_as_it_was_written)
 {
-	struct group_record record, read;
+	struct parity_record record, read;
 	struct base_error error = { 0 };
 	struct base_buffer text = text_of(&record);
 
-	ck_assert_uint_eq(text.bytes % GROUP_RECORD_UNIT, 0);
-	ck_assert_uint_eq(group_record_bytes(text.data, GROUP_RECORD_UNIT), text.bytes);
-	ck_assert_int_eq(group_record_decode(&read, text.data, text.bytes, "text", &error), 0);
+	ck_assert_uint_eq(text.bytes % PARITY_RECORD_UNIT, 0);
+	ck_assert_uint_eq(parity_record_bytes(text.data, PARITY_RECORD_UNIT), text.bytes);
+	ck_assert_int_eq(parity_record_decode(&read, text.data, text.bytes, "text", &error), 0);
 	ck_assert_uint_eq(read.node, 3);
 	ck_assert_uint_eq(read.parities, 1);
 	ck_assert_uint_eq(read.sets.set_nodes, 2);
 	ck_assert_mem_eq(read.sets.order, record.sets.order, 5 * sizeof(uint32_t));
 	ck_assert_uint_eq(read.file_count, record.file_count);
 	ck_assert_mem_eq(read.node_of_file, record.node_of_file, 6 * sizeof(uint32_t));
-	group_record_free(&read);
-	group_sets_free(&record.sets);
+	parity_record_free(&read);
+	parity_sets_free(&record.sets);
 	base_buffer_free(&text);
 }
 
 /* All of the bytes that mean something. */
 TEST(protecting, a_damaged_record_is_refused)
 {
-	struct group_record record, read;
+	struct parity_record record, read;
 	struct base_buffer text = text_of(&record);
 
 	for (size_t at = 0; at < 20 + 8 * (6 + 5 + 6); at++) {
@@ -222,28 +225,28 @@ TEST(protecting, a_damaged_record_is_refused)
 		int ret;
 
 		text.data[at] ^= 0x41;
-		ret = group_record_decode(&read, text.data, text.bytes, "text", &error);
+		ret = parity_record_decode(&read, text.data, text.bytes, "text", &error);
 		ck_assert_msg(ret == IOSHAPE_E_DAMAGED || ret == -EOPNOTSUPP, "byte %zu: %d", at,
 			      ret);
 		ck_assert_int_eq(ret == -EOPNOTSUPP, at >= 8 && at < 12);
 		text.data[at] ^= 0x41;
 	}
-	group_sets_free(&record.sets);
+	parity_sets_free(&record.sets);
 	base_buffer_free(&text);
 }
 
 TEST(protecting, a_record_that_is_cut_off_is_refused)
 {
-	struct group_record record, read;
+	struct parity_record record, read;
 	struct base_buffer text = text_of(&record);
 
 	for (size_t bytes = 0; bytes < text.bytes; bytes++) {
 		struct base_error error = { 0 };
 
-		ck_assert_int_eq(group_record_decode(&read, text.data, bytes, "text", &error),
+		ck_assert_int_eq(parity_record_decode(&read, text.data, bytes, "text", &error),
 				 IOSHAPE_E_DAMAGED);
 	}
-	group_sets_free(&record.sets);
+	parity_sets_free(&record.sets);
 	base_buffer_free(&text);
 }
 
@@ -281,7 +284,7 @@ static struct base_buffer what_a_node_gives(enum lie lie)
 		.files = files,
 		.parts = parts,
 	};
-	struct group_record record = {
+	struct parity_record record = {
 		.file_count = lie == OTHER_FILES ? RANKS + 1 : RANKS,
 		.node_of_file = node_of_file,
 	};
@@ -295,13 +298,13 @@ static struct base_buffer what_a_node_gives(enum lie lie)
 		parts[i] = (struct zip_manifest_part){ .file = i, .bytes = 10, .crc32 = 1 };
 	}
 	ck_assert_int_eq(zip_manifest_encode(&text, &manifest), 0);
-	ck_assert_int_eq(group_sets_make(&record.sets, lie == OTHER_NODES ? 30 : RANKS, 1, 2, same),
-			 0);
-	ck_assert_int_eq(group_record_encode(&sets, &record), 0);
+	ck_assert_int_eq(
+		parity_sets_make(&record.sets, lie == OTHER_NODES ? 30 : RANKS, 1, 2, same), 0);
+	ck_assert_int_eq(parity_record_encode(&sets, &record), 0);
 	group_note_number(&note, 0);
 	group_note_bytes(&note, text.data, text.bytes);
 	group_note_bytes(&note, sets.data, sets.bytes);
-	group_sets_free(&record.sets);
+	parity_sets_free(&record.sets);
 	base_buffer_free(&text);
 	base_buffer_free(&sets);
 	return note.bytes;
@@ -310,18 +313,18 @@ static struct base_buffer what_a_node_gives(enum lie lie)
 LOOP_TEST(protecting, what_a_node_gives_must_fit_what_rank_0_says, NO_LIE, LIES)
 {
 	char folder[] = "folder";
-	struct group_restoring restoring = {
+	struct restoring restoring = {
 		.step = 7,
 		.attempt = "0a",
 		.nodes = RANKS,
 		.folder = folder,
 	};
-	struct group_known known = { .note = what_a_node_gives((enum lie)_i) };
+	struct known known = { .note = what_a_node_gives((enum lie)_i) };
 	struct base_error error = { 0 };
 
-	ck_assert_int_eq(group_read_known(a_group(), &restoring, &known, &error),
+	ck_assert_int_eq(read_known(a_group(), &restoring, &known, &error),
 			 _i == NO_LIE ? 0 : IOSHAPE_E_DAMAGED);
-	group_known_free(&known);
+	known_free(&known);
 }
 
 /* So many nodes, each of which holds its own files and no parities, and what node 0 gets. */
@@ -347,7 +350,7 @@ static const struct {
 	uint64_t nodes, holder, node;
 	int code;
 } said[] = {
-	{ RANKS, 0, 3, 0 },           { 1, GROUP_NOWHERE, 0, 0 },
+	{ RANKS, 0, 3, 0 },           { 1, PARITY_NOWHERE, 0, 0 },
 	{ 0, 0, 0, -EPROTO },         { RANKS + 1, 0, 0, -EPROTO }, /* more than ranks */
 	{ RANKS, RANKS, 0, -EPROTO }, { RANKS, UINT64_C(1) << 32, 0, -EPROTO },
 	{ RANKS, 0, RANKS, -EPROTO }, { UINT32_MAX, 0, 0, -EPROTO },
@@ -357,12 +360,12 @@ LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(sa
 {
 	struct base_buffer note =
 		what_rank_0_says(MIN(said[_i].nodes, 2 * RANKS), said[_i].holder, said[_i].node);
-	struct group_restoring restoring = { 0 };
+	struct restoring restoring = { 0 };
 	struct base_error error = { 0 };
 
 	base_put_le(note.data + 18, said[_i].nodes, 8);
-	ck_assert_int_eq(group_read_restoring(a_group(), &note, &restoring, &error), said[_i].code);
-	group_restoring_free(&restoring);
+	ck_assert_int_eq(read_restoring(a_group(), &note, &restoring, &error), said[_i].code);
+	restoring_free(&restoring);
 	base_buffer_free(&note);
 }
 
@@ -372,15 +375,16 @@ struct offered {
 	uint64_t node_of_rank, count, node, parities; /* that it holds, so often */
 };
 
-static void read_offer(uint32_t rank, const struct offered *offered, struct group_spreads *spreads)
+static void offer_of_rank(uint32_t rank, const struct offered *offered,
+			  struct group_spreads *spreads)
 {
 	uint32_t node_of_file = 0;
-	struct group_record record = { .file_count = 1, .node_of_file = &node_of_file };
+	struct parity_record record = { .file_count = 1, .node_of_file = &node_of_file };
 	struct base_buffer sets = { 0 };
 	struct group_note note = { 0 };
 
-	ck_assert_int_eq(group_sets_make(&record.sets, offered->nodes, 1, 2, same), 0);
-	ck_assert_int_eq(group_record_encode(&sets, &record), 0);
+	ck_assert_int_eq(parity_sets_make(&record.sets, offered->nodes, 1, 2, same), 0);
+	ck_assert_int_eq(parity_record_encode(&sets, &record), 0);
 	group_note_number(&note, offered->count);
 	group_note_number(&note, 7);
 	group_note_number(&note, 1);
@@ -393,8 +397,8 @@ static void read_offer(uint32_t rank, const struct offered *offered, struct grou
 		group_note_number(&note, offered->parities);
 	}
 	group_note_number(&note, 0);
-	group_read_offers(a_group(), rank, &note.bytes, spreads);
-	group_sets_free(&record.sets);
+	read_offers(a_group(), rank, &note.bytes, spreads);
+	parity_sets_free(&record.sets);
 	base_buffer_free(&sets);
 	base_buffer_free(&note.bytes);
 }
@@ -416,10 +420,10 @@ LOOP_TEST(protecting, what_a_node_offers_must_fit_the_job, 0, (int)ARRAY_LENGTH(
 {
 	struct group_spreads spreads = { 0 };
 
-	read_offer(0, &offers[_i].offered, &spreads);
+	offer_of_rank(0, &offers[_i].offered, &spreads);
 	ck_assert_uint_eq(spreads.count, offers[_i].spreads);
 	ck_assert_uint_eq(spreads.count ? spreads.all[0].holding_count : 0, offers[_i].holdings);
-	group_spreads_free(&spreads);
+	empty(&spreads);
 }
 
 TEST(protecting, offers_that_disagree_about_the_nodes_are_not_put_together)
@@ -427,28 +431,28 @@ TEST(protecting, offers_that_disagree_about_the_nodes_are_not_put_together)
 	const struct offered one = { RANKS, 0, 1, 0, 0 }, other = { RANKS - 1, 0, 1, 0, 0 };
 	struct group_spreads spreads = { 0 };
 
-	read_offer(0, &one, &spreads);
-	read_offer(1, &one, &spreads);
+	offer_of_rank(0, &one, &spreads);
+	offer_of_rank(1, &one, &spreads);
 	ck_assert_uint_eq(spreads.count, 1);
-	read_offer(2, &other, &spreads);
+	offer_of_rank(2, &other, &spreads);
 	ck_assert_uint_eq(spreads.count, 2);
 	ck_assert_uint_eq(spreads.all[0].holding_count, 2);
-	group_spreads_free(&spreads);
+	empty(&spreads);
 }
 
 /* A record of 64 MiB names millions of nodes: each takes the same time. */
 TEST(protecting, very_many_nodes_take_no_longer_than_they_are_many)
 {
 	const uint32_t nodes = 1000000;
-	struct group_sets sets = { nodes, 1, 2, calloc(nodes, sizeof(uint32_t)) };
+	struct parity_sets sets = { nodes, 1, 2, calloc(nodes, sizeof(uint32_t)) };
 	uint32_t *numbers = calloc(2 * (size_t)nodes, sizeof(*numbers));
 
 	ck_assert(sets.order && numbers);
 	for (uint32_t node = 0; node < nodes; node++)
 		sets.order[node] = node;
-	ck_assert(group_can_restore(&sets, numbers, numbers + nodes));
+	ck_assert(parity_can_restore(&sets, numbers, numbers + nodes));
 	free(numbers);
-	group_sets_free(&sets);
+	parity_sets_free(&sets);
 }
 
 TEST(protecting, a_file_of_parities_is_known_by_its_name)
@@ -467,5 +471,5 @@ TEST(protecting, a_file_of_parities_is_known_by_its_name)
 
 int main(void)
 {
-	return check_run("group/parity");
+	return check_run("tier/parity");
 }

@@ -3,9 +3,9 @@
  * files. */
 #define _GNU_SOURCE
 #include "group/group.h"
-#include "group/parity/parity.h"
 #include "support/pair_comm.h"
 #include "support/tier_case.h"
+#include "tier/parity.h"
 
 #include <ioshape/tier.h>
 
@@ -339,7 +339,7 @@ TEST(tests, a_copy_that_was_damaged_restores_nothing)
 static void forge(uint32_t nodes)
 {
 	uint32_t *order = calloc(nodes, sizeof(*order)), node_of_file[RANKS] = { 0, 1 };
-	struct group_record record = {
+	struct parity_record record = {
 		.sets = { nodes, 1, 2, order },
 		.file_count = RANKS,
 		.node_of_file = node_of_file,
@@ -349,7 +349,7 @@ static void forge(uint32_t nodes)
 	ck_assert_ptr_nonnull(order);
 	for (uint32_t i = 1; i < nodes; i++)
 		order[i] = nodes - i;
-	ck_assert_int_eq(group_record_encode(&text, &record), 0);
+	ck_assert_int_eq(parity_record_encode(&text, &record), 0);
 	scratch_write(near(1, "node-00000.parity"), text.data, text.bytes);
 	base_buffer_free(&text);
 	free(order);

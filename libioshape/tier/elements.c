@@ -7,7 +7,7 @@
  * has failed goes through all of it: only when bytes do not travel any more it ends.
  */
 #define _GNU_SOURCE
-#include "group/parity/parity.h"
+#include "tier/parity.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -15,21 +15,165 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The files of a node that lie here, while one thread reads them. */
+struct held {
+	const struct parity_exchange *exchange;
+	bool is_open;
+	uint32_t node;
+	struct parity_set set;
+	uint64_t segment_bytes;
+	uint32_t count; /* of its files */
+	struct held_file {
+		struct ring_input input;
+		uint64_t at; /* where it begins among all of them */
+	} * files;
+	struct ring_input parity; /* its path is NULL before it is open */
+	uint64_t parity_at;       /* where the first begins */
+};
+
+/* ---- Elements that lie here -------------------------------------------------------------------
+ */
+
+static void held_close(struct held *held)
+{
+	const struct parity_exchange *exchange = held->exchange;
+
+	while (held->count)
+		ring_input_close(&held->files[--held->count].input);
+	free(held->files);
+	if (held->parity.path)
+		ring_input_close(&held->parity);
+	*held = (struct held){ .exchange = exchange };
+}
+
+static int open_input(const struct parity_exchange *exchange, const char *name,
+		      struct ring_input *input, struct base_error *error)
+{
+	char *path;
+	int ret;
+
+	if (asprintf(&path, "%s/%s", exchange->folder, name) < 0)
+		return base_no_memory(error, "a path", strlen(exchange->folder));
+	ret = ring_input_open(input, path, 0, 0, IOSHAPE_DIRECT_OFF, error);
+	free(path);
+	return ret;
+}
+
+static int open_files(struct held *held, struct base_error *error)
+{
+	const struct zip_manifest *manifest = held->exchange->manifest;
+	uint64_t at = 0;
+	int ret = 0;
+
+	held->files = calloc(manifest->file_count, sizeof(*held->files));
+	if (!held->files)
+		return base_no_memory(error, "files of a node",
+				      manifest->file_count * sizeof(*held->files));
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
+		if (held->exchange->record->node_of_file[i] != held->node)
+			continue;
+		held->files[held->count].at = at;
+		ret = open_input(held->exchange, manifest->files[i].name,
+				 &held->files[held->count].input, error);
+		held->count += !ret;
+		at += manifest->files[i].bytes;
+	}
+	return ret;
+}
+
+/* Of a node whose parities are being made there is no such file yet. */
+static int open_parity(struct held *held, struct base_error *error)
+{
+	char name[GROUP_PARITY_NAME_BYTES];
+	uint8_t begin[PARITY_RECORD_UNIT];
+	int ret;
+
+	if (held->parity.path)
+		return 0;
+	group_parity_name(name, held->node);
+	ret = open_input(held->exchange, name, &held->parity, error);
+	if (ret)
+		return ret;
+	ret = ring_input_get(&held->parity, 0, begin, sizeof(begin), error);
+	held->parity_at = ret ? 0 : parity_record_bytes(begin, sizeof(begin));
+	if (!ret && !held->parity_at)
+		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
+				  "\"%s\" does not begin as a file of parities", held->parity.path);
+	return ret;
+}
+
+static int be(struct held *held, uint32_t node, struct base_error *error)
+{
+	const struct parity_exchange *exchange = held->exchange;
+
+	if (held->is_open && held->node == node)
+		return 0;
+	held_close(held);
+	held->is_open = true;
+	held->node = node;
+	held->set = parity_set_of(&exchange->record->sets, node);
+	held->segment_bytes =
+		parity_segment_bytes(exchange->manifest, exchange->record, &held->set);
+	return open_files(held, error);
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+static int get_from_files(const struct held *held, uint64_t at, uint8_t *into, size_t bytes,
+			  struct base_error *error)
+{
+	int ret = 0;
+
+	memset(into, 0, bytes);
+	for (uint32_t i = 0; !ret && i < held->count; i++) {
+		const struct held_file *file = &held->files[i];
+		const uint64_t begin = MAX(file->at, at),
+			       end = MIN(file->at + file->input.bytes, at + bytes);
+
+		if (begin < end)
+			ret = ring_input_get(&file->input, begin - file->at, into + (begin - at),
+					     end - begin, error);
+	}
+	return ret;
+}
+
+/* Bytes of an element of a node; there are zeros behind its last file. The files stay open until
+ * those of another node are wanted. */
+static int held_get(struct held *held, uint32_t node, uint32_t element, uint64_t offset, void *into,
+		    size_t bytes, struct base_error *error)
+{
+	uint32_t segments;
+	int ret = be(held, node, error);
+
+	if (ret)
+		return ret;
+	segments = parity_segments_of(&held->set);
+	if (element < segments)
+		return get_from_files(held, element * held->segment_bytes + offset, into, bytes,
+				      error);
+	ret = open_parity(held, error);
+	return ret ? ret :
+		     ring_input_get(&held->parity,
+				    held->parity_at + (element - segments) * held->segment_bytes +
+					    offset,
+				    into, bytes, error);
+}
+
 #define BLOCK_BYTES (4 * MIB)
 /* Behind each block its checksum. */
 #define MESSAGE_BYTES (BLOCK_BYTES + 4)
 
 /* What this node has to do with: of another set it needs nothing, and sends it nothing. */
 struct work {
-	struct group_making making;
-	struct group_set set;
+	struct parity_making making;
+	struct parity_set set;
 	uint64_t segment_bytes;
 	uint32_t first, count; /* elements that are made */
 	uint64_t blocks;       /* of each */
 };
 
 struct exchanging {
-	struct group_exchange *exchange;
+	struct parity_exchange *exchange;
 	struct ioshape_context *context;
 	struct work *works;
 	uint32_t count;
@@ -67,24 +211,24 @@ static bool concerns(const struct exchanging *exchanging, const struct work *wor
 	return concerned;
 }
 
-static struct work work_for(const struct group_exchange *exchange,
-			    const struct group_making *making)
+static struct work work_for(const struct parity_exchange *exchange,
+			    const struct parity_making *making)
 {
 	struct work work = {
 		.making = *making,
-		.set = group_set_of(&exchange->record->sets, making->node),
+		.set = parity_set_of(&exchange->record->sets, making->node),
 	};
 
-	work.segment_bytes = group_segment_bytes(exchange->manifest, exchange->record, &work.set);
-	work.first = exchange->fresh ? group_segments_of(&work.set) : 0;
-	work.count = group_segments_of(&work.set) + work.set.parity - work.first;
+	work.segment_bytes = parity_segment_bytes(exchange->manifest, exchange->record, &work.set);
+	work.first = exchange->fresh ? parity_segments_of(&work.set) : 0;
+	work.count = parity_segments_of(&work.set) + work.set.parity - work.first;
 	work.blocks = (work.segment_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
 	return work;
 }
 
 static int list_works(struct exchanging *exchanging, struct base_error *error)
 {
-	const struct group_exchange *exchange = exchanging->exchange;
+	const struct parity_exchange *exchange = exchanging->exchange;
 
 	exchanging->works = calloc(MAX(exchange->count, 1), sizeof(*exchanging->works));
 	if (!exchanging->works)
@@ -121,13 +265,13 @@ static struct step step_at(const struct work *work, uint64_t number)
 }
 
 static int find_sources(const struct exchanging *exchanging, const struct work *work,
-			uint32_t element, struct group_source sources[BASE_MOST_DATA],
+			uint32_t element, struct parity_source sources[PARITY_MOST_DATA],
 			uint32_t *count, struct base_error *error)
 {
-	const struct group_exchange *exchange = exchanging->exchange;
+	const struct parity_exchange *exchange = exchanging->exchange;
 
-	if (!group_find_sources(&work->set, exchange->holders, exchange->parities, element,
-				exchange->fresh, sources, count))
+	if (!parity_find_sources(&work->set, exchange->holders, exchange->parities, element,
+				 exchange->fresh, sources, count))
 		return 0;
 	return base_refuse(error, -ENODATA,
 			   "too many nodes are lost to restore what node %u had of generation %llu",
@@ -137,16 +281,16 @@ static int find_sources(const struct exchanging *exchanging, const struct work *
 /* ---- Sending --------------------------------------------------------------------------------- */
 
 /* What cannot be read goes with a checksum that says so. */
-static int send_block(struct exchanging *exchanging, struct group_held *held,
-		      const struct work *work, const struct group_source *source,
-		      const struct step *step, uint8_t *message, struct base_error *error)
+static int send_block(struct exchanging *exchanging, struct held *held, const struct work *work,
+		      const struct parity_source *source, const struct step *step, uint8_t *message,
+		      struct base_error *error)
 {
-	struct group_exchange *exchange = exchanging->exchange;
+	struct parity_exchange *exchange = exchanging->exchange;
 	const struct ioshape_group_options *options = &exchange->round->group->options;
 	const uint32_t to = rank_of(exchanging, work->making.target);
 	uint32_t crc;
-	int sent, ret = group_held_get(held, source->node, source->element, step->offset, message,
-				       step->bytes, error);
+	int sent, ret = held_get(held, source->node, source->element, step->offset, message,
+				 step->bytes, error);
 
 	crc = base_crc32(0, message, step->bytes);
 	base_put_le(message + step->bytes, ret ? ~crc : crc, 4);
@@ -158,13 +302,12 @@ static int send_block(struct exchanging *exchanging, struct group_held *held,
 	return base_fail(error, sent, "cannot send what protects a generation to rank %u", to);
 }
 
-static int send_step(struct exchanging *exchanging, struct group_held *held,
-		     const struct work *work, uint64_t number, uint8_t *message,
-		     struct base_error *error)
+static int send_step(struct exchanging *exchanging, struct held *held, const struct work *work,
+		     uint64_t number, uint8_t *message, struct base_error *error)
 {
 	const uint32_t *holders = exchanging->exchange->holders;
 	const struct step step = step_at(work, number);
-	struct group_source sources[BASE_MOST_DATA];
+	struct parity_source sources[PARITY_MOST_DATA];
 	uint32_t count;
 	int ret = find_sources(exchanging, work, step.element, sources, &count, error);
 
@@ -180,7 +323,7 @@ static int send_step(struct exchanging *exchanging, struct group_held *held,
 /* What fails first is told. */
 static void send_all(struct exchanging *exchanging, uint8_t *message, struct base_error *error)
 {
-	struct group_held held = { .exchange = exchanging->exchange };
+	struct held held = { .exchange = exchanging->exchange };
 
 	for (uint32_t turn = 0; turn < exchanging->turns; turn++) {
 		for (uint64_t number = 0; number < exchanging->most_steps; number++) {
@@ -197,7 +340,7 @@ static void send_all(struct exchanging *exchanging, uint8_t *message, struct bas
 		}
 	}
 out:
-	group_held_close(&held);
+	held_close(&held);
 }
 
 static void *run_sending(void *user)
@@ -223,7 +366,7 @@ static void *run_sending(void *user)
 struct summing {
 	struct exchanging *exchanging;
 	const struct work *work;
-	struct group_held held;
+	struct held held;
 	uint64_t next;    /* step */
 	uint8_t *message; /* one that comes */
 	uint8_t *sum;
@@ -249,7 +392,7 @@ static int receive(struct summing *summing, uint32_t from, size_t bytes, struct 
 			   from);
 }
 
-static int add_source(struct summing *summing, const struct group_source *source,
+static int add_source(struct summing *summing, const struct parity_source *source,
 		      const struct step *step, struct base_error *error)
 {
 	const struct exchanging *exchanging = summing->exchanging;
@@ -257,12 +400,12 @@ static int add_source(struct summing *summing, const struct group_source *source
 	int ret;
 
 	if (holder == exchanging->own)
-		ret = group_held_get(&summing->held, source->node, source->element, step->offset,
-				     summing->message, step->bytes, error);
+		ret = held_get(&summing->held, source->node, source->element, step->offset,
+			       summing->message, step->bytes, error);
 	else
 		ret = receive(summing, rank_of(exchanging, holder), step->bytes, error);
 	if (!ret)
-		base_erasure_add(summing->sum, summing->message, step->bytes, source->coefficient);
+		parity_add(summing->sum, summing->message, step->bytes, source->coefficient);
 	return ret;
 }
 
@@ -275,7 +418,7 @@ static bool is_broken(const struct summing *summing)
 static int next_block(struct summing *summing, struct base_error *error)
 {
 	const struct step step = step_at(summing->work, summing->next++);
-	struct group_source sources[BASE_MOST_DATA];
+	struct parity_source sources[PARITY_MOST_DATA];
 	uint32_t count;
 	int ret = find_sources(summing->exchanging, summing->work, step.element, sources, &count,
 			       error);
@@ -389,9 +532,9 @@ static int write_file(struct target_file *target, const char *name, uint64_t byt
 /* Those of the manifest, in their order, and what is left of the last segment. */
 static int write_restored(struct summing *summing, struct base_error *error)
 {
-	const struct group_exchange *exchange = summing->exchanging->exchange;
+	const struct parity_exchange *exchange = summing->exchanging->exchange;
 	const struct work *work = summing->work;
-	uint64_t left = work->segment_bytes * group_segments_of(&work->set);
+	uint64_t left = work->segment_bytes * parity_segments_of(&work->set);
 	int ret = 0;
 
 	for (uint32_t i = 0; !ret && i < exchange->manifest->file_count; i++) {
@@ -411,7 +554,7 @@ static int write_restored(struct summing *summing, struct base_error *error)
 static int write_parities(struct summing *summing, struct base_error *error)
 {
 	const struct work *work = summing->work;
-	struct group_record record = *summing->exchanging->exchange->record;
+	struct parity_record record = *summing->exchanging->exchange->record;
 	struct base_buffer text = { 0 };
 	struct target_file target = {
 		.summing = summing,
@@ -424,7 +567,7 @@ static int write_parities(struct summing *summing, struct base_error *error)
 	record.node = work->making.node;
 	record.parities = work->set.parity;
 	group_parity_name(name, record.node);
-	ret = group_record_encode(&text, &record);
+	ret = parity_record_encode(&text, &record);
 	if (ret)
 		base_no_memory(error, "who protects whom", text.bytes);
 	else
@@ -454,7 +597,7 @@ static int make(struct exchanging *exchanging, const struct work *work, struct b
 		skip_rest(&summing);
 	else
 		atomic_store(&exchanging->exchange->broken, true);
-	group_held_close(&summing.held);
+	held_close(&summing.held);
 	free(summing.message);
 	free(summing.sum);
 	return ret;
@@ -495,8 +638,8 @@ static int run_both(struct exchanging *exchanging, struct base_error *error)
 	return ret;
 }
 
-int group_exchange_run(struct group_exchange *exchange, struct ioshape_context *context,
-		       struct base_error *error)
+int parity_exchange_run(struct parity_exchange *exchange, struct ioshape_context *context,
+			struct base_error *error)
 {
 	struct ioshape_group *group = exchange->round->group;
 	struct exchanging exchanging = {
@@ -509,5 +652,155 @@ int group_exchange_run(struct group_exchange *exchange, struct ioshape_context *
 	if (!ret && exchanging.count)
 		ret = run_both(&exchanging, error);
 	free(exchanging.works);
+	return ret;
+}
+
+/* ---- Protecting what nodes have just saved --------------------------------------------------- */
+
+/* By enum ioshape_parity. */
+static const struct {
+	uint32_t parity, nodes;
+} kinds[] = { { 0, 1 }, { 1, 2 }, { 1, 4 }, { 1, 8 }, { 2, 4 }, { 2, 6 }, { 2, 8 } };
+
+uint64_t parity_bytes(const struct ioshape_group *group, uint64_t bytes, uint32_t nodes)
+{
+	const uint32_t in_set = MIN(kinds[group->options.parity].nodes, nodes);
+	const uint32_t parity = MIN(kinds[group->options.parity].parity, in_set - 1);
+
+	return (bytes * parity + in_set - parity - 1) / (in_set - parity);
+}
+
+static int make_sets(const struct ioshape_group *group, struct parity_sets *sets,
+		     struct base_error *error)
+{
+	const char **domains = calloc(group->node_count, sizeof(*domains));
+	int ret = -ENOMEM;
+
+	for (uint32_t node = 0; domains && node < group->node_count; node++)
+		domains[node] = group->ranks[group->leaders[node]].domain;
+	if (domains)
+		ret = parity_sets_make(sets, group->node_count, kinds[group->options.parity].parity,
+				       kinds[group->options.parity].nodes, domains);
+	free(domains);
+	return ret ? base_no_memory(error, "sets of nodes", group->node_count) : 0;
+}
+
+static int list_files(const struct ioshape_group *group, const struct zip_manifest *manifest,
+		      struct parity_record *record, struct base_error *error)
+{
+	record->file_count = manifest->file_count;
+	record->node_of_file = calloc(manifest->file_count, sizeof(*record->node_of_file));
+	if (!record->node_of_file)
+		return base_no_memory(error, "files of nodes", manifest->file_count);
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
+		record->node_of_file[manifest->parts[rank].file] = group->ranks[rank].node;
+	return 0;
+}
+
+int parity_plan(const struct ioshape_group *group, const struct zip_manifest *manifest,
+		struct base_buffer *plan, struct base_error *error)
+{
+	struct parity_record record = { 0 };
+	int ret = make_sets(group, &record.sets, error);
+
+	if (!ret)
+		ret = list_files(group, manifest, &record, error);
+	if (!ret && parity_record_encode(plan, &record))
+		ret = base_no_memory(error, "who protects whom", plan->bytes);
+	parity_record_free(&record);
+	return ret;
+}
+
+/* All nodes at once: each makes the parities that it keeps for the others. */
+static int make_parities(struct group_round *round, const struct zip_manifest *manifest,
+			 const struct parity_record *record, const char *folder,
+			 struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	const uint32_t nodes = group->node_count;
+	struct parity_making *makings = calloc(nodes, sizeof(*makings));
+	uint32_t *numbers = calloc(2 * (size_t)nodes, sizeof(*numbers));
+	struct parity_exchange exchange = {
+		.round = round,
+		.manifest = manifest,
+		.record = record,
+		.holders = numbers, /* each has its own */
+		.parities = numbers + nodes,
+		.makings = makings,
+		.count = nodes,
+		.fresh = true,
+		.folder = folder,
+	};
+	int ret = 0;
+
+	if (!makings || !numbers)
+		ret = base_no_memory(error, "what nodes send each other", nodes);
+	for (uint32_t node = 0; !ret && node < nodes; node++) {
+		numbers[node] = node;
+		makings[node] = (struct parity_making){ node, node, 0 };
+	}
+	if (!ret)
+		ret = parity_exchange_run(&exchange, group->context, error);
+	group->comm_failed |= exchange.broken;
+	free(numbers);
+	free(makings);
+	return ret;
+}
+
+/* So that it is known for what it is: the files of one node. */
+static int put_bare_record(const struct ring_folder *folder, const struct parity_record *record,
+			   struct base_error *error)
+{
+	char name[GROUP_PARITY_NAME_BYTES];
+	struct base_buffer text = { 0 };
+	int ret = parity_record_encode(&text, record);
+
+	group_parity_name(name, record->node);
+	if (ret)
+		base_no_memory(error, "who protects whom", text.bytes);
+	else
+		ret = ring_folder_put(folder, name, text.data, text.bytes, error);
+	base_buffer_free(&text);
+	return ret;
+}
+
+/* Without parities it is a good generation all the same. */
+static int protect(struct group_round *round, const struct zip_manifest *manifest,
+		   const struct parity_record *record, const struct ring_folder *folder,
+		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	struct base_error why = { 0 };
+
+	if (!record->sets.parity)
+		return put_bare_record(folder, record, error);
+	if (!group->options.comm || group->comm_failed)
+		base_refuse(&why, -ENOTCONN, "%s",
+			    group->options.comm ?
+				    "bytes do not travel between nodes any more" :
+				    "there is no way for bytes between nodes (give the group a "
+				    "comm)");
+	else if (!make_parities(round, manifest, record, folder->path, &why))
+		return 0;
+	snprintf(unprotected, BASE_ERROR_TEXT_BYTES, "%s", why.sentence);
+	return put_bare_record(folder, record, error);
+}
+
+int parity_protect(struct group_round *round, const struct zip_manifest *manifest,
+		   const struct base_buffer *plan, const struct ring_folder *folder,
+		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error)
+{
+	const struct ioshape_group *group = round->group;
+	struct parity_record record;
+	int ret = parity_record_decode(&record, plan->data, plan->bytes, "what rank 0 says", error);
+
+	if (ret)
+		return ret;
+	ret = parity_record_check(&record, manifest, group->node_count, "what rank 0 says", error);
+	if (!ret) {
+		record.node = group->ranks[group->options.rank].node;
+		ret = protect(round, manifest, &record, folder, unprotected, error);
+	}
+	parity_record_free(&record);
 	return ret;
 }

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside libioshape-tier: generations that lie on the tiers of several nodes, each of which has its
+ * own files and all of the manifest, and how these nodes keep what one of them loses.
+ *
+ * Nodes form sets. Of a set with n members m may be lost. Each member's files, one behind the
+ * other, are cut into n - m segments of one size. A member has so many elements: its segments, and
+ * m parities. Of n groups each has one element of every member, none of them twice: m are the
+ * parities of the others, so any m follow from the rest. With two members and one parity that is a
+ * copy at the partner.
+ *
+ * Nodes are numbered as they were when the generation was saved. Which node of today has the files
+ * of which is said by `holders`.
+ */
+#ifndef TIER_PARITY_H
+#define TIER_PARITY_H
+
+#include "group/group.h"
+
+/* Of all that "node-00003.parity" has in front of its parities. */
+#define PARITY_FORMAT BASE_FORMAT(1u)
+#define PARITY_NOWHERE UINT32_MAX
+
+/* ---- Reed-Solomon codes (sets.c; pure) ------------------------------------------------------- */
+
+/*
+ * Of so many elements of data, numbered from 0 on, and those of parity behind them, any lost ones
+ * follow from as many others as there are elements of data.
+ */
+#define PARITY_MOST_DATA 32u
+#define PARITY_MOST 2u
+
+/* sum += coefficient * element; all begins with zeros. */
+void parity_add(void *sum, const void *element, size_t bytes, uint8_t coefficient);
+
+/* ---- Who protects whom (sets.c; pure) -------------------------------------------------------- */
+
+struct parity_sets {
+	uint32_t nodes;
+	uint32_t parity;    /* most that a set may lose; 0: the nodes do not protect each other */
+	uint32_t set_nodes; /* members of a set, or up to twice as many */
+	uint32_t *order;    /* of nodes: set after set; owned */
+};
+
+/* Members of one set come from as many domains (racks, hosts) as can be. -ENOMEM. */
+int parity_sets_make(struct parity_sets *sets, uint32_t nodes, uint32_t parity, uint32_t set_nodes,
+		     const char *const *domains);
+void parity_sets_free(struct parity_sets *sets);
+
+/* The set of a node; none of its members is there twice. */
+struct parity_set {
+	const uint32_t *nodes;
+	uint32_t count, parity;
+	uint32_t position; /* of that node */
+};
+struct parity_set parity_set_of(const struct parity_sets *sets, uint32_t node);
+static inline uint32_t parity_segments_of(const struct parity_set *set)
+{
+	return set->count - set->parity;
+}
+
+/* An element that another one is the sum of: times the coefficient. */
+struct parity_source {
+	uint32_t node, element;
+	uint8_t coefficient;
+};
+
+/*
+ * Find what an element of the node at set->position is made of: of itself, if a node holds it and
+ * it is not `fresh`; otherwise of what is left of its group. holders[] and parities[] are by node,
+ * and have an item for each node of the sets: the node of today that has its files, and how many
+ * parities lie with them. -ENOENT: too much of the group is lost.
+ */
+int parity_find_sources(const struct parity_set *set, const uint32_t *holders,
+			const uint32_t *parities, uint32_t element, bool fresh,
+			struct parity_source sources[PARITY_MOST_DATA], uint32_t *count);
+
+/* Whether everything that the nodes had is there, or can be made. Takes time in proportion to the
+ * number of nodes. */
+bool parity_can_restore(const struct parity_sets *sets, const uint32_t *holders,
+			const uint32_t *parities);
+
+/* ---- What is written down (sets.c; pure) ---------------------------------------------------- */
+
+struct parity_record {
+	struct parity_sets sets;
+	uint32_t node;     /* whose parities they are */
+	uint32_t parities; /* that follow: fewer than sets.parity, if they could not be made */
+	uint32_t file_count;
+	uint32_t *node_of_file; /* by file of the manifest; owned */
+};
+
+/* Appended; its length is a multiple of PARITY_RECORD_UNIT, behind which the parities begin. */
+#define PARITY_RECORD_UNIT 4096u
+int parity_record_encode(struct base_buffer *out, const struct parity_record *record);
+/* How long it is, from its first PARITY_RECORD_UNIT bytes; 0: it is none. */
+uint64_t parity_record_bytes(const void *begin, size_t bytes);
+/* IOSHAPE_E_DAMAGED, -EOPNOTSUPP, -ENOMEM. */
+int parity_record_decode(struct parity_record *record, const void *data, size_t bytes,
+			 const char *path, struct base_error *error);
+void parity_record_free(struct parity_record *record);
+/* Compare a record that another process or a disk gave with the manifest and the number of nodes
+ * that it is used with: their arrays are indexed by its numbers. IOSHAPE_E_DAMAGED. */
+int parity_record_check(const struct parity_record *record, const struct zip_manifest *manifest,
+			uint32_t nodes, const char *path, struct base_error *error);
+/* Whether two records name the same sets and the same files of each node. */
+bool parity_records_agree(const struct parity_record *left, const struct parity_record *right);
+/* Of a generation that lies all in one place, as if one node had saved it. -ENOMEM. */
+int parity_record_whole(struct parity_record *record, uint32_t file_count);
+
+/* All bytes of a node's files, and of a segment of its set. */
+uint64_t parity_node_bytes(const struct zip_manifest *manifest, const struct parity_record *record,
+			   uint32_t node);
+uint64_t parity_segment_bytes(const struct zip_manifest *manifest,
+			      const struct parity_record *record, const struct parity_set *set);
+
+/* ---- Elements on their way (elements.c) ------------------------------------------------------ */
+
+/* A node of today that gets what a node of the generation had: all of it, or, if that is what it
+ * has itself, its parities, which are made for the first time. */
+struct parity_making {
+	uint32_t target; /* node of today */
+	uint32_t node;   /* of the generation */
+	uint32_t turn;   /* of those that this target gets */
+};
+
+struct parity_exchange {
+	struct group_round *round;
+	const struct zip_manifest *manifest;
+	const struct parity_record *record; /* that of any node, of which sets and files count */
+	const uint32_t *holders, *parities;
+	const struct parity_making *makings; /* the same on all nodes, in the same order */
+	uint32_t count;
+	bool fresh;         /* they are made for the first time */
+	const char *folder; /* where this node has its files, and gets what it gets */
+	atomic_bool broken; /* out: bytes do not travel between nodes any more */
+};
+
+/*
+ * Called by the first rank of each node, together: sends what others need, and writes what this
+ * node gets. What was restored has the checksums of the manifest.
+ */
+int parity_exchange_run(struct parity_exchange *exchange, struct ioshape_context *context,
+			struct base_error *error);
+
+/* What a node keeps for `nodes` nodes that save so much each (elements.c). */
+uint64_t parity_bytes(const struct ioshape_group *group, uint64_t bytes, uint32_t nodes);
+
+/* ---- For groups: struct group_tier_ops ------------------------------------------------------- */
+
+int parity_plan(const struct ioshape_group *group, const struct zip_manifest *manifest,
+		struct base_buffer *plan, struct base_error *error);
+int parity_protect(struct group_round *round, const struct zip_manifest *manifest,
+		   const struct base_buffer *plan, const struct ring_folder *folder,
+		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error);
+int parity_look(struct group_round *round, struct group_spreads **spreads,
+		struct group_candidates *found, struct base_error *error);
+int parity_check(const struct group_spreads *spreads, size_t at, struct base_error *error);
+int parity_restore(struct group_round *round, const struct group_spreads *spreads, size_t at,
+		   struct base_error *failure, struct base_error *error);
+void parity_spreads_free(struct group_spreads *spreads);
+
+#endif
