@@ -107,7 +107,13 @@ int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 	return base_pass_on(error, &named);
 }
 
-/* ---- Meeting -----------------------------------------------------------------------------------
+/* ---- Meeting --------------------------------------------------------------------------------- */
+
+/*
+ * Every other rank says "hello" to rank 0, with a number that it has drawn. When rank 0 has all of
+ * them it answers with the "roster". A rank that finds its own number in it says hello again, with
+ * the roster's id. Other ranks have read what is left of an earlier life of the job, and go on
+ * waiting. When all have answered the roster, rank 0 says that it is complete.
  */
 
 /* How often the board is asked, at least. */
@@ -115,33 +121,10 @@ int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 
 struct meeting {
 	struct group_round *round;
-	bool *have; /* hello */
-	bool *ready;
+	bool *have;   /* hello */
+	bool *ready;  /* hello to the last roster */
 	bool changed; /* a rank came in a new life */
 };
-
-static int say_hello(struct group_round *round, struct base_error *error)
-{
-	const struct ioshape_group *group = round->group;
-	const struct group_rank *own = &group->ranks[group->options.rank];
-	struct group_note note = { 0 };
-
-	group_note_number(&note, own->nonce);
-	group_note_number(&note, group->options.ranks);
-	group_note_text(&note, own->node_key);
-	group_note_text(&note, own->where);
-	group_note_text(&note, own->domain);
-	group_note_number(&note, own->has_tier);
-	return group_round_post(round, "hello", &note, error);
-}
-
-static int say_id(struct group_round *round, const char *what, struct base_error *error)
-{
-	struct group_note note = { 0 };
-
-	group_note_number(&note, round->group->id);
-	return group_round_post(round, what, &note, error);
-}
 
 /* ---- Rank 0 ---------------------------------------------------------------------------------- */
 
@@ -150,37 +133,39 @@ static int found_hello(void *user, uint32_t rank, const struct base_buffer *note
 	struct meeting *meeting = user;
 	struct ioshape_group *group = meeting->round->group;
 	struct group_rank *known = &group->ranks[rank];
-	struct group_note_reader reader = group_read_note(note);
-	uint64_t nonce = group_read_number(&reader);
+	struct group_hello hello = { 0 };
 
-	/* Of an earlier life with another number of ranks: this one will say hello again. */
-	if (group_read_number(&reader) != group->options.ranks)
+	/* One of an earlier life with another number of ranks will say hello again. */
+	if (!group_read_message(&group_hello, note, &hello) || hello.ranks != group->options.ranks)
 		return 0;
-	group_read_text(&reader, known->node_key, sizeof(known->node_key));
-	group_read_text(&reader, known->where, sizeof(known->where));
-	group_read_text(&reader, known->domain, sizeof(known->domain));
-	known->has_tier = group_read_number(&reader) != 0;
-	if (reader.bad)
-		return 0;
-	meeting->changed |= !meeting->have[rank] || known->nonce != nonce;
-	known->nonce = nonce;
+	if (!meeting->have[rank] || known->nonce != hello.own.nonce) {
+		*known = hello.own;
+		meeting->changed = true;
+	}
 	meeting->have[rank] = true;
+	meeting->ready[rank] = !meeting->changed && hello.roster == group->id;
 	return 0;
 }
 
-static int found_ready(void *user, uint32_t rank, const struct base_buffer *note)
-{
-	struct meeting *meeting = user;
-	struct group_note_reader reader = group_read_note(note);
-
-	meeting->ready[rank] = group_read_number(&reader) == meeting->round->group->id;
-	return 0;
-}
-
-static int post_roster(struct group_round *round, struct base_error *error)
+static int post_roster(struct group_round *round, bool complete, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
-	struct group_note note = { 0 };
+	const struct group_roster roster = {
+		.id = group->id,
+		.complete = complete,
+		.mode = group->options.mode,
+		.has_tiers = group->has_tiers,
+		.nodes = group->node_count,
+		.count = group->options.ranks,
+		.ranks = group->ranks,
+	};
+
+	return group_tell(round, &group_roster, &roster, error);
+}
+
+static int make_roster(struct group_round *round, struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
 
 	if (find_nodes(group))
 		return base_no_memory(error, "a list of nodes", group->options.ranks);
@@ -188,38 +173,23 @@ static int post_roster(struct group_round *round, struct base_error *error)
 	group->has_tiers = true;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
 		group->has_tiers &= group->ranks[rank].has_tier;
-	group_note_number(&note, group->id);
-	group_note_number(&note, group->options.mode);
-	group_note_number(&note, group->has_tiers);
-	group_note_number(&note, group->node_count);
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		group_note_number(&note, group->ranks[rank].nonce);
-		group_note_number(&note, group->ranks[rank].node);
-		group_note_text(&note, group->ranks[rank].where);
-	}
-	return group_round_post(round, "roster", &note, error);
+	return post_roster(round, false, error);
 }
 
 /* One look at the board. */
 static int gather_up(struct meeting *meeting, struct base_error *error)
 {
 	struct ioshape_group *group = meeting->round->group;
-	int ret;
-
 	/* Ranks that are not ready yet may be in a new life, too. */
-	ret = gather_board_collect(group->board, meeting->round->scope, "hello", meeting->ready,
-				   found_hello, meeting, error);
-	if (ret || !group_has_all(group, meeting->have))
+	int ret = gather_board_collect(group->board, meeting->round->scope, group_hello.name,
+				       meeting->ready, found_hello, meeting, error);
+
+	if (ret || !meeting->changed || !group_has_all(group, meeting->have))
 		return ret;
-	if (meeting->changed) {
-		meeting->changed = false;
-		memset(meeting->ready, 0, group->options.ranks * sizeof(*meeting->ready));
-		meeting->ready[0] = true;
-		ret = post_roster(meeting->round, error);
-	}
-	return ret ? ret :
-		     gather_board_collect(group->board, meeting->round->scope, "ready",
-					  meeting->ready, found_ready, meeting, error);
+	meeting->changed = false;
+	memset(meeting->ready, 0, group->options.ranks * sizeof(*meeting->ready));
+	meeting->ready[0] = true;
+	return make_roster(meeting->round, error);
 }
 
 static int fail_missing(const struct meeting *meeting, const char *board_says,
@@ -255,9 +225,8 @@ static int receive_all(struct meeting *meeting, struct base_error *error)
 		struct base_error why = { 0 };
 
 		ret = gather_up(meeting, &why);
-		if (!ret && group_has_all(group, meeting->have) &&
-		    group_has_all(group, meeting->ready))
-			return say_id(meeting->round, "start", error);
+		if (!ret && group_has_all(group, meeting->ready))
+			return post_roster(meeting->round, true, error);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
 			return base_pass_on(error, &why);
 		if (base_now_ns() - begin_ns > group->deadline_ns)
@@ -290,73 +259,57 @@ static int meet_as_host(struct group_round *round, struct base_error *error)
 
 /* ---- The others ------------------------------------------------------------------------------ */
 
-static bool take_roster(struct ioshape_group *group, const struct base_buffer *note)
+static bool take_roster(struct ioshape_group *group, const struct base_buffer *note, bool *complete)
 {
-	struct group_note_reader reader = group_read_note(note);
-	uint64_t id = group_read_number(&reader), mode = group_read_number(&reader);
-	const bool has_tiers = group_read_number(&reader) != 0;
-	uint64_t nodes = group_read_number(&reader);
-	bool known = false;
+	struct group_roster roster = { .count = group->options.ranks, .ranks = group->ranks };
 
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		uint64_t nonce = group_read_number(&reader);
-
-		if (rank == group->options.rank)
-			known = nonce == group->nonce;
-		group->ranks[rank].nonce = nonce;
-		group->ranks[rank].node = (uint32_t)group_read_number(&reader);
-		group_read_text(&reader, group->ranks[rank].where,
-				sizeof(group->ranks[rank].where));
-	}
-	if (reader.bad || reader.left || !known || (has_tiers && !group->options.tier) ||
-	    mode > IOSHAPE_MODE_RANK0 || !find_leaders(group, nodes))
+	if (!group_read_message(&group_roster, note, &roster) ||
+	    roster.count != group->options.ranks ||
+	    group->ranks[group->options.rank].nonce != group->nonce ||
+	    (roster.has_tiers && !group->options.tier) || !find_leaders(group, roster.nodes))
 		return false;
-	group->id = id;
-	group->has_tiers = has_tiers;
-	group->options.mode = (enum ioshape_mode)mode;
+	group->id = roster.id;
+	group->has_tiers = roster.has_tiers;
+	group->options.mode = roster.mode;
+	*complete = roster.complete;
 	return true;
 }
 
-static int look_for_roster(struct group_round *round, struct base_buffer *note, bool *started,
-			   struct base_error *error)
+static int look_for_roster(struct group_round *round, struct group_hello *hello,
+			   struct base_buffer *note, bool *complete, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
-	struct group_note_reader reader;
-	uint64_t before = group->id;
 	int ret;
 
 	ret = gather_board_look(group->board, round->scope, "roster-0", note, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
-	if (!take_roster(group, note)) {
-		group->id = 0;
+	if (!take_roster(group, note, complete)) {
+		*complete = false;
 		return 0;
 	}
-	if (group->id != before) {
-		ret = say_id(round, "ready", error);
-		if (ret)
-			return ret;
-	}
-	ret = gather_board_look(group->board, round->scope, "start-0", note, error);
-	if (ret)
-		return ret == -EAGAIN ? 0 : ret;
-	reader = group_read_note(note);
-	*started = group_read_number(&reader) == group->id && !reader.bad;
-	return 0;
+	if (group->id == hello->roster)
+		return 0;
+	hello->roster = group->id;
+	return group_tell(round, &group_hello, hello, error);
 }
 
 static int meet_as_guest(struct group_round *round, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
+	struct group_hello hello = {
+		.own = group->ranks[group->options.rank],
+		.ranks = group->options.ranks,
+	};
 	uint64_t begin_ns = base_now_ns();
 	struct base_buffer note = { 0 };
 	bool started = false;
-	int ret = 0;
+	int ret = group_tell(round, &group_hello, &hello, error);
 
-	while (!started) {
+	while (!ret && !started) {
 		struct base_error why = { 0 };
 
-		ret = look_for_roster(round, &note, &started, &why);
+		ret = look_for_roster(round, &hello, &note, &started, &why);
 		if (ret && ret != IOSHAPE_E_COORDINATOR) {
 			ret = base_pass_on(error, &why);
 			break;
@@ -392,13 +345,11 @@ static int meet(struct ioshape_group *group, struct base_error *error)
 
 	if (!group->board)
 		return find_nodes(group) ? base_no_memory(error, "a list of nodes", 1) : 0;
-	/* Rank 0 takes away the roster of an earlier life; by that others may notice the new one.
-	 */
-	ret = group->options.rank ? say_hello(&round, error) :
-				    group_round_post(&round, "roster", &nobody, error);
-	if (ret)
-		return ret;
-	return group->options.rank ? meet_as_guest(&round, error) : meet_as_host(&round, error);
+	if (group->options.rank)
+		return meet_as_guest(&round, error);
+	/* Takes away the roster of an earlier life; by that others may notice the new one. */
+	ret = group_round_post(&round, group_roster.name, &nobody, error);
+	return ret ? ret : meet_as_host(&round, error);
 }
 
 #define DEFAULT_DEADLINE_MS 120000u
@@ -689,7 +640,6 @@ static int found_bye(void *user, uint32_t rank, const struct base_buffer *note)
 static void part(struct ioshape_group *group)
 {
 	uint64_t begin_ns = base_now_ns();
-	struct group_note note = { 0 };
 	struct group_round round;
 	bool *have, all = false;
 
@@ -698,8 +648,7 @@ static void part(struct ioshape_group *group)
 	round = (struct group_round){ .group = group };
 	snprintf(round.scope, sizeof(round.scope), "r%016llx-end", (unsigned long long)group->id);
 	if (group->options.rank) {
-		group_note_number(&note, group->id);
-		group_round_post(&round, "bye", &note, NULL);
+		group_tell(&round, &group_bye, NULL, NULL);
 		return;
 	}
 	have = calloc(group->options.ranks, sizeof(*have));
@@ -707,8 +656,8 @@ static void part(struct ioshape_group *group)
 		have[0] = true;
 		for (uint32_t rank = 1; rank < group->options.ranks; rank++)
 			have[rank] |= gather_board_is_gone(group->board, rank);
-		if (gather_board_collect(group->board, round.scope, "bye", have, found_bye, have,
-					 NULL))
+		if (gather_board_collect(group->board, round.scope, group_bye.name, have, found_bye,
+					 have, NULL))
 			break;
 		all = group_has_all(group, have);
 		if (!all)

@@ -277,7 +277,7 @@ int group_verify_parts(struct ioshape_generation *generation, uint32_t first, ui
 /* ---- Notes (messages.c) ---------------------------------------------------------------------- */
 
 /* Of all that ranks tell and send each other. */
-#define GROUP_NOTES_FORMAT BASE_FORMAT(5u)
+#define GROUP_NOTES_FORMAT BASE_FORMAT(6u)
 
 /* Appended to a buffer; a failure is remembered in `failed`. */
 struct group_note {
@@ -533,54 +533,48 @@ struct group_collection {
 int group_round_collect(struct group_round *round, const struct group_collection *collection,
 			struct base_error *error);
 
-/* ---- A generation that is being saved -------------------------------------------------------- */
+/* ---- Messages (messages.c) ------------------------------------------------------------------- */
 
-/* What rank 0 has decided. */
-struct group_plan {
-	enum ioshape_mode mode;
-	char why[160];
-	bool near;                              /* on tiers, and not in the group's directory */
-	bool together;                          /* all nodes see the same tier */
-	char not_near[BASE_ERROR_TEXT_BYTES];   /* why not, if there is a tier */
-	char attempt[GROUP_ATTEMPT_NAME_BYTES]; /* its name there */
-	uint64_t alignment;                     /* of parts in bundles */
-	uint64_t total_bytes;                   /* of all kept parts; about, as the next */
-	uint64_t repeated_bytes;                /* of the parts that are not kept */
-	uint64_t *bytes;                        /* of each rank's, 0 if it is not kept */
-	/* By rank: the lowest rank with an equal part, and the rank whose copy is stored for it. */
-	uint32_t *same, *kept;
-	/* The question before the plan: these ranks shall say the digests of their parts. */
-	bool asks;
-	bool *asked;
-	uint8_t key[BASE_MAC_BYTES];
+/*
+ * All that ranks tell each other is in one table, with who tells it to whom. Each message has a
+ * payload, which is one of the structs below or nothing.
+ */
+struct group_payload;
+struct group_message {
+	const char *name; /* on the board: "<name>-<rank>" */
+	/* Writes its payload or reads one. */
+	void (*pass)(struct group_payload *payload, void *message);
 };
 
-static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
-{
-	return plan->kept[rank] == rank;
-}
+/* Rank 0 asks twice at most before there is a plan. */
+#define GROUP_MOST_PLANS 3u
 
-/* Waits for rank 0's note "plan" or "agreed" and reads it. If it is a question, answers it and
- * waits for the plan that follows (save.c). */
-struct group_part;
-int group_await_plan(struct group_part *part, const char *what, struct base_error *error);
+extern const struct group_message group_hello, group_roster, group_beat, group_want,
+	group_plans[GROUP_MOST_PLANS], group_digest, group_call, group_here, group_done,
+	group_verdict, group_next, group_whole, group_checked, group_intact, group_bye;
 
-/* What a writer has written. */
-struct group_written {
-	char name[ZIP_PART_NAME_BYTES];
-	uint64_t bytes;
-	uint32_t crc32;
+struct group_hello {
+	struct group_rank own;
+	uint64_t ranks;  /* of the group, as this one knows it */
+	uint64_t roster; /* the id of the roster that it has heard; 0: none */
+};
+
+struct group_roster {
+	uint64_t id; /* of the group */
+	bool complete;
+	enum ioshape_mode mode; /* rank 0's */
+	bool has_tiers;
+	uint32_t nodes;
 	uint32_t count;
-	struct group_written_part {
-		uint32_t rank;
-		uint32_t crc32;
-		uint64_t offset, bytes;
-	} * parts; /* to be freed */
+	struct group_rank *ranks;
 };
 
-/* Or why it has not. */
-void group_note_written(struct group_note *note, const struct group_written *written,
-			const struct base_error *failure);
+struct group_beat {
+	uint64_t now_ns; /* they rise */
+	uint64_t round;
+	uint64_t done_bytes;              /* of this rank */
+	uint64_t group_done, group_total; /* of rank 0: of all, as it has heard */
+};
 
 /* A sample or a digest of a rank's part. */
 struct group_sum {
@@ -592,6 +586,91 @@ struct group_sum {
 	} key;
 };
 
+struct group_want {
+	struct base_error failure; /* why there will be nothing */
+	uint64_t step;
+	uint64_t bytes;
+	struct group_sum sample;
+};
+
+/* What rank 0 has decided, or what it has to know first. */
+struct group_plan {
+	struct base_error failure; /* why there is none */
+	enum group_question {
+		GROUP_NO_QUESTION,
+		GROUP_ASKS_DIGESTS, /* of those ranks' parts, with `key` */
+		GROUP_ASKS_ROOM,    /* of each node on its tier: the rest is as planned */
+	} asks;
+	uint8_t key[BASE_MAC_BYTES];
+	enum ioshape_mode mode;
+	char why[160];
+	bool near;                              /* on tiers, and not in the group's directory */
+	bool together;                          /* all nodes see the same tier */
+	char not_near[BASE_ERROR_TEXT_BYTES];   /* why not, if there is a tier */
+	char attempt[GROUP_ATTEMPT_NAME_BYTES]; /* its name there */
+	uint64_t alignment;                     /* of parts in bundles */
+	uint64_t total_bytes;                   /* of all kept parts; about, as the next */
+	uint64_t repeated_bytes;                /* of the parts that are not kept */
+	uint32_t count;
+	struct group_planned {
+		uint64_t bytes; /* 0 if it is not kept */
+		uint32_t same;  /* the lowest rank with an equal part */
+		uint32_t kept;  /* the rank whose copy is stored for it */
+		bool asked;     /* for its digest */
+	} * ranks;
+};
+
+struct group_digest {
+	struct base_error failure;
+	struct group_sum sum;
+};
+
+struct group_call {
+	uint32_t rank;
+};
+
+/* What a writer has written. */
+struct group_written {
+	struct base_error failure; /* or why it has not */
+	char name[ZIP_PART_NAME_BYTES];
+	uint64_t bytes;
+	uint32_t crc32;
+	uint32_t count;
+	struct group_written_part {
+		uint32_t rank;
+		uint32_t crc32;
+		uint64_t offset, bytes;
+	} * parts; /* to be freed */
+};
+
+struct group_verdict {
+	struct base_error failure;
+	uint64_t generation_bytes;
+	char unprotected[BASE_ERROR_TEXT_BYTES]; /* why nodes do not protect each other; "" */
+};
+
+/* A generation, on the group's tier or in its directory. */
+struct group_found {
+	struct base_error failure; /* why it cannot be had */
+	uint64_t step;             /* IOSHAPE_LATEST: there are no more */
+	bool near;
+};
+
+/* Tells the other ranks. Tries until the deadline. */
+int group_tell(struct group_round *round, const struct group_message *message, const void *payload,
+	       struct base_error *error);
+/* As group_round_await() and group_round_look(), with what the message says. Lists in the payload
+ * need memory: their counts say for how many, and then how many there are. */
+int group_hear(struct group_round *round, const struct group_message *message, uint32_t rank,
+	       void *payload, void (*told)(void *user), void *user, struct base_error *error);
+int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
+	       struct group_watched *watched, void *payload, struct base_error *error);
+/* False: it is no such message, and the payload holds anything. */
+bool group_read_message(const struct group_message *message, const struct base_buffer *note,
+			void *payload);
+
+/* ---- A generation that is being saved -------------------------------------------------------- */
+
 /* One rank's part in one generation, while it is being saved. */
 struct group_part {
 	struct group_round round;
@@ -602,7 +681,7 @@ struct group_part {
 	struct group_sum sample;   /* of our part */
 	struct save_digest digest; /* the same; zeros if it was not asked for */
 	struct group_sum *sums;    /* rank 0: of each rank's */
-	bool asked;                /* rank 0: the question has been posted */
+	uint32_t plans;            /* posted or heard so far */
 	struct ioshape_report *report;
 	struct ring_notes notes;                 /* for the report: of what was before the file */
 	char unprotected[BASE_ERROR_TEXT_BYTES]; /* why nodes do not protect each other; "" */
@@ -611,15 +690,18 @@ struct group_part {
 	uint64_t awaited_bytes, awaited_ns;
 };
 
+static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
+{
+	return plan->ranks[rank].kept == rank;
+}
+
 /* ---- Equal parts (same.c) -------------------------------------------------------------------- */
 
 /* Before the rank says what it wants. */
 void group_take_sample(struct group_part *part);
-void group_note_sum(struct group_note *note, const struct group_sum *sum);
-void group_read_sum(struct group_note_reader *reader, struct group_sum *sum);
 /* Rank 0, which has the samples of all: finds out which parts are equal, and keeps one of each. */
 int group_find_same(struct group_part *part, struct base_error *error);
-/* The others: answer its question. */
+/* The others: answer its question, if they are asked. */
 int group_answer_digest(struct group_part *part, struct base_error *error);
 /* Whether the plan has this rank write a file. */
 bool group_has_file(const struct group_part *part);
@@ -656,7 +738,7 @@ int group_keep(const struct group_part *part, struct base_error *error);
 /* Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
  * sentence: one has none. If all have found rank 0's directory, they are on one tier together. */
 int group_ask_for_room(struct group_part *part, struct base_error *error);
-/* The others: whether this node has it is told, and what rank 0 has decided then is the plan. */
+/* The others: whether this node has it is told. */
 int group_answer_for_room(struct group_part *part, struct group_attempt *attempt,
 			  struct base_error *error);
 /* Rank 0: all nodes put their files in place, with the manifest. */
@@ -668,6 +750,9 @@ void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 
 /* Rank 0 (lead.c): all of the generation. `own` is what this rank failed with before, if it did. */
 int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error);
+/* Rank 0: tells the others what is decided, or asks them first. `failure`: why there is no plan. */
+int group_tell_plan(struct group_part *part, enum group_question question,
+		    const struct base_error *failure, struct base_error *error);
 /* The others are told that there will be none. */
 int group_lead_nowhere(struct group_part *part, const struct base_error *why,
 		       struct base_error *error);

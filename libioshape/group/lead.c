@@ -57,23 +57,24 @@ static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
 {
 	struct wants *wants = user;
 	struct group_part *part = wants->part;
-	struct group_note_reader reader = group_read_note(note);
-	struct base_error theirs = { 0 };
-	uint64_t step;
+	struct group_want want = { 0 };
 
-	group_read_error(&reader, &theirs);
-	step = group_read_number(&reader);
-	part->plan.bytes[rank] = group_read_number(&reader);
-	group_read_sum(&reader, &part->sums[rank]);
 	wants->have[rank] = true;
-	if (reader.bad)
-		base_refuse(&theirs, -EPROTO, "cannot read what it wants");
-	else if (!theirs.code && step != part->step)
-		base_refuse(&theirs, -EINVAL,
+	if (!group_read_message(&group_want, note, &want)) {
+		base_error_begin(&want.failure);
+		base_refuse(&want.failure, -EPROTO, "cannot read what it wants");
+	} else if (!want.failure.code && want.step != part->step) {
+		base_refuse(&want.failure, -EINVAL,
 			    "it saves step %llu while rank 0 saves step %llu" BASE_REMEDY
 			    "all ranks must save the same steps in the same order",
-			    (unsigned long long)step, (unsigned long long)part->step);
-	return theirs.code ? group_fail_of_rank(part->group, rank, &theirs, &wants->failure) : 0;
+			    (unsigned long long)want.step, (unsigned long long)part->step);
+	}
+	part->plan.ranks[rank].bytes = want.bytes;
+	part->sums[rank] = want.sample;
+	part->sums[rank].key.bytes = want.bytes;
+	return want.failure.code ?
+		       group_fail_of_rank(part->group, rank, &want.failure, &wants->failure) :
+		       0;
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -149,7 +150,7 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 	};
 
 	for (uint32_t rank = 0; rank < facts.ranks; rank++)
-		facts.most_bytes = MAX(facts.most_bytes, plan->bytes[rank]);
+		facts.most_bytes = MAX(facts.most_bytes, plan->ranks[rank].bytes);
 	save_look_at_storage(attempt->folder.fd, attempt->folder.path, &group->storage, &storage);
 	files = files_of(part, IOSHAPE_MODE_NODE, facts.bytes, &storage);
 	facts.targets = storage.targets;
@@ -205,6 +206,34 @@ static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
 	return 0;
 }
 
+int group_tell_plan(struct group_part *part, enum group_question question,
+		    const struct base_error *failure, struct base_error *error)
+{
+	struct group_plan *plan = &part->plan;
+
+	plan->asks = question;
+	plan->failure = *failure;
+	return group_tell(&part->round, &group_plans[part->plans++], plan, error);
+}
+
+/* All nodes have room for their files, or all save directly. */
+static int agree_on_place(struct group_part *part, struct group_attempt *attempt,
+			  struct base_error *error)
+{
+	const struct base_error none = { 0 };
+	int ret = group_tell_plan(part, GROUP_ASKS_ROOM, &none, error);
+
+	if (!ret)
+		ret = group_ask_for_room(part, error);
+	if (ret == -EAGAIN) {
+		group_attempt_abandon(attempt);
+		group_save_directly(part, error->sentence);
+		base_error_begin(error);
+		ret = begin_attempt(part, attempt, error);
+	}
+	return ret;
+}
+
 static int make_plan(struct group_part *part, struct group_attempt *attempt,
 		     struct base_error *error)
 {
@@ -223,52 +252,10 @@ static int make_plan(struct group_part *part, struct group_attempt *attempt,
 	if (ret)
 		return ret;
 	for (uint32_t rank = 0; rank < part->group->options.ranks; rank++)
-		part->plan.total_bytes += part->plan.bytes[rank];
+		part->plan.total_bytes += part->plan.ranks[rank].bytes;
 	group_choose_place(part);
-	return begin_attempt(part, attempt, error);
-}
-
-static int say_plan(struct group_part *part, const char *what, const struct base_error *failure,
-		    struct base_error *error)
-{
-	const struct group_plan *plan = &part->plan;
-	struct group_note note = { 0 };
-
-	group_note_error(&note, failure);
-	group_note_number(&note, false); /* no question */
-	group_note_number(&note, plan->mode);
-	group_note_text(&note, plan->why);
-	group_note_number(&note, plan->near);
-	group_note_number(&note, plan->together);
-	group_note_text(&note, plan->not_near);
-	group_note_text(&note, plan->attempt);
-	group_note_number(&note, plan->alignment);
-	group_note_number(&note, plan->total_bytes);
-	group_note_number(&note, plan->repeated_bytes);
-	for (uint32_t rank = 0; plan->kept && rank < part->group->options.ranks; rank++) {
-		group_note_number(&note, plan->bytes[rank]);
-		group_note_number(&note, plan->same[rank]);
-		group_note_number(&note, plan->kept[rank]);
-	}
-	return group_round_post(&part->round, what, &note, error);
-}
-
-/* All nodes have room for their files, or all save directly. */
-static int agree_on_place(struct group_part *part, struct group_attempt *attempt,
-			  struct base_error *error)
-{
-	struct base_error unsaid = { 0 };
-	int ret = group_ask_for_room(part, error);
-
-	if (ret == -EAGAIN) {
-		group_attempt_abandon(attempt);
-		group_save_directly(part, error->sentence);
-		base_error_begin(error);
-		ret = begin_attempt(part, attempt, error);
-	}
-	if (say_plan(part, "agreed", error, &unsaid) && !ret)
-		ret = base_pass_on(error, &unsaid);
-	return ret;
+	ret = begin_attempt(part, attempt, error);
+	return !ret && group_is_spread(part) ? agree_on_place(part, attempt, error) : ret;
 }
 
 /* ---- What was written ------------------------------------------------------------------------ */
@@ -277,50 +264,48 @@ static int agree_on_place(struct group_part *part, struct group_attempt *attempt
 struct sum {
 	struct group_part *part;
 	struct zip_manifest manifest;
-	bool *have; /* of the writers; the other ranks count as heard */
+	bool *have;                       /* of the writers; the other ranks count as heard */
+	struct group_written_part *heard; /* of one of them: memory for the parts of all ranks */
 	uint32_t parts;
 	struct base_error failure;
 };
 
 static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
-		    struct group_note_reader *reader)
+		    const struct group_written_part *written)
 {
 	const struct ioshape_group *group = sum->part->group;
-	uint64_t rank = group_read_number(reader);
-	struct zip_manifest_part made = { .file = file };
+	const uint32_t rank = written->rank;
 
-	made.crc32 = (uint32_t)group_read_number(reader);
-	made.offset = group_read_number(reader);
-	made.bytes = group_read_number(reader);
 	/* A rank that was there before has bytes: no part is empty. */
-	if (reader->bad || rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
-	    !group_is_kept(&sum->part->plan, (uint32_t)rank) ||
-	    group_writer_of(group, sum->part->plan.mode, (uint32_t)rank) != writer)
+	if (rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
+	    !group_is_kept(&sum->part->plan, rank) ||
+	    group_writer_of(group, sum->part->plan.mode, rank) != writer)
 		return -EPROTO;
-	sum->manifest.parts[rank] = made;
+	sum->manifest.parts[rank] = (struct zip_manifest_part){
+		.file = file,
+		.crc32 = written->crc32,
+		.offset = written->offset,
+		.bytes = written->bytes,
+	};
 	sum->parts++;
 	return 0;
 }
 
-static int add_file(struct sum *sum, uint32_t writer, struct group_note_reader *reader)
+static int add_file(struct sum *sum, uint32_t writer, const struct group_written *written)
 {
 	struct zip_manifest *manifest = &sum->manifest;
 	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
-	char name[ZIP_PART_NAME_BYTES];
-	uint64_t count;
 	int ret = 0;
 
-	group_read_text(reader, name, sizeof(name));
-	file->name = strdup(name);
+	file->name = strdup(written->name);
 	if (!file->name)
 		return -ENOMEM;
-	file->bytes = group_read_number(reader);
-	file->crc32 = (uint32_t)group_read_number(reader);
+	file->bytes = written->bytes;
+	file->crc32 = written->crc32;
 	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
 	manifest->file_count++;
-	count = group_read_number(reader);
-	for (uint64_t i = 0; !ret && i < count; i++)
-		ret = add_part(sum, manifest->file_count - 1, writer, reader);
+	for (uint32_t i = 0; !ret && i < written->count; i++)
+		ret = add_part(sum, manifest->file_count - 1, writer, &written->parts[i]);
 	return ret;
 }
 
@@ -328,31 +313,16 @@ static int found_done(void *user, uint32_t rank, const struct base_buffer *note)
 {
 	struct sum *sum = user;
 	const struct ioshape_group *group = sum->part->group;
-	struct group_note_reader reader = group_read_note(note);
-	struct base_error theirs = { 0 };
+	struct group_written written = { .parts = sum->heard, .count = group->options.ranks };
 	int ret;
 
 	sum->have[rank] = true;
-	ret = group_read_error(&reader, &theirs);
+	ret = group_read_message(&group_done, note, &written) ? written.failure.code : -EPROTO;
 	if (!ret)
-		ret = add_file(sum, rank, &reader);
-	if (ret && !theirs.code)
-		base_fail(&theirs, ret, "cannot use what it has written");
-	return ret ? group_fail_of_rank(group, rank, &theirs, &sum->failure) : 0;
-}
-
-/* Rank 0 says it to itself, in the same words. */
-static int add_own(struct sum *sum, const struct group_written *written)
-{
-	const struct base_error none = { 0 };
-	struct group_note note = { 0 };
-	int ret = -ENOMEM;
-
-	group_note_written(&note, written, &none);
-	if (!note.failed)
-		ret = found_done(sum, 0, &note.bytes);
-	base_buffer_free(&note.bytes);
-	return ret;
+		ret = add_file(sum, rank, &written);
+	if (ret && !written.failure.code)
+		base_fail(&written.failure, ret, "cannot use what it has written");
+	return ret ? group_fail_of_rank(group, rank, &written.failure, &sum->failure) : 0;
 }
 
 /* Names a part that is stored once for all ranks that have it. */
@@ -362,9 +332,9 @@ static void repeat_parts(struct sum *sum)
 	struct zip_manifest_part *parts = sum->manifest.parts;
 
 	for (uint32_t rank = 0; rank < sum->manifest.rank_count; rank++) {
-		parts[rank] = parts[plan->kept[rank]];
-		parts[rank].repeats = plan->same[rank] != rank;
-		parts[rank].same = plan->same[rank];
+		parts[rank] = parts[plan->ranks[rank].kept];
+		parts[rank].repeats = plan->ranks[rank].same != rank;
+		parts[rank].same = plan->ranks[rank].same;
 	}
 }
 
@@ -392,10 +362,9 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 		kept++;
 	}
 	sum->have[0] = true;
-	ret = add_own(sum, written);
+	ret = add_file(sum, 0, written);
 	if (ret)
-		return sum->failure.code ? base_pass_on(error, &sum->failure) :
-					   base_no_memory(error, "a manifest", 0);
+		return base_fail(error, ret, "cannot use what rank 0 has written");
 	part->round.group_total = part->plan.total_bytes;
 	ret = group_round_collect(&part->round, &collection, error);
 	if (sum->failure.code)
@@ -427,7 +396,8 @@ static int commit(struct sum *sum, struct group_attempt *attempt,
 	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
 	manifest->files = calloc(ranks, sizeof(*manifest->files));
 	sum->have = calloc(ranks, sizeof(*sum->have));
-	if (!manifest->parts || !manifest->files || !sum->have)
+	sum->heard = calloc(ranks, sizeof(*sum->heard));
+	if (!manifest->parts || !manifest->files || !sum->have || !sum->heard)
 		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->parts));
 	ret = sum_up(sum, written, error);
 	if (ret)
@@ -446,12 +416,13 @@ static int commit(struct sum *sum, struct group_attempt *attempt,
 static int say_verdict(struct group_part *part, const struct base_error *failure,
 		       struct base_error *error)
 {
-	struct group_note note = { 0 };
+	struct group_verdict verdict = {
+		.failure = *failure,
+		.generation_bytes = part->report->generation_bytes,
+	};
 
-	group_note_error(&note, failure);
-	group_note_number(&note, part->report->generation_bytes);
-	group_note_text(&note, part->unprotected);
-	return group_round_post(&part->round, "verdict", &note, error);
+	strcpy(verdict.unprotected, part->unprotected);
+	return group_tell(&part->round, &group_verdict, &verdict, error);
 }
 
 /* ---- Rank 0 ---------------------------------------------------------------------------------- */
@@ -497,12 +468,10 @@ static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
 		return ret;
 	if (!ret)
 		group_round_forget(&part->round);
-	*told = !say_plan(part, part->asked ? "answered" : "plan", error, &unsaid);
-	if (!ret && !*told) {
-		*error = unsaid;
-		ret = unsaid.code;
-	}
-	return !ret && group_is_spread(part) ? agree_on_place(part, attempt, error) : ret;
+	*told = !group_tell_plan(part, GROUP_NO_QUESTION, error, &unsaid);
+	if (!ret && !*told)
+		ret = base_pass_on(error, &unsaid);
+	return ret;
 }
 
 static int write_and_commit(struct group_part *part, struct group_attempt *attempt,
@@ -519,6 +488,7 @@ static int write_and_commit(struct group_part *part, struct group_attempt *attem
 		ret = commit(&sum, attempt, &written, error);
 	zip_manifest_free(&sum.manifest);
 	free(sum.have);
+	free(sum.heard);
 	free(written.parts);
 	return save_space_verdict(part->group->context, ret, error);
 }
@@ -549,5 +519,5 @@ int group_lead_nowhere(struct group_part *part, const struct base_error *why,
 	struct base_error named = { 0 };
 
 	fail_own(part, why, &named);
-	return say_plan(part, "plan", &named, error);
+	return group_tell_plan(part, GROUP_NO_QUESTION, &named, error);
 }

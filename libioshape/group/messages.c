@@ -118,6 +118,277 @@ int group_read_error(struct group_note_reader *reader, struct base_error *error)
 	return reader->bad ? 0 : base_pass_on(error, &said);
 }
 
+/* ---- Payloads -------------------------------------------------------------------------------- */
+
+/* Writes a payload or reads one: the functions below say once what there is, and in which order. */
+struct group_payload {
+	struct group_note *note; /* NULL: it is read */
+	struct group_note_reader reader;
+};
+
+static void pass_number(struct group_payload *payload, uint64_t *number)
+{
+	if (payload->note)
+		group_note_number(payload->note, *number);
+	else
+		*number = group_read_number(&payload->reader);
+}
+
+/* A number that is no larger than `most`: another one is bad, and 0. */
+static uint32_t pass_small(struct group_payload *payload, uint32_t number, uint32_t most)
+{
+	uint64_t whole = number;
+
+	pass_number(payload, &whole);
+	payload->reader.bad |= whole > most;
+	return payload->reader.bad ? 0 : (uint32_t)whole;
+}
+
+static void pass_half(struct group_payload *payload, uint32_t *number)
+{
+	*number = pass_small(payload, *number, UINT32_MAX);
+}
+
+static void pass_flag(struct group_payload *payload, bool *flag)
+{
+	*flag = pass_small(payload, *flag, 1);
+}
+
+static void pass_text(struct group_payload *payload, char *text, size_t bytes)
+{
+	if (payload->note)
+		group_note_text(payload->note, text);
+	else
+		group_read_text(&payload->reader, text, bytes);
+}
+#define PASS_TEXT(payload, text) pass_text(payload, text, sizeof(text))
+
+static void pass_mac(struct group_payload *payload, uint8_t mac[BASE_MAC_BYTES])
+{
+	const uint8_t *at;
+	size_t bytes;
+
+	if (payload->note) {
+		group_note_bytes(payload->note, mac, BASE_MAC_BYTES);
+		return;
+	}
+	at = group_read_bytes(&payload->reader, &bytes);
+	payload->reader.bad |= bytes != BASE_MAC_BYTES;
+	if (!payload->reader.bad)
+		memcpy(mac, at, BASE_MAC_BYTES);
+}
+
+static void pass_failure(struct group_payload *payload, struct base_error *failure)
+{
+	if (payload->note) {
+		group_note_error(payload->note, failure);
+		return;
+	}
+	base_error_begin(failure);
+	group_read_error(&payload->reader, failure);
+}
+
+/* The number of a list's elements; of one that is read, at first for how many there is memory. */
+static void pass_count(struct group_payload *payload, uint32_t *count)
+{
+	*count = pass_small(payload, *count, *count);
+}
+
+static void pass_nothing(struct group_payload *payload, void *nothing)
+{
+	(void)payload, (void)nothing;
+}
+
+static void pass_hello(struct group_payload *payload, void *message)
+{
+	struct group_hello *hello = message;
+
+	pass_number(payload, &hello->own.nonce);
+	pass_number(payload, &hello->ranks);
+	pass_number(payload, &hello->roster);
+	PASS_TEXT(payload, hello->own.node_key);
+	PASS_TEXT(payload, hello->own.where);
+	PASS_TEXT(payload, hello->own.domain);
+	pass_flag(payload, &hello->own.has_tier);
+}
+
+static void pass_roster(struct group_payload *payload, void *message)
+{
+	struct group_roster *roster = message;
+
+	pass_number(payload, &roster->id);
+	pass_flag(payload, &roster->complete);
+	roster->mode = pass_small(payload, roster->mode, IOSHAPE_MODE_RANK0);
+	pass_flag(payload, &roster->has_tiers);
+	pass_half(payload, &roster->nodes);
+	pass_count(payload, &roster->count);
+	for (uint32_t rank = 0; rank < roster->count; rank++) {
+		pass_number(payload, &roster->ranks[rank].nonce);
+		pass_half(payload, &roster->ranks[rank].node);
+		PASS_TEXT(payload, roster->ranks[rank].where);
+	}
+}
+
+static void pass_beat(struct group_payload *payload, void *message)
+{
+	struct group_beat *beat = message;
+
+	pass_number(payload, &beat->now_ns);
+	pass_number(payload, &beat->round);
+	pass_number(payload, &beat->done_bytes);
+	pass_number(payload, &beat->group_done);
+	pass_number(payload, &beat->group_total);
+}
+
+static void pass_want(struct group_payload *payload, void *message)
+{
+	struct group_want *want = message;
+
+	pass_failure(payload, &want->failure);
+	pass_number(payload, &want->step);
+	pass_number(payload, &want->bytes);
+	pass_flag(payload, &want->sample.known);
+	pass_mac(payload, want->sample.key.mac);
+}
+
+static void pass_plan(struct group_payload *payload, void *message)
+{
+	struct group_plan *plan = message;
+
+	pass_failure(payload, &plan->failure);
+	plan->asks = pass_small(payload, plan->asks, GROUP_ASKS_ROOM);
+	pass_mac(payload, plan->key);
+	plan->mode = pass_small(payload, plan->mode, IOSHAPE_MODE_RANK0);
+	PASS_TEXT(payload, plan->why);
+	pass_flag(payload, &plan->near);
+	pass_flag(payload, &plan->together);
+	PASS_TEXT(payload, plan->not_near);
+	PASS_TEXT(payload, plan->attempt);
+	pass_number(payload, &plan->alignment);
+	pass_number(payload, &plan->total_bytes);
+	pass_number(payload, &plan->repeated_bytes);
+	pass_count(payload, &plan->count);
+	for (uint32_t rank = 0; rank < plan->count; rank++) {
+		pass_number(payload, &plan->ranks[rank].bytes);
+		pass_half(payload, &plan->ranks[rank].same);
+		pass_half(payload, &plan->ranks[rank].kept);
+		pass_flag(payload, &plan->ranks[rank].asked);
+	}
+}
+
+static void pass_digest(struct group_payload *payload, void *message)
+{
+	struct group_digest *digest = message;
+
+	pass_failure(payload, &digest->failure);
+	pass_number(payload, &digest->sum.key.bytes);
+	pass_mac(payload, digest->sum.key.mac);
+}
+
+static void pass_call(struct group_payload *payload, void *message)
+{
+	struct group_call *call = message;
+
+	pass_half(payload, &call->rank);
+}
+
+static void pass_written(struct group_payload *payload, void *message)
+{
+	struct group_written *written = message;
+
+	pass_failure(payload, &written->failure);
+	PASS_TEXT(payload, written->name);
+	pass_number(payload, &written->bytes);
+	pass_half(payload, &written->crc32);
+	pass_count(payload, &written->count);
+	for (uint32_t i = 0; i < written->count; i++) {
+		pass_half(payload, &written->parts[i].rank);
+		pass_half(payload, &written->parts[i].crc32);
+		pass_number(payload, &written->parts[i].offset);
+		pass_number(payload, &written->parts[i].bytes);
+	}
+}
+
+static void pass_verdict(struct group_payload *payload, void *message)
+{
+	struct group_verdict *verdict = message;
+
+	pass_failure(payload, &verdict->failure);
+	pass_number(payload, &verdict->generation_bytes);
+	PASS_TEXT(payload, verdict->unprotected);
+}
+
+static void pass_found(struct group_payload *payload, void *message)
+{
+	struct group_found *found = message;
+
+	pass_failure(payload, &found->failure);
+	pass_number(payload, &found->step);
+	pass_flag(payload, &found->near);
+}
+
+/* ---- The table of messages ------------------------------------------------------------------- */
+
+/*
+ * All that ranks tell each other, in the order in which it is told. In a round, "all" are all ranks
+ * but rank 0, which decides.
+ */
+
+/* Opening, all → rank 0: who is there. Said again for each roster that it has heard. */
+const struct group_message group_hello = { "hello", pass_hello };
+/* Rank 0 → all: said again when a rank is new, and as complete when all have said hello to it. */
+const struct group_message group_roster = { "roster", pass_roster };
+
+/* Any rank → those that wait for it, whenever something takes long. */
+const struct group_message group_beat = { "beat", pass_beat };
+
+/* A save, all → rank 0: how much each saves, or why there will be nothing. */
+const struct group_message group_want = { "want", pass_want };
+/* Rank 0 → all: a plan; or a question, and the next one when it was answered. */
+const struct group_message group_plans[GROUP_MOST_PLANS] = { { "plan", pass_plan },
+							     { "plan2", pass_plan },
+							     { "plan3", pass_plan } };
+/* Those asked → rank 0. */
+const struct group_message group_digest = { "digest", pass_digest };
+/* A writer → ranks of other nodes, one after the other: it is their turn to send. */
+const struct group_message group_call = { "call", pass_call };
+/* The rank that was called → its writer: it sends from now on. */
+const struct group_message group_here = { "here", pass_nothing };
+/* Writers → rank 0. A rank that cannot send → its writer and rank 0. */
+const struct group_message group_done = { "done", pass_written };
+/* Rank 0 → all: how it ended. */
+const struct group_message group_verdict = { "verdict", pass_verdict };
+
+/* The newest generation, rank 0 → all: the one that is looked at, until one is good for all. */
+const struct group_message group_next = { "next", pass_found };
+/* Rank 0 → all: whether its files are on the tiers of the nodes that want them. */
+const struct group_message group_whole = { "whole", pass_found };
+/* All → rank 0: whether this rank's share is intact. */
+const struct group_message group_checked = { "checked", pass_found };
+/* Rank 0 → all: whether all shares are. */
+const struct group_message group_intact = { "intact", pass_found };
+
+/* The end of a group, all → rank 0, which goes last. */
+const struct group_message group_bye = { "bye", pass_nothing };
+
+static void write_message(const struct group_message *message, struct group_note *note,
+			  const void *payload)
+{
+	struct group_payload writing = { .note = note };
+
+	/* What is written is only read. */
+	message->pass(&writing, (void *)(uintptr_t)payload);
+}
+
+bool group_read_message(const struct group_message *message, const struct base_buffer *note,
+			void *payload)
+{
+	struct group_payload reading = { .reader = group_read_note(note) };
+
+	message->pass(&reading, payload);
+	return !reading.reader.bad && !reading.reader.left;
+}
+
 /* How long a look at the board may leave us asleep: aborts are heeded no later. */
 #define LOOK_MS 100u
 
@@ -234,6 +505,15 @@ int group_round_post(struct group_round *round, const char *what, struct group_n
 	return ret;
 }
 
+int group_tell(struct group_round *round, const struct group_message *message, const void *payload,
+	       struct base_error *error)
+{
+	struct group_note note = { 0 };
+
+	write_message(message, &note, payload);
+	return group_round_post(round, message->name, &note, error);
+}
+
 void group_round_beat(struct group_round *round)
 {
 	struct ioshape_group *group = round->group;
@@ -246,12 +526,10 @@ void group_round_beat(struct group_round *round)
 	    now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
 		return;
 	round->last_beat_ns = now_ns;
-	group_note_number(&note, now_ns);
-	group_note_number(&note, round->number);
-	group_note_number(&note, round->done_bytes);
-	group_note_number(&note, round->group_done);
-	group_note_number(&note, round->group_total);
-	name_note(name, "beat", group->options.rank);
+	write_message(&group_beat, &note,
+		      &(struct group_beat){ now_ns, round->number, round->done_bytes,
+					    round->group_done, round->group_total });
+	name_note(name, group_beat.name, group->options.rank);
 	/* Best effort: what is lost is said again soon. */
 	if (!note.failed)
 		gather_board_post(group->board, group->life, name, note.bytes.data,
@@ -283,28 +561,29 @@ int group_round_go_on(struct group_round *round, enum ioshape_phase phase, uint6
 
 /* ---- Waiting for one rank -------------------------------------------------------------------- */
 
-static void hear(struct group_round *round, uint32_t rank, struct group_watched *watched,
-		 const struct base_buffer *note)
+static void hear_beat(struct group_round *round, uint32_t rank, struct group_watched *watched,
+		      const struct base_buffer *note)
 {
 	struct group_rank *known = &round->group->ranks[rank];
-	struct group_note_reader reader = group_read_note(note);
-	uint64_t beat = group_read_number(&reader), number = group_read_number(&reader);
+	struct group_beat beat;
 
+	if (!group_read_message(&group_beat, note, &beat))
+		return;
 	/* One that was heard before may have been put there again by another user of the Redis. */
-	if (beat > known->beat) {
-		known->beat = beat;
+	if (beat.now_ns > known->beat) {
+		known->beat = beat.now_ns;
 		known->heard_ns = base_now_ns();
 	}
 	watched->heard_ns = MAX(watched->heard_ns, known->heard_ns);
-	watched->ahead = number > round->number;
+	watched->ahead = beat.round > round->number;
 	/* In an earlier round it is alive, and has nothing to say of this one. */
-	if (number != round->number)
+	if (beat.round != round->number)
 		return;
-	watched->done_bytes = group_read_number(&reader);
+	watched->done_bytes = beat.done_bytes;
 	if (rank)
 		return;
-	round->group_done = group_read_number(&reader);
-	round->group_total = group_read_number(&reader);
+	round->group_done = beat.group_done;
+	round->group_total = beat.group_total;
 }
 
 struct lost {
@@ -356,9 +635,9 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
 		return base_refuse(error, ret, "cannot read what %s says: %s",
 				   GROUP_SHOWN_RANK(group, rank), why.text);
-	name_note(name, "beat", rank);
+	name_note(name, group_beat.name, rank);
 	if (ret == -EAGAIN && !gather_board_look(group->board, group->life, name, note, &why))
-		hear(round, rank, watched, note);
+		hear_beat(round, rank, watched, note);
 	/* Ahead since the last look: so the note would have been there by this one. */
 	if (!lost.gone && !lost.ahead && !is_overdue(round, watched))
 		return -EAGAIN;
@@ -385,6 +664,41 @@ int group_round_await(struct group_round *round, const char *what, uint32_t rank
 	return ret;
 }
 
+/* What was read, or a sentence that it cannot be. */
+static int take_message(struct group_round *round, const struct group_message *message,
+			uint32_t rank, const struct base_buffer *note, void *payload,
+			struct base_error *error)
+{
+	if (group_read_message(message, note, payload))
+		return 0;
+	return base_refuse(error, -EPROTO, "cannot read what %s says (\"%s\")",
+			   GROUP_SHOWN_RANK(round->group, rank), message->name);
+}
+
+int group_hear(struct group_round *round, const struct group_message *message, uint32_t rank,
+	       void *payload, void (*told)(void *user), void *user, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	int ret = group_round_await(round, message->name, rank, &note, told, user, error);
+
+	if (!ret)
+		ret = take_message(round, message, rank, &note, payload, error);
+	base_buffer_free(&note);
+	return ret;
+}
+
+int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
+	       struct group_watched *watched, void *payload, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	int ret = group_round_look(round, message->name, rank, watched, &note, error);
+
+	if (!ret)
+		ret = take_message(round, message, rank, &note, payload, error);
+	base_buffer_free(&note);
+	return ret;
+}
+
 /* ---- Waiting for many ------------------------------------------------------------------------ */
 
 struct watching {
@@ -396,7 +710,7 @@ static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
 {
 	struct watching *watching = user;
 
-	hear(watching->round, rank, &watching->ranks[rank], note);
+	hear_beat(watching->round, rank, &watching->ranks[rank], note);
 	return 0;
 }
 
@@ -449,8 +763,8 @@ static int collect(struct group_round *round, const struct group_collection *col
 		if (group_has_all(group, collection->have))
 			return 0;
 		if (!ret && collection->beats)
-			gather_board_collect(group->board, group->life, "beat", collection->have,
-					     found_beat, &watching, &why);
+			gather_board_collect(group->board, group->life, group_beat.name,
+					     collection->have, found_beat, &watching, &why);
 		if (before.names.count) {
 			lost = find_lost(round, collection, ranks);
 			if (lost.names.count)

@@ -53,7 +53,7 @@ uint64_t group_bytes_here(const struct group_part *part)
 	if (!group_is_spread(part))
 		return part->plan.total_bytes;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		bytes += group_is_local(group, rank) ? part->plan.bytes[rank] : 0;
+		bytes += group_is_local(group, rank) ? part->plan.ranks[rank].bytes : 0;
 	return bytes;
 }
 
@@ -162,17 +162,11 @@ int group_answer_for_room(struct group_part *part, struct group_attempt *attempt
 			  struct base_error *error)
 {
 	struct base_error failure = { 0 };
-	int ret = 0;
 
-	if (group_leads_node(part->group, part->group->options.rank)) {
-		join(part, attempt, &failure);
-		ret = group_answer(&part->round, "room", &failure, "", error);
-	}
-	if (!ret)
-		ret = group_await_plan(part, "agreed", error);
-	if (ret || !part->plan.near)
-		group_attempt_abandon(attempt);
-	return ret;
+	if (!group_leads_node(part->group, part->group->options.rank))
+		return 0;
+	join(part, attempt, &failure);
+	return group_answer(&part->round, "room", &failure, "", error);
 }
 
 /* ---- In place -------------------------------------------------------------------------------- */
@@ -292,7 +286,7 @@ static int await_commit(struct group_part *part, struct base_buffer *note, struc
 		ret = group_round_look(&part->round, "commit", 0, &watched, note, error);
 		if (ret != -EAGAIN)
 			return ret;
-		ret = group_round_look(&part->round, "verdict", 0, &watched, note, error);
+		ret = group_round_look(&part->round, group_verdict.name, 0, &watched, note, error);
 		if (ret != -EAGAIN)
 			return ret ? ret : -ECANCELED;
 		ret = group_round_go_on(&part->round, IOSHAPE_PHASE_SYNC, part->round.group_done,

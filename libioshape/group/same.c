@@ -27,48 +27,30 @@ void group_take_sample(struct group_part *part)
 	part->report->hashed_bytes = MIN(part->task->payload_bytes, SAVE_SAMPLE_BYTES);
 }
 
-void group_note_sum(struct group_note *note, const struct group_sum *sum)
-{
-	group_note_number(note, sum->known);
-	group_note_number(note, sum->key.bytes);
-	group_note_bytes(note, sum->key.mac, sizeof(sum->key.mac));
-}
-
-void group_read_sum(struct group_note_reader *reader, struct group_sum *sum)
-{
-	const uint64_t known = group_read_number(reader);
-	const uint8_t *mac;
-	size_t bytes;
-
-	sum->key.bytes = group_read_number(reader);
-	mac = group_read_bytes(reader, &bytes);
-	reader->bad |= known > 1 || bytes != sizeof(sum->key.mac);
-	sum->known = known && !reader->bad;
-	if (sum->known)
-		memcpy(sum->key.mac, mac, sizeof(sum->key.mac));
-}
-
 /* ---- Which are equal ------------------------------------------------------------------------- */
 
-/* first[rank]: the lowest rank whose sum is equal; the rank itself if its sum is not known. */
-static int find_equal(const struct group_sum *sums, uint32_t ranks, uint32_t *first)
+/*
+ * Finds for each rank the lowest one whose sum is equal: the rank itself if its sum is not known.
+ * `on_nodes`: the sums differ between nodes, so that it says only whose part is kept.
+ */
+static int find_equal(const struct group_sum *sums, struct group_plan *plan, bool on_nodes)
 {
 	struct zip_names *names;
-	uint64_t position;
-	int ret = zip_names_new(&names, ranks);
+	int ret = zip_names_new(&names, plan->count);
 
-	for (uint32_t rank = 0; !ret && rank < ranks; rank++) {
+	for (uint32_t rank = 0; !ret && rank < plan->count; rank++) {
 		const char *key = (const char *)&sums[rank].key;
+		uint64_t first = rank;
 
-		first[rank] = rank;
-		if (!sums[rank].known)
-			continue;
-		ret = zip_names_add(names, key, sizeof(sums[rank].key), rank);
-		if (ret != -EEXIST)
-			continue;
-		ret = 0;
-		if (zip_names_find(names, key, sizeof(sums[rank].key), &position))
-			first[rank] = (uint32_t)position;
+		if (sums[rank].known)
+			ret = zip_names_add(names, key, sizeof(sums[rank].key), rank);
+		if (ret == -EEXIST) {
+			zip_names_find(names, key, sizeof(sums[rank].key), &first);
+			ret = 0;
+		}
+		plan->ranks[rank].kept = (uint32_t)first;
+		if (!on_nodes)
+			plan->ranks[rank].same = (uint32_t)first;
 	}
 	zip_names_free(names);
 	return ret;
@@ -78,19 +60,18 @@ static int find_equal(const struct group_sum *sums, uint32_t ranks, uint32_t *fi
 static int keep_equal(struct group_part *part)
 {
 	const struct ioshape_group *group = part->group;
-	const uint32_t ranks = group->options.ranks;
 	struct group_plan *plan = &part->plan;
-	int ret = find_equal(part->sums, ranks, plan->same);
+	int ret = find_equal(part->sums, plan, false);
 
-	for (uint32_t rank = 0; group->near && rank < ranks; rank++)
+	for (uint32_t rank = 0; group->near && rank < plan->count; rank++)
 		part->sums[rank].key.node = group->ranks[rank].node;
-	if (!ret)
-		ret = find_equal(part->sums, ranks, plan->kept);
-	for (uint32_t rank = 0; !ret && rank < ranks; rank++) {
+	if (!ret && group->near)
+		ret = find_equal(part->sums, plan, true);
+	for (uint32_t rank = 0; !ret && rank < plan->count; rank++) {
 		if (group_is_kept(plan, rank))
 			continue;
-		plan->repeated_bytes += plan->bytes[rank];
-		plan->bytes[rank] = 0;
+		plan->repeated_bytes += plan->ranks[rank].bytes;
+		plan->ranks[rank].bytes = 0;
 	}
 	return ret;
 }
@@ -124,20 +105,17 @@ static struct group_sum sum_of(const struct save_digest *digest)
 
 int group_answer_digest(struct group_part *part, struct base_error *error)
 {
+	struct group_digest digest = { 0 };
 	struct base_error unsaid = { 0 };
-	struct group_note note = { 0 };
-	struct group_sum sum;
 	int ret;
 
-	if (!part->plan.asked[part->group->options.rank])
+	if (!part->plan.ranks[part->group->options.rank].asked)
 		return 0;
-	ret = take_digest(part, error);
-	sum = sum_of(&part->digest);
-	group_note_error(&note, error);
-	group_note_sum(&note, &sum);
-	if (group_round_post(&part->round, "digest", &note, &unsaid) && !ret)
+	ret = take_digest(part, &digest.failure);
+	digest.sum = sum_of(&part->digest);
+	if (group_tell(&part->round, &group_digest, &digest, &unsaid) && !ret)
 		ret = base_pass_on(error, &unsaid);
-	return ret;
+	return base_pass_on(error, &digest.failure) ? error->code : ret;
 }
 
 struct digests {
@@ -150,16 +128,18 @@ static int found_digest(void *user, uint32_t rank, const struct base_buffer *not
 {
 	struct digests *digests = user;
 	struct group_part *part = digests->part;
-	struct group_note_reader reader = group_read_note(note);
-	struct base_error theirs = { 0 };
+	struct group_digest digest = { 0 };
 
 	digests->have[rank] = true;
-	if (!group_read_error(&reader, &theirs)) {
-		group_read_sum(&reader, &part->sums[rank]);
-		if (reader.bad)
-			base_refuse(&theirs, -EPROTO, "cannot read the digest of its part");
+	if (!group_read_message(&group_digest, note, &digest)) {
+		base_error_begin(&digest.failure);
+		base_refuse(&digest.failure, -EPROTO, "cannot read the digest of its part");
 	}
-	return theirs.code ? group_fail_of_rank(part->group, rank, &theirs, &digests->failure) : 0;
+	digest.sum.known = true;
+	part->sums[rank] = digest.sum;
+	return digest.failure.code ?
+		       group_fail_of_rank(part->group, rank, &digest.failure, &digests->failure) :
+		       0;
 }
 
 static int collect_digests(struct group_part *part, struct base_error *error)
@@ -167,7 +147,7 @@ static int collect_digests(struct group_part *part, struct base_error *error)
 	const uint32_t ranks = part->group->options.ranks;
 	struct digests digests = { .part = part };
 	struct group_collection collection = {
-		.what = "digest",
+		.what = group_digest.name,
 		.missing = "did not read its part",
 		.found = found_digest,
 		.user = &digests,
@@ -179,7 +159,7 @@ static int collect_digests(struct group_part *part, struct base_error *error)
 	if (!digests.have)
 		return base_no_memory(error, "digests", ranks);
 	for (uint32_t rank = 0; rank < ranks; rank++)
-		digests.have[rank] = !rank || !part->plan.asked[rank];
+		digests.have[rank] = !rank || !part->plan.ranks[rank].asked;
 	collection.have = digests.have;
 	ret = group_round_collect(&part->round, &collection, error);
 	if (digests.failure.code)
@@ -189,58 +169,42 @@ static int collect_digests(struct group_part *part, struct base_error *error)
 }
 
 /* The ranks that have the sample of another one. False: there are none. */
-static bool choose_asked(struct group_plan *plan, uint32_t ranks)
+static bool choose_asked(struct group_plan *plan)
 {
 	bool any = false;
 
-	for (uint32_t rank = 0; rank < ranks; rank++) {
-		const uint32_t first = plan->same[rank];
+	for (uint32_t rank = 0; rank < plan->count; rank++) {
+		const uint32_t first = plan->ranks[rank].same;
 
 		if (first == rank)
 			continue;
-		plan->asked[first] = plan->asked[rank] = any = true;
+		plan->ranks[first].asked = plan->ranks[rank].asked = any = true;
 	}
 	return any;
 }
 
-static int ask_for_digests(struct group_part *part, struct base_error *error)
-{
-	struct group_plan *plan = &part->plan;
-	struct group_note note = { 0 };
-	const struct base_error none = { 0 };
-	int ret;
-
-	base_put_le(plan->key, base_random(), 8);
-	base_put_le(plan->key + 8, base_random(), 8);
-	group_note_error(&note, &none);
-	group_note_number(&note, true);
-	group_note_bytes(&note, plan->key, sizeof(plan->key));
-	group_note_bytes(&note, plan->asked, part->group->options.ranks * sizeof(*plan->asked));
-	ret = group_round_post(&part->round, "plan", &note, error);
-	part->asked = !ret;
-	return ret;
-}
-
 int group_find_same(struct group_part *part, struct base_error *error)
 {
-	const uint32_t ranks = part->group->options.ranks;
 	struct group_plan *plan = &part->plan;
-	int ret = find_equal(part->sums, ranks, plan->same);
+	const struct base_error none = { 0 };
+	int ret = find_equal(part->sums, plan, false);
 
 	if (ret)
-		return base_no_memory(error, "samples", ranks * sizeof(*part->sums));
-	if (!choose_asked(plan, ranks))
-		return 0; /* plan->same is that of all parts */
-	memset(part->sums, 0, ranks * sizeof(*part->sums));
-	ret = ask_for_digests(part, error);
-	if (!ret && plan->asked[0])
+		return base_no_memory(error, "samples", plan->count * sizeof(*part->sums));
+	if (!choose_asked(plan))
+		return 0;
+	memset(part->sums, 0, plan->count * sizeof(*part->sums));
+	base_put_le(plan->key, base_random(), 8);
+	base_put_le(plan->key + 8, base_random(), 8);
+	ret = group_tell_plan(part, GROUP_ASKS_DIGESTS, &none, error);
+	if (!ret && plan->ranks[0].asked) {
 		ret = take_digest(part, error);
-	if (!ret && plan->asked[0])
 		part->sums[0] = sum_of(&part->digest);
+	}
 	if (!ret)
 		ret = collect_digests(part, error);
 	if (!ret && keep_equal(part))
-		ret = base_no_memory(error, "digests", ranks * sizeof(*part->sums));
+		ret = base_no_memory(error, "digests", plan->count * sizeof(*part->sums));
 	return ret;
 }
 
@@ -283,7 +247,7 @@ int group_check_digest(const struct group_part *part, uint32_t crc32, struct bas
 	bool needed = false;
 
 	for (uint32_t rank = 0; rank < ranks; rank++)
-		needed |= rank != own && part->plan.same[rank] == part->plan.same[own];
+		needed |= rank != own && part->plan.ranks[rank].same == part->plan.ranks[own].same;
 	if (!needed || crc32 == part->digest.crc32)
 		return 0;
 	return base_refuse(error, IOSHAPE_E_CHANGED,

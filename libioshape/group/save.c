@@ -24,48 +24,42 @@ struct group_share {
 static int say_want(struct group_part *part, uint64_t bytes, const struct base_error *why,
 		    struct base_error *error)
 {
-	struct group_note note = { 0 };
+	const struct group_want want = {
+		.failure = *why,
+		.step = part->step,
+		.bytes = bytes,
+		.sample = part->sample,
+	};
 
-	group_note_error(&note, why);
-	group_note_number(&note, part->step);
-	group_note_number(&note, bytes);
-	group_note_sum(&note, &part->sample);
-	return group_round_post(&part->round, "want", &note, error);
+	return group_tell(&part->round, &group_want, &want, error);
 }
 
 /* ---- The plan: the others -------------------------------------------------------------------- */
 
+/* Memory for so many ranks, each of which keeps a part of its own. */
 static int init_plan(struct group_plan *plan, uint32_t ranks)
 {
-	plan->bytes = calloc(ranks, sizeof(*plan->bytes));
-	plan->same = calloc(2 * (size_t)ranks, sizeof(*plan->same));
-	plan->asked = calloc(ranks, sizeof(*plan->asked));
-	if (!plan->bytes || !plan->same || !plan->asked)
-		return -ENOMEM;
-	plan->kept = plan->same + ranks;
-	for (uint32_t rank = 0; rank < ranks; rank++)
-		plan->same[rank] = plan->kept[rank] = rank;
-	return 0;
+	plan->count = ranks;
+	plan->ranks = calloc(ranks, sizeof(*plan->ranks));
+	for (uint32_t rank = 0; plan->ranks && rank < ranks; rank++)
+		plan->ranks[rank].same = plan->ranks[rank].kept = rank;
+	return plan->ranks ? 0 : -ENOMEM;
 }
 
 static void free_plan(struct group_plan *plan)
 {
-	free(plan->bytes);
-	free(plan->same);
-	free(plan->asked);
-	plan->bytes = NULL;
-	plan->same = plan->kept = NULL;
-	plan->asked = NULL;
+	free(plan->ranks);
+	plan->ranks = NULL;
 }
 
 /* Every part is stored, by a rank that has it and keeps its own. */
-static bool keeps_all(const struct group_plan *plan, uint32_t ranks)
+static bool keeps_all(const struct group_planned *ranks, uint32_t count)
 {
-	for (uint32_t rank = 0; rank < ranks; rank++) {
-		const uint32_t same = plan->same[rank], kept = plan->kept[rank];
+	for (uint32_t rank = 0; rank < count; rank++) {
+		const uint32_t same = ranks[rank].same, kept = ranks[rank].kept;
 
-		if (same > rank || kept > rank || kept < same || plan->same[same] != same ||
-		    plan->kept[kept] != kept || plan->same[kept] != same)
+		if (same > rank || kept > rank || kept < same || ranks[same].same != same ||
+		    ranks[kept].kept != kept || ranks[kept].same != same)
 			return false;
 	}
 	return true;
@@ -76,82 +70,44 @@ static bool is_sound(const struct group_plan *plan, uint32_t ranks, uint64_t ste
 {
 	const struct group_name name = group_parse_name(plan->attempt);
 
-	return keeps_all(plan, ranks) && name.kind == GROUP_NAME_ATTEMPT && name.step == step &&
-	       plan->mode >= IOSHAPE_MODE_EACH && plan->mode <= IOSHAPE_MODE_RANK0;
+	if (plan->count != ranks)
+		return false;
+	return plan->asks == GROUP_ASKS_DIGESTS ||
+	       (keeps_all(plan->ranks, ranks) && name.kind == GROUP_NAME_ATTEMPT &&
+		name.step == step && plan->mode != IOSHAPE_MODE_AUTO);
 }
 
-static uint32_t read_rank(struct group_note_reader *reader)
+static int hear_plan(struct group_part *part, struct base_error *error)
 {
-	const uint64_t rank = group_read_number(reader);
+	struct group_plan *plan = &part->plan;
+	int ret;
 
-	return (uint32_t)MIN(rank, UINT32_MAX);
-}
-
-static int read_question(struct group_plan *plan, uint32_t ranks, struct group_note_reader *reader,
-			 struct base_error *error)
-{
-	size_t key_bytes, asked_bytes;
-	const uint8_t *key = group_read_bytes(reader, &key_bytes),
-		      *asked = group_read_bytes(reader, &asked_bytes);
-
-	if (reader->bad || key_bytes != sizeof(plan->key) || asked_bytes != ranks)
-		return base_refuse(error, -EPROTO, "cannot read the question of rank 0");
-	memcpy(plan->key, key, sizeof(plan->key));
-	for (uint32_t rank = 0; rank < ranks; rank++)
-		plan->asked[rank] = asked[rank] != 0;
-	return 0;
-}
-
-static int read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
-		     const struct base_buffer *note, struct base_error *error)
-{
-	struct group_note_reader reader = group_read_note(note);
-	int ret = group_read_error(&reader, error);
-
-	plan->asks = group_read_number(&reader) != 0;
-	if (!ret && plan->asks)
-		return read_question(plan, ranks, &reader, error);
-	plan->mode = (enum ioshape_mode)group_read_number(&reader);
-	group_read_text(&reader, plan->why, sizeof(plan->why));
-	plan->near = group_read_number(&reader) != 0;
-	plan->together = group_read_number(&reader) != 0;
-	group_read_text(&reader, plan->not_near, sizeof(plan->not_near));
-	group_read_text(&reader, plan->attempt, sizeof(plan->attempt));
-	plan->alignment = group_read_number(&reader);
-	plan->total_bytes = group_read_number(&reader);
-	plan->repeated_bytes = group_read_number(&reader);
-	for (uint32_t rank = 0; rank < ranks; rank++) {
-		plan->bytes[rank] = group_read_number(&reader);
-		plan->same[rank] = read_rank(&reader);
-		plan->kept[rank] = read_rank(&reader);
-	}
-	if (!ret && (reader.bad || !is_sound(plan, ranks, step)))
-		ret = base_refuse(error, -EPROTO, "cannot read the plan of rank 0");
-	return ret;
-}
-
-static int await_note(struct group_part *part, const char *what, struct base_error *error)
-{
-	struct base_buffer note = { 0 };
-	int ret = group_round_await(&part->round, what, 0, &note, NULL, NULL, error);
-
+	/* It answers two questions at most. */
+	if (part->plans == GROUP_MOST_PLANS)
+		return base_refuse(error, -EPROTO, "rank 0 asks for more than there is");
+	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, NULL, NULL, error);
 	if (!ret)
-		ret = read_plan(&part->plan, part->group->options.ranks, part->step, &note, error);
-	base_buffer_free(&note);
+		ret = base_pass_on(error, &plan->failure);
+	if (!ret && !is_sound(plan, part->group->options.ranks, part->step))
+		ret = base_refuse(error, -EPROTO, "cannot follow the plan of rank 0");
 	return ret;
 }
 
-int group_await_plan(struct group_part *part, const char *what, struct base_error *error)
+/* Answers what rank 0 asks until there is a plan. `attempt` is on this node's own tier. */
+static int await_plan(struct group_part *part, struct group_attempt *attempt,
+		      struct base_error *error)
 {
-	int ret = await_note(part, what, error);
+	int ret;
 
-	if (!ret && part->plan.asks) {
-		ret = group_answer_digest(part, error);
-		if (!ret)
-			ret = await_note(part, "answered", error);
-		if (!ret && part->plan.asks)
-			ret = base_refuse(error, -EPROTO, "cannot read the plan of rank 0");
-	}
+	do {
+		ret = hear_plan(part, error);
+		if (!ret && part->plan.asks == GROUP_ASKS_DIGESTS)
+			ret = group_answer_digest(part, error);
+		else if (!ret && part->plan.asks == GROUP_ASKS_ROOM)
+			ret = group_answer_for_room(part, attempt, error);
+	} while (!ret && part->plan.asks);
+	if (ret || !part->plan.near)
+		group_attempt_abandon(attempt);
 	if (!ret)
 		group_take_place(part);
 	return ret;
@@ -160,28 +116,12 @@ int group_await_plan(struct group_part *part, const char *what, struct base_erro
 /* ---- What writers have written --------------------------------------------------------------- */
 
 static int say_done(struct group_part *part, const struct group_written *written,
-		    const struct base_error *failure, struct base_error *error)
+		    struct base_error *error)
 {
-	struct group_note note = { 0 };
-
-	group_note_written(&note, written, failure);
-	return group_round_post(&part->round, "done", &note, error);
+	return group_tell(&part->round, &group_done, written, error);
 }
 
 /* ---- The verdict ----------------------------------------------------------------------------- */
-
-static int take_verdict(struct group_part *part, const struct base_buffer *note,
-			struct base_error *error)
-{
-	struct group_note_reader reader = group_read_note(note);
-	int ret = group_read_error(&reader, error);
-
-	part->report->generation_bytes = group_read_number(&reader);
-	group_read_text(&reader, part->unprotected, sizeof(part->unprotected));
-	if (!ret && reader.bad)
-		ret = base_refuse(error, -EPROTO, "cannot read the verdict of rank 0");
-	return ret;
-}
 
 /* While others write: how far all are. */
 static void tell_progress(void *user)
@@ -229,16 +169,17 @@ static int keep_in_place(const struct group_part *part, struct base_error *error
 /* *heard: there is one; its code may be any, also that of a rank 0 that was not heard. */
 static int await_verdict(struct group_part *part, bool *heard, struct base_error *error)
 {
-	struct base_buffer note = { 0 };
-	int ret;
+	struct group_verdict verdict;
+	int ret = group_hear(&part->round, &group_verdict, 0, &verdict, tell_progress, part, error);
 
-	ret = group_round_await(&part->round, "verdict", 0, &note, tell_progress, part, error);
 	*heard = !ret;
-	if (!ret)
-		ret = take_verdict(part, &note, error);
-	else if (ret == -ETIMEDOUT && is_in_place(part))
+	if (!ret) {
+		part->report->generation_bytes = verdict.generation_bytes;
+		strcpy(part->unprotected, verdict.unprotected);
+		ret = base_pass_on(error, &verdict.failure);
+	} else if (ret == -ETIMEDOUT && is_in_place(part)) {
 		ret = keep_in_place(part, error);
-	base_buffer_free(&note);
+	}
 	return ret;
 }
 
@@ -258,8 +199,10 @@ static void do_own_part(struct group_part *part, struct base_error *own)
 	else if (group_is_kept(&part->plan, rank))
 		ret = group_send_part(part, own);
 	/* A rank that sends its part says only that it failed: its writer waits for it. */
-	if (writes || ret)
-		part->round.silent = say_done(part, &written, own, own) != 0;
+	if (writes || ret) {
+		written.failure = *own;
+		part->round.silent = say_done(part, &written, own) != 0;
+	}
 	free(written.parts);
 }
 
@@ -284,14 +227,12 @@ static int follow(struct group_part *part, struct base_error *error)
 	struct group_attempt attempt = GROUP_NO_ATTEMPT; /* on this node's own tier */
 	struct group_written nothing = { 0 };
 	struct base_error own = { 0 };
-	int ret;
+	int ret = await_plan(part, &attempt, error);
 
-	ret = group_await_plan(part, "plan", error);
-	if (!ret && group_is_spread(part))
-		ret = group_answer_for_room(part, &attempt, error);
 	if (ret) {
 		/* Rank 0 may have counted on us already. */
-		say_done(part, &nothing, error, &own);
+		nothing.failure = *error;
+		say_done(part, &nothing, &own);
 	} else {
 		do_own_part(part, &own);
 		if (attempt.folder.fd >= 0)
@@ -378,7 +319,7 @@ static int prepare(struct group_part *part, struct base_error *error)
 
 	if (init_plan(&part->plan, group->options.ranks))
 		return base_no_memory(error, "a plan", group->options.ranks * sizeof(uint64_t));
-	part->plan.bytes[group->options.rank] = task->expected_bytes;
+	part->plan.ranks[group->options.rank].bytes = task->expected_bytes;
 	if (save_is_stopped(part->round.save))
 		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped", task->path);
 	group_take_sample(part);
@@ -409,10 +350,22 @@ static int run_part(struct group_part *part, struct base_error *error)
 	return ret;
 }
 
+static void leave(struct group_share *share)
+{
+	struct ioshape_group *group = share->group;
+
+	free(share);
+	pthread_mutex_lock(&group->lock);
+	group->running--;
+	pthread_cond_broadcast(&group->change);
+	pthread_mutex_unlock(&group->lock);
+}
+
+/* On the thread of the save, instead of writing a file. */
 static int run(void *user, struct ioshape_save *save, const struct save_task *task,
 	       struct ioshape_report *report, struct base_error *error)
 {
-	const struct group_share *share = user;
+	struct group_share *share = user;
 	uint64_t begin_ns = base_now_ns();
 	struct group_part part = {
 		.group = share->group,
@@ -429,9 +382,11 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 	group_round_end(&part.round);
 	report_group(&part, begin_ns,
 		     report->slot_s + report->plan_s + report->write_s + report->sync_s);
+	leave(share);
 	return ret;
 }
 
+/* The save could not even be begun: the others are told so. */
 static int give_up(const struct group_share *share, const struct base_error *why,
 		   struct base_error *error)
 {
@@ -446,25 +401,6 @@ static int give_up(const struct group_share *share, const struct base_error *why
 	group_round_end(&part.round);
 	return ret;
 }
-
-static void give_up_begun(void *user, const struct base_error *why)
-{
-	give_up(user, why, NULL);
-}
-
-static void leave(void *user)
-{
-	struct group_share *share = user;
-	struct ioshape_group *group = share->group;
-
-	free(share);
-	pthread_mutex_lock(&group->lock);
-	group->running--;
-	pthread_cond_broadcast(&group->change);
-	pthread_mutex_unlock(&group->lock);
-}
-
-static const struct save_collective_ops ops = { run, give_up_begun, leave };
 
 /* ---- The public calls --------------------------------------------------------------------------
  */
@@ -501,18 +437,24 @@ static int begin_share(struct group_share *share, const char *path,
 		       struct ioshape_save **out, struct base_error *error)
 {
 	struct ioshape_group *group = share->group;
-	const struct save_collective collective = {
-		.ops = &ops,
+	struct save_collective collective = {
+		.run = run,
 		.user = share,
 		.owner = group,
 		.shared_memory = shares_memory(group),
 		.blocks = blocks,
 	};
+	int ret;
 
 	pthread_mutex_lock(&group->lock);
 	group->running++;
 	pthread_mutex_unlock(&group->lock);
-	return save_begin(group->context, path, payload, options, &collective, out, error);
+	ret = save_begin(group->context, path, payload, options, &collective, out, error);
+	if (ret && !collective.started) {
+		give_up(share, error, NULL);
+		leave(share);
+	}
+	return ret;
 }
 
 /*

@@ -31,7 +31,6 @@ struct sending {
 	uint32_t crc32; /* of all so far */
 	uint64_t total_bytes;
 	struct group_watched watched; /* rank 0, while we wait */
-	struct base_buffer note;
 	/* Borrowed: the window. */
 	struct save_chunk *window[WINDOW_CHUNKS];
 	uint64_t window_end[WINDOW_CHUNKS]; /* in the stream, of what it last held */
@@ -45,20 +44,18 @@ static int go_on(void *user, struct base_error *error)
 {
 	struct sending *sending = user;
 	struct group_part *part = sending->part;
-	struct group_note_reader reader;
+	struct group_verdict verdict;
 	int ret;
 
 	ret = group_round_go_on(&part->round, IOSHAPE_PHASE_WAIT, part->round.done_bytes,
 				sending->total_bytes, error);
 	if (ret)
 		return ret;
-	ret = group_round_look(&part->round, "verdict", 0, &sending->watched, &sending->note,
-			       error);
+	ret = group_look(&part->round, &group_verdict, 0, &sending->watched, &verdict, error);
 	if (ret == -EAGAIN)
 		return 0;
 	/* All is well: the writer has all, and its word of that is on the way. */
-	reader = group_read_note(&sending->note);
-	if (!ret && !group_read_number(&reader) && !reader.bad)
+	if (!ret && !verdict.failure.code)
 		return 0;
 	return ret ? ret :
 		     base_refuse(error, -EPIPE,
@@ -217,22 +214,16 @@ static const struct zip_sink_ops sink_ops = { sink_offset, sink_put, sink_finish
 static int await_call(struct sending *sending, uint32_t writer, struct base_error *error)
 {
 	struct group_part *part = sending->part;
-	uint32_t rank = part->group->options.rank, called = 0;
-	struct group_note_reader reader;
+	struct group_call call = { 0 };
 	int ret;
 
 	for (;;) {
 		struct group_watched unused = { 0 };
 
-		ret = group_round_look(&part->round, "call", writer, &unused, &sending->note,
-				       error);
-		if (!ret) {
-			reader = group_read_note(&sending->note);
-			called = (uint32_t)group_read_number(&reader);
-		}
+		ret = group_look(&part->round, &group_call, writer, &unused, &call, error);
 		if (ret && ret != -EAGAIN)
 			return ret;
-		if (called >= rank)
+		if (call.rank >= part->group->options.rank)
 			return 0;
 		ret = go_on(sending, error);
 		if (ret)
@@ -248,7 +239,6 @@ static int open_sender(struct sending *sending, struct base_error *error)
 	const struct gather_wait wait = { go_on, sending };
 	uint32_t writer = group_writer_of(group, part->plan.mode, group->options.rank);
 	char address[GATHER_ADDRESS_BYTES];
-	struct group_note here = { 0 };
 	int ret, fd;
 
 	sending->local = group_is_local(group, writer);
@@ -256,7 +246,7 @@ static int open_sender(struct sending *sending, struct base_error *error)
 		ret = await_call(sending, writer, error);
 		/* From here on the writer receives: what fails is said on the stream. */
 		if (!ret)
-			ret = group_round_post(&part->round, "here", &here, error);
+			ret = group_tell(&part->round, &group_here, NULL, error);
 		return ret ? ret :
 			     gather_sender_open_comm(&sending->sender, group->options.comm, writer,
 						     group_stream_tag(part),
@@ -316,7 +306,6 @@ int group_send_part(struct group_part *part, struct base_error *error)
 	}
 	gather_sender_free(sending.sender, ret ? error->text : NULL);
 	close_window(&sending);
-	base_buffer_free(&sending.note);
 	part->report->write_s = base_seconds(base_now_ns() - begin_ns);
 	return ret;
 }

@@ -8,22 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void group_note_written(struct group_note *note, const struct group_written *written,
-			const struct base_error *failure)
-{
-	group_note_error(note, failure);
-	group_note_text(note, written->name);
-	group_note_number(note, written->bytes);
-	group_note_number(note, written->crc32);
-	group_note_number(note, written->count);
-	for (uint32_t i = 0; i < written->count; i++) {
-		group_note_number(note, written->parts[i].rank);
-		group_note_number(note, written->parts[i].crc32);
-		group_note_number(note, written->parts[i].offset);
-		group_note_number(note, written->parts[i].bytes);
-	}
-}
-
 /* A file that is being written. */
 struct writing {
 	struct group_part *part;
@@ -50,45 +34,38 @@ struct writing {
 #define LOOK_NS 20000000u
 
 /* A rank that cannot send its part says so on the board. */
-static int fail_as_noted(const struct group_part *part, uint32_t rank,
-			 const struct base_buffer *note, struct base_error *error)
+static int fail_as_told(const struct group_part *part, uint32_t rank, struct base_error *theirs,
+			struct base_error *error)
 {
-	struct group_note_reader reader = group_read_note(note);
-	struct base_error theirs = { 0 };
-
-	group_read_error(&reader, &theirs);
-	if (!theirs.code)
-		base_refuse(&theirs, -EPROTO, "cannot read what it failed with");
+	if (!theirs->code)
+		base_refuse(theirs, -EPROTO, "it wrote what it was to send");
 	/* That would mean that there is nothing yet. */
-	if (theirs.code == -EAGAIN)
-		theirs.code = -EPROTO;
-	return group_fail_of_rank(part->group, rank, &theirs, error);
+	if (theirs->code == -EAGAIN)
+		theirs->code = -EPROTO;
+	return group_fail_of_rank(part->group, rank, theirs, error);
 }
 
 static int check_failure(struct group_part *part, uint32_t rank, struct base_error *error)
 {
 	struct group_watched watched = { 0 };
-	struct base_buffer note = { 0 };
-	int ret;
+	struct group_written theirs = { 0 };
+	int ret = group_look(&part->round, &group_done, rank, &watched, &theirs, error);
 
-	ret = group_round_look(&part->round, "done", rank, &watched, &note, error);
 	if (!ret)
-		ret = fail_as_noted(part, rank, &note, error);
-	base_buffer_free(&note);
+		ret = fail_as_told(part, rank, &theirs.failure, error);
 	return ret == -EAGAIN ? 0 : ret;
 }
 
-/* A stream tells that its rank has failed; the note, which follows at once, with what code. */
+/* A stream tells that its rank has failed; the message, which follows at once, with what code. */
 static int hear_failure(struct group_part *part, uint32_t rank, struct base_error *error)
 {
 	struct base_error noted = { 0 }, unheard = { 0 };
-	struct base_buffer note = { 0 };
+	struct group_written theirs = { 0 };
 
-	if (!group_round_await(&part->round, "done", rank, &note, NULL, NULL, &unheard)) {
-		fail_as_noted(part, rank, &note, &noted);
+	if (!group_hear(&part->round, &group_done, rank, &theirs, NULL, NULL, &unheard)) {
+		fail_as_told(part, rank, &theirs.failure, &noted);
 		*error = noted;
 	}
-	base_buffer_free(&note);
 	return error->code;
 }
 
@@ -129,7 +106,6 @@ static int call_next(struct writing *writing, uint32_t after, struct base_error 
 {
 	struct group_part *part = writing->part;
 	const struct ioshape_group *group = part->group;
-	struct group_note note = { 0 };
 	uint32_t rank = after + 1;
 
 	while (rank < group->options.ranks &&
@@ -138,8 +114,7 @@ static int call_next(struct writing *writing, uint32_t after, struct base_error 
 	if (writing->next_rank || rank >= group->options.ranks)
 		return 0;
 	writing->next_rank = rank;
-	group_note_number(&note, rank);
-	return group_round_post(&part->round, "call", &note, error);
+	return group_tell(&part->round, &group_call, &(struct group_call){ rank }, error);
 }
 
 /*
@@ -152,7 +127,6 @@ static int receive_next(struct writing *writing, struct base_error *error)
 	const struct ioshape_group *group = part->group;
 	const struct gather_wait wait = { go_on, part };
 	struct group_watched watched = { 0 };
-	struct base_buffer note = { 0 };
 	uint64_t now_ns = base_now_ns();
 	void **memory;
 	int ret;
@@ -160,8 +134,7 @@ static int receive_next(struct writing *writing, struct base_error *error)
 	if (!writing->next_rank || writing->next || now_ns - writing->looked_ns < LOOK_NS)
 		return 0;
 	writing->looked_ns = now_ns;
-	ret = group_round_look(&part->round, "here", writing->next_rank, &watched, &note, error);
-	base_buffer_free(&note);
+	ret = group_look(&part->round, &group_here, writing->next_rank, &watched, NULL, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
 	memory = &writing->blocks[writing->streams++ % 2];
@@ -424,7 +397,7 @@ static uint64_t expected_bytes(const struct group_part *part)
 		if (!writes_for(part, rank))
 			continue;
 		zip_part_name(name, rank);
-		ret = zip_length_add_member(&length, strlen(name), part->plan.bytes[rank],
+		ret = zip_length_add_member(&length, strlen(name), part->plan.ranks[rank].bytes,
 					    part->plan.alignment);
 	}
 	return ret ? 0 : zip_length_of(&length);

@@ -173,33 +173,24 @@ struct save_task {
 	struct ring_file_options file_options; /* abort and progress are the save's */
 };
 
-/*
- * What the floor above makes of a save in the background that several processes do together. Either
- * run() or give_up() is called once, and leave() once after it.
- */
-struct save_collective_ops {
-	/* On the save's thread, instead of writing a file. What the save ends with. */
+/* A save in the background that several processes do together. */
+struct save_collective {
+	/* Replaces the writing of a file, on the save's thread. The save ends as it does. NULL: the
+	 * save is this process's alone. */
 	int (*run)(void *user, struct ioshape_save *save, const struct save_task *task,
 		   struct ioshape_report *report, struct base_error *error);
-	/* The save could not be begun in this process. */
-	void (*give_up)(void *user, const struct base_error *why);
-	/* The save has ended; its memory may be freed already. */
-	void (*leave)(void *user);
-};
-
-struct save_collective {
-	const struct save_collective_ops *ops; /* NULL: the save is this process's alone */
 	void *user;
 	const void *owner;  /* for save_stop_background_of() */
 	bool shared_memory; /* another process writes the bytes: they are staged where it can map
 			       them */
 	bool blocks;        /* the thread that begins the save does nothing but wait for it */
+	bool started;       /* set by save_begin(): run() is called, also if the beginning fails */
 };
 
 /* Begins a save; `collective` is NULL for one of this process alone. */
 int save_begin(struct ioshape_context *context, const char *path,
 	       const struct save_payload *payload, const struct ioshape_save_options *options,
-	       const struct save_collective *collective, struct ioshape_save **out,
+	       struct save_collective *collective, struct ioshape_save **out,
 	       struct base_error *error);
 
 /* An ioshape_progress_fn for all that a save does: notes how far it is, and tells the caller's. */

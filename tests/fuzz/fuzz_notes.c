@@ -20,10 +20,11 @@ static void try_roster(uint32_t ranks, const struct base_buffer *note)
 	struct group_rank known[MOST_RANKS] = { 0 };
 	uint32_t leaders[MOST_RANKS];
 	struct ioshape_group group = { .ranks = known, .leaders = leaders };
+	bool complete;
 
 	group.options.ranks = ranks;
 	group.options.rank = ranks - 1;
-	if (!take_roster(&group, note))
+	if (!take_roster(&group, note, &complete))
 		return;
 	MUST(group.node_count && group.node_count <= ranks);
 	MUST(group.options.mode <= IOSHAPE_MODE_RANK0);
@@ -36,18 +37,14 @@ static void try_roster(uint32_t ranks, const struct base_buffer *note)
 
 static void try_plan(uint32_t ranks, const struct base_buffer *note)
 {
-	uint64_t sizes[MOST_RANKS];
-	uint32_t same[MOST_RANKS], kept[MOST_RANKS];
-	bool asked[MOST_RANKS];
-	struct group_plan plan = { .bytes = sizes, .same = same, .kept = kept, .asked = asked };
-	struct base_error error = { 0 };
-	int ret = read_plan(&plan, ranks, STEP, note, &error);
+	struct group_planned planned[MOST_RANKS];
+	struct group_plan plan = { .count = ranks, .ranks = planned };
 
-	MUST(ret == error.code);
-	if (ret || plan.asks)
+	if (!group_read_message(&group_plans[0], note, &plan) || plan.failure.code ||
+	    !is_sound(&plan, ranks, STEP) || plan.asks == GROUP_ASKS_DIGESTS)
 		return;
 	for (uint32_t rank = 0; rank < ranks; rank++)
-		MUST(kept[rank] <= rank && kept[kept[rank]] == kept[rank]);
+		MUST(planned[rank].kept <= rank && group_is_kept(&plan, planned[rank].kept));
 	MUST(group_parse_name(plan.attempt).kind == GROUP_NAME_ATTEMPT);
 	MUST(memchr(plan.not_near, 0, sizeof(plan.not_near)));
 	MUST(!strchr(plan.attempt, '/') && memchr(plan.why, 0, sizeof(plan.why)));

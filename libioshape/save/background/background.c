@@ -60,7 +60,7 @@ static int run_collective(struct ioshape_save *save, struct ioshape_report *repo
 
 	save->compare.context = save->context;
 	save->compare.path = request->path;
-	ret = collective->ops->run(collective->user, save, &request->task, report, error);
+	ret = collective->run(collective->user, save, &request->task, report, error);
 	save_compare_end(&save->compare, !ret, report);
 	return ret;
 }
@@ -114,12 +114,11 @@ static void end(struct ioshape_save *save, int result, const struct ioshape_repo
 static void *run_save(void *argument)
 {
 	struct ioshape_save *save = argument;
-	const struct save_collective collective = save->request.collective;
 	struct ioshape_report report = { .size = sizeof(report) };
 	struct base_error error = { 0 };
 	int ret;
 
-	if (collective.ops)
+	if (save->request.collective.run)
 		ret = run_collective(save, &report, &error);
 	else
 		ret = write_file(save, &report, &error);
@@ -132,9 +131,6 @@ static void *run_save(void *argument)
 	/* Before callers hear of the end: the next save must find the memory free. */
 	end_staging(save);
 	end(save, ret, &report, &error);
-	/* From here on the save may be gone. */
-	if (collective.ops)
-		collective.ops->leave(collective.user);
 	return NULL;
 }
 
@@ -255,7 +251,7 @@ void save_join(struct ioshape_save *save)
 static int abandon(struct ioshape_save *save, int ret)
 {
 	atomic_store(&save->abort, true);
-	if (!save->started && !save->request.collective.ops)
+	if (!save->started && !save->request.collective.run)
 		save_order_end(save->context, &save->order);
 	save_join(save);
 	save_stage_release(save);
@@ -271,7 +267,7 @@ static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error
 	int ret;
 
 	stage->copying = true;
-	stage->later = all_at_once && save->request.plan.later && !save->request.collective.ops;
+	stage->later = all_at_once && save->request.plan.later && !save->request.collective.run;
 	ret = save_stage_tell(save, error);
 	if (!ret && !all_at_once)
 		ret = start_writing(save, error);
@@ -313,7 +309,7 @@ static int begin(struct ioshape_save *save, struct base_error *error)
 					 error);
 	if (ret)
 		return ret;
-	if (!save->request.collective.ops)
+	if (!save->request.collective.run)
 		ret = save_order_begin(context, &save->order, save->request.path, error);
 	if (ret) {
 		save_staging_leave(staged->staging, staged->admitted);
@@ -325,33 +321,22 @@ static int begin(struct ioshape_save *save, struct base_error *error)
 	return ret ? abandon(save, ret) : 0;
 }
 
-/* The other processes hear why this one takes no part. */
-static void tell_failure(const struct save_collective *collective, const struct base_error *why)
-{
-	collective->ops->give_up(collective->user, why);
-	collective->ops->leave(collective->user);
-}
-
 int save_begin(struct ioshape_context *context, const char *path,
 	       const struct save_payload *payload, const struct ioshape_save_options *options,
-	       const struct save_collective *collective, struct ioshape_save **out,
+	       struct save_collective *collective, struct ioshape_save **out,
 	       struct base_error *error)
 {
 	struct ioshape_save *save = NULL;
-	bool started = false;
 	int ret;
 
 	ret = make_save(&save, context, path, payload, options, collective, error);
-	if (!ret) {
+	if (!ret)
 		ret = begin(save, error);
-		started = save->started;
-	}
+	if (collective)
+		collective->started = save && save->started;
 	if (ret) {
 		if (save)
 			save_free(save);
-		/* The save's thread, if there was one, has told the others itself. */
-		if (collective && !started)
-			tell_failure(collective, error);
 		return ret;
 	}
 	pthread_mutex_lock(&context->lock);

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What ranks tell each other arrives as it was told, and nothing else is read as a message. */
+
+/* The library's file itself, because only it writes payloads. */
+#include "group/messages.c"
+
+#include "support/check_main.h"
+
+#define RANKS 3u
+
+static struct test_case all = { .name = "all" };
+
+static struct group_note plan_note(struct group_planned ranks[RANKS])
+{
+	static struct group_plan told;
+	struct group_note note = { 0 };
+
+	told = (struct group_plan){
+		.asks = GROUP_ASKS_ROOM,
+		.mode = IOSHAPE_MODE_NODE,
+		.why = "because",
+		.near = true,
+		.attempt = ".step-0000000001.x",
+		.alignment = MIB,
+		.total_bytes = UINT64_MAX,
+		.count = RANKS,
+		.ranks = ranks,
+	};
+	memset(told.key, 0xa5, sizeof(told.key));
+	write_message(&group_plans[0], &note, &told);
+	ck_assert(!note.failed);
+	return note;
+}
+
+TEST(all, a_plan_arrives_as_it_was_told)
+{
+	struct group_planned ranks[RANKS] = { { 5, 0, 0, true },
+					      { 0, 0, 0, true },
+					      { 7, 2, 2, 0 } };
+	struct group_planned heard_ranks[RANKS];
+	struct group_plan heard = { .count = RANKS, .ranks = heard_ranks };
+	struct group_note note = plan_note(ranks);
+
+	ck_assert(group_read_message(&group_plans[0], &note.bytes, &heard));
+	ck_assert_int_eq(heard.failure.code, 0);
+	ck_assert_int_eq(heard.asks, GROUP_ASKS_ROOM);
+	ck_assert_int_eq(heard.mode, IOSHAPE_MODE_NODE);
+	ck_assert_str_eq(heard.why, "because");
+	ck_assert(heard.near && !heard.together);
+	ck_assert_str_eq(heard.not_near, "");
+	ck_assert_str_eq(heard.attempt, ".step-0000000001.x");
+	ck_assert_uint_eq(heard.key[BASE_MAC_BYTES - 1], 0xa5);
+	ck_assert_uint_eq(heard.total_bytes, UINT64_MAX);
+	ck_assert_uint_eq(heard.count, RANKS);
+	for (uint32_t rank = 0; rank < RANKS; rank++) {
+		ck_assert_uint_eq(heard_ranks[rank].bytes, ranks[rank].bytes);
+		ck_assert_uint_eq(heard_ranks[rank].same, ranks[rank].same);
+		ck_assert_uint_eq(heard_ranks[rank].kept, ranks[rank].kept);
+		ck_assert(heard_ranks[rank].asked == ranks[rank].asked);
+	}
+	base_buffer_free(&note.bytes);
+}
+
+TEST(all, what_is_cut_or_longer_is_no_message)
+{
+	struct group_planned ranks[RANKS] = { 0 }, heard_ranks[RANKS];
+	struct group_note note = plan_note(ranks);
+	const size_t whole = note.bytes.bytes;
+
+	for (size_t bytes = 0; bytes < whole; bytes++) {
+		struct group_plan heard = { .count = RANKS, .ranks = heard_ranks };
+
+		note.bytes.bytes = bytes;
+		REQUIRE(!group_read_message(&group_plans[0], &note.bytes, &heard));
+	}
+	note.bytes.bytes = whole;
+	ck_assert(!base_buffer_append(&note.bytes, "", 1));
+	ck_assert(
+		!group_read_message(&group_plans[0], &note.bytes,
+				    &(struct group_plan){ .count = RANKS, .ranks = heard_ranks }));
+	base_buffer_free(&note.bytes);
+}
+
+TEST(all, a_list_of_more_than_there_is_memory_for_is_no_message)
+{
+	struct group_planned ranks[RANKS] = { 0 }, heard_ranks[RANKS - 1];
+	struct group_plan heard = { .count = RANKS - 1, .ranks = heard_ranks };
+	struct group_note note = plan_note(ranks);
+
+	ck_assert(!group_read_message(&group_plans[0], &note.bytes, &heard));
+	ck_assert_uint_eq(heard.count, 0);
+	base_buffer_free(&note.bytes);
+}
+
+/* A number that does not fit its member, and a flag that is neither. */
+LOOP_TEST(all, numbers_that_do_not_fit_are_no_message, 0, 2)
+{
+	struct group_note note = { 0 };
+	struct group_call call = { 0 };
+	struct group_roster roster = { 0 };
+
+	if (_i) {
+		group_note_number(&note, 1ull << 32);
+		ck_assert(!group_read_message(&group_call, &note.bytes, &call));
+		ck_assert_uint_eq(call.rank, 0);
+	} else {
+		group_note_number(&note, 1); /* the id */
+		group_note_number(&note, 2); /* complete */
+		for (int i = 0; i < 4; i++)
+			group_note_number(&note, 0);
+		ck_assert(!group_read_message(&group_roster, &note.bytes, &roster));
+	}
+	base_buffer_free(&note.bytes);
+}
+
+/* With its code alone, if there is none, whatever the memory held. */
+TEST(all, a_message_without_a_failure_has_none)
+{
+	struct group_verdict told = { .generation_bytes = 9 }, heard;
+	struct group_note note = { 0 };
+
+	memset(&heard, 0x55, sizeof(heard));
+	write_message(&group_verdict, &note, &told);
+	ck_assert(group_read_message(&group_verdict, &note.bytes, &heard));
+	ck_assert_int_eq(heard.failure.code, 0);
+	ck_assert_str_eq(heard.failure.text, "");
+	ck_assert_uint_eq(heard.generation_bytes, 9);
+	base_buffer_free(&note.bytes);
+}
+
+int main(void)
+{
+	return check_run("group/messages");
+}
