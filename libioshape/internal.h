@@ -53,7 +53,7 @@ struct base_buffer {
 
 void base_buffer_free(struct base_buffer *buffer);
 
-/* ---- Where locks are seen (ring/domain.c) ---------------------------------------------------- */
+/* ---- Where locks are seen (ring/liveness.c) ---------------------------------------------------- */
 
 /*
  * Writes eight hexadecimal digits and a 0 that identify the lock domain of a directory: locks are

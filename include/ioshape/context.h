@@ -61,11 +61,8 @@ enum ioshape_engine {
 	 * whose writes would be served one after the other */
 	IOSHAPE_ENGINE_URING_ASYNC,
 	IOSHAPE_ENGINE_THREADS,  /**< a few threads calling pwrite and pread */
-	IOSHAPE_ENGINE_BUFFERED, /**< pwrite and pread on the saving thread, through the page cache
+	IOSHAPE_ENGINE_BUFFERED  /**< pwrite and pread on the saving thread, through the page cache
 				  */
-	/** Saves drop their bytes and create no file: a baseline for measurements. Reads as AUTO.
-	 */
-	IOSHAPE_ENGINE_NIL
 };
 
 /** Whether bytes go past the page cache (O_DIRECT). */
@@ -127,7 +124,7 @@ typedef void (*ioshape_log_fn)(void *user, enum ioshape_log_level level, const c
  */
 struct ioshape_context_options {
 	size_t size;                /**< sizeof(struct ioshape_context_options) */
-	enum ioshape_engine engine; /**< IOSHAPE_ENGINE (which does not take "nil") */
+	enum ioshape_engine engine; /**< IOSHAPE_ENGINE */
 	enum ioshape_direct direct; /**< IOSHAPE_DIRECT */
 	/** IOSHAPE_BLOCK_BYTES: bytes per request; a power of two from 64 KiB to 64 MiB. The
 	 * default is chosen for the filesystem, as that of the next. */

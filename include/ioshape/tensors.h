@@ -133,7 +133,6 @@ enum ioshape_step_code {
 	IOSHAPE_STEP_LOCK = 5,        /**< the temporary file is not locked */
 	IOSHAPE_STEP_OWNER = 6,       /**< owner, mode or ACL of the replaced file were not kept */
 	IOSHAPE_STEP_SYNC = 7,        /**< the directory was not synced */
-	IOSHAPE_STEP_NOTHING = 8,     /**< the engine "nil" writes nothing */
 	/** written without a slot, or after it was lost; or without the share that was set */
 	IOSHAPE_STEP_SLOT = 9,
 	IOSHAPE_STEP_SKIPPED = 10,   /**< not saved: there is not enough free space */
@@ -171,7 +170,7 @@ struct ioshape_report {
 	double sync_s;
 	double commit_s; /**< waiting for earlier saves to the same file included */
 	double total_s;
-	char engine[16]; /**< "uring", "uring-async", "threads", "buffered", "nil" */
+	char engine[16]; /**< "uring", "uring-async", "threads", "buffered" */
 	char mode[16];   /**< "single": one process, one file; or a group's: "each", "node", "rank0"
 			  */
 	uint32_t direct; /**< 1 if blocks went past the page cache, up to the last one */

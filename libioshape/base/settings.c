@@ -78,8 +78,6 @@ static void show_values(const struct setting *setting, char *into, size_t bytes)
 	size_t used = 0;
 
 	for (const char *at = setting->values; *at && used + 3 < bytes; at++) {
-		if (*at == ' ' && at[1] == '(')
-			break; /* for programs only */
 		if (*at == ' ' && setting->kind == KIND_CHOICE)
 			into[used++] = ',';
 		if (*at != '`')
@@ -139,7 +137,7 @@ static void put_number(const struct setting *setting, void *field, uint64_t valu
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* The place of a word among the words, or how many there are; (words) are found by nobody. */
+/* The place of a word among the words, or how many there are. */
 static uint64_t find_word(const char *words, const char *word)
 {
 	size_t bytes = strlen(word);
@@ -148,7 +146,7 @@ static uint64_t find_word(const char *words, const char *word)
 	while (*words) {
 		size_t length = strcspn(words, " ");
 
-		if (length == bytes && *words != '(' && !memcmp(words, word, bytes))
+		if (length == bytes && !memcmp(words, word, bytes))
 			break;
 		place++;
 		words += length + (words[length] == ' ');

@@ -553,10 +553,6 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	int ret;
 
 	ret = base_take_options(&options, sizeof(options), given, "ioshape_group_options", error);
-	if (!ret && save_config(context)->engine == IOSHAPE_ENGINE_NIL)
-		ret = base_refuse(error, -EINVAL,
-				  "the engine \"nil\" writes nothing: a generation would have no "
-				  "files" BASE_REMEDY "choose another");
 	if (!ret)
 		ret = base_settings_take(BASE_SETTINGS_GROUP, &options, error);
 	if (!ret)

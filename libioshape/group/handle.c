@@ -459,14 +459,9 @@ static int verify(struct verifying *verifying, struct base_error *error)
 	return ret;
 }
 
-/* One that reads, whatever the context writes with. */
 static int open_lane(struct verifying *verifying, struct base_error *error)
 {
-	struct ring_config config = *save_config(verifying->generation->context);
-
-	if (config.engine == IOSHAPE_ENGINE_NIL)
-		config.engine = IOSHAPE_ENGINE_AUTO;
-	return ring_lane_open(&verifying->lane, &config, error);
+	return ring_lane_open(&verifying->lane, save_config(verifying->generation->context), error);
 }
 
 static int verify_manifests_part(struct verifying *verifying, uint32_t rank,

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A few threads that call pwrite and pread: for kernels and sandboxes without io_uring. */
+/*
+ * Engines that call pwrite and pread, for kernels and sandboxes without io_uring: "threads" in a
+ * few threads, and "buffered" inside submit(), which any kernel and filesystem can do.
+ */
 #define _GNU_SOURCE
 #include "ring/ring.h"
 
@@ -11,20 +14,11 @@
 
 #define MAX_THREADS 16
 
+/* ---- Requests -------------------------------------------------------------------------------- */
+
 struct op_queue {
 	struct ring_op *first;
 	struct ring_op **end;
-};
-
-struct pool {
-	pthread_mutex_t lock;
-	pthread_cond_t work; /* something to do, or time to leave */
-	pthread_cond_t news; /* something is done */
-	struct op_queue todo, done;
-	unsigned in_flight; /* submitted and not yet handed back; the owner's */
-	bool leaving;
-	unsigned threads;
-	pthread_t thread[MAX_THREADS];
 };
 
 static void queue_init(struct op_queue *queue)
@@ -64,6 +58,19 @@ static void run(struct ring_op *op)
 		moved = pread(op->fd, op->data, op->bytes, (off_t)op->offset);
 	op->result = moved < 0 ? -errno : moved;
 }
+
+/* ---- In threads ------------------------------------------------------------------------------ */
+
+struct pool {
+	pthread_mutex_t lock;
+	pthread_cond_t work; /* something to do, or time to leave */
+	pthread_cond_t news; /* something is done */
+	struct op_queue todo, done;
+	unsigned in_flight; /* submitted and not yet handed back; the owner's */
+	bool leaving;
+	unsigned threads;
+	pthread_t thread[MAX_THREADS];
+};
 
 static void *serve(void *argument)
 {
@@ -172,12 +179,64 @@ static struct ring_op *threads_wait(void *engine)
 	return op;
 }
 
+/* To plain calls one file is like another. */
+static void any_file(void *engine, int fd)
+{
+	(void)engine;
+	(void)fd;
+}
+
 const struct ring_engine_ops ring_engine_threads = {
 	.id = "threads",
 	.direct = true,
 	.open = threads_open,
-	.attach = ring_engine_any_file,
+	.attach = any_file,
 	.submit = threads_submit,
 	.wait = threads_wait,
 	.close = threads_close,
+};
+
+/* ---- In the submitting thread ---------------------------------------------------------------- */
+
+static int buffered_open(void **engine, const struct ring_engine_params *params, char *why,
+			 size_t why_bytes)
+{
+	struct op_queue *done = malloc(sizeof(*done));
+
+	(void)params;
+	why[0] = 0;
+	*engine = done;
+	if (done) {
+		queue_init(done);
+		return 0;
+	}
+	snprintf(why, why_bytes, "no memory");
+	return -ENOMEM;
+}
+
+static int buffered_submit(void *engine, struct ring_op *op)
+{
+	run(op);
+	queue_put(engine, op);
+	return 0;
+}
+
+static struct ring_op *buffered_wait(void *engine)
+{
+	return queue_get(engine);
+}
+
+static void buffered_close(void *engine)
+{
+	free(engine);
+}
+
+const struct ring_engine_ops ring_engine_buffered = {
+	.id = "buffered",
+	.direct = false,
+	.open = buffered_open,
+	.attach = any_file,
+	.submit = buffered_submit,
+	.wait = buffered_wait,
+	.close = buffered_close,
 };

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Directories: made, opened, locked, listed, and their entries renamed. */
+/*
+ * Directories: made, opened, locked, listed, their entries renamed, and all of it removed. No
+ * symbolic link in a directory is followed.
+ */
 #define _GNU_SOURCE
-#include "ring/folder.h"
+#include "ring/atomic_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -225,6 +229,19 @@ bool ring_is_unchanged(const struct ring_entry *before, const struct ring_entry 
 	       before->modified_ns == now->modified_ns && before->bytes == now->bytes;
 }
 
+/* NULL and errno after a failure. Opened anew: all duplicates of a descriptor share the position
+ * that listing moves. */
+static DIR *open_listing(int folder_fd)
+{
+	const int fd =
+		base_above_streams(openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	DIR *listing = fd < 0 ? NULL : fdopendir(fd);
+
+	if (!listing && fd >= 0)
+		close(fd);
+	return listing;
+}
+
 static bool is_dots(const char *name)
 {
 	return !strcmp(name, ".") || !strcmp(name, "..");
@@ -238,7 +255,7 @@ int ring_folder_list(const struct ring_folder *folder,
 	DIR *listing;
 	int ret = 0;
 
-	listing = ring_listing(folder->fd);
+	listing = open_listing(folder->fd);
 	if (!listing)
 		return base_fail(error, -errno, "cannot list the directory \"%s\"", folder->path);
 	for (unsigned seen = 0; !ret; seen++) {
@@ -267,7 +284,7 @@ int ring_folder_list(const struct ring_folder *folder,
 static int open_any_file(int directory_fd)
 {
 	const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
-	DIR *listing = ring_listing(directory_fd);
+	DIR *listing = open_listing(directory_fd);
 	struct dirent *entry;
 	struct stat status;
 	int fd = -1;
@@ -328,4 +345,142 @@ int ring_folder_swap(const struct ring_folder *folder, const char *one, const ch
 	if (!renameat2(folder->fd, one, folder->fd, other, RENAME_EXCHANGE))
 		return 0;
 	return errno == EINVAL || errno == ENOSYS ? -EOPNOTSUPP : -errno;
+}
+
+/* ---- Removing -------------------------------------------------------------------------------- */
+
+/* Somebody may still put files there. */
+#define MOST_ROUNDS 8
+/* Each costs a descriptor and stack. No framework nests what it saves half as deep. */
+#define MOST_LEVELS 8
+
+/* What an NFS client calls a file that was removed while it was open on this host; it goes when it
+ * is closed, and cannot be removed before. */
+#define HIDDEN_BY_NFS ".nfs"
+
+struct removal {
+	const struct ring_folder *folder;
+	unsigned levels; /* of directories in it that go as well */
+	struct base_budget *budget;
+	bool hidden; /* such a file is there */
+	int ret;     /* the first failure */
+};
+
+static int remove_rest(struct removal *removal, const struct ring_folder *parent, const char *name,
+		       struct base_error *error);
+
+static int remove_inner(const struct removal *removal, const char *name, struct base_error *error)
+{
+	struct ring_folder inner = RING_NO_FOLDER;
+	struct removal of_inner = {
+		.folder = &inner,
+		.levels = removal->levels - 1,
+		.budget = removal->budget,
+	};
+	int ret;
+
+	if (!removal->levels)
+		return base_refuse(error, -ENOTEMPTY,
+				   "\"%s\" was not removed, because there is a directory in it "
+				   "that does not belong there: %s" BASE_REMEDY
+				   "look at it, and remove it yourself",
+				   removal->folder->path, name);
+	ret = ring_folder_open_in(&inner, removal->folder, name, error);
+	if (!ret)
+		ret = remove_rest(&of_inner, removal->folder, name, error);
+	ring_folder_close(&inner);
+	return ret == -ENOENT ? 0 : ret;
+}
+
+static int try_to_remove(struct removal *removal, const char *name, struct base_error *error)
+{
+	const struct ring_folder *folder = removal->folder;
+	struct ring_entry entry;
+
+	if (!base_budget_take(removal->budget))
+		return -EAGAIN;
+	if (!unlinkat(folder->fd, name, 0) || errno == ENOENT)
+		return 0;
+	if (errno == EBUSY && !strncmp(name, HIDDEN_BY_NFS, strlen(HIDDEN_BY_NFS))) {
+		removal->hidden = true;
+		return 0;
+	}
+	if ((errno == EISDIR || errno == EPERM) && !ring_folder_look(folder, name, &entry, error) &&
+	    entry.kind == RING_FOLDER)
+		return remove_inner(removal, name, error);
+	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
+}
+
+/* Goes on after an entry that cannot be removed; stops when the budget is spent. */
+static int remove_file(void *user, const char *name, struct base_error *error)
+{
+	struct removal *removal = user;
+	int ret = try_to_remove(removal, name, error);
+
+	if (!removal->ret)
+		removal->ret = ret;
+	return ret == -EAGAIN ? ret : 0;
+}
+
+/*
+ * Some filesystems give the blocks of a removed file to others at once (ext4 with data=writeback):
+ * after a power failure the file is back, with what others wrote there. So what says that it is
+ * good is gone for good before.
+ */
+static int remove_first(struct removal *removal, const char *name, struct base_error *error)
+{
+	struct ring_entry entry;
+	int ret;
+
+	if (ring_folder_look(removal->folder, name, &entry, NULL) == -ENOENT)
+		return 0;
+	ret = try_to_remove(removal, name, error);
+	return ret ? ret : ring_folder_sync(removal->folder, error);
+}
+
+/* All that is in it, and then itself. */
+static int remove_rest(struct removal *removal, const struct ring_folder *parent, const char *name,
+		       struct base_error *error)
+{
+	int ret = 0;
+
+	for (int round = 0; !ret; round++) {
+		removal->hidden = false;
+		ret = ring_folder_list(removal->folder, remove_file, removal, error);
+		if (!ret)
+			ret = removal->ret;
+		if (ret || !unlinkat(parent->fd, name, AT_REMOVEDIR) || errno == ENOENT)
+			break;
+		if ((errno != ENOTEMPTY && errno != EEXIST) || round == MOST_ROUNDS)
+			ret = removal->hidden ?
+				      -EBUSY :
+				      base_fail(error, -errno, "cannot remove the directory \"%s\"",
+						removal->folder->path);
+	}
+	return ret;
+}
+
+int ring_folder_remove_some(const struct ring_folder *folder, const struct ring_folder *parent,
+			    const char *name, const char *first, struct ring_hold *hold,
+			    struct base_budget *budget, struct base_error *error)
+{
+	struct removal removal = {
+		.folder = folder,
+		.levels = first ? 0 : MOST_LEVELS,
+		.budget = budget,
+	};
+	int ret = first ? remove_first(&removal, first, error) : 0;
+
+	/* Nobody can begin to read it any more, and while it is open its directory may have to
+	 * stay. */
+	if (!ret && hold)
+		ring_folder_let_go(hold);
+	return ret ? ret : remove_rest(&removal, parent, name, error);
+}
+
+int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
+		       const char *name, const char *first, struct ring_hold *hold,
+		       struct base_error *error)
+{
+	return ring_folder_remove_some(folder, parent, name, first, hold, NULL, error);
 }

@@ -2,10 +2,12 @@
 /* A file, or a part of one, open for reading, twice: through the page cache and, where possible,
  * past it. */
 #define _GNU_SOURCE
-#include "ring/read.h"
+#include "ring/atomic_file.h"
+#include "ring/queue.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,14 +147,18 @@ int ring_cut_short(const struct ring_input *input, uint64_t offset, struct base_
 			   input->path, (unsigned long long)(offset - input->base));
 }
 
-int ring_get_at(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
-		struct base_error *error)
+int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
+		   struct base_error *error)
 {
 	size_t done = 0;
 	ssize_t got;
 
+	/* Behind a part of a file other bytes follow. */
+	if (offset > input->bytes || bytes > input->bytes - offset)
+		return ring_cut_short(input, input->base + input->bytes, error);
 	while (done < bytes) {
-		got = pread(input->fd, (char *)into + done, bytes - done, (off_t)(offset + done));
+		got = pread(input->fd, (char *)into + done, bytes - done,
+			    (off_t)(input->base + offset + done));
 		if (got < 0 && errno == EINTR)
 			continue;
 		/* GlusterFS opens a file late (performance.open-behind), and another client may
@@ -160,37 +166,52 @@ int ring_get_at(const struct ring_input *input, uint64_t offset, void *into, siz
 		if (got < 0)
 			return base_fail(error, errno == ENOENT ? -ESTALE : -errno,
 					 "cannot read \"%s\" at offset %llu", input->path,
-					 (unsigned long long)(offset + done - input->base));
+					 (unsigned long long)(offset + done));
 		if (!got)
-			return ring_cut_short(input, offset + done, error);
+			return ring_cut_short(input, input->base + offset + done, error);
 		done += (size_t)got;
 	}
 	return 0;
 }
 
-int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
-		   struct base_error *error)
+/* ---- A small file beside it ------------------------------------------------------------------ */
+
+int64_t ring_input_modified_ns(const struct ring_input *input)
 {
-	/* Behind a part of a file other bytes follow. */
-	if (offset > input->bytes || bytes > input->bytes - offset)
-		return ring_cut_short(input, input->base + input->bytes, error);
-	return ring_get_at(input, input->base + offset, into, bytes, error);
+	struct stat status;
+
+	return fstat(input->fd, &status) ? 0 : ring_modified_ns(&status);
 }
 
-/* Whoever is called has to wait for a lock, as a rule: not at every block. */
-#define TELL_EACH_NS 10000000u
-
-int ring_tell(struct ring_reading *reading)
+/* By the name that the open file has: links have been followed. */
+static int open_beside(const struct ring_input *input, const char *suffix)
 {
-	const uint64_t done = atomic_load(&reading->done);
-	const uint64_t now_ns = reading->progress ? base_now_ns() : 0;
+	char same_file[64], name[PATH_MAX + NAME_MAX];
+	ssize_t bytes;
+	int fd;
 
-	if (!reading->progress || (now_ns < reading->tell_ns && done < reading->total))
-		return 0;
-	reading->tell_ns = now_ns + TELL_EACH_NS;
-	if (reading->progress(reading->progress_user, IOSHAPE_PHASE_READ, done, reading->total))
-		return base_refuse(reading->error, -ECANCELED,
-				   "reading \"%s\" was stopped by its progress callback",
-				   reading->input->path);
-	return 0;
+	snprintf(same_file, sizeof(same_file), "/proc/self/fd/%d", input->fd);
+	bytes = readlink(same_file, name, PATH_MAX);
+	if (bytes < 0 || bytes == PATH_MAX)
+		return -ENOENT;
+	snprintf(name + bytes, NAME_MAX, "%s", suffix);
+	fd = base_own(open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+	return fd < 0 ? -errno : fd;
+}
+
+int ring_input_get_beside(const struct ring_input *input, const char *suffix, size_t most_bytes,
+			  struct base_buffer *into)
+{
+	struct stat file, beside;
+	const int fd = open_beside(input, suffix);
+	int ret;
+
+	if (fd < 0)
+		return fd;
+	ret = fstat(input->fd, &file) ? -errno : ring_read_whole(fd, most_bytes, into, &beside);
+	/* Where others may put files, they do not tell of ours. */
+	if (!ret && beside.st_uid != file.st_uid && beside.st_uid)
+		ret = -EPERM;
+	base_close(fd);
+	return ret;
 }

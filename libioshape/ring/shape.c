@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* In which requests a file is written: the rules. Numbers in, numbers out. */
-#include "ring/ring.h"
+#include "ring/queue.h"
 
 #include <stdio.h>
 
@@ -66,7 +66,11 @@ static size_t part_of(uint64_t stripe_bytes)
 	return MOST_BLOCK_BYTES;
 }
 
-size_t ring_stripe_block(uint64_t stripe_bytes)
+/*
+ * Bytes of a request on stripes of this size: one stripe, or as many small ones as make a request
+ * worth while, or an even part of one too large. 0: no use can be made of them.
+ */
+static size_t stripe_block(uint64_t stripe_bytes)
 {
 	if (stripe_bytes < LEAST_STRIPE_BYTES || stripe_bytes % 4096)
 		return 0;
@@ -75,14 +79,15 @@ size_t ring_stripe_block(uint64_t stripe_bytes)
 	return stripe_bytes * ((LEAST_BLOCK_BYTES + stripe_bytes - 1) / stripe_bytes);
 }
 
-const struct fs_part *ring_stripes_at(const struct fs_layout *layout, uint64_t offset)
+/* The part of a file's layout that byte `offset` is in; NULL if it is not striped there. */
+static const struct fs_part *stripes_at(const struct fs_layout *layout, uint64_t offset)
 {
 	const struct fs_part *part;
 
 	for (uint32_t i = 0; i < MIN(layout->count, (uint32_t)FS_MOST_PARTS); i++) {
 		part = &layout->parts[i];
 		if (offset >= part->begin && offset < part->end)
-			return ring_stripe_block(part->stripe_bytes) ? part : NULL;
+			return stripe_block(part->stripe_bytes) ? part : NULL;
 	}
 	return NULL;
 }
@@ -108,7 +113,7 @@ static const struct fs_part *widest(const struct fs_layout *layout, uint64_t fil
 		part = &layout->parts[i];
 		if (file_bytes && part->begin >= file_bytes)
 			continue;
-		if (!ring_stripe_block(part->stripe_bytes))
+		if (!stripe_block(part->stripe_bytes))
 			continue;
 		if (!found || bytes_for(part->stripe_count, part->stripe_bytes) >
 				      bytes_for(found->stripe_count, found->stripe_bytes))
@@ -123,7 +128,7 @@ static size_t largest_block(const struct fs_layout *layout, uint64_t file_bytes)
 
 	for (uint32_t i = 0; i < MIN(layout->count, (uint32_t)FS_MOST_PARTS); i++) {
 		if (!file_bytes || layout->parts[i].begin < file_bytes)
-			most = MAX(most, ring_stripe_block(layout->parts[i].stripe_bytes));
+			most = MAX(most, stripe_block(layout->parts[i].stripe_bytes));
 	}
 	return most;
 }
@@ -146,7 +151,7 @@ static void shape_for_stripes(struct ring_shape *shape, const struct ring_config
 	const uint32_t targets = MIN(part->stripe_count, RING_MOST_DEPTH);
 
 	shape->request_bytes = config->block_bytes ? config->block_bytes :
-						     ring_stripe_block(part->stripe_bytes);
+						     stripe_block(part->stripe_bytes);
 	if (!config->block_bytes)
 		shape->block_bytes = largest_block(layout, file_bytes);
 	if (!config->depth)
@@ -205,7 +210,7 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 
 size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes)
 {
-	const struct fs_part *part = ring_stripes_at(layout, offset);
+	const struct fs_part *part = stripes_at(layout, offset);
 	uint64_t bytes, unit;
 
 	if (!part) {
@@ -213,7 +218,7 @@ size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_
 		part = fs_layout_at(layout, offset);
 		return part ? MIN(block_bytes, part->end - offset) : block_bytes;
 	}
-	bytes = ring_stripe_block(part->stripe_bytes);
+	bytes = stripe_block(part->stripe_bytes);
 	/* Stripes are counted from the beginning of the file, wherever the part begins. */
 	unit = MAX(bytes, part->stripe_bytes);
 	bytes = MIN(MIN(bytes, block_bytes), unit - offset % unit);

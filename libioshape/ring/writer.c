@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file written front to back: bytes gather in buffers, full buffers leave through the lane. */
+/*
+ * A file written front to back: bytes gather in buffers, full buffers leave through the lane, and
+ * in the end the file is synced and put in place.
+ */
 #define _GNU_SOURCE
-#include "ring/writer.h"
-#include "ring/destination.h"
-#include "ring/lane.h"
+#include "ring/atomic_file.h"
+#include "ring/queue.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,10 +15,40 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- Without an engine ----------------------------------------------------------------------- */
+/* Less is copied sooner than the kernel finds its pages. */
+#define LEAST_LOAN_BYTES (64 * KIB)
 
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
+
+struct ring_writer {
+	struct ring_lane *lane;
+	struct ring_file_options options;
+	struct ring_destination file;
+	struct ring_buffer *buffer; /* being filled; NULL at a block's boundary */
+	size_t used;                /* bytes of it that are filled */
+	size_t block_bytes;         /* it leaves when so much of it is */
+	uint64_t submitted;         /* bytes that have left in full blocks */
+	const uint8_t *lent;        /* what is put from there need not be copied */
+	size_t lent_bytes;
+	uint32_t crc;        /* of all bytes put, if wanted */
+	bool through_engine; /* at least one block has */
+	bool was_direct;
+	bool handed_over; /* options.nearly_written was told */
+	bool failed;
+	bool finished; /* complete: may be committed */
+	/*
+	 * Its length is kept by a server, and known: it is set once, with the space, and neither a
+	 * block nor its padding lies beyond it.
+	 */
+	bool keeps_length;
+	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
+	uint64_t first_block_ns; /* when the engine got its first block */
+	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
+	char shape_why[160]; /* for the report */
+};
+
+/* ---- Without an engine ----------------------------------------------------------------------- */
 
 static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
 {
@@ -35,9 +67,9 @@ static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
  * known to regular files.
  */
 static int write_without_engine(struct ring_destination *destination, const uint8_t *data,
-				size_t bytes, uint64_t offset, struct ring_notes *notes,
-				struct base_error *error)
+				size_t bytes, uint64_t offset, struct base_error *error)
 {
+	struct ring_notes *notes = destination->notes;
 	int code, interruptions = 0;
 	size_t done = 0;
 	ssize_t moved;
@@ -67,10 +99,10 @@ static int write_without_engine(struct ring_destination *destination, const uint
 	return 0;
 }
 
-/* Interruptions in a row before we believe that they will not end. */
-#define MAX_INTERRUPTIONS 100
+/* ---- Before each step ------------------------------------------------------------------------ */
 
-int ring_writer_tell(struct ring_writer *writer, enum ioshape_phase phase, struct base_error *error)
+/* Runs before each step: the one place that progress and abort are heeded. */
+static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
 	uint64_t done = ring_writer_offset(writer);
@@ -89,8 +121,8 @@ int ring_writer_tell(struct ring_writer *writer, enum ioshape_phase phase, struc
 	return 0;
 }
 
-int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
-			    struct base_error *error)
+/* Beyond the limit a write would end the application. */
+static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
 
@@ -99,8 +131,7 @@ int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
 				   "cannot write \"%s\": this process has a part of %s" BASE_REMEDY
 				   "give it a larger one",
 				   writer->file.path, BASE_SIZE(options->part_bytes));
-	if (options->part_offset + bytes <= writer->most_bytes || writer->file.stream ||
-	    writer->nil)
+	if (options->part_offset + bytes <= writer->most_bytes || writer->file.stream)
 		return 0;
 	return base_refuse(error, -EFBIG,
 			   "cannot write \"%s\": it would be larger than %s" BASE_REMEDY "%s",
@@ -114,7 +145,7 @@ static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_erro
 
 	if (options->before_block)
 		options->before_block(options->before_block_user, bytes);
-	return ring_writer_tell(writer, IOSHAPE_PHASE_WRITE, error);
+	return tell(writer, IOSHAPE_PHASE_WRITE, error);
 }
 
 static int fail_again(const struct ring_writer *writer, struct base_error *error)
@@ -134,6 +165,226 @@ static uint64_t in_file(const struct ring_writer *writer, uint64_t offset)
 	return writer->options.part_offset + offset;
 }
 
+/* ---- Whether direct writes work -------------------------------------------------------------- */
+
+/*
+ * Some filesystems accept direct writes and report the failure later, at fsync, when the bytes are
+ * no longer in memory. So the first direct block that this process writes to a mount is synced
+ * while we still have it. If the sync is refused, the file begins anew, through the page cache, and
+ * so do all later files on that mount.
+ */
+
+/* Mounts that are remembered; of more, the one that was found first is forgotten. */
+#define MOST_MOUNTS 32
+
+enum direct { DIRECT_UNPROVEN, DIRECT_WORKS, DIRECT_FAILS };
+
+/* What was found on a mount, in the last two bits, behind the mount's number. Without a lock: a
+ * result that is overwritten is found again. */
+static _Atomic uint64_t proofs[MOST_MOUNTS];
+static atomic_uint proof_count;
+
+/* The kernel never uses the number of a mount again, but does reuse that of a device. */
+static uint64_t mount_of(const struct fs_memory *on)
+{
+	return on->mount ? on->mount : (uint64_t)on->device_major << 32 | on->device_minor;
+}
+
+static enum direct get_proof(const struct fs_memory *on)
+{
+	uint64_t proof;
+
+	for (size_t i = 0; i < MOST_MOUNTS; i++) {
+		proof = atomic_load(&proofs[i]);
+		if (proof && proof >> 2 == mount_of(on))
+			return (enum direct)(proof & 3);
+	}
+	return DIRECT_UNPROVEN;
+}
+
+static void put_proof(const struct fs_memory *on, enum direct found)
+{
+	const uint64_t proof = mount_of(on) << 2 | found;
+
+	for (size_t i = 0; i < MOST_MOUNTS; i++) {
+		if (atomic_load(&proofs[i]) >> 2 == mount_of(on)) {
+			atomic_store(&proofs[i], proof);
+			return;
+		}
+	}
+	atomic_store(&proofs[atomic_fetch_add(&proof_count, 1) % MOST_MOUNTS], proof);
+}
+
+static bool refuses_direct(int code)
+{
+	return code == -EINVAL || code == -EOPNOTSUPP;
+}
+
+/* ---- Space ----------------------------------------------------------------------------------- */
+
+/*
+ * Direct writes that extend a file wait for all others, on FUSE, XFS and others; so while it is
+ * written it is at least as long as it will be. What follows the expected bytes (an index) is less
+ * than a block as a rule. It is cut in the end.
+ */
+static uint64_t length_meanwhile(const struct ring_writer *writer)
+{
+	const uint64_t block = writer->lane->shape.block_bytes,
+		       bytes = writer->options.expected_bytes;
+
+	return writer->keeps_length || writer->file.shared ?
+		       bytes :
+		       MAX(bytes, MIN((bytes / block + 2) * block, writer->most_bytes));
+}
+
+/* The space that the file is expected to need. */
+static int reserve(struct ring_writer *writer, struct base_error *error)
+{
+	const uint64_t bytes = writer->options.expected_bytes;
+	int ret;
+
+	if (bytes <= RING_SMALL_FILE_BYTES || writer->file.stream)
+		return 0;
+	ret = check_limit(writer, bytes, error);
+	return ret ? ret : ring_new_file_reserve(&writer->file, length_meanwhile(writer), error);
+}
+
+/* ---- Lent memory ----------------------------------------------------------------------------- */
+
+/*
+ * Blocks that are written from memory that was lent: the buffer keeps what lies between, and the
+ * request goes from part to part. So requests are the same as if all had been copied, stripes and
+ * all. Direct I/O takes whole units of memory as of the file.
+ */
+
+void ring_writer_lend(struct ring_writer *writer, const void *memory, size_t bytes)
+{
+	writer->lent = memory;
+	writer->lent_bytes = memory ? bytes : 0;
+}
+
+static size_t unit_of(const struct ring_writer *writer)
+{
+	return MAX(ring_lane_direct_alignment(writer->lane, &writer->file.fs),
+		   (size_t)sysconf(_SC_PAGESIZE));
+}
+
+static bool is_lent(const struct ring_writer *writer, const uint8_t *data, size_t bytes)
+{
+	return writer->lent && data >= writer->lent && bytes <= writer->lent_bytes &&
+	       (size_t)(data - writer->lent) <= writer->lent_bytes - bytes;
+}
+
+/* The last one of the block, if these bytes come right behind it, there and in memory. */
+static struct ring_loan *loan_before(const struct ring_writer *writer, const uint8_t *data)
+{
+	struct ring_buffer *buffer = writer->buffer;
+	struct ring_loan *last;
+
+	if (!buffer->loan_count)
+		return NULL;
+	last = &buffer->loans[buffer->loan_count - 1];
+	return last->at + last->bytes == writer->used && last->from + last->bytes == data ? last :
+											    NULL;
+}
+
+static size_t must_copy(const struct ring_writer *writer, const uint8_t *data, size_t bytes)
+{
+	const size_t unit = unit_of(writer);
+	const size_t past = (size_t)(ring_writer_offset(writer) % unit);
+	const size_t head = past ? unit - past : 0;
+	size_t least = MAX(LEAST_LOAN_BYTES, unit);
+
+	/* A pipe is not written from a lane. */
+	if (base_without("lending") || writer->file.stream || !is_lent(writer, data, bytes) ||
+	    ((uintptr_t)data + head) % unit)
+		return bytes;
+	if (!head && loan_before(writer, data))
+		least = unit;
+	else if (writer->buffer->loan_count == RING_MOST_LOANS)
+		return bytes;
+	return bytes < head + least ? bytes : head;
+}
+
+static size_t borrow(struct ring_writer *writer, const uint8_t *data, size_t bytes)
+{
+	struct ring_buffer *buffer = writer->buffer;
+	struct ring_loan *loan = loan_before(writer, data);
+
+	bytes -= bytes % unit_of(writer);
+	if (!loan) {
+		loan = &buffer->loans[buffer->loan_count++];
+		*loan = (struct ring_loan){ .at = writer->used, .from = data };
+	}
+	loan->bytes += bytes;
+	return bytes;
+}
+
+static void fill_in(struct ring_writer *writer)
+{
+	struct ring_buffer *buffer = writer->buffer;
+
+	if (!buffer)
+		return;
+	for (unsigned i = 0; i < buffer->loan_count; i++)
+		memcpy(buffer->data + buffer->loans[i].at, buffer->loans[i].from,
+		       buffer->loans[i].bytes);
+	buffer->loan_count = 0;
+}
+
+uint64_t ring_writer_settled(const struct ring_writer *writer)
+{
+	const struct ring_lane *lane = writer->lane;
+	uint64_t settled = ring_writer_offset(writer);
+
+	for (unsigned i = 0; i < lane->shape.depth; i++) {
+		const struct ring_buffer *buffer = &lane->buffers[i];
+		/* That of the one being filled is not known yet to the lane. */
+		const uint64_t offset = buffer == writer->buffer ?
+						writer->submitted :
+						buffer->offset - writer->options.part_offset;
+
+		if (buffer->loan_count)
+			settled = MIN(settled, offset + buffer->loans[0].at);
+	}
+	return settled;
+}
+
+/* Something less is lent. */
+static int settle_some(struct ring_writer *writer, struct base_error *error)
+{
+	struct ring_lane *lane = writer->lane;
+
+	/* It is first: nothing before it is under way any more. */
+	if (ring_writer_settled(writer) >= writer->submitted) {
+		fill_in(writer);
+		return 0;
+	}
+	if (!lane->in_flight)
+		return base_refuse(error, -EIO,
+				   "requests for \"%s\" are lost" BASE_REMEDY "save again",
+				   writer->file.path);
+	return ring_lane_settle(lane, lane->in_flight + lane->ready_count - 1, error);
+}
+
+int ring_writer_settle(struct ring_writer *writer, uint64_t offset, struct base_error *error)
+{
+	int ret = 0;
+
+	offset = MIN(offset, ring_writer_offset(writer));
+	while (!ret && !writer->failed && ring_writer_settled(writer) < offset)
+		ret = settle_some(writer, error);
+	writer->failed |= ret != 0;
+	if (!writer->failed)
+		return 0;
+	ring_lane_drain(writer->lane, NULL);
+	if (writer->buffer)
+		writer->buffer->loan_count = 0;
+	return ret ? ret :
+		     base_refuse(error, -EIO, "\"%s\" failed before" BASE_REMEDY "save again",
+				 writer->file.path);
+}
+
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
 static int start_engine(struct ring_writer *writer, struct base_error *error)
@@ -144,16 +395,84 @@ static int start_engine(struct ring_writer *writer, struct base_error *error)
 	if (ret)
 		return ret;
 	writer->first_block_ns = base_now_ns();
-	ring_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->notes);
+	ring_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->file.notes);
 	writer->through_engine = true;
-	if (!writer->nil && lane->config.direct == IOSHAPE_DIRECT_PREFER &&
-	    ring_proofs_get(lane->config.proofs, &lane->fs_memory) == RING_DIRECT_FAILS)
-		ring_note(writer->notes, IOSHAPE_STEP_DIRECT,
-			  "no direct I/O on %s: it failed on an earlier file", writer->fs.type);
-	else if (!writer->nil)
-		ret = ring_lane_go_direct(lane, &writer->fs, error);
+	if (lane->config.direct == IOSHAPE_DIRECT_PREFER &&
+	    get_proof(&lane->fs_memory) == DIRECT_FAILS)
+		ring_note(writer->file.notes, IOSHAPE_STEP_DIRECT,
+			  "no direct I/O on %s: it failed on an earlier file",
+			  writer->file.fs.type);
+	else
+		ret = ring_lane_go_direct(lane, &writer->file.fs, error);
 	writer->was_direct = lane->direct;
 	return ret;
+}
+
+/* Whether the block that is sent next must be followed by prove_direct(). */
+static bool must_prove_direct(const struct ring_writer *writer)
+{
+	const struct ring_lane *lane = writer->lane;
+
+	/* A filesystem that answers STATX_DIOALIGN knows what it can do. */
+	return lane->direct && lane->config.direct == IOSHAPE_DIRECT_PREFER && !writer->submitted &&
+	       !writer->file.fs.direct_known && get_proof(&lane->fs_memory) == DIRECT_UNPROVEN;
+}
+
+/* Writes the first block again, to a new file, or to one that other processes write, too. */
+static int write_again(struct ring_writer *writer, const struct ring_buffer *first, size_t bytes,
+		       struct base_error *error)
+{
+	struct ring_lane *lane = writer->lane;
+	struct ring_buffer *buffer = ring_lane_free_buffer(lane);
+	int ret;
+
+	/* As a rule it is the same buffer. */
+	memmove(buffer->data, first->data, bytes);
+	buffer->offset = first->offset;
+	buffer->bytes = bytes;
+	ring_lane_detach(lane);
+	writer->was_direct = false;
+	writer->file.buffered = true;
+	ret = ring_destination_begin_again(&writer->file, error);
+	if (!ret)
+		ret = reserve(writer, error);
+	if (ret) {
+		ring_lane_give_back(lane, buffer);
+		return ret;
+	}
+	ring_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->file.notes);
+	return ring_lane_submit(lane, buffer, error);
+}
+
+/*
+ * Syncs the first block, which has just been submitted with so many bytes of the file. If direct
+ * writes turn out not to work, writes it again through the page cache. The block's bytes must lie
+ * in the buffer itself: call fill_in() before it is submitted.
+ */
+static int prove_direct(struct ring_writer *writer, const struct ring_buffer *first, size_t bytes,
+			struct base_error *error)
+{
+	struct ring_lane *lane = writer->lane;
+	struct base_error late = { 0 };
+	int ret = ring_lane_drain(lane, error);
+
+	if (ret)
+		return ret;
+	if (lane->direct)
+		ret = ring_destination_sync(&writer->file, &late);
+	if (ret && !refuses_direct(ret)) {
+		if (error)
+			*error = late;
+		return ret;
+	}
+	put_proof(&lane->fs_memory, lane->direct && !ret ? DIRECT_WORKS : DIRECT_FAILS);
+	if (!ret)
+		return 0;
+	ring_note(writer->file.notes, IOSHAPE_STEP_DIRECT,
+		  "written through the page cache: %s accepts direct writes, and fsync fails after "
+		  "them: %s",
+		  writer->file.fs.type, ioshape_strerror(ret));
+	return write_again(writer, first, bytes, error);
 }
 
 /* Sends the buffer being filled, all of it or, at the end of the file, what there is. */
@@ -164,14 +483,14 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 	bool prove;
 	int ret;
 
-	ret = ring_writer_check_limit(writer, writer->submitted + bytes, error);
+	ret = check_limit(writer, writer->submitted + bytes, error);
 	if (!ret)
 		ret = let_pass(writer, bytes, error);
 	if (ret)
 		return ret;
 	if (writer->file.stream) {
 		ret = write_without_engine(&writer->file, buffer->data, bytes, writer->submitted,
-					   writer->notes, error);
+					   error);
 		if (ret)
 			return ret;
 		ring_lane_give_back(writer->lane, buffer);
@@ -179,9 +498,9 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 		ret = writer->through_engine ? 0 : start_engine(writer, error);
 		if (ret)
 			return ret;
-		prove = ring_writer_must_prove_direct(writer);
+		prove = must_prove_direct(writer);
 		if (prove)
-			ring_writer_fill_in(writer);
+			fill_in(writer);
 		buffer->offset = in_file(writer, writer->submitted);
 		/* Direct I/O takes whole units: the tail is padded, and cut off by finish(). */
 		buffer->bytes = writer->lane->direct ?
@@ -191,7 +510,7 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 		writer->buffer = NULL; /* the lane's now, also after a failure */
 		ret = ring_lane_submit(writer->lane, buffer, error);
 		if (!ret && prove)
-			ret = ring_writer_prove_direct(writer, buffer, bytes, error);
+			ret = prove_direct(writer, buffer, bytes, error);
 		if (ret)
 			return ret;
 	}
@@ -206,13 +525,13 @@ static size_t block_at(const struct ring_writer *writer, uint64_t offset)
 {
 	const struct ring_lane *lane = writer->lane;
 	const size_t whole = lane->shape.block_bytes,
-		     unit = MAX(ring_lane_direct_alignment(lane, &writer->fs), 4096);
+		     unit = MAX(ring_lane_direct_alignment(lane, &writer->file.fs), 4096);
 	size_t bytes;
 
 	if (lane->config.block_bytes)
 		return whole;
 	/* Whatever the filesystem says of its stripes, what follows must be able to go direct. */
-	bytes = ring_request_bytes(&writer->fs.layout, offset, whole) / unit * unit;
+	bytes = ring_request_bytes(&writer->file.fs.layout, offset, whole) / unit * unit;
 	return bytes ? bytes : whole;
 }
 
@@ -237,21 +556,19 @@ static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room,
 static size_t place_piece(struct ring_writer *writer, uint8_t *to, const uint8_t *data,
 			  size_t bytes, uint32_t *crc)
 {
-	size_t piece = data ? ring_writer_must_copy(writer, data, bytes) : bytes;
+	size_t piece = must_copy(writer, data, bytes);
 	const uint8_t *summed = to;
 
 	if (!piece) {
-		piece = ring_writer_borrow(writer, data, bytes);
+		piece = borrow(writer, data, bytes);
 		summed = data;
 	} else if (data == to) {
 		/* They were made in their room. */
-	} else if (data && crc) {
+	} else if (crc) {
 		*crc = base_copy_crc32(*crc, to, data, piece);
 		return piece;
-	} else if (data) {
-		memcpy(to, data, piece);
 	} else {
-		memset(to, 0, piece);
+		memcpy(to, data, piece);
 	}
 	if (crc)
 		*crc = base_crc32(*crc, summed, piece);
@@ -272,7 +589,7 @@ static int append(struct ring_writer *writer, const uint8_t *data, size_t bytes,
 		piece = place_piece(writer, to, data, MIN(bytes, room), crc);
 		writer->used += piece;
 		bytes -= piece;
-		data = data ? data + piece : NULL;
+		data += piece;
 		if (piece == room)
 			ret = send_block(writer, error);
 	}
@@ -337,7 +654,6 @@ int ring_writer_room(struct ring_writer *writer, uint8_t **to, size_t *room,
 int ring_writer_put(struct ring_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 		    struct base_error *error)
 {
-	/* NULL means zeros further down, and may come with no bytes here. */
 	return bytes ? put(writer, data, bytes, crc, NULL, error) : 0;
 }
 
@@ -345,11 +661,6 @@ int ring_writer_put_summed(struct ring_writer *writer, const void *data, size_t 
 			   uint32_t crc32, struct base_error *error)
 {
 	return bytes ? put(writer, data, bytes, NULL, &crc32, error) : 0;
-}
-
-int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_error *error)
-{
-	return put(writer, NULL, bytes, NULL, NULL, error);
 }
 
 void ring_writer_fail(struct ring_writer *writer)
@@ -367,7 +678,7 @@ static bool is_small(const struct ring_writer *writer)
 {
 	const struct ring_config *config = &writer->lane->config;
 
-	return writer->buffer && !writer->through_engine && !writer->file.stream && !writer->nil &&
+	return writer->buffer && !writer->through_engine && !writer->file.stream &&
 	       writer->used <= RING_SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
@@ -391,28 +702,29 @@ static int hand_over(struct ring_writer *writer, struct base_error *error)
 	return ret;
 }
 
-/* Direct I/O would pad the last block to a whole unit, beyond what this process may write. */
-static bool has_no_room_for_padding(const struct ring_writer *writer)
+/*
+ * Direct I/O pads the last block to a whole unit. Not beyond what this process may write (ulimit
+ * -f), nor where the file is to keep its length: there what is left of whole units is written
+ * through the page cache.
+ */
+static bool ends_unpadded(const struct ring_writer *writer)
 {
-	const uint64_t unit = MAX(ring_lane_direct_alignment(writer->lane, &writer->fs), 1);
+	const uint64_t unit = MAX(ring_lane_direct_alignment(writer->lane, &writer->file.fs), 1);
 
-	return writer->buffer && !writer->file.stream && !writer->nil &&
-	       in_file(writer, writer->submitted) + base_round_up(writer->used, unit) >
-		       writer->most_bytes;
+	return writer->buffer && !writer->file.stream &&
+	       (writer->keeps_length ||
+		in_file(writer, writer->submitted) + base_round_up(writer->used, unit) >
+			writer->most_bytes);
 }
 
-/* What is left, without the engine: nothing is in flight. `refused`: why the file, which takes
- * bytes of any length only without direct I/O, would not leave that; or 0. */
-static int put_rest(struct ring_writer *writer, int refused, struct base_error *error)
+/* What is left, without the engine: nothing is in flight. */
+static int put_rest(struct ring_writer *writer, struct base_error *error)
 {
-	int ret;
+	int ret = check_limit(writer, writer->submitted + writer->used, error);
 
-	if (refused)
-		return base_fail(error, refused,
-				 "cannot write the end of \"%s\" through the page cache",
-				 writer->file.path);
-	ret = write_without_engine(&writer->file, writer->buffer->data, writer->used,
-				   in_file(writer, writer->submitted), writer->notes, error);
+	if (!ret)
+		ret = write_without_engine(&writer->file, writer->buffer->data, writer->used,
+					   in_file(writer, writer->submitted), error);
 	if (ret)
 		return ret;
 	ring_lane_give_back(writer->lane, writer->buffer);
@@ -422,24 +734,10 @@ static int put_rest(struct ring_writer *writer, int refused, struct base_error *
 	return 0;
 }
 
-static int write_plainly(struct ring_writer *writer, struct base_error *error)
-{
-	int ret = ring_writer_check_limit(writer, writer->submitted + writer->used, error);
-
-	if (!ret)
-		ret = let_pass(writer, writer->used, error);
-	if (!ret)
-		ret = ring_lane_drain(writer->lane, error);
-	if (ret)
-		return ret;
-	ret = ring_lane_leave_direct(writer->lane, "ulimit -f has no room for padding");
-	return put_rest(writer, ret, error);
-}
-
 /* Sends what is whole units of direct I/O, and keeps the rest, which would have to be padded. */
 static int send_units(struct ring_writer *writer, struct base_error *error)
 {
-	const size_t unit = MAX(ring_lane_direct_alignment(writer->lane, &writer->fs), 1),
+	const size_t unit = MAX(ring_lane_direct_alignment(writer->lane, &writer->file.fs), 1),
 		     rest = writer->used % unit;
 	uint8_t *kept;
 	int ret;
@@ -458,7 +756,7 @@ static int send_units(struct ring_writer *writer, struct base_error *error)
 	return ret;
 }
 
-/* The end of a file that keeps its length. */
+/* The end of a file in whole units, and what is left of them, which takes direct I/O off it. */
 static int write_unpadded(struct ring_writer *writer, struct base_error *error)
 {
 	int ret = send_units(writer, error);
@@ -469,19 +767,25 @@ static int write_unpadded(struct ring_writer *writer, struct base_error *error)
 		ret = hand_over(writer, error);
 	if (!ret)
 		ret = ring_lane_drain(writer->lane, error);
-	return ret ? ret : put_rest(writer, ring_leave_direct(writer->file.fd), error);
+	if (ret)
+		return ret;
+	ret = ring_set_direct(writer->file.fd, false);
+	return ret ? base_fail(error, ret, "cannot write the end of \"%s\" through the page cache",
+			       writer->file.path) :
+		     put_rest(writer, error);
 }
 
 static int write_rest(struct ring_writer *writer, struct base_error *error)
 {
 	int ret = 0;
 
-	if (is_small(writer) || has_no_room_for_padding(writer)) {
-		ring_writer_fill_in(writer);
-		return write_plainly(writer, error);
+	if (is_small(writer)) {
+		fill_in(writer);
+		ret = let_pass(writer, writer->used, error);
+		return ret ? ret : put_rest(writer, error);
 	}
-	if (writer->buffer && writer->keeps_length) {
-		ring_writer_fill_in(writer);
+	if (ends_unpadded(writer)) {
+		fill_in(writer);
 		ret = write_unpadded(writer, error);
 	} else {
 		if (writer->buffer)
@@ -503,7 +807,7 @@ static int cut(struct ring_writer *writer, struct base_error *error)
 	struct stat status;
 
 	/* In a file of several writers padding ends where the next part begins, at the latest. */
-	if (writer->file.stream || writer->file.shared || writer->nil ||
+	if (writer->file.stream || writer->file.shared ||
 	    (writer->keeps_length && writer->submitted == writer->options.expected_bytes))
 		return 0;
 	do {
@@ -530,15 +834,14 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	writer->write_ns += base_now_ns() - begin;
 	if (ret)
 		return ret;
-	ret = ring_writer_resemble(writer, error);
+	ret = ring_destination_resemble(&writer->file, error);
 	if (!ret)
-		ret = ring_writer_tell(writer, IOSHAPE_PHASE_SYNC, error);
-	if (!ret && !writer->options.no_sync && !writer->nil) {
+		ret = tell(writer, IOSHAPE_PHASE_SYNC, error);
+	if (!ret && !writer->options.no_sync) {
 		begin = base_now_ns();
 		ret = ring_destination_sync(&writer->file, error);
-		if (writer->was_direct && ring_refuses_direct(ret))
-			ring_proofs_put(writer->lane->config.proofs, &writer->lane->fs_memory,
-					RING_DIRECT_FAILS);
+		if (writer->was_direct && refuses_direct(ret))
+			put_proof(&writer->lane->fs_memory, DIRECT_FAILS);
 		writer->sync_ns = base_now_ns() - begin;
 	}
 	/* The rest is the metadata server's work. */
@@ -567,20 +870,137 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 	if (!writer->finished)
 		return base_refuse(error, -EIO, "cannot put \"%s\" in place before it is complete",
 				   writer->file.path);
-	ret = ring_writer_tell(writer, IOSHAPE_PHASE_COMMIT, error);
+	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
 	/* From here on the file must not be used through the engine, which may keep it open. */
 	if (writer->through_engine)
 		ring_lane_detach(writer->lane);
 	if (!ret)
-		ret = ring_writer_check_newest(writer, error);
-	if (!ret && !writer->nil)
-		ret = ring_destination_commit(&writer->file, writer->options.no_replace,
-					      writer->options.no_sync, writer->notes, error);
+		ret = ring_destination_commit(&writer->file, error);
 	writer->commit_ns = base_now_ns() - begin;
 	if (!ret)
-		ring_writer_tell(writer, IOSHAPE_PHASE_DONE, NULL);
+		tell(writer, IOSHAPE_PHASE_DONE, NULL);
 	return ret;
 }
+
+int64_t ring_writer_modified_ns(const struct ring_writer *writer)
+{
+	struct stat status;
+
+	/* The descriptor, whatever has taken the name since. */
+	if (writer->file.stream || fstat(writer->file.lock_fd, &status))
+		return 0;
+	return ring_modified_ns(&status);
+}
+
+static int put_small_file(struct ring_writer *writer, const char *name, const void *data,
+			  size_t bytes)
+{
+	const struct ring_destination *file = &writer->file;
+	const bool durable = !writer->options.no_sync;
+	struct stat status;
+	int ret;
+
+	if (fstat(file->lock_fd, &status))
+		return -errno;
+	ret = ring_put_whole(file->directory_fd, name, data, bytes, durable, status.st_mode & 0666);
+	if (!ret && durable)
+		ret = ring_destination_sync_directory(&writer->file, NULL); /* it has been said */
+	return ret;
+}
+
+int ring_writer_put_beside(struct ring_writer *writer, const char *suffix, const void *data,
+			   size_t bytes, struct base_error *error)
+{
+	const struct ring_destination *file = &writer->file;
+	const uint64_t begin = base_now_ns();
+	char name[NAME_MAX + 1];
+	int ret = -ENAMETOOLONG;
+
+	if (snprintf(name, sizeof(name), "%s%s", file->name, suffix) <= NAME_MAX)
+		ret = put_small_file(writer, name, data, bytes);
+	writer->commit_ns += base_now_ns() - begin;
+	return !ret ? 0 :
+		      base_fail(error, ret, "cannot write \"%s%s\"" BASE_REMEDY "%s", file->path,
+				suffix, ring_remedy(ret));
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+/* Engine, block and depth for this file. */
+static int take_shape(struct ring_writer *writer, struct base_error *error)
+{
+	const struct ring_shape shape = ring_shape_for(
+		&writer->lane->config, &writer->file.fs, writer->options.expected_bytes,
+		writer->shape_why, sizeof(writer->shape_why));
+
+	return ring_lane_shape(writer->lane, &shape, error);
+}
+
+static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
+{
+	const struct ring_file_options *options = &writer->options;
+	struct ring_destination *file = &writer->file;
+	int ret = ring_destination_open(file, path, error);
+
+	if (!ret)
+		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
+	if (ret)
+		return ret;
+	snprintf(file->notes->filesystem, sizeof(file->notes->filesystem), "%s", file->fs.type);
+	/* With direct=require the end is padded: GlusterFS opens the file with O_DIRECT on its
+	 * servers as well. They refuse writes of partial units, and report it at fsync. */
+	writer->keeps_length = options->exact && !file->stream &&
+			       options->expected_bytes > RING_SMALL_FILE_BYTES &&
+			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&
+			       !fs_is_local(file->fs.family);
+	ret = take_shape(writer, error);
+	return ret ? ret : reserve(writer, error);
+}
+
+int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const char *path,
+		     const struct ring_file_options *options, struct ring_notes *notes,
+		     struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	struct ring_writer *writer;
+	int ret;
+
+	*out = NULL;
+	writer = calloc(1, sizeof(*writer));
+	if (!writer)
+		return base_no_memory(error, "a file writer", sizeof(*writer));
+	writer->lane = lane;
+	writer->options = *options;
+	/* Others look at a file that they write, too, whatever its directory is. */
+	writer->options.unseen = options->unseen && !options->part_bytes;
+	writer->most_bytes = base_largest_file();
+	writer->file.options = &writer->options;
+	writer->file.config = &lane->config;
+	writer->file.memory = &lane->fs_memory;
+	writer->file.notes = notes;
+	ret = open_file(writer, path, error);
+	writer->plan_ns = base_now_ns() - begin;
+	if (ret) {
+		ring_writer_free(writer);
+		return ret;
+	}
+	*out = writer;
+	return 0;
+}
+
+void ring_writer_free(struct ring_writer *writer)
+{
+	if (!writer)
+		return;
+	ring_lane_drain(writer->lane, NULL);
+	if (writer->buffer)
+		ring_lane_give_back(writer->lane, writer->buffer);
+	ring_lane_detach(writer->lane);
+	ring_destination_close(&writer->file);
+	free(writer);
+}
+
+/* ---- What became of it ----------------------------------------------------------------------- */
 
 uint32_t ring_writer_crc32(const struct ring_writer *writer)
 {
@@ -589,8 +1009,20 @@ uint32_t ring_writer_crc32(const struct ring_writer *writer)
 
 const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, bool *asked)
 {
-	*asked = writer->striping.asked.count != 0;
-	return &writer->fs.layout;
+	*asked = writer->file.asked.count != 0;
+	return &writer->file.fs.layout;
+}
+
+static void report_stripes(const struct ring_destination *file, struct ioshape_report *report)
+{
+	const struct fs_layout *layout = &file->fs.layout;
+	const struct fs_part *part = fs_layout_main(layout, report->file_bytes);
+
+	fs_layout_text(&file->asked, report->stripes_asked, sizeof(report->stripes_asked));
+	fs_layout_text(layout, report->stripes, sizeof(report->stripes));
+	report->stripe_count = part && part->stripe_count != FS_ALL_TARGETS ? part->stripe_count :
+									      0;
+	report->stripe_bytes = part ? part->stripe_bytes : 0;
 }
 
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report)
@@ -605,34 +1037,20 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->commit_s += base_seconds(writer->commit_ns);
 	/* One plain write, as the buffered engine does it. */
 	snprintf(report->engine, sizeof(report->engine), "%s",
-		 writer->through_engine ? lane->ops->id :
-		 writer->nil            ? "nil" :
-					  "buffered");
+		 writer->through_engine ? lane->ops->id : "buffered");
 	report->direct = writer->was_direct;
 	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
 	report->block_bytes = lane->shape.block_bytes;
-	if (writer->through_engine && !writer->nil) {
+	if (writer->through_engine) {
 		report->request_s =
 			base_seconds(depth->all_latency_ns / MAX(depth->all_answers, 1));
 		report->least_request_s = base_seconds(depth->least_ns);
 	}
 	snprintf(report->choice, sizeof(report->choice), "%s",
-		 writer->file.stream                   ? "no regular file" :
-		 writer->through_engine || writer->nil ? writer->shape_why :
-							 "small file: one call");
-	report->memory_alignment = writer->fs.memory_alignment;
-	report->offset_alignment = writer->fs.offset_alignment;
-	ring_striping_report(&writer->striping, &writer->fs.layout, report);
-}
-
-void ring_writer_free(struct ring_writer *writer)
-{
-	if (!writer)
-		return;
-	ring_lane_drain(writer->lane, NULL);
-	if (writer->buffer)
-		ring_lane_give_back(writer->lane, writer->buffer);
-	ring_lane_detach(writer->lane);
-	ring_destination_close(&writer->file);
-	free(writer);
+		 writer->file.stream    ? "no regular file" :
+		 writer->through_engine ? writer->shape_why :
+					  "small file: one call");
+	report->memory_alignment = writer->file.fs.memory_alignment;
+	report->offset_alignment = writer->file.fs.offset_alignment;
+	report_stripes(&writer->file, report);
 }

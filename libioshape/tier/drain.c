@@ -268,11 +268,6 @@ static int run(struct drain *drain, struct base_error *error)
 	struct ring_hold hold = RING_NO_HOLD;
 	int ret;
 
-	/* What it writes would be nowhere, and called drained. */
-	if (save_config(drain->tier->context)->engine == IOSHAPE_ENGINE_NIL)
-		return base_refuse(error, -EINVAL,
-				   "cannot drain with the nil engine" BASE_REMEDY
-				   "choose another one");
 	ret = wait_for_lock(drain, &hold, error);
 	if (!ret)
 		ret = drain_all(drain, error);

@@ -471,7 +471,7 @@ TEST(calls_case, context_options_out_of_range_are_refused)
 		{ .queue_depth = 65 },
 		{ .staging_bytes = 1 },
 		{ .staging_bytes = (16 << 20) - 1 },
-		{ .engine = (enum ioshape_engine)(IOSHAPE_ENGINE_NIL + 1) },
+		{ .engine = (enum ioshape_engine)(IOSHAPE_ENGINE_BUFFERED + 1) },
 		{ .engine = (enum ioshape_engine) - 1 },
 		{ .direct = (enum ioshape_direct)3 },
 		{ .log_level = (enum ioshape_log_level)(IOSHAPE_LOG_DEBUG + 1) },
@@ -523,7 +523,6 @@ TEST(calls_case, variables_fill_what_is_left_at_zero)
 	ck_assert_str_eq(report_of(&options).engine, "buffered");
 }
 
-/* Nil would write nothing: a program alone can ask for it. */
 TEST(calls_case, variables_that_make_no_sense_are_refused)
 {
 	static const char *const bad[][2] = {

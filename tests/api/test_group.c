@@ -719,17 +719,6 @@ START_TEST(threads_of_a_rank_save_one_after_the_other)
 }
 END_TEST
 
-START_TEST(nothing_is_saved_into_nothing)
-{
-	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
-	struct ioshape_group *group;
-
-	ck_assert_int_eq(ioshape_group_open(context, scratch_path("checkpoints"), NULL, &group),
-			 -EINVAL);
-	ioshape_context_free(context);
-}
-END_TEST
-
 static TCase *cases(const char *name)
 {
 	TCase *tests = tcase_create(name);
@@ -749,7 +738,6 @@ int main(void)
 	tcase_add_test(tests, a_forked_child_touches_nothing);
 	tcase_add_test(tests, a_step_is_replaced_or_not);
 	tcase_add_test(tests, going_back_keeps_what_was_saved_last);
-	tcase_add_test(tests, nothing_is_saved_into_nothing);
 	tcase_add_test(tests, who_has_a_file_open_does_not_wait_for_itself);
 	tcase_add_test(tests, threads_of_a_rank_save_one_after_the_other);
 	/* What takes long whatever the board is not done twice. */

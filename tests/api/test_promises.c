@@ -304,30 +304,6 @@ static struct ioshape_report save_and_report(void)
 	return report;
 }
 
-TEST(tests, nil_says_in_the_report_that_nothing_is_written)
-{
-	struct ioshape_report report;
-
-	open_with(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
-	report = save_and_report();
-	ck_assert_str_eq(report.engine, "nil");
-	ck_assert_uint_eq(report.fallbacks, 1);
-	ck_assert_ptr_nonnull(report_step(&report, IOSHAPE_STEP_NOTHING));
-	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
-}
-
-TEST(tests, reading_with_nil_reads)
-{
-	make_one(&one, 4 * MIB, 9);
-	ck_assert_int_eq(save_one(), 0);
-	open_with(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
-	for (int i = 0; i < 3; i++) {
-		/* From the cache it could be right by chance. */
-		scratch_evict(scratch_path("a.pt"));
-		ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 9);
-	}
-}
-
 TEST(tests, an_engine_asked_for_by_name_takes_small_files_too)
 {
 	ck_assert_str_eq(save_and_report().engine, "buffered");
@@ -527,8 +503,6 @@ static const struct {
 	const char *path;
 	unsigned lines[IOSHAPE_LOG_DEBUG + 1];
 } logged[] = {
-	/* What is not as preferred. */
-	{ IOSHAPE_ENGINE_NIL, IOSHAPE_LOG_INFO, "a.pt", { [IOSHAPE_LOG_INFO] = 1 } },
 	/* A background save that fails. */
 	{ IOSHAPE_ENGINE_AUTO, IOSHAPE_LOG_ERROR, "no/a.pt", { [IOSHAPE_LOG_ERROR] = 1 } },
 	/* Each save, for who debugs. */

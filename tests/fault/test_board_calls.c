@@ -4,7 +4,7 @@
  * and a collect, one after the other. The board is out of reach then, and the next call is served.
  */
 #define _GNU_SOURCE
-#include "ring/folder.h"
+#include "ring/atomic_file.h"
 #include "support/board_case.h"
 #include "support/calls.h"
 #include "support/check_main.h"

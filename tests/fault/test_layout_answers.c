@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
-#include "ring/destination.h"
+#include "ring/atomic_file.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -389,20 +389,27 @@ int __wrap_fs_describe(int fd, const char *path, struct fs_memory *memory, struc
 
 static int create_on_fuse(bool asks)
 {
-	const struct fs_layout_request request = { .kind = FS_REQUEST_LAYOUT, .layout = wish(1) };
+	const struct ring_config config = {
+		.direct = IOSHAPE_DIRECT_REQUIRE,
+		.layout = { .kind = FS_REQUEST_LAYOUT, .layout = wish(1) },
+	};
+	const struct ring_file_options options = { .expected_bytes = GIB };
 	struct fs_memory memory = {
 		.type = "fuse.lustre",
 		.magic = FS_FUSE_MAGIC,
 		.family = asks ? FS_LUSTRE : FS_FUSE,
 	};
-	struct ring_striping striping = {
-		.request = &request,
-		.bytes = GIB,
-		.direct = true,
-		.direct_required = true,
-		.memory = &memory,
-	};
 	struct ring_notes notes = { 0 };
+	char here[] = ".", name[] = "new";
+	struct ring_destination file = {
+		.options = &options,
+		.config = &config,
+		.memory = &memory,
+		.notes = &notes,
+		.directory = here,
+		.temporary = name,
+		.directory_fd = directory,
+	};
 	uint8_t blob[256];
 	struct stat status;
 	int fd;
@@ -415,7 +422,7 @@ static int create_on_fuse(bool asks)
 	client.ioctl = agree;
 	client.bytes = put_lustre(blob, 0x0BD10BD0u, 4, false);
 	client.attribute = blob;
-	fd = ring_striping_create(&striping, directory, scratch_directory(), "new", 0640, &notes);
+	fd = ring_new_file_create(&file, 0640);
 	fuse.no_flags = fuse.no_status = false;
 	if (fd >= 0)
 		ck_assert(!(fcntl(fd, F_GETFL) & O_DIRECT));

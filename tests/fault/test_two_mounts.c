@@ -6,7 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "group/group.h"
-#include "ring/destination.h"
+#include "ring/atomic_file.h"
 #include "support/file_writer.h"
 #include "support/passthrough.h"
 #include "support/scratch.h"

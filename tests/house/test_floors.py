@@ -71,7 +71,7 @@ def test_public_headers_include_only_public_and_system_headers() -> None:
     ("floor", "include"),
     [
         ("base", '#include "fs/fs.h"'),  # upwards
-        ("save", '#include "ring/lane.h"'),  # past the one header
+        ("save", '#include "ring/queue.h"'),  # past the one header
         ("group", '#include "save/file/file.h"'),  # the same, in a folder
         ("save", '#include "group/group.h"'),
         ("zip", "#include <ring/ring.h>"),  # past the rule's quotes

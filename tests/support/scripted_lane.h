@@ -6,7 +6,7 @@
 #ifndef TESTS_SUPPORT_SCRIPTED_LANE_H
 #define TESTS_SUPPORT_SCRIPTED_LANE_H
 
-#include "ring/lane.h"
+#include "ring/queue.h"
 #include "support/scratch.h"
 
 #include <check.h>

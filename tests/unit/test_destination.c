@@ -4,7 +4,7 @@
 #include "support/check_main.h"
 #include "support/target_case.h"
 
-#include "ring/destination.h"
+#include "ring/atomic_file.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files written block by block: every length, every engine, with and without direct I/O. */
 #define _GNU_SOURCE
-#include "ring/lane.h"
+#include "ring/queue.h"
 #include "support/check_main.h"
 #include "support/file_writer.h"
 #include "support/random.h"
@@ -128,22 +128,15 @@ START_TEST(every_length_arrives_through_every_engine)
 END_TEST
 
 /* Puts a piece of some length in one of the ways there are: with a checksum of the caller's that
- * goes on, without one, or as zeros. What it should become lies in `expected`. */
+ * goes on, or without one. What it should become lies in `expected`. */
 static void put_somehow(struct file_write *write, uint64_t *seed, uint8_t *expected, size_t bytes)
 {
 	uint32_t crc = (uint32_t)test_random(seed), before = crc;
 
-	switch (test_random_below(seed, 3)) {
-	case 0:
-		memset(expected, 0, bytes);
-		REQUIRE(!ring_writer_put_zeros(write->writer, bytes, &write->error));
-		break;
-	case 1:
-		memcpy(expected, data, bytes);
+	memcpy(expected, data, bytes);
+	if (test_random_below(seed, 2)) {
 		REQUIRE(!ring_writer_put(write->writer, data, bytes, NULL, &write->error));
-		break;
-	default:
-		memcpy(expected, data, bytes);
+	} else {
 		crc = test_random_below(seed, 2) ? 0 : crc;
 		before = crc;
 		REQUIRE(!ring_writer_put(write->writer, data, bytes, &crc, &write->error));
@@ -249,33 +242,6 @@ START_TEST(more_than_the_disk_has_is_noticed_before_the_first_byte)
 }
 END_TEST
 
-START_TEST(zeros_are_zeros_also_in_memory_used_before)
-{
-	struct file_write write = file_write_defaults();
-	size_t bytes;
-	uint8_t *got;
-
-	write.config.engine = engines[_i];
-	ck_assert_int_eq(file_write_open(&write, scratch_path("file")), 0);
-	/* Each slab has held random bytes when it comes to the zeros. */
-	ck_assert_int_eq(ring_writer_put(write.writer, data, 8 * BLOCK + 99, NULL, NULL), 0);
-	ck_assert_int_eq(ring_writer_put_zeros(write.writer, 8 * BLOCK + 1, NULL), 0);
-	ck_assert_int_eq(ring_writer_put_zeros(write.writer, 0, NULL), 0);
-	ck_assert_int_eq(ring_writer_put(write.writer, data, 7, NULL, NULL), 0);
-	ck_assert_int_eq(ring_writer_put(write.writer, NULL, 0, NULL, NULL), 0);
-	ck_assert_int_eq(file_write_end(&write), 0);
-	file_write_close(&write);
-	got = scratch_read(scratch_path("file"), &bytes);
-	ck_assert_uint_eq(bytes, 16 * BLOCK + 107);
-	ck_assert_mem_eq(got, data, 8 * BLOCK + 99);
-	for (size_t i = 8 * BLOCK + 99; i < 16 * BLOCK + 100; i++)
-		if (got[i])
-			ck_abort_msg("byte %zu is not zero", i);
-	ck_assert_mem_eq(got + 16 * BLOCK + 100, data, 7);
-	free(got);
-}
-END_TEST
-
 /* One lane, file after file, as a context keeps it; now small, now large, abandoned ones in
  * between. */
 START_TEST(a_lane_serves_file_after_file)
@@ -312,21 +278,6 @@ START_TEST(a_file_need_not_be_waited_for_on_stable_storage)
 	write.options.no_sync = true;
 	write_and_compare(&write, 3 * BLOCK, 1);
 	ck_assert_double_eq(write.report.sync_s, 0);
-}
-END_TEST
-
-START_TEST(nil_writes_nothing_and_makes_no_file)
-{
-	struct file_write write = file_write_defaults();
-
-	write.config.engine = IOSHAPE_ENGINE_NIL;
-	write.config.direct = _i ? IOSHAPE_DIRECT_REQUIRE : IOSHAPE_DIRECT_PREFER;
-	write.options.expected_bytes = 1ull << 50;
-	ck_assert_msg(!file_write_all(&write, "/no/such/directory/file", data, ROOM), "%s",
-		      write.error.text);
-	ck_assert_str_eq(write.report.engine, "nil");
-	ck_assert_uint_eq(write.report.file_bytes, ROOM);
-	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
 END_TEST
 
@@ -492,7 +443,7 @@ START_TEST(after_a_failure_nothing_goes_on)
 	abort = false;
 	memset(&write.error, 0, sizeof(write.error));
 	ck_assert_int_lt(ring_writer_put(write.writer, data, BLOCK, NULL, &write.error), 0);
-	ck_assert_int_lt(ring_writer_put_zeros(write.writer, 1, NULL), 0);
+	ck_assert_int_lt(ring_writer_put(write.writer, data, 1, NULL, NULL), 0);
 	ck_assert_int_lt(ring_writer_finish(write.writer, NULL), 0);
 	ck_assert_int_lt(ring_writer_commit(write.writer, NULL), 0);
 	file_write_close(&write);
@@ -636,10 +587,8 @@ int main(void)
 			    what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed, 0,
 			    count);
 	tcase_add_test(lengths_case, more_than_the_disk_has_is_noticed_before_the_first_byte);
-	tcase_add_loop_test(lengths_case, zeros_are_zeros_also_in_memory_used_before, 0, count);
 	tcase_add_loop_test(lengths_case, a_lane_serves_file_after_file, 0, count);
 	tcase_add_test(lengths_case, a_file_need_not_be_waited_for_on_stable_storage);
-	tcase_add_loop_test(lengths_case, nil_writes_nothing_and_makes_no_file, 0, 2);
 
 	if (scratch_direct()) {
 		tcase_add_loop_test(direct, required_direct_io_is_used_for_files_of_any_length, 0,

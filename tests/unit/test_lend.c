@@ -2,7 +2,7 @@
 /* Files written from memory that is lent to them: the bytes are right, and are left alone in time.
  */
 #define _GNU_SOURCE
-#include "ring/lane.h"
+#include "ring/queue.h"
 #include "support/check_main.h"
 #include "support/file_writer.h"
 #include "support/random.h"

@@ -224,8 +224,8 @@ END_TEST
 START_TEST(a_variable_that_makes_no_sense_is_refused)
 {
 	static const char *const bad[][2] = {
-		{ "IOSHAPE_ENGINE", "nil" },         { "IOSHAPE_ENGINE", "(nil)" },
-		{ "IOSHAPE_ENGINE", "uring " },      { "IOSHAPE_ENGINE", "u" },
+		{ "IOSHAPE_ENGINE", "(uring)" },     { "IOSHAPE_ENGINE", "uring " },
+		{ "IOSHAPE_ENGINE", "u" },           { "IOSHAPE_ENGINE", "URING" },
 		{ "IOSHAPE_BLOCK_BYTES", "lots" },   { "IOSHAPE_BLOCK_BYTES", "3M" },
 		{ "IOSHAPE_BLOCK_BYTES", "128M" },   { "IOSHAPE_BLOCK_BYTES", "0" },
 		{ "IOSHAPE_QUEUE_DEPTH", "0" },      { "IOSHAPE_QUEUE_DEPTH", "4294967297" },

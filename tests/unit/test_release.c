@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Large files that nobody can open any more are closed by a thread: that may take long. */
 #define _GNU_SOURCE
-#include "ring/destination.h"
+#include "ring/atomic_file.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 

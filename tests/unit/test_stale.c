@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Temporary files of dead writers go, everything else stays. */
 #define _GNU_SOURCE
-#include "ring/destination.h"
+#include "ring/atomic_file.h"
 #include "support/check_main.h"
 #include "support/file_writer.h"
 #include "support/lock_domain.h"

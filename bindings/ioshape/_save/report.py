@@ -17,7 +17,6 @@ _CODES = {
     lib.IOSHAPE_STEP_LOCK: "lock",
     lib.IOSHAPE_STEP_OWNER: "owner",
     lib.IOSHAPE_STEP_SYNC: "sync",
-    lib.IOSHAPE_STEP_NOTHING: "nothing",
     lib.IOSHAPE_STEP_SLOT: "slot",
     lib.IOSHAPE_STEP_SKIPPED: "skipped",
     lib.IOSHAPE_STEP_GROUP: "group",
@@ -61,7 +60,7 @@ class Progress(NamedTuple):
 class Step(str):
     """What was not as preferred, and why: a sentence for people, with a code for programs."""
 
-    #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "nothing", "slot",
+    #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "slot",
     #: "skipped", "group", "overtaken", "checksums"; "tier": it was not saved there, or will not be
     #: drained; "parity": nodes could not protect each other; "torch": torch itself wrote the file,
     #: or this package could not do all; "safetensors": the original did, for what C has no name for

@@ -128,8 +128,7 @@ def shown(value: object) -> object:
 
 def _row(row: Any) -> Setting:
     owner, kind = said(row.owner).lower(), said(row.kind)
-    # Those in parentheses are for programs in C.
-    words = tuple(word for word in said(row.words).split() if not word.startswith("("))
+    words = tuple(said(row.words).split())
     values, default = said(row.values), said(row.otherwise)
     if words:
         values, default = ", ".join(f"`{word}`" for word in words), f"`{words[0]}`"

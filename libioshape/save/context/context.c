@@ -123,11 +123,8 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	context->full = options.full;
 	context->unchanged = options.unchanged;
 	base_settings_warn(&context->log);
-	ret = ring_proofs_open(&context->config.proofs, error);
-	if (!ret)
-		ret = save_slots_init(&context->slots, &options, &context->log, error);
+	ret = save_slots_init(&context->slots, &options, &context->log, error);
 	if (ret) {
-		ring_proofs_close(context->config.proofs);
 		free(context);
 		return ret;
 	}
@@ -193,7 +190,6 @@ IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 	save_slots_destroy(&context->slots);
 	save_staging_destroy(&context->pool);
 	save_staging_destroy(&context->shared_pool);
-	ring_proofs_close(context->config.proofs);
 	for (size_t i = 0; i < context->tidied_count; i++)
 		free(context->tidied[i]);
 	save_seen_forget(context);

@@ -13,7 +13,7 @@ void save_output_find(struct save_output *output)
 {
 	if (output->in_new_directory)
 		fs_find_directory(output->path, &output->found);
-	else if (output->context->config.engine != IOSHAPE_ENGINE_NIL)
+	else
 		fs_find(output->path, &output->found);
 }
 

@@ -158,8 +158,7 @@ int save_space_check(const struct save_space *space, struct ring_notes *notes,
 	struct fs_space seen;
 	int ret;
 
-	if (context->config.engine == IOSHAPE_ENGINE_NIL ||
-	    space->needed_bytes <= RING_SMALL_FILE_BYTES)
+	if (space->needed_bytes <= RING_SMALL_FILE_BYTES)
 		return 0;
 	if (fits(space, &seen))
 		return 0;

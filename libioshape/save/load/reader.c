@@ -278,37 +278,13 @@ IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, con
 	return leave(reader, ret);
 }
 
-/* The nil engine drops what is written; it has nothing to read with. */
-static bool needs_own_lane(const struct ioshape_reader *reader)
-{
-	return reader->context->config.engine == IOSHAPE_ENGINE_NIL;
-}
-
-static int take_lane(struct ioshape_reader *reader, struct ring_lane **lane)
-{
-	struct ring_config config = reader->context->config;
-
-	if (!needs_own_lane(reader))
-		return save_take_lane(reader->context, lane, &reader->error);
-	config.engine = IOSHAPE_ENGINE_AUTO;
-	return ring_lane_open(lane, &config, &reader->error);
-}
-
-static void return_lane(struct ioshape_reader *reader, struct ring_lane *lane)
-{
-	if (needs_own_lane(reader))
-		ring_lane_close(lane);
-	else
-		save_return_lane(reader->context, lane);
-}
-
 /* Nothing is read ahead any more. */
 static void stop_stream(struct ioshape_reader *reader)
 {
 	if (!reader->lane)
 		return;
 	ring_stream_stop(reader->stream);
-	return_lane(reader, reader->lane);
+	save_return_lane(reader->context, reader->lane);
 	reader->lane = NULL;
 }
 
@@ -363,7 +339,7 @@ static int begin_reading(struct ioshape_reader *reader)
 		ret = ring_stream_open(&reader->stream, &zip->input, zip_reader_data_end(zip),
 				       &reader->error);
 	if (!ret && !reader->lane)
-		ret = take_lane(reader, &reader->lane);
+		ret = save_take_lane(reader->context, &reader->lane, &reader->error);
 	return ret;
 }
 

@@ -92,9 +92,7 @@ static bool find_pool(struct save_slot *slot, struct ioshape_context *context, c
 	};
 	struct base_error why = { 0 };
 
-	/* What is dropped, or goes to a pipe or a device, takes no other writer's time. */
-	if (context->config.engine == IOSHAPE_ENGINE_NIL)
-		return false;
+	/* What goes to a pipe or a device takes no other writer's time. */
 	if (!found->code && !found->absent && !found->regular)
 		return false;
 	if (!save_slots_of_path(&context->slots, path, found, &expected, pool, capacity, &why))

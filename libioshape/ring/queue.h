@@ -5,9 +5,10 @@
  * Writing: take a buffer, fill its buffer, submit it; ...; drain. Reading: take, submit, and
  * finish() each buffer in the order of submission before it is given back.
  */
-#ifndef RING_LANE_H
-#define RING_LANE_H
+#ifndef RING_QUEUE_H
+#define RING_QUEUE_H
 
+#include "ring/depth.h"
 #include "ring/ring.h"
 
 /* As many tensors as are worth it, that end in one block. */
@@ -88,9 +89,6 @@ struct ring_lane {
  */
 int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 		    struct base_error *error);
-/* The same for reading a file of so many bytes. */
-int ring_lane_shape_to_read(struct ring_lane *lane, const struct ring_input *input,
-			    struct base_error *error);
 
 /* Opens the engine unless a former file did. -EINVAL and the like only if no engine at all works.
  */
@@ -106,6 +104,9 @@ void ring_lane_detach(struct ring_lane *lane);
  * sentence, if they do not and the policy is to require it; otherwise a note says why not.
  */
 int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct base_error *error);
+
+/* Sets or clears O_DIRECT. 0 or a negative errno. */
+int ring_set_direct(int fd, bool on);
 
 /* Back to the page cache, while nothing is in flight or what is may fail; `why` is for the note. */
 int ring_lane_leave_direct(struct ring_lane *lane, const char *why);
@@ -155,5 +156,10 @@ int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *e
 
 /* Waits until nothing is in flight, come what may; when writing, the first failure is reported. */
 int ring_lane_drain(struct ring_lane *lane, struct base_error *error);
+
+/* ---- Reading (input.c) ----------------------------------------------------------------------- */
+
+/* The sentence for a file that ends there, by the offset in the file. IOSHAPE_E_DAMAGED. */
+int ring_cut_short(const struct ring_input *input, uint64_t offset, struct base_error *error);
 
 #endif

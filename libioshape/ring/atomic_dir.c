@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Directories that are filled under a temporary name, and then appear whole. */
+/*
+ * Directories that are filled under a temporary name, and then appear whole; and what leaves its
+ * place as a whole.
+ */
 #define _GNU_SOURCE
-#include "ring/destination.h"
-#include "ring/folder.h"
+#include "ring/atomic_file.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Names that turn out to be taken. */
@@ -176,6 +179,21 @@ int ring_new_folder_replace(struct ring_new_folder *made, const char *first, int
 	return ret;
 }
 
+int ring_folder_resemble(const struct ring_folder *folder, const struct ring_original *original,
+			 struct base_error *error)
+{
+	struct stat status;
+	int ret = fstat(folder->fd, &status) ? -errno : 0;
+
+	/* As the process made it that saved the original. */
+	if (!ret && (status.st_mode & 0777) != (original->mode & 0777) &&
+	    fchmod(folder->fd, original->mode & 07777))
+		ret = -errno;
+	if (!ret)
+		ret = ring_set_time(folder->fd, original->modified_ns);
+	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", folder->path);
+}
+
 void ring_new_folder_close(struct ring_new_folder *made, const struct base_log *log)
 {
 	struct base_error error = { 0 };
@@ -188,4 +206,64 @@ void ring_new_folder_close(struct ring_new_folder *made, const struct base_log *
 	ring_folder_close(&made->above);
 	free(made->name);
 	*made = (struct ring_new_folder)RING_NO_NEW_FOLDER;
+}
+
+/* ---- Out of its place ------------------------------------------------------------------------ */
+
+/* *stays: nothing of it has gone, as somebody reads it. */
+static int remove_folder(const struct ring_folder *parent, const char *name, const char *first,
+			 bool *stays, struct base_error *error)
+{
+	struct ring_hold hold = RING_NO_HOLD;
+	struct ring_folder folder;
+	int ret = ring_folder_open_in(&folder, parent, name, error);
+
+	if (ret)
+		return ret;
+	if (first)
+		ret = ring_folder_claim(&folder, first, &hold, error);
+	*stays = ret == -EBUSY;
+	if (!ret || ret == -ENOENT)
+		ret = ring_folder_remove(&folder, parent, name, NULL, NULL, error);
+	ring_folder_let_go(&hold);
+	ring_folder_close(&folder);
+	return ret;
+}
+
+/* Not in the place of what has taken the name since: that is newer, and what is left over here is
+ * tidied like all that a dead writer leaves. */
+static void give_back(const struct ring_folder *folder, const char *doomed, const char *name)
+{
+	if (renameat2(folder->fd, doomed, folder->fd, name, RENAME_NOREPLACE) && errno == EINVAL)
+		ring_folder_rename(folder, doomed, name);
+}
+
+int ring_folder_discard(const struct ring_folder *folder, const char *name,
+			const struct ring_entry *looked_at, const char *first,
+			struct base_error *error)
+{
+	char doomed[NAME_MAX + 1];
+	struct ring_entry entry;
+	bool stays = false;
+	int ret;
+
+	/* Under a name of its own it cannot be replaced any more, and dies with its process. */
+	ring_temporary_name(folder->fd, name, doomed);
+	ret = ring_folder_rename(folder, name, doomed);
+	if (ret)
+		return ret == -ENOENT ? -ESTALE :
+					base_fail(error, ret, "cannot remove \"%s/%s\" (rename)",
+						  folder->path, name);
+	ret = ring_folder_look(folder, doomed, &entry, error);
+	stays = !ret && !ring_is_unchanged(looked_at, &entry);
+	if (stays)
+		ret = -ESTALE;
+	else if (!ret && entry.kind == RING_FOLDER)
+		ret = remove_folder(folder, doomed, first, &stays, error);
+	else if (!ret)
+		ret = ring_folder_drop_text(folder, doomed, error);
+	/* Only as a whole: the rest of what could not be removed is tidied later. */
+	if (stays)
+		give_back(folder, doomed, name);
+	return ret;
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Temporary files and directories of writers that were killed. A living writer holds a lock on its
- * file; a lock that can be had means that it is dead, if both are of one lock domain. Locks may not
- * reach farther, so files of others count as abandoned only when nobody has touched them for a day.
+ * Who lives and who is dead. A living writer holds a lock on its temporary file or directory; the
+ * kernel drops it when the process dies. A lock that can be had means that the writer is dead, if
+ * both are of one lock domain. Locks may not reach farther, so what others left behind counts as
+ * abandoned only when nobody has touched it for a day.
  */
 #define _GNU_SOURCE
-#include "ring/destination.h"
-#include "ring/folder.h"
+#include "ring/atomic_file.h"
+#include "ring/queue.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,13 +21,126 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Of a directory so full, only so much is looked at. */
-#define MAX_ENTRIES 100000
+#define ABANDONED_AFTER_S (24 * 3600)
 
 /* So old an empty file may be, by this machine's clock, that a writer is about to lock; it takes
  * the writer less than this moment. Should we be wrong, the writer notices, and makes it again. */
 #define JUST_MADE_S 2
 #define MOMENT_NS 20000000
+
+/* ---- Lock domains and names ------------------------------------------------------------------ */
+
+static char machine_tag[RING_DOMAIN_BYTES];
+
+static void read_machine_tag(void)
+{
+	char text[64];
+	ssize_t bytes = 0;
+	int fd;
+
+	fd = base_above_streams(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
+	if (fd >= 0) {
+		bytes = read(fd, text, sizeof(text));
+		close(fd);
+	}
+	if (bytes > 0)
+		snprintf(machine_tag, sizeof(machine_tag), "%08x",
+			 base_crc32(0, text, (size_t)bytes));
+	else
+		strcpy(machine_tag, RING_NOWHERE);
+}
+
+const char *ring_machine_tag(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, read_machine_tag);
+	return machine_tag;
+}
+
+/*
+ * The kernel keeps the locks of a file with its inode, which each superblock has of its own, and
+ * only some filesystems ask their server. The number of a superblock is not given to another while
+ * a file on it is open, so who has its number is alive under the same locks, or dead. Namespaces of
+ * processes make no difference: these locks belong to open files.
+ */
+void ring_lock_domain(int directory_fd, char *domain)
+{
+	const char *machine = ring_machine_tag();
+	struct statx status;
+	char text[64];
+
+	strcpy(domain, RING_NOWHERE);
+	/* What the kernel knows by itself: no question to a server. */
+	if (!strcmp(machine, RING_NOWHERE) ||
+	    statx(directory_fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &status))
+		return;
+	snprintf(text, sizeof(text), "%s %x:%x", machine, status.stx_dev_major,
+		 status.stx_dev_minor);
+	snprintf(domain, RING_DOMAIN_BYTES, "%08x", base_crc32(0, text, strlen(text)));
+}
+
+bool ring_is_lock_domain(const char *digits, const char domain[RING_DOMAIN_BYTES])
+{
+	return strcmp(domain, RING_NOWHERE) && !strncmp(digits, domain, RING_DOMAIN_BYTES - 1);
+}
+
+void ring_temporary_name(int folder_fd, const char *name, char into[NAME_MAX + 1])
+{
+	char end[64], domain[RING_DOMAIN_BYTES];
+
+	ring_lock_domain(folder_fd, domain);
+	snprintf(end, sizeof(end), RING_TEMPORARY_MARK "%s-%016llx", domain,
+		 (unsigned long long)base_random());
+	snprintf(into, NAME_MAX + 1, ".%.*s%s", NAME_MAX - 1 - (int)strlen(end), name, end);
+}
+
+/* ---- Clocks ---------------------------------------------------------------------------------- */
+
+int ring_look_at_new(int folder_fd, struct stat *status)
+{
+	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+	char name[NAME_MAX + 1];
+	int fd, ret;
+
+	ring_temporary_name(folder_fd, "new", name);
+	fd = base_own(openat(folder_fd, name, flags, 0600));
+	if (fd < 0)
+		return -errno;
+	ret = fstat(fd, status) ? -errno : 0;
+	unlinkat(folder_fd, name, 0);
+	base_close(fd);
+	return ret;
+}
+
+bool ring_is_abandoned(struct ring_clock *clock, int64_t touched)
+{
+	struct stat status;
+
+	if (!clock->now)
+		clock->now = ring_look_at_new(clock->directory_fd, &status) ? -1 : status.st_mtime;
+	return clock->now > 0 && clock->now - touched > ABANDONED_AFTER_S;
+}
+
+int ring_time_in(const char *directory, int64_t *now_ns, struct base_error *error)
+{
+	struct ring_folder folder;
+	struct stat status;
+	int ret;
+
+	ret = ring_folder_open(&folder, directory, error);
+	if (ret)
+		return ret;
+	ret = ring_look_at_new(folder.fd, &status);
+	if (!ret)
+		*now_ns = ring_modified_ns(&status);
+	ring_folder_close(&folder);
+	return !ret ? 0 :
+		      base_fail(error, ret, "cannot create a file in \"%s\"" BASE_REMEDY "%s",
+				directory, ring_remedy(ret));
+}
+
+/* ---- What dead processes left behind --------------------------------------------------------- */
 
 /* Hex digits only, `count` of them. */
 static bool is_hex(const char *text, size_t count)
@@ -170,39 +284,50 @@ static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_cl
 	return removed;
 }
 
+struct tidying {
+	struct ring_folder parent;
+	struct ring_clock clock;
+	char domain[RING_DOMAIN_BYTES];
+	struct base_budget *budget;
+	const struct base_log *log;
+};
+
+static int tidy(void *user, const char *name, struct base_error *error)
+{
+	struct tidying *tidying = user;
+	struct named named = { .name = name };
+
+	(void)error;
+	if (!is_temporary_name(name, &named.domain))
+		return 0;
+	if (!base_budget_look(tidying->budget))
+		return -EAGAIN;
+	named.same_domain = ring_is_lock_domain(named.domain, tidying->domain);
+	if (remove_if_abandoned(&tidying->parent, &tidying->clock, &named, tidying->budget))
+		base_log(tidying->log, IOSHAPE_LOG_WARNING,
+			 "removed %s in %s, left behind by a dead process", name,
+			 tidying->parent.path);
+	return 0;
+}
+
 void ring_remove_stale(int directory_fd, const char *directory, struct base_budget *budget,
 		       const struct base_log *log)
 {
-	const struct ring_folder parent = { .fd = directory_fd, .path = strdup(directory) };
-	struct ring_clock clock = { .directory_fd = directory_fd };
-	char own[RING_DOMAIN_BYTES];
-	struct dirent *entry;
-	struct named named;
-	DIR *listing;
+	struct tidying tidying = {
+		.parent = { .fd = directory_fd, .path = strdup(directory) },
+		.clock = { .directory_fd = directory_fd },
+		.budget = budget,
+		.log = log,
+	};
 
-	listing = ring_listing(directory_fd);
-	if (!listing || !parent.path)
-		goto out;
-	ring_lock_domain(directory_fd, own);
-	for (unsigned seen = 0; seen < MAX_ENTRIES && (entry = readdir(listing)); seen++) {
-		named.name = entry->d_name;
-		if (!is_temporary_name(named.name, &named.domain))
-			continue;
-		if (!base_budget_look(budget))
-			break;
-		named.same_domain = ring_is_lock_domain(named.domain, own);
-		if (remove_if_abandoned(&parent, &clock, &named, budget))
-			base_log(log, IOSHAPE_LOG_WARNING,
-				 "removed %s in %s, left behind by a dead process", entry->d_name,
-				 directory);
-	}
+	if (!tidying.parent.path)
+		return;
+	ring_lock_domain(directory_fd, tidying.domain);
+	ring_folder_list(&tidying.parent, tidy, &tidying, NULL);
 	if (budget && base_budget_is_spent(budget))
 		base_log(log, IOSHAPE_LOG_WARNING,
 			 "removed a part of what dead processes left behind in %s: the next save "
 			 "removes more",
 			 directory);
-out:
-	if (listing)
-		closedir(listing);
-	free(parent.path);
+	free(tidying.parent.path);
 }

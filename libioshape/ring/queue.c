@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Queues of requests. A lane is an engine with its buffers: which engine, how many buffers of which
+ * size, may change from one file to the next. The lane sends full buffers as soon as they may
+ * leave, sends again what was cut short, and goes on through the page cache where direct I/O turns
+ * out not to work.
+ */
 #define _GNU_SOURCE
-#include "ring/lane.h"
+#include "ring/queue.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +18,238 @@
 /* Interruptions and shortages in a row, without a byte moved, before we believe that they will not
  * end. */
 #define MAX_RETRIES 100
+
+/* ---- Notes for the report -------------------------------------------------------------------- */
+
+void ring_note(struct ring_notes *notes, enum ioshape_step_code code, const char *format, ...)
+{
+	struct ioshape_step *step;
+	va_list args;
+
+	if (!notes)
+		return;
+	if (notes->count < IOSHAPE_REPORT_STEPS) {
+		step = &notes->steps[notes->count];
+		step->code = code;
+		va_start(args, format);
+		vsnprintf(step->sentence, sizeof(step->sentence), format, args);
+		va_end(args);
+		base_make_plain(step->sentence);
+		base_garble(step->sentence);
+	}
+	notes->count++;
+}
+
+void ring_notes_report(const struct ring_notes *notes, struct ioshape_report *report)
+{
+	report->fallbacks = notes->count;
+	memcpy(report->steps, notes->steps, sizeof(report->steps));
+}
+
+const char *ring_remedy(int code)
+{
+	switch (code) {
+	case -ENOSPC:
+		return "free space or save elsewhere";
+	case -EDQUOT:
+		return "free some of your quota or save elsewhere";
+	case -EIO:
+		return "the storage failed, see the kernel's log";
+	case -EFBIG:
+		return "the filesystem or a limit (ulimit -f) does not allow files this large";
+	case -ENOTCONN:
+	case -EBADFD: /* GlusterFS, of a file that was open when it lost the brick */
+		return "the filesystem's client lost a server, see its log";
+	default:
+		return "";
+	}
+}
+
+/* ---- Engines --------------------------------------------------------------------------------- */
+
+const struct ring_engine_ops *const *ring_engines_from(enum ioshape_engine first)
+{
+	static const struct ring_engine_ops *const all[][4] = {
+		{ &ring_engine_uring, &ring_engine_threads, &ring_engine_buffered, NULL },
+		{ &ring_engine_uring_async, &ring_engine_threads, &ring_engine_buffered, NULL },
+	};
+
+	return all[first == IOSHAPE_ENGINE_URING_ASYNC];
+}
+
+const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which)
+{
+	switch (which) {
+	case IOSHAPE_ENGINE_URING:
+		return &ring_engine_uring;
+	case IOSHAPE_ENGINE_URING_ASYNC:
+		return &ring_engine_uring_async;
+	case IOSHAPE_ENGINE_THREADS:
+		return &ring_engine_threads;
+	case IOSHAPE_ENGINE_BUFFERED:
+		return &ring_engine_buffered;
+	default:
+		return NULL;
+	}
+}
+
+static const struct ring_engine_ops *const *engines_of(const struct ring_lane *lane)
+{
+	return lane->config.engines ? lane->config.engines : ring_engines_from(lane->shape.engine);
+}
+
+static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops, char *why,
+		      size_t why_bytes)
+{
+	struct ring_engine_params params = {
+		.depth = lane->shape.depth,
+		.memory = lane->memory,
+		.memory_bytes = lane->memory_bytes,
+		.log = lane->config.log,
+	};
+	int ret = ops->open(&lane->engine, &params, why, why_bytes);
+
+	if (!ret) {
+		lane->ops = ops;
+		lane->engine_asked = lane->shape.engine;
+		lane->engine_depth = params.depth;
+	}
+	return ret;
+}
+
+static void remember_step_down(struct ring_lane *lane, const char *why)
+{
+	size_t used = strlen(lane->step_down);
+
+	if (*why)
+		snprintf(lane->step_down + used, sizeof(lane->step_down) - used, "%s%s",
+			 used ? ", " : "", why);
+}
+
+/* It does not take requests any more: the next file gets another, or the same one anew. */
+static void drop_engine(struct ring_lane *lane)
+{
+	lane->ops->close(lane->engine);
+	lane->ops = NULL;
+	lane->engine_failed = false;
+	lane->step_down[0] = 0;
+}
+
+/* ---- Shapes ---------------------------------------------------------------------------------- */
+
+/* Room for so many buffers and bytes; nothing has changed if it fails. */
+static int make_room(struct ring_lane *lane, const struct ring_shape *shape,
+		     struct base_error *error)
+{
+	const size_t bytes = shape->block_bytes * shape->depth;
+	struct ring_buffer *buffers;
+	uint8_t *memory;
+
+	if (shape->depth > lane->buffers_made) {
+		buffers = calloc(shape->depth, sizeof(*buffers));
+		if (!buffers)
+			return base_no_memory(error, "an I/O lane",
+					      shape->depth * sizeof(*buffers));
+		free(lane->buffers);
+		lane->buffers = buffers;
+		lane->buffers_made = shape->depth;
+		lane->free = NULL;
+	}
+	if (bytes > lane->memory_bytes) {
+		memory = base_map(bytes);
+		if (!memory)
+			return base_no_memory(error, "I/O buffers", bytes);
+		/* It may have registered the memory. */
+		if (lane->ops)
+			drop_engine(lane);
+		base_unmap(lane->memory, lane->memory_bytes);
+		lane->memory = memory;
+		lane->memory_bytes = bytes;
+	}
+	return 0;
+}
+
+static void cut_buffers(struct ring_lane *lane, const struct ring_shape *shape)
+{
+	lane->shape = *shape;
+	lane->free = NULL;
+	for (unsigned i = shape->depth; i-- > 0;) {
+		lane->buffers[i].data = lane->memory + i * shape->block_bytes;
+		ring_lane_give_back(lane, &lane->buffers[i]);
+	}
+	lane->limit = MAX(shape->depth - 1, 1u);
+}
+
+/* Returns whether the engine that is open is the one that this shape would open. */
+static bool serves(const struct ring_lane *lane, const struct ring_shape *shape)
+{
+	return shape->depth <= lane->engine_depth &&
+	       (lane->config.engines || shape->engine == lane->engine_asked);
+}
+
+int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
+		    struct base_error *error)
+{
+	const struct ring_shape before = lane->shape;
+	int ret;
+
+	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
+	    shape->depth == before.depth) {
+		/* Its targets may be others. */
+		lane->shape = *shape;
+		return 0;
+	}
+	ret = make_room(lane, shape, error);
+	if (!ret && lane->ops && !serves(lane, shape))
+		drop_engine(lane);
+	/* Also after a failure: there may be other buffers. */
+	if (lane->memory)
+		cut_buffers(lane, ret ? &before : shape);
+	return ret;
+}
+
+/* Opens the first engine that the kernel allows. */
+static int start_any(struct ring_lane *lane, struct base_error *error)
+{
+	const struct ring_engine_ops *const *engines = engines_of(lane);
+	char why[200] = "";
+	int ret = -ENOTSUP;
+
+	for (size_t i = 0; ret && engines[i]; i++) {
+		ret = try_engine(lane, engines[i], why, sizeof(why));
+		remember_step_down(lane, why);
+	}
+	if (ret)
+		return base_fail(error, ret, "no engine can be used (%s)", lane->step_down);
+	if (*lane->step_down)
+		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s",
+			 lane->ops->id, lane->step_down);
+	return 0;
+}
+
+int ring_lane_start(struct ring_lane *lane, struct base_error *error)
+{
+	const struct ring_engine_ops *asked = ring_engine_of(lane->config.engine);
+	char why[200] = "";
+	int ret;
+
+	if (lane->engine_failed)
+		drop_engine(lane);
+	if (lane->ops)
+		return 0;
+	if (!asked)
+		return start_any(lane, error);
+	ret = try_engine(lane, asked, why, sizeof(why));
+	if (ret)
+		return base_fail(error, ret,
+				 "cannot use the %s engine that was asked for (%s)" BASE_REMEDY
+				 "choose another or leave the choice to the library",
+				 asked->id, why);
+	remember_step_down(lane, why);
+	return 0;
+}
+
+/* ---- Lanes ----------------------------------------------------------------------------------- */
 
 int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
 		   struct base_error *error)
@@ -100,7 +338,7 @@ void ring_lane_detach(struct ring_lane *lane)
 	lane->notes = NULL;
 }
 
-static int set_direct(int fd, bool on)
+int ring_set_direct(int fd, bool on)
 {
 	int flags = fcntl(fd, F_GETFL);
 
@@ -127,7 +365,7 @@ static int try_direct(struct ring_lane *lane, const struct fs_info *fs)
 	if (!lane->ops->direct || (fs->direct_known && !fs->direct_works) ||
 	    !ring_lane_direct_alignment(lane, fs))
 		return -ENOTSUP;
-	return set_direct(lane->fd, true);
+	return ring_set_direct(lane->fd, true);
 }
 
 int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct base_error *error)
@@ -236,25 +474,6 @@ static int leave(struct ring_lane *lane, struct ring_buffer *buffer)
 	return send(lane, buffer);
 }
 
-const char *ring_remedy(int code)
-{
-	switch (code) {
-	case -ENOSPC:
-		return "free space or save elsewhere";
-	case -EDQUOT:
-		return "free some of your quota or save elsewhere";
-	case -EIO:
-		return "the storage failed, see the kernel's log";
-	case -EFBIG:
-		return "the filesystem or a limit (ulimit -f) does not allow files this large";
-	case -ENOTCONN:
-	case -EBADFD: /* GlusterFS, of a file that was open when it lost the brick */
-		return "the filesystem's client lost a server, see its log";
-	default:
-		return "";
-	}
-}
-
 static int tell_failure(const struct ring_lane *lane, const struct ring_buffer *buffer,
 			struct base_error *error)
 {
@@ -349,7 +568,7 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_buffer *buffer, struct 
 
 int ring_lane_leave_direct(struct ring_lane *lane, const char *why)
 {
-	int ret = lane->direct ? set_direct(lane->fd, false) : 0;
+	int ret = lane->direct ? ring_set_direct(lane->fd, false) : 0;
 
 	if (!ret && lane->direct)
 		ring_note(lane->notes, IOSHAPE_STEP_DIRECT, "went on buffered: %s", why);
@@ -382,50 +601,73 @@ static bool may_retry(struct ring_buffer *buffer)
 	return true;
 }
 
+#define SEND_AGAIN 1
+
+/* A request failed. -ECANCELED is what becomes of requests whose thread has ended before the kernel
+ * got round to them: a reader may be handed on. */
+static int judge_failure(struct ring_lane *lane, struct ring_buffer *buffer, int code)
+{
+	const bool passes = code == -EINTR || code == -EAGAIN || code == -ECANCELED;
+
+	if (!passes && !leave_direct(lane, code))
+		return code;
+	return may_retry(buffer) ? SEND_AGAIN : code;
+}
+
 /*
- * Decides what a completion means: 0 it is done, 1 the rest must be sent, negative it failed.
- * Direct I/O continues only at aligned places, so of a short result what lies behind the last one
- * is done again. -ECANCELED is what becomes of requests whose thread has ended before the kernel
- * got round to them: a reader may be handed on.
+ * Takes so many more bytes as moved; false if that has brought none too often. Direct I/O continues
+ * only at aligned places: what lies behind the last one is moved again.
  */
+static bool goes_on(const struct ring_lane *lane, struct ring_buffer *buffer, size_t bytes)
+{
+	size_t moved = buffer->moved + bytes;
+
+	if (lane->direct)
+		moved -= moved % lane->alignment;
+	if (moved <= buffer->moved)
+		return may_retry(buffer);
+	buffer->moved = moved;
+	buffer->retries = 0;
+	return true;
+}
+
+static int judge_short_write(const struct ring_lane *lane, struct ring_buffer *buffer, size_t bytes)
+{
+	return goes_on(lane, buffer, bytes) ? SEND_AGAIN : -EIO;
+}
+
+/* The end of the file is no failure, whether it was known or not. */
+static int judge_short_read(const struct ring_lane *lane, struct ring_buffer *buffer, size_t bytes)
+{
+	const bool ends = !bytes || buffer->offset + buffer->moved + bytes >= lane->file_bytes;
+
+	if (!ends && goes_on(lane, buffer, bytes))
+		return SEND_AGAIN;
+	buffer->moved += bytes;
+	return 0;
+}
+
+/* What a completion means: 0 the buffer is done, SEND_AGAIN, or negative: it failed. */
 static int judge(struct ring_lane *lane, struct ring_buffer *buffer)
 {
-	int64_t result = buffer->op.result;
-	size_t moved;
+	const int64_t result = buffer->op.result;
+	int ret;
 
 	if (result == (int64_t)buffer->op.bytes) {
 		buffer->moved = buffer->bytes;
 		return 0;
 	}
-	if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
-		if (!may_retry(buffer))
-			return (int)result;
-	} else if (result < 0) {
-		if (!leave_direct(lane, (int)result) || !may_retry(buffer))
-			return (int)result;
-	} else if (result > (int64_t)buffer->op.bytes) {
+	if (result > (int64_t)buffer->op.bytes)
 		return -EIO;
-	} else {
-		moved = buffer->moved + (size_t)result;
-		if (lane->reading && (!result || buffer->offset + moved >= lane->file_bytes)) {
-			buffer->moved = moved; /* the end of the file */
-			return 0;
-		}
-		moved -= lane->direct ? moved % lane->alignment : 0;
-		if (moved > buffer->moved) {
-			buffer->retries = 0;
-		} else if (!may_retry(buffer)) {
-			if (!lane->reading)
-				return -EIO;
-			/* There is no more: an end that nobody knew of. */
-			buffer->moved += (size_t)result;
-			return 0;
-		}
-		buffer->moved = moved;
-	}
-	if (lane->notes)
+	if (result < 0)
+		ret = judge_failure(lane, buffer, (int)result);
+	else if (lane->reading)
+		ret = judge_short_read(lane, buffer, (size_t)result);
+	else
+		ret = judge_short_write(lane, buffer, (size_t)result);
+	if (ret == SEND_AGAIN && lane->notes)
 		lane->notes->short_results++;
-	return 1;
+	return ret;
 }
 
 /* What is there within so long was there before. */
@@ -475,7 +717,7 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 	buffer->in_flight = false;
 	lane->in_flight--;
 	ret = judge(lane, buffer);
-	if (ret == 1) {
+	if (ret == SEND_AGAIN) {
 		ret = send(lane, buffer);
 	} else if (ret) {
 		buffer->failed = ret;
