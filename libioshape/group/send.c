@@ -193,20 +193,7 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 				 sending->total_bytes, error);
 }
 
-static int sink_finish(void *to, struct base_error *error)
-{
-	struct sending *sending = to;
-	int ret = group_check_digest(sending->part, sending->crc32, error);
-
-	return ret ? ret : gather_sender_end(sending->sender, sending->crc32, error);
-}
-
-static void sink_free(void *to)
-{
-	(void)to;
-}
-
-static const struct zip_sink_ops sink_ops = { sink_offset, sink_put, sink_finish, sink_free };
+static const struct zip_sink_ops sink_ops = { .offset = sink_offset, .put = sink_put };
 
 /* ---- Sending --------------------------------------------------------------------------------- */
 
@@ -276,6 +263,10 @@ static int send_part(struct sending *sending, struct base_error *error)
 	if (!ret)
 		ret = save_write_payload(part->round.save, zip, NULL, error);
 	zip_writer_free(zip);
+	if (!ret)
+		ret = group_check_digest(sending->part, sending->crc32, error);
+	if (!ret)
+		ret = gather_sender_end(sending->sender, sending->crc32, error);
 	return ret;
 }
 

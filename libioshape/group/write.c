@@ -11,9 +11,8 @@
 /* A file that is being written. */
 struct writing {
 	struct group_part *part;
-	struct ring_writer *file;  /* once there is one */
-	struct zip_writer *zip;    /* of one part alone; it owns the file */
-	struct zip_bundle *bundle; /* of several; the same */
+	struct ring_writer *file; /* once there is one */
+	struct zip_writer *zip;   /* of one part alone, or of a bundle */
 	struct gather_listener *listener;
 	/* Of the rank that is next, if it comes over the caller's functions: its bytes are on their
 	 * way while the one before it is written. */
@@ -187,9 +186,9 @@ static int put_run(struct writing *writing, const struct gather_receiver *receiv
 	if (gather_receiver_lasts(receiver))
 		ring_writer_lend(writing->file, data, bytes);
 	if (gather_receiver_summed(receiver, &crc32))
-		ret = zip_bundle_put_summed(writing->bundle, data, bytes, crc32, error);
+		ret = zip_writer_put_summed(writing->zip, data, bytes, crc32, error);
 	else
-		ret = zip_bundle_put(writing->bundle, data, bytes, error);
+		ret = zip_writer_put(writing->zip, data, bytes, error);
 	ring_writer_lend(writing->file, NULL, 0);
 	return ret;
 }
@@ -229,14 +228,16 @@ static int receive(struct writing *writing, struct gather_receiver *receiver, ui
 static int end_member(struct writing *writing, uint32_t rank, uint32_t *crc,
 		      struct base_error *error)
 {
-	struct zip_member member;
-	int ret = zip_bundle_end(writing->bundle, &member, error);
+	const struct zip_entry *entry;
+	uint64_t count;
+	int ret = zip_writer_end(writing->zip, error);
 
 	if (ret)
 		return ret;
-	*crc = member.crc32;
+	entry = zip_writer_entries(writing->zip, &count) + count - 1;
+	*crc = entry->crc32;
 	writing->written->parts[writing->written->count++] =
-		(struct group_written_part){ rank, member.crc32, member.offset, member.bytes };
+		(struct group_written_part){ rank, entry->crc32, entry->data_offset, entry->bytes };
 	return 0;
 }
 
@@ -282,7 +283,7 @@ static int put_own_member(struct writing *writing, uint32_t rank, struct base_er
 	uint32_t crc;
 	int ret;
 
-	ret = zip_writer_new(&zip, zip_sink_of_member(writing->bundle), writing->part->task->path,
+	ret = zip_writer_new(&zip, zip_sink_of_member(writing->zip), writing->part->task->path,
 			     error);
 	if (!ret)
 		ret = save_write_payload(writing->part->round.save, zip, writing->file, error);
@@ -301,12 +302,13 @@ static int put_bundle(struct writing *writing, struct ring_writer *file, struct 
 	char name[ZIP_PART_NAME_BYTES];
 	int ret;
 
-	ret = zip_bundle_new(&writing->bundle, file, writing->path, part->plan.alignment, error);
+	ret = zip_writer_new_bundle(&writing->zip, zip_sink_of_file(file), writing->path,
+				    part->plan.alignment, error);
 	for (uint32_t rank = 0; !ret && rank < group->options.ranks; rank++) {
 		if (!writes_for(part, rank))
 			continue;
 		zip_part_name(name, rank);
-		ret = zip_bundle_begin(writing->bundle, name, error);
+		ret = zip_writer_begin(writing->zip, name, IOSHAPE_UNKNOWN_BYTES, 0, error);
 		if (ret)
 			break;
 		if (rank == group->options.rank)
@@ -314,7 +316,7 @@ static int put_bundle(struct writing *writing, struct ring_writer *file, struct 
 		else
 			ret = put_part_of(writing, rank, error);
 	}
-	return ret ? ret : zip_bundle_finish(writing->bundle, error);
+	return ret ? ret : zip_writer_finish(writing->zip, NULL, error);
 }
 
 static int put_single(struct writing *writing, struct ring_writer *file, struct base_error *error)
@@ -334,6 +336,8 @@ static int put_file(void *user, struct ring_writer *file, struct base_error *err
 
 	writing->file = file;
 	ret = single ? put_single(writing, file, error) : put_bundle(writing, file, error);
+	if (!ret)
+		ret = ring_writer_finish(file, error);
 	if (ret)
 		return ret;
 	written->bytes = ring_writer_offset(file);
@@ -354,12 +358,8 @@ static void free_file(void *user, struct ring_writer *file)
 	for (size_t i = 0; i < ARRAY_LENGTH(writing->blocks); i++)
 		base_unmap(writing->blocks[i], GROUP_STREAM_BLOCKS * GROUP_STREAM_BLOCK_BYTES);
 	gather_listener_close(writing->listener);
-	if (writing->bundle)
-		zip_bundle_free(writing->bundle);
-	else if (writing->zip)
-		zip_writer_free(writing->zip);
-	else
-		ring_writer_free(file);
+	zip_writer_free(writing->zip);
+	ring_writer_free(file);
 }
 
 static int name_file(struct writing *writing, struct base_error *error)

@@ -1,14 +1,84 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bytes around the records, as torch writes them: no time stamps, so that equal tensors make
- * equal files; lengths and checksum behind the data, so that the file is written from front to back
- * in one go.
+ * Where records lie in an archive, and the bytes around them, as torch writes them: no time stamps,
+ * so that equal tensors make equal files; lengths and checksum behind the data, so that the file is
+ * written from front to back in one go. Pure.
  */
 #include "zip/layout.h"
 #include "zip/zip.h"
 
 #include <errno.h>
 #include <string.h>
+
+/* ---- Places ---------------------------------------------------------------------------------- */
+
+uint32_t zip_default_alignment(uint64_t bytes)
+{
+	return bytes >= ZIP_LARGE_RECORD_BYTES ? ZIP_LARGE_ALIGNMENT : ZIP_SMALL_ALIGNMENT;
+}
+
+/* A header at `cursor` with no more padding than it must have. `end` is where it ends. */
+static int begin_place(uint64_t cursor, size_t name_bytes, bool zip64, struct zip_place *place,
+		       uint64_t *end)
+{
+	*place = (struct zip_place){ .zip64 = zip64 };
+	if (!name_bytes || name_bytes > ZIP_MAX_FULL_NAME_BYTES || cursor > ZIP_MAX_FILE_BYTES)
+		return IOSHAPE_E_LIMIT;
+	*end = cursor + ZIP_LOCAL_BYTES + name_bytes + (zip64 ? ZIP64_LOCAL_FIELD_BYTES : 0) +
+	       ZIP_PADDING_FIELD_BYTES;
+	return 0;
+}
+
+int zip_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
+		     struct zip_place *place)
+{
+	/*
+	 * Sizes from 2^32 - 1 on do not fit the header's old fields, since all ones stand for "look
+	 * in the zip64 field". Offsets do not matter here: local headers hold none.
+	 */
+	const bool zip64 = bytes >= UINT32_MAX;
+	uint64_t header_end = 0;
+	int ret;
+
+	if (!alignment || alignment & (alignment - 1) || alignment > ZIP_LARGE_ALIGNMENT)
+		return -EINVAL;
+	ret = begin_place(cursor, name_bytes, zip64, place, &header_end);
+	if (ret)
+		return ret;
+	place->header_offset = cursor;
+	place->data_offset = base_round_up(header_end, alignment);
+	place->header_bytes = (uint32_t)(place->data_offset - cursor);
+	place->descriptor_offset = place->end = place->data_offset;
+	if (bytes != IOSHAPE_UNKNOWN_BYTES) {
+		/* Written so that no sum can wrap: the left side is far below 2^64. */
+		if (bytes > ZIP_MAX_FILE_BYTES)
+			return IOSHAPE_E_LIMIT;
+		place->descriptor_offset += bytes;
+		place->end = place->descriptor_offset + zip_descriptor_bytes(zip64);
+	}
+	return place->end > ZIP_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+}
+
+int zip_place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
+		     struct zip_place *place)
+{
+	uint64_t end = 0, past;
+	int ret;
+
+	if (!alignment || alignment % ZIP_LARGE_ALIGNMENT || alignment > ZIP_MAX_MEMBER_ALIGNMENT)
+		return -EINVAL;
+	ret = begin_place(cursor, name_bytes, true, place, &end);
+	if (ret)
+		return ret;
+	place->header_bytes = (uint32_t)(end - cursor);
+	past = end % alignment; /* which need not be a power of two */
+	place->data_offset = past ? end + (alignment - past) : end;
+	place->header_offset = place->data_offset - place->header_bytes;
+	place->descriptor_offset = place->end = place->data_offset;
+	return place->end > ZIP_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+}
+
+/* ---- Bytes ----------------------------------------------------------------------------------- */
 
 /* Room for `bytes` more, zeroed and counted. NULL without memory. */
 static uint8_t *extend(struct base_buffer *out, size_t bytes)
@@ -212,4 +282,69 @@ uint32_t zip_directory_crc32(const struct zip_entry *entries, uint64_t count, si
 		crc = base_crc32(crc, entries[i].name + folder_bytes, name_bytes);
 	}
 	return crc;
+}
+
+/* ---- How long an archive will be ------------------------------------------------------------- */
+
+static void add_entry(struct zip_length *length, size_t name_bytes, uint64_t bytes,
+		      const struct zip_place *place)
+{
+	const struct zip_entry entry = {
+		.name_bytes = (uint32_t)name_bytes,
+		.bytes = bytes,
+		.header_offset = place->header_offset,
+	};
+
+	length->directory_bytes += zip_directory_bytes(&entry, 1) - zip_directory_bytes(NULL, 0);
+	length->records++;
+	length->checks += (bytes + ZIP_CHECK_BYTES - 1) / ZIP_CHECK_BYTES;
+}
+
+int zip_length_add(struct zip_length *length, size_t name_bytes, uint64_t bytes, uint32_t alignment)
+{
+	struct zip_place place;
+	int ret = zip_place_record(length->cursor, name_bytes, bytes,
+				   alignment ? alignment : zip_default_alignment(bytes), &place);
+
+	if (ret)
+		return ret;
+	add_entry(length, name_bytes, bytes, &place);
+	length->cursor = place.end;
+	return 0;
+}
+
+int zip_length_add_member(struct zip_length *length, size_t name_bytes, uint64_t bytes,
+			  uint64_t alignment)
+{
+	struct zip_place place;
+	int ret = zip_place_member(length->cursor, name_bytes, alignment, &place);
+
+	if (ret)
+		return ret;
+	add_entry(length, name_bytes, bytes, &place);
+	length->cursor = place.data_offset + bytes + zip_descriptor_bytes(true);
+	return length->cursor > ZIP_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+}
+
+int zip_length_add_index(struct zip_length *length, const struct zip_index *given)
+{
+	struct base_buffer rest = { 0 };
+	struct zip_index index = *given;
+	uint64_t bytes;
+	int ret;
+
+	/* All but what grows with the records. */
+	index.records = index.check_count = 0;
+	ret = zip_index_encode(&rest, &index);
+	bytes = rest.bytes + length->records * sizeof(*index.data_offsets) +
+		base_round_up(length->checks * sizeof(*index.checks), sizeof(uint64_t));
+	base_buffer_free(&rest);
+	return ret ? ret :
+		     zip_length_add(length, strlen(ZIP_FOLDER) + strlen(ZIP_INDEX_RECORD), bytes,
+				    0);
+}
+
+uint64_t zip_length_of(const struct zip_length *length)
+{
+	return length->cursor + length->directory_bytes + zip_directory_bytes(NULL, 0);
 }

@@ -2,7 +2,6 @@
 /* The manifest of a generation: written in one layout, read as any JSON of this meaning. */
 #define _GNU_SOURCE
 #include "zip/manifest.h"
-#include "zip/entries.h"
 #include "zip/json.h"
 #include "zip/zip.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a stretch of the file as it lies: the records in it, and what lies between them. */
 #define _GNU_SOURCE
-#include "zip/entries.h"
 #include "zip/layout.h"
 #include "zip/ranges.h"
 

@@ -46,7 +46,8 @@ struct zip_dtype {
 /* NULL if it is not a dtype. */
 const struct zip_dtype *zip_dtype_of(uint32_t dtype);
 
-/* ---- Plan (plan.c; pure) --------------------------------------------------------------------- */
+/* ---- Places (encode.c; pure) -------------------------------------------------------------------
+ */
 
 /* Where one record lies. Everything follows from the cursor, the name's length, the size and
  * alignment. */
@@ -324,11 +325,11 @@ int zip_locate(struct zip_directory *directory, uint64_t position, zip_fetch_fn 
 bool zip_data_fits(const struct zip_directory *directory, uint64_t position, uint64_t data_offset);
 void zip_directory_free(struct zip_directory *directory);
 
-/* ---- Sinks (sink.c) -------------------------------------------------------------------------- */
+/* ---- Writer (writer.c) ----------------------------------------------------------------------- */
 
 /*
- * Where a writer's bytes go, front to back. No member is NULL; all are called by the one thread
- * that has the writer. After a failure only free() follows.
+ * Where a writer's bytes go, front to back. Called by the one thread that has the writer. The sink
+ * belongs to the caller, who ends and frees it.
  */
 struct zip_sink_ops {
 	/* Bytes put so far: where in the archive the next one lies. */
@@ -339,10 +340,9 @@ struct zip_sink_ops {
 	 */
 	int (*put)(void *to, const void *data, size_t bytes, uint32_t *crc,
 		   struct base_error *error);
-	/* That was all: called once, behind the last byte of the archive. */
-	int (*finish)(void *to, struct base_error *error);
-	/* With or without finish(). */
-	void (*free)(void *to);
+	/* Appends bytes whose CRC-32 is known. NULL where zip_writer_put_summed() is not called. */
+	int (*put_summed)(void *to, const void *data, size_t bytes, uint32_t crc32,
+			  struct base_error *error);
 };
 
 struct zip_sink {
@@ -350,85 +350,63 @@ struct zip_sink {
 	void *to;
 };
 
-/* The whole of a file, which is finished and freed with the sink; ring_writer_commit() is left to
- * the caller. */
+/* A file; ring_writer_finish(), ring_writer_commit() and ring_writer_free() are left to the caller.
+ */
 struct zip_sink zip_sink_of_file(struct ring_writer *file);
 
-/* ---- Writer (writer.c) ----------------------------------------------------------------------- */
-
+/* Turns records into the bytes of an archive. */
 struct zip_writer;
 
-/* Takes the sink over: it is finished and freed with the writer. After a failure it is the
- * caller's. `path` is for messages. */
+/* A torch zip. `path` is for messages. */
 int zip_writer_new(struct zip_writer **out, struct zip_sink sink, const char *path,
 		   struct base_error *error);
 
-/* A record: begin, put any number of times, end. `name` without the folder. alignment 0: by size.
+#define ZIP_MAX_MEMBER_ALIGNMENT (4 * GIB)
+
+/*
+ * A bundle: a zip whose stored records are whole files, its members, one after the other, without a
+ * folder and without an index. Members begin on multiples of `alignment`: a multiple of
+ * ZIP_LARGE_ALIGNMENT, at most ZIP_MAX_MEMBER_ALIGNMENT.
+ */
+int zip_writer_new_bundle(struct zip_writer **out, struct zip_sink sink, const char *path,
+			  uint64_t alignment, struct base_error *error);
+
+/*
+ * A record: begin, put any number of times, end. `name` without the folder. `bytes` may be
+ * IOSHAPE_UNKNOWN_BYTES, and is for members. alignment 0: by size. Of the calls only a refused one
+ * (-EINVAL, -EEXIST) is without consequences; after another failure only free() remains.
  */
 int zip_writer_begin(struct zip_writer *writer, const char *name, uint64_t bytes,
 		     uint32_t alignment, struct base_error *error);
 int zip_writer_put(struct zip_writer *writer, const void *data, size_t bytes,
 		   struct base_error *error);
+/* Puts bytes of a bundle's member whose CRC-32 is known: they are not looked at. */
+int zip_writer_put_summed(struct zip_writer *writer, const void *data, size_t bytes, uint32_t crc32,
+			  struct base_error *error);
 int zip_writer_end(struct zip_writer *writer, struct base_error *error);
 
 /*
- * Writes the index (its table and metadata from `index`, which may be NULL; the rest is filled in
- * here) and the directory, then finishes the sink.
+ * The open member of a bundle, to put an archive into: offsets are the member's, and a writer of an
+ * archive can be finished and freed while the member stays open. Valid until the member's end.
+ */
+struct zip_sink zip_sink_of_member(struct zip_writer *bundle);
+
+/*
+ * Puts the index (its table and metadata from `index`, which may be NULL; the rest is filled in
+ * here; a bundle has none) and the directory.
  */
 int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 		      struct base_error *error);
-uint64_t
-zip_writer_payload_bytes(const struct zip_writer *writer); /* of the records, without the index */
+/* The bytes of the records, without the index. */
+uint64_t zip_writer_payload_bytes(const struct zip_writer *writer);
 /* What the directory will say of the records so far; of none while one is open. */
 const struct zip_entry *zip_writer_entries(const struct zip_writer *writer, uint64_t *count);
-/* Frees the sink, too: a file that was not committed is abandoned. NULL is fine. */
+/* NULL is fine. */
 void zip_writer_free(struct zip_writer *writer);
 
-/* ---- Bundles (bundle.c) ---------------------------------------------------------------------- */
-
-/*
- * A zip whose stored members are whole files, one after the other: without a folder, without an
- * index. Lengths need not be known before.
- */
-struct zip_bundle;
-
-#define ZIP_MAX_MEMBER_ALIGNMENT (4 * GIB)
-
-/* Where in the file a member lies. */
-struct zip_member {
-	uint64_t offset; /* a multiple of the alignment */
-	uint64_t bytes;
-	uint32_t crc32;
-};
-
-/*
- * Takes the file over: it is finished and freed with the bundle; ring_writer_commit() is left to
- * the caller. After a failure it is the caller's. Members begin on multiples of `alignment`: a
- * multiple of ZIP_LARGE_ALIGNMENT, at most ZIP_MAX_MEMBER_ALIGNMENT. `path` is for messages.
- */
-int zip_bundle_new(struct zip_bundle **out, struct ring_writer *file, const char *path,
-		   uint64_t alignment, struct base_error *error);
-
-/* A member: begin, put any number of times, end. Of the calls only a refused one (-EINVAL, -EEXIST)
- * is without consequences; after another failure only free() remains. */
-int zip_bundle_begin(struct zip_bundle *bundle, const char *name, struct base_error *error);
-int zip_bundle_put(struct zip_bundle *bundle, const void *data, size_t bytes,
-		   struct base_error *error);
-/* The same for bytes whose CRC-32 is known: they are not looked at. */
-int zip_bundle_put_summed(struct zip_bundle *bundle, const void *data, size_t bytes, uint32_t crc32,
-			  struct base_error *error);
-int zip_bundle_end(struct zip_bundle *bundle, struct zip_member *member, struct base_error *error);
-
-/*
- * The open member, to put an archive into: offsets are the member's, and a writer of an archive can
- * be finished and freed while the member stays open. Valid until the member's end.
- */
-struct zip_sink zip_sink_of_member(struct zip_bundle *bundle);
-
-/* Writes the directory and finishes the file. */
-int zip_bundle_finish(struct zip_bundle *bundle, struct base_error *error);
-/* Frees the file, too: without its commit it is abandoned. NULL is fine. */
-void zip_bundle_free(struct zip_bundle *bundle);
+/* Makes room for one more element; twice as much each time, so that the cost per element stays the
+ * same. 0 or -ENOMEM. */
+int zip_grow(void **array, uint64_t count, uint64_t *room, size_t element_bytes);
 
 /* ---- Reader (reader.c, ranges.c, stretch.c) -------------------------------------------------- */
 

@@ -203,39 +203,40 @@ static void expect(int result, const struct base_error *error)
 		give_up("refused", error->text);
 }
 
-static void put_copy(struct zip_bundle *bundle, const char *path, struct base_error *error)
+static void put_copy(struct zip_writer *bundle, const char *path, struct base_error *error)
 {
 	static uint8_t buffer[300 * KIB];
 	int fd = open(path, O_RDONLY);
 	ssize_t got;
 
 	while ((got = read(fd, buffer, sizeof(buffer))) > 0)
-		expect(zip_bundle_put(bundle, buffer, (size_t)got, error), error);
+		expect(zip_writer_put(bundle, buffer, (size_t)got, error), error);
 	if (got)
 		give_up(path, strerror(errno));
 	close(fd);
 }
 
-static void add_member(struct zip_bundle *bundle, const char *name, const char *file,
+static void add_member(struct zip_writer *bundle, const char *name, const char *file,
 		       uint64_t bytes)
 {
 	struct base_error error = { 0 };
-	struct zip_member member;
-	uint64_t piece;
+	const struct zip_entry *member;
+	uint64_t piece, count;
 
-	expect(zip_bundle_begin(bundle, name, &error), &error);
+	expect(zip_writer_begin(bundle, name, IOSHAPE_UNKNOWN_BYTES, 0, &error), &error);
 	if (file)
 		put_copy(bundle, file, &error);
 	for (; !file && bytes; bytes -= piece) {
 		piece = MIN(bytes, sizeof(zeros));
-		expect(zip_bundle_put(bundle, zeros, piece, &error), &error);
+		expect(zip_writer_put(bundle, zeros, piece, &error), &error);
 	}
-	expect(zip_bundle_end(bundle, &member, &error), &error);
-	printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", name, member.bytes, member.offset,
-	       member.crc32);
+	expect(zip_writer_end(bundle, &error), &error);
+	member = zip_writer_entries(bundle, &count) + count - 1;
+	printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", name, member->bytes,
+	       member->data_offset, member->crc32);
 }
 
-static void add_specified_member(struct zip_bundle *bundle, char *specified)
+static void add_specified_member(struct zip_writer *bundle, char *specified)
 {
 	char *name, *numbered;
 	uint64_t bytes, copies;
@@ -266,17 +267,19 @@ static void write_bundle(const char *path, const char *alignment, char **members
 {
 	struct ring_writer file = { .fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666) };
 	struct base_error error = { 0 };
-	struct zip_bundle *bundle;
+	struct zip_writer *bundle;
 	uint64_t bytes;
 
 	if (file.fd < 0)
 		give_up(path, strerror(errno));
 	must(base_parse_bytes(alignment, &bytes), "alignment");
-	expect(zip_bundle_new(&bundle, &file, path, bytes, &error), &error);
+	expect(zip_writer_new_bundle(&bundle, zip_sink_of_file(&file), path, bytes, &error),
+	       &error);
 	while (*members)
 		add_specified_member(bundle, *members++);
-	expect(zip_bundle_finish(bundle, &error), &error);
-	zip_bundle_free(bundle);
+	expect(zip_writer_finish(bundle, NULL, &error), &error);
+	zip_writer_free(bundle);
+	expect(ring_writer_finish(&file, &error), &error);
 }
 
 /* ---- Reading

@@ -56,30 +56,35 @@ static inline void generation_write_bundle(const struct group_attempt *attempt,
 	struct file_write write = file_write_defaults();
 	struct zip_manifest_file *file = &manifest->files[0];
 	char path[4096], name[ZIP_PART_NAME_BYTES];
-	struct zip_bundle *bundle;
-	struct zip_member member;
+	const struct zip_entry *member;
+	struct zip_writer *bundle;
+	uint64_t count;
 	struct base_error error = { 0 };
 	struct base_buffer whole;
 
 	snprintf(path, sizeof(path), "%s/ranks.zip", group_attempt_path(attempt));
 	MUST(!file_write_open(&write, path), "%s", path);
-	MUST(!zip_bundle_new(&bundle, write.writer, path, GENERATION_BOUNDARY, &error), "%s",
-	     error.text);
+	MUST(!zip_writer_new_bundle(&bundle, zip_sink_of_file(write.writer), path,
+				    GENERATION_BOUNDARY, &error),
+	     "%s", error.text);
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
 		struct base_buffer data = generation_read(paths[rank]);
 
 		zip_part_name(name, rank);
-		MUST(!zip_bundle_begin(bundle, name, &error), "%s", error.text);
-		MUST(!zip_bundle_put(bundle, data.data, data.bytes, &error), "%s", error.text);
-		MUST(!zip_bundle_end(bundle, &member, &error), "%s", error.text);
-		manifest->parts[rank] = (struct zip_manifest_part){ .crc32 = member.crc32,
-								    .offset = member.offset,
-								    .bytes = member.bytes };
+		MUST(!zip_writer_begin(bundle, name, data.bytes, 0, &error), "%s", error.text);
+		MUST(!zip_writer_put(bundle, data.data, data.bytes, &error), "%s", error.text);
+		MUST(!zip_writer_end(bundle, &error), "%s", error.text);
+		member = zip_writer_entries(bundle, &count) + rank;
+		manifest->parts[rank] = (struct zip_manifest_part){ .crc32 = member->crc32,
+								    .offset = member->data_offset,
+								    .bytes = member->bytes };
 		base_buffer_free(&data);
 	}
-	MUST(!zip_bundle_finish(bundle, &error), "%s", error.text);
+	MUST(!zip_writer_finish(bundle, NULL, &error), "%s", error.text);
+	MUST(!ring_writer_finish(write.writer, &error), "%s", error.text);
 	MUST(!ring_writer_commit(write.writer, &error), "%s", error.text);
-	zip_bundle_free(bundle);
+	zip_writer_free(bundle);
+	ring_writer_free(write.writer);
 	ring_lane_close(write.lane);
 	whole = generation_read(path);
 	*file = (struct zip_manifest_file){ strdup("ranks.zip"), whole.bytes,

@@ -53,8 +53,10 @@ static inline void reader_case_write(const char *path, struct ring_lane *lane, u
 		ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
 	}
 	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	ck_assert_int_eq(ring_writer_finish(file, NULL), 0);
 	ck_assert_int_eq(ring_writer_commit(file, NULL), 0);
 	zip_writer_free(writer);
+	ring_writer_free(file);
 }
 
 #endif

@@ -22,8 +22,8 @@ static struct {
 	char path[4096];
 	struct ring_lane *lane;
 	struct ring_writer *file; /* the bundle's */
-	struct zip_bundle *bundle;
-	struct zip_member members[RANKS];
+	struct zip_writer *bundle;
+	struct zip_entry members[RANKS];
 	uint32_t file_crc;
 	uint8_t *content; /* of the whole file */
 	size_t bytes;
@@ -74,10 +74,17 @@ static int open_bundle(uint64_t alignment, ioshape_progress_fn progress, void *u
 
 	if (ret)
 		return ret;
-	ret = zip_bundle_new(&test.bundle, test.file, test.path, alignment, &test.error);
+	ret = zip_writer_new_bundle(&test.bundle, zip_sink_of_file(test.file), test.path, alignment,
+				    &test.error);
 	if (ret)
 		ring_writer_free(test.file);
 	return ret;
+}
+
+static void free_bundle(void)
+{
+	zip_writer_free(test.bundle);
+	ring_writer_free(test.file);
 }
 
 /* Two records: one in a piece, one in many of all sizes. */
@@ -107,17 +114,22 @@ static int put_member(unsigned rank)
 {
 	struct zip_writer *writer;
 	char name[32];
+	uint64_t count;
 	int ret;
 
 	snprintf(name, sizeof(name), "rank-%05u.pt", rank);
-	ret = zip_bundle_begin(test.bundle, name, &test.error);
+	ret = zip_writer_begin(test.bundle, name, IOSHAPE_UNKNOWN_BYTES, 0, &test.error);
 	if (!ret)
 		ret = zip_writer_new(&writer, zip_sink_of_member(test.bundle), name, &test.error);
 	if (ret)
 		return ret;
 	ret = put_archive(writer, rank);
 	zip_writer_free(writer);
-	return ret ? ret : zip_bundle_end(test.bundle, &test.members[rank], &test.error);
+	if (!ret)
+		ret = zip_writer_end(test.bundle, &test.error);
+	if (!ret)
+		test.members[rank] = zip_writer_entries(test.bundle, &count)[rank];
+	return ret;
 }
 
 static int put_all(void)
@@ -127,7 +139,9 @@ static int put_all(void)
 	for (unsigned rank = 0; !ret && rank < RANKS; rank++)
 		ret = put_member(rank);
 	if (!ret)
-		ret = zip_bundle_finish(test.bundle, &test.error);
+		ret = zip_writer_finish(test.bundle, NULL, &test.error);
+	if (!ret)
+		ret = ring_writer_finish(test.file, &test.error);
 	if (!ret)
 		ret = ring_writer_commit(test.file, &test.error);
 	if (!ret)
@@ -139,7 +153,7 @@ static void write_bundle(uint64_t alignment)
 {
 	must(open_bundle(alignment, NULL, NULL));
 	must(put_all());
-	zip_bundle_free(test.bundle);
+	free_bundle();
 	free(test.content);
 	test.content = scratch_read(test.path, &test.bytes);
 }
@@ -157,8 +171,10 @@ static uint8_t *alone(unsigned rank, size_t *bytes)
 			      &test.error));
 	must(zip_writer_new(&writer, zip_sink_of_file(file), "alone", &test.error));
 	must(put_archive(writer, rank));
+	must(ring_writer_finish(file, &test.error));
 	must(ring_writer_commit(file, &test.error));
 	zip_writer_free(writer);
+	ring_writer_free(file);
 	return scratch_read(scratch_path("alone"), bytes);
 }
 
@@ -170,15 +186,15 @@ START_TEST(members_are_the_files_they_would_be_alone)
 	write_bundle(alignments[_i]);
 	ck_assert_uint_eq(test.file_crc, base_crc32(0, test.content, test.bytes));
 	for (unsigned rank = 0; rank < RANKS; rank++) {
-		const struct zip_member *member = &test.members[rank];
+		const struct zip_entry *member = &test.members[rank];
 		uint8_t *expected = alone(rank, &bytes);
 
-		ck_assert_uint_eq(member->offset % alignments[_i], 0);
-		ck_assert_uint_ge(member->offset, end);
-		end = member->offset + member->bytes;
+		ck_assert_uint_eq(member->data_offset % alignments[_i], 0);
+		ck_assert_uint_ge(member->data_offset, end);
+		end = member->data_offset + member->bytes;
 		ck_assert_uint_eq(member->bytes, bytes);
 		ck_assert_uint_lt(end, test.bytes);
-		if (memcmp(test.content + member->offset, expected, bytes) != 0)
+		if (memcmp(test.content + member->data_offset, expected, bytes) != 0)
 			ck_abort_msg("member %u differs", rank);
 		ck_assert_uint_eq(member->crc32, base_crc32(0, expected, bytes));
 		free(expected);
@@ -188,36 +204,42 @@ END_TEST
 
 START_TEST(misuse_is_refused_and_leaves_no_trace)
 {
-	struct zip_member member;
 	uint8_t *before;
 	size_t bytes;
 
 	must(open_bundle(4096, NULL, NULL));
-	must(zip_bundle_begin(test.bundle, "a", &test.error));
-	must(zip_bundle_put(test.bundle, "abc", 3, &test.error));
-	must(zip_bundle_end(test.bundle, &member, &test.error));
-	must(zip_bundle_finish(test.bundle, &test.error));
+	must(zip_writer_begin(test.bundle, "a", IOSHAPE_UNKNOWN_BYTES, 0, &test.error));
+	must(zip_writer_put(test.bundle, "abc", 3, &test.error));
+	must(zip_writer_end(test.bundle, &test.error));
+	must(zip_writer_finish(test.bundle, NULL, &test.error));
+	must(ring_writer_finish(test.file, &test.error));
 	must(ring_writer_commit(test.file, &test.error));
-	zip_bundle_free(test.bundle);
+	free_bundle();
 	before = scratch_read(test.path, &bytes);
 
 	must(open_bundle(4096, NULL, NULL));
-	ck_assert_int_eq(zip_bundle_put(test.bundle, "a", 1, NULL), -EINVAL);
-	ck_assert_int_eq(zip_bundle_end(test.bundle, &member, NULL), -EINVAL);
-	ck_assert_int_eq(zip_bundle_begin(test.bundle, "../a", NULL), -EINVAL);
-	ck_assert_int_eq(zip_bundle_begin(test.bundle, "", NULL), -EINVAL);
-	must(zip_bundle_begin(test.bundle, "a", &test.error));
-	ck_assert_int_eq(zip_bundle_begin(test.bundle, "b", NULL), -EINVAL);
-	ck_assert_int_eq(zip_bundle_finish(test.bundle, NULL), -EINVAL);
-	must(zip_bundle_put(test.bundle, NULL, 0, &test.error));
-	must(zip_bundle_put(test.bundle, "abc", 3, &test.error));
-	must(zip_bundle_end(test.bundle, &member, &test.error));
-	ck_assert_int_eq(zip_bundle_begin(test.bundle, "a", NULL), -EEXIST);
-	must(zip_bundle_finish(test.bundle, &test.error));
-	ck_assert_int_eq(zip_bundle_begin(test.bundle, "b", NULL), -EINVAL);
-	ck_assert_int_eq(zip_bundle_finish(test.bundle, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_put(test.bundle, "a", 1, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_end(test.bundle, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "../a", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+			 -EINVAL);
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+			 -EINVAL);
+	must(zip_writer_begin(test.bundle, "a", IOSHAPE_UNKNOWN_BYTES, 0, &test.error));
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "b", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+			 -EINVAL);
+	ck_assert_int_eq(zip_writer_finish(test.bundle, NULL, NULL), -EINVAL);
+	must(zip_writer_put(test.bundle, NULL, 0, &test.error));
+	must(zip_writer_put(test.bundle, "abc", 3, &test.error));
+	must(zip_writer_end(test.bundle, &test.error));
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "a", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+			 -EEXIST);
+	must(zip_writer_finish(test.bundle, NULL, &test.error));
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "b", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+			 -EINVAL);
+	ck_assert_int_eq(zip_writer_finish(test.bundle, NULL, NULL), -EINVAL);
+	must(ring_writer_finish(test.file, &test.error));
 	must(ring_writer_commit(test.file, &test.error));
-	zip_bundle_free(test.bundle);
+	free_bundle();
 	ck_assert(scratch_same(test.path, before, bytes));
 	free(before);
 }
@@ -258,11 +280,13 @@ START_TEST(after_a_failed_write_nothing_more_is_written)
 		if (ret) {
 			ck_assert_int_eq(ret, -ECANCELED);
 			ck_assert_int_eq(test.error.code, -ECANCELED);
-			ck_assert_int_lt(zip_bundle_begin(test.bundle, "more", NULL), 0);
-			ck_assert_int_lt(zip_bundle_put(test.bundle, "m", 1, NULL), 0);
-			ck_assert_int_lt(zip_bundle_finish(test.bundle, NULL), 0);
+			ck_assert_int_lt(zip_writer_begin(test.bundle, "more",
+							  IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+					 0);
+			ck_assert_int_lt(zip_writer_put(test.bundle, "m", 1, NULL), 0);
+			ck_assert_int_lt(zip_writer_finish(test.bundle, NULL, NULL), 0);
 		}
-		zip_bundle_free(test.bundle);
+		free_bundle();
 		ck_assert_int_eq(access(test.path, F_OK), ret ? -1 : 0);
 	}
 	ck_assert_uint_gt(nth, RANKS * BIG / (256 * KIB));
@@ -281,7 +305,7 @@ START_TEST(without_memory_nothing_leaks)
 		if (!ret) {
 			ret = put_all();
 			fail_memory_at(0);
-			zip_bundle_free(test.bundle);
+			free_bundle();
 		}
 		fail_memory_at(0);
 		REQUIRE(!ret || (ret == -ENOMEM && test.error.code == -ENOMEM));
@@ -295,7 +319,7 @@ END_TEST
 static int open_member(struct zip_reader *reader, unsigned rank)
 {
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_open(reader, test.path, test.members[rank].offset,
+	return zip_reader_open(reader, test.path, test.members[rank].data_offset,
 			       test.members[rank].bytes, IOSHAPE_DIRECT_PREFER, &test.error);
 }
 
@@ -328,7 +352,7 @@ END_TEST
 
 START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
 {
-	const struct zip_member *member;
+	const struct zip_entry *member;
 	struct ring_stream *stream;
 	struct zip_reader reader;
 	uint64_t piece, at;
@@ -344,7 +368,8 @@ START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
 			piece = MIN(300000, member->bytes - at);
 			must(zip_reader_read_file(&reader, test.lane, stream, at, test.into, piece,
 						  true, NULL, NULL, &test.error));
-			ck_assert(!memcmp(test.into, test.content + member->offset + at, piece));
+			ck_assert(
+				!memcmp(test.into, test.content + member->data_offset + at, piece));
 			/* The lane goes back as readers give it back. */
 			if (ring_stream_is_idle(stream))
 				ring_stream_stop(stream);
@@ -358,14 +383,14 @@ END_TEST
 /* Every neighbour is damaged as well: a reader of the middle one must not notice. */
 START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 {
-	const struct zip_member *member = &test.members[1];
+	const struct zip_entry *member = &test.members[1];
 	struct zip_reader reader;
 	uint64_t seed = 9, at;
 
 	write_bundle(alignments[_i]);
 	for (int i = 0; i < 20; i++) {
 		at = test_random_below(&seed, test.bytes);
-		if (at >= member->offset && at < member->offset + member->bytes)
+		if (at >= member->data_offset && at < member->data_offset + member->bytes)
 			continue;
 		test.content[at] ^= 0x55;
 		scratch_write(test.path, test.content, test.bytes);
@@ -378,7 +403,7 @@ START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 	at = reader.directory.entries[1].data_offset;
 	zip_reader_close(&reader);
 	for (int i = 0; i < 10; i++) {
-		uint64_t flip = member->offset + at + test_random_below(&seed, BIG);
+		uint64_t flip = member->data_offset + at + test_random_below(&seed, BIG);
 
 		test.content[flip] ^= 1;
 		scratch_write(test.path, test.content, test.bytes);
@@ -393,7 +418,7 @@ END_TEST
 
 START_TEST(only_the_part_itself_is_an_archive)
 {
-	struct zip_member *member = &test.members[1], right;
+	struct zip_entry *member = &test.members[1], right;
 	struct zip_reader reader;
 
 	write_bundle(1 * MIB);
@@ -403,15 +428,15 @@ START_TEST(only_the_part_itself_is_an_archive)
 		member->bytes -= (uint64_t)by;
 		ck_assert_int_lt(open_member(&reader, 1), 0);
 		*member = right;
-		member->offset += (uint64_t)by;
+		member->data_offset += (uint64_t)by;
 		member->bytes -= (uint64_t)by;
 		ck_assert_int_lt(open_member(&reader, 1), 0);
 	}
 	*member = right;
-	member->bytes = test.bytes - member->offset + 1;
+	member->bytes = test.bytes - member->data_offset + 1;
 	ck_assert_int_eq(open_member(&reader, 1), IOSHAPE_E_DAMAGED);
 	/* An empty part is none, and not the rest of the file. */
-	*member = (struct zip_member){ .offset = right.offset };
+	*member = (struct zip_entry){ .data_offset = right.data_offset };
 	ck_assert_int_lt(open_member(&reader, 1), 0);
 }
 END_TEST

@@ -175,21 +175,7 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 	return digesting->go_on(digesting->user, error);
 }
 
-static int sink_finish(void *to, struct base_error *error)
-{
-	struct digesting *digesting = to;
-
-	(void)error;
-	base_mac_end(&digesting->mac, digesting->digest->mac);
-	return 0;
-}
-
-static void sink_free(void *to)
-{
-	(void)to;
-}
-
-static const struct zip_sink_ops sink_ops = { sink_offset, sink_put, sink_finish, sink_free };
+static const struct zip_sink_ops sink_ops = { .offset = sink_offset, .put = sink_put };
 
 int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES],
 		     struct save_digest *digest, int (*go_on)(void *user, struct base_error *error),
@@ -207,6 +193,8 @@ int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES
 			     error);
 	if (!ret)
 		ret = save_write_records(zip, &save->request.plan, &source, &save->compare, error);
+	if (!ret)
+		base_mac_end(&digesting.mac, digest->mac);
 	zip_writer_free(zip);
 	free(direct.scratch);
 	return ret;

@@ -132,28 +132,10 @@ static int archive_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 	return put(archive->file, data, bytes, crc, error);
 }
 
-/* The file goes on behind it. */
-static int archive_finish(void *to, struct base_error *error)
-{
-	(void)to;
-	(void)error;
-	return 0;
-}
-
-static void archive_free(void *to)
-{
-	(void)to;
-}
-
 static int write_archive(struct archive *archive, const struct save_plan *plan,
 			 struct base_error *error)
 {
-	static const struct zip_sink_ops ops = {
-		.offset = archive_offset,
-		.put = archive_put,
-		.finish = archive_finish,
-		.free = archive_free,
-	};
+	static const struct zip_sink_ops ops = { .offset = archive_offset, .put = archive_put };
 	struct save_direct direct = { .plan = plan };
 	const struct save_source source = { save_direct_next, save_direct_to_file, &direct };
 	struct zip_writer *zip;

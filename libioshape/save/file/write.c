@@ -157,7 +157,7 @@ struct archive {
 	const struct save_source *source;
 	const char *path;
 	struct save_compare compare;
-	struct zip_writer *zip;          /* owns the file */
+	struct zip_writer *zip;
 	struct save_checksums checksums; /* of a safetensors file, if they are wanted */
 };
 
@@ -166,11 +166,12 @@ static int put_archive(void *user, struct ring_writer *file, struct base_error *
 	struct archive *archive = user;
 	int ret = zip_writer_new(&archive->zip, zip_sink_of_file(file), archive->path, error);
 
-	if (!ret)
-		archive->source->to_file(archive->source->user, file);
-	return ret ? ret :
-		     save_write_records(archive->zip, archive->plan, archive->source,
-					&archive->compare, error);
+	if (ret)
+		return ret;
+	archive->source->to_file(archive->source->user, file);
+	ret = save_write_records(archive->zip, archive->plan, archive->source, &archive->compare,
+				 error);
+	return ret ? ret : ring_writer_finish(file, error);
 }
 
 /* ---- A safetensors file ---------------------------------------------------------------------- */
@@ -229,10 +230,8 @@ static void free_archive(void *user, struct ring_writer *file)
 {
 	struct archive *archive = user;
 
-	if (archive->zip)
-		zip_writer_free(archive->zip);
-	else
-		ring_writer_free(file);
+	zip_writer_free(archive->zip);
+	ring_writer_free(file);
 }
 
 int save_write(struct ioshape_context *context, const char *path, const struct save_plan *plan,

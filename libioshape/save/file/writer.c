@@ -119,6 +119,8 @@ IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer,
 	index.metadata = writer->metadata;
 	if (!ret)
 		ret = zip_writer_finish(writer->zip, &index, &handle->error);
+	if (!ret)
+		ret = ring_writer_finish(handle->output.file, &handle->error);
 	/* A record that is still open can be ended, and the commit tried again. */
 	handle->committed = ret != -EINVAL;
 	return save_handle_end_commit(handle, &order, ret, &compare,
@@ -129,10 +131,7 @@ IOSHAPE_EXPORT void ioshape_writer_free(struct ioshape_writer *writer)
 {
 	if (!writer || save_enter(writer->handle.output.context, NULL))
 		return;
-	if (writer->zip) {
-		zip_writer_free(writer->zip);
-		writer->handle.output.file = NULL;
-	}
+	zip_writer_free(writer->zip);
 	save_handle_close(&writer->handle);
 	free(writer->metadata_memory);
 	free(writer);
