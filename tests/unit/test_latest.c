@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What rank 0 looks at next, while other jobs save and prune in the same directory. */
+#define _GNU_SOURCE
+
+/* The library's file itself, because the moment between listing and looking is inside it. */
+#include "group/latest.c"
+
+#include "support/generation_view.h"
+
+static struct ioshape_search_options options;
+static struct ioshape_group *group;
+static struct search search;
+static struct group_found found;
+
+static void setup_search(void)
+{
+	setup();
+	ck_assert_msg(!ioshape_group_open(context, "runs", NULL, &group), "%s", message());
+	search = (struct search){
+		.options = &options,
+		.near.directory = RING_NO_FOLDER,
+		.there.directory = RING_NO_FOLDER,
+	};
+	ck_assert_int_eq(generation_save(5, "five", false, &error), 0);
+	begin_search(group, &search, &error);
+	ck_assert_int_eq(error.code, 0);
+}
+
+static void teardown_search(void)
+{
+	close_place(&search.near);
+	close_place(&search.there);
+	ioshape_group_free(group);
+	teardown();
+}
+
+static void keep_newest(void)
+{
+	struct ioshape_prune_options keep = IOSHAPE_PRUNE_OPTIONS_INIT;
+
+	keep.keep_last = 1;
+	ck_assert_int_eq(ioshape_generation_prune(context, "runs", &keep, NULL), 0);
+}
+
+static struct test_case searching = { .name = "searching",
+				      .setup = setup_search,
+				      .teardown = teardown_search };
+
+TEST(searching, one_that_is_pruned_after_the_listing_makes_way_for_the_next)
+{
+	ck_assert_int_eq(generation_save(6, "six", false, &error), 0);
+	keep_newest();
+	look_for_next(group, &search, &found);
+	ck_assert_int_eq(found.failure.code, 0);
+	ck_assert_uint_eq(found.step, 6);
+}
+
+TEST(searching, one_without_a_manifest_is_passed_over_once)
+{
+	ck_assert_int_eq(unlink("runs/step-0000000005/manifest.json"), 0);
+	look_for_next(group, &search, &found);
+	ck_assert_int_eq(found.failure.code, -ENOENT);
+	ck_assert_uint_eq(found.step, 5);
+	look_for_next(group, &search, &found);
+	ck_assert_uint_eq(found.step, IOSHAPE_LATEST);
+}
+
+TEST(searching, what_was_saved_after_the_listing_is_left_to_the_next_search)
+{
+	ck_assert_int_eq(generation_save(6, "six", false, &error), 0);
+	look_for_next(group, &search, &found);
+	ck_assert_int_eq(found.failure.code, 0);
+	ck_assert_uint_eq(found.step, 5);
+}
+
+int main(void)
+{
+	return check_run("group/latest");
+}
