@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One copy on its way to its destination. */
+/*
+ * One copy on its way to its destination: a file, a directory, or what this node has of a
+ * generation of several nodes. Files are read and verified at one end, and written as any save at
+ * the other.
+ */
 #define _GNU_SOURCE
 #include "tier/tier.h"
 
@@ -7,6 +11,322 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- Which is newer -------------------------------------------------------------------------- */
+
+/* A clock that counts whole seconds says what it was at the beginning of this one; others tick a
+ * hundred times a second or more. */
+#define SECOND_NS INT64_C(1000000000)
+#define TICK_NS (SECOND_NS / 100)
+
+/*
+ * What a time of the tier's clock is by that of the destination, which said `there_ns` between two
+ * looks at the tier's own: the same, where both may be one clock, which tick with a precision of
+ * their own. It is not later than `there_ns`.
+ */
+static int64_t time_there(int64_t time_ns, int64_t before_ns, int64_t there_ns, int64_t after_ns)
+{
+	const int64_t tick_ns = there_ns % SECOND_NS ? TICK_NS : SECOND_NS;
+	const bool same = there_ns > before_ns - tick_ns && there_ns < after_ns + TICK_NS;
+
+	if (same)
+		return MIN(time_ns, MAX(there_ns, after_ns));
+	return MIN(time_ns + there_ns - after_ns, there_ns);
+}
+
+/* The directory that a path leads to: a file that is a link is replaced where it leads. */
+static char *directory_of(const char *destination)
+{
+	char *real = realpath(destination, NULL);
+	char *directory = base_directory_of(real ? real : destination);
+
+	free(real);
+	return directory;
+}
+
+int tier_clock_there(const struct ioshape_tier *tier, const char *destination, int64_t time_ns,
+		     int64_t *there_ns, struct base_error *error)
+{
+	char *directory = directory_of(destination);
+	int64_t before_ns = 0, now_there_ns = 0, after_ns = 0;
+	int ret;
+
+	if (!directory)
+		return base_no_memory(error, "a path", strlen(destination));
+	ret = ring_time_in(tier->root.path, &before_ns, error);
+	if (!ret)
+		ret = ring_time_in(directory, &now_there_ns, error);
+	if (!ret)
+		ret = ring_time_in(tier->root.path, &after_ns, error);
+	*there_ns = time_there(time_ns, before_ns, now_there_ns, after_ns);
+	free(directory);
+	return ret;
+}
+
+/*
+ * The time that the destination gets, and what it may replace: whatever is not newer; and what an
+ * earlier drain has put there, whatever clocks have done since.
+ */
+static int plan(struct tier_carry *carry, const struct ring_entry *there, struct base_error *error)
+{
+	int64_t time_ns;
+	int ret = tier_clock_there(carry->tier, carry->entry->path, carry->copy.modified_ns,
+				   &time_ns, error);
+
+	if (there && carry->before && carry->before->there_ns == there->modified_ns)
+		time_ns = MAX(time_ns, there->modified_ns);
+	carry->original = (struct ring_original){
+		.modified_ns = time_ns,
+		.newest_ns = time_ns,
+		.mode = carry->copy.mode,
+	};
+	return ret;
+}
+
+static bool is_newer_there(const struct tier_carry *carry)
+{
+	struct ring_entry there;
+
+	return !ring_look(carry->entry->path, true, &there) &&
+	       there.modified_ns > carry->original.newest_ns;
+}
+
+/* Then the copy is as old there as it would have been. */
+static void find_newer(struct tier_carry *carry)
+{
+	carry->result = IOSHAPE_DRAINED_NEWER;
+	carry->there_ns = carry->original.modified_ns;
+}
+
+static int see_name(void *user, const char *name, struct base_error *error)
+{
+	(void)user, (void)name, (void)error;
+	return 1;
+}
+
+/* Such a directory is replaced by any, as by a direct save. */
+static bool is_empty_folder(const char *path, const struct ring_entry *there)
+{
+	struct ring_folder folder;
+	bool empty;
+
+	if (there->kind != RING_FOLDER || ring_folder_open(&folder, path, NULL))
+		return false;
+	empty = !ring_folder_list(&folder, see_name, NULL, NULL);
+	ring_folder_close(&folder);
+	return empty;
+}
+
+/* A directory is made with those above it, as by a direct save. */
+static int make_above(const char *path, struct base_error *error)
+{
+	char *above = base_directory_of(path);
+	const int ret = above ? ring_folder_make(above, error) :
+				base_no_memory(error, "a path", strlen(path));
+
+	free(above);
+	return ret;
+}
+
+static int look_there(struct tier_carry *carry, struct base_error *error)
+{
+	const char *path = carry->entry->path;
+	struct ring_entry there;
+	int ret = ring_look(path, true, &there);
+	const bool is_there = !ret && !is_empty_folder(path, &there);
+
+	if (ret && ret != -ENOENT)
+		return base_fail(error, ret, "cannot look at \"%s\"", path);
+	if (!ret && there.kind != carry->copy.kind)
+		return base_refuse(error, -EEXIST, "cannot put \"%s\" in place: %s", path,
+				   there.kind == RING_FOLDER ? "there is a directory" :
+							       "what is there is none");
+	ret = carry->copy.kind == RING_FOLDER ? make_above(path, error) : 0;
+	if (!ret)
+		ret = plan(carry, is_there ? &there : NULL, error);
+	if (!ret && is_there && there.modified_ns > carry->original.newest_ns)
+		find_newer(carry);
+	return ret;
+}
+
+/* ---- A file ---------------------------------------------------------------------------------- */
+
+/* Read and written at a time; both sides go on meanwhile. */
+#define BLOCK_BYTES (4 * MIB)
+
+struct file {
+	struct tier_carry *carry;
+	const char *from, *to; /* paths */
+	struct ring_entry copy;
+	struct ring_original original;
+	bool in_new_directory;
+	int64_t there_ns; /* out: its time at the destination */
+	/* While it is on its way. */
+	struct ioshape_reader *reader;
+	struct save_checksums checksums;
+};
+
+/* Under the name that it was looked at by, and as it was. */
+static bool is_still_there(const char *path, const struct ring_entry *copy)
+{
+	struct ring_entry now;
+
+	return !ring_look(path, false, &now) && ring_is_unchanged(copy, &now);
+}
+
+static bool was_written(const struct file *file)
+{
+	struct ring_entry now;
+
+	return !ring_look(file->from, false, &now) && now.inode == file->copy.inode &&
+	       !ring_is_unchanged(&file->copy, &now);
+}
+
+static int put_block(struct file *file, struct ring_writer *writer, uint64_t at, void *block,
+		     size_t bytes, struct base_error *error)
+{
+	if (ioshape_reader_read_file(file->reader, at, block, bytes))
+		return base_pass_on(error, base_last_error());
+	if (file->checksums.beside)
+		return save_checksums_put(&file->checksums, writer, block, bytes, NULL, error);
+	return ring_writer_put(writer, block, bytes, NULL, error);
+}
+
+static int put_all(void *user, struct ring_writer *writer, struct base_error *error)
+{
+	struct file *file = user;
+	const uint64_t bytes = file->copy.bytes;
+	void *block = malloc(BLOCK_BYTES);
+	int ret = block ? 0 : base_no_memory(error, "bytes on their way", BLOCK_BYTES);
+	size_t piece;
+
+	for (uint64_t at = 0; !ret && at < bytes; at += piece) {
+		piece = MIN(BLOCK_BYTES, bytes - at);
+		ret = put_block(file, writer, at, block, piece, error);
+	}
+	free(block);
+	if (!ret && file->checksums.beside)
+		ret = save_checksums_end(&file->checksums, error);
+	if (!ret)
+		ret = ring_writer_finish(writer, error);
+	/* Whoever replaces it leaves these bytes as they are; not so whoever writes into it. */
+	if (!ret && was_written(file))
+		ret = -EAGAIN;
+	return ret;
+}
+
+static void free_file(void *user, struct ring_writer *writer)
+{
+	struct file *file = user;
+
+	if (writer)
+		file->there_ns = ring_writer_modified_ns(writer);
+	ring_writer_free(writer);
+}
+
+/* What has checksums beside it keeps them there. */
+static int open_copy(struct file *file, struct base_error *error)
+{
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
+
+	options.any_format = 1;
+	if (ioshape_reader_open(file->carry->tier->context, file->from, &options, &file->reader) ||
+	    ioshape_reader_get_info(file->reader, &info))
+		return is_still_there(file->from, &file->copy) ?
+			       base_pass_on(error, base_last_error()) :
+			       -EAGAIN;
+	file->checksums.beside = info.checksums && !info.torch_zip;
+	/* It is open: now that is what was looked at, or nobody knows what it is. */
+	return is_still_there(file->from, &file->copy) && info.file_bytes == file->copy.bytes ?
+		       0 :
+		       -EAGAIN;
+}
+
+/* Of all files of the copy. */
+static int tell(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	const struct file *file = user;
+	const struct tier_carry *carry = file->carry;
+	const struct ioshape_drain_options *options = carry->options;
+
+	(void)total;
+	/* A directory ends when it is in place, and not with one of its files. */
+	if (!options->progress || (file->in_new_directory && phase >= IOSHAPE_PHASE_COMMIT))
+		return 0;
+	return options->progress(options->progress_user, phase,
+				 MIN(carry->done + done, carry->bytes), carry->bytes);
+}
+
+static int write_there(struct file *file, struct base_error *error)
+{
+	const uint64_t bytes = file->copy.bytes;
+	const pthread_t self = pthread_self();
+	const struct save_watch watch = { .blocked = &self, .drains = true };
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	const struct save_file save = {
+		.context = file->carry->tier->context,
+		.path = file->to,
+		.absolute = file->to,
+		.options = {
+			.expected_bytes = bytes,
+			.exact = true,
+			.umask_then = 1 + (int)(0666 & ~file->copy.mode),
+			.original = &file->original,
+			.progress = tell,
+			.progress_user = file,
+			.progress_total = bytes,
+		},
+		.needed_bytes = bytes,
+		.in_new_directory = file->in_new_directory,
+		.checksums = file->checksums.beside ? &file->checksums : NULL,
+		.put = put_all,
+		.free = free_file,
+		.user = file,
+	};
+
+	return save_write_file(&save, &watch, NULL, &report, error);
+}
+
+/* As tier_carry(). -EEXIST: what is there is newer. */
+static int carry_file(struct file *file, struct base_error *error)
+{
+	int ret = open_copy(file, error);
+
+	if (!ret)
+		ret = write_there(file, error);
+	base_buffer_free(&file->checksums.crcs);
+	ioshape_reader_free(file->reader);
+	return ret;
+}
+
+/* The file of that name, from one directory to another one that is new. */
+static int carry_named(struct tier_carry *carry, const char *from, const char *to, const char *name,
+		       const struct ring_entry *copy, const struct ring_original *original,
+		       struct base_error *error)
+{
+	struct file file = {
+		.carry = carry,
+		.copy = *copy,
+		.original = *original,
+		.in_new_directory = true,
+	};
+	char *from_path = NULL, *to_path = NULL;
+	int ret;
+
+	if (asprintf(&from_path, "%s/%s", from, name) < 0)
+		from_path = NULL;
+	if (asprintf(&to_path, "%s/%s", to, name) < 0)
+		to_path = NULL;
+	file.from = from_path;
+	file.to = to_path;
+	ret = from_path && to_path ? carry_file(&file, error) :
+				     base_no_memory(error, "a path", strlen(to));
+	carry->done += copy->bytes;
+	free(from_path);
+	free(to_path);
+	return ret;
+}
 
 /* ---- A directory ----------------------------------------------------------------------------- */
 
@@ -45,32 +365,6 @@ static struct ring_original original_of(const struct level *level, const struct 
 	};
 }
 
-static int carry_file_within(const struct level *level, const char *name,
-			     const struct ring_entry *copy, struct base_error *error)
-{
-	struct tier_file file = {
-		.carry = level->carry,
-		.copy = *copy,
-		.original = original_of(level, copy),
-		.in_new_directory = true,
-	};
-	char *from = NULL, *to = NULL;
-	int ret;
-
-	if (asprintf(&from, "%s/%s", level->from->path, name) < 0)
-		from = NULL;
-	if (asprintf(&to, "%s/%s", level->to->path, name) < 0)
-		to = NULL;
-	file.from = from;
-	file.to = to;
-	ret = from && to ? tier_carry_file(&file, error) :
-			   base_no_memory(error, "a path", strlen(level->to->path));
-	level->carry->done += copy->bytes;
-	free(from);
-	free(to);
-	return ret;
-}
-
 static int carry_all(const struct level *level, struct base_error *error);
 
 static int carry_inner(const struct level *level, const char *name, const struct ring_entry *copy,
@@ -107,6 +401,7 @@ static int carry_inner(const struct level *level, const char *name, const struct
 static int carry_one(void *user, const char *name, struct base_error *error)
 {
 	const struct level *level = user;
+	struct ring_original original;
 	struct ring_entry copy;
 	int ret = ring_folder_look(level->from, name, &copy, error);
 
@@ -114,12 +409,14 @@ static int carry_one(void *user, const char *name, struct base_error *error)
 		return -EAGAIN;
 	if (ret)
 		return ret;
+	original = original_of(level, &copy);
 	if (copy.kind == RING_FOLDER)
 		return carry_inner(level, name, &copy, error);
 	if (copy.kind == RING_FILE)
 		return are_checksums(level->from, name) ?
 			       0 :
-			       carry_file_within(level, name, &copy, error);
+			       carry_named(level->carry, level->from->path, level->to->path, name,
+					   &copy, &original, error);
 	return base_refuse(error, -EINVAL,
 			   "cannot drain \"%s/%s\": it is neither a file nor a directory",
 			   level->from->path, name);
@@ -132,14 +429,6 @@ static int carry_all(const struct level *level, struct base_error *error)
 	return ring_folder_list(level->from, carry_one, &own, error);
 }
 
-/* Under the name that it was looked at by, and as it was. */
-static bool is_still_there(const struct tier_carry *carry)
-{
-	struct ring_entry now;
-
-	return !ring_look(carry->place, false, &now) && ring_is_unchanged(&carry->copy, &now);
-}
-
 static int fill(struct tier_carry *carry, const struct ring_folder *to, struct base_error *error)
 {
 	struct ring_folder from;
@@ -150,13 +439,13 @@ static int fill(struct tier_carry *carry, const struct ring_folder *to, struct b
 		.later_ns = carry->original.modified_ns - carry->copy.modified_ns,
 		.levels = MOST_LEVELS,
 	};
-	int ret = ring_folder_open(&from, carry->place, error);
+	int ret = ring_folder_open(&from, carry->entry->place, error);
 
 	if (!ret)
 		ret = carry_all(&level, error);
 	ring_folder_close(&from);
 	/* What failed, did perhaps because somebody has replaced it. */
-	if (ret != -ECANCELED && !is_still_there(carry)) {
+	if (ret != -ECANCELED && !is_still_there(carry->entry->place, &carry->copy)) {
 		base_error_begin(error);
 		return -EAGAIN;
 	}
@@ -256,7 +545,7 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 	if (is_given_up(gathering)) {
 		ring_folder_remove(&gathering->folder, &gathering->there, gathering->together, NULL,
 				   NULL, NULL);
-		tier_find_newer(carry);
+		find_newer(carry);
 		return 0;
 	}
 	carry->result = IOSHAPE_DRAINED_WAITS;
@@ -269,39 +558,15 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 
 /* ---- Our files ------------------------------------------------------------------------------- */
 
-static int bring_file(struct gathering *gathering, const struct zip_manifest_file *listed,
-		      const struct ring_entry *copy, struct base_error *error)
-{
-	struct tier_carry *carry = gathering->carry;
-	struct tier_file file = {
-		.carry = carry,
-		.copy = *copy,
-		.original = {
-			.modified_ns = carry->original.modified_ns,
-			.mode = copy->mode,
-			.newest_ns = INT64_MAX, /* it is the same, whoever has brought it */
-		},
-	};
-	char *from = NULL, *to = NULL;
-	int ret;
-
-	if (asprintf(&from, "%s/%s", carry->place, listed->name) < 0)
-		from = NULL;
-	if (asprintf(&to, "%s/%s", gathering->folder.path, listed->name) < 0)
-		to = NULL;
-	file.from = from;
-	file.to = to;
-	ret = from && to ? tier_carry_file(&file, error) :
-			   base_no_memory(error, "a path", strlen(carry->place));
-	free(from);
-	free(to);
-	return ret;
-}
-
 /* Those that are here and not there. */
 static int bring_all(struct gathering *gathering, struct base_error *error)
 {
 	const struct zip_manifest *manifest = &gathering->here.manifest;
+	struct tier_carry *carry = gathering->carry;
+	struct ring_original original = {
+		.modified_ns = carry->original.modified_ns,
+		.newest_ns = INT64_MAX, /* it is the same, whoever has brought it */
+	};
 	struct ring_entry copy, there;
 	int ret = 0;
 
@@ -313,10 +578,13 @@ static int bring_all(struct gathering *gathering, struct base_error *error)
 			ret = 0;
 			continue;
 		}
+		original.mode = copy.mode;
 		if (!ret && (ring_folder_look(&gathering->folder, listed->name, &there, NULL) ||
 			     there.bytes != listed->bytes))
-			ret = bring_file(gathering, listed, &copy, error);
-		gathering->carry->done += copy.bytes;
+			ret = carry_named(carry, carry->entry->place, gathering->folder.path,
+					  listed->name, &copy, &original, error);
+		else
+			carry->done += copy.bytes;
 	}
 	return ret;
 }
@@ -325,16 +593,14 @@ static int bring_all(struct gathering *gathering, struct base_error *error)
 
 static int put_manifest(struct gathering *gathering, struct base_error *error)
 {
-	struct ring_hold hold = RING_NO_HOLD;
 	struct base_buffer text = { 0 };
 	int ret;
 
 	ret = ring_folder_get(&gathering->here.folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES,
-			      &text, &hold, error);
+			      &text, NULL, error);
 	if (!ret)
 		ret = ring_folder_put(&gathering->folder, ZIP_MANIFEST_NAME, text.data, text.bytes,
 				      error);
-	ring_folder_let_go(&hold);
 	base_buffer_free(&text);
 	return ret;
 }
@@ -406,7 +672,7 @@ static int gather(struct gathering *gathering, struct base_error *error)
 
 	if (is_in_place(gathering))
 		return 0;
-	ret = tier_look_there(carry, error);
+	ret = look_there(carry, error);
 	if (ret || carry->result != IOSHAPE_DRAINED)
 		return ret;
 	ret = open_together(gathering, error);
@@ -434,11 +700,11 @@ static int open_here(struct gathering *gathering, struct base_error *error)
 	const struct tier_carry *carry = gathering->carry;
 	const struct group_name name = group_parse_name(gathering->name);
 	struct ring_folder above = RING_NO_FOLDER;
-	char *path = base_directory_of(carry->place);
+	char *path = base_directory_of(carry->entry->place);
 	int ret;
 
 	if (!path)
-		return base_no_memory(error, "a path", strlen(carry->place));
+		return base_no_memory(error, "a path", strlen(carry->entry->place));
 	ret = name.kind == GROUP_NAME_STEP ? ring_folder_open(&above, path, error) : 1;
 	free(path);
 	if (ret)
@@ -486,135 +752,16 @@ static int carry_nodes(struct tier_carry *carry, struct base_error *error)
 
 /* ---- Any copy -------------------------------------------------------------------------------- */
 
-/* ---- Which is newer -------------------------------------------------------------------------- */
-
-/* The directory that a path leads to: a file that is a link is replaced where it leads. */
-static char *directory_of(const char *destination)
+static int carry_alone(struct tier_carry *carry, struct base_error *error)
 {
-	char *real = realpath(destination, NULL);
-	char *directory = base_directory_of(real ? real : destination);
-
-	free(real);
-	return directory;
-}
-
-int tier_clock_there(const struct ioshape_tier *tier, const char *destination, int64_t time_ns,
-		     int64_t *there_ns, struct base_error *error)
-{
-	char *directory = directory_of(destination);
-	int64_t before_ns = 0, now_there_ns = 0, after_ns = 0;
-	int ret;
-
-	if (!directory)
-		return base_no_memory(error, "a path", strlen(destination));
-	ret = ring_time_in(tier->root.path, &before_ns, error);
-	if (!ret)
-		ret = ring_time_in(directory, &now_there_ns, error);
-	if (!ret)
-		ret = ring_time_in(tier->root.path, &after_ns, error);
-	*there_ns = tier_time_there(time_ns, before_ns, now_there_ns, after_ns);
-	free(directory);
-	return ret;
-}
-
-/*
- * The time that the destination gets, and what it may replace: whatever is not newer; and what an
- * earlier drain has put there, whatever clocks have done since.
- */
-static int plan(struct tier_carry *carry, const struct ring_entry *there, struct base_error *error)
-{
-	int64_t time_ns;
-	int ret = tier_clock_there(carry->tier, carry->entry->path, carry->copy.modified_ns,
-				   &time_ns, error);
-
-	if (there && carry->before && carry->before->there_ns == there->modified_ns)
-		time_ns = MAX(time_ns, there->modified_ns);
-	carry->original = (struct ring_original){
-		.modified_ns = time_ns,
-		.newest_ns = time_ns,
-		.mode = carry->copy.mode,
-	};
-	return ret;
-}
-
-static bool is_newer_there(const struct tier_carry *carry)
-{
-	struct ring_entry there;
-
-	return !ring_look(carry->entry->path, true, &there) &&
-	       there.modified_ns > carry->original.newest_ns;
-}
-
-/* Then the copy is as old there as it would have been. */
-void tier_find_newer(struct tier_carry *carry)
-{
-	carry->result = IOSHAPE_DRAINED_NEWER;
-	carry->there_ns = carry->original.modified_ns;
-}
-
-static int see_name(void *user, const char *name, struct base_error *error)
-{
-	(void)user, (void)name, (void)error;
-	return 1;
-}
-
-/* Such a directory is replaced by any, as by a direct save. */
-static bool is_empty_folder(const char *path, const struct ring_entry *there)
-{
-	struct ring_folder folder;
-	bool empty;
-
-	if (there->kind != RING_FOLDER || ring_folder_open(&folder, path, NULL))
-		return false;
-	empty = !ring_folder_list(&folder, see_name, NULL, NULL);
-	ring_folder_close(&folder);
-	return empty;
-}
-
-/* A directory is made with those above it, as by a direct save. */
-static int make_above(const char *path, struct base_error *error)
-{
-	char *above = base_directory_of(path);
-	const int ret = above ? ring_folder_make(above, error) :
-				base_no_memory(error, "a path", strlen(path));
-
-	free(above);
-	return ret;
-}
-
-int tier_look_there(struct tier_carry *carry, struct base_error *error)
-{
-	const char *path = carry->entry->path;
-	struct ring_entry there;
-	int ret = ring_look(path, true, &there);
-	const bool is_there = !ret && !is_empty_folder(path, &there);
-
-	if (ret && ret != -ENOENT)
-		return base_fail(error, ret, "cannot look at \"%s\"", path);
-	if (!ret && there.kind != carry->copy.kind)
-		return base_refuse(error, -EEXIST, "cannot put \"%s\" in place: %s", path,
-				   there.kind == RING_FOLDER ? "there is a directory" :
-							       "what is there is none");
-	ret = carry->copy.kind == RING_FOLDER ? make_above(path, error) : 0;
-	if (!ret)
-		ret = plan(carry, is_there ? &there : NULL, error);
-	if (!ret && is_there && there.modified_ns > carry->original.newest_ns)
-		tier_find_newer(carry);
-	return ret;
-}
-
-/* ---- All of it ------------------------------------------------------------------------------- */
-
-static int carry_file(struct tier_carry *carry, struct base_error *error)
-{
-	struct tier_file file = {
+	struct file file = {
 		.carry = carry,
-		.from = carry->place,
+		.from = carry->entry->place,
 		.to = carry->entry->path,
 		.copy = carry->copy,
 		.original = carry->original,
 	};
-	const int ret = tier_carry_file(&file, error);
+	const int ret = carry_file(&file, error);
 
 	carry->there_ns = file.there_ns;
 	return ret;
@@ -622,8 +769,7 @@ static int carry_file(struct tier_carry *carry, struct base_error *error)
 
 static int carry_what_is_there(struct tier_carry *carry, struct base_error *error)
 {
-	int ret =
-		tier_bytes_of(carry->tier, carry->entry->path, &carry->copy, &carry->bytes, error);
+	int ret = tier_bytes_of(carry->entry->place, &carry->copy, &carry->bytes, error);
 
 	if (!ret && carry->copy.kind == RING_FOLDER) {
 		ret = carry_nodes(carry, error);
@@ -632,15 +778,15 @@ static int carry_what_is_there(struct tier_carry *carry, struct base_error *erro
 		ret = 0;
 	}
 	if (!ret)
-		ret = tier_look_there(carry, error);
+		ret = look_there(carry, error);
 	if (ret || carry->result != IOSHAPE_DRAINED)
 		return ret;
 	ret = carry->copy.kind == RING_FOLDER ? carry_folder(carry, error) :
-						carry_file(carry, error);
+						carry_alone(carry, error);
 	/* Somebody was there just before us. */
 	if (ret == -EEXIST && is_newer_there(carry)) {
 		base_error_begin(error);
-		tier_find_newer(carry);
+		find_newer(carry);
 		ret = 0;
 	}
 	return ret;
@@ -648,22 +794,14 @@ static int carry_what_is_there(struct tier_carry *carry, struct base_error *erro
 
 int tier_carry(struct tier_carry *carry, struct base_error *error)
 {
-	int ret = tier_look(carry->tier, carry->entry->path, &carry->copy, error);
+	int ret = tier_look(carry->entry->place, &carry->copy, error);
 
 	carry->result = ret == -ENOENT ? IOSHAPE_DRAINED_GONE : IOSHAPE_DRAINED;
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
-	carry->place = tier_place(carry->tier, carry->entry->path);
-	if (!carry->place)
-		return base_no_memory(error, "a path", strlen(carry->entry->path));
 	if (carry->copy.kind == RING_OTHER)
-		ret = base_refuse(error, -EINVAL, "\"%s\" is neither a file nor a directory",
-				  carry->place);
-	else
-		ret = tier_check_links(carry->entry->path, error);
-	if (!ret)
-		ret = carry_what_is_there(carry, error);
-	free(carry->place);
-	carry->place = NULL;
-	return ret;
+		return base_refuse(error, -EINVAL, "\"%s\" is neither a file nor a directory",
+				   carry->entry->place);
+	ret = tier_check_links(carry->entry->path, error);
+	return ret ? ret : carry_what_is_there(carry, error);
 }

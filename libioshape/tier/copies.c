@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where copies lie, what they are, and how they go. */
+/* Copies on a tier: where they lie, what they are, how they go, and room for new ones. */
 #define _GNU_SOURCE
 #include "tier/tier.h"
 
@@ -7,8 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-/* ---- Destinations ---------------------------------------------------------------------------- */
+/* ---- Places ---------------------------------------------------------------------------------- */
 
 /* The names of a path that is not there yet, put behind what is. */
 static int add_names(struct base_buffer *made, const char *names, const char *path,
@@ -50,21 +52,24 @@ static char *resolve_above(char *path, const char **names)
 	}
 }
 
-static int resolve(char *absolute, char **destination, struct base_error *error)
+/* The place of an absolute path. */
+static int resolve(const struct ioshape_tier *tier, char *absolute, char **place,
+		   struct base_error *error)
 {
 	struct base_buffer made = { 0 };
 	const char *names;
 	char *above = resolve_above(absolute, &names);
 	int ret = 0;
 
-	if (!above || base_buffer_append(&made, above, strcmp(above, "/") ? strlen(above) : 0))
+	if (!above || base_buffer_append(&made, tier->files, tier->files_bytes) ||
+	    base_buffer_append(&made, above, strcmp(above, "/") ? strlen(above) : 0))
 		ret = base_no_memory(error, "a path", strlen(absolute));
 	if (!ret)
 		ret = add_names(&made, names, absolute, error);
 	if (!ret && base_buffer_append(&made, "", 1))
 		ret = base_no_memory(error, "a path", made.bytes);
 	free(above);
-	*destination = (char *)made.data;
+	*place = (char *)made.data;
 	return ret;
 }
 
@@ -85,59 +90,277 @@ static int make_absolute(const char *path, char **absolute, struct base_error *e
 	return ret;
 }
 
-int tier_destination(const struct ioshape_tier *tier, const char *path, char **destination,
-		     struct base_error *error)
+static int find_place(const struct ioshape_tier *tier, const char *path, char **place,
+		      struct base_error *error)
 {
 	const size_t root = strlen(tier->root.path);
+	const char *destination;
 	char *absolute;
-	int ret;
+	int ret = make_absolute(path, &absolute, error);
 
-	*destination = NULL;
-	ret = make_absolute(path, &absolute, error);
 	if (ret)
 		return ret;
-	ret = resolve(absolute, destination, error);
+	ret = resolve(tier, absolute, place, error);
 	free(absolute);
-	if (!ret && !strncmp(*destination, tier->root.path, root) && (*destination)[root] == '/')
-		ret = base_refuse(error, -EINVAL,
-				  "\"%s\" lies on the tier itself" BASE_REMEDY
-				  "give the path where it shall end",
-				  path);
-	else if (!ret && !tier_is_plain_path(*destination))
-		ret = base_refuse(error, -EINVAL, "\"%s\" is no path that can be saved to", path);
+	if (ret)
+		return ret;
+	destination = tier_destination(tier, *place);
+	if (!strncmp(destination, tier->root.path, root) && destination[root] == '/')
+		return base_refuse(error, -EINVAL,
+				   "\"%s\" lies on the tier itself" BASE_REMEDY
+				   "give the path where it shall end",
+				   path);
+	if (!tier_is_plain_path(destination))
+		return base_refuse(error, -EINVAL, "\"%s\" is no path that can be saved to", path);
+	return 0;
+}
+
+int tier_enter(const struct ioshape_tier *tier, const char *path, char **place,
+	       struct base_error *error)
+{
+	int ret = save_enter(tier->context, error);
+
+	*place = NULL;
+	if (!ret && (!path || !*path))
+		ret = base_refuse(error, -EINVAL, "no path was given");
+	if (!ret)
+		ret = find_place(tier, path, place, error);
 	if (ret) {
-		free(*destination);
-		*destination = NULL;
+		free(*place);
+		*place = NULL;
 	}
 	return ret;
 }
 
-/* ---- Copies ---------------------------------------------------------------------------------- */
+/* ---- Links ----------------------------------------------------------------------------------- */
 
-char *tier_place(const struct ioshape_tier *tier, const char *destination)
+/*
+ * A destination is kept with its links resolved, and drained hours later. Until then another user
+ * who may write to a directory above it can put a link there, which would lead the drain, with the
+ * rights of the user who saved, to a file elsewhere. So a drain follows links of root and of its
+ * own user only: the kernel's rule for directories where every user may put something
+ * (fs.protected_symlinks), for all directories.
+ */
+
+/* The kernel follows no more. */
+#define MOST_LINKS 40
+
+/* The first link of a path, with its directory: from there `*rest` is what follows. -ENOENT: there
+ * is none as far as the path exists. `path` is cut behind the link. */
+static int find_link(char *path, const char **rest, struct stat *link)
 {
-	const size_t bytes = strlen(tier->files) + strlen(destination) + 1;
-	char *place = malloc(bytes);
+	for (char *at = path + 1;; at++) {
+		const char before = *at;
 
-	if (place)
-		snprintf(place, bytes, "%s%s", tier->files, destination);
-	return place;
+		if (before && before != '/')
+			continue;
+		*at = 0;
+		if (lstat(path, link))
+			return -errno;
+		if (S_ISLNK(link->st_mode)) {
+			*rest = before ? at + 1 : at;
+			return 0;
+		}
+		*at = before;
+		if (!before)
+			return -ENOENT;
+	}
 }
 
-int tier_look(const struct ioshape_tier *tier, const char *destination, struct ring_entry *copy,
-	      struct base_error *error)
+/* The path that a link stands for, with what follows it; to be freed. */
+static char *follow(char *link, const char *rest)
 {
-	char *place = tier_place(tier, destination);
-	int ret = place ? ring_look(place, false, copy) :
-			  base_no_memory(error, "a path", strlen(destination));
+	char text[PATH_MAX], *path = NULL;
+	const ssize_t bytes = readlink(link, text, sizeof(text) - 1);
 
-	if (place && ret && ret != -ENOENT)
-		base_fail(error, ret, "cannot look at \"%s\"", place);
-	free(place);
+	if (bytes < 0)
+		return NULL;
+	text[bytes] = 0;
+	strrchr(link, '/')[1] = 0;
+	if (asprintf(&path, "%s%s%s%s", *text == '/' ? "" : link, text, *rest ? "/" : "", rest) < 0)
+		return NULL;
+	return path;
+}
+
+static int refuse(const char *destination, const char *path, uid_t owner, struct base_error *error)
+{
+	return base_refuse(error, -EPERM,
+			   "cannot save \"%s\": the link \"%s\" on its path belongs to user %u, "
+			   "who could lead the save elsewhere by it" BASE_REMEDY
+			   "remove the link, or make it yourself",
+			   destination, path, (unsigned)owner);
+}
+
+int tier_check_links(const char *destination, struct base_error *error)
+{
+	char *path = strdup(destination), *next;
+	const char *rest = NULL;
+	struct stat link;
+	int ret = path ? 0 : base_no_memory(error, "a path", strlen(destination));
+
+	for (int links = 0; !ret && !find_link(path, &rest, &link); links++) {
+		if (link.st_uid && !base_is_own_user(link.st_uid))
+			ret = refuse(destination, path, link.st_uid, error);
+		else if (links == MOST_LINKS)
+			ret = base_fail(error, -ELOOP, "cannot save \"%s\"", destination);
+		if (ret)
+			break;
+		next = follow(path, rest);
+		free(path);
+		path = next;
+		if (!path)
+			ret = base_no_memory(error, "a path", strlen(destination));
+	}
+	free(path);
 	return ret;
 }
 
-static int discard_at(const char *place, const struct ring_entry *copy, struct base_error *error)
+/* ---- What is there --------------------------------------------------------------------------- */
+
+int tier_look(const char *place, struct ring_entry *copy, struct base_error *error)
+{
+	const int ret = ring_look(place, false, copy);
+
+	if (ret && ret != -ENOENT)
+		base_fail(error, ret, "cannot look at \"%s\"", place);
+	return ret;
+}
+
+/* Files that are being written included. */
+struct below {
+	const struct ring_folder *folder;
+	uint64_t bytes;
+};
+
+static int add_bytes(void *user, const char *name, struct base_error *error)
+{
+	struct below *below = user, inner = { .bytes = 0 };
+	struct ring_folder folder;
+	struct ring_entry entry;
+	int ret = ring_folder_look(below->folder, name, &entry, error);
+
+	if (ret)
+		return ret == -ENOENT ? 0 : ret;
+	if (entry.kind == RING_FILE)
+		below->bytes += entry.bytes;
+	if (entry.kind != RING_FOLDER ||
+	    ring_folder_open_in(&folder, below->folder, name, NULL)) /* gone by now */
+		return 0;
+	inner.folder = &folder;
+	ret = ring_folder_list(&folder, add_bytes, &inner, error);
+	ring_folder_close(&folder);
+	below->bytes += inner.bytes;
+	return ret;
+}
+
+int tier_bytes_of(const char *place, const struct ring_entry *copy, uint64_t *bytes,
+		  struct base_error *error)
+{
+	struct ring_folder folder;
+	struct below below = { .folder = &folder };
+	int ret;
+
+	*bytes = copy->bytes;
+	if (copy->kind != RING_FOLDER)
+		return 0;
+	ret = ring_folder_open(&folder, place, error);
+	if (!ret) {
+		ret = ring_folder_list(&folder, add_bytes, &below, error);
+		ring_folder_close(&folder);
+	}
+	*bytes = below.bytes;
+	return ret;
+}
+
+/* A row of the public list; its text, the place, ends with the path of the destination. */
+struct listing {
+	const struct ioshape_tier *tier;
+	struct ioshape_tier_copy *copies;
+	size_t count;
+	char *text; /* the next one's */
+};
+
+static int list_one(struct listing *listing, const struct tier_entry *entry,
+		    struct base_error *error)
+{
+	struct ioshape_tier_copy *listed = &listing->copies[listing->count];
+	struct ring_entry copy;
+	uint64_t bytes;
+	int ret = tier_look(entry->place, &copy, error);
+
+	if (!ret)
+		ret = tier_bytes_of(entry->place, &copy, &bytes, error);
+	if (ret)
+		return ret == -ENOENT ? 0 : ret;
+	*listed = (struct ioshape_tier_copy){
+		.path = tier_destination(listing->tier, listing->text),
+		.place = listing->text,
+		.bytes = bytes,
+		.saved_s = copy.modified,
+		.number = entry->drained ? 0 : entry->number,
+		.directory = copy.kind == RING_FOLDER,
+	};
+	listing->text = stpcpy(listing->text, entry->place) + 1;
+	listing->count++;
+	return 0;
+}
+
+/* In one piece of memory: the texts follow the rows. */
+static int list(const struct ioshape_tier *tier, struct ioshape_tier_copy **copies, size_t *count,
+		struct base_error *error)
+{
+	struct listing listing = { .tier = tier };
+	struct tier_journal journal;
+	size_t bytes = 1;
+	int ret = tier_journal_read(tier, &journal, error);
+
+	if (ret)
+		return ret;
+	for (size_t i = 0; i < journal.count; i++)
+		bytes += sizeof(*listing.copies) + strlen(journal.all[i].place) + 1;
+	listing.copies = malloc(bytes);
+	if (!listing.copies)
+		ret = base_no_memory(error, "a list of copies", bytes);
+	listing.text = (char *)(listing.copies + journal.count);
+	for (int drained = 0; drained < 2; drained++) {
+		for (size_t i = 0; !ret && i < journal.count; i++) {
+			const struct tier_entry *entry = &journal.all[i];
+
+			if (entry->drained == drained && tier_is_newest(&journal, entry))
+				ret = list_one(&listing, entry, error);
+		}
+	}
+	tier_journal_free(&journal);
+	if (ret)
+		free(listing.copies);
+	*copies = ret ? NULL : listing.copies;
+	*count = ret ? 0 : listing.count;
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_tier_list(struct ioshape_tier *tier, struct ioshape_tier_copy **copies,
+				     size_t *count)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!tier || !copies || !count)
+		return base_missing("list");
+	*copies = NULL;
+	*count = 0;
+	ret = save_enter(tier->context, &error);
+	if (!ret)
+		ret = list(tier, copies, count, &error);
+	return base_leave(ret, "list", tier->root.path, &error);
+}
+
+/* ---- How they go ----------------------------------------------------------------------------- */
+
+/* Removes a copy, if it is still the one that was looked at: -EBUSY if somebody reads it, -ENOENT
+ * and -ESTALE if it is gone or another; all three without a sentence. The journal is locked. With
+ * `durably` nothing brings it back. */
+static int drop(const char *place, const struct ring_entry *copy, bool durably,
+		struct base_error *error)
 {
 	char *above = base_directory_of(place), sums[NAME_MAX + 1];
 	const char *name = strrchr(place, '/') + 1;
@@ -152,41 +375,31 @@ static int discard_at(const char *place, const struct ring_entry *copy, struct b
 	/* They tell of nothing any more. */
 	if (!ret && snprintf(sums, sizeof(sums), "%s" ZIP_CHECKSUMS_SUFFIX, name) <= NAME_MAX)
 		ret = ring_folder_drop_text(&folder, sums, error);
+	if (!ret && durably)
+		ret = ring_folder_sync(&folder, error);
 	ring_folder_close(&folder);
 	free(above);
 	return ret;
 }
 
-int tier_drop(const struct ioshape_tier *tier, const char *destination,
-	      const struct ring_entry *copy, struct base_error *error)
-{
-	char *place = tier_place(tier, destination);
-	const int ret = place ? discard_at(place, copy, error) :
-				base_no_memory(error, "a path", strlen(destination));
-
-	free(place);
-	return ret;
-}
-
-/* As tier_drop(). */
-static int discard_copy(const struct ioshape_tier *tier, const struct tier_entry *entry,
-			uint64_t *bytes, struct base_error *error)
+/* As tier_discard(), without the entry. */
+static int discard_copy(const struct tier_entry *entry, uint64_t *bytes, struct base_error *error)
 {
 	struct ring_entry copy;
-	int ret = tier_look(tier, entry->path, &copy, error);
+	int ret = tier_look(entry->place, &copy, error);
 
 	if (ret)
 		return ret;
 	if (copy.kind == RING_OTHER || copy.modified_ns != entry->copy_ns)
 		return -ESTALE;
-	ret = tier_bytes_of(tier, entry->path, &copy, bytes, error);
-	return ret ? ret : tier_drop(tier, entry->path, &copy, error);
+	ret = tier_bytes_of(entry->place, &copy, bytes, error);
+	return ret ? ret : drop(entry->place, &copy, false, error);
 }
 
 int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
 		 struct base_error *error)
 {
-	int ret = discard_copy(tier, entry, bytes, error);
+	const int ret = discard_copy(entry, bytes, error);
 
 	if (ret)
 		*bytes = 0;
@@ -198,36 +411,249 @@ int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry
 		       ret;
 }
 
-/* Nobody has been told that it is saved: whoever saved it has died before, or failed. */
-static int discard_unkept(const struct ioshape_tier *tier, const char *destination,
-			  const struct ring_entry *copy, struct base_error *error)
-{
-	const int ret = tier_drop(tier, destination, copy, error);
+/* ---- Room ------------------------------------------------------------------------------------ */
 
-	return ret == -EBUSY || ret == -ENOENT || ret == -ESTALE ? 0 : ret;
+static int count_bytes(const struct ioshape_tier *tier, uint64_t *bytes, struct base_error *error)
+{
+	struct below below = { .folder = &tier->root };
+	const int ret = add_bytes(&below, "files", error);
+
+	*bytes = below.bytes;
+	return ret;
 }
 
-int tier_clear_place(const struct ioshape_tier *tier, const char *destination,
+/* How many bytes have to go. */
+static int find_lack(const struct ioshape_tier *tier, uint64_t needed, uint64_t *lack,
 		     struct base_error *error)
+{
+	const uint64_t most = tier->options.most_bytes;
+	struct fs_space space;
+	uint64_t used = 0;
+	int ret = fs_space_of_directory(tier->root.path, &space);
+
+	if (ret)
+		return base_fail(error, ret, "cannot look at \"%s\"", tier->root.path);
+	*lack = needed > space.free_bytes ? needed - space.free_bytes : 0;
+	if (!most)
+		return 0;
+	ret = count_bytes(tier, &used, error);
+	if (__builtin_add_overflow(used, needed, &used))
+		used = UINT64_MAX;
+	*lack = MAX(*lack, used > most ? used - most : 0);
+	return ret;
+}
+
+/* Drained copies go, oldest first. */
+static bool may_go(const struct tier_journal *journal, const struct tier_entry *entry)
+{
+	return entry->drained && tier_is_newest(journal, entry);
+}
+
+/* Whether enough may go: else nothing does, in vain. */
+static int check_enough(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
+			uint64_t lack, const struct tier_journal *journal, struct base_error *error)
+{
+	struct ring_entry copy;
+	size_t waiting = 0;
+	uint64_t bytes;
+
+	for (size_t i = 0; i < journal->count && lack; i++) {
+		const struct tier_entry *entry = &journal->all[i];
+
+		waiting += !entry->drained;
+		if (may_go(journal, entry) && !tier_look(entry->place, &copy, NULL) &&
+		    !tier_bytes_of(entry->place, &copy, &bytes, NULL))
+			lack -= MIN(lack, bytes);
+	}
+	if (!lack)
+		return 0;
+	base_refuse(error, -ENOSPC,
+		    "cannot save \"%s\" on the tier \"%s\": it needs %s, and what is there waits "
+		    "to be drained (%zu saves)" BASE_REMEDY "drain it, or save directly",
+		    destination, tier->root.path, BASE_SIZE(needed), waiting);
+	base_error_space(error, needed, UINT64_MAX);
+	return -ENOSPC;
+}
+
+static int free_bytes(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
+		      struct base_error *error)
+{
+	struct tier_journal journal;
+	uint64_t lack = 0, bytes;
+	int ret = tier_journal_read(tier, &journal, error);
+
+	if (ret)
+		return ret;
+	ret = find_lack(tier, needed, &lack, error);
+	if (!ret)
+		ret = check_enough(tier, destination, needed, lack, &journal, error);
+	/* Filesystems count late what was removed: so it is counted here. */
+	for (size_t i = 0; !ret && lack && i < journal.count; i++) {
+		if (!may_go(&journal, &journal.all[i]))
+			continue;
+		ret = tier_discard(tier, &journal.all[i], &bytes, error);
+		lack -= MIN(lack, bytes);
+	}
+	tier_journal_free(&journal);
+	return ret;
+}
+
+static int make_room(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
+		     struct base_error *error)
+{
+	struct ring_hold hold = RING_NO_HOLD;
+	uint64_t lack = 0;
+	int ret = find_lack(tier, needed, &lack, error);
+
+	if (ret || !lack)
+		return ret;
+	ret = tier_lock(tier, &hold, error);
+	if (!ret)
+		ret = free_bytes(tier, destination, needed, error);
+	ring_folder_let_go(&hold);
+	return ret;
+}
+
+/* A directory is not put in the place of another: one that is drained, or was never kept, goes
+ * before it is saved again. */
+static int clear_place(const struct ioshape_tier *tier, const char *place, struct base_error *error)
 {
 	struct ring_hold hold = RING_NO_HOLD;
 	struct tier_journal journal = { 0 };
 	const struct tier_entry *entry;
 	struct ring_entry copy;
 	uint64_t bytes;
-	int ret = tier_look(tier, destination, &copy, error);
+	int ret = tier_look(place, &copy, error);
 
 	if (ret || copy.kind != RING_FOLDER)
 		return ret == -ENOENT ? 0 : ret;
 	ret = tier_lock(tier, &hold, error);
 	if (!ret)
 		ret = tier_journal_read(tier, &journal, error);
-	entry = ret ? NULL : tier_newest(&journal, destination);
+	entry = ret ? NULL : tier_newest(&journal, place);
 	if (entry && entry->drained)
 		ret = tier_discard(tier, entry, &bytes, error);
-	else if (!ret && !entry)
-		ret = discard_unkept(tier, destination, &copy, error);
+	if (!ret && !entry) {
+		ret = drop(place, &copy, false, error);
+		/* Whoever reads or replaces it now decides. */
+		if (ret == -EBUSY || ret == -ENOENT || ret == -ESTALE)
+			ret = 0;
+	}
 	tier_journal_free(&journal);
 	ring_folder_let_go(&hold);
 	return ret;
+}
+
+int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint64_t bytes,
+		       struct base_error *error)
+{
+	const char *destination = tier_destination(tier, place);
+	char *above = base_directory_of(place);
+	int ret = above ? tier_check_links(destination, error) :
+			  base_no_memory(error, "a path", strlen(place));
+
+	if (!ret)
+		ret = clear_place(tier, place, error);
+	if (!ret)
+		ret = make_room(tier, destination, bytes, error);
+	if (!ret)
+		ret = ring_folder_make(above, error);
+	free(above);
+	return ret;
+}
+
+/* ---- What can never be drained goes, when somebody says so ----------------------------------- */
+
+static bool waits(const struct tier_journal *journal, const char *place)
+{
+	const struct tier_entry *newest = tier_newest(journal, place);
+
+	return newest && !newest->drained;
+}
+
+/* For good: without its entry nobody would know that it was given up. */
+static int forget_copy(const struct ioshape_tier *tier, const char *place, uint64_t *bytes,
+		       struct base_error *error)
+{
+	struct ring_entry copy;
+	int ret = tier_look(place, &copy, error);
+
+	if (!ret)
+		ret = tier_bytes_of(place, &copy, bytes, error);
+	if (!ret)
+		ret = drop(place, &copy, true, error);
+	if (ret == -EBUSY || ret == -ESTALE)
+		base_refuse(error, ret,
+			    "cannot forget \"%s\": it is being %s on the tier \"%s\"" BASE_REMEDY
+			    "try again when that has ended",
+			    tier_destination(tier, place), ret == -EBUSY ? "read" : "saved",
+			    tier->root.path);
+	return ret == -ENOENT ? 0 : ret; /* it was removed by hand */
+}
+
+/* With the journal's lock. `given` may be a path whose links lead elsewhere since it was kept. */
+static int forget_kept(const struct ioshape_tier *tier, const char *given, const char *place,
+		       uint64_t *bytes, struct base_error *error)
+{
+	const char *kept = place;
+	struct tier_journal journal;
+	int ret = tier_journal_read(tier, &journal, error);
+
+	if (ret)
+		return ret;
+	for (size_t i = 0; i < journal.count; i++) {
+		if (!strcmp(journal.all[i].path, given) && waits(&journal, journal.all[i].place))
+			kept = journal.all[i].place;
+	}
+	if (!waits(&journal, kept))
+		ret = base_refuse(error, -ENOENT,
+				  "nothing that was saved for \"%s\" waits on the tier \"%s\"",
+				  tier_destination(tier, place), tier->root.path);
+	if (!ret)
+		ret = forget_copy(tier, kept, bytes, error);
+	/* Also those before the newest: they would only be overtaken by it. */
+	for (size_t i = 0; i < journal.count && !ret; i++) {
+		if (!strcmp(journal.all[i].place, kept))
+			ret = tier_journal_change(tier, &journal.all[i], NULL, error);
+	}
+	tier_journal_free(&journal);
+	return ret;
+}
+
+static int forget(const struct ioshape_tier *tier, const char *given, const char *place,
+		  uint64_t *bytes, struct base_error *error)
+{
+	struct ring_hold drain = RING_NO_HOLD, hold = RING_NO_HOLD;
+	int ret = tier_lock_drain(tier, &drain, error);
+
+	if (ret == -EBUSY)
+		base_refuse(error, ret,
+			    "cannot forget \"%s\": a process drains the tier \"%s\" now" BASE_REMEDY
+			    "end that drain, or try again when it has ended",
+			    given, tier->root.path);
+	if (!ret)
+		ret = tier_lock(tier, &hold, error);
+	if (!ret)
+		ret = forget_kept(tier, given, place, bytes, error);
+	ring_folder_let_go(&hold);
+	ring_folder_let_go(&drain);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_tier_forget(struct ioshape_tier *tier, const char *path, uint64_t *bytes)
+{
+	struct base_error error = { 0 };
+	uint64_t of_copy = 0;
+	char *place;
+	int ret;
+
+	if (!tier)
+		return base_missing("forget");
+	ret = tier_enter(tier, path, &place, &error);
+	if (!ret)
+		ret = forget(tier, path, place, &of_copy, &error);
+	free(place);
+	if (bytes)
+		*bytes = ret ? 0 : of_copy;
+	return base_leave(ret, "forget", path, &error);
 }

@@ -11,7 +11,7 @@
 struct drain {
 	struct ioshape_tier *tier;
 	struct ioshape_drain_options options;
-	char *only; /* the destination; NULL: all */
+	char *only; /* the place of a copy; NULL: all */
 	struct tier_journal journal;
 	struct base_buffer failed; /* numbers: they wait for the next drain */
 	struct base_error first;   /* of these failures */
@@ -37,7 +37,7 @@ static const struct tier_entry *next_waiting(const struct drain *drain)
 		const struct tier_entry *entry = &drain->journal.all[i];
 
 		if (!entry->drained && !has_failed(drain, entry->number) &&
-		    (!drain->only || !strcmp(drain->only, entry->path)))
+		    (!drain->only || !strcmp(drain->only, entry->place)))
 			return entry;
 	}
 	return NULL;
@@ -48,7 +48,7 @@ static const struct tier_entry *drained_before(const struct tier_journal *journa
 					       const struct tier_entry *entry)
 {
 	for (const struct tier_entry *old = entry; old-- > journal->all;) {
-		if (old->drained && !strcmp(old->path, entry->path))
+		if (old->drained && !strcmp(old->place, entry->place))
 			return old;
 	}
 	return NULL;
@@ -100,7 +100,7 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 		const struct tier_entry *other = &drain->journal.all[i];
 
 		if (other->drained && other->number != entry->number &&
-		    !strcmp(other->path, entry->path))
+		    !strcmp(other->place, entry->place))
 			ret = tier_journal_change(tier, other, NULL, error);
 	}
 	if (!ret && now)
@@ -195,7 +195,7 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 	};
 	int ret;
 
-	if (tier_is_overtaken(drain->tier, &drain->journal, entry)) {
+	if (!tier_is_newest(&drain->journal, entry)) {
 		ret = settle(drain, entry, NULL, &why);
 	} else {
 		ret = tier_carry(&carry, &why);
@@ -289,7 +289,7 @@ IOSHAPE_EXPORT int ioshape_tier_drain(struct ioshape_tier *tier,
 		ret = base_take_options(&drain.options, sizeof(drain.options), given,
 					"ioshape_drain_options", &error);
 	if (!ret && drain.options.path)
-		ret = tier_destination(tier, drain.options.path, &drain.only, &error);
+		ret = tier_enter(tier, drain.options.path, &drain.only, &error);
 	if (!ret)
 		ret = run(&drain, &error);
 	free(drain.only);

@@ -4,15 +4,109 @@
 #include "tier/tier.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- Names and texts of entries -------------------------------------------------------------- */
+
+bool tier_is_plain_path(const char *path)
+{
+	const char *name = path;
+
+	if (*path != '/')
+		return false;
+	while (*name == '/') {
+		const size_t bytes = strcspn(++name, "/");
+
+		if (!bytes || (bytes <= 2 && !strncmp(name, "..", bytes)))
+			return false;
+		name += bytes;
+	}
+	return true;
+}
+
+#define NAME_BYTES 64
+
+static void entry_name(char into[NAME_BYTES], const struct tier_entry *entry)
+{
+	const int bytes = snprintf(into, NAME_BYTES, "%020" PRIu64, entry->number);
+
+	if (entry->drained)
+		snprintf(into + bytes, NAME_BYTES - (size_t)bytes, "-%" PRId64 "-%" PRId64,
+			 entry->copy_ns, entry->there_ns);
+}
+
+/* False if it is none of the journal's; sets all but what the text says. */
+static bool parse_name(const char *name, struct tier_entry *entry)
+{
+	char again[NAME_BYTES], *end;
+
+	*entry = (struct tier_entry){ 0 };
+	entry->number = strtoull(name, &end, 10);
+	entry->drained = *end == '-';
+	if (entry->drained) {
+		entry->copy_ns = strtoll(end + 1, &end, 10);
+		entry->there_ns = *end == '-' ? strtoll(end + 1, &end, 10) : 0;
+	}
+	/* Whatever else the calls above would take. */
+	entry_name(again, entry);
+	return entry->number && !strcmp(name, again);
+}
+
+/* To be freed; NULL without memory. */
+static char *entry_text(const struct tier_entry *entry)
+{
+	char *text;
+
+	return asprintf(&text, "%" PRIu32 " %" PRIu64 " %s", entry->keep_last, entry->keep_every,
+			entry->path) < 0 ?
+		       NULL :
+		       text;
+}
+
+/* A number and a blank; what follows, or NULL. */
+static const char *parse_number(const char *text, uint64_t most, uint64_t *number)
+{
+	char *end;
+
+	errno = 0;
+	*number = strtoull(text, &end, 10);
+	return *text >= '0' && *text <= '9' && !errno && *number <= most && *end == ' ' ? end + 1 :
+											  NULL;
+}
+
+/* Sets the rest. *path points into the text. False if it is none of the journal's. */
+static bool parse_text(const char *text, struct tier_entry *entry, const char **path)
+{
+	uint64_t keep_last = 0;
+	const char *at = parse_number(text, UINT32_MAX, &keep_last);
+
+	if (at)
+		at = parse_number(at, UINT64_MAX, &entry->keep_every);
+	entry->keep_last = (uint32_t)keep_last;
+	*path = at;
+	return at && tier_is_plain_path(at);
+}
+
+const char *tier_path_of_entry(const char *name, const char *text, int *drained)
+{
+	struct tier_entry entry;
+	const char *path;
+
+	if (!parse_name(name, &entry) || !parse_text(text, &entry, &path))
+		return NULL;
+	*drained = entry.drained;
+	return path;
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 int tier_lock(const struct ioshape_tier *tier, struct ring_hold *hold, struct base_error *error)
 {
 	return ring_folder_take(&tier->root, "lock", true, hold, error);
 }
-
-/* ---- Reading --------------------------------------------------------------------------------- */
 
 struct listing {
 	const struct ioshape_tier *tier;
@@ -22,10 +116,15 @@ struct listing {
 static int add_entry(struct listing *listing, struct tier_entry *entry, const char *path,
 		     struct base_error *error)
 {
-	entry->path = strdup(path);
-	if (entry->path && !base_buffer_append(&listing->entries, entry, sizeof(*entry)))
+	const struct ioshape_tier *tier = listing->tier;
+
+	if (asprintf(&entry->place, "%s%s", tier->files, path) < 0)
+		entry->place = NULL;
+	else
+		entry->path = tier_destination(tier, entry->place);
+	if (entry->place && !base_buffer_append(&listing->entries, entry, sizeof(*entry)))
 		return 0;
-	free(entry->path);
+	free(entry->place);
 	return base_no_memory(error, "the journal of a tier", listing->entries.bytes);
 }
 
@@ -38,14 +137,14 @@ static int found_name(void *user, const char *name, struct base_error *error)
 	const char *path;
 	int ret = -EINVAL;
 
-	if (tier_parse_name(name, &entry))
+	if (parse_name(name, &entry))
 		ret = ring_folder_get_text(journal, name, text);
 	if (ret == -ENOENT)
 		return 0;
-	/* Who cannot read it must not take the rest for all that waits. */
+	/* An unreadable entry is an error: skipping it would hide a copy. */
 	if (ret && ret != -EINVAL && ret != -ENAMETOOLONG)
 		return base_fail(error, ret, "cannot read \"%s/%s\"", journal->path, name);
-	if (!ret && tier_parse_text(text, &entry, &path))
+	if (!ret && parse_text(text, &entry, &path))
 		return add_entry(listing, &entry, path, error);
 	base_log(save_log(listing->tier->context), IOSHAPE_LOG_WARNING,
 		 "\"%s/%s\" is ignored: it is no entry of the journal", journal->path, name);
@@ -78,82 +177,41 @@ int tier_journal_read(const struct ioshape_tier *tier, struct tier_journal *jour
 void tier_journal_free(struct tier_journal *journal)
 {
 	for (size_t i = 0; i < journal->count; i++)
-		free(journal->all[i].path);
+		free(journal->all[i].place);
 	free(journal->all);
 	*journal = (struct tier_journal){ 0 };
 }
 
-const struct tier_entry *tier_newest(const struct tier_journal *journal, const char *path)
+const struct tier_entry *tier_newest(const struct tier_journal *journal, const char *place)
 {
 	for (size_t i = journal->count; i; i--) {
-		if (!strcmp(journal->all[i - 1].path, path))
+		if (!strcmp(journal->all[i - 1].place, place))
 			return &journal->all[i - 1];
 	}
 	return NULL;
-}
-
-static bool a_later_one_waits(const struct tier_journal *journal, const struct tier_entry *entry)
-{
-	for (const struct tier_entry *later = entry; ++later < journal->all + journal->count;) {
-		if (!later->drained && !strcmp(later->path, entry->path))
-			return true;
-	}
-	return false;
-}
-
-bool tier_is_overtaken(const struct ioshape_tier *tier, const struct tier_journal *journal,
-		       const struct tier_entry *entry)
-{
-	const struct tier_entry *newest = tier_newest(journal, entry->path);
-	struct ring_entry copy;
-
-	if (newest == entry || a_later_one_waits(journal, entry))
-		return newest != entry;
-	return !tier_look(tier, entry->path, &copy, NULL) && copy.modified_ns == newest->copy_ns;
 }
 
 /* ---- Changing -------------------------------------------------------------------------------- */
 
 /* Numbers that something else has taken, which is no entry. */
 #define MOST_TAKEN 16
-/* Saves do not count as far: a larger number is damaged or forged. Its entry is drained like all
- * others, but none is numbered after it, as there may be no number left. */
-#define MOST_NUMBER (UINT64_MAX / 2)
 
-/* The number after all that there are. */
-static int choose_number(const struct ioshape_tier *tier, uint64_t *number,
-			 struct base_error *error)
+int tier_journal_add(const struct ioshape_tier *tier, const struct tier_journal *journal,
+		     struct tier_entry *entry, struct base_error *error)
 {
-	struct tier_journal journal;
-	const int ret = tier_journal_read(tier, &journal, error);
-
-	if (ret)
-		return ret;
-	*number = 1;
-	for (size_t i = 0; i < journal.count && journal.all[i].number < MOST_NUMBER; i++)
-		*number = journal.all[i].number + 1;
-	tier_journal_free(&journal);
-	return 0;
-}
-
-int tier_journal_add(const struct ioshape_tier *tier, struct tier_entry *entry,
-		     struct base_error *error)
-{
-	char name[TIER_NAME_BYTES], *text = tier_entry_text(entry);
-	int ret;
+	char name[NAME_BYTES], *text = entry_text(entry);
+	int ret = -EEXIST;
 
 	if (!text)
 		return base_no_memory(error, "an entry of a tier's journal", strlen(entry->path));
-	ret = choose_number(tier, &entry->number, error);
-	for (int tries = 0; !ret; tries++, entry->number++) {
-		tier_entry_name(name, entry);
+	entry->number = journal->count ? journal->all[journal->count - 1].number : 0;
+	for (int tries = 0; ret == -EEXIST && tries < MOST_TAKEN; tries++) {
+		entry->number++;
+		entry_name(name, entry);
 		ret = ring_folder_put_text(&tier->journal, name, text, error);
-		if (ret != -EEXIST)
-			break;
-		ret = tries < MOST_TAKEN ? 0 :
-					   base_fail(error, ret, "cannot make \"%s/%s\"",
-						     tier->journal.path, name);
 	}
+	if (ret == -EEXIST)
+		base_fail(error, ret, "cannot make \"%s/%s\"", tier->journal.path, name);
 	if (!ret)
 		ret = ring_folder_sync(&tier->journal, error);
 	free(text);
@@ -163,12 +221,12 @@ int tier_journal_add(const struct ioshape_tier *tier, struct tier_entry *entry,
 int tier_journal_change(const struct ioshape_tier *tier, const struct tier_entry *entry,
 			const struct tier_entry *now, struct base_error *error)
 {
-	char name[TIER_NAME_BYTES], next[TIER_NAME_BYTES];
+	char name[NAME_BYTES], next[NAME_BYTES];
 	int ret;
 
-	tier_entry_name(name, entry);
+	entry_name(name, entry);
 	if (now) {
-		tier_entry_name(next, now);
+		entry_name(next, now);
 		ret = ring_folder_rename(&tier->journal, name, next);
 		if (ret && ret != -ENOENT)
 			base_fail(error, ret, "cannot rename \"%s/%s\"", tier->journal.path, name);

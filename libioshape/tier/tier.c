@@ -56,8 +56,10 @@ static int open_folders(struct ioshape_tier *tier, const char *given, struct bas
 		journal = NULL;
 	if (!tier->files || !journal)
 		ret = base_no_memory(error, "a path", strlen(tier->root.path));
-	if (!ret)
+	if (!ret) {
+		tier->files_bytes = strlen(tier->files);
 		ret = ring_folder_make(tier->files, error);
+	}
 	if (!ret)
 		ret = ring_folder_make(journal, error);
 	if (!ret)
@@ -111,41 +113,9 @@ IOSHAPE_EXPORT void ioshape_tier_free(struct ioshape_tier *tier)
 	free(tier);
 }
 
-int tier_enter(const struct ioshape_tier *tier, const char *path, char **destination,
-	       struct base_error *error)
-{
-	int ret = save_enter(tier->context, error);
-
-	*destination = NULL;
-	if (!ret && (!path || !*path))
-		ret = base_refuse(error, -EINVAL, "no path was given");
-	return ret ? ret : tier_destination(tier, path, destination, error);
-}
-
 /* ---- Before a save --------------------------------------------------------------------------- */
 
-static int find_place(const struct ioshape_tier *tier, const char *destination, uint64_t bytes,
-		      char **place, struct base_error *error)
-{
-	char *above = NULL;
-	int ret = tier_check_links(destination, error);
-
-	if (!ret)
-		ret = tier_clear_place(tier, destination, error);
-	if (!ret)
-		ret = tier_make_room(tier, destination, bytes, error);
-	if (ret)
-		return ret;
-	*place = tier_place(tier, destination);
-	if (*place)
-		above = base_directory_of(*place);
-	ret = above ? ring_folder_make(above, error) :
-		      base_no_memory(error, "a path", strlen(destination));
-	free(above);
-	return ret;
-}
-
-/* Of the caller's, or nothing. */
+/* The caller's, or nothing. */
 static void give(char **into, char *place, int ret)
 {
 	*into = ret ? NULL : place;
@@ -157,35 +127,53 @@ IOSHAPE_EXPORT int ioshape_tier_place(struct ioshape_tier *tier, const char *pat
 				      char **place)
 {
 	struct base_error error = { 0 };
-	char *destination, *found = NULL;
+	char *found;
 	int ret;
 
 	if (!tier || !place)
 		return base_missing("save");
-	ret = tier_enter(tier, path, &destination, &error);
+	ret = tier_enter(tier, path, &found, &error);
 	if (!ret)
-		ret = find_place(tier, destination, bytes, &found, &error);
+		ret = tier_prepare_place(tier, found, bytes, &error);
 	give(place, found, ret);
-	free(destination);
 	return base_leave(ret, "save", path, &error);
 }
 
 /* ---- After it -------------------------------------------------------------------------------- */
 
-static int keep(const struct ioshape_tier *tier, struct tier_entry *entry, struct base_error *error)
+/* Whether it waits, or was drained, as it is now. */
+static bool is_kept(const struct tier_journal *journal, const char *place,
+		    const struct ring_entry *copy)
 {
+	const struct tier_entry *newest = tier_newest(journal, place);
+
+	return newest && (!newest->drained || newest->copy_ns == copy->modified_ns);
+}
+
+/* `once`: unless it has been kept. */
+static int keep(const struct ioshape_tier *tier, const char *place, uint32_t keep_last,
+		uint64_t keep_every, bool once, struct base_error *error)
+{
+	struct tier_entry entry = {
+		.keep_last = keep_last,
+		.keep_every = keep_every,
+		.path = tier_destination(tier, place),
+	};
+	struct tier_journal journal = { 0 };
 	struct ring_hold hold = RING_NO_HOLD;
 	struct ring_entry copy;
 	int ret = tier_lock(tier, &hold, error);
 
-	if (!ret) {
-		ret = tier_look(tier, entry->path, &copy, error);
-		if (ret == -ENOENT)
-			base_refuse(error, ret, "\"%s\" was not saved on the tier \"%s\"",
-				    entry->path, tier->root.path);
-	}
 	if (!ret)
-		ret = tier_journal_add(tier, entry, error);
+		ret = tier_look(place, &copy, error);
+	if (ret == -ENOENT)
+		base_refuse(error, ret, "\"%s\" was not saved on the tier \"%s\"", entry.path,
+			    tier->root.path);
+	if (!ret)
+		ret = tier_journal_read(tier, &journal, error);
+	if (!ret && !(once && is_kept(&journal, place, &copy)))
+		ret = tier_journal_add(tier, &journal, &entry, error);
+	tier_journal_free(&journal);
 	ring_folder_let_go(&hold);
 	return ret;
 }
@@ -195,23 +183,20 @@ IOSHAPE_EXPORT int ioshape_tier_keep(struct ioshape_tier *tier, const char *path
 {
 	struct ioshape_tier_keep_options options;
 	struct base_error error = { 0 };
-	struct tier_entry entry = { 0 };
+	char *place;
 	int ret;
 
 	if (!tier)
 		return base_missing("save");
-	ret = tier_enter(tier, path, &entry.path, &error);
+	ret = tier_enter(tier, path, &place, &error);
 	if (!ret)
 		ret = base_take_options(&options, sizeof(options), given,
 					"ioshape_tier_keep_options", &error);
 	if (!ret && options.reserved)
 		ret = base_refuse(&error, -EINVAL, "options.reserved is %u", options.reserved);
-	if (!ret) {
-		entry.keep_last = options.keep_last;
-		entry.keep_every = options.keep_every;
-		ret = keep(tier, &entry, &error);
-	}
-	free(entry.path);
+	if (!ret)
+		ret = keep(tier, place, options.keep_last, options.keep_every, false, &error);
+	free(place);
 	return base_leave(ret, "save", path, &error);
 }
 
@@ -234,12 +219,13 @@ static int64_t age_there(const struct ioshape_tier *tier, const struct tier_entr
 	return time_ns;
 }
 
-static int find(const struct ioshape_tier *tier, const char *destination, struct base_error *error)
+static int find(const struct ioshape_tier *tier, const char *place, struct base_error *error)
 {
+	const char *destination = tier_destination(tier, place);
 	struct tier_journal journal;
 	struct ring_entry copy, there;
 	int64_t age;
-	int ret = tier_look(tier, destination, &copy, error);
+	int ret = tier_look(place, &copy, error);
 
 	if (ret)
 		return ret;
@@ -249,7 +235,7 @@ static int find(const struct ioshape_tier *tier, const char *destination, struct
 	ret = tier_journal_read(tier, &journal, error);
 	if (ret)
 		return ret;
-	age = age_there(tier, tier_newest(&journal, destination), destination, &copy, &there);
+	age = age_there(tier, tier_newest(&journal, place), destination, &copy, &there);
 	tier_journal_free(&journal);
 	return there.modified_ns > age ? -ENOENT : 0;
 }
@@ -257,21 +243,15 @@ static int find(const struct ioshape_tier *tier, const char *destination, struct
 IOSHAPE_EXPORT int ioshape_tier_find(struct ioshape_tier *tier, const char *path, char **place)
 {
 	struct base_error error = { 0 };
-	char *destination, *found = NULL;
+	char *found;
 	int ret;
 
 	if (!tier || !place)
 		return base_missing("load");
-	ret = tier_enter(tier, path, &destination, &error);
+	ret = tier_enter(tier, path, &found, &error);
 	if (!ret)
-		ret = find(tier, destination, &error);
-	if (!ret) {
-		found = tier_place(tier, destination);
-		if (!found)
-			ret = base_no_memory(&error, "a path", strlen(destination));
-	}
+		ret = find(tier, found, &error);
 	give(place, found, ret);
-	free(destination);
 	return ret == -ENOENT ? ret : base_leave(ret, "load", path, &error);
 }
 
@@ -285,86 +265,48 @@ static const struct ioshape_tier *tier_of(const struct group_tier *of_groups)
 static int find_for_group(struct group_tier *of_groups, const char *path, char **place,
 			  struct base_error *error)
 {
-	const struct ioshape_tier *tier = tier_of(of_groups);
-	char *destination;
-	int ret = tier_enter(tier, path, &destination, error);
-
-	*place = ret ? NULL : tier_place(tier, destination);
-	free(destination);
-	return ret || *place ? ret : base_no_memory(error, "a path", strlen(path));
+	return tier_enter(tier_of(of_groups), path, place, error);
 }
 
 static int make_room_for_group(struct group_tier *of_groups, const struct ioshape_group *group,
 			       const char *path, uint64_t bytes, uint32_t nodes,
 			       struct base_error *error)
 {
-	char *destination, *place = NULL;
-	int ret = tier_enter(tier_of(of_groups), path, &destination, error);
+	char *place;
+	int ret = tier_enter(tier_of(of_groups), path, &place, error);
 
+	bytes += parity_bytes(group, bytes, nodes);
 	if (!ret)
-		ret = find_place(tier_of(of_groups), destination,
-				 bytes + parity_bytes(group, bytes, nodes), &place, error);
+		ret = tier_prepare_place(tier_of(of_groups), place, bytes, error);
 	free(place);
-	free(destination);
 	return ret;
 }
 
 static int keep_for_group(struct group_tier *of_groups, const char *path, uint32_t keep_last,
 			  uint64_t keep_every, struct base_error *error)
 {
-	struct tier_entry entry = { .keep_last = keep_last, .keep_every = keep_every };
-	int ret = tier_enter(tier_of(of_groups), path, &entry.path, error);
+	char *place;
+	int ret = tier_enter(tier_of(of_groups), path, &place, error);
 
 	if (!ret)
-		ret = keep(tier_of(of_groups), &entry, error);
-	free(entry.path);
+		ret = keep(tier_of(of_groups), place, keep_last, keep_every, false, error);
+	free(place);
 	return ret;
-}
-
-/* As it is now. */
-static int is_kept(const struct ioshape_tier *tier, const struct tier_entry *entry,
-		   const struct ring_entry *copy, bool *kept, struct base_error *error)
-{
-	const struct tier_entry *newest;
-	struct tier_journal journal;
-	int ret = tier_journal_read(tier, &journal, error);
-
-	if (ret)
-		return ret;
-	newest = tier_newest(&journal, entry->path);
-	*kept = newest && (!newest->drained || newest->copy_ns == copy->modified_ns);
-	tier_journal_free(&journal);
-	return 0;
-}
-
-static int keep_once(const struct ioshape_tier *tier, struct tier_entry *entry,
-		     struct base_error *error)
-{
-	struct ring_hold hold = RING_NO_HOLD;
-	struct ring_entry copy;
-	bool kept = false;
-	int ret = tier_lock(tier, &hold, error);
-
-	if (!ret)
-		ret = tier_look(tier, entry->path, &copy, error);
-	if (!ret)
-		ret = is_kept(tier, entry, &copy, &kept, error);
-	if (!ret && !kept)
-		ret = tier_journal_add(tier, entry, error);
-	ring_folder_let_go(&hold);
-	return ret == -ENOENT ? 0 : ret;
 }
 
 int tier_keep_once(struct group_tier *of_groups, const char *path, uint32_t keep_last,
 		   uint64_t keep_every, struct base_error *error)
 {
-	struct tier_entry entry = { .keep_last = keep_last, .keep_every = keep_every };
-	int ret = tier_enter(tier_of(of_groups), path, &entry.path, error);
+	char *place;
+	int ret = tier_enter(tier_of(of_groups), path, &place, error);
 
 	if (!ret)
-		ret = keep_once(tier_of(of_groups), &entry, error);
-	free(entry.path);
-	return ret;
+		ret = keep(tier_of(of_groups), place, keep_last, keep_every, true, error);
+	free(place);
+	if (ret != -ENOENT)
+		return ret;
+	base_error_begin(error);
+	return 0;
 }
 
 static const struct group_tier_ops for_groups = {

@@ -461,60 +461,6 @@ TEST(tests, what_is_no_entry_of_the_journal_is_left_alone)
 	ck_assert_uint_eq(scratch_entries(path), 8);
 }
 
-/* ---- Entries that are damaged or forged ------------------------------------------------------ */
-
-static void add_entry(const char *name, const char *destination)
-{
-	char path[8192], text[8192];
-
-	snprintf(path, sizeof(path), "%s/journal/%s", root, name);
-	snprintf(text, sizeof(text), "0 0 %s", there(destination));
-	ck_assert_int_eq(symlink(text, path), 0);
-}
-
-static unsigned entries(void)
-{
-	char path[8192];
-
-	snprintf(path, sizeof(path), "%s/journal", root);
-	return scratch_entries(path);
-}
-
-TEST(tests, an_entry_that_says_another_copy_is_drained_drops_no_save)
-{
-	size_t listed;
-
-	save("a.pt", &sample);
-	add_entry("00000000000000000009-5-5", "a.pt");
-	ck_assert_uint_eq(waiting(&listed), 1);
-	ck_assert_uint_eq(listed, 1);
-	ck_assert_int_eq(drain(), 0);
-	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
-	must_hold(there("a.pt"), &sample);
-	/* It is gone, and the journal says what is right. */
-	ck_assert_uint_eq(entries(), 1);
-	ck_assert_uint_eq(waiting(NULL), 0);
-	ck_assert(has_copy("a.pt"));
-}
-
-TEST(tests, after_the_last_number_that_there_is_saves_are_kept_all_the_same)
-{
-	save("a.pt", &sample);
-	add_entry("18446744073709551615", "a.pt");
-	add_entry("18446744073709551614-5-5", "b.pt");
-	save("b.pt", &other);
-	save("a.pt", &other);
-	ck_assert_uint_eq(waiting(NULL), 2);
-	ck_assert_int_eq(drain(), 0);
-	must_hold(there("a.pt"), &other);
-	must_hold(there("b.pt"), &other);
-	save("a.pt", &sample);
-	ck_assert_uint_eq(waiting(NULL), 1);
-	ck_assert_int_eq(drain(), 0);
-	must_hold(there("a.pt"), &sample);
-	ck_assert_uint_eq(waiting(NULL), 0);
-}
-
 /* ---- Links that come later ------------------------------------------------------------------- */
 
 #define SOMEBODY 65533
