@@ -363,7 +363,7 @@ void group_attempt_abandon(struct group_attempt *attempt)
 	if (attempt->folder.fd >= 0 && !attempt->committed &&
 	    ring_folder_is_named(&attempt->folder, &attempt->directory, attempt->name))
 		ret = ring_folder_remove(&attempt->folder, &attempt->directory, attempt->name,
-					 ZIP_MANIFEST_NAME, NULL, &error);
+					 ZIP_MANIFEST_NAME, NULL, NULL, &error);
 	/* What is busy goes with the next attempt. */
 	if (ret && ret != -EBUSY)
 		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);

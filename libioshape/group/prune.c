@@ -91,7 +91,7 @@ int group_remove_generation(const struct ring_folder *folder, const struct ring_
 
 	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
 	if (!ret || ret == -ENOENT)
-		ret = ring_folder_remove_some(folder, directory, name, ZIP_MANIFEST_NAME, &claim,
+		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, &claim,
 					      budget, error);
 	ring_folder_let_go(&claim);
 	return ret;
@@ -240,7 +240,7 @@ static int rename_and_remove(struct pruning *pruning, const struct ring_folder *
 	ret = ring_folder_sync(&pruning->directory, error);
 	if (!ret)
 		ret = ring_folder_remove(folder, &pruning->directory, doomed, ZIP_MANIFEST_NAME,
-					 claim, error);
+					 claim, NULL, error);
 	/* The files belong to another user, or the storage fails: it is complete as it was. */
 	if (ret && !ring_folder_look(folder, ZIP_MANIFEST_NAME, &manifest, NULL)) {
 		ring_folder_rename(&pruning->directory, doomed, name);

@@ -173,7 +173,7 @@ int ring_new_folder_replace(struct ring_new_folder *made, const char *first, int
 	}
 	/* What cannot be removed is left to whoever tidies up. */
 	if (!ret && old.fd >= 0 && ring_folder_is_named(&old, &made->above, aside))
-		ring_folder_remove(&old, &made->above, aside, NULL, NULL, NULL);
+		ring_folder_remove(&old, &made->above, aside, NULL, NULL, NULL, NULL);
 	ring_folder_let_go(&hold);
 	ring_folder_close(&old);
 	return ret;
@@ -200,7 +200,8 @@ void ring_new_folder_close(struct ring_new_folder *made, const struct base_log *
 
 	if (*made->temporary &&
 	    ring_folder_is_named(&made->folder, &made->above, made->temporary) &&
-	    ring_folder_remove(&made->folder, &made->above, made->temporary, NULL, NULL, &error))
+	    ring_folder_remove(&made->folder, &made->above, made->temporary, NULL, NULL, NULL,
+			       &error))
 		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
 	ring_folder_close(&made->folder);
 	ring_folder_close(&made->above);
@@ -224,7 +225,7 @@ static int remove_folder(const struct ring_folder *parent, const char *name, con
 		ret = ring_folder_claim(&folder, first, &hold, error);
 	*stays = ret == -EBUSY;
 	if (!ret || ret == -ENOENT)
-		ret = ring_folder_remove(&folder, parent, name, NULL, NULL, error);
+		ret = ring_folder_remove(&folder, parent, name, NULL, NULL, NULL, error);
 	ring_folder_let_go(&hold);
 	ring_folder_close(&folder);
 	return ret;

@@ -460,9 +460,9 @@ static int remove_rest(struct removal *removal, const struct ring_folder *parent
 	return ret;
 }
 
-int ring_folder_remove_some(const struct ring_folder *folder, const struct ring_folder *parent,
-			    const char *name, const char *first, struct ring_hold *hold,
-			    struct base_budget *budget, struct base_error *error)
+int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
+		       const char *name, const char *first, struct ring_hold *hold,
+		       struct base_budget *budget, struct base_error *error)
 {
 	struct removal removal = {
 		.folder = folder,
@@ -476,11 +476,4 @@ int ring_folder_remove_some(const struct ring_folder *folder, const struct ring_
 	if (!ret && hold)
 		ring_folder_let_go(hold);
 	return ret ? ret : remove_rest(&removal, parent, name, error);
-}
-
-int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
-		       const char *name, const char *first, struct ring_hold *hold,
-		       struct base_error *error)
-{
-	return ring_folder_remove_some(folder, parent, name, first, hold, NULL, error);
 }

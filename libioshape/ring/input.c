@@ -35,6 +35,7 @@ static int open_buffered(struct ring_input *input, const char *path, struct base
 		return base_refuse(error, -ESPIPE, "cannot load \"%s\": it is not a regular file",
 				   path);
 	input->bytes = (uint64_t)status.st_size;
+	input->modified_ns = ring_modified_ns(&status);
 	return fs_describe(input->fd, path, NULL, &input->fs, error);
 }
 
@@ -175,13 +176,6 @@ int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, 
 }
 
 /* ---- A small file beside it ------------------------------------------------------------------ */
-
-int64_t ring_input_modified_ns(const struct ring_input *input)
-{
-	struct stat status;
-
-	return fstat(input->fd, &status) ? 0 : ring_modified_ns(&status);
-}
 
 /* By the name that the open file has: links have been followed. */
 static int open_beside(const struct ring_input *input, const char *suffix)

@@ -23,6 +23,9 @@
 
 #define ABANDONED_AFTER_S (24 * 3600)
 
+/* Of a directory so full, only so much is looked at. */
+#define MAX_ENTRIES 100000u
+
 /* So old an empty file may be, by this machine's clock, that a writer is about to lock; it takes
  * the writer less than this moment. Should we be wrong, the writer notices, and makes it again. */
 #define JUST_MADE_S 2
@@ -276,7 +279,7 @@ static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_cl
 	 * a directory may have got its name between our open and its unlock. */
 	if (is_folder && is_abandoned(folder.fd, named, clock, budget) &&
 	    ring_folder_is_named(&folder, parent, name) && take_over(parent, named, ours))
-		removed = !ring_folder_remove_some(&folder, parent, ours, NULL, NULL, budget, NULL);
+		removed = !ring_folder_remove(&folder, parent, ours, NULL, NULL, budget, NULL);
 	else if (fd >= 0 && is_abandoned(fd, named, clock, budget) && base_budget_take(budget))
 		removed = !unlinkat(parent->fd, name, 0);
 	ring_folder_close(&folder);
@@ -290,6 +293,7 @@ struct tidying {
 	char domain[RING_DOMAIN_BYTES];
 	struct base_budget *budget;
 	const struct base_log *log;
+	unsigned seen;
 };
 
 static int tidy(void *user, const char *name, struct base_error *error)
@@ -298,6 +302,8 @@ static int tidy(void *user, const char *name, struct base_error *error)
 	struct named named = { .name = name };
 
 	(void)error;
+	if (tidying->seen++ == MAX_ENTRIES)
+		return -E2BIG;
 	if (!is_temporary_name(name, &named.domain))
 		return 0;
 	if (!base_budget_look(tidying->budget))

@@ -566,16 +566,6 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_buffer *buffer, struct 
 	return 0;
 }
 
-int ring_lane_leave_direct(struct ring_lane *lane, const char *why)
-{
-	int ret = lane->direct ? ring_set_direct(lane->fd, false) : 0;
-
-	if (!ret && lane->direct)
-		ring_note(lane->notes, IOSHAPE_STEP_DIRECT, "went on buffered: %s", why);
-	lane->direct = lane->direct && ret;
-	return ret;
-}
-
 /* A file that refuses direct I/O only when it is used: on to the page cache, if we may. */
 static bool leave_direct(struct ring_lane *lane, int code)
 {
@@ -586,7 +576,11 @@ static bool leave_direct(struct ring_lane *lane, int code)
 	if (!lane->direct) /* another request has already changed the mode; this one is sent again
 			    */
 		return lane->alignment > 1;
-	return !ring_lane_leave_direct(lane, ioshape_strerror(code));
+	if (ring_set_direct(lane->fd, false))
+		return false;
+	lane->direct = false;
+	ring_note(lane->notes, IOSHAPE_STEP_DIRECT, "went on buffered: %s", ioshape_strerror(code));
+	return true;
 }
 
 /* Counts the retries in a row, and leaves the device a moment from the third on. */

@@ -108,9 +108,6 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
 /* Sets or clears O_DIRECT. 0 or a negative errno. */
 int ring_set_direct(int fd, bool on);
 
-/* Back to the page cache, while nothing is in flight or what is may fail; `why` is for the note. */
-int ring_lane_leave_direct(struct ring_lane *lane, const char *why);
-
 /*
  * What offsets and sizes must be multiples of for direct I/O there; 0 if it cannot be done in
  * blocks of this lane.

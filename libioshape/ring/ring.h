@@ -347,6 +347,7 @@ struct ring_input {
 	int direct_fd; /* past it; -1 if not possible or not wanted */
 	uint64_t base; /* where in the file the part begins: anywhere */
 	uint64_t bytes;
+	int64_t modified_ns; /* when it was opened, since 1970 */
 	/* Other processes of the host want the same bytes: past the page cache each would have the
 	 * storage read them again. */
 	bool shared;
@@ -374,8 +375,6 @@ bool ring_input_claim(struct ring_input *input);
 int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
 		   struct base_error *error);
 
-/* When the file was modified, in nanoseconds since 1970; 0 if nobody knows. */
-int64_t ring_input_modified_ns(const struct ring_input *input);
 /*
  * All of a small file beside it, as ring_writer_put_beside() has put it there: in the place of what
  * `into` holds. A negative errno without a sentence, -EPERM if it is not of the same user.
@@ -611,16 +610,12 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
  * directories in it go, too. Else they are no business of ours: they stay, and so does it
  * (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that
  * is removed. -EBUSY, without a sentence: nothing but files is left that somebody on this host has
- * open over NFS.
+ * open over NFS. -EAGAIN, without a sentence: the budget (may be NULL) is spent, and something is
+ * left for the next time.
  */
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
 		       const char *name, const char *first, struct ring_hold *hold,
-		       struct base_error *error);
-/* Removes as ring_folder_remove() does, as far as the budget reaches: -EAGAIN, without a sentence,
- * if something is left for the next time. */
-int ring_folder_remove_some(const struct ring_folder *folder, const struct ring_folder *parent,
-			    const char *name, const char *first, struct ring_hold *hold,
-			    struct base_budget *budget, struct base_error *error);
+		       struct base_budget *budget, struct base_error *error);
 
 /* A directory under a temporary name, which dead processes leave behind as they do files
  * (new_folder.c). */

@@ -544,7 +544,7 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 
 	if (is_given_up(gathering)) {
 		ring_folder_remove(&gathering->folder, &gathering->there, gathering->together, NULL,
-				   NULL, NULL);
+				   NULL, NULL, NULL);
 		find_newer(carry);
 		return 0;
 	}

@@ -53,7 +53,7 @@ static int find_checksums(const struct ring_input *input, struct zip_checksums *
 	if (ret)
 		return 0;
 	/* A file of this time and another length is no longer what it was: damage. */
-	*known = checksums->modified_ns && checksums->modified_ns == ring_input_modified_ns(input);
+	*known = checksums->modified_ns && checksums->modified_ns == input->modified_ns;
 	if (*known)
 		return 0;
 	zip_checksums_free(checksums);
