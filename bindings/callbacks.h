@@ -31,7 +31,7 @@ extern "Python" int ioshape_py_receive(void *user, uint32_t from, uint32_t tag, 
 void ioshape_py_free_context(void *keep, struct ioshape_context **out);
 void ioshape_py_free_save(void *keep, struct ioshape_save **out);
 void ioshape_py_free_file(void *keep, struct ioshape_file **out);
-void ioshape_py_free_directory(void *keep, struct ioshape_directory **out);
+void ioshape_py_free_directory(void *keep, struct save_directory **out);
 void ioshape_py_free_slot(void *keep, struct ioshape_slot **out);
 void ioshape_py_free_reader(void *keep, struct ioshape_reader **out);
 void ioshape_py_free_group(void *keep, struct ioshape_group **out);

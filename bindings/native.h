@@ -51,12 +51,17 @@ static const struct base_setting_row ioshape_py_settings[] = {
 FREED_BY_C(context)
 FREED_BY_C(save)
 FREED_BY_C(file)
-FREED_BY_C(directory)
 FREED_BY_C(slot)
 FREED_BY_C(reader)
 FREED_BY_C(group)
 FREED_BY_C(generation)
 FREED_BY_C(tier)
+
+static void ioshape_py_free_directory(void *keep, struct save_directory **out)
+{
+	(void)keep;
+	save_directory_free(*out);
+}
 
 /* In Python; defined below, by cffi. */
 static int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,

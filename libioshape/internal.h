@@ -78,6 +78,123 @@ struct zip_checksums {
 /* Appends them as the file has them. 0, -ENOMEM, or -EFBIG if they could not be read again. */
 int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums);
 
+/* ---- Memory of a context (save/context/context.c) -------------------------------------------- */
+
+struct ioshape_context;
+
+/*
+ * Makes staging memory now, so that the first background save is as quick as later ones; or gives
+ * kept memory (staging and I/O buffers) that no save is using back to the system. `bytes` of
+ * tensors, what saves under way hold included; 0 gives memory back. -ENOMEM above the context's
+ * staging_bytes.
+ */
+int save_reserve(struct ioshape_context *context, uint64_t bytes);
+
+/* ---- Saves that copy after the call (save/background/later.c) -------------------------------- */
+
+struct ioshape_record;
+struct ioshape_save;
+struct ioshape_save_options;
+
+/*
+ * Saves as ioshape_save_records() does in the background. Records with a 1 in `later` may be copied
+ * after the call has returned. They must then stay as they are until save_wait_copied() has
+ * returned.
+ */
+int save_records_lazily(struct ioshape_context *context, const char *path,
+			const struct ioshape_record *records, const uint8_t *later, size_t count,
+			const struct ioshape_save_options *options, struct ioshape_save **out);
+/*
+ * Waits until everything is copied that the save was allowed to copy later.
+ *
+ * Until this call a thread of the lowest priority copies, and rests as long as it has copied. From
+ * this call on it does not rest, and the calling thread and others help. What a function fetches is
+ * copied by the save's thread alone, without rests, as is everything if the save has a deadline. A
+ * sample tells whether something has changed too early: then the save ends with IOSHAPE_E_CHANGED.
+ *
+ * If the staging memory cannot hold all of the save, the call that saves has copied everything, and
+ * this returns at once. With `borrow` nothing is copied: this waits until the save has ended.
+ * Returns 0, also if the save has failed meanwhile; -EPERM in a forked child.
+ */
+int save_wait_copied(struct ioshape_save *save);
+
+/* ---- More of a reader (save/load/reader.c) --------------------------------------------------- */
+
+struct ioshape_reader;
+
+/*
+ * Starts to read this record and those behind it, which the next ioshape_reader_load() or
+ * ioshape_reader_load_records() will load, as far as the buffers of a reader go. It waits for
+ * nothing. 0, also where nothing can be read ahead; -ENOENT.
+ */
+int save_reader_expect(struct ioshape_reader *reader, uint64_t record);
+/*
+ * Reads bytes [offset, offset + bytes) of the file as it is: headers, records and everything.
+ * What belongs to records is verified as by ioshape_reader_read().
+ */
+int save_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes);
+
+/* ---- An archive as a part of a file (save/file/file.c) --------------------------------------- */
+
+struct ioshape_file;
+
+/*
+ * Appends the torch zip that ioshape_save_records() would make of these records. `bytes` receives
+ * its length; it may be NULL. Records that are refused (-EINVAL, -EEXIST, IOSHAPE_E_LIMIT) leave no
+ * byte; after any other failure, also one of `fetch`, the file can only be freed.
+ */
+int save_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
+			    size_t count, uint64_t *bytes);
+
+/* ---- Directories that appear whole (save/file/directory.c) ----------------------------------- */
+
+/* A directory that is being filled under a temporary name. */
+struct save_directory;
+
+/*
+ * Makes a directory under a temporary name beside `path`, for files that appear together. Any
+ * process may put files there, by their paths, and syncs them. Directories that dead processes left
+ * beside it are removed first. Directories above `path` are made if they are missing.
+ */
+int save_directory_make(struct ioshape_context *context, const char *path,
+			struct save_directory **out);
+/* Returns where the files go: an absolute path, which belongs to the directory until it is freed.
+ * NULL without a directory. */
+const char *save_directory_path(const struct save_directory *directory);
+/* Gives the directory its name, durably. An empty directory of that name is replaced; -EEXIST if
+ * something else has that name. */
+int save_directory_commit(struct save_directory *directory);
+/* Frees the directory. Without a successful commit it is removed, with the files in it. */
+void save_directory_free(struct save_directory *directory);
+
+/* ---- The checkpoint that a group loads (group/latest.c) -------------------------------------- */
+
+struct ioshape_group;
+
+/* Which checkpoint is looked for. */
+struct group_search_options {
+	size_t size;     /* sizeof(struct group_search_options) */
+	uint32_t intact; /* 1: one that is intact; 0: a complete one */
+	uint32_t reserved;
+	/* Called, on each rank, for every newer checkpoint that is not intact; ioshape_last_error()
+	 * says why during the call. NULL for none. */
+	void (*passed_over)(void *user, uint64_t step);
+	void *passed_over_user;
+	/* Receives where that checkpoint is, in a call of passed_over() the one that it is about:
+	 * the group's directory, or the directory on its tier. The text belongs to the group. May
+	 * be NULL. */
+	const char **directory;
+};
+
+/*
+ * Finds the newest checkpoint, the same one on all ranks, which all call this. For a complete one
+ * rank 0 looks. For an intact one each rank reads an equal share of the parts of each candidate and
+ * compares their checksums. -ENOENT if there is no checkpoint at all; IOSHAPE_E_UNUSABLE if there
+ * are some and none can be used. `options` may be NULL: a complete one.
+ */
+int group_get_latest(struct ioshape_group *group, const struct group_search_options *options,
+		     uint64_t *step);
+
 /* ---- The journal of a tier (tier/names.c) ---------------------------------------------------- */
 
 /* Returns the path of the checkpoint that an entry is about, within `text`, and whether it is

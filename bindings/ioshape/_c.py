@@ -46,7 +46,7 @@ def owned(name: str, *keep: object) -> Any:
     So it is owned before there is anything to own, whenever a signal comes.
     """
     free = getattr(lib, f"ioshape_py_free_{name}")
-    return ffi.gc(ffi.new(f"struct ioshape_{name} **"), partial(free, ffi.new_handle(keep)))
+    return ffi.gc(ffi.new(ffi.typeof(free).args[1]), partial(free, ffi.new_handle(keep)))
 
 
 class Owner:

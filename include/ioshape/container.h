@@ -2,9 +2,8 @@
 /*
  * The container level: records written into, and read from, a torch zip; and loading tensors.
  *
- * Record names are relative to the archive's one folder: "data.pkl", "data/0", "version". A writer
- * or a reader may be used by one thread at a time; different handles of one context work at the
- * same time.
+ * Record names are relative to the archive's one folder: "data.pkl", "data/0", "version". A reader
+ * may be used by one thread at a time; different readers of one context work at the same time.
  */
 #ifndef IOSHAPE_CONTAINER_H
 #define IOSHAPE_CONTAINER_H
@@ -15,100 +14,7 @@
 extern "C" {
 #endif
 
-/* ---- Writing --------------------------------------------------------------------------------- */
-
-/** A file of records that is being written. */
-struct ioshape_writer;
-
-/** How a file of records is written. */
-struct ioshape_writer_options {
-	size_t size; /**< sizeof(struct ioshape_writer_options) */
-	/**
-	 * What all records will hold, if known: lets the file be preallocated, so that a full disk
-	 * is noticed at once. An estimate is fine; 0 if unknown.
-	 */
-	uint64_t expected_bytes;
-	ioshape_progress_fn progress;
-	void *progress_user; /**< borrowed until the writer is freed */
-	/** Borrowed during ioshape_writer_open(); NULL for none. */
-	const struct ioshape_metadata *metadata;
-	enum ioshape_switch replace; /**< as in struct ioshape_save_options */
-	enum ioshape_switch sync;
-	int64_t deadline_ms; /**< the same; until the commit has ended */
-};
-
-#define IOSHAPE_WRITER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_writer_options)
-
-/** The length of a record that is not known yet. */
-#define IOSHAPE_UNKNOWN_BYTES UINT64_MAX
-
-/**
- * Begins a new file of records, which takes its place at `path` when it is committed.
- *
- * @param context  an open context; it must outlive the writer
- * @param path     the file to make or to replace
- * @param options  NULL for all defaults
- * @param out      receives the writer, to be freed with ioshape_writer_free(), or NULL
- * @return 0 or a negative code
- */
-int ioshape_writer_open(struct ioshape_context *context, const char *path,
-			const struct ioshape_writer_options *options, struct ioshape_writer **out);
-
-/**
- * Begins a record. One at a time can be open.
- *
- * torch needs the records "data.pkl", as the first, and "version". After any failure but -EINVAL,
- * -EEXIST and IOSHAPE_E_LIMIT the writer can only be freed.
- *
- * @param writer     the writer
- * @param name       a relative path without ".", ".." or empty parts, unique in the file; names
- *                   under ".ioshape/" are the library's
- * @param bytes      length of the record, or IOSHAPE_UNKNOWN_BYTES
- * @param alignment  where in the file the data may begin: a power of two up to 4096; 0 chooses
- *                   (4096 from 256 KiB on, 64 below)
- * @return 0; -EEXIST if the name is taken; another negative code
- */
-int ioshape_writer_begin_record(struct ioshape_writer *writer, const char *name, uint64_t bytes,
-				uint32_t alignment);
-
-/**
- * Writes all of the record that is open, or its next piece.
- *
- * @param writer  the writer
- * @param data    borrowed during the call
- * @param bytes   length of the piece
- * @return 0; -EINVAL if the record would be longer than was announced; another negative code
- */
-int ioshape_writer_write(struct ioshape_writer *writer, const void *data, size_t bytes);
-
-/**
- * Ends the record that is open.
- *
- * @param writer  the writer
- * @return 0; -EINVAL if the record is shorter than was announced; another negative code
- */
-int ioshape_writer_end_record(struct ioshape_writer *writer);
-
-/**
- * Completes the file, makes it durable and puts it in place.
- *
- * After this, well or not, the writer can only be freed; except while a record is open: that is
- * -EINVAL, and after ioshape_writer_end_record() the file can be committed.
- *
- * @param writer  the writer
- * @param report  filled, also if the commit failed; report->size must be set; may be NULL
- * @return 0 or a negative code
- */
-int ioshape_writer_commit(struct ioshape_writer *writer, struct ioshape_report *report);
-
-/**
- * Frees a writer. Without a successful commit its file is abandoned, without a trace.
- *
- * @param writer  the writer; NULL is fine
- */
-void ioshape_writer_free(struct ioshape_writer *writer);
-
-/* ---- Whole saves of records ------------------------------------------------------------------ */
+/* ---- Saving records -------------------------------------------------------------------------- */
 
 /**
  * Brings bytes [offset, offset + bytes) of a record to `into`.
@@ -120,16 +26,17 @@ typedef int (*ioshape_fetch_fn)(void *user, uint64_t offset, void *into, size_t 
 
 /** A record in the caller's memory, or of memory that a function reads. */
 struct ioshape_record {
-	const char *name; /**< as for ioshape_writer_begin_record() */
+	/**
+	 * A relative path without ".", ".." or empty parts, unique in the file. Names under
+	 * ".ioshape/" are reserved for the library. torch needs "data.pkl", as the first record,
+	 * and "version".
+	 */
+	const char *name;
 	const void *data; /**< NULL if there are no bytes, or if `fetch` brings them */
 	uint64_t bytes;
-	uint32_t alignment; /**< 0 chooses */
-	/**
-	 * 1: a background save may copy it after the call has returned. It must then be valid, and
-	 * stay as it is, until ioshape_save_wait_copied() has returned. 0: it is copied in the
-	 * call.
-	 */
-	uint32_t later;
+	/** Where in the file the data may begin: a power of two up to 4096. 0 chooses: 4096 from
+	 * 256 KiB on, 64 below. */
+	uint32_t alignment;
 	/** For memory that the CPU cannot read, such as a GPU's; NULL otherwise. */
 	ioshape_fetch_fn fetch;
 	void *fetch_user;
@@ -138,8 +45,9 @@ struct ioshape_record {
 /**
  * Saves records to a file: for files with a pickle of the caller's own.
  *
- * The file is the one that a writer given the same records in the same order would make. All names
- * are checked before anything is created. All that ioshape_save_tensors() says holds here, too.
+ * The file holds the records in the order of the array. All names are checked before anything is
+ * created. All that ioshape_save_tensors() says holds here, too. options->format must be
+ * IOSHAPE_FORMAT_TORCH.
  *
  * `fetch` is called in the order of records and offsets, once for each byte; a large record comes
  * in pieces. It is called on the calling thread, which then copies the other records alone, and has
@@ -186,9 +94,8 @@ struct ioshape_reader_options {
 	/**
 	 * 1: the file may be in any format. One that has checksums beside it
 	 * (`NAME.ioshape-sums`) is verified by them; otherwise a torch zip is read as such, and
-	 * any other file has nothing to verify. It has no records: use ioshape_reader_read_file(),
-	 * or ioshape_reader_load_records() with record 0. Checksums beside a file count only if it
-	 * has not been modified since.
+	 * any other file has nothing to verify. All of the file is then record 0, which has no
+	 * name. Checksums beside a file count only if it has not been modified since.
 	 */
 	uint32_t any_format;
 	/**
@@ -313,8 +220,14 @@ int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, 
  * when all of the record is read. After IOSHAPE_E_DAMAGED what `into` holds is undefined; the error
  * names record and offset.
  *
+ * Calls that go through the file front to back are as fast as one ioshape_reader_load(): the reader
+ * reads ahead while the caller does other things. The memory for that (block_bytes * queue_depth)
+ * is the reader's until the end of the records is reached, another of its functions reads, a call
+ * fails, or the reader is freed.
+ *
  * @param reader  the reader
- * @param record  index of the record
+ * @param record  index of the record; a file that is read in another format (`any_format`) is
+ *                record 0, all of it
  * @param offset  in the record
  * @param into    receives the bytes
  * @param bytes   how many
@@ -322,25 +235,6 @@ int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, 
  */
 int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset, void *into,
 			size_t bytes);
-
-/**
- * Reads bytes [offset, offset + bytes) of the file as it lies: headers, records and all.
- *
- * What belongs to records is verified as by ioshape_reader_read().
- *
- * Calls of these two that go through the file front to back are as fast as one
- * ioshape_reader_load(): what follows is read while the caller does other things. The memory for
- * that (block_bytes * queue_depth) is the reader's until the end of the records is reached, another
- * of its functions reads, a call fails, or it is freed.
- *
- * @param reader  the reader
- * @param offset  in the file
- * @param into    receives the bytes
- * @param bytes   how many
- * @return 0; -ERANGE if the range leaves the file; IOSHAPE_E_DAMAGED; another negative code
- */
-int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into,
-			     size_t bytes);
 
 /**
  * Checks the archive's structure, reads a share of the data, and compares its checksums.
@@ -412,17 +306,6 @@ int ioshape_reader_load(struct ioshape_reader *reader, const struct ioshape_load
  */
 int ioshape_reader_load_records(struct ioshape_reader *reader,
 				const struct ioshape_load_request *requests, size_t count);
-
-/**
- * Says that this record and those behind it will be loaded by the next ioshape_reader_load() or
- * ioshape_reader_load_records(). Reading begins, as far as the buffers of a reader go, and nothing
- * is waited for: the caller has time to take memory, or to read what lies elsewhere.
- *
- * @param reader  the reader
- * @param record  its index
- * @return 0, also where nothing can be read ahead; -ENOENT; another negative code
- */
-int ioshape_reader_expect(struct ioshape_reader *reader, uint64_t record);
 
 /**
  * Tells what was given as metadata at the save; zeros for a file that has none.

@@ -194,16 +194,6 @@ int ioshape_context_open(struct ioshape_context **out,
 			 const struct ioshape_context_options *options);
 
 /**
- * Makes staging memory now, so that the first background save is as quick as later ones; or gives
- * kept memory (staging and I/O buffers) that no save is using back to the system.
- *
- * @param context  an open context
- * @param bytes    of tensors; what saves under way hold counts; 0 gives memory back
- * @return 0; -ENOMEM above the context's staging_bytes; another negative code
- */
-int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
-
-/**
  * Frees a context and what it keeps. It must be the last call on it.
  *
  * Handles made from it (writers, readers, files, slots, groups, generations) must have been freed

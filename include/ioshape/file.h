@@ -42,9 +42,9 @@ struct ioshape_file_options {
 	 * If not 0, the file is one that several processes write at the same time, each its own
 	 * part: from part_offset on at most part_bytes. Both are multiples of IOSHAPE_PART_UNIT,
 	 * and no two parts overlap. Whoever comes first makes the file, for file_bytes. It has its
-	 * name at once, so it belongs into a directory that nobody reads yet
-	 * (ioshape_directory_make()). A commit brings the part to stable storage. Without one, the
-	 * file stays, and what lies in the part is undefined. `replace` has no meaning; `checksums`
+	 * name at once, so put it into a temporary directory that you rename. A commit brings the
+	 * part to stable storage. Without a commit the file stays, and what the part holds is
+	 * undefined. `replace` has no meaning; `checksums`
 	 * must be IOSHAPE_CHECKSUMS_NONE.
 	 */
 	uint64_t part_bytes;
@@ -80,23 +80,6 @@ int ioshape_file_open(struct ioshape_context *context, const char *path,
 int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes);
 
 /**
- * Appends a torch zip: the one that ioshape_save_records() would make of these records, as a part
- * of the file.
- *
- * A reader given the part (reader_options.file_offset, file_bytes) reads it as a file, and verifies
- * any range of it. Records that are refused (-EINVAL, -EEXIST, IOSHAPE_E_LIMIT) leave no byte;
- * after any other failure, also one of `fetch`, the file can only be freed.
- *
- * @param file     the file
- * @param records  `count` records with different names; borrowed during the call
- * @param count    number of records
- * @param bytes    receives the length of the part; may be NULL
- * @return 0 or a negative code; -EEXIST: two records have one name
- */
-int ioshape_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
-			       size_t count, uint64_t *bytes);
-
-/**
  * Makes a file durable and puts it in place.
  *
  * After this, well or not, the file can only be freed, unless the report was refused (-EINVAL).
@@ -113,49 +96,6 @@ int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report
  * @param file  the file; NULL is fine
  */
 void ioshape_file_free(struct ioshape_file *file);
-
-/** A directory that is being filled. */
-struct ioshape_directory;
-
-/**
- * Makes a directory under a temporary name beside `path`, for files that shall appear together.
- *
- * Any process may put files there, by their paths: what it holds is complete when every file in it
- * is, so sync them. Directories that dead processes left beside it are removed first. While this
- * process lives, nobody takes it for one of those.
- *
- * @param context  an open context; it must outlive the directory
- * @param path     what it will be called; directories above it are made if they are missing
- * @param out      receives the directory, to be freed with ioshape_directory_free(), or NULL
- * @return 0 or a negative code
- */
-int ioshape_directory_make(struct ioshape_context *context, const char *path,
-			   struct ioshape_directory **out);
-
-/**
- * Where the files go: the path of the directory under its temporary name.
- *
- * @param directory  the directory
- * @return an absolute path, the directory's own until it is freed; after the commit nothing is
- *         there; NULL without a directory
- */
-const char *ioshape_directory_path(const struct ioshape_directory *directory);
-
-/**
- * Gives a directory its name, durably. An empty directory of that name is replaced.
- *
- * @param directory  the directory
- * @return 0 or a negative code; -EEXIST if something else is there: then it stays as it was, and
- *         so does the directory
- */
-int ioshape_directory_commit(struct ioshape_directory *directory);
-
-/**
- * Frees a directory. Without a successful commit it is removed, with the files in it.
- *
- * @param directory  the directory; NULL is fine
- */
-void ioshape_directory_free(struct ioshape_directory *directory);
 
 #ifdef __cplusplus
 }

@@ -211,43 +211,6 @@ int ioshape_group_save_records(struct ioshape_group *group, uint64_t step,
  */
 int ioshape_group_fail(struct ioshape_group *group, uint64_t step, const char *why);
 
-/** Which generation is looked for. */
-struct ioshape_search_options {
-	size_t size;     /**< sizeof(struct ioshape_search_options) */
-	uint32_t intact; /**< 1: one that is intact; 0: a complete one */
-	uint32_t reserved;
-	/**
-	 * Told, on each rank, of every newer generation that is not intact: damaged, without a
-	 * manifest, not readable for a rank. ioshape_last_error() says why, during the call. NULL
-	 * for none.
-	 */
-	void (*passed_over)(void *user, uint64_t step);
-	void *passed_over_user;
-	/** Receives where that generation lies, in a call of passed_over() the one that it is told
-	 * of: the group's directory, or that on its tier. The group owns the text. NULL: nobody
-	 * wants to know. */
-	const char **directory;
-};
-
-#define IOSHAPE_SEARCH_OPTIONS_INIT IOSHAPE_SIZED(ioshape_search_options)
-
-/**
- * Tells which generation is the newest one, the same to all ranks.
- *
- * All ranks call this. For a complete one rank 0 looks, and the others are told. For an intact one,
- * beginning with the newest, each rank reads an equal share of the parts, whoever saved them, and
- * compares their checksums; the first one that is intact for all is the answer. So all of a
- * generation is read once here, and by whoever loads it once more.
- *
- * @param group    the group
- * @param options  NULL: a complete one
- * @param step     receives the number of the generation
- * @return 0; -ENOENT if there is none, also none that does not hold: the first start;
- *         IOSHAPE_E_UNUSABLE if there are some, and none can be used; another negative code
- */
-int ioshape_group_get_latest(struct ioshape_group *group,
-			     const struct ioshape_search_options *options, uint64_t *step);
-
 /**
  * Frees a group.
  *

@@ -11,7 +11,6 @@
 #include <ioshape/errors.h>
 #include <ioshape/file.h>
 #include <ioshape/group.h>
-#include <ioshape/safetensors.h>
 #include <ioshape/slots.h>
 #include <ioshape/tensors.h>
 #include <ioshape/version.h>

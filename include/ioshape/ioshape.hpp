@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -271,14 +270,6 @@ public:
 	{
 		return IOSHAPE_CONTEXT_OPTIONS_INIT;
 	}
-	void reserve(std::uint64_t bytes)
-	{
-		detail::check(ioshape_context_reserve(get(), bytes));
-	}
-	void trim()
-	{
-		reserve(0);
-	}
 
 	/* Blocks until the tensors are durable and in place. */
 	ioshape_report save_tensors(const std::string &path,
@@ -310,24 +301,6 @@ public:
 	{
 		return save(detail::ask<ioshape_save *>(ioshape_save_records, get(), path.c_str(),
 							records.data(), records.size(), &options));
-	}
-
-	/* Blocks until the safetensors file is durable and in place. */
-	ioshape_report
-	save_safetensors(const std::string &path, const std::vector<ioshape_tensor> &tensors,
-			 const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
-	{
-		return detail::save_now(options, ioshape_save_safetensors, get(), path.c_str(),
-					tensors.data(), tensors.size());
-	}
-	/* Returns when the tensors may be changed; with options.borrow, at once. */
-	save save_safetensors_async(const std::string &path,
-				    const std::vector<ioshape_tensor> &tensors,
-				    const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
-	{
-		return save(detail::ask<ioshape_save *>(ioshape_save_safetensors, get(),
-							path.c_str(), tensors.data(),
-							tensors.size(), &options));
 	}
 
 	/* What a path sits on, and what a save would do there: JSON text. */
@@ -396,74 +369,6 @@ public:
 	void fail(std::uint64_t step, const std::string &why)
 	{
 		detail::check(ioshape_group_fail(get(), step, why.c_str()));
-	}
-	/* The newest complete generation, the same on all ranks, which all ask; none if there is
-	 * none. */
-	std::optional<std::uint64_t> latest()
-	{
-		return newest(nullptr);
-	}
-	/* The newest intact one, of which every byte has been read, the same on all ranks, which
-	 * all ask; none if there is none. `passed_over` receives the steps of newer ones. */
-	std::optional<std::uint64_t> intact(std::vector<std::uint64_t> *passed_over = nullptr)
-	{
-		ioshape_search_options options = IOSHAPE_SEARCH_OPTIONS_INIT;
-
-		options.intact = 1;
-		options.passed_over = [](void *user, std::uint64_t passed) {
-			if (auto *steps = static_cast<std::vector<std::uint64_t> *>(user))
-				steps->push_back(passed);
-		};
-		options.passed_over_user = passed_over;
-		return newest(&options);
-	}
-
-private:
-	std::optional<std::uint64_t> newest(const ioshape_search_options *options)
-	{
-		std::uint64_t step = 0;
-		const int code = ioshape_group_get_latest(get(), options, &step);
-
-		if (code == -ENOENT)
-			return std::nullopt;
-		detail::check(code);
-		return step;
-	}
-};
-
-/* Records into a container. Without commit() the file is abandoned. */
-class writer : public detail::owner<ioshape_writer, ioshape_writer_free>
-{
-public:
-	writer(const context &context, const std::string &path,
-	       const ioshape_writer_options &options = IOSHAPE_WRITER_OPTIONS_INIT)
-		: owner(detail::ask<ioshape_writer *>(ioshape_writer_open, context.get(),
-						      path.c_str(), &options))
-	{
-	}
-	void record(const std::string &name, const void *data, std::uint64_t bytes,
-		    std::uint32_t alignment = 0)
-	{
-		begin(name, bytes, alignment);
-		write(data, bytes);
-		end();
-	}
-	void begin(const std::string &name, std::uint64_t bytes = IOSHAPE_UNKNOWN_BYTES,
-		   std::uint32_t alignment = 0)
-	{
-		detail::check(ioshape_writer_begin_record(get(), name.c_str(), bytes, alignment));
-	}
-	void write(const void *data, std::size_t bytes)
-	{
-		detail::check(ioshape_writer_write(get(), data, bytes));
-	}
-	void end()
-	{
-		detail::check(ioshape_writer_end_record(get()));
-	}
-	ioshape_report commit()
-	{
-		return detail::fill<ioshape_report>(ioshape_writer_commit, get());
 	}
 };
 
@@ -538,10 +443,6 @@ public:
 	{
 		detail::check(ioshape_reader_read(get(), record, offset, into, bytes));
 	}
-	void read_file(std::uint64_t offset, void *into, std::size_t bytes) const
-	{
-		detail::check(ioshape_reader_read_file(get(), offset, into, bytes));
-	}
 	void verify() const
 	{
 		detail::check(ioshape_reader_verify(get(), 1));
@@ -568,11 +469,6 @@ public:
 	void load_records(const std::vector<ioshape_load_request> &requests) const
 	{
 		detail::check(ioshape_reader_load_records(get(), requests.data(), requests.size()));
-	}
-	/* It and what follows it will be loaded next: that begins now, and is not waited for. */
-	void expect(std::uint64_t record) const
-	{
-		detail::check(ioshape_reader_expect(get(), record));
 	}
 	ioshape_metadata metadata() const
 	{

@@ -230,6 +230,25 @@ enum ioshape_keep_checksums {
 	IOSHAPE_CHECKSUMS_BESIDE = 1 /**< in a file beside it, `NAME.ioshape-sums` */
 };
 
+/** In which format tensors are saved. */
+enum ioshape_format {
+	/** A zip that torch.load() opens as a dict of tensors. */
+	IOSHAPE_FORMAT_TORCH = 0,
+	/**
+	 * The safetensors file that the original library makes of the same tensors, to the byte:
+	 * large elements before small ones, then by name. Tensors with strides are packed
+	 * row-major. The attributes of options->metadata become the file's "__metadata__", in their
+	 * order; without options->metadata there is none. The file holds no checksums:
+	 * options->checksums puts them beside it.
+	 *
+	 * Refused with -EINVAL: the dtypes IOSHAPE_COMPLEX32 and IOSHAPE_COMPLEX128, which the
+	 * format does not have; a tensor called "__metadata__"; metadata with a step or a blob.
+	 * IOSHAPE_E_LIMIT: the header would have more than 32 MiB, the most that the Python package
+	 * reads.
+	 */
+	IOSHAPE_FORMAT_SAFETENSORS = 1
+};
+
 /** How tensors or records are saved. */
 struct ioshape_save_options {
 	size_t size;                             /**< sizeof(struct ioshape_save_options) */
@@ -267,7 +286,7 @@ struct ioshape_save_options {
 	 * ioshape_file_options. Anything else is -EINVAL; torch zips have checksums in the file.
 	 */
 	enum ioshape_keep_checksums checksums;
-	uint32_t reserved; /**< 0 */
+	enum ioshape_format format; /**< of the file; a group's is IOSHAPE_FORMAT_TORCH */
 };
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
@@ -312,9 +331,7 @@ int ioshape_save_tensors(struct ioshape_context *context, const char *path,
 /**
  * Waits until a save has ended.
  *
- * What is still to be copied (ioshape_record.later) is then copied as by
- * ioshape_save_wait_copied(); with a `timeout_ms` of 0 it is not. Any thread may call this, any
- * number of times.
+ * Any thread may call this, any number of times.
  *
  * @param save        the save
  * @param timeout_ms  how long to wait; negative: as long as it takes
@@ -322,24 +339,6 @@ int ioshape_save_tensors(struct ioshape_context *context, const char *path,
  *         and only then; otherwise the code that it failed with
  */
 int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
-
-/**
- * Waits until all is copied that a save was allowed to copy later (ioshape_record.later).
- *
- * Call this before such memory changes, as before the next step of an optimizer. Until then a
- * thread of the lowest priority copies, and rests as long as it has copied; from this call on it
- * does not rest, and the calling thread and others help. What a function fetches is copied by the
- * save's thread alone, without rests, as is all if the save has a deadline. What changes too early
- * is noticed, as far as a sample tells: the save ends with IOSHAPE_E_CHANGED.
- *
- * If the staging memory cannot hold all of the save, or if several processes save together, the
- * call that saves has copied everything, and this returns at once. With `borrow` nothing is
- * copied: it waits until the save has ended. Any thread may call this, any number of times.
- *
- * @param save  the save
- * @return 0, also if the save has failed meanwhile; -EPERM in a forked child
- */
-int ioshape_save_wait_copied(struct ioshape_save *save);
 
 /**
  * Asks a save to stop, and returns at once.

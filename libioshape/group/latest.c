@@ -26,7 +26,7 @@ struct place {
 
 /* Of rank 0. The others hear. */
 struct search {
-	const struct ioshape_search_options *options;
+	const struct group_search_options *options;
 	bool begun, looked;
 	struct place near, there;
 	struct group_spreads *spreads; /* of the candidates of `near`, if nodes have tiers */
@@ -330,8 +330,8 @@ static int try_next(struct ioshape_group *group, struct search *search, struct g
 	return ret;
 }
 
-static void say_where(const struct ioshape_group *group,
-		      const struct ioshape_search_options *options, const struct group_found *found)
+static void say_where(const struct ioshape_group *group, const struct group_search_options *options,
+		      const struct group_found *found)
 {
 	if (options->directory)
 		*options->directory = directory_of(group, found);
@@ -340,7 +340,7 @@ static void say_where(const struct ioshape_group *group,
 static void pass_over(const struct ioshape_group *group, struct search *search,
 		      struct group_found *found)
 {
-	const struct ioshape_search_options *options = search->options;
+	const struct group_search_options *options = search->options;
 
 	group_unusable_add(&search->unusable, &found->failure);
 	if (!options->intact && !group->options.rank)
@@ -362,7 +362,7 @@ static void close_place(struct place *place)
 	ring_folder_close(&place->directory);
 }
 
-static int find(struct ioshape_group *group, const struct ioshape_search_options *options,
+static int find(struct ioshape_group *group, const struct group_search_options *options,
 		struct group_found *found, struct base_error *error)
 {
 	struct search search = {
@@ -391,11 +391,10 @@ static int find(struct ioshape_group *group, const struct ioshape_search_options
 
 /* ---- What users call ------------------------------------------------------------------------- */
 
-IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
-					    const struct ioshape_search_options *given,
-					    uint64_t *step)
+int group_get_latest(struct ioshape_group *group, const struct group_search_options *given,
+		     uint64_t *step)
 {
-	struct ioshape_search_options options;
+	struct group_search_options options;
 	struct base_error error = { 0 };
 	struct group_found found = { 0 };
 	int ret;
@@ -405,7 +404,7 @@ IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
 	*step = 0;
 	ret = save_enter(group->context, &error);
 	if (!ret)
-		ret = base_take_options(&options, sizeof(options), given, "ioshape_search_options",
+		ret = base_take_options(&options, sizeof(options), given, "group_search_options",
 					&error);
 	if (!ret)
 		ret = find(group, &options, &found, &error);

@@ -514,7 +514,7 @@ static int save(struct ioshape_group *group, uint64_t step, const struct save_pa
 	ret = save_enter(group->context, &error);
 	if (ret)
 		return base_leave(ret, "save", group->directory, &error);
-	ret = save_take_options(&options, given, payload->kind, out != NULL, &error);
+	ret = save_take_options(&options, given, false, out != NULL, &error);
 	report = ret ? NULL : options.report;
 	if (!ret && step == IOSHAPE_LATEST)
 		ret = base_fail(&error, -EINVAL, "no generation can have the number %llu",

@@ -308,7 +308,7 @@ static int put_bundle(struct writing *writing, struct ring_writer *file, struct 
 		if (!writes_for(part, rank))
 			continue;
 		zip_part_name(name, rank);
-		ret = zip_writer_begin(writing->zip, name, IOSHAPE_UNKNOWN_BYTES, 0, error);
+		ret = zip_writer_begin(writing->zip, name, ZIP_UNKNOWN_BYTES, 0, error);
 		if (ret)
 			break;
 		if (rank == group->options.rank)

@@ -3,8 +3,6 @@
 #include "save/background/background.h"
 #include "save/file/file.h"
 
-#include <ioshape/safetensors.h>
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -67,8 +65,8 @@ static int save_here(struct ioshape_context *context, const char *path,
 /* ---- The public calls ------------------------------------------------------------------------ */
 
 int save_take_options(struct ioshape_save_options *options,
-		      const struct ioshape_save_options *given, enum save_kind kind,
-		      bool background, struct base_error *error)
+		      const struct ioshape_save_options *given, bool formats, bool background,
+		      struct base_error *error)
 {
 	int ret =
 		base_take_options(options, sizeof(*options), given, "ioshape_save_options", error);
@@ -77,17 +75,19 @@ int save_take_options(struct ioshape_save_options *options,
 		ret = base_refuse(error, -EINVAL,
 				  "a background save cannot fill options.report" BASE_REMEDY
 				  "ask ioshape_save_get_report() when it has ended");
+	if (!ret && ((unsigned)options->format > IOSHAPE_FORMAT_SAFETENSORS ||
+		     (options->format && !formats)))
+		ret = base_refuse(error, -EINVAL,
+				  "options.format is %u" BASE_REMEDY
+				  "set one of enum ioshape_format, for ioshape_save_tensors() only",
+				  (unsigned)options->format);
 	if (!ret && options->checksums &&
-	    (options->checksums != IOSHAPE_CHECKSUMS_BESIDE || kind != SAVE_SAFETENSORS))
+	    (options->checksums != IOSHAPE_CHECKSUMS_BESIDE ||
+	     options->format != IOSHAPE_FORMAT_SAFETENSORS))
 		ret = base_refuse(error, -EINVAL,
 				  "options.checksums is %u" BASE_REMEDY
 				  "set it for safetensors files only, to IOSHAPE_CHECKSUMS_BESIDE",
 				  (unsigned)options->checksums);
-	if (!ret && options->reserved)
-		ret = base_refuse(error, -EINVAL,
-				  "options.reserved is %u" BASE_REMEDY
-				  "zero the struct before filling it in",
-				  options->reserved);
 	return ret;
 }
 
@@ -103,7 +103,10 @@ static int save(struct ioshape_context *context, const char *path, struct save_p
 		*out = NULL;
 	ret = save_enter(context, &error);
 	if (!ret)
-		ret = save_take_options(&options, given, payload->kind, out != NULL, &error);
+		ret = save_take_options(&options, given, payload->kind == SAVE_TENSORS, out != NULL,
+					&error);
+	if (!ret && options.format == IOSHAPE_FORMAT_SAFETENSORS)
+		payload->kind = SAVE_SAFETENSORS;
 	payload->checksums = !ret && options.checksums == IOSHAPE_CHECKSUMS_BESIDE;
 	if (!ret && !path)
 		ret = base_refuse(&error, -EINVAL, "no path to save to was given");
@@ -134,14 +137,14 @@ IOSHAPE_EXPORT int ioshape_save_records(struct ioshape_context *context, const c
 	return save(context, path, &payload, options, out);
 }
 
-IOSHAPE_EXPORT int ioshape_save_safetensors(struct ioshape_context *context, const char *path,
-					    const struct ioshape_tensor *tensors, size_t count,
-					    const struct ioshape_save_options *options,
-					    struct ioshape_save **out)
+int save_records_lazily(struct ioshape_context *context, const char *path,
+			const struct ioshape_record *records, const uint8_t *later, size_t count,
+			const struct ioshape_save_options *options, struct ioshape_save **out)
 {
 	struct save_payload payload = {
-		.kind = SAVE_SAFETENSORS,
-		.tensors = tensors,
+		.kind = SAVE_RECORDS,
+		.records = records,
+		.later = later,
 		.count = count,
 	};
 

@@ -157,13 +157,15 @@ struct save_payload {
 	bool checksums; /* of SAVE_SAFETENSORS: they are to be put beside the file */
 	const struct ioshape_tensor *tensors;
 	const struct ioshape_record *records;
+	const uint8_t *later; /* 1 for each record that may be copied after the call; NULL: none */
 	size_t count;
 };
 
-/* The options of such a save, checked; of one that blocks or of one in the background. */
+/* Checks the options of a save that blocks, or of one in the background. `formats`: any format may
+ * be asked for. */
 int save_take_options(struct ioshape_save_options *options,
-		      const struct ioshape_save_options *given, enum save_kind kind,
-		      bool background, struct base_error *error);
+		      const struct ioshape_save_options *given, bool formats, bool background,
+		      struct base_error *error);
 /* What a save is, as the floor above sees it. It never changes. */
 struct save_task {
 	const char *path;                      /* absolute */

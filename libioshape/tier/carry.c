@@ -185,7 +185,7 @@ static bool was_written(const struct file *file)
 static int put_block(struct file *file, struct ring_writer *writer, uint64_t at, void *block,
 		     size_t bytes, struct base_error *error)
 {
-	if (ioshape_reader_read_file(file->reader, at, block, bytes))
+	if (save_reader_read_file(file->reader, at, block, bytes))
 		return base_pass_on(error, base_last_error());
 	if (file->checksums.beside)
 		return save_checksums_put(&file->checksums, writer, block, bytes, NULL, error);

@@ -49,7 +49,7 @@ int zip_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_
 	place->data_offset = base_round_up(header_end, alignment);
 	place->header_bytes = (uint32_t)(place->data_offset - cursor);
 	place->descriptor_offset = place->end = place->data_offset;
-	if (bytes != IOSHAPE_UNKNOWN_BYTES) {
+	if (bytes != ZIP_UNKNOWN_BYTES) {
 		/* Written so that no sum can wrap: the left side is far below 2^64. */
 		if (bytes > ZIP_MAX_FILE_BYTES)
 			return IOSHAPE_E_LIMIT;
@@ -97,7 +97,7 @@ static uint8_t *extend(struct base_buffer *out, size_t bytes)
  * them. */
 static void put_zip64_field(uint8_t *at, uint64_t bytes)
 {
-	if (bytes == IOSHAPE_UNKNOWN_BYTES)
+	if (bytes == ZIP_UNKNOWN_BYTES)
 		bytes = 0;
 	base_put_le(at, ZIP64_FIELD_ID, 2);
 	base_put_le(at + 2, ZIP64_LOCAL_FIELD_BYTES - ZIP_FIELD_HEAD_BYTES, 2);

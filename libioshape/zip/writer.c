@@ -27,7 +27,7 @@ struct zip_writer {
 	int failed;                 /* the code after which nothing more is written */
 
 	struct zip_place place; /* of the open record */
-	uint64_t announced;     /* bytes of it, or IOSHAPE_UNKNOWN_BYTES */
+	uint64_t announced;     /* bytes of it, or ZIP_UNKNOWN_BYTES */
 	uint64_t done;          /* bytes of it that have been put */
 
 	/* Of a torch zip: checksums of full blocks, and of the last one of each record. */
@@ -396,8 +396,7 @@ static int check_bytes(const struct zip_writer *writer, const void *data, size_t
 	if (bytes > MIN(writer->announced, (uint64_t)INT64_MAX) - writer->done)
 		return base_refuse(error, -EINVAL,
 				   "record \"%s\" of \"%s\" was announced with %llu bytes and "
-				   "would get %llu" BASE_REMEDY
-				   "announce IOSHAPE_UNKNOWN_BYTES if it is not known",
+				   "would get %llu" BASE_REMEDY "announce all of it",
 				   ZIP_SHOWN(last_name(writer)), writer->path,
 				   (unsigned long long)writer->announced,
 				   (unsigned long long)writer->done + bytes);
@@ -457,7 +456,7 @@ int zip_writer_end(struct zip_writer *writer, struct base_error *error)
 	ret = check_state(writer, true, error);
 	if (ret)
 		return ret;
-	if (writer->announced != IOSHAPE_UNKNOWN_BYTES && writer->done < writer->announced)
+	if (writer->announced != ZIP_UNKNOWN_BYTES && writer->done < writer->announced)
 		return base_refuse(
 			error, -EINVAL,
 			"record \"%s\" of \"%s\" was announced with %llu bytes and got %llu",

@@ -16,6 +16,8 @@
 #include <ioshape/container.h>
 
 #define ZIP_FOLDER "archive/" /* the one folder of files that we write */
+/* The length of a record that is not known yet. */
+#define ZIP_UNKNOWN_BYTES UINT64_MAX
 #define ZIP_INDEX_RECORD ".ioshape/index"
 
 /* Records from this size on begin on a page boundary, smaller ones on a cache line, as in torch. */
@@ -62,7 +64,7 @@ struct zip_place {
 };
 
 /*
- * `bytes` may be IOSHAPE_UNKNOWN_BYTES: then zip64 is set and descriptor_offset and end are not
+ * `bytes` may be ZIP_UNKNOWN_BYTES: then zip64 is set and descriptor_offset and end are not
  * (they are data_offset). IOSHAPE_E_LIMIT if the file would pass 2^63 bytes or the name is too
  * long.
  */
@@ -373,7 +375,7 @@ int zip_writer_new_bundle(struct zip_writer **out, struct zip_sink sink, const c
 
 /*
  * A record: begin, put any number of times, end. `name` without the folder. `bytes` may be
- * IOSHAPE_UNKNOWN_BYTES, and is for members. alignment 0: by size. Of the calls only a refused one
+ * ZIP_UNKNOWN_BYTES, and is for members. alignment 0: by size. Of the calls only a refused one
  * (-EINVAL, -EEXIST) is without consequences; after another failure only free() remains.
  */
 int zip_writer_begin(struct zip_writer *writer, const char *name, uint64_t bytes,

@@ -6,7 +6,6 @@
 #include "support/every_call.h"
 #include "support/sample.h"
 #include "support/scratch.h"
-#include "support/write_record.h"
 
 #include <ioshape/operator.h>
 
@@ -88,7 +87,6 @@ TEST(calls_case, no_handle_is_an_error_and_nothing_is_freed_without_harm)
 	ck_assert_int_eq(first_call_without(&none, -EINVAL), 0);
 	ioshape_context_free(NULL);
 	ioshape_save_free(NULL);
-	ioshape_writer_free(NULL);
 	ioshape_file_free(NULL);
 	ioshape_reader_free(NULL);
 	ioshape_free(NULL);
@@ -101,16 +99,17 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 	struct ioshape_save_options with_report = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save_options beside = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save_options told = IOSHAPE_SAVE_OPTIONS_INIT;
-	struct ioshape_save_options reserved = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save_options safetensors = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save_options no_format = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *save;
-	struct ioshape_writer *writer;
 	struct ioshape_reader *reader;
 	struct ioshape_file *file;
 
 	with_report.report = &report; /* its handle is asked when it has ended */
 	beside.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	safetensors.format = told.format = IOSHAPE_FORMAT_SAFETENSORS;
 	told.checksums = (enum ioshape_keep_checksums)2;
-	reserved.reserved = 1;
+	no_format.format = (enum ioshape_format)2;
 	const int openings[] = {
 		ioshape_context_open(NULL, NULL),
 		ioshape_save_tensors(context, NULL, NULL, 0, NULL, NULL),
@@ -121,15 +120,14 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 		ioshape_save_tensors(context, path, NULL, 1, NULL, NULL),
 		ioshape_save_tensors(context, path, NULL, 1, NULL, &save),
 		ioshape_save_records(context, path, NULL, 1, NULL, NULL),
-		ioshape_save_safetensors(context, path, NULL, 1, NULL, NULL),
-		ioshape_save_safetensors(context, NULL, NULL, 0, NULL, &save),
+		ioshape_save_tensors(context, path, NULL, 1, &safetensors, NULL),
+		ioshape_save_tensors(context, NULL, NULL, 0, &safetensors, &save),
+		ioshape_save_records(context, path, NULL, 0, &safetensors, NULL),
 		ioshape_save_tensors(context, path, NULL, 0, &with_report, &save),
 		ioshape_save_tensors(context, path, NULL, 0, &beside, NULL),
 		ioshape_save_records(context, path, NULL, 0, &beside, NULL),
-		ioshape_save_safetensors(context, path, NULL, 0, &told, NULL),
-		ioshape_save_safetensors(context, path, NULL, 0, &reserved, NULL),
-		ioshape_writer_open(context, NULL, NULL, &writer),
-		ioshape_writer_open(context, path, NULL, NULL),
+		ioshape_save_tensors(context, path, NULL, 0, &told, NULL),
+		ioshape_save_tensors(context, path, NULL, 0, &no_format, NULL),
 		ioshape_file_open(context, NULL, NULL, &file),
 		ioshape_file_open(context, path, NULL, NULL),
 		ioshape_reader_open(context, NULL, NULL, &reader),
@@ -137,13 +135,12 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 	};
 
 	MUST_BE_REFUSED(openings);
-	ck_assert(!save && !writer && !file && !reader);
+	ck_assert(!save && !file && !reader);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 
 	ck_assert_int_eq(save_with(NULL), 0);
 	ck_assert_int_eq(ioshape_reader_open(context, path, NULL, &reader), 0);
 	const int results[] = {
-		ioshape_reader_expect(NULL, 0),
 		ioshape_reader_get_info(reader, NULL),
 		ioshape_reader_get_record(reader, 0, NULL),
 		ioshape_reader_find_record(reader, "data.pkl", NULL),
@@ -235,25 +232,20 @@ TEST(calls_case, a_slot_is_its_processs)
 
 TEST(calls_case, a_group_needs_a_place_for_what_it_finds)
 {
-	struct ioshape_search_options wrong = { .size = 1 };
 	struct ioshape_group *group, *none;
-	uint64_t step = 1;
 
 	ck_assert_int_eq(ioshape_group_open(context, scratch_path("steps"), NULL, &group), 0);
 	const int answers[] = {
 		ioshape_group_open(context, NULL, NULL, &none),
 		ioshape_group_open(context, "", NULL, &none),
 		ioshape_group_open(context, scratch_path("steps"), NULL, NULL),
-		ioshape_group_get_latest(NULL, NULL, &step),
-		ioshape_group_get_latest(group, NULL, NULL),
-		ioshape_group_get_latest(group, &wrong, &step),
 		ioshape_group_fail(NULL, 1, "why"),
 		ioshape_group_save_tensors(NULL, 1, NULL, 0, NULL, NULL),
 		ioshape_group_save_tensors(group, 1, NULL, 1, NULL, NULL),
 	};
 
 	MUST_BE_REFUSED(answers);
-	ck_assert(!none && !step);
+	ck_assert_ptr_null(none);
 	ck_assert_int_eq(ioshape_group_fail(group, 1, NULL), 0);
 	ioshape_group_free(group);
 	ioshape_group_free(NULL);
@@ -362,7 +354,6 @@ TEST(calls_case, a_size_that_was_forgotten_is_refused_everywhere)
 	const char *path = strdupa(scratch_path("file")); /* save_with() makes others */
 	struct ioshape_context_options context_options = { 0 };
 	struct ioshape_save_options save_options = { 0 };
-	struct ioshape_writer_options writer_options = { 0 };
 	struct ioshape_reader_options reader_options = { 0 };
 	struct ioshape_file_options file_options = { 0 };
 	struct ioshape_record_info record = { 0 };
@@ -374,7 +365,6 @@ TEST(calls_case, a_size_that_was_forgotten_is_refused_everywhere)
 	struct ioshape_save_options with_report = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save_options with_metadata = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_context *other = context;
-	struct ioshape_writer *writer;
 	struct ioshape_reader *reader, *other_reader;
 	struct ioshape_file *file;
 	struct ioshape_save *save;
@@ -387,7 +377,6 @@ TEST(calls_case, a_size_that_was_forgotten_is_refused_everywhere)
 		save_with(&with_report),
 		save_with(&with_metadata),
 		ioshape_save_tensors(context, path, NULL, 0, &save_options, &save),
-		ioshape_writer_open(context, path, &writer_options, &writer),
 		ioshape_file_open(context, path, &file_options, &file),
 	};
 
@@ -554,17 +543,6 @@ TEST(calls_case, saves_do_not_know_of_each_other)
 		      why);
 }
 
-TEST(calls_case, memory_is_given_back_when_it_is_asked_for)
-{
-	ck_assert_int_eq(ioshape_context_reserve(context, 0), 0);
-	ck_assert_int_eq(save_with(NULL), 0);
-	ck_assert_int_eq(ioshape_context_reserve(context, 20 << 20), 0);
-	ck_assert_int_eq(ioshape_context_reserve(context, 0), 0);
-	ck_assert_int_eq(ioshape_context_reserve(context, 0), 0);
-	ck_assert_int_eq(ioshape_context_reserve(context, UINT64_MAX), -ENOMEM);
-	ck_assert_int_eq(save_with(NULL), 0);
-}
-
 /* ---- Failures -------------------------------------------------------------------------------- */
 
 static void must_have_failed(int code, const char *operation, const char *path, const char *record)
@@ -581,12 +559,9 @@ TEST(calls_case, a_failure_tells_the_path_and_what_was_being_done)
 {
 	const char *path = scratch_path("missing/file"), *text = scratch_path("text");
 	struct ioshape_reader *reader;
-	struct ioshape_writer *writer;
 	uint64_t index;
 
 	ck_assert_int_eq(ioshape_save_tensors(context, path, NULL, 0, NULL, NULL), -ENOENT);
-	must_have_failed(-ENOENT, "save", path, "");
-	ck_assert_int_eq(ioshape_writer_open(context, path, NULL, &writer), -ENOENT);
 	must_have_failed(-ENOENT, "save", path, "");
 	ck_assert_int_eq(ioshape_reader_open(context, path, NULL, &reader), -ENOENT);
 	must_have_failed(-ENOENT, "load", path, "");
@@ -611,21 +586,6 @@ TEST(calls_case, a_failure_in_words_wording)
 	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, strerror(ENOENT)));
 	ck_assert_int_eq(ioshape_save_tensors(NULL, path, NULL, 0, NULL, NULL), -EINVAL);
 	ck_assert_str_eq(ioshape_last_error()->remedy, "open one first");
-}
-
-TEST(calls_case, a_writer_goes_on_after_a_refusal_until_it_has_committed)
-{
-	struct ioshape_writer *writer;
-
-	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("file"), NULL, &writer), 0);
-	ck_assert_int_eq(write_record(writer, "a", "1", 1, 0), 0);
-	ck_assert_int_eq(write_record(writer, "a", "1", 1, 0), -EEXIST);
-	ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
-	ck_assert_int_eq(write_record(writer, "b", "2", 1, 0), 0);
-	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), 0);
-	ck_assert_int_eq(write_record(writer, "c", "3", 1, 0), -EINVAL);
-	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), -EINVAL);
-	ioshape_writer_free(writer);
 }
 
 int main(void)

@@ -6,7 +6,6 @@
 #include "support/reader_info.h"
 #include "support/report_step.h"
 #include "support/scratch.h"
-#include "support/write_record.h"
 
 #include <ioshape/ioshape.h>
 
@@ -238,25 +237,22 @@ LOOP_TEST(tests, saves_to_one_file_are_ordered_whatever_they_call_it, 0, COUNT(s
 	free(new.memory);
 }
 
-TEST(tests, a_writer_takes_its_turn_where_it_was_opened)
+TEST(tests, a_file_takes_its_turn_where_it_was_opened)
 {
-	struct ioshape_writer *writer;
-	struct ioshape_reader *reader;
+	struct ioshape_file *file;
 	struct ioshape_save *first;
 
 	ck_assert_int_eq(mkdir(scratch_path("there"), 0777), 0);
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
-	ck_assert_int_eq(ioshape_writer_open(context, "a.pt", NULL, &writer), 0);
-	ck_assert_int_eq(write_record(writer, "new", "text", 4, 0), 0);
+	ck_assert_int_eq(ioshape_file_open(context, "a.pt", NULL, &file), 0);
+	ck_assert_int_eq(ioshape_file_write(file, "text", 4), 0);
 	first = begin_lingering("a.pt", &one);
 	ck_assert_int_eq(chdir("there"), 0);
 	atomic_store(&go, true);
-	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), 0);
-	ioshape_writer_free(writer);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
+	ioshape_file_free(file);
 	end(first);
-	reader = open_reader(scratch_path("a.pt"));
-	ck_assert_uint_eq(info_of_reader(reader).records, 1);
-	ioshape_reader_free(reader);
+	ck_assert(scratch_same(scratch_path("a.pt"), "text", 4));
 }
 
 TEST(tests, each_directory_is_tidied_whatever_it_is_called)
@@ -362,38 +358,6 @@ TEST(tests, waiting_for_the_turn_is_in_the_report)
 	end(first);
 }
 
-static size_t mapped_bytes(void)
-{
-	FILE *file = fopen("/proc/self/statm", "re");
-	size_t pages;
-
-	ck_assert_ptr_nonnull(file);
-	ck_assert_int_eq(fscanf(file, "%zu", &pages), 1);
-	fclose(file);
-	return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-TEST(tests, what_a_save_holds_counts_as_reserved)
-{
-	struct ioshape_save *save;
-	size_t before;
-
-	open_with_staging(4 * CHUNK_BYTES);
-	make_one(&one, 2 * CHUNK_BYTES, 1);
-	save = begin_lingering(scratch_path("a.pt"), &one);
-	/* The save maps memory for I/O, too, but not any more. */
-	while (!atomic_load(&lingering))
-		usleep(1000);
-	before = mapped_bytes();
-	ck_assert_int_eq(ioshape_context_reserve(context, 4 * CHUNK_BYTES), 0);
-	/* Two more; what it has handed back and what it still holds are the other two. */
-	ck_assert_uint_ge(mapped_bytes() - before, 2 * CHUNK_BYTES);
-	ck_assert_uint_lt(mapped_bytes() - before, 3 * CHUNK_BYTES);
-	ck_assert_int_eq(ioshape_context_reserve(context, 4 * CHUNK_BYTES + 1), -ENOMEM);
-	atomic_store(&go, true);
-	end(save);
-}
-
 /* ---- Progress -------------------------------------------------------------------------------- */
 
 static struct {
@@ -467,17 +431,17 @@ static int stop_at_plan(void *user, enum ioshape_phase phase, uint64_t done, uin
 
 TEST(tests, the_plan_is_told_before_space_is_reserved)
 {
-	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	const struct rlimit limit = { 2 << 20, 2 << 20 };
-	struct ioshape_writer *writer;
+	struct ioshape_file *file;
 
 	/* Reserving it would be refused. */
 	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
 	options.expected_bytes = 4 << 20;
 	options.progress = stop_at_plan;
-	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("a.pt"), &options, &writer),
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("a.pt"), &options, &file),
 			 -ECANCELED);
-	ck_assert_ptr_null(writer);
+	ck_assert_ptr_null(file);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
 
@@ -549,25 +513,6 @@ TEST(tests, too_much_to_say_about_tensors_is_refused_up_front)
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	free(tensors);
 	free(names);
-}
-
-TEST(tests, a_commit_with_an_open_record_can_be_tried_again)
-{
-	struct ioshape_writer *writer;
-	struct ioshape_reader *reader;
-
-	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("a.pt"), NULL, &writer), 0);
-	ck_assert_int_eq(ioshape_writer_begin_record(writer, "open", IOSHAPE_UNKNOWN_BYTES, 0), 0);
-	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_writer_write(writer, "text", 4), 0);
-	ck_assert_int_eq(ioshape_writer_end_record(writer), 0);
-	ck_assert_msg(!ioshape_writer_commit(writer, NULL), "%s", ioshape_last_error()->sentence);
-	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), -EINVAL);
-	ioshape_writer_free(writer);
-	reader = open_reader(scratch_path("a.pt"));
-	ck_assert_uint_eq(info_of_reader(reader).records, 1);
-	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
-	ioshape_reader_free(reader);
 }
 
 /* The one failure after which the new file is there all the same. */

@@ -417,92 +417,13 @@ static void must_verify(const char *path)
 
 	ck_assert(info.checksums && !info.torch_zip && !info.records);
 	ck_assert_uint_eq(info.file_bytes, 3 * MIB + 5);
-	ck_assert_int_eq(ioshape_reader_read_file(reader, MIB - 3, back, MIB), 0);
+	ck_assert_int_eq(ioshape_reader_read(reader, 0, MIB - 3, back, MIB), 0);
 	ck_assert_mem_eq(back, data + MIB - 3, MIB);
 	must_load_ranges(reader);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	ioshape_reader_free(reader);
 	free(back);
 }
-
-static int fetch_data(void *user, uint64_t offset, void *into, size_t count)
-{
-	(void)user;
-	memcpy(into, data + offset, count);
-	return 0;
-}
-
-/* Behind other bytes, and with others behind it; with checksums of the file and without. */
-START_TEST(an_archive_is_a_part_of_a_file)
-{
-	const struct ioshape_record records[] = {
-		{ .name = "data.pkl", .data = "pickle", .bytes = 6 },
-		{ .name = "data/0", .data = data, .bytes = 2 * MIB + 5 },
-		{ .name = "data/1", .bytes = MIB + 7, .fetch = fetch_data },
-		{ .name = "version", .data = "3\n", .bytes = 2 },
-	};
-	struct ioshape_reader_options part = IOSHAPE_READER_OPTIONS_INIT;
-	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_record_info info = IOSHAPE_RECORD_INFO_INIT;
-	const char *path = scratch_path("file");
-	struct ioshape_reader_info whole;
-	char *back = malloc(2 * MIB + 5);
-	struct ioshape_reader *reader;
-	struct ioshape_file *file;
-	uint64_t bytes, record;
-
-	options.checksums = _i ? IOSHAPE_CHECKSUMS_BESIDE : IOSHAPE_CHECKSUMS_NONE;
-	file = open_file(path, &options);
-	must_write(file, data, 12345);
-	ck_assert_int_eq(ioshape_file_write_records(file, NULL, 1, &bytes), -EINVAL);
-	ck_assert_int_eq(ioshape_file_write_records(file, records, 4, &bytes), 0);
-	ck_assert_uint_gt(bytes, 3 * MIB + 20);
-	must_write(file, data, 54321);
-	must_commit(file, NULL);
-	if (_i) {
-		reader = open_any(path, &whole);
-		ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
-		ioshape_reader_free(reader);
-	}
-	part.file_offset = 12345;
-	part.file_bytes = bytes;
-	ck_assert_int_eq(ioshape_reader_open(context, path, &part, &reader), 0);
-	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
-	ck_assert_int_eq(ioshape_reader_find_record(reader, "data/0", &record), 0);
-	ck_assert_int_eq(ioshape_reader_read(reader, record, 1, back, 2 * MIB), 0);
-	ck_assert_mem_eq(back, data + 1, 2 * MIB);
-	ck_assert_int_eq(ioshape_reader_get_record(reader, record + 1, &info), 0);
-	ck_assert_uint_eq(info.bytes, MIB + 7);
-	ck_assert_int_eq(ioshape_reader_read(reader, record + 1, 0, back, MIB + 7), 0);
-	ck_assert_mem_eq(back, data, MIB + 7);
-	ioshape_reader_free(reader);
-	free(back);
-}
-END_TEST
-
-static int fetch_some(void *user, uint64_t offset, void *into, size_t count)
-{
-	return offset + count == MIB + 7 ? -EIO : fetch_data(user, offset, into, count);
-}
-
-START_TEST(half_an_archive_is_not_committed)
-{
-	const struct ioshape_record records[] = {
-		{ .name = "data.pkl", .data = "pickle", .bytes = 6 },
-		{ .name = "data/0", .bytes = MIB + 7, .fetch = fetch_some },
-	};
-	const char *path = scratch_path("file");
-	struct ioshape_file *file = open_file(path, NULL);
-	uint64_t bytes = 1;
-
-	ck_assert_int_eq(ioshape_file_write_records(file, records, 2, &bytes), -EIO);
-	ck_assert_uint_eq(bytes, 0);
-	ck_assert_int_eq(ioshape_file_write(file, data, 1), -EIO);
-	ck_assert_int_eq(ioshape_file_commit(file, NULL), -EIO);
-	ioshape_file_free(file);
-	ck_assert_int_eq(access(path, F_OK), -1);
-}
-END_TEST
 
 START_TEST(checksums_are_kept_beside_the_file)
 {
@@ -624,8 +545,6 @@ int main(void)
 	tcase_add_test(order, progress_is_told_and_can_stop);
 	tcase_add_test(failures, arguments_are_checked);
 	tcase_add_test(failures, a_failure_is_final_and_leaves_the_old_file);
-	tcase_add_loop_test(checksums, an_archive_is_a_part_of_a_file, 0, 2);
-	tcase_add_test(checksums, half_an_archive_is_not_committed);
 	tcase_add_test(checksums, checksums_are_kept_beside_the_file);
 	tcase_add_test(checksums, checksums_are_no_promise_of_pipes);
 	tcase_add_test(checksums, checksums_that_have_no_place_beside_it_are_said);

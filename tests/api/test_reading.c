@@ -153,45 +153,6 @@ START_TEST(records_are_loaded_many_at_once)
 }
 END_TEST
 
-/* All of it, a part, or something else, through each engine; cold, where reading can begin. */
-START_TEST(what_is_expected_comes_as_if_it_had_not_been)
-{
-	struct ioshape_context *other = sample_context(engines[_i], IOSHAPE_DIRECT_PREFER);
-	struct ioshape_load_request request = { .into = into };
-	struct ioshape_tensor_info tensor = { .size = sizeof(tensor) };
-	struct ioshape_reader_info info = { .size = sizeof(info) };
-
-	ioshape_reader_free(reader);
-	ck_assert_int_eq(ioshape_reader_open(other, scratch_path("file"), NULL, &reader), 0);
-	ck_assert_int_eq(ioshape_reader_get_info(reader, &info), 0);
-	ck_assert_int_eq(ioshape_reader_expect(reader, info.records), -ENOENT);
-	for (size_t i = 0; i < sample.count; i++) {
-		scratch_evict(scratch_path("file"));
-		ck_assert_int_eq(ioshape_reader_get_tensor(reader, LARGE, &tensor), 0);
-		ck_assert_int_eq(ioshape_reader_expect(reader, 0), 0);
-		ck_assert_int_eq(ioshape_reader_expect(reader, tensor.record), 0);
-		request.tensor = i;
-		request.bytes = sample.bytes[i];
-		memset(into, 0x99, sample.total_bytes);
-		ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
-		ck_assert_mem_eq(into, sample.expected[i], sample.bytes[i]);
-		if (i % 2)
-			continue;
-		/* Not with the next load, but some time. */
-		ck_assert_int_eq(ioshape_reader_expect(reader, tensor.record), 0);
-		ck_assert_int_eq(ioshape_reader_read(reader, tensor.record, 100, into, 200), 0);
-		ck_assert_mem_eq(into, (uint8_t *)sample.expected[LARGE] + 100, 200);
-		ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
-	}
-	/* It may be given up with all of it under way. */
-	scratch_evict(scratch_path("file"));
-	ck_assert_int_eq(ioshape_reader_expect(reader, 0), 0);
-	ioshape_reader_free(reader);
-	reader = NULL;
-	ioshape_context_free(other);
-}
-END_TEST
-
 /* Whether the kernel was asked for huge pages where this lies ("hg" in smaps). */
 static bool expects_huge_pages(const void *memory)
 {
@@ -364,16 +325,12 @@ START_TEST(files_without_a_table_have_records_only)
 {
 	struct ioshape_tensor_info tensor = { .size = sizeof(tensor) };
 	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
-	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
-	struct ioshape_writer *writer;
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	uint64_t number;
 
 	options.metadata = &sample.metadata;
-	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("records"), &options, &writer),
-			 0);
-	ck_assert_int_eq(write_record(writer, "data.pkl", "abc", 3, 0), 0);
-	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), 0);
-	ioshape_writer_free(writer);
+	ck_assert_int_eq(
+		write_record(context, scratch_path("records"), "data.pkl", "abc", 3, &options), 0);
 	ioshape_reader_free(reader);
 	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("records"), NULL, &reader), 0);
 	ck_assert_uint_eq(info_of_reader(reader).has_table, 0);
@@ -603,8 +560,6 @@ int main(void)
 		tcase_add_test(reading,
 			       fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh);
 	tcase_add_test(reading, records_are_loaded_many_at_once);
-	tcase_add_loop_test(reading, what_is_expected_comes_as_if_it_had_not_been, 0,
-			    COUNT(engines));
 	tcase_add_test(reading, what_lies_outside_is_refused_by_name);
 	tcase_add_test(reading, what_is_not_there_is_not_found);
 	tcase_add_test(reading, records_are_listed_in_the_order_of_the_file);

@@ -4,7 +4,6 @@
 #include "support/async_case.h"
 #include "support/check_main.h"
 #include "support/report_step.h"
-#include "support/write_record.h"
 
 #include <ioshape/operator.h>
 
@@ -325,25 +324,17 @@ TEST(all, a_save_that_fails_has_missed_its_deadline)
 	ck_assert_double_gt(report.deadline_left_s, 0);
 }
 
-TEST(all, files_and_writers_have_deadlines_too)
+TEST(all, files_have_deadlines_too)
 {
 	struct ioshape_file_options file_options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_writer_options writer_options = IOSHAPE_WRITER_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_slot *slot = hold();
-	struct ioshape_writer *writer;
 	struct ioshape_file *file;
 
-	file_options.deadline_ms = writer_options.deadline_ms = 600000;
+	file_options.deadline_ms = 600000;
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &file_options, &file), 0);
 	ck_assert_int_eq(ioshape_file_commit(file, &report), 0);
 	ioshape_file_free(file);
-	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MET);
-	ck_assert_int_eq(
-		ioshape_writer_open(context, scratch_path("file"), &writer_options, &writer), 0);
-	ck_assert_int_eq(write_record(writer, "r", "3", 1, 0), 0);
-	ck_assert_int_eq(ioshape_writer_commit(writer, &report), 0);
-	ioshape_writer_free(writer);
 	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MET);
 	ioshape_slot_free(slot);
 }
@@ -375,12 +366,10 @@ TEST(all, two_files_can_be_open_at_a_time_in_one_thread)
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_pool_status *status;
 	struct ioshape_file *first, *second;
-	struct ioshape_writer *third;
 	char name[128];
 
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("first"), &options, &first), 0);
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("second"), &options, &second), 0);
-	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("third"), NULL, &third), 0);
 	ck_assert_int_eq(ioshape_file_write(first, "1", 1), 0);
 	ck_assert_int_eq(ioshape_file_write(second, "2", 1), 0);
 	ck_assert_int_eq(ioshape_pool_get_name(other, scratch_path("file"), name, sizeof(name)), 0);
@@ -392,9 +381,6 @@ TEST(all, two_files_can_be_open_at_a_time_in_one_thread)
 	ioshape_file_free(first);
 	ck_assert_int_eq(ioshape_file_commit(second, NULL), 0);
 	ioshape_file_free(second);
-	ck_assert_int_eq(write_record(third, "r", "3", 1, 0), 0);
-	ck_assert_int_eq(ioshape_writer_commit(third, NULL), 0);
-	ioshape_writer_free(third);
 	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
 	ck_assert_uint_eq(status->used, 0);
 	ioshape_pool_status_free(status);

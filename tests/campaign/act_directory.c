@@ -2,6 +2,7 @@
 /* Files appear together, in a directory. */
 #define _GNU_SOURCE
 #include "harm.h"
+#include "internal.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
@@ -19,18 +20,18 @@ static size_t file_bytes;
 
 static int fill(struct ioshape_context *context)
 {
-	struct ioshape_directory *directory;
+	struct save_directory *directory;
 	char path[4096];
 	int ret;
 
-	ret = harm_heed(ioshape_directory_make(context, "made", &directory));
+	ret = harm_heed(save_directory_make(context, "made", &directory));
 	if (ret)
 		return ret;
-	snprintf(path, sizeof(path), "%s/file", ioshape_directory_path(directory));
+	snprintf(path, sizeof(path), "%s/file", save_directory_path(directory));
 	ret = harm_heed(sample_save(context, path, &sample, NULL));
 	if (!ret)
-		ret = harm_heed(ioshape_directory_commit(directory));
-	ioshape_directory_free(directory);
+		ret = harm_heed(save_directory_commit(directory));
+	save_directory_free(directory);
 	return ret;
 }
 

@@ -80,19 +80,17 @@ static int begin_save(struct ioshape_context *context, const struct variant *var
 		      const struct ioshape_save_options *options, struct ioshape_save **handle)
 {
 	struct ioshape_record records[SAMPLE_TENSORS] = { 0 };
+	uint8_t later[SAMPLE_TENSORS] = { 0 };
 	char names[SAMPLE_TENSORS][32];
 
-	if (variant->way == TENSORS)
+	if (variant->way == TENSORS || variant->way == SAFETENSORS)
 		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, options,
 					    handle);
-	if (variant->way == SAFETENSORS)
-		return ioshape_save_safetensors(context, "file", sample.tensors, sample.count,
-						options, handle);
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i].name = names[i];
 		records[i].bytes = sample.bytes[i];
-		records[i].later = variant->later;
+		later[i] = variant->later;
 		if (variant->way == FETCHED && i % 2) {
 			records[i].fetch = fetch;
 			records[i].fetch_user = sample.expected[i];
@@ -100,7 +98,7 @@ static int begin_save(struct ioshape_context *context, const struct variant *var
 			records[i].data = sample.expected[i];
 		}
 	}
-	return ioshape_save_records(context, "file", records, sample.count, options, handle);
+	return save_records_lazily(context, "file", records, later, sample.count, options, handle);
 }
 
 /* A worker that is forked meanwhile may do nothing with it. */
@@ -154,7 +152,9 @@ static int save(struct ioshape_context *context, const struct variant *variant)
 	if (variant->way == RAW)
 		return harm_heed(sample_write_raw(context, "file", &sample));
 	/* Which has a step, for which safetensors files have no place. */
-	if (variant->way != SAFETENSORS)
+	if (variant->way == SAFETENSORS)
+		options.format = IOSHAPE_FORMAT_SAFETENSORS;
+	else
 		options.metadata = &sample.metadata;
 	options.replace = variant->no_replace ? IOSHAPE_OFF : IOSHAPE_ON;
 	options.borrow = variant->borrow;

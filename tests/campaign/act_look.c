@@ -49,8 +49,8 @@ static int read_in_a_row(struct ioshape_reader *reader)
 	int ret = harm_heed(ioshape_reader_get_info(reader, &info));
 
 	for (uint64_t at = 0; !ret && at < info.file_bytes; at += sizeof(piece))
-		ret = harm_heed(ioshape_reader_read_file(reader, at, piece,
-							 MIN(sizeof(piece), info.file_bytes - at)));
+		ret = harm_heed(save_reader_read_file(reader, at, piece,
+						      MIN(sizeof(piece), info.file_bytes - at)));
 	return ret;
 }
 

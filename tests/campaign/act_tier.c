@@ -105,15 +105,15 @@ static int fill(const char *folder, enum content content)
 
 static int save_folder(const char *path, enum content content)
 {
-	struct ioshape_directory *directory;
-	int ret = harm_heed(ioshape_directory_make(context, path, &directory));
+	struct save_directory *directory;
+	int ret = harm_heed(save_directory_make(context, path, &directory));
 
 	if (ret)
 		return ret;
-	ret = fill(ioshape_directory_path(directory), content);
+	ret = fill(save_directory_path(directory), content);
 	if (!ret)
-		ret = harm_heed(ioshape_directory_commit(directory));
-	ioshape_directory_free(directory);
+		ret = harm_heed(save_directory_commit(directory));
+	save_directory_free(directory);
 	return ret;
 }
 

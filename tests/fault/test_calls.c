@@ -108,12 +108,9 @@ static int begin_save(struct ioshape_context *context, const struct ioshape_save
 	*handle = NULL;
 	if (!scenario->background)
 		handle = NULL;
-	if (scenario->what == TENSORS)
+	if (scenario->what == TENSORS || scenario->what == SAFETENSORS)
 		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, options,
 					    handle);
-	if (scenario->what == SAFETENSORS)
-		return ioshape_save_safetensors(context, "file", sample.tensors, sample.count,
-						options, handle);
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i].name = names[i];
@@ -134,7 +131,9 @@ static int save(struct ioshape_context *context)
 	if (scenario->what == RAW)
 		return heed(sample_write_raw(context, "file", &sample));
 	/* Which has a step, for which safetensors files have no place. */
-	if (scenario->what != SAFETENSORS)
+	if (scenario->what == SAFETENSORS)
+		options.format = IOSHAPE_FORMAT_SAFETENSORS;
+	else
 		options.metadata = &sample.metadata;
 	options.replace = scenario->no_replace ? IOSHAPE_OFF : IOSHAPE_ON;
 	options.borrow = scenario->borrow;

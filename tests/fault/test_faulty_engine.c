@@ -4,6 +4,7 @@
  * succeeds with the right bytes or fails and leaves the old file and nothing else.
  */
 #define _GNU_SOURCE
+#include "internal.h"
 #include "support/check_main.h"
 #include "support/faulty_engine.h"
 #include "support/random.h"
@@ -206,7 +207,7 @@ static int read_onward(struct ioshape_context *context, char *why, size_t why_by
 	for (unsigned i = 0; !ret && at < new_bytes; i++, at += bytes) {
 		bytes = i % 3 ? 300000 : 30;
 		bytes = bytes < new_bytes - at ? bytes : new_bytes - at;
-		ret = ioshape_reader_read_file(reader, at, into, bytes);
+		ret = save_reader_read_file(reader, at, into, bytes);
 		if (!ret)
 			ck_assert_mem_eq(into, new_file + at, bytes);
 	}

@@ -388,23 +388,18 @@ static bool minds_the_limit(const struct filesystem *filesystem)
 	return nothing_else_is_there();
 }
 
-/* Through a writer that does not say beforehand how much will come: the disk is full in the middle
- * of it. */
+/* As a file of a length that is not told beforehand: the disk is full in the middle of it. */
 static int save_unannounced(struct ioshape_context *context)
 {
-	struct ioshape_writer *writer;
-	int ret = ioshape_writer_open(context, file, NULL, &writer);
+	struct ioshape_file *written;
+	int ret = ioshape_file_open(context, file, NULL, &written);
 
-	if (!ret)
-		ret = ioshape_writer_begin_record(writer, "data/0", IOSHAPE_UNKNOWN_BYTES, 0);
 	for (unsigned i = 0; !ret && i < LARGE_BYTES >> 20; i++)
-		ret = ioshape_writer_write(writer, (const char *)new_sample.expected[4] + (i << 20),
-					   1 << 20);
+		ret = ioshape_file_write(written, (const char *)new_sample.expected[4] + (i << 20),
+					 1 << 20);
 	if (!ret)
-		ret = ioshape_writer_end_record(writer);
-	if (!ret)
-		ret = ioshape_writer_commit(writer, NULL);
-	ioshape_writer_free(writer);
+		ret = ioshape_file_commit(written, NULL);
+	ioshape_file_free(written);
 	return ret;
 }
 
@@ -424,7 +419,7 @@ static bool fails_when_full(bool announced)
 					error->sentence);
 		/* Where space can be reserved that is where it is noticed: before a byte is
 		 * written. */
-		if (announced && error->needed_bytes == IOSHAPE_UNKNOWN_BYTES &&
+		if (announced && error->needed_bytes == UINT64_MAX &&
 		    !report_step(&report, IOSHAPE_STEP_PREALLOCATE))
 			return complain("engine %zu: noticed late, \"%s\"", i, error->sentence);
 		if (announced && !*report.filesystem)

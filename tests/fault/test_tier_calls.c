@@ -4,6 +4,7 @@
  * fails: nothing that was kept is lost, nothing is torn, and nothing older replaces what is newer.
  */
 #define _GNU_SOURCE
+#include "internal.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/tier_calls.h"
@@ -66,22 +67,22 @@ static int save_file(const char *path, size_t bytes, uint32_t version)
 
 static int save_folder(const char *path, size_t bytes, uint32_t version)
 {
-	struct ioshape_directory *directory;
+	struct save_directory *directory;
 	char file[8192];
-	int ret = ioshape_directory_make(context, path, &directory);
+	int ret = save_directory_make(context, path, &directory);
 
 	if (!ret) {
-		snprintf(file, sizeof(file), "%s/inner", ioshape_directory_path(directory));
+		snprintf(file, sizeof(file), "%s/inner", save_directory_path(directory));
 		ret = mkdir(file, 0777) ? -errno : 0;
 	}
 	for (int i = 0; !ret && i < 2; i++) {
-		snprintf(file, sizeof(file), "%s/%s", ioshape_directory_path(directory),
+		snprintf(file, sizeof(file), "%s/%s", save_directory_path(directory),
 			 names_in_folder[i]);
 		ret = save_file(file, bytes, version);
 	}
 	if (!ret)
-		ret = ioshape_directory_commit(directory);
-	ioshape_directory_free(directory);
+		ret = save_directory_commit(directory);
+	save_directory_free(directory);
 	return ret;
 }
 

@@ -5,6 +5,7 @@
  * destination; and what a node has lost is restored, if not by this restart, by the next.
  */
 #define _GNU_SOURCE
+#include "internal.h"
 #include "support/check_main.h"
 #include "support/pair_comm.h"
 #include "support/sample.h"
@@ -67,7 +68,7 @@ static int restore(struct ioshape_group *group, const struct sample *sample)
 	uint64_t step;
 
 	(void)sample;
-	return ioshape_group_get_latest(group, NULL, &step);
+	return group_get_latest(group, NULL, &step);
 }
 
 static int take_part(const struct harm *harm, uint32_t rank)

@@ -57,7 +57,7 @@ static inline uint32_t archive_crc_of_zeros(uint64_t bytes)
 static inline void archive_add(struct archive *archive, const char *name, const void *data,
 			       uint64_t bytes, uint32_t alignment, bool unknown)
 {
-	uint64_t announced = unknown ? IOSHAPE_UNKNOWN_BYTES : bytes;
+	uint64_t announced = unknown ? ZIP_UNKNOWN_BYTES : bytes;
 	struct base_buffer header = { 0 }, tail = { 0 };
 	struct zip_entry *entry;
 	struct zip_place place;

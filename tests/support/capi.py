@@ -37,6 +37,10 @@ DTYPES = {
 }
 
 
+#: IOSHAPE_FORMAT_SAFETENSORS
+SAFETENSORS = 1
+
+
 class CTensor(ctypes.Structure):
     """struct ioshape_tensor."""
 
@@ -100,6 +104,11 @@ class CSaveOptions(ctypes.Structure):
         ("replace", ctypes.c_uint32),
         ("sync", ctypes.c_uint32),
         ("borrow", ctypes.c_uint32),
+        ("queue", ctypes.c_void_p),
+        ("queue_user", ctypes.c_void_p),
+        ("deadline_ms", ctypes.c_int64),
+        ("checksums", ctypes.c_uint32),
+        ("format", ctypes.c_uint32),
     ]
 
 
@@ -186,8 +195,8 @@ def save_safetensors(
     metadata: CMetadata | None = None,
     way: Way = Way.BLOCKING,
 ) -> None:
-    """ioshape_save_safetensors()."""
-    _save("safetensors", path, c_tensors(tensors), len(tensors), way, metadata)
+    """ioshape_save_tensors() with IOSHAPE_FORMAT_SAFETENSORS."""
+    _save("tensors", path, c_tensors(tensors), len(tensors), way, metadata, SAFETENSORS)
 
 
 def address_of(data: bytes) -> int | None:
@@ -209,7 +218,7 @@ def c_record(name: str, data: bytes, fetch: bool) -> CRecord:
 def save_records(
     path: Path, records: Sequence[tuple[str, bytes]], way: Way, fetched: bool = False
 ) -> None:
-    """ioshape_save_records() and its kin; if `fetched`, records below data/ come from functions."""
+    """ioshape_save_records(); if `fetched`, records below data/ come from functions."""
     given = (CRecord * len(records))(
         *(c_record(name, data, fetched and name.startswith("data/")) for name, data in records)
     )
@@ -217,10 +226,18 @@ def save_records(
 
 
 def _save(
-    what: str, path: Path, given: Any, count: int, way: Way, metadata: CMetadata | None = None
+    what: str,
+    path: Path,
+    given: Any,
+    count: int,
+    way: Way,
+    metadata: CMetadata | None = None,
+    in_format: int = 0,
 ) -> None:
     """ioshape_save_WHAT()."""
-    options = CSaveOptions(size=ctypes.sizeof(CSaveOptions), borrow=way is Way.BORROWED)
+    options = CSaveOptions(
+        size=ctypes.sizeof(CSaveOptions), borrow=way is Way.BORROWED, format=in_format
+    )
     if metadata is not None:
         options.metadata = ctypes.pointer(metadata)
     save = ctypes.c_void_p()

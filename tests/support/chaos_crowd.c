@@ -5,6 +5,7 @@
  * prunes, and looks into other users' folders; or it is a rank that saves generations.
  */
 #define _GNU_SOURCE
+#include "internal.h"
 #include "support/chaos_client.h"
 
 #include <dirent.h>
@@ -244,7 +245,7 @@ static void save_generations(const char *directory, const struct ioshape_group_o
 	int ret = ioshape_group_open(context, directory, options, &group);
 
 	if (!ret) {
-		ret = ioshape_group_get_latest(group, NULL, &step);
+		ret = group_get_latest(group, NULL, &step);
 		ret = ret == -ENOENT ? 0 : ret;
 	}
 	if (ret)

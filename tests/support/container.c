@@ -68,7 +68,7 @@ static void put(struct output *output, uint64_t offset, const void *data, size_t
 static void add(struct output *output, const char *name, const char *text, uint64_t bytes,
 		uint32_t alignment, bool unknown)
 {
-	uint64_t announced = unknown ? IOSHAPE_UNKNOWN_BYTES : bytes;
+	uint64_t announced = unknown ? ZIP_UNKNOWN_BYTES : bytes;
 	struct base_buffer buffer = { 0 };
 	struct zip_place place;
 	struct zip_entry *entry;
@@ -223,7 +223,7 @@ static void add_member(struct zip_writer *bundle, const char *name, const char *
 	const struct zip_entry *member;
 	uint64_t piece, count;
 
-	expect(zip_writer_begin(bundle, name, IOSHAPE_UNKNOWN_BYTES, 0, &error), &error);
+	expect(zip_writer_begin(bundle, name, ZIP_UNKNOWN_BYTES, 0, &error), &error);
 	if (file)
 		put_copy(bundle, file, &error);
 	for (; !file && bytes; bytes -= piece) {

@@ -3,7 +3,6 @@
 
 #include "support/must.h"
 #include "support/random.h"
-#include "support/write_record.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -295,24 +294,18 @@ int sample_write_raw(struct ioshape_context *context, const char *path, const st
 int sample_write_records(struct ioshape_context *context, const char *path,
 			 const struct sample *sample)
 {
-	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
-	struct ioshape_writer *writer;
-	char name[32];
-	int ret;
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_record records[SAMPLE_TENSORS] = { 0 };
+	char names[SAMPLE_TENSORS][32];
 
-	options.expected_bytes = sample->total_bytes;
 	options.metadata = &sample->metadata;
-	ret = ioshape_writer_open(context, path, &options, &writer);
-	if (ret)
-		return writer ? -EBADMSG : ret;
-	for (size_t i = 0; !ret && i < sample->count; i++) {
-		snprintf(name, sizeof(name), "data/%zu", i);
-		ret = write_record(writer, name, sample->expected[i], sample->bytes[i], 0);
+	for (size_t i = 0; i < sample->count; i++) {
+		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
+		records[i].name = names[i];
+		records[i].data = sample->bytes[i] ? sample->expected[i] : NULL;
+		records[i].bytes = sample->bytes[i];
 	}
-	if (!ret)
-		ret = ioshape_writer_commit(writer, NULL);
-	ioshape_writer_free(writer);
-	return ret;
+	return ioshape_save_records(context, path, records, sample->count, &options, NULL);
 }
 
 int sample_load(struct ioshape_reader *reader, const struct sample *sample, void *into)

@@ -4,15 +4,14 @@
 
 #include <ioshape/container.h>
 
-/* A whole record. */
-static inline int write_record(struct ioshape_writer *writer, const char *name, const void *data,
-			       size_t bytes, uint32_t alignment)
+/* Saves a file of one record. */
+static inline int write_record(struct ioshape_context *context, const char *path, const char *name,
+			       const void *data, size_t bytes,
+			       const struct ioshape_save_options *options)
 {
-	int ret = ioshape_writer_begin_record(writer, name, bytes, alignment);
+	const struct ioshape_record record = { .name = name, .data = data, .bytes = bytes };
 
-	if (!ret)
-		ret = ioshape_writer_write(writer, data, bytes);
-	return ret ? ret : ioshape_writer_end_record(writer);
+	return ioshape_save_records(context, path, &record, 1, options, NULL);
 }
 
 #endif

@@ -118,7 +118,7 @@ static int put_member(unsigned rank)
 	int ret;
 
 	snprintf(name, sizeof(name), "rank-%05u.pt", rank);
-	ret = zip_writer_begin(test.bundle, name, IOSHAPE_UNKNOWN_BYTES, 0, &test.error);
+	ret = zip_writer_begin(test.bundle, name, ZIP_UNKNOWN_BYTES, 0, &test.error);
 	if (!ret)
 		ret = zip_writer_new(&writer, zip_sink_of_member(test.bundle), name, &test.error);
 	if (ret)
@@ -208,7 +208,7 @@ START_TEST(misuse_is_refused_and_leaves_no_trace)
 	size_t bytes;
 
 	must(open_bundle(4096, NULL, NULL));
-	must(zip_writer_begin(test.bundle, "a", IOSHAPE_UNKNOWN_BYTES, 0, &test.error));
+	must(zip_writer_begin(test.bundle, "a", ZIP_UNKNOWN_BYTES, 0, &test.error));
 	must(zip_writer_put(test.bundle, "abc", 3, &test.error));
 	must(zip_writer_end(test.bundle, &test.error));
 	must(zip_writer_finish(test.bundle, NULL, &test.error));
@@ -220,21 +220,21 @@ START_TEST(misuse_is_refused_and_leaves_no_trace)
 	must(open_bundle(4096, NULL, NULL));
 	ck_assert_int_eq(zip_writer_put(test.bundle, "a", 1, NULL), -EINVAL);
 	ck_assert_int_eq(zip_writer_end(test.bundle, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "../a", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "../a", ZIP_UNKNOWN_BYTES, 0, NULL),
 			 -EINVAL);
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "", ZIP_UNKNOWN_BYTES, 0, NULL),
 			 -EINVAL);
-	must(zip_writer_begin(test.bundle, "a", IOSHAPE_UNKNOWN_BYTES, 0, &test.error));
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "b", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+	must(zip_writer_begin(test.bundle, "a", ZIP_UNKNOWN_BYTES, 0, &test.error));
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "b", ZIP_UNKNOWN_BYTES, 0, NULL),
 			 -EINVAL);
 	ck_assert_int_eq(zip_writer_finish(test.bundle, NULL, NULL), -EINVAL);
 	must(zip_writer_put(test.bundle, NULL, 0, &test.error));
 	must(zip_writer_put(test.bundle, "abc", 3, &test.error));
 	must(zip_writer_end(test.bundle, &test.error));
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "a", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "a", ZIP_UNKNOWN_BYTES, 0, NULL),
 			 -EEXIST);
 	must(zip_writer_finish(test.bundle, NULL, &test.error));
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "b", IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+	ck_assert_int_eq(zip_writer_begin(test.bundle, "b", ZIP_UNKNOWN_BYTES, 0, NULL),
 			 -EINVAL);
 	ck_assert_int_eq(zip_writer_finish(test.bundle, NULL, NULL), -EINVAL);
 	must(ring_writer_finish(test.file, &test.error));
@@ -281,7 +281,7 @@ START_TEST(after_a_failed_write_nothing_more_is_written)
 			ck_assert_int_eq(ret, -ECANCELED);
 			ck_assert_int_eq(test.error.code, -ECANCELED);
 			ck_assert_int_lt(zip_writer_begin(test.bundle, "more",
-							  IOSHAPE_UNKNOWN_BYTES, 0, NULL),
+							  ZIP_UNKNOWN_BYTES, 0, NULL),
 					 0);
 			ck_assert_int_lt(zip_writer_put(test.bundle, "m", 1, NULL), 0);
 			ck_assert_int_lt(zip_writer_finish(test.bundle, NULL, NULL), 0);

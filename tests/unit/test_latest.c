@@ -7,7 +7,7 @@
 
 #include "support/generation_view.h"
 
-static struct ioshape_search_options options;
+static struct group_search_options options;
 static struct ioshape_group *group;
 static struct search search;
 static struct group_found found;

@@ -31,7 +31,7 @@ static void check_place(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 	ck_assert(place.zip64 == zip64);
 	/* What follows the header's name has to fit a u16. */
 	ck_assert_uint_le(place.header_bytes - 30 - name_bytes, 0xffff);
-	if (bytes == IOSHAPE_UNKNOWN_BYTES) {
+	if (bytes == ZIP_UNKNOWN_BYTES) {
 		ck_assert_uint_eq(place.descriptor_offset, data);
 		ck_assert_uint_eq(place.end, data);
 	} else {
@@ -54,7 +54,7 @@ TEST(tests, plans_at_the_edges_of_four_gigabytes_are_right)
 {
 	static const uint64_t sizes[] = {
 		0,           1,           0xfffffffe,        0xffffffff,
-		0x100000000, 0x100000001, UINT64_C(1) << 50, IOSHAPE_UNKNOWN_BYTES
+		0x100000000, 0x100000001, UINT64_C(1) << 50, ZIP_UNKNOWN_BYTES
 	};
 	static const uint64_t cursors[] = { 0,          1,           0xfffffffe,
 					    0xffffffff, 0x100000000, (UINT64_C(1) << 60) + 3 };
@@ -94,7 +94,7 @@ TEST(tests, impossible_records_are_refused)
 		{ UINT64_MAX, 8, 0, 64, IOSHAPE_E_LIMIT },
 		{ 0, 8, MOST, 64, IOSHAPE_E_LIMIT },
 		{ 0, 8, UINT64_MAX - 1, 64, IOSHAPE_E_LIMIT },
-		{ MOST - 100, 8, IOSHAPE_UNKNOWN_BYTES, 4096, IOSHAPE_E_LIMIT },
+		{ MOST - 100, 8, ZIP_UNKNOWN_BYTES, 4096, IOSHAPE_E_LIMIT },
 		/* The largest that there is: 64 bytes of header, 24 of descriptor. */
 		{ 0, 8, MOST - 64 - 24, 64, 0 },
 		{ 0, 8, MOST - 64 - 23, 64, IOSHAPE_E_LIMIT },
@@ -178,7 +178,7 @@ TEST(tests, large_records_begin_on_pages_and_small_ones_on_cache_lines)
 	ck_assert_uint_eq(zip_default_alignment(0), 64);
 	ck_assert_uint_eq(zip_default_alignment(256 * KIB - 1), 64);
 	ck_assert_uint_eq(zip_default_alignment(256 * KIB), 4096);
-	ck_assert_uint_eq(zip_default_alignment(IOSHAPE_UNKNOWN_BYTES), 4096);
+	ck_assert_uint_eq(zip_default_alignment(ZIP_UNKNOWN_BYTES), 4096);
 }
 
 int main(void)

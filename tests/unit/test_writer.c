@@ -193,8 +193,8 @@ static void write_in_pieces(struct zip_writer *writer, const char *name, const u
 {
 	size_t piece;
 
-	ck_assert_int_eq(
-		zip_writer_begin(writer, name, known ? bytes : IOSHAPE_UNKNOWN_BYTES, 0, NULL), 0);
+	ck_assert_int_eq(zip_writer_begin(writer, name, known ? bytes : ZIP_UNKNOWN_BYTES, 0, NULL),
+			 0);
 	for (size_t done = 0; done < bytes; done += piece) {
 		piece = test_random_below(seed, (size_t)1 << test_random_below(seed, 23));
 		piece = MIN(piece, bytes - done);
@@ -338,8 +338,7 @@ TEST(written_case, records_may_pass_four_gigabytes)
 		struct zip_index index;
 
 		ck_assert_int_eq(zip_writer_begin(writer, "data/0",
-						  known ? count * MIB : IOSHAPE_UNKNOWN_BYTES, 0,
-						  NULL),
+						  known ? count * MIB : ZIP_UNKNOWN_BYTES, 0, NULL),
 				 0);
 		for (uint64_t i = 0; i < count; i++)
 			REQUIRE(!zip_writer_put(writer, zeros, sizeof(zeros), NULL));

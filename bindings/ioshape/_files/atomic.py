@@ -140,7 +140,7 @@ class _Sink(io.RawIOBase):
         if self._pointer == ffi.NULL:
             return
         n_bytes = ffi.new("uint64_t *")
-        code = lib.ioshape_file_write_records(self._pointer, payload.array, payload.length, n_bytes)
+        code = lib.save_file_write_records(self._pointer, payload.array, payload.length, n_bytes)
         for courier in payload.couriers if code else ():
             if courier.failure is not None:
                 self.failure = self.failure or courier.failure

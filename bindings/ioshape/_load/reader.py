@@ -190,14 +190,14 @@ class Reader(Owner):
     def read_file(self, offset: int, into: memoryview) -> None:
         """Reads bytes of the file as it lies; those of records are verified."""
         self._check(
-            lib.ioshape_reader_read_file(
+            lib.save_reader_read_file(
                 self._pointer, offset, ffi.from_buffer(into, require_writable=True), into.nbytes
             )
         )
 
     def expect(self, record: int) -> None:
         """It and what follows it will be read: that begins now, and is not waited for."""
-        self._check(lib.ioshape_reader_expect(self._pointer, record))
+        self._check(lib.save_reader_expect(self._pointer, record))
 
     def read_records(
         self, requests: list[Request], told: Callable[[Progress], object] | None = None

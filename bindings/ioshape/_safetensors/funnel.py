@@ -2,7 +2,7 @@
 """serialize_file(), through which all of the package safetensors writes files.
 
 It gets names, and for each a dtype, a shape, and where the bytes lie. That is what the library's
-ioshape_save_safetensors() takes.
+ioshape_save_tensors() takes.
 """
 
 from __future__ import annotations
@@ -142,9 +142,10 @@ def _start(specs: Any, path: str, metadata: Any, how: How, *, borrow: bool) -> S
 
     def begin_in_c(tensors: Any, count: int, options: Any, out: Any) -> int:
         options.metadata = given
+        options.format = lib.IOSHAPE_FORMAT_SAFETENSORS
         if how.checksums:
             options.checksums = lib.IOSHAPE_CHECKSUMS_BESIDE
-        return lib.ioshape_save_safetensors(  # type: ignore[no-any-return]
+        return lib.ioshape_save_tensors(  # type: ignore[no-any-return]
             context.pointer, encoded(path), tensors, count, options, out
         )
 

@@ -55,8 +55,8 @@ class Payload(NamedTuple):
     keep: list[Any]
     #: functions that fetch bytes; what they raise the save raises
     couriers: list[Any]
-    #: some of it may be copied after the call
-    later: bool = False
+    #: for each record, whether it may be copied after the call; None: none may
+    later: Any = None
     #: what was not as preferred
     notes: tuple[str, ...] = ()
 
@@ -88,7 +88,7 @@ def start(
     teller = Teller.for_save(wanted.progress)
     tellers = [] if teller is None else [teller]
     # The rest is copied by the time the call returns.
-    outlives = wanted.borrow or payload.later
+    outlives = wanted.borrow or payload.later is not None
     keep_longer = [*payload.keep] if outlives else []
     keep_longer += [one.set_in(options, queue=True) for one in tellers]
     # Whenever a signal comes, a save that has begun is freed, which ends it, before what it
@@ -131,40 +131,42 @@ def records_of(
     """
     records = ffi.new("struct ioshape_record[]", len(pickled.records))
     keep: list[Any] = [records]
-    fetched: list[tuple[Any, Any]] = []
-    later = False
-    for record, to in zip(pickled.records, records, strict=True):
+    fetched: list[tuple[Any, Any, bool]] = []
+    later = [
+        is_steady is not None and record.storage is not None and is_steady(record.storage)
+        for record in pickled.records
+    ]
+    for record, to, is_later in zip(pickled.records, records, later, strict=True):
         to.name = name = ffi.new("char[]", record.name.encode())
         keep.append(name)
         to.bytes = record.n_bytes
         to.alignment = record.alignment
-        if is_steady is not None and record.storage is not None and is_steady(record.storage):
-            to.later = later = True
         if not record.n_bytes:
             continue
         if record.storage is None:
             to.data = data = ffi.from_buffer(record.data)
             keep.append(data)
         elif pickled.has_device_storages and record.storage.device.type != "cpu":
-            fetched.append((to, record))
+            fetched.append((to, record, is_later))
         else:
             to.data = ffi.cast("void *", record.storage.data_ptr())
             keep.append(record.storage)
     couriers, notes = _fetch(fetched, path, keep) if fetched else ([], ())
-    return Payload(records, len(pickled.records), keep, couriers, later, notes)
+    flags = ffi.new("uint8_t[]", later) if any(later) else None
+    return Payload(records, len(pickled.records), keep, couriers, flags, notes)
 
 
 def _fetch(
-    fetched: list[tuple[Any, Any]], path: str, keep: list[Any]
+    fetched: list[tuple[Any, Any, bool]], path: str, keep: list[Any]
 ) -> tuple[list[Any], tuple[str, ...]]:
     """Has records fetched that lie on devices."""
     # Brings in torch, which saves of numpy's arrays do without.
     from ioshape._device.outgoing import FETCH, Fetched, couriers_for  # noqa: PLC0415
 
     couriers, notes = couriers_for(
-        [Fetched(one.name, one.storage, bool(to.later)) for to, one in fetched], path
+        [Fetched(one.name, one.storage, is_later) for _to, one, is_later in fetched], path
     )
-    for (to, _record), courier in zip(fetched, couriers, strict=True):
+    for (to, _record, _later), courier in zip(fetched, couriers, strict=True):
         to.fetch = FETCH
         to.fetch_user = handle = ffi.new_handle(courier)
         keep += [handle, courier]

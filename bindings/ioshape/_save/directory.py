@@ -23,14 +23,14 @@ class Directory(Owner):
         context = current()
         super().__init__("directory", path, context)
         self.name = path
-        if lib.ioshape_directory_make(context.pointer, encoded(path), self._out):
+        if lib.save_directory_make(context.pointer, encoded(path), self._out):
             raise last_failure(path, "save")
         #: where the files go until then; other processes may put some there
-        self.path = os.fsdecode(ffi.string(lib.ioshape_directory_path(self._pointer)))
+        self.path = os.fsdecode(ffi.string(lib.save_directory_path(self._pointer)))
 
     def commit(self) -> None:
         """Gives it its name, durably. FileExistsError if more than an empty directory has that."""
-        if lib.ioshape_directory_commit(self._pointer):
+        if lib.save_directory_commit(self._pointer):
             raise last_failure(self.name, "save")
 
     def close(self) -> None:

@@ -311,7 +311,7 @@ class SaveHandle:
         if self._ended or not self._mine():
             return
         begin = time.perf_counter()
-        lib.ioshape_save_wait_copied(self._pointer)
+        lib.save_wait_copied(self._pointer)
         self._hook_s += time.perf_counter() - begin
 
     def _show_waiting(self) -> None:

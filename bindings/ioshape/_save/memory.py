@@ -14,7 +14,7 @@ def reserve(n_bytes: int) -> None:
     The first save in the background is then as quick as later ones.
     """
     context = current()
-    code = lib.ioshape_context_reserve(context.pointer, n_bytes)
+    code = lib.save_reserve(context.pointer, n_bytes)
     if code:
         raise last_failure("", "reserve")
 
@@ -23,4 +23,4 @@ def trim() -> None:
     """Gives memory that is kept for the next save back to the system."""
     context = current_if_any()
     if context is not None:
-        lib.ioshape_context_reserve(context.pointer, 0)
+        lib.save_reserve(context.pointer, 0)

@@ -14,7 +14,7 @@ from ioshape._descriptors import is_pythons
 from ioshape._device import outgoing as _outgoing  # noqa: F401 - begin.py wants it complete
 from ioshape._errors import StorageError
 from ioshape._files.atomic import AtomicFile, How
-from ioshape._native import lib
+from ioshape._native import ffi, lib
 from ioshape._run import trace
 from ioshape._save import lazy as lazily
 from ioshape._save import pickling, retention
@@ -374,13 +374,18 @@ class _Call:
         borrow: bool,
     ) -> SaveHandle:
         context = route.context()
+        payload = records_of(pickled, is_steady, route.place)
 
         def begin(records: Any, count: int, options: Any, out: Any) -> int:
-            return lib.ioshape_save_records(  # type: ignore[no-any-return]
-                context.pointer, encoded(route.place), records, count, options, out
+            return lib.save_records_lazily(  # type: ignore[no-any-return]
+                context.pointer,
+                encoded(route.place),
+                records,
+                ffi.NULL if payload.later is None else payload.later,
+                count,
+                options,
+                out,
             )
 
         options = Options(bool(self.durable), self.replace, borrow, self.progress, due=self.due)
-        return start(
-            begin, context, route, records_of(pickled, is_steady, route.place), pickle_s, options
-        )
+        return start(begin, context, route, payload, pickle_s, options)

@@ -284,7 +284,7 @@ void save_later_hurry(struct ioshape_save *save, uint64_t until_ns)
 	base_crew_dismiss(&crew);
 }
 
-IOSHAPE_EXPORT int ioshape_save_wait_copied(struct ioshape_save *save)
+int save_wait_copied(struct ioshape_save *save)
 {
 	struct base_error error = { 0 };
 	int ret = save_enter_handle(save, &error);

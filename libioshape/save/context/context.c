@@ -169,7 +169,7 @@ static void trim(struct ioshape_context *context)
 	save_staging_trim(&context->shared_pool);
 }
 
-IOSHAPE_EXPORT int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes)
+int save_reserve(struct ioshape_context *context, uint64_t bytes)
 {
 	struct base_error error = { 0 };
 	int ret = save_enter(context, &error);

@@ -2,13 +2,11 @@
 /* The public handle for directories that appear whole. */
 #include "save/file/file.h"
 
-#include <ioshape/file.h>
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct ioshape_directory {
+struct save_directory {
 	struct ioshape_context *context;
 	struct ring_new_folder made;
 	char *path; /* that it will have; absolute */
@@ -24,7 +22,7 @@ static char *without_slashes(const char *path)
 	return strndup(path, bytes);
 }
 
-static int make(struct ioshape_directory *directory, const char *path, struct base_error *error)
+static int make(struct save_directory *directory, const char *path, struct base_error *error)
 {
 	struct ioshape_context *context = directory->context;
 	char *given = without_slashes(path);
@@ -44,11 +42,11 @@ static int make(struct ioshape_directory *directory, const char *path, struct ba
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_directory_make(struct ioshape_context *context, const char *path,
-					  struct ioshape_directory **out)
+int save_directory_make(struct ioshape_context *context, const char *path,
+			struct save_directory **out)
 {
 	struct base_error error = { 0 };
-	struct ioshape_directory *directory = NULL;
+	struct save_directory *directory = NULL;
 	int ret;
 
 	if (!out)
@@ -68,18 +66,18 @@ IOSHAPE_EXPORT int ioshape_directory_make(struct ioshape_context *context, const
 		ret = make(directory, path, &error);
 	}
 	if (ret)
-		ioshape_directory_free(directory);
+		save_directory_free(directory);
 	else
 		*out = directory;
 	return base_leave(ret, "save", path, &error);
 }
 
-IOSHAPE_EXPORT const char *ioshape_directory_path(const struct ioshape_directory *directory)
+const char *save_directory_path(const struct save_directory *directory)
 {
 	return directory ? directory->made.folder.path : NULL;
 }
 
-IOSHAPE_EXPORT int ioshape_directory_commit(struct ioshape_directory *directory)
+int save_directory_commit(struct save_directory *directory)
 {
 	struct base_error error = { 0 };
 	int ret;
@@ -94,7 +92,7 @@ IOSHAPE_EXPORT int ioshape_directory_commit(struct ioshape_directory *directory)
 	return base_leave(ret, "save", directory->path, &error);
 }
 
-IOSHAPE_EXPORT void ioshape_directory_free(struct ioshape_directory *directory)
+void save_directory_free(struct save_directory *directory)
 {
 	if (!directory || save_enter(directory->context, NULL))
 		return;

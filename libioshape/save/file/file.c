@@ -150,9 +150,8 @@ static int write_archive(struct archive *archive, const struct save_plan *plan,
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_file_write_records(struct ioshape_file *file,
-					      const struct ioshape_record *records, size_t count,
-					      uint64_t *bytes)
+int save_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
+			    size_t count, uint64_t *bytes)
 {
 	const struct save_payload payload = {
 		.kind = SAVE_RECORDS,

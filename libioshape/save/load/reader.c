@@ -182,6 +182,13 @@ static int check_record(struct ioshape_reader *reader, uint64_t index)
 	return check_number(reader, "records", save_reader_records(reader), index);
 }
 
+/* A file that is not read as an archive is one record, which has no name. */
+static int check_readable(struct ioshape_reader *reader, uint64_t record)
+{
+	return check_number(reader, "records", reader->zip.plain ? 1 : save_reader_records(reader),
+			    record);
+}
+
 /* Puts the number of a name into *index. */
 static int find_name(struct ioshape_reader *reader, const struct zip_names *names, const char *kind,
 		     uint64_t count, const char *name, uint64_t *index)
@@ -401,7 +408,7 @@ static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *int
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_reader_expect(struct ioshape_reader *reader, uint64_t record)
+int save_reader_expect(struct ioshape_reader *reader, uint64_t record)
 {
 	int ret = save_reader_enter(reader);
 
@@ -430,18 +437,18 @@ IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t r
 	int ret = save_reader_enter(reader);
 
 	if (!ret)
-		ret = check_record(reader, record);
+		ret = check_readable(reader, record);
 	if (!ret) {
 		entry = &reader->zip.directory.entries[record];
-		ret = check_range(reader, entry->name, entry->bytes, &range);
+		ret = check_range(reader, reader->zip.plain ? NULL : entry->name, entry->bytes,
+				  &range);
 	}
 	if (!ret)
 		ret = read_onward(reader, entry->data_offset + offset, into, bytes);
 	return leave(reader, ret);
 }
 
-IOSHAPE_EXPORT int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset,
-					    void *into, size_t bytes)
+int save_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
 {
 	const struct ioshape_load_request range = { 0, offset, bytes, into };
 	int ret = save_reader_enter(reader);
@@ -522,12 +529,7 @@ static int make_range(struct ioshape_reader *reader, bool of_tensors,
 	const char *name;
 	int ret;
 
-	/* What is not read as an archive is one record, which has no name. */
-	if (of_tensors)
-		ret = check_tensor(reader, record);
-	else
-		ret = check_number(reader, "records",
-				   reader->zip.plain ? 1 : save_reader_records(reader), record);
+	ret = of_tensors ? check_tensor(reader, record) : check_readable(reader, record);
 	if (ret)
 		return ret;
 	if (of_tensors) {

@@ -170,20 +170,15 @@ static int check_record(const struct ioshape_record *record, const char *path,
 
 	if (ret)
 		return ret;
-	if (record->later > 1)
-		return base_refuse(error, -EINVAL,
-				   "record \"%s\" for \"%s\" has %u for later" BASE_REMEDY
-				   "zero the struct before filling it in",
-				   ZIP_SHOWN(record->name), path, record->later);
 	if (record->data && record->fetch)
 		return base_refuse(error, -EINVAL,
 				   "record \"%s\" for \"%s\" has both data and a function to fetch "
 				   "it" BASE_REMEDY "give one",
 				   ZIP_SHOWN(record->name), path);
-	if (record->bytes == IOSHAPE_UNKNOWN_BYTES)
+	if (record->bytes == ZIP_UNKNOWN_BYTES)
 		return base_refuse(error, -EINVAL,
 				   "record \"%s\" for \"%s\" must have a known size" BASE_REMEDY
-				   "use a writer for what has none",
+				   "use ioshape_file_open() for bytes of unknown length",
 				   ZIP_SHOWN(record->name), path);
 	if (record->bytes && !record->data && !record->fetch)
 		return base_refuse(
@@ -213,7 +208,6 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 					 "names of the records", error);
 		ret = about(ret, record->name, error);
 	}
-	/* As from a writer of records. */
 	if (!ret)
 		ret = check_unique(plan, payload, record_name, -EEXIST, error);
 	if (!ret)
@@ -228,7 +222,7 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 			.data = from->data,
 			.fetch = from->fetch,
 			.fetch_user = from->fetch_user,
-			.later = from->later && from->bytes,
+			.later = payload->later && payload->later[i] && from->bytes,
 		};
 		plan->later |= plan->records[i].later;
 		plan->fetches |= from->fetch && from->bytes;

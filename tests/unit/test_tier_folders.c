@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Directories on a tier, generations among them, and how they come to where they belong. */
 #define _GNU_SOURCE
+#include "internal.h"
 #include "support/tier_case.h"
 
 static struct test_case tests = { .name = "folders",
@@ -32,12 +33,12 @@ static void put_raw(const char *path, const char *text)
 /* As a framework fills it, on the tier or directly. */
 static void fill(const char *path, const struct sample *what, const char *text)
 {
-	struct ioshape_directory *directory;
+	struct save_directory *directory;
 	char folder[4096];
 
-	ck_assert_msg(!ioshape_directory_make(context, path, &directory), "%s",
+	ck_assert_msg(!save_directory_make(context, path, &directory), "%s",
 		      ioshape_last_error()->sentence);
-	snprintf(folder, sizeof(folder), "%s", ioshape_directory_path(directory));
+	snprintf(folder, sizeof(folder), "%s", save_directory_path(directory));
 	ck_assert_int_eq(sample_save(context, in(folder, "model.pt"), what, NULL), 0);
 	put_raw(in(folder, "model.bin"), text);
 	ck_assert_int_eq(mkdir(in(folder, "step"), 0750), 0);
@@ -46,8 +47,8 @@ static void fill(const char *path, const struct sample *what, const char *text)
 	ck_assert_int_eq(sample_save(context, in(folder, "step/deeper/zero.pt"), what, NULL), 0);
 	scratch_write(in(folder, "config.json"), text, strlen(text));
 	ck_assert_int_eq(chmod(in(folder, "config.json"), 0600), 0);
-	ck_assert_msg(!ioshape_directory_commit(directory), "%s", ioshape_last_error()->sentence);
-	ioshape_directory_free(directory);
+	ck_assert_msg(!save_directory_commit(directory), "%s", ioshape_last_error()->sentence);
+	save_directory_free(directory);
 }
 
 static void save_folder(const char *name, const struct sample *what, const char *text)

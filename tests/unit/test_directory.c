@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Directories that appear whole or not at all. */
 #define _GNU_SOURCE
+#include "internal.h"
 #include "support/check_main.h"
 #include "support/sample.h"
 #include "support/scratch.h"
-
-#include <ioshape/file.h>
 
 #include <errno.h>
 #include <signal.h>
@@ -29,11 +28,11 @@ static void teardown(void)
 	scratch_teardown();
 }
 
-static struct ioshape_directory *make(const char *path)
+static struct save_directory *make(const char *path)
 {
-	struct ioshape_directory *directory;
+	struct save_directory *directory;
 
-	ck_assert_msg(!ioshape_directory_make(context, path, &directory), "%s",
+	ck_assert_msg(!save_directory_make(context, path, &directory), "%s",
 		      ioshape_last_error()->sentence);
 	return directory;
 }
@@ -53,15 +52,15 @@ static bool is_there(const char *path)
 
 START_TEST(what_is_filled_appears_whole)
 {
-	struct ioshape_directory *directory = make(scratch_path("above/ready/"));
+	struct save_directory *directory = make(scratch_path("above/ready/"));
 	char inside[4096];
 
-	put(ioshape_directory_path(directory), "a");
-	put(ioshape_directory_path(directory), "b");
+	put(save_directory_path(directory), "a");
+	put(save_directory_path(directory), "b");
 	ck_assert(!is_there(scratch_path("above/ready")));
-	ck_assert_int_eq(ioshape_directory_commit(directory), 0);
-	ck_assert_int_eq(ioshape_directory_commit(directory), -EINVAL);
-	ioshape_directory_free(directory);
+	ck_assert_int_eq(save_directory_commit(directory), 0);
+	ck_assert_int_eq(save_directory_commit(directory), -EINVAL);
+	save_directory_free(directory);
 	ck_assert_uint_eq(scratch_entries(scratch_path("above")), 1);
 	ck_assert_uint_eq(scratch_entries(scratch_path("above/ready")), 2);
 	snprintf(inside, sizeof(inside), "%s/a", scratch_path("above/ready"));
@@ -71,10 +70,10 @@ END_TEST
 
 START_TEST(without_a_commit_nothing_is_left)
 {
-	struct ioshape_directory *directory = make(scratch_path("ready"));
+	struct save_directory *directory = make(scratch_path("ready"));
 
-	put(ioshape_directory_path(directory), "a");
-	ioshape_directory_free(directory);
+	put(save_directory_path(directory), "a");
+	save_directory_free(directory);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
 END_TEST
@@ -82,21 +81,21 @@ END_TEST
 /* 0: nothing, 1: an empty directory, 2: one with a file, 3: a file. */
 START_TEST(only_an_empty_directory_is_replaced)
 {
-	struct ioshape_directory *directory = make(scratch_path("ready"));
+	struct save_directory *directory = make(scratch_path("ready"));
 
-	put(ioshape_directory_path(directory), "a");
+	put(save_directory_path(directory), "a");
 	if (_i == 3)
 		scratch_write(scratch_path("ready"), "old", 3);
 	else if (_i)
 		ck_assert_int_eq(mkdir(scratch_path("ready"), 0777), 0);
 	if (_i == 2)
 		scratch_write(scratch_path("ready/old"), "old", 3);
-	ck_assert_int_eq(ioshape_directory_commit(directory), _i < 2 ? 0 : -EEXIST);
+	ck_assert_int_eq(save_directory_commit(directory), _i < 2 ? 0 : -EEXIST);
 	if (_i >= 2) {
 		ck_assert_str_eq(ioshape_last_error()->path, scratch_path("ready"));
-		ck_assert_uint_eq(scratch_entries(ioshape_directory_path(directory)), 1);
+		ck_assert_uint_eq(scratch_entries(save_directory_path(directory)), 1);
 	}
-	ioshape_directory_free(directory);
+	save_directory_free(directory);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 	ck_assert(_i == 3 || is_there(scratch_path(_i == 2 ? "ready/old" : "ready/a")));
 }
@@ -104,13 +103,13 @@ END_TEST
 
 static void fill_and_wait(int ready)
 {
-	struct ioshape_directory *directory;
+	struct save_directory *directory;
 	struct ioshape_context *own;
 
 	if (ioshape_context_open(&own, NULL) ||
-	    ioshape_directory_make(own, scratch_path("ready"), &directory))
+	    save_directory_make(own, scratch_path("ready"), &directory))
 		_exit(1);
-	put(ioshape_directory_path(directory), "a");
+	put(save_directory_path(directory), "a");
 	if (write(ready, "", 1) != 1)
 		_exit(1);
 	for (;;)
@@ -121,10 +120,10 @@ static void fill_and_wait(int ready)
 static void make_and_drop(void)
 {
 	struct ioshape_context *other = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	struct ioshape_directory *directory;
+	struct save_directory *directory;
 
-	ck_assert_int_eq(ioshape_directory_make(other, scratch_path("ready"), &directory), 0);
-	ioshape_directory_free(directory);
+	ck_assert_int_eq(save_directory_make(other, scratch_path("ready"), &directory), 0);
+	save_directory_free(directory);
 	ioshape_context_free(other);
 }
 
@@ -152,16 +151,16 @@ END_TEST
 
 START_TEST(arguments_are_checked)
 {
-	struct ioshape_directory *directory;
+	struct save_directory *directory;
 
-	ck_assert_int_eq(ioshape_directory_make(NULL, "ready", &directory), -EINVAL);
-	ck_assert_int_eq(ioshape_directory_make(context, NULL, &directory), -EINVAL);
-	ck_assert_int_eq(ioshape_directory_make(context, "", &directory), -EINVAL);
-	ck_assert_int_eq(ioshape_directory_make(context, "/", &directory), -EINVAL);
-	ck_assert_int_eq(ioshape_directory_make(context, "ready", NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_directory_commit(NULL), -EINVAL);
-	ck_assert_ptr_null(ioshape_directory_path(NULL));
-	ioshape_directory_free(NULL);
+	ck_assert_int_eq(save_directory_make(NULL, "ready", &directory), -EINVAL);
+	ck_assert_int_eq(save_directory_make(context, NULL, &directory), -EINVAL);
+	ck_assert_int_eq(save_directory_make(context, "", &directory), -EINVAL);
+	ck_assert_int_eq(save_directory_make(context, "/", &directory), -EINVAL);
+	ck_assert_int_eq(save_directory_make(context, "ready", NULL), -EINVAL);
+	ck_assert_int_eq(save_directory_commit(NULL), -EINVAL);
+	ck_assert_ptr_null(save_directory_path(NULL));
+	save_directory_free(NULL);
 }
 END_TEST
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Records that are copied after the call has returned. */
 #define _GNU_SOURCE
+#include "internal.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -78,14 +79,16 @@ static int begin(const char *path, bool gated, struct ioshape_save **save)
 	struct ioshape_record records[COUNT] = {
 		{ .name = "data.pkl", .data = now, .bytes = 1000 },
 		{ .name = "data/0", .data = now, .bytes = sizeof(now) },
-		{ .name = "data/1", .bytes = gated ? MIB : 0, .later = 1 },
-		{ .name = "data/2", .data = large, .bytes = LARGE, .later = 1 },
+		{ .name = "data/1", .bytes = gated ? MIB : 0 },
+		{ .name = "data/2", .data = large, .bytes = LARGE },
 		{ .name = "version", .data = now, .bytes = 2 },
 	};
 
+	static const uint8_t is_later[COUNT] = { 0, 0, 1, 1, 0 };
+
 	if (gated)
 		records[2].fetch = fetch_at_gate;
-	return ioshape_save_records(context, path, records, COUNT, &how, save);
+	return save_records_lazily(context, path, records, is_later, COUNT, &how, save);
 }
 
 /* The file has what there was at the call. */
@@ -116,11 +119,11 @@ TEST(later, what_is_copied_later_may_change_when_it_is_copied)
 	for (int i = 0; i < 4; i++) {
 		ck_assert_int_eq(begin(path, false, &save), 0);
 		memset(now, 0xff, sizeof(now));
-		ck_assert_int_eq(ioshape_save_wait_copied(save), 0);
+		ck_assert_int_eq(save_wait_copied(save), 0);
 		memset(large, 0xff, LARGE);
-		ck_assert_int_eq(ioshape_save_wait_copied(save), 0);
+		ck_assert_int_eq(save_wait_copied(save), 0);
 		ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
-		ck_assert_int_eq(ioshape_save_wait_copied(save), 0);
+		ck_assert_int_eq(save_wait_copied(save), 0);
 		ioshape_save_free(save);
 		check_file(path);
 		memcpy(now, kept, sizeof(now));
@@ -144,7 +147,7 @@ static atomic_bool waited;
 
 static void *wait_copied(void *save)
 {
-	ck_assert_int_eq(ioshape_save_wait_copied(save), 0);
+	ck_assert_int_eq(save_wait_copied(save), 0);
 	atomic_store(&waited, true);
 	return NULL;
 }
@@ -183,7 +186,7 @@ TEST(later, what_changes_too_early_fails_the_save)
 	sem_wait(&reached);
 	memset(large, 0xff, LARGE);
 	sem_post(&opened);
-	ck_assert_int_eq(ioshape_save_wait_copied(save), 0);
+	ck_assert_int_eq(save_wait_copied(save), 0);
 	ck_assert_int_eq(ioshape_save_wait(save, -1), IOSHAPE_E_CHANGED);
 	ck_assert_str_eq(ioshape_last_error()->record, "data/2");
 	ioshape_save_free(save);
@@ -199,13 +202,13 @@ TEST(later, it_can_be_stopped_and_freed_while_it_is_copied)
 	sem_wait(&reached);
 	ck_assert_int_eq(ioshape_save_cancel(save), 0);
 	sem_post(&opened);
-	ck_assert_int_eq(ioshape_save_wait_copied(save), 0);
+	ck_assert_int_eq(save_wait_copied(save), 0);
 	ck_assert_int_eq(ioshape_save_wait(save, -1), -ECANCELED);
 	ioshape_save_free(save);
 	ck_assert_int_eq(begin(path, false, &save), 0);
 	ioshape_save_free(save);
 	/* The staging memory is all there again. */
-	ck_assert_int_eq(ioshape_context_reserve(context, 256 * MIB), 0);
+	ck_assert_int_eq(save_reserve(context, 256 * MIB), 0);
 }
 
 TEST(later, what_does_not_fit_into_staging_memory_is_copied_in_the_call)
@@ -218,7 +221,7 @@ TEST(later, what_does_not_fit_into_staging_memory_is_copied_in_the_call)
 	ck_assert_int_eq(begin(path, false, &save), 0);
 	memset(large, 0xff, LARGE);
 	memset(now, 0xff, sizeof(now));
-	ck_assert_int_eq(ioshape_save_wait_copied(save), 0);
+	ck_assert_int_eq(save_wait_copied(save), 0);
 	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
 	ioshape_save_free(save);
 	check_file(path);
@@ -279,7 +282,7 @@ TEST(later, who_waits_until_it_is_copied_does_not_wait_for_a_thread_that_does_no
 
 	atomic_store(&holds, true);
 	ck_assert_int_eq(begin(path, false, &save), 0);
-	ck_assert_int_eq(ioshape_save_wait_copied(save), 0);
+	ck_assert_int_eq(save_wait_copied(save), 0);
 	memset(large, 0xff, LARGE);
 	sem_post(&opened);
 	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a file call by call, as programs do that think it is a plain file. */
 #define _GNU_SOURCE
+#include "internal.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/reader_info.h"
@@ -50,7 +51,7 @@ static void teardown(void)
 static void get(uint64_t offset, size_t bytes)
 {
 	memset(into, 0x99, bytes + 1);
-	ck_assert_int_eq(ioshape_reader_read_file(reader, offset, into, bytes), 0);
+	ck_assert_int_eq(save_reader_read_file(reader, offset, into, bytes), 0);
 	if (memcmp(into, file + offset, bytes) != 0 || into[bytes] != 0x99)
 		ck_abort_msg("%zu bytes at %llu differ", bytes, (unsigned long long)offset);
 }
@@ -98,7 +99,7 @@ TEST(tests, a_header_that_leads_elsewhere_is_damage)
 
 			header[fields[f]] ^= 1;
 			scratch_write(scratch_path("file"), file, file_bytes);
-			ck_assert_int_eq(ioshape_reader_read_file(reader, place, into, 30),
+			ck_assert_int_eq(save_reader_read_file(reader, place, into, 30),
 					 IOSHAPE_E_DAMAGED);
 			ck_assert_ptr_nonnull(strstr(ioshape_last_error()->record, info.name));
 			if (i == 2 && !f)
@@ -151,7 +152,7 @@ TEST(tests, other_calls_may_come_between)
 						 0);
 				break;
 			case 2:
-				ck_assert_int_eq(ioshape_context_reserve(context, 0), 0);
+				ck_assert_int_eq(save_reserve(context, 0), 0);
 				break;
 			}
 			get(at + 1000000, 2000000);
@@ -166,16 +167,16 @@ TEST(tests, what_lies_outside_is_refused)
 	} ranges[] = { { 0, 1 }, { 1, 0 }, { 0, UINT64_MAX }, { UINT64_MAX >> 1, 1 } };
 
 	get(file_bytes, 0);
-	ck_assert_int_eq(ioshape_reader_read_file(reader, 7, NULL, 0), 0);
+	ck_assert_int_eq(save_reader_read_file(reader, 7, NULL, 0), 0);
 	for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
-		ck_assert_int_eq(ioshape_reader_read_file(reader, file_bytes + ranges[i].behind,
-							  into, ranges[i].bytes),
+		ck_assert_int_eq(save_reader_read_file(reader, file_bytes + ranges[i].behind, into,
+						       ranges[i].bytes),
 				 -ERANGE);
 		ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	}
-	ck_assert_int_eq(ioshape_reader_read_file(reader, file_bytes - 1, into, 2), -ERANGE);
-	ck_assert_int_eq(ioshape_reader_read_file(reader, UINT64_MAX, into, 2), -ERANGE);
-	ck_assert_int_eq(ioshape_reader_read_file(reader, 0, NULL, 1), -EINVAL);
+	ck_assert_int_eq(save_reader_read_file(reader, file_bytes - 1, into, 2), -ERANGE);
+	ck_assert_int_eq(save_reader_read_file(reader, UINT64_MAX, into, 2), -ERANGE);
+	ck_assert_int_eq(save_reader_read_file(reader, 0, NULL, 1), -EINVAL);
 	/* And the next call is a call like any other. */
 	get(0, 1000);
 }
@@ -188,14 +189,14 @@ TEST(tests, a_file_that_shrinks_underneath_is_damaged)
 	get(0, 3000000);
 	ck_assert_int_eq(truncate(scratch_path("file"), 9000000), 0);
 	for (at = 3000000; !ret && at + 100000 < file_bytes; at += 100000)
-		ret = ioshape_reader_read_file(reader, at, into, 100000);
+		ret = save_reader_read_file(reader, at, into, 100000);
 	ck_assert_int_eq(ret, IOSHAPE_E_DAMAGED);
 	get(0, 3000000);
 }
 
 static int read_in_child(void *unused)
 {
-	int ret = ioshape_reader_read_file(reader, 3000000, into, 100);
+	int ret = save_reader_read_file(reader, 3000000, into, 100);
 
 	(void)unused;
 	ioshape_reader_free(reader);
@@ -253,8 +254,7 @@ TEST(tests, readers_side_by_side)
 			ioshape_reader_open(context, scratch_path("file"), NULL, &readers[i]), 0);
 	for (uint64_t at = 0; at + 2000000 < file_bytes; at += 2000000) {
 		for (int i = 0; i < READERS; i++) {
-			ck_assert_int_eq(ioshape_reader_read_file(readers[i], at, into, 2000000),
-					 0);
+			ck_assert_int_eq(save_reader_read_file(readers[i], at, into, 2000000), 0);
 			ck_assert_mem_eq(into, file + at, 2000000);
 		}
 	}
