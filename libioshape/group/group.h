@@ -540,18 +540,38 @@ int group_round_collect(struct group_round *round, const struct group_collection
  * payload, which is one of the structs below or nothing.
  */
 struct group_payload;
+
 struct group_message {
 	const char *name; /* on the board: "<name>-<rank>" */
 	/* Writes its payload or reads one. */
 	void (*pass)(struct group_payload *payload, void *message);
 };
 
+/* Writes a payload or reads one: a message's pass() says once what there is, and in which order.
+ * What is read and does not fit is bad, and 0. */
+struct group_payload {
+	struct group_note *note; /* NULL: it is read */
+	struct group_note_reader reader;
+};
+
+void group_pass_number(struct group_payload *payload, uint64_t *number);
+/* A number that is no larger than `most`. */
+uint32_t group_pass_small(struct group_payload *payload, uint32_t number, uint32_t most);
+void group_pass_half(struct group_payload *payload, uint32_t *number);
+void group_pass_text(struct group_payload *payload, char *text, size_t bytes);
+void group_pass_failure(struct group_payload *payload, struct base_error *failure);
+/* Appends what is read. */
+void group_pass_bytes(struct group_payload *payload, struct base_buffer *bytes);
+/* Numbers that are no larger than `most`; memory for those that are read is allocated. */
+void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t count, uint32_t most);
+
 /* Rank 0 asks twice at most before there is a plan. */
 #define GROUP_MOST_PLANS 3u
 
 extern const struct group_message group_hello, group_roster, group_beat, group_want,
-	group_plans[GROUP_MOST_PLANS], group_digest, group_call, group_here, group_done,
-	group_verdict, group_next, group_whole, group_checked, group_intact, group_bye;
+	group_plans[GROUP_MOST_PLANS], group_digest, group_call, group_here, group_done, group_room,
+	group_commit, group_kept, group_verdict, group_next, group_whole, group_checked,
+	group_intact, group_bye;
 
 struct group_hello {
 	struct group_rank own;
@@ -649,6 +669,18 @@ struct group_verdict {
 	char unprotected[BASE_ERROR_TEXT_BYTES]; /* why nodes do not protect each other; "" */
 };
 
+/* What the first rank of a node answers rank 0. */
+struct group_answer {
+	struct base_error failure;
+	char remark[BASE_ERROR_TEXT_BYTES];
+};
+
+/* What nodes put in place on their tiers. */
+struct group_commit {
+	struct base_buffer manifest; /* its text */
+	struct base_buffer plan;     /* struct group_tier_ops */
+};
+
 /* A generation, on the group's tier or in its directory. */
 struct group_found {
 	struct base_error failure; /* why it cannot be had */
@@ -665,6 +697,9 @@ int group_hear(struct group_round *round, const struct group_message *message, u
 	       void *payload, void (*told)(void *user), void *user, struct base_error *error);
 int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
 	       struct group_watched *watched, void *payload, struct base_error *error);
+/* Appends a message; a failure is remembered in the note. */
+void group_write_message(const struct group_message *message, struct group_note *note,
+			 const void *payload);
 /* False: it is no such message, and the payload holds anything. */
 bool group_read_message(const struct group_message *message, const struct base_buffer *note,
 			void *payload);
@@ -791,11 +826,14 @@ struct group_answers {
 	char *remark;
 };
 
-/* Rank 0: of the first rank of each other node. */
-int group_collect_answers(struct group_round *round, const char *what, const char *missing,
-			  struct group_answers *answers, struct base_error *error);
-/* The others: what this one failed with, if it did. */
-int group_answer(struct group_round *round, const char *what, const struct base_error *failure,
-		 const char *remark, struct base_error *error);
+/* Rank 0: hears the first rank of each other node. have[] has an item for each rank. */
+int group_collect_nodes(struct group_round *round, const struct group_message *message,
+			const char *missing,
+			int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
+			void *user, bool *have, struct base_error *error);
+/* The same for messages that are a struct group_answer. */
+int group_collect_answers(struct group_round *round, const struct group_message *message,
+			  const char *missing, struct group_answers *answers,
+			  struct base_error *error);
 
 #endif

@@ -120,13 +120,7 @@ int group_read_error(struct group_note_reader *reader, struct base_error *error)
 
 /* ---- Payloads -------------------------------------------------------------------------------- */
 
-/* Writes a payload or reads one: the functions below say once what there is, and in which order. */
-struct group_payload {
-	struct group_note *note; /* NULL: it is read */
-	struct group_note_reader reader;
-};
-
-static void pass_number(struct group_payload *payload, uint64_t *number)
+void group_pass_number(struct group_payload *payload, uint64_t *number)
 {
 	if (payload->note)
 		group_note_number(payload->note, *number);
@@ -134,34 +128,33 @@ static void pass_number(struct group_payload *payload, uint64_t *number)
 		*number = group_read_number(&payload->reader);
 }
 
-/* A number that is no larger than `most`: another one is bad, and 0. */
-static uint32_t pass_small(struct group_payload *payload, uint32_t number, uint32_t most)
+uint32_t group_pass_small(struct group_payload *payload, uint32_t number, uint32_t most)
 {
 	uint64_t whole = number;
 
-	pass_number(payload, &whole);
+	group_pass_number(payload, &whole);
 	payload->reader.bad |= whole > most;
 	return payload->reader.bad ? 0 : (uint32_t)whole;
 }
 
-static void pass_half(struct group_payload *payload, uint32_t *number)
+void group_pass_half(struct group_payload *payload, uint32_t *number)
 {
-	*number = pass_small(payload, *number, UINT32_MAX);
+	*number = group_pass_small(payload, *number, UINT32_MAX);
 }
 
 static void pass_flag(struct group_payload *payload, bool *flag)
 {
-	*flag = pass_small(payload, *flag, 1);
+	*flag = group_pass_small(payload, *flag, 1);
 }
 
-static void pass_text(struct group_payload *payload, char *text, size_t bytes)
+void group_pass_text(struct group_payload *payload, char *text, size_t bytes)
 {
 	if (payload->note)
 		group_note_text(payload->note, text);
 	else
 		group_read_text(&payload->reader, text, bytes);
 }
-#define PASS_TEXT(payload, text) pass_text(payload, text, sizeof(text))
+#define PASS_TEXT(payload, text) group_pass_text(payload, text, sizeof(text))
 
 static void pass_mac(struct group_payload *payload, uint8_t mac[BASE_MAC_BYTES])
 {
@@ -178,7 +171,7 @@ static void pass_mac(struct group_payload *payload, uint8_t mac[BASE_MAC_BYTES])
 		memcpy(mac, at, BASE_MAC_BYTES);
 }
 
-static void pass_failure(struct group_payload *payload, struct base_error *failure)
+void group_pass_failure(struct group_payload *payload, struct base_error *failure)
 {
 	if (payload->note) {
 		group_note_error(payload->note, failure);
@@ -188,10 +181,34 @@ static void pass_failure(struct group_payload *payload, struct base_error *failu
 	group_read_error(&payload->reader, failure);
 }
 
+void group_pass_bytes(struct group_payload *payload, struct base_buffer *bytes)
+{
+	const uint8_t *at;
+	size_t count;
+
+	if (payload->note) {
+		group_note_bytes(payload->note, bytes->data, bytes->bytes);
+		return;
+	}
+	at = group_read_bytes(&payload->reader, &count);
+	payload->reader.bad |= base_buffer_append(bytes, at, count) != 0;
+}
+
+void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t count, uint32_t most)
+{
+	if (!payload->note) {
+		payload->reader.bad |= count > payload->reader.left / NUMBER_BYTES;
+		*list = payload->reader.bad ? NULL : calloc(MAX(count, 1), sizeof(**list));
+		payload->reader.bad |= !*list;
+	}
+	for (uint32_t i = 0; *list && i < count; i++)
+		(*list)[i] = group_pass_small(payload, (*list)[i], most);
+}
+
 /* The number of a list's elements; of one that is read, at first for how many there is memory. */
 static void pass_count(struct group_payload *payload, uint32_t *count)
 {
-	*count = pass_small(payload, *count, *count);
+	*count = group_pass_small(payload, *count, *count);
 }
 
 static void pass_nothing(struct group_payload *payload, void *nothing)
@@ -203,9 +220,9 @@ static void pass_hello(struct group_payload *payload, void *message)
 {
 	struct group_hello *hello = message;
 
-	pass_number(payload, &hello->own.nonce);
-	pass_number(payload, &hello->ranks);
-	pass_number(payload, &hello->roster);
+	group_pass_number(payload, &hello->own.nonce);
+	group_pass_number(payload, &hello->ranks);
+	group_pass_number(payload, &hello->roster);
 	PASS_TEXT(payload, hello->own.node_key);
 	PASS_TEXT(payload, hello->own.where);
 	PASS_TEXT(payload, hello->own.domain);
@@ -216,15 +233,15 @@ static void pass_roster(struct group_payload *payload, void *message)
 {
 	struct group_roster *roster = message;
 
-	pass_number(payload, &roster->id);
+	group_pass_number(payload, &roster->id);
 	pass_flag(payload, &roster->complete);
-	roster->mode = pass_small(payload, roster->mode, IOSHAPE_MODE_RANK0);
+	roster->mode = group_pass_small(payload, roster->mode, IOSHAPE_MODE_RANK0);
 	pass_flag(payload, &roster->has_tiers);
-	pass_half(payload, &roster->nodes);
+	group_pass_half(payload, &roster->nodes);
 	pass_count(payload, &roster->count);
 	for (uint32_t rank = 0; rank < roster->count; rank++) {
-		pass_number(payload, &roster->ranks[rank].nonce);
-		pass_half(payload, &roster->ranks[rank].node);
+		group_pass_number(payload, &roster->ranks[rank].nonce);
+		group_pass_half(payload, &roster->ranks[rank].node);
 		PASS_TEXT(payload, roster->ranks[rank].where);
 	}
 }
@@ -233,20 +250,20 @@ static void pass_beat(struct group_payload *payload, void *message)
 {
 	struct group_beat *beat = message;
 
-	pass_number(payload, &beat->now_ns);
-	pass_number(payload, &beat->round);
-	pass_number(payload, &beat->done_bytes);
-	pass_number(payload, &beat->group_done);
-	pass_number(payload, &beat->group_total);
+	group_pass_number(payload, &beat->now_ns);
+	group_pass_number(payload, &beat->round);
+	group_pass_number(payload, &beat->done_bytes);
+	group_pass_number(payload, &beat->group_done);
+	group_pass_number(payload, &beat->group_total);
 }
 
 static void pass_want(struct group_payload *payload, void *message)
 {
 	struct group_want *want = message;
 
-	pass_failure(payload, &want->failure);
-	pass_number(payload, &want->step);
-	pass_number(payload, &want->bytes);
+	group_pass_failure(payload, &want->failure);
+	group_pass_number(payload, &want->step);
+	group_pass_number(payload, &want->bytes);
 	pass_flag(payload, &want->sample.known);
 	pass_mac(payload, want->sample.key.mac);
 }
@@ -255,23 +272,23 @@ static void pass_plan(struct group_payload *payload, void *message)
 {
 	struct group_plan *plan = message;
 
-	pass_failure(payload, &plan->failure);
-	plan->asks = pass_small(payload, plan->asks, GROUP_ASKS_ROOM);
+	group_pass_failure(payload, &plan->failure);
+	plan->asks = group_pass_small(payload, plan->asks, GROUP_ASKS_ROOM);
 	pass_mac(payload, plan->key);
-	plan->mode = pass_small(payload, plan->mode, IOSHAPE_MODE_RANK0);
+	plan->mode = group_pass_small(payload, plan->mode, IOSHAPE_MODE_RANK0);
 	PASS_TEXT(payload, plan->why);
 	pass_flag(payload, &plan->near);
 	pass_flag(payload, &plan->together);
 	PASS_TEXT(payload, plan->not_near);
 	PASS_TEXT(payload, plan->attempt);
-	pass_number(payload, &plan->alignment);
-	pass_number(payload, &plan->total_bytes);
-	pass_number(payload, &plan->repeated_bytes);
+	group_pass_number(payload, &plan->alignment);
+	group_pass_number(payload, &plan->total_bytes);
+	group_pass_number(payload, &plan->repeated_bytes);
 	pass_count(payload, &plan->count);
 	for (uint32_t rank = 0; rank < plan->count; rank++) {
-		pass_number(payload, &plan->ranks[rank].bytes);
-		pass_half(payload, &plan->ranks[rank].same);
-		pass_half(payload, &plan->ranks[rank].kept);
+		group_pass_number(payload, &plan->ranks[rank].bytes);
+		group_pass_half(payload, &plan->ranks[rank].same);
+		group_pass_half(payload, &plan->ranks[rank].kept);
 		pass_flag(payload, &plan->ranks[rank].asked);
 	}
 }
@@ -280,8 +297,8 @@ static void pass_digest(struct group_payload *payload, void *message)
 {
 	struct group_digest *digest = message;
 
-	pass_failure(payload, &digest->failure);
-	pass_number(payload, &digest->sum.key.bytes);
+	group_pass_failure(payload, &digest->failure);
+	group_pass_number(payload, &digest->sum.key.bytes);
 	pass_mac(payload, digest->sum.key.mac);
 }
 
@@ -289,23 +306,23 @@ static void pass_call(struct group_payload *payload, void *message)
 {
 	struct group_call *call = message;
 
-	pass_half(payload, &call->rank);
+	group_pass_half(payload, &call->rank);
 }
 
 static void pass_written(struct group_payload *payload, void *message)
 {
 	struct group_written *written = message;
 
-	pass_failure(payload, &written->failure);
+	group_pass_failure(payload, &written->failure);
 	PASS_TEXT(payload, written->name);
-	pass_number(payload, &written->bytes);
-	pass_half(payload, &written->crc32);
+	group_pass_number(payload, &written->bytes);
+	group_pass_half(payload, &written->crc32);
 	pass_count(payload, &written->count);
 	for (uint32_t i = 0; i < written->count; i++) {
-		pass_half(payload, &written->parts[i].rank);
-		pass_half(payload, &written->parts[i].crc32);
-		pass_number(payload, &written->parts[i].offset);
-		pass_number(payload, &written->parts[i].bytes);
+		group_pass_half(payload, &written->parts[i].rank);
+		group_pass_half(payload, &written->parts[i].crc32);
+		group_pass_number(payload, &written->parts[i].offset);
+		group_pass_number(payload, &written->parts[i].bytes);
 	}
 }
 
@@ -313,8 +330,8 @@ static void pass_verdict(struct group_payload *payload, void *message)
 {
 	struct group_verdict *verdict = message;
 
-	pass_failure(payload, &verdict->failure);
-	pass_number(payload, &verdict->generation_bytes);
+	group_pass_failure(payload, &verdict->failure);
+	group_pass_number(payload, &verdict->generation_bytes);
 	PASS_TEXT(payload, verdict->unprotected);
 }
 
@@ -322,16 +339,33 @@ static void pass_found(struct group_payload *payload, void *message)
 {
 	struct group_found *found = message;
 
-	pass_failure(payload, &found->failure);
-	pass_number(payload, &found->step);
+	group_pass_failure(payload, &found->failure);
+	group_pass_number(payload, &found->step);
 	pass_flag(payload, &found->near);
+}
+
+static void pass_answer(struct group_payload *payload, void *message)
+{
+	struct group_answer *answer = message;
+
+	group_pass_failure(payload, &answer->failure);
+	PASS_TEXT(payload, answer->remark);
+}
+
+static void pass_commit(struct group_payload *payload, void *message)
+{
+	struct group_commit *commit = message;
+
+	group_pass_bytes(payload, &commit->manifest);
+	group_pass_bytes(payload, &commit->plan);
 }
 
 /* ---- The table of messages ------------------------------------------------------------------- */
 
 /*
  * All that ranks tell each other, in the order in which it is told. In a round, "all" are all ranks
- * but rank 0, which decides.
+ * but rank 0, which decides. What nodes tell each other while they look at their tiers and restore
+ * a generation is in tier/restore.c.
  */
 
 /* Opening, all → rank 0: who is there. Said again for each roster that it has heard. */
@@ -356,6 +390,12 @@ const struct group_message group_call = { "call", pass_call };
 const struct group_message group_here = { "here", pass_nothing };
 /* Writers → rank 0. A rank that cannot send → its writer and rank 0. */
 const struct group_message group_done = { "done", pass_written };
+/* On tiers of several nodes, the first rank of each → rank 0: whether it has room. */
+const struct group_message group_room = { "room", pass_answer };
+/* Rank 0 → the first rank of each node: put your files in place. */
+const struct group_message group_commit = { "commit", pass_commit };
+/* The first rank of each node → rank 0: whether they are there, and why they are unprotected. */
+const struct group_message group_kept = { "kept", pass_answer };
 /* Rank 0 → all: how it ended. */
 const struct group_message group_verdict = { "verdict", pass_verdict };
 
@@ -371,8 +411,8 @@ const struct group_message group_intact = { "intact", pass_found };
 /* The end of a group, all → rank 0, which goes last. */
 const struct group_message group_bye = { "bye", pass_nothing };
 
-static void write_message(const struct group_message *message, struct group_note *note,
-			  const void *payload)
+void group_write_message(const struct group_message *message, struct group_note *note,
+			 const void *payload)
 {
 	struct group_payload writing = { .note = note };
 
@@ -510,7 +550,7 @@ int group_tell(struct group_round *round, const struct group_message *message, c
 {
 	struct group_note note = { 0 };
 
-	write_message(message, &note, payload);
+	group_write_message(message, &note, payload);
 	return group_round_post(round, message->name, &note, error);
 }
 
@@ -526,9 +566,9 @@ void group_round_beat(struct group_round *round)
 	    now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
 		return;
 	round->last_beat_ns = now_ns;
-	write_message(&group_beat, &note,
-		      &(struct group_beat){ now_ns, round->number, round->done_bytes,
-					    round->group_done, round->group_total });
+	group_write_message(&group_beat, &note,
+			    &(struct group_beat){ now_ns, round->number, round->done_bytes,
+						  round->group_done, round->group_total });
 	name_note(name, group_beat.name, group->options.rank);
 	/* Best effort: what is lost is said again soon. */
 	if (!note.failed)
@@ -805,6 +845,7 @@ int group_round_collect(struct group_round *round, const struct group_collection
 
 struct hearing {
 	const struct ioshape_group *group;
+	const struct group_message *message;
 	bool *have;
 	struct group_answers *answers;
 };
@@ -813,54 +854,57 @@ static int found_answer(void *user, uint32_t rank, const struct base_buffer *not
 {
 	struct hearing *hearing = user;
 	struct group_answers *answers = hearing->answers;
-	struct group_note_reader reader = group_read_note(note);
-	struct base_error theirs = { 0 };
-	char remark[BASE_ERROR_TEXT_BYTES];
+	struct group_answer answer;
 
 	hearing->have[rank] = true;
-	group_read_error(&reader, &theirs);
-	group_read_text(&reader, remark, sizeof(remark));
-	if (reader.bad)
-		base_refuse(&theirs, -EPROTO, "cannot read what it answers");
+	if (!group_read_message(hearing->message, note, &answer)) {
+		base_error_begin(&answer.failure);
+		base_refuse(&answer.failure, -EPROTO, "cannot read what it answers");
+	}
 	answers->count++;
-	answers->same += theirs.code == -EEXIST;
-	if (theirs.code && !answers->failure.code)
-		group_fail_of_rank(hearing->group, rank, &theirs, &answers->failure);
-	if (answers->remark && *remark && !*answers->remark)
-		memcpy(answers->remark, remark, sizeof(remark));
+	answers->same += answer.failure.code == -EEXIST;
+	if (answer.failure.code && !answers->failure.code)
+		group_fail_of_rank(hearing->group, rank, &answer.failure, &answers->failure);
+	else if (answers->remark && !*answers->remark)
+		memcpy(answers->remark, answer.remark, sizeof(answer.remark));
 	return 0;
 }
 
-int group_collect_answers(struct group_round *round, const char *what, const char *missing,
-			  struct group_answers *answers, struct base_error *error)
+int group_collect_nodes(struct group_round *round, const struct group_message *message,
+			const char *missing,
+			int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
+			void *user, bool *have, struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
-	struct hearing hearing = { group, calloc(group->options.ranks, sizeof(bool)), answers };
-	struct group_collection collection = {
-		.what = what,
+	const struct group_collection collection = {
+		.what = message->name,
 		.missing = missing,
-		.have = hearing.have,
-		.found = found_answer,
-		.user = &hearing,
+		.have = have,
+		.found = found,
+		.user = user,
 		.beats = true,
 	};
-	int ret;
 
-	if (!hearing.have)
-		return base_no_memory(error, "what nodes answer", group->options.ranks);
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		hearing.have[rank] = !rank || !group_leads_node(group, rank);
-	ret = group_round_collect(round, &collection, error);
-	free(hearing.have);
-	return ret;
+		have[rank] = !rank || !group_leads_node(group, rank);
+	return group_round_collect(round, &collection, error);
 }
 
-int group_answer(struct group_round *round, const char *what, const struct base_error *failure,
-		 const char *remark, struct base_error *error)
+int group_collect_answers(struct group_round *round, const struct group_message *message,
+			  const char *missing, struct group_answers *answers,
+			  struct base_error *error)
 {
-	struct group_note note = { 0 };
+	const struct ioshape_group *group = round->group;
+	struct hearing hearing = {
+		group,
+		message,
+		calloc(group->options.ranks, sizeof(bool)),
+		answers,
+	};
+	int ret = hearing.have ? group_collect_nodes(round, message, missing, found_answer,
+						     &hearing, hearing.have, error) :
+				 base_no_memory(error, "what nodes answer", group->options.ranks);
 
-	group_note_error(&note, failure);
-	group_note_text(&note, remark);
-	return group_round_post(round, what, &note, error);
+	free(hearing.have);
+	return ret;
 }

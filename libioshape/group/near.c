@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- One node -------------------------------------------------------------------------------- */
 
@@ -119,8 +120,8 @@ int group_keep(const struct group_part *part, struct base_error *error)
 int group_ask_for_room(struct group_part *part, struct base_error *error)
 {
 	struct group_answers answers = { 0 };
-	int ret = group_collect_answers(&part->round, "room", "did not say whether it has room",
-					&answers, error);
+	int ret = group_collect_answers(&part->round, &group_room,
+					"did not say whether it has room", &answers, error);
 
 	if (ret || !answers.failure.code)
 		return ret;
@@ -161,12 +162,12 @@ static int join(struct group_part *part, struct group_attempt *attempt, struct b
 int group_answer_for_room(struct group_part *part, struct group_attempt *attempt,
 			  struct base_error *error)
 {
-	struct base_error failure = { 0 };
+	struct group_answer answer = { 0 };
 
 	if (!group_leads_node(part->group, part->group->options.rank))
 		return 0;
-	join(part, attempt, &failure);
-	return group_answer(&part->round, "room", &failure, "", error);
+	join(part, attempt, &answer.failure);
+	return group_tell(&part->round, &group_room, &answer, error);
 }
 
 /* ---- In place -------------------------------------------------------------------------------- */
@@ -205,40 +206,24 @@ static int commit_here(struct group_part *part, struct group_attempt *attempt,
 	return ret ? ret : group_keep(part, error);
 }
 
-static int say_commit(struct group_part *part, const struct zip_manifest *manifest,
-		      const struct base_buffer *plan, struct base_error *error)
-{
-	struct base_buffer text = { 0 };
-	struct group_note note = { 0 };
-	int ret = zip_manifest_encode(&text, manifest);
-
-	if (ret) {
-		base_fail(error, ret, "cannot tell the other nodes what was written");
-	} else {
-		group_note_bytes(&note, text.data, text.bytes);
-		group_note_bytes(&note, plan->data, plan->bytes);
-		ret = group_round_post(&part->round, "commit", &note, error);
-	}
-	base_buffer_free(&text);
-	return ret;
-}
-
 int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
 			struct zip_manifest *manifest, struct base_error *error)
 {
 	const struct group_tier *tier = group_tier_of(&part->group->options);
 	struct group_answers answers = { .remark = part->unprotected };
+	struct group_commit commit = { 0 };
 	struct base_error own = { 0 };
-	struct base_buffer plan = { 0 };
-	int ret = tier->ops->plan(part->group, manifest, &plan, error);
+	int ret = tier->ops->plan(part->group, manifest, &commit.plan, error);
 
 	manifest->serial = group_next_serial(attempt);
+	if (!ret && zip_manifest_encode(&commit.manifest, manifest))
+		ret = base_no_memory(error, "a manifest", manifest->rank_count);
 	if (!ret)
-		ret = say_commit(part, manifest, &plan, error);
+		ret = group_tell(&part->round, &group_commit, &commit, error);
 	if (!ret) {
-		commit_here(part, attempt, manifest, &plan, &own);
-		ret = group_collect_answers(&part->round, "kept", "did not put its files in place",
-					    &answers, error);
+		commit_here(part, attempt, manifest, &commit.plan, &own);
+		ret = group_collect_answers(&part->round, &group_kept,
+					    "did not put its files in place", &answers, error);
 	}
 	if (!ret && own.code)
 		ret = group_fail_of_rank(part->group, 0, &own, error);
@@ -246,47 +231,40 @@ int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
 		ret = base_pass_on(error, &answers.failure);
 	if (!ret)
 		part->group->last_serial = MAX(part->group->last_serial, manifest->serial);
-	base_buffer_free(&plan);
+	base_buffer_free(&commit.manifest);
+	base_buffer_free(&commit.plan);
 	return ret;
 }
 
 /* ---- The other nodes ------------------------------------------------------------------------- */
 
-/* `plan` borrows from the note. */
-static int read_commit(const struct ioshape_group *group, const struct base_buffer *note,
-		       struct zip_manifest *manifest, struct base_buffer *plan,
-		       struct base_error *error)
+static int read_manifest(const struct ioshape_group *group, const struct base_buffer *text,
+			 struct zip_manifest *manifest, struct base_error *error)
 {
-	struct group_note_reader reader = group_read_note(note);
-	size_t bytes;
-	const uint8_t *text = group_read_bytes(&reader, &bytes), *rest;
-	int ret;
+	const int ret = zip_manifest_decode(manifest, (const char *)text->data, text->bytes,
+					    "the manifest of rank 0", error);
 
-	rest = group_read_bytes(&reader, &plan->bytes);
-	plan->data = (uint8_t *)(uintptr_t)rest;
-	if (reader.bad)
-		return base_refuse(error, -EPROTO, "cannot read what rank 0 puts in place");
-	ret = zip_manifest_decode(manifest, (const char *)text, bytes, "the manifest of rank 0",
-				  error);
-	if (!ret && manifest->rank_count != group->options.ranks)
-		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
-				  "the manifest of rank 0 is damaged: it has %u ranks, and the "
-				  "group has %u" BASE_REMEDY "save again",
-				  manifest->rank_count, group->options.ranks);
-	return ret;
+	if (ret || manifest->rank_count == group->options.ranks)
+		return ret;
+	return base_refuse(error, IOSHAPE_E_DAMAGED,
+			   "the manifest of rank 0 is damaged: it has %u ranks, and the group has "
+			   "%u" BASE_REMEDY "save again",
+			   manifest->rank_count, group->options.ranks);
 }
 
 /* -ECANCELED, without a sentence: there is a verdict already, and it cannot be a good one. */
-static int await_commit(struct group_part *part, struct base_buffer *note, struct base_error *error)
+static int await_commit(struct group_part *part, struct group_commit *commit,
+			struct base_error *error)
 {
 	struct group_watched watched = { 0 };
+	struct group_verdict verdict;
 	int ret;
 
 	for (;;) {
-		ret = group_round_look(&part->round, "commit", 0, &watched, note, error);
+		ret = group_look(&part->round, &group_commit, 0, &watched, commit, error);
 		if (ret != -EAGAIN)
 			return ret;
-		ret = group_round_look(&part->round, group_verdict.name, 0, &watched, note, error);
+		ret = group_look(&part->round, &group_verdict, 0, &watched, &verdict, error);
 		if (ret != -EAGAIN)
 			return ret ? ret : -ECANCELED;
 		ret = group_round_go_on(&part->round, IOSHAPE_PHASE_SYNC, part->round.group_done,
@@ -300,19 +278,22 @@ static int await_commit(struct group_part *part, struct base_buffer *note, struc
 void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 			 struct base_error *error)
 {
-	struct base_error failure = { 0 }, unsaid = { 0 };
+	struct group_answer answer = { 0 };
+	struct base_error unsaid = { 0 };
 	struct zip_manifest manifest = { 0 };
-	struct base_buffer note = { 0 }, plan = { 0 };
-	int ret = await_commit(part, &note, &failure);
+	struct group_commit commit = { 0 };
+	int ret = await_commit(part, &commit, &answer.failure);
 
 	if (!ret) {
-		ret = read_commit(part->group, &note, &manifest, &plan, &failure);
+		ret = read_manifest(part->group, &commit.manifest, &manifest, &answer.failure);
 		if (!ret)
-			ret = commit_here(part, attempt, &manifest, &plan, &failure);
-		group_answer(&part->round, "kept", &failure, part->unprotected, &unsaid);
+			ret = commit_here(part, attempt, &manifest, &commit.plan, &answer.failure);
+		memcpy(answer.remark, part->unprotected, sizeof(answer.remark));
+		group_tell(&part->round, &group_kept, &answer, &unsaid);
 	}
-	if (ret && failure.code && !error->code)
-		base_pass_on(error, &failure);
+	if (ret && answer.failure.code && !error->code)
+		base_pass_on(error, &answer.failure);
 	zip_manifest_free(&manifest);
-	base_buffer_free(&note);
+	base_buffer_free(&commit.manifest);
+	base_buffer_free(&commit.plan);
 }

@@ -90,6 +90,9 @@ struct parity_record {
 	uint32_t *node_of_file; /* by file of the manifest; owned */
 };
 
+/* As part of a message. One that is read and not bad can be used: its numbers lead into its arrays.
+ */
+void parity_pass_record(struct group_payload *payload, struct parity_record *record);
 /* Appended; its length is a multiple of PARITY_RECORD_UNIT, behind which the parities begin. */
 #define PARITY_RECORD_UNIT 4096u
 int parity_record_encode(struct base_buffer *out, const struct parity_record *record);

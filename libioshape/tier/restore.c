@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Nodes get what their ranks want of a generation on tiers: from the node that has it, where ranks
- * have moved, or made from what the others keep, where it is lost.
+ * What the tiers of all nodes have together, and how nodes get what their ranks want of a
+ * generation there: from the node that has it, where ranks have moved, or made from what the others
+ * keep, where it is lost. In rounds, by all ranks; the first rank of each node looks, sends and
+ * writes.
  */
 #define _GNU_SOURCE
 #include "tier/parity.h"
@@ -12,21 +14,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Who has the files of which node. */
+/* Older ones are at their destination, or soon will be. */
+#define MOST_OFFERED 3u
+
+/* A node of today that has the files of a node of the generation. */
 struct holding {
-	uint32_t holder; /* node of today */
-	uint32_t node;   /* of the generation */
+	uint32_t holder, node;
 	uint32_t parities;
 };
 
-/* A generation that lies there. */
+/* A generation that lies on tiers. */
 struct spread {
 	uint64_t step, serial;
 	char attempt[ZIP_ATTEMPT_BYTES];
 	struct parity_record record;
 	uint32_t *node_of_rank; /* of the generation; owned */
-	struct holding *holdings;
 	uint32_t holding_count;
+	struct holding *holdings; /* owned */
 };
 
 struct group_spreads { /* newest first */
@@ -34,28 +38,151 @@ struct group_spreads { /* newest first */
 	size_t count;
 };
 
+/* ---- Messages -------------------------------------------------------------------------------- */
+
+/* What a node has. */
+struct offers {
+	uint32_t ranks; /* of the group: as many had saved what can be offered */
+	uint32_t count;
+	struct spread all[MOST_OFFERED];
+};
+
 /* Rank 0's decision. */
 struct restoring {
+	const struct ioshape_group *group;
 	uint64_t step;
 	char attempt[ZIP_ATTEMPT_BYTES];
-	uint32_t nodes;               /* of the generation */
-	uint32_t *holders, *parities; /* by node; owned, in one piece of memory */
+	struct parity_record record;  /* that of any node */
+	uint32_t *holders, *parities; /* by node of the generation; owned */
 	uint32_t count;
 	struct parity_making *makings; /* owned */
-	char *folder;                  /* owned */
+	char *folder;                  /* owned; not told */
 };
 
-/* A message about the generation, from the node that has the manifest. */
-struct known {
-	struct base_buffer note;
-	const uint8_t *text; /* of the manifest, in the note */
-	size_t text_bytes;
-	struct zip_manifest manifest;
-	struct parity_record record;
+/* From a node that has it. */
+struct given {
+	struct base_error failure;
+	struct base_buffer text; /* of the manifest */
 };
 
-/* Older ones are at their destination, or soon will be. */
-#define MOST_OFFERED 3u
+static void pass_spread(struct group_payload *payload, struct spread *spread, uint32_t ranks)
+{
+	const struct parity_sets *sets = &spread->record.sets;
+
+	group_pass_number(payload, &spread->step);
+	group_pass_number(payload, &spread->serial);
+	group_pass_text(payload, spread->attempt, sizeof(spread->attempt));
+	parity_pass_record(payload, &spread->record);
+	/* Each node had a rank at least. */
+	payload->reader.bad |= sets->nodes > ranks;
+	group_pass_list(payload, &spread->node_of_rank, ranks, sets->nodes - 1);
+	spread->holding_count = group_pass_small(payload, spread->holding_count, sets->nodes);
+	if (!payload->note && !payload->reader.bad) {
+		spread->holdings = calloc(spread->holding_count, sizeof(*spread->holdings));
+		payload->reader.bad |= !spread->holdings;
+	}
+	for (uint32_t i = 0; spread->holdings && i < spread->holding_count; i++) {
+		struct holding *holding = &spread->holdings[i];
+
+		holding->node = group_pass_small(payload, holding->node, sets->nodes - 1);
+		holding->parities = group_pass_small(payload, holding->parities, sets->parity);
+	}
+}
+
+static void pass_offers(struct group_payload *payload, void *message)
+{
+	struct offers *offers = message;
+
+	offers->count = group_pass_small(payload, offers->count, MOST_OFFERED);
+	for (uint32_t i = 0; i < offers->count && !payload->reader.bad; i++)
+		pass_spread(payload, &offers->all[i], offers->ranks);
+}
+
+static void pass_restoring(struct group_payload *payload, void *message)
+{
+	struct restoring *restoring = message;
+	const struct ioshape_group *group = restoring->group;
+	const uint32_t nodes = group->node_count, ranks = group->options.ranks;
+	bool *bad = &payload->reader.bad;
+
+	group_pass_number(payload, &restoring->step);
+	group_pass_text(payload, restoring->attempt, sizeof(restoring->attempt));
+	parity_pass_record(payload, &restoring->record);
+	*bad |= restoring->record.sets.nodes > ranks;
+	group_pass_list(payload, &restoring->holders, restoring->record.sets.nodes, UINT32_MAX);
+	group_pass_list(payload, &restoring->parities, restoring->record.sets.nodes, PARITY_MOST);
+	for (uint32_t node = 0; !*bad && node < restoring->record.sets.nodes; node++)
+		*bad |= restoring->holders[node] >= nodes &&
+			restoring->holders[node] != PARITY_NOWHERE;
+	/* Each rank wants the files of one node. */
+	restoring->count = group_pass_small(payload, restoring->count, ranks);
+	if (!payload->note)
+		restoring->makings = calloc(ranks, sizeof(*restoring->makings));
+	*bad |= !restoring->makings;
+	for (uint32_t i = 0; !*bad && i < restoring->count; i++) {
+		struct parity_making *making = &restoring->makings[i];
+
+		making->target = group_pass_small(payload, making->target, nodes - 1);
+		making->node =
+			group_pass_small(payload, making->node, restoring->record.sets.nodes - 1);
+		making->turn = group_pass_small(payload, making->turn, restoring->count - 1);
+	}
+}
+
+static void pass_given(struct group_payload *payload, void *message)
+{
+	struct given *given = message;
+
+	group_pass_failure(payload, &given->failure);
+	group_pass_bytes(payload, &given->text);
+}
+
+static void pass_failure(struct group_payload *payload, void *message)
+{
+	struct group_answer *answer = message;
+
+	group_pass_failure(payload, &answer->failure);
+	group_pass_text(payload, answer->remark, sizeof(answer->remark));
+}
+
+/* The first rank of each node → rank 0: what its tier has. */
+static const struct group_message offer_message = { "offer", pass_offers };
+/* Rank 0 → the first rank of each node: what is restored, and where. */
+static const struct group_message restore_message = { "restore", pass_restoring };
+/* The first rank of a node that has the generation → the others. */
+static const struct group_message manifest_message = { "manifest", pass_given };
+/* The first rank of each node → rank 0: whether it has what its ranks want. */
+static const struct group_message restored_message = { "restored", pass_failure };
+
+static void spread_free(struct spread *spread)
+{
+	parity_record_free(&spread->record);
+	free(spread->node_of_rank);
+	free(spread->holdings);
+	*spread = (struct spread){ 0 };
+}
+
+static void empty(struct group_spreads *spreads)
+{
+	while (spreads->count)
+		spread_free(&spreads->all[--spreads->count]);
+	free(spreads->all);
+}
+
+void parity_spreads_free(struct group_spreads *spreads)
+{
+	empty(spreads);
+	free(spreads);
+}
+
+static void restoring_free(struct restoring *restoring)
+{
+	parity_record_free(&restoring->record);
+	free(restoring->holders);
+	free(restoring->parities);
+	free(restoring->makings);
+	free(restoring->folder);
+}
 
 /* ---- What this node has ---------------------------------------------------------------------- */
 
@@ -63,11 +190,7 @@ struct known {
 struct offer {
 	const struct ioshape_group *group;
 	const struct group_generation *generation;
-	struct group_note *note;
-	uint32_t count; /* of nodes whose files are here */
-	/* The record that the others have to agree with; owned. sets.nodes is 0 before there is
-	 * one. */
-	struct parity_record described;
+	struct spread *spread; /* record.sets.nodes is 0 before there is a record */
 };
 
 static bool has_all_files(const struct offer *offer, const struct parity_record *record)
@@ -98,26 +221,41 @@ static uint32_t parities_here(const struct offer *offer, const struct parity_rec
 	return record_bytes + record->parities * segment <= file_bytes ? record->parities : 0;
 }
 
-/* Writes once what is equal for all nodes. Takes the record. */
-static void describe(struct offer *offer, struct parity_record *record,
-		     const struct base_buffer *text)
+static bool add_holding(struct spread *spread, struct holding holding)
+{
+	struct holding *all =
+		reallocarray(spread->holdings, spread->holding_count + 1, sizeof(*all));
+
+	if (!all)
+		return false;
+	spread->holdings = all;
+	all[spread->holding_count++] = holding;
+	return true;
+}
+
+/* Takes the record. False without memory. */
+static bool describe(struct offer *offer, struct parity_record *record)
 {
 	const struct zip_manifest *manifest = &offer->generation->manifest;
+	struct spread *spread = offer->spread;
 
-	group_note_number(offer->note, manifest->step);
-	group_note_number(offer->note, manifest->serial);
-	group_note_text(offer->note, manifest->attempt);
-	group_note_bytes(offer->note, text->data, text->bytes);
+	spread->step = manifest->step;
+	spread->serial = manifest->serial;
+	memcpy(spread->attempt, manifest->attempt, sizeof(spread->attempt));
+	spread->node_of_rank = calloc(manifest->rank_count, sizeof(*spread->node_of_rank));
+	if (!spread->node_of_rank)
+		return false;
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
-		group_note_number(offer->note, record->node_of_file[manifest->parts[rank].file]);
-	offer->described = *record;
+		spread->node_of_rank[rank] = record->node_of_file[manifest->parts[rank].file];
+	spread->record = *record;
 	*record = (struct parity_record){ 0 };
+	return true;
 }
 
 /* Two parity files of one generation with different sets cannot both be right. */
 static bool agrees(const struct offer *offer, const struct parity_record *record, const char *name)
 {
-	if (!offer->described.sets.nodes || parity_records_agree(&offer->described, record))
+	if (parity_records_agree(&offer->spread->record, record))
 		return true;
 	base_log(save_log(offer->group->context), IOSHAPE_LOG_WARNING,
 		 "cannot use \"%s/%s\": another file of parities there names other sets of nodes",
@@ -125,77 +263,67 @@ static bool agrees(const struct offer *offer, const struct parity_record *record
 	return false;
 }
 
-static int read_record(const struct ring_folder *folder, const char *name, struct base_buffer *text,
-		       uint64_t *file_bytes)
+/* The record that stands in a file, and how long that file is. False: there is none. */
+static bool read_record(const struct ring_folder *folder, const char *name,
+			struct parity_record *record, uint64_t *record_bytes, uint64_t *file_bytes)
 {
 	uint8_t begin[PARITY_RECORD_UNIT];
+	struct base_buffer text = { 0 };
 	struct ring_entry entry;
-	uint64_t bytes;
 	ssize_t got = ring_folder_peek(folder, name, begin, sizeof(begin));
+	bool well;
 
-	bytes = got < (ssize_t)sizeof(begin) ? 0 : parity_record_bytes(begin, sizeof(begin));
-	if (!bytes || ring_folder_look(folder, name, &entry, NULL) ||
-	    base_buffer_reserve(text, bytes))
-		return -EINVAL;
-	if (file_bytes)
-		*file_bytes = entry.bytes;
-	got = ring_folder_peek(folder, name, text->data, bytes);
-	text->bytes = bytes;
-	return got == (ssize_t)bytes ? 0 : -EINVAL;
+	*record_bytes = got < (ssize_t)sizeof(begin) ? 0 :
+						       parity_record_bytes(begin, sizeof(begin));
+	if (!*record_bytes || ring_folder_look(folder, name, &entry, NULL) ||
+	    base_buffer_reserve(&text, *record_bytes))
+		return false;
+	*file_bytes = entry.bytes;
+	got = ring_folder_peek(folder, name, text.data, *record_bytes);
+	well = got == (ssize_t)*record_bytes &&
+	       !parity_record_decode(record, text.data, *record_bytes, name, NULL);
+	base_buffer_free(&text);
+	return well;
 }
 
 /* The files of one node, if they are all there. */
 static int see_node(void *user, const char *name, struct base_error *error)
 {
 	struct offer *offer = user;
-	struct base_buffer text = { 0 };
 	struct parity_record record = { 0 };
-	uint64_t file_bytes;
+	uint64_t record_bytes, file_bytes;
 	uint32_t node, parities;
 
 	(void)error;
 	if (!group_parse_parity_name(name, &node) ||
-	    read_record(&offer->generation->folder, name, &text, &file_bytes) ||
-	    parity_record_decode(&record, text.data, text.bytes, name, NULL))
-		goto out;
-	if (record.node == node && has_all_files(offer, &record) && agrees(offer, &record, name)) {
-		parities = parities_here(offer, &record, text.bytes, file_bytes);
-		if (!offer->described.sets.nodes)
-			describe(offer, &record, &text);
-		group_note_number(offer->note, node);
-		group_note_number(offer->note, parities);
-		offer->count++;
+	    !read_record(&offer->generation->folder, name, &record, &record_bytes, &file_bytes))
+		return 0;
+	if (record.node == node && has_all_files(offer, &record)) {
+		parities = parities_here(offer, &record, record_bytes, file_bytes);
+		if (offer->spread->record.sets.nodes ? agrees(offer, &record, name) :
+						       describe(offer, &record))
+			add_holding(offer->spread, (struct holding){ 0, node, parities });
 	}
-out:
 	parity_record_free(&record);
-	base_buffer_free(&text);
 	return 0;
 }
 
 /* All of it is here: saved by the ranks of one node, or of several on one tier. */
 static void offer_whole(struct offer *offer)
 {
-	struct base_buffer text = { 0 };
 	struct parity_record record;
 
 	if (parity_record_whole(&record, offer->generation->manifest.file_count))
 		return;
-	if (!parity_record_encode(&text, &record)) {
-		describe(offer, &record, &text);
-		group_note_number(offer->note, 0);
-		group_note_number(offer->note, 0);
-		offer->count++;
-	}
-	base_buffer_free(&text);
+	if (describe(offer, &record))
+		add_holding(offer->spread, (struct holding){ 0 });
 	parity_record_free(&record);
 }
 
-/* False: nothing of it can be offered. */
-static bool offer_one(const struct ioshape_group *group, const struct group_generation *generation,
-		      struct group_note *note)
+static void offer_one(const struct ioshape_group *group, const struct group_generation *generation,
+		      struct offers *offers)
 {
-	struct group_note own = { 0 };
-	struct offer offer = { .group = group, .generation = generation, .note = &own };
+	struct offer offer = { group, generation, &offers->all[offers->count] };
 
 	if (generation->manifest.rank_count != group->options.ranks) {
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
@@ -203,72 +331,39 @@ static bool offer_one(const struct ioshape_group *group, const struct group_gene
 			 "has been drained",
 			 generation->folder.path, generation->manifest.rank_count,
 			 group->options.ranks);
-		return false;
+		return;
 	}
 	if (group_is_of_nodes(&generation->folder))
 		ring_folder_list(&generation->folder, see_node, &offer, NULL);
 	else
 		offer_whole(&offer);
-	if (offer.count) {
-		group_note_number(note, offer.count);
-		note->failed |= own.failed ||
-				base_buffer_append(&note->bytes, own.bytes.data, own.bytes.bytes);
-	}
-	base_buffer_free(&own.bytes);
-	parity_record_free(&offer.described);
-	return offer.count > 0;
+	if (offer.spread->holding_count)
+		offers->count++;
+	else
+		spread_free(offer.spread);
 }
 
-/* The newest, by their manifests; 0 is behind the last. */
-static void offer_all(const struct ioshape_group *group, struct group_note *note)
+/* The newest, by their manifests. */
+static void offer_all(const struct ioshape_group *group, struct offers *offers)
 {
 	struct ring_folder directory = RING_NO_FOLDER;
 	struct group_candidates candidates = { 0 };
 	struct group_generation generation;
-	uint32_t offered = 0;
 
 	if (!ring_folder_open(&directory, group->near, NULL) &&
 	    !group_list_by_age(&directory, &candidates, NULL)) {
-		for (size_t i = 0; i < candidates.count && offered < MOST_OFFERED; i++) {
+		for (size_t i = 0; i < candidates.count && offers->count < MOST_OFFERED; i++) {
 			if (group_open_candidate(&generation, &directory, &candidates, i, NULL))
 				continue;
-			offered += offer_one(group, &generation, note);
+			offer_one(group, &generation, offers);
 			group_generation_close(&generation);
 		}
 	}
-	group_note_number(note, 0);
 	group_candidates_free(&candidates);
 	ring_folder_close(&directory);
 }
 
 /* ---- What all nodes have --------------------------------------------------------------------- */
-
-struct hearing {
-	struct ioshape_group *group;
-	bool *have;
-	struct group_spreads *spreads;
-};
-
-static void spread_free(struct spread *spread)
-{
-	parity_record_free(&spread->record);
-	free(spread->node_of_rank);
-	free(spread->holdings);
-	*spread = (struct spread){ 0 };
-}
-
-static void empty(struct group_spreads *spreads)
-{
-	while (spreads->count)
-		spread_free(&spreads->all[--spreads->count]);
-	free(spreads->all);
-}
-
-void parity_spreads_free(struct group_spreads *spreads)
-{
-	empty(spreads);
-	free(spreads);
-}
 
 static bool is_same(const struct spread *left, const struct spread *right)
 {
@@ -277,90 +372,62 @@ static bool is_same(const struct spread *left, const struct spread *right)
 	       parity_records_agree(&left->record, &right->record);
 }
 
-/* The one that is this one already, or else a new one, which takes what was read; NULL without
+/* The one that is this one already, or else a new one, which takes what is offered; NULL without
  * memory. What nodes say that do not agree about the sets is not put together. */
-static struct spread *place_for(struct group_spreads *spreads, struct spread *read)
+static struct spread *place_for(struct group_spreads *spreads, struct spread *offered)
 {
 	struct spread *all;
 
 	for (size_t i = 0; i < spreads->count; i++) {
-		if (is_same(&spreads->all[i], read))
+		if (is_same(&spreads->all[i], offered))
 			return &spreads->all[i];
 	}
 	all = reallocarray(spreads->all, spreads->count + 1, sizeof(*all));
 	if (!all)
 		return NULL;
 	spreads->all = all;
-	all[spreads->count] = *read;
-	*read = (struct spread){ 0 };
+	all[spreads->count] = *offered;
+	all[spreads->count].holdings = NULL;
+	all[spreads->count].holding_count = 0;
+	offered->record = (struct parity_record){ 0 };
+	offered->node_of_rank = NULL;
 	return &all[spreads->count++];
 }
 
-static bool read_offer(const struct ioshape_group *group, struct group_note_reader *reader,
-		       struct spread *read)
+/* What this node of today offers. */
+static void take_offers(struct group_spreads *spreads, struct offers *offers, uint32_t holder)
 {
-	const uint8_t *text;
-	size_t bytes;
+	for (uint32_t i = 0; i < offers->count; i++) {
+		struct spread *offered = &offers->all[i], *spread = place_for(spreads, offered);
 
-	*read = (struct spread){ .step = group_read_number(reader),
-				 .serial = group_read_number(reader) };
-	group_read_text(reader, read->attempt, sizeof(read->attempt));
-	text = group_read_bytes(reader, &bytes);
-	read->node_of_rank = calloc(group->options.ranks, sizeof(*read->node_of_rank));
-	if (!read->node_of_rank || reader->bad ||
-	    parity_record_decode(&read->record, text, bytes, "what a node offers", NULL))
-		return false;
-	/* It was saved by as many ranks as there are, and each node had one at least. */
-	reader->bad |= read->record.sets.nodes > group->options.ranks;
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		const uint64_t node = group_read_number(reader);
-
-		reader->bad |= node >= read->record.sets.nodes;
-		read->node_of_rank[rank] = (uint32_t)node;
+		for (uint32_t k = 0; spread && k < offered->holding_count; k++)
+			add_holding(spread, (struct holding){ holder, offered->holdings[k].node,
+							      offered->holdings[k].parities });
 	}
-	return !reader->bad;
 }
 
-static bool read_holdings(struct spread *spread, struct group_note_reader *reader, uint32_t holder,
-			  uint64_t count)
+static void free_offers(struct offers *offers)
 {
-	struct holding *all = NULL;
-
-	if (count <= spread->record.sets.nodes && count <= reader->left / 16)
-		all = reallocarray(spread->holdings, spread->holding_count + count, sizeof(*all));
-	if (!all)
-		return false;
-	spread->holdings = all;
-	for (uint64_t i = 0; i < count; i++) {
-		const uint64_t node = group_read_number(reader),
-			       parities = group_read_number(reader);
-
-		if (node >= spread->record.sets.nodes || parities > spread->record.sets.parity)
-			return false;
-		all[spread->holding_count++] =
-			(struct holding){ holder, (uint32_t)node, (uint32_t)parities };
-	}
-	return !reader->bad;
+	for (uint32_t i = 0; i < MOST_OFFERED; i++)
+		spread_free(&offers->all[i]);
 }
 
+/* What cannot be read is not offered. */
 static void read_offers(const struct ioshape_group *group, uint32_t rank,
 			const struct base_buffer *note, struct group_spreads *spreads)
 {
-	struct group_note_reader reader = group_read_note(note);
-	struct spread read, *spread;
+	struct offers offers = { .ranks = group->options.ranks };
 
-	/* What cannot be read is not offered. */
-	for (uint32_t i = 0; i < MOST_OFFERED; i++) {
-		const uint64_t count = group_read_number(&reader);
-
-		if (!count || reader.bad)
-			return;
-		spread = read_offer(group, &reader, &read) ? place_for(spreads, &read) : NULL;
-		spread_free(&read);
-		if (!spread || !read_holdings(spread, &reader, group->ranks[rank].node, count))
-			return;
-	}
+	if (group_read_message(&offer_message, note, &offers))
+		take_offers(spreads, &offers, group->ranks[rank].node);
+	free_offers(&offers);
 }
+
+struct hearing {
+	const struct ioshape_group *group;
+	bool *have;
+	struct group_spreads *spreads;
+};
 
 static int found_offer(void *user, uint32_t rank, const struct base_buffer *note)
 {
@@ -378,32 +445,17 @@ static int compare_spreads(const void *left, const void *right)
 	return a->serial == b->serial ? 0 : a->serial < b->serial ? 1 : -1;
 }
 
-/* Rank 0 hears its own, too. */
-static int hear_offers(struct group_round *round, const struct group_note *own,
-		       struct group_spreads *spreads, struct base_error *error)
+static int hear_offers(struct group_round *round, struct group_spreads *spreads,
+		       struct base_error *error)
 {
-	struct ioshape_group *group = round->group;
-	struct hearing hearing = {
-		.group = group,
-		.have = calloc(group->options.ranks, sizeof(bool)),
-		.spreads = spreads,
-	};
-	struct group_collection collection = {
-		.what = "offer",
-		.missing = "did not say what its tier has",
-		.have = hearing.have,
-		.found = found_offer,
-		.user = &hearing,
-		.beats = true,
-	};
+	const struct ioshape_group *group = round->group;
+	struct hearing hearing = { group, calloc(group->options.ranks, sizeof(bool)), spreads };
 	int ret;
 
 	if (!hearing.have)
 		return base_no_memory(error, "what nodes have", group->options.ranks);
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		hearing.have[rank] = !group_leads_node(group, rank);
-	found_offer(&hearing, 0, &own->bytes);
-	ret = group_round_collect(round, &collection, error);
+	ret = group_collect_nodes(round, &offer_message, "did not say what its tier has",
+				  found_offer, &hearing, hearing.have, error);
 	free(hearing.have);
 	if (!ret && spreads->count)
 		qsort(spreads->all, spreads->count, sizeof(*spreads->all), compare_spreads);
@@ -423,47 +475,36 @@ static int list_candidates(const struct group_spreads *spreads, struct group_can
 	return 0;
 }
 
+/* Rank 0, with what its own node has. */
+static int hear_all(struct group_round *round, struct offers *own, struct group_spreads **spreads,
+		    struct group_candidates *found, struct base_error *error)
+{
+	int ret;
+
+	*spreads = calloc(1, sizeof(**spreads));
+	if (!*spreads)
+		return base_no_memory(error, "what nodes have", sizeof(**spreads));
+	take_offers(*spreads, own, round->group->ranks[0].node);
+	ret = hear_offers(round, *spreads, error);
+	return ret ? ret : list_candidates(*spreads, found, error);
+}
+
 int parity_look(struct group_round *round, struct group_spreads **spreads,
 		struct group_candidates *found, struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
-	const uint32_t rank = group->options.rank;
-	struct group_note note = { 0 };
-	int ret = 0;
+	struct offers offers = { .ranks = group->options.ranks };
+	int ret;
 
-	if (!group_leads_node(group, rank))
+	if (!group_leads_node(group, group->options.rank))
 		return 0;
-	offer_all(group, &note);
-	if (rank)
-		return group_round_post(round, "offer", &note, error);
-	*spreads = calloc(1, sizeof(**spreads));
-	if (note.failed || !*spreads)
-		ret = base_no_memory(error, "what a node has", note.bytes.bytes);
-	if (!ret)
-		ret = hear_offers(round, &note, *spreads, error);
-	if (!ret)
-		ret = list_candidates(*spreads, found, error);
-	base_buffer_free(&note.bytes);
+	offer_all(group, &offers);
+	if (group->options.rank)
+		ret = group_tell(round, &offer_message, &offers, error);
+	else
+		ret = hear_all(round, &offers, spreads, found, error);
+	free_offers(&offers);
 	return ret;
-}
-
-static void restoring_free(struct restoring *restoring)
-{
-	free(restoring->holders);
-	free(restoring->makings);
-	free(restoring->folder);
-}
-
-static int make_lists(struct restoring *restoring, uint32_t nodes, uint64_t makings,
-		      struct base_error *error)
-{
-	restoring->nodes = nodes;
-	restoring->holders = calloc(2 * (size_t)nodes, sizeof(*restoring->holders));
-	restoring->makings = calloc(MAX(makings, 1), sizeof(*restoring->makings));
-	if (!restoring->holders || !restoring->makings)
-		return base_no_memory(error, "what is to be restored", nodes + makings);
-	restoring->parities = restoring->holders + nodes;
-	return 0;
 }
 
 /* ---- Rank 0: who gets what ------------------------------------------------------------------- */
@@ -532,18 +573,22 @@ static uint32_t turns_of(const struct restoring *restoring, uint32_t target)
 	return turns;
 }
 
-/* What the ranks of each node want and the node has not. */
+/* What the ranks of each node want and the node has not. The record stays the spread's. */
 static int decide(const struct ioshape_group *group, const struct spread *spread,
 		  struct restoring *restoring, struct base_error *error)
 {
-	int ret = make_lists(restoring, spread->record.sets.nodes, group->options.ranks, error);
+	const uint32_t nodes = spread->record.sets.nodes, ranks = group->options.ranks;
 
-	if (ret)
-		return ret;
 	restoring->step = spread->step;
 	memcpy(restoring->attempt, spread->attempt, sizeof(restoring->attempt));
+	restoring->record = spread->record;
+	restoring->holders = calloc(nodes, sizeof(*restoring->holders));
+	restoring->parities = calloc(nodes, sizeof(*restoring->parities));
+	restoring->makings = calloc(ranks, sizeof(*restoring->makings));
+	if (!restoring->holders || !restoring->parities || !restoring->makings)
+		return base_no_memory(error, "what is to be restored", nodes + ranks);
 	find_holders(spread, restoring->holders, restoring->parities);
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+	for (uint32_t rank = 0; rank < ranks; rank++) {
 		const uint32_t target = group->ranks[rank].node, node = spread->node_of_rank[rank];
 
 		if (has(spread, target, node) || is_listed(restoring, target, node))
@@ -555,233 +600,80 @@ static int decide(const struct ioshape_group *group, const struct spread *spread
 	return 0;
 }
 
-static int say(struct group_round *round, const struct restoring *restoring,
-	       struct base_error *error)
-{
-	struct group_note note = { 0 };
-
-	group_note_number(&note, restoring->step);
-	group_note_text(&note, restoring->attempt);
-	group_note_number(&note, restoring->nodes);
-	group_note_number(&note, restoring->count);
-	for (uint32_t node = 0; node < restoring->nodes; node++) {
-		group_note_number(&note, restoring->holders[node]);
-		group_note_number(&note, restoring->parities[node]);
-	}
-	for (uint32_t i = 0; i < restoring->count; i++) {
-		group_note_number(&note, restoring->makings[i].target);
-		group_note_number(&note, restoring->makings[i].node);
-		group_note_number(&note, restoring->makings[i].turn);
-	}
-	return group_round_post(round, "restore", &note, error);
-}
-
-/* ---- The others ------------------------------------------------------------------------------ */
-
-static bool read_lists(const struct ioshape_group *group, struct restoring *restoring,
-		       struct group_note_reader *reader, uint64_t count)
-{
-	for (uint32_t node = 0; node < restoring->nodes; node++) {
-		const uint64_t holder = group_read_number(reader),
-			       parities = group_read_number(reader);
-
-		reader->bad |= (holder >= group->node_count && holder != PARITY_NOWHERE) ||
-			       parities > PARITY_MOST;
-		restoring->holders[node] = (uint32_t)holder;
-		restoring->parities[node] = (uint32_t)parities;
-	}
-	for (uint64_t i = 0; i < count; i++) {
-		const uint64_t target = group_read_number(reader), node = group_read_number(reader),
-			       turn = group_read_number(reader);
-
-		reader->bad |= target >= group->node_count || node >= restoring->nodes ||
-			       turn >= count;
-		restoring->makings[i] =
-			(struct parity_making){ (uint32_t)target, (uint32_t)node, (uint32_t)turn };
-	}
-	restoring->count = (uint32_t)count;
-	return !reader->bad;
-}
-
-static int read_restoring(const struct ioshape_group *group, const struct base_buffer *note,
-			  struct restoring *restoring, struct base_error *error)
-{
-	struct group_note_reader reader = group_read_note(note);
-	const uint32_t ranks = group->options.ranks;
-	uint64_t nodes, count;
-	int ret = 0;
-
-	restoring->step = group_read_number(&reader);
-	group_read_text(&reader, restoring->attempt, sizeof(restoring->attempt));
-	nodes = group_read_number(&reader);
-	count = group_read_number(&reader);
-	/* A node had a rank at least, and each rank wants the files of one node. */
-	if (reader.bad || !nodes || nodes > ranks || count > ranks)
-		ret = -EPROTO;
-	if (!ret)
-		ret = make_lists(restoring, (uint32_t)nodes, count, error);
-	if (!ret && !read_lists(group, restoring, &reader, count))
-		ret = -EPROTO;
-	if (ret == -EPROTO)
-		base_refuse(error, ret, "cannot read what rank 0 says of generation %llu",
-			    (unsigned long long)restoring->step);
-	return ret;
-}
-
-static int hear(struct group_round *round, struct restoring *restoring, struct base_error *error)
-{
-	struct base_buffer note = { 0 };
-	int ret = group_round_await(round, "restore", 0, &note, NULL, NULL, error);
-
-	if (!ret)
-		ret = read_restoring(round->group, &note, restoring, error);
-	base_buffer_free(&note);
-	return ret;
-}
-
 /* ---- The manifest ---------------------------------------------------------------------------- */
 
-/* The first whose files are still there: whoever holds them gives the manifest. */
-static uint32_t first_held(const struct restoring *restoring)
+/* The first node whose files are still there gives it. PARITY_NOWHERE: there is none. */
+static uint32_t giver_of(const struct restoring *restoring)
 {
-	uint32_t node = 0;
-
-	while (node + 1 < restoring->nodes && restoring->holders[node] == PARITY_NOWHERE)
-		node++;
-	return node;
+	for (uint32_t node = 0; node < restoring->record.sets.nodes; node++) {
+		if (restoring->holders[node] != PARITY_NOWHERE)
+			return restoring->holders[node];
+	}
+	return PARITY_NOWHERE;
 }
 
-static int make_whole_record(const struct base_buffer *manifest, const char *path,
-			     struct base_buffer *text, struct base_error *error)
-{
-	struct zip_manifest decoded = { 0 };
-	struct parity_record record;
-	int ret = zip_manifest_decode(&decoded, (const char *)manifest->data, manifest->bytes, path,
-				      error);
-
-	if (ret)
-		return ret;
-	ret = parity_record_whole(&record, decoded.file_count);
-	if (!ret)
-		ret = parity_record_encode(text, &record);
-	if (!ret)
-		parity_record_free(&record);
-	else
-		base_no_memory(error, "files of a node", decoded.file_count);
-	zip_manifest_free(&decoded);
-	return ret;
-}
-
-/* With the record of that node. */
-static int read_own(const struct restoring *restoring, struct group_note *note,
+static int read_own(const struct restoring *restoring, struct base_buffer *text,
 		    struct base_error *error)
 {
-	struct base_buffer manifest = { 0 }, record = { 0 };
 	struct ring_folder folder = RING_NO_FOLDER;
-	struct ring_hold hold = RING_NO_HOLD;
-	char name[GROUP_PARITY_NAME_BYTES];
 	int ret = ring_folder_open(&folder, restoring->folder, error);
 
-	group_parity_name(name, first_held(restoring));
 	if (!ret)
-		ret = ring_folder_get(&folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES, &manifest,
-				      &hold, error);
-	if (!ret && !group_is_of_nodes(&folder))
-		ret = make_whole_record(&manifest, folder.path, &record, error);
-	else if (!ret && read_record(&folder, name, &record, NULL))
-		ret = base_refuse(error, -EINVAL, "cannot read \"%s/%s\"", folder.path, name);
-	if (!ret) {
-		group_note_bytes(note, manifest.data, manifest.bytes);
-		group_note_bytes(note, record.data, record.bytes);
-	}
-	ring_folder_let_go(&hold);
+		ret = ring_folder_get(&folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES, text,
+				      NULL, error);
 	ring_folder_close(&folder);
-	base_buffer_free(&record);
-	base_buffer_free(&manifest);
 	return ret;
 }
 
-/* Compares another node's message with that of rank 0 before any of it is used. */
-static int check_known(const struct ioshape_group *group, const struct restoring *restoring,
-		       const struct known *known, struct base_error *error)
+/* Compares what another node gives with what rank 0 says before any of it is used. */
+static int read_given(const struct restoring *restoring, const struct given *given,
+		      struct zip_manifest *manifest, struct base_error *error)
 {
-	const struct zip_manifest *manifest = &known->manifest;
+	const char *path = restoring->folder;
+	int ret = given->failure.code;
 
-	if (manifest->step != restoring->step || manifest->rank_count != group->options.ranks ||
+	if (ret)
+		return base_pass_on(error, &given->failure);
+	ret = zip_manifest_decode(manifest, (const char *)given->text.data, given->text.bytes, path,
+				  error);
+	if (ret)
+		return ret;
+	if (manifest->step != restoring->step ||
+	    manifest->rank_count != restoring->group->options.ranks ||
 	    strcmp(manifest->attempt, restoring->attempt) != 0)
 		return base_refuse(error, IOSHAPE_E_DAMAGED,
 				   "cannot restore \"%s\": the node that has it gave the manifest "
 				   "of another generation" BASE_REMEDY "load another generation",
-				   restoring->folder);
-	return parity_record_check(&known->record, manifest, restoring->nodes, restoring->folder,
+				   path);
+	return parity_record_check(&restoring->record, manifest, restoring->record.sets.nodes, path,
 				   error);
 }
 
-static int read_known(const struct ioshape_group *group, const struct restoring *restoring,
-		      struct known *known, struct base_error *error)
-{
-	const char *path = restoring->folder;
-	struct group_note_reader reader = group_read_note(&known->note);
-	const uint8_t *record;
-	size_t bytes;
-	int ret = group_read_error(&reader, error);
-
-	known->text = group_read_bytes(&reader, &known->text_bytes);
-	record = group_read_bytes(&reader, &bytes);
-	if (!ret && reader.bad)
-		ret = base_refuse(error, -EPROTO, "cannot read the manifest that another node has");
-	if (!ret)
-		ret = zip_manifest_decode(&known->manifest, (const char *)known->text,
-					  known->text_bytes, path, error);
-	if (!ret)
-		ret = parity_record_decode(&known->record, record, bytes, path, error);
-	return ret ? ret : check_known(group, restoring, known, error);
-}
-
-static void known_free(struct known *known)
-{
-	parity_record_free(&known->record);
-	zip_manifest_free(&known->manifest);
-	base_buffer_free(&known->note);
-}
-
-static int get_known(struct group_round *round, const struct restoring *restoring,
-		     struct known *known, struct base_error *error)
+static int get_manifest(struct group_round *round, const struct restoring *restoring,
+			struct given *given, struct zip_manifest *manifest,
+			struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
-	const uint32_t holder = restoring->holders[first_held(restoring)];
-	struct group_note note = { 0 }, own = { 0 };
-	struct base_error failure = { 0 };
+	const uint32_t giver = giver_of(restoring);
 	int ret;
 
-	if (holder == PARITY_NOWHERE)
+	if (giver == PARITY_NOWHERE)
 		return base_refuse(error, -EPROTO, "cannot read what rank 0 says");
-	if (group->options.rank != group->leaders[holder]) {
-		ret = group_round_await(round, "manifest", group->leaders[holder], &known->note,
-					NULL, NULL, error);
-		return ret ? ret : read_known(group, restoring, known, error);
+	if (group->options.rank != group->leaders[giver]) {
+		ret = group_hear(round, &manifest_message, group->leaders[giver], given, NULL, NULL,
+				 error);
+	} else {
+		read_own(restoring, &given->text, &given->failure);
+		ret = group_tell(round, &manifest_message, given, error);
 	}
-	read_own(restoring, &own, &failure);
-	group_note_error(&note, &failure);
-	note.failed |= own.failed ||
-		       base_buffer_append(&note.bytes, own.bytes.data, own.bytes.bytes);
-	base_buffer_free(&own.bytes);
-	if (note.failed || base_buffer_append(&known->note, note.bytes.data, note.bytes.bytes))
-		base_no_memory(error, "a manifest", note.bytes.bytes);
-	ret = group_round_post(round, "manifest", &note, error);
-	return ret ? ret : read_known(group, restoring, known, error);
+	return ret ? ret : read_given(restoring, given, manifest, error);
 }
 
 /* ---- Here ------------------------------------------------------------------------------------ */
 
-static bool gets_something(const struct ioshape_group *group, const struct restoring *restoring)
-{
-	return turns_of(restoring, group->ranks[group->options.rank].node) > 0;
-}
-
 /* Another generation of that step makes room; files of the same one stay. */
 static int prepare(struct ioshape_group *group, const struct restoring *restoring,
-		   const struct known *known, struct base_error *error)
+		   const struct zip_manifest *manifest, struct base_error *error)
 {
 	struct group_tier *tier = group_tier_of(&group->options);
 	struct ring_folder directory = RING_NO_FOLDER;
@@ -793,7 +685,7 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 	group_step_name(name, restoring->step);
 	if (!ring_folder_open(&directory, group->near, NULL) &&
 	    !group_generation_open(&there, &directory, name, restoring->step, NULL)) {
-		same = !strcmp(there.manifest.attempt, known->manifest.attempt);
+		same = !strcmp(there.manifest.attempt, manifest->attempt);
 		group_generation_close(&there);
 	}
 	ring_folder_close(&directory);
@@ -806,7 +698,7 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 }
 
 /* The manifest comes last. */
-static int complete(const struct restoring *restoring, const struct known *known,
+static int complete(const struct restoring *restoring, const struct base_buffer *text,
 		    struct base_error *error)
 {
 	struct ring_folder folder = RING_NO_FOLDER;
@@ -814,8 +706,7 @@ static int complete(const struct restoring *restoring, const struct known *known
 	int ret = ring_folder_open(&folder, restoring->folder, error);
 
 	if (!ret && ring_folder_look(&folder, ZIP_MANIFEST_NAME, &entry, NULL))
-		ret = ring_folder_put(&folder, ZIP_MANIFEST_NAME, known->text, known->text_bytes,
-				      error);
+		ret = ring_folder_put(&folder, ZIP_MANIFEST_NAME, text->data, text->bytes, error);
 	if (!ret)
 		ret = ring_folder_sync(&folder, error);
 	ring_folder_close(&folder);
@@ -842,13 +733,13 @@ static int keep(struct ioshape_group *group, const struct restoring *restoring, 
 }
 
 static int exchange(struct group_round *round, const struct restoring *restoring,
-		    const struct known *known, struct base_error *error)
+		    const struct zip_manifest *manifest, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	struct parity_exchange exchange = {
 		.round = round,
-		.manifest = &known->manifest,
-		.record = &known->record,
+		.manifest = manifest,
+		.record = &restoring->record,
 		.holders = restoring->holders,
 		.parities = restoring->parities,
 		.makings = restoring->makings,
@@ -872,8 +763,9 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 			struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
-	const bool gets = gets_something(group, restoring);
-	struct known known = { 0 };
+	const bool gets = turns_of(restoring, group->ranks[group->options.rank].node) > 0;
+	struct zip_manifest manifest = { 0 };
+	struct given given = { 0 };
 	char name[GROUP_STEP_NAME_BYTES];
 	int ret = 0;
 
@@ -884,16 +776,17 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 		restoring->folder = NULL;
 		return base_no_memory(error, "a path", strlen(group->near));
 	}
-	ret = get_known(round, restoring, &known, error);
+	ret = get_manifest(round, restoring, &given, &manifest, error);
 	if (!ret && gets)
-		ret = prepare(group, restoring, &known, error);
+		ret = prepare(group, restoring, &manifest, error);
 	if (!ret)
-		ret = exchange(round, restoring, &known, error);
+		ret = exchange(round, restoring, &manifest, error);
 	if (!ret && gets)
-		ret = complete(restoring, &known, error);
+		ret = complete(restoring, &given.text, error);
 	if (!ret)
 		ret = keep(group, restoring, gets, error);
-	known_free(&known);
+	zip_manifest_free(&manifest);
+	base_buffer_free(&given.text);
 	return ret;
 }
 
@@ -901,16 +794,16 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 
 static int follow(struct group_round *round, struct base_error *error)
 {
-	struct restoring restoring = { 0 };
-	struct base_error own = { 0 };
+	struct restoring restoring = { .group = round->group };
+	struct group_answer answer = { 0 };
 	int ret;
 
 	if (!group_leads_node(round->group, round->group->options.rank))
 		return 0;
-	ret = hear(round, &restoring, error);
+	ret = group_hear(round, &restore_message, 0, &restoring, NULL, NULL, error);
 	if (!ret) {
-		restore_here(round, &restoring, &own);
-		ret = group_answer(round, "restored", &own, "", error);
+		restore_here(round, &restoring, &answer.failure);
+		ret = group_tell(round, &restored_message, &answer, error);
 	}
 	restoring_free(&restoring);
 	return ret;
@@ -919,7 +812,7 @@ static int follow(struct group_round *round, struct base_error *error)
 int parity_restore(struct group_round *round, const struct group_spreads *spreads, size_t at,
 		   struct base_error *failure, struct base_error *error)
 {
-	struct restoring restoring = { 0 };
+	struct restoring restoring = { .group = round->group };
 	struct group_answers answers = { 0 };
 	int ret;
 
@@ -927,14 +820,16 @@ int parity_restore(struct group_round *round, const struct group_spreads *spread
 		return follow(round, error);
 	ret = decide(round->group, &spreads->all[at], &restoring, error);
 	if (!ret)
-		ret = say(round, &restoring, error);
+		ret = group_tell(round, &restore_message, &restoring, error);
 	if (!ret) {
 		restore_here(round, &restoring, failure);
-		ret = group_collect_answers(
-			round, "restored", "did not say whether it has its files", &answers, error);
+		ret = group_collect_answers(round, &restored_message,
+					    "did not say whether it has its files", &answers,
+					    error);
 		if (answers.failure.code && !failure->code)
 			*failure = answers.failure;
 	}
+	restoring.record = (struct parity_record){ 0 };
 	restoring_free(&restoring);
 	return ret;
 }

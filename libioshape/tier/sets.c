@@ -227,19 +227,42 @@ static const char magic[8] = "iosparit";
 #define HEAD_BYTES 20u
 #define MOST_RECORD_BYTES (64 * MIB)
 
-static void put_body(struct group_note *note, const struct parity_record *record)
+static bool are_all_different(const uint32_t *numbers, uint32_t count)
 {
-	group_note_number(note, record->node);
-	group_note_number(note, record->parities);
-	group_note_number(note, record->sets.nodes);
-	group_note_number(note, record->sets.parity);
-	group_note_number(note, record->sets.set_nodes);
-	for (uint32_t i = 0; i < record->sets.nodes; i++)
-		group_note_number(note, record->sets.order[i]);
-	group_note_number(note, record->file_count);
-	for (uint32_t i = 0; i < record->file_count; i++)
-		group_note_number(note, record->node_of_file[i]);
+	bool *seen = calloc(count, sizeof(*seen)), well = seen != NULL;
+
+	for (uint32_t i = 0; well && i < count; i++) {
+		well = !seen[numbers[i]];
+		seen[numbers[i]] = true;
+	}
+	free(seen);
+	return well;
 }
+
+void parity_pass_record(struct group_payload *payload, struct parity_record *record)
+{
+	struct parity_sets *sets = &record->sets;
+	bool *bad = &payload->reader.bad;
+
+	group_pass_half(payload, &record->node);
+	group_pass_half(payload, &record->parities);
+	group_pass_half(payload, &sets->nodes);
+	sets->parity = group_pass_small(payload, sets->parity, PARITY_MOST);
+	group_pass_half(payload, &sets->set_nodes);
+	group_pass_list(payload, &sets->order, sets->nodes, sets->nodes - 1);
+	group_pass_half(payload, &record->file_count);
+	group_pass_list(payload, &record->node_of_file, record->file_count, sets->nodes - 1);
+	*bad |= record->node >= sets->nodes || record->parities > sets->parity ||
+		!record->file_count || !sets->set_nodes || sets->set_nodes > PARITY_MOST_DATA / 2 ||
+		(!payload->note && !*bad && !are_all_different(sets->order, sets->nodes));
+}
+
+static void pass_record(struct group_payload *payload, void *message)
+{
+	parity_pass_record(payload, message);
+}
+
+static const struct group_message record_message = { "record", pass_record };
 
 int parity_record_encode(struct base_buffer *out, const struct parity_record *record)
 {
@@ -249,7 +272,7 @@ int parity_record_encode(struct base_buffer *out, const struct parity_record *re
 	size_t bytes;
 	int ret;
 
-	put_body(&note, record);
+	group_write_message(&record_message, &note, record);
 	bytes = HEAD_BYTES + note.bytes.bytes;
 	bytes += (PARITY_RECORD_UNIT - bytes % PARITY_RECORD_UNIT) % PARITY_RECORD_UNIT;
 	memcpy(head, magic, sizeof(magic));
@@ -281,74 +304,11 @@ uint64_t parity_record_bytes(const void *begin, size_t bytes)
 		       length;
 }
 
-/* So many numbers below `limit`. NULL: they are not there, or there is no memory. */
-static uint32_t *read_numbers(struct group_note_reader *reader, uint64_t count, uint64_t limit)
-{
-	uint32_t *numbers = NULL;
-
-	if (count && count <= reader->left / 8)
-		numbers = calloc(count, sizeof(*numbers));
-	for (uint64_t i = 0; numbers && i < count; i++) {
-		const uint64_t number = group_read_number(reader);
-
-		reader->bad |= number >= limit;
-		numbers[i] = (uint32_t)number;
-	}
-	return numbers;
-}
-
-static bool are_all_different(const uint32_t *numbers, uint32_t count)
-{
-	bool *seen = calloc(count, sizeof(*seen)), well = seen != NULL;
-
-	for (uint32_t i = 0; well && i < count; i++) {
-		well = !seen[numbers[i]];
-		seen[numbers[i]] = true;
-	}
-	free(seen);
-	return well;
-}
-
-static bool is_sound(const struct parity_record *record)
-{
-	const struct parity_sets *sets = &record->sets;
-
-	return sets->order && record->node_of_file && record->node < sets->nodes &&
-	       sets->parity <= PARITY_MOST && record->parities <= sets->parity && sets->set_nodes &&
-	       sets->set_nodes <= PARITY_MOST_DATA / 2 &&
-	       are_all_different(sets->order, sets->nodes);
-}
-
-static bool read_body(struct parity_record *record, struct group_note_reader reader)
-{
-	const uint64_t node = group_read_number(&reader), parities = group_read_number(&reader);
-	const uint64_t nodes = group_read_number(&reader), parity = group_read_number(&reader);
-	const uint64_t set_nodes = group_read_number(&reader);
-	uint64_t files;
-
-	record->sets.order = read_numbers(&reader, nodes, nodes);
-	files = group_read_number(&reader);
-	record->node_of_file = read_numbers(&reader, files, nodes);
-	if (reader.bad || (node | parities | parity | set_nodes) > UINT32_MAX)
-		return false;
-	record->node = (uint32_t)node;
-	record->parities = (uint32_t)parities;
-	record->sets.nodes = (uint32_t)nodes;
-	record->sets.parity = (uint32_t)parity;
-	record->sets.set_nodes = (uint32_t)set_nodes;
-	record->file_count = (uint32_t)files;
-	return is_sound(record);
-}
-
 int parity_record_decode(struct parity_record *record, const void *data, size_t bytes,
 			 const char *path, struct base_error *error)
 {
-	const uint8_t *head = data;
-	const struct base_buffer body = {
-		.data = (uint8_t *)(uintptr_t)head + HEAD_BYTES,
-		.bytes = bytes - HEAD_BYTES,
-	};
-	struct group_note_reader reader = group_read_note(&body);
+	const uint8_t *head = data, *body = head + HEAD_BYTES;
+	struct group_payload reading = { 0 };
 	size_t used;
 
 	*record = (struct parity_record){ 0 };
@@ -358,16 +318,14 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 	if (base_get_le(head + 8, 4) != PARITY_FORMAT)
 		return base_refuse(error, -EOPNOTSUPP,
 				   "\"%s\" was written by another version of the library", path);
-	if (!read_body(record, reader)) {
-		parity_record_free(record);
-		return base_refuse(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged", path);
-	}
-	used = 8 * (6 + (size_t)record->sets.nodes + record->file_count);
-	if (base_crc32(0, body.data, used) == base_get_le(head + 16, 4))
+	reading.reader = (struct group_note_reader){ .at = body, .left = bytes - HEAD_BYTES };
+	parity_pass_record(&reading, record);
+	used = (size_t)(reading.reader.at - body);
+	if (!reading.reader.bad && base_crc32(0, body, used) == base_get_le(head + 16, 4))
 		return 0;
 	parity_record_free(record);
-	return base_refuse(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged: its checksum is another",
-			   path);
+	return base_refuse(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged%s", path,
+			   reading.reader.bad ? "" : ": its checksum is another");
 }
 
 int parity_record_check(const struct parity_record *record, const struct zip_manifest *manifest,

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Any numbers as what nodes say while a generation on their tiers is restored: offers, what rank 0
- * decides, the manifest with its record. Frames and checksums are right, as a node that lies makes
- * them. What is accepted is used as an exchange uses it.
+ * decides, the manifest with its record. What is accepted is used as an exchange uses it.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -17,7 +16,6 @@
 #define MOST_RANKS 12u
 #define MOST_FILES 12u
 #define MOST_SAID 8u /* offers, and nodes in each */
-#define RECORD_HEAD 20u
 
 static const char *const attempts[] = { "0a", "0b", "not one" };
 
@@ -50,34 +48,18 @@ static void say_order(struct group_note *note, struct input *input, uint64_t nod
 
 static void say_record(struct group_note *note, struct input *input)
 {
-	static const uint8_t zeros[PARITY_RECORD_UNIT];
-	struct base_buffer text = { 0 };
-	struct group_note body = { 0 };
-	uint8_t head[RECORD_HEAD] = "iosparit";
 	uint64_t nodes, files;
-	size_t bytes;
 
-	group_note_number(&body, take_small(input)); /* node */
-	group_note_number(&body, take(input, 1) % 4);
+	group_note_number(note, take_small(input)); /* node */
+	group_note_number(note, take(input, 1) % 4);
 	nodes = take(input, 1) % (2 * MOST_RANKS);
-	group_note_number(&body, nodes);
-	group_note_number(&body, take(input, 1) % 4);
-	group_note_number(&body, take(input, 1) % 20);
-	say_order(&body, input, nodes);
+	group_note_number(note, nodes);
+	group_note_number(note, take(input, 1) % 4);
+	group_note_number(note, take(input, 1) % 20);
+	say_order(note, input, nodes);
 	files = take(input, 1) % (MOST_FILES + 1);
-	group_note_number(&body, files);
-	say_numbers(&body, input, files);
-	bytes = RECORD_HEAD + body.bytes.bytes;
-	bytes += (PARITY_RECORD_UNIT - bytes % PARITY_RECORD_UNIT) % PARITY_RECORD_UNIT;
-	base_put_le(head + 8, PARITY_FORMAT, 4);
-	base_put_le(head + 12, bytes, 4);
-	base_put_le(head + 16, base_crc32(0, body.bytes.data, body.bytes.bytes), 4);
-	MUST(!base_buffer_append(&text, head, sizeof(head)));
-	MUST(!base_buffer_append(&text, body.bytes.data, body.bytes.bytes));
-	MUST(!base_buffer_append(&text, zeros, bytes - text.bytes));
-	group_note_bytes(note, text.data, text.bytes);
-	base_buffer_free(&body.bytes);
-	base_buffer_free(&text);
+	group_note_number(note, files);
+	say_numbers(note, input, files);
 }
 
 static const char *take_attempt(struct input *input)
@@ -87,16 +69,19 @@ static const char *take_attempt(struct input *input)
 
 static void say_offers(struct group_note *note, struct input *input, uint32_t ranks)
 {
-	for (uint64_t i = take(input, 1) % MOST_SAID; i; i--) {
+	const uint64_t offers = take(input, 1) % MOST_SAID;
+
+	group_note_number(note, offers);
+	for (uint64_t i = 0; i < offers; i++) {
 		const uint64_t count = 1 + take(input, 1) % MOST_SAID;
 
-		group_note_number(note, count);
 		say_numbers(note, input, 2); /* step, serial */
 		group_note_text(note, take_attempt(input));
 		say_record(note, input);
-		say_numbers(note, input, ranks + 2 * count);
+		say_numbers(note, input, ranks);
+		group_note_number(note, count);
+		say_numbers(note, input, 2 * count);
 	}
-	group_note_number(note, take_small(input));
 }
 
 static void say_restoring(struct group_note *note, struct input *input)
@@ -105,9 +90,10 @@ static void say_restoring(struct group_note *note, struct input *input)
 
 	group_note_number(note, take_small(input));
 	group_note_text(note, take_attempt(input));
-	group_note_number(note, nodes);
+	say_record(note, input);
+	say_numbers(note, input, 2 * nodes);
 	group_note_number(note, count);
-	say_numbers(note, input, 2 * nodes + 3 * count);
+	say_numbers(note, input, 3 * count);
 }
 
 /* Of ranks that have a file each, or share files. */
@@ -146,7 +132,6 @@ static void say_manifest(struct group_note *note, struct input *input, uint32_t 
 		text.bytes = 0;
 	group_note_bytes(note, text.data, text.bytes);
 	base_buffer_free(&text);
-	say_record(note, input);
 }
 
 /* ---- What is made of it ---------------------------------------------------------------------- */
@@ -174,20 +159,20 @@ static void try_offers(const struct ioshape_group *group, struct input *input)
 	empty(&spreads);
 }
 
-/* As exchange.c does it, for all blocks of all elements. */
-static void use_making(const struct ioshape_group *group, const struct restoring *restoring,
-		       const struct known *known, const struct parity_making *making)
+/* As elements.c does it, for all blocks of all elements. */
+static void use_making(const struct restoring *restoring, const struct zip_manifest *manifest,
+		       const struct parity_making *making)
 {
-	const struct parity_set set = parity_set_of(&known->record.sets, making->node);
-	const uint64_t segment = parity_segment_bytes(&known->manifest, &known->record, &set);
+	const struct parity_record *record = &restoring->record;
+	const struct parity_set set = parity_set_of(&record->sets, making->node);
+	const uint64_t segment = parity_segment_bytes(manifest, record, &set);
 	struct parity_source sources[PARITY_MOST_DATA];
 	uint32_t count, leaders = 0;
 
-	MUST(set.nodes[set.position] == making->node && making->target < group->node_count);
+	MUST(set.nodes[set.position] == making->node &&
+	     making->target < restoring->group->node_count);
 	/* In a set, no sum of bytes overflows. */
 	MUST(segment <= UINT64_MAX / PARITY_MOST_DATA);
-	MUST(segment * parity_segments_of(&set) >=
-	     parity_node_bytes(&known->manifest, &known->record, making->node));
 	for (uint32_t i = 0; i < set.count; i++)
 		leaders += restoring->holders[set.nodes[i]] != PARITY_NOWHERE;
 	for (uint32_t element = 0; element < set.count; element++) {
@@ -196,32 +181,36 @@ static void use_making(const struct ioshape_group *group, const struct restoring
 			continue;
 		MUST(count && count <= parity_segments_of(&set) && leaders);
 		for (uint32_t i = 0; i < count; i++)
-			MUST(restoring->holders[sources[i].node] < group->node_count &&
+			MUST(restoring->holders[sources[i].node] < restoring->group->node_count &&
 			     sources[i].element < set.count);
 	}
 }
 
 static void try_restoring(const struct ioshape_group *group, struct input *input)
 {
-	struct restoring restoring = { .folder = strdup("folder") };
-	struct group_note said = { 0 }, given = { 0 };
+	struct restoring restoring = { .group = group, .folder = strdup("folder") };
+	struct group_note said = { 0 }, text = { 0 };
+	struct zip_manifest manifest = { 0 };
 	struct base_error error = { 0 };
-	struct known known = { 0 };
-	int ret;
+	struct given given = { 0 };
+	bool fits;
 
 	say_restoring(&said, input);
-	say_manifest(&given, input, group->options.ranks);
-	known.note = given.bytes;
-	ret = read_restoring(group, &said.bytes, &restoring, &error);
-	MUST(ret == error.code);
-	if (!ret) {
-		ret = read_known(group, &restoring, &known, &error);
+	say_manifest(&text, input, group->options.ranks);
+	fits = group_read_message(&restore_message, &said.bytes, &restoring) &&
+	       group_read_message(&manifest_message, &text.bytes, &given);
+	if (fits) {
+		const int ret = read_given(&restoring, &given, &manifest, &error);
+
 		MUST(ret == error.code);
+		fits = !ret;
 	}
-	for (uint32_t i = 0; !ret && i < restoring.count; i++)
-		use_making(group, &restoring, &known, &restoring.makings[i]);
-	known_free(&known);
+	for (uint32_t i = 0; fits && i < restoring.count; i++)
+		use_making(&restoring, &manifest, &restoring.makings[i]);
+	zip_manifest_free(&manifest);
+	base_buffer_free(&given.text);
 	restoring_free(&restoring);
+	base_buffer_free(&text.bytes);
 	base_buffer_free(&said.bytes);
 }
 

@@ -27,7 +27,7 @@ static struct group_note plan_note(struct group_planned ranks[RANKS])
 		.ranks = ranks,
 	};
 	memset(told.key, 0xa5, sizeof(told.key));
-	write_message(&group_plans[0], &note, &told);
+	group_write_message(&group_plans[0], &note, &told);
 	ck_assert(!note.failed);
 	return note;
 }
@@ -120,7 +120,7 @@ TEST(all, a_message_without_a_failure_has_none)
 	struct group_note note = { 0 };
 
 	memset(&heard, 0x55, sizeof(heard));
-	write_message(&group_verdict, &note, &told);
+	group_write_message(&group_verdict, &note, &told);
 	ck_assert(group_read_message(&group_verdict, &note.bytes, &heard));
 	ck_assert_int_eq(heard.failure.code, 0);
 	ck_assert_str_eq(heard.failure.text, "");

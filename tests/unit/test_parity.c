@@ -267,15 +267,14 @@ static struct ioshape_group *a_group(void)
 }
 
 /* What may be wrong with what a node gives. */
-enum lie { NO_LIE, OTHER_NODES, OTHER_FILES, OTHER_STEP, OTHER_ATTEMPT, OTHER_RANKS, LIES };
+enum lie { NO_LIE, OTHER_FILES, OTHER_STEP, OTHER_ATTEMPT, OTHER_RANKS, LIES };
 
-/* A manifest of step 7 with a file of each rank, and a record. */
+/* The text of a manifest of step 7 with a file of each rank. */
 static struct base_buffer what_a_node_gives(enum lie lie)
 {
 	struct zip_manifest_file files[RANKS] = { 0 };
 	struct zip_manifest_part parts[RANKS] = { 0 };
 	char file_names[RANKS][ZIP_PART_NAME_BYTES];
-	uint32_t node_of_file[RANKS + 1] = { 0, 1, 2, 3 };
 	struct zip_manifest manifest = {
 		.step = lie == OTHER_STEP ? 8 : 7,
 		.mode = IOSHAPE_MODE_EACH,
@@ -284,12 +283,7 @@ static struct base_buffer what_a_node_gives(enum lie lie)
 		.files = files,
 		.parts = parts,
 	};
-	struct parity_record record = {
-		.file_count = lie == OTHER_FILES ? RANKS + 1 : RANKS,
-		.node_of_file = node_of_file,
-	};
-	struct base_buffer text = { 0 }, sets = { 0 };
-	struct group_note note = { 0 };
+	struct base_buffer text = { 0 };
 
 	snprintf(manifest.attempt, sizeof(manifest.attempt), lie == OTHER_ATTEMPT ? "0b" : "0a");
 	for (uint32_t i = 0; i < RANKS; i++) {
@@ -298,108 +292,107 @@ static struct base_buffer what_a_node_gives(enum lie lie)
 		parts[i] = (struct zip_manifest_part){ .file = i, .bytes = 10, .crc32 = 1 };
 	}
 	ck_assert_int_eq(zip_manifest_encode(&text, &manifest), 0);
-	ck_assert_int_eq(
-		parity_sets_make(&record.sets, lie == OTHER_NODES ? 30 : RANKS, 1, 2, same), 0);
-	ck_assert_int_eq(parity_record_encode(&sets, &record), 0);
-	group_note_number(&note, 0);
-	group_note_bytes(&note, text.data, text.bytes);
-	group_note_bytes(&note, sets.data, sets.bytes);
-	parity_sets_free(&record.sets);
-	base_buffer_free(&text);
-	base_buffer_free(&sets);
-	return note.bytes;
+	return text;
 }
 
 LOOP_TEST(protecting, what_a_node_gives_must_fit_what_rank_0_says, NO_LIE, LIES)
 {
 	char folder[] = "folder";
 	struct restoring restoring = {
+		.group = a_group(),
 		.step = 7,
 		.attempt = "0a",
-		.nodes = RANKS,
+		.record = { .sets.nodes = RANKS,
+			    .file_count = _i == OTHER_FILES ? RANKS + 1 : RANKS },
 		.folder = folder,
 	};
-	struct known known = { .note = what_a_node_gives((enum lie)_i) };
+	struct given given = { .text = what_a_node_gives((enum lie)_i) };
+	struct zip_manifest manifest = { 0 };
 	struct base_error error = { 0 };
 
-	ck_assert_int_eq(read_known(a_group(), &restoring, &known, &error),
+	ck_assert_int_eq(read_given(&restoring, &given, &manifest, &error),
 			 _i == NO_LIE ? 0 : IOSHAPE_E_DAMAGED);
-	known_free(&known);
+	zip_manifest_free(&manifest);
+	base_buffer_free(&given.text);
 }
 
-/* So many nodes, each of which holds its own files and no parities, and what node 0 gets. */
-static struct base_buffer what_rank_0_says(uint64_t nodes, uint64_t holder, uint64_t node)
+/* A record of so many nodes, which have one file. */
+static struct parity_record record_of(uint32_t nodes)
 {
-	struct group_note note = { 0 };
+	static uint32_t node_of_file;
+	struct parity_record record = { .file_count = 1, .node_of_file = &node_of_file };
 
-	group_note_number(&note, 7);
-	group_note_text(&note, "0a");
-	group_note_number(&note, nodes);
-	group_note_number(&note, 1);
-	for (uint64_t i = 0; i < nodes; i++) {
-		group_note_number(&note, holder);
-		group_note_number(&note, 0);
-	}
-	group_note_number(&note, 0);
-	group_note_number(&note, node);
-	group_note_number(&note, 0);
-	return note.bytes;
+	ck_assert_int_eq(parity_sets_make(&record.sets, nodes, 1, 2, same), 0);
+	return record;
 }
 
 static const struct {
-	uint64_t nodes, holder, node;
-	int code;
+	uint32_t nodes, holder, node;
+	bool fits;
 } said[] = {
-	{ RANKS, 0, 3, 0 },           { 1, PARITY_NOWHERE, 0, 0 },
-	{ 0, 0, 0, -EPROTO },         { RANKS + 1, 0, 0, -EPROTO }, /* more than ranks */
-	{ RANKS, RANKS, 0, -EPROTO }, { RANKS, UINT64_C(1) << 32, 0, -EPROTO },
-	{ RANKS, 0, RANKS, -EPROTO }, { UINT32_MAX, 0, 0, -EPROTO },
+	{ RANKS, 0, 3, true },      { 1, PARITY_NOWHERE, 0, true },
+	{ RANKS + 1, 0, 0, false }, /* more nodes than ranks */
+	{ RANKS, RANKS, 0, false }, { RANKS, 0, RANKS, false },
 };
 
+/* So many nodes, each of which holds its own files and no parities, and what node 0 gets. */
 LOOP_TEST(protecting, what_rank_0_says_must_fit_the_job, 0, (int)ARRAY_LENGTH(said))
 {
-	struct base_buffer note =
-		what_rank_0_says(MIN(said[_i].nodes, 2 * RANKS), said[_i].holder, said[_i].node);
-	struct restoring restoring = { 0 };
-	struct base_error error = { 0 };
+	uint32_t holders[MOST_NODES], parities[MOST_NODES] = { 0 };
+	struct parity_making making = { 0, said[_i].node, 0 };
+	struct restoring says = {
+		.group = a_group(),
+		.step = 7,
+		.attempt = "0a",
+		.record = record_of(said[_i].nodes),
+		.holders = holders,
+		.parities = parities,
+		.count = 1,
+		.makings = &making,
+	};
+	struct restoring hears = { .group = a_group() };
+	struct group_note note = { 0 };
 
-	base_put_le(note.data + 18, said[_i].nodes, 8);
-	ck_assert_int_eq(read_restoring(a_group(), &note, &restoring, &error), said[_i].code);
-	restoring_free(&restoring);
-	base_buffer_free(&note);
+	for (uint32_t node = 0; node < said[_i].nodes; node++)
+		holders[node] = said[_i].holder;
+	group_write_message(&restore_message, &note, &says);
+	ck_assert_int_eq(group_read_message(&restore_message, &note.bytes, &hears), said[_i].fits);
+	restoring_free(&hears);
+	parity_sets_free(&says.record.sets);
+	base_buffer_free(&note.bytes);
 }
 
 /* The offer of a node for one generation. */
 struct offered {
 	uint32_t nodes;                               /* of the generation, by its record */
-	uint64_t node_of_rank, count, node, parities; /* that it holds, so often */
+	uint32_t node_of_rank, count, node, parities; /* that it holds, so often */
 };
 
 static void offer_of_rank(uint32_t rank, const struct offered *offered,
 			  struct group_spreads *spreads)
 {
-	uint32_t node_of_file = 0;
-	struct parity_record record = { .file_count = 1, .node_of_file = &node_of_file };
-	struct base_buffer sets = { 0 };
+	uint32_t node_of_rank[RANKS];
+	struct holding holdings[2 * RANKS];
+	struct offers offers = {
+		.ranks = RANKS,
+		.count = 1,
+		.all[0] = { .step = 7,
+			    .serial = 1,
+			    .attempt = "0a",
+			    .record = record_of(offered->nodes),
+			    .node_of_rank = node_of_rank,
+			    .holding_count = offered->count,
+			    .holdings = holdings },
+	};
 	struct group_note note = { 0 };
 
-	ck_assert_int_eq(parity_sets_make(&record.sets, offered->nodes, 1, 2, same), 0);
-	ck_assert_int_eq(parity_record_encode(&sets, &record), 0);
-	group_note_number(&note, offered->count);
-	group_note_number(&note, 7);
-	group_note_number(&note, 1);
-	group_note_text(&note, "0a");
-	group_note_bytes(&note, sets.data, sets.bytes);
 	for (uint32_t i = 0; i < RANKS; i++)
-		group_note_number(&note, offered->node_of_rank);
-	for (uint64_t i = 0; i < offered->count; i++) {
-		group_note_number(&note, offered->node);
-		group_note_number(&note, offered->parities);
-	}
-	group_note_number(&note, 0);
+		node_of_rank[i] = offered->node_of_rank;
+	for (uint32_t i = 0; i < 2 * RANKS; i++)
+		holdings[i] = (struct holding){ 0, offered->node, offered->parities };
+	group_write_message(&offer_message, &note, &offers);
 	read_offers(a_group(), rank, &note.bytes, spreads);
-	parity_sets_free(&record.sets);
-	base_buffer_free(&sets);
+	parity_sets_free(&offers.all[0].record.sets);
 	base_buffer_free(&note.bytes);
 }
 
@@ -411,9 +404,9 @@ static const struct {
 	{ { RANKS, 3, 1, 3, 1 }, 1, 1 },
 	{ { RANKS + 1, 3, 1, 3, 1 }, 0, 0 },     /* more nodes than ranks */
 	{ { RANKS, RANKS, 1, 3, 1 }, 0, 0 },     /* a rank of no node */
-	{ { RANKS, 3, RANKS + 1, 3, 1 }, 1, 0 }, /* holds more nodes than there are */
-	{ { RANKS, 3, 1, RANKS, 1 }, 1, 0 },     /* holds no node */
-	{ { RANKS, 3, 1, 3, 2 }, 1, 0 },         /* more parities than a set has */
+	{ { RANKS, 3, RANKS + 1, 3, 1 }, 0, 0 }, /* holds more nodes than there are */
+	{ { RANKS, 3, 1, RANKS, 1 }, 0, 0 },     /* holds no node */
+	{ { RANKS, 3, 1, 3, 2 }, 0, 0 },         /* more parities than a set has */
 };
 
 LOOP_TEST(protecting, what_a_node_offers_must_fit_the_job, 0, (int)ARRAY_LENGTH(offers))
