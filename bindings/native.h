@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stands at the top of the extension's source, which cffi writes. */
 #include <ioshape/ioshape.h>
-#include <ioshape/operator.h>
 #include <ioshape/probe.h>
 #include <ioshape/tier.h>
 

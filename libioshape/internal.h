@@ -9,8 +9,11 @@
 #ifndef INTERNAL_H
 #define INTERNAL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+struct ioshape_context;
 
 /* ---- This process in its job (base/job.c) ---------------------------------------------------- */
 
@@ -53,7 +56,8 @@ struct base_buffer {
 
 void base_buffer_free(struct base_buffer *buffer);
 
-/* ---- Where locks are seen (ring/liveness.c) ---------------------------------------------------- */
+/* ---- Where locks are seen (ring/liveness.c) ----------------------------------------------------
+ */
 
 /*
  * Writes eight hexadecimal digits and a 0 that identify the lock domain of a directory: locks are
@@ -200,6 +204,116 @@ int group_get_latest(struct ioshape_group *group, const struct group_search_opti
 /* Returns the path of the checkpoint that an entry is about, within `text`, and whether it is
  * drained; NULL if this is no entry. */
 const char *tier_path_of_entry(const char *name, const char *text, int *drained);
+
+/* ---- Coordinators, whose pools the operator sees and sets in Python ----------------------------
+ */
+
+enum {
+	SLOTS_NAME_BYTES = 128, /* of pools and of "ahead" texts, with the final 0 */
+	SLOTS_TEXT_BYTES = 64,  /* of jobs and nodes */
+	SLOTS_ID_BYTES = 40,    /* of requests: the client's 16 hexadecimal digits, '-', a number */
+	SLOTS_KEY_BYTES = 160,
+	ADDRESS_HOSTS = 16,
+	ADDRESS_HOST_BYTES = 256,   /* a DNS name has at most 253 letters */
+	ADDRESS_PATH_BYTES = 108,   /* what fits into a sockaddr_un */
+	ADDRESS_SECRET_BYTES = 513, /* of passwords and users, with the final 0 */
+	LOCAL_FILE_NAME_BYTES = 160,
+	LOCAL_FOLDER_BYTES = 512,
+	LOCAL_HEAD_BYTES = 4096, /* then come the records */
+	LOCAL_WAITERS = 1024     /* records of each line */
+};
+
+struct slots_node {
+	char host[ADDRESS_HOST_BYTES];
+	uint16_t port;
+};
+
+enum slots_address_kind {
+	ADDRESS_HOST, /* one server, or nodes of one cluster */
+	ADDRESS_UNIX,
+	ADDRESS_SENTINEL
+};
+
+/* The address of a Redis, taken apart (slots/address.c). */
+struct slots_address {
+	enum slots_address_kind kind;
+	bool tls;
+	struct slots_node nodes[ADDRESS_HOSTS]; /* or sentinels */
+	size_t node_count;
+	char path[ADDRESS_PATH_BYTES];
+	char service[ADDRESS_HOST_BYTES]; /* the name that sentinels know the master by */
+	char user[ADDRESS_SECRET_BYTES];
+	char password[ADDRESS_SECRET_BYTES];
+	bool has_password;
+	uint32_t database;
+};
+
+/* The head of a pool's file on one host (slots/local.h). Programs of 32 and 64 bits share these
+ * types: each member has a fixed width, and there is no padding. */
+struct slots_file_head {
+	char magic[8];
+	uint32_t version;
+	uint32_t wake;     /* the futex word */
+	uint64_t base_ns;  /* the wall clock less the monotonic one, when the file was made */
+	uint32_t capacity; /* as the first request asked for it that found the pool idle */
+	uint32_t by_job;   /* 1: a job's setting did; 0: the rule */
+	char pool[SLOTS_NAME_BYTES];
+};
+
+/* A request that holds or waits. */
+struct slots_file_record {
+	char id[SLOTS_ID_BYTES];
+	char job[SLOTS_TEXT_BYTES];
+	char node[SLOTS_TEXT_BYTES];
+	uint64_t number; /* holder: its fence; waiter: its ticket */
+	uint64_t since_ns;
+	uint64_t until_ns; /* taken to be alive until then, by CLOCK_MONOTONIC */
+	uint64_t bytes;    /* that will be written; 0 unknown */
+	uint64_t passed;   /* as of the last heartbeat */
+	uint32_t first; /* holder of several slots: the number of the one whose record is renewed */
+	uint32_t weight;
+	uint32_t rank;
+	uint32_t pid; /* in its namespace */
+	uint32_t urgent;
+	char unused[28];
+};
+
+/* Lines of locks: on holders, on tickets of urgent waiters, on tickets of others. */
+enum local_line { LOCAL_HOLDER_LINE, LOCAL_URGENT_LINE, LOCAL_LINE, LOCAL_LINES };
+
+/* Where a pool is kept. */
+struct slots_coordinator {
+	const char *id; /* "redis" or "local" */
+	uint32_t lease_ms;
+	uint32_t default_capacity;
+	/* "redis" */
+	struct slots_address address; /* with the password, wherever that came from */
+	char key[SLOTS_KEY_BYTES]; /* the first key of the pool, which the script is called with */
+	const char *registry;      /* key of a sorted set: names of pools, by when they were used */
+	/* "local" */
+	char folder[LOCAL_FOLDER_BYTES];
+	char file[LOCAL_FILE_NAME_BYTES]; /* of the pool, in the folder */
+	uint32_t version;                 /* in the file's head */
+	uint64_t locks[LOCAL_LINES +
+		       1];    /* offsets at which lines of locks begin, or the last ends */
+	uint32_t holders;     /* records before those of the lines */
+	uint64_t small_bytes; /* a request up to here may be let past the queue */
+	uint32_t express;     /* so many of them at a time */
+};
+
+/* Finds where a context keeps a pool; NULL: all pools. Reads the password file. 0 or a code. */
+int save_find_coordinator(struct ioshape_context *context, const char *pool,
+			  struct slots_coordinator *found);
+
+/* Writes the name of the pool that saves to a path use, of at most SLOTS_NAME_BYTES. 0 or a code.
+ */
+int save_pool_of_path(struct ioshape_context *context, const char *path, char *name, size_t bytes);
+
+/* The rules of pools as Redis runs them, and their SHA-1 (slots/slots.lua). */
+extern const char slots_script[];
+extern const char slots_script_sha1[];
+/* Drops what the other script cannot read of a pool (slots/heal.lua). */
+extern const char slots_heal_script[];
 
 /* ---- The table of settings (base/settings.def), a row ---------------------------------------- */
 

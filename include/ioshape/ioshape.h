@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libioshape: checkpoint I/O in an orderly convoy. This header includes all that a trainer needs.
- * ioshape/operator.h (pools, for operators) and ioshape/probe.h (experimental) stand by themselves.
+ * ioshape/probe.h (experimental) stands by itself.
  */
 #ifndef IOSHAPE_IOSHAPE_H
 #define IOSHAPE_IOSHAPE_H

@@ -57,7 +57,7 @@ static int refuse_file(const struct redis_client *client, const char *why, struc
 /* With the lock. Reads the first line of the password file into the address. If that fails, a
  * password that was read before stays. Without one the coordinator counts as unreachable: no save
  * fails because an operator has changed the mode of a file. */
-static int read_password(struct redis_client *client, struct base_error *error)
+int client_read_password(struct redis_client *client, struct base_error *error)
 {
 	struct slots_address *address = &client->address;
 	char text[ADDRESS_SECRET_BYTES + 1], why[96];
@@ -303,7 +303,7 @@ static int obtain(struct redis_client *client, struct slots_link **out, uint64_t
 	*out = NULL;
 	if (client->failures && base_now_ns() < client->not_before_ns)
 		return base_pass_on(error, &client->last_failure);
-	ret = read_password(client, error);
+	ret = client_read_password(client, error);
 	if (!ret)
 		ret = find_server(client, out, until_ns, error);
 	if (ret)

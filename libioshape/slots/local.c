@@ -21,17 +21,33 @@ static void free_pool(struct local_pool *pool)
 	free(pool);
 }
 
-static int local_open(void **out, const struct slots_config *config, struct base_error *error)
+/* Finds the folder of an address: "local", or "local:/FOLDER". */
+static int find_folder(const char *address, char folder[LOCAL_FOLDER_BYTES],
+		       struct base_error *error)
 {
-	const char *folder = config->address + strlen("local");
-	struct local_pool *pool;
+	const char *given = address + strlen("local");
 
-	*out = NULL;
-	if (*folder && (strncmp(folder, ":/", 2) || strlen(folder) > LOCAL_FOLDER_BYTES))
+	if (*given && (strncmp(given, ":/", 2) || strlen(given) > LOCAL_FOLDER_BYTES))
 		return base_refuse(
 			error, -EINVAL,
 			"the coordinator's address begins with \"local\"" BASE_REMEDY
 			"say \"local\", or \"local:/FOLDER\" with a path of at most 500 bytes");
+	if (*given)
+		given++;
+	else
+		given = access("/dev/shm", W_OK | X_OK) ? "/tmp" : "/dev/shm";
+	snprintf(folder, LOCAL_FOLDER_BYTES, "%s", given);
+	return 0;
+}
+
+static int local_open(void **out, const struct slots_config *config, struct base_error *error)
+{
+	char folder[LOCAL_FOLDER_BYTES];
+	struct local_pool *pool;
+
+	*out = NULL;
+	if (find_folder(config->address, folder, error))
+		return -EINVAL;
 	pool = calloc(1, sizeof(*pool));
 	if (!pool)
 		return base_no_memory(error, "a pool", sizeof(*pool));
@@ -41,11 +57,7 @@ static int local_open(void **out, const struct slots_config *config, struct base
 		free(pool);
 		return base_no_memory(error, "a pool", 4096);
 	}
-	if (*folder)
-		folder++;
-	else
-		folder = access("/dev/shm", W_OK | X_OK) ? "/tmp" : "/dev/shm";
-	snprintf(pool->folder, sizeof(pool->folder), "%s", folder);
+	memcpy(pool->folder, folder, sizeof(pool->folder));
 	local_file_name(pool->name, config->pool);
 	pthread_mutex_init(&pool->lock, NULL);
 	/* Processes that write one file each, one after the other, begin with different slots. */
@@ -67,7 +79,7 @@ static void local_close(void *opaque)
 }
 
 /* Takes the pool's lock, with the file open and its head read. */
-static int enter(struct local_pool *pool, struct local_head *head, struct base_error *error)
+static int enter(struct local_pool *pool, struct slots_file_head *head, struct base_error *error)
 {
 	int ret;
 
@@ -86,17 +98,15 @@ static void leave(struct local_pool *pool)
 
 /* ---- Capacity -------------------------------------------------------------------------------- */
 
-static uint32_t capacity_of(const struct local_pool *pool, const struct local_head *head)
+static uint32_t capacity_of(const struct local_pool *pool, const struct slots_file_head *head)
 {
-	const uint32_t capacity = head->set_capacity ? head->set_capacity :
-				  head->capacity     ? head->capacity :
-						       pool->config.default_capacity;
+	const uint32_t capacity = head->capacity ? head->capacity : pool->config.default_capacity;
 
 	return MAX(MIN(capacity, LOCAL_SLOTS), 1u);
 }
 
-/* The request that finds a pool idle says what its capacity is, unless an operator does. */
-static int choose_capacity(struct local_pool *pool, struct local_head *head,
+/* The request that finds a pool idle says what its capacity is. */
+static int choose_capacity(struct local_pool *pool, struct slots_file_head *head,
 			   const struct slots_request *request)
 {
 	const uint32_t asked = pool->config.asked_capacity;
@@ -110,7 +120,8 @@ static int choose_capacity(struct local_pool *pool, struct local_head *head,
 		return 0;
 	head->capacity = choice[0];
 	head->by_job = choice[1];
-	return local_write(pool, offsetof(struct local_head, capacity), choice, sizeof(choice));
+	return local_write(pool, offsetof(struct slots_file_head, capacity), choice,
+			   sizeof(choice));
 }
 
 /* ---- Members --------------------------------------------------------------------------------- */
@@ -169,7 +180,7 @@ static uint32_t place_of(const struct local_pool *pool, const struct local_membe
 static void answer_waiter(struct local_pool *pool, const struct local_member *member,
 			  struct slots_answer *answer)
 {
-	struct local_record record;
+	struct slots_file_record record;
 	uint32_t ahead;
 
 	answer->state = SLOTS_WAITING;
@@ -222,7 +233,7 @@ static int ask(struct local_pool *pool, struct local_member *member, uint32_t ca
 	return local_unreachable(pool, "take a slot in", ret, error);
 }
 
-static int acquire(struct local_pool *pool, struct local_head *head,
+static int acquire(struct local_pool *pool, struct slots_file_head *head,
 		   const struct slots_request *request, struct slots_answer *answer,
 		   struct base_error *error)
 {
@@ -254,7 +265,7 @@ static int local_acquire(void *opaque, const struct slots_request *request,
 			 struct slots_answer *answer, struct base_error *error)
 {
 	struct local_pool *pool = opaque;
-	struct local_head head;
+	struct slots_file_head head;
 	int ret = enter(pool, &head, error);
 
 	if (ret)
@@ -269,7 +280,7 @@ static int renew(struct local_pool *pool, struct local_member *member, uint32_t 
 		 uint64_t passed)
 {
 	const uint64_t now = base_now_ns();
-	struct local_record *record = &member->record;
+	struct slots_file_record *record = &member->record;
 	int ret;
 
 	if (member->holding) {
@@ -296,7 +307,7 @@ static int local_beat(void *opaque, const struct slots_beat *beat, struct slots_
 {
 	struct local_pool *pool = opaque;
 	struct local_member *member;
-	struct local_head head;
+	struct slots_file_head head;
 	uint32_t capacity;
 	int ret = enter(pool, &head, error);
 
@@ -334,153 +345,21 @@ static int local_release(void *opaque, const char *id, uint64_t passed, struct b
 	return 0;
 }
 
-/* ---- What needs a Redis ---------------------------------------------------------------------- */
+/* ---- For the operator's calls in Python ------------------------------------------------------ */
 
-static int needs_redis(const struct local_pool *pool, const char *what, struct base_error *error)
+static int local_describe(const struct slots_config *config, struct slots_coordinator *found,
+			  struct base_error *error)
 {
-	return base_refuse(error, -ENOTSUP,
-			   "pool \"%s\" of this host has no %s" BASE_REMEDY
-			   "use a Redis as coordinator, also on one host",
-			   pool->config.pool, what);
-}
+	int ret = find_folder(config->address, found->folder, error);
 
-static int local_kick(void *opaque, const char *id, struct base_error *error)
-{
-	const struct local_pool *pool = opaque;
-
-	(void)id;
-	return base_refuse(
-		error, -ENOTSUP,
-		"pool \"%s\" of this host cannot take a slot away from a process" BASE_REMEDY
-		"end that process; the pool's status has its number",
-		pool->config.pool);
-}
-
-static int local_set(void *opaque, const struct ioshape_pool_settings *settings,
-		     struct base_error *error)
-{
-	const uint32_t capacity = settings->capacity;
-	struct local_pool *pool = opaque;
-	struct local_head head;
-	int ret;
-
-	if (settings->job || settings->user || settings->pool_bytes_per_s ||
-	    settings->job_bytes_per_s || settings->small_bytes || settings->express)
-		return needs_redis(pool, "setting but the capacity", error);
-	if (capacity > LOCAL_SLOTS)
-		return base_refuse(error, -EINVAL,
-				   "the capacity is %u" BASE_REMEDY
-				   "a pool of one host takes 1 to %u",
-				   capacity, LOCAL_SLOTS);
-	ret = enter(pool, &head, error);
-	if (ret)
-		return ret;
-	if (capacity || settings->clear)
-		ret = local_write(pool, offsetof(struct local_head, set_capacity), &capacity,
-				  sizeof(capacity));
-	leave(pool);
-	local_wake(pool);
-	return ret ? local_unreachable(pool, "write", ret, error) : 0;
-}
-
-/* ---- Status ---------------------------------------------------------------------------------- */
-
-struct listing {
-	struct local_pool *pool;
-	struct ioshape_pool_status *status;
-	enum local_line line;
-	uint64_t now_ns;
-	uint32_t count;
-	uint32_t numbers[LOCAL_HOLDERS]; /* of holders, each once */
-	uint64_t fences[LOCAL_HOLDERS];
-};
-
-static void add_row(const struct listing *listing, uint32_t number, bool holds)
-{
-	const uint64_t now = listing->now_ns;
-	struct local_record record;
-	struct ioshape_member row;
-
-	local_read_record(listing->pool, number, &record);
-	row = (struct ioshape_member){
-		.id = record.id,
-		.job = record.job,
-		.node = record.node,
-		.rank = record.rank,
-		.pid = record.pid,
-		.weight = record.weight,
-		.express = holds && number == LOCAL_SMALL,
-		.urgent = record.urgent != 0,
-		.expected_bytes = record.bytes,
-		.written_bytes = holds ? record.passed : 0,
-		.fence = holds ? record.number : 0,
-		.since_s = base_seconds(now - MIN(record.since_ns, now)),
-		.lease_s = base_seconds(MAX(record.until_ns, now) - now),
-	};
-	slots_status_add(listing->status, holds, &row);
-}
-
-/* Of several slots that a request holds, one has its record. */
-static void note_holder(void *user, uint64_t number)
-{
-	struct listing *listing = user;
-	struct local_record record;
-	uint32_t at = listing->count;
-
-	listing->status->used += number != LOCAL_SMALL;
-	local_read_record(listing->pool, (uint32_t)number, &record);
-	if (record.first != number)
-		return;
-	for (; at && listing->fences[at - 1] > record.number; at--) {
-		listing->fences[at] = listing->fences[at - 1];
-		listing->numbers[at] = listing->numbers[at - 1];
-	}
-	listing->fences[at] = record.number;
-	listing->numbers[at] = (uint32_t)number;
-	listing->count++;
-}
-
-static void note_waiter(void *user, uint64_t ticket)
-{
-	struct listing *listing = user;
-
-	listing->status->waiter_count++;
-	add_row(listing, local_ticket_record(listing->line, ticket), false);
-}
-
-static void fill_status(struct local_pool *pool, const struct local_head *head,
-			struct ioshape_pool_status *status)
-{
-	struct listing listing = { .pool = pool, .status = status, .now_ns = base_now_ns() };
-
-	status->capacity = capacity_of(pool, head);
-	status->capacity_by = head->set_capacity ? "operator" : head->by_job ? "job" : "default";
-	status->small_bytes = SLOTS_SMALL_BYTES;
-	status->express = SLOTS_EXPRESS;
-	local_each(pool, LOCAL_HOLDER_LINE, note_holder, &listing);
-	status->holder_count = listing.count;
-	for (uint32_t i = 0; i < listing.count; i++)
-		add_row(&listing, listing.numbers[i], true);
-	for (listing.line = LOCAL_URGENT_LINE; listing.line <= LOCAL_LINE; listing.line++)
-		local_each(pool, listing.line, note_waiter, &listing);
-}
-
-static int local_status(void *opaque, struct ioshape_pool_status **status, struct base_error *error)
-{
-	struct local_pool *pool = opaque;
-	struct local_head head;
-	int ret = slots_status_new(status, pool->config.pool, "local", error);
-
-	if (ret)
-		return ret;
-	ret = enter(pool, &head, error);
-	if (!ret) {
-		fill_status(pool, &head, *status);
-		leave(pool);
-		return 0;
-	}
-	ioshape_pool_status_free(*status);
-	*status = NULL;
+	found->id = slots_local.id;
+	local_file_name(found->file, config->pool);
+	found->version = LOCAL_VERSION;
+	for (int line = 0; line <= LOCAL_LINES; line++)
+		found->locks[line] = (uint64_t)local_begin_of_line((enum local_line)line);
+	found->holders = LOCAL_HOLDERS;
+	found->small_bytes = SLOTS_SMALL_BYTES;
+	found->express = SLOTS_EXPRESS;
 	return ret;
 }
 
@@ -492,9 +371,6 @@ const struct slots_ops slots_local = {
 	.release = local_release,
 	.wait = local_wait,
 	.interrupt = local_wake,
-	.set = local_set,
-	.kick = local_kick,
-	.status = local_status,
-	.names = local_names,
 	.close = local_close,
+	.describe = local_describe,
 };

@@ -58,12 +58,9 @@
 
 #define LOCAL_MAGIC "ioslots"
 #define LOCAL_VERSION BASE_FORMAT(4u) /* also in the names of files */
-#define LOCAL_FILE_NAME_BYTES 160
-#define LOCAL_FOLDER_BYTES 512
 
-#define LOCAL_SLOTS 1000u   /* of a pool, at most */
-#define LOCAL_WAITERS 1024u /* records of each line */
-#define LOCAL_SPARE 8u      /* descriptors that are kept for the next requests */
+#define LOCAL_SLOTS 1000u /* of a pool, at most */
+#define LOCAL_SPARE 8u    /* descriptors that are kept for the next requests */
 
 /* Holders by number. */
 #define LOCAL_SMALL 0u
@@ -78,37 +75,6 @@
 
 /* ---- The file (local_file.c) ----------------------------------------------------------------- */
 
-/* Programs of 32 and 64 bits share these: each type has a fixed width, and there is no padding. */
-struct local_head {
-	char magic[8];
-	uint32_t version;
-	uint32_t wake;         /* the futex word */
-	uint64_t base_ns;      /* the wall clock less the monotonic one, when the file was made */
-	uint32_t set_capacity; /* by the operator; 0: none */
-	uint32_t capacity;     /* as the first request asked for it that found the pool idle */
-	uint32_t by_job;       /* 1: a job's setting did; 0: the rule */
-	uint32_t unused;
-	char pool[SLOTS_NAME_BYTES];
-};
-
-struct local_record {
-	char id[SLOTS_ID_BYTES];
-	char job[SLOTS_TEXT_BYTES];
-	char node[SLOTS_TEXT_BYTES];
-	uint64_t number; /* holder: its fence; waiter: its ticket */
-	uint64_t since_ns;
-	uint64_t until_ns; /* taken to be alive until then, by CLOCK_MONOTONIC */
-	uint64_t bytes;    /* that will be written; 0 unknown */
-	uint64_t passed;   /* as of the last heartbeat */
-	uint32_t first; /* holder of several slots: the number of the one whose record is renewed */
-	uint32_t weight;
-	uint32_t rank;
-	uint32_t pid; /* in its namespace */
-	uint32_t urgent;
-	char unused[28];
-};
-
-#define LOCAL_HEAD_BYTES 4096u
 /* Records by number: holders, then the ring of the urgent line, then that of the other one. */
 #define LOCAL_RECORDS (LOCAL_HOLDERS + 2 * LOCAL_WAITERS)
 
@@ -122,7 +88,7 @@ struct local_watch {
 /* A request of this process that holds or waits. */
 struct local_member {
 	struct local_member *next;
-	struct local_record record;
+	struct slots_file_record record;
 	int fd; /* owns its locks */
 	bool holding, small;
 	uint32_t places; /* as asked for */
@@ -135,7 +101,7 @@ struct local_pool {
 	struct slots_config config;
 	char folder[LOCAL_FOLDER_BYTES];
 	char name[LOCAL_FILE_NAME_BYTES];
-	struct local_record record; /* what all requests of this process have in common */
+	struct slots_file_record record; /* what all requests of this process have in common */
 
 	pthread_mutex_t lock; /* of all below, but for what waiting takes */
 	int folder_fd, fd;    /* -1: not open */
@@ -165,22 +131,22 @@ int local_unreachable(const struct local_pool *pool, const char *what, int code,
 		      struct base_error *error);
 /* Opens the file, if it is not open or another one has its name by now, and reads its head. When
  * the file is another one, the members of this process are gone. IOSHAPE_E_COORDINATOR. */
-int local_file_ready(struct local_pool *pool, struct local_head *head, struct base_error *error);
+int local_file_ready(struct local_pool *pool, struct slots_file_head *head,
+		     struct base_error *error);
 /* Returns a descriptor for a request, as negative errno where there is none. */
 int local_file_again(const struct local_pool *pool);
-/* Closes the file, and removes it where no process has it open and no operator has set anything. */
+/* Closes the file, and removes it where no process has it open. */
 void local_file_close(struct local_pool *pool);
-/* Appends the names of all pools in the folder. */
-int local_names(void *pool, struct base_buffer *names, struct base_error *error);
 
 /* ---- Records, locks and the order (local_order.c) -------------------------------------------- */
 
 /* Writes a field of the head, or a record. 0 or a negative errno. */
 int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes);
 int local_write_record(const struct local_pool *pool, uint32_t number,
-		       const struct local_record *record);
+		       const struct slots_file_record *record);
 /* Reads a record. What is not there reads as zeros, and texts have an end. */
-void local_read_record(const struct local_pool *pool, uint32_t number, struct local_record *record);
+void local_read_record(const struct local_pool *pool, uint32_t number,
+		       struct slots_file_record *record);
 
 int local_lock_presence(int fd, short type); /* F_RDLCK, F_WRLCK or F_UNLCK */
 int local_lock_making(int fd, short type);
@@ -188,10 +154,8 @@ int local_lock_making(int fd, short type);
 /* Drops all that a member has locked, wakes the next, and frees the member. */
 void local_member_free(struct local_pool *pool, struct local_member *member);
 
-/* Calls found() for each number in a line that a request has locked, in order. */
-enum local_line { LOCAL_HOLDER_LINE, LOCAL_URGENT_LINE, LOCAL_LINE };
-typedef void (*local_found_fn)(void *user, uint64_t number);
-void local_each(struct local_pool *pool, enum local_line line, local_found_fn found, void *user);
+/* Returns the first byte whose lock means a number of the line. */
+off_t local_begin_of_line(enum local_line line);
 /* Returns the number of the record that belongs to a ticket. */
 uint32_t local_ticket_record(enum local_line line, uint64_t ticket);
 

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "slots/local.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,11 +16,8 @@
 #define PAUSE_NS 1000000
 #define MOST_TIME_NS (UINT64_C(1) << 62) /* the wall clock gets there in the year 2116 */
 
-#define KEPT_S (24 * 3600)  /* the file of a pool that no process has open */
-#define MOST_ENTRIES 100000 /* of a folder that other users may fill */
-
-_Static_assert(sizeof(struct local_head) == 40 + SLOTS_NAME_BYTES, "heads have holes");
-_Static_assert(sizeof(struct local_record) == 256, "records have holes");
+_Static_assert(sizeof(struct slots_file_head) == 32 + SLOTS_NAME_BYTES, "heads have holes");
+_Static_assert(sizeof(struct slots_file_record) == 256, "records have holes");
 
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 {
@@ -52,14 +48,14 @@ int local_unreachable(const struct local_pool *pool, const char *what, int code,
 
 /* ---- The head -------------------------------------------------------------------------------- */
 
-static bool is_head(const struct local_head *head)
+static bool is_head(const struct slots_file_head *head)
 {
 	return !memcmp(head->magic, LOCAL_MAGIC, sizeof(head->magic)) &&
 	       head->version == LOCAL_VERSION && head->base_ns <= MOST_TIME_NS &&
 	       memchr(head->pool, 0, sizeof(head->pool));
 }
 
-static bool read_head(int fd, struct local_head *head)
+static bool read_head(int fd, struct slots_file_head *head)
 {
 	return pread(fd, head, sizeof(*head), 0) == sizeof(*head) && is_head(head);
 }
@@ -73,9 +69,9 @@ static uint64_t wall_ns(void)
 }
 
 /* With the lock of the maker. */
-static int write_head(const struct local_pool *pool, struct local_head *head)
+static int write_head(const struct local_pool *pool, struct slots_file_head *head)
 {
-	*head = (struct local_head){ .magic = LOCAL_MAGIC, .version = LOCAL_VERSION };
+	*head = (struct slots_file_head){ .magic = LOCAL_MAGIC, .version = LOCAL_VERSION };
 	head->base_ns = MAX(wall_ns(), base_now_ns()) - base_now_ns();
 	memcpy(head->pool, pool->config.pool, sizeof(head->pool));
 	return local_write(pool, 0, head, sizeof(*head));
@@ -89,7 +85,7 @@ static void pause_briefly(void)
 }
 
 /* Reads the head; writes one where there is none, or one that makes no sense. */
-static int read_or_make_head(const struct local_pool *pool, struct local_head *head,
+static int read_or_make_head(const struct local_pool *pool, struct slots_file_head *head,
 			     struct base_error *error)
 {
 	struct stat stat;
@@ -107,7 +103,7 @@ static int read_or_make_head(const struct local_pool *pool, struct local_head *h
 	if (!read_head(pool->fd, head) || strcmp(head->pool, pool->config.pool) != 0) {
 		if (!fstat(pool->fd, &stat) && stat.st_size)
 			base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
-				 "the pool's file \"%s/%s\" was damaged; its settings are lost",
+				 "the pool's file \"%s/%s\" was damaged; it begins anew",
 				 pool->folder, pool->name);
 		ret = write_head(pool, head);
 	}
@@ -140,7 +136,7 @@ static int check_kind(const struct local_pool *pool, const struct stat *stat,
 /* A file that is not for everybody and holds something else was moved here: it stays as it is. */
 static bool is_a_pools(int fd, const struct stat *stat)
 {
-	struct local_head head;
+	struct slots_file_head head;
 
 	return (stat->st_mode & 0666) == 0666 || !stat->st_size || read_head(fd, &head);
 }
@@ -222,7 +218,8 @@ static int try_to_open(struct local_pool *pool, struct base_error *error)
 	return ret == -EAGAIN ? ret : IOSHAPE_E_COORDINATOR;
 }
 
-static int open_file(struct local_pool *pool, struct local_head *head, struct base_error *error)
+static int open_file(struct local_pool *pool, struct slots_file_head *head,
+		     struct base_error *error)
 {
 	int ret = -EAGAIN;
 
@@ -267,7 +264,8 @@ static void let_go(struct local_pool *pool)
 	pool->fd = -1;
 }
 
-int local_file_ready(struct local_pool *pool, struct local_head *head, struct base_error *error)
+int local_file_ready(struct local_pool *pool, struct slots_file_head *head,
+		     struct base_error *error)
 {
 	const uint64_t now = base_now_ns();
 	int ret;
@@ -300,120 +298,14 @@ int local_file_again(const struct local_pool *pool)
 	return -EAGAIN;
 }
 
-/* Whether the file of a pool is of use when no process has it open. */
-static bool is_set(int fd)
-{
-	struct local_head head;
-
-	return read_head(fd, &head) && head.set_capacity;
-}
-
 void local_file_close(struct local_pool *pool)
 {
 	if (pool->fd >= 0) {
 		while (pool->members)
 			local_member_free(pool, pool->members);
-		if (!is_set(pool->fd) && !local_lock_presence(pool->fd, F_WRLCK) &&
-		    has_its_name(pool))
+		if (!local_lock_presence(pool->fd, F_WRLCK) && has_its_name(pool))
 			unlinkat(pool->folder_fd, pool->name, 0);
 		let_go(pool);
 	}
 	base_close(pool->folder_fd);
-}
-
-/* ---- All pools of a folder ------------------------------------------------------------------- */
-
-static bool is_ours(const char *name)
-{
-	char end[24];
-	const int tail = snprintf(end, sizeof(end), ".v%u.slots", LOCAL_VERSION);
-	const int bytes = (int)strnlen(name, LOCAL_FILE_NAME_BYTES);
-
-	return bytes > tail && !strncmp(name, "ioshape-", strlen("ioshape-")) &&
-	       !strcmp(name + bytes - tail, end);
-}
-
-/* Tells whether it is the file of the pool that its head names, under the right name. */
-static bool names_itself(int fd, const char *name, struct local_head *head)
-{
-	char expected[LOCAL_FILE_NAME_BYTES];
-
-	if (!read_head(fd, head) || !head->pool[0])
-		return false;
-	for (const char *c = head->pool; *c; c++) {
-		if (*c < ' ' || *c > '~')
-			return false;
-	}
-	local_file_name(expected, head->pool);
-	return !strcmp(name, expected);
-}
-
-/* Removes the file of a pool that was last used long ago, if this user may. */
-static void remove_old(int folder, const char *name, const struct stat *stat)
-{
-	int fd;
-
-	if ((!base_is_own_user(stat->st_uid) && geteuid()) ||
-	    stat->st_mtim.tv_sec >= time(NULL) - KEPT_S)
-		return;
-	fd = base_own(
-		openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-	if (fd < 0)
-		return;
-	if (!local_lock_presence(fd, F_WRLCK) && !is_set(fd))
-		unlinkat(folder, name, 0);
-	base_close(fd);
-}
-
-static int add_name(struct base_buffer *names, int folder, const char *name)
-{
-	struct local_head head;
-	struct stat stat;
-	bool found;
-	int fd, ret;
-
-	if (fstatat(folder, name, &stat, AT_SYMLINK_NOFOLLOW) || !S_ISREG(stat.st_mode) ||
-	    stat.st_nlink != 1)
-		return 0;
-	fd = base_own(
-		openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-	if (fd < 0)
-		return 0;
-	found = names_itself(fd, name, &head);
-	base_close(fd);
-	if (!found)
-		return 0;
-	remove_old(folder, name, &stat);
-	if (faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW))
-		return 0;
-	ret = base_buffer_append(names, head.pool, strlen(head.pool));
-	return ret ? ret : base_buffer_append(names, "\n", 1);
-}
-
-int local_names(void *opaque, struct base_buffer *names, struct base_error *error)
-{
-	const struct local_pool *pool = opaque;
-	DIR *folder = opendir(pool->folder);
-	struct dirent *entry;
-	bool listed = false;
-	int ret = 0;
-
-	for (long looked = 0; folder && !ret && looked < MOST_ENTRIES; looked++) {
-		errno = 0;
-		entry = readdir(folder);
-		listed = entry || !errno;
-		if (!entry)
-			break;
-		if (is_ours(entry->d_name))
-			ret = add_name(names, dirfd(folder), entry->d_name);
-	}
-	if (folder)
-		closedir(folder);
-	if (ret)
-		return base_no_memory(error, "names of pools", names->bytes);
-	return listed ? 0 :
-			base_refuse(error, IOSHAPE_E_COORDINATOR,
-				    "cannot read the folder \"%s\", where the pools of this host "
-				    "are",
-				    pool->folder);
 }

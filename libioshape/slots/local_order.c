@@ -43,13 +43,14 @@ int local_write(const struct local_pool *pool, uint64_t at, const void *data, si
 
 static uint64_t offset_of(uint32_t number)
 {
-	return LOCAL_HEAD_BYTES + (uint64_t)number * sizeof(struct local_record);
+	return LOCAL_HEAD_BYTES + (uint64_t)number * sizeof(struct slots_file_record);
 }
 
 int local_write_record(const struct local_pool *pool, uint32_t number,
-		       const struct local_record *record)
+		       const struct slots_file_record *record)
 {
-	return local_write(pool, offset_of(number), record, offsetof(struct local_record, unused));
+	return local_write(pool, offset_of(number), record,
+			   offsetof(struct slots_file_record, unused));
 }
 
 static void end_text(char *text, size_t room)
@@ -61,7 +62,8 @@ static void end_text(char *text, size_t room)
 	}
 }
 
-void local_read_record(const struct local_pool *pool, uint32_t number, struct local_record *record)
+void local_read_record(const struct local_pool *pool, uint32_t number,
+		       struct slots_file_record *record)
 {
 	const ssize_t got = pread(pool->fd, record, sizeof(*record), (off_t)offset_of(number));
 	const size_t bytes = (size_t)MAX(got, 0);
@@ -138,28 +140,12 @@ int local_lock_making(int fd, short type)
 	return set_lock(fd, type, MAKER, 1);
 }
 
-static off_t begin_of(enum local_line line)
+off_t local_begin_of_line(enum local_line line)
 {
 	return line == LOCAL_HOLDER_LINE ? HOLDER(0) :
 	       line == LOCAL_URGENT_LINE ? URGENT_LINE :
-					   LINE;
-}
-
-void local_each(struct local_pool *pool, enum local_line line, local_found_fn found, void *user)
-{
-	const bool holders = line == LOCAL_HOLDER_LINE;
-	const off_t begin = begin_of(line);
-	const off_t end = holders ? HOLDER(LOCAL_HOLDERS) : begin + LINE_TICKETS;
-	struct flock lock;
-
-	for (off_t at = begin; first_lock(pool, at, end, &lock); at = end_of(&lock, end)) {
-		off_t one = MAX(at, lock.l_start);
-
-		/* A ticket is one byte. Slots of a request that lie side by side are one lock. */
-		do {
-			found(user, (uint64_t)(one - begin));
-		} while (holders && ++one < end_of(&lock, end));
-	}
+	       line == LOCAL_LINE        ? LINE :
+					   SMALL_LINE;
 }
 
 uint32_t local_ticket_record(enum local_line line, uint64_t ticket)
@@ -192,7 +178,7 @@ static bool is_silent(struct local_pool *pool, uint32_t number, uint64_t until_n
 
 static bool is_silent_holder(struct local_pool *pool, uint32_t number)
 {
-	struct local_record record;
+	struct slots_file_record record;
 
 	local_read_record(pool, number, &record);
 	if (record.first != number && record.first >= LOCAL_FIRST_SLOT &&
@@ -204,7 +190,7 @@ static bool is_silent_holder(struct local_pool *pool, uint32_t number)
 static bool is_silent_waiter(struct local_pool *pool, enum local_line line, uint64_t ticket)
 {
 	const uint32_t number = local_ticket_record(line, ticket);
-	struct local_record record;
+	struct slots_file_record record;
 
 	local_read_record(pool, number, &record);
 	return is_silent(pool, number, record.number == ticket ? record.until_ns : 0);
@@ -244,7 +230,7 @@ static enum local_line line_of(const struct local_member *member)
 /* Locks the byte above all that are locked in the line. */
 static int take_ticket(struct local_pool *pool, struct local_member *member)
 {
-	const off_t begin = begin_of(line_of(member)), end = begin + LINE_TICKETS;
+	const off_t begin = local_begin_of_line(line_of(member)), end = begin + LINE_TICKETS;
 	unsigned waiters = 0;
 	struct flock lock;
 	off_t at = begin;
@@ -288,7 +274,7 @@ uint32_t local_position(struct local_pool *pool, const struct local_member *memb
 
 	*ahead = LOCAL_RECORDS;
 	for (enum local_line line = LOCAL_URGENT_LINE; line <= line_of(member); line++) {
-		const off_t begin = begin_of(line);
+		const off_t begin = local_begin_of_line(line);
 		const uint64_t most = line == line_of(member) ? member->ticket : LINE_TICKETS;
 		const off_t end = begin + (off_t)most;
 
@@ -369,7 +355,7 @@ static int hold(struct local_pool *pool, struct local_member *member, const uint
 		uint32_t count, uint32_t given)
 {
 	const uint64_t now = base_now_ns();
-	struct local_record record = member->record;
+	struct slots_file_record record = member->record;
 	int ret = 0;
 
 	record.number = next_fence(pool, now, numbers[0]);
@@ -417,21 +403,26 @@ int local_take_at_once(struct local_pool *pool, struct local_member *member, uin
 enum slot_state { SLOT_FREE, SLOT_IN_USE, SLOT_SILENT };
 
 struct slot_states {
-	struct local_pool *pool;
 	uint32_t in_use;
 	uint8_t of[LOCAL_HOLDERS]; /* enum slot_state */
 };
 
-static void note_slot(void *user, uint64_t number)
+static void note_slots(struct local_pool *pool, struct slot_states *states)
 {
-	struct slot_states *states = user;
-	bool silent;
+	const off_t end = HOLDER(LOCAL_HOLDERS);
+	struct flock lock;
 
-	if (number == LOCAL_SMALL)
-		return;
-	silent = is_silent_holder(states->pool, (uint32_t)number);
-	states->of[number] = silent ? SLOT_SILENT : SLOT_IN_USE;
-	states->in_use += !silent;
+	for (off_t at = HOLDER(LOCAL_FIRST_SLOT); first_lock(pool, at, end, &lock);
+	     at = end_of(&lock, end)) {
+		/* Slots of a request that lie side by side are one lock. */
+		for (off_t one = MAX(at, lock.l_start); one < end_of(&lock, end); one++) {
+			const uint32_t number = (uint32_t)(one - HOLDER(0));
+			const bool silent = is_silent_holder(pool, number);
+
+			states->of[number] = silent ? SLOT_SILENT : SLOT_IN_USE;
+			states->in_use += !silent;
+		}
+	}
 }
 
 /* Locks free slots for a request, of those that may be in use at the same time. -EAGAIN: there are
@@ -468,11 +459,11 @@ static int take_slots(struct local_pool *pool, struct local_member *member, uint
 {
 	const uint32_t weight = member->record.weight, needed = MIN(weight, capacity);
 	const bool urgent = member->record.urgent;
-	struct slot_states states = { .pool = pool };
+	struct slot_states states = { 0 };
 	uint32_t numbers[LOCAL_SLOTS];
 	int ret;
 
-	local_each(pool, LOCAL_HOLDER_LINE, note_slot, &states);
+	note_slots(pool, &states);
 	if (states.in_use + (urgent ? 0 : needed) > capacity || found_too_many(pool))
 		return -EAGAIN;
 	ret = lock_free(pool, member, capacity, &states, numbers, needed);

@@ -21,7 +21,7 @@
 
 static uint32_t *map(int flags, int fd, uint32_t *at)
 {
-	const size_t word = offsetof(struct local_head, wake) / sizeof(uint32_t);
+	const size_t word = offsetof(struct slots_file_head, wake) / sizeof(uint32_t);
 	uint32_t *page = mmap(at ? at - word : NULL, PAGE_BYTES, PROT_READ | PROT_WRITE,
 			      MAP_SHARED | flags, fd, 0);
 
@@ -49,7 +49,7 @@ void local_wake_map(struct local_pool *pool, int fd)
 
 void local_wake_free(struct local_pool *pool)
 {
-	const size_t word = offsetof(struct local_head, wake) / sizeof(uint32_t);
+	const size_t word = offsetof(struct slots_file_head, wake) / sizeof(uint32_t);
 
 	munmap(pool->word - word, PAGE_BYTES);
 }
@@ -69,7 +69,7 @@ static uint32_t value_of(struct local_pool *pool)
 	if (!atomic_load(&pool->mapped))
 		return __atomic_load_n(pool->word, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&pool->lock);
-	if (pread(pool->fd, &value, sizeof(value), offsetof(struct local_head, wake)) < 0)
+	if (pread(pool->fd, &value, sizeof(value), offsetof(struct slots_file_head, wake)) < 0)
 		errno = 0;
 	pthread_mutex_unlock(&pool->lock);
 	return value;

@@ -20,7 +20,6 @@
 #define NAMED_AGAIN_NS (3600ull * 1000000000)
 #define NAME_FAILED_NS (60ull * 1000000000)
 #define NAME_MOST_NS 250000000ull
-#define NAME_KEPT_MS (7ull * 24 * 3600 * 1000)
 
 /* A pool kept by a Redis. */
 struct redis_pool {
@@ -124,29 +123,19 @@ static uint64_t wall_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-static int add_name(struct redis_pool *pool, const char *score, bool only_raise, uint64_t most_ns,
-		    struct base_error *error)
+/* What an operator set has the score +inf, and keeps it. */
+static int write_name(struct redis_pool *pool)
 {
 	struct link_command command = { 0 };
 	redisReply *reply;
+	char score[24];
 	int ret;
 
-	link_add_texts(&command, "ZADD", REGISTRY);
-	if (only_raise)
-		link_add_texts(&command, "GT");
-	link_add_texts(&command, score, pool->client.config.pool);
-	ret = client_call_aside(&pool->client, &command, most_ns, &reply, error);
+	snprintf(score, sizeof(score), "%llu", (unsigned long long)wall_ms());
+	link_add_texts(&command, "ZADD", REGISTRY, "GT", score, pool->client.config.pool);
+	ret = client_call_aside(&pool->client, &command, NAME_MOST_NS, &reply, NULL);
 	freeReplyObject(reply);
 	return ret;
-}
-
-/* What an operator set keeps its score: +inf. */
-static int write_name(struct redis_pool *pool, uint64_t most_ns)
-{
-	char score[24];
-
-	snprintf(score, sizeof(score), "%llu", (unsigned long long)wall_ms());
-	return add_name(pool, score, true, most_ns, NULL);
 }
 
 /* So that the operator sees it. Nothing depends on it, and no grant waits long for it. */
@@ -158,19 +147,8 @@ static void write_name_down(struct redis_pool *pool)
 	if (now < due_ns ||
 	    !atomic_compare_exchange_strong(&pool->name_due_ns, &due_ns, now + NAME_FAILED_NS))
 		return;
-	if (!write_name(pool, NAME_MOST_NS))
+	if (!write_name(pool))
 		atomic_store(&pool->name_due_ns, now + NAMED_AGAIN_NS);
-}
-
-/* Where an operator set something, it is to be found as long as that holds. */
-static void write_set_name_down(struct redis_pool *pool,
-				const struct ioshape_pool_settings *settings)
-{
-	if (settings->capacity || settings->pool_bytes_per_s || settings->job_bytes_per_s ||
-	    settings->small_bytes || settings->express)
-		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
-	else if (settings->clear && !add_name(pool, "1", false, REDIS_CALL_NS, NULL))
-		write_name(pool, REDIS_CALL_NS);
 }
 
 static int redis_acquire(void *opaque, const struct slots_request *request,
@@ -414,159 +392,22 @@ static int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *erro
 	return base_pass_on(error, &why);
 }
 
-/* ---- The operator's -------------------------------------------------------------------------- */
+/* ---- For the operator's calls in Python ------------------------------------------------------ */
 
-/* For one job or user. */
-static int set_limit(struct redis_pool *pool, const struct ioshape_pool_settings *settings,
-		     struct base_error *error)
+static int redis_describe(const struct slots_config *config, struct slots_coordinator *found,
+			  struct base_error *error)
 {
-	struct link_command command;
-	redisReply *reply;
-	uint64_t done;
-	int ret;
+	struct redis_client client;
+	int ret = client_open(&client, config, error);
 
-	client_begin(&pool->client, &command, "limit", "", 0);
-	link_add_numbers(&command, settings->clear != 0);
-	link_add_texts(&command, settings->job ? "job" : "user",
-		       settings->job ? settings->job : settings->user);
-	link_add_numbers(&command, settings->share, amount(settings->job_bytes_per_s));
-	ret = client_call(&pool->client, &command, &reply, error);
-	if (ret)
-		return ret;
-	ret = redis_read_number(reply, &done);
-	freeReplyObject(reply);
-	if (ret)
-		return not_understood(pool, "limit", error);
-	if (!done)
-		return base_refuse(error, -ENOSPC,
-				   "pool %s has limits for %u jobs and users already" BASE_REMEDY
-				   "clear one that is not needed",
-				   pool->client.config.pool, SLOTS_LIMITS);
-	if (!settings->clear)
-		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
-	return 0;
-}
-
-static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
-		     struct base_error *error)
-{
-	struct redis_pool *pool = opaque;
-	struct link_command command;
-	redisReply *reply;
-	int ret;
-
-	if (settings->job || settings->user)
-		return set_limit(pool, settings, error);
-	client_begin(&pool->client, &command, "set", "", 0);
-	link_add_numbers(&command, settings->clear != 0, settings->capacity,
-			 amount(settings->pool_bytes_per_s), amount(settings->job_bytes_per_s),
-			 amount(settings->small_bytes), settings->express);
-	ret = client_call(&pool->client, &command, &reply, error);
-	freeReplyObject(reply);
 	if (!ret)
-		write_set_name_down(pool, settings);
+		ret = client_read_password(&client, error);
+	found->id = slots_redis.id;
+	found->registry = REGISTRY;
+	found->address = client.address;
+	memcpy(found->key, client.key, sizeof(found->key));
+	client_close(&client);
 	return ret;
-}
-
-static int redis_kick(void *opaque, const char *id, struct base_error *error)
-{
-	struct redis_pool *pool = opaque;
-	struct link_command command;
-	redisReply *reply;
-	uint64_t found;
-	int ret;
-
-	client_begin(&pool->client, &command, "kick", id, 0);
-	ret = client_call(&pool->client, &command, &reply, error);
-	if (ret)
-		return ret;
-	ret = redis_read_number(reply, &found);
-	freeReplyObject(reply);
-	if (ret)
-		return not_understood(pool, "kick", error);
-	if (found)
-		return 0;
-	return base_refuse(error, -ENOENT, "nobody holds or waits for a slot of pool %s as %.40s",
-			   pool->client.config.pool, id);
-}
-
-static int redis_status(void *opaque, struct ioshape_pool_status **status, struct base_error *error)
-{
-	struct redis_pool *pool = opaque;
-	struct link_command command;
-	redisReply *reply;
-	int ret;
-
-	*status = NULL;
-	client_begin(&pool->client, &command, "status", "", 0);
-	link_add_numbers(&command, pool->client.config.default_capacity);
-	ret = client_call(&pool->client, &command, &reply, error);
-	if (ret)
-		return ret;
-	ret = redis_read_status(reply, pool->client.config.pool, status, error);
-	freeReplyObject(reply);
-	return ret == -EPROTO ? not_understood(pool, "status", error) : ret;
-}
-
-static int list_names(struct redis_pool *pool, const char *from, const char *to, redisReply **reply,
-		      struct base_error *error)
-{
-	struct link_command command = { 0 };
-	int ret;
-
-	link_add_texts(&command, "ZRANGEBYSCORE", REGISTRY, from, to);
-	ret = client_call_aside(&pool->client, &command, REDIS_CALL_NS, reply, error);
-	if (ret || (*reply)->type == REDIS_REPLY_ARRAY)
-		return ret;
-	freeReplyObject(*reply);
-	*reply = NULL;
-	return not_understood(pool, "names", error);
-}
-
-/* Pools that nobody used for a week. Who removes them makes no difference, nor whether. */
-static void forget_old_names(struct redis_pool *pool, const char *cut)
-{
-	struct link_command command = { 0 };
-	redisReply *old, *reply;
-
-	if (list_names(pool, "-inf", cut, &old, NULL))
-		return;
-	link_add_texts(&command, "ZREM", REGISTRY);
-	for (size_t i = 0; i < old->elements && command.count < LINK_MOST_ARGUMENTS; i++) {
-		if (old->element[i]->type == REDIS_REPLY_STRING)
-			link_add_bytes(&command, old->element[i]->str, old->element[i]->len);
-	}
-	if (command.count > 2 &&
-	    !client_call_aside(&pool->client, &command, REDIS_CALL_NS, &reply, NULL))
-		freeReplyObject(reply);
-	freeReplyObject(old);
-}
-
-static int redis_names(void *opaque, struct base_buffer *names, struct base_error *error)
-{
-	struct redis_pool *pool = opaque;
-	char cut[24], after_cut[32], name[SLOTS_NAME_BYTES];
-	redisReply *reply;
-	int ret;
-
-	snprintf(cut, sizeof(cut), "%llu", (unsigned long long)(wall_ms() - NAME_KEPT_MS));
-	snprintf(after_cut, sizeof(after_cut), "(%s", cut);
-	ret = list_names(pool, after_cut, "+inf", &reply, error);
-	if (ret)
-		return ret;
-	for (size_t i = 0; i < reply->elements && !ret; i++) {
-		if (reply->element[i]->type != REDIS_REPLY_STRING)
-			continue;
-		link_words(reply->element[i], name, sizeof(name));
-		ret = base_buffer_append(names, name, strlen(name));
-		if (!ret)
-			ret = base_buffer_append(names, "\n", 1);
-	}
-	freeReplyObject(reply);
-	if (ret)
-		return base_no_memory(error, "the names of pools", names->bytes);
-	forget_old_names(pool, cut);
-	return 0;
 }
 
 const struct slots_ops slots_redis = {
@@ -579,9 +420,6 @@ const struct slots_ops slots_redis = {
 	.interrupt = redis_interrupt,
 	.rest = redis_rest,
 	.pace = redis_pace,
-	.set = redis_set,
-	.kick = redis_kick,
-	.status = redis_status,
-	.names = redis_names,
 	.close = redis_close,
+	.describe = redis_describe,
 };

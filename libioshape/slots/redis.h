@@ -7,7 +7,7 @@
 #include "slots/link.h"
 #include "slots/slots.h"
 
-#define REDIS_KEY_BYTES (SLOTS_NAME_BYTES + 32)
+#define REDIS_KEY_BYTES SLOTS_KEY_BYTES
 
 /* No call takes longer, whatever the network does. */
 #define REDIS_CALL_NS 2000000000ull
@@ -57,6 +57,8 @@ int client_call_aside(struct redis_client *client, struct link_command *command,
 
 /* Opens a connection beside that of the calls, as the back-off allows. */
 int client_connect(struct redis_client *client, struct slots_link **out, struct base_error *error);
+/* Reads the first line of the password file, if there is one, into the address. */
+int client_read_password(struct redis_client *client, struct base_error *error);
 /* When a call that begins now has to be over. */
 uint64_t client_call_end(const struct redis_client *client);
 
@@ -75,17 +77,11 @@ enum client_sequel client_take_error(struct redis_client *client, const struct s
 
 int redis_read_answer(const redisReply *reply, struct slots_answer *answer);
 int redis_read_grant(const redisReply *reply, struct slots_grant *grant);
-int redis_read_status(const redisReply *reply, const char *pool,
-		      struct ioshape_pool_status **status, struct base_error *error);
-int redis_read_number(const redisReply *reply, uint64_t *number);
 
 /* ---- The scripts, as Redis gets them: slots.lua with what it includes, and heal.lua ---- */
 
-extern const char slots_script[];
-extern const size_t slots_script_bytes;
-extern const char slots_script_sha1[];
+extern const size_t slots_script_bytes; /* internal.h has the others */
 
-extern const char slots_heal_script[];
 extern const size_t slots_heal_script_bytes;
 extern const char slots_heal_script_sha1[];
 

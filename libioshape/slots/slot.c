@@ -220,12 +220,6 @@ const char *slots_pool_name(const struct slots_pool *pool)
 	return pool->config.pool;
 }
 
-const struct slots_ops *slots_pool_ops(const struct slots_pool *pool, void **coordinator)
-{
-	*coordinator = pool->coordinator;
-	return pool->ops;
-}
-
 /* Under the lock. */
 static void unlink_slot(struct slots_slot *slot)
 {

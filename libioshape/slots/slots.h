@@ -13,17 +13,13 @@
 
 #include "base/base.h"
 
-#include <ioshape/operator.h>
 #include <ioshape/slots.h>
 
 #include <sys/types.h>
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-#define SLOTS_NAME_BYTES 128 /* of pools and of "ahead" texts, with the final 0 */
-#define SLOTS_TEXT_BYTES 64  /* of jobs and nodes */
 #define SLOTS_USER_BYTES 24
-#define SLOTS_ID_BYTES 40 /* of requests: the client's 16 hexadecimal digits, '-', a number */
 
 /* Who we are: the same for all requests of a process to a pool. Printable ASCII only. */
 struct slots_identity {
@@ -135,13 +131,6 @@ struct slots_ops {
 	int (*wait)(void *pool, uint32_t timeout_ms, struct base_error *error);
 	/* Any thread. Ends the wait() under way, or the next one at once. */
 	void (*interrupt)(void *pool);
-	/* The operator's. */
-	int (*set)(void *pool, const struct ioshape_pool_settings *settings,
-		   struct base_error *error);
-	int (*kick)(void *pool, const char *id, struct base_error *error); /* -ENOENT */
-	int (*status)(void *pool, struct ioshape_pool_status **status, struct base_error *error);
-	/* All names that this coordinator knows, ended by '\n' each, appended. */
-	int (*names)(void *pool, struct base_buffer *names, struct base_error *error);
 	/* No other call is under way. What the process held is given back where that takes no
 	 * waiting. */
 	void (*close)(void *pool);
@@ -151,6 +140,10 @@ struct slots_ops {
 	/* Optional: NULL if the coordinator grants no bandwidth. Below 0: so many bytes of the last
 	 * grant were not used. */
 	int (*pace)(void *pool, int64_t bytes, struct slots_grant *grant, struct base_error *error);
+	/* Optional: NULL if the coordinator has no pools. Tells where a pool of this configuration
+	 * is kept, for the operator's calls in Python. */
+	int (*describe)(const struct slots_config *config, struct slots_coordinator *found,
+			struct base_error *error);
 };
 
 extern const struct slots_ops slots_redis;
@@ -160,25 +153,11 @@ extern const struct slots_ops slots_open;
 /* The coordinator that an address names; NULL for a word that is none. */
 const struct slots_ops *slots_coordinator_of(const char *address);
 
-/* An empty status, with room for all rows that a status lists: what is too much is left out. Freed
- * by ioshape_pool_status_free(). `coordinator` is static; all other texts are copied. */
-int slots_status_new(struct ioshape_pool_status **out, const char *pool, const char *coordinator,
-		     struct base_error *error);
-void slots_status_add(struct ioshape_pool_status *status, bool holder,
-		      const struct ioshape_member *member);
-void slots_status_add_job(struct ioshape_pool_status *status, const struct ioshape_pool_job *job);
-void slots_status_add_limit(struct ioshape_pool_status *status,
-			    const struct ioshape_pool_limit *limit);
-
 /* ---- Numbers that all coordinators go by (docs/slots.md) ------------------------------------- */
 
 #define SLOTS_SMALL_BYTES (16 * MIB) /* up to here a request may be let past the queue */
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
-#define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
-#define SLOTS_LISTED_JOBS 64u        /* the same for jobs */
-#define SLOTS_LIMITS 64u             /* for one job or user */
-#define SLOTS_MOST_SHARE 1000000u
-#define SLOTS_USUAL_SHARE 100u /* of a job that does not ask for another one */
+#define SLOTS_USUAL_SHARE 100u       /* of a job that does not ask for another one */
 #define SLOTS_MOST_PLACES 64u
 #define SLOTS_MOST_BOOST_MS 300000
 #define SLOTS_MOST_CAPACITY 65536u
@@ -200,9 +179,6 @@ int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 /* All its slots have been released. */
 void slots_pool_close(struct slots_pool *pool);
 const char *slots_pool_name(const struct slots_pool *pool);
-/* For the operator's functions. */
-const struct slots_ops *slots_pool_ops(const struct slots_pool *pool, void **coordinator);
-
 /* A slot that is held, or was; one thread at a time, but for slots_info(). */
 struct slots_slot;
 

@@ -5,8 +5,6 @@
 #include "support/check_main.h"
 #include "support/report_step.h"
 
-#include <ioshape/operator.h>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -63,6 +61,21 @@ static struct ioshape_slot *hold(void)
 	ret = ioshape_slot_acquire(other, &options, &slot);
 	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
 	return slot;
+}
+
+/* Returns 1 if the only slot is held, or a request waits for it. */
+static int holding(void)
+{
+	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot *slot;
+	int ret;
+
+	options.path = scratch_path("file");
+	options.timeout_ms = -1;
+	ret = ioshape_slot_acquire(other, &options, &slot);
+	ck_assert(!ret || ret == -EAGAIN);
+	ioshape_slot_free(slot);
+	return ret == -EAGAIN;
 }
 
 static void wait_for_phase(struct ioshape_save *save, enum ioshape_phase expected)
@@ -163,10 +176,8 @@ TEST(all, a_save_waits_for_its_slot_after_staging_and_before_the_first_byte)
 TEST(all, a_save_that_waits_can_be_cancelled_and_leaves_the_queue)
 {
 	struct ioshape_save_options options = with_metadata(&sample);
-	struct ioshape_pool_status *status;
 	struct ioshape_save *save;
 	struct ioshape_slot *slot = hold();
-	char name[128];
 
 	save = begin(scratch_path("file"), &sample, &options);
 	wait_for_phase(save, IOSHAPE_PHASE_WAIT);
@@ -175,12 +186,9 @@ TEST(all, a_save_that_waits_can_be_cancelled_and_leaves_the_queue)
 	ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	ioshape_save_free(save);
 	ck_assert_int_eq(access(scratch_path("file"), F_OK), -1);
-	ck_assert_int_eq(ioshape_pool_get_name(other, scratch_path("file"), name, sizeof(name)), 0);
-	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
-	ck_assert_uint_eq(status->waiter_count, 0);
-	ck_assert_uint_eq(status->holder_count, 1);
-	ioshape_pool_status_free(status);
+	ck_assert_int_eq(holding(), 1);
 	ioshape_slot_free(slot);
+	ck_assert_int_eq(holding(), 0);
 }
 
 TEST(all, freeing_a_context_ends_saves_that_wait)
@@ -364,26 +372,19 @@ TEST(all, two_files_can_be_open_at_a_time_in_one_thread)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	struct ioshape_pool_status *status;
 	struct ioshape_file *first, *second;
-	char name[128];
 
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("first"), &options, &first), 0);
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("second"), &options, &second), 0);
 	ck_assert_int_eq(ioshape_file_write(first, "1", 1), 0);
 	ck_assert_int_eq(ioshape_file_write(second, "2", 1), 0);
-	ck_assert_int_eq(ioshape_pool_get_name(other, scratch_path("file"), name, sizeof(name)), 0);
-	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
-	ck_assert_uint_eq(status->holder_count, 1);
-	ioshape_pool_status_free(status);
+	ck_assert_int_eq(holding(), 1);
 	ck_assert_int_eq(ioshape_file_commit(first, &report), 0);
 	ck_assert_str_eq(report.coordinator, "local");
 	ioshape_file_free(first);
 	ck_assert_int_eq(ioshape_file_commit(second, NULL), 0);
 	ioshape_file_free(second);
-	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
-	ck_assert_uint_eq(status->used, 0);
-	ioshape_pool_status_free(status);
+	ck_assert_int_eq(holding(), 0);
 }
 
 TEST(all, a_save_does_not_wait_for_a_file_that_its_own_thread_has_open)
@@ -409,23 +410,17 @@ TEST(all, a_save_does_not_wait_for_a_file_that_its_own_thread_has_open)
 TEST(all, a_file_does_not_share_a_slot_that_was_lost)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_pool_status *status;
 	struct ioshape_file *first, *second;
-	char name[128], command[400];
+	char command[400];
 
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("first"), &options, &first), 0);
-	ck_assert_int_eq(ioshape_pool_get_name(other, scratch_path("file"), name, sizeof(name)), 0);
-	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
-	ck_assert_uint_eq(status->holder_count, 1);
-	ioshape_pool_status_free(status);
+	ck_assert_int_eq(holding(), 1);
 	/* The holder looks for the file twice a second, with its heartbeats. */
 	snprintf(command, sizeof(command), "rm %s/ioshape-*.slots", scratch_directory());
 	ck_assert_int_eq(system(command), 0);
 	usleep(lease_ms * 1000 + 600000);
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("second"), &options, &second), 0);
-	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
-	ck_assert_uint_eq(status->holder_count, 1);
-	ioshape_pool_status_free(status);
+	ck_assert_int_eq(holding(), 1);
 	ioshape_file_free(first);
 	ioshape_file_free(second);
 }
@@ -516,24 +511,30 @@ TEST(all, a_save_whose_coordinator_is_unreachable_is_saved_all_the_same)
 	must_hold(scratch_path("file"), &sample);
 }
 
+/* Returns the name of the pool that a slot for a path is of. */
+static const char *pool_of(struct ioshape_context *asked, const char *path)
+{
+	static char names[2][sizeof(((struct ioshape_slot_info *)NULL)->pool)];
+	static unsigned turn;
+	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot_info info = { .size = sizeof(info) };
+	struct ioshape_slot *slot;
+
+	options.path = path;
+	ck_assert_int_eq(ioshape_slot_acquire(asked, &options, &slot), 0);
+	ck_assert_int_eq(ioshape_slot_get_info(slot, &info), 0);
+	ioshape_slot_free(slot);
+	return strcpy(names[++turn % 2], info.pool);
+}
+
 TEST(all, pools_are_named_after_filesystems_or_as_one_likes)
 {
 	struct ioshape_context *named = open_client("J", "mine:/scratch+1");
-	char one[128], same[128], elsewhere[128], small[4];
 	struct ioshape_report report;
 
-	ck_assert_int_eq(ioshape_pool_get_name(context, scratch_path("a"), one, sizeof(one)), 0);
-	ck_assert_int_eq(ioshape_pool_get_name(other, scratch_path("b"), same, sizeof(same)), 0);
-	ck_assert_int_eq(ioshape_pool_get_name(context, "/proc/x", elsewhere, sizeof(elsewhere)),
-			 0);
-	ck_assert_str_eq(one, same);
-	ck_assert_str_ne(one, elsewhere);
-	ck_assert_int_eq(ioshape_pool_get_name(context, scratch_path("a"), small, sizeof(small)),
-			 -ENAMETOOLONG);
-	ck_assert_int_eq(ioshape_pool_get_name(context, "/no/such/folder/x", one, sizeof(one)),
-			 -ENOENT);
-	ck_assert_int_eq(ioshape_pool_get_name(named, scratch_path("a"), one, sizeof(one)), 0);
-	ck_assert_str_eq(one, "mine:/scratch+1");
+	ck_assert_str_eq(pool_of(context, scratch_path("a")), pool_of(other, scratch_path("b")));
+	ck_assert_str_ne(pool_of(context, scratch_path("a")), pool_of(context, "/proc/x"));
+	ck_assert_str_eq(pool_of(named, scratch_path("a")), "mine:/scratch+1");
 	report = save_with(named);
 	ck_assert_str_eq(report.pool, "mine:/scratch+1");
 	ioshape_context_free(named);
@@ -605,39 +606,24 @@ LOOP_TEST(all, bad_settings_are_refused, 0, (int)(sizeof(wrong) / sizeof(*wrong)
 	ck_assert_ptr_null(strstr(ioshape_last_error()->remedy, "s3cret"));
 }
 
-TEST(all, to_look_at_hundreds_of_pools_keeps_nothing_open)
-{
-	const struct ioshape_pool_settings settings = { .size = sizeof(settings), .capacity = 3 };
-	unsigned before = scratch_descriptors();
-	struct ioshape_pool_status *status;
-	char name[32];
-
-	for (int i = 0; i < 300; i++) {
-		snprintf(name, sizeof(name), "pool-%d", i);
-		ck_assert_int_eq(ioshape_pool_set(context, name, &settings), 0);
-		ck_assert_int_eq(ioshape_pool_get_status(context, name, &status), 0);
-		ck_assert_uint_eq(status->capacity, 3);
-		ioshape_pool_status_free(status);
-		ck_assert_int_eq(ioshape_pool_kick(context, name, "1-1"), -ENOTSUP);
-		ck_assert_uint_eq(scratch_descriptors(), before);
-	}
-}
-
 /* What a call that needs the coordinator says, with a password file that holds this (NULL: none).
  */
 static const char *asked_with(const char *text, size_t bytes)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	struct ioshape_pool_status *status;
+	struct ioshape_slot_options slot_options = IOSHAPE_SLOT_OPTIONS_INIT;
 	struct ioshape_context *opened;
+	struct ioshape_slot *slot;
 
 	options.password_file = scratch_path("password");
 	options.coordinator = "redis://127.0.0.1:1";
+	options.unreachable = IOSHAPE_UNREACHABLE_FAIL;
 	if (text)
 		scratch_write(options.password_file, text, bytes);
 	/* It is no mistake of the caller's if an operator changes a file. */
 	ck_assert_int_eq(ioshape_context_open(&opened, &options), 0);
-	ck_assert_int_eq(ioshape_pool_get_status(opened, "pool", &status), IOSHAPE_E_COORDINATOR);
+	slot_options.pool = "pool";
+	ck_assert_int_eq(ioshape_slot_acquire(opened, &slot_options, &slot), IOSHAPE_E_COORDINATOR);
 	ioshape_context_free(opened);
 	return ioshape_last_error()->sentence;
 }

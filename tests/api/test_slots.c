@@ -6,7 +6,6 @@
 #include "support/scratch.h"
 
 #include <ioshape/ioshape.h>
-#include <ioshape/operator.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -26,6 +25,7 @@ enum { LOCAL, REDIS, COORDINATORS };
 
 static struct redis_server server;
 static uint32_t lease_ms = LEASE_MS;
+static uint64_t rate; /* of the job */
 static char address[256];
 static struct ioshape_context *contexts[16]; /* each is a client of its own */
 
@@ -48,6 +48,7 @@ static struct ioshape_context *open_context(const char *job, uint32_t slots)
 	options.job = job;
 	options.slots = slots;
 	options.lease_ms = lease_ms;
+	options.rate = rate;
 	ret = ioshape_context_open(&context, &options);
 	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
 	return context;
@@ -122,29 +123,18 @@ static int try_to_take(struct ioshape_context *context, uint32_t weight)
 	return ret;
 }
 
+/* A request for more slots than there are comes in alone. */
+static void must_be_idle(struct ioshape_context *context)
+{
+	ck_assert_int_eq(try_to_take(context, 1000), 0);
+}
+
 static struct ioshape_slot_info info_of(struct ioshape_slot *slot)
 {
 	struct ioshape_slot_info info = { .size = sizeof(info) };
 
 	ck_assert_int_eq(ioshape_slot_get_info(slot, &info), 0);
 	return info;
-}
-
-static struct ioshape_pool_status *status_of(struct ioshape_context *context)
-{
-	struct ioshape_pool_status *status;
-	int ret = ioshape_pool_get_status(context, NULL, &status);
-
-	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
-	return status;
-}
-
-static void set_capacity(struct ioshape_context *context, uint32_t capacity)
-{
-	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
-
-	settings.capacity = capacity;
-	ck_assert_int_eq(ioshape_pool_set(context, NULL, &settings), 0);
 }
 
 /* A thread that takes a slot, notes when, and gives it back at once. */
@@ -154,6 +144,7 @@ struct visitor {
 	pthread_t thread;
 	int ret;
 	unsigned place; /* from 1 on, in the order of the grants */
+	atomic_bool waits;
 	struct ioshape_slot_info info;
 };
 
@@ -174,29 +165,28 @@ static void *visit(void *argument)
 	return NULL;
 }
 
-static void wait_until_waiting(size_t count)
+static int note_waiting(void *user, const struct ioshape_place *place)
 {
-	for (int tries = 0; tries < 500; tries++) {
-		struct ioshape_pool_status *status = status_of(contexts[0]);
-		size_t waiting = status->waiter_count;
+	struct visitor *visitor = user;
 
-		ioshape_pool_status_free(status);
-		if (waiting == count)
-			return;
-		usleep(10000);
-	}
-	ck_abort_msg("there are not %zu waiters", count);
+	(void)place;
+	atomic_store(&visitor->waits, true);
+	return 0;
 }
 
-/* Returns when it stands in the queue, as the last of `position`. */
-static void send(struct visitor *visitor, struct ioshape_context *context, size_t position)
+/* Returns when it stands in the queue. */
+static void send(struct visitor *visitor, struct ioshape_context *context)
 {
 	visitor->context = context;
+	visitor->options.waiting = note_waiting;
+	visitor->options.waiting_user = visitor;
 	visitor->options.size = sizeof(visitor->options);
 	if (!visitor->options.timeout_ms)
 		visitor->options.timeout_ms = 10000;
 	ck_assert_int_eq(pthread_create(&visitor->thread, NULL, visit, visitor), 0);
-	wait_until_waiting(position);
+	for (int tries = 0; tries < 500 && !atomic_load(&visitor->waits); tries++)
+		usleep(10000);
+	ck_assert(atomic_load(&visitor->waits));
 }
 
 static void await(struct visitor *visitor)
@@ -244,7 +234,7 @@ EACH(requests_of_a_job_are_served_in_their_order)
 	grants = 0;
 	slot = take(contexts[0], NULL);
 	for (unsigned i = 0; i < 5; i++)
-		send(&visitors[i], contexts[i + 1], i + 1);
+		send(&visitors[i], contexts[i + 1]);
 	ioshape_slot_free(slot);
 	for (unsigned i = 0; i < 5; i++)
 		await(&visitors[i]);
@@ -272,9 +262,9 @@ TEST(redis, a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 	slot = take(contexts[0], NULL);
 	for (unsigned i = 0; i < 6; i++) {
 		many[i].options.expected_bytes = bytes;
-		send(&many[i], contexts[i + 1], i + 1);
+		send(&many[i], contexts[i + 1]);
 	}
-	send(&few, contexts[8], 7);
+	send(&few, contexts[8]);
 	ioshape_slot_free(slot);
 	for (unsigned i = 0; i < 6; i++)
 		await(&many[i]);
@@ -313,8 +303,8 @@ EACH(a_heavy_request_is_not_overtaken_by_light_ones)
 	grants = 0;
 	first = take(contexts[0], NULL);
 	second = take(contexts[1], NULL);
-	send(&heavy, contexts[2], 1);
-	send(&light, contexts[3], 2);
+	send(&heavy, contexts[2]);
+	send(&light, contexts[3]);
 	ioshape_slot_free(first);
 	usleep(200000);
 	ck_assert_uint_eq(grants, 0);
@@ -337,7 +327,7 @@ EACH(a_small_request_passes_the_queue)
 	grants = 0;
 	huge.expected_bytes = 1ull << 40;
 	slot = take(contexts[0], &huge);
-	send(&large, contexts[1], 1);
+	send(&large, contexts[1]);
 	tiny.context = contexts[2];
 	tiny.options.size = sizeof(tiny.options);
 	ck_assert_int_eq(pthread_create(&tiny.thread, NULL, visit, &tiny), 0);
@@ -353,7 +343,6 @@ EACH(a_small_request_passes_the_queue)
 EACH(waiting_ends_with_the_time_out_and_leaves_no_trace)
 {
 	struct ioshape_slot_options options = plain();
-	struct ioshape_pool_status *status;
 	struct ioshape_slot *slot, *none;
 	double begin_s;
 
@@ -365,11 +354,8 @@ EACH(waiting_ends_with_the_time_out_and_leaves_no_trace)
 	ck_assert_int_eq(ioshape_slot_acquire(contexts[1], &options, &none), -ETIMEDOUT);
 	ck_assert_ptr_null(none);
 	ck_assert_double_ge(now_s() - begin_s, 0.25);
-	status = status_of(contexts[0]);
-	ck_assert_uint_eq(status->waiter_count, 0);
-	ck_assert_uint_eq(status->holder_count, 1);
-	ioshape_pool_status_free(status);
 	ioshape_slot_free(slot);
+	ck_assert_int_eq(try_to_take(contexts[0], 1), 0);
 	end(_i);
 }
 
@@ -418,7 +404,6 @@ EACH(a_deadline_is_next_of_many_though_the_slot_is_held)
 {
 	const struct ioshape_slot_options hurried = urgent();
 	struct visitor visitors[8] = { 0 };
-	struct ioshape_pool_status *status;
 	struct ioshape_slot *slot, *first;
 
 	begin(_i);
@@ -426,17 +411,11 @@ EACH(a_deadline_is_next_of_many_though_the_slot_is_held)
 	grants = 0;
 	slot = take(contexts[0], NULL);
 	for (unsigned i = 0; i < 8; i++)
-		send(&visitors[i], contexts[i + 1], i + 1);
+		send(&visitors[i], contexts[i + 1]);
 	first = take(contexts[9], &hurried);
 	ck_assert_uint_eq(grants, 0);
 	ck_assert_uint_gt(info_of(first).fence, info_of(slot).fence);
-	status = status_of(contexts[0]);
-	ck_assert_uint_eq(status->used, 2);
-	ck_assert_uint_eq(status->capacity, 1);
-	ck_assert_uint_eq(status->holders[0].urgent, 0);
-	ck_assert_uint_eq(status->holders[1].urgent, 1);
-	ck_assert_uint_eq(status->waiters[0].urgent, 0);
-	ioshape_pool_status_free(status);
+	ck_assert_uint_eq(info_of(first).capacity, 1);
 	/* It has taken a slot in advance: the one that comes free is not given to anybody. */
 	ioshape_slot_free(slot);
 	usleep(200000);
@@ -460,8 +439,8 @@ EACH(a_second_deadline_waits_for_the_first_and_is_next_then)
 	grants = 0;
 	slot = take(contexts[0], NULL);
 	first = take(contexts[1], &hurried);
-	send(&plain_one, contexts[2], 1);
-	send(&second, contexts[3], 2);
+	send(&plain_one, contexts[2]);
+	send(&second, contexts[3]);
 	ck_assert_int_eq(try_urgently(contexts[1]), -EAGAIN);
 	ck_assert_uint_eq(grants, 0);
 	ioshape_slot_free(first);
@@ -476,7 +455,6 @@ EACH(a_second_deadline_waits_for_the_first_and_is_next_then)
 EACH(many_with_deadlines_are_served_in_their_order_and_leave_nothing_behind)
 {
 	struct visitor visitors[6] = { 0 };
-	struct ioshape_pool_status *status;
 	struct ioshape_slot *slot;
 
 	begin(_i);
@@ -494,9 +472,7 @@ EACH(many_with_deadlines_are_served_in_their_order_and_leave_nothing_behind)
 	ck_assert_uint_eq(grants, 5);
 	ioshape_slot_free(slot);
 	await(&visitors[0]);
-	status = status_of(contexts[0]);
-	ck_assert_uint_eq(status->used + status->waiter_count, 0);
-	ioshape_pool_status_free(status);
+	must_be_idle(contexts[0]);
 	end(_i);
 }
 
@@ -600,151 +576,16 @@ EACH(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over)
 	end(_i);
 }
 
-static atomic_uint losses;
+/* ---- Bandwidth ------------------------------------------------------------------------------- */
 
-static void count_loss(void *user, const char *why)
+TEST(redis, processes_of_a_job_share_its_bandwidth)
 {
-	(void)user, (void)why;
-	losses++;
-}
-
-TEST(redis, a_kicked_holder_hears_of_it)
-{
-	struct ioshape_slot_options options = plain();
-	struct ioshape_pool_status *status;
-	struct ioshape_slot *slot, *next;
-
-	begin(REDIS);
-	open_clients(2, 1);
-	losses = 0;
-	options.lost = count_loss;
-	slot = take(contexts[0], &options);
-	status = status_of(contexts[1]);
-	ck_assert_uint_eq(status->holder_count, 1);
-	ck_assert_int_eq(ioshape_pool_kick(contexts[1], NULL, status->holders[0].id), 0);
-	ck_assert_int_eq(ioshape_pool_kick(contexts[1], NULL, status->holders[0].id), -ENOENT);
-	ioshape_pool_status_free(status);
-	next = take(contexts[1], NULL);
-	for (int tries = 0; tries < 200 && !losses; tries++)
-		usleep(10000);
-	ck_assert_uint_eq(losses, 1);
-	ck_assert_uint_eq(info_of(slot).lost, 1);
-	ioshape_slot_free(slot);
-	ck_assert_uint_eq(info_of(next).lost, 0);
-	ioshape_slot_free(next);
-	end(REDIS);
-}
-
-/* ---- The operator ---------------------------------------------------------------------------- */
-
-/* The kernel keeps slots for their processes. */
-TEST(local, no_slot_is_kicked_away_and_the_error_says_what_to_do)
-{
-	struct ioshape_pool_status *status;
-	struct ioshape_slot *slot;
-
-	begin(LOCAL);
-	open_clients(2, 1);
-	slot = take(contexts[0], NULL);
-	status = status_of(contexts[1]);
-	ck_assert_uint_eq(status->holders[0].pid, (uint32_t)getpid());
-	ck_assert_int_eq(ioshape_pool_kick(contexts[1], NULL, status->holders[0].id), -ENOTSUP);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->remedy, "process"));
-	ck_assert_uint_eq(info_of(slot).lost, 0);
-	ioshape_pool_status_free(status);
-	ioshape_slot_free(slot);
-	end(LOCAL);
-}
-
-EACH(what_the_operator_sets_wins_at_once)
-{
-	struct ioshape_pool_settings clear = IOSHAPE_POOL_SETTINGS_INIT;
-	struct visitor visitor = { 0 };
-	struct ioshape_slot *slot;
-
-	begin(_i);
-	open_clients(2, 1);
-	grants = 0;
-	slot = take(contexts[0], NULL);
-	send(&visitor, contexts[1], 1);
-	set_capacity(contexts[0], 2);
-	await(&visitor);
-	ck_assert_uint_eq(visitor.place, 1);
-	ck_assert_int_eq(try_to_take(contexts[1], 1), 0);
-	clear.clear = 1;
-	ck_assert_int_eq(ioshape_pool_set(contexts[1], NULL, &clear), 0);
-	ck_assert_int_eq(try_to_take(contexts[1], 1), -EAGAIN);
-	ioshape_slot_free(slot);
-	end(_i);
-}
-
-TEST(local, settings_beyond_all_measure_are_refused)
-{
-	struct ioshape_pool_settings settings[4];
-
-	begin(LOCAL);
-	contexts[0] = open_context("J", 1);
-	for (size_t i = 0; i < 4; i++)
-		settings[i] = (struct ioshape_pool_settings)IOSHAPE_POOL_SETTINGS_INIT;
-	settings[0].express = 65537;
-	settings[1].pool_bytes_per_s = (UINT64_C(1) << 53) + 1;
-	settings[2].job_bytes_per_s = UINT64_MAX;
-	settings[3].small_bytes = UINT64_MAX;
-	for (size_t i = 0; i < 4; i++)
-		ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[i]), -EINVAL);
-	settings[1].pool_bytes_per_s--;
-	ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[1]), -ENOTSUP);
-	end(LOCAL);
-}
-
-TEST(local, settings_that_do_not_go_together_are_refused)
-{
-	struct ioshape_pool_settings settings[5];
-
-	begin(LOCAL);
-	contexts[0] = open_context("J", 1);
-	for (size_t i = 0; i < 5; i++)
-		settings[i] = (struct ioshape_pool_settings)IOSHAPE_POOL_SETTINGS_INIT;
-	settings[0].share = 50;
-	settings[1].job = settings[1].user = "name";
-	settings[2].job = "name";
-	settings[2].capacity = 1;
-	settings[3].user = "";
-	settings[4].job = "name";
-	settings[4].share = 1000001;
-	for (size_t i = 0; i < 5; i++)
-		ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[i]), -EINVAL);
-	settings[4].share = 50;
-	ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[4]), -ENOTSUP);
-	end(LOCAL);
-}
-
-EACH(a_pool_that_was_only_set_is_known)
-{
-	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
-	char *names;
-
-	begin(_i);
-	contexts[0] = open_context("J", 1);
-	settings.capacity = 7;
-	ck_assert_int_eq(ioshape_pool_set(contexts[0], "only-set", &settings), 0);
-	ck_assert_int_eq(ioshape_pool_list(contexts[0], &names), 0);
-	ck_assert_ptr_nonnull(strstr(names, "only-set\n"));
-	ioshape_free(names);
-	ck_assert_int_eq(ioshape_pool_set(contexts[0], "", &settings), -EINVAL);
-	end(_i);
-}
-
-TEST(redis, bandwidth_is_shared_by_who_writes)
-{
-	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
 	struct ioshape_slot *first, *second;
 	double begin_s;
 
 	begin(REDIS);
+	rate = 20000000;
 	open_clients(2, 2);
-	settings.pool_bytes_per_s = 20000000;
-	ck_assert_int_eq(ioshape_pool_set(contexts[0], NULL, &settings), 0);
 	first = take(contexts[0], NULL);
 	second = take(contexts[1], NULL);
 	begin_s = now_s();
@@ -756,6 +597,7 @@ TEST(redis, bandwidth_is_shared_by_who_writes)
 	ck_assert_double_ge(now_s() - begin_s, 0.7);
 	ioshape_slot_free(first);
 	ioshape_slot_free(second);
+	rate = 0;
 	end(REDIS);
 }
 
@@ -794,7 +636,6 @@ static int take_many_slots(int count, const int tokens[2])
 EACH(processes_at_full_speed_never_exceed_the_capacity)
 {
 	enum { PROCESSES = 8, GRANTS = 25 };
-	struct ioshape_pool_status *status;
 	int tokens[2], failed = 0;
 	pid_t pids[PROCESSES];
 
@@ -814,11 +655,7 @@ EACH(processes_at_full_speed_never_exceed_the_capacity)
 		failed += !WIFEXITED(ended) || WEXITSTATUS(ended);
 	}
 	ck_assert_int_eq(failed, 0);
-	status = status_of(contexts[0]);
-	ck_assert_uint_eq(status->used, 0);
-	if (_i == REDIS)
-		ck_assert_uint_eq(status->grants, PROCESSES * GRANTS + 1);
-	ioshape_pool_status_free(status);
+	must_be_idle(contexts[0]);
 	close(tokens[0]);
 	close(tokens[1]);
 	end(_i);

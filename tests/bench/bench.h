@@ -134,7 +134,6 @@ void run_pings(struct bench *bench, const struct command *command);
 void run_flocks(struct bench *bench, const struct command *command);
 void run_contend(struct bench *bench, const struct command *command);
 void run_stream(struct bench *bench, const struct command *command);
-void run_set(struct bench *bench, const struct command *command);
 void run_handovers(struct bench *bench, const struct command *command);
 
 void run_memcpy(struct bench *bench, const struct command *command);

@@ -3,8 +3,6 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
-#include <ioshape/operator.h>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <hiredis/hiredis.h>
@@ -175,16 +173,4 @@ void run_stream(struct bench *bench, const struct command *command)
 		saves++;
 	}
 	answer_number("saves", (double)saves);
-}
-
-/* capacity=N pool_rate=N job_rate=N, as an operator sets them */
-void run_set(struct bench *bench, const struct command *command)
-{
-	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
-
-	settings.capacity = (uint32_t)command_number(command, "capacity", 0);
-	settings.pool_bytes_per_s = command_number(command, "pool_rate", 0);
-	settings.job_bytes_per_s = command_number(command, "job_rate", 0);
-	if (ioshape_pool_set(bench->context, NULL, &settings))
-		fail("cannot set: %s", ioshape_last_error()->sentence);
 }

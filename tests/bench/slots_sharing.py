@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ioshape._slots.pools import Operator
+
 from tests.simulate.report import jain
 
 from .setting import Figure, Outcome, Setting
@@ -126,7 +128,7 @@ def pool_stream(setting: Setting, address: str) -> Stream:
     workers = [
         new_worker(setting, address, "paced", job=f"job{number}") for number in range(POOL_WRITERS)
     ]
-    workers[0].ask("set", capacity=POOL_WRITERS, pool_rate=POOL_RATE)
+    Operator(address).set("paced", capacity=POOL_WRITERS, pool_bytes_per_s=POOL_RATE)
     for worker in workers:
         stream.add(setting, worker, POOL_WRITERS)
     return stream

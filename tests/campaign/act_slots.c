@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slots of this host and of a Redis: they are taken, also by two at a time, and operated. */
+/* Slots of this host and of a Redis: they are taken, also by two at a time. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
 #include "support/redis_server.h"
 #include "support/scratch.h"
-
-#include <ioshape/operator.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -38,11 +36,6 @@ struct variant {
 	bool urgent;
 	bool no_wakes; /* the Redis lets nobody wait for them */
 };
-
-/* The file of the old pool, and what was in it. */
-static glob_t old_files;
-static uint8_t *old_file;
-static size_t old_bytes;
 
 static struct redis_server server;
 static char address[128];
@@ -144,43 +137,6 @@ static int take_slot(struct ioshape_context *context, const struct variant *vari
 	return ret;
 }
 
-static int set_capacity(struct ioshape_context *context, uint32_t capacity)
-{
-	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
-	struct ioshape_pool_status *status;
-	int ret;
-
-	settings.capacity = capacity;
-	ret = harm_heed(ioshape_pool_set(context, POOL, &settings));
-	if (!ret)
-		ret = harm_heed(ioshape_pool_get_status(context, POOL, &status));
-	if (ret)
-		return ret;
-	if (status->capacity != capacity)
-		ret = harm_wrong("what the operator set is not there");
-	ioshape_pool_status_free(status);
-	return ret;
-}
-
-static int operate(struct ioshape_context *context)
-{
-	char *names, name[128];
-	int ret = set_capacity(context, 3);
-
-	if (!ret)
-		ret = harm_heed(ioshape_pool_list(context, &names));
-	if (ret)
-		return ret;
-	ioshape_free(names);
-	if (!ret)
-		ret = harm_heed(ioshape_pool_get_name(context, "file", name, sizeof(name)));
-	if (ret)
-		return ret;
-	ret = ioshape_pool_kick(context, POOL, "nobody");
-	/* The processes of one host kick nobody. */
-	return ret == -ENOENT || ret == -ENOTSUP ? 0 : harm_heed(ret);
-}
-
 static int take(const struct act *act, unsigned rank)
 {
 	const struct variant *variant = act->variant;
@@ -192,64 +148,6 @@ static int take(const struct act *act, unsigned rank)
 		return ret;
 	for (int i = 0; !ret && i < 2; i++)
 		ret = take_slot(context, variant);
-	if (!ret && !act->ranks && !variant->no_pool && variant->where != REDIS_AWAY)
-		ret = operate(context);
-	ioshape_context_free(context);
-	return ret;
-}
-
-/* The last one of a pool removes its file, unless it dies. */
-static int take_and_die(const struct act *act)
-{
-	struct ioshape_context *context;
-	struct ioshape_slot *slot;
-	int ret = open_context(act->variant, &context);
-
-	if (!ret)
-		ret = ioshape_slot_acquire(context, NULL, &slot);
-	if (!ret)
-		_exit(0);
-	return ret;
-}
-
-static void open_old_pool(const struct act *act)
-{
-	harm_alone(take_and_die, act, "take a slot");
-	if (glob("../pools/*", 0, NULL, &old_files) || old_files.gl_pathc != 1)
-		harm_must(-ENOENT, "find the file of a pool");
-	old_file = scratch_read(old_files.gl_pathv[0], &old_bytes);
-}
-
-static void close_old_pool(const struct act *act)
-{
-	(void)act;
-	free(old_file);
-	globfree(&old_files);
-}
-
-static void leave_old_pool(const struct act *act)
-{
-	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
-	const char *path = old_files.gl_pathv[0];
-
-	(void)act;
-	scratch_write(path, old_file, old_bytes);
-	if (utimensat(AT_FDCWD, path, long_ago, 0))
-		harm_must(-errno, "leave a pool");
-}
-
-static int list_pools(const struct act *act, unsigned rank)
-{
-	struct ioshape_context *context;
-	int ret = open_context(act->variant, &context);
-	char *names;
-
-	(void)rank;
-	if (ret)
-		return ret;
-	ret = harm_heed(ioshape_pool_list(context, &names));
-	if (!ret)
-		ioshape_free(names);
 	ioshape_context_free(context);
 	return ret;
 }
@@ -270,12 +168,6 @@ static const struct act acts[] = {
 	{ ACT("slots of a Redis for two", .where = REDIS), .ranks = 2, .apart = true },
 	{ ACT("slots of a Redis without wakes", .where = REDIS, .no_wakes = true), .ranks = 2,
 	  .apart = true },
-	{ .name = "list of pools with an old one",
-	  .variant = &(const struct variant){ .where = THIS_HOST },
-	  .open = open_old_pool,
-	  .close = close_old_pool,
-	  .begin = leave_old_pool,
-	  .run = list_pools },
 	{ ACT("slots of a Redis that is away", .where = REDIS_AWAY, .urgent = true), .slow = true },
 	{ .name = NULL },
 };

@@ -10,8 +10,6 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
-#include <ioshape/operator.h>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -447,28 +445,6 @@ START_TEST(a_relative_path_is_not_taken_for_an_absolute_one)
 }
 END_TEST
 
-START_TEST(a_list_of_pools_that_breaks_off_is_an_error)
-{
-	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
-	struct ioshape_context *context;
-	char folder[600], *names;
-
-	snprintf(folder, sizeof(folder), "local:%s", scratch_directory());
-	options.coordinator = folder;
-	settings.capacity = 3;
-	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
-	ck_assert_int_eq(ioshape_pool_set(context, "pool", &settings), 0);
-	calls_begin_named("readdir64", EIO);
-	ck_assert_int_eq(ioshape_pool_list(context, &names), IOSHAPE_E_COORDINATOR);
-	calls_end();
-	ck_assert_int_eq(ioshape_pool_list(context, &names), 0);
-	ck_assert_str_eq(names, "pool\n");
-	ioshape_free(names);
-	ioshape_context_free(context);
-}
-END_TEST
-
 int main(void)
 {
 	Suite *suite = suite_create("fault/calls");
@@ -486,7 +462,6 @@ int main(void)
 	tcase_add_loop_test(fail, looking_for_stale_bytes_takes_no_call, 2, 3);
 	tcase_add_test(fail, a_file_that_another_host_replaced_is_looked_for_anew);
 	tcase_add_test(fail, a_relative_path_is_not_taken_for_an_absolute_one);
-	tcase_add_test(fail, a_list_of_pools_that_breaks_off_is_an_error);
 	suite_add_tcase(suite, fail);
 	return check_main(suite);
 }

@@ -338,8 +338,6 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 		"*3\r\n:5\r\n:9\r\n:2\r\n",
 		"*6\r\n" NUMBER(5, "bytes") VALUE(5, "start", ":9\r\n") VALUE(3, "end", ":2\r\n"),
 	};
-	struct base_buffer names = { 0 };
-	struct ioshape_pool_status *status;
 	struct slots_grant grant;
 	struct fake_redis fake;
 	struct base_error error;
@@ -349,105 +347,11 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 		fake_redis_start(&fake, FAKE_SAYS, answers[i]);
 		pool = redis_case_open(fake.address, "1");
 		redis_case_refused(pool, &error);
-		ck_assert_int_eq(slots_redis.status(pool, &status, NULL), IOSHAPE_E_COORDINATOR);
-		ck_assert_ptr_null(status);
 		/* The last one ends before it begins. */
 		ck_assert_int_eq(slots_redis.pace(pool, 1, &grant, NULL), IOSHAPE_E_COORDINATOR);
-		slots_redis.kick(pool, "1-1", NULL);
 		slots_redis.wait(pool, 10, NULL);
-		slots_redis.names(pool, &names, NULL);
 		slots_redis.close(pool);
 		fake_redis_stop(&fake);
-	}
-	base_buffer_free(&names);
-}
-
-#define LIST(row) "*1\r\n" row
-#define BY_JOB "$2\r\nby\r\n$3\r\njob\r\n"
-#define LOAD                                                                                       \
-	NUMBER(8, "capacity")                                                                      \
-	NUMBER(4, "used")                                                                          \
-	NUMBER(9, "pool_rate")                                                                     \
-	NUMBER(8, "job_rate")                                                                      \
-	NUMBER(5, "small") NUMBER(7, "express") NUMBER(7, "changed")
-#define TOTALS                                                                                     \
-	NUMBER(6, "grants")                                                                        \
-	NUMBER(18, "grants_last_minute")                                                           \
-	NUMBER(12, "waiter_count")                                                                 \
-	NUMBER(12, "holder_count")                                                                 \
-	NUMBER(7, "written") NUMBER(4, "held") NUMBER(6, "waited")
-#define MEMBER_NAMES WORD(2, "id") WORD(3, "job") WORD(4, "node")
-#define MEMBER_NUMBERS                                                                             \
-	NUMBER(4, "rank")                                                                          \
-	NUMBER(6, "weight")                                                                        \
-	NUMBER(7, "express")                                                                       \
-	NUMBER(6, "urgent")                                                                        \
-	NUMBER(5, "bytes") NUMBER(6, "passed") NUMBER(5, "fence") NUMBER(5, "since")
-#define MEMBER "*24\r\n" MEMBER_NAMES MEMBER_NUMBERS NUMBER(5, "lease")
-#define JOB_NUMBERS NUMBER(7, "written") NUMBER(6, "writes") NUMBER(4, "held") NUMBER(6, "waited")
-#define JOB "*12\r\n" WORD(3, "job") WORD(4, "user") JOB_NUMBERS
-#define LIMIT "*6\r\n" WORD(4, "user") NUMBER(5, "share") NUMBER(4, "rate")
-#define STATUS(by, holders, waiters, jobs, limits)                                                 \
-	"*38\r\n" LOAD by TOTALS VALUE(7, "holders", holders) VALUE(7, "waiters", waiters)         \
-		VALUE(4, "jobs", jobs) VALUE(6, "limits", limits)
-#define WITH_BY(by) STATUS(by, NONE, NONE, NONE, NONE)
-#define WITH_HOLDERS(list) STATUS(BY_JOB, list, NONE, NONE, NONE)
-#define WITH_WAITERS(list) STATUS(BY_JOB, NONE, list, NONE, NONE)
-#define WITH_JOBS(list) STATUS(BY_JOB, NONE, NONE, list, NONE)
-#define WITH_LIMITS(list) STATUS(BY_JOB, NONE, NONE, NONE, list)
-
-static int ask_for_status(const char *answer, struct ioshape_pool_status **status)
-{
-	struct fake_redis fake;
-	void *pool;
-	int ret;
-
-	fake_redis_start(&fake, FAKE_SAYS, answer);
-	pool = redis_case_open(fake.address, "1");
-	ret = slots_redis.status(pool, status, NULL);
-	slots_redis.close(pool);
-	fake_redis_stop(&fake);
-	return ret;
-}
-
-/* Each is wrong in one place; otherwise it is as what is taken. */
-TEST(tests, a_status_of_another_shape_is_not_taken_for_ours)
-{
-	static const char *const wrong[] = {
-		"*30\r\n" LOAD BY_JOB TOTALS,
-		"*37\r\n" LOAD BY_JOB TOTALS VALUE(7, "holders", NONE) VALUE(7, "waiters", NONE)
-			VALUE(4, "jobs", NONE) "$6\r\nlimits\r\n",
-		WITH_BY(VALUE(2, "by", ONE)),
-		WITH_BY(WORD(2, "by")),
-		WITH_BY(WORD(2, "bu")),
-		WITH_HOLDERS(ONE),
-		WITH_HOLDERS(LIST(ONE)),
-		WITH_HOLDERS(LIST("*22\r\n" MEMBER_NAMES MEMBER_NUMBERS)),
-		WITH_HOLDERS(LIST("*24\r\n" WORD(2, "id") WORD(3, "job") NUMBER(4, "node")
-					  MEMBER_NUMBERS NUMBER(5, "lease"))),
-		WITH_WAITERS(TEXT),
-		WITH_WAITERS(LIST("*24\r\n" MEMBER_NAMES MEMBER_NUMBERS WORD(5, "lease"))),
-		WITH_JOBS(ONE),
-		WITH_JOBS(LIST("*10\r\n" WORD(4, "user") JOB_NUMBERS)),
-		WITH_JOBS(LIST("*12\r\n" WORD(3, "job") NUMBER(4, "user") JOB_NUMBERS)),
-		WITH_LIMITS(ONE),
-		WITH_LIMITS(LIST("*6\r\n" NUMBER(4, "user") NUMBER(5, "share") NUMBER(4, "rate"))),
-		WITH_LIMITS(LIST("*6\r\n" WORD(4, "user") NUMBER(5, "share") WORD(4, "rate"))),
-	};
-	struct ioshape_pool_status *status;
-
-	ck_assert_int_eq(
-		ask_for_status(STATUS(BY_JOB, LIST(MEMBER), LIST(MEMBER), LIST(JOB), LIST(LIMIT)),
-			       &status),
-		0);
-	ck_assert_uint_eq(status->holder_listed, 1);
-	ck_assert_uint_eq(status->waiter_listed, 1);
-	ck_assert_uint_eq(status->job_listed, 1);
-	ck_assert_uint_eq(status->limit_listed, 1);
-	ioshape_pool_status_free(status);
-	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
-		ck_assert_int_eq(ask_for_status(wrong[i], &status), IOSHAPE_E_COORDINATOR);
-		ck_assert_ptr_null(status);
 	}
 }
 

@@ -391,6 +391,7 @@ TRIAGE: list[tuple[Facts, str]] = [
         "coordinator-away serious redis-cli",
     ),
     (lustre(coordination=replace(REDIS, latency_s=0.08)), "coordinator-slow hint redis-cli"),
+    (lustre(coordination=replace(REDIS, unasked=True)), "no-redis-package hint pip install"),
     (
         lustre(coordination=Coordination()),
         "no-shared-coordinator hint export IOSHAPE_COORDINATOR=redis://HOST",

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -27,31 +28,37 @@ GOOD, BROKEN = "zzz", "aaa"
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A folder with a pool that a writer uses, and another pool."""
-    with coordinator("local") as value, writers() as make:
+    """A Redis with a pool that a writer uses, and another pool."""
+    with coordinator("redis") as value, writers() as make:
         assert make(value, json.dumps({"pool": GOOD})).hear() == "holds"
         Operator(value).set(BROKEN, capacity=3)
         yield value
 
 
+def connected(address: str) -> Connection:
+    path, _, database = address.removeprefix("unix://").partition("?db=")
+    connection = Connection(Path(path))
+    connection.call("SELECT", database)
+    return connection
+
+
 @contextmanager
-def locked(address: str) -> Iterator[None]:
-    """Keep a pool's file locked, as any user of the host can while no process uses the pool."""
-    folder = Path(address.removeprefix("local:"))
-    (path,) = folder.glob(f"ioshape-{BROKEN}-*")
-    with path.open("r+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
+def broken(address: str) -> Iterator[None]:
+    """Take the rights to the keys of a pool away."""
+    rights = connected(address)
+    rights.call("ACL", "SETUSER", "default", "resetkeys", f"~{{ios:{GOOD}}}:*", "~{ios:}:*")
+    yield
+    rights.call("ACL", "SETUSER", "default", "allkeys")
 
 
-def test_a_pool_that_is_kept_locked_hides_no_other_from_the_exporter(address: str) -> None:
+def test_a_pool_that_cannot_be_read_hides_no_other_from_the_exporter(address: str) -> None:
     def up(found: dict[str, float]) -> dict[str, float]:
         values = {pool: found[f'ioshape_pool_up{{pool="{pool}"}}'] for pool in (BROKEN, GOOD)}
         return {**values, "": found["ioshape_up"]}
 
     with exporter(IOSHAPE_COORDINATOR=address) as one:
         assert up(one.scrape()) == {BROKEN: 1, GOOD: 1, "": 1}
-        with locked(address):
+        with broken(address):
             found = one.scrape_anew()
             assert up(found) == {BROKEN: 0, GOOD: 1, "": 1}
             assert found[f'ioshape_pool_holders{{pool="{GOOD}"}}'] == 1
@@ -60,12 +67,12 @@ def test_a_pool_that_is_kept_locked_hides_no_other_from_the_exporter(address: st
 
 
 @pytest.mark.parametrize("words", [("slots", "status"), ("top", "--once")])
-def test_a_pool_that_is_kept_locked_is_a_line(address: str, words: tuple[str, ...]) -> None:
-    with locked(address):
+def test_a_pool_that_cannot_be_read_is_a_line(address: str, words: tuple[str, ...]) -> None:
+    with broken(address):
         text = succeed(call(*words, "--coordinator", address))
         found = json.loads(succeed(call(*words, "--json", "--coordinator", address)))
         alone = fail(call(*words[:2], BROKEN, *words[2:], "--coordinator", address), 3)
-    assert f"{GOOD} (local): 1 of 2 slots taken" in text
+    assert f"{GOOD} (redis): 1 of 2 slots taken" in text
     (line,) = (line for line in text.splitlines() if line.startswith(f"{BROKEN}: "))
     assert line == alone
     assert {one["pool"]: set(one) == {"pool", "error"} for one in found} == {
@@ -74,35 +81,82 @@ def test_a_pool_that_is_kept_locked_is_a_line(address: str, words: tuple[str, ..
     }
 
 
-def test_a_pool_that_only_others_may_write_to_is_a_line(address: str) -> None:
-    folder = Path(address.removeprefix("local:"))
-    (path,) = folder.glob(f"ioshape-{BROKEN}-*")
-    path.chmod(0o444)
-    less = []
-    if os.geteuid() == 0:  # which may write to all files, unless it is without that right
-        os.chown(path, 65534, 65534)
-        less = [program("setpriv"), "--bounding-set=-dac_override"]
-    done = subprocess.run(
-        [*less, IOSHAPE, "slots", "status", "--coordinator", address],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{GOOD} (local): " in done.stdout
-    assert f"\n{BROKEN}: " in done.stdout
-    assert "Permission denied" in done.stdout
+def test_a_file_that_this_user_may_not_read_is_a_line() -> None:
+    with coordinator("local") as address, writers() as make:
+        for pool in (GOOD, BROKEN):
+            assert make(address, json.dumps({"pool": pool})).hear() == "holds"
+        folder = Path(address.removeprefix("local:"))
+        (path,) = folder.glob(f"ioshape-{BROKEN}-*")
+        path.chmod(0o222)
+        less = []
+        if os.geteuid() == 0:  # which may read all files, unless it is without that right
+            os.chown(path, 65534, 65534)
+            less = [program("setpriv"), "--bounding-set=-dac_override,-dac_read_search"]
+        for words, code in (([], 0), ([BROKEN], 3)):
+            done = subprocess.run(
+                [*less, IOSHAPE, "slots", "status", *words, "--coordinator", address],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == code, done.stderr
+            assert (f"{GOOD} (local): " in done.stdout) == (not words)
+            assert ("Permission denied" in done.stderr) == bool(words)
+
+
+def test_locks_of_another_user_are_no_requests() -> None:
+    with coordinator("local") as address, writers() as make:
+        assert make(address, json.dumps({"pool": GOOD})).hear() == "holds"
+        folder = Path(address.removeprefix("local:"))
+        (path,) = folder.glob(f"ioshape-{GOOD}-*")
+        with path.open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX, 1 << 43, 2 << 40)
+            status = Operator(address).status(GOOD)
+    assert (status.used, status.holder_count, status.waiter_count) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("age_s", [3600, 100_000])
+def test_the_file_of_a_pool_that_no_process_has_used_for_a_day_is_removed(age_s: int) -> None:
+    with coordinator("local") as address:
+        folder = Path(address.removeprefix("local:"))
+        with writers() as make:
+            holder = make(address, json.dumps({"pool": GOOD}))
+            assert holder.hear() == "holds"
+            (path,) = folder.glob(f"ioshape-{GOOD}-*")
+            os.utime(path, (0, 0))
+            assert Operator(address).names() == [GOOD]
+            holder.process.kill()
+            holder.process.wait()
+        assert path.exists()
+        then = time.time() - age_s
+        os.utime(path, (then, then))
+        assert Operator(address).names() == ([GOOD] if age_s == 3600 else [])
+        assert path.exists() == (age_s == 3600)
+
+
+def test_what_is_no_file_of_a_pool_is_no_pool() -> None:
+    with coordinator("local") as address, writers() as make:
+        assert make(address, json.dumps({"pool": GOOD})).hear() == "holds"
+        folder = Path(address.removeprefix("local:"))
+        (path,) = folder.glob(f"ioshape-{GOOD}-*")
+        end = "0123456789abcdef.v4.slots"
+        (folder / f"ioshape-copy-{end}").write_bytes(path.read_bytes())
+        (folder / f"ioshape-link-{end}").symlink_to(path)
+        (folder / f"ioshape-text-{end}").write_text("text")
+        (folder / f"ioshape-folder-{end}").mkdir()
+        os.mkfifo(folder / f"ioshape-pipe-{end}")
+        assert Operator(address).names() == [GOOD]
 
 
 def test_more_pools_than_are_listed_are_counted() -> None:
-    with coordinator("local") as address:
+    with coordinator("redis") as address:
         operator = Operator(address)
         for i in range(MOST_POOLS + 2):
             operator.set(f"pool-{i:03}", capacity=1)
         last = f"pool-{MOST_POOLS + 1:03}"
         for words in (("slots", "status"), ("top", "--once")):
             text = succeed(call(*words, "--coordinator", address))
-            assert text.count(" (local): ") == MOST_POOLS
+            assert text.count(" (redis): ") == MOST_POOLS
             assert text.endswith("... and 2 more pools; name the pools that you want to see\n")
             done = call(*words, "--json", "--coordinator", address)
             assert len(json.loads(done.stdout)) == MOST_POOLS
@@ -189,9 +243,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
         operator.set(GOOD, job="4711", job_bytes_per_s=1 << 30)
         ioshape.slot(pool=GOOD).release()
         held = ioshape.slot(pool=GOOD)
-        path, _, database = address.removeprefix("unix://").partition("?db=")
-        connection = Connection(Path(path))
-        connection.call("SELECT", database)
+        connection = connected(address)
         name = f"{{ios:{GOOD}}}:v4:{key}"
         if field:
             connection.call("HSET", name, field, GARBAGE)
@@ -233,9 +285,7 @@ def test_a_key_that_wakes_a_waiter_and_cannot_be_written_is_dropped(
         ioshape.configure(coordinator=address, lease_ms=1000, unreachable="fail")
         operator = Operator(address)
         operator.set(GOOD, capacity=1)
-        path, _, database = address.removeprefix("unix://").partition("?db=")
-        connection = Connection(Path(path))
-        connection.call("SELECT", database)
+        connection = connected(address)
         with ThreadPoolExecutor(1) as thread:
             for poison in (True, False):
                 held = ioshape.slot(pool=GOOD)

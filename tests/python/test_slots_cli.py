@@ -294,6 +294,7 @@ def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
     assert "bandwidth: any for the pool, any for each job" in out
 
 
+@pytest.mark.parametrize("address", ["redis"], indirect=True)
 def test_a_pool_can_be_set_before_it_is_used_unless_it_looks_mistyped(address: str) -> None:
     at = ("--coordinator", address)
     out = succeed("slots", "set", POOL, "--capacity", "7", *at)
@@ -385,12 +386,11 @@ def test_a_waiter_that_is_kicked_asks_again_and_comes_last(
 
 
 @pytest.mark.parametrize("address", ["local"], indirect=True)
-def test_on_one_host_an_operator_sets_the_capacity_alone(
-    address: str, busy: tuple[Writer, Writer]
-) -> None:
+def test_on_one_host_an_operator_changes_nothing(address: str, busy: tuple[Writer, Writer]) -> None:
     at = ("--coordinator", address)
-    for setting in (["--rate", "2G"], ["--job-rate", "2G"], ["--small", "1M"], ["--express", "3"]):
-        assert "Redis" in fail(1, "slots", "set", POOL, "--capacity", "7", *setting, *at)
+    for setting in (["--capacity", "7"], ["--rate", "2G"], ["--job", "4711", "--share", "2"]):
+        assert "Redis" in fail(1, "slots", "set", POOL, *setting, *at)
+    assert "Redis" in fail(1, "slots", "clear", POOL, *at)
     found = state(address)
     assert found["capacity"] == 1
     # The kernel keeps the slot for its process: the table names that.
@@ -761,6 +761,26 @@ def test_without_its_package_the_exporter_says_what_to_install() -> None:
     assert done.returncode == 1
     assert "pip install 'ioshape[exporter]'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["slots", "status"], ["top", "--once"]])
+def test_without_its_package_a_redis_is_not_asked_and_the_sentence_says_what_to_install(
+    arguments: list[str],
+) -> None:
+    code = (
+        f"import sys; sys.modules['redis'] = None; sys.argv = ['ioshape', *{arguments}]\n"
+        "from ioshape.cli import main; main()"
+    )
+    for address, expected in (("redis://127.0.0.1:1", 1), ("local", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment(IOSHAPE_COORDINATOR=address),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == expected
+        assert ("pip install 'ioshape[redis]'" in done.stderr) == bool(expected)
 
 
 def test_a_port_that_is_taken_is_a_sentence(address: str) -> None:

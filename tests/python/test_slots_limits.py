@@ -105,12 +105,3 @@ def test_a_limit_of_one_job_holds_against_what_it_asks_for(address: str, use: Us
 )
 def test_wrong_usage(arguments: list[str]) -> None:
     assert call("slots", *arguments).returncode == 2
-
-
-def test_one_host_keeps_no_limits() -> None:
-    with coordinator("local") as address:
-        at = ("--coordinator", address)
-        succeed(call("slots", "set", POOL, "--capacity", "2", *at))
-        done = call("slots", "set", POOL, "--user", "ann", "--rate", "1G", *at)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -478,14 +479,16 @@ class Scene:
         import json  # noqa: PLC0415
 
         done = subprocess.run(
-            [client_program(), "status"],
+            [sys.executable, "-m", "ioshape", "slots", "status", "chaos", "--json"],
             env=environment(**self.variables),
             capture_output=True,
             text=True,
             check=False,
             timeout=30,
         )
-        told = json.loads(done.stdout)
+        if done.returncode:
+            return {"error": done.stderr}
+        (told,) = json.loads(done.stdout)
         assert isinstance(told, dict)
         return told
 
@@ -520,7 +523,7 @@ class Scene:
         deadline = time.monotonic() + 1.5 * self.lease_ms / 1000 + 1
         while True:
             told = self.status()
-            if told.get("used") == 0 and told.get("waiters") == 0 and told.get("holders") == []:
+            if told.get("used") == 0 and told.get("waiters") == [] and told.get("holders") == []:
                 return
             if time.monotonic() > deadline:
                 self.verdict.used_at_rest.append(str(told))

@@ -11,7 +11,6 @@
  *     chaos-client last LOG NAME SEED FOLDER and what a rank has
  *     chaos-client check FILE...        are they all whole, to the bit?
  *     chaos-client generations DIR      and these?
- *     chaos-client status               of the pool, as one line of JSON
  *
  * The coordinator and so on come from the environment, as in any program that uses the library.
  *
@@ -20,8 +19,6 @@
  */
 #define _GNU_SOURCE
 #include "support/chaos_client.h"
-
-#include <ioshape/operator.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -308,33 +305,6 @@ static int check_files(char **paths)
 	return bad;
 }
 
-static void print_member(const struct ioshape_member *member, bool more)
-{
-	printf("{\"id\": \"%s\", \"weight\": %u, \"express\": %u, \"fence\": %" PRIu64
-	       ", \"since_s\": %.3f, \"lease_s\": %.3f}%s",
-	       member->id, member->weight, member->express, member->fence, member->since_s,
-	       member->lease_s, more ? ", " : "");
-}
-
-static int print_status(void)
-{
-	struct ioshape_pool_status *status;
-
-	if (ioshape_pool_get_status(context, NULL, &status)) {
-		printf("{\"error\": \"out of reach\"}\n");
-		fprintf(stderr, "%s\n", ioshape_last_error()->sentence);
-		return 1;
-	}
-	printf("{\"capacity\": %u, \"used\": %u, \"waiters\": %zu, \"grants\": %" PRIu64
-	       ", \"holders\": [",
-	       status->capacity, status->used, status->waiter_count, status->grants);
-	for (size_t i = 0; i < status->holder_listed; i++)
-		print_member(&status->holders[i], i + 1 < status->holder_listed);
-	printf("]}\n");
-	ioshape_pool_status_free(status);
-	return 0;
-}
-
 /* ---- Beginning ------------------------------------------------------------------------------- */
 
 static void begin(char **argv)
@@ -374,9 +344,6 @@ static int run(int argc, char **argv)
 	} else if (!strcmp(mode, "generations") && argc == 3) {
 		open_context();
 		return crowd_check_generations(argv[2]);
-	} else if (!strcmp(mode, "status")) {
-		open_context();
-		return print_status();
 	} else {
 		give_up("arguments", "see the beginning of chaos_client.c");
 	}

@@ -162,33 +162,6 @@ static int scripted_pace(void *pool, int64_t bytes, struct slots_grant *grant,
 	return ret;
 }
 
-static int scripted_set(void *pool, const struct ioshape_pool_settings *settings,
-			struct base_error *error)
-{
-	(void)pool, (void)settings;
-	return begin(error);
-}
-
-static int scripted_kick(void *pool, const char *id, struct base_error *error)
-{
-	(void)pool, (void)id;
-	return begin(error);
-}
-
-static int scripted_status(void *pool, struct ioshape_pool_status **status,
-			   struct base_error *error)
-{
-	(void)pool;
-	*status = NULL;
-	return base_fail(error, -ENOTSUP, "the script has no status");
-}
-
-static int scripted_names(void *pool, struct base_buffer *names, struct base_error *error)
-{
-	(void)pool, (void)names;
-	return begin(error);
-}
-
 static void scripted_close(void *pool)
 {
 	(void)pool;
@@ -204,10 +177,6 @@ const struct slots_ops script_coordinator = {
 	.interrupt = scripted_interrupt,
 	.rest = scripted_rest,
 	.pace = scripted_pace,
-	.set = scripted_set,
-	.kick = scripted_kick,
-	.status = scripted_status,
-	.names = scripted_names,
 	.close = scripted_close,
 };
 

@@ -63,22 +63,6 @@ TEST(tcase, the_file_is_for_all_users_whatever_the_umask)
 	slots_local.close(pool);
 }
 
-TEST(tcase, what_the_operator_set_survives)
-{
-	const struct ioshape_pool_settings settings = { .capacity = 3 }, clear = { .clear = 1 };
-	void *pool = open_pool("p", 1, 15000);
-
-	ck_assert_int_eq(slots_local.set(pool, &settings, &error), 0);
-	slots_local.close(pool);
-	ck_assert_uint_eq(entries(), 1);
-	pool = open_pool("p", 1, 15000);
-	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
-	ck_assert_uint_eq(answer.capacity, 3);
-	ck_assert_int_eq(slots_local.set(pool, &clear, &error), 0);
-	slots_local.close(pool);
-	ck_assert_uint_eq(entries(), 0);
-}
-
 static void *release_soon(void *pool)
 {
 	usleep(20000);
@@ -235,7 +219,6 @@ TEST(tcase, kills_at_any_moment_leave_a_usable_state_and_no_slot_used)
 {
 	static const char *const names[] = { "a", "b", "c", "d" };
 	void *pool = open_pool("p", 2, 15000);
-	struct ioshape_pool_status *status;
 	struct player players[4];
 	uint64_t seed = 5, fence = 0;
 	char id[40];
@@ -263,11 +246,9 @@ TEST(tcase, kills_at_any_moment_leave_a_usable_state_and_no_slot_used)
 	ck_assert_int_eq(ask(pool, "last", 2), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	ck_assert_int_eq(give_back(pool, "last"), 0);
-	ck_assert_int_eq(slots_local.status(pool, &status, &error), 0);
-	ck_assert_uint_eq(status->used, 0);
-	ck_assert_uint_eq(status->holder_count, 0);
-	ck_assert_uint_eq(status->waiter_count, 0);
-	ioshape_pool_status_free(status);
+	/* A request for more slots than there are comes in alone. */
+	ck_assert_int_eq(ask(pool, "all", 1000), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(pool);
 }
 
@@ -335,17 +316,15 @@ static void overwrite(size_t at, const void *data, size_t bytes)
 	close(fd);
 }
 
-TEST(tcase, a_damaged_head_costs_settings_and_no_slot)
+TEST(tcase, a_damaged_head_costs_no_slot)
 {
-	const struct ioshape_pool_settings settings = { .capacity = 1 };
 	const uint64_t wrong = UINT64_MAX;
 	void *pool = open_pool("p", 1, 15000);
 	uint64_t fence;
 
-	ck_assert_int_eq(slots_local.set(pool, &settings, &error), 0);
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	fence = answer.fence;
-	overwrite(offsetof(struct local_head, base_ns), &wrong, sizeof(wrong));
+	overwrite(offsetof(struct slots_file_head, base_ns), &wrong, sizeof(wrong));
 	ck_assert_int_eq(ask(pool, "a-2", 1), 0);
 	ck_assert_int_eq(answer.state, SLOTS_WAITING);
 	ck_assert_uint_eq(pool_warnings, 1);
@@ -371,8 +350,10 @@ static void forge(int fd, uint64_t *seed)
 		const uint64_t which = test_random_below(seed, 6);
 		const bool head = which == 5;
 		const size_t from =
-			head ? 0 : LOCAL_HEAD_BYTES + numbers[which] * sizeof(struct local_record);
-		const size_t room = head ? sizeof(struct local_head) : sizeof(struct local_record);
+			head ? 0 :
+			       LOCAL_HEAD_BYTES + numbers[which] * sizeof(struct slots_file_record);
+		const size_t room = head ? sizeof(struct slots_file_head) :
+					   sizeof(struct slots_file_record);
 		const uint8_t value =
 			(uint8_t)(test_random_below(seed, 2) ? test_random(seed) : 0xff);
 
@@ -383,8 +364,7 @@ static void forge(int fd, uint64_t *seed)
 TEST(tcase, forged_contents_crash_no_process_and_give_no_slot_twice)
 {
 	void *pool = open_pool("p", 1, 15000), *other = open_pool("p", 1, 15000);
-	const struct ioshape_pool_settings settings = { .capacity = 1 };
-	struct ioshape_pool_status *status;
+	const uint32_t one = 1;
 	uint64_t seed = 23;
 	char id[40];
 	int fd;
@@ -397,14 +377,11 @@ TEST(tcase, forged_contents_crash_no_process_and_give_no_slot_twice)
 		forge(fd, &seed);
 		REQUIRE(!look(i % 2 ? pool : other, id));
 		REQUIRE(!look(pool, "first"));
-		if (i % 64 == 0) {
-			REQUIRE(!slots_local.status(pool, &status, &error));
-			ioshape_pool_status_free(status);
-		}
 		REQUIRE(!give_back(i % 2 ? pool : other, id));
 		/* Whatever the contents say, the lock is there. */
 		if (i % 16 == 0) {
-			REQUIRE(!slots_local.set(other, &settings, &error));
+			REQUIRE(pwrite(fd, &one, sizeof(one),
+				       offsetof(struct slots_file_head, capacity)) == sizeof(one));
 			if (!look(pool, "first") && answer.state == SLOTS_HOLDING) {
 				REQUIRE(!ask(other, "second", 1));
 				REQUIRE(answer.state == SLOTS_WAITING);
@@ -558,7 +535,6 @@ TEST(tcase, a_stopped_waiter_is_passed_over_and_is_first_again_when_it_goes_on)
 TEST(tcase, a_process_of_another_version_has_a_pool_of_its_own)
 {
 	void *pool = open_pool("p", 1, 15000);
-	struct base_buffer names = { 0 };
 	char other[400];
 
 	/* As version 3 named it. */
@@ -567,9 +543,6 @@ TEST(tcase, a_process_of_another_version_has_a_pool_of_its_own)
 	write_private(other, "version 3");
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
-	ck_assert_uint_eq(names.bytes, 2);
-	base_buffer_free(&names);
 	slots_local.close(pool);
 	require_untouched(other, 0600, "version 3");
 }
@@ -782,85 +755,15 @@ TEST(tcase, two_opens_of_a_pool_stand_apart)
 
 TEST(tcase, pools_have_nothing_to_do_with_each_other)
 {
-	struct base_buffer names = { 0 };
 	void *one = open_pool("p", 1, 15000), *two = open_pool("lustre:/a b/c", 1, 15000);
 
 	ck_assert_int_eq(ask(one, "a-1", 1), 0);
 	ck_assert_int_eq(ask(two, "a-1", 1), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	ck_assert_int_eq(slots_local.names(one, &names, &error), 0);
-	ck_assert_int_eq(base_buffer_append(&names, "", 1), 0);
-	ck_assert_ptr_nonnull(strstr((char *)names.data, "p\n"));
-	ck_assert_ptr_nonnull(strstr((char *)names.data, "lustre:/a b/"));
-	base_buffer_free(&names);
 	slots_local.close(one);
 	ck_assert_int_eq(look(two, "a-1"), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(two);
-}
-
-static void list_names(void (*tell)(char), const char *argument)
-{
-	void *pool = open_pool("q", 1, 15000);
-	struct base_buffer names = { 0 };
-
-	(void)argument;
-	if (slots_local.names(pool, &names, &error))
-		scratch_leave_child(4);
-	tell(names.bytes == 2 && !memcmp(names.data, "p\n", 2) ? 'y' : 'n');
-}
-
-TEST(tcase, other_processes_see_the_names_and_nothing_that_only_looks_like_one)
-{
-	void *pool = open_pool("p", 1, 15000);
-	char command[400];
-	struct player player;
-
-	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
-	snprintf(command, sizeof(command),
-		 "cd %s && cp ioshape-p-*.slots ioshape-x-0123456789abcdef.v4.slots && "
-		 "ln -s ioshape-p-*.slots ioshape-l-0123456789abcdef.v4.slots && "
-		 "echo > ioshape-e-0123456789abcdef.v4.slots",
-		 pool_folder);
-	ck_assert_int_eq(system(command), 0);
-	player = start_player(list_names, NULL);
-	ck_assert_int_eq(hear(&player), 'y');
-	end_player(&player, 0);
-	slots_local.close(pool);
-}
-
-static void age(const char *path, time_t seconds)
-{
-	const struct timespec times[2] = { { .tv_sec = time(NULL) - seconds },
-					   { .tv_sec = time(NULL) - seconds } };
-
-	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
-}
-
-TEST(tcase, what_dead_processes_left_goes_after_a_day)
-{
-	struct player waiter, holder = start_player(stay_in, "h-1");
-	struct base_buffer names = { 0 };
-	void *pool;
-
-	ck_assert_int_eq(hear(&holder), 'h');
-	waiter = start_player(stay_in, "w-1");
-	ck_assert_int_eq(hear(&waiter), 'w');
-	ck_assert_uint_eq(entries(), 1);
-	age(pool_file, 100000);
-	pool = open_pool("q", 1, 15000);
-	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
-	ck_assert_uint_eq(entries(), 1); /* somebody takes part */
-	end_player(&waiter, SIGKILL);
-	end_player(&holder, SIGKILL);
-	age(pool_file, 80000);
-	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
-	ck_assert_uint_eq(entries(), 1);
-	age(pool_file, 100000);
-	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
-	ck_assert_uint_eq(entries(), 0);
-	base_buffer_free(&names);
-	slots_local.close(pool);
 }
 
 static void *thread_turns(void *pool)
@@ -907,17 +810,12 @@ TEST(tcase, a_long_queue_is_kept_as_well)
 {
 	/* Longer than all of this takes under a sanitizer on a busy machine. */
 	void *pool = open_pool("p", 1, 600000), *other = open_pool("p", 1, 600000);
-	struct ioshape_pool_status *status;
 	char id[40];
 
 	for (int i = 0; i < 300; i++) {
 		snprintf(id, sizeof(id), "a-%d", i);
 		ck_assert_int_eq(ask(pool, id, 1), 0);
 	}
-	ck_assert_int_eq(slots_local.status(other, &status, &error), 0);
-	ck_assert_uint_eq(status->waiter_count, 299);
-	ck_assert_str_eq(status->waiters[1].id, "a-2");
-	ioshape_pool_status_free(status);
 	for (int i = 0; i < 300; i++) {
 		snprintf(id, sizeof(id), "a-%d", i);
 		ck_assert_int_eq(look(pool, id), 0);
@@ -926,26 +824,6 @@ TEST(tcase, a_long_queue_is_kept_as_well)
 	}
 	ck_assert_uint_eq(pool_warnings, 0);
 	slots_local.close(other);
-	slots_local.close(pool);
-}
-
-TEST(tcase, of_many_holders_the_oldest_are_listed_and_all_are_counted)
-{
-	void *pool = open_pool("p", 400, 15000);
-	struct ioshape_pool_status *status;
-	char id[40];
-
-	for (int i = 0; i < 300; i++) {
-		snprintf(id, sizeof(id), "a-%d", i);
-		ck_assert_int_eq(ask(pool, id, 1), 0);
-		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	}
-	ck_assert_int_eq(slots_local.status(pool, &status, &error), 0);
-	ck_assert_uint_eq(status->holder_count, 300);
-	ck_assert_uint_eq(status->holder_listed, 256);
-	ck_assert_str_eq(status->holders[0].id, "a-0");
-	ck_assert_str_eq(status->holders[255].id, "a-255");
-	ioshape_pool_status_free(status);
 	slots_local.close(pool);
 }
 

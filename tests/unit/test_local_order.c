@@ -66,13 +66,6 @@ static void release(const char *id)
 	ck_assert_int_eq(give_back(pool_of(id), id), 0);
 }
 
-static void set(uint32_t capacity, bool clear)
-{
-	const struct ioshape_pool_settings settings = { .capacity = capacity, .clear = clear };
-
-	ck_assert_int_eq(slots_local.set(pools[0], &settings, &error), 0);
-}
-
 TEST(tests, slots_are_granted_in_the_order_of_requests)
 {
 	static const char *const ids[] = { "a-0", "a-1", "a-2", "a-3", "a-4" };
@@ -254,7 +247,7 @@ static void *open_asking(uint32_t capacity)
 	return pool;
 }
 
-TEST(tests, the_capacity_is_the_operators_then_the_jobs_then_the_default)
+TEST(tests, the_capacity_is_the_jobs_then_the_default)
 {
 	void *wants_three = open_asking(3), *wants_five = open_asking(5);
 
@@ -262,12 +255,6 @@ TEST(tests, the_capacity_is_the_operators_then_the_jobs_then_the_default)
 	ck_assert_uint_eq(answer.capacity, 3);
 	/* It stays while the pool is in use. */
 	ck_assert_int_eq(ask(wants_five, "j-2", 1), 0);
-	ck_assert_uint_eq(answer.capacity, 3);
-	set(7, false);
-	ck_assert_int_eq(look(wants_three, "j-1"), 0);
-	ck_assert_uint_eq(answer.capacity, 7);
-	set(0, true);
-	ck_assert_int_eq(look(wants_three, "j-1"), 0);
 	ck_assert_uint_eq(answer.capacity, 3);
 	give_back(wants_three, "j-1");
 	give_back(wants_five, "j-2");
@@ -279,47 +266,6 @@ TEST(tests, the_capacity_is_the_operators_then_the_jobs_then_the_default)
 	ck_assert_uint_eq(answer.capacity, 4);
 	slots_local.close(wants_three);
 	slots_local.close(wants_five);
-}
-
-TEST(tests, a_lower_capacity_takes_from_no_holder_and_grants_none_until_enough_have_left)
-{
-	static const char *const ids[] = { "a-0", "a-1", "a-2", "a-3" };
-
-	set(4, false);
-	for (unsigned i = 0; i < 4; i++)
-		ck_assert_int_eq(request_slot(ids[i]), SLOTS_HOLDING);
-	set(1, false);
-	for (unsigned i = 0; i < 4; i++) {
-		ck_assert_int_eq(state_of(ids[i]), SLOTS_HOLDING);
-		ck_assert_int_eq(request_slot("n-0"), SLOTS_WAITING);
-		release("n-0");
-		release(ids[i]);
-	}
-	ck_assert_int_eq(request_slot("n-1"), SLOTS_HOLDING);
-	ck_assert_int_eq(request_slot("n-2"), SLOTS_WAITING);
-	set(2, false);
-	ck_assert_int_eq(state_of("n-2"), SLOTS_HOLDING);
-}
-
-TEST(tests, settings_that_need_a_redis_are_refused_and_change_nothing)
-{
-	const struct ioshape_pool_settings wrong[] = {
-		{ .capacity = 3, .pool_bytes_per_s = 1 },
-		{ .capacity = 3, .job_bytes_per_s = 1 },
-		{ .capacity = 3, .small_bytes = 1 },
-		{ .capacity = 3, .express = 2 },
-		{ .job = "job", .share = 50 },
-	};
-
-	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
-		error.code = 0;
-		ck_assert_int_eq(slots_local.set(pools[0], &wrong[i], &error), -ENOTSUP);
-		ck_assert_ptr_nonnull(strstr(error.text, "Redis"));
-	}
-	error.code = 0;
-	ck_assert_int_eq(slots_local.kick(pools[0], "a-0", &error), -ENOTSUP);
-	request_slot("a-0");
-	ck_assert_uint_eq(answer.capacity, 2);
 }
 
 TEST(tests, holders_have_places_of_their_own)
@@ -349,54 +295,6 @@ TEST(tests, holders_have_places_of_their_own)
 		release("b-0");
 	}
 	ck_assert_uint_eq(seen, 0x1e);
-}
-
-TEST(tests, a_status_says_who_holds_and_who_waits)
-{
-	struct ioshape_pool_status *status;
-
-	request.bytes = 1000 * MIB;
-	request_slot("a-0");
-	request.weight = 2;
-	request_slot("h-1");
-	request.weight = 1;
-	request.urgent = true;
-	request_slot("u-2"); /* in the other slot */
-	request_slot("u-1"); /* in advance of one */
-	request_slot("u-0");
-	ck_assert_int_eq(slots_local.status(pools[2], &status, &error), 0);
-	ck_assert_str_eq(status->coordinator, "local");
-	ck_assert_str_eq(status->capacity_by, "default");
-	ck_assert_uint_eq(status->capacity, 2);
-	ck_assert_uint_eq(status->used, 3);
-	ck_assert_uint_eq(status->holder_count, 3);
-	ck_assert_str_eq(status->holders[0].id, "a-0");
-	ck_assert_uint_eq(status->holders[0].urgent, 0);
-	ck_assert_str_eq(status->holders[1].id, "u-2");
-	ck_assert_uint_eq(status->holders[1].urgent, 1);
-	ck_assert_str_eq(status->holders[2].id, "u-1");
-	ck_assert_uint_eq(status->holders[0].pid, (uint32_t)getpid());
-	ck_assert_uint_eq(status->holders[0].expected_bytes, 1000 * MIB);
-	ck_assert_uint_gt(status->holders[0].fence, 0);
-	ck_assert_double_gt(status->holders[0].lease_s, 0);
-	ck_assert_str_eq(status->holders[0].job, "job");
-	ck_assert_str_eq(status->holders[0].node, "here");
-	ck_assert_uint_eq(status->waiter_count, 2);
-	ck_assert_str_eq(status->waiters[0].id, "u-0");
-	ck_assert_uint_eq(status->waiters[0].urgent, 1);
-	ck_assert_str_eq(status->waiters[1].id, "h-1");
-	ck_assert_uint_eq(status->waiters[1].weight, 2);
-	ioshape_pool_status_free(status);
-	release("a-0");
-	for (unsigned i = 0; i < 3; i++)
-		release(i == 0 ? "u-0" : i == 1 ? "u-1" : "u-2");
-	/* Two slots of one holder are one row. */
-	ck_assert_int_eq(state_of("h-1"), SLOTS_HOLDING);
-	ck_assert_int_eq(slots_local.status(pools[2], &status, &error), 0);
-	ck_assert_uint_eq(status->used, 2);
-	ck_assert_uint_eq(status->holder_count, 1);
-	ck_assert_uint_eq(status->waiter_count, 0);
-	ioshape_pool_status_free(status);
 }
 
 /* ---- Many at a time -------------------------------------------------------------------------- */

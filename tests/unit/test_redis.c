@@ -81,108 +81,15 @@ TEST(tests_case, a_request_made_twice_is_counted_once)
 	slots_redis.close(pool);
 }
 
-TEST(tests_case, the_status_tells_what_is_known)
+TEST(tests_case, a_size_beyond_all_measure_takes_a_slot)
 {
-	struct slots_config config = redis_case_config(address, "1");
-	struct slots_request request = redis_case_request("1-1");
-	struct slots_beat beat = { .id = "1-1", .holding = true, .passed = 1ull << 40 };
-	struct ioshape_pool_status *status;
-	struct slots_answer answer;
-	void *pool;
-
-	config.identity.rank = 7;
-	config.asked_capacity = 3;
-	strcpy(config.identity.job, "4711");
-	strcpy(config.identity.user, "ann");
-	pool = redis_case_open_config(&config);
-	request.weight = 2;
-	request.bytes = 1ull << 50;
-	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, NULL), 0);
-	ck_assert_int_eq(slots_redis.beat(pool, &beat, &answer, NULL), 0);
-	redis_case_acquire(pool, "1-2");
-	redis_case_acquire(pool, "1-3");
-	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
-	ck_assert_str_eq(status->pool, "scratch");
-	ck_assert_str_eq(status->coordinator, "redis");
-	ck_assert_uint_eq(status->capacity, 3);
-	ck_assert_str_eq(status->capacity_by, "job");
-	ck_assert_uint_eq(status->used, 3);
-	ck_assert_uint_eq(status->grants, 2);
-	ck_assert_uint_eq(status->holder_count, 2);
-	ck_assert_str_eq(status->holders[0].id, "1-1");
-	ck_assert_str_eq(status->holders[0].job, "4711");
-	ck_assert_str_eq(status->holders[0].node, "n01");
-	ck_assert_uint_eq(status->holders[0].rank, 7);
-	ck_assert_uint_eq(status->holders[0].weight, 2);
-	ck_assert_uint_eq(status->holders[0].expected_bytes, 1ull << 50);
-	ck_assert_uint_eq(status->grants_last_minute, 2);
-	ck_assert_uint_eq(status->job_listed, 1);
-	ck_assert_str_eq(status->jobs[0].job, "4711");
-	ck_assert_str_eq(status->jobs[0].user, "ann");
-	ck_assert_uint_eq(status->jobs[0].written_bytes, 1ull << 40);
-	ck_assert_uint_eq(status->holders[0].written_bytes, 1ull << 40);
-	ck_assert_uint_eq(status->holders[0].fence, answer.fence);
-	ck_assert(status->holders[0].lease_s > 1 && status->holders[0].lease_s <= 3);
-	ck_assert_uint_eq(status->waiter_count, 1);
-	ck_assert_uint_eq(status->waiter_listed, 1);
-	ck_assert_str_eq(status->waiters[0].id, "1-3");
-	ioshape_pool_status_free(status);
-	slots_redis.close(pool);
-}
-
-TEST(tests_case, numbers_beyond_all_measure_hide_nobody)
-{
-	struct ioshape_pool_settings settings = { .size = sizeof(settings),
-						  .pool_bytes_per_s = UINT64_MAX,
-						  .job_bytes_per_s = UINT64_MAX,
-						  .small_bytes = UINT64_MAX };
 	struct slots_request request = redis_case_request("1-1");
 	void *pool = redis_case_open(address, "1");
-	struct ioshape_pool_status *status;
 	struct slots_answer answer;
 
 	request.bytes = UINT64_MAX;
 	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, NULL), 0);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	ck_assert_int_eq(slots_redis.set(pool, &settings, NULL), 0);
-	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
-	ck_assert_uint_eq(status->pool_bytes_per_s, 1ull << 53);
-	ck_assert_uint_eq(status->small_bytes, 1ull << 53);
-	ck_assert_uint_eq(status->holders[0].expected_bytes, 1ull << 53);
-	ioshape_pool_status_free(status);
-	slots_redis.close(pool);
-}
-
-TEST(tests_case, of_many_holders_the_oldest_are_listed_and_all_are_counted)
-{
-	struct slots_config config = redis_case_config(address, "1");
-	struct slots_answer held[300] = { 0 };
-	struct ioshape_pool_status *status;
-	char id[SLOTS_ID_BYTES];
-	void *pool;
-
-	config.asked_capacity = 400;
-	pool = redis_case_open_config(&config);
-	for (int i = 0; i < 300; i++) {
-		snprintf(id, sizeof(id), "1-%d", i);
-		held[i] = redis_case_acquire(pool, id);
-		ck_assert_int_eq(held[i].state, SLOTS_HOLDING);
-	}
-	/* Their leases end last. */
-	poll(NULL, 0, 5);
-	for (int i = 0; i < 100; i++) {
-		snprintf(id, sizeof(id), "1-%d", i);
-		redis_case_beat(pool, id, &held[i]);
-	}
-	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
-	ck_assert_uint_eq(status->holder_count, 300);
-	ck_assert_uint_eq(status->holder_listed, 256);
-	ck_assert_uint_eq(status->used, 300);
-	for (int i = 0; i < 256; i++) {
-		snprintf(id, sizeof(id), "1-%d", i);
-		ck_assert_str_eq(status->holders[i].id, id);
-	}
-	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
 
@@ -212,36 +119,23 @@ TEST(tests_case, bandwidth_is_granted_as_the_job_and_the_operator_say)
 	slots_redis.close(pool);
 }
 
-static void names_of(void *pool, char *into, size_t room)
-{
-	struct base_buffer names = { 0 };
-	struct base_error error = { 0 };
-
-	ck_assert_msg(!slots_redis.names(pool, &names, &error), "%s", error.text);
-	ck_assert_uint_lt(names.bytes, room);
-	if (names.bytes)
-		memcpy(into, names.data, names.bytes);
-	into[names.bytes] = 0;
-	base_buffer_free(&names);
-}
-
-TEST(tests_case, pools_in_use_are_known_by_name_and_old_ones_forgotten)
+TEST(tests_case, pools_in_use_are_known_by_name)
 {
 	struct slots_config config = redis_case_config(address, "1");
-	char names[200];
+	struct slots_coordinator found;
 	void *pool;
 
 	strcpy(config.pool, "lustre:scratch/{x}\n");
 	pool = redis_case_open_config(&config);
-	names_of(pool, names, sizeof(names));
-	ck_assert_str_eq(names, "");
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 0);
 	redis_case_acquire(pool, "1-1");
-	ck_assert_int_eq(redis_server_tell(&server, "ZADD {ios:}:pools 1000 ancient"), 1);
-	names_of(pool, names, sizeof(names));
-	ck_assert_str_eq(names, "lustre:scratch/_x__\n");
 	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "ZRANK {ios:}:pools lustre:scratch/_x__"), 0);
 	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v4:m"), 1);
 	slots_redis.close(pool);
+	ck_assert_int_eq(slots_redis.describe(&config, &found, NULL), 0);
+	ck_assert_str_eq(found.key, "{ios:lustre:scratch/_x__}:v4:m");
+	ck_assert_str_eq(found.registry, "{ios:}:pools");
 }
 
 TEST(tests_case, a_script_that_the_server_forgot_is_sent_again)
@@ -500,7 +394,6 @@ TEST(tests_case, threads_may_call_while_one_of_them_waits)
 {
 	struct worker workers[THREADS];
 	void *pool = redis_case_open(address, "1");
-	struct ioshape_pool_status *status;
 
 	for (int i = 0; i < THREADS; i++) {
 		workers[i].pool = pool;
@@ -511,32 +404,22 @@ TEST(tests_case, threads_may_call_while_one_of_them_waits)
 		redis_case_wait(pool, 10);
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(workers[i].thread, NULL);
-	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
-	ck_assert_uint_eq(status->grants, THREADS * TURNS);
-	ck_assert_uint_eq(status->used, 0);
-	ioshape_pool_status_free(status);
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v4:h"), 0);
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:scratch}:v4:q"), 0);
 	slots_redis.close(pool);
 }
 
-/* What an operator set is found by him in years to come, until he takes it back. */
+/* What an operator set is among the names until he clears it. */
 TEST(tests_case, a_pool_that_was_set_keeps_its_name_whoever_uses_it)
 {
-	struct ioshape_pool_settings settings = { .capacity = 2 };
-	void *operator= redis_case_open(address, "1"), *user = redis_case_open(address, "2");
+	void *user = redis_case_open(address, "2");
 	redisReply *score;
 
-	ck_assert_int_eq(slots_redis.set(operator, & settings, NULL), 0);
+	redis_server_tell(&server, "ZADD {ios:}:pools +inf scratch");
 	redis_case_acquire(user, "2-1");
 	score = redis_server_say(&server, "ZSCORE {ios:}:pools scratch");
 	ck_assert_str_eq(score->str, "inf");
 	freeReplyObject(score);
-	settings = (struct ioshape_pool_settings){ .clear = 1 };
-	ck_assert_int_eq(slots_redis.set(operator, & settings, NULL), 0);
-	score = redis_server_say(&server, "ZSCORE {ios:}:pools scratch");
-	ck_assert_str_ne(score->str, "inf");
-	ck_assert_uint_gt(strlen(score->str), 12);
-	freeReplyObject(score);
-	slots_redis.close(operator);
 	slots_redis.close(user);
 }
 

@@ -70,28 +70,6 @@ static int read_grant(const redisReply *reply)
 	return redis_read_grant(reply, &grant);
 }
 
-static int read_status(const redisReply *reply)
-{
-	struct ioshape_pool_status *status;
-	const int ret = redis_read_status(reply, "pool", &status, NULL);
-
-	ck_assert(!ret == (status != NULL));
-	ioshape_pool_status_free(status);
-	return ret;
-}
-
-#define MEMBER(bytes)                                                                              \
-	"( id r-1 job j node n rank 0 weight 1 express 0 urgent 0 bytes " bytes                    \
-	" passed 4 fence 7 since 100 lease 200 )"
-#define STATUS(by, job) STATUS_OF(by, job, "1", MEMBER("5"))
-#define STATUS_OF(by, job, number, member)                                                         \
-	"( capacity 3 by " by " used " number " pool_rate " number                                 \
-	" job_rate 0 small 0 express 0 changed 1000 "                                              \
-	"grants 9 grants_last_minute 2 waiter_count 1 holder_count 1 written 4096 held 10 "        \
-	"waited 20 holders ( " member " ) waiters ( " member " ) jobs ( " job                      \
-	" ) limits ( ( job name share 2 rate 0 ) ( user name share 1 rate 0 ) ) )"
-#define JOB "( job j user u written 4096 writes 2 held 10 waited 20 )"
-
 static const struct {
 	int (*read)(const redisReply *reply);
 	const char *good;
@@ -108,9 +86,6 @@ static const struct {
 	{ read_grant,
 	  "( bytes 1048576 start 10 end 20 )",
 	  { "( bytes 1048576 start 20 end 10 )", "( bytes 1 start 2 )", "word" } },
-	{ read_status,
-	  STATUS("default", JOB),
-	  { STATUS("nobody", JOB), STATUS("3", JOB), STATUS("job", "( job j user u )"), "( )" } },
 };
 #define KINDS ((int)ARRAY_LENGTH(kinds))
 
@@ -146,22 +121,6 @@ LOOP_TEST(tests, numbers_that_mean_nothing_and_short_lists_are_refused, 0, KINDS
 		ck_assert_msg(kinds[_i].read(reply) == -EPROTO, "%s", kinds[_i].bad[i]);
 		discard(reply);
 	}
-}
-
-/* Another program may have written them. */
-TEST(tests, numbers_that_no_type_holds_hide_nobody)
-{
-	const char *text =
-		STATUS_OF("job", JOB, "=18446744073709551616", MEMBER("=18446744073709551616"));
-	redisReply *reply = make(&text);
-	struct ioshape_pool_status *status;
-
-	ck_assert_int_eq(redis_read_status(reply, "p", &status, NULL), 0);
-	ck_assert_uint_eq(status->pool_bytes_per_s, UINT64_MAX);
-	ck_assert_uint_eq(status->used, UINT32_MAX);
-	ck_assert_uint_eq(status->holders[0].expected_bytes, UINT64_MAX);
-	ioshape_pool_status_free(status);
-	discard(reply);
 }
 
 int main(void)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from ioshape._c import said, shared_fields, sized
+from ioshape._c import said
 from ioshape._native import ffi, lib
 from ioshape._settings.context import Context
 from ioshape._slots.slots import failure_of, pool_name_in
@@ -15,12 +15,17 @@ from ioshape._slots.slots import failure_of, pool_name_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Row = TypeVar("Row")
+    from ioshape._slots.local_pools import LocalPools
+    from ioshape._slots.redis_pools import RedisPools
 
 #: pools in one look: any user of a host can make more
 MOST_POOLS = 128
-#: of them at the same time: a pool that another process keeps locked takes a second
+#: of them at the same time
 _AT_A_TIME = 16
+#: of a job, of which 100 is usual
+MOST_SHARE = 1_000_000
+#: of a job or user
+MOST_NAME_BYTES = 63
 
 
 @dataclass(frozen=True)
@@ -145,30 +150,43 @@ class PoolsLook:
     left_out: int = 0
 
 
-def _members(array: Any, count: int) -> tuple[Member, ...]:
-    return tuple(
-        Member(**shared_fields(Member, one), bytes=one.expected_bytes, passed=one.written_bytes)
-        for one in (array[i] for i in range(count))
-    )
+def where_is(context: Context, pool: str | None = None) -> Any:
+    """Return where a context keeps a pool (None: all pools): a struct slots_coordinator."""
+    found = ffi.new("struct slots_coordinator *")
+    name = ffi.NULL if pool is None else ffi.new("char[]", pool.encode())
+    if lib.save_find_coordinator(context.pointer, name, found):
+        raise failure_of(pool or "", "status")
+    return found
 
 
-def _rows(kind: type[Row], array: Any, count: int) -> tuple[Row, ...]:
-    return tuple(kind(**shared_fields(kind, array[i])) for i in range(count))
+def word(text: bytes) -> str:
+    """Return a text that others chose, without what could mislead a terminal."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text.decode("latin-1"))
 
 
 class Operator:
     """Asks a coordinator about its pools, and sets them."""
 
     def __init__(self, coordinator: str | None = None) -> None:
-        """The coordinator of the settings, or another one."""
+        """The coordinator of the settings, or another one.
+
+        Raises:
+            ImportError: It is a Redis, and the package redis is not installed.
+        """
         self._context = Context(coordinator=coordinator)
+        self._pools: LocalPools | RedisPools
+        if said(where_is(self._context).id) == "local":
+            from ioshape._slots.local_pools import LocalPools  # noqa: PLC0415
+
+            self._pools = LocalPools(self._context)
+        else:
+            from ioshape._slots.redis_pools import RedisPools  # noqa: PLC0415
+
+            self._pools = RedisPools(self._context)
 
     def names(self) -> list[str]:
         """All pools that it knows."""
-        out = ffi.new("char **")
-        self._check(lib.ioshape_pool_list(self._context.pointer, out), "", "pools")
-        names = ffi.gc(out[0], lib.ioshape_free)
-        return sorted({name for name in said(names).split("\n") if name})
+        return sorted(set(self._pools.names()))
 
     def name_for(self, path: str) -> str:
         """The pool of a path."""
@@ -176,17 +194,7 @@ class Operator:
 
     def status(self, pool: str) -> PoolStatus:
         """A pool at this moment."""
-        out = ffi.new("struct ioshape_pool_status **")
-        code = lib.ioshape_pool_get_status(self._context.pointer, pool.encode(), out)
-        self._check(code, pool, "status")
-        status = ffi.gc(out[0], lib.ioshape_pool_status_free)
-        return PoolStatus(
-            **shared_fields(PoolStatus, status),
-            holders=_members(status.holders, status.holder_listed),
-            waiters=_members(status.waiters, status.waiter_listed),
-            jobs=_rows(PoolJob, status.jobs, status.job_listed),
-            limits=_rows(PoolLimit, status.limits, status.limit_listed),
-        )
+        return self._pools.status(pool)
 
     def look(self, wanted: Sequence[str] = ()) -> PoolsLook:
         """Return the status of these pools, or of the first `MOST_POOLS` by name.
@@ -226,24 +234,29 @@ class Operator:
 
         With a job or a user only what that one may: its share, and `job_bytes_per_s`.
         """
-        settings = sized("ioshape_pool_settings")
-        settings.capacity = capacity
-        settings.pool_bytes_per_s = pool_bytes_per_s
-        settings.job_bytes_per_s = job_bytes_per_s
-        settings.small_bytes = small_bytes
-        settings.express = express
-        settings.clear = clear
-        settings.share = share
-        names = [ffi.new("char[]", name.encode()) if name else ffi.NULL for name in (job, user)]
-        settings.job, settings.user = names
-        code = lib.ioshape_pool_set(self._context.pointer, pool.encode(), settings)
-        self._check(code, pool, "set")
+        of_pool = {
+            "capacity": capacity,
+            "pool_bytes_per_s": pool_bytes_per_s,
+            "job_bytes_per_s": job_bytes_per_s,
+            "small_bytes": small_bytes,
+            "express": express,
+        }
+        name, others = job or user, {**of_pool, "job_bytes_per_s": 0}
+        if (name and any(others.values())) or (share and not name) or (job and user):
+            raise ValueError(
+                "these settings do not go together; name one job or one user for share and "
+                "job_bytes_per_s, none for what the whole pool allows"
+            )
+        if not 0 <= share <= MOST_SHARE or min(of_pool.values()) < 0:
+            raise ValueError("a setting of a pool is negative or too large")
+        if len(name.encode()) > MOST_NAME_BYTES:
+            raise ValueError(f'"{name[:80]}" is too long for the name of a job or user')
+        if name:
+            kind = "job" if job else "user"
+            self._pools.limit(pool, kind, name, share, job_bytes_per_s, clear=clear)
+        else:
+            self._pools.set(pool, of_pool, clear=clear)
 
     def kick(self, pool: str, member: str) -> None:
         """Takes its slot, or its place in the queue, from who has this id."""
-        code = lib.ioshape_pool_kick(self._context.pointer, pool.encode(), member.encode())
-        self._check(code, member, "kick")
-
-    def _check(self, code: int, subject: str, operation: str) -> None:
-        if code:
-            raise failure_of(subject, operation)
+        self._pools.kick(pool, member)

@@ -313,7 +313,7 @@ def pool_name(path: str | os.PathLike[str]) -> str:
 def pool_name_in(context: Context, path: str) -> str:
     """The same, by this context."""
     name = ffi.new("char[]", _NAME_BYTES)
-    code = lib.ioshape_pool_get_name(context.pointer, _inside(path), name, _NAME_BYTES)
+    code = lib.save_pool_of_path(context.pointer, _inside(path), name, _NAME_BYTES)
     if code:
         raise failure_of(path, "pool_name")
     return said(name)

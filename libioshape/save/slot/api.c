@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public slot level: slots for programs that do their own I/O, and the operator's view. */
+/* The public slot level: slots for programs that do their own I/O. */
 #include "save/slot/pools.h"
 
 #include <errno.h>
@@ -134,10 +134,9 @@ IOSHAPE_EXPORT void ioshape_slot_free(struct ioshape_slot *slot)
 	free(slot);
 }
 
-/* ---- The operator's view --------------------------------------------------------------------- */
+/* ---- Names of pools, for Python -------------------------------------------------------------- */
 
-IOSHAPE_EXPORT int ioshape_pool_get_name(struct ioshape_context *context, const char *path,
-					 char *name, size_t bytes)
+int save_pool_of_path(struct ioshape_context *context, const char *path, char *name, size_t bytes)
 {
 	struct base_error error = { 0 };
 	char whole[FS_POOL_BYTES];
@@ -157,159 +156,4 @@ IOSHAPE_EXPORT int ioshape_pool_get_name(struct ioshape_context *context, const 
 	if (!ret)
 		snprintf(name, bytes, "%s", whole);
 	return base_leave(ret, "pool_name", path, &error);
-}
-
-/* What an operator's call goes to. */
-struct view {
-	struct slots_pool *pool;
-	bool close;
-	const struct slots_ops *ops;
-	void *coordinator;
-};
-
-static int open_view(struct ioshape_context *context, const char *name, struct view *view,
-		     struct base_error *error)
-{
-	int ret;
-
-	*view = (struct view){ 0 };
-	ret = save_enter(context, error);
-	if (!ret)
-		ret = save_slots_borrow(&context->slots, name, &view->pool, &view->close, error);
-	if (!ret)
-		view->ops = slots_pool_ops(view->pool, &view->coordinator);
-	return ret;
-}
-
-static void close_view(const struct view *view)
-{
-	if (view->close)
-		slots_pool_close(view->pool);
-}
-
-IOSHAPE_EXPORT int ioshape_pool_get_status(struct ioshape_context *context, const char *pool,
-					   struct ioshape_pool_status **out)
-{
-	struct base_error error = { 0 };
-	struct view view;
-	int ret;
-
-	if (!out)
-		return base_missing("status");
-	*out = NULL;
-	ret = open_view(context, pool, &view, &error);
-	if (!ret)
-		ret = view.ops->status(view.coordinator, out, &error);
-	close_view(&view);
-	return base_leave(ret, "status", NULL, &error);
-}
-
-static int check_settings(const struct ioshape_pool_settings *settings, struct base_error *error)
-{
-	const struct {
-		const char *name;
-		uint64_t value, most;
-	} limits[] = {
-		{ "the capacity", settings->capacity, SLOTS_MOST_CAPACITY },
-		{ "express", settings->express, SLOTS_MOST_CAPACITY },
-		{ "pool_bytes_per_s", settings->pool_bytes_per_s, SLOTS_MOST_BYTES },
-		{ "job_bytes_per_s", settings->job_bytes_per_s, SLOTS_MOST_BYTES },
-		{ "small_bytes", settings->small_bytes, SLOTS_MOST_BYTES },
-		{ "the share", settings->share, SLOTS_MOST_SHARE },
-	};
-	const char *const name = settings->job ? settings->job : settings->user;
-	const bool of_pool = settings->capacity || settings->pool_bytes_per_s ||
-			     settings->small_bytes || settings->express;
-
-	for (size_t i = 0; i < ARRAY_LENGTH(limits); i++) {
-		if (limits[i].value > limits[i].most)
-			return base_refuse(error, -EINVAL,
-					   "%s is %llu" BASE_REMEDY "it takes 1 to %llu",
-					   limits[i].name, (unsigned long long)limits[i].value,
-					   (unsigned long long)limits[i].most);
-	}
-	if (name && (!*name || strlen(name) >= SLOTS_TEXT_BYTES))
-		return base_refuse(error, -EINVAL, "\"%.80s\" is no name of a job or user", name);
-	if ((name && of_pool) || (!name && settings->share) || (settings->job && settings->user))
-		return base_refuse(
-			error, -EINVAL,
-			"these settings do not go together" BASE_REMEDY
-			"name one job or one user for share and job_bytes_per_s, none for "
-			"what the whole pool allows");
-	return 0;
-}
-
-IOSHAPE_EXPORT int ioshape_pool_set(struct ioshape_context *context, const char *pool,
-				    const struct ioshape_pool_settings *given)
-{
-	struct ioshape_pool_settings settings = { 0 };
-	struct base_error error = { 0 };
-	struct view view;
-	int ret;
-
-	ret = open_view(context, pool, &view, &error);
-	if (!ret && !given)
-		ret = base_refuse(&error, -EINVAL, "no settings were given");
-	if (!ret)
-		ret = base_take_options(&settings, sizeof(settings), given, "ioshape_pool_settings",
-					&error);
-	if (!ret)
-		ret = check_settings(&settings, &error);
-	if (!ret)
-		ret = view.ops->set(view.coordinator, &settings, &error);
-	close_view(&view);
-	return base_leave(ret, "set", NULL, &error);
-}
-
-IOSHAPE_EXPORT int ioshape_pool_kick(struct ioshape_context *context, const char *pool,
-				     const char *id)
-{
-	struct base_error error = { 0 };
-	struct view view;
-	int ret;
-
-	ret = open_view(context, pool, &view, &error);
-	if (!ret && (!id || !*id || strlen(id) >= SLOTS_ID_BYTES))
-		ret = base_refuse(&error, -EINVAL,
-				  "no id was given that can be one" BASE_REMEDY
-				  "the pool's status lists them");
-	if (!ret)
-		ret = view.ops->kick(view.coordinator, id, &error);
-	close_view(&view);
-	return base_leave(ret, "kick", NULL, &error);
-}
-
-static int list_names(struct ioshape_context *context, char **names, struct base_error *error)
-{
-	struct base_buffer text = { 0 };
-	struct view view;
-	int ret;
-
-	/* Any pool can ask for the names of all. */
-	ret = open_view(context, context->slots.pool_name ? NULL : "names", &view, error);
-	if (!ret)
-		ret = view.ops->names(view.coordinator, &text, error);
-	close_view(&view);
-	if (!ret && base_buffer_append(&text, "", 1))
-		ret = base_no_memory(error, "the names of pools", text.bytes);
-	if (ret) {
-		base_buffer_free(&text);
-		return ret;
-	}
-	*names = (char *)text.data;
-	return 0;
-}
-
-IOSHAPE_EXPORT int ioshape_pool_list(struct ioshape_context *context, char **names)
-{
-	struct base_error error = { 0 };
-	int ret;
-
-	if (!names)
-		return base_missing("list");
-	*names = NULL;
-	ret = save_enter(context, &error);
-	if (!ret)
-		ret = list_names(context, names, &error);
-	return base_leave(ret, "list", NULL, &error);
 }

@@ -301,33 +301,30 @@ void save_slots_note_layout(struct save_slots *slots, uint64_t mount,
 	pthread_mutex_unlock(&slots->lock);
 }
 
-/* ---- Pools for one call ---------------------------------------------------------------------- */
+/* ---- For Python ------------------------------------------------------------------------------ */
 
-int save_slots_borrow(struct save_slots *slots, const char *name, struct slots_pool **pool,
-		      bool *close, struct base_error *error)
+int save_find_coordinator(struct ioshape_context *context, const char *pool,
+			  struct slots_coordinator *found)
 {
-	struct slots_config config = slots->config;
-	const struct save_pool_use *use;
-	int ret;
+	const struct slots_ops *ops;
+	struct base_error error = { 0 };
+	struct slots_config config;
+	int ret = save_enter(context, &error);
 
-	*close = false;
-	if (!name)
-		return save_slots_named(slots, NULL, pool, error);
-	ret = check_pool_name(name, error);
-	if (ret)
-		return ret;
-	pthread_mutex_lock(&slots->lock);
-	for (use = slots->pools; use && strcmp(slots_pool_name(use->pool), name) != 0;
-	     use = use->next)
-		;
-	pthread_mutex_unlock(&slots->lock);
-	if (use) {
-		*pool = use->pool;
-		return 0;
+	memset(found, 0, sizeof(*found));
+	if (!ret && pool)
+		ret = check_pool_name(pool, &error);
+	if (!ret) {
+		config = context->slots.config;
+		snprintf(config.pool, sizeof(config.pool), "%s", pool ? pool : "");
+		found->lease_ms = config.lease_ms;
+		found->default_capacity = config.default_capacity;
+		ops = slots_coordinator_of(config.address);
+		ret = ops->describe ?
+			      ops->describe(&config, found, &error) :
+			      base_refuse(&error, -ENOTSUP,
+					  "there are no pools without coordination" BASE_REMEDY
+					  "set another coordinator than \"open\"");
 	}
-	snprintf(config.pool, sizeof(config.pool), "%s", name);
-	slots_identify_client(&config.identity);
-	ret = slots_pool_open(pool, &config, &slots->policy, error);
-	*close = !ret;
-	return ret;
+	return base_leave(ret, "status", NULL, &error);
 }

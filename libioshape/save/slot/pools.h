@@ -30,11 +30,4 @@ uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family)
 void save_slots_note_layout(struct save_slots *slots, uint64_t mount,
 			    const struct fs_layout *layout);
 
-/*
- * The same for one call of an operator's, which may be about any pool: one that no
- * save uses is opened for it, and *close tells the caller to close it again.
- */
-int save_slots_borrow(struct save_slots *slots, const char *name, struct slots_pool **pool,
-		      bool *close, struct base_error *error);
-
 #endif

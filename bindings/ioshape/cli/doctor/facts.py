@@ -117,6 +117,8 @@ class Coordination:
     address: str = "local"
     #: why it cannot be asked; ""
     error: str = ""
+    #: whether the package that asks a Redis is missing
+    unasked: bool = False
     #: how long it took to answer
     latency_s: float = 0.0
     capacity: int = 0

@@ -439,6 +439,8 @@ def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Co
         begin = time.monotonic()
         status = operator.status(storage.pool)
         took_s = time.monotonic() - begin
+    except ImportError:
+        return Coordination(address=address, unasked=True, unreachable=unreachable)
     except (CoordinatorError, StorageError, ValueError) as error:
         return Coordination(
             address=address, error=config.without_password(str(error)), unreachable=unreachable

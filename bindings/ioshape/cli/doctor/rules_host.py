@@ -153,6 +153,14 @@ def coordinator(facts: Facts) -> Iterator[Finding]:
             f"the coordinator {it.address} cannot be asked: {it.error}; {then}",
             _ask(it.address),
         )
+    elif it.unasked:
+        yield Finding(
+            "no-redis-package",
+            "hint",
+            f"the coordinator {it.address} cannot be asked: the package redis, which "
+            "ioshape doctor, top and slots need, is not installed; saves do not need it",
+            ("pip install 'ioshape[redis]'",),
+        )
     elif it.kind == "redis" and it.latency_s > _SLOW_S:
         yield Finding(
             "coordinator-slow",

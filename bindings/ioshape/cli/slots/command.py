@@ -195,11 +195,11 @@ def set_(
     their slots. You can set a pool before the first job uses it: "ioshape slots status
     --path DIRECTORY" names the pool of a directory. If the name is nearly that of a known
     pool, it may be mistyped and is refused; --new sets it. Sizes are bytes, such as 500M.
-    A pool of one host (the coordinator "local") takes --capacity alone.
+    This needs a Redis: with "local", each job sets its capacity (IOSHAPE_SLOTS).
 
     With --job or --user it limits that one, whatever it asks for itself: its share,
     and its rate, which all jobs of a user have together. It takes effect with the
-    next request, and within ten seconds for bandwidth. Needs a Redis.
+    next request, and within ten seconds for bandwidth.
 
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
     """

@@ -366,7 +366,7 @@ def command(
     ioshape_pools_left_out counts the others. With --tier it serves what waits on
     that tier of this node instead, as root that of all users, and asks no coordinator.
 
-    Needs prometheus_client: pip install 'ioshape[exporter]'.
+    Needs prometheus_client and redis: pip install 'ioshape[exporter]'.
 
     Exit code: 0 when it is ended by SIGTERM; 130 by Ctrl-C; 1 if it cannot begin.
     """

@@ -138,7 +138,10 @@ def operator_of(coordinator: str | None) -> Operator:
             'the coordinator is "open", which keeps no pools; name another one with --coordinator '
             "or in IOSHAPE_COORDINATOR"
         )
-    return Operator(coordinator)
+    try:
+        return Operator(coordinator)
+    except ImportError as error:
+        raise SentenceError(str(error)) from error
 
 
 @contextmanager

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools that a Redis keeps: calls of slots.lua by the package redis."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+try:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.exceptions import (
+        AskError,
+        AuthenticationError,
+        ConnectionError,  # noqa: A004 - its name
+        MovedError,
+        NoPermissionError,
+        NoScriptError,
+        RedisError,
+        ResponseError,
+        TimeoutError,  # noqa: A004 - its name
+    )
+    from redis.retry import Retry
+except ImportError as missing:
+    raise ImportError(
+        "the coordinator is a Redis, and the package redis is not installed; install it: "
+        "pip install 'ioshape[redis]'"
+    ) from missing
+
+from ioshape._c import said
+from ioshape._errors import failure
+from ioshape._native import ffi, lib
+from ioshape._slots.pools import Member, PoolJob, PoolLimit, PoolStatus, where_is, word
+from ioshape._text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ioshape._settings.context import Context
+
+    Node = tuple[str, int]
+
+# In seconds, as in C: of a call, and of each of several hosts that swallow everything.
+_PATIENCE_S = 2.0
+_LEAST_PATIENCE_S = 0.5
+_MOST_REDIRECTS = 5
+# Above it the numbers of slots.lua have holes.
+_MOST_BYTES = 2**53
+_NAMES_KEPT_MS = 7 * 24 * 3600 * 1000
+
+# What the script fails with if another program has written to the keys of the pool.
+_UNREADABLE = (
+    "WRONGTYPE",
+    "attempt to ",
+    "Bad data format",
+    "Missing bytes in input",
+    "bad argument #",
+)
+
+_SHA1 = said(lib.slots_script_sha1)
+_SCRIPT = bytes(ffi.string(lib.slots_script))
+
+
+class RedisPools:
+    """The pools of a Redis, of a cluster, or of a service that sentinels know."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._clients: dict[tuple[str | Node, str], Any] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of the pools that were in use in the last seven days, or set."""
+        where, cut = where_is(self._context), int(time.time() * 1000) - _NAMES_KEPT_MS
+        registry = said(where.registry)
+        with self._refusals("pools", where):
+            found = self._send(where, "ZRANGEBYSCORE", registry, f"({cut}", "+inf")
+        return [word(name) for name in found]
+
+    def status(self, pool: str) -> PoolStatus:
+        """Return the state of a pool."""
+        where = where_is(self._context, pool)
+        answer = self._call(pool, where, "status", "", where.default_capacity)
+        try:
+            return _status(pool, _named(answer))
+        except (KeyError, TypeError, ValueError) as error:
+            raise failure(
+                lib.IOSHAPE_E_COORDINATOR,
+                f'the coordinator\'s answer to "status" for pool {pool} cannot be understood',
+                pool,
+                "status",
+                remedy="check that it is a Redis, and that all jobs use this version of ioshape",
+            ) from error
+
+    def set(self, pool: str, settings: Mapping[str, int], *, clear: bool) -> None:
+        """Set what the pool allows, in the order of slots.lua."""
+        where = where_is(self._context, pool)
+        values = [min(value, _MOST_BYTES) for value in settings.values()]
+        self._call(pool, where, "set", "", int(clear), *values)
+        if any(values):
+            self._keep_name(where, pool, "+inf")
+        elif clear:
+            self._keep_name(where, pool, str(int(time.time() * 1000)))
+
+    def limit(self, pool: str, kind: str, name: str, share: int, rate: int, *, clear: bool) -> None:
+        """Set what one job or user may."""
+        where = where_is(self._context, pool)
+        rate = min(rate, _MOST_BYTES)
+        if not self._call(pool, where, "limit", "", int(clear), kind, name, share, rate):
+            raise failure(
+                -errno.ENOSPC,
+                f"pool {pool} has limits for as many jobs and users as it can",
+                pool,
+                "set",
+                remedy="clear one that is not needed",
+            )
+        if not clear:
+            self._keep_name(where, pool, "+inf")
+
+    def kick(self, pool: str, member: str) -> None:
+        """Take its slot, or its place in the queue, from a request."""
+        if not self._call(pool, where_is(self._context, pool), "kick", member):
+            why = f"no request holds or waits for a slot of pool {pool} as {one_line(member)}"
+            raise failure(-errno.ENOENT, why, pool, "kick", remedy="the pool's status has the ids")
+
+    # ---- Calls ----------------------------------------------------------------------------------
+
+    def _keep_name(self, where: Any, pool: str, score: str) -> None:
+        """Keep a pool that was set among the names, for as long as that holds. Best effort."""
+        with suppress(RedisError, OSError):
+            self._send(where, "ZADD", said(where.registry), score, pool)
+
+    def _call(self, pool: str, where: Any, operation: str, subject: str, *more: Any) -> Any:
+        """Call the script that keeps the order of a pool."""
+        words = (1, said(where.key), operation, subject, where.lease_ms, 0, *more)
+        with self._refusals(operation, where, pool):
+            try:
+                return self._evaluate(where, words)
+            except ResponseError as error:
+                if any(text in str(error) for text in _UNREADABLE):
+                    self._send(where, "EVAL", ffi.string(lib.slots_heal_script), *words[:2])
+                    logging.getLogger("ioshape").warning(
+                        'pool "%s" had keys that could not be read (%s); it begins anew, with what '
+                        "operators have set as far as that can be read",
+                        pool,
+                        one_line(str(error)),
+                    )
+                elif "IOSHAPE-ANEW" not in str(error):
+                    raise
+            return self._evaluate(where, words)
+
+    def _evaluate(self, where: Any, words: tuple[Any, ...]) -> Any:
+        try:
+            return self._send(where, "EVALSHA", _SHA1, *words)
+        except NoScriptError:
+            return self._send(where, "EVAL", _SCRIPT, *words)
+
+    def _send(self, where: Any, *command: Any) -> Any:
+        """Send a command to the first host of the address that answers."""
+        address = where.address
+        if address.kind == lib.ADDRESS_UNIX:
+            return self._client(where, said(address.path)).execute_command(*command)
+        nodes = [(said(node.host), node.port) for node in address.nodes[0 : address.node_count]]
+        for node in nodes:
+            try:
+                if address.kind == lib.ADDRESS_SENTINEL:
+                    return self._follow(where, self._master(where, node), *command)
+                return self._follow(where, node, *command)
+            except (ConnectionError, TimeoutError):
+                if node == nodes[-1]:
+                    raise
+        raise AssertionError
+
+    def _follow(self, where: Any, node: Node, *command: Any) -> Any:
+        """Send a command to a node of a cluster, and to those that it names."""
+        asking = False
+        for _ in range(_MOST_REDIRECTS):
+            client = self._client(where, node)
+            try:
+                if not asking:
+                    return client.execute_command(*command)
+                with client.pipeline(transaction=False) as both:
+                    both.execute_command("ASKING")
+                    both.execute_command(*command)
+                    return both.execute()[-1]
+            except MovedError as error:  # an AskError is one
+                asking = isinstance(error, AskError)
+                node = (error.host or node[0], error.port)
+        raise ConnectionError("the nodes of the cluster send us to each other")
+
+    def _master(self, where: Any, sentinel: Node) -> Node:
+        service = said(where.address.service)
+        words = ("SENTINEL", "get-master-addr-by-name", service)
+        try:
+            found = self._client(where, sentinel, greet=False).execute_command(*words)
+        except AuthenticationError:
+            found = self._client(where, sentinel).execute_command(*words)
+        if found is None:
+            raise ConnectionError(f"the sentinel knows no service {service}")
+        return word(found[0]), int(found[1])
+
+    def _client(self, where: Any, server: str | Node, *, greet: bool = True) -> Any:
+        """Connections to a server; threads share them."""
+        address = where.address
+        password = said(address.password) if greet and address.has_password else ""
+        if (server, password) not in self._clients:
+            options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
+            patience = max(_PATIENCE_S / max(address.node_count, 1), _LEAST_PATIENCE_S)
+            options["socket_timeout"] = options["socket_connect_timeout"] = patience
+            if greet:
+                options["db"] = address.database
+            if password:
+                options["password"] = password
+                options["username"] = said(address.user) or None
+            if isinstance(server, str):
+                options["unix_socket_path"] = server
+            else:
+                options["host"], options["port"] = server
+                if address.tls:
+                    options.update(ssl=True, ssl_cert_reqs="required", ssl_check_hostname=True)
+            self._clients[server, password] = redis.Redis(**options)
+        return self._clients[server, password]
+
+    @contextmanager
+    def _refusals(self, operation: str, where: Any, pool: str = "") -> Iterator[None]:
+        """Raise the library's exception for those of redis, which quote no password."""
+        try:
+            yield
+        except (RedisError, OSError) as error:
+            address = where.address
+            nodes = address.nodes[0 : address.node_count]
+            hosts = ",".join(f"{said(node.host)}:{node.port}" for node in nodes)
+            raise failure(
+                lib.IOSHAPE_E_COORDINATOR,
+                f"redis at {said(address.path) or hosts} cannot be asked: {one_line(str(error))}",
+                pool,
+                operation,
+                remedy=_remedy(error),
+            ) from None
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, NoPermissionError):
+        return "give its user the rights in docs/coordinator/users.acl"
+    if isinstance(error, AuthenticationError):
+        return "give a password in the address, password_file or IOSHAPE_PASSWORD"
+    if "maxmemory" in str(error):
+        return "raise its maxmemory"
+    if isinstance(error, ResponseError):
+        return "check that it is a Redis, and that all jobs use this version of ioshape"
+    return "check that it runs, and that this host may reach it"
+
+
+# ---- Answers ------------------------------------------------------------------------------------
+
+
+def _named(answer: list[Any]) -> dict[str, Any]:
+    """Return a list of names and values as a dictionary."""
+    return dict(zip(map(word, answer[::2]), answer[1::2], strict=True))
+
+
+def _number(value: int | bytes) -> int:
+    """Return a number; above 2^53 Lua writes text."""
+    return max(0, int(float(value)))
+
+
+def _seconds(value: int | bytes) -> float:
+    return _number(value) / 1000
+
+
+def _member(row: dict[str, Any]) -> Member:
+    return Member(
+        id=word(row["id"]),
+        job=word(row["job"]),
+        node=word(row["node"]),
+        rank=_number(row["rank"]),
+        weight=_number(row["weight"]),
+        express=bool(_number(row["express"])),
+        urgent=bool(_number(row["urgent"])),
+        bytes=_number(row["bytes"]),
+        passed=_number(row["passed"]),
+        fence=_number(row["fence"]),
+        since_s=_seconds(row["since"]),
+        lease_s=_seconds(row["lease"]),
+    )
+
+
+def _job(row: dict[str, Any]) -> PoolJob:
+    return PoolJob(
+        job=word(row["job"]),
+        user=word(row["user"]),
+        written_bytes=_number(row["written"]),
+        writes=_number(row["writes"]),
+        held_s=_seconds(row["held"]),
+        waited_s=_seconds(row["waited"]),
+    )
+
+
+def _limit(row: dict[str, Any]) -> PoolLimit:
+    return PoolLimit(
+        job=word(row.get("job", b"")),
+        user=word(row.get("user", b"")),
+        share=_number(row["share"]),
+        bytes_per_s=_number(row["rate"]),
+    )
+
+
+def _status(pool: str, found: dict[str, Any]) -> PoolStatus:
+    return PoolStatus(
+        pool=pool,
+        coordinator="redis",
+        capacity=_number(found["capacity"]),
+        capacity_by=word(found["by"]),
+        used=_number(found["used"]),
+        pool_bytes_per_s=_number(found["pool_rate"]),
+        job_bytes_per_s=_number(found["job_rate"]),
+        small_bytes=_number(found["small"]),
+        express=_number(found["express"]),
+        grants=_number(found["grants"]),
+        grants_last_minute=_number(found["grants_last_minute"]),
+        holders=tuple(_member(_named(row)) for row in found["holders"]),
+        waiters=tuple(_member(_named(row)) for row in found["waiters"]),
+        holder_count=_number(found["holder_count"]),
+        waiter_count=_number(found["waiter_count"]),
+        jobs=tuple(_job(_named(row)) for row in found["jobs"]),
+        limits=tuple(_limit(_named(row)) for row in found["limits"]),
+        written_bytes=_number(found["written"]),
+        held_s=_seconds(found["held"]),
+        waited_s=_seconds(found["waited"]),
+        changed_s=_seconds(found["changed"]),
+    )
