@@ -336,8 +336,6 @@ static int put_file(void *user, struct ring_writer *file, struct base_error *err
 
 	writing->file = file;
 	ret = single ? put_single(writing, file, error) : put_bundle(writing, file, error);
-	if (!ret)
-		ret = ring_writer_finish(file, error);
 	if (ret)
 		return ret;
 	written->bytes = ring_writer_offset(file);

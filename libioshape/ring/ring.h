@@ -207,14 +207,6 @@ struct ring_file_options {
 	/* Told before a block leaves; it may take its time. May be NULL. */
 	void (*before_block)(void *user, uint64_t bytes);
 	void *before_block_user;
-	/*
-	 * Told once, when little or nothing is still under way: by files that go past the page
-	 * cache when the last request has left, and by others when they are synced. Who writes next
-	 * may begin: the storage would idle while the slowest target finishes, and while the file
-	 * gets its name. May be NULL.
-	 */
-	void (*nearly_written)(void *user);
-	void *nearly_written_user;
 };
 
 /*
@@ -268,7 +260,7 @@ int ring_writer_settle(struct ring_writer *writer, uint64_t offset, struct base_
 /* What was to follow could not be had: final, too. */
 void ring_writer_fail(struct ring_writer *writer);
 
-/* With want_crc32, after finish(): the CRC-32 of all bytes of the file. */
+/* With want_crc32: the CRC-32 of all bytes put. */
 uint32_t ring_writer_crc32(const struct ring_writer *writer);
 
 /* How its file lies; its count is 0 if that is not known. *asked: it was asked for. */
@@ -278,10 +270,13 @@ const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, boo
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report);
 
 /*
- * The rest is written, made durable and put in place. In two steps, so that saves to one path can
- * take their places in order: finish() ends with a complete durable temporary file, commit()
- * renames it. After a failure only abort remains.
+ * The rest is written, made durable and put in place. In steps, so that the next writer can begin
+ * early, and saves to one path can take their places in order: end() sends the last blocks, and
+ * waits until little of the file is under way, if that shows (*is_little): not while much of it is
+ * in the page cache. It may be left out. finish() ends with a complete durable temporary file,
+ * commit() renames it. After a failure only abort remains.
  */
+int ring_writer_end(struct ring_writer *writer, bool *is_little, struct base_error *error);
 int ring_writer_finish(struct ring_writer *writer, struct base_error *error);
 int ring_writer_commit(struct ring_writer *writer, struct base_error *error);
 

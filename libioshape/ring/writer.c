@@ -34,8 +34,8 @@ struct ring_writer {
 	uint32_t crc;        /* of all bytes put, if wanted */
 	bool through_engine; /* at least one block has */
 	bool was_direct;
-	bool handed_over; /* options.nearly_written was told */
 	bool failed;
+	bool ended;    /* the last blocks have left */
 	bool finished; /* complete: may be committed */
 	/*
 	 * Its length is kept by a server, and known: it is set once, with the space, and neither a
@@ -683,25 +683,6 @@ static bool is_small(const struct ring_writer *writer)
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
 
-/* Of a file in the page cache much is still unwritten: the next writer begins after the sync. */
-static int hand_over(struct ring_writer *writer, struct base_error *error)
-{
-	const struct ring_file_options *options = &writer->options;
-	const uint64_t took_ns = base_now_ns() - writer->first_block_ns;
-	struct ring_lane *lane = writer->lane;
-	unsigned tail;
-	int ret;
-
-	if (!options->nearly_written || !writer->through_engine || !lane->direct)
-		return 0;
-	tail = ring_lane_tail(lane, writer->submitted, took_ns, writer->plan_ns);
-	ret = ring_lane_settle(lane, tail, error);
-	writer->handed_over = !ret && lane->direct;
-	if (writer->handed_over)
-		options->nearly_written(options->nearly_written_user);
-	return ret;
-}
-
 /*
  * Direct I/O pads the last block to a whole unit. Not beyond what this process may write (ulimit
  * -f), nor where the file is to keep its length: there what is left of whole units is written
@@ -717,23 +698,6 @@ static bool ends_unpadded(const struct ring_writer *writer)
 			writer->most_bytes);
 }
 
-/* What is left, without the engine: nothing is in flight. */
-static int put_rest(struct ring_writer *writer, struct base_error *error)
-{
-	int ret = check_limit(writer, writer->submitted + writer->used, error);
-
-	if (!ret)
-		ret = write_without_engine(&writer->file, writer->buffer->data, writer->used,
-					   in_file(writer, writer->submitted), error);
-	if (ret)
-		return ret;
-	ring_lane_give_back(writer->lane, writer->buffer);
-	writer->buffer = NULL;
-	writer->submitted += writer->used;
-	writer->used = 0;
-	return 0;
-}
-
 /* Sends what is whole units of direct I/O, and keeps the rest, which would have to be padded. */
 static int send_units(struct ring_writer *writer, struct base_error *error)
 {
@@ -742,7 +706,10 @@ static int send_units(struct ring_writer *writer, struct base_error *error)
 	uint8_t *kept;
 	int ret;
 
-	if (!rest || rest == writer->used)
+	fill_in(writer);
+	if (!rest)
+		return send_block(writer, error);
+	if (rest == writer->used)
 		return 0;
 	kept = malloc(rest);
 	if (!kept)
@@ -756,48 +723,85 @@ static int send_units(struct ring_writer *writer, struct base_error *error)
 	return ret;
 }
 
-/* The end of a file in whole units, and what is left of them, which takes direct I/O off it. */
-static int write_unpadded(struct ring_writer *writer, struct base_error *error)
+/* Sends what goes through the engine. What stays in the buffer may pass from here on. */
+static int send_last(struct ring_writer *writer, struct base_error *error)
 {
-	int ret = send_units(writer, error);
+	const bool small = is_small(writer);
+	int ret = 0;
 
-	if (!ret)
+	if (writer->ended || !writer->buffer)
+		return 0;
+	if (!small)
+		ret = ends_unpadded(writer) ? send_units(writer, error) : send_block(writer, error);
+	if (!ret && writer->buffer)
+		ret = check_limit(writer, writer->submitted + writer->used, error);
+	if (!ret && writer->buffer)
 		ret = let_pass(writer, writer->used, error);
-	if (!ret)
-		ret = hand_over(writer, error);
-	if (!ret)
-		ret = ring_lane_drain(writer->lane, error);
+	writer->ended = !ret;
+	return ret;
+}
+
+static int end(struct ring_writer *writer, bool *is_little, struct base_error *error)
+{
+	const uint64_t took_ns = base_now_ns() - writer->first_block_ns;
+	struct ring_lane *lane = writer->lane;
+	int ret = send_last(writer, error);
+
+	/* Of a file in the page cache much is still unwritten. */
+	if (!ret && writer->through_engine && lane->direct) {
+		ret = ring_lane_settle(
+			lane, ring_lane_tail(lane, writer->submitted, took_ns, writer->plan_ns),
+			error);
+		*is_little = !ret && lane->direct;
+	}
+	return ret;
+}
+
+int ring_writer_end(struct ring_writer *writer, bool *is_little, struct base_error *error)
+{
+	const uint64_t begin = base_now_ns();
+	int ret;
+
+	*is_little = false;
+	if (writer->failed)
+		return fail_again(writer, error);
+	ret = end(writer, is_little, error);
+	writer->failed = ret != 0;
+	writer->write_ns += base_now_ns() - begin;
+	return ret;
+}
+
+/* What is left in the buffer, without the engine, which takes direct I/O off the file: nothing is
+ * in flight. */
+static int put_rest(struct ring_writer *writer, struct base_error *error)
+{
+	int ret = is_small(writer) ? 0 : ring_set_direct(writer->file.fd, false);
+
+	if (ret)
+		return base_fail(error, ret,
+				 "cannot write the end of \"%s\" through the page cache",
+				 writer->file.path);
+	fill_in(writer);
+	ret = write_without_engine(&writer->file, writer->buffer->data, writer->used,
+				   in_file(writer, writer->submitted), error);
 	if (ret)
 		return ret;
-	ret = ring_set_direct(writer->file.fd, false);
-	return ret ? base_fail(error, ret, "cannot write the end of \"%s\" through the page cache",
-			       writer->file.path) :
-		     put_rest(writer, error);
+	ring_lane_give_back(writer->lane, writer->buffer);
+	writer->buffer = NULL;
+	writer->submitted += writer->used;
+	writer->used = 0;
+	return 0;
 }
 
 static int write_rest(struct ring_writer *writer, struct base_error *error)
 {
-	int ret = 0;
+	int ret = send_last(writer, error);
 
-	if (is_small(writer)) {
-		fill_in(writer);
-		ret = let_pass(writer, writer->used, error);
-		return ret ? ret : put_rest(writer, error);
-	}
-	if (ends_unpadded(writer)) {
-		fill_in(writer);
-		ret = write_unpadded(writer, error);
-	} else {
-		if (writer->buffer)
-			ret = send_block(writer, error);
-		if (!ret)
-			ret = hand_over(writer, error);
-		if (!ret)
-			ret = ring_lane_drain(writer->lane, error);
-	}
+	if (!ret)
+		ret = ring_lane_drain(writer->lane, error);
 	if (writer->through_engine)
 		writer->was_direct = writer->lane->direct;
-	return ret;
+	return ret || !writer->buffer ? ret : put_rest(writer, error);
 }
 
 /* Takes away what the padding of the last block and too large an estimate left behind the end. */
@@ -844,9 +848,6 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 			put_proof(&writer->lane->fs_memory, DIRECT_FAILS);
 		writer->sync_ns = base_now_ns() - begin;
 	}
-	/* The rest is the metadata server's work. */
-	if (!ret && writer->options.nearly_written && !writer->handed_over)
-		writer->options.nearly_written(writer->options.nearly_written_user);
 	return ret;
 }
 

@@ -118,7 +118,7 @@ struct save_file {
 	bool in_new_directory;          /* no writer has left anything behind there */
 	bool without_slot;              /* put() waits for other processes that do the same */
 	const struct save_checksums *checksums; /* that go beside it; NULL: none */
-	/* Writes all of it. */
+	/* Puts all of it; whoever calls finishes the file. */
 	int (*put)(void *user, struct ring_writer *file, struct base_error *error);
 	/* Frees the file (NULL if there is none) with what put() has made around it. */
 	void (*free)(void *user, struct ring_writer *file);

@@ -207,8 +207,6 @@ static int put_all(void *user, struct ring_writer *writer, struct base_error *er
 	free(block);
 	if (!ret && file->checksums.beside)
 		ret = save_checksums_end(&file->checksums, error);
-	if (!ret)
-		ret = ring_writer_finish(writer, error);
 	/* Whoever replaces it leaves these bytes as they are; not so whoever writes into it. */
 	if (!ret && was_written(file))
 		ret = -EAGAIN;

@@ -486,8 +486,6 @@ static int put_file(void *user, struct ring_writer *writer, struct base_error *e
 		ret = ring_writer_put(writer, file->record->data, file->record->bytes, NULL, error);
 	if (!ret && !file->restored)
 		ret = put_next(file->summing, writer, file->bytes, error);
-	if (!ret)
-		ret = ring_writer_finish(writer, error);
 	if (ret || !file->restored || ring_writer_crc32(writer) == file->restored->crc32)
 		return ret;
 	return base_refuse(error, IOSHAPE_E_DAMAGED,

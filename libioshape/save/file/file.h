@@ -91,8 +91,6 @@ uint32_t save_slot_place(const struct save_slot *slot, uint32_t *places);
 /* For ring_file_options.before_block; `user` is the slot. */
 void save_slot_pass(void *user, uint64_t bytes);
 void save_slot_release(struct save_slot *slot);
-/* The same, for ring_file_options.nearly_written. */
-void save_slot_hand_over(void *user);
 
 /*
  * The slots of open handles are shared among all of this context in one pool: a thread that has two

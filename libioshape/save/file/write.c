@@ -13,12 +13,24 @@
 
 /* ---- Any file -------------------------------------------------------------------------------- */
 
+/*
+ * All of it, on stable storage. When little is still under way, whoever writes next may begin: the
+ * storage would idle while the slowest target finishes, and while the file gets its name.
+ */
 static int write_now(const struct save_file *file, struct save_output *output,
-		     const struct ring_file_options *options, struct base_error *error)
+		     struct save_slot *slot, const struct ring_file_options *options,
+		     struct base_error *error)
 {
+	bool is_little = false;
 	int ret = save_output_open(output, file->path, options, error);
 
-	return ret ? ret : file->put(file->user, output->file, error);
+	if (!ret)
+		ret = file->put(file->user, output->file, error);
+	if (!ret)
+		ret = ring_writer_end(output->file, &is_little, error);
+	if (!ret && is_little && slot)
+		save_slot_release(slot);
+	return ret ? ret : ring_writer_finish(output->file, error);
 }
 
 static int write_in_slot(const struct save_file *file, struct save_output *output,
@@ -30,14 +42,12 @@ static int write_in_slot(const struct save_file *file, struct save_output *outpu
 
 	options.before_block = save_slot_pass;
 	options.before_block_user = slot;
-	options.nearly_written = save_slot_hand_over;
-	options.nearly_written_user = slot;
 	ret = save_slot_take(slot, file->context, file->absolute, &output->found, &options, watch,
 			     error);
 	if (ret)
 		return ret;
 	options.place = save_slot_place(slot, &options.places);
-	return write_now(file, output, &options, error);
+	return write_now(file, output, slot, &options, error);
 }
 
 static int write_if_it_fits(const struct save_file *file, struct save_output *output,
@@ -57,7 +67,7 @@ static int write_if_it_fits(const struct save_file *file, struct save_output *ou
 	if (space.needed_bytes)
 		ret = save_space_check(&space, &output->notes, error);
 	if (!ret && file->without_slot) {
-		ret = write_now(file, output, &file->options, error);
+		ret = write_now(file, output, NULL, &file->options, error);
 	} else if (!ret) {
 		ret = write_in_slot(file, output, &slot, watch, error);
 		if (space.needed_bytes)
@@ -169,9 +179,8 @@ static int put_archive(void *user, struct ring_writer *file, struct base_error *
 	if (ret)
 		return ret;
 	archive->source->to_file(archive->source->user, file);
-	ret = save_write_records(archive->zip, archive->plan, archive->source, &archive->compare,
-				 error);
-	return ret ? ret : ring_writer_finish(file, error);
+	return save_write_records(archive->zip, archive->plan, archive->source, &archive->compare,
+				  error);
 }
 
 /* ---- A safetensors file ---------------------------------------------------------------------- */
@@ -221,7 +230,7 @@ static int put_safetensors(void *user, struct ring_writer *file, struct base_err
 	free(entries);
 	if (!ret)
 		ret = save_checksums_end(&archive->checksums, error);
-	return ret ? ret : ring_writer_finish(file, error);
+	return ret;
 }
 
 /* ---- Either ---------------------------------------------------------------------------------- */

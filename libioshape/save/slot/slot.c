@@ -297,11 +297,6 @@ void save_slot_pass(void *user, uint64_t bytes)
 	slot->passed += bytes;
 }
 
-void save_slot_hand_over(void *user)
-{
-	save_slot_release(user);
-}
-
 void save_slot_release(struct save_slot *slot)
 {
 	if (slot->shared)
