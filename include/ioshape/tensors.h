@@ -136,7 +136,6 @@ enum ioshape_step_code {
 	/** written without a slot, or after it was lost; or without the share that was set */
 	IOSHAPE_STEP_SLOT = 9,
 	IOSHAPE_STEP_SKIPPED = 10,   /**< not saved: there is not enough free space */
-	IOSHAPE_STEP_GROUP = 11,     /**< how the ranks of a group meet */
 	IOSHAPE_STEP_OVERTAKEN = 12, /**< a later save with a deadline took its place */
 	IOSHAPE_STEP_CHECKSUMS = 13  /**< checksums that were asked for are not beside the file */
 };

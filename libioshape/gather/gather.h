@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The other ranks of a job: notes that they leave each other (boards), and their bytes on the way
- * to whoever writes them (streams). What the notes and the bytes mean is the business of the floor
- * above.
+ * The other ranks of a job: messages that they leave each other (stores), and their bytes on the
+ * way to the rank that writes them (streams). The layer above knows what the messages and the bytes
+ * mean.
  */
 #ifndef GATHER_GATHER_H
 #define GATHER_GATHER_H
@@ -12,70 +12,69 @@
 
 #include <ioshape/group.h>
 
-/* ---- Boards (board.c, board_*.c) ------------------------------------------------------------- */
+/* ---- Stores (store.c, store_*.c) ------------------------------------------------------------- */
 
-/* What a board is opened with. Strings are borrowed until it is closed. */
-struct gather_board_config {
+/* What a store is opened with. Strings are borrowed until it is closed. */
+struct gather_store_config {
 	const char *name; /* the same for all ranks of a job, another for other jobs; hex digits */
 	uint32_t rank;    /* of ours */
 	uint32_t ranks;   /* of all */
-	const char *directory; /* of the generations: the board's folder may be made in it */
+	const char *directory; /* of the generations: the store's folder may be made in it */
 	const struct slots_config *coordinator; /* redis: its address, password, pool, log */
-	uint32_t deadline_ms;                   /* host: how long rank 0 is waited for */
-	const char *memory; /* host: the folder in memory; NULL: /dev/shm or XDG_RUNTIME_DIR */
-	struct base_log log;
+	uint32_t deadline_ms; /* how long the others wait for what rank 0 does first */
+	const char *memory;   /* the folder in memory; NULL: /dev/shm or XDG_RUNTIME_DIR */
 };
 
-#define GATHER_MAX_NOTE_BYTES (64 * MIB)
-#define GATHER_NAME_BYTES 64 /* of notes and scopes, with the final 0: [a-z0-9-] */
+#define GATHER_MAX_MESSAGE_BYTES (64 * MIB)
+#define GATHER_NAME_BYTES 64 /* of messages and scopes, with the final 0: [a-z0-9-] */
 
-/* What collect() calls for each note. */
-typedef int gather_found_fn(void *user, uint32_t rank, const struct base_buffer *note);
+/* What collect() calls for each message. */
+typedef int gather_found_fn(void *user, uint32_t rank, const struct base_buffer *message);
 
 /*
- * A board holds notes: short texts or bytes under names, in scopes (one for each generation). Any
- * rank may post and look; a note that is posted again is replaced. Notes may be lost by the medium
- * (a Redis that starts anew): whoever posted one posts it again by itself, for as long as it has
- * not dropped the scope.
+ * A store keeps messages of ranks: short texts or bytes under names, in scopes (one for each
+ * generation). Any rank may put and get; a message that is put again is replaced. The medium may
+ * lose messages (a Redis that starts anew): the rank that put one puts it again by itself, for as
+ * long as it has not dropped the scope.
  *
- * A board belongs to one thread at a time, and to the process that opened it: a forked child gets
- * -EPERM, and closes nothing. IOSHAPE_E_COORDINATOR: the board is out of reach now; the next call
+ * A store belongs to one thread at a time, and to the process that opened it: a forked child gets
+ * -EPERM, and closes nothing. IOSHAPE_E_COORDINATOR: the store is out of reach now; the next call
  * tries anew. Calls return within about two seconds.
  */
-struct gather_board;
-struct gather_board_ops;
+struct gather_store;
+struct gather_store_ops;
 
-extern const struct gather_board_ops gather_board_host;
-extern const struct gather_board_ops gather_board_redis;
-extern const struct gather_board_ops gather_board_files;
+/* In the directory of the generations, for ranks that share nothing else; in the memory of a host
+ * that all ranks share; in the coordinator's Redis. */
+extern const struct gather_store_ops gather_store_files;
+extern const struct gather_store_ops gather_store_memory;
+extern const struct gather_store_ops gather_store_redis;
 
-int gather_board_open(struct gather_board **out, const struct gather_board_ops *ops,
-		      const struct gather_board_config *config, struct base_error *error);
-void gather_board_close(struct gather_board *board); /* NULL is fine */
-/* "host", "redis", "files" */
-const char *gather_board_id(const struct gather_board *board);
+int gather_store_open(struct gather_store **out, const struct gather_store_ops *ops,
+		      const struct gather_store_config *config, struct base_error *error);
+void gather_store_close(struct gather_store *store); /* NULL is fine */
+/* "files", "host", "redis" */
+const char *gather_store_id(const struct gather_store *store);
 
-int gather_board_post(struct gather_board *board, const char *scope, const char *name,
-		      const void *note, size_t bytes, struct base_error *error);
-/* Replaces what `note` holds. -EAGAIN if there is no such note (no sentence). */
-int gather_board_look(struct gather_board *board, const char *scope, const char *name,
-		      struct base_buffer *note, struct base_error *error);
+int gather_store_put(struct gather_store *store, const char *scope, const char *name,
+		     const void *message, size_t bytes, struct base_error *error);
+/* Replaces what `message` holds. -EAGAIN if there is no such message (no sentence). */
+int gather_store_get(struct gather_store *store, const char *scope, const char *name,
+		     struct base_buffer *message, struct base_error *error);
 /*
- * The same for the notes "<prefix>-<rank>" of all ranks for which have[rank] is not set yet, in as
- * few round trips as the medium allows. found() is called for each one that is there; it may set
- * have[rank].
+ * The same for the messages "<prefix>-<rank>" of all ranks for which have[rank] is not set yet, in
+ * as few round trips as the medium allows. Calls found() for each one that is there; found() may
+ * set have[rank].
  */
-int gather_board_collect(struct gather_board *board, const char *scope, const char *prefix,
+int gather_store_collect(struct gather_store *store, const char *scope, const char *prefix,
 			 const bool *have, gather_found_fn *found, void *user,
 			 struct base_error *error);
-/* Waits until something may have changed, or for timeout_ms. */
-void gather_board_wait(struct gather_board *board, uint32_t timeout_ms);
-/* Whether the medium knows that this rank has ended (host: its lock is free). */
-bool gather_board_is_gone(struct gather_board *board, uint32_t rank);
-/* Why the notes lie elsewhere than they should, for the report; NULL: they do not. */
-const char *gather_board_remark(const struct gather_board *board);
-/* Our own notes in this scope are not needed any more; rank 0: nobody's are. */
-void gather_board_drop(struct gather_board *board, const char *scope);
+/* Waits until it is worth another look, but no longer than timeout_ms. */
+void gather_store_wait(struct gather_store *store, uint32_t timeout_ms);
+/* Whether the medium knows that the process of this rank has ended. Only memory does. */
+bool gather_store_has_ended(struct gather_store *store, uint32_t rank);
+/* This rank's messages in the scope are not needed any more; rank 0: no rank's are. */
+void gather_store_drop(struct gather_store *store, const char *scope);
 
 /*
  * Which ranks can meet in memory and share it: those for whom this is the same. A host has one, or

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "gather/local_link.h"
 
-#include "gather/place.h"
+#include "gather/store.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -14,14 +14,14 @@
 
 int local_address(struct sockaddr_un *to, const char *address, struct base_error *error)
 {
-	char place[PLACE_PATH_BYTES];
+	char place[STORE_PLACE_BYTES];
 	size_t length;
 	int ret;
 
 	*to = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	if (!*address || strchr(address, '/'))
 		return base_refuse(error, -EINVAL, "\"%s\" is no name for a socket", address);
-	ret = place_find(place, NULL, error);
+	ret = store_find_place(place, NULL, error);
 	if (ret)
 		return ret;
 	length = (size_t)snprintf(to->sun_path, sizeof(to->sun_path), "%s/" LOCAL_SOCKET_MARK "%s",

@@ -107,6 +107,100 @@ int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 	return base_pass_on(error, &named);
 }
 
+/* ---- Stores ---------------------------------------------------------------------------------- */
+
+/* Where ranks meet: all must come to the same answer without having talked. NULL: a failure. */
+static const struct gather_store_ops *choose_store(const struct ioshape_group *group,
+						   struct base_error *error)
+{
+	const bool redis = slots_coordinator_of(group->coordinator.address) == &slots_redis;
+	const enum ioshape_board asked = group->options.board;
+
+	if (asked == IOSHAPE_BOARD_REDIS && !redis) {
+		base_refuse(error, -EINVAL,
+			    "the group of %s is to meet through Redis, but the coordinator is "
+			    "another" BASE_REMEDY "set IOSHAPE_COORDINATOR",
+			    group->directory);
+		return NULL;
+	}
+	if (redis && (asked == IOSHAPE_BOARD_REDIS || !asked))
+		return &gather_store_redis;
+	return asked == IOSHAPE_BOARD_HOST ? &gather_store_memory : &gather_store_files;
+}
+
+/* Ranks whose messages are of another format meet elsewhere: none is misread. */
+static int name_store(struct ioshape_group *group, struct base_error *error)
+{
+	char *text;
+
+	if (asprintf(&text, "%s\n%s\n%u\n%u", group->token, group->directory, group->options.ranks,
+		     GROUP_NOTES_FORMAT) < 0)
+		return base_no_memory(error, "a group's name", strlen(group->directory));
+	snprintf(group->board_name, sizeof(group->board_name), "%016llx",
+		 (unsigned long long)base_hash_text(text));
+	free(text);
+	return 0;
+}
+
+static int open_store(struct ioshape_group *group, const struct gather_store_ops *ops,
+		      uint32_t deadline_ms, struct gather_store **store, struct base_error *error)
+{
+	const struct gather_store_config config = {
+		.name = group->board_name,
+		.rank = group->options.rank,
+		.ranks = group->options.ranks,
+		.directory = group->directory,
+		.coordinator = &group->coordinator,
+		.deadline_ms = deadline_ms,
+	};
+
+	return gather_store_open(store, ops, &config, error);
+}
+
+static int open_board(struct ioshape_group *group, struct base_error *error)
+{
+	const char *pool_name = save_pool_name(group->context);
+	const struct gather_store_ops *ops;
+	int ret;
+
+	if (group->options.ranks == 1)
+		return 0;
+	ops = choose_store(group, error);
+	if (!ops)
+		return error->code;
+	group->may_move = ops == &gather_store_files && !group->options.board;
+	ret = name_store(group, error);
+	/* Which pool is only a matter of where in the Redis it lies. */
+	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
+		 pool_name ? pool_name : "groups");
+	return ret ? ret : open_store(group, ops, group->options.deadline_ms, &group->board, error);
+}
+
+/*
+ * Ranks that have met in the directory, and share memory, leave their messages there from then on:
+ * that is faster, and the kernel tells at once which rank has ended. Rank 0 makes the store before
+ * it says that the roster is complete. So a rank that comes and finds none knows that rank 0 has
+ * ended.
+ */
+static int open_memory(struct ioshape_group *group, struct base_error *error)
+{
+	if (!group->may_move || group->node_count > 1)
+		return 0;
+	return open_store(group, &gather_store_memory,
+			  group->options.rank ? 0 : group->options.deadline_ms, &group->memory,
+			  error);
+}
+
+/* What rank 0 has left in the directory is needed until all ranks have come to the first round. */
+static void move_to_memory(struct ioshape_group *group)
+{
+	if (!group->memory)
+		return;
+	group->met = group->board;
+	group->board = group->memory;
+	group->memory = NULL;
+}
+
 /* ---- Meeting --------------------------------------------------------------------------------- */
 
 /*
@@ -181,7 +275,7 @@ static int gather_up(struct meeting *meeting, struct base_error *error)
 {
 	struct ioshape_group *group = meeting->round->group;
 	/* Ranks that are not ready yet may be in a new life, too. */
-	int ret = gather_board_collect(group->board, meeting->round->scope, group_hello.name,
+	int ret = gather_store_collect(group->board, meeting->round->scope, group_hello.name,
 				       meeting->ready, found_hello, meeting, error);
 
 	if (ret || !meeting->changed || !group_has_all(group, meeting->have))
@@ -225,13 +319,15 @@ static int receive_all(struct meeting *meeting, struct base_error *error)
 		struct base_error why = { 0 };
 
 		ret = gather_up(meeting, &why);
-		if (!ret && group_has_all(group, meeting->ready))
-			return post_roster(meeting->round, true, error);
+		if (!ret && group_has_all(group, meeting->ready)) {
+			ret = open_memory(group, error);
+			return ret ? ret : post_roster(meeting->round, true, error);
+		}
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
 			return base_pass_on(error, &why);
 		if (base_now_ns() - begin_ns > group->deadline_ns)
 			return fail_missing(meeting, why.text, error);
-		gather_board_wait(group->board, LOOK_MS);
+		gather_store_wait(group->board, LOOK_MS);
 	}
 }
 
@@ -281,7 +377,7 @@ static int look_for_roster(struct group_round *round, struct group_hello *hello,
 	struct ioshape_group *group = round->group;
 	int ret;
 
-	ret = gather_board_look(group->board, round->scope, "roster-0", note, error);
+	ret = gather_store_get(group->board, round->scope, "roster-0", note, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
 	if (!take_roster(group, note, complete)) {
@@ -315,24 +411,24 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 			break;
 		}
 		ret = 0;
-		if (!started && (gather_board_is_gone(group->board, 0) ||
+		if (!started && (gather_store_has_ended(group->board, 0) ||
 				 base_now_ns() - begin_ns > group->deadline_ns)) {
 			ret = base_refuse(error, -ETIMEDOUT,
 					  "the group of %s is not complete: rank 0 %s" BASE_REMEDY
 					  "do all ranks of the job call it, with the same "
 					  "directory, job and version of this library?%s%s",
 					  group->directory,
-					  gather_board_is_gone(group->board, 0) ?
+					  gather_store_has_ended(group->board, 0) ?
 						  "has ended" :
 						  "did not start it",
 					  *why.text ? " " : "", why.text);
 			break;
 		}
 		if (!started)
-			gather_board_wait(group->board, LOOK_MS);
+			gather_store_wait(group->board, LOOK_MS);
 	}
 	base_buffer_free(&note);
-	return ret;
+	return ret ? ret : open_memory(group, error);
 }
 
 /* ---- All ranks ------------------------------------------------------------------------------- */
@@ -345,11 +441,18 @@ static int meet(struct ioshape_group *group, struct base_error *error)
 
 	if (!group->board)
 		return find_nodes(group) ? base_no_memory(error, "a list of nodes", 1) : 0;
-	if (group->options.rank)
-		return meet_as_guest(&round, error);
-	/* Takes away the roster of an earlier life; by that others may notice the new one. */
-	ret = group_round_post(&round, group_roster.name, &nobody, error);
-	return ret ? ret : meet_as_host(&round, error);
+	if (group->options.rank) {
+		ret = meet_as_guest(&round, error);
+	} else {
+		/* Takes away the roster of an earlier life; by that others may notice the new one.
+		 */
+		ret = group_round_post(&round, group_roster.name, &nobody, error);
+		if (!ret)
+			ret = meet_as_host(&round, error);
+	}
+	if (!ret)
+		move_to_memory(group);
+	return ret;
 }
 
 #define DEFAULT_DEADLINE_MS 120000u
@@ -398,28 +501,6 @@ static int check_options(const struct ioshape_group_options *options, struct bas
 		return base_refuse(error, -EINVAL,
 				   "struct ioshape_comm needs its size, send and receive set");
 	return 0;
-}
-
-/* Which medium: all ranks must come to the same answer without having talked. NULL: a failure. */
-static const struct gather_board_ops *choose_board(const struct ioshape_group *group,
-						   struct base_error *error)
-{
-	const bool redis = slots_coordinator_of(group->coordinator.address) == &slots_redis;
-	const enum ioshape_board asked = group->options.board;
-
-	if (asked == IOSHAPE_BOARD_REDIS && !redis) {
-		base_refuse(error, -EINVAL,
-			    "the group of %s is to meet through Redis, but the coordinator is "
-			    "another" BASE_REMEDY "set IOSHAPE_COORDINATOR",
-			    group->directory);
-		return NULL;
-	}
-	if (redis && (asked == IOSHAPE_BOARD_REDIS || !asked))
-		return &gather_board_redis;
-	if (asked == IOSHAPE_BOARD_HOST ||
-	    (!asked && group->options.local_ranks == group->options.ranks))
-		return &gather_board_host;
-	return &gather_board_files;
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -474,42 +555,11 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 	return ret;
 }
 
-static int open_board(struct ioshape_group *group, struct base_error *error)
-{
-	const struct gather_board_config config = {
-		.name = group->board_name,
-		.rank = group->options.rank,
-		.ranks = group->options.ranks,
-		.directory = group->directory,
-		.coordinator = &group->coordinator,
-		.deadline_ms = group->options.deadline_ms,
-		.log = *save_log(group->context),
-	};
-	const char *pool_name = save_pool_name(group->context);
-	const struct gather_board_ops *ops;
-	char *text = NULL;
-
-	if (group->options.ranks == 1)
-		return 0;
-	ops = choose_board(group, error);
-	if (!ops)
-		return error->code;
-	/* Ranks whose notes are of another format meet elsewhere: none is misread. */
-	if (asprintf(&text, "%s\n%s\n%u\n%u", group->token, group->directory, group->options.ranks,
-		     GROUP_NOTES_FORMAT) < 0)
-		return base_no_memory(error, "a group's name", strlen(group->directory));
-	snprintf(group->board_name, sizeof(group->board_name), "%016llx",
-		 (unsigned long long)base_hash_text(text));
-	free(text);
-	/* Which pool is only a matter of where in the Redis it lies. */
-	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
-		 pool_name ? pool_name : "groups");
-	return gather_board_open(&group->board, ops, &config, error);
-}
-
 static void free_group(struct ioshape_group *group)
 {
-	gather_board_close(group->board);
+	gather_store_close(group->board);
+	gather_store_close(group->memory);
+	gather_store_close(group->met);
 	pthread_cond_destroy(&group->change);
 	pthread_mutex_destroy(&group->lock);
 	pthread_mutex_destroy(&group->beginning);
@@ -598,7 +648,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	base_log(save_log(context), IOSHAPE_LOG_DEBUG,
 		 "%s: rank %u of %u, on %u nodes, meeting through %s", group->directory,
 		 options.rank, options.ranks, group->node_count,
-		 group->board ? gather_board_id(group->board) : "nothing");
+		 group->board ? gather_store_id(group->board) : "nothing");
 	*out = group;
 	return 0;
 }
@@ -651,13 +701,13 @@ static void part(struct ioshape_group *group)
 	while (have && !all && base_now_ns() - begin_ns < group->deadline_ns) {
 		have[0] = true;
 		for (uint32_t rank = 1; rank < group->options.ranks; rank++)
-			have[rank] |= gather_board_is_gone(group->board, rank);
-		if (gather_board_collect(group->board, round.scope, group_bye.name, have, found_bye,
+			have[rank] |= gather_store_has_ended(group->board, rank);
+		if (gather_store_collect(group->board, round.scope, group_bye.name, have, found_bye,
 					 have, NULL))
 			break;
 		all = group_has_all(group, have);
 		if (!all)
-			gather_board_wait(group->board, 50);
+			gather_store_wait(group->board, 50);
 	}
 	free(have);
 }

@@ -389,7 +389,11 @@ struct ioshape_group {
 	char job[GROUP_JOB_BYTES]; /* of the token: in the names of attempts */
 	char *node, *rack;
 	char board_name[17];
-	struct gather_board *board; /* NULL: there is only this rank */
+	struct gather_store *board; /* NULL: there is only this rank */
+	/* Ranks that meet in the directory, and share memory, move to it: where they will, and
+	 * where they were, until all have. */
+	struct gather_store *memory, *met;
+	bool may_move;
 	struct slots_config coordinator;
 	uint64_t deadline_ns;
 	uint64_t nonce;

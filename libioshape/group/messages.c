@@ -474,8 +474,10 @@ void group_round_forget(const struct group_round *round)
 
 	for (; group->board && group->kept_round < round->number; group->kept_round++) {
 		name_round(&last, group, group->kept_round);
-		gather_board_drop(group->board, last.scope);
+		gather_store_drop(group->board, last.scope);
 	}
+	gather_store_close(group->met);
+	group->met = NULL;
 }
 
 void group_round_end(struct group_round *round)
@@ -508,7 +510,7 @@ void group_round_rest(struct group_round *round)
 
 	if (group->options.comm && group->options.comm->progress)
 		group->options.comm->progress(group->options.comm->user);
-	gather_board_wait(group->board, LOOK_MS);
+	gather_store_wait(group->board, LOOK_MS);
 }
 
 int group_round_post(struct group_round *round, const char *what, struct group_note *note,
@@ -525,12 +527,12 @@ int group_round_post(struct group_round *round, const char *what, struct group_n
 	while (!ret && group->board) {
 		struct base_error why = { 0 };
 
-		ret = gather_board_post(group->board, round->scope, name, note->bytes.data,
-					note->bytes.bytes, &why);
+		ret = gather_store_put(group->board, round->scope, name, note->bytes.data,
+				       note->bytes.bytes, &why);
 		if (!ret)
 			break;
 		if (ret == IOSHAPE_E_COORDINATOR && base_now_ns() - begin_ns < group->deadline_ns &&
-		    !gather_board_is_gone(group->board, 0)) {
+		    !gather_store_has_ended(group->board, 0)) {
 			group_round_rest(round);
 			ret = 0;
 			continue;
@@ -538,7 +540,7 @@ int group_round_post(struct group_round *round, const char *what, struct group_n
 		base_refuse(error, ret, "cannot tell the other ranks of %s: %s", group->directory,
 			    why.text);
 		/* Its folder may be gone, too: another job tidies. */
-		if (ret == IOSHAPE_E_COORDINATOR && gather_board_is_gone(group->board, 0))
+		if (ret == IOSHAPE_E_COORDINATOR && gather_store_has_ended(group->board, 0))
 			base_error_of_rank(error, 0);
 	}
 	base_buffer_free(&note->bytes);
@@ -572,8 +574,8 @@ void group_round_beat(struct group_round *round)
 	name_note(name, group_beat.name, group->options.rank);
 	/* Best effort: what is lost is said again soon. */
 	if (!note.failed)
-		gather_board_post(group->board, group->life, name, note.bytes.data,
-				  note.bytes.bytes, NULL);
+		gather_store_put(group->board, group->life, name, note.bytes.data, note.bytes.bytes,
+				 NULL);
 	base_buffer_free(&note.bytes);
 }
 
@@ -667,16 +669,16 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 	if (!watched->heard_ns)
 		watched->heard_ns = base_now_ns();
 	/* In this order: what it said before it went is still there. */
-	lost.gone = gather_board_is_gone(group->board, rank);
+	lost.gone = gather_store_has_ended(group->board, rank);
 	name_note(name, what, rank);
-	ret = gather_board_look(group->board, round->scope, name, note, &why);
+	ret = gather_store_get(group->board, round->scope, name, note, &why);
 	if (!ret)
 		return 0;
 	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
 		return base_refuse(error, ret, "cannot read what %s says: %s",
 				   GROUP_SHOWN_RANK(group, rank), why.text);
 	name_note(name, group_beat.name, rank);
-	if (ret == -EAGAIN && !gather_board_look(group->board, group->life, name, note, &why))
+	if (ret == -EAGAIN && !gather_store_get(group->board, group->life, name, note, &why))
 		hear_beat(round, rank, watched, note);
 	/* Ahead since the last look: so the note would have been there by this one. */
 	if (!lost.gone && !lost.ahead && !is_overdue(round, watched))
@@ -766,7 +768,7 @@ static struct lost find_lost(const struct group_round *round,
 
 		if (collection->have[rank])
 			continue;
-		gone = gather_board_is_gone(group->board, rank);
+		gone = gather_store_has_ended(group->board, rank);
 		lost.gone |= gone;
 		lost.ahead |= ranks[rank].ahead;
 		if (gone || ranks[rank].ahead || is_overdue(round, &ranks[rank]))
@@ -795,7 +797,7 @@ static int collect(struct group_round *round, const struct group_collection *col
 		why = (struct base_error){ 0 };
 		/* What a rank said before it went is still there: looked for once more. */
 		before = find_lost(round, collection, ranks);
-		ret = gather_board_collect(group->board, round->scope, collection->what,
+		ret = gather_store_collect(group->board, round->scope, collection->what,
 					   collection->have, collection->found, collection->user,
 					   &why);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
@@ -803,7 +805,7 @@ static int collect(struct group_round *round, const struct group_collection *col
 		if (group_has_all(group, collection->have))
 			return 0;
 		if (!ret && collection->beats)
-			gather_board_collect(group->board, group->life, group_beat.name,
+			gather_store_collect(group->board, group->life, group_beat.name,
 					     collection->have, found_beat, &watching, &why);
 		if (before.names.count) {
 			lost = find_lost(round, collection, ranks);

@@ -285,17 +285,6 @@ static void report_notes(const struct group_part *part)
 	ring_notes_report(&part->notes, part->report);
 }
 
-static void report_board(struct group_part *part)
-{
-	const struct ioshape_group *group = part->group;
-	const char *remark = group->board ? gather_board_remark(group->board) : NULL;
-
-	if (remark) {
-		ring_note(&part->notes, IOSHAPE_STEP_GROUP, "%s", remark);
-		report_notes(part);
-	}
-}
-
 static void report_unprotected(struct group_part *part)
 {
 	ring_note(&part->notes, (enum ioshape_step_code)IOSHAPE_STEP_PARITY,
@@ -377,7 +366,6 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 
 	group_round_begin(&part.round, share->group, share->round, task->file_options.abort);
 	part.round.save = save;
-	report_board(&part);
 	ret = run_part(&part, error);
 	group_round_end(&part.round);
 	report_group(&part, begin_ns,

@@ -65,10 +65,18 @@ int slots_notes_put(struct slots_notes *notes, const char *list, const char *nam
 {
 	struct link_command command = { 0 };
 	char key[KEY_BYTES];
+	int ret;
 
 	name_key(notes, key, list);
 	link_add_texts(&command, "HSET", key, name);
 	link_add_bytes(&command, bytes ? data : "", bytes);
+	ret = tell(notes, &command, error);
+	if (ret)
+		return ret;
+	/* A list without an end would stay for ever. */
+	command = (struct link_command){ 0 };
+	link_add_texts(&command, "PEXPIRE", key);
+	link_add_numbers(&command, SLOTS_NOTES_KEPT_MS);
 	return tell(notes, &command, error);
 }
 
@@ -119,17 +127,6 @@ int slots_notes_get(struct slots_notes *notes, const char *list, const char *con
 		ret = read_notes(reply, count, key, found, user, error);
 	freeReplyObject(reply);
 	return ret;
-}
-
-int slots_notes_renew(struct slots_notes *notes, const char *list, struct base_error *error)
-{
-	struct link_command command = { 0 };
-	char key[KEY_BYTES];
-
-	name_key(notes, key, list);
-	link_add_texts(&command, "PEXPIRE", key);
-	link_add_numbers(&command, SLOTS_NOTES_KEPT_MS);
-	return tell(notes, &command, error);
 }
 
 int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error)

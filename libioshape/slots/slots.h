@@ -218,8 +218,7 @@ void slots_release(struct slots_slot *slot);
 
 /*
  * Lists of named bytes beside a pool's own keys, each under "{ios:<pool>}:board:<list>". One thread
- * at a time. Calls return within about two seconds; IOSHAPE_E_COORDINATOR as above. Nothing
- * outlasts the time that it was last renewed for.
+ * at a time. Calls return within about two seconds; IOSHAPE_E_COORDINATOR as above.
  */
 struct slots_notes;
 
@@ -231,7 +230,7 @@ struct slots_notes;
 /* Connects to nothing yet. -EINVAL, naming what is wrong, if the address is no Redis'. */
 int slots_notes_open(struct slots_notes **out, const struct slots_config *config,
 		     struct base_error *error);
-/* Replaces what has this name. It does not renew the list. */
+/* Replaces what has this name. The list is kept for SLOTS_NOTES_KEPT_MS from now. */
 int slots_notes_put(struct slots_notes *notes, const char *list, const char *name, const void *data,
 		    size_t bytes, struct base_error *error);
 /* found() is called for those of `count` names that are there, in order; anything but 0 ends it
@@ -240,8 +239,6 @@ int slots_notes_get(struct slots_notes *notes, const char *list, const char *con
 		    size_t count,
 		    int (*found)(void *user, size_t index, const void *data, size_t bytes),
 		    void *user, struct base_error *error);
-/* It will be kept for SLOTS_NOTES_KEPT_MS from now. */
-int slots_notes_renew(struct slots_notes *notes, const char *list, struct base_error *error);
 int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error);
 void slots_notes_close(struct slots_notes *notes); /* NULL is fine */
 

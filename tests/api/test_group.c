@@ -167,6 +167,16 @@ static int run_well(struct member *member)
 	return 0;
 }
 
+static int look_beside(struct member *member)
+{
+	open_member(member);
+	save_well(member, 1);
+	/* Nothing but that generation. */
+	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 1);
+	close_member(member);
+	return 0;
+}
+
 static pid_t start(const struct scene *scene, uint32_t rank, int (*run)(struct member *))
 {
 	pid_t child = fork();
@@ -525,7 +535,7 @@ static int run_into_mishap(struct member *member)
 #define WIRED_4                                                                                    \
 	{                                                                                          \
 		.ranks = 4, .nodes = 2, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0",             \
-		.bytes = 3 * MIB, .wired = true                                                    \
+		.bytes = 3 * MIB, .wired = true, .board = IOSHAPE_BOARD_HOST                       \
 	}
 #define LARGE_4                                                                                    \
 	{                                                                                          \
@@ -604,6 +614,15 @@ static int come_alone(struct member *member)
 	ioshape_context_free(member->context);
 	return 0;
 }
+
+/* In the directory they meet, and leave nothing there once all share memory. */
+START_TEST(ranks_that_share_memory_leave_nothing_in_the_directory)
+{
+	static const struct scene scene = { .ranks = 3, .nodes = 1, .bytes = MIB };
+
+	run_all(&scene, look_beside, NULL);
+}
+END_TEST
 
 START_TEST(a_group_that_is_not_complete)
 {
@@ -734,6 +753,7 @@ int main(void)
 
 	tcase_add_loop_test(tests, saves_and_loads, 0, GOOD_SCENES);
 	tcase_add_test(tests, keeps_as_many_as_asked);
+	tcase_add_test(tests, ranks_that_share_memory_leave_nothing_in_the_directory);
 	tcase_add_loop_test(tests, a_group_that_is_not_complete, 0, 2);
 	tcase_add_test(tests, a_forked_child_touches_nothing);
 	tcase_add_test(tests, a_step_is_replaced_or_not);

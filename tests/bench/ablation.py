@@ -113,11 +113,8 @@ MECHANISMS = (
         ("load_small_tensors", "load_large_tensors"),
     ),
     Mechanism(
-        "board of the host",
-        (
-            "libioshape/gather/board_host.c",
-            *("libioshape/gather/news.c", "libioshape/gather/news.h"),
-        ),
+        "store in memory",
+        ("libioshape/gather/store_files.c",),
         {"files in /dev/shm": Switch({"IOSHAPE_TEST_BOARD": "files"})},
         ("meeting",),
     ),

@@ -60,26 +60,6 @@ static void fill_up(void)
 	close(fd);
 }
 
-/* Two ranks of a host talk, whatever their notes' place has room for. */
-static bool talk(const struct board_case *boards, struct gather_board *of[2])
-{
-	static uint8_t big[200000];
-	bool moved;
-
-	for (uint32_t i = 0; i < 2; i++)
-		of[i] = board_case_open(boards, i);
-	board_case_post(of[0], "s1", "before", "x", 1);
-	board_case_post(of[1], "s1", "big", big, sizeof(big));
-	/* Who has to take something along hears of it. */
-	gather_board_wait(of[0], 10);
-	board_case_expect(of[1], "s1", "before", "x", 1);
-	board_case_expect(of[0], "s1", "big", big, sizeof(big));
-	moved = gather_board_remark(of[0]) && gather_board_remark(of[1]);
-	for (int i = 1; i >= 0; i--)
-		gather_board_close(of[i]);
-	return moved;
-}
-
 /* Takes all memory but so much. */
 static bool leave_free(uint64_t bytes)
 {
@@ -95,21 +75,31 @@ static bool leave_free(uint64_t bytes)
 	return well;
 }
 
-static void fill_boards(void)
+/* Messages of ranks: out of reach while the memory is full, and put when it no longer is. */
+static void fill_stores(void)
 {
-	struct gather_board *of[2];
+	static uint8_t big[200000];
+	struct base_error error = { 0 };
+	struct gather_store *of[2];
 	struct board_case boards;
 
 	scratch_setup();
 	board_case_begin(&boards, 0, 2);
 	boards.memory = "/tmp";
-	tap_ok(!talk(&boards, of), "notes lie in memory");
-	tap_ok(leave_free(64 * KIB) && talk(&boards, of), "they move where it gets full");
-	boards.ranks = 1;
-	tap_ok(leave_free(0), "there is no memory left");
-	of[0] = board_case_open(&boards, 0);
-	tap_ok(gather_board_remark(of[0]), "they begin elsewhere where it is full");
-	gather_board_close(of[0]);
+	for (uint32_t i = 0; i < 2; i++)
+		of[i] = board_case_open(&boards, i);
+	board_case_post(of[0], "s1", "before", "x", 1);
+	tap_ok(leave_free(64 * KIB), "the memory is full");
+	tap_ok(gather_store_put(of[1], "s1", "big", big, sizeof(big), &error) ==
+			       IOSHAPE_E_COORDINATOR &&
+		       strstr(error.sentence, "No space left"),
+	       "a message that has no room is to be put again");
+	board_case_expect(of[1], "s1", "before", "x", 1);
+	tap_ok(!unlink("/tmp/filler"), "there is memory again");
+	board_case_post(of[1], "s1", "big", big, sizeof(big));
+	board_case_expect(of[0], "s1", "big", big, sizeof(big));
+	for (int i = 1; i >= 0; i--)
+		gather_store_close(of[i]);
 	scratch_teardown();
 }
 
@@ -121,7 +111,7 @@ int main(void)
 		tap_skip("shared memory that is full", why_not);
 	} else {
 		fill_up();
-		fill_boards();
+		fill_stores();
 	}
 	return tap_end();
 }

@@ -4,7 +4,8 @@
  * ranks, which meet through a real server.
  */
 #define _GNU_SOURCE
-#include "gather/board.h"
+/* Included: how messages are sealed is this file's own. */
+#include "gather/store_redis.c"
 #include "group/group.h"
 #include "support/check_main.h"
 #include "support/redis_server.h"
@@ -139,7 +140,7 @@ static int code_of(struct rank *rank, uint32_t most_ms)
 
 /* ---- The neighbour --------------------------------------------------------------------------- */
 
-static void name_list(char list[SLOTS_NOTES_LIST_BYTES], const char *scope)
+static void list_of(char list[SLOTS_NOTES_LIST_BYTES], const char *scope)
 {
 	snprintf(list, SLOTS_NOTES_LIST_BYTES, "%s:%s", board_name, scope);
 }
@@ -151,7 +152,7 @@ static redisReply *read_note(const char *scope, const char *name, size_t least)
 	char list[SLOTS_NOTES_LIST_BYTES];
 	redisReply *reply;
 
-	name_list(list, scope);
+	list_of(list, scope);
 	for (;;) {
 		reply = redis_server_say(&server, "HGET {ios:scratch}:board:%s %s", list, name);
 		if (reply->type == REDIS_REPLY_STRING && reply->len >= least)
@@ -167,7 +168,7 @@ static void write_note(const char *scope, const char *name, const void *bytes, s
 {
 	char list[SLOTS_NOTES_LIST_BYTES];
 
-	name_list(list, scope);
+	list_of(list, scope);
 	redis_server_tell(&server, "HSET {ios:scratch}:board:%s %s %b", list, name, bytes, count);
 }
 
@@ -211,16 +212,15 @@ static struct base_buffer forged_verdict(void)
 }
 
 /* By this secret, or, without it, as well as can be done. */
-static void forge(const struct board_secret *secret, const char *scope, const char *name,
+static void forge(const struct redis_store *secret, const char *scope, const char *name,
 		  struct base_buffer note)
 {
-	static const struct board_secret guessed;
+	static const struct redis_store guessed;
 	struct base_buffer sealed = { 0 };
 	char list[SLOTS_NOTES_LIST_BYTES];
 
-	name_list(list, scope);
-	ck_assert(!board_secret_seal(secret ? secret : &guessed, list, name, note.data, note.bytes,
-				     &sealed));
+	list_of(list, scope);
+	ck_assert(!seal(secret ? secret : &guessed, list, name, note.data, note.bytes, &sealed));
 	write_note(scope, name, sealed.data, sealed.bytes);
 	base_buffer_free(&sealed);
 	base_buffer_free(&note);
@@ -257,7 +257,7 @@ TEST(tests, a_note_put_somewhere_else_is_none)
 
 	let_save(&one);
 	find_scope(scope, "0");
-	note = read_note("meeting", "start-0", 1);
+	note = read_note("meeting", "roster-0", 1);
 	write_note(scope, "plan-0", note->str, note->len);
 	freeReplyObject(note);
 	note = read_note(scope, "want-1", 1);
@@ -275,7 +275,7 @@ TEST(tests, a_plan_is_for_no_place_but_an_attempt)
 {
 	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
 	char scope[GATHER_NAME_BYTES], path[64];
-	struct board_secret secret = { 0 };
+	struct redis_store secret = { 0 };
 	uint8_t *key;
 	size_t bytes;
 
@@ -284,8 +284,8 @@ TEST(tests, a_plan_is_for_no_place_but_an_attempt)
 	freeReplyObject(read_note(scope, "want-1", 1));
 	snprintf(path, sizeof(path), "run/.ioshape-board-%s/redis.secret", board_name);
 	key = scratch_read(scratch_path(path), &bytes);
-	ck_assert_uint_eq(bytes, sizeof(secret.key));
-	memcpy(secret.key, key, sizeof(secret.key));
+	ck_assert_uint_eq(bytes, sizeof(secret.secret));
+	memcpy(secret.secret, key, sizeof(secret.secret));
 	free(key);
 	forge(&secret, scope, "plan-0", forged_plan());
 	ck_assert_int_eq(code_of(&one, PATIENCE_MS), -EPROTO);

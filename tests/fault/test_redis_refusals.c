@@ -136,7 +136,6 @@ static void use_notes(const struct slots_config *config)
 
 	ck_assert_int_eq(slots_notes_open(&notes, config, &error), 0);
 	note_denial(slots_notes_put(notes, "b:s1", "n", "x", 1, &error), &error);
-	note_denial(slots_notes_renew(notes, "b:s1", &error), &error);
 	note_denial(slots_notes_get(notes, "b:s1", names, 2, ignore_note, NULL, &error), &error);
 	note_denial(slots_notes_remove(notes, "b:s1", &error), &error);
 	slots_notes_close(notes);

@@ -37,7 +37,7 @@ def sources() -> list[str]:
 def test_every_code_is_documented_once() -> None:
     headers = "".join(path.read_text(encoding="utf-8") for path in HEADERS.glob("*.h"))
     codes = re.findall(r"^\s(IOSHAPE_STEP_\w+) ?=", headers, re.MULTILINE)
-    assert len(codes) >= 14
+    assert len(codes) >= 13
     assert sorted(documented()) == sorted(codes)
 
 

@@ -3,7 +3,7 @@
 #ifndef TESTS_SUPPORT_BOARD_CASE_H
 #define TESTS_SUPPORT_BOARD_CASE_H
 
-#include "gather/board.h"
+#include "gather/store.h"
 #include "support/must.h"
 #include "support/redis_server.h"
 #include "support/scratch.h"
@@ -13,14 +13,14 @@
 
 #define BOARD_CASE_PATIENCE_MS 10000
 
-static const struct gather_board_ops *const board_case_kinds[] = {
-	&gather_board_host,
-	&gather_board_files,
-	&gather_board_redis,
+static const struct gather_store_ops *const board_case_kinds[] = {
+	&gather_store_memory,
+	&gather_store_files,
+	&gather_store_redis,
 };
 
 struct board_case {
-	const struct gather_board_ops *ops;
+	const struct gather_store_ops *ops;
 	uint32_t ranks;
 	char name[32];
 	const char *memory; /* of the board of a host; NULL: the usual */
@@ -57,10 +57,10 @@ static inline void board_case_end(struct board_case *boards)
 }
 
 static inline int board_case_try(const struct board_case *boards, uint32_t rank,
-				 uint32_t deadline_ms, struct gather_board **board,
+				 uint32_t deadline_ms, struct gather_store **board,
 				 struct base_error *error)
 {
-	const struct gather_board_config config = {
+	const struct gather_store_config config = {
 		.name = boards->name,
 		.rank = rank,
 		.ranks = boards->ranks,
@@ -70,32 +70,32 @@ static inline int board_case_try(const struct board_case *boards, uint32_t rank,
 		.memory = boards->memory,
 	};
 
-	return gather_board_open(board, boards->ops, &config, error);
+	return gather_store_open(board, boards->ops, &config, error);
 }
 
-static inline struct gather_board *board_case_open(const struct board_case *boards, uint32_t rank)
+static inline struct gather_store *board_case_open(const struct board_case *boards, uint32_t rank)
 {
 	struct base_error error = { 0 };
-	struct gather_board *board;
+	struct gather_store *board;
 
 	MUST(!board_case_try(boards, rank, BOARD_CASE_PATIENCE_MS, &board, &error), "%s",
 	     error.text);
 	return board;
 }
 
-static inline void board_case_post(struct gather_board *board, const char *scope, const char *name,
+static inline void board_case_post(struct gather_store *board, const char *scope, const char *name,
 				   const void *note, size_t bytes)
 {
 	struct base_error error = { 0 };
 
-	MUST(!gather_board_post(board, scope, name, note, bytes, &error), "%s", error.text);
+	MUST(!gather_store_put(board, scope, name, note, bytes, &error), "%s", error.text);
 }
 
-static inline bool board_case_look(struct gather_board *board, const char *scope, const char *name,
+static inline bool board_case_look(struct gather_store *board, const char *scope, const char *name,
 				   struct base_buffer *note)
 {
 	struct base_error error = { 0 };
-	const int ret = gather_board_look(board, scope, name, note, &error);
+	const int ret = gather_store_get(board, scope, name, note, &error);
 
 	MUST(!ret || ret == -EAGAIN, "%s", error.text);
 	MUST(!error.code, "a sentence for a note that is not there: %s", error.text);
@@ -103,7 +103,7 @@ static inline bool board_case_look(struct gather_board *board, const char *scope
 }
 
 /* Waits until the note is there and says this. */
-static inline void board_case_expect(struct gather_board *board, const char *scope,
+static inline void board_case_expect(struct gather_store *board, const char *scope,
 				     const char *name, const void *text, size_t bytes)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(BOARD_CASE_PATIENCE_MS);
@@ -112,7 +112,7 @@ static inline void board_case_expect(struct gather_board *board, const char *sco
 	while (!board_case_look(board, scope, name, &note) || note.bytes != bytes ||
 	       (bytes && memcmp(note.data, text, bytes) != 0)) {
 		MUST(base_now_ns() < end, "no such note: %s-%s", scope, name);
-		gather_board_wait(board, 500);
+		gather_store_wait(board, 500);
 	}
 	base_buffer_free(&note);
 }
@@ -137,7 +137,7 @@ static inline int board_case_count(void *user, uint32_t rank, const struct base_
 	return 0;
 }
 
-static inline void board_case_post_own(struct gather_board *board, const char *scope,
+static inline void board_case_post_own(struct gather_store *board, const char *scope,
 				       const char *prefix, uint32_t rank)
 {
 	char name[GATHER_NAME_BYTES], text[32];
@@ -148,7 +148,7 @@ static inline void board_case_post_own(struct gather_board *board, const char *s
 }
 
 /* Waits until notes of so many ranks have been collected. */
-static inline void board_case_collect(struct gather_board *board, const char *scope,
+static inline void board_case_collect(struct gather_store *board, const char *scope,
 				      const char *prefix, uint32_t count)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(BOARD_CASE_PATIENCE_MS);
@@ -157,13 +157,13 @@ static inline void board_case_collect(struct gather_board *board, const char *sc
 	struct base_error error = { 0 };
 
 	for (;;) {
-		MUST(!gather_board_collect(board, scope, prefix, have, board_case_count, &found,
+		MUST(!gather_store_collect(board, scope, prefix, have, board_case_count, &found,
 					   &error),
 		     "%s", error.text);
 		if (found.count >= count)
 			break;
 		MUST(base_now_ns() < end, "only %u of %u notes", found.count, count);
-		gather_board_wait(board, 500);
+		gather_store_wait(board, 500);
 	}
 	MUST(found.count == count && found.calls == count, "notes came twice");
 	free(have);

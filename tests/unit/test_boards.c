@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Boards of notes: what all kinds of them promise. */
 #define _GNU_SOURCE
-#include "gather/board.h"
+#include "gather/store.h"
 #include "support/board_case.h"
 #include "support/check_main.h"
 
@@ -12,7 +12,7 @@
 #define MOST 8
 
 static struct board_case boards;
-static struct gather_board *of[256];
+static struct gather_store *of[256];
 
 static void open_all(int kind, uint32_t ranks)
 {
@@ -26,7 +26,7 @@ static void close_all(void)
 	/* The others first, so that rank 0 waits for none of them. */
 	for (uint32_t i = boards.ranks; i-- > 0;) {
 		if (of[i])
-			gather_board_close(of[i]);
+			gather_store_close(of[i]);
 		of[i] = NULL;
 	}
 	board_case_end(&boards);
@@ -71,18 +71,18 @@ START_TEST(test_what_is_not_there_is_no_failure)
 	for (uint32_t i = 0; i < 3; i++) {
 		struct base_error error = { 0 };
 
-		ck_assert_int_eq(gather_board_look(of[i], "s1", "plan", &note, &error), -EAGAIN);
+		ck_assert_int_eq(gather_store_get(of[i], "s1", "plan", &note, &error), -EAGAIN);
 		ck_assert_int_eq(error.code, 0);
-		ck_assert_int_eq(gather_board_collect(of[i], "s1", "done", have, board_case_count,
+		ck_assert_int_eq(gather_store_collect(of[i], "s1", "done", have, board_case_count,
 						      &found, &error),
 				 0);
 		ck_assert_uint_eq(found.calls, 0);
 	}
 	/* Neither of another scope, nor of a name that only begins like it. */
 	board_case_post(of[1], "s1", "plan", "x", 1);
-	ck_assert_int_eq(gather_board_look(of[2], "s2", "plan", &note, NULL), -EAGAIN);
-	ck_assert_int_eq(gather_board_look(of[2], "s1", "pla", &note, NULL), -EAGAIN);
-	ck_assert_int_eq(gather_board_look(of[2], "s1", "plan-", &note, NULL), -EAGAIN);
+	ck_assert_int_eq(gather_store_get(of[2], "s2", "plan", &note, NULL), -EAGAIN);
+	ck_assert_int_eq(gather_store_get(of[2], "s1", "pla", &note, NULL), -EAGAIN);
+	ck_assert_int_eq(gather_store_get(of[2], "s1", "plan-", &note, NULL), -EAGAIN);
 	base_buffer_free(&note);
 	close_all();
 }
@@ -118,7 +118,7 @@ START_TEST(test_notes_hold_any_bytes_of_any_length)
 		board_case_expect(of[1], "s1", "m", bytes, sizes[i]);
 	}
 	ck_assert_int_eq(
-		gather_board_post(of[1], "s1", "n", bytes, GATHER_MAX_NOTE_BYTES + 1, NULL),
+		gather_store_put(of[1], "s1", "n", bytes, GATHER_MAX_MESSAGE_BYTES + 1, NULL),
 		-E2BIG);
 	free(bytes);
 	close_all();
@@ -147,16 +147,16 @@ START_TEST(test_names_that_are_none_are_refused)
 		for (int rank = 0; rank < 2; rank++) {
 			struct base_error error = { 0 };
 
-			ck_assert_int_eq(gather_board_post(of[rank], "s", bad[i], "", 0, &error),
+			ck_assert_int_eq(gather_store_put(of[rank], "s", bad[i], "", 0, &error),
 					 -EINVAL);
 			ck_assert_int_eq(error.code, -EINVAL);
-			ck_assert_int_eq(gather_board_post(of[rank], bad[i], "n", "", 0, NULL),
+			ck_assert_int_eq(gather_store_put(of[rank], bad[i], "n", "", 0, NULL),
 					 -EINVAL);
-			ck_assert_int_eq(gather_board_look(of[rank], "s", bad[i], &note, NULL),
+			ck_assert_int_eq(gather_store_get(of[rank], "s", bad[i], &note, NULL),
 					 -EINVAL);
-			ck_assert_int_eq(gather_board_look(of[rank], bad[i], "n", &note, NULL),
+			ck_assert_int_eq(gather_store_get(of[rank], bad[i], "n", &note, NULL),
 					 -EINVAL);
-			ck_assert_int_eq(gather_board_collect(of[rank], "s", bad[i], have,
+			ck_assert_int_eq(gather_store_collect(of[rank], "s", bad[i], have,
 							      board_case_count, &found, NULL),
 					 -EINVAL);
 		}
@@ -176,8 +176,8 @@ START_TEST(test_rank0_drops_a_scope_for_all)
 	board_case_post(of[0], "s1", "n", "a", 1);
 	board_case_post(of[1], "s1", "m", "b", 1);
 	board_case_post(of[1], "s2", "m", "c", 1);
-	gather_board_drop(of[1], "s1");
-	gather_board_drop(of[0], "s1");
+	gather_store_drop(of[1], "s1");
+	gather_store_drop(of[0], "s1");
 	ck_assert(!sees(1, "s1", "n", "a"));
 	ck_assert(!sees(0, "s1", "m", "b"));
 	ck_assert(sees(0, "s2", "m", "c"));
@@ -211,7 +211,7 @@ START_TEST(test_collect_asks_for_what_is_missing)
 		memset(have, 0, sizeof(have));
 		have[2] = have[3] = true;
 		found = (struct board_case_found){ .have = have };
-		ck_assert_int_eq(gather_board_collect(of[rank], "s1", "want", have,
+		ck_assert_int_eq(gather_store_collect(of[rank], "s1", "want", have,
 						      board_case_count, &found, &error),
 				 0);
 		ck_assert_uint_eq(found.calls, 3);
@@ -219,7 +219,7 @@ START_TEST(test_collect_asks_for_what_is_missing)
 		/* What found() says ends it; the next call is as good as any. */
 		memset(have, 0, sizeof(have));
 		calls = 0;
-		ck_assert_int_eq(gather_board_collect(of[rank], "s1", "want", have, stop_at_second,
+		ck_assert_int_eq(gather_store_collect(of[rank], "s1", "want", have, stop_at_second,
 						      &calls, NULL),
 				 -ECANCELED);
 		ck_assert_uint_eq(calls, 2);
@@ -231,12 +231,12 @@ END_TEST
 
 struct poster {
 	pthread_t thread;
-	struct gather_board *board;
+	struct gather_store *board;
 	uint32_t rank;
 };
 
 /* As a save does it: everybody posts, rank 0 collects and answers, everybody waits for that. */
-static void take_part(struct gather_board *board, uint32_t rank, unsigned rounds)
+static void take_part(struct gather_store *board, uint32_t rank, unsigned rounds)
 {
 	char scope[16], answer[16];
 
@@ -252,7 +252,7 @@ static void take_part(struct gather_board *board, uint32_t rank, unsigned rounds
 		board_case_post_own(board, scope, "done", rank);
 		if (!rank) {
 			board_case_collect(board, scope, "done", boards.ranks);
-			gather_board_drop(board, scope);
+			gather_store_drop(board, scope);
 		}
 	}
 }
@@ -288,14 +288,14 @@ END_TEST
 static pid_t fork_rank(uint32_t rank, unsigned rounds)
 {
 	const pid_t pid = fork();
-	struct gather_board *board;
+	struct gather_store *board;
 
 	ck_assert_int_ge(pid, 0);
 	if (pid)
 		return pid;
 	board = board_case_open(&boards, rank);
 	take_part(board, rank, rounds);
-	gather_board_close(board);
+	gather_store_close(board);
 	scratch_leave_child(0);
 }
 
@@ -349,11 +349,11 @@ START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
 		ck_assert(!pthread_create(&thread, NULL, post_soon, of[1 - waiting]));
 		/* Longer than the test may take. */
 		while (!board_case_look(of[waiting], "s1", "n", &note))
-			gather_board_wait(of[waiting], 3600000);
+			gather_store_wait(of[waiting], 3600000);
 		ck_assert(!pthread_join(thread, NULL));
 		/* Nothing comes any more: after one hint at most it waits. */
-		gather_board_wait(of[waiting], 200);
-		gather_board_wait(of[waiting], 200);
+		gather_store_wait(of[waiting], 200);
+		gather_store_wait(of[waiting], 200);
 		close_all();
 	}
 	base_buffer_free(&note);
@@ -366,13 +366,13 @@ static int use_in_child(void *board)
 	struct base_error error = { 0 };
 	bool have[2] = { 0 };
 
-	MUST(gather_board_post(board, "s1", "n", "x", 1, &error) == -EPERM, "posted in a child");
-	MUST(gather_board_look(board, "s1", "n", &note, NULL) == -EPERM, "looked in a child");
-	MUST(gather_board_collect(board, "s1", "n", have, NULL, NULL, NULL) == -EPERM,
+	MUST(gather_store_put(board, "s1", "n", "x", 1, &error) == -EPERM, "posted in a child");
+	MUST(gather_store_get(board, "s1", "n", &note, NULL) == -EPERM, "looked in a child");
+	MUST(gather_store_collect(board, "s1", "n", have, NULL, NULL, NULL) == -EPERM,
 	     "collected in a child");
-	MUST(!gather_board_is_gone(board, 1), "gone in a child");
-	gather_board_drop(board, "s1");
-	gather_board_close(board);
+	MUST(!gather_store_has_ended(board, 1), "gone in a child");
+	gather_store_drop(board, "s1");
+	gather_store_close(board);
 	return 0;
 }
 
@@ -401,7 +401,7 @@ START_TEST(test_no_descriptor_is_left)
 			board_case_post_own(of[i], "s1", "n", i);
 		}
 		for (uint32_t i = 3; i-- > 0;)
-			gather_board_close(of[i]);
+			gather_store_close(of[i]);
 		memset(of, 0, sizeof(of));
 		ck_assert_uint_eq(scratch_descriptors(), before);
 	}
@@ -412,7 +412,7 @@ END_TEST
 START_TEST(test_ranks_that_are_none_are_refused)
 {
 	struct base_error error = { 0 };
-	struct gather_board *board;
+	struct gather_store *board;
 
 	board_case_begin(&boards, _i, 2);
 	ck_assert_int_eq(board_case_try(&boards, 2, 100, &board, &error), -EINVAL);
@@ -435,7 +435,7 @@ START_TEST(test_a_signal_ends_no_pause)
 
 	signal(SIGALRM, on_alarm);
 	ck_assert_int_eq(setitimer(ITIMER_REAL, &often, NULL), 0);
-	board_sleep_ms(50);
+	store_sleep_ns(base_ms_to_ns(50));
 	ck_assert_uint_ge(base_now_ns() - begin, base_ms_to_ns(50));
 	ck_assert_int_eq(setitimer(ITIMER_REAL, &never, NULL), 0);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The board in the memory of a host: ends of processes, dead jobs, and memory that is of no use. */
+/* The store in the memory of a host: ends of processes, dead jobs, and memory that is of no use. */
 #define _GNU_SOURCE
-#include "gather/board.h"
-#include "gather/place.h"
+#include "gather/store.h"
 #include "ring/ring.h"
 #include "support/board_case.h"
 #include "support/check_main.h"
@@ -13,7 +12,7 @@
 #include <sys/wait.h>
 
 static struct board_case boards;
-static struct gather_board *of[8];
+static struct gather_store *of[8];
 static char memory[300], folder[512], beside[512];
 
 static void setup(void)
@@ -39,7 +38,7 @@ static void close_all(void)
 {
 	for (uint32_t i = ARRAY_LENGTH(of); i-- > 0;) {
 		if (of[i])
-			gather_board_close(of[i]);
+			gather_store_close(of[i]);
 		of[i] = NULL;
 	}
 	ck_assert(access(folder, F_OK));
@@ -51,13 +50,13 @@ static bool exists(const char *path)
 	return !access(path, F_OK);
 }
 
-static void wait_until_gone(struct gather_board *board, uint32_t rank)
+static void wait_until_gone(struct gather_store *board, uint32_t rank)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(20000);
 
-	while (!gather_board_is_gone(board, rank)) {
+	while (!gather_store_has_ended(board, rank)) {
 		ck_assert_uint_lt(base_now_ns(), end);
-		gather_board_wait(board, 1000);
+		gather_store_wait(board, 1000);
 	}
 }
 
@@ -73,7 +72,7 @@ static pid_t start_process(uint32_t rank, pid_t *orphan)
 	ck_assert(!pipe(pipes));
 	pid = fork();
 	if (!pid) {
-		struct gather_board *board = board_case_open(&boards, rank);
+		struct gather_store *board = board_case_open(&boards, rank);
 		pid_t child = fork();
 
 		if (!child) {
@@ -112,14 +111,14 @@ TEST(tests, test_all_see_that_a_rank_was_killed)
 	open_ranks(0, 2);
 	pid = start_process(3, &orphan);
 	for (uint32_t i = 0; i < 3; i++)
-		ck_assert(!gather_board_is_gone(of[i], 3));
+		ck_assert(!gather_store_has_ended(of[i], 3));
 	kill_now(pid);
 	for (uint32_t i = 0; i < 3; i++) {
 		wait_until_gone(of[i], 3);
-		ck_assert(!gather_board_is_gone(of[i], 0));
-		ck_assert(!gather_board_is_gone(of[i], 1));
+		ck_assert(!gather_store_has_ended(of[i], 0));
+		ck_assert(!gather_store_has_ended(of[i], 1));
 		/* It has not come yet. */
-		ck_assert(!gather_board_is_gone(of[i], 4));
+		ck_assert(!gather_store_has_ended(of[i], 4));
 		/* What it had posted stays. */
 		board_case_expect(of[i], "s1", "hello-3", "note of 3", 9);
 	}
@@ -147,8 +146,8 @@ TEST(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
 	board_case_post(of[3], "s1", "n", "x", 1);
 	board_case_expect(of[0], "s1", "n", "x", 1);
 	/* Whoever was with the old one is not with the new one. */
-	ck_assert(gather_board_is_gone(of[1], 0));
-	ck_assert(!board_case_look(of[1], "s1", "n", &note));
+	ck_assert(gather_store_has_ended(of[1], 0));
+	ck_assert_int_eq(gather_store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
 	kill(orphan, SIGKILL);
 	base_buffer_free(&note);
 	close_all();
@@ -161,8 +160,8 @@ TEST(tests, test_a_stopped_rank_lives)
 	open_ranks(0, 0);
 	pid = start_process(1, &orphan);
 	kill(pid, SIGSTOP);
-	gather_board_wait(of[0], 200);
-	ck_assert(!gather_board_is_gone(of[0], 1));
+	gather_store_wait(of[0], 200);
+	ck_assert(!gather_store_has_ended(of[0], 1));
 	kill_now(pid);
 	wait_until_gone(of[0], 1);
 	kill(orphan, SIGKILL);
@@ -172,7 +171,7 @@ TEST(tests, test_a_stopped_rank_lives)
 TEST(tests, test_rank_0_that_does_not_come_is_named)
 {
 	struct base_error error = { 0 };
-	struct gather_board *board;
+	struct gather_store *board;
 
 	ck_assert_int_eq(board_case_try(&boards, 1, 300, &board, &error), -ETIMEDOUT);
 	ck_assert_ptr_null(board);
@@ -182,20 +181,20 @@ TEST(tests, test_rank_0_that_does_not_come_is_named)
 static void *close_soon(void *board)
 {
 	usleep(200000);
-	gather_board_close(board);
+	gather_store_close(board);
 	return NULL;
 }
 
 TEST(tests, test_another_group_of_the_same_name_is_waited_for)
 {
 	pthread_t thread;
-	struct gather_board *board;
+	struct gather_store *board;
 
 	open_ranks(0, 1);
 	ck_assert_int_eq(board_case_try(&boards, 0, 200, &board, NULL), -EADDRINUSE);
 	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
 	/* Nor does a rank come back that has ended: it would be of another job. */
-	gather_board_close(of[1]);
+	gather_store_close(of[1]);
 	of[1] = NULL;
 	wait_until_gone(of[0], 1);
 	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
@@ -219,8 +218,6 @@ TEST(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations)
 	ck_assert(!stat(folder, &stat_of));
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0700);
 	ck_assert(!exists(beside));
-	for (uint32_t i = 0; i < 3; i++)
-		ck_assert_ptr_null(gather_board_remark(of[i]));
 	close_all();
 	slash = strrchr(folder, '/');
 	*slash = 0;
@@ -233,7 +230,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 {
 	struct board_case next = boards;
 	char dead[600], file[700];
-	struct gather_board *other;
+	struct gather_store *other;
 
 	open_ranks(0, 0);
 	snprintf(dead, sizeof(dead), "%s/ioshape-%u/board-dead", memory, (unsigned)geteuid());
@@ -245,148 +242,71 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 	other = board_case_open(&next, 0);
 	ck_assert(!exists(dead));
 	ck_assert(exists(folder));
-	gather_board_close(other);
+	gather_store_close(other);
 	close_all();
 }
 
-/* Those who came before have mapped what it was. */
-TEST(tests, test_a_folder_without_its_page_is_not_joined)
-{
-	struct gather_board *board;
-	char news[600];
-
-	open_ranks(0, 1);
-	snprintf(news, sizeof(news), "%s/news", folder);
-	ck_assert(!unlink(news));
-	ck_assert_int_eq(board_case_try(&boards, 2, 200, &board, NULL), -ETIMEDOUT);
-	scratch_write(news, "", 0);
-	ck_assert_int_eq(board_case_try(&boards, 2, 200, &board, NULL), -ETIMEDOUT);
-	close_all();
-}
-
-/* ---- Memory that is of no use: the notes move beside the generations ------------------------- */
-
-static void expect_moved(uint32_t rank)
-{
-	const uint64_t end = base_now_ns() + base_ms_to_ns(20000);
-
-	while (!gather_board_remark(of[rank])) {
-		struct base_buffer note = { 0 };
-
-		ck_assert_uint_lt(base_now_ns(), end);
-		board_case_look(of[rank], "s9", "nothing", &note);
-		gather_board_wait(of[rank], 100);
-	}
-}
-
-/* All ranks talk to each other, before and after. */
-static void expect_talk(uint32_t ranks)
-{
-	for (uint32_t i = 0; i < ranks; i++)
-		board_case_post_own(of[i], "s2", "want", i);
-	board_case_collect(of[0], "s2", "want", ranks);
-	board_case_post(of[0], "s2", "plan-0", "p", 1);
-	for (uint32_t i = 0; i < ranks; i++)
-		board_case_expect(of[i], "s2", "plan-0", "p", 1);
-}
-
-static void *open_elsewhere(void *opaque)
-{
-	struct board_case *away = opaque;
-
-	return board_case_open(away, 2);
-}
-
-static void *serve(void *opaque)
-{
-	const bool *ended = opaque;
-
-	while (!__atomic_load_n(ended, __ATOMIC_ACQUIRE))
-		gather_board_wait(of[0], 50);
-	return NULL;
-}
-
-LOOP_TEST(tests, test_ranks_that_do_not_share_memory_meet_beside_the_generations, 0, 2)
-{
-	struct board_case away = boards;
-	char other[300];
-	pthread_t thread, server;
-	bool ended = false;
-
-	/* As in a container with a /dev/shm of its own; or, the second time, with none. */
-	snprintf(other, sizeof(other), "%s", scratch_path("other"));
-	ck_assert(_i || !mkdir(other, 0755));
-	away.memory = other;
-	boards.ranks = away.ranks = 3;
-	open_ranks(0, 1);
-	board_case_post(of[1], "s1", "before", "x", 1);
-	ck_assert(!pthread_create(&thread, NULL, open_elsewhere, &away));
-	ck_assert(!pthread_create(&server, NULL, serve, &ended));
-	ck_assert(!pthread_join(thread, (void **)&of[2]));
-	__atomic_store_n(&ended, true, __ATOMIC_RELEASE);
-	ck_assert(!pthread_join(server, NULL));
-	for (uint32_t i = 0; i < 3; i++)
-		expect_moved(i);
-	board_case_expect(of[2], "s1", "before", "x", 1);
-	expect_talk(3);
-	ck_assert(exists(beside));
-	close_all();
-}
-
-TEST(tests, test_a_question_of_a_dead_job_is_not_answered)
-{
-	char file[600];
-
-	boards.ranks = 2;
-	ck_assert(!mkdir(beside, 0700));
-	snprintf(file, sizeof(file), "%s/place.moved-1", beside);
-	scratch_write(file, "0123456789abcdef", 16);
-	open_ranks(0, 1);
-	expect_talk(2);
-	gather_board_wait(of[0], 200);
-	gather_board_wait(of[0], 200);
-	ck_assert_ptr_null(gather_board_remark(of[0]));
-	ck_assert_ptr_null(gather_board_remark(of[1]));
-	close_all();
-}
+/* ---- Memory that is of no use ---------------------------------------------------------------- */
 
 TEST(tests, test_a_folder_of_another_user_is_not_used)
 {
+	struct base_error error = { 0 };
+	struct gather_store *store;
 	char squatted[400];
-	pthread_t thread, server;
-	bool ended = false;
 
 	if (geteuid())
 		return;
 	snprintf(squatted, sizeof(squatted), "%s/ioshape-%u", memory, (unsigned)geteuid());
 	ck_assert(!mkdir(squatted, 0700));
 	ck_assert(!chown(squatted, 12345, (gid_t)-1));
-	boards.ranks = 3;
-	open_ranks(0, 0);
-	ck_assert_ptr_nonnull(gather_board_remark(of[0]));
-	ck_assert(!pthread_create(&thread, NULL, open_elsewhere, &boards));
-	ck_assert(!pthread_create(&server, NULL, serve, &ended));
-	open_ranks(1, 1);
-	ck_assert(!pthread_join(thread, (void **)&of[2]));
-	__atomic_store_n(&ended, true, __ATOMIC_RELEASE);
-	ck_assert(!pthread_join(server, NULL));
-	expect_talk(3);
+	for (uint32_t rank = 0; rank < 2; rank++) {
+		memset(&error, 0, sizeof(error));
+		ck_assert_int_eq(board_case_try(&boards, rank, 200, &store, &error), -EACCES);
+		ck_assert(*error.sentence && *error.remedy);
+		ck_assert_ptr_null(store);
+	}
 	ck_assert_uint_eq(scratch_entries(squatted), 0);
 	close_all();
 }
 
-TEST(tests, test_a_memory_that_is_cleared_away_loses_nothing)
+/* All ranks learn of it, also those that wait. */
+TEST(tests, test_a_memory_that_is_cleared_away_is_told)
 {
+	struct base_buffer note = { 0 };
+	bool have[8] = { 0 };
+
 	open_ranks(0, 2);
 	board_case_post(of[1], "s1", "before", "x", 1);
 	scratch_remove(memory);
-	/* Whoever posts next finds out; the others hear of it. */
-	board_case_post(of[0], "s1", "after", "y", 1);
-	for (uint32_t i = 0; i < 3; i++)
-		expect_moved(i);
-	board_case_expect(of[2], "s1", "before", "x", 1);
-	board_case_expect(of[2], "s1", "after", "y", 1);
-	expect_talk(3);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct base_error errors[3] = { { 0 } };
+
+		ck_assert_int_eq(gather_store_get(of[i], "s1", "before", &note, &errors[0]),
+				 -ESTALE);
+		ck_assert_int_eq(gather_store_put(of[i], "s1", "after", "y", 1, &errors[1]),
+				 -ESTALE);
+		ck_assert_int_eq(gather_store_collect(of[i], "s1", "want", have, board_case_count,
+						      NULL, &errors[2]),
+				 -ESTALE);
+		for (size_t k = 0; k < ARRAY_LENGTH(errors); k++)
+			ck_assert(strstr(errors[k].sentence, folder) && *errors[k].remedy);
+	}
+	base_buffer_free(&note);
+	close_all();
+}
+
+/* A folder that its rank 0 removes as it ends is no surprise. */
+TEST(tests, test_ranks_that_outlast_rank_0_are_told_that_it_ended)
+{
+	struct base_buffer note = { 0 };
+
+	open_ranks(0, 1);
+	gather_store_close(of[0]);
+	of[0] = NULL;
+	ck_assert(gather_store_has_ended(of[1], 0));
+	ck_assert_int_eq(gather_store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert_int_eq(gather_store_put(of[1], "s1", "n", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
+	base_buffer_free(&note);
 	close_all();
 }
 
@@ -396,14 +316,14 @@ TEST(tests, test_a_memory_that_is_cleared_away_loses_nothing)
 static int be_nobody(void *own)
 {
 	struct ring_private_folder shelf;
-	char path[PLACE_PATH_BYTES];
+	char path[STORE_PLACE_BYTES];
 
 	MUST(base_is_own_user(geteuid()), "not our own user");
 	if (unshare(CLONE_NEWUSER))
 		return 77;
 	MUST(geteuid() == 65534, "a user with a number");
 	MUST(!base_is_own_user(geteuid()), "everybody is this user");
-	MUST(place_find(path, memory, NULL) == -EACCES, "a stranger's folder was used");
+	MUST(store_find_place(path, memory, NULL) == -EACCES, "a stranger's folder was used");
 	MUST(ring_private_open(&shelf, own, NULL) == -EACCES, "notes of anybody would be read");
 	return 0;
 }
@@ -426,31 +346,32 @@ TEST(tests, test_what_belongs_to_nobody_of_a_namespace_is_not_ours)
 
 /* ---- Limits ---------------------------------------------------------------------------------- */
 
-TEST(tests, test_notes_have_a_limit_together)
+TEST(tests, test_messages_have_a_limit_together)
 {
-	struct board_table table = { 0 };
-	uint8_t *big = calloc(1, GATHER_MAX_NOTE_BYTES);
+	uint8_t *big = calloc(1, GATHER_MAX_MESSAGE_BYTES);
 	char name[32];
 	int ret, count = 0;
 
+	open_ranks(0, 0);
 	for (;; count++) {
 		snprintf(name, sizeof(name), "n-%d", count);
-		ret = board_table_put(&table, "s1", name, big, GATHER_MAX_NOTE_BYTES, NULL);
+		ret = gather_store_put(of[0], "s1", name, big, GATHER_MAX_MESSAGE_BYTES, NULL);
 		if (ret)
 			break;
 	}
 	ck_assert_int_eq(ret, -E2BIG);
-	ck_assert_int_eq(count, 15);
-	board_table_drop(&table, "s1");
-	ck_assert_uint_eq(table.bytes, 0);
-	/* Empty ones, too, cost something. */
-	for (count = 0; count < 100000; count++) {
+	ck_assert_int_eq(count, 3);
+	gather_store_drop(of[0], "s1");
+	/* Empty ones, too, cost something; one that is put again nothing. */
+	for (count = 0; count < 4096; count++) {
 		snprintf(name, sizeof(name), "n-%d", count);
-		REQUIRE(!board_table_put(&table, "s1", name, NULL, 0, NULL));
+		REQUIRE(!gather_store_put(of[0], "s1", name, NULL, 0, NULL));
 	}
-	ck_assert_uint_ge(table.bytes, 100000 * sizeof(struct board_entry));
-	board_table_free(&table);
-	ck_assert_uint_eq(table.bytes, 0);
+	ck_assert_int_eq(gather_store_put(of[0], "s1", "n", NULL, 0, NULL), -E2BIG);
+	gather_store_drop(of[0], "s1");
+	for (count = 0; count < 4200; count++)
+		REQUIRE(!gather_store_put(of[0], "s1", "n", NULL, 0, NULL));
+	close_all();
 	free(big);
 }
 

@@ -167,11 +167,11 @@ TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
 		ck_assert_int_eq(group_round_look(&round, "call", 0, &first, &note, NULL), -EAGAIN);
 		ck_assert_int_eq(group_round_look(&round, "verdict", 0, &second, &note, NULL),
 				 -EAGAIN);
-		gather_board_wait(group.board, 20);
+		gather_store_wait(group.board, 20);
 	}
 	base_buffer_free(&note);
-	gather_board_close(group.board);
-	gather_board_close(zero.board);
+	gather_store_close(group.board);
+	gather_store_close(zero.board);
 	clear(&group);
 	clear(&zero);
 }

@@ -19,7 +19,6 @@ _CODES = {
     lib.IOSHAPE_STEP_SYNC: "sync",
     lib.IOSHAPE_STEP_SLOT: "slot",
     lib.IOSHAPE_STEP_SKIPPED: "skipped",
-    lib.IOSHAPE_STEP_GROUP: "group",
     lib.IOSHAPE_STEP_OVERTAKEN: "overtaken",
     lib.IOSHAPE_STEP_CHECKSUMS: "checksums",
     lib.IOSHAPE_STEP_TIER: "tier",
@@ -61,7 +60,7 @@ class Step(str):
     """What was not as preferred, and why: a sentence for people, with a code for programs."""
 
     #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "slot",
-    #: "skipped", "group", "overtaken", "checksums"; "tier": it was not saved there, or will not be
+    #: "skipped", "overtaken", "checksums"; "tier": it was not saved there, or will not be
     #: drained; "parity": nodes could not protect each other; "torch": torch itself wrote the file,
     #: or this package could not do all; "safetensors": the original did, for what C has no name for
     code: str

@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is the same for stores of all kinds: who may call, and with which names; this rank's own
+ * messages, which are put again when the medium has lost them; and how long a rank waits before it
+ * looks again.
+ */
+#define _GNU_SOURCE
+#include "gather/store.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MOST_RANK_DIGITS 10u /* of 32 bits */
+
+/* Of what one rank has put, and not dropped. */
+#define MOST_OWN_MESSAGES 4096u
+#define MOST_OWN_BYTES (256 * MIB)
+
+/* Between two looks for lost messages. A millisecond more for each rank: all ranks together look
+ * as often as a thousand. */
+#define LEAST_RESTORE_MS 1000u
+#define MOST_RESTORE_MS 5000u
+
+/* A rank looks at all others for a quarter of its time at most. */
+#define RESTS 3u
+
+/* ---- Checks ---------------------------------------------------------------------------------- */
+
+static bool is_ours(const struct gather_store *store)
+{
+	return store->pid == base_pid();
+}
+
+static bool is_name(const char *name)
+{
+	const size_t length = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-");
+
+	return length && !name[length] && length < GATHER_NAME_BYTES;
+}
+
+/* The sentence does not show the name: it may hold anything. */
+static int check_name(const char *what, const char *name, struct base_error *error)
+{
+	if (is_name(name))
+		return 0;
+	return base_refuse(error, -EINVAL,
+			   "a store's %s must have 1 to %d letters of a-z, 0-9 and \"-\"", what,
+			   GATHER_NAME_BYTES - 1);
+}
+
+static int check_call(const struct gather_store *store, const char *scope, const char *name,
+		      struct base_error *error)
+{
+	int ret;
+
+	if (!is_ours(store))
+		return base_refuse(error, -EPERM,
+				   "this group was opened before fork()" BASE_REMEDY
+				   "open one in the child");
+	ret = check_name("scope", scope, error);
+	return ret ? ret : check_name("message", name, error);
+}
+
+/* Prefixes are checked: it always fits. */
+void store_name_of(char name[GATHER_NAME_BYTES], const char *prefix, uint32_t rank)
+{
+	snprintf(name, GATHER_NAME_BYTES, "%.52s-%" PRIu32, prefix, rank);
+}
+
+/* ---- This rank's own messages ---------------------------------------------------------------- */
+
+/* Entries count with their bytes, so that empty messages have a cost, too. */
+static uint64_t cost(size_t bytes)
+{
+	return bytes + sizeof(struct store_own);
+}
+
+static void forget(struct gather_store *store, struct store_own **at)
+{
+	struct store_own *own = *at;
+
+	*at = own->next;
+	store->own_bytes -= cost(own->bytes);
+	store->own_count--;
+	free(own);
+}
+
+/* Those of a scope; NULL: all. */
+static void forget_all(struct gather_store *store, const char *scope)
+{
+	struct store_own **at = &store->own;
+
+	while (*at) {
+		if (scope && strcmp((*at)->scope, scope) != 0)
+			at = &(*at)->next;
+		else
+			forget(store, at);
+	}
+}
+
+/* Keeps a copy, in the place of the message that had the name. */
+static int keep(struct gather_store *store, const char *scope, const char *name,
+		const void *message, size_t bytes, struct base_error *error)
+{
+	struct store_own *own, **at = &store->own;
+
+	if (store->own_bytes + cost(bytes) > MOST_OWN_BYTES ||
+	    store->own_count >= MOST_OWN_MESSAGES)
+		return base_refuse(error, -E2BIG,
+				   "this rank's messages to the others are more than %u, or have "
+				   "more than %llu bytes",
+				   MOST_OWN_MESSAGES, MOST_OWN_BYTES);
+	own = malloc(sizeof(*own) + bytes);
+	if (!own)
+		return base_no_memory(error, "a message to other ranks", bytes);
+	strcpy(own->scope, scope);
+	strcpy(own->name, name);
+	own->bytes = bytes;
+	if (bytes)
+		memcpy(own->data, message, bytes);
+	while (*at && (strcmp((*at)->name, name) != 0 || strcmp((*at)->scope, scope) != 0))
+		at = &(*at)->next;
+	if (*at)
+		forget(store, at);
+	own->next = *at;
+	*at = own;
+	store->own_bytes += cost(bytes);
+	store->own_count++;
+	return 0;
+}
+
+static uint32_t least_restore_ms(const struct gather_store *store)
+{
+	return MIN(MAX(LEAST_RESTORE_MS, store->config.ranks), MOST_RESTORE_MS);
+}
+
+static void restore_if_due(struct gather_store *store)
+{
+	if (base_now_ns() >= store->restore_ns)
+		store_restore(store);
+}
+
+void store_restore(struct gather_store *store)
+{
+	int ret = 0;
+
+	store->restore_ms = MIN(2 * store->restore_ms, MOST_RESTORE_MS);
+	store->restore_ns = base_now_ns() + base_ms_to_ns(store->restore_ms);
+	for (const struct store_own *own = store->own; own && !ret; own = own->next)
+		ret = store->ops->restore(store, own);
+}
+
+/* ---- Opening and closing --------------------------------------------------------------------- */
+
+void *store_new(size_t bytes, const struct gather_store_ops *ops,
+		const struct gather_store_config *config, struct base_error *error)
+{
+	struct gather_store *store = calloc(1, bytes);
+
+	if (!store) {
+		base_no_memory(error, "a store of messages", bytes);
+		return NULL;
+	}
+	*store = (struct gather_store){
+		.ops = ops, .config = *config, .pid = base_pid(), .news_ns = base_now_ns()
+	};
+	store->restore_ms = least_restore_ms(store);
+	store->restore_ns = store->news_ns + base_ms_to_ns(store->restore_ms);
+	return store;
+}
+
+int gather_store_open(struct gather_store **out, const struct gather_store_ops *ops,
+		      const struct gather_store_config *config, struct base_error *error)
+{
+	int ret = check_name("name", config->name, error);
+
+	*out = NULL;
+	if (!ret && config->rank >= config->ranks)
+		ret = base_refuse(error, -EINVAL,
+				  "there is no rank %" PRIu32 " among %" PRIu32 " ranks",
+				  config->rank, config->ranks);
+	if (!ret)
+		ret = ops->open(out, config, error);
+	if (ret && *out) {
+		gather_store_close(*out);
+		*out = NULL;
+	}
+	return ret;
+}
+
+void gather_store_close(struct gather_store *store)
+{
+	if (!store || !is_ours(store))
+		return;
+	store->ops->close(store);
+	forget_all(store, NULL);
+	free(store);
+}
+
+const char *gather_store_id(const struct gather_store *store)
+{
+	return store->ops->id;
+}
+
+/* ---- Messages -------------------------------------------------------------------------------- */
+
+int gather_store_put(struct gather_store *store, const char *scope, const char *name,
+		     const void *message, size_t bytes, struct base_error *error)
+{
+	int ret = check_call(store, scope, name, error);
+
+	if (!ret && bytes > GATHER_MAX_MESSAGE_BYTES)
+		ret = base_refuse(error, -E2BIG,
+				  "message %s-%s has %zu bytes" BASE_REMEDY
+				  "a store takes messages of up to %llu",
+				  scope, name, bytes, GATHER_MAX_MESSAGE_BYTES);
+	if (!ret)
+		ret = keep(store, scope, name, message, bytes, error);
+	if (ret)
+		return ret;
+	/* Answers may come soon. And this message is looked for sooner than the ones before, but
+	 * puts it off never: heartbeats are put all the time. */
+	store->news_ns = base_now_ns();
+	store->restore_ms = least_restore_ms(store);
+	store->restore_ns =
+		MIN(store->restore_ns, store->news_ns + base_ms_to_ns(store->restore_ms));
+	ret = store->ops->put(store, scope, name, message, bytes, error);
+	/* A rank that writes for long puts messages, and does not wait. */
+	if (!ret)
+		restore_if_due(store);
+	return ret;
+}
+
+int gather_store_get(struct gather_store *store, const char *scope, const char *name,
+		     struct base_buffer *message, struct base_error *error)
+{
+	int ret = check_call(store, scope, name, error);
+
+	return ret ? ret : store->ops->get(store, scope, name, message, error);
+}
+
+int gather_store_collect(struct gather_store *store, const char *scope, const char *prefix,
+			 const bool *have, gather_found_fn *found, void *user,
+			 struct base_error *error)
+{
+	const uint64_t begin_ns = base_now_ns();
+	int ret = check_call(store, scope, prefix, error);
+
+	if (!ret && strlen(prefix) + 1 + MOST_RANK_DIGITS >= GATHER_NAME_BYTES)
+		ret = base_refuse(error, -EINVAL,
+				  "\"%s\" is too long to begin the names of messages with", prefix);
+	if (!ret)
+		ret = store->ops->collect(store, scope, prefix, have, found, user, error);
+	store->looking_ns += base_now_ns() - begin_ns;
+	return ret;
+}
+
+void gather_store_drop(struct gather_store *store, const char *scope)
+{
+	if (!is_ours(store) || !is_name(scope))
+		return;
+	forget_all(store, scope);
+	if (!store->config.rank)
+		store->ops->drop(store, scope);
+}
+
+bool gather_store_has_ended(struct gather_store *store, uint32_t rank)
+{
+	const uint64_t begin_ns = base_now_ns();
+	bool ended;
+
+	if (!is_ours(store) || rank >= store->config.ranks || !store->ops->has_ended)
+		return false;
+	ended = store->ops->has_ended(store, rank);
+	store->looking_ns += base_now_ns() - begin_ns;
+	return ended;
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+void store_sleep_ns(uint64_t ns)
+{
+	struct timespec left = { .tv_sec = (time_t)(ns / 1000000000),
+				 .tv_nsec = (long)(ns % 1000000000) };
+
+	while (nanosleep(&left, &left) && errno == EINTR)
+		;
+}
+
+void store_saw(struct gather_store *store, uint64_t stamp)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(store->stamps); i++) {
+		if (store->stamps[i] == stamp)
+			return;
+	}
+	store->stamps[store->next_stamp] = stamp;
+	store->next_stamp = (store->next_stamp + 1) % ARRAY_LENGTH(store->stamps);
+	store->news_ns = base_now_ns();
+}
+
+/*
+ * No medium wakes a rank: it looks again. The longer nothing has come, the longer it sleeps, so it
+ * learns of a message later by no more than a part of the time that it has waited.
+ */
+void gather_store_wait(struct gather_store *store, uint32_t timeout_ms)
+{
+	const struct gather_store_ops *ops = store->ops;
+	uint64_t wait_ns = (base_now_ns() - store->news_ns) / ops->wait_part;
+
+	wait_ns = MAX(wait_ns, MAX(ops->least_wait_ns, RESTS * store->looking_ns));
+	store_sleep_ns(MIN(MIN(wait_ns, ops->most_wait_ns), base_ms_to_ns(timeout_ms)));
+	if (!is_ours(store))
+		return;
+	store->looking_ns = 0;
+	restore_if_due(store);
+}
