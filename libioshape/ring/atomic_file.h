@@ -106,11 +106,6 @@ int ring_destination_sync_directory(struct ring_destination *destination, struct
 /* Without a commit, removes the temporary file. */
 void ring_destination_close(struct ring_destination *destination);
 
-/* Closes the descriptor of a file that has been replaced, without waiting for its space. */
-void ring_release(int fd);
-/* Waits until that space is there; false if nothing was on its way. */
-bool ring_await_releases(void);
-
 /* ---- New files (new_file.c) ------------------------------------------------------------------ */
 
 /* Creates the temporary file, as open(O_CREAT | O_EXCL) does, but for its stripes. A descriptor or
@@ -123,5 +118,10 @@ int ring_new_file_create(struct ring_destination *destination, mode_t mode);
  */
 int ring_new_file_reserve(struct ring_destination *destination, uint64_t length,
 			  struct base_error *error);
+
+/* Closes the descriptor of a file that has been replaced, without waiting for its space. */
+void ring_release(int fd);
+/* Waits until that space is there; false if nothing was on its way. */
+bool ring_await_releases(void);
 
 #endif

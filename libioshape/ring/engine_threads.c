@@ -179,18 +179,10 @@ static struct ring_op *threads_wait(void *engine)
 	return op;
 }
 
-/* To plain calls one file is like another. */
-static void any_file(void *engine, int fd)
-{
-	(void)engine;
-	(void)fd;
-}
-
 const struct ring_engine_ops ring_engine_threads = {
 	.id = "threads",
 	.direct = true,
 	.open = threads_open,
-	.attach = any_file,
 	.submit = threads_submit,
 	.wait = threads_wait,
 	.close = threads_close,
@@ -235,7 +227,6 @@ const struct ring_engine_ops ring_engine_buffered = {
 	.id = "buffered",
 	.direct = false,
 	.open = buffered_open,
-	.attach = any_file,
 	.submit = buffered_submit,
 	.wait = buffered_wait,
 	.close = buffered_close,

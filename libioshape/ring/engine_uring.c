@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * io_uring: the buffers are one registered buffer, the file is registered, both where the kernel
- * lets us.
+ * io_uring: the buffers are one registered buffer, where the kernel lets us.
  *
  * Two engines. The plain one lets the kernel try each request in the submitting thread. Where a
  * filesystem serves it there and then (FUSE without asynchronous direct I/O), requests are done one
@@ -25,9 +24,7 @@ struct uring {
 	struct io_uring ring;
 	uint8_t *memory; /* registered as buffer 0; NULL if they are not */
 	size_t memory_bytes;
-	bool has_file_table;
-	bool async;      /* every request goes to the kernel's workers */
-	int attached_fd; /* registered as file 0; -1 if none is */
+	bool async; /* every request goes to the kernel's workers */
 	unsigned in_flight;
 	/* Requests in the submission queue that the kernel has not taken yet, oldest first. */
 	struct ring_op *untaken, **untaken_end;
@@ -140,7 +137,6 @@ static void bound_workers(struct uring *uring, unsigned depth)
 static int open_ring(void **engine, const struct ring_engine_params *params, bool async, char *why,
 		     size_t why_bytes)
 {
-	static const int no_file = -1;
 	struct uring *uring;
 	int ret;
 
@@ -150,7 +146,6 @@ static int open_ring(void **engine, const struct ring_engine_params *params, boo
 		snprintf(why, why_bytes, "no memory");
 		return -ENOMEM;
 	}
-	uring->attached_fd = -1;
 	uring->untaken_end = &uring->untaken;
 	ret = set_up(uring, params->depth);
 	if (ret) {
@@ -172,9 +167,6 @@ static int open_ring(void **engine, const struct ring_engine_params *params, boo
 	uring->async = async;
 	if (async)
 		bound_workers(uring, params->depth);
-	/* An empty place for the file of the moment. Not to have one costs a lookup per request: no
-	 * note. */
-	uring->has_file_table = !io_uring_register_files(&uring->ring, &no_file, 1);
 	*engine = uring;
 	return 0;
 }
@@ -191,17 +183,6 @@ static int uring_async_open(void **engine, const struct ring_engine_params *para
 	return open_ring(engine, params, true, why, why_bytes);
 }
 
-static void uring_attach(void *engine, int fd)
-{
-	struct uring *uring = engine;
-
-	uring->attached_fd = -1;
-	if (!uring->has_file_table)
-		return;
-	if (io_uring_register_files_update(&uring->ring, 0, &fd, 1) == 1)
-		uring->attached_fd = fd;
-}
-
 static bool in_memory(const struct uring *uring, const struct ring_op *op)
 {
 	const uint8_t *data = op->data;
@@ -212,8 +193,7 @@ static bool in_memory(const struct uring *uring, const struct ring_op *op)
 
 static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct ring_op *op)
 {
-	bool registered = op->fd == uring->attached_fd;
-	int fd = registered ? 0 : op->fd;
+	const int fd = op->fd;
 	unsigned bytes = (unsigned)op->bytes;
 
 	if (op->part_count) {
@@ -228,8 +208,6 @@ static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct ring_o
 	} else {
 		io_uring_prep_read(sqe, fd, op->data, bytes, op->offset);
 	}
-	if (registered)
-		sqe->flags |= IOSQE_FIXED_FILE;
 	if (uring->async)
 		sqe->flags |= IOSQE_ASYNC;
 	io_uring_sqe_set_data(sqe, op);
@@ -329,7 +307,6 @@ const struct ring_engine_ops ring_engine_uring = {
 	.id = "uring",
 	.direct = true,
 	.open = uring_open,
-	.attach = uring_attach,
 	.submit = uring_submit,
 	.wait = uring_wait,
 	.close = uring_close,
@@ -339,7 +316,6 @@ const struct ring_engine_ops ring_engine_uring_async = {
 	.id = "uring-async",
 	.direct = true,
 	.open = uring_async_open,
-	.attach = uring_attach,
 	.submit = uring_submit,
 	.wait = uring_wait,
 	.close = uring_close,

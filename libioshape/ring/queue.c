@@ -322,7 +322,6 @@ void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool rea
 	if (!reading)
 		begin_depth(lane);
 	lane->file_bytes = UINT64_MAX;
-	lane->ops->attach(lane->engine, fd);
 	if (*lane->step_down)
 		ring_note(notes, IOSHAPE_STEP_ENGINE, "%s", lane->step_down);
 }
@@ -331,7 +330,6 @@ void ring_lane_detach(struct ring_lane *lane)
 {
 	if (lane->fd < 0)
 		return;
-	lane->ops->attach(lane->engine, -1);
 	lane->fd = -1;
 	lane->direct = false;
 	lane->path = NULL;

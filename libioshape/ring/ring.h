@@ -56,9 +56,6 @@ struct ring_engine_ops {
 	 */
 	int (*open)(void **engine, const struct ring_engine_params *params, char *why,
 		    size_t why_bytes);
-	/* Requests will go to this file; -1: to none any more, which must come before it is closed.
-	 */
-	void (*attach)(void *engine, int fd);
 	int (*submit)(void *engine, struct ring_op *op);
 	/* Waits for one completion. Never fails: with nothing in flight it returns NULL. */
 	struct ring_op *(*wait)(void *engine);

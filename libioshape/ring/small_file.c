@@ -188,59 +188,6 @@ ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, voi
 	return got;
 }
 
-static int lock(int fd, bool wait)
-{
-	while (flock(fd, LOCK_EX | (wait ? 0 : LOCK_NB))) {
-		if (errno == EWOULDBLOCK)
-			return -EBUSY;
-		if (errno != EINTR)
-			return -errno;
-	}
-	return 0;
-}
-
-int ring_folder_take(const struct ring_folder *folder, const char *name, bool wait,
-		     struct ring_hold *hold, struct base_error *error)
-{
-	int ret;
-
-	hold->fd =
-		base_own(openat(folder->fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
-	if (hold->fd < 0)
-		return base_fail(error, -errno, "cannot open \"%s/%s\"", folder->path, name);
-	ret = lock(hold->fd, wait);
-	if (ret)
-		ring_folder_let_go(hold);
-	return !ret || ret == -EBUSY ?
-		       ret :
-		       base_fail(error, ret, "cannot lock \"%s/%s\"", folder->path, name);
-}
-
-void ring_folder_let_go(struct ring_hold *hold)
-{
-	base_close(hold->fd);
-	*hold = (struct ring_hold)RING_NO_HOLD;
-}
-
-int ring_folder_claim(const struct ring_folder *folder, const char *name, struct ring_hold *hold,
-		      struct base_error *error)
-{
-	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-
-	/* NFS gives an exclusive lock to who may write only. */
-	hold->fd = base_own(openat(folder->fd, name, O_RDWR | flags));
-	if (hold->fd < 0 && errno != ENOENT)
-		hold->fd = base_own(openat(folder->fd, name, O_RDONLY | flags));
-	if (hold->fd < 0)
-		return errno == ENOENT ? -ENOENT :
-					 base_fail(error, -errno, "cannot open \"%s/%s\"",
-						   folder->path, name);
-	if (!flock(hold->fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
-		return 0;
-	ring_folder_let_go(hold);
-	return -EBUSY;
-}
-
 /* ---- Texts ----------------------------------------------------------------------------------- */
 
 int ring_folder_put_text(const struct ring_folder *folder, const char *name, const char *text,

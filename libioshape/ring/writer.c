@@ -743,17 +743,17 @@ static int send_last(struct ring_writer *writer, struct base_error *error)
 
 static int end(struct ring_writer *writer, bool *is_little, struct base_error *error)
 {
-	const uint64_t took_ns = base_now_ns() - writer->first_block_ns;
 	struct ring_lane *lane = writer->lane;
 	int ret = send_last(writer, error);
+	unsigned tail;
 
 	/* Of a file in the page cache much is still unwritten. */
-	if (!ret && writer->through_engine && lane->direct) {
-		ret = ring_lane_settle(
-			lane, ring_lane_tail(lane, writer->submitted, took_ns, writer->plan_ns),
-			error);
-		*is_little = !ret && lane->direct;
-	}
+	if (ret || !writer->through_engine || !lane->direct)
+		return ret;
+	tail = ring_lane_tail(lane, writer->submitted, base_now_ns() - writer->first_block_ns,
+			      writer->plan_ns);
+	ret = ring_lane_settle(lane, tail, error);
+	*is_little = !ret && lane->direct;
 	return ret;
 }
 

@@ -135,7 +135,6 @@ static bool save_under(uint64_t seed, bool hard)
 	ck_assert_msg(!faulty_counts()->misuse, "seed %llu: the engine was misused",
 		      (unsigned long long)seed);
 	ck_assert_uint_eq(faulty_counts()->opened, faulty_counts()->closed);
-	ck_assert_uint_eq(faulty_counts()->attached, faulty_counts()->detached);
 	ck_assert_msg(scratch_descriptors() == descriptors, "seed %llu: descriptors",
 		      (unsigned long long)seed);
 	ck_assert_msg(scratch_entries(scratch_directory()) == 1, "seed %llu: files left behind",

@@ -30,7 +30,6 @@ struct faulty {
 		size_t bytes;
 	} cut[MOST_IN_FLIGHT];
 	unsigned cut_count;
-	int fd;
 };
 
 static struct faulty_plan plan;
@@ -81,21 +80,9 @@ static int faulty_open(void **engine, const struct ring_engine_params *params, c
 		free(faulty);
 		return ret;
 	}
-	faulty->fd = -1;
 	faulty->random = plan.seed + count_one(&counts.opened);
 	*engine = faulty;
 	return 0;
-}
-
-static void faulty_attach(void *engine, int fd)
-{
-	struct faulty *faulty = engine;
-
-	count_one(fd < 0 ? &counts.detached : &counts.attached);
-	if ((fd >= 0 && faulty->fd >= 0) || faulty->in_inner || faulty->ready_count)
-		misused();
-	faulty->fd = fd;
-	plan.inner->attach(faulty->inner, fd);
 }
 
 static void finish(struct faulty *faulty, struct ring_op *op, int64_t result)
@@ -175,8 +162,7 @@ static int faulty_submit(void *engine, struct ring_op *op)
 	int ret = 0, code;
 
 	count_one(&counts.submitted);
-	if (op->fd != faulty->fd || !op->bytes ||
-	    faulty->in_inner + faulty->ready_count >= MOST_IN_FLIGHT)
+	if (op->fd < 0 || !op->bytes || faulty->in_inner + faulty->ready_count >= MOST_IN_FLIGHT)
 		misused();
 	if (happens(faulty, plan.delays))
 		nanosleep(&moment, NULL);
@@ -241,7 +227,7 @@ static void faulty_close(void *engine)
 {
 	struct faulty *faulty = engine;
 
-	if (faulty->in_inner || faulty->ready_count || faulty->fd >= 0)
+	if (faulty->in_inner || faulty->ready_count)
 		misused();
 	count_one(&counts.closed);
 	plan.inner->close(faulty->inner);
@@ -252,7 +238,6 @@ static struct ring_engine_ops faulty_ops = {
 	.id = "faulty",
 	.direct = true,
 	.open = faulty_open,
-	.attach = faulty_attach,
 	.submit = faulty_submit,
 	.wait = faulty_wait,
 	.close = faulty_close,

@@ -28,7 +28,6 @@ struct faulty_counts {
 	unsigned long opened, closed, submitted, completed;
 	unsigned long faults; /* requests that did not do what was asked, by our doing */
 	unsigned long hard;   /* those that a save cannot get over */
-	unsigned long attached, detached;
 	unsigned long misuse; /* calls that break the contract in ring.h */
 };
 

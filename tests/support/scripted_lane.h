@@ -29,7 +29,7 @@ static struct {
 	uint64_t offset;
 	size_t bytes;
 } asked[MOST_REQUESTS];
-static unsigned requests, opened, closed, attached, detached, lost;
+static unsigned requests, opened, closed, lost;
 static int refuse_submit, refuse_open;
 static const char *open_remark = "";
 static struct ring_op *waiting;
@@ -43,15 +43,6 @@ static inline int scripted_open(void **engine, const struct ring_engine_params *
 	snprintf(why, why_bytes, "%s", refuse_open ? "scripted refusal" : open_remark);
 	*engine = &requests;
 	return refuse_open;
-}
-
-static inline void scripted_attach(void *engine, int fd)
-{
-	(void)engine;
-	if (fd < 0)
-		detached++;
-	else
-		attached++;
 }
 
 static inline int scripted_submit(void *engine, struct ring_op *op)
@@ -94,7 +85,6 @@ static struct ring_engine_ops scripted = {
 	.id = "scripted",
 	.direct = true,
 	.open = scripted_open,
-	.attach = scripted_attach,
 	.submit = scripted_submit,
 	.wait = scripted_wait,
 	.close = scripted_close,
@@ -156,7 +146,6 @@ static inline void end(void)
 	/* Whatever happened, every buffer must be there again, and only once. */
 	ck_assert_uint_eq(count_free(), DEPTH);
 	ck_assert_uint_eq(lane->in_flight, 0);
-	ck_assert_uint_eq(attached, detached);
 	ring_lane_close(lane);
 	ck_assert_uint_eq(opened, closed);
 	close(fd);

@@ -31,7 +31,7 @@ static const struct ring_engine_ops *ops;
 static void *engine;
 static uint8_t *buffers;
 static char why[200];
-static int fd; /* of the file that the engine is attached to */
+static int fd; /* of the file that requests go to */
 
 static int open_with(unsigned depth, void *memory, size_t bytes)
 {
@@ -59,29 +59,22 @@ static void close_engine(void)
 	base_unmap(buffers, DEPTH * BLOCK);
 }
 
-static void attach(const char *name, int flags)
+static void open_file(const char *name, int flags)
 {
 	fd = open(scratch_path(name), flags | O_CREAT | O_CLOEXEC, 0666);
 	ck_assert_msg(fd >= 0, "open %s: %s", name, strerror(errno));
-	ops->attach(engine, fd);
-}
-
-static void detach(void)
-{
-	ops->attach(engine, -1);
-	close(fd);
 }
 
 /* An engine on a file of its own, and the end of both. */
 static void begin(int which)
 {
 	open_engine(which);
-	attach("file", O_RDWR);
+	open_file("file", O_RDWR);
 }
 
 static void end(void)
 {
-	detach();
+	close(fd);
 	close_engine();
 }
 
@@ -108,7 +101,7 @@ START_TEST(a_name_and_no_member_missing)
 	ops = engines[_i];
 	ck_assert_ptr_nonnull(ops->id);
 	ck_assert_uint_lt(strlen(ops->id), sizeof(((struct ioshape_report *)0)->engine));
-	ck_assert(ops->open && ops->attach && ops->submit && ops->wait && ops->close);
+	ck_assert(ops->open && ops->submit && ops->wait && ops->close);
 	ck_assert_ptr_eq(ring_engine_of(kinds[_i]), ops);
 }
 END_TEST
@@ -161,12 +154,12 @@ START_TEST(a_request_may_begin_in_the_slabs_and_end_behind_them)
 
 	ops = engines[_i];
 	ck_assert_int_eq(open_with(DEPTH, memory, BLOCK), 0);
-	attach("file", O_RDWR);
+	open_file("file", O_RDWR);
 	memset(memory, 'm', 2 * BLOCK);
 	ck_assert_int_eq(carry_out(RING_WRITE, memory + BLOCK - 100, 4096, 0), 4096);
 	ck_assert_int_eq(carry_out(RING_WRITE, memory + BLOCK, 4096, 4096), 4096);
 	ck_assert_int_eq(carry_out(RING_READ, memory + BLOCK - 1, 8192, 0), 8192);
-	detach();
+	close(fd);
 	ops->close(engine);
 	ck_assert(scratch_same(scratch_path("file"), memory, 8192));
 	base_unmap(memory, 2 * BLOCK);
@@ -227,7 +220,7 @@ START_TEST(any_order_of_calls_over_many_files_loses_nothing)
 			requests[i].next = idle;
 			idle = &requests[i];
 		}
-		attach("file", O_RDWR | O_TRUNC);
+		open_file("file", O_RDWR | O_TRUNC);
 		while (sent < 16 || in_flight) {
 			if (idle && sent < 16 && (!in_flight || test_random_below(&state, 2))) {
 				op = idle;
@@ -247,51 +240,9 @@ START_TEST(any_order_of_calls_over_many_files_loses_nothing)
 				in_flight--;
 			}
 		}
-		detach();
+		close(fd);
 		ck_assert(scratch_same(scratch_path("file"), expected, sizeof(expected)));
 	}
-	close_engine();
-}
-END_TEST
-
-START_TEST(a_number_given_to_another_file_leads_to_the_other_file)
-{
-	static const char *const names[] = { "first", "second" };
-	int first = 0;
-
-	open_engine(_i);
-	for (int i = 0; i < 2; i++) {
-		attach(names[i], O_RDWR);
-		first = i ? first : fd;
-		ck_assert_int_eq(fd, first);
-		memset(buffers, 'a' + i, BLOCK);
-		ck_assert_int_eq(carry_out(RING_WRITE, buffers, 100, 0), 100);
-		detach();
-	}
-	for (int i = 0; i < 2; i++) {
-		memset(buffers, 'a' + i, 100);
-		ck_assert(scratch_same(scratch_path(names[i]), buffers, 100));
-	}
-	close_engine();
-}
-END_TEST
-
-START_TEST(a_file_that_is_detached_is_let_go)
-{
-	int ends[2];
-	char byte;
-
-	open_engine(_i);
-	ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
-	ops->attach(engine, ends[1]);
-	ops->attach(engine, -1);
-	close(ends[1]);
-	/* The end of the pipe is seen only when nobody, the engine included, has it open. */
-	for (int tries = 0; read(ends[0], &byte, 1) != 0; tries++) {
-		ck_assert_int_lt(tries, 2000);
-		usleep(1000);
-	}
-	close(ends[0]);
 	close_engine();
 }
 END_TEST
@@ -314,14 +265,14 @@ START_TEST(what_the_kernel_refuses_completes_with_its_code)
 	scratch_write(scratch_path("file"), "0123456789", 10);
 	ck_assert_int_eq(symlink("/dev/full", scratch_path("full")), 0);
 	open_engine(_i);
-	attach("full", O_RDWR);
+	open_file("full", O_RDWR);
 	ck_assert_int_eq(carry_out(RING_WRITE, buffers, BLOCK, 0), -ENOSPC);
-	detach();
-	attach("file", O_RDONLY);
+	close(fd);
+	open_file("file", O_RDONLY);
 	ck_assert_int_eq(carry_out(RING_WRITE, buffers, BLOCK, 0), -EBADF);
 	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 0), 10);
-	detach();
-	attach("file", O_WRONLY);
+	close(fd);
+	open_file("file", O_WRONLY);
 	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 0), -EBADF);
 	end();
 }
@@ -334,7 +285,6 @@ START_TEST(memory_out_of_reach_is_an_error_and_no_crash)
 	ck_assert_ptr_ne(gone, MAP_FAILED);
 	begin(_i);
 	ck_assert_int_eq(carry_out(RING_WRITE, gone, BLOCK, 0), -EFAULT);
-	ops->attach(engine, -1);
 	munmap(gone, BLOCK);
 	close(fd);
 	close_engine();
@@ -344,7 +294,7 @@ END_TEST
 START_TEST(direct_files_are_written_and_read)
 {
 	open_engine(_i);
-	attach("file", O_RDWR | O_DIRECT);
+	open_file("file", O_RDWR | O_DIRECT);
 	for (unsigned i = 0; i < 4; i++) {
 		memset(buffers + i * BLOCK, 'a' + (int)i, BLOCK);
 		ck_assert_int_eq(carry_out(RING_WRITE, buffers + i * BLOCK, BLOCK, i * BLOCK),
@@ -365,9 +315,9 @@ START_TEST(it_works_without_slabs)
 	ops = engines[_i];
 	ck_assert_int_eq(open_with(1, NULL, 0), 0);
 	ck_assert_str_eq(why, "");
-	attach("file", O_RDWR);
+	open_file("file", O_RDWR);
 	ck_assert_int_eq(carry_out(RING_WRITE, &byte, 1, 0), 1);
-	detach();
+	close(fd);
 	ops->close(engine);
 }
 END_TEST
@@ -455,11 +405,10 @@ static int works_unregistered(void *unused)
 		return 1;
 	if (!*why)
 		return 2;
-	ops->attach(engine, fd);
 	op = request(RING_WRITE, buffers, BLOCK, 0);
 	if (ops->submit(engine, &op) || ops->wait(engine) != &op || op.result != BLOCK)
 		return 3;
-	detach();
+	close(fd);
 	ops->close(engine);
 	base_unmap(buffers, DEPTH * BLOCK);
 	return 0;
@@ -481,7 +430,7 @@ static int fails_when_shut_out(void *unused)
 	buffers = base_map(DEPTH * BLOCK);
 	if (open_with(DEPTH, buffers, DEPTH * BLOCK) || sandbox_refuse(__NR_io_uring_enter, EPERM))
 		return 99;
-	attach("file", O_RDWR);
+	open_file("file", O_RDWR);
 	first = request(RING_WRITE, buffers, BLOCK, 0);
 	if (ops->submit(engine, &first) || ops->wait(engine) != &first || first.result != -EPERM)
 		return 1;
@@ -490,7 +439,7 @@ static int fails_when_shut_out(void *unused)
 		return 2;
 	if (ops->wait(engine))
 		return 3;
-	detach();
+	close(fd);
 	ops->close(engine);
 	base_unmap(buffers, DEPTH * BLOCK);
 	return 0;
@@ -516,8 +465,6 @@ int main(void)
 	tcase_add_loop_test(all, a_request_may_begin_in_the_slabs_and_end_behind_them, 0, count);
 	tcase_add_loop_test(all, as_many_requests_as_it_was_opened_for_can_be_in_flight, 0, count);
 	tcase_add_loop_test(all, any_order_of_calls_over_many_files_loses_nothing, 0, count);
-	tcase_add_loop_test(all, a_number_given_to_another_file_leads_to_the_other_file, 0, count);
-	tcase_add_loop_test(all, a_file_that_is_detached_is_let_go, 0, count);
 	tcase_add_loop_test(all, the_end_of_the_file_cuts_reads_short, 0, count);
 	tcase_add_loop_test(all, what_the_kernel_refuses_completes_with_its_code, 0, count);
 	if (!scratch_under_valgrind())

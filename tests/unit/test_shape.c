@@ -554,16 +554,9 @@ static struct ring_op *refusing_wait(void *engine)
 	return taken[taken_count];
 }
 
-static void any_file(void *engine, int fd)
-{
-	(void)engine;
-	(void)fd;
-}
-
 static const struct ring_engine_ops refusing = {
 	.id = "refusing",
 	.open = refusing_open,
-	.attach = any_file,
 	.submit = refusing_submit,
 	.wait = refusing_wait,
 	.close = refusing_close,
