@@ -346,15 +346,16 @@ static int enter(struct files_store *store, struct base_error *error)
 	if (is_in_memory(store))
 		return store->folder_fd;
 	fd = ring_private_enter(&store->shelf, error);
-	if (fd == -ENOENT && !store->base.config.rank && !ring_private_make(&store->shelf))
+	if (fd == -ENOENT && !store->base.config.rank &&
+	    (!mkdir(store->shelf.path, 0700) || errno == EEXIST))
 		fd = ring_private_enter(&store->shelf, error);
 	return fd;
 }
 
 static void leave(const struct files_store *store, int fd)
 {
-	if (!is_in_memory(store))
-		ring_private_leave(fd);
+	if (!is_in_memory(store) && fd >= 0)
+		close(fd);
 }
 
 /* A file that is not there, in a folder that is not there: one in memory is held open. */
@@ -422,10 +423,11 @@ static int files_restore(struct gather_store *base, const struct store_own *own)
 	struct files_store *store = (struct files_store *)base;
 	char file[FILE_NAME_BYTES];
 	int ret, fd = enter(store, NULL);
+	struct stat stat;
 
 	file_name(file, own->scope, own->name);
 	ret = fd < 0 ? fd : 0;
-	if (!ret && !ring_private_has(fd, file))
+	if (!ret && fstatat(fd, file, &stat, AT_SYMLINK_NOFOLLOW) && errno == ENOENT)
 		ret = ring_private_put(&store->shelf, fd, file, own->data, own->bytes, NULL);
 	leave(store, fd);
 	return ret;
@@ -538,7 +540,7 @@ static int remove_file(void *opaque, const char *name)
 	const struct removal *removal = opaque;
 
 	if (!strncmp(name, removal->begin, strlen(removal->begin)))
-		ring_private_remove(removal->folder_fd, name);
+		unlinkat(removal->folder_fd, name, 0);
 	return 0;
 }
 

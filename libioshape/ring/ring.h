@@ -147,8 +147,7 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 /* How long the request at `offset` is to be, of buffers of this size. Pure. */
 size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
 
-/* ---- Lanes (queue.c) --------------------------------------------------------------------------
- */
+/* ---- Lanes (queue.c) ------------------------------------------------------------------------- */
 
 /*
  * An engine and its buffers. A lane serves one file at a time, in one thread at a time; a context
@@ -165,7 +164,15 @@ void ring_lane_close(struct ring_lane *lane);
  */
 void ring_lane_fills(struct ring_lane *lane, struct base_fresh *fresh);
 
-/* ---- Files that appear whole or not at all (writer.c, atomic_file.c) --------------------- */
+/* ---- Files that appear whole or not at all (writer.c, atomic_file.c) ------------------------- */
+
+/* Of a file or a directory that is a copy of another one. */
+struct ring_original {
+	int64_t modified_ns; /* since 1970: the time that the copy gets */
+	uint32_t mode;       /* that it gets, unless it replaces a file */
+	/* What has its name stays, and the commit answers -EEXIST, if that was modified later. */
+	int64_t newest_ns;
+};
 
 struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
@@ -305,30 +312,7 @@ void ring_clear_space(const char *path, const struct base_log *log);
  */
 bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes);
 
-/* ---- Who is dead (liveness.c) ------------------------------------------------------------------
- */
-
-/* Eight hex digits that stand for this boot of this machine; RING_NOWHERE if it does not tell. */
-#define RING_NOWHERE "00000000"
-const char *ring_machine_tag(void);
-
-/* What ring_lock_domain() of internal.h writes. */
-#define RING_DOMAIN_BYTES 9
-/* Whether the digits that a name has are of this domain. */
-bool ring_is_lock_domain(const char *digits, const char domain[RING_DOMAIN_BYTES]);
-
-/* The clock that gives files in a directory their times: its server's, and not ours. */
-struct ring_clock {
-	int directory_fd;
-	int64_t now; /* seconds since 1970; 0: not asked yet, below: it does not tell */
-};
-
-/* Whether what was last touched then has been left alone for a day. Asks by a new file, once. */
-bool ring_is_abandoned(struct ring_clock *clock, int64_t touched);
-/* What time it is by that clock: nanoseconds since 1970, of a new file. */
-int ring_time_in(const char *directory, int64_t *now_ns, struct base_error *error);
-
-/* ---- Reading (input.c, reader.c) ------------------------------------------- */
+/* ---- Reading (input.c, reader.c) ------------------------------------------------------------- */
 
 /*
  * A file, or a part of one, open for reading; immutable, so several threads can share it. All
@@ -420,8 +404,7 @@ void ring_stream_stop(struct ring_stream *stream);
 /* NULL is fine. */
 void ring_stream_free(struct ring_stream *stream);
 
-/* ---- Directories (folder.c, atomic_dir.c) -----------------------------------------------------
- */
+/* ---- Directories (folder.c) ------------------------------------------------------------------ */
 
 /*
  * An open directory. What is done in it is done by its descriptor, and never through a symbolic
@@ -451,6 +434,16 @@ int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *
 /* Safe on RING_NO_FOLDER. Ends its lock. */
 void ring_folder_close(struct ring_folder *folder);
 
+/* A file whose lock is held: as that of a directory. */
+struct ring_hold {
+	int fd; /* -1: none */
+};
+
+#define RING_NO_HOLD                                                                               \
+	{                                                                                          \
+		.fd = -1                                                                           \
+	}
+
 enum ring_lock {
 	RING_LOCKED,   /* it is ours now, or was */
 	RING_BUSY,     /* somebody else has it */
@@ -460,22 +453,25 @@ enum ring_lock {
 /* Locks the directory itself, without waiting. */
 enum ring_lock ring_folder_lock(const struct ring_folder *folder);
 
-/* As ring_folder_create_in(), locked where locks work: *lock is RING_LOCKED or RING_NO_LOCKS.
- * -EAGAIN, without a sentence: try another name. */
-int ring_folder_create_locked(struct ring_folder *folder, const struct ring_folder *parent,
-			      const char *name, enum ring_lock *lock, struct base_error *error);
+/*
+ * Takes the lock of a file, which is made if it is not there: waits for it, or else answers -EBUSY,
+ * without a sentence, if somebody has it.
+ */
+int ring_folder_take(const struct ring_folder *folder, const char *name, bool wait,
+		     struct ring_hold *hold, struct base_error *error);
+/*
+ * Keeps others from beginning to read a small file, until ring_folder_let_go(): before what it
+ * describes is removed. -EBUSY, without a sentence, if somebody reads it now; -ENOENT if there is
+ * none. Where there are no locks it always succeeds.
+ */
+int ring_folder_claim(const struct ring_folder *folder, const char *name, struct ring_hold *hold,
+		      struct base_error *error);
+/* Safe on RING_NO_HOLD. */
+void ring_folder_let_go(struct ring_hold *hold);
 
 /* Whether it is (still) the one of this name. */
 bool ring_folder_is_named(const struct ring_folder *folder, const struct ring_folder *parent,
 			  const char *name);
-
-/* Of a file or a directory that is a copy of another one. */
-struct ring_original {
-	int64_t modified_ns; /* since 1970: the time that the copy gets */
-	uint32_t mode;       /* that it gets, unless it replaces a file */
-	/* What has its name stays, and the commit answers -EEXIST, if that was modified later. */
-	int64_t newest_ns;
-};
 
 enum ring_entry_kind { RING_FILE, RING_FOLDER, RING_OTHER };
 
@@ -527,75 +523,6 @@ int ring_folder_rename(const struct ring_folder *folder, const char *from, const
 /* -EOPNOTSUPP if the filesystem cannot. */
 int ring_folder_swap(const struct ring_folder *folder, const char *one, const char *other);
 
-/* ---- Texts, and what has to go (folder_texts.c) ---------------------------------------------- */
-
-/*
- * Small texts that appear whole, as symbolic links that nobody follows. They last only after a
- * sync. -EEXIST without a sentence.
- */
-int ring_folder_put_text(const struct ring_folder *folder, const char *name, const char *text,
-			 struct base_error *error);
-/* 0, or a negative errno without a sentence: -EINVAL if it is something else. */
-int ring_folder_get_text(const struct ring_folder *folder, const char *name, char into[PATH_MAX]);
-/* Removes one; it may be gone already. */
-int ring_folder_drop_text(const struct ring_folder *folder, const char *name,
-			  struct base_error *error);
-
-/*
- * Removes a file, or a directory with all in it, if it is the one that was looked at, unchanged:
- * -ESTALE, without a sentence, if it is not. Whoever replaces it meanwhile does so as if it had not
- * been there. `first` (may be NULL) is a file of a directory that readers hold: -EBUSY, without a
- * sentence, if one does.
- */
-int ring_folder_discard(const struct ring_folder *folder, const char *name,
-			const struct ring_entry *looked_at, const char *first,
-			struct base_error *error);
-
-/* ---- Small files ----------------------------------------------------------------------------- */
-
-/* A file whose lock is held: as that of a directory. */
-struct ring_hold {
-	int fd; /* -1: none */
-};
-
-#define RING_NO_HOLD                                                                               \
-	{                                                                                          \
-		.fd = -1                                                                           \
-	}
-
-/* A new small file in a directory that nobody reads yet, on stable storage; its name is after a
- * sync. After a failure it is not there. */
-int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
-		    size_t bytes, struct base_error *error);
-
-/*
- * Reads a small file: appends it to `into`. `hold` may be NULL; otherwise it holds off
- * ring_folder_claim(), where locks work, until ring_folder_let_go().
- * -ENOENT, without a sentence, if there is none, or if it is just being removed.
- */
-int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
-		    struct base_buffer *into, struct ring_hold *hold, struct base_error *error);
-/* The first bytes of a file, as many as there are and have room; -ENOENT and others without a
- * sentence. */
-ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, void *into,
-			 size_t bytes);
-/*
- * Takes the lock of a file, which is made if it is not there: waits for it, or else answers -EBUSY,
- * without a sentence, if somebody has it.
- */
-int ring_folder_take(const struct ring_folder *folder, const char *name, bool wait,
-		     struct ring_hold *hold, struct base_error *error);
-/* Safe on RING_NO_HOLD. */
-void ring_folder_let_go(struct ring_hold *hold);
-
-/*
- * Keeps others from beginning to read a small file, until ring_folder_let_go(): before what it
- * describes is removed. -EBUSY, without a sentence, if somebody reads it now; -ENOENT if there is
- * none. Where there are no locks it always succeeds.
- */
-int ring_folder_claim(const struct ring_folder *folder, const char *name, struct ring_hold *hold,
-		      struct base_error *error);
-
 /*
  * Removes a directory: the file `first` in it (may be NULL), durably, then its other files, then
  * itself. `folder` is what is open under that name. Without `first` it never had its own name, and
@@ -609,8 +536,14 @@ int ring_folder_remove(const struct ring_folder *folder, const struct ring_folde
 		       const char *name, const char *first, struct ring_hold *hold,
 		       struct base_budget *budget, struct base_error *error);
 
-/* A directory under a temporary name, which dead processes leave behind as they do files
- * (new_folder.c). */
+/* ---- Directories that appear whole (atomic_dir.c) -------------------------------------------- */
+
+/* As ring_folder_create_in(), locked where locks work: *lock is RING_LOCKED or RING_NO_LOCKS.
+ * -EAGAIN, without a sentence: try another name. */
+int ring_folder_create_locked(struct ring_folder *folder, const struct ring_folder *parent,
+			      const char *name, enum ring_lock *lock, struct base_error *error);
+
+/* A directory under a temporary name, which dead processes leave behind as they do files. */
 struct ring_new_folder {
 	struct ring_folder above;
 	struct ring_folder folder;    /* locked, where locks work */
@@ -643,8 +576,48 @@ int ring_folder_resemble(const struct ring_folder *folder, const struct ring_ori
 /* Removes it unless it was committed. Safe on RING_NO_NEW_FOLDER. */
 void ring_new_folder_close(struct ring_new_folder *made, const struct base_log *log);
 
-/* ---- Small files that processes leave each other (small_file.c)
- * ----------------------------------- */
+/*
+ * Removes a file, or a directory with all in it, if it is the one that was looked at, unchanged:
+ * -ESTALE, without a sentence, if it is not. Whoever replaces it meanwhile does so as if it had not
+ * been there. `first` (may be NULL) is a file of a directory that readers hold: -EBUSY, without a
+ * sentence, if one does.
+ */
+int ring_folder_discard(const struct ring_folder *folder, const char *name,
+			const struct ring_entry *looked_at, const char *first,
+			struct base_error *error);
+
+/* ---- Small files (small_file.c) -------------------------------------------------------------- */
+
+/* A new small file in a directory that nobody reads yet, on stable storage; its name is after a
+ * sync. After a failure it is not there. */
+int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
+		    size_t bytes, struct base_error *error);
+
+/*
+ * Reads a small file: appends it to `into`. `hold` may be NULL; otherwise it holds off
+ * ring_folder_claim(), where locks work, until ring_folder_let_go().
+ * -ENOENT, without a sentence, if there is none, or if it is just being removed.
+ */
+int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
+		    struct base_buffer *into, struct ring_hold *hold, struct base_error *error);
+/* The first bytes of a file, as many as there are and have room; -ENOENT and others without a
+ * sentence. */
+ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, void *into,
+			 size_t bytes);
+
+/*
+ * Small texts that appear whole, as symbolic links that nobody follows. They last only after a
+ * sync. -EEXIST without a sentence.
+ */
+int ring_folder_put_text(const struct ring_folder *folder, const char *name, const char *text,
+			 struct base_error *error);
+/* 0, or a negative errno without a sentence: -EINVAL if it is something else. */
+int ring_folder_get_text(const struct ring_folder *folder, const char *name, char into[PATH_MAX]);
+/* Removes one; it may be gone already. */
+int ring_folder_drop_text(const struct ring_folder *folder, const char *name,
+			  struct base_error *error);
+
+/* ---- Folders of this user alone (small_file.c) ----------------------------------------------- */
 
 /*
  * A folder that belongs to this user alone, and small files in it, which appear whole. Nothing is
@@ -661,11 +634,9 @@ struct ring_private_folder {
 int ring_private_open(struct ring_private_folder *shelf, const char *path,
 		      struct base_error *error);
 void ring_private_close(struct ring_private_folder *shelf);
-/* Makes it again: 0, also if it is there, or a negative errno without a sentence. */
-int ring_private_make(const struct ring_private_folder *shelf);
-/* A descriptor for the functions below; -ENOENT, without a sentence, if the folder is gone. */
+/* A descriptor for the functions below, to be closed; -ENOENT, without a sentence, if the folder is
+ * gone. */
 int ring_private_enter(const struct ring_private_folder *shelf, struct base_error *error);
-void ring_private_leave(int folder_fd);
 
 /* Replaces what has that name. -ENOENT, without a sentence, if the folder is gone. */
 int ring_private_put(const struct ring_private_folder *shelf, int folder_fd, const char *name,
@@ -675,17 +646,37 @@ int ring_private_put(const struct ring_private_folder *shelf, int folder_fd, con
 int ring_private_get(const struct ring_private_folder *shelf, int folder_fd, const char *name,
 		     size_t most_bytes, struct base_buffer *into, uint64_t *stamp,
 		     struct base_error *error);
-bool ring_private_has(int folder_fd, const char *name);
 /* Tells each name; anything but 0 ends it with that code. */
 int ring_private_list(const struct ring_private_folder *shelf, int folder_fd,
 		      int (*found)(void *user, const char *name), void *user,
 		      struct base_error *error);
-void ring_private_remove(int folder_fd, const char *name);
 
 /* Removes it and all files in it. */
 void ring_private_destroy(const struct ring_private_folder *shelf);
 /* Those in `directory` whose names begin with `prefix` and that nobody has changed for so long. */
 void ring_private_destroy_old(const struct ring_private_folder *shelf, const char *directory,
 			      const char *prefix, int64_t seconds);
+
+/* ---- Who is dead (liveness.c) ---------------------------------------------------------------- */
+
+/* Eight hex digits that stand for this boot of this machine; RING_NOWHERE if it does not tell. */
+#define RING_NOWHERE "00000000"
+const char *ring_machine_tag(void);
+
+/* What ring_lock_domain() of internal.h writes. */
+#define RING_DOMAIN_BYTES 9
+/* Whether the digits that a name has are of this domain. */
+bool ring_is_lock_domain(const char *digits, const char domain[RING_DOMAIN_BYTES]);
+
+/* The clock that gives files in a directory their times: its server's, and not ours. */
+struct ring_clock {
+	int directory_fd;
+	int64_t now; /* seconds since 1970; 0: not asked yet, below: it does not tell */
+};
+
+/* Whether what was last touched then has been left alone for a day. Asks by a new file, once. */
+bool ring_is_abandoned(struct ring_clock *clock, int64_t touched);
+/* What time it is by that clock: nanoseconds since 1970, of a new file. */
+int ring_time_in(const char *directory, int64_t *now_ns, struct base_error *error);
 
 #endif

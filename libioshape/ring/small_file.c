@@ -253,11 +253,6 @@ static int look_at_own(struct ring_private_folder *shelf, int folder_fd)
 	return 0;
 }
 
-int ring_private_make(const struct ring_private_folder *shelf)
-{
-	return mkdir(shelf->path, 0700) && errno != EEXIST ? -errno : 0;
-}
-
 /* Where everybody may put something, another user can have made it first, and this user cannot
  * remove it. */
 static int refuse_owner(const char *path, uid_t owner, struct base_error *error)
@@ -295,8 +290,7 @@ int ring_private_open(struct ring_private_folder *shelf, const char *path, struc
 		return base_no_memory(error, "a path", strlen(path));
 	/* Another process may remove it between the two. */
 	for (int i = 0; i < MAX_TRIES; i++) {
-		ret = ring_private_make(shelf);
-		fd = ret ? ret : open_folder(path);
+		fd = mkdir(path, 0700) && errno != EEXIST ? -errno : open_folder(path);
 		ret = fd < 0 ? fd : look_at_own(shelf, fd);
 		if (!ret && fstat(fd, &stat))
 			ret = -errno;
@@ -353,12 +347,6 @@ int ring_private_enter(const struct ring_private_folder *shelf, struct base_erro
 	return base_refuse(error, -EACCES, "the folder \"%s\" is not ours any more", shelf->path);
 }
 
-void ring_private_leave(int folder_fd)
-{
-	if (folder_fd >= 0)
-		close(folder_fd);
-}
-
 /* ---- Files ----------------------------------------------------------------------------------- */
 
 int ring_private_put(const struct ring_private_folder *shelf, int folder_fd, const char *name,
@@ -389,8 +377,8 @@ static int get_once(const struct ring_private_folder *shelf, int folder_fd, cons
 	if (!ret && stat.st_uid != shelf->owner)
 		ret = -EPERM;
 	if (!ret)
-		*stamp = (uint64_t)stat.st_ino * 31 + (uint64_t)stat.st_mtim.tv_sec * 1000000007 +
-			 (uint64_t)stat.st_mtim.tv_nsec;
+		*stamp = (uint64_t)ring_modified_ns(&stat) ^
+			 (uint64_t)stat.st_ino * 0x9e3779b97f4a7c15u;
 	close(fd);
 	return ret;
 }
@@ -413,14 +401,6 @@ int ring_private_get(const struct ring_private_folder *shelf, int folder_fd, con
 				   "remove it and find out who put it there",
 				   shelf->path, name);
 	return base_fail(error, ret, "cannot read the note \"%s/%s\"", shelf->path, name);
-}
-
-bool ring_private_has(int folder_fd, const char *name)
-{
-	struct stat stat;
-
-	/* Only what is surely not there is missing. */
-	return !fstatat(folder_fd, name, &stat, AT_SYMLINK_NOFOLLOW) || errno != ENOENT;
 }
 
 struct seen {
@@ -450,11 +430,6 @@ int ring_private_list(const struct ring_private_folder *shelf, int folder_fd,
 	if (why.code && error)
 		*error = why;
 	return ret;
-}
-
-void ring_private_remove(int folder_fd, const char *name)
-{
-	unlinkat(folder_fd, name, 0);
 }
 
 /* ---- Removing it ----------------------------------------------------------------------------- */
