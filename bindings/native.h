@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stands at the top of the extension's source, which cffi writes. */
+#include <ioshape/group.h>
 #include <ioshape/ioshape.h>
 #include <ioshape/probe.h>
+#include <ioshape/slots.h>
 #include <ioshape/tier.h>
 
 /* Not public; the package has the library inside. */

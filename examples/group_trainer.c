@@ -14,6 +14,7 @@
  * STEPS are trained in this run, beyond those of the checkpoint.
  * IOSHAPE_MODE=rank0 has rank 0 write one file for all, IOSHAPE_MODE=each every rank its own.
  */
+#include <ioshape/group.h>
 #include <ioshape/ioshape.h>
 #include <ioshape/mpi.h>
 

@@ -14,7 +14,7 @@
 #ifndef IOSHAPE_GROUP_H
 #define IOSHAPE_GROUP_H
 
-#include <ioshape/container.h>
+#include <ioshape/ioshape.h>
 
 #ifdef __cplusplus
 extern "C" {

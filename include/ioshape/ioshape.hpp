@@ -16,8 +16,10 @@
 #include <system_error>
 #include <vector>
 
+#include <ioshape/group.h>
 #include <ioshape/ioshape.h>
 #include <ioshape/probe.h>
+#include <ioshape/slots.h>
 
 namespace ioshape
 {

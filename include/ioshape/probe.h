@@ -5,10 +5,7 @@
 #ifndef IOSHAPE_PROBE_H
 #define IOSHAPE_PROBE_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include <ioshape/context.h>
+#include <ioshape/ioshape.h>
 
 #ifdef __cplusplus
 extern "C" {

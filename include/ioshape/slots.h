@@ -18,35 +18,11 @@
 #ifndef IOSHAPE_SLOTS_H
 #define IOSHAPE_SLOTS_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include <ioshape/context.h>
+#include <ioshape/ioshape.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/** Where a request for a slot stands in the queue. */
-struct ioshape_place {
-	size_t size;       /**< sizeof(struct ioshape_place) */
-	uint32_t position; /**< requests that are ahead of it in the queue: at 0 it is the next */
-	uint32_t capacity; /**< slots of the pool; 0 if it is not known */
-	double waited_s;
-	char ahead[128];      /**< who goes before it, or holds a slot: "job 4711, rank 7 on n03" */
-	char pool[128];       /**< "" if there is no coordination */
-	char coordinator[16]; /**< "redis", "local"; "unreachable" while there is no answer */
-};
-
-#define IOSHAPE_PLACE_INIT IOSHAPE_SIZED(ioshape_place)
-
-/**
- * Told about ten times a second while a request waits, in the thread that waits.
- *
- * Anything but 0 gives up: acquiring then fails with -ECANCELED. The function must not call the
- * library.
- */
-typedef int (*ioshape_queue_fn)(void *user, const struct ioshape_place *place);
 
 /**
  * Told once when a slot is lost, on a thread of the library.

@@ -13,7 +13,7 @@
 #ifndef IOSHAPE_TIER_H
 #define IOSHAPE_TIER_H
 
-#include <ioshape/tensors.h>
+#include <ioshape/ioshape.h>
 
 #ifdef __cplusplus
 extern "C" {

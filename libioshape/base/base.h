@@ -16,7 +16,8 @@
 
 #include "internal.h"
 
-#include <ioshape/context.h>
+#include <ioshape/group.h>
+#include <ioshape/ioshape.h>
 
 /* Marks the definition of a public function; everything else is hidden. */
 #define IOSHAPE_EXPORT __attribute__((visibility("default")))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/base.h"
 
-#include <ioshape/version.h>
+#include <ioshape/ioshape.h>
 
 #include <stdlib.h>
 

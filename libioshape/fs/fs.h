@@ -113,7 +113,7 @@ struct fs_layout_request {
 /* Whether layouts can be asked for there. Pure. */
 bool fs_takes_layouts(enum fs_family family);
 
-/* The setting "layout", see include/ioshape/context.h. Pure. -EINVAL and a sentence. */
+/* The setting "layout", see include/ioshape/ioshape.h. Pure. -EINVAL and a sentence. */
 int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 			    struct base_error *error);
 

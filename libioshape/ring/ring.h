@@ -10,7 +10,7 @@
 #include "base/base.h"
 #include "fs/fs.h"
 
-#include <ioshape/tensors.h>
+#include <ioshape/ioshape.h>
 
 #include <limits.h>
 #include <stdatomic.h>

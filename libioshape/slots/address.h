@@ -6,7 +6,7 @@
 #include "base/base.h"
 
 /*
- * redis://, rediss://, unix://, sentinel://, as include/ioshape/context.h says. -EINVAL names the
+ * redis://, rediss://, unix://, sentinel://, as include/ioshape/ioshape.h says. -EINVAL names the
  * part that is wrong, but quotes nothing of the text: who forgets to escape a password finds its
  * pieces in any part.
  */

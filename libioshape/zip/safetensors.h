@@ -8,7 +8,7 @@
 
 #include "base/base.h"
 
-#include <ioshape/tensors.h>
+#include <ioshape/ioshape.h>
 
 /* The Python package reads no longer header: see _safetensors/header.py. */
 #define ZIP_SAFETENSORS_MAX_HEADER_BYTES (32 * MIB)

@@ -13,7 +13,7 @@
 #include "zip/manifest.h"
 #include "zip/safetensors.h"
 
-#include <ioshape/container.h>
+#include <ioshape/ioshape.h>
 
 #define ZIP_FOLDER "archive/" /* the one folder of files that we write */
 /* The length of a record that is not known yet. */

@@ -7,6 +7,9 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <ioshape/group.h>
+#include <ioshape/slots.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>

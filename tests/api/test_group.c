@@ -7,6 +7,8 @@
 #include "support/scratch.h"
 #include "support/wires.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>

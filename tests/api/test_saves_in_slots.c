@@ -5,6 +5,8 @@
 #include "support/check_main.h"
 #include "support/report_step.h"
 
+#include <ioshape/slots.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -6,6 +6,7 @@
 #include "support/scratch.h"
 
 #include <ioshape/ioshape.h>
+#include <ioshape/slots.h>
 
 #include <errno.h>
 #include <fcntl.h>

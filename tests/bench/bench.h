@@ -9,7 +9,9 @@
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
 
+#include <ioshape/group.h>
 #include <ioshape/ioshape.h>
+#include <ioshape/slots.h>
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
+#include <ioshape/group.h>
+
 #include <string.h>
 
 static enum ioshape_mode mode_of(const char *name)

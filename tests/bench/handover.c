@@ -4,6 +4,8 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
+#include <ioshape/slots.h>
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
+#include <ioshape/slots.h>
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
+#include <ioshape/slots.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <hiredis/hiredis.h>

@@ -8,6 +8,8 @@
 #include "support/scratch.h"
 #include "support/wires.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -6,6 +6,7 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <ioshape/group.h>
 #include <ioshape/probe.h>
 
 #include <errno.h>

@@ -6,6 +6,8 @@
 #include "support/redis_server.h"
 #include "support/scratch.h"
 
+#include <ioshape/slots.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>

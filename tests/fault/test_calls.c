@@ -10,6 +10,8 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

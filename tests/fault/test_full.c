@@ -10,6 +10,9 @@
 #include "support/scratch.h"
 #include "support/tap.h"
 
+#include <ioshape/group.h>
+#include <ioshape/slots.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

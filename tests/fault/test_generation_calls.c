@@ -10,6 +10,7 @@
 #include "support/fail_memory.h"
 #include "support/generation_case.h"
 
+#include <ioshape/group.h>
 #include <ioshape/ioshape.h>
 
 #include <errno.h>

@@ -7,6 +7,7 @@
 #include "gather/gather.h"
 #include "support/stream_case.h"
 
+#include <ioshape/group.h>
 #include <ioshape/mpi.h>
 
 #include <errno.h>

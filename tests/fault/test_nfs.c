@@ -17,6 +17,8 @@
 #include "support/scratch.h"
 #include "support/tap.h"
 
+#include <ioshape/group.h>
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

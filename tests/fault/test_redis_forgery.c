@@ -11,6 +11,8 @@
 #include "support/redis_server.h"
 #include "support/scratch.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>

@@ -11,6 +11,8 @@
 #include "support/sample.h"
 #include "support/tier_calls.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <signal.h>
 #include <stdbool.h>

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as notes of other ranks: rosters, plans, errors, who protects whom. */
 #define _GNU_SOURCE
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

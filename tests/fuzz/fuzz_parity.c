@@ -4,6 +4,8 @@
  * decides, the manifest with its record. What is accepted is used as an exchange uses it.
  */
 #define _GNU_SOURCE
+#include <ioshape/group.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

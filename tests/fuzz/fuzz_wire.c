@@ -4,6 +4,8 @@
  * its sender and as its receiver. The input says which messages: heads are right but for what it
  * says, as mutations would hardly ever find the magic number.
  */
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

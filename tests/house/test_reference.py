@@ -71,5 +71,5 @@ def test_what_says_too_little_is_refused(comment: str, declaration: str, tmp_pat
     done = make(tmp_path / "pages", header)
     assert done.returncode == 1
     assert "ioshape_new" in done.stderr
-    header.write_text((HEADERS / "file.h").read_text(encoding="utf-8"), encoding="utf-8")
+    header.write_text((HEADERS / "ioshape.h").read_text(encoding="utf-8"), encoding="utf-8")
     assert make(tmp_path / "pages", header).returncode == 0

@@ -20,7 +20,7 @@ def version_in_meson() -> tuple[str, str, str]:
 
 
 def test_version_header_says_what_meson_says() -> None:
-    header = (HEADERS / "version.h").read_text(encoding="utf-8")
+    header = (HEADERS / "ioshape.h").read_text(encoding="utf-8")
     macros = dict(re.findall(r"#define IOSHAPE_VERSION(\w*)[ \t]+(\S+)", header))
     major, minor, patch = version_in_meson()
     assert macros == {

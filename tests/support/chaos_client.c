@@ -20,6 +20,8 @@
 #define _GNU_SOURCE
 #include "support/chaos_client.h"
 
+#include <ioshape/slots.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -8,6 +8,8 @@
 #include "internal.h"
 #include "support/chaos_client.h"
 
+#include <ioshape/group.h>
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

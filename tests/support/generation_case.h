@@ -6,6 +6,8 @@
 #include "group/group.h"
 #include "support/scratch.h"
 
+#include <ioshape/group.h>
+
 #include <stdio.h>
 #include <string.h>
 

@@ -7,6 +7,8 @@
 #include "support/file_writer.h"
 #include "support/must.h"
 
+#include <ioshape/group.h>
+
 #include <stdlib.h>
 
 #define GENERATION_MOST_RANKS 64

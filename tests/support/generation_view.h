@@ -6,6 +6,7 @@
 #include "support/check_main.h"
 #include "support/generation_case.h"
 
+#include <ioshape/group.h>
 #include <ioshape/ioshape.h>
 
 #include <unistd.h>

@@ -3,6 +3,8 @@
 #include "support/pair_comm.h"
 #include "support/stream_case.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>

@@ -2,7 +2,7 @@
 #ifndef SUPPORT_READER_INFO_H
 #define SUPPORT_READER_INFO_H
 
-#include <ioshape/container.h>
+#include <ioshape/ioshape.h>
 
 /* Zeros if that fails. */
 static inline struct ioshape_reader_info info_of_reader(struct ioshape_reader *reader)

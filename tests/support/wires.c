@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "support/wires.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <poll.h>
 #include <string.h>

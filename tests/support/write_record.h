@@ -2,7 +2,7 @@
 #ifndef SUPPORT_WRITE_RECORD_H
 #define SUPPORT_WRITE_RECORD_H
 
-#include <ioshape/container.h>
+#include <ioshape/ioshape.h>
 
 /* Saves a file of one record. */
 static inline int write_record(struct ioshape_context *context, const char *path, const char *name,

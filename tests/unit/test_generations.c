@@ -6,6 +6,8 @@
 #include "support/reader_info.h"
 #include "support/sample.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -7,6 +7,8 @@
 
 #include "support/generation_view.h"
 
+#include <ioshape/group.h>
+
 static struct group_search_options options;
 static struct ioshape_group *group;
 static struct search search;

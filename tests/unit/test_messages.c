@@ -6,6 +6,8 @@
 
 #include "support/check_main.h"
 
+#include <ioshape/group.h>
+
 #define RANKS 3u
 
 static struct test_case all = { .name = "all" };

@@ -3,6 +3,8 @@
 #include "gather/gather.h"
 #include "support/check_main.h"
 
+#include <ioshape/group.h>
+
 #include <string.h>
 
 #define AUTO IOSHAPE_MODE_AUTO

@@ -5,6 +5,8 @@
 /* What it does with other processes' words is its own; this test is such a process. */
 #include "tier/restore.c"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

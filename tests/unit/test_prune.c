@@ -4,6 +4,8 @@
 #include "support/generation_view.h"
 #include "support/lock_domain.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -5,6 +5,8 @@
 #include "support/board_case.h"
 #include "support/check_main.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

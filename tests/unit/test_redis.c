@@ -6,6 +6,8 @@
 #include "support/redis_case.h"
 #include "support/scratch.h"
 
+#include <ioshape/slots.h>
+
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>

@@ -4,6 +4,8 @@
 #include "support/check_main.h"
 #include "support/scripted_coordinator.h"
 
+#include <ioshape/slots.h>
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>

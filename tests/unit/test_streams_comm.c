@@ -6,6 +6,8 @@
 #include "support/pair_comm.h"
 #include "support/stream_case.h"
 
+#include <ioshape/group.h>
+
 #include <errno.h>
 #include <poll.h>
 #include <string.h>

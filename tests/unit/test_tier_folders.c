@@ -4,6 +4,8 @@
 #include "internal.h"
 #include "support/tier_case.h"
 
+#include <ioshape/group.h>
+
 static struct test_case tests = { .name = "folders",
 				  .setup = tier_setup,
 				  .teardown = tier_teardown };

@@ -4,6 +4,7 @@
 #include "group/group.h"
 #include "support/tier_case.h"
 
+#include <ioshape/group.h>
 #include <ioshape/tier.h>
 
 #include <limits.h>

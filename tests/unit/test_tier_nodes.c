@@ -7,6 +7,7 @@
 #include "support/tier_case.h"
 #include "tier/parity.h"
 
+#include <ioshape/group.h>
 #include <ioshape/tier.h>
 
 #include <dirent.h>

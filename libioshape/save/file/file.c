@@ -2,7 +2,7 @@
 /* The public handle for files in other formats: bytes as they come. */
 #include "save/file/file.h"
 
-#include <ioshape/file.h>
+#include <ioshape/ioshape.h>
 
 #include <errno.h>
 #include <stdlib.h>
