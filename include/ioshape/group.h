@@ -69,17 +69,6 @@ enum ioshape_board {
 	IOSHAPE_BOARD_FILES = 3  /**< small files beside the generations */
 };
 
-/** How many nodes of a set may lose their tier, and how many nodes are a set. */
-enum ioshape_parity {
-	IOSHAPE_PARITY_NONE = 0,
-	IOSHAPE_PARITY_1_OF_2 = 1, /**< partners have a copy of each other's files */
-	IOSHAPE_PARITY_1_OF_4 = 2,
-	IOSHAPE_PARITY_1_OF_8 = 3,
-	IOSHAPE_PARITY_2_OF_4 = 4,
-	IOSHAPE_PARITY_2_OF_6 = 5,
-	IOSHAPE_PARITY_2_OF_8 = 6
-};
-
 /** What the report of a group's save may have besides those of enum ioshape_step_code. */
 enum ioshape_group_step {
 	IOSHAPE_STEP_TIER = 14, /**< saved directly, though there is a tier */
@@ -125,13 +114,7 @@ struct ioshape_group_options {
 	 * in.
 	 */
 	struct ioshape_tier *tier;
-	/** IOSHAPE_PARITY: nodes that save on their tiers keep, for each other, what makes up for
-	 * one that is lost. It needs `comm`. Rank 0's counts. */
-	enum ioshape_parity parity;
 	uint32_t reserved; /**< 0 */
-	/** IOSHAPE_RACK: nodes with the same name fail together, and are in different sets as far
-	 * as can be; NULL: each host by itself. */
-	const char *rack;
 };
 
 #define IOSHAPE_GROUP_OPTIONS_INIT IOSHAPE_SIZED(ioshape_group_options)

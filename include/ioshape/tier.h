@@ -22,6 +22,17 @@ extern "C" {
 /** A folder on a fast disk, and what this user has on it. */
 struct ioshape_tier;
 
+/** How many nodes of a set may lose their tier, and how many nodes are a set. */
+enum ioshape_parity {
+	IOSHAPE_PARITY_NONE = 0,
+	IOSHAPE_PARITY_1_OF_2 = 1, /**< partners have a copy of each other's files */
+	IOSHAPE_PARITY_1_OF_4 = 2,
+	IOSHAPE_PARITY_1_OF_8 = 3,
+	IOSHAPE_PARITY_2_OF_4 = 4,
+	IOSHAPE_PARITY_2_OF_6 = 5,
+	IOSHAPE_PARITY_2_OF_8 = 6
+};
+
 /** How a tier is used. */
 struct ioshape_tier_options {
 	size_t size; /**< sizeof(struct ioshape_tier_options) */
@@ -30,7 +41,12 @@ struct ioshape_tier_options {
 	/** Drained copies that stay in each directory, newest first; 0: as many as there is room
 	 * for. */
 	uint32_t keep_last;
-	uint32_t reserved; /**< 0 */
+	/** IOSHAPE_PARITY: nodes of a group that save on their tiers keep, for each other, what
+	 * makes up for one that is lost. The group needs a `comm`. Rank 0's counts. */
+	enum ioshape_parity parity;
+	/** IOSHAPE_RACK: nodes with the same name fail together, and are in different sets as far
+	 * as can be; NULL: each host by itself. */
+	const char *rack;
 };
 
 #define IOSHAPE_TIER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_tier_options)

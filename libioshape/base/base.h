@@ -338,7 +338,12 @@ int base_parse_bytes(const char *text, uint64_t *value);
 
 /* Which option struct has a setting's field: struct ioshape_context_options or
  * struct ioshape_group_options. The others are those of the Python package. */
-enum base_settings_owner { BASE_SETTINGS_CONTEXT, BASE_SETTINGS_GROUP, BASE_SETTINGS_PACKAGE };
+enum base_settings_owner {
+	BASE_SETTINGS_CONTEXT,
+	BASE_SETTINGS_GROUP,
+	BASE_SETTINGS_TIER,
+	BASE_SETTINGS_PACKAGE
+};
 
 /*
  * Fills what an option struct leaves at zero from variables, and checks both. Defaults are left at

@@ -4,6 +4,7 @@
 #include "base/base.h"
 
 #include <ioshape/group.h>
+#include <ioshape/tier.h>
 
 #include <errno.h>
 #include <limits.h>
@@ -37,6 +38,7 @@ struct setting {
 
 #define OFFSET_CONTEXT(name) offsetof(struct ioshape_context_options, name)
 #define OFFSET_GROUP(name) offsetof(struct ioshape_group_options, name)
+#define OFFSET_TIER(name) offsetof(struct ioshape_tier_options, name)
 #define OFFSET_PACKAGE(name) 0
 #define ROW(owner, name, kind, least, most, values)                                                \
 	{ #name, BASE_SETTINGS_##owner, KIND_##kind, OFFSET_##owner(name), least, most, values },

@@ -536,13 +536,10 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 				      save_slots_config(group->context)->identity.job);
 	if (options->node && *options->node)
 		group->node = strdup(options->node);
-	if (options->rack && *options->rack)
-		group->rack = strdup(options->rack);
 	group->ranks = calloc(options->ranks, sizeof(*group->ranks));
 	group->leaders = calloc(options->ranks, sizeof(*group->leaders));
 	if (!trimmed || !group->token || !group->ranks || !group->leaders ||
-	    (options->node && *options->node && !group->node) ||
-	    (options->rack && *options->rack && !group->rack)) {
+	    (options->node && *options->node && !group->node)) {
 		free(trimmed);
 		return base_no_memory(error, "a group", options->ranks * sizeof(*group->ranks));
 	}
@@ -551,7 +548,6 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 	group->options.token = group->token;
 	group_job_hash(group->job, group->token);
 	group->options.node = group->node;
-	group->options.rack = group->rack;
 	return ret;
 }
 
@@ -567,7 +563,6 @@ static void free_group(struct ioshape_group *group)
 	free(group->near);
 	free(group->token);
 	free(group->node);
-	free(group->rack);
 	free(group->ranks);
 	free(group->leaders);
 	free(group);
@@ -628,9 +623,11 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	base_cond_init(&group->change);
 	ret = copy_strings(group, directory, error);
 	if (!ret) {
+		const char *rack = options.tier ? group_tier_of(&options)->rack : "";
+
 		find_own_place(group);
 		snprintf(group->ranks[options.rank].domain, GROUP_WHERE_BYTES, "%s",
-			 group->rack ? group->rack : save_slots_config(context)->identity.node);
+			 *rack ? rack : save_slots_config(context)->identity.node);
 		group->ranks[options.rank].has_tier = group->has_tiers = options.tier != NULL;
 		ret = ring_folder_make(group->directory, error);
 	}

@@ -315,6 +315,7 @@ int group_read_error(struct group_note_reader *reader, struct base_error *error)
  */
 struct group_tier {
 	const struct group_tier_ops *ops;
+	const char *rack; /* what fails together with this node, by its name; "": its host alone */
 };
 
 struct group_round;
@@ -327,8 +328,7 @@ struct group_tier_ops {
 		    struct base_error *error);
 	/* As ioshape_tier_place(), for so many bytes and what this node keeps for the others of
 	 * `nodes` nodes. */
-	int (*make_room)(struct group_tier *tier, const struct ioshape_group *group,
-			 const char *path, uint64_t bytes, uint32_t nodes,
+	int (*make_room)(struct group_tier *tier, const char *path, uint64_t bytes, uint32_t nodes,
 			 struct base_error *error);
 	/* As ioshape_tier_keep(). */
 	int (*keep)(struct group_tier *tier, const char *path, uint32_t keep_last,
@@ -387,7 +387,7 @@ struct ioshape_group {
 	bool has_tiers;                       /* all ranks have one */
 	char *token;
 	char job[GROUP_JOB_BYTES]; /* of the token: in the names of attempts */
-	char *node, *rack;
+	char *node;
 	char board_name[17];
 	struct gather_store *board; /* NULL: there is only this rank */
 	/* Ranks that meet in the directory, and share memory, move to it: where they will, and

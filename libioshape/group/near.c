@@ -64,7 +64,7 @@ static int make_room(const struct group_part *part, struct base_error *error)
 	const struct ioshape_group *group = part->group;
 	struct group_tier *tier = group_tier_of(&group->options);
 
-	return tier->ops->make_room(tier, group, part->task->path, group_bytes_here(part),
+	return tier->ops->make_room(tier, part->task->path, group_bytes_here(part),
 				    group_is_spread(part) ? group->node_count : 1, error);
 }
 

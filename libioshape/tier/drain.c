@@ -13,30 +13,19 @@ struct drain {
 	struct ioshape_drain_options options;
 	char *only; /* the place of a copy; NULL: all */
 	struct tier_journal journal;
-	struct base_buffer failed; /* numbers: they wait for the next drain */
-	struct base_error first;   /* of these failures */
+	uint64_t number;         /* of the last entry that this drain is done with */
+	struct base_error first; /* of the failures: those entries wait for the next drain */
 };
 
 /* ---- Which ----------------------------------------------------------------------------------- */
 
-static bool has_failed(const struct drain *drain, uint64_t number)
-{
-	const uint64_t *numbers = (const uint64_t *)(const void *)drain->failed.data;
-
-	for (size_t i = 0; i < drain->failed.bytes / sizeof(*numbers); i++) {
-		if (numbers[i] == number)
-			return true;
-	}
-	return false;
-}
-
-/* The first that waits; NULL: none does. */
+/* The next one that waits; NULL: none does. */
 static const struct tier_entry *next_waiting(const struct drain *drain)
 {
 	for (size_t i = 0; i < drain->journal.count; i++) {
 		const struct tier_entry *entry = &drain->journal.all[i];
 
-		if (!entry->drained && !has_failed(drain, entry->number) &&
+		if (!entry->drained && entry->number > drain->number &&
 		    (!drain->only || !strcmp(drain->only, entry->place)))
 			return entry;
 	}
@@ -161,28 +150,14 @@ static void tell(const struct drain *drain, const struct tier_entry *entry,
 		drain->options.ended(drain->options.ended_user, entry->path, result, bytes);
 }
 
-/* Not in this drain. That it waits for others is no failure, if there is another one. */
-static int leave_for_later(struct drain *drain, const struct tier_entry *entry,
-			   const struct base_error *why, struct base_error *error)
+/* That a copy waits for others is no failure, if there is another one. */
+static void note_failure(struct drain *drain, const struct base_error *why)
 {
 	if (!drain->first.code || drain->first.code == -EAGAIN)
 		drain->first = *why;
-	if (!base_buffer_append(&drain->failed, &entry->number, sizeof(entry->number)))
-		return 0;
-	return base_no_memory(error, "what cannot be drained", sizeof(entry->number));
 }
 
-static int wait_for_others(struct drain *drain, const struct tier_entry *entry,
-			   const struct base_error *why, struct base_error *error)
-{
-	const int ret = leave_for_later(drain, entry, why, error);
-
-	if (!ret)
-		tell(drain, entry, IOSHAPE_DRAINED_WAITS, 0, why);
-	return ret;
-}
-
-/* -ECANCELED and a lack of memory end the drain; what else fails is told, and stays. */
+/* -ECANCELED ends the drain; what else fails is told, and stays. */
 static int drain_one(struct drain *drain, const struct tier_entry *entry, struct base_error *error)
 {
 	struct base_error why = { 0 };
@@ -199,23 +174,21 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 		ret = settle(drain, entry, NULL, &why);
 	} else {
 		ret = tier_carry(&carry, &why);
-		if (!ret && carry.result == IOSHAPE_DRAINED_WAITS)
-			return wait_for_others(drain, entry, &why, error);
-		if (!ret)
+		if (!ret && carry.result != IOSHAPE_DRAINED_WAITS)
 			ret = settle_carried(drain, &carry, &why);
 		if (!ret)
 			prune(&carry);
 	}
+	/* It was changed meanwhile: tried again. */
 	if (ret == -EAGAIN && !why.code)
 		return 0;
 	if (ret == -ECANCELED)
 		return base_pass_on(error, &why);
-	if (ret) {
+	if (ret)
 		carry.result = IOSHAPE_DRAINED_FAILED;
-		ret = leave_for_later(drain, entry, &why, error);
-		if (ret)
-			return ret;
-	}
+	if (why.code)
+		note_failure(drain, &why);
+	drain->number = entry->number;
 	tell(drain, entry, carry.result, carry.result == IOSHAPE_DRAINED ? carry.bytes : 0, &why);
 	return 0;
 }
@@ -293,6 +266,5 @@ IOSHAPE_EXPORT int ioshape_tier_drain(struct ioshape_tier *tier,
 	if (!ret)
 		ret = run(&drain, &error);
 	free(drain.only);
-	base_buffer_free(&drain.failed);
 	return base_leave(ret, "drain", tier->root.path, &error);
 }

@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "tier/parity.h"
+#include "tier/tier.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -660,25 +661,26 @@ static const struct {
 	uint32_t parity, nodes;
 } kinds[] = { { 0, 1 }, { 1, 2 }, { 1, 4 }, { 1, 8 }, { 2, 4 }, { 2, 6 }, { 2, 8 } };
 
-uint64_t parity_bytes(const struct ioshape_group *group, uint64_t bytes, uint32_t nodes)
+uint64_t parity_bytes(enum ioshape_parity parity, uint64_t bytes, uint32_t nodes)
 {
-	const uint32_t in_set = MIN(kinds[group->options.parity].nodes, nodes);
-	const uint32_t parity = MIN(kinds[group->options.parity].parity, in_set - 1);
+	const uint32_t in_set = MIN(kinds[parity].nodes, nodes);
+	const uint32_t lost = MIN(kinds[parity].parity, in_set - 1);
 
-	return (bytes * parity + in_set - parity - 1) / (in_set - parity);
+	return (bytes * lost + in_set - lost - 1) / (in_set - lost);
 }
 
 static int make_sets(const struct ioshape_group *group, struct parity_sets *sets,
 		     struct base_error *error)
 {
+	const enum ioshape_parity parity = group->options.tier->options.parity;
 	const char **domains = calloc(group->node_count, sizeof(*domains));
 	int ret = -ENOMEM;
 
 	for (uint32_t node = 0; domains && node < group->node_count; node++)
 		domains[node] = group->ranks[group->leaders[node]].domain;
 	if (domains)
-		ret = parity_sets_make(sets, group->node_count, kinds[group->options.parity].parity,
-				       kinds[group->options.parity].nodes, domains);
+		ret = parity_sets_make(sets, group->node_count, kinds[parity].parity,
+				       kinds[parity].nodes, domains);
 	free(domains);
 	return ret ? base_no_memory(error, "sets of nodes", group->node_count) : 0;
 }

@@ -17,6 +17,8 @@
 
 #include "group/group.h"
 
+#include <ioshape/tier.h>
+
 /* Of all that "node-00003.parity" has in front of its parities. */
 #define PARITY_FORMAT BASE_FORMAT(1u)
 #define PARITY_NOWHERE UINT32_MAX
@@ -147,7 +149,7 @@ int parity_exchange_run(struct parity_exchange *exchange, struct ioshape_context
 			struct base_error *error);
 
 /* What a node keeps for `nodes` nodes that save so much each (elements.c). */
-uint64_t parity_bytes(const struct ioshape_group *group, uint64_t bytes, uint32_t nodes);
+uint64_t parity_bytes(enum ioshape_parity parity, uint64_t bytes, uint32_t nodes);
 
 /* ---- For groups: struct group_tier_ops ------------------------------------------------------- */
 

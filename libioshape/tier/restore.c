@@ -692,7 +692,7 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 	if (asprintf(&path, "%s/%s", group->directory, name) < 0)
 		return base_no_memory(error, "a path", strlen(group->directory));
 	if (!same)
-		ret = tier->ops->make_room(tier, group, path, 0, 1, error);
+		ret = tier->ops->make_room(tier, path, 0, 1, error);
 	free(path);
 	return ret ? ret : ring_folder_make(restoring->folder, error);
 }

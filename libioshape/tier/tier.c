@@ -82,8 +82,8 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 	*out = NULL;
 	ret = save_enter_path(context, folder, &options, sizeof(options), given,
 			      "ioshape_tier_options", &error);
-	if (!ret && options.reserved)
-		ret = base_refuse(&error, -EINVAL, "options.reserved is %u", options.reserved);
+	if (!ret)
+		ret = base_settings_take(BASE_SETTINGS_TIER, &options, &error);
 	if (!ret) {
 		tier = calloc(1, sizeof(*tier));
 		if (!tier)
@@ -91,8 +91,11 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 	}
 	if (!ret) {
 		tier->of_groups.ops = &for_groups;
+		tier->of_groups.rack = tier->rack;
+		snprintf(tier->rack, sizeof(tier->rack), "%s", options.rack ? options.rack : "");
 		tier->context = context;
 		tier->options = options;
+		tier->options.rack = tier->rack;
 		tier->root = tier->journal = (struct ring_folder)RING_NO_FOLDER;
 		ret = open_folders(tier, folder, &error);
 	}
@@ -268,16 +271,16 @@ static int find_for_group(struct group_tier *of_groups, const char *path, char *
 	return tier_enter(tier_of(of_groups), path, place, error);
 }
 
-static int make_room_for_group(struct group_tier *of_groups, const struct ioshape_group *group,
-			       const char *path, uint64_t bytes, uint32_t nodes,
-			       struct base_error *error)
+static int make_room_for_group(struct group_tier *of_groups, const char *path, uint64_t bytes,
+			       uint32_t nodes, struct base_error *error)
 {
+	const struct ioshape_tier *tier = tier_of(of_groups);
 	char *place;
-	int ret = tier_enter(tier_of(of_groups), path, &place, error);
+	int ret = tier_enter(tier, path, &place, error);
 
-	bytes += parity_bytes(group, bytes, nodes);
+	bytes += parity_bytes(tier->options.parity, bytes, nodes);
 	if (!ret)
-		ret = tier_prepare_place(tier_of(of_groups), place, bytes, error);
+		ret = tier_prepare_place(tier, place, bytes, error);
 	free(place);
 	return ret;
 }

@@ -26,6 +26,7 @@ struct ioshape_tier {
 	struct group_tier of_groups;
 	struct ioshape_context *context;
 	struct ioshape_tier_options options;
+	char rack[GROUP_WHERE_BYTES];
 	struct ring_folder root, journal;
 	char *files; /* path; owned */
 	size_t files_bytes;

@@ -86,7 +86,6 @@ static int take_part(const struct harm *harm, uint32_t rank)
 	options.mode = IOSHAPE_MODE_EACH;
 	options.token = scratch_directory();
 	options.node = rank ? "another" : "one";
-	options.parity = IOSHAPE_PARITY_1_OF_2;
 	options.comm = pair_comm_be(&pair, rank);
 	options.deadline_ms = 3000;
 	options.tier = tier;

@@ -22,7 +22,7 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]
 
 BLOCK = re.compile(r"^```(c|cpp)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAIN = re.compile(r"\bint main\(")
-SETTING = re.compile(r"^[A-Z]+\((?:CONTEXT|GROUP), (\w+),", re.MULTILINE)
+SETTING = re.compile(r"^[A-Z]+\((?:CONTEXT|GROUP|TIER), (\w+),", re.MULTILINE)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:

@@ -43,11 +43,13 @@ static inline void tier_calls_teardown(void)
 static inline int tier_calls_open(const char *folder)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_tier_options tier_options = IOSHAPE_TIER_OPTIONS_INIT;
 	int ret;
 
 	options.coordinator = "open";
+	tier_options.parity = IOSHAPE_PARITY_1_OF_2; /* of groups of several nodes */
 	ret = ioshape_context_open(&context, &options);
-	return ret ? ret : ioshape_tier_open(context, folder, NULL, &tier);
+	return ret ? ret : ioshape_tier_open(context, folder, &tier_options, &tier);
 }
 
 static inline void tier_calls_close(void)

@@ -80,10 +80,20 @@ static void open_rank(const struct scene *scene, struct rank *rank)
 	options.deadline_ms = 10000;
 	options.node = rank->rank ? "another" : "one";
 	options.tier = rank->tier;
-	options.parity = scene->parity;
 	options.comm = comm_of(scene, rank->rank);
 	ck_assert_msg(!ioshape_group_open(rank->context, there("run"), &options, &rank->group),
 		      "%s", ioshape_last_error()->sentence);
+}
+
+static struct ioshape_tier *tier_of_scene(const struct scene *scene, struct ioshape_context *opened,
+					  const char *folder)
+{
+	struct ioshape_tier_options options = IOSHAPE_TIER_OPTIONS_INIT;
+	struct ioshape_tier *made;
+
+	options.parity = scene->parity;
+	ck_assert_int_eq(ioshape_tier_open(opened, scratch_path(folder), &options, &made), 0);
+	return made;
 }
 
 static void start(const struct scene *scene, void (*body)(const struct rank *))
@@ -91,8 +101,7 @@ static void start(const struct scene *scene, void (*body)(const struct rank *))
 	struct rank rank = { .rank = 1 };
 
 	rank.context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	ck_assert_int_eq(ioshape_tier_open(rank.context, scratch_path("tier-1"), NULL, &rank.tier),
-			 0);
+	rank.tier = tier_of_scene(scene, rank.context, "tier-1");
 	open_rank(scene, &rank);
 	body(&rank);
 	ioshape_group_free(rank.group);
@@ -104,7 +113,7 @@ static void start(const struct scene *scene, void (*body)(const struct rank *))
 
 static void run(const struct scene *scene, void (*body)(const struct rank *))
 {
-	struct rank rank = { .context = context, .tier = tier };
+	struct rank rank = { .context = context, .tier = tier_of_scene(scene, context, "tier") };
 	pid_t child;
 	int status;
 
@@ -116,6 +125,7 @@ static void run(const struct scene *scene, void (*body)(const struct rank *))
 	open_rank(scene, &rank);
 	body(&rank);
 	ioshape_group_free(rank.group);
+	ioshape_tier_free(rank.tier);
 	pair_comm_close(&pair);
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
 	ck_assert_int_eq(status, 0);

@@ -40,7 +40,6 @@ _PROTOCOL = 2  # torch's default
 _DEADLINE_MS = 120_000  # the library's default
 _MOST_STEP = (1 << 63) - 1
 
-_PARITIES = config.SETTINGS["parity"].words
 
 _MODES = {
     "auto": lib.IOSHAPE_MODE_AUTO,
@@ -216,8 +215,6 @@ class Group:
         options.deadline_ms = settings["deadline_ms"] or 0
         options.keep_last = self.key.keep_last
         options.keep_every = self.key.keep_every
-        options.parity = _PARITIES.index(settings["parity"] or _PARITIES[0])
-        options.rack = self._in_c(settings["rack"] or "")
         options.token = self._in_c(_token(self.key.job, settings["job"]))
         if self.comm is not None:
             options.comm = self.comm.struct

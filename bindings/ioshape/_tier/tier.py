@@ -16,6 +16,7 @@ from ioshape._descriptors import open_file
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
+from ioshape._settings import config
 from ioshape._settings.context import encoded
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ _RESULTS: dict[int, Result] = {
     lib.IOSHAPE_DRAINED_FAILED: "failed",
     lib.IOSHAPE_DRAINED_WAITS: "waits",
 }
+
+
+_PARITIES = config.SETTINGS["parity"].words
 
 
 @dataclass(frozen=True)
@@ -145,15 +149,12 @@ class Stop:
 class Tier(Owner):
     """A folder on a fast disk, and what this user has on it. Any thread may use it."""
 
-    def __init__(
-        self, context: Context, folder: str, *, most_bytes: int = 0, keep_last: int = 0
-    ) -> None:
+    def __init__(self, context: Context, folder: str, *, keep_last: int = 0) -> None:
         """Makes the user's own folder in it, if it is not there.
 
         Args:
             context: whose share and rate drains have.
             folder: on the fast disk; it must be there.
-            most_bytes: what copies may take in all; 0: as much as is free.
             keep_last: drained copies that stay in each directory, newest first; 0: as many as there
                 is room for.
         """
@@ -162,8 +163,10 @@ class Tier(Owner):
         #: what a destination's path stands behind there
         self.files = f"{own_folder(folder)}/files"
         options = sized("ioshape_tier_options")
-        options.most_bytes = most_bytes
         options.keep_last = keep_last
+        options.parity = _PARITIES.index(config.value_of("parity") or _PARITIES[0])
+        in_c = ffi.new("char[]", os.fsencode(config.value_of("rack") or ""))
+        options.rack = in_c
         self._check(
             lib.ioshape_tier_open(context.pointer, encoded(folder), options, self._out),
             folder,
