@@ -1,17 +1,178 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A hash table from names to positions: open addressing, linear probing, never more than half full.
- *
- * Names come from files that nobody vouches for. A hash with a secret key keeps a file with
- * millions of names that were made to collide from costing quadratic time.
+ * Names: whether callers may use them, how messages and JSON show them, and a hash table from names
+ * to positions. Pure.
  */
 #define _GNU_SOURCE
 #include "zip/zip.h"
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+
+/* ---- UTF-8 ------------------------------------------------------------------------------------
+ */
+
+bool zip_utf8_valid(const char *text, size_t bytes)
+{
+	for (size_t i = 0, step; i < bytes; i += step) {
+		step = base_utf8_bytes(text + i, bytes - i);
+		if (!step)
+			return false;
+	}
+	return true;
+}
+
+const char *zip_show_name(char into[ZIP_SHOWN_NAME_BYTES], const char *name, size_t bytes)
+{
+	static const char more[] = "...";
+	size_t used = 0;
+
+	for (size_t step; used < bytes; used += step) {
+		step = MAX(base_utf8_bytes(name + used, bytes - used), 1);
+		if (used + step + sizeof(more) > ZIP_SHOWN_NAME_BYTES)
+			break;
+		memcpy(into + used, name + used, step);
+		/* It is given by its length, and the text ends at a NUL. */
+		if (!into[used])
+			into[used] = '?';
+	}
+	memcpy(into + used, used < bytes ? more : "", used < bytes ? sizeof(more) : 1);
+	base_make_plain(into);
+	return into;
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------
+ */
+
+int zip_json_put(struct base_buffer *out, const char *format, ...)
+{
+	char line[256];
+	va_list arguments;
+	int bytes;
+
+	va_start(arguments, format);
+	bytes = vsnprintf(line, sizeof(line), format, arguments);
+	va_end(arguments);
+	return base_buffer_append(out, line, (size_t)bytes);
+}
+
+/* A character that cannot stand in a string as it is. */
+static int put_escaped(struct base_buffer *out, char character)
+{
+	static const char letters[] = "\"\\bfnrt", characters[] = "\"\\\b\f\n\r\t";
+	const char *found = strchr(characters, character);
+
+	if (found)
+		return zip_json_put(out, "\\%c", letters[found - characters]);
+	return zip_json_put(out, "\\u%04x", (unsigned)(unsigned char)character);
+}
+
+int zip_json_put_string(struct base_buffer *out, const char *text)
+{
+	size_t run;
+	int ret;
+
+	ret = base_buffer_append(out, "\"", 1);
+	while (!ret && *text) {
+		for (run = 0; (unsigned char)text[run] >= 0x20 && !strchr("\"\\", text[run]);)
+			run++;
+		ret = base_buffer_append(out, text, run);
+		text += run;
+		if (!ret && *text)
+			ret = put_escaped(out, *text++);
+	}
+	return ret ? ret : base_buffer_append(out, "\"", 1);
+}
+
+/* ---- What callers give to records, tensors and attributes -------------------------------------
+ */
+
+/* Names that begin so are the library's own. */
+#define RESERVED_FOLDER ".ioshape/"
+
+/* Whether each part between slashes is a name that unpacks to a file below the folder, wherever
+ * that is. */
+static bool parts_valid(const char *name)
+{
+	for (;;) {
+		size_t bytes = strcspn(name, "/");
+
+		if (!bytes || (bytes == 1 && name[0] == '.') ||
+		    (bytes == 2 && name[0] == '.' && name[1] == '.'))
+			return false;
+		if (!name[bytes])
+			return true;
+		name += bytes + 1;
+	}
+}
+
+int zip_check_name(const char *what, const char *name, struct base_error *error)
+{
+	size_t bytes;
+
+	if (!name || !*name)
+		return base_refuse(error, -EINVAL,
+				   "cannot save a %s without a name" BASE_REMEDY "give it one",
+				   what);
+	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
+	if (bytes > IOSHAPE_MAX_NAME_BYTES)
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "cannot save %s \"%s\": its name is longer than %u "
+				   "bytes" BASE_REMEDY "shorten it",
+				   what, ZIP_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
+	if (!zip_utf8_valid(name, bytes))
+		return base_refuse(error, -EINVAL,
+				   "cannot save %s \"%s\": its name is not valid UTF-8" BASE_REMEDY
+				   "encode it in UTF-8",
+				   what, ZIP_SHOWN(name));
+	return 0;
+}
+
+static int check_record_name(const char *name, const char *path, struct base_error *error)
+{
+	int ret = zip_check_name("record", name, error);
+
+	if (ret)
+		return ret;
+	if (!parts_valid(name))
+		return base_refuse(error, -EINVAL,
+				   "cannot write record \"%s\" to \"%s\": names are relative paths "
+				   "without \".\", \"..\" or empty parts",
+				   ZIP_SHOWN(name), path);
+	if (!strncmp(name, RESERVED_FOLDER, strlen(RESERVED_FOLDER)))
+		return base_refuse(
+			error, -EINVAL,
+			"cannot write record \"%s\" to \"%s\": the folder " RESERVED_FOLDER
+			" belongs to the library",
+			ZIP_SHOWN(name), path);
+	return 0;
+}
+
+int zip_check_record(const char *name, uint32_t alignment, const char *path,
+		     struct base_error *error)
+{
+	int ret = check_record_name(name, path, error);
+
+	if (!ret && (alignment & (alignment - 1) || alignment > ZIP_LARGE_ALIGNMENT))
+		ret = base_refuse(error, -EINVAL,
+				  "cannot align record \"%s\" of \"%s\" to %u bytes: it must be a "
+				  "power of two up to %u",
+				  ZIP_SHOWN(name), path, alignment, ZIP_LARGE_ALIGNMENT);
+	return ret;
+}
+
+/* ---- Names to positions -----------------------------------------------------------------------
+ */
+
+/*
+ * Open addressing, linear probing, never more than half full. Names come from files that nobody
+ * vouches for: a hash with a secret key keeps a file with millions of names that were made to
+ * collide from costing quadratic time.
+ */
 
 struct slot {
 	const char *name; /* NULL: free */

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading ranges of records: one pass through the file in the order of its bytes, block by block,
- * each byte once, checksums compared on the way.
+ * Reading ranges of records: in the order of the file's bytes, block by block, checksums compared
+ * on the way.
  *
  * A block that is wanted only in part is read around the wanted part as well, into nowhere, for the
- * sake of its checksum. Where ranges overlap, the first of them gets the bytes and the others copy
- * from it. So no memory is needed for data, and that for bookkeeping is bounded by one batch.
+ * sake of its checksum. Ranges that overlap are read one after the other. So no memory is needed
+ * for data, and that for bookkeeping is bounded by one batch.
  */
 #define _GNU_SOURCE
-#include "zip/ranges.h"
+#include "zip/layout.h"
+#include "zip/zip.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -19,6 +20,10 @@
 #define MOST_PIECES 4096u
 /* The unit of reading where there are no checksums of blocks. */
 #define PLAIN_BLOCK_BYTES (4 * MIB)
+
+/* The record of a range that lies between records: its offset is the file's, and nothing is known
+ * about its bytes. */
+#define NO_RECORD UINT64_MAX
 
 /* How the bytes of a record are verified. */
 enum mode {
@@ -37,13 +42,6 @@ struct note {
 	bool begins, ends;
 };
 
-/* Bytes that another range has received already. */
-struct copy {
-	void *to;
-	const void *from;
-	uint64_t bytes;
-};
-
 struct job {
 	const struct zip_reader *reader;
 	struct ring_lane *lane;
@@ -54,18 +52,16 @@ struct job {
 
 	size_t *order; /* ranges that are not empty, by where they begin in the file */
 	size_t order_count;
-	size_t *active; /* those that touch the current block, in that order */
-	size_t active_count;
+	size_t *later; /* those of a record that wait for another pass over it */
 
-	/* The batch: what is to be read, and then copied. */
-	struct ring_piece *pieces;
-	struct note *notes; /* to each piece */
-	struct copy *copies;
-	size_t piece_count, copy_count, room;
+	struct ring_piece *pieces; /* the batch */
+	struct note *notes;        /* to each piece */
+	size_t piece_count, room;
 	uint32_t crc; /* of the check that is under way, which may span batches */
 
 	ioshape_progress_fn progress;
 	void *progress_user;
+	bool counting;  /* nothing is read: bytes are added to `total` */
 	uint64_t total; /* bytes that will be read, if there is a callback */
 	uint64_t done;  /* of earlier batches */
 	uint64_t told;  /* of which the callback knows */
@@ -140,22 +136,18 @@ static int flush(struct job *job)
 		return ret;
 	for (size_t i = 0; i < job->piece_count; i++)
 		job->done += job->pieces[i].bytes;
-	/* In their order: a copy may take from what an earlier one brought. */
-	for (size_t i = 0; i < job->copy_count; i++)
-		memmove(job->copies[i].to, job->copies[i].from, job->copies[i].bytes);
 	job->piece_count = 0;
-	job->copy_count = 0;
 	return 0;
 }
 
-/* Makes sure that there is room for one more where so many are used: in larger memory, or behind a
- * batch that has been read. */
-static int make_room(struct job *job, size_t used)
+/* Makes sure that there is room for one more: in larger memory, or behind a batch that has been
+ * read. */
+static int make_room(struct job *job)
 {
 	const size_t room = job->room ? 2 * job->room : 64;
-	void *pieces, *notes, *copies;
+	void *pieces, *notes;
 
-	if (used < job->room)
+	if (job->piece_count < job->room)
 		return 0;
 	if (job->room == MOST_PIECES)
 		return flush(job);
@@ -163,34 +155,27 @@ static int make_room(struct job *job, size_t used)
 	job->pieces = pieces ? pieces : job->pieces;
 	notes = reallocarray(job->notes, room, sizeof(*job->notes));
 	job->notes = notes ? notes : job->notes;
-	copies = reallocarray(job->copies, room, sizeof(*job->copies));
-	job->copies = copies ? copies : job->copies;
-	if (!pieces || !notes || !copies)
-		return base_no_memory(
-			job->error, "a batch of reads",
-			room * (sizeof(*job->pieces) + sizeof(*job->notes) + sizeof(*job->copies)));
+	if (!pieces || !notes)
+		return base_no_memory(job->error, "a batch of reads",
+				      room * (sizeof(*job->pieces) + sizeof(*job->notes)));
 	job->room = room;
 	return 0;
 }
 
 static int add_piece(struct job *job, const struct ring_piece *piece, const struct note *note)
 {
-	const int ret = make_room(job, job->piece_count);
+	int ret;
 
+	if (job->counting) {
+		job->total += piece->bytes;
+		return 0;
+	}
+	ret = make_room(job);
 	if (ret)
 		return ret;
 	job->pieces[job->piece_count] = *piece;
 	job->notes[job->piece_count++] = *note;
 	return 0;
-}
-
-static int add_copy(struct job *job, const struct copy *copy)
-{
-	const int ret = make_room(job, job->copy_count);
-
-	if (!ret)
-		job->copies[job->copy_count++] = *copy;
-	return ret;
 }
 
 /* ---- One block ------------------------------------------------------------------------------- */
@@ -231,8 +216,8 @@ static struct note note_for(const struct job *job, const struct block *block, ui
 }
 
 /* Bytes [begin, end) of the record go to `into`, or nowhere. */
-static int walk_part(struct job *job, const struct block *block, uint64_t begin, uint64_t end,
-		     void *into)
+static int add_part(struct job *job, const struct block *block, uint64_t begin, uint64_t end,
+		    void *into)
 {
 	const struct zip_entry *entry = &job->reader->directory.entries[block->record];
 	const struct note note = note_for(job, block, begin, end);
@@ -248,47 +233,36 @@ static int walk_part(struct job *job, const struct block *block, uint64_t begin,
 	return add_piece(job, &piece, &note);
 }
 
-static void *place_in(const struct zip_range *range, uint64_t offset)
+/*
+ * The parts of this block that ranges want, and what is between them. `order` holds ranges that do
+ * not overlap; *next is the first that may reach into the block, and afterwards into the next one.
+ */
+static int walk_block(struct job *job, const struct block *block, const size_t *order, size_t count,
+		      size_t *next)
 {
-	return (uint8_t *)range->into + (offset - range->offset);
-}
-
-/* The parts of the active ranges that lie in this block. They are sorted by where they begin. */
-static int walk_block(struct job *job, const struct block *block)
-{
-	const struct zip_range *range, *reach = NULL; /* the range that got the bytes before `at` */
-	uint64_t at = block->begin, begin, end, shared;
-	struct copy copy;
+	uint64_t at = block->begin, begin, end;
+	const struct zip_range *range;
 	int ret;
 
-	for (size_t i = 0; i < job->active_count; i++) {
-		range = &job->ranges[job->active[i]];
-		if (!range->into)
-			continue;
+	for (; *next < count; ++*next) {
+		range = &job->ranges[order[*next]];
+		if (range->offset >= block->end)
+			break;
 		begin = MAX(range->offset, block->begin);
 		end = MIN(range->offset + range->bytes, block->end);
-		if (begin < at) {
-			/* No earlier range ends later than `reach`, and none begins later than this
-			 * one. */
-			shared = MIN(at, end);
-			copy = (struct copy){ place_in(range, begin), place_in(reach, begin),
-					      shared - begin };
-			ret = add_copy(job, &copy);
-			if (ret)
-				return ret;
-			begin = shared;
-		}
-		if (end <= at)
-			continue;
-		ret = walk_part(job, block, at, begin, NULL);
+		ret = add_part(job, block, at, begin, NULL);
 		if (!ret)
-			ret = walk_part(job, block, begin, end, place_in(range, begin));
+			ret = add_part(job, block, begin, end,
+				       range->into ?
+					       (uint8_t *)range->into + (begin - range->offset) :
+					       NULL);
 		if (ret)
 			return ret;
 		at = end;
-		reach = range;
+		if (range->offset + range->bytes > block->end)
+			break;
 	}
-	return walk_part(job, block, at, block->end, NULL);
+	return add_part(job, block, at, block->end, NULL);
 }
 
 /* ---- One record ------------------------------------------------------------------------------ */
@@ -313,49 +287,71 @@ static enum mode mode_for(const struct job *job, const size_t *order, size_t cou
 	return MODE_PLAIN;
 }
 
-/* Forgets the ranges that end before or at `end`. */
-static void retire(struct job *job, uint64_t end)
-{
-	const struct zip_range *range;
-	size_t kept = 0;
-
-	for (size_t i = 0; i < job->active_count; i++) {
-		range = &job->ranges[job->active[i]];
-		if (range->offset + range->bytes > end)
-			job->active[kept++] = job->active[i];
-	}
-	job->active_count = kept;
-}
-
-/* `order` holds the ranges of one record. */
-static int walk_record(struct job *job, const size_t *order, size_t count)
+/* Ranges that do not overlap, in the order of the record. */
+static int walk_ranges(struct job *job, const size_t *order, size_t count, enum mode mode)
 {
 	const uint64_t record = job->ranges[order[0]].record;
 	const uint64_t bytes = job->reader->directory.entries[record].bytes;
-	struct block block = { .record = record, .mode = mode_for(job, order, count) };
-	uint64_t unit = block.mode == MODE_BLOCKS ? job->reader->index.check_bytes :
+	const uint64_t unit = mode == MODE_BLOCKS ? job->reader->index.check_bytes :
 						    PLAIN_BLOCK_BYTES;
+	struct block block = { .record = record, .mode = mode };
 	size_t next = 0;
-	int ret;
+	int ret = 0;
 
-	job->active_count = 0;
-	while (job->active_count || next < count) {
-		block.begin = job->active_count ? block.end :
-						  job->ranges[order[next]].offset / unit * unit;
+	while (!ret && (next < count || (mode == MODE_WHOLE && block.end < bytes))) {
+		block.begin = block.end;
+		/* What no range wants is read only for the checksum of all of the record. */
+		if (mode != MODE_WHOLE)
+			block.begin = MAX(block.end, job->ranges[order[next]].offset / unit * unit);
 		block.end = block.begin + MIN(unit, bytes - block.begin);
-		while (next < count && job->ranges[order[next]].offset < block.end)
-			job->active[job->active_count++] = order[next++];
-		ret = walk_block(job, &block);
-		if (ret)
-			return ret;
-		retire(job, block.end);
+		ret = walk_block(job, &block, order, count, &next);
 	}
-	return 0;
+	return ret;
+}
+
+/* Moves those of the ranges that do not overlap to the front. Returns their number, which is not 0.
+ */
+static size_t take_apart(struct job *job, size_t *order, size_t count)
+{
+	size_t taken = 0, left = 0;
+	uint64_t end = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		const struct zip_range *range = &job->ranges[order[i]];
+
+		if (range->offset < end) {
+			job->later[left++] = order[i];
+			continue;
+		}
+		order[taken++] = order[i];
+		end = range->offset + range->bytes;
+	}
+	if (left)
+		memcpy(order + taken, job->later, left * sizeof(*order));
+	return taken;
+}
+
+/* `order` holds the ranges of one record. Those that overlap others are read in another pass. */
+static int walk_record(struct job *job, size_t *order, size_t count)
+{
+	const enum mode mode = mode_for(job, order, count);
+	size_t taken;
+	int ret = 0;
+
+	for (size_t i = 0; !ret && i < count; i += taken) {
+		/* A batch goes onward in the file. */
+		if (i && !job->counting)
+			ret = flush(job);
+		taken = take_apart(job, order + i, count - i);
+		if (!ret)
+			ret = walk_ranges(job, order + i, taken, mode);
+	}
+	return ret;
 }
 
 static int walk_between(struct job *job, const struct zip_range *range)
 {
-	const struct note note = { .record = ZIP_NO_RECORD };
+	const struct note note = { .record = NO_RECORD };
 	const struct ring_piece piece = {
 		.offset = range->offset,
 		.bytes = range->bytes,
@@ -365,74 +361,35 @@ static int walk_between(struct job *job, const struct zip_range *range)
 	return add_piece(job, &piece, &note);
 }
 
-/* Where the ranges of the record end that begin at this place in the order. */
-static size_t end_of_record(const struct job *job, size_t first)
-{
-	const uint64_t record = job->ranges[job->order[first]].record;
-	size_t end = first + 1;
-
-	while (record != ZIP_NO_RECORD && end < job->order_count &&
-	       job->ranges[job->order[end]].record == record)
-		end++;
-	return end;
-}
-
-/* What walk_record() will read: of each block that is touched all where it is verified by itself.
- */
-static uint64_t bytes_of_record(const struct job *job, const size_t *order, size_t count)
-{
-	const uint64_t bytes = job->reader->directory.entries[job->ranges[order[0]].record].bytes;
-	const enum mode mode = mode_for(job, order, count);
-	const uint64_t unit = mode == MODE_BLOCKS ? job->reader->index.check_bytes : 1;
-	uint64_t sum = 0, reach = 0, begin, end;
-
-	for (size_t i = 0; i < count; i++) {
-		const struct zip_range *range = &job->ranges[order[i]];
-
-		if (mode == MODE_PLAIN && !range->into)
-			continue;
-		begin = MAX(range->offset / unit * unit, reach);
-		end = MIN(base_round_up(range->offset + range->bytes, unit), bytes);
-		if (begin < end) {
-			sum += end - begin;
-			reach = end;
-		}
-	}
-	return sum;
-}
-
-static uint64_t bytes_of_all(const struct job *job)
-{
-	uint64_t sum = 0;
-	size_t end;
-
-	for (size_t i = 0; i < job->order_count; i = end) {
-		const struct zip_range *range = &job->ranges[job->order[i]];
-
-		end = end_of_record(job, i);
-		sum += range->record == ZIP_NO_RECORD ?
-			       range->bytes :
-			       bytes_of_record(job, job->order + i, end - i);
-	}
-	return sum;
-}
-
-static int read_all(struct job *job)
+static int walk_all(struct job *job)
 {
 	const struct zip_range *range;
 	int ret = 0;
 	size_t end;
 
-	if (job->progress)
-		job->total = bytes_of_all(job);
 	for (size_t i = 0; !ret && i < job->order_count; i = end) {
 		range = &job->ranges[job->order[i]];
-		end = end_of_record(job, i);
-		if (range->record == ZIP_NO_RECORD)
+		end = i + 1;
+		while (range->record != NO_RECORD && end < job->order_count &&
+		       job->ranges[job->order[end]].record == range->record)
+			end++;
+		if (range->record == NO_RECORD)
 			ret = walk_between(job, range);
 		else
 			ret = walk_record(job, job->order + i, end - i);
 	}
+	return ret;
+}
+
+static int read_all(struct job *job)
+{
+	int ret = 0;
+
+	job->counting = job->progress;
+	if (job->counting)
+		walk_all(job);
+	job->counting = false;
+	ret = walk_all(job);
 	if (!ret)
 		ret = flush(job);
 	/* The last blocks may have come in on a thread that does not speak to the callback. */
@@ -451,7 +408,7 @@ static int check_range(const struct job *job, const struct zip_range *range)
 	const struct zip_entry *entry;
 	char shown[ZIP_SHOWN_NAME_BYTES];
 
-	if (range->record == ZIP_NO_RECORD)
+	if (range->record == NO_RECORD)
 		return 0;
 	if (range->record >= directory->count)
 		return base_refuse(job->error, -ENOENT,
@@ -479,7 +436,7 @@ static int check_range(const struct job *job, const struct zip_range *range)
 
 static uint64_t place_of(const struct job *job, const struct zip_range *range)
 {
-	if (range->record == ZIP_NO_RECORD)
+	if (range->record == NO_RECORD)
 		return range->offset;
 	return job->reader->directory.entries[range->record].data_offset;
 }
@@ -500,8 +457,8 @@ static int sort_ranges(struct job *job, size_t count)
 	int ret;
 
 	job->order = reallocarray(NULL, count, sizeof(*job->order));
-	job->active = reallocarray(NULL, count, sizeof(*job->active));
-	if (!job->order || !job->active)
+	job->later = reallocarray(NULL, count, sizeof(*job->later));
+	if (!job->order || !job->later)
 		return base_no_memory(job->error, "the order of ranges",
 				      count * 2 * sizeof(size_t));
 	for (size_t i = 0; i < count; i++) {
@@ -526,10 +483,9 @@ static int run(struct job *job, size_t count)
 	ret = sort_ranges(job, count);
 	if (!ret)
 		ret = read_all(job);
-	free(job->copies);
 	free(job->notes);
 	free(job->pieces);
-	free(job->active);
+	free(job->later);
 	free(job->order);
 	return ret;
 }
@@ -551,4 +507,140 @@ int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
 	};
 
 	return count ? run(&job, count) : 0;
+}
+
+/* ---- The file as it lies -----------------------------------------------------------------------
+ */
+
+/* A stretch of the file is the records in it, and what lies between them. */
+struct stretch {
+	const struct zip_reader *reader;
+	uint64_t begin, end;
+	uint8_t *into;
+	struct zip_range *ranges;
+	uint64_t count, room;
+};
+
+/* The nth record in the order of the file. */
+static uint64_t nth_record(const struct zip_directory *directory, uint64_t n)
+{
+	return directory->order ? directory->order[n] : n;
+}
+
+static uint64_t data_end(const struct zip_entry *entry)
+{
+	return entry->data_offset + entry->bytes;
+}
+
+/* The first record, in the order of the file, that ends at this offset or behind it. */
+static uint64_t first_record(const struct zip_directory *directory, uint64_t offset)
+{
+	uint64_t from = 0, to = directory->count, middle;
+
+	while (from < to) {
+		middle = from + (to - from) / 2;
+		if (data_end(&directory->entries[nth_record(directory, middle)]) < offset)
+			from = middle + 1;
+		else
+			to = middle;
+	}
+	return from;
+}
+
+/* `begin` and `end` in the file. 0 or -ENOMEM. */
+static int add_range(struct stretch *stretch, uint64_t record, uint64_t begin, uint64_t end)
+{
+	void *ranges = stretch->ranges;
+	uint64_t base = 0;
+	int ret;
+
+	if (record == NO_RECORD && begin == end)
+		return 0;
+	ret = zip_grow(&ranges, stretch->count, &stretch->room, sizeof(*stretch->ranges));
+	stretch->ranges = ranges;
+	if (ret)
+		return ret;
+	if (record != NO_RECORD)
+		base = stretch->reader->directory.entries[record].data_offset;
+	stretch->ranges[stretch->count++] = (struct zip_range){
+		.record = record,
+		.offset = begin - base,
+		.bytes = end - begin,
+		.into = begin < end ? stretch->into + (begin - stretch->begin) : NULL,
+	};
+	return 0;
+}
+
+/* Empty records count as read where they lie: they have a checksum, too. */
+static int divide(struct stretch *stretch)
+{
+	const struct zip_directory *directory = &stretch->reader->directory;
+	uint64_t at = stretch->begin, record, begin, end;
+	int ret = 0;
+
+	for (uint64_t n = first_record(directory, at); !ret && n < directory->count; n++) {
+		record = nth_record(directory, n);
+		begin = MAX(at, directory->entries[record].data_offset);
+		end = MIN(stretch->end, data_end(&directory->entries[record]));
+		if (begin > end)
+			break;
+		ret = add_range(stretch, NO_RECORD, at, begin);
+		if (!ret && (begin < end || !directory->entries[record].bytes))
+			ret = add_range(stretch, record, begin, end);
+		at = end;
+	}
+	return ret ? ret : add_range(stretch, NO_RECORD, at, stretch->end);
+}
+
+/* Headers that the stretch has all of. */
+static int check_headers(const struct stretch *stretch, struct base_error *error)
+{
+	const struct zip_directory *directory = &stretch->reader->directory;
+	int ret = 0;
+
+	for (uint64_t n = first_record(directory, stretch->begin); !ret && n < directory->count;
+	     n++) {
+		const struct zip_entry *entry = &directory->entries[nth_record(directory, n)];
+
+		if (entry->header_offset + ZIP_LOCAL_BYTES > stretch->end)
+			break;
+		if (entry->header_offset >= stretch->begin)
+			ret = zip_check_header(
+				stretch->reader, entry,
+				stretch->into + (entry->header_offset - stretch->begin), error);
+	}
+	return ret;
+}
+
+uint64_t zip_reader_data_end(const struct zip_reader *reader)
+{
+	const struct zip_directory *directory = &reader->directory;
+
+	/* The index was read when the file was opened. */
+	if (reader->has_index)
+		return directory->entries[directory->count - 1].header_offset;
+	return directory->offset;
+}
+
+int zip_reader_read_file(const struct zip_reader *reader, struct ring_lane *lane,
+			 struct ring_stream *stream, uint64_t offset, void *into, uint64_t bytes,
+			 bool verify, ioshape_progress_fn progress, void *progress_user,
+			 struct base_error *error)
+{
+	struct stretch stretch = {
+		.reader = reader,
+		.begin = offset,
+		.end = offset + bytes,
+		.into = into,
+	};
+	int ret;
+
+	if (divide(&stretch))
+		ret = base_no_memory(error, "the ranges of a stretch",
+				     stretch.count * sizeof(*stretch.ranges));
+	else
+		ret = zip_reader_read(reader, lane, stream, stretch.ranges, stretch.count, verify,
+				      progress, progress_user, error);
+	free(stretch.ranges);
+	return ret ? ret : check_headers(&stretch, error);
 }

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "zip/json.h"
 #include "zip/zip.h"
 
 #include <errno.h>

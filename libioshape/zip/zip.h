@@ -11,7 +11,6 @@
 #include "base/base.h"
 #include "ring/ring.h"
 #include "zip/manifest.h"
-#include "zip/safetensors.h"
 
 #include <ioshape/ioshape.h>
 
@@ -37,7 +36,8 @@
 #define ZIP_MAX_FOLDER_BYTES 256u
 #define ZIP_MAX_FULL_NAME_BYTES (IOSHAPE_MAX_NAME_BYTES + ZIP_MAX_FOLDER_BYTES)
 
-/* ---- Dtypes (dtype.c) ------------------------------------------------------------------------ */
+/* ---- Dtypes (tensors.c) ------------------------------------------------------------------------
+ */
 
 struct zip_dtype {
 	const char *name;    /* "float32" */
@@ -82,7 +82,7 @@ int zip_place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
 /* The alignment that a record of this size gets by default. */
 uint32_t zip_default_alignment(uint64_t bytes);
 
-/* ---- Checks (check.c; pure) ------------------------------------------------------------------ */
+/* ---- Checks (names.c; pure) ------------------------------------------------------------------ */
 
 /*
  * A name that a caller gives to a record, a tensor or an attribute (`what`): present, not too long,
@@ -128,7 +128,7 @@ uint64_t zip_directory_bytes(const struct zip_entry *entries, uint64_t count);
  */
 uint32_t zip_directory_crc32(const struct zip_entry *entries, uint64_t count, size_t folder_bytes);
 
-/* ---- Strided memory (strides.c; pure) -------------------------------------------------------- */
+/* ---- Strided memory (tensors.c; pure) -------------------------------------------------------- */
 
 /* How a tensor's elements go into its record. */
 struct zip_layout {
@@ -175,6 +175,35 @@ void zip_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_
  */
 int zip_pickle_tensors(struct base_buffer *out, const struct ioshape_tensor *tensors,
 		       const struct zip_layout *layouts, size_t count);
+
+/* ---- Safetensors (safetensors.c; pure) ---------------------------------------------------------
+ */
+
+/*
+ * The other container: the length of its header, the header, which is JSON, and the tensors one
+ * behind the other, packed row-major.
+ */
+
+/* The Python package reads no longer header: see _safetensors/header.py. */
+#define ZIP_SAFETENSORS_MAX_HEADER_BYTES (32 * MIB)
+
+/*
+ * Whether the format can hold the tensor, which zip_layout_row_major() has checked. -EINVAL with a
+ * sentence.
+ */
+int zip_safetensors_check(const struct ioshape_tensor *tensor, struct base_error *error);
+
+/* Below, at or above 0, as one tensor lies before the other in the file. */
+int zip_safetensors_compare(const struct ioshape_tensor *one, const struct ioshape_tensor *other);
+
+/*
+ * Appends what comes before the first tensor's bytes. The tensors are checked and in order. Of the
+ * metadata, which may be NULL, only attributes can be written. -EINVAL or IOSHAPE_E_LIMIT with a
+ * sentence; -ENOMEM.
+ */
+int zip_safetensors_header(struct base_buffer *out, const struct ioshape_tensor *tensors,
+			   size_t count, const struct ioshape_metadata *metadata,
+			   struct base_error *error);
 
 /* ---- Index (index.c; pure) ------------------------------------------------------------------- */
 
@@ -247,7 +276,7 @@ void zip_index_free(struct zip_index *index);
  */
 int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_error *error);
 
-/* ---- Checksums beside a file in another format (checksums.c; pure) --------------------------- */
+/* ---- Checksums beside a file in another format (index.c; pure) --------------------------- */
 
 /* What a block of checksums may have: a power of two between these. */
 #define ZIP_LEAST_CHECK_BYTES (64 * KIB)
@@ -258,7 +287,6 @@ int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_erro
 #define ZIP_MOST_CHECKSUMS_BYTES (32 * MIB)
 
 /* struct zip_checksums and zip_checksums_encode() are in internal.h. */
-uint64_t zip_checksums_blocks(uint64_t file_bytes, uint64_t block_bytes);
 /* Whether the numbers fit each other. */
 bool zip_checksums_valid(const struct zip_checksums *checksums);
 /*
@@ -280,6 +308,13 @@ int zip_names_add(struct zip_names *names, const char *name, size_t name_bytes, 
 bool zip_names_find(const struct zip_names *names, const char *name, size_t name_bytes,
 		    uint64_t *position);
 void zip_names_free(struct zip_names *names);
+
+/* Each appends JSON; 0 or -ENOMEM. */
+/* A string of valid UTF-8, in quotes: escaped is what must be, as shortly as JSON can. */
+int zip_json_put_string(struct base_buffer *out, const char *text);
+/* Anything else, of at most 255 bytes. */
+__attribute__((format(printf, 2, 3))) int zip_json_put(struct base_buffer *out, const char *format,
+						       ...);
 
 /* Valid UTF-8, no NUL (given by length). */
 bool zip_utf8_valid(const char *text, size_t bytes);
@@ -410,7 +445,7 @@ void zip_writer_free(struct zip_writer *writer);
  * same. 0 or -ENOMEM. */
 int zip_grow(void **array, uint64_t count, uint64_t *room, size_t element_bytes);
 
-/* ---- Reader (reader.c, ranges.c, stretch.c) -------------------------------------------------- */
+/* ---- Reader (reader.c, ranges.c) -------------------------------------------------- */
 
 /* An open archive. Immutable after opening. */
 struct zip_reader {
@@ -444,6 +479,13 @@ int zip_reader_open_plain(struct zip_reader *reader, const char *path, uint64_t 
 int zip_reader_add_checksums(struct zip_reader *reader, const struct zip_checksums *checksums,
 			     struct base_error *error);
 void zip_reader_close(struct zip_reader *reader);
+/*
+ * Compares the first bytes of a record's local header with where its data lie. Whoever reads the
+ * file as it lies finds the data by them, and they have no checksum: one wrong bit there, and right
+ * bytes would be taken for the wrong ones.
+ */
+int zip_check_header(const struct zip_reader *reader, const struct zip_entry *entry,
+		     const uint8_t *head, struct base_error *error);
 /* Looks at all local headers, which loading does not need. */
 int zip_reader_check_headers(const struct zip_reader *reader, struct base_error *error);
 
@@ -458,7 +500,7 @@ struct zip_range {
 /*
  * Reads ranges, in any order, as one sequential pass. With `verify`, blocks that a range touches
  * only in part are read whole and verified; records without block checksums are verified when read
- * whole. Ranges of one record may overlap; each byte is read once. `stream`, or NULL, is the
+ * whole. Ranges of one record may overlap; what overlaps is read again. `stream`, or NULL, is the
  * reader's, and may have begun to read them. -ENOENT for a record that is not
  * there, -ERANGE for a range that leaves its record, IOSHAPE_E_DAMAGED with the place of the
  * damage.

@@ -343,8 +343,9 @@ static const struct {
 	{ "  \"files\": [", "  \"files\": [],  \"others\": [", 0 },
 	{ "  \"parts\": [", "  \"parts\": [],  \"others\": [", 0 },
 	{ "  \"parts\": [", "  \"parts\": {", 0 },
-	{ "  \"files\": [", "  \"x\": [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]],  \"files\": [",
-	  IOSHAPE_E_LIMIT },
+	{ "  \"files\": [", "  \"x\": ,  \"files\": [", 0 },
+	{ "  \"files\": [", "  \"x\": \"no end,  \\\"files\\\": [", 0 },
+	{ "  \"files\": [", "  \"x\": [[[],  \"files\": [", 0 },
 	{ "  ],\n  \"parts\"", "  ],, \"parts\"", 0 },
 };
 
@@ -456,10 +457,26 @@ TEST(refused_case, two_ranks_cannot_have_one_file)
 	base_buffer_free(&text);
 }
 
+TEST(written_case, names_of_all_characters_come_back)
+{
+	char every[40] = "\x7f\xc3\xa9\xf0\x9f\x98\x80\"\\ ";
+	struct zip_manifest manifest = sample;
+	struct zip_manifest_file files[2];
+
+	for (char character = 1; character < 0x20; character++)
+		strncat(every, &character, 1);
+	memcpy(files, sample.files, sizeof(files));
+	files[0].name = every;
+	manifest.files = files;
+	expect_round_trip(&manifest);
+}
+
 TEST(written_case, what_later_versions_add_is_read_over)
 {
 	static const char *const additions[][2] = {
-		{ "  \"files\": [", "  \"new\": {\"a\": [1, null, \"\\u00e4\"]},  \"files\": [" },
+		{ "  \"files\": [", "  \"new\": {\"a\": [1, null, \"\\u00e4]\"]},  \"files\": [" },
+		{ "  \"files\": [",
+		  "  \"x\": [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]],  \"files\": [" },
 		{ "\"bundle\": true", "\"bundle\": true, \"stripe\": 1.5e6" },
 		{ "\"rank\": 1", "\"host\": \"n1\", \"rank\": 1" },
 		{ "  \"mode\"", "  \t\r\n\"mode\"" },
