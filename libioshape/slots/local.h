@@ -40,8 +40,10 @@
  * is over.
  *
  * The head has a futex word. A process that frees a slot or a ticket while others wait adds 1 and
- * wakes them. The kernel frees locks of the dead silently, so waiters also look by themselves: the
- * first one every 20 ms.
+ * wakes those that are next: the first one in the line, and the first small one. A waiter listens
+ * to one of 32 bits, by its ticket, so that hundreds that wait do not all wake at each release. The
+ * kernel frees locks of the dead silently, so waiters also look by themselves: the first one every
+ * 20 ms.
  *
  * Other users may write to the file. The memory of its first page is only passed to futex(), which
  * fails where a load would raise SIGBUS because the file was cut short. Forged contents can make
@@ -119,9 +121,10 @@ struct local_pool {
 	unsigned spares;
 	struct local_watch watches[LOCAL_RECORDS];
 
-	uint32_t *word;     /* the futex word; until the file is mapped, one of this process */
-	atomic_bool mapped; /* from the file */
-	uint32_t seen;      /* its value before the latest looks; of the thread that waits */
+	uint32_t *word;       /* the futex word; until the file is mapped, one of this process */
+	atomic_bool mapped;   /* from the file */
+	atomic_uint listened; /* wake-up bits that the thread which waits listens to */
+	uint32_t seen;        /* its value before the latest looks; of the thread that waits */
 };
 
 /* Writes the name of a pool's file, which is the same in every process. */
@@ -181,8 +184,13 @@ int local_wake_init(struct local_pool *pool);
 /* Uses the word in a file from now on, if the file can be mapped. */
 void local_wake_map(struct local_pool *pool, int fd);
 void local_wake_free(struct local_pool *pool);
-/* Wakes all that wait in this pool, and ends the next wait of those that do not. */
-void local_wake(void *pool);
+/* Returns the bit of a ticket. */
+uint32_t local_wake_bit(uint64_t ticket);
+/* Wakes the processes that wait in this pool and listen to one of these bits, and ends the next
+ * wait of those that do not wait. */
+void local_wake(struct local_pool *pool, uint32_t bits);
+/* Ends the wait of this process, or its next one. */
+void local_interrupt(void *pool);
 int local_wait(void *pool, uint32_t timeout_ms, struct base_error *error);
 
 #endif

@@ -320,12 +320,30 @@ static int drop_locks(const struct local_pool *pool, const struct local_member *
 	return set_lock(member->fd, F_UNLCK, 0, 0);
 }
 
-/* Wakes all that wait in this pool, if any do: after a lock was dropped. */
+/* Returns the wake-up bit of the first waiter in a line; 0: there is none. */
+static uint32_t first_bit(struct local_pool *pool, off_t line)
+{
+	struct flock lock;
+
+	if (!first_lock(pool, line, line + LINE_TICKETS, &lock))
+		return 0;
+	return local_wake_bit((uint64_t)(MAX(lock.l_start, line) - line));
+}
+
+/* Wakes those that may be next, if any wait: after a lock was dropped. A first waiter that is
+ * stopped does not pass it on: then the others see by themselves that it shows no life. */
 static void wake_waiters(struct local_pool *pool)
 {
+	uint32_t bits;
+
 	/* A request that takes its ticket after this looks after this, too. */
-	if (is_locked(pool, URGENT_LINE, SMALL_LINE))
-		local_wake(pool);
+	if (!is_locked(pool, URGENT_LINE, SMALL_LINE))
+		return;
+	bits = first_bit(pool, URGENT_LINE);
+	if (!bits)
+		bits = first_bit(pool, LINE);
+	bits |= first_bit(pool, SMALL_LINE);
+	local_wake(pool, bits && !found_too_many(pool) ? bits : UINT32_MAX);
 }
 
 void local_member_free(struct local_pool *pool, struct local_member *member)

@@ -34,6 +34,7 @@ static uint32_t *map(int flags, int fd, uint32_t *at)
 
 int local_wake_init(struct local_pool *pool)
 {
+	atomic_store(&pool->listened, UINT32_MAX);
 	pool->word = map(MAP_ANONYMOUS, -1, NULL);
 	return pool->word ? 0 : -ENOMEM;
 }
@@ -54,12 +55,40 @@ void local_wake_free(struct local_pool *pool)
 	munmap(pool->word - word, PAGE_BYTES);
 }
 
-void local_wake(void *opaque)
+uint32_t local_wake_bit(uint64_t ticket)
+{
+	return UINT32_C(1) << ticket % 32;
+}
+
+void local_wake(struct local_pool *pool, uint32_t bits)
+{
+	static uint32_t unused;
+
+	/* The kernel adds to the word; nobody waits for the other one. */
+	syscall(SYS_futex, &unused, FUTEX_WAKE_OP, 1, (void *)0, pool->word,
+		FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_LT, 0));
+	syscall(SYS_futex, pool->word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
+}
+
+void local_interrupt(void *opaque)
 {
 	struct local_pool *pool = opaque;
 
-	syscall(SYS_futex, pool->word, FUTEX_WAKE_OP, INT_MAX, (void *)0, pool->word,
-		FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_LT, 0));
+	local_wake(pool, atomic_load(&pool->listened));
+}
+
+/* The bits of the requests of this process that wait; all if there are none. */
+static uint32_t bits_of_waiters(struct local_pool *pool)
+{
+	uint32_t bits = 0;
+
+	pthread_mutex_lock(&pool->lock);
+	for (const struct local_member *member = pool->members; member; member = member->next) {
+		if (!member->holding)
+			bits |= local_wake_bit(member->ticket);
+	}
+	pthread_mutex_unlock(&pool->lock);
+	return bits ? bits : UINT32_MAX;
 }
 
 static uint32_t value_of(struct local_pool *pool)
@@ -85,11 +114,14 @@ static void nap(uint64_t ns)
 int local_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 {
 	struct local_pool *pool = opaque;
-	const struct timespec timeout = { .tv_sec = timeout_ms / 1000,
-					  .tv_nsec = (long)(timeout_ms % 1000) * 1000000 };
+	const uint64_t until_ns = base_now_ns() + base_ms_to_ns(timeout_ms);
+	const struct timespec until = { .tv_sec = (time_t)(until_ns / 1000000000),
+					.tv_nsec = (long)(until_ns % 1000000000) };
 
 	(void)error;
-	if (syscall(SYS_futex, pool->word, FUTEX_WAIT, pool->seen, &timeout, NULL, 0) &&
+	atomic_store(&pool->listened, bits_of_waiters(pool));
+	if (syscall(SYS_futex, pool->word, FUTEX_WAIT_BITSET, pool->seen, &until, NULL,
+		    atomic_load(&pool->listened)) &&
 	    errno == EFAULT)
 		nap(base_ms_to_ns(MIN(timeout_ms, BLIND_MS)));
 	/* All that happens from here on ends the next wait. */

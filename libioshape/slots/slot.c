@@ -615,7 +615,7 @@ static void tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued)
 	const bool earlier = due_ns < pool->thread_wakes_ns;
 
 	start_thread(pool);
-	if (pool->in_wait && earlier)
+	if (pool->in_wait && (earlier || queued))
 		pool->ops->interrupt(pool->coordinator);
 	else if (!pool->in_wait && (queued || earlier || pool->asleep))
 		pthread_cond_signal(&pool->thread_change);

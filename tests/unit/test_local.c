@@ -98,6 +98,45 @@ TEST(tcase, a_release_wakes_the_next_at_once)
 	slots_local.close(first);
 }
 
+/* Waits for two seconds, and tells how many ms it was. */
+static void *wait_long(void *pool)
+{
+	const uint64_t began = base_now_ns();
+
+	MUST(!slots_local.wait(pool, 2000, NULL), "no wait");
+	return (void *)(uintptr_t)ms_since(began);
+}
+
+/* With hundreds of waiters each release would keep the processors busy otherwise. */
+TEST(tcase, a_release_wakes_no_waiter_but_the_next)
+{
+	void *mine = open_pool("p", 1, 15000), *first = open_pool("p", 1, 15000);
+	void *second = open_pool("p", 1, 15000), *waited = NULL;
+	pthread_t thread;
+
+	/* On a busy machine it may begin to wait only after the release. */
+	for (int i = 0; i < 5 && (uintptr_t)waited < 1990; i++) {
+		ck_assert_int_eq(ask(mine, "m-1", 1), 0);
+		ck_assert_int_eq(ask(first, "a-1", 1), 0);
+		ck_assert_int_eq(ask(second, "b-1", 1), 0);
+		ck_assert_uint_eq(answer.position, 1);
+		ck_assert_int_eq(slots_local.wait(second, 0, &error), 0);
+		ck_assert_int_eq(base_start_thread(&thread, wait_long, second), 0);
+		usleep(300000);
+		give_back(mine, "m-1");
+		ck_assert_int_eq(slots_local.wait(first, 20000, &error), 0);
+		/* Once the first has looked, the second is the next. */
+		pthread_join(thread, &waited);
+		ck_assert_int_eq(look(first, "a-1"), 0);
+		give_back(second, "b-1");
+		give_back(first, "a-1");
+	}
+	ck_assert_uint_ge((uintptr_t)waited, 1990);
+	slots_local.close(second);
+	slots_local.close(first);
+	slots_local.close(mine);
+}
+
 TEST(tcase, an_interrupt_ends_this_wait_or_the_next)
 {
 	void *pool = open_pool("p", 1, 15000);
