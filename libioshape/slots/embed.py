@@ -1,23 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """embed.py OUT.c NAME=SCRIPT.lua...: scripts as bytes of C, with the SHA-1 that names each.
 
-A line `-- include FILE` stands for the text of that file. Comment lines and indentation go, lines
-stay: Redis names the line in its error messages."""
+Comment lines and indentation go, lines stay: Redis names the line in its error messages."""
 
 import hashlib
-import re
 import sys
 from pathlib import Path
-
-
-def composed(script: Path) -> str:
-    """Return the text of a script with all that it includes."""
-    return re.sub(
-        r"^-- include (\S+)\n",
-        lambda line: (script.parent / line[1]).read_text("utf-8"),
-        script.read_text("utf-8"),
-        flags=re.MULTILINE,
-    )
 
 
 def stripped(script: str) -> bytes:
@@ -44,7 +32,7 @@ def main() -> None:
     parts = ['/* Made by embed.py. */\n#include "slots/redis.h"\n']
     for script in scripts:
         name, _, path = script.partition("=")
-        parts.append(as_c(name, stripped(composed(Path(path)))))
+        parts.append(as_c(name, stripped(Path(path).read_text("utf-8"))))
     Path(out).write_text("".join(parts), "ascii")
 
 

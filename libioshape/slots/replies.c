@@ -122,7 +122,6 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer)
 	static const struct field waiter[] = {
 		FIELD("beat", SMALL, struct slots_answer, beat_ms),
 		FIELD("position", SMALL, struct slots_answer, position),
-		FIELD("ticket", EXACT, struct slots_answer, ticket),
 		FIELD("ahead", TEXT, struct slots_answer, ahead),
 	};
 	static const struct field holder[] = {

@@ -346,7 +346,6 @@ static void send_heartbeat(struct slots_slot *slot)
 	struct slots_beat beat = {
 		.passed = atomic_load(&slot->passed),
 		.holding = held,
-		.ticket = slot->answer.ticket,
 		.fence = slot->answer.fence,
 		.epoch = slot->answer.epoch,
 		.weight = slot->answer.weight,

@@ -73,7 +73,6 @@ struct slots_beat {
 	char id[SLOTS_ID_BYTES];
 	uint64_t passed; /* bytes so far */
 	bool holding;    /* as far as the client knows */
-	uint64_t ticket; /* as answered: one call of the coordinator costs less with it */
 	/* For those that hold: what may be reclaimed if the coordinator lost its data. */
 	uint64_t fence;
 	uint64_t epoch;
@@ -93,7 +92,6 @@ struct slots_answer {
 	uint64_t epoch;    /* of the coordinator's data */
 	uint32_t weight;   /* granted; 0: express */
 	uint32_t position; /* waiters: how many are ahead in the queue */
-	uint64_t ticket;   /* waiters: their number in the queue; 0: the coordinator has none */
 	uint32_t place;    /* holders: of default_capacity places, the one to write to; 0: none */
 	uint32_t capacity;
 	uint32_t beat_ms;             /* when the next heartbeat is due, at the latest */

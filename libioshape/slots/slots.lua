@@ -24,6 +24,12 @@ local BOOST = 300 * 1000 -- of the whole pool: most that a request's cost of wai
 local LEARNING = 1 / 8 -- weight of the latest write in average times and speeds
 local BELIEVED = 300 * 1000 -- longest time that a size makes us expect, unless eight usual times of its job are longer
 local MOST_TARGETS = 64
+local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
+local PACE_WRITERS = 8 -- ... divided by the number of writers, or by this number
+local LISTED = 256 -- holders, and waiters, in a status
+local LISTED_JOBS = 64 -- in a status
+local MOST_LIMITS = 64 -- of single jobs and users
+local MOST_NAME = 64 -- bytes
 
 local operation, subject, lease, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local prefix = string.sub(KEYS[1], 1, -2)
@@ -45,11 +51,68 @@ local function server_info()
 	return call('INFO', 'server')
 end
 
--- include records.lua
+-- ---- Data -------------------------------------------------------------------------------------------
 
--- A waiter's heartbeat tells its number in the queue, which saves reading the member.
-local ticket = operation == 'beat' and ARGV[5] ~= '0' and ARGV[5]
-local stored = call('HMGET', M, 'run', 'pool', 'set', ticket and '' or 'm:' .. subject)
+-- The data of a pool:
+--
+--   :m  hash   `run`: run id of the server that wrote the data, '' during a write; `pool`, `set`, `limits`, and `m:ID` of
+--              each holder and waiter: packed tables with named fields
+--   :h  zset   ids of holders, by the end of their lease
+--   :q  zset   queue: a tag of each waiter, by score; a tag begins with a number that rises, so that equals keep their order
+--   :s  zset   the tags of small requests in the queue, by starts of their own
+--   :l  zset   ids of waiters, by the end of their lease
+--   :j  hash   packed table of each job
+--   :w:CLIENT  list: ids of the client's requests that were granted while it waited
+
+local FIRST_MS, FIRST_BYTES = 16, 16e6 -- speed of writes before the first one
+local UNKNOWN_COST = 1000 -- of a request without a size, from a new job
+
+local function new_pool()
+	return {
+		epoch = 0, -- of the data: rises when some may have been lost
+		opened = 0, -- when the epoch began
+		grace = 0, -- until then only requests that held a slot before the loss get one
+		now = 0, -- latest time seen: the pool's clock never goes back
+		ahead = 0, -- of the pool's clock before the server's
+		process = '', -- of the server that wrote this
+		lease = 0, -- of the latest request
+		due = 0, -- no lease ends before
+		renewed = 0, -- when the keys' expiry was last set
+		tidied = 0, -- when jobs were last forgotten
+		busy = 0, -- counts the times that the pool began to be used: older tags of jobs are void
+		fence = 0, -- the latest
+		seq = 0, -- counts requests that waited
+		capacity = 0, by_job = 0, -- as the jobs ask for it (by_job: 1), or by rule
+		used = 0, express_used = 0, -- slots, by weight; small requests beside the slots
+		holders = 0, waiters = 0, small_waiters = 0, urgent_waiters = 0,
+		shares = 0, -- of the jobs that have members, together
+		virtual = 0, -- virtual time: slot-milliseconds that a job of share 1 could have had
+		served = 0, -- highest floor of a request that was granted: virtual time never falls below it
+		small_virtual = 0, -- virtual time of the small requests that were let past the queue
+		ms = FIRST_MS, bytes = FIRST_BYTES, -- of the latest writes
+		free = 0, paces = 0, -- when the pool's bandwidth is free; counts changes of rates
+		grants = 0, minute = 0, this_minute = 0, last_minute = 0,
+		written = 0, held = 0, waited = 0, -- bytes; times of slots, together
+		targets = '', latest_target = 0 -- a byte for each group of storage targets: its writers
+	}
+end
+
+-- What the operator set: 0 is nothing. `limits` counts those of single jobs and users; `changed` is the server's time.
+local function new_set()
+	return {capacity = 0, pool_rate = 0, job_rate = 0, small = 0, express = 0, limits = 0, changed = 0}
+end
+
+-- `finish` and `latest` are the virtual end and start of the job's latest request, `turn` is the start of the job's turn,
+-- which `turn_began` then,
+-- `small_finish` is the end of its latest small request among small ones, `usual` is what a request without a size costs, `ms` and `bytes` are of its latest writes, `free` and `paces` as in the pool.
+local function new_job()
+	return {
+		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, turn_began = 0, small_finish = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0,
+		user = '', writes = 0, written = 0, held = 0, waited = 0, seen = 0, free = 0, paces = 0
+	}
+end
+
+local stored = call('HMGET', M, 'run', 'pool', 'set', 'm:' .. subject)
 local run, is_known = stored[1], stored[2]
 local pool = is_known and decode(stored[2]) or new_pool()
 local set = stored[3] and decode(stored[3]) or new_set()
@@ -88,10 +151,7 @@ end
 local WAITING, HOLDING = 1, 2
 
 -- By id: members that this call has read (false: none has this id), and those that it has to write.
-local members, to_write = {}, {}
-if not ticket then
-	members[subject] = stored[4] and decode(stored[4])
-end
+local members, to_write = {[subject] = stored[4] and decode(stored[4])}, {}
 
 local function find_member(id)
 	if members[id] == nil then
@@ -342,7 +402,55 @@ end
 
 -- ---- Beginning of each operation --------------------------------------------------------------------
 
--- include epoch.lua
+-- Begin an epoch. Holders of slots show up within a heartbeat and are let in first. The wait for them depends on whether
+-- there can have been any, and on the lease that is usual in this pool.
+local function begin_epoch(current, uptime_s, is_usable)
+	local usual = pool.lease > 0 and pool.lease or lease
+	local had_holders = is_usable and (pool.holders > 0 or now - pool.now < usual)
+	if not is_usable then
+		local left, kept = call('DEL', H, Q, S, L) > 0, call('HMGET', M, 'set', 'limits')
+		call('DEL', M, J)
+		for i, name in ipairs({'set', 'limits'}) do
+			if kept[i] then
+				call('HSET', M, name, kept[i])
+			end
+		end
+		had_holders = known_epoch > 0 or left or (is_known and pool.holders > 0)
+		for _, name in ipairs({
+			'used', 'express_used', 'shares', 'holders', 'waiters', 'small_waiters', 'urgent_waiters', 'free', 'renewed'
+		}) do
+			pool[name] = 0
+		end
+		pool.targets, members = '', {}
+		-- Above the fences given in this millisecond, too.
+		pool.fence = math.max(pool.fence, (server + 1) * 1024)
+	end
+	pool.epoch = math.max(pool.epoch, known_epoch, server - 1) + 1
+	pool.opened = now
+	pool.grace = (had_holders and now or now - uptime_s * 1000) + math.ceil(usual / 2)
+	run, is_marked = current, true
+end
+
+-- Find out whether this server process wrote the data, and whether all of it is there.
+local function check_data()
+	-- A server that evicts keys may have dropped one. The rest is then worth nothing. M stands for keys that need not exist.
+	local is_held, is_queued, is_usable = pool.holders > 0, pool.waiters > 0, run and run ~= ''
+	if is_usable and (is_held or is_queued) then
+		is_usable = call('EXISTS', J, is_held and H or M, is_queued and Q or M, is_queued and L or M,
+			pool.small_waiters > 0 and S or M) == 5
+	end
+	-- After a crash or a failover another process has what was on its disk, or what it had been sent. If all processes look
+	-- alike (no random addresses), a silence reveals it.
+	local process = server_process()
+	if not is_usable or process ~= pool.process or math.abs(server + pool.ahead - pool.now) >= GAP then
+		local info = server_info()
+		local current = string.match(info, 'run_id:(%w+)')
+		pool.process, is_changed = process, true
+		if not is_usable or run ~= current then
+			begin_epoch(current, tonumber(string.match(info, 'uptime_in_seconds:(%d+)')), is_usable)
+		end
+	end
+end
 
 -- A server without memory refuses what may take some, unless something was written before. A look writes nothing.
 local is_look = operation == 'status'
@@ -373,7 +481,8 @@ local function describe(member)
 	return 'job ' .. member.job .. ', rank ' .. member.rank .. ' on ' .. member.node
 end
 
-local function answer_waiter(position, tag)
+local function answer_waiter(member)
+	local position = call('ZRANK', Q, member.tag) or start_anew()
 	local beat, ahead = math.ceil(lease / 3), ''
 	if position == 0 then
 		-- The next one looks whether the holders are alive.
@@ -384,8 +493,7 @@ local function answer_waiter(position, tag)
 		ahead = describe(must_find(string.sub(call('ZRANGE', Q, position - 1, position - 1)[1], 17)))
 	end
 	return {
-		'state', WAITING, 'epoch', pool.epoch, 'capacity', capacity(), 'beat', beat, 'position', position,
-		'ticket', tonumber(string.sub(tag, 1, 16)), 'ahead', ahead
+		'state', WAITING, 'epoch', pool.epoch, 'capacity', capacity(), 'beat', beat, 'position', position, 'ahead', ahead
 	}
 end
 
@@ -398,7 +506,7 @@ local function answer(member)
 			'fence', member.fence, 'weight', member.given, 'target', member.target
 		}
 	end
-	return answer_waiter(call('ZRANK', Q, member.tag) or start_anew(), member.tag)
+	return answer_waiter(member)
 end
 
 -- A client that asks about a known request lives, and counts on a whole lease from now on.
@@ -509,17 +617,8 @@ if operation == 'acquire' then
 	end
 
 elseif operation == 'beat' then
-	operate = function(_, passed, is_holding, fence, given, bytes, client, node, job_name, rank, share)
-		local id = subject
-		-- The lease ends later than before, so `due` holds.
-		if ticket and call('ZADD', L, 'XX', 'CH', now + lease, id) == 1 then
-			local tag = string.format('%016.0f', ticket) .. id
-			local position = call('ZRANK', Q, tag)
-			if position then
-				return answer_waiter(position, tag)
-			end
-		end
-		local member = find_member(id)
+	operate = function(passed, is_holding, fence, given, bytes, client, node, job_name, rank, share)
+		local id, member = subject, members[subject]
 		passed = tonumber(passed)
 		-- A slot that was given in an epoch that is over is given back to its holder, as long as its lease, renewed just
 		-- before the loss, would last.
@@ -559,10 +658,194 @@ elseif operation == 'release' then
 		grant_those_that_fit()
 		return 1
 	end
-end
 
--- include bandwidth.lua
--- include operator.lua
+elseif operation == 'pace' then
+	operate = function(bytes, own_rate, user)
+		bytes = tonumber(bytes)
+		local function lower(a, b)
+			return a > 0 and b > 0 and math.min(a, b) or math.max(a, b)
+		end
+		local limit, of_user = limit_of('job', subject), limit_of('user', user) or {rate = 0}
+		local of_job = {rate = lower(lower(tonumber(own_rate), set.job_rate), limit and limit.rate or 0)}
+		local of_pool = {rate = set.pool_rate, free = pool.free}
+		local rate, start = lower(lower(of_job.rate, of_user.rate), of_pool.rate), now
+		if rate == 0 then
+			return {'bytes', 0, 'start', 0, 'end', 10000}
+		end
+		local job = of_job.rate > 0 and load_job(subject)
+		of_job.free = job and job.paces == pool.paces and job.free or 0
+		local paced = {of_pool, of_job, of_user}
+		if bytes > 0 then
+			local writers = math.min(math.max(pool.holders, 1), PACE_WRITERS)
+			bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / writers))
+			for _, each in ipairs(paced) do
+				start = math.max(start, each.rate > 0 and each.free or 0)
+			end
+		end
+		-- Bytes that come back are of the latest grant, unless another one came after it: then nobody loses.
+		for _, each in ipairs(paced) do
+			if each.rate > 0 then
+				each.free = (bytes > 0 and start or each.free) + bytes * 1000 / each.rate
+			end
+		end
+		pool.free, is_changed = of_pool.free, true
+		if job then
+			job.free, job.paces = of_job.free, pool.paces
+			store_job(subject, job)
+		end
+		if of_user.rate > 0 then
+			call('HSET', M, 'limits', encode(limits))
+		end
+		if bytes <= 0 then
+			return {'bytes', 0, 'start', 0, 'end', 0}
+		end
+		return {
+			'bytes', bytes, 'start', math.floor(start - now), 'end', math.ceil(start - now + bytes * 1000 / rate)
+		}
+	end
+
+elseif operation == 'set' or operation == 'limit' then
+	local function change(clear, slots, pool_rate, job_rate, small, beside)
+		for name, given in pairs({
+			capacity = slots, pool_rate = pool_rate, job_rate = job_rate, small = small, express = beside
+		}) do
+			local value = tonumber(given)
+			set[name] = (value > 0 or clear) and value or set[name]
+		end
+		return clear or tonumber(pool_rate) + tonumber(job_rate) > 0
+	end
+
+	local function limit(clear, kind, name, share, rate)
+		name, share, rate = string.sub(name, 1, MOST_NAME), tonumber(share), tonumber(rate)
+		local key, found = kind .. ':' .. name, limit_of(kind, name)
+		limits = limits or {}
+		set.limits = set.limits - (found and 1 or 0)
+		if clear then
+			limits[key] = nil
+		elseif set.limits == MOST_LIMITS then
+			return nil
+		else
+			set.limits = set.limits + 1
+			limits[key] = {
+				share = share > 0 and share or found and found.share or 0,
+				rate = rate > 0 and rate or found and found.rate or 0, free = 0
+			}
+		end
+		call('HSET', M, 'limits', encode(limits))
+		return true
+	end
+
+	operate = function(clear, ...)
+		local is_new_rate = (operation == 'set' and change or limit)(clear == '1', ...)
+		if is_new_rate == nil then
+			return 0
+		elseif is_new_rate then
+			-- What was given in advance at the old rates is owed by nobody.
+			pool.free, pool.paces = operation == 'set' and 0 or pool.free, pool.paces + 1
+		end
+		set.changed = server
+		call('HSET', M, 'set', encode(set))
+		pool.renewed, is_changed = 0, true
+		grant_those_that_fit()
+		return 1
+	end
+
+elseif operation == 'kick' then
+	operate = function()
+		if not members[subject] then
+			return 0
+		end
+		forget(subject, members[subject])
+		grant_those_that_fit()
+		return 1
+	end
+
+elseif is_look then
+	-- In the last 60 s, if those of the minute before came evenly.
+	local function grants_last_minute()
+		local minute, left = math.floor(now / 60000), 1 - now % 60000 / 60000
+		local granted = minute == pool.minute and pool.this_minute + pool.last_minute * left
+			or minute == pool.minute + 1 and pool.this_minute * left or 0
+		return math.floor(granted + 0.5)
+	end
+
+	-- List the jobs that wrote most, with what they have written in the slots that they hold.
+	local function job_rows(holders)
+		local all, jobs, held, rows = is_empty and {} or call('HGETALL', J), {}, {}, {}
+		for _, holder in ipairs(holders) do
+			held[holder.member.job] = (held[holder.member.job] or 0) + holder.member.passed
+		end
+		for i = 1, #all, 2 do
+			local job = decode(all[i + 1])
+			job.name, job.written = all[i], job.written + (held[all[i]] or 0)
+			jobs[#jobs + 1] = job
+		end
+		table.sort(jobs, function(a, b)
+			return a.written > b.written or (a.written == b.written and a.name < b.name)
+		end)
+		for i = 1, math.min(#jobs, LISTED_JOBS) do
+			local job = jobs[i]
+			rows[i] = {
+				'job', job.name, 'user', job.user, 'written', job.written, 'writes', job.writes, 'held', job.held,
+				'waited', job.waited
+			}
+		end
+		return rows
+	end
+
+	local function member_row(id, member, deadline)
+		return {
+			'id', id, 'job', member.job, 'node', member.node, 'rank', member.rank, 'weight', member.weight,
+			'express', member.state == HOLDING and member.given == 0 and 1 or 0, 'bytes', member.bytes,
+			'passed', member.passed, 'fence', member.fence or 0, 'since', now - member.since,
+			'lease', (deadline or 0) - now, 'urgent', member.is_urgent and 1 or 0
+		}
+	end
+
+	local function limit_rows()
+		local rows = {}
+		limit_of('', '')
+		for key, limit in pairs(limits or {}) do
+			local kind, name = string.match(key, '^(%a+):(.*)$')
+			rows[#rows + 1] = {kind, name, 'share', limit.share, 'rate', limit.rate}
+		end
+		table.sort(rows, function(a, b)
+			return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
+		end)
+		return rows
+	end
+
+	-- Holders are listed oldest first, waiters next one first, jobs by what they wrote.
+	operate = function(usual)
+		-- Of a pool that is lost, or never was, keys without a meaning may be left.
+		local held = is_empty and {} or call('ZRANGE', H, 0, -1, 'WITHSCORES')
+		local queue = is_empty and {} or call('ZRANGE', Q, 0, LISTED - 1)
+		local all, holders, waiters = {}, {}, {}
+		for i = 1, #held, 2 do
+			all[#all + 1] = {id = held[i], member = must_find(held[i]), deadline = held[i + 1]}
+		end
+		table.sort(all, function(a, b)
+			local left, right = a.member.fence, b.member.fence
+			return left < right or (left == right and a.id < b.id)
+		end)
+		for i = 1, math.min(#all, LISTED) do
+			holders[i] = member_row(all[i].id, all[i].member, all[i].deadline)
+		end
+		for i, tag in ipairs(queue) do
+			local id = string.sub(tag, 17)
+			waiters[i] = member_row(id, must_find(id), call('ZSCORE', L, id))
+		end
+		return {
+			'capacity', set.capacity + pool.capacity > 0 and capacity() or tonumber(usual),
+			'by', set.capacity > 0 and 'operator' or pool.by_job > 0 and 'job' or 'default', 'used', pool.used,
+			'pool_rate', set.pool_rate, 'job_rate', set.job_rate,
+			'small', set.small > 0 and set.small or SMALL_BYTES, 'express', express(), 'changed', set.changed,
+			'grants', pool.grants, 'grants_last_minute', grants_last_minute(), 'waiter_count', pool.waiters,
+			'holder_count', pool.holders, 'written', pool.written, 'held', pool.held, 'waited', pool.waited,
+			'holders', holders, 'waiters', waiters, 'jobs', job_rows(all), 'limits', limit_rows()
+		}
+	end
+end
 
 -- ---- End of each operation --------------------------------------------------------------------------
 

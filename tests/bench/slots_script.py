@@ -57,20 +57,17 @@ class Crowd:
         return self.script.command("acquire", f"id-{number}", *request, lease=LEASE)
 
     def ids(self, key: str) -> list[str]:
-        """Of holders (h), of waiters (l), and of waiters with their numbers (q)."""
+        """Of holders (h), of waiters (l)."""
         found = self.connection.call("ZRANGE", self.script.prefix + key, 0, -1)
         return [str(name) for name in found] if isinstance(found, list) else []
 
     def beats(self, key: str) -> list[Command]:
-        # The queue has their numbers, which waiters were told.
-        tags = {tag[16:]: int(tag[:16]) for tag in self.ids("q")}
-        names = self.random.choices(self.ids(key), k=CALLS)
-        return [self.beat(name, tags.get(name, 0)) for name in names]
+        return [self.beat(name) for name in self.random.choices(self.ids(key), k=CALLS)]
 
-    def beat(self, name: str, ticket: int) -> Command:
+    def beat(self, name: str) -> Command:
         number = int(name.partition("-")[2])
         who: list[Value] = [f"{number % 5000:016x}", f"node{number % 500}", f"job{number % JOBS}"]
-        state: list[Value] = [ticket, number, 0, 0, 1, 1 << 30, *who, number % 64, 1]
+        state: list[Value] = [number, 0, 0, 1, 1 << 30, *who, number % 64, 1]
         return self.script.command("beat", name, *state, lease=LEASE)
 
     def release(self, holder: str) -> Command:

@@ -87,7 +87,6 @@ class Belief:
     given: int = 0
     epoch: int = 0
     passed: int = 0
-    ticket: int = 0
 
 
 class Schedule:
@@ -263,16 +262,7 @@ class Schedule:
             belief.given,
             belief.size,
         )
-        # Some forget it, some tell another's.
-        ticket = self.random.choice([belief.ticket] * 8 + [0, 1])
-        state: list[Value] = [
-            ticket,
-            belief.passed,
-            int(claim),
-            belief.fence,
-            belief.given,
-            belief.size,
-        ]
+        state: list[Value] = [belief.passed, int(claim), belief.fence, belief.given, belief.size]
         named: list[Value] = [who.client, who.node, who.job, who.rank, who.share]
         times = {"lease": belief.lease, "known": belief.epoch}
         self.operation(answer, "beat", request, *state, *named, **times)
@@ -325,7 +315,7 @@ class Schedule:
         belief = self.beliefs[request] if request in self.beliefs else Belief(JOBS[0], 0, 3000)
         belief.holding = answer["state"] == HOLDING
         belief.fence, belief.given = int(answer.get("fence", 0)), int(answer.get("weight", 0))
-        belief.epoch, belief.ticket = int(answer["epoch"]), int(answer.get("ticket", 0))
+        belief.epoch = int(answer["epoch"])
 
     def check(self) -> None:
         """The promises, of the model: that the script keeps them follows from its answers."""
@@ -433,7 +423,7 @@ def acquire(script: Script, name: str, lease: int = 60_000) -> Reply:
 
 
 def beat(script: Script, name: str, lease: int = 60_000) -> Reply:
-    return script("beat", name, 0, 5, 0, 0, 1, 0, "c", "n", "j", 0, 1, lease=lease)
+    return script("beat", name, 5, 0, 0, 1, 0, "c", "n", "j", 0, 1, lease=lease)
 
 
 def state(answer: Reply | RefusedByRedis) -> object:
@@ -658,8 +648,8 @@ NAMES = ("one", "two", "three", "four", "urgent")
 OPERATIONS_BROKEN: list[list[Value]] = [
     ["acquire", "four", "c", "n", "j", 0, 1, 1, 1, 1, 1, 0, "u", 0, 0],
     ["acquire", "urgent", "c", "n", "j", 0, 1, 1, 0, 1, 1, 0, "u", 1, 0],
-    ["beat", "one", 0, 5, 1, 0, 1, 0, "c", "n", "j", 0, 1],
-    ["beat", "two", 1, 0, 0, 0, 1, 0, "c", "n", "j", 0, 1],
+    ["beat", "one", 5, 1, 0, 1, 0, "c", "n", "j", 0, 1],
+    ["beat", "two", 0, 0, 0, 1, 0, "c", "n", "j", 0, 1],
     ["release", "one", 5 << 20],
     ["release", "two", 0],
     ["kick", "one"],

@@ -36,7 +36,6 @@ class Asked:
     state: int = WAITING
     fence: int = 0
     given: int = 0
-    ticket: int = 0  # its number in the queue
 
     @property
     def size(self) -> int:
@@ -110,7 +109,7 @@ class Real:
         return self._ask(
             [
                 self.script.command(
-                    *("beat", one.id, one.ticket, 0, int(one.state == HOLDING), one.fence),
+                    *("beat", one.id, 0, int(one.state == HOLDING), one.fence),
                     *(one.given, one.size, CLIENT, one.node, one.job, one.rank, 100),
                     lease=LEASE_MS,
                     known=epoch,
@@ -274,7 +273,6 @@ class Scripted:
         lost = []
         for one, answer in zip(asked, answers, strict=True):
             state, self._epoch = answer["state"], int(answer["epoch"])
-            one.ticket = int(answer.get("ticket", 0))
             if state == HOLDING:
                 self._hold(one, int(answer["fence"]), int(answer["weight"]))
             elif one.state == WAITING and state != WAITING:

@@ -476,7 +476,7 @@ class Pool:
             change = max(before.deadline if before else 0, self.numbers.grace) - self.now
             beat = max(1, min(beat, change))
         ahead = before.describe() if before else ""
-        told |= {"beat": beat, "position": position, "ticket": member.seq, "ahead": ahead}
+        told |= {"beat": beat, "position": position, "ahead": ahead}
         return told
 
     # -- Operations

@@ -8,7 +8,6 @@ keys.
 
 import hashlib
 import re
-import runpy
 import socket
 import subprocess
 import time
@@ -22,7 +21,6 @@ from tree import LIBRARY, program
 
 SCRIPT = LIBRARY / "slots" / "slots.lua"
 HEAL = LIBRARY / "slots" / "heal.lua"
-_EMBED = runpy.run_path(str(LIBRARY / "slots" / "embed.py"))
 
 Value = str | int | float
 Reply = int | str | None | list["Reply"]
@@ -33,8 +31,8 @@ class RefusedByRedis(Exception):
 
 
 def script_text() -> str:
-    """Return the script with all that it includes, as the build embeds it."""
-    return str(_EMBED["composed"](SCRIPT))
+    """Return the script."""
+    return SCRIPT.read_text("utf-8")
 
 
 def _replaced(text: str, name: str, body: str) -> str:

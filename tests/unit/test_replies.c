@@ -76,12 +76,12 @@ static const struct {
 	const char *bad[5]; /* numbers, names and lists that are none of these */
 } kinds[] = {
 	{ read_answer,
-	  "( state 1 epoch 6 capacity 3 beat 400 position 2 ticket 8 ahead somebody )",
+	  "( state 1 epoch 6 capacity 3 beat 400 position 2 ahead somebody )",
 	  { "( state 9 epoch 6 capacity 3 )", "( state 1 epoch 6 capacity 3 beat 400 position 2 )",
 	    "( state 1 epoch 6 capacity )", "( 1 5 6 1 )", "1" } },
 	{ read_answer,
 	  "( state 2 epoch 6 capacity 3 beat 400 fence 5 weight 1 target 9 )",
-	  { "( state 2 epoch 6 capacity 3 beat 400 position 2 ticket 8 ahead somebody )" } },
+	  { "( state 2 epoch 6 capacity 3 beat 400 position 2 ahead somebody )" } },
 	{ read_answer, "( state 0 epoch 6 capacity 3 )", { "( state 0 epoch 6 )", "( )" } },
 	{ read_grant,
 	  "( bytes 1048576 start 10 end 20 )",
