@@ -370,7 +370,7 @@ const struct slots_ops slots_local = {
 	.beat = local_beat,
 	.release = local_release,
 	.wait = local_wait,
-	.interrupt = local_wake,
+	.interrupt = local_interrupt,
 	.close = local_close,
 	.describe = local_describe,
 };

@@ -5,8 +5,7 @@
  *   1. Pools        are opened and closed. `open` is the coordinator that has none.
  *   2. Answers      of the coordinator set the stage of a slot; so does its silence.
  *   3. Heartbeats   keep a place in the queue, or a slot for as long as bytes pass.
- *   4. The thread   of a pool waits for wakes, sends heartbeats, and sends releases again that did
- *                   not arrive.
+ *   4. The thread   of a pool waits for wakes, and sends heartbeats.
  *   5. Ask          The thread that wants a slot asks the coordinator, which grants it at once,
  *                   queues it, or does not answer.
  *   6. Queue        The thread sleeps until the pool's thread has news of its slot. It wakes only
@@ -15,7 +14,7 @@
  *                   it answers, or until the policy lets the writer go ahead without a slot or
  * fail. A request with a deadline goes ahead without a slot in time, too, whatever it waits for.
  *   8. Acquire      What happens next follows from the slot's stage.
- *   9. Release      The coordinator is told; if it cannot be reached, later, by the pool's thread.
+ *   9. Release      The coordinator is told; if it cannot be reached, the slot ends with its lease.
  */
 #include "slots/slot.h"
 
@@ -39,9 +38,6 @@
 
 /* How long a write is taken to last before one has been seen. */
 #define FIRST_WRITE_MS 1000u
-
-/* Releases that did not reach the coordinator; more are left to the end of their lease. */
-#define MOST_OWED 64
 
 /* The thread looks at all slots so often in a lease. The first heartbeat is due after a third. */
 #define LOOKS_PER_LEASE 6
@@ -138,12 +134,6 @@ const struct slots_ops *slots_coordinator_of(const char *address)
 
 static void free_pool(struct slots_pool *pool)
 {
-	while (pool->slots) {
-		struct slots_slot *slot = pool->slots;
-
-		pool->slots = slot->next;
-		free(slot);
-	}
 	base_free_secret(pool->password);
 	base_free_secret(pool->address);
 	free(pool->password_file);
@@ -218,16 +208,6 @@ void slots_pool_close(struct slots_pool *pool)
 const char *slots_pool_name(const struct slots_pool *pool)
 {
 	return pool->config.pool;
-}
-
-/* Under the lock. */
-static void unlink_slot(struct slots_slot *slot)
-{
-	struct slots_slot **link = &slot->pool->slots;
-
-	while (*link != slot)
-		link = &(*link)->next;
-	*link = slot->next;
 }
 
 /* ---- 2. Answers, all under the lock ---------------------------------------------------------- */
@@ -378,19 +358,16 @@ static void send_heartbeat(struct slots_slot *slot)
 	pthread_cond_broadcast(&pool->change);
 }
 
-/* Tells the coordinator that a request is over. */
-static int send_release(struct slots_slot *slot)
+/* Tells the coordinator that a request is over. If that fails, the request ends with its lease. */
+static void send_release(struct slots_slot *slot)
 {
 	struct slots_pool *pool = slot->pool;
-	int ret;
 
 	slot->in_call = true;
 	pthread_mutex_unlock(&pool->lock);
-	ret = pool->ops->release(pool->coordinator, slot->request.id, atomic_load(&slot->passed),
-				 NULL);
+	pool->ops->release(pool->coordinator, slot->request.id, atomic_load(&slot->passed), NULL);
 	pthread_mutex_lock(&pool->lock);
 	slot->in_call = false;
-	return ret;
 }
 
 /* A disk that hangs must not keep the others waiting. */
@@ -410,34 +387,6 @@ static void give_up_stalled(struct slots_slot *slot)
 	snprintf(why, sizeof(why), "nothing was written for %u s", pool->policy.stall_ms / 1000);
 	lose(slot, why);
 	pthread_cond_broadcast(&pool->change);
-}
-
-static void forget_debt(struct slots_slot *slot)
-{
-	slot->owed_until_ns = 0;
-	slot->pool->owed--;
-	if (slot->stage == STAGE_RELEASED) {
-		unlink_slot(slot);
-		free(slot);
-	} else {
-		/* Its owner may wait to release it. */
-		pthread_cond_broadcast(&slot->pool->change);
-	}
-}
-
-static void send_release_again(struct slots_slot *slot)
-{
-	struct slots_pool *pool = slot->pool;
-	const bool over = base_now_ns() >= slot->owed_until_ns;
-
-	if (!over && send_release(slot)) {
-		pool->owed_due_ns = base_now_ns() + retry_ns(pool);
-		pthread_cond_broadcast(&pool->change);
-		return;
-	}
-	if (!over)
-		note_reachable(pool);
-	forget_debt(slot);
 }
 
 /* ---- 4. The pool's thread -------------------------------------------------------------------- */
@@ -463,10 +412,6 @@ static struct outlook look_around(const struct slots_pool *pool, uint64_t now)
 		if (held)
 			outlook.due_ns = MIN(outlook.due_ns, slot->lease_end_ns);
 	}
-	if (pool->owed) {
-		outlook.busy = true;
-		outlook.due_ns = MIN(outlook.due_ns, pool->owed_due_ns);
-	}
 	return outlook;
 }
 
@@ -482,8 +427,6 @@ static bool look_after(struct slots_slot *slot, uint64_t now)
 		give_up_stalled(slot);
 	else if ((held || slot->stage == STAGE_QUEUED) && now >= slot->beat_due_ns)
 		send_heartbeat(slot);
-	else if (slot->owed_until_ns && now >= slot->pool->owed_due_ns)
-		send_release_again(slot);
 	else
 		return false;
 	return true;
@@ -621,24 +564,6 @@ static void tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued)
 	pool->asleep = false;
 }
 
-/* Leaves the release of a slot to the pool's thread. False: there are too many already. Under the
- * lock. */
-static bool release_later(struct slots_slot *slot)
-{
-	struct slots_pool *pool = slot->pool;
-	const uint64_t now = base_now_ns();
-
-	if (slot->owed_until_ns)
-		return true;
-	if (pool->owed == MOST_OWED)
-		return false;
-	pool->owed++;
-	slot->owed_until_ns = now + base_ms_to_ns(pool->config.lease_ms);
-	pool->owed_due_ns = now;
-	tell_thread(pool, now, false);
-	return true;
-}
-
 /* ---- 5. Ask ---------------------------------------------------------------------------------- */
 
 /* One call of slots_acquire(). */
@@ -758,11 +683,12 @@ static int sleep_in_stage(struct attempt *attempt, int64_t most_ms, struct base_
 	return ret;
 }
 
-/* It may stand in the queue, in the way of others. Under the lock. */
+/* The request may stand in the queue, in the way of others. Under the lock, let go meanwhile. */
 static void go_without(struct slots_slot *slot)
 {
 	slot->stage = STAGE_WITHOUT;
-	release_later(slot);
+	if (!slot->pool->unreachable_ns)
+		send_release(slot);
 }
 
 static bool is_last(const struct attempt *attempt)
@@ -1056,10 +982,19 @@ static void learn_write_time(struct slots_pool *pool, const struct slots_slot *s
 					  (uint32_t)write_ms;
 }
 
+/* Under the lock. */
+static void unlink_slot(struct slots_slot *slot)
+{
+	struct slots_slot **link = &slot->pool->slots;
+
+	while (*link != slot)
+		link = &(*link)->next;
+	*link = slot->next;
+}
+
 void slots_release(struct slots_slot *slot)
 {
 	struct slots_pool *pool;
-	bool arrived, kept;
 
 	if (!slot)
 		return;
@@ -1069,21 +1004,11 @@ void slots_release(struct slots_slot *slot)
 	while (slot->in_call)
 		pthread_cond_wait(&pool->change, &pool->lock);
 	unlink_slot(slot);
-	arrived = slot->stage == STAGE_WITHOUT && !slot->owed_until_ns;
-	slot->stage = STAGE_RELEASED;
 	watch_leases(pool);
 	learn_write_time(pool, slot);
 	slots_checkpoints_end(&pool->checkpoints, base_now_ns());
-	if (!arrived && !pool->unreachable_ns)
-		arrived = !send_release(slot);
-	pool->owed -= slot->owed_until_ns != 0;
-	slot->owed_until_ns = 0;
-	kept = !arrived && release_later(slot);
-	if (kept) {
-		slot->next = pool->slots;
-		pool->slots = slot;
-	}
+	if (slot->stage != STAGE_WITHOUT && !pool->unreachable_ns)
+		send_release(slot);
 	pthread_mutex_unlock(&pool->lock);
-	if (!kept)
-		free(slot);
+	free(slot);
 }

@@ -16,9 +16,8 @@ enum slots_stage {
 	STAGE_FORGOTTEN,   /* the coordinator does not know it any more: ask again */
 	STAGE_UNREACHABLE, /* the coordinator does not answer */
 	STAGE_HELD,
-	STAGE_LOST,    /* it was held */
-	STAGE_WITHOUT, /* its owner writes without a slot, or does not write */
-	STAGE_RELEASED /* its owner is done with it; the pool's thread tells the coordinator */
+	STAGE_LOST,   /* it was held */
+	STAGE_WITHOUT /* its owner writes without a slot, or does not write */
 };
 
 struct slots_slot {
@@ -34,9 +33,8 @@ struct slots_slot {
 	struct slots_answer answer; /* the latest */
 	bool in_call;               /* the pool's thread speaks for it, without the lock */
 	uint64_t beat_due_ns;
-	uint64_t lease_end_ns;  /* believed no longer than this */
-	uint64_t owed_until_ns; /* the coordinator must be told of its release until then; 0: no */
-	uint64_t held_ns;       /* since; 0 until slots_acquire() returns */
+	uint64_t lease_end_ns; /* believed no longer than this */
+	uint64_t held_ns;      /* since; 0 until slots_acquire() returns */
 	struct ioshape_slot_info info;
 
 	/* Bandwidth (pace.c), of the thread that passes. */
@@ -64,8 +62,6 @@ struct slots_pool {
 	struct base_error unreachable_why; /* of the latest call that failed */
 	uint64_t round;                    /* counts writes without it */
 	bool told_ignored;                 /* that the coordinator knows no shares */
-	unsigned owed;                     /* releases that the coordinator was not told of */
-	uint64_t owed_due_ns;              /* when they are sent again */
 
 	/* The pool's thread. */
 	pthread_t thread;

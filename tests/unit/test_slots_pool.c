@@ -563,19 +563,6 @@ TEST(unreachable_case, a_holder_outlives_a_short_outage_and_loses_its_slot_in_a_
 	slots_release(slot);
 }
 
-TEST(waiting_case, a_release_that_did_not_arrive_is_sent_again)
-{
-	struct slots_slot *slot = take(NULL);
-
-	script.unreachable = true;
-	script_change(&script);
-	slots_release(slot);
-	ck_assert_uint_eq(script_counts().releases, 0);
-	script.unreachable = false;
-	script_change(&script);
-	EVENTUALLY(script_counts().releases == 1);
-}
-
 /* Unreachable from 0.2 to 2.6 s, and again, for a moment, when the time of its own is over that the
  * waiter had then; then it grants. */
 static void *become_unreachable_twice(void *argument)
@@ -630,7 +617,7 @@ TEST(unreachable_case, an_answer_that_makes_no_sense_fails_nothing)
 	slots_release(slot);
 }
 
-TEST(unreachable_case, a_writer_that_goes_ahead_alone_leaves_the_queue)
+TEST(unreachable_case, a_writer_that_waited_goes_ahead_alone)
 {
 	struct slots_slot *slot;
 	struct change outage;
@@ -640,12 +627,7 @@ TEST(unreachable_case, a_writer_that_goes_ahead_alone_leaves_the_queue)
 	slot = take_until(NULL, &outage);
 	ck_assert_str_eq(info_of(slot).coordinator, "stagger");
 	ck_assert_uint_ge(info_of(slot).position, 1);
-	script.unreachable = false;
-	script_change(&script);
-	/* While it writes. */
-	EVENTUALLY(script_counts().releases == 1);
 	slots_release(slot);
-	ck_assert_uint_eq(script_counts().releases, 1);
 }
 
 TEST(waiting_case, without_wakes_heartbeats_tell_of_the_grant)
