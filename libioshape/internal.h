@@ -312,8 +312,6 @@ int save_pool_of_path(struct ioshape_context *context, const char *path, char *n
 /* The rules of pools as Redis runs them, and their SHA-1 (slots/slots.lua). */
 extern const char slots_script[];
 extern const char slots_script_sha1[];
-/* Drops what the other script cannot read of a pool (slots/heal.lua). */
-extern const char slots_heal_script[];
 
 /* ---- The table of settings (base/settings.def), a row ---------------------------------------- */
 

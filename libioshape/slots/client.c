@@ -20,7 +20,7 @@
 #define MOST_BACKOFF_MS 1000u
 #define MOST_REDIRECTS 5
 #define MOST_ANEW 2
-#define HEALED_AGAIN_NS (60ull * 1000000000)
+#define MOST_HEALS 2
 
 /* ---- The password ---------------------------------------------------------------------------- */
 
@@ -453,7 +453,7 @@ struct attempt {
 	struct redis_client *client;
 	struct link_command *command;
 	uint64_t until_ns;
-	unsigned redirects, anew;
+	unsigned redirects, anew, heals;
 	bool repeated, whole_script;
 	bool asking, asked; /* the next command is to be introduced by ASKING; the last one was */
 	struct base_error why;
@@ -461,34 +461,31 @@ struct attempt {
 
 enum verdict { DONE, AGAIN, FAILED };
 
-/* Drop the keys that the script cannot read. The next try shows whether that helps. */
+/* Makes the script begin the pool anew, with what operators have set; and if that does not help,
+ * without it. */
 static bool heal(struct attempt *attempt, const redisReply *broken)
 {
 	struct redis_client *client = attempt->client;
-	const uint64_t now = base_now_ns();
 	struct link_command command = { 0 };
 	redisReply *reply = NULL;
 	char words[200];
-	bool done;
+	int ret;
 
-	if (now < client->heal_not_before_ns)
+	if (attempt->heals == MOST_HEALS)
 		return false;
-	client->heal_not_before_ns = now + HEALED_AGAIN_NS;
-	link_add_texts(&command, "EVAL");
-	link_add_bytes(&command, slots_heal_script, slots_heal_script_bytes);
-	link_add_texts(&command, "1", client->key);
-	done = !link_ask(client->commands, &command, &reply, attempt->until_ns, NULL) &&
-	       reply->type != REDIS_REPLY_ERROR;
+	if (!attempt->heals++)
+		link_add_texts(&command, "HDEL", client->key, "run", "pool");
+	else
+		link_add_texts(&command, "DEL", client->key);
+	ret = link_ask(client->commands, &command, &reply, attempt->until_ns, NULL);
 	freeReplyObject(reply);
-	if (!done)
-		return false;
 	link_words(broken, words, sizeof(words));
-	base_log(
-		&client->config.log, IOSHAPE_LOG_WARNING,
-		"pool \"%s\" had keys in %s that could not be read (%s); it begins anew, with what "
-		"operators have set as far as that can be read",
-		client->config.pool, client->commands->name, words);
-	return true;
+	if (attempt->heals == 1)
+		base_log(&client->config.log, IOSHAPE_LOG_WARNING,
+			 "pool \"%s\" had keys in %s that could not be read (%s); it begins "
+			 "anew, with what operators have set as far as that can be read",
+			 client->config.pool, client->commands->name, words);
+	return !ret;
 }
 
 static enum verdict judge(struct attempt *attempt, const redisReply *reply)

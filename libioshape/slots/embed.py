@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""embed.py OUT.c NAME=SCRIPT.lua...: scripts as bytes of C, with the SHA-1 that names each.
+"""embed.py OUT.c SCRIPT.lua: a script as bytes of C, with the SHA-1 that names it.
 
 Comment lines and indentation go, lines stay: Redis names the line in its error messages."""
 
@@ -15,26 +15,18 @@ def stripped(script: str) -> bytes:
     return ("\n".join(kept) + "\n").encode("ascii")
 
 
-def as_c(name: str, script: bytes) -> str:
+def as_c(script: bytes) -> str:
     """Return the definitions of a script's bytes, their number and their SHA-1."""
     rows = (script[at : at + 20] for at in range(0, len(script), 20))
     array = "\n".join("\t" + ", ".join(f"{byte}" for byte in row) + "," for row in rows)
     return (
-        f"\nconst char {name}[] = {{\n{array}\n\t0\n}};\n"
-        f"const size_t {name}_bytes = sizeof({name}) - 1;\n"
-        f'const char {name}_sha1[] = "{hashlib.sha1(script).hexdigest()}";\n'
+        f"\nconst char slots_script[] = {{\n{array}\n\t0\n}};\n"
+        f"const size_t slots_script_bytes = sizeof(slots_script) - 1;\n"
+        f'const char slots_script_sha1[] = "{hashlib.sha1(script).hexdigest()}";\n'
     )
 
 
-def main() -> None:
-    """Write the file."""
-    out, *scripts = sys.argv[1:]
-    parts = ['/* Made by embed.py. */\n#include "slots/redis.h"\n']
-    for script in scripts:
-        name, _, path = script.partition("=")
-        parts.append(as_c(name, stripped(Path(path).read_text("utf-8"))))
-    Path(out).write_text("".join(parts), "ascii")
-
-
 if __name__ == "__main__":
-    main()
+    out, script = map(Path, sys.argv[1:])
+    head = '/* Made by embed.py. */\n#include "slots/redis.h"\n'
+    out.write_text(head + as_c(stripped(script.read_text("utf-8"))), "ascii")

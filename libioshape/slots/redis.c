@@ -188,8 +188,8 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 	/* The epoch that this slot is of: another slot of ours may have seen a newer one. */
 	client_begin(&pool->client, &command, "beat", beat->id,
 		     beat->holding ? beat->epoch : known_epoch(pool));
-	link_add_numbers(&command, amount(beat->passed), beat->holding, beat->fence,
-			 beat->weight, amount(beat->bytes));
+	link_add_numbers(&command, amount(beat->passed), beat->holding, beat->fence, beat->weight,
+			 amount(beat->bytes));
 	link_add_texts(&command, identity->client, identity->node, identity->job);
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u));
 	return ask_about(pool, "beat", &command, answer, error);

@@ -32,7 +32,6 @@ struct redis_client {
 	unsigned failures;
 	uint64_t not_before_ns;
 	struct base_error last_failure;
-	uint64_t heal_not_before_ns; /* what the script could not read was dropped just before */
 };
 
 /* Takes the address apart; connects to nothing yet. -EINVAL, naming what is wrong. */
@@ -78,11 +77,8 @@ enum client_sequel client_take_error(struct redis_client *client, const struct s
 int redis_read_answer(const redisReply *reply, struct slots_answer *answer);
 int redis_read_grant(const redisReply *reply, struct slots_grant *grant);
 
-/* ---- The scripts, as Redis gets them: slots.lua with what it includes, and heal.lua ---- */
+/* ---- The script, as Redis gets it ---- */
 
 extern const size_t slots_script_bytes; /* internal.h has the others */
-
-extern const size_t slots_heal_script_bytes;
-extern const char slots_heal_script_sha1[];
 
 #endif

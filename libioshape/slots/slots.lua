@@ -359,7 +359,11 @@ local function grant(id, member, given)
 	leave_queue(id, member)
 	admit(id, member, given, now + math.ceil(member.lease / 2))
 	local wake = prefix .. 'w:' .. member.client
-	call('RPUSH', wake, id)
+	-- Another program may have written something else there. Other errors come again.
+	if type(redis.pcall('RPUSH', wake, id)) == 'table' then
+		call('DEL', wake)
+		call('RPUSH', wake, id)
+	end
 	call('PEXPIRE', wake, member.lease)
 end
 

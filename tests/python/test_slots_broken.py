@@ -219,8 +219,8 @@ GARBAGE = "\x00 no number"
 POISONS = {
     "all": ("m", "", ""),
     "pool": ("m", "pool", "capacity limits changed"),
-    "set": ("m", "set", "limits"),
-    "limits": ("m", "limits", "capacity changed"),
+    "set": ("m", "set", ""),
+    "limits": ("m", "limits", ""),
     "holders": ("h", "", "capacity limits changed"),
     "queue": ("q", "", "capacity limits changed"),
     "waiters": ("l", "", "capacity limits changed"),

@@ -16,7 +16,6 @@ from random import Random
 import pytest
 from slots_model import HOLDING, WAITING, Answer, Identity, Pool, Settings, Snapshot
 from slots_script import (
-    HEAL,
     RefusedByRedis,
     Reply,
     Script,
@@ -161,7 +160,7 @@ class Schedule:
 
     def misfortune(self) -> None:
         kind = self.random.choice(
-            ["flush", "run", "copy", "copy", "failover", "failover", "evict", "evict", "heal"]
+            ["flush", "run", "copy", "copy", "failover", "failover", "evict", "evict"]
         )
         if self.time < self.latest:
             self.fence = 0  # nobody knows the old ones, nor that it was later once
@@ -176,10 +175,6 @@ class Schedule:
         elif kind == "run":
             self.run += 1
             self.uptime_s = self.random.choice([0, 2, 100_000])
-        elif kind == "heal":
-            self.fence = 0 if self.jumps else self.fence
-            self.pool.heal()
-            self.plain("EVAL", HEAL.read_text(encoding="utf-8"), 1, self.script.prefix + "m")
         else:
             key = self.random.choice(KEYS)
             self.plain("DEL", self.script.prefix + key)

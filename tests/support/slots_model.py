@@ -271,14 +271,6 @@ class Pool:
         present |= {"s": self.small_queue()}
         return {key for key, content in present.items() if content}
 
-    def heal(self) -> int:
-        """Keep what operators have set, and begin anew with the rest."""
-        numbers = self.numbers
-        kept = {key: Limit(limit.share, limit.rate) for key, limit in numbers.limits.items()}
-        self.numbers = Numbers(settings=numbers.settings, limits=kept, changed=numbers.changed)
-        self.lose_members()
-        return 1
-
     def snapshot(self) -> "Snapshot":
         return deepcopy(Snapshot(self.numbers, self.members, self.jobs))
 

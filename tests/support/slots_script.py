@@ -20,7 +20,6 @@ from typing import Any
 from tree import LIBRARY, program
 
 SCRIPT = LIBRARY / "slots" / "slots.lua"
-HEAL = LIBRARY / "slots" / "heal.lua"
 
 Value = str | int | float
 Reply = int | str | None | list["Reply"]

@@ -140,7 +140,7 @@ class RedisPools:
                 return self._evaluate(where, words)
             except ResponseError as error:
                 if any(text in str(error) for text in _UNREADABLE):
-                    self._send(where, "EVAL", ffi.string(lib.slots_heal_script), *words[:2])
+                    self._send(where, "HDEL", said(where.key), "run", "pool")
                     logging.getLogger("ioshape").warning(
                         'pool "%s" had keys that could not be read (%s); it begins anew, with what '
                         "operators have set as far as that can be read",
