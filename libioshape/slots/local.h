@@ -55,6 +55,7 @@
 
 #include "slots/slots.h"
 
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
 
@@ -63,6 +64,12 @@
 
 #define LOCAL_SLOTS 1000u /* of a pool, at most */
 #define LOCAL_SPARE 8u    /* descriptors that are kept for the next requests */
+
+/* Bytes from here on are locked. */
+#define LOCAL_LOCKS (INT64_C(1) << 40)
+/* Another user may lock any bytes, of which the kernel looks at all each time: so often in one
+ * call. */
+#define LOCAL_MOST_FINDS 4096u
 
 /* Holders by number. */
 #define LOCAL_SMALL 0u
@@ -74,8 +81,6 @@
 #define LOCAL_LOOK_NS UINT64_C(1000000000)
 /* So long a record must stay unchanged before it is believed that its owner shows no life. */
 #define LOCAL_SURE_NS UINT64_C(1000000000)
-
-/* ---- The file (local_file.c) ----------------------------------------------------------------- */
 
 /* Records by number: holders, then the ring of the urgent line, then that of the other one. */
 #define LOCAL_RECORDS (LOCAL_HOLDERS + 2 * LOCAL_WAITERS)
@@ -127,21 +132,23 @@ struct local_pool {
 	uint32_t seen;        /* its value before the latest looks; of the thread that waits */
 };
 
+/* ---- The file (local_file.c) ----------------------------------------------------------------- */
+
 /* Writes the name of a pool's file, which is the same in every process. */
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool);
 /* Fails with IOSHAPE_E_COORDINATOR: "cannot WHAT the pool's file ...", for this reason. */
 int local_unreachable(const struct local_pool *pool, const char *what, int code,
 		      struct base_error *error);
-/* Opens the file, if it is not open or another one has its name by now, and reads its head. When
- * the file is another one, the members of this process are gone. IOSHAPE_E_COORDINATOR. */
+/* Opens no file yet. 0 or a negative errno. */
+int local_file_init(struct local_pool *pool);
+/* Opens the file, if it is not open, and reads its head. -ESTALE: another file has its name by now,
+ * and this one is closed; IOSHAPE_E_COORDINATOR. */
 int local_file_ready(struct local_pool *pool, struct slots_file_head *head,
 		     struct base_error *error);
-/* Returns a descriptor for a request, as negative errno where there is none. */
+/* Returns a descriptor for a request, or a negative errno. */
 int local_file_again(const struct local_pool *pool);
 /* Closes the file, and removes it where no process has it open. */
 void local_file_close(struct local_pool *pool);
-
-/* ---- Records, locks and the order (local_order.c) -------------------------------------------- */
 
 /* Writes a field of the head, or a record. 0 or a negative errno. */
 int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes);
@@ -151,46 +158,15 @@ int local_write_record(const struct local_pool *pool, uint32_t number,
 void local_read_record(const struct local_pool *pool, uint32_t number,
 		       struct slots_file_record *record);
 
-int local_lock_presence(int fd, short type); /* F_RDLCK, F_WRLCK or F_UNLCK */
-int local_lock_making(int fd, short type);
+/* Locks or unlocks a range; 0 bytes mean all from there on. -EAGAIN: another request has it. */
+int local_lock(int fd, short type, off_t at, off_t bytes);
+/* Finds a lock in a range, the oldest one as a rule. */
+bool local_find_lock(struct local_pool *pool, off_t from, off_t to, struct flock *lock);
 
-/* Drops all that a member has locked, wakes the next, and frees the member. */
-void local_member_free(struct local_pool *pool, struct local_member *member);
-
-/* Returns the first byte whose lock means a number of the line. */
-off_t local_begin_of_line(enum local_line line);
-/* Returns the number of the record that belongs to a ticket. */
-uint32_t local_ticket_record(enum local_line line, uint64_t ticket);
-
-/* Tells whether no request holds a slot or waits. */
-bool local_is_idle(struct local_pool *pool);
-/* Takes a slot where no request waits. 0; -EAGAIN: the request has to queue; or a negative errno.
- */
-int local_take_at_once(struct local_pool *pool, struct local_member *member, uint32_t capacity);
-/* Takes a ticket. -E2BIG: there are too many waiters. */
-int local_queue_up(struct local_pool *pool, struct local_member *member);
-/* Looks whether it is the turn of a waiter, and takes what it needs. 0; -EAGAIN: it waits on;
- * -E2BIG: another user has locked so much that this cannot be known. */
-int local_look(struct local_pool *pool, struct local_member *member, uint32_t capacity);
-/* Returns how many waiters are before this one, and the number of the record of the nearest request
- * ahead, LOCAL_RECORDS for none: a waiter, or else a holder. */
-uint32_t local_position(struct local_pool *pool, const struct local_member *member,
-			uint32_t *ahead);
-
-/* ---- Waking (local_wake.c) ------------------------------------------------------------------- */
-
-/* Makes the word of this process. 0 or a negative errno. */
-int local_wake_init(struct local_pool *pool);
-/* Uses the word in a file from now on, if the file can be mapped. */
-void local_wake_map(struct local_pool *pool, int fd);
-void local_wake_free(struct local_pool *pool);
-/* Returns the bit of a ticket. */
-uint32_t local_wake_bit(uint64_t ticket);
-/* Wakes the processes that wait in this pool and listen to one of these bits, and ends the next
- * wait of those that do not wait. */
+/* Wakes the processes that sleep in this pool and listen to one of these bits, and ends the next
+ * sleep of those that do not sleep. */
 void local_wake(struct local_pool *pool, uint32_t bits);
-/* Ends the wait of this process, or its next one. */
-void local_interrupt(void *pool);
-int local_wait(void *pool, uint32_t timeout_ms, struct base_error *error);
+/* Sleeps until one of these bits is woken, or for a time. */
+void local_sleep(struct local_pool *pool, uint32_t bits, uint32_t timeout_ms);
 
 #endif

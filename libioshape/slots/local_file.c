@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file of a pool: opening it where other users may put files, its head, and its records. */
+/* The file of a pool: opening it where other users may put files; its head, its records and locks
+ * on its bytes; and the futex word by which waiters are woken. */
 #define _GNU_SOURCE
 #include "slots/local.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,6 +20,16 @@
 #define TRIES 100                         /* to open a file that others make or remove */
 #define PAUSE_NS 1000000
 #define MOST_TIME_NS (UINT64_C(1) << 62) /* the wall clock gets there in the year 2116 */
+
+#define LONGEST_LEASE_NS (UINT64_C(600) * 1000000000)
+
+#define PAGE_BYTES 4096u
+/* Without a word that others can change, a waiter looks so often. */
+#define BLIND_MS 20u
+
+/* Bytes that are locked, beside those of requests. */
+#define PRESENT LOCAL_LOCKS
+#define MAKER (LOCAL_LOCKS + 1)
 
 _Static_assert(sizeof(struct slots_file_head) == 32 + SLOTS_NAME_BYTES, "heads have holes");
 _Static_assert(sizeof(struct slots_file_record) == 256, "records have holes");
@@ -44,6 +59,148 @@ int local_unreachable(const struct local_pool *pool, const char *what, int code,
 			   pool->folder, pool->name, strerror(-code),
 			   code == -EFBIG ? "raise this process's limit of file sizes (ulimit -f)" :
 					    "");
+}
+
+/* ---- Records --------------------------------------------------------------------------------- */
+
+int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes)
+{
+	ssize_t done;
+
+	/* Beyond the limit of file sizes the kernel would end the process, by a signal. */
+	if (at + bytes > pool->largest_bytes)
+		return -EFBIG;
+	done = pwrite(pool->fd, data, bytes, (off_t)at);
+	if (done < 0)
+		return -errno;
+	return (size_t)done == bytes ? 0 : -ENOSPC;
+}
+
+static uint64_t offset_of(uint32_t number)
+{
+	return LOCAL_HEAD_BYTES + (uint64_t)number * sizeof(struct slots_file_record);
+}
+
+int local_write_record(const struct local_pool *pool, uint32_t number,
+		       const struct slots_file_record *record)
+{
+	return local_write(pool, offset_of(number), record,
+			   offsetof(struct slots_file_record, unused));
+}
+
+static void end_text(char *text, size_t room)
+{
+	text[room - 1] = 0;
+	for (; *text; text++) {
+		if (*text < ' ' || *text > '~')
+			*text = '?';
+	}
+}
+
+void local_read_record(const struct local_pool *pool, uint32_t number,
+		       struct slots_file_record *record)
+{
+	const ssize_t got = pread(pool->fd, record, sizeof(*record), (off_t)offset_of(number));
+	const size_t bytes = (size_t)MAX(got, 0);
+
+	memset((uint8_t *)record + bytes, 0, sizeof(*record) - bytes);
+	end_text(record->id, sizeof(record->id));
+	end_text(record->job, sizeof(record->job));
+	end_text(record->node, sizeof(record->node));
+	if (record->until_ns > base_now_ns() + LONGEST_LEASE_NS)
+		record->until_ns = 0;
+}
+
+/* ---- Locks ----------------------------------------------------------------------------------- */
+
+int local_lock(int fd, short type, off_t at, off_t bytes)
+{
+	struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = bytes };
+
+	if (!fcntl(fd, F_OFD_SETLK, &lock))
+		return 0;
+	return errno == EACCES ? -EAGAIN : -errno;
+}
+
+bool local_find_lock(struct local_pool *pool, off_t from, off_t to, struct flock *lock)
+{
+	*lock = (struct flock){
+		.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = from, .l_len = to - from
+	};
+	return from < to && pool->finds++ < LOCAL_MOST_FINDS &&
+	       !fcntl(pool->fd, F_OFD_GETLK, lock) && lock->l_type != F_UNLCK;
+}
+
+/* ---- Waking ---------------------------------------------------------------------------------- */
+
+/* The word counts what may have freed a slot. It is never read or written through memory: another
+ * user may cut the file short, and then a load raises SIGBUS, where futex() and pread() only fail.
+ */
+
+static uint32_t *map(int flags, int fd, uint32_t *at)
+{
+	const size_t word = offsetof(struct slots_file_head, wake) / sizeof(uint32_t);
+	uint32_t *page = mmap(at ? at - word : NULL, PAGE_BYTES, PROT_READ | PROT_WRITE,
+			      MAP_SHARED | flags, fd, 0);
+
+	if (page == MAP_FAILED)
+		return NULL;
+	/* A child that mapped the file would keep its parent's locks. */
+	madvise(page, PAGE_BYTES, MADV_DONTFORK);
+	return page + word;
+}
+
+/* Uses the word in the file from now on, if the file can be mapped. */
+static void map_word(struct local_pool *pool)
+{
+	/* In the place of the other one: a thread that waits may be about to use it. If that fails
+	 * futex() fails, too, and waiters look by themselves. */
+	atomic_store(&pool->mapped, true);
+	if (!map(MAP_FIXED, pool->fd, pool->word))
+		errno = 0;
+}
+
+void local_wake(struct local_pool *pool, uint32_t bits)
+{
+	static uint32_t unused;
+
+	/* The kernel adds to the word; nobody waits for the other one. */
+	syscall(SYS_futex, &unused, FUTEX_WAKE_OP, 1, (void *)0, pool->word,
+		FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_LT, 0));
+	syscall(SYS_futex, pool->word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
+}
+
+static uint32_t value_of(struct local_pool *pool)
+{
+	uint32_t value = 0;
+
+	if (!atomic_load(&pool->mapped))
+		return __atomic_load_n(pool->word, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&pool->lock);
+	if (pread(pool->fd, &value, sizeof(value), offsetof(struct slots_file_head, wake)) < 0)
+		errno = 0;
+	pthread_mutex_unlock(&pool->lock);
+	return value;
+}
+
+static void nap(uint64_t ns)
+{
+	const struct timespec pause = { .tv_nsec = (long)MIN(ns, 999999999u) };
+
+	nanosleep(&pause, NULL);
+}
+
+void local_sleep(struct local_pool *pool, uint32_t bits, uint32_t timeout_ms)
+{
+	const uint64_t until_ns = base_now_ns() + base_ms_to_ns(timeout_ms);
+	const struct timespec until = { .tv_sec = (time_t)(until_ns / 1000000000),
+					.tv_nsec = (long)(until_ns % 1000000000) };
+
+	if (syscall(SYS_futex, pool->word, FUTEX_WAIT_BITSET, pool->seen, &until, NULL, bits) &&
+	    errno == EFAULT)
+		nap(base_ms_to_ns(MIN(timeout_ms, BLIND_MS)));
+	/* All that happens from here on ends the next sleep. */
+	pool->seen = value_of(pool);
 }
 
 /* ---- The head -------------------------------------------------------------------------------- */
@@ -96,7 +253,7 @@ static int read_or_make_head(const struct local_pool *pool, struct slots_file_he
 			return 0;
 		if (i)
 			pause_briefly();
-		ret = local_lock_making(pool->fd, F_WRLCK);
+		ret = local_lock(pool->fd, F_WRLCK, MAKER, 1);
 	}
 	if (ret)
 		return local_unreachable(pool, "lock", ret, error);
@@ -107,7 +264,7 @@ static int read_or_make_head(const struct local_pool *pool, struct slots_file_he
 				 pool->folder, pool->name);
 		ret = write_head(pool, head);
 	}
-	local_lock_making(pool->fd, F_UNLCK);
+	local_lock(pool->fd, F_UNLCK, MAKER, 1);
 	return ret ? local_unreachable(pool, "write", ret, error) : 0;
 }
 
@@ -206,7 +363,7 @@ static int try_to_open(struct local_pool *pool, struct base_error *error)
 
 	if (ret)
 		return ret;
-	ret = local_lock_presence(pool->fd, F_RDLCK);
+	ret = local_lock(pool->fd, F_RDLCK, PRESENT, 1);
 	if (ret && ret != -EAGAIN)
 		local_unreachable(pool, "lock", ret, error);
 	else if (!ret && !has_its_name(pool))
@@ -250,18 +407,8 @@ static int open_file(struct local_pool *pool, struct slots_file_head *head,
 	if (ret)
 		return ret;
 	pool->base_ns = head->base_ns;
-	local_wake_map(pool, pool->fd);
+	map_word(pool);
 	return 0;
-}
-
-static void let_go(struct local_pool *pool)
-{
-	while (pool->members)
-		local_member_free(pool, pool->members);
-	while (pool->spares)
-		base_close(pool->spare[--pool->spares]);
-	base_close(pool->fd);
-	pool->fd = -1;
 }
 
 int local_file_ready(struct local_pool *pool, struct slots_file_head *head,
@@ -275,8 +422,11 @@ int local_file_ready(struct local_pool *pool, struct slots_file_head *head,
 		pool->looked_ns = now;
 		/* Asking each time would cost as much as a lock. */
 		pool->largest_bytes = base_largest_file();
-		if (pool->fd >= 0 && !has_its_name(pool))
-			let_go(pool);
+		if (pool->fd >= 0 && !has_its_name(pool)) {
+			base_close(pool->fd);
+			pool->fd = -1;
+			return -ESTALE;
+		}
 	}
 	if (pool->fd < 0)
 		return open_file(pool, head, error);
@@ -298,14 +448,20 @@ int local_file_again(const struct local_pool *pool)
 	return -EAGAIN;
 }
 
+int local_file_init(struct local_pool *pool)
+{
+	pool->folder_fd = pool->fd = -1;
+	pool->word = map(MAP_ANONYMOUS, -1, NULL);
+	return pool->word ? 0 : -ENOMEM;
+}
+
 void local_file_close(struct local_pool *pool)
 {
-	if (pool->fd >= 0) {
-		while (pool->members)
-			local_member_free(pool, pool->members);
-		if (!local_lock_presence(pool->fd, F_WRLCK) && has_its_name(pool))
-			unlinkat(pool->folder_fd, pool->name, 0);
-		let_go(pool);
-	}
+	const size_t word = offsetof(struct slots_file_head, wake) / sizeof(uint32_t);
+
+	if (pool->fd >= 0 && !local_lock(pool->fd, F_WRLCK, PRESENT, 1) && has_its_name(pool))
+		unlinkat(pool->folder_fd, pool->name, 0);
+	base_close(pool->fd);
 	base_close(pool->folder_fd);
+	munmap(pool->word - word, PAGE_BYTES);
 }

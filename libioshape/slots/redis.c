@@ -21,6 +21,9 @@
 #define NAME_FAILED_NS (60ull * 1000000000)
 #define NAME_MOST_NS 250000000ull
 
+/* The script's shortest time is 1 ms; nothing that it waits for is worth so many heartbeats. */
+#define LEAST_BEAT_MS 20u
+
 /* A pool kept by a Redis. */
 struct redis_pool {
 	struct redis_client client;
@@ -74,6 +77,112 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 	return 0;
 }
 
+/* ---- Answers --------------------------------------------------------------------------------- */
+
+/* The script answers with lists of names and values. The server is not trusted to be the one that
+ * it should be; names that are not read are ignored. */
+
+/* Reads an integer, or a number as text, which Lua uses above 2^53 or where it was given text. */
+static int read_number(const redisReply *reply, uint64_t *number)
+{
+	char *end;
+
+	if (reply->type == REDIS_REPLY_INTEGER) {
+		*number = reply->integer > 0 ? (uint64_t)reply->integer : 0;
+		return 0;
+	}
+	if (reply->type != REDIS_REPLY_STRING || !reply->len)
+		return -EPROTO;
+	if (reply->str[0] == '-') {
+		*number = 0;
+		return 0;
+	}
+	if (reply->str[0] < '0' || reply->str[0] > '9')
+		return -EPROTO;
+	errno = 0;
+	*number = strtoull(reply->str, &end, 10);
+	return errno || end != reply->str + reply->len ? -EPROTO : 0;
+}
+
+/* Returns the value of a name, or NULL: there is none, or this is no list of names and values. */
+static const redisReply *find(const redisReply *reply, const char *name)
+{
+	if (reply->type != REDIS_REPLY_ARRAY || reply->elements % 2)
+		return NULL;
+	for (size_t i = 0; i < reply->elements; i += 2) {
+		if (reply->element[i]->type != REDIS_REPLY_STRING)
+			return NULL;
+		if (!strcmp(reply->element[i]->str, name))
+			return reply->element[i + 1];
+	}
+	return NULL;
+}
+
+static int take(const redisReply *reply, const char *name, uint64_t *number)
+{
+	const redisReply *value = find(reply, name);
+
+	return value ? read_number(value, number) : -EPROTO;
+}
+
+/* Any client may have made it up: a number that is too large counts as the largest. */
+static int take_small(const redisReply *reply, const char *name, uint32_t *number)
+{
+	uint64_t large = 0;
+	int ret = take(reply, name, &large);
+
+	*number = (uint32_t)MIN(large, UINT32_MAX);
+	return ret;
+}
+
+/* Other clients chose the words. */
+static int take_words(const redisReply *reply, const char *name, char *words, size_t room)
+{
+	const redisReply *value = find(reply, name);
+
+	if (!value || value->type != REDIS_REPLY_STRING)
+		return -EPROTO;
+	link_words(value, words, room);
+	return 0;
+}
+
+static int read_answer(const redisReply *reply, struct slots_answer *answer)
+{
+	uint32_t state;
+
+	*answer = (struct slots_answer){ .state = SLOTS_NONE };
+	if (take_small(reply, "state", &state) || state > SLOTS_HOLDING ||
+	    take(reply, "epoch", &answer->epoch) ||
+	    take_small(reply, "capacity", &answer->capacity))
+		return -EPROTO;
+	answer->state = (enum slots_state)state;
+	if (state == SLOTS_NONE)
+		return 0;
+	if (take_small(reply, "beat", &answer->beat_ms))
+		return -EPROTO;
+	if (answer->beat_ms)
+		answer->beat_ms = MAX(answer->beat_ms, LEAST_BEAT_MS);
+	if (state == SLOTS_WAITING)
+		return take_small(reply, "position", &answer->position) ||
+				       take_words(reply, "ahead", answer->ahead,
+						  sizeof(answer->ahead)) ?
+			       -EPROTO :
+			       0;
+	return take(reply, "fence", &answer->fence) ||
+			       take_small(reply, "weight", &answer->weight) ||
+			       take_small(reply, "target", &answer->place) ?
+		       -EPROTO :
+		       0;
+}
+
+static int read_grant(const redisReply *reply, struct slots_grant *grant)
+{
+	if (take(reply, "bytes", &grant->bytes) || take_small(reply, "start", &grant->start_ms) ||
+	    take_small(reply, "end", &grant->end_ms) || grant->end_ms < grant->start_ms)
+		return -EPROTO;
+	return 0;
+}
+
 /* ---- Requests -------------------------------------------------------------------------------- */
 
 /* As the script can reckon with it. */
@@ -107,7 +216,7 @@ static int ask_about(struct redis_pool *pool, const char *operation, struct link
 	ret = client_call(&pool->client, command, &reply, error);
 	if (ret)
 		return ret;
-	ret = redis_read_answer(reply, answer);
+	ret = read_answer(reply, answer);
 	freeReplyObject(reply);
 	if (ret)
 		return not_understood(pool, operation, error);
@@ -230,7 +339,7 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 	ret = client_call(&pool->client, &command, &reply, error);
 	if (ret)
 		return ret;
-	ret = bytes < 0 ? 0 : redis_read_grant(reply, grant);
+	ret = bytes < 0 ? 0 : read_grant(reply, grant);
 	freeReplyObject(reply);
 	return ret ? not_understood(pool, "pace", error) : 0;
 }

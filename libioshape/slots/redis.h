@@ -72,11 +72,6 @@ enum client_sequel client_take_error(struct redis_client *client, const struct s
 				     const redisReply *reply, bool *asking,
 				     struct base_error *error);
 
-/* ---- Answers (redis.c), for tests that forge them ---- */
-
-int redis_read_answer(const redisReply *reply, struct slots_answer *answer);
-int redis_read_grant(const redisReply *reply, struct slots_grant *grant);
-
 /* ---- The script, as Redis gets it ---- */
 
 extern const size_t slots_script_bytes; /* internal.h has the others */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a Redis answers: each part of it must be what it should be. */
-#include "slots/redis.h"
+/* The source itself: what reads answers is no other file's. */
+#include "slots/redis.c"
 #include "support/check_main.h"
 
 #include <ctype.h>
@@ -56,18 +57,18 @@ static void discard(redisReply *reply)
 /* ---- Who reads them ---------------------------------------------------------------------------
  */
 
-static int read_answer(const redisReply *reply)
+static int understand_answer(const redisReply *reply)
 {
 	struct slots_answer answer;
 
-	return redis_read_answer(reply, &answer);
+	return read_answer(reply, &answer);
 }
 
-static int read_grant(const redisReply *reply)
+static int understand_grant(const redisReply *reply)
 {
 	struct slots_grant grant;
 
-	return redis_read_grant(reply, &grant);
+	return read_grant(reply, &grant);
 }
 
 static const struct {
@@ -75,15 +76,15 @@ static const struct {
 	const char *good;
 	const char *bad[5]; /* numbers, names and lists that are none of these */
 } kinds[] = {
-	{ read_answer,
+	{ understand_answer,
 	  "( state 1 epoch 6 capacity 3 beat 400 position 2 ahead somebody )",
 	  { "( state 9 epoch 6 capacity 3 )", "( state 1 epoch 6 capacity 3 beat 400 position 2 )",
 	    "( state 1 epoch 6 capacity )", "( 1 5 6 1 )", "1" } },
-	{ read_answer,
+	{ understand_answer,
 	  "( state 2 epoch 6 capacity 3 beat 400 fence 5 weight 1 target 9 )",
 	  { "( state 2 epoch 6 capacity 3 beat 400 position 2 ahead somebody )" } },
-	{ read_answer, "( state 0 epoch 6 capacity 3 )", { "( state 0 epoch 6 )", "( )" } },
-	{ read_grant,
+	{ understand_answer, "( state 0 epoch 6 capacity 3 )", { "( state 0 epoch 6 )", "( )" } },
+	{ understand_grant,
 	  "( bytes 1048576 start 10 end 20 )",
 	  { "( bytes 1048576 start 20 end 10 )", "( bytes 1 start 2 )", "word" } },
 };
