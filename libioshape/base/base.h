@@ -35,7 +35,7 @@
 #endif
 #define BASE_FORMAT(number) ((number) + BASE_FORMATS_AHEAD)
 
-/* Whether tests/bench.sh ablation leaves this mechanism out, in a build of its own (without.c). */
+/* Whether tests/bench.sh ablation leaves this mechanism out, in a build of its own (process.c). */
 #ifdef IOSHAPE_ABLATION
 bool base_without(const char *mechanism);
 #else
@@ -154,7 +154,7 @@ void base_error_at(struct base_error *error, uint64_t offset);
 void base_error_of_rank(struct base_error *error, uint32_t rank);
 void base_error_space(struct base_error *error, uint64_t needed_bytes, uint64_t free_bytes);
 
-/* ---- Log (log.c) ----------------------------------------------------------------------------- */
+/* ---- Log (error.c) --------------------------------------------------------------------------- */
 
 struct base_log {
 	ioshape_log_fn write; /* NULL: nobody listens */
@@ -165,7 +165,7 @@ struct base_log {
 void base_log(const struct base_log *log, enum ioshape_log_level level, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* ---- Clock (clock.c) ------------------------------------------------------------------------- */
+/* ---- Clock (threads.c) ----------------------------------------------------------------------- */
 
 /* Monotonic; nanoseconds. */
 uint64_t base_now_ns(void);
@@ -212,16 +212,16 @@ static inline double base_seconds(uint64_t ns)
 	return (double)ns / 1e9;
 }
 
-/* ---- Threads (thread.c) ---------------------------------------------------------------------- */
+/* ---- Threads (threads.c) --------------------------------------------------------------------- */
 
 /* A thread of the library's: it blocks all signals. 0 or a negative errno. */
 int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
-/* ---- Threads that help (crew.c) -------------------------------------------------------------- */
+/* ---- Threads that help (threads.c) ----------------------------------------------------------- */
 
 #define BASE_MOST_HELPERS 64u
 
-/* They wait for work from one job to the next. What is in here belongs to crew.c. */
+/* They wait for work from one job to the next. What is in here belongs to threads.c. */
 struct base_crew {
 	pthread_t threads[BASE_MOST_HELPERS];
 	unsigned started;
@@ -249,7 +249,7 @@ void base_crew_finish(struct base_crew *crew);
 /* Ends the threads. In a child, which has none of them, it does nothing. */
 void base_crew_dismiss(struct base_crew *crew);
 
-/* ---- Copies by several threads (copier.c; its functions are in internal.h) ------------------- */
+/* ---- Copies by several threads (threads.c; its functions are in internal.h) ------------------ */
 
 /* More than so many have no more bandwidth of memory, or leave none to others. */
 #define BASE_MOST_COPY_THREADS 8
@@ -278,7 +278,7 @@ bool base_is_own_user(uid_t user);
 /* Whether the number stands for one user alone: also for a server's name for us. */
 bool base_is_one_user(uid_t user);
 
-/* ---- Descriptors (own.c) --------------------------------------------------------------------- */
+/* ---- Descriptors (process.c) ----------------------------------------------------------------- */
 
 /*
  * A child of fork() must not keep what the library has open: it would keep locks when this process
@@ -299,7 +299,7 @@ bool base_disown(int fd);
 /* As close(), of one that was kept; -1 is fine. */
 int base_close(int fd);
 
-/* ---- SIGPIPE (sigpipe.c) --------------------------------------------------------------------- */
+/* ---- SIGPIPE (process.c) --------------------------------------------------------------------- */
 
 /* What a thread's mask was, and whether a signal had come to it before. */
 struct base_held_sigpipe {
@@ -315,7 +315,7 @@ struct base_held_sigpipe {
 void base_hold_sigpipe(struct base_held_sigpipe *held);
 void base_let_sigpipe(const struct base_held_sigpipe *held, bool raised);
 
-/* ---- Options (options.c) --------------------------------------------------------------------- */
+/* ---- Options (settings.c) -------------------------------------------------------------------- */
 
 /*
  * Takes over a caller's option struct that begins with `size_t size` into `into`, a struct of
@@ -381,7 +381,7 @@ uint32_t base_crc32_move(uint32_t crc, void *restrict to, const void *restrict f
  */
 #define BASE_CRC32_TWICE_BYTES (16 * KIB)
 
-/* ---- Erasure codes (erasure.c) --------------------------------------------------------------- */
+/* ---- Hashes (checksum.c) --------------------------------------------------------------------- */
 
 /* A number for a text (FNV-1a): to tell texts apart, not to trust one. */
 uint64_t base_hash_text(const char *text);
@@ -406,12 +406,12 @@ static inline void base_sip_round(uint64_t v[4])
 	v[2] = base_rotate(v[2], 32);
 }
 
-/* ---- The umask (umask.c) --------------------------------------------------------------------- */
+/* ---- The umask (process.c) ------------------------------------------------------------------- */
 
 /* The process's, without changing it as umask() does; -1 if the kernel does not tell. */
 int base_umask(void);
 
-/* ---- Authentic bytes (mac.c) ----------------------------------------------------------------- */
+/* ---- Authentic bytes (checksum.c) ------------------------------------------------------------ */
 
 #define BASE_MAC_BYTES 16 /* of a key as well */
 
@@ -469,7 +469,7 @@ size_t base_fresh_count(const struct base_fresh *fresh);
 void base_fresh_prepare(struct base_fresh *fresh, const void *memory, size_t bytes);
 void base_fresh_close(struct base_fresh *fresh);
 
-/* ---- Memory that other processes can map (shared.c) ------------------------------------------ */
+/* ---- Memory that other processes can map (memory.c) ------------------------------------------ */
 
 /*
  * A memfd: an fd without any memory yet, sealed against shrinking. Whoever maps it cannot be hurt

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Failures as values, their sentences, the log, and what callers are told of the last failure. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -7,6 +8,74 @@
 #include <locale.h>
 #include <stdio.h>
 #include <string.h>
+
+/* ---- Texts with foreign names in them, for people -------------------------------------------- */
+
+/* (Unicode 15, table 3-7.) */
+size_t base_utf8_bytes(const char *text, size_t room)
+{
+	const uint8_t *at = (const uint8_t *)text;
+	uint8_t lowest = 0x80, highest = 0xbf;
+	size_t need;
+
+	if (at[0] < 0x80)
+		return at[0] ? 1 : 0;
+	if (at[0] < 0xc2 || at[0] > 0xf4)
+		return 0;
+	need = at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : 4;
+	if (room < need)
+		return 0;
+	if (at[0] == 0xe0)
+		lowest = 0xa0;
+	else if (at[0] == 0xed)
+		highest = 0x9f;
+	else if (at[0] == 0xf0)
+		lowest = 0x90;
+	else if (at[0] == 0xf4)
+		highest = 0x8f;
+	if (at[1] < lowest || at[1] > highest)
+		return 0;
+	for (size_t i = 2; i < need; i++)
+		if ((at[i] & 0xc0) != 0x80)
+			return 0;
+	return need;
+}
+
+/* C0, DEL and C1; what separates lines, changes the direction of writing, or is not seen. */
+static bool acts(const char *character, size_t bytes)
+{
+	const uint8_t *at = (const uint8_t *)character;
+
+	if (bytes == 1)
+		return at[0] < 0x20 || at[0] == 0x7f;
+	if (bytes == 2)
+		return at[0] == 0xc2 && at[1] < 0xa0;
+	if (bytes == 3 && at[0] == 0xe2 && at[1] == 0x80) /* U+200B-200F, U+2028-202E */
+		return (at[2] >= 0x8b && at[2] <= 0x8f) || (at[2] >= 0xa8 && at[2] <= 0xae);
+	if (bytes == 3 && at[0] == 0xe2 && at[1] == 0x81) /* U+2060-206F */
+		return at[2] >= 0xa0 && at[2] <= 0xaf;
+	return bytes == 3 && !memcmp(at, "\xef\xbb\xbf", 3);
+}
+
+void base_make_plain(char *text)
+{
+	size_t left = strlen(text), bytes;
+	char *into = text;
+
+	for (const char *from = text; left; from += bytes, left -= bytes) {
+		bytes = base_utf8_bytes(from, left);
+		if (bytes && !acts(from, bytes)) {
+			memmove(into, from, bytes);
+			into += bytes;
+		} else {
+			*into++ = '?';
+			bytes = MAX(bytes, 1);
+		}
+	}
+	*into = 0;
+}
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
 
 IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 {
@@ -245,4 +314,75 @@ void base_error_space(struct base_error *error, uint64_t needed_bytes, uint64_t 
 		error->needed_bytes = needed_bytes;
 		error->free_bytes = free_bytes;
 	}
+}
+
+/* ---- The last failure of a thread ------------------------------------------------------------ */
+
+/* By thread, so that threads sharing a context do not read each other's errors. */
+static _Thread_local struct base_error last;
+static _Thread_local struct ioshape_error shown;
+
+int base_leave(int code, const char *operation, const char *path, const struct base_error *error)
+{
+	if (code >= 0)
+		return code;
+	/* What a call inside told already is garbled once. */
+	if (error == &last)
+		return code;
+	last = *error;
+	if (!last.code)
+		base_refuse(&last, code, "cannot %s: %s", operation, ioshape_strerror(code));
+	base_error_about(&last, operation, path);
+	base_garble(last.sentence);
+	base_garble(last.remedy);
+	return code;
+}
+
+int base_missing(const char *operation)
+{
+	struct base_error error = { 0 };
+
+	base_refuse(&error, -EINVAL, "an argument that is needed is NULL");
+	return base_leave(-EINVAL, operation, NULL, &error);
+}
+
+const struct base_error *base_last_error(void)
+{
+	return &last;
+}
+
+IOSHAPE_EXPORT const struct ioshape_error *ioshape_last_error(void)
+{
+	const bool has_space = last.known & BASE_KNOWS_SPACE;
+
+	shown = (struct ioshape_error){
+		.size = sizeof(shown),
+		.code = last.code,
+		.operation = last.operation ? last.operation : "",
+		.path = last.path,
+		.sentence = last.sentence,
+		.remedy = last.remedy,
+		.record = last.record,
+		.offset = last.known & BASE_KNOWS_OFFSET ? last.offset : UINT64_MAX,
+		.needed_bytes = has_space ? last.needed_bytes : UINT64_MAX,
+		.free_bytes = has_space ? last.free_bytes : UINT64_MAX,
+		.rank = last.known & BASE_KNOWS_RANK ? (int64_t)last.rank : -1,
+	};
+	return &shown;
+}
+
+/* ---- The log --------------------------------------------------------------------------------- */
+
+void base_log(const struct base_log *log, enum ioshape_log_level level, const char *format, ...)
+{
+	char line[BASE_ERROR_TEXT_BYTES];
+	va_list args;
+
+	if (!log || !log->write || level > log->level)
+		return;
+	va_start(args, format);
+	vsnprintf(line, sizeof(line), format, args);
+	va_end(args);
+	base_make_plain(line);
+	log->write(log->user, level, line);
 }
