@@ -82,7 +82,7 @@ struct zip_checksums {
 /* Appends them as the file has them. 0, -ENOMEM, or -EFBIG if they could not be read again. */
 int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums);
 
-/* ---- Memory of a context (save/context/context.c) -------------------------------------------- */
+/* ---- Memory of a context (save/context.c) ---------------------------------------------------- */
 
 struct ioshape_context;
 
@@ -94,7 +94,7 @@ struct ioshape_context;
  */
 int save_reserve(struct ioshape_context *context, uint64_t bytes);
 
-/* ---- Saves that copy after the call (save/background/later.c) -------------------------------- */
+/* ---- Saves that copy after the call (save/staging.c) ----------------------------------------- */
 
 struct ioshape_record;
 struct ioshape_save;
@@ -122,7 +122,7 @@ int save_records_lazily(struct ioshape_context *context, const char *path,
  */
 int save_wait_copied(struct ioshape_save *save);
 
-/* ---- More of a reader (save/load/reader.c) --------------------------------------------------- */
+/* ---- More of a reader (save/load.c) ---------------------------------------------------------- */
 
 struct ioshape_reader;
 
@@ -138,7 +138,7 @@ int save_reader_expect(struct ioshape_reader *reader, uint64_t record);
  */
 int save_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes);
 
-/* ---- An archive as a part of a file (save/file/file.c) --------------------------------------- */
+/* ---- An archive as a part of a file (save/file.c) -------------------------------------------- */
 
 struct ioshape_file;
 
@@ -150,7 +150,7 @@ struct ioshape_file;
 int save_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
 			    size_t count, uint64_t *bytes);
 
-/* ---- Directories that appear whole (save/file/directory.c) ----------------------------------- */
+/* ---- Directories that appear whole (save/file.c) --------------------------------------------- */
 
 /* A directory that is being filled under a temporary name. */
 struct save_directory;

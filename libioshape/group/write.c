@@ -347,17 +347,14 @@ static int put_file(void *user, struct ring_writer *file, struct base_error *err
 	return single ? group_check_digest(part, written->crc32, error) : 0;
 }
 
-static void free_file(void *user, struct ring_writer *file)
+/* Ranks that still send something are told to stop. */
+static void end_writing(struct writing *writing)
 {
-	struct writing *writing = user;
-
-	/* Before the file: ranks that still send something are told to stop. */
 	gather_receiver_free(writing->next);
 	for (size_t i = 0; i < ARRAY_LENGTH(writing->blocks); i++)
 		base_unmap(writing->blocks[i], GROUP_STREAM_BLOCKS * GROUP_STREAM_BLOCK_BYTES);
 	gather_listener_close(writing->listener);
 	zip_writer_free(writing->zip);
-	ring_writer_free(file);
 }
 
 static int name_file(struct writing *writing, struct base_error *error)
@@ -443,11 +440,9 @@ int group_write_parts(struct group_part *part, struct group_written *written,
 	struct save_file file = {
 		.context = part->group->context,
 		.path = writing.path,
-		.absolute = writing.path,
-		.notes = &part->notes,
+		.notes = part->notes,
 		.in_new_directory = true,
 		.put = put_file,
-		.free = free_file,
 		.user = &writing,
 	};
 	int ret;
@@ -455,9 +450,8 @@ int group_write_parts(struct group_part *part, struct group_written *written,
 	ret = name_file(&writing, error);
 	if (!ret)
 		ret = begin_file(&writing, &file.options, error);
-	if (ret) {
-		free_file(&writing, NULL);
-		return ret;
-	}
-	return save_write_file(&file, &watch, NULL, part->report, error);
+	if (!ret)
+		ret = save_write_file(&file, &watch, NULL, part->report, error);
+	end_writing(&writing);
+	return ret;
 }

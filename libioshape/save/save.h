@@ -13,7 +13,7 @@
 
 #include <pthread.h>
 
-/* ---- Calls on a context (context/call.c) ----------------------------------------------------- */
+/* ---- Calls on a context (context.c) ----------------------------------------------------- */
 
 /* First in every call: -EINVAL without a context, -EPERM in a forked child. */
 int save_enter(const struct ioshape_context *context, struct base_error *error);
@@ -35,7 +35,7 @@ const char *save_pool_name(const struct ioshape_context *context);
  */
 int save_absolute_path(const char *path, char **absolute, struct base_error *error);
 
-/* ---- Free space (file/space.c): what a save does that does not fit --------------------------- */
+/* ---- Free space (space.c): what a save does that does not fit --------------------------- */
 
 struct save_space {
 	struct ioshape_context *context;
@@ -59,7 +59,7 @@ int save_space_check(const struct save_space *space, struct ring_notes *notes,
 int save_space_verdict(const struct ioshape_context *context, int ret, struct base_error *error);
 void save_space_note_skip(struct ring_notes *notes, const struct base_error *error);
 
-/* ---- Storage (context/storage.c): what lies below a directory -------------------------------- */
+/* ---- Storage (slot.c): what lies below a directory -------------------------------- */
 
 /* The file that is to be written. */
 struct save_expected {
@@ -78,7 +78,7 @@ void save_look_at_storage(int directory_fd, const char *directory, struct fs_mem
 uint32_t save_stripes_of(const struct fs_facts *storage, const struct save_expected *expected,
 			 struct fs_layout *layout);
 
-/* ---- Checksums of other formats (file/checksums.c) ------------------------------------------- */
+/* ---- Checksums of other formats (file.c) ------------------------------------------- */
 
 /* Those of a file that is being written. Zero it; `crcs` is to be freed. */
 struct save_checksums {
@@ -91,10 +91,8 @@ struct save_checksums {
 /* As ring_writer_put(): `*crc`, which may be NULL, is continued as well. */
 int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
 		       size_t bytes, uint32_t *crc, struct base_error *error);
-/* That was all. */
-int save_checksums_end(struct save_checksums *checksums, struct base_error *error);
 
-/* ---- Files (file/write.c) -------------------------------------------------------------------- */
+/* ---- Files (file.c) -------------------------------------------------------------------- */
 
 /* What is told while a save waits. */
 struct save_watch {
@@ -107,22 +105,40 @@ struct save_watch {
 	bool drains; /* it is on a tier already: saves of others go first */
 };
 
-/* A file that the calling thread writes, in its slot. */
-struct save_file {
+/* What one file has of a slot (slot.c). */
+struct save_hold;
+
+struct save_slot {
 	struct ioshape_context *context;
-	const char *path;     /* for messages */
-	const char *absolute; /* the same file */
+	struct save_hold *hold;        /* NULL once it was released, or if there is none */
+	bool waited;                   /* for it; otherwise this file joined others */
+	struct ioshape_slot_info info; /* as of the release */
+	uint32_t places;               /* writers that have storage targets of their own */
+	uint64_t passed;               /* bytes */
+	const struct ring_file_options *options; /* what may stop it; borrowed */
+};
+
+/* A file that the calling thread writes: from the look at its path to the commit. */
+struct save_file {
+	/* What is asked for. All else is zero before save_write_file(). */
+	struct ioshape_context *context;
+	const char *path; /* absolute; borrowed */
 	struct ring_file_options options;
-	uint64_t needed_bytes;          /* of free space; 0: that has been looked for */
-	const struct ring_notes *notes; /* of what was before the file; may be NULL */
-	bool in_new_directory;          /* no writer has left anything behind there */
-	bool without_slot;              /* put() waits for other processes that do the same */
-	const struct save_checksums *checksums; /* that go beside it; NULL: none */
-	/* Puts all of it; whoever calls finishes the file. */
-	int (*put)(void *user, struct ring_writer *file, struct base_error *error);
-	/* Frees the file (NULL if there is none) with what put() has made around it. */
-	void (*free)(void *user, struct ring_writer *file);
+	bool checks_space;     /* for options.expected_bytes, before it waits for the slot */
+	bool in_new_directory; /* no writer has left anything behind there */
+	bool without_slot;     /* put() waits for other processes that do the same */
+	struct save_checksums *checksums; /* of what is put, to go beside it; NULL: none */
+	struct ring_notes notes;          /* of what was before the file, and then of the file */
+	/* Puts all of it. */
+	int (*put)(void *user, struct ring_writer *writer, struct base_error *error);
 	void *user;
+
+	/* What becomes of it. */
+	struct fs_found found; /* at the path, before the wait for a slot */
+	struct save_slot slot;
+	struct ring_lane *lane;
+	struct ring_writer *writer; /* NULL before and after */
+	int64_t modified_ns;        /* of the file in place; 0: it is not, or nobody knows */
 };
 
 struct save_order;
@@ -131,11 +147,11 @@ struct save_order;
  * From the free space and the slot to the commit and the report. `order` is the file's place among
  * saves to its path; NULL if there are no others.
  */
-int save_write_file(const struct save_file *file, const struct save_watch *watch,
+int save_write_file(struct save_file *file, const struct save_watch *watch,
 		    struct save_order *order, struct ioshape_report *report,
 		    struct base_error *error);
 
-/* ---- Loads (load/reader.c) ------------------------------------------------------------------- */
+/* ---- Loads (load.c) ------------------------------------------------------------------- */
 
 /*
  * A reader of a part of a collective save, which was saved as `path`. A reader of a whole file
@@ -143,7 +159,8 @@ int save_write_file(const struct save_file *file, const struct save_watch *watch
  */
 void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path);
 
-/* ---- Saves in the background (background/) --------------------------------------------------- */
+/* ---- Saves in the background (background.c) ---------------------------------------------------
+ */
 
 /* What a caller wants to be saved, borrowed, and in which container. */
 enum save_kind {
@@ -204,7 +221,7 @@ struct save_watch save_watch_of(struct ioshape_save *save);
 int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct ring_writer *file,
 		       struct base_error *error);
 
-/* ---- Digests of collective saves (background/digest.c) --------------------------------------- */
+/* ---- Digests of collective saves (digest.c) --------------------------------------- */
 
 /* The most that a sample reads of the payload. */
 #define SAVE_SAMPLE_BYTES (512 * KIB)
@@ -233,7 +250,8 @@ int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES
 /* Asks those to stop that belong to this owner. */
 void save_stop_background_of(struct ioshape_context *context, const void *owner);
 
-/* ---- Staging memory that another process can map (background/) ------------------------------- */
+/* ---- Staging memory that another process can map (background.c) -------------------------------
+ */
 
 /* The unit in which it is handed out and handed back. */
 #define SAVE_CHUNK_BYTES (16 * MIB)

@@ -205,21 +205,10 @@ static int put_all(void *user, struct ring_writer *writer, struct base_error *er
 		ret = put_block(file, writer, at, block, piece, error);
 	}
 	free(block);
-	if (!ret && file->checksums.beside)
-		ret = save_checksums_end(&file->checksums, error);
 	/* Whoever replaces it leaves these bytes as they are; not so whoever writes into it. */
 	if (!ret && was_written(file))
 		ret = -EAGAIN;
 	return ret;
-}
-
-static void free_file(void *user, struct ring_writer *writer)
-{
-	struct file *file = user;
-
-	if (writer)
-		file->there_ns = ring_writer_modified_ns(writer);
-	ring_writer_free(writer);
 }
 
 /* What has checksums beside it keeps them there. */
@@ -262,10 +251,9 @@ static int write_there(struct file *file, struct base_error *error)
 	const pthread_t self = pthread_self();
 	const struct save_watch watch = { .blocked = &self, .drains = true };
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	const struct save_file save = {
+	struct save_file save = {
 		.context = file->carry->tier->context,
 		.path = file->to,
-		.absolute = file->to,
 		.options = {
 			.expected_bytes = bytes,
 			.exact = true,
@@ -275,15 +263,17 @@ static int write_there(struct file *file, struct base_error *error)
 			.progress_user = file,
 			.progress_total = bytes,
 		},
-		.needed_bytes = bytes,
+		.checks_space = bytes > 0,
 		.in_new_directory = file->in_new_directory,
 		.checksums = file->checksums.beside ? &file->checksums : NULL,
 		.put = put_all,
-		.free = free_file,
 		.user = file,
 	};
+	int ret;
 
-	return save_write_file(&save, &watch, NULL, &report, error);
+	ret = save_write_file(&save, &watch, NULL, &report, error);
+	file->there_ns = save.modified_ns;
+	return ret;
 }
 
 /* As tier_carry(). -EEXIST: what is there is newer. */

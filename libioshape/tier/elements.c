@@ -495,12 +495,6 @@ static int put_file(void *user, struct ring_writer *writer, struct base_error *e
 			   file->path);
 }
 
-static void free_file(void *user, struct ring_writer *writer)
-{
-	(void)user;
-	ring_writer_free(writer);
-}
-
 static int write_file(struct target_file *target, const char *name, uint64_t bytes,
 		      struct base_error *error)
 {
@@ -514,7 +508,6 @@ static int write_file(struct target_file *target, const char *name, uint64_t byt
 		/* Nodes wait for each other's blocks: none of them may wait for its turn. */
 		.without_slot = true,
 		.put = put_file,
-		.free = free_file,
 		.user = target,
 	};
 	char *path;
@@ -522,7 +515,7 @@ static int write_file(struct target_file *target, const char *name, uint64_t byt
 
 	if (asprintf(&path, "%s/%s", exchanging->exchange->folder, name) < 0)
 		return base_no_memory(error, "a path", strlen(name));
-	target->path = file.path = file.absolute = path;
+	target->path = file.path = path;
 	ret = save_write_file(&file, &watch, NULL, &report, error);
 	free(path);
 	return ret;

@@ -132,7 +132,7 @@ MECHANISMS = (
     ),
     Mechanism(
         "check for unchanged bytes",
-        ("libioshape/save/file/unchanged.c",),
+        ("libioshape/save/unchanged.c",),
         {"none": Switch({"IOSHAPE_UNCHANGED": "ignore"})},
         ("save",),
     ),

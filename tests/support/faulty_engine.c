@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "support/faulty_engine.h"
 
-#include "save/context/context.h"
+#include "save/context.h"
 #include "support/random.h"
 #include "support/sample.h"
 

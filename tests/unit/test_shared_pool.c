@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging memory that another process can map. */
 #define _GNU_SOURCE
-#include "save/background/staging.h"
+#include "save/context.h"
 #include "support/check_main.h"
 
 #include <errno.h>

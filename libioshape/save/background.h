@@ -10,7 +10,7 @@
 #ifndef SAVE_BACKGROUND_H
 #define SAVE_BACKGROUND_H
 
-#include "save/file/file.h"
+#include "save/file.h"
 
 /* Chunks that are kept behind the one that is read: so much do disks have under way. */
 #define SAVE_MOST_LAG 3u
@@ -59,7 +59,7 @@ struct save_stage {
 
 	_Atomic uint64_t copied_bytes;
 
-	/* What is copied after the call (later.c). */
+	/* What is copied after the call (staging.c). */
 	bool later;          /* something is; never changes */
 	uint64_t next_slice; /* under the save's lock, and so is what follows */
 	unsigned copiers;    /* threads that are copying a slice */
@@ -99,26 +99,14 @@ struct ioshape_save {
 	struct save_state state;
 };
 
-/* ---- Staging (stage.c) ----------------------------------------------------------------------- */
+/* ---- Staging (staging.c) -----------------------------------------------------------------------
+ */
 
 /* Copying less than this is not worth starting threads for. */
 #define SAVE_PARALLEL_BYTES (32 * MIB)
 
 /* Which records are copied. */
 enum save_which { SAVE_ALL, SAVE_NOW, SAVE_LATER };
-
-/* Copies bytes [at, end) of the payload, as far as they are of such records. */
-int save_stage_fill(struct ioshape_save *save, uint64_t at, uint64_t end, uint8_t *memory,
-		    enum save_which which, struct base_error *error);
-
-/* Copying fails with this, unless it has failed already. */
-void save_stage_give_up(struct ioshape_save *save, const struct base_error *error);
-
-/*
- * Has the chunks made, by helpers, that one thread will fill: it alone calls functions of the
- * caller's, and new memory costs more than the copy to it.
- */
-void save_stage_make_chunks(struct ioshape_save *save, struct base_crew *crew);
 
 /* Copies the payload into chunks; returns early if that fails, or the writer ends. */
 void save_stage_copy(struct ioshape_save *save);
@@ -137,7 +125,8 @@ void save_stage_to_file(void *save, struct ring_writer *file);
 /* Copying and writing have ended: what is still held, and the rest of the promise, goes back. */
 void save_stage_release(struct ioshape_save *save);
 
-/* ---- Copying after the call (later.c) -------------------------------------------------------- */
+/* ---- Copying after the call (staging.c) --------------------------------------------------------
+ */
 
 /* Takes a sample of what will be copied later, so that save_later_copy() can tell whether it has
  * changed. */
@@ -150,19 +139,12 @@ int save_later_copy(struct ioshape_save *save, struct base_error *error);
 /* Somebody waits: it is copied without rests, and until then this thread and others help. */
 void save_later_hurry(struct ioshape_save *save, uint64_t until_ns);
 
-/* ---- Progress (progress.c) ------------------------------------------------------------------- */
+/* ---- Progress (background.c) -------------------------------------------------------------------
+ */
 
 /* In a child of fork() the thread does not exist and the lock may be held for ever. */
 int save_enter_handle(const struct ioshape_save *save, struct base_error *error);
-void save_note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
-			uint64_t total_bytes);
 
-/* ---- Life (background.c, handle.c) ----------------------------------------------------------- */
-
-/* Waits for the save's thread, if it was started. */
-void save_join(struct ioshape_save *save);
-
-/* The last of it; it has been joined and is in no list. */
-void save_free(struct ioshape_save *save);
+/* ---- Life (background.c) ----------------------------------------------------------- */
 
 #endif

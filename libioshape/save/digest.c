@@ -5,7 +5,7 @@
  * all of them are staged at once, and those of the caller's memory. A function of the caller's is
  * called once for each byte, so what it fetches has a digest only once it is staged.
  */
-#include "save/background/background.h"
+#include "save/background.h"
 
 #include <stdlib.h>
 #include <string.h>

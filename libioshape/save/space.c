@@ -5,7 +5,7 @@
  * meanwhile. The save finds that out when it opens or writes the file, and the same rule decides.
  */
 #define _GNU_SOURCE
-#include "save/file/file.h"
+#include "save/file.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a path sits on, and what a save would do there. */
 #define _GNU_SOURCE
-#include "save/slot/pools.h"
+#include "save/file.h"
 
 #include <ioshape/probe.h>
 

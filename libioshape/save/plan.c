@@ -4,7 +4,7 @@
  * the plan's records; the rest is the same for both.
  */
 #define _GNU_SOURCE
-#include "save/plan/plan.h"
+#include "save/file.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -102,8 +102,12 @@ static int copy_metadata(struct ioshape_metadata *into, void **memory,
 	return 0;
 }
 
-int save_take_metadata(struct ioshape_metadata *into, void **memory,
-		       const struct ioshape_metadata *from, struct base_error *error)
+/*
+ * Checks metadata given by a caller (NULL: none) and copies it, with all it points to, into one
+ * piece of memory to be freed with free().
+ */
+static int save_take_metadata(struct ioshape_metadata *into, void **memory,
+			      const struct ioshape_metadata *from, struct base_error *error)
 {
 	struct ioshape_metadata given;
 	int ret;

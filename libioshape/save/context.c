@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts: opening and freeing them, what every call begins with, and what they keep. */
 #define _GNU_SOURCE
-#include "save/slot/pools.h"
+#include "save/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,6 +9,134 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* ---- Every call ------------------------------------------------------------------------------ */
+
+int save_enter(const struct ioshape_context *context, struct base_error *error)
+{
+	if (!context)
+		return base_refuse(error, -EINVAL,
+				   "no context was given" BASE_REMEDY "open one first");
+	if (context->owner != base_pid())
+		return base_refuse(error, -EPERM,
+				   "this context belongs to the parent process" BASE_REMEDY
+				   "open one after the fork");
+	return 0;
+}
+
+int save_enter_path(const struct ioshape_context *context, const char *path, void *options,
+		    size_t options_bytes, const void *given, const char *what,
+		    struct base_error *error)
+{
+	int ret = save_enter(context, error);
+
+	if (!ret)
+		ret = base_take_options(options, options_bytes, given, what, error);
+	if (!ret && !path)
+		ret = base_refuse(error, -EINVAL, "no path was given");
+	return ret;
+}
+
+/* ---- What it was opened with ----------------------------------------------------------------- */
+
+const struct base_log *save_log(const struct ioshape_context *context)
+{
+	return &context->log;
+}
+
+const struct ring_config *save_config(const struct ioshape_context *context)
+{
+	return &context->config;
+}
+
+const struct slots_config *save_slots_config(const struct ioshape_context *context)
+{
+	return &context->slots.config;
+}
+
+const char *save_pool_name(const struct ioshape_context *context)
+{
+	return context->slots.pool_name;
+}
+
+/* ---- What is kept from save to save ---------------------------------------------------------- */
+
+int save_take_lane(struct ioshape_context *context, struct ring_lane **lane,
+		   struct base_error *error)
+{
+	*lane = NULL;
+	pthread_mutex_lock(&context->lock);
+	if (context->lane_count)
+		*lane = context->lanes[--context->lane_count];
+	pthread_mutex_unlock(&context->lock);
+	return *lane ? 0 : ring_lane_open(lane, &context->config, error);
+}
+
+void save_return_lane(struct ioshape_context *context, struct ring_lane *lane)
+{
+	if (!lane)
+		return;
+	pthread_mutex_lock(&context->lock);
+	if (context->lane_count < SAVE_KEPT_LANES) {
+		context->lanes[context->lane_count++] = lane;
+		lane = NULL;
+	}
+	pthread_mutex_unlock(&context->lock);
+	ring_lane_close(lane);
+}
+
+static bool should_tidy(struct ioshape_context *context, const char *path)
+{
+	char *directory = base_directory_of(path);
+	bool known = !directory;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; !known && i < context->tidied_count; i++)
+		known = !strcmp(context->tidied[i], directory);
+	/* A job that saves into ever new directories has nothing to tidy in them. */
+	if (!known && context->tidied_count < SAVE_KEPT_DIRECTORIES) {
+		context->tidied[context->tidied_count++] = directory;
+		directory = NULL;
+	} else {
+		known = true;
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(directory);
+	return !known;
+}
+
+struct base_budget *save_begin_tidying(struct ioshape_context *context, const char *path,
+				       struct base_budget *budget)
+{
+	if (!should_tidy(context, path))
+		return NULL;
+	*budget = base_budget_begin();
+	return budget;
+}
+
+/* The next save into the directory removes the rest. */
+static void tidy_again(struct ioshape_context *context, const char *path)
+{
+	char *directory = base_directory_of(path), *tidied = NULL;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; directory && !tidied && i < context->tidied_count; i++) {
+		if (strcmp(context->tidied[i], directory) != 0)
+			continue;
+		tidied = context->tidied[i];
+		context->tidied[i] = context->tidied[--context->tidied_count];
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(tidied);
+	free(directory);
+}
+
+void save_end_tidying(struct ioshape_context *context, const char *path,
+		      const struct base_budget *budget)
+{
+	if (budget && base_budget_is_spent(budget))
+		tidy_again(context, path);
+}
 
 #define LEAST_STAGING_BYTES (64 * MIB)
 #define DEFAULT_LEASE_MS 15000u
@@ -95,7 +224,6 @@ static int take_options(struct ioshape_context_options *options,
 static int open_context(struct ioshape_context **out, const struct ioshape_context_options *given,
 			struct base_error *error)
 {
-	static _Atomic uint64_t next_number = 1;
 	struct ioshape_context_options options;
 	struct ioshape_context *context;
 	struct fs_layout_request request;
@@ -108,7 +236,6 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	if (!context)
 		return base_no_memory(error, "a context", sizeof(*context));
 	context->owner = base_pid();
-	context->number = atomic_fetch_add(&next_number, 1);
 	context->log = (struct base_log){ options.log, options.log_user, options.log_level };
 	context->config = (struct ring_config){
 		.engine = options.engine,

@@ -6,7 +6,7 @@
  * them, and a load finds them in the directory. So a job that restarts compares its first save with
  * what it has loaded.
  */
-#include "save/file/file.h"
+#include "save/file.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -1,11 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public handle for reading records and tensors. */
-#include "save/file/file.h"
-#include "save/load/load.h"
+/* The public reader: records and tensors of a file, ranges of them, and verifying without keeping.
+ */
+#include "save/file.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct ioshape_reader {
+	struct ioshape_context *context;
+	struct zip_reader zip;
+	struct ioshape_reader_options options;
+	struct base_error error; /* of the last call that failed */
+	struct base_error
+		beside; /* why the file beside it tells no checksums; none: it is absent */
+	struct ring_stream *stream; /* of calls that read onward; made at the first */
+	struct ring_lane *lane;     /* the stream's, while something is read ahead */
+	bool is_expecting;          /* what is read ahead is for records that will be loaded */
+	struct base_fresh *fresh;   /* that a call reads into, during it */
+	size_t expected;            /* stretches of fresh memory that huge pages were asked for */
+	pid_t owner;
+};
 
 /* ---- The format of a file -------------------------------------------------------------------- */
 
@@ -124,7 +139,7 @@ void save_reader_is_part_of(const struct ioshape_reader *reader, const char *pat
 	save_compare_loaded(reader->context, path, &reader->zip);
 }
 
-int save_reader_enter(struct ioshape_reader *reader)
+static int enter_reader(struct ioshape_reader *reader)
 {
 	if (!reader)
 		return -EINVAL;
@@ -132,7 +147,7 @@ int save_reader_enter(struct ioshape_reader *reader)
 	return save_enter(reader->context, &reader->error);
 }
 
-int save_reader_leave(struct ioshape_reader *reader, const char *operation, int code)
+static int leave_reader(struct ioshape_reader *reader, const char *operation, int code)
 {
 	return reader ? base_leave(code, operation, reader->zip.input.path, &reader->error) :
 			base_missing(operation);
@@ -140,7 +155,7 @@ int save_reader_leave(struct ioshape_reader *reader, const char *operation, int 
 
 static int leave(struct ioshape_reader *reader, int code)
 {
-	return save_reader_leave(reader, "load", code);
+	return leave_reader(reader, "load", code);
 }
 
 static int check_result(struct ioshape_reader *reader, const void *result)
@@ -155,7 +170,7 @@ static int check_result(struct ioshape_reader *reader, const void *result)
 
 /* The index is bookkeeping of the container, not a record of the user's; it is the last if there is
  * one. */
-uint64_t save_reader_records(const struct ioshape_reader *reader)
+static uint64_t record_count(const struct ioshape_reader *reader)
 {
 	if (reader->zip.plain)
 		return 0;
@@ -179,13 +194,13 @@ static int check_number(struct ioshape_reader *reader, const char *kinds, uint64
 
 static int check_record(struct ioshape_reader *reader, uint64_t index)
 {
-	return check_number(reader, "records", save_reader_records(reader), index);
+	return check_number(reader, "records", record_count(reader), index);
 }
 
 /* A file that is not read as an archive is one record, which has no name. */
 static int check_readable(struct ioshape_reader *reader, uint64_t record)
 {
-	return check_number(reader, "records", reader->zip.plain ? 1 : save_reader_records(reader),
+	return check_number(reader, "records", reader->zip.plain ? 1 : record_count(reader),
 			    record);
 }
 
@@ -231,14 +246,14 @@ IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
 					   struct ioshape_reader_info *info)
 {
 	struct ioshape_reader_info full = { .size = sizeof(full) };
-	int ret = save_reader_enter(reader);
+	int ret = enter_reader(reader);
 
 	if (!ret)
 		ret = check_result(reader, info);
 	if (ret)
 		return leave(reader, ret);
 	full.file_bytes = reader->zip.input.bytes;
-	full.records = save_reader_records(reader);
+	full.records = record_count(reader);
 	full.has_table = has_table(reader);
 	full.tensors = full.has_table ? reader->zip.index.tensor_count : 0;
 	full.block_bytes = reader->zip.has_index ? (uint32_t)reader->zip.index.check_bytes : 0;
@@ -255,7 +270,7 @@ IOSHAPE_EXPORT int ioshape_reader_get_record(struct ioshape_reader *reader, uint
 {
 	struct ioshape_record_info full = { .size = sizeof(full) };
 	const struct zip_entry *entry;
-	int ret = save_reader_enter(reader);
+	int ret = enter_reader(reader);
 
 	if (!ret)
 		ret = check_result(reader, info);
@@ -277,11 +292,11 @@ IOSHAPE_EXPORT int ioshape_reader_get_record(struct ioshape_reader *reader, uint
 IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name,
 					      uint64_t *index)
 {
-	int ret = save_reader_enter(reader);
+	int ret = enter_reader(reader);
 
 	if (!ret)
-		ret = find_name(reader, reader->zip.directory.names, "record",
-				save_reader_records(reader), name, index);
+		ret = find_name(reader, reader->zip.directory.names, "record", record_count(reader),
+				name, index);
 	return leave(reader, ret);
 }
 
@@ -369,8 +384,8 @@ static void end_fresh(struct ioshape_reader *reader)
 	reader->fresh = NULL;
 }
 
-int save_reader_read(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
-		     bool verify)
+static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
+		       bool verify)
 {
 	const bool is_under_way = reader->is_expecting && reader->lane;
 	int ret;
@@ -410,7 +425,7 @@ static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *int
 
 int save_reader_expect(struct ioshape_reader *reader, uint64_t record)
 {
-	int ret = save_reader_enter(reader);
+	int ret = enter_reader(reader);
 
 	if (!ret)
 		ret = check_record(reader, record);
@@ -434,7 +449,7 @@ IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t r
 {
 	const struct ioshape_load_request range = { 0, offset, bytes, into };
 	const struct zip_entry *entry = NULL;
-	int ret = save_reader_enter(reader);
+	int ret = enter_reader(reader);
 
 	if (!ret)
 		ret = check_readable(reader, record);
@@ -451,7 +466,7 @@ IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t r
 int save_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
 {
 	const struct ioshape_load_request range = { 0, offset, bytes, into };
-	int ret = save_reader_enter(reader);
+	int ret = enter_reader(reader);
 
 	if (!ret)
 		ret = check_range(reader, NULL, reader->zip.input.bytes, &range);
@@ -465,7 +480,7 @@ int save_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *
 static int enter_table(struct ioshape_reader *reader)
 {
 	const struct base_error *problem;
-	int ret = save_reader_enter(reader);
+	int ret = enter_reader(reader);
 
 	if (ret || has_table(reader))
 		return ret;
@@ -545,7 +560,7 @@ static int load(struct ioshape_reader *reader, bool of_tensors,
 		const struct ioshape_load_request *requests, size_t count)
 {
 	struct zip_range *ranges;
-	int ret = of_tensors ? enter_table(reader) : save_reader_enter(reader);
+	int ret = of_tensors ? enter_table(reader) : enter_reader(reader);
 
 	if (!ret && count && !requests)
 		ret = base_refuse(&reader->error, -EINVAL,
@@ -559,8 +574,7 @@ static int load(struct ioshape_reader *reader, bool of_tensors,
 	for (size_t i = 0; !ret && i < count; i++)
 		ret = make_range(reader, of_tensors, &requests[i], &ranges[i]);
 	if (!ret)
-		ret = save_reader_read(reader, ranges, count,
-				       reader->options.verify != IOSHAPE_OFF);
+		ret = read_ranges(reader, ranges, count, reader->options.verify != IOSHAPE_OFF);
 	free(ranges);
 	return leave(reader, ret);
 }
@@ -582,7 +596,7 @@ IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
 					       struct ioshape_metadata *metadata)
 {
 	struct ioshape_metadata full = { .size = sizeof(full) };
-	int ret = save_reader_enter(reader);
+	int ret = enter_reader(reader);
 
 	if (!ret)
 		ret = check_result(reader, metadata);
@@ -592,6 +606,124 @@ IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
 		full = reader->zip.index.metadata;
 	return leave(reader, base_give_struct(metadata, &full, sizeof(full), "ioshape_metadata",
 					      &reader->error));
+}
+
+/* ---- Verifying ------------------------------------------------------------------------------- */
+
+/* What of a file is read. */
+struct sample {
+	const struct ioshape_reader *reader;
+	double share;
+	uint64_t pieces;
+};
+
+/* Records, or the one that is all of a plain file. */
+static uint64_t entry_count(const struct ioshape_reader *reader)
+{
+	return reader->zip.plain ? 1 : record_count(reader);
+}
+
+/*
+ * What has a checksum of its own: a block or a record. If all is read, whole records are fewer. An
+ * empty record is a piece, too, since its checksum can be wrong.
+ */
+static uint64_t piece_bytes(const struct sample *sample, uint64_t record)
+{
+	const struct zip_reader *zip = &sample->reader->zip;
+
+	return zip->has_index && sample->share < 1 ? zip->index.check_bytes :
+						     zip->directory.entries[record].bytes;
+}
+
+static uint64_t piece_count(const struct sample *sample, uint64_t record)
+{
+	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
+
+	return bytes ? (bytes - 1) / piece_bytes(sample, record) + 1 : 1;
+}
+
+static struct zip_range piece(const struct sample *sample, uint64_t record, uint64_t number)
+{
+	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
+	const uint64_t length = piece_bytes(sample, record), offset = number * length;
+
+	return (struct zip_range){ record, offset, MIN(length, bytes - offset), NULL };
+}
+
+/* Evenly spread, from a random one on: whoever looks often has looked at all. */
+static size_t choose(const struct sample *sample, struct zip_range *ranges, size_t room)
+{
+	const double step = 1 / sample->share, pieces = (double)sample->pieces;
+	double next = (double)(base_random() >> 11) / (double)(1ull << 53) * MIN(step, pieces);
+	uint64_t before = 0;
+	size_t count = 0;
+
+	for (uint64_t record = 0; record < entry_count(sample->reader); record++) {
+		const uint64_t own = piece_count(sample, record);
+
+		for (; count < room && next < (double)(before + own); next += step)
+			ranges[count++] = piece(sample, record, (uint64_t)next - before);
+		before += own;
+	}
+	return count;
+}
+
+static int verify_sample(struct ioshape_reader *reader, double share)
+{
+	struct sample sample = { .reader = reader, .share = share };
+	struct zip_range *ranges;
+	size_t count;
+	int ret;
+
+	for (uint64_t record = 0; record < entry_count(reader); record++)
+		sample.pieces += piece_count(&sample, record);
+	count = (size_t)((double)sample.pieces * share) + 1;
+	ranges = calloc(count, sizeof(*ranges));
+	if (!ranges)
+		return base_no_memory(&reader->error, "verifying", count * sizeof(*ranges));
+	count = share > 0 ? choose(&sample, ranges, count) : 0;
+	ret = count ? read_ranges(reader, ranges, count, true) : 0;
+	if (!ret)
+		ret = zip_reader_check_headers(&reader->zip, &reader->error);
+	free(ranges);
+	return ret;
+}
+
+static int refuse_to_verify(struct ioshape_reader *reader)
+{
+	const char *path = reader->zip.input.path;
+
+	if (reader->beside.code)
+		return base_pass_on(&reader->error, &reader->beside);
+	if (reader->zip.plain)
+		return base_refuse(&reader->error, -ENODATA,
+				   "cannot verify \"%s\": no checksums of it are known" BASE_REMEDY
+				   "write it with them (checksums of an atomic file)",
+				   path);
+	return base_refuse(&reader->error, -ENODATA,
+			   "cannot verify \"%s\": it was written without checksums "
+			   "(torch.serialization.set_crc32_options)" BASE_REMEDY
+			   "save it again with them",
+			   path);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double share)
+{
+	int ret = enter_reader(reader);
+
+	if (!ret && !(share >= 0 && share <= 1))
+		ret = base_refuse(&reader->error, -EINVAL,
+				  "cannot verify a share of %g of a file" BASE_REMEDY
+				  "give one from 0 to 1",
+				  share);
+	/* Damage there hides damage in the file, also in an archive with checksums of its own. */
+	if (!ret && reader->beside.code && reader->beside.code != -ENODATA)
+		ret = base_pass_on(&reader->error, &reader->beside);
+	if (!ret && share > 0 && reader->zip.no_checksums)
+		ret = refuse_to_verify(reader);
+	if (!ret)
+		ret = verify_sample(reader, share);
+	return leave_reader(reader, "verify", ret);
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */

@@ -1,0 +1,720 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Files on their way: one object from the look at the path to the commit, which saves, groups and
+ * drains use, and the public handle for bytes in any format; directories that appear whole.
+ */
+#define _GNU_SOURCE
+#include "save/file.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Paths ----------------------------------------------------------------------------------- */
+
+/* Without the directory: as far as the working directory tells. NULL with errno. */
+static char *from_working_directory(const char *path)
+{
+	char *directory, *absolute = NULL;
+
+	if (*path == '/')
+		return strdup(path);
+	directory = getcwd(NULL, 0);
+	if (!directory)
+		return NULL;
+	if (asprintf(&absolute, "%s/%s", directory, path) < 0)
+		absolute = NULL;
+	free(directory);
+	return absolute;
+}
+
+int save_absolute_path(const char *path, char **absolute, struct base_error *error)
+{
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	int code = ENOMEM;
+	char *resolved;
+
+	*absolute = NULL;
+	if (!*name) {
+		free(directory);
+		return base_refuse(error, -EINVAL,
+				   "cannot save to \"%s\"" BASE_REMEDY "give the name of a file",
+				   path);
+	}
+	resolved = directory ? realpath(directory, NULL) : NULL;
+	if (!resolved) {
+		*absolute = from_working_directory(path);
+		code = *absolute ? 0 : errno;
+	} else if (asprintf(absolute, "%s/%s", strcmp(resolved, "/") ? resolved : "", name) < 0) {
+		*absolute = NULL;
+	}
+	free(resolved);
+	free(directory);
+	if (*absolute)
+		return 0;
+	if (code == ENOMEM)
+		return base_no_memory(error, "a path", strlen(path));
+	return base_fail(error, -code, "cannot find the working directory, in which \"%s\" is",
+			 path);
+}
+
+/* ---- The order of saves to one path ---------------------------------------------------------- */
+
+int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
+		     struct base_error *error)
+{
+	int ret;
+
+	*order = (struct save_order){ 0 };
+	ret = save_absolute_path(path, &order->path, error);
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&context->lock);
+	TAILQ_INSERT_TAIL(&context->orders, order, entry);
+	pthread_mutex_unlock(&context->lock);
+	return 0;
+}
+
+static bool may_commit(const struct ioshape_context *context, const struct save_order *order,
+		       bool urgent)
+{
+	const struct save_order *other;
+	bool earlier = true;
+
+	TAILQ_FOREACH(other, &context->orders, entry)
+	{
+		if (other == order)
+			earlier = false;
+		else if (((earlier && !urgent) || other->committing) &&
+			 !strcmp(other->path, order->path))
+			return false;
+	}
+	return true;
+}
+
+/* Waits until the save may commit, unless it was overtaken then. -ECANCELED if abort_waits is set
+ * meanwhile. */
+static int save_order_wait(struct ioshape_context *context, struct save_order *order, bool urgent,
+			   struct base_error *error)
+{
+	int ret = 0;
+
+	pthread_mutex_lock(&context->lock);
+	while (!order->abort_waits && !may_commit(context, order, urgent))
+		pthread_cond_wait(&context->saves_change, &context->lock);
+	if (order->abort_waits)
+		ret = base_refuse(error, -ECANCELED, "the save to \"%s\" was aborted", order->path);
+	order->committing = !ret;
+	pthread_mutex_unlock(&context->lock);
+	return ret;
+}
+
+/* It is in place. */
+static void save_order_committed(struct ioshape_context *context, const struct save_order *order)
+{
+	struct save_order *other;
+
+	pthread_mutex_lock(&context->lock);
+	for (other = TAILQ_FIRST(&context->orders); other != order;
+	     other = TAILQ_NEXT(other, entry))
+		if (!strcmp(other->path, order->path))
+			other->overtaken = true;
+	pthread_mutex_unlock(&context->lock);
+}
+
+void save_order_end(struct ioshape_context *context, struct save_order *order)
+{
+	pthread_mutex_lock(&context->lock);
+	TAILQ_REMOVE(&context->orders, order, entry);
+	pthread_cond_broadcast(&context->saves_change);
+	pthread_mutex_unlock(&context->lock);
+	free(order->path);
+}
+
+/* ---- Checksums of files in other formats ----------------------------------------------------- */
+
+/* As in our own files. */
+#define BLOCK_BYTES ZIP_CHECK_BYTES
+
+static int end_block(struct save_checksums *checksums, struct base_error *error)
+{
+	if (base_buffer_append(&checksums->crcs, &checksums->crc, sizeof(checksums->crc)))
+		return base_no_memory(error, "checksums", checksums->crcs.bytes);
+	checksums->crc = 0;
+	checksums->filled = 0;
+	return 0;
+}
+
+int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
+		       size_t bytes, uint32_t *crc, struct base_error *error)
+{
+	const uint8_t *from = data;
+	int ret = 0;
+
+	for (size_t piece; !ret && bytes; from += piece, bytes -= piece) {
+		const uint32_t before = checksums->crc;
+
+		piece = MIN(bytes, BLOCK_BYTES - checksums->filled);
+		/* Both come from the piece's own: no byte is looked at twice. */
+		if (crc)
+			checksums->crc = 0;
+		ret = ring_writer_put(file, from, piece, &checksums->crc, error);
+		if (crc) {
+			*crc = base_crc32_combine(*crc, checksums->crc, piece);
+			checksums->crc = base_crc32_combine(before, checksums->crc, piece);
+		}
+		checksums->filled += piece;
+		if (!ret && checksums->filled == BLOCK_BYTES)
+			ret = end_block(checksums, error);
+	}
+	return ret;
+}
+
+/* That was all. */
+static int save_checksums_end(struct save_checksums *checksums, struct base_error *error)
+{
+	return checksums->filled ? end_block(checksums, error) : 0;
+}
+
+int save_file_put(struct save_file *file, const void *data, size_t bytes, uint32_t *crc,
+		  struct base_error *error)
+{
+	if (file->checksums)
+		return save_checksums_put(file->checksums, file->writer, data, bytes, crc, error);
+	return ring_writer_put(file->writer, data, bytes, crc, error);
+}
+
+static struct zip_checksums checksums_of(const struct save_checksums *checksums,
+					 const struct ring_writer *file)
+{
+	return (struct zip_checksums){
+		.file_bytes = ring_writer_offset(file),
+		.block_bytes = BLOCK_BYTES,
+		.blocks = checksums->crcs.bytes / sizeof(uint32_t),
+		.crc32 = (const uint32_t *)(const void *)checksums->crcs.data,
+		.modified_ns = ring_writer_modified_ns(file),
+	};
+}
+
+static void put_beside(const struct save_checksums *checksums, struct ring_writer *file,
+		       struct ring_notes *notes)
+{
+	const struct zip_checksums all = checksums_of(checksums, file);
+	struct base_buffer bytes = { 0 };
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!checksums->beside || !all.modified_ns)
+		return;
+	ret = zip_checksums_encode(&bytes, &all);
+	if (ret == -ENOMEM)
+		base_no_memory(&error, "checksums", bytes.bytes);
+	else if (ret)
+		base_fail(&error, ret, "cannot keep checksums of a file of %s",
+			  BASE_SIZE(all.file_bytes));
+	else
+		ret = ring_writer_put_beside(file, ZIP_CHECKSUMS_SUFFIX, bytes.data, bytes.bytes,
+					     &error);
+	/* The file is in place all the same. */
+	if (ret)
+		ring_note(notes, IOSHAPE_STEP_CHECKSUMS, "no checksums beside the file: %s",
+			  error.text);
+	base_buffer_free(&bytes);
+}
+
+/* ---- One file -------------------------------------------------------------------------------- */
+
+static struct save_space space_of(const struct save_file *file)
+{
+	return (struct save_space){
+		.context = file->context,
+		.path = file->path,
+		.found = &file->found,
+		.needed_bytes = file->options.expected_bytes,
+	};
+}
+
+static int open_writer(struct save_file *file, struct base_error *error)
+{
+	struct ioshape_context *context = file->context;
+	struct ring_file_options *options = &file->options;
+	const struct fs_layout *layout;
+	struct base_budget budget;
+	bool asked;
+	int ret;
+
+	ret = save_take_lane(context, &file->lane, error);
+	if (ret)
+		return ret;
+	options->unseen = file->in_new_directory;
+	if (!file->in_new_directory && !options->deadline_ns)
+		options->tidying = save_begin_tidying(context, file->path, &budget);
+	ret = ring_writer_open(&file->writer, file->lane, file->path, options, &file->notes, error);
+	save_end_tidying(context, file->path, options->tidying);
+	options->tidying = NULL;
+	if (ret)
+		return ret;
+	layout = ring_writer_layout(file->writer, &asked);
+	if (!asked)
+		save_slots_note_layout(&context->slots, file->found.mount, layout);
+	return 0;
+}
+
+/* `watch` is NULL for the public handle of a file: those of a context share a slot. */
+static int open_file(struct save_file *file, const struct save_watch *watch,
+		     struct base_error *error)
+{
+	struct ring_file_options *options = &file->options;
+	const struct save_space space = space_of(file);
+	int ret = 0;
+
+	/* The one look at the path before the wait, for the free space and for the slot. */
+	if (file->in_new_directory)
+		fs_find_directory(file->path, &file->found);
+	else
+		fs_find(file->path, &file->found);
+	if (file->checks_space)
+		ret = save_space_check(&space, &file->notes, error);
+	if (!ret && !file->without_slot) {
+		options->before_block = save_slot_pass;
+		options->before_block_user = &file->slot;
+		ret = save_slot_take(&file->slot, file->context, file->path, &file->found, options,
+				     watch, error);
+		options->place = save_slot_place(&file->slot, &options->places);
+	}
+	return ret ? ret : open_writer(file, error);
+}
+
+/* After a failure: what the save ends with, and a sentence that says more. */
+static int explain(const struct save_file *file, int ret, struct base_error *error)
+{
+	const struct save_space space = space_of(file);
+
+	return file->checks_space ? save_space_explain(&space, ret, error) : ret;
+}
+
+/*
+ * All of it, on stable storage. When little is still under way, whoever writes next may begin: the
+ * storage would idle while the slowest target finishes, and while the file gets its name.
+ */
+static int finish(struct save_file *file, struct base_error *error)
+{
+	bool is_little = false;
+	int ret = 0;
+
+	if (file->checksums)
+		ret = save_checksums_end(file->checksums, error);
+	if (!ret)
+		ret = ring_writer_end(file->writer, &is_little, error);
+	if (!ret && is_little)
+		save_slot_release(&file->slot);
+	return ret ? ret : ring_writer_finish(file->writer, error);
+}
+
+/* Says in the log what the report says of everything that was not as preferred. */
+static void log_save(const struct ioshape_context *context, const char *path,
+		     const struct ioshape_report *report)
+{
+	/* What is skipped is a line of its own. */
+	for (size_t i = 0; !report->skipped && i < MIN(report->fallbacks, IOSHAPE_REPORT_STEPS);
+	     i++)
+		base_log(&context->log, IOSHAPE_LOG_INFO, "saving %s: %s", path,
+			 report->steps[i].sentence);
+	base_log(&context->log, IOSHAPE_LOG_DEBUG,
+		 "%s: %llu bytes, %s engine%s, write %.3f s, sync %.3f s, commit %.3f s", path,
+		 (unsigned long long)report->file_bytes, report->engine,
+		 report->direct ? ", direct I/O" : "", report->write_s, report->sync_s,
+		 report->commit_s);
+}
+
+static int commit_in_order(struct save_file *file, struct save_order *order,
+			   struct ioshape_report *report, struct base_error *error)
+{
+	/* Of the parts of one file none takes the place of another. */
+	const bool urgent = file->options.deadline_ns > 0 && !file->options.part_bytes;
+	const uint64_t begin = base_now_ns();
+	int ret = order ? save_order_wait(file->context, order, urgent, error) : 0;
+
+	report->commit_s += base_seconds(base_now_ns() - begin);
+	if (ret)
+		return ret;
+	if (order && order->overtaken) {
+		ring_note(&file->notes, IOSHAPE_STEP_OVERTAKEN,
+			  "a later save to the same file, with a deadline, is in place");
+	} else {
+		ret = ring_writer_commit(file->writer, error);
+		if (!ret)
+			file->modified_ns = ring_writer_modified_ns(file->writer);
+		if (!ret && file->checksums)
+			put_beside(file->checksums, file->writer, &file->notes);
+	}
+	if (!ret && order)
+		save_order_committed(file->context, order);
+	return ret;
+}
+
+/*
+ * The end of every save: finishes the file, waits for earlier saves to the path (`order` may be
+ * NULL), puts the file in place and fills the report. `ret` is how it went so far: after a failure
+ * there is only the report.
+ */
+static int commit(struct save_file *file, struct save_order *order, int ret,
+		  struct ioshape_report *report, struct base_error *error)
+{
+	if (!ret)
+		ret = finish(file, error);
+	ret = explain(file, ret, error);
+	/* What is left may have to wait for earlier saves to the same path, which wait for slots.
+	 */
+	save_slot_release(&file->slot);
+	if (!file->without_slot)
+		save_slot_report(&file->slot, &file->notes, report);
+	report->skipped = ret == IOSHAPE_E_SKIPPED;
+	if (report->skipped)
+		save_space_note_skip(&file->notes, error);
+	if (!ret)
+		ret = commit_in_order(file, order, report, error);
+	snprintf(report->filesystem, sizeof(report->filesystem), "%s", file->notes.filesystem);
+	if (file->writer)
+		ring_writer_report(file->writer, report);
+	ring_notes_report(&file->notes, report);
+	report->short_results = file->notes.short_results;
+	snprintf(report->mode, sizeof(report->mode), "single");
+	log_save(file->context, file->path, report);
+	return ret;
+}
+
+/* Abandons the file if it was not committed. */
+static void close_file(struct save_file *file)
+{
+	ring_writer_free(file->writer);
+	file->writer = NULL;
+	save_slot_release(&file->slot);
+	if (file->lane)
+		save_return_lane(file->context, file->lane);
+	file->lane = NULL;
+}
+
+int save_write_file(struct save_file *file, const struct save_watch *watch,
+		    struct save_order *order, struct ioshape_report *report,
+		    struct base_error *error)
+{
+	int ret = open_file(file, watch, error);
+
+	if (!ret)
+		ret = file->put(file->user, file->writer, error);
+	ret = commit(file, order, ret, report, error);
+	close_file(file);
+	return ret;
+}
+
+void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns,
+		     int ret)
+{
+	const uint64_t now = base_now_ns();
+
+	report->total_s = base_seconds(now - begin_ns);
+	report->started_s = base_wall_seconds() - report->total_s;
+	if (!deadline_ns)
+		return;
+	report->deadline = !ret && now <= deadline_ns ? IOSHAPE_DEADLINE_MET :
+							IOSHAPE_DEADLINE_MISSED;
+	report->deadline_left_s = now <= deadline_ns ? base_seconds(deadline_ns - now) :
+						       -base_seconds(now - deadline_ns);
+}
+
+/* ---- The public handle of a file ------------------------------------------------------------- */
+
+struct ioshape_file {
+	struct save_file file;
+	struct save_checksums checksums;
+	char *path; /* absolute */
+	uint64_t begin_ns;
+	bool committed;          /* or tried to: only the message and free() remain */
+	struct base_error error; /* of the last call that failed */
+};
+
+/* First in every call on an open file. Forgets the last failure. */
+static int enter(struct ioshape_file *file)
+{
+	if (!file)
+		return base_missing("save");
+	memset(&file->error, 0, sizeof(file->error));
+	if (file->committed)
+		return base_refuse(&file->error, -EINVAL,
+				   "%s has been committed" BASE_REMEDY "open a new one",
+				   file->path);
+	return save_enter(file->file.context, &file->error);
+}
+
+/* Last in every call on an open file. */
+static int leave(struct ioshape_file *file, int ret)
+{
+	if (!file)
+		return ret;
+	if (ret == IOSHAPE_E_SKIPPED)
+		base_log(&file->file.context->log, IOSHAPE_LOG_INFO, "%s", file->error.text);
+	return base_leave(ret, "save", file->path, &file->error);
+}
+
+static int make_file(struct ioshape_context *context, const char *path,
+		     const struct ioshape_file_options *options, struct ioshape_file **out,
+		     struct base_error *error)
+{
+	struct ioshape_file *made = calloc(1, sizeof(*made));
+	struct save_file *file;
+	int ret;
+
+	if (!made)
+		return base_no_memory(error, "a file", sizeof(*made));
+	file = &made->file;
+	made->begin_ns = base_now_ns();
+	file->context = context;
+	file->options = SAVE_FILE_OPTIONS(options);
+	file->options.expected_bytes = file->options.progress_total = options->expected_bytes;
+	file->options.part_bytes = options->part_bytes;
+	file->options.part_offset = options->part_offset;
+	file->options.file_bytes = options->file_bytes;
+	file->checks_space = true;
+	made->checksums.beside = options->checksums != IOSHAPE_CHECKSUMS_NONE;
+	if (made->checksums.beside)
+		file->checksums = &made->checksums;
+	/* The commit comes later, when the application may have changed its directory. */
+	ret = save_absolute_path(path, &made->path, error);
+	file->path = made->path;
+	if (!ret) {
+		ret = open_file(file, NULL, error);
+		ret = explain(file, ret, error);
+	}
+	if (ret == IOSHAPE_E_SKIPPED)
+		base_log(&context->log, IOSHAPE_LOG_INFO, "%s", error->text);
+	if (ret) {
+		ioshape_file_free(made);
+		return ret;
+	}
+	*out = made;
+	return 0;
+}
+
+static int check_part(const struct ioshape_file_options *options, struct base_error *error)
+{
+	const uint64_t bytes = options->part_bytes, offset = options->part_offset;
+
+	if (!bytes && !offset && !options->file_bytes)
+		return 0;
+	if (!bytes || bytes % IOSHAPE_PART_UNIT || offset % IOSHAPE_PART_UNIT ||
+	    bytes > INT64_MAX || offset > INT64_MAX - bytes)
+		return base_refuse(error, -EINVAL,
+				   "options.part_offset is %llu and options.part_bytes is "
+				   "%llu" BASE_REMEDY
+				   "set part_bytes, and take multiples of IOSHAPE_PART_UNIT",
+				   (unsigned long long)offset, (unsigned long long)bytes);
+	if (options->checksums)
+		return base_refuse(error, -EINVAL,
+				   "options.checksums is set for a part of a file" BASE_REMEDY
+				   "leave it at IOSHAPE_CHECKSUMS_NONE");
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_file_open(struct ioshape_context *context, const char *path,
+				     const struct ioshape_file_options *given,
+				     struct ioshape_file **out)
+{
+	struct ioshape_file_options options;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return base_missing("save");
+	*out = NULL;
+	ret = save_enter_path(context, path, &options, sizeof(options), given,
+			      "ioshape_file_options", &error);
+	if (!ret && (unsigned)options.checksums > IOSHAPE_CHECKSUMS_BESIDE)
+		ret = base_refuse(&error, -EINVAL,
+				  "options.checksums is %u" BASE_REMEDY
+				  "take one of enum ioshape_keep_checksums",
+				  (unsigned)options.checksums);
+	if (!ret)
+		ret = check_part(&options, &error);
+	if (!ret)
+		ret = make_file(context, path, &options, out, &error);
+	return base_leave(ret, "save", path, &error);
+}
+
+IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes)
+{
+	int ret = enter(file);
+
+	if (!ret && bytes && !data)
+		ret = base_refuse(&file->error, -EINVAL, "no data was given for %s", file->path);
+	if (!ret)
+		ret = explain(&file->file,
+			      save_file_put(&file->file, data, bytes, NULL, &file->error),
+			      &file->error);
+	return leave(file, ret);
+}
+
+int save_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
+			    size_t count, uint64_t *bytes)
+{
+	const struct save_payload payload = {
+		.kind = SAVE_RECORDS,
+		.records = records,
+		.count = count,
+	};
+	struct save_direct direct = { 0 };
+	const struct save_source source = { save_direct_next, save_direct_to_file, &direct };
+	struct save_plan plan;
+	uint64_t begin;
+	int ret = enter(file);
+
+	if (bytes)
+		*bytes = 0;
+	if (!ret)
+		ret = save_plan_make(&plan, file->path, &payload, NULL, &file->error);
+	if (ret)
+		return leave(file, ret);
+	direct.plan = &plan;
+	begin = ring_writer_offset(file->file.writer);
+	ret = save_put_archive(&file->file, &plan, &source, NULL, &file->error);
+	if (ret) /* half an archive must not be committed */
+		ring_writer_fail(file->file.writer);
+	else if (bytes)
+		*bytes = ring_writer_offset(file->file.writer) - begin;
+	free(direct.scratch);
+	save_plan_free(&plan);
+	return leave(file, explain(&file->file, ret, &file->error));
+}
+
+IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report)
+{
+	struct ioshape_report full = IOSHAPE_REPORT_INIT;
+	struct save_order order;
+	int ret = enter(file);
+
+	/* So that a report that cannot be delivered is not found out after the work. */
+	if (!ret && report)
+		ret = base_give_struct(report, &full, sizeof(full), "ioshape_report", &file->error);
+	if (!ret)
+		ret = save_order_begin(file->file.context, &order, file->path, &file->error);
+	if (ret)
+		return leave(file, ret);
+	file->committed = true;
+	ret = commit(&file->file, &order, 0, &full, &file->error);
+	save_order_end(file->file.context, &order);
+	full.tensor_bytes = ring_writer_offset(file->file.writer);
+	save_report_end(&full, file->begin_ns, file->file.options.deadline_ns, ret);
+	if (report)
+		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
+	return leave(file, ret);
+}
+
+IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)
+{
+	if (!file || save_enter(file->file.context, NULL))
+		return;
+	close_file(&file->file);
+	base_buffer_free(&file->checksums.crcs);
+	free(file->path);
+	free(file);
+}
+
+/* ---- Directories that appear whole ----------------------------------------------------------- */
+
+struct save_directory {
+	struct ioshape_context *context;
+	struct ring_new_folder made;
+	char *path; /* that it will have; absolute */
+};
+
+/* "runs/step-10/" is as good as "runs/step-10". */
+static char *without_slashes(const char *path)
+{
+	size_t bytes = strlen(path);
+
+	while (bytes > 1 && path[bytes - 1] == '/')
+		bytes--;
+	return strndup(path, bytes);
+}
+
+static int make(struct save_directory *directory, const char *path, struct base_error *error)
+{
+	struct ioshape_context *context = directory->context;
+	char *given = without_slashes(path);
+	struct base_budget budget, *tidying;
+	int ret;
+
+	if (!given)
+		return base_no_memory(error, "a path", strlen(path));
+	ret = save_absolute_path(given, &directory->path, error);
+	free(given);
+	if (ret)
+		return ret;
+	tidying = save_begin_tidying(context, directory->path, &budget);
+	ret = ring_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
+				   error);
+	save_end_tidying(context, directory->path, tidying);
+	return ret;
+}
+
+int save_directory_make(struct ioshape_context *context, const char *path,
+			struct save_directory **out)
+{
+	struct base_error error = { 0 };
+	struct save_directory *directory = NULL;
+	int ret;
+
+	if (!out)
+		return base_missing("save");
+	*out = NULL;
+	ret = save_enter(context, &error);
+	if (!ret && !path)
+		ret = base_refuse(&error, -EINVAL, "no path was given");
+	if (!ret) {
+		directory = calloc(1, sizeof(*directory));
+		if (!directory)
+			ret = base_no_memory(&error, "a directory", sizeof(*directory));
+	}
+	if (!ret) {
+		directory->context = context;
+		directory->made = (struct ring_new_folder)RING_NO_NEW_FOLDER;
+		ret = make(directory, path, &error);
+	}
+	if (ret)
+		save_directory_free(directory);
+	else
+		*out = directory;
+	return base_leave(ret, "save", path, &error);
+}
+
+const char *save_directory_path(const struct save_directory *directory)
+{
+	return directory ? directory->made.folder.path : NULL;
+}
+
+int save_directory_commit(struct save_directory *directory)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!directory)
+		return base_missing("save");
+	ret = save_enter(directory->context, &error);
+	if (!ret && !*directory->made.temporary)
+		ret = base_refuse(&error, -EINVAL, "\"%s\" is in place already", directory->path);
+	if (!ret)
+		ret = ring_new_folder_commit(&directory->made, &error);
+	return base_leave(ret, "save", directory->path, &error);
+}
+
+void save_directory_free(struct save_directory *directory)
+{
+	if (!directory || save_enter(directory->context, NULL))
+		return;
+	ring_new_folder_close(&directory->made, save_log(directory->context));
+	free(directory->path);
+	free(directory);
+}
