@@ -521,14 +521,18 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 		     struct base_error *error);
 
 /*
- * The same for all ranks for which have[rank] is not set; found() sets it. found() may end it with
- * a code. Ranks that were lost are named together.
+ * Rank 0: the same for many ranks. What a rank fails with is the failure of the whole, and named.
+ * Ranks that were lost are named together.
  */
 struct group_collection {
 	const char *what;
 	const char *missing; /* for the sentence: "did not come to save" */
-	bool *have;
-	int (*found)(void *user, uint32_t rank, const struct base_buffer *note);
+	bool leaders;        /* only of the first rank of each node */
+	/* Which of them; NULL: all. */
+	bool (*awaits)(const void *user, uint32_t rank);
+	/* Called once for each: what it says, or why it cannot be used. */
+	int (*found)(void *user, uint32_t rank, const struct base_buffer *note,
+		     struct base_error *failure);
 	void *user;
 	/* Ranks send heartbeats meanwhile, and hear how far all are; otherwise the deadline is for
 	 * all. */
@@ -734,16 +738,19 @@ static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
 	return plan->ranks[rank].kept == rank;
 }
 
-/* ---- Equal parts (same.c) -------------------------------------------------------------------- */
+/* ---- The plan (plan.c) ----------------------------------------------------------------------- */
 
-/* Before the rank says what it wants. */
-void group_take_sample(struct group_part *part);
+/* Before this rank says what it wants: memory, and a sample of its part. */
+int group_begin_plan(struct group_part *part, struct base_error *error);
+void group_free_plan(struct group_plan *plan);
 /* Rank 0, which has the samples of all: finds out which parts are equal, and keeps one of each. */
 int group_find_same(struct group_part *part, struct base_error *error);
-/* The others: answer its question, if they are asked. */
-int group_answer_digest(struct group_part *part, struct base_error *error);
-/* Whether the plan has this rank write a file. */
-bool group_has_file(const struct group_part *part);
+/* Rank 0: tells the others what is decided, or asks them first. `failure`: why there is no plan. */
+int group_tell_plan(struct group_part *part, enum group_question question,
+		    const struct base_error *failure, struct base_error *error);
+/* The others: answers what rank 0 asks until there is a plan. `attempt` is on this node's tier. */
+int group_await_plan(struct group_part *part, struct group_attempt *attempt,
+		     struct base_error *error);
 /* Counts the files that the generation has in this mode. */
 uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode);
 /* Compares the checksum of our written part with its digest, on which other ranks rely.
@@ -789,9 +796,6 @@ void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 
 /* Rank 0 (lead.c): all of the generation. `own` is what this rank failed with before, if it did. */
 int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error);
-/* Rank 0: tells the others what is decided, or asks them first. `failure`: why there is no plan. */
-int group_tell_plan(struct group_part *part, enum group_question question,
-		    const struct base_error *failure, struct base_error *error);
 /* The others are told that there will be none. */
 int group_lead_nowhere(struct group_part *part, const struct base_error *why,
 		       struct base_error *error);
@@ -830,12 +834,7 @@ struct group_answers {
 	char *remark;
 };
 
-/* Rank 0: hears the first rank of each other node. have[] has an item for each rank. */
-int group_collect_nodes(struct group_round *round, const struct group_message *message,
-			const char *missing,
-			int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
-			void *user, bool *have, struct base_error *error);
-/* The same for messages that are a struct group_answer. */
+/* Rank 0: hears the first rank of each other node. */
 int group_collect_answers(struct group_round *round, const struct group_message *message,
 			  const char *missing, struct group_answers *answers,
 			  struct base_error *error);

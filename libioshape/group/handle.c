@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The public handle of a generation: what it consists of, readers of its parts, and its
- * verification. It is read from end to end, once as files, for the checksums of the manifest, and
- * once part by part, for those inside the parts.
+ * verification. All files are read from end to end and compared with the checksums of the manifest,
+ * which cover every byte, also those inside the parts.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -405,15 +405,12 @@ static int verify_file(struct verifying *verifying, uint32_t file, struct base_e
 	return ret;
 }
 
-/* ---- Parts ----------------------------------------------------------------------------------- */
-
-/* The failure of another call. */
-static int pass_on(uint32_t rank, struct base_error *error)
+static int open_lane(struct verifying *verifying, struct base_error *error)
 {
-	base_pass_on(error, base_last_error());
-	base_error_of_rank(error, rank);
-	return base_rephrase(error, error->code, "the part of rank %u: %s", rank, error->sentence);
+	return ring_lane_open(&verifying->lane, save_config(verifying->generation->context), error);
 }
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
 
 /* Whether the part is read for this rank, and not for another one. */
 static bool is_stored(const struct verifying *verifying, uint32_t rank)
@@ -422,50 +419,6 @@ static bool is_stored(const struct verifying *verifying, uint32_t rank)
 }
 
 static int verify_part(struct verifying *verifying, uint32_t rank, struct base_error *error)
-{
-	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
-	struct ioshape_generation *generation = verifying->generation;
-	struct ioshape_reader *reader;
-	int ret;
-
-	options.progress = verifying->progress ? tell : NULL;
-	options.progress_user = verifying;
-	ret = ioshape_generation_open_part(generation, rank, &options, &reader);
-	if (ret)
-		return pass_on(rank, error);
-	ret = ioshape_reader_verify(reader, 1);
-	/* Without checksums inside: the manifest's hold. */
-	if (ret == -ENODATA)
-		ret = 0;
-	if (ret)
-		pass_on(rank, error);
-	ioshape_reader_free(reader);
-	verifying->done += generation->found.manifest.parts[rank].bytes;
-	return ret;
-}
-
-static int verify(struct verifying *verifying, struct base_error *error)
-{
-	const struct zip_manifest *manifest = &verifying->generation->found.manifest;
-	int ret = 0;
-
-	verifying->total = group_generation_bytes(&verifying->generation->found);
-	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
-		verifying->total += is_stored(verifying, rank) ? manifest->parts[rank].bytes : 0;
-	for (uint32_t file = 0; !ret && file < manifest->file_count; file++)
-		ret = verify_file(verifying, file, error);
-	for (uint32_t rank = 0; !ret && rank < manifest->rank_count; rank++)
-		ret = is_stored(verifying, rank) ? verify_part(verifying, rank, error) : 0;
-	return ret;
-}
-
-static int open_lane(struct verifying *verifying, struct base_error *error)
-{
-	return ring_lane_open(&verifying->lane, save_config(verifying->generation->context), error);
-}
-
-static int verify_manifests_part(struct verifying *verifying, uint32_t rank,
-				 struct base_error *error)
 {
 	const uint32_t file = verifying->generation->found.manifest.parts[rank].file;
 	struct ring_input input;
@@ -496,12 +449,14 @@ int group_verify_parts(struct ioshape_generation *generation, uint32_t first, ui
 	     rank += stride) {
 		if (!is_stored(&verifying, (uint32_t)rank))
 			continue;
-		ret = verify_manifests_part(&verifying, (uint32_t)rank, error);
+		ret = verify_part(&verifying, (uint32_t)rank, error);
 		verifying.done += generation->found.manifest.parts[rank].bytes;
 	}
 	ring_lane_close(verifying.lane);
 	return ret;
 }
+
+/* ---- All of it ------------------------------------------------------------------------------- */
 
 IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generation,
 					     ioshape_progress_fn progress, void *progress_user)
@@ -516,11 +471,12 @@ IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generati
 
 	if (!generation)
 		return base_missing("verify");
+	verifying.total = group_generation_bytes(&generation->found);
 	ret = save_enter(generation->context, &error);
 	if (!ret)
 		ret = open_lane(&verifying, &error);
-	if (!ret)
-		ret = verify(&verifying, &error);
+	for (uint32_t file = 0; !ret && file < generation->found.manifest.file_count; file++)
+		ret = verify_file(&verifying, file, &error);
 	ring_lane_close(verifying.lane);
 	return base_leave(ret, "verify", generation->found.folder.path, &error);
 }

@@ -214,21 +214,19 @@ static void check_share(struct group_round *round, struct group_found *found)
 
 /* What the ranks found. */
 struct checks {
-	bool *have;
 	uint32_t lowest; /* rank of `failure` */
 	struct base_error *failure;
 };
 
-static int found_check(void *user, uint32_t rank, const struct base_buffer *note)
+/* All of them are heard: what the lowest rank failed with is why it is passed over. */
+static int found_check(void *user, uint32_t rank, const struct base_buffer *note,
+		       struct base_error *failure)
 {
 	struct checks *checks = user;
 	struct group_found found;
 
-	checks->have[rank] = true;
-	if (!group_read_message(&group_checked, note, &found)) {
-		base_error_begin(&found.failure);
-		base_refuse(&found.failure, -EPROTO, "cannot read what rank %u says", rank);
-	}
+	if (!group_read_message(&group_checked, note, &found))
+		return base_refuse(failure, -EPROTO, "cannot read what it has found");
 	if (found.failure.code && rank < checks->lowest) {
 		*checks->failure = found.failure;
 		checks->lowest = rank;
@@ -236,32 +234,22 @@ static int found_check(void *user, uint32_t rank, const struct base_buffer *note
 	return 0;
 }
 
-/* Rank 0: what the lowest rank failed with that did. */
 static int collect_checks(struct group_round *round, struct base_error *failure,
 			  struct base_error *error)
 {
-	const uint32_t ranks = round->group->options.ranks;
 	struct checks checks = {
-		.have = calloc(ranks, sizeof(*checks.have)),
 		.lowest = failure->code ? 0 : UINT32_MAX,
 		.failure = failure,
 	};
-	struct group_collection collection = {
+	const struct group_collection collection = {
 		.what = group_checked.name,
 		.missing = "did not say whether its share is intact",
-		.have = checks.have,
 		.found = found_check,
 		.user = &checks,
 		.beats = true,
 	};
-	int ret;
 
-	if (!checks.have)
-		return base_no_memory(error, "what ranks found", ranks);
-	checks.have[0] = true;
-	ret = group_round_collect(round, &collection, error);
-	free(checks.have);
-	return ret;
+	return group_round_collect(round, &collection, error);
 }
 
 static int check(struct group_round *round, struct group_found *found, struct base_error *error)

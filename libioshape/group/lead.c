@@ -47,61 +47,40 @@ static uint64_t part_alignment(uint64_t bytes, uint32_t parts, uint64_t stripe_b
 
 /* ---- What all ranks want --------------------------------------------------------------------- */
 
-struct wants {
-	struct group_part *part;
-	bool *have;
-	struct base_error failure; /* of one of the ranks */
-};
-
-static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
+static int found_want(void *user, uint32_t rank, const struct base_buffer *note,
+		      struct base_error *failure)
 {
-	struct wants *wants = user;
-	struct group_part *part = wants->part;
+	struct group_part *part = user;
 	struct group_want want = { 0 };
 
-	wants->have[rank] = true;
-	if (!group_read_message(&group_want, note, &want)) {
-		base_error_begin(&want.failure);
-		base_refuse(&want.failure, -EPROTO, "cannot read what it wants");
-	} else if (!want.failure.code && want.step != part->step) {
-		base_refuse(&want.failure, -EINVAL,
-			    "it saves step %llu while rank 0 saves step %llu" BASE_REMEDY
-			    "all ranks must save the same steps in the same order",
-			    (unsigned long long)want.step, (unsigned long long)part->step);
-	}
+	if (!group_read_message(&group_want, note, &want))
+		return base_refuse(failure, -EPROTO, "cannot read what it wants");
+	if (want.failure.code)
+		return base_pass_on(failure, &want.failure);
+	if (want.step != part->step)
+		return base_refuse(failure, -EINVAL,
+				   "it saves step %llu while rank 0 saves step %llu" BASE_REMEDY
+				   "all ranks must save the same steps in the same order",
+				   (unsigned long long)want.step, (unsigned long long)part->step);
 	part->plan.ranks[rank].bytes = want.bytes;
 	part->sums[rank] = want.sample;
 	part->sums[rank].key.bytes = want.bytes;
-	return want.failure.code ?
-		       group_fail_of_rank(part->group, rank, &want.failure, &wants->failure) :
-		       0;
+	return 0;
 }
-
-/* ---- The plan -------------------------------------------------------------------------------- */
 
 static int collect_wants(struct group_part *part, struct base_error *error)
 {
-	struct ioshape_group *group = part->group;
-	struct wants wants = { .part = part };
-	struct group_collection collection = {
-		.what = "want",
+	const struct group_collection collection = {
+		.what = group_want.name,
 		.missing = "did not come to save",
 		.found = found_want,
-		.user = &wants,
+		.user = part,
 	};
-	int ret;
 
-	wants.have = calloc(group->options.ranks, sizeof(bool));
-	if (!wants.have)
-		return base_no_memory(error, "a plan", group->options.ranks);
-	wants.have[0] = true;
-	collection.have = wants.have;
-	ret = group_round_collect(&part->round, &collection, error);
-	if (wants.failure.code)
-		*error = wants.failure;
-	free(wants.have);
-	return ret ? ret : wants.failure.code;
+	return group_round_collect(&part->round, &collection, error);
 }
+
+/* ---- The plan -------------------------------------------------------------------------------- */
 
 /* How the files of a generation lie, which are about of one size. */
 struct files {
@@ -206,16 +185,6 @@ static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
 	return 0;
 }
 
-int group_tell_plan(struct group_part *part, enum group_question question,
-		    const struct base_error *failure, struct base_error *error)
-{
-	struct group_plan *plan = &part->plan;
-
-	plan->asks = question;
-	plan->failure = *failure;
-	return group_tell(&part->round, &group_plans[part->plans++], plan, error);
-}
-
 /* All nodes have room for their files, or all save directly. */
 static int agree_on_place(struct group_part *part, struct group_attempt *attempt,
 			  struct base_error *error)
@@ -264,10 +233,9 @@ static int make_plan(struct group_part *part, struct group_attempt *attempt,
 struct sum {
 	struct group_part *part;
 	struct zip_manifest manifest;
-	bool *have;                       /* of the writers; the other ranks count as heard */
+	bool *writes;                     /* by rank */
 	struct group_written_part *heard; /* of one of them: memory for the parts of all ranks */
 	uint32_t parts;
-	struct base_error failure;
 };
 
 static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
@@ -309,20 +277,26 @@ static int add_file(struct sum *sum, uint32_t writer, const struct group_written
 	return ret;
 }
 
-static int found_done(void *user, uint32_t rank, const struct base_buffer *note)
+static bool writes(const void *user, uint32_t rank)
+{
+	const struct sum *sum = user;
+
+	return sum->writes[rank];
+}
+
+static int found_done(void *user, uint32_t rank, const struct base_buffer *note,
+		      struct base_error *failure)
 {
 	struct sum *sum = user;
-	const struct ioshape_group *group = sum->part->group;
-	struct group_written written = { .parts = sum->heard, .count = group->options.ranks };
-	int ret;
+	struct group_written written = { .parts = sum->heard,
+					 .count = sum->part->group->options.ranks };
+	int ret = group_read_message(&group_done, note, &written) ? 0 : -EPROTO;
 
-	sum->have[rank] = true;
-	ret = group_read_message(&group_done, note, &written) ? written.failure.code : -EPROTO;
+	if (!ret && written.failure.code)
+		return base_pass_on(failure, &written.failure);
 	if (!ret)
 		ret = add_file(sum, rank, &written);
-	if (ret && !written.failure.code)
-		base_fail(&written.failure, ret, "cannot use what it has written");
-	return ret ? group_fail_of_rank(group, rank, &written.failure, &sum->failure) : 0;
+	return ret ? base_fail(failure, ret, "cannot use what it has written") : 0;
 }
 
 /* Names a part that is stored once for all ranks that have it. */
@@ -344,33 +318,29 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 	const struct ioshape_group *group = part->group;
 	const uint32_t ranks = group->options.ranks;
 	uint32_t kept = 0;
-	struct group_collection collection = {
-		.what = "done",
+	const struct group_collection collection = {
+		.what = group_done.name,
 		.missing = "did not finish",
-		.have = sum->have,
+		.awaits = writes,
 		.found = found_done,
 		.user = sum,
 		.beats = true,
 	};
 	int ret;
 
-	memset(sum->have, true, ranks);
 	for (uint32_t rank = 0; rank < ranks; rank++) {
 		if (!group_is_kept(&part->plan, rank))
 			continue;
-		sum->have[group_writer_of(group, part->plan.mode, rank)] = false;
+		sum->writes[group_writer_of(group, part->plan.mode, rank)] = true;
 		kept++;
 	}
-	sum->have[0] = true;
 	ret = add_file(sum, 0, written);
 	if (ret)
 		return base_fail(error, ret, "cannot use what rank 0 has written");
 	part->round.group_total = part->plan.total_bytes;
 	ret = group_round_collect(&part->round, &collection, error);
-	if (sum->failure.code)
-		*error = sum->failure;
-	if (ret || sum->failure.code)
-		return ret ? ret : sum->failure.code;
+	if (ret)
+		return ret;
 	if (sum->parts != kept)
 		return base_refuse(error, -EPROTO, "%u of %u parts of generation %llu were written",
 				   sum->parts, kept, (unsigned long long)part->step);
@@ -395,9 +365,9 @@ static int commit(struct sum *sum, struct group_attempt *attempt,
 	manifest->rank_count = ranks;
 	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
 	manifest->files = calloc(ranks, sizeof(*manifest->files));
-	sum->have = calloc(ranks, sizeof(*sum->have));
+	sum->writes = calloc(ranks, sizeof(*sum->writes));
 	sum->heard = calloc(ranks, sizeof(*sum->heard));
-	if (!manifest->parts || !manifest->files || !sum->have || !sum->heard)
+	if (!manifest->parts || !manifest->files || !sum->writes || !sum->heard)
 		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->parts));
 	ret = sum_up(sum, written, error);
 	if (ret)
@@ -487,7 +457,7 @@ static int write_and_commit(struct group_part *part, struct group_attempt *attem
 	else
 		ret = commit(&sum, attempt, &written, error);
 	zip_manifest_free(&sum.manifest);
-	free(sum.have);
+	free(sum.writes);
 	free(sum.heard);
 	free(written.parts);
 	return save_space_verdict(part->group->context, ret, error);

@@ -745,7 +745,10 @@ int group_look(struct group_round *round, const struct group_message *message, u
 
 struct watching {
 	struct group_round *round;
+	const struct group_collection *collection;
 	struct group_watched *ranks;
+	bool *have;
+	struct base_error failure; /* of one of them */
 };
 
 static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
@@ -756,22 +759,33 @@ static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
 	return 0;
 }
 
-static struct lost find_lost(const struct group_round *round,
-			     const struct group_collection *collection,
-			     const struct group_watched *ranks)
+static int found_note(void *user, uint32_t rank, const struct base_buffer *note)
 {
+	struct watching *watching = user;
+	struct base_error theirs = { 0 };
+
+	watching->have[rank] = true;
+	if (!watching->collection->found(watching->collection->user, rank, note, &theirs))
+		return 0;
+	return group_fail_of_rank(watching->round->group, rank, &theirs, &watching->failure);
+}
+
+static struct lost find_lost(const struct watching *watching)
+{
+	const struct group_round *round = watching->round;
 	const struct ioshape_group *group = round->group;
 	struct lost lost = { 0 };
 
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		bool gone;
 
-		if (collection->have[rank])
+		if (watching->have[rank])
 			continue;
 		gone = gather_store_has_ended(group->board, rank);
 		lost.gone |= gone;
-		lost.ahead |= ranks[rank].ahead;
-		if (gone || ranks[rank].ahead || is_overdue(round, &ranks[rank]))
+		lost.ahead |= watching->ranks[rank].ahead;
+		if (gone || watching->ranks[rank].ahead ||
+		    is_overdue(round, &watching->ranks[rank]))
 			group_name_rank(&lost.names, group, rank);
 	}
 	return lost;
@@ -784,11 +798,11 @@ static void sum_up(struct group_round *round, const struct group_watched *ranks)
 		round->group_done += ranks[rank].done_bytes;
 }
 
-static int collect(struct group_round *round, const struct group_collection *collection,
-		   struct group_watched *ranks, struct base_error *error)
+static int collect(struct watching *watching, struct base_error *error)
 {
+	const struct group_collection *collection = watching->collection;
+	struct group_round *round = watching->round;
 	struct ioshape_group *group = round->group;
-	struct watching watching = { round, ranks };
 	struct base_error why;
 	struct lost before, lost;
 	int ret;
@@ -796,19 +810,20 @@ static int collect(struct group_round *round, const struct group_collection *col
 	for (;;) {
 		why = (struct base_error){ 0 };
 		/* What a rank said before it went is still there: looked for once more. */
-		before = find_lost(round, collection, ranks);
+		before = find_lost(watching);
 		ret = gather_store_collect(group->board, round->scope, collection->what,
-					   collection->have, collection->found, collection->user,
-					   &why);
+					   watching->have, found_note, watching, &why);
+		if (watching->failure.code)
+			return base_pass_on(error, &watching->failure);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
 			return base_pass_on(error, &why);
-		if (group_has_all(group, collection->have))
+		if (group_has_all(group, watching->have))
 			return 0;
 		if (!ret && collection->beats)
 			gather_store_collect(group->board, group->life, group_beat.name,
-					     collection->have, found_beat, &watching, &why);
+					     watching->have, found_beat, watching, &why);
 		if (before.names.count) {
-			lost = find_lost(round, collection, ranks);
+			lost = find_lost(watching);
 			if (lost.names.count)
 				return fail_lost(round, &lost, collection->missing, why.text,
 						 error);
@@ -817,96 +832,89 @@ static int collect(struct group_round *round, const struct group_collection *col
 		if (ret)
 			return ret;
 		if (collection->beats)
-			sum_up(round, ranks);
+			sum_up(round, watching->ranks);
 		group_round_beat(round);
 		if (!before.names.count)
 			group_round_rest(round);
 	}
 }
 
+static bool is_awaited(const struct ioshape_group *group, const struct group_collection *collection,
+		       uint32_t rank)
+{
+	return rank && (!collection->leaders || group_leads_node(group, rank)) &&
+	       (!collection->awaits || collection->awaits(collection->user, rank));
+}
+
 int group_round_collect(struct group_round *round, const struct group_collection *collection,
 			struct base_error *error)
 {
-	uint32_t count = round->group->options.ranks;
-	struct group_watched *ranks;
-	int ret;
+	const uint32_t count = round->group->options.ranks;
+	struct watching watching = {
+		.round = round,
+		.collection = collection,
+		.ranks = calloc(count, sizeof(*watching.ranks)),
+		.have = calloc(count, sizeof(*watching.have)),
+	};
+	int ret = 0;
 
-	if (group_has_all(round->group, collection->have))
-		return 0;
-	ranks = calloc(count, sizeof(*ranks));
-	if (!ranks)
-		return base_no_memory(error, "what is known of ranks", count * sizeof(*ranks));
-	for (uint32_t rank = 0; rank < count; rank++)
-		ranks[rank].heard_ns = base_now_ns();
-	ret = collect(round, collection, ranks, error);
-	free(ranks);
+	if (!watching.ranks || !watching.have)
+		ret = base_no_memory(error, "what is known of ranks",
+				     count * sizeof(*watching.ranks));
+	for (uint32_t rank = 0; !ret && rank < count; rank++) {
+		watching.ranks[rank].heard_ns = base_now_ns();
+		watching.have[rank] = !is_awaited(round->group, collection, rank);
+	}
+	if (!ret && !group_has_all(round->group, watching.have))
+		ret = collect(&watching, error);
+	free(watching.ranks);
+	free(watching.have);
 	return ret;
 }
 
 /* ---- What the first rank of each node answers rank 0 ----------------------------------------- */
 
-struct hearing {
+struct answering {
 	const struct ioshape_group *group;
 	const struct group_message *message;
-	bool *have;
 	struct group_answers *answers;
 };
 
-static int found_answer(void *user, uint32_t rank, const struct base_buffer *note)
+/* All of them are heard, whatever some of them fail with. */
+static int found_answer(void *user, uint32_t rank, const struct base_buffer *note,
+			struct base_error *failure)
 {
-	struct hearing *hearing = user;
-	struct group_answers *answers = hearing->answers;
+	struct answering *answering = user;
+	struct group_answers *answers = answering->answers;
 	struct group_answer answer;
 
-	hearing->have[rank] = true;
-	if (!group_read_message(hearing->message, note, &answer)) {
+	(void)failure;
+	if (!group_read_message(answering->message, note, &answer)) {
 		base_error_begin(&answer.failure);
 		base_refuse(&answer.failure, -EPROTO, "cannot read what it answers");
 	}
 	answers->count++;
 	answers->same += answer.failure.code == -EEXIST;
 	if (answer.failure.code && !answers->failure.code)
-		group_fail_of_rank(hearing->group, rank, &answer.failure, &answers->failure);
+		group_fail_of_rank(answering->group, rank, &answer.failure, &answers->failure);
 	else if (answers->remark && !*answers->remark)
 		memcpy(answers->remark, answer.remark, sizeof(answer.remark));
 	return 0;
-}
-
-int group_collect_nodes(struct group_round *round, const struct group_message *message,
-			const char *missing,
-			int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
-			void *user, bool *have, struct base_error *error)
-{
-	const struct ioshape_group *group = round->group;
-	const struct group_collection collection = {
-		.what = message->name,
-		.missing = missing,
-		.have = have,
-		.found = found,
-		.user = user,
-		.beats = true,
-	};
-
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		have[rank] = !rank || !group_leads_node(group, rank);
-	return group_round_collect(round, &collection, error);
 }
 
 int group_collect_answers(struct group_round *round, const struct group_message *message,
 			  const char *missing, struct group_answers *answers,
 			  struct base_error *error)
 {
-	const struct ioshape_group *group = round->group;
-	struct hearing hearing = {
-		group,
-		message,
-		calloc(group->options.ranks, sizeof(bool)),
-		answers,
+	struct answering answering = { round->group, message, answers };
+	const struct group_collection collection = {
+		.what = message->name,
+		.missing = missing,
+		.leaders = true,
+		.found = found_answer,
+		.user = &answering,
+		.beats = true,
 	};
-	int ret = hearing.have ? group_collect_nodes(round, message, missing, found_answer,
-						     &hearing, hearing.have, error) :
-				 base_no_memory(error, "what nodes answer", group->options.ranks);
 
-	free(hearing.have);
-	return ret;
+	return group_round_collect(round, &collection, error);
 }

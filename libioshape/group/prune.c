@@ -91,8 +91,8 @@ int group_remove_generation(const struct ring_folder *folder, const struct ring_
 
 	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
 	if (!ret || ret == -ENOENT)
-		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, &claim,
-					      budget, error);
+		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, &claim, budget,
+					 error);
 	ring_folder_let_go(&claim);
 	return ret;
 }

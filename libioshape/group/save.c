@@ -34,85 +34,6 @@ static int say_want(struct group_part *part, uint64_t bytes, const struct base_e
 	return group_tell(&part->round, &group_want, &want, error);
 }
 
-/* ---- The plan: the others -------------------------------------------------------------------- */
-
-/* Memory for so many ranks, each of which keeps a part of its own. */
-static int init_plan(struct group_plan *plan, uint32_t ranks)
-{
-	plan->count = ranks;
-	plan->ranks = calloc(ranks, sizeof(*plan->ranks));
-	for (uint32_t rank = 0; plan->ranks && rank < ranks; rank++)
-		plan->ranks[rank].same = plan->ranks[rank].kept = rank;
-	return plan->ranks ? 0 : -ENOMEM;
-}
-
-static void free_plan(struct group_plan *plan)
-{
-	free(plan->ranks);
-	plan->ranks = NULL;
-}
-
-/* Every part is stored, by a rank that has it and keeps its own. */
-static bool keeps_all(const struct group_planned *ranks, uint32_t count)
-{
-	for (uint32_t rank = 0; rank < count; rank++) {
-		const uint32_t same = ranks[rank].same, kept = ranks[rank].kept;
-
-		if (same > rank || kept > rank || kept < same || ranks[same].same != same ||
-		    ranks[kept].kept != kept || ranks[kept].same != same)
-			return false;
-	}
-	return true;
-}
-
-/* A plan names an attempt at this step, and no other place. */
-static bool is_sound(const struct group_plan *plan, uint32_t ranks, uint64_t step)
-{
-	const struct group_name name = group_parse_name(plan->attempt);
-
-	if (plan->count != ranks)
-		return false;
-	return plan->asks == GROUP_ASKS_DIGESTS ||
-	       (keeps_all(plan->ranks, ranks) && name.kind == GROUP_NAME_ATTEMPT &&
-		name.step == step && plan->mode != IOSHAPE_MODE_AUTO);
-}
-
-static int hear_plan(struct group_part *part, struct base_error *error)
-{
-	struct group_plan *plan = &part->plan;
-	int ret;
-
-	/* It answers two questions at most. */
-	if (part->plans == GROUP_MOST_PLANS)
-		return base_refuse(error, -EPROTO, "rank 0 asks for more than there is");
-	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, NULL, NULL, error);
-	if (!ret)
-		ret = base_pass_on(error, &plan->failure);
-	if (!ret && !is_sound(plan, part->group->options.ranks, part->step))
-		ret = base_refuse(error, -EPROTO, "cannot follow the plan of rank 0");
-	return ret;
-}
-
-/* Answers what rank 0 asks until there is a plan. `attempt` is on this node's own tier. */
-static int await_plan(struct group_part *part, struct group_attempt *attempt,
-		      struct base_error *error)
-{
-	int ret;
-
-	do {
-		ret = hear_plan(part, error);
-		if (!ret && part->plan.asks == GROUP_ASKS_DIGESTS)
-			ret = group_answer_digest(part, error);
-		else if (!ret && part->plan.asks == GROUP_ASKS_ROOM)
-			ret = group_answer_for_room(part, attempt, error);
-	} while (!ret && part->plan.asks);
-	if (ret || !part->plan.near)
-		group_attempt_abandon(attempt);
-	if (!ret)
-		group_take_place(part);
-	return ret;
-}
-
 /* ---- What writers have written --------------------------------------------------------------- */
 
 static int say_done(struct group_part *part, const struct group_written *written,
@@ -185,12 +106,24 @@ static int await_verdict(struct group_part *part, bool *heard, struct base_error
 
 /* ---- The others ------------------------------------------------------------------------------ */
 
+/* Whether the plan has this rank write a file. */
+static bool has_file(const struct group_part *part)
+{
+	const struct ioshape_group *group = part->group;
+
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
+		if (group_is_kept(&part->plan, rank) &&
+		    group_writer_of(group, part->plan.mode, rank) == group->options.rank)
+			return true;
+	return false;
+}
+
 /* Writes our file, or sends our part to its writer, unless another rank has it. */
 static void do_own_part(struct group_part *part, struct base_error *own)
 {
 	const struct ioshape_group *group = part->group;
 	const uint32_t rank = group->options.rank;
-	const bool writes = group_has_file(part);
+	const bool writes = has_file(part);
 	struct group_written written = { 0 };
 	int ret = 0;
 
@@ -227,7 +160,7 @@ static int follow(struct group_part *part, struct base_error *error)
 	struct group_attempt attempt = GROUP_NO_ATTEMPT; /* on this node's own tier */
 	struct group_written nothing = { 0 };
 	struct base_error own = { 0 };
-	int ret = await_plan(part, &attempt, error);
+	int ret = group_await_plan(part, &attempt, error);
 
 	if (ret) {
 		/* Rank 0 may have counted on us already. */
@@ -303,16 +236,10 @@ static void report_skip(struct group_part *part, const struct base_error *why)
 
 static int prepare(struct group_part *part, struct base_error *error)
 {
-	const struct ioshape_group *group = part->group;
-	const struct save_task *task = part->task;
-
-	if (init_plan(&part->plan, group->options.ranks))
-		return base_no_memory(error, "a plan", group->options.ranks * sizeof(uint64_t));
-	part->plan.ranks[group->options.rank].bytes = task->expected_bytes;
 	if (save_is_stopped(part->round.save))
-		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped", task->path);
-	group_take_sample(part);
-	return 0;
+		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped",
+				   part->task->path);
+	return group_begin_plan(part, error);
 }
 
 static int run_part(struct group_part *part, struct base_error *error)
@@ -335,7 +262,7 @@ static int run_part(struct group_part *part, struct base_error *error)
 			   part->report->generation_bytes);
 	if (!ret && *part->unprotected)
 		report_unprotected(part);
-	free_plan(&part->plan);
+	group_free_plan(&part->plan);
 	return ret;
 }
 

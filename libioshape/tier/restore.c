@@ -425,15 +425,15 @@ static void read_offers(const struct ioshape_group *group, uint32_t rank,
 
 struct hearing {
 	const struct ioshape_group *group;
-	bool *have;
 	struct group_spreads *spreads;
 };
 
-static int found_offer(void *user, uint32_t rank, const struct base_buffer *note)
+static int found_offer(void *user, uint32_t rank, const struct base_buffer *note,
+		       struct base_error *failure)
 {
 	struct hearing *hearing = user;
 
-	hearing->have[rank] = true;
+	(void)failure;
 	read_offers(hearing->group, rank, note, hearing->spreads);
 	return 0;
 }
@@ -448,15 +448,17 @@ static int compare_spreads(const void *left, const void *right)
 static int hear_offers(struct group_round *round, struct group_spreads *spreads,
 		       struct base_error *error)
 {
-	const struct ioshape_group *group = round->group;
-	struct hearing hearing = { group, calloc(group->options.ranks, sizeof(bool)), spreads };
-	int ret;
+	struct hearing hearing = { round->group, spreads };
+	const struct group_collection collection = {
+		.what = offer_message.name,
+		.missing = "did not say what its tier has",
+		.leaders = true,
+		.found = found_offer,
+		.user = &hearing,
+		.beats = true,
+	};
+	int ret = group_round_collect(round, &collection, error);
 
-	if (!hearing.have)
-		return base_no_memory(error, "what nodes have", group->options.ranks);
-	ret = group_collect_nodes(round, &offer_message, "did not say what its tier has",
-				  found_offer, &hearing, hearing.have, error);
-	free(hearing.have);
 	if (!ret && spreads->count)
 		qsort(spreads->all, spreads->count, sizeof(*spreads->all), compare_spreads);
 	return ret;

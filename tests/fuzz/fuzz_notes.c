@@ -11,7 +11,7 @@
 #include "fuzz.h"
 /* The library's files themselves, because only they read rosters and plans. */
 #include "group/group.c"
-#include "group/save.c"
+#include "group/plan.c"
 #include "tier/parity.h"
 
 #define MOST_RANKS 8u

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+ * The plan of a save: who writes what. Rank 0 tells it, and may have to ask before.
+ *
  * Equal parts of a generation are stored once: ranks that train data-parallel all save the same.
  * With what it wants each rank sends a sample of its part. If the samples of several ranks are
  * equal, rank 0 draws a key, and these ranks send the digests of all their bytes; so ranks with
@@ -13,9 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Samples --------------------------------------------------------------------------------- */
+/* ---- Before it ------------------------------------------------------------------------------- */
 
-void group_take_sample(struct group_part *part)
+static void take_sample(struct group_part *part)
 {
 	struct group_sum *sample = &part->sample;
 	struct base_error unused = { 0 };
@@ -25,6 +27,40 @@ void group_take_sample(struct group_part *part)
 	sample->key.bytes = part->task->expected_bytes;
 	sample->known = !save_take_sample(part->round.save, sample->key.mac, &unused);
 	part->report->hashed_bytes = MIN(part->task->payload_bytes, SAVE_SAMPLE_BYTES);
+}
+
+int group_begin_plan(struct group_part *part, struct base_error *error)
+{
+	const struct ioshape_group_options *options = &part->group->options;
+	struct group_plan *plan = &part->plan;
+
+	plan->count = options->ranks;
+	plan->ranks = calloc(plan->count, sizeof(*plan->ranks));
+	if (!plan->ranks)
+		return base_no_memory(error, "a plan", plan->count * sizeof(*plan->ranks));
+	for (uint32_t rank = 0; rank < plan->count; rank++)
+		plan->ranks[rank].same = plan->ranks[rank].kept = rank;
+	plan->ranks[options->rank].bytes = part->task->expected_bytes;
+	take_sample(part);
+	return 0;
+}
+
+void group_free_plan(struct group_plan *plan)
+{
+	free(plan->ranks);
+	plan->ranks = NULL;
+}
+
+/* ---- Telling it ------------------------------------------------------------------------------ */
+
+int group_tell_plan(struct group_part *part, enum group_question question,
+		    const struct base_error *failure, struct base_error *error)
+{
+	struct group_plan *plan = &part->plan;
+
+	plan->asks = question;
+	plan->failure = *failure;
+	return group_tell(&part->round, &group_plans[part->plans++], plan, error);
 }
 
 /* ---- Which are equal ------------------------------------------------------------------------- */
@@ -103,7 +139,7 @@ static struct group_sum sum_of(const struct save_digest *digest)
 	return sum;
 }
 
-int group_answer_digest(struct group_part *part, struct base_error *error)
+static int answer_digest(struct group_part *part, struct base_error *error)
 {
 	struct group_digest digest = { 0 };
 	struct base_error unsaid = { 0 };
@@ -118,54 +154,38 @@ int group_answer_digest(struct group_part *part, struct base_error *error)
 	return base_pass_on(error, &digest.failure) ? error->code : ret;
 }
 
-struct digests {
-	struct group_part *part;
-	bool *have;
-	struct base_error failure; /* of one of the ranks */
-};
-
-static int found_digest(void *user, uint32_t rank, const struct base_buffer *note)
+static bool is_asked(const void *user, uint32_t rank)
 {
-	struct digests *digests = user;
-	struct group_part *part = digests->part;
+	const struct group_part *part = user;
+
+	return part->plan.ranks[rank].asked;
+}
+
+static int found_digest(void *user, uint32_t rank, const struct base_buffer *note,
+			struct base_error *failure)
+{
+	struct group_part *part = user;
 	struct group_digest digest = { 0 };
 
-	digests->have[rank] = true;
-	if (!group_read_message(&group_digest, note, &digest)) {
-		base_error_begin(&digest.failure);
-		base_refuse(&digest.failure, -EPROTO, "cannot read the digest of its part");
-	}
-	digest.sum.known = true;
+	if (!group_read_message(&group_digest, note, &digest))
+		return base_refuse(failure, -EPROTO, "cannot read the digest of its part");
 	part->sums[rank] = digest.sum;
-	return digest.failure.code ?
-		       group_fail_of_rank(part->group, rank, &digest.failure, &digests->failure) :
-		       0;
+	part->sums[rank].known = true;
+	return base_pass_on(failure, &digest.failure);
 }
 
 static int collect_digests(struct group_part *part, struct base_error *error)
 {
-	const uint32_t ranks = part->group->options.ranks;
-	struct digests digests = { .part = part };
-	struct group_collection collection = {
+	const struct group_collection collection = {
 		.what = group_digest.name,
 		.missing = "did not read its part",
+		.awaits = is_asked,
 		.found = found_digest,
-		.user = &digests,
+		.user = part,
 		.beats = true,
 	};
-	int ret;
 
-	digests.have = calloc(ranks, sizeof(*digests.have));
-	if (!digests.have)
-		return base_no_memory(error, "digests", ranks);
-	for (uint32_t rank = 0; rank < ranks; rank++)
-		digests.have[rank] = !rank || !part->plan.ranks[rank].asked;
-	collection.have = digests.have;
-	ret = group_round_collect(&part->round, &collection, error);
-	if (digests.failure.code)
-		*error = digests.failure;
-	free(digests.have);
-	return ret ? ret : digests.failure.code;
+	return group_round_collect(&part->round, &collection, error);
 }
 
 /* The ranks that have the sample of another one. False: there are none. */
@@ -208,18 +228,70 @@ int group_find_same(struct group_part *part, struct base_error *error)
 	return ret;
 }
 
-/* ---- What comes of it ------------------------------------------------------------------------ */
+/* ---- Hearing it ------------------------------------------------------------------------------ */
 
-bool group_has_file(const struct group_part *part)
+/* Every part is stored, by a rank that has it and keeps its own. */
+static bool keeps_all(const struct group_planned *ranks, uint32_t count)
 {
-	const struct ioshape_group *group = part->group;
+	for (uint32_t rank = 0; rank < count; rank++) {
+		const uint32_t same = ranks[rank].same, kept = ranks[rank].kept;
 
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
-		if (group_is_kept(&part->plan, rank) &&
-		    group_writer_of(group, part->plan.mode, rank) == group->options.rank)
-			return true;
-	return false;
+		if (same > rank || kept > rank || kept < same || ranks[same].same != same ||
+		    ranks[kept].kept != kept || ranks[kept].same != same)
+			return false;
+	}
+	return true;
 }
+
+/* A plan names an attempt at this step, and no other place. */
+static bool is_sound(const struct group_plan *plan, uint32_t ranks, uint64_t step)
+{
+	const struct group_name name = group_parse_name(plan->attempt);
+
+	if (plan->count != ranks)
+		return false;
+	return plan->asks == GROUP_ASKS_DIGESTS ||
+	       (keeps_all(plan->ranks, ranks) && name.kind == GROUP_NAME_ATTEMPT &&
+		name.step == step && plan->mode != IOSHAPE_MODE_AUTO);
+}
+
+static int hear_plan(struct group_part *part, struct base_error *error)
+{
+	struct group_plan *plan = &part->plan;
+	int ret;
+
+	/* It answers two questions at most. */
+	if (part->plans == GROUP_MOST_PLANS)
+		return base_refuse(error, -EPROTO, "rank 0 asks for more than there is");
+	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, NULL, NULL, error);
+	if (!ret)
+		ret = base_pass_on(error, &plan->failure);
+	if (!ret && !is_sound(plan, part->group->options.ranks, part->step))
+		ret = base_refuse(error, -EPROTO, "cannot follow the plan of rank 0");
+	return ret;
+}
+
+/* Answers what rank 0 asks until there is a plan. `attempt` is on this node's own tier. */
+int group_await_plan(struct group_part *part, struct group_attempt *attempt,
+		     struct base_error *error)
+{
+	int ret;
+
+	do {
+		ret = hear_plan(part, error);
+		if (!ret && part->plan.asks == GROUP_ASKS_DIGESTS)
+			ret = answer_digest(part, error);
+		else if (!ret && part->plan.asks == GROUP_ASKS_ROOM)
+			ret = group_answer_for_room(part, attempt, error);
+	} while (!ret && part->plan.asks);
+	if (ret || !part->plan.near)
+		group_attempt_abandon(attempt);
+	if (!ret)
+		group_take_place(part);
+	return ret;
+}
+
+/* ---- What follows from it -------------------------------------------------------------------- */
 
 uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode)
 {
