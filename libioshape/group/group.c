@@ -436,7 +436,6 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 static int meet(struct ioshape_group *group, struct base_error *error)
 {
 	struct group_round round = { .group = group, .scope = "meeting" };
-	struct group_note nobody = { 0 };
 	int ret;
 
 	if (!group->board)
@@ -446,7 +445,7 @@ static int meet(struct ioshape_group *group, struct base_error *error)
 	} else {
 		/* Takes away the roster of an earlier life; by that others may notice the new one.
 		 */
-		ret = group_round_post(&round, group_roster.name, &nobody, error);
+		ret = group_tell(&round, &group_no_roster, NULL, error);
 		if (!ret)
 			ret = meet_as_host(&round, error);
 	}

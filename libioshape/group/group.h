@@ -285,27 +285,6 @@ struct group_note {
 	bool failed;
 };
 
-void group_note_number(struct group_note *note, uint64_t number);
-void group_note_text(struct group_note *note, const char *text);
-void group_note_bytes(struct group_note *note, const void *data, size_t bytes);
-void group_note_error(struct group_note *note, const struct base_error *error);
-
-/* Reading: what does not fit sets `bad`, and gives zeros from then on. */
-struct group_note_reader {
-	const uint8_t *at;
-	size_t left;
-	bool bad;
-};
-
-struct group_note_reader group_read_note(const struct base_buffer *note);
-uint64_t group_read_number(struct group_note_reader *reader);
-/* Cuts off what does not fit. */
-void group_read_text(struct group_note_reader *reader, char *into, size_t into_bytes);
-/* Where they lie in the note; none if they are not there. */
-const uint8_t *group_read_bytes(struct group_note_reader *reader, size_t *bytes);
-/* Another rank's failure as that of `error`; returns its code. 0 if it did not fail, or is bad. */
-int group_read_error(struct group_note_reader *reader, struct base_error *error);
-
 /* ---- Tiers ----------------------------------------------------------------------------------- */
 
 /*
@@ -485,9 +464,6 @@ void group_round_end(struct group_round *round);
 /* Drops the notes of the rounds before it. Rank 0: once all have come to this one. */
 void group_round_forget(const struct group_round *round);
 
-/* "<what>-<our rank>". Tries until the deadline. */
-int group_round_post(struct group_round *round, const char *what, struct group_note *note,
-		     struct base_error *error);
 /* Until something may have changed; not for long. */
 void group_round_rest(struct group_round *round);
 /* Sends a heartbeat now and then: to be called from whatever takes long. */
@@ -500,14 +476,6 @@ int group_round_track(void *round, enum ioshape_phase phase, uint64_t done_bytes
 int group_round_go_on(struct group_round *round, enum ioshape_phase phase, uint64_t done_bytes,
 		      uint64_t total_bytes, struct base_error *error);
 
-/*
- * Waits for "<what>-<rank>". A rank that is gone, or sent no heartbeat until the deadline, is
- * -ETIMEDOUT with a sentence that names it. `told` (may be NULL) is called now and then.
- */
-int group_round_await(struct group_round *round, const char *what, uint32_t rank,
-		      struct base_buffer *note, void (*told)(void *user), void *user,
-		      struct base_error *error);
-
 /* What is known of a rank that is waited for. Zero it. */
 struct group_watched {
 	uint64_t heard_ns; /* when its last heartbeat, or the beginning, was */
@@ -515,13 +483,8 @@ struct group_watched {
 	bool ahead; /* it is in a later round than we */
 };
 
-/* One look: -EAGAIN (no sentence) if the note is not there yet; otherwise as above. */
-int group_round_look(struct group_round *round, const char *what, uint32_t rank,
-		     struct group_watched *watched, struct base_buffer *note,
-		     struct base_error *error);
-
 /*
- * Rank 0: the same for many ranks. What a rank fails with is the failure of the whole, and named.
+ * Rank 0: hears many ranks. What a rank fails with is the failure of the whole, and named.
  * Ranks that were lost are named together.
  */
 struct group_collection {
@@ -559,7 +522,10 @@ struct group_message {
  * What is read and does not fit is bad, and 0. */
 struct group_payload {
 	struct group_note *note; /* NULL: it is read */
-	struct group_note_reader reader;
+	/* What is left to be read. */
+	const uint8_t *at;
+	size_t left;
+	bool bad;
 };
 
 void group_pass_number(struct group_payload *payload, uint64_t *number);
@@ -576,9 +542,9 @@ void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t co
 /* Rank 0 asks twice at most before there is a plan. */
 #define GROUP_MOST_PLANS 3u
 
-extern const struct group_message group_hello, group_roster, group_beat, group_want,
-	group_plans[GROUP_MOST_PLANS], group_digest, group_call, group_here, group_done, group_room,
-	group_commit, group_kept, group_verdict, group_next, group_whole, group_checked,
+extern const struct group_message group_hello, group_roster, group_no_roster, group_beat,
+	group_want, group_plans[GROUP_MOST_PLANS], group_digest, group_call, group_here, group_done,
+	group_room, group_commit, group_kept, group_verdict, group_next, group_whole, group_checked,
 	group_intact, group_bye;
 
 struct group_hello {
@@ -699,13 +665,17 @@ struct group_found {
 /* Tells the other ranks. Tries until the deadline. */
 int group_tell(struct group_round *round, const struct group_message *message, const void *payload,
 	       struct base_error *error);
-/* As group_round_await() and group_round_look(), with what the message says. Lists in the payload
- * need memory: their counts say for how many, and then how many there are. */
+/*
+ * Waits for what a rank tells. A rank that is gone, or sent no heartbeat until the deadline, is
+ * -ETIMEDOUT with a sentence that names it. `told` (may be NULL) is called now and then. Lists in
+ * the payload need memory: their counts say for how many, and then how many there are.
+ */
 int group_hear(struct group_round *round, const struct group_message *message, uint32_t rank,
 	       void *payload, void (*told)(void *user), void *user, struct base_error *error);
+/* One look: -EAGAIN (no sentence) if the message is not there yet; otherwise as above. */
 int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
 	       struct group_watched *watched, void *payload, struct base_error *error);
-/* Appends a message; a failure is remembered in the note. */
+/* Appends the message; a failure is remembered in the note. */
 void group_write_message(const struct group_message *message, struct group_note *note,
 			 const void *payload);
 /* False: it is no such message, and the payload holds anything. */

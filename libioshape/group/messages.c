@@ -11,121 +11,48 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Bytes of a message ------------------------------------------------------------------------
- */
+/* ---- Payloads -------------------------------------------------------------------------------- */
 
 #define NUMBER_BYTES 8
 
-void group_note_number(struct group_note *note, uint64_t number)
-{
-	uint8_t bytes[NUMBER_BYTES];
-
-	base_put_le(bytes, number, NUMBER_BYTES);
-	note->failed |= base_buffer_append(&note->bytes, bytes, NUMBER_BYTES) != 0;
-}
-
-void group_note_bytes(struct group_note *note, const void *data, size_t bytes)
-{
-	group_note_number(note, bytes);
-	note->failed |= base_buffer_append(&note->bytes, data, bytes) != 0;
-}
-
-void group_note_text(struct group_note *note, const char *text)
-{
-	group_note_bytes(note, text, strlen(text));
-}
-
-/* Nothing but the code where nothing has failed. */
-void group_note_error(struct group_note *note, const struct base_error *error)
-{
-	group_note_number(note, (uint64_t)(int64_t)error->code);
-	if (!error->code)
-		return;
-	group_note_text(note, error->sentence);
-	group_note_text(note, error->remedy);
-	group_note_text(note, error->path);
-	group_note_text(note, error->record);
-	group_note_number(note, error->known);
-	group_note_number(note, error->offset);
-	group_note_number(note, error->needed_bytes);
-	group_note_number(note, error->free_bytes);
-	group_note_number(note, error->rank);
-}
-
-struct group_note_reader group_read_note(const struct base_buffer *note)
-{
-	return (struct group_note_reader){ note->data, note->bytes, false };
-}
-
-uint64_t group_read_number(struct group_note_reader *reader)
-{
-	uint64_t number;
-
-	if (reader->bad || reader->left < NUMBER_BYTES) {
-		reader->bad = true;
-		return 0;
-	}
-	number = base_get_le(reader->at, NUMBER_BYTES);
-	reader->at += NUMBER_BYTES;
-	reader->left -= NUMBER_BYTES;
-	return number;
-}
-
-void group_read_text(struct group_note_reader *reader, char *into, size_t into_bytes)
-{
-	size_t bytes;
-	const uint8_t *at = group_read_bytes(reader, &bytes);
-	const size_t kept = MIN(bytes, into_bytes - 1);
-
-	if (kept)
-		memcpy(into, at, kept);
-	into[kept] = 0;
-}
-
-const uint8_t *group_read_bytes(struct group_note_reader *reader, size_t *bytes)
-{
-	const uint64_t length = group_read_number(reader);
-	const uint8_t *at = reader->at;
-
-	reader->bad |= length > reader->left;
-	*bytes = reader->bad ? 0 : length;
-	/* An empty note has no place. */
-	if (*bytes)
-		reader->at += *bytes;
-	reader->left -= *bytes;
-	return at;
-}
-
-int group_read_error(struct group_note_reader *reader, struct base_error *error)
-{
-	int code = (int)(int64_t)group_read_number(reader);
-	struct base_error said = { 0 };
-	char remedy[BASE_ERROR_TEXT_BYTES];
-
-	reader->bad |= code > 0;
-	if (!code || reader->bad)
-		return 0;
-	group_read_text(reader, said.sentence, sizeof(said.sentence));
-	group_read_text(reader, remedy, sizeof(remedy));
-	base_rephrase(&said, code, "%s" BASE_REMEDY "%s", said.sentence, remedy);
-	group_read_text(reader, said.path, sizeof(said.path));
-	group_read_text(reader, said.record, sizeof(said.record));
-	said.known = (unsigned)group_read_number(reader);
-	said.offset = group_read_number(reader);
-	said.needed_bytes = group_read_number(reader);
-	said.free_bytes = group_read_number(reader);
-	said.rank = (uint32_t)group_read_number(reader);
-	return reader->bad ? 0 : base_pass_on(error, &said);
-}
-
-/* ---- Payloads -------------------------------------------------------------------------------- */
-
 void group_pass_number(struct group_payload *payload, uint64_t *number)
 {
-	if (payload->note)
-		group_note_number(payload->note, *number);
-	else
-		*number = group_read_number(&payload->reader);
+	struct group_note *note = payload->note;
+	uint8_t bytes[NUMBER_BYTES];
+
+	if (note) {
+		base_put_le(bytes, *number, NUMBER_BYTES);
+		note->failed |= base_buffer_append(&note->bytes, bytes, NUMBER_BYTES) != 0;
+		return;
+	}
+	payload->bad |= payload->left < NUMBER_BYTES;
+	*number = payload->bad ? 0 : base_get_le(payload->at, NUMBER_BYTES);
+	if (payload->bad)
+		return;
+	payload->at += NUMBER_BYTES;
+	payload->left -= NUMBER_BYTES;
+}
+
+/* Bytes behind their number. Returns where in the message those lie that are read. */
+static const uint8_t *pass_chunk(struct group_payload *payload, const void *data, size_t *bytes)
+{
+	struct group_note *note = payload->note;
+	uint64_t length = *bytes;
+	const uint8_t *at;
+
+	group_pass_number(payload, &length);
+	if (note) {
+		note->failed |= base_buffer_append(&note->bytes, data, *bytes) != 0;
+		return data;
+	}
+	payload->bad |= length > payload->left;
+	*bytes = payload->bad ? 0 : length;
+	at = payload->at;
+	/* An empty message has no place. */
+	if (*bytes)
+		payload->at += *bytes;
+	payload->left -= *bytes;
+	return at;
 }
 
 uint32_t group_pass_small(struct group_payload *payload, uint32_t number, uint32_t most)
@@ -133,8 +60,8 @@ uint32_t group_pass_small(struct group_payload *payload, uint32_t number, uint32
 	uint64_t whole = number;
 
 	group_pass_number(payload, &whole);
-	payload->reader.bad |= whole > most;
-	return payload->reader.bad ? 0 : (uint32_t)whole;
+	payload->bad |= whole > most;
+	return payload->bad ? 0 : (uint32_t)whole;
 }
 
 void group_pass_half(struct group_payload *payload, uint32_t *number)
@@ -147,59 +74,76 @@ static void pass_flag(struct group_payload *payload, bool *flag)
 	*flag = group_pass_small(payload, *flag, 1);
 }
 
+/* Cuts off what does not fit. */
 void group_pass_text(struct group_payload *payload, char *text, size_t bytes)
 {
+	size_t length = payload->note ? strlen(text) : 0;
+	const uint8_t *at = pass_chunk(payload, text, &length);
+
 	if (payload->note)
-		group_note_text(payload->note, text);
-	else
-		group_read_text(&payload->reader, text, bytes);
+		return;
+	length = MIN(length, bytes - 1);
+	if (length)
+		memcpy(text, at, length);
+	text[length] = 0;
 }
 #define PASS_TEXT(payload, text) group_pass_text(payload, text, sizeof(text))
 
 static void pass_mac(struct group_payload *payload, uint8_t mac[BASE_MAC_BYTES])
 {
-	const uint8_t *at;
-	size_t bytes;
+	size_t bytes = BASE_MAC_BYTES;
+	const uint8_t *at = pass_chunk(payload, mac, &bytes);
 
-	if (payload->note) {
-		group_note_bytes(payload->note, mac, BASE_MAC_BYTES);
-		return;
-	}
-	at = group_read_bytes(&payload->reader, &bytes);
-	payload->reader.bad |= bytes != BASE_MAC_BYTES;
-	if (!payload->reader.bad)
+	payload->bad |= bytes != BASE_MAC_BYTES;
+	if (!payload->note && !payload->bad)
 		memcpy(mac, at, BASE_MAC_BYTES);
 }
 
+/* Nothing but the code where nothing has failed. */
 void group_pass_failure(struct group_payload *payload, struct base_error *failure)
 {
-	if (payload->note) {
-		group_note_error(payload->note, failure);
+	uint64_t code = (uint64_t)(int64_t)failure->code;
+	char remedy[BASE_ERROR_TEXT_BYTES];
+
+	if (!payload->note)
+		base_error_begin(failure);
+	group_pass_number(payload, &code);
+	payload->bad |= (int)(int64_t)code > 0;
+	if (!code || payload->bad)
 		return;
-	}
-	base_error_begin(failure);
-	group_read_error(&payload->reader, failure);
+	PASS_TEXT(payload, failure->sentence);
+	PASS_TEXT(payload, failure->remedy);
+	PASS_TEXT(payload, failure->path);
+	PASS_TEXT(payload, failure->record);
+	group_pass_half(payload, &failure->known);
+	group_pass_number(payload, &failure->offset);
+	group_pass_number(payload, &failure->needed_bytes);
+	group_pass_number(payload, &failure->free_bytes);
+	group_pass_half(payload, &failure->rank);
+	if (payload->note)
+		return;
+	strcpy(remedy, failure->remedy);
+	base_rephrase(failure, (int)(int64_t)code, "%s" BASE_REMEDY "%s", failure->sentence,
+		      remedy);
+	if (payload->bad)
+		base_error_begin(failure);
 }
 
 void group_pass_bytes(struct group_payload *payload, struct base_buffer *bytes)
 {
-	const uint8_t *at;
-	size_t count;
+	size_t length = bytes->bytes;
+	const uint8_t *at = pass_chunk(payload, bytes->data, &length);
 
-	if (payload->note) {
-		group_note_bytes(payload->note, bytes->data, bytes->bytes);
-		return;
-	}
-	at = group_read_bytes(&payload->reader, &count);
-	payload->reader.bad |= base_buffer_append(bytes, at, count) != 0;
+	if (!payload->note)
+		payload->bad |= base_buffer_append(bytes, at, length) != 0;
 }
 
 void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t count, uint32_t most)
 {
 	if (!payload->note) {
-		payload->reader.bad |= count > payload->reader.left / NUMBER_BYTES;
-		*list = payload->reader.bad ? NULL : calloc(MAX(count, 1), sizeof(**list));
-		payload->reader.bad |= !*list;
+		payload->bad |= count > payload->left / NUMBER_BYTES;
+		*list = payload->bad ? NULL : calloc(MAX(count, 1), sizeof(**list));
+		payload->bad |= !*list;
 	}
 	for (uint32_t i = 0; *list && i < count; i++)
 		(*list)[i] = group_pass_small(payload, (*list)[i], most);
@@ -372,6 +316,8 @@ static void pass_commit(struct group_payload *payload, void *message)
 const struct group_message group_hello = { "hello", pass_hello };
 /* Rank 0 → all: said again when a rank is new, and as complete when all have said hello to it. */
 const struct group_message group_roster = { "roster", pass_roster };
+/* Rank 0 → all, first: it takes away the roster of an earlier life. */
+const struct group_message group_no_roster = { "roster", pass_nothing };
 
 /* Any rank → those that wait for it, whenever something takes long. */
 const struct group_message group_beat = { "beat", pass_beat };
@@ -423,10 +369,10 @@ void group_write_message(const struct group_message *message, struct group_note 
 bool group_read_message(const struct group_message *message, const struct base_buffer *note,
 			void *payload)
 {
-	struct group_payload reading = { .reader = group_read_note(note) };
+	struct group_payload reading = { .at = note->data, .left = note->bytes };
 
 	message->pass(&reading, payload);
-	return !reading.reader.bad && !reading.reader.left;
+	return !reading.bad && !reading.left;
 }
 
 /* How long a look at the board may leave us asleep: aborts are heeded no later. */
@@ -513,8 +459,8 @@ void group_round_rest(struct group_round *round)
 	gather_store_wait(group->board, LOOK_MS);
 }
 
-int group_round_post(struct group_round *round, const char *what, struct group_note *note,
-		     struct base_error *error)
+static int post(struct group_round *round, const char *what, struct group_note *note,
+		struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	uint64_t begin_ns = base_now_ns();
@@ -553,7 +499,7 @@ int group_tell(struct group_round *round, const struct group_message *message, c
 	struct group_note note = { 0 };
 
 	group_write_message(message, &note, payload);
-	return group_round_post(round, message->name, &note, error);
+	return post(round, message->name, &note, error);
 }
 
 void group_round_beat(struct group_round *round)
@@ -656,9 +602,9 @@ static int fail_lost(const struct group_round *round, const struct lost *lost, c
 	return -ETIMEDOUT;
 }
 
-int group_round_look(struct group_round *round, const char *what, uint32_t rank,
-		     struct group_watched *watched, struct base_buffer *note,
-		     struct base_error *error)
+/* Whether it has said so, or is lost. -EAGAIN: neither. */
+static int look(struct group_round *round, const char *what, uint32_t rank,
+		struct group_watched *watched, struct base_buffer *note, struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
 	struct base_error why = { 0 };
@@ -687,14 +633,26 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 	return fail_lost(round, &lost, "sent no heartbeat", why.text, error);
 }
 
-int group_round_await(struct group_round *round, const char *what, uint32_t rank,
-		      struct base_buffer *note, void (*told)(void *user), void *user,
-		      struct base_error *error)
+int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
+	       struct group_watched *watched, void *payload, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	int ret = look(round, message->name, rank, watched, &note, error);
+
+	if (!ret && !group_read_message(message, &note, payload))
+		ret = base_refuse(error, -EPROTO, "cannot read what %s says (\"%s\")",
+				  GROUP_SHOWN_RANK(round->group, rank), message->name);
+	base_buffer_free(&note);
+	return ret;
+}
+
+int group_hear(struct group_round *round, const struct group_message *message, uint32_t rank,
+	       void *payload, void (*told)(void *user), void *user, struct base_error *error)
 {
 	struct group_watched watched = { 0 };
 	int ret;
 
-	while ((ret = group_round_look(round, what, rank, &watched, note, error)) == -EAGAIN) {
+	while ((ret = group_look(round, message, rank, &watched, payload, error)) == -EAGAIN) {
 		ret = check_abort(round, error);
 		if (ret)
 			return ret;
@@ -703,41 +661,6 @@ int group_round_await(struct group_round *round, const char *what, uint32_t rank
 		group_round_beat(round);
 		group_round_rest(round);
 	}
-	return ret;
-}
-
-/* What was read, or a sentence that it cannot be. */
-static int take_message(struct group_round *round, const struct group_message *message,
-			uint32_t rank, const struct base_buffer *note, void *payload,
-			struct base_error *error)
-{
-	if (group_read_message(message, note, payload))
-		return 0;
-	return base_refuse(error, -EPROTO, "cannot read what %s says (\"%s\")",
-			   GROUP_SHOWN_RANK(round->group, rank), message->name);
-}
-
-int group_hear(struct group_round *round, const struct group_message *message, uint32_t rank,
-	       void *payload, void (*told)(void *user), void *user, struct base_error *error)
-{
-	struct base_buffer note = { 0 };
-	int ret = group_round_await(round, message->name, rank, &note, told, user, error);
-
-	if (!ret)
-		ret = take_message(round, message, rank, &note, payload, error);
-	base_buffer_free(&note);
-	return ret;
-}
-
-int group_look(struct group_round *round, const struct group_message *message, uint32_t rank,
-	       struct group_watched *watched, void *payload, struct base_error *error)
-{
-	struct base_buffer note = { 0 };
-	int ret = group_round_look(round, message->name, rank, watched, &note, error);
-
-	if (!ret)
-		ret = take_message(round, message, rank, &note, payload, error);
-	base_buffer_free(&note);
 	return ret;
 }
 

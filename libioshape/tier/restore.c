@@ -74,12 +74,12 @@ static void pass_spread(struct group_payload *payload, struct spread *spread, ui
 	group_pass_text(payload, spread->attempt, sizeof(spread->attempt));
 	parity_pass_record(payload, &spread->record);
 	/* Each node had a rank at least. */
-	payload->reader.bad |= sets->nodes > ranks;
+	payload->bad |= sets->nodes > ranks;
 	group_pass_list(payload, &spread->node_of_rank, ranks, sets->nodes - 1);
 	spread->holding_count = group_pass_small(payload, spread->holding_count, sets->nodes);
-	if (!payload->note && !payload->reader.bad) {
+	if (!payload->note && !payload->bad) {
 		spread->holdings = calloc(spread->holding_count, sizeof(*spread->holdings));
-		payload->reader.bad |= !spread->holdings;
+		payload->bad |= !spread->holdings;
 	}
 	for (uint32_t i = 0; spread->holdings && i < spread->holding_count; i++) {
 		struct holding *holding = &spread->holdings[i];
@@ -94,7 +94,7 @@ static void pass_offers(struct group_payload *payload, void *message)
 	struct offers *offers = message;
 
 	offers->count = group_pass_small(payload, offers->count, MOST_OFFERED);
-	for (uint32_t i = 0; i < offers->count && !payload->reader.bad; i++)
+	for (uint32_t i = 0; i < offers->count && !payload->bad; i++)
 		pass_spread(payload, &offers->all[i], offers->ranks);
 }
 
@@ -103,7 +103,7 @@ static void pass_restoring(struct group_payload *payload, void *message)
 	struct restoring *restoring = message;
 	const struct ioshape_group *group = restoring->group;
 	const uint32_t nodes = group->node_count, ranks = group->options.ranks;
-	bool *bad = &payload->reader.bad;
+	bool *bad = &payload->bad;
 
 	group_pass_number(payload, &restoring->step);
 	group_pass_text(payload, restoring->attempt, sizeof(restoring->attempt));

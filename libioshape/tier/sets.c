@@ -242,7 +242,7 @@ static bool are_all_different(const uint32_t *numbers, uint32_t count)
 void parity_pass_record(struct group_payload *payload, struct parity_record *record)
 {
 	struct parity_sets *sets = &record->sets;
-	bool *bad = &payload->reader.bad;
+	bool *bad = &payload->bad;
 
 	group_pass_half(payload, &record->node);
 	group_pass_half(payload, &record->parities);
@@ -318,14 +318,15 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 	if (base_get_le(head + 8, 4) != PARITY_FORMAT)
 		return base_refuse(error, -EOPNOTSUPP,
 				   "\"%s\" was written by another version of the library", path);
-	reading.reader = (struct group_note_reader){ .at = body, .left = bytes - HEAD_BYTES };
+	reading.at = body;
+	reading.left = bytes - HEAD_BYTES;
 	parity_pass_record(&reading, record);
-	used = (size_t)(reading.reader.at - body);
-	if (!reading.reader.bad && base_crc32(0, body, used) == base_get_le(head + 16, 4))
+	used = (size_t)(reading.at - body);
+	if (!reading.bad && base_crc32(0, body, used) == base_get_le(head + 16, 4))
 		return 0;
 	parity_record_free(record);
 	return base_refuse(error, IOSHAPE_E_DAMAGED, "\"%s\" is damaged%s", path,
-			   reading.reader.bad ? "" : ": its checksum is another");
+			   reading.bad ? "" : ": its checksum is another");
 }
 
 int parity_record_check(const struct parity_record *record, const struct zip_manifest *manifest,

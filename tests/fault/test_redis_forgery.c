@@ -187,28 +187,30 @@ static void find_scope(char scope[GATHER_NAME_BYTES], const char *end)
 /* All is well; and write there. */
 static struct base_buffer forged_plan(void)
 {
-	const struct base_error none = { 0 };
+	struct group_planned ranks[RANKS] = { 0 };
+	struct group_plan plan = {
+		.mode = IOSHAPE_MODE_EACH,
+		.alignment = 4096,
+		.total_bytes = 8192,
+		.count = RANKS,
+		.ranks = ranks,
+	};
 	struct group_note note = { 0 };
 
-	group_note_error(&note, &none);
-	group_note_number(&note, IOSHAPE_MODE_EACH);
-	group_note_text(&note, "");
-	group_note_text(&note, evil);
-	group_note_number(&note, 4096);
-	group_note_number(&note, 8192);
+	snprintf(plan.attempt, sizeof(plan.attempt), "%s", evil);
 	for (uint32_t rank = 0; rank < RANKS; rank++)
-		group_note_number(&note, 4096);
+		ranks[rank] = (struct group_planned){ .bytes = 4096, .same = rank, .kept = rank };
+	group_write_message(&group_plans[0], &note, &plan);
 	ck_assert(!note.failed);
 	return note.bytes;
 }
 
 static struct base_buffer forged_verdict(void)
 {
-	const struct base_error none = { 0 };
+	struct group_verdict verdict = { .generation_bytes = 8192 };
 	struct group_note note = { 0 };
 
-	group_note_error(&note, &none);
-	group_note_number(&note, 8192);
+	group_write_message(&group_verdict, &note, &verdict);
 	ck_assert(!note.failed);
 	return note.bytes;
 }

@@ -55,15 +55,15 @@ static void try_plan(uint32_t ranks, const struct base_buffer *note)
 
 static void try_error(const struct base_buffer *note)
 {
-	struct group_note_reader reader = group_read_note(note);
-	struct base_error error = { 0 };
+	struct group_verdict verdict = { 0 };
+	const struct base_error *error = &verdict.failure;
 
-	if (!group_read_error(&reader, &error))
+	if (!group_read_message(&group_verdict, note, &verdict) || !error->code)
 		return;
-	MUST(error.code < 0 && !reader.bad);
-	MUST(memchr(error.text, 0, sizeof(error.text)));
-	MUST(memchr(error.path, 0, sizeof(error.path)));
-	MUST(memchr(error.record, 0, sizeof(error.record)));
+	MUST(error->code < 0);
+	MUST(memchr(error->text, 0, sizeof(error->text)));
+	MUST(memchr(error->path, 0, sizeof(error->path)));
+	MUST(memchr(error->record, 0, sizeof(error->record)));
 }
 
 /* With its length and its checksum, which no input would come by. */

@@ -15,6 +15,28 @@
 /* What it does with other processes' words is its own; this test is such a process. */
 #include "tier/restore.c"
 
+static void put_number(struct group_note *note, uint64_t number)
+{
+	struct group_payload writing = { .note = note };
+
+	group_pass_number(&writing, &number);
+}
+
+static void put_text(struct group_note *note, const char *text)
+{
+	struct group_payload writing = { .note = note };
+
+	/* What is written is only read. */
+	group_pass_text(&writing, (char *)(uintptr_t)text, 0);
+}
+
+static void put_bytes(struct group_note *note, struct base_buffer *bytes)
+{
+	struct group_payload writing = { .note = note };
+
+	group_pass_bytes(&writing, bytes);
+}
+
 #define MOST_RANKS 12u
 #define MOST_FILES 12u
 #define MOST_SAID 8u /* offers, and nodes in each */
@@ -34,7 +56,7 @@ static uint64_t take_small(struct input *input)
 static void say_numbers(struct group_note *note, struct input *input, uint64_t count)
 {
 	for (uint64_t i = 0; i < count; i++)
-		group_note_number(note, take_small(input));
+		put_number(note, take_small(input));
 }
 
 /* The nodes in some order; rarely not. */
@@ -45,22 +67,22 @@ static void say_order(struct group_note *note, struct input *input, uint64_t nod
 	if (how > 250)
 		say_numbers(note, input, nodes);
 	for (uint64_t i = 0; how <= 250 && i < nodes; i++)
-		group_note_number(note, (i + how) % nodes);
+		put_number(note, (i + how) % nodes);
 }
 
 static void say_record(struct group_note *note, struct input *input)
 {
 	uint64_t nodes, files;
 
-	group_note_number(note, take_small(input)); /* node */
-	group_note_number(note, take(input, 1) % 4);
+	put_number(note, take_small(input)); /* node */
+	put_number(note, take(input, 1) % 4);
 	nodes = take(input, 1) % (2 * MOST_RANKS);
-	group_note_number(note, nodes);
-	group_note_number(note, take(input, 1) % 4);
-	group_note_number(note, take(input, 1) % 20);
+	put_number(note, nodes);
+	put_number(note, take(input, 1) % 4);
+	put_number(note, take(input, 1) % 20);
 	say_order(note, input, nodes);
 	files = take(input, 1) % (MOST_FILES + 1);
-	group_note_number(note, files);
+	put_number(note, files);
 	say_numbers(note, input, files);
 }
 
@@ -73,15 +95,15 @@ static void say_offers(struct group_note *note, struct input *input, uint32_t ra
 {
 	const uint64_t offers = take(input, 1) % MOST_SAID;
 
-	group_note_number(note, offers);
+	put_number(note, offers);
 	for (uint64_t i = 0; i < offers; i++) {
 		const uint64_t count = 1 + take(input, 1) % MOST_SAID;
 
 		say_numbers(note, input, 2); /* step, serial */
-		group_note_text(note, take_attempt(input));
+		put_text(note, take_attempt(input));
 		say_record(note, input);
 		say_numbers(note, input, ranks);
-		group_note_number(note, count);
+		put_number(note, count);
 		say_numbers(note, input, 2 * count);
 	}
 }
@@ -90,11 +112,11 @@ static void say_restoring(struct group_note *note, struct input *input)
 {
 	const uint64_t nodes = take(input, 1) % (2 * MOST_RANKS), count = take(input, 1) % 16;
 
-	group_note_number(note, take_small(input));
-	group_note_text(note, take_attempt(input));
+	put_number(note, take_small(input));
+	put_text(note, take_attempt(input));
 	say_record(note, input);
 	say_numbers(note, input, 2 * nodes);
-	group_note_number(note, count);
+	put_number(note, count);
 	say_numbers(note, input, 3 * count);
 }
 
@@ -129,10 +151,10 @@ static void say_manifest(struct group_note *note, struct input *input, uint32_t 
 			.offset = i,
 			.bytes = 1,
 		};
-	group_note_number(note, 0); /* no error */
+	put_number(note, 0); /* no error */
 	if (zip_manifest_encode(&text, &manifest))
 		text.bytes = 0;
-	group_note_bytes(note, text.data, text.bytes);
+	put_bytes(note, &text);
 	base_buffer_free(&text);
 }
 

@@ -12,6 +12,13 @@
 
 static struct test_case all = { .name = "all" };
 
+static void put_number(struct group_note *note, uint64_t number)
+{
+	struct group_payload writing = { .note = note };
+
+	group_pass_number(&writing, &number);
+}
+
 static struct group_note plan_note(struct group_planned ranks[RANKS])
 {
 	static struct group_plan told;
@@ -102,14 +109,14 @@ LOOP_TEST(all, numbers_that_do_not_fit_are_no_message, 0, 2)
 	struct group_roster roster = { 0 };
 
 	if (_i) {
-		group_note_number(&note, 1ull << 32);
+		put_number(&note, 1ull << 32);
 		ck_assert(!group_read_message(&group_call, &note.bytes, &call));
 		ck_assert_uint_eq(call.rank, 0);
 	} else {
-		group_note_number(&note, 1); /* the id */
-		group_note_number(&note, 2); /* complete */
+		put_number(&note, 1); /* the id */
+		put_number(&note, 2); /* complete */
 		for (int i = 0; i < 4; i++)
-			group_note_number(&note, 0);
+			put_number(&note, 0);
 		ck_assert(!group_read_message(&group_roster, &note.bytes, &roster));
 	}
 	base_buffer_free(&note.bytes);

@@ -86,53 +86,51 @@ TEST(all, numbers_that_cannot_be_are_refused)
 
 TEST(all, a_failure_arrives_whole_and_names_its_rank)
 {
-	struct base_error failure = { 0 }, heard = { 0 }, named = { 0 };
-	struct ioshape_group group;
+	struct group_verdict told = { .generation_bytes = 42 }, heard_all = { 0 };
+	struct base_error *failure = &told.failure, *heard = &heard_all.failure, named = { 0 };
 	struct group_note note = { 0 };
-	struct group_note_reader reader;
+	struct ioshape_group group;
 
-	base_refuse(&failure, -ENOSPC, "cannot write" BASE_REMEDY "free space");
-	base_error_about(&failure, NULL, "/scratch/node-00001.zip");
-	base_error_in_record(&failure, "weight");
-	base_error_at(&failure, 1ull << 40);
-	base_error_space(&failure, 5, UINT64_MAX);
-	group_note_error(&note, &failure);
-	group_note_number(&note, 42);
+	base_refuse(failure, -ENOSPC, "cannot write" BASE_REMEDY "free space");
+	base_error_about(failure, NULL, "/scratch/node-00001.zip");
+	base_error_in_record(failure, "weight");
+	base_error_at(failure, 1ull << 40);
+	base_error_space(failure, 5, UINT64_MAX);
+	group_write_message(&group_verdict, &note, &told);
 	ck_assert(!note.failed);
-	reader = group_read_note(&note.bytes);
-	ck_assert_int_eq(group_read_error(&reader, &heard), -ENOSPC);
-	ck_assert_uint_eq(group_read_number(&reader), 42);
-	ck_assert_str_eq(heard.sentence, failure.sentence);
-	ck_assert_str_eq(heard.remedy, failure.remedy);
-	ck_assert_str_eq(heard.text, failure.text);
-	ck_assert_str_eq(heard.path, failure.path);
-	ck_assert_str_eq(heard.record, failure.record);
-	ck_assert_uint_eq(heard.known, failure.known);
-	ck_assert_uint_eq(heard.offset, failure.offset);
-	ck_assert_uint_eq(heard.needed_bytes, 5);
-	ck_assert_uint_eq(heard.free_bytes, UINT64_MAX);
+	ck_assert(group_read_message(&group_verdict, &note.bytes, &heard_all));
+	ck_assert_int_eq(heard->code, -ENOSPC);
+	ck_assert_uint_eq(heard_all.generation_bytes, 42);
+	ck_assert_str_eq(heard->sentence, failure->sentence);
+	ck_assert_str_eq(heard->remedy, failure->remedy);
+	ck_assert_str_eq(heard->text, failure->text);
+	ck_assert_str_eq(heard->path, failure->path);
+	ck_assert_str_eq(heard->record, failure->record);
+	ck_assert_uint_eq(heard->known, failure->known);
+	ck_assert_uint_eq(heard->offset, failure->offset);
+	ck_assert_uint_eq(heard->needed_bytes, 5);
+	ck_assert_uint_eq(heard->free_bytes, UINT64_MAX);
 	make(&group, 4);
-	ck_assert_int_eq(group_fail_of_rank(&group, 3, &heard, &named), -ENOSPC);
+	ck_assert_int_eq(group_fail_of_rank(&group, 3, heard, &named), -ENOSPC);
 	ck_assert(named.known & BASE_KNOWS_RANK);
 	ck_assert_uint_eq(named.rank, 3);
-	ck_assert_str_eq(named.remedy, failure.remedy);
+	ck_assert_str_eq(named.remedy, failure->remedy);
 	clear(&group);
 	base_buffer_free(&note.bytes);
 }
 
 TEST(all, a_failure_that_was_cut_off_is_bad)
 {
-	struct base_error failure = { 0 };
+	struct group_verdict told = { 0 };
 	struct group_note note = { 0 };
 
-	base_refuse(&failure, -EIO, "cannot write" BASE_REMEDY "try again");
-	group_note_error(&note, &failure);
+	base_refuse(&told.failure, -EIO, "cannot write" BASE_REMEDY "try again");
+	group_write_message(&group_verdict, &note, &told);
 	for (size_t bytes = 0; bytes < note.bytes.bytes; bytes++) {
 		const struct base_buffer cut = { .data = note.bytes.data, .bytes = bytes };
-		struct group_note_reader reader = group_read_note(&cut);
-		struct base_error heard = { 0 };
+		struct group_verdict heard = { 0 };
 
-		REQUIRE(!group_read_error(&reader, &heard) && reader.bad && !heard.code);
+		REQUIRE(!group_read_message(&group_verdict, &cut, &heard));
 	}
 	base_buffer_free(&note.bytes);
 }
@@ -149,7 +147,8 @@ TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
 	struct group_watched first = { 0 }, second = { 0 };
 	struct group_round round = { .scope = "r1-3" }, zeros = { .scope = "r1-3" };
 	struct ioshape_group group, zero;
-	struct base_buffer note = { 0 };
+	struct group_verdict verdict;
+	struct group_call call;
 	struct board_case boards;
 	uint64_t end_ns;
 
@@ -166,12 +165,11 @@ TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
 	round.group = &group;
 	for (end_ns = base_now_ns() + base_ms_to_ns(3000); base_now_ns() < end_ns;) {
 		group_round_beat(&zeros);
-		ck_assert_int_eq(group_round_look(&round, "call", 0, &first, &note, NULL), -EAGAIN);
-		ck_assert_int_eq(group_round_look(&round, "verdict", 0, &second, &note, NULL),
+		ck_assert_int_eq(group_look(&round, &group_call, 0, &first, &call, NULL), -EAGAIN);
+		ck_assert_int_eq(group_look(&round, &group_verdict, 0, &second, &verdict, NULL),
 				 -EAGAIN);
 		gather_store_wait(group.board, 20);
 	}
-	base_buffer_free(&note);
 	gather_store_close(group.board);
 	gather_store_close(zero.board);
 	clear(&group);
