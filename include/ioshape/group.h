@@ -69,13 +69,6 @@ enum ioshape_board {
 	IOSHAPE_BOARD_FILES = 3  /**< small files beside the generations */
 };
 
-/** What the report of a group's save may have besides those of enum ioshape_step_code. */
-enum ioshape_group_step {
-	IOSHAPE_STEP_TIER = 14, /**< saved directly, though there is a tier */
-	IOSHAPE_STEP_PARITY =
-		15 /**< on the tiers of the nodes, which could not protect each other */
-};
-
 /** All ranks of a job, which save together. */
 struct ioshape_group;
 

@@ -449,7 +449,10 @@ enum ioshape_step_code {
 	IOSHAPE_STEP_SLOT = 9,
 	IOSHAPE_STEP_SKIPPED = 10,   /**< not saved: there is not enough free space */
 	IOSHAPE_STEP_OVERTAKEN = 12, /**< a later save with a deadline took its place */
-	IOSHAPE_STEP_CHECKSUMS = 13  /**< checksums that were asked for are not beside the file */
+	IOSHAPE_STEP_CHECKSUMS = 13, /**< checksums that were asked for are not beside the file */
+	IOSHAPE_STEP_TIER = 14,      /**< saved directly, though the group has a tier */
+	/** On the tiers of a group's nodes, which could not protect each other. */
+	IOSHAPE_STEP_PARITY = 15
 };
 
 /** One of them. */

@@ -34,8 +34,8 @@ static void note_reason(struct group_part *part)
 {
 	if (!*part->plan.not_near)
 		return;
-	ring_note(&part->notes, (enum ioshape_step_code)IOSHAPE_STEP_TIER,
-		  "saved directly, not on the tier: %s", part->plan.not_near);
+	ring_note(&part->notes, IOSHAPE_STEP_TIER, "saved directly, not on the tier: %s",
+		  part->plan.not_near);
 	ring_notes_report(&part->notes, part->report);
 }
 

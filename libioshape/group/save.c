@@ -220,7 +220,7 @@ static void report_notes(const struct group_part *part)
 
 static void report_unprotected(struct group_part *part)
 {
-	ring_note(&part->notes, (enum ioshape_step_code)IOSHAPE_STEP_PARITY,
+	ring_note(&part->notes, IOSHAPE_STEP_PARITY,
 		  "a node that is lost takes its part with it until it is drained: %s",
 		  part->unprotected);
 	report_notes(part);

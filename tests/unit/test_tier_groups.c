@@ -253,7 +253,7 @@ static void save_directly(const struct rank *rank)
 	bool said = false;
 
 	for (uint32_t i = 0; i < report.fallbacks && i < IOSHAPE_REPORT_STEPS; i++)
-		said |= (unsigned)report.steps[i].code == IOSHAPE_STEP_TIER &&
+		said |= report.steps[i].code == IOSHAPE_STEP_TIER &&
 			strstr(report.steps[i].sentence, reason);
 	ck_assert_msg(said, "rank %u does not say \"%s\"", rank->rank, reason);
 }

@@ -156,7 +156,7 @@ static void save_unprotected(const struct rank *rank)
 	const struct ioshape_report report = save_step(rank, 1);
 
 	ck_assert_uint_eq(report.fallbacks, 1);
-	ck_assert_int_eq((int)report.steps[0].code, (int)IOSHAPE_STEP_PARITY);
+	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_PARITY);
 }
 
 static const char *find(const struct rank *rank, bool intact, uint64_t *step)
