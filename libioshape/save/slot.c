@@ -197,7 +197,6 @@ static int find_or_open(struct save_slots *slots, const char *name, struct slots
 	if (!use)
 		return base_no_memory(error, "a pool of slots", sizeof(*use));
 	snprintf(config.pool, sizeof(config.pool), "%s", name);
-	slots_identify_client(&config.identity);
 	ret = slots_pool_open(&use->pool, &config, &slots->policy, error);
 	if (ret) {
 		free(use);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "slots/address.h"
+#include "slots/link.h"
 
 #include <errno.h>
 #include <string.h>

@@ -73,12 +73,6 @@ static void name_user(struct slots_identity *identity)
 			 (unsigned long)geteuid());
 }
 
-void slots_identify_client(struct slots_identity *identity)
-{
-	snprintf(identity->client, sizeof(identity->client), "%016llx",
-		 (unsigned long long)base_random());
-}
-
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share)
 {
 	struct base_job found;
@@ -96,7 +90,8 @@ void slots_identify(struct slots_identity *identity, const char *job, uint32_t s
 		take_text(identity->job, sizeof(identity->job), job);
 	else
 		name_job(identity, &found);
-	slots_identify_client(identity);
+	snprintf(identity->client, sizeof(identity->client), "%016llx",
+		 (unsigned long long)base_random());
 }
 
 /* ---- Boost ----------------------------------------------------------------------------------- */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One connection to a Redis. One thread at a time uses it. Nothing here waits longer than it is
+ * The address of a Redis, taken apart (address.c), and one connection (link.c).
+ *
+ * One thread at a time uses a connection. Nothing here waits longer than it is
  * told to, and no signal comes of a server that went away.
  *
  * Results: 0; -ECONNRESET: the server closed the connection; -ETIMEDOUT; or another negative errno.
@@ -9,12 +11,24 @@
 #ifndef SLOTS_LINK_H
 #define SLOTS_LINK_H
 
-#include "slots/address.h"
+#include "base/base.h"
 
 #include <hiredis.h>
 
 #define LINK_MOST_ARGUMENTS 136
 #define LINK_MOST_NUMBERS 24
+
+/*
+ * Takes apart redis://, rediss://, unix://, sentinel://, as include/ioshape/ioshape.h says; the
+ * text may come from anywhere. -EINVAL names the part that is wrong, but quotes nothing of the
+ * text: who forgets to escape a password finds its pieces in any part.
+ */
+int address_parse(struct slots_address *address, const char *text, struct base_error *error);
+/*
+ * Takes apart "host:port" as Redis writes it in redirects: an IPv6 host has no brackets, and none,
+ * left "", means the one that answered. 0 or -EINVAL.
+ */
+int address_parse_node(struct slots_node *node, const char *text, size_t bytes);
 
 struct slots_link {
 	redisContext *context;

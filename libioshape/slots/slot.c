@@ -168,6 +168,8 @@ int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 	base_cond_init(&pool->thread_change);
 	pool->config = *config;
 	pool->policy = *policy;
+	snprintf(pool->config.identity.client, sizeof(pool->config.identity.client), "%016llx",
+		 (unsigned long long)base_random());
 	pool->address = strdup(config->address);
 	pool->password = config->password ? strdup(config->password) : NULL;
 	pool->password_file = config->password_file ? strdup(config->password_file) : NULL;

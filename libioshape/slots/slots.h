@@ -6,7 +6,7 @@
  * (pace.c), and what to do while the coordinator cannot be reached. All network traffic of the
  * library happens on this floor.
  *
- * docs/slots.md says who is next; slots.lua decides it for Redis, local_order.c for one host.
+ * docs/slots.md says who is next; slots.lua decides it for Redis, local.c for one host.
  */
 #ifndef SLOTS_SLOTS_H
 #define SLOTS_SLOTS_H
@@ -23,7 +23,7 @@
 
 /* Who we are: the same for all requests of a process to a pool. Printable ASCII only. */
 struct slots_identity {
-	char client[17]; /* 16 hexadecimal digits, random: unlike any other client's */
+	char client[17]; /* 16 hexadecimal digits, random: each pool of a process is a client */
 	char job[SLOTS_TEXT_BYTES];
 	char node[SLOTS_TEXT_BYTES];
 	char user[SLOTS_USER_BYTES];
@@ -272,8 +272,5 @@ uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, 
 
 /* Who this process is, from the launcher's variables. `job` may be NULL. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
-
-/* Only the client's number: each pool of a process is a client of its own. */
-void slots_identify_client(struct slots_identity *identity);
 
 #endif

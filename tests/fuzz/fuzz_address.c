@@ -8,7 +8,7 @@
 
 #include "fs/fs.h"
 #include "fuzz.h"
-#include "slots/address.h"
+#include "slots/link.h"
 
 static bool has_end(const char *text, size_t room)
 {
