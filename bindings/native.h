@@ -2,7 +2,6 @@
 /* Stands at the top of the extension's source, which cffi writes. */
 #include <ioshape/group.h>
 #include <ioshape/ioshape.h>
-#include <ioshape/probe.h>
 #include <ioshape/slots.h>
 #include <ioshape/tier.h>
 

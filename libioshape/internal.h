@@ -313,6 +313,63 @@ int save_pool_of_path(struct ioshape_context *context, const char *path, char *n
 extern const char slots_script[];
 extern const char slots_script_sha1[];
 
+/* ---- What a path sits on, and what a save would do there (save/context/probe.c) ----------------
+ */
+
+enum { PROBE_TARGETS = 64 };
+
+struct save_probe_target {
+	char name[64];
+	uint64_t total_bytes, free_bytes;
+};
+
+/* Members are the attributes of ioshape.Storage in Python, which describes them. */
+struct save_probe {
+	char directory[4096];
+	char family[32];
+	char type[32];
+	char source[512];
+	char mount_point[256];
+	char options[512];
+	uint64_t total_bytes, free_bytes;
+	uint32_t memory_alignment, offset_alignment;
+	int direct, rotational; /* 0, 1, or -1: unknown */
+	bool remote;
+	uint32_t target_count;
+	uint32_t targets_listed;
+	struct save_probe_target targets[PROBE_TARGETS];
+	char stripes[256];
+	uint64_t stripe_bytes;
+	int64_t stripe_count; /* -1 in such counts: all targets */
+	uint32_t mirrors;
+	char target_pool[64];
+	bool is_file;
+	char file_stripes[256];
+	int64_t file_stripe_count;
+	uint64_t for_bytes;
+	char engine[32];
+	char choice[160];
+	uint64_t block_bytes;
+	uint32_t queue_depth;
+	int uring_errno;
+	char engine_note[512];
+	bool buffers_refused;
+	char stripes_asked[256];
+	int64_t asked_stripe_count;
+	char stripes_why[256];
+	char pool[SLOTS_NAME_BYTES];
+	uint32_t writers;
+	char writers_why[256];
+};
+
+/*
+ * Describes the directory that a path is or is in, and what a save there of a file of so many bytes
+ * (0: 4 GiB) would do, if `files` are written at the same time (0: not known). Nothing is written:
+ * at most, an empty file without a name is opened for a moment. 0 or a code.
+ */
+int save_probe_path(struct ioshape_context *context, const char *path, uint64_t bytes,
+		    uint32_t files, struct save_probe *found);
+
 /* ---- The table of settings (base/settings.def), a row ---------------------------------------- */
 
 struct base_setting_row {

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
@@ -110,16 +110,29 @@ def probe(path: str | os.PathLike[str], *, nbytes: int = 0, files: int = 0) -> S
         StorageError: there is no such folder, or it cannot be looked at.
     """
     name = os.fspath(path)
-    options = ffi.new("struct ioshape_probe_options *")
-    options.size = ffi.sizeof("struct ioshape_probe_options")
-    options.bytes = nbytes
-    options.files = files
+    found = ffi.new("struct save_probe *")
     context = current()
-    out = ffi.new("char **")
-    code = lib.ioshape_probe(context.pointer, encoded(name), options, out)
-    if code:
+    if lib.save_probe_path(context.pointer, encoded(name), nbytes, files, found):
         raise last_failure(name, "probe")
-    # Names of files and mounts need not be valid in any encoding.
-    found = json.loads(os.fsdecode(ffi.string(ffi.gc(out[0], lib.ioshape_free))))
-    targets = tuple(StorageTarget(**one) for one in found.pop("targets"))
-    return Storage(targets=targets, **found)
+    values: dict[str, Any] = {}
+    for name in (one.name for one in fields(Storage)):
+        if name != "targets":
+            member = getattr(found, name)
+            values[name] = _known(member) if name in _UNSURE else _value(member)
+    targets = found.targets[0 : found.targets_listed]
+    values["targets"] = tuple(
+        StorageTarget(_value(one.name), one.total_bytes, one.free_bytes) for one in targets
+    )
+    return Storage(**values)
+
+
+_UNSURE = ("direct", "rotational")
+
+
+def _known(number: int) -> bool | None:
+    return None if number < 0 else bool(number)
+
+
+def _value(member: Any) -> Any:
+    """Return a member of a struct. Names of files and mounts need not be valid in any encoding."""
+    return os.fsdecode(ffi.string(member)) if isinstance(member, ffi.CData) else member

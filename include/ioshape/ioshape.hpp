@@ -18,7 +18,6 @@
 
 #include <ioshape/group.h>
 #include <ioshape/ioshape.h>
-#include <ioshape/probe.h>
 #include <ioshape/slots.h>
 
 namespace ioshape
@@ -303,16 +302,6 @@ public:
 	{
 		return save(detail::ask<ioshape_save *>(ioshape_save_records, get(), path.c_str(),
 							records.data(), records.size(), &options));
-	}
-
-	/* What a path sits on, and what a save would do there: JSON text. */
-	std::string probe(const std::string &path,
-			  const ioshape_probe_options &options = IOSHAPE_PROBE_OPTIONS_INIT)
-	{
-		const std::unique_ptr<char, detail::deleter<ioshape_free>> json(
-			detail::ask<char *>(ioshape_probe, get(), path.c_str(), &options));
-
-		return json.get();
 	}
 
 private:

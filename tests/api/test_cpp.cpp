@@ -403,16 +403,6 @@ START_TEST(a_group_that_nobody_joins_is_an_exception)
 }
 END_TEST
 
-START_TEST(what_a_path_sits_on_is_text)
-{
-	ioshape::context context;
-
-	ck_assert(context.probe(scratch_directory()).find("\"total_bytes\": ") !=
-		  std::string::npos);
-	ck_assert_int_eq(thrown([&] { context.probe(scratch_path("none/file")); }), -ENOENT);
-}
-END_TEST
-
 int main()
 {
 	Suite *suite = suite_create("cpp");
@@ -429,6 +419,5 @@ int main()
 	tcase_add_test(classes, generations_are_looked_for);
 	tcase_add_test(classes, ranks_save_together);
 	tcase_add_test(classes, a_group_that_nobody_joins_is_an_exception);
-	tcase_add_test(classes, what_a_path_sits_on_is_text);
 	return check_main(suite);
 }

@@ -7,7 +7,6 @@
 #include "support/scratch.h"
 
 #include <ioshape/group.h>
-#include <ioshape/probe.h>
 
 #include <errno.h>
 #include <sched.h>
@@ -100,19 +99,15 @@ static int load(const struct act *act, unsigned rank)
 
 static int probe(const struct act *act, unsigned rank)
 {
-	struct ioshape_probe_options options = IOSHAPE_PROBE_OPTIONS_INIT;
 	const struct variant *variant = act->variant;
 	struct ioshape_context *context;
-	char *told;
+	struct save_probe found;
 	int ret = open_context(NULL, &context);
 
 	(void)rank;
 	if (ret)
 		return ret;
-	options.bytes = 40 * MIB;
-	ret = harm_heed(ioshape_probe(context, variant->path, &options, &told));
-	if (!ret)
-		ioshape_free(told);
+	ret = harm_heed(save_probe_path(context, variant->path, 40 * MIB, 0, &found));
 	ioshape_context_free(context);
 	return ret;
 }
