@@ -26,8 +26,7 @@ local BELIEVED = 300 * 1000 -- longest time that a size makes us expect, unless 
 local MOST_TARGETS = 64
 local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
 local PACE_WRITERS = 8 -- ... divided by the number of writers, or by this number
-local LISTED = 256 -- holders, and waiters, in a status
-local LISTED_JOBS = 64 -- in a status
+local LISTED = 256 -- waiters in a status
 local MOST_LIMITS = 64 -- of single jobs and users
 local MOST_NAME = 64 -- bytes
 
@@ -765,40 +764,9 @@ elseif operation == 'kick' then
 	end
 
 elseif is_look then
-	-- In the last 60 s, if those of the minute before came evenly.
-	local function grants_last_minute()
-		local minute, left = math.floor(now / 60000), 1 - now % 60000 / 60000
-		local granted = minute == pool.minute and pool.this_minute + pool.last_minute * left
-			or minute == pool.minute + 1 and pool.this_minute * left or 0
-		return math.floor(granted + 0.5)
-	end
-
-	-- List the jobs that wrote most, with what they have written in the slots that they hold.
-	local function job_rows(holders)
-		local all, jobs, held, rows = is_empty and {} or call('HGETALL', J), {}, {}, {}
-		for _, holder in ipairs(holders) do
-			held[holder.member.job] = (held[holder.member.job] or 0) + holder.member.passed
-		end
-		for i = 1, #all, 2 do
-			local job = decode(all[i + 1])
-			job.name, job.written = all[i], job.written + (held[all[i]] or 0)
-			jobs[#jobs + 1] = job
-		end
-		table.sort(jobs, function(a, b)
-			return a.written > b.written or (a.written == b.written and a.name < b.name)
-		end)
-		for i = 1, math.min(#jobs, LISTED_JOBS) do
-			local job = jobs[i]
-			rows[i] = {
-				'job', job.name, 'user', job.user, 'written', job.written, 'writes', job.writes, 'held', job.held,
-				'waited', job.waited
-			}
-		end
-		return rows
-	end
-
-	local function member_row(id, member, deadline)
-		return {
+	local function add_member(rows, id, deadline)
+		local member = must_find(id)
+		rows[#rows + 1] = {
 			'id', id, 'job', member.job, 'node', member.node, 'rank', member.rank, 'weight', member.weight,
 			'express', member.state == HOLDING and member.given == 0 and 1 or 0, 'bytes', member.bytes,
 			'passed', member.passed, 'fence', member.fence or 0, 'since', now - member.since,
@@ -806,47 +774,40 @@ elseif is_look then
 		}
 	end
 
-	local function limit_rows()
-		local rows = {}
-		limit_of('', '')
-		for key, limit in pairs(limits or {}) do
-			local kind, name = string.match(key, '^(%a+):(.*)$')
-			rows[#rows + 1] = {kind, name, 'share', limit.share, 'rate', limit.rate}
-		end
-		table.sort(rows, function(a, b)
-			return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
-		end)
-		return rows
-	end
-
-	-- Holders are listed oldest first, waiters next one first, jobs by what they wrote.
+	-- Waiters are listed in their order, all other rows in any order: Python sorts them (_slots/redis_pools.py).
 	operate = function(usual)
 		-- Of a pool that is lost, or never was, keys without a meaning may be left.
 		local held = is_empty and {} or call('ZRANGE', H, 0, -1, 'WITHSCORES')
 		local queue = is_empty and {} or call('ZRANGE', Q, 0, LISTED - 1)
-		local all, holders, waiters = {}, {}, {}
+		local jobs = is_empty and {} or call('HGETALL', J)
+		local holders, waiters, job_rows, limit_rows = {}, {}, {}, {}
 		for i = 1, #held, 2 do
-			all[#all + 1] = {id = held[i], member = must_find(held[i]), deadline = held[i + 1]}
+			add_member(holders, held[i], held[i + 1])
 		end
-		table.sort(all, function(a, b)
-			local left, right = a.member.fence, b.member.fence
-			return left < right or (left == right and a.id < b.id)
-		end)
-		for i = 1, math.min(#all, LISTED) do
-			holders[i] = member_row(all[i].id, all[i].member, all[i].deadline)
-		end
-		for i, tag in ipairs(queue) do
+		for _, tag in ipairs(queue) do
 			local id = string.sub(tag, 17)
-			waiters[i] = member_row(id, must_find(id), call('ZSCORE', L, id))
+			add_member(waiters, id, call('ZSCORE', L, id))
+		end
+		for i = 1, #jobs, 2 do
+			local job = decode(jobs[i + 1])
+			job_rows[#job_rows + 1] = {
+				'job', jobs[i], 'user', job.user, 'written', job.written, 'writes', job.writes, 'held', job.held,
+				'waited', job.waited
+			}
+		end
+		limit_of('', '')
+		for key, limit in pairs(limits or {}) do
+			local kind, name = string.match(key, '^(%a+):(.*)$')
+			limit_rows[#limit_rows + 1] = {kind, name, 'share', limit.share, 'rate', limit.rate}
 		end
 		return {
 			'capacity', set.capacity + pool.capacity > 0 and capacity() or tonumber(usual),
 			'by', set.capacity > 0 and 'operator' or pool.by_job > 0 and 'job' or 'default', 'used', pool.used,
 			'pool_rate', set.pool_rate, 'job_rate', set.job_rate,
 			'small', set.small > 0 and set.small or SMALL_BYTES, 'express', express(), 'changed', set.changed,
-			'grants', pool.grants, 'grants_last_minute', grants_last_minute(), 'waiter_count', pool.waiters,
-			'holder_count', pool.holders, 'written', pool.written, 'held', pool.held, 'waited', pool.waited,
-			'holders', holders, 'waiters', waiters, 'jobs', job_rows(all), 'limits', limit_rows()
+			'grants', pool.grants, 'now', now, 'minute', pool.minute, 'this_minute', pool.this_minute,
+			'last_minute', pool.last_minute, 'waiter_count', pool.waiters, 'written', pool.written, 'held', pool.held,
+			'waited', pool.waited, 'holders', holders, 'waiters', waiters, 'jobs', job_rows, 'limits', limit_rows
 		}
 	end
 end

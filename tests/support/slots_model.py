@@ -18,7 +18,6 @@ MOST_GRANTED = 32
 MOST_JOBS = 1000
 KEPT_JOBS = 500
 TIDIED = 60_000
-LISTED_JOBS = 64
 MOST_LIMITS = 64
 MOST_NAME = 64
 LISTED = 256
@@ -670,52 +669,37 @@ class Pool:
             **{"since": self.now - member.since, "lease": member.deadline - self.now},
         }
 
-    def grants_last_minute(self) -> int:
-        minute, left = self.now // 60_000, 1 - self.now % 60_000 / 60_000
-        present = sum(at // 60_000 == minute for at in self.numbers.granted)
-        before = sum(at // 60_000 == minute - 1 for at in self.numbers.granted)
-        return math.floor(present + before * left + 0.5)
-
     def job_rows(self) -> list[Answer]:
-        written = {name: job.use.written for name, job in self.jobs.items()}
-        for member in self.holders():
-            written[member.who.job] += member.passed
-        order = sorted(self.jobs, key=lambda name: (-written[name], name))
-        jobs = [(name, self.jobs[name]) for name in order[:LISTED_JOBS]]
         return [
-            {
-                **{"job": name, "user": job.user, "writes": job.use.writes},
-                **job.use.row(),
-                "written": written[name],
-            }
-            for name, job in jobs
+            {"job": name, "user": job.user, "writes": job.use.writes, **job.use.row()}
+            for name, job in self.jobs.items()
         ]
 
     def status(self, usual: int, lease: int = 15000) -> dict[str, int | str | list[Answer]]:
         held: list[Member] = []
         queue: list[Member] = []
-        granted, jobs = 0, list[Answer]()
         if self.numbers.run:
             self.tick(0, lease)
-            granted, jobs = self.grants_last_minute(), self.job_rows()
-            held = sorted(self.holders(), key=lambda member: (member.fence, member.id))
-            queue = self.queue()
+            held, queue = self.holders(), self.queue()
         numbers, settings = self.numbers, self.numbers.settings
         by = "operator" if settings.capacity else "job" if numbers.by else "default"
+        minutes = [at // 60_000 for at in numbers.granted]
+        minute = minutes[-1] if minutes else 0
         return {
             "capacity": self.capacity() if settings.capacity or numbers.cap else usual,
             **{"by": by, "used": sum(member.given for member in held)},
             **{"pool_rate": settings.pool_rate, "job_rate": settings.job_rate},
             **{"small": self.small_bytes(), "express": self.express()},
             **{"changed": numbers.changed, "grants": numbers.grants},
-            "grants_last_minute": granted,
-            **{"waiter_count": len(queue), "holder_count": len(held)},
+            "now": self.now if numbers.run else self.clock(),
+            **{"minute": minute, "this_minute": minutes.count(minute)},
+            **{"last_minute": minutes.count(minute - 1), "waiter_count": len(queue)},
             **numbers.use.row(),
-            "holders": [self.row(member) for member in held[:LISTED]],
+            "holders": [self.row(member) for member in held],
             "waiters": [self.row(member) for member in queue[:LISTED]],
-            "jobs": jobs,
+            "jobs": self.job_rows(),
             "limits": [
                 {kind: name, "share": limit.share, "rate": limit.rate}
-                for (kind, name), limit in sorted(numbers.limits.items())
+                for (kind, name), limit in numbers.limits.items()
             ],
         }

@@ -17,7 +17,7 @@ from ioshape._c import said
 from ioshape._descriptors import open_file
 from ioshape._errors import failure
 from ioshape._native import ffi, lib
-from ioshape._slots.pools import Member, PoolStatus, where_is, word
+from ioshape._slots.pools import MOST_LISTED, Member, PoolStatus, where_is, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # Other users may fill the folder, and lock any bytes of a file.
 _MOST_ENTRIES = 100_000
 _MOST_FINDS = 4096
-_MOST_LISTED = 256
 _MOST_SLOTS = 1000
 _KEPT_S = 24 * 3600
 
@@ -209,8 +208,8 @@ def _status(pool: str, where: Any, file: int | None) -> PoolStatus:
         express=where.express,
         grants=0,
         grants_last_minute=0,
-        holders=tuple(sorted(holders, key=lambda one: one.fence)[:_MOST_LISTED]),
-        waiters=tuple(waiters[:_MOST_LISTED]),
+        holders=tuple(sorted(holders, key=lambda one: one.fence)[:MOST_LISTED]),
+        waiters=tuple(waiters[:MOST_LISTED]),
         holder_count=len(holders),
         waiter_count=len(waiters),
     )

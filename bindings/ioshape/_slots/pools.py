@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: pools in one look: any user of a host can make more
 MOST_POOLS = 128
+#: holders, and waiters, in a status
+MOST_LISTED = 256
 #: of them at the same time
 _AT_A_TIME = 16
 #: of a job, of which 100 is usual

@@ -6,7 +6,9 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -33,7 +35,7 @@ except ImportError as missing:
 from ioshape._c import said
 from ioshape._errors import failure
 from ioshape._native import ffi, lib
-from ioshape._slots.pools import Member, PoolJob, PoolLimit, PoolStatus, where_is, word
+from ioshape._slots.pools import MOST_LISTED, Member, PoolJob, PoolLimit, PoolStatus, where_is, word
 from ioshape._text import one_line
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ _LEAST_PATIENCE_S = 0.5
 _MOST_REDIRECTS = 5
 # Above it the numbers of slots.lua have holes.
 _MOST_BYTES = 2**53
+_MOST_JOBS = 64
 _NAMES_KEPT_MS = 7 * 24 * 3600 * 1000
 
 # What the script fails with if another program has written to the keys of the pool.
@@ -307,7 +310,26 @@ def _limit(row: dict[str, Any]) -> PoolLimit:
     )
 
 
+def _grants_last_minute(found: dict[str, Any]) -> int:
+    """Return the grants of the last 60 s, if those of the minute before came evenly."""
+    minute, passed = divmod(_number(found["now"]), 60_000)
+    left = 1 - passed / 60_000
+    if minute == _number(found["minute"]):
+        return round(_number(found["this_minute"]) + _number(found["last_minute"]) * left)
+    if minute == _number(found["minute"]) + 1:
+        return round(_number(found["this_minute"]) * left)
+    return 0
+
+
 def _status(pool: str, found: dict[str, Any]) -> PoolStatus:
+    holders = sorted((_member(_named(row)) for row in found["holders"]), key=lambda one: one.fence)
+    waiters = [_member(_named(row)) for row in found["waiters"]]
+    limits = [_limit(_named(row)) for row in found["limits"]]
+    held = Counter[str]()
+    for one in holders:
+        held[one.job] += one.passed
+    jobs = [_job(_named(row)) for row in found["jobs"]]
+    jobs = [replace(one, written_bytes=one.written_bytes + held[one.job]) for one in jobs]
     return PoolStatus(
         pool=pool,
         coordinator="redis",
@@ -319,13 +341,13 @@ def _status(pool: str, found: dict[str, Any]) -> PoolStatus:
         small_bytes=_number(found["small"]),
         express=_number(found["express"]),
         grants=_number(found["grants"]),
-        grants_last_minute=_number(found["grants_last_minute"]),
-        holders=tuple(_member(_named(row)) for row in found["holders"]),
-        waiters=tuple(_member(_named(row)) for row in found["waiters"]),
-        holder_count=_number(found["holder_count"]),
+        grants_last_minute=_grants_last_minute(found),
+        holders=tuple(holders[:MOST_LISTED]),
+        waiters=tuple(waiters),
+        holder_count=len(holders),
         waiter_count=_number(found["waiter_count"]),
-        jobs=tuple(_job(_named(row)) for row in found["jobs"]),
-        limits=tuple(_limit(_named(row)) for row in found["limits"]),
+        jobs=tuple(sorted(jobs, key=lambda one: (-one.written_bytes, one.job))[:_MOST_JOBS]),
+        limits=tuple(sorted(limits, key=lambda one: (one.user, one.job))),
         written_bytes=_number(found["written"]),
         held_s=_seconds(found["held"]),
         waited_s=_seconds(found["waited"]),
