@@ -86,7 +86,7 @@ struct save_seen_list {
 };
 
 struct ioshape_context {
-	pid_t owner;     /* the process that opened it */
+	pid_t owner; /* the process that opened it */
 	struct base_log log;
 	struct ring_config config;
 	bool has_neighbours; /* the job has other ranks on this host */
@@ -112,14 +112,6 @@ struct ioshape_context {
 int save_take_lane(struct ioshape_context *context, struct ring_lane **lane,
 		   struct base_error *error);
 void save_return_lane(struct ioshape_context *context, struct ring_lane *lane);
-
-/* Decide whether a save removes what dead processes left in the directory of its absolute path: the
- * first save into a directory does, and further ones as long as something is left. Returns NULL, or
- * `budget`, which save_end_tidying() takes. */
-struct base_budget *save_begin_tidying(struct ioshape_context *context, const char *path,
-				       struct base_budget *budget);
-void save_end_tidying(struct ioshape_context *context, const char *path,
-		      const struct base_budget *budget);
 
 /* Of stale bytes (unchanged.c): nothing is remembered yet, and at the end of a context. */
 void save_seen_init(struct ioshape_context *context);

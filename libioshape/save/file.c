@@ -227,6 +227,62 @@ static void put_beside(const struct save_checksums *checksums, struct ring_write
 
 /* ---- One file -------------------------------------------------------------------------------- */
 
+static bool should_tidy(struct ioshape_context *context, const char *path)
+{
+	char *directory = base_directory_of(path);
+	bool known = !directory;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; !known && i < context->tidied_count; i++)
+		known = !strcmp(context->tidied[i], directory);
+	/* A job that saves into ever new directories has nothing to tidy in them. */
+	if (!known && context->tidied_count < SAVE_KEPT_DIRECTORIES) {
+		context->tidied[context->tidied_count++] = directory;
+		directory = NULL;
+	} else {
+		known = true;
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(directory);
+	return !known;
+}
+
+/* Decides whether a save removes what dead processes left in its directory: the first save into a
+ * directory does, and further ones as long as something is left. Returns NULL, or `budget`, which
+ * end_tidying() takes. */
+static struct base_budget *begin_tidying(struct ioshape_context *context, const char *path,
+					 struct base_budget *budget)
+{
+	if (!should_tidy(context, path))
+		return NULL;
+	*budget = base_budget_begin();
+	return budget;
+}
+
+/* The next save into the directory removes the rest. */
+static void tidy_again(struct ioshape_context *context, const char *path)
+{
+	char *directory = base_directory_of(path), *tidied = NULL;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; directory && !tidied && i < context->tidied_count; i++) {
+		if (strcmp(context->tidied[i], directory) != 0)
+			continue;
+		tidied = context->tidied[i];
+		context->tidied[i] = context->tidied[--context->tidied_count];
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(tidied);
+	free(directory);
+}
+
+static void end_tidying(struct ioshape_context *context, const char *path,
+			const struct base_budget *budget)
+{
+	if (budget && base_budget_is_spent(budget))
+		tidy_again(context, path);
+}
+
 static struct save_space space_of(const struct save_file *file)
 {
 	return (struct save_space){
@@ -251,9 +307,9 @@ static int open_writer(struct save_file *file, struct base_error *error)
 		return ret;
 	options->unseen = file->in_new_directory;
 	if (!file->in_new_directory && !options->deadline_ns)
-		options->tidying = save_begin_tidying(context, file->path, &budget);
+		options->tidying = begin_tidying(context, file->path, &budget);
 	ret = ring_writer_open(&file->writer, file->lane, file->path, options, &file->notes, error);
-	save_end_tidying(context, file->path, options->tidying);
+	end_tidying(context, file->path, options->tidying);
 	options->tidying = NULL;
 	if (ret)
 		return ret;
@@ -653,10 +709,10 @@ static int make(struct save_directory *directory, const char *path, struct base_
 	free(given);
 	if (ret)
 		return ret;
-	tidying = save_begin_tidying(context, directory->path, &budget);
+	tidying = begin_tidying(context, directory->path, &budget);
 	ret = ring_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
 				   error);
-	save_end_tidying(context, directory->path, tidying);
+	end_tidying(context, directory->path, tidying);
 	return ret;
 }
 
