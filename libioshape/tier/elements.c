@@ -32,8 +32,7 @@ struct held {
 	uint64_t parity_at;       /* where the first begins */
 };
 
-/* ---- Elements that lie here -------------------------------------------------------------------
- */
+/* ---- Elements that lie here ------------------------------------------------------------------ */
 
 static void held_close(struct held *held)
 {
@@ -160,12 +159,14 @@ static int held_get(struct held *held, uint32_t node, uint32_t element, uint64_t
 				    into, bytes, error);
 }
 
+/* ---- The list: what is made, in the order in which all nodes go through it ------------------- */
+
 #define BLOCK_BYTES (4 * MIB)
 /* Behind each block its checksum. */
 #define MESSAGE_BYTES (BLOCK_BYTES + 4)
 
 /* What this node has to do with: of another set it needs nothing, and sends it nothing. */
-struct work {
+struct parity_work {
 	struct parity_making making;
 	struct parity_set set;
 	uint64_t segment_bytes;
@@ -173,49 +174,36 @@ struct work {
 	uint64_t blocks;       /* of each */
 };
 
-struct exchanging {
-	struct parity_exchange *exchange;
-	struct ioshape_context *context;
-	struct work *works;
-	uint32_t count;
-	uint32_t turns;
-	uint64_t most_steps;       /* blocks of all elements of the largest */
-	uint32_t own;              /* node of today */
-	struct base_error sending; /* what the thread failed with */
-};
-
-static uint32_t rank_of(const struct exchanging *exchanging, uint32_t node)
+static uint32_t rank_of(const struct parity_exchange *exchange, uint32_t node)
 {
-	return exchanging->exchange->round->group->leaders[node];
+	return exchange->round->group->leaders[node];
 }
 
-static uint32_t tag_of(const struct exchanging *exchanging)
+static uint32_t tag_of(const struct parity_exchange *exchange)
 {
-	const struct group_round *round = exchanging->exchange->round;
+	const struct group_round *round = exchange->round;
 
 	return (uint32_t)((round->group->id % 16384 + round->number) % 16384);
 }
 
-static uint64_t steps_of(const struct work *work)
+static uint64_t steps_of(const struct parity_work *work)
 {
 	return work->count * work->blocks;
 }
 
-/* ---- The list -------------------------------------------------------------------------------- */
-
-static bool concerns(const struct exchanging *exchanging, const struct work *work)
+static bool concerns(const struct parity_exchange *exchange, const struct parity_work *work)
 {
-	bool concerned = work->making.target == exchanging->own;
+	bool concerned = work->making.target == exchange->own;
 
 	for (uint32_t i = 0; i < work->set.count; i++)
-		concerned |= exchanging->exchange->holders[work->set.nodes[i]] == exchanging->own;
+		concerned |= exchange->holders[work->set.nodes[i]] == exchange->own;
 	return concerned;
 }
 
-static struct work work_for(const struct parity_exchange *exchange,
-			    const struct parity_making *making)
+static struct parity_work work_for(const struct parity_exchange *exchange,
+				   const struct parity_making *making)
 {
-	struct work work = {
+	struct parity_work work = {
 		.making = *making,
 		.set = parity_set_of(&exchange->record->sets, making->node),
 	};
@@ -227,22 +215,21 @@ static struct work work_for(const struct parity_exchange *exchange,
 	return work;
 }
 
-static int list_works(struct exchanging *exchanging, struct base_error *error)
+static int list_works(struct parity_exchange *exchange, struct base_error *error)
 {
-	const struct parity_exchange *exchange = exchanging->exchange;
 
-	exchanging->works = calloc(MAX(exchange->count, 1), sizeof(*exchanging->works));
-	if (!exchanging->works)
+	exchange->works = calloc(MAX(exchange->count, 1), sizeof(*exchange->works));
+	if (!exchange->works)
 		return base_no_memory(error, "what nodes send each other",
-				      exchange->count * sizeof(*exchanging->works));
+				      exchange->count * sizeof(*exchange->works));
 	for (uint32_t i = 0; i < exchange->count; i++) {
-		const struct work work = work_for(exchange, &exchange->makings[i]);
+		const struct parity_work work = work_for(exchange, &exchange->makings[i]);
 
-		if (!concerns(exchanging, &work))
+		if (!concerns(exchange, &work))
 			continue;
-		exchanging->works[exchanging->count++] = work;
-		exchanging->turns = MAX(exchanging->turns, work.making.turn + 1);
-		exchanging->most_steps = MAX(exchanging->most_steps, steps_of(&work));
+		exchange->works[exchange->work_count++] = work;
+		exchange->turns = MAX(exchange->turns, work.making.turn + 1);
+		exchange->most_steps = MAX(exchange->most_steps, steps_of(&work));
 	}
 	return 0;
 }
@@ -254,7 +241,7 @@ struct step {
 	size_t bytes;
 };
 
-static struct step step_at(const struct work *work, uint64_t number)
+static struct step step_at(const struct parity_work *work, uint64_t number)
 {
 	struct step step = {
 		.element = work->first + (uint32_t)(number / work->blocks),
@@ -265,11 +252,10 @@ static struct step step_at(const struct work *work, uint64_t number)
 	return step;
 }
 
-static int find_sources(const struct exchanging *exchanging, const struct work *work,
+static int find_sources(const struct parity_exchange *exchange, const struct parity_work *work,
 			uint32_t element, struct parity_source sources[PARITY_MOST_DATA],
 			uint32_t *count, struct base_error *error)
 {
-	const struct parity_exchange *exchange = exchanging->exchange;
 
 	if (!parity_find_sources(&work->set, exchange->holders, exchange->parities, element,
 				 exchange->fresh, sources, count))
@@ -282,20 +268,19 @@ static int find_sources(const struct exchanging *exchanging, const struct work *
 /* ---- Sending --------------------------------------------------------------------------------- */
 
 /* What cannot be read goes with a checksum that says so. */
-static int send_block(struct exchanging *exchanging, struct held *held, const struct work *work,
-		      const struct parity_source *source, const struct step *step, uint8_t *message,
-		      struct base_error *error)
+static int send_block(struct parity_exchange *exchange, struct held *held,
+		      const struct parity_work *work, const struct parity_source *source,
+		      const struct step *step, uint8_t *message, struct base_error *error)
 {
-	struct parity_exchange *exchange = exchanging->exchange;
 	const struct ioshape_group_options *options = &exchange->round->group->options;
-	const uint32_t to = rank_of(exchanging, work->making.target);
+	const uint32_t to = rank_of(exchange, work->making.target);
 	uint32_t crc;
 	int sent, ret = held_get(held, source->node, source->element, step->offset, message,
 				 step->bytes, error);
 
 	crc = base_crc32(0, message, step->bytes);
 	base_put_le(message + step->bytes, ret ? ~crc : crc, 4);
-	sent = options->comm->send(options->comm->user, to, tag_of(exchanging), message,
+	sent = options->comm->send(options->comm->user, to, tag_of(exchange), message,
 				   step->bytes + 4, options->deadline_ms);
 	if (!sent)
 		return ret;
@@ -303,39 +288,40 @@ static int send_block(struct exchanging *exchanging, struct held *held, const st
 	return base_fail(error, sent, "cannot send what protects a generation to rank %u", to);
 }
 
-static int send_step(struct exchanging *exchanging, struct held *held, const struct work *work,
-		     uint64_t number, uint8_t *message, struct base_error *error)
+static int send_step(struct parity_exchange *exchange, struct held *held,
+		     const struct parity_work *work, uint64_t number, uint8_t *message,
+		     struct base_error *error)
 {
-	const uint32_t *holders = exchanging->exchange->holders;
+	const uint32_t *holders = exchange->holders;
 	const struct step step = step_at(work, number);
 	struct parity_source sources[PARITY_MOST_DATA];
 	uint32_t count;
-	int ret = find_sources(exchanging, work, step.element, sources, &count, error);
+	int ret = find_sources(exchange, work, step.element, sources, &count, error);
 
-	for (uint32_t i = 0; i < count && !atomic_load(&exchanging->exchange->broken); i++) {
-		if (holders[sources[i].node] == exchanging->own &&
-		    work->making.target != exchanging->own &&
-		    send_block(exchanging, held, work, &sources[i], &step, message, error))
+	for (uint32_t i = 0; i < count && !atomic_load(&exchange->broken); i++) {
+		if (holders[sources[i].node] == exchange->own &&
+		    work->making.target != exchange->own &&
+		    send_block(exchange, held, work, &sources[i], &step, message, error))
 			ret = error->code;
 	}
 	return ret;
 }
 
 /* What fails first is told. */
-static void send_all(struct exchanging *exchanging, uint8_t *message, struct base_error *error)
+static void send_all(struct parity_exchange *exchange, uint8_t *message, struct base_error *error)
 {
-	struct held held = { .exchange = exchanging->exchange };
+	struct held held = { .exchange = exchange };
 
-	for (uint32_t turn = 0; turn < exchanging->turns; turn++) {
-		for (uint64_t number = 0; number < exchanging->most_steps; number++) {
-			for (uint32_t i = 0; i < exchanging->count; i++) {
-				const struct work *work = &exchanging->works[i];
+	for (uint32_t turn = 0; turn < exchange->turns; turn++) {
+		for (uint64_t number = 0; number < exchange->most_steps; number++) {
+			for (uint32_t i = 0; i < exchange->work_count; i++) {
+				const struct parity_work *work = &exchange->works[i];
 				struct base_error failure = { 0 };
 
-				if (atomic_load(&exchanging->exchange->broken))
+				if (atomic_load(&exchange->broken))
 					goto out;
 				if (work->making.turn == turn && number < steps_of(work) &&
-				    send_step(exchanging, &held, work, number, message, &failure))
+				    send_step(exchange, &held, work, number, message, &failure))
 					base_pass_on(error, &failure);
 			}
 		}
@@ -346,18 +332,18 @@ out:
 
 static void *run_sending(void *user)
 {
-	struct exchanging *exchanging = user;
+	struct parity_exchange *exchange = user;
 	struct base_error error = { 0 };
 	uint8_t *message = calloc(1, MESSAGE_BYTES); /* also what cannot be read is sent */
 
 	if (message) {
-		send_all(exchanging, message, &error);
+		send_all(exchange, message, &error);
 	} else {
-		atomic_store(&exchanging->exchange->broken, true);
+		atomic_store(&exchange->broken, true);
 		base_no_memory(&error, "bytes on their way", MESSAGE_BYTES);
 	}
 	free(message);
-	exchanging->sending = error;
+	exchange->sending = error;
 	return NULL;
 }
 
@@ -365,8 +351,8 @@ static void *run_sending(void *user)
 
 /* What one target gets, one block after the other. */
 struct summing {
-	struct exchanging *exchanging;
-	const struct work *work;
+	struct parity_exchange *exchange;
+	const struct parity_work *work;
 	struct held held;
 	uint64_t next;    /* step */
 	uint8_t *message; /* one that comes */
@@ -376,13 +362,13 @@ struct summing {
 
 static int receive(struct summing *summing, uint32_t from, size_t bytes, struct base_error *error)
 {
-	const struct exchanging *exchanging = summing->exchanging;
-	const struct ioshape_group_options *options = &exchanging->exchange->round->group->options;
-	const int ret = options->comm->receive(options->comm->user, from, tag_of(exchanging),
+	struct parity_exchange *exchange = summing->exchange;
+	const struct ioshape_group_options *options = &exchange->round->group->options;
+	const int ret = options->comm->receive(options->comm->user, from, tag_of(exchange),
 					       summing->message, bytes + 4, options->deadline_ms);
 
 	if (ret) {
-		atomic_store(&exchanging->exchange->broken, true);
+		atomic_store(&exchange->broken, true);
 		return base_fail(error, ret,
 				 "cannot receive what protects a generation from rank %u", from);
 	}
@@ -396,15 +382,15 @@ static int receive(struct summing *summing, uint32_t from, size_t bytes, struct 
 static int add_source(struct summing *summing, const struct parity_source *source,
 		      const struct step *step, struct base_error *error)
 {
-	const struct exchanging *exchanging = summing->exchanging;
-	const uint32_t holder = exchanging->exchange->holders[source->node];
+	const struct parity_exchange *exchange = summing->exchange;
+	const uint32_t holder = exchange->holders[source->node];
 	int ret;
 
-	if (holder == exchanging->own)
+	if (holder == exchange->own)
 		ret = held_get(&summing->held, source->node, source->element, step->offset,
 			       summing->message, step->bytes, error);
 	else
-		ret = receive(summing, rank_of(exchanging, holder), step->bytes, error);
+		ret = receive(summing, rank_of(exchange, holder), step->bytes, error);
 	if (!ret)
 		parity_add(summing->sum, summing->message, step->bytes, source->coefficient);
 	return ret;
@@ -412,7 +398,7 @@ static int add_source(struct summing *summing, const struct parity_source *sourc
 
 static bool is_broken(const struct summing *summing)
 {
-	return atomic_load(&summing->exchanging->exchange->broken);
+	return atomic_load(&summing->exchange->broken);
 }
 
 /* All that is sent for it is received, whatever becomes of it. */
@@ -421,7 +407,7 @@ static int next_block(struct summing *summing, struct base_error *error)
 	const struct step step = step_at(summing->work, summing->next++);
 	struct parity_source sources[PARITY_MOST_DATA];
 	uint32_t count;
-	int ret = find_sources(summing->exchanging, summing->work, step.element, sources, &count,
+	int ret = find_sources(summing->exchange, summing->work, step.element, sources, &count,
 			       error);
 
 	memset(summing->sum, 0, step.bytes);
@@ -435,7 +421,7 @@ static int next_block(struct summing *summing, struct base_error *error)
 		ret = base_refuse(error, -ECANCELED, "the exchange was given up");
 	summing->at = 0;
 	summing->bytes = ret ? 0 : step.bytes;
-	group_round_beat(summing->exchanging->exchange->round);
+	group_round_beat(summing->exchange->round);
 	return ret;
 }
 
@@ -498,12 +484,12 @@ static int put_file(void *user, struct ring_writer *writer, struct base_error *e
 static int write_file(struct target_file *target, const char *name, uint64_t bytes,
 		      struct base_error *error)
 {
-	const struct exchanging *exchanging = target->summing->exchanging;
+	const struct parity_exchange *exchange = target->summing->exchange;
 	const pthread_t self = pthread_self();
 	const struct save_watch watch = { .blocked = &self };
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct save_file file = {
-		.context = exchanging->context,
+		.context = exchange->round->group->context,
 		.options = { .expected_bytes = bytes, .exact = true, .want_crc32 = true },
 		/* Nodes wait for each other's blocks: none of them may wait for its turn. */
 		.without_slot = true,
@@ -513,7 +499,7 @@ static int write_file(struct target_file *target, const char *name, uint64_t byt
 	char *path;
 	int ret;
 
-	if (asprintf(&path, "%s/%s", exchanging->exchange->folder, name) < 0)
+	if (asprintf(&path, "%s/%s", exchange->folder, name) < 0)
 		return base_no_memory(error, "a path", strlen(name));
 	target->path = file.path = path;
 	ret = save_write_file(&file, &watch, NULL, &report, error);
@@ -524,8 +510,8 @@ static int write_file(struct target_file *target, const char *name, uint64_t byt
 /* Those of the manifest, in their order, and what is left of the last segment. */
 static int write_restored(struct summing *summing, struct base_error *error)
 {
-	const struct parity_exchange *exchange = summing->exchanging->exchange;
-	const struct work *work = summing->work;
+	const struct parity_exchange *exchange = summing->exchange;
+	const struct parity_work *work = summing->work;
 	uint64_t left = work->segment_bytes * parity_segments_of(&work->set);
 	int ret = 0;
 
@@ -545,8 +531,8 @@ static int write_restored(struct summing *summing, struct base_error *error)
 
 static int write_parities(struct summing *summing, struct base_error *error)
 {
-	const struct work *work = summing->work;
-	struct parity_record record = *summing->exchanging->exchange->record;
+	const struct parity_work *work = summing->work;
+	struct parity_record record = *summing->exchange->record;
 	struct base_buffer text = { 0 };
 	struct target_file target = {
 		.summing = summing,
@@ -568,12 +554,13 @@ static int write_parities(struct summing *summing, struct base_error *error)
 	return ret;
 }
 
-static int make(struct exchanging *exchanging, const struct work *work, struct base_error *error)
+static int make(struct parity_exchange *exchange, const struct parity_work *work,
+		struct base_error *error)
 {
 	struct summing summing = {
-		.exchanging = exchanging,
+		.exchange = exchange,
 		.work = work,
-		.held = { .exchange = exchanging->exchange },
+		.held = { .exchange = exchange },
 		.message = malloc(MESSAGE_BYTES),
 		.sum = malloc(BLOCK_BYTES),
 	};
@@ -581,31 +568,31 @@ static int make(struct exchanging *exchanging, const struct work *work, struct b
 
 	if (!summing.message || !summing.sum)
 		ret = base_no_memory(error, "bytes on their way", MESSAGE_BYTES + BLOCK_BYTES);
-	if (!ret && !exchanging->exchange->fresh)
+	if (!ret && !exchange->fresh)
 		ret = write_restored(&summing, error);
 	if (!ret)
 		ret = write_parities(&summing, error);
 	if (summing.message && summing.sum)
 		skip_rest(&summing);
 	else
-		atomic_store(&exchanging->exchange->broken, true);
+		atomic_store(&exchange->broken, true);
 	held_close(&summing.held);
 	free(summing.message);
 	free(summing.sum);
 	return ret;
 }
 
-static int make_all(struct exchanging *exchanging, struct base_error *error)
+static int make_all(struct parity_exchange *exchange, struct base_error *error)
 {
 	int ret = 0;
 
-	for (uint32_t turn = 0; turn < exchanging->turns; turn++) {
-		for (uint32_t i = 0; i < exchanging->count; i++) {
-			const struct work *work = &exchanging->works[i];
+	for (uint32_t turn = 0; turn < exchange->turns; turn++) {
+		for (uint32_t i = 0; i < exchange->work_count; i++) {
+			const struct parity_work *work = &exchange->works[i];
 			struct base_error failure = { 0 };
 
-			if (work->making.turn == turn && work->making.target == exchanging->own &&
-			    make(exchanging, work, &failure))
+			if (work->making.turn == turn && work->making.target == exchange->own &&
+			    make(exchange, work, &failure))
 				ret = base_pass_on(error, &failure);
 		}
 	}
@@ -614,36 +601,33 @@ static int make_all(struct exchanging *exchanging, struct base_error *error)
 
 /* ---- Both ------------------------------------------------------------------------------------ */
 
-static int run_both(struct exchanging *exchanging, struct base_error *error)
+static int run_both(struct parity_exchange *exchange, struct base_error *error)
 {
 	pthread_t thread;
-	int ret = base_start_thread(&thread, run_sending, exchanging);
+	int ret = base_start_thread(&thread, run_sending, exchange);
 
 	if (ret)
 		return base_fail(error, ret, "cannot start a thread that sends to other nodes");
-	ret = make_all(exchanging, error);
+	ret = make_all(exchange, error);
 	pthread_join(thread, NULL);
-	if (exchanging->sending.code && (!ret || ret == -ECANCELED)) {
+	if (exchange->sending.code && (!ret || ret == -ECANCELED)) {
 		base_error_begin(error);
-		ret = base_pass_on(error, &exchanging->sending);
+		ret = base_pass_on(error, &exchange->sending);
 	}
 	return ret;
 }
 
-int parity_exchange_run(struct parity_exchange *exchange, struct ioshape_context *context,
-			struct base_error *error)
+int parity_exchange_run(struct parity_exchange *exchange, struct base_error *error)
 {
 	struct ioshape_group *group = exchange->round->group;
-	struct exchanging exchanging = {
-		.exchange = exchange,
-		.context = context,
-		.own = group->ranks[group->options.rank].node,
-	};
-	int ret = list_works(&exchanging, error);
+	int ret;
 
-	if (!ret && exchanging.count)
-		ret = run_both(&exchanging, error);
-	free(exchanging.works);
+	exchange->own = group->ranks[group->options.rank].node;
+	ret = list_works(exchange, error);
+	if (!ret && exchange->work_count)
+		ret = run_both(exchange, error);
+	group->comm_failed |= atomic_load(&exchange->broken);
+	free(exchange->works);
 	return ret;
 }
 
@@ -733,8 +717,7 @@ static int make_parities(struct group_round *round, const struct zip_manifest *m
 		makings[node] = (struct parity_making){ node, node, 0 };
 	}
 	if (!ret)
-		ret = parity_exchange_run(&exchange, group->context, error);
-	group->comm_failed |= exchange.broken;
+		ret = parity_exchange_run(&exchange, error);
 	free(numbers);
 	free(makings);
 	return ret;

@@ -138,15 +138,20 @@ struct parity_exchange {
 	uint32_t count;
 	bool fresh;         /* they are made for the first time */
 	const char *folder; /* where this node has its files, and gets what it gets */
-	atomic_bool broken; /* out: bytes do not travel between nodes any more */
+	/* While it runs. */
+	atomic_bool broken;        /* bytes do not travel between nodes any more */
+	uint32_t own;              /* node of today */
+	struct parity_work *works; /* what concerns this node */
+	uint32_t work_count, turns;
+	uint64_t most_steps;       /* blocks of all elements of the largest */
+	struct base_error sending; /* what the thread that sends failed with */
 };
 
 /*
  * Called by the first rank of each node, together: sends what others need, and writes what this
  * node gets. What was restored has the checksums of the manifest.
  */
-int parity_exchange_run(struct parity_exchange *exchange, struct ioshape_context *context,
-			struct base_error *error);
+int parity_exchange_run(struct parity_exchange *exchange, struct base_error *error);
 
 /* What a node keeps for `nodes` nodes that save so much each (elements.c). */
 uint64_t parity_bytes(enum ioshape_parity parity, uint64_t bytes, uint32_t nodes);

@@ -737,7 +737,7 @@ static int keep(struct ioshape_group *group, const struct restoring *restoring, 
 static int exchange(struct group_round *round, const struct restoring *restoring,
 		    const struct zip_manifest *manifest, struct base_error *error)
 {
-	struct ioshape_group *group = round->group;
+	const struct ioshape_group *group = round->group;
 	struct parity_exchange exchange = {
 		.round = round,
 		.manifest = manifest,
@@ -748,16 +748,13 @@ static int exchange(struct group_round *round, const struct restoring *restoring
 		.count = restoring->count,
 		.folder = restoring->folder,
 	};
-	int ret;
 
 	if (!group->options.comm || group->comm_failed)
 		return base_refuse(error, -ENOTCONN,
 				   "a node lacks files of generation %llu, and there is no way for "
 				   "bytes between nodes",
 				   (unsigned long long)restoring->step);
-	ret = parity_exchange_run(&exchange, group->context, error);
-	group->comm_failed |= exchange.broken;
-	return ret;
+	return parity_exchange_run(&exchange, error);
 }
 
 /* The first rank of a node. */
