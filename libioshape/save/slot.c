@@ -602,7 +602,8 @@ void save_slot_pass(void *user, uint64_t bytes)
 
 	if (hold) {
 		pthread_mutex_lock(&hold->lock);
-		slots_pass(hold->slot, bytes, must_stop, slot);
+		/* A callback may write to another file in this slot, and must not meet the lock. */
+		slots_pass(hold->slot, bytes, hold->listed ? NULL : must_stop, slot);
 		pthread_mutex_unlock(&hold->lock);
 	}
 	slot->passed += bytes;
