@@ -4,7 +4,7 @@
  * few threads, and "buffered" inside submit(), which any kernel and filesystem can do.
  */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/queue.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -8,7 +8,7 @@
  * (IOSQE_ASYNC), as many at a time as there are requests.
  */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/queue.h"
 
 #include <errno.h>
 #include <liburing.h>

@@ -67,7 +67,8 @@ const char *ring_remedy(int code)
 
 /* ---- Engines --------------------------------------------------------------------------------- */
 
-const struct ring_engine_ops *const *ring_engines_from(enum ioshape_engine first)
+/* The engines that are tried in order if `first` was chosen by rule, ended by NULL. */
+static const struct ring_engine_ops *const *engines_from(enum ioshape_engine first)
 {
 	static const struct ring_engine_ops *const all[][4] = {
 		{ &ring_engine_uring, &ring_engine_threads, &ring_engine_buffered, NULL },
@@ -95,7 +96,7 @@ const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which)
 
 static const struct ring_engine_ops *const *engines_of(const struct ring_lane *lane)
 {
-	return lane->config.engines ? lane->config.engines : ring_engines_from(lane->shape.engine);
+	return lane->config.engines ? lane->config.engines : engines_from(lane->shape.engine);
 }
 
 static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops, char *why,
@@ -109,6 +110,8 @@ static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops,
 	};
 	int ret = ops->open(&lane->engine, &params, why, why_bytes);
 
+	/* An engine that opens notes nothing else. */
+	lane->buffers_refused = !ret && *why;
 	if (!ret) {
 		lane->ops = ops;
 		lane->engine_asked = lane->shape.engine;
@@ -217,6 +220,7 @@ static int start_any(struct ring_lane *lane, struct base_error *error)
 
 	for (size_t i = 0; ret && engines[i]; i++) {
 		ret = try_engine(lane, engines[i], why, sizeof(why));
+		lane->first_code = i ? lane->first_code : ret;
 		remember_step_down(lane, why);
 	}
 	if (ret)
@@ -287,6 +291,30 @@ void ring_lane_close(struct ring_lane *lane)
 void ring_lane_fills(struct ring_lane *lane, struct base_fresh *fresh)
 {
 	lane->fresh = fresh;
+}
+
+void ring_choose(const struct ring_config *config, const struct fs_info *fs, uint64_t file_bytes,
+		 struct ring_choice *choice)
+{
+	const struct ring_shape shape =
+		ring_shape_for(config, fs, file_bytes, choice->why, sizeof(choice->why));
+	const struct ring_engine_ops *asked = ring_engine_of(config->engine);
+	struct base_error error = { 0 };
+	struct ring_lane *lane;
+	int ret = ring_lane_open(&lane, config, &error);
+
+	if (!ret)
+		ret = ring_lane_shape(lane, &shape, &error);
+	if (!ret)
+		ret = ring_lane_start(lane, &error);
+	choice->block_bytes = shape.block_bytes;
+	choice->depth = shape.depth;
+	choice->code = lane ? lane->first_code : ret;
+	choice->buffers_refused = lane && lane->buffers_refused;
+	choice->engine = !ret ? lane->ops->id : asked ? asked->id : "";
+	snprintf(choice->note, sizeof(choice->note), "%.255s",
+		 ret ? error.sentence : lane->step_down);
+	ring_lane_close(lane);
 }
 
 /* ---- The file -------------------------------------------------------------------------------- */

@@ -14,64 +14,6 @@
 
 #include <limits.h>
 #include <stdatomic.h>
-#include <sys/uio.h>
-
-/* ---- Engines (engine_*.c) -------------------------------------------------------------------- */
-
-enum ring_kind { RING_WRITE, RING_READ };
-
-/* One request. Filled by the lane, completed by the engine; it stays where it is while in flight.
- */
-struct ring_op {
-	enum ring_kind kind;
-	int fd;
-	void *data; /* inside the engine's memory, or not: the engine copes */
-	size_t bytes;
-	uint64_t offset;
-	int64_t result;       /* set on completion: bytes moved, or a negative errno */
-	struct ring_op *next; /* for whoever holds the op: free lists, the engine's queues */
-	/* Of a write whose bytes do not all lie at `data`: where they lie, in order. */
-	const struct iovec *parts;
-	unsigned part_count; /* 0: they all do */
-};
-
-struct ring_engine_params {
-	unsigned depth; /* most requests in flight */
-	void *memory;   /* memory that most requests will use; registered where the engine can */
-	size_t memory_bytes;
-	struct base_log log;
-};
-
-/*
- * An engine belongs to one thread at a time. No member is NULL. submit() takes the op until wait()
- * hands it back; it fails only if the op was not taken. Requests that the kernel refuses complete
- * with a negative result.
- */
-struct ring_engine_ops {
-	const char *id;
-	bool direct; /* opens files for direct I/O, policy permitting */
-	/*
-	 * `why` receives a clause for the report: on failure the reason, on success what had to be
-	 * stepped down, or nothing.
-	 */
-	int (*open)(void **engine, const struct ring_engine_params *params, char *why,
-		    size_t why_bytes);
-	int (*submit)(void *engine, struct ring_op *op);
-	/* Waits for one completion. Never fails: with nothing in flight it returns NULL. */
-	struct ring_op *(*wait)(void *engine);
-	/* Nothing may be in flight. */
-	void (*close)(void *engine);
-};
-
-extern const struct ring_engine_ops ring_engine_uring;
-extern const struct ring_engine_ops ring_engine_uring_async;
-extern const struct ring_engine_ops ring_engine_threads;
-extern const struct ring_engine_ops ring_engine_buffered;
-
-/* Returns the engines that are tried in order if `first` was chosen by rule, ended by NULL. */
-const struct ring_engine_ops *const *ring_engines_from(enum ioshape_engine first);
-/* Returns the engine of that name; NULL for AUTO. */
-const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which);
 
 /* ---- Notes for the report -------------------------------------------------------------------- */
 
@@ -89,9 +31,11 @@ void ring_notes_report(const struct ring_notes *notes, struct ioshape_report *re
 
 /* ---- Settings -------------------------------------------------------------------------------- */
 
+struct ring_engine_ops;
+
 struct ring_config {
 	enum ioshape_engine engine;
-	/* What AUTO tries, in order, ended by NULL. NULL: ring_engines_from(). */
+	/* What AUTO tries, in order, ended by NULL. NULL: by the rule. */
 	const struct ring_engine_ops *const *engines;
 	enum ioshape_direct direct;
 	size_t block_bytes; /* of a buffer, and of a request; 0: chosen for each file */
@@ -100,52 +44,6 @@ struct ring_config {
 	struct base_log log;
 	struct fs_layout_request layout; /* of new files */
 };
-
-/* ---- Shapes (shape.c) ------------------------------------------------------------------------ */
-
-/*
- * 52 MiB in flight, and a block ready to follow, keep the fastest disks seen busy; the same in
- * larger blocks does not (docs/performance.md). 4 MiB is also what a Lustre client sends at most in
- * one request.
- */
-#define RING_BLOCK_BYTES (4 * MIB)
-#define RING_DEPTH 14u
-/* Reading a large file takes twice as much: devices that report many requests at a time, as virtual
- * ones do, would idle while their blocks are copied. */
-#define RING_READ_DEPTH 28u
-
-/* Buffers of a lane, as far as the user did not fix them; at least two blocks. */
-#define RING_MOST_LANE_BYTES (128 * MIB)
-#define RING_MOST_DEPTH 64u
-
-/* How a file is written: by which engine, in which requests. */
-struct ring_shape {
-	enum ioshape_engine engine;
-	size_t block_bytes;   /* of a buffer, and of the largest requests; a multiple of 4096 */
-	unsigned depth;       /* buffers: one more than requests in flight at most */
-	bool fixed;           /* so many are in flight, whatever they take: the user has said so */
-	size_t request_bytes; /* of most of its requests; 0: of block_bytes */
-	/* Of files whose requests go to one storage target each; 0 and 0 for others. */
-	uint32_t targets;
-	uint64_t stripe_bytes;
-	bool shared; /* with other hosts, and nothing is known of its targets */
-};
-
-/* What the user fixed, and the standard for the rest. Pure. */
-struct ring_shape ring_shape_standard(const struct ring_config *config);
-/* Returns the shape for reading so many bytes of this filesystem. Pure. */
-struct ring_shape ring_shape_to_read(const struct ring_config *config, const struct fs_info *fs,
-				     uint64_t bytes);
-
-/*
- * Returns the shape for a new file of about so many bytes (0: not known) on this filesystem, with
- * its layout. `why` receives the report's words for the choice. Pure.
- */
-struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_info *fs,
-				 uint64_t file_bytes, char *why, size_t why_bytes);
-
-/* How long the request at `offset` is to be, of buffers of this size. Pure. */
-size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
 
 /* ---- Lanes (queue.c) ------------------------------------------------------------------------- */
 
@@ -163,6 +61,22 @@ void ring_lane_close(struct ring_lane *lane);
 /* What is read from now on goes to such memory; NULL, as in the beginning: nobody knows. Borrowed.
  */
 void ring_lane_fills(struct ring_lane *lane, struct base_fresh *fresh);
+
+/* How a file would be written. */
+struct ring_choice {
+	const char *engine; /* its name; "" if none can be opened */
+	int code;           /* why it is not the engine of the rule: a negative errno, or 0 */
+	bool buffers_refused;
+	char note[256]; /* what was not as preferred, or "" */
+	size_t block_bytes;
+	unsigned depth;
+	char why[160]; /* of engine and blocks, as in the report */
+};
+
+/* Tries what a save of about so many bytes (0: not known) would do on this filesystem; writes
+ * nothing. */
+void ring_choose(const struct ring_config *config, const struct fs_info *fs, uint64_t file_bytes,
+		 struct ring_choice *choice);
 
 /* ---- Files that appear whole or not at all (writer.c, atomic_file.c) ------------------------- */
 

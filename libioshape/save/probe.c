@@ -12,9 +12,6 @@
 
 #define DEFAULT_FOR_BYTES (4 * GIB)
 
-/* Buffers larger than this are not registered here: they would be made of real memory. */
-#define MOST_MEMORY_BYTES (256 * MIB)
-
 /* ---- The path -------------------------------------------------------------------------------- */
 
 /*
@@ -119,66 +116,20 @@ static void take_file(struct save_probe *found, const struct ring_folder *folder
 
 /* ---- What a save would do -------------------------------------------------------------------- */
 
-static void add_clause(char *text, size_t bytes, const char *clause)
-{
-	const size_t used = strlen(text);
-
-	if (*clause)
-		snprintf(text + used, bytes - used, "%s%s", used ? "; " : "", clause);
-}
-
-/* Opens an engine, as a save does, with buffers like a save's, and closes it again. */
-static int try_engine(struct save_probe *found, const struct ring_engine_ops *ops,
-		      const struct ring_shape *shape, const struct base_log *log)
-{
-	struct ring_engine_params params = { .depth = shape->depth, .log = *log };
-	const size_t bytes = shape->block_bytes * shape->depth;
-	void *memory = bytes <= MOST_MEMORY_BYTES ? base_map(bytes) : NULL;
-	char why[200] = "";
-	void *engine;
-	int ret;
-
-	if (memory) {
-		params.memory = memory;
-		params.memory_bytes = bytes;
-	}
-	ret = ops->open(&engine, &params, why, sizeof(why));
-	if (!ret)
-		ops->close(engine);
-	/* An engine that opens notes nothing else. */
-	found->buffers_refused |= !ret && *why;
-	add_clause(found->engine_note, sizeof(found->engine_note), why);
-	if (memory)
-		base_unmap(memory, bytes);
-	return ret;
-}
-
-/* If the engine of the rule does not work, the next one is tried, as saves do. */
-static void choose_engine(struct save_probe *found, const struct ring_config *config,
-			  const struct ring_shape *shape)
-{
-	const struct ring_engine_ops *const asked[] = { ring_engine_of(config->engine), NULL };
-	const struct ring_engine_ops *const *ops = asked[0] ? asked :
-							      ring_engines_from(shape->engine);
-	int ret = try_engine(found, *ops, shape, &config->log);
-
-	if (!asked[0])
-		found->uring_errno = -ret;
-	while (ret && ops[1])
-		ret = try_engine(found, *++ops, shape, &config->log);
-	COPY(found->engine, (*ops)->id);
-}
-
 /* `info` describes a file there, and has the layout of the file to come. */
 static void choose_shape(struct save_probe *found, const struct ring_config *config,
 			 const struct fs_info *info)
 {
-	const struct ring_shape shape = ring_shape_for(config, info, found->for_bytes,
-						       found->choice, sizeof(found->choice));
+	struct ring_choice choice;
 
-	found->block_bytes = shape.block_bytes;
-	found->queue_depth = shape.depth;
-	choose_engine(found, config, &shape);
+	ring_choose(config, info, found->for_bytes, &choice);
+	COPY(found->choice, choice.why);
+	found->block_bytes = choice.block_bytes;
+	found->queue_depth = choice.depth;
+	COPY(found->engine, choice.engine);
+	COPY(found->engine_note, choice.note);
+	found->uring_errno = -choice.code;
+	found->buffers_refused = choice.buffers_refused;
 }
 
 /* Chooses the layout that the file will have: its count is 0 if that is not known. */

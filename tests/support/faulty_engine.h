@@ -7,7 +7,7 @@
 #ifndef TESTS_SUPPORT_FAULTY_ENGINE_H
 #define TESTS_SUPPORT_FAULTY_ENGINE_H
 
-#include "ring/ring.h"
+#include "ring/queue.h"
 
 /* How often something happens: once in so many requests; 0 never. */
 struct faulty_plan {

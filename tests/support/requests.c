@@ -13,7 +13,7 @@
  * counts nothing: it lets the library choose the engine, or takes this one, and prints
  * {"engine": ..., "block_bytes": N, "depth": N, "direct": 0 | 1, "choice": ..., "seconds": S}
  */
-#include "ring/ring.h"
+#include "ring/queue.h"
 
 #include <errno.h>
 #include <fcntl.h>

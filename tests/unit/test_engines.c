@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every engine keeps the contract in ring.h. */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/queue.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/sandbox.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading pieces of files, against pread. */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/queue.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/scratch.h"
