@@ -35,7 +35,6 @@ struct zip_writer {
 	uint64_t check_count, check_room;
 	uint32_t block_crc; /* of the block that is not full yet */
 	uint64_t block_bytes;
-	uint64_t payload_bytes; /* of records that have ended, without the index */
 };
 
 int zip_grow(void **array, uint64_t count, uint64_t *room, size_t element_bytes)
@@ -111,11 +110,6 @@ void zip_writer_free(struct zip_writer *writer)
 	free(writer->checks);
 	free(writer->path);
 	free(writer);
-}
-
-uint64_t zip_writer_payload_bytes(const struct zip_writer *writer)
-{
-	return writer->payload_bytes;
 }
 
 const struct zip_entry *zip_writer_entries(const struct zip_writer *writer, uint64_t *count)
@@ -462,10 +456,7 @@ int zip_writer_end(struct zip_writer *writer, struct base_error *error)
 			"record \"%s\" of \"%s\" was announced with %llu bytes and got %llu",
 			ZIP_SHOWN(last_name(writer)), writer->path,
 			(unsigned long long)writer->announced, (unsigned long long)writer->done);
-	ret = end_record(writer, error);
-	if (!ret)
-		writer->payload_bytes += writer->done;
-	return ret;
+	return end_record(writer, error);
 }
 
 /* ---- The end of the archive ------------------------------------------------------------------ */

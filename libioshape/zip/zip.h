@@ -434,8 +434,6 @@ struct zip_sink zip_sink_of_member(struct zip_writer *bundle);
  */
 int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 		      struct base_error *error);
-/* The bytes of the records, without the index. */
-uint64_t zip_writer_payload_bytes(const struct zip_writer *writer);
 /* What the directory will say of the records so far; of none while one is open. */
 const struct zip_entry *zip_writer_entries(const struct zip_writer *writer, uint64_t *count);
 /* NULL is fine. */

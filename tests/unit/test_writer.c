@@ -203,12 +203,12 @@ static void write_in_pieces(struct zip_writer *writer, const char *name, const u
 	ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
 }
 
-static void expect_records(struct zip_writer *writer, const uint8_t *data)
+static void expect_records(const uint8_t *data)
 {
 	struct zip_directory directory;
 	struct zip_index index;
 	uint8_t *content = content_of(current);
-	uint64_t check = 0, payload = 0;
+	uint64_t check = 0;
 
 	look_back(&directory, &index);
 	ck_assert_uint_eq(directory.count, ARRAY_LENGTH(sizes) + 1);
@@ -221,10 +221,8 @@ static void expect_records(struct zip_writer *writer, const uint8_t *data)
 		ck_assert_uint_eq(index.data_offsets[i], entry->data_offset);
 		expect_checks(&index, check, data, sizes[i]);
 		check += (sizes[i] + MIB - 1) / MIB;
-		payload += sizes[i];
 	}
 	ck_assert_uint_eq(index.check_count, check);
-	ck_assert_uint_eq(zip_writer_payload_bytes(writer), payload);
 	ck_assert(!current->finished);
 	zip_index_free(&index);
 	zip_directory_free(&directory);
@@ -249,7 +247,7 @@ LOOP_TEST(written_case, records_come_back_whatever_pieces_they_came_in, 0, 4)
 			write_in_pieces(writer, name, data, sizes[i], known, &seed);
 		}
 		ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
-		expect_records(writer, data);
+		expect_records(data);
 		free_writer(writer);
 	}
 	ck_assert_uint_eq(files, 0);
