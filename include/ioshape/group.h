@@ -297,7 +297,9 @@ int ioshape_generation_open_part(struct ioshape_generation *generation, uint32_t
 				 struct ioshape_reader **out);
 
 /**
- * Reads all of a generation and compares all checksums, those of the manifest included.
+ * Reads all files of a generation and compares them with the checksums of the manifest.
+ *
+ * These cover every byte, also the checksums inside the parts.
  *
  * @param generation     the generation
  * @param progress       told how far it is; NULL for none

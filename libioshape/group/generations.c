@@ -143,13 +143,6 @@ static uint32_t process_number(void)
 	return (uint32_t)(atomic_compare_exchange_strong(&drawn, &number, mine) ? mine : number);
 }
 
-void group_job_hash(char into[GROUP_JOB_BYTES], const char *token)
-{
-	uint64_t hash = base_hash_text(token);
-
-	snprintf(into, GROUP_JOB_BYTES, "%08x", (uint32_t)(hash ^ hash >> 32));
-}
-
 uint64_t group_name_number(void)
 {
 	return (uint64_t)process_number() << 32 | (uint32_t)base_random();

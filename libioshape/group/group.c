@@ -11,8 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- Ranks: on which node each is, and which rank writes for it --------------------------------
- */
+/* ---- Nodes ----------------------------------------------------------------------------------- */
+
+/* Numbers the nodes by their keys. */
 
 static int find_nodes(struct ioshape_group *group)
 {
@@ -38,6 +39,7 @@ static int find_nodes(struct ioshape_group *group)
 	return ret;
 }
 
+/* From the ranks' nodes, which another process has numbered. False if it cannot be so. */
 static bool find_leaders(struct ioshape_group *group, uint64_t node_count)
 {
 	uint32_t found = 0;
@@ -52,59 +54,6 @@ static bool find_leaders(struct ioshape_group *group, uint64_t node_count)
 	}
 	group->node_count = found;
 	return found == node_count;
-}
-
-uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank)
-{
-	if (mode == IOSHAPE_MODE_RANK0)
-		return 0;
-	return mode == IOSHAPE_MODE_NODE ? group->leaders[group->ranks[rank].node] : rank;
-}
-
-bool group_is_local(const struct ioshape_group *group, uint32_t rank)
-{
-	return group->ranks[rank].node == group->ranks[group->options.rank].node;
-}
-
-bool group_has_all(const struct ioshape_group *group, const bool *have)
-{
-	return !memchr(have, false, group->options.ranks * sizeof(*have));
-}
-
-const char *group_show_rank(const struct ioshape_group *group, uint32_t rank,
-			    char into[GROUP_RANK_BYTES])
-{
-	const char *where = group->ranks[rank].where;
-
-	if (*where)
-		snprintf(into, GROUP_RANK_BYTES, "rank %u (%.64s)", rank, where);
-	else
-		snprintf(into, GROUP_RANK_BYTES, "rank %u", rank);
-	return into;
-}
-
-void group_name_rank(struct group_names *names, const struct ioshape_group *group, uint32_t rank)
-{
-	const size_t used = strlen(names->text), room = sizeof(names->text) - used;
-
-	if (!names->count++)
-		names->first = rank;
-	if (names->count <= GROUP_MOST_NAMED)
-		snprintf(names->text + used, room, "%s%s", used ? ", " : "",
-			 GROUP_SHOWN_RANK(group, rank));
-	else if (names->count == GROUP_MOST_NAMED + 1)
-		snprintf(names->text + used, room, " and others");
-}
-
-int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
-		       const struct base_error *failure, struct base_error *error)
-{
-	struct base_error named = *failure;
-
-	base_error_of_rank(&named, rank);
-	base_rephrase(&named, failure->code, "%s: %s", GROUP_SHOWN_RANK(group, rank),
-		      failure->sentence);
-	return base_pass_on(error, &named);
 }
 
 /* ---- Stores ---------------------------------------------------------------------------------- */
@@ -519,6 +468,14 @@ static void find_own_place(struct ioshape_group *group)
 		 (long)base_pid());
 }
 
+/* The first digits of the ids of this job's attempts. */
+static void hash_job(struct ioshape_group *group)
+{
+	const uint64_t hash = base_hash_text(group->token);
+
+	snprintf(group->job, sizeof(group->job), "%08x", (uint32_t)(hash ^ hash >> 32));
+}
+
 static int copy_strings(struct ioshape_group *group, const char *directory,
 			struct base_error *error)
 {
@@ -545,7 +502,7 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 	ret = save_absolute_path(trimmed, &group->directory, error);
 	free(trimmed);
 	group->options.token = group->token;
-	group_job_hash(group->job, group->token);
+	hash_job(group);
 	group->options.node = group->node;
 	return ret;
 }

@@ -21,6 +21,7 @@
 #include <ioshape/group.h>
 
 #include <stdio.h>
+#include <string.h>
 
 /* ---- Names in a directory of generations (generations.c) ------------------------------------- */
 
@@ -62,7 +63,6 @@ bool group_is_this_process(const char *id);
 
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9
-void group_job_hash(char into[GROUP_JOB_BYTES], const char *token);
 
 /* ---- Attempts (attempt.c) -------------------------------------------------------------------- */
 
@@ -405,7 +405,13 @@ static inline bool group_has_tiers(const struct ioshape_group *group)
 }
 
 /* The rank that writes the part of this one. */
-uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank);
+static inline uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mode,
+				       uint32_t rank)
+{
+	if (mode == IOSHAPE_MODE_RANK0)
+		return 0;
+	return mode == IOSHAPE_MODE_NODE ? group->leaders[group->ranks[rank].node] : rank;
+}
 
 /* Whether it is the first of its node. */
 static inline bool group_leads_node(const struct ioshape_group *group, uint32_t rank)
@@ -414,10 +420,16 @@ static inline bool group_leads_node(const struct ioshape_group *group, uint32_t 
 }
 
 /* Whether it is on our node. */
-bool group_is_local(const struct ioshape_group *group, uint32_t rank);
+static inline bool group_is_local(const struct ioshape_group *group, uint32_t rank)
+{
+	return group->ranks[rank].node == group->ranks[group->options.rank].node;
+}
 
 /* Whether it is set for all ranks. */
-bool group_has_all(const struct ioshape_group *group, const bool *have);
+static inline bool group_has_all(const struct ioshape_group *group, const bool *have)
+{
+	return !memchr(have, false, group->options.ranks * sizeof(*have));
+}
 
 /* "rank 3 (n03, process 4711)": for messages; valid until the end of the block it stands in. */
 #define GROUP_RANK_BYTES 96

@@ -11,6 +11,45 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- Ranks, in sentences ----------------------------------------------------------------------
+ */
+
+const char *group_show_rank(const struct ioshape_group *group, uint32_t rank,
+			    char into[GROUP_RANK_BYTES])
+{
+	const char *where = group->ranks[rank].where;
+
+	if (*where)
+		snprintf(into, GROUP_RANK_BYTES, "rank %u (%.64s)", rank, where);
+	else
+		snprintf(into, GROUP_RANK_BYTES, "rank %u", rank);
+	return into;
+}
+
+void group_name_rank(struct group_names *names, const struct ioshape_group *group, uint32_t rank)
+{
+	const size_t used = strlen(names->text), room = sizeof(names->text) - used;
+
+	if (!names->count++)
+		names->first = rank;
+	if (names->count <= GROUP_MOST_NAMED)
+		snprintf(names->text + used, room, "%s%s", used ? ", " : "",
+			 GROUP_SHOWN_RANK(group, rank));
+	else if (names->count == GROUP_MOST_NAMED + 1)
+		snprintf(names->text + used, room, " and others");
+}
+
+int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
+		       const struct base_error *failure, struct base_error *error)
+{
+	struct base_error named = *failure;
+
+	base_error_of_rank(&named, rank);
+	base_rephrase(&named, failure->code, "%s: %s", GROUP_SHOWN_RANK(group, rank),
+		      failure->sentence);
+	return base_pass_on(error, &named);
+}
+
 /* ---- Payloads -------------------------------------------------------------------------------- */
 
 #define NUMBER_BYTES 8
