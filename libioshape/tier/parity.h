@@ -113,9 +113,7 @@ bool parity_records_agree(const struct parity_record *left, const struct parity_
 /* Of a generation that lies all in one place, as if one node had saved it. -ENOMEM. */
 int parity_record_whole(struct parity_record *record, uint32_t file_count);
 
-/* All bytes of a node's files, and of a segment of its set. */
-uint64_t parity_node_bytes(const struct zip_manifest *manifest, const struct parity_record *record,
-			   uint32_t node);
+/* Bytes of a segment of a set. */
 uint64_t parity_segment_bytes(const struct zip_manifest *manifest,
 			      const struct parity_record *record, const struct parity_set *set);
 

@@ -375,7 +375,7 @@ void parity_record_free(struct parity_record *record)
 
 /* ---- Bytes of elements ----------------------------------------------------------------------- */
 
-uint64_t parity_node_bytes(const struct zip_manifest *manifest, const struct parity_record *record,
+static uint64_t node_bytes(const struct zip_manifest *manifest, const struct parity_record *record,
 			   uint32_t node)
 {
 	uint64_t bytes = 0;
@@ -393,7 +393,7 @@ uint64_t parity_segment_bytes(const struct zip_manifest *manifest,
 	uint64_t most = 0, bytes;
 
 	for (uint32_t i = 0; i < set->count; i++)
-		most = MAX(most, parity_node_bytes(manifest, record, set->nodes[i]));
+		most = MAX(most, node_bytes(manifest, record, set->nodes[i]));
 	bytes = (most + parity_segments_of(set) - 1) / parity_segments_of(set);
 	return (bytes + PARITY_RECORD_UNIT - 1) / PARITY_RECORD_UNIT * PARITY_RECORD_UNIT;
 }
