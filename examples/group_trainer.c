@@ -83,34 +83,16 @@ static int load_tensor(struct ioshape_reader *reader, const char *name, void *in
 	return ret ? ret : ioshape_reader_load(reader, &request, 1);
 }
 
-/* Finds the newest generation: rank 0 looks, and tells the others. -ENOENT if there is none. */
-static int find_latest(struct ioshape_context *context, const char *directory, int rank,
-		       uint64_t *step)
-{
-	struct ioshape_generation_info info = IOSHAPE_GENERATION_INFO_INIT;
-	struct ioshape_generation *generation = NULL;
-	int ret = 0;
-
-	if (!rank)
-		ret = ioshape_generation_open(context, directory, IOSHAPE_LATEST, &generation);
-	if (!rank && !ret)
-		ret = ioshape_generation_get_info(generation, &info);
-	ioshape_generation_free(generation);
-	*step = info.step;
-	MPI_Bcast(&ret, 1, MPI_INT, 0, MPI_COMM_WORLD);
-	MPI_Bcast(step, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-	return ret;
-}
-
-/* Takes up the newest generation. -ENOENT if there is none. */
-static int resume(struct ioshape_context *context, const char *directory, struct model *model)
+/* Takes up the newest generation: the same for all ranks. -ENOENT if there is none. */
+static int resume(struct ioshape_context *context, struct ioshape_group *group,
+		  const char *directory, struct model *model)
 {
 	struct ioshape_generation *generation = NULL;
 	struct ioshape_reader *reader = NULL;
 	uint64_t step;
 	int ret;
 
-	ret = find_latest(context, directory, model->rank, &step);
+	ret = ioshape_group_get_latest(group, NULL, &step);
 	if (!ret)
 		ret = ioshape_generation_open(context, directory, step, &generation);
 	if (!ret)
@@ -173,7 +155,7 @@ static int train(struct ioshape_context *context, struct ioshape_group *group,
 	struct ioshape_save *save = NULL;
 	int ret;
 
-	ret = resume(context, directory, model);
+	ret = resume(context, group, directory, model);
 	if (ret && ret != -ENOENT)
 		return ret;
 	if (!model->rank && !ret)

@@ -64,21 +64,21 @@ struct rank_model {
 	}
 };
 
-// All ranks take up the newest generation, if there is one. They are on one host, and a save needs
-// all of them, so they find the same one.
-bool resume(ioshape::context &context, const std::string &directory, rank_model &model)
+// All ranks take up the newest generation, if there is one.
+bool resume(ioshape::context &context, ioshape::group &group, const std::string &directory,
+	    rank_model &model)
 {
-	const std::vector<std::uint64_t> steps = ioshape::generation::steps(context, directory);
+	const std::optional<std::uint64_t> step = group.latest();
 
-	if (steps.empty())
+	if (!step)
 		return false;
 	// While it is open nothing removes it.
-	const ioshape::generation generation(context, directory, steps.back());
+	const ioshape::generation generation(context, directory, *step);
 	const ioshape::reader reader = generation.part_reader(model.rank);
 
 	reader.load(reader.find_tensor("weights"), model.weights.data());
 	reader.load(reader.find_tensor("momentum"), model.momentum.data());
-	model.step = steps.back();
+	model.step = *step;
 	return true;
 }
 
@@ -96,7 +96,7 @@ void train(std::uint32_t rank, const std::string &job, const std::string &direct
 	options.deadline_ms = 10000;
 	ioshape::group group(context, directory, options);
 	ioshape::save saving;
-	const bool resumed = resume(context, directory, model);
+	const bool resumed = resume(context, group, directory, model);
 	if (rank == 0)
 		std::printf(resumed ? "going on from step %llu\n" : "starting anew\n",
 			    static_cast<unsigned long long>(model.step));

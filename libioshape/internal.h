@@ -171,34 +171,6 @@ int save_directory_commit(struct save_directory *directory);
 /* Frees the directory. Without a successful commit it is removed, with the files in it. */
 void save_directory_free(struct save_directory *directory);
 
-/* ---- The checkpoint that a group loads (group/latest.c) -------------------------------------- */
-
-struct ioshape_group;
-
-/* Which checkpoint is looked for. */
-struct group_search_options {
-	size_t size;     /* sizeof(struct group_search_options) */
-	uint32_t intact; /* 1: one that is intact; 0: a complete one */
-	uint32_t reserved;
-	/* Called, on each rank, for every newer checkpoint that is not intact; ioshape_last_error()
-	 * says why during the call. NULL for none. */
-	void (*passed_over)(void *user, uint64_t step);
-	void *passed_over_user;
-	/* Receives where that checkpoint is, in a call of passed_over() the one that it is about:
-	 * the group's directory, or the directory on its tier. The text belongs to the group. May
-	 * be NULL. */
-	const char **directory;
-};
-
-/*
- * Finds the newest checkpoint, the same one on all ranks, which all call this. For a complete one
- * rank 0 looks. For an intact one each rank reads an equal share of the parts of each candidate and
- * compares their checksums. -ENOENT if there is no checkpoint at all; IOSHAPE_E_UNUSABLE if there
- * are some and none can be used. `options` may be NULL: a complete one.
- */
-int group_get_latest(struct ioshape_group *group, const struct group_search_options *options,
-		     uint64_t *step);
-
 /* ---- The journal of a tier (tier/names.c) ---------------------------------------------------- */
 
 /* Returns the path of the checkpoint that an entry is about, within `text`, and whether it is

@@ -187,6 +187,43 @@ int ioshape_group_save_records(struct ioshape_group *group, uint64_t step,
  */
 int ioshape_group_fail(struct ioshape_group *group, uint64_t step, const char *why);
 
+/** Which generation ioshape_group_get_latest() looks for. */
+struct ioshape_search_options {
+	size_t size;     /**< sizeof(struct ioshape_search_options) */
+	uint32_t intact; /**< 1: one that is intact; 0: a complete one */
+	uint32_t reserved;
+	/**
+	 * Called, on each rank, for every newer generation that is not intact: damaged, without a
+	 * manifest, or not readable for a rank. ioshape_last_error() says why during the call. NULL
+	 * for none.
+	 */
+	void (*passed_over)(void *user, uint64_t step);
+	void *passed_over_user;
+	/** Receives where that generation lies, in a call of passed_over() the one that it is
+	 * about: the group's directory, or that on its tier. The text belongs to the group. May be
+	 * NULL. */
+	const char **directory;
+};
+
+#define IOSHAPE_SEARCH_OPTIONS_INIT IOSHAPE_SIZED(ioshape_search_options)
+
+/**
+ * Finds the newest generation, the same one on all ranks.
+ *
+ * All ranks call this. For a complete one rank 0 looks and tells the others. For an intact one each
+ * rank reads an equal share of the parts of each candidate, the newest first, and compares their
+ * checksums; the first that is intact for all is the answer. Nodes with tiers first restore what
+ * one of them has lost, as far as the parity of the others allows.
+ *
+ * @param group    the group
+ * @param options  NULL: a complete one
+ * @param step     receives the number of the generation
+ * @return 0; -ENOENT if there is none at all: the first start; IOSHAPE_E_UNUSABLE if there are some
+ *         and none can be used; another negative code
+ */
+int ioshape_group_get_latest(struct ioshape_group *group,
+			     const struct ioshape_search_options *options, uint64_t *step);
+
 /**
  * Frees a group.
  *

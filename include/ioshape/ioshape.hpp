@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -360,6 +361,38 @@ public:
 	void fail(std::uint64_t step, const std::string &why)
 	{
 		detail::check(ioshape_group_fail(get(), step, why.c_str()));
+	}
+	/* The newest complete generation, the same on all ranks, which all ask; none if there is
+	 * none. */
+	std::optional<std::uint64_t> latest()
+	{
+		return newest(nullptr);
+	}
+	/* The newest intact one, of which every byte has been read, the same on all ranks, which
+	 * all ask; none if there is none. `passed_over` receives the steps of newer ones. */
+	std::optional<std::uint64_t> intact(std::vector<std::uint64_t> *passed_over = nullptr)
+	{
+		ioshape_search_options options = IOSHAPE_SEARCH_OPTIONS_INIT;
+
+		options.intact = 1;
+		options.passed_over = [](void *user, std::uint64_t passed) {
+			if (auto *steps = static_cast<std::vector<std::uint64_t> *>(user))
+				steps->push_back(passed);
+		};
+		options.passed_over_user = passed_over;
+		return newest(&options);
+	}
+
+private:
+	std::optional<std::uint64_t> newest(const ioshape_search_options *options)
+	{
+		std::uint64_t step = 0;
+		const int code = ioshape_group_get_latest(get(), options, &step);
+
+		if (code == -ENOENT)
+			return std::nullopt;
+		detail::check(code);
+		return step;
 	}
 };
 

@@ -26,7 +26,7 @@ struct place {
 
 /* Of rank 0. The others hear. */
 struct search {
-	const struct group_search_options *options;
+	const struct ioshape_search_options *options;
 	bool begun, looked;
 	struct place near, there;
 	struct group_spreads *spreads; /* of the candidates of `near`, if nodes have tiers */
@@ -318,8 +318,8 @@ static int try_next(struct ioshape_group *group, struct search *search, struct g
 	return ret;
 }
 
-static void say_where(const struct ioshape_group *group, const struct group_search_options *options,
-		      const struct group_found *found)
+static void say_where(const struct ioshape_group *group,
+		      const struct ioshape_search_options *options, const struct group_found *found)
 {
 	if (options->directory)
 		*options->directory = directory_of(group, found);
@@ -328,7 +328,7 @@ static void say_where(const struct ioshape_group *group, const struct group_sear
 static void pass_over(const struct ioshape_group *group, struct search *search,
 		      struct group_found *found)
 {
-	const struct group_search_options *options = search->options;
+	const struct ioshape_search_options *options = search->options;
 
 	group_unusable_add(&search->unusable, &found->failure);
 	if (!options->intact && !group->options.rank)
@@ -350,7 +350,7 @@ static void close_place(struct place *place)
 	ring_folder_close(&place->directory);
 }
 
-static int find(struct ioshape_group *group, const struct group_search_options *options,
+static int find(struct ioshape_group *group, const struct ioshape_search_options *options,
 		struct group_found *found, struct base_error *error)
 {
 	struct search search = {
@@ -379,10 +379,11 @@ static int find(struct ioshape_group *group, const struct group_search_options *
 
 /* ---- What users call ------------------------------------------------------------------------- */
 
-int group_get_latest(struct ioshape_group *group, const struct group_search_options *given,
-		     uint64_t *step)
+IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
+					    const struct ioshape_search_options *given,
+					    uint64_t *step)
 {
-	struct group_search_options options;
+	struct ioshape_search_options options;
 	struct base_error error = { 0 };
 	struct group_found found = { 0 };
 	int ret;
@@ -392,7 +393,7 @@ int group_get_latest(struct ioshape_group *group, const struct group_search_opti
 	*step = 0;
 	ret = save_enter(group->context, &error);
 	if (!ret)
-		ret = base_take_options(&options, sizeof(options), given, "group_search_options",
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_search_options",
 					&error);
 	if (!ret)
 		ret = find(group, &options, &found, &error);

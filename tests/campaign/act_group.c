@@ -110,14 +110,14 @@ static void passed_over(void *user, uint64_t step)
 /* What a rank cannot read is told and passed over. */
 static int find_latest(struct ioshape_group *group, uint64_t step)
 {
-	struct group_search_options options = { .size = sizeof(options) };
+	struct ioshape_search_options options = { .size = sizeof(options) };
 	uint64_t found = 0, damaged = 0;
 	int ret;
 
 	options.intact = 1;
 	options.passed_over = passed_over;
 	options.passed_over_user = &damaged;
-	ret = harm_heed(group_get_latest(group, &options, &found));
+	ret = harm_heed(ioshape_group_get_latest(group, &options, &found));
 	if (!ret && found != step && damaged != step)
 		ret = harm_wrong("step %llu is said to be the newest", (unsigned long long)found);
 	return ret;

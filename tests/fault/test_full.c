@@ -460,7 +460,7 @@ static int play_rank(const struct scene *scene, uint32_t rank)
 		return 13;
 	if (report.skipped && !report.fallbacks)
 		return 14;
-	if (group_get_latest(group, NULL, &latest) != -ENOENT)
+	if (ioshape_group_get_latest(group, NULL, &latest) != -ENOENT)
 		return 15;
 	ioshape_group_free(group);
 	ioshape_context_free(context);

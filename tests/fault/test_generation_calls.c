@@ -117,13 +117,13 @@ static uint64_t find_newest(struct ioshape_context *context)
 
 static uint64_t find_newest_intact(struct ioshape_context *context)
 {
-	struct group_search_options options = { .size = sizeof(options) };
+	struct ioshape_search_options options = { .size = sizeof(options) };
 	struct ioshape_group *group;
 	uint64_t step;
 
 	options.intact = 1;
 	ck_assert_int_eq(ioshape_group_open(context, "runs", NULL, &group), 0);
-	ck_assert_int_eq(group_get_latest(group, &options, &step), 0);
+	ck_assert_int_eq(ioshape_group_get_latest(group, &options, &step), 0);
 	ioshape_group_free(group);
 	return step;
 }

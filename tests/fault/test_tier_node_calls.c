@@ -70,7 +70,7 @@ static int restore(struct ioshape_group *group, const struct sample *sample)
 	uint64_t step;
 
 	(void)sample;
-	return group_get_latest(group, NULL, &step);
+	return ioshape_group_get_latest(group, NULL, &step);
 }
 
 static int take_part(const struct harm *harm, uint32_t rank)

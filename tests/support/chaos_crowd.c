@@ -247,7 +247,7 @@ static void save_generations(const char *directory, const struct ioshape_group_o
 	int ret = ioshape_group_open(context, directory, options, &group);
 
 	if (!ret) {
-		ret = group_get_latest(group, NULL, &step);
+		ret = ioshape_group_get_latest(group, NULL, &step);
 		ret = ret == -ENOENT ? 0 : ret;
 	}
 	if (ret)

@@ -9,7 +9,7 @@
 
 #include <ioshape/group.h>
 
-static struct group_search_options options;
+static struct ioshape_search_options options;
 static struct ioshape_group *group;
 static struct search search;
 static struct group_found found;

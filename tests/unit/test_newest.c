@@ -109,14 +109,14 @@ static void pass_over(void *user, uint64_t step)
 
 static int find(const struct rank *rank, uint64_t *step)
 {
-	struct group_search_options options = { .size = sizeof(struct group_search_options) };
+	struct ioshape_search_options options = { .size = sizeof(struct ioshape_search_options) };
 
 	options.intact = 1;
 	options.passed_over = pass_over;
 	options.passed_over_user = passed;
 	passed_count = 0;
 	*step = 77;
-	return group_get_latest(rank->group, &options, step);
+	return ioshape_group_get_latest(rank->group, &options, step);
 }
 
 static struct test_case tests = { .name = "newest",
@@ -125,7 +125,7 @@ static struct test_case tests = { .name = "newest",
 
 TEST(tests, what_is_damaged_is_passed_over)
 {
-	struct group_search_options silent = { .size = sizeof(struct group_search_options) };
+	struct ioshape_search_options silent = { .size = sizeof(struct ioshape_search_options) };
 	const struct rank rank = open_rank(0, 1);
 	uint64_t step;
 
@@ -140,10 +140,10 @@ TEST(tests, what_is_damaged_is_passed_over)
 	/* How new it is, nobody can tell: it may be the newest. */
 	ck_assert(step == 1 && passed_count == 2 && passed[0] == 2);
 	silent.intact = 1;
-	ck_assert_int_eq(group_get_latest(rank.group, &silent, &step), 0);
+	ck_assert_int_eq(ioshape_group_get_latest(rank.group, &silent, &step), 0);
 	ck_assert_uint_eq(step, 1);
 	/* Complete is less: nobody has read it. */
-	ck_assert_int_eq(group_get_latest(rank.group, NULL, &step), 0);
+	ck_assert_int_eq(ioshape_group_get_latest(rank.group, NULL, &step), 0);
 	ck_assert_uint_eq(step, 3);
 	damage(1, ".pt");
 	ck_assert_int_eq(find(&rank, &step), IOSHAPE_E_UNUSABLE);
@@ -163,7 +163,7 @@ TEST(tests, where_none_is_complete_it_does_not_look_like_the_first_start)
 	save_steps(&rank);
 	for (int i = 1; i <= STEPS; i++)
 		ck_assert(!truncate(file_of(i, ".pt"), 100));
-	ck_assert_int_eq(group_get_latest(rank.group, NULL, &step), IOSHAPE_E_UNUSABLE);
+	ck_assert_int_eq(ioshape_group_get_latest(rank.group, NULL, &step), IOSHAPE_E_UNUSABLE);
 	ck_assert_int_eq(ioshape_generation_open(rank.context, scratch_path("steps"),
 						 IOSHAPE_LATEST, &generation),
 			 IOSHAPE_E_UNUSABLE);
@@ -181,10 +181,10 @@ TEST(tests, where_there_is_nothing_nothing_is_found)
 	uint64_t step;
 
 	ck_assert_int_eq(find(&rank, &step), -ENOENT);
-	ck_assert_int_eq(group_get_latest(rank.group, NULL, &step), -ENOENT);
+	ck_assert_int_eq(ioshape_group_get_latest(rank.group, NULL, &step), -ENOENT);
 	rmdir(scratch_path("steps"));
 	ck_assert_int_eq(find(&rank, &step), -ENOENT);
-	ck_assert_int_eq(group_get_latest(rank.group, NULL, &step), -ENOENT);
+	ck_assert_int_eq(ioshape_group_get_latest(rank.group, NULL, &step), -ENOENT);
 	ck_assert_uint_eq(step, 0);
 	close_rank(&rank);
 }

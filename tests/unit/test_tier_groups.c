@@ -109,7 +109,7 @@ static void pass_over(void *user, uint64_t step)
 /* Where it is; the group owns the text. */
 static const char *find(const struct rank *rank, bool intact, uint64_t *step)
 {
-	struct group_search_options options = { .size = sizeof(options) };
+	struct ioshape_search_options options = { .size = sizeof(options) };
 	struct looking looking = { NULL };
 
 	memset(&passed, 0, sizeof(passed));
@@ -117,7 +117,7 @@ static const char *find(const struct rank *rank, bool intact, uint64_t *step)
 	options.passed_over = pass_over;
 	options.passed_over_user = &looking;
 	options.directory = &looking.directory;
-	ck_assert_msg(!group_get_latest(rank->group, &options, step), "%s",
+	ck_assert_msg(!ioshape_group_get_latest(rank->group, &options, step), "%s",
 		      ioshape_last_error()->sentence);
 	return looking.directory;
 }

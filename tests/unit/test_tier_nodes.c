@@ -161,13 +161,13 @@ static void save_unprotected(const struct rank *rank)
 
 static const char *find(const struct rank *rank, bool intact, uint64_t *step)
 {
-	struct group_search_options options = { .size = sizeof(options) };
+	struct ioshape_search_options options = { .size = sizeof(options) };
 	const char *directory = NULL;
 
 	options.intact = intact;
 	options.directory = &directory;
 	*step = IOSHAPE_LATEST;
-	return group_get_latest(rank->group, &options, step) ? NULL : directory;
+	return ioshape_group_get_latest(rank->group, &options, step) ? NULL : directory;
 }
 
 /* Of the generation at step 1, on a node's tier. */

@@ -270,12 +270,12 @@ class Group:
 
         def ask() -> int:
             step, user = ffi.new("uint64_t *"), ffi.new_handle(search)
-            options = sized("group_search_options")
+            options = sized("ioshape_search_options")
             options.intact = intact
             options.passed_over = lib.ioshape_py_passed_over
             options.passed_over_user = user
             options.directory = search.where
-            code = lib.group_get_latest(self.pointer, options, step)
+            code = lib.ioshape_group_get_latest(self.pointer, options, step)
             if search.failure is not None:
                 raise search.failure
             if code:
