@@ -78,12 +78,6 @@ static inline void base_error_begin(struct base_error *error)
 }
 
 /*
- * In a format, between the sentence and its remedy: "cannot open %s" BASE_REMEDY "mount it first".
- * At most once.
- */
-#define BASE_REMEDY "\x1e"
-
-/*
  * Records a failure and returns `code`, so that `return base_fail(...)` reads well. The first
  * failure is the one that is kept: what fails while cleaning up must not hide it. The sentence
  * should be `cannot WHAT "PATH"`; the text of the errno is appended to it after a colon, because it
@@ -92,16 +86,29 @@ static inline void base_error_begin(struct base_error *error)
 int base_fail(struct base_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* The same for a sentence that says why by itself: no errno's text is appended. */
+/* Records a failure whose sentence says why by itself: no errno's text is appended. */
 int base_refuse(struct base_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
 /*
- * The same failure in other words: what it is about stays, and its remedy, if the format brings
- * none. Its own sentence may be among the arguments.
+ * Tells the same failure in other words: what it is about stays, and its remedy. Its own sentence
+ * may be among the arguments.
  */
 int base_rephrase(struct base_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
+
+/* Each with a remedy: what to do about it, in words that may be BASE_WORDS(). */
+int base_fail_with(struct base_error *error, int code, const char *remedy, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+int base_refuse_with(struct base_error *error, int code, const char *remedy, const char *format,
+		     ...) __attribute__((format(printf, 4, 5)));
+int base_rephrase_with(struct base_error *error, int code, const char *remedy, const char *format,
+		       ...) __attribute__((format(printf, 4, 5)));
+
+/* Prints into a text that lives as long as its block: for remedies. */
+#define BASE_WORDS(...) base_words((char[BASE_ERROR_TEXT_BYTES]){ 0 }, __VA_ARGS__)
+const char *base_words(char into[BASE_ERROR_TEXT_BYTES], const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 
 /* The same for -ENOMEM, naming what the memory was for. */
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes);

@@ -116,7 +116,8 @@ static void put(char *into, size_t bytes, const char *text)
 {
 	const size_t length = strnlen(text, bytes - 1);
 
-	memcpy(into, text, length);
+	/* A remedy may be put where it is. */
+	memmove(into, text, length);
 	into[length] = 0;
 }
 
@@ -130,61 +131,55 @@ static void shorten(char *text, size_t bytes, const char *end)
 	snprintf(text + strlen(text), bytes - strlen(text), "%s", end);
 }
 
-/* How long the sentence is that this beginning of a format makes. */
-static int length_of(const char *format, int bytes, va_list args)
+/* `reason` is appended to the sentence; `remedy` may be NULL: that of the error stays. */
+__attribute__((format(printf, 5, 0))) static void fill(struct base_error *error, int code,
+						       const char *reason, const char *remedy,
+						       const char *format, va_list args)
 {
-	char beginning[BASE_ERROR_TEXT_BYTES];
-
-	snprintf(beginning, sizeof(beginning), "%.*s", bytes, format);
-	/* The whole of it has been checked against its arguments where it stands. */
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-	return vsnprintf(NULL, 0, beginning, args);
-#pragma GCC diagnostic pop
-}
-
-/*
- * The remedy is told from the sentence in the format, where the two are ours: in what is put into
- * it, anything may stand.
- */
-__attribute__((format(printf, 4, 0))) static void
-fill(struct base_error *error, int code, const char *reason, const char *format, va_list args)
-{
-	const char *separator = strstr(format, BASE_REMEDY);
 	char whole[2 * PATH_MAX];
-	int length = 0;
-	va_list again;
 
 	error->code = code;
-	if (separator) {
-		va_copy(again, args);
-		length = length_of(format, (int)(separator - format), again);
-		va_end(again);
-	}
 	vsnprintf(whole, sizeof(whole), format, args);
-	if (separator && (size_t)length < sizeof(whole)) {
-		whole[length] = 0;
-		put(error->remedy, sizeof(error->remedy), whole + length + 1);
-		base_make_plain(error->remedy);
-	}
+	if (remedy)
+		put(error->remedy, sizeof(error->remedy), remedy);
+	base_make_plain(error->remedy);
 	put(error->sentence, sizeof(error->sentence), whole);
 	base_make_plain(error->sentence);
 	shorten(error->sentence, sizeof(error->sentence), reason);
 	base_error_line(error, error->text, sizeof(error->text));
 }
 
-int base_fail(struct base_error *error, int code, const char *format, ...)
+/* With the text of the errno behind the sentence. */
+__attribute__((format(printf, 4, 0))) static int
+fail(struct base_error *error, int code, const char *remedy, const char *format, va_list args)
 {
 	char reason[128] = "";
-	va_list args;
 
 	if (!error || error->code)
 		return code;
 	/* What a code of our own means, the sentence says better. */
 	if (code > -4096)
 		snprintf(reason, sizeof(reason), ": %.120s", ioshape_strerror(code));
+	fill(error, code, reason, remedy, format, args);
+	return code;
+}
+
+int base_fail(struct base_error *error, int code, const char *format, ...)
+{
+	va_list args;
+
 	va_start(args, format);
-	fill(error, code, reason, format, args);
+	fail(error, code, NULL, format, args);
+	va_end(args);
+	return code;
+}
+
+int base_fail_with(struct base_error *error, int code, const char *remedy, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	fail(error, code, remedy, format, args);
 	va_end(args);
 	return code;
 }
@@ -196,7 +191,20 @@ int base_refuse(struct base_error *error, int code, const char *format, ...)
 	if (!error || error->code)
 		return code;
 	va_start(args, format);
-	fill(error, code, "", format, args);
+	fill(error, code, "", NULL, format, args);
+	va_end(args);
+	return code;
+}
+
+int base_refuse_with(struct base_error *error, int code, const char *remedy, const char *format,
+		     ...)
+{
+	va_list args;
+
+	if (!error || error->code)
+		return code;
+	va_start(args, format);
+	fill(error, code, "", remedy, format, args);
 	va_end(args);
 	return code;
 }
@@ -208,17 +216,38 @@ int base_rephrase(struct base_error *error, int code, const char *format, ...)
 	if (!error)
 		return code;
 	va_start(args, format);
-	fill(error, code, "", format, args);
+	fill(error, code, "", NULL, format, args);
 	va_end(args);
 	return code;
 }
 
+int base_rephrase_with(struct base_error *error, int code, const char *remedy, const char *format,
+		       ...)
+{
+	va_list args;
+
+	if (!error)
+		return code;
+	va_start(args, format);
+	fill(error, code, "", remedy, format, args);
+	va_end(args);
+	return code;
+}
+
+const char *base_words(char into[BASE_ERROR_TEXT_BYTES], const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(into, BASE_ERROR_TEXT_BYTES, format, args);
+	va_end(args);
+	return into;
+}
+
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes)
 {
-	return base_refuse(error, -ENOMEM,
-			   "cannot allocate %s for %s" BASE_REMEDY
-			   "free memory or lower the limits in the options",
-			   BASE_SIZE(bytes), purpose);
+	return base_refuse_with(error, -ENOMEM, "free memory or lower the limits in the options",
+				"cannot allocate %s for %s", BASE_SIZE(bytes), purpose);
 }
 
 int base_pass_on(struct base_error *error, const struct base_error *inner)

@@ -24,10 +24,8 @@ static int check_size(size_t size, const char *what, struct base_error *error)
 {
 	if (size >= sizeof(size_t) && size <= LARGEST_STRUCT_BYTES)
 		return 0;
-	return base_refuse(error, -EINVAL,
-			   "struct %s says it has %zu bytes" BASE_REMEDY
-			   "set its size field to sizeof it",
-			   what, size);
+	return base_refuse_with(error, -EINVAL, "set its size field to sizeof it",
+				"struct %s says it has %zu bytes", what, size);
 }
 
 int base_take_options(void *into, size_t known, const void *from, const char *what,
@@ -46,11 +44,10 @@ int base_take_options(void *into, size_t known, const void *from, const char *wh
 		return ret;
 	for (size_t i = known; i < size; i++) {
 		if (((const unsigned char *)from)[i])
-			return base_refuse(error, -EINVAL,
-					   "struct %s sets a field that this version of the "
-					   "library (%s) does not know" BASE_REMEDY
-					   "use the headers that belong to it",
-					   what, ioshape_version());
+			return base_refuse_with(error, -EINVAL, "use the headers that belong to it",
+						"struct %s sets a field that this version of the "
+						"library (%s) does not know",
+						what, ioshape_version());
 	}
 	memcpy(into, from, MIN(size, known));
 	memcpy(into, &known, sizeof(known));
@@ -185,8 +182,8 @@ static int refuse_number(const struct setting *setting, const char *where, const
 	char values[256];
 
 	show_values(setting, values, sizeof(values));
-	return base_refuse(error, -EINVAL, "%s cannot be \"%.64s\"" BASE_REMEDY "it takes %s",
-			   where, value, values);
+	return base_refuse_with(error, -EINVAL, BASE_WORDS("it takes %s", values),
+				"%s cannot be \"%.64s\"", where, value);
 }
 
 /* Without the text: an address has a password in it, and may have been taken for something else. */
@@ -195,10 +192,8 @@ static int refuse_text(const struct setting *setting, const char *where, struct 
 	char values[256];
 
 	show_values(setting, values, sizeof(values));
-	return base_refuse(error, -EINVAL,
-			   "%s is too long, or has a character that it cannot have" BASE_REMEDY
-			   "it takes %s",
-			   where, values);
+	return base_refuse_with(error, -EINVAL, BASE_WORDS("it takes %s", values),
+				"%s is too long, or has a character that it cannot have", where);
 }
 
 /* ---- Fields ---------------------------------------------------------------------------------- */

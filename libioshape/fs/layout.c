@@ -187,9 +187,8 @@ static char *next_piece(char **rest, char separator)
 static int refuse(const struct parsing *parsing, const char *what, const char *why,
 		  const char *remedy)
 {
-	return base_refuse(parsing->error, -EINVAL,
-			   "cannot use the layout \"%s\": \"%s\" %s" BASE_REMEDY "%s", parsing->all,
-			   what, why, remedy);
+	return base_refuse_with(parsing->error, -EINVAL, remedy,
+				"cannot use the layout \"%s\": \"%s\" %s", parsing->all, what, why);
 }
 
 static int take_size(const struct parsing *parsing, const char *value, uint64_t most,
@@ -315,9 +314,8 @@ int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 
 	memset(request, 0, sizeof(*request));
 	if (strlen(text) >= sizeof(copy))
-		return base_refuse(error, -EINVAL,
-				   "a layout of %zu characters is too long" BASE_REMEDY TAKES,
-				   strlen(text));
+		return base_refuse_with(error, -EINVAL, TAKES,
+					"a layout of %zu characters is too long", strlen(text));
 	strcpy(copy, text);
 	words = trim(copy);
 	if (!strcmp(words, "auto"))

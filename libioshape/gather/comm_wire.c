@@ -9,11 +9,9 @@
 static int fail(struct comm_link *link, int code, const char *doing, struct base_error *error)
 {
 	link->broken = true;
-	return base_fail(
-		error, code < 0 ? code : -EIO,
-		"%s rank %u, with the functions for bytes between nodes, failed" BASE_REMEDY
-		"look whether that rank is alive",
-		doing, link->other);
+	return base_fail_with(error, code < 0 ? code : -EIO, "look whether that rank is alive",
+			      "%s rank %u, with the functions for bytes between nodes, failed",
+			      doing, link->other);
 }
 
 int comm_link_send(struct comm_link *link, const void *data, size_t bytes, struct base_error *error)
@@ -66,11 +64,11 @@ int comm_link_hear(struct comm_link *link, struct comm_head *head, struct base_e
 int comm_link_mistaken(struct comm_link *link, struct base_error *error)
 {
 	link->broken = true;
-	return base_refuse(error, -EPROTO,
-			   "rank %u sent something else than expected" BASE_REMEDY
-			   "do both use the same version of this library, and functions that keep "
-			   "messages in order?",
-			   link->other);
+	return base_refuse_with(
+		error, -EPROTO,
+		"do both use the same version of this library, and functions that keep "
+		"messages in order?",
+		"rank %u sent something else than expected", link->other);
 }
 
 void comm_link_progress(const struct comm_link *link)

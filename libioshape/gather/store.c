@@ -58,9 +58,8 @@ static int check_call(const struct gather_store *store, const char *scope, const
 	int ret;
 
 	if (!is_ours(store))
-		return base_refuse(error, -EPERM,
-				   "this group was opened before fork()" BASE_REMEDY
-				   "open one in the child");
+		return base_refuse_with(error, -EPERM, "open one in the child",
+					"this group was opened before fork()");
 	ret = check_name("scope", scope, error);
 	return ret ? ret : check_name("message", name, error);
 }
@@ -214,10 +213,10 @@ int gather_store_put(struct gather_store *store, const char *scope, const char *
 	int ret = check_call(store, scope, name, error);
 
 	if (!ret && bytes > GATHER_MAX_MESSAGE_BYTES)
-		ret = base_refuse(error, -E2BIG,
-				  "message %s-%s has %zu bytes" BASE_REMEDY
-				  "a store takes messages of up to %llu",
-				  scope, name, bytes, GATHER_MAX_MESSAGE_BYTES);
+		ret = base_refuse_with(error, -E2BIG,
+				       BASE_WORDS("a store takes messages of up to %llu",
+						  GATHER_MAX_MESSAGE_BYTES),
+				       "message %s-%s has %zu bytes", scope, name, bytes);
 	if (!ret)
 		ret = keep(store, scope, name, message, bytes, error);
 	if (ret)

@@ -91,10 +91,9 @@ int store_find_place(char path[STORE_PLACE_BYTES], const char *given, struct bas
 	if (!ret)
 		return 0;
 	*path = 0;
-	return base_fail(
-		error, ret,
-		"cannot make a folder of this user's alone in %s or in XDG_RUNTIME_DIR" BASE_REMEDY
-		"mount a tmpfs at /dev/shm, or remove what another user put there",
+	return base_fail_with(
+		error, ret, "mount a tmpfs at /dev/shm, or remove what another user put there",
+		"cannot make a folder of this user's alone in %s or in XDG_RUNTIME_DIR",
 		given ? given : "/dev/shm");
 }
 
@@ -290,10 +289,11 @@ static int join_folder(struct files_store *store)
 static int fail_taking(const struct files_store *store, int code, struct base_error *error)
 {
 	if (code == -EADDRINUSE)
-		return base_fail(error, code,
-				 "another group with the same token still runs on this host (%s is "
-				 "its folder)" BASE_REMEDY "end it, or give this one another token",
-				 store->shelf.path);
+		return base_fail_with(
+			error, code, "end it, or give this one another token",
+			"another group with the same token still runs on this host (%s is "
+			"its folder)",
+			store->shelf.path);
 	return base_fail(error, code, "cannot keep the messages of ranks in memory, in \"%s\"",
 			 store->shelf.path);
 }
@@ -301,16 +301,16 @@ static int fail_taking(const struct files_store *store, int code, struct base_er
 static int fail_joining(const struct files_store *store, int code, struct base_error *error)
 {
 	if (code == -EEXIST)
-		return base_fail(error, code,
-				 "in %s is another group with the same token, which has or had a "
-				 "rank %" PRIu32 BASE_REMEDY
-				 "end it, or give this one another token",
-				 store->shelf.path, store->base.config.rank);
-	base_refuse(error, -ETIMEDOUT,
-		    "rank 0 of the group is not in %s" BASE_REMEDY
-		    "see whether it failed, runs on another host, or uses another version of this "
-		    "library",
-		    store->shelf.path);
+		return base_fail_with(
+			error, code, "end it, or give this one another token",
+			"in %s is another group with the same token, which has or had a "
+			"rank %" PRIu32,
+			store->shelf.path, store->base.config.rank);
+	base_refuse_with(
+		error, -ETIMEDOUT,
+		"see whether it failed, runs on another host, or uses another version of this "
+		"library",
+		"rank 0 of the group is not in %s", store->shelf.path);
 	base_error_of_rank(error, 0);
 	return -ETIMEDOUT;
 }
@@ -369,11 +369,11 @@ static bool is_removed(const struct files_store *store, int fd)
 static int fail_removed(const struct files_store *store, struct base_error *error)
 {
 	if (is_in_memory(store) && !rank0_has_ended(store))
-		return base_refuse(error, -ESTALE,
-				   "the folder %s was removed while ranks were using it" BASE_REMEDY
-				   "keep it while the job runs (RemoveIPC=no in logind.conf), and "
-				   "start the job again",
-				   store->shelf.path);
+		return base_refuse_with(
+			error, -ESTALE,
+			"keep it while the job runs (RemoveIPC=no in logind.conf), and "
+			"start the job again",
+			"the folder %s was removed while ranks were using it", store->shelf.path);
 	return base_refuse(error, IOSHAPE_E_COORDINATOR,
 			   "the folder %s is gone: rank 0 of the group has ended, or the folder "
 			   "was removed",

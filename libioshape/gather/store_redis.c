@@ -80,11 +80,12 @@ static int await_secret(struct redis_store *store, struct base_error *error)
 			break;
 		store_sleep_ns(base_ms_to_ns(pause_ms));
 	}
-	return base_refuse(error, -ETIMEDOUT,
-			   "rank 0 of the group has not left the secret of its messages in \"%s\" "
-			   "within %" PRIu32 " s" BASE_REMEDY
-			   "see whether it failed, and whether all nodes share that directory",
-			   config->directory, config->deadline_ms / 1000);
+	return base_refuse_with(
+		error, -ETIMEDOUT,
+		"see whether it failed, and whether all nodes share that directory",
+		"rank 0 of the group has not left the secret of its messages in \"%s\" "
+		"within %" PRIu32 " s",
+		config->directory, config->deadline_ms / 1000);
 }
 
 /* Rank 0 draws it; the others wait until it has. */

@@ -131,10 +131,9 @@ int gather_listener_open(struct gather_listener **out, const char *address,
 	listener->fd = listen_anew(&at);
 	if (listener->fd < 0) {
 		ret = listener->fd;
-		base_fail(error, ret,
-			  "cannot listen at \"%s\" for the other ranks of this host" BASE_REMEDY
-			  "end the process that does, or raise ulimit -n",
-			  at.sun_path);
+		base_fail_with(error, ret, "end the process that does, or raise ulimit -n",
+			       "cannot listen at \"%s\" for the other ranks of this host",
+			       at.sun_path);
 		goto fail;
 	}
 	listener->at = at;
@@ -204,11 +203,9 @@ static int accept_all(struct gather_listener *listener, struct base_error *error
 				return 0;
 			if (errno == EINTR || errno == ECONNABORTED)
 				continue;
-			return base_fail(
-				error, -errno,
-				"cannot accept other ranks of this host at \"%s\"" BASE_REMEDY
-				"raise ulimit -n",
-				listener->at.sun_path);
+			return base_fail_with(error, -errno, "raise ulimit -n",
+					      "cannot accept other ranks of this host at \"%s\"",
+					      listener->at.sun_path);
 		}
 		newcomer = &listener->newcomers[listener->count];
 		/* Other users are sent away without a word. */

@@ -27,10 +27,10 @@ struct local_receiver {
 static int fail_gone(const struct local_receiver *receiver, int code, struct base_error *error)
 {
 	if (code == -ECONNRESET)
-		return base_fail(error, code,
-				 "rank %u (process %d) went away before all of its bytes had "
-				 "come" BASE_REMEDY "look for why it ended",
-				 receiver->base.rank, (int)receiver->link.pid);
+		return base_fail_with(error, code, "look for why it ended",
+				      "rank %u (process %d) went away before all of its bytes had "
+				      "come",
+				      receiver->base.rank, (int)receiver->link.pid);
 	return base_fail(error, code, "cannot receive the bytes of rank %u (process %d)",
 			 receiver->base.rank, (int)receiver->link.pid);
 }

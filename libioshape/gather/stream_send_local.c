@@ -27,11 +27,9 @@ struct local_sender {
 static int fail_gone(const struct local_sender *sender, int code, struct base_error *error)
 {
 	if (code == -ECONNRESET)
-		return base_fail(
-			error, code,
-			"process %d went away before it had all bytes of rank %u" BASE_REMEDY
-			"look for why it ended",
-			(int)sender->link.pid, sender->rank);
+		return base_fail_with(error, code, "look for why it ended",
+				      "process %d went away before it had all bytes of rank %u",
+				      (int)sender->link.pid, sender->rank);
 	return base_fail(error, code,
 			 "cannot hand the bytes of rank %u to the process that writes them (%d)",
 			 sender->rank, (int)sender->link.pid);
@@ -258,11 +256,11 @@ static const struct stream_sender_ops ops = {
 static int fail_unanswered(int code, struct base_error *why, const char *path,
 			   struct base_error *error)
 {
-	base_rephrase(why, code,
-		      "%s: nobody listens at \"%s\" for the bytes of this rank" BASE_REMEDY
-		      "processes in containers that do not share /dev/shm cannot reach each "
-		      "other: let them share it, or give each its own node name",
-		      why->sentence, path);
+	base_rephrase_with(why, code,
+			   "processes in containers that do not share /dev/shm cannot reach each "
+			   "other: let them share it, or give each its own node name",
+			   "%s: nobody listens at \"%s\" for the bytes of this rank", why->sentence,
+			   path);
 	return base_pass_on(error, why);
 }
 
@@ -306,9 +304,8 @@ int gather_sender_open_local(struct gather_sender **out, const char *address, ui
 	sender->has_memory = memory_fd >= 0;
 	fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 	if (fd < 0) {
-		ret = base_fail(error, -errno,
-				"cannot make a socket to send bytes of a rank" BASE_REMEDY
-				"raise ulimit -n");
+		ret = base_fail_with(error, -errno, "raise ulimit -n",
+				     "cannot make a socket to send bytes of a rank");
 		goto out;
 	}
 	ret = connect_until(fd, address, wait, error);

@@ -302,12 +302,12 @@ static int put_in_place(struct group_attempt *attempt, const char *place, bool n
 		ret = try_to_place(attempt, place, no_replace, old);
 	if (ret) {
 		take_back(attempt, place, false, old);
-		return base_fail(error, ret, "cannot put \"%s/%s\" in place%s" BASE_REMEDY "%s",
-				 attempt->directory.path, place,
-				 ret == -EEXIST ? " without replacing what is there" :
-				 ret == -ENOENT ? ", because it was removed while it was written" :
-						  "",
-				 ret == -EEXIST ? "choose another step" : "");
+		return base_fail_with(
+			error, ret, ret == -EEXIST ? "choose another step" : "",
+			"cannot put \"%s/%s\" in place%s", attempt->directory.path, place,
+			ret == -EEXIST ? " without replacing what is there" :
+			ret == -ENOENT ? ", because it was removed while it was written" :
+					 "");
 	}
 	ret = ring_folder_sync(&attempt->directory, error);
 	if (ret)

@@ -182,20 +182,18 @@ static int check_file(const struct ring_folder *folder, const struct zip_manifes
 	int ret = ring_folder_look(folder, file->name, &entry, error);
 
 	if (ret == -ENOENT)
-		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "\"%s/%s\" is missing: the generation is incomplete" BASE_REMEDY
-				   "%s",
-				   folder->path, file->name, remedy);
+		return base_refuse_with(error, IOSHAPE_E_DAMAGED, remedy,
+					"\"%s/%s\" is missing: the generation is incomplete",
+					folder->path, file->name);
 	if (ret)
 		return ret;
 	if (entry.kind == RING_FILE && entry.bytes == file->bytes)
 		return 0;
-	return base_refuse(
-		error, IOSHAPE_E_DAMAGED,
-		"\"%s/%s\" has %llu bytes, but the manifest says %llu: it was changed" BASE_REMEDY
-		"%s",
+	return base_refuse_with(
+		error, IOSHAPE_E_DAMAGED, remedy,
+		"\"%s/%s\" has %llu bytes, but the manifest says %llu: it was changed",
 		folder->path, file->name, (unsigned long long)entry.bytes,
-		(unsigned long long)file->bytes, remedy);
+		(unsigned long long)file->bytes);
 }
 
 int group_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
@@ -509,13 +507,15 @@ int group_fail_unusable(const struct group_unusable *unusable, const char *direc
 		return base_refuse(error, -ENOENT,
 				   "cannot load \"%s\": there is no generation in it yet",
 				   directory);
-	return base_refuse(error, IOSHAPE_E_UNUSABLE,
-			   "cannot load \"%s\": %zu generation%s in it, and none can be used: "
-			   "%s%s" BASE_REMEDY
-			   "look at what \"ioshape verify --all %s\" says; to start anew, move "
+	return base_refuse_with(
+		error, IOSHAPE_E_UNUSABLE,
+		BASE_WORDS("look at what \"ioshape verify --all %s\" says; to start anew, move "
 			   "them away",
-			   directory, unusable->count, unusable->count > 1 ? "s are" : " is",
-			   unusable->why, unusable->count > MOST_REASONS ? "; ..." : "", directory);
+			   directory),
+		"cannot load \"%s\": %zu generation%s in it, and none can be used: "
+		"%s%s",
+		directory, unusable->count, unusable->count > 1 ? "s are" : " is", unusable->why,
+		unusable->count > MOST_REASONS ? "; ..." : "");
 }
 
 /* ---- Finding --------------------------------------------------------------------------------- */

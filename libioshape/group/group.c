@@ -66,10 +66,10 @@ static const struct gather_store_ops *choose_store(const struct ioshape_group *g
 	const enum ioshape_board asked = group->options.board;
 
 	if (asked == IOSHAPE_BOARD_REDIS && !redis) {
-		base_refuse(error, -EINVAL,
-			    "the group of %s is to meet through Redis, but the coordinator is "
-			    "another" BASE_REMEDY "set IOSHAPE_COORDINATOR",
-			    group->directory);
+		base_refuse_with(error, -EINVAL, "set IOSHAPE_COORDINATOR",
+				 "the group of %s is to meet through Redis, but the coordinator is "
+				 "another",
+				 group->directory);
 		return NULL;
 	}
 	if (redis && (asked == IOSHAPE_BOARD_REDIS || !asked))
@@ -246,14 +246,15 @@ static int fail_missing(const struct meeting *meeting, const char *board_says,
 		if (!there[rank])
 			group_name_rank(&missing, group, rank);
 	}
-	base_refuse(error, -ETIMEDOUT,
-		    "the group of %s is not complete: %u of %u ranks did not come within %u s "
-		    "(%s)" BASE_REMEDY
-		    "do all ranks of the job call it, with the same directory, job and version of "
-		    "this library?%s%s",
-		    group->directory, missing.count, group->options.ranks,
-		    group->options.deadline_ms / 1000, missing.text, *board_says ? " " : "",
-		    board_says);
+	base_refuse_with(error, -ETIMEDOUT,
+			 BASE_WORDS("do all ranks of the job call it, with the same directory, job "
+				    "and version of "
+				    "this library?%s%s",
+				    *board_says ? " " : "", board_says),
+			 "the group of %s is not complete: %u of %u ranks did not come within %u s "
+			 "(%s)",
+			 group->directory, missing.count, group->options.ranks,
+			 group->options.deadline_ms / 1000, missing.text);
 	base_error_of_rank(error, missing.first);
 	return -ETIMEDOUT;
 }
@@ -362,15 +363,14 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 		ret = 0;
 		if (!started && (gather_store_has_ended(group->board, 0) ||
 				 base_now_ns() - begin_ns > group->deadline_ns)) {
-			ret = base_refuse(error, -ETIMEDOUT,
-					  "the group of %s is not complete: rank 0 %s" BASE_REMEDY
-					  "do all ranks of the job call it, with the same "
-					  "directory, job and version of this library?%s%s",
-					  group->directory,
-					  gather_store_has_ended(group->board, 0) ?
-						  "has ended" :
-						  "did not start it",
-					  *why.text ? " " : "", why.text);
+			ret = base_refuse_with(
+				error, -ETIMEDOUT,
+				BASE_WORDS("do all ranks of the job call it, with the same "
+					   "directory, job and version of this library?%s%s",
+					   *why.text ? " " : "", why.text),
+				"the group of %s is not complete: rank 0 %s", group->directory,
+				gather_store_has_ended(group->board, 0) ? "has ended" :
+									  "did not start it");
 			break;
 		}
 		if (!started)
@@ -433,17 +433,15 @@ static int take_test_variables(struct ioshape_group_options *options, struct bas
 static int check_options(const struct ioshape_group_options *options, struct base_error *error)
 {
 	if ((unsigned)options->board > IOSHAPE_BOARD_FILES)
-		return base_refuse(
-			error, -EINVAL,
-			"a group option has a value that its enum does not have" BASE_REMEDY
-			"zero the struct before filling it in");
+		return base_refuse_with(error, -EINVAL, "zero the struct before filling it in",
+					"a group option has a value that its enum does not have");
 	if (options->reserved)
 		return base_refuse(error, -EINVAL, "options.reserved is %u", options->reserved);
 	if (options->ranks > ZIP_MAX_RANKS || options->rank >= options->ranks)
-		return base_refuse(error, -EINVAL,
-				   "rank %u of %u cannot be" BASE_REMEDY
-				   "ranks begin at 0, and there are at most %u",
-				   options->rank, options->ranks, ZIP_MAX_RANKS);
+		return base_refuse_with(
+			error, -EINVAL,
+			BASE_WORDS("ranks begin at 0, and there are at most %u", ZIP_MAX_RANKS),
+			"rank %u of %u cannot be", options->rank, options->ranks);
 	if (options->comm && (options->comm->size < sizeof(struct ioshape_comm) ||
 			      !options->comm->send || !options->comm->receive))
 		return base_refuse(error, -EINVAL,

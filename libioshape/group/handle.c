@@ -200,10 +200,9 @@ static int check_place(const struct ioshape_generation *generation, struct base_
 	if (ring_folder_is_named(&generation->found.folder, &generation->directory,
 				 generation->name))
 		return 0;
-	return base_refuse(error, -ESTALE,
-			   "\"%s\" was replaced or removed after it was opened" BASE_REMEDY
-			   "open it again",
-			   generation->found.folder.path);
+	return base_refuse_with(error, -ESTALE, "open it again",
+				"\"%s\" was replaced or removed after it was opened",
+				generation->found.folder.path);
 }
 
 static void explain_missing(const struct ioshape_generation *generation, const char *path,
@@ -212,10 +211,9 @@ static void explain_missing(const struct ioshape_generation *generation, const c
 	if (!group_is_of_nodes(&generation->found.folder))
 		return;
 	base_error_begin(error);
-	base_refuse(error, -ENOENT,
-		    "cannot open \"%s\": it is on the tier of another node" BASE_REMEDY
-		    "open it there, or at its destination when all nodes have drained it",
-		    path);
+	base_refuse_with(error, -ENOENT,
+			 "open it there, or at its destination when all nodes have drained it",
+			 "cannot open \"%s\": it is on the tier of another node", path);
 }
 
 static int open_reader(struct ioshape_generation *generation, uint32_t rank,
@@ -228,10 +226,9 @@ static int open_reader(struct ioshape_generation *generation, uint32_t rank,
 
 	ret = base_take_options(&options, sizeof(options), given, "ioshape_reader_options", error);
 	if (!ret && (options.file_offset || options.file_bytes))
-		ret = base_refuse(
-			error, -EINVAL,
-			"where a rank's part lies in its file is told by the generation" BASE_REMEDY
-			"leave file_offset and file_bytes at 0");
+		ret = base_refuse_with(
+			error, -EINVAL, "leave file_offset and file_bytes at 0",
+			"where a rank's part lies in its file is told by the generation");
 	if (!ret)
 		ret = find_part(generation, rank, &part, error);
 	if (ret)
@@ -326,10 +323,10 @@ static int check_part(struct verifying *verifying, const struct ring_input *inpu
 
 	if (ret || crc == part->crc32)
 		return ret;
-	base_refuse(error, IOSHAPE_E_DAMAGED,
-		    "\"%s\" is damaged: the checksum of the part of rank %u is not the "
-		    "manifest's" BASE_REMEDY "load another generation",
-		    path, rank);
+	base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another generation",
+			 "\"%s\" is damaged: the checksum of the part of rank %u is not the "
+			 "manifest's",
+			 path, rank);
 	base_error_of_rank(error, rank);
 	return IOSHAPE_E_DAMAGED;
 }
@@ -348,10 +345,8 @@ static int fail_damaged(struct verifying *verifying, const struct ring_input *in
 		if (ret)
 			return ret;
 	}
-	return base_refuse(error, IOSHAPE_E_DAMAGED,
-			   "\"%s\" is damaged: its checksum is not the manifest's" BASE_REMEDY
-			   "load another generation",
-			   path);
+	return base_refuse_with(error, IOSHAPE_E_DAMAGED, "load another generation",
+				"\"%s\" is damaged: its checksum is not the manifest's", path);
 }
 
 /* It is as long as the manifest says. */

@@ -58,10 +58,10 @@ static int found_want(void *user, uint32_t rank, const struct base_buffer *note,
 	if (want.failure.code)
 		return base_pass_on(failure, &want.failure);
 	if (want.step != part->step)
-		return base_refuse(failure, -EINVAL,
-				   "it saves step %llu while rank 0 saves step %llu" BASE_REMEDY
-				   "all ranks must save the same steps in the same order",
-				   (unsigned long long)want.step, (unsigned long long)part->step);
+		return base_refuse_with(
+			failure, -EINVAL, "all ranks must save the same steps in the same order",
+			"it saves step %llu while rank 0 saves step %llu",
+			(unsigned long long)want.step, (unsigned long long)part->step);
 	part->plan.ranks[rank].bytes = want.bytes;
 	part->sums[rank] = want.sample;
 	part->sums[rank].key.bytes = want.bytes;

@@ -162,8 +162,7 @@ void group_pass_failure(struct group_payload *payload, struct base_error *failur
 	if (payload->note)
 		return;
 	strcpy(remedy, failure->remedy);
-	base_rephrase(failure, (int)(int64_t)code, "%s" BASE_REMEDY "%s", failure->sentence,
-		      remedy);
+	base_rephrase_with(failure, (int)(int64_t)code, remedy, "%s", failure->sentence);
 	if (payload->bad)
 		base_error_begin(failure);
 }

@@ -150,9 +150,9 @@ static int join(struct group_part *part, struct group_attempt *attempt, struct b
 	int ret;
 
 	if (is_rank0s(group, part->plan.attempt))
-		return base_refuse(error, -EEXIST,
-				   "it sees the tier of rank 0, as others do not" BASE_REMEDY
-				   "give each node a tier of its own, or all the same one");
+		return base_refuse_with(error, -EEXIST,
+					"give each node a tier of its own, or all the same one",
+					"it sees the tier of rank 0, as others do not");
 	ret = make_room(part, error);
 	return ret ? ret :
 		     group_attempt_join(attempt, group->near, part->step, part->plan.attempt,
@@ -246,10 +246,11 @@ static int read_manifest(const struct ioshape_group *group, const struct base_bu
 
 	if (ret || manifest->rank_count == group->options.ranks)
 		return ret;
-	return base_refuse(error, IOSHAPE_E_DAMAGED,
-			   "the manifest of rank 0 is damaged: it has %u ranks, and the group has "
-			   "%u" BASE_REMEDY "save again",
-			   manifest->rank_count, group->options.ranks);
+	return base_refuse_with(
+		error, IOSHAPE_E_DAMAGED, "save again",
+		"the manifest of rank 0 is damaged: it has %u ranks, and the group has "
+		"%u",
+		manifest->rank_count, group->options.ranks);
 }
 
 /* -ECANCELED, without a sentence: there is a verdict already, and it cannot be a good one. */

@@ -322,7 +322,7 @@ int group_check_digest(const struct group_part *part, uint32_t crc32, struct bas
 		needed |= rank != own && part->plan.ranks[rank].same == part->plan.ranks[own].same;
 	if (!needed || crc32 == part->digest.crc32)
 		return 0;
-	return base_refuse(error, IOSHAPE_E_CHANGED,
-			   "what is saved has changed since the save began" BASE_REMEDY
-			   "change nothing of it until the save has ended");
+	return base_refuse_with(error, IOSHAPE_E_CHANGED,
+				"change nothing of it until the save has ended",
+				"what is saved has changed since the save began");
 }

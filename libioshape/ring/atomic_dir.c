@@ -86,10 +86,9 @@ int ring_new_folder_commit(struct ring_new_folder *made, struct base_error *erro
 		return ret;
 	ret = ring_folder_rename(&made->above, made->temporary, made->name);
 	if (ret == -EEXIST || ret == -ENOTEMPTY || ret == -ENOTDIR)
-		return base_fail(
-			error, -EEXIST,
-			"cannot put \"%s/%s\" in place without replacing what is there" BASE_REMEDY
-			"choose another name",
+		return base_fail_with(
+			error, -EEXIST, "choose another name",
+			"cannot put \"%s/%s\" in place without replacing what is there",
 			made->above.path, made->name);
 	if (ret)
 		return base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
@@ -120,10 +119,8 @@ static int hold_old(const struct ring_new_folder *made, const char *first, int64
 	if (!ret && first) {
 		ret = ring_folder_claim(old, first, hold, error);
 		if (ret == -EBUSY)
-			base_refuse(error, ret,
-				    "cannot replace \"%s\": a process reads it" BASE_REMEDY
-				    "try again later",
-				    old->path);
+			base_refuse_with(error, ret, "try again later",
+					 "cannot replace \"%s\": a process reads it", old->path);
 		ret = ret == -ENOENT ? 0 : ret;
 	}
 	return ret;

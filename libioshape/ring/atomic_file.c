@@ -47,10 +47,8 @@ static int split(struct ring_destination *destination, const char *path, struct 
 		return base_no_memory(error, "a path", strlen(path));
 	/* A link that ends in a slash. */
 	if (!*destination->name)
-		return base_fail(error, -EISDIR,
-				 "cannot save to \"%s\"" BASE_REMEDY
-				 "give the name of a file in it",
-				 destination->path);
+		return base_fail_with(error, -EISDIR, "give the name of a file in it",
+				      "cannot save to \"%s\"", destination->path);
 	return 0;
 }
 
@@ -75,11 +73,10 @@ static int open_directory(struct ring_destination *destination, struct base_erro
 		destination->directory_fd =
 			base_own(open(destination->directory, O_PATH | O_DIRECTORY | O_CLOEXEC));
 	if (destination->directory_fd < 0)
-		return base_fail(
-			error, -errno,
-			"cannot save to \"%s\": cannot open its directory \"%s\"" BASE_REMEDY "%s",
-			destination->path, destination->directory,
-			directory_remedy(destination->directory, errno));
+		return base_fail_with(error, -errno,
+				      directory_remedy(destination->directory, errno),
+				      "cannot save to \"%s\": cannot open its directory \"%s\"",
+				      destination->path, destination->directory);
 	return 0;
 }
 
@@ -110,10 +107,11 @@ static int refuse_planted(const struct ring_destination *destination, const stru
 		return base_fail(error, ret, "cannot look at \"%s\"", destination->directory);
 	if ((directory.stx_mode & everybodys) != everybodys || found->stx_uid == directory.stx_uid)
 		return 0;
-	return base_refuse(error, -EACCES,
-			   "cannot save to \"%s\": another user has put a %s there, in a directory "
-			   "where everybody may" BASE_REMEDY "remove it, or save elsewhere",
-			   destination->path, S_ISLNK(found->stx_mode) ? "link" : "file");
+	return base_refuse_with(
+		error, -EACCES, "remove it, or save elsewhere",
+		"cannot save to \"%s\": another user has put a %s there, in a directory "
+		"where everybody may",
+		destination->path, S_ISLNK(found->stx_mode) ? "link" : "file");
 }
 
 /* Whose it is and what it says belong together: both of the link that is open. */
@@ -253,10 +251,8 @@ static int check_old(struct ring_destination *destination, const struct statx *o
 	int ret;
 
 	if (S_ISDIR(old->stx_mode))
-		return base_fail(error, -EISDIR,
-				 "cannot save to \"%s\"" BASE_REMEDY
-				 "give the name of a file in it",
-				 destination->path);
+		return base_fail_with(error, -EISDIR, "give the name of a file in it",
+				      "cannot save to \"%s\"", destination->path);
 	if (!S_ISREG(old->stx_mode))
 		return base_refuse(error, -EBUSY,
 				   "cannot save to \"%s\": it is changing under our hands",
@@ -355,12 +351,11 @@ static int open_temporary(struct ring_destination *destination, mode_t mode, str
 			forget_temporary(destination); /* it is not ours */
 			if (ret == -EEXIST && !destination->options->unseen)
 				continue;
-			return base_fail(
-				error, ret,
-				"cannot create a temporary file for \"%s\" in \"%s\"" BASE_REMEDY
-				"the directory must be writable, because the file is "
-				"replaced as a whole",
-				destination->path, destination->directory);
+			return base_fail_with(error, ret,
+					      "the directory must be writable, because the file is "
+					      "replaced as a whole",
+					      "cannot create a temporary file for \"%s\" in \"%s\"",
+					      destination->path, destination->directory);
 		}
 		ret = lock_temporary(destination, created);
 		if (!ret)
@@ -552,9 +547,8 @@ static int make_shared(struct ring_destination *destination, struct base_error *
 		remove_temporary(destination);
 	return !ret || ret == -EEXIST ?
 		       ret :
-		       base_fail(error, ret,
-				 "cannot put \"%s\" in place" BASE_REMEDY "use mode=each",
-				 destination->path);
+		       base_fail_with(error, ret, "use mode=each", "cannot put \"%s\" in place",
+				      destination->path);
 }
 
 /* A file that other processes write, too: whoever comes first makes it. */
@@ -573,11 +567,12 @@ static int open_or_make(struct ring_destination *destination, struct base_error 
 					 destination->path);
 		ret = make_shared(destination, error);
 	}
-	return ret != -EEXIST ? ret :
-				base_fail(error, ret,
-					  "cannot save a part of \"%s\": others make and remove it "
-					  "all the time" BASE_REMEDY "save under another name",
-					  destination->path);
+	return ret != -EEXIST ?
+		       ret :
+		       base_fail_with(error, ret, "save under another name",
+				      "cannot save a part of \"%s\": others make and remove it "
+				      "all the time",
+				      destination->path);
 }
 
 int ring_destination_begin_again(struct ring_destination *destination, struct base_error *error)
@@ -613,10 +608,9 @@ static int open_found(struct ring_destination *destination, struct base_error *e
 	int ret = find(destination, error);
 
 	if (ret > 0 && options->part_bytes)
-		return base_refuse(error, -EINVAL,
-				   "cannot save a part of \"%s\": it is no regular file" BASE_REMEDY
-				   "give the name of one",
-				   destination->path);
+		return base_refuse_with(error, -EINVAL, "give the name of one",
+					"cannot save a part of \"%s\": it is no regular file",
+					destination->path);
 	destination->shared = options->part_bytes > 0;
 	if (!ret)
 		ret = destination->shared ? open_or_make(destination, error) :
@@ -632,9 +626,8 @@ int ring_destination_open(struct ring_destination *destination, const char *path
 
 	destination->directory_fd = destination->fd = destination->lock_fd = -1;
 	if (!*path || path[strlen(path) - 1] == '/')
-		return base_refuse(error, -EINVAL,
-				   "cannot save to \"%s\"" BASE_REMEDY "give the name of a file",
-				   path);
+		return base_refuse_with(error, -EINVAL, "give the name of a file",
+					"cannot save to \"%s\"", path);
 	destination->path = strdup(path);
 	if (!destination->path)
 		return base_no_memory(error, "a path", strlen(path));
@@ -724,9 +717,9 @@ int ring_destination_sync(struct ring_destination *destination, struct base_erro
 	 * fsync would succeed over a file with holes.
 	 */
 	if (fsync(destination->fd))
-		return base_fail(error, -errno,
-				 "cannot bring \"%s\" to stable storage (fsync)" BASE_REMEDY "%s",
-				 destination->path, remedy_of_sync(errno));
+		return base_fail_with(error, -errno, remedy_of_sync(errno),
+				      "cannot bring \"%s\" to stable storage (fsync)",
+				      destination->path);
 	return 0;
 }
 
@@ -742,16 +735,14 @@ static int close_checked(struct ring_destination *destination, struct base_error
 		destination->lock_fd = base_own(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
 		if (destination->lock_fd < 0) {
 			destination->fd = fd;
-			return base_fail(error, -errno,
-					 "cannot finish \"%s\"" BASE_REMEDY "raise ulimit -n",
-					 destination->path);
+			return base_fail_with(error, -errno, "raise ulimit -n",
+					      "cannot finish \"%s\"", destination->path);
 		}
 	}
 	/* After EINTR Linux has closed it all the same. */
 	if (base_close(fd) && errno != EINTR)
-		return base_fail(error, -errno,
-				 "cannot finish \"%s\"" BASE_REMEDY "the storage failed or is full",
-				 destination->path);
+		return base_fail_with(error, -errno, "the storage failed or is full",
+				      "cannot finish \"%s\"", destination->path);
 	return 0;
 }
 
@@ -766,10 +757,10 @@ static int put_in_place(struct ring_destination *destination, struct base_error 
 	if (destination->options->no_replace) {
 		ret = link_into_place(destination);
 		return !ret ? 0 :
-			      base_fail(error, ret, "cannot put \"%s\" in place%s" BASE_REMEDY "%s",
-					destination->path,
-					ret == -EEXIST ? " without replacing what is there" : "",
-					ret == -EEXIST ? "choose another name" : "");
+			      base_fail_with(
+				      error, ret, ret == -EEXIST ? "choose another name" : "",
+				      "cannot put \"%s\" in place%s", destination->path,
+				      ret == -EEXIST ? " without replacing what is there" : "");
 	}
 	if (renameat(fd, destination->temporary, fd, destination->name))
 		return base_fail(error, -errno, "cannot put \"%s\" in place", destination->path);
@@ -824,10 +815,10 @@ int ring_destination_commit(struct ring_destination *destination, struct base_er
 	if (ret || destination->stream)
 		return ret;
 	if (destination->shared && !is_still_there(destination))
-		return base_fail(error, -ESTALE,
-				 "\"%s\" was removed or replaced while a part of it was "
-				 "written" BASE_REMEDY "save again",
-				 destination->path);
+		return base_fail_with(error, -ESTALE, "save again",
+				      "\"%s\" was removed or replaced while a part of it was "
+				      "written",
+				      destination->path);
 	if (destination->shared)
 		return options->no_sync ? 0 : sync_name(destination, error);
 	/*

@@ -134,10 +134,8 @@ int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *
 	if (mkdirat(parent->fd, name, 0777)) {
 		if (errno == EEXIST)
 			return -EEXIST;
-		return base_fail(error, -errno,
-				 "cannot make a directory in \"%s\"" BASE_REMEDY
-				 "it must be writable",
-				 parent->path);
+		return base_fail_with(error, -errno, "it must be writable",
+				      "cannot make a directory in \"%s\"", parent->path);
 	}
 	ret = ring_folder_open_in(folder, parent, name, &why);
 	if (ret == -ENOENT) /* somebody tidying up took it for a dead one's */
@@ -384,10 +382,8 @@ int ring_folder_sync(const struct ring_folder *folder, struct base_error *error)
 	/* Filesystems that make names durable by themselves. */
 	if (!fsync(folder->fd) || errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS)
 		return 0;
-	return base_fail(error, -errno,
-			 "cannot bring the directory \"%s\" to stable storage" BASE_REMEDY
-			 "the storage failed or is full",
-			 folder->path);
+	return base_fail_with(error, -errno, "the storage failed or is full",
+			      "cannot bring the directory \"%s\" to stable storage", folder->path);
 }
 
 int ring_folder_rename(const struct ring_folder *folder, const char *from, const char *to)
@@ -435,11 +431,11 @@ static int remove_inner(const struct removal *removal, const char *name, struct 
 	int ret;
 
 	if (!removal->levels)
-		return base_refuse(error, -ENOTEMPTY,
-				   "\"%s\" was not removed, because there is a directory in it "
-				   "that does not belong there: %s" BASE_REMEDY
-				   "look at it, and remove it yourself",
-				   removal->folder->path, name);
+		return base_refuse_with(
+			error, -ENOTEMPTY, "look at it, and remove it yourself",
+			"\"%s\" was not removed, because there is a directory in it "
+			"that does not belong there: %s",
+			removal->folder->path, name);
 	ret = ring_folder_open_in(&inner, removal->folder, name, error);
 	if (!ret)
 		ret = remove_rest(&of_inner, removal->folder, name, error);

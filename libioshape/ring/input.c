@@ -29,8 +29,8 @@ static int open_buffered(struct ring_input *input, const char *path, struct base
 	if (fstat(input->fd, &status))
 		return base_fail(error, -errno, "cannot look at \"%s\"", path);
 	if (S_ISDIR(status.st_mode))
-		return base_fail(error, -EISDIR,
-				 "cannot load \"%s\"" BASE_REMEDY "give the name of a file", path);
+		return base_fail_with(error, -EISDIR, "give the name of a file",
+				      "cannot load \"%s\"", path);
 	if (!S_ISREG(status.st_mode))
 		return base_refuse(error, -ESPIPE, "cannot load \"%s\": it is not a regular file",
 				   path);
@@ -53,11 +53,9 @@ static int open_direct(struct ring_input *input, enum ioshape_direct direct,
 		input->direct_fd = base_own(open(same_file, O_RDONLY | O_CLOEXEC | O_DIRECT));
 	}
 	if (input->direct_fd < 0 && direct == IOSHAPE_DIRECT_REQUIRE)
-		return base_fail(
-			error, -errno,
-			"cannot use direct I/O on \"%s\" (%s), which was required" BASE_REMEDY
-			"use direct=prefer",
-			input->path, input->fs.type);
+		return base_fail_with(error, -errno, "use direct=prefer",
+				      "cannot use direct I/O on \"%s\" (%s), which was required",
+				      input->path, input->fs.type);
 	return 0;
 }
 
@@ -70,10 +68,10 @@ static int take_part(struct ring_input *input, const char *path, uint64_t base, 
 	if (!base && !bytes)
 		return 0;
 	if (base > input->bytes || bytes > input->bytes - base)
-		return base_refuse(
-			error, IOSHAPE_E_DAMAGED,
+		return base_refuse_with(
+			error, IOSHAPE_E_DAMAGED, "use another copy",
 			"cannot load %s from offset %llu of \"%s\": it has only %s, so "
-			"that it was cut short or is another file" BASE_REMEDY "use another copy",
+			"that it was cut short or is another file",
 			BASE_SIZE(bytes), (unsigned long long)base, path, BASE_SIZE(input->bytes));
 	if (asprintf(&named, "%s (part at offset %llu)", path, (unsigned long long)base) < 0)
 		return base_no_memory(error, "a path", strlen(path));

@@ -139,8 +139,8 @@ int ring_time_in(const char *directory, int64_t *now_ns, struct base_error *erro
 		*now_ns = ring_modified_ns(&status);
 	ring_folder_close(&folder);
 	return !ret ? 0 :
-		      base_fail(error, ret, "cannot create a file in \"%s\"" BASE_REMEDY "%s",
-				directory, ring_remedy(ret));
+		      base_fail_with(error, ret, ring_remedy(ret), "cannot create a file in \"%s\"",
+				     directory);
 }
 
 /* ---- What dead processes left behind --------------------------------------------------------- */

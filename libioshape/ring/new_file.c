@@ -263,17 +263,16 @@ static int no_room(const struct ring_destination *destination, int code, struct 
 
 	/* On the whole; not where the file would lie, or not for this user. */
 	if (free_bytes >= bytes)
-		base_fail(error, code,
-			  "cannot save \"%s\": the %s that it needs cannot be reserved on its "
-			  "filesystem (%s)" BASE_REMEDY "%s",
-			  destination->path, BASE_SIZE(bytes), destination->fs.type,
-			  ring_remedy(code));
+		base_fail_with(error, code, ring_remedy(code),
+			       "cannot save \"%s\": the %s that it needs cannot be reserved on its "
+			       "filesystem (%s)",
+			       destination->path, BASE_SIZE(bytes), destination->fs.type);
 	else
-		base_refuse(error, code,
-			    "cannot save \"%s\": needs %s, %s are free on its filesystem "
-			    "(%s)" BASE_REMEDY "%s",
-			    destination->path, BASE_SIZE(bytes), BASE_SIZE(free_bytes),
-			    destination->fs.type, ring_remedy(code));
+		base_refuse_with(error, code, ring_remedy(code),
+				 "cannot save \"%s\": needs %s, %s are free on its filesystem "
+				 "(%s)",
+				 destination->path, BASE_SIZE(bytes), BASE_SIZE(free_bytes),
+				 destination->fs.type);
 	base_error_space(error, bytes, free_bytes);
 	return code;
 }

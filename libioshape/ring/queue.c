@@ -245,10 +245,9 @@ int ring_lane_start(struct ring_lane *lane, struct base_error *error)
 		return start_any(lane, error);
 	ret = try_engine(lane, asked, why, sizeof(why));
 	if (ret)
-		return base_fail(error, ret,
-				 "cannot use the %s engine that was asked for (%s)" BASE_REMEDY
-				 "choose another or leave the choice to the library",
-				 asked->id, why);
+		return base_fail_with(
+			error, ret, "choose another or leave the choice to the library",
+			"cannot use the %s engine that was asked for (%s)", asked->id, why);
 	remember_step_down(lane, why);
 	return 0;
 }
@@ -406,10 +405,10 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
 		return 0;
 	ret = try_direct(lane, fs);
 	if (ret && required)
-		return base_fail(error, ret,
-				 "cannot use direct I/O on \"%s\" (%s, %s engine), which was "
-				 "required" BASE_REMEDY "use direct=prefer",
-				 lane->path, fs->type, lane->ops->id);
+		return base_fail_with(error, ret, "use direct=prefer",
+				      "cannot use direct I/O on \"%s\" (%s, %s engine), which was "
+				      "required",
+				      lane->path, fs->type, lane->ops->id);
 	if (ret) {
 		ring_note(lane->notes, IOSHAPE_STEP_DIRECT, "no direct I/O on %s: %s", fs->type,
 			  ioshape_strerror(ret));
@@ -509,10 +508,10 @@ static int tell_failure(const struct ring_lane *lane, const struct ring_buffer *
 			  lane->verb, lane->path, (unsigned long long)buffer->op.offset,
 			  lane->ops->id);
 	else
-		base_fail(error, buffer->failed,
-			  "cannot %s \"%s\" at offset %llu (%s, %s engine)" BASE_REMEDY "%s",
-			  lane->verb, lane->path, (unsigned long long)buffer->op.offset,
-			  BASE_SIZE(buffer->op.bytes), lane->ops->id, ring_remedy(buffer->failed));
+		base_fail_with(error, buffer->failed, ring_remedy(buffer->failed),
+			       "cannot %s \"%s\" at offset %llu (%s, %s engine)", lane->verb,
+			       lane->path, (unsigned long long)buffer->op.offset,
+			       BASE_SIZE(buffer->op.bytes), lane->ops->id);
 	base_error_at(error, buffer->op.offset);
 	return buffer->failed;
 }

@@ -110,8 +110,8 @@ int ring_folder_put(const struct ring_folder *folder, const char *name, const vo
 	const int ret = put_new(folder->fd, name, data, bytes, true, 0666);
 
 	return !ret ? 0 :
-		      base_fail(error, ret, "cannot write \"%s/%s\"" BASE_REMEDY "%s", folder->path,
-				name, ring_remedy(ret));
+		      base_fail_with(error, ret, ring_remedy(ret), "cannot write \"%s/%s\"",
+				     folder->path, name);
 }
 
 /* Shared; -ENOENT if it is just being removed, or has been. */
@@ -257,11 +257,12 @@ static int look_at_own(struct ring_private_folder *shelf, int folder_fd)
  * remove it. */
 static int refuse_owner(const char *path, uid_t owner, struct base_error *error)
 {
-	return base_refuse(
+	return base_refuse_with(
 		error, -EACCES,
+		BASE_WORDS("ask user %u or the administrator to remove it", (unsigned)owner),
 		"cannot use the folder \"%s\": it belongs to user %u, and this process runs "
-		"as user %u" BASE_REMEDY "ask user %u or the administrator to remove it",
-		path, (unsigned)owner, (unsigned)geteuid(), (unsigned)owner);
+		"as user %u",
+		path, (unsigned)owner, (unsigned)geteuid());
 }
 
 static int say_open(int code, const char *path, struct base_error *error)
@@ -271,12 +272,11 @@ static int say_open(int code, const char *path, struct base_error *error)
 	if (code == -EACCES && !lstat(path, &stat) && stat.st_uid != geteuid())
 		return refuse_owner(path, stat.st_uid, error);
 	if (code == -ELOOP || code == -ENOTDIR)
-		return base_fail(error, code,
-				 "cannot use \"%s\": it is no folder" BASE_REMEDY "remove it",
-				 path);
-	return base_fail(error, code, "cannot keep notes in the folder \"%s\"" BASE_REMEDY "%s",
-			 path,
-			 code == -EACCES ? "run all processes that share it as one user" : "");
+		return base_fail_with(error, code, "remove it",
+				      "cannot use \"%s\": it is no folder", path);
+	return base_fail_with(error, code,
+			      code == -EACCES ? "run all processes that share it as one user" : "",
+			      "cannot keep notes in the folder \"%s\"", path);
 }
 
 int ring_private_open(struct ring_private_folder *shelf, const char *path, struct base_error *error)
@@ -300,18 +300,17 @@ int ring_private_open(struct ring_private_folder *shelf, const char *path, struc
 			break;
 	}
 	if (!ret && !base_is_one_user(shelf->owner))
-		ret = base_refuse(error, -EACCES,
-				  "cannot keep notes in the folder \"%s\": this process runs as "
-				  "\"nobody\" of a user namespace, like others" BASE_REMEDY
-				  "give it a user with a number there",
-				  path);
+		ret = base_refuse_with(
+			error, -EACCES, "give it a user with a number there",
+			"cannot keep notes in the folder \"%s\": this process runs as "
+			"\"nobody\" of a user namespace, like others",
+			path);
 	else if (!ret && stat.st_uid != shelf->owner)
 		ret = refuse_owner(path, stat.st_uid, error);
 	else if (!ret && (stat.st_mode & 022))
-		ret = base_refuse(error, -EACCES,
-				  "cannot use the folder \"%s\": others may write to it" BASE_REMEDY
-				  "remove it, or chmod go-w",
-				  path);
+		ret = base_refuse_with(error, -EACCES, "remove it, or chmod go-w",
+				       "cannot use the folder \"%s\": others may write to it",
+				       path);
 	else if (ret)
 		say_open(ret, path, error);
 	if (ret)
@@ -396,10 +395,8 @@ int ring_private_get(const struct ring_private_folder *shelf, int folder_fd, con
 	if (ret == -ENOMEM)
 		return base_no_memory(error, "a note", most_bytes);
 	if (ret == -EPERM || ret == -ELOOP)
-		return base_refuse(error, -EPERM,
-				   "\"%s/%s\" is no file of ours" BASE_REMEDY
-				   "remove it and find out who put it there",
-				   shelf->path, name);
+		return base_refuse_with(error, -EPERM, "remove it and find out who put it there",
+					"\"%s/%s\" is no file of ours", shelf->path, name);
 	return base_fail(error, ret, "cannot read the note \"%s/%s\"", shelf->path, name);
 }
 

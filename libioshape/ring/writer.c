@@ -86,10 +86,10 @@ static int write_without_engine(struct ring_destination *destination, const uint
 		}
 		if (moved <= 0) {
 			code = moved ? -errno : -EIO;
-			return base_fail(error, code,
-					 "cannot write \"%s\" at offset %llu" BASE_REMEDY "%s",
-					 destination->path, (unsigned long long)(offset + done),
-					 ring_remedy(code));
+			return base_fail_with(error, code, ring_remedy(code),
+					      "cannot write \"%s\" at offset %llu",
+					      destination->path,
+					      (unsigned long long)(offset + done));
 		}
 		interruptions = 0;
 		done += (size_t)moved;
@@ -127,15 +127,14 @@ static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct 
 	const struct ring_file_options *options = &writer->options;
 
 	if (options->part_bytes && bytes > options->part_bytes)
-		return base_refuse(error, -EFBIG,
-				   "cannot write \"%s\": this process has a part of %s" BASE_REMEDY
-				   "give it a larger one",
-				   writer->file.path, BASE_SIZE(options->part_bytes));
+		return base_refuse_with(error, -EFBIG, "give it a larger one",
+					"cannot write \"%s\": this process has a part of %s",
+					writer->file.path, BASE_SIZE(options->part_bytes));
 	if (options->part_offset + bytes <= writer->most_bytes || writer->file.stream)
 		return 0;
-	return base_refuse(error, -EFBIG,
-			   "cannot write \"%s\": it would be larger than %s" BASE_REMEDY "%s",
-			   writer->file.path, BASE_SIZE(writer->most_bytes), ring_remedy(-EFBIG));
+	return base_refuse_with(error, -EFBIG, ring_remedy(-EFBIG),
+				"cannot write \"%s\": it would be larger than %s",
+				writer->file.path, BASE_SIZE(writer->most_bytes));
 }
 
 /* Before bytes leave: the one place where a write can be held up. */
@@ -150,8 +149,8 @@ static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_erro
 
 static int fail_again(const struct ring_writer *writer, struct base_error *error)
 {
-	return base_refuse(error, -EIO, "\"%s\" failed before" BASE_REMEDY "save again",
-			   writer->file.path);
+	return base_refuse_with(error, -EIO, "save again", "\"%s\" failed before",
+				writer->file.path);
 }
 
 uint64_t ring_writer_offset(const struct ring_writer *writer)
@@ -361,9 +360,8 @@ static int settle_some(struct ring_writer *writer, struct base_error *error)
 		return 0;
 	}
 	if (!lane->in_flight)
-		return base_refuse(error, -EIO,
-				   "requests for \"%s\" are lost" BASE_REMEDY "save again",
-				   writer->file.path);
+		return base_refuse_with(error, -EIO, "save again", "requests for \"%s\" are lost",
+					writer->file.path);
 	return ring_lane_settle(lane, lane->in_flight + lane->ready_count - 1, error);
 }
 
@@ -381,8 +379,8 @@ int ring_writer_settle(struct ring_writer *writer, uint64_t offset, struct base_
 	if (writer->buffer)
 		writer->buffer->loan_count = 0;
 	return ret ? ret :
-		     base_refuse(error, -EIO, "\"%s\" failed before" BASE_REMEDY "save again",
-				 writer->file.path);
+		     base_refuse_with(error, -EIO, "save again", "\"%s\" failed before",
+				      writer->file.path);
 }
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
@@ -921,8 +919,8 @@ int ring_writer_put_beside(struct ring_writer *writer, const char *suffix, const
 		ret = put_small_file(writer, name, data, bytes);
 	writer->commit_ns += base_now_ns() - begin;
 	return !ret ? 0 :
-		      base_fail(error, ret, "cannot write \"%s%s\"" BASE_REMEDY "%s", file->path,
-				suffix, ring_remedy(ret));
+		      base_fail_with(error, ret, ring_remedy(ret), "cannot write \"%s%s\"",
+				     file->path, suffix);
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */

@@ -410,16 +410,14 @@ int save_enter_handle(const struct ioshape_save *save, struct base_error *error)
 	if (!save)
 		return base_refuse(error, -EINVAL, "no save was given");
 	if (save->request.owner != base_pid())
-		return base_refuse(error, -EPERM,
-				   "this save belongs to the parent process" BASE_REMEDY
-				   "ask for it there");
+		return base_refuse_with(error, -EPERM, "ask for it there",
+					"this save belongs to the parent process");
 	return 0;
 }
 
 static int still_runs(struct base_error *error)
 {
-	return base_refuse(error, -EINPROGRESS,
-			   "the save has not ended yet" BASE_REMEDY "wait longer");
+	return base_refuse_with(error, -EINPROGRESS, "wait longer", "the save has not ended yet");
 }
 
 IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms)

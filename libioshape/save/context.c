@@ -15,12 +15,10 @@
 int save_enter(const struct ioshape_context *context, struct base_error *error)
 {
 	if (!context)
-		return base_refuse(error, -EINVAL,
-				   "no context was given" BASE_REMEDY "open one first");
+		return base_refuse_with(error, -EINVAL, "open one first", "no context was given");
 	if (context->owner != base_pid())
-		return base_refuse(error, -EPERM,
-				   "this context belongs to the parent process" BASE_REMEDY
-				   "open one after the fork");
+		return base_refuse_with(error, -EPERM, "open one after the fork",
+					"this context belongs to the parent process");
 	return 0;
 }
 
@@ -137,14 +135,12 @@ static void take_defaults(struct ioshape_context_options *options)
 static int check_together(const struct ioshape_context_options *options, struct base_error *error)
 {
 	if ((unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
-		return base_refuse(error, -EINVAL,
-				   "log_level is none of enum ioshape_log_level" BASE_REMEDY
-				   "zero the struct before filling it in");
+		return base_refuse_with(error, -EINVAL, "zero the struct before filling it in",
+					"log_level is none of enum ioshape_log_level");
 	if (options->engine == IOSHAPE_ENGINE_BUFFERED && options->direct == IOSHAPE_DIRECT_REQUIRE)
-		return base_refuse(
-			error, -EINVAL,
-			"the buffered engine was asked for together with direct=require" BASE_REMEDY
-			"drop one");
+		return base_refuse_with(
+			error, -EINVAL, "drop one",
+			"the buffered engine was asked for together with direct=require");
 	return 0;
 }
 

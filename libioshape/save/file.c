@@ -40,9 +40,8 @@ int save_absolute_path(const char *path, char **absolute, struct base_error *err
 	*absolute = NULL;
 	if (!*name) {
 		free(directory);
-		return base_refuse(error, -EINVAL,
-				   "cannot save to \"%s\"" BASE_REMEDY "give the name of a file",
-				   path);
+		return base_refuse_with(error, -EINVAL, "give the name of a file",
+					"cannot save to \"%s\"", path);
 	}
 	resolved = directory ? realpath(directory, NULL) : NULL;
 	if (!resolved) {
@@ -500,9 +499,8 @@ static int enter(struct ioshape_file *file)
 		return base_missing("save");
 	memset(&file->error, 0, sizeof(file->error));
 	if (file->committed)
-		return base_refuse(&file->error, -EINVAL,
-				   "%s has been committed" BASE_REMEDY "open a new one",
-				   file->path);
+		return base_refuse_with(&file->error, -EINVAL, "open a new one",
+					"%s has been committed", file->path);
 	return save_enter(file->file.context, &file->error);
 }
 
@@ -563,15 +561,14 @@ static int check_part(const struct ioshape_file_options *options, struct base_er
 		return 0;
 	if (!bytes || bytes % IOSHAPE_PART_UNIT || offset % IOSHAPE_PART_UNIT ||
 	    bytes > INT64_MAX || offset > INT64_MAX - bytes)
-		return base_refuse(error, -EINVAL,
-				   "options.part_offset is %llu and options.part_bytes is "
-				   "%llu" BASE_REMEDY
-				   "set part_bytes, and take multiples of IOSHAPE_PART_UNIT",
-				   (unsigned long long)offset, (unsigned long long)bytes);
+		return base_refuse_with(error, -EINVAL,
+					"set part_bytes, and take multiples of IOSHAPE_PART_UNIT",
+					"options.part_offset is %llu and options.part_bytes is "
+					"%llu",
+					(unsigned long long)offset, (unsigned long long)bytes);
 	if (options->checksums)
-		return base_refuse(error, -EINVAL,
-				   "options.checksums is set for a part of a file" BASE_REMEDY
-				   "leave it at IOSHAPE_CHECKSUMS_NONE");
+		return base_refuse_with(error, -EINVAL, "leave it at IOSHAPE_CHECKSUMS_NONE",
+					"options.checksums is set for a part of a file");
 	return 0;
 }
 
@@ -589,10 +586,8 @@ IOSHAPE_EXPORT int ioshape_file_open(struct ioshape_context *context, const char
 	ret = save_enter_path(context, path, &options, sizeof(options), given,
 			      "ioshape_file_options", &error);
 	if (!ret && (unsigned)options.checksums > IOSHAPE_CHECKSUMS_BESIDE)
-		ret = base_refuse(&error, -EINVAL,
-				  "options.checksums is %u" BASE_REMEDY
-				  "take one of enum ioshape_keep_checksums",
-				  (unsigned)options.checksums);
+		ret = base_refuse_with(&error, -EINVAL, "take one of enum ioshape_keep_checksums",
+				       "options.checksums is %u", (unsigned)options.checksums);
 	if (!ret)
 		ret = check_part(&options, &error);
 	if (!ret)

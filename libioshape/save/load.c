@@ -38,12 +38,13 @@ static bool is_nothing(int code)
 static int cannot_read(struct base_error *why, int code, const char *path)
 {
 	if (code == IOSHAPE_E_DAMAGED || code == IOSHAPE_E_FORMAT || code == -EFBIG)
-		return base_refuse(why, IOSHAPE_E_DAMAGED,
-				   "cannot verify \"%s\": \"%s" ZIP_CHECKSUMS_SUFFIX
-				   "\", which has its checksums, is damaged, or a later version of "
-				   "ioshape wrote it" BASE_REMEDY
-				   "compare the file with another copy, and write it again",
-				   path, path);
+		return base_refuse_with(
+			why, IOSHAPE_E_DAMAGED,
+			"compare the file with another copy, and write it again",
+			"cannot verify \"%s\": \"%s" ZIP_CHECKSUMS_SUFFIX
+			"\", which has its checksums, is damaged, or a later version of "
+			"ioshape wrote it",
+			path, path);
 	return base_fail(why, code, "cannot verify \"%s\": cannot read its checksums, \"%s%s\"",
 			 path, path, ZIP_CHECKSUMS_SUFFIX);
 }
@@ -72,10 +73,10 @@ static int find_checksums(const struct ring_input *input, struct zip_checksums *
 	if (*known)
 		return 0;
 	zip_checksums_free(checksums);
-	base_refuse(why, -ENODATA,
-		    "cannot verify \"%s\": it was changed or replaced after \"%s%s\", its "
-		    "checksums, was written" BASE_REMEDY "write it again with checksums",
-		    input->path, input->path, ZIP_CHECKSUMS_SUFFIX);
+	base_refuse_with(why, -ENODATA, "write it again with checksums",
+			 "cannot verify \"%s\": it was changed or replaced after \"%s%s\", its "
+			 "checksums, was written",
+			 input->path, input->path, ZIP_CHECKSUMS_SUFFIX);
 	return 0;
 }
 
@@ -485,12 +486,10 @@ static int enter_table(struct ioshape_reader *reader)
 	if (ret || has_table(reader))
 		return ret;
 	problem = &reader->zip.index_problem;
-	return base_refuse(&reader->error, IOSHAPE_E_NO_TABLE,
-			   "\"%s\" has no table of tensors (%s)" BASE_REMEDY
-			   "read its records, or open it in Python",
-			   reader->zip.input.path,
-			   problem->code ? problem->text :
-					   "it was not saved by ioshape_save_tensors()");
+	return base_refuse_with(
+		&reader->error, IOSHAPE_E_NO_TABLE, "read its records, or open it in Python",
+		"\"%s\" has no table of tensors (%s)", reader->zip.input.path,
+		problem->code ? problem->text : "it was not saved by ioshape_save_tensors()");
 }
 
 static int check_tensor(struct ioshape_reader *reader, uint64_t index)
@@ -696,15 +695,13 @@ static int refuse_to_verify(struct ioshape_reader *reader)
 	if (reader->beside.code)
 		return base_pass_on(&reader->error, &reader->beside);
 	if (reader->zip.plain)
-		return base_refuse(&reader->error, -ENODATA,
-				   "cannot verify \"%s\": no checksums of it are known" BASE_REMEDY
-				   "write it with them (checksums of an atomic file)",
-				   path);
-	return base_refuse(&reader->error, -ENODATA,
-			   "cannot verify \"%s\": it was written without checksums "
-			   "(torch.serialization.set_crc32_options)" BASE_REMEDY
-			   "save it again with them",
-			   path);
+		return base_refuse_with(&reader->error, -ENODATA,
+					"write it with them (checksums of an atomic file)",
+					"cannot verify \"%s\": no checksums of it are known", path);
+	return base_refuse_with(&reader->error, -ENODATA, "save it again with them",
+				"cannot verify \"%s\": it was written without checksums "
+				"(torch.serialization.set_crc32_options)",
+				path);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double share)
@@ -712,10 +709,8 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double s
 	int ret = enter_reader(reader);
 
 	if (!ret && !(share >= 0 && share <= 1))
-		ret = base_refuse(&reader->error, -EINVAL,
-				  "cannot verify a share of %g of a file" BASE_REMEDY
-				  "give one from 0 to 1",
-				  share);
+		ret = base_refuse_with(&reader->error, -EINVAL, "give one from 0 to 1",
+				       "cannot verify a share of %g of a file", share);
 	/* Damage there hides damage in the file, also in an archive with checksums of its own. */
 	if (!ret && reader->beside.code && reader->beside.code != -ENODATA)
 		ret = base_pass_on(&reader->error, &reader->beside);

@@ -55,10 +55,9 @@ static int count_copy(size_t *copy_bytes, size_t more, const char *what, struct 
 	*copy_bytes += more;
 	if (*copy_bytes <= MAX_COPY_BYTES)
 		return 0;
-	return base_refuse(error, IOSHAPE_E_LIMIT,
-			   "the %s take more than %llu bytes" BASE_REMEDY
-			   "shorten the names or save fewer in one file",
-			   what, MAX_COPY_BYTES);
+	return base_refuse_with(error, IOSHAPE_E_LIMIT,
+				"shorten the names or save fewer in one file",
+				"the %s take more than %llu bytes", what, MAX_COPY_BYTES);
 }
 
 /* `count` records, and memory for copies: both are freed with the plan. */
@@ -152,11 +151,9 @@ static int check_unique(const struct save_plan *plan, const struct save_payload 
 
 		ret = zip_names_add(names, one, strlen(one), i);
 		if (ret == -EEXIST)
-			ret = base_fail(
-				error, code,
-				"cannot save to \"%s\": two %s are called \"%s\"" BASE_REMEDY
-				"names must be unique in a file",
-				plan->path, kind_of(payload), ZIP_SHOWN(one));
+			ret = base_fail_with(error, code, "names must be unique in a file",
+					     "cannot save to \"%s\": two %s are called \"%s\"",
+					     plan->path, kind_of(payload), ZIP_SHOWN(one));
 		else if (ret)
 			base_no_memory(error, "names", payload->count);
 		ret = about(ret, one, error);
@@ -175,15 +172,16 @@ static int check_record(const struct ioshape_record *record, const char *path,
 	if (ret)
 		return ret;
 	if (record->data && record->fetch)
-		return base_refuse(error, -EINVAL,
-				   "record \"%s\" for \"%s\" has both data and a function to fetch "
-				   "it" BASE_REMEDY "give one",
-				   ZIP_SHOWN(record->name), path);
+		return base_refuse_with(
+			error, -EINVAL, "give one",
+			"record \"%s\" for \"%s\" has both data and a function to fetch "
+			"it",
+			ZIP_SHOWN(record->name), path);
 	if (record->bytes == ZIP_UNKNOWN_BYTES)
-		return base_refuse(error, -EINVAL,
-				   "record \"%s\" for \"%s\" must have a known size" BASE_REMEDY
-				   "use ioshape_file_open() for bytes of unknown length",
-				   ZIP_SHOWN(record->name), path);
+		return base_refuse_with(error, -EINVAL,
+					"use ioshape_file_open() for bytes of unknown length",
+					"record \"%s\" for \"%s\" must have a known size",
+					ZIP_SHOWN(record->name), path);
 	if (record->bytes && !record->data && !record->fetch)
 		return base_refuse(
 			error, -EINVAL, "record \"%s\" for \"%s\" has %llu bytes but no data",
@@ -499,10 +497,9 @@ static int place_records(struct save_plan *plan, struct base_error *error)
 	if (!ret && !plan->safetensors)
 		ret = zip_length_add_index(&length, &plan->index);
 	if (ret)
-		return base_fail(error, ret,
-				 "what is to be saved to %s is too large for one file" BASE_REMEDY
-				 "save less in it",
-				 plan->path);
+		return base_fail_with(error, ret, "save less in it",
+				      "what is to be saved to %s is too large for one file",
+				      plan->path);
 	plan->expected_bytes = plan->safetensors ? length.cursor : zip_length_of(&length);
 	return 0;
 }
@@ -524,9 +521,8 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 		return base_refuse(error, -EINVAL, "%zu %s were announced, but none given",
 				   payload->count, kind_of(payload));
 	if (payload->count > most)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "%zu %s in one file" BASE_REMEDY "at most %zu fit",
-				   payload->count, kind_of(payload), most);
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, BASE_WORDS("at most %zu fit", most),
+					"%zu %s in one file", payload->count, kind_of(payload));
 	ret = save_take_metadata(&plan->index.metadata, &plan->metadata_memory, metadata, error);
 	if (!ret)
 		ret = records ? plan_records(plan, payload, error) :

@@ -315,22 +315,22 @@ int save_take_options(struct ioshape_save_options *options,
 		base_take_options(options, sizeof(*options), given, "ioshape_save_options", error);
 
 	if (!ret && background && options->report)
-		ret = base_refuse(error, -EINVAL,
-				  "a background save cannot fill options.report" BASE_REMEDY
-				  "ask ioshape_save_get_report() when it has ended");
+		ret = base_refuse_with(error, -EINVAL,
+				       "ask ioshape_save_get_report() when it has ended",
+				       "a background save cannot fill options.report");
 	if (!ret && ((unsigned)options->format > IOSHAPE_FORMAT_SAFETENSORS ||
 		     (options->format && !formats)))
-		ret = base_refuse(error, -EINVAL,
-				  "options.format is %u" BASE_REMEDY
-				  "set one of enum ioshape_format, for ioshape_save_tensors() only",
-				  (unsigned)options->format);
+		ret = base_refuse_with(
+			error, -EINVAL,
+			"set one of enum ioshape_format, for ioshape_save_tensors() only",
+			"options.format is %u", (unsigned)options->format);
 	if (!ret && options->checksums &&
 	    (options->checksums != IOSHAPE_CHECKSUMS_BESIDE ||
 	     options->format != IOSHAPE_FORMAT_SAFETENSORS))
-		ret = base_refuse(error, -EINVAL,
-				  "options.checksums is %u" BASE_REMEDY
-				  "set it for safetensors files only, to IOSHAPE_CHECKSUMS_BESIDE",
-				  (unsigned)options->checksums);
+		ret = base_refuse_with(
+			error, -EINVAL,
+			"set it for safetensors files only, to IOSHAPE_CHECKSUMS_BESIDE",
+			"options.checksums is %u", (unsigned)options->checksums);
 	return ret;
 }
 

@@ -75,17 +75,16 @@ static int check_pool_name(const char *name, struct base_error *error)
 	size_t bytes = strlen(name);
 
 	if (!bytes)
-		return base_refuse(error, -EINVAL,
-				   "the pool's name is empty" BASE_REMEDY "give one, or none");
+		return base_refuse_with(error, -EINVAL, "give one, or none",
+					"the pool's name is empty");
 	if (bytes >= SLOTS_NAME_BYTES)
-		return base_refuse(error, -EINVAL,
-				   "the pool's name has %zu characters" BASE_REMEDY "it takes %d",
-				   bytes, SLOTS_NAME_BYTES - 1);
+		return base_refuse_with(error, -EINVAL,
+					BASE_WORDS("it takes %d", SLOTS_NAME_BYTES - 1),
+					"the pool's name has %zu characters", bytes);
 	/* Not repeated: who mistakes one for the other gives an address, with its password. */
 	if (strspn(name, FS_POOL_CHARACTERS) != bytes)
-		return base_refuse(error, -EINVAL,
-				   "the pool's name has a character that none can have" BASE_REMEDY
-				   "it takes letters, digits and ._:@+/-");
+		return base_refuse_with(error, -EINVAL, "it takes letters, digits and ._:@+/-",
+					"the pool's name has a character that none can have");
 	return 0;
 }
 
@@ -221,9 +220,8 @@ static int save_slots_named(struct save_slots *slots, const char *name, struct s
 	if (!name)
 		name = slots->pool_name;
 	if (!name)
-		return base_refuse(error, -EINVAL,
-				   "no pool was given" BASE_REMEDY
-				   "name one, or set it for the context");
+		return base_refuse_with(error, -EINVAL, "name one, or set it for the context",
+					"no pool was given");
 	pthread_mutex_lock(&slots->lock);
 	ret = find_or_open(slots, name, pool, error);
 	pthread_mutex_unlock(&slots->lock);
@@ -351,11 +349,10 @@ int save_find_coordinator(struct ioshape_context *context, const char *pool,
 		found->lease_ms = config.lease_ms;
 		found->default_capacity = config.default_capacity;
 		ops = slots_coordinator_of(config.address);
-		ret = ops->describe ?
-			      ops->describe(&config, found, &error) :
-			      base_refuse(&error, -ENOTSUP,
-					  "there are no pools without coordination" BASE_REMEDY
-					  "set another coordinator than \"open\"");
+		ret = ops->describe ? ops->describe(&config, found, &error) :
+				      base_refuse_with(&error, -ENOTSUP,
+						       "set another coordinator than \"open\"",
+						       "there are no pools without coordination");
 	}
 	return base_leave(ret, "status", NULL, &error);
 }
@@ -686,8 +683,9 @@ static int acquire(struct ioshape_context *context, const struct ioshape_slot_op
 	int ret;
 
 	if (options->weight > SLOTS_MOST_CAPACITY)
-		return base_refuse(error, -EINVAL, "weight is %u" BASE_REMEDY "it takes 1 to %u",
-				   options->weight, SLOTS_MOST_CAPACITY);
+		return base_refuse_with(error, -EINVAL,
+					BASE_WORDS("it takes 1 to %u", SLOTS_MOST_CAPACITY),
+					"weight is %u", options->weight);
 	ret = pool_of_options(context, options, &pool, &wanted.default_capacity, error);
 	if (ret)
 		return ret;
@@ -731,9 +729,8 @@ static int enter(const struct ioshape_slot *slot, struct base_error *error)
 	if (!slot)
 		return base_refuse(error, -EINVAL, "no slot was given");
 	if (slot->owner != base_pid())
-		return base_refuse(error, -EPERM,
-				   "this slot belongs to the parent process" BASE_REMEDY
-				   "acquire one after the fork");
+		return base_refuse_with(error, -EPERM, "acquire one after the fork",
+					"this slot belongs to the parent process");
 	return 0;
 }
 

@@ -71,12 +71,14 @@ static int fail_too_little(const struct save_space *space, const struct fs_space
 	char type[32];
 
 	fs_space_type(seen, type, sizeof(type));
-	base_refuse(error, -ENOSPC,
-		    "cannot save \"%s\": needs %s, %s are free on its "
-		    "filesystem (%s)%s" BASE_REMEDY "free space%s save elsewhere%s",
-		    space->path, BASE_SIZE(space->needed_bytes), BASE_SIZE(seen->free_bytes), type,
-		    replaces ? ", where the old file stays until the new one is complete" : "",
-		    fails ? "," : " or", fails ? ", or set full=skip" : "");
+	base_refuse_with(
+		error, -ENOSPC,
+		BASE_WORDS("free space%s save elsewhere%s", fails ? "," : " or",
+			   fails ? ", or set full=skip" : ""),
+		"cannot save \"%s\": needs %s, %s are free on its "
+		"filesystem (%s)%s",
+		space->path, BASE_SIZE(space->needed_bytes), BASE_SIZE(seen->free_bytes), type,
+		replaces ? ", where the old file stays until the new one is complete" : "");
 	base_error_space(error, space->needed_bytes, seen->free_bytes);
 	return -ENOSPC;
 }

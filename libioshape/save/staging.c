@@ -32,23 +32,23 @@ static int fail_shared(struct base_error *error, int code)
 	switch (code) {
 	case -EMFILE:
 	case -ENFILE:
-		return base_fail(error, code,
-				 "cannot make shared memory to stage in: no file descriptor is "
-				 "free" BASE_REMEDY "raise ulimit -n");
+		return base_fail_with(
+			error, code, "raise ulimit -n",
+			"cannot make shared memory to stage in: no file descriptor is "
+			"free");
 	case -EFBIG:
-		return base_fail(error, code,
-				 "cannot make shared memory to stage in larger than the limit of "
-				 "file sizes" BASE_REMEDY "raise ulimit -f");
+		return base_fail_with(
+			error, code, "raise ulimit -f",
+			"cannot make shared memory to stage in larger than the limit of "
+			"file sizes");
 	case -ENOMEM:
-		return base_fail(
-			error, code,
-			"there are no %llu MiB of shared memory left to stage in" BASE_REMEDY
-			"allow the container more memory, or lower staging_bytes",
-			(unsigned long long)(SAVE_CHUNK_BYTES / MIB));
+		return base_fail_with(error, code,
+				      "allow the container more memory, or lower staging_bytes",
+				      "there are no %llu MiB of shared memory left to stage in",
+				      (unsigned long long)(SAVE_CHUNK_BYTES / MIB));
 	default:
-		return base_fail(error, code,
-				 "cannot make shared memory (memfd_create) to stage in" BASE_REMEDY
-				 "allow it, or use mode \"each\"");
+		return base_fail_with(error, code, "allow it, or use mode \"each\"",
+				      "cannot make shared memory (memfd_create) to stage in");
 	}
 }
 
@@ -253,11 +253,12 @@ int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_e
 	int ret;
 
 	if (chunks > pool->limit) {
-		ret = base_refuse(error, -ENOMEM,
-				  "cannot reserve %llu MiB of staging memory" BASE_REMEDY
-				  "staging_bytes allows %llu",
-				  (unsigned long long)(chunks * SAVE_CHUNK_BYTES / MIB),
-				  (unsigned long long)(pool->limit * SAVE_CHUNK_BYTES / MIB));
+		ret = base_refuse_with(
+			error, -ENOMEM,
+			BASE_WORDS("staging_bytes allows %llu",
+				   (unsigned long long)(pool->limit * SAVE_CHUNK_BYTES / MIB)),
+			"cannot reserve %llu MiB of staging memory",
+			(unsigned long long)(chunks * SAVE_CHUNK_BYTES / MIB));
 		base_error_space(error, chunks * SAVE_CHUNK_BYTES, pool->limit * SAVE_CHUNK_BYTES);
 		return ret;
 	}
@@ -732,10 +733,10 @@ static int compare(struct ioshape_save *save, struct base_error *error)
 		if (!record->later || record->fetch ||
 		    look_at(save, record, true) == record->sample)
 			continue;
-		base_refuse(
-			error, IOSHAPE_E_CHANGED,
+		base_refuse_with(
+			error, IOSHAPE_E_CHANGED, "wait until it is copied before it changes",
 			"cannot save \"%s\": record '%s' was to be copied later, and has changed "
-			"before" BASE_REMEDY "wait until it is copied before it changes",
+			"before",
 			save->request.path, record->name);
 		base_error_in_record(error, record->name);
 		return IOSHAPE_E_CHANGED;

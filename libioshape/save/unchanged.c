@@ -187,14 +187,15 @@ static void compare_with(struct save_compare *compare, const struct save_seen *b
 	compare->compared_bytes = seen->bytes;
 	compare->unchanged_bytes = MAX(compare->unchanged_bytes, same);
 	if (same == seen->bytes)
-		base_refuse(stale, IOSHAPE_E_UNCHANGED,
-			    "%s \"%s\": its large tensors, %s in all, are those of \"%s\", every "
-			    "byte" BASE_REMEDY
-			    "save the tensors that training changes, not a copy that was taken "
-			    "once, or set unchanged=ignore",
-			    compare->context->unchanged == IOSHAPE_UNCHANGED_FAIL ? "cannot save" :
-										    "saving",
-			    compare->path, BASE_SIZE(seen->bytes), before->path);
+		base_refuse_with(
+			stale, IOSHAPE_E_UNCHANGED,
+			"save the tensors that training changes, not a copy that was taken "
+			"once, or set unchanged=ignore",
+			"%s \"%s\": its large tensors, %s in all, are those of \"%s\", every "
+			"byte",
+			compare->context->unchanged == IOSHAPE_UNCHANGED_FAIL ? "cannot save" :
+										"saving",
+			compare->path, BASE_SIZE(seen->bytes), before->path);
 }
 
 static void compare_with_series(struct save_compare *compare, struct base_error *stale)

@@ -46,12 +46,11 @@ static ssize_t read_beginning(const char *path, char *text, size_t room)
 
 static int refuse_file(const struct redis_client *client, const char *why, struct base_error *error)
 {
-	return base_refuse(
+	return base_refuse_with(
 		error, IOSHAPE_E_COORDINATOR,
-		"the password file \"%s\" %s" BASE_REMEDY
 		"have its first line hold the password, and let this user read it (chgrp "
 		"GROUP, chmod 440)",
-		client->config.password_file, why);
+		"the password file \"%s\" %s", client->config.password_file, why);
 }
 
 /* With the lock. Reads the first line of the password file into the address. If that fails, a
@@ -121,10 +120,9 @@ static int read_master(const struct slots_link *link, const struct slots_address
 		return base_refuse(error, -EACCES, "the sentinel (%s) says: %s", link->name, words);
 	}
 	if (reply->type == REDIS_REPLY_NIL)
-		return base_refuse(error, -ENOENT,
-				   "the sentinel (%s) knows no service \"%s\"" BASE_REMEDY
-				   "check the name in the address",
-				   link->name, address->service);
+		return base_refuse_with(error, -ENOENT, "check the name in the address",
+					"the sentinel (%s) knows no service \"%s\"", link->name,
+					address->service);
 	if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
 	    reply->element[0]->type == REDIS_REPLY_STRING &&
 	    reply->element[1]->type == REDIS_REPLY_STRING &&
@@ -223,11 +221,12 @@ static int take_address(struct redis_client *client, struct base_error *error)
 		return ret;
 #ifndef SLOTS_TLS
 	if (address->tls)
-		return base_refuse(error, -EINVAL,
-				   "this library was built without TLS, so that rediss:// cannot "
-				   "be used" BASE_REMEDY
-				   "install hiredis 1.0 or newer with hiredis_ssl (Debian 13: "
-				   "libhiredis-dev and libssl-dev) and build it again");
+		return base_refuse_with(
+			error, -EINVAL,
+			"install hiredis 1.0 or newer with hiredis_ssl (Debian 13: "
+			"libhiredis-dev and libssl-dev) and build it again",
+			"this library was built without TLS, so that rediss:// cannot "
+			"be used");
 #endif
 	/* One in the address wins. */
 	if (address->has_password)
@@ -379,7 +378,7 @@ static void refuse(const struct slots_link *link, const redisReply *reply, struc
 		remedy = "give a password in the address, password_file or IOSHAPE_PASSWORD";
 	else if (link_says(reply, "OOM "))
 		remedy = "raise its maxmemory";
-	base_refuse(error, -EACCES, "%s says: %s" BASE_REMEDY "%s", link->name, words, remedy);
+	base_refuse_with(error, -EACCES, remedy, "%s says: %s", link->name, words);
 }
 
 /* With the lock. */
@@ -509,10 +508,9 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 		return AGAIN;
 	sequel = take_error(client, client->commands, reply, &attempt->asking, &attempt->why);
 	if (sequel == CLIENT_REDIRECTED && ++attempt->redirects > MOST_REDIRECTS) {
-		base_refuse(&attempt->why, IOSHAPE_E_COORDINATOR,
-			    "%s and other nodes send us to each other" BASE_REMEDY
-			    "check that the cluster is complete",
-			    client->commands->name);
+		base_refuse_with(
+			&attempt->why, IOSHAPE_E_COORDINATOR, "check that the cluster is complete",
+			"%s and other nodes send us to each other", client->commands->name);
 		note_failure(client, &attempt->why);
 		sequel = CLIENT_LOST;
 	}

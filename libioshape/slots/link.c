@@ -228,10 +228,8 @@ static int connect_any(const struct addrinfo *found, uint64_t until_ns)
 
 static int fail_to_connect(int code, const char *name, struct base_error *error)
 {
-	return base_fail(error, code,
-			 "cannot connect to %s" BASE_REMEDY
-			 "check that it runs, and that this host may reach it",
-			 name);
+	return base_fail_with(error, code, "check that it runs, and that this host may reach it",
+			      "cannot connect to %s", name);
 }
 
 static int connect_host(const struct slots_node *node, uint64_t until_ns, const char *name,
@@ -246,10 +244,10 @@ static int connect_host(const struct slots_node *node, uint64_t until_ns, const 
 	if (code)
 		code = look_up(node->host, port, until_ns, &found);
 	if (code)
-		return base_refuse(error, code == EAI_AGAIN ? -ETIMEDOUT : -EHOSTUNREACH,
-				   "the host of %s cannot be found (%s)" BASE_REMEDY
-				   "check its name, and this host's name service",
-				   name, gai_strerror(code));
+		return base_refuse_with(error, code == EAI_AGAIN ? -ETIMEDOUT : -EHOSTUNREACH,
+					"check its name, and this host's name service",
+					"the host of %s cannot be found (%s)", name,
+					gai_strerror(code));
 	fd = connect_any(found, until_ns);
 	freeaddrinfo(found);
 	if (fd < 0)
@@ -325,11 +323,11 @@ static int tls_refused(SSL *session, const char *name, struct base_error *error)
 
 	if (verdict != X509_V_OK)
 		reason = X509_verify_cert_error_string(verdict);
-	return base_refuse(error, -EPROTO,
-			   "no TLS with %s (%.100s)" BASE_REMEDY
-			   "check that it speaks TLS on this port, that its certificate is for "
-			   "this name, and that SSL_CERT_FILE names who signed it",
-			   name, reason ? reason : "the connection ended");
+	return base_refuse_with(
+		error, -EPROTO,
+		"check that it speaks TLS on this port, that its certificate is for "
+		"this name, and that SSL_CERT_FILE names who signed it",
+		"no TLS with %s (%.100s)", name, reason ? reason : "the connection ended");
 }
 
 /* One step of the handshake: 0 when it is over, or what the socket has to be ready for. */
@@ -358,10 +356,9 @@ static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name
 
 	while ((ret = step(session, &ready.events)) == -EAGAIN) {
 		if (base_now_ns() >= until_ns)
-			return base_refuse(error, -ETIMEDOUT,
-					   "%s does not answer in time" BASE_REMEDY
-					   "check that it speaks TLS on this port",
-					   name);
+			return base_refuse_with(error, -ETIMEDOUT,
+						"check that it speaks TLS on this port",
+						"%s does not answer in time", name);
 		/* Whether it failed or not, the clock ends it. */
 		(void)poll(&ready, 1, link_time_left_ms(until_ns));
 	}

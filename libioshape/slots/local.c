@@ -452,10 +452,10 @@ static int find_folder(const char *address, char folder[LOCAL_FOLDER_BYTES],
 	const char *given = address + strlen("local");
 
 	if (*given && (strncmp(given, ":/", 2) || strlen(given) > LOCAL_FOLDER_BYTES))
-		return base_refuse(
+		return base_refuse_with(
 			error, -EINVAL,
-			"the coordinator's address begins with \"local\"" BASE_REMEDY
-			"say \"local\", or \"local:/FOLDER\" with a path of at most 500 bytes");
+			"say \"local\", or \"local:/FOLDER\" with a path of at most 500 bytes",
+			"the coordinator's address begins with \"local\"");
 	if (*given)
 		given++;
 	else

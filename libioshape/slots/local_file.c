@@ -54,11 +54,11 @@ void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 int local_unreachable(const struct local_pool *pool, const char *what, int code,
 		      struct base_error *error)
 {
-	return base_refuse(error, IOSHAPE_E_COORDINATOR,
-			   "cannot %s the pool's file \"%s/%s\": %s" BASE_REMEDY "%s", what,
-			   pool->folder, pool->name, strerror(-code),
-			   code == -EFBIG ? "raise this process's limit of file sizes (ulimit -f)" :
-					    "");
+	return base_refuse_with(
+		error, IOSHAPE_E_COORDINATOR,
+		code == -EFBIG ? "raise this process's limit of file sizes (ulimit -f)" : "",
+		"cannot %s the pool's file \"%s/%s\": %s", what, pool->folder, pool->name,
+		strerror(-code));
 }
 
 /* ---- Records --------------------------------------------------------------------------------- */
@@ -272,10 +272,9 @@ static int read_or_make_head(const struct local_pool *pool, struct slots_file_he
 
 static int refuse(const struct local_pool *pool, const char *what, struct base_error *error)
 {
-	return base_refuse(error, IOSHAPE_E_COORDINATOR,
-			   "cannot use the pool's file \"%s/%s\": it is %s" BASE_REMEDY
-			   "have it removed",
-			   pool->folder, pool->name, what);
+	return base_refuse_with(error, IOSHAPE_E_COORDINATOR, "have it removed",
+				"cannot use the pool's file \"%s/%s\": it is %s", pool->folder,
+				pool->name, what);
 }
 
 /* Another user can give a file of ours a second name where the kernel does not protect hard links.
@@ -393,11 +392,12 @@ static int open_file(struct local_pool *pool, struct slots_file_head *head,
 		ret = try_to_open(pool, error);
 	}
 	if (ret == -EAGAIN)
-		return base_refuse(error, IOSHAPE_E_COORDINATOR,
-				   "cannot use the pool's file \"%s/%s\": another process keeps it "
-				   "locked, or removes it again and again" BASE_REMEDY
-				   "find that process, in /proc/locks, and end it",
-				   pool->folder, pool->name);
+		return base_refuse_with(
+			error, IOSHAPE_E_COORDINATOR,
+			"find that process, in /proc/locks, and end it",
+			"cannot use the pool's file \"%s/%s\": another process keeps it "
+			"locked, or removes it again and again",
+			pool->folder, pool->name);
 	if (!ret)
 		ret = read_or_make_head(pool, head, error);
 	if (ret && pool->fd >= 0) {

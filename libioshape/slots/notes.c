@@ -82,11 +82,9 @@ int slots_notes_put(struct slots_notes *notes, const char *list, const char *nam
 
 static int not_understood(const char *key, struct base_error *error)
 {
-	return base_refuse(
-		error, IOSHAPE_E_COORDINATOR,
-		"the coordinator's answer about the notes in %s cannot be understood" BASE_REMEDY
-		"is it a Redis?",
-		key);
+	return base_refuse_with(
+		error, IOSHAPE_E_COORDINATOR, "is it a Redis?",
+		"the coordinator's answer about the notes in %s cannot be understood", key);
 }
 
 static int read_notes(const redisReply *reply, size_t count, const char *key,

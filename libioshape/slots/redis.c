@@ -199,11 +199,11 @@ static uint64_t known_epoch(const struct redis_pool *pool)
 static int not_understood(const struct redis_pool *pool, const char *operation,
 			  struct base_error *error)
 {
-	return base_refuse(
+	return base_refuse_with(
 		error, IOSHAPE_E_COORDINATOR,
-		"the coordinator's answer to \"%s\" for pool %s cannot be understood" BASE_REMEDY
 		"is it a Redis, and do all jobs use the same version of this library?",
-		operation, pool->client.config.pool);
+		"the coordinator's answer to \"%s\" for pool %s cannot be understood", operation,
+		pool->client.config.pool);
 }
 
 /* A call whose answer says where a request stands. */

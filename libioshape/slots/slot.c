@@ -147,10 +147,10 @@ static int open_coordinator(struct slots_pool *pool, struct base_error *error)
 {
 	pool->ops = pool->config.ops ? pool->config.ops : slots_coordinator_of(pool->address);
 	if (!pool->ops)
-		return base_refuse(
+		return base_refuse_with(
 			error, -EINVAL,
-			"the coordinator's address begins with an unknown word" BASE_REMEDY
-			"it takes local, open, redis://, rediss://, unix:// or sentinel://");
+			"it takes local, open, redis://, rediss://, unix:// or sentinel://",
+			"the coordinator's address begins with an unknown word");
 	return pool->ops->open(&pool->coordinator, &pool->config, error);
 }
 
@@ -595,11 +595,10 @@ static int ask(struct attempt *attempt, struct base_error *error)
 	ret = pool->ops->acquire(pool->coordinator, &slot->request, &answer, &why);
 	pthread_mutex_lock(&pool->lock);
 	if (!ret && answer.state == SLOTS_NONE && !slot->request.never_wait)
-		ret = base_refuse(
-			&why, IOSHAPE_E_COORDINATOR,
-			"the coordinator of pool \"%s\" does not keep a request" BASE_REMEDY
-			"check that it is of this version",
-			pool->config.pool);
+		ret = base_refuse_with(&why, IOSHAPE_E_COORDINATOR,
+				       "check that it is of this version",
+				       "the coordinator of pool \"%s\" does not keep a request",
+				       pool->config.pool);
 	if (ret) {
 		slots_note_unreachable(pool, &why);
 		slot->stage = STAGE_UNREACHABLE;
@@ -643,10 +642,10 @@ static int ask_caller(struct attempt *attempt, struct base_error *error)
 
 	if (wanted->timeout_ms &&
 	    (wanted->timeout_ms < 0 || waited_ms >= (uint64_t)wanted->timeout_ms))
-		return base_fail(error, wanted->timeout_ms < 0 ? -EAGAIN : -ETIMEDOUT,
-				 "no slot of pool \"%s\" came free in %.1f s" BASE_REMEDY
-				 "give it more time, or ask the operator for more slots",
-				 pool, (double)waited_ms / 1e3);
+		return base_fail_with(error, wanted->timeout_ms < 0 ? -EAGAIN : -ETIMEDOUT,
+				      "give it more time, or ask the operator for more slots",
+				      "no slot of pool \"%s\" came free in %.1f s", pool,
+				      (double)waited_ms / 1e3);
 	/* News of the slot may wake us more often. */
 	if (!wanted->waiting ||
 	    (attempt->told_ns && now - attempt->told_ns < base_ms_to_ns(PATIENCE_MS)))

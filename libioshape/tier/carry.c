@@ -537,10 +537,8 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 		return 0;
 	}
 	carry->result = IOSHAPE_DRAINED_WAITS;
-	base_refuse(error, -EAGAIN,
-		    "\"%s\" waits for the files of other nodes" BASE_REMEDY
-		    "drain their tiers, too",
-		    carry->entry->path);
+	base_refuse_with(error, -EAGAIN, "drain their tiers, too",
+			 "\"%s\" waits for the files of other nodes", carry->entry->path);
 	return 0;
 }
 

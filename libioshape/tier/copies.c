@@ -20,12 +20,10 @@ static int add_names(struct base_buffer *made, const char *names, const char *pa
 		const size_t bytes = strcspn(names, "/");
 
 		if (bytes == 2 && !strncmp(names, "..", 2))
-			return base_refuse(
-				error, -EINVAL,
-				"cannot find a place for \"%s\" on a tier: its "
-				"directory is not there, or it ends in \"..\"" BASE_REMEDY
-				"write the path without it",
-				path);
+			return base_refuse_with(error, -EINVAL, "write the path without it",
+						"cannot find a place for \"%s\" on a tier: its "
+						"directory is not there, or it ends in \"..\"",
+						path);
 		if (bytes && !(bytes == 1 && *names == '.') &&
 		    (base_buffer_append(made, "/", 1) || base_buffer_append(made, names, bytes)))
 			return base_no_memory(error, "a path", strlen(path));
@@ -106,10 +104,8 @@ static int find_place(const struct ioshape_tier *tier, const char *path, char **
 		return ret;
 	destination = tier_destination(tier, *place);
 	if (!strncmp(destination, tier->root.path, root) && destination[root] == '/')
-		return base_refuse(error, -EINVAL,
-				   "\"%s\" lies on the tier itself" BASE_REMEDY
-				   "give the path where it shall end",
-				   path);
+		return base_refuse_with(error, -EINVAL, "give the path where it shall end",
+					"\"%s\" lies on the tier itself", path);
 	if (!tier_is_plain_path(destination))
 		return base_refuse(error, -EINVAL, "\"%s\" is no path that can be saved to", path);
 	return 0;
@@ -184,11 +180,11 @@ static char *follow(char *link, const char *rest)
 
 static int refuse(const char *destination, const char *path, uid_t owner, struct base_error *error)
 {
-	return base_refuse(error, -EPERM,
-			   "cannot save \"%s\": the link \"%s\" on its path belongs to user %u, "
-			   "who could lead the save elsewhere by it" BASE_REMEDY
-			   "remove the link, or make it yourself",
-			   destination, path, (unsigned)owner);
+	return base_refuse_with(
+		error, -EPERM, "remove the link, or make it yourself",
+		"cannot save \"%s\": the link \"%s\" on its path belongs to user %u, "
+		"who could lead the save elsewhere by it",
+		destination, path, (unsigned)owner);
 }
 
 int tier_check_links(const char *destination, struct base_error *error)
@@ -467,10 +463,11 @@ static int check_enough(const struct ioshape_tier *tier, const char *destination
 	}
 	if (!lack)
 		return 0;
-	base_refuse(error, -ENOSPC,
-		    "cannot save \"%s\" on the tier \"%s\": it needs %s, and what is there waits "
-		    "to be drained (%zu saves)" BASE_REMEDY "drain it, or save directly",
-		    destination, tier->root.path, BASE_SIZE(needed), waiting);
+	base_refuse_with(
+		error, -ENOSPC, "drain it, or save directly",
+		"cannot save \"%s\" on the tier \"%s\": it needs %s, and what is there waits "
+		"to be drained (%zu saves)",
+		destination, tier->root.path, BASE_SIZE(needed), waiting);
 	base_error_space(error, needed, UINT64_MAX);
 	return -ENOSPC;
 }
@@ -583,11 +580,10 @@ static int forget_copy(const struct ioshape_tier *tier, const char *place, uint6
 	if (!ret)
 		ret = drop(place, &copy, true, error);
 	if (ret == -EBUSY || ret == -ESTALE)
-		base_refuse(error, ret,
-			    "cannot forget \"%s\": it is being %s on the tier \"%s\"" BASE_REMEDY
-			    "try again when that has ended",
-			    tier_destination(tier, place), ret == -EBUSY ? "read" : "saved",
-			    tier->root.path);
+		base_refuse_with(error, ret, "try again when that has ended",
+				 "cannot forget \"%s\": it is being %s on the tier \"%s\"",
+				 tier_destination(tier, place), ret == -EBUSY ? "read" : "saved",
+				 tier->root.path);
 	return ret == -ENOENT ? 0 : ret; /* it was removed by hand */
 }
 
@@ -627,10 +623,9 @@ static int forget(const struct ioshape_tier *tier, const char *given, const char
 	int ret = tier_lock_drain(tier, &drain, error);
 
 	if (ret == -EBUSY)
-		base_refuse(error, ret,
-			    "cannot forget \"%s\": a process drains the tier \"%s\" now" BASE_REMEDY
-			    "end that drain, or try again when it has ended",
-			    given, tier->root.path);
+		base_refuse_with(error, ret, "end that drain, or try again when it has ended",
+				 "cannot forget \"%s\": a process drains the tier \"%s\" now",
+				 given, tier->root.path);
 	if (!ret)
 		ret = tier_lock(tier, &hold, error);
 	if (!ret)

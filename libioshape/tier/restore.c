@@ -541,10 +541,11 @@ int parity_check(const struct group_spreads *spreads, size_t at, struct base_err
 	free(holders);
 	if (well)
 		return 0;
-	return base_refuse(
+	return base_refuse_with(
 		error, IOSHAPE_E_DAMAGED,
+		"start the job on nodes that still have it, or load another one",
 		"generation %llu lies on the tiers of %u nodes, and too many of them are "
-		"lost" BASE_REMEDY "start the job on nodes that still have it, or load another one",
+		"lost",
 		(unsigned long long)spread->step, nodes);
 }
 
@@ -643,10 +644,11 @@ static int read_given(const struct restoring *restoring, const struct given *giv
 	if (manifest->step != restoring->step ||
 	    manifest->rank_count != restoring->group->options.ranks ||
 	    strcmp(manifest->attempt, restoring->attempt) != 0)
-		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "cannot restore \"%s\": the node that has it gave the manifest "
-				   "of another generation" BASE_REMEDY "load another generation",
-				   path);
+		return base_refuse_with(
+			error, IOSHAPE_E_DAMAGED, "load another generation",
+			"cannot restore \"%s\": the node that has it gave the manifest "
+			"of another generation",
+			path);
 	return parity_record_check(&restoring->record, manifest, restoring->record.sets.nodes, path,
 				   error);
 }

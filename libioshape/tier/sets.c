@@ -334,10 +334,10 @@ int parity_record_check(const struct parity_record *record, const struct zip_man
 {
 	if (record->sets.nodes == nodes && record->file_count == manifest->file_count)
 		return 0;
-	return base_refuse(
-		error, IOSHAPE_E_DAMAGED,
+	return base_refuse_with(
+		error, IOSHAPE_E_DAMAGED, "load another generation",
 		"\"%s\" is damaged: its parities are those of %u nodes with %u files, and "
-		"the generation has %u nodes with %u files" BASE_REMEDY "load another generation",
+		"the generation has %u nodes with %u files",
 		path, record->sets.nodes, record->file_count, nodes, manifest->file_count);
 }
 

@@ -58,17 +58,16 @@ static int check_attribute(const struct ioshape_attribute *attribute, uint64_t *
 	if (ret)
 		return ret;
 	if (!attribute->value)
-		return base_refuse(error, -EINVAL,
-				   "cannot save attribute \"%s\": it has no value" BASE_REMEDY
-				   "use \"\" for an empty one",
-				   ZIP_SHOWN(attribute->name));
+		return base_refuse_with(error, -EINVAL, "use \"\" for an empty one",
+					"cannot save attribute \"%s\": it has no value",
+					ZIP_SHOWN(attribute->name));
 	value_bytes = strnlen(attribute->value, IOSHAPE_MAX_METADATA_BYTES + 1);
 	if (value_bytes <= IOSHAPE_MAX_METADATA_BYTES &&
 	    !zip_utf8_valid(attribute->value, value_bytes))
-		return base_refuse(error, -EINVAL,
-				   "cannot save attribute \"%s\": its value is not valid "
-				   "UTF-8" BASE_REMEDY "use the blob for bytes",
-				   ZIP_SHOWN(attribute->name));
+		return base_refuse_with(error, -EINVAL, "use the blob for bytes",
+					"cannot save attribute \"%s\": its value is not valid "
+					"UTF-8",
+					ZIP_SHOWN(attribute->name));
 	*bytes += strlen(attribute->name) + value_bytes;
 	return 0;
 }
@@ -86,11 +85,9 @@ static int check_attributes(const struct ioshape_metadata *metadata, struct zip_
 		if (ret)
 			return ret;
 		if (bytes > IOSHAPE_MAX_METADATA_BYTES)
-			return base_refuse(
-				error, IOSHAPE_E_LIMIT,
-				"blob and attributes together have more than %s" BASE_REMEDY
-				"save them as a tensor",
-				BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
+			return base_refuse_with(error, IOSHAPE_E_LIMIT, "save them as a tensor",
+						"blob and attributes together have more than %s",
+						BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
 		ret = zip_names_add(names, name, strlen(name), i);
 		if (ret)
 			return base_fail(error, ret == -EEXIST ? -EINVAL : ret,
@@ -106,18 +103,17 @@ int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_erro
 	int ret;
 
 	if (metadata->blob_bytes > IOSHAPE_MAX_METADATA_BYTES)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "the metadata's blob has %s, more than %s" BASE_REMEDY
-				   "save it as a tensor",
-				   BASE_SIZE(metadata->blob_bytes),
-				   BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "save it as a tensor",
+					"the metadata's blob has %s, more than %s",
+					BASE_SIZE(metadata->blob_bytes),
+					BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
 	if (metadata->blob_bytes && !metadata->blob)
 		return base_refuse(error, -EINVAL, "the metadata's blob is NULL and has %s",
 				   BASE_SIZE(metadata->blob_bytes));
 	if (metadata->attribute_count > IOSHAPE_MAX_ATTRIBUTES)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "%zu attributes are more than %u" BASE_REMEDY "use the blob",
-				   metadata->attribute_count, IOSHAPE_MAX_ATTRIBUTES);
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use the blob",
+					"%zu attributes are more than %u",
+					metadata->attribute_count, IOSHAPE_MAX_ATTRIBUTES);
 	if (!metadata->attribute_count)
 		return 0;
 	if (!metadata->attributes)
@@ -307,10 +303,9 @@ struct decoder {
 
 static int damaged(const struct decoder *decoder, const char *what)
 {
-	return base_refuse(decoder->error, IOSHAPE_E_DAMAGED,
-			   "record " ZIP_INDEX_RECORD ": %s" BASE_REMEDY
-			   "torch.load may still read the tensors",
-			   what);
+	return base_refuse_with(decoder->error, IOSHAPE_E_DAMAGED,
+				"torch.load may still read the tensors",
+				"record " ZIP_INDEX_RECORD ": %s", what);
 }
 
 static int too_many(const struct decoder *decoder, const char *what, uint64_t count, uint64_t limit)
@@ -379,11 +374,10 @@ static int read_header(struct decoder *decoder, struct view *all)
 	next(&header, INDEX_MAGIC_BYTES);
 	version = next(&header, 4);
 	if (version != INDEX_VERSION)
-		return base_refuse(decoder->error, IOSHAPE_E_FORMAT,
-				   "record " ZIP_INDEX_RECORD
-				   " has version %llu and this library knows %u" BASE_REMEDY
-				   "use a newer one",
-				   (unsigned long long)version, INDEX_VERSION);
+		return base_refuse_with(decoder->error, IOSHAPE_E_FORMAT, "use a newer one",
+					"record " ZIP_INDEX_RECORD
+					" has version %llu and this library knows %u",
+					(unsigned long long)version, INDEX_VERSION);
 	decoder->section_count = next(&header, 4);
 	decoder->index->directory_crc32 = (uint32_t)next(&header, 4);
 	next(&header, 4);

@@ -753,19 +753,18 @@ static int check_frame(const char *text, size_t bytes, const char *path, struct 
 	char tail[TAIL_BYTES + 1];
 
 	if (bytes && memcmp(text, HEAD, MIN(bytes, head_bytes)) != 0)
-		return base_refuse(error, IOSHAPE_E_FORMAT,
-				   "\"%s\" is not the manifest of a generation" BASE_REMEDY
-				   "give the directory of one",
-				   path);
+		return base_refuse_with(error, IOSHAPE_E_FORMAT, "give the directory of one",
+					"\"%s\" is not the manifest of a generation", path);
 	if (bytes >= head_bytes + TAIL_BYTES) {
 		snprintf(tail, sizeof(tail), TAIL, base_crc32(0, text, bytes - TAIL_BYTES));
 		if (!memcmp(text + bytes - TAIL_BYTES, tail, TAIL_BYTES))
 			return 0;
 	}
-	return base_refuse(error, IOSHAPE_E_DAMAGED,
-			   "\"%s\" is damaged or cut short: its checksum is not that of its %zu "
-			   "bytes" BASE_REMEDY "use another generation",
-			   path, bytes);
+	return base_refuse_with(
+		error, IOSHAPE_E_DAMAGED, "use another generation",
+		"\"%s\" is damaged or cut short: its checksum is not that of its %zu "
+		"bytes",
+		path, bytes);
 }
 
 static int tell(const struct decoding *decoding, size_t bytes, const struct text *text, int code,
@@ -774,23 +773,22 @@ static int tell(const struct decoding *decoding, size_t bytes, const struct text
 	if (code == -ENOMEM)
 		return base_no_memory(error, "the manifest of a generation", bytes);
 	if (code == -EOPNOTSUPP)
-		return base_refuse(
-			error, code,
+		return base_refuse_with(
+			error, code, "use that one",
 			"\"%s\" was written by another version of this library (manifest "
-			"version %" PRIu64 ", known are %u and %u)" BASE_REMEDY "use that one",
+			"version %" PRIu64 ", known are %u and %u)",
 			path, decoding->version, ZIP_MANIFEST_VERSION,
 			ZIP_MANIFEST_REPEATS_VERSION);
-	return base_fail(error, code,
-			 "\"%s\" does not hold: %s (at offset %zu)" BASE_REMEDY
-			 "use another generation",
-			 path, text->problem, bytes - (size_t)(text->end - text->at));
+	return base_fail_with(error, code, "use another generation",
+			      "\"%s\" does not hold: %s (at offset %zu)", path, text->problem,
+			      bytes - (size_t)(text->end - text->at));
 }
 
 int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t bytes,
 			const char *path, struct base_error *error)
 {
 	struct decoding decoding = { .version = 0 };
-	struct text rest = { text, text + bytes, NULL };
+	struct text rest;
 	int ret;
 
 	memset(manifest, 0, sizeof(*manifest));
@@ -801,6 +799,7 @@ int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t 
 	ret = check_frame(text, bytes, path, error);
 	if (ret)
 		return ret;
+	rest = (struct text){ text, text + bytes, NULL };
 	ret = decode(&decoding, &rest);
 	if (!ret) {
 		*manifest = decoding.manifest;

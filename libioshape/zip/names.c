@@ -115,20 +115,18 @@ int zip_check_name(const char *what, const char *name, struct base_error *error)
 	size_t bytes;
 
 	if (!name || !*name)
-		return base_refuse(error, -EINVAL,
-				   "cannot save a %s without a name" BASE_REMEDY "give it one",
-				   what);
+		return base_refuse_with(error, -EINVAL, "give it one",
+					"cannot save a %s without a name", what);
 	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
 	if (bytes > IOSHAPE_MAX_NAME_BYTES)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "cannot save %s \"%s\": its name is longer than %u "
-				   "bytes" BASE_REMEDY "shorten it",
-				   what, ZIP_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "shorten it",
+					"cannot save %s \"%s\": its name is longer than %u "
+					"bytes",
+					what, ZIP_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
 	if (!zip_utf8_valid(name, bytes))
-		return base_refuse(error, -EINVAL,
-				   "cannot save %s \"%s\": its name is not valid UTF-8" BASE_REMEDY
-				   "encode it in UTF-8",
-				   what, ZIP_SHOWN(name));
+		return base_refuse_with(error, -EINVAL, "encode it in UTF-8",
+					"cannot save %s \"%s\": its name is not valid UTF-8", what,
+					ZIP_SHOWN(name));
 	return 0;
 }
 

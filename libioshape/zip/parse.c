@@ -94,37 +94,34 @@ static int refuse_without_end(const struct zip_source *source)
 	int ret;
 
 	if (!source->bytes)
-		return base_refuse(
-			source->error, IOSHAPE_E_DAMAGED,
-			"cannot load \"%s\": it is empty, truncated or never written" BASE_REMEDY
-			"use another copy",
+		return base_refuse_with(
+			source->error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": it is empty, truncated or never written",
 			source->path);
 	ret = get(source, 0, head, bytes);
 	if (ret)
 		return ret;
 	if (bytes < 4 ? head[0] == 'P' : base_get_le(head, 4) == ZIP_LOCAL_SIGNATURE)
-		return base_refuse(source->error, IOSHAPE_E_DAMAGED,
-				   "cannot load \"%s\": it begins like a torch zip but has no end "
-				   "record, so it is truncated (%s are left)" BASE_REMEDY
-				   "use another copy",
-				   source->path, BASE_SIZE(source->bytes));
+		return base_refuse_with(
+			source->error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": it begins like a torch zip but has no end "
+			"record, so it is truncated (%s are left)",
+			source->path, BASE_SIZE(source->bytes));
 	for (size_t i = 0; i < ARRAY_LENGTH(known_beginnings); i++)
 		if (bytes >= known_beginnings[i].length &&
 		    !memcmp(head, known_beginnings[i].bytes, known_beginnings[i].length))
-			return base_refuse(source->error, IOSHAPE_E_FORMAT,
-					   "cannot load \"%s\": it is %s" BASE_REMEDY "%s",
-					   source->path, known_beginnings[i].what,
-					   known_beginnings[i].remedy);
+			return base_refuse_with(source->error, IOSHAPE_E_FORMAT,
+						known_beginnings[i].remedy,
+						"cannot load \"%s\": it is %s", source->path,
+						known_beginnings[i].what);
 	if (looks_like_safetensors(head, bytes, source->bytes))
-		return base_refuse(
-			source->error, IOSHAPE_E_FORMAT,
-			"cannot load \"%s\": it looks like a safetensors file" BASE_REMEDY
-			"load it with that library",
-			source->path);
-	return base_refuse(
+		return base_refuse_with(
+			source->error, IOSHAPE_E_FORMAT, "load it with that library",
+			"cannot load \"%s\": it looks like a safetensors file", source->path);
+	return base_refuse_with(
 		source->error, IOSHAPE_E_FORMAT,
-		"cannot load \"%s\": it has neither the beginning nor the end of a zip" BASE_REMEDY
 		"check that it was written by torch.save() or by this library",
+		"cannot load \"%s\": it has neither the beginning nor the end of a zip",
 		source->path);
 }
 
@@ -132,19 +129,16 @@ static int refuse_without_end(const struct zip_source *source)
 
 static int refuse_end(const struct zip_source *source, const char *what)
 {
-	return base_refuse(source->error, IOSHAPE_E_DAMAGED,
-			   "cannot load \"%s\": %s, so the file is damaged or truncated" BASE_REMEDY
-			   "use another copy",
-			   source->path, what);
+	return base_refuse_with(source->error, IOSHAPE_E_DAMAGED, "use another copy",
+				"cannot load \"%s\": %s, so the file is damaged or truncated",
+				source->path, what);
 }
 
 static int refuse_disks(const struct zip_source *source)
 {
-	return base_refuse(
-		source->error, IOSHAPE_E_FORMAT,
-		"cannot load \"%s\": it is one part of a zip split over several" BASE_REMEDY
-		"join them first",
-		source->path);
+	return base_refuse_with(source->error, IOSHAPE_E_FORMAT, "join them first",
+				"cannot load \"%s\": it is one part of a zip split over several",
+				source->path);
 }
 
 /* The tail's last end record, by its position in the tail. */
@@ -349,10 +343,11 @@ static int window_hold(struct walk *walk, size_t bytes)
 	if (held >= bytes)
 		return 0;
 	if (bytes - held > left)
-		return base_refuse(walk->source.error, IOSHAPE_E_DAMAGED,
-				   "cannot load \"%s\": its directory ends inside an entry, so the "
-				   "file is damaged" BASE_REMEDY "use another copy",
-				   walk->source.path);
+		return base_refuse_with(
+			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": its directory ends inside an entry, so the "
+			"file is damaged",
+			walk->source.path);
 	memmove(walk->window, walk->window + walk->at, held);
 	more = (size_t)MIN(WINDOW_BYTES - held, left);
 	ret = get(&walk->source, walk->next, walk->window + held, more);
@@ -375,10 +370,9 @@ static int next_raw(struct walk *walk, struct raw_entry *raw)
 		return ret;
 	head = walk->window + walk->at;
 	if (base_get_le(head, 4) != ZIP_CENTRAL_SIGNATURE)
-		return base_refuse(
-			walk->source.error, IOSHAPE_E_DAMAGED,
-			"cannot load \"%s\": its directory is damaged near offset %" PRIu64
-				BASE_REMEDY "use another copy",
+		return base_refuse_with(
+			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": its directory is damaged near offset %" PRIu64,
 			walk->source.path, walk->next - (walk->filled - walk->at));
 	raw->name_bytes = (uint32_t)base_get_le(head + ZIP_CENTRAL_NAME, 2);
 	raw->extra_bytes = (uint32_t)base_get_le(head + ZIP_CENTRAL_EXTRA, 2);
@@ -644,10 +638,11 @@ static int walk_directory(struct walk *walk, struct zip_directory *directory)
 	for (uint64_t i = 0; i < walk->end.count && !ret; i++)
 		ret = walk_entry(walk, directory);
 	if (!ret && (walk->at != walk->filled || walk->next != walk->end.offset + walk->end.bytes))
-		ret = base_refuse(walk->source.error, IOSHAPE_E_DAMAGED,
-				  "cannot load \"%s\": its directory is longer than its %" PRIu64
-				  " entries, so the file is damaged" BASE_REMEDY "use another copy",
-				  walk->source.path, walk->end.count);
+		ret = base_refuse_with(
+			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": its directory is longer than its %" PRIu64
+			" entries, so the file is damaged",
+			walk->source.path, walk->end.count);
 	if (!ret && !directory->count)
 		ret = base_refuse(
 			walk->source.error, IOSHAPE_E_FORMAT,
@@ -836,11 +831,12 @@ int zip_locate(struct zip_directory *directory, uint64_t position, zip_fetch_fn 
 	    base_get_le(head + ZIP_LOCAL_NAME, 2) != name_bytes ||
 	    memcmp(head + ZIP_LOCAL_BYTES, entry->name - store->folder_bytes, name_bytes) ||
 	    !local_agrees(head, entry) || !zip_data_fits(directory, position, data_offset))
-		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "cannot load \"%s\": what lies at offset %" PRIu64
-				   " is not the record that the directory places there, so the "
-				   "file is damaged" BASE_REMEDY "use another copy",
-				   path, entry->header_offset);
+		return base_refuse_with(
+			error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": what lies at offset %" PRIu64
+			" is not the record that the directory places there, so the "
+			"file is damaged",
+			path, entry->header_offset);
 	entry->data_offset = data_offset;
 	return 0;
 }

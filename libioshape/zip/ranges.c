@@ -84,19 +84,19 @@ static int damaged(const struct job *job, const struct note *note)
 	char shown[ZIP_SHOWN_NAME_BYTES];
 
 	if (job->reader->plain) {
-		base_refuse(job->error, IOSHAPE_E_DAMAGED,
-			    "\"%s\" is damaged: the checksum of the %s at offset %" PRIu64
-			    " is wrong" BASE_REMEDY "use another copy",
-			    job->reader->input.path, BASE_SIZE(note->bytes), note->offset);
+		base_refuse_with(job->error, IOSHAPE_E_DAMAGED, "use another copy",
+				 "\"%s\" is damaged: the checksum of the %s at offset %" PRIu64
+				 " is wrong",
+				 job->reader->input.path, BASE_SIZE(note->bytes), note->offset);
 		base_error_at(job->error, note->offset);
 		return IOSHAPE_E_DAMAGED;
 	}
-	base_refuse(job->error, IOSHAPE_E_DAMAGED,
-		    "\"%s\" is damaged: the checksum of record '%s' is wrong within the %s at "
-		    "offset %" PRIu64 " (offset %" PRIu64 " of the file)" BASE_REMEDY
-		    "use another copy or an older checkpoint",
-		    job->reader->input.path, zip_show_name(shown, entry->name, entry->name_bytes),
-		    BASE_SIZE(note->bytes), note->offset, entry->data_offset + note->offset);
+	base_refuse_with(job->error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
+			 "\"%s\" is damaged: the checksum of record '%s' is wrong within the %s at "
+			 "offset %" PRIu64 " (offset %" PRIu64 " of the file)",
+			 job->reader->input.path,
+			 zip_show_name(shown, entry->name, entry->name_bytes),
+			 BASE_SIZE(note->bytes), note->offset, entry->data_offset + note->offset);
 	base_error_in_record(job->error, shown);
 	base_error_at(job->error, entry->data_offset + note->offset);
 	return IOSHAPE_E_DAMAGED;
@@ -425,10 +425,9 @@ static int check_range(const struct job *job, const struct zip_range *range)
 				   entry->bytes);
 	if (!job->verify || entry->bytes || !entry->crc32)
 		return 0;
-	base_refuse(job->error, IOSHAPE_E_DAMAGED,
-		    "\"%s\" is damaged: record '%s' is empty but its checksum is not" BASE_REMEDY
-		    "use another copy or an older checkpoint",
-		    job->reader->input.path, shown);
+	base_refuse_with(job->error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
+			 "\"%s\" is damaged: record '%s' is empty but its checksum is not",
+			 job->reader->input.path, shown);
 	base_error_in_record(job->error, shown);
 	base_error_at(job->error, entry->data_offset);
 	return IOSHAPE_E_DAMAGED;

@@ -59,12 +59,13 @@ static int read_index(struct opening *opening, const struct zip_entry *entry, ui
 		return base_no_memory(opening->error, "the index of an archive", entry->bytes);
 	ret = fetch(opening, entry->data_offset, data, entry->bytes);
 	if (!ret && base_crc32(0, data, entry->bytes) != entry->crc32)
-		ret = base_refuse(opening->error, IOSHAPE_E_DAMAGED,
-				  "cannot load \"%s\": its index (record '" ZIP_INDEX_RECORD
-				  "' at offset %" PRIu64 ") is damaged" BASE_REMEDY
-				  "use another copy, or torch.load(), which does without the index "
-				  "and verifies nothing",
-				  opening->path, entry->data_offset);
+		ret = base_refuse_with(
+			opening->error, IOSHAPE_E_DAMAGED,
+			"use another copy, or torch.load(), which does without the index "
+			"and verifies nothing",
+			"cannot load \"%s\": its index (record '" ZIP_INDEX_RECORD
+			"' at offset %" PRIu64 ") is damaged",
+			opening->path, entry->data_offset);
 	if (ret)
 		free(data);
 	else
@@ -153,12 +154,11 @@ int zip_check_header(const struct zip_reader *reader, const struct zip_entry *en
 			    base_get_le(head + ZIP_LOCAL_EXTRA, 2) ==
 		    entry->data_offset)
 		return 0;
-	base_refuse(error, IOSHAPE_E_DAMAGED,
-		    "\"%s\" is damaged: the header of record '%s' at offset %" PRIu64
-		    " of the file does not lead to its data" BASE_REMEDY
-		    "use another copy or an older checkpoint",
-		    reader->input.path, zip_show_name(shown, entry->name, entry->name_bytes),
-		    entry->header_offset);
+	base_refuse_with(error, IOSHAPE_E_DAMAGED, "use another copy or an older checkpoint",
+			 "\"%s\" is damaged: the header of record '%s' at offset %" PRIu64
+			 " of the file does not lead to its data",
+			 reader->input.path, zip_show_name(shown, entry->name, entry->name_bytes),
+			 entry->header_offset);
 	base_error_in_record(error, shown);
 	base_error_at(error, entry->header_offset);
 	return IOSHAPE_E_DAMAGED;
@@ -325,10 +325,10 @@ int zip_reader_add_checksums(struct zip_reader *reader, const struct zip_checksu
 				   "the checksums given for \"%s\" cannot be those of a file",
 				   reader->input.path);
 	if (checksums->file_bytes != reader->input.bytes)
-		return base_refuse(
-			error, IOSHAPE_E_DAMAGED,
+		return base_refuse_with(
+			error, IOSHAPE_E_DAMAGED, "use another copy",
 			"\"%s\" has %s, and its checksums are of %s: it was cut short, or "
-			"is another file" BASE_REMEDY "use another copy",
+			"is another file",
 			reader->input.path, BASE_SIZE(reader->input.bytes),
 			BASE_SIZE(checksums->file_bytes));
 	first = calloc(1, sizeof(*first) + bytes);

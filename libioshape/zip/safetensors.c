@@ -44,20 +44,21 @@ int zip_safetensors_check(const struct ioshape_tensor *tensor, struct base_error
 	const uint32_t dtype = (uint32_t)tensor->dtype;
 
 	if (dtype >= ARRAY_LENGTH(dtypes) || !dtypes[dtype].name)
-		return base_refuse(error, -EINVAL,
-				   "tensor \"%s\" has the dtype %s, which safetensors files cannot "
-				   "hold" BASE_REMEDY "convert it, or save a torch file",
-				   ZIP_SHOWN(tensor->name), zip_dtype_of(dtype)->name);
+		return base_refuse_with(
+			error, -EINVAL, "convert it, or save a torch file",
+			"tensor \"%s\" has the dtype %s, which safetensors files cannot "
+			"hold",
+			ZIP_SHOWN(tensor->name), zip_dtype_of(dtype)->name);
 	if (tensor->dtype == IOSHAPE_FLOAT4_E2M1FN_X2 && !tensor->dims)
-		return base_refuse(error, -EINVAL,
-				   "tensor \"%s\" is one byte of two values, for which safetensors "
-				   "files have no shape" BASE_REMEDY "give it a dimension",
-				   ZIP_SHOWN(tensor->name));
+		return base_refuse_with(
+			error, -EINVAL, "give it a dimension",
+			"tensor \"%s\" is one byte of two values, for which safetensors "
+			"files have no shape",
+			ZIP_SHOWN(tensor->name));
 	if (!strcmp(tensor->name, METADATA_NAME))
-		return base_refuse(error, -EINVAL,
-				   "a tensor is called \"" METADATA_NAME
-				   "\", which safetensors files use otherwise" BASE_REMEDY
-				   "rename it");
+		return base_refuse_with(error, -EINVAL, "rename it",
+					"a tensor is called \"" METADATA_NAME
+					"\", which safetensors files use otherwise");
 	return 0;
 }
 
@@ -144,20 +145,21 @@ int zip_safetensors_header(struct base_buffer *out, const struct ioshape_tensor 
 	int ret;
 
 	if (metadata && (metadata->step || metadata->blob_bytes))
-		return base_refuse(error, -EINVAL,
-				   "safetensors files hold attributes, and neither a step nor a "
-				   "blob" BASE_REMEDY "write them as attributes");
+		return base_refuse_with(
+			error, -EINVAL, "write them as attributes",
+			"safetensors files hold attributes, and neither a step nor a "
+			"blob");
 	ret = base_buffer_append(out, length, sizeof(length));
 	if (!ret)
 		ret = put_json(out, tensors, count, metadata);
 	if (ret)
 		return base_no_memory(error, "the header", count * 128);
 	if (out->bytes - LENGTH_BYTES > ZIP_SAFETENSORS_MAX_HEADER_BYTES)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "the names and shapes of %zu tensors and the metadata take %s, "
-				   "more than readers of safetensors accept" BASE_REMEDY
-				   "save fewer in one file",
-				   count, BASE_SIZE(out->bytes));
+		return base_refuse_with(
+			error, IOSHAPE_E_LIMIT, "save fewer in one file",
+			"the names and shapes of %zu tensors and the metadata take %s, "
+			"more than readers of safetensors accept",
+			count, BASE_SIZE(out->bytes));
 	base_put_le(out->data, out->bytes - LENGTH_BYTES, LENGTH_BYTES);
 	return 0;
 }

@@ -141,10 +141,9 @@ static int check_shape(const struct ioshape_tensor *tensor, const struct zip_dty
 				   "tensor \"%s\" has dtype %d, which is not in enum ioshape_dtype",
 				   ZIP_SHOWN(tensor->name), (int)tensor->dtype);
 	if (tensor->dims > IOSHAPE_MAX_DIMS)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "tensor \"%s\" has %u dimensions and torch allows %u" BASE_REMEDY
-				   "reshape it",
-				   ZIP_SHOWN(tensor->name), tensor->dims, IOSHAPE_MAX_DIMS);
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "reshape it",
+					"tensor \"%s\" has %u dimensions and torch allows %u",
+					ZIP_SHOWN(tensor->name), tensor->dims, IOSHAPE_MAX_DIMS);
 	if (tensor->dims && !tensor->shape)
 		return base_refuse(error, -EINVAL, "tensor \"%s\" has %u dimensions and no shape",
 				   ZIP_SHOWN(tensor->name), tensor->dims);
@@ -155,10 +154,10 @@ static int check_shape(const struct ioshape_tensor *tensor, const struct zip_dty
 				"tensor \"%s\" has the negative length %lld in dimension %u",
 				ZIP_SHOWN(tensor->name), (long long)tensor->shape[i], i);
 		if (tensor->strides && tensor->strides[i] < 0)
-			return base_refuse(
-				error, -EINVAL,
+			return base_refuse_with(
+				error, -EINVAL, "save a copy that runs forward",
 				"tensor \"%s\" has the negative stride %lld in dimension "
-				"%u" BASE_REMEDY "save a copy that runs forward",
+				"%u",
 				ZIP_SHOWN(tensor->name), (long long)tensor->strides[i], i);
 	}
 	return 0;

@@ -140,23 +140,19 @@ static uint64_t offset_of(const struct zip_writer *writer)
 static int check_state(const struct zip_writer *writer, bool open, struct base_error *error)
 {
 	if (writer->failed)
-		return base_fail(error, writer->failed,
-				 "cannot write on to \"%s\" after an earlier failure" BASE_REMEDY
-				 "begin a new file",
-				 writer->path);
+		return base_fail_with(error, writer->failed, "begin a new file",
+				      "cannot write on to \"%s\" after an earlier failure",
+				      writer->path);
 	if (writer->finished)
-		return base_refuse(error, -EINVAL,
-				   "\"%s\" is complete" BASE_REMEDY "begin a new file for more",
-				   writer->path);
+		return base_refuse_with(error, -EINVAL, "begin a new file for more",
+					"\"%s\" is complete", writer->path);
 	if (open && !writer->open)
-		return base_refuse(error, -EINVAL,
-				   "no record of \"%s\" is open" BASE_REMEDY "begin one first",
-				   writer->path);
+		return base_refuse_with(error, -EINVAL, "begin one first",
+					"no record of \"%s\" is open", writer->path);
 	if (!open && writer->open)
-		return base_refuse(error, -EINVAL,
-				   "record \"%s\" of \"%s\" is still open" BASE_REMEDY
-				   "end it first",
-				   ZIP_SHOWN(last_name(writer)), writer->path);
+		return base_refuse_with(error, -EINVAL, "end it first",
+					"record \"%s\" of \"%s\" is still open",
+					ZIP_SHOWN(last_name(writer)), writer->path);
 	return 0;
 }
 
@@ -170,10 +166,9 @@ static int check_record(const struct zip_writer *writer, const char *name, uint3
 	if (ret)
 		return ret;
 	if (zip_names_find(writer->names, name, strlen(name), &position))
-		return base_refuse(error, -EEXIST,
-				   "record \"%s\" is in \"%s\" already" BASE_REMEDY
-				   "names must be unique",
-				   ZIP_SHOWN(name), writer->path);
+		return base_refuse_with(error, -EEXIST, "names must be unique",
+					"record \"%s\" is in \"%s\" already", ZIP_SHOWN(name),
+					writer->path);
 	/* One place is kept for an index, which the reader counts too. */
 	if (writer->count + 1 >= ZIP_MAX_RECORDS)
 		return base_refuse(error, IOSHAPE_E_LIMIT,
@@ -388,12 +383,12 @@ static int check_bytes(const struct zip_writer *writer, const void *data, size_t
 				   bytes, writer->path);
 	/* Of an unknown length: as much as the largest file holds. */
 	if (bytes > MIN(writer->announced, (uint64_t)INT64_MAX) - writer->done)
-		return base_refuse(error, -EINVAL,
-				   "record \"%s\" of \"%s\" was announced with %llu bytes and "
-				   "would get %llu" BASE_REMEDY "announce all of it",
-				   ZIP_SHOWN(last_name(writer)), writer->path,
-				   (unsigned long long)writer->announced,
-				   (unsigned long long)writer->done + bytes);
+		return base_refuse_with(error, -EINVAL, "announce all of it",
+					"record \"%s\" of \"%s\" was announced with %llu bytes and "
+					"would get %llu",
+					ZIP_SHOWN(last_name(writer)), writer->path,
+					(unsigned long long)writer->announced,
+					(unsigned long long)writer->done + bytes);
 	return 0;
 }
 
@@ -515,10 +510,9 @@ static int write_directory(struct zip_writer *writer, struct base_error *error)
 
 	/* A file that could not be read again must not be written. */
 	if (zip_directory_bytes(writer->entries, writer->count) > ZIP_MAX_DIRECTORY_BYTES)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "the directory of \"%s\" would pass %s" BASE_REMEDY
-				   "use fewer or shorter names",
-				   writer->path, BASE_SIZE(ZIP_MAX_DIRECTORY_BYTES));
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use fewer or shorter names",
+					"the directory of \"%s\" would pass %s", writer->path,
+					BASE_SIZE(ZIP_MAX_DIRECTORY_BYTES));
 	ret = zip_encode_directory(&bytes, writer->entries, writer->count, offset_of(writer));
 	if (ret)
 		base_fail(error, ret, "cannot build the directory of \"%s\"", writer->path);

@@ -11,15 +11,15 @@ static struct test_case tests = { .name = "errors, log and clock" };
 
 TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 {
-	static const char *const paths[] = { "a; b", "a" BASE_REMEDY "b", "%s; ", "" };
+	static const char *const paths[] = { "a; b", "a\x1e" "b", "%s; ", "" };
 	static const char *const shown[] = { "a; b", "a?b", "%s; ", "" };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(paths); i++) {
 		struct base_error error = { 0 };
 		char sentence[64];
 
-		base_refuse(&error, -EINVAL, "cannot open \"%s\"" BASE_REMEDY "mount %s first",
-			    paths[i], paths[i]);
+		base_refuse_with(&error, -EINVAL, BASE_WORDS("mount %s first", paths[i]),
+				 "cannot open \"%s\"", paths[i]);
 		snprintf(sentence, sizeof(sentence), "cannot open \"%s\"", shown[i]);
 		ck_assert_str_eq(error.sentence, sentence);
 		snprintf(sentence, sizeof(sentence), "mount %s first", shown[i]);
@@ -60,8 +60,8 @@ TEST(tests, no_name_in_an_error_or_a_log_line_drives_a_terminal)
 		struct base_error error = { 0 };
 		char wanted[128];
 
-		base_refuse(&error, -EINVAL, "tensor \"%s\"" BASE_REMEDY "rename %s", names[i][0],
-			    names[i][0]);
+		base_refuse_with(&error, -EINVAL, BASE_WORDS("rename %s", names[i][0]),
+				 "tensor \"%s\"", names[i][0]);
 		snprintf(wanted, sizeof(wanted), "tensor \"%s\"", names[i][1]);
 		ck_assert_str_eq(error.sentence, wanted);
 		snprintf(wanted, sizeof(wanted), "rename %s", names[i][1]);
@@ -82,7 +82,7 @@ TEST(tests, the_reason_stands_before_the_remedy)
 	struct base_error error = { 0 };
 	char line[128];
 
-	base_fail(&error, -ENOSPC, "cannot write \"%s\"" BASE_REMEDY "free space", "a");
+	base_fail_with(&error, -ENOSPC, "free space", "cannot write \"%s\"", "a");
 	ck_assert_str_eq(error.sentence, "cannot write \"a\": No space left on device");
 	ck_assert_str_eq(error.remedy, "free space");
 	base_error_line(&error, line, sizeof(line));
@@ -135,7 +135,7 @@ TEST(tests, the_same_failure_in_other_words_keeps_what_it_is_about)
 {
 	struct base_error error = { 0 };
 
-	base_refuse(&error, -ENOSPC, "it is full" BASE_REMEDY "free space");
+	base_refuse_with(&error, -ENOSPC, "free space", "it is full");
 	base_error_space(&error, 2, 1);
 	base_rephrase(&error, IOSHAPE_E_SKIPPED, "skipped: %s", error.sentence);
 	ck_assert_int_eq(error.code, IOSHAPE_E_SKIPPED);

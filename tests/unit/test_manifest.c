@@ -459,7 +459,7 @@ TEST(refused_case, two_ranks_cannot_have_one_file)
 
 TEST(written_case, names_of_all_characters_come_back)
 {
-	char every[40] = "\x7f\xc3\xa9\xf0\x9f\x98\x80\"\\ ";
+	char every[48] = "\x7f\xc3\xa9\xf0\x9f\x98\x80\"\\ ";
 	struct zip_manifest manifest = sample;
 	struct zip_manifest_file files[2];
 
