@@ -56,7 +56,7 @@ struct base_buffer {
 
 void base_buffer_free(struct base_buffer *buffer);
 
-/* ---- Where locks are seen (ring/liveness.c) ----------------------------------------------------
+/* ---- Where locks are seen (io/liveness.c) ----------------------------------------------------
  */
 
 /*
@@ -64,12 +64,13 @@ void base_buffer_free(struct base_buffer *buffer);
  * seen through this mount of its filesystem on this machine. A second mount of the directory, or
  * another machine, may be another domain: a lock there says nothing about the writer.
  */
-void ring_lock_domain(int directory_fd, char *domain);
+void io_lock_domain(int directory_fd, char *domain);
 
-/* ---- Checksums beside a file in another format (zip/checksums.c) ----------------------------- */
+/* ---- Checksums beside a file in another format (format/checksums.c) -----------------------------
+ */
 
 /* A CRC-32 for each block of a file; the last block is as long as what is left. */
-struct zip_checksums {
+struct format_checksums {
 	uint64_t file_bytes;
 	uint64_t block_bytes;
 	uint64_t blocks;
@@ -80,7 +81,7 @@ struct zip_checksums {
 };
 
 /* Appends them as the file has them. 0, -ENOMEM, or -EFBIG if they could not be read again. */
-int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums);
+int format_checksums_encode(struct base_buffer *out, const struct format_checksums *checksums);
 
 /* ---- Memory of a context (save/context.c) ---------------------------------------------------- */
 

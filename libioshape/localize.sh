@@ -3,7 +3,7 @@
 # localize.sh FROM.a MAP LIST TO.a FOLDER OBJCOPY AR COMPILER...: all of FROM.a as one object in TO.a that shows
 # only the functions of MAP, and those of LIST under another name. FOLDER is for what lies between.
 #
-# LIST has the functions of the core that libioshape-tier calls: names like ring_look must not meet those of other
+# LIST has the functions of the core that libioshape-tier calls: names like io_look must not meet those of other
 # libraries in the same program.
 set -eu
 

@@ -13,7 +13,7 @@
 #define _GNU_SOURCE
 #include "gather/store.h"
 
-#include "ring/ring.h"
+#include "io/io.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@
 
 struct files_store {
 	struct gather_store base;
-	struct ring_private_folder shelf;
+	struct io_private_folder shelf;
 	/* In memory: */
 	char place[STORE_PLACE_BYTES]; /* in which the folder is */
 	int folder_fd;                 /* held: nobody can put another folder in its place */
@@ -103,7 +103,7 @@ void gather_identify_place(char id[GATHER_PLACE_BYTES])
 	struct stat stat;
 
 	if (!store_find_place(path, NULL, NULL) && !lstat(path, &stat))
-		snprintf(id, GATHER_PLACE_BYTES, "%s-%llx-%llx", ring_machine_tag(),
+		snprintf(id, GATHER_PLACE_BYTES, "%s-%llx-%llx", io_machine_tag(),
 			 (unsigned long long)stat.st_dev, (unsigned long long)stat.st_ino);
 	else
 		snprintf(id, GATHER_PLACE_BYTES, "alone-%016llx",
@@ -216,7 +216,7 @@ struct sweeping {
 static int sweep_one(void *opaque, const char *name)
 {
 	const struct sweeping *sweeping = opaque;
-	struct ring_private_folder shelf = { .owner = geteuid() };
+	struct io_private_folder shelf = { .owner = geteuid() };
 	char path[STORE_PLACE_BYTES + NAME_MAX];
 	bool locked;
 	int fd;
@@ -231,18 +231,18 @@ static int sweep_one(void *opaque, const char *name)
 	shelf.path = path;
 	look_at_life(fd, RANK0_LIFE, &locked);
 	if (!locked)
-		ring_private_destroy(&shelf);
+		io_private_destroy(&shelf);
 	close(fd);
 	return 0;
 }
 
 static int make_folder(struct files_store *store, int place_fd)
 {
-	const struct ring_private_folder place = { .path = store->place, .owner = geteuid() };
+	const struct io_private_folder place = { .path = store->place, .owner = geteuid() };
 	struct sweeping sweeping = { store, place_fd };
 	int ret;
 
-	ring_private_list(&place, place_fd, sweep_one, &sweeping, NULL);
+	io_private_list(&place, place_fd, sweep_one, &sweeping, NULL);
 	if (mkdir(store->shelf.path, 0700))
 		return errno == EEXIST ? -EADDRINUSE : -errno;
 	ret = store->folder_fd = open_folder(store->shelf.path);
@@ -250,7 +250,7 @@ static int make_folder(struct files_store *store, int place_fd)
 	if (ret >= 0)
 		ret = begin_life(store);
 	if (ret)
-		ring_private_destroy(&store->shelf);
+		io_private_destroy(&store->shelf);
 	return ret;
 }
 
@@ -345,10 +345,10 @@ static int enter(struct files_store *store, struct base_error *error)
 
 	if (is_in_memory(store))
 		return store->folder_fd;
-	fd = ring_private_enter(&store->shelf, error);
+	fd = io_private_enter(&store->shelf, error);
 	if (fd == -ENOENT && !store->base.config.rank &&
 	    (!mkdir(store->shelf.path, 0700) || errno == EEXIST))
-		fd = ring_private_enter(&store->shelf, error);
+		fd = io_private_enter(&store->shelf, error);
 	return fd;
 }
 
@@ -410,8 +410,7 @@ static int files_put(struct gather_store *base, const char *scope, const char *n
 	/* Rank 0 may have made the folder again. */
 	for (int i = 0; i < 2 && ret == -ENOENT; i++) {
 		fd = enter(store, error);
-		ret = fd < 0 ? fd :
-			       ring_private_put(&store->shelf, fd, file, message, bytes, error);
+		ret = fd < 0 ? fd : io_private_put(&store->shelf, fd, file, message, bytes, error);
 		leave(store, fd);
 	}
 	return ret == -ENOENT ? fail_removed(store, error) : unless_passing(store, ret, error);
@@ -428,7 +427,7 @@ static int files_restore(struct gather_store *base, const struct store_own *own)
 	file_name(file, own->scope, own->name);
 	ret = fd < 0 ? fd : 0;
 	if (!ret && fstatat(fd, file, &stat, AT_SYMLINK_NOFOLLOW) && errno == ENOENT)
-		ret = ring_private_put(&store->shelf, fd, file, own->data, own->bytes, NULL);
+		ret = io_private_put(&store->shelf, fd, file, own->data, own->bytes, NULL);
 	leave(store, fd);
 	return ret;
 }
@@ -445,8 +444,8 @@ static int files_get(struct gather_store *base, const char *scope, const char *n
 	file_name(file, scope, name);
 	fd = enter(store, error);
 	ret = fd < 0 ? fd :
-		       ring_private_get(&store->shelf, fd, file, GATHER_MAX_MESSAGE_BYTES, message,
-					&stamp, error);
+		       io_private_get(&store->shelf, fd, file, GATHER_MAX_MESSAGE_BYTES, message,
+				      &stamp, error);
 	removed = ret == -ENOENT && is_removed(store, fd);
 	leave(store, fd);
 	if (!ret)
@@ -494,8 +493,8 @@ static int collect_file(void *opaque, const char *name)
 	if (strncmp(name, collection->begin, length) != 0 ||
 	    !read_rank(name + length, store->base.config.ranks, &rank) || collection->have[rank])
 		return 0;
-	ret = ring_private_get(&store->shelf, collection->folder_fd, name, GATHER_MAX_MESSAGE_BYTES,
-			       &collection->message, &stamp, collection->error);
+	ret = io_private_get(&store->shelf, collection->folder_fd, name, GATHER_MAX_MESSAGE_BYTES,
+			     &collection->message, &stamp, collection->error);
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
 	store_saw(&store->base, stamp);
@@ -518,8 +517,8 @@ static int files_collect(struct gather_store *base, const char *scope, const cha
 	ret = collection.folder_fd = enter(store, error);
 	removed = is_removed(store, collection.folder_fd);
 	if (ret >= 0 && !removed)
-		ret = ring_private_list(&store->shelf, collection.folder_fd, collect_file,
-					&collection, error);
+		ret = io_private_list(&store->shelf, collection.folder_fd, collect_file,
+				      &collection, error);
 	leave(store, collection.folder_fd);
 	base_buffer_free(&collection.message);
 	if (collection.stopped)
@@ -551,9 +550,9 @@ static void files_drop(struct gather_store *base, const char *scope)
 
 	snprintf(removal.begin, sizeof(removal.begin), "%s.", scope);
 	removal.folder_fd = is_in_memory(store) ? store->folder_fd :
-						  ring_private_enter(&store->shelf, NULL);
+						  io_private_enter(&store->shelf, NULL);
 	if (removal.folder_fd >= 0)
-		ring_private_list(&store->shelf, removal.folder_fd, remove_file, &removal, NULL);
+		io_private_list(&store->shelf, removal.folder_fd, remove_file, &removal, NULL);
 	leave(store, removal.folder_fd);
 }
 
@@ -565,10 +564,10 @@ static void files_close(struct gather_store *base)
 
 	if (!base->config.rank && entered) {
 		say_end(store);
-		ring_private_destroy(&store->shelf);
+		io_private_destroy(&store->shelf);
 	}
 	leave_memory(store);
-	ring_private_close(&store->shelf);
+	io_private_close(&store->shelf);
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -597,11 +596,11 @@ static int open_in_directory(struct gather_store **out, const struct gather_stor
 		return -ENOMEM;
 	if (asprintf(&path, "%s/" DIRECTORY_MARK "%s", config->directory, config->name) < 0)
 		return base_no_memory(error, "a path", strlen(config->directory));
-	ret = ring_private_open(&store->shelf, path, error);
+	ret = io_private_open(&store->shelf, path, error);
 	free(path);
 	if (!ret && !config->rank)
-		ring_private_destroy_old(&store->shelf, config->directory, DIRECTORY_MARK,
-					 FORGOTTEN_AFTER_S);
+		io_private_destroy_old(&store->shelf, config->directory, DIRECTORY_MARK,
+				       FORGOTTEN_AFTER_S);
 	return ret;
 }
 

@@ -16,9 +16,9 @@
 
 static void make_name(struct group_attempt *attempt, const char *job)
 {
-	char domain[RING_DOMAIN_BYTES];
+	char domain[IO_DOMAIN_BYTES];
 
-	ring_lock_domain(attempt->directory.fd, domain);
+	io_lock_domain(attempt->directory.fd, domain);
 	snprintf(attempt->id, sizeof(attempt->id), "%.8s-%.8s-%016llx", job, domain,
 		 (unsigned long long)group_name_number());
 	snprintf(attempt->name, sizeof(attempt->name), ".step-%010llu.%s",
@@ -30,11 +30,11 @@ static void make_name(struct group_attempt *attempt, const char *job)
 /* -EAGAIN: the name is taken. */
 static int make_folder(struct group_attempt *attempt, struct base_error *error)
 {
-	enum ring_lock lock = RING_LOCKED;
-	const int ret = ring_folder_create_locked(&attempt->folder, &attempt->directory,
-						  attempt->name, &lock, error);
+	enum io_lock lock = IO_LOCKED;
+	const int ret = io_folder_create_locked(&attempt->folder, &attempt->directory,
+						attempt->name, &lock, error);
 
-	if (lock == RING_NO_LOCKS)
+	if (lock == IO_NO_LOCKS)
 		base_log(
 			&attempt->log, IOSHAPE_LOG_DEBUG,
 			"no locks on directories in %s: what dead jobs leave there is known by age",
@@ -52,9 +52,9 @@ static int open_directory(struct group_attempt *attempt, const char *directory, 
 	attempt->step = step;
 	if (log)
 		attempt->log = *log;
-	ret = ring_folder_make(directory, error);
+	ret = io_folder_make(directory, error);
 	if (!ret)
-		ret = ring_folder_open(&attempt->directory, directory, error);
+		ret = io_folder_open(&attempt->directory, directory, error);
 	if (!ret)
 		group_tidy(&attempt->directory, job, &attempt->last_serial, &budget, &attempt->log);
 	return ret;
@@ -68,7 +68,7 @@ static int end_begin(struct group_attempt *attempt, int ret, struct base_error *
 	if (ret)
 		group_attempt_abandon(attempt);
 	else
-		ring_folder_look_anew(&attempt->directory, &attempt->seen);
+		io_folder_look_anew(&attempt->directory, &attempt->seen);
 	return ret;
 }
 
@@ -111,7 +111,7 @@ struct replaced {
 		STEPPED_ASIDE /* it has a name of its own, because the two could not be swapped */
 	} how;
 	char name[GROUP_ATTEMPT_NAME_BYTES]; /* that it has now */
-	struct ring_folder folder;           /* locked, if it stepped aside */
+	struct io_folder folder;             /* locked, if it stepped aside */
 };
 
 struct expected {
@@ -135,9 +135,9 @@ static int find_expected(void *user, const char *name, struct base_error *error)
 }
 
 static int check_files_here(const struct group_attempt *attempt,
-			    const struct zip_manifest *manifest, struct base_error *error)
+			    const struct format_manifest *manifest, struct base_error *error)
 {
-	struct zip_manifest one = { .file_count = 1 };
+	struct format_manifest one = { .file_count = 1 };
 	int ret = 0;
 
 	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
@@ -154,10 +154,10 @@ static int check_files_here(const struct group_attempt *attempt,
  * filesystems ask their writers for them. Their names come in a few answers, however many there
  * are.
  */
-static int check_written(const struct group_attempt *attempt, const struct zip_manifest *manifest,
-			 struct base_error *error)
+static int check_written(const struct group_attempt *attempt,
+			 const struct format_manifest *manifest, struct base_error *error)
 {
-	const struct ring_folder *folder = &attempt->folder;
+	const struct io_folder *folder = &attempt->folder;
 	struct expected expected = { .count = manifest->file_count };
 	int ret;
 
@@ -170,7 +170,7 @@ static int check_written(const struct group_attempt *attempt, const struct zip_m
 		for (uint32_t i = 0; i < expected.count; i++)
 			expected.names[i] = manifest->files[i].name;
 		qsort(expected.names, expected.count, sizeof(*expected.names), compare_names);
-		ret = ring_folder_list(folder, find_expected, &expected, error);
+		ret = io_folder_list(folder, find_expected, &expected, error);
 		free(expected.names);
 		if (ret || expected.found == expected.count)
 			return ret;
@@ -181,25 +181,25 @@ static int check_written(const struct group_attempt *attempt, const struct zip_m
 uint64_t group_next_serial(const struct group_attempt *attempt)
 {
 	uint64_t last = attempt->last_serial;
-	struct ring_entry now;
+	struct io_entry now;
 
 	/* Listing it again, and reading all manifests there, is spared where nobody else saves. */
-	if (ring_folder_look_anew(&attempt->directory, &now) ||
-	    !ring_is_unchanged(&attempt->seen, &now) || now.links != attempt->seen.links)
+	if (io_folder_look_anew(&attempt->directory, &now) ||
+	    !io_is_unchanged(&attempt->seen, &now) || now.links != attempt->seen.links)
 		last = MAX(last, group_last_serial(&attempt->directory, &attempt->log));
 	return MAX(last + 1, (uint64_t)(base_wall_seconds() * 1000));
 }
 
-static int write_manifest(struct group_attempt *attempt, const struct zip_manifest *manifest,
+static int write_manifest(struct group_attempt *attempt, const struct format_manifest *manifest,
 			  struct base_error *error)
 {
-	struct zip_manifest numbered = *manifest;
+	struct format_manifest numbered = *manifest;
 	struct base_buffer text = { 0 };
 	int ret;
 
 	if (!numbered.serial)
 		numbered.serial = group_next_serial(attempt);
-	ret = zip_manifest_encode(&text, &numbered);
+	ret = format_manifest_encode(&text, &numbered);
 	if (ret == -ENOMEM)
 		base_no_memory(error, "a manifest", text.bytes);
 	else if (ret)
@@ -209,14 +209,14 @@ static int write_manifest(struct group_attempt *attempt, const struct zip_manife
 			  ret == IOSHAPE_E_LIMIT ? "is too much for one" : "does not fit together");
 	attempt->last_serial = numbered.serial;
 	if (!ret)
-		ret = ring_folder_put(&attempt->folder, ZIP_MANIFEST_NAME, text.data, text.bytes,
-				      error);
+		ret = io_folder_put(&attempt->folder, FORMAT_MANIFEST_NAME, text.data, text.bytes,
+				    error);
 	/* Other ranks have written them: what does not hold must not replace what does. */
 	if (!ret)
 		ret = check_written(attempt, manifest, error);
 	/* Once for the names of all files: their writers have synced what is in them. */
 	if (!ret)
-		ret = ring_folder_sync(&attempt->folder, error);
+		ret = io_folder_sync(&attempt->folder, error);
 	base_buffer_free(&text);
 	return ret;
 }
@@ -241,10 +241,10 @@ static int step_aside(struct group_attempt *attempt, const char *place, struct r
 	int ret;
 
 	group_aside_name(old->name, GROUP_NAME_REPLACED, attempt->step, group_name_number());
-	ring_folder_close(&old->folder);
-	if (!ring_folder_open_in(&old->folder, &attempt->directory, place, NULL))
-		ring_folder_lock(&old->folder);
-	ret = ring_folder_rename(&attempt->directory, place, old->name);
+	io_folder_close(&old->folder);
+	if (!io_folder_open_in(&old->folder, &attempt->directory, place, NULL))
+		io_folder_lock(&old->folder);
+	ret = io_folder_rename(&attempt->directory, place, old->name);
 	old->how = ret ? NOTHING_REPLACED : STEPPED_ASIDE;
 	return ret;
 }
@@ -253,11 +253,11 @@ static int step_aside(struct group_attempt *attempt, const char *place, struct r
 static int try_to_place(struct group_attempt *attempt, const char *place, bool no_replace,
 			struct replaced *old)
 {
-	struct ring_entry entry;
+	struct io_entry entry;
 	int ret;
 
 	/* Directories take no name of another that holds something. */
-	ret = ring_folder_rename(&attempt->directory, attempt->name, place);
+	ret = io_folder_rename(&attempt->directory, attempt->name, place);
 	if (ret != -ENOTEMPTY && ret != -EEXIST)
 		return ret;
 	if (no_replace && is_complete(attempt, place))
@@ -265,10 +265,10 @@ static int try_to_place(struct group_attempt *attempt, const char *place, bool n
 	/* For the second time another generation has come before us: the one that we had moved, or
 	 * a new one. */
 	if (old->how == STEPPED_ASIDE &&
-	    ring_folder_look(&attempt->directory, old->name, &entry, NULL) != -ENOENT)
+	    io_folder_look(&attempt->directory, old->name, &entry, NULL) != -ENOENT)
 		return -EBUSY;
 	old->how = NOTHING_REPLACED;
-	ret = ring_folder_swap(&attempt->directory, attempt->name, place);
+	ret = io_folder_swap(&attempt->directory, attempt->name, place);
 	if (!ret) {
 		old->how = SWAPPED;
 		strcpy(old->name, attempt->name);
@@ -284,13 +284,13 @@ static void take_back(struct group_attempt *attempt, const char *place, bool pla
 		      struct replaced *old)
 {
 	if (old->how == SWAPPED) {
-		ring_folder_swap(&attempt->directory, attempt->name, place);
+		io_folder_swap(&attempt->directory, attempt->name, place);
 		return;
 	}
 	if (placed)
-		ring_folder_rename(&attempt->directory, place, attempt->name);
+		io_folder_rename(&attempt->directory, place, attempt->name);
 	if (old->how == STEPPED_ASIDE)
-		ring_folder_rename(&attempt->directory, old->name, place);
+		io_folder_rename(&attempt->directory, old->name, place);
 }
 
 static int put_in_place(struct group_attempt *attempt, const char *place, bool no_replace,
@@ -309,7 +309,7 @@ static int put_in_place(struct group_attempt *attempt, const char *place, bool n
 			ret == -ENOENT ? ", because it was removed while it was written" :
 					 "");
 	}
-	ret = ring_folder_sync(&attempt->directory, error);
+	ret = io_folder_sync(&attempt->directory, error);
 	if (ret)
 		take_back(attempt, place, true, old);
 	return ret;
@@ -319,11 +319,11 @@ static int put_in_place(struct group_attempt *attempt, const char *place, bool n
 static void remove_replaced(struct group_attempt *attempt, const struct replaced *old)
 {
 	struct base_error error = { 0 };
-	struct ring_folder folder;
+	struct io_folder folder;
 	int ret;
 
 	if (old->how == NOTHING_REPLACED ||
-	    ring_folder_open_in(&folder, &attempt->directory, old->name, NULL))
+	    io_folder_open_in(&folder, &attempt->directory, old->name, NULL))
 		return;
 	ret = group_remove_generation(&folder, &attempt->directory, old->name, NULL, &error);
 	if (ret == -EBUSY)
@@ -332,13 +332,13 @@ static void remove_replaced(struct group_attempt *attempt, const struct replaced
 			 folder.path);
 	else if (ret)
 		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);
-	ring_folder_close(&folder);
+	io_folder_close(&folder);
 }
 
-int group_attempt_commit(struct group_attempt *attempt, const struct zip_manifest *manifest,
+int group_attempt_commit(struct group_attempt *attempt, const struct format_manifest *manifest,
 			 bool no_replace, struct base_error *error)
 {
-	struct replaced old = { .folder = RING_NO_FOLDER };
+	struct replaced old = { .folder = IO_NO_FOLDER };
 	char place[GROUP_STEP_NAME_BYTES];
 	int ret;
 
@@ -351,7 +351,7 @@ int group_attempt_commit(struct group_attempt *attempt, const struct zip_manifes
 		remove_replaced(attempt, &old);
 		group_attempt_abandon(attempt);
 	}
-	ring_folder_close(&old.folder);
+	io_folder_close(&old.folder);
 	return ret;
 }
 
@@ -361,12 +361,12 @@ void group_attempt_abandon(struct group_attempt *attempt)
 	int ret = 0;
 
 	if (attempt->folder.fd >= 0 && !attempt->committed &&
-	    ring_folder_is_named(&attempt->folder, &attempt->directory, attempt->name))
-		ret = ring_folder_remove(&attempt->folder, &attempt->directory, attempt->name,
-					 ZIP_MANIFEST_NAME, NULL, NULL, &error);
+	    io_folder_is_named(&attempt->folder, &attempt->directory, attempt->name))
+		ret = io_folder_remove(&attempt->folder, &attempt->directory, attempt->name,
+				       FORMAT_MANIFEST_NAME, NULL, NULL, &error);
 	/* What is busy goes with the next attempt. */
 	if (ret && ret != -EBUSY)
 		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);
-	ring_folder_close(&attempt->folder);
-	ring_folder_close(&attempt->directory);
+	io_folder_close(&attempt->folder);
+	io_folder_close(&attempt->directory);
 }

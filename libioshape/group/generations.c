@@ -165,21 +165,21 @@ static int read_manifest(struct group_generation *generation, struct base_error 
 	char path[BASE_ERROR_TEXT_BYTES / 2];
 	int ret;
 
-	ret = ring_folder_get(&generation->folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES, &text,
-			      &generation->held, error);
-	snprintf(path, sizeof(path), "%s/" ZIP_MANIFEST_NAME, generation->folder.path);
+	ret = io_folder_get(&generation->folder, FORMAT_MANIFEST_NAME, FORMAT_MAX_MANIFEST_BYTES,
+			    &text, &generation->held, error);
+	snprintf(path, sizeof(path), "%s/" FORMAT_MANIFEST_NAME, generation->folder.path);
 	if (!ret)
-		ret = zip_manifest_decode(&generation->manifest, (const char *)text.data,
-					  text.bytes, path, error);
+		ret = format_manifest_decode(&generation->manifest, (const char *)text.data,
+					     text.bytes, path, error);
 	base_buffer_free(&text);
 	return ret;
 }
 
-static int check_file(const struct ring_folder *folder, const struct zip_manifest_file *file,
+static int check_file(const struct io_folder *folder, const struct format_manifest_file *file,
 		      const char *remedy, struct base_error *error)
 {
-	struct ring_entry entry;
-	int ret = ring_folder_look(folder, file->name, &entry, error);
+	struct io_entry entry;
+	int ret = io_folder_look(folder, file->name, &entry, error);
 
 	if (ret == -ENOENT)
 		return base_refuse_with(error, IOSHAPE_E_DAMAGED, remedy,
@@ -187,7 +187,7 @@ static int check_file(const struct ring_folder *folder, const struct zip_manifes
 					folder->path, file->name);
 	if (ret)
 		return ret;
-	if (entry.kind == RING_FILE && entry.bytes == file->bytes)
+	if (entry.kind == IO_FILE && entry.bytes == file->bytes)
 		return 0;
 	return base_refuse_with(
 		error, IOSHAPE_E_DAMAGED, remedy,
@@ -196,7 +196,7 @@ static int check_file(const struct ring_folder *folder, const struct zip_manifes
 		(unsigned long long)file->bytes);
 }
 
-int group_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
+int group_check_files(const struct io_folder *folder, const struct format_manifest *manifest,
 		      const char *remedy, struct base_error *error)
 {
 	int ret = 0;
@@ -214,21 +214,21 @@ static int see_parity(void *user, const char *name, struct base_error *error)
 	return group_parse_parity_name(name, &node);
 }
 
-bool group_is_of_nodes(const struct ring_folder *folder)
+bool group_is_of_nodes(const struct io_folder *folder)
 {
-	return ring_folder_list(folder, see_parity, NULL, NULL) == 1;
+	return io_folder_list(folder, see_parity, NULL, NULL) == 1;
 }
 
 /* Those of other nodes are not there. */
 static int check_own_files(const struct group_generation *generation, struct base_error *error)
 {
-	const struct ring_folder *folder = &generation->folder;
-	const struct zip_manifest *manifest = &generation->manifest;
-	struct ring_entry entry;
+	const struct io_folder *folder = &generation->folder;
+	const struct format_manifest *manifest = &generation->manifest;
+	struct io_entry entry;
 	int ret = 0;
 
 	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
-		ret = ring_folder_look(folder, manifest->files[i].name, &entry, error);
+		ret = io_folder_look(folder, manifest->files[i].name, &entry, error);
 		if (!ret)
 			ret = check_file(folder, &manifest->files[i], "use another generation",
 					 error);
@@ -239,7 +239,7 @@ static int check_own_files(const struct group_generation *generation, struct bas
 
 static int check(const struct group_generation *generation, uint64_t step, struct base_error *error)
 {
-	const struct zip_manifest *manifest = &generation->manifest;
+	const struct format_manifest *manifest = &generation->manifest;
 	struct base_error incomplete = { 0 };
 	int ret;
 
@@ -254,14 +254,14 @@ static int check(const struct group_generation *generation, uint64_t step, struc
 	return ret ? base_pass_on(error, &incomplete) : 0;
 }
 
-int group_generation_open(struct group_generation *generation, const struct ring_folder *directory,
+int group_generation_open(struct group_generation *generation, const struct io_folder *directory,
 			  const char *name, uint64_t step, struct base_error *error)
 {
 	struct base_error unopened = { 0 };
 	int ret;
 
 	*generation = (struct group_generation)GROUP_NO_GENERATION;
-	ret = ring_folder_open_in(&generation->folder, directory, name, &unopened);
+	ret = io_folder_open_in(&generation->folder, directory, name, &unopened);
 	if (ret == -ENOENT)
 		return ret;
 	if (ret)
@@ -277,9 +277,9 @@ int group_generation_open(struct group_generation *generation, const struct ring
 
 void group_generation_close(struct group_generation *generation)
 {
-	zip_manifest_free(&generation->manifest);
-	ring_folder_let_go(&generation->held);
-	ring_folder_close(&generation->folder);
+	format_manifest_free(&generation->manifest);
+	io_folder_let_go(&generation->held);
+	io_folder_close(&generation->folder);
 }
 
 uint64_t group_generation_bytes(const struct group_generation *generation)
@@ -294,11 +294,11 @@ uint64_t group_generation_bytes(const struct group_generation *generation)
 /* Directories that change faster than one can look are not looked at for ever. */
 #define MOST_ROUNDS 16
 
-int group_open_directory(struct ring_folder *directory, const char *path, struct base_error *error)
+int group_open_directory(struct io_folder *directory, const char *path, struct base_error *error)
 {
 	/* A working directory that was removed has no name. */
 	char *absolute = *path == '/' ? NULL : realpath(path, NULL);
-	const int ret = ring_folder_open(directory, absolute ? absolute : path, error);
+	const int ret = io_folder_open(directory, absolute ? absolute : path, error);
 
 	free(absolute);
 	/* As the user wrote it, without slashes at the end that names are put behind. */
@@ -311,19 +311,20 @@ int group_open_directory(struct ring_folder *directory, const char *path, struct
 /* ---- Serial numbers -------------------------------------------------------------------------- */
 
 /* As the manifest begins: read whole, those of many generations of many ranks would take long. */
-static int peek_serial(const struct ring_folder *directory, const char *name, uint64_t *serial)
+static int peek_serial(const struct io_folder *directory, const char *name, uint64_t *serial)
 {
-	char path[NAME_MAX + 1 + sizeof(ZIP_MANIFEST_NAME)];
-	char head[ZIP_MANIFEST_HEAD_BYTES];
+	char path[NAME_MAX + 1 + sizeof(FORMAT_MANIFEST_NAME)];
+	char head[FORMAT_MANIFEST_HEAD_BYTES];
 	ssize_t bytes;
 
-	snprintf(path, sizeof(path), "%s/" ZIP_MANIFEST_NAME, name);
-	bytes = ring_folder_peek(directory, path, head, sizeof(head));
-	*serial = bytes < 0 ? GROUP_UNKNOWN_SERIAL : zip_manifest_peek_serial(head, (size_t)bytes);
+	snprintf(path, sizeof(path), "%s/" FORMAT_MANIFEST_NAME, name);
+	bytes = io_folder_peek(directory, path, head, sizeof(head));
+	*serial = bytes < 0 ? GROUP_UNKNOWN_SERIAL :
+			      format_manifest_peek_serial(head, (size_t)bytes);
 	return (int)MIN(bytes, 0);
 }
 
-void group_note_serial(const struct ring_folder *directory, const char *name, uint64_t *last)
+void group_note_serial(const struct io_folder *directory, const char *name, uint64_t *last)
 {
 	const enum group_name_kind kind = group_parse_name(name).kind;
 	uint64_t serial;
@@ -331,12 +332,12 @@ void group_note_serial(const struct ring_folder *directory, const char *name, ui
 	if (kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT || kind == GROUP_NAME_DRAINED)
 		return;
 	peek_serial(directory, name, &serial);
-	if (serial < ZIP_MAX_SERIAL)
+	if (serial < FORMAT_MAX_SERIAL)
 		*last = MAX(*last, serial);
 }
 
 struct newest {
-	const struct ring_folder *directory;
+	const struct io_folder *directory;
 	uint64_t serial;
 };
 
@@ -349,12 +350,12 @@ static int see_serial(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-uint64_t group_last_serial(const struct ring_folder *directory, const struct base_log *log)
+uint64_t group_last_serial(const struct io_folder *directory, const struct base_log *log)
 {
 	struct newest newest = { .directory = directory };
 	struct base_error error = { 0 };
 
-	if (ring_folder_list(directory, see_serial, &newest, &error))
+	if (io_folder_list(directory, see_serial, &newest, &error))
 		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
 	return newest.serial;
 }
@@ -396,11 +397,11 @@ static int compare_ages(const void *left, const void *right)
 	return compare_steps(left, right);
 }
 
-static int list_generations(const struct ring_folder *directory,
-			    struct group_candidates *candidates, struct base_error *error)
+static int list_generations(const struct io_folder *directory, struct group_candidates *candidates,
+			    struct base_error *error)
 {
 	struct base_buffer list = { 0 };
-	int ret = ring_folder_list(directory, add_candidate, &list, error);
+	int ret = io_folder_list(directory, add_candidate, &list, error);
 
 	*candidates = (struct group_candidates){ 0 };
 	if (ret) {
@@ -441,7 +442,7 @@ static bool was_misplaced(struct group_candidates *candidates, size_t at,
 	return true;
 }
 
-int group_open_candidate(struct group_generation *generation, const struct ring_folder *directory,
+int group_open_candidate(struct group_generation *generation, const struct io_folder *directory,
 			 struct group_candidates *candidates, size_t at, struct base_error *error)
 {
 	const struct group_candidate *candidate = &candidates->all[at];
@@ -460,7 +461,7 @@ int group_open_candidate(struct group_generation *generation, const struct ring_
  * What stepped aside and has no manifest is being removed, or was when its process died: none of
  * them.
  */
-static void look_at_ages(const struct ring_folder *directory, struct group_candidates *candidates)
+static void look_at_ages(const struct io_folder *directory, struct group_candidates *candidates)
 {
 	size_t kept = 0;
 
@@ -475,7 +476,7 @@ static void look_at_ages(const struct ring_folder *directory, struct group_candi
 	candidates->count = kept;
 }
 
-int group_list_by_age(const struct ring_folder *directory, struct group_candidates *candidates,
+int group_list_by_age(const struct io_folder *directory, struct group_candidates *candidates,
 		      struct base_error *error)
 {
 	int ret = list_generations(directory, candidates, error);
@@ -520,7 +521,7 @@ int group_fail_unusable(const struct group_unusable *unusable, const char *direc
 
 /* ---- Finding --------------------------------------------------------------------------------- */
 
-int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
+int group_open_step(struct group_generation *generation, const struct io_folder *directory,
 		    uint64_t step, struct base_error *error)
 {
 	struct group_candidates candidates;
@@ -566,16 +567,15 @@ bool group_is_its_own_fault(int code)
 	}
 }
 
-static int say_no_manifest(const struct ring_folder *directory,
+static int say_no_manifest(const struct io_folder *directory,
 			   const struct group_candidate *candidate, struct base_error *why)
 {
 	return base_refuse(why, -ENOENT, "\"%s/%s\" has no manifest: it is not complete",
 			   directory->path, candidate->name);
 }
 
-int group_look_at_candidate(const struct ring_folder *directory,
-			    struct group_candidates *candidates, size_t at,
-			    struct base_error *error)
+int group_look_at_candidate(const struct io_folder *directory, struct group_candidates *candidates,
+			    size_t at, struct base_error *error)
 {
 	struct group_generation generation;
 	int ret = group_open_candidate(&generation, directory, candidates, at, error);
@@ -586,7 +586,7 @@ int group_look_at_candidate(const struct ring_folder *directory,
 }
 
 /* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
-static int open_first(struct group_generation *generation, const struct ring_folder *directory,
+static int open_first(struct group_generation *generation, const struct io_folder *directory,
 		      struct group_candidates *candidates, bool *gone,
 		      struct group_unusable *unusable, const struct base_log *log,
 		      struct base_error *error)
@@ -621,7 +621,7 @@ static int open_first(struct group_generation *generation, const struct ring_fol
  * where there seems to be none, the names are looked at again, until they and the answer stay the
  * same.
  */
-int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
+int group_open_latest(struct group_generation *generation, const struct io_folder *directory,
 		      const struct base_log *log, struct base_error *error)
 {
 	struct group_unusable unusable;
@@ -659,7 +659,7 @@ int group_open_latest(struct group_generation *generation, const struct ring_fol
  * long. What cannot be read counts as not there, but whoever runs out of memory or descriptors has
  * not looked.
  */
-static int keep_complete(const struct ring_folder *directory, struct group_candidates *candidates,
+static int keep_complete(const struct io_folder *directory, struct group_candidates *candidates,
 			 struct base_error *error)
 {
 	struct group_generation generation;
@@ -688,7 +688,7 @@ static int keep_complete(const struct ring_folder *directory, struct group_candi
 }
 
 /* Complete ones, oldest first; *steps is to be freed. */
-int group_list_steps(const struct ring_folder *directory, uint64_t **steps, size_t *count,
+int group_list_steps(const struct io_folder *directory, uint64_t **steps, size_t *count,
 		     struct base_error *error)
 {
 	struct group_candidates candidates;
@@ -710,7 +710,7 @@ int group_list_steps(const struct ring_folder *directory, uint64_t **steps, size
 IOSHAPE_EXPORT int ioshape_generation_list(struct ioshape_context *context, const char *path,
 					   uint64_t **steps, size_t *count)
 {
-	struct ring_folder directory = RING_NO_FOLDER;
+	struct io_folder directory = IO_NO_FOLDER;
 	struct base_error error = { 0 };
 	int ret;
 
@@ -725,6 +725,6 @@ IOSHAPE_EXPORT int ioshape_generation_list(struct ioshape_context *context, cons
 		ret = group_open_directory(&directory, path, &error);
 	if (!ret)
 		ret = group_list_steps(&directory, steps, count, &error);
-	ring_folder_close(&directory);
+	io_folder_close(&directory);
 	return base_leave(ret, "list", path, &error);
 }

@@ -17,10 +17,10 @@
 
 static int find_nodes(struct ioshape_group *group)
 {
-	struct zip_names *keys;
+	struct format_names *keys;
 	int ret;
 
-	ret = zip_names_new(&keys, group->options.ranks);
+	ret = format_names_new(&keys, group->options.ranks);
 	if (ret)
 		return ret;
 	group->node_count = 0;
@@ -28,14 +28,14 @@ static int find_nodes(struct ioshape_group *group)
 		const char *key = group->ranks[rank].node_key;
 		uint64_t node = group->node_count;
 
-		ret = zip_names_add(keys, key, strlen(key), node);
+		ret = format_names_add(keys, key, strlen(key), node);
 		if (!ret)
 			group->leaders[group->node_count++] = rank;
-		else if (ret == -EEXIST && zip_names_find(keys, key, strlen(key), &node))
+		else if (ret == -EEXIST && format_names_find(keys, key, strlen(key), &node))
 			ret = 0;
 		group->ranks[rank].node = (uint32_t)node;
 	}
-	zip_names_free(keys);
+	format_names_free(keys);
 	return ret;
 }
 
@@ -437,10 +437,10 @@ static int check_options(const struct ioshape_group_options *options, struct bas
 					"a group option has a value that its enum does not have");
 	if (options->reserved)
 		return base_refuse(error, -EINVAL, "options.reserved is %u", options->reserved);
-	if (options->ranks > ZIP_MAX_RANKS || options->rank >= options->ranks)
+	if (options->ranks > FORMAT_MAX_RANKS || options->rank >= options->ranks)
 		return base_refuse_with(
 			error, -EINVAL,
-			BASE_WORDS("ranks begin at 0, and there are at most %u", ZIP_MAX_RANKS),
+			BASE_WORDS("ranks begin at 0, and there are at most %u", FORMAT_MAX_RANKS),
 			"rank %u of %u cannot be", options->rank, options->ranks);
 	if (options->comm && (options->comm->size < sizeof(struct ioshape_comm) ||
 			      !options->comm->send || !options->comm->receive))
@@ -583,7 +583,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 		snprintf(group->ranks[options.rank].domain, GROUP_WHERE_BYTES, "%s",
 			 *rack ? rack : save_slots_config(context)->identity.node);
 		group->ranks[options.rank].has_tier = group->has_tiers = options.tier != NULL;
-		ret = ring_folder_make(group->directory, error);
+		ret = io_folder_make(group->directory, error);
 	}
 	if (!ret)
 		ret = open_board(group, error);

@@ -67,17 +67,17 @@ bool group_is_this_process(const char *id);
 /* ---- Attempts (attempt.c) -------------------------------------------------------------------- */
 
 struct group_attempt {
-	struct ring_folder directory; /* of the generations */
-	struct ring_folder folder;    /* of this attempt; locked, where locks work */
+	struct io_folder directory; /* of the generations */
+	struct io_folder folder;    /* of this attempt; locked, where locks work */
 	char name[GROUP_ATTEMPT_NAME_BYTES];
-	char id[GROUP_ATTEMPT_ID_BYTES]; /* for zip_manifest.attempt */
+	char id[GROUP_ATTEMPT_ID_BYTES]; /* for format_manifest.attempt */
 	uint64_t step;
 	/* Its number is higher: that of the newest that was there when it began, or in another
 	 * directory that goes with this one. Then its own. */
 	uint64_t last_serial;
 	/* The files of the manifest that are in this directory, by their numbers; NULL: all. */
 	const bool *files_here;
-	struct ring_entry seen; /* the directory, when the attempt had its name */
+	struct io_entry seen; /* the directory, when the attempt had its name */
 	bool committed;
 	struct base_log log;
 };
@@ -85,7 +85,7 @@ struct group_attempt {
 /* To begin with; group_attempt_abandon() is safe on it. */
 #define GROUP_NO_ATTEMPT                                                                           \
 	{                                                                                          \
-		.directory = RING_NO_FOLDER, .folder = RING_NO_FOLDER                              \
+		.directory = IO_NO_FOLDER, .folder = IO_NO_FOLDER                                  \
 	}
 
 /*
@@ -118,7 +118,7 @@ static inline const char *group_attempt_path(const struct group_attempt *attempt
  * -EEXIST with no_replace if there is a complete one; IOSHAPE_E_DAMAGED if one of its files is not
  * there. After a failure it is as it was before, and can only be abandoned.
  */
-int group_attempt_commit(struct group_attempt *attempt, const struct zip_manifest *manifest,
+int group_attempt_commit(struct group_attempt *attempt, const struct format_manifest *manifest,
 			 bool no_replace, struct base_error *error);
 
 /* Ends every attempt: without a commit, nothing is left of it. */
@@ -129,23 +129,23 @@ void group_attempt_abandon(struct group_attempt *attempt);
 /* One that holds: its manifest is sound, and the files are there with their sizes. On the tiers of
  * several nodes, where a file of parities says so, each has its own files only. */
 struct group_generation {
-	struct ring_folder folder;
-	struct zip_manifest manifest;
-	struct ring_hold held; /* on the manifest: no process removes it while it is open */
+	struct io_folder folder;
+	struct format_manifest manifest;
+	struct io_hold held; /* on the manifest: no process removes it while it is open */
 };
 
 #define GROUP_NO_GENERATION                                                                        \
 	{                                                                                          \
-		.folder = RING_NO_FOLDER, .held = RING_NO_HOLD                                     \
+		.folder = IO_NO_FOLDER, .held = IO_NO_HOLD                                         \
 	}
 
 /* -ENOENT, without a sentence, if there is no such directory or no manifest in it;
  * IOSHAPE_E_DAMAGED and others if it does not hold. On failure it is closed. */
-int group_generation_open(struct group_generation *generation, const struct ring_folder *directory,
+int group_generation_open(struct group_generation *generation, const struct io_folder *directory,
 			  const char *name, uint64_t step, struct base_error *error);
 void group_generation_close(struct group_generation *generation);
 /* Whether the files are there with their sizes; `remedy` ends the sentence if not. */
-int group_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
+int group_check_files(const struct io_folder *folder, const struct format_manifest *manifest,
 		      const char *remedy, struct base_error *error);
 uint64_t group_generation_bytes(const struct group_generation *generation);
 
@@ -156,7 +156,7 @@ void group_parity_name(char into[GROUP_PARITY_NAME_BYTES], uint32_t node);
 /* Whether it is one, and whose. */
 bool group_parse_parity_name(const char *name, uint32_t *node);
 /* Whether a directory has one: a generation in it has the files of some nodes only. */
-bool group_is_of_nodes(const struct ring_folder *folder);
+bool group_is_of_nodes(const struct io_folder *folder);
 
 /* A name that may be a generation's: also that of one that stepped aside while nothing is in its
  * place. */
@@ -174,20 +174,19 @@ struct group_candidates {
 };
 
 /* Lists the candidates, newest first. Only the beginning of each manifest has been looked at. */
-int group_list_by_age(const struct ring_folder *directory, struct group_candidates *candidates,
+int group_list_by_age(const struct io_folder *directory, struct group_candidates *candidates,
 		      struct base_error *error);
 /* Opens the one at that position; or another one from behind it, if it could not be read when they
  * were sorted and now proves to be older. */
-int group_open_candidate(struct group_generation *generation, const struct ring_folder *directory,
+int group_open_candidate(struct group_generation *generation, const struct io_folder *directory,
 			 struct group_candidates *candidates, size_t at, struct base_error *error);
 /* Whether it holds; -ENOENT, with a sentence, if it has no manifest. */
-int group_look_at_candidate(const struct ring_folder *directory,
-			    struct group_candidates *candidates, size_t at,
-			    struct base_error *error);
+int group_look_at_candidate(const struct io_folder *directory, struct group_candidates *candidates,
+			    size_t at, struct base_error *error);
 void group_candidates_free(struct group_candidates *candidates);
 
 /* The directory of that path, absolute whatever the working directory will be. */
-int group_open_directory(struct ring_folder *directory, const char *path, struct base_error *error);
+int group_open_directory(struct io_folder *directory, const char *path, struct base_error *error);
 
 /* Whether a process has no more memory or descriptors: then it knows nothing about what it looked
  * at. */
@@ -198,13 +197,13 @@ bool group_is_shortage(int code);
 bool group_is_its_own_fault(int code);
 
 /* Raises `last` to the serial number of what is called so, if that is a generation. */
-void group_note_serial(const struct ring_folder *directory, const char *name, uint64_t *last);
+void group_note_serial(const struct io_folder *directory, const char *name, uint64_t *last);
 /* The highest serial number in a directory. What cannot be listed is not there for whoever looks
  * for the newest either. */
-uint64_t group_last_serial(const struct ring_folder *directory, const struct base_log *log);
+uint64_t group_last_serial(const struct io_folder *directory, const struct base_log *log);
 
 /* Lists the complete generations, oldest first; *steps is to be freed. */
-int group_list_steps(const struct ring_folder *directory, uint64_t **steps, size_t *count,
+int group_list_steps(const struct io_folder *directory, uint64_t **steps, size_t *count,
 		     struct base_error *error);
 
 /*
@@ -224,9 +223,9 @@ int group_fail_unusable(const struct group_unusable *unusable, const char *direc
 
 /* -ENOENT with a sentence, IOSHAPE_E_UNUSABLE if none of several holds. Those newer ones that do
  * not hold are told to the log. */
-int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
+int group_open_step(struct group_generation *generation, const struct io_folder *directory,
 		    uint64_t step, struct base_error *error);
-int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
+int group_open_latest(struct group_generation *generation, const struct io_folder *directory,
 		      const struct base_log *log, struct base_error *error);
 
 /* ---- Removal (prune.c) ----------------------------------------------------------------------- */
@@ -240,13 +239,13 @@ int group_open_latest(struct group_generation *generation, const struct ring_fol
  * effort: failures are logged. `last_serial` is raised to that of the newest generation that is
  * there; it may be NULL. The next call removes what the budget did not reach.
  */
-void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
+void group_tidy(const struct io_folder *directory, const char *job, uint64_t *last_serial,
 		struct base_budget *budget, const struct base_log *log);
 
 /* Removes what is open as `folder` and called `name`, manifest first. -EBUSY, without a sentence,
  * if a process reads it: then nothing is touched. -EAGAIN, without a sentence, if the budget did
  * not reach all of it. */
-int group_remove_generation(const struct ring_folder *folder, const struct ring_folder *directory,
+int group_remove_generation(const struct io_folder *folder, const struct io_folder *directory,
 			    const char *name, struct base_budget *budget, struct base_error *error);
 
 /* ioshape_generation_prune(), for calls that are on a context already. `job` as for group_tidy().
@@ -259,7 +258,7 @@ int group_prune(struct ioshape_context *context, const char *directory, const ch
 
 struct ioshape_generation {
 	struct ioshape_context *context;
-	struct ring_folder directory;
+	struct io_folder directory;
 	struct group_generation found;
 	char name[GROUP_ATTEMPT_NAME_BYTES]; /* of its directory when it was opened */
 	pthread_mutex_t lock;                /* of the texts below, which are made at need */
@@ -315,13 +314,13 @@ struct group_tier_ops {
 
 	/* Rank 0, of a generation that each node has saved on its own tier: appends what all nodes
 	 * need for protect(). */
-	int (*plan)(const struct ioshape_group *group, const struct zip_manifest *manifest,
+	int (*plan)(const struct ioshape_group *group, const struct format_manifest *manifest,
 		    struct base_buffer *plan, struct base_error *error);
 	/* The first rank of each node, together: writes into `folder`, which has the files of this
 	 * node, what marks them as one node's and what protects other nodes. The generation is good
 	 * without the latter: `unprotected` says why there is none. */
-	int (*protect)(struct group_round *round, const struct zip_manifest *manifest,
-		       const struct base_buffer *plan, const struct ring_folder *folder,
+	int (*protect)(struct group_round *round, const struct format_manifest *manifest,
+		       const struct base_buffer *plan, const struct io_folder *folder,
 		       char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error);
 
 	/* All ranks of several nodes. Rank 0 hears which generations the tiers have together,
@@ -638,7 +637,7 @@ struct group_call {
 /* What a writer has written. */
 struct group_written {
 	struct base_error failure; /* or why it has not */
-	char name[ZIP_PART_NAME_BYTES];
+	char name[FORMAT_PART_NAME_BYTES];
 	uint64_t bytes;
 	uint32_t crc32;
 	uint32_t count;
@@ -708,7 +707,7 @@ struct group_part {
 	struct group_sum *sums;    /* rank 0: of each rank's */
 	uint32_t plans;            /* posted or heard so far */
 	struct ioshape_report *report;
-	struct ring_notes notes;                 /* for the report: of what was before the file */
+	struct io_notes notes;                   /* for the report: of what was before the file */
 	char unprotected[BASE_ERROR_TEXT_BYTES]; /* why nodes do not protect each other; "" */
 	/* Of a stream that we wait for: whose, how far it was, and since when. */
 	uint32_t awaited;
@@ -771,7 +770,7 @@ int group_answer_for_room(struct group_part *part, struct group_attempt *attempt
 			  struct base_error *error);
 /* Rank 0: all nodes put their files in place, with the manifest. */
 int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
-			struct zip_manifest *manifest, struct base_error *error);
+			struct format_manifest *manifest, struct base_error *error);
 /* The first ranks of the others do their part in it, when rank 0 says so. */
 void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 			 struct base_error *error);

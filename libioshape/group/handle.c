@@ -59,7 +59,7 @@ IOSHAPE_EXPORT int ioshape_generation_open(struct ioshape_context *context, cons
 		return base_leave(ret, "load", path, &error);
 	}
 	generation->context = context;
-	generation->directory = (struct ring_folder)RING_NO_FOLDER;
+	generation->directory = (struct io_folder)IO_NO_FOLDER;
 	generation->found = (struct group_generation)GROUP_NO_GENERATION;
 	pthread_mutex_init(&generation->lock, NULL);
 	ret = open_found(generation, path, step == IOSHAPE_LATEST ? NULL : &step, &error);
@@ -85,7 +85,7 @@ IOSHAPE_EXPORT void ioshape_generation_free(struct ioshape_generation *generatio
 	free_texts(generation->paths, generation->found.manifest.file_count);
 	free_texts(generation->part_names, generation->found.manifest.rank_count);
 	group_generation_close(&generation->found);
-	ring_folder_close(&generation->directory);
+	io_folder_close(&generation->directory);
 	pthread_mutex_destroy(&generation->lock);
 	free(generation);
 }
@@ -107,7 +107,7 @@ IOSHAPE_EXPORT int ioshape_generation_get_info(struct ioshape_generation *genera
 					       struct ioshape_generation_info *info)
 {
 	struct ioshape_generation_info full = { .size = sizeof(full) };
-	const struct zip_manifest *manifest;
+	const struct format_manifest *manifest;
 	struct base_error error = { 0 };
 	int ret;
 
@@ -146,9 +146,9 @@ static const char *path_of(struct ioshape_generation *generation, uint32_t file)
 /* "rank-00007.pt" of a part in a zip. */
 static const char *part_name(struct ioshape_generation *generation, uint32_t rank)
 {
-	char name[ZIP_PART_NAME_BYTES], **kept = &generation->part_names[rank];
+	char name[FORMAT_PART_NAME_BYTES], **kept = &generation->part_names[rank];
 
-	zip_part_name(name, rank);
+	format_part_name(name, rank);
 	pthread_mutex_lock(&generation->lock);
 	if (!*kept)
 		*kept = strdup(name);
@@ -159,9 +159,9 @@ static const char *part_name(struct ioshape_generation *generation, uint32_t ran
 static int find_part(struct ioshape_generation *generation, uint32_t rank,
 		     struct ioshape_part_info *info, struct base_error *error)
 {
-	const struct zip_manifest *manifest = &generation->found.manifest;
-	const struct zip_manifest_part *part;
-	const struct zip_manifest_file *file;
+	const struct format_manifest *manifest = &generation->found.manifest;
+	const struct format_manifest_part *part;
+	const struct format_manifest_file *file;
 
 	if (rank >= manifest->rank_count)
 		return base_refuse(error, -ENOENT,
@@ -197,8 +197,7 @@ IOSHAPE_EXPORT int ioshape_generation_get_part(struct ioshape_generation *genera
 
 static int check_place(const struct ioshape_generation *generation, struct base_error *error)
 {
-	if (ring_folder_is_named(&generation->found.folder, &generation->directory,
-				 generation->name))
+	if (io_folder_is_named(&generation->found.folder, &generation->directory, generation->name))
 		return 0;
 	return base_refuse_with(error, -ESTALE, "open it again",
 				"\"%s\" was replaced or removed after it was opened",
@@ -276,7 +275,7 @@ IOSHAPE_EXPORT int ioshape_generation_open_part(struct ioshape_generation *gener
 
 struct verifying {
 	struct ioshape_generation *generation;
-	struct ring_lane *lane;
+	struct io_lane *lane;
 	ioshape_progress_fn progress;
 	void *progress_user;
 	uint64_t done, total; /* bytes of the calls that have ended; of all */
@@ -294,30 +293,31 @@ static int tell(void *user, enum ioshape_phase phase, uint64_t done, uint64_t to
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
-static int read_crc(struct verifying *verifying, const struct ring_input *input, uint64_t offset,
+static int read_crc(struct verifying *verifying, const struct io_input *input, uint64_t offset,
 		    uint64_t bytes, ioshape_progress_fn progress, uint32_t *crc,
 		    struct base_error *error)
 {
-	struct ring_piece pieces[PIECES] = { 0 };
+	struct io_piece pieces[PIECES] = { 0 };
 	uint64_t begin = 0, end;
 	int ret;
 
 	for (unsigned i = 0; i < PIECES; i++, begin = end) {
 		end = bytes / PIECES * (i + 1) + (i + 1 == PIECES ? bytes % PIECES : 0);
-		pieces[i] = (struct ring_piece){ offset + begin, end - begin, .want_crc = true };
+		pieces[i] = (struct io_piece){ offset + begin, end - begin, .want_crc = true };
 	}
 	*crc = 0;
-	ret = ring_read(verifying->lane, input, pieces, PIECES, progress, verifying, error);
+	ret = io_read(verifying->lane, input, pieces, PIECES, progress, verifying, error);
 	for (unsigned i = 0; i < PIECES; i++)
 		*crc = base_crc32_combine(*crc, pieces[i].crc, pieces[i].bytes);
 	return ret;
 }
 
 /* Whether a part is as its rank wrote it. */
-static int check_part(struct verifying *verifying, const struct ring_input *input, uint32_t rank,
+static int check_part(struct verifying *verifying, const struct io_input *input, uint32_t rank,
 		      const char *path, ioshape_progress_fn progress, struct base_error *error)
 {
-	const struct zip_manifest_part *part = &verifying->generation->found.manifest.parts[rank];
+	const struct format_manifest_part *part =
+		&verifying->generation->found.manifest.parts[rank];
 	uint32_t crc;
 	int ret = read_crc(verifying, input, part->offset, part->bytes, progress, &crc, error);
 
@@ -332,10 +332,10 @@ static int check_part(struct verifying *verifying, const struct ring_input *inpu
 }
 
 /* Says whose part it is, if it is one's. */
-static int fail_damaged(struct verifying *verifying, const struct ring_input *input, uint32_t file,
+static int fail_damaged(struct verifying *verifying, const struct io_input *input, uint32_t file,
 			const char *path, struct base_error *error)
 {
-	const struct zip_manifest *manifest = &verifying->generation->found.manifest;
+	const struct format_manifest *manifest = &verifying->generation->found.manifest;
 
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
 		int ret = manifest->parts[rank].file == file ?
@@ -351,16 +351,16 @@ static int fail_damaged(struct verifying *verifying, const struct ring_input *in
 
 /* It is as long as the manifest says. */
 static int open_file(const struct verifying *verifying, uint32_t file, const char **path,
-		     struct ring_input *input, struct base_error *error)
+		     struct io_input *input, struct base_error *error)
 {
 	struct ioshape_generation *generation = verifying->generation;
-	const struct zip_manifest_file *expected = &generation->found.manifest.files[file];
+	const struct format_manifest_file *expected = &generation->found.manifest.files[file];
 	int ret;
 
 	*path = path_of(generation, file);
 	if (!*path)
 		return base_no_memory(error, "a path", 1);
-	ret = ring_input_open(input, *path, 0, 0, save_config(generation->context)->direct, error);
+	ret = io_input_open(input, *path, 0, 0, save_config(generation->context)->direct, error);
 	if (ret == -ENOENT)
 		explain_missing(generation, *path, error);
 	if (ret)
@@ -372,15 +372,15 @@ static int open_file(const struct verifying *verifying, uint32_t file, const cha
 				  (unsigned long long)input->bytes,
 				  (unsigned long long)expected->bytes);
 	if (ret)
-		ring_input_close(input);
+		io_input_close(input);
 	return ret;
 }
 
 static int verify_file(struct verifying *verifying, uint32_t file, struct base_error *error)
 {
-	const struct zip_manifest_file *expected =
+	const struct format_manifest_file *expected =
 		&verifying->generation->found.manifest.files[file];
-	struct ring_input input;
+	struct io_input input;
 	const char *path;
 	uint32_t crc = 0;
 	int ret = open_file(verifying, file, &path, &input, error);
@@ -395,14 +395,14 @@ static int verify_file(struct verifying *verifying, uint32_t file, struct base_e
 		ret = fail_damaged(verifying, &input, file, path, error);
 	if (ret)
 		base_error_about(error, "verify", path);
-	ring_input_close(&input);
+	io_input_close(&input);
 	verifying->done += expected->bytes;
 	return ret;
 }
 
 static int open_lane(struct verifying *verifying, struct base_error *error)
 {
-	return ring_lane_open(&verifying->lane, save_config(verifying->generation->context), error);
+	return io_lane_open(&verifying->lane, save_config(verifying->generation->context), error);
 }
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -416,13 +416,13 @@ static bool is_stored(const struct verifying *verifying, uint32_t rank)
 static int verify_part(struct verifying *verifying, uint32_t rank, struct base_error *error)
 {
 	const uint32_t file = verifying->generation->found.manifest.parts[rank].file;
-	struct ring_input input;
+	struct io_input input;
 	const char *path;
 	int ret = open_file(verifying, file, &path, &input, error);
 
 	if (!ret) {
 		ret = check_part(verifying, &input, rank, path, tell, error);
-		ring_input_close(&input);
+		io_input_close(&input);
 	}
 	if (ret)
 		base_error_about(error, "verify", path);
@@ -447,7 +447,7 @@ int group_verify_parts(struct ioshape_generation *generation, uint32_t first, ui
 		ret = verify_part(&verifying, (uint32_t)rank, error);
 		verifying.done += generation->found.manifest.parts[rank].bytes;
 	}
-	ring_lane_close(verifying.lane);
+	io_lane_close(verifying.lane);
 	return ret;
 }
 
@@ -472,6 +472,6 @@ IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generati
 		ret = open_lane(&verifying, &error);
 	for (uint32_t file = 0; !ret && file < generation->found.manifest.file_count; file++)
 		ret = verify_file(&verifying, file, &error);
-	ring_lane_close(verifying.lane);
+	io_lane_close(verifying.lane);
 	return base_leave(ret, "verify", generation->found.folder.path, &error);
 }

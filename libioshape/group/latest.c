@@ -19,7 +19,7 @@
 
 /* What lies in one of the two places. */
 struct place {
-	struct ring_folder directory;
+	struct io_folder directory;
 	struct group_candidates candidates;
 	size_t at;
 };
@@ -347,7 +347,7 @@ static void pass_over(const struct ioshape_group *group, struct search *search,
 static void close_place(struct place *place)
 {
 	group_candidates_free(&place->candidates);
-	ring_folder_close(&place->directory);
+	io_folder_close(&place->directory);
 }
 
 static int find(struct ioshape_group *group, const struct ioshape_search_options *options,
@@ -355,8 +355,8 @@ static int find(struct ioshape_group *group, const struct ioshape_search_options
 {
 	struct search search = {
 		.options = options,
-		.near.directory = RING_NO_FOLDER,
-		.there.directory = RING_NO_FOLDER,
+		.near.directory = IO_NO_FOLDER,
+		.there.directory = IO_NO_FOLDER,
 	};
 	int ret;
 

@@ -145,12 +145,12 @@ static void remove_dead_attempts(void *user)
 {
 	const struct group_part *part = user;
 	const struct ioshape_group *group = part->group;
-	struct ring_folder directory = RING_NO_FOLDER;
+	struct io_folder directory = IO_NO_FOLDER;
 
-	if (ring_folder_open(&directory, group_place_of(part), NULL))
+	if (io_folder_open(&directory, group_place_of(part), NULL))
 		return;
 	group_tidy(&directory, group->job, NULL, NULL, save_log(group->context));
-	ring_folder_close(&directory);
+	io_folder_close(&directory);
 }
 
 /* For what is written there. */
@@ -232,7 +232,7 @@ static int make_plan(struct group_part *part, struct group_attempt *attempt,
 /* What rank 0 has heard from the writers. */
 struct sum {
 	struct group_part *part;
-	struct zip_manifest manifest;
+	struct format_manifest manifest;
 	bool *writes;                     /* by rank */
 	struct group_written_part *heard; /* of one of them: memory for the parts of all ranks */
 	uint32_t parts;
@@ -249,7 +249,7 @@ static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
 	    !group_is_kept(&sum->part->plan, rank) ||
 	    group_writer_of(group, sum->part->plan.mode, rank) != writer)
 		return -EPROTO;
-	sum->manifest.parts[rank] = (struct zip_manifest_part){
+	sum->manifest.parts[rank] = (struct format_manifest_part){
 		.file = file,
 		.crc32 = written->crc32,
 		.offset = written->offset,
@@ -261,8 +261,8 @@ static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
 
 static int add_file(struct sum *sum, uint32_t writer, const struct group_written *written)
 {
-	struct zip_manifest *manifest = &sum->manifest;
-	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
+	struct format_manifest *manifest = &sum->manifest;
+	struct format_manifest_file *file = &manifest->files[manifest->file_count];
 	int ret = 0;
 
 	file->name = strdup(written->name);
@@ -303,7 +303,7 @@ static int found_done(void *user, uint32_t rank, const struct base_buffer *note,
 static void repeat_parts(struct sum *sum)
 {
 	const struct group_plan *plan = &sum->part->plan;
-	struct zip_manifest_part *parts = sum->manifest.parts;
+	struct format_manifest_part *parts = sum->manifest.parts;
 
 	for (uint32_t rank = 0; rank < sum->manifest.rank_count; rank++) {
 		parts[rank] = parts[plan->ranks[rank].kept];
@@ -355,7 +355,7 @@ static int commit(struct sum *sum, struct group_attempt *attempt,
 {
 	struct group_part *part = sum->part;
 	const uint32_t ranks = part->group->options.ranks;
-	struct zip_manifest *manifest = &sum->manifest;
+	struct format_manifest *manifest = &sum->manifest;
 	int ret;
 
 	manifest->step = part->step;
@@ -456,7 +456,7 @@ static int write_and_commit(struct group_part *part, struct group_attempt *attem
 		ret = fail_own(part, &own, error);
 	else
 		ret = commit(&sum, attempt, &written, error);
-	zip_manifest_free(&sum.manifest);
+	format_manifest_free(&sum.manifest);
 	free(sum.writes);
 	free(sum.heard);
 	free(written.parts);

@@ -18,7 +18,7 @@
 
 static const char *find_reason(const struct group_part *part)
 {
-	const struct ring_file_options *options = &part->task->file_options;
+	const struct io_file_options *options = &part->task->file_options;
 
 	if (!part->group->near)
 		return "a rank has no tier";
@@ -34,9 +34,9 @@ static void note_reason(struct group_part *part)
 {
 	if (!*part->plan.not_near)
 		return;
-	ring_note(&part->notes, IOSHAPE_STEP_TIER, "saved directly, not on the tier: %s",
-		  part->plan.not_near);
-	ring_notes_report(&part->notes, part->report);
+	io_note(&part->notes, IOSHAPE_STEP_TIER, "saved directly, not on the tier: %s",
+		part->plan.not_near);
+	io_notes_report(&part->notes, part->report);
 }
 
 void group_save_directly(struct group_part *part, const char *why)
@@ -92,13 +92,13 @@ void group_continue_serials(struct group_part *part, struct group_attempt *attem
 {
 	struct ioshape_group *group = part->group;
 	const char *other = part->plan.near ? group->directory : group->near;
-	struct ring_folder directory = RING_NO_FOLDER;
+	struct io_folder directory = IO_NO_FOLDER;
 
 	/* Once: the destination may be slow, and whatever is saved there later has the number of
 	 * its time. */
-	if (other && !group->serials_known && !ring_folder_open(&directory, other, NULL)) {
+	if (other && !group->serials_known && !io_folder_open(&directory, other, NULL)) {
 		group->last_serial = group_last_serial(&directory, &attempt->log);
-		ring_folder_close(&directory);
+		io_folder_close(&directory);
 	}
 	group->serials_known = true;
 	attempt->last_serial = MAX(attempt->last_serial, group->last_serial);
@@ -135,12 +135,12 @@ int group_ask_for_room(struct group_part *part, struct base_error *error)
 /* As on a filesystem that a job has made over the disks of all its nodes. */
 static bool is_rank0s(const struct ioshape_group *group, const char *attempt)
 {
-	struct ring_folder directory = RING_NO_FOLDER;
-	struct ring_entry entry;
-	const bool there = !ring_folder_open(&directory, group->near, NULL) &&
-			   !ring_folder_look(&directory, attempt, &entry, NULL);
+	struct io_folder directory = IO_NO_FOLDER;
+	struct io_entry entry;
+	const bool there = !io_folder_open(&directory, group->near, NULL) &&
+			   !io_folder_look(&directory, attempt, &entry, NULL);
 
-	ring_folder_close(&directory);
+	io_folder_close(&directory);
 	return there;
 }
 
@@ -173,7 +173,8 @@ int group_answer_for_room(struct group_part *part, struct group_attempt *attempt
 /* ---- In place -------------------------------------------------------------------------------- */
 
 /* This node's files: its ranks wrote them. To be freed; NULL without memory. */
-static bool *find_files_here(const struct ioshape_group *group, const struct zip_manifest *manifest)
+static bool *find_files_here(const struct ioshape_group *group,
+			     const struct format_manifest *manifest)
 {
 	bool *here = calloc(manifest->file_count, sizeof(*here));
 
@@ -186,7 +187,7 @@ static bool *find_files_here(const struct ioshape_group *group, const struct zip
 
 /* One node's part of it. */
 static int commit_here(struct group_part *part, struct group_attempt *attempt,
-		       const struct zip_manifest *manifest, const struct base_buffer *plan,
+		       const struct format_manifest *manifest, const struct base_buffer *plan,
 		       struct base_error *error)
 {
 	const struct ioshape_group *group = part->group;
@@ -207,7 +208,7 @@ static int commit_here(struct group_part *part, struct group_attempt *attempt,
 }
 
 int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
-			struct zip_manifest *manifest, struct base_error *error)
+			struct format_manifest *manifest, struct base_error *error)
 {
 	const struct group_tier *tier = group_tier_of(&part->group->options);
 	struct group_answers answers = { .remark = part->unprotected };
@@ -216,7 +217,7 @@ int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
 	int ret = tier->ops->plan(part->group, manifest, &commit.plan, error);
 
 	manifest->serial = group_next_serial(attempt);
-	if (!ret && zip_manifest_encode(&commit.manifest, manifest))
+	if (!ret && format_manifest_encode(&commit.manifest, manifest))
 		ret = base_no_memory(error, "a manifest", manifest->rank_count);
 	if (!ret)
 		ret = group_tell(&part->round, &group_commit, &commit, error);
@@ -239,10 +240,10 @@ int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
 /* ---- The other nodes ------------------------------------------------------------------------- */
 
 static int read_manifest(const struct ioshape_group *group, const struct base_buffer *text,
-			 struct zip_manifest *manifest, struct base_error *error)
+			 struct format_manifest *manifest, struct base_error *error)
 {
-	const int ret = zip_manifest_decode(manifest, (const char *)text->data, text->bytes,
-					    "the manifest of rank 0", error);
+	const int ret = format_manifest_decode(manifest, (const char *)text->data, text->bytes,
+					       "the manifest of rank 0", error);
 
 	if (ret || manifest->rank_count == group->options.ranks)
 		return ret;
@@ -281,7 +282,7 @@ void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 {
 	struct group_answer answer = { 0 };
 	struct base_error unsaid = { 0 };
-	struct zip_manifest manifest = { 0 };
+	struct format_manifest manifest = { 0 };
 	struct group_commit commit = { 0 };
 	int ret = await_commit(part, &commit, &answer.failure);
 
@@ -294,7 +295,7 @@ void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 	}
 	if (ret && answer.failure.code && !error->code)
 		base_pass_on(error, &answer.failure);
-	zip_manifest_free(&manifest);
+	format_manifest_free(&manifest);
 	base_buffer_free(&commit.manifest);
 	base_buffer_free(&commit.plan);
 }

@@ -71,24 +71,24 @@ int group_tell_plan(struct group_part *part, enum group_question question,
  */
 static int find_equal(const struct group_sum *sums, struct group_plan *plan, bool on_nodes)
 {
-	struct zip_names *names;
-	int ret = zip_names_new(&names, plan->count);
+	struct format_names *names;
+	int ret = format_names_new(&names, plan->count);
 
 	for (uint32_t rank = 0; !ret && rank < plan->count; rank++) {
 		const char *key = (const char *)&sums[rank].key;
 		uint64_t first = rank;
 
 		if (sums[rank].known)
-			ret = zip_names_add(names, key, sizeof(sums[rank].key), rank);
+			ret = format_names_add(names, key, sizeof(sums[rank].key), rank);
 		if (ret == -EEXIST) {
-			zip_names_find(names, key, sizeof(sums[rank].key), &first);
+			format_names_find(names, key, sizeof(sums[rank].key), &first);
 			ret = 0;
 		}
 		plan->ranks[rank].kept = (uint32_t)first;
 		if (!on_nodes)
 			plan->ranks[rank].same = (uint32_t)first;
 	}
-	zip_names_free(names);
+	format_names_free(names);
 	return ret;
 }
 

@@ -9,10 +9,10 @@
 #include <string.h>
 
 struct tidying {
-	const struct ring_folder *directory;
+	const struct io_folder *directory;
 	const char *job;       /* NULL: none */
 	uint64_t *last_serial; /* NULL: nobody wants to know */
-	struct ring_clock *clock;
+	struct io_clock *clock;
 	const struct base_log *log;
 	struct base_budget *budget;
 };
@@ -20,7 +20,7 @@ struct tidying {
 /* ---- Dead or alive --------------------------------------------------------------------------- */
 
 struct last_touch {
-	const struct ring_folder *folder;
+	const struct io_folder *folder;
 	int64_t seconds;
 	struct base_budget *budget;
 };
@@ -28,9 +28,9 @@ struct last_touch {
 static int see_touch(void *user, const char *name, struct base_error *error)
 {
 	struct last_touch *last = user;
-	struct ring_entry entry;
+	struct io_entry entry;
 	int ret = base_budget_look(last->budget) ?
-			  ring_folder_look(last->folder, name, &entry, error) :
+			  io_folder_look(last->folder, name, &entry, error) :
 			  -EAGAIN;
 
 	if (!ret)
@@ -38,19 +38,19 @@ static int see_touch(void *user, const char *name, struct base_error *error)
 	return ret == -ENOENT ? 0 : ret;
 }
 
-static bool is_untouched(const struct tidying *tidying, const struct ring_folder *folder)
+static bool is_untouched(const struct tidying *tidying, const struct io_folder *folder)
 {
 	struct last_touch last = { folder, 0, tidying->budget };
 
-	return !see_touch(&last, ".", NULL) && !ring_folder_list(folder, see_touch, &last, NULL) &&
-	       ring_is_abandoned(tidying->clock, last.seconds);
+	return !see_touch(&last, ".", NULL) && !io_folder_list(folder, see_touch, &last, NULL) &&
+	       io_is_abandoned(tidying->clock, last.seconds);
 }
 
-static bool is_ours(const struct ring_folder *folder)
+static bool is_ours(const struct io_folder *folder)
 {
-	struct ring_entry entry;
+	struct io_entry entry;
 
-	return !ring_folder_look(folder, ".", &entry, NULL) && base_is_own_user(entry.owner);
+	return !io_folder_look(folder, ".", &entry, NULL) && base_is_own_user(entry.owner);
 }
 
 static bool is_this_job(const struct tidying *tidying, const char *id)
@@ -60,21 +60,21 @@ static bool is_this_job(const struct tidying *tidying, const char *id)
 
 static bool is_this_domain(const struct tidying *tidying, const char *id)
 {
-	char domain[RING_DOMAIN_BYTES];
+	char domain[IO_DOMAIN_BYTES];
 
-	ring_lock_domain(tidying->directory->fd, domain);
-	return ring_is_lock_domain(id + 9, domain);
+	io_lock_domain(tidying->directory->fd, domain);
+	return io_is_lock_domain(id + 9, domain);
 }
 
-static bool is_dead(const struct tidying *tidying, struct ring_folder *folder, const char *id)
+static bool is_dead(const struct tidying *tidying, struct io_folder *folder, const char *id)
 {
-	switch (ring_folder_lock(folder)) {
-	case RING_BUSY:
+	switch (io_folder_lock(folder)) {
+	case IO_BUSY:
 		return false;
-	case RING_LOCKED:
+	case IO_LOCKED:
 		return is_this_domain(tidying, id) || is_this_job(tidying, id) ||
 		       is_untouched(tidying, folder);
-	case RING_NO_LOCKS:
+	case IO_NO_LOCKS:
 		break;
 	}
 	return is_this_job(tidying, id) ? !group_is_this_process(id) :
@@ -83,21 +83,21 @@ static bool is_dead(const struct tidying *tidying, struct ring_folder *folder, c
 
 /* ---- Removing -------------------------------------------------------------------------------- */
 
-int group_remove_generation(const struct ring_folder *folder, const struct ring_folder *directory,
+int group_remove_generation(const struct io_folder *folder, const struct io_folder *directory,
 			    const char *name, struct base_budget *budget, struct base_error *error)
 {
-	struct ring_hold claim;
+	struct io_hold claim;
 	int ret;
 
-	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
+	ret = io_folder_claim(folder, FORMAT_MANIFEST_NAME, &claim, error);
 	if (!ret || ret == -ENOENT)
-		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, &claim, budget,
-					 error);
-	ring_folder_let_go(&claim);
+		ret = io_folder_remove(folder, directory, name, FORMAT_MANIFEST_NAME, &claim,
+				       budget, error);
+	io_folder_let_go(&claim);
 	return ret;
 }
 
-static void remove_it(const struct tidying *tidying, const struct ring_folder *folder,
+static void remove_it(const struct tidying *tidying, const struct io_folder *folder,
 		      const char *name, const char *what)
 {
 	struct base_error error = { 0 };
@@ -115,24 +115,24 @@ static void remove_it(const struct tidying *tidying, const struct ring_folder *f
 }
 
 /* A process died, or still is, between the two renames of a replacement, or while it pruned. */
-static void tidy_aside(const struct tidying *tidying, const struct ring_folder *folder,
+static void tidy_aside(const struct tidying *tidying, const struct io_folder *folder,
 		       const char *name, const struct group_name *parsed)
 {
 	char place[GROUP_STEP_NAME_BYTES];
-	struct ring_entry entry;
+	struct io_entry entry;
 	int ret;
 
 	if (parsed->kind == GROUP_NAME_PRUNED &&
-	    ring_folder_look(folder, ZIP_MANIFEST_NAME, &entry, NULL) == -ENOENT) {
+	    io_folder_look(folder, FORMAT_MANIFEST_NAME, &entry, NULL) == -ENOENT) {
 		remove_it(tidying, folder, name, "which another process had begun to remove");
 		return;
 	}
 	group_step_name(place, parsed->step);
-	ret = ring_folder_look(tidying->directory, place, &entry, NULL);
+	ret = io_folder_look(tidying->directory, place, &entry, NULL);
 	if (!ret) {
 		remove_it(tidying, folder, name, "which had been replaced");
 	} else if (ret == -ENOENT) {
-		ret = ring_folder_rename(tidying->directory, name, place);
+		ret = io_folder_rename(tidying->directory, name, place);
 		base_log(tidying->log, IOSHAPE_LOG_WARNING,
 			 ret ? "%s: cannot rename it to %s" : "%s: renamed back to %s",
 			 folder->path, place);
@@ -143,7 +143,7 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 {
 	const struct tidying *tidying = user;
 	struct group_name parsed = group_parse_name(name);
-	struct ring_folder folder;
+	struct io_folder folder;
 
 	(void)error;
 	if (tidying->last_serial) /* while the names are listed anyway */
@@ -151,7 +151,7 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP ||
 	    !base_budget_look(tidying->budget))
 		return 0;
-	if (ring_folder_open_in(&folder, tidying->directory, name, NULL))
+	if (io_folder_open_in(&folder, tidying->directory, name, NULL))
 		return 0;
 	if (!is_ours(&folder))
 		goto out;
@@ -165,25 +165,25 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 			remove_it(tidying, &folder, name, "which nobody brings more files to");
 	} else if (parsed.kind == GROUP_NAME_ATTEMPT) {
 		if (is_dead(tidying, &folder, parsed.id) &&
-		    ring_folder_is_named(&folder, tidying->directory, name))
+		    io_folder_is_named(&folder, tidying->directory, name))
 			remove_it(tidying, &folder, name, "left behind by a dead process");
-	} else if (ring_folder_lock(&folder) != RING_BUSY &&
-		   ring_folder_is_named(&folder, tidying->directory, name)) {
+	} else if (io_folder_lock(&folder) != IO_BUSY &&
+		   io_folder_is_named(&folder, tidying->directory, name)) {
 		tidy_aside(tidying, &folder, name, &parsed);
 	}
 out:
-	ring_folder_close(&folder);
+	io_folder_close(&folder);
 	return 0;
 }
 
-void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
+void group_tidy(const struct io_folder *directory, const char *job, uint64_t *last_serial,
 		struct base_budget *budget, const struct base_log *log)
 {
-	struct ring_clock clock = { .directory_fd = directory->fd };
+	struct io_clock clock = { .directory_fd = directory->fd };
 	struct tidying tidying = { directory, job, last_serial, &clock, log, budget };
 	struct base_error error = { 0 };
 
-	if (ring_folder_list(directory, tidy_one, &tidying, &error))
+	if (io_folder_list(directory, tidy_one, &tidying, &error))
 		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
 }
 
@@ -207,7 +207,7 @@ static size_t retention(const uint64_t *steps, size_t count, uint32_t keep_last,
 /* ---- Pruning --------------------------------------------------------------------------------- */
 
 struct pruning {
-	struct ring_folder directory;
+	struct io_folder directory;
 	const struct ioshape_prune_options *options;
 	const struct base_log *log;
 	uint64_t removed;
@@ -217,38 +217,38 @@ struct pruning {
  * It gets a name of its own first: if we die half way, group_tidy() removes the rest. But with
  * its manifest it still counts, and gets its place back: it may be another than we had looked at.
  */
-static int rename_and_remove(struct pruning *pruning, const struct ring_folder *folder,
-			     const char *name, uint64_t step, struct ring_hold *claim,
+static int rename_and_remove(struct pruning *pruning, const struct io_folder *folder,
+			     const char *name, uint64_t step, struct io_hold *claim,
 			     struct base_error *error)
 {
 	char doomed[GROUP_ATTEMPT_NAME_BYTES];
-	struct ring_entry manifest;
+	struct io_entry manifest;
 	int ret;
 
 	group_aside_name(doomed, GROUP_NAME_PRUNED, step, group_name_number());
-	ret = ring_folder_rename(&pruning->directory, name, doomed);
+	ret = io_folder_rename(&pruning->directory, name, doomed);
 	if (ret == -ENOENT) /* another pruner was there before us */
 		return 0;
 	if (ret)
 		return base_fail(error, ret, "cannot remove \"%s\" (rename)", folder->path);
 	/* Replaced just now: what we have renamed is the new one. */
-	if (!ring_folder_is_named(folder, &pruning->directory, doomed)) {
-		ring_folder_rename(&pruning->directory, doomed, name);
+	if (!io_folder_is_named(folder, &pruning->directory, doomed)) {
+		io_folder_rename(&pruning->directory, doomed, name);
 		return 0;
 	}
 	/* Else a power failure might leave it under its own name, without its manifest. */
-	ret = ring_folder_sync(&pruning->directory, error);
+	ret = io_folder_sync(&pruning->directory, error);
 	if (!ret)
-		ret = ring_folder_remove(folder, &pruning->directory, doomed, ZIP_MANIFEST_NAME,
-					 claim, NULL, error);
+		ret = io_folder_remove(folder, &pruning->directory, doomed, FORMAT_MANIFEST_NAME,
+				       claim, NULL, error);
 	/* The files belong to another user, or the storage fails: it is complete as it was. */
-	if (ret && !ring_folder_look(folder, ZIP_MANIFEST_NAME, &manifest, NULL)) {
-		ring_folder_rename(&pruning->directory, doomed, name);
+	if (ret && !io_folder_look(folder, FORMAT_MANIFEST_NAME, &manifest, NULL)) {
+		io_folder_rename(&pruning->directory, doomed, name);
 		return ret;
 	}
 	/* What does not belong there is to be found where the sentence says. */
 	if (ret == -ENOTEMPTY)
-		ring_folder_rename(&pruning->directory, doomed, name);
+		io_folder_rename(&pruning->directory, doomed, name);
 	pruning->removed++;
 	return ret;
 }
@@ -257,21 +257,21 @@ static int rename_and_remove(struct pruning *pruning, const struct ring_folder *
  * The generation is known, but not held: its manifest is ours alone from here on, and its lock
  * keeps group_tidy() from putting it back.
  */
-static int remove_generation(struct pruning *pruning, struct ring_folder *folder, uint64_t step,
+static int remove_generation(struct pruning *pruning, struct io_folder *folder, uint64_t step,
 			     uint64_t bytes, struct base_error *error)
 {
 	char name[GROUP_STEP_NAME_BYTES];
-	struct ring_hold claim;
+	struct io_hold claim;
 	int ret;
 
 	group_step_name(name, step);
-	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
-	if (!ret && ring_folder_lock(folder) == RING_BUSY)
+	ret = io_folder_claim(folder, FORMAT_MANIFEST_NAME, &claim, error);
+	if (!ret && io_folder_lock(folder) == IO_BUSY)
 		ret = -EBUSY;
 	if (ret == -EBUSY)
 		base_log(pruning->log, IOSHAPE_LOG_INFO, "%s stays: a process uses it",
 			 folder->path);
-	if (!ret && ring_folder_is_named(folder, &pruning->directory, name)) {
+	if (!ret && io_folder_is_named(folder, &pruning->directory, name)) {
 		if (pruning->options->removing)
 			pruning->options->removing(pruning->options->removing_user, step, bytes);
 		if (pruning->options->dry_run)
@@ -279,7 +279,7 @@ static int remove_generation(struct pruning *pruning, struct ring_folder *folder
 		else
 			ret = rename_and_remove(pruning, folder, name, step, &claim, error);
 	}
-	ring_folder_let_go(&claim);
+	io_folder_let_go(&claim);
 	return ret == -EBUSY || ret == -ENOENT ? 0 : ret;
 }
 
@@ -287,7 +287,7 @@ static int prune_step(struct pruning *pruning, uint64_t step, struct base_error 
 {
 	struct group_generation generation;
 	struct base_error why = { 0 };
-	struct ring_folder folder;
+	struct io_folder folder;
 	char name[GROUP_STEP_NAME_BYTES];
 	uint64_t bytes;
 	int ret;
@@ -301,10 +301,10 @@ static int prune_step(struct pruning *pruning, uint64_t step, struct base_error 
 		return 0;
 	bytes = group_generation_bytes(&generation);
 	folder = generation.folder;
-	generation.folder = (struct ring_folder)RING_NO_FOLDER;
+	generation.folder = (struct io_folder)IO_NO_FOLDER;
 	group_generation_close(&generation);
 	ret = remove_generation(pruning, &folder, step, bytes, error);
-	ring_folder_close(&folder);
+	io_folder_close(&folder);
 	return ret;
 }
 
@@ -342,7 +342,7 @@ int group_prune(struct ioshape_context *context, const char *path, const char *j
 		struct base_error *error)
 {
 	struct pruning pruning = {
-		.directory = RING_NO_FOLDER,
+		.directory = IO_NO_FOLDER,
 		.options = options,
 		.log = save_log(context),
 	};
@@ -354,7 +354,7 @@ int group_prune(struct ioshape_context *context, const char *path, const char *j
 		group_tidy(&pruning.directory, job, NULL, job ? &budget : NULL, save_log(context));
 	if (!ret)
 		ret = prune(&pruning, error);
-	ring_folder_close(&pruning.directory);
+	io_folder_close(&pruning.directory);
 	if (removed)
 		*removed = pruning.removed;
 	return ret;

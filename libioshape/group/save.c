@@ -58,7 +58,7 @@ static void tell_progress(void *user)
 /* Rank 0 may have put the generation in place, and have ended before we heard of it. */
 static bool is_in_place(struct group_part *part)
 {
-	struct ring_folder directory = RING_NO_FOLDER;
+	struct io_folder directory = IO_NO_FOLDER;
 	struct group_generation generation;
 	char step_name[GROUP_STEP_NAME_BYTES];
 	bool ours = false;
@@ -67,7 +67,7 @@ static bool is_in_place(struct group_part *part)
 	if (group_is_spread(part))
 		return false;
 	group_step_name(step_name, part->step);
-	if (ring_folder_open(&directory, group_place_of(part), NULL))
+	if (io_folder_open(&directory, group_place_of(part), NULL))
 		return false;
 	if (!group_generation_open(&generation, &directory, step_name, part->step, NULL)) {
 		ours = !strcmp(generation.manifest.attempt,
@@ -76,7 +76,7 @@ static bool is_in_place(struct group_part *part)
 			part->report->generation_bytes = group_generation_bytes(&generation);
 		group_generation_close(&generation);
 	}
-	ring_folder_close(&directory);
+	io_folder_close(&directory);
 	return ours;
 }
 
@@ -215,14 +215,14 @@ static void report_group(const struct group_part *part, uint64_t begin_ns, doubl
 /* For ranks that write no file. Writers report these notes with the file's. */
 static void report_notes(const struct group_part *part)
 {
-	ring_notes_report(&part->notes, part->report);
+	io_notes_report(&part->notes, part->report);
 }
 
 static void report_unprotected(struct group_part *part)
 {
-	ring_note(&part->notes, IOSHAPE_STEP_PARITY,
-		  "a node that is lost takes its part with it until it is drained: %s",
-		  part->unprotected);
+	io_note(&part->notes, IOSHAPE_STEP_PARITY,
+		"a node that is lost takes its part with it until it is drained: %s",
+		part->unprotected);
 	report_notes(part);
 }
 

@@ -193,7 +193,7 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 				 sending->total_bytes, error);
 }
 
-static const struct zip_sink_ops sink_ops = { .offset = sink_offset, .put = sink_put };
+static const struct format_sink_ops sink_ops = { .offset = sink_offset, .put = sink_put };
 
 /* ---- Sending --------------------------------------------------------------------------------- */
 
@@ -255,14 +255,14 @@ static int open_sender(struct sending *sending, struct base_error *error)
 static int send_part(struct sending *sending, struct base_error *error)
 {
 	const struct group_part *part = sending->part;
-	const struct zip_sink sink = { &sink_ops, sending };
-	struct zip_writer *zip = NULL;
+	const struct format_sink sink = { &sink_ops, sending };
+	struct format_writer *zip = NULL;
 	int ret;
 
-	ret = zip_writer_new(&zip, sink, part->task->path, error);
+	ret = format_writer_new(&zip, sink, part->task->path, error);
 	if (!ret)
 		ret = save_write_payload(part->round.save, zip, NULL, error);
-	zip_writer_free(zip);
+	format_writer_free(zip);
 	if (!ret)
 		ret = group_check_digest(sending->part, sending->crc32, error);
 	if (!ret)

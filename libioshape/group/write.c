@@ -11,8 +11,8 @@
 /* A file that is being written. */
 struct writing {
 	struct group_part *part;
-	struct ring_writer *file; /* once there is one */
-	struct zip_writer *zip;   /* of one part alone, or of a bundle */
+	struct io_writer *file;    /* once there is one */
+	struct format_writer *zip; /* of one part alone, or of a bundle */
 	struct gather_listener *listener;
 	/* Of the rank that is next, if it comes over the caller's functions: its bytes are on their
 	 * way while the one before it is written. */
@@ -184,19 +184,19 @@ static int put_run(struct writing *writing, const struct gather_receiver *receiv
 	int ret;
 
 	if (gather_receiver_lasts(receiver))
-		ring_writer_lend(writing->file, data, bytes);
+		io_writer_lend(writing->file, data, bytes);
 	if (gather_receiver_summed(receiver, &crc32))
-		ret = zip_writer_put_summed(writing->zip, data, bytes, crc32, error);
+		ret = format_writer_put_summed(writing->zip, data, bytes, crc32, error);
 	else
-		ret = zip_writer_put(writing->zip, data, bytes, error);
-	ring_writer_lend(writing->file, NULL, 0);
+		ret = format_writer_put(writing->zip, data, bytes, error);
+	io_writer_lend(writing->file, NULL, 0);
 	return ret;
 }
 
 /* Nothing goes on before the file has less under way. */
 static int await_less(struct writing *writing, struct base_error *error)
 {
-	return ring_writer_settle(writing->file, ring_writer_settled(writing->file) + 1, error);
+	return io_writer_settle(writing->file, io_writer_settled(writing->file) + 1, error);
 }
 
 /* Of the rank whose part begins there in the file. */
@@ -220,7 +220,7 @@ static int receive(struct writing *writing, struct gather_receiver *receiver, ui
 		if (ret)
 			return ret;
 		gather_receiver_release(receiver,
-					MAX(ring_writer_settled(writing->file), begin) - begin);
+					MAX(io_writer_settled(writing->file), begin) - begin);
 	}
 }
 
@@ -228,13 +228,13 @@ static int receive(struct writing *writing, struct gather_receiver *receiver, ui
 static int end_member(struct writing *writing, uint32_t rank, uint32_t *crc,
 		      struct base_error *error)
 {
-	const struct zip_entry *entry;
+	const struct format_entry *entry;
 	uint64_t count;
-	int ret = zip_writer_end(writing->zip, error);
+	int ret = format_writer_end(writing->zip, error);
 
 	if (ret)
 		return ret;
-	entry = zip_writer_entries(writing->zip, &count) + count - 1;
+	entry = format_writer_entries(writing->zip, &count) + count - 1;
 	*crc = entry->crc32;
 	writing->written->parts[writing->written->count++] =
 		(struct group_written_part){ rank, entry->crc32, entry->data_offset, entry->bytes };
@@ -251,7 +251,7 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 	ret = open_stream(writing, rank, &receiver, error);
 	if (!ret) {
 		gather_receiver_hold(receiver);
-		ret = receive(writing, receiver, ring_writer_offset(writing->file), error);
+		ret = receive(writing, receiver, io_writer_offset(writing->file), error);
 	}
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
@@ -263,8 +263,8 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 	}
 	/* The file reads no more of its memory. */
 	if (ret)
-		ring_writer_fail(writing->file);
-	ring_writer_settle(writing->file, UINT64_MAX, NULL);
+		io_writer_fail(writing->file);
+	io_writer_settle(writing->file, UINT64_MAX, NULL);
 	gather_receiver_free(receiver);
 	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
 	if (ret && ret != -ECANCELED && !group_is_local(part->group, rank))
@@ -279,15 +279,15 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 
 static int put_own_member(struct writing *writing, uint32_t rank, struct base_error *error)
 {
-	struct zip_writer *zip = NULL;
+	struct format_writer *zip = NULL;
 	uint32_t crc;
 	int ret;
 
-	ret = zip_writer_new(&zip, zip_sink_of_member(writing->zip), writing->part->task->path,
-			     error);
+	ret = format_writer_new(&zip, format_sink_of_member(writing->zip),
+				writing->part->task->path, error);
 	if (!ret)
 		ret = save_write_payload(writing->part->round.save, zip, writing->file, error);
-	zip_writer_free(zip);
+	format_writer_free(zip);
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
 	return ret ? ret : group_check_digest(writing->part, crc, error);
@@ -295,20 +295,20 @@ static int put_own_member(struct writing *writing, uint32_t rank, struct base_er
 
 /* ---- The file -------------------------------------------------------------------------------- */
 
-static int put_bundle(struct writing *writing, struct ring_writer *file, struct base_error *error)
+static int put_bundle(struct writing *writing, struct io_writer *file, struct base_error *error)
 {
 	struct group_part *part = writing->part;
 	const struct ioshape_group *group = part->group;
-	char name[ZIP_PART_NAME_BYTES];
+	char name[FORMAT_PART_NAME_BYTES];
 	int ret;
 
-	ret = zip_writer_new_bundle(&writing->zip, zip_sink_of_file(file), writing->path,
-				    part->plan.alignment, error);
+	ret = format_writer_new_bundle(&writing->zip, format_sink_of_file(file), writing->path,
+				       part->plan.alignment, error);
 	for (uint32_t rank = 0; !ret && rank < group->options.ranks; rank++) {
 		if (!writes_for(part, rank))
 			continue;
-		zip_part_name(name, rank);
-		ret = zip_writer_begin(writing->zip, name, ZIP_UNKNOWN_BYTES, 0, error);
+		format_part_name(name, rank);
+		ret = format_writer_begin(writing->zip, name, FORMAT_UNKNOWN_BYTES, 0, error);
 		if (ret)
 			break;
 		if (rank == group->options.rank)
@@ -316,17 +316,17 @@ static int put_bundle(struct writing *writing, struct ring_writer *file, struct 
 		else
 			ret = put_part_of(writing, rank, error);
 	}
-	return ret ? ret : zip_writer_finish(writing->zip, NULL, error);
+	return ret ? ret : format_writer_finish(writing->zip, NULL, error);
 }
 
-static int put_single(struct writing *writing, struct ring_writer *file, struct base_error *error)
+static int put_single(struct writing *writing, struct io_writer *file, struct base_error *error)
 {
-	int ret = zip_writer_new(&writing->zip, zip_sink_of_file(file), writing->path, error);
+	int ret = format_writer_new(&writing->zip, format_sink_of_file(file), writing->path, error);
 
 	return ret ? ret : save_write_payload(writing->part->round.save, writing->zip, file, error);
 }
 
-static int put_file(void *user, struct ring_writer *file, struct base_error *error)
+static int put_file(void *user, struct io_writer *file, struct base_error *error)
 {
 	struct writing *writing = user;
 	const struct group_part *part = writing->part;
@@ -338,8 +338,8 @@ static int put_file(void *user, struct ring_writer *file, struct base_error *err
 	ret = single ? put_single(writing, file, error) : put_bundle(writing, file, error);
 	if (ret)
 		return ret;
-	written->bytes = ring_writer_offset(file);
-	written->crc32 = ring_writer_crc32(file);
+	written->bytes = io_writer_offset(file);
+	written->crc32 = io_writer_crc32(file);
 	if (single)
 		written->parts[written->count++] =
 			(struct group_written_part){ part->group->options.rank, written->crc32, 0,
@@ -354,7 +354,7 @@ static void end_writing(struct writing *writing)
 	for (size_t i = 0; i < ARRAY_LENGTH(writing->blocks); i++)
 		base_unmap(writing->blocks[i], GROUP_STREAM_BLOCKS * GROUP_STREAM_BLOCK_BYTES);
 	gather_listener_close(writing->listener);
-	zip_writer_free(writing->zip);
+	format_writer_free(writing->zip);
 }
 
 static int name_file(struct writing *writing, struct base_error *error)
@@ -365,12 +365,12 @@ static int name_file(struct writing *writing, struct base_error *error)
 	int bytes;
 
 	if (part->plan.mode == IOSHAPE_MODE_EACH)
-		zip_part_name(name, group->options.rank);
+		format_part_name(name, group->options.rank);
 	else if (part->plan.mode == IOSHAPE_MODE_NODE)
-		snprintf(name, ZIP_PART_NAME_BYTES, "node-%05u.zip",
+		snprintf(name, FORMAT_PART_NAME_BYTES, "node-%05u.zip",
 			 group->ranks[group->options.rank].node);
 	else
-		snprintf(name, ZIP_PART_NAME_BYTES, "ranks.zip");
+		snprintf(name, FORMAT_PART_NAME_BYTES, "ranks.zip");
 	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s/%s", group_place_of(part),
 			 part->plan.attempt, name);
 	if (bytes < 0 || (size_t)bytes >= sizeof(writing->path))
@@ -382,8 +382,8 @@ static int name_file(struct writing *writing, struct base_error *error)
 /* Of the file that this rank writes; 0 if it would be too large, which is found out in time. */
 static uint64_t expected_bytes(const struct group_part *part)
 {
-	struct zip_length length = { 0 };
-	char name[ZIP_PART_NAME_BYTES];
+	struct format_length length = { 0 };
+	char name[FORMAT_PART_NAME_BYTES];
 	int ret = 0;
 
 	if (part->plan.mode == IOSHAPE_MODE_EACH)
@@ -391,14 +391,14 @@ static uint64_t expected_bytes(const struct group_part *part)
 	for (uint32_t rank = 0; !ret && rank < part->group->options.ranks; rank++) {
 		if (!writes_for(part, rank))
 			continue;
-		zip_part_name(name, rank);
-		ret = zip_length_add_member(&length, strlen(name), part->plan.ranks[rank].bytes,
-					    part->plan.alignment);
+		format_part_name(name, rank);
+		ret = format_length_add_member(&length, strlen(name), part->plan.ranks[rank].bytes,
+					       part->plan.alignment);
 	}
-	return ret ? 0 : zip_length_of(&length);
+	return ret ? 0 : format_length_of(&length);
 }
 
-static int begin_file(struct writing *writing, struct ring_file_options *options,
+static int begin_file(struct writing *writing, struct io_file_options *options,
 		      struct base_error *error)
 {
 	struct group_part *part = writing->part;

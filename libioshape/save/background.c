@@ -70,7 +70,7 @@ static struct save_source source_of(struct ioshape_save *save, struct save_direc
 		       (struct save_source){ save_stage_next, save_stage_to_file, save };
 }
 
-int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct ring_writer *file,
+int save_write_payload(struct ioshape_save *save, struct format_writer *zip, struct io_writer *file,
 		       struct base_error *error)
 {
 	struct save_direct direct;

@@ -52,7 +52,7 @@ struct save_stage {
 	size_t oldest; /* chunks before it have been handed back */
 	size_t position;
 	struct save_chunk *reading; /* the one whose bytes were handed out last; NULL for none */
-	struct ring_writer *file;   /* that is written from the chunks; NULL: none is */
+	struct io_writer *file;     /* that is written from the chunks; NULL: none is */
 	struct save_outlet outlet;  /* what uses the chunks, which are kept for it; or zeros */
 	size_t lag;                 /* so many are kept: that it always has some to go on with */
 	uint64_t ends[SAVE_MOST_LAG + 1]; /* by position: how far the outlet was at a chunk's end */
@@ -120,7 +120,7 @@ int save_stage_next(void *user, size_t record, uint64_t offset, const void **dat
 		    struct base_error *error);
 
 /* This file is written from the chunks. */
-void save_stage_to_file(void *save, struct ring_writer *file);
+void save_stage_to_file(void *save, struct io_writer *file);
 
 /* Copying and writing have ended: what is still held, and the rest of the promise, goes back. */
 void save_stage_release(struct ioshape_save *save);

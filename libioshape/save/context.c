@@ -42,7 +42,7 @@ const struct base_log *save_log(const struct ioshape_context *context)
 	return &context->log;
 }
 
-const struct ring_config *save_config(const struct ioshape_context *context)
+const struct io_config *save_config(const struct ioshape_context *context)
 {
 	return &context->config;
 }
@@ -59,18 +59,17 @@ const char *save_pool_name(const struct ioshape_context *context)
 
 /* ---- What is kept from save to save ---------------------------------------------------------- */
 
-int save_take_lane(struct ioshape_context *context, struct ring_lane **lane,
-		   struct base_error *error)
+int save_take_lane(struct ioshape_context *context, struct io_lane **lane, struct base_error *error)
 {
 	*lane = NULL;
 	pthread_mutex_lock(&context->lock);
 	if (context->lane_count)
 		*lane = context->lanes[--context->lane_count];
 	pthread_mutex_unlock(&context->lock);
-	return *lane ? 0 : ring_lane_open(lane, &context->config, error);
+	return *lane ? 0 : io_lane_open(lane, &context->config, error);
 }
 
-void save_return_lane(struct ioshape_context *context, struct ring_lane *lane)
+void save_return_lane(struct ioshape_context *context, struct io_lane *lane)
 {
 	if (!lane)
 		return;
@@ -80,7 +79,7 @@ void save_return_lane(struct ioshape_context *context, struct ring_lane *lane)
 		lane = NULL;
 	}
 	pthread_mutex_unlock(&context->lock);
-	ring_lane_close(lane);
+	io_lane_close(lane);
 }
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -180,7 +179,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		return base_no_memory(error, "a context", sizeof(*context));
 	context->owner = base_pid();
 	context->log = (struct base_log){ options.log, options.log_user, options.log_level };
-	context->config = (struct ring_config){
+	context->config = (struct io_config){
 		.engine = options.engine,
 		.direct = options.direct,
 		.block_bytes = options.block_bytes,
@@ -225,7 +224,7 @@ IOSHAPE_EXPORT int ioshape_context_open(struct ioshape_context **out,
 
 static void trim(struct ioshape_context *context)
 {
-	struct ring_lane *lanes[SAVE_KEPT_LANES];
+	struct io_lane *lanes[SAVE_KEPT_LANES];
 	size_t count;
 
 	pthread_mutex_lock(&context->lock);
@@ -234,7 +233,7 @@ static void trim(struct ioshape_context *context)
 	context->lane_count = 0;
 	pthread_mutex_unlock(&context->lock);
 	while (count)
-		ring_lane_close(lanes[--count]);
+		io_lane_close(lanes[--count]);
 	save_staging_trim(&context->pool);
 	save_staging_trim(&context->shared_pool);
 }

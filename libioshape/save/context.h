@@ -88,7 +88,7 @@ struct save_seen_list {
 struct ioshape_context {
 	pid_t owner; /* the process that opened it */
 	struct base_log log;
-	struct ring_config config;
+	struct io_config config;
 	bool has_neighbours; /* the job has other ranks on this host */
 	enum ioshape_full full;
 	enum ioshape_unchanged unchanged;
@@ -98,7 +98,7 @@ struct ioshape_context {
 
 	pthread_mutex_t lock; /* of all below */
 	pthread_cond_t saves_change;
-	struct ring_lane *lanes[SAVE_KEPT_LANES];
+	struct io_lane *lanes[SAVE_KEPT_LANES];
 	size_t lane_count;
 	char *tidied[SAVE_KEPT_DIRECTORIES];
 	size_t tidied_count;
@@ -109,9 +109,9 @@ struct ioshape_context {
 	TAILQ_HEAD(, ioshape_save) background; /* handles not yet freed: background.c */
 };
 
-int save_take_lane(struct ioshape_context *context, struct ring_lane **lane,
+int save_take_lane(struct ioshape_context *context, struct io_lane **lane,
 		   struct base_error *error);
-void save_return_lane(struct ioshape_context *context, struct ring_lane *lane);
+void save_return_lane(struct ioshape_context *context, struct io_lane *lane);
 
 /* Of stale bytes (unchanged.c): nothing is remembered yet, and at the end of a context. */
 void save_seen_init(struct ioshape_context *context);

@@ -175,7 +175,7 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 	return digesting->go_on(digesting->user, error);
 }
 
-static const struct zip_sink_ops sink_ops = { .offset = sink_offset, .put = sink_put };
+static const struct format_sink_ops sink_ops = { .offset = sink_offset, .put = sink_put };
 
 int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES],
 		     struct save_digest *digest, int (*go_on)(void *user, struct base_error *error),
@@ -184,18 +184,18 @@ int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES
 	struct digesting digesting = { .digest = digest, .go_on = go_on, .user = user };
 	struct save_direct direct;
 	const struct save_source source = source_of(save, &direct);
-	struct zip_writer *zip = NULL;
+	struct format_writer *zip = NULL;
 	int ret;
 
 	memset(digest, 0, sizeof(*digest));
 	base_mac_begin(&digesting.mac, key);
-	ret = zip_writer_new(&zip, (struct zip_sink){ &sink_ops, &digesting }, save->request.path,
-			     error);
+	ret = format_writer_new(&zip, (struct format_sink){ &sink_ops, &digesting },
+				save->request.path, error);
 	if (!ret)
 		ret = save_write_records(zip, &save->request.plan, &source, &save->compare, error);
 	if (!ret)
 		base_mac_end(&digesting.mac, digest->mac);
-	zip_writer_free(zip);
+	format_writer_free(zip);
 	free(direct.scratch);
 	return ret;
 }

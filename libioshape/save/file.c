@@ -136,7 +136,7 @@ void save_order_end(struct ioshape_context *context, struct save_order *order)
 /* ---- Checksums of files in other formats ----------------------------------------------------- */
 
 /* As in our own files. */
-#define BLOCK_BYTES ZIP_CHECK_BYTES
+#define BLOCK_BYTES FORMAT_CHECK_BYTES
 
 static int end_block(struct save_checksums *checksums, struct base_error *error)
 {
@@ -147,7 +147,7 @@ static int end_block(struct save_checksums *checksums, struct base_error *error)
 	return 0;
 }
 
-int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
+int save_checksums_put(struct save_checksums *checksums, struct io_writer *file, const void *data,
 		       size_t bytes, uint32_t *crc, struct base_error *error)
 {
 	const uint8_t *from = data;
@@ -160,7 +160,7 @@ int save_checksums_put(struct save_checksums *checksums, struct ring_writer *fil
 		/* Both come from the piece's own: no byte is looked at twice. */
 		if (crc)
 			checksums->crc = 0;
-		ret = ring_writer_put(file, from, piece, &checksums->crc, error);
+		ret = io_writer_put(file, from, piece, &checksums->crc, error);
 		if (crc) {
 			*crc = base_crc32_combine(*crc, checksums->crc, piece);
 			checksums->crc = base_crc32_combine(before, checksums->crc, piece);
@@ -183,44 +183,44 @@ int save_file_put(struct save_file *file, const void *data, size_t bytes, uint32
 {
 	if (file->checksums)
 		return save_checksums_put(file->checksums, file->writer, data, bytes, crc, error);
-	return ring_writer_put(file->writer, data, bytes, crc, error);
+	return io_writer_put(file->writer, data, bytes, crc, error);
 }
 
-static struct zip_checksums checksums_of(const struct save_checksums *checksums,
-					 const struct ring_writer *file)
+static struct format_checksums checksums_of(const struct save_checksums *checksums,
+					    const struct io_writer *file)
 {
-	return (struct zip_checksums){
-		.file_bytes = ring_writer_offset(file),
+	return (struct format_checksums){
+		.file_bytes = io_writer_offset(file),
 		.block_bytes = BLOCK_BYTES,
 		.blocks = checksums->crcs.bytes / sizeof(uint32_t),
 		.crc32 = (const uint32_t *)(const void *)checksums->crcs.data,
-		.modified_ns = ring_writer_modified_ns(file),
+		.modified_ns = io_writer_modified_ns(file),
 	};
 }
 
-static void put_beside(const struct save_checksums *checksums, struct ring_writer *file,
-		       struct ring_notes *notes)
+static void put_beside(const struct save_checksums *checksums, struct io_writer *file,
+		       struct io_notes *notes)
 {
-	const struct zip_checksums all = checksums_of(checksums, file);
+	const struct format_checksums all = checksums_of(checksums, file);
 	struct base_buffer bytes = { 0 };
 	struct base_error error = { 0 };
 	int ret;
 
 	if (!checksums->beside || !all.modified_ns)
 		return;
-	ret = zip_checksums_encode(&bytes, &all);
+	ret = format_checksums_encode(&bytes, &all);
 	if (ret == -ENOMEM)
 		base_no_memory(&error, "checksums", bytes.bytes);
 	else if (ret)
 		base_fail(&error, ret, "cannot keep checksums of a file of %s",
 			  BASE_SIZE(all.file_bytes));
 	else
-		ret = ring_writer_put_beside(file, ZIP_CHECKSUMS_SUFFIX, bytes.data, bytes.bytes,
-					     &error);
+		ret = io_writer_put_beside(file, FORMAT_CHECKSUMS_SUFFIX, bytes.data, bytes.bytes,
+					   &error);
 	/* The file is in place all the same. */
 	if (ret)
-		ring_note(notes, IOSHAPE_STEP_CHECKSUMS, "no checksums beside the file: %s",
-			  error.text);
+		io_note(notes, IOSHAPE_STEP_CHECKSUMS, "no checksums beside the file: %s",
+			error.text);
 	base_buffer_free(&bytes);
 }
 
@@ -295,7 +295,7 @@ static struct save_space space_of(const struct save_file *file)
 static int open_writer(struct save_file *file, struct base_error *error)
 {
 	struct ioshape_context *context = file->context;
-	struct ring_file_options *options = &file->options;
+	struct io_file_options *options = &file->options;
 	const struct fs_layout *layout;
 	struct base_budget budget;
 	bool asked;
@@ -307,12 +307,12 @@ static int open_writer(struct save_file *file, struct base_error *error)
 	options->unseen = file->in_new_directory;
 	if (!file->in_new_directory && !options->deadline_ns)
 		options->tidying = begin_tidying(context, file->path, &budget);
-	ret = ring_writer_open(&file->writer, file->lane, file->path, options, &file->notes, error);
+	ret = io_writer_open(&file->writer, file->lane, file->path, options, &file->notes, error);
 	end_tidying(context, file->path, options->tidying);
 	options->tidying = NULL;
 	if (ret)
 		return ret;
-	layout = ring_writer_layout(file->writer, &asked);
+	layout = io_writer_layout(file->writer, &asked);
 	if (!asked)
 		save_slots_note_layout(&context->slots, file->found.mount, layout);
 	return 0;
@@ -322,7 +322,7 @@ static int open_writer(struct save_file *file, struct base_error *error)
 static int open_file(struct save_file *file, const struct save_watch *watch,
 		     struct base_error *error)
 {
-	struct ring_file_options *options = &file->options;
+	struct io_file_options *options = &file->options;
 	const struct save_space space = space_of(file);
 	int ret = 0;
 
@@ -363,10 +363,10 @@ static int finish(struct save_file *file, struct base_error *error)
 	if (file->checksums)
 		ret = save_checksums_end(file->checksums, error);
 	if (!ret)
-		ret = ring_writer_end(file->writer, &is_little, error);
+		ret = io_writer_end(file->writer, &is_little, error);
 	if (!ret && is_little)
 		save_slot_release(&file->slot);
-	return ret ? ret : ring_writer_finish(file->writer, error);
+	return ret ? ret : io_writer_finish(file->writer, error);
 }
 
 /* Says in the log what the report says of everything that was not as preferred. */
@@ -397,12 +397,12 @@ static int commit_in_order(struct save_file *file, struct save_order *order,
 	if (ret)
 		return ret;
 	if (order && order->overtaken) {
-		ring_note(&file->notes, IOSHAPE_STEP_OVERTAKEN,
-			  "a later save to the same file, with a deadline, is in place");
+		io_note(&file->notes, IOSHAPE_STEP_OVERTAKEN,
+			"a later save to the same file, with a deadline, is in place");
 	} else {
-		ret = ring_writer_commit(file->writer, error);
+		ret = io_writer_commit(file->writer, error);
 		if (!ret)
-			file->modified_ns = ring_writer_modified_ns(file->writer);
+			file->modified_ns = io_writer_modified_ns(file->writer);
 		if (!ret && file->checksums)
 			put_beside(file->checksums, file->writer, &file->notes);
 	}
@@ -434,8 +434,8 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 		ret = commit_in_order(file, order, report, error);
 	snprintf(report->filesystem, sizeof(report->filesystem), "%s", file->notes.filesystem);
 	if (file->writer)
-		ring_writer_report(file->writer, report);
-	ring_notes_report(&file->notes, report);
+		io_writer_report(file->writer, report);
+	io_notes_report(&file->notes, report);
 	report->short_results = file->notes.short_results;
 	snprintf(report->mode, sizeof(report->mode), "single");
 	log_save(file->context, file->path, report);
@@ -445,7 +445,7 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 /* Abandons the file if it was not committed. */
 static void close_file(struct save_file *file)
 {
-	ring_writer_free(file->writer);
+	io_writer_free(file->writer);
 	file->writer = NULL;
 	save_slot_release(&file->slot);
 	if (file->lane)
@@ -629,12 +629,12 @@ int save_file_write_records(struct ioshape_file *file, const struct ioshape_reco
 	if (ret)
 		return leave(file, ret);
 	direct.plan = &plan;
-	begin = ring_writer_offset(file->file.writer);
+	begin = io_writer_offset(file->file.writer);
 	ret = save_put_archive(&file->file, &plan, &source, NULL, &file->error);
 	if (ret) /* half an archive must not be committed */
-		ring_writer_fail(file->file.writer);
+		io_writer_fail(file->file.writer);
 	else if (bytes)
-		*bytes = ring_writer_offset(file->file.writer) - begin;
+		*bytes = io_writer_offset(file->file.writer) - begin;
 	free(direct.scratch);
 	save_plan_free(&plan);
 	return leave(file, explain(&file->file, ret, &file->error));
@@ -656,7 +656,7 @@ IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape
 	file->committed = true;
 	ret = commit(&file->file, &order, 0, &full, &file->error);
 	save_order_end(file->file.context, &order);
-	full.tensor_bytes = ring_writer_offset(file->file.writer);
+	full.tensor_bytes = io_writer_offset(file->file.writer);
 	save_report_end(&full, file->begin_ns, file->file.options.deadline_ns, ret);
 	if (report)
 		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
@@ -677,7 +677,7 @@ IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)
 
 struct save_directory {
 	struct ioshape_context *context;
-	struct ring_new_folder made;
+	struct io_new_folder made;
 	char *path; /* that it will have; absolute */
 };
 
@@ -705,8 +705,8 @@ static int make(struct save_directory *directory, const char *path, struct base_
 	if (ret)
 		return ret;
 	tidying = begin_tidying(context, directory->path, &budget);
-	ret = ring_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
-				   error);
+	ret = io_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
+				 error);
 	end_tidying(context, directory->path, tidying);
 	return ret;
 }
@@ -731,7 +731,7 @@ int save_directory_make(struct ioshape_context *context, const char *path,
 	}
 	if (!ret) {
 		directory->context = context;
-		directory->made = (struct ring_new_folder)RING_NO_NEW_FOLDER;
+		directory->made = (struct io_new_folder)IO_NO_NEW_FOLDER;
 		ret = make(directory, path, &error);
 	}
 	if (ret)
@@ -757,7 +757,7 @@ int save_directory_commit(struct save_directory *directory)
 	if (!ret && !*directory->made.temporary)
 		ret = base_refuse(&error, -EINVAL, "\"%s\" is in place already", directory->path);
 	if (!ret)
-		ret = ring_new_folder_commit(&directory->made, &error);
+		ret = io_new_folder_commit(&directory->made, &error);
 	return base_leave(ret, "save", directory->path, &error);
 }
 
@@ -765,7 +765,7 @@ void save_directory_free(struct save_directory *directory)
 {
 	if (!directory || save_enter(directory->context, NULL))
 		return;
-	ring_new_folder_close(&directory->made, save_log(directory->context));
+	io_new_folder_close(&directory->made, save_log(directory->context));
 	free(directory->path);
 	free(directory);
 }

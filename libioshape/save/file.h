@@ -29,21 +29,21 @@ struct save_plan {
 	struct save_record *records;
 	size_t count;
 	size_t own; /* of the first records, whose bytes are the plan's; the rest is the payload */
-	bool safetensors;        /* that container, without an index; otherwise a torch zip */
-	bool checksums;          /* are to be put beside the file */
-	bool fetches;            /* a function of the caller's fetches some record */
-	bool later;              /* some record may be copied after the call */
-	uint64_t payload_bytes;  /* sum of the records of the payload */
-	uint64_t staged_bytes;   /* the same, with what lies between them when they are staged */
-	uint64_t expected_bytes; /* of the file, to the byte */
-	struct zip_index index;  /* table and metadata */
-	void *memory;            /* names, shapes and strides of the copies */
+	bool safetensors;          /* that container, without an index; otherwise a torch zip */
+	bool checksums;            /* are to be put beside the file */
+	bool fetches;              /* a function of the caller's fetches some record */
+	bool later;                /* some record may be copied after the call */
+	uint64_t payload_bytes;    /* sum of the records of the payload */
+	uint64_t staged_bytes;     /* the same, with what lies between them when they are staged */
+	uint64_t expected_bytes;   /* of the file, to the byte */
+	struct format_index index; /* table and metadata */
+	void *memory;              /* names, shapes and strides of the copies */
 	void *metadata_memory;
 	/* Of tensors only. */
 	struct ioshape_tensor *tensors; /* copies: only `data` is still the caller's */
-	struct zip_layout *layouts;
-	struct zip_tensor_row *rows; /* of a zip */
-	struct base_buffer head;     /* data.pkl, or the header of a safetensors file */
+	struct format_layout *layouts;
+	struct format_tensor_row *rows; /* of a zip */
+	struct base_buffer head;        /* data.pkl, or the header of a safetensors file */
 };
 
 /*
@@ -97,7 +97,7 @@ struct save_compare {
  * loaded before in the series, and with saves to it that are under way. If all that is large is as
  * it was, says so in the log, or answers IOSHAPE_E_UNCHANGED, as the context's `unchanged` has it.
  */
-int save_compare_records(struct save_compare *compare, const struct zip_entry *entries,
+int save_compare_records(struct save_compare *compare, const struct format_entry *entries,
 			 uint64_t count, struct base_error *error);
 /* Last, whether or not there was the call above: what is in place is what the next save is compared
  * with. */
@@ -106,7 +106,7 @@ void save_compare_end(struct save_compare *compare, bool in_place, struct ioshap
 /* Remembers a file that is read: a job that restarts saves to the series that it has loaded from.
  * Any path. */
 void save_compare_loaded(struct ioshape_context *context, const char *path,
-			 const struct zip_reader *zip);
+			 const struct format_reader *zip);
 
 /* ---- Slots of files (slot.c) ----------------------------------------------------------------- */
 
@@ -117,15 +117,15 @@ void save_compare_loaded(struct ioshape_context *context, const char *path,
  * it is released, as often as one likes. The options are borrowed until then.
  */
 int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
-		   const struct fs_found *found, const struct ring_file_options *options,
+		   const struct fs_found *found, const struct io_file_options *options,
 		   const struct save_watch *watch, struct base_error *error);
-/* For ring_file_options.place. */
+/* For io_file_options.place. */
 uint32_t save_slot_place(const struct save_slot *slot, uint32_t *places);
-/* For ring_file_options.before_block; `user` is the slot. */
+/* For io_file_options.before_block; `user` is the slot. */
 void save_slot_pass(void *user, uint64_t bytes);
 void save_slot_release(struct save_slot *slot);
 /* After the release: what the report has to say. */
-void save_slot_report(const struct save_slot *slot, struct ring_notes *notes,
+void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
 		      struct ioshape_report *report);
 
 /* ---- Free space (space.c) -------------------------------------------------------------------- */
@@ -145,21 +145,21 @@ struct save_source {
 		    struct base_error *error);
 	/* This file is what they go to, byte by byte: what stays may be lent to it, and what is
 	 * made can be made where it will lie. */
-	void (*to_file)(void *user, struct ring_writer *file);
+	void (*to_file)(void *user, struct io_writer *file);
 	void *user;
 };
 
 /* A source: the caller's own memory. Zero all but the plan. */
 struct save_direct {
 	const struct save_plan *plan;
-	struct ring_writer *file; /* which what does not lie as it is saved is made in, or else */
-	uint8_t *scratch;         /* here; made at need, to be freed */
+	struct io_writer *file; /* which what does not lie as it is saved is made in, or else */
+	uint8_t *scratch;       /* here; made at need, to be freed */
 };
 int save_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
-void save_direct_to_file(void *direct, struct ring_writer *file);
+void save_direct_to_file(void *direct, struct io_writer *file);
 
-/* As ring_writer_put(), with the checksums of the file (file.c). */
+/* As io_writer_put(), with the checksums of the file (file.c). */
 int save_file_put(struct save_file *file, const void *data, size_t bytes, uint32_t *crc,
 		  struct base_error *error);
 
@@ -169,7 +169,7 @@ int save_put_archive(struct save_file *file, const struct save_plan *plan,
 		     struct base_error *error);
 
 /* All records of a plan, and the end of the archive. `compare` may be NULL. */
-int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
+int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error);
 
@@ -179,7 +179,7 @@ void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t 
 
 /* What the caller's options say about the file: of a save or a file. */
 #define SAVE_FILE_OPTIONS(given)                                                                   \
-	((struct ring_file_options){                                                               \
+	((struct io_file_options){                                                                 \
 		.progress = (given)->progress,                                                     \
 		.progress_user = (given)->progress_user,                                           \
 		.no_replace = (given)->replace == IOSHAPE_OFF,                                     \
@@ -192,7 +192,7 @@ void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t 
  * order. Of the options what follows from plan and order is filled in here.
  */
 int save_write(struct ioshape_context *context, const struct save_plan *plan,
-	       const struct save_source *source, const struct ring_file_options *options,
+	       const struct save_source *source, const struct io_file_options *options,
 	       const struct save_watch *watch, struct save_order *order,
 	       struct ioshape_report *report, struct base_error *error);
 

@@ -9,16 +9,16 @@
 
 struct ioshape_reader {
 	struct ioshape_context *context;
-	struct zip_reader zip;
+	struct format_reader zip;
 	struct ioshape_reader_options options;
 	struct base_error error; /* of the last call that failed */
 	struct base_error
 		beside; /* why the file beside it tells no checksums; none: it is absent */
-	struct ring_stream *stream; /* of calls that read onward; made at the first */
-	struct ring_lane *lane;     /* the stream's, while something is read ahead */
-	bool is_expecting;          /* what is read ahead is for records that will be loaded */
-	struct base_fresh *fresh;   /* that a call reads into, during it */
-	size_t expected;            /* stretches of fresh memory that huge pages were asked for */
+	struct io_stream *stream; /* of calls that read onward; made at the first */
+	struct io_lane *lane;     /* the stream's, while something is read ahead */
+	bool is_expecting;        /* what is read ahead is for records that will be loaded */
+	struct base_fresh *fresh; /* that a call reads into, during it */
+	size_t expected;          /* stretches of fresh memory that huge pages were asked for */
 	pid_t owner;
 };
 
@@ -41,29 +41,31 @@ static int cannot_read(struct base_error *why, int code, const char *path)
 		return base_refuse_with(
 			why, IOSHAPE_E_DAMAGED,
 			"compare the file with another copy, and write it again",
-			"cannot verify \"%s\": \"%s" ZIP_CHECKSUMS_SUFFIX
+			"cannot verify \"%s\": \"%s" FORMAT_CHECKSUMS_SUFFIX
 			"\", which has its checksums, is damaged, or a later version of "
 			"ioshape wrote it",
 			path, path);
 	return base_fail(why, code, "cannot verify \"%s\": cannot read its checksums, \"%s%s\"",
-			 path, path, ZIP_CHECKSUMS_SUFFIX);
+			 path, path, FORMAT_CHECKSUMS_SUFFIX);
 }
 
 /* The checksums beside the file: *known if they are of this file. Otherwise *why says why there are
  * none, unless nothing lies there. */
-static int find_checksums(const struct ring_input *input, struct zip_checksums *checksums,
+static int find_checksums(const struct io_input *input, struct format_checksums *checksums,
 			  bool *known, struct base_error *why, struct base_error *error)
 {
 	struct base_buffer bytes = { 0 };
 	int ret;
 
 	*known = false;
-	ret = ring_input_get_beside(input, ZIP_CHECKSUMS_SUFFIX, ZIP_MOST_CHECKSUMS_BYTES, &bytes);
+	ret = io_input_get_beside(input, FORMAT_CHECKSUMS_SUFFIX, FORMAT_MOST_CHECKSUMS_BYTES,
+				  &bytes);
 	if (!ret)
-		ret = zip_checksums_decode(checksums, bytes.data, bytes.bytes);
+		ret = format_checksums_decode(checksums, bytes.data, bytes.bytes);
 	base_buffer_free(&bytes);
 	if (ret == -ENOMEM)
-		return base_no_memory(error, "the checksums of a file", ZIP_MOST_CHECKSUMS_BYTES);
+		return base_no_memory(error, "the checksums of a file",
+				      FORMAT_MOST_CHECKSUMS_BYTES);
 	if (ret && !is_nothing(ret))
 		cannot_read(why, ret, input->path);
 	if (ret)
@@ -72,61 +74,62 @@ static int find_checksums(const struct ring_input *input, struct zip_checksums *
 	*known = checksums->modified_ns && checksums->modified_ns == input->modified_ns;
 	if (*known)
 		return 0;
-	zip_checksums_free(checksums);
+	format_checksums_free(checksums);
 	base_refuse_with(why, -ENODATA, "write it again with checksums",
 			 "cannot verify \"%s\": it was changed or replaced after \"%s%s\", its "
 			 "checksums, was written",
-			 input->path, input->path, ZIP_CHECKSUMS_SUFFIX);
+			 input->path, input->path, FORMAT_CHECKSUMS_SUFFIX);
 	return 0;
 }
 
 /* The file as an archive, in the place of the open one; as it is open if it is none. */
-static int try_zip(struct zip_reader *reader, const char *path,
+static int try_zip(struct format_reader *reader, const char *path,
 		   const struct ioshape_reader_options *options, enum ioshape_direct direct,
 		   struct base_error *error)
 {
 	struct base_error why = { 0 };
-	struct zip_reader zip;
+	struct format_reader zip;
 	int ret;
 
 	/* The end alone has so much. An empty file has nothing that could be damaged. */
 	if (reader->input.bytes < LEAST_ZIP_BYTES)
 		return 0;
-	ret = zip_reader_open(&zip, path, options->file_offset, options->file_bytes, direct, &why);
+	ret = format_reader_open(&zip, path, options->file_offset, options->file_bytes, direct,
+				 &why);
 	if (ret == IOSHAPE_E_FORMAT || ret == IOSHAPE_E_LIMIT)
 		return 0;
 	if (ret)
 		return base_pass_on(error, &why);
-	zip_reader_close(reader);
+	format_reader_close(reader);
 	*reader = zip;
 	return 0;
 }
 
 /* Opens a file in any format, as reader_options.any_format has it. `beside` is that of the reader.
  */
-static int open_any_format(struct zip_reader *reader, const char *path,
+static int open_any_format(struct format_reader *reader, const char *path,
 			   const struct ioshape_reader_options *options, enum ioshape_direct direct,
 			   struct base_error *beside, struct base_error *error)
 {
 	const bool whole = !options->file_offset && !options->file_bytes;
-	struct zip_checksums checksums;
+	struct format_checksums checksums;
 	bool known = false;
 	int ret;
 
-	ret = zip_reader_open_plain(reader, path, options->file_offset, options->file_bytes, direct,
-				    error);
+	ret = format_reader_open_plain(reader, path, options->file_offset, options->file_bytes,
+				       direct, error);
 	if (ret)
 		return ret;
 	if (whole)
 		ret = find_checksums(&reader->input, &checksums, &known, beside, error);
 	if (known) {
-		ret = zip_reader_add_checksums(reader, &checksums, error);
-		zip_checksums_free(&checksums);
+		ret = format_reader_add_checksums(reader, &checksums, error);
+		format_checksums_free(&checksums);
 	} else if (!ret) {
 		ret = try_zip(reader, path, options, direct, error);
 	}
 	if (ret)
-		zip_reader_close(reader);
+		format_reader_close(reader);
 	return ret;
 }
 
@@ -206,12 +209,12 @@ static int check_readable(struct ioshape_reader *reader, uint64_t record)
 }
 
 /* Puts the number of a name into *index. */
-static int find_name(struct ioshape_reader *reader, const struct zip_names *names, const char *kind,
-		     uint64_t count, const char *name, uint64_t *index)
+static int find_name(struct ioshape_reader *reader, const struct format_names *names,
+		     const char *kind, uint64_t count, const char *name, uint64_t *index)
 {
 	int ret = check_result(reader, index);
 
-	if (ret || (name && zip_names_find(names, name, strlen(name), index) && *index < count))
+	if (ret || (name && format_names_find(names, name, strlen(name), index) && *index < count))
 		return ret;
 	name = name ? name : "";
 	base_refuse(&reader->error, -ENOENT, "\"%s\" has no %s \"%s\"", reader->zip.input.path,
@@ -270,7 +273,7 @@ IOSHAPE_EXPORT int ioshape_reader_get_record(struct ioshape_reader *reader, uint
 					     struct ioshape_record_info *info)
 {
 	struct ioshape_record_info full = { .size = sizeof(full) };
-	const struct zip_entry *entry;
+	const struct format_entry *entry;
 	int ret = enter_reader(reader);
 
 	if (!ret)
@@ -306,7 +309,7 @@ static void stop_stream(struct ioshape_reader *reader)
 {
 	if (!reader->lane)
 		return;
-	ring_stream_stop(reader->stream);
+	io_stream_stop(reader->stream);
 	save_return_lane(reader->context, reader->lane);
 	reader->lane = NULL;
 }
@@ -318,14 +321,14 @@ IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 	/* In a child the lane, and what is in flight, are the parent's. */
 	if (reader->owner == base_pid()) {
 		stop_stream(reader);
-		ring_stream_free(reader->stream);
+		io_stream_free(reader->stream);
 	}
-	zip_reader_close(&reader->zip);
+	format_reader_close(&reader->zip);
 	free(reader);
 }
 
 /* Of what is read into, if the caller says that it is fresh; NULL otherwise. */
-static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct zip_range *ranges,
+static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct format_range *ranges,
 				   size_t count)
 {
 	struct base_extent *extents;
@@ -355,12 +358,12 @@ static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct z
 /* From here to end_reading() the reader has its lane and its stream. */
 static int begin_reading(struct ioshape_reader *reader)
 {
-	const struct zip_reader *zip = &reader->zip;
+	const struct format_reader *zip = &reader->zip;
 	int ret = 0;
 
 	if (!reader->stream)
-		ret = ring_stream_open(&reader->stream, &zip->input, zip_reader_data_end(zip),
-				       &reader->error);
+		ret = io_stream_open(&reader->stream, &zip->input, format_reader_data_end(zip),
+				     &reader->error);
 	if (!ret && !reader->lane)
 		ret = save_take_lane(reader->context, &reader->lane, &reader->error);
 	return ret;
@@ -368,25 +371,26 @@ static int begin_reading(struct ioshape_reader *reader)
 
 static void end_reading(struct ioshape_reader *reader, int code)
 {
-	if (code || ring_stream_is_idle(reader->stream))
+	if (code || io_stream_is_idle(reader->stream))
 		stop_stream(reader);
 }
 
-static void fill_fresh(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count)
+static void fill_fresh(struct ioshape_reader *reader, const struct format_range *ranges,
+		       size_t count)
 {
 	reader->fresh = fresh_of(reader, ranges, count);
-	ring_lane_fills(reader->lane, reader->fresh);
+	io_lane_fills(reader->lane, reader->fresh);
 }
 
 static void end_fresh(struct ioshape_reader *reader)
 {
-	ring_lane_fills(reader->lane, NULL);
+	io_lane_fills(reader->lane, NULL);
 	base_fresh_close(reader->fresh);
 	reader->fresh = NULL;
 }
 
-static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
-		       bool verify)
+static int read_ranges(struct ioshape_reader *reader, const struct format_range *ranges,
+		       size_t count, bool verify)
 {
 	const bool is_under_way = reader->is_expecting && reader->lane;
 	int ret;
@@ -399,9 +403,9 @@ static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ra
 	if (ret)
 		return ret;
 	fill_fresh(reader, ranges, count);
-	ret = zip_reader_read(&reader->zip, reader->lane, is_under_way ? reader->stream : NULL,
-			      ranges, count, verify, reader->options.progress,
-			      reader->options.progress_user, &reader->error);
+	ret = format_reader_read(&reader->zip, reader->lane, is_under_way ? reader->stream : NULL,
+				 ranges, count, verify, reader->options.progress,
+				 reader->options.progress_user, &reader->error);
 	end_fresh(reader);
 	end_reading(reader, ret);
 	return ret;
@@ -410,15 +414,16 @@ static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ra
 /* Bytes of the file; what follows them is read ahead. */
 static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
 {
-	const struct zip_range range = { .into = into, .bytes = bytes };
+	const struct format_range range = { .into = into, .bytes = bytes };
 	int ret = begin_reading(reader);
 
 	if (ret)
 		return ret;
 	fill_fresh(reader, &range, 1);
-	ret = zip_reader_read_file(&reader->zip, reader->lane, reader->stream, offset, into, bytes,
-				   reader->options.verify != IOSHAPE_OFF, reader->options.progress,
-				   reader->options.progress_user, &reader->error);
+	ret = format_reader_read_file(&reader->zip, reader->lane, reader->stream, offset, into,
+				      bytes, reader->options.verify != IOSHAPE_OFF,
+				      reader->options.progress, reader->options.progress_user,
+				      &reader->error);
 	end_fresh(reader);
 	end_reading(reader, ret);
 	return ret;
@@ -438,8 +443,8 @@ int save_reader_expect(struct ioshape_reader *reader, uint64_t record)
 	ret = begin_reading(reader);
 	if (ret)
 		return leave(reader, ret);
-	ring_stream_expect(reader->stream, reader->lane,
-			   reader->zip.directory.entries[record].data_offset);
+	io_stream_expect(reader->stream, reader->lane,
+			 reader->zip.directory.entries[record].data_offset);
 	reader->is_expecting = true;
 	end_reading(reader, 0);
 	return leave(reader, 0);
@@ -449,7 +454,7 @@ IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t r
 				       uint64_t offset, void *into, size_t bytes)
 {
 	const struct ioshape_load_request range = { 0, offset, bytes, into };
-	const struct zip_entry *entry = NULL;
+	const struct format_entry *entry = NULL;
 	int ret = enter_reader(reader);
 
 	if (!ret)
@@ -501,7 +506,7 @@ IOSHAPE_EXPORT int ioshape_reader_get_tensor(struct ioshape_reader *reader, uint
 					     struct ioshape_tensor_info *info)
 {
 	struct ioshape_tensor_info full = { .size = sizeof(full) };
-	const struct zip_tensor_row *row;
+	const struct format_tensor_row *row;
 	int ret = enter_table(reader);
 
 	if (!ret)
@@ -513,7 +518,7 @@ IOSHAPE_EXPORT int ioshape_reader_get_tensor(struct ioshape_reader *reader, uint
 	row = &reader->zip.index.tensors[index];
 	full.name = row->name;
 	full.dtype = (enum ioshape_dtype)row->dtype;
-	full.dtype_name = zip_dtype_of(row->dtype)->name;
+	full.dtype_name = format_dtype_of(row->dtype)->name;
 	full.dims = row->dims;
 	full.shape = row->shape;
 	full.strides = row->strides;
@@ -535,10 +540,10 @@ IOSHAPE_EXPORT int ioshape_reader_find_tensor(struct ioshape_reader *reader, con
 }
 
 static int make_range(struct ioshape_reader *reader, bool of_tensors,
-		      const struct ioshape_load_request *request, struct zip_range *range)
+		      const struct ioshape_load_request *request, struct format_range *range)
 {
-	const struct zip_entry *entries = reader->zip.directory.entries;
-	const struct zip_tensor_row *row = NULL;
+	const struct format_entry *entries = reader->zip.directory.entries;
+	const struct format_tensor_row *row = NULL;
 	uint64_t record = request->tensor;
 	const char *name;
 	int ret;
@@ -550,7 +555,7 @@ static int make_range(struct ioshape_reader *reader, bool of_tensors,
 		row = &reader->zip.index.tensors[record];
 		record = row->record;
 	}
-	*range = (struct zip_range){ record, request->offset, request->bytes, request->into };
+	*range = (struct format_range){ record, request->offset, request->bytes, request->into };
 	name = row ? row->name : entries[record].name;
 	return check_range(reader, reader->zip.plain ? NULL : name, entries[record].bytes, request);
 }
@@ -558,7 +563,7 @@ static int make_range(struct ioshape_reader *reader, bool of_tensors,
 static int load(struct ioshape_reader *reader, bool of_tensors,
 		const struct ioshape_load_request *requests, size_t count)
 {
-	struct zip_range *ranges;
+	struct format_range *ranges;
 	int ret = of_tensors ? enter_table(reader) : enter_reader(reader);
 
 	if (!ret && count && !requests)
@@ -628,7 +633,7 @@ static uint64_t entry_count(const struct ioshape_reader *reader)
  */
 static uint64_t piece_bytes(const struct sample *sample, uint64_t record)
 {
-	const struct zip_reader *zip = &sample->reader->zip;
+	const struct format_reader *zip = &sample->reader->zip;
 
 	return zip->has_index && sample->share < 1 ? zip->index.check_bytes :
 						     zip->directory.entries[record].bytes;
@@ -641,16 +646,16 @@ static uint64_t piece_count(const struct sample *sample, uint64_t record)
 	return bytes ? (bytes - 1) / piece_bytes(sample, record) + 1 : 1;
 }
 
-static struct zip_range piece(const struct sample *sample, uint64_t record, uint64_t number)
+static struct format_range piece(const struct sample *sample, uint64_t record, uint64_t number)
 {
 	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
 	const uint64_t length = piece_bytes(sample, record), offset = number * length;
 
-	return (struct zip_range){ record, offset, MIN(length, bytes - offset), NULL };
+	return (struct format_range){ record, offset, MIN(length, bytes - offset), NULL };
 }
 
 /* Evenly spread, from a random one on: whoever looks often has looked at all. */
-static size_t choose(const struct sample *sample, struct zip_range *ranges, size_t room)
+static size_t choose(const struct sample *sample, struct format_range *ranges, size_t room)
 {
 	const double step = 1 / sample->share, pieces = (double)sample->pieces;
 	double next = (double)(base_random() >> 11) / (double)(1ull << 53) * MIN(step, pieces);
@@ -670,7 +675,7 @@ static size_t choose(const struct sample *sample, struct zip_range *ranges, size
 static int verify_sample(struct ioshape_reader *reader, double share)
 {
 	struct sample sample = { .reader = reader, .share = share };
-	struct zip_range *ranges;
+	struct format_range *ranges;
 	size_t count;
 	int ret;
 
@@ -683,7 +688,7 @@ static int verify_sample(struct ioshape_reader *reader, double share)
 	count = share > 0 ? choose(&sample, ranges, count) : 0;
 	ret = count ? read_ranges(reader, ranges, count, true) : 0;
 	if (!ret)
-		ret = zip_reader_check_headers(&reader->zip, &reader->error);
+		ret = format_reader_check_headers(&reader->zip, &reader->error);
 	free(ranges);
 	return ret;
 }
@@ -725,12 +730,12 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double s
 
 /* Other processes that load the file need not be of a job that the launcher describes. */
 static void share_input(const struct ioshape_context *context,
-			const struct ioshape_reader_options *options, struct ring_input *input)
+			const struct ioshape_reader_options *options, struct io_input *input)
 {
 	input->may_share = context->config.direct != IOSHAPE_DIRECT_REQUIRE &&
 			   options->shared != IOSHAPE_OFF;
 	input->shared = input->may_share && (options->shared == IOSHAPE_ON ||
-					     context->has_neighbours || !ring_input_claim(input));
+					     context->has_neighbours || !io_input_claim(input));
 }
 
 static int open_reader(struct ioshape_context *context, const char *path,
@@ -751,8 +756,8 @@ static int open_reader(struct ioshape_context *context, const char *path,
 	if (options->any_format)
 		ret = open_any_format(&reader->zip, path, options, direct, &reader->beside, error);
 	else
-		ret = zip_reader_open(&reader->zip, path, options->file_offset, options->file_bytes,
-				      direct, error);
+		ret = format_reader_open(&reader->zip, path, options->file_offset,
+					 options->file_bytes, direct, error);
 	if (ret) {
 		free(reader);
 		return ret;

@@ -15,7 +15,7 @@
  * Names and shapes together. The index or the directory holds them, too, and those have limits of
  * their own, which would be found out only when everything is written.
  */
-#define MAX_COPY_BYTES (ZIP_MAX_INDEX_BYTES / 2)
+#define MAX_COPY_BYTES (FORMAT_MAX_INDEX_BYTES / 2)
 
 /* "data/", the digits of a position below IOSHAPE_MAX_TENSORS, and the end. */
 #define RECORD_NAME_BYTES 16
@@ -114,7 +114,7 @@ static int save_take_metadata(struct ioshape_metadata *into, void **memory,
 	*memory = NULL;
 	ret = base_take_options(&given, sizeof(given), from, "ioshape_metadata", error);
 	if (!ret)
-		ret = zip_check_metadata(&given, error);
+		ret = format_check_metadata(&given, error);
 	return ret ? ret : copy_metadata(into, memory, &given, error);
 }
 
@@ -129,7 +129,7 @@ static const char *kind_of(const struct save_payload *payload)
 static int about(int ret, const char *name, struct base_error *error)
 {
 	if (ret && name)
-		base_error_in_record(error, ZIP_SHOWN(name));
+		base_error_in_record(error, FORMAT_SHOWN(name));
 	return ret;
 }
 
@@ -140,25 +140,25 @@ typedef const char *(*name_fn)(const struct save_payload *payload, size_t i);
 static int check_unique(const struct save_plan *plan, const struct save_payload *payload,
 			name_fn name, int code, struct base_error *error)
 {
-	struct zip_names *names;
+	struct format_names *names;
 	int ret;
 
-	ret = zip_names_new(&names, payload->count);
+	ret = format_names_new(&names, payload->count);
 	if (ret)
 		return base_no_memory(error, "names", payload->count);
 	for (size_t i = 0; !ret && i < payload->count; i++) {
 		const char *one = name(payload, i);
 
-		ret = zip_names_add(names, one, strlen(one), i);
+		ret = format_names_add(names, one, strlen(one), i);
 		if (ret == -EEXIST)
 			ret = base_fail_with(error, code, "names must be unique in a file",
 					     "cannot save to \"%s\": two %s are called \"%s\"",
-					     plan->path, kind_of(payload), ZIP_SHOWN(one));
+					     plan->path, kind_of(payload), FORMAT_SHOWN(one));
 		else if (ret)
 			base_no_memory(error, "names", payload->count);
 		ret = about(ret, one, error);
 	}
-	zip_names_free(names);
+	format_names_free(names);
 	return ret;
 }
 
@@ -167,7 +167,7 @@ static int check_unique(const struct save_plan *plan, const struct save_payload 
 static int check_record(const struct ioshape_record *record, const char *path,
 			struct base_error *error)
 {
-	int ret = zip_check_record(record->name, record->alignment, path, error);
+	int ret = format_check_record(record->name, record->alignment, path, error);
 
 	if (ret)
 		return ret;
@@ -176,16 +176,16 @@ static int check_record(const struct ioshape_record *record, const char *path,
 			error, -EINVAL, "give one",
 			"record \"%s\" for \"%s\" has both data and a function to fetch "
 			"it",
-			ZIP_SHOWN(record->name), path);
-	if (record->bytes == ZIP_UNKNOWN_BYTES)
+			FORMAT_SHOWN(record->name), path);
+	if (record->bytes == FORMAT_UNKNOWN_BYTES)
 		return base_refuse_with(error, -EINVAL,
 					"use ioshape_file_open() for bytes of unknown length",
 					"record \"%s\" for \"%s\" must have a known size",
-					ZIP_SHOWN(record->name), path);
+					FORMAT_SHOWN(record->name), path);
 	if (record->bytes && !record->data && !record->fetch)
 		return base_refuse(
 			error, -EINVAL, "record \"%s\" for \"%s\" has %llu bytes but no data",
-			ZIP_SHOWN(record->name), path, (unsigned long long)record->bytes);
+			FORMAT_SHOWN(record->name), path, (unsigned long long)record->bytes);
 	return 0;
 }
 
@@ -236,14 +236,14 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 
 /* How one tensor becomes the bytes of a record. */
 static int lay_out(const struct ioshape_tensor *tensor, enum save_kind kind,
-		   struct zip_layout *layout, struct base_error *error)
+		   struct format_layout *layout, struct base_error *error)
 {
 	int ret;
 
 	if (kind != SAVE_SAFETENSORS)
-		return zip_layout_tensor(tensor, layout, error);
-	ret = zip_layout_row_major(tensor, layout, error);
-	return ret ? ret : zip_safetensors_check(tensor, error);
+		return format_layout_tensor(tensor, layout, error);
+	ret = format_layout_row_major(tensor, layout, error);
+	return ret ? ret : format_safetensors_check(tensor, error);
 }
 
 /* Every tensor by itself. Their layouts' strides are written to scratch: this pass only checks. */
@@ -251,7 +251,7 @@ static int check_tensors(const struct save_payload *payload, size_t *copy_bytes,
 			 struct base_error *error)
 {
 	int64_t strides[IOSHAPE_MAX_DIMS];
-	struct zip_layout layout = { .strides = strides };
+	struct format_layout layout = { .strides = strides };
 	int ret = 0;
 
 	*copy_bytes = 0;
@@ -280,7 +280,7 @@ static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_t
 {
 	size_t bytes = from->dims * sizeof(int64_t);
 	struct ioshape_tensor *to = &plan->tensors[i];
-	struct zip_layout *layout = &plan->layouts[i];
+	struct format_layout *layout = &plan->layouts[i];
 
 	*to = *from;
 	to->name = hand_out(arena, from->name, strlen(from->name) + 1);
@@ -321,7 +321,7 @@ static void add_to_table(struct save_plan *plan, size_t i, struct arena *arena)
 	const struct ioshape_tensor *tensor = &plan->tensors[i];
 	char name[32];
 
-	plan->rows[i] = (struct zip_tensor_row){
+	plan->rows[i] = (struct format_tensor_row){
 		.name = tensor->name,
 		.dtype = tensor->dtype,
 		.dims = tensor->dims,
@@ -361,7 +361,7 @@ static int copy_into_zip(struct save_plan *plan, const struct save_payload *payl
 /* What torch wants beside the tensors. */
 static int add_companions(struct save_plan *plan, size_t tensors, struct base_error *error)
 {
-	if (zip_pickle_tensors(&plan->head, plan->tensors, plan->layouts, tensors))
+	if (format_pickle_tensors(&plan->head, plan->tensors, plan->layouts, tensors))
 		return base_no_memory(error, "the pickle", tensors * 128);
 	plan->records[0] = (struct save_record){
 		.name = "data.pkl",
@@ -385,8 +385,8 @@ static int add_companions(struct save_plan *plan, size_t tensors, struct base_er
 
 static int compare_tensors(const void *one, const void *other)
 {
-	return zip_safetensors_compare(*(const struct ioshape_tensor *const *)one,
-				       *(const struct ioshape_tensor *const *)other);
+	return format_safetensors_compare(*(const struct ioshape_tensor *const *)one,
+					  *(const struct ioshape_tensor *const *)other);
 }
 
 static int copy_sorted(struct save_plan *plan, const struct save_payload *payload,
@@ -415,7 +415,7 @@ static int copy_sorted(struct save_plan *plan, const struct save_payload *payloa
 static int add_header(struct save_plan *plan, size_t tensors,
 		      const struct ioshape_metadata *metadata, struct base_error *error)
 {
-	int ret = zip_safetensors_header(&plan->head, plan->tensors, tensors, metadata, error);
+	int ret = format_safetensors_header(&plan->head, plan->tensors, tensors, metadata, error);
 
 	if (ret)
 		return ret;
@@ -448,15 +448,15 @@ static int plan_tensors(struct save_plan *plan, const struct save_payload *paylo
 }
 
 static int place_record(const struct save_plan *plan, const struct save_record *record,
-			struct zip_length *length)
+			struct format_length *length)
 {
 	if (plan->safetensors)
 		return __builtin_add_overflow(length->cursor, record->bytes, &length->cursor) ||
 				       length->cursor > (uint64_t)INT64_MAX ?
 			       IOSHAPE_E_LIMIT :
 			       0;
-	return zip_length_add(length, strlen(ZIP_FOLDER) + strlen(record->name), record->bytes,
-			      record->alignment);
+	return format_length_add(length, strlen(FORMAT_FOLDER) + strlen(record->name),
+				 record->bytes, record->alignment);
 }
 
 /* Large records lie in staging memory as they will in the file, to the page: they are written from
@@ -464,13 +464,13 @@ static int place_record(const struct save_plan *plan, const struct save_record *
 #define PAGE_BYTES 4096u
 
 static uint64_t staged_at(const struct save_plan *plan, const struct save_record *record,
-			  const struct zip_length *behind)
+			  const struct format_length *behind)
 {
 	const uint64_t at = plan->staged_bytes;
 	const uint32_t alignment = record->alignment ? record->alignment :
-						       zip_default_alignment(record->bytes);
+						       format_default_alignment(record->bytes);
 
-	if (record->bytes < ZIP_LARGE_RECORD_BYTES)
+	if (record->bytes < FORMAT_LARGE_RECORD_BYTES)
 		return at;
 	if (plan->safetensors)
 		return at + (behind->cursor - record->bytes - at) % PAGE_BYTES;
@@ -481,7 +481,7 @@ static uint64_t staged_at(const struct save_plan *plan, const struct save_record
  * too. */
 static int place_records(struct save_plan *plan, struct base_error *error)
 {
-	struct zip_length length = { 0 };
+	struct format_length length = { 0 };
 	int ret = 0;
 
 	for (size_t i = 0; !ret && i < plan->count; i++) {
@@ -495,12 +495,12 @@ static int place_records(struct save_plan *plan, struct base_error *error)
 		plan->payload_bytes += record->bytes;
 	}
 	if (!ret && !plan->safetensors)
-		ret = zip_length_add_index(&length, &plan->index);
+		ret = format_length_add_index(&length, &plan->index);
 	if (ret)
 		return base_fail_with(error, ret, "save less in it",
 				      "what is to be saved to %s is too large for one file",
 				      plan->path);
-	plan->expected_bytes = plan->safetensors ? length.cursor : zip_length_of(&length);
+	plan->expected_bytes = plan->safetensors ? length.cursor : format_length_of(&length);
 	return 0;
 }
 
@@ -509,7 +509,7 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 {
 	/* One place is kept for the index. */
 	const bool records = payload->kind == SAVE_RECORDS;
-	size_t most = records ? ZIP_MAX_RECORDS - 1 : IOSHAPE_MAX_TENSORS;
+	size_t most = records ? FORMAT_MAX_RECORDS - 1 : IOSHAPE_MAX_TENSORS;
 	bool given = records ? payload->records != NULL : payload->tensors != NULL;
 	int ret;
 
@@ -558,7 +558,7 @@ static int fetch(const struct save_plan *plan, const struct save_record *record,
 		return 0;
 	ret = base_fail(error, ret < 0 && ret > -4096 ? ret : -EIO,
 			"cannot save to \"%s\": fetching record \"%s\" at offset %llu answered %d",
-			plan->path, ZIP_SHOWN(record->name), (unsigned long long)offset, ret);
+			plan->path, FORMAT_SHOWN(record->name), (unsigned long long)offset, ret);
 	return about(ret, record->name, error);
 }
 
@@ -572,8 +572,8 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 	if (record->fetch)
 		return fetch(plan, record, offset, into, bytes, error);
 	if (record->packed)
-		zip_pack(record->packed, ioshape_dtype_bytes(record->packed->dtype), offset, into,
-			 bytes);
+		format_pack(record->packed, ioshape_dtype_bytes(record->packed->dtype), offset,
+			    into, bytes);
 	else
 		memcpy(into, (const char *)record->data + offset, bytes);
 	return 0;

@@ -18,18 +18,18 @@
  * Opens the directory that the path is or is in. *file is the path itself, without links, if it is
  * there and no directory; to be freed.
  */
-static int find_directory(const char *path, struct ring_folder *folder, char **file,
+static int find_directory(const char *path, struct io_folder *folder, char **file,
 			  struct base_error *error)
 {
 	char *real = realpath(path, NULL), *name = strdup(real ? real : path), *parent;
-	int ret = real ? ring_folder_open(folder, real, NULL) : -ENOTDIR;
+	int ret = real ? io_folder_open(folder, real, NULL) : -ENOTDIR;
 
 	*file = NULL;
 	if (!name) {
 		ret = base_no_memory(error, "a path", strlen(path));
 	} else if (ret == -ENOTDIR) {
 		parent = realpath(dirname(name), NULL);
-		ret = parent ? ring_folder_open(folder, parent, error) :
+		ret = parent ? io_folder_open(folder, parent, error) :
 			       base_fail(error, -errno,
 					 "cannot look at \"%s\": the directory that it would be in "
 					 "is not there",
@@ -93,36 +93,36 @@ static void take_layout(struct save_probe *found, const struct fs_layout *layout
 }
 
 /* Describes a regular file. Others, such as pipes, are not even opened. */
-static void take_file(struct save_probe *found, const struct ring_folder *folder, const char *file)
+static void take_file(struct save_probe *found, const struct io_folder *folder, const char *file)
 {
 	const char *name = strrchr(file, '/') + 1;
-	struct ring_input input;
-	struct ring_entry entry;
+	struct io_input input;
+	struct io_entry entry;
 	const struct fs_part *part;
 
-	if (ring_folder_look(folder, name, &entry, NULL) || entry.kind != RING_FILE)
+	if (io_folder_look(folder, name, &entry, NULL) || entry.kind != IO_FILE)
 		return;
 	found->is_file = true;
 	/* The layout of a file that this user may not read stays unknown. */
-	if (ring_input_open(&input, file, 0, 0, IOSHAPE_DIRECT_OFF, NULL))
+	if (io_input_open(&input, file, 0, 0, IOSHAPE_DIRECT_OFF, NULL))
 		return;
 	part = fs_layout_main(&input.fs.layout, input.bytes);
 	if (input.fs.layout.count && part) {
 		fs_layout_text(&input.fs.layout, found->file_stripes, sizeof(found->file_stripes));
 		found->file_stripe_count = stripes(part->stripe_count);
 	}
-	ring_input_close(&input);
+	io_input_close(&input);
 }
 
 /* ---- What a save would do -------------------------------------------------------------------- */
 
 /* `info` describes a file there, and has the layout of the file to come. */
-static void choose_shape(struct save_probe *found, const struct ring_config *config,
+static void choose_shape(struct save_probe *found, const struct io_config *config,
 			 const struct fs_info *info)
 {
-	struct ring_choice choice;
+	struct io_choice choice;
 
-	ring_choose(config, info, found->for_bytes, &choice);
+	io_choose(config, info, found->for_bytes, &choice);
 	COPY(found->choice, choice.why);
 	found->block_bytes = choice.block_bytes;
 	found->queue_depth = choice.depth;
@@ -134,7 +134,7 @@ static void choose_shape(struct save_probe *found, const struct ring_config *con
 
 /* Chooses the layout that the file will have: its count is 0 if that is not known. */
 static void choose_layout(struct save_probe *found, const struct fs_facts *facts,
-			  const struct ring_config *config, struct fs_layout *layout)
+			  const struct io_config *config, struct fs_layout *layout)
 {
 	const struct fs_part *part;
 	struct fs_layout ask;
@@ -179,7 +179,7 @@ static int choose_slots(struct save_probe *found, const struct save_slots *slots
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
 static int look(struct ioshape_context *context, struct save_probe *found, uint32_t files,
-		const struct ring_folder *folder, const char *file, struct base_error *error)
+		const struct io_folder *folder, const char *file, struct base_error *error)
 {
 	struct fs_storage storage;
 	struct fs_facts facts = { .writers = files };
@@ -188,7 +188,7 @@ static int look(struct ioshape_context *context, struct save_probe *found, uint3
 
 	ret = fs_look_at_storage(folder->fd, folder->path, "", &storage, error);
 	if (!ret)
-		ret = ring_folder_describe_file(folder, &info, error);
+		ret = io_folder_describe_file(folder, &info, error);
 	if (ret)
 		return ret;
 	COPY(found->directory, folder->path);
@@ -212,7 +212,7 @@ static int look(struct ioshape_context *context, struct save_probe *found, uint3
 int save_probe_path(struct ioshape_context *context, const char *path, uint64_t bytes,
 		    uint32_t files, struct save_probe *found)
 {
-	struct ring_folder folder = RING_NO_FOLDER;
+	struct io_folder folder = IO_NO_FOLDER;
 	struct base_error error = { 0 };
 	char *file = NULL;
 	int ret = save_enter(context, &error);
@@ -226,6 +226,6 @@ int save_probe_path(struct ioshape_context *context, const char *path, uint64_t 
 	if (!ret)
 		ret = look(context, found, files, &folder, file, &error);
 	free(file);
-	ring_folder_close(&folder);
+	io_folder_close(&folder);
 	return base_leave(ret, "probe", path, &error);
 }

@@ -42,31 +42,32 @@ static int bring_record(const struct save_plan *plan, size_t i, const struct sav
 
 static int put_in_archive(void *zip, const void *data, size_t bytes, struct base_error *error)
 {
-	return zip_writer_put(zip, data, bytes, error);
+	return format_writer_put(zip, data, bytes, error);
 }
 
-int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
+int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error)
 {
-	const struct zip_entry *entries;
+	const struct format_entry *entries;
 	uint64_t count;
 	int ret = 0;
 
 	for (size_t i = 0; !ret && i < plan->count; i++) {
 		const struct save_record *record = &plan->records[i];
 
-		ret = zip_writer_begin(zip, record->name, record->bytes, record->alignment, error);
+		ret = format_writer_begin(zip, record->name, record->bytes, record->alignment,
+					  error);
 		if (!ret)
 			ret = bring_record(plan, i, source, put_in_archive, zip, error);
 		if (!ret)
-			ret = zip_writer_end(zip, error);
+			ret = format_writer_end(zip, error);
 	}
 	if (!ret && compare) {
-		entries = zip_writer_entries(zip, &count);
+		entries = format_writer_entries(zip, &count);
 		ret = save_compare_records(compare, entries, count, error);
 	}
-	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
+	return ret ? ret : format_writer_finish(zip, &plan->index, error);
 }
 
 /* Where an archive goes: a file from `begin` on. */
@@ -79,7 +80,7 @@ static uint64_t offset_in_archive(void *to)
 {
 	const struct destination *destination = to;
 
-	return ring_writer_offset(destination->file->writer) - destination->begin;
+	return io_writer_offset(destination->file->writer) - destination->begin;
 }
 
 static int put_in_file(void *to, const void *data, size_t bytes, uint32_t *crc,
@@ -94,17 +95,19 @@ int save_put_archive(struct save_file *file, const struct save_plan *plan,
 		     const struct save_source *source, struct save_compare *compare,
 		     struct base_error *error)
 {
-	static const struct zip_sink_ops ops = { .offset = offset_in_archive, .put = put_in_file };
-	struct destination destination = { file, ring_writer_offset(file->writer) };
-	struct zip_writer *zip;
+	static const struct format_sink_ops ops = { .offset = offset_in_archive,
+						    .put = put_in_file };
+	struct destination destination = { file, io_writer_offset(file->writer) };
+	struct format_writer *zip;
 	int ret;
 
-	ret = zip_writer_new(&zip, (struct zip_sink){ &ops, &destination }, plan->path, error);
+	ret = format_writer_new(&zip, (struct format_sink){ &ops, &destination }, plan->path,
+				error);
 	if (ret)
 		return ret;
 	source->to_file(source->user, file->writer);
 	ret = save_write_records(zip, plan, source, compare, error);
-	zip_writer_free(zip);
+	format_writer_free(zip);
 	return ret;
 }
 
@@ -128,7 +131,7 @@ static int put_safetensors(struct save_file *file, const struct save_plan *plan,
 			   struct base_error *error)
 {
 	static char no_name[] = ""; /* by its name a pickle is told from tensors, which these are */
-	struct zip_entry *entries = calloc(plan->count, sizeof(*entries));
+	struct format_entry *entries = calloc(plan->count, sizeof(*entries));
 	int ret = 0;
 
 	if (!entries)
@@ -158,7 +161,7 @@ struct saving {
 	struct save_compare compare;
 };
 
-static int put_plan(void *user, struct ring_writer *writer, struct base_error *error)
+static int put_plan(void *user, struct io_writer *writer, struct base_error *error)
 {
 	struct saving *saving = user;
 
@@ -171,7 +174,7 @@ static int put_plan(void *user, struct ring_writer *writer, struct base_error *e
 }
 
 int save_write(struct ioshape_context *context, const struct save_plan *plan,
-	       const struct save_source *source, const struct ring_file_options *options,
+	       const struct save_source *source, const struct io_file_options *options,
 	       const struct save_watch *watch, struct save_order *order,
 	       struct ioshape_report *report, struct base_error *error)
 {
@@ -190,7 +193,7 @@ int save_write(struct ioshape_context *context, const struct save_plan *plan,
 		.source = source,
 		.compare = { .context = context, .path = order->path },
 	};
-	struct ring_file_options *file_options = &saving.file.options;
+	struct io_file_options *file_options = &saving.file.options;
 	int ret;
 
 	file_options->expected_bytes = file_options->progress_total = plan->expected_bytes;
@@ -204,7 +207,7 @@ int save_write(struct ioshape_context *context, const struct save_plan *plan,
 
 /* ---- The caller's own memory ----------------------------------------------------------------- */
 
-void save_direct_to_file(void *user, struct ring_writer *file)
+void save_direct_to_file(void *user, struct io_writer *file)
 {
 	struct save_direct *direct = user;
 
@@ -219,7 +222,7 @@ static int find_room(struct save_direct *direct, uint8_t **to, size_t *bytes,
 	int ret;
 
 	if (direct->file) {
-		ret = ring_writer_room(direct->file, to, &room, error);
+		ret = io_writer_room(direct->file, to, &room, error);
 		*bytes = ret ? 0 : MIN(*bytes, room);
 		return ret;
 	}
@@ -256,7 +259,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 			 const struct ioshape_save_options *options, struct ioshape_report *report,
 			 struct base_error *error)
 {
-	const struct ring_file_options file_options = SAVE_FILE_OPTIONS(options);
+	const struct io_file_options file_options = SAVE_FILE_OPTIONS(options);
 	struct save_direct direct = { 0 };
 	const struct save_source source = { save_direct_next, save_direct_to_file, &direct };
 	const pthread_t self = pthread_self();

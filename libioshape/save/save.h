@@ -7,9 +7,9 @@
 #define SAVE_SAVE_H
 
 #include "base/base.h"
-#include "ring/ring.h"
+#include "format/format.h"
+#include "io/io.h"
 #include "slots/slots.h"
-#include "zip/zip.h"
 
 #include <pthread.h>
 
@@ -24,7 +24,7 @@ int save_enter_path(const struct ioshape_context *context, const char *path, voi
 
 /* What the context was opened with; the context's own. The pool's name may be NULL. */
 const struct base_log *save_log(const struct ioshape_context *context);
-const struct ring_config *save_config(const struct ioshape_context *context);
+const struct io_config *save_config(const struct ioshape_context *context);
 const struct slots_config *save_slots_config(const struct ioshape_context *context);
 const char *save_pool_name(const struct ioshape_context *context);
 
@@ -43,7 +43,7 @@ struct save_space {
 	const struct fs_found *found; /* at the path; NULL: it is a directory, which may have to be
 				       * made */
 	uint64_t needed_bytes;
-	/* Frees what space can be freed: by default ring_clear_space(). */
+	/* Frees what space can be freed: by default io_clear_space(). */
 	void (*clear)(void *user);
 	void *clear_user;
 };
@@ -52,12 +52,12 @@ struct save_space {
  * Before the slot: 0 if there is space, or if that cannot be known; otherwise, as the context's
  * `full` says, -ENOSPC or IOSHAPE_E_SKIPPED. Costs one statfs(), and nothing for small files.
  */
-int save_space_check(const struct save_space *space, struct ring_notes *notes,
+int save_space_check(const struct save_space *space, struct io_notes *notes,
 		     struct base_error *error);
 
 /* IOSHAPE_E_SKIPPED instead of a lack of space, if the context's `full` says so. */
 int save_space_verdict(const struct ioshape_context *context, int ret, struct base_error *error);
-void save_space_note_skip(struct ring_notes *notes, const struct base_error *error);
+void save_space_note_skip(struct io_notes *notes, const struct base_error *error);
 
 /* ---- Storage (slot.c): what lies below a directory -------------------------------- */
 
@@ -88,8 +88,8 @@ struct save_checksums {
 	size_t filled;           /* of that block */
 };
 
-/* As ring_writer_put(): `*crc`, which may be NULL, is continued as well. */
-int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
+/* As io_writer_put(): `*crc`, which may be NULL, is continued as well. */
+int save_checksums_put(struct save_checksums *checksums, struct io_writer *file, const void *data,
 		       size_t bytes, uint32_t *crc, struct base_error *error);
 
 /* ---- Files (file.c) -------------------------------------------------------------------- */
@@ -110,12 +110,12 @@ struct save_hold;
 
 struct save_slot {
 	struct ioshape_context *context;
-	struct save_hold *hold;        /* NULL once it was released, or if there is none */
-	bool waited;                   /* for it; otherwise this file joined others */
-	struct ioshape_slot_info info; /* as of the release */
-	uint32_t places;               /* writers that have storage targets of their own */
-	uint64_t passed;               /* bytes */
-	const struct ring_file_options *options; /* what may stop it; borrowed */
+	struct save_hold *hold;                /* NULL once it was released, or if there is none */
+	bool waited;                           /* for it; otherwise this file joined others */
+	struct ioshape_slot_info info;         /* as of the release */
+	uint32_t places;                       /* writers that have storage targets of their own */
+	uint64_t passed;                       /* bytes */
+	const struct io_file_options *options; /* what may stop it; borrowed */
 };
 
 /* A file that the calling thread writes: from the look at its path to the commit. */
@@ -123,22 +123,22 @@ struct save_file {
 	/* What is asked for. All else is zero before save_write_file(). */
 	struct ioshape_context *context;
 	const char *path; /* absolute; borrowed */
-	struct ring_file_options options;
+	struct io_file_options options;
 	bool checks_space;     /* for options.expected_bytes, before it waits for the slot */
 	bool in_new_directory; /* no writer has left anything behind there */
 	bool without_slot;     /* put() waits for other processes that do the same */
 	struct save_checksums *checksums; /* of what is put, to go beside it; NULL: none */
-	struct ring_notes notes;          /* of what was before the file, and then of the file */
+	struct io_notes notes;            /* of what was before the file, and then of the file */
 	/* Puts all of it. */
-	int (*put)(void *user, struct ring_writer *writer, struct base_error *error);
+	int (*put)(void *user, struct io_writer *writer, struct base_error *error);
 	void *user;
 
 	/* What becomes of it. */
 	struct fs_found found; /* at the path, before the wait for a slot */
 	struct save_slot slot;
-	struct ring_lane *lane;
-	struct ring_writer *writer; /* NULL before and after */
-	int64_t modified_ns;        /* of the file in place; 0: it is not, or nobody knows */
+	struct io_lane *lane;
+	struct io_writer *writer; /* NULL before and after */
+	int64_t modified_ns;      /* of the file in place; 0: it is not, or nobody knows */
 };
 
 struct save_order;
@@ -185,11 +185,11 @@ int save_take_options(struct ioshape_save_options *options,
 		      struct base_error *error);
 /* What a save is, as the floor above sees it. It never changes. */
 struct save_task {
-	const char *path;                      /* absolute */
-	uint64_t payload_bytes;                /* of all the caller's records */
-	uint64_t expected_bytes;               /* of a file that holds it */
-	bool borrow;                           /* nothing is staged: the caller's memory is read */
-	struct ring_file_options file_options; /* abort and progress are the save's */
+	const char *path;                    /* absolute */
+	uint64_t payload_bytes;              /* of all the caller's records */
+	uint64_t expected_bytes;             /* of a file that holds it */
+	bool borrow;                         /* nothing is staged: the caller's memory is read */
+	struct io_file_options file_options; /* abort and progress are the save's */
 };
 
 /* A save in the background that several processes do together. */
@@ -218,7 +218,7 @@ bool save_is_stopped(const struct ioshape_save *save);
 /* Notes where it stands in the queue for a slot. */
 struct save_watch save_watch_of(struct ioshape_save *save);
 /* All records of the save, and the end of the archive. `file`: where they go; NULL: to no file. */
-int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct ring_writer *file,
+int save_write_payload(struct ioshape_save *save, struct format_writer *zip, struct io_writer *file,
 		       struct base_error *error);
 
 /* ---- Digests of collective saves (digest.c) --------------------------------------- */

@@ -14,7 +14,7 @@
  * gaps while it creates, syncs and renames (docs/performance.md).
  */
 #define DEFAULT_CAPACITY 2u
-/* Where nothing is told and requests are counted (ring/depth.c), each has few in flight. */
+/* Where nothing is told and requests are counted (io/depth.c), each has few in flight. */
 #define BLIND_CAPACITY 8u
 
 /* CephFS and GlusterFS do not tell how many servers they have, and two files leave some idle. A
@@ -232,15 +232,15 @@ static int save_slots_named(struct save_slots *slots, const char *name, struct s
 static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *storage)
 {
 	char *directory = base_directory_of(path);
-	struct ring_folder folder = RING_NO_FOLDER;
+	struct io_folder folder = IO_NO_FOLDER;
 	struct fs_memory memory = { 0 };
 	uint64_t its_mount;
 
 	/* The path may be a link to somewhere else. */
 	if (directory && !fs_mount_of_path(directory, &its_mount) && its_mount == mount &&
-	    !ring_folder_open(&folder, directory, NULL))
+	    !io_folder_open(&folder, directory, NULL))
 		save_look_at_storage(folder.fd, directory, &memory, storage);
-	ring_folder_close(&folder);
+	io_folder_close(&folder);
 	free(directory);
 }
 
@@ -366,7 +366,7 @@ int save_find_coordinator(struct ioshape_context *context, const char *pool,
 /* A save that waits for a slot. */
 struct waiting_save {
 	const struct save_watch *watch;
-	const struct ring_file_options *options;
+	const struct io_file_options *options;
 	const struct base_log *log;
 	const char *path;
 	double next_notice_s; /* of waiting */
@@ -387,7 +387,7 @@ static void notice_waiting(struct waiting_save *waiting, const struct ioshape_pl
 static int tell_waiting(void *user, const struct ioshape_place *place)
 {
 	struct waiting_save *waiting = user;
-	const struct ring_file_options *options = waiting->options;
+	const struct io_file_options *options = waiting->options;
 	const struct save_watch *watch = waiting->watch;
 	int stop = 0;
 
@@ -403,7 +403,7 @@ static int tell_waiting(void *user, const struct ioshape_place *place)
 }
 
 static int wait_for_slot(const struct base_log *log, struct slots_pool *pool, uint32_t capacity,
-			 const char *path, const struct ring_file_options *options,
+			 const char *path, const struct io_file_options *options,
 			 const struct save_watch *watch, struct slots_slot **slot,
 			 struct base_error *error)
 {
@@ -432,7 +432,7 @@ static int wait_for_slot(const struct base_log *log, struct slots_pool *pool, ui
 }
 
 static bool find_pool(struct save_slot *slot, struct ioshape_context *context, const char *path,
-		      const struct fs_found *found, const struct ring_file_options *options,
+		      const struct fs_found *found, const struct io_file_options *options,
 		      struct slots_pool **pool, uint32_t *capacity)
 {
 	struct save_expected expected = {
@@ -498,7 +498,7 @@ static struct save_hold *join(struct ioshape_context *context, const struct slot
 
 /* Waits for a slot. `listed`: files that are opened later may join. */
 static int take(struct save_hold **out, struct ioshape_context *context, struct slots_pool *pool,
-		uint32_t capacity, const char *path, const struct ring_file_options *options,
+		uint32_t capacity, const char *path, const struct io_file_options *options,
 		const struct save_watch *watch, bool listed, struct base_error *error)
 {
 	struct save_hold *hold = calloc(1, sizeof(*hold));
@@ -549,7 +549,7 @@ static void let_go(struct ioshape_context *context, struct save_hold *hold)
 /* ---- The slot of one file -------------------------------------------------------------------- */
 
 int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
-		   const struct fs_found *found, const struct ring_file_options *options,
+		   const struct fs_found *found, const struct io_file_options *options,
 		   const struct save_watch *watch, struct base_error *error)
 {
 	static const struct save_watch untold = { .queue = NULL };
@@ -581,7 +581,7 @@ uint32_t save_slot_place(const struct save_slot *slot, uint32_t *places)
 static int must_stop(void *user)
 {
 	const struct save_slot *slot = user;
-	const struct ring_file_options *options = slot->options;
+	const struct io_file_options *options = slot->options;
 
 	if (options->abort && atomic_load_explicit(options->abort, memory_order_relaxed))
 		return 1;
@@ -620,7 +620,7 @@ void save_slot_release(struct save_slot *slot)
 	slot->hold = NULL;
 }
 
-void save_slot_report(const struct save_slot *slot, struct ring_notes *notes,
+void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
 		      struct ioshape_report *report)
 {
 	const struct ioshape_slot_info *info = &slot->info;
@@ -636,7 +636,7 @@ void save_slot_report(const struct save_slot *slot, struct ring_notes *notes,
 	snprintf(report->pool, sizeof(report->pool), "%s", info->pool);
 	snprintf(report->ahead, sizeof(report->ahead), "%s", info->ahead);
 	if (*info->note)
-		ring_note(notes, IOSHAPE_STEP_SLOT, "%s", info->note);
+		io_note(notes, IOSHAPE_STEP_SLOT, "%s", info->note);
 }
 
 struct ioshape_slot {

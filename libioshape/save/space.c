@@ -49,9 +49,8 @@ static bool counts_late(const struct fs_space *seen)
 
 static bool fits_after_all(const struct save_space *space, struct fs_space *seen)
 {
-	return fits(space, seen) ||
-	       (counts_late(seen) &&
-		ring_can_reserve(space->path, !space->found, space->needed_bytes));
+	return fits(space, seen) || (counts_late(seen) && io_can_reserve(space->path, !space->found,
+									 space->needed_bytes));
 }
 
 static void clear(const struct save_space *space)
@@ -59,7 +58,7 @@ static void clear(const struct save_space *space)
 	if (space->clear)
 		space->clear(space->clear_user);
 	else
-		ring_clear_space(space->path, &space->context->log);
+		io_clear_space(space->path, &space->context->log);
 }
 
 static int fail_too_little(const struct save_space *space, const struct fs_space *seen,
@@ -91,7 +90,7 @@ static int fail_too_little(const struct save_space *space, const struct fs_space
 static bool name_full_targets(const struct save_space *space, char *into, size_t into_bytes)
 {
 	char *directory = space->found ? base_directory_of(space->path) : strdup(space->path);
-	struct ring_folder folder = RING_NO_FOLDER;
+	struct io_folder folder = IO_NO_FOLDER;
 	const struct fs_part *part;
 	struct fs_storage storage;
 	struct fs_info info;
@@ -99,7 +98,7 @@ static bool name_full_targets(const struct save_space *space, char *into, size_t
 	bool has_targets;
 
 	*into = 0;
-	has_targets = directory && !ring_folder_open(&folder, directory, NULL) &&
+	has_targets = directory && !io_folder_open(&folder, directory, NULL) &&
 		      !fs_describe(folder.fd, directory, NULL, &info, NULL) &&
 		      fs_takes_layouts(info.family);
 	if (has_targets && !fs_look_at_storage(folder.fd, directory, "", &storage, NULL)) {
@@ -111,7 +110,7 @@ static bool name_full_targets(const struct save_space *space, char *into, size_t
 			&storage, space->needed_bytes / MIN(stripes, MAX(storage.targets, 1)) + 1,
 			into, into_bytes);
 	}
-	ring_folder_close(&folder);
+	io_folder_close(&folder);
 	free(directory);
 	return has_targets;
 }
@@ -146,21 +145,21 @@ int save_space_verdict(const struct ioshape_context *context, int ret, struct ba
 	return base_rephrase(error, IOSHAPE_E_SKIPPED, "skipped (full=skip): %s", error->sentence);
 }
 
-void save_space_note_skip(struct ring_notes *notes, const struct base_error *error)
+void save_space_note_skip(struct io_notes *notes, const struct base_error *error)
 {
-	ring_note(notes, IOSHAPE_STEP_SKIPPED, "%s", error->sentence);
+	io_note(notes, IOSHAPE_STEP_SKIPPED, "%s", error->sentence);
 }
 
 /* ---- One save -------------------------------------------------------------------------------- */
 
-int save_space_check(const struct save_space *space, struct ring_notes *notes,
+int save_space_check(const struct save_space *space, struct io_notes *notes,
 		     struct base_error *error)
 {
 	const struct ioshape_context *context = space->context;
 	struct fs_space seen;
 	int ret;
 
-	if (space->needed_bytes <= RING_SMALL_FILE_BYTES)
+	if (space->needed_bytes <= IO_SMALL_FILE_BYTES)
 		return 0;
 	if (fits(space, &seen))
 		return 0;

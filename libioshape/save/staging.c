@@ -602,7 +602,7 @@ int save_stage_next(void *user, size_t record, uint64_t offset, const void **dat
 		return ret;
 	save->stage.reading = chunk;
 	if (save->stage.file)
-		ring_writer_lend(save->stage.file, chunk->memory, SAVE_CHUNK_BYTES);
+		io_writer_lend(save->stage.file, chunk->memory, SAVE_CHUNK_BYTES);
 	*data = chunk->memory + at % SAVE_CHUNK_BYTES;
 	*bytes = MIN(*bytes, SAVE_CHUNK_BYTES - at % SAVE_CHUNK_BYTES);
 	return 0;
@@ -647,15 +647,15 @@ void save_keep_chunks(struct ioshape_save *save, const struct save_outlet *outle
 
 static uint64_t offset_in_file(void *file)
 {
-	return ring_writer_offset(file);
+	return io_writer_offset(file);
 }
 
 static int await_file(void *file, uint64_t offset, struct base_error *error)
 {
-	return ring_writer_settle(file, offset, error);
+	return io_writer_settle(file, offset, error);
 }
 
-void save_stage_to_file(void *user, struct ring_writer *file)
+void save_stage_to_file(void *user, struct io_writer *file)
 {
 	struct ioshape_save *save = user;
 	const struct save_outlet outlet = { offset_in_file, await_file, file };

@@ -34,14 +34,14 @@ struct save_seen {
 /* ---- What is remembered of a file ------------------------------------------------------------ */
 
 /* Numbers and whatever else is no tensor lie there, however large it is. */
-static bool is_pickle(const struct zip_entry *entry)
+static bool is_pickle(const struct format_entry *entry)
 {
 	const char *slash = strrchr(entry->name, '/');
 
 	return !strcmp(slash ? slash + 1 : entry->name, "data.pkl");
 }
 
-static uint64_t least_large_bytes(const struct zip_entry *entries, uint64_t count)
+static uint64_t least_large_bytes(const struct format_entry *entries, uint64_t count)
 {
 	uint64_t most = 0;
 
@@ -69,7 +69,7 @@ static void free_seen(struct save_seen *seen)
 
 /* Without a path. NULL if nothing is large, or there is no memory: no save and no load fails for
  * that. */
-static struct save_seen *look(const struct zip_entry *entries, uint64_t count)
+static struct save_seen *look(const struct format_entry *entries, uint64_t count)
 {
 	const uint64_t least = least_large_bytes(entries, count);
 	struct save_seen *seen;
@@ -211,7 +211,7 @@ static void compare_with_series(struct save_compare *compare, struct base_error 
 	compare_with(compare, find(&context->loaded, path), stale);
 }
 
-int save_compare_records(struct save_compare *compare, const struct zip_entry *entries,
+int save_compare_records(struct save_compare *compare, const struct format_entry *entries,
 			 uint64_t count, struct base_error *error)
 {
 	struct ioshape_context *context = compare->context;
@@ -260,9 +260,9 @@ void save_compare_end(struct save_compare *compare, bool in_place, struct ioshap
 /* ---- One load -------------------------------------------------------------------------------- */
 
 void save_compare_loaded(struct ioshape_context *context, const char *path,
-			 const struct zip_reader *zip)
+			 const struct format_reader *zip)
 {
-	const struct zip_directory *directory = &zip->directory;
+	const struct format_directory *directory = &zip->directory;
 	struct save_seen *seen;
 
 	if (context->unchanged == IOSHAPE_UNCHANGED_IGNORE || zip->no_checksums)

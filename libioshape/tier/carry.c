@@ -53,11 +53,11 @@ int tier_clock_there(const struct ioshape_tier *tier, const char *destination, i
 
 	if (!directory)
 		return base_no_memory(error, "a path", strlen(destination));
-	ret = ring_time_in(tier->root.path, &before_ns, error);
+	ret = io_time_in(tier->root.path, &before_ns, error);
 	if (!ret)
-		ret = ring_time_in(directory, &now_there_ns, error);
+		ret = io_time_in(directory, &now_there_ns, error);
 	if (!ret)
-		ret = ring_time_in(tier->root.path, &after_ns, error);
+		ret = io_time_in(tier->root.path, &after_ns, error);
 	*there_ns = time_there(time_ns, before_ns, now_there_ns, after_ns);
 	free(directory);
 	return ret;
@@ -67,7 +67,7 @@ int tier_clock_there(const struct ioshape_tier *tier, const char *destination, i
  * The time that the destination gets, and what it may replace: whatever is not newer; and what an
  * earlier drain has put there, whatever clocks have done since.
  */
-static int plan(struct tier_carry *carry, const struct ring_entry *there, struct base_error *error)
+static int plan(struct tier_carry *carry, const struct io_entry *there, struct base_error *error)
 {
 	int64_t time_ns;
 	int ret = tier_clock_there(carry->tier, carry->entry->path, carry->copy.modified_ns,
@@ -75,7 +75,7 @@ static int plan(struct tier_carry *carry, const struct ring_entry *there, struct
 
 	if (there && carry->before && carry->before->there_ns == there->modified_ns)
 		time_ns = MAX(time_ns, there->modified_ns);
-	carry->original = (struct ring_original){
+	carry->original = (struct io_original){
 		.modified_ns = time_ns,
 		.newest_ns = time_ns,
 		.mode = carry->copy.mode,
@@ -85,9 +85,9 @@ static int plan(struct tier_carry *carry, const struct ring_entry *there, struct
 
 static bool is_newer_there(const struct tier_carry *carry)
 {
-	struct ring_entry there;
+	struct io_entry there;
 
-	return !ring_look(carry->entry->path, true, &there) &&
+	return !io_look(carry->entry->path, true, &there) &&
 	       there.modified_ns > carry->original.newest_ns;
 }
 
@@ -105,15 +105,15 @@ static int see_name(void *user, const char *name, struct base_error *error)
 }
 
 /* Such a directory is replaced by any, as by a direct save. */
-static bool is_empty_folder(const char *path, const struct ring_entry *there)
+static bool is_empty_folder(const char *path, const struct io_entry *there)
 {
-	struct ring_folder folder;
+	struct io_folder folder;
 	bool empty;
 
-	if (there->kind != RING_FOLDER || ring_folder_open(&folder, path, NULL))
+	if (there->kind != IO_FOLDER || io_folder_open(&folder, path, NULL))
 		return false;
-	empty = !ring_folder_list(&folder, see_name, NULL, NULL);
-	ring_folder_close(&folder);
+	empty = !io_folder_list(&folder, see_name, NULL, NULL);
+	io_folder_close(&folder);
 	return empty;
 }
 
@@ -121,7 +121,7 @@ static bool is_empty_folder(const char *path, const struct ring_entry *there)
 static int make_above(const char *path, struct base_error *error)
 {
 	char *above = base_directory_of(path);
-	const int ret = above ? ring_folder_make(above, error) :
+	const int ret = above ? io_folder_make(above, error) :
 				base_no_memory(error, "a path", strlen(path));
 
 	free(above);
@@ -131,17 +131,17 @@ static int make_above(const char *path, struct base_error *error)
 static int look_there(struct tier_carry *carry, struct base_error *error)
 {
 	const char *path = carry->entry->path;
-	struct ring_entry there;
-	int ret = ring_look(path, true, &there);
+	struct io_entry there;
+	int ret = io_look(path, true, &there);
 	const bool is_there = !ret && !is_empty_folder(path, &there);
 
 	if (ret && ret != -ENOENT)
 		return base_fail(error, ret, "cannot look at \"%s\"", path);
 	if (!ret && there.kind != carry->copy.kind)
 		return base_refuse(error, -EEXIST, "cannot put \"%s\" in place: %s", path,
-				   there.kind == RING_FOLDER ? "there is a directory" :
-							       "what is there is none");
-	ret = carry->copy.kind == RING_FOLDER ? make_above(path, error) : 0;
+				   there.kind == IO_FOLDER ? "there is a directory" :
+							     "what is there is none");
+	ret = carry->copy.kind == IO_FOLDER ? make_above(path, error) : 0;
 	if (!ret)
 		ret = plan(carry, is_there ? &there : NULL, error);
 	if (!ret && is_there && there.modified_ns > carry->original.newest_ns)
@@ -157,8 +157,8 @@ static int look_there(struct tier_carry *carry, struct base_error *error)
 struct file {
 	struct tier_carry *carry;
 	const char *from, *to; /* paths */
-	struct ring_entry copy;
-	struct ring_original original;
+	struct io_entry copy;
+	struct io_original original;
 	bool in_new_directory;
 	int64_t there_ns; /* out: its time at the destination */
 	/* While it is on its way. */
@@ -167,32 +167,32 @@ struct file {
 };
 
 /* Under the name that it was looked at by, and as it was. */
-static bool is_still_there(const char *path, const struct ring_entry *copy)
+static bool is_still_there(const char *path, const struct io_entry *copy)
 {
-	struct ring_entry now;
+	struct io_entry now;
 
-	return !ring_look(path, false, &now) && ring_is_unchanged(copy, &now);
+	return !io_look(path, false, &now) && io_is_unchanged(copy, &now);
 }
 
 static bool was_written(const struct file *file)
 {
-	struct ring_entry now;
+	struct io_entry now;
 
-	return !ring_look(file->from, false, &now) && now.inode == file->copy.inode &&
-	       !ring_is_unchanged(&file->copy, &now);
+	return !io_look(file->from, false, &now) && now.inode == file->copy.inode &&
+	       !io_is_unchanged(&file->copy, &now);
 }
 
-static int put_block(struct file *file, struct ring_writer *writer, uint64_t at, void *block,
+static int put_block(struct file *file, struct io_writer *writer, uint64_t at, void *block,
 		     size_t bytes, struct base_error *error)
 {
 	if (save_reader_read_file(file->reader, at, block, bytes))
 		return base_pass_on(error, base_last_error());
 	if (file->checksums.beside)
 		return save_checksums_put(&file->checksums, writer, block, bytes, NULL, error);
-	return ring_writer_put(writer, block, bytes, NULL, error);
+	return io_writer_put(writer, block, bytes, NULL, error);
 }
 
-static int put_all(void *user, struct ring_writer *writer, struct base_error *error)
+static int put_all(void *user, struct io_writer *writer, struct base_error *error)
 {
 	struct file *file = user;
 	const uint64_t bytes = file->copy.bytes;
@@ -290,7 +290,7 @@ static int carry_file(struct file *file, struct base_error *error)
 
 /* The file of that name, from one directory to another one that is new. */
 static int carry_named(struct tier_carry *carry, const char *from, const char *to, const char *name,
-		       const struct ring_entry *copy, const struct ring_original *original,
+		       const struct io_entry *copy, const struct io_original *original,
 		       struct base_error *error)
 {
 	struct file file = {
@@ -326,27 +326,27 @@ static int carry_named(struct tier_carry *carry, const char *from, const char *t
 /* One directory in it, or itself. */
 struct level {
 	struct tier_carry *carry;
-	const struct ring_folder *from, *to;
+	const struct io_folder *from, *to;
 	int64_t later_ns; /* from a time here to the same there */
 	unsigned levels;  /* that may lie in it */
 };
 
 /* Checksums of a file that is there: they are made again, of what is carried. */
-static bool are_checksums(const struct ring_folder *folder, const char *name)
+static bool are_checksums(const struct io_folder *folder, const char *name)
 {
-	const size_t bytes = strlen(name), suffix = strlen(ZIP_CHECKSUMS_SUFFIX);
+	const size_t bytes = strlen(name), suffix = strlen(FORMAT_CHECKSUMS_SUFFIX);
 	char file[NAME_MAX + 1];
-	struct ring_entry entry;
+	struct io_entry entry;
 
-	if (bytes <= suffix || strcmp(name + bytes - suffix, ZIP_CHECKSUMS_SUFFIX))
+	if (bytes <= suffix || strcmp(name + bytes - suffix, FORMAT_CHECKSUMS_SUFFIX))
 		return false;
 	snprintf(file, sizeof(file), "%.*s", (int)(bytes - suffix), name);
-	return !ring_folder_look(folder, file, &entry, NULL) && entry.kind == RING_FILE;
+	return !io_folder_look(folder, file, &entry, NULL) && entry.kind == IO_FILE;
 }
 
-static struct ring_original original_of(const struct level *level, const struct ring_entry *copy)
+static struct io_original original_of(const struct level *level, const struct io_entry *copy)
 {
-	return (struct ring_original){
+	return (struct io_original){
 		.modified_ns = copy->modified_ns + level->later_ns,
 		.mode = copy->mode,
 		.newest_ns = INT64_MAX, /* nobody else puts anything there */
@@ -355,11 +355,11 @@ static struct ring_original original_of(const struct level *level, const struct 
 
 static int carry_all(const struct level *level, struct base_error *error);
 
-static int carry_inner(const struct level *level, const char *name, const struct ring_entry *copy,
+static int carry_inner(const struct level *level, const char *name, const struct io_entry *copy,
 		       struct base_error *error)
 {
-	const struct ring_original original = original_of(level, copy);
-	struct ring_folder from = RING_NO_FOLDER, to = RING_NO_FOLDER;
+	const struct io_original original = original_of(level, copy);
+	struct io_folder from = IO_NO_FOLDER, to = IO_NO_FOLDER;
 	struct level inner = *level;
 	int ret;
 
@@ -370,37 +370,37 @@ static int carry_inner(const struct level *level, const char *name, const struct
 	inner.levels--;
 	inner.from = &from;
 	inner.to = &to;
-	ret = ring_folder_open_in(&from, level->from, name, error);
+	ret = io_folder_open_in(&from, level->from, name, error);
 	if (!ret)
-		ret = ring_folder_create_in(&to, level->to, name, error);
+		ret = io_folder_create_in(&to, level->to, name, error);
 	if (ret == -EEXIST)
 		ret = base_fail(error, ret, "cannot make \"%s/%s\"", level->to->path, name);
 	if (!ret)
 		ret = carry_all(&inner, error);
 	if (!ret)
-		ret = ring_folder_resemble(&to, &original, error);
+		ret = io_folder_resemble(&to, &original, error);
 	if (!ret)
-		ret = ring_folder_sync(&to, error);
-	ring_folder_close(&to);
-	ring_folder_close(&from);
+		ret = io_folder_sync(&to, error);
+	io_folder_close(&to);
+	io_folder_close(&from);
 	return ret;
 }
 
 static int carry_one(void *user, const char *name, struct base_error *error)
 {
 	const struct level *level = user;
-	struct ring_original original;
-	struct ring_entry copy;
-	int ret = ring_folder_look(level->from, name, &copy, error);
+	struct io_original original;
+	struct io_entry copy;
+	int ret = io_folder_look(level->from, name, &copy, error);
 
 	if (ret == -ENOENT)
 		return -EAGAIN;
 	if (ret)
 		return ret;
 	original = original_of(level, &copy);
-	if (copy.kind == RING_FOLDER)
+	if (copy.kind == IO_FOLDER)
 		return carry_inner(level, name, &copy, error);
-	if (copy.kind == RING_FILE)
+	if (copy.kind == IO_FILE)
 		return are_checksums(level->from, name) ?
 			       0 :
 			       carry_named(level->carry, level->from->path, level->to->path, name,
@@ -414,12 +414,12 @@ static int carry_all(const struct level *level, struct base_error *error)
 {
 	struct level own = *level;
 
-	return ring_folder_list(level->from, carry_one, &own, error);
+	return io_folder_list(level->from, carry_one, &own, error);
 }
 
-static int fill(struct tier_carry *carry, const struct ring_folder *to, struct base_error *error)
+static int fill(struct tier_carry *carry, const struct io_folder *to, struct base_error *error)
 {
-	struct ring_folder from;
+	struct io_folder from;
 	struct level level = {
 		.carry = carry,
 		.from = &from,
@@ -427,29 +427,29 @@ static int fill(struct tier_carry *carry, const struct ring_folder *to, struct b
 		.later_ns = carry->original.modified_ns - carry->copy.modified_ns,
 		.levels = MOST_LEVELS,
 	};
-	int ret = ring_folder_open(&from, carry->entry->place, error);
+	int ret = io_folder_open(&from, carry->entry->place, error);
 
 	if (!ret)
 		ret = carry_all(&level, error);
-	ring_folder_close(&from);
+	io_folder_close(&from);
 	/* What failed, did perhaps because somebody has replaced it. */
 	if (ret != -ECANCELED && !is_still_there(carry->entry->place, &carry->copy)) {
 		base_error_begin(error);
 		return -EAGAIN;
 	}
-	return ret ? ret : ring_folder_resemble(to, &carry->original, error);
+	return ret ? ret : io_folder_resemble(to, &carry->original, error);
 }
 
 /* The last of a directory: it has its time. */
-static int put_directory_in_place(struct tier_carry *carry, struct ring_new_folder *made,
+static int put_directory_in_place(struct tier_carry *carry, struct io_new_folder *made,
 				  struct base_error *error)
 {
-	struct ring_entry there;
-	int ret = ring_folder_look(&made->folder, ".", &there, error);
+	struct io_entry there;
+	int ret = io_folder_look(&made->folder, ".", &there, error);
 
 	if (!ret)
-		ret = ring_new_folder_replace(made, ZIP_MANIFEST_NAME, carry->original.newest_ns,
-					      error);
+		ret = io_new_folder_replace(made, FORMAT_MANIFEST_NAME, carry->original.newest_ns,
+					    error);
 	if (!ret)
 		carry->there_ns = there.modified_ns;
 	return ret;
@@ -461,15 +461,15 @@ static int carry_folder(struct tier_carry *carry, struct base_error *error)
 	const struct base_log *log = save_log(carry->tier->context);
 	const struct ioshape_drain_options *options = carry->options;
 	struct base_budget tidying = base_budget_begin();
-	struct ring_new_folder made;
-	int ret = ring_new_folder_make(&made, carry->entry->path, &tidying, log, error);
+	struct io_new_folder made;
+	int ret = io_new_folder_make(&made, carry->entry->path, &tidying, log, error);
 
 	if (ret)
 		return ret;
 	ret = fill(carry, &made.folder, error);
 	if (!ret)
 		ret = put_directory_in_place(carry, &made, error);
-	ring_new_folder_close(&made, log);
+	io_new_folder_close(&made, log);
 	if (!ret && options->progress)
 		options->progress(options->progress_user, IOSHAPE_PHASE_DONE, carry->bytes,
 				  carry->bytes);
@@ -488,10 +488,10 @@ static int carry_folder(struct tier_carry *carry, struct base_error *error)
 struct gathering {
 	struct tier_carry *carry;
 	struct group_generation here;
-	struct ring_folder there;                /* the directory of generations */
+	struct io_folder there;                  /* the directory of generations */
 	const char *name;                        /* in it */
 	char together[GROUP_ATTEMPT_NAME_BYTES]; /* name of the directory that all bring files to */
-	struct ring_folder folder;               /* that one */
+	struct io_folder folder;                 /* that one */
 };
 
 /* ---- What is there --------------------------------------------------------------------------- */
@@ -500,15 +500,15 @@ struct gathering {
 static bool is_in_place(struct gathering *gathering)
 {
 	struct tier_carry *carry = gathering->carry;
-	const struct zip_manifest *manifest = &gathering->here.manifest;
+	const struct format_manifest *manifest = &gathering->here.manifest;
 	struct group_generation found;
-	struct ring_entry entry;
+	struct io_entry entry;
 	bool same;
 
 	if (group_generation_open(&found, &gathering->there, gathering->name, manifest->step, NULL))
 		return false;
 	same = !strcmp(found.manifest.attempt, manifest->attempt) &&
-	       !ring_folder_look(&found.folder, ".", &entry, NULL);
+	       !io_folder_look(&found.folder, ".", &entry, NULL);
 	if (same)
 		carry->there_ns = entry.modified_ns;
 	group_generation_close(&found);
@@ -520,9 +520,9 @@ static bool is_given_up(const struct gathering *gathering)
 {
 	const struct tier_carry *carry = gathering->carry;
 	const struct base_log *log = save_log(carry->tier->context);
-	struct ring_clock clock = { .directory_fd = carry->tier->root.fd };
+	struct io_clock clock = { .directory_fd = carry->tier->root.fd };
 
-	return ring_is_abandoned(&clock, carry->copy.modified) &&
+	return io_is_abandoned(&clock, carry->copy.modified) &&
 	       group_last_serial(&gathering->there, log) > gathering->here.manifest.serial;
 }
 
@@ -531,8 +531,8 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 	struct tier_carry *carry = gathering->carry;
 
 	if (is_given_up(gathering)) {
-		ring_folder_remove(&gathering->folder, &gathering->there, gathering->together, NULL,
-				   NULL, NULL, NULL);
+		io_folder_remove(&gathering->folder, &gathering->there, gathering->together, NULL,
+				 NULL, NULL, NULL);
 		find_newer(carry);
 		return 0;
 	}
@@ -547,25 +547,25 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 /* Those that are here and not there. */
 static int bring_all(struct gathering *gathering, struct base_error *error)
 {
-	const struct zip_manifest *manifest = &gathering->here.manifest;
+	const struct format_manifest *manifest = &gathering->here.manifest;
 	struct tier_carry *carry = gathering->carry;
-	struct ring_original original = {
+	struct io_original original = {
 		.modified_ns = carry->original.modified_ns,
 		.newest_ns = INT64_MAX, /* it is the same, whoever has brought it */
 	};
-	struct ring_entry copy, there;
+	struct io_entry copy, there;
 	int ret = 0;
 
 	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
-		const struct zip_manifest_file *listed = &manifest->files[i];
+		const struct format_manifest_file *listed = &manifest->files[i];
 
-		ret = ring_folder_look(&gathering->here.folder, listed->name, &copy, error);
+		ret = io_folder_look(&gathering->here.folder, listed->name, &copy, error);
 		if (ret == -ENOENT) {
 			ret = 0;
 			continue;
 		}
 		original.mode = copy.mode;
-		if (!ret && (ring_folder_look(&gathering->folder, listed->name, &there, NULL) ||
+		if (!ret && (io_folder_look(&gathering->folder, listed->name, &there, NULL) ||
 			     there.bytes != listed->bytes))
 			ret = carry_named(carry, carry->entry->place, gathering->folder.path,
 					  listed->name, &copy, &original, error);
@@ -582,11 +582,11 @@ static int put_manifest(struct gathering *gathering, struct base_error *error)
 	struct base_buffer text = { 0 };
 	int ret;
 
-	ret = ring_folder_get(&gathering->here.folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES,
-			      &text, NULL, error);
+	ret = io_folder_get(&gathering->here.folder, FORMAT_MANIFEST_NAME,
+			    FORMAT_MAX_MANIFEST_BYTES, &text, NULL, error);
 	if (!ret)
-		ret = ring_folder_put(&gathering->folder, ZIP_MANIFEST_NAME, text.data, text.bytes,
-				      error);
+		ret = io_folder_put(&gathering->folder, FORMAT_MANIFEST_NAME, text.data, text.bytes,
+				    error);
 	base_buffer_free(&text);
 	return ret;
 }
@@ -594,20 +594,20 @@ static int put_manifest(struct gathering *gathering, struct base_error *error)
 static int replace(struct gathering *gathering, struct base_error *error)
 {
 	struct tier_carry *carry = gathering->carry;
-	struct ring_new_folder made = {
+	struct io_new_folder made = {
 		.above = gathering->there,
 		.folder = gathering->folder,
 		.name = (char *)(uintptr_t)gathering->name,
 	};
-	struct ring_entry entry;
-	int ret = ring_folder_resemble(&gathering->folder, &carry->original, error);
+	struct io_entry entry;
+	int ret = io_folder_resemble(&gathering->folder, &carry->original, error);
 
 	snprintf(made.temporary, sizeof(made.temporary), "%s", gathering->together);
 	if (!ret)
-		ret = ring_folder_look(&gathering->folder, ".", &entry, error);
+		ret = io_folder_look(&gathering->folder, ".", &entry, error);
 	if (!ret)
-		ret = ring_new_folder_replace(&made, ZIP_MANIFEST_NAME, carry->original.newest_ns,
-					      error);
+		ret = io_new_folder_replace(&made, FORMAT_MANIFEST_NAME, carry->original.newest_ns,
+					    error);
 	if (!ret)
 		carry->there_ns = entry.modified_ns;
 	return ret;
@@ -619,9 +619,9 @@ static int put_generation_in_place(struct gathering *gathering, struct base_erro
 {
 	int ret = 0;
 
-	if (ring_folder_lock(&gathering->folder) == RING_BUSY)
+	if (io_folder_lock(&gathering->folder) == IO_BUSY)
 		return wait_for_others(gathering, error);
-	if (ring_folder_is_named(&gathering->folder, &gathering->there, gathering->together)) {
+	if (io_folder_is_named(&gathering->folder, &gathering->there, gathering->together)) {
 		ret = put_manifest(gathering, error);
 		if (!ret)
 			ret = replace(gathering, error);
@@ -636,16 +636,16 @@ static int put_generation_in_place(struct gathering *gathering, struct base_erro
 
 static int open_together(struct gathering *gathering, struct base_error *error)
 {
-	const struct zip_manifest *manifest = &gathering->here.manifest;
+	const struct format_manifest *manifest = &gathering->here.manifest;
 	char *path;
 	int ret;
 
 	group_drained_name(gathering->together, manifest->step, manifest->attempt);
 	if (asprintf(&path, "%s/%s", gathering->there.path, gathering->together) < 0)
 		return base_no_memory(error, "a path", strlen(gathering->there.path));
-	ret = ring_folder_make(path, error);
+	ret = io_folder_make(path, error);
 	if (!ret)
-		ret = ring_folder_open(&gathering->folder, path, error);
+		ret = io_folder_open(&gathering->folder, path, error);
 	free(path);
 	return ret;
 }
@@ -685,13 +685,13 @@ static int open_here(struct gathering *gathering, struct base_error *error)
 {
 	const struct tier_carry *carry = gathering->carry;
 	const struct group_name name = group_parse_name(gathering->name);
-	struct ring_folder above = RING_NO_FOLDER;
+	struct io_folder above = IO_NO_FOLDER;
 	char *path = base_directory_of(carry->entry->place);
 	int ret;
 
 	if (!path)
 		return base_no_memory(error, "a path", strlen(carry->entry->place));
-	ret = name.kind == GROUP_NAME_STEP ? ring_folder_open(&above, path, error) : 1;
+	ret = name.kind == GROUP_NAME_STEP ? io_folder_open(&above, path, error) : 1;
 	free(path);
 	if (ret)
 		return ret;
@@ -699,7 +699,7 @@ static int open_here(struct gathering *gathering, struct base_error *error)
 		ret = 1;
 	else if (!group_is_of_nodes(&gathering->here.folder))
 		ret = 1;
-	ring_folder_close(&above);
+	io_folder_close(&above);
 	return ret;
 }
 
@@ -713,8 +713,8 @@ static int carry_nodes(struct tier_carry *carry, struct base_error *error)
 	struct gathering gathering = {
 		.carry = carry,
 		.here = GROUP_NO_GENERATION,
-		.there = RING_NO_FOLDER,
-		.folder = RING_NO_FOLDER,
+		.there = IO_NO_FOLDER,
+		.folder = IO_NO_FOLDER,
 		.name = strrchr(carry->entry->path, '/') + 1,
 	};
 	char *above = NULL;
@@ -722,15 +722,15 @@ static int carry_nodes(struct tier_carry *carry, struct base_error *error)
 
 	if (!ret) {
 		above = base_directory_of(carry->entry->path);
-		ret = above ? ring_folder_make(above, error) :
+		ret = above ? io_folder_make(above, error) :
 			      base_no_memory(error, "a path", strlen(carry->entry->path));
 	}
 	if (!ret)
-		ret = ring_folder_open(&gathering.there, above, error);
+		ret = io_folder_open(&gathering.there, above, error);
 	if (!ret)
 		ret = gather(&gathering, error);
-	ring_folder_close(&gathering.folder);
-	ring_folder_close(&gathering.there);
+	io_folder_close(&gathering.folder);
+	io_folder_close(&gathering.there);
 	group_generation_close(&gathering.here);
 	free(above);
 	return ret;
@@ -757,7 +757,7 @@ static int carry_what_is_there(struct tier_carry *carry, struct base_error *erro
 {
 	int ret = tier_bytes_of(carry->entry->place, &carry->copy, &carry->bytes, error);
 
-	if (!ret && carry->copy.kind == RING_FOLDER) {
+	if (!ret && carry->copy.kind == IO_FOLDER) {
 		ret = carry_nodes(carry, error);
 		if (ret <= 0)
 			return ret;
@@ -767,8 +767,8 @@ static int carry_what_is_there(struct tier_carry *carry, struct base_error *erro
 		ret = look_there(carry, error);
 	if (ret || carry->result != IOSHAPE_DRAINED)
 		return ret;
-	ret = carry->copy.kind == RING_FOLDER ? carry_folder(carry, error) :
-						carry_alone(carry, error);
+	ret = carry->copy.kind == IO_FOLDER ? carry_folder(carry, error) :
+					      carry_alone(carry, error);
 	/* Somebody was there just before us. */
 	if (ret == -EEXIST && is_newer_there(carry)) {
 		base_error_begin(error);
@@ -785,7 +785,7 @@ int tier_carry(struct tier_carry *carry, struct base_error *error)
 	carry->result = ret == -ENOENT ? IOSHAPE_DRAINED_GONE : IOSHAPE_DRAINED;
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
-	if (carry->copy.kind == RING_OTHER)
+	if (carry->copy.kind == IO_OTHER)
 		return base_refuse(error, -EINVAL, "\"%s\" is neither a file nor a directory",
 				   carry->entry->place);
 	ret = tier_check_links(carry->entry->path, error);

@@ -213,9 +213,9 @@ int tier_check_links(const char *destination, struct base_error *error)
 
 /* ---- What is there --------------------------------------------------------------------------- */
 
-int tier_look(const char *place, struct ring_entry *copy, struct base_error *error)
+int tier_look(const char *place, struct io_entry *copy, struct base_error *error)
 {
-	const int ret = ring_look(place, false, copy);
+	const int ret = io_look(place, false, copy);
 
 	if (ret && ret != -ENOENT)
 		base_fail(error, ret, "cannot look at \"%s\"", place);
@@ -224,45 +224,45 @@ int tier_look(const char *place, struct ring_entry *copy, struct base_error *err
 
 /* Files that are being written included. */
 struct below {
-	const struct ring_folder *folder;
+	const struct io_folder *folder;
 	uint64_t bytes;
 };
 
 static int add_bytes(void *user, const char *name, struct base_error *error)
 {
 	struct below *below = user, inner = { .bytes = 0 };
-	struct ring_folder folder;
-	struct ring_entry entry;
-	int ret = ring_folder_look(below->folder, name, &entry, error);
+	struct io_folder folder;
+	struct io_entry entry;
+	int ret = io_folder_look(below->folder, name, &entry, error);
 
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
-	if (entry.kind == RING_FILE)
+	if (entry.kind == IO_FILE)
 		below->bytes += entry.bytes;
-	if (entry.kind != RING_FOLDER ||
-	    ring_folder_open_in(&folder, below->folder, name, NULL)) /* gone by now */
+	if (entry.kind != IO_FOLDER ||
+	    io_folder_open_in(&folder, below->folder, name, NULL)) /* gone by now */
 		return 0;
 	inner.folder = &folder;
-	ret = ring_folder_list(&folder, add_bytes, &inner, error);
-	ring_folder_close(&folder);
+	ret = io_folder_list(&folder, add_bytes, &inner, error);
+	io_folder_close(&folder);
 	below->bytes += inner.bytes;
 	return ret;
 }
 
-int tier_bytes_of(const char *place, const struct ring_entry *copy, uint64_t *bytes,
+int tier_bytes_of(const char *place, const struct io_entry *copy, uint64_t *bytes,
 		  struct base_error *error)
 {
-	struct ring_folder folder;
+	struct io_folder folder;
 	struct below below = { .folder = &folder };
 	int ret;
 
 	*bytes = copy->bytes;
-	if (copy->kind != RING_FOLDER)
+	if (copy->kind != IO_FOLDER)
 		return 0;
-	ret = ring_folder_open(&folder, place, error);
+	ret = io_folder_open(&folder, place, error);
 	if (!ret) {
-		ret = ring_folder_list(&folder, add_bytes, &below, error);
-		ring_folder_close(&folder);
+		ret = io_folder_list(&folder, add_bytes, &below, error);
+		io_folder_close(&folder);
 	}
 	*bytes = below.bytes;
 	return ret;
@@ -280,7 +280,7 @@ static int list_one(struct listing *listing, const struct tier_entry *entry,
 		    struct base_error *error)
 {
 	struct ioshape_tier_copy *listed = &listing->copies[listing->count];
-	struct ring_entry copy;
+	struct io_entry copy;
 	uint64_t bytes;
 	int ret = tier_look(entry->place, &copy, error);
 
@@ -294,7 +294,7 @@ static int list_one(struct listing *listing, const struct tier_entry *entry,
 		.bytes = bytes,
 		.saved_s = copy.modified,
 		.number = entry->drained ? 0 : entry->number,
-		.directory = copy.kind == RING_FOLDER,
+		.directory = copy.kind == IO_FOLDER,
 	};
 	listing->text = stpcpy(listing->text, entry->place) + 1;
 	listing->count++;
@@ -355,25 +355,25 @@ IOSHAPE_EXPORT int ioshape_tier_list(struct ioshape_tier *tier, struct ioshape_t
 /* Removes a copy, if it is still the one that was looked at: -EBUSY if somebody reads it, -ENOENT
  * and -ESTALE if it is gone or another; all three without a sentence. The journal is locked. With
  * `durably` nothing brings it back. */
-static int drop(const char *place, const struct ring_entry *copy, bool durably,
+static int drop(const char *place, const struct io_entry *copy, bool durably,
 		struct base_error *error)
 {
 	char *above = base_directory_of(place), sums[NAME_MAX + 1];
 	const char *name = strrchr(place, '/') + 1;
-	struct ring_folder folder = RING_NO_FOLDER;
+	struct io_folder folder = IO_NO_FOLDER;
 	int ret;
 
 	if (!above)
 		return base_no_memory(error, "a path", strlen(place));
-	ret = ring_folder_open(&folder, above, error);
+	ret = io_folder_open(&folder, above, error);
 	if (!ret)
-		ret = ring_folder_discard(&folder, name, copy, ZIP_MANIFEST_NAME, error);
+		ret = io_folder_discard(&folder, name, copy, FORMAT_MANIFEST_NAME, error);
 	/* They tell of nothing any more. */
-	if (!ret && snprintf(sums, sizeof(sums), "%s" ZIP_CHECKSUMS_SUFFIX, name) <= NAME_MAX)
-		ret = ring_folder_drop_text(&folder, sums, error);
+	if (!ret && snprintf(sums, sizeof(sums), "%s" FORMAT_CHECKSUMS_SUFFIX, name) <= NAME_MAX)
+		ret = io_folder_drop_text(&folder, sums, error);
 	if (!ret && durably)
-		ret = ring_folder_sync(&folder, error);
-	ring_folder_close(&folder);
+		ret = io_folder_sync(&folder, error);
+	io_folder_close(&folder);
 	free(above);
 	return ret;
 }
@@ -381,12 +381,12 @@ static int drop(const char *place, const struct ring_entry *copy, bool durably,
 /* As tier_discard(), without the entry. */
 static int discard_copy(const struct tier_entry *entry, uint64_t *bytes, struct base_error *error)
 {
-	struct ring_entry copy;
+	struct io_entry copy;
 	int ret = tier_look(entry->place, &copy, error);
 
 	if (ret)
 		return ret;
-	if (copy.kind == RING_OTHER || copy.modified_ns != entry->copy_ns)
+	if (copy.kind == IO_OTHER || copy.modified_ns != entry->copy_ns)
 		return -ESTALE;
 	ret = tier_bytes_of(entry->place, &copy, bytes, error);
 	return ret ? ret : drop(entry->place, &copy, false, error);
@@ -449,7 +449,7 @@ static bool may_go(const struct tier_journal *journal, const struct tier_entry *
 static int check_enough(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
 			uint64_t lack, const struct tier_journal *journal, struct base_error *error)
 {
-	struct ring_entry copy;
+	struct io_entry copy;
 	size_t waiting = 0;
 	uint64_t bytes;
 
@@ -498,7 +498,7 @@ static int free_bytes(const struct ioshape_tier *tier, const char *destination, 
 static int make_room(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
 		     struct base_error *error)
 {
-	struct ring_hold hold = RING_NO_HOLD;
+	struct io_hold hold = IO_NO_HOLD;
 	uint64_t lack = 0;
 	int ret = find_lack(tier, needed, &lack, error);
 
@@ -507,7 +507,7 @@ static int make_room(const struct ioshape_tier *tier, const char *destination, u
 	ret = tier_lock(tier, &hold, error);
 	if (!ret)
 		ret = free_bytes(tier, destination, needed, error);
-	ring_folder_let_go(&hold);
+	io_folder_let_go(&hold);
 	return ret;
 }
 
@@ -515,14 +515,14 @@ static int make_room(const struct ioshape_tier *tier, const char *destination, u
  * before it is saved again. */
 static int clear_place(const struct ioshape_tier *tier, const char *place, struct base_error *error)
 {
-	struct ring_hold hold = RING_NO_HOLD;
+	struct io_hold hold = IO_NO_HOLD;
 	struct tier_journal journal = { 0 };
 	const struct tier_entry *entry;
-	struct ring_entry copy;
+	struct io_entry copy;
 	uint64_t bytes;
 	int ret = tier_look(place, &copy, error);
 
-	if (ret || copy.kind != RING_FOLDER)
+	if (ret || copy.kind != IO_FOLDER)
 		return ret == -ENOENT ? 0 : ret;
 	ret = tier_lock(tier, &hold, error);
 	if (!ret)
@@ -537,7 +537,7 @@ static int clear_place(const struct ioshape_tier *tier, const char *place, struc
 			ret = 0;
 	}
 	tier_journal_free(&journal);
-	ring_folder_let_go(&hold);
+	io_folder_let_go(&hold);
 	return ret;
 }
 
@@ -554,7 +554,7 @@ int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint6
 	if (!ret)
 		ret = make_room(tier, destination, bytes, error);
 	if (!ret)
-		ret = ring_folder_make(above, error);
+		ret = io_folder_make(above, error);
 	free(above);
 	return ret;
 }
@@ -572,7 +572,7 @@ static bool waits(const struct tier_journal *journal, const char *place)
 static int forget_copy(const struct ioshape_tier *tier, const char *place, uint64_t *bytes,
 		       struct base_error *error)
 {
-	struct ring_entry copy;
+	struct io_entry copy;
 	int ret = tier_look(place, &copy, error);
 
 	if (!ret)
@@ -619,7 +619,7 @@ static int forget_kept(const struct ioshape_tier *tier, const char *given, const
 static int forget(const struct ioshape_tier *tier, const char *given, const char *place,
 		  uint64_t *bytes, struct base_error *error)
 {
-	struct ring_hold drain = RING_NO_HOLD, hold = RING_NO_HOLD;
+	struct io_hold drain = IO_NO_HOLD, hold = IO_NO_HOLD;
 	int ret = tier_lock_drain(tier, &drain, error);
 
 	if (ret == -EBUSY)
@@ -630,8 +630,8 @@ static int forget(const struct ioshape_tier *tier, const char *given, const char
 		ret = tier_lock(tier, &hold, error);
 	if (!ret)
 		ret = forget_kept(tier, given, place, bytes, error);
-	ring_folder_let_go(&hold);
-	ring_folder_let_go(&drain);
+	io_folder_let_go(&hold);
+	io_folder_let_go(&drain);
 	return ret;
 }
 

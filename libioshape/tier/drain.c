@@ -79,7 +79,7 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 		  const struct tier_entry *now, struct base_error *error)
 {
 	const struct ioshape_tier *tier = drain->tier;
-	struct ring_hold hold = RING_NO_HOLD;
+	struct io_hold hold = IO_NO_HOLD;
 	int ret = tier_lock(tier, &hold, error);
 
 	if (!ret)
@@ -94,7 +94,7 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 	}
 	if (!ret && now)
 		trim(tier, entry->path);
-	ring_folder_let_go(&hold);
+	io_folder_let_go(&hold);
 	return ret;
 }
 
@@ -219,8 +219,7 @@ static int drain_all(struct drain *drain, struct base_error *error)
 
 #define REST_NS 100000000 /* between two tries, and calls of the progress function */
 
-static int wait_for_lock(const struct drain *drain, struct ring_hold *hold,
-			 struct base_error *error)
+static int wait_for_lock(const struct drain *drain, struct io_hold *hold, struct base_error *error)
 {
 	const struct ioshape_drain_options *options = &drain->options;
 	const struct timespec pause = { .tv_nsec = REST_NS };
@@ -238,13 +237,13 @@ static int wait_for_lock(const struct drain *drain, struct ring_hold *hold,
 
 static int run(struct drain *drain, struct base_error *error)
 {
-	struct ring_hold hold = RING_NO_HOLD;
+	struct io_hold hold = IO_NO_HOLD;
 	int ret;
 
 	ret = wait_for_lock(drain, &hold, error);
 	if (!ret)
 		ret = drain_all(drain, error);
-	ring_folder_let_go(&hold);
+	io_folder_let_go(&hold);
 	return ret;
 }
 

@@ -25,11 +25,11 @@ struct held {
 	uint64_t segment_bytes;
 	uint32_t count; /* of its files */
 	struct held_file {
-		struct ring_input input;
+		struct io_input input;
 		uint64_t at; /* where it begins among all of them */
 	} * files;
-	struct ring_input parity; /* its path is NULL before it is open */
-	uint64_t parity_at;       /* where the first begins */
+	struct io_input parity; /* its path is NULL before it is open */
+	uint64_t parity_at;     /* where the first begins */
 };
 
 /* ---- Elements that lie here ------------------------------------------------------------------ */
@@ -39,29 +39,29 @@ static void held_close(struct held *held)
 	const struct parity_exchange *exchange = held->exchange;
 
 	while (held->count)
-		ring_input_close(&held->files[--held->count].input);
+		io_input_close(&held->files[--held->count].input);
 	free(held->files);
 	if (held->parity.path)
-		ring_input_close(&held->parity);
+		io_input_close(&held->parity);
 	*held = (struct held){ .exchange = exchange };
 }
 
 static int open_input(const struct parity_exchange *exchange, const char *name,
-		      struct ring_input *input, struct base_error *error)
+		      struct io_input *input, struct base_error *error)
 {
 	char *path;
 	int ret;
 
 	if (asprintf(&path, "%s/%s", exchange->folder, name) < 0)
 		return base_no_memory(error, "a path", strlen(exchange->folder));
-	ret = ring_input_open(input, path, 0, 0, IOSHAPE_DIRECT_OFF, error);
+	ret = io_input_open(input, path, 0, 0, IOSHAPE_DIRECT_OFF, error);
 	free(path);
 	return ret;
 }
 
 static int open_files(struct held *held, struct base_error *error)
 {
-	const struct zip_manifest *manifest = held->exchange->manifest;
+	const struct format_manifest *manifest = held->exchange->manifest;
 	uint64_t at = 0;
 	int ret = 0;
 
@@ -94,7 +94,7 @@ static int open_parity(struct held *held, struct base_error *error)
 	ret = open_input(held->exchange, name, &held->parity, error);
 	if (ret)
 		return ret;
-	ret = ring_input_get(&held->parity, 0, begin, sizeof(begin), error);
+	ret = io_input_get(&held->parity, 0, begin, sizeof(begin), error);
 	held->parity_at = ret ? 0 : parity_record_bytes(begin, sizeof(begin));
 	if (!ret && !held->parity_at)
 		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
@@ -131,8 +131,8 @@ static int get_from_files(const struct held *held, uint64_t at, uint8_t *into, s
 			       end = MIN(file->at + file->input.bytes, at + bytes);
 
 		if (begin < end)
-			ret = ring_input_get(&file->input, begin - file->at, into + (begin - at),
-					     end - begin, error);
+			ret = io_input_get(&file->input, begin - file->at, into + (begin - at),
+					   end - begin, error);
 	}
 	return ret;
 }
@@ -153,10 +153,10 @@ static int held_get(struct held *held, uint32_t node, uint32_t element, uint64_t
 				      error);
 	ret = open_parity(held, error);
 	return ret ? ret :
-		     ring_input_get(&held->parity,
-				    held->parity_at + (element - segments) * held->segment_bytes +
-					    offset,
-				    into, bytes, error);
+		     io_input_get(&held->parity,
+				  held->parity_at + (element - segments) * held->segment_bytes +
+					  offset,
+				  into, bytes, error);
 }
 
 /* ---- The list: what is made, in the order in which all nodes go through it ------------------- */
@@ -433,7 +433,7 @@ static void skip_rest(struct summing *summing)
 }
 
 /* The next bytes that follow; without a file they are passed over. */
-static int put_next(struct summing *summing, struct ring_writer *file, uint64_t bytes,
+static int put_next(struct summing *summing, struct io_writer *file, uint64_t bytes,
 		    struct base_error *error)
 {
 	int ret = 0;
@@ -445,7 +445,7 @@ static int put_next(struct summing *summing, struct ring_writer *file, uint64_t 
 			ret = next_block(summing, error);
 		piece = MIN(summing->bytes - summing->at, bytes);
 		if (!ret && file)
-			ret = ring_writer_put(file, summing->sum + summing->at, piece, NULL, error);
+			ret = io_writer_put(file, summing->sum + summing->at, piece, NULL, error);
 		summing->at += piece;
 		bytes -= piece;
 	}
@@ -456,13 +456,13 @@ static int put_next(struct summing *summing, struct ring_writer *file, uint64_t 
 
 struct target_file {
 	struct summing *summing;
-	const struct zip_manifest_file *restored; /* NULL: it is that of the parities */
+	const struct format_manifest_file *restored; /* NULL: it is that of the parities */
 	const struct base_buffer *record;
 	uint64_t bytes; /* of parities */
 	const char *path;
 };
 
-static int put_file(void *user, struct ring_writer *writer, struct base_error *error)
+static int put_file(void *user, struct io_writer *writer, struct base_error *error)
 {
 	const struct target_file *file = user;
 	int ret = 0;
@@ -470,10 +470,10 @@ static int put_file(void *user, struct ring_writer *writer, struct base_error *e
 	if (file->restored)
 		ret = put_next(file->summing, writer, file->restored->bytes, error);
 	else
-		ret = ring_writer_put(writer, file->record->data, file->record->bytes, NULL, error);
+		ret = io_writer_put(writer, file->record->data, file->record->bytes, NULL, error);
 	if (!ret && !file->restored)
 		ret = put_next(file->summing, writer, file->bytes, error);
-	if (ret || !file->restored || ring_writer_crc32(writer) == file->restored->crc32)
+	if (ret || !file->restored || io_writer_crc32(writer) == file->restored->crc32)
 		return ret;
 	return base_refuse(error, IOSHAPE_E_DAMAGED,
 			   "\"%s\" was restored from other nodes, and its checksum is another: one "
@@ -662,7 +662,7 @@ static int make_sets(const struct ioshape_group *group, struct parity_sets *sets
 	return ret ? base_no_memory(error, "sets of nodes", group->node_count) : 0;
 }
 
-static int list_files(const struct ioshape_group *group, const struct zip_manifest *manifest,
+static int list_files(const struct ioshape_group *group, const struct format_manifest *manifest,
 		      struct parity_record *record, struct base_error *error)
 {
 	record->file_count = manifest->file_count;
@@ -674,7 +674,7 @@ static int list_files(const struct ioshape_group *group, const struct zip_manife
 	return 0;
 }
 
-int parity_plan(const struct ioshape_group *group, const struct zip_manifest *manifest,
+int parity_plan(const struct ioshape_group *group, const struct format_manifest *manifest,
 		struct base_buffer *plan, struct base_error *error)
 {
 	struct parity_record record = { 0 };
@@ -689,7 +689,7 @@ int parity_plan(const struct ioshape_group *group, const struct zip_manifest *ma
 }
 
 /* All nodes at once: each makes the parities that it keeps for the others. */
-static int make_parities(struct group_round *round, const struct zip_manifest *manifest,
+static int make_parities(struct group_round *round, const struct format_manifest *manifest,
 			 const struct parity_record *record, const char *folder,
 			 struct base_error *error)
 {
@@ -724,7 +724,7 @@ static int make_parities(struct group_round *round, const struct zip_manifest *m
 }
 
 /* So that it is known for what it is: the files of one node. */
-static int put_bare_record(const struct ring_folder *folder, const struct parity_record *record,
+static int put_bare_record(const struct io_folder *folder, const struct parity_record *record,
 			   struct base_error *error)
 {
 	char name[GROUP_PARITY_NAME_BYTES];
@@ -735,14 +735,14 @@ static int put_bare_record(const struct ring_folder *folder, const struct parity
 	if (ret)
 		base_no_memory(error, "who protects whom", text.bytes);
 	else
-		ret = ring_folder_put(folder, name, text.data, text.bytes, error);
+		ret = io_folder_put(folder, name, text.data, text.bytes, error);
 	base_buffer_free(&text);
 	return ret;
 }
 
 /* Without parities it is a good generation all the same. */
-static int protect(struct group_round *round, const struct zip_manifest *manifest,
-		   const struct parity_record *record, const struct ring_folder *folder,
+static int protect(struct group_round *round, const struct format_manifest *manifest,
+		   const struct parity_record *record, const struct io_folder *folder,
 		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error)
 {
 	struct ioshape_group *group = round->group;
@@ -762,8 +762,8 @@ static int protect(struct group_round *round, const struct zip_manifest *manifes
 	return put_bare_record(folder, record, error);
 }
 
-int parity_protect(struct group_round *round, const struct zip_manifest *manifest,
-		   const struct base_buffer *plan, const struct ring_folder *folder,
+int parity_protect(struct group_round *round, const struct format_manifest *manifest,
+		   const struct base_buffer *plan, const struct io_folder *folder,
 		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;

@@ -103,9 +103,9 @@ const char *tier_path_of_entry(const char *name, const char *text, int *drained)
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-int tier_lock(const struct ioshape_tier *tier, struct ring_hold *hold, struct base_error *error)
+int tier_lock(const struct ioshape_tier *tier, struct io_hold *hold, struct base_error *error)
 {
-	return ring_folder_take(&tier->root, "lock", true, hold, error);
+	return io_folder_take(&tier->root, "lock", true, hold, error);
 }
 
 struct listing {
@@ -131,14 +131,14 @@ static int add_entry(struct listing *listing, struct tier_entry *entry, const ch
 static int found_name(void *user, const char *name, struct base_error *error)
 {
 	struct listing *listing = user;
-	const struct ring_folder *journal = &listing->tier->journal;
+	const struct io_folder *journal = &listing->tier->journal;
 	char text[PATH_MAX];
 	struct tier_entry entry;
 	const char *path;
 	int ret = -EINVAL;
 
 	if (parse_name(name, &entry))
-		ret = ring_folder_get_text(journal, name, text);
+		ret = io_folder_get_text(journal, name, text);
 	if (ret == -ENOENT)
 		return 0;
 	/* An unreadable entry is an error: skipping it would hide a copy. */
@@ -162,7 +162,7 @@ int tier_journal_read(const struct ioshape_tier *tier, struct tier_journal *jour
 		      struct base_error *error)
 {
 	struct listing listing = { .tier = tier };
-	int ret = ring_folder_list(&tier->journal, found_name, &listing, error);
+	int ret = io_folder_list(&tier->journal, found_name, &listing, error);
 
 	/* The buffer's memory is malloc()'s, and the struct's alignment is no stricter. */
 	journal->all = (struct tier_entry *)(void *)listing.entries.data;
@@ -208,12 +208,12 @@ int tier_journal_add(const struct ioshape_tier *tier, const struct tier_journal 
 	for (int tries = 0; ret == -EEXIST && tries < MOST_TAKEN; tries++) {
 		entry->number++;
 		entry_name(name, entry);
-		ret = ring_folder_put_text(&tier->journal, name, text, error);
+		ret = io_folder_put_text(&tier->journal, name, text, error);
 	}
 	if (ret == -EEXIST)
 		base_fail(error, ret, "cannot make \"%s/%s\"", tier->journal.path, name);
 	if (!ret)
-		ret = ring_folder_sync(&tier->journal, error);
+		ret = io_folder_sync(&tier->journal, error);
 	free(text);
 	return ret;
 }
@@ -227,12 +227,12 @@ int tier_journal_change(const struct ioshape_tier *tier, const struct tier_entry
 	entry_name(name, entry);
 	if (now) {
 		entry_name(next, now);
-		ret = ring_folder_rename(&tier->journal, name, next);
+		ret = io_folder_rename(&tier->journal, name, next);
 		if (ret && ret != -ENOENT)
 			base_fail(error, ret, "cannot rename \"%s/%s\"", tier->journal.path, name);
 		ret = ret == -ENOENT ? 0 : ret;
 	} else {
-		ret = ring_folder_drop_text(&tier->journal, name, error);
+		ret = io_folder_drop_text(&tier->journal, name, error);
 	}
-	return ret ? ret : ring_folder_sync(&tier->journal, error);
+	return ret ? ret : io_folder_sync(&tier->journal, error);
 }

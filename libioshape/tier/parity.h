@@ -106,7 +106,7 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 void parity_record_free(struct parity_record *record);
 /* Compare a record that another process or a disk gave with the manifest and the number of nodes
  * that it is used with: their arrays are indexed by its numbers. IOSHAPE_E_DAMAGED. */
-int parity_record_check(const struct parity_record *record, const struct zip_manifest *manifest,
+int parity_record_check(const struct parity_record *record, const struct format_manifest *manifest,
 			uint32_t nodes, const char *path, struct base_error *error);
 /* Whether two records name the same sets and the same files of each node. */
 bool parity_records_agree(const struct parity_record *left, const struct parity_record *right);
@@ -114,7 +114,7 @@ bool parity_records_agree(const struct parity_record *left, const struct parity_
 int parity_record_whole(struct parity_record *record, uint32_t file_count);
 
 /* Bytes of a segment of a set. */
-uint64_t parity_segment_bytes(const struct zip_manifest *manifest,
+uint64_t parity_segment_bytes(const struct format_manifest *manifest,
 			      const struct parity_record *record, const struct parity_set *set);
 
 /* ---- Elements on their way (elements.c) ------------------------------------------------------ */
@@ -129,7 +129,7 @@ struct parity_making {
 
 struct parity_exchange {
 	struct group_round *round;
-	const struct zip_manifest *manifest;
+	const struct format_manifest *manifest;
 	const struct parity_record *record; /* that of any node, of which sets and files count */
 	const uint32_t *holders, *parities;
 	const struct parity_making *makings; /* the same on all nodes, in the same order */
@@ -156,10 +156,10 @@ uint64_t parity_bytes(enum ioshape_parity parity, uint64_t bytes, uint32_t nodes
 
 /* ---- For groups: struct group_tier_ops ------------------------------------------------------- */
 
-int parity_plan(const struct ioshape_group *group, const struct zip_manifest *manifest,
+int parity_plan(const struct ioshape_group *group, const struct format_manifest *manifest,
 		struct base_buffer *plan, struct base_error *error);
-int parity_protect(struct group_round *round, const struct zip_manifest *manifest,
-		   const struct base_buffer *plan, const struct ring_folder *folder,
+int parity_protect(struct group_round *round, const struct format_manifest *manifest,
+		   const struct base_buffer *plan, const struct io_folder *folder,
 		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error);
 int parity_look(struct group_round *round, struct group_spreads **spreads,
 		struct group_candidates *found, struct base_error *error);

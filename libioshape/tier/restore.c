@@ -26,7 +26,7 @@ struct holding {
 /* A generation that lies on tiers. */
 struct spread {
 	uint64_t step, serial;
-	char attempt[ZIP_ATTEMPT_BYTES];
+	char attempt[FORMAT_ATTEMPT_BYTES];
 	struct parity_record record;
 	uint32_t *node_of_rank; /* of the generation; owned */
 	uint32_t holding_count;
@@ -51,7 +51,7 @@ struct offers {
 struct restoring {
 	const struct ioshape_group *group;
 	uint64_t step;
-	char attempt[ZIP_ATTEMPT_BYTES];
+	char attempt[FORMAT_ATTEMPT_BYTES];
 	struct parity_record record;  /* that of any node */
 	uint32_t *holders, *parities; /* by node of the generation; owned */
 	uint32_t count;
@@ -195,16 +195,16 @@ struct offer {
 
 static bool has_all_files(const struct offer *offer, const struct parity_record *record)
 {
-	const struct zip_manifest *manifest = &offer->generation->manifest;
-	struct ring_entry entry;
+	const struct format_manifest *manifest = &offer->generation->manifest;
+	struct io_entry entry;
 
 	if (record->file_count != manifest->file_count)
 		return false;
 	for (uint32_t file = 0; file < manifest->file_count; file++) {
 		if (record->node_of_file[file] != record->node)
 			continue;
-		if (ring_folder_look(&offer->generation->folder, manifest->files[file].name, &entry,
-				     NULL) ||
+		if (io_folder_look(&offer->generation->folder, manifest->files[file].name, &entry,
+				   NULL) ||
 		    entry.bytes != manifest->files[file].bytes)
 			return false;
 	}
@@ -236,7 +236,7 @@ static bool add_holding(struct spread *spread, struct holding holding)
 /* Takes the record. False without memory. */
 static bool describe(struct offer *offer, struct parity_record *record)
 {
-	const struct zip_manifest *manifest = &offer->generation->manifest;
+	const struct format_manifest *manifest = &offer->generation->manifest;
 	struct spread *spread = offer->spread;
 
 	spread->step = manifest->step;
@@ -264,22 +264,22 @@ static bool agrees(const struct offer *offer, const struct parity_record *record
 }
 
 /* The record that stands in a file, and how long that file is. False: there is none. */
-static bool read_record(const struct ring_folder *folder, const char *name,
+static bool read_record(const struct io_folder *folder, const char *name,
 			struct parity_record *record, uint64_t *record_bytes, uint64_t *file_bytes)
 {
 	uint8_t begin[PARITY_RECORD_UNIT];
 	struct base_buffer text = { 0 };
-	struct ring_entry entry;
-	ssize_t got = ring_folder_peek(folder, name, begin, sizeof(begin));
+	struct io_entry entry;
+	ssize_t got = io_folder_peek(folder, name, begin, sizeof(begin));
 	bool well;
 
 	*record_bytes = got < (ssize_t)sizeof(begin) ? 0 :
 						       parity_record_bytes(begin, sizeof(begin));
-	if (!*record_bytes || ring_folder_look(folder, name, &entry, NULL) ||
+	if (!*record_bytes || io_folder_look(folder, name, &entry, NULL) ||
 	    base_buffer_reserve(&text, *record_bytes))
 		return false;
 	*file_bytes = entry.bytes;
-	got = ring_folder_peek(folder, name, text.data, *record_bytes);
+	got = io_folder_peek(folder, name, text.data, *record_bytes);
 	well = got == (ssize_t)*record_bytes &&
 	       !parity_record_decode(record, text.data, *record_bytes, name, NULL);
 	base_buffer_free(&text);
@@ -334,7 +334,7 @@ static void offer_one(const struct ioshape_group *group, const struct group_gene
 		return;
 	}
 	if (group_is_of_nodes(&generation->folder))
-		ring_folder_list(&generation->folder, see_node, &offer, NULL);
+		io_folder_list(&generation->folder, see_node, &offer, NULL);
 	else
 		offer_whole(&offer);
 	if (offer.spread->holding_count)
@@ -346,11 +346,11 @@ static void offer_one(const struct ioshape_group *group, const struct group_gene
 /* The newest, by their manifests. */
 static void offer_all(const struct ioshape_group *group, struct offers *offers)
 {
-	struct ring_folder directory = RING_NO_FOLDER;
+	struct io_folder directory = IO_NO_FOLDER;
 	struct group_candidates candidates = { 0 };
 	struct group_generation generation;
 
-	if (!ring_folder_open(&directory, group->near, NULL) &&
+	if (!io_folder_open(&directory, group->near, NULL) &&
 	    !group_list_by_age(&directory, &candidates, NULL)) {
 		for (size_t i = 0; i < candidates.count && offers->count < MOST_OFFERED; i++) {
 			if (group_open_candidate(&generation, &directory, &candidates, i, NULL))
@@ -360,7 +360,7 @@ static void offer_all(const struct ioshape_group *group, struct offers *offers)
 		}
 	}
 	group_candidates_free(&candidates);
-	ring_folder_close(&directory);
+	io_folder_close(&directory);
 }
 
 /* ---- What all nodes have --------------------------------------------------------------------- */
@@ -618,27 +618,27 @@ static uint32_t giver_of(const struct restoring *restoring)
 static int read_own(const struct restoring *restoring, struct base_buffer *text,
 		    struct base_error *error)
 {
-	struct ring_folder folder = RING_NO_FOLDER;
-	int ret = ring_folder_open(&folder, restoring->folder, error);
+	struct io_folder folder = IO_NO_FOLDER;
+	int ret = io_folder_open(&folder, restoring->folder, error);
 
 	if (!ret)
-		ret = ring_folder_get(&folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES, text,
-				      NULL, error);
-	ring_folder_close(&folder);
+		ret = io_folder_get(&folder, FORMAT_MANIFEST_NAME, FORMAT_MAX_MANIFEST_BYTES, text,
+				    NULL, error);
+	io_folder_close(&folder);
 	return ret;
 }
 
 /* Compares what another node gives with what rank 0 says before any of it is used. */
 static int read_given(const struct restoring *restoring, const struct given *given,
-		      struct zip_manifest *manifest, struct base_error *error)
+		      struct format_manifest *manifest, struct base_error *error)
 {
 	const char *path = restoring->folder;
 	int ret = given->failure.code;
 
 	if (ret)
 		return base_pass_on(error, &given->failure);
-	ret = zip_manifest_decode(manifest, (const char *)given->text.data, given->text.bytes, path,
-				  error);
+	ret = format_manifest_decode(manifest, (const char *)given->text.data, given->text.bytes,
+				     path, error);
 	if (ret)
 		return ret;
 	if (manifest->step != restoring->step ||
@@ -654,7 +654,7 @@ static int read_given(const struct restoring *restoring, const struct given *giv
 }
 
 static int get_manifest(struct group_round *round, const struct restoring *restoring,
-			struct given *given, struct zip_manifest *manifest,
+			struct given *given, struct format_manifest *manifest,
 			struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
@@ -677,43 +677,43 @@ static int get_manifest(struct group_round *round, const struct restoring *resto
 
 /* Another generation of that step makes room; files of the same one stay. */
 static int prepare(struct ioshape_group *group, const struct restoring *restoring,
-		   const struct zip_manifest *manifest, struct base_error *error)
+		   const struct format_manifest *manifest, struct base_error *error)
 {
 	struct group_tier *tier = group_tier_of(&group->options);
-	struct ring_folder directory = RING_NO_FOLDER;
+	struct io_folder directory = IO_NO_FOLDER;
 	struct group_generation there;
 	char name[GROUP_STEP_NAME_BYTES], *path;
 	bool same = false;
 	int ret = 0;
 
 	group_step_name(name, restoring->step);
-	if (!ring_folder_open(&directory, group->near, NULL) &&
+	if (!io_folder_open(&directory, group->near, NULL) &&
 	    !group_generation_open(&there, &directory, name, restoring->step, NULL)) {
 		same = !strcmp(there.manifest.attempt, manifest->attempt);
 		group_generation_close(&there);
 	}
-	ring_folder_close(&directory);
+	io_folder_close(&directory);
 	if (asprintf(&path, "%s/%s", group->directory, name) < 0)
 		return base_no_memory(error, "a path", strlen(group->directory));
 	if (!same)
 		ret = tier->ops->make_room(tier, path, 0, 1, error);
 	free(path);
-	return ret ? ret : ring_folder_make(restoring->folder, error);
+	return ret ? ret : io_folder_make(restoring->folder, error);
 }
 
 /* The manifest comes last. */
 static int complete(const struct restoring *restoring, const struct base_buffer *text,
 		    struct base_error *error)
 {
-	struct ring_folder folder = RING_NO_FOLDER;
-	struct ring_entry entry;
-	int ret = ring_folder_open(&folder, restoring->folder, error);
+	struct io_folder folder = IO_NO_FOLDER;
+	struct io_entry entry;
+	int ret = io_folder_open(&folder, restoring->folder, error);
 
-	if (!ret && ring_folder_look(&folder, ZIP_MANIFEST_NAME, &entry, NULL))
-		ret = ring_folder_put(&folder, ZIP_MANIFEST_NAME, text->data, text->bytes, error);
+	if (!ret && io_folder_look(&folder, FORMAT_MANIFEST_NAME, &entry, NULL))
+		ret = io_folder_put(&folder, FORMAT_MANIFEST_NAME, text->data, text->bytes, error);
 	if (!ret)
-		ret = ring_folder_sync(&folder, error);
-	ring_folder_close(&folder);
+		ret = io_folder_sync(&folder, error);
+	io_folder_close(&folder);
 	return ret;
 }
 
@@ -737,7 +737,7 @@ static int keep(struct ioshape_group *group, const struct restoring *restoring, 
 }
 
 static int exchange(struct group_round *round, const struct restoring *restoring,
-		    const struct zip_manifest *manifest, struct base_error *error)
+		    const struct format_manifest *manifest, struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
 	struct parity_exchange exchange = {
@@ -765,7 +765,7 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 {
 	struct ioshape_group *group = round->group;
 	const bool gets = turns_of(restoring, group->ranks[group->options.rank].node) > 0;
-	struct zip_manifest manifest = { 0 };
+	struct format_manifest manifest = { 0 };
 	struct given given = { 0 };
 	char name[GROUP_STEP_NAME_BYTES];
 	int ret = 0;
@@ -786,7 +786,7 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 		ret = complete(restoring, &given.text, error);
 	if (!ret)
 		ret = keep(group, restoring, gets, error);
-	zip_manifest_free(&manifest);
+	format_manifest_free(&manifest);
 	base_buffer_free(&given.text);
 	return ret;
 }

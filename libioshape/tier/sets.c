@@ -91,15 +91,15 @@ int parity_sets_make(struct parity_sets *sets, uint32_t nodes, uint32_t parity, 
 		     const char *const *domains)
 {
 	struct domain *all = calloc(nodes, sizeof(*all));
-	struct zip_names *names = NULL;
+	struct format_names *names = NULL;
 	uint32_t count = 0;
-	int ret = all ? zip_names_new(&names, nodes) : -ENOMEM;
+	int ret = all ? format_names_new(&names, nodes) : -ENOMEM;
 
 	*sets = (struct parity_sets){ nodes, parity, set_nodes, calloc(nodes, sizeof(uint32_t)) };
 	if (!ret && !sets->order)
 		ret = -ENOMEM;
 	for (uint32_t node = 0; !ret && node < nodes; node++) {
-		ret = zip_names_add(names, domains[node], strlen(domains[node]), count);
+		ret = format_names_add(names, domains[node], strlen(domains[node]), count);
 		if (!ret)
 			all[count++] = (struct domain){ node, node };
 		else if (ret == -EEXIST)
@@ -107,7 +107,7 @@ int parity_sets_make(struct parity_sets *sets, uint32_t nodes, uint32_t parity, 
 	}
 	if (!ret)
 		mix(sets, domains, all, count);
-	zip_names_free(names);
+	format_names_free(names);
 	free(all);
 	return ret;
 }
@@ -329,7 +329,7 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 			   reading.bad ? "" : ": its checksum is another");
 }
 
-int parity_record_check(const struct parity_record *record, const struct zip_manifest *manifest,
+int parity_record_check(const struct parity_record *record, const struct format_manifest *manifest,
 			uint32_t nodes, const char *path, struct base_error *error)
 {
 	if (record->sets.nodes == nodes && record->file_count == manifest->file_count)
@@ -375,8 +375,8 @@ void parity_record_free(struct parity_record *record)
 
 /* ---- Bytes of elements ----------------------------------------------------------------------- */
 
-static uint64_t node_bytes(const struct zip_manifest *manifest, const struct parity_record *record,
-			   uint32_t node)
+static uint64_t node_bytes(const struct format_manifest *manifest,
+			   const struct parity_record *record, uint32_t node)
 {
 	uint64_t bytes = 0;
 
@@ -387,7 +387,7 @@ static uint64_t node_bytes(const struct zip_manifest *manifest, const struct par
 	return bytes;
 }
 
-uint64_t parity_segment_bytes(const struct zip_manifest *manifest,
+uint64_t parity_segment_bytes(const struct format_manifest *manifest,
 			      const struct parity_record *record, const struct parity_set *set)
 {
 	uint64_t most = 0, bytes;

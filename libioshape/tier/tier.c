@@ -17,8 +17,8 @@ static const struct group_tier_ops for_groups;
 /* The user's own folder, whose name lasts. */
 static int open_root(struct ioshape_tier *tier, const char *given, struct base_error *error)
 {
-	struct ring_private_folder own = { 0 };
-	struct ring_folder folder = RING_NO_FOLDER;
+	struct io_private_folder own = { 0 };
+	struct io_folder folder = IO_NO_FOLDER;
 	char *path = NULL, *absolute = realpath(given, NULL);
 	int ret;
 
@@ -29,15 +29,15 @@ static int open_root(struct ioshape_tier *tier, const char *given, struct base_e
 		path = NULL;
 		ret = base_no_memory(error, "a path", strlen(absolute));
 	} else {
-		ret = ring_private_open(&own, path, error);
+		ret = io_private_open(&own, path, error);
 	}
 	if (!ret)
-		ret = ring_folder_open(&tier->root, path, error);
+		ret = io_folder_open(&tier->root, path, error);
 	/* Where everybody may put folders, one may perhaps not list them. */
-	if (!ret && !ring_folder_open(&folder, absolute, NULL))
-		ret = ring_folder_sync(&folder, error);
-	ring_folder_close(&folder);
-	ring_private_close(&own);
+	if (!ret && !io_folder_open(&folder, absolute, NULL))
+		ret = io_folder_sync(&folder, error);
+	io_folder_close(&folder);
+	io_private_close(&own);
 	free(path);
 	free(absolute);
 	return ret;
@@ -58,12 +58,12 @@ static int open_folders(struct ioshape_tier *tier, const char *given, struct bas
 		ret = base_no_memory(error, "a path", strlen(tier->root.path));
 	if (!ret) {
 		tier->files_bytes = strlen(tier->files);
-		ret = ring_folder_make(tier->files, error);
+		ret = io_folder_make(tier->files, error);
 	}
 	if (!ret)
-		ret = ring_folder_make(journal, error);
+		ret = io_folder_make(journal, error);
 	if (!ret)
-		ret = ring_folder_open(&tier->journal, journal, error);
+		ret = io_folder_open(&tier->journal, journal, error);
 	free(journal);
 	return ret;
 }
@@ -96,7 +96,7 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 		tier->context = context;
 		tier->options = options;
 		tier->options.rack = tier->rack;
-		tier->root = tier->journal = (struct ring_folder)RING_NO_FOLDER;
+		tier->root = tier->journal = (struct io_folder)IO_NO_FOLDER;
 		ret = open_folders(tier, folder, &error);
 	}
 	if (ret)
@@ -110,8 +110,8 @@ IOSHAPE_EXPORT void ioshape_tier_free(struct ioshape_tier *tier)
 {
 	if (!tier || save_enter(tier->context, NULL))
 		return;
-	ring_folder_close(&tier->journal);
-	ring_folder_close(&tier->root);
+	io_folder_close(&tier->journal);
+	io_folder_close(&tier->root);
 	free(tier->files);
 	free(tier);
 }
@@ -146,7 +146,7 @@ IOSHAPE_EXPORT int ioshape_tier_place(struct ioshape_tier *tier, const char *pat
 
 /* Whether it waits, or was drained, as it is now. */
 static bool is_kept(const struct tier_journal *journal, const char *place,
-		    const struct ring_entry *copy)
+		    const struct io_entry *copy)
 {
 	const struct tier_entry *newest = tier_newest(journal, place);
 
@@ -163,8 +163,8 @@ static int keep(const struct ioshape_tier *tier, const char *place, uint32_t kee
 		.path = tier_destination(tier, place),
 	};
 	struct tier_journal journal = { 0 };
-	struct ring_hold hold = RING_NO_HOLD;
-	struct ring_entry copy;
+	struct io_hold hold = IO_NO_HOLD;
+	struct io_entry copy;
 	int ret = tier_lock(tier, &hold, error);
 
 	if (!ret)
@@ -177,7 +177,7 @@ static int keep(const struct ioshape_tier *tier, const char *place, uint32_t kee
 	if (!ret && !(once && is_kept(&journal, place, &copy)))
 		ret = tier_journal_add(tier, &journal, &entry, error);
 	tier_journal_free(&journal);
-	ring_folder_let_go(&hold);
+	io_folder_let_go(&hold);
 	return ret;
 }
 
@@ -207,13 +207,13 @@ IOSHAPE_EXPORT int ioshape_tier_keep(struct ioshape_tier *tier, const char *path
 
 /* When the destination would be as old as the copy is. */
 static int64_t age_there(const struct ioshape_tier *tier, const struct tier_entry *entry,
-			 const char *destination, const struct ring_entry *copy,
-			 const struct ring_entry *there)
+			 const char *destination, const struct io_entry *copy,
+			 const struct io_entry *there)
 {
 	int64_t time_ns;
 
 	if (entry && entry->drained && entry->copy_ns == copy->modified_ns)
-		return copy->kind == RING_FOLDER || copy->bytes == there->bytes ?
+		return copy->kind == IO_FOLDER || copy->bytes == there->bytes ?
 			       entry->there_ns :
 			       there->modified_ns - 1;
 	/* Where nothing can be made, one clock is as good as the other. */
@@ -226,14 +226,14 @@ static int find(const struct ioshape_tier *tier, const char *place, struct base_
 {
 	const char *destination = tier_destination(tier, place);
 	struct tier_journal journal;
-	struct ring_entry copy, there;
+	struct io_entry copy, there;
 	int64_t age;
 	int ret = tier_look(place, &copy, error);
 
 	if (ret)
 		return ret;
 	/* Whatever it cannot be looked at for, the copy is nearer. */
-	if (ring_look(destination, true, &there))
+	if (io_look(destination, true, &there))
 		return 0;
 	ret = tier_journal_read(tier, &journal, error);
 	if (ret)

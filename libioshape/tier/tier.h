@@ -27,7 +27,7 @@ struct ioshape_tier {
 	struct ioshape_context *context;
 	struct ioshape_tier_options options;
 	char rack[GROUP_WHERE_BYTES];
-	struct ring_folder root, journal;
+	struct io_folder root, journal;
 	char *files; /* path; owned */
 	size_t files_bytes;
 };
@@ -62,7 +62,7 @@ struct tier_journal {
 };
 
 /* Locks the journal: whoever changes it, or removes copies, holds this lock. */
-int tier_lock(const struct ioshape_tier *tier, struct ring_hold *hold, struct base_error *error);
+int tier_lock(const struct ioshape_tier *tier, struct io_hold *hold, struct base_error *error);
 
 /* Reads all entries. What is not understood is left out, and said to the log. */
 int tier_journal_read(const struct ioshape_tier *tier, struct tier_journal *journal,
@@ -100,9 +100,9 @@ int tier_enter(const struct ioshape_tier *tier, const char *path, char **place,
 int tier_check_links(const char *destination, struct base_error *error);
 
 /* Looks at a copy: -ENOENT without a sentence. */
-int tier_look(const char *place, struct ring_entry *copy, struct base_error *error);
+int tier_look(const char *place, struct io_entry *copy, struct base_error *error);
 /* Counts its bytes; those of a directory with all in it. */
-int tier_bytes_of(const char *place, const struct ring_entry *copy, uint64_t *bytes,
+int tier_bytes_of(const char *place, const struct io_entry *copy, uint64_t *bytes,
 		  struct base_error *error);
 
 /* Makes room for so many bytes, and the directory of the place. */
@@ -117,10 +117,10 @@ int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry
 /* ---- Drains (drain.c, carry.c) --------------------------------------------------------------- */
 
 /* Locks out other drains: -EBUSY, without a sentence, if another process drains, or forgets. */
-static inline int tier_lock_drain(const struct ioshape_tier *tier, struct ring_hold *hold,
+static inline int tier_lock_drain(const struct ioshape_tier *tier, struct io_hold *hold,
 				  struct base_error *error)
 {
-	return ring_folder_take(&tier->root, "drain.lock", false, hold, error);
+	return io_folder_take(&tier->root, "drain.lock", false, hold, error);
 }
 
 /* One copy on its way. */
@@ -130,10 +130,10 @@ struct tier_carry {
 	const struct tier_entry *entry;
 	/* The one before it that was drained to the same path; NULL: none is known. */
 	const struct tier_entry *before;
-	struct ring_entry copy;
-	struct ring_original original; /* what it may replace, and the time that it gets */
-	uint64_t bytes;                /* of all its files */
-	uint64_t done;                 /* of those before the one that is carried now */
+	struct io_entry copy;
+	struct io_original original; /* what it may replace, and the time that it gets */
+	uint64_t bytes;              /* of all its files */
+	uint64_t done;               /* of those before the one that is carried now */
 	/* Out: how it ended, and its time at the destination. */
 	enum ioshape_drained result;
 	int64_t there_ns;

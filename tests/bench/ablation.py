@@ -78,7 +78,7 @@ MOST_DEPTH = 64
 MECHANISMS = (
     Mechanism(
         "limit of what is in flight",
-        ("libioshape/ring/depth.c", "libioshape/ring/depth.h"),
+        ("libioshape/io/depth.c", "libioshape/io/depth.h"),
         {f"{count} for each target": depth(count) for count in (1, 4, 14)},
         ("save", "storm_hdd", "storm_glusterfs"),
     ),
@@ -102,7 +102,7 @@ MECHANISMS = (
     ),
     Mechanism(
         "lent memory",
-        ("libioshape/ring/lend.c",),
+        ("libioshape/io/lend.c",),
         {"a copy": without("lending")},
         ("node",),
     ),

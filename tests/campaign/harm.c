@@ -17,7 +17,7 @@
 #define _GNU_SOURCE
 #include "harm_run.h"
 
-#include "ring/ring.h"
+#include "io/io.h"
 #include "support/fail_memory.h"
 #include "support/random.h"
 #include "support/scratch.h"
@@ -119,7 +119,7 @@ static glob_t find_homeless(const char *folder)
 	char pattern[PATH_MAX];
 	glob_t found = { 0 };
 
-	snprintf(pattern, sizeof(pattern), "%s/.*-" RING_NOWHERE "-*", folder);
+	snprintf(pattern, sizeof(pattern), "%s/.*-" IO_NOWHERE "-*", folder);
 	if (glob(pattern, 0, NULL, &found))
 		found.gl_pathc = 0;
 	return found;

@@ -4,7 +4,7 @@
  * and a collect, one after the other. The board is out of reach then, and the next call is served.
  */
 #define _GNU_SOURCE
-#include "ring/atomic_file.h"
+#include "io/atomic_file.h"
 #include "support/board_case.h"
 #include "support/calls.h"
 #include "support/check_main.h"
@@ -182,13 +182,13 @@ static int make_directory(struct base_error *error)
 {
 	const char *path = scratch_path("made");
 	struct base_budget budget = base_budget_begin();
-	struct ring_new_folder made;
-	int ret = ring_new_folder_make(&made, path, &budget, NULL, error);
+	struct io_new_folder made;
+	int ret = io_new_folder_make(&made, path, &budget, NULL, error);
 
 	if (ret)
 		return ret;
-	ret = ring_new_folder_commit(&made, error);
-	ring_new_folder_close(&made, NULL);
+	ret = io_new_folder_commit(&made, error);
+	io_new_folder_close(&made, NULL);
 	return ret;
 }
 

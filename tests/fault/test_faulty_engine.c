@@ -21,8 +21,8 @@
 #define SEEDS 60 /* in the short form */
 #define SEEDS_LONG 3000
 
-static const struct ring_engine_ops *const inner[] = { &ring_engine_uring, &ring_engine_threads,
-						       &ring_engine_buffered };
+static const struct io_engine_ops *const inner[] = { &io_engine_uring, &io_engine_threads,
+						     &io_engine_buffered };
 
 static struct sample old_sample, new_sample;
 static uint8_t *old_file, *new_file;
@@ -284,7 +284,7 @@ END_TEST
 
 START_TEST(an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well)
 {
-	struct faulty_plan plan = { .inner = &ring_engine_threads, .fail_open = 1 };
+	struct faulty_plan plan = { .inner = &io_engine_threads, .fail_open = 1 };
 	struct ioshape_context *context;
 	char message[1024];
 

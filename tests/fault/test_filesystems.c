@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "fs/fs.h"
-#include "ring/ring.h"
+#include "io/io.h"
 #include "support/passthrough.h"
 #include "support/report_step.h"
 #include "support/sample.h"

@@ -48,7 +48,7 @@ LOOP_TEST(tests, the_order_of_calls_survives_a_power_failure, 0, (int)ARRAY_LENG
 	long written, folder, placed, directory;
 	struct base_error error = { 0 };
 
-	ring_machine_tag();
+	io_machine_tag();
 	ck_assert_int_eq(generation_save(scenario->replace ? 7 : 1, "old", false, &error), 0);
 	/* For good: each test is a process of its own. */
 	if (scenario->no_swap)

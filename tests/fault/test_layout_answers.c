@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
-#include "ring/atomic_file.h"
+#include "io/atomic_file.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -389,19 +389,19 @@ int __wrap_fs_describe(int fd, const char *path, struct fs_memory *memory, struc
 
 static int create_on_fuse(bool asks)
 {
-	const struct ring_config config = {
+	const struct io_config config = {
 		.direct = IOSHAPE_DIRECT_REQUIRE,
 		.layout = { .kind = FS_REQUEST_LAYOUT, .layout = wish(1) },
 	};
-	const struct ring_file_options options = { .expected_bytes = GIB };
+	const struct io_file_options options = { .expected_bytes = GIB };
 	struct fs_memory memory = {
 		.type = "fuse.lustre",
 		.magic = FS_FUSE_MAGIC,
 		.family = asks ? FS_LUSTRE : FS_FUSE,
 	};
-	struct ring_notes notes = { 0 };
+	struct io_notes notes = { 0 };
 	char here[] = ".", name[] = "new";
-	struct ring_destination file = {
+	struct io_destination file = {
 		.options = &options,
 		.config = &config,
 		.memory = &memory,
@@ -422,7 +422,7 @@ static int create_on_fuse(bool asks)
 	client.ioctl = agree;
 	client.bytes = put_lustre(blob, 0x0BD10BD0u, 4, false);
 	client.attribute = blob;
-	fd = ring_new_file_create(&file, 0640);
+	fd = io_new_file_create(&file, 0640);
 	fuse.no_flags = fuse.no_status = false;
 	if (fd >= 0)
 		ck_assert(!(fcntl(fd, F_GETFL) & O_DIRECT));

@@ -6,7 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "group/group.h"
-#include "ring/atomic_file.h"
+#include "io/atomic_file.h"
 #include "support/file_writer.h"
 #include "support/passthrough.h"
 #include "support/scratch.h"
@@ -61,7 +61,7 @@ static unsigned tidy(const char *directory)
 	int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	const unsigned before = scratch_temporaries(directory);
 
-	ring_remove_stale(fd, directory, NULL, NULL);
+	io_remove_stale(fd, directory, NULL, NULL);
 	close(fd);
 	return before - scratch_temporaries(directory);
 }
@@ -72,7 +72,7 @@ static bool spares_the_living(void)
 	int ret = file_write_open(&write, "one/file");
 
 	if (!ret)
-		ret = ring_writer_put(write.writer, "new", 3, NULL, &write.error);
+		ret = io_writer_put(write.writer, "new", 3, NULL, &write.error);
 	if (!ret && tidy("two"))
 		complain("a living writer's file was removed");
 	if (!ret)
@@ -120,18 +120,18 @@ static bool goes_by_the_server(void)
 static bool spares_attempts(void)
 {
 	struct group_attempt attempt;
-	struct ring_folder other;
+	struct io_folder other;
 	struct base_error error = { 0 };
 	int ret = group_attempt_begin(&attempt, "one/runs", 1, "0000471a", NULL, &error);
 	bool there;
 
 	if (!ret)
-		ret = ring_folder_open(&other, "two/runs", &error);
+		ret = io_folder_open(&other, "two/runs", &error);
 	if (ret)
 		return complain("%s", error.text);
 	group_tidy(&other, "0000471b", NULL, NULL, NULL);
-	ring_folder_close(&other);
-	there = ring_folder_is_named(&attempt.folder, &attempt.directory, attempt.name) &&
+	io_folder_close(&other);
+	there = io_folder_is_named(&attempt.folder, &attempt.directory, attempt.name) &&
 		scratch_entries("base/runs") == 1;
 	group_attempt_abandon(&attempt);
 	return there || complain("another job's attempt was removed");

@@ -4,23 +4,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/format.h"
 #include "fuzz.h"
-#include "zip/zip.h"
 
 static void try_bytes(const uint8_t *data, size_t bytes)
 {
-	struct zip_checksums found;
+	struct format_checksums found;
 	struct base_buffer again = { 0 };
-	int ret = zip_checksums_decode(&found, data, bytes);
+	int ret = format_checksums_decode(&found, data, bytes);
 
 	MUST(!ret || ret == IOSHAPE_E_FORMAT || ret == IOSHAPE_E_DAMAGED || ret == -ENOMEM);
 	if (ret)
 		return;
-	MUST(zip_checksums_valid(&found));
-	MUST(!zip_checksums_encode(&again, &found));
+	MUST(format_checksums_valid(&found));
+	MUST(!format_checksums_encode(&again, &found));
 	MUST(again.bytes == bytes && !memcmp(again.data, data, bytes));
 	base_buffer_free(&again);
-	zip_checksums_free(&found);
+	format_checksums_free(&found);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)

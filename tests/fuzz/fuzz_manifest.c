@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any text as a manifest. What is accepted must hold together, and is written and read again. */
 /* For its reader of values. */
-#include "zip/manifest.c"
+#include "format/manifest.c"
 #include "fuzz.h"
 
-static void must_hold(const struct zip_manifest *manifest)
+static void must_hold(const struct format_manifest *manifest)
 {
-	MUST(manifest->rank_count && manifest->rank_count <= ZIP_MAX_RANKS);
-	MUST(manifest->file_count && manifest->file_count <= ZIP_MAX_RANKS);
+	MUST(manifest->rank_count && manifest->rank_count <= FORMAT_MAX_RANKS);
+	MUST(manifest->file_count && manifest->file_count <= FORMAT_MAX_RANKS);
 	for (uint32_t i = 0; i < manifest->file_count; i++) {
 		const char *name = manifest->files[i].name;
 
-		MUST(*name && strlen(name) <= ZIP_MAX_FILE_NAME_BYTES);
+		MUST(*name && strlen(name) <= FORMAT_MAX_FILE_NAME_BYTES);
 		MUST(!strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0);
-		MUST(strcmp(name, ZIP_MANIFEST_NAME) != 0);
+		MUST(strcmp(name, FORMAT_MANIFEST_NAME) != 0);
 	}
 	for (uint32_t i = 0; i < manifest->rank_count; i++) {
-		const struct zip_manifest_part *part = &manifest->parts[i];
+		const struct format_manifest_part *part = &manifest->parts[i];
 
 		MUST(part->file < manifest->file_count);
 		MUST(part->bytes <= manifest->files[part->file].bytes);
@@ -27,23 +27,24 @@ static void must_hold(const struct zip_manifest *manifest)
 static void try_text(const uint8_t *text, size_t bytes)
 {
 	struct base_buffer first = { 0 }, second = { 0 };
-	struct zip_manifest manifest, again;
+	struct format_manifest manifest, again;
 	struct base_error error = { 0 };
 	int ret;
 
-	ret = zip_manifest_decode(&manifest, (const char *)text, bytes, "manifest.json", &error);
+	ret = format_manifest_decode(&manifest, (const char *)text, bytes, "manifest.json", &error);
 	MUST(ret == error.code);
 	if (ret) {
 		MUST(!manifest.files && !manifest.parts);
 		return;
 	}
 	must_hold(&manifest);
-	MUST(!zip_manifest_encode(&first, &manifest));
-	MUST(!zip_manifest_decode(&again, (const char *)first.data, first.bytes, "again", &error));
-	MUST(!zip_manifest_encode(&second, &again));
+	MUST(!format_manifest_encode(&first, &manifest));
+	MUST(!format_manifest_decode(&again, (const char *)first.data, first.bytes, "again",
+				     &error));
+	MUST(!format_manifest_encode(&second, &again));
 	MUST(first.bytes == second.bytes && !memcmp(first.data, second.data, first.bytes));
-	zip_manifest_free(&manifest);
-	zip_manifest_free(&again);
+	format_manifest_free(&manifest);
+	format_manifest_free(&again);
 	base_buffer_free(&first);
 	base_buffer_free(&second);
 }

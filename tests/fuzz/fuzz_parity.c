@@ -124,9 +124,9 @@ static void say_restoring(struct group_note *note, struct input *input)
 static void say_manifest(struct group_note *note, struct input *input, uint32_t ranks)
 {
 	char names[MOST_FILES][32];
-	struct zip_manifest_file files[MOST_FILES] = { 0 };
-	struct zip_manifest_part parts[MOST_RANKS + 1] = { 0 };
-	struct zip_manifest manifest = {
+	struct format_manifest_file files[MOST_FILES] = { 0 };
+	struct format_manifest_part parts[MOST_RANKS + 1] = { 0 };
+	struct format_manifest manifest = {
 		.step = take_small(input),
 		.mode = IOSHAPE_MODE_NODE,
 		.file_count = 1 + (uint32_t)take(input, 1) % MOST_FILES,
@@ -139,20 +139,20 @@ static void say_manifest(struct group_note *note, struct input *input, uint32_t 
 	snprintf(manifest.attempt, sizeof(manifest.attempt), "%s", take_attempt(input));
 	for (uint32_t i = 0; i < manifest.file_count; i++) {
 		snprintf(names[i], sizeof(names[i]), "file-%u", i);
-		files[i] = (struct zip_manifest_file){
+		files[i] = (struct format_manifest_file){
 			.name = names[i],
 			.bytes = take_amount(input, MOST_RANKS + 1, UINT64_MAX),
 			.bundle = true,
 		};
 	}
 	for (uint32_t i = 0; i < manifest.rank_count; i++)
-		parts[i] = (struct zip_manifest_part){
+		parts[i] = (struct format_manifest_part){
 			.file = (uint32_t)take(input, 1) % manifest.file_count,
 			.offset = i,
 			.bytes = 1,
 		};
 	put_number(note, 0); /* no error */
-	if (zip_manifest_encode(&text, &manifest))
+	if (format_manifest_encode(&text, &manifest))
 		text.bytes = 0;
 	put_bytes(note, &text);
 	base_buffer_free(&text);
@@ -184,7 +184,7 @@ static void try_offers(const struct ioshape_group *group, struct input *input)
 }
 
 /* As elements.c does it, for all blocks of all elements. */
-static void use_making(const struct restoring *restoring, const struct zip_manifest *manifest,
+static void use_making(const struct restoring *restoring, const struct format_manifest *manifest,
 		       const struct parity_making *making)
 {
 	const struct parity_record *record = &restoring->record;
@@ -214,7 +214,7 @@ static void try_restoring(const struct ioshape_group *group, struct input *input
 {
 	struct restoring restoring = { .group = group, .folder = strdup("folder") };
 	struct group_note said = { 0 }, text = { 0 };
-	struct zip_manifest manifest = { 0 };
+	struct format_manifest manifest = { 0 };
 	struct base_error error = { 0 };
 	struct given given = { 0 };
 	bool fits;
@@ -231,7 +231,7 @@ static void try_restoring(const struct ioshape_group *group, struct input *input
 	}
 	for (uint32_t i = 0; fits && i < restoring.count; i++)
 		use_making(&restoring, &manifest, &restoring.makings[i]);
-	zip_manifest_free(&manifest);
+	format_manifest_free(&manifest);
 	base_buffer_free(&given.text);
 	restoring_free(&restoring);
 	base_buffer_free(&text.bytes);

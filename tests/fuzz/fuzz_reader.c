@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/format.h"
+#include "format/layout.h"
 #include "fuzz.h"
-#include "zip/layout.h"
-#include "zip/zip.h"
 
 struct input {
 	const uint8_t *data;
@@ -28,29 +28,29 @@ static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
 	return 0;
 }
 
-static void check_entry(const struct zip_directory *directory, uint64_t i)
+static void check_entry(const struct format_directory *directory, uint64_t i)
 {
-	const struct zip_entry *entry = &directory->entries[i];
+	const struct format_entry *entry = &directory->entries[i];
 	uint64_t position;
 
 	MUST(entry->name_bytes && entry->name_bytes <= IOSHAPE_MAX_NAME_BYTES);
 	MUST(strlen(entry->name) == entry->name_bytes);
-	MUST(zip_utf8_valid(entry->name, entry->name_bytes));
-	MUST(zip_names_find(directory->names, entry->name, entry->name_bytes, &position));
+	MUST(format_utf8_valid(entry->name, entry->name_bytes));
+	MUST(format_names_find(directory->names, entry->name, entry->name_bytes, &position));
 	MUST(position == i);
 }
 
 static int compare_entries(const void *a, const void *b)
 {
-	const struct zip_entry *left = a, *right = b;
+	const struct format_entry *left = a, *right = b;
 
 	return left->data_offset < right->data_offset ? -1 : left->data_offset > right->data_offset;
 }
 
 /* All were located: none lies in another, nor in the directory. */
-static void check_apart(const struct zip_directory *directory)
+static void check_apart(const struct format_directory *directory)
 {
-	struct zip_entry *entries = calloc(directory->count, sizeof(*entries));
+	struct format_entry *entries = calloc(directory->count, sizeof(*entries));
 	uint64_t limit;
 
 	MUST(entries);
@@ -65,27 +65,27 @@ static void check_apart(const struct zip_directory *directory)
 	free(entries);
 }
 
-static void check_index(const struct zip_index *index, const struct zip_directory *directory)
+static void check_index(const struct format_index *index, const struct format_directory *directory)
 {
 	uint64_t sum = 0;
 
-	/* Data offsets alone are not believed before the reader has asked zip_data_fits(). */
+	/* Data offsets alone are not believed before the reader has asked format_data_fits(). */
 	for (uint64_t i = 0; i < index->records; i++) {
-		const struct zip_entry *entry = &directory->entries[i];
+		const struct format_entry *entry = &directory->entries[i];
 		const uint64_t offset = index->data_offsets[i];
 
 		MUST(index->first_check[i] <= index->check_count);
-		if (!zip_data_fits(directory, i, offset))
+		if (!format_data_fits(directory, i, offset))
 			continue;
-		MUST(offset >= entry->header_offset + ZIP_LOCAL_BYTES);
+		MUST(offset >= entry->header_offset + FORMAT_LOCAL_BYTES);
 		MUST(offset <= directory->offset && entry->bytes <= directory->offset - offset);
 	}
 	for (uint64_t i = 0; i < index->check_count; i++)
 		sum += index->checks[i];
 	for (uint64_t i = 0; i < index->tensor_count; i++) {
-		const struct zip_tensor_row *row = &index->tensors[i];
+		const struct format_tensor_row *row = &index->tensors[i];
 
-		MUST(row->record < index->records && zip_dtype_of(row->dtype));
+		MUST(row->record < index->records && format_dtype_of(row->dtype));
 		MUST(row->dims <= IOSHAPE_MAX_DIMS && strlen(row->name) <= IOSHAPE_MAX_NAME_BYTES);
 		for (uint32_t d = 0; d < row->dims; d++)
 			sum += (uint64_t)row->shape[d] + (uint64_t)row->strides[d];
@@ -99,11 +99,11 @@ static void check_index(const struct zip_index *index, const struct zip_director
 }
 
 /* The last record, whatever its name and checksum: those are easily made right. */
-static void try_index(const struct input *input, const struct zip_directory *directory)
+static void try_index(const struct input *input, const struct format_directory *directory)
 {
-	const struct zip_entry *last = &directory->entries[directory->count - 1];
+	const struct format_entry *last = &directory->entries[directory->count - 1];
 	struct base_error error = { 0 };
-	struct zip_index index = { 0 };
+	struct format_index index = { 0 };
 	uint8_t *copy;
 
 	if (!last->data_offset)
@@ -113,35 +113,35 @@ static void try_index(const struct input *input, const struct zip_directory *dir
 	copy = realloc(copy, last->bytes ? last->bytes : 1);
 	MUST(copy);
 	memcpy(copy, input->data + last->data_offset, last->bytes);
-	if (!zip_index_decode(&index, copy, last->bytes, directory->entries, directory->count - 1,
-			      &error)) {
+	if (!format_index_decode(&index, copy, last->bytes, directory->entries,
+				 directory->count - 1, &error)) {
 		check_index(&index, directory);
-		zip_index_free(&index);
+		format_index_free(&index);
 	}
 	free(copy);
 }
 
 static void try_archive(struct input *input)
 {
-	struct zip_directory directory;
+	struct format_directory directory;
 	struct base_error error = { 0 };
 	bool all = true;
 	int ret;
 
-	ret = zip_parse(&directory, input->bytes, fetch, input, "fuzz.pt", &error);
+	ret = format_parse(&directory, input->bytes, fetch, input, "fuzz.pt", &error);
 	MUST((ret != 0) == (error.code != 0));
-	MUST(zip_utf8_valid(error.text, strlen(error.text)));
+	MUST(format_utf8_valid(error.text, strlen(error.text)));
 	if (ret)
 		return;
 	MUST(directory.count && directory.offset <= input->bytes);
 	for (uint64_t i = 0; i < directory.count; i++) {
 		check_entry(&directory, i);
-		all &= !zip_locate(&directory, i, fetch, input, "fuzz.pt", NULL);
+		all &= !format_locate(&directory, i, fetch, input, "fuzz.pt", NULL);
 	}
 	if (all)
 		check_apart(&directory);
 	try_index(input, &directory);
-	zip_directory_free(&directory);
+	format_directory_free(&directory);
 }
 
 /*
@@ -156,7 +156,7 @@ static void try_with_end(const uint8_t *data, size_t bytes)
 	const uint8_t *stop = memmem(data, bytes, "PK\x06\x06", 4);
 	struct base_buffer archive = { 0 };
 	uint64_t count = 0;
-	uint8_t end[ZIP_END_BYTES] = { 0 };
+	uint8_t end[FORMAT_END_BYTES] = { 0 };
 
 	if (!directory || (stop && stop < directory))
 		return;
@@ -166,11 +166,11 @@ static void try_with_end(const uint8_t *data, size_t bytes)
 		next = memmem(next + 4, (size_t)(data + bytes - next - 4), signature, 4);
 	if (count >= UINT16_MAX)
 		return;
-	base_put_le(end, ZIP_END_SIGNATURE, 4);
-	base_put_le(end + ZIP_END_DISK_COUNT, count, 2);
-	base_put_le(end + ZIP_END_COUNT, count, 2);
-	base_put_le(end + ZIP_END_SIZE, (uint64_t)(data + bytes - directory), 4);
-	base_put_le(end + ZIP_END_OFFSET, (uint64_t)(directory - data), 4);
+	base_put_le(end, FORMAT_END_SIGNATURE, 4);
+	base_put_le(end + FORMAT_END_DISK_COUNT, count, 2);
+	base_put_le(end + FORMAT_END_COUNT, count, 2);
+	base_put_le(end + FORMAT_END_SIZE, (uint64_t)(data + bytes - directory), 4);
+	base_put_le(end + FORMAT_END_OFFSET, (uint64_t)(directory - data), 4);
 	MUST(!base_buffer_append(&archive, data, bytes));
 	MUST(!base_buffer_append(&archive, end, sizeof(end)));
 	try_archive(&(struct input){ archive.data, archive.bytes });

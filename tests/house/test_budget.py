@@ -46,7 +46,7 @@ def test_lines_without_code_do_not_count() -> None:
 def test_functions_for_other_files_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "ring"
+    folder = tmp_path / "io"
     folder.mkdir()
     (folder / "ring.h").write_text(
         "int used(int a,\n\t int b);\nconst char *alone(void);\nstatic inline int own(void)\n{\n}\n"
@@ -54,4 +54,4 @@ def test_functions_for_other_files_are_found(
     (folder / "a.c").write_text("int used(int a, int b)\n{\n}\n\nconst char *alone(void)\n{\n}\n")
     (folder / "b.c").write_text("static int one(void)\n{\n\treturn used(1, 2);\n}\n")
     monkeypatch.setattr(sizes, "LIBRARY", tmp_path)
-    assert shared_functions() == [Shared("alone", "ring", 0), Shared("used", "ring", 1)]
+    assert shared_functions() == [Shared("alone", "io", 0), Shared("used", "io", 1)]

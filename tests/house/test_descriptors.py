@@ -14,7 +14,7 @@ MOVES = re.compile(r"(?:base_own|base_above_streams)\(\s*$")
 NOT_CODE = re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 #: Where what is opened is not handed on in one expression: a new file is removed if no number is
 #: left; or `open` is a variable.
-ELSEWHERE = {"fs/layout.c": "openat(", "zip/reader.c": "open("}
+ELSEWHERE = {"fs/layout.c": "openat(", "format/reader.c": "open("}
 #: In Python's package; the commands are programs of their own, which close no streams.
 PYTHON_OPENS = re.compile(r"(?<!\w)os\.open\(")
 PYTHON_ROOT = ROOT / "bindings" / "ioshape"

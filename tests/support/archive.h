@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "zip/zip.h"
+#include "format/format.h"
 
 #define ARCHIVE_MOST_RECORDS 128u
 
@@ -25,7 +25,7 @@ struct archive_extent {
 struct archive {
 	struct archive_extent extents[2 * ARCHIVE_MOST_RECORDS + 1]; /* ascending */
 	size_t extent_count;
-	struct zip_entry entries[ARCHIVE_MOST_RECORDS];
+	struct format_entry entries[ARCHIVE_MOST_RECORDS];
 	uint64_t count;
 	uint64_t cursor;
 	uint64_t bytes; /* of the whole archive, once it is finished */
@@ -57,15 +57,16 @@ static inline uint32_t archive_crc_of_zeros(uint64_t bytes)
 static inline void archive_add(struct archive *archive, const char *name, const void *data,
 			       uint64_t bytes, uint32_t alignment, bool unknown)
 {
-	uint64_t announced = unknown ? ZIP_UNKNOWN_BYTES : bytes;
+	uint64_t announced = unknown ? FORMAT_UNKNOWN_BYTES : bytes;
 	struct base_buffer header = { 0 }, tail = { 0 };
-	struct zip_entry *entry;
-	struct zip_place place;
+	struct format_entry *entry;
+	struct format_place place;
 
 	ck_assert_uint_lt(archive->count, ARCHIVE_MOST_RECORDS);
 	entry = &archive->entries[archive->count++];
 	ck_assert_int_eq(
-		zip_place_record(archive->cursor, strlen(name), announced, alignment, &place), 0);
+		format_place_record(archive->cursor, strlen(name), announced, alignment, &place),
+		0);
 	entry->name = strdup(name);
 	entry->name_bytes = (uint32_t)strlen(name);
 	entry->bytes = bytes;
@@ -73,12 +74,12 @@ static inline void archive_add(struct archive *archive, const char *name, const 
 	entry->header_offset = place.header_offset;
 	entry->data_offset = place.data_offset;
 
-	ck_assert_int_eq(zip_encode_header(&header, name, &place, announced), 0);
+	ck_assert_int_eq(format_encode_header(&header, name, &place, announced), 0);
 	ck_assert_uint_eq(header.bytes, place.header_bytes);
 	if (data)
 		ck_assert_int_eq(base_buffer_append(&header, data, bytes), 0);
 	archive_put(archive, place.header_offset, &header);
-	ck_assert_int_eq(zip_encode_descriptor(&tail, entry->crc32, bytes, place.zip64), 0);
+	ck_assert_int_eq(format_encode_descriptor(&tail, entry->crc32, bytes, place.zip64), 0);
 	archive->cursor = place.data_offset + bytes + tail.bytes;
 	if (!unknown)
 		ck_assert_uint_eq(archive->cursor, place.end);
@@ -89,15 +90,16 @@ static inline void archive_finish(struct archive *archive)
 {
 	struct base_buffer directory = { 0 };
 
-	ck_assert_int_eq(
-		zip_encode_directory(&directory, archive->entries, archive->count, archive->cursor),
-		0);
-	ck_assert_uint_eq(directory.bytes, zip_directory_bytes(archive->entries, archive->count));
+	ck_assert_int_eq(format_encode_directory(&directory, archive->entries, archive->count,
+						 archive->cursor),
+			 0);
+	ck_assert_uint_eq(directory.bytes,
+			  format_directory_bytes(archive->entries, archive->count));
 	archive->bytes = archive->cursor + directory.bytes;
 	archive_put(archive, archive->cursor, &directory);
 }
 
-/* A zip_fetch_fn. */
+/* A format_fetch_fn. */
 static inline int archive_fetch(void *user, uint64_t offset, void *into, size_t bytes)
 {
 	const struct archive *archive = user;
@@ -145,7 +147,7 @@ struct archive_bytes {
 	size_t bytes;
 };
 
-/* A zip_fetch_fn. */
+/* A format_fetch_fn. */
 static inline int archive_bytes_fetch(void *user, uint64_t offset, void *into, size_t bytes)
 {
 	const struct archive_bytes *archive = user;

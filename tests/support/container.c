@@ -22,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "zip/zip.h"
+#include "format/format.h"
 
 static void give_up(const char *what, const char *why)
 {
@@ -42,7 +42,7 @@ static void must(int result, const char *what)
 struct output {
 	int fd;
 	uint64_t cursor;
-	struct zip_entry *entries;
+	struct format_entry *entries;
 	uint64_t count;
 };
 
@@ -68,28 +68,28 @@ static void put(struct output *output, uint64_t offset, const void *data, size_t
 static void add(struct output *output, const char *name, const char *text, uint64_t bytes,
 		uint32_t alignment, bool unknown)
 {
-	uint64_t announced = unknown ? ZIP_UNKNOWN_BYTES : bytes;
+	uint64_t announced = unknown ? FORMAT_UNKNOWN_BYTES : bytes;
 	struct base_buffer buffer = { 0 };
-	struct zip_place place;
-	struct zip_entry *entry;
+	struct format_place place;
+	struct format_entry *entry;
 
 	output->entries =
 		reallocarray(output->entries, output->count + 1, sizeof(*output->entries));
 	entry = &output->entries[output->count++];
-	entry->name_bytes = (uint32_t)asprintf(&entry->name, ZIP_FOLDER "%s", name);
+	entry->name_bytes = (uint32_t)asprintf(&entry->name, FORMAT_FOLDER "%s", name);
 	entry->bytes = bytes;
 	entry->crc32 = text ? base_crc32(0, text, bytes) : crc_of_zeros(bytes);
 	entry->header_offset = output->cursor;
 	if (!alignment)
-		alignment = zip_default_alignment(announced);
-	must(zip_place_record(output->cursor, entry->name_bytes, announced, alignment, &place),
+		alignment = format_default_alignment(announced);
+	must(format_place_record(output->cursor, entry->name_bytes, announced, alignment, &place),
 	     name);
-	must(zip_encode_header(&buffer, entry->name, &place, announced), name);
+	must(format_encode_header(&buffer, entry->name, &place, announced), name);
 	put(output, output->cursor, buffer.data, buffer.bytes);
 	if (text)
 		put(output, place.data_offset, text, bytes);
 	buffer.bytes = 0;
-	must(zip_encode_descriptor(&buffer, entry->crc32, bytes, place.zip64), name);
+	must(format_encode_descriptor(&buffer, entry->crc32, bytes, place.zip64), name);
 	put(output, place.data_offset + bytes, buffer.data, buffer.bytes);
 	output->cursor = place.data_offset + bytes + buffer.bytes;
 	base_buffer_free(&buffer);
@@ -136,7 +136,8 @@ static void write_container(const char *path, char **records)
 		give_up(path, strerror(errno));
 	while (*records)
 		add_specified(&output, *records++);
-	must(zip_encode_directory(&directory, output.entries, output.count, output.cursor), path);
+	must(format_encode_directory(&directory, output.entries, output.count, output.cursor),
+	     path);
 	put(&output, output.cursor, directory.data, directory.bytes);
 	close(output.fd);
 	base_buffer_free(&directory);
@@ -149,20 +150,20 @@ static void write_container(const char *path, char **records)
 
 /* The file floor of bundles, in place of that in the library: what is known to be zeros is neither
  * written nor checksummed byte by byte. */
-struct ring_writer {
+struct io_writer {
 	int fd;
 	uint64_t bytes;
 };
 
 static const uint8_t zeros[MIB];
 
-uint64_t ring_writer_offset(const struct ring_writer *file)
+uint64_t io_writer_offset(const struct io_writer *file)
 {
 	return file->bytes;
 }
 
-int ring_writer_put(struct ring_writer *file, const void *data, size_t bytes, uint32_t *crc,
-		    struct base_error *error)
+int io_writer_put(struct io_writer *file, const void *data, size_t bytes, uint32_t *crc,
+		  struct base_error *error)
 {
 	(void)error;
 	if (data != zeros) {
@@ -177,14 +178,14 @@ int ring_writer_put(struct ring_writer *file, const void *data, size_t bytes, ui
 	return 0;
 }
 
-int ring_writer_put_summed(struct ring_writer *file, const void *data, size_t bytes, uint32_t crc32,
-			   struct base_error *error)
+int io_writer_put_summed(struct io_writer *file, const void *data, size_t bytes, uint32_t crc32,
+			 struct base_error *error)
 {
 	(void)crc32;
-	return ring_writer_put(file, data, bytes, NULL, error);
+	return io_writer_put(file, data, bytes, NULL, error);
 }
 
-int ring_writer_finish(struct ring_writer *file, struct base_error *error)
+int io_writer_finish(struct io_writer *file, struct base_error *error)
 {
 	(void)error;
 	if (ftruncate(file->fd, (off_t)file->bytes))
@@ -192,7 +193,7 @@ int ring_writer_finish(struct ring_writer *file, struct base_error *error)
 	return 0;
 }
 
-void ring_writer_free(struct ring_writer *file)
+void io_writer_free(struct io_writer *file)
 {
 	close(file->fd);
 }
@@ -203,40 +204,40 @@ static void expect(int result, const struct base_error *error)
 		give_up("refused", error->text);
 }
 
-static void put_copy(struct zip_writer *bundle, const char *path, struct base_error *error)
+static void put_copy(struct format_writer *bundle, const char *path, struct base_error *error)
 {
 	static uint8_t buffer[300 * KIB];
 	int fd = open(path, O_RDONLY);
 	ssize_t got;
 
 	while ((got = read(fd, buffer, sizeof(buffer))) > 0)
-		expect(zip_writer_put(bundle, buffer, (size_t)got, error), error);
+		expect(format_writer_put(bundle, buffer, (size_t)got, error), error);
 	if (got)
 		give_up(path, strerror(errno));
 	close(fd);
 }
 
-static void add_member(struct zip_writer *bundle, const char *name, const char *file,
+static void add_member(struct format_writer *bundle, const char *name, const char *file,
 		       uint64_t bytes)
 {
 	struct base_error error = { 0 };
-	const struct zip_entry *member;
+	const struct format_entry *member;
 	uint64_t piece, count;
 
-	expect(zip_writer_begin(bundle, name, ZIP_UNKNOWN_BYTES, 0, &error), &error);
+	expect(format_writer_begin(bundle, name, FORMAT_UNKNOWN_BYTES, 0, &error), &error);
 	if (file)
 		put_copy(bundle, file, &error);
 	for (; !file && bytes; bytes -= piece) {
 		piece = MIN(bytes, sizeof(zeros));
-		expect(zip_writer_put(bundle, zeros, piece, &error), &error);
+		expect(format_writer_put(bundle, zeros, piece, &error), &error);
 	}
-	expect(zip_writer_end(bundle, &error), &error);
-	member = zip_writer_entries(bundle, &count) + count - 1;
+	expect(format_writer_end(bundle, &error), &error);
+	member = format_writer_entries(bundle, &count) + count - 1;
 	printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", name, member->bytes,
 	       member->data_offset, member->crc32);
 }
 
-static void add_specified_member(struct zip_writer *bundle, char *specified)
+static void add_specified_member(struct format_writer *bundle, char *specified)
 {
 	char *name, *numbered;
 	uint64_t bytes, copies;
@@ -265,62 +266,62 @@ static void add_specified_member(struct zip_writer *bundle, char *specified)
 
 static void write_bundle(const char *path, const char *alignment, char **members)
 {
-	struct ring_writer file = { .fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666) };
+	struct io_writer file = { .fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666) };
 	struct base_error error = { 0 };
-	struct zip_writer *bundle;
+	struct format_writer *bundle;
 	uint64_t bytes;
 
 	if (file.fd < 0)
 		give_up(path, strerror(errno));
 	must(base_parse_bytes(alignment, &bytes), "alignment");
-	expect(zip_writer_new_bundle(&bundle, zip_sink_of_file(&file), path, bytes, &error),
+	expect(format_writer_new_bundle(&bundle, format_sink_of_file(&file), path, bytes, &error),
 	       &error);
 	while (*members)
 		add_specified_member(bundle, *members++);
-	expect(zip_writer_finish(bundle, NULL, &error), &error);
-	zip_writer_free(bundle);
-	expect(ring_writer_finish(&file, &error), &error);
+	expect(format_writer_finish(bundle, NULL, &error), &error);
+	format_writer_free(bundle);
+	expect(io_writer_finish(&file, &error), &error);
 }
 
 /* ---- Reading
  * ------------------------------------------------------------------------------------------ */
 
-static void list(const struct zip_reader *reader)
+static void list(const struct format_reader *reader)
 {
 	for (uint64_t i = 0; i < reader->directory.count; i++) {
-		const struct zip_entry *entry = &reader->directory.entries[i];
+		const struct format_entry *entry = &reader->directory.entries[i];
 
 		printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", entry->name, entry->bytes,
 		       entry->data_offset, entry->crc32);
 	}
 }
 
-static void verify(const struct zip_reader *reader, struct base_error *error)
+static void verify(const struct format_reader *reader, struct base_error *error)
 {
-	const struct ring_config config = {
+	const struct io_config config = {
 		.block_bytes = MIB,
 		.depth = 4,
 		.threads = 2,
 	};
-	struct zip_range *ranges = calloc(reader->directory.count, sizeof(*ranges));
-	struct ring_lane *lane;
+	struct format_range *ranges = calloc(reader->directory.count, sizeof(*ranges));
+	struct io_lane *lane;
 
 	for (uint64_t i = 0; i < reader->directory.count; i++) {
 		ranges[i].record = i;
 		ranges[i].bytes = reader->directory.entries[i].bytes;
 	}
-	if (ring_lane_open(&lane, &config, error) ||
-	    zip_reader_read(reader, lane, NULL, ranges, reader->directory.count, true, NULL, NULL,
-			    error))
+	if (io_lane_open(&lane, &config, error) ||
+	    format_reader_read(reader, lane, NULL, ranges, reader->directory.count, true, NULL,
+			       NULL, error))
 		give_up("damaged", error->text);
-	ring_lane_close(lane);
+	io_lane_close(lane);
 	free(ranges);
 }
 
 int main(int argc, char **argv)
 {
 	struct base_error error = { 0 };
-	struct zip_reader reader;
+	struct format_reader reader;
 
 	if (argc >= 3 && !strcmp(argv[1], "write")) {
 		write_container(argv[2], argv + 3);
@@ -334,12 +335,12 @@ int main(int argc, char **argv)
 		give_up("usage",
 			"container write PATH RECORD... | bundle PATH ALIGNMENT MEMBER... | "
 			"list PATH | verify PATH");
-	if (zip_reader_open(&reader, argv[2], 0, 0, IOSHAPE_DIRECT_PREFER, &error))
+	if (format_reader_open(&reader, argv[2], 0, 0, IOSHAPE_DIRECT_PREFER, &error))
 		give_up("refused", error.text);
 	if (!strcmp(argv[1], "list"))
 		list(&reader);
 	else
 		verify(&reader, &error);
-	zip_reader_close(&reader);
+	format_reader_close(&reader);
 	return 0;
 }

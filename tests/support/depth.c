@@ -74,7 +74,7 @@ struct course {
 	double bytes[SLICES];
 };
 
-static void follow(void *user, double now, const struct ring_depth *depth)
+static void follow(void *user, double now, const struct io_depth *depth)
 {
 	struct course *course = user;
 

@@ -21,12 +21,12 @@ struct faulty {
 	uint64_t random;
 	/* Requests that come back without the inner engine, or that wait to come back out of order.
 	 */
-	struct ring_op *ready[MOST_IN_FLIGHT];
+	struct io_op *ready[MOST_IN_FLIGHT];
 	unsigned ready_count;
 	unsigned in_inner;
 	/* Requests sent on with less than was asked: their full lengths. */
 	struct {
-		struct ring_op *op;
+		struct io_op *op;
 		size_t bytes;
 	} cut[MOST_IN_FLIGHT];
 	unsigned cut_count;
@@ -59,7 +59,7 @@ static void misused(void)
 
 /* ---- The engine ------------------------------------------------------------------------------ */
 
-static int faulty_open(void **engine, const struct ring_engine_params *params, char *why,
+static int faulty_open(void **engine, const struct io_engine_params *params, char *why,
 		       size_t why_bytes)
 {
 	struct faulty *faulty;
@@ -85,7 +85,7 @@ static int faulty_open(void **engine, const struct ring_engine_params *params, c
 	return 0;
 }
 
-static void finish(struct faulty *faulty, struct ring_op *op, int64_t result)
+static void finish(struct faulty *faulty, struct io_op *op, int64_t result)
 {
 	op->result = result;
 	faulty->ready[faulty->ready_count++] = op;
@@ -119,26 +119,26 @@ static int choose_failure(struct faulty *faulty)
  * How much of it is moved. Written bytes may end anywhere; read ones end early only at multiples of
  * what direct I/O asks for, as the kernel has it.
  */
-static size_t choose_length(struct faulty *faulty, const struct ring_op *op)
+static size_t choose_length(struct faulty *faulty, const struct io_op *op)
 {
 	size_t bytes;
 
 	if (!happens(faulty, plan.short_results))
 		return op->bytes;
 	bytes = test_random_below(&faulty->random, op->bytes + 1);
-	if (op->kind == RING_READ)
+	if (op->kind == IO_READ)
 		bytes = bytes / 4096 * 4096;
 	return bytes;
 }
 
-static int pass_on(struct faulty *faulty, struct ring_op *op)
+static int pass_on(struct faulty *faulty, struct io_op *op)
 {
 	size_t asked = op->bytes, bytes = choose_length(faulty, op);
 	int ret;
 
 	if (bytes != asked)
 		count_one(&counts.faults);
-	if (!bytes && op->kind == RING_READ)
+	if (!bytes && op->kind == IO_READ)
 		bytes = MIN(asked, 4096); /* nothing at all would mean the end of the file */
 	if (!bytes) {
 		finish(faulty, op, 0);
@@ -156,7 +156,7 @@ static int pass_on(struct faulty *faulty, struct ring_op *op)
 	return 0;
 }
 
-static int faulty_submit(void *engine, struct ring_op *op)
+static int faulty_submit(void *engine, struct io_op *op)
 {
 	struct faulty *faulty = engine;
 	int ret = 0, code;
@@ -183,7 +183,7 @@ static int faulty_submit(void *engine, struct ring_op *op)
 
 static void collect(struct faulty *faulty)
 {
-	struct ring_op *op = plan.inner->wait(faulty->inner);
+	struct io_op *op = plan.inner->wait(faulty->inner);
 
 	if (!op) {
 		misused();
@@ -200,10 +200,10 @@ static void collect(struct faulty *faulty)
 	faulty->ready[faulty->ready_count++] = op;
 }
 
-static struct ring_op *faulty_wait(void *engine)
+static struct io_op *faulty_wait(void *engine)
 {
 	struct faulty *faulty = engine;
-	struct ring_op *op;
+	struct io_op *op;
 	unsigned chosen = 0;
 
 	/* To choose among them all, all must be there. */
@@ -234,7 +234,7 @@ static void faulty_close(void *engine)
 	free(faulty);
 }
 
-static struct ring_engine_ops faulty_ops = {
+static struct io_engine_ops faulty_ops = {
 	.id = "faulty",
 	.direct = true,
 	.open = faulty_open,
@@ -247,7 +247,7 @@ static struct ring_engine_ops faulty_ops = {
 
 struct ioshape_context *faulty_context(const struct faulty_plan *wanted, enum ioshape_direct direct)
 {
-	static const struct ring_engine_ops *const engines[] = { &faulty_ops, NULL };
+	static const struct io_engine_ops *const engines[] = { &faulty_ops, NULL };
 	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, direct);
 
 	plan = *wanted;

@@ -7,11 +7,11 @@
 #ifndef TESTS_SUPPORT_FAULTY_ENGINE_H
 #define TESTS_SUPPORT_FAULTY_ENGINE_H
 
-#include "ring/queue.h"
+#include "io/queue.h"
 
 /* How often something happens: once in so many requests; 0 never. */
 struct faulty_plan {
-	const struct ring_engine_ops *inner; /* moves the bytes that are moved */
+	const struct io_engine_ops *inner; /* moves the bytes that are moved */
 	uint64_t seed;
 	unsigned eio, enospc;
 	unsigned interrupted, again; /* EINTR and EAGAIN, nothing moved */

@@ -3,20 +3,20 @@
 #ifndef TESTS_SUPPORT_FILE_WRITER_H
 #define TESTS_SUPPORT_FILE_WRITER_H
 
-#include "ring/ring.h"
+#include "io/io.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* What one write was about, and what became of it. */
 struct file_write {
-	struct ring_config config;
-	struct ring_file_options options;
-	struct ring_notes notes;
+	struct io_config config;
+	struct io_file_options options;
+	struct io_notes notes;
 	struct base_error error;
 	struct ioshape_report report;
-	struct ring_lane *lane;
-	struct ring_writer *writer;
+	struct io_lane *lane;
+	struct io_writer *writer;
 };
 
 /* Small blocks, so that small files have several. */
@@ -30,30 +30,30 @@ static inline struct file_write file_write_defaults(void)
 
 static inline int file_write_open(struct file_write *write, const char *path)
 {
-	int ret = ring_lane_open(&write->lane, &write->config, &write->error);
+	int ret = io_lane_open(&write->lane, &write->config, &write->error);
 
 	if (!ret)
-		ret = ring_writer_open(&write->writer, write->lane, path, &write->options,
-				       &write->notes, &write->error);
+		ret = io_writer_open(&write->writer, write->lane, path, &write->options,
+				     &write->notes, &write->error);
 	return ret;
 }
 
 /* Without a commit before it: the write is abandoned. */
 static inline void file_write_close(struct file_write *write)
 {
-	ring_writer_free(write->writer);
-	ring_lane_close(write->lane);
+	io_writer_free(write->writer);
+	io_lane_close(write->lane);
 	write->writer = NULL;
 	write->lane = NULL;
 }
 
 static inline int file_write_end(struct file_write *write)
 {
-	int ret = ring_writer_finish(write->writer, &write->error);
+	int ret = io_writer_finish(write->writer, &write->error);
 
 	if (!ret)
-		ret = ring_writer_commit(write->writer, &write->error);
-	ring_writer_report(write->writer, &write->report);
+		ret = io_writer_commit(write->writer, &write->error);
+	io_writer_report(write->writer, &write->report);
 	return ret;
 }
 
@@ -65,7 +65,7 @@ static inline int file_write_all(struct file_write *write, const char *path, con
 	int ret = file_write_open(write, path);
 
 	if (!ret)
-		ret = ring_writer_put(write->writer, data, bytes, &crc, &write->error);
+		ret = io_writer_put(write->writer, data, bytes, &crc, &write->error);
 	if (!ret)
 		ret = file_write_end(write);
 	file_write_close(write);

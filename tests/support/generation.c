@@ -25,7 +25,7 @@ int main(int argc, char **argv)
 				  &error),
 	     "%s", error.text);
 	if (!strcmp(argv[1], "begin")) {
-		MUST(!ring_folder_put(&attempt.folder, "rank-00000.pt", "half", 4, &error), "%s",
+		MUST(!io_folder_put(&attempt.folder, "rank-00000.pt", "half", 4, &error), "%s",
 		     error.text);
 		puts(group_attempt_path(&attempt));
 		fflush(stdout);

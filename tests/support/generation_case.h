@@ -15,22 +15,22 @@
 
 /* The manifest of one rank's file, with this text in it. */
 struct generation_case {
-	struct zip_manifest manifest;
-	struct zip_manifest_file file;
-	struct zip_manifest_part part;
-	char name[ZIP_PART_NAME_BYTES];
+	struct format_manifest manifest;
+	struct format_manifest_file file;
+	struct format_manifest_part part;
+	char name[FORMAT_PART_NAME_BYTES];
 };
 
-static inline struct zip_manifest *generation_describe(struct generation_case *it, uint64_t step,
-						       const char *attempt, const char *text)
+static inline struct format_manifest *generation_describe(struct generation_case *it, uint64_t step,
+							  const char *attempt, const char *text)
 {
 	uint32_t crc = base_crc32(0, text, strlen(text));
 
 	memset(it, 0, sizeof(*it));
-	zip_part_name(it->name, 0);
-	it->file = (struct zip_manifest_file){ it->name, strlen(text), crc, false };
-	it->part = (struct zip_manifest_part){ .crc32 = crc, .bytes = strlen(text) };
-	it->manifest = (struct zip_manifest){
+	format_part_name(it->name, 0);
+	it->file = (struct format_manifest_file){ it->name, strlen(text), crc, false };
+	it->part = (struct format_manifest_part){ .crc32 = crc, .bytes = strlen(text) };
+	it->manifest = (struct format_manifest){
 		.step = step,
 		.saved = 1700000000,
 		.mode = IOSHAPE_MODE_EACH,
@@ -50,7 +50,7 @@ static inline int generation_begin(struct group_attempt *attempt, uint64_t step,
 	int ret = group_attempt_begin(attempt, "runs", step, job, NULL, error);
 
 	return ret ? ret :
-		     ring_folder_put(&attempt->folder, "rank-00000.pt", text, strlen(text), error);
+		     io_folder_put(&attempt->folder, "rank-00000.pt", text, strlen(text), error);
 }
 
 static inline int generation_commit(struct group_attempt *attempt, const char *text,
@@ -79,19 +79,19 @@ static inline int generation_save(uint64_t step, const char *text, bool no_repla
 /* Whether the directory of this name in "runs" is a complete generation with this text. */
 static inline bool generation_is(const char *name, uint64_t step, const char *text)
 {
-	struct ring_folder runs;
+	struct io_folder runs;
 	struct group_generation generation;
 	bool is = false;
 	char path[512];
 
-	if (ring_folder_open(&runs, "runs", NULL))
+	if (io_folder_open(&runs, "runs", NULL))
 		return false;
 	if (!group_generation_open(&generation, &runs, name, step, NULL)) {
 		snprintf(path, sizeof(path), "runs/%s/rank-00000.pt", name);
 		is = scratch_same(path, text, strlen(text));
 		group_generation_close(&generation);
 	}
-	ring_folder_close(&runs);
+	io_folder_close(&runs);
 	return is;
 }
 

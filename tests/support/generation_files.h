@@ -18,34 +18,34 @@ static inline struct base_buffer generation_read(const char *path)
 {
 	struct base_error error = { 0 };
 	struct base_buffer data = { 0 };
-	struct ring_folder here;
+	struct io_folder here;
 	char *copy = strdup(path), *slash = strrchr(copy, '/');
 
 	*slash = 0;
-	MUST(!ring_folder_open(&here, copy, &error), "%s", error.text);
-	MUST(!ring_folder_get(&here, slash + 1, GIB, &data, NULL, &error), "%s", error.text);
-	ring_folder_close(&here);
+	MUST(!io_folder_open(&here, copy, &error), "%s", error.text);
+	MUST(!io_folder_get(&here, slash + 1, GIB, &data, NULL, &error), "%s", error.text);
+	io_folder_close(&here);
 	free(copy);
 	return data;
 }
 
 static inline void generation_write_each(const struct group_attempt *attempt,
-					 struct zip_manifest *manifest, char **paths)
+					 struct format_manifest *manifest, char **paths)
 {
 	struct base_error error = { 0 };
 
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
 		struct base_buffer data = generation_read(paths[rank]);
-		struct zip_manifest_file *file = &manifest->files[rank];
+		struct format_manifest_file *file = &manifest->files[rank];
 
-		file->name = malloc(ZIP_PART_NAME_BYTES);
-		zip_part_name(file->name, rank);
+		file->name = malloc(FORMAT_PART_NAME_BYTES);
+		format_part_name(file->name, rank);
 		file->bytes = data.bytes;
 		file->crc32 = base_crc32(0, data.data, data.bytes);
-		manifest->parts[rank] = (struct zip_manifest_part){ .file = rank,
-								    .crc32 = file->crc32,
-								    .bytes = data.bytes };
-		MUST(!ring_folder_put(&attempt->folder, file->name, data.data, data.bytes, &error),
+		manifest->parts[rank] = (struct format_manifest_part){ .file = rank,
+								       .crc32 = file->crc32,
+								       .bytes = data.bytes };
+		MUST(!io_folder_put(&attempt->folder, file->name, data.data, data.bytes, &error),
 		     "%s", error.text);
 		base_buffer_free(&data);
 	}
@@ -53,44 +53,45 @@ static inline void generation_write_each(const struct group_attempt *attempt,
 }
 
 static inline void generation_write_bundle(const struct group_attempt *attempt,
-					   struct zip_manifest *manifest, char **paths)
+					   struct format_manifest *manifest, char **paths)
 {
 	struct file_write write = file_write_defaults();
-	struct zip_manifest_file *file = &manifest->files[0];
-	char path[4096], name[ZIP_PART_NAME_BYTES];
-	const struct zip_entry *member;
-	struct zip_writer *bundle;
+	struct format_manifest_file *file = &manifest->files[0];
+	char path[4096], name[FORMAT_PART_NAME_BYTES];
+	const struct format_entry *member;
+	struct format_writer *bundle;
 	uint64_t count;
 	struct base_error error = { 0 };
 	struct base_buffer whole;
 
 	snprintf(path, sizeof(path), "%s/ranks.zip", group_attempt_path(attempt));
 	MUST(!file_write_open(&write, path), "%s", path);
-	MUST(!zip_writer_new_bundle(&bundle, zip_sink_of_file(write.writer), path,
-				    GENERATION_BOUNDARY, &error),
+	MUST(!format_writer_new_bundle(&bundle, format_sink_of_file(write.writer), path,
+				       GENERATION_BOUNDARY, &error),
 	     "%s", error.text);
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
 		struct base_buffer data = generation_read(paths[rank]);
 
-		zip_part_name(name, rank);
-		MUST(!zip_writer_begin(bundle, name, data.bytes, 0, &error), "%s", error.text);
-		MUST(!zip_writer_put(bundle, data.data, data.bytes, &error), "%s", error.text);
-		MUST(!zip_writer_end(bundle, &error), "%s", error.text);
-		member = zip_writer_entries(bundle, &count) + rank;
-		manifest->parts[rank] = (struct zip_manifest_part){ .crc32 = member->crc32,
-								    .offset = member->data_offset,
-								    .bytes = member->bytes };
+		format_part_name(name, rank);
+		MUST(!format_writer_begin(bundle, name, data.bytes, 0, &error), "%s", error.text);
+		MUST(!format_writer_put(bundle, data.data, data.bytes, &error), "%s", error.text);
+		MUST(!format_writer_end(bundle, &error), "%s", error.text);
+		member = format_writer_entries(bundle, &count) + rank;
+		manifest->parts[rank] =
+			(struct format_manifest_part){ .crc32 = member->crc32,
+						       .offset = member->data_offset,
+						       .bytes = member->bytes };
 		base_buffer_free(&data);
 	}
-	MUST(!zip_writer_finish(bundle, NULL, &error), "%s", error.text);
-	MUST(!ring_writer_finish(write.writer, &error), "%s", error.text);
-	MUST(!ring_writer_commit(write.writer, &error), "%s", error.text);
-	zip_writer_free(bundle);
-	ring_writer_free(write.writer);
-	ring_lane_close(write.lane);
+	MUST(!format_writer_finish(bundle, NULL, &error), "%s", error.text);
+	MUST(!io_writer_finish(write.writer, &error), "%s", error.text);
+	MUST(!io_writer_commit(write.writer, &error), "%s", error.text);
+	format_writer_free(bundle);
+	io_writer_free(write.writer);
+	io_lane_close(write.lane);
 	whole = generation_read(path);
-	*file = (struct zip_manifest_file){ strdup("ranks.zip"), whole.bytes,
-					    base_crc32(0, whole.data, whole.bytes), true };
+	*file = (struct format_manifest_file){ strdup("ranks.zip"), whole.bytes,
+					       base_crc32(0, whole.data, whole.bytes), true };
 	base_buffer_free(&whole);
 	manifest->file_count = 1;
 }
@@ -99,10 +100,10 @@ static inline void generation_write_bundle(const struct group_attempt *attempt,
 static inline void generation_write(struct group_attempt *attempt, bool each, int64_t saved,
 				    char **paths, uint32_t count)
 {
-	struct zip_manifest_part parts[GENERATION_MOST_RANKS] = { 0 };
-	struct zip_manifest_file files[GENERATION_MOST_RANKS] = { 0 };
+	struct format_manifest_part parts[GENERATION_MOST_RANKS] = { 0 };
+	struct format_manifest_file files[GENERATION_MOST_RANKS] = { 0 };
 	struct base_error error = { 0 };
-	struct zip_manifest manifest = {
+	struct format_manifest manifest = {
 		.step = attempt->step,
 		.saved = saved,
 		.mode = each ? IOSHAPE_MODE_EACH : IOSHAPE_MODE_RANK0,

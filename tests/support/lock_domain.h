@@ -3,16 +3,16 @@
 #ifndef TESTS_SUPPORT_LOCK_DOMAIN_H
 #define TESTS_SUPPORT_LOCK_DOMAIN_H
 
-#include "ring/ring.h"
+#include "io/io.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
-static inline void domain_of(const char *directory, char domain[RING_DOMAIN_BYTES])
+static inline void domain_of(const char *directory, char domain[IO_DOMAIN_BYTES])
 {
 	int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-	ring_lock_domain(fd, domain);
+	io_lock_domain(fd, domain);
 	close(fd);
 }
 

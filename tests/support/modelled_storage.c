@@ -110,7 +110,7 @@ struct server {
 struct world {
 	const struct modelled_run *run;
 	const struct modelled_storage *storage;
-	struct ring_depth depth;
+	struct io_depth depth;
 	double now;
 	uint64_t random, sequence;
 	struct server servers[MODELLED_MOST_SERVERS];
@@ -292,14 +292,14 @@ static void send(struct world *world)
 		struct job *job;
 
 		if (world->in_flight + 1 >= storage->buffers ||
-		    !ring_depth_allows(&world->depth, offset)) {
+		    !io_depth_allows(&world->depth, offset)) {
 			world->ready[kept++] = offset;
 			continue;
 		}
 		job = new_job(world, OURS,
 			      (unsigned)(offset / storage->request_bytes) % storage->servers,
 			      offset, storage->request_bytes);
-		ring_depth_sent(&world->depth, offset, job->bytes);
+		io_depth_sent(&world->depth, offset, job->bytes);
 		world->in_flight++;
 		if (storage->cache) {
 			*world->uncached_end = job;
@@ -320,8 +320,8 @@ static void answer_ours(struct world *world, struct job *job)
 
 	world->in_flight--;
 	world->done_bytes += job->bytes;
-	ring_depth_answered(&world->depth, job->offset, job->bytes, (uint64_t)(job->sent * 1e9),
-			    (uint64_t)(world->now * 1e9), !world->ready_count);
+	io_depth_answered(&world->depth, job->offset, job->bytes, (uint64_t)(job->sent * 1e9),
+			  (uint64_t)(world->now * 1e9), !world->ready_count);
 	end_job(world, job);
 	send(world);
 	if (run->watch)
@@ -424,7 +424,7 @@ static void begin(struct world *world, const struct modelled_run *run)
 {
 	const struct modelled_storage *storage = run->storage;
 	const unsigned targets = storage->tells ? storage->servers : 1;
-	const struct ring_depth_options options = {
+	const struct io_depth_options options = {
 		.request_bytes = storage->request_bytes,
 		.targets = targets,
 		.stripe_bytes = storage->tells ? storage->request_bytes : 0,
@@ -441,7 +441,7 @@ static void begin(struct world *world, const struct modelled_run *run)
 	world->uncached_end = &world->uncached;
 	for (unsigned i = 0; i < MOST_JOBS; i++)
 		end_job(world, &world->jobs[i]);
-	ring_depth_begin(&world->depth, &options);
+	io_depth_begin(&world->depth, &options);
 	if (run->neighbour.depth)
 		later(world, run->neighbour.from, BEGINS, NULL, 0);
 	if (storage->arrivals > 0)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Storages as models, one writer on them whose depth is the library's (ring/depth.c) or fixed, and
+ * Storages as models, one writer on them whose depth is the library's (io/depth.c) or fixed, and
  * neighbours who come and go. Discrete events: the same figures in every run, on every machine.
  */
 #ifndef TESTS_SUPPORT_MODELLED_STORAGE_H
 #define TESTS_SUPPORT_MODELLED_STORAGE_H
 
-#include "ring/depth.h"
+#include "io/depth.h"
 
 #define MODELLED_MOST_SERVERS 16u
 
@@ -56,14 +56,14 @@ struct modelled_run {
 	struct modelled_neighbour neighbour;
 	uint64_t seed;
 	/* Told after each answer; may be NULL. */
-	void (*watch)(void *user, double now, const struct ring_depth *depth);
+	void (*watch)(void *user, double now, const struct io_depth *depth);
 	void *user;
 };
 
 struct modelled_result {
 	double seconds, bytes_per_s;
 	double neighbour_mean, neighbour_p99; /* seconds of a request of theirs */
-	struct ring_depth depth;              /* in the end */
+	struct io_depth depth;                /* in the end */
 };
 
 struct modelled_result modelled_write(const struct modelled_run *run);

@@ -3,9 +3,9 @@
 #ifndef TESTS_SUPPORT_READER_CASE_H
 #define TESTS_SUPPORT_READER_CASE_H
 
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/random.h"
-#include "zip/zip.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,42 +21,42 @@ static inline void reader_case_fill(uint8_t **data, const size_t *sizes, size_t 
 	}
 }
 
-static inline struct ring_lane *reader_case_lane(enum ioshape_engine engine, size_t block_bytes,
-						 unsigned depth)
+static inline struct io_lane *reader_case_lane(enum ioshape_engine engine, size_t block_bytes,
+					       unsigned depth)
 {
-	const struct ring_config config = {
+	const struct io_config config = {
 		.engine = engine, .block_bytes = block_bytes, .depth = depth, .threads = 2
 	};
 	struct base_error error = { 0 };
-	struct ring_lane *lane;
+	struct io_lane *lane;
 
-	ck_assert_msg(!ring_lane_open(&lane, &config, &error), "%s", error.sentence);
+	ck_assert_msg(!io_lane_open(&lane, &config, &error), "%s", error.sentence);
 	return lane;
 }
 
 /* Records "data/0" and so on, with an index. */
-static inline void reader_case_write(const char *path, struct ring_lane *lane, uint8_t *const *data,
+static inline void reader_case_write(const char *path, struct io_lane *lane, uint8_t *const *data,
 				     const size_t *sizes, size_t count)
 {
-	const struct ring_file_options options = { .no_sync = true };
-	struct ring_notes notes = { 0 };
-	struct zip_writer *writer;
-	struct ring_writer *file;
+	const struct io_file_options options = { .no_sync = true };
+	struct io_notes notes = { 0 };
+	struct format_writer *writer;
+	struct io_writer *file;
 	char name[32];
 
-	ck_assert_int_eq(ring_writer_open(&file, lane, path, &options, &notes, NULL), 0);
-	ck_assert_int_eq(zip_writer_new(&writer, zip_sink_of_file(file), path, NULL), 0);
+	ck_assert_int_eq(io_writer_open(&file, lane, path, &options, &notes, NULL), 0);
+	ck_assert_int_eq(format_writer_new(&writer, format_sink_of_file(file), path, NULL), 0);
 	for (size_t i = 0; i < count; i++) {
 		snprintf(name, sizeof(name), "data/%zu", i);
-		ck_assert_int_eq(zip_writer_begin(writer, name, sizes[i], 0, NULL), 0);
-		ck_assert_int_eq(zip_writer_put(writer, data[i], sizes[i], NULL), 0);
-		ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
+		ck_assert_int_eq(format_writer_begin(writer, name, sizes[i], 0, NULL), 0);
+		ck_assert_int_eq(format_writer_put(writer, data[i], sizes[i], NULL), 0);
+		ck_assert_int_eq(format_writer_end(writer, NULL), 0);
 	}
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
-	ck_assert_int_eq(ring_writer_finish(file, NULL), 0);
-	ck_assert_int_eq(ring_writer_commit(file, NULL), 0);
-	zip_writer_free(writer);
-	ring_writer_free(file);
+	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
+	ck_assert_int_eq(io_writer_finish(file, NULL), 0);
+	ck_assert_int_eq(io_writer_commit(file, NULL), 0);
+	format_writer_free(writer);
+	io_writer_free(file);
 }
 
 #endif

@@ -13,7 +13,7 @@
  * counts nothing: it lets the library choose the engine, or takes this one, and prints
  * {"engine": ..., "block_bytes": N, "depth": N, "direct": 0 | 1, "choice": ..., "seconds": S}
  */
-#include "ring/queue.h"
+#include "io/queue.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,38 +30,38 @@ static struct {
 } sent[MOST_REQUESTS];
 static size_t count;
 
-static int counting_submit(void *engine, struct ring_op *op)
+static int counting_submit(void *engine, struct io_op *op)
 {
-	if (op->kind == RING_WRITE && count < MOST_REQUESTS) {
+	if (op->kind == IO_WRITE && count < MOST_REQUESTS) {
 		sent[count].offset = op->offset;
 		sent[count++].bytes = op->bytes;
 	}
-	return ring_engine_uring.submit(engine, op);
+	return io_engine_uring.submit(engine, op);
 }
 
-static int write_file(const char *path, uint64_t bytes, const struct ring_config *config,
+static int write_file(const char *path, uint64_t bytes, const struct io_config *config,
 		      struct ioshape_report *report, struct base_error *error)
 {
-	const struct ring_file_options options = { .expected_bytes = bytes };
-	struct ring_notes notes = { 0 };
-	struct ring_writer *writer = NULL;
-	struct ring_lane *lane = NULL;
+	const struct io_file_options options = { .expected_bytes = bytes };
+	struct io_notes notes = { 0 };
+	struct io_writer *writer = NULL;
+	struct io_lane *lane = NULL;
 	const size_t piece = MIB + 12345; /* as it comes */
 	uint8_t *data = calloc(1, piece);
-	int ret = data ? ring_lane_open(&lane, config, error) : -ENOMEM;
+	int ret = data ? io_lane_open(&lane, config, error) : -ENOMEM;
 
 	if (!ret)
-		ret = ring_writer_open(&writer, lane, path, &options, &notes, error);
+		ret = io_writer_open(&writer, lane, path, &options, &notes, error);
 	for (uint64_t done = 0; !ret && done < bytes; done += piece)
-		ret = ring_writer_put(writer, data, MIN(piece, bytes - done), NULL, error);
+		ret = io_writer_put(writer, data, MIN(piece, bytes - done), NULL, error);
 	if (!ret)
-		ret = ring_writer_finish(writer, error);
+		ret = io_writer_finish(writer, error);
 	if (!ret)
-		ret = ring_writer_commit(writer, error);
+		ret = io_writer_commit(writer, error);
 	if (!ret)
-		ring_writer_report(writer, report);
-	ring_writer_free(writer);
-	ring_lane_close(lane);
+		io_writer_report(writer, report);
+	io_writer_free(writer);
+	io_lane_close(lane);
 	free(data);
 	return ret;
 }
@@ -103,13 +103,13 @@ static int tell(const char *path, struct base_error *error)
 	return ret;
 }
 
-static bool take_choice(struct ring_config *config, int given, char **words)
+static bool take_choice(struct io_config *config, int given, char **words)
 {
 	if (!strcmp(words[0], "auto"))
 		return given == 1;
 	while (config->engine <= IOSHAPE_ENGINE_BUFFERED &&
-	       (!ring_engine_of(config->engine) ||
-		strcmp(ring_engine_of(config->engine)->id, words[0]) != 0))
+	       (!io_engine_of(config->engine) ||
+		strcmp(io_engine_of(config->engine)->id, words[0]) != 0))
 		config->engine++;
 	if (given == 3) {
 		config->block_bytes = strtoull(words[1], NULL, 10);
@@ -128,10 +128,10 @@ static void tell_choice(const struct ioshape_report *report)
 
 int main(int argc, char **argv)
 {
-	struct ring_engine_ops counting = ring_engine_uring;
-	const struct ring_engine_ops *const engines[] = { &counting, NULL };
+	struct io_engine_ops counting = io_engine_uring;
+	const struct io_engine_ops *const engines[] = { &counting, NULL };
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	struct ring_config config = { .threads = 1 };
+	struct io_config config = { .threads = 1 };
 	struct base_error error = { 0 };
 	int ret;
 

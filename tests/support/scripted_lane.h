@@ -6,7 +6,7 @@
 #ifndef TESTS_SUPPORT_SCRIPTED_LANE_H
 #define TESTS_SUPPORT_SCRIPTED_LANE_H
 
-#include "ring/queue.h"
+#include "io/queue.h"
 #include "support/scratch.h"
 
 #include <check.h>
@@ -22,7 +22,7 @@
 /* ---- The scripted engine --------------------------------------------------------------------- */
 
 /* The result of the nth request (from 0); it may look at what is asked. */
-typedef int64_t (*answer_fn)(const struct ring_op *op, unsigned nth);
+typedef int64_t (*answer_fn)(const struct io_op *op, unsigned nth);
 
 static answer_fn answer;
 static struct {
@@ -32,9 +32,9 @@ static struct {
 static unsigned requests, opened, closed, lost;
 static int refuse_submit, refuse_open;
 static const char *open_remark = "";
-static struct ring_op *waiting;
+static struct io_op *waiting;
 
-static inline int scripted_open(void **engine, const struct ring_engine_params *params, char *why,
+static inline int scripted_open(void **engine, const struct io_engine_params *params, char *why,
 				size_t why_bytes)
 {
 	ck_assert_uint_eq(params->depth, DEPTH);
@@ -45,9 +45,9 @@ static inline int scripted_open(void **engine, const struct ring_engine_params *
 	return refuse_open;
 }
 
-static inline int scripted_submit(void *engine, struct ring_op *op)
+static inline int scripted_submit(void *engine, struct io_op *op)
 {
-	struct ring_op **end = &waiting;
+	struct io_op **end = &waiting;
 
 	(void)engine;
 	if (refuse_submit)
@@ -63,9 +63,9 @@ static inline int scripted_submit(void *engine, struct ring_op *op)
 	return 0;
 }
 
-static inline struct ring_op *scripted_wait(void *engine)
+static inline struct io_op *scripted_wait(void *engine)
 {
-	struct ring_op *op = waiting;
+	struct io_op *op = waiting;
 
 	(void)engine;
 	if (lost)
@@ -81,7 +81,7 @@ static inline void scripted_close(void *engine)
 	closed++;
 }
 
-static struct ring_engine_ops scripted = {
+static struct io_engine_ops scripted = {
 	.id = "scripted",
 	.direct = true,
 	.open = scripted_open,
@@ -92,20 +92,20 @@ static struct ring_engine_ops scripted = {
 
 /* ---- Around each test ------------------------------------------------------------------------ */
 
-static const struct ring_engine_ops *tried_engines[4];
-static struct ring_lane *lane;
-static struct ring_notes notes;
+static const struct io_engine_ops *tried_engines[4];
+static struct io_lane *lane;
+static struct io_notes notes;
 static struct base_error error;
 static struct fs_info fs;
 static int fd;
 
 static inline void begin_with(enum ioshape_direct direct, const struct base_log *log)
 {
-	struct ring_config config = { .engines = tried_engines,
-				      .direct = direct,
-				      .block_bytes = BLOCK,
-				      .depth = DEPTH,
-				      .threads = 1 };
+	struct io_config config = { .engines = tried_engines,
+				    .direct = direct,
+				    .block_bytes = BLOCK,
+				    .depth = DEPTH,
+				    .threads = 1 };
 
 	if (log)
 		config.log = *log;
@@ -116,13 +116,13 @@ static inline void begin_with(enum ioshape_direct direct, const struct base_log 
 	fs = (struct fs_info){ .type = "testfs", .offset_alignment = 512, .memory_alignment = 512 };
 	fd = open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
 	ck_assert_int_ge(fd, 0);
-	ck_assert_msg(!ring_lane_open(&lane, &config, &error), "%s", error.text);
+	ck_assert_msg(!io_lane_open(&lane, &config, &error), "%s", error.text);
 }
 
 static inline void start(bool reading)
 {
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ring_lane_attach(lane, fd, "/the/path", reading, &notes);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	io_lane_attach(lane, fd, "/the/path", reading, &notes);
 }
 
 static inline void begin(bool reading)
@@ -135,30 +135,30 @@ static inline unsigned count_free(void)
 {
 	unsigned count = 0;
 
-	for (struct ring_op *op = lane->free; op; op = op->next)
+	for (struct io_op *op = lane->free; op; op = op->next)
 		count++;
 	return count;
 }
 
 static inline void end(void)
 {
-	ring_lane_detach(lane);
+	io_lane_detach(lane);
 	/* Whatever happened, every buffer must be there again, and only once. */
 	ck_assert_uint_eq(count_free(), DEPTH);
 	ck_assert_uint_eq(lane->in_flight, 0);
-	ring_lane_close(lane);
+	io_lane_close(lane);
 	ck_assert_uint_eq(opened, closed);
 	close(fd);
 }
 
-static inline struct ring_buffer *submit(uint64_t offset, size_t bytes)
+static inline struct io_buffer *submit(uint64_t offset, size_t bytes)
 {
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 
-	ck_assert_msg(!ring_lane_take(lane, &buffer, &error), "%s", error.text);
+	ck_assert_msg(!io_lane_take(lane, &buffer, &error), "%s", error.text);
 	buffer->offset = offset;
 	buffer->bytes = bytes;
-	ck_assert_msg(!ring_lane_submit(lane, buffer, &error), "%s", error.text);
+	ck_assert_msg(!io_lane_submit(lane, buffer, &error), "%s", error.text);
 	return buffer;
 }
 
@@ -167,7 +167,7 @@ static inline bool is_direct(void)
 	return fcntl(fd, F_GETFL) & O_DIRECT;
 }
 
-static inline int64_t all_of_it(const struct ring_op *op, unsigned nth)
+static inline int64_t all_of_it(const struct io_op *op, unsigned nth)
 {
 	(void)nth;
 	return (int64_t)op->bytes;

@@ -60,12 +60,12 @@ static const char *attempt_name(void)
 
 static void tidy(const char *job)
 {
-	struct ring_folder runs;
+	struct io_folder runs;
 	unsigned before = scratch_descriptors();
 
-	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
+	ck_assert_int_eq(io_folder_open(&runs, "runs", NULL), 0);
 	group_tidy(&runs, job, NULL, NULL, NULL);
-	ring_folder_close(&runs);
+	io_folder_close(&runs);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
@@ -220,7 +220,7 @@ static void put_generation(const char *place, uint64_t step, uint64_t serial)
 	char path[64];
 
 	generation_describe(&it, step, "01234567-89abcdef-" MINE, "theirs")->serial = serial;
-	ck_assert_int_eq(zip_manifest_encode(&text, &it.manifest), 0);
+	ck_assert_int_eq(format_manifest_encode(&text, &it.manifest), 0);
 	ck_assert_int_eq(mkdir(place, 0777), 0);
 	snprintf(path, sizeof(path), "%s/rank-00000.pt", place);
 	scratch_write(path, "theirs", 6);
@@ -233,7 +233,7 @@ TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
 {
 	const uint64_t ahead = (uint64_t)(base_wall_seconds() * 1000) + 3600000;
 	struct group_attempt attempt;
-	struct ring_folder runs;
+	struct io_folder runs;
 	uint64_t serial = 0;
 
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
@@ -241,9 +241,9 @@ TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
 	ck_assert(generation_is("step-0000002000", 2000, "theirs"));
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
 	group_attempt_abandon(&attempt);
-	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
+	ck_assert_int_eq(io_folder_open(&runs, "runs", NULL), 0);
 	group_note_serial(&runs, PLACE, &serial);
-	ring_folder_close(&runs);
+	io_folder_close(&runs);
 	ck_assert_uint_eq(serial, ahead + 1);
 }
 
@@ -283,10 +283,10 @@ LOOP_TEST(commit, what_is_no_directory_is_in_the_way, 0, 2)
 TEST(commit, what_somebody_reads_is_replaced_but_not_removed)
 {
 	struct group_generation reader;
-	struct ring_folder runs;
+	struct io_folder runs;
 
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
+	ck_assert_int_eq(io_folder_open(&runs, "runs", &error), 0);
 	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
 	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
 	ck_assert(generation_is(PLACE, STEP, "new"));
@@ -294,7 +294,7 @@ TEST(commit, what_somebody_reads_is_replaced_but_not_removed)
 	tidy(GENERATION_JOB);
 	ck_assert(generation_is(attempt_name(), STEP, "old one"));
 	group_generation_close(&reader);
-	ring_folder_close(&runs);
+	io_folder_close(&runs);
 	tidy(GENERATION_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert(generation_is(PLACE, STEP, "new"));
@@ -316,13 +316,13 @@ TEST(commit, what_makes_no_manifest_is_not_put_in_place)
 {
 	struct generation_case it;
 	struct group_attempt attempt;
-	struct zip_manifest *manifest;
+	struct format_manifest *manifest;
 
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	manifest = generation_describe(&it, STEP, attempt.id, "new");
 	it.part.bytes = 0;
 	ck_assert_int_eq(group_attempt_commit(&attempt, manifest, false, &error), -EINVAL);
-	manifest->rank_count = ZIP_MAX_RANKS + 1;
+	manifest->rank_count = FORMAT_MAX_RANKS + 1;
 	error = (struct base_error){ 0 };
 	ck_assert_int_eq(group_attempt_commit(&attempt, manifest, false, &error), IOSHAPE_E_LIMIT);
 	group_attempt_abandon(&attempt);
@@ -351,11 +351,11 @@ LOOP_TEST(commit, without_its_files_it_is_not_put_in_place, 0, 2)
 /* Those of several writers, by name: the last round has them all. */
 LOOP_TEST(commit, without_the_file_of_one_writer_it_is_not_put_in_place, 0, 4)
 {
-	struct zip_manifest_part parts[3];
-	struct zip_manifest_file files[3];
-	char names[3][ZIP_PART_NAME_BYTES];
+	struct format_manifest_part parts[3];
+	struct format_manifest_file files[3];
+	char names[3][FORMAT_PART_NAME_BYTES];
 	struct group_attempt attempt;
-	struct zip_manifest manifest;
+	struct format_manifest manifest;
 	struct generation_case it;
 	int expected = _i == 3 ? 0 : IOSHAPE_E_DAMAGED;
 
@@ -366,14 +366,14 @@ LOOP_TEST(commit, without_the_file_of_one_writer_it_is_not_put_in_place, 0, 4)
 	manifest.parts = parts;
 	manifest.files = files;
 	for (uint32_t rank = 0; rank < 3; rank++) {
-		zip_part_name(names[rank], rank);
+		format_part_name(names[rank], rank);
 		files[rank] = it.file;
 		files[rank].name = names[rank];
 		parts[rank] = it.part;
 		parts[rank].file = rank;
 		if (rank)
 			ck_assert_int_eq(
-				ring_folder_put(&attempt.folder, names[rank], "new", 3, &error), 0);
+				io_folder_put(&attempt.folder, names[rank], "new", 3, &error), 0);
 	}
 	if (_i < 3)
 		ck_assert_int_eq(unlinkat(attempt.folder.fd, names[_i], 0), 0);
@@ -471,17 +471,17 @@ static unsigned tidy_some(const char *path)
 {
 	struct base_budget budget = base_budget_begin();
 	const unsigned before = scratch_entries(path);
-	struct ring_folder runs;
+	struct io_folder runs;
 
-	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
+	ck_assert_int_eq(io_folder_open(&runs, "runs", NULL), 0);
 	group_tidy(&runs, GENERATION_JOB, NULL, &budget, NULL);
-	ring_folder_close(&runs);
+	io_folder_close(&runs);
 	return before - (exists(path) ? scratch_entries(path) : 0);
 }
 
 TEST(dead_case, a_large_attempt_goes_bit_by_bit)
 {
-	char domain[RING_DOMAIN_BYTES], path[256], file[300];
+	char domain[IO_DOMAIN_BYTES], path[256], file[300];
 	unsigned left = BASE_TIDY_ENTRIES + 100, times = 0;
 
 	domain_of(".", domain);
@@ -505,7 +505,7 @@ TEST(dead_case, a_large_attempt_goes_bit_by_bit)
 
 TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)
 {
-	char here[RING_DOMAIN_BYTES];
+	char here[IO_DOMAIN_BYTES];
 
 	make_attempt(ANOTHER_JOB, "deadbeef", 23 * 3600);
 	tidy(GENERATION_JOB);
@@ -520,7 +520,7 @@ TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_ol
 	ck_assert(!*attempt_name());
 
 	/* Who does not know where it is is nowhere. */
-	make_attempt(ANOTHER_JOB, RING_NOWHERE, 0);
+	make_attempt(ANOTHER_JOB, IO_NOWHERE, 0);
 	tidy(GENERATION_JOB);
 	ck_assert(*attempt_name());
 	tidy(ANOTHER_JOB);
@@ -528,7 +528,7 @@ TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_ol
 	domain_of(".", here);
 	make_attempt(ANOTHER_JOB, here, 0);
 	tidy(NULL);
-	ck_assert(!*attempt_name() == !!strcmp(here, RING_NOWHERE));
+	ck_assert(!*attempt_name() == !!strcmp(here, IO_NOWHERE));
 }
 
 /* The day counts from the last write, not from the first. */
@@ -607,19 +607,19 @@ TEST(dead_case, locks_end_with_their_use_and_not_with_the_children)
 {
 	struct group_generation reader;
 	struct group_attempt attempt;
-	struct ring_folder runs;
+	struct io_folder runs;
 	pid_t of_attempt, of_reader;
 
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "old one", &error), 0);
 	of_attempt = start_worker();
 	ck_assert_int_eq(generation_commit(&attempt, "old one", false, &error), 0);
-	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
+	ck_assert_int_eq(io_folder_open(&runs, "runs", &error), 0);
 	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
 	of_reader = start_worker();
 	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
 	ck_assert_uint_eq(scratch_entries("runs"), 2);
 	group_generation_close(&reader);
-	ring_folder_close(&runs);
+	io_folder_close(&runs);
 	tidy(GENERATION_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert(generation_is(PLACE, STEP, "new"));
@@ -632,7 +632,7 @@ static int close_them(void *user)
 	void **both = user;
 
 	group_generation_close(both[0]);
-	ring_folder_close(&((struct group_attempt *)both[1])->folder);
+	io_folder_close(&((struct group_attempt *)both[1])->folder);
 	return 0;
 }
 
@@ -640,11 +640,11 @@ TEST(dead_case, a_child_that_closes_ends_no_lock_of_its_parent)
 {
 	struct group_generation reader;
 	struct group_attempt attempt;
-	struct ring_folder runs;
+	struct io_folder runs;
 	void *both[] = { &reader, &attempt };
 
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
+	ck_assert_int_eq(io_folder_open(&runs, "runs", &error), 0);
 	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	ck_assert_int_eq(scratch_in_child(close_them, both), 0);
@@ -653,7 +653,7 @@ TEST(dead_case, a_child_that_closes_ends_no_lock_of_its_parent)
 	tidy(GENERATION_JOB);
 	ck_assert(generation_is(attempt_name(), STEP, "old one"));
 	group_generation_close(&reader);
-	ring_folder_close(&runs);
+	io_folder_close(&runs);
 }
 
 /* ---- Where names cannot be swapped ----------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The board of files: what lies in its folder, and what others may have put there. */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "io/io.h"
 #include "support/board_case.h"
 #include "support/check_main.h"
 

@@ -2,7 +2,7 @@
 /* The store in the memory of a host: ends of processes, dead jobs, and memory that is of no use. */
 #define _GNU_SOURCE
 #include "gather/store.h"
-#include "ring/ring.h"
+#include "io/io.h"
 #include "support/board_case.h"
 #include "support/check_main.h"
 
@@ -315,7 +315,7 @@ TEST(tests, test_ranks_that_outlast_rank_0_are_told_that_it_ended)
 /* In a user namespace all of them look alike. */
 static int be_nobody(void *own)
 {
-	struct ring_private_folder shelf;
+	struct io_private_folder shelf;
 	char path[STORE_PLACE_BYTES];
 
 	MUST(base_is_own_user(geteuid()), "not our own user");
@@ -324,7 +324,7 @@ static int be_nobody(void *own)
 	MUST(geteuid() == 65534, "a user with a number");
 	MUST(!base_is_own_user(geteuid()), "everybody is this user");
 	MUST(store_find_place(path, memory, NULL) == -EACCES, "a stranger's folder was used");
-	MUST(ring_private_open(&shelf, own, NULL) == -EACCES, "notes of anybody would be read");
+	MUST(io_private_open(&shelf, own, NULL) == -EACCES, "notes of anybody would be read");
 	return 0;
 }
 

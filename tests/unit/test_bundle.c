@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bundles: archives as members of a larger file, and readers of one member. */
 #define _GNU_SOURCE
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
 #include "support/random.h"
 #include "support/scratch.h"
-#include "zip/zip.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -20,27 +20,27 @@ static const uint64_t alignments[] = { 4096, 12288, 1 * MIB, 3 * MIB };
 
 static struct {
 	char path[4096];
-	struct ring_lane *lane;
-	struct ring_writer *file; /* the bundle's */
-	struct zip_writer *bundle;
-	struct zip_entry members[RANKS];
+	struct io_lane *lane;
+	struct io_writer *file; /* the bundle's */
+	struct format_writer *bundle;
+	struct format_entry members[RANKS];
 	uint32_t file_crc;
 	uint8_t *content; /* of the whole file */
 	size_t bytes;
 	uint8_t *data[RANKS], *into;
-	struct ring_notes notes;
+	struct io_notes notes;
 	struct base_error error;
 } test;
 
 static void setup(void)
 {
-	const struct ring_config config = { .block_bytes = 256 * KIB, .depth = 4, .threads = 2 };
+	const struct io_config config = { .block_bytes = 256 * KIB, .depth = 4, .threads = 2 };
 	uint64_t seed = 3;
 
 	scratch_setup();
 	memset(&test, 0, sizeof(test));
 	snprintf(test.path, sizeof(test.path), "%s", scratch_path("ranks.zip"));
-	ck_assert_int_eq(ring_lane_open(&test.lane, &config, &test.error), 0);
+	ck_assert_int_eq(io_lane_open(&test.lane, &config, &test.error), 0);
 	for (size_t i = 0; i < RANKS; i++) {
 		test.data[i] = malloc(BIG);
 		test_random_fill(&seed, test.data[i], BIG);
@@ -54,7 +54,7 @@ static void teardown(void)
 		free(test.data[i]);
 	free(test.into);
 	free(test.content);
-	ring_lane_close(test.lane);
+	io_lane_close(test.lane);
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
 	scratch_teardown();
 }
@@ -66,69 +66,70 @@ static void must(int ret)
 
 static int open_bundle(uint64_t alignment, ioshape_progress_fn progress, void *user)
 {
-	const struct ring_file_options options = {
+	const struct io_file_options options = {
 		.no_sync = true, .want_crc32 = true, .progress = progress, .progress_user = user
 	};
-	int ret = ring_writer_open(&test.file, test.lane, test.path, &options, &test.notes,
-				   &test.error);
+	int ret = io_writer_open(&test.file, test.lane, test.path, &options, &test.notes,
+				 &test.error);
 
 	if (ret)
 		return ret;
-	ret = zip_writer_new_bundle(&test.bundle, zip_sink_of_file(test.file), test.path, alignment,
-				    &test.error);
+	ret = format_writer_new_bundle(&test.bundle, format_sink_of_file(test.file), test.path,
+				       alignment, &test.error);
 	if (ret)
-		ring_writer_free(test.file);
+		io_writer_free(test.file);
 	return ret;
 }
 
 static void free_bundle(void)
 {
-	zip_writer_free(test.bundle);
-	ring_writer_free(test.file);
+	format_writer_free(test.bundle);
+	io_writer_free(test.file);
 }
 
 /* Two records: one in a piece, one in many of all sizes. */
-static int put_archive(struct zip_writer *writer, unsigned rank)
+static int put_archive(struct format_writer *writer, unsigned rank)
 {
 	static const size_t pieces[] = { 1, 100, 5000, 70000, MIB, BIG };
 	size_t done = 0, piece;
 	int ret;
 
-	ret = zip_writer_begin(writer, "data.pkl", 6, 0, &test.error);
+	ret = format_writer_begin(writer, "data.pkl", 6, 0, &test.error);
 	if (!ret)
-		ret = zip_writer_put(writer, "pickle", 6, &test.error);
+		ret = format_writer_put(writer, "pickle", 6, &test.error);
 	if (!ret)
-		ret = zip_writer_end(writer, &test.error);
+		ret = format_writer_end(writer, &test.error);
 	if (!ret)
-		ret = zip_writer_begin(writer, "data/0", BIG, 0, &test.error);
+		ret = format_writer_begin(writer, "data/0", BIG, 0, &test.error);
 	for (unsigned i = 0; !ret && done < BIG; i++, done += piece) {
 		piece = MIN(pieces[i % ARRAY_LENGTH(pieces)], BIG - done);
-		ret = zip_writer_put(writer, test.data[rank] + done, piece, &test.error);
+		ret = format_writer_put(writer, test.data[rank] + done, piece, &test.error);
 	}
 	if (!ret)
-		ret = zip_writer_end(writer, &test.error);
-	return ret ? ret : zip_writer_finish(writer, NULL, &test.error);
+		ret = format_writer_end(writer, &test.error);
+	return ret ? ret : format_writer_finish(writer, NULL, &test.error);
 }
 
 static int put_member(unsigned rank)
 {
-	struct zip_writer *writer;
+	struct format_writer *writer;
 	char name[32];
 	uint64_t count;
 	int ret;
 
 	snprintf(name, sizeof(name), "rank-%05u.pt", rank);
-	ret = zip_writer_begin(test.bundle, name, ZIP_UNKNOWN_BYTES, 0, &test.error);
+	ret = format_writer_begin(test.bundle, name, FORMAT_UNKNOWN_BYTES, 0, &test.error);
 	if (!ret)
-		ret = zip_writer_new(&writer, zip_sink_of_member(test.bundle), name, &test.error);
+		ret = format_writer_new(&writer, format_sink_of_member(test.bundle), name,
+					&test.error);
 	if (ret)
 		return ret;
 	ret = put_archive(writer, rank);
-	zip_writer_free(writer);
+	format_writer_free(writer);
 	if (!ret)
-		ret = zip_writer_end(test.bundle, &test.error);
+		ret = format_writer_end(test.bundle, &test.error);
 	if (!ret)
-		test.members[rank] = zip_writer_entries(test.bundle, &count)[rank];
+		test.members[rank] = format_writer_entries(test.bundle, &count)[rank];
 	return ret;
 }
 
@@ -139,13 +140,13 @@ static int put_all(void)
 	for (unsigned rank = 0; !ret && rank < RANKS; rank++)
 		ret = put_member(rank);
 	if (!ret)
-		ret = zip_writer_finish(test.bundle, NULL, &test.error);
+		ret = format_writer_finish(test.bundle, NULL, &test.error);
 	if (!ret)
-		ret = ring_writer_finish(test.file, &test.error);
+		ret = io_writer_finish(test.file, &test.error);
 	if (!ret)
-		ret = ring_writer_commit(test.file, &test.error);
+		ret = io_writer_commit(test.file, &test.error);
 	if (!ret)
-		test.file_crc = ring_writer_crc32(test.file);
+		test.file_crc = io_writer_crc32(test.file);
 	return ret;
 }
 
@@ -163,18 +164,18 @@ static void write_bundle(uint64_t alignment)
 /* The same archive in a file of its own. */
 static uint8_t *alone(unsigned rank, size_t *bytes)
 {
-	const struct ring_file_options options = { .no_sync = true };
-	struct zip_writer *writer;
-	struct ring_writer *file;
+	const struct io_file_options options = { .no_sync = true };
+	struct format_writer *writer;
+	struct io_writer *file;
 
-	must(ring_writer_open(&file, test.lane, scratch_path("alone"), &options, &test.notes,
-			      &test.error));
-	must(zip_writer_new(&writer, zip_sink_of_file(file), "alone", &test.error));
+	must(io_writer_open(&file, test.lane, scratch_path("alone"), &options, &test.notes,
+			    &test.error));
+	must(format_writer_new(&writer, format_sink_of_file(file), "alone", &test.error));
 	must(put_archive(writer, rank));
-	must(ring_writer_finish(file, &test.error));
-	must(ring_writer_commit(file, &test.error));
-	zip_writer_free(writer);
-	ring_writer_free(file);
+	must(io_writer_finish(file, &test.error));
+	must(io_writer_commit(file, &test.error));
+	format_writer_free(writer);
+	io_writer_free(file);
 	return scratch_read(scratch_path("alone"), bytes);
 }
 
@@ -186,7 +187,7 @@ START_TEST(members_are_the_files_they_would_be_alone)
 	write_bundle(alignments[_i]);
 	ck_assert_uint_eq(test.file_crc, base_crc32(0, test.content, test.bytes));
 	for (unsigned rank = 0; rank < RANKS; rank++) {
-		const struct zip_entry *member = &test.members[rank];
+		const struct format_entry *member = &test.members[rank];
 		uint8_t *expected = alone(rank, &bytes);
 
 		ck_assert_uint_eq(member->data_offset % alignments[_i], 0);
@@ -208,37 +209,37 @@ START_TEST(misuse_is_refused_and_leaves_no_trace)
 	size_t bytes;
 
 	must(open_bundle(4096, NULL, NULL));
-	must(zip_writer_begin(test.bundle, "a", ZIP_UNKNOWN_BYTES, 0, &test.error));
-	must(zip_writer_put(test.bundle, "abc", 3, &test.error));
-	must(zip_writer_end(test.bundle, &test.error));
-	must(zip_writer_finish(test.bundle, NULL, &test.error));
-	must(ring_writer_finish(test.file, &test.error));
-	must(ring_writer_commit(test.file, &test.error));
+	must(format_writer_begin(test.bundle, "a", FORMAT_UNKNOWN_BYTES, 0, &test.error));
+	must(format_writer_put(test.bundle, "abc", 3, &test.error));
+	must(format_writer_end(test.bundle, &test.error));
+	must(format_writer_finish(test.bundle, NULL, &test.error));
+	must(io_writer_finish(test.file, &test.error));
+	must(io_writer_commit(test.file, &test.error));
 	free_bundle();
 	before = scratch_read(test.path, &bytes);
 
 	must(open_bundle(4096, NULL, NULL));
-	ck_assert_int_eq(zip_writer_put(test.bundle, "a", 1, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_end(test.bundle, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "../a", ZIP_UNKNOWN_BYTES, 0, NULL),
+	ck_assert_int_eq(format_writer_put(test.bundle, "a", 1, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_end(test.bundle, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_begin(test.bundle, "../a", FORMAT_UNKNOWN_BYTES, 0, NULL),
 			 -EINVAL);
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "", ZIP_UNKNOWN_BYTES, 0, NULL),
+	ck_assert_int_eq(format_writer_begin(test.bundle, "", FORMAT_UNKNOWN_BYTES, 0, NULL),
 			 -EINVAL);
-	must(zip_writer_begin(test.bundle, "a", ZIP_UNKNOWN_BYTES, 0, &test.error));
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "b", ZIP_UNKNOWN_BYTES, 0, NULL),
+	must(format_writer_begin(test.bundle, "a", FORMAT_UNKNOWN_BYTES, 0, &test.error));
+	ck_assert_int_eq(format_writer_begin(test.bundle, "b", FORMAT_UNKNOWN_BYTES, 0, NULL),
 			 -EINVAL);
-	ck_assert_int_eq(zip_writer_finish(test.bundle, NULL, NULL), -EINVAL);
-	must(zip_writer_put(test.bundle, NULL, 0, &test.error));
-	must(zip_writer_put(test.bundle, "abc", 3, &test.error));
-	must(zip_writer_end(test.bundle, &test.error));
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "a", ZIP_UNKNOWN_BYTES, 0, NULL),
+	ck_assert_int_eq(format_writer_finish(test.bundle, NULL, NULL), -EINVAL);
+	must(format_writer_put(test.bundle, NULL, 0, &test.error));
+	must(format_writer_put(test.bundle, "abc", 3, &test.error));
+	must(format_writer_end(test.bundle, &test.error));
+	ck_assert_int_eq(format_writer_begin(test.bundle, "a", FORMAT_UNKNOWN_BYTES, 0, NULL),
 			 -EEXIST);
-	must(zip_writer_finish(test.bundle, NULL, &test.error));
-	ck_assert_int_eq(zip_writer_begin(test.bundle, "b", ZIP_UNKNOWN_BYTES, 0, NULL),
+	must(format_writer_finish(test.bundle, NULL, &test.error));
+	ck_assert_int_eq(format_writer_begin(test.bundle, "b", FORMAT_UNKNOWN_BYTES, 0, NULL),
 			 -EINVAL);
-	ck_assert_int_eq(zip_writer_finish(test.bundle, NULL, NULL), -EINVAL);
-	must(ring_writer_finish(test.file, &test.error));
-	must(ring_writer_commit(test.file, &test.error));
+	ck_assert_int_eq(format_writer_finish(test.bundle, NULL, NULL), -EINVAL);
+	must(io_writer_finish(test.file, &test.error));
+	must(io_writer_commit(test.file, &test.error));
 	free_bundle();
 	ck_assert(scratch_same(test.path, before, bytes));
 	free(before);
@@ -247,7 +248,7 @@ END_TEST
 
 START_TEST(alignments_are_checked)
 {
-	static const uint64_t wrong[] = { 0, 64, 4095, 4097, ZIP_MAX_MEMBER_ALIGNMENT + 4096 };
+	static const uint64_t wrong[] = { 0, 64, 4095, 4097, FORMAT_MAX_MEMBER_ALIGNMENT + 4096 };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
 		memset(&test.error, 0, sizeof(test.error));
@@ -280,11 +281,11 @@ START_TEST(after_a_failed_write_nothing_more_is_written)
 		if (ret) {
 			ck_assert_int_eq(ret, -ECANCELED);
 			ck_assert_int_eq(test.error.code, -ECANCELED);
-			ck_assert_int_lt(zip_writer_begin(test.bundle, "more",
-							  ZIP_UNKNOWN_BYTES, 0, NULL),
+			ck_assert_int_lt(format_writer_begin(test.bundle, "more",
+							     FORMAT_UNKNOWN_BYTES, 0, NULL),
 					 0);
-			ck_assert_int_lt(zip_writer_put(test.bundle, "m", 1, NULL), 0);
-			ck_assert_int_lt(zip_writer_finish(test.bundle, NULL, NULL), 0);
+			ck_assert_int_lt(format_writer_put(test.bundle, "m", 1, NULL), 0);
+			ck_assert_int_lt(format_writer_finish(test.bundle, NULL, NULL), 0);
 		}
 		free_bundle();
 		ck_assert_int_eq(access(test.path, F_OK), ret ? -1 : 0);
@@ -316,24 +317,25 @@ END_TEST
 
 /* ---- Reading one member ---------------------------------------------------------------------- */
 
-static int open_member(struct zip_reader *reader, unsigned rank)
+static int open_member(struct format_reader *reader, unsigned rank)
 {
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_open(reader, test.path, test.members[rank].data_offset,
-			       test.members[rank].bytes, IOSHAPE_DIRECT_PREFER, &test.error);
+	return format_reader_open(reader, test.path, test.members[rank].data_offset,
+				  test.members[rank].bytes, IOSHAPE_DIRECT_PREFER, &test.error);
 }
 
-static int read_big(const struct zip_reader *reader)
+static int read_big(const struct format_reader *reader)
 {
-	struct zip_range range = { .record = 1, .bytes = BIG, .into = test.into };
+	struct format_range range = { .record = 1, .bytes = BIG, .into = test.into };
 
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_read(reader, test.lane, NULL, &range, 1, true, NULL, NULL, &test.error);
+	return format_reader_read(reader, test.lane, NULL, &range, 1, true, NULL, NULL,
+				  &test.error);
 }
 
 START_TEST(a_member_is_read_as_a_file_by_itself)
 {
-	struct zip_reader reader;
+	struct format_reader reader;
 
 	write_bundle(alignments[_i % 4]);
 	for (unsigned rank = 0; rank < RANKS; rank++) {
@@ -344,17 +346,17 @@ START_TEST(a_member_is_read_as_a_file_by_itself)
 		ck_assert(reader.has_index);
 		must(read_big(&reader));
 		ck_assert(!memcmp(test.into, test.data[rank], BIG));
-		must(zip_reader_check_headers(&reader, &test.error));
-		zip_reader_close(&reader);
+		must(format_reader_check_headers(&reader, &test.error));
+		format_reader_close(&reader);
 	}
 }
 END_TEST
 
 START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
 {
-	const struct zip_entry *member;
-	struct ring_stream *stream;
-	struct zip_reader reader;
+	const struct format_entry *member;
+	struct io_stream *stream;
+	struct format_reader reader;
 	uint64_t piece, at;
 
 	write_bundle(alignments[_i]);
@@ -362,20 +364,20 @@ START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
 	for (unsigned rank = 0; rank < RANKS; rank++) {
 		member = &test.members[rank];
 		must(open_member(&reader, rank));
-		must(ring_stream_open(&stream, &reader.input, zip_reader_data_end(&reader),
-				      &test.error));
+		must(io_stream_open(&stream, &reader.input, format_reader_data_end(&reader),
+				    &test.error));
 		for (at = 0; at < member->bytes; at += piece) {
 			piece = MIN(300000, member->bytes - at);
-			must(zip_reader_read_file(&reader, test.lane, stream, at, test.into, piece,
-						  true, NULL, NULL, &test.error));
+			must(format_reader_read_file(&reader, test.lane, stream, at, test.into,
+						     piece, true, NULL, NULL, &test.error));
 			ck_assert(
 				!memcmp(test.into, test.content + member->data_offset + at, piece));
 			/* The lane goes back as readers give it back. */
-			if (ring_stream_is_idle(stream))
-				ring_stream_stop(stream);
+			if (io_stream_is_idle(stream))
+				io_stream_stop(stream);
 		}
-		ring_stream_free(stream);
-		zip_reader_close(&reader);
+		io_stream_free(stream);
+		format_reader_close(&reader);
 	}
 }
 END_TEST
@@ -383,8 +385,8 @@ END_TEST
 /* Every neighbour is damaged as well: a reader of the middle one must not notice. */
 START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 {
-	const struct zip_entry *member = &test.members[1];
-	struct zip_reader reader;
+	const struct format_entry *member = &test.members[1];
+	struct format_reader reader;
 	uint64_t seed = 9, at;
 
 	write_bundle(alignments[_i]);
@@ -397,11 +399,11 @@ START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 		must(open_member(&reader, 1));
 		must(read_big(&reader));
 		ck_assert(!memcmp(test.into, test.data[1], BIG));
-		zip_reader_close(&reader);
+		format_reader_close(&reader);
 	}
 	must(open_member(&reader, 1));
 	at = reader.directory.entries[1].data_offset;
-	zip_reader_close(&reader);
+	format_reader_close(&reader);
 	for (int i = 0; i < 10; i++) {
 		uint64_t flip = member->data_offset + at + test_random_below(&seed, BIG);
 
@@ -410,7 +412,7 @@ START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 		must(open_member(&reader, 1));
 		ck_assert_int_eq(read_big(&reader), IOSHAPE_E_DAMAGED);
 		ck_assert_str_eq(test.error.record, "data/0");
-		zip_reader_close(&reader);
+		format_reader_close(&reader);
 		test.content[flip] ^= 1;
 	}
 }
@@ -418,8 +420,8 @@ END_TEST
 
 START_TEST(only_the_part_itself_is_an_archive)
 {
-	struct zip_entry *member = &test.members[1], right;
-	struct zip_reader reader;
+	struct format_entry *member = &test.members[1], right;
+	struct format_reader reader;
 
 	write_bundle(1 * MIB);
 	right = *member;
@@ -436,7 +438,7 @@ START_TEST(only_the_part_itself_is_an_archive)
 	member->bytes = test.bytes - member->data_offset + 1;
 	ck_assert_int_eq(open_member(&reader, 1), IOSHAPE_E_DAMAGED);
 	/* An empty part is none, and not the rest of the file. */
-	*member = (struct zip_entry){ .data_offset = right.data_offset };
+	*member = (struct format_entry){ .data_offset = right.data_offset };
 	ck_assert_int_lt(open_member(&reader, 1), 0);
 }
 END_TEST

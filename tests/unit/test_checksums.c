@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The file of checksums beside a file: what is written comes back, and anything else is refused. */
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
 #include "support/scratch.h"
-#include "zip/zip.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@ static struct test_case tests = { .name = "checksums" };
 
 static const uint32_t crcs[] = { 1, 0xffffffff, 3 };
 
-static const struct zip_checksums sample = {
+static const struct format_checksums sample = {
 	.file_bytes = 2 * MIB + 5,
 	.block_bytes = MIB,
 	.blocks = ARRAY_LENGTH(crcs),
@@ -21,12 +21,12 @@ static const struct zip_checksums sample = {
 	.modified_ns = 1700000000123456789,
 };
 
-static struct base_buffer encoded(const struct zip_checksums *checksums)
+static struct base_buffer encoded(const struct format_checksums *checksums)
 {
 	struct base_buffer bytes = { 0 };
 
-	ck_assert_int_eq(zip_checksums_encode(&bytes, checksums), 0);
-	ck_assert_uint_le(bytes.bytes, ZIP_MOST_CHECKSUMS_BYTES);
+	ck_assert_int_eq(format_checksums_encode(&bytes, checksums), 0);
+	ck_assert_uint_le(bytes.bytes, FORMAT_MOST_CHECKSUMS_BYTES);
 	return bytes;
 }
 
@@ -38,16 +38,16 @@ static void seal(struct base_buffer *bytes)
 
 static int decode(const struct base_buffer *bytes, size_t length)
 {
-	struct zip_checksums found = { 0 };
+	struct format_checksums found = { 0 };
 	/* Of its own, so that a read beyond it is noticed. */
 	uint8_t *copy = malloc(length + 1);
 	int ret;
 
 	memcpy(copy, bytes->data, length);
-	ret = zip_checksums_decode(&found, copy, length);
+	ret = format_checksums_decode(&found, copy, length);
 	if (!ret) {
-		ck_assert(zip_checksums_valid(&found));
-		zip_checksums_free(&found);
+		ck_assert(format_checksums_valid(&found));
+		format_checksums_free(&found);
 	}
 	free(copy);
 	return ret;
@@ -55,22 +55,22 @@ static int decode(const struct base_buffer *bytes, size_t length)
 
 TEST(tests, what_is_written_comes_back)
 {
-	struct zip_checksums found;
+	struct format_checksums found;
 	struct base_buffer bytes = encoded(&sample);
 
-	ck_assert_int_eq(zip_checksums_decode(&found, bytes.data, bytes.bytes), 0);
+	ck_assert_int_eq(format_checksums_decode(&found, bytes.data, bytes.bytes), 0);
 	ck_assert_uint_eq(found.file_bytes, sample.file_bytes);
 	ck_assert_uint_eq(found.block_bytes, sample.block_bytes);
 	ck_assert_uint_eq(found.blocks, sample.blocks);
 	ck_assert_int_eq(found.modified_ns, sample.modified_ns);
 	ck_assert_mem_eq(found.crc32, crcs, sizeof(crcs));
-	zip_checksums_free(&found);
+	format_checksums_free(&found);
 	base_buffer_free(&bytes);
 }
 
 TEST(tests, an_empty_file_has_none)
 {
-	const struct zip_checksums nothing = { .block_bytes = MIB };
+	const struct format_checksums nothing = { .block_bytes = MIB };
 	struct base_buffer bytes = encoded(&nothing);
 
 	ck_assert_int_eq(decode(&bytes, bytes.bytes), 0);
@@ -125,16 +125,16 @@ TEST(tests, a_later_version_is_not_believed)
 
 TEST(tests, what_could_not_be_read_again_is_not_written)
 {
-	const uint64_t most_blocks = ZIP_MOST_CHECKSUMS_BYTES / sizeof(uint32_t) - 10;
+	const uint64_t most_blocks = FORMAT_MOST_CHECKSUMS_BYTES / sizeof(uint32_t) - 10;
 	uint32_t *many = calloc(most_blocks + 1, sizeof(*many));
-	struct zip_checksums large = { .block_bytes = MIB, .crc32 = many };
+	struct format_checksums large = { .block_bytes = MIB, .crc32 = many };
 	struct base_buffer bytes = { 0 };
 
 	for (large.blocks = most_blocks; large.blocks <= most_blocks + 1; large.blocks++) {
 		large.file_bytes = large.blocks * MIB;
-		ck_assert_int_eq(zip_checksums_encode(&bytes, &large),
+		ck_assert_int_eq(format_checksums_encode(&bytes, &large),
 				 large.blocks == most_blocks ? 0 : -EFBIG);
-		ck_assert_uint_eq(bytes.bytes, ZIP_MOST_CHECKSUMS_BYTES);
+		ck_assert_uint_eq(bytes.bytes, FORMAT_MOST_CHECKSUMS_BYTES);
 	}
 	base_buffer_free(&bytes);
 	free(many);
@@ -143,16 +143,16 @@ TEST(tests, what_could_not_be_read_again_is_not_written)
 TEST(tests, memory_may_run_out)
 {
 	struct base_buffer bytes = encoded(&sample), none = { 0 };
-	struct zip_checksums found;
+	struct format_checksums found;
 
 	int ret;
 
 	fail_memory_at(1);
-	ret = zip_checksums_encode(&none, &sample);
+	ret = format_checksums_encode(&none, &sample);
 	fail_memory_at(0);
 	ck_assert_int_eq(ret, -ENOMEM);
 	fail_memory_at(1);
-	ret = zip_checksums_decode(&found, bytes.data, bytes.bytes);
+	ret = format_checksums_decode(&found, bytes.data, bytes.bytes);
 	fail_memory_at(0);
 	ck_assert_int_eq(ret, -ENOMEM);
 	base_buffer_free(&bytes);
@@ -160,36 +160,37 @@ TEST(tests, memory_may_run_out)
 
 /* ---- Those of a plain file ------------------------------------------------------------------- */
 
-static int open_plain(struct zip_reader *reader, struct base_error *error)
+static int open_plain(struct format_reader *reader, struct base_error *error)
 {
-	return zip_reader_open_plain(reader, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_OFF, error);
+	return format_reader_open_plain(reader, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_OFF,
+					error);
 }
 
 TEST(tests, a_plain_file_takes_those_of_its_length_only)
 {
-	struct zip_checksums of_nothing = { .block_bytes = MIB };
+	struct format_checksums of_nothing = { .block_bytes = MIB };
 	struct base_error error = { 0 };
-	struct zip_reader reader;
+	struct format_reader reader;
 
 	scratch_setup();
 	ck_assert_int_eq(open_plain(&reader, &error), -ENOENT);
 	scratch_write(scratch_path("file"), "", 0);
 	ck_assert_int_eq(open_plain(&reader, NULL), 0);
-	ck_assert_int_eq(zip_reader_add_checksums(&reader, &sample, NULL), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(format_reader_add_checksums(&reader, &sample, NULL), IOSHAPE_E_DAMAGED);
 	ck_assert(!reader.has_index);
 	of_nothing.blocks = 1;
-	ck_assert_int_eq(zip_reader_add_checksums(&reader, &of_nothing, NULL), -EINVAL);
+	ck_assert_int_eq(format_reader_add_checksums(&reader, &of_nothing, NULL), -EINVAL);
 	of_nothing.blocks = 0;
-	ck_assert_int_eq(zip_reader_add_checksums(&reader, &of_nothing, NULL), 0);
+	ck_assert_int_eq(format_reader_add_checksums(&reader, &of_nothing, NULL), 0);
 	ck_assert(reader.has_index && !reader.no_checksums);
-	zip_reader_close(&reader);
+	format_reader_close(&reader);
 	scratch_teardown();
 }
 
 TEST(tests, memory_for_a_plain_file_may_run_out)
 {
-	const struct zip_checksums of_nothing = { .block_bytes = MIB };
-	struct zip_reader reader;
+	const struct format_checksums of_nothing = { .block_bytes = MIB };
+	struct format_reader reader;
 	unsigned long nth = 0, came;
 	unsigned failed = 0;
 	int ret;
@@ -200,8 +201,8 @@ TEST(tests, memory_for_a_plain_file_may_run_out)
 		fail_memory_at(++nth);
 		ret = open_plain(&reader, NULL);
 		if (!ret) {
-			ret = zip_reader_add_checksums(&reader, &of_nothing, NULL);
-			zip_reader_close(&reader);
+			ret = format_reader_add_checksums(&reader, &of_nothing, NULL);
+			format_reader_close(&reader);
 		}
 		came = fail_memory_count();
 		fail_memory_at(0);

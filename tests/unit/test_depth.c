@@ -9,11 +9,11 @@
 
 #define MS 1000000u
 
-static struct ring_depth depth;
+static struct io_depth depth;
 
 static void begin(uint32_t targets, uint32_t most)
 {
-	const struct ring_depth_options options = {
+	const struct io_depth_options options = {
 		.request_bytes = MIB,
 		.targets = targets,
 		.stripe_bytes = targets > 1 ? MIB : 0,
@@ -21,7 +21,7 @@ static void begin(uint32_t targets, uint32_t most)
 		.pauses = targets > 1,
 	};
 
-	ring_depth_begin(&depth, &options);
+	io_depth_begin(&depth, &options);
 }
 
 /* In the middle of a file. */
@@ -39,21 +39,19 @@ static struct test_case rules = { .name = "rules" };
 
 TEST(rules, what_the_user_has_said_is_always_in_flight)
 {
-	const struct ring_depth_options options = { .request_bytes = MIB,
-						    .most = 7,
-						    .fixed = true };
+	const struct io_depth_options options = { .request_bytes = MIB, .most = 7, .fixed = true };
 	uint64_t now = 1;
 
-	ring_depth_begin(&depth, &options);
+	io_depth_begin(&depth, &options);
 	for (unsigned i = 0; i < 7; i++) {
-		ck_assert(ring_depth_allows(&depth, i * MIB));
-		ring_depth_sent(&depth, i * MIB, MIB);
+		ck_assert(io_depth_allows(&depth, i * MIB));
+		io_depth_sent(&depth, i * MIB, MIB);
 	}
-	ck_assert(!ring_depth_allows(&depth, 7 * MIB));
+	ck_assert(!io_depth_allows(&depth, 7 * MIB));
 	for (unsigned i = 0; i < 1000; i++) {
 		now += (1 + i % 100) * MS;
-		ring_depth_answered(&depth, 0, MIB, 1, now, false);
-		ring_depth_sent(&depth, 0, MIB);
+		io_depth_answered(&depth, 0, MIB, 1, now, false);
+		io_depth_sent(&depth, 0, MIB);
 		ck_assert_uint_eq(depth.limit, 7);
 	}
 }
@@ -62,17 +60,17 @@ TEST(rules, a_target_has_a_pause_after_all_that_may_be_in_flight)
 {
 	begin_at(4, 16, 2, MS);
 	for (uint64_t offset = 0; offset < 8 * MIB; offset += MIB) {
-		ck_assert(ring_depth_allows(&depth, offset));
-		ring_depth_sent(&depth, offset, MIB);
+		ck_assert(io_depth_allows(&depth, offset));
+		io_depth_sent(&depth, offset, MIB);
 	}
 	/* One of its two requests is done, and the other one is in flight. */
-	ck_assert(!ring_depth_allows(&depth, 8 * MIB));
-	ring_depth_answered(&depth, 0, MIB, 1, 2, false);
-	ck_assert(!ring_depth_allows(&depth, 8 * MIB));
-	ring_depth_answered(&depth, 4 * MIB, MIB, 1, 3, false);
-	ck_assert(ring_depth_allows(&depth, 8 * MIB));
+	ck_assert(!io_depth_allows(&depth, 8 * MIB));
+	io_depth_answered(&depth, 0, MIB, 1, 2, false);
+	ck_assert(!io_depth_allows(&depth, 8 * MIB));
+	io_depth_answered(&depth, 4 * MIB, MIB, 1, 3, false);
+	ck_assert(io_depth_allows(&depth, 8 * MIB));
 	/* Its neighbours are not asked. */
-	ck_assert(!ring_depth_allows(&depth, 9 * MIB));
+	ck_assert(!io_depth_allows(&depth, 9 * MIB));
 }
 
 /* Rounds of requests that take so long each. */
@@ -83,20 +81,20 @@ static void answer(unsigned count, uint64_t *now, uint64_t took, bool idle)
 		const unsigned limit = depth.limit;
 
 		for (unsigned n = 0; n < limit; n++)
-			ring_depth_sent(&depth, 0, MIB);
+			io_depth_sent(&depth, 0, MIB);
 		*now += took;
 		for (unsigned n = 0; n < limit; n++)
-			ring_depth_answered(&depth, 0, MIB, sent, *now, idle);
+			io_depth_answered(&depth, 0, MIB, sent, *now, idle);
 	}
 }
 
 static void begin_shared(void)
 {
-	const struct ring_depth_options options = {
+	const struct io_depth_options options = {
 		.request_bytes = MIB, .targets = 1, .most = 52, .shared = true
 	};
 
-	ring_depth_begin(&depth, &options);
+	io_depth_begin(&depth, &options);
 }
 
 TEST(rules, on_a_shared_storage_that_tells_nothing_small_limits_have_pauses)
@@ -105,11 +103,11 @@ TEST(rules, on_a_shared_storage_that_tells_nothing_small_limits_have_pauses)
 		begin_shared();
 		depth.limit = limit;
 		for (uint64_t i = 0; i < limit; i++) {
-			ck_assert(ring_depth_allows(&depth, i * MIB));
-			ring_depth_sent(&depth, i * MIB, MIB);
+			ck_assert(io_depth_allows(&depth, i * MIB));
+			io_depth_sent(&depth, i * MIB, MIB);
 		}
-		ring_depth_answered(&depth, 0, MIB, 1, 2, false);
-		ck_assert(ring_depth_allows(&depth, limit * MIB) == (limit > 4));
+		io_depth_answered(&depth, 0, MIB, 1, 2, false);
+		ck_assert(io_depth_allows(&depth, limit * MIB) == (limit > 4));
 	}
 }
 
@@ -175,10 +173,10 @@ TEST(rules, a_round_ends_early_if_its_requests_take_too_long)
 {
 	begin_at(1, 16, 16, 10 * MS);
 	for (unsigned i = 0; i < 16; i++)
-		ring_depth_sent(&depth, 0, MIB);
+		io_depth_sent(&depth, 0, MIB);
 	for (unsigned i = 0; i < 5; i++) {
 		ck_assert_uint_eq(depth.limit, 16);
-		ring_depth_answered(&depth, 0, MIB, 1, 1 + 60 * MS, false);
+		io_depth_answered(&depth, 0, MIB, 1, 1 + 60 * MS, false);
 	}
 	ck_assert_uint_eq(depth.limit, 8);
 }
@@ -192,7 +190,7 @@ TEST(rules, what_was_sent_under_another_limit_does_not_count)
 	before = now;
 	answer(1, &now, 40 * MS, false);
 	for (unsigned i = 0; i < 100; i++)
-		ring_depth_answered(&depth, 0, MIB, before, now + 40 * MS, false);
+		io_depth_answered(&depth, 0, MIB, before, now + 40 * MS, false);
 	ck_assert_uint_eq(depth.limit, 8);
 }
 
@@ -238,10 +236,10 @@ static void any_course(uint64_t *random)
 
 		REQUIRE(depth.limit >= 1 && depth.limit <= MAX(most, 1));
 		if (count < MOST_SENT && test_random(random) % 2 &&
-		    (ring_depth_allows(&depth, offset) || !test_random_below(random, 50))) {
+		    (io_depth_allows(&depth, offset) || !test_random_below(random, 50))) {
 			sent[count] =
 				(struct sent){ offset, test_random_below(random, 2 * MIB), now };
-			ring_depth_sent(&depth, offset, sent[count].bytes);
+			io_depth_sent(&depth, offset, sent[count].bytes);
 			in_flight += sent[count++].bytes;
 		} else if (count) {
 			const uint64_t which = test_random_below(random, count);
@@ -249,16 +247,16 @@ static void any_course(uint64_t *random)
 
 			sent[which] = sent[--count];
 			in_flight -= one.bytes;
-			ring_depth_answered(&depth, one.offset, one.bytes, one.at, now,
-					    test_random(random) % 8 == 0);
+			io_depth_answered(&depth, one.offset, one.bytes, one.at, now,
+					  test_random(random) % 8 == 0);
 		} else {
-			REQUIRE(ring_depth_allows(&depth, offset));
+			REQUIRE(io_depth_allows(&depth, offset));
 		}
 		now += test_random(random) % 4 ?
 			       test_random(random) >> (20 + test_random(random) % 44) :
 			       (uint64_t)0 - test_random_below(random, MS);
 	}
-	for (uint32_t i = 0; i < RING_MOST_TARGETS; i++)
+	for (uint32_t i = 0; i < IO_MOST_TARGETS; i++)
 		in_flight -= depth.in_flight[i];
 	REQUIRE(!in_flight);
 }
@@ -304,7 +302,7 @@ struct course {
 	double at_the_end;
 };
 
-static void follow(void *user, double now, const struct ring_depth *now_depth)
+static void follow(void *user, double now, const struct io_depth *now_depth)
 {
 	struct course *course = user;
 

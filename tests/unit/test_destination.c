@@ -4,7 +4,7 @@
 #include "support/check_main.h"
 #include "support/target_case.h"
 
-#include "ring/atomic_file.h"
+#include "io/atomic_file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -45,13 +45,13 @@ START_TEST(bytes_go_to_a_hidden_file_beside_the_target_until_the_commit)
 	mkdir("directory", 0777);
 	scratch_write("directory/file", OLD);
 	ck_assert_int_eq(file_write_open(&write, "directory/file"), 0);
-	ck_assert_int_eq(ring_writer_put(write.writer, NEW, NULL, &write.error), 0);
+	ck_assert_int_eq(io_writer_put(write.writer, NEW, NULL, &write.error), 0);
 	ck_assert_uint_eq(scratch_entries("directory"), 2);
 	name = strrchr(temporary_in("directory"), '/') + 1;
 	ck_assert_int_eq(strncmp(name, ".file.ioshape-tmp-", 18), 0);
-	ck_assert_int_eq(ring_writer_finish(write.writer, &write.error), 0);
+	ck_assert_int_eq(io_writer_finish(write.writer, &write.error), 0);
 	ck_assert(scratch_same("directory/file", OLD));
-	ck_assert_int_eq(ring_writer_commit(write.writer, &write.error), 0);
+	ck_assert_int_eq(io_writer_commit(write.writer, &write.error), 0);
 	ck_assert(scratch_same("directory/file", NEW));
 	ck_assert_uint_eq(scratch_entries("directory"), 1);
 	file_write_close(&write);
@@ -73,9 +73,9 @@ START_TEST(a_writer_freed_before_its_commit_leaves_nothing)
 	ck_assert_uint_eq(scratch_temporaries("."), 1);
 	if (last_step >= 1)
 		ck_assert_int_eq(
-			ring_writer_put(write.writer, data, sizeof(data), NULL, &write.error), 0);
+			io_writer_put(write.writer, data, sizeof(data), NULL, &write.error), 0);
 	if (last_step >= 2)
-		ck_assert_int_eq(ring_writer_finish(write.writer, &write.error), 0);
+		ck_assert_int_eq(io_writer_finish(write.writer, &write.error), 0);
 	file_write_close(&write);
 	ck_assert_uint_eq(scratch_entries("."), (unsigned)_i % 2);
 	if (_i % 2)
@@ -120,8 +120,8 @@ START_TEST(two_writers_to_one_path_do_not_mix)
 	memset(two, '2', sizeof(two));
 	ck_assert_int_eq(file_write_open(&first, "file"), 0);
 	ck_assert_int_eq(file_write_open(&second, "file"), 0);
-	ck_assert_int_eq(ring_writer_put(first.writer, one, sizeof(one), NULL, NULL), 0);
-	ck_assert_int_eq(ring_writer_put(second.writer, two, sizeof(two), NULL, NULL), 0);
+	ck_assert_int_eq(io_writer_put(first.writer, one, sizeof(one), NULL, NULL), 0);
+	ck_assert_int_eq(io_writer_put(second.writer, two, sizeof(two), NULL, NULL), 0);
 	ck_assert_int_eq(file_write_end(&second), 0);
 	ck_assert(scratch_same("file", two, sizeof(two)));
 	ck_assert_int_eq(file_write_end(&first), 0);
@@ -458,9 +458,9 @@ START_TEST(the_space_of_a_large_replaced_file_is_given_back)
 		ck_assert(scratch_same("file", NEW));
 		/* Soon, if the last name has gone; otherwise at once. */
 		if (links == 1)
-			ring_await_releases();
+			io_await_releases();
 		ck_assert(!is_held(old));
-		ck_assert(!ring_await_releases());
+		ck_assert(!io_await_releases());
 	}
 }
 END_TEST
@@ -494,10 +494,10 @@ START_TEST(a_name_taken_meanwhile_is_not_replaced)
 
 	write.options.no_replace = true;
 	ck_assert_int_eq(file_write_open(&write, "file"), 0);
-	ck_assert_int_eq(ring_writer_put(write.writer, NEW, NULL, NULL), 0);
-	ck_assert_int_eq(ring_writer_finish(write.writer, NULL), 0);
+	ck_assert_int_eq(io_writer_put(write.writer, NEW, NULL, NULL), 0);
+	ck_assert_int_eq(io_writer_finish(write.writer, NULL), 0);
 	scratch_write("file", OLD);
-	ck_assert_int_eq(ring_writer_commit(write.writer, &write.error), -EEXIST);
+	ck_assert_int_eq(io_writer_commit(write.writer, &write.error), -EEXIST);
 	file_write_close(&write);
 	ck_assert(scratch_same("file", OLD));
 }

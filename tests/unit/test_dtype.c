@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "format/format.h"
 #include "support/check_main.h"
-#include "zip/zip.h"
 
 static struct test_case tests = { .name = "dtypes" };
 
@@ -12,8 +12,8 @@ TEST(tests, what_is_no_dtype_has_neither)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
 		ck_assert_uint_eq(ioshape_dtype_bytes((enum ioshape_dtype)wrong[i]), 0);
-		ck_assert_ptr_null(zip_dtype_of(wrong[i]));
-		ck_assert_ptr_null(zip_dtype_of((uint32_t)wrong[i]));
+		ck_assert_ptr_null(format_dtype_of(wrong[i]));
+		ck_assert_ptr_null(format_dtype_of((uint32_t)wrong[i]));
 	}
 }
 
@@ -49,7 +49,7 @@ TEST(tests, the_numbers_in_files_never_change)
 	};
 
 	for (uint32_t i = 1; i < ARRAY_LENGTH(dtypes); i++) {
-		ck_assert_str_eq(zip_dtype_of(i)->name, dtypes[i].name);
+		ck_assert_str_eq(format_dtype_of(i)->name, dtypes[i].name);
 		ck_assert_uint_eq(ioshape_dtype_bytes((enum ioshape_dtype)i), dtypes[i].bytes);
 	}
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every engine keeps the contract in ring.h. */
 #define _GNU_SOURCE
-#include "ring/queue.h"
+#include "io/queue.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/sandbox.h"
@@ -20,14 +20,13 @@
 #define BLOCK (64 * 1024u)
 #define NOBODY 65534
 
-static const struct ring_engine_ops *const engines[] = {
-	&ring_engine_uring, &ring_engine_uring_async, &ring_engine_threads, &ring_engine_buffered
-};
+static const struct io_engine_ops *const engines[] = { &io_engine_uring, &io_engine_uring_async,
+						       &io_engine_threads, &io_engine_buffered };
 static const enum ioshape_engine kinds[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,
 					     IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED };
 #define DIRECT_ENGINES 3
 
-static const struct ring_engine_ops *ops;
+static const struct io_engine_ops *ops;
 static void *engine;
 static uint8_t *buffers;
 static char why[200];
@@ -35,9 +34,9 @@ static int fd; /* of the file that requests go to */
 
 static int open_with(unsigned depth, void *memory, size_t bytes)
 {
-	struct ring_engine_params params = { .depth = depth,
-					     .memory = memory,
-					     .memory_bytes = bytes };
+	struct io_engine_params params = { .depth = depth,
+					   .memory = memory,
+					   .memory_bytes = bytes };
 
 	memset(why, 'x', sizeof(why));
 	return ops->open(&engine, &params, why, sizeof(why));
@@ -78,17 +77,17 @@ static void end(void)
 	close_engine();
 }
 
-static struct ring_op request(enum ring_kind kind, void *data, size_t bytes, uint64_t offset)
+static struct io_op request(enum io_kind kind, void *data, size_t bytes, uint64_t offset)
 {
-	return (struct ring_op){
+	return (struct io_op){
 		.kind = kind, .fd = fd, .data = data, .bytes = bytes, .offset = offset, .result = 77
 	};
 }
 
 /* One request from submission to completion. */
-static int64_t carry_out(enum ring_kind kind, void *data, size_t bytes, uint64_t offset)
+static int64_t carry_out(enum io_kind kind, void *data, size_t bytes, uint64_t offset)
 {
-	struct ring_op op = request(kind, data, bytes, offset);
+	struct io_op op = request(kind, data, bytes, offset);
 
 	ck_assert_int_eq(ops->submit(engine, &op), 0);
 	ck_assert_ptr_eq(ops->wait(engine), &op);
@@ -102,7 +101,7 @@ START_TEST(a_name_and_no_member_missing)
 	ck_assert_ptr_nonnull(ops->id);
 	ck_assert_uint_lt(strlen(ops->id), sizeof(((struct ioshape_report *)0)->engine));
 	ck_assert(ops->open && ops->submit && ops->wait && ops->close);
-	ck_assert_ptr_eq(ring_engine_of(kinds[_i]), ops);
+	ck_assert_ptr_eq(io_engine_of(kinds[_i]), ops);
 }
 END_TEST
 
@@ -121,9 +120,9 @@ START_TEST(what_is_written_is_read_again)
 
 	begin(_i);
 	test_random_fill(&state, buffers, BLOCK);
-	ck_assert_int_eq(carry_out(RING_WRITE, buffers, BLOCK, 3 * BLOCK), BLOCK);
+	ck_assert_int_eq(carry_out(IO_WRITE, buffers, BLOCK, 3 * BLOCK), BLOCK);
 	memset(buffers + BLOCK, 0, BLOCK);
-	ck_assert_int_eq(carry_out(RING_READ, buffers + BLOCK, BLOCK, 3 * BLOCK), BLOCK);
+	ck_assert_int_eq(carry_out(IO_READ, buffers + BLOCK, BLOCK, 3 * BLOCK), BLOCK);
 	ck_assert_mem_eq(buffers, buffers + BLOCK, BLOCK);
 	end();
 }
@@ -136,13 +135,13 @@ START_TEST(requests_need_be_neither_aligned_nor_in_the_slabs)
 
 	begin(_i);
 	test_random_fill(&state, own, sizeof(own));
-	ck_assert_int_eq(carry_out(RING_WRITE, own + 1, 5001, 7), 5001);
-	ck_assert_int_eq(carry_out(RING_READ, back + 3, 5001, 7), 5001);
+	ck_assert_int_eq(carry_out(IO_WRITE, own + 1, 5001, 7), 5001);
+	ck_assert_int_eq(carry_out(IO_READ, back + 3, 5001, 7), 5001);
 	ck_assert_mem_eq(own + 1, back + 3, 5001);
 	/* Across the end of the buffers' memory there is nothing, just before it there is. */
 	memcpy(buffers + DEPTH * BLOCK - 11, own, 11);
-	ck_assert_int_eq(carry_out(RING_WRITE, buffers + DEPTH * BLOCK - 11, 11, 0), 11);
-	ck_assert_int_eq(carry_out(RING_READ, back, 11, 0), 11);
+	ck_assert_int_eq(carry_out(IO_WRITE, buffers + DEPTH * BLOCK - 11, 11, 0), 11);
+	ck_assert_int_eq(carry_out(IO_READ, back, 11, 0), 11);
 	ck_assert_mem_eq(own, back, 11);
 	end();
 }
@@ -156,9 +155,9 @@ START_TEST(a_request_may_begin_in_the_slabs_and_end_behind_them)
 	ck_assert_int_eq(open_with(DEPTH, memory, BLOCK), 0);
 	open_file("file", O_RDWR);
 	memset(memory, 'm', 2 * BLOCK);
-	ck_assert_int_eq(carry_out(RING_WRITE, memory + BLOCK - 100, 4096, 0), 4096);
-	ck_assert_int_eq(carry_out(RING_WRITE, memory + BLOCK, 4096, 4096), 4096);
-	ck_assert_int_eq(carry_out(RING_READ, memory + BLOCK - 1, 8192, 0), 8192);
+	ck_assert_int_eq(carry_out(IO_WRITE, memory + BLOCK - 100, 4096, 0), 4096);
+	ck_assert_int_eq(carry_out(IO_WRITE, memory + BLOCK, 4096, 4096), 4096);
+	ck_assert_int_eq(carry_out(IO_READ, memory + BLOCK - 1, 8192, 0), 8192);
 	close(fd);
 	ops->close(engine);
 	ck_assert(scratch_same(scratch_path("file"), memory, 8192));
@@ -168,7 +167,7 @@ END_TEST
 
 START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 {
-	struct ring_op requests[DEPTH], *op;
+	struct io_op requests[DEPTH], *op;
 	bool seen[DEPTH] = { 0 };
 	uint8_t *data;
 	size_t bytes;
@@ -178,7 +177,7 @@ START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 		memset(seen, 0, sizeof(seen));
 		for (unsigned i = 0; i < DEPTH; i++) {
 			memset(buffers + i * BLOCK, (int)(round + i), BLOCK);
-			requests[i] = request(RING_WRITE, buffers + i * BLOCK, BLOCK, i * BLOCK);
+			requests[i] = request(IO_WRITE, buffers + i * BLOCK, BLOCK, i * BLOCK);
 			ck_assert_int_eq(ops->submit(engine, &requests[i]), 0);
 		}
 		/* Each comes back once, in whatever order, and as it was but for the result. */
@@ -207,13 +206,13 @@ END_TEST
 START_TEST(any_order_of_calls_over_many_files_loses_nothing)
 {
 	static uint8_t expected[16 * BLOCK];
-	struct ring_op requests[DEPTH], *op;
+	struct io_op requests[DEPTH], *op;
 	uint64_t state = 3 + (uint64_t)_i;
 
 	open_engine(_i);
 	for (int file = 0; file < 12; file++) {
 		unsigned in_flight = 0, sent = 0;
-		struct ring_op *idle = NULL;
+		struct io_op *idle = NULL;
 
 		for (unsigned i = 0; i < DEPTH; i++) {
 			requests[i].data = buffers + i * BLOCK;
@@ -225,7 +224,7 @@ START_TEST(any_order_of_calls_over_many_files_loses_nothing)
 			if (idle && sent < 16 && (!in_flight || test_random_below(&state, 2))) {
 				op = idle;
 				idle = op->next;
-				*op = request(RING_WRITE, op->data, BLOCK, sent * BLOCK);
+				*op = request(IO_WRITE, op->data, BLOCK, sent * BLOCK);
 				memset(op->data, (int)test_random(&state), BLOCK);
 				memcpy(expected + sent * BLOCK, op->data, BLOCK);
 				ck_assert_int_eq(ops->submit(engine, op), 0);
@@ -251,11 +250,11 @@ START_TEST(the_end_of_the_file_cuts_reads_short)
 {
 	scratch_write(scratch_path("file"), "0123456789", 10);
 	begin(_i);
-	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 0), 10);
+	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 0), 10);
 	ck_assert_mem_eq(buffers, "0123456789", 10);
-	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 7), 3);
-	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 10), 0);
-	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 1 << 30), 0);
+	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 7), 3);
+	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 10), 0);
+	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 1 << 30), 0);
 	end();
 }
 END_TEST
@@ -266,14 +265,14 @@ START_TEST(what_the_kernel_refuses_completes_with_its_code)
 	ck_assert_int_eq(symlink("/dev/full", scratch_path("full")), 0);
 	open_engine(_i);
 	open_file("full", O_RDWR);
-	ck_assert_int_eq(carry_out(RING_WRITE, buffers, BLOCK, 0), -ENOSPC);
+	ck_assert_int_eq(carry_out(IO_WRITE, buffers, BLOCK, 0), -ENOSPC);
 	close(fd);
 	open_file("file", O_RDONLY);
-	ck_assert_int_eq(carry_out(RING_WRITE, buffers, BLOCK, 0), -EBADF);
-	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 0), 10);
+	ck_assert_int_eq(carry_out(IO_WRITE, buffers, BLOCK, 0), -EBADF);
+	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 0), 10);
 	close(fd);
 	open_file("file", O_WRONLY);
-	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 0), -EBADF);
+	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 0), -EBADF);
 	end();
 }
 END_TEST
@@ -284,7 +283,7 @@ START_TEST(memory_out_of_reach_is_an_error_and_no_crash)
 
 	ck_assert_ptr_ne(gone, MAP_FAILED);
 	begin(_i);
-	ck_assert_int_eq(carry_out(RING_WRITE, gone, BLOCK, 0), -EFAULT);
+	ck_assert_int_eq(carry_out(IO_WRITE, gone, BLOCK, 0), -EFAULT);
 	munmap(gone, BLOCK);
 	close(fd);
 	close_engine();
@@ -297,13 +296,12 @@ START_TEST(direct_files_are_written_and_read)
 	open_file("file", O_RDWR | O_DIRECT);
 	for (unsigned i = 0; i < 4; i++) {
 		memset(buffers + i * BLOCK, 'a' + (int)i, BLOCK);
-		ck_assert_int_eq(carry_out(RING_WRITE, buffers + i * BLOCK, BLOCK, i * BLOCK),
-				 BLOCK);
+		ck_assert_int_eq(carry_out(IO_WRITE, buffers + i * BLOCK, BLOCK, i * BLOCK), BLOCK);
 	}
-	ck_assert_int_eq(carry_out(RING_READ, buffers, BLOCK, 2 * BLOCK), BLOCK);
+	ck_assert_int_eq(carry_out(IO_READ, buffers, BLOCK, 2 * BLOCK), BLOCK);
 	ck_assert_uint_eq(buffers[BLOCK - 1], 'c');
 	/* An offset that no direct I/O takes. */
-	ck_assert_int_eq(carry_out(RING_WRITE, buffers, BLOCK, 1), -EINVAL);
+	ck_assert_int_eq(carry_out(IO_WRITE, buffers, BLOCK, 1), -EINVAL);
 	end();
 }
 END_TEST
@@ -316,7 +314,7 @@ START_TEST(it_works_without_slabs)
 	ck_assert_int_eq(open_with(1, NULL, 0), 0);
 	ck_assert_str_eq(why, "");
 	open_file("file", O_RDWR);
-	ck_assert_int_eq(carry_out(RING_WRITE, &byte, 1, 0), 1);
+	ck_assert_int_eq(carry_out(IO_WRITE, &byte, 1, 0), 1);
 	close(fd);
 	ops->close(engine);
 }
@@ -364,7 +362,7 @@ static int is_refused(void *argument)
 {
 	const struct refusal *refusal = argument;
 
-	ops = &ring_engine_uring;
+	ops = &io_engine_uring;
 	if (sandbox_refuse(refusal->call, refusal->code))
 		return 99;
 	return open_with(DEPTH, NULL, 0) == -refusal->code && *why ? 0 : 1;
@@ -392,7 +390,7 @@ static int works_unregistered(void *unused)
 	 * buffers.
 	 */
 	const struct rlimit little = { 4 * BLOCK, 4 * BLOCK };
-	struct ring_op op;
+	struct io_op op;
 
 	(void)unused;
 	fd = open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -400,12 +398,12 @@ static int works_unregistered(void *unused)
 	memset(buffers, 'u', DEPTH * BLOCK);
 	if (setrlimit(RLIMIT_MEMLOCK, &little) || (!geteuid() && setuid(NOBODY)))
 		return 99;
-	ops = &ring_engine_uring;
+	ops = &io_engine_uring;
 	if (open_with(DEPTH, buffers, DEPTH * BLOCK))
 		return 1;
 	if (!*why)
 		return 2;
-	op = request(RING_WRITE, buffers, BLOCK, 0);
+	op = request(IO_WRITE, buffers, BLOCK, 0);
 	if (ops->submit(engine, &op) || ops->wait(engine) != &op || op.result != BLOCK)
 		return 3;
 	close(fd);
@@ -423,18 +421,18 @@ END_TEST
 /* A sandbox that closes behind us: what is asked for later fails, and nothing waits for ever. */
 static int fails_when_shut_out(void *unused)
 {
-	struct ring_op first, second;
+	struct io_op first, second;
 
-	ops = &ring_engine_uring;
+	ops = &io_engine_uring;
 	(void)unused;
 	buffers = base_map(DEPTH * BLOCK);
 	if (open_with(DEPTH, buffers, DEPTH * BLOCK) || sandbox_refuse(__NR_io_uring_enter, EPERM))
 		return 99;
 	open_file("file", O_RDWR);
-	first = request(RING_WRITE, buffers, BLOCK, 0);
+	first = request(IO_WRITE, buffers, BLOCK, 0);
 	if (ops->submit(engine, &first) || ops->wait(engine) != &first || first.result != -EPERM)
 		return 1;
-	second = request(RING_WRITE, buffers, BLOCK, 0);
+	second = request(IO_WRITE, buffers, BLOCK, 0);
 	if (ops->submit(engine, &second) != -EPERM)
 		return 2;
 	if (ops->wait(engine))

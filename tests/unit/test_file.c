@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files written block by block: every length, every engine, with and without direct I/O. */
 #define _GNU_SOURCE
-#include "ring/queue.h"
+#include "io/queue.h"
 #include "support/check_main.h"
 #include "support/file_writer.h"
 #include "support/random.h"
@@ -57,11 +57,11 @@ static void write_and_compare(struct file_write *write, size_t bytes, uint64_t s
 	for (size_t done = 0, piece; done < bytes; done += piece) {
 		piece = 1 + test_random_below(&seed, 3 * BLOCK / 2);
 		piece = MIN(piece, bytes - done);
-		ck_assert_uint_eq(ring_writer_offset(write->writer), done);
+		ck_assert_uint_eq(io_writer_offset(write->writer), done);
 		ck_assert_int_eq(
-			ring_writer_put(write->writer, data + done, piece, &crc, &write->error), 0);
+			io_writer_put(write->writer, data + done, piece, &crc, &write->error), 0);
 	}
-	ck_assert_uint_eq(ring_writer_offset(write->writer), bytes);
+	ck_assert_uint_eq(io_writer_offset(write->writer), bytes);
 	ck_assert_msg(!file_write_end(write), "%s", write->error.text);
 	file_write_close(write);
 	ck_assert_uint_eq(crc, base_crc32(0, data, bytes));
@@ -135,11 +135,11 @@ static void put_somehow(struct file_write *write, uint64_t *seed, uint8_t *expec
 
 	memcpy(expected, data, bytes);
 	if (test_random_below(seed, 2)) {
-		REQUIRE(!ring_writer_put(write->writer, data, bytes, NULL, &write->error));
+		REQUIRE(!io_writer_put(write->writer, data, bytes, NULL, &write->error));
 	} else {
 		crc = test_random_below(seed, 2) ? 0 : crc;
 		before = crc;
-		REQUIRE(!ring_writer_put(write->writer, data, bytes, &crc, &write->error));
+		REQUIRE(!io_writer_put(write->writer, data, bytes, &crc, &write->error));
 		ck_assert_uint_eq(crc, base_crc32(before, data, bytes));
 	}
 }
@@ -163,7 +163,7 @@ START_TEST(a_whole_file_has_a_checksum_whatever_it_came_in)
 			put_somehow(&write, &seed, expected + done, piece);
 		}
 		ck_assert_msg(!file_write_end(&write), "%s", write.error.text);
-		ck_assert_uint_eq(ring_writer_crc32(write.writer),
+		ck_assert_uint_eq(io_writer_crc32(write.writer),
 				  base_crc32(0, expected, lengths[i]));
 		file_write_close(&write);
 		ck_assert(scratch_same(scratch_path("file"), expected, lengths[i]));
@@ -250,24 +250,24 @@ START_TEST(a_lane_serves_file_after_file)
 	uint64_t state = 12;
 
 	write.config.engine = engines[_i];
-	ck_assert_int_eq(ring_lane_open(&write.lane, &write.config, NULL), 0);
+	ck_assert_int_eq(io_lane_open(&write.lane, &write.config, NULL), 0);
 	for (int i = 0; i < 40; i++) {
 		size_t bytes = lengths[test_random_below(&state, ARRAY_LENGTH(lengths))];
 
 		memset(&write.notes, 0, sizeof(write.notes));
 		write.options.expected_bytes = i % 3 ? bytes : 0;
 		write.options.no_sync = i % 5;
-		ck_assert_int_eq(ring_writer_open(&write.writer, write.lane, scratch_path("file"),
-						  &write.options, &write.notes, &write.error),
+		ck_assert_int_eq(io_writer_open(&write.writer, write.lane, scratch_path("file"),
+						&write.options, &write.notes, &write.error),
 				 0);
-		ck_assert_int_eq(ring_writer_put(write.writer, data, bytes, NULL, &write.error), 0);
+		ck_assert_int_eq(io_writer_put(write.writer, data, bytes, NULL, &write.error), 0);
 		if (i % 4)
 			ck_assert_int_eq(file_write_end(&write), 0);
-		ring_writer_free(write.writer);
+		io_writer_free(write.writer);
 		if (i % 4)
 			ck_assert(scratch_same(scratch_path("file"), data, bytes));
 	}
-	ring_lane_close(write.lane);
+	io_lane_close(write.lane);
 }
 END_TEST
 
@@ -412,17 +412,16 @@ START_TEST(another_thread_can_stop_the_write)
 		ck_assert_int_eq(file_write_open(&write, scratch_path("file")), 0);
 		if (step == 0)
 			atomic_store(&abort, true);
-		ck_assert_int_eq(ring_writer_put(write.writer, data, 4 * BLOCK, NULL, &write.error),
+		ck_assert_int_eq(io_writer_put(write.writer, data, 4 * BLOCK, NULL, &write.error),
 				 step ? 0 : -ECANCELED);
 		if (step == 1)
 			atomic_store(&abort, true);
 		if (step > 0)
-			ck_assert_int_eq(ring_writer_finish(write.writer, &write.error),
+			ck_assert_int_eq(io_writer_finish(write.writer, &write.error),
 					 step > 1 ? 0 : -ECANCELED);
 		atomic_store(&abort, true);
 		if (step > 1)
-			ck_assert_int_eq(ring_writer_commit(write.writer, &write.error),
-					 -ECANCELED);
+			ck_assert_int_eq(io_writer_commit(write.writer, &write.error), -ECANCELED);
 		file_write_close(&write);
 		ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	}
@@ -438,14 +437,14 @@ START_TEST(after_a_failure_nothing_goes_on)
 	abort = false;
 	ck_assert_int_eq(file_write_open(&write, scratch_path("file")), 0);
 	abort = true;
-	ck_assert_int_eq(ring_writer_put(write.writer, data, 4 * BLOCK, NULL, &write.error),
+	ck_assert_int_eq(io_writer_put(write.writer, data, 4 * BLOCK, NULL, &write.error),
 			 -ECANCELED);
 	abort = false;
 	memset(&write.error, 0, sizeof(write.error));
-	ck_assert_int_lt(ring_writer_put(write.writer, data, BLOCK, NULL, &write.error), 0);
-	ck_assert_int_lt(ring_writer_put(write.writer, data, 1, NULL, NULL), 0);
-	ck_assert_int_lt(ring_writer_finish(write.writer, NULL), 0);
-	ck_assert_int_lt(ring_writer_commit(write.writer, NULL), 0);
+	ck_assert_int_lt(io_writer_put(write.writer, data, BLOCK, NULL, &write.error), 0);
+	ck_assert_int_lt(io_writer_put(write.writer, data, 1, NULL, NULL), 0);
+	ck_assert_int_lt(io_writer_finish(write.writer, NULL), 0);
+	ck_assert_int_lt(io_writer_commit(write.writer, NULL), 0);
 	file_write_close(&write);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
@@ -495,14 +494,13 @@ static bool is_little_left(enum ioshape_engine engine, enum ioshape_direct direc
 
 	write.config.engine = engine;
 	write.config.direct = direct;
-	write.options = (struct ring_file_options){
+	write.options = (struct io_file_options){
 		.before_block = see_block,
 		.before_block_user = &passed,
 	};
 	ck_assert_int_eq(file_write_open(&write, scratch_path("turn")), 0);
-	ck_assert_int_eq(ring_writer_put(write.writer, data, 2 * SMALL + 777, NULL, &write.error),
-			 0);
-	ck_assert_int_eq(ring_writer_end(write.writer, &is_little, &write.error), 0);
+	ck_assert_int_eq(io_writer_put(write.writer, data, 2 * SMALL + 777, NULL, &write.error), 0);
+	ck_assert_int_eq(io_writer_end(write.writer, &is_little, &write.error), 0);
 	ck_assert_uint_eq(passed, 2 * SMALL + 777);
 	ck_assert_int_eq(file_write_end(&write), 0);
 	file_write_close(&write);
@@ -523,7 +521,7 @@ END_TEST
 
 static unsigned tail_of(bool shared, uint32_t in_flight)
 {
-	struct ring_lane lane = {
+	struct io_lane lane = {
 		.shape = { .block_bytes = MIB, .shared = shared },
 		.limit = 56,
 		.in_flight = 10,
@@ -531,7 +529,7 @@ static unsigned tail_of(bool shared, uint32_t in_flight)
 	};
 
 	/* 10 MiB a second: in the time that a file takes to begin, less than one more is done. */
-	return ring_lane_tail(&lane, 20 * MIB, 1000000000, 0);
+	return io_lane_tail(&lane, 20 * MIB, 1000000000, 0);
 }
 
 START_TEST(where_several_write_to_what_is_not_known_a_turn_ends_later)

@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 /* For its pure rule. */
 #include "fs/space.c"
-#include "ring/ring.h"
+#include "io/io.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -140,23 +140,23 @@ TEST(room_case, space_is_reserved_where_the_file_will_be)
 	const struct rlimit limit = { 4 * MIB, RLIM_INFINITY };
 
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
-	ck_assert(ring_can_reserve("new", false, MIB));
-	ck_assert(ring_can_reserve("./new", false, MIB));
-	ck_assert(ring_can_reserve(".", true, MIB));
-	ck_assert(ring_can_reserve(scratch_path("new"), false, MIB));
+	ck_assert(io_can_reserve("new", false, MIB));
+	ck_assert(io_can_reserve("./new", false, MIB));
+	ck_assert(io_can_reserve(".", true, MIB));
+	ck_assert(io_can_reserve(scratch_path("new"), false, MIB));
 	/* Behind a link. */
 	scratch_write("old", "old", 3);
 	ck_assert_int_eq(mkdir("elsewhere", 0700), 0);
 	ck_assert_int_eq(symlink("../old", "elsewhere/link"), 0);
-	ck_assert(ring_can_reserve("elsewhere/link", false, MIB));
-	ck_assert(!ring_can_reserve("missing/new", false, MIB));
-	ck_assert(!ring_can_reserve("missing", true, MIB));
-	ck_assert(!ring_can_reserve("old/new", false, MIB));
-	ck_assert(!ring_can_reserve("new", false, INT64_MAX));
+	ck_assert(io_can_reserve("elsewhere/link", false, MIB));
+	ck_assert(!io_can_reserve("missing/new", false, MIB));
+	ck_assert(!io_can_reserve("missing", true, MIB));
+	ck_assert(!io_can_reserve("old/new", false, MIB));
+	ck_assert(!io_can_reserve("new", false, INT64_MAX));
 	/* Beyond it the process would be ended. */
 	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-	ck_assert(ring_can_reserve("new", false, 4 * MIB));
-	ck_assert(!ring_can_reserve("new", false, 4 * MIB + 1));
+	ck_assert(io_can_reserve("new", false, 4 * MIB));
+	ck_assert(!io_can_reserve("new", false, 4 * MIB + 1));
 	ck_assert_uint_eq(scratch_entries("."), 2);
 }
 
@@ -164,10 +164,10 @@ TEST(room_case, clearing_space_takes_nothing_of_anybodys)
 {
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
 	scratch_write("old", "old", 3);
-	ring_clear_space("new", NULL);
-	ring_clear_space("old", NULL);
-	ring_clear_space("/new", NULL);
-	ring_clear_space("missing/new", NULL);
+	io_clear_space("new", NULL);
+	io_clear_space("old", NULL);
+	io_clear_space("/new", NULL);
+	io_clear_space("missing/new", NULL);
 	ck_assert(scratch_same("old", "old", 3));
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }

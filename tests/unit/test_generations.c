@@ -85,7 +85,7 @@ LOOP_TEST(reading, every_rank_finds_its_part, 0, 2)
 	struct ioshape_generation_info info = { .size = sizeof(info) };
 	struct ioshape_part_info part = { .size = sizeof(part) };
 	struct ioshape_generation *generation;
-	char path[512], name[ZIP_PART_NAME_BYTES];
+	char path[512], name[FORMAT_PART_NAME_BYTES];
 	uint64_t bytes = 0;
 	unsigned before;
 
@@ -102,7 +102,7 @@ LOOP_TEST(reading, every_rank_finds_its_part, 0, 2)
 	ck_assert_str_eq(info.path, path);
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
 		ck_assert_int_eq(ioshape_generation_get_part(generation, rank, &part), 0);
-		zip_part_name(name, rank);
+		format_part_name(name, rank);
 		ck_assert_str_eq(part.name, name);
 		snprintf(path, sizeof(path), "%s/%s", info.path, _i ? "ranks.zip" : name);
 		ck_assert_str_eq(part.file, path);

@@ -4,7 +4,7 @@
 #include "support/fail_memory.h"
 #include "support/random.h"
 /* For the numbers of its format. */
-#include "zip/index.c"
+#include "format/index.c"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define CHECK_BYTES (64 * KIB)
 
 /* Records as they would lie in a file: header, data, 16 bytes of descriptor. */
-static struct zip_entry entries[] = {
+static struct format_entry entries[] = {
 	{ (char[]){ "data.pkl" }, 8, 1, 500, 0, 64 },
 	{ (char[]){ "version" }, 7, 2, 2, 580, 640 },
 	{ (char[]){ "data/0" }, 6, 3, 96, 658, 704 },
@@ -29,7 +29,7 @@ static const uint32_t checks[] = { 0x11, 0x22222222, 0xffffffff, 0, 1, 2, 0x8000
 
 static const int64_t shapes[] = { 2, 3, 4, 3 * CHECK_BYTES / 4 + 1, 3, 0 };
 static const int64_t strides[] = { 1, 2, 6, 1, 1, 1 };
-static const struct zip_tensor_row rows[] = {
+static const struct format_tensor_row rows[] = {
 	{ "layer.weight", IOSHAPE_INT32, 3, shapes, strides, 2 },
 	{ "gewicht\xc3\xa4", IOSHAPE_FLOAT32, 1, shapes + 3, strides + 3, 3 },
 	{ "e", IOSHAPE_BFLOAT16, 2, shapes + 4, strides + 4, 4 },
@@ -40,7 +40,7 @@ static const struct ioshape_attribute attributes[] = {
 };
 static const uint8_t blob[] = { 0, 1, 2, 0xff, 0 };
 
-static const struct zip_index everything = {
+static const struct format_index everything = {
 	.check_bytes = CHECK_BYTES,
 	.directory_crc32 = 0xfedcba98,
 	.records = ARRAY_LENGTH(entries),
@@ -59,26 +59,26 @@ static const struct zip_index everything = {
 	},
 };
 
-static struct base_buffer encoded(const struct zip_index *index)
+static struct base_buffer encoded(const struct format_index *index)
 {
 	struct base_buffer out = { 0 };
 
-	ck_assert_int_eq(zip_index_encode(&out, index), 0);
+	ck_assert_int_eq(format_index_encode(&out, index), 0);
 	return out;
 }
 
-static int decode(struct zip_index *index, const struct base_buffer *bytes)
+static int decode(struct format_index *index, const struct base_buffer *bytes)
 {
-	return zip_index_decode(index, bytes->data, bytes->bytes, entries, ARRAY_LENGTH(entries),
-				NULL);
+	return format_index_decode(index, bytes->data, bytes->bytes, entries, ARRAY_LENGTH(entries),
+				   NULL);
 }
 
-static void expect_equal_tables(const struct zip_index *a, const struct zip_index *b)
+static void expect_equal_tables(const struct format_index *a, const struct format_index *b)
 {
 	ck_assert_int_eq(a->has_table, b->has_table);
 	ck_assert_uint_eq(a->tensor_count, b->tensor_count);
 	for (uint64_t i = 0; i < a->tensor_count; i++) {
-		const struct zip_tensor_row *left = &a->tensors[i], *right = &b->tensors[i];
+		const struct format_tensor_row *left = &a->tensors[i], *right = &b->tensors[i];
 
 		ck_assert_str_eq(left->name, right->name);
 		ck_assert_uint_eq(left->dtype, right->dtype);
@@ -89,7 +89,7 @@ static void expect_equal_tables(const struct zip_index *a, const struct zip_inde
 	}
 }
 
-static void expect_equal(const struct zip_index *a, const struct zip_index *b)
+static void expect_equal(const struct format_index *a, const struct format_index *b)
 {
 	ck_assert_uint_eq(a->check_bytes, b->check_bytes);
 	ck_assert_uint_eq(a->directory_crc32, b->directory_crc32);
@@ -113,7 +113,7 @@ static void expect_equal(const struct zip_index *a, const struct zip_index *b)
 
 START_TEST(table_and_metadata_may_be_missing)
 {
-	struct zip_index bare = everything, index;
+	struct format_index bare = everything, index;
 	struct base_buffer bytes;
 
 	bare.has_table = false;
@@ -124,7 +124,7 @@ START_TEST(table_and_metadata_may_be_missing)
 	expect_equal(&index, &bare);
 	ck_assert_ptr_null(index.metadata.blob);
 	ck_assert_ptr_null(index.metadata.attributes);
-	zip_index_free(&index);
+	format_index_free(&index);
 	base_buffer_free(&bytes);
 
 	/* A table without tensors is not the same as none. */
@@ -132,21 +132,21 @@ START_TEST(table_and_metadata_may_be_missing)
 	bytes = encoded(&bare);
 	ck_assert_int_eq(decode(&index, &bytes), 0);
 	expect_equal(&index, &bare);
-	zip_index_free(&index);
+	format_index_free(&index);
 	base_buffer_free(&bytes);
 }
 END_TEST
 
 START_TEST(an_index_of_no_records_is_fine)
 {
-	const struct zip_index none = { .check_bytes = ZIP_CHECK_BYTES };
+	const struct format_index none = { .check_bytes = FORMAT_CHECK_BYTES };
 	struct base_buffer bytes = encoded(&none);
-	struct zip_index index;
+	struct format_index index;
 
-	ck_assert_int_eq(zip_index_decode(&index, bytes.data, bytes.bytes, NULL, 0, NULL), 0);
+	ck_assert_int_eq(format_index_decode(&index, bytes.data, bytes.bytes, NULL, 0, NULL), 0);
 	ck_assert_uint_eq(index.records, 0);
 	ck_assert_uint_eq(index.check_count, 0);
-	zip_index_free(&index);
+	format_index_free(&index);
 	base_buffer_free(&bytes);
 }
 END_TEST
@@ -160,14 +160,14 @@ START_TEST(each_part_of_the_metadata_travels_alone)
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(parts); i++) {
-		struct zip_index given = everything, index;
+		struct format_index given = everything, index;
 		struct base_buffer bytes;
 
 		given.metadata = parts[i];
 		bytes = encoded(&given);
 		ck_assert_int_eq(decode(&index, &bytes), 0);
 		expect_equal(&index, &given);
-		zip_index_free(&index);
+		format_index_free(&index);
 		base_buffer_free(&bytes);
 	}
 }
@@ -177,15 +177,16 @@ START_TEST(the_bytes_may_lie_anywhere)
 {
 	for (size_t shift = 0; shift < 8; shift++) {
 		struct base_buffer bytes = { 0 };
-		struct zip_index index;
+		struct format_index index;
 
 		REQUIRE(!base_buffer_append(&bytes, "before!", shift));
-		REQUIRE(!zip_index_encode(&bytes, &everything));
-		ck_assert_int_eq(zip_index_decode(&index, bytes.data + shift, bytes.bytes - shift,
-						  entries, ARRAY_LENGTH(entries), NULL),
+		REQUIRE(!format_index_encode(&bytes, &everything));
+		ck_assert_int_eq(format_index_decode(&index, bytes.data + shift,
+						     bytes.bytes - shift, entries,
+						     ARRAY_LENGTH(entries), NULL),
 				 0);
 		expect_equal(&index, &everything);
-		zip_index_free(&index);
+		format_index_free(&index);
 		base_buffer_free(&bytes);
 	}
 }
@@ -196,21 +197,21 @@ START_TEST(sections_of_the_future_are_skipped)
 	static const uint8_t unknown[24] = { 77, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0,
 					     0,  0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 0 };
 	struct base_buffer bytes = encoded(&everything);
-	struct zip_index index;
+	struct format_index index;
 
 	base_buffer_append(&bytes, unknown, sizeof(unknown));
 	ck_assert_int_eq(decode(&index, &bytes), IOSHAPE_E_DAMAGED); /* not announced */
 	bytes.data[12]++;
 	ck_assert_int_eq(decode(&index, &bytes), 0);
 	expect_equal(&index, &everything);
-	zip_index_free(&index);
+	format_index_free(&index);
 	base_buffer_free(&bytes);
 }
 END_TEST
 
 START_TEST(no_section_is_there_twice)
 {
-	struct zip_index given = everything, index;
+	struct format_index given = everything, index;
 	struct base_buffer bytes;
 	size_t without;
 
@@ -232,7 +233,7 @@ END_TEST
 static uint64_t used; /* keeps the compiler from dropping the reads below */
 
 /* Reads all that the index says is there: a sanitizer sees what is not. */
-static void touch(const struct zip_index *index)
+static void touch(const struct format_index *index)
 {
 	for (uint64_t i = 0; i < index->records; i++)
 		used += index->data_offsets[i];
@@ -255,17 +256,17 @@ static void touch(const struct zip_index *index)
 static int decode_copy(const uint8_t *data, size_t bytes)
 {
 	uint8_t *copy = malloc(bytes);
-	struct zip_index index;
+	struct format_index index;
 	int ret;
 
 	memcpy(copy, data, bytes);
-	ret = zip_index_decode(&index, copy, bytes, entries, ARRAY_LENGTH(entries), NULL);
+	ret = format_index_decode(&index, copy, bytes, entries, ARRAY_LENGTH(entries), NULL);
 	free(copy);
 	if (!ret)
 		touch(&index);
 	else
 		REQUIRE(!index.memory);
-	zip_index_free(&index);
+	format_index_free(&index);
 	return ret;
 }
 
@@ -365,15 +366,15 @@ static void expect_refused(size_t at, uint64_t number, unsigned width, int code)
 {
 	struct base_buffer bytes = encoded(&everything);
 	struct base_error error = { 0 };
-	struct zip_index index;
+	struct format_index index;
 	int ret;
 
 	allocations = 0;
 	ck_assert_uint_le(at + width, bytes.bytes);
 	base_put_le(bytes.data + at, number, width);
 	fail_memory_at(0);
-	ret = zip_index_decode(&index, bytes.data, bytes.bytes, entries, ARRAY_LENGTH(entries),
-			       &error);
+	ret = format_index_decode(&index, bytes.data, bytes.bytes, entries, ARRAY_LENGTH(entries),
+				  &error);
 	allocations = fail_memory_count();
 	ck_assert_msg(ret == code, "%llu at %zu: %d, %s", (unsigned long long)number, at, ret,
 		      error.text);
@@ -421,9 +422,10 @@ END_TEST
 
 /* Encodes rows that the library would never write, patches a number, and expects the reader to see
  * it. */
-static void expect_rows_refused(const struct zip_tensor_row *given_rows, size_t at, uint64_t number)
+static void expect_rows_refused(const struct format_tensor_row *given_rows, size_t at,
+				uint64_t number)
 {
-	struct zip_index given = everything;
+	struct format_index given = everything;
 	struct base_buffer bytes;
 
 	given.tensors = given_rows;
@@ -437,7 +439,7 @@ static void expect_rows_refused(const struct zip_tensor_row *given_rows, size_t 
 START_TEST(rows_that_were_never_written_are_refused)
 {
 	static const int64_t empty[] = { 0, 1 }, ones[] = { 1, 1 };
-	struct zip_tensor_row bad[3] = { rows[0], rows[1], rows[2] };
+	struct format_tensor_row bad[3] = { rows[0], rows[1], rows[2] };
 	char name[IOSHAPE_MAX_NAME_BYTES + 2];
 
 	bad[1] = bad[0]; /* two tensors in one record */
@@ -463,7 +465,7 @@ END_TEST
 START_TEST(offsets_of_nobody_are_refused)
 {
 	const uint64_t more[] = { 64, 640, 704, 4096, 3 * CHECK_BYTES + 4160, end };
-	struct zip_index given = everything;
+	struct format_index given = everything;
 	struct base_buffer bytes;
 
 	given.records++;
@@ -516,9 +518,9 @@ END_TEST
 
 START_TEST(names_are_unique)
 {
-	struct zip_tensor_row same[3] = { rows[0], rows[1], rows[2] };
+	struct format_tensor_row same[3] = { rows[0], rows[1], rows[2] };
 	const struct ioshape_attribute twice[] = { { "a", "1" }, { "a", "2" } };
-	struct zip_index given = everything;
+	struct format_index given = everything;
 	struct base_buffer bytes;
 
 	same[2].name = rows[0].name;
@@ -537,7 +539,7 @@ END_TEST
 
 START_TEST(metadata_is_limited)
 {
-	struct zip_index given = everything;
+	struct format_index given = everything;
 	struct base_buffer bytes;
 
 	given.metadata.blob_bytes = IOSHAPE_MAX_METADATA_BYTES;
@@ -558,13 +560,13 @@ END_TEST
 START_TEST(without_memory_nothing_leaks)
 {
 	struct base_buffer bytes = { 0 };
-	struct zip_index index;
+	struct format_index index;
 	unsigned long nth;
 	int ret = -ENOMEM;
 
 	for (nth = 1; ret; nth++) {
 		fail_memory_at(nth);
-		ret = zip_index_encode(&bytes, &everything);
+		ret = format_index_encode(&bytes, &everything);
 		fail_memory_at(0);
 		ck_assert(ret == 0 || (ret == -ENOMEM && bytes.bytes == 0));
 	}
@@ -577,7 +579,7 @@ START_TEST(without_memory_nothing_leaks)
 	}
 	ck_assert_uint_gt(nth, 4);
 	expect_equal(&index, &everything);
-	zip_index_free(&index);
+	format_index_free(&index);
 	base_buffer_free(&bytes);
 }
 END_TEST
@@ -588,7 +590,7 @@ static void expect_metadata(const struct ioshape_metadata *metadata, int code)
 {
 	struct base_error error = { 0 };
 
-	ck_assert_int_eq(zip_check_metadata(metadata, &error), code);
+	ck_assert_int_eq(format_check_metadata(metadata, &error), code);
 	ck_assert_int_eq(error.code, code);
 }
 

@@ -12,8 +12,8 @@ START_TEST(an_engine_is_opened_at_need_and_once)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	ck_assert_uint_eq(opened, 0);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	ck_assert_uint_eq(opened, 1);
 	end();
 }
@@ -35,15 +35,15 @@ START_TEST(the_next_engine_is_used_and_the_reason_is_reported_and_logged)
 
 	begin_with(IOSHAPE_DIRECT_PREFER, &log);
 	refuse_open = -EPERM;
-	tried_engines[1] = &ring_engine_threads;
+	tried_engines[1] = &io_engine_threads;
 	tried_engines[2] = NULL;
 	start(false);
 	ck_assert_str_eq(lane->ops->id, "threads");
 	ck_assert_uint_eq(notes.count, 1);
 	ck_assert_int_eq(notes.steps[0].code, IOSHAPE_STEP_ENGINE);
 	ck_assert_uint_eq(heard, 1);
-	ring_lane_detach(lane);
-	ring_lane_close(lane);
+	io_lane_detach(lane);
+	io_lane_close(lane);
 	close(fd);
 }
 END_TEST
@@ -52,13 +52,13 @@ START_TEST(what_had_to_be_stepped_down_is_noted_for_every_file)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	open_remark = "buffers not registered";
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	for (unsigned file = 1; file <= 3; file++) {
 		memset(&notes, 0, sizeof(notes));
-		ring_lane_attach(lane, fd, "/the/path", false, &notes);
+		io_lane_attach(lane, fd, "/the/path", false, &notes);
 		ck_assert_uint_eq(notes.count, 1);
 		ck_assert_int_eq(notes.steps[0].code, IOSHAPE_STEP_ENGINE);
-		ring_lane_detach(lane);
+		io_lane_detach(lane);
 	}
 	end();
 }
@@ -68,10 +68,10 @@ START_TEST(no_engine_at_all_is_an_error_and_can_be_tried_again)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
 	refuse_open = -EPERM;
-	ck_assert_int_eq(ring_lane_start(lane, &error), -EPERM);
+	ck_assert_int_eq(io_lane_start(lane, &error), -EPERM);
 	refuse_open = 0;
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	closed = opened;
 	closed--;
 	end();
@@ -80,7 +80,7 @@ END_TEST
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-static int64_t a_third_of_it(const struct ring_op *op, unsigned nth)
+static int64_t a_third_of_it(const struct io_op *op, unsigned nth)
 {
 	(void)nth;
 	return op->bytes > 3 ? (int64_t)op->bytes / 3 : (int64_t)op->bytes;
@@ -93,11 +93,11 @@ START_TEST(a_short_write_goes_on_where_it_stopped)
 	answer = a_third_of_it;
 	begin(false);
 	submit(1000, 50000);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
 	for (unsigned i = 0; i < requests; i++) {
 		ck_assert_uint_eq(asked[i].offset, expected);
 		ck_assert_uint_eq(asked[i].offset + asked[i].bytes, 51000);
-		expected += (uint64_t)answer(&(struct ring_op){ .bytes = asked[i].bytes }, i);
+		expected += (uint64_t)answer(&(struct io_op){ .bytes = asked[i].bytes }, i);
 	}
 	ck_assert_uint_eq(expected, 51000);
 	ck_assert_uint_eq(notes.short_results, requests - 1);
@@ -105,7 +105,7 @@ START_TEST(a_short_write_goes_on_where_it_stopped)
 }
 END_TEST
 
-static int64_t first_5000(const struct ring_op *op, unsigned nth)
+static int64_t first_5000(const struct io_op *op, unsigned nth)
 {
 	return nth ? (int64_t)op->bytes : 5000;
 }
@@ -114,10 +114,10 @@ START_TEST(a_short_direct_write_goes_on_at_an_aligned_place)
 {
 	answer = first_5000;
 	begin(false);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
 	ck_assert(is_direct());
 	submit(8192, 16384);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
 	ck_assert_uint_eq(requests, 2);
 	ck_assert_uint_eq(asked[1].offset, 8192 + 4608);
 	ck_assert_uint_eq(asked[1].bytes, 16384 - 4608);
@@ -128,7 +128,7 @@ END_TEST
 /* What a file would hold by now: so much of each request has been written. */
 static uint8_t image[BLOCK];
 
-static int64_t a_third_into_the_image(const struct ring_op *op, unsigned nth)
+static int64_t a_third_into_the_image(const struct io_op *op, unsigned nth)
 {
 	const size_t bytes = op->bytes > 3 ? op->bytes / 3 : op->bytes;
 	size_t at = 0;
@@ -148,19 +148,19 @@ static int64_t a_third_into_the_image(const struct ring_op *op, unsigned nth)
  * and at its end, and each of them may be where a short result stopped. */
 START_TEST(a_block_in_parts_goes_on_where_it_stopped)
 {
-	static const struct ring_loan loans[] = {
+	static const struct io_loan loans[] = {
 		{ .at = 0, .bytes = 100 },
 		{ .at = 5000, .bytes = 1 },
 		{ .at = 5001, .bytes = 30000 },
 		{ .at = BLOCK - 7, .bytes = 7 },
 	};
 	static uint8_t lent[BLOCK], wanted[BLOCK];
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 	size_t total = 0;
 
 	answer = a_third_into_the_image;
 	begin(false);
-	ck_assert_msg(!ring_lane_take(lane, &buffer, &error), "%s", error.text);
+	ck_assert_msg(!io_lane_take(lane, &buffer, &error), "%s", error.text);
 	buffer->bytes = BLOCK;
 	for (size_t i = 0; i < BLOCK; i++) {
 		wanted[i] = buffer->data[i] = (uint8_t)(i * 7);
@@ -172,8 +172,8 @@ START_TEST(a_block_in_parts_goes_on_where_it_stopped)
 		buffer->loans[i].from = lent + 1000 * i;
 		memcpy(wanted + loans[i].at, lent + 1000 * i, loans[i].bytes);
 	}
-	ck_assert_msg(!ring_lane_submit(lane, buffer, &error), "%s", error.text);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_msg(!io_lane_submit(lane, buffer, &error), "%s", error.text);
+	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
 	for (unsigned i = 0; i < requests; i++) {
 		ck_assert_uint_eq(asked[i].offset + asked[i].bytes, BLOCK);
 		total = asked[i].offset;
@@ -188,12 +188,12 @@ END_TEST
 static int storm_code;
 static unsigned storm_length;
 
-static int64_t storm(const struct ring_op *op, unsigned nth)
+static int64_t storm(const struct io_op *op, unsigned nth)
 {
 	return nth < storm_length ? storm_code : (int64_t)op->bytes;
 }
 
-static int64_t storm_from_the_second_on(const struct ring_op *op, unsigned nth)
+static int64_t storm_from_the_second_on(const struct io_op *op, unsigned nth)
 {
 	(void)op;
 	return nth ? storm_code : 4096;
@@ -208,7 +208,7 @@ START_TEST(interruptions_are_sat_out)
 	answer = storm;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_msg(!ring_lane_drain(lane, &error), "%s", error.text);
+	ck_assert_msg(!io_lane_drain(lane, &error), "%s", error.text);
 	ck_assert_uint_eq(requests, 61);
 	ck_assert_uint_eq(notes.short_results, 60);
 	end();
@@ -222,13 +222,13 @@ START_TEST(interruptions_without_end_are_a_failure_after_a_bounded_number)
 	answer = _i % 2 ? storm : storm_from_the_second_on;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), storm_code ? storm_code : -EIO);
+	ck_assert_int_eq(io_lane_drain(lane, &error), storm_code ? storm_code : -EIO);
 	ck_assert_uint_le(requests, 200);
 	end();
 }
 END_TEST
 
-static int64_t a_byte_and_then_interruptions(const struct ring_op *op, unsigned nth)
+static int64_t a_byte_and_then_interruptions(const struct io_op *op, unsigned nth)
 {
 	(void)op;
 	return nth % 20 ? -EINTR : 512;
@@ -239,7 +239,7 @@ START_TEST(progress_however_slow_is_no_failure)
 	answer = a_byte_and_then_interruptions;
 	begin(false);
 	submit(0, 512 * 8);
-	ck_assert_msg(!ring_lane_drain(lane, &error), "%s", error.text);
+	ck_assert_msg(!io_lane_drain(lane, &error), "%s", error.text);
 	ck_assert_uint_gt(requests, 100);
 	end();
 }
@@ -256,7 +256,7 @@ static void fill(int code)
 		submit(i * BLOCK, BLOCK);
 }
 
-static int64_t too_much(const struct ring_op *op, unsigned nth)
+static int64_t too_much(const struct io_op *op, unsigned nth)
 {
 	(void)nth;
 	return (int64_t)op->bytes + 1;
@@ -267,7 +267,7 @@ START_TEST(more_than_was_asked_for_is_a_failure)
 	answer = too_much;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EIO);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -EIO);
 	end();
 }
 END_TEST
@@ -279,7 +279,7 @@ START_TEST(a_failure_names_path_offset_engine_and_remedy_wording)
 	answer = storm;
 	begin(false);
 	submit(123456, 4096);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -ENOSPC);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -ENOSPC);
 	ck_assert_uint_eq(requests, 1);
 	ck_assert_uint_eq(error.offset, 123456);
 	ck_assert_ptr_nonnull(strstr(error.sentence, "\"/the/path\" at offset 123456"));
@@ -289,7 +289,7 @@ START_TEST(a_failure_names_path_offset_engine_and_remedy_wording)
 }
 END_TEST
 
-static int64_t the_third_fails(const struct ring_op *op, unsigned nth)
+static int64_t the_third_fails(const struct io_op *op, unsigned nth)
 {
 	return nth == 2 ? -EIO : nth == 3 ? -ENOSPC : (int64_t)op->bytes;
 }
@@ -300,7 +300,7 @@ START_TEST(the_first_failure_counts_and_all_come_home)
 	begin(false);
 	for (unsigned i = 0; i < DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EIO);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -EIO);
 	ck_assert_int_eq(error.code, -EIO);
 	ck_assert_uint_eq(count_free(), DEPTH);
 	end();
@@ -313,7 +313,7 @@ START_TEST(a_slot_is_waited_for_when_all_are_in_flight)
 	begin(false);
 	for (unsigned i = 0; i < 5 * DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
 	ck_assert_uint_eq(requests, 5 * DEPTH);
 	end();
 }
@@ -322,22 +322,22 @@ END_TEST
 /* The device must not wait for a copy: what it gets when it is done lies ready before. */
 START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
 {
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 
 	fill(0);
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	for (unsigned i = DEPTH; i < 3 * DEPTH; i++) {
 		/* Before the next one is filled. */
-		ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+		ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
 		ck_assert_uint_eq(requests, i);
 		ck_assert_uint_eq(lane->in_flight, DEPTH - 1);
 		ck_assert_uint_eq(asked[i - 1].offset, (i - 1) * BLOCK);
 		buffer->offset = i * BLOCK;
 		buffer->bytes = BLOCK;
-		ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), 0);
+		ck_assert_int_eq(io_lane_submit(lane, buffer, &error), 0);
 		ck_assert_uint_eq(requests, i);
 	}
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
 	ck_assert_uint_eq(requests, 3 * DEPTH);
 	end();
 }
@@ -346,7 +346,7 @@ END_TEST
 START_TEST(the_slab_kept_back_is_not_sent_after_a_failure)
 {
 	fill(-ENOSPC);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -ENOSPC);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -ENOSPC);
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	end();
 }
@@ -354,70 +354,70 @@ END_TEST
 
 START_TEST(the_slab_kept_back_may_be_refused)
 {
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 
 	fill(0);
 	refuse_submit = -EPERM;
-	ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), -EPERM);
-	ck_assert_int_eq(ring_lane_drain(lane, NULL), 0);
+	ck_assert_int_eq(io_lane_take(lane, &buffer, &error), -EPERM);
+	ck_assert_int_eq(io_lane_drain(lane, NULL), 0);
 	end();
 }
 END_TEST
 
 START_TEST(a_failure_in_flight_is_found_when_a_slot_is_waited_for)
 {
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 
 	fill(-ENOSPC);
-	ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), -ENOSPC);
-	ck_assert_int_eq(ring_lane_drain(lane, NULL), -ENOSPC);
+	ck_assert_int_eq(io_lane_take(lane, &buffer, &error), -ENOSPC);
+	ck_assert_int_eq(io_lane_drain(lane, NULL), -ENOSPC);
 	end();
 }
 END_TEST
 
 START_TEST(a_request_that_was_not_taken_is_an_error_and_its_slot_is_free)
 {
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 
 	answer = all_of_it;
 	begin(false);
-	ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+	ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
 	buffer->offset = 77;
 	buffer->bytes = BLOCK;
 	refuse_submit = -EBUSY;
-	ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), -EBUSY);
+	ck_assert_int_eq(io_lane_submit(lane, buffer, &error), -EBUSY);
 	ck_assert_uint_eq(error.offset, 77);
 	ck_assert_uint_eq(lane->in_flight, 0);
-	ck_assert_ptr_eq(ring_lane_free_buffer(lane), buffer);
-	ring_lane_give_back(lane, buffer);
+	ck_assert_ptr_eq(io_lane_free_buffer(lane), buffer);
+	io_lane_give_back(lane, buffer);
 	end();
 }
 END_TEST
 
 START_TEST(an_engine_that_refused_is_opened_anew_for_the_next_file)
 {
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 
 	answer = all_of_it;
 	begin(false);
-	ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+	ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
 	buffer->bytes = BLOCK;
 	refuse_submit = -EPERM;
-	ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), -EPERM);
-	ring_lane_detach(lane);
+	ck_assert_int_eq(io_lane_submit(lane, buffer, &error), -EPERM);
+	io_lane_detach(lane);
 	refuse_submit = 0;
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	ck_assert_uint_eq(opened, 2);
 	ck_assert_uint_eq(closed, 1);
-	ring_lane_attach(lane, fd, "/the/path", false, &notes);
+	io_lane_attach(lane, fd, "/the/path", false, &notes);
 	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
 	end();
 }
 END_TEST
 
-static int64_t short_and_then_no_more(const struct ring_op *op, unsigned nth)
+static int64_t short_and_then_no_more(const struct io_op *op, unsigned nth)
 {
 	(void)op;
 	(void)nth;
@@ -430,7 +430,7 @@ START_TEST(a_rest_that_is_not_taken_is_an_error)
 	answer = short_and_then_no_more;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EPERM);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -EPERM);
 	end();
 }
 END_TEST
@@ -441,11 +441,11 @@ START_TEST(an_engine_that_loses_requests_is_found_out)
 	begin(false);
 	lost = 1;
 	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EIO);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -EIO);
 	ck_assert_uint_eq(lane->in_flight, 0);
 	lost = 0;
-	ring_lane_detach(lane);
-	ring_lane_close(lane);
+	io_lane_detach(lane);
+	io_lane_close(lane);
 	close(fd);
 }
 END_TEST
@@ -455,12 +455,12 @@ END_TEST
 START_TEST(notes_are_kept_in_order_with_their_codes)
 {
 	struct ioshape_report report = { 0 };
-	struct ring_notes some = { 0 };
+	struct io_notes some = { 0 };
 
-	ring_note(NULL, IOSHAPE_STEP_LOCK, "to nobody");
-	ring_note(&some, IOSHAPE_STEP_DIRECT, "no %s; so", "this");
-	ring_note(&some, IOSHAPE_STEP_LOCK, "no that");
-	ring_notes_report(&some, &report);
+	io_note(NULL, IOSHAPE_STEP_LOCK, "to nobody");
+	io_note(&some, IOSHAPE_STEP_DIRECT, "no %s; so", "this");
+	io_note(&some, IOSHAPE_STEP_LOCK, "no that");
+	io_notes_report(&some, &report);
 	ck_assert_uint_eq(report.fallbacks, 2);
 	ck_assert_str_eq(report.steps[0].sentence, "no this; so");
 	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_DIRECT);
@@ -471,10 +471,10 @@ END_TEST
 
 START_TEST(too_many_notes_are_counted)
 {
-	struct ring_notes some = { 0 };
+	struct io_notes some = { 0 };
 
 	for (unsigned i = 0; i < 1000; i++)
-		ring_note(&some, IOSHAPE_STEP_LOCK, "note %u", i);
+		io_note(&some, IOSHAPE_STEP_LOCK, "note %u", i);
 	ck_assert_uint_eq(some.count, 1000);
 	ck_assert_str_eq(some.steps[0].sentence, "note 0");
 }

@@ -8,7 +8,7 @@
 
 /* ---- Direct I/O ------------------------------------------------------------------------------ */
 
-static int64_t not_when_direct(const struct ring_op *op, unsigned nth)
+static int64_t not_when_direct(const struct io_op *op, unsigned nth)
 {
 	(void)nth;
 	return fcntl(op->fd, F_GETFL) & O_DIRECT ? -EINVAL : (int64_t)op->bytes;
@@ -22,12 +22,12 @@ TEST(direct_case, direct_io_that_fails_at_use_is_left_with_one_note)
 {
 	answer = not_when_direct;
 	begin(false);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
 	/* All but the last, which is kept back, have been answered before the first answer is seen.
 	 */
 	for (unsigned i = 0; i < DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_msg(!ring_lane_drain(lane, &error), "%s", error.text);
+	ck_assert_msg(!io_lane_drain(lane, &error), "%s", error.text);
 	ck_assert(!is_direct());
 	ck_assert_uint_eq(notes.count, 1);
 	ck_assert_int_eq(notes.steps[0].code, IOSHAPE_STEP_DIRECT);
@@ -40,14 +40,14 @@ TEST(direct_case, direct_io_that_is_required_and_fails_at_use_is_a_failure)
 	answer = not_when_direct;
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
 	start(false);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
 	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -EINVAL);
 	ck_assert(is_direct());
 	end();
 }
 
-static int64_t invalid(const struct ring_op *op, unsigned nth)
+static int64_t invalid(const struct io_op *op, unsigned nth)
 {
 	(void)op;
 	(void)nth;
@@ -59,7 +59,7 @@ TEST(direct_case, an_invalid_request_without_direct_io_fails_at_once)
 	answer = invalid;
 	begin(false);
 	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -EINVAL);
 	ck_assert_uint_eq(requests, 1);
 	end();
 }
@@ -68,9 +68,9 @@ TEST(direct_case, an_invalid_request_stays_invalid_after_direct_io_was_left)
 {
 	answer = invalid;
 	begin(false);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
 	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
+	ck_assert_int_eq(io_lane_drain(lane, &error), -EINVAL);
 	ck_assert_uint_le(requests, 200);
 	end();
 }
@@ -81,7 +81,7 @@ TEST(direct_case, a_filesystem_without_direct_io_is_noted_or_refused)
 	answer = all_of_it;
 	begin(false);
 	fs.direct_known = true;
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
 	ck_assert(!lane->direct && !is_direct());
 	ck_assert_uint_eq(notes.count, 1);
 	ck_assert_int_eq(notes.steps[0].code, IOSHAPE_STEP_DIRECT);
@@ -90,7 +90,7 @@ TEST(direct_case, a_filesystem_without_direct_io_is_noted_or_refused)
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
 	start(false);
 	fs.direct_known = true;
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), -ENOTSUP);
+	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), -ENOTSUP);
 	ck_assert_str_ne(error.remedy, "");
 	end();
 }
@@ -99,12 +99,12 @@ TEST(direct_case, direct_io_that_is_required_is_not_forgotten_by_an_engine_witho
 {
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
 	refuse_open = -EPERM;
-	tried_engines[1] = &ring_engine_buffered;
+	tried_engines[1] = &io_engine_buffered;
 	tried_engines[2] = NULL;
 	start(false);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), -ENOTSUP);
-	ring_lane_detach(lane);
-	ring_lane_close(lane);
+	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), -ENOTSUP);
+	io_lane_detach(lane);
+	io_lane_close(lane);
 	close(fd);
 }
 
@@ -112,7 +112,7 @@ TEST(direct_case, direct_io_that_is_not_wanted_is_not_used)
 {
 	begin_with(IOSHAPE_DIRECT_OFF, NULL);
 	start(false);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
 	ck_assert(!lane->direct && !is_direct());
 	ck_assert_uint_eq(notes.count, 0);
 	end();
@@ -127,7 +127,7 @@ TEST(direct_case, an_alignment_that_no_block_has_is_not_used)
 		answer = all_of_it;
 		begin(false);
 		fs.offset_alignment = strange[i];
-		ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+		ck_assert_int_eq(io_lane_go_direct(lane, &fs, &error), 0);
 		ck_assert(!lane->direct && !is_direct());
 		ck_assert_uint_eq(notes.count, 1);
 		end();
@@ -140,19 +140,19 @@ static uint64_t file_bytes;
 static size_t most_at_once;
 
 /* As a file of file_bytes answers, in portions. */
-static int64_t as_a_file(const struct ring_op *op, unsigned nth)
+static int64_t as_a_file(const struct io_op *op, unsigned nth)
 {
 	size_t there = op->offset < file_bytes ? file_bytes - op->offset : 0;
 
 	(void)nth;
-	ck_assert_int_eq(op->kind, RING_READ);
+	ck_assert_int_eq(op->kind, IO_READ);
 	return (int64_t)MIN(MIN(there, op->bytes), most_at_once);
 }
 
 static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_t bytes,
 			   size_t expected)
 {
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 
 	file_bytes = size;
 	most_at_once = portion;
@@ -162,12 +162,12 @@ static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_
 	lane->direct = true;
 	lane->alignment = 512;
 	buffer = submit(offset, bytes);
-	ck_assert_msg(!ring_lane_finish(lane, buffer, &error), "%s", error.text);
+	ck_assert_msg(!io_lane_finish(lane, buffer, &error), "%s", error.text);
 	ck_assert(!buffer->in_flight);
 	ck_assert_uint_eq(buffer->moved, expected);
 	for (unsigned i = 0; i < requests; i++)
 		ck_assert_uint_eq(asked[i].offset % 512, 0);
-	ring_lane_give_back(lane, buffer);
+	io_lane_give_back(lane, buffer);
 	end();
 }
 
@@ -203,16 +203,16 @@ TEST(reading, an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file)
 
 TEST(reading, a_read_slot_is_not_free_until_it_was_looked_at)
 {
-	struct ring_buffer *buffer;
+	struct io_buffer *buffer;
 
 	answer = as_a_file;
 	file_bytes = 1 << 20;
 	most_at_once = SIZE_MAX;
 	begin(true);
 	buffer = submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
 	ck_assert_uint_eq(count_free(), DEPTH - 1);
-	ring_lane_give_back(lane, buffer);
+	io_lane_give_back(lane, buffer);
 	end();
 }
 

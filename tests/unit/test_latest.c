@@ -20,8 +20,8 @@ static void setup_search(void)
 	ck_assert_msg(!ioshape_group_open(context, "runs", NULL, &group), "%s", message());
 	search = (struct search){
 		.options = &options,
-		.near.directory = RING_NO_FOLDER,
-		.there.directory = RING_NO_FOLDER,
+		.near.directory = IO_NO_FOLDER,
+		.there.directory = IO_NO_FOLDER,
 	};
 	ck_assert_int_eq(generation_save(5, "five", false, &error), 0);
 	begin_search(group, &search, &error);

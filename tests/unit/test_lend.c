@@ -2,7 +2,7 @@
 /* Files written from memory that is lent to them: the bytes are right, and are left alone in time.
  */
 #define _GNU_SOURCE
-#include "ring/queue.h"
+#include "io/queue.h"
 #include "support/check_main.h"
 #include "support/file_writer.h"
 #include "support/random.h"
@@ -67,7 +67,7 @@ static void must(int ret)
 /* New bytes, which are the file's next. */
 static void fill(uint8_t *data, size_t bytes)
 {
-	uint64_t at = ring_writer_offset(test.write.writer);
+	uint64_t at = io_writer_offset(test.write.writer);
 
 	for (size_t i = 0; i < bytes; i += 8) {
 		uint64_t word = test_random(&test.seed);
@@ -82,33 +82,33 @@ static void put(const uint8_t *data, size_t bytes)
 	uint32_t crc = 0;
 
 	if (test_random_below(&test.seed, 2)) {
-		must(ring_writer_put_summed(test.write.writer, data, bytes,
-					    base_crc32(0, data, bytes), &test.write.error));
+		must(io_writer_put_summed(test.write.writer, data, bytes,
+					  base_crc32(0, data, bytes), &test.write.error));
 		return;
 	}
-	must(ring_writer_put(test.write.writer, data, bytes, &crc, &test.write.error));
+	must(io_writer_put(test.write.writer, data, bytes, &crc, &test.write.error));
 	ck_assert_uint_eq(crc, base_crc32(0, data, bytes));
 }
 
 /* In pieces, as records come; they lie in memory as in the file but for `shift` bytes. */
 static void put_lent(unsigned chunk, size_t shift)
 {
-	struct ring_writer *writer = test.write.writer;
+	struct io_writer *writer = test.write.writer;
 	const size_t bytes = 1 + test_random_below(&test.seed, MOST - 1);
 	uint8_t *data;
 
-	must(ring_writer_settle(writer, test.ends[chunk], &test.write.error));
-	ck_assert_uint_ge(ring_writer_settled(writer), test.ends[chunk]);
-	data = test.chunks[chunk] + (ring_writer_offset(writer) + shift) % PAGE;
+	must(io_writer_settle(writer, test.ends[chunk], &test.write.error));
+	ck_assert_uint_ge(io_writer_settled(writer), test.ends[chunk]);
+	data = test.chunks[chunk] + (io_writer_offset(writer) + shift) % PAGE;
 	fill(data, bytes);
-	ring_writer_lend(writer, test.chunks[chunk], CHUNK);
+	io_writer_lend(writer, test.chunks[chunk], CHUNK);
 	for (size_t done = 0, piece; done < bytes; done += piece) {
 		piece = MIN(bytes - done, 256 * KIB);
 		put(data + done, piece);
 	}
-	ring_writer_lend(writer, NULL, 0);
-	test.ends[chunk] = ring_writer_offset(writer);
-	test.borrowed |= ring_writer_settled(writer) < test.ends[chunk];
+	io_writer_lend(writer, NULL, 0);
+	test.ends[chunk] = io_writer_offset(writer);
+	test.borrowed |= io_writer_settled(writer) < test.ends[chunk];
 }
 
 static void put_own(size_t most)
@@ -128,7 +128,7 @@ static void put_made(size_t most)
 	uint8_t *to;
 
 	for (size_t piece; left; left -= piece) {
-		must(ring_writer_room(test.write.writer, &to, &room, &test.write.error));
+		must(io_writer_room(test.write.writer, &to, &room, &test.write.error));
 		ck_assert_uint_gt(room, 0);
 		piece = MIN(left, room);
 		fill(to, piece);
@@ -179,9 +179,9 @@ LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
 		}
 	}
 	ck_assert(test.borrowed);
-	bytes = ring_writer_offset(test.write.writer);
+	bytes = io_writer_offset(test.write.writer);
 	must(file_write_end(&test.write));
-	ck_assert_uint_eq(ring_writer_crc32(test.write.writer), base_crc32(0, test.wanted, bytes));
+	ck_assert_uint_eq(io_writer_crc32(test.write.writer), base_crc32(0, test.wanted, bytes));
 	/* No step down because of how the parts lie. */
 	for (unsigned i = 0; i < test.write.notes.count; i++)
 		ck_assert_ptr_null(strstr(test.write.notes.steps[i].sentence, "went on buffered"));
@@ -199,12 +199,11 @@ TEST(tests, a_file_that_failed_lends_nothing)
 	for (unsigned i = 0; i < CHUNKS; i++)
 		put_lent(i, 0);
 	ck_assert(test.borrowed);
-	ring_writer_fail(test.write.writer);
-	ck_assert_int_eq(ring_writer_settle(test.write.writer, UINT64_MAX, &test.write.error),
-			 -EIO);
-	ck_assert_uint_eq(ring_writer_settled(test.write.writer),
-			  ring_writer_offset(test.write.writer));
-	ck_assert_int_eq(ring_writer_room(test.write.writer, &to, &room, &test.write.error), -EIO);
+	io_writer_fail(test.write.writer);
+	ck_assert_int_eq(io_writer_settle(test.write.writer, UINT64_MAX, &test.write.error), -EIO);
+	ck_assert_uint_eq(io_writer_settled(test.write.writer),
+			  io_writer_offset(test.write.writer));
+	ck_assert_int_eq(io_writer_room(test.write.writer, &to, &room, &test.write.error), -EIO);
 	file_write_close(&test.write);
 }
 

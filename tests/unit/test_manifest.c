@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Manifests: what is written comes back, and what does not hold together is refused. */
 #define _GNU_SOURCE
+#include "format/manifest.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
 #include "support/scratch.h"
-#include "zip/manifest.h"
 
 #include <ioshape/group.h>
 #include <ioshape/ioshape.h>
@@ -17,7 +17,7 @@
 #define PATH "/checkpoints/step-0000001000/manifest.json"
 #define TAIL_BYTES 24 /* the line of the checksum, and the bracket */
 
-static struct zip_manifest_file node_files[] = {
+static struct format_manifest_file node_files[] = {
 	{ .name = (char[]){ "node-00000.zip" },
 	  .bytes = 40000,
 	  .crc32 = 0x0badcafe,
@@ -25,13 +25,13 @@ static struct zip_manifest_file node_files[] = {
 	{ .name = (char[]){ "rank-00002.pt" }, .bytes = 500, .crc32 = 0x00000017, .bundle = false },
 };
 
-static struct zip_manifest_part node_parts[] = {
+static struct format_manifest_part node_parts[] = {
 	{ .file = 0, .crc32 = 0x11111111, .offset = 4096, .bytes = 1000 },
 	{ .file = 0, .crc32 = 0x22222222, .offset = 8192, .bytes = 31808 },
 	{ .file = 1, .crc32 = 0x00000017, .offset = 0, .bytes = 500 },
 };
 
-static const struct zip_manifest sample = {
+static const struct format_manifest sample = {
 	.step = 1000,
 	.saved = 1700000000,
 	.serial = 1700000000123,
@@ -68,15 +68,15 @@ static const char sample_text[] =
 	"\"00000017\"}\n"
 	"  ],\n";
 
-static struct base_buffer encoded(const struct zip_manifest *manifest)
+static struct base_buffer encoded(const struct format_manifest *manifest)
 {
 	struct base_buffer out = { 0 };
 
-	ck_assert_int_eq(zip_manifest_encode(&out, manifest), 0);
+	ck_assert_int_eq(format_manifest_encode(&out, manifest), 0);
 	return out;
 }
 
-static void expect_same(const struct zip_manifest *a, const struct zip_manifest *b)
+static void expect_same(const struct format_manifest *a, const struct format_manifest *b)
 {
 	ck_assert_uint_eq(a->step, b->step);
 	ck_assert_int_eq(a->saved, b->saved);
@@ -99,16 +99,16 @@ static void expect_same(const struct zip_manifest *a, const struct zip_manifest 
 	}
 }
 
-static void expect_round_trip(const struct zip_manifest *manifest)
+static void expect_round_trip(const struct format_manifest *manifest)
 {
 	struct base_buffer text = encoded(manifest);
 	struct base_error error = { 0 };
-	struct zip_manifest again;
+	struct format_manifest again;
 
-	ck_assert_msg(!zip_manifest_decode(&again, (char *)text.data, text.bytes, PATH, &error),
+	ck_assert_msg(!format_manifest_decode(&again, (char *)text.data, text.bytes, PATH, &error),
 		      "%s", error.text);
 	expect_same(&again, manifest);
-	zip_manifest_free(&again);
+	format_manifest_free(&again);
 	base_buffer_free(&text);
 }
 
@@ -132,26 +132,26 @@ TEST(written_case, it_is_laid_out_for_people)
 
 TEST(written_case, what_is_written_comes_back)
 {
-	struct zip_manifest_file file = { .name = (char[]){ "f" }, .bytes = 1, .bundle = true };
-	struct zip_manifest_part part = { .bytes = 1 };
-	struct zip_manifest smallest = { .mode = IOSHAPE_MODE_RANK0,
-					 .attempt = "0",
-					 .rank_count = 1,
-					 .parts = &part,
-					 .file_count = 1,
-					 .files = &file };
-	char longest[ZIP_MAX_FILE_NAME_BYTES + 1];
+	struct format_manifest_file file = { .name = (char[]){ "f" }, .bytes = 1, .bundle = true };
+	struct format_manifest_part part = { .bytes = 1 };
+	struct format_manifest smallest = { .mode = IOSHAPE_MODE_RANK0,
+					    .attempt = "0",
+					    .rank_count = 1,
+					    .parts = &part,
+					    .file_count = 1,
+					    .files = &file };
+	char longest[FORMAT_MAX_FILE_NAME_BYTES + 1];
 
 	expect_round_trip(&sample);
 	expect_round_trip(&smallest);
 	smallest.step = UINT64_MAX;
 	smallest.saved = INT64_MIN;
-	smallest.serial = ZIP_MAX_SERIAL;
+	smallest.serial = FORMAT_MAX_SERIAL;
 	smallest.mode = IOSHAPE_MODE_EACH;
 	memset(smallest.attempt, 'f', sizeof(smallest.attempt) - 1);
-	file.bytes = ZIP_MAX_GENERATION_BYTES;
+	file.bytes = FORMAT_MAX_GENERATION_BYTES;
 	file.crc32 = part.crc32 = UINT32_MAX;
-	part.bytes = ZIP_MAX_GENERATION_BYTES;
+	part.bytes = FORMAT_MAX_GENERATION_BYTES;
 	file.bundle = false;
 	expect_round_trip(&smallest);
 	file.name = (char[]){ "\"quoted\\\" \n\x7f and \xc3\xa4\xf0\x9f\x98\x80" };
@@ -166,39 +166,39 @@ TEST(written_case, what_is_written_comes_back)
 
 TEST(written_case, what_could_not_be_read_again_is_not_written)
 {
-	struct zip_manifest_part parts[] = { node_parts[0], node_parts[1], node_parts[2] };
-	struct zip_manifest wrong = sample;
+	struct format_manifest_part parts[] = { node_parts[0], node_parts[1], node_parts[2] };
+	struct format_manifest wrong = sample;
 	struct base_buffer out = { 0 };
 
 	ck_assert_int_eq(base_buffer_append(&out, "before", 6), 0);
 	wrong.mode = IOSHAPE_MODE_AUTO;
-	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	ck_assert_int_eq(format_manifest_encode(&out, &wrong), -EINVAL);
 	wrong.mode = 4;
-	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	ck_assert_int_eq(format_manifest_encode(&out, &wrong), -EINVAL);
 	wrong = sample;
 	wrong.rank_count = 0;
-	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	ck_assert_int_eq(format_manifest_encode(&out, &wrong), -EINVAL);
 	wrong = sample;
 	wrong.file_count = 1;
-	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	ck_assert_int_eq(format_manifest_encode(&out, &wrong), -EINVAL);
 	wrong = sample;
 	strcpy(wrong.attempt, "a/b");
-	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	ck_assert_int_eq(format_manifest_encode(&out, &wrong), -EINVAL);
 	wrong = sample;
 	wrong.parts = parts;
 	parts[1].bytes = 0;
-	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	ck_assert_int_eq(format_manifest_encode(&out, &wrong), -EINVAL);
 	ck_assert_uint_eq(out.bytes, 6);
 	base_buffer_free(&out);
 }
 
 TEST(written_case, parts_are_named_by_rank)
 {
-	char name[ZIP_PART_NAME_BYTES];
+	char name[FORMAT_PART_NAME_BYTES];
 
-	zip_part_name(name, 7);
+	format_part_name(name, 7);
 	ck_assert_str_eq(name, "rank-00007.pt");
-	zip_part_name(name, UINT32_MAX);
+	format_part_name(name, UINT32_MAX);
 	ck_assert_str_eq(name, "rank-4294967295.pt");
 }
 
@@ -207,8 +207,8 @@ TEST(written_case, parts_are_named_by_rank)
 static void expect_refused(const char *text, size_t bytes, int code)
 {
 	struct base_error error = { 0 };
-	struct zip_manifest manifest;
-	int ret = zip_manifest_decode(&manifest, text, bytes, PATH, &error);
+	struct format_manifest manifest;
+	int ret = format_manifest_decode(&manifest, text, bytes, PATH, &error);
 
 	ck_assert_msg(ret == code, "%d instead of %d: %s\n%.*s", ret, code, error.text, (int)bytes,
 		      text);
@@ -237,13 +237,13 @@ TEST(refused_case, no_byte_can_be_changed_or_added)
 {
 	struct base_buffer text = encoded(&sample);
 	struct base_error error = { 0 };
-	struct zip_manifest manifest;
+	struct format_manifest manifest;
 
 	for (size_t at = 0; at < text.bytes; at++) {
 		for (int change = 1; change < 256; change++) {
 			text.data[at] ^= (uint8_t)change;
-			REQUIRE(zip_manifest_decode(&manifest, (char *)text.data, text.bytes, PATH,
-						    &error) < 0);
+			REQUIRE(format_manifest_decode(&manifest, (char *)text.data, text.bytes,
+						       PATH, &error) < 0);
 			REQUIRE(!manifest.files && !manifest.parts);
 			text.data[at] ^= (uint8_t)change;
 		}
@@ -363,9 +363,11 @@ TEST(refused_case, what_does_not_hold_together_is_refused)
 /* ---- Parts that are stored once for several ranks -------------------------------------------- */
 
 /* Ranks 0, 1 and 3 have the same; rank 3 a copy of its own, on another node. */
-static void make_repeated(struct zip_manifest *manifest, struct zip_manifest_part parts[4])
+static void make_repeated(struct format_manifest *manifest, struct format_manifest_part parts[4])
 {
-	static const struct zip_manifest_part first = { .offset = 4096, .bytes = 1000, .crc32 = 7 };
+	static const struct format_manifest_part first = { .offset = 4096,
+							   .bytes = 1000,
+							   .crc32 = 7 };
 
 	*manifest = sample;
 	manifest->parts = parts;
@@ -380,15 +382,15 @@ static void make_repeated(struct zip_manifest *manifest, struct zip_manifest_par
 TEST(written_case, a_part_that_several_ranks_have_comes_back)
 {
 	static const uint32_t holders[] = { 0, 0, 2, 3 };
-	struct zip_manifest manifest, back;
-	struct zip_manifest_part parts[4];
+	struct format_manifest manifest, back;
+	struct format_manifest_part parts[4];
 	struct base_error error = { 0 };
 	struct base_buffer text;
 
 	make_repeated(&manifest, parts);
 	text = encoded(&manifest);
 	ck_assert(memmem(text.data, text.bytes, "\"version\": 2,", 13));
-	ck_assert_int_eq(zip_manifest_decode(&back, (char *)text.data, text.bytes, PATH, &error),
+	ck_assert_int_eq(format_manifest_decode(&back, (char *)text.data, text.bytes, PATH, &error),
 			 0);
 	for (uint32_t rank = 0; rank < 4; rank++) {
 		ck_assert_int_eq(back.parts[rank].repeats, rank == 1 || rank == 3);
@@ -396,23 +398,23 @@ TEST(written_case, a_part_that_several_ranks_have_comes_back)
 		ck_assert_uint_eq(back.parts[rank].holder, holders[rank]);
 		ck_assert(!back.parts[rank].repeats || back.parts[rank].same == 0);
 	}
-	zip_manifest_free(&back);
+	format_manifest_free(&back);
 	base_buffer_free(&text);
 }
 
-static void expect_not_written(const struct zip_manifest *manifest)
+static void expect_not_written(const struct format_manifest *manifest)
 {
 	struct base_buffer text = { 0 };
 
-	ck_assert_int_eq(zip_manifest_encode(&text, manifest), -EINVAL);
+	ck_assert_int_eq(format_manifest_encode(&text, manifest), -EINVAL);
 	ck_assert_uint_eq(text.bytes, 0);
 	base_buffer_free(&text);
 }
 
 TEST(refused_case, a_part_repeats_only_an_equal_one_of_a_lower_rank)
 {
-	struct zip_manifest manifest;
-	struct zip_manifest_part parts[4];
+	struct format_manifest manifest;
+	struct format_manifest_part parts[4];
 
 	make_repeated(&manifest, parts);
 	parts[1].repeats = false; /* it lies where that of rank 0 does */
@@ -460,8 +462,8 @@ TEST(refused_case, two_ranks_cannot_have_one_file)
 TEST(written_case, names_of_all_characters_come_back)
 {
 	char every[48] = "\x7f\xc3\xa9\xf0\x9f\x98\x80\"\\ ";
-	struct zip_manifest manifest = sample;
-	struct zip_manifest_file files[2];
+	struct format_manifest manifest = sample;
+	struct format_manifest_file files[2];
 
 	for (char character = 1; character < 0x20; character++)
 		strncat(every, &character, 1);
@@ -485,13 +487,13 @@ TEST(written_case, what_later_versions_add_is_read_over)
 	for (size_t i = 0; i < ARRAY_LENGTH(additions); i++) {
 		struct base_buffer text = changed(additions[i][0], additions[i][1]);
 		struct base_error error = { 0 };
-		struct zip_manifest manifest;
+		struct format_manifest manifest;
 
-		ck_assert_msg(!zip_manifest_decode(&manifest, (char *)text.data, text.bytes, PATH,
-						   &error),
+		ck_assert_msg(!format_manifest_decode(&manifest, (char *)text.data, text.bytes,
+						      PATH, &error),
 			      "%s", error.text);
 		expect_same(&manifest, &sample);
-		zip_manifest_free(&manifest);
+		format_manifest_free(&manifest);
 		base_buffer_free(&text);
 	}
 }
@@ -500,9 +502,9 @@ TEST(written_case, what_later_versions_add_is_read_over)
 
 static char bundle_name[] = "ranks.zip";
 
-static struct zip_manifest many_ranks(uint32_t ranks)
+static struct format_manifest many_ranks(uint32_t ranks)
 {
-	struct zip_manifest manifest = sample;
+	struct format_manifest manifest = sample;
 
 	manifest.rank_count = ranks;
 	manifest.parts = calloc(ranks, sizeof(*manifest.parts));
@@ -513,9 +515,9 @@ static struct zip_manifest many_ranks(uint32_t ranks)
 	}
 	manifest.file_count = 1;
 	manifest.files = calloc(1, sizeof(*manifest.files));
-	manifest.files[0] = (struct zip_manifest_file){ .name = bundle_name,
-							.bytes = (ranks + 1ull) * 4096,
-							.bundle = true };
+	manifest.files[0] = (struct format_manifest_file){ .name = bundle_name,
+							   .bytes = (ranks + 1ull) * 4096,
+							   .bundle = true };
 	return manifest;
 }
 
@@ -523,7 +525,7 @@ static struct test_case large = { .name = "large" };
 
 TEST(large, a_million_ranks_are_no_trouble)
 {
-	struct zip_manifest manifest = many_ranks(scratch_rounds(ZIP_MAX_RANKS));
+	struct format_manifest manifest = many_ranks(scratch_rounds(FORMAT_MAX_RANKS));
 
 	/* Anything quadratic in ranks would outlast the time that a test has. */
 	expect_round_trip(&manifest);
@@ -533,19 +535,19 @@ TEST(large, a_million_ranks_are_no_trouble)
 
 TEST(large, more_than_a_million_are_refused)
 {
-	struct zip_manifest manifest = many_ranks(ZIP_MAX_RANKS + 1);
+	struct format_manifest manifest = many_ranks(FORMAT_MAX_RANKS + 1);
 	static const char end[] = "\n  ],\n";
 	struct base_buffer text = { 0 };
 	char more[256];
 
-	ck_assert_int_eq(zip_manifest_encode(&text, &manifest), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(format_manifest_encode(&text, &manifest), IOSHAPE_E_LIMIT);
 	manifest.rank_count--;
 	text = encoded(&manifest);
 	text.bytes -= TAIL_BYTES + strlen(end);
 	ck_assert_mem_eq(text.data + text.bytes, end, strlen(end));
 	snprintf(more, sizeof(more),
 		 ",\n{\"rank\":%u,\"file\":0,\"offset\":0,\"bytes\":1,\"crc32\":\"00000000\"}%s",
-		 ZIP_MAX_RANKS, end);
+		 FORMAT_MAX_RANKS, end);
 	REQUIRE(!base_buffer_append(&text, more, strlen(more)));
 	snprintf(more, sizeof(more), "  \"crc32\": \"%08x\"\n}\n",
 		 base_crc32(0, text.data, text.bytes));
@@ -554,31 +556,31 @@ TEST(large, more_than_a_million_are_refused)
 	base_buffer_free(&text);
 	free(manifest.parts);
 	free(manifest.files);
-	expect_refused("", ZIP_MAX_MANIFEST_BYTES + 1, IOSHAPE_E_LIMIT);
+	expect_refused("", FORMAT_MAX_MANIFEST_BYTES + 1, IOSHAPE_E_LIMIT);
 }
 
 TEST(large, a_file_for_each_of_many_ranks_is_no_trouble)
 {
 	const uint32_t ranks = 100000;
-	struct zip_manifest manifest = many_ranks(ranks);
+	struct format_manifest manifest = many_ranks(ranks);
 
 	free(manifest.files);
 	manifest.files = calloc(ranks, sizeof(*manifest.files));
 	manifest.file_count = ranks;
 	for (uint32_t i = 0; i < ranks; i++) {
-		manifest.parts[i] = (struct zip_manifest_part){ .file = i, .bytes = i + 1 };
+		manifest.parts[i] = (struct format_manifest_part){ .file = i, .bytes = i + 1 };
 		manifest.files[i].bytes = i + 1;
-		manifest.files[i].name = malloc(ZIP_PART_NAME_BYTES);
-		zip_part_name(manifest.files[i].name, i);
+		manifest.files[i].name = malloc(FORMAT_PART_NAME_BYTES);
+		format_part_name(manifest.files[i].name, i);
 	}
 	expect_round_trip(&manifest);
-	zip_manifest_free(&manifest);
+	format_manifest_free(&manifest);
 }
 
 TEST(large, without_memory_nothing_leaks)
 {
 	struct base_buffer text = encoded(&sample), out = { 0 };
-	struct zip_manifest manifest;
+	struct format_manifest manifest;
 	struct base_error error;
 	unsigned long nth;
 	int ret = -ENOMEM;
@@ -586,16 +588,17 @@ TEST(large, without_memory_nothing_leaks)
 	for (nth = 1; ret; nth++) {
 		memset(&error, 0, sizeof(error));
 		fail_memory_at(nth);
-		ret = zip_manifest_decode(&manifest, (char *)text.data, text.bytes, PATH, &error);
+		ret = format_manifest_decode(&manifest, (char *)text.data, text.bytes, PATH,
+					     &error);
 		fail_memory_at(0);
 		REQUIRE(!ret || (ret == -ENOMEM && error.code == -ENOMEM && !manifest.files));
 	}
 	ck_assert_uint_gt(nth, 6);
-	zip_manifest_free(&manifest);
+	format_manifest_free(&manifest);
 	ret = -ENOMEM;
 	for (nth = 1; ret; nth++) {
 		fail_memory_at(nth);
-		ret = zip_manifest_encode(&out, &sample);
+		ret = format_manifest_encode(&out, &sample);
 		fail_memory_at(0);
 		REQUIRE(!ret || (ret == -ENOMEM && !out.bytes));
 	}

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names: the table, what is UTF-8, and how names appear in messages. */
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/scratch.h"
-#include "zip/zip.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -17,41 +17,41 @@ TEST(tests, every_name_is_found_where_it_was_put)
 {
 	static char names[MANY][16];
 	const unsigned many = scratch_rounds(MANY);
-	struct zip_names *table;
+	struct format_names *table;
 	uint64_t position;
 
-	ck_assert_int_eq(zip_names_new(&table, 0), 0); /* so that it has to grow */
+	ck_assert_int_eq(format_names_new(&table, 0), 0); /* so that it has to grow */
 	for (uint64_t i = 0; i < many; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%u", (unsigned)i);
-		ck_assert(!zip_names_find(table, names[i], strlen(names[i]), &position));
-		ck_assert_int_eq(zip_names_add(table, names[i], strlen(names[i]), i * 7), 0);
+		ck_assert(!format_names_find(table, names[i], strlen(names[i]), &position));
+		ck_assert_int_eq(format_names_add(table, names[i], strlen(names[i]), i * 7), 0);
 	}
 	for (uint64_t i = 0; i < many; i++) {
-		ck_assert(zip_names_find(table, names[i], strlen(names[i]), &position));
+		ck_assert(format_names_find(table, names[i], strlen(names[i]), &position));
 		ck_assert_uint_eq(position, i * 7);
-		ck_assert_int_eq(zip_names_add(table, names[i], strlen(names[i]), 0), -EEXIST);
+		ck_assert_int_eq(format_names_add(table, names[i], strlen(names[i]), 0), -EEXIST);
 	}
-	ck_assert(!zip_names_find(table, "data/x", 6, &position));
-	zip_names_free(table);
+	ck_assert(!format_names_find(table, "data/x", 6, &position));
+	format_names_free(table);
 }
 
 /* Names of all lengths around the words of the hash, and one inside the other. */
 TEST(tests, names_that_begin_alike_are_told_apart)
 {
 	static char letters[64];
-	struct zip_names *table;
+	struct format_names *table;
 	uint64_t position;
 
 	memset(letters, 'a', sizeof(letters));
-	ck_assert_int_eq(zip_names_new(&table, 4), 0);
+	ck_assert_int_eq(format_names_new(&table, 4), 0);
 	for (size_t length = 0; length <= sizeof(letters); length++)
-		ck_assert_int_eq(zip_names_add(table, letters, length, length), 0);
+		ck_assert_int_eq(format_names_add(table, letters, length, length), 0);
 	for (size_t length = 0; length <= sizeof(letters); length++) {
-		ck_assert(zip_names_find(table, letters, length, &position));
+		ck_assert(format_names_find(table, letters, length, &position));
 		ck_assert_uint_eq(position, length);
 	}
-	zip_names_free(table);
-	zip_names_free(NULL);
+	format_names_free(table);
+	format_names_free(NULL);
 }
 
 /* Decodes by the definition: bits into a code point, then the rules about code points. */
@@ -91,8 +91,8 @@ TEST(tests, utf8_is_what_the_definition_says)
 	const uint32_t step = scratch_under_valgrind() ? 29 : 1;
 	unsigned wrong = 0;
 
-	ck_assert(zip_utf8_valid("", 0));
-	ck_assert(zip_utf8_valid("Zürich/☃/🚂", strlen("Zürich/☃/🚂")));
+	ck_assert(format_utf8_valid("", 0));
+	ck_assert(format_utf8_valid("Zürich/☃/🚂", strlen("Zürich/☃/🚂")));
 	for (uint32_t first = 0; first < 0x10000; first += step) {
 		text[0] = (uint8_t)(first >> 8);
 		text[1] = (uint8_t)first;
@@ -100,7 +100,7 @@ TEST(tests, utf8_is_what_the_definition_says)
 			text[2] = later[i / ARRAY_LENGTH(later)];
 			text[3] = later[i % ARRAY_LENGTH(later)];
 			for (size_t bytes = 1; bytes <= 4; bytes++)
-				wrong += zip_utf8_valid((char *)text, bytes) !=
+				wrong += format_utf8_valid((char *)text, bytes) !=
 					 is_utf8_by_definition(text, bytes);
 		}
 	}
@@ -120,24 +120,24 @@ TEST(tests, shown_names_are_short_and_harmless)
 		  "?31m" }, /* the same escape as one character, CSI */
 		{ "a\xff\xc3", "a??" },
 	};
-	char shown[ZIP_SHOWN_NAME_BYTES], name[5000];
+	char shown[FORMAT_SHOWN_NAME_BYTES], name[5000];
 	uint64_t seed = 2;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(pairs); i++)
-		ck_assert_str_eq(zip_show_name(shown, pairs[i][0], strlen(pairs[i][0])),
+		ck_assert_str_eq(format_show_name(shown, pairs[i][0], strlen(pairs[i][0])),
 				 pairs[i][1]);
 	for (unsigned i = 0; i < scratch_rounds(5000); i++) {
 		size_t bytes = test_random_below(&seed, 300);
 
 		test_random_fill(&seed, name, bytes);
-		zip_show_name(shown, name, bytes);
-		ck_assert_uint_lt(strlen(shown), ZIP_SHOWN_NAME_BYTES);
-		ck_assert(zip_utf8_valid(shown, strlen(shown)));
+		format_show_name(shown, name, bytes);
+		ck_assert_uint_lt(strlen(shown), FORMAT_SHOWN_NAME_BYTES);
+		ck_assert(format_utf8_valid(shown, strlen(shown)));
 		for (const char *at = shown; *at; at++)
 			ck_assert((uint8_t)*at >= 0x20 && *at != 0x7f);
 	}
 	memset(name, 'x', sizeof(name));
-	zip_show_name(shown, name, sizeof(name));
+	format_show_name(shown, name, sizeof(name));
 	ck_assert_str_eq(shown + strlen(shown) - 4, "x...");
 }
 

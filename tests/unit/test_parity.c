@@ -274,10 +274,10 @@ enum lie { NO_LIE, OTHER_FILES, OTHER_STEP, OTHER_ATTEMPT, OTHER_RANKS, LIES };
 /* The text of a manifest of step 7 with a file of each rank. */
 static struct base_buffer what_a_node_gives(enum lie lie)
 {
-	struct zip_manifest_file files[RANKS] = { 0 };
-	struct zip_manifest_part parts[RANKS] = { 0 };
-	char file_names[RANKS][ZIP_PART_NAME_BYTES];
-	struct zip_manifest manifest = {
+	struct format_manifest_file files[RANKS] = { 0 };
+	struct format_manifest_part parts[RANKS] = { 0 };
+	char file_names[RANKS][FORMAT_PART_NAME_BYTES];
+	struct format_manifest manifest = {
 		.step = lie == OTHER_STEP ? 8 : 7,
 		.mode = IOSHAPE_MODE_EACH,
 		.rank_count = lie == OTHER_RANKS ? RANKS - 1 : RANKS,
@@ -289,11 +289,11 @@ static struct base_buffer what_a_node_gives(enum lie lie)
 
 	snprintf(manifest.attempt, sizeof(manifest.attempt), lie == OTHER_ATTEMPT ? "0b" : "0a");
 	for (uint32_t i = 0; i < RANKS; i++) {
-		zip_part_name(file_names[i], i);
-		files[i] = (struct zip_manifest_file){ file_names[i], 10, 1, false };
-		parts[i] = (struct zip_manifest_part){ .file = i, .bytes = 10, .crc32 = 1 };
+		format_part_name(file_names[i], i);
+		files[i] = (struct format_manifest_file){ file_names[i], 10, 1, false };
+		parts[i] = (struct format_manifest_part){ .file = i, .bytes = 10, .crc32 = 1 };
 	}
-	ck_assert_int_eq(zip_manifest_encode(&text, &manifest), 0);
+	ck_assert_int_eq(format_manifest_encode(&text, &manifest), 0);
 	return text;
 }
 
@@ -309,12 +309,12 @@ LOOP_TEST(protecting, what_a_node_gives_must_fit_what_rank_0_says, NO_LIE, LIES)
 		.folder = folder,
 	};
 	struct given given = { .text = what_a_node_gives((enum lie)_i) };
-	struct zip_manifest manifest = { 0 };
+	struct format_manifest manifest = { 0 };
 	struct base_error error = { 0 };
 
 	ck_assert_int_eq(read_given(&restoring, &given, &manifest, &error),
 			 _i == NO_LIE ? 0 : IOSHAPE_E_DAMAGED);
-	zip_manifest_free(&manifest);
+	format_manifest_free(&manifest);
 	base_buffer_free(&given.text);
 }
 

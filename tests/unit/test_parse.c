@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Archives of all sizes come back as they went in, and no lie about an archive is believed. */
+#include "format/layout.h"
 #include "support/archive.h"
 #include "support/check_main.h"
 #include "support/random.h"
-#include "zip/layout.h"
 
 #include <stdio.h>
 
 static const uint8_t small_data[] = "twelve bytes";
 
-static int parse_archive(struct archive *archive, struct zip_directory *directory)
+static int parse_archive(struct archive *archive, struct format_directory *directory)
 {
 	struct base_error error = { 0 };
 	int ret;
 
-	ret = zip_parse(directory, archive->bytes, archive_fetch, archive, "test.pt", &error);
+	ret = format_parse(directory, archive->bytes, archive_fetch, archive, "test.pt", &error);
 	for (uint64_t i = 0; i < directory->count && !ret; i++)
-		ret = zip_locate(directory, i, archive_fetch, archive, "test.pt", &error);
+		ret = format_locate(directory, i, archive_fetch, archive, "test.pt", &error);
 	ck_assert_msg(!ret, "%s", error.text);
 	return ret;
 }
 
-static void check_same(const struct archive *archive, const struct zip_directory *directory,
+static void check_same(const struct archive *archive, const struct format_directory *directory,
 		       size_t folder_bytes)
 {
-	const struct zip_entry *put, *got;
+	const struct format_entry *put, *got;
 	uint64_t position;
 
 	ck_assert_uint_eq(directory->count, archive->count);
@@ -38,7 +38,8 @@ static void check_same(const struct archive *archive, const struct zip_directory
 		ck_assert_uint_eq(got->bytes, put->bytes);
 		ck_assert_uint_eq(got->header_offset, put->header_offset);
 		ck_assert_uint_eq(got->data_offset, put->data_offset);
-		ck_assert(zip_names_find(directory->names, got->name, got->name_bytes, &position));
+		ck_assert(
+			format_names_find(directory->names, got->name, got->name_bytes, &position));
 		ck_assert_uint_eq(position, i);
 	}
 }
@@ -48,12 +49,12 @@ static void check_same(const struct archive *archive, const struct zip_directory
 
 static void round_trip(struct archive *archive, size_t folder_bytes)
 {
-	struct zip_directory directory;
+	struct format_directory directory;
 
 	archive_finish(archive);
 	parse_archive(archive, &directory);
 	check_same(archive, &directory, folder_bytes);
-	zip_directory_free(&directory);
+	format_directory_free(&directory);
 	archive_free(archive);
 }
 
@@ -105,12 +106,12 @@ TEST(well, offsets_around_four_gigabytes_come_back)
 
 TEST(well, any_folder_that_torch_would_make_is_read)
 {
-	char name[ZIP_MAX_FULL_NAME_BYTES + 1];
+	char name[FORMAT_MAX_FULL_NAME_BYTES + 1];
 	struct archive archive = { 0 };
 
 	memset(name, 'f', sizeof(name));
 	name[255] = '/';
-	name[ZIP_MAX_FULL_NAME_BYTES] = '\0';
+	name[FORMAT_MAX_FULL_NAME_BYTES] = '\0';
 	archive_add(&archive, name, small_data, sizeof(small_data), 64, false);
 	round_trip(&archive, 256);
 }
@@ -120,9 +121,9 @@ LOOP_TEST(well, more_records_than_sixteen_bits_count_come_back, 0, 4)
 {
 	static const uint64_t counts[] = { 65534, 65535, 65536, 100000 };
 	uint64_t count = counts[_i];
-	struct zip_entry *entries = calloc(count, sizeof(*entries));
+	struct format_entry *entries = calloc(count, sizeof(*entries));
 	struct base_buffer buffer = { 0 };
-	struct zip_directory directory;
+	struct format_directory directory;
 	struct base_error error = { 0 };
 	char *names = malloc(count * 16);
 
@@ -134,14 +135,14 @@ LOOP_TEST(well, more_records_than_sixteen_bits_count_come_back, 0, 4)
 	ck_assert_int_eq(base_buffer_reserve(&buffer, count * 40), 0);
 	memset(buffer.data, 0, count * 40);
 	buffer.bytes = count * 40;
-	ck_assert_int_eq(zip_encode_directory(&buffer, entries, count, count * 40), 0);
-	ck_assert_int_eq(zip_parse(&directory, buffer.bytes, archive_bytes_fetch,
-				   &(struct archive_bytes){ buffer.data, buffer.bytes }, "test.pt",
-				   &error),
+	ck_assert_int_eq(format_encode_directory(&buffer, entries, count, count * 40), 0);
+	ck_assert_int_eq(format_parse(&directory, buffer.bytes, archive_bytes_fetch,
+				      &(struct archive_bytes){ buffer.data, buffer.bytes },
+				      "test.pt", &error),
 			 0);
 	ck_assert_uint_eq(directory.count, count);
 	ck_assert_str_eq(directory.entries[count - 1].name, entries[count - 1].name + 2);
-	zip_directory_free(&directory);
+	format_directory_free(&directory);
 	base_buffer_free(&buffer);
 	free(names);
 	free(entries);
@@ -176,7 +177,7 @@ static void spoil_setup(struct spoilt *spoilt)
 	at = spoilt->flat + spoilt->archive.cursor;
 	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
 		spoilt->central[i] = at;
-		at += ZIP_CENTRAL_BYTES + strlen(names[i]);
+		at += FORMAT_CENTRAL_BYTES + strlen(names[i]);
 	}
 	spoilt->zip64_end = at;
 	spoilt->locator = at + ZIP64_END_BYTES;
@@ -193,21 +194,21 @@ static void spoil_teardown(struct spoilt *spoilt)
 static int spoil_parse(struct spoilt *spoilt)
 {
 	struct archive_bytes bytes = { spoilt->flat, spoilt->bytes };
-	struct zip_directory directory;
+	struct format_directory directory;
 	int ret;
 
 	memset(&spoilt->error, 0, sizeof(spoilt->error));
-	ret = zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt",
-			&spoilt->error);
+	ret = format_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt",
+			   &spoilt->error);
 	if (ret) {
 		ck_assert_ptr_null(directory.entries);
 		ck_assert_int_eq(spoilt->error.code, ret);
 		return ret;
 	}
 	for (uint64_t i = 0; i < directory.count && !ret; i++)
-		ret = zip_locate(&directory, i, archive_bytes_fetch, &bytes, "test.pt",
-				 &spoilt->error);
-	zip_directory_free(&directory);
+		ret = format_locate(&directory, i, archive_bytes_fetch, &bytes, "test.pt",
+				    &spoilt->error);
+	format_directory_free(&directory);
 	return ret;
 }
 
@@ -232,12 +233,13 @@ static struct test_case lies = { .name = "lies" };
 
 TEST(lies, impossible_numbers_in_the_end_records_are_refused)
 {
-	CHECK_FIELD(end, ZIP_END_COUNT, 2, 2, IOSHAPE_E_FORMAT); /* not that of the other field */
-	CHECK_FIELD(end, ZIP_END_DISK, 2, 1, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(end, ZIP_END_DIRECTORY_DISK, 2, 1, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(end, ZIP_END_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(end, ZIP_END_OFFSET, 4, 7, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(end, ZIP_END_COMMENT, 2, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(end, FORMAT_END_COUNT, 2, 2,
+		    IOSHAPE_E_FORMAT); /* not that of the other field */
+	CHECK_FIELD(end, FORMAT_END_DISK, 2, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(end, FORMAT_END_DIRECTORY_DISK, 2, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(end, FORMAT_END_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(end, FORMAT_END_OFFSET, 4, 7, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(end, FORMAT_END_COMMENT, 2, 1, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(locator, ZIP64_LOCATOR_OFFSET, 8, 0, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(locator, ZIP64_LOCATOR_OFFSET, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(locator, ZIP64_LOCATOR_DISK, 4, 1, IOSHAPE_E_FORMAT);
@@ -289,13 +291,14 @@ TEST(lies, a_zip64_end_record_behind_its_locator_is_refused)
 	locator = (size_t)(spoilt.locator - spoilt.flat);
 	memcpy(record, spoilt.zip64_end, sizeof(record));
 	base_put_le(record + ZIP64_END_LENGTH,
-		    -(uint64_t)(ZIP64_LOCATOR_BYTES + ZIP_END_BYTES + ZIP64_END_LENGTH_STARTS), 8);
+		    -(uint64_t)(ZIP64_LOCATOR_BYTES + FORMAT_END_BYTES + ZIP64_END_LENGTH_STARTS),
+		    8);
 	base_put_le(record + ZIP64_END_SIZE,
 		    base_get_le(record + ZIP64_END_SIZE, 8) + ZIP64_END_BYTES +
-			    ZIP64_LOCATOR_BYTES + ZIP_END_BYTES,
+			    ZIP64_LOCATOR_BYTES + FORMAT_END_BYTES,
 		    8);
-	base_put_le(spoilt.end + ZIP_END_SIZE, 0xffffffff, 4);
-	base_put_le(spoilt.end + ZIP_END_COMMENT, sizeof(record), 2);
+	base_put_le(spoilt.end + FORMAT_END_SIZE, 0xffffffff, 4);
+	base_put_le(spoilt.end + FORMAT_END_COMMENT, sizeof(record), 2);
 	at = insert(&spoilt, spoilt.flat + spoilt.bytes, record, sizeof(record));
 	base_put_le(spoilt.flat + locator + ZIP64_LOCATOR_OFFSET, (uint64_t)(at - spoilt.flat), 8);
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
@@ -312,19 +315,19 @@ TEST(lies, sizes_that_wrap_around_are_refused)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(values); i++) {
 		struct archive archive = { 0 };
-		struct zip_directory directory;
+		struct format_directory directory;
 		uint8_t *field;
 
 		archive_add(&archive, "a/b", NULL, 5 * GIB, 64, false);
 		archive_finish(&archive);
 		/* Head of the entry, name, head of the field: then the two sizes. */
-		field = archive.extents[archive.extent_count - 1].data + ZIP_CENTRAL_BYTES + 3 +
-			ZIP_FIELD_HEAD_BYTES;
+		field = archive.extents[archive.extent_count - 1].data + FORMAT_CENTRAL_BYTES + 3 +
+			FORMAT_FIELD_HEAD_BYTES;
 		ck_assert_uint_eq(base_get_le(field, 8), 5 * GIB);
 		base_put_le(field, values[i], 8);
 		base_put_le(field + 8, values[i], 8);
-		ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive,
-					   "test.pt", NULL),
+		ck_assert_int_eq(format_parse(&directory, archive.bytes, archive_fetch, &archive,
+					      "test.pt", NULL),
 				 IOSHAPE_E_DAMAGED);
 		archive_free(&archive);
 	}
@@ -339,9 +342,9 @@ TEST(lies, all_ones_without_zip64_are_refused)
 		spoil_setup(&spoilt);
 		memset(spoilt.locator, 0, 4);
 		if (i == 0)
-			base_put_le(spoilt.end + ZIP_END_COUNT - 2, 0xffffffff, 4);
+			base_put_le(spoilt.end + FORMAT_END_COUNT - 2, 0xffffffff, 4);
 		else
-			base_put_le(spoilt.end + (i == 1 ? ZIP_END_SIZE : ZIP_END_OFFSET),
+			base_put_le(spoilt.end + (i == 1 ? FORMAT_END_SIZE : FORMAT_END_OFFSET),
 				    0xffffffff, 4);
 		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 		spoil_teardown(&spoilt);
@@ -358,8 +361,8 @@ TEST(lies, huge_counts_cost_nothing_and_are_refused)
 		{ 0, IOSHAPE_E_FORMAT },
 		{ 2, IOSHAPE_E_DAMAGED },
 		{ 4, IOSHAPE_E_DAMAGED },
-		{ ZIP_MAX_RECORDS, IOSHAPE_E_DAMAGED },
-		{ ZIP_MAX_RECORDS + 1, IOSHAPE_E_LIMIT },
+		{ FORMAT_MAX_RECORDS, IOSHAPE_E_DAMAGED },
+		{ FORMAT_MAX_RECORDS + 1, IOSHAPE_E_LIMIT },
 		{ UINT64_C(1) << 60, IOSHAPE_E_LIMIT },
 		{ UINT64_MAX, IOSHAPE_E_LIMIT },
 	};
@@ -370,8 +373,8 @@ TEST(lies, huge_counts_cost_nothing_and_are_refused)
 		spoil_setup(&spoilt);
 		base_put_le(spoilt.zip64_end + ZIP64_END_DISK_COUNT, cases[i].count, 8);
 		base_put_le(spoilt.zip64_end + ZIP64_END_COUNT, cases[i].count, 8);
-		base_put_le(spoilt.end + ZIP_END_DISK_COUNT, 0xffff, 2);
-		base_put_le(spoilt.end + ZIP_END_COUNT, 0xffff, 2);
+		base_put_le(spoilt.end + FORMAT_END_DISK_COUNT, 0xffff, 2);
+		base_put_le(spoilt.end + FORMAT_END_COUNT, 0xffff, 2);
 		ck_assert_msg(spoil_parse(&spoilt) == cases[i].code, "%s", spoilt.error.text);
 		spoil_teardown(&spoilt);
 	}
@@ -382,21 +385,22 @@ TEST(lies, directories_above_the_limit_are_refused)
 {
 	struct archive archive = { 0 };
 	struct base_buffer end = { 0 };
-	struct zip_directory directory;
+	struct format_directory directory;
 	struct base_error error = { 0 };
 
-	ck_assert_int_eq(zip_encode_directory(&end, NULL, 0, 1024 * GIB), 0);
+	ck_assert_int_eq(format_encode_directory(&end, NULL, 0, 1024 * GIB), 0);
 	base_put_le(end.data + ZIP64_END_DISK_COUNT, 1000, 8);
 	base_put_le(end.data + ZIP64_END_COUNT, 1000, 8);
 	base_put_le(end.data + ZIP64_END_SIZE, 1024 * GIB, 8);
 	base_put_le(end.data + ZIP64_END_OFFSET, 0, 8);
-	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + ZIP_END_DISK_COUNT,
+	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + FORMAT_END_DISK_COUNT,
 		    0xffffffff, 4);
-	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + ZIP_END_SIZE, ALL_ONES, 8);
+	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + FORMAT_END_SIZE, ALL_ONES,
+		    8);
 	archive.bytes = 1024 * GIB + end.bytes;
 	archive_put(&archive, 1024 * GIB, &end);
-	ck_assert_msg(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt",
-				&error) == IOSHAPE_E_LIMIT,
+	ck_assert_msg(format_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt",
+				   &error) == IOSHAPE_E_LIMIT,
 		      "%s", error.text);
 	archive_free(&archive);
 }
@@ -404,21 +408,21 @@ TEST(lies, directories_above_the_limit_are_refused)
 TEST(lies, impossible_numbers_in_the_directory_are_refused)
 {
 	CHECK_FIELD(central[0], 0, 4, 0, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_PACKED, 4, 7, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_PACKED, 4, 7, IOSHAPE_E_DAMAGED);
 	/* All ones refer to a zip64 field that is not there. */
-	CHECK_FIELD(central[1], ZIP_CENTRAL_PACKED, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_OFFSET, 4, ALL_ONES, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_DISK, 2, ALL_ONES, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_DISK, 2, 1, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_OFFSET, 4, 0xfffffff0, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_OFFSET, 4, 0, IOSHAPE_E_DAMAGED); /* overlaps */
-	CHECK_FIELD(central[1], ZIP_CENTRAL_OFFSET, 4, 60, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_NAME, 2, 0, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_NAME, 2, 0xffff, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_EXTRA, 2, 1, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_COMMENT, 2, 0xffff, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[2], ZIP_CENTRAL_COMMENT, 2, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_PACKED, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_DISK, 2, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_DISK, 2, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, 0xfffffff0, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, 0, IOSHAPE_E_DAMAGED); /* overlaps */
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_OFFSET, 4, 60, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_NAME, 2, 0, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_NAME, 2, 0xffff, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_EXTRA, 2, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_COMMENT, 2, 0xffff, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[2], FORMAT_CENTRAL_COMMENT, 2, 1, IOSHAPE_E_DAMAGED);
 }
 
 TEST(lies, what_we_do_not_read_is_said)
@@ -426,18 +430,18 @@ TEST(lies, what_we_do_not_read_is_said)
 	struct spoilt archive;
 
 	spoil_setup(&archive);
-	base_put_le(archive.central[1] + ZIP_CENTRAL_METHOD, 8, 2);
-	base_put_le(archive.central[1] + ZIP_CENTRAL_PACKED, 1, 4);
+	base_put_le(archive.central[1] + FORMAT_CENTRAL_METHOD, 8, 2);
+	base_put_le(archive.central[1] + FORMAT_CENTRAL_PACKED, 1, 4);
 	ck_assert_int_eq(spoil_parse(&archive), IOSHAPE_E_FORMAT);
 	spoil_teardown(&archive);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0809, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0848, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x2808, IOSHAPE_E_FORMAT);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0828, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_FLAGS, 2, 0x0809, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_FLAGS, 2, 0x0848, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_FLAGS, 2, 0x2808, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_FLAGS, 2, 0x0828, IOSHAPE_E_FORMAT);
 	/* Torch would read rubbish, or nothing at all, without noticing. */
-	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 8, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 1, IOSHAPE_E_DAMAGED);
-	CHECK_FIELD(central[1], ZIP_CENTRAL_ATTRIBUTES, 4, 0x10, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_METHOD, 2, 8, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_METHOD, 2, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], FORMAT_CENTRAL_ATTRIBUTES, 4, 0x10, IOSHAPE_E_DAMAGED);
 }
 
 TEST(lies, records_that_overlap_are_refused)
@@ -448,11 +452,11 @@ TEST(lies, records_that_overlap_are_refused)
 		uint64_t limit, least;
 
 		spoil_setup(&spoilt);
-		least = spoilt.archive.entries[i].header_offset + ZIP_LOCAL_BYTES +
+		least = spoilt.archive.entries[i].header_offset + FORMAT_LOCAL_BYTES +
 			spoilt.archive.entries[i].name_bytes;
 		limit = i < 2 ? spoilt.archive.entries[i + 1].header_offset : spoilt.archive.cursor;
-		base_put_le(spoilt.central[i] + ZIP_CENTRAL_PACKED, limit - least + 1, 4);
-		base_put_le(spoilt.central[i] + ZIP_CENTRAL_SIZE, limit - least + 1, 4);
+		base_put_le(spoilt.central[i] + FORMAT_CENTRAL_PACKED, limit - least + 1, 4);
+		base_put_le(spoilt.central[i] + FORMAT_CENTRAL_SIZE, limit - least + 1, 4);
 		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 		spoil_teardown(&spoilt);
 	}
@@ -466,13 +470,13 @@ TEST(lies, local_headers_that_do_not_match_are_refused)
 		uint64_t value;
 	} cases[] = {
 		{ 0, 4, 0 },
-		{ ZIP_LOCAL_NAME, 2, 13 },
-		{ ZIP_LOCAL_EXTRA, 2, 0xffff },
-		{ ZIP_LOCAL_EXTRA, 2, 100 }, /* reaches into the next record */
-		{ ZIP_LOCAL_BYTES, 1, 'b' },
-		{ ZIP_LOCAL_METHOD, 2, 8 },
-		{ ZIP_LOCAL_FLAGS, 2, 0x0809 },
-		{ ZIP_LOCAL_FLAGS, 2, 0x0800 }, /* then its sizes should be true */
+		{ FORMAT_LOCAL_NAME, 2, 13 },
+		{ FORMAT_LOCAL_EXTRA, 2, 0xffff },
+		{ FORMAT_LOCAL_EXTRA, 2, 100 }, /* reaches into the next record */
+		{ FORMAT_LOCAL_BYTES, 1, 'b' },
+		{ FORMAT_LOCAL_METHOD, 2, 8 },
+		{ FORMAT_LOCAL_FLAGS, 2, 0x0809 },
+		{ FORMAT_LOCAL_FLAGS, 2, 0x0800 }, /* then its sizes should be true */
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
@@ -489,23 +493,23 @@ TEST(lies, local_headers_that_do_not_match_are_refused)
 static int parse_names(const char *first, const char *second)
 {
 	struct archive archive = { 0 };
-	struct zip_directory directory;
+	struct format_directory directory;
 	struct base_error error = { 0 };
 	int ret;
 
 	archive_add(&archive, first, small_data, sizeof(small_data), 64, false);
 	archive_add(&archive, second, small_data, sizeof(small_data), 64, false);
 	archive_finish(&archive);
-	ret = zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", &error);
+	ret = format_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", &error);
 	if (!ret)
-		zip_directory_free(&directory);
+		format_directory_free(&directory);
 	archive_free(&archive);
 	return ret;
 }
 
 TEST(lies, names_have_to_make_sense)
 {
-	char too_long[ZIP_MAX_FULL_NAME_BYTES + 1];
+	char too_long[FORMAT_MAX_FULL_NAME_BYTES + 1];
 
 	memset(too_long, 'n', sizeof(too_long));
 	too_long[1] = '/';
@@ -527,7 +531,7 @@ TEST(lies, names_have_to_make_sense)
 TEST(well, empty_folders_of_repacking_tools_are_no_records)
 {
 	struct archive archive = { 0 };
-	struct zip_directory directory;
+	struct format_directory directory;
 
 	archive_add(&archive, "a/", "", 0, 1, false);
 	archive_add(&archive, "a/data.pkl", small_data, sizeof(small_data), 64, false);
@@ -538,7 +542,7 @@ TEST(well, empty_folders_of_repacking_tools_are_no_records)
 	ck_assert_uint_eq(directory.count, 2);
 	ck_assert_str_eq(directory.entries[0].name, "data.pkl");
 	ck_assert_str_eq(directory.entries[1].name, "data/0");
-	zip_directory_free(&directory);
+	format_directory_free(&directory);
 	archive_free(&archive);
 
 	/* Yet they have their say about the folder, and alone they are no archive. */
@@ -548,8 +552,8 @@ TEST(well, empty_folders_of_repacking_tools_are_no_records)
 			archive_add(&archive, "b/data.pkl", small_data, sizeof(small_data), 64,
 				    false);
 		archive_finish(&archive);
-		ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive,
-					   "test.pt", NULL),
+		ck_assert_int_eq(format_parse(&directory, archive.bytes, archive_fetch, &archive,
+					      "test.pt", NULL),
 				 IOSHAPE_E_FORMAT);
 		archive_free(&archive);
 	}
@@ -559,8 +563,8 @@ TEST(well, empty_folders_of_repacking_tools_are_no_records)
 TEST(well, the_directory_may_have_another_order_than_the_file)
 {
 	struct archive archive = { 0 };
-	struct zip_directory directory;
-	struct zip_entry swap;
+	struct format_directory directory;
+	struct format_entry swap;
 	char name[32];
 
 	for (unsigned i = 0; i < 10; i++) {
@@ -576,20 +580,20 @@ TEST(well, the_directory_may_have_another_order_than_the_file)
 	parse_archive(&archive, &directory);
 	check_same(&archive, &directory, 2);
 	for (uint64_t i = 0; i < 10; i++) {
-		const struct zip_entry *entry = &directory.entries[i];
+		const struct format_entry *entry = &directory.entries[i];
 
-		ck_assert(zip_data_fits(&directory, i, entry->data_offset));
-		ck_assert(!zip_data_fits(&directory, i, entry->header_offset + 30));
-		ck_assert(!zip_data_fits(&directory, i, entry->data_offset + 200));
-		ck_assert(!zip_data_fits(&directory, i, UINT64_MAX));
+		ck_assert(format_data_fits(&directory, i, entry->data_offset));
+		ck_assert(!format_data_fits(&directory, i, entry->header_offset + 30));
+		ck_assert(!format_data_fits(&directory, i, entry->data_offset + 200));
+		ck_assert(!format_data_fits(&directory, i, UINT64_MAX));
 	}
-	zip_directory_free(&directory);
+	format_directory_free(&directory);
 	/* The last of the file, first in the directory, reaches into the directory. */
 	archive.entries[0].bytes = 200;
 	archive.extents[archive.extent_count - 1].bytes = 0;
 	archive_finish(&archive);
 	ck_assert_int_eq(
-		zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
+		format_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
 		IOSHAPE_E_DAMAGED);
 	archive_free(&archive);
 }
@@ -626,7 +630,7 @@ TEST(ends_case, appended_bytes_are_refused_and_comments_are_not)
 		memset(spoilt.flat + spoilt.bytes, 'P', lengths[i]);
 		spoilt.bytes += lengths[i];
 		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
-		base_put_le(spoilt.flat + end + ZIP_END_COMMENT, lengths[i], 2);
+		base_put_le(spoilt.flat + end + FORMAT_END_COMMENT, lengths[i], 2);
 		ck_assert_msg(spoil_parse(&spoilt) == 0, "%s", spoilt.error.text);
 		spoil_teardown(&spoilt);
 	}
@@ -639,8 +643,8 @@ TEST(ends_case, a_comment_with_another_end_record_is_refused)
 	uint8_t comment[40] = { 0 };
 
 	spoil_setup(&spoilt);
-	base_put_le(spoilt.end + ZIP_END_COMMENT, sizeof(comment), 2);
-	memcpy(comment + 5, spoilt.end, ZIP_END_BYTES);
+	base_put_le(spoilt.end + FORMAT_END_COMMENT, sizeof(comment), 2);
+	memcpy(comment + 5, spoilt.end, FORMAT_END_BYTES);
 	insert(&spoilt, spoilt.flat + spoilt.bytes, comment, sizeof(comment));
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 	spoil_teardown(&spoilt);
@@ -676,10 +680,10 @@ TEST(ends_case, other_kinds_of_files_are_recognised)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
 		struct archive_bytes bytes = { (const uint8_t *)cases[i].bytes, cases[i].length };
-		struct zip_directory directory;
+		struct format_directory directory;
 
-		ck_assert_int_eq(zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes,
-					   "test.pt", NULL),
+		ck_assert_int_eq(format_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes,
+					      "test.pt", NULL),
 				 IOSHAPE_E_FORMAT);
 	}
 }
@@ -687,10 +691,10 @@ TEST(ends_case, other_kinds_of_files_are_recognised)
 TEST(ends_case, a_pickle_of_old_torch_is_explained_wording)
 {
 	struct archive_bytes bytes = { (const uint8_t *)"\x80\x02\x8a\nl\xfc", 6 };
-	struct zip_directory directory;
+	struct format_directory directory;
 	struct base_error error = { 0 };
 
-	zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt", &error);
+	format_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt", &error);
 	ck_assert_str_eq(error.sentence, "cannot load \"test.pt\": it is a torch file of the old "
 					 "kind, from before torch 1.6");
 	ck_assert_str_eq(error.remedy, "load it with torch.load() and save it again");
@@ -710,12 +714,13 @@ static int failing_fetch(void *user, uint64_t offset, void *into, size_t bytes)
 TEST(ends_case, failed_reads_are_reported_as_such)
 {
 	for (unsigned nth = 0; nth < 2; nth++) {
-		struct zip_directory directory;
+		struct format_directory directory;
 		struct base_error error = { 0 };
 		unsigned left = nth;
 
 		ck_assert_int_eq(
-			zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", &error), -EIO);
+			format_parse(&directory, 1000, failing_fetch, &left, "test.pt", &error),
+			-EIO);
 		ck_assert_int_eq(error.code, -EIO);
 	}
 }
@@ -732,15 +737,15 @@ TEST(encoding, a_header_is_to_the_byte_that_of_torch)
 		"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
 		"\x0a\0\x18\0m/data.pklFB\x14\0ZZZZZZZZZZZZZZZZZZZ";
 	struct base_buffer out = { 0 };
-	struct zip_place place;
+	struct format_place place;
 
-	ck_assert_int_eq(zip_place_record(0, 10, 296, 64, &place), 0);
-	ck_assert_int_eq(zip_encode_header(&out, "m/data.pkl", &place, 296), 0);
+	ck_assert_int_eq(format_place_record(0, 10, 296, 64, &place), 0);
+	ck_assert_int_eq(format_encode_header(&out, "m/data.pkl", &place, 296), 0);
 	ck_assert_uint_eq(out.bytes, 64);
 	ck_assert_mem_eq(out.data, expected, 63);
 	ck_assert_uint_eq(out.data[63], 'Z');
 	out.bytes = 0;
-	ck_assert_int_eq(zip_encode_descriptor(&out, 0x297ec914, 296, false), 0);
+	ck_assert_int_eq(format_encode_descriptor(&out, 0x297ec914, 296, false), 0);
 	ck_assert_uint_eq(out.bytes, 16);
 	ck_assert_mem_eq(out.data, "PK\x07\x08\x14\xc9\x7e\x29\x28\x01\0\0\x28\x01\0\0", 16);
 	base_buffer_free(&out);
@@ -749,9 +754,9 @@ TEST(encoding, a_header_is_to_the_byte_that_of_torch)
 /* Whatever the directory says of a record is part of its checksum; the folder's name is not. */
 TEST(encoding, the_checksum_of_a_directory_covers_every_field)
 {
-	const struct zip_entry entry = { (char *)(uintptr_t) "x/data/0", 8, 1, 2, 3, 4 };
-	struct zip_entry changed[] = { entry, entry, entry, entry, entry, entry };
-	uint32_t crc = zip_directory_crc32(&entry, 1, 2);
+	const struct format_entry entry = { (char *)(uintptr_t) "x/data/0", 8, 1, 2, 3, 4 };
+	struct format_entry changed[] = { entry, entry, entry, entry, entry, entry };
+	uint32_t crc = format_directory_crc32(&entry, 1, 2);
 
 	changed[0].name = (char *)(uintptr_t) "x/data/1";
 	changed[1].name_bytes--;
@@ -759,11 +764,11 @@ TEST(encoding, the_checksum_of_a_directory_covers_every_field)
 	changed[3].bytes++;
 	changed[4].header_offset++;
 	for (size_t i = 0; i < 5; i++)
-		ck_assert_uint_ne(zip_directory_crc32(&changed[i], 1, 2), crc);
-	ck_assert_uint_ne(zip_directory_crc32(changed + 5, 0, 2), crc);
+		ck_assert_uint_ne(format_directory_crc32(&changed[i], 1, 2), crc);
+	ck_assert_uint_ne(format_directory_crc32(changed + 5, 0, 2), crc);
 	changed[5].name = (char *)(uintptr_t) "folder/data/0";
 	changed[5].name_bytes = 13;
-	ck_assert_uint_eq(zip_directory_crc32(&changed[5], 1, 7), crc);
+	ck_assert_uint_eq(format_directory_crc32(&changed[5], 1, 7), crc);
 }
 
 int main(void)

@@ -4,9 +4,9 @@
  * against what torch itself writes, and against the rules of pickle.
  */
 #define _GNU_SOURCE
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
-#include "zip/zip.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -21,14 +21,14 @@
 
 static struct base_buffer pickle_of(const struct ioshape_tensor *tensors, size_t count)
 {
-	struct zip_layout *layouts = calloc(count + 1, sizeof(*layouts));
+	struct format_layout *layouts = calloc(count + 1, sizeof(*layouts));
 	struct base_buffer out = { 0 };
 
 	for (size_t i = 0; i < count; i++) {
 		layouts[i].strides = calloc(tensors[i].dims + 1, sizeof(int64_t));
-		REQUIRE(!zip_layout_tensor(&tensors[i], &layouts[i], NULL));
+		REQUIRE(!format_layout_tensor(&tensors[i], &layouts[i], NULL));
 	}
-	ck_assert_int_eq(zip_pickle_tensors(&out, tensors, layouts, count), 0);
+	ck_assert_int_eq(format_pickle_tensors(&out, tensors, layouts, count), 0);
 	for (size_t i = 0; i < count; i++)
 		free(layouts[i].strides);
 	free(layouts);
@@ -308,7 +308,7 @@ TEST(tests_case, without_memory_nothing_is_appended)
 {
 	char(*names)[48] = calloc(300, sizeof(*names));
 	struct ioshape_tensor *tensors = many_tensors(300, names);
-	struct zip_layout *layouts = calloc(300, sizeof(*layouts));
+	struct format_layout *layouts = calloc(300, sizeof(*layouts));
 	struct base_buffer out = { 0 };
 	int64_t strides[4];
 	unsigned long nth;
@@ -316,12 +316,12 @@ TEST(tests_case, without_memory_nothing_is_appended)
 
 	for (size_t i = 0; i < 300; i++) {
 		layouts[i].strides = strides;
-		REQUIRE(!zip_layout_tensor(&tensors[i], &layouts[i], NULL));
+		REQUIRE(!format_layout_tensor(&tensors[i], &layouts[i], NULL));
 	}
 	base_buffer_append(&out, "before", 6);
 	for (nth = 1; ret; nth++) {
 		fail_memory_at(nth);
-		ret = zip_pickle_tensors(&out, tensors, layouts, 300);
+		ret = format_pickle_tensors(&out, tensors, layouts, 300);
 		fail_memory_at(0);
 		ck_assert(ret == 0 || ret == -ENOMEM);
 		if (ret)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where records lie: compared with a search for the first offset that meets the rules. */
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/scratch.h"
-#include "zip/zip.h"
 
 #include <errno.h>
 
@@ -22,16 +22,16 @@ static void check_place(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 {
 	bool zip64 = bytes >= 0xffffffffu;
 	uint64_t data = first_aligned(cursor, name_bytes, zip64, alignment);
-	struct zip_place place;
+	struct format_place place;
 
-	ck_assert_int_eq(zip_place_record(cursor, name_bytes, bytes, alignment, &place), 0);
+	ck_assert_int_eq(format_place_record(cursor, name_bytes, bytes, alignment, &place), 0);
 	ck_assert_uint_eq(place.header_offset, cursor);
 	ck_assert_uint_eq(place.data_offset, data);
 	ck_assert_uint_eq(place.header_bytes, data - cursor);
 	ck_assert(place.zip64 == zip64);
 	/* What follows the header's name has to fit a u16. */
 	ck_assert_uint_le(place.header_bytes - 30 - name_bytes, 0xffff);
-	if (bytes == ZIP_UNKNOWN_BYTES) {
+	if (bytes == FORMAT_UNKNOWN_BYTES) {
 		ck_assert_uint_eq(place.descriptor_offset, data);
 		ck_assert_uint_eq(place.end, data);
 	} else {
@@ -54,7 +54,7 @@ TEST(tests, plans_at_the_edges_of_four_gigabytes_are_right)
 {
 	static const uint64_t sizes[] = {
 		0,           1,           0xfffffffe,        0xffffffff,
-		0x100000000, 0x100000001, UINT64_C(1) << 50, ZIP_UNKNOWN_BYTES
+		0x100000000, 0x100000001, UINT64_C(1) << 50, FORMAT_UNKNOWN_BYTES
 	};
 	static const uint64_t cursors[] = { 0,          1,           0xfffffffe,
 					    0xffffffff, 0x100000000, (UINT64_C(1) << 60) + 3 };
@@ -72,7 +72,7 @@ TEST(tests, random_plans_are_right)
 	for (unsigned i = 0; i < scratch_rounds(20000); i++) {
 		uint64_t cursor = test_random(&seed) >> (2 + test_random_below(&seed, 60));
 		uint64_t bytes = test_random(&seed) >> (2 + test_random_below(&seed, 61));
-		size_t name = 1 + test_random_below(&seed, ZIP_MAX_FULL_NAME_BYTES);
+		size_t name = 1 + test_random_below(&seed, FORMAT_MAX_FULL_NAME_BYTES);
 
 		check_place(cursor, name, bytes, 1u << test_random_below(&seed, 13));
 	}
@@ -94,32 +94,32 @@ TEST(tests, impossible_records_are_refused)
 		{ UINT64_MAX, 8, 0, 64, IOSHAPE_E_LIMIT },
 		{ 0, 8, MOST, 64, IOSHAPE_E_LIMIT },
 		{ 0, 8, UINT64_MAX - 1, 64, IOSHAPE_E_LIMIT },
-		{ MOST - 100, 8, ZIP_UNKNOWN_BYTES, 4096, IOSHAPE_E_LIMIT },
+		{ MOST - 100, 8, FORMAT_UNKNOWN_BYTES, 4096, IOSHAPE_E_LIMIT },
 		/* The largest that there is: 64 bytes of header, 24 of descriptor. */
 		{ 0, 8, MOST - 64 - 24, 64, 0 },
 		{ 0, 8, MOST - 64 - 23, 64, IOSHAPE_E_LIMIT },
 		{ 0, 0, 1, 64, IOSHAPE_E_LIMIT },
-		{ 0, ZIP_MAX_FULL_NAME_BYTES, 1, 64, 0 },
-		{ 0, ZIP_MAX_FULL_NAME_BYTES + 1, 1, 64, IOSHAPE_E_LIMIT },
+		{ 0, FORMAT_MAX_FULL_NAME_BYTES, 1, 64, 0 },
+		{ 0, FORMAT_MAX_FULL_NAME_BYTES + 1, 1, 64, IOSHAPE_E_LIMIT },
 		{ 0, 8, 1, 0, -EINVAL },
 		{ 0, 8, 1, 63, -EINVAL },
 		{ 0, 8, 1, 8192, -EINVAL },
 		{ 0, 8, 1, UINT32_MAX, -EINVAL },
 	};
-	struct zip_place place;
+	struct format_place place;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
-		ck_assert_int_eq(zip_place_record(cases[i].cursor, cases[i].name_bytes,
-						  cases[i].bytes, cases[i].alignment, &place),
+		ck_assert_int_eq(format_place_record(cases[i].cursor, cases[i].name_bytes,
+						     cases[i].bytes, cases[i].alignment, &place),
 				 cases[i].code);
 }
 
 static void check_member(uint64_t cursor, size_t name_bytes, uint64_t alignment)
 {
 	const uint64_t header_bytes = 30 + name_bytes + 20 + 4;
-	struct zip_place place;
+	struct format_place place;
 
-	ck_assert_int_eq(zip_place_member(cursor, name_bytes, alignment, &place), 0);
+	ck_assert_int_eq(format_place_member(cursor, name_bytes, alignment, &place), 0);
 	ck_assert(place.zip64);
 	ck_assert_uint_eq(place.data_offset % alignment, 0);
 	ck_assert_uint_eq(place.header_bytes, header_bytes);
@@ -138,11 +138,11 @@ TEST(tests, members_begin_on_the_next_boundary_that_leaves_room)
 		for (uint64_t near = 0; near < 200; near++)
 			check_member(alignments[i] - 100 + near, 13, alignments[i]);
 		check_member(0, 1, alignments[i]);
-		check_member(0, ZIP_MAX_FULL_NAME_BYTES, alignments[i]);
+		check_member(0, FORMAT_MAX_FULL_NAME_BYTES, alignments[i]);
 	}
 	for (unsigned i = 0; i < scratch_rounds(20000); i++)
 		check_member(test_random(&seed) >> (2 + test_random_below(&seed, 60)),
-			     1 + test_random_below(&seed, ZIP_MAX_FULL_NAME_BYTES),
+			     1 + test_random_below(&seed, FORMAT_MAX_FULL_NAME_BYTES),
 			     4096 * (1 + test_random_below(&seed, MIB)));
 }
 
@@ -159,26 +159,26 @@ TEST(tests, impossible_members_are_refused)
 		{ MOST - 4 * GIB, 8, 4 * GIB, IOSHAPE_E_LIMIT },
 		{ MOST - 8192, 8, 4096, 0 },
 		{ 0, 0, 4096, IOSHAPE_E_LIMIT },
-		{ 0, ZIP_MAX_FULL_NAME_BYTES + 1, 4096, IOSHAPE_E_LIMIT },
+		{ 0, FORMAT_MAX_FULL_NAME_BYTES + 1, 4096, IOSHAPE_E_LIMIT },
 		{ 0, 8, 0, -EINVAL },
 		{ 0, 8, 64, -EINVAL },
 		{ 0, 8, 4097, -EINVAL },
 		{ 0, 8, 4 * GIB + 4096, -EINVAL },
 	};
-	struct zip_place place;
+	struct format_place place;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
-		ck_assert_int_eq(zip_place_member(cases[i].cursor, cases[i].name_bytes,
-						  cases[i].alignment, &place),
+		ck_assert_int_eq(format_place_member(cases[i].cursor, cases[i].name_bytes,
+						     cases[i].alignment, &place),
 				 cases[i].code);
 }
 
 TEST(tests, large_records_begin_on_pages_and_small_ones_on_cache_lines)
 {
-	ck_assert_uint_eq(zip_default_alignment(0), 64);
-	ck_assert_uint_eq(zip_default_alignment(256 * KIB - 1), 64);
-	ck_assert_uint_eq(zip_default_alignment(256 * KIB), 4096);
-	ck_assert_uint_eq(zip_default_alignment(ZIP_UNKNOWN_BYTES), 4096);
+	ck_assert_uint_eq(format_default_alignment(0), 64);
+	ck_assert_uint_eq(format_default_alignment(256 * KIB - 1), 64);
+	ck_assert_uint_eq(format_default_alignment(256 * KIB), 4096);
+	ck_assert_uint_eq(format_default_alignment(FORMAT_UNKNOWN_BYTES), 4096);
 }
 
 int main(void)

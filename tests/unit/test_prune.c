@@ -177,7 +177,7 @@ TEST(pruning, one_that_somebody_reads_stays)
 
 TEST(pruning, attempts_of_the_dead_go_as_well)
 {
-	char here[RING_DOMAIN_BYTES];
+	char here[IO_DOMAIN_BYTES];
 
 	save_some(2);
 	ck_assert_int_eq(rename(PLACE(1), "runs/.step-0000000001.01234567-00000000-"
@@ -188,7 +188,7 @@ TEST(pruning, attempts_of_the_dead_go_as_well)
 	scratch_remove("runs/.step-0000000001.01234567-00000000-0123456789abcdef");
 	ck_assert_int_eq(mkdir("runs/x", 0777), 0);
 	domain_of(".", here);
-	if (strcmp(here, RING_NOWHERE)) {
+	if (strcmp(here, IO_NOWHERE)) {
 		char name[128];
 
 		snprintf(name, sizeof(name), "runs/.step-0000000001.01234567-%s-0123456789abcdef",

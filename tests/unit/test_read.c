@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading pieces of files, against pread. */
 #define _GNU_SOURCE
-#include "ring/queue.h"
+#include "io/queue.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/scratch.h"
@@ -33,10 +33,10 @@ static uint64_t base;
 
 static uint8_t *data, *into;
 static size_t file_bytes; /* of the part */
-static struct ring_lane *lane;
-static struct ring_input input;
+static struct io_lane *lane;
+static struct io_input input;
 static struct base_error error;
-static struct ring_piece pieces[MOST_PIECES];
+static struct io_piece pieces[MOST_PIECES];
 static unsigned descriptors_before;
 
 static void write_file(void)
@@ -118,21 +118,21 @@ static void set_cache(const char *path, enum cache cache)
 
 static void begin(enum ioshape_engine engine, enum ioshape_direct direct)
 {
-	struct ring_config config = {
+	struct io_config config = {
 		.engine = engine, .direct = direct, .block_bytes = BLOCK, .depth = 4, .threads = 3
 	};
 
 	memset(&error, 0, sizeof(error));
-	ck_assert_msg(!ring_lane_open(&lane, &config, &error), "%s", error.text);
-	ck_assert_msg(!ring_input_open(&input, scratch_path("file"), base, base ? file_bytes : 0,
-				       direct, &error),
+	ck_assert_msg(!io_lane_open(&lane, &config, &error), "%s", error.text);
+	ck_assert_msg(!io_input_open(&input, scratch_path("file"), base, base ? file_bytes : 0,
+				     direct, &error),
 		      "%s", error.text);
 }
 
 static void end(void)
 {
-	ring_input_close(&input);
-	ring_lane_close(lane);
+	io_input_close(&input);
+	io_lane_close(lane);
 }
 
 /* What nobody asked to be read into is as it was. */
@@ -153,10 +153,10 @@ static void read_and_compare(size_t count)
 	memset(into, 0x99, file_bytes);
 	for (size_t i = 0; i < count; i++)
 		pieces[i].crc = 0xdeadbeef;
-	ret = ring_read(lane, &input, pieces, count, NULL, NULL, &error);
+	ret = io_read(lane, &input, pieces, count, NULL, NULL, &error);
 	ck_assert_msg(!ret, "%s", error.text);
 	for (size_t i = 0; i < count; i++) {
-		struct ring_piece *piece = &pieces[i];
+		struct io_piece *piece = &pieces[i];
 
 		if (piece->into && memcmp(piece->into, data + piece->offset, piece->bytes) != 0)
 			ck_abort_msg("piece %zu of %zu: %llu bytes at %llu differ", i, count,
@@ -181,7 +181,7 @@ static size_t make_pieces(uint64_t *state, size_t most_pieces, uint64_t most, ui
 	size_t count = 0;
 
 	while (count < most_pieces) {
-		struct ring_piece *piece = &pieces[count];
+		struct io_piece *piece = &pieces[count];
 		uint64_t bytes = test_random_below(state, most + 1);
 
 		if (!test_random_below(state, 8))
@@ -190,7 +190,7 @@ static size_t make_pieces(uint64_t *state, size_t most_pieces, uint64_t most, ui
 			bytes = bytes / 4096 * 4096;
 		if (at + bytes > file_bytes)
 			break;
-		*piece = (struct ring_piece){ .offset = at, .bytes = bytes, .into = into + at };
+		*piece = (struct io_piece){ .offset = at, .bytes = bytes, .into = into + at };
 		piece->want_crc = test_random_below(state, 2);
 		if (!test_random_below(state, 5)) {
 			piece->into = NULL;
@@ -235,7 +235,7 @@ START_TEST(the_whole_file_in_one_piece)
 {
 	set_cache(scratch_path("file"), (enum cache)(_i / 3));
 	begin(engines[_i % 3], _i % 3 == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
-	pieces[0] = (struct ring_piece){ .bytes = file_bytes, .into = into, .want_crc = true };
+	pieces[0] = (struct io_piece){ .bytes = file_bytes, .into = into, .want_crc = true };
 	read_and_compare(1);
 	pieces[0].into = NULL;
 	read_and_compare(1);
@@ -256,10 +256,10 @@ START_TEST(the_last_bytes_of_a_file_are_read)
 			set_cache(scratch_path("file"), _i / 3 ? COLD : WARM);
 			begin(engines[_i % 3],
 			      _i % 3 == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
-			pieces[0] = (struct ring_piece){ .offset = bytes - tail,
-							 .bytes = tail,
-							 .into = into,
-							 .want_crc = true };
+			pieces[0] = (struct io_piece){ .offset = bytes - tail,
+						       .bytes = tail,
+						       .into = into,
+						       .want_crc = true };
 			read_and_compare(1);
 			end();
 		}
@@ -275,12 +275,12 @@ START_TEST(pieces_without_bytes_are_read_too)
 	for (int i = 0; i < 2; i++) {
 		set_cache(scratch_path("file"), i ? COLD : WARM);
 		begin(engines[_i], _i == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
-		ck_assert_int_eq(ring_read(lane, &input, pieces, 0, NULL, NULL, &error), 0);
+		ck_assert_int_eq(io_read(lane, &input, pieces, 0, NULL, NULL, &error), 0);
 		for (size_t k = 0; k < ARRAY_LENGTH(offsets); k++)
-			pieces[k] = (struct ring_piece){ .offset = offsets[k], .want_crc = true };
+			pieces[k] = (struct io_piece){ .offset = offsets[k], .want_crc = true };
 		read_and_compare(ARRAY_LENGTH(offsets));
 		/* And around one that has some. */
-		pieces[3] = (struct ring_piece){ .offset = 100, .bytes = 3 * BLOCK, .into = into };
+		pieces[3] = (struct io_piece){ .offset = 100, .bytes = 3 * BLOCK, .into = into };
 		pieces[4].offset = 100 + 3 * BLOCK;
 		read_and_compare(ARRAY_LENGTH(offsets));
 		end();
@@ -297,10 +297,10 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 			ck_assert_int_eq(truncate(scratch_path("file"), (off_t)left), 0);
 			set_cache(scratch_path("file"), cold ? COLD : WARM);
 			for (size_t k = 0; k < 8; k++)
-				pieces[k] = (struct ring_piece){ .offset = k * 256 * KIB,
-								 .bytes = 256 * KIB,
-								 .into = into + k * 256 * KIB };
-			ck_assert_int_eq(ring_read(lane, &input, pieces, 8, NULL, NULL, &error),
+				pieces[k] = (struct io_piece){ .offset = k * 256 * KIB,
+							       .bytes = 256 * KIB,
+							       .into = into + k * 256 * KIB };
+			ck_assert_int_eq(io_read(lane, &input, pieces, 8, NULL, NULL, &error),
 					 IOSHAPE_E_DAMAGED);
 			/* The lane is as good as before. */
 			write_file();
@@ -315,15 +315,13 @@ END_TEST
 START_TEST(exactly_so_many_bytes_or_damaged)
 {
 	begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	ck_assert_int_eq(ring_input_get(&input, 77, into, 1000, &error), 0);
+	ck_assert_int_eq(io_input_get(&input, 77, into, 1000, &error), 0);
 	ck_assert_mem_eq(into, data + 77, 1000);
-	ck_assert_int_eq(ring_input_get(&input, file_bytes, into, 0, &error), 0);
-	ck_assert_int_eq(ring_input_get(&input, file_bytes - 5, into, 5, &error), 0);
-	ck_assert_int_eq(ring_input_get(&input, file_bytes - 5, into, 6, &error),
-			 IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(io_input_get(&input, file_bytes, into, 0, &error), 0);
+	ck_assert_int_eq(io_input_get(&input, file_bytes - 5, into, 5, &error), 0);
+	ck_assert_int_eq(io_input_get(&input, file_bytes - 5, into, 6, &error), IOSHAPE_E_DAMAGED);
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(ring_input_get(&input, file_bytes + 1, into, 1, &error),
-			 IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(io_input_get(&input, file_bytes + 1, into, 1, &error), IOSHAPE_E_DAMAGED);
 	end();
 }
 END_TEST
@@ -356,10 +354,10 @@ START_TEST(reading_can_be_stopped_at_any_call)
 		set_cache(scratch_path("file"), _i ? COLD : WARM);
 		begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 		for (size_t k = 0; k < 36; k++)
-			pieces[k] = (struct ring_piece){ .offset = k * 256 * KIB,
-							 .bytes = 256 * KIB,
-							 .into = into + k * 256 * KIB };
-		ret = ring_read(lane, &input, pieces, 36, note_progress, &told, &error);
+			pieces[k] = (struct io_piece){ .offset = k * 256 * KIB,
+						       .bytes = 256 * KIB,
+						       .into = into + k * 256 * KIB };
+		ret = io_read(lane, &input, pieces, 36, note_progress, &told, &error);
 		ck_assert_int_eq(ret, told.calls >= nth ? -ECANCELED : 0);
 		ck_assert_uint_le(told.calls, nth);
 		ck_assert_uint_ge(told.calls, 1);
@@ -378,17 +376,17 @@ START_TEST(nothing_around_a_part_is_ever_read)
 	set_cache(scratch_path("file"), _i / 3 ? COLD : WARM);
 	ck_assert_uint_eq(input.bytes, file_bytes);
 	for (size_t i = 0; i < ARRAY_LENGTH(ends); i++) {
-		pieces[0] = (struct ring_piece){ .offset = file_bytes - BLOCK,
-						 .bytes = BLOCK + ends[i],
-						 .into = into };
+		pieces[0] = (struct io_piece){ .offset = file_bytes - BLOCK,
+					       .bytes = BLOCK + ends[i],
+					       .into = into };
 		memset(&error, 0, sizeof(error));
-		ck_assert_int_eq(ring_read(lane, &input, pieces, 1, NULL, NULL, &error),
+		ck_assert_int_eq(io_read(lane, &input, pieces, 1, NULL, NULL, &error),
 				 IOSHAPE_E_DAMAGED);
 		ck_assert_uint_eq(pieces[0].offset, file_bytes - BLOCK);
 		memset(&error, 0, sizeof(error));
-		ck_assert_int_eq(ring_input_get(&input, file_bytes, into, ends[i], &error),
+		ck_assert_int_eq(io_input_get(&input, file_bytes, into, ends[i], &error),
 				 IOSHAPE_E_DAMAGED);
-		ck_assert_int_eq(ring_input_get(&input, -base, into, 1, &error), IOSHAPE_E_DAMAGED);
+		ck_assert_int_eq(io_input_get(&input, -base, into, 1, &error), IOSHAPE_E_DAMAGED);
 	}
 	end();
 }
@@ -411,17 +409,17 @@ START_TEST(parts_lie_in_their_files)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
 		memset(&error, 0, sizeof(error));
-		ck_assert_int_eq(ring_input_open(&input, scratch_path("file"), wrong[i][0],
-						 wrong[i][1], IOSHAPE_DIRECT_PREFER, &error),
+		ck_assert_int_eq(io_input_open(&input, scratch_path("file"), wrong[i][0],
+					       wrong[i][1], IOSHAPE_DIRECT_PREFER, &error),
 				 IOSHAPE_E_DAMAGED);
 		ck_assert_int_eq(input.fd, -1);
 	}
 	for (size_t i = 0; i < ARRAY_LENGTH(right); i++) {
-		ck_assert_int_eq(ring_input_open(&input, scratch_path("file"), right[i][0],
-						 right[i][1], IOSHAPE_DIRECT_PREFER, &error),
+		ck_assert_int_eq(io_input_open(&input, scratch_path("file"), right[i][0],
+					       right[i][1], IOSHAPE_DIRECT_PREFER, &error),
 				 0);
 		ck_assert_uint_eq(input.bytes, right[i][1]);
-		ring_input_close(&input);
+		io_input_close(&input);
 	}
 }
 END_TEST
@@ -433,9 +431,9 @@ static void must_not_open(const char *path, int code)
 	unsigned before = scratch_descriptors();
 
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(ring_input_open(&input, path, 0, 0, IOSHAPE_DIRECT_PREFER, &error), code);
+	ck_assert_int_eq(io_input_open(&input, path, 0, 0, IOSHAPE_DIRECT_PREFER, &error), code);
 	ck_assert_uint_eq(scratch_descriptors(), before);
-	ring_input_close(&input);
+	io_input_close(&input);
 }
 
 START_TEST(only_regular_files_are_read)
@@ -455,7 +453,7 @@ START_TEST(direct_and_buffered_are_the_same_file_whatever_the_name_becomes)
 	ck_assert_int_eq(rename(scratch_path("file"), scratch_path("moved")), 0);
 	scratch_write(scratch_path("file"), "another", 7);
 	scratch_evict(scratch_path("moved"));
-	pieces[0] = (struct ring_piece){ .bytes = file_bytes, .into = into, .want_crc = true };
+	pieces[0] = (struct io_piece){ .bytes = file_bytes, .into = into, .want_crc = true };
 	read_and_compare(1);
 	end();
 }
@@ -465,36 +463,36 @@ START_TEST(direct_io_is_refused_where_it_was_required_and_is_not_there)
 {
 	memset(&error, 0, sizeof(error));
 	ck_assert_int_lt(
-		ring_input_open(&input, "/proc/self/status", 0, 0, IOSHAPE_DIRECT_REQUIRE, &error),
+		io_input_open(&input, "/proc/self/status", 0, 0, IOSHAPE_DIRECT_REQUIRE, &error),
 		0);
 	ck_assert_int_eq(
-		ring_input_open(&input, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_OFF, &error), 0);
+		io_input_open(&input, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_OFF, &error), 0);
 	ck_assert_int_eq(input.direct_fd, -1);
-	ring_input_close(&input);
+	io_input_close(&input);
 }
 END_TEST
 
 /* One open file serves several threads. */
 START_TEST(several_lanes_read_one_file)
 {
-	struct ring_config config = { .block_bytes = BLOCK, .depth = 2, .threads = 1 };
-	struct ring_lane *second;
+	struct io_config config = { .block_bytes = BLOCK, .depth = 2, .threads = 1 };
+	struct io_lane *second;
 
 	begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	ck_assert_int_eq(ring_lane_open(&second, &config, &error), 0);
+	ck_assert_int_eq(io_lane_open(&second, &config, &error), 0);
 	for (int i = 0; i < 3; i++) {
-		struct ring_lane *first = lane;
+		struct io_lane *first = lane;
 
 		scratch_evict(scratch_path("file"));
 		pieces[0] =
-			(struct ring_piece){ .bytes = file_bytes, .into = into, .want_crc = true };
+			(struct io_piece){ .bytes = file_bytes, .into = into, .want_crc = true };
 		read_and_compare(1);
 		scratch_evict(scratch_path("file"));
 		lane = second;
 		read_and_compare(1);
 		lane = first;
 	}
-	ring_lane_close(second);
+	io_lane_close(second);
 	end();
 }
 END_TEST

@@ -19,9 +19,9 @@ static const size_t sizes[] = {
 
 static struct {
 	uint8_t *data[RECORDS];
-	struct ring_lane *lane;
+	struct io_lane *lane;
 	struct base_error error;
-	struct zip_reader reader;
+	struct format_reader reader;
 	char path[4096];
 } test;
 
@@ -38,7 +38,7 @@ static void teardown(void)
 {
 	for (size_t i = 0; i < RECORDS; i++)
 		free(test.data[i]);
-	ring_lane_close(test.lane);
+	io_lane_close(test.lane);
 	scratch_teardown();
 }
 
@@ -94,7 +94,7 @@ static void write_file(bool indexed)
 static int try_open(void)
 {
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_OFF, &test.error);
+	return format_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_OFF, &test.error);
 }
 
 static void open_reader(void)
@@ -102,11 +102,11 @@ static void open_reader(void)
 	ck_assert_msg(!try_open(), "%s", test.error.text);
 }
 
-static int read_ranges(const struct zip_range *ranges, size_t count, bool verify)
+static int read_ranges(const struct format_range *ranges, size_t count, bool verify)
 {
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_read(&test.reader, test.lane, NULL, ranges, count, verify, NULL, NULL,
-			       &test.error);
+	return format_reader_read(&test.reader, test.lane, NULL, ranges, count, verify, NULL, NULL,
+				  &test.error);
 }
 
 static void flip_byte(uint64_t offset, uint8_t bits)
@@ -130,19 +130,19 @@ LOOP_TEST(reading, every_engine_reads_every_record, 0, 6)
 	static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_BUFFERED,
 						       IOSHAPE_ENGINE_THREADS,
 						       IOSHAPE_ENGINE_AUTO };
-	struct zip_range ranges[RECORDS];
+	struct format_range ranges[RECORDS];
 
 	write_file(_i < 3);
-	ring_lane_close(test.lane);
+	io_lane_close(test.lane);
 	test.lane = reader_case_lane(engines[_i % 3], MIB, 4);
-	ck_assert_int_eq(
-		zip_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER, &test.error),
-		0);
+	ck_assert_int_eq(format_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER,
+					    &test.error),
+			 0);
 	ck_assert(test.reader.has_index == (_i < 3));
 	for (size_t i = 0; i < RECORDS; i++) {
 		ck_assert_uint_eq(test.reader.directory.entries[i].bytes, sizes[i]);
 		ranges[RECORDS - 1 - i] =
-			(struct zip_range){ i, 0, sizes[i], calloc(1, sizes[i] + 1) };
+			(struct format_range){ i, 0, sizes[i], calloc(1, sizes[i] + 1) };
 	}
 	/* Out of the cache: so that what can read past it does. */
 	posix_fadvise(test.reader.input.fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -151,14 +151,14 @@ LOOP_TEST(reading, every_engine_reads_every_record, 0, 6)
 		ck_assert_mem_eq(ranges[i].into, test.data[ranges[i].record], ranges[i].bytes);
 		free(ranges[i].into);
 	}
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 }
 
 /* Ranges of all kinds: whole records, parts, overlapping, empty, and such that are only verified.
  */
 static void check_random_ranges(uint64_t seed, bool verify)
 {
-	struct zip_range ranges[64] = { 0 };
+	struct format_range ranges[64] = { 0 };
 	size_t count = 1 + test_random_below(&seed, ARRAY_LENGTH(ranges));
 	uint64_t span = test_random_below(&seed, 2) ? 3000 : 3 * MIB;
 
@@ -172,7 +172,7 @@ static void check_random_ranges(uint64_t seed, bool verify)
 			offset = 0;
 			bytes = sizes[record];
 		}
-		ranges[i] = (struct zip_range){ record, offset, bytes, NULL };
+		ranges[i] = (struct format_range){ record, offset, bytes, NULL };
 		if (test_random_below(&seed, 8))
 			ranges[i].into = calloc(1, bytes + 1);
 	}
@@ -195,14 +195,14 @@ LOOP_TEST(reading, random_ranges_are_what_was_written, 0, 4)
 	open_reader();
 	for (uint64_t i = 0; i < scratch_rounds(60); i++)
 		check_random_ranges(i, _i & 2);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 }
 
 /* More pieces and copies than a batch holds, blocks begun in one batch and ended in the next. */
 LOOP_TEST(reading, many_small_ranges_are_read_in_batches, 0, 4)
 {
 	const size_t record = 6, count = 30000, step = 100;
-	struct zip_range *ranges = calloc(count, sizeof(*ranges));
+	struct format_range *ranges = calloc(count, sizeof(*ranges));
 	uint8_t *into = calloc(count, 150);
 
 	write_file(_i & 1);
@@ -210,17 +210,18 @@ LOOP_TEST(reading, many_small_ranges_are_read_in_batches, 0, 4)
 	/* Each overlaps the next if 150 bytes are read, and leaves a gap if 50 are. */
 	for (size_t bytes = 50; bytes <= 150; bytes += 100) {
 		for (size_t i = 0; i < count; i++)
-			ranges[i] = (struct zip_range){ record, i * step, bytes, into + i * 150 };
+			ranges[i] =
+				(struct format_range){ record, i * step, bytes, into + i * 150 };
 		ck_assert_msg(!read_ranges(ranges, count, _i & 2), "%s", test.error.text);
 		for (size_t i = 0; i < count; i++)
 			ck_assert_mem_eq(into + i * 150, test.data[record] + i * step, bytes);
 	}
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	free(into);
 	free(ranges);
 }
 
-static int open_and_read(const struct zip_range *ranges, size_t count)
+static int open_and_read(const struct format_range *ranges, size_t count)
 {
 	int ret;
 
@@ -228,7 +229,7 @@ static int open_and_read(const struct zip_range *ranges, size_t count)
 	if (ret)
 		return ret;
 	ret = read_ranges(ranges, count, true);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	return ret;
 }
 
@@ -237,7 +238,7 @@ static int open_and_read(const struct zip_range *ranges, size_t count)
 LOOP_TEST(reading, running_out_of_memory_is_survived, 0, 2)
 {
 	uint8_t into[3][300];
-	const struct zip_range ranges[] = {
+	const struct format_range ranges[] = {
 		{ 0, 0, 300, into[0] },
 		{ 0, 10, 100, into[1] },
 		{ 9, 1, 300, into[2] },
@@ -261,8 +262,8 @@ LOOP_TEST(reading, running_out_of_memory_is_survived, 0, 2)
 TEST(reading, ranges_outside_are_refused)
 {
 	uint8_t into[16];
-	const struct zip_range missing = { RECORDS + 1, 0, 1, into };
-	const struct zip_range outside[] = {
+	const struct format_range missing = { RECORDS + 1, 0, 1, into };
+	const struct format_range outside[] = {
 		{ 0, 0, 301, into },        { 0, 300, 1, into },        { 0, 301, 0, into },
 		{ 0, 1, UINT64_MAX, into }, { 0, UINT64_MAX, 2, into }, { 1, 0, 1, into },
 	};
@@ -273,7 +274,7 @@ TEST(reading, ranges_outside_are_refused)
 	for (size_t i = 0; i < ARRAY_LENGTH(outside); i++)
 		ck_assert_int_eq(read_ranges(&outside[i], 1, true), -ERANGE);
 	ck_assert_int_eq(read_ranges(NULL, 0, true), 0);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 }
 
 struct heard {
@@ -295,26 +296,26 @@ static int hear(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint6
 
 TEST(reading, progress_only_rises_and_can_stop_the_read)
 {
-	struct zip_range ranges[RECORDS];
+	struct format_range ranges[RECORDS];
 	struct heard heard = { 0 };
 	uint64_t all = 0;
 
 	write_file(true);
 	open_reader();
 	for (size_t i = 0; i < RECORDS; i++) {
-		ranges[i] = (struct zip_range){ i, 0, sizes[i], NULL };
+		ranges[i] = (struct format_range){ i, 0, sizes[i], NULL };
 		all += sizes[i];
 	}
-	ck_assert_int_eq(zip_reader_read(&test.reader, test.lane, NULL, ranges, RECORDS, true, hear,
-					 &heard, NULL),
+	ck_assert_int_eq(format_reader_read(&test.reader, test.lane, NULL, ranges, RECORDS, true,
+					    hear, &heard, NULL),
 			 0);
 	ck_assert_uint_eq(heard.total, all);
 	ck_assert_uint_eq(heard.done, all);
 	heard = (struct heard){ .stop_at = 1 };
-	ck_assert_int_eq(zip_reader_read(&test.reader, test.lane, NULL, ranges, RECORDS, true, hear,
-					 &heard, NULL),
+	ck_assert_int_eq(format_reader_read(&test.reader, test.lane, NULL, ranges, RECORDS, true,
+					    hear, &heard, NULL),
 			 -ECANCELED);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 }
 
 /* ---- Damage
@@ -327,10 +328,10 @@ TEST(damage_case, damage_is_found_and_located)
 {
 	const size_t record = 6; /* 3 MiB and a bit */
 	uint8_t *into = malloc(sizes[record]);
-	const struct zip_range whole = { record, 0, sizes[record], into };
-	const struct zip_range before = { record, 0, MIB, into };
-	const struct zip_range after = { record, 2 * MIB, MIB + 77, into };
-	const struct zip_range beside = { record, MIB + 100, 50, into };
+	const struct format_range whole = { record, 0, sizes[record], into };
+	const struct format_range before = { record, 0, MIB, into };
+	const struct format_range after = { record, 2 * MIB, MIB + 77, into };
+	const struct format_range beside = { record, MIB + 100, 50, into };
 	uint64_t damage;
 
 	write_file(true);
@@ -348,7 +349,7 @@ TEST(damage_case, damage_is_found_and_located)
 	ck_assert_mem_eq(into, test.data[record] + 2 * MIB, MIB + 77);
 	ck_assert_int_eq(read_ranges(&whole, 1, false), 0);
 	ck_assert_int_eq(memcmp(into, test.data[record], MIB), 0);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	free(into);
 }
 
@@ -357,11 +358,11 @@ TEST(damage_case, damage_in_files_of_torch_is_found_when_the_record_is_read_whol
 {
 	const size_t record = 7; /* 5 MiB and a bit: two plain reads */
 	uint8_t *into = malloc(2 * sizes[record]);
-	const struct zip_range whole = { record, 0, sizes[record], into };
-	const struct zip_range verified = { record, 0, sizes[record], NULL };
-	const struct zip_range part = { record, 1, sizes[record] - 1, into };
-	const struct zip_range both[] = { part,
-					  { record, 0, sizes[record], into + sizes[record] } };
+	const struct format_range whole = { record, 0, sizes[record], into };
+	const struct format_range verified = { record, 0, sizes[record], NULL };
+	const struct format_range part = { record, 1, sizes[record] - 1, into };
+	const struct format_range both[] = { part,
+					     { record, 0, sizes[record], into + sizes[record] } };
 
 	write_file(false);
 	open_reader();
@@ -373,7 +374,7 @@ TEST(damage_case, damage_in_files_of_torch_is_found_when_the_record_is_read_whol
 	ck_assert_int_eq(read_ranges(both, 2, true), IOSHAPE_E_DAMAGED);
 	ck_assert_int_eq(read_ranges(&part, 1, true), 0);
 	ck_assert_int_eq(read_ranges(&whole, 1, false), 0);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	free(into);
 }
 
@@ -395,13 +396,13 @@ static bool read_all_and_compare(size_t first, size_t count)
 		uint64_t position;
 
 		record_name(name, i);
-		accepted =
-			zip_names_find(test.reader.directory.names, name, strlen(name), &position);
+		accepted = format_names_find(test.reader.directory.names, name, strlen(name),
+					     &position);
 		if (!accepted)
 			break;
-		const struct zip_range range = { position, 0,
-						 test.reader.directory.entries[position].bytes,
-						 into };
+		const struct format_range range = { position, 0,
+						    test.reader.directory.entries[position].bytes,
+						    into };
 		ck_assert_uint_lt(range.bytes, sizeof(into));
 		accepted = !read_ranges(&range, 1, true);
 		if (accepted) {
@@ -409,7 +410,7 @@ static bool read_all_and_compare(size_t first, size_t count)
 			ck_assert_mem_eq(into, test.data[i], sizes[i]);
 		}
 	}
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	return accepted;
 }
 
@@ -461,7 +462,7 @@ TEST(index_case, a_damaged_index_is_refused)
 	write_indexed(3);
 	open_reader();
 	offset = test.reader.directory.entries[3].data_offset;
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	flip_byte(offset + 40, 4);
 	ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
 }
@@ -479,7 +480,7 @@ LOOP_TEST(index_case, an_index_with_impossible_offsets_is_not_used, 0, 3)
 	index = test.reader.directory.entries[3].data_offset;
 	end = index + test.reader.directory.entries[3].bytes;
 	base_put_le(old, test.reader.directory.entries[3].crc32, 4);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	file = scratch_read(test.path, &bytes);
 	base_put_le(file + index + 40 + 16, wrong[_i], 8); /* of the first record */
 	for (size_t at = end; at + 4 <= bytes; at++)
@@ -490,7 +491,7 @@ LOOP_TEST(index_case, an_index_with_impossible_offsets_is_not_used, 0, 3)
 	open_reader();
 	ck_assert(!test.reader.has_index);
 	ck_assert_int_eq(test.reader.index_problem.code, IOSHAPE_E_DAMAGED);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(0, 3));
 }
 
@@ -499,7 +500,7 @@ LOOP_TEST(index_case, an_index_with_impossible_offsets_is_not_used, 0, 3)
 static void repack(size_t first, size_t count, uint32_t alignment)
 {
 	struct archive archive = { 0 };
-	const struct zip_entry *entry;
+	const struct format_entry *entry;
 	size_t bytes;
 	uint8_t *old;
 
@@ -515,9 +516,9 @@ static void repack(size_t first, size_t count, uint32_t alignment)
 			    false);
 	}
 	entry = &test.reader.directory.entries[3];
-	archive_add(&archive, "other/" ZIP_INDEX_RECORD, old + entry->data_offset, entry->bytes, 1,
-		    false);
-	zip_reader_close(&test.reader);
+	archive_add(&archive, "other/" FORMAT_INDEX_RECORD, old + entry->data_offset, entry->bytes,
+		    1, false);
+	format_reader_close(&test.reader);
 	free(old);
 	write_archive(&archive);
 }
@@ -528,14 +529,14 @@ TEST(index_case, a_repacked_archive_is_read_without_its_index)
 	open_reader();
 	ck_assert(!test.reader.has_index);
 	ck_assert_int_eq(test.reader.index_problem.code, IOSHAPE_E_DAMAGED);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(0, 3));
 
 	/* One record less. */
 	repack(1, 2, 1);
 	open_reader();
 	ck_assert(!test.reader.has_index);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(1, 2));
 }
 
@@ -555,7 +556,7 @@ TEST(index_case, records_under_wrong_names_are_not_taken_for_indexed)
 	free(file);
 	open_reader();
 	ck_assert(!test.reader.has_index);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 }
 
 TEST(index_case, an_index_of_a_later_version_is_left_alone)
@@ -564,12 +565,12 @@ TEST(index_case, an_index_of_a_later_version_is_left_alone)
 	uint8_t index[64] = "ioshape\n\x02";
 
 	add_records(&archive, 0, 3);
-	archive_add(&archive, "archive/" ZIP_INDEX_RECORD, index, sizeof(index), 64, false);
+	archive_add(&archive, "archive/" FORMAT_INDEX_RECORD, index, sizeof(index), 64, false);
 	write_archive(&archive);
 	open_reader();
 	ck_assert(!test.reader.has_index);
 	ck_assert_int_eq(test.reader.index_problem.code, IOSHAPE_E_FORMAT);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(0, 3));
 }
 
@@ -578,13 +579,13 @@ TEST(index_case, an_index_in_another_place_is_a_record_like_any_other)
 {
 	struct archive archive = { 0 };
 
-	archive_add(&archive, "archive/" ZIP_INDEX_RECORD, "nonsense", 8, 64, false);
+	archive_add(&archive, "archive/" FORMAT_INDEX_RECORD, "nonsense", 8, 64, false);
 	add_records(&archive, 0, 3);
 	write_archive(&archive);
 	open_reader();
 	ck_assert(!test.reader.has_index);
 	ck_assert_int_eq(test.reader.index_problem.code, 0);
-	zip_reader_close(&test.reader);
+	format_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(0, 3));
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Large files that nobody can open any more are closed by a thread: that may take long. */
 #define _GNU_SOURCE
-#include "ring/atomic_file.h"
+#include "io/atomic_file.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -28,15 +28,15 @@ TEST(tests, all_are_closed_in_the_end)
 	static const off_t sizes[] = { 0, 4096, 64 * MIB, GIB };
 	unsigned before;
 
-	ck_assert(!ring_await_releases());
+	ck_assert(!io_await_releases());
 	before = scratch_descriptors();
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
-		ring_release(open_file(sizes[i], true));
-		ring_release(open_file(sizes[i], false));
+		io_release(open_file(sizes[i], true));
+		io_release(open_file(sizes[i], false));
 	}
-	ring_release(-1);
-	ring_await_releases();
-	ck_assert(!ring_await_releases());
+	io_release(-1);
+	io_await_releases();
+	ck_assert(!io_await_releases());
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
 
@@ -48,8 +48,8 @@ TEST(tests, who_needs_their_space_waits_for_them)
 
 	for (unsigned round = 0; !waited && round < scratch_rounds(1000); round++) {
 		for (int i = 0; i < 8; i++)
-			ring_release(open_file(64 * MIB, false));
-		waited = ring_await_releases();
+			io_release(open_file(64 * MIB, false));
+		waited = io_await_releases();
 		ck_assert_uint_eq(scratch_descriptors(), before);
 	}
 }

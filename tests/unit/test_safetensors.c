@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Headers of safetensors files: what they say, what they cannot hold, and with memory that ends. */
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
-#include "zip/zip.h"
 
 #include <errno.h>
 #include <string.h>
@@ -50,13 +50,13 @@ TEST(tests, a_header_says_where_each_tensor_lies)
 	const struct ioshape_metadata metadata = metadata_of(2), none = metadata_of(0);
 	struct base_buffer header = { 0 };
 
-	ck_assert_int_eq(zip_safetensors_header(&header, tensors, 3, &metadata, &error), 0);
+	ck_assert_int_eq(format_safetensors_header(&header, tensors, 3, &metadata, &error), 0);
 	must_be(&header, with_metadata);
 	base_buffer_free(&header);
-	ck_assert_int_eq(zip_safetensors_header(&header, tensors, 0, &none, &error), 0);
+	ck_assert_int_eq(format_safetensors_header(&header, tensors, 0, &none, &error), 0);
 	must_be(&header, "{\"__metadata__\":{}}");
 	base_buffer_free(&header);
-	ck_assert_int_eq(zip_safetensors_header(&header, tensors + 2, 1, NULL, &error), 0);
+	ck_assert_int_eq(format_safetensors_header(&header, tensors + 2, 1, NULL, &error), 0);
 	must_be(&header, "{\"c\":{\"dtype\":\"BOOL\",\"shape\":[],\"data_offsets\":[0,1]}}");
 	base_buffer_free(&header);
 }
@@ -65,9 +65,9 @@ TEST(tests, larger_elements_come_first_then_names_decide)
 {
 	const struct ioshape_tensor other = { .name = "d", .dtype = IOSHAPE_BOOL };
 
-	ck_assert_int_lt(zip_safetensors_compare(&tensors[0], &tensors[1]), 0);
-	ck_assert_int_gt(zip_safetensors_compare(&tensors[2], &tensors[1]), 0);
-	ck_assert_int_lt(zip_safetensors_compare(&tensors[2], &other), 0);
+	ck_assert_int_lt(format_safetensors_compare(&tensors[0], &tensors[1]), 0);
+	ck_assert_int_gt(format_safetensors_compare(&tensors[2], &tensors[1]), 0);
+	ck_assert_int_lt(format_safetensors_compare(&tensors[2], &other), 0);
 }
 
 TEST(tests, what_has_no_place_in_them_is_refused)
@@ -79,18 +79,18 @@ TEST(tests, what_has_no_place_in_them_is_refused)
 	step.step = 7;
 	blob.blob = "x";
 	blob.blob_bytes = 1;
-	ck_assert_int_eq(zip_safetensors_header(&header, tensors, 3, &step, &error), -EINVAL);
-	ck_assert_int_eq(zip_safetensors_header(&header, tensors, 3, &blob, &error), -EINVAL);
-	ck_assert_int_eq(zip_safetensors_check(&odd, &error), 0);
+	ck_assert_int_eq(format_safetensors_header(&header, tensors, 3, &step, &error), -EINVAL);
+	ck_assert_int_eq(format_safetensors_header(&header, tensors, 3, &blob, &error), -EINVAL);
+	ck_assert_int_eq(format_safetensors_check(&odd, &error), 0);
 	odd.dims = 0;
-	ck_assert_int_eq(zip_safetensors_check(&odd, &error), -EINVAL);
+	ck_assert_int_eq(format_safetensors_check(&odd, &error), -EINVAL);
 	odd.dtype = IOSHAPE_COMPLEX128;
-	ck_assert_int_eq(zip_safetensors_check(&odd, &error), -EINVAL);
+	ck_assert_int_eq(format_safetensors_check(&odd, &error), -EINVAL);
 	odd.dtype = IOSHAPE_BOOL;
 	odd.name = "__metadata__";
-	ck_assert_int_eq(zip_safetensors_check(&odd, &error), -EINVAL);
+	ck_assert_int_eq(format_safetensors_check(&odd, &error), -EINVAL);
 	odd.name = "__metadata";
-	ck_assert_int_eq(zip_safetensors_check(&odd, &error), 0);
+	ck_assert_int_eq(format_safetensors_check(&odd, &error), 0);
 }
 
 /* What is there already moves the places where the buffer has to grow. */
@@ -106,7 +106,7 @@ TEST(tests, a_header_without_memory_is_none)
 			ck_assert_int_eq(base_buffer_reserve(&header, before + 1), 0);
 			header.bytes = before;
 			fail_memory_at(nth);
-			ret = zip_safetensors_header(&header, tensors, 3, &metadata, &error);
+			ret = format_safetensors_header(&header, tensors, 3, &metadata, &error);
 			fail_memory_at(0);
 			ck_assert(!ret || ret == -ENOMEM);
 			failures += ret != 0;

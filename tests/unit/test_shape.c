@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* In which requests a file is written, and lanes that change from file to file. */
 #define _GNU_SOURCE
-#include "ring/queue.h"
+#include "io/queue.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
 #include "support/file_writer.h"
@@ -44,22 +44,22 @@ static struct fs_layout progressive(void)
 	return layout;
 }
 
-static struct ring_shape shape_on(enum fs_family family, const struct ring_config *config,
-				  const struct fs_layout *layout, uint64_t bytes)
+static struct io_shape shape_on(enum fs_family family, const struct io_config *config,
+				const struct fs_layout *layout, uint64_t bytes)
 {
 	const struct fs_info fs = { .family = family, .layout = *layout };
 	char why[160] = "";
-	struct ring_shape shape = ring_shape_for(config, &fs, bytes, why, sizeof(why));
+	struct io_shape shape = io_shape_for(config, &fs, bytes, why, sizeof(why));
 
 	/* The standard needs no words of its own. */
-	ck_assert_int_eq(!strchr(why, ';'), shape.block_bytes == RING_BLOCK_BYTES &&
-						    shape.depth == RING_DEPTH &&
+	ck_assert_int_eq(!strchr(why, ';'), shape.block_bytes == IO_BLOCK_BYTES &&
+						    shape.depth == IO_DEPTH &&
 						    !config->block_bytes && !config->depth);
 	return shape;
 }
 
-static struct ring_shape shape_for(const struct ring_config *config, const struct fs_layout *layout,
-				   uint64_t bytes)
+static struct io_shape shape_for(const struct io_config *config, const struct fs_layout *layout,
+				 uint64_t bytes)
 {
 	return shape_on(FS_OTHER, config, layout, bytes);
 }
@@ -70,9 +70,9 @@ static struct test_case rules = { .name = "rules" };
 
 TEST(rules, without_stripes_the_standard_is_four_megabytes_times_fourteen)
 {
-	const struct ring_config config = { .engine = IOSHAPE_ENGINE_AUTO };
+	const struct io_config config = { .engine = IOSHAPE_ENGINE_AUTO };
 	const struct fs_layout none = { 0 };
-	struct ring_shape shape = shape_for(&config, &none, GIB);
+	struct io_shape shape = shape_for(&config, &none, GIB);
 
 	ck_assert_uint_eq(shape.block_bytes, 4 * MIB);
 	ck_assert_uint_eq(shape.depth, 14);
@@ -97,7 +97,7 @@ TEST(rules, the_filesystem_decides_which_engine_writes_and_reads)
 		{ FS_LUSTRE, 0x0bd00bd0, IOSHAPE_ENGINE_URING_ASYNC },
 		{ FS_CEPH, 0x00c36400, IOSHAPE_ENGINE_URING_ASYNC },
 	};
-	const struct ring_config plain = { 0 }, asked = { .engine = IOSHAPE_ENGINE_THREADS };
+	const struct io_config plain = { 0 }, asked = { .engine = IOSHAPE_ENGINE_THREADS };
 	char why[160];
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
@@ -105,34 +105,32 @@ TEST(rules, the_filesystem_decides_which_engine_writes_and_reads)
 		const char *words = cases[i].engine == IOSHAPE_ENGINE_URING ? "local filesystem" :
 									      "network filesystem";
 
-		ck_assert_int_eq(ring_shape_for(&plain, &fs, GIB, why, sizeof(why)).engine,
+		ck_assert_int_eq(io_shape_for(&plain, &fs, GIB, why, sizeof(why)).engine,
 				 cases[i].engine);
 		ck_assert_int_eq(strncmp(why, words, strlen(words)), 0);
-		ck_assert_int_eq(ring_shape_to_read(&plain, &fs, GIB).engine, cases[i].engine);
-		ck_assert_int_eq(ring_shape_for(&asked, &fs, GIB, why, sizeof(why)).engine,
+		ck_assert_int_eq(io_shape_to_read(&plain, &fs, GIB).engine, cases[i].engine);
+		ck_assert_int_eq(io_shape_for(&asked, &fs, GIB, why, sizeof(why)).engine,
 				 IOSHAPE_ENGINE_THREADS);
 		ck_assert_int_eq(strncmp(why, "engine as asked for", 19), 0);
-		ck_assert_int_eq(ring_shape_to_read(&asked, &fs, GIB).engine,
-				 IOSHAPE_ENGINE_THREADS);
+		ck_assert_int_eq(io_shape_to_read(&asked, &fs, GIB).engine, IOSHAPE_ENGINE_THREADS);
 	}
 }
 
 TEST(rules, large_files_are_read_with_twice_as_much_under_way)
 {
-	const struct ring_config plain = { 0 }, fixed = { .depth = 3 },
-				 large = { .block_bytes = 8 * MIB },
-				 largest = { .block_bytes = 64 * MIB };
-	const uint64_t small = RING_DEPTH * RING_BLOCK_BYTES;
+	const struct io_config plain = { 0 }, fixed = { .depth = 3 },
+			       large = { .block_bytes = 8 * MIB },
+			       largest = { .block_bytes = 64 * MIB };
+	const uint64_t small = IO_DEPTH * IO_BLOCK_BYTES;
 	const struct fs_info fs = { .family = FS_XFS };
 
-	ck_assert_uint_eq(ring_shape_to_read(&plain, &fs, small).depth, RING_DEPTH);
-	ck_assert_uint_eq(ring_shape_to_read(&plain, &fs, small + 1).depth, RING_READ_DEPTH);
-	ck_assert_uint_eq(ring_shape_to_read(&fixed, &fs, GIB).depth, 3);
-	ck_assert_uint_eq(ring_shape_to_read(&large, &fs, GIB).depth,
-			  RING_MOST_LANE_BYTES / (8 * MIB));
+	ck_assert_uint_eq(io_shape_to_read(&plain, &fs, small).depth, IO_DEPTH);
+	ck_assert_uint_eq(io_shape_to_read(&plain, &fs, small + 1).depth, IO_READ_DEPTH);
+	ck_assert_uint_eq(io_shape_to_read(&fixed, &fs, GIB).depth, 3);
+	ck_assert_uint_eq(io_shape_to_read(&large, &fs, GIB).depth, IO_MOST_LANE_BYTES / (8 * MIB));
 	/* Blocks this large are as many as for saves. */
-	ck_assert_uint_eq(ring_shape_to_read(&largest, &fs, 4 * GIB).depth,
-			  ring_shape_standard(&largest).depth);
+	ck_assert_uint_eq(io_shape_to_read(&largest, &fs, 4 * GIB).depth,
+			  io_shape_standard(&largest).depth);
 }
 
 TEST(rules, a_request_is_a_stripe)
@@ -158,7 +156,7 @@ TEST(rules, a_request_is_a_stripe)
 		{ 4096, 0 },
 		{ 1 * MIB + 512, 0 },
 	};
-	const struct ring_config config = { 0 };
+	const struct io_config config = { 0 };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
 		struct fs_layout layout = striped(cases[i].stripe, 4);
@@ -182,34 +180,34 @@ TEST(rules, every_target_has_its_share_of_the_memory)
 		{ 64 * MIB, 8, 2 },  { 64 * KIB, 2, 33 },
 		{ 1 * MIB, 0, 9 },   { 1 * MIB, FS_ALL_TARGETS, 64 },
 	};
-	const struct ring_config config = { 0 };
+	const struct io_config config = { 0 };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
 		struct fs_layout layout = striped(cases[i].stripe, cases[i].count);
-		struct ring_shape shape = shape_for(&config, &layout, GIB);
+		struct io_shape shape = shape_for(&config, &layout, GIB);
 
 		ck_assert_msg(shape.depth == cases[i].depth, "%zu: %u", i, shape.depth);
-		ck_assert(shape.depth * shape.block_bytes <= RING_MOST_LANE_BYTES);
+		ck_assert(shape.depth * shape.block_bytes <= IO_MOST_LANE_BYTES);
 	}
 }
 
 TEST(rules, requests_that_go_to_one_target_each_are_counted_for_it)
 {
 	struct fs_layout layout = striped(1 * MIB, 8);
-	struct ring_config config = { 0 };
-	struct ring_shape shape = shape_for(&config, &layout, GIB);
+	struct io_config config = { 0 };
+	struct io_shape shape = shape_for(&config, &layout, GIB);
 
 	ck_assert_uint_eq(shape.targets, 8);
 	ck_assert_uint_eq(shape.stripe_bytes, MIB);
 	/* Several stripes each, more targets than are counted, and what the user has fixed. */
 	config.block_bytes = 4 * MIB;
 	ck_assert_uint_eq(shape_for(&config, &layout, GIB).targets, 0);
-	config = (struct ring_config){ .depth = 9 };
+	config = (struct io_config){ .depth = 9 };
 	shape = shape_for(&config, &layout, GIB);
 	ck_assert_uint_eq(shape.targets, 0);
 	ck_assert(shape.fixed);
 	config.depth = 0;
-	layout = striped(1 * MIB, RING_MOST_TARGETS + 1);
+	layout = striped(1 * MIB, IO_MOST_TARGETS + 1);
 	ck_assert_uint_eq(shape_for(&config, &layout, GIB).targets, 0);
 }
 
@@ -217,15 +215,15 @@ TEST(rules, what_the_kernel_cuts_is_asked_for_as_it_cuts_it)
 {
 	const enum fs_family cut[] = { FS_NFS, FS_FUSE }, whole[] = { FS_XFS, FS_LUSTRE, FS_CEPH };
 	const struct fs_layout none = { 0 }, stripes = striped(8 * MIB, 4);
-	const struct ring_config plain = { 0 }, asked = { .block_bytes = 4 * MIB };
-	struct ring_shape shape;
+	const struct io_config plain = { 0 }, asked = { .block_bytes = 4 * MIB };
+	struct io_shape shape;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cut); i++) {
 		shape = shape_on(cut[i], &plain, &none, GIB);
 		ck_assert_uint_eq(shape.block_bytes, MIB);
 		ck_assert(shape.shared);
 		/* As much can be in flight as elsewhere. */
-		ck_assert_uint_eq((shape.depth - 1) * MIB, (RING_DEPTH - 1) * RING_BLOCK_BYTES);
+		ck_assert_uint_eq((shape.depth - 1) * MIB, (IO_DEPTH - 1) * IO_BLOCK_BYTES);
 		/* What is known goes before, and so does what was asked for. */
 		shape = shape_on(cut[i], &plain, &stripes, GIB);
 		ck_assert_uint_eq(shape.block_bytes, 8 * MIB);
@@ -235,15 +233,15 @@ TEST(rules, what_the_kernel_cuts_is_asked_for_as_it_cuts_it)
 	}
 	for (size_t i = 0; i < ARRAY_LENGTH(whole); i++) {
 		shape = shape_on(whole[i], &plain, &none, GIB);
-		ck_assert_uint_eq(shape.block_bytes, RING_BLOCK_BYTES);
+		ck_assert_uint_eq(shape.block_bytes, IO_BLOCK_BYTES);
 	}
 }
 
 TEST(rules, what_the_user_fixed_stays_fixed)
 {
 	const struct fs_layout layout = striped(1 * MIB, 8);
-	struct ring_config config = { .block_bytes = 2 * MIB, .depth = 3 };
-	struct ring_shape shape = shape_for(&config, &layout, GIB);
+	struct io_config config = { .block_bytes = 2 * MIB, .depth = 3 };
+	struct io_shape shape = shape_for(&config, &layout, GIB);
 
 	ck_assert_uint_eq(shape.block_bytes, 2 * MIB);
 	ck_assert_uint_eq(shape.depth, 3);
@@ -251,7 +249,7 @@ TEST(rules, what_the_user_fixed_stays_fixed)
 	shape = shape_for(&config, &layout, GIB);
 	ck_assert_uint_eq(shape.block_bytes, 1 * MIB);
 	ck_assert_uint_eq(shape.depth, 3);
-	config = (struct ring_config){ .block_bytes = 512 * KIB };
+	config = (struct io_config){ .block_bytes = 512 * KIB };
 	shape = shape_for(&config, &layout, GIB);
 	ck_assert_uint_eq(shape.block_bytes, 512 * KIB);
 	ck_assert_uint_eq(shape.depth, 64);
@@ -260,13 +258,13 @@ TEST(rules, what_the_user_fixed_stays_fixed)
 /* All requests of a file of so many bytes, in order. */
 static void no_request_crosses(const struct fs_layout *layout, uint64_t bytes)
 {
-	const struct ring_config config = { 0 };
-	const struct ring_shape shape = shape_for(&config, layout, bytes);
+	const struct io_config config = { 0 };
+	const struct io_shape shape = shape_for(&config, layout, bytes);
 	uint64_t offset = 0;
 
 	while (offset < bytes) {
 		const struct fs_part *part = NULL;
-		size_t length = ring_request_bytes(layout, offset, shape.block_bytes);
+		size_t length = io_request_bytes(layout, offset, shape.block_bytes);
 		uint64_t unit;
 
 		for (uint32_t i = 0; i < layout->count; i++) {
@@ -302,7 +300,7 @@ TEST(rules, no_request_crosses_from_stripe_to_stripe)
 
 TEST(rules, buffers_hold_the_largest_request_of_the_parts_that_are_reached)
 {
-	const struct ring_config config = { 0 };
+	const struct io_config config = { 0 };
 	const struct fs_layout layout = progressive();
 
 	ck_assert_uint_eq(shape_for(&config, &layout, 30 * MIB).block_bytes, 1 * MIB);
@@ -312,45 +310,45 @@ TEST(rules, buffers_hold_the_largest_request_of_the_parts_that_are_reached)
 
 /* ---- Lanes ----------------------------------------------------------------------------------- */
 
-static struct ring_lane *lane;
+static struct io_lane *lane;
 static struct base_error error;
 
 /* Those that AUTO tries. */
-static const struct ring_engine_ops *engines[] = { &ring_engine_uring, &ring_engine_threads,
-						   &ring_engine_buffered, NULL };
+static const struct io_engine_ops *engines[] = { &io_engine_uring, &io_engine_threads,
+						 &io_engine_buffered, NULL };
 
 static void open_lane(enum ioshape_engine engine)
 {
-	const struct ring_config config = { .engine = engine, .engines = engines, .threads = 1 };
+	const struct io_config config = { .engine = engine, .engines = engines, .threads = 1 };
 
-	ck_assert_int_eq(ring_lane_open(&lane, &config, &error), 0);
+	ck_assert_int_eq(io_lane_open(&lane, &config, &error), 0);
 }
 
 static int reshape(enum ioshape_engine engine, size_t block_bytes, unsigned depth)
 {
-	const struct ring_shape shape = { .engine = engine,
-					  .block_bytes = block_bytes,
-					  .depth = depth };
+	const struct io_shape shape = { .engine = engine,
+					.block_bytes = block_bytes,
+					.depth = depth };
 
-	return ring_lane_shape(lane, &shape, &error);
+	return io_lane_shape(lane, &shape, &error);
 }
 
 /* Takes every buffer, fills it to the brim, and gives it back: buffers overlap nowhere. */
 static void fill_all(size_t block_bytes, unsigned depth)
 {
-	struct ring_buffer *buffers[RING_MOST_DEPTH];
+	struct io_buffer *buffers[IO_MOST_DEPTH];
 
 	for (unsigned i = 0; i < depth; i++) {
-		buffers[i] = ring_lane_free_buffer(lane);
+		buffers[i] = io_lane_free_buffer(lane);
 		ck_assert_ptr_nonnull(buffers[i]);
 		ck_assert_uint_eq((uintptr_t)buffers[i]->data % 4096, 0);
 		memset(buffers[i]->data, (int)i + 1, block_bytes);
 	}
-	ck_assert_ptr_null(ring_lane_free_buffer(lane));
+	ck_assert_ptr_null(io_lane_free_buffer(lane));
 	for (unsigned i = 0; i < depth; i++) {
 		ck_assert_uint_eq(buffers[i]->data[0], i + 1);
 		ck_assert_uint_eq(buffers[i]->data[block_bytes - 1], i + 1);
-		ring_lane_give_back(lane, buffers[i]);
+		io_lane_give_back(lane, buffers[i]);
 	}
 }
 
@@ -373,7 +371,7 @@ TEST(lanes_case, buffers_are_cut_anew)
 		ck_assert_uint_eq(lane->limit, MAX(cases[i].depth - 1, 1));
 		fill_all(cases[i].block, cases[i].depth);
 	}
-	ring_lane_close(lane);
+	io_lane_close(lane);
 }
 
 TEST(lanes_case, an_engine_is_kept_while_it_serves)
@@ -383,7 +381,7 @@ TEST(lanes_case, an_engine_is_kept_while_it_serves)
 	open_lane(IOSHAPE_ENGINE_AUTO);
 	lane->config.engines = NULL;
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 4 * MIB, 14), 0);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "uring");
 	engine = lane->engine;
 	/* Smaller blocks, and fewer of them. */
@@ -393,20 +391,20 @@ TEST(lanes_case, an_engine_is_kept_while_it_serves)
 	/* More memory, more requests, another engine. */
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 8 * MIB, 14), 0);
 	ck_assert_ptr_null(lane->ops);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 1 * MIB, 30), 0);
 	ck_assert_ptr_null(lane->ops);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 30), 0);
 	ck_assert_ptr_null(lane->ops);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "uring-async");
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 1 * MIB, 30), 0);
 	ck_assert_ptr_null(lane->ops);
-	ring_lane_close(lane);
+	io_lane_close(lane);
 }
 
-static int refuse_open(void **engine, const struct ring_engine_params *params, char *why,
+static int refuse_open(void **engine, const struct io_engine_params *params, char *why,
 		       size_t why_bytes)
 {
 	(void)engine;
@@ -417,16 +415,16 @@ static int refuse_open(void **engine, const struct ring_engine_params *params, c
 
 TEST(lanes_case, an_engine_that_is_refused_is_replaced)
 {
-	struct ring_engine_ops refusing = ring_engine_uring;
+	struct io_engine_ops refusing = io_engine_uring;
 
 	refusing.open = refuse_open;
 	engines[0] = &refusing;
 	open_lane(IOSHAPE_ENGINE_AUTO);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 2), 0);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "threads");
 	ck_assert_str_eq(lane->step_down, "scripted refusal");
-	ring_lane_close(lane);
+	io_lane_close(lane);
 }
 
 TEST(lanes_case, without_memory_for_it_the_former_shape_stays)
@@ -443,15 +441,15 @@ TEST(lanes_case, without_memory_for_it_the_former_shape_stays)
 		fill_all(4 * MIB, 14);
 		ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 30), 0);
 		fill_all(4 * MIB, 30);
-		ring_lane_close(lane);
+		io_lane_close(lane);
 	}
 }
 
 TEST(lanes_case, a_lane_reads_in_the_standard_shape)
 {
-	struct ring_piece piece = { .bytes = 9 * MIB, .want_crc = true };
+	struct io_piece piece = { .bytes = 9 * MIB, .want_crc = true };
 	uint8_t *data = malloc(9 * MIB);
-	struct ring_input input;
+	struct io_input input;
 	uint64_t state = 3;
 	int fd = open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
 
@@ -463,14 +461,14 @@ TEST(lanes_case, a_lane_reads_in_the_standard_shape)
 	open_lane(IOSHAPE_ENGINE_AUTO);
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_BUFFERED, 1088 * KIB, 5), 0);
 	ck_assert_int_eq(
-		ring_input_open(&input, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_PREFER, &error),
+		io_input_open(&input, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_PREFER, &error),
 		0);
-	ck_assert_msg(!ring_read(lane, &input, &piece, 1, NULL, NULL, &error), "%s", error.text);
+	ck_assert_msg(!io_read(lane, &input, &piece, 1, NULL, NULL, &error), "%s", error.text);
 	ck_assert_uint_eq(piece.crc, base_crc32(0, data, 9 * MIB));
 	ck_assert_uint_eq(lane->shape.block_bytes, 4 * MIB);
 	ck_assert_uint_eq(lane->shape.depth, 14);
-	ring_input_close(&input);
-	ring_lane_close(lane);
+	io_input_close(&input);
+	io_lane_close(lane);
 	close(fd);
 	free(data);
 }
@@ -481,33 +479,33 @@ TEST(lanes_case, a_lane_reads_in_the_standard_shape)
 LOOP_TEST(lanes_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_BUFFERED + 1)
 {
 	static uint8_t data[3 * MIB + 4321];
-	const struct ring_shape shape = { .engine = (enum ioshape_engine)_i,
-					  .block_bytes = LUSTRE_BYTES,
-					  .depth = 7,
-					  .targets = 3,
-					  .stripe_bytes = LUSTRE_BYTES };
-	struct ring_notes notes = { 0 };
+	const struct io_shape shape = { .engine = (enum ioshape_engine)_i,
+					.block_bytes = LUSTRE_BYTES,
+					.depth = 7,
+					.targets = 3,
+					.stripe_bytes = LUSTRE_BYTES };
+	struct io_notes notes = { 0 };
 	uint64_t seed = 5;
 	int fd;
 
 	for (size_t i = 0; i < sizeof(data); i++)
 		data[i] = (uint8_t)test_random(&seed);
 	open_lane(shape.engine);
-	ck_assert_int_eq(ring_lane_shape(lane, &shape, &error), 0);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_shape(lane, &shape, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	fd = open(scratch_path("bursts"), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	ring_lane_attach(lane, fd, "bursts", false, &notes);
+	io_lane_attach(lane, fd, "bursts", false, &notes);
 	for (size_t at = 0; at < sizeof(data); at += LUSTRE_BYTES) {
-		struct ring_buffer *buffer;
+		struct io_buffer *buffer;
 
-		ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+		ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
 		buffer->offset = at;
 		buffer->bytes = MIN(LUSTRE_BYTES, sizeof(data) - at);
 		memcpy(buffer->data, data + at, buffer->bytes);
-		ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), 0);
+		ck_assert_int_eq(io_lane_submit(lane, buffer, &error), 0);
 	}
-	ck_assert_int_eq(ring_lane_settle(lane, 0, &error), 0);
-	ring_lane_detach(lane);
+	ck_assert_int_eq(io_lane_settle(lane, 0, &error), 0);
+	io_lane_detach(lane);
 	ck_assert(scratch_same(scratch_path("bursts"), data, sizeof(data)));
 	close(fd);
 }
@@ -515,10 +513,10 @@ LOOP_TEST(lanes_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_EN
 /* ---- An engine that takes so many requests and no more --------------------------------------- */
 
 static unsigned takes;
-static struct ring_op *taken[32];
+static struct io_op *taken[32];
 static unsigned taken_count;
 
-static int refusing_open(void **engine, const struct ring_engine_params *params, char *why,
+static int refusing_open(void **engine, const struct io_engine_params *params, char *why,
 			 size_t why_bytes)
 {
 	(void)params;
@@ -533,7 +531,7 @@ static void refusing_close(void *engine)
 	(void)engine;
 }
 
-static int refusing_submit(void *engine, struct ring_op *op)
+static int refusing_submit(void *engine, struct io_op *op)
 {
 	(void)engine;
 	if (!takes)
@@ -544,7 +542,7 @@ static int refusing_submit(void *engine, struct ring_op *op)
 }
 
 /* The last one first: requests are not done in order. */
-static struct ring_op *refusing_wait(void *engine)
+static struct io_op *refusing_wait(void *engine)
 {
 	(void)engine;
 	if (!taken_count)
@@ -554,7 +552,7 @@ static struct ring_op *refusing_wait(void *engine)
 	return taken[taken_count];
 }
 
-static const struct ring_engine_ops refusing = {
+static const struct io_engine_ops refusing = {
 	.id = "refusing",
 	.open = refusing_open,
 	.submit = refusing_submit,
@@ -565,46 +563,46 @@ static const struct ring_engine_ops refusing = {
 /* Whatever is refused, and whenever: afterwards each buffer is free once, and none twice. */
 LOOP_TEST(lanes_case, after_a_refusal_each_slot_is_free_once, 0, 20)
 {
-	const struct ring_shape shape = {
+	const struct io_shape shape = {
 		.block_bytes = LUSTRE_BYTES, .depth = 7, .targets = 3, .stripe_bytes = LUSTRE_BYTES
 	};
-	const struct ring_buffer *seen[8];
-	struct ring_notes notes = { 0 };
-	struct ring_buffer *buffer;
+	const struct io_buffer *seen[8];
+	struct io_notes notes = { 0 };
+	struct io_buffer *buffer;
 	unsigned count = 0;
 
 	engines[0] = &refusing;
 	takes = (unsigned)_i;
 	open_lane(IOSHAPE_ENGINE_AUTO);
-	ck_assert_int_eq(ring_lane_shape(lane, &shape, &error), 0);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ring_lane_attach(lane, 0, "refused", false, &notes);
+	ck_assert_int_eq(io_lane_shape(lane, &shape, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	io_lane_attach(lane, 0, "refused", false, &notes);
 	for (uint64_t at = 0; !error.code; at += LUSTRE_BYTES) {
 		ck_assert_uint_lt(at, 32 * LUSTRE_BYTES);
-		if (ring_lane_take(lane, &buffer, &error))
+		if (io_lane_take(lane, &buffer, &error))
 			break;
 		buffer->offset = at;
 		buffer->bytes = LUSTRE_BYTES;
-		ring_lane_submit(lane, buffer, &error);
+		io_lane_submit(lane, buffer, &error);
 	}
 	ck_assert_int_eq(error.code, -EPERM);
-	ring_lane_drain(lane, NULL);
-	for (; (buffer = ring_lane_free_buffer(lane)); count++) {
+	io_lane_drain(lane, NULL);
+	for (; (buffer = io_lane_free_buffer(lane)); count++) {
 		ck_assert_uint_lt(count, 7);
 		for (unsigned i = 0; i < count; i++)
 			ck_assert_ptr_ne(seen[i], buffer);
 		seen[count] = buffer;
 	}
 	ck_assert_uint_eq(count, 7);
-	ring_lane_detach(lane);
+	io_lane_detach(lane);
 }
 
 /* ---- What is in flight ----------------------------------------------------------------------- */
 
-static struct ring_engine_ops timed;
+static struct io_engine_ops timed;
 static unsigned most_taken;
 
-static int timed_submit(void *engine, struct ring_op *op)
+static int timed_submit(void *engine, struct io_op *op)
 {
 	int ret = refusing_submit(engine, op);
 
@@ -613,10 +611,10 @@ static int timed_submit(void *engine, struct ring_op *op)
 }
 
 /* Writes so many blocks; the most that were in flight at a time. */
-static unsigned most_in_flight(const struct ring_shape *shape, unsigned blocks)
+static unsigned most_in_flight(const struct io_shape *shape, unsigned blocks)
 {
-	struct ring_notes notes = { 0 };
-	struct ring_buffer *buffer;
+	struct io_notes notes = { 0 };
+	struct io_buffer *buffer;
 
 	timed = refusing;
 	timed.direct = true;
@@ -625,36 +623,36 @@ static unsigned most_in_flight(const struct ring_shape *shape, unsigned blocks)
 	takes = blocks;
 	most_taken = 0;
 	open_lane(IOSHAPE_ENGINE_AUTO);
-	ck_assert_int_eq(ring_lane_shape(lane, shape, &error), 0);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ring_lane_attach(lane, 0, "file", false, &notes);
+	ck_assert_int_eq(io_lane_shape(lane, shape, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
+	io_lane_attach(lane, 0, "file", false, &notes);
 	for (uint64_t i = 0; i < blocks; i++) {
-		ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+		ck_assert_int_eq(io_lane_take(lane, &buffer, &error), 0);
 		buffer->offset = i * LUSTRE_BYTES;
 		buffer->bytes = LUSTRE_BYTES;
-		ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), 0);
+		ck_assert_int_eq(io_lane_submit(lane, buffer, &error), 0);
 	}
 	/* Little was ever ready: memory that need not be used is not. */
 	if (!shape->fixed)
 		ck_assert_uint_le(lane->ready_count,
 				  MAX(shape->targets, 1) * lane->depth.limit + 1);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_int_eq(io_lane_drain(lane, &error), 0);
 	ck_assert_uint_eq(lane->ready_count, 0);
-	ring_lane_detach(lane);
-	ring_lane_close(lane);
+	io_lane_detach(lane);
+	io_lane_close(lane);
 	return most_taken;
 }
 
 TEST(lanes_case, no_more_is_in_flight_than_the_limit_of_each_target)
 {
-	struct ring_shape shape = { .block_bytes = LUSTRE_BYTES, .depth = 32 };
+	struct io_shape shape = { .block_bytes = LUSTRE_BYTES, .depth = 32 };
 
 	/* Too few for a round: the limit stays. */
 	ck_assert_uint_eq(most_in_flight(&shape, 2), 1);
 	shape.targets = 4;
 	shape.stripe_bytes = LUSTRE_BYTES;
 	ck_assert_uint_eq(most_in_flight(&shape, 5), 4);
-	shape = (struct ring_shape){ .block_bytes = LUSTRE_BYTES, .depth = 32, .fixed = true };
+	shape = (struct io_shape){ .block_bytes = LUSTRE_BYTES, .depth = 32, .fixed = true };
 	ck_assert_uint_eq(most_in_flight(&shape, 100), 31);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Temporary files of dead writers go, everything else stays. */
 #define _GNU_SOURCE
-#include "ring/atomic_file.h"
+#include "io/atomic_file.h"
 #include "support/check_main.h"
 #include "support/file_writer.h"
 #include "support/lock_domain.h"
@@ -22,7 +22,7 @@
 
 #define NOBODY 65534
 
-static char here[RING_DOMAIN_BYTES]; /* the lock domain of the test's directory */
+static char here[IO_DOMAIN_BYTES]; /* the lock domain of the test's directory */
 
 static void setup(void)
 {
@@ -42,7 +42,7 @@ static unsigned tidy(void)
 	int fd = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	unsigned before = scratch_descriptors(), entries = scratch_entries(".");
 
-	ring_remove_stale(fd, ".", NULL, NULL);
+	io_remove_stale(fd, ".", NULL, NULL);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 	close(fd);
 	return entries - scratch_entries(".");
@@ -100,7 +100,7 @@ static struct child start_writer(void)
 		static char data[300 * 1024]; /* some of it has left through the engine */
 
 		if (file_write_open(&write, "file") ||
-		    ring_writer_put(write.writer, data, sizeof(data), NULL, NULL))
+		    io_writer_put(write.writer, data, sizeof(data), NULL, NULL))
 			_exit(1);
 		if (!start_worker(ends[1]))
 			_exit(1);
@@ -163,11 +163,11 @@ START_TEST(what_this_process_writes_is_kept_at_every_step)
 
 	ck_assert_int_eq(file_write_open(&write, "file"), 0);
 	ck_assert_uint_eq(tidy(), 0);
-	ck_assert_int_eq(ring_writer_put(write.writer, "new", 3, NULL, NULL), 0);
+	ck_assert_int_eq(io_writer_put(write.writer, "new", 3, NULL, NULL), 0);
 	ck_assert_uint_eq(tidy(), 0);
-	ck_assert_int_eq(ring_writer_finish(write.writer, NULL), 0);
+	ck_assert_int_eq(io_writer_finish(write.writer, NULL), 0);
 	ck_assert_uint_eq(tidy(), 0);
-	ck_assert_int_eq(ring_writer_commit(write.writer, NULL), 0);
+	ck_assert_int_eq(io_writer_commit(write.writer, NULL), 0);
 	ck_assert_uint_eq(tidy(), 0);
 	file_write_close(&write);
 	ck_assert(scratch_same("file", "new", 3));
@@ -388,16 +388,16 @@ END_TEST
 START_TEST(a_directory_that_is_being_filled_stays)
 {
 	struct base_budget budget = base_budget_begin();
-	struct ring_new_folder made;
+	struct io_new_folder made;
 	char path[PATH_MAX];
 
 	snprintf(path, sizeof(path), "%s/ready", scratch_directory());
-	ck_assert_int_eq(ring_new_folder_make(&made, path, &budget, NULL, NULL), 0);
+	ck_assert_int_eq(io_new_folder_make(&made, path, &budget, NULL, NULL), 0);
 	make_old(made.temporary, 3 * 24 * 3600);
 	ck_assert_uint_eq(tidy(), 0);
-	ck_assert_int_eq(ring_new_folder_commit(&made, NULL), 0);
+	ck_assert_int_eq(io_new_folder_commit(&made, NULL), 0);
 	ck_assert_uint_eq(tidy(), 0);
-	ring_new_folder_close(&made, NULL);
+	io_new_folder_close(&made, NULL);
 	ck_assert_uint_eq(tidy(), 0);
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }
@@ -406,7 +406,7 @@ END_TEST
 /* One that is not known counts as another. */
 START_TEST(files_of_other_domains_are_kept_for_a_day)
 {
-	const char *name = temporary_name(_i ? "deadbeef" : RING_NOWHERE);
+	const char *name = temporary_name(_i ? "deadbeef" : IO_NOWHERE);
 
 	scratch_write(name, "x", 1);
 	ck_assert_uint_eq(tidy(), 0);
@@ -467,7 +467,7 @@ static unsigned tidy_some(const char *directory)
 	int fd = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	struct base_budget budget = base_budget_begin();
 
-	ring_remove_stale(fd, ".", &budget, NULL);
+	io_remove_stale(fd, ".", &budget, NULL);
 	close(fd);
 	return before - (access(directory, F_OK) ? 0 : scratch_entries(directory));
 }
@@ -520,7 +520,7 @@ START_TEST(a_save_that_lacks_the_space_does_not_leave_it_for_the_next)
 {
 	for (unsigned i = 0; i < BASE_TIDY_ENTRIES + 100; i++)
 		scratch_write(temporary_name(here), "", 0);
-	ring_clear_space("file", NULL);
+	io_clear_space("file", NULL);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
 END_TEST
@@ -532,7 +532,7 @@ START_TEST(a_budget_whose_time_is_over_removes_nothing)
 
 	budget.until_ns = base_now_ns();
 	scratch_write(temporary_name(here), "x", 1);
-	ring_remove_stale(fd, ".", &budget, NULL);
+	io_remove_stale(fd, ".", &budget, NULL);
 	ck_assert_uint_eq(scratch_temporaries("."), 1);
 	ck_assert(base_budget_is_spent(&budget));
 	close(fd);
@@ -542,24 +542,24 @@ END_TEST
 START_TEST(a_directory_that_cannot_be_listed_is_left_alone)
 {
 	scratch_write(temporary_name(here), "x", 1);
-	ring_remove_stale(-1, ".", NULL, NULL);
+	io_remove_stale(-1, ".", NULL, NULL);
 	ck_assert_uint_eq(scratch_temporaries("."), 1);
 }
 END_TEST
 
 START_TEST(a_lock_domain_is_one_filesystem_on_this_machine)
 {
-	char again[RING_DOMAIN_BYTES];
+	char again[IO_DOMAIN_BYTES];
 
 	ck_assert_uint_eq(strlen(here), 8);
 	ck_assert_uint_eq(strspn(here, "0123456789abcdef"), 8);
 	domain_of("..", again);
-	ck_assert(ring_is_lock_domain(again, here));
+	ck_assert(io_is_lock_domain(again, here));
 	domain_of("/proc", again);
-	ck_assert(!ring_is_lock_domain(again, here));
-	ring_lock_domain(-1, again);
-	ck_assert_str_eq(again, RING_NOWHERE);
-	ck_assert(!ring_is_lock_domain(again, again));
+	ck_assert(!io_is_lock_domain(again, here));
+	io_lock_domain(-1, again);
+	ck_assert_str_eq(again, IO_NOWHERE);
+	ck_assert(!io_is_lock_domain(again, again));
 }
 END_TEST
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading onward, call by call: what is read ahead, what is not, and that it is what pread says. */
 #define _GNU_SOURCE
-#include "ring/queue.h"
+#include "io/queue.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/scripted_lane.h"
@@ -20,8 +20,8 @@
 static uint64_t base;
 
 static uint8_t *data, *into;
-static struct ring_input input;
-static struct ring_stream *stream;
+static struct io_input input;
+static struct io_stream *stream;
 
 static void setup(void)
 {
@@ -60,33 +60,33 @@ static void teardown(void)
 	scratch_teardown();
 }
 
-static void open_stream(const struct ring_config *config)
+static void open_stream(const struct io_config *config)
 {
-	ck_assert_msg(!ring_lane_open(&lane, config, &error), "%s", error.text);
-	ck_assert_msg(!ring_input_open(&input, scratch_path("file"), base, base ? FILE_BYTES : 0,
-				       IOSHAPE_DIRECT_PREFER, &error),
+	ck_assert_msg(!io_lane_open(&lane, config, &error), "%s", error.text);
+	ck_assert_msg(!io_input_open(&input, scratch_path("file"), base, base ? FILE_BYTES : 0,
+				     IOSHAPE_DIRECT_PREFER, &error),
 		      "%s", error.text);
-	ck_assert_msg(!ring_stream_open(&stream, &input, STREAM_END, &error), "%s", error.text);
+	ck_assert_msg(!io_stream_open(&stream, &input, STREAM_END, &error), "%s", error.text);
 }
 
 static void close_stream(void)
 {
-	ring_stream_free(stream);
+	io_stream_free(stream);
 	/* Every buffer is there again. */
 	ck_assert_uint_eq(lane->in_flight, 0);
 	ck_assert_uint_eq(count_free(), lane->shape.depth);
-	ring_input_close(&input);
-	ring_lane_close(lane);
+	io_input_close(&input);
+	io_lane_close(lane);
 }
 
 /* As a file answers: the scripted engine's, but for what a test does to it. */
 static int64_t fail_from, fail_to;
-static int64_t as_the_file(const struct ring_op *op, unsigned nth)
+static int64_t as_the_file(const struct io_op *op, unsigned nth)
 {
 	ssize_t got;
 
 	(void)nth;
-	ck_assert_int_eq(op->kind, RING_READ);
+	ck_assert_int_eq(op->kind, IO_READ);
 	if ((int64_t)op->offset >= fail_from && (int64_t)op->offset < fail_to)
 		return -EIO;
 	got = pread(op->fd, op->data, op->bytes, (off_t)op->offset);
@@ -95,7 +95,7 @@ static int64_t as_the_file(const struct ring_op *op, unsigned nth)
 
 static void begin_scripted(void)
 {
-	struct ring_config config = {
+	struct io_config config = {
 		.engines = tried_engines, .block_bytes = BLOCK, .depth = DEPTH, .threads = 1
 	};
 
@@ -107,15 +107,15 @@ static void begin_scripted(void)
 
 static int try_get(uint64_t offset, size_t bytes)
 {
-	struct ring_piece piece = {
+	struct io_piece piece = {
 		.offset = offset, .bytes = bytes, .into = into, .want_crc = true
 	};
 	int ret;
 
 	memset(into, 0x99, bytes + 1);
-	ret = ring_read_onward(stream, lane, &piece, 1, NULL, NULL, &error);
-	if (ret || ring_stream_is_idle(stream))
-		ring_stream_stop(stream);
+	ret = io_read_onward(stream, lane, &piece, 1, NULL, NULL, &error);
+	if (ret || io_stream_is_idle(stream))
+		io_stream_stop(stream);
 	if (ret)
 		return ret;
 	if (memcmp(into, data + offset, bytes) != 0 || into[bytes] != 0x99)
@@ -167,8 +167,8 @@ START_TEST(what_is_expected_is_under_way_before_it_is_asked_for)
 	const uint64_t at = 3 * BLOCK + 100;
 
 	begin_scripted();
-	ring_stream_expect(stream, lane, at);
-	ck_assert(!ring_stream_is_idle(stream));
+	io_stream_expect(stream, lane, at);
+	ck_assert(!io_stream_is_idle(stream));
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	ck_assert_uint_le(asked[0].offset, at);
 	ck_assert_uint_gt(asked[0].offset + 4096, at);
@@ -177,8 +177,8 @@ START_TEST(what_is_expected_is_under_way_before_it_is_asked_for)
 	get(at, 8 * BLOCK);
 	check_sequence(0);
 	ck_assert_uint_ge(asked_end(requests - 1), at + 8 * BLOCK);
-	ring_stream_stop(stream);
-	ring_stream_expect(stream, lane, at);
+	io_stream_stop(stream);
+	io_stream_expect(stream, lane, at);
 	get(50 * BLOCK, 4 * BLOCK);
 	close_stream();
 }
@@ -187,12 +187,12 @@ END_TEST
 START_TEST(nothing_is_expected_that_is_in_the_page_cache_or_not_there)
 {
 	begin_scripted();
-	ring_stream_expect(stream, lane, STREAM_END);
-	ring_stream_expect(stream, lane, UINT64_MAX / 2);
-	ck_assert(ring_stream_is_idle(stream));
-	ck_assert(!ring_input_get(&input, 0, into, STREAM_END, &error));
-	ring_stream_expect(stream, lane, 0);
-	ck_assert(ring_stream_is_idle(stream));
+	io_stream_expect(stream, lane, STREAM_END);
+	io_stream_expect(stream, lane, UINT64_MAX / 2);
+	ck_assert(io_stream_is_idle(stream));
+	ck_assert(!io_input_get(&input, 0, into, STREAM_END, &error));
+	io_stream_expect(stream, lane, 0);
+	ck_assert(io_stream_is_idle(stream));
 	ck_assert_uint_eq(requests, 0);
 	close_stream();
 }
@@ -313,7 +313,7 @@ START_TEST(a_failure_ahead_is_told_to_who_asks_for_its_bytes)
 	/* The storage is well again, and so are we. */
 	fail_to = 0;
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(io_lane_start(lane, &error), 0);
 	get(at, 4 * BLOCK);
 	close_stream();
 }
@@ -525,10 +525,10 @@ START_TEST(wherever_one_reads_it_is_what_pread_says)
 	static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
 						       IOSHAPE_ENGINE_BUFFERED };
 	static const unsigned depths[] = { 1, 2, 5 };
-	struct ring_config config = { .engine = engines[_i % 3],
-				      .block_bytes = BLOCK << (_i % 2),
-				      .depth = depths[_i / 3],
-				      .threads = 2 };
+	struct io_config config = { .engine = engines[_i % 3],
+				    .block_bytes = BLOCK << (_i % 2),
+				    .depth = depths[_i / 3],
+				    .threads = 2 };
 	uint64_t state = 100 + (uint64_t)_i;
 
 	for (int round = 0; round < 3; round++) {

@@ -23,10 +23,10 @@ static struct {
 	uint8_t *file; /* all of it */
 	uint8_t *into;
 	size_t file_bytes;
-	struct ring_lane *lane;
-	struct ring_stream *stream;
+	struct io_lane *lane;
+	struct io_stream *stream;
 	struct base_error error;
-	struct zip_reader reader;
+	struct format_reader reader;
 	char path[4096];
 } test;
 
@@ -50,14 +50,14 @@ static void teardown(void)
 		free(test.data[i]);
 	free(test.file);
 	free(test.into);
-	ring_lane_close(test.lane);
+	io_lane_close(test.lane);
 	scratch_teardown();
 }
 
 static void write_archive(enum kind kind)
 {
 	struct archive archive = { 0 };
-	struct zip_entry entry;
+	struct format_entry entry;
 	uint8_t *flat;
 	char name[32];
 
@@ -85,20 +85,21 @@ static void write_archive(enum kind kind)
 
 static void open_reader(void)
 {
-	struct zip_reader *reader = &test.reader;
+	struct format_reader *reader = &test.reader;
 
 	memset(&test.error, 0, sizeof(test.error));
-	ck_assert_msg(!zip_reader_open(reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER, &test.error),
-		      "%s", test.error.text);
-	ck_assert_int_eq(ring_stream_open(&test.stream, &reader->input, zip_reader_data_end(reader),
-					  &test.error),
+	ck_assert_msg(
+		!format_reader_open(reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER, &test.error),
+		"%s", test.error.text);
+	ck_assert_int_eq(io_stream_open(&test.stream, &reader->input,
+					format_reader_data_end(reader), &test.error),
 			 0);
 }
 
 static void close_reader(void)
 {
-	ring_stream_free(test.stream);
-	zip_reader_close(&test.reader);
+	io_stream_free(test.stream);
+	format_reader_close(&test.reader);
 }
 
 static void make_file(enum kind kind)
@@ -123,10 +124,10 @@ static int try_get(uint64_t offset, uint64_t bytes)
 
 	memset(&test.error, 0, sizeof(test.error));
 	memset(test.into, 0x99, bytes + 1);
-	ret = zip_reader_read_file(&test.reader, test.lane, test.stream, offset, test.into, bytes,
-				   true, NULL, NULL, &test.error);
-	if (ret || ring_stream_is_idle(test.stream))
-		ring_stream_stop(test.stream);
+	ret = format_reader_read_file(&test.reader, test.lane, test.stream, offset, test.into,
+				      bytes, true, NULL, NULL, &test.error);
+	if (ret || io_stream_is_idle(test.stream))
+		io_stream_stop(test.stream);
 	ck_assert_uint_eq(test.into[bytes], 0x99);
 	return ret;
 }
@@ -139,13 +140,13 @@ static void get(uint64_t offset, uint64_t bytes)
 			     (unsigned long long)offset);
 }
 
-static const struct zip_entry *entry_of(size_t record)
+static const struct format_entry *entry_of(size_t record)
 {
 	char name[32];
 	uint64_t position;
 
 	snprintf(name, sizeof(name), "data/%zu", record);
-	ck_assert(zip_names_find(test.reader.directory.names, name, strlen(name), &position));
+	ck_assert(format_names_find(test.reader.directory.names, name, strlen(name), &position));
 	return &test.reader.directory.entries[position];
 }
 
@@ -156,7 +157,7 @@ static size_t find_edges(uint64_t *edges)
 
 	edges[count++] = 0;
 	for (size_t i = 0; i < RECORDS; i++) {
-		const struct zip_entry *entry = entry_of(i);
+		const struct format_entry *entry = entry_of(i);
 		const uint64_t here[] = { entry->header_offset, entry->header_offset + 30,
 					  entry->data_offset, entry->data_offset + entry->bytes };
 
@@ -210,7 +211,7 @@ LOOP_TEST(tests, pieces_of_any_length_one_after_another, 0, 2 * KINDS)
 
 LOOP_TEST(tests, small_memory_does_as_well, 0, 3)
 {
-	ring_lane_close(test.lane);
+	io_lane_close(test.lane);
 	open_lane(1 + (unsigned)_i);
 	make_file(INDEXED);
 	scratch_evict(test.path);
@@ -232,7 +233,7 @@ static void flip_byte(uint64_t offset)
 
 TEST(tests, damage_is_told_by_the_call_that_reads_it_and_by_no_other)
 {
-	const struct zip_entry *entry;
+	const struct format_entry *entry;
 	uint64_t at, step = 500000;
 	unsigned damaged = 0;
 	int ret;
@@ -264,7 +265,7 @@ TEST(tests, damage_is_told_by_the_call_that_reads_it_and_by_no_other)
 
 LOOP_TEST(tests, a_record_of_torch_is_verified_when_all_of_it_is_read, 0, 2)
 {
-	const struct zip_entry *entry;
+	const struct format_entry *entry;
 
 	make_file(_i ? SHUFFLED : TORCH);
 	entry = entry_of(LARGE);
@@ -292,8 +293,8 @@ TEST(tests, unverified_is_unverified)
 {
 	make_file(INDEXED);
 	flip_byte(entry_of(LARGE)->data_offset);
-	ck_assert_int_eq(zip_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
-					      test.file_bytes, false, NULL, NULL, &test.error),
+	ck_assert_int_eq(format_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+						 test.file_bytes, false, NULL, NULL, &test.error),
 			 0);
 	ck_assert_mem_eq(test.into, test.file, test.file_bytes);
 	close_reader();
@@ -316,14 +317,14 @@ TEST(tests, progress_is_told_and_can_stop_it)
 
 	make_file(INDEXED);
 	scratch_evict(test.path);
-	ck_assert_int_eq(zip_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
-					      bytes, true, count_progress, &last, &test.error),
+	ck_assert_int_eq(format_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+						 bytes, true, count_progress, &last, &test.error),
 			 0);
 	ck_assert_uint_ge(last, bytes);
 	last = 0;
-	ck_assert_int_eq(zip_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
-					      test.file_bytes, true, count_progress, &last,
-					      &test.error),
+	ck_assert_int_eq(format_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+						 test.file_bytes, true, count_progress, &last,
+						 &test.error),
 			 -ECANCELED);
 	close_reader();
 }
@@ -338,9 +339,9 @@ LOOP_TEST(tests, running_out_of_memory_is_survived, 0, KINDS)
 		scratch_evict(test.path);
 		fail_memory_at(++nth);
 		memset(&test.error, 0, sizeof(test.error));
-		ret = zip_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
-					   test.file_bytes / 2, true, NULL, NULL, &test.error);
-		ring_stream_stop(test.stream);
+		ret = format_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+					      test.file_bytes / 2, true, NULL, NULL, &test.error);
+		io_stream_stop(test.stream);
 		count = fail_memory_count();
 		fail_memory_at(0); /* assertions allocate, too */
 		ck_assert_msg(!ret || ret == -ENOMEM, "%s", test.error.text);

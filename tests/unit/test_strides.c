@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/random.h"
-#include "zip/zip.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -35,10 +35,10 @@ static void expect_layout(const struct ioshape_tensor *tensor, bool as_it_lies, 
 			  const int64_t *strides)
 {
 	int64_t saved[IOSHAPE_MAX_DIMS];
-	struct zip_layout layout = { .strides = saved };
+	struct format_layout layout = { .strides = saved };
 	struct base_error error = { 0 };
 
-	ck_assert_msg(!zip_layout_tensor(tensor, &layout, &error), "%s", error.text);
+	ck_assert_msg(!format_layout_tensor(tensor, &layout, &error), "%s", error.text);
 	ck_assert_int_eq(layout.as_it_lies, as_it_lies);
 	ck_assert_uint_eq(layout.bytes, bytes);
 	for (uint32_t i = 0; i < tensor->dims; i++)
@@ -69,7 +69,7 @@ TEST(layout_case, every_permutation_of_a_dense_block_is_recognised)
 			step *= shape[order[i]];
 		}
 		expect_layout(&tensor, true, (uint64_t)step * 4, strides);
-		ck_assert(zip_strides_dense(dims, shape, strides, &elements));
+		ck_assert(format_strides_dense(dims, shape, strides, &elements));
 		ck_assert_uint_eq(elements, (uint64_t)step);
 	}
 }
@@ -124,15 +124,15 @@ TEST(layout_case, what_the_layout_calls_dense_is_dense_for_the_reader)
 		int64_t shape[5], strides[5], saved[5];
 		uint32_t dims = (uint32_t)test_random_below(&seed, 6);
 		struct ioshape_tensor tensor = tensor_of(dims, shape, strides);
-		struct zip_layout layout = { .strides = saved };
+		struct format_layout layout = { .strides = saved };
 		uint64_t elements;
 
 		for (uint32_t i = 0; i < dims; i++) {
 			shape[i] = (int64_t)test_random_below(&seed, 4);
 			strides[i] = (int64_t)test_random_below(&seed, 10);
 		}
-		ck_assert_int_eq(zip_layout_tensor(&tensor, &layout, NULL), 0);
-		ck_assert(zip_strides_dense(dims, shape, saved, &elements));
+		ck_assert_int_eq(format_layout_tensor(&tensor, &layout, NULL), 0);
+		ck_assert(format_strides_dense(dims, shape, saved, &elements));
 		ck_assert_uint_eq(elements * 4, layout.bytes);
 	}
 }
@@ -142,16 +142,16 @@ TEST(layout_case, hostile_strides_are_not_dense)
 	const int64_t many[IOSHAPE_MAX_DIMS + 1] = { 0 };
 	uint64_t elements;
 
-	ck_assert(!zip_strides_dense(1, LIST(-1), LIST(1), &elements));
-	ck_assert(!zip_strides_dense(1, LIST(3), LIST(-1), &elements));
-	ck_assert(!zip_strides_dense(1, LIST(3), LIST(0), &elements));
-	ck_assert(!zip_strides_dense(2, LIST(3, 1), LIST(1, 4), &elements));
-	ck_assert(!zip_strides_dense(2, LIST(3, 1), LIST(1, -1), &elements));
-	ck_assert(!zip_strides_dense(2, LIST(INT64_MAX, 2), LIST(2, 1), &elements));
-	ck_assert(!zip_strides_dense(3, LIST(INT64_MAX, 0, 2), LIST(2, 2, 1), &elements));
-	ck_assert(!zip_strides_dense(2, LIST(2, 2), LIST(INT64_MAX, 1), &elements));
-	ck_assert(!zip_strides_dense(IOSHAPE_MAX_DIMS + 1, many, many, &elements));
-	ck_assert(!zip_strides_dense(UINT32_MAX, many, many, &elements));
+	ck_assert(!format_strides_dense(1, LIST(-1), LIST(1), &elements));
+	ck_assert(!format_strides_dense(1, LIST(3), LIST(-1), &elements));
+	ck_assert(!format_strides_dense(1, LIST(3), LIST(0), &elements));
+	ck_assert(!format_strides_dense(2, LIST(3, 1), LIST(1, 4), &elements));
+	ck_assert(!format_strides_dense(2, LIST(3, 1), LIST(1, -1), &elements));
+	ck_assert(!format_strides_dense(2, LIST(INT64_MAX, 2), LIST(2, 1), &elements));
+	ck_assert(!format_strides_dense(3, LIST(INT64_MAX, 0, 2), LIST(2, 2, 1), &elements));
+	ck_assert(!format_strides_dense(2, LIST(2, 2), LIST(INT64_MAX, 1), &elements));
+	ck_assert(!format_strides_dense(IOSHAPE_MAX_DIMS + 1, many, many, &elements));
+	ck_assert(!format_strides_dense(UINT32_MAX, many, many, &elements));
 }
 
 TEST(layout_case, impossible_tensors_are_refused)
@@ -180,12 +180,12 @@ TEST(layout_case, impossible_tensors_are_refused)
 		{ tensor_of(1, LIST(2), LIST(INT64_MAX / 4)), IOSHAPE_E_LIMIT },
 	};
 	int64_t saved[IOSHAPE_MAX_DIMS];
-	struct zip_layout layout = { .strides = saved };
+	struct format_layout layout = { .strides = saved };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
 		struct base_error error = { 0 };
 
-		ck_assert_int_eq(zip_layout_tensor(&cases[i].tensor, &layout, &error),
+		ck_assert_int_eq(format_layout_tensor(&cases[i].tensor, &layout, &error),
 				 cases[i].code);
 		ck_assert_int_eq(error.code, cases[i].code);
 	}
@@ -288,7 +288,7 @@ TEST(packing, packing_equals_a_loop_over_elements_from_any_byte)
 				    sample.bytes;
 		packed = malloc(bytes + 1);
 		packed[bytes] = 0x5a;
-		zip_pack(&sample.tensor, sample.element_bytes, begin, packed, bytes);
+		format_pack(&sample.tensor, sample.element_bytes, begin, packed, bytes);
 		ck_assert_mem_eq(packed, sample.expected + begin, bytes);
 		ck_assert_uint_eq(packed[bytes], 0x5a);
 		free(packed);
@@ -321,7 +321,7 @@ TEST(packing, parts_of_transposed_matrices_are_packed)
 		for (size_t done = 0; done < bytes; done += piece) {
 			piece = 1 + test_random_below(&seed, bytes);
 			piece = MIN(piece, bytes - done);
-			zip_pack(&tensor, size, done, packed + done, piece);
+			format_pack(&tensor, size, done, packed + done, piece);
 		}
 		ck_assert_mem_eq(packed, expected, bytes);
 		free(packed);
@@ -337,15 +337,15 @@ TEST(packing, packing_without_strides_copies)
 	uint64_t seed = 5;
 
 	test_random_fill(&seed, some_data, sizeof(some_data));
-	zip_pack(&tensor, 4, 0, packed, sizeof(packed));
+	format_pack(&tensor, 4, 0, packed, sizeof(packed));
 	ck_assert_mem_eq(packed, some_data, sizeof(packed));
-	zip_pack(&tensor, 4, 5, packed, 100);
+	format_pack(&tensor, 4, 5, packed, 100);
 	ck_assert_mem_eq(packed, some_data + 5, 100);
 	tensor = tensor_of(0, NULL, NULL);
-	zip_pack(&tensor, 4, 1, packed, 3);
+	format_pack(&tensor, 4, 1, packed, 3);
 	ck_assert_mem_eq(packed, some_data + 1, 3);
 	tensor = tensor_of(1, LIST(0), NULL);
-	zip_pack(&tensor, 4, 0, NULL, 0);
+	format_pack(&tensor, 4, 0, NULL, 0);
 }
 
 /* 2^59 elements in four: were the offset reached step by step, this would not end. */
@@ -358,8 +358,8 @@ TEST(packing, seeking_does_not_walk)
 
 	tensor.data = pair;
 	/* The last element of the first half of dimension 1, then the other half begins. */
-	zip_pack(&tensor, 4, (uint64_t)half / 2 * 4 * 4 * half + (uint64_t)half * 2 * 4 - 8, packed,
-		 16);
+	format_pack(&tensor, 4, (uint64_t)half / 2 * 4 * 4 * half + (uint64_t)half * 2 * 4 - 8,
+		    packed, 16);
 	ck_assert_uint_eq(packed[0], 1);
 	ck_assert_uint_eq(packed[1], 2);
 	ck_assert_uint_eq(packed[2], 3);

@@ -349,9 +349,10 @@ static void save_ahead(const char *directory, uint64_t step)
 {
 	static const char text[] = "text";
 	const uint32_t crc = base_crc32(0, text, sizeof(text));
-	struct zip_manifest_file file = { (char[]){ "rank-00000.pt" }, sizeof(text), crc, false };
-	struct zip_manifest_part part = { .crc32 = crc, .bytes = sizeof(text) };
-	struct zip_manifest manifest = {
+	struct format_manifest_file file = { (char[]){ "rank-00000.pt" }, sizeof(text), crc,
+					     false };
+	struct format_manifest_part part = { .crc32 = crc, .bytes = sizeof(text) };
+	struct format_manifest manifest = {
 		.step = step,
 		.mode = IOSHAPE_MODE_EACH,
 		.rank_count = 1,
@@ -364,8 +365,8 @@ static void save_ahead(const char *directory, uint64_t step)
 	ck_assert_int_eq(group_attempt_begin(&attempt, directory, step, "00000000", NULL, NULL), 0);
 	snprintf(manifest.attempt, sizeof(manifest.attempt), "%s", attempt.id);
 	attempt.last_serial = (uint64_t)(base_wall_seconds() * 1000) + 1000000000;
-	ck_assert_int_eq(
-		ring_folder_put(&attempt.folder, "rank-00000.pt", text, sizeof(text), NULL), 0);
+	ck_assert_int_eq(io_folder_put(&attempt.folder, "rank-00000.pt", text, sizeof(text), NULL),
+			 0);
 	ck_assert_int_eq(group_attempt_commit(&attempt, &manifest, false, NULL), 0);
 }
 

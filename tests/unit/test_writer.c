@@ -4,10 +4,10 @@
  * the container what it wrote. The functions below take the place of those in the library.
  */
 #define _GNU_SOURCE
+#include "format/format.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
 #include "support/random.h"
-#include "zip/zip.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 
 /* ---- The file floor -------------------------------------------------------------------------- */
 
-struct ring_writer {
+struct io_writer {
 	int fd; /* memory, with holes */
 	uint64_t bytes;
 	bool finished;
@@ -26,7 +26,7 @@ struct ring_writer {
 
 static unsigned long steps, failing_step; /* puts and finishes; the failing one, or 0 */
 static unsigned files;                    /* that have not been freed */
-static struct ring_writer *current;       /* the newest one */
+static struct io_writer *current;         /* the newest one */
 
 /* What a record of gigabytes is made of: neither stored nor checksummed byte by byte. */
 static const uint8_t zeros[MIB];
@@ -39,13 +39,13 @@ static bool step_fails(struct base_error *error)
 	return true;
 }
 
-uint64_t ring_writer_offset(const struct ring_writer *file)
+uint64_t io_writer_offset(const struct io_writer *file)
 {
 	return file->bytes;
 }
 
-int ring_writer_put(struct ring_writer *file, const void *data, size_t bytes, uint32_t *crc,
-		    struct base_error *error)
+int io_writer_put(struct io_writer *file, const void *data, size_t bytes, uint32_t *crc,
+		  struct base_error *error)
 {
 	static uint32_t crc_of_zeros;
 
@@ -67,14 +67,14 @@ int ring_writer_put(struct ring_writer *file, const void *data, size_t bytes, ui
 	return 0;
 }
 
-int ring_writer_put_summed(struct ring_writer *file, const void *data, size_t bytes, uint32_t crc32,
-			   struct base_error *error)
+int io_writer_put_summed(struct io_writer *file, const void *data, size_t bytes, uint32_t crc32,
+			 struct base_error *error)
 {
 	(void)crc32;
-	return ring_writer_put(file, data, bytes, NULL, error);
+	return io_writer_put(file, data, bytes, NULL, error);
 }
 
-int ring_writer_finish(struct ring_writer *file, struct base_error *error)
+int io_writer_finish(struct io_writer *file, struct base_error *error)
 {
 	if (step_fails(error))
 		return -EIO;
@@ -82,16 +82,16 @@ int ring_writer_finish(struct ring_writer *file, struct base_error *error)
 	return 0;
 }
 
-void ring_writer_free(struct ring_writer *file)
+void io_writer_free(struct io_writer *file)
 {
 	close(file->fd);
 	free(file);
 	files--;
 }
 
-static struct ring_writer *new_file(void)
+static struct io_writer *new_file(void)
 {
-	struct ring_writer *file;
+	struct io_writer *file;
 
 	fail_memory_at(0);
 	file = calloc(1, sizeof(*file));
@@ -105,12 +105,12 @@ static struct ring_writer *new_file(void)
 
 static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
 {
-	const struct ring_writer *file = user;
+	const struct io_writer *file = user;
 
 	return pread(file->fd, into, bytes, (off_t)offset) == (ssize_t)bytes ? 0 : -EIO;
 }
 
-static uint8_t *content_of(const struct ring_writer *file)
+static uint8_t *content_of(const struct io_writer *file)
 {
 	uint8_t *content = malloc(file->bytes + 1);
 
@@ -120,64 +120,65 @@ static uint8_t *content_of(const struct ring_writer *file)
 
 /* ---- Writing and looking back ---------------------------------------------------------------- */
 
-static struct zip_writer *new_writer(void)
+static struct format_writer *new_writer(void)
 {
-	struct zip_writer *writer;
+	struct format_writer *writer;
 
-	ck_assert_int_eq(
-		zip_writer_new(&writer, zip_sink_of_file(new_file()), "/checkpoints/last.pt", NULL),
-		0);
+	ck_assert_int_eq(format_writer_new(&writer, format_sink_of_file(new_file()),
+					   "/checkpoints/last.pt", NULL),
+			 0);
 	return writer;
 }
 
-static void free_writer(struct zip_writer *writer)
+static void free_writer(struct format_writer *writer)
 {
-	zip_writer_free(writer);
-	ring_writer_free(current);
+	format_writer_free(writer);
+	io_writer_free(current);
 }
 
-static int write_record(struct zip_writer *writer, const char *name, const void *data, size_t bytes,
-			struct base_error *error)
+static int write_record(struct format_writer *writer, const char *name, const void *data,
+			size_t bytes, struct base_error *error)
 {
 	int ret;
 
-	ret = zip_writer_begin(writer, name, bytes, 0, error);
+	ret = format_writer_begin(writer, name, bytes, 0, error);
 	if (!ret)
-		ret = zip_writer_put(writer, data, bytes, error);
+		ret = format_writer_put(writer, data, bytes, error);
 	if (!ret)
-		ret = zip_writer_end(writer, error);
+		ret = format_writer_end(writer, error);
 	return ret;
 }
 
-static void look_back(struct zip_directory *directory, struct zip_index *index)
+static void look_back(struct format_directory *directory, struct format_index *index)
 {
-	struct ring_writer *file = current;
+	struct io_writer *file = current;
 	struct base_error error = { 0 };
-	struct zip_entry *last;
+	struct format_entry *last;
 	uint8_t *bytes;
 
-	ck_assert_msg(!zip_parse(directory, file->bytes, fetch, file, "test", &error), "%s",
+	ck_assert_msg(!format_parse(directory, file->bytes, fetch, file, "test", &error), "%s",
 		      error.text);
 	for (uint64_t i = 0; i < directory->count; i++)
-		REQUIRE(!zip_locate(directory, i, fetch, file, "test", &error));
+		REQUIRE(!format_locate(directory, i, fetch, file, "test", &error));
 
 	last = &directory->entries[directory->count - 1];
-	ck_assert_str_eq(last->name, ZIP_INDEX_RECORD);
+	ck_assert_str_eq(last->name, FORMAT_INDEX_RECORD);
 	bytes = malloc(last->bytes);
 	ck_assert_int_eq(fetch(file, last->data_offset, bytes, last->bytes), 0);
 	ck_assert_uint_eq(base_crc32(0, bytes, last->bytes), last->crc32);
-	ck_assert_msg(!zip_index_decode(index, bytes, last->bytes, directory->entries,
-					directory->count - 1, &error),
+	ck_assert_msg(!format_index_decode(index, bytes, last->bytes, directory->entries,
+					   directory->count - 1, &error),
 		      "%s", error.text);
 	free(bytes);
 }
 
-static void expect_checks(const struct zip_index *index, uint64_t first, const uint8_t *data,
+static void expect_checks(const struct format_index *index, uint64_t first, const uint8_t *data,
 			  size_t bytes)
 {
-	for (size_t done = 0; done < bytes; done += ZIP_CHECK_BYTES, first++)
-		ck_assert_uint_eq(index->checks[first],
-				  base_crc32(0, data + done, MIN(bytes - done, ZIP_CHECK_BYTES)));
+	for (size_t done = 0; done < bytes; done += FORMAT_CHECK_BYTES, first++)
+		ck_assert_uint_eq(
+			index->checks[first],
+			base_crc32(0, data + done, MIN(bytes - done, FORMAT_CHECK_BYTES)));
 }
 
 /* ---- What is written ------------------------------------------------------------------------- */
@@ -188,32 +189,33 @@ static const size_t sizes[] = {
 };
 
 /* Pieces of whatever size, some of them empty. */
-static void write_in_pieces(struct zip_writer *writer, const char *name, const uint8_t *data,
+static void write_in_pieces(struct format_writer *writer, const char *name, const uint8_t *data,
 			    size_t bytes, bool known, uint64_t *seed)
 {
 	size_t piece;
 
-	ck_assert_int_eq(zip_writer_begin(writer, name, known ? bytes : ZIP_UNKNOWN_BYTES, 0, NULL),
-			 0);
+	ck_assert_int_eq(
+		format_writer_begin(writer, name, known ? bytes : FORMAT_UNKNOWN_BYTES, 0, NULL),
+		0);
 	for (size_t done = 0; done < bytes; done += piece) {
 		piece = test_random_below(seed, (size_t)1 << test_random_below(seed, 23));
 		piece = MIN(piece, bytes - done);
-		REQUIRE(!zip_writer_put(writer, data + done, piece, NULL));
+		REQUIRE(!format_writer_put(writer, data + done, piece, NULL));
 	}
-	ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
+	ck_assert_int_eq(format_writer_end(writer, NULL), 0);
 }
 
 static void expect_records(const uint8_t *data)
 {
-	struct zip_directory directory;
-	struct zip_index index;
+	struct format_directory directory;
+	struct format_index index;
 	uint8_t *content = content_of(current);
 	uint64_t check = 0;
 
 	look_back(&directory, &index);
 	ck_assert_uint_eq(directory.count, ARRAY_LENGTH(sizes) + 1);
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
-		const struct zip_entry *entry = &directory.entries[i];
+		const struct format_entry *entry = &directory.entries[i];
 
 		ck_assert_uint_eq(entry->bytes, sizes[i]);
 		ck_assert_mem_eq(content + entry->data_offset, data, sizes[i]);
@@ -224,8 +226,8 @@ static void expect_records(const uint8_t *data)
 	}
 	ck_assert_uint_eq(index.check_count, check);
 	ck_assert(!current->finished);
-	zip_index_free(&index);
-	zip_directory_free(&directory);
+	format_index_free(&index);
+	format_directory_free(&directory);
 	free(content);
 }
 
@@ -240,13 +242,13 @@ LOOP_TEST(written_case, records_come_back_whatever_pieces_they_came_in, 0, 4)
 
 	test_random_fill(&seed, data, 8 * MIB);
 	for (int round = 0; round < 3; round++) {
-		struct zip_writer *writer = new_writer();
+		struct format_writer *writer = new_writer();
 
 		for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
 			snprintf(name, sizeof(name), "data/%zu", i);
 			write_in_pieces(writer, name, data, sizes[i], known, &seed);
 		}
-		ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+		ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
 		expect_records(data);
 		free_writer(writer);
 	}
@@ -256,68 +258,68 @@ LOOP_TEST(written_case, records_come_back_whatever_pieces_they_came_in, 0, 4)
 
 TEST(written_case, data_begins_where_it_was_asked_to)
 {
-	struct zip_writer *writer = new_writer();
-	struct zip_directory directory;
-	struct zip_index index;
+	struct format_writer *writer = new_writer();
+	struct format_directory directory;
+	struct format_index index;
 	uint32_t alignment = 1;
 	char name[32];
 
 	for (int i = 0; i < 13; i++, alignment *= 2) {
 		snprintf(name, sizeof(name), "%d", i);
-		ck_assert_int_eq(zip_writer_begin(writer, name, 3, alignment, NULL), 0);
-		ck_assert_int_eq(zip_writer_put(writer, "abc", 3, NULL), 0);
-		ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
+		ck_assert_int_eq(format_writer_begin(writer, name, 3, alignment, NULL), 0);
+		ck_assert_int_eq(format_writer_put(writer, "abc", 3, NULL), 0);
+		ck_assert_int_eq(format_writer_end(writer, NULL), 0);
 	}
 	ck_assert_int_eq(write_record(writer, "small", zeros, 256 * KIB - 1, NULL), 0);
 	ck_assert_int_eq(write_record(writer, "large", zeros, 256 * KIB, NULL), 0);
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
 	look_back(&directory, &index);
 	for (uint32_t i = 0; i < 13; i++)
 		ck_assert_uint_eq(index.data_offsets[i] % (UINT64_C(1) << i), 0);
 	ck_assert_uint_eq(index.data_offsets[13] % 64, 0);
 	ck_assert_uint_eq(index.data_offsets[14] % 4096, 0);
-	zip_index_free(&index);
-	zip_directory_free(&directory);
+	format_index_free(&index);
+	format_directory_free(&directory);
 	free_writer(writer);
 }
 
 TEST(written_case, table_and_metadata_are_in_the_index)
 {
 	const int64_t shape[] = { 2, 5 }, strides[] = { 5, 1 };
-	const struct zip_tensor_row row = { "w", IOSHAPE_UINT8, 2, shape, strides, 1 };
-	const struct zip_index given = {
+	const struct format_tensor_row row = { "w", IOSHAPE_UINT8, 2, shape, strides, 1 };
+	const struct format_index given = {
 		.has_table = true,
 		.tensor_count = 1,
 		.tensors = &row,
 		.metadata = { .step = 42 },
 	};
-	struct zip_writer *writer = new_writer();
-	struct zip_directory directory;
-	struct zip_index index;
+	struct format_writer *writer = new_writer();
+	struct format_directory directory;
+	struct format_index index;
 
 	ck_assert_int_eq(write_record(writer, "data.pkl", "pickle", 6, NULL), 0);
 	ck_assert_int_eq(write_record(writer, "data/0", "0123456789", 10, NULL), 0);
-	ck_assert_int_eq(zip_writer_finish(writer, &given, NULL), 0);
+	ck_assert_int_eq(format_writer_finish(writer, &given, NULL), 0);
 	look_back(&directory, &index);
 	ck_assert(index.has_table);
 	ck_assert_str_eq(index.tensors[0].name, "w");
 	ck_assert_int_eq(index.metadata.step, 42);
-	zip_index_free(&index);
-	zip_directory_free(&directory);
+	format_index_free(&index);
+	format_directory_free(&directory);
 	free_writer(writer);
 }
 
 TEST(written_case, an_empty_container_is_a_container)
 {
-	struct zip_writer *writer = new_writer();
-	struct zip_directory directory;
-	struct zip_index index;
+	struct format_writer *writer = new_writer();
+	struct format_directory directory;
+	struct format_index index;
 
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
 	look_back(&directory, &index);
 	ck_assert_uint_eq(directory.count, 1);
-	zip_index_free(&index);
-	zip_directory_free(&directory);
+	format_index_free(&index);
+	format_directory_free(&directory);
 	free_writer(writer);
 }
 
@@ -331,34 +333,35 @@ TEST(written_case, records_may_pass_four_gigabytes)
 		crc = base_crc32_combine(crc, block, sizeof(zeros));
 
 	for (int known = 0; known < 2; known++) {
-		struct zip_writer *writer = new_writer();
-		struct zip_directory directory;
-		struct zip_index index;
+		struct format_writer *writer = new_writer();
+		struct format_directory directory;
+		struct format_index index;
 
-		ck_assert_int_eq(zip_writer_begin(writer, "data/0",
-						  known ? count * MIB : ZIP_UNKNOWN_BYTES, 0, NULL),
+		ck_assert_int_eq(format_writer_begin(writer, "data/0",
+						     known ? count * MIB : FORMAT_UNKNOWN_BYTES, 0,
+						     NULL),
 				 0);
 		for (uint64_t i = 0; i < count; i++)
-			REQUIRE(!zip_writer_put(writer, zeros, sizeof(zeros), NULL));
-		ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
+			REQUIRE(!format_writer_put(writer, zeros, sizeof(zeros), NULL));
+		ck_assert_int_eq(format_writer_end(writer, NULL), 0);
 		ck_assert_int_eq(write_record(writer, "data/1", "behind", 6, NULL), 0);
-		ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+		ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
 		look_back(&directory, &index);
 		ck_assert_uint_eq(directory.entries[0].bytes, count * MIB);
 		ck_assert_uint_eq(index.check_count, count + 1);
 		ck_assert_uint_gt(directory.entries[1].header_offset, count * MIB);
 		ck_assert_uint_eq(directory.entries[0].crc32, crc);
-		zip_index_free(&index);
-		zip_directory_free(&directory);
+		format_index_free(&index);
+		format_directory_free(&directory);
 		free_writer(writer);
 	}
 }
 
 TEST(written_case, a_hundred_thousand_records_are_no_trouble)
 {
-	struct zip_writer *writer = new_writer();
-	struct zip_directory directory;
-	struct zip_index index;
+	struct format_writer *writer = new_writer();
+	struct format_directory directory;
+	struct format_index index;
 	uint64_t position;
 	char name[32];
 
@@ -367,62 +370,63 @@ TEST(written_case, a_hundred_thousand_records_are_no_trouble)
 
 		REQUIRE(!write_record(writer, name, name, (size_t)length, NULL));
 	}
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
 	look_back(&directory, &index);
 	ck_assert_uint_eq(directory.count, 100001);
-	ck_assert(zip_names_find(directory.names, "data/77777", 10, &position));
+	ck_assert(format_names_find(directory.names, "data/77777", 10, &position));
 	ck_assert_uint_eq(position, 77777);
-	zip_index_free(&index);
-	zip_directory_free(&directory);
+	format_index_free(&index);
+	format_directory_free(&directory);
 	free_writer(writer);
 }
 
 /* ---- Misuse ---------------------------------------------------------------------------------- */
 
-static void misuse_names(struct zip_writer *writer)
+static void misuse_names(struct format_writer *writer)
 {
 	static const char *const bad[] = {
 		NULL,           "",     "caf\xe9", "/etc/passwd", "../up",
 		"a/../b",       "a//b", "a/",      ".",           "./a",
-		"..",           "a/..", "/",       "a/.",         ZIP_INDEX_RECORD,
+		"..",           "a/..", "/",       "a/.",         FORMAT_INDEX_RECORD,
 		".ioshape/else"
 	};
 	char longest[IOSHAPE_MAX_NAME_BYTES + 2];
 
 	for (size_t i = 0; i < ARRAY_LENGTH(bad); i++)
-		ck_assert_int_eq(zip_writer_begin(writer, bad[i], 1, 0, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_begin(writer, "first", 1, 0, NULL), -EEXIST);
+		ck_assert_int_eq(format_writer_begin(writer, bad[i], 1, 0, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_begin(writer, "first", 1, 0, NULL), -EEXIST);
 	memset(longest, 'n', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = '\0';
-	ck_assert_int_eq(zip_writer_begin(writer, longest, 1, 0, NULL), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(format_writer_begin(writer, longest, 1, 0, NULL), IOSHAPE_E_LIMIT);
 }
 
-static void misuse_order(struct zip_writer *writer)
+static void misuse_order(struct format_writer *writer)
 {
-	ck_assert_int_eq(zip_writer_put(writer, "a", 1, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_end(writer, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_begin(writer, "a", 1, 3, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_begin(writer, "a", 1, 8192, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_begin(writer, "a", UINT64_MAX - 1, 0, NULL), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(format_writer_put(writer, "a", 1, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_end(writer, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_begin(writer, "a", 1, 3, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_begin(writer, "a", 1, 8192, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_begin(writer, "a", UINT64_MAX - 1, 0, NULL),
+			 IOSHAPE_E_LIMIT);
 }
 
 /* With "second" open, announced with three bytes. */
-static void misuse_open_record(struct zip_writer *writer)
+static void misuse_open_record(struct format_writer *writer)
 {
-	ck_assert_int_eq(zip_writer_begin(writer, "third", 1, 0, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_put(writer, "abcd", 4, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_put(writer, "ab", 2, NULL), 0);
-	ck_assert_int_eq(zip_writer_end(writer, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_put(writer, "cd", 2, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_put(writer, NULL, 1, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_put(writer, NULL, 0, NULL), 0);
-	ck_assert_int_eq(zip_writer_put(writer, "c", 1, NULL), 0);
+	ck_assert_int_eq(format_writer_begin(writer, "third", 1, 0, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_put(writer, "abcd", 4, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_put(writer, "ab", 2, NULL), 0);
+	ck_assert_int_eq(format_writer_end(writer, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_put(writer, "cd", 2, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_put(writer, NULL, 1, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_put(writer, NULL, 0, NULL), 0);
+	ck_assert_int_eq(format_writer_put(writer, "c", 1, NULL), 0);
 }
 
 static uint8_t *write_two(bool misused, uint64_t *bytes)
 {
-	struct zip_writer *writer = new_writer();
+	struct format_writer *writer = new_writer();
 	uint8_t *content;
 
 	ck_assert_int_eq(write_record(writer, "first", "1", 1, NULL), 0);
@@ -430,13 +434,13 @@ static uint8_t *write_two(bool misused, uint64_t *bytes)
 		misuse_names(writer);
 		misuse_order(writer);
 	}
-	ck_assert_int_eq(zip_writer_begin(writer, "second", 3, 0, NULL), 0);
+	ck_assert_int_eq(format_writer_begin(writer, "second", 3, 0, NULL), 0);
 	if (misused)
 		misuse_open_record(writer);
 	else
-		ck_assert_int_eq(zip_writer_put(writer, "abc", 3, NULL), 0);
-	ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+		ck_assert_int_eq(format_writer_put(writer, "abc", 3, NULL), 0);
+	ck_assert_int_eq(format_writer_end(writer, NULL), 0);
+	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
 	*bytes = current->bytes;
 	content = content_of(current);
 	free_writer(writer);
@@ -458,22 +462,22 @@ TEST(misuse, misuse_is_refused_and_leaves_no_trace)
 
 TEST(misuse, nothing_follows_the_end)
 {
-	struct zip_writer *writer = new_writer();
+	struct format_writer *writer = new_writer();
 	unsigned long before;
 
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), 0);
 	before = steps;
-	ck_assert_int_eq(zip_writer_begin(writer, "late", 1, 0, NULL), -EINVAL);
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_begin(writer, "late", 1, 0, NULL), -EINVAL);
+	ck_assert_int_eq(format_writer_finish(writer, NULL, NULL), -EINVAL);
 	ck_assert_uint_eq(steps, before);
 	free_writer(writer);
-	zip_writer_free(NULL);
+	format_writer_free(NULL);
 	ck_assert_uint_eq(files, 0);
 }
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
-static int write_some(struct zip_writer *writer, struct base_error *error)
+static int write_some(struct format_writer *writer, struct base_error *error)
 {
 	int ret = 0;
 	char name[32];
@@ -483,7 +487,7 @@ static int write_some(struct zip_writer *writer, struct base_error *error)
 		ret = write_record(writer, name, zeros + 1, i ? 10 : MIB - 1, error);
 	}
 	if (!ret)
-		ret = zip_writer_finish(writer, NULL, error);
+		ret = format_writer_finish(writer, NULL, error);
 	return ret;
 }
 
@@ -496,7 +500,7 @@ TEST(failures, after_a_failed_write_nothing_more_is_written)
 	int ret = -EIO;
 
 	for (nth = 1; ret; nth++) {
-		struct zip_writer *writer = new_writer();
+		struct format_writer *writer = new_writer();
 		struct base_error error = { 0 };
 		unsigned long before;
 
@@ -505,10 +509,10 @@ TEST(failures, after_a_failed_write_nothing_more_is_written)
 		before = steps;
 		if (ret) {
 			REQUIRE(ret == -EIO && error.code == -EIO);
-			REQUIRE(zip_writer_begin(writer, "more", 1, 0, NULL) == -EIO);
-			REQUIRE(zip_writer_put(writer, "m", 1, NULL) == -EIO);
-			REQUIRE(zip_writer_end(writer, NULL) == -EIO);
-			REQUIRE(zip_writer_finish(writer, NULL, NULL) == -EIO);
+			REQUIRE(format_writer_begin(writer, "more", 1, 0, NULL) == -EIO);
+			REQUIRE(format_writer_put(writer, "m", 1, NULL) == -EIO);
+			REQUIRE(format_writer_end(writer, NULL) == -EIO);
+			REQUIRE(format_writer_finish(writer, NULL, NULL) == -EIO);
 		}
 		REQUIRE(steps == before);
 		free_writer(writer);
@@ -519,23 +523,23 @@ TEST(failures, after_a_failed_write_nothing_more_is_written)
 
 TEST(failures, without_memory_nothing_leaks)
 {
-	struct ring_writer *file;
+	struct io_writer *file;
 	unsigned long nth;
 	int ret = -ENOMEM;
 
 	for (nth = 1; ret; nth++) {
-		struct zip_writer *writer = NULL;
+		struct format_writer *writer = NULL;
 		struct base_error error = { 0 };
 
 		file = new_file();
 		fail_memory_at(nth);
-		ret = zip_writer_new(&writer, zip_sink_of_file(file), "/checkpoints/last.pt",
-				     &error);
+		ret = format_writer_new(&writer, format_sink_of_file(file), "/checkpoints/last.pt",
+					&error);
 		REQUIRE(!ret == !!writer);
 		if (!ret) {
 			ret = write_some(writer, &error);
 			if (ret)
-				REQUIRE(zip_writer_begin(writer, "more", 1, 0, NULL) == -ENOMEM);
+				REQUIRE(format_writer_begin(writer, "more", 1, 0, NULL) == -ENOMEM);
 		}
 		fail_memory_at(0);
 		free_writer(writer);

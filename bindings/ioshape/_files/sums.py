@@ -39,14 +39,14 @@ def put_beside(path: str, sums: bytes) -> None:
     finally:
         os.close(descriptor)
     numbers = ffi.new("uint32_t[]", [number for (number,) in struct.iter_unpack("<I", sums)])
-    found = ffi.new("struct zip_checksums *")
+    found = ffi.new("struct format_checksums *")
     found.file_bytes = status.st_size
     found.block_bytes = PART_UNIT
     found.blocks = len(numbers)
     found.crc32 = numbers
     found.modified_ns = status.st_mtime_ns
     encoded = ffi.new("struct base_buffer *")
-    code = lib.zip_checksums_encode(encoded, found)
+    code = lib.format_checksums_encode(encoded, found)
     if code == -errno.ENOMEM:
         raise MemoryError
     if code:

@@ -127,7 +127,7 @@ def lock_domain(directory: str) -> str | None:
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         digits = ffi.new("char[9]")
-        lib.ring_lock_domain(fd, digits)
+        lib.io_lock_domain(fd, digits)
     finally:
         os.close(fd)
     found = ffi.string(digits).decode()

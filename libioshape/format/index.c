@@ -1,0 +1,777 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The index record: checksums of blocks, tensor table, metadata; and the file of checksums that
+ * lies beside a file in another format. docs/format.md explains their bytes. All numbers are
+ * little-endian. Pure.
+ */
+#define _GNU_SOURCE
+#include "format/format.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- The bytes of the record ----------------------------------------------------------------- */
+
+/* Every section begins on a multiple of 8. */
+
+#define INDEX_MAGIC "ioshape\n"
+#define INDEX_MAGIC_BYTES 8u
+#define INDEX_VERSION BASE_FORMAT(1u)
+
+/* magic, u32 version, u32 sections, u32 directory_crc32, u32 zero, u64 check_bytes, u64 records */
+#define INDEX_HEADER_BYTES 40u
+#define INDEX_SECTIONS_AT 12u
+
+/* u32 tag, u32 zero, u64 bytes of the payload that follows, padded with zeros to a multiple of 8 */
+#define SECTION_HEADER_BYTES 16u
+#define SECTION_ALIGNMENT 8u
+
+enum index_section {
+	SECTION_OFFSETS = 1,  /* u64 for each record: where in the file its data begins */
+	SECTION_CHECKS = 2,   /* u32 for each block of each record: its CRC-32 */
+	SECTION_TENSORS = 3,  /* optional: the table */
+	SECTION_METADATA = 4, /* optional */
+	SECTION_COUNT
+};
+
+/* u64 tensors, u64 dimensions of all of them; then rows, shapes, strides, names */
+#define TABLE_HEADER_BYTES 16u
+/* u64 record, u32 dtype, u32 dims, u32 name_bytes, u32 zero */
+#define TABLE_ROW_BYTES 24u
+#define TABLE_ROW_NAME_BYTES_AT 16u
+
+/* i64 step, u64 blob_bytes, u64 attributes; then pairs of lengths, names and values, the blob */
+#define METADATA_HEADER_BYTES 24u
+/* u32 name_bytes, u32 value_bytes */
+#define METADATA_PAIR_BYTES 8u
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+/* Adds the lengths of name and value to *bytes. */
+static int check_attribute(const struct ioshape_attribute *attribute, uint64_t *bytes,
+			   struct base_error *error)
+{
+	size_t value_bytes;
+	int ret = format_check_name("attribute", attribute->name, error);
+
+	if (ret)
+		return ret;
+	if (!attribute->value)
+		return base_refuse_with(error, -EINVAL, "use \"\" for an empty one",
+					"cannot save attribute \"%s\": it has no value",
+					FORMAT_SHOWN(attribute->name));
+	value_bytes = strnlen(attribute->value, IOSHAPE_MAX_METADATA_BYTES + 1);
+	if (value_bytes <= IOSHAPE_MAX_METADATA_BYTES &&
+	    !format_utf8_valid(attribute->value, value_bytes))
+		return base_refuse_with(error, -EINVAL, "use the blob for bytes",
+					"cannot save attribute \"%s\": its value is not valid "
+					"UTF-8",
+					FORMAT_SHOWN(attribute->name));
+	*bytes += strlen(attribute->name) + value_bytes;
+	return 0;
+}
+
+static int check_attributes(const struct ioshape_metadata *metadata, struct format_names *names,
+			    struct base_error *error)
+{
+	uint64_t bytes = metadata->blob_bytes;
+	int ret;
+
+	for (size_t i = 0; i < metadata->attribute_count; i++) {
+		const char *name = metadata->attributes[i].name;
+
+		ret = check_attribute(&metadata->attributes[i], &bytes, error);
+		if (ret)
+			return ret;
+		if (bytes > IOSHAPE_MAX_METADATA_BYTES)
+			return base_refuse_with(error, IOSHAPE_E_LIMIT, "save them as a tensor",
+						"blob and attributes together have more than %s",
+						BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
+		ret = format_names_add(names, name, strlen(name), i);
+		if (ret)
+			return base_fail(error, ret == -EEXIST ? -EINVAL : ret,
+					 "attribute \"%s\" is there twice or cannot be noted",
+					 FORMAT_SHOWN(name));
+	}
+	return 0;
+}
+
+int format_check_metadata(const struct ioshape_metadata *metadata, struct base_error *error)
+{
+	struct format_names *names;
+	int ret;
+
+	if (metadata->blob_bytes > IOSHAPE_MAX_METADATA_BYTES)
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "save it as a tensor",
+					"the metadata's blob has %s, more than %s",
+					BASE_SIZE(metadata->blob_bytes),
+					BASE_SIZE(IOSHAPE_MAX_METADATA_BYTES));
+	if (metadata->blob_bytes && !metadata->blob)
+		return base_refuse(error, -EINVAL, "the metadata's blob is NULL and has %s",
+				   BASE_SIZE(metadata->blob_bytes));
+	if (metadata->attribute_count > IOSHAPE_MAX_ATTRIBUTES)
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use the blob",
+					"%zu attributes are more than %u",
+					metadata->attribute_count, IOSHAPE_MAX_ATTRIBUTES);
+	if (!metadata->attribute_count)
+		return 0;
+	if (!metadata->attributes)
+		return base_refuse(error, -EINVAL,
+				   "the metadata's attributes are NULL and number %zu",
+				   metadata->attribute_count);
+
+	ret = format_names_new(&names, metadata->attribute_count);
+	if (ret)
+		return base_no_memory(error, "names of attributes", metadata->attribute_count);
+	ret = check_attributes(metadata, names, error);
+	format_names_free(names);
+	return ret;
+}
+
+/* ---- Encoding -------------------------------------------------------------------------------- */
+
+/* Where bytes are appended. After a failure nothing more is. */
+struct out {
+	struct base_buffer *bytes;
+	uint32_t sections; /* begun so far */
+	int failed;
+};
+
+static void put_bytes(struct out *out, const void *data, size_t bytes)
+{
+	if (!out->failed)
+		out->failed = base_buffer_append(out->bytes, data, bytes);
+}
+
+static void put_le(struct out *out, uint64_t value, unsigned bytes)
+{
+	uint8_t number[8];
+
+	base_put_le(number, value, bytes);
+	put_bytes(out, number, bytes);
+}
+
+static void put_values(struct out *out, const int64_t *values, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		put_le(out, (uint64_t)values[i], 8);
+}
+
+/* Returns where its payload begins. */
+static size_t begin_section(struct out *out, enum index_section tag)
+{
+	out->sections++;
+	put_le(out, tag, 4);
+	put_le(out, 0, 4);
+	put_le(out, 0, 8); /* the payload's length, once that is known */
+	return out->bytes->bytes;
+}
+
+static void end_section(struct out *out, size_t begin)
+{
+	static const uint8_t zeros[SECTION_ALIGNMENT];
+	const size_t bytes = out->bytes->bytes - begin;
+
+	put_bytes(out, zeros, base_round_up(bytes, SECTION_ALIGNMENT) - bytes);
+	if (!out->failed)
+		base_put_le(out->bytes->data + begin - 8, bytes, 8);
+}
+
+static void put_records(struct out *out, const struct format_index *index)
+{
+	size_t begin = begin_section(out, SECTION_OFFSETS);
+
+	for (uint64_t i = 0; i < index->records; i++)
+		put_le(out, index->data_offsets[i], 8);
+	end_section(out, begin);
+
+	begin = begin_section(out, SECTION_CHECKS);
+	for (uint64_t i = 0; i < index->check_count; i++)
+		put_le(out, index->checks[i], 4);
+	end_section(out, begin);
+}
+
+static void put_table(struct out *out, const struct format_index *index)
+{
+	const struct format_tensor_row *rows = index->tensors;
+	const size_t begin = begin_section(out, SECTION_TENSORS);
+	uint64_t dims = 0;
+
+	for (uint64_t i = 0; i < index->tensor_count; i++)
+		dims += rows[i].dims;
+	put_le(out, index->tensor_count, 8);
+	put_le(out, dims, 8);
+	for (uint64_t i = 0; i < index->tensor_count; i++) {
+		put_le(out, rows[i].record, 8);
+		put_le(out, rows[i].dtype, 4);
+		put_le(out, rows[i].dims, 4);
+		put_le(out, strlen(rows[i].name), 4);
+		put_le(out, 0, 4);
+	}
+	for (uint64_t i = 0; i < index->tensor_count; i++)
+		put_values(out, rows[i].shape, rows[i].dims);
+	for (uint64_t i = 0; i < index->tensor_count; i++)
+		put_values(out, rows[i].strides, rows[i].dims);
+	for (uint64_t i = 0; i < index->tensor_count; i++)
+		put_bytes(out, rows[i].name, strlen(rows[i].name));
+	end_section(out, begin);
+}
+
+static void put_metadata(struct out *out, const struct ioshape_metadata *metadata)
+{
+	const struct ioshape_attribute *attributes = metadata->attributes;
+	const size_t begin = begin_section(out, SECTION_METADATA);
+
+	put_le(out, (uint64_t)metadata->step, 8);
+	put_le(out, metadata->blob_bytes, 8);
+	put_le(out, metadata->attribute_count, 8);
+	for (size_t i = 0; i < metadata->attribute_count; i++) {
+		put_le(out, strlen(attributes[i].name), 4);
+		put_le(out, strlen(attributes[i].value), 4);
+	}
+	for (size_t i = 0; i < metadata->attribute_count; i++) {
+		put_bytes(out, attributes[i].name, strlen(attributes[i].name));
+		put_bytes(out, attributes[i].value, strlen(attributes[i].value));
+	}
+	put_bytes(out, metadata->blob, metadata->blob_bytes);
+	end_section(out, begin);
+}
+
+int format_index_encode(struct base_buffer *bytes, const struct format_index *index)
+{
+	const struct ioshape_metadata *metadata = &index->metadata;
+	const size_t before = bytes->bytes;
+	struct out out = { .bytes = bytes };
+
+	put_bytes(&out, INDEX_MAGIC, INDEX_MAGIC_BYTES);
+	put_le(&out, INDEX_VERSION, 4);
+	put_le(&out, 0, 4); /* sections, once they are counted */
+	put_le(&out, index->directory_crc32, 4);
+	put_le(&out, 0, 4);
+	put_le(&out, index->check_bytes, 8);
+	put_le(&out, index->records, 8);
+	put_records(&out, index);
+	if (index->has_table)
+		put_table(&out, index);
+	if (metadata->step || metadata->blob_bytes || metadata->attribute_count)
+		put_metadata(&out, metadata);
+	/* A file that could not be read again must not be written. */
+	if (!out.failed && bytes->bytes - before > FORMAT_MAX_INDEX_BYTES)
+		out.failed = IOSHAPE_E_LIMIT;
+	if (out.failed)
+		bytes->bytes = before;
+	else
+		base_put_le(bytes->data + before + INDEX_SECTIONS_AT, out.sections, 4);
+	return out.failed;
+}
+
+void format_index_free(struct format_index *index)
+{
+	format_names_free(index->names);
+	free(index->memory);
+	memset(index, 0, sizeof(*index));
+}
+
+/* ---- Decoding -------------------------------------------------------------------------------- */
+
+/*
+ * The bytes are untrusted: every count is compared with the bytes that are there before it is
+ * multiplied, allocated for or believed. The result lies in one piece of memory, at most a few
+ * times as large as the record, but for the table of names.
+ */
+
+/* The bytes of the record that have not been read yet. */
+struct view {
+	const uint8_t *data;
+	uint64_t bytes;
+};
+
+struct decoder {
+	struct format_index *index;
+	const struct format_entry *entries;
+	uint64_t entry_count;
+	uint64_t section_count;              /* as announced */
+	struct view sections[SECTION_COUNT]; /* data is NULL where there is none */
+	uint64_t tensors;                    /* rows of the table */
+	uint64_t dims;                       /* of all rows */
+	uint64_t attributes;
+	uint64_t blob_bytes;
+	uint8_t *room; /* not given away yet */
+	struct base_error *error;
+};
+
+static int damaged(const struct decoder *decoder, const char *what)
+{
+	return base_refuse_with(decoder->error, IOSHAPE_E_DAMAGED,
+				"torch.load may still read the tensors",
+				"record " FORMAT_INDEX_RECORD ": %s", what);
+}
+
+static int too_many(const struct decoder *decoder, const char *what, uint64_t count, uint64_t limit)
+{
+	return base_refuse(decoder->error, IOSHAPE_E_LIMIT,
+			   "record " FORMAT_INDEX_RECORD ": %llu %s are more than %llu",
+			   (unsigned long long)count, what, (unsigned long long)limit);
+}
+
+static bool take(struct view *view, uint64_t bytes, struct view *part)
+{
+	if (bytes > view->bytes)
+		return false;
+	part->data = view->data;
+	part->bytes = bytes;
+	view->data += bytes;
+	view->bytes -= bytes;
+	return true;
+}
+
+/* The next number of a view that has been seen to be long enough. */
+static uint64_t next(struct view *view, unsigned bytes)
+{
+	uint64_t value = base_get_le(view->data, bytes);
+
+	view->data += bytes;
+	view->bytes -= bytes;
+	return value;
+}
+
+/* ---- First pass: finds the sections and counts the memory they take -------------------------- */
+
+static int find_sections(struct decoder *decoder, struct view rest)
+{
+	struct view payload, padding;
+	uint64_t tag, bytes;
+
+	for (uint64_t i = 0; i < decoder->section_count; i++) {
+		if (rest.bytes < SECTION_HEADER_BYTES)
+			return damaged(decoder, "a section ends too soon");
+		tag = next(&rest, 4);
+		next(&rest, 4);
+		bytes = next(&rest, 8);
+		if (!take(&rest, bytes, &payload) ||
+		    !take(&rest, base_round_up(bytes, SECTION_ALIGNMENT) - bytes, &padding))
+			return damaged(decoder, "a section ends too soon");
+		/* Later versions may add sections: they are skipped. */
+		if (tag == 0 || tag >= SECTION_COUNT)
+			continue;
+		if (decoder->sections[tag].data)
+			return damaged(decoder, "a section is there twice");
+		decoder->sections[tag] = payload;
+	}
+	return rest.bytes ? damaged(decoder, "it does not end where it should") : 0;
+}
+
+static int read_header(struct decoder *decoder, struct view *all)
+{
+	struct view header;
+	uint64_t version, check_bytes;
+
+	if (!take(all, INDEX_HEADER_BYTES, &header))
+		return damaged(decoder, "it ends too soon");
+	if (memcmp(header.data, INDEX_MAGIC, INDEX_MAGIC_BYTES))
+		return damaged(decoder, "it does not begin as an index does");
+	next(&header, INDEX_MAGIC_BYTES);
+	version = next(&header, 4);
+	if (version != INDEX_VERSION)
+		return base_refuse_with(decoder->error, IOSHAPE_E_FORMAT, "use a newer one",
+					"record " FORMAT_INDEX_RECORD
+					" has version %llu and this library knows %u",
+					(unsigned long long)version, INDEX_VERSION);
+	decoder->section_count = next(&header, 4);
+	decoder->index->directory_crc32 = (uint32_t)next(&header, 4);
+	next(&header, 4);
+	check_bytes = next(&header, 8);
+	if (check_bytes < FORMAT_LEAST_CHECK_BYTES || check_bytes > FORMAT_MOST_CHECK_BYTES ||
+	    (check_bytes & (check_bytes - 1)))
+		return damaged(decoder, "the size of its blocks is impossible");
+	if (next(&header, 8) != decoder->entry_count)
+		return damaged(decoder, "it covers another number of records than precede it");
+	decoder->index->check_bytes = check_bytes;
+	decoder->index->records = decoder->entry_count;
+	return 0;
+}
+
+/* Entries do not overlap and lie in a file: the sum over all of them is no concern. */
+static uint64_t blocks_of(const struct decoder *decoder, const struct format_entry *entry)
+{
+	const uint64_t check_bytes = decoder->index->check_bytes;
+
+	return entry->bytes / check_bytes + (entry->bytes % check_bytes != 0);
+}
+
+static int size_records(struct decoder *decoder, uint64_t *room)
+{
+	uint64_t blocks = 0;
+
+	for (uint64_t i = 0; i < decoder->entry_count; i++)
+		blocks += blocks_of(decoder, &decoder->entries[i]);
+	/* A division cannot overflow, as a product could. */
+	if (!decoder->sections[SECTION_OFFSETS].data ||
+	    decoder->sections[SECTION_OFFSETS].bytes % 8 ||
+	    decoder->sections[SECTION_OFFSETS].bytes / 8 != decoder->entry_count)
+		return damaged(decoder, "the number of data offsets is not that of the records");
+	if (!decoder->sections[SECTION_CHECKS].data ||
+	    decoder->sections[SECTION_CHECKS].bytes % 4 ||
+	    decoder->sections[SECTION_CHECKS].bytes / 4 != blocks)
+		return damaged(decoder, "the number of checksums is not that of the blocks");
+	decoder->index->check_count = blocks;
+	*room += 2 * decoder->sections[SECTION_OFFSETS].bytes +
+		 decoder->sections[SECTION_CHECKS].bytes;
+	return 0;
+}
+
+static int size_table(struct decoder *decoder, uint64_t *room)
+{
+	struct view *table = &decoder->sections[SECTION_TENSORS];
+	uint64_t names;
+
+	if (!table->data)
+		return 0;
+	if (table->bytes < TABLE_HEADER_BYTES)
+		return damaged(decoder, "the tensor table ends too soon");
+	decoder->tensors = next(table, 8);
+	decoder->dims = next(table, 8);
+	if (decoder->tensors > IOSHAPE_MAX_TENSORS)
+		return too_many(decoder, "tensors", decoder->tensors, IOSHAPE_MAX_TENSORS);
+	if (decoder->tensors > table->bytes / TABLE_ROW_BYTES ||
+	    decoder->dims > (table->bytes - decoder->tensors * TABLE_ROW_BYTES) / 16)
+		return damaged(decoder, "the tensor table ends too soon");
+	names = table->bytes - decoder->tensors * TABLE_ROW_BYTES - decoder->dims * 16;
+	decoder->index->has_table = true;
+	decoder->index->tensor_count = decoder->tensors;
+	*room += decoder->tensors * (sizeof(struct format_tensor_row) + 1) + decoder->dims * 16 +
+		 names;
+	return 0;
+}
+
+static int size_metadata(struct decoder *decoder, uint64_t *room)
+{
+	struct view *metadata = &decoder->sections[SECTION_METADATA];
+	uint64_t text;
+
+	if (!metadata->data)
+		return 0;
+	if (metadata->bytes < METADATA_HEADER_BYTES)
+		return damaged(decoder, "the metadata ends too soon");
+	decoder->index->metadata.step = (int64_t)next(metadata, 8);
+	decoder->blob_bytes = next(metadata, 8);
+	decoder->attributes = next(metadata, 8);
+	if (decoder->attributes > IOSHAPE_MAX_ATTRIBUTES)
+		return too_many(decoder, "attributes", decoder->attributes, IOSHAPE_MAX_ATTRIBUTES);
+	if (decoder->attributes > metadata->bytes / METADATA_PAIR_BYTES)
+		return damaged(decoder, "the metadata ends too soon");
+	text = metadata->bytes - decoder->attributes * METADATA_PAIR_BYTES;
+	if (text > IOSHAPE_MAX_METADATA_BYTES)
+		return too_many(decoder, "bytes of metadata", text, IOSHAPE_MAX_METADATA_BYTES);
+	if (decoder->blob_bytes > text)
+		return damaged(decoder, "the metadata ends too soon");
+	*room += decoder->attributes * (sizeof(struct ioshape_attribute) + 2) + text;
+	return 0;
+}
+
+/* ---- Second pass: checked copies ------------------------------------------------------------- */
+
+/* The first pass has counted the bytes. Types of wider alignment come first, text comes last. */
+static void *give(struct decoder *decoder, uint64_t bytes)
+{
+	void *room = decoder->room;
+
+	decoder->room += bytes;
+	return room;
+}
+
+static char *give_text(struct decoder *decoder, const struct view *text)
+{
+	char *copy = give(decoder, text->bytes + 1);
+
+	if (text->bytes)
+		memcpy(copy, text->data, text->bytes);
+	copy[text->bytes] = '\0';
+	return copy;
+}
+
+/* format_utf8_valid() refuses NUL as well, so that no copy in C is shorter than the text. */
+static bool text_valid(const struct view *text)
+{
+	return format_utf8_valid((const char *)text->data, text->bytes);
+}
+
+static bool name_valid(const struct view *name)
+{
+	return name->bytes && name->bytes <= IOSHAPE_MAX_NAME_BYTES && text_valid(name);
+}
+
+static void copy_records(struct decoder *decoder)
+{
+	struct format_index *index = decoder->index;
+	uint64_t *offsets = give(decoder, decoder->entry_count * 8);
+	uint64_t *first_check = give(decoder, decoder->entry_count * 8), block = 0;
+	uint32_t *checks = give(decoder, index->check_count * 4);
+
+	for (uint64_t i = 0; i < decoder->entry_count; i++) {
+		offsets[i] = next(&decoder->sections[SECTION_OFFSETS], 8);
+		first_check[i] = block;
+		block += blocks_of(decoder, &decoder->entries[i]);
+	}
+	for (uint64_t i = 0; i < index->check_count; i++)
+		checks[i] = (uint32_t)next(&decoder->sections[SECTION_CHECKS], 4);
+	index->data_offsets = offsets;
+	index->first_check = first_check;
+	index->checks = checks;
+}
+
+/* The fixed parts of the rows, and the dimensions. */
+static int copy_rows(struct decoder *decoder, struct format_tensor_row *rows, int64_t *numbers)
+{
+	struct view *table = &decoder->sections[SECTION_TENSORS];
+	uint64_t dims = 0;
+
+	for (uint64_t i = 0; i < decoder->tensors; i++) {
+		rows[i].record = next(table, 8);
+		rows[i].dtype = (uint32_t)next(table, 4);
+		rows[i].dims = (uint32_t)next(table, 4);
+		next(table, 8);
+		/* Records rise from row to row. Otherwise a small file could claim any number of
+		 * tensors in the same bytes. */
+		if (rows[i].record >= decoder->entry_count ||
+		    (i && rows[i].record <= rows[i - 1].record))
+			return damaged(decoder, "a tensor is in no record of its own");
+		if (!format_dtype_of(rows[i].dtype))
+			return damaged(decoder, "a tensor has an unknown dtype");
+		if (rows[i].dims > IOSHAPE_MAX_DIMS || rows[i].dims > decoder->dims - dims)
+			return damaged(decoder, "a tensor has too many dimensions");
+		rows[i].shape = numbers + dims;
+		rows[i].strides = numbers + decoder->dims + dims;
+		dims += rows[i].dims;
+	}
+	if (dims != decoder->dims)
+		return damaged(decoder, "the tensor table counts its dimensions wrongly");
+	for (uint64_t i = 0; i < 2 * decoder->dims; i++)
+		numbers[i] = (int64_t)next(table, 8);
+	return 0;
+}
+
+static int check_extent(const struct decoder *decoder, const struct format_tensor_row *row)
+{
+	const uint64_t bytes = decoder->entries[row->record].bytes;
+	const unsigned element_bytes = format_dtype_of(row->dtype)->bytes;
+	uint64_t elements;
+
+	if (!format_strides_dense(row->dims, row->shape, row->strides, &elements) ||
+	    bytes % element_bytes || elements != bytes / element_bytes)
+		return damaged(decoder, "the shape of a tensor is not that of its record");
+	return 0;
+}
+
+/* `encoded` are the rows as they lie in the record. */
+static int copy_names(struct decoder *decoder, struct format_tensor_row *rows,
+		      const uint8_t *encoded)
+{
+	struct view *table = &decoder->sections[SECTION_TENSORS], name;
+	int ret;
+
+	for (uint64_t i = 0; i < decoder->tensors; i++, encoded += TABLE_ROW_BYTES) {
+		if (!take(table, base_get_le(encoded + TABLE_ROW_NAME_BYTES_AT, 4), &name) ||
+		    !name_valid(&name))
+			return damaged(decoder, "a tensor has an impossible name");
+		rows[i].name = give_text(decoder, &name);
+		ret = format_names_add(decoder->index->names, rows[i].name, name.bytes, i);
+		if (ret == -EEXIST)
+			return damaged(decoder, "two tensors have the same name");
+		if (ret)
+			return base_no_memory(decoder->error, "the names of tensors", name.bytes);
+	}
+	return table->bytes ? damaged(decoder, "the tensor table has bytes left over") : 0;
+}
+
+static int copy_table(struct decoder *decoder, struct format_tensor_row *rows, int64_t *numbers)
+{
+	const uint8_t *encoded = decoder->sections[SECTION_TENSORS].data;
+	int ret = copy_rows(decoder, rows, numbers);
+
+	for (uint64_t i = 0; !ret && i < decoder->tensors; i++)
+		ret = check_extent(decoder, &rows[i]);
+	if (ret)
+		return ret;
+	if (format_names_new(&decoder->index->names, decoder->tensors))
+		return base_no_memory(decoder->error, "the names of tensors", decoder->tensors);
+	decoder->index->tensors = rows;
+	return copy_names(decoder, rows, encoded);
+}
+
+static int copy_metadata(struct decoder *decoder, struct ioshape_attribute *attributes)
+{
+	struct view text = decoder->sections[SECTION_METADATA], lengths, name, value;
+	struct ioshape_metadata *metadata = &decoder->index->metadata;
+	int ret;
+
+	if (!take(&text, decoder->attributes * METADATA_PAIR_BYTES, &lengths))
+		return damaged(decoder, "the metadata ends too soon");
+	for (uint64_t i = 0; i < decoder->attributes; i++) {
+		uint64_t name_bytes = next(&lengths, 4), value_bytes = next(&lengths, 4);
+
+		if (!take(&text, name_bytes, &name) || !take(&text, value_bytes, &value) ||
+		    !name_valid(&name) || !text_valid(&value))
+			return damaged(decoder, "an attribute is impossible");
+		attributes[i].name = give_text(decoder, &name);
+		attributes[i].value = give_text(decoder, &value);
+	}
+	if (text.bytes != decoder->blob_bytes)
+		return damaged(decoder, "the metadata's blob has another length");
+	if (decoder->blob_bytes)
+		metadata->blob = memcpy(give(decoder, text.bytes), text.data, text.bytes);
+	metadata->blob_bytes = text.bytes;
+	metadata->attributes = decoder->attributes ? attributes : NULL;
+	metadata->attribute_count = decoder->attributes;
+	ret = format_check_metadata(metadata, NULL);
+	if (ret == -ENOMEM)
+		return base_no_memory(decoder->error, "the names of attributes",
+				      decoder->attributes);
+	return ret ? damaged(decoder, "an attribute is there twice") : 0;
+}
+
+static int copy_all(struct decoder *decoder)
+{
+	struct format_tensor_row *rows = give(decoder, decoder->tensors * sizeof(*rows));
+	struct ioshape_attribute *attributes =
+		give(decoder, decoder->attributes * sizeof(*attributes));
+	int64_t *numbers = give(decoder, decoder->dims * 16);
+	int ret = 0;
+
+	copy_records(decoder);
+	if (decoder->index->has_table)
+		ret = copy_table(decoder, rows, numbers);
+	if (!ret && decoder->sections[SECTION_METADATA].data)
+		ret = copy_metadata(decoder, attributes);
+	return ret;
+}
+
+int format_index_decode(struct format_index *index, const uint8_t *data, size_t bytes,
+			const struct format_entry *entries, uint64_t entry_count,
+			struct base_error *error)
+{
+	struct view all = { data, bytes };
+	struct decoder decoder = {
+		.index = index,
+		.entries = entries,
+		.entry_count = entry_count,
+		.error = error,
+	};
+	uint64_t room = 1; /* never ask for nothing */
+	int ret;
+
+	memset(index, 0, sizeof(*index));
+	ret = read_header(&decoder, &all);
+	if (!ret)
+		ret = find_sections(&decoder, all);
+	if (!ret)
+		ret = size_records(&decoder, &room);
+	if (!ret)
+		ret = size_table(&decoder, &room);
+	if (!ret)
+		ret = size_metadata(&decoder, &room);
+	if (ret)
+		goto fail;
+
+	if ((size_t)room == room)
+		index->memory = decoder.room = malloc((size_t)room);
+	if (!decoder.room) {
+		ret = base_no_memory(error, "the index", room);
+		goto fail;
+	}
+	ret = copy_all(&decoder);
+	if (!ret)
+		return 0;
+fail:
+	format_index_free(index);
+	return ret;
+}
+
+/* ---- Checksums beside a file in another format ----------------------------------------------- */
+
+#define SUMS_MAGIC "ioshsums"
+#define SUMS_MAGIC_BYTES 8u
+#define SUMS_VERSION BASE_FORMAT(1u)
+
+/* magic, u32 version, u32 CRC-32 of all that follows, u64 block_bytes, u64 file_bytes,
+ * i64 modified_ns; then u32 for each block */
+#define SUMS_CRC_AT 12u
+#define SUMS_CHECKED_FROM 16u
+#define SUMS_HEADER_BYTES 40u
+#define SUM_BYTES 4u
+
+static uint64_t blocks_in(uint64_t file_bytes, uint64_t block_bytes)
+{
+	return file_bytes ? (file_bytes - 1) / block_bytes + 1 : 0;
+}
+
+bool format_checksums_valid(const struct format_checksums *checksums)
+{
+	const uint64_t unit = checksums->block_bytes;
+
+	return unit >= FORMAT_LEAST_CHECK_BYTES && unit <= FORMAT_MOST_CHECK_BYTES &&
+	       !(unit & (unit - 1)) &&
+	       checksums->blocks == blocks_in(checksums->file_bytes, unit) &&
+	       (checksums->crc32 || !checksums->blocks);
+}
+
+int format_checksums_encode(struct base_buffer *out, const struct format_checksums *checksums)
+{
+	const size_t bytes = SUMS_HEADER_BYTES + SUM_BYTES * checksums->blocks;
+	uint8_t *at;
+
+	if (bytes > FORMAT_MOST_CHECKSUMS_BYTES)
+		return -EFBIG;
+	if (base_buffer_reserve(out, bytes))
+		return -ENOMEM;
+	at = out->data + out->bytes;
+	memcpy(at, SUMS_MAGIC, SUMS_MAGIC_BYTES);
+	base_put_le(at + SUMS_MAGIC_BYTES, SUMS_VERSION, 4);
+	base_put_le(at + SUMS_CHECKED_FROM, checksums->block_bytes, 8);
+	base_put_le(at + 24, checksums->file_bytes, 8);
+	base_put_le(at + 32, (uint64_t)checksums->modified_ns, 8);
+	for (uint64_t i = 0; i < checksums->blocks; i++)
+		base_put_le(at + SUMS_HEADER_BYTES + SUM_BYTES * i, checksums->crc32[i], SUM_BYTES);
+	base_put_le(at + SUMS_CRC_AT,
+		    base_crc32(0, at + SUMS_CHECKED_FROM, bytes - SUMS_CHECKED_FROM), 4);
+	out->bytes += bytes;
+	return 0;
+}
+
+int format_checksums_decode(struct format_checksums *checksums, const uint8_t *data, size_t bytes)
+{
+	struct format_checksums found = { 0 };
+	uint32_t *values;
+
+	if (bytes < SUMS_HEADER_BYTES || memcmp(data, SUMS_MAGIC, SUMS_MAGIC_BYTES) != 0)
+		return IOSHAPE_E_FORMAT;
+	if (base_get_le(data + SUMS_MAGIC_BYTES, 4) != SUMS_VERSION)
+		return IOSHAPE_E_FORMAT;
+	if (base_get_le(data + SUMS_CRC_AT, 4) !=
+	    base_crc32(0, data + SUMS_CHECKED_FROM, bytes - SUMS_CHECKED_FROM))
+		return IOSHAPE_E_DAMAGED;
+	found.block_bytes = base_get_le(data + SUMS_CHECKED_FROM, 8);
+	found.file_bytes = base_get_le(data + 24, 8);
+	found.modified_ns = (int64_t)base_get_le(data + 32, 8);
+	found.blocks = (bytes - SUMS_HEADER_BYTES) / SUM_BYTES;
+	values = malloc(MAX(bytes - SUMS_HEADER_BYTES, 1));
+	found.crc32 = values;
+	if (!values)
+		return -ENOMEM;
+	if ((bytes - SUMS_HEADER_BYTES) % SUM_BYTES || !format_checksums_valid(&found)) {
+		free(values);
+		return IOSHAPE_E_DAMAGED;
+	}
+	for (uint64_t i = 0; i < found.blocks; i++)
+		values[i] =
+			(uint32_t)base_get_le(data + SUMS_HEADER_BYTES + SUM_BYTES * i, SUM_BYTES);
+	*checksums = found;
+	return 0;
+}
+
+void format_checksums_free(struct format_checksums *checksums)
+{
+	free((void *)(uintptr_t)checksums->crc32);
+	memset(checksums, 0, sizeof(*checksums));
+}

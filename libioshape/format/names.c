@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Names: whether callers may use them, how messages and JSON show them, and a hash table from names
+ * to positions. Pure.
+ */
+#define _GNU_SOURCE
+#include "format/format.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* ---- UTF-8 ------------------------------------------------------------------------------------
+ */
+
+bool format_utf8_valid(const char *text, size_t bytes)
+{
+	for (size_t i = 0, step; i < bytes; i += step) {
+		step = base_utf8_bytes(text + i, bytes - i);
+		if (!step)
+			return false;
+	}
+	return true;
+}
+
+const char *format_show_name(char into[FORMAT_SHOWN_NAME_BYTES], const char *name, size_t bytes)
+{
+	static const char more[] = "...";
+	size_t used = 0;
+
+	for (size_t step; used < bytes; used += step) {
+		step = MAX(base_utf8_bytes(name + used, bytes - used), 1);
+		if (used + step + sizeof(more) > FORMAT_SHOWN_NAME_BYTES)
+			break;
+		memcpy(into + used, name + used, step);
+		/* It is given by its length, and the text ends at a NUL. */
+		if (!into[used])
+			into[used] = '?';
+	}
+	memcpy(into + used, used < bytes ? more : "", used < bytes ? sizeof(more) : 1);
+	base_make_plain(into);
+	return into;
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------
+ */
+
+int format_json_put(struct base_buffer *out, const char *format, ...)
+{
+	char line[256];
+	va_list arguments;
+	int bytes;
+
+	va_start(arguments, format);
+	bytes = vsnprintf(line, sizeof(line), format, arguments);
+	va_end(arguments);
+	return base_buffer_append(out, line, (size_t)bytes);
+}
+
+/* A character that cannot stand in a string as it is. */
+static int put_escaped(struct base_buffer *out, char character)
+{
+	static const char letters[] = "\"\\bfnrt", characters[] = "\"\\\b\f\n\r\t";
+	const char *found = strchr(characters, character);
+
+	if (found)
+		return format_json_put(out, "\\%c", letters[found - characters]);
+	return format_json_put(out, "\\u%04x", (unsigned)(unsigned char)character);
+}
+
+int format_json_put_string(struct base_buffer *out, const char *text)
+{
+	size_t run;
+	int ret;
+
+	ret = base_buffer_append(out, "\"", 1);
+	while (!ret && *text) {
+		for (run = 0; (unsigned char)text[run] >= 0x20 && !strchr("\"\\", text[run]);)
+			run++;
+		ret = base_buffer_append(out, text, run);
+		text += run;
+		if (!ret && *text)
+			ret = put_escaped(out, *text++);
+	}
+	return ret ? ret : base_buffer_append(out, "\"", 1);
+}
+
+/* ---- What callers give to records, tensors and attributes -------------------------------------
+ */
+
+/* Names that begin so are the library's own. */
+#define RESERVED_FOLDER ".ioshape/"
+
+/* Whether each part between slashes is a name that unpacks to a file below the folder, wherever
+ * that is. */
+static bool parts_valid(const char *name)
+{
+	for (;;) {
+		size_t bytes = strcspn(name, "/");
+
+		if (!bytes || (bytes == 1 && name[0] == '.') ||
+		    (bytes == 2 && name[0] == '.' && name[1] == '.'))
+			return false;
+		if (!name[bytes])
+			return true;
+		name += bytes + 1;
+	}
+}
+
+int format_check_name(const char *what, const char *name, struct base_error *error)
+{
+	size_t bytes;
+
+	if (!name || !*name)
+		return base_refuse_with(error, -EINVAL, "give it one",
+					"cannot save a %s without a name", what);
+	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
+	if (bytes > IOSHAPE_MAX_NAME_BYTES)
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "shorten it",
+					"cannot save %s \"%s\": its name is longer than %u "
+					"bytes",
+					what, FORMAT_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
+	if (!format_utf8_valid(name, bytes))
+		return base_refuse_with(error, -EINVAL, "encode it in UTF-8",
+					"cannot save %s \"%s\": its name is not valid UTF-8", what,
+					FORMAT_SHOWN(name));
+	return 0;
+}
+
+static int check_record_name(const char *name, const char *path, struct base_error *error)
+{
+	int ret = format_check_name("record", name, error);
+
+	if (ret)
+		return ret;
+	if (!parts_valid(name))
+		return base_refuse(error, -EINVAL,
+				   "cannot write record \"%s\" to \"%s\": names are relative paths "
+				   "without \".\", \"..\" or empty parts",
+				   FORMAT_SHOWN(name), path);
+	if (!strncmp(name, RESERVED_FOLDER, strlen(RESERVED_FOLDER)))
+		return base_refuse(
+			error, -EINVAL,
+			"cannot write record \"%s\" to \"%s\": the folder " RESERVED_FOLDER
+			" belongs to the library",
+			FORMAT_SHOWN(name), path);
+	return 0;
+}
+
+int format_check_record(const char *name, uint32_t alignment, const char *path,
+			struct base_error *error)
+{
+	int ret = check_record_name(name, path, error);
+
+	if (!ret && (alignment & (alignment - 1) || alignment > FORMAT_LARGE_ALIGNMENT))
+		ret = base_refuse(error, -EINVAL,
+				  "cannot align record \"%s\" of \"%s\" to %u bytes: it must be a "
+				  "power of two up to %u",
+				  FORMAT_SHOWN(name), path, alignment, FORMAT_LARGE_ALIGNMENT);
+	return ret;
+}
+
+/* ---- Names to positions -----------------------------------------------------------------------
+ */
+
+/*
+ * Open addressing, linear probing, never more than half full. Names come from files that nobody
+ * vouches for: a hash with a secret key keeps a file with millions of names that were made to
+ * collide from costing quadratic time.
+ */
+
+struct slot {
+	const char *name; /* NULL: free */
+	uint32_t name_bytes;
+	uint32_t hash;
+	uint64_t position;
+};
+
+struct format_names {
+	struct slot *slots;
+	uint64_t room; /* a power of two */
+	uint64_t count;
+	uint64_t key[2];
+};
+
+#define LEAST_ROOM 16u
+
+/* SipHash-1-3 (Aumasson, Bernstein 2012), folded to 32 bits. */
+static uint32_t hash_of(const uint64_t key[2], const char *name, size_t bytes)
+{
+	uint64_t v[4] = { key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d,
+			  key[0] ^ 0x6c7967656e657261, key[1] ^ 0x7465646279746573 };
+	const uint8_t *at = (const uint8_t *)name;
+	uint64_t word, folded;
+	size_t left = bytes;
+
+	for (; left >= 8; left -= 8, at += 8) {
+		word = base_get_le(at, 8);
+		v[3] ^= word;
+		base_sip_round(v);
+		v[0] ^= word;
+	}
+	word = (uint64_t)bytes << 56 | base_get_le(at, (unsigned)left);
+	v[3] ^= word;
+	base_sip_round(v);
+	v[0] ^= word;
+	v[2] ^= 0xff;
+	for (int i = 0; i < 3; i++)
+		base_sip_round(v);
+	folded = v[0] ^ v[1] ^ v[2] ^ v[3];
+	return (uint32_t)(folded ^ folded >> 32);
+}
+
+/* The slot that holds the name, or the free one where it belongs. */
+static struct slot *seek(struct slot *slots, uint64_t room, uint32_t hash, const char *name,
+			 size_t bytes)
+{
+	struct slot *slot;
+
+	for (uint64_t at = hash & (room - 1);; at = (at + 1) & (room - 1)) {
+		slot = &slots[at];
+		if (!slot->name)
+			return slot;
+		if (slot->hash == hash && slot->name_bytes == bytes &&
+		    !memcmp(slot->name, name, bytes))
+			return slot;
+	}
+}
+
+static int grow(struct format_names *names, uint64_t room)
+{
+	struct slot *slots, *old;
+
+	slots = calloc(room, sizeof(*slots));
+	if (!slots)
+		return -ENOMEM;
+	for (uint64_t i = 0; i < names->room; i++) {
+		old = &names->slots[i];
+		if (old->name)
+			*seek(slots, room, old->hash, old->name, old->name_bytes) = *old;
+	}
+	free(names->slots);
+	names->slots = slots;
+	names->room = room;
+	return 0;
+}
+
+/* Twice as many slots as names; the hash has 32 bits, so more room than that would not be used. */
+static uint64_t room_for(uint64_t names)
+{
+	uint64_t room = LEAST_ROOM;
+
+	while (room / 2 < names && room < UINT64_C(1) << 32)
+		room *= 2;
+	return room;
+}
+
+int format_names_new(struct format_names **out, uint64_t expected)
+{
+	struct format_names *names = calloc(1, sizeof(*names));
+	int ret;
+
+	*out = NULL;
+	if (!names)
+		return -ENOMEM;
+	/* Without entropy, which hardly happens, what the address space's layout hides has to do.
+	 */
+	if (getrandom(names->key, sizeof(names->key), GRND_NONBLOCK) != sizeof(names->key)) {
+		names->key[0] = (uintptr_t)names;
+		names->key[1] = base_now_ns();
+	}
+	ret = grow(names, room_for(expected));
+	if (ret) {
+		free(names);
+		return ret;
+	}
+	*out = names;
+	return 0;
+}
+
+int format_names_add(struct format_names *names, const char *name, size_t name_bytes,
+		     uint64_t position)
+{
+	uint32_t hash = hash_of(names->key, name, name_bytes);
+	struct slot *slot;
+	int ret;
+
+	if (name_bytes > UINT32_MAX)
+		return -EINVAL;
+	if ((names->count + 1) * 2 > names->room) {
+		ret = grow(names, names->room * 2);
+		if (ret)
+			return ret;
+	}
+	slot = seek(names->slots, names->room, hash, name, name_bytes);
+	if (slot->name)
+		return -EEXIST;
+	*slot = (struct slot){
+		.name = name,
+		.name_bytes = (uint32_t)name_bytes,
+		.hash = hash,
+		.position = position,
+	};
+	names->count++;
+	return 0;
+}
+
+bool format_names_find(const struct format_names *names, const char *name, size_t name_bytes,
+		       uint64_t *position)
+{
+	uint32_t hash = hash_of(names->key, name, name_bytes);
+	const struct slot *slot;
+
+	slot = seek(names->slots, names->room, hash, name, name_bytes);
+	if (!slot->name)
+		return false;
+	*position = slot->position;
+	return true;
+}
+
+void format_names_free(struct format_names *names)
+{
+	if (!names)
+		return;
+	free(names->slots);
+	free(names);
+}

@@ -1,0 +1,861 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading the end of an archive and its central directory. The file is untrusted: nothing it says
+ * is used before it was held against the file's size, the limits and everything else it says.
+ *
+ * Zip is read from its end, and readers that disagree about where that is can be made to see
+ * different archives in one file. We take the last end record, as torch and most readers do, and
+ * refuse the file if anything about it is ambiguous.
+ */
+#define _GNU_SOURCE
+#include "format/format.h"
+#include "format/layout.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The bytes to parse, and where complaints go. */
+struct format_source {
+	uint64_t bytes;
+	format_fetch_fn fetch;
+	void *user;
+	const char *path;
+	struct base_error *error;
+};
+
+/* What the records at the end say of the central directory. */
+struct format_end {
+	uint64_t count; /* of entries */
+	uint64_t offset;
+	uint64_t bytes;
+};
+
+#define MOST_COMMENT_BYTES UINT16_MAX
+/* The most that can lie between the end of the directory's zip64 end record and the end of the
+ * file. */
+#define TAIL_BYTES (ZIP64_LOCATOR_BYTES + FORMAT_END_BYTES + MOST_COMMENT_BYTES)
+
+/* fetch() after a check that all of it lies in the file. */
+static int get(const struct format_source *source, uint64_t offset, void *into, size_t bytes)
+{
+	int ret;
+
+	if (offset > source->bytes || bytes > source->bytes - offset)
+		return base_refuse(source->error, IOSHAPE_E_DAMAGED,
+				   "cannot read \"%s\": it refers to bytes %" PRIu64 " to %" PRIu64
+				   " of itself but has only %" PRIu64
+				   ", so it is truncated or overwritten",
+				   source->path, offset, offset + bytes, source->bytes);
+	ret = source->fetch(source->user, offset, into, bytes);
+	return ret ? base_fail(source->error, ret, "cannot read \"%s\" at offset %" PRIu64,
+			       source->path, offset) :
+		     0;
+}
+
+/* ---- Files that are no archive at all -------------------------------------------------------- */
+
+#define AGAIN "load it with Python and save it again"
+#define UNPACK "unpack it first"
+
+static const struct {
+	const char *bytes;
+	size_t length;
+	const char *what, *remedy;
+} known_beginnings[] = {
+	/* Pickles of protocol 2 to 5: torch.save() before 1.6 began with one, and still does on
+	   request. */
+	{ "\x80\x02", 2, "a torch file of the old kind, from before torch 1.6",
+	  "load it with torch.load() and save it again" },
+	{ "\x80\x03", 2, "a plain pickle", AGAIN },
+	{ "\x80\x04", 2, "a plain pickle", AGAIN },
+	{ "\x80\x05", 2, "a plain pickle", AGAIN },
+	{ "\x1f\x8b", 2, "compressed by gzip", UNPACK },
+	{ "\x28\xb5\x2f\xfd", 4, "compressed by zstd", UNPACK },
+	{ "\xfd"
+	  "7zXZ",
+	  5, "compressed by xz", UNPACK },
+	{ "BZh", 3, "compressed by bzip2", UNPACK },
+	{ "\x89HDF", 4, "an HDF5 file", "load it with a reader of that format" },
+	{ "7z\xbc\xaf", 4, "a 7z archive", UNPACK },
+};
+
+/* Its header is the length of a JSON text, and then that text. */
+static bool looks_like_safetensors(const uint8_t *head, size_t bytes, uint64_t file_bytes)
+{
+	return bytes >= 9 && head[8] == '{' && base_get_le(head, 8) < file_bytes;
+}
+
+static int refuse_without_end(const struct format_source *source)
+{
+	uint8_t head[16] = { 0 };
+	size_t bytes = MIN(source->bytes, sizeof(head));
+	int ret;
+
+	if (!source->bytes)
+		return base_refuse_with(
+			source->error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": it is empty, truncated or never written",
+			source->path);
+	ret = get(source, 0, head, bytes);
+	if (ret)
+		return ret;
+	if (bytes < 4 ? head[0] == 'P' : base_get_le(head, 4) == FORMAT_LOCAL_SIGNATURE)
+		return base_refuse_with(
+			source->error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": it begins like a torch zip but has no end "
+			"record, so it is truncated (%s are left)",
+			source->path, BASE_SIZE(source->bytes));
+	for (size_t i = 0; i < ARRAY_LENGTH(known_beginnings); i++)
+		if (bytes >= known_beginnings[i].length &&
+		    !memcmp(head, known_beginnings[i].bytes, known_beginnings[i].length))
+			return base_refuse_with(source->error, IOSHAPE_E_FORMAT,
+						known_beginnings[i].remedy,
+						"cannot load \"%s\": it is %s", source->path,
+						known_beginnings[i].what);
+	if (looks_like_safetensors(head, bytes, source->bytes))
+		return base_refuse_with(
+			source->error, IOSHAPE_E_FORMAT, "load it with that library",
+			"cannot load \"%s\": it looks like a safetensors file", source->path);
+	return base_refuse_with(
+		source->error, IOSHAPE_E_FORMAT,
+		"check that it was written by torch.save() or by this library",
+		"cannot load \"%s\": it has neither the beginning nor the end of a zip",
+		source->path);
+}
+
+/* ---- The records at the end ------------------------------------------------------------------ */
+
+static int refuse_end(const struct format_source *source, const char *what)
+{
+	return base_refuse_with(source->error, IOSHAPE_E_DAMAGED, "use another copy",
+				"cannot load \"%s\": %s, so the file is damaged or truncated",
+				source->path, what);
+}
+
+static int refuse_disks(const struct format_source *source)
+{
+	return base_refuse_with(source->error, IOSHAPE_E_FORMAT, "join them first",
+				"cannot load \"%s\": it is one part of a zip split over several",
+				source->path);
+}
+
+/* The tail's last end record, by its position in the tail. */
+static int seek_end_record(const struct format_source *source, const uint8_t *tail, size_t bytes,
+			   size_t *position)
+{
+	size_t at;
+
+	if (bytes < FORMAT_END_BYTES)
+		return refuse_without_end(source);
+	for (at = bytes - FORMAT_END_BYTES; base_get_le(tail + at, 4) != FORMAT_END_SIGNATURE; at--)
+		if (!at)
+			return refuse_without_end(source);
+	/*
+	 * A comment that holds the signature itself is refused here as well: other readers would
+	 * not see the archive that we see.
+	 */
+	if (at + FORMAT_END_BYTES + base_get_le(tail + at + FORMAT_END_COMMENT, 2) != bytes)
+		return refuse_end(source,
+				  "its end record does not end where the file ends, so bytes were "
+				  "appended or are missing");
+	*position = at;
+	return 0;
+}
+
+/* A number in the end record is that of the zip64 end record, or all ones. */
+static bool agrees(uint64_t old, uint64_t all_ones, uint64_t number)
+{
+	return old == number || old == all_ones;
+}
+
+/* `locator` lies at `offset` of the file; *directory_end receives where the directory has to end.
+ */
+static int read_zip64_end(const struct format_source *source, const uint8_t *locator,
+			  uint64_t offset, const uint8_t *record, struct format_end *end,
+			  uint64_t *directory_end)
+{
+	uint64_t begin = base_get_le(locator + ZIP64_LOCATOR_OFFSET, 8);
+	uint8_t zip64[ZIP64_END_BYTES];
+	int ret;
+
+	if (base_get_le(locator + ZIP64_LOCATOR_DISK, 4) ||
+	    base_get_le(locator + ZIP64_LOCATOR_DISKS, 4) > 1)
+		return refuse_disks(source);
+	if (begin > offset || offset - begin < ZIP64_END_BYTES)
+		return refuse_end(source, "its zip64 locator points to a wrong place");
+	ret = get(source, begin, zip64, sizeof(zip64));
+	if (ret)
+		return ret;
+	if (base_get_le(zip64, 4) != ZIP64_END_SIGNATURE ||
+	    base_get_le(zip64 + ZIP64_END_LENGTH, 8) != offset - begin - ZIP64_END_LENGTH_STARTS)
+		return refuse_end(source,
+				  "there is no zip64 end record where its locator points to");
+	if (base_get_le(zip64 + ZIP64_END_DISK, 4) ||
+	    base_get_le(zip64 + ZIP64_END_DIRECTORY_DISK, 4))
+		return refuse_disks(source);
+	end->count = base_get_le(zip64 + ZIP64_END_COUNT, 8);
+	end->bytes = base_get_le(zip64 + ZIP64_END_SIZE, 8);
+	end->offset = base_get_le(zip64 + ZIP64_END_OFFSET, 8);
+	if (base_get_le(zip64 + ZIP64_END_DISK_COUNT, 8) != end->count ||
+	    !agrees(base_get_le(record + FORMAT_END_COUNT, 2), FORMAT_IN_ZIP64_16, end->count) ||
+	    !agrees(base_get_le(record + FORMAT_END_SIZE, 4), FORMAT_IN_ZIP64_32, end->bytes) ||
+	    !agrees(base_get_le(record + FORMAT_END_OFFSET, 4), FORMAT_IN_ZIP64_32, end->offset))
+		return refuse_end(source,
+				  "its end record and its zip64 end record contradict each other");
+	*directory_end = begin;
+	return 0;
+}
+
+static int check_end(const struct format_source *source, const struct format_end *end,
+		     uint64_t directory_end)
+{
+	if (end->offset > directory_end || directory_end - end->offset != end->bytes)
+		return refuse_end(source, "its directory does not lie where its end record says");
+	if (!end->count)
+		return base_refuse(
+			source->error, IOSHAPE_E_FORMAT,
+			"cannot load \"%s\": it is a zip without any record, not a torch zip",
+			source->path);
+	if (end->count > FORMAT_MAX_RECORDS || end->bytes > FORMAT_MAX_DIRECTORY_BYTES)
+		return base_refuse(
+			source->error, IOSHAPE_E_LIMIT,
+			"cannot load \"%s\": it says to have %" PRIu64
+			" records in a directory of %s, and at most %u in %s are supported",
+			source->path, end->count, BASE_SIZE(end->bytes), FORMAT_MAX_RECORDS,
+			BASE_SIZE(FORMAT_MAX_DIRECTORY_BYTES));
+	if (end->count * FORMAT_CENTRAL_BYTES > end->bytes)
+		return refuse_end(source, "its directory is too short for so many records");
+	return 0;
+}
+
+static int read_end(const struct format_source *source, const uint8_t *tail, size_t bytes,
+		    struct format_end *end)
+{
+	const uint8_t *record, *locator;
+	uint64_t directory_end;
+	size_t at = 0;
+	int ret;
+
+	ret = seek_end_record(source, tail, bytes, &at);
+	if (ret)
+		return ret;
+	record = tail + at;
+	directory_end = source->bytes - bytes + at;
+	if (!agrees(base_get_le(record + FORMAT_END_DISK, 2), FORMAT_IN_ZIP64_16, 0) ||
+	    !agrees(base_get_le(record + FORMAT_END_DIRECTORY_DISK, 2), FORMAT_IN_ZIP64_16, 0) ||
+	    base_get_le(record + FORMAT_END_DISK_COUNT, 2) !=
+		    base_get_le(record + FORMAT_END_COUNT, 2))
+		return refuse_disks(source);
+	end->count = base_get_le(record + FORMAT_END_COUNT, 2);
+	end->bytes = base_get_le(record + FORMAT_END_SIZE, 4);
+	end->offset = base_get_le(record + FORMAT_END_OFFSET, 4);
+	/*
+	 * All ones without a locator is no contradiction: 65,535 records need no zip64 yet. Numbers
+	 * that are wrong in that way do not pass check_end().
+	 */
+	locator = record - ZIP64_LOCATOR_BYTES;
+	if (at >= ZIP64_LOCATOR_BYTES && base_get_le(locator, 4) == ZIP64_LOCATOR_SIGNATURE) {
+		ret = read_zip64_end(source, locator, directory_end - ZIP64_LOCATOR_BYTES, record,
+				     end, &directory_end);
+		if (ret)
+			return ret;
+	}
+	return check_end(source, end, directory_end);
+}
+
+/*
+ * Finds the end record and the zip64 records and believes them if they agree with each other, with
+ * the file's size and with the limits.
+ */
+static int find_end(const struct format_source *source, struct format_end *end)
+{
+	size_t bytes = (size_t)MIN(source->bytes, TAIL_BYTES);
+	uint8_t *tail;
+	int ret;
+
+	if (source->bytes > FORMAT_MAX_FILE_BYTES)
+		return base_refuse(source->error, IOSHAPE_E_LIMIT, "cannot load \"%s\": it has %s",
+				   source->path, BASE_SIZE(source->bytes));
+	tail = malloc(MAX(bytes, 1));
+	if (!tail)
+		return base_no_memory(source->error, "the end of the file", bytes);
+	ret = get(source, source->bytes - bytes, tail, bytes);
+	if (!ret)
+		ret = read_end(source, tail, bytes, end);
+	free(tail);
+	return ret;
+}
+
+/* ---- Reading the directory --------------------------------------------------------------------
+ */
+
+/* Holds the longest entry there can be: 46 bytes and three times 65,535. */
+#define WINDOW_BYTES (256 * KIB)
+
+/* What a parsed directory owns besides its entries. */
+struct store {
+	struct base_buffer names; /* with the folder, each ended by a zero */
+	size_t folder_bytes; /* of the folder with its slash, which begins every name; 0: not known
+				yet */
+	char folder[FORMAT_MAX_FOLDER_BYTES];
+	uint64_t *limits; /* for each entry, where the next record begins; NULL: they ascend */
+};
+
+/* The directory is read through a window: a file that lies about its size costs no memory. */
+struct walk {
+	struct format_source source;
+	struct format_end end;
+	uint64_t next; /* offset in the file of what follows the window */
+	uint8_t *window;
+	size_t at, filled; /* in the window */
+	uint64_t room;     /* entries that fit */
+};
+
+/* An entry as it lies in the window. */
+struct raw_entry {
+	const uint8_t *head;
+	const char *name;
+	const uint8_t *extra;
+	uint32_t name_bytes, extra_bytes, comment_bytes;
+};
+
+static int refuse(const struct format_source *source, int code, const char *name, size_t name_bytes,
+		  const char *what)
+{
+	char shown[FORMAT_SHOWN_NAME_BYTES];
+
+	base_refuse(source->error, code, "cannot load \"%s\": record '%s' %s", source->path,
+		    format_show_name(shown, name, name_bytes), what);
+	base_error_in_record(source->error, shown);
+	return code;
+}
+
+/* ---- One entry ------------------------------------------------------------------------------- */
+
+/* Makes sure that the window holds the next `bytes`. */
+static int window_hold(struct walk *walk, size_t bytes)
+{
+	uint64_t left = walk->end.offset + walk->end.bytes - walk->next;
+	size_t held = walk->filled - walk->at;
+	size_t more;
+	int ret;
+
+	if (held >= bytes)
+		return 0;
+	if (bytes - held > left)
+		return base_refuse_with(
+			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": its directory ends inside an entry, so the "
+			"file is damaged",
+			walk->source.path);
+	memmove(walk->window, walk->window + walk->at, held);
+	more = (size_t)MIN(WINDOW_BYTES - held, left);
+	ret = get(&walk->source, walk->next, walk->window + held, more);
+	if (ret)
+		return ret;
+	walk->at = 0;
+	walk->filled = held + more;
+	walk->next += more;
+	return 0;
+}
+
+static int next_raw(struct walk *walk, struct raw_entry *raw)
+{
+	const uint8_t *head;
+	size_t rest;
+	int ret;
+
+	ret = window_hold(walk, FORMAT_CENTRAL_BYTES);
+	if (ret)
+		return ret;
+	head = walk->window + walk->at;
+	if (base_get_le(head, 4) != FORMAT_CENTRAL_SIGNATURE)
+		return base_refuse_with(
+			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": its directory is damaged near offset %" PRIu64,
+			walk->source.path, walk->next - (walk->filled - walk->at));
+	raw->name_bytes = (uint32_t)base_get_le(head + FORMAT_CENTRAL_NAME, 2);
+	raw->extra_bytes = (uint32_t)base_get_le(head + FORMAT_CENTRAL_EXTRA, 2);
+	raw->comment_bytes = (uint32_t)base_get_le(head + FORMAT_CENTRAL_COMMENT, 2);
+	rest = (size_t)raw->name_bytes + raw->extra_bytes + raw->comment_bytes;
+	ret = window_hold(walk, FORMAT_CENTRAL_BYTES + rest);
+	if (ret)
+		return ret;
+	raw->head = walk->window + walk->at; /* the window may have moved */
+	raw->name = (const char *)raw->head + FORMAT_CENTRAL_BYTES;
+	raw->extra = raw->head + FORMAT_CENTRAL_BYTES + raw->name_bytes;
+	walk->at += FORMAT_CENTRAL_BYTES + rest;
+	return 0;
+}
+
+/* Finds the zip64 field in an extra field. *bytes is 0 if there is none; NULL: the fields make no
+ * sense. */
+static const uint8_t *find_zip64(const uint8_t *extra, size_t extra_bytes, size_t *bytes)
+{
+	const uint8_t *found = extra;
+	size_t length;
+
+	*bytes = 0;
+	for (size_t at = 0; extra_bytes - at >= FORMAT_FIELD_HEAD_BYTES; at += length) {
+		length = base_get_le(extra + at + 2, 2);
+		at += FORMAT_FIELD_HEAD_BYTES;
+		if (length > extra_bytes - at)
+			return NULL;
+		if (base_get_le(extra + at - FORMAT_FIELD_HEAD_BYTES, 2) != ZIP64_FIELD_ID)
+			continue;
+		if (*bytes)
+			return NULL; /* twice: which one would count? */
+		found = extra + at;
+		*bytes = length;
+	}
+	return found;
+}
+
+/* The numbers of an entry, in full width. */
+struct numbers {
+	uint64_t size, packed, offset, disk;
+};
+
+/* Takes the next 8 or 4 bytes of the zip64 field if the old field is all ones. */
+static bool take_zip64(uint64_t *number, unsigned old_width, unsigned width, const uint8_t **field,
+		       size_t *left)
+{
+	uint64_t all_ones = old_width == 2 ? FORMAT_IN_ZIP64_16 : FORMAT_IN_ZIP64_32;
+
+	if (*number != all_ones)
+		return true;
+	if (*left < width)
+		return false;
+	*number = base_get_le(*field, width);
+	*field += width;
+	*left -= width;
+	return true;
+}
+
+static int read_numbers(const struct format_source *source, const struct raw_entry *raw,
+			struct numbers *numbers)
+{
+	const uint8_t *field;
+	size_t left;
+
+	numbers->size = base_get_le(raw->head + FORMAT_CENTRAL_SIZE, 4);
+	numbers->packed = base_get_le(raw->head + FORMAT_CENTRAL_PACKED, 4);
+	numbers->offset = base_get_le(raw->head + FORMAT_CENTRAL_OFFSET, 4);
+	numbers->disk = base_get_le(raw->head + FORMAT_CENTRAL_DISK, 2);
+	if (numbers->size != FORMAT_IN_ZIP64_32 && numbers->packed != FORMAT_IN_ZIP64_32 &&
+	    numbers->offset != FORMAT_IN_ZIP64_32 && numbers->disk != FORMAT_IN_ZIP64_16)
+		return 0;
+	field = find_zip64(raw->extra, raw->extra_bytes, &left);
+	if (!field || !take_zip64(&numbers->size, 4, 8, &field, &left) ||
+	    !take_zip64(&numbers->packed, 4, 8, &field, &left) ||
+	    !take_zip64(&numbers->offset, 4, 8, &field, &left) ||
+	    !take_zip64(&numbers->disk, 2, 4, &field, &left))
+		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			      "lacks its zip64 sizes; the directory is damaged: use another copy");
+	return 0;
+}
+
+/* Features that we do not read. */
+static int check_features(const struct format_source *source, const struct raw_entry *raw)
+{
+	uint64_t flags = base_get_le(raw->head + FORMAT_CENTRAL_FLAGS, 2);
+	struct numbers numbers;
+	int ret;
+
+	if (flags & (FORMAT_FLAG_ENCRYPTED | FORMAT_FLAG_STRONG | FORMAT_FLAG_MASKED))
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "is encrypted; unpack the archive and store it without encryption");
+	if (flags & FORMAT_FLAG_PATCH)
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "is a patch of another file, which is not supported");
+	if (base_get_le(raw->head + FORMAT_CENTRAL_METHOD, 2) == FORMAT_METHOD_STORED)
+		return 0;
+	ret = read_numbers(source, raw, &numbers);
+	if (ret)
+		return ret;
+	/* Whoever believes the method gets rubbish: torch would not notice. */
+	if (numbers.size && numbers.size == numbers.packed)
+		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			      "is said to be compressed and has its full size; the directory is "
+			      "damaged: use another copy");
+	return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+		      "is compressed; torch zips are stored: repack the archive without "
+		      "compression (zip -0)");
+}
+
+/* Where the entry lies, as far as the directory alone can tell. */
+static int read_place(const struct walk *walk, const struct raw_entry *raw,
+		      struct format_entry *entry)
+{
+	const struct format_source *source = &walk->source;
+	uint64_t end = walk->end.offset; /* records lie before the directory */
+	uint64_t least = FORMAT_LOCAL_BYTES + raw->name_bytes;
+	struct numbers numbers;
+	int ret;
+
+	ret = read_numbers(source, raw, &numbers);
+	if (ret)
+		return ret;
+	if (numbers.disk)
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "lies in another part of a split zip; join the parts first");
+	/* Of a folder torch reads nothing, and hands out memory as it found it. */
+	if (numbers.size &&
+	    base_get_le(raw->head + FORMAT_CENTRAL_ATTRIBUTES, 4) & FORMAT_ATTRIBUTE_FOLDER)
+		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			      "is said to be a folder and has contents; the directory is damaged: "
+			      "use another copy");
+	if (numbers.size != numbers.packed)
+		return refuse(
+			source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			"is stored in another size than its own; the directory is damaged: use "
+			"another copy");
+	if (numbers.offset > end || least > end - numbers.offset ||
+	    numbers.size > end - numbers.offset - least)
+		return refuse(
+			source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			"lies outside the file; it is truncated or damaged: use another copy");
+	entry->crc32 = (uint32_t)base_get_le(raw->head + FORMAT_CENTRAL_CRC, 4);
+	entry->bytes = numbers.size;
+	entry->header_offset = numbers.offset;
+	return 0;
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+/* The first name tells the folder, as for torch. */
+static int take_folder(const struct format_source *source, const struct raw_entry *raw,
+		       struct store *store)
+{
+	const char *slash = memchr(raw->name, '/', raw->name_bytes);
+
+	if (!slash || slash == raw->name)
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "lies in no folder, so this is a zip but not a torch zip");
+	store->folder_bytes = (size_t)(slash - raw->name) + 1;
+	if (store->folder_bytes > sizeof(store->folder))
+		return refuse(source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
+			      "lies in a folder with too long a name");
+	memcpy(store->folder, raw->name, store->folder_bytes);
+	return 0;
+}
+
+static int check_name(const struct format_source *source, const struct raw_entry *raw,
+		      const struct store *store)
+{
+	if (raw->name_bytes > store->folder_bytes + IOSHAPE_MAX_NAME_BYTES)
+		return refuse(source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
+			      "has too long a name");
+	if (!format_utf8_valid(raw->name, raw->name_bytes))
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "has a name that is not UTF-8");
+	if (raw->name_bytes < store->folder_bytes ||
+	    memcmp(raw->name, store->folder, store->folder_bytes))
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "lies in another folder than the first; a torch zip has one folder");
+	return 0;
+}
+
+/* Folders, which repacking tools list as empty entries, are no records. */
+static bool is_folder(const struct raw_entry *raw, const struct format_entry *entry)
+{
+	return !entry->bytes && raw->name[raw->name_bytes - 1] == '/';
+}
+
+static int keep_name(struct store *store, const struct raw_entry *raw)
+{
+	static const char zero;
+	size_t before = store->names.bytes;
+	int ret;
+
+	ret = base_buffer_append(&store->names, raw->name, raw->name_bytes);
+	if (!ret)
+		ret = base_buffer_append(&store->names, &zero, 1);
+	if (ret)
+		store->names.bytes = before;
+	return ret;
+}
+
+/* ---- The directory --------------------------------------------------------------------------- */
+
+static int keep_entry(struct walk *walk, struct format_directory *directory,
+		      const struct raw_entry *raw, const struct format_entry *entry)
+{
+	struct store *store = directory->memory;
+	uint64_t room = walk->room;
+	struct format_entry *entries;
+
+	/* Room grows with what was really there, not with what the end record says. */
+	if (directory->count == room) {
+		room = MIN(room ? room * 2 : 64, walk->end.count);
+		entries = realloc(directory->entries, room * sizeof(*entries));
+		if (!entries)
+			return base_no_memory(walk->source.error, "the directory of an archive",
+					      room * sizeof(*entries));
+		directory->entries = entries;
+		walk->room = room;
+	}
+	if (keep_name(store, raw))
+		return base_no_memory(walk->source.error, "the names of records",
+				      store->names.bytes);
+	directory->entries[directory->count++] = *entry;
+	return 0;
+}
+
+static int walk_entry(struct walk *walk, struct format_directory *directory)
+{
+	struct store *store = directory->memory;
+	struct format_entry entry = { 0 };
+	struct raw_entry raw = { 0 };
+	int ret;
+
+	ret = next_raw(walk, &raw);
+	if (!ret && !store->folder_bytes)
+		ret = take_folder(&walk->source, &raw, store);
+	if (!ret)
+		ret = check_name(&walk->source, &raw, store);
+	/* Before sizes are compared, which features of other zips let differ. */
+	if (!ret)
+		ret = check_features(&walk->source, &raw);
+	if (!ret)
+		ret = read_place(walk, &raw, &entry);
+	if (ret || is_folder(&raw, &entry))
+		return ret;
+	if (raw.name_bytes == store->folder_bytes)
+		return refuse(&walk->source, IOSHAPE_E_DAMAGED, raw.name, raw.name_bytes,
+			      "is a folder and yet holds bytes; the directory is damaged");
+	entry.name_bytes = raw.name_bytes - (uint32_t)store->folder_bytes;
+	return keep_entry(walk, directory, &raw, &entry);
+}
+
+static int walk_directory(struct walk *walk, struct format_directory *directory)
+{
+	int ret = 0;
+
+	walk->next = walk->end.offset;
+	walk->window = malloc(WINDOW_BYTES);
+	if (!walk->window)
+		return base_no_memory(walk->source.error, "reading a directory", WINDOW_BYTES);
+	for (uint64_t i = 0; i < walk->end.count && !ret; i++)
+		ret = walk_entry(walk, directory);
+	if (!ret && (walk->at != walk->filled || walk->next != walk->end.offset + walk->end.bytes))
+		ret = base_refuse_with(
+			walk->source.error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": its directory is longer than its %" PRIu64
+			" entries, so the file is damaged",
+			walk->source.path, walk->end.count);
+	if (!ret && !directory->count)
+		ret = base_refuse(
+			walk->source.error, IOSHAPE_E_FORMAT,
+			"cannot load \"%s\": it is a zip of empty folders, not a torch zip",
+			walk->source.path);
+	free(walk->window);
+	walk->window = NULL;
+	return ret;
+}
+
+/* Now that the names no longer move: lets the entries point to them, and makes sure that none comes
+ * twice. */
+static int index_names(const struct format_source *source, struct format_directory *directory)
+{
+	struct store *store = directory->memory;
+	char *name = (char *)store->names.data;
+	struct format_entry *entry;
+	int ret;
+
+	ret = format_names_new(&directory->names, directory->count);
+	for (uint64_t i = 0; i < directory->count && !ret; i++) {
+		entry = &directory->entries[i];
+		entry->name = name + store->folder_bytes;
+		name = entry->name + entry->name_bytes + 1;
+		ret = format_names_add(directory->names, entry->name, entry->name_bytes, i);
+		if (ret == -EEXIST)
+			return refuse(
+				source, IOSHAPE_E_DAMAGED, entry->name, entry->name_bytes,
+				"is there twice; the archive cannot be trusted: use another copy");
+	}
+	if (ret)
+		return base_no_memory(source->error, "an index of names", directory->count);
+	return 0;
+}
+
+/* ---- Overlaps -------------------------------------------------------------------------------- */
+
+static uint64_t least_end(const struct format_directory *directory, uint64_t position)
+{
+	const struct store *store = directory->memory;
+	const struct format_entry *entry = &directory->entries[position];
+
+	return entry->header_offset + FORMAT_LOCAL_BYTES + store->folder_bytes + entry->name_bytes +
+	       entry->bytes;
+}
+
+static int compare_offsets(const void *a, const void *b, void *user)
+{
+	const struct format_entry *entries = user;
+	uint64_t left = entries[*(const uint64_t *)a].header_offset;
+	uint64_t right = entries[*(const uint64_t *)b].header_offset;
+
+	return left < right ? -1 : left > right;
+}
+
+static bool ascends(const struct format_directory *directory)
+{
+	for (uint64_t i = 1; i < directory->count; i++)
+		if (directory->entries[i].header_offset < directory->entries[i - 1].header_offset)
+			return false;
+	return true;
+}
+
+/* Some tools list records in another order than they lie in: then each needs its neighbour noted.
+ */
+static int note_limits(struct format_directory *directory)
+{
+	struct store *store = directory->memory;
+	uint64_t count = directory->count;
+	uint64_t *order;
+
+	order = malloc(count * sizeof(*order));
+	store->limits = malloc(count * sizeof(*store->limits));
+	directory->order = order;
+	if (!order || !store->limits)
+		return -ENOMEM;
+	for (uint64_t i = 0; i < count; i++)
+		order[i] = i;
+	qsort_r(order, count, sizeof(*order), compare_offsets, directory->entries);
+	for (uint64_t i = 0; i < count; i++)
+		store->limits[order[i]] = i + 1 < count ?
+						  directory->entries[order[i + 1]].header_offset :
+						  directory->offset;
+	return 0;
+}
+
+/* Where the next record's header, or the directory, begins. */
+static uint64_t limit_of(const struct format_directory *directory, uint64_t position)
+{
+	const struct store *store = directory->memory;
+
+	if (store->limits)
+		return store->limits[position];
+	return position + 1 < directory->count ? directory->entries[position + 1].header_offset :
+						 directory->offset;
+}
+
+static int check_overlaps(const struct format_source *source, struct format_directory *directory)
+{
+	const struct format_entry *entry;
+
+	if (!ascends(directory) && note_limits(directory))
+		return base_no_memory(source->error, "the order of records",
+				      directory->count * 2 * sizeof(uint64_t));
+	for (uint64_t i = 0; i < directory->count; i++) {
+		entry = &directory->entries[i];
+		if (least_end(directory, i) > limit_of(directory, i))
+			return refuse(source, IOSHAPE_E_DAMAGED, entry->name, entry->name_bytes,
+				      "overlaps what follows it; the directory is damaged: use "
+				      "another copy");
+	}
+	return 0;
+}
+
+/* ---- The calls ------------------------------------------------------------------------------- */
+
+int format_parse(struct format_directory *directory, uint64_t file_bytes, format_fetch_fn fetch,
+		 void *user, const char *path, struct base_error *error)
+{
+	struct walk walk = { .source = { file_bytes, fetch, user, path, error } };
+	int ret;
+
+	memset(directory, 0, sizeof(*directory));
+	ret = find_end(&walk.source, &walk.end);
+	if (ret)
+		return ret;
+	directory->offset = walk.end.offset;
+	directory->memory = calloc(1, sizeof(struct store));
+	if (!directory->memory)
+		return base_no_memory(error, "a directory", sizeof(struct store));
+	ret = walk_directory(&walk, directory);
+	if (!ret)
+		ret = index_names(&walk.source, directory);
+	if (!ret)
+		ret = check_overlaps(&walk.source, directory);
+	if (ret)
+		format_directory_free(directory);
+	return ret;
+}
+
+bool format_data_fits(const struct format_directory *directory, uint64_t position,
+		      uint64_t data_offset)
+{
+	const struct format_entry *entry = &directory->entries[position];
+	uint64_t least = least_end(directory, position) - entry->bytes;
+
+	/* The least end fits, so none of this can wrap. */
+	return data_offset >= least && data_offset - least <= UINT16_MAX &&
+	       data_offset - least <= limit_of(directory, position) - (least + entry->bytes);
+}
+
+/* Numbers that stand in both headers must be the same. Those in zip64 fields are not looked up. */
+static bool local_agrees(const uint8_t *head, const struct format_entry *entry)
+{
+	uint64_t flags = base_get_le(head + FORMAT_LOCAL_FLAGS, 2);
+	uint64_t packed = base_get_le(head + FORMAT_LOCAL_PACKED, 4);
+	uint64_t size = base_get_le(head + FORMAT_LOCAL_SIZE, 4);
+
+	if (base_get_le(head + FORMAT_LOCAL_METHOD, 2) != FORMAT_METHOD_STORED ||
+	    flags & FORMAT_FLAG_ENCRYPTED)
+		return false;
+	if (flags & FORMAT_FLAG_DESCRIPTOR)
+		return true; /* they are zero, or nobody cares */
+	return base_get_le(head + FORMAT_LOCAL_CRC, 4) == entry->crc32 &&
+	       (packed == FORMAT_IN_ZIP64_32 || packed == entry->bytes) &&
+	       (size == FORMAT_IN_ZIP64_32 || size == entry->bytes);
+}
+
+int format_locate(struct format_directory *directory, uint64_t position, format_fetch_fn fetch,
+		  void *user, const char *path, struct base_error *error)
+{
+	/* What lies before the directory was found to be in the file. */
+	struct format_source source = { directory->offset, fetch, user, path, error };
+	const struct store *store = directory->memory;
+	struct format_entry *entry = &directory->entries[position];
+	size_t name_bytes = store->folder_bytes + entry->name_bytes;
+	uint8_t head[FORMAT_LOCAL_BYTES + FORMAT_MAX_FULL_NAME_BYTES];
+	uint64_t data_offset;
+	int ret;
+
+	ret = get(&source, entry->header_offset, head, FORMAT_LOCAL_BYTES + name_bytes);
+	if (ret)
+		return ret;
+	data_offset = entry->header_offset + FORMAT_LOCAL_BYTES + name_bytes +
+		      base_get_le(head + FORMAT_LOCAL_EXTRA, 2);
+	if (base_get_le(head, 4) != FORMAT_LOCAL_SIGNATURE ||
+	    base_get_le(head + FORMAT_LOCAL_NAME, 2) != name_bytes ||
+	    memcmp(head + FORMAT_LOCAL_BYTES, entry->name - store->folder_bytes, name_bytes) ||
+	    !local_agrees(head, entry) || !format_data_fits(directory, position, data_offset))
+		return base_refuse_with(
+			error, IOSHAPE_E_DAMAGED, "use another copy",
+			"cannot load \"%s\": what lies at offset %" PRIu64
+			" is not the record that the directory places there, so the "
+			"file is damaged",
+			path, entry->header_offset);
+	entry->data_offset = data_offset;
+	return 0;
+}
+
+void format_directory_free(struct format_directory *directory)
+{
+	struct store *store = directory->memory;
+
+	if (store) {
+		base_buffer_free(&store->names);
+		free(store->limits);
+		free(store);
+	}
+	format_names_free(directory->names);
+	free(directory->order);
+	free(directory->entries);
+	memset(directory, 0, sizeof(*directory));
+}

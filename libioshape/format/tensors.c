@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors: their dtypes, and how a strided tensor becomes the bytes of a record. Pure. */
+#define _GNU_SOURCE
+#include "format/format.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* ---- Dtypes -----------------------------------------------------------------------------------
+ */
+
+/*
+ * Torch stopped adding typed storages at bfloat16. Tensors of later dtypes lie in an untyped
+ * storage, and their pickle names the dtype itself.
+ */
+static const struct format_dtype dtypes[] = {
+	[IOSHAPE_UINT8] = { "uint8", "ByteStorage", 1 },
+	[IOSHAPE_INT8] = { "int8", "CharStorage", 1 },
+	[IOSHAPE_INT16] = { "int16", "ShortStorage", 2 },
+	[IOSHAPE_INT32] = { "int32", "IntStorage", 4 },
+	[IOSHAPE_INT64] = { "int64", "LongStorage", 8 },
+	[IOSHAPE_FLOAT16] = { "float16", "HalfStorage", 2 },
+	[IOSHAPE_FLOAT32] = { "float32", "FloatStorage", 4 },
+	[IOSHAPE_FLOAT64] = { "float64", "DoubleStorage", 8 },
+	[IOSHAPE_COMPLEX32] = { "complex32", NULL, 4 },
+	[IOSHAPE_COMPLEX64] = { "complex64", "ComplexFloatStorage", 8 },
+	[IOSHAPE_COMPLEX128] = { "complex128", "ComplexDoubleStorage", 16 },
+	[IOSHAPE_BOOL] = { "bool", "BoolStorage", 1 },
+	[IOSHAPE_BFLOAT16] = { "bfloat16", "BFloat16Storage", 2 },
+	[IOSHAPE_UINT16] = { "uint16", NULL, 2 },
+	[IOSHAPE_UINT32] = { "uint32", NULL, 4 },
+	[IOSHAPE_UINT64] = { "uint64", NULL, 8 },
+	[IOSHAPE_FLOAT8_E4M3FN] = { "float8_e4m3fn", NULL, 1 },
+	[IOSHAPE_FLOAT8_E5M2] = { "float8_e5m2", NULL, 1 },
+	[IOSHAPE_FLOAT8_E4M3FNUZ] = { "float8_e4m3fnuz", NULL, 1 },
+	[IOSHAPE_FLOAT8_E5M2FNUZ] = { "float8_e5m2fnuz", NULL, 1 },
+	[IOSHAPE_FLOAT8_E8M0FNU] = { "float8_e8m0fnu", NULL, 1 },
+	[IOSHAPE_FLOAT4_E2M1FN_X2] = { "float4_e2m1fn_x2", NULL, 1 },
+};
+
+const struct format_dtype *format_dtype_of(uint32_t dtype)
+{
+	if (dtype >= ARRAY_LENGTH(dtypes) || !dtypes[dtype].name)
+		return NULL;
+	return &dtypes[dtype];
+}
+
+IOSHAPE_EXPORT size_t ioshape_dtype_bytes(enum ioshape_dtype dtype)
+{
+	const struct format_dtype *known = format_dtype_of((uint32_t)dtype);
+
+	return known ? known->bytes : 0;
+}
+
+/* ---- Layout ---------------------------------------------------------------------------------- */
+
+/*
+ * The elements, and the elements there would be if no length were 0: the strides of an empty tensor
+ * are computed as if those lengths were 1, as in torch. False if a length is negative or the
+ * product overflows.
+ */
+static bool count_elements(uint32_t dims, const int64_t *shape, uint64_t *elements, int64_t *span)
+{
+	bool empty = false;
+
+	*span = 1;
+	for (uint32_t i = 0; i < dims; i++) {
+		if (shape[i] < 0)
+			return false;
+		if (!shape[i])
+			empty = true;
+		else if (__builtin_mul_overflow(*span, shape[i], span))
+			return false;
+	}
+	*elements = empty ? 0 : (uint64_t)*span;
+	return true;
+}
+
+static void contiguous_strides(uint32_t dims, const int64_t *shape, int64_t *strides)
+{
+	int64_t step = 1; /* count_elements() has seen that this does not overflow */
+
+	for (uint32_t i = dims; i-- > 0;) {
+		strides[i] = step;
+		step *= MAX(shape[i], 1);
+	}
+}
+
+/* The dimensions that matter (longer than 1), from the smallest stride to the largest. */
+static uint32_t sort_dims(uint32_t dims, const int64_t *shape, const int64_t *strides,
+			  uint32_t *order)
+{
+	uint32_t count = 0, at;
+
+	/* From the last one, where the smallest stride usually is: then no step moves anything. */
+	for (uint32_t i = dims; i-- > 0;) {
+		if (shape[i] <= 1)
+			continue;
+		for (at = count++; at > 0 && strides[order[at - 1]] > strides[i]; at--)
+			order[at] = order[at - 1];
+		order[at] = i;
+	}
+	return count;
+}
+
+/* Whether these strides visit each element of one dense block once. Lengths of 0 and 1 have no say.
+ */
+static bool fills_block(uint32_t dims, const int64_t *shape, const int64_t *strides)
+{
+	uint32_t order[IOSHAPE_MAX_DIMS], count;
+	int64_t step = 1;
+
+	count = sort_dims(dims, shape, strides, order);
+	for (uint32_t i = 0; i < count; i++) {
+		if (strides[order[i]] != step)
+			return false;
+		step *= shape[order[i]];
+	}
+	return true;
+}
+
+bool format_strides_dense(uint32_t dims, const int64_t *shape, const int64_t *strides,
+			  uint64_t *elements)
+{
+	int64_t span;
+
+	if (dims > IOSHAPE_MAX_DIMS || !count_elements(dims, shape, elements, &span))
+		return false;
+	for (uint32_t i = 0; i < dims; i++) {
+		if (strides[i] < 0 || strides[i] > span)
+			return false;
+	}
+	return fills_block(dims, shape, strides);
+}
+
+static int check_shape(const struct ioshape_tensor *tensor, const struct format_dtype *dtype,
+		       struct base_error *error)
+{
+	if (!dtype)
+		return base_refuse(error, -EINVAL,
+				   "tensor \"%s\" has dtype %d, which is not in enum ioshape_dtype",
+				   FORMAT_SHOWN(tensor->name), (int)tensor->dtype);
+	if (tensor->dims > IOSHAPE_MAX_DIMS)
+		return base_refuse_with(error, IOSHAPE_E_LIMIT, "reshape it",
+					"tensor \"%s\" has %u dimensions and torch allows %u",
+					FORMAT_SHOWN(tensor->name), tensor->dims, IOSHAPE_MAX_DIMS);
+	if (tensor->dims && !tensor->shape)
+		return base_refuse(error, -EINVAL, "tensor \"%s\" has %u dimensions and no shape",
+				   FORMAT_SHOWN(tensor->name), tensor->dims);
+	for (uint32_t i = 0; i < tensor->dims; i++) {
+		if (tensor->shape[i] < 0)
+			return base_refuse(
+				error, -EINVAL,
+				"tensor \"%s\" has the negative length %lld in dimension %u",
+				FORMAT_SHOWN(tensor->name), (long long)tensor->shape[i], i);
+		if (tensor->strides && tensor->strides[i] < 0)
+			return base_refuse_with(
+				error, -EINVAL, "save a copy that runs forward",
+				"tensor \"%s\" has the negative stride %lld in dimension "
+				"%u",
+				FORMAT_SHOWN(tensor->name), (long long)tensor->strides[i], i);
+	}
+	return 0;
+}
+
+/* The memory a tensor reaches must be addressable: offsets of elements are computed without checks
+ * later. */
+static bool reach_fits(const struct ioshape_tensor *tensor, size_t element_bytes)
+{
+	int64_t last = 0, step;
+
+	for (uint32_t i = 0; i < tensor->dims; i++) {
+		if (tensor->shape[i] <= 1)
+			continue;
+		if (__builtin_mul_overflow(tensor->shape[i] - 1, tensor->strides[i], &step) ||
+		    __builtin_add_overflow(last, step, &last))
+			return false;
+	}
+	return last < INT64_MAX / (int64_t)element_bytes;
+}
+
+/* A stride that has no say can be anything in the tensor; in the file it stays below the element
+ * count. */
+static void keep_strides(const struct ioshape_tensor *tensor, int64_t span, int64_t *strides)
+{
+	for (uint32_t i = 0; i < tensor->dims; i++) {
+		if (tensor->strides[i] <= span)
+			strides[i] = tensor->strides[i];
+	}
+}
+
+int format_layout_tensor(const struct ioshape_tensor *tensor, struct format_layout *layout,
+			 struct base_error *error)
+{
+	const struct format_dtype *dtype = format_dtype_of((uint32_t)tensor->dtype);
+	uint64_t elements;
+	int64_t span;
+	int ret;
+
+	ret = format_check_name("tensor", tensor->name, error);
+	if (!ret)
+		ret = check_shape(tensor, dtype, error);
+	if (ret)
+		return ret;
+
+	if (!count_elements(tensor->dims, tensor->shape, &elements, &span) ||
+	    span > INT64_MAX / dtype->bytes)
+		return base_refuse(
+			error, IOSHAPE_E_LIMIT,
+			"the shape of tensor \"%s\" has more bytes than 63 bits can count",
+			FORMAT_SHOWN(tensor->name));
+	if (elements && tensor->strides && !reach_fits(tensor, dtype->bytes))
+		return base_refuse(
+			error, IOSHAPE_E_LIMIT,
+			"the strides of tensor \"%s\" reach further than 63 bits can count",
+			FORMAT_SHOWN(tensor->name));
+	if (elements && !tensor->data)
+		return base_refuse(error, -EINVAL, "tensor \"%s\" has %llu elements and no data",
+				   FORMAT_SHOWN(tensor->name), (unsigned long long)elements);
+
+	layout->bytes = elements * dtype->bytes;
+	layout->as_it_lies = !tensor->strides ||
+			     fills_block(tensor->dims, tensor->shape, tensor->strides);
+	contiguous_strides(tensor->dims, tensor->shape, layout->strides);
+	if (tensor->strides && layout->as_it_lies)
+		keep_strides(tensor, span, layout->strides);
+	return 0;
+}
+
+int format_layout_row_major(const struct ioshape_tensor *tensor, struct format_layout *layout,
+			    struct base_error *error)
+{
+	int ret = format_layout_tensor(tensor, layout, error);
+
+	if (ret)
+		return ret;
+	contiguous_strides(tensor->dims, tensor->shape, layout->strides);
+	for (uint32_t i = 0; tensor->strides && i < tensor->dims; i++)
+		if (tensor->shape[i] > 1 && tensor->strides[i] != layout->strides[i])
+			layout->as_it_lies = false;
+	return 0;
+}
+
+/* ---- Packing --------------------------------------------------------------------------------- */
+
+/*
+ * A tensor seen as equal units of contiguous memory: an element, or as many as follow each other
+ * both in memory and in row-major order.
+ */
+struct units {
+	size_t bytes;                          /* of a unit */
+	uint32_t dims;                         /* over which units are spread; at least 1 */
+	uint64_t length[IOSHAPE_MAX_DIMS + 1]; /* innermost first */
+	uint64_t step[IOSHAPE_MAX_DIMS + 1];   /* in bytes */
+};
+
+static void find_units(const struct ioshape_tensor *tensor, size_t element_bytes,
+		       struct units *units)
+{
+	uint64_t length, step, contiguous = element_bytes;
+
+	units->bytes = element_bytes;
+	units->dims = 0;
+	for (uint32_t i = tensor->dims; i-- > 0;) {
+		length = (uint64_t)tensor->shape[i];
+		if (length == 1)
+			continue;
+		step = tensor->strides ? (uint64_t)tensor->strides[i] * element_bytes : contiguous;
+		contiguous *= length;
+		if (!units->dims && step == units->bytes) {
+			units->bytes *= length;
+			continue;
+		}
+		if (units->dims &&
+		    step == units->step[units->dims - 1] * units->length[units->dims - 1]) {
+			units->length[units->dims - 1] *= length;
+			continue;
+		}
+		units->length[units->dims] = length;
+		units->step[units->dims++] = step;
+	}
+	if (!units->dims) {
+		units->length[0] = 1;
+		units->step[0] = 0;
+		units->dims = 1;
+	}
+}
+
+/* A constant size makes memcpy() one load and one store. */
+#define COPY_UNITS(size)                                                                           \
+	for (uint64_t i = 0; i < count; i++, to += (size), from += step)                           \
+	memcpy(to, from, size)
+
+static void copy_units(uint8_t *to, const uint8_t *from, size_t bytes, uint64_t step,
+		       uint64_t count)
+{
+	switch (bytes) {
+	case 1:
+		COPY_UNITS(1);
+		break;
+	case 2:
+		COPY_UNITS(2);
+		break;
+	case 4:
+		COPY_UNITS(4);
+		break;
+	case 8:
+		COPY_UNITS(8);
+		break;
+	case 16:
+		COPY_UNITS(16);
+		break;
+	default:
+		COPY_UNITS(bytes);
+	}
+}
+
+/*
+ * Rows whose neighbours lie closer together than the units in a row (a transposed matrix, a part of
+ * one): row by row, each cache line would be fetched anew for each unit in it. A few units of as
+ * many rows as share their cache lines are copied at a time; few, because the distance is often a
+ * power of two, and caches hold few lines at such distances.
+ */
+#define CACHE_LINE_BYTES 64u
+#define TILE_UNITS 8u
+
+static void copy_rows(uint8_t *to, const uint8_t *from, const struct units *units, uint64_t rows)
+{
+	const uint64_t row_bytes = units->length[0] * units->bytes;
+	uint64_t count;
+
+	for (uint64_t done = 0; done < units->length[0]; done += count) {
+		count = MIN(units->length[0] - done, TILE_UNITS);
+		for (uint64_t row = 0; row < rows; row++)
+			copy_units(to + row * row_bytes, from + row * units->step[1], units->bytes,
+				   units->step[0], count);
+		to += count * units->bytes;
+		from += count * units->step[0];
+	}
+}
+
+/* How many rows from this one on, of `most` units, to copy together; below 2 if nothing is gained.
+ */
+static uint64_t rows_together(const struct units *units, uint64_t row, uint64_t most)
+{
+	uint64_t rows;
+
+	if (units->dims < 2 || units->step[0] < CACHE_LINE_BYTES ||
+	    units->step[1] >= CACHE_LINE_BYTES || !units->step[1])
+		return 1;
+	rows = MIN(CACHE_LINE_BYTES / units->step[1], most / units->length[0]);
+	return MIN(rows, units->length[1] - row);
+}
+
+/* A place in row-major order: which unit, and where it lies. */
+struct cursor {
+	uint64_t index[IOSHAPE_MAX_DIMS + 1];
+	const uint8_t *from; /* the unit at index */
+};
+
+static void seek_unit(const struct units *units, const void *data, uint64_t unit,
+		      struct cursor *cursor)
+{
+	cursor->from = data;
+	for (uint32_t i = 0; i < units->dims; i++) {
+		cursor->index[i] = unit % units->length[i];
+		unit /= units->length[i];
+		cursor->from += cursor->index[i] * units->step[i];
+	}
+}
+
+/* `count` steps on in dimension `dim`, at most to its end; dimensions further in are at their
+ * beginning. */
+static void advance(const struct units *units, struct cursor *cursor, uint32_t dim, uint64_t count)
+{
+	cursor->index[dim] += count;
+	cursor->from += count * units->step[dim];
+	for (uint32_t i = dim; cursor->index[i] == units->length[i] && i + 1 < units->dims; i++) {
+		cursor->from -= cursor->index[i] * units->step[i];
+		cursor->index[i] = 0;
+		cursor->index[i + 1]++;
+		cursor->from += units->step[i + 1];
+	}
+}
+
+/* Copies some of `most` units and moves on behind them; returns their number. */
+static uint64_t copy_some(const struct units *units, struct cursor *cursor, uint8_t *to,
+			  uint64_t most)
+{
+	uint64_t count, rows;
+
+	rows = cursor->index[0] ? 1 : rows_together(units, cursor->index[1], most);
+	if (rows > 1) {
+		copy_rows(to, cursor->from, units, rows);
+		advance(units, cursor, 1, rows);
+		return rows * units->length[0];
+	}
+	count = MIN(most, units->length[0] - cursor->index[0]);
+	copy_units(to, cursor->from, units->bytes, units->step[0], count);
+	advance(units, cursor, 0, count);
+	return count;
+}
+
+void format_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_t offset,
+		 void *into, size_t bytes)
+{
+	struct units units;
+	struct cursor cursor;
+	uint8_t *to = into;
+	size_t skip, part;
+	uint64_t count;
+
+	if (!bytes)
+		return;
+	find_units(tensor, element_bytes, &units);
+	seek_unit(&units, tensor->data, offset / units.bytes, &cursor);
+
+	/* The rest of a unit that an earlier call began. */
+	skip = offset % units.bytes;
+	if (skip) {
+		part = MIN(units.bytes - skip, bytes);
+		memcpy(to, cursor.from + skip, part);
+		to += part;
+		bytes -= part;
+		if (skip + part == units.bytes)
+			advance(&units, &cursor, 0, 1);
+	}
+	while (bytes >= units.bytes) {
+		count = copy_some(&units, &cursor, to, bytes / units.bytes);
+		to += count * units.bytes;
+		bytes -= count * units.bytes;
+	}
+	if (bytes)
+		memcpy(to, cursor.from, bytes);
+}

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Directories that are filled under a temporary name, and then appear whole; and what leaves its
+ * place as a whole.
+ */
+#define _GNU_SOURCE
+#include "io/atomic_file.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Names that turn out to be taken. */
+#define MOST_TRIES 16
+
+int io_folder_create_locked(struct io_folder *folder, const struct io_folder *parent,
+			    const char *name, enum io_lock *lock, struct base_error *error)
+{
+	int ret = io_folder_create_in(folder, parent, name, error);
+
+	if (ret)
+		return ret == -EEXIST ? -EAGAIN : ret;
+	*lock = io_folder_lock(folder);
+	/* Another process may have come between, tidying up, and removed it, or is about to. */
+	if (*lock == IO_NO_LOCKS ||
+	    (*lock == IO_LOCKED && io_folder_is_named(folder, parent, name)))
+		return 0;
+	io_folder_close(folder);
+	return -EAGAIN;
+}
+
+/* Of an absolute path: the directory that it is in, and its name there. */
+static int split(struct io_new_folder *made, const char *path, struct base_error *error)
+{
+	const char *slash = strrchr(path, '/');
+	char *above = strndup(path, MAX((size_t)(slash - path), 1));
+	int ret = 0;
+
+	made->name = strdup(slash + 1);
+	if (!above || !made->name)
+		ret = base_no_memory(error, "a path", strlen(path));
+	if (!ret)
+		ret = io_folder_make(above, error);
+	if (!ret)
+		ret = io_folder_open(&made->above, above, error);
+	free(above);
+	return ret;
+}
+
+int io_new_folder_make(struct io_new_folder *made, const char *path, struct base_budget *tidying,
+		       const struct base_log *log, struct base_error *error)
+{
+	enum io_lock lock;
+	int ret;
+
+	*made = (struct io_new_folder)IO_NO_NEW_FOLDER;
+	ret = split(made, path, error);
+	if (!ret && tidying)
+		io_remove_stale(made->above.fd, made->above.path, tidying, log);
+	for (int tries = 0; !ret && tries < MOST_TRIES; tries++) {
+		io_temporary_name(made->above.fd, made->name, made->temporary);
+		ret = io_folder_create_locked(&made->folder, &made->above, made->temporary, &lock,
+					      error);
+		if (!ret)
+			return 0;
+		if (ret == -EAGAIN && tries + 1 < MOST_TRIES)
+			ret = 0;
+	}
+	if (ret == -EAGAIN)
+		base_fail(error, ret, "cannot find a free name in \"%s\"", made->above.path);
+	*made->temporary = 0;
+	io_new_folder_close(made, log);
+	return ret;
+}
+
+int io_new_folder_commit(struct io_new_folder *made, struct base_error *error)
+{
+	int ret = io_folder_sync(&made->folder, error);
+
+	if (ret)
+		return ret;
+	ret = io_folder_rename(&made->above, made->temporary, made->name);
+	if (ret == -EEXIST || ret == -ENOTEMPTY || ret == -ENOTDIR)
+		return base_fail_with(
+			error, -EEXIST, "choose another name",
+			"cannot put \"%s/%s\" in place without replacing what is there",
+			made->above.path, made->name);
+	if (ret)
+		return base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
+				 made->name);
+	ret = io_folder_sync(&made->above, error);
+	/* As it was before. */
+	if (ret)
+		io_folder_rename(&made->above, made->name, made->temporary);
+	else
+		*made->temporary = 0;
+	return ret;
+}
+
+/* ---- In the place of another ----------------------------------------------------------------- */
+
+/* What has the name: open, and held if it has the file `first`. */
+static int hold_old(const struct io_new_folder *made, const char *first, int64_t newest_ns,
+		    struct io_folder *old, struct io_hold *hold, struct base_error *error)
+{
+	struct io_entry entry;
+	int ret = io_folder_open_in(old, &made->above, made->name, error);
+
+	if (!ret)
+		ret = io_folder_look(old, ".", &entry, error);
+	if (!ret && entry.modified_ns > newest_ns)
+		ret = base_refuse(error, -EEXIST, "\"%s\" is newer than what was to replace it",
+				  old->path);
+	if (!ret && first) {
+		ret = io_folder_claim(old, first, hold, error);
+		if (ret == -EBUSY)
+			base_refuse_with(error, ret, "try again later",
+					 "cannot replace \"%s\": a process reads it", old->path);
+		ret = ret == -ENOENT ? 0 : ret;
+	}
+	return ret;
+}
+
+/* Afterwards the old one has the name `aside`. */
+static int swap(struct io_new_folder *made, char aside[NAME_MAX + 1])
+{
+	int ret = io_folder_swap(&made->above, made->temporary, made->name);
+
+	if (!ret)
+		strcpy(aside, made->temporary);
+	if (ret != -EOPNOTSUPP)
+		return ret;
+	io_temporary_name(made->above.fd, made->name, aside);
+	ret = io_folder_rename(&made->above, made->name, aside);
+	if (ret)
+		return ret;
+	ret = io_folder_rename(&made->above, made->temporary, made->name);
+	if (ret)
+		io_folder_rename(&made->above, aside, made->name);
+	return ret;
+}
+
+int io_new_folder_replace(struct io_new_folder *made, const char *first, int64_t newest_ns,
+			  struct base_error *error)
+{
+	struct io_folder old = IO_NO_FOLDER;
+	struct io_hold hold = IO_NO_HOLD;
+	char aside[NAME_MAX + 1];
+	int ret = io_folder_sync(&made->folder, error);
+
+	if (ret)
+		return ret;
+	ret = io_folder_rename(&made->above, made->temporary, made->name);
+	if (ret == -EEXIST || ret == -ENOTEMPTY) {
+		ret = hold_old(made, first, newest_ns, &old, &hold, error);
+		if (!ret)
+			ret = swap(made, aside);
+	}
+	if (!ret) {
+		*made->temporary = 0;
+		ret = io_folder_sync(&made->above, error);
+	} else {
+		base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
+			  made->name);
+	}
+	/* What cannot be removed is left to whoever tidies up. */
+	if (!ret && old.fd >= 0 && io_folder_is_named(&old, &made->above, aside))
+		io_folder_remove(&old, &made->above, aside, NULL, NULL, NULL, NULL);
+	io_folder_let_go(&hold);
+	io_folder_close(&old);
+	return ret;
+}
+
+int io_folder_resemble(const struct io_folder *folder, const struct io_original *original,
+		       struct base_error *error)
+{
+	struct stat status;
+	int ret = fstat(folder->fd, &status) ? -errno : 0;
+
+	/* As the process made it that saved the original. */
+	if (!ret && (status.st_mode & 0777) != (original->mode & 0777) &&
+	    fchmod(folder->fd, original->mode & 07777))
+		ret = -errno;
+	if (!ret)
+		ret = io_set_time(folder->fd, original->modified_ns);
+	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", folder->path);
+}
+
+void io_new_folder_close(struct io_new_folder *made, const struct base_log *log)
+{
+	struct base_error error = { 0 };
+
+	if (*made->temporary && io_folder_is_named(&made->folder, &made->above, made->temporary) &&
+	    io_folder_remove(&made->folder, &made->above, made->temporary, NULL, NULL, NULL,
+			     &error))
+		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
+	io_folder_close(&made->folder);
+	io_folder_close(&made->above);
+	free(made->name);
+	*made = (struct io_new_folder)IO_NO_NEW_FOLDER;
+}
+
+/* ---- Out of its place ------------------------------------------------------------------------ */
+
+/* *stays: nothing of it has gone, as somebody reads it. */
+static int remove_folder(const struct io_folder *parent, const char *name, const char *first,
+			 bool *stays, struct base_error *error)
+{
+	struct io_hold hold = IO_NO_HOLD;
+	struct io_folder folder;
+	int ret = io_folder_open_in(&folder, parent, name, error);
+
+	if (ret)
+		return ret;
+	if (first)
+		ret = io_folder_claim(&folder, first, &hold, error);
+	*stays = ret == -EBUSY;
+	if (!ret || ret == -ENOENT)
+		ret = io_folder_remove(&folder, parent, name, NULL, NULL, NULL, error);
+	io_folder_let_go(&hold);
+	io_folder_close(&folder);
+	return ret;
+}
+
+/* Not in the place of what has taken the name since: that is newer, and what is left over here is
+ * tidied like all that a dead writer leaves. */
+static void give_back(const struct io_folder *folder, const char *doomed, const char *name)
+{
+	if (renameat2(folder->fd, doomed, folder->fd, name, RENAME_NOREPLACE) && errno == EINVAL)
+		io_folder_rename(folder, doomed, name);
+}
+
+int io_folder_discard(const struct io_folder *folder, const char *name,
+		      const struct io_entry *looked_at, const char *first, struct base_error *error)
+{
+	char doomed[NAME_MAX + 1];
+	struct io_entry entry;
+	bool stays = false;
+	int ret;
+
+	/* Under a name of its own it cannot be replaced any more, and dies with its process. */
+	io_temporary_name(folder->fd, name, doomed);
+	ret = io_folder_rename(folder, name, doomed);
+	if (ret)
+		return ret == -ENOENT ? -ESTALE :
+					base_fail(error, ret, "cannot remove \"%s/%s\" (rename)",
+						  folder->path, name);
+	ret = io_folder_look(folder, doomed, &entry, error);
+	stays = !ret && !io_is_unchanged(looked_at, &entry);
+	if (stays)
+		ret = -ESTALE;
+	else if (!ret && entry.kind == IO_FOLDER)
+		ret = remove_folder(folder, doomed, first, &stays, error);
+	else if (!ret)
+		ret = io_folder_drop_text(folder, doomed, error);
+	/* Only as a whole: the rest of what could not be removed is tidied later. */
+	if (stays)
+		give_back(folder, doomed, name);
+	return ret;
+}

@@ -1,0 +1,853 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Files that appear whole or not at all. A file is written under a temporary name in its directory,
+ * and renamed when all of it is on stable storage. Until then its lock says that its writer lives.
+ */
+#define _GNU_SOURCE
+#include "io/atomic_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- Where a path leads ---------------------------------------------------------------------- */
+
+/*
+ * Each question about a name may be one to a server, so each directory on the way is opened once,
+ * and its name looked at once.
+ */
+
+/* As many links as the kernel itself follows. */
+#define MAX_LINKS 40
+
+/*
+ * All that is to be known of a file that will be replaced. Neither its length nor its times: where
+ * these have just been written, a client would have to ask the server for them.
+ */
+#define WHAT_IT_IS (STATX_TYPE | STATX_MODE | STATX_UID | STATX_GID)
+
+/* Splits into directory and name. "a" is "." and "a". */
+static int split(struct io_destination *destination, const char *path, struct base_error *error)
+{
+	const char *slash = strrchr(path, '/');
+
+	free(destination->directory);
+	free(destination->name);
+	destination->directory = base_directory_of(path);
+	destination->name = strdup(slash ? slash + 1 : path);
+	if (!destination->directory || !destination->name)
+		return base_no_memory(error, "a path", strlen(path));
+	/* A link that ends in a slash. */
+	if (!*destination->name)
+		return base_fail_with(error, -EISDIR, "give the name of a file in it",
+				      "cannot save to \"%s\"", destination->path);
+	return 0;
+}
+
+/* What to do where the directory cannot be opened. */
+static const char *directory_remedy(const char *path, int code)
+{
+	if (code != ENOENT)
+		return "";
+	if (!strncmp(path, "~", 1) || strstr(path, "/~"))
+		return "write the home directory out: only a shell knows what \"~\" is "
+		       "(in Python os.path.expanduser())";
+	return "create it first";
+}
+
+static int open_directory(struct io_destination *destination, struct base_error *error)
+{
+	base_close(destination->directory_fd);
+	destination->directory_fd =
+		base_own(open(destination->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	/* One may write into a directory that one may not list; it just cannot be synced then. */
+	if (destination->directory_fd < 0 && errno == EACCES)
+		destination->directory_fd =
+			base_own(open(destination->directory, O_PATH | O_DIRECTORY | O_CLOEXEC));
+	if (destination->directory_fd < 0)
+		return base_fail_with(error, -errno,
+				      directory_remedy(destination->directory, errno),
+				      "cannot save to \"%s\": cannot open its directory \"%s\"",
+				      destination->path, destination->directory);
+	return 0;
+}
+
+static int look_at(int fd, const char *name, struct statx *found)
+{
+	return statx(fd, name, AT_SYMLINK_NOFOLLOW | (*name ? 0 : AT_EMPTY_PATH), WHAT_IT_IS,
+		     found) ?
+		       -errno :
+		       0;
+}
+
+/*
+ * Where everybody may put something and nobody can remove what others put (/tmp), what another user
+ * left under our name is a trap: the kernel's rule for those who open it (fs.protected_symlinks,
+ * fs.protected_regular), which does not see those who rename.
+ */
+static int refuse_planted(const struct io_destination *destination, const struct statx *found,
+			  struct base_error *error)
+{
+	const mode_t everybodys = S_ISVTX | S_IWOTH;
+	struct statx directory;
+	int ret;
+
+	if (found->stx_uid == geteuid())
+		return 0;
+	ret = look_at(destination->directory_fd, "", &directory);
+	if (ret)
+		return base_fail(error, ret, "cannot look at \"%s\"", destination->directory);
+	if ((directory.stx_mode & everybodys) != everybodys || found->stx_uid == directory.stx_uid)
+		return 0;
+	return base_refuse_with(
+		error, -EACCES, "remove it, or save elsewhere",
+		"cannot save to \"%s\": another user has put a %s there, in a directory "
+		"where everybody may",
+		destination->path, S_ISLNK(found->stx_mode) ? "link" : "file");
+}
+
+/* Whose it is and what it says belong together: both of the link that is open. */
+static int read_open_link(const struct io_destination *destination, int fd, char text[PATH_MAX],
+			  struct base_error *error)
+{
+	struct statx link;
+	const ssize_t bytes = readlinkat(fd, "", text, PATH_MAX - 1);
+	int ret = bytes < 0 ? -errno : look_at(fd, "", &link);
+
+	if (ret)
+		return base_fail(error, ret, "cannot follow the link \"%s\"", destination->path);
+	text[bytes] = 0;
+	return refuse_planted(destination, &link, error);
+}
+
+/* What the link at the destination's name says, as a path of our own. */
+static int read_link(const struct io_destination *destination, char **out, struct base_error *error)
+{
+	char text[PATH_MAX];
+	int fd, ret;
+
+	*out = NULL;
+	fd = base_own(openat(destination->directory_fd, destination->name,
+			     O_PATH | O_NOFOLLOW | O_CLOEXEC));
+	if (fd < 0)
+		return base_fail(error, -errno, "cannot follow the link \"%s\"", destination->path);
+	ret = read_open_link(destination, fd, text, error);
+	base_close(fd);
+	if (ret)
+		return ret;
+	if (text[0] == '/')
+		*out = strdup(text);
+	else if (asprintf(out, "%s/%s", destination->directory, text) < 0)
+		*out = NULL;
+	return *out ? 0 : base_no_memory(error, "a path", strlen(text));
+}
+
+/* ---- What is there --------------------------------------------------------------------------- */
+
+static bool is_stream(mode_t mode)
+{
+	return !S_ISREG(mode) && !S_ISDIR(mode) && !S_ISLNK(mode);
+}
+
+/*
+ * 1 if the path leads to a pipe or a device, which has been opened. By the path as it was given:
+ * the text of a link such as /dev/stdout or /dev/fd/63 ("pipe:[4711]") leads nowhere.
+ */
+static int open_if_stream(struct io_destination *destination, const struct statx *found,
+			  struct base_error *error)
+{
+	mode_t mode = found->stx_mode;
+	struct stat status;
+
+	if (S_ISLNK(mode) && !stat(destination->path, &status))
+		mode = status.st_mode;
+	if (!is_stream(mode))
+		return 0;
+	destination->stream = true;
+	destination->device = S_ISBLK(mode);
+	destination->fd = base_own(open(destination->path, O_WRONLY | O_NOCTTY | O_CLOEXEC));
+	if (destination->fd < 0)
+		return base_fail(error, -errno, "cannot open \"%s\" for writing",
+				 destination->path);
+	return 1;
+}
+
+/* Opens the directory of a path, and looks once at what has the name there. */
+static int look_in_directory(struct io_destination *destination, const char *path,
+			     struct statx *found, struct base_error *error)
+{
+	int ret = split(destination, path, error);
+
+	if (!ret)
+		ret = open_directory(destination, error);
+	if (ret)
+		return ret;
+	ret = destination->options->unseen ?
+		      -ENOENT :
+		      look_at(destination->directory_fd, destination->name, found);
+	destination->absent = ret == -ENOENT;
+	if (ret && !destination->absent)
+		return base_fail(error, ret, "cannot look at \"%s\"", destination->path);
+	return 0;
+}
+
+/*
+ * Follows links from path to path, also a last one that leads to nothing yet, as open() would. 1 if
+ * there is a pipe or a device, which has been opened.
+ */
+static int follow(struct io_destination *destination, struct statx *found, struct base_error *error)
+{
+	char *path = destination->path, *next;
+	int ret;
+
+	for (int links = 0;; links++) {
+		ret = look_in_directory(destination, path, found, error);
+		if (path != destination->path)
+			free(path);
+		if (ret || destination->absent)
+			return ret;
+		ret = links ? 0 : open_if_stream(destination, found, error);
+		if (ret || !S_ISLNK(found->stx_mode))
+			return ret;
+		if (links == MAX_LINKS)
+			return base_refuse(error, -ELOOP,
+					   "cannot save to \"%s\": too many symbolic links",
+					   destination->path);
+		ret = read_link(destination, &next, error);
+		if (ret)
+			return ret;
+		path = next;
+	}
+}
+
+/*
+ * A rename would replace a file whatever its mode; who protected it did not mean that. Of the
+ * user's own file the mode says it, and the filesystem need not be asked.
+ */
+static bool may_write(const struct io_destination *destination, const struct statx *old)
+{
+	/* Without the flag it is a system call that every sandbox knows. */
+	int flags = getuid() == geteuid() && getgid() == getegid() ? 0 : AT_EACCESS;
+
+	if (old->stx_uid == geteuid() && old->stx_mode & S_IWUSR)
+		return true;
+	return !faccessat(destination->directory_fd, destination->name, W_OK, flags);
+}
+
+/* Whether what is there may be replaced, and how. */
+static int check_old(struct io_destination *destination, const struct statx *old,
+		     struct base_error *error)
+{
+	int ret;
+
+	if (S_ISDIR(old->stx_mode))
+		return base_fail_with(error, -EISDIR, "give the name of a file in it",
+				      "cannot save to \"%s\"", destination->path);
+	if (!S_ISREG(old->stx_mode))
+		return base_refuse(error, -EBUSY,
+				   "cannot save to \"%s\": it is changing under our hands",
+				   destination->path);
+	ret = refuse_planted(destination, old, error);
+	if (ret)
+		return ret;
+	if (!may_write(destination, old))
+		return base_fail(error, -errno, "cannot replace \"%s\": the file is not writable",
+				 destination->path);
+	destination->replaces = true;
+	destination->old_mode = old->stx_mode & 07777;
+	destination->old_user = old->stx_uid;
+	destination->old_group = old->stx_gid;
+	return 0;
+}
+
+/*
+ * Follows links as open() would, also a last one that leads to nothing yet, and opens the directory
+ * of the final file. 1 if there is a pipe or a device, which has been opened.
+ */
+static int find(struct io_destination *destination, struct base_error *error)
+{
+	struct statx found;
+	int ret = follow(destination, &found, error);
+
+	if (!ret && !destination->absent)
+		ret = check_old(destination, &found, error);
+	return ret;
+}
+
+/* Names that turn out to be taken; each holds 64 random bits, so one would do. */
+#define MAX_NAMES 16
+
+/* ---- The temporary file ---------------------------------------------------------------------- */
+
+static int make_name(struct io_destination *destination, struct base_error *error)
+{
+	char name[NAME_MAX + 1];
+
+	if (!destination->options->unseen)
+		io_temporary_name(destination->directory_fd, destination->name, name);
+	free(destination->temporary);
+	destination->temporary = strdup(destination->options->unseen ? destination->name : name);
+	return destination->temporary ? 0 : base_no_memory(error, "a name", NAME_MAX);
+}
+
+static void forget_temporary(struct io_destination *destination)
+{
+	free(destination->temporary);
+	destination->temporary = NULL;
+}
+
+static void remove_temporary(struct io_destination *destination)
+{
+	unlinkat(destination->directory_fd, destination->temporary, 0);
+	base_close(destination->fd);
+	destination->fd = -1;
+	forget_temporary(destination);
+}
+
+/*
+ * The lock tells others that the writer lives; the kernel drops it when it dies. Somebody tidying
+ * up may have come between creation and lock, and taken the new file for an abandoned one: 1 means
+ * try again; negative is a failure. *created is what the file is; whoever shares its locks shares
+ * what the kernel knows of it, so no server is asked.
+ */
+static int lock_temporary(struct io_destination *destination, struct statx *created)
+{
+	const int fd = destination->fd, at = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
+
+	if (flock(fd, LOCK_EX | LOCK_NB)) {
+		if (errno == EWOULDBLOCK)
+			return 1;
+		io_note(destination->notes, IOSHAPE_STEP_LOCK, "no file locks here: %s",
+			ioshape_strerror(-errno));
+	}
+	if (statx(fd, "", at, WHAT_IT_IS | STATX_NLINK, created))
+		return -errno;
+	return !created->stx_nlink;
+}
+
+/* With `mode` it is born: who opens a file keeps it, whatever its mode becomes. */
+static int open_temporary(struct io_destination *destination, mode_t mode, struct statx *created,
+			  struct base_error *error)
+{
+	int ret;
+
+	for (int attempt = 0; attempt < MAX_NAMES; attempt++) {
+		ret = make_name(destination, error);
+		if (ret)
+			return ret;
+		ret = io_new_file_create(destination, mode);
+		destination->fd = base_own(MAX(ret, -1));
+		if (ret < 0) {
+			forget_temporary(destination); /* it is not ours */
+			if (ret == -EEXIST && !destination->options->unseen)
+				continue;
+			return base_fail_with(error, ret,
+					      "the directory must be writable, because the file is "
+					      "replaced as a whole",
+					      "cannot create a temporary file for \"%s\" in \"%s\"",
+					      destination->path, destination->directory);
+		}
+		ret = lock_temporary(destination, created);
+		if (!ret)
+			return 0;
+		remove_temporary(destination);
+		if (ret < 0)
+			return base_fail(error, ret, "cannot look at the temporary file of \"%s\"",
+					 destination->path);
+	}
+	return base_refuse(error, -EEXIST, "cannot find a free name for a temporary file in \"%s\"",
+			   destination->directory);
+}
+
+/* What lets more people in, or fewer, than the mode says: 500 of them fit. */
+#define ACL "system.posix_acl_access"
+#define DEFAULT_ACL "system.posix_acl_default"
+#define MOST_ACL_BYTES 4096
+
+struct acl {
+	ssize_t bytes; /* negative: there is none, and why */
+	char data[MOST_ACL_BYTES];
+};
+
+/* That of the file which will be replaced. */
+static void read_acl(const struct io_destination *destination, struct acl *acl)
+{
+	char *old = NULL;
+
+	acl->bytes = -ENOMEM;
+	if (asprintf(&old, "%s/%s", destination->directory, destination->name) < 0)
+		return;
+	acl->bytes = lgetxattr(old, ACL, acl->data, sizeof(acl->data));
+	if (acl->bytes < 0)
+		acl->bytes = -errno;
+	free(old);
+}
+
+static bool has_none(const struct acl *acl)
+{
+	return acl->bytes == -ENODATA || acl->bytes == -EOPNOTSUPP;
+}
+
+/*
+ * The new file has the old one's ACL, or none: it may have been born with its directory's default
+ * one, of which a mode would let everybody in who is named there. False if that cannot be had.
+ */
+static bool copy_acl(const struct io_destination *destination, const struct acl *acl,
+		     bool same_group)
+{
+	if (acl->bytes >= 0)
+		return same_group &&
+		       !fsetxattr(destination->fd, ACL, acl->data, (size_t)acl->bytes, 0);
+	if (acl->bytes != -ENODATA)
+		return acl->bytes == -EOPNOTSUPP; /* nor has the new one any */
+	if (fgetxattr(destination->fd, ACL, NULL, 0) < 0 && errno == ENODATA)
+		return true;
+	return !fremovexattr(destination->fd, ACL) || errno == ENODATA;
+}
+
+#define UNKNOWN_MODE ((mode_t)-1)
+
+/* Of another group: a member of either may do no more than before. */
+static mode_t without_group(mode_t mode)
+{
+	const mode_t all = mode >> 3 & mode & 07;
+
+	return (mode & 0700) | all << 3 | all;
+}
+
+/*
+ * The new file looks like the one it replaces: who may read it must not change with its contents.
+ * What cannot be kept makes it less, never more.
+ */
+static void copy_access(struct io_destination *destination, const struct acl *acl,
+			const struct statx *new)
+{
+	struct io_notes *notes = destination->notes;
+	mode_t mode = destination->old_mode, now = new->stx_mode & 07777;
+	bool same_group = true;
+
+	/* Only root can give files away; others share them by group at most. */
+	if (new->stx_uid != destination->old_user || new->stx_gid != destination->old_group) {
+		now = UNKNOWN_MODE; /* a new owner may cost it some bits */
+		if (fchown(destination->fd, destination->old_user, destination->old_group)) {
+			io_note(notes, IOSHAPE_STEP_OWNER,
+				"owner of the replaced file not kept: %s",
+				ioshape_strerror(-errno));
+			same_group = !fchown(destination->fd, (uid_t)-1, destination->old_group);
+			mode = same_group ? mode & 0777 : without_group(mode);
+		}
+	}
+	if (!copy_acl(destination, acl, same_group)) {
+		io_note(notes, IOSHAPE_STEP_OWNER,
+			"ACL of the replaced file not kept: only its owner may read it");
+		mode &= 0700;
+	}
+	if (acl->bytes >= 0)
+		now = UNKNOWN_MODE; /* an ACL sets some, too */
+	if (mode != now && fchmod(destination->fd, mode))
+		io_note(notes, IOSHAPE_STEP_OWNER, "mode of the replaced file not kept: %s",
+			ioshape_strerror(-errno));
+}
+
+/*
+ * Who opens a file keeps it, whatever its mode becomes: so from the beginning nobody may who might
+ * not open the old one, whoever owns the new one.
+ */
+static mode_t first_mode(const struct io_destination *destination, const struct acl *acl)
+{
+	return has_none(acl) ? without_group(destination->old_mode) : 0600;
+}
+
+/* If the umask is as it was, the kernel applies it, or in its place the directory's default ACL. */
+static int changed_umask(const struct io_file_options *options)
+{
+	return options->umask_then == 1 + base_umask() ? 0 : options->umask_then;
+}
+
+/*
+ * The umask of the call counts, not the umask of the moment at which a thread creates the file. In
+ * a directory with a default ACL neither counts, so the mode stays as the kernel has set it.
+ */
+static int make_new(struct io_destination *destination, struct base_error *error)
+{
+	const int umask_then = changed_umask(destination->options);
+	const mode_t mode = 0666 & ~(umask_then ? umask_then - 1 : 0);
+	struct statx created;
+	int ret = open_temporary(destination, mode, &created, error);
+
+	if (ret || !umask_then || (created.stx_mode & 0777) == mode)
+		return ret;
+	if (fgetxattr(destination->directory_fd, DEFAULT_ACL, NULL, 0) >= 0 ||
+	    (errno != ENODATA && errno != EOPNOTSUPP))
+		return 0;
+	if (fchmod(destination->fd, mode))
+		io_note(destination->notes, IOSHAPE_STEP_OWNER,
+			"mode by the umask of the call not set: %s", ioshape_strerror(-errno));
+	return 0;
+}
+
+static int begin(struct io_destination *destination, struct base_error *error)
+{
+	struct statx created;
+	struct acl acl;
+	int ret;
+
+	if (!destination->replaces)
+		return make_new(destination, error);
+	read_acl(destination, &acl);
+	ret = open_temporary(destination, first_mode(destination, &acl), &created, error);
+	if (!ret)
+		copy_access(destination, &acl, &created);
+	return ret;
+}
+
+/* 0 if the name was free and is now ours; decided by the kernel, so that of two writers one wins.
+ */
+static int link_into_place(struct io_destination *destination)
+{
+	int fd = destination->directory_fd;
+
+	if (!renameat2(fd, destination->temporary, fd, destination->name, RENAME_NOREPLACE)) {
+		forget_temporary(destination);
+		return 0;
+	}
+	if (errno != EINVAL && errno != ENOSYS)
+		return -errno;
+	/* A filesystem without that flag; the temporary name goes when the destination is closed.
+	 */
+	return linkat(fd, destination->temporary, fd, destination->name, 0) ? -errno : 0;
+}
+
+/*
+ * -EEXIST if another process has made it meanwhile. Nobody else sees the file before it has its
+ * layout: what cannot be given one is removed and made again.
+ */
+static int make_shared(struct io_destination *destination, struct base_error *error)
+{
+	int ret = make_new(destination, error);
+
+	if (ret)
+		return ret;
+	ret = link_into_place(destination);
+	if (!ret && destination->temporary) {
+		unlinkat(destination->directory_fd, destination->temporary, 0);
+		forget_temporary(destination);
+	}
+	if (ret)
+		remove_temporary(destination);
+	return !ret || ret == -EEXIST ?
+		       ret :
+		       base_fail_with(error, ret, "use mode=each", "cannot put \"%s\" in place",
+				      destination->path);
+}
+
+/* A file that other processes write, too: whoever comes first makes it. */
+static int open_or_make(struct io_destination *destination, struct base_error *error)
+{
+	const int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
+	int ret = -EEXIST;
+
+	for (int attempt = 0; ret == -EEXIST && attempt < MAX_NAMES; attempt++) {
+		destination->fd =
+			base_own(openat(destination->directory_fd, destination->name, flags));
+		if (destination->fd >= 0)
+			return 0;
+		if (errno != ENOENT)
+			return base_fail(error, -errno, "cannot open \"%s\" to save a part of it",
+					 destination->path);
+		ret = make_shared(destination, error);
+	}
+	return ret != -EEXIST ?
+		       ret :
+		       base_fail_with(error, ret, "save under another name",
+				      "cannot save a part of \"%s\": others make and remove it "
+				      "all the time",
+				      destination->path);
+}
+
+int io_destination_begin_again(struct io_destination *destination, struct base_error *error)
+{
+	if (destination->shared) {
+		base_close(destination->fd);
+		destination->fd = -1;
+		return open_or_make(destination, error);
+	}
+	remove_temporary(destination);
+	return begin(destination, error);
+}
+
+/* What the new file is on. It is begun again if that is another kind of filesystem than the one
+ * before, and stripes can be asked for there. */
+static int describe(struct io_destination *destination, struct base_error *error)
+{
+	const char *path = destination->path;
+	struct fs_memory *memory = destination->memory;
+	int ret;
+
+	ret = fs_describe(destination->fd, path, memory, &destination->fs, error);
+	if (ret || destination->stream || destination->shared || !destination->guessed ||
+	    !fs_takes_layouts(destination->fs.family))
+		return ret;
+	ret = io_destination_begin_again(destination, error);
+	return ret ? ret : fs_describe(destination->fd, path, memory, &destination->fs, error);
+}
+
+static int open_found(struct io_destination *destination, struct base_error *error)
+{
+	const struct io_file_options *options = destination->options;
+	int ret = find(destination, error);
+
+	if (ret > 0 && options->part_bytes)
+		return base_refuse_with(error, -EINVAL, "give the name of one",
+					"cannot save a part of \"%s\": it is no regular file",
+					destination->path);
+	destination->shared = options->part_bytes > 0;
+	if (!ret)
+		ret = destination->shared ? open_or_make(destination, error) :
+					    begin(destination, error);
+	return MIN(ret, 0);
+}
+
+int io_destination_open(struct io_destination *destination, const char *path,
+			struct base_error *error)
+{
+	const struct io_file_options *options = destination->options;
+	int ret;
+
+	destination->directory_fd = destination->fd = destination->lock_fd = -1;
+	if (!*path || path[strlen(path) - 1] == '/')
+		return base_refuse_with(error, -EINVAL, "give the name of a file",
+					"cannot save to \"%s\"", path);
+	destination->path = strdup(path);
+	if (!destination->path)
+		return base_no_memory(error, "a path", strlen(path));
+	ret = open_found(destination, error);
+	if (ret)
+		return ret;
+	if (options->tidying && !destination->stream)
+		io_remove_stale(destination->directory_fd, destination->directory, options->tidying,
+				&destination->config->log);
+	return describe(destination, error);
+}
+
+/* ---- Copies ---------------------------------------------------------------------------------- */
+
+static const struct io_original *original_of(const struct io_destination *destination)
+{
+	return destination->stream ? NULL : destination->options->original;
+}
+
+/*
+ * Made under the umask of the process that saved the original. Where ours is the same, the kernel
+ * has applied it, or in its place the directory's default ACL.
+ */
+static bool has_other_umask(const struct io_original *original)
+{
+	const int umask = base_umask();
+
+	return umask < 0 || (original->mode & 0666) != (0666 & ~(unsigned)umask);
+}
+
+int io_set_time(int fd, int64_t modified_ns)
+{
+	const struct timespec times[2] = {
+		{ .tv_nsec = UTIME_OMIT },
+		{ modified_ns / 1000000000, modified_ns % 1000000000 },
+	};
+
+	return futimens(fd, times) ? -errno : 0;
+}
+
+int io_destination_resemble(struct io_destination *destination, struct base_error *error)
+{
+	const struct io_original *original = original_of(destination);
+	int ret;
+
+	if (!original)
+		return 0;
+	if (!destination->replaces && has_other_umask(original) &&
+	    fchmod(destination->fd, original->mode & 0777))
+		io_note(destination->notes, IOSHAPE_STEP_OWNER, "mode of the original not kept: %s",
+			ioshape_strerror(-errno));
+	ret = io_set_time(destination->fd, original->modified_ns);
+	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", destination->path);
+}
+
+/* Just before a copy is put in place. -EEXIST: what is there is newer. */
+static int check_newest(const struct io_destination *destination, struct base_error *error)
+{
+	const struct io_original *original = original_of(destination);
+	struct stat there;
+
+	/* Whatever else it cannot be looked at for, the rename will say. */
+	if (!original ||
+	    fstatat(destination->directory_fd, destination->name, &there, AT_SYMLINK_NOFOLLOW))
+		return 0;
+	if (io_modified_ns(&there) <= original->newest_ns)
+		return 0;
+	return base_refuse(error, -EEXIST, "\"%s\" is newer than what was to replace it",
+			   destination->path);
+}
+
+/* ---- The end --------------------------------------------------------------------------------- */
+
+static const char *remedy_of_sync(int code)
+{
+	return code == EINVAL || code == EOPNOTSUPP ?
+		       "the filesystem refuses how the file was written, set direct=off" :
+		       "the storage failed or is full, save again or elsewhere";
+}
+
+int io_destination_sync(struct io_destination *destination, struct base_error *error)
+{
+	if (destination->stream && !destination->device)
+		return 0;
+	/*
+	 * Once only: after a failure the kernel may call the lost pages clean, so that a second
+	 * fsync would succeed over a file with holes.
+	 */
+	if (fsync(destination->fd))
+		return base_fail_with(error, -errno, remedy_of_sync(errno),
+				      "cannot bring \"%s\" to stable storage (fsync)",
+				      destination->path);
+	return 0;
+}
+
+/* Some network filesystems report lost writes only here. */
+static int close_checked(struct io_destination *destination, struct base_error *error)
+{
+	int fd = destination->fd;
+
+	destination->fd = -1;
+	if (!destination->stream) {
+		/* Straight to its number: who moved it would close it in between, and that close is
+		 * the one that reports. */
+		destination->lock_fd = base_own(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+		if (destination->lock_fd < 0) {
+			destination->fd = fd;
+			return base_fail_with(error, -errno, "raise ulimit -n",
+					      "cannot finish \"%s\"", destination->path);
+		}
+	}
+	/* After EINTR Linux has closed it all the same. */
+	if (base_close(fd) && errno != EINTR)
+		return base_fail_with(error, -errno, "the storage failed or is full",
+				      "cannot finish \"%s\"", destination->path);
+	return 0;
+}
+
+static int put_in_place(struct io_destination *destination, struct base_error *error)
+{
+	int fd = destination->directory_fd, ret;
+
+	if (destination->options->unseen) {
+		forget_temporary(destination);
+		return 0;
+	}
+	if (destination->options->no_replace) {
+		ret = link_into_place(destination);
+		return !ret ? 0 :
+			      base_fail_with(
+				      error, ret, ret == -EEXIST ? "choose another name" : "",
+				      "cannot put \"%s\" in place%s", destination->path,
+				      ret == -EEXIST ? " without replacing what is there" : "");
+	}
+	if (renameat(fd, destination->temporary, fd, destination->name))
+		return base_fail(error, -errno, "cannot put \"%s\" in place", destination->path);
+	forget_temporary(destination);
+	return 0;
+}
+
+int io_destination_sync_directory(struct io_destination *destination, struct io_notes *notes)
+{
+	if (!fsync(destination->directory_fd))
+		return 0;
+	/* A directory that may be written to and not be read: all of its filesystem, then. */
+	if (errno == EBADF && !syncfs(destination->lock_fd))
+		return 0;
+	/* Filesystems that make names durable by themselves. */
+	if (errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS) {
+		io_note(notes, IOSHAPE_STEP_SYNC, "directory not synced: %s",
+			ioshape_strerror(-errno));
+		return 0;
+	}
+	return -errno;
+}
+
+static int sync_name(struct io_destination *destination, struct base_error *error)
+{
+	const int ret = io_destination_sync_directory(destination, destination->notes);
+
+	return !ret ? 0 :
+		      base_fail(error, ret,
+				"\"%s\" is in place, but its directory could not be brought to "
+				"stable storage (fsync), so a power failure may bring the old file "
+				"back",
+				destination->path);
+}
+
+static bool is_still_there(const struct io_destination *destination)
+{
+	struct stat here, ours;
+
+	return !fstatat(destination->directory_fd, destination->name, &here, AT_SYMLINK_NOFOLLOW) &&
+	       !fstat(destination->lock_fd, &ours) && here.st_ino == ours.st_ino &&
+	       here.st_dev == ours.st_dev;
+}
+
+int io_destination_commit(struct io_destination *destination, struct base_error *error)
+{
+	const struct io_file_options *options = destination->options;
+	int ret = check_newest(destination, error), old = -1;
+
+	if (!ret)
+		ret = close_checked(destination, error);
+	if (ret || destination->stream)
+		return ret;
+	if (destination->shared && !is_still_there(destination))
+		return base_fail_with(error, -ESTALE, "save again",
+				      "\"%s\" was removed or replaced while a part of it was "
+				      "written",
+				      destination->path);
+	if (destination->shared)
+		return options->no_sync ? 0 : sync_name(destination, error);
+	/*
+	 * When the last name of the old file goes, its blocks are freed, and whoever renames over
+	 * it or syncs the directory waits for that. Holding it open puts it off until we are done;
+	 * and nobody else gets them before the new name is durable, as ext4 with data=writeback
+	 * allows. An NFS client would give an open file another name first (.nfs…), which two
+	 * clients that replace one file at the same time leave behind.
+	 */
+	if (fs_is_local(destination->fs.family) && !destination->absent)
+		old = base_own(openat(destination->directory_fd, destination->name,
+				      O_PATH | O_NOFOLLOW | O_CLOEXEC));
+	ret = put_in_place(destination, error);
+	if (!ret && !options->no_sync && !options->unseen)
+		ret = sync_name(destination, error);
+	io_release(old);
+	return ret;
+}
+
+void io_destination_close(struct io_destination *destination)
+{
+	if (destination->temporary)
+		unlinkat(destination->directory_fd, destination->temporary, 0);
+	base_close(destination->fd);
+	base_close(destination->lock_fd);
+	base_close(destination->directory_fd);
+	free(destination->temporary);
+	free(destination->name);
+	free(destination->directory);
+	free(destination->path);
+	destination->temporary = destination->name = destination->directory = NULL;
+	destination->path = NULL;
+	destination->directory_fd = destination->fd = destination->lock_fd = -1;
+}

@@ -1,0 +1,530 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Directories: made, opened, locked, listed, their entries renamed, and all of it removed. No
+ * symbolic link in a directory is followed.
+ */
+#define _GNU_SOURCE
+#include "io/atomic_file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOST_ENTRIES 1000000u
+/* Entries that are looked at to find any regular file. */
+#define MOST_LOOKED_AT 1000u
+
+/* ---- Making ---------------------------------------------------------------------------------- */
+
+/* Best effort: some filesystems cannot, and where it matters the sync of what is in it fails, too.
+ */
+static void sync_above(const char *path)
+{
+	char *above = strdup(path), *slash;
+	int fd;
+
+	if (!above)
+		return;
+	slash = strrchr(above, '/');
+	if (slash)
+		slash[slash == above] = 0;
+	fd = base_above_streams(open(slash ? above : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	if (fd >= 0) {
+		fsync(fd);
+		close(fd);
+	}
+	free(above);
+}
+
+static int make_one(const char *path, struct base_error *error)
+{
+	struct stat status;
+	int ret;
+
+	if (!mkdir(path, 0777)) {
+		sync_above(path);
+		return 0;
+	}
+	ret = -errno;
+	/* A directory above that we may not write to answers EACCES or EROFS even if it is there.
+	 */
+	if (!stat(path, &status)) {
+		if (S_ISDIR(status.st_mode))
+			return 0;
+		ret = -ENOTDIR;
+	}
+	return base_fail(error, ret, "cannot make the directory \"%s\"", path);
+}
+
+int io_folder_make(const char *path, struct base_error *error)
+{
+	char *copy = strdup(path);
+	int ret = 0;
+
+	if (!copy)
+		return base_no_memory(error, "a path", strlen(path));
+	for (size_t end = strlen(copy); end > 1 && copy[end - 1] == '/';)
+		copy[--end] = 0;
+	for (char *slash = strchr(copy + (*copy == '/'), '/'); !ret && slash;
+	     slash = strchr(slash + 1, '/')) {
+		*slash = 0;
+		ret = make_one(copy, error);
+		*slash = '/';
+	}
+	if (!ret)
+		ret = make_one(copy, error);
+	free(copy);
+	return ret;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static int open_at(struct io_folder *folder, int fd, const char *name, int flags,
+		   struct base_error *error)
+{
+	folder->fd = base_own(openat(fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags));
+	if (folder->fd >= 0)
+		return 0;
+	return base_fail(error, -errno, "cannot open the directory \"%s\"", folder->path);
+}
+
+int io_folder_open(struct io_folder *folder, const char *path, struct base_error *error)
+{
+	int ret;
+
+	*folder = (struct io_folder)IO_NO_FOLDER;
+	folder->path = strdup(path);
+	if (!folder->path)
+		return base_no_memory(error, "a path", strlen(path));
+	ret = open_at(folder, AT_FDCWD, path, 0, error);
+	if (ret)
+		io_folder_close(folder);
+	return ret;
+}
+
+int io_folder_open_in(struct io_folder *folder, const struct io_folder *parent, const char *name,
+		      struct base_error *error)
+{
+	int ret;
+
+	*folder = (struct io_folder)IO_NO_FOLDER;
+	if (asprintf(&folder->path, "%s/%s", parent->path, name) < 0) {
+		folder->path = NULL;
+		return base_no_memory(error, "a path", strlen(parent->path));
+	}
+	ret = open_at(folder, parent->fd, name, O_NOFOLLOW, error);
+	if (ret)
+		io_folder_close(folder);
+	return ret;
+}
+
+int io_folder_create_in(struct io_folder *folder, const struct io_folder *parent, const char *name,
+			struct base_error *error)
+{
+	struct base_error why = { 0 };
+	int ret;
+
+	*folder = (struct io_folder)IO_NO_FOLDER;
+	if (mkdirat(parent->fd, name, 0777)) {
+		if (errno == EEXIST)
+			return -EEXIST;
+		return base_fail_with(error, -errno, "it must be writable",
+				      "cannot make a directory in \"%s\"", parent->path);
+	}
+	ret = io_folder_open_in(folder, parent, name, &why);
+	if (ret == -ENOENT) /* somebody tidying up took it for a dead one's */
+		return -EEXIST;
+	if (ret) {
+		unlinkat(parent->fd, name, AT_REMOVEDIR);
+		if (error)
+			*error = why;
+	}
+	return ret;
+}
+
+void io_folder_close(struct io_folder *folder)
+{
+	base_close(folder->fd);
+	free(folder->path);
+	*folder = (struct io_folder)IO_NO_FOLDER;
+}
+
+/* ---- Locks ----------------------------------------------------------------------------------- */
+
+enum io_lock io_folder_lock(const struct io_folder *folder)
+{
+	if (!flock(folder->fd, LOCK_EX | LOCK_NB))
+		return IO_LOCKED;
+	return errno == EWOULDBLOCK ? IO_BUSY : IO_NO_LOCKS;
+}
+
+static int lock(int fd, bool wait)
+{
+	while (flock(fd, LOCK_EX | (wait ? 0 : LOCK_NB))) {
+		if (errno == EWOULDBLOCK)
+			return -EBUSY;
+		if (errno != EINTR)
+			return -errno;
+	}
+	return 0;
+}
+
+int io_folder_take(const struct io_folder *folder, const char *name, bool wait,
+		   struct io_hold *hold, struct base_error *error)
+{
+	int ret;
+
+	hold->fd =
+		base_own(openat(folder->fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+	if (hold->fd < 0)
+		return base_fail(error, -errno, "cannot open \"%s/%s\"", folder->path, name);
+	ret = lock(hold->fd, wait);
+	if (ret)
+		io_folder_let_go(hold);
+	return !ret || ret == -EBUSY ?
+		       ret :
+		       base_fail(error, ret, "cannot lock \"%s/%s\"", folder->path, name);
+}
+
+void io_folder_let_go(struct io_hold *hold)
+{
+	base_close(hold->fd);
+	*hold = (struct io_hold)IO_NO_HOLD;
+}
+
+int io_folder_claim(const struct io_folder *folder, const char *name, struct io_hold *hold,
+		    struct base_error *error)
+{
+	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+
+	/* NFS gives an exclusive lock to who may write only. */
+	hold->fd = base_own(openat(folder->fd, name, O_RDWR | flags));
+	if (hold->fd < 0 && errno != ENOENT)
+		hold->fd = base_own(openat(folder->fd, name, O_RDONLY | flags));
+	if (hold->fd < 0)
+		return errno == ENOENT ? -ENOENT :
+					 base_fail(error, -errno, "cannot open \"%s/%s\"",
+						   folder->path, name);
+	if (!flock(hold->fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
+		return 0;
+	io_folder_let_go(hold);
+	return -EBUSY;
+}
+
+/* ---- Looks ----------------------------------------------------------------------------------- */
+
+bool io_folder_is_named(const struct io_folder *folder, const struct io_folder *parent,
+			const char *name)
+{
+	struct stat own, named;
+
+	return !fstat(folder->fd, &own) && own.st_nlink &&
+	       !fstatat(parent->fd, name, &named, AT_SYMLINK_NOFOLLOW) &&
+	       own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+}
+
+static void describe(const struct stat *status, struct io_entry *entry)
+{
+	entry->kind = S_ISREG(status->st_mode) ? IO_FILE :
+		      S_ISDIR(status->st_mode) ? IO_FOLDER :
+						 IO_OTHER;
+	entry->bytes = (uint64_t)status->st_size;
+	entry->owner = status->st_uid;
+	entry->mode = status->st_mode & 07777;
+	entry->modified = status->st_mtime;
+	entry->modified_ns = io_modified_ns(status);
+	entry->device = status->st_dev;
+	entry->inode = status->st_ino;
+	entry->links = status->st_nlink;
+}
+
+int io_folder_look(const struct io_folder *folder, const char *name, struct io_entry *entry,
+		   struct base_error *error)
+{
+	struct stat status;
+
+	if (fstatat(folder->fd, name, &status, AT_SYMLINK_NOFOLLOW)) {
+		if (errno == ENOENT)
+			return -ENOENT;
+		return base_fail(error, -errno, "cannot look at \"%s/%s\"", folder->path, name);
+	}
+	describe(&status, entry);
+	return 0;
+}
+
+int io_folder_look_anew(const struct io_folder *folder, struct io_entry *entry)
+{
+	struct statx status;
+
+	statx(folder->fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &status);
+	return io_folder_look(folder, ".", entry, NULL);
+}
+
+int io_look(const char *path, bool follow, struct io_entry *entry)
+{
+	struct stat status;
+
+	if (fstatat(AT_FDCWD, path, &status, follow ? 0 : AT_SYMLINK_NOFOLLOW))
+		return -errno;
+	describe(&status, entry);
+	return 0;
+}
+
+bool io_is_unchanged(const struct io_entry *before, const struct io_entry *now)
+{
+	return before->device == now->device && before->inode == now->inode &&
+	       before->modified_ns == now->modified_ns && before->bytes == now->bytes;
+}
+
+/* NULL and errno after a failure. Opened anew: all duplicates of a descriptor share the position
+ * that listing moves. */
+static DIR *open_listing(int folder_fd)
+{
+	const int fd =
+		base_above_streams(openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	DIR *listing = fd < 0 ? NULL : fdopendir(fd);
+
+	if (!listing && fd >= 0)
+		close(fd);
+	return listing;
+}
+
+static bool is_dots(const char *name)
+{
+	return !strcmp(name, ".") || !strcmp(name, "..");
+}
+
+int io_folder_list(const struct io_folder *folder,
+		   int (*found)(void *user, const char *name, struct base_error *error), void *user,
+		   struct base_error *error)
+{
+	struct dirent *entry;
+	DIR *listing;
+	int ret = 0;
+
+	listing = open_listing(folder->fd);
+	if (!listing)
+		return base_fail(error, -errno, "cannot list the directory \"%s\"", folder->path);
+	for (unsigned seen = 0; !ret; seen++) {
+		errno = 0;
+		entry = readdir(listing);
+		if (!entry) {
+			if (errno)
+				ret = base_fail(error, -errno, "cannot list the directory \"%s\"",
+						folder->path);
+			break;
+		}
+		if (seen == MOST_ENTRIES)
+			ret = base_refuse(error, IOSHAPE_E_LIMIT,
+					  "cannot list \"%s\": it has more than %u entries",
+					  folder->path, MOST_ENTRIES);
+		else if (!is_dots(entry->d_name))
+			ret = found(user, entry->d_name, error);
+	}
+	closedir(listing);
+	return ret;
+}
+
+/* ---- What files in it are like --------------------------------------------------------------- */
+
+/* Opens one that is there. Nothing is read of it. */
+static int open_any_file(int directory_fd)
+{
+	const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+	DIR *listing = open_listing(directory_fd);
+	struct dirent *entry;
+	struct stat status;
+	int fd = -1;
+
+	if (!listing)
+		return -1;
+	for (unsigned i = 0; fd < 0 && i < MOST_LOOKED_AT && (entry = readdir(listing)); i++) {
+		/* Opening a device may do something. */
+		if (!fstatat(directory_fd, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) &&
+		    S_ISREG(status.st_mode))
+			fd = base_above_streams(openat(directory_fd, entry->d_name, flags));
+	}
+	closedir(listing);
+	return fd;
+}
+
+int io_folder_describe_file(const struct io_folder *folder, struct fs_info *info,
+			    struct base_error *error)
+{
+	/* A file without a name is gone when it is closed. Network filesystems have none. */
+	int fd = base_above_streams(openat(folder->fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)),
+	    flags, ret;
+
+	if (fd < 0)
+		fd = open_any_file(folder->fd);
+	if (fd < 0)
+		return fs_describe(folder->fd, folder->path, NULL, info, error);
+	ret = fs_describe(fd, folder->path, NULL, info, error);
+	flags = fcntl(fd, F_GETFL);
+	if (!ret && !info->direct_known && flags >= 0) {
+		info->direct_works = !fcntl(fd, F_SETFL, flags | O_DIRECT);
+		info->direct_known = info->direct_works || errno == EINVAL;
+	}
+	close(fd);
+	return ret;
+}
+
+/* ---- Changes --------------------------------------------------------------------------------- */
+
+int io_folder_sync(const struct io_folder *folder, struct base_error *error)
+{
+	/* Filesystems that make names durable by themselves. */
+	if (!fsync(folder->fd) || errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS)
+		return 0;
+	return base_fail_with(error, -errno, "the storage failed or is full",
+			      "cannot bring the directory \"%s\" to stable storage", folder->path);
+}
+
+int io_folder_rename(const struct io_folder *folder, const char *from, const char *to)
+{
+	return renameat(folder->fd, from, folder->fd, to) ? -errno : 0;
+}
+
+int io_folder_swap(const struct io_folder *folder, const char *one, const char *other)
+{
+	if (!renameat2(folder->fd, one, folder->fd, other, RENAME_EXCHANGE))
+		return 0;
+	return errno == EINVAL || errno == ENOSYS ? -EOPNOTSUPP : -errno;
+}
+
+/* ---- Removing -------------------------------------------------------------------------------- */
+
+/* Somebody may still put files there. */
+#define MOST_ROUNDS 8
+/* Each costs a descriptor and stack. No framework nests what it saves half as deep. */
+#define MOST_LEVELS 8
+
+/* What an NFS client calls a file that was removed while it was open on this host; it goes when it
+ * is closed, and cannot be removed before. */
+#define HIDDEN_BY_NFS ".nfs"
+
+struct removal {
+	const struct io_folder *folder;
+	unsigned levels; /* of directories in it that go as well */
+	struct base_budget *budget;
+	bool hidden; /* such a file is there */
+	int ret;     /* the first failure */
+};
+
+static int remove_rest(struct removal *removal, const struct io_folder *parent, const char *name,
+		       struct base_error *error);
+
+static int remove_inner(const struct removal *removal, const char *name, struct base_error *error)
+{
+	struct io_folder inner = IO_NO_FOLDER;
+	struct removal of_inner = {
+		.folder = &inner,
+		.levels = removal->levels - 1,
+		.budget = removal->budget,
+	};
+	int ret;
+
+	if (!removal->levels)
+		return base_refuse_with(
+			error, -ENOTEMPTY, "look at it, and remove it yourself",
+			"\"%s\" was not removed, because there is a directory in it "
+			"that does not belong there: %s",
+			removal->folder->path, name);
+	ret = io_folder_open_in(&inner, removal->folder, name, error);
+	if (!ret)
+		ret = remove_rest(&of_inner, removal->folder, name, error);
+	io_folder_close(&inner);
+	return ret == -ENOENT ? 0 : ret;
+}
+
+static int try_to_remove(struct removal *removal, const char *name, struct base_error *error)
+{
+	const struct io_folder *folder = removal->folder;
+	struct io_entry entry;
+
+	if (!base_budget_take(removal->budget))
+		return -EAGAIN;
+	if (!unlinkat(folder->fd, name, 0) || errno == ENOENT)
+		return 0;
+	if (errno == EBUSY && !strncmp(name, HIDDEN_BY_NFS, strlen(HIDDEN_BY_NFS))) {
+		removal->hidden = true;
+		return 0;
+	}
+	if ((errno == EISDIR || errno == EPERM) && !io_folder_look(folder, name, &entry, error) &&
+	    entry.kind == IO_FOLDER)
+		return remove_inner(removal, name, error);
+	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
+}
+
+/* Goes on after an entry that cannot be removed; stops when the budget is spent. */
+static int remove_file(void *user, const char *name, struct base_error *error)
+{
+	struct removal *removal = user;
+	int ret = try_to_remove(removal, name, error);
+
+	if (!removal->ret)
+		removal->ret = ret;
+	return ret == -EAGAIN ? ret : 0;
+}
+
+/*
+ * Some filesystems give the blocks of a removed file to others at once (ext4 with data=writeback):
+ * after a power failure the file is back, with what others wrote there. So what says that it is
+ * good is gone for good before.
+ */
+static int remove_first(struct removal *removal, const char *name, struct base_error *error)
+{
+	struct io_entry entry;
+	int ret;
+
+	if (io_folder_look(removal->folder, name, &entry, NULL) == -ENOENT)
+		return 0;
+	ret = try_to_remove(removal, name, error);
+	return ret ? ret : io_folder_sync(removal->folder, error);
+}
+
+/* All that is in it, and then itself. */
+static int remove_rest(struct removal *removal, const struct io_folder *parent, const char *name,
+		       struct base_error *error)
+{
+	int ret = 0;
+
+	for (int round = 0; !ret; round++) {
+		removal->hidden = false;
+		ret = io_folder_list(removal->folder, remove_file, removal, error);
+		if (!ret)
+			ret = removal->ret;
+		if (ret || !unlinkat(parent->fd, name, AT_REMOVEDIR) || errno == ENOENT)
+			break;
+		if ((errno != ENOTEMPTY && errno != EEXIST) || round == MOST_ROUNDS)
+			ret = removal->hidden ?
+				      -EBUSY :
+				      base_fail(error, -errno, "cannot remove the directory \"%s\"",
+						removal->folder->path);
+	}
+	return ret;
+}
+
+int io_folder_remove(const struct io_folder *folder, const struct io_folder *parent,
+		     const char *name, const char *first, struct io_hold *hold,
+		     struct base_budget *budget, struct base_error *error)
+{
+	struct removal removal = {
+		.folder = folder,
+		.levels = first ? 0 : MOST_LEVELS,
+		.budget = budget,
+	};
+	int ret = first ? remove_first(&removal, first, error) : 0;
+
+	/* Nobody can begin to read it any more, and while it is open its directory may have to
+	 * stay. */
+	if (!ret && hold)
+		io_folder_let_go(hold);
+	return ret ? ret : remove_rest(&removal, parent, name, error);
+}

@@ -1,0 +1,838 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Queues of requests. A lane is an engine with its buffers: which engine, how many buffers of which
+ * size, may change from one file to the next. The lane sends full buffers as soon as they may
+ * leave, sends again what was cut short, and goes on through the page cache where direct I/O turns
+ * out not to work.
+ */
+#define _GNU_SOURCE
+#include "io/queue.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Interruptions and shortages in a row, without a byte moved, before we believe that they will not
+ * end. */
+#define MAX_RETRIES 100
+
+/* ---- Notes for the report -------------------------------------------------------------------- */
+
+void io_note(struct io_notes *notes, enum ioshape_step_code code, const char *format, ...)
+{
+	struct ioshape_step *step;
+	va_list args;
+
+	if (!notes)
+		return;
+	if (notes->count < IOSHAPE_REPORT_STEPS) {
+		step = &notes->steps[notes->count];
+		step->code = code;
+		va_start(args, format);
+		vsnprintf(step->sentence, sizeof(step->sentence), format, args);
+		va_end(args);
+		base_make_plain(step->sentence);
+		base_garble(step->sentence);
+	}
+	notes->count++;
+}
+
+void io_notes_report(const struct io_notes *notes, struct ioshape_report *report)
+{
+	report->fallbacks = notes->count;
+	memcpy(report->steps, notes->steps, sizeof(report->steps));
+}
+
+const char *io_remedy(int code)
+{
+	switch (code) {
+	case -ENOSPC:
+		return "free space or save elsewhere";
+	case -EDQUOT:
+		return "free some of your quota or save elsewhere";
+	case -EIO:
+		return "the storage failed, see the kernel's log";
+	case -EFBIG:
+		return "the filesystem or a limit (ulimit -f) does not allow files this large";
+	case -ENOTCONN:
+	case -EBADFD: /* GlusterFS, of a file that was open when it lost the brick */
+		return "the filesystem's client lost a server, see its log";
+	default:
+		return "";
+	}
+}
+
+/* ---- Engines --------------------------------------------------------------------------------- */
+
+/* The engines that are tried in order if `first` was chosen by rule, ended by NULL. */
+static const struct io_engine_ops *const *engines_from(enum ioshape_engine first)
+{
+	static const struct io_engine_ops *const all[][4] = {
+		{ &io_engine_uring, &io_engine_threads, &io_engine_buffered, NULL },
+		{ &io_engine_uring_async, &io_engine_threads, &io_engine_buffered, NULL },
+	};
+
+	return all[first == IOSHAPE_ENGINE_URING_ASYNC];
+}
+
+const struct io_engine_ops *io_engine_of(enum ioshape_engine which)
+{
+	switch (which) {
+	case IOSHAPE_ENGINE_URING:
+		return &io_engine_uring;
+	case IOSHAPE_ENGINE_URING_ASYNC:
+		return &io_engine_uring_async;
+	case IOSHAPE_ENGINE_THREADS:
+		return &io_engine_threads;
+	case IOSHAPE_ENGINE_BUFFERED:
+		return &io_engine_buffered;
+	default:
+		return NULL;
+	}
+}
+
+static const struct io_engine_ops *const *engines_of(const struct io_lane *lane)
+{
+	return lane->config.engines ? lane->config.engines : engines_from(lane->shape.engine);
+}
+
+static int try_engine(struct io_lane *lane, const struct io_engine_ops *ops, char *why,
+		      size_t why_bytes)
+{
+	struct io_engine_params params = {
+		.depth = lane->shape.depth,
+		.memory = lane->memory,
+		.memory_bytes = lane->memory_bytes,
+		.log = lane->config.log,
+	};
+	int ret = ops->open(&lane->engine, &params, why, why_bytes);
+
+	/* An engine that opens notes nothing else. */
+	lane->buffers_refused = !ret && *why;
+	if (!ret) {
+		lane->ops = ops;
+		lane->engine_asked = lane->shape.engine;
+		lane->engine_depth = params.depth;
+	}
+	return ret;
+}
+
+static void remember_step_down(struct io_lane *lane, const char *why)
+{
+	size_t used = strlen(lane->step_down);
+
+	if (*why)
+		snprintf(lane->step_down + used, sizeof(lane->step_down) - used, "%s%s",
+			 used ? ", " : "", why);
+}
+
+/* It does not take requests any more: the next file gets another, or the same one anew. */
+static void drop_engine(struct io_lane *lane)
+{
+	lane->ops->close(lane->engine);
+	lane->ops = NULL;
+	lane->engine_failed = false;
+	lane->step_down[0] = 0;
+}
+
+/* ---- Shapes ---------------------------------------------------------------------------------- */
+
+/* Room for so many buffers and bytes; nothing has changed if it fails. */
+static int make_room(struct io_lane *lane, const struct io_shape *shape, struct base_error *error)
+{
+	const size_t bytes = shape->block_bytes * shape->depth;
+	struct io_buffer *buffers;
+	uint8_t *memory;
+
+	if (shape->depth > lane->buffers_made) {
+		buffers = calloc(shape->depth, sizeof(*buffers));
+		if (!buffers)
+			return base_no_memory(error, "an I/O lane",
+					      shape->depth * sizeof(*buffers));
+		free(lane->buffers);
+		lane->buffers = buffers;
+		lane->buffers_made = shape->depth;
+		lane->free = NULL;
+	}
+	if (bytes > lane->memory_bytes) {
+		memory = base_map(bytes);
+		if (!memory)
+			return base_no_memory(error, "I/O buffers", bytes);
+		/* It may have registered the memory. */
+		if (lane->ops)
+			drop_engine(lane);
+		base_unmap(lane->memory, lane->memory_bytes);
+		lane->memory = memory;
+		lane->memory_bytes = bytes;
+	}
+	return 0;
+}
+
+static void cut_buffers(struct io_lane *lane, const struct io_shape *shape)
+{
+	lane->shape = *shape;
+	lane->free = NULL;
+	for (unsigned i = shape->depth; i-- > 0;) {
+		lane->buffers[i].data = lane->memory + i * shape->block_bytes;
+		io_lane_give_back(lane, &lane->buffers[i]);
+	}
+	lane->limit = MAX(shape->depth - 1, 1u);
+}
+
+/* Returns whether the engine that is open is the one that this shape would open. */
+static bool serves(const struct io_lane *lane, const struct io_shape *shape)
+{
+	return shape->depth <= lane->engine_depth &&
+	       (lane->config.engines || shape->engine == lane->engine_asked);
+}
+
+int io_lane_shape(struct io_lane *lane, const struct io_shape *shape, struct base_error *error)
+{
+	const struct io_shape before = lane->shape;
+	int ret;
+
+	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
+	    shape->depth == before.depth) {
+		/* Its targets may be others. */
+		lane->shape = *shape;
+		return 0;
+	}
+	ret = make_room(lane, shape, error);
+	if (!ret && lane->ops && !serves(lane, shape))
+		drop_engine(lane);
+	/* Also after a failure: there may be other buffers. */
+	if (lane->memory)
+		cut_buffers(lane, ret ? &before : shape);
+	return ret;
+}
+
+/* Opens the first engine that the kernel allows. */
+static int start_any(struct io_lane *lane, struct base_error *error)
+{
+	const struct io_engine_ops *const *engines = engines_of(lane);
+	char why[200] = "";
+	int ret = -ENOTSUP;
+
+	for (size_t i = 0; ret && engines[i]; i++) {
+		ret = try_engine(lane, engines[i], why, sizeof(why));
+		lane->first_code = i ? lane->first_code : ret;
+		remember_step_down(lane, why);
+	}
+	if (ret)
+		return base_fail(error, ret, "no engine can be used (%s)", lane->step_down);
+	if (*lane->step_down)
+		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s",
+			 lane->ops->id, lane->step_down);
+	return 0;
+}
+
+int io_lane_start(struct io_lane *lane, struct base_error *error)
+{
+	const struct io_engine_ops *asked = io_engine_of(lane->config.engine);
+	char why[200] = "";
+	int ret;
+
+	if (lane->engine_failed)
+		drop_engine(lane);
+	if (lane->ops)
+		return 0;
+	if (!asked)
+		return start_any(lane, error);
+	ret = try_engine(lane, asked, why, sizeof(why));
+	if (ret)
+		return base_fail_with(
+			error, ret, "choose another or leave the choice to the library",
+			"cannot use the %s engine that was asked for (%s)", asked->id, why);
+	remember_step_down(lane, why);
+	return 0;
+}
+
+/* ---- Lanes ----------------------------------------------------------------------------------- */
+
+int io_lane_open(struct io_lane **out, const struct io_config *config, struct base_error *error)
+{
+	const struct io_shape shape = io_shape_standard(config);
+	struct io_lane *lane;
+	int ret;
+
+	*out = NULL;
+	lane = calloc(1, sizeof(*lane));
+	if (!lane)
+		return base_no_memory(error, "an I/O lane", sizeof(*lane));
+	lane->config = *config;
+	lane->fd = -1;
+	ret = io_lane_shape(lane, &shape, error);
+	if (ret)
+		io_lane_close(lane);
+	else
+		*out = lane;
+	return ret;
+}
+
+void io_lane_close(struct io_lane *lane)
+{
+	if (!lane)
+		return;
+	io_lane_drain(lane, NULL);
+	if (lane->ops)
+		lane->ops->close(lane->engine);
+	base_unmap(lane->memory, lane->memory_bytes);
+	free(lane->buffers);
+	free(lane);
+}
+
+void io_lane_fills(struct io_lane *lane, struct base_fresh *fresh)
+{
+	lane->fresh = fresh;
+}
+
+void io_choose(const struct io_config *config, const struct fs_info *fs, uint64_t file_bytes,
+	       struct io_choice *choice)
+{
+	const struct io_shape shape =
+		io_shape_for(config, fs, file_bytes, choice->why, sizeof(choice->why));
+	const struct io_engine_ops *asked = io_engine_of(config->engine);
+	struct base_error error = { 0 };
+	struct io_lane *lane;
+	int ret = io_lane_open(&lane, config, &error);
+
+	if (!ret)
+		ret = io_lane_shape(lane, &shape, &error);
+	if (!ret)
+		ret = io_lane_start(lane, &error);
+	choice->block_bytes = shape.block_bytes;
+	choice->depth = shape.depth;
+	choice->code = lane ? lane->first_code : ret;
+	choice->buffers_refused = lane && lane->buffers_refused;
+	choice->engine = !ret ? lane->ops->id : asked ? asked->id : "";
+	snprintf(choice->note, sizeof(choice->note), "%.255s",
+		 ret ? error.sentence : lane->step_down);
+	io_lane_close(lane);
+}
+
+/* ---- The file -------------------------------------------------------------------------------- */
+
+static void begin_depth(struct io_lane *lane)
+{
+	const struct io_shape *shape = &lane->shape;
+	const uint32_t targets = MAX(shape->targets, 1);
+	const struct io_depth_options options = {
+		.request_bytes = shape->request_bytes ? shape->request_bytes : shape->block_bytes,
+		.targets = targets,
+		.stripe_bytes = shape->stripe_bytes,
+		.most = MAX(lane->limit / targets, 1),
+		/* Engines that are done when they have taken a request have no times. */
+		.fixed = shape->fixed || !lane->ops->direct,
+		.pauses = shape->targets > 0,
+		.shared = shape->shared,
+	};
+
+	io_depth_begin(&lane->depth, &options);
+}
+
+void io_lane_attach(struct io_lane *lane, int fd, const char *path, bool reading,
+		    struct io_notes *notes)
+{
+	lane->fd = fd;
+	lane->path = path;
+	lane->reading = reading;
+	lane->verb = reading ? "read" : "write";
+	lane->notes = notes;
+	lane->direct = false;
+	lane->alignment = 1;
+	if (!reading)
+		begin_depth(lane);
+	lane->file_bytes = UINT64_MAX;
+	if (*lane->step_down)
+		io_note(notes, IOSHAPE_STEP_ENGINE, "%s", lane->step_down);
+}
+
+void io_lane_detach(struct io_lane *lane)
+{
+	if (lane->fd < 0)
+		return;
+	lane->fd = -1;
+	lane->direct = false;
+	lane->path = NULL;
+	lane->notes = NULL;
+}
+
+int io_set_direct(int fd, bool on)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0)
+		return -errno;
+	flags = on ? flags | O_DIRECT : flags & ~O_DIRECT;
+	return fcntl(fd, F_SETFL, flags) ? -errno : 0;
+}
+
+uint32_t io_lane_direct_alignment(const struct io_lane *lane, const struct fs_info *fs)
+{
+	/* What the kernel does not say is at most a page on every filesystem known to us. */
+	uint32_t alignment = fs->offset_alignment ? fs->offset_alignment : 4096;
+
+	/* The rest of a short result begins as far into the buffer as into the file. */
+	alignment = MAX(alignment, fs->memory_alignment);
+	if (alignment & (alignment - 1) || lane->shape.block_bytes % alignment)
+		return 0;
+	return alignment;
+}
+
+static int try_direct(struct io_lane *lane, const struct fs_info *fs)
+{
+	if (!lane->ops->direct || (fs->direct_known && !fs->direct_works) ||
+	    !io_lane_direct_alignment(lane, fs))
+		return -ENOTSUP;
+	return io_set_direct(lane->fd, true);
+}
+
+int io_lane_go_direct(struct io_lane *lane, const struct fs_info *fs, struct base_error *error)
+{
+	bool required = lane->config.direct == IOSHAPE_DIRECT_REQUIRE;
+	int ret;
+
+	/* Why it is this engine has been noted. */
+	if (lane->config.direct == IOSHAPE_DIRECT_OFF || (!lane->ops->direct && !required))
+		return 0;
+	if (!required && fs_writes_cached(fs->family, fs->magic))
+		return 0;
+	ret = try_direct(lane, fs);
+	if (ret && required)
+		return base_fail_with(error, ret, "use direct=prefer",
+				      "cannot use direct I/O on \"%s\" (%s, %s engine), which was "
+				      "required",
+				      lane->path, fs->type, lane->ops->id);
+	if (ret) {
+		io_note(lane->notes, IOSHAPE_STEP_DIRECT, "no direct I/O on %s: %s", fs->type,
+			ioshape_strerror(ret));
+		return 0;
+	}
+	lane->direct = true;
+	lane->alignment = io_lane_direct_alignment(lane, fs);
+	return 0;
+}
+
+/* ---- Buffers -----------------------------------------------------------------------------------
+ */
+
+static struct io_buffer *buffer_of(struct io_op *op)
+{
+	return (struct io_buffer *)((char *)op - offsetof(struct io_buffer, op));
+}
+
+struct io_buffer *io_lane_free_buffer(struct io_lane *lane)
+{
+	struct io_op *op = lane->free;
+
+	if (!op)
+		return NULL;
+	lane->free = op->next;
+	return buffer_of(op);
+}
+
+static void add_part(struct io_buffer *buffer, const uint8_t *from, size_t bytes)
+{
+	struct iovec *part = &buffer->parts[buffer->op.part_count++];
+
+	memcpy(&part->iov_base, &from, sizeof(from)); /* it is only read */
+	part->iov_len = bytes;
+}
+
+/* Where the bytes lie that have not been moved yet. */
+static void find_parts(struct io_buffer *buffer)
+{
+	size_t at = buffer->moved;
+
+	buffer->op.parts = buffer->parts;
+	buffer->op.part_count = 0;
+	for (unsigned i = 0; i < buffer->loan_count; i++) {
+		const struct io_loan *loan = &buffer->loans[i];
+		const size_t end = loan->at + loan->bytes;
+
+		if (end <= at)
+			continue;
+		if (loan->at > at) {
+			add_part(buffer, buffer->data + at, loan->at - at);
+			at = loan->at;
+		}
+		add_part(buffer, loan->from + (at - loan->at), end - at);
+		at = end;
+	}
+	if (buffer->op.part_count && at < buffer->bytes)
+		add_part(buffer, buffer->data + at, buffer->bytes - at);
+}
+
+static int send(struct io_lane *lane, struct io_buffer *buffer)
+{
+	int ret;
+
+	find_parts(buffer);
+	buffer->op.fd = lane->fd;
+	buffer->op.kind = lane->reading ? IO_READ : IO_WRITE;
+	buffer->op.data = buffer->data + buffer->moved;
+	buffer->op.bytes = buffer->bytes - buffer->moved;
+	buffer->op.offset = buffer->offset + buffer->moved;
+	ret = lane->ops->submit(lane->engine, &buffer->op);
+	if (ret) {
+		buffer->failed = ret;
+		buffer->refused = true;
+		lane->engine_failed = true;
+		return ret;
+	}
+	buffer->in_flight = true;
+	lane->in_flight++;
+	return 0;
+}
+
+/* When writing: the first time. */
+static int leave(struct io_lane *lane, struct io_buffer *buffer)
+{
+	buffer->sent_ns = base_now_ns();
+	io_depth_sent(&lane->depth, buffer->offset, buffer->bytes);
+	return send(lane, buffer);
+}
+
+static int tell_failure(const struct io_lane *lane, const struct io_buffer *buffer,
+			struct base_error *error)
+{
+	if (buffer->refused)
+		base_fail(error, buffer->failed,
+			  "cannot %s \"%s\" at offset %llu: the %s engine took no request",
+			  lane->verb, lane->path, (unsigned long long)buffer->op.offset,
+			  lane->ops->id);
+	else
+		base_fail_with(error, buffer->failed, io_remedy(buffer->failed),
+			       "cannot %s \"%s\" at offset %llu (%s, %s engine)", lane->verb,
+			       lane->path, (unsigned long long)buffer->op.offset,
+			       BASE_SIZE(buffer->op.bytes), lane->ops->id);
+	base_error_at(error, buffer->op.offset);
+	return buffer->failed;
+}
+
+static bool may_leave(const struct io_lane *lane, const struct io_buffer *buffer)
+{
+	return lane->in_flight < lane->limit && io_depth_allows(&lane->depth, buffer->offset);
+}
+
+/* What was kept back goes on its way, as far as it may; in order, for each target. */
+static int send_ready(struct io_lane *lane, struct base_error *error)
+{
+	struct io_op **at = &lane->ready;
+
+	while (*at) {
+		struct io_buffer *buffer = buffer_of(*at);
+
+		if (!may_leave(lane, buffer)) {
+			at = &buffer->op.next;
+			continue;
+		}
+		*at = buffer->op.next;
+		lane->ready_count--;
+		if (leave(lane, buffer)) {
+			io_lane_give_back(lane, buffer);
+			return tell_failure(lane, buffer, error);
+		}
+	}
+	return 0;
+}
+
+/* After a failure nothing more is sent: what is in flight is all there is to wait for. */
+static void drop_ready(struct io_lane *lane)
+{
+	while (lane->ready) {
+		struct io_buffer *buffer = buffer_of(lane->ready);
+
+		lane->ready = buffer->op.next;
+		io_lane_give_back(lane, buffer);
+	}
+	lane->ready_count = 0;
+}
+
+static void keep_back(struct io_lane *lane, struct io_buffer *buffer)
+{
+	struct io_op **end = &lane->ready;
+
+	while (*end)
+		end = &(*end)->next;
+	buffer->op.next = NULL;
+	*end = &buffer->op;
+	lane->ready_count++;
+}
+
+int io_lane_submit(struct io_lane *lane, struct io_buffer *buffer, struct base_error *error)
+{
+	int ret;
+
+	buffer->moved = 0;
+	buffer->retries = 0;
+	buffer->in_flight = false;
+	buffer->failed = 0;
+	buffer->refused = false;
+	/* Readers mind the limit themselves: they get their blocks back in order. */
+	if (!lane->reading && (lane->ready || !may_leave(lane, buffer))) {
+		keep_back(lane, buffer);
+		ret = send_ready(lane, error);
+		if (ret)
+			drop_ready(lane);
+		return ret;
+	}
+	ret = lane->reading ? send(lane, buffer) : leave(lane, buffer);
+	if (ret && !lane->reading) {
+		io_lane_give_back(lane, buffer);
+		return tell_failure(lane, buffer, error);
+	}
+	return 0;
+}
+
+/* A file that refuses direct I/O only when it is used: on to the page cache, if we may. */
+static bool leave_direct(struct io_lane *lane, int code)
+{
+	if (code != -EINVAL && code != -EOPNOTSUPP)
+		return false;
+	if (lane->config.direct == IOSHAPE_DIRECT_REQUIRE)
+		return false;
+	if (!lane->direct) /* another request has already changed the mode; this one is sent again
+			    */
+		return lane->alignment > 1;
+	if (io_set_direct(lane->fd, false))
+		return false;
+	lane->direct = false;
+	io_note(lane->notes, IOSHAPE_STEP_DIRECT, "went on buffered: %s", ioshape_strerror(code));
+	return true;
+}
+
+/* Counts the retries in a row, and leaves the device a moment from the third on. */
+static bool may_retry(struct io_buffer *buffer)
+{
+	const struct timespec pause = { 0, 1000000 };
+
+	if (++buffer->retries > MAX_RETRIES)
+		return false;
+	if (buffer->retries > 2)
+		nanosleep(&pause, NULL);
+	return true;
+}
+
+#define SEND_AGAIN 1
+
+/* A request failed. -ECANCELED is what becomes of requests whose thread has ended before the kernel
+ * got round to them: a reader may be handed on. */
+static int judge_failure(struct io_lane *lane, struct io_buffer *buffer, int code)
+{
+	const bool passes = code == -EINTR || code == -EAGAIN || code == -ECANCELED;
+
+	if (!passes && !leave_direct(lane, code))
+		return code;
+	return may_retry(buffer) ? SEND_AGAIN : code;
+}
+
+/*
+ * Takes so many more bytes as moved; false if that has brought none too often. Direct I/O continues
+ * only at aligned places: what lies behind the last one is moved again.
+ */
+static bool goes_on(const struct io_lane *lane, struct io_buffer *buffer, size_t bytes)
+{
+	size_t moved = buffer->moved + bytes;
+
+	if (lane->direct)
+		moved -= moved % lane->alignment;
+	if (moved <= buffer->moved)
+		return may_retry(buffer);
+	buffer->moved = moved;
+	buffer->retries = 0;
+	return true;
+}
+
+static int judge_short_write(const struct io_lane *lane, struct io_buffer *buffer, size_t bytes)
+{
+	return goes_on(lane, buffer, bytes) ? SEND_AGAIN : -EIO;
+}
+
+/* The end of the file is no failure, whether it was known or not. */
+static int judge_short_read(const struct io_lane *lane, struct io_buffer *buffer, size_t bytes)
+{
+	const bool ends = !bytes || buffer->offset + buffer->moved + bytes >= lane->file_bytes;
+
+	if (!ends && goes_on(lane, buffer, bytes))
+		return SEND_AGAIN;
+	buffer->moved += bytes;
+	return 0;
+}
+
+/* What a completion means: 0 the buffer is done, SEND_AGAIN, or negative: it failed. */
+static int judge(struct io_lane *lane, struct io_buffer *buffer)
+{
+	const int64_t result = buffer->op.result;
+	int ret;
+
+	if (result == (int64_t)buffer->op.bytes) {
+		buffer->moved = buffer->bytes;
+		return 0;
+	}
+	if (result > (int64_t)buffer->op.bytes)
+		return -EIO;
+	if (result < 0)
+		ret = judge_failure(lane, buffer, (int)result);
+	else if (lane->reading)
+		ret = judge_short_read(lane, buffer, (size_t)result);
+	else
+		ret = judge_short_write(lane, buffer, (size_t)result);
+	if (ret == SEND_AGAIN && lane->notes)
+		lane->notes->short_results++;
+	return ret;
+}
+
+/* What is there within so long was there before. */
+#define AT_ONCE_NS 20000u
+
+/* How long it took is known only if the lane has been waiting, for this one or for one just before:
+ * it may have been kept from looking, by a slow program or other work of the processor's. */
+static void tell_depth(struct io_lane *lane, const struct io_buffer *buffer, uint64_t asked_ns)
+{
+	const uint64_t now_ns = base_now_ns();
+	bool unseen;
+
+	if (now_ns - asked_ns > AT_ONCE_NS)
+		lane->waited_ns = now_ns;
+	unseen = now_ns - lane->waited_ns > (now_ns - buffer->sent_ns) / 4;
+	io_depth_answered(&lane->depth, buffer->offset, buffer->bytes, buffer->sent_ns, now_ns,
+			  unseen || !lane->ready);
+}
+
+/*
+ * Has the kernel write back now what went into the page cache, so that fsync finds little left.
+ * Errors are ignored: fsync reports them.
+ */
+static void begin_writeback(const struct io_lane *lane, const struct io_buffer *buffer)
+{
+	if (!lane->direct && lane->fd >= 0)
+		sync_file_range(lane->fd, (off_t)buffer->offset, (off_t)buffer->bytes,
+				SYNC_FILE_RANGE_WRITE);
+}
+
+/* Waits for one completion and carries it through. */
+static int reap(struct io_lane *lane, struct base_error *error)
+{
+	const uint64_t asked_ns = lane->reading ? 0 : base_now_ns();
+	struct io_op *op = lane->ops->wait(lane->engine);
+	struct io_buffer *buffer;
+	int ret;
+
+	if (!op) {
+		lane->in_flight = 0;
+		lane->engine_failed = true;
+		drop_ready(lane);
+		return base_refuse(error, -EIO, "the %s engine lost requests for \"%s\"",
+				   lane->ops->id, lane->path);
+	}
+	buffer = buffer_of(op);
+	buffer->in_flight = false;
+	lane->in_flight--;
+	ret = judge(lane, buffer);
+	if (ret == SEND_AGAIN) {
+		ret = send(lane, buffer);
+	} else if (ret) {
+		buffer->failed = ret;
+		/* Perhaps it was the engine; to open another costs little after a failure. */
+		lane->engine_failed = true;
+	}
+	/* Whoever reads has yet to look at the buffer. */
+	if (lane->reading)
+		return 0;
+	if (!buffer->in_flight)
+		tell_depth(lane, buffer, asked_ns);
+	if (ret)
+		tell_failure(lane, buffer, error);
+	else if (!buffer->in_flight)
+		begin_writeback(lane, buffer);
+	if (!buffer->in_flight)
+		io_lane_give_back(lane, buffer);
+	if (!ret)
+		ret = send_ready(lane, error);
+	if (ret)
+		drop_ready(lane);
+	return ret;
+}
+
+/* Enough is ready to follow: what comes back is waited for, so that it is noticed when it does. */
+static bool is_ahead(const struct io_lane *lane)
+{
+	return !lane->reading && lane->in_flight && !lane->depth.options.fixed &&
+	       lane->ready_count >= lane->depth.limit * lane->depth.options.targets;
+}
+
+int io_lane_take(struct io_lane *lane, struct io_buffer **buffer, struct base_error *error)
+{
+	int ret;
+
+	while (is_ahead(lane)) {
+		ret = reap(lane, error);
+		if (ret)
+			return ret;
+	}
+	while (!(*buffer = io_lane_free_buffer(lane))) {
+		ret = reap(lane, error);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+int io_lane_finish(struct io_lane *lane, struct io_buffer *buffer, struct base_error *error)
+{
+	int ret = 0;
+
+	while (!ret && buffer->in_flight)
+		ret = reap(lane, error);
+	if (!ret && buffer->failed)
+		ret = tell_failure(lane, buffer, error);
+	return ret;
+}
+
+/* The part of the requests that may be in flight when the next writer begins. */
+#define TAIL_PART 8
+
+/* What it takes at least to make a file on a network filesystem: some answers of a metadata server.
+ */
+#define BEGINNING_NS 20000000u
+
+unsigned io_lane_tail(const struct io_lane *lane, uint64_t submitted, uint64_t took_ns,
+		      uint64_t beginning_ns)
+{
+	const uint64_t left =
+		(lane->in_flight + lane->ready_count) * (uint64_t)lane->shape.block_bytes;
+	const uint64_t done = submitted - MIN(left, submitted);
+	const double requests = (double)done / (double)MAX(took_ns, 1000) *
+				(double)MAX(beginning_ns, BEGINNING_NS) /
+				(double)lane->shape.block_bytes;
+	/* Where there are several writers, what waits is in others' way. */
+	const double enough = lane->shape.shared ? lane->depth.limit : lane->limit / TAIL_PART;
+
+	return (unsigned)MIN(MAX(requests, enough), lane->limit / 2.0);
+}
+
+int io_lane_settle(struct io_lane *lane, unsigned most, struct base_error *error)
+{
+	int ret = 0;
+
+	while (!ret && lane->in_flight && lane->ready_count + lane->in_flight > most)
+		ret = reap(lane, error);
+	return ret;
+}
+
+int io_lane_drain(struct io_lane *lane, struct base_error *error)
+{
+	int first = 0;
+
+	while (lane->in_flight) {
+		int ret = reap(lane, error);
+
+		if (ret && !first)
+			first = ret;
+	}
+	return first;
+}

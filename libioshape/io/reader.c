@@ -1,0 +1,996 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading pieces of a file into memory. Stretches that lie in the page cache, or belong there
+ * because others will ask for them, are copied out by several threads. The others are read past
+ * the page cache, in big blocks, in order, far ahead: the pieces of one call, and what the calls to
+ * come will want.
+ *
+ * In here offsets are those of the file, also where a part of it is read: by them direct I/O is
+ * aligned, and the page cache asked.
+ */
+#define _GNU_SOURCE
+#include "io/queue.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef __NR_cachestat
+#define __NR_cachestat 451 /* Linux 6.5; the same number on every architecture */
+#endif
+
+/* What one pread brings: it stays in the second-level cache until its checksum is taken. */
+#define SIP_BYTES (256 * KIB)
+
+/* Below this, threads are not worth starting. */
+#define PARALLEL_BYTES (8 * MIB)
+
+/* The kernel is asked for what lies so far ahead of those who copy. */
+#define AHEAD_BYTES (64 * MIB)
+/*
+ * Where the kernel reads so far ahead by itself, that is enough. It does so in large pieces of
+ * memory, while what it is asked for comes in single pages: to copy those costs half as much again.
+ */
+#define KERNEL_AHEAD_BYTES (4 * MIB)
+/* One readahead(2) brings no more than the device takes in a request, which is seldom less. */
+#define ASK_BYTES (512 * KIB)
+
+/* The unit in which we decide whether a stretch is cached. */
+#define STRETCH_BYTES (64 * MIB)
+
+/* Pieces with no more than this between them are read in one go. */
+#define GAP_BYTES (256 * KIB)
+
+/* One call. */
+struct reading {
+	struct io_lane *lane;
+	const struct io_input *input;
+	ioshape_progress_fn progress;
+	void *progress_user;
+	bool all_cached; /* all goes through the page cache, whether it lies there or not */
+	uint64_t total;
+	_Atomic uint64_t done;
+	uint64_t tell_ns; /* the callback is not called again before then, but at the end */
+	struct base_error *error;
+};
+
+static uint64_t piece_end(const struct io_piece *piece)
+{
+	return piece->offset + piece->bytes;
+}
+
+/* While it runs it uses the pieces, but what is read of them. */
+struct preparer {
+	pthread_t thread;
+	bool runs;
+	_Atomic bool stop;
+	struct base_fresh *fresh;
+	const struct reading *reading;
+	const struct io_piece *pieces;
+	size_t count;
+};
+
+/* Calls that continue each other. */
+struct run {
+	uint64_t end;
+	uint64_t bytes; /* of all of them */
+};
+
+/*
+ * Blocks of one file on their way, in the order of the file, without gaps but where nobody wants to
+ * read. First come the pieces of the call; what will probably be asked for next is sent for as
+ * well, and waits in its buffer.
+ */
+struct io_stream {
+	const struct io_input *input;
+	uint64_t end; /* nothing is read ahead from here on */
+
+	struct io_lane *lane;    /* NULL while nothing is under way */
+	struct io_buffer **fifo; /* submitted and not yet let go, oldest at `head` */
+	unsigned head, queued;
+	uint64_t next_offset; /* where the next request begins, if it continues the last */
+	uint64_t ahead_end;   /* how far this call may read ahead */
+	uint64_t clear_end;   /* up to here we know that nothing is in the page cache */
+
+	/* Of the call. */
+	struct reading *reading;
+	struct preparer preparer;
+	struct io_piece *pieces;
+	size_t count;
+	size_t piece; /* the first that is not complete */
+	size_t scout; /* the first that no request covers yet */
+
+	/* Found to be in the page cache. */
+	uint64_t cached_begin, cached_end;
+
+	/* Through the page cache: what the kernel has been asked for; up to where we have looked
+	 * whether that is necessary, and what we have found there. */
+	uint64_t asked_end, looked_end;
+	bool all_there;
+	bool kernel_ahead, kernel_ahead_known; /* the kernel need not be asked */
+	struct base_crew crew;
+
+	/* To tell a reader that reads onward from one that jumps about. */
+	struct run run;   /* that the stream is for */
+	struct run aside; /* small reads elsewhere, meanwhile */
+};
+
+/* Whoever is called has to wait for a lock, as a rule: not at every block. */
+#define TELL_EACH_NS 10000000u
+
+static int tell(struct reading *reading)
+{
+	const uint64_t done = atomic_load(&reading->done);
+	const uint64_t now_ns = reading->progress ? base_now_ns() : 0;
+
+	if (!reading->progress || (now_ns < reading->tell_ns && done < reading->total))
+		return 0;
+	reading->tell_ns = now_ns + TELL_EACH_NS;
+	if (reading->progress(reading->progress_user, IOSHAPE_PHASE_READ, done, reading->total))
+		return base_refuse(reading->error, -ECANCELED,
+				   "reading \"%s\" was stopped by its progress callback",
+				   reading->input->path);
+	return 0;
+}
+
+/* ---- Is it cached? --------------------------------------------------------------------------- */
+
+struct cachestat_range {
+	uint64_t offset, bytes;
+};
+
+struct cachestat_result {
+	uint64_t cached, dirty, writeback, evicted, recently_evicted;
+};
+
+/* Older kernels: asks about a page here and there. */
+static bool is_sampled_cached(int fd, uint64_t offset, uint64_t bytes)
+{
+	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), samples = 16;
+	uint64_t begin = offset / page * page, span = offset + bytes - begin;
+	unsigned char state;
+	unsigned hits = 0;
+	uint8_t *view;
+
+	view = mmap(NULL, span, PROT_READ, MAP_SHARED, fd, (off_t)begin);
+	if (view == MAP_FAILED)
+		return true; /* nothing to map on some filesystems: through the cache is always
+				right */
+	for (uint64_t i = 0; i < samples; i++) {
+		if (!mincore(view + span * i / samples / page * page, page, &state))
+			hits += state & 1;
+	}
+	munmap(view, span);
+	return hits > samples / 2;
+}
+
+/* False where the kernel does not tell. */
+static bool count_cached(int fd, uint64_t offset, uint64_t bytes, uint64_t *cached)
+{
+	struct cachestat_range range = { offset, bytes };
+	struct cachestat_result result;
+
+	if (syscall(__NR_cachestat, fd, &range, &result, 0))
+		return false;
+	*cached = result.cached * (uint64_t)sysconf(_SC_PAGESIZE);
+	return true;
+}
+
+static bool is_cached(int fd, uint64_t offset, uint64_t bytes)
+{
+	uint64_t cached;
+
+	if (!count_cached(fd, offset, bytes, &cached))
+		return is_sampled_cached(fd, offset, bytes);
+	return cached > bytes / 2;
+}
+
+/* ---- Ahead ----------------------------------------------------------------------------------- */
+
+/*
+ * A daemon in user space reads ahead by what it sees of the kernel's own reading, which is to be
+ * one read after the other: asked ahead, or by several threads, ceph-fuse takes twice as long.
+ */
+static bool is_read_in_order(const struct io_input *input)
+{
+	return input->fs.magic == FS_FUSE_MAGIC;
+}
+
+static bool reads_ahead_itself(struct io_stream *stream)
+{
+	const struct io_input *input = stream->input;
+
+	if (!stream->kernel_ahead_known)
+		stream->kernel_ahead = is_read_in_order(input) ||
+				       fs_read_ahead_of(input->fd) >= KERNEL_AHEAD_BYTES;
+	stream->kernel_ahead_known = true;
+	return stream->kernel_ahead;
+}
+
+/* That something cannot be asked for is nobody's failure: it is read when it is copied. */
+static void ask_for(struct io_stream *stream, uint64_t begin, uint64_t end)
+{
+	const struct io_input *input = stream->input;
+	uint64_t step, stretch, cached;
+
+	for (begin = MAX(begin, stream->asked_end); begin < end; begin += step) {
+		step = MIN(end - begin, ASK_BYTES);
+		if (begin >= stream->looked_end) {
+			stretch = MIN(STRETCH_BYTES, input->base + input->bytes - begin);
+			stream->looked_end = begin + stretch;
+			stream->all_there = count_cached(input->fd, begin, stretch, &cached) &&
+					    cached >= stretch;
+		}
+		if (!stream->all_there && !reads_ahead_itself(stream))
+			readahead(input->fd, (off_t)begin, step);
+	}
+	stream->asked_end = MAX(stream->asked_end, end);
+}
+
+static void ask_ahead(struct io_stream *stream, uint64_t offset)
+{
+	ask_for(stream, offset, MIN(offset + AHEAD_BYTES, stream->end));
+}
+
+/* ---- Through the page cache ------------------------------------------------------------------ */
+
+struct job {
+	struct io_stream *stream;
+	bool asks;              /* it is worth while */
+	pthread_mutex_t asking; /* for the stream, and for: */
+	size_t asked;           /* pieces that the kernel has been asked for */
+	struct reading *reading;
+	struct io_piece *pieces;
+	size_t count;
+	size_t batch;        /* pieces taken at a time */
+	_Atomic size_t next; /* piece that nobody has taken yet */
+	_Atomic bool stop;
+	struct hand *hands;    /* the caller's own first */
+	_Atomic unsigned used; /* of them */
+};
+
+/* Who reads. */
+struct hand {
+	struct job *job;
+	uint8_t *scratch; /* for pieces that are only verified; made at need */
+	struct base_error error;
+};
+
+static int read_piece(struct hand *hand, struct io_piece *piece)
+{
+	const struct io_input *input = hand->job->reading->input;
+	uint8_t *to = piece->into;
+	uint64_t done, sip;
+	int ret = 0;
+
+	if (!to && !hand->scratch) {
+		hand->scratch = malloc(SIP_BYTES);
+		if (!hand->scratch)
+			return base_no_memory(&hand->error, "verifying", SIP_BYTES);
+	}
+	for (done = 0; !ret && done < piece->bytes; done += sip) {
+		sip = MIN(piece->bytes - done, SIP_BYTES);
+		to = piece->into ? (uint8_t *)piece->into + done : hand->scratch;
+		if (piece->into)
+			base_fresh_prepare(hand->job->reading->lane->fresh, to, sip);
+		ret = io_input_get(input, piece->offset + done - input->base, to, sip,
+				   &hand->error);
+		if (!ret && piece->want_crc)
+			piece->crc = base_crc32(piece->crc, to, sip);
+	}
+	atomic_fetch_add(&hand->job->reading->done, piece->bytes);
+	return ret;
+}
+
+/* Asks for pieces up to so far ahead of the one that is copied next, and then for what follows. */
+static void read_ahead(struct job *job, uint64_t from)
+{
+	/* Not a little at each call. */
+	const uint64_t limit = (from + AHEAD_BYTES) / ASK_BYTES * ASK_BYTES;
+	const struct io_piece *piece;
+	uint64_t begin, end;
+
+	while (job->asked < job->count && job->pieces[job->asked].offset < limit) {
+		begin = end = job->pieces[job->asked].offset;
+		for (; job->asked < job->count && end - begin < ASK_BYTES; job->asked++) {
+			piece = &job->pieces[job->asked];
+			if (piece->offset > end + GAP_BYTES)
+				break;
+			end = MAX(end, piece_end(piece));
+		}
+		ask_for(job->stream, begin, end);
+	}
+	if (job->asked == job->count)
+		ask_for(job->stream, piece_end(&job->pieces[job->count - 1]),
+			MIN(limit, job->stream->ahead_end));
+}
+
+/* Works until nothing is left. Only the caller's own thread may speak to the progress callback. */
+static void work(struct hand *hand, bool speaks)
+{
+	struct job *job = hand->job;
+	size_t begin, end;
+	int ret = 0;
+
+	while (!ret && !atomic_load(&job->stop)) {
+		begin = atomic_fetch_add(&job->next, job->batch);
+		if (begin >= job->count)
+			break;
+		end = MIN(begin + job->batch, job->count);
+		/* One asks; the others find what it has asked for. */
+		if (job->asks && !pthread_mutex_trylock(&job->asking)) {
+			read_ahead(job, job->pieces[begin].offset);
+			pthread_mutex_unlock(&job->asking);
+		}
+		for (size_t i = begin; !ret && i < end; i++)
+			ret = read_piece(hand, &job->pieces[i]);
+		if (!ret && speaks)
+			ret = tell(job->reading);
+	}
+	if (ret)
+		atomic_store(&job->stop, true);
+}
+
+static void help(void *user)
+{
+	struct job *job = user;
+
+	work(&job->hands[atomic_fetch_add(&job->used, 1)], false);
+}
+
+static int read_cached(struct io_stream *stream, struct reading *reading, struct io_piece *pieces,
+		       size_t count, uint64_t bytes)
+{
+	const bool is_alone = bytes < PARALLEL_BYTES || is_read_in_order(reading->input);
+	const unsigned wanted = is_alone ? 1 :
+					   MIN(reading->lane->config.threads, BASE_MOST_HELPERS);
+	struct hand *hands = calloc(wanted, sizeof(*hands));
+	struct job job = { .stream = stream,
+			   .asking = PTHREAD_MUTEX_INITIALIZER,
+			   .reading = reading,
+			   .pieces = pieces,
+			   .count = count,
+			   .hands = hands,
+			   .used = 1,
+			   .asks = reading->all_cached &&
+				   (bytes >= ASK_BYTES || stream->ahead_end) };
+	int ret;
+
+	if (!hands)
+		return base_no_memory(reading->error, "reading threads", wanted * sizeof(*hands));
+	/* Who has turned back asks again. */
+	if (stream->asked_end > piece_end(&pieces[count - 1]) + AHEAD_BYTES)
+		stream->asked_end = stream->looked_end = 0;
+	/* Small pieces in batches of about a check block, large ones singly. */
+	job.batch = MAX(1, MIN(64, count * MIB / MAX(bytes, 1)));
+	for (unsigned i = 0; i < wanted; i++)
+		hands[i].job = &job;
+	base_crew_begin(&stream->crew, wanted - 1, help, &job);
+	work(&hands[0], true);
+	base_crew_finish(&stream->crew);
+	ret = reading->error ? reading->error->code : 0;
+	for (unsigned i = 0; i < wanted; i++) {
+		if (hands[i].error.code && !ret) {
+			ret = hands[i].error.code;
+			if (reading->error)
+				*reading->error = hands[i].error;
+		}
+		free(hands[i].scratch);
+	}
+	free(hands);
+	/* Of the last bytes, which another thread may have brought. */
+	return ret ? ret : tell(reading);
+}
+
+/* ---- Memory made ready ----------------------------------------------------------------------- */
+
+/*
+ * A second thread that gets memory ready for what is read past the page cache: pages cost as much
+ * as copying into them, and the device would idle meanwhile.
+ */
+
+static void *prepare_all(void *argument)
+{
+	struct preparer *preparer = argument;
+	const struct io_piece *piece;
+	uint64_t end = atomic_load(&preparer->reading->done);
+
+	for (size_t i = 0; i < preparer->count && !atomic_load(&preparer->stop); i++) {
+		piece = &preparer->pieces[i];
+		end += piece->bytes;
+		/* Not what has been filled meanwhile. */
+		if (piece->into && end > atomic_load(&preparer->reading->done))
+			base_fresh_prepare(preparer->fresh, piece->into, piece->bytes);
+	}
+	return NULL;
+}
+
+/* Prepares the memory of the pieces in their order, if it is fresh; or does nothing. */
+static void start_preparer(struct preparer *preparer, const struct reading *reading,
+			   const struct io_piece *pieces, size_t count)
+{
+	const struct io_lane *lane = reading->lane;
+
+	*preparer = (struct preparer){
+		.fresh = lane->fresh, .reading = reading, .pieces = pieces, .count = count
+	};
+	/* Without it whoever fills the memory prepares it. */
+	if (lane->fresh && lane->config.threads > 1)
+		preparer->runs = !base_start_thread(&preparer->thread, prepare_all, preparer);
+}
+
+static void stop_preparer(struct preparer *preparer)
+{
+	if (!preparer->runs)
+		return;
+	atomic_store(&preparer->stop, true);
+	pthread_join(preparer->thread, NULL);
+}
+
+/* ---- Blocks ---------------------------------------------------------------------------------- */
+
+static struct io_buffer *buffer_at(const struct io_stream *stream, unsigned at)
+{
+	return stream->fifo[(stream->head + at) % stream->lane->shape.depth];
+}
+
+static uint64_t buffer_end(const struct io_buffer *buffer)
+{
+	return buffer->offset + buffer->bytes;
+}
+
+/* The oldest block, which is not in flight. */
+static void let_go(struct io_stream *stream)
+{
+	io_lane_give_back(stream->lane, buffer_at(stream, 0));
+	stream->head = (stream->head + 1) % stream->lane->shape.depth;
+	stream->queued--;
+}
+
+static bool covers(const struct io_stream *stream, uint64_t offset)
+{
+	return stream->lane && stream->queued && offset >= buffer_at(stream, 0)->offset &&
+	       offset < stream->next_offset;
+}
+
+/*
+ * Lets go of what lies before the offset; of everything if the offset lies before it. How blocks
+ * that nobody asked for have fared does not matter.
+ */
+static void go_to(struct io_stream *stream, uint64_t offset)
+{
+	bool back = offset < stream->next_offset && !covers(stream, offset);
+
+	while (stream->queued && (back || buffer_end(buffer_at(stream, 0)) <= offset)) {
+		io_lane_finish(stream->lane, buffer_at(stream, 0), NULL);
+		let_go(stream);
+	}
+	if (back) {
+		stream->next_offset = 0;
+		stream->clear_end = 0;
+	}
+}
+
+/* ---- Requests -------------------------------------------------------------------------------- */
+
+/* Where reading ahead of `from` ends; `from` itself if there is nothing to read ahead. */
+static uint64_t ahead_limit(struct io_stream *stream, uint64_t from)
+{
+	uint64_t wanted = MIN(from + stream->lane->shape.block_bytes, stream->ahead_end), next;
+
+	if (wanted <= from)
+		return from;
+	stream->clear_end = MAX(stream->clear_end, from);
+	if (stream->clear_end < wanted) {
+		next = MIN(stream->clear_end + STRETCH_BYTES, stream->end);
+		if (is_cached(stream->input->fd, stream->clear_end, next - stream->clear_end))
+			stream->ahead_end = stream->clear_end;
+		else
+			stream->clear_end = next;
+	}
+	return MIN(wanted, stream->clear_end);
+}
+
+/*
+ * The next request: as much of the coming pieces as a block holds, from an aligned offset, reading
+ * over small gaps; where the pieces end, what follows them. False if all is under way.
+ */
+static bool next_request(struct io_stream *stream, uint64_t *offset, size_t *bytes)
+{
+	uint64_t block = stream->lane->shape.block_bytes, unit = stream->lane->alignment;
+	uint64_t begin = stream->next_offset, end;
+	size_t i;
+
+	while (stream->scout < stream->count &&
+	       (!stream->pieces[stream->scout].bytes ||
+		piece_end(&stream->pieces[stream->scout]) <= stream->next_offset))
+		stream->scout++;
+	if (stream->scout < stream->count)
+		begin = MAX(begin, stream->pieces[stream->scout].offset / unit * unit);
+	end = begin;
+	for (i = stream->scout; i < stream->count && end < begin + block; i++) {
+		if (stream->pieces[i].offset > end + GAP_BYTES && end > begin)
+			break;
+		end = MAX(end, piece_end(&stream->pieces[i]));
+	}
+	if (i == stream->count && end < begin + block)
+		end = ahead_limit(stream, end);
+	if (end == begin)
+		return false;
+	*offset = begin;
+	*bytes = MIN(base_round_up(end, unit) - begin, block);
+	stream->next_offset = begin + *bytes;
+	return true;
+}
+
+/* Sends requests until so many blocks are under way or wait to be let go. */
+static void fill_queue(struct io_stream *stream, unsigned most)
+{
+	struct io_lane *lane = stream->lane;
+	struct io_buffer *buffer;
+
+	while (stream->queued < most) {
+		buffer = io_lane_free_buffer(lane);
+		if (!buffer)
+			break;
+		if (!next_request(stream, &buffer->offset, &buffer->bytes)) {
+			io_lane_give_back(lane, buffer);
+			break;
+		}
+		stream->fifo[(stream->head + stream->queued++) % lane->shape.depth] = buffer;
+		/* A failure waits in the buffer until its bytes are asked for. */
+		io_lane_submit(lane, buffer, NULL);
+	}
+}
+
+/* ---- Pieces ---------------------------------------------------------------------------------- */
+
+static void consume_piece(const struct io_stream *stream, struct io_piece *piece,
+			  const struct io_buffer *buffer, uint64_t begin, uint64_t end)
+{
+	const uint8_t *from = buffer->data + (begin - buffer->offset);
+	uint8_t *to = piece->into ? (uint8_t *)piece->into + (begin - piece->offset) : NULL;
+	size_t bytes = end - begin;
+
+	if (to && !stream->preparer.runs)
+		base_fresh_prepare(stream->lane->fresh, to, bytes);
+	if (!to)
+		piece->crc = base_crc32(piece->crc, from, bytes);
+	else if (piece->want_crc)
+		piece->crc = base_crc32_move(piece->crc, to, from, bytes);
+	else
+		memcpy(to, from, bytes);
+}
+
+/* Hands the bytes of one block to the pieces they belong to. */
+static int consume(struct io_stream *stream, struct io_buffer *buffer)
+{
+	struct reading *reading = stream->reading;
+	uint64_t offset = buffer->offset, end = offset + buffer->moved, from, to;
+
+	while (stream->piece < stream->count) {
+		struct io_piece *piece = &stream->pieces[stream->piece];
+
+		from = MAX(piece->offset, offset);
+		to = MIN(piece_end(piece), end);
+		if (from < to) {
+			consume_piece(stream, piece, buffer, from, to);
+			atomic_fetch_add(&reading->done, to - from);
+		}
+		if (piece_end(piece) > end) {
+			if (buffer->moved < buffer->bytes && piece->offset < offset + buffer->bytes)
+				return io_cut_short(reading->input, end, reading->error);
+			break;
+		}
+		stream->piece++;
+	}
+	return tell(reading);
+}
+
+/* ---- Beginning and end ----------------------------------------------------------------------- */
+
+static int take_lane(struct io_stream *stream, struct reading *reading)
+{
+	struct io_lane *lane = reading->lane;
+	int ret = io_lane_start(lane, reading->error);
+
+	if (ret)
+		return ret;
+	stream->fifo = calloc(lane->shape.depth, sizeof(struct io_buffer *));
+	if (!stream->fifo)
+		return base_no_memory(reading->error, "a read queue",
+				      lane->shape.depth * sizeof(struct io_buffer *));
+	stream->lane = lane;
+	stream->head = stream->queued = 0;
+	stream->next_offset = stream->clear_end = 0;
+	io_lane_attach(lane, stream->input->direct_fd, stream->input->path, true, NULL);
+	lane->direct = true;
+	lane->alignment = io_lane_direct_alignment(lane, &stream->input->fs);
+	lane->file_bytes = stream->input->base + stream->input->bytes;
+	return 0;
+}
+
+static int begin_ahead(struct io_stream *stream, struct reading *reading, uint64_t offset)
+{
+	int ret = take_lane(stream, reading);
+
+	if (ret)
+		return ret;
+	stream->next_offset = offset / stream->lane->alignment * stream->lane->alignment;
+	stream->ahead_end = stream->end;
+	stream->count = stream->scout = 0;
+	fill_queue(stream, stream->lane->limit);
+	return 0;
+}
+
+static int read_direct(struct io_stream *stream, struct reading *reading, struct io_piece *pieces,
+		       size_t count, uint64_t keep)
+{
+	struct io_buffer *buffer;
+	unsigned at = 0; /* the block to be looked at, counted from the oldest */
+	int ret = stream->lane ? 0 : take_lane(stream, reading);
+
+	if (ret)
+		return ret;
+	stream->reading = reading;
+	stream->pieces = pieces;
+	stream->count = count;
+	stream->piece = stream->scout = 0;
+	go_to(stream, pieces[0].offset);
+	start_preparer(&stream->preparer, reading, pieces, count);
+	while (!ret && stream->piece < count) {
+		fill_queue(stream, stream->lane->limit);
+		if (at == stream->queued) {
+			if (!at)
+				break;  /* pieces without bytes */
+			let_go(stream); /* what was to be kept has taken all buffers */
+			at--;
+			continue;
+		}
+		buffer = buffer_at(stream, at);
+		ret = io_lane_finish(stream->lane, buffer, reading->error);
+		/* The buffer kept back goes on its way before this one is looked at. */
+		fill_queue(stream, stream->lane->shape.depth);
+		if (!ret)
+			ret = consume(stream, buffer);
+		if (!ret && !at && buffer_end(buffer) <= keep)
+			let_go(stream);
+		else
+			at++;
+	}
+	stop_preparer(&stream->preparer);
+	if (!ret)
+		fill_queue(stream, stream->lane->shape.depth);
+	stream->reading = NULL;
+	stream->pieces = NULL;
+	return ret;
+}
+
+void io_stream_stop(struct io_stream *stream)
+{
+	struct io_lane *lane = stream->lane;
+
+	if (!lane)
+		return;
+	io_lane_drain(lane, NULL);
+	while (stream->queued)
+		let_go(stream);
+	io_lane_detach(lane);
+	free(stream->fifo);
+	stream->fifo = NULL;
+	stream->lane = NULL;
+}
+
+/*
+ * A reader that reads onward may begin so much before the end of its last read: readers verify
+ * whole blocks, of a megabyte each, also where they want a part of one. At most this share of the
+ * buffers is kept for it.
+ */
+#define LOOK_BACK_BYTES (1 * MIB)
+#define LOOK_BACK_SHARE 4
+
+/* Reads up to this length are left to the page cache until they turn out to follow each other. */
+#define SMALL_BYTES (256 * KIB)
+
+/* ---- Which way ------------------------------------------------------------------------------- */
+
+/* Which buffers the lane has for this file. */
+static int shape_to_read(struct io_lane *lane, const struct io_input *input,
+			 struct base_error *error)
+{
+	const struct io_shape shape = io_shape_to_read(&lane->config, &input->fs, input->bytes);
+
+	return io_lane_shape(lane, &shape, error);
+}
+
+/* Pieces from `first` on that lie within a stretch; at least one. */
+static size_t take_stretch(const struct io_piece *pieces, size_t count, size_t first,
+			   uint64_t *bytes)
+{
+	uint64_t limit = pieces[first].offset + STRETCH_BYTES;
+	size_t i;
+
+	*bytes = 0;
+	for (i = first; i < count && (i == first || piece_end(&pieces[i]) <= limit); i++)
+		*bytes += pieces[i].bytes;
+	return i;
+}
+
+/*
+ * Where little is wanted of what will be read ahead, all of that counts: the kernel reads ahead,
+ * too, but not as far as we do. It is asked once for many small reads.
+ */
+static bool is_cached_onward(struct io_stream *stream, uint64_t offset)
+{
+	uint64_t end = MIN(offset + STRETCH_BYTES, stream->ahead_end);
+
+	if (offset >= stream->cached_begin && offset < stream->cached_end)
+		return true;
+	if (!is_cached(stream->input->fd, offset, end - offset))
+		return false;
+	stream->cached_begin = offset;
+	stream->cached_end = end;
+	return true;
+}
+
+static bool goes_cached(struct io_stream *stream, const struct reading *reading,
+			const struct io_piece *pieces, size_t first, size_t last)
+{
+	uint64_t offset = pieces[first].offset, end = piece_end(&pieces[last - 1]);
+
+	if (covers(stream, offset))
+		return false;
+	if (reading->all_cached)
+		return true;
+	if (end - offset < SMALL_BYTES && end < stream->ahead_end)
+		return is_cached_onward(stream, offset);
+	return is_cached(stream->input->fd, offset, end - offset);
+}
+
+/* Neighbouring stretches that go the same way become one run. */
+static int read_stretches(struct io_stream *stream, struct reading *reading,
+			  struct io_piece *pieces, size_t count, uint64_t keep)
+{
+	uint64_t bytes, run_bytes;
+	size_t first, end, next;
+	bool cached;
+	int ret = 0;
+
+	for (first = 0; !ret && first < count; first = end) {
+		end = take_stretch(pieces, count, first, &run_bytes);
+		cached = goes_cached(stream, reading, pieces, first, end);
+		while (end < count) {
+			next = take_stretch(pieces, count, end, &bytes);
+			if (goes_cached(stream, reading, pieces, end, next) != cached)
+				break;
+			end = next;
+			run_bytes += bytes;
+		}
+		if (cached)
+			ret = read_cached(stream, reading, pieces + first, end - first, run_bytes);
+		else
+			ret = read_direct(stream, reading, pieces + first, end - first, keep);
+	}
+	return ret;
+}
+
+/* To read so much through the page cache costs a lone process tens of milliseconds at most. */
+#define SMALL_INPUT_BYTES (256 * MIB)
+
+/*
+ * Most of a small file: other processes may load it at the same time. Of a part of a file the page
+ * cache would read more than is wanted. Through FUSE it is filled too slowly to do so for others
+ * who may never come.
+ */
+static bool is_most_of_a_small_one(const struct reading *reading)
+{
+	const struct io_input *input = reading->input;
+
+	return input->may_share && input->bytes <= SMALL_INPUT_BYTES &&
+	       input->fs.magic != FS_FUSE_MAGIC && reading->total > input->bytes / 2;
+}
+
+static bool is_all_cached(const struct reading *reading)
+{
+	const struct io_input *input = reading->input;
+
+	return input->shared || input->direct_fd < 0 || is_most_of_a_small_one(reading) ||
+	       !io_lane_direct_alignment(reading->lane, &input->fs);
+}
+
+/*
+ * However little there is to read, and whoever reads it, the callback hears of it. Offsets become
+ * those of the file, until finish().
+ */
+static int begin(struct reading *reading, struct io_piece *pieces, size_t count)
+{
+	const struct io_input *input = reading->input;
+
+	for (size_t i = 0; i < count; i++) {
+		reading->total += pieces[i].bytes;
+		pieces[i].crc = 0;
+		pieces[i].offset += input->base;
+	}
+	reading->all_cached = is_all_cached(reading);
+	/* Behind a part of a file other bytes follow. */
+	if (count && piece_end(&pieces[count - 1]) > input->base + input->bytes)
+		return io_cut_short(input, input->base + input->bytes, reading->error);
+	return tell(reading);
+}
+
+static void finish(const struct reading *reading, struct io_piece *pieces, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		pieces[i].offset -= reading->input->base;
+}
+
+int io_read(struct io_lane *lane, const struct io_input *input, struct io_piece *pieces,
+	    size_t count, ioshape_progress_fn progress, void *progress_user,
+	    struct base_error *error)
+{
+	struct reading reading = {
+		.lane = lane,
+		.input = input,
+		.progress = progress,
+		.progress_user = progress_user,
+		.error = error,
+	};
+	struct io_stream stream = { .input = input };
+	int ret;
+
+	ret = shape_to_read(lane, input, error);
+	if (ret)
+		return ret;
+	base_crew_init(&stream.crew);
+	ret = begin(&reading, pieces, count);
+	if (!ret)
+		ret = read_stretches(&stream, &reading, pieces, count, UINT64_MAX);
+	io_stream_stop(&stream);
+	base_crew_dismiss(&stream.crew);
+	finish(&reading, pieces, count);
+	return ret;
+}
+
+/* ---- Onward ---------------------------------------------------------------------------------- */
+
+static bool continues(const struct run *run, uint64_t begin)
+{
+	return run->bytes && begin <= run->end + GAP_BYTES && begin + LOOK_BACK_BYTES >= run->end;
+}
+
+/* Adds a call to the run, or begins another. What was read in the run before it. */
+static uint64_t add_to(struct run *run, bool goes_on, uint64_t begin, uint64_t end)
+{
+	uint64_t before = goes_on ? run->bytes : 0;
+
+	run->bytes = before + (goes_on ? end - MIN(MAX(begin, run->end), end) : end - begin);
+	run->end = goes_on ? MAX(run->end, end) : end;
+	return before;
+}
+
+/*
+ * Whether a call is small and somewhere else: through the page cache with it, whatever is there,
+ * and without a word about it to the stream. Otherwise *before is how far its run has come.
+ */
+static bool is_aside(struct io_stream *stream, uint64_t block, uint64_t begin, uint64_t end,
+		     uint64_t *before)
+{
+	bool covered = covers(stream, begin);
+	bool goes_on = covered || continues(&stream->run, begin);
+	uint64_t small = stream->lane ? block : SMALL_BYTES;
+	/* What is no longer kept of the past is no reason to turn back. */
+	bool elsewhere = !covered && (!goes_on || begin < stream->run.end);
+
+	if (stream->lane && elsewhere && end - begin < small) {
+		if (add_to(&stream->aside, continues(&stream->aside, begin), begin, end) < block)
+			return true;
+		/* It has become what is read now, and the stream is what was read before. */
+		stream->run = stream->aside;
+		stream->aside.bytes = 0;
+		goes_on = true;
+	}
+	*before = add_to(&stream->run, goes_on, begin, end);
+	return !stream->lane && end - begin < small && *before < block / 8;
+}
+
+/*
+ * How far to read ahead: as far as the lane allows for who has come a long way, not at all for who
+ * has just jumped here. A reader that jumps about reads little that it does not want.
+ */
+static uint64_t ahead_of(const struct io_stream *stream, const struct io_lane *lane,
+			 uint64_t before, uint64_t begin, uint64_t end)
+{
+	uint64_t block = lane->shape.block_bytes, all = stream->end - stream->input->base;
+	uint64_t bytes = MIN(before, all / 8) * 4 + (end - begin) / 8;
+
+	if (end >= stream->end || bytes < block / 2)
+		return 0;
+	if (bytes >= block * lane->shape.depth || bytes >= stream->end - end)
+		return stream->end;
+	return end + bytes;
+}
+
+static int read_onward(struct io_stream *stream, struct reading *reading, struct io_piece *pieces,
+		       size_t count)
+{
+	const struct io_lane *lane = reading->lane;
+	uint64_t look_back = lane->shape.block_bytes * lane->shape.depth / LOOK_BACK_SHARE;
+	uint64_t offset = pieces[0].offset, end = piece_end(&pieces[count - 1]), before = 0;
+
+	stream->ahead_end = 0;
+	if (is_aside(stream, lane->shape.block_bytes, offset, end, &before))
+		return read_cached(stream, reading, pieces, count, reading->total);
+	stream->ahead_end = ahead_of(stream, lane, before, offset, end);
+	look_back = MIN(end, MIN(look_back, LOOK_BACK_BYTES));
+	return read_stretches(stream, reading, pieces, count, end - look_back);
+}
+
+int io_read_onward(struct io_stream *stream, struct io_lane *lane, struct io_piece *pieces,
+		   size_t count, ioshape_progress_fn progress, void *progress_user,
+		   struct base_error *error)
+{
+	struct reading reading = {
+		.lane = lane,
+		.input = stream->input,
+		.progress = progress,
+		.progress_user = progress_user,
+		.error = error,
+	};
+	int ret = stream->lane ? 0 : shape_to_read(lane, stream->input, error);
+
+	if (ret)
+		return ret;
+	ret = begin(&reading, pieces, count);
+	if (!ret && reading.total)
+		ret = read_onward(stream, &reading, pieces, count);
+	finish(&reading, pieces, count);
+	return ret;
+}
+
+void io_stream_expect(struct io_stream *stream, struct io_lane *lane, uint64_t offset)
+{
+	const uint64_t begin = stream->input->base + offset;
+	struct reading reading = { .lane = lane, .input = stream->input };
+
+	if (begin >= stream->end || shape_to_read(lane, stream->input, NULL))
+		return;
+	reading.total = stream->end - begin; /* all of it is expected */
+	if (is_all_cached(&reading))
+		ask_ahead(stream, begin);
+	else if (!is_cached(stream->input->fd, begin, MIN(STRETCH_BYTES, stream->end - begin)))
+		begin_ahead(stream, &reading, begin);
+}
+
+bool io_stream_is_idle(const struct io_stream *stream)
+{
+	return !stream->lane ||
+	       stream->next_offset <= base_round_up(stream->run.end, stream->lane->alignment);
+}
+
+int io_stream_open(struct io_stream **out, const struct io_input *input, uint64_t end,
+		   struct base_error *error)
+{
+	struct io_stream *stream = calloc(1, sizeof(*stream));
+
+	*out = stream;
+	if (!stream)
+		return base_no_memory(error, "reading ahead", sizeof(*stream));
+	stream->input = input;
+	stream->end = input->base + MIN(end, input->bytes);
+	base_crew_init(&stream->crew);
+	return 0;
+}
+
+void io_stream_free(struct io_stream *stream)
+{
+	if (!stream)
+		return;
+	io_stream_stop(stream);
+	base_crew_dismiss(&stream->crew);
+	free(stream);
+}

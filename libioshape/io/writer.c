@@ -1,0 +1,1051 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A file written front to back: bytes gather in buffers, full buffers leave through the lane, and
+ * in the end the file is synced and put in place.
+ */
+#define _GNU_SOURCE
+#include "io/atomic_file.h"
+#include "io/queue.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Less is copied sooner than the kernel finds its pages. */
+#define LEAST_LOAN_BYTES (64 * KIB)
+
+/* Interruptions in a row before we believe that they will not end. */
+#define MAX_INTERRUPTIONS 100
+
+struct io_writer {
+	struct io_lane *lane;
+	struct io_file_options options;
+	struct io_destination file;
+	struct io_buffer *buffer; /* being filled; NULL at a block's boundary */
+	size_t used;              /* bytes of it that are filled */
+	size_t block_bytes;       /* it leaves when so much of it is */
+	uint64_t submitted;       /* bytes that have left in full blocks */
+	const uint8_t *lent;      /* what is put from there need not be copied */
+	size_t lent_bytes;
+	uint32_t crc;        /* of all bytes put, if wanted */
+	bool through_engine; /* at least one block has */
+	bool was_direct;
+	bool failed;
+	bool ended;    /* the last blocks have left */
+	bool finished; /* complete: may be committed */
+	/*
+	 * Its length is kept by a server, and known: it is set once, with the space, and neither a
+	 * block nor its padding lies beyond it.
+	 */
+	bool keeps_length;
+	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
+	uint64_t first_block_ns; /* when the engine got its first block */
+	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
+	char shape_why[160]; /* for the report */
+};
+
+/* ---- Without an engine ----------------------------------------------------------------------- */
+
+static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
+{
+	struct base_held_sigpipe held;
+	ssize_t moved;
+
+	base_hold_sigpipe(&held);
+	moved = write(fd, data, bytes);
+	/* Also after a short result: the reader may have gone in the middle. */
+	base_let_sigpipe(&held, moved < (ssize_t)bytes);
+	return moved;
+}
+
+/*
+ * Writes all of it, without an engine: small files, pipes and devices. Offsets are only
+ * known to regular files.
+ */
+static int write_without_engine(struct io_destination *destination, const uint8_t *data,
+				size_t bytes, uint64_t offset, struct base_error *error)
+{
+	struct io_notes *notes = destination->notes;
+	int code, interruptions = 0;
+	size_t done = 0;
+	ssize_t moved;
+
+	while (done < bytes) {
+		if (destination->stream)
+			moved = write_without_sigpipe(destination->fd, data + done, bytes - done);
+		else
+			moved = pwrite(destination->fd, data + done, bytes - done,
+				       (off_t)(offset + done));
+		if (moved < 0 && errno == EINTR && ++interruptions < MAX_INTERRUPTIONS) {
+			notes->short_results++;
+			continue;
+		}
+		if (moved <= 0) {
+			code = moved ? -errno : -EIO;
+			return base_fail_with(
+				error, code, io_remedy(code), "cannot write \"%s\" at offset %llu",
+				destination->path, (unsigned long long)(offset + done));
+		}
+		interruptions = 0;
+		done += (size_t)moved;
+		if (done < bytes)
+			notes->short_results++;
+	}
+	return 0;
+}
+
+/* ---- Before each step ------------------------------------------------------------------------ */
+
+/* Runs before each step: the one place that progress and abort are heeded. */
+static int tell(struct io_writer *writer, enum ioshape_phase phase, struct base_error *error)
+{
+	const struct io_file_options *options = &writer->options;
+	uint64_t done = io_writer_offset(writer);
+	bool stop = options->abort && atomic_load_explicit(options->abort, memory_order_relaxed);
+
+	/* The total is an estimate where the caller gave one; more than all of it is never done. */
+	if (!stop && options->progress)
+		stop = options->progress(
+			       options->progress_user, phase,
+			       options->progress_total ? MIN(done, options->progress_total) : done,
+			       options->progress_total) &&
+		       phase < IOSHAPE_PHASE_COMMIT;
+	if (stop)
+		return base_refuse(error, -ECANCELED, "saving \"%s\" was stopped",
+				   writer->file.path);
+	return 0;
+}
+
+/* Beyond the limit a write would end the application. */
+static int check_limit(const struct io_writer *writer, uint64_t bytes, struct base_error *error)
+{
+	const struct io_file_options *options = &writer->options;
+
+	if (options->part_bytes && bytes > options->part_bytes)
+		return base_refuse_with(error, -EFBIG, "give it a larger one",
+					"cannot write \"%s\": this process has a part of %s",
+					writer->file.path, BASE_SIZE(options->part_bytes));
+	if (options->part_offset + bytes <= writer->most_bytes || writer->file.stream)
+		return 0;
+	return base_refuse_with(error, -EFBIG, io_remedy(-EFBIG),
+				"cannot write \"%s\": it would be larger than %s",
+				writer->file.path, BASE_SIZE(writer->most_bytes));
+}
+
+/* Before bytes leave: the one place where a write can be held up. */
+static int let_pass(struct io_writer *writer, uint64_t bytes, struct base_error *error)
+{
+	const struct io_file_options *options = &writer->options;
+
+	if (options->before_block)
+		options->before_block(options->before_block_user, bytes);
+	return tell(writer, IOSHAPE_PHASE_WRITE, error);
+}
+
+static int fail_again(const struct io_writer *writer, struct base_error *error)
+{
+	return base_refuse_with(error, -EIO, "save again", "\"%s\" failed before",
+				writer->file.path);
+}
+
+uint64_t io_writer_offset(const struct io_writer *writer)
+{
+	return writer->submitted + writer->used;
+}
+
+/* Where a byte of the writer's lies in the file. */
+static uint64_t in_file(const struct io_writer *writer, uint64_t offset)
+{
+	return writer->options.part_offset + offset;
+}
+
+/* ---- Whether direct writes work -------------------------------------------------------------- */
+
+/*
+ * Some filesystems accept direct writes and report the failure later, at fsync, when the bytes are
+ * no longer in memory. So the first direct block that this process writes to a mount is synced
+ * while we still have it. If the sync is refused, the file begins anew, through the page cache, and
+ * so do all later files on that mount.
+ */
+
+/* Mounts that are remembered; of more, the one that was found first is forgotten. */
+#define MOST_MOUNTS 32
+
+enum direct { DIRECT_UNPROVEN, DIRECT_WORKS, DIRECT_FAILS };
+
+/* What was found on a mount, in the last two bits, behind the mount's number. Without a lock: a
+ * result that is overwritten is found again. */
+static _Atomic uint64_t proofs[MOST_MOUNTS];
+static atomic_uint proof_count;
+
+/* The kernel never uses the number of a mount again, but does reuse that of a device. */
+static uint64_t mount_of(const struct fs_memory *on)
+{
+	return on->mount ? on->mount : (uint64_t)on->device_major << 32 | on->device_minor;
+}
+
+static enum direct get_proof(const struct fs_memory *on)
+{
+	uint64_t proof;
+
+	for (size_t i = 0; i < MOST_MOUNTS; i++) {
+		proof = atomic_load(&proofs[i]);
+		if (proof && proof >> 2 == mount_of(on))
+			return (enum direct)(proof & 3);
+	}
+	return DIRECT_UNPROVEN;
+}
+
+static void put_proof(const struct fs_memory *on, enum direct found)
+{
+	const uint64_t proof = mount_of(on) << 2 | found;
+
+	for (size_t i = 0; i < MOST_MOUNTS; i++) {
+		if (atomic_load(&proofs[i]) >> 2 == mount_of(on)) {
+			atomic_store(&proofs[i], proof);
+			return;
+		}
+	}
+	atomic_store(&proofs[atomic_fetch_add(&proof_count, 1) % MOST_MOUNTS], proof);
+}
+
+static bool refuses_direct(int code)
+{
+	return code == -EINVAL || code == -EOPNOTSUPP;
+}
+
+/* ---- Space ----------------------------------------------------------------------------------- */
+
+/*
+ * Direct writes that extend a file wait for all others, on FUSE, XFS and others; so while it is
+ * written it is at least as long as it will be. What follows the expected bytes (an index) is less
+ * than a block as a rule. It is cut in the end.
+ */
+static uint64_t length_meanwhile(const struct io_writer *writer)
+{
+	const uint64_t block = writer->lane->shape.block_bytes,
+		       bytes = writer->options.expected_bytes;
+
+	return writer->keeps_length || writer->file.shared ?
+		       bytes :
+		       MAX(bytes, MIN((bytes / block + 2) * block, writer->most_bytes));
+}
+
+/* The space that the file is expected to need. */
+static int reserve(struct io_writer *writer, struct base_error *error)
+{
+	const uint64_t bytes = writer->options.expected_bytes;
+	int ret;
+
+	if (bytes <= IO_SMALL_FILE_BYTES || writer->file.stream)
+		return 0;
+	ret = check_limit(writer, bytes, error);
+	return ret ? ret : io_new_file_reserve(&writer->file, length_meanwhile(writer), error);
+}
+
+/* ---- Lent memory ----------------------------------------------------------------------------- */
+
+/*
+ * Blocks that are written from memory that was lent: the buffer keeps what lies between, and the
+ * request goes from part to part. So requests are the same as if all had been copied, stripes and
+ * all. Direct I/O takes whole units of memory as of the file.
+ */
+
+void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes)
+{
+	writer->lent = memory;
+	writer->lent_bytes = memory ? bytes : 0;
+}
+
+static size_t unit_of(const struct io_writer *writer)
+{
+	return MAX(io_lane_direct_alignment(writer->lane, &writer->file.fs),
+		   (size_t)sysconf(_SC_PAGESIZE));
+}
+
+static bool is_lent(const struct io_writer *writer, const uint8_t *data, size_t bytes)
+{
+	return writer->lent && data >= writer->lent && bytes <= writer->lent_bytes &&
+	       (size_t)(data - writer->lent) <= writer->lent_bytes - bytes;
+}
+
+/* The last one of the block, if these bytes come right behind it, there and in memory. */
+static struct io_loan *loan_before(const struct io_writer *writer, const uint8_t *data)
+{
+	struct io_buffer *buffer = writer->buffer;
+	struct io_loan *last;
+
+	if (!buffer->loan_count)
+		return NULL;
+	last = &buffer->loans[buffer->loan_count - 1];
+	return last->at + last->bytes == writer->used && last->from + last->bytes == data ? last :
+											    NULL;
+}
+
+static size_t must_copy(const struct io_writer *writer, const uint8_t *data, size_t bytes)
+{
+	const size_t unit = unit_of(writer);
+	const size_t past = (size_t)(io_writer_offset(writer) % unit);
+	const size_t head = past ? unit - past : 0;
+	size_t least = MAX(LEAST_LOAN_BYTES, unit);
+
+	/* A pipe is not written from a lane. */
+	if (base_without("lending") || writer->file.stream || !is_lent(writer, data, bytes) ||
+	    ((uintptr_t)data + head) % unit)
+		return bytes;
+	if (!head && loan_before(writer, data))
+		least = unit;
+	else if (writer->buffer->loan_count == IO_MOST_LOANS)
+		return bytes;
+	return bytes < head + least ? bytes : head;
+}
+
+static size_t borrow(struct io_writer *writer, const uint8_t *data, size_t bytes)
+{
+	struct io_buffer *buffer = writer->buffer;
+	struct io_loan *loan = loan_before(writer, data);
+
+	bytes -= bytes % unit_of(writer);
+	if (!loan) {
+		loan = &buffer->loans[buffer->loan_count++];
+		*loan = (struct io_loan){ .at = writer->used, .from = data };
+	}
+	loan->bytes += bytes;
+	return bytes;
+}
+
+static void fill_in(struct io_writer *writer)
+{
+	struct io_buffer *buffer = writer->buffer;
+
+	if (!buffer)
+		return;
+	for (unsigned i = 0; i < buffer->loan_count; i++)
+		memcpy(buffer->data + buffer->loans[i].at, buffer->loans[i].from,
+		       buffer->loans[i].bytes);
+	buffer->loan_count = 0;
+}
+
+uint64_t io_writer_settled(const struct io_writer *writer)
+{
+	const struct io_lane *lane = writer->lane;
+	uint64_t settled = io_writer_offset(writer);
+
+	for (unsigned i = 0; i < lane->shape.depth; i++) {
+		const struct io_buffer *buffer = &lane->buffers[i];
+		/* That of the one being filled is not known yet to the lane. */
+		const uint64_t offset = buffer == writer->buffer ?
+						writer->submitted :
+						buffer->offset - writer->options.part_offset;
+
+		if (buffer->loan_count)
+			settled = MIN(settled, offset + buffer->loans[0].at);
+	}
+	return settled;
+}
+
+/* Something less is lent. */
+static int settle_some(struct io_writer *writer, struct base_error *error)
+{
+	struct io_lane *lane = writer->lane;
+
+	/* It is first: nothing before it is under way any more. */
+	if (io_writer_settled(writer) >= writer->submitted) {
+		fill_in(writer);
+		return 0;
+	}
+	if (!lane->in_flight)
+		return base_refuse_with(error, -EIO, "save again", "requests for \"%s\" are lost",
+					writer->file.path);
+	return io_lane_settle(lane, lane->in_flight + lane->ready_count - 1, error);
+}
+
+int io_writer_settle(struct io_writer *writer, uint64_t offset, struct base_error *error)
+{
+	int ret = 0;
+
+	offset = MIN(offset, io_writer_offset(writer));
+	while (!ret && !writer->failed && io_writer_settled(writer) < offset)
+		ret = settle_some(writer, error);
+	writer->failed |= ret != 0;
+	if (!writer->failed)
+		return 0;
+	io_lane_drain(writer->lane, NULL);
+	if (writer->buffer)
+		writer->buffer->loan_count = 0;
+	return ret ? ret :
+		     base_refuse_with(error, -EIO, "save again", "\"%s\" failed before",
+				      writer->file.path);
+}
+
+/* ---- Blocks ---------------------------------------------------------------------------------- */
+
+static int start_engine(struct io_writer *writer, struct base_error *error)
+{
+	struct io_lane *lane = writer->lane;
+	int ret = io_lane_start(lane, error);
+
+	if (ret)
+		return ret;
+	writer->first_block_ns = base_now_ns();
+	io_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->file.notes);
+	writer->through_engine = true;
+	if (lane->config.direct == IOSHAPE_DIRECT_PREFER &&
+	    get_proof(&lane->fs_memory) == DIRECT_FAILS)
+		io_note(writer->file.notes, IOSHAPE_STEP_DIRECT,
+			"no direct I/O on %s: it failed on an earlier file", writer->file.fs.type);
+	else
+		ret = io_lane_go_direct(lane, &writer->file.fs, error);
+	writer->was_direct = lane->direct;
+	return ret;
+}
+
+/* Whether the block that is sent next must be followed by prove_direct(). */
+static bool must_prove_direct(const struct io_writer *writer)
+{
+	const struct io_lane *lane = writer->lane;
+
+	/* A filesystem that answers STATX_DIOALIGN knows what it can do. */
+	return lane->direct && lane->config.direct == IOSHAPE_DIRECT_PREFER && !writer->submitted &&
+	       !writer->file.fs.direct_known && get_proof(&lane->fs_memory) == DIRECT_UNPROVEN;
+}
+
+/* Writes the first block again, to a new file, or to one that other processes write, too. */
+static int write_again(struct io_writer *writer, const struct io_buffer *first, size_t bytes,
+		       struct base_error *error)
+{
+	struct io_lane *lane = writer->lane;
+	struct io_buffer *buffer = io_lane_free_buffer(lane);
+	int ret;
+
+	/* As a rule it is the same buffer. */
+	memmove(buffer->data, first->data, bytes);
+	buffer->offset = first->offset;
+	buffer->bytes = bytes;
+	io_lane_detach(lane);
+	writer->was_direct = false;
+	writer->file.buffered = true;
+	ret = io_destination_begin_again(&writer->file, error);
+	if (!ret)
+		ret = reserve(writer, error);
+	if (ret) {
+		io_lane_give_back(lane, buffer);
+		return ret;
+	}
+	io_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->file.notes);
+	return io_lane_submit(lane, buffer, error);
+}
+
+/*
+ * Syncs the first block, which has just been submitted with so many bytes of the file. If direct
+ * writes turn out not to work, writes it again through the page cache. The block's bytes must lie
+ * in the buffer itself: call fill_in() before it is submitted.
+ */
+static int prove_direct(struct io_writer *writer, const struct io_buffer *first, size_t bytes,
+			struct base_error *error)
+{
+	struct io_lane *lane = writer->lane;
+	struct base_error late = { 0 };
+	int ret = io_lane_drain(lane, error);
+
+	if (ret)
+		return ret;
+	if (lane->direct)
+		ret = io_destination_sync(&writer->file, &late);
+	if (ret && !refuses_direct(ret)) {
+		if (error)
+			*error = late;
+		return ret;
+	}
+	put_proof(&lane->fs_memory, lane->direct && !ret ? DIRECT_WORKS : DIRECT_FAILS);
+	if (!ret)
+		return 0;
+	io_note(writer->file.notes, IOSHAPE_STEP_DIRECT,
+		"written through the page cache: %s accepts direct writes, and fsync fails after "
+		"them: %s",
+		writer->file.fs.type, ioshape_strerror(ret));
+	return write_again(writer, first, bytes, error);
+}
+
+/* Sends the buffer being filled, all of it or, at the end of the file, what there is. */
+static int send_block(struct io_writer *writer, struct base_error *error)
+{
+	struct io_buffer *buffer = writer->buffer;
+	size_t bytes = writer->used;
+	bool prove;
+	int ret;
+
+	ret = check_limit(writer, writer->submitted + bytes, error);
+	if (!ret)
+		ret = let_pass(writer, bytes, error);
+	if (ret)
+		return ret;
+	if (writer->file.stream) {
+		ret = write_without_engine(&writer->file, buffer->data, bytes, writer->submitted,
+					   error);
+		if (ret)
+			return ret;
+		io_lane_give_back(writer->lane, buffer);
+	} else {
+		ret = writer->through_engine ? 0 : start_engine(writer, error);
+		if (ret)
+			return ret;
+		prove = must_prove_direct(writer);
+		if (prove)
+			fill_in(writer);
+		buffer->offset = in_file(writer, writer->submitted);
+		/* Direct I/O takes whole units: the tail is padded, and cut off by finish(). */
+		buffer->bytes = writer->lane->direct ?
+					base_round_up(bytes, writer->lane->alignment) :
+					bytes;
+		memset(buffer->data + bytes, 0, buffer->bytes - bytes);
+		writer->buffer = NULL; /* the lane's now, also after a failure */
+		ret = io_lane_submit(writer->lane, buffer, error);
+		if (!ret && prove)
+			ret = prove_direct(writer, buffer, bytes, error);
+		if (ret)
+			return ret;
+	}
+	writer->buffer = NULL;
+	writer->used = 0;
+	writer->submitted += bytes;
+	return 0;
+}
+
+/* On stripes a block ends where a stripe does, unless the user has said how long blocks are. */
+static size_t block_at(const struct io_writer *writer, uint64_t offset)
+{
+	const struct io_lane *lane = writer->lane;
+	const size_t whole = lane->shape.block_bytes,
+		     unit = MAX(io_lane_direct_alignment(lane, &writer->file.fs), 4096);
+	size_t bytes;
+
+	if (lane->config.block_bytes)
+		return whole;
+	/* Whatever the filesystem says of its stripes, what follows must be able to go direct. */
+	bytes = io_request_bytes(&writer->file.fs.layout, offset, whole) / unit * unit;
+	return bytes ? bytes : whole;
+}
+
+/* Where the next bytes go, and how many fit. */
+static int find_room(struct io_writer *writer, uint8_t **to, size_t *room, struct base_error *error)
+{
+	int ret;
+
+	if (!writer->buffer) {
+		ret = io_lane_take(writer->lane, &writer->buffer, error);
+		if (ret)
+			return ret;
+		writer->block_bytes = block_at(writer, in_file(writer, writer->submitted));
+	}
+	*to = writer->buffer->data + writer->used;
+	*room = writer->block_bytes - writer->used;
+	return 0;
+}
+
+/* Into the block: as many of the bytes as lie there in the same way. */
+static size_t place_piece(struct io_writer *writer, uint8_t *to, const uint8_t *data, size_t bytes,
+			  uint32_t *crc)
+{
+	size_t piece = must_copy(writer, data, bytes);
+	const uint8_t *summed = to;
+
+	if (!piece) {
+		piece = borrow(writer, data, bytes);
+		summed = data;
+	} else if (data == to) {
+		/* They were made in their room. */
+	} else if (crc) {
+		*crc = base_copy_crc32(*crc, to, data, piece);
+		return piece;
+	} else {
+		memcpy(to, data, piece);
+	}
+	if (crc)
+		*crc = base_crc32(*crc, summed, piece);
+	return piece;
+}
+
+static int append(struct io_writer *writer, const uint8_t *data, size_t bytes, uint32_t *crc,
+		  struct base_error *error)
+{
+	size_t piece, room;
+	uint8_t *to;
+	int ret = 0;
+
+	while (!ret && bytes) {
+		ret = find_room(writer, &to, &room, error);
+		if (ret)
+			break;
+		piece = place_piece(writer, to, data, MIN(bytes, room), crc);
+		writer->used += piece;
+		bytes -= piece;
+		data += piece;
+		if (piece == room)
+			ret = send_block(writer, error);
+	}
+	return ret;
+}
+
+/* As append(), and the checksum of the whole file goes on, too. */
+static int append_checked(struct io_writer *writer, const uint8_t *data, size_t bytes,
+			  uint32_t *crc, struct base_error *error)
+{
+	uint32_t part = 0;
+	int ret;
+
+	if (!crc)
+		return append(writer, data, bytes, &writer->crc, error);
+	if (bytes <= BASE_CRC32_TWICE_BYTES) {
+		writer->crc = base_crc32(writer->crc, data, bytes);
+		return append(writer, data, bytes, crc, error);
+	}
+	ret = append(writer, data, bytes, &part, error);
+	*crc = base_crc32_combine(*crc, part, bytes);
+	writer->crc = base_crc32_combine(writer->crc, part, bytes);
+	return ret;
+}
+
+/* The checksum of these bytes is to be continued, or is known. */
+static int put(struct io_writer *writer, const void *data, size_t bytes, uint32_t *crc,
+	       const uint32_t *known, struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	if (writer->failed)
+		return fail_again(writer, error);
+	if (known) {
+		ret = append(writer, data, bytes, NULL, error);
+		writer->crc = base_crc32_combine(writer->crc, *known, bytes);
+	} else if (writer->options.want_crc32) {
+		ret = append_checked(writer, data, bytes, crc, error);
+	} else {
+		ret = append(writer, data, bytes, crc, error);
+	}
+	writer->failed = ret != 0;
+	writer->write_ns += base_now_ns() - begin;
+	return ret;
+}
+
+int io_writer_room(struct io_writer *writer, uint8_t **to, size_t *room, struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	if (writer->failed)
+		return fail_again(writer, error);
+	ret = find_room(writer, to, room, error);
+	writer->failed = ret != 0;
+	writer->write_ns += base_now_ns() - begin;
+	return ret;
+}
+
+int io_writer_put(struct io_writer *writer, const void *data, size_t bytes, uint32_t *crc,
+		  struct base_error *error)
+{
+	return bytes ? put(writer, data, bytes, crc, NULL, error) : 0;
+}
+
+int io_writer_put_summed(struct io_writer *writer, const void *data, size_t bytes, uint32_t crc32,
+			 struct base_error *error)
+{
+	return bytes ? put(writer, data, bytes, NULL, &crc32, error) : 0;
+}
+
+void io_writer_fail(struct io_writer *writer)
+{
+	writer->failed = true;
+}
+
+/* ---- The end --------------------------------------------------------------------------------- */
+
+/*
+ * Whether all there is can leave with one plain write. Not if an engine or direct I/O was asked for
+ * by name: then even this much goes that way.
+ */
+static bool is_small(const struct io_writer *writer)
+{
+	const struct io_config *config = &writer->lane->config;
+
+	return writer->buffer && !writer->through_engine && !writer->file.stream &&
+	       writer->used <= IO_SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
+	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
+}
+
+/*
+ * Direct I/O pads the last block to a whole unit. Not beyond what this process may write (ulimit
+ * -f), nor where the file is to keep its length: there what is left of whole units is written
+ * through the page cache.
+ */
+static bool ends_unpadded(const struct io_writer *writer)
+{
+	const uint64_t unit = MAX(io_lane_direct_alignment(writer->lane, &writer->file.fs), 1);
+
+	return writer->buffer && !writer->file.stream &&
+	       (writer->keeps_length ||
+		in_file(writer, writer->submitted) + base_round_up(writer->used, unit) >
+			writer->most_bytes);
+}
+
+/* Sends what is whole units of direct I/O, and keeps the rest, which would have to be padded. */
+static int send_units(struct io_writer *writer, struct base_error *error)
+{
+	const size_t unit = MAX(io_lane_direct_alignment(writer->lane, &writer->file.fs), 1),
+		     rest = writer->used % unit;
+	uint8_t *kept;
+	int ret;
+
+	fill_in(writer);
+	if (!rest)
+		return send_block(writer, error);
+	if (rest == writer->used)
+		return 0;
+	kept = malloc(rest);
+	if (!kept)
+		return base_no_memory(error, "the end of a file", rest);
+	writer->used -= rest;
+	memcpy(kept, writer->buffer->data + writer->used, rest);
+	ret = send_block(writer, error);
+	if (!ret)
+		ret = append(writer, kept, rest, NULL, error);
+	free(kept);
+	return ret;
+}
+
+/* Sends what goes through the engine. What stays in the buffer may pass from here on. */
+static int send_last(struct io_writer *writer, struct base_error *error)
+{
+	const bool small = is_small(writer);
+	int ret = 0;
+
+	if (writer->ended || !writer->buffer)
+		return 0;
+	if (!small)
+		ret = ends_unpadded(writer) ? send_units(writer, error) : send_block(writer, error);
+	if (!ret && writer->buffer)
+		ret = check_limit(writer, writer->submitted + writer->used, error);
+	if (!ret && writer->buffer)
+		ret = let_pass(writer, writer->used, error);
+	writer->ended = !ret;
+	return ret;
+}
+
+static int end(struct io_writer *writer, bool *is_little, struct base_error *error)
+{
+	struct io_lane *lane = writer->lane;
+	int ret = send_last(writer, error);
+	unsigned tail;
+
+	/* Of a file in the page cache much is still unwritten. */
+	if (ret || !writer->through_engine || !lane->direct)
+		return ret;
+	tail = io_lane_tail(lane, writer->submitted, base_now_ns() - writer->first_block_ns,
+			    writer->plan_ns);
+	ret = io_lane_settle(lane, tail, error);
+	*is_little = !ret && lane->direct;
+	return ret;
+}
+
+int io_writer_end(struct io_writer *writer, bool *is_little, struct base_error *error)
+{
+	const uint64_t begin = base_now_ns();
+	int ret;
+
+	*is_little = false;
+	if (writer->failed)
+		return fail_again(writer, error);
+	ret = end(writer, is_little, error);
+	writer->failed = ret != 0;
+	writer->write_ns += base_now_ns() - begin;
+	return ret;
+}
+
+/* What is left in the buffer, without the engine, which takes direct I/O off the file: nothing is
+ * in flight. */
+static int put_rest(struct io_writer *writer, struct base_error *error)
+{
+	int ret = is_small(writer) ? 0 : io_set_direct(writer->file.fd, false);
+
+	if (ret)
+		return base_fail(error, ret,
+				 "cannot write the end of \"%s\" through the page cache",
+				 writer->file.path);
+	fill_in(writer);
+	ret = write_without_engine(&writer->file, writer->buffer->data, writer->used,
+				   in_file(writer, writer->submitted), error);
+	if (ret)
+		return ret;
+	io_lane_give_back(writer->lane, writer->buffer);
+	writer->buffer = NULL;
+	writer->submitted += writer->used;
+	writer->used = 0;
+	return 0;
+}
+
+static int write_rest(struct io_writer *writer, struct base_error *error)
+{
+	int ret = send_last(writer, error);
+
+	if (!ret)
+		ret = io_lane_drain(writer->lane, error);
+	if (writer->through_engine)
+		writer->was_direct = writer->lane->direct;
+	return ret || !writer->buffer ? ret : put_rest(writer, error);
+}
+
+/* Takes away what the padding of the last block and too large an estimate left behind the end. */
+static int cut(struct io_writer *writer, struct base_error *error)
+{
+	int interruptions = 0, ret;
+	struct stat status;
+
+	/* In a file of several writers padding ends where the next part begins, at the latest. */
+	if (writer->file.stream || writer->file.shared ||
+	    (writer->keeps_length && writer->submitted == writer->options.expected_bytes))
+		return 0;
+	do {
+		ret = ftruncate(writer->file.fd, (off_t)writer->submitted) ? -errno : 0;
+	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
+	/* Some of FUSE let files only grow: then there may be nothing to cut. */
+	if ((ret == -EOPNOTSUPP || ret == -ENOSYS) && !fstat(writer->file.fd, &status) &&
+	    (uint64_t)status.st_size == writer->submitted)
+		return 0;
+	if (ret)
+		return base_fail(error, ret, "cannot cut \"%s\" to its length", writer->file.path);
+	return 0;
+}
+
+static int finish(struct io_writer *writer, struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	ret = write_rest(writer, error);
+	if (!ret &&
+	    (writer->through_engine || writer->options.expected_bytes > IO_SMALL_FILE_BYTES))
+		ret = cut(writer, error);
+	writer->write_ns += base_now_ns() - begin;
+	if (ret)
+		return ret;
+	ret = io_destination_resemble(&writer->file, error);
+	if (!ret)
+		ret = tell(writer, IOSHAPE_PHASE_SYNC, error);
+	if (!ret && !writer->options.no_sync) {
+		begin = base_now_ns();
+		ret = io_destination_sync(&writer->file, error);
+		if (writer->was_direct && refuses_direct(ret))
+			put_proof(&writer->lane->fs_memory, DIRECT_FAILS);
+		writer->sync_ns = base_now_ns() - begin;
+	}
+	return ret;
+}
+
+int io_writer_finish(struct io_writer *writer, struct base_error *error)
+{
+	int ret;
+
+	if (writer->failed)
+		return fail_again(writer, error);
+	ret = finish(writer, error);
+	writer->failed = ret != 0;
+	writer->finished = !ret;
+	return ret;
+}
+
+int io_writer_commit(struct io_writer *writer, struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	if (!writer->finished)
+		return base_refuse(error, -EIO, "cannot put \"%s\" in place before it is complete",
+				   writer->file.path);
+	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
+	/* From here on the file must not be used through the engine, which may keep it open. */
+	if (writer->through_engine)
+		io_lane_detach(writer->lane);
+	if (!ret)
+		ret = io_destination_commit(&writer->file, error);
+	writer->commit_ns = base_now_ns() - begin;
+	if (!ret)
+		tell(writer, IOSHAPE_PHASE_DONE, NULL);
+	return ret;
+}
+
+int64_t io_writer_modified_ns(const struct io_writer *writer)
+{
+	struct stat status;
+
+	/* The descriptor, whatever has taken the name since. */
+	if (writer->file.stream || fstat(writer->file.lock_fd, &status))
+		return 0;
+	return io_modified_ns(&status);
+}
+
+static int put_small_file(struct io_writer *writer, const char *name, const void *data,
+			  size_t bytes)
+{
+	const struct io_destination *file = &writer->file;
+	const bool durable = !writer->options.no_sync;
+	struct stat status;
+	int ret;
+
+	if (fstat(file->lock_fd, &status))
+		return -errno;
+	ret = io_put_whole(file->directory_fd, name, data, bytes, durable, status.st_mode & 0666);
+	if (!ret && durable)
+		ret = io_destination_sync_directory(&writer->file, NULL); /* it has been said */
+	return ret;
+}
+
+int io_writer_put_beside(struct io_writer *writer, const char *suffix, const void *data,
+			 size_t bytes, struct base_error *error)
+{
+	const struct io_destination *file = &writer->file;
+	const uint64_t begin = base_now_ns();
+	char name[NAME_MAX + 1];
+	int ret = -ENAMETOOLONG;
+
+	if (snprintf(name, sizeof(name), "%s%s", file->name, suffix) <= NAME_MAX)
+		ret = put_small_file(writer, name, data, bytes);
+	writer->commit_ns += base_now_ns() - begin;
+	return !ret ? 0 :
+		      base_fail_with(error, ret, io_remedy(ret), "cannot write \"%s%s\"",
+				     file->path, suffix);
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+/* Engine, block and depth for this file. */
+static int take_shape(struct io_writer *writer, struct base_error *error)
+{
+	const struct io_shape shape = io_shape_for(&writer->lane->config, &writer->file.fs,
+						   writer->options.expected_bytes,
+						   writer->shape_why, sizeof(writer->shape_why));
+
+	return io_lane_shape(writer->lane, &shape, error);
+}
+
+static int open_file(struct io_writer *writer, const char *path, struct base_error *error)
+{
+	const struct io_file_options *options = &writer->options;
+	struct io_destination *file = &writer->file;
+	int ret = io_destination_open(file, path, error);
+
+	if (!ret)
+		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
+	if (ret)
+		return ret;
+	snprintf(file->notes->filesystem, sizeof(file->notes->filesystem), "%s", file->fs.type);
+	/* With direct=require the end is padded: GlusterFS opens the file with O_DIRECT on its
+	 * servers as well. They refuse writes of partial units, and report it at fsync. */
+	writer->keeps_length = options->exact && !file->stream &&
+			       options->expected_bytes > IO_SMALL_FILE_BYTES &&
+			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&
+			       !fs_is_local(file->fs.family);
+	ret = take_shape(writer, error);
+	return ret ? ret : reserve(writer, error);
+}
+
+int io_writer_open(struct io_writer **out, struct io_lane *lane, const char *path,
+		   const struct io_file_options *options, struct io_notes *notes,
+		   struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	struct io_writer *writer;
+	int ret;
+
+	*out = NULL;
+	writer = calloc(1, sizeof(*writer));
+	if (!writer)
+		return base_no_memory(error, "a file writer", sizeof(*writer));
+	writer->lane = lane;
+	writer->options = *options;
+	/* Others look at a file that they write, too, whatever its directory is. */
+	writer->options.unseen = options->unseen && !options->part_bytes;
+	writer->most_bytes = base_largest_file();
+	writer->file.options = &writer->options;
+	writer->file.config = &lane->config;
+	writer->file.memory = &lane->fs_memory;
+	writer->file.notes = notes;
+	ret = open_file(writer, path, error);
+	writer->plan_ns = base_now_ns() - begin;
+	if (ret) {
+		io_writer_free(writer);
+		return ret;
+	}
+	*out = writer;
+	return 0;
+}
+
+void io_writer_free(struct io_writer *writer)
+{
+	if (!writer)
+		return;
+	io_lane_drain(writer->lane, NULL);
+	if (writer->buffer)
+		io_lane_give_back(writer->lane, writer->buffer);
+	io_lane_detach(writer->lane);
+	io_destination_close(&writer->file);
+	free(writer);
+}
+
+/* ---- What became of it ----------------------------------------------------------------------- */
+
+uint32_t io_writer_crc32(const struct io_writer *writer)
+{
+	return writer->crc;
+}
+
+const struct fs_layout *io_writer_layout(const struct io_writer *writer, bool *asked)
+{
+	*asked = writer->file.asked.count != 0;
+	return &writer->file.fs.layout;
+}
+
+static void report_stripes(const struct io_destination *file, struct ioshape_report *report)
+{
+	const struct fs_layout *layout = &file->fs.layout;
+	const struct fs_part *part = fs_layout_main(layout, report->file_bytes);
+
+	fs_layout_text(&file->asked, report->stripes_asked, sizeof(report->stripes_asked));
+	fs_layout_text(layout, report->stripes, sizeof(report->stripes));
+	report->stripe_count = part && part->stripe_count != FS_ALL_TARGETS ? part->stripe_count :
+									      0;
+	report->stripe_bytes = part ? part->stripe_bytes : 0;
+}
+
+void io_writer_report(const struct io_writer *writer, struct ioshape_report *report)
+{
+	const struct io_lane *lane = writer->lane;
+	const struct io_depth *depth = &lane->depth;
+
+	report->file_bytes = io_writer_offset(writer);
+	report->plan_s += base_seconds(writer->plan_ns);
+	report->write_s += base_seconds(writer->write_ns);
+	report->sync_s += base_seconds(writer->sync_ns);
+	report->commit_s += base_seconds(writer->commit_ns);
+	/* One plain write, as the buffered engine does it. */
+	snprintf(report->engine, sizeof(report->engine), "%s",
+		 writer->through_engine ? lane->ops->id : "buffered");
+	report->direct = writer->was_direct;
+	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
+	report->block_bytes = lane->shape.block_bytes;
+	if (writer->through_engine) {
+		report->request_s =
+			base_seconds(depth->all_latency_ns / MAX(depth->all_answers, 1));
+		report->least_request_s = base_seconds(depth->least_ns);
+	}
+	snprintf(report->choice, sizeof(report->choice), "%s",
+		 writer->file.stream    ? "no regular file" :
+		 writer->through_engine ? writer->shape_why :
+					  "small file: one call");
+	report->memory_alignment = writer->file.fs.memory_alignment;
+	report->offset_alignment = writer->file.fs.offset_alignment;
+	report_stripes(&writer->file, report);
+}
