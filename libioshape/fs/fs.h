@@ -195,6 +195,12 @@ struct fs_memory {
 	/* Of Lustre, when they were looked at; 0: never. */
 	struct fs_even_targets even;
 	uint64_t looked_ns;
+	/* How many storage targets there are, plus one; 0: they were not counted yet. */
+	uint64_t counted_targets;
+	/* The layout that the last new file got which asked for nothing, in the directory with this
+	 * number; 0: none. */
+	uint64_t directory, asked_ns;
+	struct fs_layout layout;
 };
 
 /* Looks at the targets again after a minute. Borrowed from the memory. */
@@ -204,6 +210,18 @@ const struct fs_even_targets *fs_even_targets(int directory_fd, const char *dire
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
 		struct base_error *error);
+
+/*
+ * Describes a new file that asked for no layout. It has the layout of the file before it in its
+ * directory, if that is less than an hour old: this saves the storage a request for each file.
+ * `inherits`: its directory is new, too, and has its layout from the one above.
+ */
+int fs_describe_new(int fd, int directory_fd, bool inherits, const char *path,
+		    struct fs_memory *memory, struct fs_info *info, struct base_error *error);
+
+/* Returns fs_count_targets() of the filesystem in the memory, which `directory_fd` is on; counts
+ * once. */
+uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
 
 /* How far the kernel reads ahead by itself in a file that is read from its beginning; 0 if it does
  * not tell, as of filesystems that do so themselves. */

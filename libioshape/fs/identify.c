@@ -245,6 +245,8 @@ static void remember(struct fs_memory *memory, const struct fs_info *info,
 	memcpy(memory->type, info->type, sizeof(memory->type));
 	memory->family = info->family;
 	memory->magic = info->magic;
+	memory->counted_targets = 0;
+	memory->directory = 0;
 	memory->device_major = status->stx_dev_major;
 	memory->device_minor = status->stx_dev_minor;
 }
@@ -283,14 +285,17 @@ static int find_mount(int fd, const char *path, struct fs_info *info, struct fs_
 	}
 	if (!memory)
 		return 0;
+	if (memory->mount != mount)
+		memory->directory = 0;
 	memory->mount = mount;
 	memcpy(info->type, memory->type, sizeof(info->type));
 	info->family = memory->family;
 	return 0;
 }
 
-int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
-		struct base_error *error)
+/* Everything but the layout. */
+static int describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
+		    bool *is_directory, struct base_error *error)
 {
 	/* Not how long it is or when it changed, which a client might have to ask for. */
 	const unsigned wanted = STATX_TYPE | STATX_DIOALIGN | FS_STATX_UNIQUE_MOUNT;
@@ -305,8 +310,55 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 		return ret;
 	info->block_bytes = status.stx_blksize;
 	read_alignment(info, &status);
-	fs_ask_for_layout(fd, info->family, S_ISDIR(status.stx_mode), &info->layout);
+	*is_directory = S_ISDIR(status.stx_mode);
 	return 0;
+}
+
+int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
+		struct base_error *error)
+{
+	bool is_directory;
+	int ret = describe(fd, path, memory, info, &is_directory, error);
+
+	if (!ret)
+		fs_ask_for_layout(fd, info->family, is_directory, &info->layout);
+	return ret;
+}
+
+/* A directory's layout that somebody changes applies to our new files within an hour. */
+#define ASK_AGAIN_NS 3600000000000ull
+
+int fs_describe_new(int fd, int directory_fd, bool inherits, const char *path,
+		    struct fs_memory *memory, struct fs_info *info, struct base_error *error)
+{
+	const int flags = AT_STATX_DONT_SYNC | (inherits ? 0 : AT_EMPTY_PATH);
+	const uint64_t now_ns = base_now_ns();
+	struct statx above;
+	bool is_directory;
+	int ret = describe(fd, path, memory, info, &is_directory, error);
+
+	if (ret)
+		return ret;
+	/* Without a number of the mount a directory's number may mean another one later. */
+	if (!memory->mount || statx(directory_fd, inherits ? ".." : "", flags, STATX_INO, &above))
+		above.stx_ino = 0;
+	if (above.stx_ino && memory->directory == above.stx_ino &&
+	    now_ns - memory->asked_ns < ASK_AGAIN_NS) {
+		info->layout = memory->layout;
+		return 0;
+	}
+	fs_ask_for_layout(fd, info->family, is_directory, &info->layout);
+	memory->directory = above.stx_ino;
+	memory->asked_ns = now_ns;
+	memory->layout = info->layout;
+	return 0;
+}
+
+uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory)
+{
+	if (!memory->counted_targets)
+		memory->counted_targets = fs_count_targets(directory_fd, memory->family) + 1ull;
+	return (uint32_t)(memory->counted_targets - 1);
 }
 
 /* ---- Reading ahead --------------------------------------------------------------------------- */

@@ -592,7 +592,12 @@ static int describe(struct io_destination *destination, struct base_error *error
 	struct fs_memory *memory = destination->memory;
 	int ret;
 
-	ret = fs_describe(destination->fd, path, memory, &destination->fs, error);
+	if (destination->asked.count || destination->stream)
+		ret = fs_describe(destination->fd, path, memory, &destination->fs, error);
+	else
+		ret = fs_describe_new(destination->fd, destination->directory_fd,
+				      destination->options->unseen, path, memory, &destination->fs,
+				      error);
 	if (ret || destination->stream || destination->shared || !destination->guessed ||
 	    !fs_takes_layouts(destination->fs.family))
 		return ret;

@@ -63,7 +63,7 @@ static bool must_ask(struct io_destination *destination)
 		return false;
 	facts.family = info.family;
 	facts.directory = info.layout;
-	facts.targets = fs_count_targets(directory_fd, info.family);
+	facts.targets = fs_remembered_targets(directory_fd, memory);
 	ask = fs_choose_layout(request, &facts, &destination->asked, why, sizeof(why));
 	base_log(&destination->config->log, IOSHAPE_LOG_DEBUG, "new file in %s: %s", directory,
 		 why);

@@ -53,7 +53,7 @@ void save_look_at_storage(int directory_fd, const char *directory, struct fs_mem
 		return;
 	facts->family = info.family;
 	facts->directory = info.layout;
-	facts->targets = fs_count_targets(directory_fd, info.family);
+	facts->targets = fs_remembered_targets(directory_fd, memory);
 }
 
 uint32_t save_stripes_of(const struct fs_facts *storage, const struct save_expected *expected,
