@@ -116,14 +116,13 @@ int gather_sender_put(struct gather_sender *sender, const void *data, size_t byt
 		      struct base_error *error);
 /*
  * The same for bytes in the shared memory, at `offset` of its fd: they are not copied, and must
- * stay as they are until gather_sender_taken() has passed them. Their checksum goes with them, so
- * that nobody need look at them again. Over functions it is the same as the above.
+ * stay as they are until gather_sender_await_taken() returns for them. Their checksum goes with
+ * them, so that nobody need look at them again. Over functions it is the same as the above.
  */
 int gather_sender_put_shared(struct gather_sender *sender, const void *data, uint64_t offset,
 			     size_t bytes, uint32_t crc32, struct base_error *error);
-/* Bytes put so far; and of these, what nobody needs any more. */
+/* Bytes put so far. */
 uint64_t gather_sender_offset(const struct gather_sender *sender);
-uint64_t gather_sender_taken(struct gather_sender *sender);
 /* Waits until nobody needs what was put before `offset`. */
 int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
 			      struct base_error *error);

@@ -1,7 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Both ends of a stream, whatever link carries it. */
+#define _GNU_SOURCE
 #include "gather/stream.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#endif
+
+/* One reference to memory: how finely the sender learns what has been taken. */
+#define REFERENCE_BYTES (8 * MIB)
+/* What costs less to copy than to map. */
+#define LEAST_REFERENCE_BYTES (4 * KIB)
+
+#define MAGIC UINT32_C(0x6d7473) /* "stm", and the format behind it */
 
 int stream_go_on(const struct gather_wait *wait, struct base_error *error)
 {
@@ -22,15 +39,296 @@ static int keep(struct base_error *kept, int ret, struct base_error *error)
 	return kept->code;
 }
 
+/* ---- Frames ---------------------------------------------------------------------------------- */
+
+static uint32_t magic(void)
+{
+	return MAGIC | (uint32_t)STREAM_FORMAT << 24;
+}
+
+void stream_write_frame(uint8_t into[STREAM_FRAME_BYTES], const struct stream_frame *frame)
+{
+	base_put_le(into, magic(), 4);
+	base_put_le(into + 4, frame->kind, 4);
+	base_put_le(into + 8, frame->offset, 8);
+	base_put_le(into + 16, frame->bytes, 8);
+	base_put_le(into + 24, frame->crc32, 4);
+	base_put_le(into + 28, frame->block, 4);
+}
+
+bool stream_read_frame(struct stream_frame *frame, const uint8_t from[STREAM_FRAME_BYTES])
+{
+	*frame = (struct stream_frame){
+		.kind = (uint32_t)base_get_le(from + 4, 4),
+		.offset = base_get_le(from + 8, 8),
+		.bytes = base_get_le(from + 16, 8),
+		.crc32 = (uint32_t)base_get_le(from + 24, 4),
+		.block = (uint32_t)base_get_le(from + 28, 4),
+	};
+	return base_get_le(from, 4) == magic();
+}
+
+/* A frame that may not come now. */
+static int fail_unexpected(const struct stream_link *link, struct base_error *error)
+{
+	return base_refuse_with(
+		error, -EPROTO,
+		"do both use the same version of this library, and functions that keep "
+		"messages in order?",
+		"rank %u sent something else than expected", link->rank);
+}
+
+/* ---- The sender: what it hears --------------------------------------------------------------- */
+
+static int take_credit(struct gather_sender *sender, const struct stream_frame *frame,
+		       struct base_error *error)
+{
+	if (frame->offset < sender->taken || frame->offset > sender->said || !frame->block ||
+	    frame->block > STREAM_MOST_BLOCK_BYTES || frame->bytes < frame->block ||
+	    frame->bytes > STREAM_MOST_BLOCKS * STREAM_MOST_BLOCK_BYTES ||
+	    (sender->block && frame->block != sender->block))
+		return fail_unexpected(sender->link, error);
+	sender->taken = frame->offset;
+	sender->window = frame->bytes;
+	sender->block = frame->block;
+	return 0;
+}
+
+static int take_reply(struct gather_sender *sender, const struct stream_frame *frame,
+		      const char *text, struct base_error *error)
+{
+	switch (frame->kind) {
+	case STREAM_CREDIT:
+		return take_credit(sender, frame, error);
+	case STREAM_HOLD:
+		return stream_go_on(&sender->wait, error);
+	case STREAM_DONE:
+		if (!sender->end_said)
+			break;
+		sender->done = true;
+		sender->taken = sender->said;
+		return 0;
+	case STREAM_STOP:
+		sender->stopped = true;
+		return base_refuse(error, -ECANCELED, "the writer wants no more of our bytes: %.*s",
+				   (int)frame->bytes, text);
+	}
+	return fail_unexpected(sender->link, error);
+}
+
+/* Takes all replies that are there. */
+static int hear_all(struct gather_sender *sender, struct base_error *error)
+{
+	struct stream_link *link = sender->link;
+	struct stream_frame frame;
+	const void *text;
+	int ret;
+
+	for (;;) {
+		ret = link->ops->receive(link, &frame, &text, false, error);
+		if (ret)
+			return ret == -EAGAIN ? 0 : ret;
+		ret = take_reply(sender, &frame, text, error);
+		/* A receiver that is done closes. */
+		if (ret || sender->done)
+			return ret;
+	}
+}
+
+/* Takes the next reply, without which nothing goes on; or waits a little for it. */
+static int hear(struct gather_sender *sender, struct base_error *error)
+{
+	struct stream_link *link = sender->link;
+	struct stream_frame frame;
+	const void *text;
+	int ret = link->ops->receive(link, &frame, &text, true, error);
+
+	if (!ret)
+		return take_reply(sender, &frame, text, error);
+	if (ret != -EAGAIN)
+		return ret;
+	return link->ops->wait(link, false) ? 0 : stream_go_on(&sender->wait, error);
+}
+
+/* ---- The sender: what it says ---------------------------------------------------------------- */
+
+static int say(struct gather_sender *sender, const struct stream_frame *frame, const void *data,
+	       struct base_error *error)
+{
+	struct stream_link *link = sender->link;
+	int ret;
+
+	for (;;) {
+		struct base_error why = { 0 };
+
+		ret = link->ops->send(link, frame, data, &why);
+		if (!ret)
+			return 0;
+		if (ret != -EAGAIN) {
+			/* The receiver may have said why. */
+			int reply = hear_all(sender, error);
+
+			return reply ? reply : base_pass_on(error, &why);
+		}
+		ret = hear_all(sender, error);
+		if (!ret && !link->ops->wait(link, true))
+			ret = stream_go_on(&sender->wait, error);
+		if (ret)
+			return ret;
+	}
+}
+
+/* Where sides take turns, waits for ours. */
+static int await_turn(struct gather_sender *sender, struct base_error *error)
+{
+	int ret = 0;
+
+	while (!ret && sender->link->ops->takes_turns &&
+	       sender->said >= sender->taken + sender->window)
+		ret = hear(sender, error);
+	return ret;
+}
+
+/* Says so much of the stream, when that is not too far ahead. */
+static int say_part(struct gather_sender *sender, const struct stream_frame *frame,
+		    const void *data, struct base_error *error)
+{
+	int ret = hear_all(sender, error);
+
+	while (!ret && sender->said + frame->bytes > sender->taken + sender->window)
+		ret = hear(sender, error);
+	if (!ret)
+		ret = say(sender, frame, data, error);
+	if (!ret)
+		sender->said += frame->bytes;
+	return ret;
+}
+
+/* While one block is sent, the other is filled. */
+static int say_batch(struct gather_sender *sender, struct base_error *error)
+{
+	const struct stream_frame frame = { .kind = STREAM_BYTES, .bytes = sender->batched };
+	int ret;
+
+	if (!sender->batched)
+		return 0;
+	ret = say_part(sender, &frame, sender->batch + sender->filling * (size_t)sender->block,
+		       error);
+	sender->filling = 1 - sender->filling;
+	sender->batched = 0;
+	return ret;
+}
+
+/* The receiver says how large blocks are. */
+static int make_batch(struct gather_sender *sender, struct base_error *error)
+{
+	int ret = 0;
+
+	while (!ret && !sender->block)
+		ret = hear(sender, error);
+	if (ret || sender->batch)
+		return ret;
+	sender->batch = base_map(2 * (size_t)sender->block);
+	return sender->batch ? 0 :
+			       base_no_memory(error, "blocks of bytes to send",
+					      2 * (uint64_t)sender->block);
+}
+
+static int put(struct gather_sender *sender, const void *data, size_t bytes,
+	       struct base_error *error)
+{
+	const uint8_t *from = data;
+	size_t piece;
+	int ret = make_batch(sender, error);
+
+	for (; !ret && bytes; from += piece, bytes -= piece) {
+		piece = 0;
+		if (sender->batched == sender->block)
+			ret = say_batch(sender, error);
+		if (ret)
+			break;
+		piece = MIN(bytes, sender->block - sender->batched);
+		memcpy(sender->batch + sender->filling * (size_t)sender->block + sender->batched,
+		       from, piece);
+		sender->batched += piece;
+	}
+	return ret;
+}
+
+static int put_shared(struct gather_sender *sender, const void *data, uint64_t offset, size_t bytes,
+		      uint32_t crc32, struct base_error *error)
+{
+	const bool whole = bytes <= REFERENCE_BYTES;
+	const uint8_t *from = data;
+	size_t step;
+	int ret;
+
+	if (!sender->has_memory || bytes < LEAST_REFERENCE_BYTES)
+		return put(sender, data, bytes, error);
+	ret = say_batch(sender, error);
+	for (; !ret && bytes; from += step, offset += step, bytes -= step) {
+		struct stream_frame frame = { .kind = STREAM_SHARED, .offset = offset };
+
+		step = MIN(bytes, REFERENCE_BYTES);
+		frame.bytes = step;
+		frame.crc32 = whole ? crc32 : base_crc32(0, from, step);
+		ret = say_part(sender, &frame, NULL, error);
+	}
+	return ret;
+}
+
+static int end(struct gather_sender *sender, uint32_t crc32, struct base_error *error)
+{
+	const struct stream_frame frame = { .kind = STREAM_END,
+					    .bytes = sender->offset,
+					    .crc32 = crc32 };
+	int ret = say_batch(sender, error);
+
+	if (!ret)
+		ret = await_turn(sender, error);
+	if (!ret)
+		ret = say(sender, &frame, NULL, error);
+	sender->end_said = !ret;
+	while (!ret && !sender->done)
+		ret = hear(sender, error);
+	return ret;
+}
+
+/* ---- The sender: calls ----------------------------------------------------------------------- */
+
+int stream_sender_new(struct gather_sender **out, struct stream_link *link, bool has_memory,
+		      const struct stream_frame *credit, const struct gather_wait *wait,
+		      struct base_error *error)
+{
+	struct gather_sender *sender = calloc(1, sizeof(*sender));
+
+	*out = sender;
+	if (!sender) {
+		link->ops->close(link);
+		return base_no_memory(error, "a stream between ranks", sizeof(*sender));
+	}
+	sender->link = link;
+	sender->wait = *wait;
+	sender->has_memory = has_memory;
+	sender->window = credit->bytes;
+	sender->block = credit->block;
+	return 0;
+}
+
+static int check_open(struct gather_sender *sender)
+{
+	if (!sender->failure.code && sender->ended)
+		base_refuse(&sender->failure, -EINVAL, "bytes were put into an ended stream");
+	return sender->failure.code;
+}
+
 int gather_sender_put(struct gather_sender *sender, const void *data, size_t bytes,
 		      struct base_error *error)
 {
-	int ret = sender->failure.code;
+	int ret = check_open(sender);
 
-	if (!ret && sender->ended)
-		ret = base_refuse(&sender->failure, -EINVAL, "bytes were put into an ended stream");
 	if (!ret && bytes)
-		ret = sender->ops->put(sender, data, bytes, &sender->failure);
+		ret = put(sender, data, bytes, &sender->failure);
 	if (!ret)
 		sender->offset += bytes;
 	return keep(&sender->failure, ret, error);
@@ -39,12 +337,10 @@ int gather_sender_put(struct gather_sender *sender, const void *data, size_t byt
 int gather_sender_put_shared(struct gather_sender *sender, const void *data, uint64_t offset,
 			     size_t bytes, uint32_t crc32, struct base_error *error)
 {
-	int ret = sender->failure.code;
+	int ret = check_open(sender);
 
-	if (!ret && sender->ended)
-		ret = base_refuse(&sender->failure, -EINVAL, "bytes were put into an ended stream");
 	if (!ret && bytes)
-		ret = sender->ops->put_shared(sender, data, offset, bytes, crc32, &sender->failure);
+		ret = put_shared(sender, data, offset, bytes, crc32, &sender->failure);
 	if (!ret)
 		sender->offset += bytes;
 	return keep(&sender->failure, ret, error);
@@ -55,11 +351,6 @@ uint64_t gather_sender_offset(const struct gather_sender *sender)
 	return sender->offset;
 }
 
-uint64_t gather_sender_taken(struct gather_sender *sender)
-{
-	return sender->ops->taken(sender);
-}
-
 int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
 			      struct base_error *error)
 {
@@ -68,8 +359,10 @@ int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
 	if (!ret && offset > sender->offset)
 		ret = base_refuse(&sender->failure, -EINVAL,
 				  "bytes of a stream are waited for that were not put");
-	if (!ret && !sender->ended)
-		ret = sender->ops->await_taken(sender, offset, &sender->failure);
+	/* What is not in shared memory, or still in the batch, has been copied. */
+	offset = MIN(offset, sender->said);
+	while (!ret && !sender->ended && sender->has_memory && sender->taken < offset)
+		ret = hear(sender, &sender->failure);
 	return keep(&sender->failure, ret, error);
 }
 
@@ -78,24 +371,223 @@ int gather_sender_end(struct gather_sender *sender, uint32_t crc32, struct base_
 	int ret = sender->failure.code;
 
 	if (!ret && !sender->ended)
-		ret = sender->ops->end(sender, crc32, &sender->failure);
+		ret = end(sender, crc32, &sender->failure);
 	if (!ret)
 		sender->ended = true;
 	return keep(&sender->failure, ret, error);
 }
 
-void gather_sender_free(struct gather_sender *sender, const char *why)
+static int wait_no_longer(void *user, struct base_error *error)
 {
-	if (sender)
-		sender->ops->close(sender, why ? why : "it gave up");
+	const uint64_t *until_ns = user;
+
+	return base_now_ns() < *until_ns ? 0 : base_refuse(error, -ETIMEDOUT, "no word came");
 }
 
-static void release(struct gather_receiver *receiver, uint64_t offset)
+/* Where sides take turns, says it in its turn, so that the next stream between the two finds
+ * nothing in its way. */
+static void say_why(struct gather_sender *sender, const char *why)
 {
-	if (offset <= receiver->released)
+	const struct stream_frame frame = { .kind = STREAM_FAIL,
+					    .bytes = MIN(strlen(why), STREAM_TEXT_BYTES - 1) };
+	const struct stream_link_ops *ops = sender->link->ops;
+	uint64_t until_ns = base_now_ns() + base_ms_to_ns(sender->link->last_words_ms);
+	int ret = 0;
+
+	sender->wait = (struct gather_wait){ wait_no_longer, &until_ns };
+	if (!sender->end_said) {
+		if (!await_turn(sender, NULL))
+			say(sender, &frame, why, NULL);
 		return;
-	receiver->released = MIN(offset, receiver->offset);
-	receiver->ops->release(receiver);
+	}
+	while (ops->takes_turns && !ret && !sender->done)
+		ret = hear(sender, NULL);
+}
+
+void gather_sender_free(struct gather_sender *sender, const char *why)
+{
+	if (!sender)
+		return;
+	if (!sender->ended && !sender->stopped)
+		say_why(sender, why ? why : "it gave up");
+	sender->link->ops->close(sender->link);
+	base_unmap(sender->batch, 2 * (size_t)sender->block);
+	free(sender);
+}
+
+/* ---- The receiver: what it hears ------------------------------------------------------------- */
+
+static int map_memory(struct gather_receiver *receiver, struct base_error *error)
+{
+	const void *view;
+	uint64_t bytes;
+	int ret = base_shared_view(receiver->memory_fd, &view, &bytes);
+
+	if (ret)
+		return base_fail(error, ret,
+				 ret == -EPERM ? "the shared memory that rank %u brought could "
+						 "shrink under its reader, and is not read" :
+						 "cannot map the shared memory of rank %u",
+				 receiver->link->rank);
+	if (receiver->view)
+		base_unmap((void *)(uintptr_t)receiver->view, receiver->view_bytes);
+	receiver->view = view;
+	receiver->view_bytes = bytes;
+	return 0;
+}
+
+static int follow_reference(struct gather_receiver *receiver, const struct stream_frame *frame,
+			    const void **data, size_t *bytes, struct base_error *error)
+{
+	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t end, begin;
+	int ret = 0;
+
+	if (receiver->memory_fd < 0 || !frame->bytes || frame->bytes > REFERENCE_BYTES ||
+	    __builtin_add_overflow(frame->offset, frame->bytes, &end))
+		return fail_unexpected(receiver->link, error);
+	/* It has grown since. */
+	if (end > receiver->view_bytes)
+		ret = map_memory(receiver, error);
+	if (!ret && end > receiver->view_bytes)
+		ret = base_refuse(error, -EPROTO, "rank %u refers to bytes outside of its memory",
+				  receiver->link->rank);
+	if (ret)
+		return ret;
+	/* A wish: all at once instead of page by page. */
+	begin = frame->offset / page * page;
+	madvise((void *)(uintptr_t)(receiver->view + begin), end - begin, MADV_POPULATE_READ);
+	*data = receiver->view + frame->offset;
+	*bytes = (size_t)frame->bytes;
+	receiver->lasts = true;
+	receiver->summed = true;
+	receiver->run_crc32 = frame->crc32;
+	return 0;
+}
+
+/* All bytes have come: a sender that does not hear it any more does not matter. */
+static int say_done(struct gather_receiver *receiver, struct base_error *error)
+{
+	const struct stream_frame frame = { .kind = STREAM_DONE };
+	struct stream_link *link = receiver->link;
+	int ret = 0;
+
+	while (!ret && link->ops->send(link, &frame, NULL, NULL) == -EAGAIN)
+		if (!link->ops->wait(link, true))
+			ret = stream_go_on(&receiver->wait, error);
+	return ret;
+}
+
+static int take_end(struct gather_receiver *receiver, const struct stream_frame *frame,
+		    struct base_error *error)
+{
+	if (frame->bytes != receiver->offset)
+		return base_refuse(error, -EPROTO,
+				   "rank %u has sent %llu bytes, of which %llu have come",
+				   receiver->link->rank, (unsigned long long)frame->bytes,
+				   (unsigned long long)receiver->offset);
+	receiver->crc32 = frame->crc32;
+	return say_done(receiver, error);
+}
+
+static int take_frame(struct gather_receiver *receiver, const struct stream_frame *frame,
+		      const void **data, size_t *bytes, struct base_error *error)
+{
+	switch (frame->kind) {
+	case STREAM_BYTES:
+		if (!frame->bytes)
+			break;
+		*bytes = (size_t)frame->bytes;
+		receiver->lasts = receiver->link->ops->bytes_last;
+		return 0;
+	case STREAM_SHARED:
+		return follow_reference(receiver, frame, data, bytes, error);
+	case STREAM_END:
+		return take_end(receiver, frame, error);
+	case STREAM_FAIL:
+		return base_refuse(error, -ECANCELED, "rank %u failed: %.*s", receiver->link->rank,
+				   (int)MIN(frame->bytes, STREAM_TEXT_BYTES), (const char *)*data);
+	}
+	return fail_unexpected(receiver->link, error);
+}
+
+/* After the end the sender's memory is its own again, and another view takes the place of this one:
+ * not while it is read. */
+static bool must_wait(const struct gather_receiver *receiver, const struct stream_frame *frame)
+{
+	if (receiver->released == receiver->offset)
+		return false;
+	return frame->kind == STREAM_END || (frame->kind == STREAM_SHARED &&
+					     (frame->offset > receiver->view_bytes ||
+					      frame->bytes > receiver->view_bytes - frame->offset));
+}
+
+static int get_frame(struct gather_receiver *receiver, struct stream_frame *frame,
+		     const void **data, struct base_error *error)
+{
+	if (!receiver->waiting.kind)
+		return receiver->link->ops->receive(receiver->link, frame, data, false, error);
+	*frame = receiver->waiting;
+	receiver->waiting.kind = 0;
+	return 0;
+}
+
+static int next(struct gather_receiver *receiver, const void **data, size_t *bytes,
+		struct base_error *error)
+{
+	struct stream_link *link = receiver->link;
+	struct stream_frame frame;
+	int ret;
+
+	for (;;) {
+		ret = get_frame(receiver, &frame, data, error);
+		if (!ret && must_wait(receiver, &frame)) {
+			receiver->waiting = frame;
+			return -EAGAIN;
+		}
+		if (ret != -EAGAIN) {
+			if (!ret)
+				ret = take_frame(receiver, &frame, data, bytes, error);
+			base_error_of_rank(error, link->rank);
+			return ret;
+		}
+		/* The sender may wait for what is to be released. */
+		link->ops->release(link, receiver->released, true);
+		if (receiver->released < receiver->offset)
+			return -EAGAIN;
+		ret = link->ops->wait(link, false) ? 0 : stream_go_on(&receiver->wait, error);
+		if (ret)
+			return ret;
+	}
+}
+
+/* ---- The receiver: calls --------------------------------------------------------------------- */
+
+int stream_receiver_new(struct gather_receiver **out, struct stream_link *link, int memory_fd,
+			const struct gather_wait *wait, struct base_error *error)
+{
+	struct gather_receiver *receiver = calloc(1, sizeof(*receiver));
+	int ret = 0;
+
+	*out = NULL;
+	if (!receiver) {
+		link->ops->close(link);
+		base_close(memory_fd);
+		return base_no_memory(error, "a stream between ranks", sizeof(*receiver));
+	}
+	receiver->link = link;
+	receiver->wait = *wait;
+	receiver->memory_fd = memory_fd;
+	if (memory_fd >= 0)
+		ret = map_memory(receiver, &receiver->failure);
+	if (!ret) {
+		*out = receiver;
+		return 0;
+	}
+	base_error_of_rank(&receiver->failure, link->rank);
+	base_pass_on(error, &receiver->failure);
+	gather_receiver_free(receiver);
+	return ret;
 }
 
 int gather_receiver_next(struct gather_receiver *receiver, const void **data, size_t *bytes,
@@ -106,10 +598,10 @@ int gather_receiver_next(struct gather_receiver *receiver, const void **data, si
 	*data = NULL;
 	*bytes = 0;
 	if (!receiver->holds)
-		release(receiver, receiver->offset);
+		gather_receiver_release(receiver, receiver->offset);
 	if (!ret && !receiver->ended) {
 		receiver->summed = receiver->lasts = false;
-		ret = receiver->ops->next(receiver, data, bytes, &receiver->failure);
+		ret = next(receiver, data, bytes, &receiver->failure);
 		receiver->ended = !ret && !*bytes;
 	}
 	if (ret == -EAGAIN && !receiver->failure.code)
@@ -131,7 +623,10 @@ bool gather_receiver_lasts(const struct gather_receiver *receiver)
 
 void gather_receiver_release(struct gather_receiver *receiver, uint64_t offset)
 {
-	release(receiver, offset);
+	if (offset <= receiver->released)
+		return;
+	receiver->released = MIN(offset, receiver->offset);
+	receiver->link->ops->release(receiver->link, receiver->released, false);
 }
 
 bool gather_receiver_summed(const struct gather_receiver *receiver, uint32_t *crc32)
@@ -145,8 +640,21 @@ uint32_t gather_receiver_crc32(const struct gather_receiver *receiver)
 	return receiver->crc32;
 }
 
+/* A stop that has no room is left to the end of the connection. */
 void gather_receiver_free(struct gather_receiver *receiver)
 {
-	if (receiver)
-		receiver->ops->close(receiver);
+	struct stream_frame stop = { .kind = STREAM_STOP };
+	const char *why;
+
+	if (!receiver)
+		return;
+	why = receiver->failure.code ? receiver->failure.text : "it gave up";
+	stop.bytes = MIN(strlen(why), STREAM_TEXT_BYTES - 1);
+	if (!receiver->ended)
+		receiver->link->ops->send(receiver->link, &stop, why, NULL);
+	receiver->link->ops->close(receiver->link);
+	if (receiver->view)
+		base_unmap((void *)(uintptr_t)receiver->view, receiver->view_bytes);
+	base_close(receiver->memory_fd);
+	free(receiver);
 }

@@ -10,11 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "fuzz.h"
-#include "gather/comm_wire.h"
-#include "gather/local_link.h"
+#include "gather/store.h"
+#include "gather/stream.h"
 #include "input.h"
 
 #define RANK 7u
@@ -48,33 +50,37 @@ static void receive_all(struct gather_receiver *receiver)
 
 /* ---- Over functions -------------------------------------------------------------------------- */
 
-static uint8_t comm_magic[4]; /* what every head begins with: our own say it */
-
-static int note_magic(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
-		      uint32_t timeout_ms)
+static int ignore(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
+		  uint32_t timeout_ms)
 {
-	(void)user, (void)to, (void)tag, (void)timeout_ms;
-	if (bytes == COMM_HEAD_BYTES)
-		memcpy(comm_magic, data, sizeof(comm_magic));
+	(void)user, (void)to, (void)tag, (void)data, (void)bytes, (void)timeout_ms;
 	return 0;
+}
+
+static struct stream_frame take_frame(struct input *input)
+{
+	return (struct stream_frame){
+		.kind = (uint32_t)take(input, 1) % 12,
+		.offset = take_amount(input, 0, UINT64_MAX),
+		.bytes = take_amount(input, 0, UINT64_MAX),
+		.block = (uint32_t)take_amount(input, 0, UINT32_MAX),
+	};
 }
 
 static int hear(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
 		uint32_t timeout_ms)
 {
 	struct input *input = user;
-	uint8_t *head = into;
+	struct stream_frame frame;
 
 	(void)from, (void)tag, (void)timeout_ms;
 	if (!input->left)
 		return -ECONNRESET;
 	memset(into, (int)take(input, 1), bytes);
-	if (bytes != COMM_HEAD_BYTES)
+	if (bytes != STREAM_FRAME_BYTES)
 		return 0;
-	memcpy(head, comm_magic, sizeof(comm_magic));
-	base_put_le(head + 4, take(input, 1) % 16, 4);
-	base_put_le(head + 8, take_amount(input, 0, UINT64_MAX), 8);
-	base_put_le(head + 16, take_amount(input, 0, UINT64_MAX), 8);
+	frame = take_frame(input);
+	stream_write_frame(into, &frame);
 	return 0;
 }
 
@@ -82,7 +88,7 @@ static void try_comm(struct input input)
 {
 	static const uint8_t some[3 * BLOCK_BYTES];
 	const struct ioshape_comm comm = {
-		.size = sizeof(comm), .user = &input, .send = note_magic, .receive = hear
+		.size = sizeof(comm), .user = &input, .send = ignore, .receive = hear
 	};
 	struct gather_receiver *receiver;
 	struct gather_sender *sender;
@@ -103,30 +109,57 @@ static struct gather_listener *listener;
 static char address[GATHER_ADDRESS_BYTES];
 static int memory_fd;
 
+/* 0, or -1. */
+static int send_frame(int fd, const struct stream_frame *frame, const void *data, size_t bytes,
+		      int passed_fd)
+{
+	uint8_t head[STREAM_FRAME_BYTES];
+	struct iovec parts[2] = { { head, sizeof(head) }, { NULL, bytes } };
+	union {
+		char room[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr head;
+	} control = { { 0 } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
+
+	stream_write_frame(head, frame);
+	memcpy(&parts[1].iov_base, &data, sizeof(data));
+	if (passed_fd >= 0) {
+		message.msg_control = control.room;
+		message.msg_controllen = sizeof(control.room);
+		control.head.cmsg_level = SOL_SOCKET;
+		control.head.cmsg_type = SCM_RIGHTS;
+		control.head.cmsg_len = CMSG_LEN(sizeof(passed_fd));
+		memcpy(CMSG_DATA(&control.head), &passed_fd, sizeof(passed_fd));
+	}
+	return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
 static void say_all(int fd, struct input *input)
 {
-	static const uint8_t some[LOCAL_INLINE_BYTES + 1];
-	struct local_link link = { .fd = fd, .process_fd = -1 };
-	struct local_head head = { .kind = LOCAL_HELLO, .a = LOCAL_MAGIC, .b = RANK };
-	int ret = local_link_send(&link, &head, NULL, 0, take(input, 1) % 2 ? memory_fd : -1);
-	uint64_t bytes;
+	static const uint8_t some[64 * KIB + 1];
+	struct stream_frame frame = { .kind = STREAM_HELLO, .offset = RANK };
+	int ret = send_frame(fd, &frame, NULL, 0, take(input, 1) % 2 ? memory_fd : -1);
 
 	for (unsigned i = 0; !ret && input->left && i < MOST_MESSAGES; i++) {
-		head.kind = (uint32_t)take(input, 1) % 12;
-		head.a = take_amount(input, 0, UINT64_MAX);
-		head.b = take_amount(input, 0, UINT64_MAX);
-		bytes = take_amount(input, 0, UINT64_MAX);
-		ret = local_link_send(&link, &head, some, MIN(bytes, sizeof(some)), -1);
+		const bool honest = take(input, 1) % 4;
+		uint64_t bytes;
+
+		frame = take_frame(input);
+		bytes = honest && stream_has_data(&frame) ? frame.bytes :
+							    take_amount(input, 0, UINT64_MAX);
+		ret = send_frame(fd, &frame, some, MIN(bytes, sizeof(some)), -1);
 	}
 }
 
 static void try_local(struct input input)
 {
 	struct gather_receiver *receiver;
-	struct sockaddr_un to;
+	struct sockaddr_un to = { .sun_family = AF_UNIX };
+	char place[STORE_PLACE_BYTES];
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-	MUST(fd >= 0 && !local_address(&to, address, NULL));
+	MUST(fd >= 0 && !store_find_place(place, NULL, NULL));
+	snprintf(to.sun_path, sizeof(to.sun_path), "%.60s/stream-%.40s", place, address);
 	MUST(!connect(fd, (const struct sockaddr *)&to, sizeof(to)));
 	say_all(fd, &input);
 	close(fd);

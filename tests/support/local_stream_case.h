@@ -3,12 +3,16 @@
 #ifndef TESTS_SUPPORT_LOCAL_STREAM_CASE_H
 #define TESTS_SUPPORT_LOCAL_STREAM_CASE_H
 
-#include "gather/local_link.h"
+#include "gather/store.h"
+#include "gather/stream.h"
 #include "support/check_main.h"
 #include "support/stream_case.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define RANK 7u
@@ -25,6 +29,43 @@ static inline void begin(void)
 static inline void end(void)
 {
 	ck_assert_int_eq(stream_count_fds(), fds_before);
+}
+
+/* Where its socket is. */
+static inline struct sockaddr_un find_socket(void)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	char place[STORE_PLACE_BYTES];
+
+	STREAM_MUST(!store_find_place(place, NULL, NULL));
+	STREAM_MUST(snprintf(at.sun_path, sizeof(at.sun_path), "%s/stream-%s", place, address) <
+		    (int)sizeof(at.sun_path));
+	return at;
+}
+
+/* A frame, whatever it says, with so many bytes behind it, and so many descriptors. */
+static inline void send_frame(int fd, const struct stream_frame *frame, const void *data,
+			      size_t bytes, const int *fds, unsigned count)
+{
+	uint8_t head[STREAM_FRAME_BYTES];
+	struct iovec parts[2] = { { head, sizeof(head) }, { NULL, bytes } };
+	union {
+		char room[CMSG_SPACE(2 * sizeof(int))];
+		struct cmsghdr head;
+	} control = { { 0 } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = bytes ? 2 : 1 };
+
+	stream_write_frame(head, frame);
+	memcpy(&parts[1].iov_base, &data, sizeof(data));
+	if (count) {
+		message.msg_control = control.room;
+		message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+		control.head.cmsg_level = SOL_SOCKET;
+		control.head.cmsg_type = SCM_RIGHTS;
+		control.head.cmsg_len = CMSG_LEN(count * sizeof(int));
+		memcpy(CMSG_DATA(&control.head), fds, count * sizeof(int));
+	}
+	STREAM_MUST(sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)(sizeof(head) + bytes));
 }
 
 static inline struct gather_listener *listen_here(void)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "support/stream_case.h"
+#include "gather/stream.h"
 #include "support/scratch.h"
 
 #include <dirent.h>
@@ -200,11 +201,8 @@ uint64_t stream_plan_bytes(const struct stream_plan *plan)
 static uint64_t take_place(struct stream_memory *memory, struct gather_sender *sender, size_t bytes)
 {
 	if (memory->used + bytes > memory->bytes) {
-		const uint64_t all = gather_sender_offset(sender);
-
 		memory->used = 0;
-		while (gather_sender_taken(sender) < all)
-			usleep(1000);
+		STREAM_MUST(!gather_sender_await_taken(sender, gather_sender_offset(sender), NULL));
 	}
 	memory->used += bytes;
 	return memory->used - bytes;
@@ -237,7 +235,7 @@ void stream_send_plan(struct gather_sender *sender, const struct stream_plan *pl
 		ret = gather_sender_end(sender, crc, &error);
 	if (ret)
 		stream_fail(error.text);
-	STREAM_MUST(gather_sender_taken(sender) == stream_plan_bytes(plan));
+	STREAM_MUST(sender->taken == stream_plan_bytes(plan));
 }
 
 uint64_t stream_receive_all(struct gather_receiver *receiver, uint64_t seed)

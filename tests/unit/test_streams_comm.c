@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams over functions of the caller's, between two processes. */
 #define _GNU_SOURCE
-#include "gather/comm_wire.h"
+#include "gather/stream.h"
 #include "support/check_main.h"
 #include "support/pair_comm.h"
 #include "support/stream_case.h"
@@ -134,8 +134,8 @@ LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 	finish(child);
 }
 
-/* What the sender has beside the blocks that were granted: one is on its way, one is filled. */
-#define OWN_BLOCKS 2u
+/* What the sender has beside the blocks that were granted: one that is filled. */
+#define OWN_BLOCKS 1u
 
 struct ahead {
 	int told[2]; /* a pipe: all is put */
@@ -368,27 +368,35 @@ LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 8)
 
 static const struct {
 	uint32_t kind;
-	uint64_t a;
+	uint64_t bytes;
+	bool other_format;
 } lies[] = {
-	{ COMM_BLOCK, 0 },
-	{ COMM_BLOCK, BLOCK + 1 },
-	{ COMM_BLOCK, UINT64_MAX },
-	{ COMM_FAIL, STREAM_TEXT_BYTES },
-	{ COMM_GRANT, 1 },
-	{ 4711, 1 },
-	{ COMM_END, 1 },
+	{ STREAM_BYTES, 0, false },
+	{ STREAM_BYTES, BLOCK + 1, false },
+	{ STREAM_BYTES, UINT64_MAX, false },
+	{ STREAM_SHARED, 1, false },
+	{ STREAM_FAIL, STREAM_TEXT_BYTES, false },
+	{ STREAM_CREDIT, 1, false },
+	{ 4711, 1, false },
+	{ STREAM_END, 1, false },
+	{ STREAM_END, 0, true },
 };
 
 static void lie(const void *argument)
 {
-	struct comm_link link = { .other = 0, .tag = 1, .timeout_ms = TIMEOUT_MS };
 	const uintptr_t which = (uintptr_t)argument;
-	struct comm_head head;
+	const struct stream_frame told = { .kind = lies[which].kind, .bytes = lies[which].bytes };
+	uint8_t head[STREAM_FRAME_BYTES];
+	struct stream_frame credit;
 
-	link.comm = comm = pair_comm_be(&pair, 1);
-	STREAM_MUST(!comm_link_hear(&link, &head, NULL));
-	STREAM_MUST(head.kind == COMM_GRANT && head.a == BLOCKS && head.b == BLOCK);
-	STREAM_MUST(!comm_link_say(&link, lies[which].kind, lies[which].a, 0, NULL));
+	comm = pair_comm_be(&pair, 1);
+	STREAM_MUST(!comm->receive(comm->user, 0, 1, head, sizeof(head), TIMEOUT_MS));
+	STREAM_MUST(stream_read_frame(&credit, head));
+	STREAM_MUST(credit.kind == STREAM_CREDIT && credit.bytes == BLOCKS * BLOCK &&
+		    credit.block == BLOCK);
+	stream_write_frame(head, &told);
+	head[3] += lies[which].other_format;
+	STREAM_MUST(!comm->send(comm->user, 0, 1, head, sizeof(head), TIMEOUT_MS));
 }
 
 LOOP_TEST(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies))
@@ -433,17 +441,25 @@ TEST(tests, after_a_function_has_failed_none_is_called)
 	const struct ioshape_comm odd = { .size = sizeof(odd),
 					  .send = send_oddly,
 					  .receive = receive_oddly };
-	struct comm_link link = { .comm = &odd, .other = 3 };
 	struct base_error error = { 0 };
-	char byte = 0;
+	struct gather_receiver *receiver;
+	struct gather_sender *sender;
+	const void *data;
+	size_t bytes;
 
 	/* What is no negative errno is a failure, too. */
-	ck_assert_int_eq(comm_link_send(&link, &byte, 1, &error), -EIO);
-	ck_assert_int_eq(comm_link_send(&link, &byte, 1, &error), -EPIPE);
-	ck_assert_int_eq(comm_link_receive(&link, &byte, 1, &error), -EPIPE);
+	ck_assert_int_eq(
+		gather_sender_open_comm(&sender, &odd, 3, 1, TIMEOUT_MS, &stream_patient, &error),
+		0);
+	ck_assert_int_eq(gather_sender_put(sender, "x", 1, &error), -EIO);
+	ck_assert_int_eq(gather_sender_put(sender, "x", 1, NULL), -EIO);
+	gather_sender_free(sender, "it failed");
 	ck_assert_int_eq(calls_of_functions, 1);
-	link.broken = false;
-	ck_assert_int_eq(comm_link_receive(&link, &byte, 1, &error), -EIO);
+	ck_assert_int_eq(gather_receiver_open_comm(&receiver, &odd, 3, 1, BLOCK, BLOCKS, NULL,
+						   TIMEOUT_MS, &stream_patient, NULL),
+			 0);
+	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, NULL), -EIO);
+	gather_receiver_free(receiver);
 	ck_assert_int_eq(calls_of_functions, 2);
 }
 

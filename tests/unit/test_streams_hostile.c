@@ -10,49 +10,54 @@
 
 /* ---- Those who lie --------------------------------------------------------------------------- */
 
+#define MOST_INLINE_BYTES (64 * KIB)
+
 static const struct {
 	const char *what;
-	struct local_head head;
+	struct stream_frame frame;
 	size_t extra;
 } lies[] = {
-	{ "behind the end", { LOCAL_REFERENCE, 0, MIB, 1 }, 0 },
-	{ "across the end", { LOCAL_REFERENCE, 0, MIB - 4096, 4097 }, 0 },
-	{ "overflow", { LOCAL_REFERENCE, 0, UINT64_MAX - 10, 4096 }, 0 },
-	{ "far too long", { LOCAL_REFERENCE, 0, 0, GIB }, 0 },
-	{ "nothing", { LOCAL_REFERENCE, 0, 0, 0 }, 0 },
-	{ "no bytes", { LOCAL_BYTES, 0, 0, 0 }, 0 },
-	{ "unknown", { 4711, 0, 0, 0 }, 0 },
-	{ "too large", { LOCAL_BYTES, 0, 0, 0 }, LOCAL_INLINE_BYTES + 1 },
-	{ "a wrong end", { LOCAL_END, 0, 17, 0 }, 0 },
+	{ "behind the end", { .kind = STREAM_SHARED, .offset = MIB, .bytes = 1 }, 0 },
+	{ "across the end", { .kind = STREAM_SHARED, .offset = MIB - 4096, .bytes = 4097 }, 0 },
+	{ "overflow", { .kind = STREAM_SHARED, .offset = UINT64_MAX - 10, .bytes = 4096 }, 0 },
+	{ "far too long", { .kind = STREAM_SHARED, .bytes = GIB }, 0 },
+	{ "nothing", { .kind = STREAM_SHARED }, 0 },
+	{ "no bytes", { .kind = STREAM_BYTES }, 0 },
+	{ "unknown", { .kind = 4711 }, 0 },
+	{ "what a receiver says", { .kind = STREAM_DONE }, 0 },
+	{ "too large",
+	  { .kind = STREAM_BYTES, .bytes = MOST_INLINE_BYTES + 1 },
+	  MOST_INLINE_BYTES + 1 },
+	{ "fewer bytes than it says", { .kind = STREAM_BYTES, .bytes = 10 }, 9 },
+	{ "more bytes than it says", { .kind = STREAM_END, .bytes = 0 }, 1 },
+	{ "far more bytes than there are", { .kind = STREAM_FAIL, .bytes = UINT64_MAX }, 1 },
+	{ "a wrong end", { .kind = STREAM_END, .bytes = 17 }, 0 },
 	{ "shorter than a head", { 0 }, SIZE_MAX },
 };
 
 static int connect_raw(void)
 {
-	struct sockaddr_un to;
+	const struct sockaddr_un to = find_socket();
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-	STREAM_MUST(fd >= 0 && !local_address(&to, address, NULL));
-	STREAM_MUST(!connect(fd, (const struct sockaddr *)&to, sizeof(to)));
+	STREAM_MUST(fd >= 0 && !connect(fd, (const struct sockaddr *)&to, sizeof(to)));
 	return fd;
 }
 
 static void say_hello(int fd, uint32_t rank, int memory_fd)
 {
-	const struct local_head hello = { .kind = LOCAL_HELLO, .a = LOCAL_MAGIC, .b = rank };
-	struct local_link link = { .fd = fd, .process_fd = -1 };
+	const struct stream_frame hello = { .kind = STREAM_HELLO, .offset = rank };
 
-	STREAM_MUST(!local_link_send(&link, &hello, NULL, 0, memory_fd));
+	send_frame(fd, &hello, NULL, 0, &memory_fd, memory_fd >= 0);
 }
 
 START_TEST(a_lie_is_refused)
 {
-	static char extra[LOCAL_INLINE_BYTES + 1];
+	static char extra[MOST_INLINE_BYTES + 1];
 	struct gather_listener *listener = listen_here();
 	struct gather_receiver *receiver;
 	struct base_error error = { 0 };
 	int fd = connect_raw(), memory_fd = base_shared_open();
-	struct local_link link = { .fd = fd, .process_fd = -1 };
 	const void *data;
 	size_t bytes;
 
@@ -61,8 +66,7 @@ START_TEST(a_lie_is_refused)
 	if (lies[_i].extra == SIZE_MAX)
 		ck_assert_int_eq(send(fd, "lie", 3, 0), 3);
 	else
-		ck_assert_int_eq(local_link_send(&link, &lies[_i].head, extra, lies[_i].extra, -1),
-				 0);
+		send_frame(fd, &lies[_i].frame, extra, lies[_i].extra, NULL, 0);
 	receiver = receive_from(listener, RANK);
 	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
 	ck_assert_msg(error.rank == RANK, "%s", lies[_i].what);
@@ -98,8 +102,9 @@ static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
 /* end() counts what is left of them. */
 START_TEST(descriptors_that_nobody_wants_are_closed)
 {
-	const struct local_head hello = { LOCAL_HELLO, 0, LOCAL_MAGIC, RANK },
-				no_hello = { LOCAL_END, 0, 0, 0 };
+	const struct stream_frame say_hello = { .kind = STREAM_HELLO, .offset = RANK },
+				  say_end = { .kind = STREAM_END };
+	uint8_t hello[STREAM_FRAME_BYTES], no_hello[STREAM_FRAME_BYTES];
 	static const struct {
 		size_t bytes;
 		unsigned fds;
@@ -116,13 +121,15 @@ START_TEST(descriptors_that_nobody_wants_are_closed)
 	struct gather_receiver *receiver;
 	int fds[ARRAY_LENGTH(messages)];
 
+	stream_write_frame(hello, &say_hello);
+	stream_write_frame(no_hello, &say_end);
 	for (size_t i = 0; i < ARRAY_LENGTH(messages); i++) {
 		fds[i] = connect_raw();
-		send_fds(fds[i], messages[i].no_hello ? &no_hello : &hello, messages[i].bytes,
+		send_fds(fds[i], messages[i].no_hello ? no_hello : hello, messages[i].bytes,
 			 messages[i].fds);
 		/* What comes behind it is heard where it was empty. */
 		if (!messages[i].bytes)
-			send_fds(fds[i], &no_hello, sizeof(no_hello), 1);
+			send_fds(fds[i], no_hello, sizeof(no_hello), 1);
 	}
 	receiver = receive_from(listener, RANK);
 	gather_receiver_free(receiver);
@@ -168,8 +175,9 @@ END_TEST
 
 START_TEST(strangers_are_sent_away)
 {
-	/* All but one number of a hello. */
-	const struct local_head nearly = { LOCAL_HELLO, 0, LOCAL_MAGIC + 1, RANK };
+	/* All but the number of the format. */
+	const struct stream_frame hello = { .kind = STREAM_HELLO, .offset = RANK };
+	uint8_t nearly[STREAM_FRAME_BYTES];
 	struct stream_plan plan = { .rank = RANK, .seed = 4, .pieces = 5, .most_bytes = MIB };
 	struct gather_listener *listener = listen_here();
 	struct gather_receiver *receiver;
@@ -182,7 +190,9 @@ START_TEST(strangers_are_sent_away)
 	/* Later than the child's: as a rank it would be the one that counts. */
 	stream_await_sleep(child);
 	rude = connect_raw();
-	ck_assert_int_eq(send(rude, &nearly, sizeof(nearly), 0), sizeof(nearly));
+	stream_write_frame(nearly, &hello);
+	nearly[3]++;
+	ck_assert_int_eq(send(rude, nearly, sizeof(nearly), 0), sizeof(nearly));
 	receiver = receive_from(listener, RANK);
 	stream_receive_plan(receiver, &plan);
 	stream_expect_well(child);
@@ -200,12 +210,12 @@ END_TEST
  * socket, its messages are not taken. */
 static void come_as_nobody(const void *argument)
 {
-	struct sockaddr_un to, opened = { .sun_family = AF_UNIX };
+	const struct sockaddr_un to = find_socket();
+	struct sockaddr_un opened = { .sun_family = AF_UNIX };
 	int file, fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	(void)argument;
-	STREAM_MUST(fd >= 0 && !local_address(&to, address, NULL));
-	STREAM_MUST(!chmod(to.sun_path, 0777));
+	STREAM_MUST(fd >= 0 && !chmod(to.sun_path, 0777));
 	file = open(to.sun_path, O_PATH | O_CLOEXEC);
 	snprintf(opened.sun_path, sizeof(opened.sun_path), "/proc/self/fd/%d", file);
 	STREAM_MUST(!setresuid(65534, 65534, 65534));

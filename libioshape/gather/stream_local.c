@@ -1,0 +1,722 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams between two processes of one user on one host: frames over a Unix socket that keeps them
+ * apart (SOCK_SEQPACKET). It has a name in the folder where ranks meet in memory. The bytes
+ * themselves stay where they are: the sender passes on the fd of its memory, and the receiver maps
+ * it.
+ */
+#define _GNU_SOURCE
+#include "gather/store.h"
+#include "gather/stream.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* Bytes that travel within a message: more would not fit into a small socket buffer. */
+#define INLINE_BYTES (64 * KIB)
+/* How far a sender may be ahead of what was taken. */
+#define AHEAD_BYTES (64 * MIB)
+/* The receiver says what it has taken this often, and whenever it has nothing else to do. */
+#define TELL_BYTES (4 * MIB)
+/* A receiver that does not read is not waited for with the reason why we end. */
+#define LAST_WORDS_MS 200
+
+/* Begins the name of a socket; and the name that it has before it listens. */
+#define SOCKET_MARK "stream-"
+#define HIDDEN_MARK "." SOCKET_MARK
+/* Listeners that tidy may take ours for a dead one's just then. */
+#define MOST_TRIES 16
+
+/* More than ranks on any host; each is a file descriptor or three. */
+#define MOST_NEWCOMERS 4096u
+/* A connection that has not named its rank by then is closed. */
+#define SILENCE_MS 10000u
+
+struct local_link {
+	struct stream_link base;
+	int fd;
+	int process_fd; /* ready when the other process has ended; -1 if the kernel has no such */
+	pid_t pid;      /* of the other side; 0 if it is not to be seen from here */
+	bool sends;
+	uint64_t released, told;       /* receiver: what may be told, and what has been */
+	uint8_t message[INLINE_BYTES]; /* what came with the last frame */
+};
+
+static const struct stream_link_ops local_ops;
+
+/* ---- The socket's name ----------------------------------------------------------------------- */
+
+static int find_address(struct sockaddr_un *to, const char *address, struct base_error *error)
+{
+	char place[STORE_PLACE_BYTES];
+	size_t length;
+	int ret;
+
+	*to = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	if (!*address || strchr(address, '/'))
+		return base_refuse(error, -EINVAL, "\"%s\" is no name for a socket", address);
+	ret = store_find_place(place, NULL, error);
+	if (ret)
+		return ret;
+	length = (size_t)snprintf(to->sun_path, sizeof(to->sun_path), "%s/" SOCKET_MARK "%s", place,
+				  address);
+	if (length >= sizeof(to->sun_path))
+		return base_refuse(error, -EINVAL, "\"%s\" is too long a name for a socket",
+				   address);
+	return 0;
+}
+
+/* ---- Messages -------------------------------------------------------------------------------- */
+
+/* Takes over a connected socket, also where it fails. NULL: *code says why; -EPERM: it is another
+ * user's process. */
+static struct local_link *take_socket(int fd, bool sends, int *code)
+{
+	struct local_link *link = calloc(1, sizeof(*link));
+	struct ucred other;
+	socklen_t bytes = sizeof(other);
+
+	fd = base_own(fd);
+	*code = 0;
+	if (!link)
+		*code = -ENOMEM;
+	else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &bytes))
+		*code = -errno;
+	else if (!base_is_own_user(other.uid))
+		*code = -EPERM;
+	if (*code) {
+		base_close(fd);
+		free(link);
+		return NULL;
+	}
+	link->base.ops = &local_ops;
+	link->base.last_words_ms = LAST_WORDS_MS;
+	link->fd = fd;
+	link->sends = sends;
+	link->pid = other.pid;
+	link->process_fd = -1;
+	/* Its children may have inherited the socket: their end of it says nothing. */
+#ifdef SYS_pidfd_open
+	if (other.pid > 0)
+		link->process_fd = base_own((int)syscall(SYS_pidfd_open, other.pid, 0));
+#endif
+	return link;
+}
+
+/* After it nothing is sent, also if a forked child has the socket. */
+static void local_close(struct stream_link *base)
+{
+	struct local_link *link = (struct local_link *)base;
+
+	shutdown(link->fd, SHUT_RDWR);
+	base_close(link->fd);
+	base_close(link->process_fd);
+	free(link);
+}
+
+static bool has_ended(const struct local_link *link)
+{
+	struct pollfd process = { .fd = link->process_fd, .events = POLLIN };
+
+	if (link->process_fd >= 0)
+		return poll(&process, 1, 0) > 0;
+	/* Older than Linux 5.3: then it is asked for when nothing has come for a while. */
+	return link->pid > 0 && kill(link->pid, 0) && errno == ESRCH;
+}
+
+/* -EAGAIN: not now. -ECONNRESET: the other side has closed, or its process has ended. `fd` is
+ * passed along; -1 for none. */
+static int send_message(const struct local_link *link, const struct stream_frame *frame,
+			const void *data, int fd)
+{
+	const size_t bytes = stream_has_data(frame) ? (size_t)frame->bytes : 0;
+	uint8_t head[STREAM_FRAME_BYTES];
+	struct iovec parts[2] = { { head, sizeof(head) }, { NULL, bytes } };
+	union {
+		char room[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr head;
+	} control = { { 0 } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = bytes ? 2 : 1 };
+	ssize_t sent;
+
+	stream_write_frame(head, frame);
+	memcpy(&parts[1].iov_base, &data, sizeof(data)); /* it is only read */
+	if (fd >= 0) {
+		message.msg_control = control.room;
+		message.msg_controllen = sizeof(control.room);
+		control.head.cmsg_level = SOL_SOCKET;
+		control.head.cmsg_type = SCM_RIGHTS;
+		control.head.cmsg_len = CMSG_LEN(sizeof(fd));
+		memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
+	}
+	do {
+		sent = sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	} while (sent < 0 && errno == EINTR);
+	if (sent >= 0)
+		return 0;
+	if (errno == EPIPE || errno == ENOTCONN)
+		return -ECONNRESET;
+	if (errno == EAGAIN || errno == ENOBUFS)
+		return has_ended(link) ? -ECONNRESET : -EAGAIN;
+	return -errno;
+}
+
+static void close_passed(int *fd)
+{
+	base_close(*fd);
+	*fd = -1;
+}
+
+/* The fd that came along, if any. Where there is room for one, there may be for two, and all of
+ * them are ours now: more than one are none. */
+static int passed_fd(struct msghdr *message)
+{
+	const struct cmsghdr *head = CMSG_FIRSTHDR(message);
+	size_t count;
+	int fd = -1;
+
+	if (!head || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS)
+		return -1;
+	count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(fd);
+	for (size_t i = 0; i < count; i++) {
+		memcpy(&fd, CMSG_DATA(head) + i * sizeof(fd), sizeof(fd));
+		fd = base_own(fd);
+		if (count > 1)
+			close_passed(&fd);
+	}
+	return fd;
+}
+
+/* fd: NULL refuses any; *fd is -1 if there is none. */
+static int receive_once(struct local_link *link, struct stream_frame *frame, int *fd)
+{
+	uint8_t head[STREAM_FRAME_BYTES];
+	struct iovec parts[2] = { { head, sizeof(head) },
+				  { link->message, sizeof(link->message) } };
+	union {
+		char room[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr head;
+	} control = { { 0 } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
+	ssize_t got;
+
+	if (fd) {
+		message.msg_control = control.room;
+		message.msg_controllen = sizeof(control.room);
+	}
+	do {
+		got = recvmsg(link->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	} while (got < 0 && errno == EINTR);
+	if (got < 0)
+		return errno == EWOULDBLOCK ? -EAGAIN : -errno;
+	if (fd)
+		*fd = passed_fd(&message);
+	if ((size_t)got < sizeof(head) || message.msg_flags & MSG_TRUNC ||
+	    !stream_read_frame(frame, head) ||
+	    (size_t)got - sizeof(head) != (stream_has_data(frame) ? frame->bytes : 0)) {
+		if (fd)
+			close_passed(fd);
+		return got ? -EPROTO : -ECONNRESET;
+	}
+	return 0;
+}
+
+/* Besides: -EPROTO. */
+static int receive_message(struct local_link *link, struct stream_frame *frame, int *fd)
+{
+	int ret;
+
+	if (fd)
+		*fd = -1;
+	ret = receive_once(link, frame, fd);
+	/* A side that closes without having read everything causes ECONNRESET, once: before what it
+	 * said last, which we want to hear. And it may have said something before it ended. */
+	if (ret == -ECONNRESET || (ret == -EAGAIN && has_ended(link))) {
+		ret = receive_once(link, frame, fd);
+		if (ret == -EAGAIN)
+			ret = -ECONNRESET;
+	}
+	return ret;
+}
+
+/* ---- The link -------------------------------------------------------------------------------- */
+
+static int fail_link(const struct local_link *link, int code, struct base_error *error)
+{
+	if (code != -ECONNRESET)
+		return base_fail(error, code,
+				 link->sends ? "cannot hand the bytes of rank %u to the process "
+					       "that writes them (%d)" :
+					       "cannot receive the bytes of rank %u (process %d)",
+				 link->base.rank, (int)link->pid);
+	if (link->sends)
+		return base_fail_with(error, code, "look for why it ended",
+				      "process %d went away before it had all bytes of rank %u",
+				      (int)link->pid, link->base.rank);
+	return base_fail_with(error, code, "look for why it ended",
+			      "rank %u (process %d) went away before all of its bytes had "
+			      "come",
+			      link->base.rank, (int)link->pid);
+}
+
+static int local_send(struct stream_link *base, const struct stream_frame *frame, const void *data,
+		      struct base_error *error)
+{
+	const struct local_link *link = (struct local_link *)base;
+	int ret = send_message(link, frame, data, -1);
+
+	return ret && ret != -EAGAIN ? fail_link(link, ret, error) : ret;
+}
+
+static int local_receive(struct stream_link *base, struct stream_frame *frame, const void **data,
+			 bool must, struct base_error *error)
+{
+	struct local_link *link = (struct local_link *)base;
+	int ret = receive_message(link, frame, NULL);
+
+	(void)must;
+	*data = link->message;
+	return ret && ret != -EAGAIN ? fail_link(link, ret, error) : ret;
+}
+
+/* Also for the end of the other side; and until there is room to tell what was taken. */
+static bool local_wait(struct stream_link *base, bool to_send)
+{
+	const struct local_link *link = (struct local_link *)base;
+	const bool sends = to_send || link->told < link->released;
+	struct pollfd ready[2] = {
+		{ .fd = link->fd, .events = (short)(POLLIN | (sends ? POLLOUT : 0)) },
+		{ .fd = link->process_fd, .events = POLLIN },
+	};
+
+	return poll(ready, 2, STREAM_PATIENCE_MS) > 0;
+}
+
+/* The sender's end is found out when it is listened to. */
+static void local_release(struct stream_link *base, uint64_t offset, bool idle)
+{
+	struct local_link *link = (struct local_link *)base;
+	const struct stream_frame credit = {
+		.kind = STREAM_CREDIT, .offset = offset, .bytes = AHEAD_BYTES, .block = INLINE_BYTES
+	};
+
+	link->released = offset;
+	if (offset - link->told < (idle ? 1 : TELL_BYTES))
+		return;
+	if (!send_message(link, &credit, NULL, -1))
+		link->told = offset;
+}
+
+static const struct stream_link_ops local_ops = {
+	.send = local_send,
+	.receive = local_receive,
+	.wait = local_wait,
+	.release = local_release,
+	.close = local_close,
+};
+
+/* ---- The listener ---------------------------------------------------------------------------- */
+
+/* Ranks come in any order; each is kept until its stream is asked for. */
+struct newcomer {
+	struct local_link *link;
+	uint64_t since_ns;
+	uint64_t rank; /* NOBODY before it has said so */
+	int memory_fd;
+};
+
+#define NOBODY UINT64_MAX
+
+struct gather_listener {
+	int fd;
+	struct sockaddr_un at;      /* its path is empty before it is there */
+	struct newcomer *newcomers; /* in no order */
+	struct pollfd *ready;       /* as many, and one for the listener itself */
+	size_t count, room;
+};
+
+/* It gets its name only when it listens: a socket with a name that nobody listens at is dead.
+ * -ENOENT: what it was called before was removed meanwhile. */
+static int listen_at(int fd, const struct sockaddr_un *at)
+{
+	struct sockaddr_un before = { .sun_family = AF_UNIX };
+	int ret = 0;
+
+	snprintf(before.sun_path, sizeof(before.sun_path), "%.*s/" HIDDEN_MARK "%016llx",
+		 (int)(strrchr(at->sun_path, '/') - at->sun_path), at->sun_path,
+		 (unsigned long long)base_random());
+	if (bind(fd, (const struct sockaddr *)&before, sizeof(before)))
+		return -errno;
+	if (listen(fd, SOMAXCONN) || link(before.sun_path, at->sun_path))
+		ret = errno == EEXIST ? -EADDRINUSE : -errno;
+	unlink(before.sun_path);
+	return ret;
+}
+
+/* The socket, or a negative errno. */
+static int listen_anew(const struct sockaddr_un *at)
+{
+	int fd, ret = -ENOENT;
+
+	for (int tries = 0; ret == -ENOENT && tries < MOST_TRIES; tries++) {
+		fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+		ret = fd < 0 ? -errno : listen_at(fd, at);
+		if (ret)
+			base_close(fd);
+	}
+	return ret ? ret : fd;
+}
+
+static bool has_our_mark(const char *name)
+{
+	return !strncmp(name, SOCKET_MARK, strlen(SOCKET_MARK)) ||
+	       !strncmp(name, HIDDEN_MARK, strlen(HIDDEN_MARK));
+}
+
+static bool is_dead(const struct sockaddr_un *at)
+{
+	const int fd = base_above_streams(
+		socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+	const bool refused = fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof(*at)) &&
+			     errno == ECONNREFUSED;
+
+	if (fd >= 0)
+		close(fd);
+	return refused;
+}
+
+/* Of writers that were killed. */
+static void remove_dead(const struct sockaddr_un *beside)
+{
+	char folder[sizeof(beside->sun_path)];
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	struct base_budget budget = base_budget_begin();
+	struct dirent *entry;
+	DIR *listing;
+
+	snprintf(folder, sizeof(folder), "%.*s",
+		 (int)(strrchr(beside->sun_path, '/') - beside->sun_path), beside->sun_path);
+	listing = opendir(folder);
+	while (listing && base_budget_look(&budget) && (entry = readdir(listing))) {
+		if (!has_our_mark(entry->d_name) ||
+		    snprintf(at.sun_path, sizeof(at.sun_path), "%s/%s", folder, entry->d_name) >=
+			    (int)sizeof(at.sun_path))
+			continue;
+		if (is_dead(&at) && base_budget_take(&budget))
+			unlink(at.sun_path);
+	}
+	if (listing)
+		closedir(listing);
+}
+
+int gather_listener_open(struct gather_listener **out, const char *address,
+			 struct base_error *error)
+{
+	struct gather_listener *listener = calloc(1, sizeof(*listener));
+	struct sockaddr_un at;
+	int ret;
+
+	*out = NULL;
+	if (!listener)
+		return base_no_memory(error, "a socket of a writer", sizeof(*listener));
+	listener->fd = -1;
+	ret = find_address(&at, address, error);
+	if (ret)
+		goto fail;
+	remove_dead(&at);
+	listener->fd = listen_anew(&at);
+	if (listener->fd < 0) {
+		ret = listener->fd;
+		base_fail_with(error, ret, "end the process that does, or raise ulimit -n",
+			       "cannot listen at \"%s\" for the other ranks of this host",
+			       at.sun_path);
+		goto fail;
+	}
+	listener->at = at;
+	*out = listener;
+	return 0;
+fail:
+	gather_listener_close(listener);
+	return ret;
+}
+
+static void free_newcomer(struct newcomer *newcomer)
+{
+	local_close(&newcomer->link->base);
+	base_close(newcomer->memory_fd);
+}
+
+void gather_listener_close(struct gather_listener *listener)
+{
+	if (!listener)
+		return;
+	for (size_t i = 0; i < listener->count; i++)
+		free_newcomer(&listener->newcomers[i]);
+	if (*listener->at.sun_path)
+		unlink(listener->at.sun_path);
+	base_close(listener->fd);
+	free(listener->newcomers);
+	free(listener->ready);
+	free(listener);
+}
+
+/* ---- Who comes ------------------------------------------------------------------------------- */
+
+/* Room for one more, and for waiting for all. */
+static int make_room(struct gather_listener *listener, struct base_error *error)
+{
+	const size_t room = listener->room ? 2 * listener->room : 16;
+	struct newcomer *newcomers;
+	struct pollfd *ready;
+
+	if (listener->count < listener->room)
+		return 0;
+	newcomers = realloc(listener->newcomers, room * sizeof(*newcomers));
+	if (!newcomers)
+		return base_no_memory(error, "ranks of this host", room * sizeof(*newcomers));
+	listener->newcomers = newcomers;
+	ready = realloc(listener->ready, (room + 1) * sizeof(*ready));
+	if (!ready)
+		return base_no_memory(error, "ranks of this host", (room + 1) * sizeof(*ready));
+	listener->ready = ready;
+	listener->room = room;
+	return 0;
+}
+
+static int accept_all(struct gather_listener *listener, struct base_error *error)
+{
+	struct local_link *link;
+	int ret, fd;
+
+	for (;;) {
+		ret = make_room(listener, error);
+		if (ret || listener->count == MOST_NEWCOMERS)
+			return ret;
+		fd = base_above_streams(
+			accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+		if (fd < 0) {
+			if (errno == EAGAIN)
+				return 0;
+			if (errno == EINTR || errno == ECONNABORTED)
+				continue;
+			return base_fail_with(error, -errno, "raise ulimit -n",
+					      "cannot accept other ranks of this host at \"%s\"",
+					      listener->at.sun_path);
+		}
+		link = take_socket(fd, false, &ret);
+		/* Other users are sent away without a word. */
+		if (!link)
+			continue;
+		listener->newcomers[listener->count++] = (struct newcomer){
+			.link = link,
+			.since_ns = base_now_ns(),
+			.rank = NOBODY,
+			.memory_fd = -1,
+		};
+	}
+}
+
+/* The position of this rank's connection; listener->count if there is none. */
+static size_t find(const struct gather_listener *listener, uint64_t rank, size_t but)
+{
+	size_t i = 0;
+
+	while (i < listener->count && (i == but || listener->newcomers[i].rank != rank))
+		i++;
+	return i;
+}
+
+/* False if it is to go. */
+static bool hear(struct newcomer *newcomer)
+{
+	struct stream_frame hello;
+	int ret = receive_message(newcomer->link, &hello, &newcomer->memory_fd);
+
+	if (ret == -EAGAIN)
+		return base_now_ns() - newcomer->since_ns < base_ms_to_ns(SILENCE_MS);
+	if (ret || hello.kind != STREAM_HELLO || hello.offset > UINT32_MAX)
+		return false;
+	newcomer->rank = hello.offset;
+	return true;
+}
+
+static void drop_newcomer(struct gather_listener *listener, size_t position)
+{
+	free_newcomer(&listener->newcomers[position]);
+	listener->newcomers[position] = listener->newcomers[--listener->count];
+}
+
+static void hear_all(struct gather_listener *listener)
+{
+	struct newcomer *newcomers = listener->newcomers;
+
+	/* From behind: what takes the place of one that goes has been heard. */
+	for (size_t i = listener->count; i--;) {
+		size_t other;
+
+		if (newcomers[i].rank != NOBODY)
+			continue;
+		if (!hear(&newcomers[i])) {
+			drop_newcomer(listener, i);
+			continue;
+		}
+		other = find(listener, newcomers[i].rank, i);
+		/* A rank that comes again has given up what it came with before. */
+		if (newcomers[i].rank != NOBODY && other < listener->count)
+			drop_newcomer(listener, newcomers[i].since_ns > newcomers[other].since_ns ?
+							other :
+							i);
+	}
+}
+
+static int wait_for_newcomers(struct gather_listener *listener, const struct gather_wait *wait,
+			      struct base_error *error)
+{
+	size_t count = 0;
+
+	for (size_t i = 0; i < listener->count; i++)
+		if (listener->newcomers[i].rank == NOBODY)
+			listener->ready[count++] = (struct pollfd){
+				.fd = listener->newcomers[i].link->fd,
+				.events = POLLIN,
+			};
+	if (listener->count < MOST_NEWCOMERS)
+		listener->ready[count++] = (struct pollfd){ .fd = listener->fd, .events = POLLIN };
+	if (poll(listener->ready, count, STREAM_PATIENCE_MS) > 0)
+		return 0;
+	return stream_go_on(wait, error);
+}
+
+/* A connection that has said whose it is. The link and the fd are the caller's then. */
+static int await_newcomer(struct gather_listener *listener, uint32_t rank,
+			  struct newcomer *newcomer, const struct gather_wait *wait,
+			  struct base_error *error)
+{
+	size_t position;
+	int ret;
+
+	for (;;) {
+		ret = accept_all(listener, error);
+		if (ret)
+			return ret;
+		hear_all(listener);
+		position = find(listener, rank, listener->count);
+		if (position < listener->count)
+			break;
+		ret = wait_for_newcomers(listener, wait, error);
+		if (ret)
+			return ret;
+	}
+	*newcomer = listener->newcomers[position];
+	listener->newcomers[position] = listener->newcomers[--listener->count];
+	return 0;
+}
+
+int gather_receiver_open_local(struct gather_receiver **out, struct gather_listener *listener,
+			       uint32_t rank, const struct gather_wait *wait,
+			       struct base_error *error)
+{
+	struct newcomer newcomer;
+	int ret = await_newcomer(listener, rank, &newcomer, wait, error);
+
+	*out = NULL;
+	if (ret)
+		return ret;
+	newcomer.link->base.rank = rank;
+	return stream_receiver_new(out, &newcomer.link->base, newcomer.memory_fd, wait, error);
+}
+
+/* ---- Connecting ------------------------------------------------------------------------------ */
+
+/* The caller does not want to wait any longer, because of `why`: the rank that it names counts. */
+static int fail_unanswered(int code, struct base_error *why, const char *path,
+			   struct base_error *error)
+{
+	base_rephrase_with(why, code,
+			   "processes in containers that do not share /dev/shm cannot reach each "
+			   "other: let them share it, or give each its own node name",
+			   "%s: nobody listens at \"%s\" for the bytes of this rank", why->sentence,
+			   path);
+	return base_pass_on(error, why);
+}
+
+static int connect_until(int fd, const char *address, const struct gather_wait *wait,
+			 struct base_error *error)
+{
+	uint64_t pause_ms = 1;
+	struct base_error why = { 0 };
+	struct sockaddr_un to;
+	int ret = find_address(&to, address, error);
+
+	while (!ret && connect(fd, (const struct sockaddr *)&to, sizeof(to))) {
+		/* Nobody listens yet, or too many have come at once. */
+		if (errno != ENOENT && errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR)
+			return base_fail(error, -errno, "cannot connect to the socket \"%s\"",
+					 to.sun_path);
+		ret = stream_go_on(wait, &why);
+		if (ret)
+			return fail_unanswered(ret, &why, to.sun_path, error);
+		poll(NULL, 0, (int)pause_ms);
+		pause_ms = MIN(pause_ms * 2, STREAM_PATIENCE_MS);
+	}
+	return ret;
+}
+
+static int send_hello(const struct local_link *link, int memory_fd, const struct gather_wait *wait,
+		      struct base_error *error)
+{
+	const struct stream_frame hello = { .kind = STREAM_HELLO, .offset = link->base.rank };
+	struct pollfd ready = { .fd = link->fd, .events = POLLOUT };
+	int ret = 0;
+
+	while (!ret) {
+		ret = send_message(link, &hello, NULL, memory_fd);
+		if (ret != -EAGAIN)
+			return ret ? fail_link(link, ret, error) : 0;
+		ret = poll(&ready, 1, STREAM_PATIENCE_MS) > 0 ? 0 : stream_go_on(wait, error);
+	}
+	return ret;
+}
+
+int gather_sender_open_local(struct gather_sender **out, const char *address, uint32_t rank,
+			     int memory_fd, const struct gather_wait *wait,
+			     struct base_error *error)
+{
+	const struct stream_frame credit = { .bytes = AHEAD_BYTES, .block = INLINE_BYTES };
+	struct local_link *link;
+	int ret, fd;
+
+	*out = NULL;
+	fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+	if (fd < 0)
+		return base_fail_with(error, -errno, "raise ulimit -n",
+				      "cannot make a socket to send bytes of a rank");
+	ret = connect_until(fd, address, wait, error);
+	if (ret) {
+		base_close(fd);
+		return ret;
+	}
+	link = take_socket(fd, true, &ret);
+	if (!link)
+		return base_fail(error, ret,
+				 ret == -EPERM ? "another user's process listens at \"%s\"" :
+						 "cannot use the connection to \"%s\"",
+				 address);
+	link->base.rank = rank;
+	ret = send_hello(link, memory_fd, wait, error);
+	if (ret) {
+		local_close(&link->base);
+		return ret;
+	}
+	return stream_sender_new(out, &link->base, memory_fd >= 0, &credit, wait, error);
+}
