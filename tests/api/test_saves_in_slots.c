@@ -389,6 +389,44 @@ TEST(all, two_files_can_be_open_at_a_time_in_one_thread)
 	ck_assert_int_eq(holding(), 0);
 }
 
+static int write_to_it(void *file, enum ioshape_phase phase, uint64_t done_bytes,
+		       uint64_t total_bytes)
+{
+	static char block[MIB / 4];
+
+	(void)done_bytes;
+	(void)total_bytes;
+	return phase == IOSHAPE_PHASE_WRITE ? ioshape_file_write(file, block, sizeof(block)) : 0;
+}
+
+/* Also while the first waits for bandwidth, which both have together. */
+TEST(all, progress_of_a_file_may_write_to_another_in_the_same_slot)
+{
+	static char data[8 * MIB];
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_file_options watched = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_file *first, *second;
+	struct ioshape_context *paced;
+
+	options.coordinator = address;
+	options.block_bytes = 256 * 1024;
+	options.rate = 8 * MIB;
+	ck_assert_int_eq(ioshape_context_open(&paced, &options), 0);
+	ck_assert_int_eq(ioshape_file_open(paced, scratch_path("second"), NULL, &second), 0);
+	watched.progress = write_to_it;
+	watched.progress_user = second;
+	ck_assert_int_eq(ioshape_file_open(paced, scratch_path("first"), &watched, &first), 0);
+	ck_assert_int_eq(ioshape_file_write(first, data, sizeof(data)), 0);
+	ck_assert_int_eq(ioshape_file_commit(first, NULL), 0);
+	ioshape_file_free(first);
+	ck_assert_int_eq(ioshape_file_commit(second, &report), 0);
+	ck_assert_double_gt(report.paced_s, 0);
+	ck_assert_uint_gt(report.file_bytes, 0);
+	ioshape_file_free(second);
+	ioshape_context_free(paced);
+}
+
 TEST(all, a_save_does_not_wait_for_a_file_that_its_own_thread_has_open)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
