@@ -45,9 +45,7 @@ def _save(
         _disable_byteorder_record,
     )
     if isinstance(f, (str, os.PathLike)):
-        if _use_new_zipfile_serialization and collected.begins(
-            lambda: save_async(obj, f, pickle_module, pickle_protocol, _disable_byteorder_record)
-        ):
+        if _use_new_zipfile_serialization and collected.begins(lambda: save_async(obj, f, *how)):
             return
         if not (_is_run() and small.save(obj, os.fspath(f), how)):
             our_save(obj, f, *how)
