@@ -315,8 +315,10 @@ static bool leftovers_go_when_their_writer_is_dead(void)
 	return well && nothing_is_left_behind() && holds(&new_sample);
 }
 
-/* Leaves no more room on the server than this. */
-/* Until it stays full: the space of what was removed comes back a little later. */
+/*
+ * Leaves no more room on the server than this, until it stays so: the space of what was removed
+ * comes back a little later, and what comes back may be promised already.
+ */
 static bool fill_up(uint64_t leave_bytes)
 {
 	int fd = open(NFS_SERVER_FOLDER "/filler", O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
@@ -324,14 +326,16 @@ static bool fill_up(uint64_t leave_bytes)
 	uint64_t room = 0;
 	off_t end = 0;
 	bool well = fd >= 0;
+	int ret;
 
-	for (unsigned calm = 0; well && calm < 3; calm++) {
-		well = !fstatvfs(fd, &status);
+	for (unsigned looks = 0, calm = 0; well && calm < 3; looks++, calm++) {
+		well = !fstatvfs(fd, &status) && looks < 300;
 		room = (uint64_t)status.f_bavail * status.f_frsize;
 		if (well && room > leave_bytes) {
 			calm = 0;
-			well = !posix_fallocate(fd, end, (off_t)(room - leave_bytes));
-			end += (off_t)(room - leave_bytes);
+			ret = posix_fallocate(fd, end, (off_t)(room - leave_bytes));
+			well = !ret || ret == ENOSPC;
+			end += ret ? 0 : (off_t)(room - leave_bytes);
 		}
 		usleep(100000);
 	}

@@ -11,10 +11,7 @@ static struct test_case tests = { .name = "errors, log and clock" };
 
 TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 {
-	static const char *const paths[] = { "a; b",
-					     "a\x1e"
-					     "b",
-					     "%s; ", "" };
+	static const char *const paths[] = { "a; b", "a\036b", "%s; ", "" };
 	static const char *const shown[] = { "a; b", "a?b", "%s; ", "" };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(paths); i++) {
