@@ -541,7 +541,7 @@ struct group_payload {
 
 void group_pass_number(struct group_payload *payload, uint64_t *number);
 /* A number that is no larger than `most`. */
-uint32_t group_pass_small(struct group_payload *payload, uint32_t number, uint32_t most);
+void group_pass_small(struct group_payload *payload, uint32_t *number, uint32_t most);
 void group_pass_half(struct group_payload *payload, uint32_t *number);
 void group_pass_text(struct group_payload *payload, char *text, size_t bytes);
 void group_pass_failure(struct group_payload *payload, struct base_error *failure);

@@ -94,23 +94,38 @@ static const uint8_t *pass_chunk(struct group_payload *payload, const void *data
 	return at;
 }
 
-uint32_t group_pass_small(struct group_payload *payload, uint32_t number, uint32_t most)
+void group_pass_small(struct group_payload *payload, uint32_t *number, uint32_t most)
 {
-	uint64_t whole = number;
+	uint64_t whole = *number;
 
 	group_pass_number(payload, &whole);
 	payload->bad |= whole > most;
-	return payload->bad ? 0 : (uint32_t)whole;
+	/* What is written stays untouched: other threads may be reading it. */
+	if (!payload->note)
+		*number = payload->bad ? 0 : (uint32_t)whole;
 }
 
 void group_pass_half(struct group_payload *payload, uint32_t *number)
 {
-	*number = group_pass_small(payload, *number, UINT32_MAX);
+	group_pass_small(payload, number, UINT32_MAX);
 }
 
 static void pass_flag(struct group_payload *payload, bool *flag)
 {
-	*flag = group_pass_small(payload, *flag, 1);
+	uint32_t number = *flag;
+
+	group_pass_small(payload, &number, 1);
+	if (!payload->note)
+		*flag = number;
+}
+
+static void pass_mode(struct group_payload *payload, enum ioshape_mode *mode)
+{
+	uint32_t number = *mode;
+
+	group_pass_small(payload, &number, IOSHAPE_MODE_RANK0);
+	if (!payload->note)
+		*mode = number;
 }
 
 /* Cuts off what does not fit. */
@@ -184,13 +199,13 @@ void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t co
 		payload->bad |= !*list;
 	}
 	for (uint32_t i = 0; *list && i < count; i++)
-		(*list)[i] = group_pass_small(payload, (*list)[i], most);
+		group_pass_small(payload, &(*list)[i], most);
 }
 
 /* The number of a list's elements; of one that is read, at first for how many there is memory. */
 static void pass_count(struct group_payload *payload, uint32_t *count)
 {
-	*count = group_pass_small(payload, *count, *count);
+	group_pass_small(payload, count, *count);
 }
 
 static void pass_nothing(struct group_payload *payload, void *nothing)
@@ -217,7 +232,7 @@ static void pass_roster(struct group_payload *payload, void *message)
 
 	group_pass_number(payload, &roster->id);
 	pass_flag(payload, &roster->complete);
-	roster->mode = group_pass_small(payload, roster->mode, IOSHAPE_MODE_RANK0);
+	pass_mode(payload, &roster->mode);
 	pass_flag(payload, &roster->has_tiers);
 	group_pass_half(payload, &roster->nodes);
 	pass_count(payload, &roster->count);
@@ -253,11 +268,14 @@ static void pass_want(struct group_payload *payload, void *message)
 static void pass_plan(struct group_payload *payload, void *message)
 {
 	struct group_plan *plan = message;
+	uint32_t asks = plan->asks;
 
 	group_pass_failure(payload, &plan->failure);
-	plan->asks = group_pass_small(payload, plan->asks, GROUP_ASKS_ROOM);
+	group_pass_small(payload, &asks, GROUP_ASKS_ROOM);
+	if (!payload->note)
+		plan->asks = asks;
 	pass_mac(payload, plan->key);
-	plan->mode = group_pass_small(payload, plan->mode, IOSHAPE_MODE_RANK0);
+	pass_mode(payload, &plan->mode);
 	PASS_TEXT(payload, plan->why);
 	pass_flag(payload, &plan->near);
 	pass_flag(payload, &plan->together);

@@ -76,7 +76,7 @@ static void pass_spread(struct group_payload *payload, struct spread *spread, ui
 	/* Each node had a rank at least. */
 	payload->bad |= sets->nodes > ranks;
 	group_pass_list(payload, &spread->node_of_rank, ranks, sets->nodes - 1);
-	spread->holding_count = group_pass_small(payload, spread->holding_count, sets->nodes);
+	group_pass_small(payload, &spread->holding_count, sets->nodes);
 	if (!payload->note && !payload->bad) {
 		spread->holdings = calloc(spread->holding_count, sizeof(*spread->holdings));
 		payload->bad |= !spread->holdings;
@@ -84,8 +84,8 @@ static void pass_spread(struct group_payload *payload, struct spread *spread, ui
 	for (uint32_t i = 0; spread->holdings && i < spread->holding_count; i++) {
 		struct holding *holding = &spread->holdings[i];
 
-		holding->node = group_pass_small(payload, holding->node, sets->nodes - 1);
-		holding->parities = group_pass_small(payload, holding->parities, sets->parity);
+		group_pass_small(payload, &holding->node, sets->nodes - 1);
+		group_pass_small(payload, &holding->parities, sets->parity);
 	}
 }
 
@@ -93,7 +93,7 @@ static void pass_offers(struct group_payload *payload, void *message)
 {
 	struct offers *offers = message;
 
-	offers->count = group_pass_small(payload, offers->count, MOST_OFFERED);
+	group_pass_small(payload, &offers->count, MOST_OFFERED);
 	for (uint32_t i = 0; i < offers->count && !payload->bad; i++)
 		pass_spread(payload, &offers->all[i], offers->ranks);
 }
@@ -115,17 +115,16 @@ static void pass_restoring(struct group_payload *payload, void *message)
 		*bad |= restoring->holders[node] >= nodes &&
 			restoring->holders[node] != PARITY_NOWHERE;
 	/* Each rank wants the files of one node. */
-	restoring->count = group_pass_small(payload, restoring->count, ranks);
+	group_pass_small(payload, &restoring->count, ranks);
 	if (!payload->note)
 		restoring->makings = calloc(ranks, sizeof(*restoring->makings));
 	*bad |= !restoring->makings;
 	for (uint32_t i = 0; !*bad && i < restoring->count; i++) {
 		struct parity_making *making = &restoring->makings[i];
 
-		making->target = group_pass_small(payload, making->target, nodes - 1);
-		making->node =
-			group_pass_small(payload, making->node, restoring->record.sets.nodes - 1);
-		making->turn = group_pass_small(payload, making->turn, restoring->count - 1);
+		group_pass_small(payload, &making->target, nodes - 1);
+		group_pass_small(payload, &making->node, restoring->record.sets.nodes - 1);
+		group_pass_small(payload, &making->turn, restoring->count - 1);
 	}
 }
 

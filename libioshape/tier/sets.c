@@ -247,7 +247,7 @@ void parity_pass_record(struct group_payload *payload, struct parity_record *rec
 	group_pass_half(payload, &record->node);
 	group_pass_half(payload, &record->parities);
 	group_pass_half(payload, &sets->nodes);
-	sets->parity = group_pass_small(payload, sets->parity, PARITY_MOST);
+	group_pass_small(payload, &sets->parity, PARITY_MOST);
 	group_pass_half(payload, &sets->set_nodes);
 	group_pass_list(payload, &sets->order, sets->nodes, sets->nodes - 1);
 	group_pass_half(payload, &record->file_count);
