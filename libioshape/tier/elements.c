@@ -186,6 +186,13 @@ static uint32_t tag_of(const struct parity_exchange *exchange)
 	return (uint32_t)((round->group->id % 16384 + round->number) % 16384);
 }
 
+/* How long one block may take. A rank that waits for longer than its group's deadline says nothing
+ * meanwhile, and would be lost to the group, too. */
+static uint32_t patience_ms(const struct parity_exchange *exchange)
+{
+	return exchange->round->group->options.deadline_ms / 2;
+}
+
 static uint64_t steps_of(const struct parity_work *work)
 {
 	return work->count * work->blocks;
@@ -281,7 +288,7 @@ static int send_block(struct parity_exchange *exchange, struct held *held,
 	crc = base_crc32(0, message, step->bytes);
 	base_put_le(message + step->bytes, ret ? ~crc : crc, 4);
 	sent = options->comm->send(options->comm->user, to, tag_of(exchange), message,
-				   step->bytes + 4, options->deadline_ms);
+				   step->bytes + 4, patience_ms(exchange));
 	if (!sent)
 		return ret;
 	atomic_store(&exchange->broken, true);
@@ -365,7 +372,7 @@ static int receive(struct summing *summing, uint32_t from, size_t bytes, struct 
 	struct parity_exchange *exchange = summing->exchange;
 	const struct ioshape_group_options *options = &exchange->round->group->options;
 	const int ret = options->comm->receive(options->comm->user, from, tag_of(exchange),
-					       summing->message, bytes + 4, options->deadline_ms);
+					       summing->message, bytes + 4, patience_ms(exchange));
 
 	if (ret) {
 		atomic_store(&exchange->broken, true);
