@@ -138,7 +138,7 @@ def trace_figures() -> Iterator[Figure]:
     subprocess.run(
         [
             *(ROOT / "tests/support/build.sh", build.relative_to(ROOT), "-Dbench=true"),
-            *("-Doptimization=0", "-Dc_args=-finstrument-functions,-Wno-format-truncation"),
+            *("-Doptimization=0", "-Dc_args=-finstrument-functions -Wno-format-truncation"),
         ],
         check=True,
         cwd=ROOT,
