@@ -96,7 +96,7 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 	ret = save_later_copy(save, error);
 	save_note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
 	if (!ret)
-		ret = save_write(save->context, &request->plan, &source,
+		ret = save_write(save->context, NULL, &request->plan, &source,
 				 &request->task.file_options, &watch, &save->order, report, error);
 	free(direct.scratch);
 	save_order_end(save->context, &save->order);

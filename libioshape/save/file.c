@@ -307,7 +307,8 @@ static int open_writer(struct save_file *file, struct base_error *error)
 	options->unseen = file->in_new_directory;
 	if (!file->in_new_directory && !options->deadline_ns)
 		options->tidying = begin_tidying(context, file->path, &budget);
-	ret = io_writer_open(&file->writer, file->lane, file->path, options, &file->notes, error);
+	ret = io_writer_open(&file->writer, file->lane, file->given ? file->given : file->path,
+			     options, &file->notes, error);
 	end_tidying(context, file->path, options->tidying);
 	options->tidying = NULL;
 	if (ret)

@@ -189,9 +189,10 @@ void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t 
 
 /*
  * One save, from the slot to the report, on the calling thread. The save has its place in the
- * order. Of the options what follows from plan and order is filled in here.
+ * order. Of the options what follows from plan and order is filled in here. `given`: as in struct
+ * save_file.
  */
-int save_write(struct ioshape_context *context, const struct save_plan *plan,
+int save_write(struct ioshape_context *context, const char *given, const struct save_plan *plan,
 	       const struct save_source *source, const struct io_file_options *options,
 	       const struct save_watch *watch, struct save_order *order,
 	       struct ioshape_report *report, struct base_error *error);

@@ -173,7 +173,7 @@ static int put_plan(void *user, struct io_writer *writer, struct base_error *err
 				error);
 }
 
-int save_write(struct ioshape_context *context, const struct save_plan *plan,
+int save_write(struct ioshape_context *context, const char *given, const struct save_plan *plan,
 	       const struct save_source *source, const struct io_file_options *options,
 	       const struct save_watch *watch, struct save_order *order,
 	       struct ioshape_report *report, struct base_error *error)
@@ -183,6 +183,7 @@ int save_write(struct ioshape_context *context, const struct save_plan *plan,
 		.file = {
 			.context = context,
 			.path = order->path,
+			.given = given,
 			.options = *options,
 			.checks_space = true,
 			.checksums = plan->checksums ? &checksums : NULL,
@@ -278,8 +279,8 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	direct.plan = &plan;
 	ret = save_order_begin(context, &order, path, error);
 	if (!ret) {
-		ret = save_write(context, &plan, &source, &file_options, &watch, &order, report,
-				 error);
+		ret = save_write(context, path, &plan, &source, &file_options, &watch, &order,
+				 report, error);
 		save_order_end(context, &order);
 	}
 	free(direct.scratch);

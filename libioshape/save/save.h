@@ -123,6 +123,9 @@ struct save_file {
 	/* What is asked for. All else is zero before save_write_file(). */
 	struct ioshape_context *context;
 	const char *path; /* absolute; borrowed */
+	/* The same as the caller named it, while the working directory is still that of the call:
+	 * the caller may not be allowed to look into the directories above that. NULL: `path`. */
+	const char *given;
 	struct io_file_options options;
 	bool checks_space;     /* for options.expected_bytes, before it waits for the slot */
 	bool in_new_directory; /* no writer has left anything behind there */
