@@ -59,7 +59,7 @@ def call(*command: object) -> None:
 
 def mount() -> None:
     """It goes with our namespaces."""
-    call("mount", "-t", "tmpfs", "-o", "mode=0755", "none", MEMORY)
+    call("mount", "-t", "tmpfs", "-o", "mode=1777", "none", MEMORY)
     for folder in (BASE, SHARED, MEMORY / "build"):
         folder.mkdir()
     # Other users may not be able to reach it where it is.
