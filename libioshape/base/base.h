@@ -172,7 +172,7 @@ struct base_log {
 void base_log(const struct base_log *log, enum ioshape_log_level level, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* ---- Clock (threads.c) ----------------------------------------------------------------------- */
+/* ---- Clock (process.c), deadlines and waits (threads.c) -------------------------------------- */
 
 /* Monotonic; nanoseconds. */
 uint64_t base_now_ns(void);

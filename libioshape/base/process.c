@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This process: which one it is, what it may do, the descriptors that it has open, and its job. */
+/* This process: which one it is, what it may do, its clock, the descriptors that it has open, and
+ * its job. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -95,6 +96,24 @@ uint64_t base_random(void)
 	if (getrandom(&number, sizeof(number), GRND_NONBLOCK) != sizeof(number))
 		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)base_pid() << 40;
 	return number ? number : 1;
+}
+
+/* ---- The clock ------------------------------------------------------------------------------- */
+
+uint64_t base_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+double base_wall_seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 /* ---- The umask ------------------------------------------------------------------------------- */

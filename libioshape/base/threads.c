@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time, and threads of the library: how they start, help each other, and copy memory together. */
+/* Deadlines, and the library's threads: how they start, help each other and copy together. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -10,23 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- Time ------------------------------------------------------------------------------------ */
-
-uint64_t base_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
-
-double base_wall_seconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
+/* ---- Deadlines and waits --------------------------------------------------------------------- */
 
 void base_cond_init(pthread_cond_t *condition)
 {

@@ -14,7 +14,7 @@ from ioshape._native import lib
 if TYPE_CHECKING:
     from ioshape._device.stream import CopyStream
 
-# As for memory of the CPU (libioshape/save/staging.c).
+# Memory of the CPU has the same rule (libioshape/save/staging.c).
 _PIECES = 16
 _PIECE_BYTES = 64
 

@@ -54,7 +54,7 @@ _MOST_BYTES = 2**53
 _MOST_JOBS = 64
 _NAMES_KEPT_MS = 7 * 24 * 3600 * 1000
 
-# What the script fails with if another program has written to the keys of the pool.
+# The script fails with this error if another program has written to the keys of the pool.
 _UNREADABLE = (
     "WRONGTYPE",
     "attempt to ",
