@@ -30,7 +30,8 @@ freeReplyObject freeaddrinfo gai_strerror getegid geteuid getgid getpid getsid g
 gf_gen_rs_matrix gf_invert_matrix gf_mul io_uring_queue_exit memccpy memchr memcmp memcpy memmem
 memmove memrchr memset qsort qsort_r redisFree redisFreeCommand redisReaderFree
 secure_getenv snprintf strcasestr strchr strchrnul strcmp strcpy strcspn strerror strerror_l
-stpcpy strlen strncmp strnlen strpbrk strrchr strspn strstr strtol strtoll strtoul strtoull time vsnprintf
+stpcpy strlen strncmp strnlen strpbrk strrchr strspn strstr strtol strtoll strtoul strtoull time
+vsnprintf
 """
 #: On no Linux that we know of, for the arguments that it is given.
 FAILS_NOWHERE = """
