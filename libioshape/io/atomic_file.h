@@ -88,6 +88,15 @@ struct io_destination {
  */
 int io_destination_open(struct io_destination *destination, const char *path,
 			struct base_error *error);
+/* Creates the temporary file, as open(O_CREAT | O_EXCL) does, but for its stripes. A descriptor or
+ * a negative errno. */
+int io_destination_create(struct io_destination *destination, mode_t mode);
+/*
+ * Sees to it that there is space for it, or at least that it has its length, which is `length`
+ * while it is written: -ENOSPC and the like now, and not in the middle of it.
+ */
+int io_destination_reserve(struct io_destination *destination, uint64_t length,
+			   struct base_error *error);
 /* Begins anew with another temporary file. A file that other processes write, too, is opened
  * again. */
 int io_destination_begin_again(struct io_destination *destination, struct base_error *error);
@@ -100,24 +109,12 @@ int io_destination_sync(struct io_destination *destination, struct base_error *e
 /* Closes, puts the file in place of the old one and makes that durable, too. */
 int io_destination_commit(struct io_destination *destination, struct base_error *error);
 
-/* Names in its directory are on stable storage. 0, or a negative errno without a sentence. */
-int io_destination_sync_directory(struct io_destination *destination, struct io_notes *notes);
+/* After the commit: puts a small file beside it, as io_writer_put_beside() describes. */
+int io_destination_put_beside(const struct io_destination *destination, const char *suffix,
+			      const void *data, size_t bytes, struct base_error *error);
 
 /* Without a commit, removes the temporary file. */
 void io_destination_close(struct io_destination *destination);
-
-/* ---- New files (new_file.c) ------------------------------------------------------------------ */
-
-/* Creates the temporary file, as open(O_CREAT | O_EXCL) does, but for its stripes. A descriptor or
- * a negative errno. */
-int io_new_file_create(struct io_destination *destination, mode_t mode);
-
-/*
- * Sees to it that there is space for it, or at least that it has its length, which is `length`
- * while it is written: -ENOSPC and the like now, and not in the middle of it.
- */
-int io_new_file_reserve(struct io_destination *destination, uint64_t length,
-			struct base_error *error);
 
 /* Closes the descriptor of a file that has been replaced, without waiting for its space. */
 void io_release(int fd);

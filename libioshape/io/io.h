@@ -224,7 +224,7 @@ void io_clear_space(const char *path, const struct base_log *log);
  */
 bool io_can_reserve(const char *path, bool in_directory, uint64_t bytes);
 
-/* ---- Reading (input.c, reader.c) ------------------------------------------------------------- */
+/* ---- Reading (reader.c) ---------------------------------------------------------------------- */
 
 /*
  * A file, or a part of one, open for reading; immutable, so several threads can share it. All

@@ -261,9 +261,4 @@ int io_lane_settle(struct io_lane *lane, unsigned most, struct base_error *error
 /* Waits until nothing is in flight, come what may; when writing, the first failure is reported. */
 int io_lane_drain(struct io_lane *lane, struct base_error *error);
 
-/* ---- Reading (input.c) ----------------------------------------------------------------------- */
-
-/* The sentence for a file that ends there, by the offset in the file. IOSHAPE_E_DAMAGED. */
-int io_cut_short(const struct io_input *input, uint64_t offset, struct base_error *error);
-
 #endif

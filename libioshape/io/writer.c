@@ -244,7 +244,7 @@ static int reserve(struct io_writer *writer, struct base_error *error)
 	if (bytes <= IO_SMALL_FILE_BYTES || writer->file.stream)
 		return 0;
 	ret = check_limit(writer, bytes, error);
-	return ret ? ret : io_new_file_reserve(&writer->file, length_meanwhile(writer), error);
+	return ret ? ret : io_destination_reserve(&writer->file, length_meanwhile(writer), error);
 }
 
 /* ---- Lent memory ----------------------------------------------------------------------------- */
@@ -887,36 +887,14 @@ int64_t io_writer_modified_ns(const struct io_writer *writer)
 	return io_modified_ns(&status);
 }
 
-static int put_small_file(struct io_writer *writer, const char *name, const void *data,
-			  size_t bytes)
-{
-	const struct io_destination *file = &writer->file;
-	const bool durable = !writer->options.no_sync;
-	struct stat status;
-	int ret;
-
-	if (fstat(file->lock_fd, &status))
-		return -errno;
-	ret = io_put_whole(file->directory_fd, name, data, bytes, durable, status.st_mode & 0666);
-	if (!ret && durable)
-		ret = io_destination_sync_directory(&writer->file, NULL); /* it has been said */
-	return ret;
-}
-
 int io_writer_put_beside(struct io_writer *writer, const char *suffix, const void *data,
 			 size_t bytes, struct base_error *error)
 {
-	const struct io_destination *file = &writer->file;
 	const uint64_t begin = base_now_ns();
-	char name[NAME_MAX + 1];
-	int ret = -ENAMETOOLONG;
+	const int ret = io_destination_put_beside(&writer->file, suffix, data, bytes, error);
 
-	if (snprintf(name, sizeof(name), "%s%s", file->name, suffix) <= NAME_MAX)
-		ret = put_small_file(writer, name, data, bytes);
 	writer->commit_ns += base_now_ns() - begin;
-	return !ret ? 0 :
-		      base_fail_with(error, ret, io_remedy(ret), "cannot write \"%s%s\"",
-				     file->path, suffix);
+	return ret;
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */

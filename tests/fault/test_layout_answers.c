@@ -422,7 +422,7 @@ static int create_on_fuse(bool asks)
 	client.ioctl = agree;
 	client.bytes = put_lustre(blob, 0x0BD10BD0u, 4, false);
 	client.attribute = blob;
-	fd = io_new_file_create(&file, 0640);
+	fd = io_destination_create(&file, 0640);
 	fuse.no_flags = fuse.no_status = false;
 	if (fd >= 0)
 		ck_assert(!(fcntl(fd, F_GETFL) & O_DIRECT));
