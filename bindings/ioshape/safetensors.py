@@ -27,10 +27,8 @@ from safetensors.torch import load, save
 
 from ioshape._run.replacing import with_ours
 from ioshape._safetensors import funnel
-from ioshape._safetensors.funnel import How
 from ioshape._safetensors.reading import File, Slice
-from ioshape._save.deadline import due_in
-from ioshape._settings.config import is_durable
+from ioshape._save.request import SaveRequest
 from ioshape._text import one_line
 
 if TYPE_CHECKING:
@@ -59,13 +57,16 @@ _BACKENDS = ("mmap", "pread")
 
 
 def _through(
-    write: Callable[[Any, Any, Any, How], Any], how: How, function: Any, *arguments: Any
+    write: Callable[[Any, Any, Any, SaveRequest], Any],
+    request: SaveRequest,
+    function: Any,
+    *arguments: Any,
 ) -> Any:
     """Calls a function of the package; what write() makes of what it wants to write."""
     made: list[Any] = []
 
     def serialize_file(specs: Any, filename: Any, metadata: Any = None) -> None:
-        made.append(write(specs, filename, metadata, how))
+        made.append(write(specs, filename, metadata, request))
 
     if function is not _package.save_file:
         save_file = with_ours(_package.save_file, _package, serialize_file=serialize_file)
@@ -113,8 +114,8 @@ def save_file(
         RuntimeError: tensors share memory: save_model() saves those of a model once.
         ValueError: a tensor is sparse, or not contiguous.
     """
-    how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
-    report: Report = _through(funnel.save, how, _package.save_file, tensors, filename, metadata)
+    request = SaveRequest.of(durable, replace, progress, deadline, checksums=checksums)
+    report: Report = _through(funnel.save, request, _package.save_file, tensors, filename, metadata)
     return report
 
 
@@ -140,9 +141,9 @@ def save_file_async(
     Raises:
         ValueError: also for names that only the original can write: empty, or with a NUL.
     """
-    how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
+    request = SaveRequest.of(durable, replace, progress, deadline, checksums=checksums)
     handle: SaveHandle = _through(
-        funnel.begin, how, _package.save_file, tensors, filename, metadata
+        funnel.begin, request, _package.save_file, tensors, filename, metadata
     )
     return handle
 
@@ -177,9 +178,9 @@ def save_model(
     Returns:
         A Report.
     """
-    how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
+    request = SaveRequest.of(durable, replace, progress, deadline, checksums=checksums)
     report: Report = _through(
-        funnel.save, how, _package.save_model, model, filename, metadata, force_contiguous
+        funnel.save, request, _package.save_model, model, filename, metadata, force_contiguous
     )
     return report
 

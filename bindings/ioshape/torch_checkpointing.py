@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch_checkpointing.storage import filesystem
 
-from ioshape._files.atomic import AtomicFile, How
+from ioshape._files.atomic import AtomicFile
 from ioshape._save.directory import sync
+from ioshape._save.request import SaveRequest
 from ioshape._settings.config import is_durable
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Storage(filesystem.LocalFileSystemStorage):  # type: ignore[misc] # see py
 
     def stream_write(self, path: Path) -> Any:
         """A file that appears when it is closed; one that is not closed is dropped."""
-        return AtomicFile(os.fspath(path), How(is_durable(None), replace=True))
+        return AtomicFile(os.fspath(path), SaveRequest.of())
 
     def write(self, path: Path, data: Any) -> None:
         """All of a file."""

@@ -22,9 +22,10 @@ from ioshape._dcp import metadata as description
 from ioshape._dcp.names import DATA, DESCRIPTION, OF_A_RANK
 from ioshape._descriptors import open_file
 from ioshape._errors import StorageError, failure
-from ioshape._files.atomic import AtomicFile, How
+from ioshape._files.atomic import AtomicFile
 from ioshape._log import logger
 from ioshape._save.directory import Directory, sync
+from ioshape._save.request import SaveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,7 @@ class Attempt:
     def _write(self, folder: str, metadata: Metadata) -> None:
         path = os.path.join(folder, self._name)  # noqa: PTH118
         known_as = os.path.join(self.path, self._name)  # noqa: PTH118
-        with AtomicFile(path, How(self._durable, replace=True, known_as=known_as)) as file:
+        with AtomicFile(path, SaveRequest(self._durable), known_as=known_as) as file:
             file.write(pickle.dumps(metadata))
 
     def _check_files(self, metadata: Metadata) -> None:

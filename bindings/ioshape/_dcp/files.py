@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint import filesystem
 
 from ioshape._errors import failure
-from ioshape._files.atomic import AtomicFile, How
+from ioshape._files.atomic import AtomicFile
+from ioshape._save.request import SaveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,15 +48,14 @@ class Files(filesystem.FileSystem):
     ) -> Iterator[AtomicFile]:
         """The same; or this rank's part of one."""
         target = os.path.join(self.folder, os.path.basename(path))  # noqa: PTH118, PTH119
-        how = How(
-            self.durable,
-            replace=True,
-            expected_bytes=self.expected_bytes,
-            known_as=os.fspath(path),
-            part=part,
-        )
         try:
-            with AtomicFile(target, how) as file:
+            with AtomicFile(
+                target,
+                SaveRequest(self.durable),
+                expected_bytes=self.expected_bytes,
+                known_as=os.fspath(path),
+                part=part,
+            ) as file:
                 yield file
             if file.report is not None:
                 self._keep(file.report)

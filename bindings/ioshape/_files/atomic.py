@@ -15,7 +15,6 @@ from ioshape._errors import last_failure, warn_skipped
 from ioshape._native import ffi, lib
 from ioshape._run import trace
 from ioshape._save.callbacks import Teller
-from ioshape._save.deadline import left_ms
 from ioshape._save.report import Report, Step, from_struct
 from ioshape._save.under_way import context_of_saves_to
 from ioshape._settings.context import current, encoded
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
     from ioshape._errors import StorageError
     from ioshape._save.begin import Payload
+    from ioshape._save.report import Step
+    from ioshape._save.request import SaveRequest
 
 # Smaller writes are gathered to so much: a call of the library costs as much as copying some KiB.
 _GATHERED_BYTES = 64 << 10
@@ -47,48 +48,31 @@ class Part(NamedTuple):
 PART_UNIT: int = lib.IOSHAPE_PART_UNIT
 
 
-class How(NamedTuple):
-    """How a file is written."""
-
-    durable: bool
-    replace: bool
-    #: by time.monotonic(); None: there is no deadline
-    due: float | None = None
-    #: what it will hold, if known
-    expected_bytes: int = 0
-    #: in a file beside it
-    checksums: bool = False
-    #: for the report: who makes the bytes, and what was not as preferred
-    written_by: str = "caller"
-    steps: tuple[Step, ...] = ()
-    #: for the report: the path that the file will have in the end, if it is moved
-    known_as: str = ""
-    #: what this process writes of it; then the file has its name at once
-    part: Part | None = None
-
-
 class _Sink(io.RawIOBase):
     """The library's file. Without commit() it leaves no trace."""
 
-    def __init__(self, path: str, how: How) -> None:
+    def __init__(
+        self,
+        path: str,
+        request: SaveRequest,
+        begun: Report,
+        expected_bytes: int,
+        part: Part | None,
+    ) -> None:
         self.name = path
         self.mode = "wb"
-        self._begun = Report(
-            how.known_as or path, how.written_by, fallbacks=how.steps, started_s=time.time()
-        )
+        self._begun = begun
         self._begin = time.perf_counter()
         self._report: Report | None = None
         # As for other saves: the context keeps the order of saves to one path.
         context = context_of_saves_to(path) or current()
-        self._position = how.part.offset if how.part else 0
+        self._position = part.offset if part else 0
         options = sized("ioshape_file_options")
-        options.sync = lib.IOSHAPE_ON if how.durable else lib.IOSHAPE_OFF
-        options.replace = lib.IOSHAPE_ON if how.replace else lib.IOSHAPE_OFF
-        options.expected_bytes = how.expected_bytes
-        options.deadline_ms = left_ms(how.due)
-        options.checksums = how.checksums
-        if how.part is not None:
-            options.part_offset, options.part_bytes, options.file_bytes = how.part
+        request.set_in(options)
+        options.expected_bytes = expected_bytes
+        options.checksums = request.checksums
+        if part is not None:
+            options.part_offset, options.part_bytes, options.file_bytes = part
         # All of it happens on this thread: Ctrl-C gets through also while it waits for a slot.
         self._teller = Teller.for_signals()
         self._told = self._teller.set_in(options) if self._teller else None
@@ -210,10 +194,32 @@ class AtomicFile(io.BufferedWriter):
     #: What the save did, once the file is closed; None before.
     report: Report | None
 
-    def __init__(self, path: str, how: How) -> None:
+    def __init__(
+        self,
+        path: str,
+        request: SaveRequest,
+        *,
+        expected_bytes: int = 0,
+        part: Part | None = None,
+        known_as: str = "",
+        written_by: str = "caller",
+        steps: tuple[Step, ...] = (),
+    ) -> None:
+        """Opens the file.
+
+        Args:
+            path: of the file.
+            request: what the caller asked for.
+            expected_bytes: what it will hold, if that is known.
+            part: what this process writes of it; then the file has its name at once.
+            known_as: for the report: the path that the file will have in the end, if it is moved.
+            written_by: for the report: who makes the bytes.
+            steps: for the report: what was not as preferred.
+        """
         self._sink: _Sink | None = None  # until there is something to be dropped
         self.report = None
-        sink = _Sink(path, how)
+        begun = Report(known_as or path, written_by, fallbacks=steps, started_s=time.time())
+        sink = _Sink(path, request, begun, expected_bytes, part)
         super().__init__(sink, _GATHERED_BYTES)
         self._sink = sink
 

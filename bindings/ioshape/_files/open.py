@@ -6,10 +6,9 @@ from __future__ import annotations
 import os
 from typing import Literal, overload
 
-from ioshape._files.atomic import AtomicFile, How
+from ioshape._files.atomic import AtomicFile
 from ioshape._files.verified import VerifiedFile
-from ioshape._save.deadline import due_in
-from ioshape._settings.config import is_durable
+from ioshape._save.request import SaveRequest
 from ioshape._tier.drain import folder_of
 from ioshape._tier.nearest import nearest
 
@@ -79,8 +78,8 @@ def open(  # noqa: A001
     name = os.fspath(path)
     kind = "".join(sorted(mode))
     if kind == "bw":
-        how = How(is_durable(durable), replace, due_in(deadline), expected_bytes, checksums)
-        return AtomicFile(name, how)
+        request = SaveRequest.of(durable, replace, deadline=deadline, checksums=checksums)
+        return AtomicFile(name, request, expected_bytes=expected_bytes)
     if kind == "br":
         return nearest(name, folder_of(None), VerifiedFile)
     why = "files are read, or written from the beginning"

@@ -9,6 +9,7 @@ import pickle
 import threading
 import time
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import called_from_c, keep_failure, owned, said, sized
@@ -18,8 +19,8 @@ from ioshape._group.tier import GroupTier
 from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._save import pickling
-from ioshape._save.begin import Options, records_of, start
-from ioshape._save.deadline import due_in
+from ioshape._save.begin import records_of, start
+from ioshape._save.request import SaveRequest
 from ioshape._save.under_way import after_saves, begun, completed, raise_unheard
 from ioshape._settings import config
 from ioshape._settings.context import Context, current, encoded
@@ -107,9 +108,9 @@ def save_group(
     What torch.save raises for objects that cannot be pickled, this raises, on the rank that has
     such an object; on the others it is a StorageError that names that rank.
     """
-    due = due_in(deadline)
-    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due, durable)
-    report = call.save(_opened(directory, mode, keep_last, keep_every, tier))
+    request = _request(replace, progress, deadline, durable)
+    save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
+    report = save.save(_opened(directory, mode, keep_last, keep_every, tier))
     raise_unheard()
     return report
 
@@ -143,9 +144,9 @@ def save_group_async(
         What torch.save raises for objects that cannot be pickled. Other failures are raised by the
         handle.
     """
-    due = due_in(deadline)
-    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due, durable)
-    handle = call.begin(_opened(directory, mode, keep_last, keep_every, tier))
+    request = _request(replace, progress, deadline, durable)
+    save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
+    handle = save.begin(_opened(directory, mode, keep_last, keep_every, tier))
     raise_unheard(but=handle)
     return handle
 
@@ -465,22 +466,30 @@ os.register_at_fork(after_in_child=_forget_in_child)
 # ---- Saves --------------------------------------------------------------------------------------
 
 
+def _request(
+    replace: bool,
+    progress: Callable[[Progress], object] | None,
+    deadline: float | None,
+    durable: str | None,
+) -> SaveRequest:
+    """Checkpoints of groups are durable whatever the setting says."""
+    if durable not in (None, "destination"):
+        raise ValueError(f'durable cannot be {durable!r}; it takes "destination"')
+    request = SaveRequest.of(True, replace, progress, deadline)
+    return changed(request, to_destination=durable == "destination")
+
+
 @dataclass
-class _Call:
-    """What the caller wants."""
+class _GroupSave:
+    """This rank's object and the step that it belongs to."""
 
     obj: object
     pickle_module: Any
     protocol: int
-    replace: bool
-    progress: Callable[[Progress], object] | None
     step: int
-    due: float | None
-    durable: str | None
+    request: SaveRequest
 
     def __post_init__(self) -> None:
-        if self.durable not in (None, "destination"):
-            raise ValueError(f'durable cannot be {self.durable!r}; it takes "destination"')
         if isinstance(self.step, bool) or not isinstance(self.step, int):
             raise TypeError(f"step is a number, not {type(self.step).__name__}")
         if not 0 <= self.step <= _MOST_STEP:
@@ -506,8 +515,8 @@ class _Call:
         pickle_s = time.perf_counter() - begin
 
         has_begun = False
-        to_the_end = self.durable == "destination"
-        passage = group.tier.passage(os.path.basename(path), to_the_end=to_the_end)  # noqa: PTH119
+        name = os.path.basename(path)  # noqa: PTH119
+        passage = group.tier.passage(name, to_the_end=self.request.to_destination)
 
         def begin_in_c(records: Any, count: int, options: Any, out: Any) -> int:
             nonlocal has_begun
@@ -518,7 +527,6 @@ class _Call:
                 group.pointer, self.step, records, count, options, out
             )
 
-        options = Options(True, self.replace, borrow, self.progress, notes, self.due)
         causes = (group.comm,) if group.comm is not None else ()
         try:
             handle = start(
@@ -526,10 +534,12 @@ class _Call:
                 group.context,
                 Route(path, path, passage, group.tier.steps),
                 records_of(pickled),
-                pickle_s,
-                options,
-                group,
-                causes,
+                self.request,
+                borrow=borrow,
+                pickle_s=pickle_s,
+                notes=notes,
+                owner=group,
+                causes=causes,
             )
         except BaseException as error:
             if not has_begun:  # otherwise the library has told them

@@ -17,33 +17,21 @@ from ioshape._run import trace
 from ioshape._safetensors import original
 from ioshape._safetensors.dtypes import DTYPES
 from ioshape._save import collected
-from ioshape._save.begin import Options, Payload, start
+from ioshape._save.begin import Payload, start
 from ioshape._save.report import Report, Step
+from ioshape._save.request import SaveRequest
 from ioshape._save.under_way import begun, completed, raise_unheard
-from ioshape._settings.config import is_durable
 from ioshape._settings.context import encoded
 from ioshape._tier.route import directly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ioshape._save.handle import SaveHandle
-    from ioshape._save.report import Progress
 
 
 class _NotOurs(Exception):
     """The original must write this itself, or say what is wrong with it. The argument is why."""
-
-
-class How(NamedTuple):
-    """How a file is saved."""
-
-    durable: bool
-    replace: bool = True
-    progress: Callable[[Progress], object] | None = None
-    due: float | None = None
-    #: beside the file
-    checksums: bool = False
 
 
 def _text(what: str, value: Any) -> bytes:
@@ -130,7 +118,9 @@ def _metadata_of(metadata: Any) -> tuple[Any, list[Any]]:
     return struct, [*keep, struct]
 
 
-def _start(specs: Any, path: str, metadata: Any, how: How, *, borrow: bool) -> SaveHandle:
+def _start(
+    specs: Any, path: str, metadata: Any, request: SaveRequest, *, borrow: bool
+) -> SaveHandle:
     begin = time.perf_counter()
     if not isinstance(specs, dict):
         raise _NotOurs("not a dict")
@@ -143,14 +133,14 @@ def _start(specs: Any, path: str, metadata: Any, how: How, *, borrow: bool) -> S
     def begin_in_c(tensors: Any, count: int, options: Any, out: Any) -> int:
         options.metadata = given
         options.format = lib.IOSHAPE_FORMAT_SAFETENSORS
-        if how.checksums:
+        if request.checksums:
             options.checksums = lib.IOSHAPE_CHECKSUMS_BESIDE
         return lib.ioshape_save_tensors(  # type: ignore[no-any-return]
             context.pointer, encoded(path), tensors, count, options, out
         )
 
-    options = Options(how.durable, how.replace, borrow, how.progress, due=how.due)
-    return start(begin_in_c, context, route, payload, time.perf_counter() - begin, options)
+    pickle_s = time.perf_counter() - begin
+    return start(begin_in_c, context, route, payload, request, borrow=borrow, pickle_s=pickle_s)
 
 
 def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:
@@ -171,22 +161,22 @@ def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:
     return report
 
 
-def save(specs: Any, filename: Any, metadata: Any, how: How) -> Report:
+def save(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> Report:
     """Saves, and waits. What the original refuses, it refuses in its own words."""
     try:
         path = os.fsdecode(filename)
-        report = completed(lambda: _start(specs, path, metadata, how, borrow=True))
+        report = completed(lambda: _start(specs, path, metadata, request, borrow=True))
     except _NotOurs as reason:
         report = _by_original(specs, filename, metadata, reason)
     raise_unheard()
     return report
 
 
-def begin(specs: Any, filename: Any, metadata: Any, how: How) -> SaveHandle:
+def begin(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> SaveHandle:
     """Saves in the background."""
     try:
         path = os.fsdecode(filename)
-        handle = begun(lambda: _start(specs, path, metadata, how, borrow=False))
+        handle = begun(lambda: _start(specs, path, metadata, request, borrow=False))
     except _NotOurs as reason:
         raise ValueError(f'cannot save "{filename}" in the background: {reason}') from None
     raise_unheard(but=handle)
@@ -195,6 +185,6 @@ def begin(specs: Any, filename: Any, metadata: Any, how: How) -> SaveHandle:
 
 def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
     """Takes the place of the original."""
-    how = How(is_durable(None))
-    if not collected.begins(lambda: begin(tensor_dict, filename, metadata, how)):
-        save(tensor_dict, filename, metadata, how)
+    request = SaveRequest.of()
+    if not collected.begins(lambda: begin(tensor_dict, filename, metadata, request)):
+        save(tensor_dict, filename, metadata, request)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import owned, sized
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
-from ioshape._save.deadline import left_ms
 from ioshape._save.handle import SaveHandle
 from ioshape._save.under_way import paths_staged, place_of, staging
 
@@ -22,27 +22,13 @@ if TYPE_CHECKING:
 
     from ioshape._save.handle import Cause
     from ioshape._save.pickling import Pickled
-    from ioshape._save.report import Progress
+    from ioshape._save.request import SaveRequest
     from ioshape._settings.context import Context
     from ioshape._tier.route import Route
 
 
 # Any deadline will do: a save with one does not wait for those before it to its file.
 _INTERRUPTING_S = 3600.0
-
-
-class Options(NamedTuple):
-    """How to save."""
-
-    durable: bool
-    replace: bool
-    #: what is saved stays as it is until the save has ended
-    borrow: bool
-    progress: Callable[[Progress], object] | None
-    #: what was not as preferred before the library came to it
-    notes: tuple[str, ...] = ()
-    #: by time.monotonic(); None: there is no deadline
-    due: float | None = None
 
 
 class Payload(NamedTuple):
@@ -66,36 +52,51 @@ def start(
     context: Context,
     route: Route,
     payload: Payload,
-    pickle_s: float,
-    wanted: Options,
+    request: SaveRequest,
+    *,
+    borrow: bool,
+    pickle_s: float = 0.0,
+    notes: tuple[str, ...] = (),
     owner: object = None,
     causes: Iterable[Cause] = (),
 ) -> SaveHandle:
-    """Has begin(array, count, options, out) begin a save; `owner` lives until it is freed."""
+    """Has begin(array, count, options, out) begin a save.
+
+    Args:
+        begin: the call of the library.
+        context: which the save belongs to.
+        route: where it goes.
+        payload: what is saved.
+        request: what the caller asked for.
+        borrow: what is saved stays as it is until the save has ended.
+        pickle_s: what it has taken so far, for the report.
+        notes: what was not as preferred so far.
+        owner: lives until the save is freed.
+        causes: those who know more about a failure than its code.
+    """
     interrupted = paths_staged()
     if interrupted:
         # This is a signal's handler, and until it returns the save that it has interrupted goes no
         # further. So this one waits neither for staging memory nor for its turn behind that one.
-        due = wanted.due
-        if due is None and place_of(route.place) in interrupted:
-            due = time.monotonic() + _INTERRUPTING_S
-        wanted = wanted._replace(borrow=True, due=due)
+        borrow = True
+        if request.due is None and place_of(route.place) in interrupted:
+            request = replace(request, due=time.monotonic() + _INTERRUPTING_S)
     options = sized("ioshape_save_options")
-    options.replace = lib.IOSHAPE_ON if wanted.replace else lib.IOSHAPE_OFF
-    options.sync = lib.IOSHAPE_ON if wanted.durable or route.passage else lib.IOSHAPE_OFF
-    options.borrow = wanted.borrow
-    options.deadline_ms = left_ms(wanted.due)
-    teller = Teller.for_save(wanted.progress)
+    request.set_in(options)
+    if route.passage is not None:
+        options.sync = lib.IOSHAPE_ON  # what is drained later must be there then
+    options.borrow = borrow
+    teller = Teller.for_save(request.progress)
     tellers = [] if teller is None else [teller]
     # The rest is copied by the time the call returns.
-    outlives = wanted.borrow or payload.later is not None
+    outlives = borrow or payload.later is not None
     keep_longer = [*payload.keep] if outlives else []
     keep_longer += [one.set_in(options, queue=True) for one in tellers]
     # Whenever a signal comes, a save that has begun is freed, which ends it, before what it
     # borrows.
     out = owned("save", context, owner)
     try:
-        with contextlib.nullcontext() if wanted.borrow else staging(route.place):
+        with contextlib.nullcontext() if borrow else staging(route.place):
             code = begin(payload.array, payload.length, options, out)
         if code:
             for source in (*payload.couriers, *tellers):
@@ -109,7 +110,7 @@ def start(
             pickle_s=pickle_s,
             keep=keep_longer,
             failures=(*(payload.couriers if outlives else ()), *tellers),
-            notes=(*wanted.notes, *payload.notes),
+            notes=(*notes, *payload.notes),
             causes=causes,
         )
         if interrupted:

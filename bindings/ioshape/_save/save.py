@@ -13,23 +13,21 @@ from ioshape import _torch as original
 from ioshape._descriptors import is_pythons
 from ioshape._device import outgoing as _outgoing  # noqa: F401 - begin.py wants it complete
 from ioshape._errors import StorageError
-from ioshape._files.atomic import AtomicFile, How
+from ioshape._files.atomic import AtomicFile
 from ioshape._native import ffi, lib
 from ioshape._run import trace
 from ioshape._save import lazy as lazily
 from ioshape._save import pickling, retention
-from ioshape._save.begin import Options, records_of, start
-from ioshape._save.deadline import due_in
+from ioshape._save.begin import records_of, start
 from ioshape._save.handle import SaveHandle
 from ioshape._save.report import Report, Step
+from ioshape._save.request import SaveRequest
 from ioshape._save.under_way import (
     begun,
     raise_unheard,
     register,
 )
-from ioshape._settings.config import is_durable
 from ioshape._settings.context import encoded
-from ioshape._tier.drain import folder_of
 from ioshape._tier.route import completed_over, directly, route_of
 
 if TYPE_CHECKING:
@@ -141,24 +139,20 @@ def save(
         if not isinstance(f, (str, os.PathLike)):
             raise ValueError("keep_last goes with a path, not with a file object")
         retention.check(os.fspath(f), keep_last)
-    call = _Call(
+    save = _TorchSave(
         obj,
         pickle_module,
         pickle_protocol,
         _use_new_zipfile_serialization,
         _disable_byteorder_record,
-        durable if durable == "destination" else is_durable(durable),
-        replace,
-        progress,
-        due_in(deadline),
-        folder_of(tier),
+        SaveRequest.of(durable, replace, progress, deadline, tier=tier),
     )
     if isinstance(f, (str, os.PathLike)):
-        report = call.to_path(os.fspath(f))
+        report = save.to_path(os.fspath(f))
         if keep_last is not None and not report.skipped:
             retention.after_save(os.fspath(f), keep_last, is_there=not report.tier)
     else:
-        report = call.to_file_object(f)
+        report = save.to_file_object(f)
     # After the new file is safe: no checkpoint is lost because an earlier one was.
     raise_unheard()
     return report
@@ -218,23 +212,19 @@ def save_async(
         )
     if keep_last is not None:
         retention.check(os.fspath(f), keep_last)
-    call = _Call(
+    save = _TorchSave(
         obj,
         pickle_module,
         pickle_protocol,
         _use_new_zipfile_serialization,
         _disable_byteorder_record,
-        durable if durable == "destination" else is_durable(durable),
-        replace,
-        progress,
-        due_in(deadline),
-        folder_of(tier),
+        SaveRequest.of(durable, replace, progress, deadline, tier=tier),
     )
     if optimizer is None and not lazy:
-        handle = call.begin(os.fspath(f))
+        handle = save.begin(os.fspath(f))
     else:
         waiters = lazily.waiters_of(optimizer)
-        handle = call.begin(os.fspath(f), lazily.steady(optimizer))
+        handle = save.begin(os.fspath(f), lazily.steady(optimizer))
         lazily.watch(handle, waiters)
     if keep_last is not None:
         _remove_older_after(handle, keep_last)
@@ -259,19 +249,15 @@ def _begun(path: str, note: str) -> Report:
 
 
 @dataclass
-class _Call:
-    """What the caller wants."""
+class _TorchSave:
+    """An object that is saved as torch.save would, with torch.save's arguments."""
 
     obj: object
     pickle_module: Any
     protocol: int
     new_format: bool
     no_byteorder: bool
-    durable: bool | str
-    replace: bool
-    progress: Callable[[Progress], object] | None
-    due: float | None
-    tier: str
+    request: SaveRequest
 
     # ---- Ways -------------------------------------------------------------------------------
 
@@ -328,10 +314,11 @@ class _Call:
 
     def _by_torch(self, path: str, reason: str) -> Report:
         """torch's own writer, but into a file of ours: still atomic and durable."""
-        past = directly(path, "how long it will be is not known before" if self.tier else "")
+        past = directly(
+            path, "how long it will be is not known before" if self.request.tier else ""
+        )
         steps = (Step(f"written by torch itself: {reason}", "torch"), *past.steps)
-        how = How(bool(self.durable), self.replace, self.due, written_by="torch", steps=steps)
-        with AtomicFile(path, how) as file:
+        with AtomicFile(path, self.request, written_by="torch", steps=steps) as file:
             self._torch_save(file)
         assert file.report is not None
         return file.report
@@ -355,14 +342,7 @@ class _Call:
         records = pickled.records
         # Each begins behind a header, and at most so far behind the end of the one before.
         n_bytes = sum(record.n_bytes for record in records) + (len(records) + 1) * _MOST_PADDING
-        return route_of(
-            path,
-            self.tier,
-            n_bytes,
-            replace=self.replace,
-            due=self.due,
-            to_the_end=self.durable == "destination",
-        )
+        return route_of(path, n_bytes, self.request)
 
     def _start(
         self,
@@ -387,5 +367,4 @@ class _Call:
                 out,
             )
 
-        options = Options(bool(self.durable), self.replace, borrow, self.progress, due=self.due)
-        return start(begin, context, route, payload, pickle_s, options)
+        return start(begin, context, route, payload, self.request, borrow=borrow, pickle_s=pickle_s)

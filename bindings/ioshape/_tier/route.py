@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ioshape._save.handle import SaveHandle
     from ioshape._save.report import Report
+    from ioshape._save.request import SaveRequest
     from ioshape._settings.context import Context
     from ioshape._tier.drain import Drain, Ticket
 
@@ -169,24 +170,11 @@ def directly(path: str, why: str = "") -> Route:
 
 def route_of(
     path: str,
-    folder: str,
     n_bytes: int,
-    *,
-    replace: bool = True,
-    due: float | None = None,
-    to_the_end: bool = False,
+    request: SaveRequest,
 ) -> Route:
-    """That of a file.
-
-    Args:
-        path: of the destination.
-        folder: of the tier; "": none is wanted.
-        n_bytes: of the file, or a little more.
-        replace: as in save().
-        due: when the save's deadline is over; None: it has none.
-        to_the_end: whether the save ends at the destination, and not on the tier.
-    """
-    route = _choose(path, folder, n_bytes, replace=replace, due=due, to_the_end=to_the_end)
+    """That of a file to `path`, which will have so many bytes, or a little less."""
+    route = _choose(path, n_bytes, request)
     if _passages or route.passage is not None:
         _tell_earlier(route)
     return route
@@ -205,16 +193,14 @@ def _tell_earlier(route: Route) -> None:
             _passages[route.passage] = destination
 
 
-def _choose(
-    path: str, folder: str, n_bytes: int, *, replace: bool, due: float | None, to_the_end: bool
-) -> Route:
-    if not folder:
+def _choose(path: str, n_bytes: int, request: SaveRequest) -> Route:
+    if not request.tier:
         return directly(path)
-    why = _why_directly(path, folder, replace=replace, due=due)
+    why = _why_directly(path, request)
     if why:
         return directly(path, why)
     try:
-        drain = drain_of(folder)
+        drain = drain_of(request.tier)
         place = _place(drain, path, n_bytes)
     except StorageError as error:
         if _is_to_fail(error):
@@ -223,7 +209,7 @@ def _choose(
         if error.errno != errno.ENOSPC:
             logger().warning('saves "%s" directly: %s', path, error)
         return directly(path, str(error))
-    return Route(path, place, Passage(drain, place, to_the_end=to_the_end))
+    return Route(path, place, Passage(drain, place, to_the_end=request.to_destination))
 
 
 def _place(drain: Drain, path: str, n_bytes: int) -> str:
@@ -243,16 +229,16 @@ def _is_to_fail(error: StorageError) -> bool:
     return error.errno == errno.ENOSPC and config.value_of("tier_full") == "fail"
 
 
-def _why_directly(path: str, folder: str, *, replace: bool, due: float | None) -> str:
-    if not replace:
+def _why_directly(path: str, request: SaveRequest) -> str:
+    if not request.replace:
         return "only at its destination can be told whether it replaces something"
-    if due is not None:
+    if request.due is not None:
         return "it has a deadline, and this node may end with it"
     if context_of_saves_to(path) is not None:
         return "an earlier save to it, directly, is under way"
     if UNDER_WAY in path:
         return "it is part of a directory that appears whole"
-    return _why_not_drained(path, folder)
+    return _why_not_drained(path, request.tier)
 
 
 def _why_not_drained(path: str, folder: str) -> str:
