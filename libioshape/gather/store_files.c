@@ -30,6 +30,10 @@
 #define MEMORY_MARK "board-"             /* of folders in memory */
 #define FORGOTTEN_AFTER_S (24 * 3600)
 
+/* In the names of folders that are being removed, behind their mark. */
+#define GONE "gone-"
+#define MOST_TRIES 10 /* of what fails because another process changes it at the same time */
+
 #define LIFE "life"
 #define RANK0_LIFE LIFE "-0"
 
@@ -42,7 +46,9 @@
 
 struct files_store {
 	struct gather_store base;
-	struct io_private_folder shelf;
+	char *path;     /* of the folder; owned */
+	uid_t owner;    /* of this user's files in it, as its server says */
+	int64_t opened; /* by the clock of its server, seconds since 1970 */
 	/* In memory: */
 	char place[STORE_PLACE_BYTES]; /* in which the folder is */
 	int folder_fd;                 /* held: nobody can put another folder in its place */
@@ -190,7 +196,12 @@ static bool files_has_ended(struct gather_store *base, uint32_t rank)
 	return look_at_life(store->folder_fd, name, &locked) && !locked;
 }
 
-/* ---- A folder in memory ---------------------------------------------------------------------- */
+/* ---- A folder and its files ------------------------------------------------------------------ */
+
+/*
+ * What is in a folder is looked at as if it came from any user: only regular files of this user are
+ * read, and links are not followed. Nothing is synced: messages need not outlive the machine.
+ */
 
 static int open_folder(const char *path)
 {
@@ -198,6 +209,179 @@ static int open_folder(const char *path)
 
 	return fd < 0 ? -errno : fd;
 }
+
+/* Opens the folder anew each time: NFS then asks the server for what has changed. -ENOENT, without
+ * a sentence, if it is gone. */
+static int enter_folder(const char *path, uid_t owner, struct base_error *error)
+{
+	const int fd = open_folder(path);
+	struct stat stat;
+	int ret = fd < 0 ? fd : 0;
+
+	if (!ret && fstat(fd, &stat))
+		ret = -errno;
+	if (!ret && stat.st_uid == owner && !(stat.st_mode & 022))
+		return fd;
+	if (fd >= 0)
+		base_close(fd);
+	if (ret == -ENOENT)
+		return ret;
+	if (ret)
+		return base_fail(error, ret, "cannot keep messages in the folder \"%s\"", path);
+	return base_refuse(error, -EACCES, "the folder \"%s\" is not ours any more", path);
+}
+
+/* Replaces what has that name. -ENOENT, without a sentence, if the folder is gone. */
+static int write_file(const struct files_store *store, int folder_fd, const char *name,
+		      const void *data, size_t bytes, struct base_error *error)
+{
+	const int ret = io_put_whole(folder_fd, name, data, bytes, false, 0600);
+
+	if (ret == -ENOENT || ret == -ESTALE)
+		return -ENOENT;
+	return !ret ? 0 :
+		      base_fail(error, ret, "cannot write the message \"%s/%s\"", store->path,
+				name);
+}
+
+/* Reads a file once; -ESTALE if it was replaced just now. */
+static int read_once(struct files_store *store, int folder_fd, const char *name,
+		     struct base_buffer *into)
+{
+	struct stat stat;
+	int fd, ret;
+
+	/* O_NONBLOCK: should it be a pipe, do not wait for it. */
+	fd = base_above_streams(
+		openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+	if (fd < 0)
+		return -errno;
+	ret = io_read_whole(fd, GATHER_MAX_MESSAGE_BYTES, into, &stat);
+	if (!ret && stat.st_uid != store->owner)
+		ret = -EPERM;
+	if (!ret)
+		store_saw(&store->base, (uint64_t)io_modified_ns(&stat) ^
+						(uint64_t)stat.st_ino * 0x9e3779b97f4a7c15u);
+	close(fd);
+	return ret;
+}
+
+/* Replaces what `into` holds. -ENOENT, without a sentence, if there is no such file. */
+static int read_file(struct files_store *store, int folder_fd, const char *name,
+		     struct base_buffer *into, struct base_error *error)
+{
+	int ret = -ESTALE;
+
+	for (int i = 0; i < MOST_TRIES && ret == -ESTALE; i++)
+		ret = read_once(store, folder_fd, name, into);
+	if (!ret || ret == -ENOENT)
+		return ret;
+	if (ret == -ENOMEM)
+		return base_no_memory(error, "a message", GATHER_MAX_MESSAGE_BYTES);
+	if (ret == -EPERM || ret == -ELOOP)
+		return base_refuse_with(error, -EPERM, "remove it and find out who put it there",
+					"\"%s/%s\" is no file of ours", store->path, name);
+	return base_fail(error, ret, "cannot read the message \"%s/%s\"", store->path, name);
+}
+
+struct emptying {
+	int folder_fd;
+	struct base_budget *budget;
+};
+
+static int remove_one(void *user, const char *name, struct base_error *error)
+{
+	const struct emptying *emptying = user;
+
+	(void)error;
+	if (!base_budget_take(emptying->budget))
+		return -EAGAIN;
+	unlinkat(emptying->folder_fd, name, 0);
+	return 0;
+}
+
+/* False if something is left, as the budget is spent. */
+static bool empty(int folder_fd, struct base_budget *budget)
+{
+	const struct io_folder folder = { .fd = folder_fd };
+	struct emptying emptying = { folder_fd, budget };
+
+	return io_folder_list(&folder, remove_one, &emptying, NULL) != -EAGAIN;
+}
+
+static void remove_folder(const char *path, uid_t owner)
+{
+	int fd;
+
+	/* What another process puts there meanwhile goes as well. */
+	for (int i = 0; i < MOST_TRIES; i++) {
+		fd = enter_folder(path, owner, NULL);
+		if (fd < 0)
+			return;
+		empty(fd, NULL);
+		base_close(fd);
+		if (!rmdir(path) || (errno != ENOTEMPTY && errno != EEXIST))
+			return;
+	}
+}
+
+/* Gives the folder a name by which the next rank 0 knows it, should this process not come to the
+ * end: what was emptied looks new. */
+static bool rename_old(int parent_fd, const char *name, char into[NAME_MAX + 1])
+{
+	return snprintf(into, NAME_MAX + 1, DIRECTORY_MARK GONE "%s",
+			name + strlen(DIRECTORY_MARK)) <= NAME_MAX &&
+	       !renameat(parent_fd, name, parent_fd, into);
+}
+
+struct old_folders {
+	const struct files_store *store;
+	struct io_folder parent;
+	struct base_budget budget;
+};
+
+static int remove_if_old(void *user, const char *name, struct base_error *error)
+{
+	struct old_folders *old = user;
+	const size_t mark = strlen(DIRECTORY_MARK);
+	const struct files_store *store = old->store;
+	const int parent_fd = old->parent.fd;
+	char renamed[NAME_MAX + 1];
+	struct stat stat;
+	bool gone;
+	int fd;
+
+	(void)error;
+	if (!base_budget_look(&old->budget))
+		return -EAGAIN;
+	if (strncmp(name, DIRECTORY_MARK, mark) != 0)
+		return 0;
+	fd = base_above_streams(
+		openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+	if (fd < 0)
+		return 0;
+	gone = !strncmp(name + mark, GONE, strlen(GONE));
+	if (!fstat(fd, &stat) && stat.st_uid == store->owner &&
+	    (gone || (store->opened - stat.st_mtim.tv_sec > FORGOTTEN_AFTER_S &&
+		      rename_old(parent_fd, name, renamed))) &&
+	    empty(fd, &old->budget))
+		unlinkat(parent_fd, gone ? name : renamed, AT_REMOVEDIR);
+	close(fd);
+	return 0;
+}
+
+/* Removes the folders of jobs that have left them alone for a day. */
+static void remove_old_folders(const struct files_store *store)
+{
+	struct old_folders old = { .store = store, .budget = base_budget_begin() };
+
+	if (io_folder_open(&old.parent, store->base.config.directory, NULL))
+		return;
+	io_folder_list(&old.parent, remove_if_old, &old, NULL);
+	io_folder_close(&old.parent);
+}
+
+/* ---- A folder in memory ---------------------------------------------------------------------- */
 
 static void leave_memory(struct files_store *store)
 {
@@ -213,14 +397,14 @@ struct sweeping {
 };
 
 /* Removes a dead job's folder: no rank makes one while this one holds the place's lock. */
-static int sweep_one(void *opaque, const char *name)
+static int sweep_one(void *opaque, const char *name, struct base_error *error)
 {
 	const struct sweeping *sweeping = opaque;
-	struct io_private_folder shelf = { .owner = geteuid() };
 	char path[STORE_PLACE_BYTES + NAME_MAX];
 	bool locked;
 	int fd;
 
+	(void)error;
 	if (strncmp(name, MEMORY_MARK, strlen(MEMORY_MARK)) != 0)
 		return 0;
 	fd = base_above_streams(
@@ -228,29 +412,28 @@ static int sweep_one(void *opaque, const char *name)
 	if (fd < 0)
 		return 0;
 	snprintf(path, sizeof(path), "%s/%s", sweeping->store->place, name);
-	shelf.path = path;
 	look_at_life(fd, RANK0_LIFE, &locked);
 	if (!locked)
-		io_private_destroy(&shelf);
+		remove_folder(path, geteuid());
 	close(fd);
 	return 0;
 }
 
 static int make_folder(struct files_store *store, int place_fd)
 {
-	const struct io_private_folder place = { .path = store->place, .owner = geteuid() };
+	const struct io_folder place = { .fd = place_fd, .path = store->place };
 	struct sweeping sweeping = { store, place_fd };
 	int ret;
 
-	io_private_list(&place, place_fd, sweep_one, &sweeping, NULL);
-	if (mkdir(store->shelf.path, 0700))
+	io_folder_list(&place, sweep_one, &sweeping, NULL);
+	if (mkdir(store->path, 0700))
 		return errno == EEXIST ? -EADDRINUSE : -errno;
-	ret = store->folder_fd = open_folder(store->shelf.path);
+	ret = store->folder_fd = open_folder(store->path);
 	/* Last: with it the others come. */
 	if (ret >= 0)
 		ret = begin_life(store);
 	if (ret)
-		io_private_destroy(&store->shelf);
+		remove_folder(store->path, store->owner);
 	return ret;
 }
 
@@ -275,7 +458,7 @@ static int take_folder(struct files_store *store)
  * number. */
 static int join_folder(struct files_store *store)
 {
-	int ret = store->folder_fd = open_folder(store->shelf.path);
+	int ret = store->folder_fd = open_folder(store->path);
 
 	if (ret < 0)
 		return ret;
@@ -293,9 +476,9 @@ static int fail_taking(const struct files_store *store, int code, struct base_er
 			error, code, "end it, or give this one another token",
 			"another group with the same token still runs on this host (%s is "
 			"its folder)",
-			store->shelf.path);
+			store->path);
 	return base_fail(error, code, "cannot keep the messages of ranks in memory, in \"%s\"",
-			 store->shelf.path);
+			 store->path);
 }
 
 static int fail_joining(const struct files_store *store, int code, struct base_error *error)
@@ -305,12 +488,12 @@ static int fail_joining(const struct files_store *store, int code, struct base_e
 			error, code, "end it, or give this one another token",
 			"in %s is another group with the same token, which has or had a "
 			"rank %" PRIu32,
-			store->shelf.path, store->base.config.rank);
+			store->path, store->base.config.rank);
 	base_refuse_with(
 		error, -ETIMEDOUT,
 		"see whether it failed, runs on another host, or uses another version of this "
 		"library",
-		"rank 0 of the group is not in %s", store->shelf.path);
+		"rank 0 of the group is not in %s", store->path);
 	base_error_of_rank(error, 0);
 	return -ETIMEDOUT;
 }
@@ -345,17 +528,17 @@ static int enter(struct files_store *store, struct base_error *error)
 
 	if (is_in_memory(store))
 		return store->folder_fd;
-	fd = io_private_enter(&store->shelf, error);
+	fd = enter_folder(store->path, store->owner, error);
 	if (fd == -ENOENT && !store->base.config.rank &&
-	    (!mkdir(store->shelf.path, 0700) || errno == EEXIST))
-		fd = io_private_enter(&store->shelf, error);
+	    (!mkdir(store->path, 0700) || errno == EEXIST))
+		fd = enter_folder(store->path, store->owner, error);
 	return fd;
 }
 
 static void leave(const struct files_store *store, int fd)
 {
 	if (!is_in_memory(store) && fd >= 0)
-		close(fd);
+		base_close(fd);
 }
 
 /* A file that is not there, in a folder that is not there: one in memory is held open. */
@@ -373,11 +556,11 @@ static int fail_removed(const struct files_store *store, struct base_error *erro
 			error, -ESTALE,
 			"keep it while the job runs (RemoveIPC=no in logind.conf), and "
 			"start the job again",
-			"the folder %s was removed while ranks were using it", store->shelf.path);
+			"the folder %s was removed while ranks were using it", store->path);
 	return base_refuse(error, IOSHAPE_E_COORDINATOR,
 			   "the folder %s is gone: rank 0 of the group has ended, or the folder "
 			   "was removed",
-			   store->shelf.path);
+			   store->path);
 }
 
 /* What may pass is out of reach now, and the caller tries anew: an NFS server that is away for a
@@ -410,7 +593,7 @@ static int files_put(struct gather_store *base, const char *scope, const char *n
 	/* Rank 0 may have made the folder again. */
 	for (int i = 0; i < 2 && ret == -ENOENT; i++) {
 		fd = enter(store, error);
-		ret = fd < 0 ? fd : io_private_put(&store->shelf, fd, file, message, bytes, error);
+		ret = fd < 0 ? fd : write_file(store, fd, file, message, bytes, error);
 		leave(store, fd);
 	}
 	return ret == -ENOENT ? fail_removed(store, error) : unless_passing(store, ret, error);
@@ -427,7 +610,7 @@ static int files_restore(struct gather_store *base, const struct store_own *own)
 	file_name(file, own->scope, own->name);
 	ret = fd < 0 ? fd : 0;
 	if (!ret && fstatat(fd, file, &stat, AT_SYMLINK_NOFOLLOW) && errno == ENOENT)
-		ret = io_private_put(&store->shelf, fd, file, own->data, own->bytes, NULL);
+		ret = write_file(store, fd, file, own->data, own->bytes, NULL);
 	leave(store, fd);
 	return ret;
 }
@@ -438,18 +621,13 @@ static int files_get(struct gather_store *base, const char *scope, const char *n
 	struct files_store *store = (struct files_store *)base;
 	char file[FILE_NAME_BYTES];
 	bool removed;
-	uint64_t stamp;
 	int fd, ret;
 
 	file_name(file, scope, name);
 	fd = enter(store, error);
-	ret = fd < 0 ? fd :
-		       io_private_get(&store->shelf, fd, file, GATHER_MAX_MESSAGE_BYTES, message,
-				      &stamp, error);
+	ret = fd < 0 ? fd : read_file(store, fd, file, message, error);
 	removed = ret == -ENOENT && is_removed(store, fd);
 	leave(store, fd);
-	if (!ret)
-		store_saw(base, stamp);
 	if (removed)
 		return fail_removed(store, error);
 	return ret == -ENOENT ? -EAGAIN : unless_passing(store, ret, error);
@@ -458,13 +636,12 @@ static int files_get(struct gather_store *base, const char *scope, const char *n
 /* What collect() goes by while it lists the folder. */
 struct collection {
 	struct files_store *store;
-	int folder_fd;
+	struct io_folder folder;
 	char begin[FILE_NAME_BYTES + 2]; /* "<scope>.<prefix>-" */
 	const bool *have;
 	gather_found_fn *found;
 	void *user;
 	struct base_buffer message;
-	struct base_error *error;
 	int stopped; /* what found() returned */
 };
 
@@ -481,23 +658,20 @@ static bool read_rank(const char *digits, uint32_t ranks, uint32_t *rank)
 	return number < ranks;
 }
 
-static int collect_file(void *opaque, const char *name)
+static int collect_file(void *opaque, const char *name, struct base_error *error)
 {
 	struct collection *collection = opaque;
 	struct files_store *store = collection->store;
 	const size_t length = strlen(collection->begin);
-	uint64_t stamp;
 	uint32_t rank;
 	int ret;
 
 	if (strncmp(name, collection->begin, length) != 0 ||
 	    !read_rank(name + length, store->base.config.ranks, &rank) || collection->have[rank])
 		return 0;
-	ret = io_private_get(&store->shelf, collection->folder_fd, name, GATHER_MAX_MESSAGE_BYTES,
-			     &collection->message, &stamp, collection->error);
+	ret = read_file(store, collection->folder.fd, name, &collection->message, error);
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
-	store_saw(&store->base, stamp);
 	collection->stopped = collection->found(collection->user, rank, &collection->message);
 	return collection->stopped;
 }
@@ -508,66 +682,71 @@ static int files_collect(struct gather_store *base, const char *scope, const cha
 {
 	struct files_store *store = (struct files_store *)base;
 	struct collection collection = {
-		.store = store, .have = have, .found = found, .user = user, .error = error
+		.store = store, .have = have, .found = found, .user = user
 	};
+	struct base_error why = { 0 };
 	bool removed;
 	int ret;
 
 	snprintf(collection.begin, sizeof(collection.begin), "%s.%s-", scope, prefix);
-	ret = collection.folder_fd = enter(store, error);
-	removed = is_removed(store, collection.folder_fd);
+	ret = enter(store, &why);
+	collection.folder = (struct io_folder){ .fd = ret, .path = store->path };
+	removed = is_removed(store, ret);
 	if (ret >= 0 && !removed)
-		ret = io_private_list(&store->shelf, collection.folder_fd, collect_file,
-				      &collection, error);
-	leave(store, collection.folder_fd);
+		ret = io_folder_list(&collection.folder, collect_file, &collection, &why);
+	leave(store, collection.folder.fd);
 	base_buffer_free(&collection.message);
 	if (collection.stopped)
 		return collection.stopped;
-	return removed || ret == -ENOENT ? fail_removed(store, error) :
-					   unless_passing(store, ret, error);
+	if (removed || ret == -ENOENT || ret == -ESTALE)
+		return fail_removed(store, error);
+	if (ret)
+		base_pass_on(error, &why);
+	return unless_passing(store, ret, error);
 }
 
 /* ---- Ending ---------------------------------------------------------------------------------- */
 
 struct removal {
-	int folder_fd;
+	struct io_folder folder;
 	char begin[GATHER_NAME_BYTES + 1];
 };
 
-static int remove_file(void *opaque, const char *name)
+static int remove_file(void *opaque, const char *name, struct base_error *error)
 {
 	const struct removal *removal = opaque;
 
+	(void)error;
 	if (!strncmp(name, removal->begin, strlen(removal->begin)))
-		unlinkat(removal->folder_fd, name, 0);
+		unlinkat(removal->folder.fd, name, 0);
 	return 0;
 }
 
 static void files_drop(struct gather_store *base, const char *scope)
 {
 	struct files_store *store = (struct files_store *)base;
-	struct removal removal;
+	struct removal removal = { .folder = { .path = store->path } };
 
 	snprintf(removal.begin, sizeof(removal.begin), "%s.", scope);
-	removal.folder_fd = is_in_memory(store) ? store->folder_fd :
-						  io_private_enter(&store->shelf, NULL);
-	if (removal.folder_fd >= 0)
-		io_private_list(&store->shelf, removal.folder_fd, remove_file, &removal, NULL);
-	leave(store, removal.folder_fd);
+	removal.folder.fd = is_in_memory(store) ? store->folder_fd :
+						  enter_folder(store->path, store->owner, NULL);
+	if (removal.folder.fd >= 0)
+		io_folder_list(&removal.folder, remove_file, &removal, NULL);
+	leave(store, removal.folder.fd);
 }
 
 /* Rank 0 in memory: while its life is locked, no rank takes the folder for a dead job's. */
 static void files_close(struct gather_store *base)
 {
 	struct files_store *store = (struct files_store *)base;
-	const bool entered = is_in_memory(store) ? store->life_fd >= 0 : store->shelf.path != NULL;
+	const bool entered = is_in_memory(store) ? store->life_fd >= 0 : store->path != NULL;
 
 	if (!base->config.rank && entered) {
 		say_end(store);
-		io_private_destroy(&store->shelf);
+		remove_folder(store->path, store->owner);
 	}
 	leave_memory(store);
-	io_private_close(&store->shelf);
+	free(store->path);
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -589,19 +768,27 @@ static int open_in_directory(struct gather_store **out, const struct gather_stor
 			     struct base_error *error)
 {
 	struct files_store *store = new_store(out, &gather_store_files, config, error);
-	char *path;
+	struct stat ours;
 	int ret;
 
 	if (!store)
 		return -ENOMEM;
-	if (asprintf(&path, "%s/" DIRECTORY_MARK "%s", config->directory, config->name) < 0)
+	if (asprintf(&store->path, "%s/" DIRECTORY_MARK "%s", config->directory, config->name) <
+	    0) {
+		store->path = NULL;
 		return base_no_memory(error, "a path", strlen(config->directory));
-	ret = io_private_open(&store->shelf, path, error);
-	free(path);
-	if (!ret && !config->rank)
-		io_private_destroy_old(&store->shelf, config->directory, DIRECTORY_MARK,
-				       FORGOTTEN_AFTER_S);
-	return ret;
+	}
+	ret = io_folder_make_own(store->path, &ours, error);
+	if (ret) {
+		free(store->path);
+		store->path = NULL; /* files_close() removes nothing */
+		return ret;
+	}
+	store->owner = ours.st_uid;
+	store->opened = ours.st_mtime;
+	if (!config->rank)
+		remove_old_folders(store);
+	return 0;
 }
 
 static int open_in_memory(struct gather_store **out, const struct gather_store_config *config,
@@ -615,9 +802,9 @@ static int open_in_memory(struct gather_store **out, const struct gather_store_c
 	ret = store_find_place(store->place, config->memory, error);
 	if (ret)
 		return ret;
-	store->shelf.owner = geteuid();
-	if (asprintf(&store->shelf.path, "%s/" MEMORY_MARK "%s", store->place, config->name) < 0) {
-		store->shelf.path = NULL;
+	store->owner = geteuid();
+	if (asprintf(&store->path, "%s/" MEMORY_MARK "%s", store->place, config->name) < 0) {
+		store->path = NULL;
 		return base_no_memory(error, "a path", strlen(store->place));
 	}
 	return enter_memory(store, error);

@@ -30,24 +30,6 @@ void io_remove_stale(int directory_fd, const char *directory, struct base_budget
  * removed again. 0 or a negative errno. */
 int io_look_at_new(int folder_fd, struct stat *status);
 
-/* ---- Small files (small_file.c) -------------------------------------------------------------- */
-
-/*
- * A new file that appears whole, in place of what has the name: on stable storage, or as it comes.
- * `mode` as for open(). Lists know it by its dot until then. 0 or a negative errno.
- */
-int io_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
-		 mode_t mode);
-
-/* Replaces what `into` holds by all of a regular file. -EPERM if it is none, -EFBIG if it is longer
- * than that. *status is what it was before. */
-int io_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct stat *status);
-
-static inline int64_t io_modified_ns(const struct stat *status)
-{
-	return (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
-}
-
 /* Of a copy: when it was modified. 0 or a negative errno. */
 int io_set_time(int fd, int64_t modified_ns);
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Directories: made, opened, locked, listed, their entries renamed, and all of it removed. No
- * symbolic link in a directory is followed.
+ * Directories: made, opened, locked, listed, their entries renamed, and all of it removed; and
+ * small files in them: put there whole, read whole, and held while they are in use. No symbolic
+ * link in a directory is followed. Some of them are small texts.
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
+#include "io/queue.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -81,6 +83,78 @@ int io_folder_make(const char *path, struct base_error *error)
 		ret = make_one(copy, error);
 	free(copy);
 	return ret;
+}
+
+/* ---- Folders of this user alone -------------------------------------------------------------- */
+
+#define MOST_TRIES 10 /* of what fails because another process changes it at the same time */
+
+/* Where everybody may put something, another user can have made it first, and this user cannot
+ * remove it. */
+static int refuse_owner(const char *path, uid_t owner, struct base_error *error)
+{
+	return base_refuse_with(
+		error, -EACCES,
+		BASE_WORDS("ask user %u or the administrator to remove it", (unsigned)owner),
+		"cannot use the folder \"%s\": it belongs to user %u, and this process runs "
+		"as user %u",
+		path, (unsigned)owner, (unsigned)geteuid());
+}
+
+static int fail_own(int code, const char *path, struct base_error *error)
+{
+	struct stat stat;
+
+	if (code == -EACCES && !lstat(path, &stat) && stat.st_uid != geteuid())
+		return refuse_owner(path, stat.st_uid, error);
+	if (code == -ELOOP || code == -ENOTDIR)
+		return base_fail_with(error, code, "remove it",
+				      "cannot use \"%s\": it is no folder", path);
+	return base_fail_with(error, code,
+			      code == -EACCES ? "run all processes that share it as one user" : "",
+			      "cannot keep files in the folder \"%s\"", path);
+}
+
+/* Servers may give root's files to another user, so a new file says whose ours are here. */
+static int make_own(const char *path, struct stat *folder, struct stat *ours)
+{
+	int fd, ret;
+
+	if (mkdir(path, 0700) && errno != EEXIST)
+		return -errno;
+	fd = base_above_streams(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+	if (fd < 0)
+		return -errno;
+	ret = io_look_at_new(fd, ours);
+	if (!ret && fstat(fd, folder))
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
+int io_folder_make_own(const char *path, struct stat *ours, struct base_error *error)
+{
+	struct stat folder;
+	int ret = -ENOENT;
+
+	/* Another process may remove it meanwhile. */
+	for (int i = 0; i < MOST_TRIES && ret == -ENOENT; i++)
+		ret = make_own(path, &folder, ours);
+	if (ret)
+		return fail_own(ret, path, error);
+	if (!base_is_one_user(ours->st_uid))
+		return base_refuse_with(
+			error, -EACCES, "give it a user with a number there",
+			"cannot keep files in the folder \"%s\": this process runs as "
+			"\"nobody\" of a user namespace, like others",
+			path);
+	if (folder.st_uid != ours->st_uid)
+		return refuse_owner(path, folder.st_uid, error);
+	if (folder.st_mode & 022)
+		return base_refuse_with(error, -EACCES, "remove it, or chmod go-w",
+					"cannot use the folder \"%s\": others may write to it",
+					path);
+	return 0;
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -527,4 +601,206 @@ int io_folder_remove(const struct io_folder *folder, const struct io_folder *par
 	if (!ret && hold)
 		io_folder_let_go(hold);
 	return ret ? ret : remove_rest(&removal, parent, name, error);
+}
+
+/* ---- Small files ----------------------------------------------------------------------------- */
+
+static int write_all(int fd, const uint8_t *data, size_t bytes)
+{
+	ssize_t done;
+
+	/* Beyond that the kernel would send a signal that ends the application. */
+	if (bytes > base_largest_file())
+		return -EFBIG;
+	while (bytes) {
+		done = write(fd, data, bytes);
+		if (done < 0 && errno == EINTR)
+			continue;
+		if (done <= 0)
+			return done ? -errno : -EIO;
+		data += done;
+		bytes -= (size_t)done;
+	}
+	return 0;
+}
+
+/* Not there after a failure. */
+static int put_new(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
+		   mode_t mode)
+{
+	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+	int fd, ret;
+
+	fd = base_own(openat(folder_fd, name, flags, mode));
+	if (fd < 0)
+		return -errno;
+	/* So that nobody takes it for abandoned, and removes it. */
+	if (durable)
+		(void)flock(fd, LOCK_EX | LOCK_NB);
+	ret = write_all(fd, data, bytes);
+	if (!ret && durable && fsync(fd))
+		ret = -errno;
+	/* Some network filesystems report lost writes only here. */
+	if (base_close(fd) && !ret && errno != EINTR)
+		ret = -errno;
+	if (ret)
+		unlinkat(folder_fd, name, 0);
+	return ret;
+}
+
+int io_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
+		 mode_t mode)
+{
+	char temporary[NAME_MAX + 1];
+	int ret;
+
+	io_temporary_name(folder_fd, name, temporary);
+	ret = put_new(folder_fd, temporary, data, bytes, durable, mode);
+	if (!ret && renameat(folder_fd, temporary, folder_fd, name)) {
+		ret = -errno;
+		unlinkat(folder_fd, temporary, 0);
+	}
+	return ret;
+}
+
+int io_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct stat *status)
+{
+	size_t room;
+	ssize_t got;
+
+	if (fstat(fd, status))
+		return -errno;
+	if (!S_ISREG(status->st_mode))
+		return -EPERM;
+	if ((uint64_t)status->st_size > most_bytes)
+		return -EFBIG;
+	into->bytes = 0;
+	/* What an NFS client knows of its length may be old. */
+	for (room = (size_t)status->st_size + 1;; room = 4096) {
+		if (base_buffer_reserve(into, room))
+			return -ENOMEM;
+		got = read(fd, into->data + into->bytes, into->room - into->bytes);
+		if (!got)
+			return 0;
+		if (got < 0 && errno != EINTR)
+			return -errno;
+		into->bytes += (size_t)MAX(got, 0);
+		if (into->bytes > most_bytes)
+			return -EFBIG;
+	}
+}
+
+int io_folder_put(const struct io_folder *folder, const char *name, const void *data, size_t bytes,
+		  struct base_error *error)
+{
+	const int ret = put_new(folder->fd, name, data, bytes, true, 0666);
+
+	return !ret ? 0 :
+		      base_fail_with(error, ret, io_remedy(ret), "cannot write \"%s/%s\"",
+				     folder->path, name);
+}
+
+/* Shared; -ENOENT if it is just being removed, or has been. */
+static int take_hold(int fd)
+{
+	struct stat status;
+
+	if (flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK)
+		return -ENOENT;
+	return fstat(fd, &status) || status.st_nlink ? 0 : -ENOENT;
+}
+
+static int read_file(const struct io_folder *folder, const char *name, int fd, size_t most_bytes,
+		     struct base_buffer *into, struct base_error *error)
+{
+	struct stat status;
+	const int ret = io_read_whole(fd, most_bytes, into, &status);
+
+	if (ret == -EPERM)
+		return base_refuse(error, IOSHAPE_E_FORMAT, "\"%s/%s\" is not a regular file",
+				   folder->path, name);
+	if (ret == -EFBIG)
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "cannot read \"%s/%s\": it is larger than %s", folder->path,
+				   name, BASE_SIZE(most_bytes));
+	if (ret)
+		return base_fail(error, ret, "cannot read \"%s/%s\"", folder->path, name);
+	if ((uint64_t)status.st_size > into->bytes)
+		return base_refuse(error, IOSHAPE_E_DAMAGED,
+				   "\"%s/%s\" was cut short while it was read", folder->path, name);
+	return 0;
+}
+
+int io_folder_get(const struct io_folder *folder, const char *name, size_t most_bytes,
+		  struct base_buffer *into, struct io_hold *hold, struct base_error *error)
+{
+	struct io_hold taken = IO_NO_HOLD;
+	int ret;
+
+	if (hold)
+		*hold = (struct io_hold)IO_NO_HOLD;
+	/* O_NONBLOCK: a pipe must be refused, not waited for. */
+	taken.fd =
+		base_own(openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+	if (taken.fd < 0)
+		return errno == ENOENT ? -ENOENT :
+					 base_fail(error, -errno, "cannot open \"%s/%s\"",
+						   folder->path, name);
+	ret = hold ? take_hold(taken.fd) : 0;
+	if (!ret)
+		ret = read_file(folder, name, taken.fd, most_bytes, into, error);
+	if (!ret && hold)
+		*hold = taken;
+	else
+		io_folder_let_go(&taken);
+	return ret;
+}
+
+ssize_t io_folder_peek(const struct io_folder *folder, const char *name, void *into, size_t bytes)
+{
+	const int fd = base_above_streams(
+		openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+	ssize_t got;
+
+	if (fd < 0)
+		return -errno;
+	do
+		got = pread(fd, into, bytes, 0);
+	while (got < 0 && errno == EINTR);
+	if (got < 0)
+		got = -errno;
+	close(fd);
+	return got;
+}
+
+/* ---- Texts ----------------------------------------------------------------------------------- */
+
+int io_folder_put_text(const struct io_folder *folder, const char *name, const char *text,
+		       struct base_error *error)
+{
+	if (!symlinkat(text, folder->fd, name))
+		return 0;
+	if (errno == EEXIST)
+		return -EEXIST;
+	return base_fail(error, -errno, "cannot make the note \"%s/%s\" (a symbolic link)",
+			 folder->path, name);
+}
+
+int io_folder_get_text(const struct io_folder *folder, const char *name, char into[PATH_MAX])
+{
+	const ssize_t bytes = readlinkat(folder->fd, name, into, PATH_MAX);
+
+	if (bytes < 0)
+		return -errno;
+	if (bytes == PATH_MAX)
+		return -ENAMETOOLONG;
+	into[bytes] = 0;
+	return 0;
+}
+
+int io_folder_drop_text(const struct io_folder *folder, const char *name, struct base_error *error)
+{
+	if (!unlinkat(folder->fd, name, 0) || errno == ENOENT)
+		return 0;
+	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
 }

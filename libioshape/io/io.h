@@ -14,6 +14,7 @@
 
 #include <limits.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 /* ---- Notes for the report -------------------------------------------------------------------- */
 
@@ -335,6 +336,12 @@ struct io_folder {
 
 /* Makes a directory and those above it where they are missing, as mkdir -p does; durably. */
 int io_folder_make(const char *path, struct base_error *error);
+/*
+ * Makes a folder of this user alone, mode 0700, if it is not there; not those above it. -EACCES if
+ * another user made it, or others may write to it. *ours is what a file has that this process makes
+ * there: its owner and its time, as the server gives them.
+ */
+int io_folder_make_own(const char *path, struct stat *ours, struct base_error *error);
 /* -ENOENT, -ENOTDIR, ...; on failure it is closed. */
 int io_folder_open(struct io_folder *folder, const char *path, struct base_error *error);
 int io_folder_open_in(struct io_folder *folder, const struct io_folder *parent, const char *name,
@@ -497,7 +504,23 @@ int io_folder_discard(const struct io_folder *folder, const char *name,
 		      const struct io_entry *looked_at, const char *first,
 		      struct base_error *error);
 
-/* ---- Small files (small_file.c) -------------------------------------------------------------- */
+/* ---- Small files (folder.c) ------------------------------------------------------------------ */
+
+/*
+ * A new file that appears whole, in place of what has the name: on stable storage, or as it comes.
+ * `mode` as for open(). Lists know it by its dot until then. 0 or a negative errno.
+ */
+int io_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
+		 mode_t mode);
+
+/* Replaces what `into` holds by all of a regular file. -EPERM if it is none, -EFBIG if it is longer
+ * than that. *status is what it was before. */
+int io_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct stat *status);
+
+static inline int64_t io_modified_ns(const struct stat *status)
+{
+	return (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
+}
 
 /* A new small file in a directory that nobody reads yet, on stable storage; its name is after a
  * sync. After a failure it is not there. */
@@ -525,45 +548,6 @@ int io_folder_put_text(const struct io_folder *folder, const char *name, const c
 int io_folder_get_text(const struct io_folder *folder, const char *name, char into[PATH_MAX]);
 /* Removes one; it may be gone already. */
 int io_folder_drop_text(const struct io_folder *folder, const char *name, struct base_error *error);
-
-/* ---- Folders of this user alone (small_file.c) ----------------------------------------------- */
-
-/*
- * A folder that belongs to this user alone, and small files in it, which appear whole. Nothing is
- * synced: they need not outlive the machine. Also where NFS keeps for a while what it knows of a
- * folder: whoever enters it sees what was put there before.
- */
-struct io_private_folder {
-	char *path; /* owned */
-	uid_t owner;
-	int64_t opened; /* by the clock of its filesystem, seconds since 1970 */
-};
-
-/* Makes the folder, mode 0700, if it is not there; not those above it. */
-int io_private_open(struct io_private_folder *shelf, const char *path, struct base_error *error);
-void io_private_close(struct io_private_folder *shelf);
-/* A descriptor for the functions below, to be closed; -ENOENT, without a sentence, if the folder is
- * gone. */
-int io_private_enter(const struct io_private_folder *shelf, struct base_error *error);
-
-/* Replaces what has that name. -ENOENT, without a sentence, if the folder is gone. */
-int io_private_put(const struct io_private_folder *shelf, int folder_fd, const char *name,
-		   const void *data, size_t bytes, struct base_error *error);
-/* Replaces what `into` holds. -ENOENT, without a sentence, if there is no such file. *stamp is
- * another one for a file that was put again. */
-int io_private_get(const struct io_private_folder *shelf, int folder_fd, const char *name,
-		   size_t most_bytes, struct base_buffer *into, uint64_t *stamp,
-		   struct base_error *error);
-/* Tells each name; anything but 0 ends it with that code. */
-int io_private_list(const struct io_private_folder *shelf, int folder_fd,
-		    int (*found)(void *user, const char *name), void *user,
-		    struct base_error *error);
-
-/* Removes it and all files in it. */
-void io_private_destroy(const struct io_private_folder *shelf);
-/* Those in `directory` whose names begin with `prefix` and that nobody has changed for so long. */
-void io_private_destroy_old(const struct io_private_folder *shelf, const char *directory,
-			    const char *prefix, int64_t seconds);
 
 /* ---- Who is dead (liveness.c) ---------------------------------------------------------------- */
 

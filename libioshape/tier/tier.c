@@ -17,8 +17,8 @@ static const struct group_tier_ops for_groups;
 /* The user's own folder, whose name lasts. */
 static int open_root(struct ioshape_tier *tier, const char *given, struct base_error *error)
 {
-	struct io_private_folder own = { 0 };
 	struct io_folder folder = IO_NO_FOLDER;
+	struct stat ours;
 	char *path = NULL, *absolute = realpath(given, NULL);
 	int ret;
 
@@ -29,7 +29,7 @@ static int open_root(struct ioshape_tier *tier, const char *given, struct base_e
 		path = NULL;
 		ret = base_no_memory(error, "a path", strlen(absolute));
 	} else {
-		ret = io_private_open(&own, path, error);
+		ret = io_folder_make_own(path, &ours, error);
 	}
 	if (!ret)
 		ret = io_folder_open(&tier->root, path, error);
@@ -37,7 +37,6 @@ static int open_root(struct ioshape_tier *tier, const char *given, struct base_e
 	if (!ret && !io_folder_open(&folder, absolute, NULL))
 		ret = io_folder_sync(&folder, error);
 	io_folder_close(&folder);
-	io_private_close(&own);
 	free(path);
 	free(absolute);
 	return ret;

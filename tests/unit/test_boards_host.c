@@ -315,7 +315,7 @@ TEST(tests, test_ranks_that_outlast_rank_0_are_told_that_it_ended)
 /* In a user namespace all of them look alike. */
 static int be_nobody(void *own)
 {
-	struct io_private_folder shelf;
+	struct stat ours;
 	char path[STORE_PLACE_BYTES];
 
 	MUST(base_is_own_user(geteuid()), "not our own user");
@@ -324,7 +324,7 @@ static int be_nobody(void *own)
 	MUST(geteuid() == 65534, "a user with a number");
 	MUST(!base_is_own_user(geteuid()), "everybody is this user");
 	MUST(store_find_place(path, memory, NULL) == -EACCES, "a stranger's folder was used");
-	MUST(io_private_open(&shelf, own, NULL) == -EACCES, "notes of anybody would be read");
+	MUST(io_folder_make_own(own, &ours, NULL) == -EACCES, "notes of anybody would be read");
 	return 0;
 }
 
