@@ -44,9 +44,6 @@ struct ioshape_tier_options {
 	/** IOSHAPE_PARITY: nodes of a group that save on their tiers keep, for each other, what
 	 * makes up for one that is lost. The group needs a `comm`. Rank 0's counts. */
 	enum ioshape_parity parity;
-	/** IOSHAPE_RACK: nodes with the same name fail together, and are in different sets as far
-	 * as can be; NULL: each host by itself. */
-	const char *rack;
 };
 
 #define IOSHAPE_TIER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_tier_options)

@@ -577,11 +577,9 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	base_cond_init(&group->change);
 	ret = copy_strings(group, directory, error);
 	if (!ret) {
-		const char *rack = options.tier ? group_tier_of(&options)->rack : "";
-
 		find_own_place(group);
 		snprintf(group->ranks[options.rank].domain, GROUP_WHERE_BYTES, "%s",
-			 *rack ? rack : save_slots_config(context)->identity.node);
+			 save_slots_config(context)->identity.node);
 		group->ranks[options.rank].has_tier = group->has_tiers = options.tier != NULL;
 		ret = io_folder_make(group->directory, error);
 	}

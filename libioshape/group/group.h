@@ -293,7 +293,6 @@ struct group_note {
  */
 struct group_tier {
 	const struct group_tier_ops *ops;
-	const char *rack; /* what fails together with this node, by its name; "": its host alone */
 };
 
 struct group_round;

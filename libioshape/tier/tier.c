@@ -90,11 +90,8 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 	}
 	if (!ret) {
 		tier->of_groups.ops = &for_groups;
-		tier->of_groups.rack = tier->rack;
-		snprintf(tier->rack, sizeof(tier->rack), "%s", options.rack ? options.rack : "");
 		tier->context = context;
 		tier->options = options;
-		tier->options.rack = tier->rack;
 		tier->root = tier->journal = (struct io_folder)IO_NO_FOLDER;
 		ret = open_folders(tier, folder, &error);
 	}

@@ -26,7 +26,6 @@ struct ioshape_tier {
 	struct group_tier of_groups;
 	struct ioshape_context *context;
 	struct ioshape_tier_options options;
-	char rack[GROUP_WHERE_BYTES];
 	struct io_folder root, journal;
 	char *files; /* path; owned */
 	size_t files_bytes;

@@ -51,11 +51,8 @@ VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "mode": ("node", "rank0", "node", "rank0"),
     "deadline_ms": (1000, "3600000", 1000, 3_600_000),
     "parity": ("1/4", "2/6", "1/4", "2/6"),
-    "rack": ("r1", "r2", "r1", "r2"),
     "durable": (False, "1", False, True),
     "tier": (Path("/local/nvme"), "/tmp", "/local/nvme", "/tmp"),
-    "tier_keep_last": (3, "1000000", 3, 1_000_000),
-    "tier_full": ("wait", "fail", "wait", "fail"),
     "trace": (Path("/a/b"), "reports", "/a/b", "reports"),
     "exit_timeout_s": (10, "2.5", 10, 2.5),
 }
@@ -258,11 +255,8 @@ BAD_VALUES: dict[str, list[Any]] = {
     "mode": ["", "all", "rank1", 1],
     "deadline_ms": [0, 999, 3_600_001, "1s", True],
     "parity": ["", "1", "1/3", "2/2", 1, True],
-    "rack": ["a rack", "x" * 64, 7],
     "durable": ["maybe", 2, 0.5, []],
     "tier": ["", 1, "a\nb"],
-    "tier_keep_last": [0, 1_000_001, -1, "all", 1.5, True],
-    "tier_full": ["", "skip", 1],
     "trace": ["", 1, "a\nb"],
     "exit_timeout_s": [-1, "soon", "", float("nan"), True, [3]],
 }
@@ -369,8 +363,6 @@ BAD_TEXTS = {
     "unchanged": ["skip"],
     "mode": ["all"],
     "durable": ["maybe", "2"],
-    "tier_keep_last": ["0", "1000001", "x"],
-    "tier_full": ["skip"],
     "exit_timeout_s": ["soon"],
 }
 

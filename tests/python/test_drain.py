@@ -173,13 +173,12 @@ def test_the_rate_is_kept(saves: Saver) -> None:
     assert one["seconds"] > 1
 
 
-@pytest.mark.parametrize("way", ["option", "variable"])
-def test_so_many_copies_stay_on_the_tier(saves: Saver, way: str) -> None:
-    paths = [saves.save(name) for name in ("a.pt", "b.pt", "c.pt")]
-    option = ["--keep-last", "2"] if way == "option" else []
-    variables = {"IOSHAPE_TIER_KEEP_LAST": "2"} if way == "variable" else {}
-    succeed(call("drain", saves.fast, *option, env=variables))
-    assert [copy.path for copy in saves.copies()] == [str(path) for path in paths[1:]]
+def test_so_many_copies_of_each_directory_stay_on_the_tier(saves: Saver) -> None:
+    (saves.slow / "other").mkdir()
+    paths = [saves.save(name) for name in ("other/a.pt", "a.pt", "b.pt", "c.pt")]
+    succeed(call("drain", saves.fast, "--keep-last", "2"))
+    stay = [paths[0], *paths[2:]]
+    assert [copy.path for copy in saves.copies()] == [str(path) for path in stay]
     assert all(path.exists() for path in paths)
     fail(call("drain", saves.fast, "--keep-last", "0"), 2)
 

@@ -213,25 +213,6 @@ def test_the_setting_is_for_all_saves_that_say_nothing(fast: Path, slow: Path) -
         ioshape.save(checkpoint(1), slow / "d.pt", tier=7)  # type: ignore[arg-type]
 
 
-def test_of_what_was_drained_so_many_stay_on_the_tier(fast: Path, slow: Path) -> None:
-    (slow / "other").mkdir()
-    names = ["other/a.pt", "a.pt", "b.pt", "c.pt", "d.pt"]
-
-    def stay() -> list[str]:
-        return [name for name in names if place_of(fast, slow / name).exists()]
-
-    def save(*some: str) -> None:
-        for name in some:
-            ioshape.save(checkpoint(1), slow / name, tier=fast, durable="destination")
-
-    save(*names[:2])
-    ioshape.configure(tier_keep_last=2)
-    assert stay() == names[:2]
-    save(*names[2:])
-    assert stay() == ["other/a.pt", "c.pt", "d.pt"]  # of each directory
-    assert all((slow / name).exists() for name in names)
-
-
 def test_what_rations_the_destination_is_nothing_to_the_tier(fast: Path, slow: Path) -> None:
     nobody = "redis://127.0.0.1:1"
     ioshape.configure(
@@ -388,67 +369,12 @@ FULL_TIER = """
 
     report = ioshape.save(checkpoint(7, 12 * MIB), slow / "7.pt", tier=fast, progress=fill)
     assert not report.tier and number_in(slow / "7.pt") == 7, report
-    (fast / "filler").unlink()
-    ioshape.configure(tier_full="fail")
-    try:
-        ioshape.save(checkpoint(8, 12 * MIB), slow / "8.pt", tier=fast, progress=fill)
-    except OSError as error:
-        assert error.errno == errno.ENOSPC, error
-    else:
-        raise AssertionError("it is full")
-    assert not (slow / "8.pt").exists()
 """
 
 
 def test_a_full_tier_makes_no_save_fail_nor_wait(tmp_path: Path) -> None:
     prefix = small_disk("tmpfs", tmp_path)
     run_interpreter(tmp_path, FULL_TIER, prefix=prefix)
-
-
-# Of 40 MiB three of 12 MiB fit.
-FULL_AS_SET = """
-    import errno, ioshape, sys, threading
-    from pathlib import Path
-    from checkpoints import checkpoint, names_in, number_in
-    from tiers import place_of, undrained
-
-    fast, slow, way = Path("disk").absolute(), Path("slow").absolute(), sys.argv[1]
-    slow.mkdir()
-
-    def save(n, **options):
-        return ioshape.save(checkpoint(n, 12 << 20), slow / f"{n}.pt", tier=fast, **options)
-
-    with undrained(fast) as lock:
-        for n in range(3):
-            assert save(n).tier
-            if way == "blocked":  # it cannot be drained
-                (slow / f"{n}.pt" / "inner").mkdir(parents=True)
-        ioshape.configure(tier_full="fail" if way == "fail" else "wait")
-        if way == "fail":
-            for save_any in (save, lambda n: ioshape.save_async(
-                checkpoint(n, 12 << 20), slow / f"{n}.pt", tier=fast
-            )):
-                try:
-                    save_any(3)
-                except OSError as error:
-                    assert error.errno == errno.ENOSPC and "waits to be drained" in str(error)
-                else:
-                    raise AssertionError("it is full")
-            assert names_in(slow) == []
-        else:
-            threading.Timer(0.5, lock.close).start()
-            report = save(3)
-            assert bool(report.tier) == (way == "wait"), report
-            assert number_in(place_of(fast, slow / "3.pt") if report.tier else slow / "3.pt") == 3
-            assert way == "blocked" or number_in(slow / "0.pt") == 0
-"""
-
-
-@pytest.mark.parametrize("way", ["fail", "wait", "blocked"])
-def test_a_full_tier_makes_a_save_fail_or_wait_if_that_is_set(tmp_path: Path, way: str) -> None:
-    variables = {"IOSHAPE_EXIT_TIMEOUT_S": "0"}
-    prefix = small_disk("tmpfs", tmp_path)
-    run_interpreter(tmp_path, FULL_AS_SET, way, prefix=prefix, variables=variables)
 
 
 FULL_DESTINATION = """

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ioshape
 import pytest
 from checkpoints import wait_until
+from ioshape._tier import drain
+from ioshape._tier.tier import Tier
 from nodes import TIMEOUT_S, run_ranks, started_ranks
 from processes import environment
 from records import flip
@@ -186,7 +189,7 @@ def test_only_the_destination_can_be_waited_for(fast: Path, runs: Path) -> None:
 def test_tier_and_destination_each_keep_what_they_are_told(
     fast: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("IOSHAPE_TIER_KEEP_LAST", "2")
+    monkeypatch.setattr(drain, "Tier", partial(Tier, keep_last=2))  # as "ioshape drain" opens it
     for step in range(1, 7):
         ioshape.save_group(
             {"step": step}, runs, step, tier=fast, durable="destination", keep_last=1, keep_every=3

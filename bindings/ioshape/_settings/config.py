@@ -49,11 +49,8 @@ def configure(
     mode: Literal["auto", "each", "node", "rank0"] | None = None,
     deadline_ms: int | None = None,
     parity: Literal["none", "1/2", "1/4", "1/8", "2/4", "2/6", "2/8"] | None = None,
-    rack: str | None = None,
     durable: bool | None = None,
     tier: str | os.PathLike[str] | None = None,
-    tier_keep_last: int | None = None,
-    tier_full: Literal["direct", "wait", "fail"] | None = None,
     trace: str | os.PathLike[str] | None = None,
     exit_timeout_s: float | None = None,
     # made from the table: end
@@ -96,11 +93,8 @@ def configure(
         "mode": mode,
         "deadline_ms": deadline_ms,
         "parity": parity,
-        "rack": rack,
         "durable": durable,
         "tier": tier,
-        "tier_keep_last": tier_keep_last,
-        "tier_full": tier_full,
         "trace": trace,
         "exit_timeout_s": exit_timeout_s,
         # named from the table: end

@@ -44,11 +44,6 @@ def folder_of(tier: str | os.PathLike[str] | bool | None) -> str:
     return os.path.abspath(given)  # noqa: PTH100
 
 
-def keep_last() -> int:
-    """How many drained copies stay in each directory; 0: as many as there is room for."""
-    return config.value_of("tier_keep_last") or 0
-
-
 # Which one a path leads to: another disk may be mounted there since, or none.
 _Folder = tuple[int, int]
 
@@ -103,7 +98,7 @@ class Drain:
         """By the settings of now, and what the folder leads to now. Raises StorageError."""
         now = (_folder_at(self.folder), config.generation())
         if self._made is None or self._made[1:] != now:
-            tier = Tier(drain_context(), self.folder, keep_last=keep_last())
+            tier = Tier(drain_context(), self.folder)
             self._made = (tier, *now)
         return self._made[0]
 
@@ -185,26 +180,6 @@ class Drain:
             with self._changed:
                 self._changed.wait(left)
         return True
-
-    def wait_for_one(self) -> bool:
-        """Waits until something of what waits is drained, by whomever.
-
-        False: nothing waits, or what does cannot be drained now.
-
-        Raises:
-            StorageError: the tier cannot be looked at.
-        """
-        waiting, failures = self._waiting(), self._failures
-        self.begin()
-        while waiting and self._failures == failures and self._thread is not None:
-            with self._changed:
-                self._changed.wait(_LOOK_S)
-            if waiting - self._waiting():
-                return True
-        return False
-
-    def _waiting(self) -> set[int]:
-        return {copy.number for copy in self.tier.copies() if copy.is_waiting}
 
     def is_drained(self, ticket: Ticket) -> bool:
         """Whether nothing that was saved there waits any more, whichever process has carried it."""

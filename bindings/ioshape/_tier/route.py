@@ -18,7 +18,6 @@ from ioshape._log import logger
 from ioshape._save.names import UNDER_WAY
 from ioshape._save.report import Step
 from ioshape._save.under_way import completed, context_of_saves_to, place_of
-from ioshape._settings import config
 from ioshape._settings.context import current
 from ioshape._tier.drain import drain_of
 
@@ -201,32 +200,13 @@ def _choose(path: str, n_bytes: int, request: SaveRequest) -> Route:
         return directly(path, why)
     try:
         drain = drain_of(request.tier)
-        place = _place(drain, path, n_bytes)
+        place = drain.tier.place(path, n_bytes)
     except StorageError as error:
-        if _is_to_fail(error):
-            raise
         # A full one is what it is there for: copies that wait. All else somebody has to mend.
         if error.errno != errno.ENOSPC:
             logger().warning('saves "%s" directly: %s', path, error)
         return directly(path, str(error))
     return Route(path, place, Passage(drain, place, to_the_end=request.to_destination))
-
-
-def _place(drain: Drain, path: str, n_bytes: int) -> str:
-    """Where to save; if the tier is full, perhaps after others were drained."""
-    while True:
-        try:
-            return drain.tier.place(path, n_bytes)
-        except StorageError as error:
-            if error.errno != errno.ENOSPC or config.value_of("tier_full") != "wait":
-                raise
-            if not drain.wait_for_one():
-                raise
-
-
-def _is_to_fail(error: StorageError) -> bool:
-    """Whether the tier is full, and that is to be the end of the save."""
-    return error.errno == errno.ENOSPC and config.value_of("tier_full") == "fail"
 
 
 def _why_directly(path: str, request: SaveRequest) -> str:
@@ -263,7 +243,6 @@ def completed_over(route: Route, begin: Callable[[Route], SaveHandle]) -> Report
             route.passage is None
             or route.passage.is_kept  # the destination has failed
             or isinstance(error, CanceledError)
-            or _is_to_fail(error)
         ):
             raise
         why = str(error)

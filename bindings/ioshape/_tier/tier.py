@@ -165,8 +165,6 @@ class Tier(Owner):
         options = sized("ioshape_tier_options")
         options.keep_last = keep_last
         options.parity = _PARITIES.index(config.value_of("parity") or _PARITIES[0])
-        in_c = ffi.new("char[]", os.fsencode(config.value_of("rack") or ""))
-        options.rack = in_c
         self._check(
             lib.ioshape_tier_open(context.pointer, encoded(folder), options, self._out),
             folder,

@@ -324,8 +324,8 @@ def _check_url(_context: click.Context, _option: click.Parameter, url: str | Non
     "--keep-last",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Of what was drained into a directory leave the newest N on the tier. Default: the "
-    "setting tier_keep_last, or as many as there is room for.",
+    help="Of what was drained into a directory leave the newest N on the tier. Default: as "
+    "many as there is room for.",
 )
 @click.option("--watch", is_flag=True, help="Go on, and carry what is saved from now on.")
 @click.option(
@@ -388,7 +388,6 @@ def command(
     Exit code: 0 if nothing waits any more but for other nodes, also if nothing was saved there; 1
     if something could not be carried. With --watch: 0 after Ctrl-C.
     """
-    from ioshape._tier import drain  # noqa: PLC0415
     from ioshape._tier.tier import is_tier, of_another_user, other_owner  # noqa: PLC0415
 
     if not Path(folder).is_dir():
@@ -414,8 +413,7 @@ def command(
     if watch or is_tier(folder):
         signal.signal(signal.SIGTERM, _terminate)
         with_bar = sys.stderr.isatty() and not as_json and not watch
-        keep = keep_last or drain.keep_last()
-        work = _Command(folder, rate, keep, url, endpoint, told, with_bar=with_bar)
+        work = _Command(folder, rate, keep_last or 0, url, endpoint, told, with_bar=with_bar)
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
                 work.watch()
