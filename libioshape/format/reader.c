@@ -6,6 +6,7 @@
 #include "format/layout.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -295,7 +296,7 @@ static int open_latest(struct format_reader *reader, const char *path, uint64_t 
 		ret = open(reader, path, base, bytes, direct, &why);
 		if (ret != -ESTALE || base || bytes)
 			break;
-		io_look_anew(path);
+		io_look_anew(AT_FDCWD, path);
 		if (tries)
 			nanosleep(&pause, NULL);
 	}

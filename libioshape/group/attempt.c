@@ -42,6 +42,13 @@ static int make_folder(struct group_attempt *attempt, struct base_error *error)
 	return ret;
 }
 
+/* Looks at the directory as its server knows it, whatever this host remembers. */
+static int look_anew(const struct io_folder *directory, struct io_entry *entry)
+{
+	io_look_anew(directory->fd, "");
+	return io_folder_look(directory, ".", entry, NULL);
+}
+
 static int open_directory(struct group_attempt *attempt, const char *directory, uint64_t step,
 			  const char *job, const struct base_log *log, struct base_error *error)
 {
@@ -68,7 +75,7 @@ static int end_begin(struct group_attempt *attempt, int ret, struct base_error *
 	if (ret)
 		group_attempt_abandon(attempt);
 	else
-		io_folder_look_anew(&attempt->directory, &attempt->seen);
+		look_anew(&attempt->directory, &attempt->seen);
 	return ret;
 }
 
@@ -184,8 +191,8 @@ uint64_t group_next_serial(const struct group_attempt *attempt)
 	struct io_entry now;
 
 	/* Listing it again, and reading all manifests there, is spared where nobody else saves. */
-	if (io_folder_look_anew(&attempt->directory, &now) ||
-	    !io_is_unchanged(&attempt->seen, &now) || now.links != attempt->seen.links)
+	if (look_anew(&attempt->directory, &now) || !io_is_unchanged(&attempt->seen, &now) ||
+	    now.links != attempt->seen.links)
 		last = MAX(last, group_last_serial(&attempt->directory, &attempt->log));
 	return MAX(last + 1, (uint64_t)(base_wall_seconds() * 1000));
 }

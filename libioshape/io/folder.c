@@ -332,12 +332,12 @@ int io_folder_look(const struct io_folder *folder, const char *name, struct io_e
 	return 0;
 }
 
-int io_folder_look_anew(const struct io_folder *folder, struct io_entry *entry)
+void io_look_anew(int fd, const char *path)
 {
 	struct statx status;
 
-	statx(folder->fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &status);
-	return io_folder_look(folder, ".", entry, NULL);
+	/* Opening may go by what the client knows of a file that is still open; this asks. */
+	statx(fd, path, AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &status);
 }
 
 int io_look(const char *path, bool follow, struct io_entry *entry)

@@ -250,8 +250,6 @@ struct io_input {
  * 0 and 0 for all of it. */
 int io_input_open(struct io_input *input, const char *path, uint64_t base, uint64_t bytes,
 		  enum ioshape_direct direct, struct base_error *error);
-/* After -ESTALE: has an NFS client find out what a name means by now. */
-void io_look_anew(const char *path);
 void io_input_close(struct io_input *input);
 /*
  * Returns false if another reader on this host has claimed the file: another process, as a rule.
@@ -409,8 +407,8 @@ struct io_entry {
 int io_folder_look(const struct io_folder *folder, const char *name, struct io_entry *entry,
 		   struct base_error *error);
 
-/* The directory itself, as its server knows it, whatever this host remembers. */
-int io_folder_look_anew(const struct io_folder *folder, struct io_entry *entry);
+/* Has an NFS client ask its server what a path, or with "" the open file `fd`, is by now. */
+void io_look_anew(int fd, const char *path);
 
 /* As io_folder_look() for a path, behind a symbolic link if `follow`; a negative errno without a
  * sentence. */

@@ -140,14 +140,6 @@ int io_input_open(struct io_input *input, const char *path, uint64_t base, uint6
 	return ret;
 }
 
-void io_look_anew(const char *path)
-{
-	struct statx status;
-
-	/* Opening may go by what the client knows of a file that is still open; this asks. */
-	statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &status);
-}
-
 void io_input_close(struct io_input *input)
 {
 	base_close(input->claim_fd);

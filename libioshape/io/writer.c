@@ -28,6 +28,7 @@ struct io_writer {
 	struct io_buffer *buffer; /* being filled; NULL at a block's boundary */
 	size_t used;              /* bytes of it that are filled */
 	size_t block_bytes;       /* it leaves when so much of it is */
+	size_t unit;              /* of direct I/O; 1 where there is none */
 	uint64_t submitted;       /* bytes that have left in full blocks */
 	const uint8_t *lent;      /* what is put from there need not be copied */
 	size_t lent_bytes;
@@ -261,10 +262,9 @@ void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes)
 	writer->lent_bytes = memory ? bytes : 0;
 }
 
-static size_t unit_of(const struct io_writer *writer)
+static size_t unit_of_loans(const struct io_writer *writer)
 {
-	return MAX(io_lane_direct_alignment(writer->lane, &writer->file.fs),
-		   (size_t)sysconf(_SC_PAGESIZE));
+	return MAX(writer->unit, (size_t)sysconf(_SC_PAGESIZE));
 }
 
 static bool is_lent(const struct io_writer *writer, const uint8_t *data, size_t bytes)
@@ -288,7 +288,7 @@ static struct io_loan *loan_before(const struct io_writer *writer, const uint8_t
 
 static size_t must_copy(const struct io_writer *writer, const uint8_t *data, size_t bytes)
 {
-	const size_t unit = unit_of(writer);
+	const size_t unit = unit_of_loans(writer);
 	const size_t past = (size_t)(io_writer_offset(writer) % unit);
 	const size_t head = past ? unit - past : 0;
 	size_t least = MAX(LEAST_LOAN_BYTES, unit);
@@ -309,7 +309,7 @@ static size_t borrow(struct io_writer *writer, const uint8_t *data, size_t bytes
 	struct io_buffer *buffer = writer->buffer;
 	struct io_loan *loan = loan_before(writer, data);
 
-	bytes -= bytes % unit_of(writer);
+	bytes -= bytes % unit_of_loans(writer);
 	if (!loan) {
 		loan = &buffer->loans[buffer->loan_count++];
 		*loan = (struct io_loan){ .at = writer->used, .from = data };
@@ -377,9 +377,7 @@ int io_writer_settle(struct io_writer *writer, uint64_t offset, struct base_erro
 	io_lane_drain(writer->lane, NULL);
 	if (writer->buffer)
 		writer->buffer->loan_count = 0;
-	return ret ? ret :
-		     base_refuse_with(error, -EIO, "save again", "\"%s\" failed before",
-				      writer->file.path);
+	return ret ? ret : fail_again(writer, error);
 }
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
@@ -520,8 +518,7 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 static size_t block_at(const struct io_writer *writer, uint64_t offset)
 {
 	const struct io_lane *lane = writer->lane;
-	const size_t whole = lane->shape.block_bytes,
-		     unit = MAX(io_lane_direct_alignment(lane, &writer->file.fs), 4096);
+	const size_t whole = lane->shape.block_bytes, unit = MAX(writer->unit, 4096);
 	size_t bytes;
 
 	if (lane->config.block_bytes)
@@ -684,19 +681,16 @@ static bool is_small(const struct io_writer *writer)
  */
 static bool ends_unpadded(const struct io_writer *writer)
 {
-	const uint64_t unit = MAX(io_lane_direct_alignment(writer->lane, &writer->file.fs), 1);
-
 	return writer->buffer && !writer->file.stream &&
 	       (writer->keeps_length ||
-		in_file(writer, writer->submitted) + base_round_up(writer->used, unit) >
+		in_file(writer, writer->submitted) + base_round_up(writer->used, writer->unit) >
 			writer->most_bytes);
 }
 
 /* Sends what is whole units of direct I/O, and keeps the rest, which would have to be padded. */
 static int send_units(struct io_writer *writer, struct base_error *error)
 {
-	const size_t unit = MAX(io_lane_direct_alignment(writer->lane, &writer->file.fs), 1),
-		     rest = writer->used % unit;
+	const size_t rest = writer->used % writer->unit;
 	uint8_t *kept;
 	int ret;
 
@@ -905,8 +899,10 @@ static int take_shape(struct io_writer *writer, struct base_error *error)
 	const struct io_shape shape = io_shape_for(&writer->lane->config, &writer->file.fs,
 						   writer->options.expected_bytes,
 						   writer->shape_why, sizeof(writer->shape_why));
+	const int ret = io_lane_shape(writer->lane, &shape, error);
 
-	return io_lane_shape(writer->lane, &shape, error);
+	writer->unit = MAX(io_lane_direct_alignment(writer->lane, &writer->file.fs), 1);
+	return ret;
 }
 
 static int open_file(struct io_writer *writer, const char *path, struct base_error *error)
