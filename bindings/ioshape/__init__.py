@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from ioshape._load.stored import StoredTensor
     from ioshape._probe import Storage, StorageTarget, probe
     from ioshape._run.patch import patch, patched, unpatch
-    from ioshape._save.deadline import Notice, on_preemption
     from ioshape._save.handle import SaveHandle
     from ioshape._save.lazy import before_step
     from ioshape._save.memory import reserve, trim
+    from ioshape._save.preemption import Notice, on_preemption
     from ioshape._save.report import Progress, Report, Step
     from ioshape._save.save import save, save_async
     from ioshape._save.under_way import wait_all
@@ -80,7 +80,7 @@ _HOMES = {
     "Generation": "_group.generations",
     "Job": "_settings.job",
     "NoUsableCheckpointError": "_errors",
-    "Notice": "_save.deadline",
+    "Notice": "_save.preemption",
     "Part": "_group.generations",
     "PassedOver": "_errors",
     "Place": "_slots.slots",
@@ -108,7 +108,7 @@ _HOMES = {
     "load": "_load.load",
     "load_group": "_group.load",
     "load_latest": "_group.newest",
-    "on_preemption": "_save.deadline",
+    "on_preemption": "_save.preemption",
     "open": "_files.open",
     "patch": "_run.patch",
     "patched": "_run.patch",

@@ -9,7 +9,7 @@ from typing import Literal, overload
 from ioshape._files.atomic import AtomicFile
 from ioshape._files.verified import VerifiedFile
 from ioshape._save.request import SaveRequest
-from ioshape._tier.drain import folder_of
+from ioshape._settings.config import tier_folder
 from ioshape._tier.nearest import nearest
 
 
@@ -81,7 +81,7 @@ def open(  # noqa: A001
         request = SaveRequest.of(durable, replace, deadline=deadline, checksums=checksums)
         return AtomicFile(name, request, expected_bytes=expected_bytes)
     if kind == "br":
-        return nearest(name, folder_of(None), VerifiedFile)
+        return nearest(name, tier_folder(None), VerifiedFile)
     why = "files are read, or written from the beginning"
     if not set(mode) - set("rwt"):
         why = "files have bytes, and text an encoding that you choose"

@@ -26,9 +26,9 @@ from ioshape._group.tier import near
 from ioshape._load.reader import Reader
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
+from ioshape._settings.config import tier_folder
 from ioshape._settings.context import current, encoded
 from ioshape._text import one_line
-from ioshape._tier.drain import folder_of
 from ioshape._tier.nearest import check_tier
 
 if TYPE_CHECKING:
@@ -357,14 +357,14 @@ def latest(
     of_dcp, passed_over = series.newest(path)
     found = [] if of_dcp is None else [_generation(of_dcp)]
     try:
-        with nearest(path, None, "load", folder_of(tier)) as handle:
+        with nearest(path, None, "load", tier_folder(tier)) as handle:
             found.append(handle.describe())
     except FileNotFoundError:
         if not found and passed_over:
             raise no_usable(path, passed_over) from None
         if not found:
             refuse_others(path, "group")
-            check_tier(folder_of(tier))
+            check_tier(tier_folder(tier))
     except NoUsableCheckpointError:
         if not found:
             raise
@@ -395,7 +395,7 @@ def generations(
     """
     path = os.fspath(directory)
     of_dcp, _damaged = series.members(path)
-    place = near(path, folder_of(tier))
+    place = near(path, tier_folder(tier))
     groups = {one.step: (serial, one) for serial, one in _of_groups(path)}
     for serial, one in _of_groups(place) if place is not None else ():
         if one.step not in groups or serial >= groups[one.step][0]:

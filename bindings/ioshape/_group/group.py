@@ -23,9 +23,9 @@ from ioshape._save.begin import records_of, start
 from ioshape._save.request import SaveRequest
 from ioshape._save.under_way import after_saves, begun, completed, raise_unheard
 from ioshape._settings import config
+from ioshape._settings.config import tier_folder
 from ioshape._settings.context import Context, current, encoded
 from ioshape._settings.job import Job, job
-from ioshape._tier.drain import folder_of
 from ioshape._tier.route import Route
 
 if TYPE_CHECKING:
@@ -403,7 +403,7 @@ def _opened(
 ) -> Group:
     """The group of this directory; made anew when what it was opened with has changed."""
     where = os.path.abspath(os.fspath(directory))  # noqa: PTH100 - links are the user's business
-    key = _key(mode, keep_last, keep_every, folder_of(tier))
+    key = _key(mode, keep_last, keep_every, tier_folder(tier))
     with _lock:
         group = _groups.get(where)
         if group is not None and group.key == key:

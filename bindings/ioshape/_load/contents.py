@@ -15,7 +15,7 @@ from ioshape._load.pickled import Tensor, list_tensors
 from ioshape._load.reader import RawRecord, Reader
 from ioshape._safetensors import header
 from ioshape._safetensors.dtypes import DTYPES
-from ioshape._tier.drain import folder_of
+from ioshape._settings.config import tier_folder
 from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
         FormatError: the file is not a torch zip, nor a safetensors file of that name.
         StorageError: the file could not be read.
     """
-    return nearest(os.fspath(path), folder_of(None), _inspect)
+    return nearest(os.fspath(path), tier_folder(None), _inspect)
 
 
 def _inspect(name: str) -> Contents:
@@ -184,7 +184,7 @@ def verify(
         FormatError: the file is not a torch zip, and no checksums lie beside it.
         StorageError: the file could not be read; with errno ENODATA if it has no checksums.
     """
-    nearest(os.fspath(path), folder_of(tier), lambda name: _verify(name, share, progress))
+    nearest(os.fspath(path), tier_folder(tier), lambda name: _verify(name, share, progress))
 
 
 def _verify(name: str, share: float, progress: Callable[[Progress], object] | None) -> None:

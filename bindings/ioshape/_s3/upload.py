@@ -17,7 +17,7 @@ from ioshape._s3.send import LEAST_PART_BYTES, Sender
 from ioshape._s3.source import Source, SourceFile, look, refused
 from ioshape._s3.sums import crc32, is_same
 from ioshape._save.report import Progress
-from ioshape._tier.drain import folder_of
+from ioshape._settings.config import tier_folder
 from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def upload(
     with contextlib.ExitStack() as stack:
         # Only what is wrong with the copy leads to the destination, and nothing of the store's.
         found = nearest(
-            os.fspath(source), folder_of(None), lambda path: stack.enter_context(look(path))
+            os.fspath(source), tier_folder(None), lambda path: stack.enter_context(look(path))
         )
         to = destination(url, os.path.basename(found.path))  # noqa: PTH119
         client = connect(endpoint, jobs)

@@ -3,19 +3,32 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ioshape._native import lib
-from ioshape._save.deadline import due_in, left_ms
-from ioshape._settings.config import is_durable
-from ioshape._tier.drain import folder_of
+from ioshape._settings.config import is_durable, tier_folder
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
     from ioshape._save.report import Progress
+
+
+def due_in(deadline: float | None) -> float | None:
+    """When so many seconds are over."""
+    return None if deadline is None else time.monotonic() + deadline
+
+
+def left_ms(due: float | None) -> int:
+    """As options of C have it: 0 for none, below 0 if it is over."""
+    if due is None:
+        return 0
+    left = math.ceil((due - time.monotonic()) * 1000)
+    return left if left > 0 else -1
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class SaveRequest:
             replace=replace,
             progress=progress,
             due=due_in(deadline),
-            tier=folder_of(tier),
+            tier=tier_folder(tier),
             to_destination=durable == "destination",
             checksums=checksums,
         )

@@ -165,6 +165,16 @@ def is_durable(keyword: bool | None) -> bool:
     return value_of("durable") is not False
 
 
+def tier_folder(tier: str | os.PathLike[str] | bool | None) -> str:
+    """Returns the folder of the tier that a call is to use; "" for none."""
+    if tier is None:
+        tier = value_of("tier")
+    if not tier:
+        return ""
+    given: str = SETTINGS["tier"].parse(tier, "tier")
+    return os.path.abspath(given)  # noqa: PTH100
+
+
 def settings() -> dict[str, tuple[Any, str]]:
     """Each setting's value, None for the default, and where it comes from.
 

@@ -15,7 +15,7 @@ from ioshape._c import owned, said, shared_fields, sized
 from ioshape._errors import failure, last_facts, last_failure, raised_for
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import QUEUE
-from ioshape._save.deadline import due_in, left_ms
+from ioshape._save.request import due_in, left_ms
 from ioshape._settings.context import Context, current, encoded
 from ioshape._text import without_password
 

@@ -34,16 +34,6 @@ _ANY_RATE = config.SETTINGS["rate"].most
 _MOST_POOL_BYTES = config.SETTINGS["pool"].most
 
 
-def folder_of(tier: str | os.PathLike[str] | bool | None) -> str:
-    """The folder that a call is to use. Default: the setting "tier". "": none."""
-    if tier is None:
-        tier = config.value_of("tier")
-    if not tier:
-        return ""
-    given: str = config.SETTINGS["tier"].parse(tier, "tier")
-    return os.path.abspath(given)  # noqa: PTH100
-
-
 # Which one a path leads to: another disk may be mounted there since, or none.
 _Folder = tuple[int, int]
 
@@ -299,8 +289,11 @@ def drain_of(folder: str) -> Drain:
 
 
 def folder_to_load_from(tier: str | os.PathLike[str] | bool | None) -> str:
-    """As folder_of(). What an earlier process left there is drained: this one may never save."""
-    folder = folder_of(tier)
+    """Returns config.tier_folder(), and begins to drain what an earlier process left there.
+
+    This process may never save.
+    """
+    folder = config.tier_folder(tier)
     if folder and is_tier(folder):
         drain_of(folder).begin_once()
     return folder

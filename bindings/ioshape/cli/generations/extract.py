@@ -87,12 +87,12 @@ def command(
     Exit code: 0; 1 if something is damaged or could not be written.
     """
     from ioshape._group.generations import nearest  # noqa: PLC0415
-    from ioshape._tier.drain import folder_of  # noqa: PLC0415
+    from ioshape._settings.config import tier_folder  # noqa: PLC0415
 
     if (rank is None) == (not all_ranks):
         raise click.UsageError("give either --rank K or --all")
     check_directory(directory)
-    with nearest(directory, step, "extract", folder_of(None)) as handle:
+    with nearest(directory, step, "extract", tier_folder(None)) as handle:
         if rank is not None:
             wanted = [handle.part(rank)]
         else:

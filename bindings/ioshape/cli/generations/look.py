@@ -52,13 +52,13 @@ def check_directory(directory: str) -> None:
 def open_step(directory: str, step: int | None) -> Generation:
     """The generation of a step, or the newest one."""
     from ioshape._group.generations import generations, nearest  # noqa: PLC0415
-    from ioshape._tier.drain import folder_of  # noqa: PLC0415
+    from ioshape._settings.config import tier_folder  # noqa: PLC0415
 
     check_directory(directory)
     for one in generations(directory) if step is not None else ():
         if (one.mode, one.step) == ("dcp", step):
             return one
-    with nearest(directory, step, "load", folder_of(None)) as handle:
+    with nearest(directory, step, "load", tier_folder(None)) as handle:
         return handle.describe()
 
 

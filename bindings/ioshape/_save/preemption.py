@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlines of saves, and on_preemption(): the cluster wants its node back."""
+"""on_preemption(): the cluster wants its node back."""
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -14,19 +13,6 @@ if TYPE_CHECKING:
 
 # A file is looked for no more often, on whatever filesystem it is to appear.
 _LOOK_S = 0.5
-
-
-def due_in(deadline: float | None) -> float | None:
-    """When so many seconds are over."""
-    return None if deadline is None else time.monotonic() + deadline
-
-
-def left_ms(due: float | None) -> int:
-    """As options of C have it: 0 for none, below 0 if it is over."""
-    if due is None:
-        return 0
-    left = math.ceil((due - time.monotonic()) * 1000)
-    return left if left > 0 else -1
 
 
 class Notice:
