@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The container: a torch zip. Planning, encoding and parsing are pure (bytes and numbers in, bytes
- * and numbers out); only the writer and the reader at the end touch files, through the ring floor.
+ * The container: a torch zip. The writer and the parser are pure: bytes and numbers in, bytes and
+ * numbers out. Only the reader touches files, through io.
  *
  * docs/format.md describes the format.
  */
@@ -48,40 +48,6 @@ struct format_dtype {
 /* NULL if it is not a dtype. */
 const struct format_dtype *format_dtype_of(uint32_t dtype);
 
-/* ---- Places (encode.c; pure) -------------------------------------------------------------------
- */
-
-/* Where one record lies. Everything follows from the cursor, the name's length, the size and
- * alignment. */
-struct format_place {
-	uint64_t header_offset;     /* of the local header */
-	uint64_t data_offset;       /* of the first byte of data */
-	uint64_t descriptor_offset; /* right behind the data */
-	uint64_t end;               /* where the next record's header begins */
-	uint32_t header_bytes;      /* local header with name and extra field: data_offset -
-				       header_offset */
-	bool zip64; /* sizes in 8 bytes: in the local extra field and in the descriptor */
-};
-
-/*
- * `bytes` may be FORMAT_UNKNOWN_BYTES: then zip64 is set and descriptor_offset and end are not
- * (they are data_offset). IOSHAPE_E_LIMIT if the file would pass 2^63 bytes or the name is too
- * long.
- */
-int format_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
-			struct format_place *place);
-
-/*
- * Where a member of a bundle lies, whose length is not known yet: its data begins on the next
- * multiple of `alignment`, a multiple of FORMAT_LARGE_ALIGNMENT, and its header ends there. What is
- * between cursor and header_offset is for zeros. Codes as above.
- */
-int format_place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
-			struct format_place *place);
-
-/* The alignment that a record of this size gets by default. */
-uint32_t format_default_alignment(uint64_t bytes);
-
 /* ---- Checks (names.c; pure) ------------------------------------------------------------------ */
 
 /*
@@ -97,7 +63,10 @@ int format_check_name(const char *what, const char *name, struct base_error *err
 int format_check_record(const char *name, uint32_t alignment, const char *path,
 			struct base_error *error);
 
-/* ---- Encoding (encode.c; pure) --------------------------------------------------------------- */
+/* ---- Entries (writer.c; pure) ---------------------------------------------------------------- */
+
+/* The alignment that a record of this size gets by default. */
+uint32_t format_default_alignment(uint64_t bytes);
 
 /* What the central directory says of one record. */
 struct format_entry {
@@ -108,18 +77,6 @@ struct format_entry {
 	uint64_t header_offset;
 	uint64_t data_offset;
 };
-
-/* Appends exactly place->header_bytes. `name` with the folder. */
-int format_encode_header(struct base_buffer *out, const char *name,
-			 const struct format_place *place, uint64_t bytes);
-/* Appends 16 bytes, or 24 with zip64. */
-int format_encode_descriptor(struct base_buffer *out, uint32_t crc32, uint64_t bytes, bool zip64);
-/* Appends the central directory, the zip64 records and the end record, for a directory at `offset`.
- */
-int format_encode_directory(struct base_buffer *out, const struct format_entry *entries,
-			    uint64_t count, uint64_t offset);
-/* The bytes the call above would append, without building them. */
-uint64_t format_directory_bytes(const struct format_entry *entries, uint64_t count);
 
 /*
  * One checksum over all that the directory says of these entries, whose names begin with a folder
@@ -252,10 +209,11 @@ struct format_length {
 	uint64_t records, checks; /* for the index */
 };
 
-/* `name_bytes` with the folder. -EINVAL or IOSHAPE_E_LIMIT, as format_place_record(). */
+/* Add a record; `name_bytes` with the folder. -EINVAL for a wrong alignment. IOSHAPE_E_LIMIT if the
+ * file would pass 2^63 bytes or the name is too long. */
 int format_length_add(struct format_length *length, size_t name_bytes, uint64_t bytes,
 		      uint32_t alignment);
-/* The same for a member of a bundle, as format_place_member(). */
+/* Add a member of a bundle. */
 int format_length_add_member(struct format_length *length, size_t name_bytes, uint64_t bytes,
 			     uint64_t alignment);
 /* Its table and metadata are those of `index`. */
@@ -450,7 +408,7 @@ void format_writer_free(struct format_writer *writer);
  * same. 0 or -ENOMEM. */
 int format_grow(void **array, uint64_t count, uint64_t *room, size_t element_bytes);
 
-/* ---- Reader (reader.c, ranges.c) -------------------------------------------------- */
+/* ---- Reader (reader.c) -------------------------------------------------- */
 
 /* An open archive. Immutable after opening. */
 struct format_reader {
@@ -484,13 +442,6 @@ int format_reader_open_plain(struct format_reader *reader, const char *path, uin
 int format_reader_add_checksums(struct format_reader *reader,
 				const struct format_checksums *checksums, struct base_error *error);
 void format_reader_close(struct format_reader *reader);
-/*
- * Compares the first bytes of a record's local header with where its data lie. Whoever reads the
- * file as it lies finds the data by them, and they have no checksum: one wrong bit there, and right
- * bytes would be taken for the wrong ones.
- */
-int format_check_header(const struct format_reader *reader, const struct format_entry *entry,
-			const uint8_t *head, struct base_error *error);
 /* Looks at all local headers, which loading does not need. */
 int format_reader_check_headers(const struct format_reader *reader, struct base_error *error);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The byte layout of a zip as far as torch uses it: signatures, lengths and field offsets, after
- * PKWARE's APPNOTE 6.3. All numbers are little-endian. Only plan.c, encode.c, end.c and parse.c
+ * PKWARE's APPNOTE 6.3. All numbers are little-endian. Only writer.c, parse.c and reader.c
  * need it.
  */
 #ifndef FORMAT_LAYOUT_H

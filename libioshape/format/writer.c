@@ -1,16 +1,327 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An archive on its way into a sink: records one after the other, then the index, then the
- * directory. It is a torch zip, or a bundle: a zip of whole files, each beginning on a boundary of
+ * Writes an archive into a sink: records one after the other, then the index, then the directory,
+ * in the bytes that torch writes. There are no time stamps, so that equal tensors make equal files.
+ * Lengths and checksum follow the data, so that the file is written from front to back in one go.
+ *
+ * The archive is a torch zip, or a bundle: a zip of whole files, each beginning on a boundary of
  * the storage, with zeros before its header, because an extra field, with its 64 KiB, cannot pad to
  * a stripe. The bytes themselves pass through to the sink, which checksums them while it copies.
  */
 #define _GNU_SOURCE
 #include "format/format.h"
+#include "format/layout.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- Places ---------------------------------------------------------------------------------- */
+
+/* Where one record lies. Everything follows from the cursor, the name's length, the size and
+ * alignment. */
+struct format_place {
+	uint64_t header_offset;     /* of the local header */
+	uint64_t data_offset;       /* of the first byte of data */
+	uint64_t descriptor_offset; /* right behind the data */
+	uint64_t end;               /* where the next record's header begins */
+	uint32_t header_bytes;      /* local header with name and extra field: data_offset -
+				       header_offset */
+	bool zip64; /* sizes in 8 bytes: in the local extra field and in the descriptor */
+};
+
+uint32_t format_default_alignment(uint64_t bytes)
+{
+	return bytes >= FORMAT_LARGE_RECORD_BYTES ? FORMAT_LARGE_ALIGNMENT : FORMAT_SMALL_ALIGNMENT;
+}
+
+/* A header at `cursor` with no more padding than it must have. `end` is where it ends. */
+static int begin_place(uint64_t cursor, size_t name_bytes, bool zip64, struct format_place *place,
+		       uint64_t *end)
+{
+	*place = (struct format_place){ .zip64 = zip64 };
+	if (!name_bytes || name_bytes > FORMAT_MAX_FULL_NAME_BYTES ||
+	    cursor > FORMAT_MAX_FILE_BYTES)
+		return IOSHAPE_E_LIMIT;
+	*end = cursor + FORMAT_LOCAL_BYTES + name_bytes + (zip64 ? ZIP64_LOCAL_FIELD_BYTES : 0) +
+	       FORMAT_PADDING_FIELD_BYTES;
+	return 0;
+}
+
+/*
+ * `bytes` may be FORMAT_UNKNOWN_BYTES: then zip64 is set and descriptor_offset and end are not
+ * (they are data_offset). IOSHAPE_E_LIMIT if the file would pass 2^63 bytes or the name is too
+ * long.
+ */
+static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
+			struct format_place *place)
+{
+	/*
+	 * Sizes from 2^32 - 1 on do not fit the header's old fields, since all ones stand for "look
+	 * in the zip64 field". Offsets do not matter here: local headers hold none.
+	 */
+	const bool zip64 = bytes >= UINT32_MAX;
+	uint64_t header_end = 0;
+	int ret;
+
+	if (!alignment || alignment & (alignment - 1) || alignment > FORMAT_LARGE_ALIGNMENT)
+		return -EINVAL;
+	ret = begin_place(cursor, name_bytes, zip64, place, &header_end);
+	if (ret)
+		return ret;
+	place->header_offset = cursor;
+	place->data_offset = base_round_up(header_end, alignment);
+	place->header_bytes = (uint32_t)(place->data_offset - cursor);
+	place->descriptor_offset = place->end = place->data_offset;
+	if (bytes != FORMAT_UNKNOWN_BYTES) {
+		/* Written so that no sum can wrap: the left side is far below 2^64. */
+		if (bytes > FORMAT_MAX_FILE_BYTES)
+			return IOSHAPE_E_LIMIT;
+		place->descriptor_offset += bytes;
+		place->end = place->descriptor_offset + format_descriptor_bytes(zip64);
+	}
+	return place->end > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+}
+
+/*
+ * Where a member of a bundle lies, whose length is not known yet: its data begins on the next
+ * multiple of `alignment`, a multiple of FORMAT_LARGE_ALIGNMENT, and its header ends there. What is
+ * between cursor and header_offset is for zeros. Codes as above.
+ */
+static int place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
+			struct format_place *place)
+{
+	uint64_t end = 0, past;
+	int ret;
+
+	if (!alignment || alignment % FORMAT_LARGE_ALIGNMENT ||
+	    alignment > FORMAT_MAX_MEMBER_ALIGNMENT)
+		return -EINVAL;
+	ret = begin_place(cursor, name_bytes, true, place, &end);
+	if (ret)
+		return ret;
+	place->header_bytes = (uint32_t)(end - cursor);
+	past = end % alignment; /* which need not be a power of two */
+	place->data_offset = past ? end + (alignment - past) : end;
+	place->header_offset = place->data_offset - place->header_bytes;
+	place->descriptor_offset = place->end = place->data_offset;
+	return place->end > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+}
+
+/* ---- Bytes ----------------------------------------------------------------------------------- */
+
+/* Room for `bytes` more, zeroed and counted. NULL without memory. */
+static uint8_t *extend(struct base_buffer *out, size_t bytes)
+{
+	uint8_t *at;
+
+	if (base_buffer_reserve(out, bytes))
+		return NULL;
+	at = out->data + out->bytes;
+	memset(at, 0, bytes);
+	out->bytes += bytes;
+	return at;
+}
+
+/* Like torch: true sizes in the zip64 field as far as they are known, so that a repair tool can use
+ * them. */
+static void put_zip64_field(uint8_t *at, uint64_t bytes)
+{
+	if (bytes == FORMAT_UNKNOWN_BYTES)
+		bytes = 0;
+	base_put_le(at, ZIP64_FIELD_ID, 2);
+	base_put_le(at + 2, ZIP64_LOCAL_FIELD_BYTES - FORMAT_FIELD_HEAD_BYTES, 2);
+	base_put_le(at + 4, bytes, 8);
+	base_put_le(at + 12, bytes, 8);
+}
+
+/* Appends exactly place->header_bytes. `name` with the folder. */
+static int encode_header(struct base_buffer *out, const char *name,
+			 const struct format_place *place, uint64_t bytes)
+{
+	size_t name_bytes = strlen(name);
+	size_t fixed = FORMAT_LOCAL_BYTES + name_bytes;
+	size_t zip64_bytes = place->zip64 ? ZIP64_LOCAL_FIELD_BYTES : 0;
+	/* The place was planned for this name: it has room for the rest. */
+	size_t padding = place->header_bytes - fixed - zip64_bytes - FORMAT_PADDING_FIELD_BYTES;
+	uint8_t *at = extend(out, place->header_bytes);
+
+	if (!at)
+		return -ENOMEM;
+	base_put_le(at, FORMAT_LOCAL_SIGNATURE, 4);
+	base_put_le(at + FORMAT_LOCAL_FLAGS, FORMAT_FLAG_UTF8 | FORMAT_FLAG_DESCRIPTOR, 2);
+	if (place->zip64) {
+		base_put_le(at + FORMAT_LOCAL_NEEDED, FORMAT_VERSION_ZIP64, 2);
+		base_put_le(at + FORMAT_LOCAL_PACKED, FORMAT_IN_ZIP64_32, 4);
+		base_put_le(at + FORMAT_LOCAL_SIZE, FORMAT_IN_ZIP64_32, 4);
+	}
+	base_put_le(at + FORMAT_LOCAL_NAME, name_bytes, 2);
+	base_put_le(at + FORMAT_LOCAL_EXTRA, place->header_bytes - fixed, 2);
+	memcpy(at + FORMAT_LOCAL_BYTES, name, name_bytes);
+	at += fixed;
+	if (place->zip64)
+		put_zip64_field(at, bytes);
+	at += zip64_bytes;
+	base_put_le(at, FORMAT_PADDING_FIELD_ID, 2);
+	base_put_le(at + 2, padding, 2);
+	memset(at + FORMAT_PADDING_FIELD_BYTES, 'Z', padding);
+	return 0;
+}
+
+/* Appends 16 bytes, or 24 with zip64. */
+static int encode_descriptor(struct base_buffer *out, uint32_t crc32, uint64_t bytes, bool zip64)
+{
+	unsigned width = zip64 ? 8 : 4;
+	uint8_t *at = extend(out, format_descriptor_bytes(zip64));
+
+	if (!at)
+		return -ENOMEM;
+	base_put_le(at, FORMAT_DESCRIPTOR_SIGNATURE, 4);
+	base_put_le(at + 4, crc32, 4);
+	base_put_le(at + 8, bytes, width);
+	base_put_le(at + 8 + width, bytes, width);
+	return 0;
+}
+
+/* The zip64 field of a directory entry: the numbers that do not fit, in this order. 0 if all do. */
+static unsigned central_field_bytes(const struct format_entry *entry)
+{
+	unsigned numbers = 0;
+
+	if (entry->bytes >= FORMAT_IN_ZIP64_32)
+		numbers += 2; /* both sizes */
+	if (entry->header_offset >= FORMAT_IN_ZIP64_32)
+		numbers++;
+	return numbers ? FORMAT_FIELD_HEAD_BYTES + 8 * numbers : 0;
+}
+
+static void put_central_field(uint8_t *at, const struct format_entry *entry, unsigned bytes)
+{
+	base_put_le(at, ZIP64_FIELD_ID, 2);
+	base_put_le(at + 2, bytes - FORMAT_FIELD_HEAD_BYTES, 2);
+	at += FORMAT_FIELD_HEAD_BYTES;
+	if (entry->bytes >= FORMAT_IN_ZIP64_32) {
+		base_put_le(at, entry->bytes, 8);
+		base_put_le(at + 8, entry->bytes, 8);
+		at += 16;
+	}
+	if (entry->header_offset >= FORMAT_IN_ZIP64_32)
+		base_put_le(at, entry->header_offset, 8);
+}
+
+static int encode_entry(struct base_buffer *out, const struct format_entry *entry)
+{
+	unsigned field = central_field_bytes(entry);
+	uint8_t *at = extend(out, FORMAT_CENTRAL_BYTES + entry->name_bytes + field);
+
+	if (!at)
+		return -ENOMEM;
+	base_put_le(at, FORMAT_CENTRAL_SIGNATURE, 4);
+	base_put_le(at + FORMAT_CENTRAL_NEEDED, field ? FORMAT_VERSION_ZIP64 : 0, 2);
+	base_put_le(at + FORMAT_CENTRAL_FLAGS, FORMAT_FLAG_UTF8 | FORMAT_FLAG_DESCRIPTOR, 2);
+	base_put_le(at + FORMAT_CENTRAL_CRC, entry->crc32, 4);
+	base_put_le(at + FORMAT_CENTRAL_PACKED, MIN(entry->bytes, FORMAT_IN_ZIP64_32), 4);
+	base_put_le(at + FORMAT_CENTRAL_SIZE, MIN(entry->bytes, FORMAT_IN_ZIP64_32), 4);
+	base_put_le(at + FORMAT_CENTRAL_NAME, entry->name_bytes, 2);
+	base_put_le(at + FORMAT_CENTRAL_EXTRA, field, 2);
+	base_put_le(at + FORMAT_CENTRAL_OFFSET, MIN(entry->header_offset, FORMAT_IN_ZIP64_32), 4);
+	at += FORMAT_CENTRAL_BYTES;
+	memcpy(at, entry->name, entry->name_bytes);
+	if (field)
+		put_central_field(at + entry->name_bytes, entry, field);
+	return 0;
+}
+
+/*
+ * Torch writes the zip64 records whether they are needed or not. So do we: a reader then always
+ * knows from the locator that the numbers are not merely large.
+ */
+static int encode_end(struct base_buffer *out, uint64_t count, uint64_t bytes, uint64_t offset)
+{
+	uint8_t *at = extend(out, ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + FORMAT_END_BYTES);
+
+	if (!at)
+		return -ENOMEM;
+	base_put_le(at, ZIP64_END_SIGNATURE, 4);
+	base_put_le(at + ZIP64_END_LENGTH, ZIP64_END_BYTES - ZIP64_END_LENGTH_STARTS, 8);
+	base_put_le(at + ZIP64_END_MADE_BY, FORMAT_MADE_BY_UNIX_30, 2);
+	base_put_le(at + ZIP64_END_NEEDED, FORMAT_VERSION_ZIP64, 2);
+	base_put_le(at + ZIP64_END_DISK_COUNT, count, 8);
+	base_put_le(at + ZIP64_END_COUNT, count, 8);
+	base_put_le(at + ZIP64_END_SIZE, bytes, 8);
+	base_put_le(at + ZIP64_END_OFFSET, offset, 8);
+
+	at += ZIP64_END_BYTES;
+	base_put_le(at, ZIP64_LOCATOR_SIGNATURE, 4);
+	base_put_le(at + ZIP64_LOCATOR_OFFSET, offset + bytes, 8);
+	base_put_le(at + ZIP64_LOCATOR_DISKS, 1, 4);
+
+	at += ZIP64_LOCATOR_BYTES;
+	base_put_le(at, FORMAT_END_SIGNATURE, 4);
+	base_put_le(at + FORMAT_END_DISK_COUNT, MIN(count, FORMAT_IN_ZIP64_16), 2);
+	base_put_le(at + FORMAT_END_COUNT, MIN(count, FORMAT_IN_ZIP64_16), 2);
+	base_put_le(at + FORMAT_END_SIZE, MIN(bytes, FORMAT_IN_ZIP64_32), 4);
+	base_put_le(at + FORMAT_END_OFFSET, MIN(offset, FORMAT_IN_ZIP64_32), 4);
+	return 0;
+}
+
+static uint64_t entries_bytes(const struct format_entry *entries, uint64_t count)
+{
+	uint64_t bytes = 0;
+
+	for (uint64_t i = 0; i < count; i++)
+		bytes += FORMAT_CENTRAL_BYTES + entries[i].name_bytes +
+			 central_field_bytes(&entries[i]);
+	return bytes;
+}
+
+/* Return the bytes that encode_directory() appends, without building them. */
+static uint64_t directory_bytes(const struct format_entry *entries, uint64_t count)
+{
+	return entries_bytes(entries, count) + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES +
+	       FORMAT_END_BYTES;
+}
+
+/* Appends the central directory, the zip64 records and the end record, for a directory at `offset`.
+ */
+static int encode_directory(struct base_buffer *out, const struct format_entry *entries,
+			    uint64_t count, uint64_t offset)
+{
+	size_t before = out->bytes;
+	int ret;
+
+	/* Once for all: growing step by step would copy a large directory several times. */
+	ret = base_buffer_reserve(out, directory_bytes(entries, count));
+	for (uint64_t i = 0; i < count && !ret; i++)
+		ret = encode_entry(out, &entries[i]);
+	if (!ret)
+		ret = encode_end(out, count, out->bytes - before, offset);
+	if (ret)
+		out->bytes = before;
+	return ret;
+}
+
+uint32_t format_directory_crc32(const struct format_entry *entries, uint64_t count,
+				size_t folder_bytes)
+{
+	uint8_t numbers[4 + 4 + 8 + 8];
+	uint32_t crc = 0;
+
+	for (uint64_t i = 0; i < count; i++) {
+		size_t name_bytes = entries[i].name_bytes - folder_bytes;
+
+		base_put_le(numbers, name_bytes, 4);
+		base_put_le(numbers + 4, entries[i].crc32, 4);
+		base_put_le(numbers + 8, entries[i].bytes, 8);
+		base_put_le(numbers + 16, entries[i].header_offset, 8);
+		crc = base_crc32(crc, numbers, sizeof(numbers));
+		crc = base_crc32(crc, entries[i].name + folder_bytes, name_bytes);
+	}
+	return crc;
+}
+
+/* ---- The writer --------------------------------------------------------------------------------
+ */
 
 struct format_writer {
 	struct format_sink sink;
@@ -247,11 +558,11 @@ static int find_place(struct format_writer *writer, const char *name, uint64_t b
 	const size_t name_bytes = strlen(writer->folder) + strlen(name);
 
 	if (writer->alignment)
-		return format_place_member(offset_of(writer), name_bytes, writer->alignment,
-					   &writer->place);
-	return format_place_record(offset_of(writer), name_bytes, bytes,
-				   alignment ? alignment : format_default_alignment(bytes),
-				   &writer->place);
+		return place_member(offset_of(writer), name_bytes, writer->alignment,
+				    &writer->place);
+	return place_record(offset_of(writer), name_bytes, bytes,
+			    alignment ? alignment : format_default_alignment(bytes),
+			    &writer->place);
 }
 
 static int begin_record(struct format_writer *writer, const char *name, uint64_t bytes,
@@ -269,8 +580,8 @@ static int begin_record(struct format_writer *writer, const char *name, uint64_t
 	writer->scratch.bytes = 0;
 	ret = add_entry(writer, name);
 	if (!ret)
-		ret = format_encode_header(&writer->scratch, last_entry(writer)->name,
-					   &writer->place, bytes);
+		ret = encode_header(&writer->scratch, last_entry(writer)->name, &writer->place,
+				    bytes);
 	if (ret) {
 		base_fail(error, ret, "cannot begin record \"%s\" of \"%s\"", FORMAT_SHOWN(name),
 			  writer->path);
@@ -432,8 +743,7 @@ static int end_record(struct format_writer *writer, struct base_error *error)
 		return ret;
 	entry->bytes = writer->done;
 	writer->scratch.bytes = 0;
-	if (format_encode_descriptor(&writer->scratch, entry->crc32, entry->bytes,
-				     writer->place.zip64)) {
+	if (encode_descriptor(&writer->scratch, entry->crc32, entry->bytes, writer->place.zip64)) {
 		base_no_memory(error, "a data descriptor", writer->scratch.room);
 		return fail(writer, -ENOMEM);
 	}
@@ -512,11 +822,11 @@ static int write_directory(struct format_writer *writer, struct base_error *erro
 	int ret;
 
 	/* A file that could not be read again must not be written. */
-	if (format_directory_bytes(writer->entries, writer->count) > FORMAT_MAX_DIRECTORY_BYTES)
+	if (directory_bytes(writer->entries, writer->count) > FORMAT_MAX_DIRECTORY_BYTES)
 		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use fewer or shorter names",
 					"the directory of \"%s\" would pass %s", writer->path,
 					BASE_SIZE(FORMAT_MAX_DIRECTORY_BYTES));
-	ret = format_encode_directory(&bytes, writer->entries, writer->count, offset_of(writer));
+	ret = encode_directory(&bytes, writer->entries, writer->count, offset_of(writer));
 	if (ret)
 		base_fail(error, ret, "cannot build the directory of \"%s\"", writer->path);
 	else
@@ -588,4 +898,70 @@ struct format_sink format_sink_of_member(struct format_writer *bundle)
 	static const struct format_sink_ops ops = { member_offset, member_put, NULL };
 
 	return (struct format_sink){ &ops, bundle };
+}
+
+/* ---- How long an archive will be ------------------------------------------------------------- */
+
+static void add_to_directory(struct format_length *length, size_t name_bytes, uint64_t bytes,
+			     const struct format_place *place)
+{
+	const struct format_entry entry = {
+		.name_bytes = (uint32_t)name_bytes,
+		.bytes = bytes,
+		.header_offset = place->header_offset,
+	};
+
+	length->directory_bytes += directory_bytes(&entry, 1) - directory_bytes(NULL, 0);
+	length->records++;
+	length->checks += (bytes + FORMAT_CHECK_BYTES - 1) / FORMAT_CHECK_BYTES;
+}
+
+int format_length_add(struct format_length *length, size_t name_bytes, uint64_t bytes,
+		      uint32_t alignment)
+{
+	struct format_place place;
+	int ret = place_record(length->cursor, name_bytes, bytes,
+			       alignment ? alignment : format_default_alignment(bytes), &place);
+
+	if (ret)
+		return ret;
+	add_to_directory(length, name_bytes, bytes, &place);
+	length->cursor = place.end;
+	return 0;
+}
+
+int format_length_add_member(struct format_length *length, size_t name_bytes, uint64_t bytes,
+			     uint64_t alignment)
+{
+	struct format_place place;
+	int ret = place_member(length->cursor, name_bytes, alignment, &place);
+
+	if (ret)
+		return ret;
+	add_to_directory(length, name_bytes, bytes, &place);
+	length->cursor = place.data_offset + bytes + format_descriptor_bytes(true);
+	return length->cursor > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+}
+
+int format_length_add_index(struct format_length *length, const struct format_index *given)
+{
+	struct base_buffer rest = { 0 };
+	struct format_index index = *given;
+	uint64_t bytes;
+	int ret;
+
+	/* All but what grows with the records. */
+	index.records = index.check_count = 0;
+	ret = format_index_encode(&rest, &index);
+	bytes = rest.bytes + length->records * sizeof(*index.data_offsets) +
+		base_round_up(length->checks * sizeof(*index.checks), sizeof(uint64_t));
+	base_buffer_free(&rest);
+	return ret ? ret :
+		     format_length_add(length, strlen(FORMAT_FOLDER) + strlen(FORMAT_INDEX_RECORD),
+				       bytes, 0);
+}
+
+uint64_t format_length_of(const struct format_length *length)
+{
+	return length->cursor + length->directory_bytes + directory_bytes(NULL, 0);
 }

@@ -7,12 +7,12 @@
 #ifndef TESTS_SUPPORT_ARCHIVE_H
 #define TESTS_SUPPORT_ARCHIVE_H
 
+#include "format/writer.c"
+
 #include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "format/format.h"
 
 #define ARCHIVE_MOST_RECORDS 128u
 
@@ -64,9 +64,8 @@ static inline void archive_add(struct archive *archive, const char *name, const 
 
 	ck_assert_uint_lt(archive->count, ARCHIVE_MOST_RECORDS);
 	entry = &archive->entries[archive->count++];
-	ck_assert_int_eq(
-		format_place_record(archive->cursor, strlen(name), announced, alignment, &place),
-		0);
+	ck_assert_int_eq(place_record(archive->cursor, strlen(name), announced, alignment, &place),
+			 0);
 	entry->name = strdup(name);
 	entry->name_bytes = (uint32_t)strlen(name);
 	entry->bytes = bytes;
@@ -74,12 +73,12 @@ static inline void archive_add(struct archive *archive, const char *name, const 
 	entry->header_offset = place.header_offset;
 	entry->data_offset = place.data_offset;
 
-	ck_assert_int_eq(format_encode_header(&header, name, &place, announced), 0);
+	ck_assert_int_eq(encode_header(&header, name, &place, announced), 0);
 	ck_assert_uint_eq(header.bytes, place.header_bytes);
 	if (data)
 		ck_assert_int_eq(base_buffer_append(&header, data, bytes), 0);
 	archive_put(archive, place.header_offset, &header);
-	ck_assert_int_eq(format_encode_descriptor(&tail, entry->crc32, bytes, place.zip64), 0);
+	ck_assert_int_eq(encode_descriptor(&tail, entry->crc32, bytes, place.zip64), 0);
 	archive->cursor = place.data_offset + bytes + tail.bytes;
 	if (!unknown)
 		ck_assert_uint_eq(archive->cursor, place.end);
@@ -90,11 +89,9 @@ static inline void archive_finish(struct archive *archive)
 {
 	struct base_buffer directory = { 0 };
 
-	ck_assert_int_eq(format_encode_directory(&directory, archive->entries, archive->count,
-						 archive->cursor),
-			 0);
-	ck_assert_uint_eq(directory.bytes,
-			  format_directory_bytes(archive->entries, archive->count));
+	ck_assert_int_eq(
+		encode_directory(&directory, archive->entries, archive->count, archive->cursor), 0);
+	ck_assert_uint_eq(directory.bytes, directory_bytes(archive->entries, archive->count));
 	archive->bytes = archive->cursor + directory.bytes;
 	archive_put(archive, archive->cursor, &directory);
 }

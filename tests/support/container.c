@@ -13,7 +13,8 @@
  * were not known beforehand); NAME*COUNT:BYTES makes NAME0, NAME1 and so on. MEMBER is NAME@FILE,
  * which becomes a copy of the file, NAME:BYTES or NAME*COUNT:BYTES.
  */
-#define _GNU_SOURCE
+#include "format/writer.c"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -21,8 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "format/format.h"
 
 static void give_up(const char *what, const char *why)
 {
@@ -59,7 +58,7 @@ static uint32_t crc_of_zeros(uint64_t bytes)
 	return result;
 }
 
-static void put(struct output *output, uint64_t offset, const void *data, size_t bytes)
+static void write_at(struct output *output, uint64_t offset, const void *data, size_t bytes)
 {
 	if (pwrite(output->fd, data, bytes, (off_t)offset) != (ssize_t)bytes)
 		give_up("cannot write", strerror(errno));
@@ -82,15 +81,14 @@ static void add(struct output *output, const char *name, const char *text, uint6
 	entry->header_offset = output->cursor;
 	if (!alignment)
 		alignment = format_default_alignment(announced);
-	must(format_place_record(output->cursor, entry->name_bytes, announced, alignment, &place),
-	     name);
-	must(format_encode_header(&buffer, entry->name, &place, announced), name);
-	put(output, output->cursor, buffer.data, buffer.bytes);
+	must(place_record(output->cursor, entry->name_bytes, announced, alignment, &place), name);
+	must(encode_header(&buffer, entry->name, &place, announced), name);
+	write_at(output, output->cursor, buffer.data, buffer.bytes);
 	if (text)
-		put(output, place.data_offset, text, bytes);
+		write_at(output, place.data_offset, text, bytes);
 	buffer.bytes = 0;
-	must(format_encode_descriptor(&buffer, entry->crc32, bytes, place.zip64), name);
-	put(output, place.data_offset + bytes, buffer.data, buffer.bytes);
+	must(encode_descriptor(&buffer, entry->crc32, bytes, place.zip64), name);
+	write_at(output, place.data_offset + bytes, buffer.data, buffer.bytes);
 	output->cursor = place.data_offset + bytes + buffer.bytes;
 	base_buffer_free(&buffer);
 }
@@ -136,9 +134,8 @@ static void write_container(const char *path, char **records)
 		give_up(path, strerror(errno));
 	while (*records)
 		add_specified(&output, *records++);
-	must(format_encode_directory(&directory, output.entries, output.count, output.cursor),
-	     path);
-	put(&output, output.cursor, directory.data, directory.bytes);
+	must(encode_directory(&directory, output.entries, output.count, output.cursor), path);
+	write_at(&output, output.cursor, directory.data, directory.bytes);
 	close(output.fd);
 	base_buffer_free(&directory);
 	for (uint64_t i = 0; i < output.count; i++)

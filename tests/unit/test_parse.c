@@ -135,7 +135,7 @@ LOOP_TEST(well, more_records_than_sixteen_bits_count_come_back, 0, 4)
 	ck_assert_int_eq(base_buffer_reserve(&buffer, count * 40), 0);
 	memset(buffer.data, 0, count * 40);
 	buffer.bytes = count * 40;
-	ck_assert_int_eq(format_encode_directory(&buffer, entries, count, count * 40), 0);
+	ck_assert_int_eq(encode_directory(&buffer, entries, count, count * 40), 0);
 	ck_assert_int_eq(format_parse(&directory, buffer.bytes, archive_bytes_fetch,
 				      &(struct archive_bytes){ buffer.data, buffer.bytes },
 				      "test.pt", &error),
@@ -388,7 +388,7 @@ TEST(lies, directories_above_the_limit_are_refused)
 	struct format_directory directory;
 	struct base_error error = { 0 };
 
-	ck_assert_int_eq(format_encode_directory(&end, NULL, 0, 1024 * GIB), 0);
+	ck_assert_int_eq(encode_directory(&end, NULL, 0, 1024 * GIB), 0);
 	base_put_le(end.data + ZIP64_END_DISK_COUNT, 1000, 8);
 	base_put_le(end.data + ZIP64_END_COUNT, 1000, 8);
 	base_put_le(end.data + ZIP64_END_SIZE, 1024 * GIB, 8);
@@ -739,13 +739,13 @@ TEST(encoding, a_header_is_to_the_byte_that_of_torch)
 	struct base_buffer out = { 0 };
 	struct format_place place;
 
-	ck_assert_int_eq(format_place_record(0, 10, 296, 64, &place), 0);
-	ck_assert_int_eq(format_encode_header(&out, "m/data.pkl", &place, 296), 0);
+	ck_assert_int_eq(place_record(0, 10, 296, 64, &place), 0);
+	ck_assert_int_eq(encode_header(&out, "m/data.pkl", &place, 296), 0);
 	ck_assert_uint_eq(out.bytes, 64);
 	ck_assert_mem_eq(out.data, expected, 63);
 	ck_assert_uint_eq(out.data[63], 'Z');
 	out.bytes = 0;
-	ck_assert_int_eq(format_encode_descriptor(&out, 0x297ec914, 296, false), 0);
+	ck_assert_int_eq(encode_descriptor(&out, 0x297ec914, 296, false), 0);
 	ck_assert_uint_eq(out.bytes, 16);
 	ck_assert_mem_eq(out.data, "PK\x07\x08\x14\xc9\x7e\x29\x28\x01\0\0\x28\x01\0\0", 16);
 	base_buffer_free(&out);

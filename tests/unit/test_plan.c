@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where records lie: compared with a search for the first offset that meets the rules. */
-#include "format/format.h"
+#include "format/writer.c"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/scratch.h"
@@ -24,7 +24,7 @@ static void check_place(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 	uint64_t data = first_aligned(cursor, name_bytes, zip64, alignment);
 	struct format_place place;
 
-	ck_assert_int_eq(format_place_record(cursor, name_bytes, bytes, alignment, &place), 0);
+	ck_assert_int_eq(place_record(cursor, name_bytes, bytes, alignment, &place), 0);
 	ck_assert_uint_eq(place.header_offset, cursor);
 	ck_assert_uint_eq(place.data_offset, data);
 	ck_assert_uint_eq(place.header_bytes, data - cursor);
@@ -109,8 +109,8 @@ TEST(tests, impossible_records_are_refused)
 	struct format_place place;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
-		ck_assert_int_eq(format_place_record(cases[i].cursor, cases[i].name_bytes,
-						     cases[i].bytes, cases[i].alignment, &place),
+		ck_assert_int_eq(place_record(cases[i].cursor, cases[i].name_bytes, cases[i].bytes,
+					      cases[i].alignment, &place),
 				 cases[i].code);
 }
 
@@ -119,7 +119,7 @@ static void check_member(uint64_t cursor, size_t name_bytes, uint64_t alignment)
 	const uint64_t header_bytes = 30 + name_bytes + 20 + 4;
 	struct format_place place;
 
-	ck_assert_int_eq(format_place_member(cursor, name_bytes, alignment, &place), 0);
+	ck_assert_int_eq(place_member(cursor, name_bytes, alignment, &place), 0);
 	ck_assert(place.zip64);
 	ck_assert_uint_eq(place.data_offset % alignment, 0);
 	ck_assert_uint_eq(place.header_bytes, header_bytes);
@@ -168,8 +168,8 @@ TEST(tests, impossible_members_are_refused)
 	struct format_place place;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
-		ck_assert_int_eq(format_place_member(cases[i].cursor, cases[i].name_bytes,
-						     cases[i].alignment, &place),
+		ck_assert_int_eq(place_member(cases[i].cursor, cases[i].name_bytes,
+					      cases[i].alignment, &place),
 				 cases[i].code);
 }
 
