@@ -14,11 +14,13 @@
  *                   it answers, or until the policy lets the writer go ahead without a slot or
  * fail. A request with a deadline goes ahead without a slot in time, too, whatever it waits for.
  *   8. Acquire      What happens next follows from the slot's stage.
- *   9. Release      The coordinator is told; if it cannot be reached, the slot ends with its lease.
+ *   9. Bandwidth    Bytes of a slot leave as evenly as its share of the bandwidth allows.
+ *  10. Release      The coordinator is told; if it cannot be reached, the slot ends with its lease.
  */
-#include "slots/slot.h"
+#include "slots/slots.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +51,72 @@
 #define MOST_HASTY 16
 #define HASTY_NS 1000000u
 #define CALM_NS 5000000
+
+/* ---- A pool as this process sees it, and its slots ------------------------------------------- */
+
+enum slots_stage {
+	STAGE_ASKING,      /* its thread talks to the coordinator */
+	STAGE_QUEUED,      /* its thread sleeps until the pool's thread has news */
+	STAGE_FORGOTTEN,   /* the coordinator does not know it any more: ask again */
+	STAGE_UNREACHABLE, /* the coordinator does not answer */
+	STAGE_HELD,
+	STAGE_LOST,   /* it was held */
+	STAGE_WITHOUT /* its owner writes without a slot, or does not write */
+};
+
+struct slots_slot {
+	struct slots_pool *pool;
+	struct slots_slot *next; /* in pool->slots */
+	struct slots_wanted wanted;
+	struct slots_request request;
+	_Atomic uint64_t passed;      /* bytes */
+	_Atomic uint64_t progress_ns; /* when the last of them passed */
+
+	/* Under the pool's lock. */
+	enum slots_stage stage;
+	struct slots_answer answer; /* the latest */
+	bool in_call;               /* the pool's thread speaks for it, without the lock */
+	uint64_t beat_due_ns;
+	uint64_t lease_end_ns; /* believed no longer than this */
+	uint64_t held_ns;      /* since; 0 until slots_acquire() returns */
+	struct ioshape_slot_info info;
+
+	/* Bandwidth, of the thread that passes. */
+	uint64_t grant_bytes, grant_used;
+	uint64_t grant_start_ns, grant_end_ns;
+};
+
+struct slots_pool {
+	const struct slots_ops *ops;
+	void *coordinator;
+	struct slots_config config;
+	struct slots_policy policy;
+	char *address, *password, *password_file; /* what the config points to */
+	_Atomic uint64_t unlimited_until_ns;      /* no bandwidth was set when we last asked */
+	_Atomic uint64_t lease_end_ns;            /* of the slot whose lease ends first; 0: none */
+
+	pthread_mutex_t lock;  /* of all below */
+	pthread_cond_t change; /* of slots */
+	struct slots_slot *slots;
+	uint64_t next_number;
+	uint32_t capacity; /* as last heard; 0 if never */
+	uint32_t write_ms; /* how long slots are held here; 0 if not known yet */
+	struct slots_checkpoints checkpoints;
+	_Atomic uint64_t unreachable_ns;   /* since when; 0: the coordinator answers */
+	struct base_error unreachable_why; /* of the latest call that failed */
+	uint64_t round;                    /* counts writes without it */
+	bool told_ignored;                 /* that the coordinator knows no shares */
+
+	/* The pool's thread. */
+	pthread_t thread;
+	bool started, stop;
+	bool asleep;    /* there has been nothing to look after */
+	bool in_wait;   /* of the coordinator */
+	bool no_wakes;  /* they cannot be waited for: heartbeats alone tell of a grant */
+	unsigned hasty; /* waits in a row that ended at once */
+	pthread_cond_t thread_change;
+	uint64_t thread_wakes_ns; /* when it looks again by itself */
+};
 
 /* ---- 1. Pools -------------------------------------------------------------------------------- */
 
@@ -225,7 +293,7 @@ static void note_reachable(struct slots_pool *pool)
 	pool->unreachable_ns = 0;
 }
 
-void slots_note_unreachable(struct slots_pool *pool, const struct base_error *error)
+static void note_unreachable(struct slots_pool *pool, const struct base_error *error)
 {
 	static const char *const until[] = {
 		"saves go on without slots, each after a delay of its own",
@@ -346,7 +414,7 @@ static void send_heartbeat(struct slots_slot *slot)
 	pthread_mutex_lock(&pool->lock);
 	slot->in_call = false;
 	if (ret) {
-		slots_note_unreachable(pool, &error);
+		note_unreachable(pool, &error);
 		if (slot->stage == STAGE_QUEUED)
 			slot->stage = STAGE_UNREACHABLE;
 		slot->beat_due_ns = base_now_ns() + retry_ns(pool);
@@ -600,7 +668,7 @@ static int ask(struct attempt *attempt, struct base_error *error)
 				       "the coordinator of pool \"%s\" does not keep a request",
 				       pool->config.pool);
 	if (ret) {
-		slots_note_unreachable(pool, &why);
+		note_unreachable(pool, &why);
 		slot->stage = STAGE_UNREACHABLE;
 		return 0;
 	}
@@ -950,7 +1018,173 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 	return ret;
 }
 
-/* ---- 9. Release ------------------------------------------------------------------------------ */
+/* ---- 9. Bandwidth ---------------------------------------------------------------------------- */
+
+/* The second dial: bytes per second. The coordinator hands out shares of bandwidth, each for a
+ * quarter of a second or so; inside a share bytes leave evenly, block by block. */
+
+/*
+ * Waits on the clock until then, but not for ever: a rate that somebody has set far too low must
+ * not stop a save. Nobody takes it for a disk that hangs.
+ */
+static int wait_until(struct slots_slot *slot, uint64_t until_ns, int (*stop)(void *user),
+		      void *stop_user)
+{
+	uint64_t now = base_now_ns();
+	int ret;
+
+	until_ns = MIN(until_ns, now + base_ms_to_ns(slot->pool->policy.stall_ms));
+	for (; now < until_ns; now = base_now_ns()) {
+		const uint64_t nap_ns = MIN(until_ns - now, base_ms_to_ns(PATIENCE_MS));
+		const struct timespec nap = { .tv_sec = 0, .tv_nsec = (long)nap_ns };
+
+		ret = stop ? stop(stop_user) : 0;
+		if (ret)
+			return ret;
+		nanosleep(&nap, NULL);
+		atomic_store(&slot->progress_ns, base_now_ns());
+	}
+	return 0;
+}
+
+/* Takes this rank's part of what the job may use, where no Redis hands out shares. With "local" no
+ * more ranks than there are slots write at a time. */
+static void take_own_share(struct slots_slot *slot, uint64_t bytes, uint64_t now)
+{
+	struct slots_pool *pool = slot->pool;
+	uint32_t writers = pool->config.identity.ranks;
+	uint64_t rate;
+
+	pthread_mutex_lock(&pool->lock);
+	if (pool->ops == &slots_local)
+		writers = MIN(writers, MAX(pool->capacity, 1u));
+	pthread_mutex_unlock(&pool->lock);
+	rate = MAX(pool->config.rate / writers, 1);
+	slot->grant_bytes = MAX(bytes, rate / 4);
+	/* It goes on where the last one ended, unless that is long ago. */
+	slot->grant_start_ns = MAX(slot->grant_end_ns, now);
+	slot->grant_end_ns =
+		slot->grant_start_ns + (uint64_t)((double)slot->grant_bytes / (double)rate * 1e9);
+}
+
+/* A coordinator that is known to be unreachable is not asked: each question would hold up a block.
+ */
+static int ask_for_share(struct slots_pool *pool, uint64_t bytes, struct slots_grant *grant)
+{
+	struct base_error why = { 0 };
+	int ret;
+
+	if (atomic_load(&pool->unreachable_ns))
+		return IOSHAPE_E_COORDINATOR;
+	ret = pool->ops->pace(pool->coordinator, (int64_t)bytes, grant, &why);
+	if (ret) {
+		pthread_mutex_lock(&pool->lock);
+		note_unreachable(pool, &why);
+		pthread_mutex_unlock(&pool->lock);
+	}
+	return ret;
+}
+
+/*
+ * A new share. While the coordinator is unreachable the writer keeps the pace that it had, so that
+ * what protects the neighbours does not end with it.
+ */
+static void take_share(struct slots_slot *slot, uint64_t bytes)
+{
+	struct slots_pool *pool = slot->pool;
+	const uint64_t length_ns = slot->grant_end_ns - slot->grant_start_ns;
+	struct slots_grant grant = { 0 };
+	uint64_t now;
+	bool granted;
+
+	slot->grant_used = 0;
+	granted = pool->ops->pace && !ask_for_share(pool, bytes, &grant);
+	now = base_now_ns();
+	if (!granted) {
+		if (slot->grant_bytes && pool->ops->pace) {
+			slot->grant_start_ns = MAX(slot->grant_end_ns, now);
+			slot->grant_end_ns = slot->grant_start_ns + length_ns;
+		} else if (pool->config.rate) {
+			take_own_share(slot, bytes, now);
+		} else {
+			atomic_store(&pool->unlimited_until_ns, now + base_ms_to_ns(1000));
+		}
+		return;
+	}
+	slot->grant_bytes = MIN(grant.bytes, SLOTS_MOST_BYTES);
+	slot->grant_start_ns = now + base_ms_to_ns(grant.start_ms);
+	slot->grant_end_ns = now + base_ms_to_ns(grant.end_ms);
+	if (!grant.bytes)
+		atomic_store(&pool->unlimited_until_ns, slot->grant_end_ns);
+}
+
+/* When the next byte of the share may leave. */
+static uint64_t due_ns(const struct slots_slot *slot)
+{
+	const uint64_t length_ns = slot->grant_end_ns - slot->grant_start_ns;
+
+	return slot->grant_start_ns +
+	       (uint64_t)((double)length_ns * (double)slot->grant_used / (double)slot->grant_bytes);
+}
+
+static int pace(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user)
+{
+	struct slots_pool *pool = slot->pool;
+	uint64_t waited_ns = 0;
+	int ret = 0;
+
+	while (!ret && bytes) {
+		uint64_t piece, begin_ns;
+
+		if (slot->grant_used >= slot->grant_bytes) {
+			take_share(slot, bytes);
+			if (!slot->grant_bytes)
+				break;
+		}
+		piece = MIN(bytes, slot->grant_bytes - slot->grant_used);
+		begin_ns = base_now_ns();
+		ret = wait_until(slot, due_ns(slot), stop, stop_user);
+		waited_ns += base_now_ns() - begin_ns;
+		slot->grant_used += piece;
+		bytes -= piece;
+	}
+	pthread_mutex_lock(&pool->lock);
+	slot->info.paced_s += base_seconds(waited_ns);
+	pthread_mutex_unlock(&pool->lock);
+	return ret;
+}
+
+int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user)
+{
+	struct slots_pool *pool = slot->pool;
+	uint64_t now = base_now_ns();
+	int ret = 0;
+
+	bytes = MIN(bytes, SLOTS_MOST_BYTES);
+	atomic_fetch_add(&slot->passed, bytes);
+	if (!slot->wanted.deadline_ns && (slot->grant_used < slot->grant_bytes ||
+					  now >= atomic_load(&pool->unlimited_until_ns))) {
+		ret = pace(slot, bytes, stop, stop_user);
+		now = base_now_ns();
+	}
+	atomic_store(&slot->progress_ns, now);
+	return ret;
+}
+
+/* Give back what was granted and not used. */
+static void give_back_share(struct slots_slot *slot)
+{
+	struct slots_pool *pool = slot->pool;
+	struct slots_grant ignored;
+
+	if (pool->ops->pace && slot->grant_used < slot->grant_bytes &&
+	    !atomic_load(&pool->unreachable_ns))
+		pool->ops->pace(pool->coordinator, -(int64_t)(slot->grant_bytes - slot->grant_used),
+				&ignored, NULL);
+	slot->grant_bytes = 0;
+}
+
+/* ---- 10. Release ----------------------------------------------------------------------------- */
 
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info)
 {
@@ -1000,7 +1234,7 @@ void slots_release(struct slots_slot *slot)
 	if (!slot)
 		return;
 	pool = slot->pool;
-	slots_pace_end(slot);
+	give_back_share(slot);
 	pthread_mutex_lock(&pool->lock);
 	while (slot->in_call)
 		pthread_cond_wait(&pool->change, &pool->lock);

@@ -2,8 +2,8 @@
 /*
  * The right to write now. Two layers: coordinators, which keep the order of a pool among all
  * processes (redis.c, local.c, and one in slot.c that has no order; a table of functions each), and
- * pools, the part of it that happens in this process (slot.c): waiting, heartbeats, bandwidth
- * (pace.c), and what to do while the coordinator cannot be reached. All network traffic of the
+ * pools, the part of it that happens in this process (slot.c): waiting, heartbeats, bandwidth,
+ * and what to do while the coordinator cannot be reached. All network traffic of the
  * library happens on this floor.
  *
  * docs/slots.md says who is next; slots.lua decides it for Redis, local.c for one host.
