@@ -27,7 +27,6 @@
 #define NAME(owner, name, ...) NUMBER(owner, name, "name", 1, __VA_ARGS__)
 #define PATH(owner, name, ...) NUMBER(owner, name, "path", 1, __VA_ARGS__)
 #define SWITCH(owner, name, ...) NUMBER(owner, name, "switch", 0, 0, "`yes`, `no`", __VA_ARGS__)
-#define SECONDS(owner, name, ...) NUMBER(owner, name, "seconds", 0, 0, __VA_ARGS__)
 #define RETIRED(name, why) NUMBER(PACKAGE, name, "retired", 0, 0, "", "", why, "")
 
 /* For the numbers in the table. */

@@ -143,7 +143,6 @@ struct setting {
 #define PATH(owner, name, most, values, otherwise, about, user)                                    \
 	ROW(owner, name, TEXT, 1, most, values)
 #define SWITCH(owner, name, otherwise, about, user) ROW(owner, name, OTHER, 0, 0, "yes, no")
-#define SECONDS(owner, name, values, otherwise, about, user) ROW(owner, name, OTHER, 0, 0, values)
 #define RETIRED(name, why) ROW(PACKAGE, name, RETIRED, 0, 0, why)
 
 static const struct setting settings[] = {

@@ -49,7 +49,7 @@ def rebuilt(setting: Setting, case: Case) -> tuple[int, float]:
     each = {node: {"IOSHAPE_TIER": str(tier)} for node, tier in enumerate(tiers)}
     common = {
         "IOSHAPE_PARITY": case.parity,
-        "IOSHAPE_EXIT_TIMEOUT_S": "0",
+        "LEAVE_UNDRAINED": "1",
         # Notes beside the generations would be read from there, too.
         "IOSHAPE_TEST_BOARD": "host",
         "OMP_NUM_THREADS": "1",

@@ -54,7 +54,6 @@ VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "durable": (False, "1", False, True),
     "tier": (Path("/local/nvme"), "/tmp", "/local/nvme", "/tmp"),
     "trace": (Path("/a/b"), "reports", "/a/b", "reports"),
-    "exit_timeout_s": (10, "2.5", 10, 2.5),
 }
 
 
@@ -258,7 +257,6 @@ BAD_VALUES: dict[str, list[Any]] = {
     "durable": ["maybe", 2, 0.5, []],
     "tier": ["", 1, "a\nb"],
     "trace": ["", 1, "a\nb"],
-    "exit_timeout_s": [-1, "soon", "", float("nan"), True, [3]],
 }
 
 
@@ -268,7 +266,7 @@ BAD_VALUES: dict[str, list[Any]] = {
 def test_bad_values_are_refused_at_once(name: str, value: Any) -> None:
     """Not at the next save, which may be hours away; and with what would be right."""
     before = ioshape.settings()
-    good = {"engine": "threads", "exit_timeout_s": 3}
+    good = {"engine": "threads", "slots": 3}
     with pytest.raises(ValueError):  # noqa: PT011 - test_bad_variables_are_named looks what it says
         ioshape.configure(**{**good, name: value})
     assert ioshape.settings() == before  # of several values all are taken, or none
@@ -363,7 +361,6 @@ BAD_TEXTS = {
     "unchanged": ["skip"],
     "mode": ["all"],
     "durable": ["maybe", "2"],
-    "exit_timeout_s": ["soon"],
 }
 
 
@@ -391,7 +388,7 @@ def test_bad_variables_are_named(
     assert number_in(tmp_path / "model.pt") == 1
 
 
-@pytest.mark.parametrize("name", ["durable", "exit_timeout_s", "engine"])
+@pytest.mark.parametrize("name", ["durable", "slots", "engine"])
 def test_settings_say_what_is_wrong_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     variable = f"IOSHAPE_{name.upper()}"
     monkeypatch.setenv(variable, "whatever")

@@ -404,41 +404,6 @@ def test_a_failure_that_somebody_heard_of_is_not_told(tmp_path: Path, ask: str) 
 # ---- When it must not take so long --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["variable", "configure"])
-@pytest.mark.slow
-def test_the_end_can_be_given_a_time_limit(tmp_path: Path, how: str) -> None:
-    path = file_to_replace(tmp_path)
-    source = """
-    ioshape.configure(exit_timeout_s=600 if "variable" in sys.argv else 0.3)
-    ioshape.save_async(checkpoint(2, 100 * MIB), "files/model.pt", progress=slow)
-    ioshape.save_async(checkpoint(3, 100 * MIB), "files/other.pt", progress=slow)
-    """
-    variables = {"IOSHAPE_EXIT_TIMEOUT_S": "0.3"} if how == "variable" else {}
-    finished = run_program(tmp_path, saving_program(source), how, variables=variables, status=LOST)
-    for name in ("model.pt", "other.pt"):
-        assert finished.stderr.count(f'"files/{name}"') == 1
-    assert "exit_timeout_s" in finished.stderr
-    assert number_in(path) == 1
-    assert names_in(path.parent) == ["model.pt"]
-
-
-@pytest.mark.slow
-def test_no_time_at_all(tmp_path: Path) -> None:
-    path = file_to_replace(tmp_path)
-    source = """
-    ioshape.save_async(checkpoint(2, 100 * MIB), "files/model.pt", progress=slow)
-    done = ioshape.save_async(checkpoint(3), "files/done.pt")
-    while not done.done():
-        time.sleep(0.01)
-    """
-    variables = {"IOSHAPE_EXIT_TIMEOUT_S": "0"}
-    finished = run_program(tmp_path, saving_program(source), variables=variables, status=LOST)
-    assert finished.stderr.count('"files/model.pt"') == 1
-    assert "done.pt" not in finished.stderr
-    assert number_in(path) == 1
-    assert names_in(path.parent) == ["done.pt", "model.pt"]
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
     path = file_to_replace(tmp_path)

@@ -138,7 +138,7 @@ def test_before_the_drain_a_generation_is_found_on_the_tier_alone(
     tmp_path: Path, fast: Path, runs: Path
 ) -> None:
     near = place_of(fast, runs)
-    settings = {"IOSHAPE_TIER": str(fast), "IOSHAPE_EXIT_TIMEOUT_S": "0"}
+    settings = {"IOSHAPE_TIER": str(fast), "LEAVE_UNDRAINED": "1"}
     with undrained(fast):
         said = run_ranks(tmp_path, SAVE, runs, 1, 2, **settings)
         assert {(line["tier"], line["path"]) for line in told(said, "saved")} == {

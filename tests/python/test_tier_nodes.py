@@ -80,7 +80,7 @@ class Nodes:
             nodes=self.nodes,
             network=self.network,
             each=each,
-            **{"IOSHAPE_EXIT_TIMEOUT_S": "0", "OMP_NUM_THREADS": "1", **variables},
+            **{"LEAVE_UNDRAINED": "1", "OMP_NUM_THREADS": "1", **variables},
         )
 
     def place(self, node: int, step: int) -> Path:
@@ -191,7 +191,7 @@ for step in (1, 2, 3):
     say("saved", tier=report.tier, there=[one.step for one in ioshape.generations(arguments[0])])
 torch.distributed.barrier()
 """,
-        IOSHAPE_EXIT_TIMEOUT_S="60",
+        LEAVE_UNDRAINED="",
     )
     there = [line["there"] for line in told(said, "saved")]
     assert all(step in steps for steps, step in zip(there, [1, 2, 3] * 4, strict=True))
@@ -220,7 +220,7 @@ def test_what_others_will_never_bring_is_given_up_for_a_newer_generation(tmp_pat
     job.lose(1)
     assert drain(job, 0) == ["waits"]
     assert [path.name.split(".")[1] for path in job.runs.iterdir()] == [f"drained-step-{1:010}"]
-    job.run(SAVE, 20_000, 2, IOSHAPE_EXIT_TIMEOUT_S="60")
+    job.run(SAVE, 20_000, 2, LEAVE_UNDRAINED="")
     assert drain(job, 1, 0) == ["waits"]
     two_days_ago = time.time() - 2 * 86400
     os.utime(job.place(0, 1), (two_days_ago, two_days_ago))
@@ -272,7 +272,7 @@ def test_ranks_that_have_moved_take_their_parts_along(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_too_many_lost_nodes_are_an_older_generation(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 3, 1)
-    job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2", IOSHAPE_EXIT_TIMEOUT_S="60")
+    job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2", LEAVE_UNDRAINED="")
     with job.undrained():
         job.run(SAVE, 20_000, 2, IOSHAPE_PARITY="1/2")
         job.lose(0, 1)
@@ -287,7 +287,7 @@ def test_too_many_lost_nodes_are_an_older_generation(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_damaged_survivor_is_found_out(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 3, 1)
-    job.run(SAVE, 300_000, 1, IOSHAPE_PARITY="1/2", IOSHAPE_EXIT_TIMEOUT_S="60")
+    job.run(SAVE, 300_000, 1, IOSHAPE_PARITY="1/2", LEAVE_UNDRAINED="")
     with job.undrained():
         job.run(SAVE, 300_000, 2, IOSHAPE_PARITY="1/2")
         (part,) = job.place(0, 2).glob("*.pt")
@@ -331,7 +331,7 @@ def test_a_node_that_dies_in_a_save_leaves_the_generation_before_it(
     victim: int, tmp_path: Path
 ) -> None:
     job = Nodes(tmp_path, 2, 2)
-    job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2", IOSHAPE_EXIT_TIMEOUT_S="60")
+    job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2", LEAVE_UNDRAINED="")
     each = {rank: {"IOSHAPE_TIER": str(job.tiers[rank // 2])} for rank in range(4)}
     source = (
         BEGIN

@@ -12,6 +12,7 @@ from typing import Any
 import ioshape
 import torch
 import torch.distributed
+from ioshape._save import under_way
 
 __all__ = [
     "Path",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 rank, ranks = ioshape.job()[:2]
+if os.environ.get("LEAVE_UNDRAINED"):
+    under_way._interrupted = True  # as after Ctrl-C: the end of the process waits for no drain
 arguments = sys.argv[1:]
 
 

@@ -162,7 +162,6 @@ TYPES = {
     "name": "str",
     "path": "str | os.PathLike[str]",
     "switch": "bool",
-    "seconds": "float",
 }
 
 

@@ -9,13 +9,12 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ioshape import _terminal
 from ioshape._errors import StorageError
 from ioshape._locks import ForkedLock
 from ioshape._native import lib
-from ioshape._settings import config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ _unheard: list[SaveHandle] = []
 _starting = 0  # saves that are about to be under way
 _ending = False  # the process is waiting for all of them, or has waited
 _ended = False  # it has waited
-_patient_until: float | None = None  # the end of the process, by time.monotonic(); None: for ever
+_interrupted = False  # Ctrl-C has ended that wait; tests that leave a tier undrained set it
 #: .calling: this thread is there to call the users' callbacks; .staged: see staging()
 _ours = threading.local()
 _finishing_in = -1  # the process that multiprocessing has been told of
@@ -232,44 +231,32 @@ def _left() -> list[SaveHandle] | None:
         return None if _ended else left
 
 
-def _wait_at_exit(timeout: float | None) -> list[SaveHandle]:
-    """Waits for all saves; those that are still under way after the timeout."""
+def _wait_at_exit() -> None:
+    """Waits for all saves."""
     begin = time.monotonic()
     next_word = begin + 1.0
     while (left := _left()) is not None:
         now = time.monotonic()
-        if timeout is not None and now - begin >= timeout:
-            return left
         if now >= next_word and left:
             _terminal.say(f"finishing before the program ends: {_tell_progress(left)}")
             next_word = now + (5.0 if now - begin > 5 else 2.0)
-        limit = next_word if timeout is None else min(next_word, begin + timeout)
-        pause = max(0.01, min(0.5, limit - now))
         if left:
-            left[0]._wait(pause)
+            left[0]._wait(max(0.01, min(0.5, next_word - now)))
         else:
             time.sleep(0.01)
-    return []
 
 
-def _abort_all(handles: list[SaveHandle], why: str) -> bool:
+def _abort_all(handles: list[SaveHandle]) -> bool:
     """Whether one of them is lost: others may have got through after all."""
     global _ended  # noqa: PLW0603
     with _registry_lock:
         _ended = True
     lost = [handle for handle in handles if handle.cancel()]
     for handle in lost:
-        _terminal.say(f'cannot finish the save to "{handle.path}": {why}; the previous file stands')
+        _terminal.say(
+            f'cannot finish the save to "{handle.path}": interrupted; the previous file stands'
+        )
     return bool(lost)
-
-
-def _at_exit(name: str) -> Any:
-    """A setting; its default if it cannot be understood, which must not cost a checkpoint."""
-    try:
-        return config.value_of(name)
-    except ValueError as error:
-        _terminal.say(str(error))
-        return None
 
 
 _after_saves: list[Callable[[], object]] = []
@@ -298,23 +285,20 @@ def _finish() -> None:
             function()
 
 
-def patient_until() -> float | None:
-    """When the end of the process waits no longer, by time.monotonic(); None: it does."""
-    return _patient_until
+def was_interrupted() -> bool:
+    """Return whether Ctrl-C has ended the wait for saves: nothing else is waited for then."""
+    return _interrupted
 
 
 def _finish_saves() -> bool:
     """Whether one was given up."""
-    global _patient_until  # noqa: PLW0603
-    timeout = _at_exit("exit_timeout_s")
-    _patient_until = None if timeout is None else time.monotonic() + timeout
+    global _interrupted  # noqa: PLW0603
     try:
-        left = _wait_at_exit(timeout)
-        why = f"it was not complete {timeout} s after the program's end (exit_timeout_s)"
+        _wait_at_exit()
     except KeyboardInterrupt:
-        _patient_until = time.monotonic()
-        left, why = _left() or [], "interrupted"
-    return _abort_all(left, why)
+        _interrupted = True
+        return _abort_all(_left() or [])
+    return False
 
 
 def _tell_unheard() -> bool:

@@ -52,7 +52,6 @@ def configure(
     durable: bool | None = None,
     tier: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
-    exit_timeout_s: float | None = None,
     # made from the table: end
     **retired: object,
 ) -> None:
@@ -96,7 +95,6 @@ def configure(
         "durable": durable,
         "tier": tier,
         "trace": trace,
-        "exit_timeout_s": exit_timeout_s,
         # named from the table: end
     }
     parsed = {

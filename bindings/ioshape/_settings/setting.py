@@ -20,7 +20,7 @@ class Setting(NamedTuple):
     name: str
     #: The struct of the library that has its field: "context", "group", or "package" for none.
     owner: str
-    #: "choice", "bytes", "power", "count", "text", "name", "path", "switch", "seconds"
+    #: "choice", "bytes", "power", "count", "text", "name", "path", "switch"
     kind: str
     #: of a choice: what it takes, in the order of the library's enum
     words: tuple[str, ...]
@@ -50,8 +50,6 @@ class Setting(NamedTuple):
             return _one_of(value, self.words)
         if self.kind == "switch":
             return switch(value)
-        if self.kind == "seconds":
-            return _seconds(value)
         if self.kind in ("text", "name", "path"):
             return self._text(value)
         number = _count(value) if self.kind == "count" else number_of_bytes(value)
@@ -90,15 +88,6 @@ def number_of_bytes(value: object) -> int:
     digits = value.strip()
     unit = _UNITS.get(digits[-1:].upper(), 1)
     return int(digits[:-1] if unit > 1 else digits) * unit
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError
-    number = float(value)
-    if not number >= 0:
-        raise ValueError
-    return number
 
 
 def switch(value: object) -> bool:

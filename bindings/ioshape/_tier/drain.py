@@ -236,15 +236,18 @@ class Drain:
 
     # ---- The end of the process -------------------------------------------------------------
 
-    def finish(self, end: float | None) -> None:
-        """Waits until what this process saved is drained, or fails; and says what is left."""
+    def finish(self) -> None:
+        """Waits until what this process saved is drained, or fails; and says what is left.
+
+        After Ctrl-C it does not wait.
+        """
         begin, next_word = time.monotonic(), time.monotonic() + 1.0
         try:
-            while self._thread is not None:
+            while self._thread is not None and not under_way.was_interrupted():
                 self._look()
                 left = [one for one in self._tickets.values() if one.failure is None]
                 now = time.monotonic()
-                if not left or (end is not None and now >= end):
+                if not left:
                     break
                 if now >= next_word:
                     _terminal.say(
@@ -253,7 +256,7 @@ class Drain:
                     )
                     next_word = now + (5.0 if now - begin > 5 else 2.0)
                 with self._changed:
-                    self._changed.wait(_LOOK_S if end is None else min(_LOOK_S, end - now))
+                    self._changed.wait(_LOOK_S)
         except KeyboardInterrupt:
             pass
         self._stop.set()
@@ -302,9 +305,8 @@ def folder_to_load_from(tier: str | os.PathLike[str] | bool | None) -> str:
 @under_way.after_saves
 def _finish() -> None:
     """The end of the process."""
-    end = under_way.patient_until()
     while _drains:
-        _drains.popitem()[1].finish(end)
+        _drains.popitem()[1].finish()
 
 
 def _forget() -> None:
