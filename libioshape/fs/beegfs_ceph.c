@@ -50,7 +50,7 @@ static bool find_value(const char *list, size_t bytes, char separator, const cha
 #define BEEGFS_TEST 0x80066616UL
 #define BEEGFS_TEXT "_FhGFS"
 
-bool fs_is_beegfs(int fd)
+static bool answers_as_beegfs(int fd)
 {
 	/* Longer than the number says: it copies a text of eight. */
 	char text[64] = "";
@@ -77,7 +77,7 @@ static int make_beegfs_layout(uint32_t pattern, uint32_t chunk_bytes, uint16_t t
 	return 0;
 }
 
-int fs_read_beegfs_layout(int fd, struct fs_layout *layout)
+static int read_beegfs_layout(int fd, bool directory, struct fs_layout *layout)
 {
 	struct {
 		uint32_t pattern;
@@ -85,6 +85,9 @@ int fs_read_beegfs_layout(int fd, struct fs_layout *layout)
 		uint16_t targets;
 	} stripes = { 0 };
 
+	/* Directories do not tell. */
+	if (directory)
+		return -ENOTSUP;
 	if (ioctl(fd, BEEGFS_GET_STRIPES, &stripes))
 		return -errno;
 	return make_beegfs_layout(stripes.pattern, stripes.chunk_bytes, stripes.targets, layout);
@@ -111,8 +114,8 @@ static bool is_ours_and_new(int fd)
 	       status.st_nlink == 1 && base_is_own_user(status.st_uid);
 }
 
-int fs_create_on_beegfs(int directory_fd, const char *name, mode_t mode,
-			const struct fs_layout *ask, struct fs_answer *answer)
+static int create_on_beegfs(int directory_fd, const char *name, mode_t mode,
+			    const struct fs_layout *ask, struct fs_answer *answer)
 {
 	const struct fs_part *part = &ask->parts[0];
 	struct beegfs_hints hints;
@@ -149,10 +152,17 @@ int fs_create_on_beegfs(int directory_fd, const char *name, mode_t mode,
 	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
 	/* The file can be written with any stripes. */
 	answer->plain = true;
-	if (fs_read_beegfs_layout(fd, &answer->got))
+	if (read_beegfs_layout(fd, false, &answer->got))
 		answer->got.count = 0;
 	return fd;
 }
+
+const struct fs_product fs_beegfs = {
+	.family = FS_BEEGFS,
+	.answers = answers_as_beegfs,
+	.read_layout = read_beegfs_layout,
+	.create = create_on_beegfs,
+};
 
 /* ---- BeeGFS: its name ------------------------------------------------------------------------ */
 
@@ -304,7 +314,7 @@ static int parse_ceph_layout(const char *text, size_t bytes, struct fs_layout *l
 	return 0;
 }
 
-static int read_ceph_layout(int fd, const char *attribute, struct fs_layout *layout)
+static int read_attribute(int fd, const char *attribute, struct fs_layout *layout)
 {
 	char text[CEPH_TEXT_BYTES];
 	ssize_t got = fgetxattr(fd, attribute, text, sizeof(text));
@@ -312,18 +322,23 @@ static int read_ceph_layout(int fd, const char *attribute, struct fs_layout *lay
 	return got < 0 ? -errno : parse_ceph_layout(text, (size_t)got, layout);
 }
 
-int fs_read_ceph_layout(int fd, bool directory, struct fs_layout *layout)
+static int read_ceph_layout(int fd, bool directory, struct fs_layout *layout)
 {
-	return read_ceph_layout(fd, directory ? CEPH_DIRECTORY_XATTR : CEPH_FILE_XATTR, layout);
+	return read_attribute(fd, directory ? CEPH_DIRECTORY_XATTR : CEPH_FILE_XATTR, layout);
 }
 
-bool fs_answers_as_ceph(int fd)
+static bool answers_as_ceph(int fd)
 {
 	struct fs_layout layout;
 
-	return !read_ceph_layout(fd, CEPH_FILE_XATTR, &layout) ||
-	       !read_ceph_layout(fd, CEPH_DIRECTORY_XATTR, &layout);
+	return !read_ceph_layout(fd, false, &layout) || !read_ceph_layout(fd, true, &layout);
 }
+
+const struct fs_product fs_ceph = {
+	.family = FS_CEPH,
+	.answers = answers_as_ceph,
+	.read_layout = read_ceph_layout,
+};
 
 /* ---- CephFS: its name ------------------------------------------------------------------------ */
 

@@ -11,7 +11,7 @@
 
 #include <sys/types.h>
 
-/* ---- Families (identify.c) ------------------------------------------------------------------- */
+/* ---- Families (mounts.c) --------------------------------------------------------------------- */
 
 /* What kind of filesystem, by its type and, where that can lie, by what it answers. */
 enum fs_family {
@@ -168,7 +168,7 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
 /* Counts the storage targets by one system call; 0 if the filesystem does not tell (lustre.c). */
 uint32_t fs_count_targets(int directory_fd, enum fs_family family);
 
-/* ---- Files and directories (identify.c) ------------------------------------------------------ */
+/* ---- Files and directories (storage.c) ------------------------------------------------------ */
 
 struct fs_info {
 	/* As /proc/self/mountinfo says it: "ext4", "fuse.sshfs"; otherwise by the magic number. */
@@ -227,7 +227,7 @@ uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
  * not tell, as of filesystems that do so themselves. */
 uint64_t fs_read_ahead_of(int fd);
 
-/* ---- Mounts (identify.c): what is the same for all files there ------------------------------- */
+/* ---- Mounts (storage.c): what is the same for all files there ------------------------------- */
 
 struct fs_target {
 	char name[64];
@@ -285,7 +285,8 @@ void fs_find_directory(const char *path, struct fs_found *found);
  * costs one system call. 0 or a negative errno. */
 int fs_mount_of_path(const char *path, uint64_t *mount);
 
-/* ---- Free space (space.c) -------------------------------------------------------------------- */
+/* ---- Free space (mounts.c) --------------------------------------------------------------------
+ */
 
 struct fs_space {
 	/* For new bytes of this user, as the filesystem says it; UINT64_MAX if it does not. One
@@ -325,7 +326,8 @@ void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes);
 void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
 			  size_t into_bytes);
 
-/* ---- Names of slot pools (pool.c) ------------------------------------------------------------ */
+/* ---- Names of slot pools (storage.c) ------------------------------------------------------------
+ */
 
 #define FS_POOL_BYTES 128
 
@@ -342,7 +344,7 @@ void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
 /* A name for a statfs magic number: "nfs", "lustre"; "0x…" for one not known here. Pure
- * (identify.c). */
+ * (mounts.c). */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);
 
 /* ==== Between the files of this folder ======================================================== */
@@ -380,25 +382,13 @@ uint64_t fs_mount_number(const struct statx *status);
 uint64_t fs_unique_mount_number(const struct statx *status);
 #define FS_STATX_UNIQUE_MOUNT 0x4000U
 
-/* ---- Families (identify.c) ------------------------------------------------------------------- */
+/* ---- Families (mounts.c) --------------------------------------------------------------------- */
 
 uint64_t fs_magic(const struct statfs *system);
 /* Whether hosts share filesystems of this type as a rule. Pure. */
 bool fs_type_is_shared(const char *type);
 /* By the type in the mount table, or if that is not known by statfs' f_type. Pure. */
 enum fs_family fs_family_of(const char *type, uint64_t magic);
-/*
- * By what an open file answers, too: a filesystem in user space of no known type is asked the
- * questions that only the families with layouts can answer. A daemon may pass them on to such a
- * filesystem below it, or imitate one. Up to five system calls: once per mount.
- */
-enum fs_family fs_family_of_open(int fd, const char *type, uint64_t magic);
-/*
- * Reads the layout of an open file, or what new files in an open directory get. One or two system
- * calls on families that have layouts, none on others. False if it does not tell; *layout is zero
- * then.
- */
-bool fs_ask_for_layout(int fd, enum fs_family family, bool directory, struct fs_layout *layout);
 
 /* ---- Creating files with a layout ------------------------------------------------------------ */
 
@@ -412,20 +402,28 @@ struct fs_answer {
 /* Keeps what failed, and errno's words for it; the first time counts (layout.c). */
 void fs_refused(struct fs_answer *answer, const char *what);
 
-/*
- * Each creates a file (O_EXCL); `answer` says whether it has the layout. A descriptor or a negative
- * errno. After an error no file is left, except with -EEXIST: that file is not ours.
+/* ---- Products that tell of their layouts (lustre.c, beegfs_ceph.c) ----------------------------
  */
-int fs_create_on_lustre(int directory_fd, const char *name, mode_t mode,
-			const struct fs_layout *ask, struct fs_answer *answer);
-int fs_create_on_beegfs(int directory_fd, const char *name, mode_t mode,
-			const struct fs_layout *ask, struct fs_answer *answer);
+
+struct fs_product {
+	enum fs_family family;
+	/* Returns whether an open file or directory is on this product, by what it answers. */
+	bool (*answers)(int fd);
+	/* Reads the layout of an open file, or what new files in an open directory get. 0, -E2BIG
+	 * if only the first parts fit, or another negative code. */
+	int (*read_layout)(int fd, bool directory, struct fs_layout *layout);
+	/*
+	 * Creates a file (O_EXCL); `answer` says whether it has the layout. A descriptor or a
+	 * negative errno. After an error no file is left, except with -EEXIST: that file is not
+	 * ours. NULL: it takes no layouts.
+	 */
+	int (*create)(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
+		      struct fs_answer *answer);
+};
+
+extern const struct fs_product fs_lustre, fs_beegfs, fs_ceph;
 
 /* ---- Lustre (lustre.c) ----------------------------------------------------------------------- */
-
-/* Reads the layout of an open file or directory. `answered`: the bytes are a layout of Lustre's,
- * understood or not. 0, -E2BIG if only the first parts fit, or another negative code. */
-int fs_read_lustre_layout(int fd, struct fs_layout *layout, bool *answered);
 
 /* Finds "scratch" in "10.0.0.1@tcp:10.0.0.2@tcp:/scratch/folder", a mount's source. The bytes of
  * the name and where it begins; 0 if there is none. Pure. */
@@ -436,14 +434,6 @@ size_t fs_lustre_name(const char *source, const char **name);
 void fs_list_lustre_targets(const char *root, struct fs_storage *storage);
 
 /* ---- BeeGFS and CephFS (beegfs_ceph.c) ------------------------------------------------------- */
-
-bool fs_is_beegfs(int fd);
-/* 0 or a negative code. */
-int fs_read_beegfs_layout(int fd, struct fs_layout *layout);
-/* Whether a file or directory has a layout as CephFS tells it. */
-bool fs_answers_as_ceph(int fd);
-/* `directory`: the layout that new files in it get, if it was set for this one. */
-int fs_read_ceph_layout(int fd, bool directory, struct fs_layout *layout);
 
 /* Puts "mgmt01:8008", the management server, in the place of the mount table's "beegfs_nodev",
  * which is the same for all. Nothing if /proc/fs/beegfs does not tell. */

@@ -256,7 +256,9 @@ static int parse_layout(const void *data, size_t bytes, struct fs_layout *layout
 #define SMALL_BYTES 2048
 #define LARGE_BYTES 65536
 
-int fs_read_lustre_layout(int fd, struct fs_layout *layout, bool *answered)
+/* Reads the layout of an open file or directory. `answered`: the bytes are a layout of Lustre's,
+ * understood or not. 0, -E2BIG if only the first parts fit, or another negative code. */
+static int read_layout(int fd, struct fs_layout *layout, bool *answered)
 {
 	uint8_t small[SMALL_BYTES], *large = NULL;
 	ssize_t got = fgetxattr(fd, LAYOUT_XATTR, small, sizeof(small));
@@ -278,6 +280,14 @@ int fs_read_lustre_layout(int fd, struct fs_layout *layout, bool *answered)
 	}
 	free(large);
 	return ret;
+}
+
+static int read_open_layout(int fd, bool directory, struct fs_layout *layout)
+{
+	bool answered;
+
+	(void)directory;
+	return read_layout(fd, layout, &answered);
 }
 
 /* ---- Asking -----------------------------------------------------------------------------------
@@ -403,8 +413,8 @@ static void read_back(int fd, struct fs_answer *answer)
 	free(blob);
 }
 
-int fs_create_on_lustre(int directory_fd, const char *name, mode_t mode,
-			const struct fs_layout *ask, struct fs_answer *answer)
+static int create_file(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
+		       struct fs_answer *answer)
 {
 	/* Written to, too: it answers in the same place. */
 	uint8_t blob[REQUEST_BYTES];
@@ -607,3 +617,22 @@ void fs_list_lustre_targets(const char *root, struct fs_storage *storage)
 		storage->targets = look.targets;
 	base_buffer_free(&look.members);
 }
+
+/* ---- The product ----------------------------------------------------------------------------- */
+
+static bool answers_as_lustre(int fd)
+{
+	struct fs_layout layout;
+	bool answered;
+
+	read_layout(fd, &layout, &answered);
+	/* A directory without a layout of its own may have none to tell. */
+	return answered || fs_count_targets(fd, FS_LUSTRE);
+}
+
+const struct fs_product fs_lustre = {
+	.family = FS_LUSTRE,
+	.answers = answers_as_lustre,
+	.read_layout = read_open_layout,
+	.create = create_file,
+};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The mount table of this process, small texts of the kernel, and which mount a path is on.
+ * The mount table of this process, small texts of the kernel, families of filesystems by type,
+ * which mount a path is on, and how much space there is for a file.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -242,11 +244,156 @@ uint64_t fs_unique_mount_number(const struct statx *status)
 	return mount;
 }
 
+/* ---- Families -------------------------------------------------------------------------------- */
+
+static const char *const names[FS_FAMILIES] = {
+	[FS_OTHER] = "other",     [FS_LUSTRE] = "lustre",   [FS_BEEGFS] = "beegfs",
+	[FS_GPFS] = "gpfs",       [FS_CEPH] = "ceph",       [FS_NFS] = "nfs",
+	[FS_WEKA] = "weka",       [FS_DAOS] = "daos",       [FS_JUICEFS] = "juicefs",
+	[FS_ALLUXIO] = "alluxio", [FS_GLUSTER] = "gluster", [FS_FUSE] = "fuse",
+	[FS_XFS] = "xfs",         [FS_EXT] = "ext",         [FS_BTRFS] = "btrfs",
+	[FS_ZFS] = "zfs",         [FS_TMPFS] = "tmpfs",     [FS_OVERLAY] = "overlay",
+};
+
+const char *fs_family_name(enum fs_family family)
+{
+	return (unsigned)family < FS_FAMILIES ? names[family] : names[FS_OTHER];
+}
+
+/* Types of the mount table; "fuse.NAME" is what a daemon calls itself. */
+static const struct {
+	const char *type;
+	enum fs_family family;
+} types[] = {
+	{ "lustre", FS_LUSTRE },
+	{ "beegfs", FS_BEEGFS },
+	{ "fhgfs", FS_BEEGFS },
+	{ "gpfs", FS_GPFS },
+	{ "ceph", FS_CEPH },
+	{ "fuse.ceph", FS_CEPH },
+	{ "fuse.ceph-fuse", FS_CEPH },
+	{ "nfs", FS_NFS },
+	{ "nfs4", FS_NFS },
+	{ "wekafs", FS_WEKA },
+	{ "fuse.daos", FS_DAOS },
+	{ "fuse.dfuse", FS_DAOS },
+	{ "dfuse", FS_DAOS },
+	{ "fuse.juicefs", FS_JUICEFS },
+	{ "juicefs", FS_JUICEFS },
+	{ "JuiceFS", FS_JUICEFS },
+	{ "fuse.alluxio", FS_ALLUXIO },
+	{ "fuse.alluxio-fuse", FS_ALLUXIO },
+	{ "alluxio-fuse", FS_ALLUXIO },
+	{ "glusterfs", FS_GLUSTER },
+	{ "fuse.glusterfs", FS_GLUSTER },
+	{ "xfs", FS_XFS },
+	{ "ext2", FS_EXT },
+	{ "ext3", FS_EXT },
+	{ "ext4", FS_EXT },
+	{ "btrfs", FS_BTRFS },
+	{ "zfs", FS_ZFS },
+	{ "tmpfs", FS_TMPFS },
+	{ "ramfs", FS_TMPFS },
+	{ "overlay", FS_OVERLAY },
+	{ "fuse.fuse-overlayfs", FS_OVERLAY },
+	{ "fuse", FS_FUSE },
+	{ "fuseblk", FS_FUSE },
+};
+
+static const struct {
+	uint64_t magic;
+	enum fs_family family;
+	const char *name; /* as types are called; NULL: as its family */
+} magics[] = {
+	{ 0x0bd00bd0, FS_LUSTRE, NULL },  { 0x19830326, FS_BEEGFS, NULL },
+	{ 0x47504653, FS_GPFS, NULL },    { 0x00c36400, FS_CEPH, NULL },
+	{ 0x00006969, FS_NFS, NULL },     { 0x58465342, FS_XFS, NULL },
+	{ 0x0000ef53, FS_EXT, "ext4" },   { 0x9123683e, FS_BTRFS, NULL },
+	{ 0x2fc12fc1, FS_ZFS, NULL },     { 0x01021994, FS_TMPFS, NULL },
+	{ 0x794c7630, FS_OVERLAY, NULL }, { FS_FUSE_MAGIC, FS_FUSE, NULL },
+};
+
+void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(magics); i++) {
+		if (magics[i].magic == magic) {
+			snprintf(type, type_bytes, "%s",
+				 magics[i].name ? magics[i].name : names[magics[i].family]);
+			return;
+		}
+	}
+	snprintf(type, type_bytes, "0x%llx", (unsigned long long)magic);
+}
+
+bool fs_is_local(enum fs_family family)
+{
+	switch (family) {
+	case FS_OTHER:
+	case FS_XFS:
+	case FS_EXT:
+	case FS_BTRFS:
+	case FS_ZFS:
+	case FS_TMPFS:
+	case FS_OVERLAY:
+		return true;
+	default:
+		return false;
+	}
+}
+
+bool fs_cuts_requests(enum fs_family family)
+{
+	return family == FS_NFS || family == FS_JUICEFS || family == FS_ALLUXIO ||
+	       family == FS_GLUSTER || family == FS_FUSE;
+}
+
+bool fs_writes_cached(enum fs_family family, uint64_t magic)
+{
+	return magic == FS_FUSE_MAGIC && family != FS_LUSTRE && family != FS_BEEGFS;
+}
+
+enum fs_family fs_family_of(const char *type, uint64_t magic)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(types); i++) {
+		if (!strcmp(types[i].type, type))
+			return types[i].family;
+	}
+	if (!strncmp(type, "fuse.", 5))
+		return FS_FUSE;
+	for (size_t i = 0; i < ARRAY_LENGTH(magics); i++) {
+		if (magics[i].magic == magic)
+			return magics[i].family;
+	}
+	return FS_OTHER;
+}
+
+bool fs_type_is_shared(const char *type)
+{
+	static const char *const shared[] = {
+		"9p",        "afs",   "beegfs", "ceph", "cifs",   "fuse",
+		"glusterfs", "gpfs",  "lustre", "nfs",  "nfs4",   "ocfs2",
+		"orangefs",  "panfs", "pvfs2",  "smb3", "wekafs",
+	};
+
+	if (!strncmp(type, "fuse.", 5))
+		return true;
+	for (size_t i = 0; i < ARRAY_LENGTH(shared); i++) {
+		if (!strcmp(type, shared[i]))
+			return true;
+	}
+	return false;
+}
+
+uint64_t fs_magic(const struct statfs *system)
+{
+	return (uint64_t)(unsigned long)system->f_type & 0xffffffff;
+}
+
 /* ---- Which mount a path is on ---------------------------------------------------------------- */
 
 /* The number that no other mount gets, where the kernel has one; that of the mount table, where
  * not. */
-static const unsigned wanted = STATX_TYPE | FS_STATX_MOUNT | FS_STATX_UNIQUE_MOUNT;
+static const unsigned mount_fields = STATX_TYPE | FS_STATX_MOUNT | FS_STATX_UNIQUE_MOUNT;
 
 static int look_at_directory(const char *path, unsigned mask, struct statx *status)
 {
@@ -289,7 +436,7 @@ void fs_find_directory(const char *path, struct fs_found *found)
 
 	memset(found, 0, sizeof(*found));
 	found->absent = true;
-	found->code = look_at_directory(path, wanted, &directory);
+	found->code = look_at_directory(path, mount_fields, &directory);
 	if (!found->code)
 		note_mount(found, &directory);
 }
@@ -301,9 +448,9 @@ void fs_find(const char *path, struct fs_found *found)
 
 	memset(found, 0, sizeof(*found));
 	/* Not behind a link at first: what is absent would be asked for twice. */
-	if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, wanted, &status)) {
+	if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, mount_fields, &status)) {
 		found->code = -errno;
-	} else if (S_ISLNK(status.stx_mode) && statx(AT_FDCWD, path, 0, wanted, &status)) {
+	} else if (S_ISLNK(status.stx_mode) && statx(AT_FDCWD, path, 0, mount_fields, &status)) {
 		found->code = -errno;
 		found->dangling = errno == ENOENT;
 	}
@@ -321,9 +468,170 @@ void fs_find(const char *path, struct fs_found *found)
 int fs_mount_of_path(const char *path, uint64_t *mount)
 {
 	struct statx status;
-	int ret = fs_statx_path(path, wanted, &status);
+	int ret = fs_statx_path(path, mount_fields, &status);
 
 	if (!ret)
 		*mount = mount_of(&status);
 	return ret;
+}
+
+/* ---- Free space ------------------------------------------------------------------------------ */
+
+#define EXT4_MAGIC 0xef53
+
+/* For new bytes of this user; UINT64_MAX if the filesystem does not say it. */
+static uint64_t free_bytes(const struct statfs *system)
+{
+	uint64_t unit = (uint64_t)(system->f_frsize ? system->f_frsize : system->f_bsize);
+	uint64_t blocks = system->f_bavail, bytes;
+
+	/* Filesystems that do not count: some of FUSE, /proc. */
+	if (!system->f_blocks)
+		return UINT64_MAX;
+	/* ext4 keeps a twentieth for root, and statfs() tells root the same as everybody else. */
+	if (system->f_type == EXT4_MAGIC && !geteuid())
+		blocks = MAX(blocks, system->f_bfree);
+	return __builtin_mul_overflow(blocks, unit, &bytes) ? UINT64_MAX : bytes;
+}
+
+uint64_t fs_free_bytes_behind(int fd)
+{
+	struct statfs system;
+
+	return fstatfs(fd, &system) ? UINT64_MAX : free_bytes(&system);
+}
+
+static int look(const char *path, struct fs_space *space)
+{
+	struct statfs system;
+
+	if (statfs(path, &system))
+		return -errno;
+	space->free_bytes = free_bytes(&system);
+	space->no_inodes = system.f_files && !system.f_ffree;
+	space->magic = fs_magic(&system);
+	return 0;
+}
+
+static void note_device(struct fs_space *space, const struct stat *status)
+{
+	space->device_major = major(status->st_dev);
+	space->device_minor = minor(status->st_dev);
+}
+
+int fs_space_of_found(const char *path, const struct fs_found *found, struct fs_space *space)
+{
+	char *directory;
+	int ret;
+
+	memset(space, 0, sizeof(*space));
+	space->free_bytes = UINT64_MAX;
+	if (found->code)
+		return found->code;
+	/* Where a link that leads to nothing leads to is found out when the file is made. */
+	if (found->dangling)
+		return -ENOENT;
+	if (!found->absent && !found->regular)
+		return -EINVAL;
+	directory = found->absent ? base_directory_of(path) : strdup(path);
+	if (!directory)
+		return -ENOMEM;
+	ret = look(directory, space);
+	space->device_major = found->device_major;
+	space->device_minor = found->device_minor;
+	free(directory);
+	return ret;
+}
+
+int fs_space_of_path(const char *path, struct fs_space *space)
+{
+	struct fs_found found;
+
+	fs_find(path, &found);
+	return fs_space_of_found(path, &found, space);
+}
+
+uint64_t fs_replaced_bytes(const char *path)
+{
+	struct stat status;
+
+	return stat(path, &status) ? 0 : (uint64_t)status.st_blocks * 512;
+}
+
+int fs_space_of_directory(const char *path, struct fs_space *space)
+{
+	char *at = strdup(path), *above;
+	struct stat status;
+	int ret;
+
+	memset(space, 0, sizeof(*space));
+	space->free_bytes = UINT64_MAX;
+	for (;;) {
+		if (!at)
+			return -ENOMEM;
+		ret = stat(at, &status) ? -errno : look(at, space);
+		if (ret != -ENOENT || !strcmp(at, "/") || !strcmp(at, "."))
+			break;
+		above = base_directory_of(at);
+		free(at);
+		at = above;
+	}
+	if (!ret)
+		note_device(space, &status);
+	free(at);
+	return ret;
+}
+
+void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes)
+{
+	struct fs_mount mount;
+
+	if (fs_find_mount("", 0, space->device_major, space->device_minor, &mount))
+		fs_magic_name(space->magic, type, type_bytes);
+	else
+		snprintf(type, type_bytes, "%s", mount.type);
+}
+
+/* ---- Storage targets ------------------------------------------------------------------------- */
+
+#define MOST_NAMED 3u
+
+/* The fullest of those that come after `last`: by free bytes, then by place. */
+static const struct fs_target *next_full(const struct fs_storage *storage, uint64_t bytes,
+					 const struct fs_target *last)
+{
+	const struct fs_target *found = NULL;
+
+	for (uint32_t i = 0; i < MIN(storage->target_count, ARRAY_LENGTH(storage->target)); i++) {
+		const struct fs_target *target = &storage->target[i];
+
+		if (target->free_bytes >= bytes ||
+		    (found && found->free_bytes <= target->free_bytes))
+			continue;
+		if (!last || target->free_bytes > last->free_bytes ||
+		    (target->free_bytes == last->free_bytes && target > last))
+			found = target;
+	}
+	return found;
+}
+
+void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
+			  size_t into_bytes)
+{
+	const struct fs_target *target = NULL;
+	unsigned named = 0, more = 0;
+	size_t used = 0;
+
+	*into = 0;
+	while ((target = next_full(storage, bytes, target))) {
+		if (named == MOST_NAMED) {
+			more++;
+			continue;
+		}
+		snprintf(into + used, into_bytes - used, "%s%s (%s free)", named++ ? ", " : "",
+			 target->name, BASE_SIZE(target->free_bytes));
+		used = strlen(into);
+	}
+	if (more)
+		snprintf(into + used, into_bytes - used, " and %u more", more);
 }

@@ -9,7 +9,7 @@
 #include "fs/lustre.c"
 #undef PATH_BYTES
 #include "fs/mounts.c"
-#include "fs/pool.c"
+#include "fs/storage.c"
 #include "fuzz.h"
 
 static bool has_end(const char *text, size_t room)

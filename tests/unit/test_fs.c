@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 /* For its pure rules. */
 #include "fs/mounts.c"
-#include "fs/pool.c"
+#include "fs/storage.c"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -110,7 +110,7 @@ TEST(pure, magic_numbers_have_names)
 	ck_assert_str_eq(small, "lus");
 }
 
-static void describe(const char *path, struct fs_info *info)
+static void describe_path(const char *path, struct fs_info *info)
 {
 	struct base_error error = { 0 };
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -130,7 +130,7 @@ TEST(real_case, a_real_file_is_described)
 	struct fs_info info;
 
 	scratch_write(scratch_path("file"), "abc", 3);
-	describe(scratch_path("file"), &info);
+	describe_path(scratch_path("file"), &info);
 	ck_assert_int_eq(statfs(scratch_directory(), &system), 0);
 	ck_assert_uint_eq(info.magic, (uint64_t)(unsigned long)system.f_type & 0xffffffff);
 	ck_assert_uint_ne(info.type[0], 0);
@@ -142,7 +142,7 @@ TEST(real_case, a_real_file_is_described)
 		ck_assert_uint_eq(info.offset_alignment & (info.offset_alignment - 1), 0);
 		ck_assert(scratch_direct());
 	}
-	describe("/proc/self/status", &info);
+	describe_path("/proc/self/status", &info);
 	ck_assert_str_eq(info.type, "proc");
 	ck_assert(!info.direct_known || !info.direct_works);
 }

@@ -1,174 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which kind of filesystem something is on, and what the kernel and the filesystem tell of it. */
+/*
+ * Which storage something is on: what the kernel and the filesystem tell of it, files that are
+ * created there with a layout, and the name of its pool of slots.
+ */
 #define _GNU_SOURCE
 #include "fs/fs.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
-
-/* ---- Families -------------------------------------------------------------------------------- */
-
-static const char *const names[FS_FAMILIES] = {
-	[FS_OTHER] = "other",     [FS_LUSTRE] = "lustre",   [FS_BEEGFS] = "beegfs",
-	[FS_GPFS] = "gpfs",       [FS_CEPH] = "ceph",       [FS_NFS] = "nfs",
-	[FS_WEKA] = "weka",       [FS_DAOS] = "daos",       [FS_JUICEFS] = "juicefs",
-	[FS_ALLUXIO] = "alluxio", [FS_GLUSTER] = "gluster", [FS_FUSE] = "fuse",
-	[FS_XFS] = "xfs",         [FS_EXT] = "ext",         [FS_BTRFS] = "btrfs",
-	[FS_ZFS] = "zfs",         [FS_TMPFS] = "tmpfs",     [FS_OVERLAY] = "overlay",
-};
-
-const char *fs_family_name(enum fs_family family)
-{
-	return (unsigned)family < FS_FAMILIES ? names[family] : names[FS_OTHER];
-}
-
-/* Types of the mount table; "fuse.NAME" is what a daemon calls itself. */
-static const struct {
-	const char *type;
-	enum fs_family family;
-} types[] = {
-	{ "lustre", FS_LUSTRE },
-	{ "beegfs", FS_BEEGFS },
-	{ "fhgfs", FS_BEEGFS },
-	{ "gpfs", FS_GPFS },
-	{ "ceph", FS_CEPH },
-	{ "fuse.ceph", FS_CEPH },
-	{ "fuse.ceph-fuse", FS_CEPH },
-	{ "nfs", FS_NFS },
-	{ "nfs4", FS_NFS },
-	{ "wekafs", FS_WEKA },
-	{ "fuse.daos", FS_DAOS },
-	{ "fuse.dfuse", FS_DAOS },
-	{ "dfuse", FS_DAOS },
-	{ "fuse.juicefs", FS_JUICEFS },
-	{ "juicefs", FS_JUICEFS },
-	{ "JuiceFS", FS_JUICEFS },
-	{ "fuse.alluxio", FS_ALLUXIO },
-	{ "fuse.alluxio-fuse", FS_ALLUXIO },
-	{ "alluxio-fuse", FS_ALLUXIO },
-	{ "glusterfs", FS_GLUSTER },
-	{ "fuse.glusterfs", FS_GLUSTER },
-	{ "xfs", FS_XFS },
-	{ "ext2", FS_EXT },
-	{ "ext3", FS_EXT },
-	{ "ext4", FS_EXT },
-	{ "btrfs", FS_BTRFS },
-	{ "zfs", FS_ZFS },
-	{ "tmpfs", FS_TMPFS },
-	{ "ramfs", FS_TMPFS },
-	{ "overlay", FS_OVERLAY },
-	{ "fuse.fuse-overlayfs", FS_OVERLAY },
-	{ "fuse", FS_FUSE },
-	{ "fuseblk", FS_FUSE },
-};
-
-static const struct {
-	uint64_t magic;
-	enum fs_family family;
-	const char *name; /* as types are called; NULL: as its family */
-} magics[] = {
-	{ 0x0bd00bd0, FS_LUSTRE, NULL },  { 0x19830326, FS_BEEGFS, NULL },
-	{ 0x47504653, FS_GPFS, NULL },    { 0x00c36400, FS_CEPH, NULL },
-	{ 0x00006969, FS_NFS, NULL },     { 0x58465342, FS_XFS, NULL },
-	{ 0x0000ef53, FS_EXT, "ext4" },   { 0x9123683e, FS_BTRFS, NULL },
-	{ 0x2fc12fc1, FS_ZFS, NULL },     { 0x01021994, FS_TMPFS, NULL },
-	{ 0x794c7630, FS_OVERLAY, NULL }, { FS_FUSE_MAGIC, FS_FUSE, NULL },
-};
-
-void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
-{
-	for (size_t i = 0; i < ARRAY_LENGTH(magics); i++) {
-		if (magics[i].magic == magic) {
-			snprintf(type, type_bytes, "%s",
-				 magics[i].name ? magics[i].name : names[magics[i].family]);
-			return;
-		}
-	}
-	snprintf(type, type_bytes, "0x%llx", (unsigned long long)magic);
-}
-
-bool fs_is_local(enum fs_family family)
-{
-	switch (family) {
-	case FS_OTHER:
-	case FS_XFS:
-	case FS_EXT:
-	case FS_BTRFS:
-	case FS_ZFS:
-	case FS_TMPFS:
-	case FS_OVERLAY:
-		return true;
-	default:
-		return false;
-	}
-}
-
-bool fs_cuts_requests(enum fs_family family)
-{
-	return family == FS_NFS || family == FS_JUICEFS || family == FS_ALLUXIO ||
-	       family == FS_GLUSTER || family == FS_FUSE;
-}
-
-bool fs_writes_cached(enum fs_family family, uint64_t magic)
-{
-	return magic == FS_FUSE_MAGIC && family != FS_LUSTRE && family != FS_BEEGFS;
-}
-
-enum fs_family fs_family_of(const char *type, uint64_t magic)
-{
-	for (size_t i = 0; i < ARRAY_LENGTH(types); i++) {
-		if (!strcmp(types[i].type, type))
-			return types[i].family;
-	}
-	if (!strncmp(type, "fuse.", 5))
-		return FS_FUSE;
-	for (size_t i = 0; i < ARRAY_LENGTH(magics); i++) {
-		if (magics[i].magic == magic)
-			return magics[i].family;
-	}
-	return FS_OTHER;
-}
-
-bool fs_type_is_shared(const char *type)
-{
-	static const char *const shared[] = {
-		"9p",        "afs",   "beegfs", "ceph", "cifs",   "fuse",
-		"glusterfs", "gpfs",  "lustre", "nfs",  "nfs4",   "ocfs2",
-		"orangefs",  "panfs", "pvfs2",  "smb3", "wekafs",
-	};
-
-	if (!strncmp(type, "fuse.", 5))
-		return true;
-	for (size_t i = 0; i < ARRAY_LENGTH(shared); i++) {
-		if (!strcmp(type, shared[i]))
-			return true;
-	}
-	return false;
-}
+#include <unistd.h>
 
 /* ---- What a filesystem answers --------------------------------------------------------------- */
 
 /* Where the bricks are; with "trusted." before it only root may ask. Part of GlusterFS's ABI. */
 #define GLUSTER_XATTR "glusterfs.pathinfo"
 
-bool fs_ask_for_layout(int fd, enum fs_family family, bool directory, struct fs_layout *layout)
+/* The order in which a filesystem in user space is asked whether it is one of them. */
+static const struct fs_product *const products[] = { &fs_lustre, &fs_ceph, &fs_beegfs };
+
+static const struct fs_product *product_of(enum fs_family family)
 {
-	bool answered;
+	for (size_t i = 0; i < ARRAY_LENGTH(products); i++) {
+		if (products[i]->family == family)
+			return products[i];
+	}
+	return NULL;
+}
+
+/*
+ * Reads the layout of an open file, or what new files in an open directory get. One or two system
+ * calls on families that have layouts, none on others. False if it does not tell; *layout is zero
+ * then.
+ */
+static bool read_layout_of(int fd, enum fs_family family, bool directory, struct fs_layout *layout)
+{
+	const struct fs_product *product = product_of(family);
 	int ret = -ENOTSUP;
 
 	memset(layout, 0, sizeof(*layout));
-	if (family == FS_LUSTRE)
-		ret = fs_read_lustre_layout(fd, layout, &answered);
-	else if (family == FS_CEPH)
-		ret = fs_read_ceph_layout(fd, directory, layout);
-	else if (family == FS_BEEGFS && !directory)
-		ret = fs_read_beegfs_layout(fd, layout);
+	if (product)
+		ret = product->read_layout(fd, directory, layout);
 	/* The first parts of a long one are better than nothing. */
 	if (ret && ret != -E2BIG)
 		memset(layout, 0, sizeof(*layout));
@@ -177,32 +55,25 @@ bool fs_ask_for_layout(int fd, enum fs_family family, bool directory, struct fs_
 
 static enum fs_family family_behind_fuse(int fd)
 {
-	struct fs_layout layout;
-	bool answered;
-
-	fs_read_lustre_layout(fd, &layout, &answered);
-	/* A directory without a layout of its own may have none to tell. */
-	if (answered || fs_count_targets(fd, FS_LUSTRE))
-		return FS_LUSTRE;
-	if (fs_answers_as_ceph(fd))
-		return FS_CEPH;
-	if (fs_is_beegfs(fd))
-		return FS_BEEGFS;
+	for (size_t i = 0; i < ARRAY_LENGTH(products); i++) {
+		if (products[i]->answers(fd))
+			return products[i]->family;
+	}
 	if (fgetxattr(fd, GLUSTER_XATTR, NULL, 0) > 0)
 		return FS_GLUSTER;
 	return FS_FUSE;
 }
 
-enum fs_family fs_family_of_open(int fd, const char *type, uint64_t magic)
+/*
+ * Finds the family by what an open file answers, too: a filesystem in user space of no known type
+ * is asked the questions that only the families with layouts can answer. A daemon may pass them on
+ * to such a filesystem below it, or imitate one. Up to five system calls: once per mount.
+ */
+static enum fs_family family_of_open(int fd, const char *type, uint64_t magic)
 {
 	enum fs_family family = fs_family_of(type, magic);
 
 	return family == FS_FUSE ? family_behind_fuse(fd) : family;
-}
-
-uint64_t fs_magic(const struct statfs *system)
-{
-	return (uint64_t)(unsigned long)system->f_type & 0xffffffff;
 }
 
 /* ---- Files and directories ------------------------------------------------------------------- */
@@ -236,7 +107,7 @@ static void find_type(int fd, struct fs_info *info, unsigned device_major, unsig
 		fs_magic_name(info->magic, info->type, sizeof(info->type));
 	else
 		memcpy(info->type, mount.type, sizeof(info->type));
-	info->family = fs_family_of_open(fd, info->type, info->magic);
+	info->family = family_of_open(fd, info->type, info->magic);
 }
 
 static void remember(struct fs_memory *memory, const struct fs_info *info,
@@ -321,7 +192,7 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 	int ret = describe(fd, path, memory, info, &is_directory, error);
 
 	if (!ret)
-		fs_ask_for_layout(fd, info->family, is_directory, &info->layout);
+		read_layout_of(fd, info->family, is_directory, &info->layout);
 	return ret;
 }
 
@@ -347,7 +218,7 @@ int fs_describe_new(int fd, int directory_fd, bool inherits, const char *path,
 		info->layout = memory->layout;
 		return 0;
 	}
-	fs_ask_for_layout(fd, info->family, is_directory, &info->layout);
+	read_layout_of(fd, info->family, is_directory, &info->layout);
 	memory->directory = above.stx_ino;
 	memory->asked_ns = now_ns;
 	memory->layout = info->layout;
@@ -463,11 +334,10 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 	storage->free_bytes = (uint64_t)system.f_bavail * (uint64_t)system.f_frsize;
 	fs_magic_name(magic, storage->mount.type, sizeof(storage->mount.type));
 	read_mount(root, &status, &storage->mount);
-	storage->family = fs_family_of_open(directory_fd, storage->mount.type, magic);
+	storage->family = family_of_open(directory_fd, storage->mount.type, magic);
 	storage->remote = is_remote(storage);
 	storage->targets = fs_count_targets(directory_fd, storage->family);
-	fs_ask_for_layout(directory_fd, storage->family, S_ISDIR(status.stx_mode),
-			  &storage->layout);
+	read_layout_of(directory_fd, storage->family, S_ISDIR(status.stx_mode), &storage->layout);
 	if (storage->family == FS_LUSTRE)
 		fs_list_lustre_targets(root, storage);
 	if (!storage->remote)
@@ -510,4 +380,235 @@ const struct fs_even_targets *fs_even_targets(int directory_fd, const char *dire
 	note_targets(&storage, &memory->even);
 	memory->looked_ns = base_now_ns();
 	return &memory->even;
+}
+
+/* ---- Files with a layout ----------------------------------------------------------------------
+ */
+
+/*
+ * A layout is fixed when a file is created. Servers may cut it, ignore it or refuse it, and some
+ * report success when it was not applied. So it is read back. Where a file cannot get the layout it
+ * gets the directory's, because a save matters more than its stripes.
+ */
+
+#define TEXT_BYTES 64
+
+static bool part_is_another(const struct fs_part *ask, const struct fs_part *got)
+{
+	if (ask->begin != got->begin || ask->end != got->end || got->on_metadata)
+		return true;
+	if (ask->stripe_bytes && ask->stripe_bytes != got->stripe_bytes)
+		return true;
+	if (*ask->pool && strcmp(ask->pool, got->pool) != 0)
+		return true;
+	return ask->stripe_count && ask->stripe_count < got->stripe_count;
+}
+
+/* What of `got` is not as asked for: 0 nothing; 1 only that there are fewer stripes; 2 anything
+ * else. `text` receives a clause. */
+static int compare(const struct fs_layout *ask, const struct fs_layout *got, char *text,
+		   size_t text_bytes)
+{
+	char asked[TEXT_BYTES], given[TEXT_BYTES];
+	bool fewer = false, another = ask->count != got->count;
+
+	for (uint32_t i = 0; !another && i < ask->count; i++) {
+		const struct fs_part *a = &ask->parts[i], *g = &got->parts[i];
+
+		another = part_is_another(a, g);
+		fewer = fewer ||
+			(a->stripe_count != FS_ALL_TARGETS && g->stripe_count < a->stripe_count);
+	}
+	if (text_bytes)
+		*text = 0;
+	if (!another && !fewer)
+		return 0;
+	fs_layout_text(ask, asked, sizeof(asked));
+	fs_layout_text(got, given, sizeof(given));
+	snprintf(text, text_bytes, "layout %s was asked for, %s was given", asked,
+		 got->count ? given : "none");
+	return another ? 2 : 1;
+}
+
+static int ask_for(int directory_fd, const char *name, mode_t mode, enum fs_family family,
+		   const struct fs_layout *ask, struct fs_answer *answer)
+{
+	const struct fs_product *product = product_of(family);
+
+	if (product && product->create)
+		return product->create(directory_fd, name, mode, ask, answer);
+	snprintf(answer->why, sizeof(answer->why), "%s takes no layouts", fs_family_name(family));
+	return -EOPNOTSUPP;
+}
+
+int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum fs_family family,
+			  const struct fs_layout *ask, char *note, size_t note_bytes)
+{
+	struct fs_answer answer = { 0 };
+	char asked[TEXT_BYTES], given[TEXT_BYTES];
+	int fd, differs;
+
+	if (note_bytes)
+		*note = 0;
+	fd = ask_for(directory_fd, name, mode, family, ask, &answer);
+	if (fd == -EEXIST)
+		return fd;
+	if (fd >= 0) {
+		differs = compare(ask, &answer.got, note, note_bytes);
+		if (differs < 2 || (answer.plain && !*answer.why))
+			return fd;
+		if (!answer.plain) {
+			unlinkat(directory_fd, name, 0);
+			close(fd);
+			fd = -1;
+		}
+	}
+	/* A save matters more than its stripes. */
+	fs_layout_text(ask, asked, sizeof(asked));
+	fs_layout_text(&answer.got, given, sizeof(given));
+	if (!*answer.why)
+		snprintf(answer.why, sizeof(answer.why), "%s was given",
+			 answer.got.count ? given : "none");
+	snprintf(note, note_bytes,
+		 "the file could not get the layout %s and has the directory's: %s", asked,
+		 answer.why);
+	return fd >= 0 ? fd : fs_create_plainly(directory_fd, name, mode, 0);
+}
+
+/* ---- The name of a pool of slots --------------------------------------------------------------
+ */
+
+/* Linux 5.11 and libcephfs 16 answer it. */
+#define CEPH_ID_XATTR "ceph.cluster_fsid"
+
+/* Replaces type and source of a CephFS mount by "ceph" and that name: the mount table says
+ * "ceph-fuse" for every cluster, or lists monitors. Leaves them alone if the id is not known. */
+static void name_ceph(const char *directory, struct fs_mount *mount)
+{
+	char id[FS_CEPH_ID_BYTES + 1] = "", name[sizeof(mount->source)];
+	const ssize_t got = lgetxattr(directory, CEPH_ID_XATTR, id, FS_CEPH_ID_BYTES);
+
+	id[got == FS_CEPH_ID_BYTES ? FS_CEPH_ID_BYTES : 0] = 0;
+	if (!fs_ceph_name(mount, id, name, sizeof(name)))
+		return;
+	memcpy(mount->source, name, sizeof(name));
+	/* The kernel's client and ceph-fuse meet in one pool. */
+	snprintf(mount->type, sizeof(mount->type), "ceph");
+}
+
+static void make_safe(char *name)
+{
+	for (; *name; name++) {
+		if (!strchr(FS_POOL_CHARACTERS, *name))
+			*name = '_';
+	}
+}
+
+/* As fs_pool_of_path() makes it from the mount table; `target_pool` is "" if there is none. Made of
+ * characters that are safe in names of files and in Redis: no space, no brace. Pure. */
+static void name_mount(const char *type, const char *source, const char *target_pool,
+		       const char *host, char name[FS_POOL_BYTES])
+{
+	char whole[64 + sizeof(((struct fs_mount *)0)->source) + FS_TARGET_POOL_BYTES + 64];
+	const char *dot = *target_pool ? "." : "";
+	const char *part;
+	int bytes = (int)strlen(source);
+
+	/* Clients name any of several management servers, and may mount a folder; the name of the
+	 * filesystem is what counts. */
+	if (!strcmp(type, "lustre") && fs_lustre_name(source, &part)) {
+		bytes = (int)fs_lustre_name(source, &part);
+		source = part;
+	}
+	if (!strcmp(type, "nfs4"))
+		type = "nfs";
+	if (fs_type_is_shared(type))
+		snprintf(whole, sizeof(whole), "%s:%.*s%s%s", type, bytes, source, dot,
+			 target_pool);
+	else
+		snprintf(whole, sizeof(whole), "%s:%.*s%s%s@%s", type, bytes, source, dot,
+			 target_pool, host);
+	make_safe(whole);
+	if (strlen(whole) < FS_POOL_BYTES)
+		snprintf(name, FS_POOL_BYTES, "%s", whole);
+	else
+		snprintf(name, FS_POOL_BYTES, "%.*s-%016llx", FS_POOL_BYTES - 18, whole,
+			 /* what is cut off makes a difference, too */
+			 (unsigned long long)base_hash_text(whole));
+}
+
+/* The same for all containers of a host, unlike its name. "" if the kernel does not say. */
+static void name_host(char *host, size_t bytes)
+{
+	if (fs_read_line("", "/proc/sys/kernel/random/boot_id", host, bytes))
+		*host = 0;
+	host[strcspn(host, "-")] = 0;
+}
+
+/* A directory for its own sake, or the one that a file is or will be in. Negative if there is none.
+ */
+static int open_directory(const char *path)
+{
+	int fd = base_above_streams(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	char *parent;
+
+	if (fd >= 0)
+		return fd;
+	parent = base_directory_of(path);
+	if (parent)
+		fd = base_above_streams(open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	free(parent);
+	return fd;
+}
+
+/* The pool of targets that new files there lie on, on a Lustre. Disks of another kind are behind
+ * another one, and have nothing to wait for here. "" if there is none. */
+static void find_target_pool(const char *path, const char *type, char pool[FS_TARGET_POOL_BYTES])
+{
+	enum fs_family family = fs_family_of(type, 0);
+	const struct fs_part *part;
+	struct fs_layout layout;
+	int fd;
+
+	*pool = 0;
+	if (family != FS_LUSTRE && family != FS_FUSE)
+		return;
+	fd = open_directory(path);
+	if (fd < 0)
+		return;
+	if (family_of_open(fd, type, 0) == FS_LUSTRE &&
+	    read_layout_of(fd, FS_LUSTRE, true, &layout)) {
+		part = fs_layout_main(&layout, 0);
+		memcpy(pool, part ? part->pool : "", part ? FS_TARGET_POOL_BYTES : 1);
+	}
+	close(fd);
+}
+
+int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error)
+{
+	char host[40], target_pool[FS_TARGET_POOL_BYTES];
+	struct fs_mount mount = { .type = "device" };
+	struct statx status;
+	uint64_t number;
+	int ret;
+
+	/* By the number that the mount table has. */
+	ret = fs_statx_path(path, STATX_TYPE | FS_STATX_MOUNT, &status);
+	if (ret)
+		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
+	number = fs_mount_number(&status);
+	/* Without a mount table the device is name enough for this host. */
+	snprintf(mount.source, sizeof(mount.source), "%u:%u", status.stx_dev_major,
+		 status.stx_dev_minor);
+	/* Where the table says only that it is a BeeGFS or a CephFS, the client knows which one. */
+	if (number && !fs_find_mount("", number, 0, 0, &mount)) {
+		if (fs_family_of(mount.type, 0) == FS_BEEGFS)
+			fs_name_beegfs("", mount.options, mount.source, sizeof(mount.source));
+		if (fs_family_of(mount.type, 0) == FS_CEPH)
+			name_ceph(mount.mount_point, &mount);
+	}
+	find_target_pool(path, mount.type, target_pool);
+	name_host(host, sizeof(host));
+	name_mount(mount.type, mount.source, target_pool, host, name);
+	return 0;
 }
