@@ -66,7 +66,7 @@ void base_buffer_free(struct base_buffer *buffer);
  */
 void io_lock_domain(int directory_fd, char *domain);
 
-/* ---- Checksums beside a file in another format (format/checksums.c) -----------------------------
+/* ---- Checksums beside a file in another format (format/index.c) ---------------------------------
  */
 
 /* A CRC-32 for each block of a file; the last block is as long as what is left. */

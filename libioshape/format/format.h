@@ -247,8 +247,6 @@ int format_check_metadata(const struct ioshape_metadata *metadata, struct base_e
 #define FORMAT_MOST_CHECKSUMS_BYTES (32 * MIB)
 
 /* struct format_checksums and format_checksums_encode() are in internal.h. */
-/* Whether the numbers fit each other. */
-bool format_checksums_valid(const struct format_checksums *checksums);
 /*
  * The bytes are untrusted; afterwards the checksums are valid, and owned. IOSHAPE_E_FORMAT if a
  * later version wrote them or it is something else; IOSHAPE_E_DAMAGED, -ENOMEM; nothing to free
@@ -438,9 +436,10 @@ int format_reader_open(struct format_reader *reader, const char *path, uint64_t 
  */
 int format_reader_open_plain(struct format_reader *reader, const char *path, uint64_t base,
 			     uint64_t bytes, enum ioshape_direct direct, struct base_error *error);
-/* Gives them to a plain file, by copy. IOSHAPE_E_DAMAGED if they are of one of another length. */
-int format_reader_add_checksums(struct format_reader *reader,
-				const struct format_checksums *checksums, struct base_error *error);
+/* Have a plain file verified by decoded checksums, whose memory the reader takes.
+ * IOSHAPE_E_DAMAGED if they are of a file of another length. */
+int format_reader_add_checksums(struct format_reader *reader, struct format_checksums *checksums,
+				struct base_error *error);
 void format_reader_close(struct format_reader *reader);
 /* Looks at all local headers, which loading does not need. */
 int format_reader_check_headers(const struct format_reader *reader, struct base_error *error);

@@ -706,7 +706,8 @@ static uint64_t blocks_in(uint64_t file_bytes, uint64_t block_bytes)
 	return file_bytes ? (file_bytes - 1) / block_bytes + 1 : 0;
 }
 
-bool format_checksums_valid(const struct format_checksums *checksums)
+/* Return whether the numbers fit each other. */
+static bool checksums_valid(const struct format_checksums *checksums)
 {
 	const uint64_t unit = checksums->block_bytes;
 
@@ -759,7 +760,7 @@ int format_checksums_decode(struct format_checksums *checksums, const uint8_t *d
 	found.crc32 = values;
 	if (!values)
 		return -ENOMEM;
-	if ((bytes - SUMS_HEADER_BYTES) % SUM_BYTES || !format_checksums_valid(&found)) {
+	if ((bytes - SUMS_HEADER_BYTES) % SUM_BYTES || !checksums_valid(&found)) {
 		free(values);
 		return IOSHAPE_E_DAMAGED;
 	}

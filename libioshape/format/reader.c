@@ -325,16 +325,11 @@ int format_reader_open_plain(struct format_reader *reader, const char *path, uin
 	return open_latest(reader, path, base, bytes, direct, open_plain_once, error);
 }
 
-int format_reader_add_checksums(struct format_reader *reader,
-				const struct format_checksums *checksums, struct base_error *error)
+int format_reader_add_checksums(struct format_reader *reader, struct format_checksums *checksums,
+				struct base_error *error)
 {
-	const size_t bytes = checksums->blocks * sizeof(*checksums->crc32);
-	uint64_t *first;
+	static const uint64_t from_first_block;
 
-	if (!format_checksums_valid(checksums))
-		return base_refuse(error, -EINVAL,
-				   "the checksums given for \"%s\" cannot be those of a file",
-				   reader->input.path);
 	if (checksums->file_bytes != reader->input.bytes)
 		return base_refuse_with(
 			error, IOSHAPE_E_DAMAGED, "use another copy",
@@ -342,20 +337,16 @@ int format_reader_add_checksums(struct format_reader *reader,
 			"is another file",
 			reader->input.path, BASE_SIZE(reader->input.bytes),
 			BASE_SIZE(checksums->file_bytes));
-	first = calloc(1, sizeof(*first) + bytes);
-	if (!first)
-		return base_no_memory(error, "the checksums of a file", bytes);
-	if (bytes)
-		memcpy(first + 1, checksums->crc32, bytes);
-	/* The index of that archive: its one record has all blocks, from the first on. */
+	/* The index of that archive: its one record has all blocks. */
 	reader->index = (struct format_index){
 		.check_bytes = checksums->block_bytes,
 		.records = 1,
 		.check_count = checksums->blocks,
-		.checks = (const uint32_t *)(first + 1),
-		.first_check = first,
-		.memory = first,
+		.checks = checksums->crc32,
+		.first_check = &from_first_block,
+		.memory = (void *)(uintptr_t)checksums->crc32,
 	};
+	*checksums = (struct format_checksums){ 0 };
 	reader->has_index = true;
 	reader->no_checksums = false;
 	return 0;

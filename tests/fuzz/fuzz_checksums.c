@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as the checksums beside a file. What is accepted is what is written of it. */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "format/format.h"
+#include "format/index.c"
 #include "fuzz.h"
 
 static void try_bytes(const uint8_t *data, size_t bytes)
@@ -16,7 +12,7 @@ static void try_bytes(const uint8_t *data, size_t bytes)
 	MUST(!ret || ret == IOSHAPE_E_FORMAT || ret == IOSHAPE_E_DAMAGED || ret == -ENOMEM);
 	if (ret)
 		return;
-	MUST(format_checksums_valid(&found));
+	MUST(checksums_valid(&found));
 	MUST(!format_checksums_encode(&again, &found));
 	MUST(again.bytes == bytes && !memcmp(again.data, data, bytes));
 	base_buffer_free(&again);
