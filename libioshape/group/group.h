@@ -39,7 +39,7 @@ enum group_name_kind {
 	GROUP_NAME_ATTEMPT,
 	GROUP_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
 	GROUP_NAME_PRUNED,   /* stepped aside to be removed: see prune.c */
-	GROUP_NAME_DRAINED,  /* nodes bring their files there: see tier/carry.c */
+	GROUP_NAME_DRAINED,  /* nodes bring their files there: see tier/drain.c */
 };
 
 struct group_name {

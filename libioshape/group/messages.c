@@ -365,7 +365,7 @@ static void pass_commit(struct group_payload *payload, void *message)
 /*
  * All that ranks tell each other, in the order in which it is told. In a round, "all" are all ranks
  * but rank 0, which decides. What nodes tell each other while they look at their tiers and restore
- * a generation is in tier/restore.c.
+ * a generation is in tier/nodes.c.
  */
 
 /* Opening, all → rank 0: who is there. Said again for each roster that it has heard. */

@@ -1,12 +1,757 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the journal to the destinations: one copy after the other, by one process at a time. */
+/*
+ * Carries copies from the journal to their destinations: one after the other, by one process at a
+ * time. A copy is a file, a directory, or what this node has of a generation of several nodes.
+ * Files are read and verified at one end, and written as any save at the other.
+ */
 #define _GNU_SOURCE
 #include "tier/tier.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+/* One copy on its way. */
+struct carry {
+	const struct ioshape_tier *tier;
+	const struct ioshape_drain_options *options;
+	const struct tier_entry *entry;
+	/* The one before it that was drained to the same path; NULL: none is known. */
+	const struct tier_entry *before;
+	struct io_entry copy;
+	struct io_original original; /* what it may replace, and the time that it gets */
+	uint64_t bytes;              /* of all its files */
+	uint64_t done;               /* of those before the one that is carried now */
+	/* Out: how it ended, and its time at the destination. */
+	enum ioshape_drained result;
+	int64_t there_ns;
+};
+
+/* ---- Which is newer -------------------------------------------------------------------------- */
+
+/*
+ * The time that the destination gets, and what it may replace: whatever is not newer; and what an
+ * earlier drain has put there, whatever clocks have done since.
+ */
+static int plan(struct carry *carry, const struct io_entry *there, struct base_error *error)
+{
+	int64_t time_ns;
+	int ret = tier_clock_there(carry->tier, carry->entry->path, carry->copy.modified_ns,
+				   &time_ns, error);
+
+	if (there && carry->before && carry->before->there_ns == there->modified_ns)
+		time_ns = MAX(time_ns, there->modified_ns);
+	carry->original = (struct io_original){
+		.modified_ns = time_ns,
+		.newest_ns = time_ns,
+		.mode = carry->copy.mode,
+	};
+	return ret;
+}
+
+static bool is_newer_there(const struct carry *carry)
+{
+	struct io_entry there;
+
+	return !io_look(carry->entry->path, true, &there) &&
+	       there.modified_ns > carry->original.newest_ns;
+}
+
+/* Then the copy is as old there as it would have been. */
+static void find_newer(struct carry *carry)
+{
+	carry->result = IOSHAPE_DRAINED_NEWER;
+	carry->there_ns = carry->original.modified_ns;
+}
+
+static int see_name(void *user, const char *name, struct base_error *error)
+{
+	(void)user, (void)name, (void)error;
+	return 1;
+}
+
+/* Such a directory is replaced by any, as by a direct save. */
+static bool is_empty_folder(const char *path, const struct io_entry *there)
+{
+	struct io_folder folder;
+	bool empty;
+
+	if (there->kind != IO_FOLDER || io_folder_open(&folder, path, NULL))
+		return false;
+	empty = !io_folder_list(&folder, see_name, NULL, NULL);
+	io_folder_close(&folder);
+	return empty;
+}
+
+/* A directory is made with those above it, as by a direct save. */
+static int make_above(const char *path, struct base_error *error)
+{
+	char *above = base_directory_of(path);
+	const int ret = above ? io_folder_make(above, error) :
+				base_no_memory(error, "a path", strlen(path));
+
+	free(above);
+	return ret;
+}
+
+static int look_there(struct carry *carry, struct base_error *error)
+{
+	const char *path = carry->entry->path;
+	struct io_entry there;
+	int ret = io_look(path, true, &there);
+	const bool is_there = !ret && !is_empty_folder(path, &there);
+
+	if (ret && ret != -ENOENT)
+		return base_fail(error, ret, "cannot look at \"%s\"", path);
+	if (!ret && there.kind != carry->copy.kind)
+		return base_refuse(error, -EEXIST, "cannot put \"%s\" in place: %s", path,
+				   there.kind == IO_FOLDER ? "there is a directory" :
+							     "what is there is none");
+	ret = carry->copy.kind == IO_FOLDER ? make_above(path, error) : 0;
+	if (!ret)
+		ret = plan(carry, is_there ? &there : NULL, error);
+	if (!ret && is_there && there.modified_ns > carry->original.newest_ns)
+		find_newer(carry);
+	return ret;
+}
+
+/* ---- A file ---------------------------------------------------------------------------------- */
+
+/* Read and written at a time; both sides go on meanwhile. */
+#define BLOCK_BYTES (4 * MIB)
+
+struct file {
+	struct carry *carry;
+	const char *from, *to; /* paths */
+	struct io_entry copy;
+	struct io_original original;
+	bool in_new_directory;
+	int64_t there_ns; /* out: its time at the destination */
+	/* While it is on its way. */
+	struct ioshape_reader *reader;
+	struct save_checksums checksums;
+};
+
+/* Under the name that it was looked at by, and as it was. */
+static bool is_still_there(const char *path, const struct io_entry *copy)
+{
+	struct io_entry now;
+
+	return !io_look(path, false, &now) && io_is_unchanged(copy, &now);
+}
+
+static bool was_written(const struct file *file)
+{
+	struct io_entry now;
+
+	return !io_look(file->from, false, &now) && now.inode == file->copy.inode &&
+	       !io_is_unchanged(&file->copy, &now);
+}
+
+static int put_block(struct file *file, struct io_writer *writer, uint64_t at, void *block,
+		     size_t bytes, struct base_error *error)
+{
+	if (save_reader_read_file(file->reader, at, block, bytes))
+		return base_pass_on(error, base_last_error());
+	if (file->checksums.beside)
+		return save_checksums_put(&file->checksums, writer, block, bytes, NULL, error);
+	return io_writer_put(writer, block, bytes, NULL, error);
+}
+
+static int put_all(void *user, struct io_writer *writer, struct base_error *error)
+{
+	struct file *file = user;
+	const uint64_t bytes = file->copy.bytes;
+	void *block = malloc(BLOCK_BYTES);
+	int ret = block ? 0 : base_no_memory(error, "bytes on their way", BLOCK_BYTES);
+	size_t piece;
+
+	for (uint64_t at = 0; !ret && at < bytes; at += piece) {
+		piece = MIN(BLOCK_BYTES, bytes - at);
+		ret = put_block(file, writer, at, block, piece, error);
+	}
+	free(block);
+	/* Whoever replaces it leaves these bytes as they are; not so whoever writes into it. */
+	if (!ret && was_written(file))
+		ret = -EAGAIN;
+	return ret;
+}
+
+/* What has checksums beside it keeps them there. */
+static int open_copy(struct file *file, struct base_error *error)
+{
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
+
+	options.any_format = 1;
+	if (ioshape_reader_open(file->carry->tier->context, file->from, &options, &file->reader) ||
+	    ioshape_reader_get_info(file->reader, &info))
+		return is_still_there(file->from, &file->copy) ?
+			       base_pass_on(error, base_last_error()) :
+			       -EAGAIN;
+	file->checksums.beside = info.checksums && !info.torch_zip;
+	/* It is open: now that is what was looked at, or nobody knows what it is. */
+	return is_still_there(file->from, &file->copy) && info.file_bytes == file->copy.bytes ?
+		       0 :
+		       -EAGAIN;
+}
+
+/* Of all files of the copy. */
+static int tell_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	const struct file *file = user;
+	const struct carry *carry = file->carry;
+	const struct ioshape_drain_options *options = carry->options;
+
+	(void)total;
+	/* A directory ends when it is in place, and not with one of its files. */
+	if (!options->progress || (file->in_new_directory && phase >= IOSHAPE_PHASE_COMMIT))
+		return 0;
+	return options->progress(options->progress_user, phase,
+				 MIN(carry->done + done, carry->bytes), carry->bytes);
+}
+
+static int write_there(struct file *file, struct base_error *error)
+{
+	const uint64_t bytes = file->copy.bytes;
+	const pthread_t self = pthread_self();
+	const struct save_watch watch = { .blocked = &self, .drains = true };
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct save_file save = {
+		.context = file->carry->tier->context,
+		.path = file->to,
+		.options = {
+			.expected_bytes = bytes,
+			.exact = true,
+			.umask_then = 1 + (int)(0666 & ~file->copy.mode),
+			.original = &file->original,
+			.progress = tell_progress,
+			.progress_user = file,
+			.progress_total = bytes,
+		},
+		.checks_space = bytes > 0,
+		.in_new_directory = file->in_new_directory,
+		.checksums = file->checksums.beside ? &file->checksums : NULL,
+		.put = put_all,
+		.user = file,
+	};
+	int ret;
+
+	ret = save_write_file(&save, &watch, NULL, &report, error);
+	file->there_ns = save.modified_ns;
+	return ret;
+}
+
+/* As carry_copy(). -EEXIST: what is there is newer. */
+static int carry_file(struct file *file, struct base_error *error)
+{
+	int ret = open_copy(file, error);
+
+	if (!ret)
+		ret = write_there(file, error);
+	base_buffer_free(&file->checksums.crcs);
+	ioshape_reader_free(file->reader);
+	return ret;
+}
+
+/* The file of that name, from one directory to another one that is new. */
+static int carry_named(struct carry *carry, const char *from, const char *to, const char *name,
+		       const struct io_entry *copy, const struct io_original *original,
+		       struct base_error *error)
+{
+	struct file file = {
+		.carry = carry,
+		.copy = *copy,
+		.original = *original,
+		.in_new_directory = true,
+	};
+	char *from_path = NULL, *to_path = NULL;
+	int ret;
+
+	if (asprintf(&from_path, "%s/%s", from, name) < 0)
+		from_path = NULL;
+	if (asprintf(&to_path, "%s/%s", to, name) < 0)
+		to_path = NULL;
+	file.from = from_path;
+	file.to = to_path;
+	ret = from_path && to_path ? carry_file(&file, error) :
+				     base_no_memory(error, "a path", strlen(to));
+	carry->done += copy->bytes;
+	free(from_path);
+	free(to_path);
+	return ret;
+}
+
+/* ---- A directory ----------------------------------------------------------------------------- */
+
+/* Copies all files into a new directory beside the destination, and renames it into place. */
+
+/* Each costs descriptors and stack. No framework nests what it saves half as deep. */
+#define MOST_LEVELS 8
+
+/* One directory in it, or itself. */
+struct level {
+	struct carry *carry;
+	const struct io_folder *from, *to;
+	int64_t later_ns; /* from a time here to the same there */
+	unsigned levels;  /* that may lie in it */
+};
+
+/* Checksums of a file that is there: they are made again, of what is carried. */
+static bool are_checksums(const struct io_folder *folder, const char *name)
+{
+	const size_t bytes = strlen(name), suffix = strlen(FORMAT_CHECKSUMS_SUFFIX);
+	char file[NAME_MAX + 1];
+	struct io_entry entry;
+
+	if (bytes <= suffix || strcmp(name + bytes - suffix, FORMAT_CHECKSUMS_SUFFIX))
+		return false;
+	snprintf(file, sizeof(file), "%.*s", (int)(bytes - suffix), name);
+	return !io_folder_look(folder, file, &entry, NULL) && entry.kind == IO_FILE;
+}
+
+static struct io_original original_of(const struct level *level, const struct io_entry *copy)
+{
+	return (struct io_original){
+		.modified_ns = copy->modified_ns + level->later_ns,
+		.mode = copy->mode,
+		.newest_ns = INT64_MAX, /* nobody else puts anything there */
+	};
+}
+
+static int carry_all(const struct level *level, struct base_error *error);
+
+static int carry_inner(const struct level *level, const char *name, const struct io_entry *copy,
+		       struct base_error *error)
+{
+	const struct io_original original = original_of(level, copy);
+	struct io_folder from = IO_NO_FOLDER, to = IO_NO_FOLDER;
+	struct level inner = *level;
+	int ret;
+
+	if (!level->levels)
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "cannot drain \"%s/%s\": directories lie too deep in it",
+				   level->from->path, name);
+	inner.levels--;
+	inner.from = &from;
+	inner.to = &to;
+	ret = io_folder_open_in(&from, level->from, name, error);
+	if (!ret)
+		ret = io_folder_create_in(&to, level->to, name, error);
+	if (ret == -EEXIST)
+		ret = base_fail(error, ret, "cannot make \"%s/%s\"", level->to->path, name);
+	if (!ret)
+		ret = carry_all(&inner, error);
+	if (!ret)
+		ret = io_folder_resemble(&to, &original, error);
+	if (!ret)
+		ret = io_folder_sync(&to, error);
+	io_folder_close(&to);
+	io_folder_close(&from);
+	return ret;
+}
+
+static int carry_one(void *user, const char *name, struct base_error *error)
+{
+	const struct level *level = user;
+	struct io_original original;
+	struct io_entry copy;
+	int ret = io_folder_look(level->from, name, &copy, error);
+
+	if (ret == -ENOENT)
+		return -EAGAIN;
+	if (ret)
+		return ret;
+	original = original_of(level, &copy);
+	if (copy.kind == IO_FOLDER)
+		return carry_inner(level, name, &copy, error);
+	if (copy.kind == IO_FILE)
+		return are_checksums(level->from, name) ?
+			       0 :
+			       carry_named(level->carry, level->from->path, level->to->path, name,
+					   &copy, &original, error);
+	return base_refuse(error, -EINVAL,
+			   "cannot drain \"%s/%s\": it is neither a file nor a directory",
+			   level->from->path, name);
+}
+
+static int carry_all(const struct level *level, struct base_error *error)
+{
+	struct level own = *level;
+
+	return io_folder_list(level->from, carry_one, &own, error);
+}
+
+static int fill(struct carry *carry, const struct io_folder *to, struct base_error *error)
+{
+	struct io_folder from;
+	struct level level = {
+		.carry = carry,
+		.from = &from,
+		.to = to,
+		.later_ns = carry->original.modified_ns - carry->copy.modified_ns,
+		.levels = MOST_LEVELS,
+	};
+	int ret = io_folder_open(&from, carry->entry->place, error);
+
+	if (!ret)
+		ret = carry_all(&level, error);
+	io_folder_close(&from);
+	/* What failed, did perhaps because somebody has replaced it. */
+	if (ret != -ECANCELED && !is_still_there(carry->entry->place, &carry->copy)) {
+		base_error_begin(error);
+		return -EAGAIN;
+	}
+	return ret ? ret : io_folder_resemble(to, &carry->original, error);
+}
+
+/* The last of a directory: it has its time. */
+static int put_directory_in_place(struct carry *carry, struct io_new_folder *made,
+				  struct base_error *error)
+{
+	struct io_entry there;
+	int ret = io_folder_look(&made->folder, ".", &there, error);
+
+	if (!ret)
+		ret = io_new_folder_replace(made, FORMAT_MANIFEST_NAME, carry->original.newest_ns,
+					    error);
+	if (!ret)
+		carry->there_ns = there.modified_ns;
+	return ret;
+}
+
+/* A directory and all in it, which appears whole. */
+static int carry_folder(struct carry *carry, struct base_error *error)
+{
+	const struct base_log *log = save_log(carry->tier->context);
+	const struct ioshape_drain_options *options = carry->options;
+	struct base_budget tidying = base_budget_begin();
+	struct io_new_folder made;
+	int ret = io_new_folder_make(&made, carry->entry->path, &tidying, log, error);
+
+	if (ret)
+		return ret;
+	ret = fill(carry, &made.folder, error);
+	if (!ret)
+		ret = put_directory_in_place(carry, &made, error);
+	io_new_folder_close(&made, log);
+	if (!ret && options->progress)
+		options->progress(options->progress_user, IOSHAPE_PHASE_DONE, carry->bytes,
+				  carry->bytes);
+	return ret;
+}
+
+/* ---- A generation of several nodes ----------------------------------------------------------- */
+
+/*
+ * If a generation is spread over the tiers of several nodes, each node copies its files into one
+ * hidden directory beside the destination. The node that finds all files there adds the manifest,
+ * which every node has, and renames the directory into place.
+ */
+
+/* A generation on its way, and where it goes. */
+struct gathering {
+	struct carry *carry;
+	struct group_generation here;
+	struct io_folder there;                  /* the directory of generations */
+	const char *name;                        /* in it */
+	char together[GROUP_ATTEMPT_NAME_BYTES]; /* name of the directory that all bring files to */
+	struct io_folder folder;                 /* that one */
+};
+
+/* ---- What is there --------------------------------------------------------------------------- */
+
+/* Another node, or we before a crash, have put it in place. */
+static bool is_in_place(struct gathering *gathering)
+{
+	struct carry *carry = gathering->carry;
+	const struct format_manifest *manifest = &gathering->here.manifest;
+	struct group_generation found;
+	struct io_entry entry;
+	bool same;
+
+	if (group_generation_open(&found, &gathering->there, gathering->name, manifest->step, NULL))
+		return false;
+	same = !strcmp(found.manifest.attempt, manifest->attempt) &&
+	       !io_folder_look(&found.folder, ".", &entry, NULL);
+	if (same)
+		carry->there_ns = entry.modified_ns;
+	group_generation_close(&found);
+	return same;
+}
+
+/* There is a newer one, and what is missing has not come for a day: a node was lost with it. */
+static bool is_given_up(const struct gathering *gathering)
+{
+	const struct carry *carry = gathering->carry;
+	const struct base_log *log = save_log(carry->tier->context);
+	struct io_clock clock = { .directory_fd = carry->tier->root.fd };
+
+	return io_is_abandoned(&clock, carry->copy.modified) &&
+	       group_last_serial(&gathering->there, log) > gathering->here.manifest.serial;
+}
+
+static int wait_for_others(struct gathering *gathering, struct base_error *error)
+{
+	struct carry *carry = gathering->carry;
+
+	if (is_given_up(gathering)) {
+		io_folder_remove(&gathering->folder, &gathering->there, gathering->together, NULL,
+				 NULL, NULL, NULL);
+		find_newer(carry);
+		return 0;
+	}
+	carry->result = IOSHAPE_DRAINED_WAITS;
+	base_refuse_with(error, -EAGAIN, "drain their tiers, too",
+			 "\"%s\" waits for the files of other nodes", carry->entry->path);
+	return 0;
+}
+
+/* ---- Our files ------------------------------------------------------------------------------- */
+
+/* Those that are here and not there. */
+static int bring_all(struct gathering *gathering, struct base_error *error)
+{
+	const struct format_manifest *manifest = &gathering->here.manifest;
+	struct carry *carry = gathering->carry;
+	struct io_original original = {
+		.modified_ns = carry->original.modified_ns,
+		.newest_ns = INT64_MAX, /* it is the same, whoever has brought it */
+	};
+	struct io_entry copy, there;
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++) {
+		const struct format_manifest_file *listed = &manifest->files[i];
+
+		ret = io_folder_look(&gathering->here.folder, listed->name, &copy, error);
+		if (ret == -ENOENT) {
+			ret = 0;
+			continue;
+		}
+		original.mode = copy.mode;
+		if (!ret && (io_folder_look(&gathering->folder, listed->name, &there, NULL) ||
+			     there.bytes != listed->bytes))
+			ret = carry_named(carry, carry->entry->place, gathering->folder.path,
+					  listed->name, &copy, &original, error);
+		else
+			carry->done += copy.bytes;
+	}
+	return ret;
+}
+
+/* ---- In place -------------------------------------------------------------------------------- */
+
+static int put_manifest(struct gathering *gathering, struct base_error *error)
+{
+	struct base_buffer text = { 0 };
+	int ret;
+
+	ret = io_folder_get(&gathering->here.folder, FORMAT_MANIFEST_NAME,
+			    FORMAT_MAX_MANIFEST_BYTES, &text, NULL, error);
+	if (!ret)
+		ret = io_folder_put(&gathering->folder, FORMAT_MANIFEST_NAME, text.data, text.bytes,
+				    error);
+	base_buffer_free(&text);
+	return ret;
+}
+
+static int replace(struct gathering *gathering, struct base_error *error)
+{
+	struct carry *carry = gathering->carry;
+	struct io_new_folder made = {
+		.above = gathering->there,
+		.folder = gathering->folder,
+		.name = (char *)(uintptr_t)gathering->name,
+	};
+	int ret = io_folder_resemble(&gathering->folder, &carry->original, error);
+
+	snprintf(made.temporary, sizeof(made.temporary), "%s", gathering->together);
+	return ret ? ret : put_directory_in_place(carry, &made, error);
+}
+
+/* One node at a time, where locks reach the others; and if its name has gone to the destination, it
+ * is there. */
+static int put_generation_in_place(struct gathering *gathering, struct base_error *error)
+{
+	int ret = 0;
+
+	if (io_folder_lock(&gathering->folder) == IO_BUSY)
+		return wait_for_others(gathering, error);
+	if (io_folder_is_named(&gathering->folder, &gathering->there, gathering->together)) {
+		ret = put_manifest(gathering, error);
+		if (!ret)
+			ret = replace(gathering, error);
+	}
+	if (!ret || !is_in_place(gathering))
+		return ret;
+	base_error_begin(error);
+	return 0;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+static int open_together(struct gathering *gathering, struct base_error *error)
+{
+	const struct format_manifest *manifest = &gathering->here.manifest;
+	char *path;
+	int ret;
+
+	group_drained_name(gathering->together, manifest->step, manifest->attempt);
+	if (asprintf(&path, "%s/%s", gathering->there.path, gathering->together) < 0)
+		return base_no_memory(error, "a path", strlen(gathering->there.path));
+	ret = io_folder_make(path, error);
+	if (!ret)
+		ret = io_folder_open(&gathering->folder, path, error);
+	free(path);
+	return ret;
+}
+
+static int gather(struct gathering *gathering, struct base_error *error)
+{
+	struct carry *carry = gathering->carry;
+	struct base_error missing = { 0 };
+	int ret;
+
+	if (is_in_place(gathering))
+		return 0;
+	ret = look_there(carry, error);
+	if (ret || carry->result != IOSHAPE_DRAINED)
+		return ret;
+	ret = open_together(gathering, error);
+	if (!ret)
+		ret = bring_all(gathering, error);
+	/* What failed, did perhaps because another node has put it in place. */
+	if (ret && ret != -ECANCELED && is_in_place(gathering)) {
+		base_error_begin(error);
+		return 0;
+	}
+	if (ret)
+		return ret;
+	ret = group_check_files(&gathering->folder, &gathering->here.manifest, "", &missing);
+	if (!ret)
+		return put_generation_in_place(gathering, error);
+	if (is_in_place(gathering))
+		return 0;
+	return ret == IOSHAPE_E_DAMAGED ? wait_for_others(gathering, error) :
+					  base_pass_on(error, &missing);
+}
+
+/* 1: it is none of several nodes. */
+static int open_here(struct gathering *gathering, struct base_error *error)
+{
+	const struct carry *carry = gathering->carry;
+	const struct group_name name = group_parse_name(gathering->name);
+	struct io_folder above = IO_NO_FOLDER;
+	char *path = base_directory_of(carry->entry->place);
+	int ret;
+
+	if (!path)
+		return base_no_memory(error, "a path", strlen(carry->entry->place));
+	ret = name.kind == GROUP_NAME_STEP ? io_folder_open(&above, path, error) : 1;
+	free(path);
+	if (ret)
+		return ret;
+	if (group_generation_open(&gathering->here, &above, gathering->name, name.step, NULL))
+		ret = 1;
+	else if (!group_is_of_nodes(&gathering->here.folder))
+		ret = 1;
+	io_folder_close(&above);
+	return ret;
+}
+
+/*
+ * The files of a generation that this node has. 1: it is none that lies on the
+ * tiers of several nodes. The result is IOSHAPE_DRAINED_WAITS, with a sentence, as long as files of
+ * others are missing.
+ */
+static int carry_nodes(struct carry *carry, struct base_error *error)
+{
+	struct gathering gathering = {
+		.carry = carry,
+		.here = GROUP_NO_GENERATION,
+		.there = IO_NO_FOLDER,
+		.folder = IO_NO_FOLDER,
+		.name = strrchr(carry->entry->path, '/') + 1,
+	};
+	char *above = NULL;
+	int ret = open_here(&gathering, error);
+
+	if (!ret) {
+		above = base_directory_of(carry->entry->path);
+		ret = above ? io_folder_make(above, error) :
+			      base_no_memory(error, "a path", strlen(carry->entry->path));
+	}
+	if (!ret)
+		ret = io_folder_open(&gathering.there, above, error);
+	if (!ret)
+		ret = gather(&gathering, error);
+	io_folder_close(&gathering.folder);
+	io_folder_close(&gathering.there);
+	group_generation_close(&gathering.here);
+	free(above);
+	return ret;
+}
+
+/* ---- Any copy -------------------------------------------------------------------------------- */
+
+static int carry_alone(struct carry *carry, struct base_error *error)
+{
+	struct file file = {
+		.carry = carry,
+		.from = carry->entry->place,
+		.to = carry->entry->path,
+		.copy = carry->copy,
+		.original = carry->original,
+	};
+	const int ret = carry_file(&file, error);
+
+	carry->there_ns = file.there_ns;
+	return ret;
+}
+
+static int carry_what_is_there(struct carry *carry, struct base_error *error)
+{
+	int ret;
+
+	if (carry->copy.kind == IO_FOLDER) {
+		ret = carry_nodes(carry, error);
+		if (ret <= 0)
+			return ret;
+	}
+	ret = look_there(carry, error);
+	if (ret || carry->result != IOSHAPE_DRAINED)
+		return ret;
+	ret = carry->copy.kind == IO_FOLDER ? carry_folder(carry, error) :
+					      carry_alone(carry, error);
+	/* Somebody was there just before us. */
+	if (ret == -EEXIST && is_newer_there(carry)) {
+		base_error_begin(error);
+		find_newer(carry);
+		ret = 0;
+	}
+	return ret;
+}
+
+/* Carry one copy. -EAGAIN, without a sentence: it was changed meanwhile. */
+static int carry_copy(struct carry *carry, struct base_error *error)
+{
+	int ret = tier_look(carry->entry->place, &carry->copy, &carry->bytes, error);
+
+	carry->result = ret == -ENOENT ? IOSHAPE_DRAINED_GONE : IOSHAPE_DRAINED;
+	if (ret)
+		return ret == -ENOENT ? 0 : ret;
+	if (carry->copy.kind == IO_OTHER)
+		return base_refuse(error, -EINVAL, "\"%s\" is neither a file nor a directory",
+				   carry->entry->place);
+	ret = tier_check_links(carry->entry->path, error);
+	return ret ? ret : carry_what_is_there(carry, error);
+}
+
+/* ---- The journal ----------------------------------------------------------------------------- */
 
 struct drain {
 	struct ioshape_tier *tier;
@@ -99,7 +844,7 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 }
 
 /* Of generations so many stay at the destination, too. What fails here is tried with the next. */
-static void prune(const struct tier_carry *carry)
+static void prune(const struct carry *carry)
 {
 	struct ioshape_context *context = carry->tier->context;
 	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
@@ -118,7 +863,7 @@ static void prune(const struct tier_carry *carry)
 	free(directory);
 }
 
-static int settle_carried(const struct drain *drain, const struct tier_carry *carry,
+static int settle_carried(const struct drain *drain, const struct carry *carry,
 			  struct base_error *error)
 {
 	const struct tier_entry *entry = carry->entry;
@@ -131,8 +876,8 @@ static int settle_carried(const struct drain *drain, const struct tier_carry *ca
 	return settle(drain, entry, carry->result == IOSHAPE_DRAINED_GONE ? NULL : &now, error);
 }
 
-static void tell(const struct drain *drain, const struct tier_entry *entry,
-		 enum ioshape_drained result, uint64_t bytes, const struct base_error *why)
+static void tell_result(const struct drain *drain, const struct tier_entry *entry,
+			enum ioshape_drained result, uint64_t bytes, const struct base_error *why)
 {
 	if (result == IOSHAPE_DRAINED_FAILED) {
 		base_leave(why->code, "drain", entry->path, why);
@@ -161,7 +906,7 @@ static void note_failure(struct drain *drain, const struct base_error *why)
 static int drain_one(struct drain *drain, const struct tier_entry *entry, struct base_error *error)
 {
 	struct base_error why = { 0 };
-	struct tier_carry carry = {
+	struct carry carry = {
 		.tier = drain->tier,
 		.options = &drain->options,
 		.entry = entry,
@@ -173,7 +918,7 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 	if (!tier_is_newest(&drain->journal, entry)) {
 		ret = settle(drain, entry, NULL, &why);
 	} else {
-		ret = tier_carry(&carry, &why);
+		ret = carry_copy(&carry, &why);
 		if (!ret && carry.result != IOSHAPE_DRAINED_WAITS)
 			ret = settle_carried(drain, &carry, &why);
 		if (!ret)
@@ -189,7 +934,8 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 	if (why.code)
 		note_failure(drain, &why);
 	drain->number = entry->number;
-	tell(drain, entry, carry.result, carry.result == IOSHAPE_DRAINED ? carry.bytes : 0, &why);
+	tell_result(drain, entry, carry.result, carry.result == IOSHAPE_DRAINED ? carry.bytes : 0,
+		    &why);
 	return 0;
 }
 

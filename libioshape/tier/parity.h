@@ -151,21 +151,4 @@ struct parity_exchange {
  */
 int parity_exchange_run(struct parity_exchange *exchange, struct base_error *error);
 
-/* What a node keeps for `nodes` nodes that save so much each (elements.c). */
-uint64_t parity_bytes(enum ioshape_parity parity, uint64_t bytes, uint32_t nodes);
-
-/* ---- For groups: struct group_tier_ops ------------------------------------------------------- */
-
-int parity_plan(const struct ioshape_group *group, const struct format_manifest *manifest,
-		struct base_buffer *plan, struct base_error *error);
-int parity_protect(struct group_round *round, const struct format_manifest *manifest,
-		   const struct base_buffer *plan, const struct io_folder *folder,
-		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error);
-int parity_look(struct group_round *round, struct group_spreads **spreads,
-		struct group_candidates *found, struct base_error *error);
-int parity_check(const struct group_spreads *spreads, size_t at, struct base_error *error);
-int parity_restore(struct group_round *round, const struct group_spreads *spreads, size_t at,
-		   struct base_error *failure, struct base_error *error);
-void parity_spreads_free(struct group_spreads *spreads);
-
 #endif

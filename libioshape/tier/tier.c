@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public handle for a tier: where to save, what was saved, and where the nearest copy is. */
+/* A tier and the copies on it: where they lie, what they are, how they go, and room for new ones.
+ */
 #define _GNU_SOURCE
 #include "tier/tier.h"
-#include "tier/parity.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
-static const struct group_tier_ops for_groups;
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
@@ -89,7 +88,7 @@ IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char
 			ret = base_no_memory(&error, "a tier", sizeof(*tier));
 	}
 	if (!ret) {
-		tier->of_groups.ops = &for_groups;
+		tier->of_groups.ops = &tier_for_groups;
 		tier->context = context;
 		tier->options = options;
 		tier->root = tier->journal = (struct io_folder)IO_NO_FOLDER;
@@ -110,6 +109,469 @@ IOSHAPE_EXPORT void ioshape_tier_free(struct ioshape_tier *tier)
 	io_folder_close(&tier->root);
 	free(tier->files);
 	free(tier);
+}
+
+/* ---- Places ---------------------------------------------------------------------------------- */
+
+/* The names of a path that is not there yet, put behind what is. */
+static int add_names(struct base_buffer *made, const char *names, const char *path,
+		     struct base_error *error)
+{
+	while (*names) {
+		const size_t bytes = strcspn(names, "/");
+
+		if (bytes == 2 && !strncmp(names, "..", 2))
+			return base_refuse_with(error, -EINVAL, "write the path without it",
+						"cannot find a place for \"%s\" on a tier: its "
+						"directory is not there, or it ends in \"..\"",
+						path);
+		if (bytes && !(bytes == 1 && *names == '.') &&
+		    (base_buffer_append(made, "/", 1) || base_buffer_append(made, names, bytes)))
+			return base_no_memory(error, "a path", strlen(path));
+		names += bytes + (names[bytes] == '/');
+	}
+	return 0;
+}
+
+/* As much of an absolute path as is there, without its last name, with links resolved. Puts the
+ * rest into *names. NULL without memory. */
+static char *resolve_above(char *path, const char **names)
+{
+	char *resolved, *slash = strrchr(path, '/');
+
+	for (;;) {
+		*names = slash + 1;
+		*slash = 0;
+		resolved = realpath(*path ? path : "/", NULL);
+		*slash = '/';
+		if (resolved || slash == path || errno == ENOMEM)
+			return resolved;
+		for (slash--; *slash != '/';)
+			slash--;
+	}
+}
+
+/* The place of an absolute path. */
+static int resolve(const struct ioshape_tier *tier, char *absolute, char **place,
+		   struct base_error *error)
+{
+	struct base_buffer made = { 0 };
+	const char *names;
+	char *above = resolve_above(absolute, &names);
+	int ret = 0;
+
+	if (!above || base_buffer_append(&made, tier->files, tier->files_bytes) ||
+	    base_buffer_append(&made, above, strcmp(above, "/") ? strlen(above) : 0))
+		ret = base_no_memory(error, "a path", strlen(absolute));
+	if (!ret)
+		ret = add_names(&made, names, absolute, error);
+	if (!ret && base_buffer_append(&made, "", 1))
+		ret = base_no_memory(error, "a path", made.bytes);
+	free(above);
+	*place = (char *)made.data;
+	return ret;
+}
+
+/* "runs/step-10/" is as good as "runs/step-10". */
+static int make_absolute(const char *path, char **absolute, struct base_error *error)
+{
+	size_t bytes = strlen(path);
+	char *given;
+	int ret;
+
+	while (bytes > 1 && path[bytes - 1] == '/')
+		bytes--;
+	given = strndup(path, bytes);
+	if (!given)
+		return base_no_memory(error, "a path", bytes);
+	ret = save_absolute_path(given, absolute, error);
+	free(given);
+	return ret;
+}
+
+static int find_place(const struct ioshape_tier *tier, const char *path, char **place,
+		      struct base_error *error)
+{
+	const size_t root = strlen(tier->root.path);
+	const char *destination;
+	char *absolute;
+	int ret = make_absolute(path, &absolute, error);
+
+	if (ret)
+		return ret;
+	ret = resolve(tier, absolute, place, error);
+	free(absolute);
+	if (ret)
+		return ret;
+	destination = tier_destination(tier, *place);
+	if (!strncmp(destination, tier->root.path, root) && destination[root] == '/')
+		return base_refuse_with(error, -EINVAL, "give the path where it shall end",
+					"\"%s\" lies on the tier itself", path);
+	if (!tier_is_plain_path(destination))
+		return base_refuse(error, -EINVAL, "\"%s\" is no path that can be saved to", path);
+	return 0;
+}
+
+int tier_enter(const struct ioshape_tier *tier, const char *path, char **place,
+	       struct base_error *error)
+{
+	int ret = save_enter(tier->context, error);
+
+	*place = NULL;
+	if (!ret && (!path || !*path))
+		ret = base_refuse(error, -EINVAL, "no path was given");
+	if (!ret)
+		ret = find_place(tier, path, place, error);
+	if (ret) {
+		free(*place);
+		*place = NULL;
+	}
+	return ret;
+}
+
+/* ---- Links ----------------------------------------------------------------------------------- */
+
+/*
+ * A destination is kept with its links resolved, and drained hours later. Until then another user
+ * who may write to a directory above it can put a link there, which would lead the drain, with the
+ * rights of the user who saved, to a file elsewhere. So a drain follows links of root and of its
+ * own user only: the kernel's rule for directories where every user may put something
+ * (fs.protected_symlinks), for all directories.
+ */
+
+/* The kernel follows no more. */
+#define MOST_LINKS 40
+
+/* The first link of a path, with its directory: from there `*rest` is what follows. -ENOENT: there
+ * is none as far as the path exists. `path` is cut behind the link. */
+static int find_link(char *path, const char **rest, struct stat *link)
+{
+	for (char *at = path + 1;; at++) {
+		const char before = *at;
+
+		if (before && before != '/')
+			continue;
+		*at = 0;
+		if (lstat(path, link))
+			return -errno;
+		if (S_ISLNK(link->st_mode)) {
+			*rest = before ? at + 1 : at;
+			return 0;
+		}
+		*at = before;
+		if (!before)
+			return -ENOENT;
+	}
+}
+
+/* The path that a link stands for, with what follows it; to be freed. */
+static char *follow(char *link, const char *rest)
+{
+	char text[PATH_MAX], *path = NULL;
+	const ssize_t bytes = readlink(link, text, sizeof(text) - 1);
+
+	if (bytes < 0)
+		return NULL;
+	text[bytes] = 0;
+	strrchr(link, '/')[1] = 0;
+	if (asprintf(&path, "%s%s%s%s", *text == '/' ? "" : link, text, *rest ? "/" : "", rest) < 0)
+		return NULL;
+	return path;
+}
+
+static int refuse(const char *destination, const char *path, uid_t owner, struct base_error *error)
+{
+	return base_refuse_with(
+		error, -EPERM, "remove the link, or make it yourself",
+		"cannot save \"%s\": the link \"%s\" on its path belongs to user %u, "
+		"who could lead the save elsewhere by it",
+		destination, path, (unsigned)owner);
+}
+
+int tier_check_links(const char *destination, struct base_error *error)
+{
+	char *path = strdup(destination), *next;
+	const char *rest = NULL;
+	struct stat link;
+	int ret = path ? 0 : base_no_memory(error, "a path", strlen(destination));
+
+	for (int links = 0; !ret && !find_link(path, &rest, &link); links++) {
+		if (link.st_uid && !base_is_own_user(link.st_uid))
+			ret = refuse(destination, path, link.st_uid, error);
+		else if (links == MOST_LINKS)
+			ret = base_fail(error, -ELOOP, "cannot save \"%s\"", destination);
+		if (ret)
+			break;
+		next = follow(path, rest);
+		free(path);
+		path = next;
+		if (!path)
+			ret = base_no_memory(error, "a path", strlen(destination));
+	}
+	free(path);
+	return ret;
+}
+
+/* ---- What is there --------------------------------------------------------------------------- */
+
+/* Files that are being written included. */
+struct below {
+	const struct io_folder *folder;
+	uint64_t bytes;
+};
+
+static int add_bytes(void *user, const char *name, struct base_error *error)
+{
+	struct below *below = user, inner = { .bytes = 0 };
+	struct io_folder folder;
+	struct io_entry entry;
+	int ret = io_folder_look(below->folder, name, &entry, error);
+
+	if (ret)
+		return ret == -ENOENT ? 0 : ret;
+	if (entry.kind == IO_FILE)
+		below->bytes += entry.bytes;
+	if (entry.kind != IO_FOLDER ||
+	    io_folder_open_in(&folder, below->folder, name, NULL)) /* gone by now */
+		return 0;
+	inner.folder = &folder;
+	ret = io_folder_list(&folder, add_bytes, &inner, error);
+	io_folder_close(&folder);
+	below->bytes += inner.bytes;
+	return ret;
+}
+
+/* Count the bytes of a directory with all in it. -ENOENT without a sentence. */
+static int count_below(const char *path, uint64_t *bytes, struct base_error *error)
+{
+	struct io_folder folder;
+	struct below below = { .folder = &folder };
+	int ret = io_folder_open(&folder, path, NULL);
+
+	if (ret)
+		return ret == -ENOENT ? ret : base_fail(error, ret, "cannot open \"%s\"", path);
+	ret = io_folder_list(&folder, add_bytes, &below, error);
+	io_folder_close(&folder);
+	*bytes = below.bytes;
+	return ret;
+}
+
+int tier_look(const char *place, struct io_entry *copy, uint64_t *bytes, struct base_error *error)
+{
+	const int ret = io_look(place, false, copy);
+
+	if (ret)
+		return ret == -ENOENT ? ret : base_fail(error, ret, "cannot look at \"%s\"", place);
+	if (bytes && copy->kind == IO_FOLDER)
+		return count_below(place, bytes, error);
+	if (bytes)
+		*bytes = copy->bytes;
+	return 0;
+}
+
+/* ---- How they go ----------------------------------------------------------------------------- */
+
+/* Removes a copy, if it is still the one that was looked at: -EBUSY if somebody reads it, -ENOENT
+ * and -ESTALE if it is gone or another; all three without a sentence. The journal is locked. With
+ * `durably` nothing brings it back. */
+static int drop(const char *place, const struct io_entry *copy, bool durably,
+		struct base_error *error)
+{
+	char *above = base_directory_of(place), sums[NAME_MAX + 1];
+	const char *name = strrchr(place, '/') + 1;
+	struct io_folder folder = IO_NO_FOLDER;
+	int ret;
+
+	if (!above)
+		return base_no_memory(error, "a path", strlen(place));
+	ret = io_folder_open(&folder, above, error);
+	if (!ret)
+		ret = io_folder_discard(&folder, name, copy, FORMAT_MANIFEST_NAME, error);
+	/* They tell of nothing any more. */
+	if (!ret && snprintf(sums, sizeof(sums), "%s" FORMAT_CHECKSUMS_SUFFIX, name) <= NAME_MAX)
+		ret = io_folder_drop_text(&folder, sums, error);
+	if (!ret && durably)
+		ret = io_folder_sync(&folder, error);
+	io_folder_close(&folder);
+	free(above);
+	return ret;
+}
+
+/* As tier_discard(), without the entry. */
+static int discard_copy(const struct tier_entry *entry, uint64_t *bytes, struct base_error *error)
+{
+	struct io_entry copy;
+	int ret = tier_look(entry->place, &copy, bytes, error);
+
+	if (!ret && (copy.kind == IO_OTHER || copy.modified_ns != entry->copy_ns))
+		ret = -ESTALE;
+	return ret ? ret : drop(entry->place, &copy, false, error);
+}
+
+int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
+		 struct base_error *error)
+{
+	const int ret = discard_copy(entry, bytes, error);
+
+	if (ret)
+		*bytes = 0;
+	if (ret == -EBUSY)
+		return 0;
+	/* It is gone, or was replaced by what will have an entry of its own. */
+	return !ret || ret == -ENOENT || ret == -ESTALE ?
+		       tier_journal_change(tier, entry, NULL, error) :
+		       ret;
+}
+
+/* ---- Room ------------------------------------------------------------------------------------ */
+
+static int count_bytes(const struct ioshape_tier *tier, uint64_t *bytes, struct base_error *error)
+{
+	struct below below = { .folder = &tier->root };
+	const int ret = add_bytes(&below, "files", error);
+
+	*bytes = below.bytes;
+	return ret;
+}
+
+/* How many bytes have to go. */
+static int find_lack(const struct ioshape_tier *tier, uint64_t needed, uint64_t *lack,
+		     struct base_error *error)
+{
+	const uint64_t most = tier->options.most_bytes;
+	struct fs_space space;
+	uint64_t used = 0;
+	int ret = fs_space_of_directory(tier->root.path, &space);
+
+	if (ret)
+		return base_fail(error, ret, "cannot look at \"%s\"", tier->root.path);
+	*lack = needed > space.free_bytes ? needed - space.free_bytes : 0;
+	if (!most)
+		return 0;
+	ret = count_bytes(tier, &used, error);
+	if (__builtin_add_overflow(used, needed, &used))
+		used = UINT64_MAX;
+	*lack = MAX(*lack, used > most ? used - most : 0);
+	return ret;
+}
+
+/* Drained copies go, oldest first. */
+static bool may_go(const struct tier_journal *journal, const struct tier_entry *entry)
+{
+	return entry->drained && tier_is_newest(journal, entry);
+}
+
+/* Whether enough may go: else nothing does, in vain. */
+static int check_enough(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
+			uint64_t lack, const struct tier_journal *journal, struct base_error *error)
+{
+	struct io_entry copy;
+	size_t waiting = 0;
+	uint64_t bytes;
+
+	for (size_t i = 0; i < journal->count && lack; i++) {
+		const struct tier_entry *entry = &journal->all[i];
+
+		waiting += !entry->drained;
+		if (may_go(journal, entry) && !tier_look(entry->place, &copy, &bytes, NULL))
+			lack -= MIN(lack, bytes);
+	}
+	if (!lack)
+		return 0;
+	base_refuse_with(
+		error, -ENOSPC, "drain it, or save directly",
+		"cannot save \"%s\" on the tier \"%s\": it needs %s, and what is there waits "
+		"to be drained (%zu saves)",
+		destination, tier->root.path, BASE_SIZE(needed), waiting);
+	base_error_space(error, needed, UINT64_MAX);
+	return -ENOSPC;
+}
+
+static int free_bytes(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
+		      struct base_error *error)
+{
+	struct tier_journal journal;
+	uint64_t lack = 0, bytes;
+	int ret = tier_journal_read(tier, &journal, error);
+
+	if (ret)
+		return ret;
+	ret = find_lack(tier, needed, &lack, error);
+	if (!ret)
+		ret = check_enough(tier, destination, needed, lack, &journal, error);
+	/* Filesystems count late what was removed: so it is counted here. */
+	for (size_t i = 0; !ret && lack && i < journal.count; i++) {
+		if (!may_go(&journal, &journal.all[i]))
+			continue;
+		ret = tier_discard(tier, &journal.all[i], &bytes, error);
+		lack -= MIN(lack, bytes);
+	}
+	tier_journal_free(&journal);
+	return ret;
+}
+
+static int make_room(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
+		     struct base_error *error)
+{
+	struct io_hold hold = IO_NO_HOLD;
+	uint64_t lack = 0;
+	int ret = find_lack(tier, needed, &lack, error);
+
+	if (ret || !lack)
+		return ret;
+	ret = tier_lock(tier, &hold, error);
+	if (!ret)
+		ret = free_bytes(tier, destination, needed, error);
+	io_folder_let_go(&hold);
+	return ret;
+}
+
+/* A directory is not put in the place of another: one that is drained, or was never kept, goes
+ * before it is saved again. */
+static int clear_place(const struct ioshape_tier *tier, const char *place, struct base_error *error)
+{
+	struct io_hold hold = IO_NO_HOLD;
+	struct tier_journal journal = { 0 };
+	const struct tier_entry *entry;
+	struct io_entry copy;
+	uint64_t bytes;
+	int ret = tier_look(place, &copy, NULL, error);
+
+	if (ret || copy.kind != IO_FOLDER)
+		return ret == -ENOENT ? 0 : ret;
+	ret = tier_lock(tier, &hold, error);
+	if (!ret)
+		ret = tier_journal_read(tier, &journal, error);
+	entry = ret ? NULL : tier_newest(&journal, place);
+	if (entry && entry->drained)
+		ret = tier_discard(tier, entry, &bytes, error);
+	if (!ret && !entry) {
+		ret = drop(place, &copy, false, error);
+		/* Whoever reads or replaces it now decides. */
+		if (ret == -EBUSY || ret == -ENOENT || ret == -ESTALE)
+			ret = 0;
+	}
+	tier_journal_free(&journal);
+	io_folder_let_go(&hold);
+	return ret;
+}
+
+int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint64_t bytes,
+		       struct base_error *error)
+{
+	const char *destination = tier_destination(tier, place);
+	char *above = base_directory_of(place);
+	int ret = above ? tier_check_links(destination, error) :
+			  base_no_memory(error, "a path", strlen(place));
+
+	if (!ret)
+		ret = clear_place(tier, place, error);
+	if (!ret)
+		ret = make_room(tier, destination, bytes, error);
+	if (!ret)
+		ret = io_folder_make(above, error);
+	free(above);
+	return ret;
 }
 
 /* ---- Before a save --------------------------------------------------------------------------- */
@@ -149,9 +611,8 @@ static bool is_kept(const struct tier_journal *journal, const char *place,
 	return newest && (!newest->drained || newest->copy_ns == copy->modified_ns);
 }
 
-/* `once`: unless it has been kept. */
-static int keep(const struct ioshape_tier *tier, const char *place, uint32_t keep_last,
-		uint64_t keep_every, bool once, struct base_error *error)
+int tier_keep(const struct ioshape_tier *tier, const char *place, uint32_t keep_last,
+	      uint64_t keep_every, bool once, struct base_error *error)
 {
 	struct tier_entry entry = {
 		.keep_last = keep_last,
@@ -164,7 +625,7 @@ static int keep(const struct ioshape_tier *tier, const char *place, uint32_t kee
 	int ret = tier_lock(tier, &hold, error);
 
 	if (!ret)
-		ret = tier_look(place, &copy, error);
+		ret = tier_look(place, &copy, NULL, error);
 	if (ret == -ENOENT)
 		base_refuse(error, ret, "\"%s\" was not saved on the tier \"%s\"", entry.path,
 			    tier->root.path);
@@ -194,12 +655,61 @@ IOSHAPE_EXPORT int ioshape_tier_keep(struct ioshape_tier *tier, const char *path
 	if (!ret && options.reserved)
 		ret = base_refuse(&error, -EINVAL, "options.reserved is %u", options.reserved);
 	if (!ret)
-		ret = keep(tier, place, options.keep_last, options.keep_every, false, &error);
+		ret = tier_keep(tier, place, options.keep_last, options.keep_every, false, &error);
 	free(place);
 	return base_leave(ret, "save", path, &error);
 }
 
 /* ---- The nearest copy ------------------------------------------------------------------------ */
+
+/* A clock that counts whole seconds says what it was at the beginning of this one; others tick a
+ * hundred times a second or more. */
+#define SECOND_NS INT64_C(1000000000)
+#define TICK_NS (SECOND_NS / 100)
+
+/*
+ * What a time of the tier's clock is by that of the destination, which said `there_ns` between two
+ * looks at the tier's own: the same, where both may be one clock, which tick with a precision of
+ * their own. It is not later than `there_ns`.
+ */
+static int64_t time_there(int64_t time_ns, int64_t before_ns, int64_t there_ns, int64_t after_ns)
+{
+	const int64_t tick_ns = there_ns % SECOND_NS ? TICK_NS : SECOND_NS;
+	const bool same = there_ns > before_ns - tick_ns && there_ns < after_ns + TICK_NS;
+
+	if (same)
+		return MIN(time_ns, MAX(there_ns, after_ns));
+	return MIN(time_ns + there_ns - after_ns, there_ns);
+}
+
+/* The directory that a path leads to: a file that is a link is replaced where it leads. */
+static char *directory_of(const char *destination)
+{
+	char *real = realpath(destination, NULL);
+	char *directory = base_directory_of(real ? real : destination);
+
+	free(real);
+	return directory;
+}
+
+int tier_clock_there(const struct ioshape_tier *tier, const char *destination, int64_t time_ns,
+		     int64_t *there_ns, struct base_error *error)
+{
+	char *directory = directory_of(destination);
+	int64_t before_ns = 0, now_there_ns = 0, after_ns = 0;
+	int ret;
+
+	if (!directory)
+		return base_no_memory(error, "a path", strlen(destination));
+	ret = io_time_in(tier->root.path, &before_ns, error);
+	if (!ret)
+		ret = io_time_in(directory, &now_there_ns, error);
+	if (!ret)
+		ret = io_time_in(tier->root.path, &after_ns, error);
+	*there_ns = time_there(time_ns, before_ns, now_there_ns, after_ns);
+	free(directory);
+	return ret;
+}
 
 /* When the destination would be as old as the copy is. */
 static int64_t age_there(const struct ioshape_tier *tier, const struct tier_entry *entry,
@@ -224,7 +734,7 @@ static int find(const struct ioshape_tier *tier, const char *place, struct base_
 	struct tier_journal journal;
 	struct io_entry copy, there;
 	int64_t age;
-	int ret = tier_look(place, &copy, error);
+	int ret = tier_look(place, &copy, NULL, error);
 
 	if (ret)
 		return ret;
@@ -254,68 +764,177 @@ IOSHAPE_EXPORT int ioshape_tier_find(struct ioshape_tier *tier, const char *path
 	return ret == -ENOENT ? ret : base_leave(ret, "load", path, &error);
 }
 
-/* ---- For groups ------------------------------------------------------------------------------ */
+/* ---- The list ----------------------------------------------------------------------------------
+ */
 
-static const struct ioshape_tier *tier_of(const struct group_tier *of_groups)
+/* A row of the public list; its text, the place, ends with the path of the destination. */
+struct copy_list {
+	const struct ioshape_tier *tier;
+	struct ioshape_tier_copy *copies;
+	size_t count;
+	char *text; /* the next one's */
+};
+
+static int list_one(struct copy_list *listing, const struct tier_entry *entry,
+		    struct base_error *error)
 {
-	return (const struct ioshape_tier *)of_groups;
-}
+	struct ioshape_tier_copy *listed = &listing->copies[listing->count];
+	struct io_entry copy;
+	uint64_t bytes;
+	int ret = tier_look(entry->place, &copy, &bytes, error);
 
-static int find_for_group(struct group_tier *of_groups, const char *path, char **place,
-			  struct base_error *error)
-{
-	return tier_enter(tier_of(of_groups), path, place, error);
-}
-
-static int make_room_for_group(struct group_tier *of_groups, const char *path, uint64_t bytes,
-			       uint32_t nodes, struct base_error *error)
-{
-	const struct ioshape_tier *tier = tier_of(of_groups);
-	char *place;
-	int ret = tier_enter(tier, path, &place, error);
-
-	bytes += parity_bytes(tier->options.parity, bytes, nodes);
-	if (!ret)
-		ret = tier_prepare_place(tier, place, bytes, error);
-	free(place);
-	return ret;
-}
-
-static int keep_for_group(struct group_tier *of_groups, const char *path, uint32_t keep_last,
-			  uint64_t keep_every, struct base_error *error)
-{
-	char *place;
-	int ret = tier_enter(tier_of(of_groups), path, &place, error);
-
-	if (!ret)
-		ret = keep(tier_of(of_groups), place, keep_last, keep_every, false, error);
-	free(place);
-	return ret;
-}
-
-int tier_keep_once(struct group_tier *of_groups, const char *path, uint32_t keep_last,
-		   uint64_t keep_every, struct base_error *error)
-{
-	char *place;
-	int ret = tier_enter(tier_of(of_groups), path, &place, error);
-
-	if (!ret)
-		ret = keep(tier_of(of_groups), place, keep_last, keep_every, true, error);
-	free(place);
-	if (ret != -ENOENT)
-		return ret;
-	base_error_begin(error);
+	if (ret)
+		return ret == -ENOENT ? 0 : ret;
+	*listed = (struct ioshape_tier_copy){
+		.path = tier_destination(listing->tier, listing->text),
+		.place = listing->text,
+		.bytes = bytes,
+		.saved_s = copy.modified,
+		.number = entry->drained ? 0 : entry->number,
+		.directory = copy.kind == IO_FOLDER,
+	};
+	listing->text = stpcpy(listing->text, entry->place) + 1;
+	listing->count++;
 	return 0;
 }
 
-static const struct group_tier_ops for_groups = {
-	.find = find_for_group,
-	.make_room = make_room_for_group,
-	.keep = keep_for_group,
-	.plan = parity_plan,
-	.protect = parity_protect,
-	.look = parity_look,
-	.check = parity_check,
-	.restore = parity_restore,
-	.free = parity_spreads_free,
-};
+/* In one piece of memory: the texts follow the rows. */
+static int list(const struct ioshape_tier *tier, struct ioshape_tier_copy **copies, size_t *count,
+		struct base_error *error)
+{
+	struct copy_list listing = { .tier = tier };
+	struct tier_journal journal;
+	size_t bytes = 1;
+	int ret = tier_journal_read(tier, &journal, error);
+
+	if (ret)
+		return ret;
+	for (size_t i = 0; i < journal.count; i++)
+		bytes += sizeof(*listing.copies) + strlen(journal.all[i].place) + 1;
+	listing.copies = malloc(bytes);
+	if (!listing.copies)
+		ret = base_no_memory(error, "a list of copies", bytes);
+	listing.text = (char *)(listing.copies + journal.count);
+	for (int drained = 0; drained < 2; drained++) {
+		for (size_t i = 0; !ret && i < journal.count; i++) {
+			const struct tier_entry *entry = &journal.all[i];
+
+			if (entry->drained == drained && tier_is_newest(&journal, entry))
+				ret = list_one(&listing, entry, error);
+		}
+	}
+	tier_journal_free(&journal);
+	if (ret)
+		free(listing.copies);
+	*copies = ret ? NULL : listing.copies;
+	*count = ret ? 0 : listing.count;
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_tier_list(struct ioshape_tier *tier, struct ioshape_tier_copy **copies,
+				     size_t *count)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!tier || !copies || !count)
+		return base_missing("list");
+	*copies = NULL;
+	*count = 0;
+	ret = save_enter(tier->context, &error);
+	if (!ret)
+		ret = list(tier, copies, count, &error);
+	return base_leave(ret, "list", tier->root.path, &error);
+}
+
+/* ---- What can never be drained goes, when somebody says so ----------------------------------- */
+
+static bool waits(const struct tier_journal *journal, const char *place)
+{
+	const struct tier_entry *newest = tier_newest(journal, place);
+
+	return newest && !newest->drained;
+}
+
+/* For good: without its entry nobody would know that it was given up. */
+static int forget_copy(const struct ioshape_tier *tier, const char *place, uint64_t *bytes,
+		       struct base_error *error)
+{
+	struct io_entry copy;
+	int ret = tier_look(place, &copy, bytes, error);
+
+	if (!ret)
+		ret = drop(place, &copy, true, error);
+	if (ret == -EBUSY || ret == -ESTALE)
+		base_refuse_with(error, ret, "try again when that has ended",
+				 "cannot forget \"%s\": it is being %s on the tier \"%s\"",
+				 tier_destination(tier, place), ret == -EBUSY ? "read" : "saved",
+				 tier->root.path);
+	return ret == -ENOENT ? 0 : ret; /* it was removed by hand */
+}
+
+/* With the journal's lock. `given` may be a path whose links lead elsewhere since it was kept. */
+static int forget_kept(const struct ioshape_tier *tier, const char *given, const char *place,
+		       uint64_t *bytes, struct base_error *error)
+{
+	const char *kept = place;
+	struct tier_journal journal;
+	int ret = tier_journal_read(tier, &journal, error);
+
+	if (ret)
+		return ret;
+	for (size_t i = 0; i < journal.count; i++) {
+		if (!strcmp(journal.all[i].path, given) && waits(&journal, journal.all[i].place))
+			kept = journal.all[i].place;
+	}
+	if (!waits(&journal, kept))
+		ret = base_refuse(error, -ENOENT,
+				  "nothing that was saved for \"%s\" waits on the tier \"%s\"",
+				  tier_destination(tier, place), tier->root.path);
+	if (!ret)
+		ret = forget_copy(tier, kept, bytes, error);
+	/* Also those before the newest: they would only be overtaken by it. */
+	for (size_t i = 0; i < journal.count && !ret; i++) {
+		if (!strcmp(journal.all[i].place, kept))
+			ret = tier_journal_change(tier, &journal.all[i], NULL, error);
+	}
+	tier_journal_free(&journal);
+	return ret;
+}
+
+static int forget(const struct ioshape_tier *tier, const char *given, const char *place,
+		  uint64_t *bytes, struct base_error *error)
+{
+	struct io_hold drain = IO_NO_HOLD, hold = IO_NO_HOLD;
+	int ret = tier_lock_drain(tier, &drain, error);
+
+	if (ret == -EBUSY)
+		base_refuse_with(error, ret, "end that drain, or try again when it has ended",
+				 "cannot forget \"%s\": a process drains the tier \"%s\" now",
+				 given, tier->root.path);
+	if (!ret)
+		ret = tier_lock(tier, &hold, error);
+	if (!ret)
+		ret = forget_kept(tier, given, place, bytes, error);
+	io_folder_let_go(&hold);
+	io_folder_let_go(&drain);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_tier_forget(struct ioshape_tier *tier, const char *path, uint64_t *bytes)
+{
+	struct base_error error = { 0 };
+	uint64_t of_copy = 0;
+	char *place;
+	int ret;
+
+	if (!tier)
+		return base_missing("forget");
+	ret = tier_enter(tier, path, &place, &error);
+	if (!ret)
+		ret = forget(tier, path, place, &of_copy, &error);
+	free(place);
+	if (bytes)
+		*bytes = ret ? 0 : of_copy;
+	return base_leave(ret, "forget", path, &error);
+}

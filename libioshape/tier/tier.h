@@ -36,10 +36,8 @@ static inline const char *tier_destination(const struct ioshape_tier *tier, cons
 	return place + tier->files_bytes;
 }
 
-/* ioshape_tier_keep() for what lies there, if it has not been kept; 0 also if nothing does
- * (tier.c). */
-int tier_keep_once(struct group_tier *of_groups, const char *path, uint32_t keep_last,
-		   uint64_t keep_every, struct base_error *error);
+/* What groups ask of it (nodes.c). */
+extern const struct group_tier_ops tier_for_groups;
 
 /* ---- The journal (journal.c) ----------------------------------------------------------------- */
 
@@ -87,7 +85,7 @@ int tier_journal_change(const struct ioshape_tier *tier, const struct tier_entry
  */
 bool tier_is_plain_path(const char *path);
 
-/* ---- Copies (copies.c) ----------------------------------------------------------------------- */
+/* ---- Copies (tier.c) ----------------------------------------------------------------------- */
 
 /* Begins every call with a path: finds the place of its copy. The destination is absolute, and its
  * links are resolved as far as it is there. *place is to be freed. */
@@ -98,11 +96,17 @@ int tier_enter(const struct ioshape_tier *tier, const char *path, char **place,
  * link. */
 int tier_check_links(const char *destination, struct base_error *error);
 
-/* Looks at a copy: -ENOENT without a sentence. */
-int tier_look(const char *place, struct io_entry *copy, struct base_error *error);
-/* Counts its bytes; those of a directory with all in it. */
-int tier_bytes_of(const char *place, const struct io_entry *copy, uint64_t *bytes,
-		  struct base_error *error);
+/* Looks at a copy, and counts its bytes unless `bytes` is NULL; those of a directory with all in
+ * it. -ENOENT without a sentence. */
+int tier_look(const char *place, struct io_entry *copy, uint64_t *bytes, struct base_error *error);
+
+/* Notes that what lies there is to be drained; `once`: unless it has been kept. */
+int tier_keep(const struct ioshape_tier *tier, const char *place, uint32_t keep_last,
+	      uint64_t keep_every, bool once, struct base_error *error);
+
+/* What a time here is by the clock of a destination. */
+int tier_clock_there(const struct ioshape_tier *tier, const char *destination, int64_t time_ns,
+		     int64_t *there_ns, struct base_error *error);
 
 /* Makes room for so many bytes, and the directory of the place. */
 int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint64_t bytes,
@@ -113,7 +117,7 @@ int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint6
 int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry, uint64_t *bytes,
 		 struct base_error *error);
 
-/* ---- Drains (drain.c, carry.c) --------------------------------------------------------------- */
+/* ---- Drains (drain.c) --------------------------------------------------------------- */
 
 /* Locks out other drains: -EBUSY, without a sentence, if another process drains, or forgets. */
 static inline int tier_lock_drain(const struct ioshape_tier *tier, struct io_hold *hold,
@@ -121,28 +125,5 @@ static inline int tier_lock_drain(const struct ioshape_tier *tier, struct io_hol
 {
 	return io_folder_take(&tier->root, "drain.lock", false, hold, error);
 }
-
-/* One copy on its way. */
-struct tier_carry {
-	const struct ioshape_tier *tier;
-	const struct ioshape_drain_options *options;
-	const struct tier_entry *entry;
-	/* The one before it that was drained to the same path; NULL: none is known. */
-	const struct tier_entry *before;
-	struct io_entry copy;
-	struct io_original original; /* what it may replace, and the time that it gets */
-	uint64_t bytes;              /* of all its files */
-	uint64_t done;               /* of those before the one that is carried now */
-	/* Out: how it ended, and its time at the destination. */
-	enum ioshape_drained result;
-	int64_t there_ns;
-};
-
-/* -EAGAIN, without a sentence: it was changed meanwhile. */
-int tier_carry(struct tier_carry *carry, struct base_error *error);
-
-/* What a time here is by the clock of a destination. */
-int tier_clock_there(const struct ioshape_tier *tier, const char *destination, int64_t time_ns,
-		     int64_t *there_ns, struct base_error *error);
 
 #endif

@@ -13,7 +13,7 @@
 #include "fuzz.h"
 #include "input.h"
 /* What it does with other processes' words is its own; this test is such a process. */
-#include "tier/restore.c"
+#include "tier/nodes.c"
 
 static void put_number(struct group_note *note, uint64_t number)
 {
@@ -178,7 +178,7 @@ static void try_offers(const struct ioshape_group *group, struct input *input)
 		MUST(spread->record.sets.nodes <= group->options.ranks);
 		for (uint32_t rank = 0; rank < group->options.ranks; rank++)
 			MUST(spread->node_of_rank[rank] < spread->record.sets.nodes);
-		parity_check(&spreads, i, &error);
+		check(&spreads, i, &error);
 	}
 	empty(&spreads);
 }

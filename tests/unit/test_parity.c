@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include "support/check_main.h"
 /* What it does with other processes' words is its own; this test is such a process. */
-#include "tier/restore.c"
+#include "tier/nodes.c"
 
 #include <ioshape/group.h>
 

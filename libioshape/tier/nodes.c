@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tiers of all nodes have together, and how nodes get what their ranks want of a
- * generation there: from the node that has it, where ranks have moved, or made from what the others
- * keep, where it is lost. In rounds, by all ranks; the first rank of each node looks, sends and
- * writes.
+ * What groups ask of their tiers: how nodes protect what they have just saved, what the tiers of
+ * all nodes have together, and how nodes get what their ranks want of a generation there: from the
+ * node that has it, where ranks have moved, or made from what the others keep, where it is lost. In
+ * rounds, by all ranks; the first rank of each node looks, sends and writes.
  */
 #define _GNU_SOURCE
 #include "tier/parity.h"
@@ -13,6 +13,206 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- One node's tier ------------------------------------------------------------------------- */
+
+static const struct ioshape_tier *tier_of(const struct group_tier *of_groups)
+{
+	return (const struct ioshape_tier *)of_groups;
+}
+
+static int find_for_group(struct group_tier *of_groups, const char *path, char **place,
+			  struct base_error *error)
+{
+	return tier_enter(tier_of(of_groups), path, place, error);
+}
+
+/* By enum ioshape_parity. */
+static const struct {
+	uint32_t parity, nodes;
+} kinds[] = { { 0, 1 }, { 1, 2 }, { 1, 4 }, { 1, 8 }, { 2, 4 }, { 2, 6 }, { 2, 8 } };
+
+/* Return what a node keeps for `nodes` nodes that save so much each. */
+static uint64_t parity_bytes(enum ioshape_parity parity, uint64_t bytes, uint32_t nodes)
+{
+	const uint32_t in_set = MIN(kinds[parity].nodes, nodes);
+	const uint32_t lost = MIN(kinds[parity].parity, in_set - 1);
+
+	return (bytes * lost + in_set - lost - 1) / (in_set - lost);
+}
+
+static int make_room_for_group(struct group_tier *of_groups, const char *path, uint64_t bytes,
+			       uint32_t nodes, struct base_error *error)
+{
+	const struct ioshape_tier *tier = tier_of(of_groups);
+	char *place;
+	int ret = tier_enter(tier, path, &place, error);
+
+	bytes += parity_bytes(tier->options.parity, bytes, nodes);
+	if (!ret)
+		ret = tier_prepare_place(tier, place, bytes, error);
+	free(place);
+	return ret;
+}
+
+/* `once`: unless it has been kept. */
+static int keep_path(struct group_tier *of_groups, const char *path, uint32_t keep_last,
+		     uint64_t keep_every, bool once, struct base_error *error)
+{
+	char *place;
+	int ret = tier_enter(tier_of(of_groups), path, &place, error);
+
+	if (!ret)
+		ret = tier_keep(tier_of(of_groups), place, keep_last, keep_every, once, error);
+	free(place);
+	return ret;
+}
+
+static int keep_for_group(struct group_tier *of_groups, const char *path, uint32_t keep_last,
+			  uint64_t keep_every, struct base_error *error)
+{
+	return keep_path(of_groups, path, keep_last, keep_every, false, error);
+}
+
+/* ---- Protecting what nodes have just saved --------------------------------------------------- */
+
+static int make_sets(const struct ioshape_group *group, struct parity_sets *sets,
+		     struct base_error *error)
+{
+	const enum ioshape_parity parity = group->options.tier->options.parity;
+	const char **domains = calloc(group->node_count, sizeof(*domains));
+	int ret = -ENOMEM;
+
+	for (uint32_t node = 0; domains && node < group->node_count; node++)
+		domains[node] = group->ranks[group->leaders[node]].domain;
+	if (domains)
+		ret = parity_sets_make(sets, group->node_count, kinds[parity].parity,
+				       kinds[parity].nodes, domains);
+	free(domains);
+	return ret ? base_no_memory(error, "sets of nodes", group->node_count) : 0;
+}
+
+static int list_files(const struct ioshape_group *group, const struct format_manifest *manifest,
+		      struct parity_record *record, struct base_error *error)
+{
+	record->file_count = manifest->file_count;
+	record->node_of_file = calloc(manifest->file_count, sizeof(*record->node_of_file));
+	if (!record->node_of_file)
+		return base_no_memory(error, "files of nodes", manifest->file_count);
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
+		record->node_of_file[manifest->parts[rank].file] = group->ranks[rank].node;
+	return 0;
+}
+
+static int make_plan(const struct ioshape_group *group, const struct format_manifest *manifest,
+		     struct base_buffer *plan, struct base_error *error)
+{
+	struct parity_record record = { 0 };
+	int ret = make_sets(group, &record.sets, error);
+
+	if (!ret)
+		ret = list_files(group, manifest, &record, error);
+	if (!ret && parity_record_encode(plan, &record))
+		ret = base_no_memory(error, "who protects whom", plan->bytes);
+	parity_record_free(&record);
+	return ret;
+}
+
+/* All nodes at once: each makes the parities that it keeps for the others. */
+static int make_parities(struct group_round *round, const struct format_manifest *manifest,
+			 const struct parity_record *record, const char *folder,
+			 struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	const uint32_t nodes = group->node_count;
+	struct parity_making *makings = calloc(nodes, sizeof(*makings));
+	uint32_t *numbers = calloc(2 * (size_t)nodes, sizeof(*numbers));
+	struct parity_exchange exchange = {
+		.round = round,
+		.manifest = manifest,
+		.record = record,
+		.holders = numbers, /* each has its own */
+		.parities = numbers + nodes,
+		.makings = makings,
+		.count = nodes,
+		.fresh = true,
+		.folder = folder,
+	};
+	int ret = 0;
+
+	if (!makings || !numbers)
+		ret = base_no_memory(error, "what nodes send each other", nodes);
+	for (uint32_t node = 0; !ret && node < nodes; node++) {
+		numbers[node] = node;
+		makings[node] = (struct parity_making){ node, node, 0 };
+	}
+	if (!ret)
+		ret = parity_exchange_run(&exchange, error);
+	free(numbers);
+	free(makings);
+	return ret;
+}
+
+/* So that it is known for what it is: the files of one node. */
+static int put_bare_record(const struct io_folder *folder, const struct parity_record *record,
+			   struct base_error *error)
+{
+	char name[GROUP_PARITY_NAME_BYTES];
+	struct base_buffer text = { 0 };
+	int ret = parity_record_encode(&text, record);
+
+	group_parity_name(name, record->node);
+	if (ret)
+		base_no_memory(error, "who protects whom", text.bytes);
+	else
+		ret = io_folder_put(folder, name, text.data, text.bytes, error);
+	base_buffer_free(&text);
+	return ret;
+}
+
+/* Without parities it is a good generation all the same. */
+static int protect(struct group_round *round, const struct format_manifest *manifest,
+		   const struct parity_record *record, const struct io_folder *folder,
+		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	struct base_error why = { 0 };
+
+	if (!record->sets.parity)
+		return put_bare_record(folder, record, error);
+	if (!group->options.comm || group->comm_failed)
+		base_refuse(&why, -ENOTCONN, "%s",
+			    group->options.comm ?
+				    "bytes do not travel between nodes any more" :
+				    "there is no way for bytes between nodes (give the group a "
+				    "comm)");
+	else if (!make_parities(round, manifest, record, folder->path, &why))
+		return 0;
+	snprintf(unprotected, BASE_ERROR_TEXT_BYTES, "%s", why.sentence);
+	return put_bare_record(folder, record, error);
+}
+
+static int protect_nodes(struct group_round *round, const struct format_manifest *manifest,
+			 const struct base_buffer *plan, const struct io_folder *folder,
+			 char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error)
+{
+	const struct ioshape_group *group = round->group;
+	struct parity_record record;
+	int ret = parity_record_decode(&record, plan->data, plan->bytes, "what rank 0 says", error);
+
+	if (ret)
+		return ret;
+	ret = parity_record_check(&record, manifest, group->node_count, "what rank 0 says", error);
+	if (!ret) {
+		record.node = group->ranks[group->options.rank].node;
+		ret = protect(round, manifest, &record, folder, unprotected, error);
+	}
+	parity_record_free(&record);
+	return ret;
+}
+
+/* ---- Generations on tiers ---------------------------------------------------------------------
+ */
 
 /* Older ones are at their destination, or soon will be. */
 #define MOST_OFFERED 3u
@@ -168,7 +368,7 @@ static void empty(struct group_spreads *spreads)
 	free(spreads->all);
 }
 
-void parity_spreads_free(struct group_spreads *spreads)
+static void free_spreads(struct group_spreads *spreads)
 {
 	empty(spreads);
 	free(spreads);
@@ -490,7 +690,7 @@ static int hear_all(struct group_round *round, struct offers *own, struct group_
 	return ret ? ret : list_candidates(*spreads, found, error);
 }
 
-int parity_look(struct group_round *round, struct group_spreads **spreads,
+static int look(struct group_round *round, struct group_spreads **spreads,
 		struct group_candidates *found, struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
@@ -526,7 +726,7 @@ static void find_holders(const struct spread *spread, uint32_t *holders, uint32_
 	}
 }
 
-int parity_check(const struct group_spreads *spreads, size_t at, struct base_error *error)
+static int check(const struct group_spreads *spreads, size_t at, struct base_error *error)
 {
 	const struct spread *spread = &spreads->all[at];
 	const uint32_t nodes = spread->record.sets.nodes;
@@ -674,11 +874,22 @@ static int get_manifest(struct group_round *round, const struct restoring *resto
 
 /* ---- Here ------------------------------------------------------------------------------------ */
 
+/* Return the path of a step in a directory, to be freed. *path is NULL without memory. */
+static int step_path(const char *directory, uint64_t step, char **path, struct base_error *error)
+{
+	char name[GROUP_STEP_NAME_BYTES];
+
+	group_step_name(name, step);
+	if (asprintf(path, "%s/%s", directory, name) >= 0)
+		return 0;
+	*path = NULL;
+	return base_no_memory(error, "a path", strlen(directory));
+}
+
 /* Another generation of that step makes room; files of the same one stay. */
 static int prepare(struct ioshape_group *group, const struct restoring *restoring,
 		   const struct format_manifest *manifest, struct base_error *error)
 {
-	struct group_tier *tier = group_tier_of(&group->options);
 	struct io_folder directory = IO_NO_FOLDER;
 	struct group_generation there;
 	char name[GROUP_STEP_NAME_BYTES], *path;
@@ -692,11 +903,13 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 		group_generation_close(&there);
 	}
 	io_folder_close(&directory);
-	if (asprintf(&path, "%s/%s", group->directory, name) < 0)
-		return base_no_memory(error, "a path", strlen(group->directory));
-	if (!same)
-		ret = tier->ops->make_room(tier, path, 0, 1, error);
-	free(path);
+	if (!same) {
+		ret = step_path(group->directory, restoring->step, &path, error);
+		if (!ret)
+			ret = make_room_for_group(group_tier_of(&group->options), path, 0, 1,
+						  error);
+		free(path);
+	}
 	return ret ? ret : io_folder_make(restoring->folder, error);
 }
 
@@ -718,21 +931,22 @@ static int complete(const struct restoring *restoring, const struct base_buffer 
 
 /* What is here will be drained: also in the place of whoever has lost it, or has died before it
  * was kept. */
-static int keep(struct ioshape_group *group, const struct restoring *restoring, bool restored,
-		struct base_error *error)
+static int keep_here(struct ioshape_group *group, const struct restoring *restoring, bool restored,
+		     struct base_error *error)
 {
 	const struct ioshape_group_options *options = &group->options;
-	struct group_tier *tier = group_tier_of(options);
-	char name[GROUP_STEP_NAME_BYTES], *path;
-	int ret;
+	char *path;
+	int ret = step_path(group->directory, restoring->step, &path, error);
 
-	group_step_name(name, restoring->step);
-	if (asprintf(&path, "%s/%s", group->directory, name) < 0)
-		return base_no_memory(error, "a path", strlen(group->directory));
-	ret = (restored ? tier->ops->keep : tier_keep_once)(tier, path, options->keep_last,
-							    options->keep_every, error);
+	if (!ret)
+		ret = keep_path(group_tier_of(options), path, options->keep_last,
+				options->keep_every, !restored, error);
 	free(path);
-	return ret;
+	if (ret != -ENOENT || restored)
+		return ret;
+	/* Nothing of it is here. */
+	base_error_begin(error);
+	return 0;
 }
 
 static int exchange(struct group_round *round, const struct restoring *restoring,
@@ -766,16 +980,13 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 	const bool gets = turns_of(restoring, group->ranks[group->options.rank].node) > 0;
 	struct format_manifest manifest = { 0 };
 	struct given given = { 0 };
-	char name[GROUP_STEP_NAME_BYTES];
-	int ret = 0;
+	int ret;
 
 	if (!restoring->count)
-		return keep(group, restoring, false, error);
-	group_step_name(name, restoring->step);
-	if (asprintf(&restoring->folder, "%s/%s", group->near, name) < 0) {
-		restoring->folder = NULL;
-		return base_no_memory(error, "a path", strlen(group->near));
-	}
+		return keep_here(group, restoring, false, error);
+	ret = step_path(group->near, restoring->step, &restoring->folder, error);
+	if (ret)
+		return ret;
 	ret = get_manifest(round, restoring, &given, &manifest, error);
 	if (!ret && gets)
 		ret = prepare(group, restoring, &manifest, error);
@@ -784,7 +995,7 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 	if (!ret && gets)
 		ret = complete(restoring, &given.text, error);
 	if (!ret)
-		ret = keep(group, restoring, gets, error);
+		ret = keep_here(group, restoring, gets, error);
 	format_manifest_free(&manifest);
 	base_buffer_free(&given.text);
 	return ret;
@@ -809,7 +1020,7 @@ static int follow(struct group_round *round, struct base_error *error)
 	return ret;
 }
 
-int parity_restore(struct group_round *round, const struct group_spreads *spreads, size_t at,
+static int restore(struct group_round *round, const struct group_spreads *spreads, size_t at,
 		   struct base_error *failure, struct base_error *error)
 {
 	struct restoring restoring = { .group = round->group };
@@ -833,3 +1044,17 @@ int parity_restore(struct group_round *round, const struct group_spreads *spread
 	restoring_free(&restoring);
 	return ret;
 }
+
+/* ---- For groups ------------------------------------------------------------------------------ */
+
+const struct group_tier_ops tier_for_groups = {
+	.find = find_for_group,
+	.make_room = make_room_for_group,
+	.keep = keep_for_group,
+	.plan = make_plan,
+	.protect = protect_nodes,
+	.look = look,
+	.check = check,
+	.restore = restore,
+	.free = free_spreads,
+};
