@@ -59,8 +59,8 @@ static bool find_leaders(struct ioshape_group *group, uint64_t node_count)
 /* ---- Stores ---------------------------------------------------------------------------------- */
 
 /* Where ranks meet: all must come to the same answer without having talked. NULL: a failure. */
-static const struct gather_store_ops *choose_store(const struct ioshape_group *group,
-						   struct base_error *error)
+static const struct store_ops *choose_store(const struct ioshape_group *group,
+					    struct base_error *error)
 {
 	const bool redis = slots_coordinator_of(group->coordinator.address) == &slots_redis;
 	const enum ioshape_board asked = group->options.board;
@@ -73,8 +73,8 @@ static const struct gather_store_ops *choose_store(const struct ioshape_group *g
 		return NULL;
 	}
 	if (redis && (asked == IOSHAPE_BOARD_REDIS || !asked))
-		return &gather_store_redis;
-	return asked == IOSHAPE_BOARD_HOST ? &gather_store_memory : &gather_store_files;
+		return &store_redis;
+	return asked == IOSHAPE_BOARD_HOST ? &store_memory : &store_files;
 }
 
 /* Ranks whose messages are of another format meet elsewhere: none is misread. */
@@ -91,10 +91,10 @@ static int name_store(struct ioshape_group *group, struct base_error *error)
 	return 0;
 }
 
-static int open_store(struct ioshape_group *group, const struct gather_store_ops *ops,
-		      uint32_t deadline_ms, struct gather_store **store, struct base_error *error)
+static int open_store(struct ioshape_group *group, const struct store_ops *ops,
+		      uint32_t deadline_ms, struct store **store, struct base_error *error)
 {
-	const struct gather_store_config config = {
+	const struct store_config config = {
 		.name = group->board_name,
 		.rank = group->options.rank,
 		.ranks = group->options.ranks,
@@ -103,13 +103,13 @@ static int open_store(struct ioshape_group *group, const struct gather_store_ops
 		.deadline_ms = deadline_ms,
 	};
 
-	return gather_store_open(store, ops, &config, error);
+	return store_open(store, ops, &config, error);
 }
 
 static int open_board(struct ioshape_group *group, struct base_error *error)
 {
 	const char *pool_name = save_pool_name(group->context);
-	const struct gather_store_ops *ops;
+	const struct store_ops *ops;
 	int ret;
 
 	if (group->options.ranks == 1)
@@ -117,7 +117,7 @@ static int open_board(struct ioshape_group *group, struct base_error *error)
 	ops = choose_store(group, error);
 	if (!ops)
 		return error->code;
-	group->may_move = ops == &gather_store_files && !group->options.board;
+	group->may_move = ops == &store_files && !group->options.board;
 	ret = name_store(group, error);
 	/* Which pool is only a matter of where in the Redis it lies. */
 	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
@@ -135,7 +135,7 @@ static int open_memory(struct ioshape_group *group, struct base_error *error)
 {
 	if (!group->may_move || group->node_count > 1)
 		return 0;
-	return open_store(group, &gather_store_memory,
+	return open_store(group, &store_memory,
 			  group->options.rank ? 0 : group->options.deadline_ms, &group->memory,
 			  error);
 }
@@ -224,8 +224,8 @@ static int gather_up(struct meeting *meeting, struct base_error *error)
 {
 	struct ioshape_group *group = meeting->round->group;
 	/* Ranks that are not ready yet may be in a new life, too. */
-	int ret = gather_store_collect(group->board, meeting->round->scope, group_hello.name,
-				       meeting->ready, found_hello, meeting, error);
+	int ret = store_collect(group->board, meeting->round->scope, group_hello.name,
+				meeting->ready, found_hello, meeting, error);
 
 	if (ret || !meeting->changed || !group_has_all(group, meeting->have))
 		return ret;
@@ -277,7 +277,7 @@ static int receive_all(struct meeting *meeting, struct base_error *error)
 			return base_pass_on(error, &why);
 		if (base_now_ns() - begin_ns > group->deadline_ns)
 			return fail_missing(meeting, why.text, error);
-		gather_store_wait(group->board, LOOK_MS);
+		store_wait(group->board, LOOK_MS);
 	}
 }
 
@@ -327,7 +327,7 @@ static int look_for_roster(struct group_round *round, struct group_hello *hello,
 	struct ioshape_group *group = round->group;
 	int ret;
 
-	ret = gather_store_get(group->board, round->scope, "roster-0", note, error);
+	ret = store_get(group->board, round->scope, "roster-0", note, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
 	if (!take_roster(group, note, complete)) {
@@ -361,7 +361,7 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 			break;
 		}
 		ret = 0;
-		if (!started && (gather_store_has_ended(group->board, 0) ||
+		if (!started && (store_has_ended(group->board, 0) ||
 				 base_now_ns() - begin_ns > group->deadline_ns)) {
 			ret = base_refuse_with(
 				error, -ETIMEDOUT,
@@ -369,12 +369,12 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 					   "directory, job and version of this library?%s%s",
 					   *why.text ? " " : "", why.text),
 				"the group of %s is not complete: rank 0 %s", group->directory,
-				gather_store_has_ended(group->board, 0) ? "has ended" :
-									  "did not start it");
+				store_has_ended(group->board, 0) ? "has ended" :
+								   "did not start it");
 			break;
 		}
 		if (!started)
-			gather_store_wait(group->board, LOOK_MS);
+			store_wait(group->board, LOOK_MS);
 	}
 	base_buffer_free(&note);
 	return ret ? ret : open_memory(group, error);
@@ -455,9 +455,9 @@ static int check_options(const struct ioshape_group_options *options, struct bas
 static void find_own_place(struct ioshape_group *group)
 {
 	struct group_rank *own = &group->ranks[group->options.rank];
-	char place[GATHER_PLACE_BYTES];
+	char place[STORE_PLACE_ID_BYTES];
 
-	gather_identify_place(place);
+	store_identify_place(place);
 	own->nonce = group->nonce = base_random();
 	snprintf(own->node_key, sizeof(own->node_key), "%08x %s",
 		 (unsigned)base_hash_text(group->node ? group->node : ""), place);
@@ -507,9 +507,9 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 
 static void free_group(struct ioshape_group *group)
 {
-	gather_store_close(group->board);
-	gather_store_close(group->memory);
-	gather_store_close(group->met);
+	store_close(group->board);
+	store_close(group->memory);
+	store_close(group->met);
 	pthread_cond_destroy(&group->change);
 	pthread_mutex_destroy(&group->lock);
 	pthread_mutex_destroy(&group->beginning);
@@ -597,7 +597,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	base_log(save_log(context), IOSHAPE_LOG_DEBUG,
 		 "%s: rank %u of %u, on %u nodes, meeting through %s", group->directory,
 		 options.rank, options.ranks, group->node_count,
-		 group->board ? gather_store_id(group->board) : "nothing");
+		 group->board ? store_id(group->board) : "nothing");
 	*out = group;
 	return 0;
 }
@@ -650,13 +650,13 @@ static void part(struct ioshape_group *group)
 	while (have && !all && base_now_ns() - begin_ns < group->deadline_ns) {
 		have[0] = true;
 		for (uint32_t rank = 1; rank < group->options.ranks; rank++)
-			have[rank] |= gather_store_has_ended(group->board, rank);
-		if (gather_store_collect(group->board, round.scope, group_bye.name, have, found_bye,
-					 have, NULL))
+			have[rank] |= store_has_ended(group->board, rank);
+		if (store_collect(group->board, round.scope, group_bye.name, have, found_bye, have,
+				  NULL))
 			break;
 		all = group_has_all(group, have);
 		if (!all)
-			gather_store_wait(group->board, 50);
+			store_wait(group->board, 50);
 	}
 	free(have);
 }

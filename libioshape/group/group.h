@@ -15,7 +15,8 @@
 #ifndef GROUP_GROUP_H
 #define GROUP_GROUP_H
 
-#include "gather/gather.h"
+#include "group/store.h"
+#include "group/stream.h"
 #include "save/save.h"
 
 #include <ioshape/group.h>
@@ -366,17 +367,17 @@ struct ioshape_group {
 	char job[GROUP_JOB_BYTES]; /* of the token: in the names of attempts */
 	char *node;
 	char board_name[17];
-	struct gather_store *board; /* NULL: there is only this rank */
+	struct store *board; /* NULL: there is only this rank */
 	/* Ranks that meet in the directory, and share memory, move to it: where they will, and
 	 * where they were, until all have. */
-	struct gather_store *memory, *met;
+	struct store *memory, *met;
 	bool may_move;
 	struct slots_config coordinator;
 	uint64_t deadline_ns;
 	uint64_t nonce;
 	uint64_t id; /* the same for all ranks, and no other group's */
 	/* The scope of heartbeats: the same whichever round a rank is in. */
-	char life[GATHER_NAME_BYTES];
+	char life[STORE_NAME_BYTES];
 	struct group_rank *ranks;
 	uint32_t *leaders; /* by node: its lowest rank, by which nodes are numbered */
 	uint32_t node_count;
@@ -452,10 +453,10 @@ int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 struct group_round {
 	struct ioshape_group *group;
 	uint64_t number;
-	char scope[GATHER_NAME_BYTES]; /* on the board */
-	const atomic_bool *abort;      /* NULL: it cannot be stopped */
-	struct ioshape_save *save;     /* whose progress is told; NULL: there is none */
-	enum ioshape_phase phase;      /* told last: only ever later ones */
+	char scope[STORE_NAME_BYTES]; /* on the board */
+	const atomic_bool *abort;     /* NULL: it cannot be stopped */
+	struct ioshape_save *save;    /* whose progress is told; NULL: there is none */
+	enum ioshape_phase phase;     /* told last: only ever later ones */
 	/* How far this rank is: part of its heartbeats. */
 	uint64_t done_bytes;
 	uint64_t last_beat_ns;
@@ -717,6 +718,24 @@ static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
 {
 	return plan->ranks[rank].kept == rank;
 }
+
+/* ---- Which mode (mode.c; pure) --------------------------------------------------------------- */
+
+struct group_facts {
+	uint32_t ranks, nodes;
+	uint64_t bytes;      /* of all ranks */
+	uint64_t most_bytes; /* of one rank */
+	uint32_t targets;    /* storage targets of the filesystem; 0 unknown */
+	uint32_t stripes;    /* over which one file goes; 0 unknown */
+	uint32_t capacity;   /* writers at a time; 0 unknown */
+	bool shared;         /* ranks of a node can share memory */
+	bool comm;           /* bytes can travel between nodes */
+	bool apart;          /* each node writes to a disk of its own */
+};
+
+/* `why` receives a clause for the report, also where what was asked for is not possible. */
+enum ioshape_mode group_choose_mode(enum ioshape_mode asked, const struct group_facts *facts,
+				    char *why, size_t why_bytes);
 
 /* ---- The plan (plan.c) ----------------------------------------------------------------------- */
 

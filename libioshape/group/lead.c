@@ -119,7 +119,7 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 	struct group_plan *plan = &part->plan;
 	struct fs_facts storage;
 	struct files files;
-	struct gather_facts facts = {
+	struct group_facts facts = {
 		.ranks = group->options.ranks,
 		.nodes = group->node_count,
 		.shared = true,
@@ -135,7 +135,7 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 	facts.targets = storage.targets;
 	facts.stripes = files.stripes;
 	facts.capacity = asked_capacity ? asked_capacity : files.capacity;
-	plan->mode = gather_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
+	plan->mode = group_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
 	files = files_of(part, plan->mode, facts.bytes, &storage);
 	plan->alignment = part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
 }

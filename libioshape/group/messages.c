@@ -476,9 +476,9 @@ void group_round_forget(const struct group_round *round)
 
 	for (; group->board && group->kept_round < round->number; group->kept_round++) {
 		name_round(&last, group, group->kept_round);
-		gather_store_drop(group->board, last.scope);
+		store_drop(group->board, last.scope);
 	}
-	gather_store_close(group->met);
+	store_close(group->met);
 	group->met = NULL;
 }
 
@@ -494,9 +494,9 @@ void group_round_end(struct group_round *round)
 
 /* ---- Notes ----------------------------------------------------------------------------------- */
 
-static void name_note(char into[GATHER_NAME_BYTES], const char *what, uint32_t rank)
+static void name_note(char into[STORE_NAME_BYTES], const char *what, uint32_t rank)
 {
-	snprintf(into, GATHER_NAME_BYTES, "%s-%u", what, rank);
+	snprintf(into, STORE_NAME_BYTES, "%s-%u", what, rank);
 }
 
 static int check_abort(const struct group_round *round, struct base_error *error)
@@ -512,7 +512,7 @@ void group_round_rest(struct group_round *round)
 
 	if (group->options.comm && group->options.comm->progress)
 		group->options.comm->progress(group->options.comm->user);
-	gather_store_wait(group->board, LOOK_MS);
+	store_wait(group->board, LOOK_MS);
 }
 
 static int post(struct group_round *round, const char *what, struct group_note *note,
@@ -520,7 +520,7 @@ static int post(struct group_round *round, const char *what, struct group_note *
 {
 	struct ioshape_group *group = round->group;
 	uint64_t begin_ns = base_now_ns();
-	char name[GATHER_NAME_BYTES];
+	char name[STORE_NAME_BYTES];
 	int ret = 0;
 
 	if (note->failed)
@@ -529,12 +529,12 @@ static int post(struct group_round *round, const char *what, struct group_note *
 	while (!ret && group->board) {
 		struct base_error why = { 0 };
 
-		ret = gather_store_put(group->board, round->scope, name, note->bytes.data,
-				       note->bytes.bytes, &why);
+		ret = store_put(group->board, round->scope, name, note->bytes.data,
+				note->bytes.bytes, &why);
 		if (!ret)
 			break;
 		if (ret == IOSHAPE_E_COORDINATOR && base_now_ns() - begin_ns < group->deadline_ns &&
-		    !gather_store_has_ended(group->board, 0)) {
+		    !store_has_ended(group->board, 0)) {
 			group_round_rest(round);
 			ret = 0;
 			continue;
@@ -542,7 +542,7 @@ static int post(struct group_round *round, const char *what, struct group_note *
 		base_refuse(error, ret, "cannot tell the other ranks of %s: %s", group->directory,
 			    why.text);
 		/* Its folder may be gone, too: another job tidies. */
-		if (ret == IOSHAPE_E_COORDINATOR && gather_store_has_ended(group->board, 0))
+		if (ret == IOSHAPE_E_COORDINATOR && store_has_ended(group->board, 0))
 			base_error_of_rank(error, 0);
 	}
 	base_buffer_free(&note->bytes);
@@ -563,7 +563,7 @@ void group_round_beat(struct group_round *round)
 	struct ioshape_group *group = round->group;
 	uint64_t now_ns = base_now_ns();
 	struct group_note note = { 0 };
-	char name[GATHER_NAME_BYTES];
+	char name[STORE_NAME_BYTES];
 
 	/* Several in a deadline, so that one that is late or lost does no harm. */
 	if (!group->board || round->silent ||
@@ -576,8 +576,7 @@ void group_round_beat(struct group_round *round)
 	name_note(name, group_beat.name, group->options.rank);
 	/* Best effort: what is lost is said again soon. */
 	if (!note.failed)
-		gather_store_put(group->board, group->life, name, note.bytes.data, note.bytes.bytes,
-				 NULL);
+		store_put(group->board, group->life, name, note.bytes.data, note.bytes.bytes, NULL);
 	base_buffer_free(&note.bytes);
 }
 
@@ -665,22 +664,22 @@ static int look(struct group_round *round, const char *what, uint32_t rank,
 	struct ioshape_group *group = round->group;
 	struct base_error why = { 0 };
 	struct lost lost = { .ahead = watched->ahead };
-	char name[GATHER_NAME_BYTES];
+	char name[STORE_NAME_BYTES];
 	int ret;
 
 	if (!watched->heard_ns)
 		watched->heard_ns = base_now_ns();
 	/* In this order: what it said before it went is still there. */
-	lost.gone = gather_store_has_ended(group->board, rank);
+	lost.gone = store_has_ended(group->board, rank);
 	name_note(name, what, rank);
-	ret = gather_store_get(group->board, round->scope, name, note, &why);
+	ret = store_get(group->board, round->scope, name, note, &why);
 	if (!ret)
 		return 0;
 	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
 		return base_refuse(error, ret, "cannot read what %s says: %s",
 				   GROUP_SHOWN_RANK(group, rank), why.text);
 	name_note(name, group_beat.name, rank);
-	if (ret == -EAGAIN && !gather_store_get(group->board, group->life, name, note, &why))
+	if (ret == -EAGAIN && !store_get(group->board, group->life, name, note, &why))
 		hear_beat(round, rank, watched, note);
 	/* Ahead since the last look: so the note would have been there by this one. */
 	if (!lost.gone && !lost.ahead && !is_overdue(round, watched))
@@ -760,7 +759,7 @@ static struct lost find_lost(const struct watching *watching)
 
 		if (watching->have[rank])
 			continue;
-		gone = gather_store_has_ended(group->board, rank);
+		gone = store_has_ended(group->board, rank);
 		lost.gone |= gone;
 		lost.ahead |= watching->ranks[rank].ahead;
 		if (gone || watching->ranks[rank].ahead ||
@@ -790,8 +789,8 @@ static int collect(struct watching *watching, struct base_error *error)
 		why = (struct base_error){ 0 };
 		/* What a rank said before it went is still there: looked for once more. */
 		before = find_lost(watching);
-		ret = gather_store_collect(group->board, round->scope, collection->what,
-					   watching->have, found_note, watching, &why);
+		ret = store_collect(group->board, round->scope, collection->what, watching->have,
+				    found_note, watching, &why);
 		if (watching->failure.code)
 			return base_pass_on(error, &watching->failure);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
@@ -799,8 +798,8 @@ static int collect(struct watching *watching, struct base_error *error)
 		if (group_has_all(group, watching->have))
 			return 0;
 		if (!ret && collection->beats)
-			gather_store_collect(group->board, group->life, group_beat.name,
-					     watching->have, found_beat, watching, &why);
+			store_collect(group->board, group->life, group_beat.name, watching->have,
+				      found_beat, watching, &why);
 		if (before.names.count) {
 			lost = find_lost(watching);
 			if (lost.names.count)

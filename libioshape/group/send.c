@@ -26,7 +26,7 @@
 
 struct sending {
 	struct group_part *part;
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 	bool local;
 	uint32_t crc32; /* of all so far */
 	uint64_t total_bytes;
@@ -66,13 +66,13 @@ static int go_on(void *user, struct base_error *error)
 
 static uint64_t offset_in_stream(void *sender)
 {
-	return gather_sender_offset(sender);
+	return stream_sender_offset(sender);
 }
 
 /* Waits until the writer needs nothing before that any more. */
 static int await_taken(void *sender, uint64_t offset, struct base_error *error)
 {
-	return gather_sender_await_taken(sender, offset, error);
+	return stream_sender_await_taken(sender, offset, error);
 }
 
 /* ---- Borrowed -------------------------------------------------------------------------------- */
@@ -105,7 +105,7 @@ static void close_window(struct sending *sending)
  * the page: it is written from there. */
 static int find_free(struct sending *sending, size_t *bytes, struct base_error *error)
 {
-	const uint64_t offset = gather_sender_offset(sending->sender);
+	const uint64_t offset = stream_sender_offset(sending->sender);
 	int ret;
 
 	sending->used += (offset - sending->used) % PAGE_BYTES;
@@ -136,7 +136,7 @@ static int put_through_window(struct sending *sending, const uint8_t *data, size
 			return ret;
 		chunk = sending->window[sending->current];
 		piece_crc = base_copy_crc32(0, chunk->memory + sending->used, data, piece);
-		ret = gather_sender_put_shared(sending->sender, chunk->memory + sending->used,
+		ret = stream_sender_put_shared(sending->sender, chunk->memory + sending->used,
 					       chunk->offset + sending->used, piece, piece_crc,
 					       error);
 		*crc = base_crc32_combine(*crc, piece_crc, piece);
@@ -151,7 +151,7 @@ static uint64_t sink_offset(void *to)
 {
 	const struct sending *sending = to;
 
-	return gather_sender_offset(sending->sender);
+	return stream_sender_offset(sending->sender);
 }
 
 static int send_out(struct sending *sending, const void *data, size_t bytes, uint32_t *crc,
@@ -164,12 +164,12 @@ static int send_out(struct sending *sending, const void *data, size_t bytes, uin
 			return put_through_window(sending, data, bytes, crc, error);
 		if (save_find_staged(sending->part->round.save, data, &offset)) {
 			*crc = base_crc32(0, data, bytes);
-			return gather_sender_put_shared(sending->sender, data, offset, bytes, *crc,
+			return stream_sender_put_shared(sending->sender, data, offset, bytes, *crc,
 							error);
 		}
 	}
 	*crc = base_crc32(0, data, bytes);
-	return gather_sender_put(sending->sender, data, bytes, error);
+	return stream_sender_put(sending->sender, data, bytes, error);
 }
 
 static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
@@ -189,7 +189,7 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 		*crc = base_crc32_combine(*crc, piece_crc, bytes);
 	sending->crc32 = base_crc32_combine(sending->crc32, piece_crc, bytes);
 	return group_round_go_on(&part->round, IOSHAPE_PHASE_WRITE,
-				 MIN(gather_sender_offset(sending->sender), sending->total_bytes),
+				 MIN(stream_sender_offset(sending->sender), sending->total_bytes),
 				 sending->total_bytes, error);
 }
 
@@ -223,9 +223,9 @@ static int open_sender(struct sending *sending, struct base_error *error)
 {
 	struct group_part *part = sending->part;
 	const struct ioshape_group *group = part->group;
-	const struct gather_wait wait = { go_on, sending };
+	const struct stream_wait wait = { go_on, sending };
 	uint32_t writer = group_writer_of(group, part->plan.mode, group->options.rank);
-	char address[GATHER_ADDRESS_BYTES];
+	char address[STREAM_ADDRESS_BYTES];
 	int ret, fd;
 
 	sending->local = group_is_local(group, writer);
@@ -235,7 +235,7 @@ static int open_sender(struct sending *sending, struct base_error *error)
 		if (!ret)
 			ret = group_tell(&part->round, &group_here, NULL, error);
 		return ret ? ret :
-			     gather_sender_open_comm(&sending->sender, group->options.comm, writer,
+			     stream_sender_open_comm(&sending->sender, group->options.comm, writer,
 						     group_stream_tag(part),
 						     group->options.deadline_ms, &wait, error);
 	}
@@ -248,7 +248,7 @@ static int open_sender(struct sending *sending, struct base_error *error)
 	if (ret)
 		return ret;
 	group_stream_address(part, writer, address, sizeof(address));
-	return gather_sender_open_local(&sending->sender, address, group->options.rank, fd, &wait,
+	return stream_sender_open_local(&sending->sender, address, group->options.rank, fd, &wait,
 					error);
 }
 
@@ -266,7 +266,7 @@ static int send_part(struct sending *sending, struct base_error *error)
 	if (!ret)
 		ret = group_check_digest(sending->part, sending->crc32, error);
 	if (!ret)
-		ret = gather_sender_end(sending->sender, sending->crc32, error);
+		ret = stream_sender_end(sending->sender, sending->crc32, error);
 	return ret;
 }
 
@@ -285,7 +285,7 @@ int group_send_part(struct group_part *part, struct base_error *error)
 		save_keep_chunks(part->round.save, &outlet);
 		ret = send_part(&sending, error);
 		save_keep_chunks(part->round.save, NULL);
-		part->report->file_bytes = gather_sender_offset(sending.sender);
+		part->report->file_bytes = stream_sender_offset(sending.sender);
 	}
 	/* The stream tells sooner than the writer's lock, but only of a process. */
 	if (ret == -ECONNRESET) {
@@ -295,7 +295,7 @@ int group_send_part(struct group_part *part, struct base_error *error)
 		ret = group_fail_of_rank(group, group_writer_of(group, part->plan.mode, rank),
 					 &gone, error);
 	}
-	gather_sender_free(sending.sender, ret ? error->text : NULL);
+	stream_sender_free(sending.sender, ret ? error->text : NULL);
 	close_window(&sending);
 	part->report->write_s = base_seconds(base_now_ns() - begin_ns);
 	return ret;

@@ -13,10 +13,10 @@ struct writing {
 	struct group_part *part;
 	struct io_writer *file;    /* once there is one */
 	struct format_writer *zip; /* of one part alone, or of a bundle */
-	struct gather_listener *listener;
+	struct stream_listener *listener;
 	/* Of the rank that is next, if it comes over the caller's functions: its bytes are on their
 	 * way while the one before it is written. */
-	struct gather_receiver *next;
+	struct stream_receiver *next;
 	uint32_t next_rank; /* that was called; 0: none */
 	/* What such streams are received into, alternating: to touch new memory takes as long as
 	 * the bytes do. */
@@ -124,7 +124,7 @@ static int receive_next(struct writing *writing, struct base_error *error)
 {
 	struct group_part *part = writing->part;
 	const struct ioshape_group *group = part->group;
-	const struct gather_wait wait = { go_on, part };
+	const struct stream_wait wait = { go_on, part };
 	struct group_watched watched = { 0 };
 	uint64_t now_ns = base_now_ns();
 	void **memory;
@@ -142,23 +142,23 @@ static int receive_next(struct writing *writing, struct base_error *error)
 	if (!*memory)
 		return base_no_memory(error, "blocks of bytes to receive",
 				      GROUP_STREAM_BLOCKS * GROUP_STREAM_BLOCK_BYTES);
-	return gather_receiver_open_comm(&writing->next, group->options.comm, writing->next_rank,
+	return stream_receiver_open_comm(&writing->next, group->options.comm, writing->next_rank,
 					 group_stream_tag(part), GROUP_STREAM_BLOCK_BYTES,
 					 GROUP_STREAM_BLOCKS, *memory, group->options.deadline_ms,
 					 &wait, error);
 }
 
-static int open_stream(struct writing *writing, uint32_t rank, struct gather_receiver **receiver,
+static int open_stream(struct writing *writing, uint32_t rank, struct stream_receiver **receiver,
 		       struct base_error *error)
 {
 	struct group_part *part = writing->part;
-	const struct gather_wait wait = { go_on, part };
+	const struct stream_wait wait = { go_on, part };
 	int ret;
 
 	part->awaited = rank;
 	part->awaited_ns = 0;
 	if (group_is_local(part->group, rank))
-		return gather_receiver_open_local(receiver, writing->listener, rank, &wait, error);
+		return stream_receiver_open_local(receiver, writing->listener, rank, &wait, error);
 	ret = call_next(writing, rank - 1, error);
 	while (!ret && !writing->next) {
 		ret = receive_next(writing, error);
@@ -177,15 +177,15 @@ static int open_stream(struct writing *writing, uint32_t rank, struct gather_rec
 
 /* The file is written from where the bytes have come, and of those whose sum came with them no byte
  * is looked at. */
-static int put_run(struct writing *writing, const struct gather_receiver *receiver,
+static int put_run(struct writing *writing, const struct stream_receiver *receiver,
 		   const void *data, size_t bytes, struct base_error *error)
 {
 	uint32_t crc32;
 	int ret;
 
-	if (gather_receiver_lasts(receiver))
+	if (stream_receiver_lasts(receiver))
 		io_writer_lend(writing->file, data, bytes);
-	if (gather_receiver_summed(receiver, &crc32))
+	if (stream_receiver_summed(receiver, &crc32))
 		ret = format_writer_put_summed(writing->zip, data, bytes, crc32, error);
 	else
 		ret = format_writer_put(writing->zip, data, bytes, error);
@@ -200,7 +200,7 @@ static int await_less(struct writing *writing, struct base_error *error)
 }
 
 /* Of the rank whose part begins there in the file. */
-static int receive(struct writing *writing, struct gather_receiver *receiver, uint64_t begin,
+static int receive(struct writing *writing, struct stream_receiver *receiver, uint64_t begin,
 		   struct base_error *error)
 {
 	const void *data;
@@ -208,7 +208,7 @@ static int receive(struct writing *writing, struct gather_receiver *receiver, ui
 	int ret;
 
 	for (;;) {
-		ret = gather_receiver_next(receiver, &data, &bytes, error);
+		ret = stream_receiver_next(receiver, &data, &bytes, error);
 		if (ret == -EAGAIN && !error->code)
 			ret = await_less(writing, error);
 		else if (ret || !bytes)
@@ -219,7 +219,7 @@ static int receive(struct writing *writing, struct gather_receiver *receiver, ui
 			ret = receive_next(writing, error);
 		if (ret)
 			return ret;
-		gather_receiver_release(receiver,
+		stream_receiver_release(receiver,
 					MAX(io_writer_settled(writing->file), begin) - begin);
 	}
 }
@@ -244,18 +244,18 @@ static int end_member(struct writing *writing, uint32_t rank, uint32_t *crc,
 static int put_part_of(struct writing *writing, uint32_t rank, struct base_error *error)
 {
 	struct group_part *part = writing->part;
-	struct gather_receiver *receiver = NULL;
+	struct stream_receiver *receiver = NULL;
 	uint32_t crc;
 	int ret;
 
 	ret = open_stream(writing, rank, &receiver, error);
 	if (!ret) {
-		gather_receiver_hold(receiver);
+		stream_receiver_hold(receiver);
 		ret = receive(writing, receiver, io_writer_offset(writing->file), error);
 	}
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
-	if (!ret && gather_receiver_crc32(receiver) != crc) {
+	if (!ret && stream_receiver_crc32(receiver) != crc) {
 		ret = base_refuse(error, -EIO,
 				  "what %s sent was damaged on its way: its checksum is another",
 				  GROUP_SHOWN_RANK(part->group, rank));
@@ -265,7 +265,7 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 	if (ret)
 		io_writer_fail(writing->file);
 	io_writer_settle(writing->file, UINT64_MAX, NULL);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
 	if (ret && ret != -ECANCELED && !group_is_local(part->group, rank))
 		part->group->comm_failed = true;
@@ -350,10 +350,10 @@ static int put_file(void *user, struct io_writer *file, struct base_error *error
 /* Ranks that still send something are told to stop. */
 static void end_writing(struct writing *writing)
 {
-	gather_receiver_free(writing->next);
+	stream_receiver_free(writing->next);
 	for (size_t i = 0; i < ARRAY_LENGTH(writing->blocks); i++)
 		base_unmap(writing->blocks[i], GROUP_STREAM_BLOCKS * GROUP_STREAM_BLOCK_BYTES);
-	gather_listener_close(writing->listener);
+	stream_listener_close(writing->listener);
 	format_writer_free(writing->zip);
 }
 
@@ -403,7 +403,7 @@ static int begin_file(struct writing *writing, struct io_file_options *options,
 {
 	struct group_part *part = writing->part;
 	const struct ioshape_group *group = part->group;
-	char address[GATHER_ADDRESS_BYTES];
+	char address[STREAM_ADDRESS_BYTES];
 	uint32_t count = 0, senders = 0; /* on this node */
 
 	*options = part->task->file_options;
@@ -429,7 +429,7 @@ static int begin_file(struct writing *writing, struct io_file_options *options,
 		return 0;
 	/* Before the slot: the others may come now. */
 	group_stream_address(part, group->options.rank, address, sizeof(address));
-	return gather_listener_open(&writing->listener, address, error);
+	return stream_listener_open(&writing->listener, address, error);
 }
 
 int group_write_parts(struct group_part *part, struct group_written *written,

@@ -114,7 +114,7 @@ MECHANISMS = (
     ),
     Mechanism(
         "store in memory",
-        ("libioshape/gather/store_files.c",),
+        (),
         {"files in /dev/shm": Switch({"IOSHAPE_TEST_BOARD": "files"})},
         ("meeting",),
     ),

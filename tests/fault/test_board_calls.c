@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 static struct board_case boards;
-static struct gather_store *zero, *one;
+static struct store *zero, *one;
 
 static void setup(void)
 {
@@ -28,20 +28,20 @@ static void setup(void)
 
 static void teardown(void)
 {
-	gather_store_close(one);
-	gather_store_close(zero);
+	store_close(one);
+	store_close(zero);
 	scratch_teardown();
 }
 
 static int post(struct base_error *error)
 {
-	return gather_store_put(one, "s1", "want-1", "note of 1", 9, error);
+	return store_put(one, "s1", "want-1", "note of 1", 9, error);
 }
 
 static int look(struct base_error *error)
 {
 	struct base_buffer note = { 0 };
-	const int ret = gather_store_get(zero, "s1", "want-1", &note, error);
+	const int ret = store_get(zero, "s1", "want-1", &note, error);
 
 	if (!ret)
 		ck_assert(note.bytes == 9 && !memcmp(note.data, "note of 1", 9));
@@ -53,8 +53,7 @@ static int collect(struct base_error *error)
 {
 	bool have[4] = { 0 };
 	struct board_case_found found = { .have = have };
-	const int ret =
-		gather_store_collect(zero, "s1", "want", have, board_case_count, &found, error);
+	const int ret = store_collect(zero, "s1", "want", have, board_case_count, &found, error);
 
 	ck_assert_uint_eq(found.count, found.calls);
 	return ret || have[1] ? ret : -EAGAIN;
@@ -113,10 +112,10 @@ TEST(tests, test_what_does_not_pass_is_told)
 
 static int open_and_close(struct base_error *error)
 {
-	struct gather_store *board = NULL;
+	struct store *board = NULL;
 	int ret = board_case_try(&boards, 0, BOARD_CASE_PATIENCE_MS, &board, error);
 
-	gather_store_close(board);
+	store_close(board);
 	return ret;
 }
 
@@ -160,7 +159,7 @@ TEST(tests, test_each_call_for_a_board_of_a_host_may_fail)
 	board_case_begin(&host, 0, 1);
 	host.memory = memory;
 	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
-		struct gather_store *board = NULL;
+		struct store *board = NULL;
 		struct base_error error = { 0 };
 		int ret;
 
@@ -168,11 +167,11 @@ TEST(tests, test_each_call_for_a_board_of_a_host_may_fail)
 		ret = board_case_try(&host, 0, BOARD_CASE_PATIENCE_MS, &board, &error);
 		calls_end();
 		ck_assert_int_eq(error.code, ret);
-		gather_store_close(board);
+		store_close(board);
 		board = board_case_open(&host, 0);
 		board_case_post(board, "s1", "n", "x", 1);
 		board_case_expect(board, "s1", "n", "x", 1);
-		gather_store_close(board);
+		store_close(board);
 	}
 }
 
@@ -233,13 +232,13 @@ TEST(tests, test_names_that_are_all_taken_end_in_words)
 /* ---- The secret of a job's notes in a Redis -------------------------------------------------- */
 
 /* Its file, included: the secret is this file's own. */
-#include "gather/store_redis.c"
+#include "group/store_redis.c"
 
 static const int secret_codes[] = { ESTALE, EIO, EACCES, EINTR, ENOSPC, CALLS_SHORT };
 
-static struct gather_store_config secret_config(uint32_t rank)
+static struct store_config secret_config(uint32_t rank)
 {
-	return (struct gather_store_config){
+	return (struct store_config){
 		.directory = scratch_directory(),
 		.name = boards.name,
 		.rank = rank,
@@ -256,13 +255,12 @@ LOOP_TEST(tests, test_each_call_for_the_secret_may_fail, 0, 2 * (int)ARRAY_LENGT
 	unsigned long failed = 0;
 
 	for (unsigned long nth = 1;; nth++) {
-		const struct gather_store_config configs[] = { secret_config(0), secret_config(1) };
+		const struct store_config configs[] = { secret_config(0), secret_config(1) };
 		struct base_error error = { 0 };
 		int ret = 0;
 
 		for (size_t i = 0; i < ARRAY_LENGTH(stores); i++)
-			stores[i] = store_new(sizeof(*stores[i]), &gather_store_redis, &configs[i],
-					      NULL);
+			stores[i] = store_new(sizeof(*stores[i]), &store_redis, &configs[i], NULL);
 		if (rank)
 			ck_assert_int_eq(open_secret(stores[0], NULL), 0);
 		calls_begin(CALLS_FAIL, nth, secret_codes[_i / 2]);
@@ -275,8 +273,8 @@ LOOP_TEST(tests, test_each_call_for_the_secret_may_fail, 0, 2 * (int)ARRAY_LENGT
 			ck_assert(!memcmp(stores[0]->secret, stores[1]->secret,
 					  sizeof(stores[0]->secret)));
 		failed += ret != 0;
-		gather_store_close(&stores[1]->base);
-		gather_store_close(&stores[0]->base);
+		store_close(&stores[1]->base);
+		store_close(&stores[0]->base);
 		if (atomic_load(&calls_record()->count) < nth)
 			break;
 	}

@@ -80,7 +80,7 @@ static void fill_stores(void)
 {
 	static uint8_t big[200000];
 	struct base_error error = { 0 };
-	struct gather_store *of[2];
+	struct store *of[2];
 	struct board_case boards;
 
 	scratch_setup();
@@ -90,8 +90,7 @@ static void fill_stores(void)
 		of[i] = board_case_open(&boards, i);
 	board_case_post(of[0], "s1", "before", "x", 1);
 	tap_ok(leave_free(64 * KIB), "the memory is full");
-	tap_ok(gather_store_put(of[1], "s1", "big", big, sizeof(big), &error) ==
-			       IOSHAPE_E_COORDINATOR &&
+	tap_ok(store_put(of[1], "s1", "big", big, sizeof(big), &error) == IOSHAPE_E_COORDINATOR &&
 		       strstr(error.sentence, "No space left"),
 	       "a message that has no room is to be put again");
 	board_case_expect(of[1], "s1", "before", "x", 1);
@@ -99,7 +98,7 @@ static void fill_stores(void)
 	board_case_post(of[1], "s1", "big", big, sizeof(big));
 	board_case_expect(of[0], "s1", "big", big, sizeof(big));
 	for (int i = 1; i >= 0; i--)
-		gather_store_close(of[i]);
+		store_close(of[i]);
 	scratch_teardown();
 }
 

@@ -4,7 +4,7 @@
  * results of all.
  */
 #define _GNU_SOURCE
-#include "gather/gather.h"
+#include "group/group.h"
 #include "support/stream_case.h"
 
 #include <ioshape/group.h>
@@ -37,22 +37,22 @@ static struct stream_plan plan_of(uint32_t sender, uint32_t tag)
 static void send_plan(uint32_t tag)
 {
 	const struct stream_plan plan = plan_of((uint32_t)rank, tag);
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 	struct stream_memory memory;
 
 	stream_memory_open(&memory, 16 * MIB);
 	STREAM_MUST(
-		!gather_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, NULL));
+		!stream_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, NULL));
 	stream_send_plan(sender, &plan, &memory);
-	gather_sender_free(sender, NULL);
+	stream_sender_free(sender, NULL);
 	stream_memory_close(&memory);
 }
 
-static struct gather_receiver *receive(uint32_t from, uint32_t tag)
+static struct stream_receiver *receive(uint32_t from, uint32_t tag)
 {
-	struct gather_receiver *receiver;
+	struct stream_receiver *receiver;
 
-	STREAM_MUST(!gather_receiver_open_comm(&receiver, comm, from, tag, BLOCK, BLOCKS, NULL,
+	STREAM_MUST(!stream_receiver_open_comm(&receiver, comm, from, tag, BLOCK, BLOCKS, NULL,
 					       TIMEOUT_MS, &stream_patient, NULL));
 	return receiver;
 }
@@ -66,10 +66,10 @@ static void every_byte_comes_in_its_place(void)
 		}
 		for (uint32_t from = 1; from < (uint32_t)ranks; from++) {
 			const struct stream_plan plan = plan_of(from, tag);
-			struct gather_receiver *receiver = receive(from, tag);
+			struct stream_receiver *receiver = receive(from, tag);
 
 			stream_receive_plan(receiver, &plan);
-			gather_receiver_free(receiver);
+			stream_receiver_free(receiver);
 		}
 	}
 }
@@ -78,7 +78,7 @@ static void every_byte_comes_in_its_place(void)
 static void several_come_at_a_time(void)
 {
 	const uint32_t tag = 7;
-	struct gather_receiver *receivers[64];
+	struct stream_receiver *receivers[64];
 
 	if (rank) {
 		send_plan(tag);
@@ -90,7 +90,7 @@ static void several_come_at_a_time(void)
 		const struct stream_plan plan = plan_of((uint32_t)from, tag);
 
 		stream_receive_plan(receivers[from], &plan);
-		gather_receiver_free(receivers[from]);
+		stream_receiver_free(receivers[from]);
 	}
 }
 
@@ -101,35 +101,35 @@ static void failing_and_stopping_leave_a_clean_channel(void)
 	int ret = 0;
 
 	if (rank == 1) {
-		struct gather_sender *sender;
+		struct stream_sender *sender;
 
-		STREAM_MUST(!gather_sender_open_comm(&sender, comm, 0, 20, TIMEOUT_MS,
+		STREAM_MUST(!stream_sender_open_comm(&sender, comm, 0, 20, TIMEOUT_MS,
 						     &stream_patient, NULL));
-		STREAM_MUST(!gather_sender_put(sender, bytes, sizeof(bytes), NULL));
-		gather_sender_free(sender, "the disk of its heart is full");
-		STREAM_MUST(!gather_sender_open_comm(&sender, comm, 0, 21, TIMEOUT_MS,
+		STREAM_MUST(!stream_sender_put(sender, bytes, sizeof(bytes), NULL));
+		stream_sender_free(sender, "the disk of its heart is full");
+		STREAM_MUST(!stream_sender_open_comm(&sender, comm, 0, 21, TIMEOUT_MS,
 						     &stream_patient, NULL));
 		while (!ret)
-			ret = gather_sender_put(sender, bytes, sizeof(bytes), &error);
+			ret = stream_sender_put(sender, bytes, sizeof(bytes), &error);
 		STREAM_MUST(ret == -ECANCELED && strstr(error.text, "wants no more"));
-		gather_sender_free(sender, NULL);
+		stream_sender_free(sender, NULL);
 		send_plan(22);
 	} else if (!rank) {
 		const struct stream_plan plan = plan_of(1, 22);
-		struct gather_receiver *receiver = receive(1, 20);
+		struct stream_receiver *receiver = receive(1, 20);
 		const void *data;
 		size_t size = 1;
 
 		while (!ret && size)
-			ret = gather_receiver_next(receiver, &data, &size, &error);
+			ret = stream_receiver_next(receiver, &data, &size, &error);
 		STREAM_MUST(ret == -ECANCELED && strstr(error.text, "rank 1 failed: the disk"));
-		gather_receiver_free(receiver);
+		stream_receiver_free(receiver);
 		receiver = receive(1, 21);
-		STREAM_MUST(!gather_receiver_next(receiver, &data, &size, NULL) && size);
-		gather_receiver_free(receiver);
+		STREAM_MUST(!stream_receiver_next(receiver, &data, &size, NULL) && size);
+		stream_receiver_free(receiver);
 		receiver = receive(1, 22);
 		stream_receive_plan(receiver, &plan);
-		gather_receiver_free(receiver);
+		stream_receiver_free(receiver);
 	}
 }
 

@@ -5,8 +5,8 @@
  */
 #define _GNU_SOURCE
 /* Included: how messages are sealed is this file's own. */
-#include "gather/store_redis.c"
 #include "group/group.h"
+#include "group/store_redis.c"
 #include "support/check_main.h"
 #include "support/redis_server.h"
 #include "support/scratch.h"
@@ -175,11 +175,11 @@ static void write_note(const char *scope, const char *name, const void *bytes, s
 }
 
 /* "r<the group's id>", which is the first number of the roster. */
-static void find_scope(char scope[GATHER_NAME_BYTES], const char *end)
+static void find_scope(char scope[STORE_NAME_BYTES], const char *end)
 {
 	redisReply *roster = read_note("meeting", "roster-0", BASE_MAC_BYTES + 9);
 
-	snprintf(scope, GATHER_NAME_BYTES, "r%016llx-%s",
+	snprintf(scope, STORE_NAME_BYTES, "r%016llx-%s",
 		 (unsigned long long)base_get_le((uint8_t *)roster->str + BASE_MAC_BYTES, 8), end);
 	freeReplyObject(roster);
 }
@@ -235,7 +235,7 @@ static void forge(const struct redis_store *secret, const char *scope, const cha
 TEST(tests, a_forged_plan_and_verdict_are_no_notes)
 {
 	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
-	char scope[GATHER_NAME_BYTES];
+	char scope[STORE_NAME_BYTES];
 
 	let_save(&one);
 	find_scope(scope, "0");
@@ -256,7 +256,7 @@ TEST(tests, a_forged_plan_and_verdict_are_no_notes)
 TEST(tests, a_note_put_somewhere_else_is_none)
 {
 	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
-	char scope[GATHER_NAME_BYTES];
+	char scope[STORE_NAME_BYTES];
 	redisReply *note;
 
 	let_save(&one);
@@ -278,7 +278,7 @@ TEST(tests, a_note_put_somewhere_else_is_none)
 TEST(tests, a_plan_is_for_no_place_but_an_attempt)
 {
 	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
-	char scope[GATHER_NAME_BYTES], path[64];
+	char scope[STORE_NAME_BYTES], path[64];
 	struct redis_store secret = { 0 };
 	uint8_t *key;
 	size_t bytes;
@@ -301,7 +301,7 @@ TEST(tests, a_plan_is_for_no_place_but_an_attempt)
 TEST(tests, heartbeats_of_the_dead_count_for_nothing)
 {
 	struct rank zero = start(0, 2000), one = start(1, 2000);
-	char scope[GATHER_NAME_BYTES];
+	char scope[STORE_NAME_BYTES];
 	redisReply *first, *second;
 	int code = -EINPROGRESS;
 

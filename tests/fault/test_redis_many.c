@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several servers: a master that fails over, as sentinels know, and clusters. */
-#include "gather/gather.h"
+#include "group/group.h"
 #include "support/check_main.h"
 #include "support/redis_case.h"
 #include "support/scratch.h"
@@ -274,26 +274,25 @@ TEST(cluster_case, notes_follow_the_pool_in_a_cluster)
 		struct slots_config config;
 		struct base_buffer note = { 0 };
 		struct base_error error = { 0 };
-		struct gather_store_config board_config = { .name = "b",
-							    .ranks = 1,
-							    .directory = scratch_directory() };
+		struct store_config board_config = { .name = "b",
+						     .ranks = 1,
+						     .directory = scratch_directory() };
 		char text[100];
-		struct gather_store *board;
+		struct store *board;
 
 		address_of(number % NODES, text, sizeof(text));
 		config = redis_case_config(text, "1");
 		snprintf(config.pool, sizeof(config.pool), "pool-%d", number);
 		board_config.coordinator = &config;
-		ck_assert_msg(
-			!gather_store_open(&board, &gather_store_redis, &board_config, &error),
-			"%s", error.text);
-		ck_assert_int_eq(gather_store_put(board, "s1", "n", "x", 1, NULL), 0);
-		ck_assert_int_eq(gather_store_get(board, "s1", "n", &note, NULL), 0);
+		ck_assert_msg(!store_open(&board, &store_redis, &board_config, &error), "%s",
+			      error.text);
+		ck_assert_int_eq(store_put(board, "s1", "n", "x", 1, NULL), 0);
+		ck_assert_int_eq(store_get(board, "s1", "n", &note, NULL), 0);
 		ck_assert_uint_eq(note.bytes, 1);
-		gather_store_drop(board, "s1");
-		ck_assert_int_eq(gather_store_get(board, "s1", "n", &note, NULL), -EAGAIN);
+		store_drop(board, "s1");
+		ck_assert_int_eq(store_get(board, "s1", "n", &note, NULL), -EAGAIN);
 		base_buffer_free(&note);
-		gather_store_close(board);
+		store_close(board);
 	}
 }
 

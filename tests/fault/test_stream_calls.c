@@ -32,9 +32,9 @@ static int wait_for_other(void *user, struct base_error *error)
 	return atomic_load(&shared->over) ? base_fail(error, -ETIMEDOUT, "it has ended") : 0;
 }
 
-static const struct gather_wait while_other_lives = { wait_for_other, NULL };
+static const struct stream_wait while_other_lives = { wait_for_other, NULL };
 
-static int receive_all(struct gather_receiver *receiver, struct base_error *error)
+static int receive_all(struct stream_receiver *receiver, struct base_error *error)
 {
 	uint64_t at = 0;
 	const void *data;
@@ -42,7 +42,7 @@ static int receive_all(struct gather_receiver *receiver, struct base_error *erro
 	int ret = 0;
 
 	while (!ret && bytes) {
-		ret = gather_receiver_next(receiver, &data, &bytes, error);
+		ret = stream_receiver_next(receiver, &data, &bytes, error);
 		if (!ret && !stream_holds(data, at, bytes, SEED))
 			stream_fail("other bytes came");
 		at += bytes;
@@ -54,37 +54,37 @@ static int receive_all(struct gather_receiver *receiver, struct base_error *erro
 
 static int receive(struct stream_memory *unused, struct base_error *error)
 {
-	struct gather_listener *listener = NULL;
-	struct gather_receiver *receiver = NULL;
-	int ret = gather_listener_open(&listener, address, error);
+	struct stream_listener *listener = NULL;
+	struct stream_receiver *receiver = NULL;
+	int ret = stream_listener_open(&listener, address, error);
 
 	(void)unused;
 	if (!ret)
-		ret = gather_receiver_open_local(&receiver, listener, RANK, &while_other_lives,
+		ret = stream_receiver_open_local(&receiver, listener, RANK, &while_other_lives,
 						 error);
 	if (!ret)
 		ret = receive_all(receiver, error);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	return ret;
 }
 
 static int send_all(struct stream_memory *memory, struct base_error *error)
 {
-	struct gather_sender *sender = NULL;
-	int ret = gather_sender_open_local(&sender, address, RANK, memory->fd, &while_other_lives,
+	struct stream_sender *sender = NULL;
+	int ret = stream_sender_open_local(&sender, address, RANK, memory->fd, &while_other_lives,
 					   error);
 
 	if (!ret)
-		ret = gather_sender_put_shared(sender, memory->base, 0, PIECE,
+		ret = stream_sender_put_shared(sender, memory->base, 0, PIECE,
 					       base_crc32(0, memory->base, PIECE), error);
 	if (!ret)
-		ret = gather_sender_put(sender, memory->base + PIECE, PIECE, error);
+		ret = stream_sender_put(sender, memory->base + PIECE, PIECE, error);
 	if (!ret)
-		ret = gather_sender_await_taken(sender, PIECE, error);
+		ret = stream_sender_await_taken(sender, PIECE, error);
 	if (!ret)
-		ret = gather_sender_end(sender, base_crc32(0, memory->base, 2 * PIECE), error);
-	gather_sender_free(sender, ret ? "a call failed" : NULL);
+		ret = stream_sender_end(sender, base_crc32(0, memory->base, 2 * PIECE), error);
+	stream_sender_free(sender, ret ? "a call failed" : NULL);
 	return ret;
 }
 
@@ -237,14 +237,14 @@ TEST(tests, a_listener_killed_at_any_call_leaves_no_socket)
 	}
 	/* Also what listens well is left there without its process. */
 	do {
-		gather_listener_close(listen_here());
+		stream_listener_close(listen_here());
 	} while (count_dead());
 }
 
 TEST(tests, a_listener_whose_socket_was_tidied_away_makes_another)
 {
 	calls_begin_named("link", ENOENT);
-	gather_listener_close(listen_here());
+	stream_listener_close(listen_here());
 	calls_end();
 	ck_assert_int_ge(calls_find("link", 0), 0);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams between nodes whose sender gets no memory, or no thread: both sides hear why. */
 #define _GNU_SOURCE
-#include "gather/gather.h"
+#include "group/group.h"
 #include "support/check_main.h"
 #include "support/pair_comm.h"
 #include "support/stream_case.h"
@@ -53,12 +53,12 @@ static const struct stream_plan next_plan = {
 	.rank = 1, .seed = 3, .pieces = 5, .most_bytes = MIB
 };
 
-static struct gather_sender *send_with(const struct ioshape_comm *comm, uint32_t tag)
+static struct stream_sender *send_with(const struct ioshape_comm *comm, uint32_t tag)
 {
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 	struct base_error error = { 0 };
 
-	if (gather_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, &error))
+	if (stream_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, &error))
 		stream_fail(error.text);
 	return sender;
 }
@@ -67,35 +67,35 @@ static void be_refused(const void *argument)
 {
 	const uintptr_t which = (uintptr_t)argument;
 	const struct ioshape_comm *comm = pair_comm_be(&pair, 1);
-	struct gather_sender *sender = send_with(comm, 1);
+	struct stream_sender *sender = send_with(comm, 1);
 	static const uint8_t bytes[BLOCK + 1];
 	struct base_error error = { 0 };
 	struct stream_memory memory;
 
 	*refusals[which].refused = true;
 	/* With one byte more than a block the block is sent. */
-	STREAM_MUST(gather_sender_put(sender, bytes, sizeof(bytes), &error) ==
+	STREAM_MUST(stream_sender_put(sender, bytes, sizeof(bytes), &error) ==
 		    refusals[which].code);
 	STREAM_MUST(strstr(error.text, refusals[which].says));
-	STREAM_MUST(gather_sender_end(sender, 0, NULL) == refusals[which].code);
-	gather_sender_free(sender, error.text);
+	STREAM_MUST(stream_sender_end(sender, 0, NULL) == refusals[which].code);
+	stream_sender_free(sender, error.text);
 	*refusals[which].refused = false;
 	stream_memory_open(&memory, 24 * MIB);
 	sender = send_with(comm, 2);
 	stream_send_plan(sender, &next_plan, &memory);
-	gather_sender_free(sender, NULL);
+	stream_sender_free(sender, NULL);
 	stream_memory_close(&memory);
 	pair_comm_close(&pair);
 }
 
 /* ---- The receiver ---------------------------------------------------------------------------- */
 
-static struct gather_receiver *receive_with(const struct ioshape_comm *comm, uint32_t tag)
+static struct stream_receiver *receive_with(const struct ioshape_comm *comm, uint32_t tag)
 {
-	struct gather_receiver *receiver;
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 
-	ck_assert_int_eq(gather_receiver_open_comm(&receiver, comm, 1, tag, BLOCK, BLOCKS, NULL,
+	ck_assert_int_eq(stream_receiver_open_comm(&receiver, comm, 1, tag, BLOCK, BLOCKS, NULL,
 						   TIMEOUT_MS, &stream_patient, &error),
 			 0);
 	return receiver;
@@ -106,7 +106,7 @@ LOOP_TEST(tests, both_sides_hear_why_and_the_next_stream_is_well, 0,
 {
 	const size_t which = (size_t)_i / 2;
 	const struct ioshape_comm *comm;
-	struct gather_receiver *receiver;
+	struct stream_receiver *receiver;
 	struct stream_end end = { 0 };
 	pid_t child;
 
@@ -117,10 +117,10 @@ LOOP_TEST(tests, both_sides_hear_why_and_the_next_stream_is_well, 0,
 	ck_assert_int_eq(stream_drain(receiver, &end), -ECANCELED);
 	ck_assert_uint_eq(end.error.rank, 1);
 	ck_assert_ptr_nonnull(strstr(end.error.text, refusals[which].says));
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	receiver = receive_with(comm, 2);
 	stream_receive_plan(receiver, &next_plan);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	pair_comm_close(&pair);
 	stream_expect_well(child);
 }
@@ -128,7 +128,7 @@ LOOP_TEST(tests, both_sides_hear_why_and_the_next_stream_is_well, 0,
 TEST(tests, a_receiver_without_memory_or_a_thread_is_none)
 {
 	const struct ioshape_comm *comm;
-	struct gather_receiver *receiver;
+	struct stream_receiver *receiver;
 
 	pair_comm_open(&pair, false);
 	comm = pair_comm_be(&pair, 0);
@@ -136,7 +136,7 @@ TEST(tests, a_receiver_without_memory_or_a_thread_is_none)
 		struct base_error error = { 0 };
 
 		*refusals[i].refused = true;
-		ck_assert_int_eq(gather_receiver_open_comm(&receiver, comm, 1, 1, BLOCK, BLOCKS,
+		ck_assert_int_eq(stream_receiver_open_comm(&receiver, comm, 1, 1, BLOCK, BLOCKS,
 							   NULL, TIMEOUT_MS, &stream_patient,
 							   &error),
 				 i ? -EAGAIN : -ENOMEM);

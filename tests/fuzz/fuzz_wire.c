@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "fuzz.h"
-#include "gather/store.h"
-#include "gather/stream.h"
+#include "group/store.h"
+#include "group/stream.h"
 #include "input.h"
 
 #define RANK 7u
@@ -30,22 +30,22 @@ static int not_at_all(void *user, struct base_error *error)
 	return base_refuse(error, -ETIMEDOUT, "nothing more comes");
 }
 
-static const struct gather_wait in_vain = { not_at_all, NULL };
+static const struct stream_wait in_vain = { not_at_all, NULL };
 
 /* As much as it may be; all bytes are there. */
-static void receive_all(struct gather_receiver *receiver)
+static void receive_all(struct stream_receiver *receiver)
 {
 	struct base_error error = { 0 };
 	const void *data = NULL;
 	uint64_t sum = 0;
 	size_t bytes = 1;
 
-	while (bytes && !gather_receiver_next(receiver, &data, &bytes, &error)) {
+	while (bytes && !stream_receiver_next(receiver, &data, &bytes, &error)) {
 		if (bytes)
 			sum += ((const uint8_t *)data)[0] + ((const uint8_t *)data)[bytes - 1];
 	}
 	*(volatile uint64_t *)&sum = sum; /* they were really read */
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 }
 
 /* ---- Over functions -------------------------------------------------------------------------- */
@@ -90,23 +90,23 @@ static void try_comm(struct input input)
 	const struct ioshape_comm comm = {
 		.size = sizeof(comm), .user = &input, .send = ignore, .receive = hear
 	};
-	struct gather_receiver *receiver;
-	struct gather_sender *sender;
+	struct stream_receiver *receiver;
+	struct stream_sender *sender;
 
-	if (!gather_sender_open_comm(&sender, &comm, RANK, 1, 1000, &in_vain, NULL)) {
-		if (!gather_sender_put(sender, some, sizeof(some), NULL))
-			gather_sender_end(sender, 1, NULL);
-		gather_sender_free(sender, "tried");
+	if (!stream_sender_open_comm(&sender, &comm, RANK, 1, 1000, &in_vain, NULL)) {
+		if (!stream_sender_put(sender, some, sizeof(some), NULL))
+			stream_sender_end(sender, 1, NULL);
+		stream_sender_free(sender, "tried");
 	}
-	if (!gather_receiver_open_comm(&receiver, &comm, RANK, 1, BLOCK_BYTES, 3, NULL, 1000,
+	if (!stream_receiver_open_comm(&receiver, &comm, RANK, 1, BLOCK_BYTES, 3, NULL, 1000,
 				       &in_vain, NULL))
 		receive_all(receiver);
 }
 
 /* ---- Over a socket --------------------------------------------------------------------------- */
 
-static struct gather_listener *listener;
-static char address[GATHER_ADDRESS_BYTES];
+static struct stream_listener *listener;
+static char address[STREAM_ADDRESS_BYTES];
 static int memory_fd;
 
 /* 0, or -1. */
@@ -153,7 +153,7 @@ static void say_all(int fd, struct input *input)
 
 static void try_local(struct input input)
 {
-	struct gather_receiver *receiver;
+	struct stream_receiver *receiver;
 	struct sockaddr_un to = { .sun_family = AF_UNIX };
 	char place[STORE_PLACE_BYTES];
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -163,7 +163,7 @@ static void try_local(struct input input)
 	MUST(!connect(fd, (const struct sockaddr *)&to, sizeof(to)));
 	say_all(fd, &input);
 	close(fd);
-	if (!gather_receiver_open_local(&receiver, listener, RANK, &in_vain, NULL))
+	if (!stream_receiver_open_local(&receiver, listener, RANK, &in_vain, NULL))
 		receive_all(receiver);
 }
 
@@ -172,7 +172,7 @@ static void set_up(void)
 	struct base_error error = { 0 };
 
 	snprintf(address, sizeof(address), "fuzz-%d", (int)getpid());
-	if (gather_listener_open(&listener, address, &error)) {
+	if (stream_listener_open(&listener, address, &error)) {
 		fprintf(stderr, "%s\n", error.text);
 		abort();
 	}

@@ -3,7 +3,7 @@
 #ifndef TESTS_SUPPORT_BOARD_CASE_H
 #define TESTS_SUPPORT_BOARD_CASE_H
 
-#include "gather/store.h"
+#include "group/store.h"
 #include "support/must.h"
 #include "support/redis_server.h"
 #include "support/scratch.h"
@@ -13,14 +13,14 @@
 
 #define BOARD_CASE_PATIENCE_MS 10000
 
-static const struct gather_store_ops *const board_case_kinds[] = {
-	&gather_store_memory,
-	&gather_store_files,
-	&gather_store_redis,
+static const struct store_ops *const board_case_kinds[] = {
+	&store_memory,
+	&store_files,
+	&store_redis,
 };
 
 struct board_case {
-	const struct gather_store_ops *ops;
+	const struct store_ops *ops;
 	uint32_t ranks;
 	char name[32];
 	const char *memory; /* of the board of a host; NULL: the usual */
@@ -57,10 +57,10 @@ static inline void board_case_end(struct board_case *boards)
 }
 
 static inline int board_case_try(const struct board_case *boards, uint32_t rank,
-				 uint32_t deadline_ms, struct gather_store **board,
+				 uint32_t deadline_ms, struct store **board,
 				 struct base_error *error)
 {
-	const struct gather_store_config config = {
+	const struct store_config config = {
 		.name = boards->name,
 		.rank = rank,
 		.ranks = boards->ranks,
@@ -70,32 +70,32 @@ static inline int board_case_try(const struct board_case *boards, uint32_t rank,
 		.memory = boards->memory,
 	};
 
-	return gather_store_open(board, boards->ops, &config, error);
+	return store_open(board, boards->ops, &config, error);
 }
 
-static inline struct gather_store *board_case_open(const struct board_case *boards, uint32_t rank)
+static inline struct store *board_case_open(const struct board_case *boards, uint32_t rank)
 {
 	struct base_error error = { 0 };
-	struct gather_store *board;
+	struct store *board;
 
 	MUST(!board_case_try(boards, rank, BOARD_CASE_PATIENCE_MS, &board, &error), "%s",
 	     error.text);
 	return board;
 }
 
-static inline void board_case_post(struct gather_store *board, const char *scope, const char *name,
+static inline void board_case_post(struct store *board, const char *scope, const char *name,
 				   const void *note, size_t bytes)
 {
 	struct base_error error = { 0 };
 
-	MUST(!gather_store_put(board, scope, name, note, bytes, &error), "%s", error.text);
+	MUST(!store_put(board, scope, name, note, bytes, &error), "%s", error.text);
 }
 
-static inline bool board_case_look(struct gather_store *board, const char *scope, const char *name,
+static inline bool board_case_look(struct store *board, const char *scope, const char *name,
 				   struct base_buffer *note)
 {
 	struct base_error error = { 0 };
-	const int ret = gather_store_get(board, scope, name, note, &error);
+	const int ret = store_get(board, scope, name, note, &error);
 
 	MUST(!ret || ret == -EAGAIN, "%s", error.text);
 	MUST(!error.code, "a sentence for a note that is not there: %s", error.text);
@@ -103,8 +103,8 @@ static inline bool board_case_look(struct gather_store *board, const char *scope
 }
 
 /* Waits until the note is there and says this. */
-static inline void board_case_expect(struct gather_store *board, const char *scope,
-				     const char *name, const void *text, size_t bytes)
+static inline void board_case_expect(struct store *board, const char *scope, const char *name,
+				     const void *text, size_t bytes)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(BOARD_CASE_PATIENCE_MS);
 	struct base_buffer note = { 0 };
@@ -112,7 +112,7 @@ static inline void board_case_expect(struct gather_store *board, const char *sco
 	while (!board_case_look(board, scope, name, &note) || note.bytes != bytes ||
 	       (bytes && memcmp(note.data, text, bytes) != 0)) {
 		MUST(base_now_ns() < end, "no such note: %s-%s", scope, name);
-		gather_store_wait(board, 500);
+		store_wait(board, 500);
 	}
 	base_buffer_free(&note);
 }
@@ -137,10 +137,10 @@ static inline int board_case_count(void *user, uint32_t rank, const struct base_
 	return 0;
 }
 
-static inline void board_case_post_own(struct gather_store *board, const char *scope,
-				       const char *prefix, uint32_t rank)
+static inline void board_case_post_own(struct store *board, const char *scope, const char *prefix,
+				       uint32_t rank)
 {
-	char name[GATHER_NAME_BYTES], text[32];
+	char name[STORE_NAME_BYTES], text[32];
 
 	snprintf(name, sizeof(name), "%s-%u", prefix, rank);
 	snprintf(text, sizeof(text), "note of %u", rank);
@@ -148,8 +148,8 @@ static inline void board_case_post_own(struct gather_store *board, const char *s
 }
 
 /* Waits until notes of so many ranks have been collected. */
-static inline void board_case_collect(struct gather_store *board, const char *scope,
-				      const char *prefix, uint32_t count)
+static inline void board_case_collect(struct store *board, const char *scope, const char *prefix,
+				      uint32_t count)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(BOARD_CASE_PATIENCE_MS);
 	bool *have = calloc(board->config.ranks, sizeof(bool));
@@ -157,13 +157,12 @@ static inline void board_case_collect(struct gather_store *board, const char *sc
 	struct base_error error = { 0 };
 
 	for (;;) {
-		MUST(!gather_store_collect(board, scope, prefix, have, board_case_count, &found,
-					   &error),
+		MUST(!store_collect(board, scope, prefix, have, board_case_count, &found, &error),
 		     "%s", error.text);
 		if (found.count >= count)
 			break;
 		MUST(base_now_ns() < end, "only %u of %u notes", found.count, count);
-		gather_store_wait(board, 500);
+		store_wait(board, 500);
 	}
 	MUST(found.count == count && found.calls == count, "notes came twice");
 	free(have);

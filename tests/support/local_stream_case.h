@@ -3,8 +3,8 @@
 #ifndef TESTS_SUPPORT_LOCAL_STREAM_CASE_H
 #define TESTS_SUPPORT_LOCAL_STREAM_CASE_H
 
-#include "gather/store.h"
-#include "gather/stream.h"
+#include "group/store.h"
+#include "group/stream.h"
 #include "support/check_main.h"
 #include "support/stream_case.h"
 
@@ -68,32 +68,32 @@ static inline void send_frame(int fd, const struct stream_frame *frame, const vo
 	STREAM_MUST(sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)(sizeof(head) + bytes));
 }
 
-static inline struct gather_listener *listen_here(void)
+static inline struct stream_listener *listen_here(void)
 {
-	struct gather_listener *listener;
+	struct stream_listener *listener;
 	struct base_error error = { 0 };
 
-	ck_assert_msg(!gather_listener_open(&listener, address, &error), "%s", error.text);
+	ck_assert_msg(!stream_listener_open(&listener, address, &error), "%s", error.text);
 	return listener;
 }
 
-static inline struct gather_receiver *receive_from(struct gather_listener *listener, uint32_t rank)
+static inline struct stream_receiver *receive_from(struct stream_listener *listener, uint32_t rank)
 {
-	struct gather_receiver *receiver;
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 
 	ck_assert_msg(
-		!gather_receiver_open_local(&receiver, listener, rank, &stream_patient, &error),
+		!stream_receiver_open_local(&receiver, listener, rank, &stream_patient, &error),
 		"%s", error.text);
 	return receiver;
 }
 
-static inline struct gather_sender *send_as(uint32_t rank, int memory_fd)
+static inline struct stream_sender *send_as(uint32_t rank, int memory_fd)
 {
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 	struct base_error error = { 0 };
 
-	if (gather_sender_open_local(&sender, address, rank, memory_fd, &stream_patient, &error))
+	if (stream_sender_open_local(&sender, address, rank, memory_fd, &stream_patient, &error))
 		stream_fail(error.text);
 	return sender;
 }
@@ -103,13 +103,13 @@ static inline void send_random(const void *argument)
 {
 	const struct stream_plan *plan = argument;
 	struct stream_memory memory;
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 
 	stream_memory_open(&memory,
 			   plan->most_bytes ? 2 * base_round_up(plan->most_bytes, MIB) : MIB);
 	sender = send_as(plan->rank, plan->with_memory ? memory.fd : -1);
 	stream_send_plan(sender, plan, &memory);
-	gather_sender_free(sender, NULL);
+	stream_sender_free(sender, NULL);
 	stream_memory_close(&memory);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "support/stream_case.h"
-#include "gather/stream.h"
+#include "group/stream.h"
 #include "support/scratch.h"
 
 #include <dirent.h>
@@ -44,7 +44,7 @@ static int wait_patiently(void *user, struct base_error *error)
 	return base_fail(error, -ETIMEDOUT, "the test waited too long");
 }
 
-const struct gather_wait stream_patient = { wait_patiently, NULL };
+const struct stream_wait stream_patient = { wait_patiently, NULL };
 
 uint64_t stream_random(uint64_t seed)
 {
@@ -198,17 +198,17 @@ uint64_t stream_plan_bytes(const struct stream_plan *plan)
 }
 
 /* A place that nobody reads any more. */
-static uint64_t take_place(struct stream_memory *memory, struct gather_sender *sender, size_t bytes)
+static uint64_t take_place(struct stream_memory *memory, struct stream_sender *sender, size_t bytes)
 {
 	if (memory->used + bytes > memory->bytes) {
 		memory->used = 0;
-		STREAM_MUST(!gather_sender_await_taken(sender, gather_sender_offset(sender), NULL));
+		STREAM_MUST(!stream_sender_await_taken(sender, stream_sender_offset(sender), NULL));
 	}
 	memory->used += bytes;
 	return memory->used - bytes;
 }
 
-void stream_send_plan(struct gather_sender *sender, const struct stream_plan *plan,
+void stream_send_plan(struct stream_sender *sender, const struct stream_plan *plan,
 		      struct stream_memory *memory)
 {
 	struct base_error error = { 0 };
@@ -220,25 +220,25 @@ void stream_send_plan(struct gather_sender *sender, const struct stream_plan *pl
 		const uint64_t place = take_place(memory, sender, bytes);
 		uint8_t *data = memory->base + place;
 
-		stream_fill(data, gather_sender_offset(sender), bytes, plan->seed);
+		stream_fill(data, stream_sender_offset(sender), bytes, plan->seed);
 		crc = base_crc32(crc, data, bytes);
 		if (stream_random(plan->seed + i) % 3) {
-			ret = gather_sender_put_shared(sender, data, place, bytes,
+			ret = stream_sender_put_shared(sender, data, place, bytes,
 						       base_crc32(0, data, bytes), &error);
 		} else {
-			ret = gather_sender_put(sender, data, bytes, &error);
+			ret = stream_sender_put(sender, data, bytes, &error);
 			/* It may change at once. */
 			memset(data, 0xee, bytes);
 		}
 	}
 	if (!ret)
-		ret = gather_sender_end(sender, crc, &error);
+		ret = stream_sender_end(sender, crc, &error);
 	if (ret)
 		stream_fail(error.text);
 	STREAM_MUST(sender->taken == stream_plan_bytes(plan));
 }
 
-uint64_t stream_receive_all(struct gather_receiver *receiver, uint64_t seed)
+uint64_t stream_receive_all(struct stream_receiver *receiver, uint64_t seed)
 {
 	struct base_error error = { 0 };
 	const void *data;
@@ -246,7 +246,7 @@ uint64_t stream_receive_all(struct gather_receiver *receiver, uint64_t seed)
 	size_t bytes;
 
 	for (;; at += bytes) {
-		if (gather_receiver_next(receiver, &data, &bytes, &error))
+		if (stream_receiver_next(receiver, &data, &bytes, &error))
 			stream_fail(error.text);
 		if (!bytes)
 			return at;
@@ -255,7 +255,7 @@ uint64_t stream_receive_all(struct gather_receiver *receiver, uint64_t seed)
 	}
 }
 
-void stream_receive_plan(struct gather_receiver *receiver, const struct stream_plan *plan)
+void stream_receive_plan(struct stream_receiver *receiver, const struct stream_plan *plan)
 {
 	uint8_t block[65536];
 	const uint64_t bytes = stream_plan_bytes(plan);
@@ -268,7 +268,7 @@ void stream_receive_plan(struct gather_receiver *receiver, const struct stream_p
 		stream_fill(block, at, step, plan->seed);
 		crc = base_crc32(crc, block, step);
 	}
-	STREAM_MUST(gather_receiver_crc32(receiver) == crc);
+	STREAM_MUST(stream_receiver_crc32(receiver) == crc);
 }
 
 /* ---- Streams that do not end well ------------------------------------------------------------ */
@@ -289,7 +289,7 @@ static int judge_end(struct stream_end *end, int ret, uint64_t killed_ns)
 	return ret;
 }
 
-int stream_drain(struct gather_receiver *receiver, struct stream_end *end)
+int stream_drain(struct stream_receiver *receiver, struct stream_end *end)
 {
 	const uint64_t began_ns = base_now_ns();
 	uint64_t killed_ns = 0;
@@ -298,13 +298,13 @@ int stream_drain(struct gather_receiver *receiver, struct stream_end *end)
 	int ret = 0;
 
 	while (!ret && bytes) {
-		ret = gather_receiver_next(receiver, &data, &bytes, &end->error);
+		ret = stream_receiver_next(receiver, &data, &bytes, &end->error);
 		killed_ns = kill_in_time(end, began_ns, killed_ns);
 	}
 	return judge_end(end, ret, killed_ns);
 }
 
-int stream_flood(struct gather_sender *sender, const struct stream_memory *shared,
+int stream_flood(struct stream_sender *sender, const struct stream_memory *shared,
 		 struct stream_end *end)
 {
 	static const char bytes[200000];
@@ -314,10 +314,10 @@ int stream_flood(struct gather_sender *sender, const struct stream_memory *share
 
 	while (!ret) {
 		if (shared)
-			ret = gather_sender_put_shared(sender, shared->base, 0, 3 * MIB + 5, 0,
+			ret = stream_sender_put_shared(sender, shared->base, 0, 3 * MIB + 5, 0,
 						       &end->error);
 		if (!ret)
-			ret = gather_sender_put(sender, bytes, sizeof(bytes), &end->error);
+			ret = stream_sender_put(sender, bytes, sizeof(bytes), &end->error);
 		killed_ns = kill_in_time(end, began_ns, killed_ns);
 	}
 	return judge_end(end, ret, killed_ns);

@@ -3,10 +3,10 @@
 #ifndef TESTS_SUPPORT_STREAM_CASE_H
 #define TESTS_SUPPORT_STREAM_CASE_H
 
-#include "gather/gather.h"
+#include "group/group.h"
 
 /* Waits for anything, for two minutes in all (times stream_slowness()). */
-extern const struct gather_wait stream_patient;
+extern const struct stream_wait stream_patient;
 
 /* How many times slower than usual this may be: more than 1 under sanitizers and valgrind. */
 unsigned stream_slowness(void);
@@ -55,10 +55,10 @@ struct stream_plan {
 };
 uint64_t stream_plan_bytes(const struct stream_plan *plan);
 /* Puts all pieces and the end. */
-void stream_send_plan(struct gather_sender *sender, const struct stream_plan *plan,
+void stream_send_plan(struct stream_sender *sender, const struct stream_plan *plan,
 		      struct stream_memory *memory);
 /* Receives to the end, and compares all bytes; returns how many. */
-uint64_t stream_receive_all(struct gather_receiver *receiver, uint64_t seed);
+uint64_t stream_receive_all(struct stream_receiver *receiver, uint64_t seed);
 /*
  * To the end, or until it fails: with its code. After so long the other side is killed (0: it is
  * not), which must be found out soon.
@@ -68,11 +68,11 @@ struct stream_end {
 	uint64_t life_ns;
 	struct base_error error;
 };
-int stream_drain(struct gather_receiver *receiver, struct stream_end *end);
+int stream_drain(struct stream_receiver *receiver, struct stream_end *end);
 /* The same bytes again and again; also from `shared` (may be NULL). */
-int stream_flood(struct gather_sender *sender, const struct stream_memory *shared,
+int stream_flood(struct stream_sender *sender, const struct stream_memory *shared,
 		 struct stream_end *end);
 /* The same with length and checksum. */
-void stream_receive_plan(struct gather_receiver *receiver, const struct stream_plan *plan);
+void stream_receive_plan(struct stream_receiver *receiver, const struct stream_plan *plan);
 
 #endif

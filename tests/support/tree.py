@@ -12,7 +12,7 @@ LIBRARY = ROOT / "libioshape"
 HEADERS = ROOT / "include" / "ioshape"
 
 # Lowest first. The design names them all; those that have no folder yet come later.
-FLOORS = ["base", "fs", "io", "format", "slots", "gather", "save", "group", "tier", "mpi"]
+FLOORS = ["base", "fs", "io", "format", "slots", "save", "group", "tier", "mpi"]
 # The last is a library of its own, which includes public headers alone.
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Boards of notes: what all kinds of them promise. */
 #define _GNU_SOURCE
-#include "gather/store.h"
+#include "group/store.h"
 #include "support/board_case.h"
 #include "support/check_main.h"
 
@@ -12,7 +12,7 @@
 #define MOST 8
 
 static struct board_case boards;
-static struct gather_store *of[256];
+static struct store *of[256];
 
 static void open_all(int kind, uint32_t ranks)
 {
@@ -26,7 +26,7 @@ static void close_all(void)
 	/* The others first, so that rank 0 waits for none of them. */
 	for (uint32_t i = boards.ranks; i-- > 0;) {
 		if (of[i])
-			gather_store_close(of[i]);
+			store_close(of[i]);
 		of[i] = NULL;
 	}
 	board_case_end(&boards);
@@ -71,18 +71,18 @@ START_TEST(test_what_is_not_there_is_no_failure)
 	for (uint32_t i = 0; i < 3; i++) {
 		struct base_error error = { 0 };
 
-		ck_assert_int_eq(gather_store_get(of[i], "s1", "plan", &note, &error), -EAGAIN);
+		ck_assert_int_eq(store_get(of[i], "s1", "plan", &note, &error), -EAGAIN);
 		ck_assert_int_eq(error.code, 0);
-		ck_assert_int_eq(gather_store_collect(of[i], "s1", "done", have, board_case_count,
-						      &found, &error),
-				 0);
+		ck_assert_int_eq(
+			store_collect(of[i], "s1", "done", have, board_case_count, &found, &error),
+			0);
 		ck_assert_uint_eq(found.calls, 0);
 	}
 	/* Neither of another scope, nor of a name that only begins like it. */
 	board_case_post(of[1], "s1", "plan", "x", 1);
-	ck_assert_int_eq(gather_store_get(of[2], "s2", "plan", &note, NULL), -EAGAIN);
-	ck_assert_int_eq(gather_store_get(of[2], "s1", "pla", &note, NULL), -EAGAIN);
-	ck_assert_int_eq(gather_store_get(of[2], "s1", "plan-", &note, NULL), -EAGAIN);
+	ck_assert_int_eq(store_get(of[2], "s2", "plan", &note, NULL), -EAGAIN);
+	ck_assert_int_eq(store_get(of[2], "s1", "pla", &note, NULL), -EAGAIN);
+	ck_assert_int_eq(store_get(of[2], "s1", "plan-", &note, NULL), -EAGAIN);
 	base_buffer_free(&note);
 	close_all();
 }
@@ -117,9 +117,8 @@ START_TEST(test_notes_hold_any_bytes_of_any_length)
 		board_case_post(of[0], "s1", "m", bytes, sizes[i]);
 		board_case_expect(of[1], "s1", "m", bytes, sizes[i]);
 	}
-	ck_assert_int_eq(
-		gather_store_put(of[1], "s1", "n", bytes, GATHER_MAX_MESSAGE_BYTES + 1, NULL),
-		-E2BIG);
+	ck_assert_int_eq(store_put(of[1], "s1", "n", bytes, STORE_MAX_MESSAGE_BYTES + 1, NULL),
+			 -E2BIG);
 	free(bytes);
 	close_all();
 }
@@ -147,17 +146,13 @@ START_TEST(test_names_that_are_none_are_refused)
 		for (int rank = 0; rank < 2; rank++) {
 			struct base_error error = { 0 };
 
-			ck_assert_int_eq(gather_store_put(of[rank], "s", bad[i], "", 0, &error),
-					 -EINVAL);
+			ck_assert_int_eq(store_put(of[rank], "s", bad[i], "", 0, &error), -EINVAL);
 			ck_assert_int_eq(error.code, -EINVAL);
-			ck_assert_int_eq(gather_store_put(of[rank], bad[i], "n", "", 0, NULL),
-					 -EINVAL);
-			ck_assert_int_eq(gather_store_get(of[rank], "s", bad[i], &note, NULL),
-					 -EINVAL);
-			ck_assert_int_eq(gather_store_get(of[rank], bad[i], "n", &note, NULL),
-					 -EINVAL);
-			ck_assert_int_eq(gather_store_collect(of[rank], "s", bad[i], have,
-							      board_case_count, &found, NULL),
+			ck_assert_int_eq(store_put(of[rank], bad[i], "n", "", 0, NULL), -EINVAL);
+			ck_assert_int_eq(store_get(of[rank], "s", bad[i], &note, NULL), -EINVAL);
+			ck_assert_int_eq(store_get(of[rank], bad[i], "n", &note, NULL), -EINVAL);
+			ck_assert_int_eq(store_collect(of[rank], "s", bad[i], have,
+						       board_case_count, &found, NULL),
 					 -EINVAL);
 		}
 	}
@@ -176,8 +171,8 @@ START_TEST(test_rank0_drops_a_scope_for_all)
 	board_case_post(of[0], "s1", "n", "a", 1);
 	board_case_post(of[1], "s1", "m", "b", 1);
 	board_case_post(of[1], "s2", "m", "c", 1);
-	gather_store_drop(of[1], "s1");
-	gather_store_drop(of[0], "s1");
+	store_drop(of[1], "s1");
+	store_drop(of[0], "s1");
 	ck_assert(!sees(1, "s1", "n", "a"));
 	ck_assert(!sees(0, "s1", "m", "b"));
 	ck_assert(sees(0, "s2", "m", "c"));
@@ -211,17 +206,17 @@ START_TEST(test_collect_asks_for_what_is_missing)
 		memset(have, 0, sizeof(have));
 		have[2] = have[3] = true;
 		found = (struct board_case_found){ .have = have };
-		ck_assert_int_eq(gather_store_collect(of[rank], "s1", "want", have,
-						      board_case_count, &found, &error),
+		ck_assert_int_eq(store_collect(of[rank], "s1", "want", have, board_case_count,
+					       &found, &error),
 				 0);
 		ck_assert_uint_eq(found.calls, 3);
 		ck_assert_uint_eq(found.count, 3);
 		/* What found() says ends it; the next call is as good as any. */
 		memset(have, 0, sizeof(have));
 		calls = 0;
-		ck_assert_int_eq(gather_store_collect(of[rank], "s1", "want", have, stop_at_second,
-						      &calls, NULL),
-				 -ECANCELED);
+		ck_assert_int_eq(
+			store_collect(of[rank], "s1", "want", have, stop_at_second, &calls, NULL),
+			-ECANCELED);
 		ck_assert_uint_eq(calls, 2);
 		ck_assert(sees((uint32_t)rank, "s1", "want-6", "note of 6"));
 	}
@@ -231,12 +226,12 @@ END_TEST
 
 struct poster {
 	pthread_t thread;
-	struct gather_store *board;
+	struct store *board;
 	uint32_t rank;
 };
 
 /* As a save does it: everybody posts, rank 0 collects and answers, everybody waits for that. */
-static void take_part(struct gather_store *board, uint32_t rank, unsigned rounds)
+static void take_part(struct store *board, uint32_t rank, unsigned rounds)
 {
 	char scope[16], answer[16];
 
@@ -252,7 +247,7 @@ static void take_part(struct gather_store *board, uint32_t rank, unsigned rounds
 		board_case_post_own(board, scope, "done", rank);
 		if (!rank) {
 			board_case_collect(board, scope, "done", boards.ranks);
-			gather_store_drop(board, scope);
+			store_drop(board, scope);
 		}
 	}
 }
@@ -288,14 +283,14 @@ END_TEST
 static pid_t fork_rank(uint32_t rank, unsigned rounds)
 {
 	const pid_t pid = fork();
-	struct gather_store *board;
+	struct store *board;
 
 	ck_assert_int_ge(pid, 0);
 	if (pid)
 		return pid;
 	board = board_case_open(&boards, rank);
 	take_part(board, rank, rounds);
-	gather_store_close(board);
+	store_close(board);
 	scratch_leave_child(0);
 }
 
@@ -349,11 +344,11 @@ START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
 		ck_assert(!pthread_create(&thread, NULL, post_soon, of[1 - waiting]));
 		/* Longer than the test may take. */
 		while (!board_case_look(of[waiting], "s1", "n", &note))
-			gather_store_wait(of[waiting], 3600000);
+			store_wait(of[waiting], 3600000);
 		ck_assert(!pthread_join(thread, NULL));
 		/* Nothing comes any more: after one hint at most it waits. */
-		gather_store_wait(of[waiting], 200);
-		gather_store_wait(of[waiting], 200);
+		store_wait(of[waiting], 200);
+		store_wait(of[waiting], 200);
 		close_all();
 	}
 	base_buffer_free(&note);
@@ -366,13 +361,13 @@ static int use_in_child(void *board)
 	struct base_error error = { 0 };
 	bool have[2] = { 0 };
 
-	MUST(gather_store_put(board, "s1", "n", "x", 1, &error) == -EPERM, "posted in a child");
-	MUST(gather_store_get(board, "s1", "n", &note, NULL) == -EPERM, "looked in a child");
-	MUST(gather_store_collect(board, "s1", "n", have, NULL, NULL, NULL) == -EPERM,
+	MUST(store_put(board, "s1", "n", "x", 1, &error) == -EPERM, "posted in a child");
+	MUST(store_get(board, "s1", "n", &note, NULL) == -EPERM, "looked in a child");
+	MUST(store_collect(board, "s1", "n", have, NULL, NULL, NULL) == -EPERM,
 	     "collected in a child");
-	MUST(!gather_store_has_ended(board, 1), "gone in a child");
-	gather_store_drop(board, "s1");
-	gather_store_close(board);
+	MUST(!store_has_ended(board, 1), "gone in a child");
+	store_drop(board, "s1");
+	store_close(board);
 	return 0;
 }
 
@@ -401,7 +396,7 @@ START_TEST(test_no_descriptor_is_left)
 			board_case_post_own(of[i], "s1", "n", i);
 		}
 		for (uint32_t i = 3; i-- > 0;)
-			gather_store_close(of[i]);
+			store_close(of[i]);
 		memset(of, 0, sizeof(of));
 		ck_assert_uint_eq(scratch_descriptors(), before);
 	}
@@ -412,7 +407,7 @@ END_TEST
 START_TEST(test_ranks_that_are_none_are_refused)
 {
 	struct base_error error = { 0 };
-	struct gather_store *board;
+	struct store *board;
 
 	board_case_begin(&boards, _i, 2);
 	ck_assert_int_eq(board_case_try(&boards, 2, 100, &board, &error), -EINVAL);

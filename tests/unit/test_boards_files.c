@@ -35,7 +35,7 @@ static struct test_case tests = { .name = "files", .setup = setup, .teardown = s
 
 TEST(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0)
 {
-	struct gather_store *one = board_case_open(&boards, 1), *zero = board_case_open(&boards, 0);
+	struct store *one = board_case_open(&boards, 1), *zero = board_case_open(&boards, 0);
 	struct stat stat_of;
 
 	ck_assert(!stat(folder, &stat_of));
@@ -44,53 +44,53 @@ TEST(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0)
 	ck_assert(!stat(in_folder("s1.n"), &stat_of));
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0600);
 	ck_assert_uint_eq(scratch_entries(folder), 1);
-	gather_store_close(zero);
+	store_close(zero);
 	ck_assert(access(folder, F_OK));
 	/* Late ones leave nothing behind. */
-	ck_assert_int_eq(gather_store_put(one, "s1", "m", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
-	gather_store_wait(one, 10);
+	ck_assert_int_eq(store_put(one, "s1", "m", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
+	store_wait(one, 10);
 	ck_assert(access(folder, F_OK));
 	/* When there is a rank 0 again, what was said is there again. */
 	zero = board_case_open(&boards, 0);
 	board_case_post(one, "s2", "n", "x", 1);
 	for (int i = 0; i < 40 && access(in_folder("s1.m"), F_OK); i++)
-		gather_store_wait(one, 250);
+		store_wait(one, 250);
 	board_case_expect(zero, "s1", "n", "x", 1);
 	board_case_expect(zero, "s1", "m", "x", 1);
-	gather_store_close(one);
+	store_close(one);
 	ck_assert(!access(folder, F_OK));
-	gather_store_close(zero);
+	store_close(zero);
 	ck_assert(access(folder, F_OK));
 }
 
 TEST(tests, test_a_removed_folder_is_made_again_by_rank_0)
 {
-	struct gather_store *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	struct store *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
 	struct base_buffer note = { 0 };
 
 	board_case_post(one, "s1", "n", "x", 1);
 	board_case_post(zero, "s1", "m", "y", 1);
 	scratch_remove(folder);
-	ck_assert_int_eq(gather_store_get(one, "s1", "m", &note, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert_int_eq(store_get(one, "s1", "m", &note, NULL), IOSHAPE_E_COORDINATOR);
 	ck_assert(!board_case_look(zero, "s1", "n", &note));
 	board_case_post(zero, "s1", "k", "z", 1);
 	for (int i = 0;
 	     i < 40 && (access(in_folder("s1.n"), F_OK) || access(in_folder("s1.m"), F_OK)); i++) {
-		gather_store_wait(one, 250);
-		gather_store_wait(zero, 250);
+		store_wait(one, 250);
+		store_wait(zero, 250);
 	}
 	board_case_expect(zero, "s1", "n", "x", 1);
 	board_case_expect(one, "s1", "m", "y", 1);
 	board_case_expect(one, "s1", "k", "z", 1);
-	gather_store_close(one);
-	gather_store_close(zero);
+	store_close(one);
+	store_close(zero);
 	base_buffer_free(&note);
 }
 
 /* Signs of life are posted all the time, while nobody waits or while somebody does. */
 TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 {
-	struct gather_store *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	struct store *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
 	uint64_t end;
 
 	board_case_post(one, "s1", "want-1", "x", 1);
@@ -101,19 +101,19 @@ TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 			ck_assert_uint_lt(base_now_ns(), end);
 			board_case_post(one, "life", "beat-1", &i, sizeof(i));
 			if (waits)
-				gather_store_wait(one, 200);
+				store_wait(one, 200);
 			else
 				usleep(200000);
 		}
 		board_case_expect(zero, "s1", "want-1", "x", 1);
 	}
-	gather_store_close(one);
-	gather_store_close(zero);
+	store_close(one);
+	store_close(zero);
 }
 
 TEST(tests, test_what_is_no_note_is_not_read)
 {
-	struct gather_store *zero = board_case_open(&boards, 0);
+	struct store *zero = board_case_open(&boards, 0);
 	struct board_case_found found = { 0 };
 	struct base_buffer note = { 0 };
 	struct base_error error = { 0 };
@@ -122,16 +122,16 @@ TEST(tests, test_what_is_no_note_is_not_read)
 
 	scratch_write(scratch_path("secret"), "secret", 6);
 	ck_assert(!symlink(scratch_path("secret"), in_folder("s1.link")));
-	ck_assert_int_eq(gather_store_get(zero, "s1", "link", &note, NULL), -EPERM);
+	ck_assert_int_eq(store_get(zero, "s1", "link", &note, NULL), -EPERM);
 	ck_assert(!mkfifo(in_folder("s1.pipe"), 0600));
-	ck_assert_int_eq(gather_store_get(zero, "s1", "pipe", &note, NULL), -EPERM);
+	ck_assert_int_eq(store_get(zero, "s1", "pipe", &note, NULL), -EPERM);
 	ck_assert(!mkdir(in_folder("s1.folder"), 0700));
-	ck_assert_int_eq(gather_store_get(zero, "s1", "folder", &note, NULL), -EPERM);
+	ck_assert_int_eq(store_get(zero, "s1", "folder", &note, NULL), -EPERM);
 	/* Too large, without taking up memory for it. */
 	fd = open(in_folder("s1.large"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 	ck_assert(!ftruncate(fd, 1l << 40));
 	close(fd);
-	ck_assert_int_eq(gather_store_get(zero, "s1", "large", &note, NULL), -EFBIG);
+	ck_assert_int_eq(store_get(zero, "s1", "large", &note, NULL), -EFBIG);
 	/* Names that only look like a rank's. */
 	scratch_write(in_folder("s1.want-4"), "note of 4", 9);
 	scratch_write(in_folder("s1.want-01"), "note of 1", 9);
@@ -141,17 +141,16 @@ TEST(tests, test_what_is_no_note_is_not_read)
 	scratch_write(in_folder("s1.want-99999999999999999999"), "note of 1", 9);
 	scratch_write(in_folder(".s1.want-1"), "note of 1", 9);
 	found.have = have;
-	ck_assert_int_eq(
-		gather_store_collect(zero, "s1", "want", have, board_case_count, &found, &error),
-		0);
+	ck_assert_int_eq(store_collect(zero, "s1", "want", have, board_case_count, &found, &error),
+			 0);
 	ck_assert_uint_eq(found.calls, 0);
 	/* A drop leaves other scopes alone, whatever theirs begin with. */
 	board_case_post(zero, "s11", "n", "x", 1);
-	gather_store_drop(zero, "s1");
+	store_drop(zero, "s1");
 	ck_assert(access(in_folder("s1.link"), F_OK));
 	board_case_expect(zero, "s11", "n", "x", 1);
 	rmdir(in_folder("s1.folder"));
-	gather_store_close(zero);
+	store_close(zero);
 	ck_assert(access(folder, F_OK));
 	ck_assert(scratch_same(scratch_path("secret"), "secret", 6));
 	base_buffer_free(&note);
@@ -160,7 +159,7 @@ TEST(tests, test_what_is_no_note_is_not_read)
 TEST(tests, test_a_folder_of_others_is_not_used)
 {
 	struct base_error error = { 0 };
-	struct gather_store *board;
+	struct store *board;
 
 	ck_assert(!symlink(scratch_directory(), folder));
 	ck_assert_int_lt(board_case_try(&boards, 0, 100, &board, &error), 0);
@@ -186,7 +185,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed_after_a_day)
 	const struct timespec old[2] = { { now - 25 * 3600, 0 }, { now - 25 * 3600, 0 } };
 	const struct timespec young[2] = { { now - 23 * 3600, 0 }, { now - 23 * 3600, 0 } };
 	char dead[600], alive[600], other[600], file[700];
-	struct gather_store *board;
+	struct store *board;
 
 	snprintf(dead, sizeof(dead), "%s/.ioshape-board-dead", scratch_directory());
 	snprintf(alive, sizeof(alive), "%s/.ioshape-board-alive", scratch_directory());
@@ -200,19 +199,19 @@ TEST(tests, test_folders_of_dead_jobs_are_removed_after_a_day)
 	/* Not by every rank. */
 	board = board_case_open(&boards, 1);
 	ck_assert(!access(dead, F_OK));
-	gather_store_close(board);
+	store_close(board);
 	board = board_case_open(&boards, 0);
 	ck_assert(access(dead, F_OK));
 	ck_assert(!access(alive, F_OK));
 	ck_assert(!access(other, F_OK));
-	gather_store_close(board);
+	store_close(board);
 }
 
 /* A writer that is killed again and again while it posts: a reader sees whole notes only. */
 TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
 {
 	static uint8_t bytes[300000];
-	struct gather_store *zero = board_case_open(&boards, 0);
+	struct store *zero = board_case_open(&boards, 0);
 	struct base_buffer note = { 0 };
 	unsigned seen = 0;
 
@@ -221,7 +220,7 @@ TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
 		int status;
 
 		if (!pid) {
-			struct gather_store *one = board_case_open(&boards, 1);
+			struct store *one = board_case_open(&boards, 1);
 
 			for (unsigned i = 0;; i++) {
 				memset(bytes, (int)i, sizeof(bytes));
@@ -243,7 +242,7 @@ TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
 		ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	}
 	ck_assert_uint_gt(seen, 0);
-	gather_store_close(zero);
+	store_close(zero);
 	ck_assert(access(folder, F_OK));
 	base_buffer_free(&note);
 }
@@ -251,7 +250,7 @@ TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
 TEST(tests, test_a_limit_of_file_sizes_is_an_error_and_no_signal)
 {
 	static const uint8_t bytes[20000];
-	struct gather_store *board = board_case_open(&boards, 0);
+	struct store *board = board_case_open(&boards, 0);
 	struct base_error error = { 0 };
 	struct rlimit before, small;
 
@@ -259,10 +258,10 @@ TEST(tests, test_a_limit_of_file_sizes_is_an_error_and_no_signal)
 	small = before;
 	small.rlim_cur = 10000;
 	ck_assert(!setrlimit(RLIMIT_FSIZE, &small));
-	ck_assert_int_eq(gather_store_put(board, "s1", "n", bytes, sizeof(bytes), &error), -EFBIG);
+	ck_assert_int_eq(store_put(board, "s1", "n", bytes, sizeof(bytes), &error), -EFBIG);
 	ck_assert(!setrlimit(RLIMIT_FSIZE, &before));
 	ck_assert_uint_eq(scratch_entries(folder), 0);
-	gather_store_close(board);
+	store_close(board);
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The store in the memory of a host: ends of processes, dead jobs, and memory that is of no use. */
 #define _GNU_SOURCE
-#include "gather/store.h"
+#include "group/store.h"
 #include "io/io.h"
 #include "support/board_case.h"
 #include "support/check_main.h"
@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 
 static struct board_case boards;
-static struct gather_store *of[8];
+static struct store *of[8];
 static char memory[300], folder[512], beside[512];
 
 static void setup(void)
@@ -38,7 +38,7 @@ static void close_all(void)
 {
 	for (uint32_t i = ARRAY_LENGTH(of); i-- > 0;) {
 		if (of[i])
-			gather_store_close(of[i]);
+			store_close(of[i]);
 		of[i] = NULL;
 	}
 	ck_assert(access(folder, F_OK));
@@ -50,13 +50,13 @@ static bool exists(const char *path)
 	return !access(path, F_OK);
 }
 
-static void wait_until_gone(struct gather_store *board, uint32_t rank)
+static void wait_until_gone(struct store *board, uint32_t rank)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(20000);
 
-	while (!gather_store_has_ended(board, rank)) {
+	while (!store_has_ended(board, rank)) {
 		ck_assert_uint_lt(base_now_ns(), end);
-		gather_store_wait(board, 1000);
+		store_wait(board, 1000);
 	}
 }
 
@@ -72,7 +72,7 @@ static pid_t start_process(uint32_t rank, pid_t *orphan)
 	ck_assert(!pipe(pipes));
 	pid = fork();
 	if (!pid) {
-		struct gather_store *board = board_case_open(&boards, rank);
+		struct store *board = board_case_open(&boards, rank);
 		pid_t child = fork();
 
 		if (!child) {
@@ -111,14 +111,14 @@ TEST(tests, test_all_see_that_a_rank_was_killed)
 	open_ranks(0, 2);
 	pid = start_process(3, &orphan);
 	for (uint32_t i = 0; i < 3; i++)
-		ck_assert(!gather_store_has_ended(of[i], 3));
+		ck_assert(!store_has_ended(of[i], 3));
 	kill_now(pid);
 	for (uint32_t i = 0; i < 3; i++) {
 		wait_until_gone(of[i], 3);
-		ck_assert(!gather_store_has_ended(of[i], 0));
-		ck_assert(!gather_store_has_ended(of[i], 1));
+		ck_assert(!store_has_ended(of[i], 0));
+		ck_assert(!store_has_ended(of[i], 1));
 		/* It has not come yet. */
-		ck_assert(!gather_store_has_ended(of[i], 4));
+		ck_assert(!store_has_ended(of[i], 4));
 		/* What it had posted stays. */
 		board_case_expect(of[i], "s1", "hello-3", "note of 3", 9);
 	}
@@ -146,8 +146,8 @@ TEST(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
 	board_case_post(of[3], "s1", "n", "x", 1);
 	board_case_expect(of[0], "s1", "n", "x", 1);
 	/* Whoever was with the old one is not with the new one. */
-	ck_assert(gather_store_has_ended(of[1], 0));
-	ck_assert_int_eq(gather_store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert(store_has_ended(of[1], 0));
+	ck_assert_int_eq(store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
 	kill(orphan, SIGKILL);
 	base_buffer_free(&note);
 	close_all();
@@ -160,8 +160,8 @@ TEST(tests, test_a_stopped_rank_lives)
 	open_ranks(0, 0);
 	pid = start_process(1, &orphan);
 	kill(pid, SIGSTOP);
-	gather_store_wait(of[0], 200);
-	ck_assert(!gather_store_has_ended(of[0], 1));
+	store_wait(of[0], 200);
+	ck_assert(!store_has_ended(of[0], 1));
 	kill_now(pid);
 	wait_until_gone(of[0], 1);
 	kill(orphan, SIGKILL);
@@ -171,7 +171,7 @@ TEST(tests, test_a_stopped_rank_lives)
 TEST(tests, test_rank_0_that_does_not_come_is_named)
 {
 	struct base_error error = { 0 };
-	struct gather_store *board;
+	struct store *board;
 
 	ck_assert_int_eq(board_case_try(&boards, 1, 300, &board, &error), -ETIMEDOUT);
 	ck_assert_ptr_null(board);
@@ -181,20 +181,20 @@ TEST(tests, test_rank_0_that_does_not_come_is_named)
 static void *close_soon(void *board)
 {
 	usleep(200000);
-	gather_store_close(board);
+	store_close(board);
 	return NULL;
 }
 
 TEST(tests, test_another_group_of_the_same_name_is_waited_for)
 {
 	pthread_t thread;
-	struct gather_store *board;
+	struct store *board;
 
 	open_ranks(0, 1);
 	ck_assert_int_eq(board_case_try(&boards, 0, 200, &board, NULL), -EADDRINUSE);
 	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
 	/* Nor does a rank come back that has ended: it would be of another job. */
-	gather_store_close(of[1]);
+	store_close(of[1]);
 	of[1] = NULL;
 	wait_until_gone(of[0], 1);
 	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
@@ -230,7 +230,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 {
 	struct board_case next = boards;
 	char dead[600], file[700];
-	struct gather_store *other;
+	struct store *other;
 
 	open_ranks(0, 0);
 	snprintf(dead, sizeof(dead), "%s/ioshape-%u/board-dead", memory, (unsigned)geteuid());
@@ -242,7 +242,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 	other = board_case_open(&next, 0);
 	ck_assert(!exists(dead));
 	ck_assert(exists(folder));
-	gather_store_close(other);
+	store_close(other);
 	close_all();
 }
 
@@ -251,7 +251,7 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 TEST(tests, test_a_folder_of_another_user_is_not_used)
 {
 	struct base_error error = { 0 };
-	struct gather_store *store;
+	struct store *store;
 	char squatted[400];
 
 	if (geteuid())
@@ -281,12 +281,10 @@ TEST(tests, test_a_memory_that_is_cleared_away_is_told)
 	for (uint32_t i = 0; i < 3; i++) {
 		struct base_error errors[3] = { { 0 } };
 
-		ck_assert_int_eq(gather_store_get(of[i], "s1", "before", &note, &errors[0]),
-				 -ESTALE);
-		ck_assert_int_eq(gather_store_put(of[i], "s1", "after", "y", 1, &errors[1]),
-				 -ESTALE);
-		ck_assert_int_eq(gather_store_collect(of[i], "s1", "want", have, board_case_count,
-						      NULL, &errors[2]),
+		ck_assert_int_eq(store_get(of[i], "s1", "before", &note, &errors[0]), -ESTALE);
+		ck_assert_int_eq(store_put(of[i], "s1", "after", "y", 1, &errors[1]), -ESTALE);
+		ck_assert_int_eq(store_collect(of[i], "s1", "want", have, board_case_count, NULL,
+					       &errors[2]),
 				 -ESTALE);
 		for (size_t k = 0; k < ARRAY_LENGTH(errors); k++)
 			ck_assert(strstr(errors[k].sentence, folder) && *errors[k].remedy);
@@ -301,11 +299,11 @@ TEST(tests, test_ranks_that_outlast_rank_0_are_told_that_it_ended)
 	struct base_buffer note = { 0 };
 
 	open_ranks(0, 1);
-	gather_store_close(of[0]);
+	store_close(of[0]);
 	of[0] = NULL;
-	ck_assert(gather_store_has_ended(of[1], 0));
-	ck_assert_int_eq(gather_store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
-	ck_assert_int_eq(gather_store_put(of[1], "s1", "n", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert(store_has_ended(of[1], 0));
+	ck_assert_int_eq(store_get(of[1], "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert_int_eq(store_put(of[1], "s1", "n", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
 	base_buffer_free(&note);
 	close_all();
 }
@@ -348,29 +346,29 @@ TEST(tests, test_what_belongs_to_nobody_of_a_namespace_is_not_ours)
 
 TEST(tests, test_messages_have_a_limit_together)
 {
-	uint8_t *big = calloc(1, GATHER_MAX_MESSAGE_BYTES);
+	uint8_t *big = calloc(1, STORE_MAX_MESSAGE_BYTES);
 	char name[32];
 	int ret, count = 0;
 
 	open_ranks(0, 0);
 	for (;; count++) {
 		snprintf(name, sizeof(name), "n-%d", count);
-		ret = gather_store_put(of[0], "s1", name, big, GATHER_MAX_MESSAGE_BYTES, NULL);
+		ret = store_put(of[0], "s1", name, big, STORE_MAX_MESSAGE_BYTES, NULL);
 		if (ret)
 			break;
 	}
 	ck_assert_int_eq(ret, -E2BIG);
 	ck_assert_int_eq(count, 3);
-	gather_store_drop(of[0], "s1");
+	store_drop(of[0], "s1");
 	/* Empty ones, too, cost something; one that is put again nothing. */
 	for (count = 0; count < 4096; count++) {
 		snprintf(name, sizeof(name), "n-%d", count);
-		REQUIRE(!gather_store_put(of[0], "s1", name, NULL, 0, NULL));
+		REQUIRE(!store_put(of[0], "s1", name, NULL, 0, NULL));
 	}
-	ck_assert_int_eq(gather_store_put(of[0], "s1", "n", NULL, 0, NULL), -E2BIG);
-	gather_store_drop(of[0], "s1");
+	ck_assert_int_eq(store_put(of[0], "s1", "n", NULL, 0, NULL), -E2BIG);
+	store_drop(of[0], "s1");
 	for (count = 0; count < 4200; count++)
-		REQUIRE(!gather_store_put(of[0], "s1", "n", NULL, 0, NULL));
+		REQUIRE(!store_put(of[0], "s1", "n", NULL, 0, NULL));
 	close_all();
 	free(big);
 }

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 static struct board_case boards;
-static struct gather_store *zero, *one;
+static struct store *zero, *one;
 
 static void setup(void)
 {
@@ -32,8 +32,8 @@ static long long ask(const char *command, const char *arguments)
 
 static void teardown(void)
 {
-	gather_store_close(one);
-	gather_store_close(zero);
+	store_close(one);
+	store_close(zero);
 	board_case_end(&boards);
 	scratch_teardown();
 }
@@ -58,13 +58,13 @@ TEST(tests, test_a_redis_that_forgot_everything_is_told_again)
 	board_case_post(one, "s1", "m", "second", 6);
 	board_case_post(one, "s2", "n", "other scope", 11);
 	board_case_post(one, "s3", "n", "dropped", 7);
-	gather_store_drop(one, "s3");
+	store_drop(one, "s3");
 	forget_everything();
 	/* By waiting alone. */
 	end = base_now_ns() + base_ms_to_ns(8000);
 	while (redis_server_tell(&boards.server, "DBSIZE") < 2) {
 		ck_assert_uint_lt(base_now_ns(), end);
-		gather_store_wait(one, 250);
+		store_wait(one, 250);
 	}
 	board_case_expect(zero, "s1", "n", binary, sizeof(binary));
 	board_case_expect(zero, "s1", "m", "second", 6);
@@ -90,7 +90,7 @@ TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 			if (way < 2)
 				usleep(200000);
 			else
-				gather_store_wait(one, 200);
+				store_wait(one, 200);
 		}
 	}
 	base_buffer_free(&note);
@@ -117,7 +117,7 @@ TEST(tests, test_many_lost_notes_come_back)
 	end = base_now_ns() + base_ms_to_ns(5000);
 	while (ask("HLEN", "") < 302) {
 		ck_assert_uint_lt(base_now_ns(), end);
-		gather_store_wait(one, 250);
+		store_wait(one, 250);
 	}
 	for (int i = 0; i < 300; i++) {
 		snprintf(name, sizeof(name), "n-%d", i);
@@ -146,10 +146,10 @@ TEST(tests, test_a_redis_that_is_away_is_told_soon_and_found_again)
 		for (int i = 0; i < 3; i++) {
 			began = base_now_ns();
 			memset(&error, 0, sizeof(error));
-			ret = i == 0 ? gather_store_put(one, "s1", "m", "y", 1, &error) :
-			      i == 1 ? gather_store_get(one, "s1", "n", &note, &error) :
-				       gather_store_collect(one, "s1", "want", have,
-							    board_case_count, NULL, &error);
+			ret = i == 0 ? store_put(one, "s1", "m", "y", 1, &error) :
+			      i == 1 ? store_get(one, "s1", "n", &note, &error) :
+				       store_collect(one, "s1", "want", have, board_case_count,
+						     NULL, &error);
 			ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
 			ck_assert_int_eq(error.code, IOSHAPE_E_COORDINATOR);
 			ck_assert_uint_lt(base_now_ns() - began, 3000000000);
@@ -161,8 +161,8 @@ TEST(tests, test_a_redis_that_is_away_is_told_soon_and_found_again)
 		began = base_now_ns();
 		do {
 			ck_assert_uint_lt(base_now_ns() - began, 5000000000);
-			gather_store_wait(one, 100);
-			ret = gather_store_get(one, "s1", "m", &note, NULL);
+			store_wait(one, 100);
+			ret = store_get(one, "s1", "m", &note, NULL);
 		} while (ret);
 		/* Also what could not be posted then. */
 		ck_assert(board_case_look(one, "s1", "m", &note));
@@ -182,7 +182,7 @@ TEST(tests, test_keys_have_an_end_and_the_pools_tag)
 	board_case_post(zero, "s1", "m", "x", 1);
 	left = ask("PTTL", "");
 	ck_assert_int_gt(left, 3590000);
-	gather_store_drop(zero, "s1");
+	store_drop(zero, "s1");
 	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 0);
 	/* Whoever posts later makes none that stays for ever. */
 	board_case_post(one, "s1", "late", "x", 1);
@@ -194,7 +194,7 @@ TEST(tests, test_passwords_stay_out_of_sentences)
 {
 	struct base_error error = { 0 };
 	char address[200];
-	struct gather_store *board;
+	struct store *board;
 
 	redis_server_tell(&boards.server, "CONFIG SET requirepass RIGHT-ONE");
 	snprintf(address, sizeof(address), "redis://:SECRET-ONE@127.0.0.1:%u", boards.server.port);
@@ -207,13 +207,13 @@ TEST(tests, test_passwords_stay_out_of_sentences)
 	board = board_case_open(&boards, 0);
 	board_case_post(board, "s1", "n", "x", 1);
 	board_case_expect(board, "s1", "n", "x", 1);
-	gather_store_close(board);
+	store_close(board);
 }
 
 TEST(tests, test_other_coordinators_are_no_board)
 {
 	static const char *const others[] = { "local", "local:/tmp/x", "open", "nonsense" };
-	struct gather_store *board;
+	struct store *board;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(others); i++) {
 		boards.coordinator.address = others[i];
@@ -230,9 +230,9 @@ TEST(tests, test_a_key_of_another_kind_is_an_error)
 	struct base_buffer note = { 0 };
 
 	ask("SET", " x");
-	ck_assert_int_eq(gather_store_get(zero, "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
-	ck_assert_int_eq(gather_store_put(zero, "s1", "n", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
-	gather_store_drop(zero, "s1");
+	ck_assert_int_eq(store_get(zero, "s1", "n", &note, NULL), IOSHAPE_E_COORDINATOR);
+	ck_assert_int_eq(store_put(zero, "s1", "n", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
+	store_drop(zero, "s1");
 	board_case_post(zero, "s1", "n", "x", 1);
 	base_buffer_free(&note);
 }
@@ -240,7 +240,7 @@ TEST(tests, test_a_key_of_another_kind_is_an_error)
 TEST(tests, test_the_largest_note_passes)
 {
 	/* valgrind would need longer than a call has. */
-	const size_t most = scratch_under_valgrind() ? 4 * MIB : GATHER_MAX_MESSAGE_BYTES;
+	const size_t most = scratch_under_valgrind() ? 4 * MIB : STORE_MAX_MESSAGE_BYTES;
 	uint8_t *bytes = calloc(1, most);
 
 	bytes[most - 1] = 1;
@@ -275,8 +275,8 @@ TEST(tests, test_what_others_write_is_no_note)
 	ck_assert(!board_case_look(zero, "s1", "short", &note));
 	ck_assert(!board_case_look(zero, "s1", "long", &note));
 	ck_assert(!board_case_look(one, "s1", "long", &note));
-	ck_assert_int_eq(
-		gather_store_collect(zero, "s1", "want", have, board_case_count, &found, NULL), 0);
+	ck_assert_int_eq(store_collect(zero, "s1", "want", have, board_case_count, &found, NULL),
+			 0);
 	ck_assert_uint_eq(found.calls, 0);
 	base_buffer_free(&note);
 }
@@ -284,7 +284,7 @@ TEST(tests, test_what_others_write_is_no_note)
 /* It was killed: nobody took its secret away, and the next life's rank 0 draws another one. */
 TEST(tests, test_a_new_rank_0_is_understood_by_those_who_have_read_the_old_secret)
 {
-	struct gather_store *before = zero;
+	struct store *before = zero;
 	struct base_buffer none = { 0 };
 	char secret[128];
 
@@ -296,17 +296,17 @@ TEST(tests, test_a_new_rank_0_is_understood_by_those_who_have_read_the_old_secre
 	board_case_expect(one, "s1", "roster-0", "r", 1);
 	board_case_expect(zero, "s1", "hello-1", "note of 1", 9);
 	/* The old one takes the new one's secret away as it ends at last. */
-	gather_store_close(before);
+	store_close(before);
 	snprintf(secret, sizeof(secret), ".ioshape-board-%s/redis.secret", boards.name);
 	while (access(scratch_path(secret), F_OK))
-		gather_store_wait(zero, 250);
-	gather_store_close(board_case_open(&boards, 2));
+		store_wait(zero, 250);
+	store_close(board_case_open(&boards, 2));
 }
 
 static int open_as_another_user(void *unused)
 {
 	struct base_error error = { 0 };
-	struct gather_store *late;
+	struct store *late;
 
 	(void)unused;
 	MUST(!setresuid(54321, 54321, 54321), "not another user");
@@ -328,10 +328,10 @@ TEST(tests, test_who_cannot_read_the_secret_is_told_at_once)
 TEST(tests, test_without_rank_0_there_is_no_secret)
 {
 	struct base_error error = { 0 };
-	struct gather_store *late;
+	struct store *late;
 
-	gather_store_close(one);
-	gather_store_close(zero);
+	store_close(one);
+	store_close(zero);
 	ck_assert_int_eq(board_case_try(&boards, 1, 300, &late, &error), -ETIMEDOUT);
 	zero = board_case_open(&boards, 0);
 	one = board_case_open(&boards, 1);

@@ -168,10 +168,10 @@ TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
 		ck_assert_int_eq(group_look(&round, &group_call, 0, &first, &call, NULL), -EAGAIN);
 		ck_assert_int_eq(group_look(&round, &group_verdict, 0, &second, &verdict, NULL),
 				 -EAGAIN);
-		gather_store_wait(group.board, 20);
+		store_wait(group.board, 20);
 	}
-	gather_store_close(group.board);
-	gather_store_close(zero.board);
+	store_close(group.board);
+	store_close(zero.board);
 	clear(&group);
 	clear(&zero);
 }

@@ -26,14 +26,14 @@ LOOP_TEST(tests, every_byte_comes_in_its_place, 0, 9)
 		.most_bytes = _i ? MIB : 40 * MIB,
 		.with_memory = _i % 2 == 0,
 	};
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	pid_t child = stream_start(send_random, &plan);
 
 	receiver = receive_from(listener, RANK);
 	stream_receive_plan(receiver, &plan);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	stream_expect_well(child);
 }
 
@@ -41,7 +41,7 @@ LOOP_TEST(tests, every_byte_comes_in_its_place, 0, 9)
 
 TEST(tests, many_ranks_come_in_any_order)
 {
-	struct gather_listener *listener = listen_here();
+	struct stream_listener *listener = listen_here();
 	struct stream_plan plan = { .pieces = 6, .most_bytes = 256 * KIB, .with_memory = true };
 	pid_t children[MANY];
 
@@ -51,23 +51,23 @@ TEST(tests, many_ranks_come_in_any_order)
 		children[i] = stream_start(send_random, &plan);
 	}
 	for (uint32_t i = 0; i < MANY; i++) {
-		struct gather_receiver *receiver;
+		struct stream_receiver *receiver;
 
 		plan.rank = (i * 37 + 5) % MANY;
 		plan.seed = plan.rank + 1;
 		receiver = receive_from(listener, plan.rank);
 		stream_receive_plan(receiver, &plan);
-		gather_receiver_free(receiver);
+		stream_receiver_free(receiver);
 	}
 	for (uint32_t i = 0; i < MANY; i++)
 		stream_expect_well(children[i]);
-	gather_listener_close(listener);
+	stream_listener_close(listener);
 }
 
 /* Memory that grows while the reader has mapped it already. */
 static void send_growing(const void *argument)
 {
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 	struct base_error error = { 0 };
 	int fd = base_shared_open();
 
@@ -80,45 +80,45 @@ static void send_growing(const void *argument)
 		STREAM_MUST(!base_shared_grow(fd, (i + 1) * MIB));
 		STREAM_MUST(!base_shared_map(fd, i * MIB, MIB, &memory));
 		stream_fill(memory, i * MIB, MIB, 3);
-		if (gather_sender_put_shared(sender, memory, i * MIB, MIB,
+		if (stream_sender_put_shared(sender, memory, i * MIB, MIB,
 					     base_crc32(0, memory, MIB), &error))
 			stream_fail(error.text);
-		if (gather_sender_await_taken(sender, gather_sender_offset(sender), &error))
+		if (stream_sender_await_taken(sender, stream_sender_offset(sender), &error))
 			stream_fail(error.text);
-		STREAM_MUST(sender->taken == gather_sender_offset(sender));
+		STREAM_MUST(sender->taken == stream_sender_offset(sender));
 		/* It is ours again. */
 		memset(memory, 0xee, MIB);
 		base_unmap(memory, MIB);
 	}
-	if (gather_sender_end(sender, 0, &error))
+	if (stream_sender_end(sender, 0, &error))
 		stream_fail(error.text);
-	gather_sender_free(sender, NULL);
+	stream_sender_free(sender, NULL);
 	base_close(fd);
 }
 
 TEST(tests, memory_may_grow)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	pid_t child = stream_start(send_growing, NULL);
 
 	receiver = receive_from(listener, RANK);
 	ck_assert_uint_eq(stream_receive_all(receiver, 3), 4 * MIB);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	stream_expect_well(child);
 }
 
 /* ---- Bytes that are held --------------------------------------------------------------------- */
 
 /* What was handed out last, which nobody may touch before it is released. */
-static void must_be_held(const struct gather_receiver *receiver, pid_t child, const void *data,
+static void must_be_held(const struct stream_receiver *receiver, pid_t child, const void *data,
 			 uint64_t at, size_t bytes)
 {
 	uint32_t crc32;
 
-	ck_assert(gather_receiver_lasts(receiver));
-	ck_assert(gather_receiver_summed(receiver, &crc32));
+	ck_assert(stream_receiver_lasts(receiver));
+	ck_assert(stream_receiver_summed(receiver, &crc32));
 	ck_assert_uint_eq(crc32, base_crc32(0, data, bytes));
 	/* If it knew that it was taken it would change it. */
 	stream_await_sleep(child);
@@ -128,8 +128,8 @@ static void must_be_held(const struct gather_receiver *receiver, pid_t child, co
 /* Its memory grows, too: another view takes the place of the one that is held. */
 TEST(tests, what_is_held_is_not_taken_before_it_is_released)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 	pid_t child = stream_start(send_growing, NULL);
 	const void *data, *none;
@@ -137,23 +137,23 @@ TEST(tests, what_is_held_is_not_taken_before_it_is_released)
 	size_t bytes, nothing;
 
 	receiver = receive_from(listener, RANK);
-	gather_receiver_hold(receiver);
+	stream_receiver_hold(receiver);
 	for (;; at += bytes) {
-		ck_assert_msg(!gather_receiver_next(receiver, &data, &bytes, &error), "%s",
+		ck_assert_msg(!stream_receiver_next(receiver, &data, &bytes, &error), "%s",
 			      error.text);
 		if (!bytes)
 			break;
 		must_be_held(receiver, child, data, at, bytes);
-		ck_assert_int_eq(gather_receiver_next(receiver, &none, &nothing, &error), -EAGAIN);
+		ck_assert_int_eq(stream_receiver_next(receiver, &none, &nothing, &error), -EAGAIN);
 		ck_assert_int_eq(error.code, 0);
 		/* Whoever asked for more must not have told the sender that this was taken. */
 		stream_await_sleep(child);
 		ck_assert(stream_holds(data, at, bytes, 3));
-		gather_receiver_release(receiver, at + bytes);
+		stream_receiver_release(receiver, at + bytes);
 	}
 	ck_assert_uint_eq(at, 4 * MIB);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	stream_expect_well(child);
 }
 
@@ -161,7 +161,7 @@ TEST(tests, what_is_held_is_not_taken_before_it_is_released)
 static void send_and_change(const void *argument)
 {
 	struct stream_memory memory;
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 	struct base_error error = { 0 };
 
 	(void)argument;
@@ -169,50 +169,50 @@ static void send_and_change(const void *argument)
 	sender = send_as(RANK, memory.fd);
 	stream_fill(memory.base, 0, memory.bytes, 3);
 	for (uint64_t at = 0; at < memory.bytes; at += MIB)
-		if (gather_sender_put_shared(sender, memory.base + at, at, MIB,
+		if (stream_sender_put_shared(sender, memory.base + at, at, MIB,
 					     base_crc32(0, memory.base + at, MIB), &error))
 			stream_fail(error.text);
 	/* Small pieces go with the message itself. */
-	if (gather_sender_put(sender, "abc", 3, &error) || gather_sender_end(sender, 0, &error))
+	if (stream_sender_put(sender, "abc", 3, &error) || stream_sender_end(sender, 0, &error))
 		stream_fail(error.text);
 	memset(memory.base, 0xee, memory.bytes);
-	gather_sender_free(sender, NULL);
+	stream_sender_free(sender, NULL);
 	stream_memory_close(&memory);
 }
 
 TEST(tests, the_end_waits_until_all_is_released)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 	pid_t child = stream_start(send_and_change, NULL);
 	const void *data[3], *last;
 	size_t bytes;
 
 	receiver = receive_from(listener, RANK);
-	gather_receiver_hold(receiver);
+	stream_receiver_hold(receiver);
 	for (unsigned i = 0; i < 3; i++) {
 		int ret;
 
-		while ((ret = gather_receiver_next(receiver, &data[i], &bytes, &error)) == -EAGAIN)
+		while ((ret = stream_receiver_next(receiver, &data[i], &bytes, &error)) == -EAGAIN)
 			usleep(1000);
 		ck_assert_msg(!ret && bytes == MIB, "%s", error.text);
 	}
-	while (gather_receiver_next(receiver, &last, &bytes, &error) == -EAGAIN)
+	while (stream_receiver_next(receiver, &last, &bytes, &error) == -EAGAIN)
 		usleep(1000);
 	ck_assert_uint_eq(bytes, 3);
-	ck_assert(!gather_receiver_lasts(receiver));
-	ck_assert_int_eq(gather_receiver_next(receiver, &last, &bytes, &error), -EAGAIN);
-	gather_receiver_release(receiver, 2 * MIB);
-	ck_assert_int_eq(gather_receiver_next(receiver, &last, &bytes, &error), -EAGAIN);
+	ck_assert(!stream_receiver_lasts(receiver));
+	ck_assert_int_eq(stream_receiver_next(receiver, &last, &bytes, &error), -EAGAIN);
+	stream_receiver_release(receiver, 2 * MIB);
+	ck_assert_int_eq(stream_receiver_next(receiver, &last, &bytes, &error), -EAGAIN);
 	stream_await_sleep(child);
 	for (unsigned i = 0; i < 3; i++)
 		ck_assert(stream_holds(data[i], i * MIB, MIB, 3));
-	gather_receiver_release(receiver, 3 * MIB + 3);
-	ck_assert_int_eq(gather_receiver_next(receiver, &last, &bytes, &error), 0);
+	stream_receiver_release(receiver, 3 * MIB + 3);
+	ck_assert_int_eq(stream_receiver_next(receiver, &last, &bytes, &error), 0);
 	ck_assert_uint_eq(bytes, 0);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	stream_expect_well(child);
 }
 
@@ -220,45 +220,45 @@ TEST(tests, the_end_waits_until_all_is_released)
 
 static void receive_to_the_end(const void *whole)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver = receive_from(listener, RANK);
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver = receive_from(listener, RANK);
 	struct stream_end ending = { 0 };
 
 	STREAM_MUST(!stream_drain(receiver, &ending) == *(const bool *)whole);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 }
 
 LOOP_TEST(tests, what_was_put_and_ended_is_all, 0, 4)
 {
 	const bool whole = _i != 2;
 	pid_t child = stream_start(receive_to_the_end, &whole);
-	struct gather_sender *sender = send_as(RANK, -1);
+	struct stream_sender *sender = send_as(RANK, -1);
 	struct base_error error = { 0 }, again = { 0 };
 	uint8_t data[100];
 
 	stream_fill(data, 0, sizeof(data), 1);
-	ck_assert_int_eq(gather_sender_put(sender, data, 0, &error), 0);
-	ck_assert_int_eq(gather_sender_put(sender, data, sizeof(data), &error), 0);
+	ck_assert_int_eq(stream_sender_put(sender, data, 0, &error), 0);
+	ck_assert_int_eq(stream_sender_put(sender, data, sizeof(data), &error), 0);
 	if (_i == 2)
-		ck_assert_int_eq(gather_sender_await_taken(sender, 101, &error), -EINVAL);
+		ck_assert_int_eq(stream_sender_await_taken(sender, 101, &error), -EINVAL);
 	else
-		ck_assert_int_eq(gather_sender_end(sender, 0, &error), 0);
+		ck_assert_int_eq(stream_sender_end(sender, 0, &error), 0);
 	if (_i == 0)
-		ck_assert_int_eq(gather_sender_put(sender, data, 1, &error), -EINVAL);
+		ck_assert_int_eq(stream_sender_put(sender, data, 1, &error), -EINVAL);
 	if (_i == 1)
-		ck_assert_int_eq(gather_sender_put_shared(sender, data, 0, 1, 0, &error), -EINVAL);
+		ck_assert_int_eq(stream_sender_put_shared(sender, data, 0, 1, 0, &error), -EINVAL);
 	if (_i == 3) {
-		ck_assert_int_eq(gather_sender_end(sender, 0, &error), 0);
-		ck_assert_int_eq(gather_sender_await_taken(sender, 100, &error), 0);
-		ck_assert_int_eq(gather_sender_put(sender, data, 0, NULL), -EINVAL);
+		ck_assert_int_eq(stream_sender_end(sender, 0, &error), 0);
+		ck_assert_int_eq(stream_sender_await_taken(sender, 100, &error), 0);
+		ck_assert_int_eq(stream_sender_put(sender, data, 0, NULL), -EINVAL);
 	} else {
 		/* The first failure is told again. */
-		ck_assert_int_eq(gather_sender_end(sender, 0, &again), -EINVAL);
-		ck_assert_int_eq(gather_sender_put_shared(sender, data, 0, 0, 0, NULL), -EINVAL);
+		ck_assert_int_eq(stream_sender_end(sender, 0, &again), -EINVAL);
+		ck_assert_int_eq(stream_sender_put_shared(sender, data, 0, 0, 0, NULL), -EINVAL);
 		ck_assert_str_eq(again.text, error.text);
 	}
-	gather_sender_free(sender, "a mistake");
+	stream_sender_free(sender, "a mistake");
 	stream_expect_well(child);
 }
 
@@ -269,19 +269,19 @@ static int starter[2];
 
 static void receive_later(const void *argument)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver = receive_from(listener, RANK);
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver = receive_from(listener, RANK);
 	char byte;
 
 	(void)argument;
 	STREAM_MUST(read(starter[0], &byte, 1) == 1);
 	stream_receive_all(receiver, 5);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 }
 
 static struct {
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 	uint64_t offset; /* no further before something is taken */
 	unsigned asked;
 } held;
@@ -294,7 +294,7 @@ static int look_while_held(void *user, struct base_error *error)
 		return 0;
 	if (++held.asked == 5) {
 		ck_assert_uint_eq(held.sender->taken, 0);
-		ck_assert_uint_eq(gather_sender_offset(held.sender), held.offset);
+		ck_assert_uint_eq(stream_sender_offset(held.sender), held.offset);
 		ck_assert_int_eq(write(starter[1], "", 1), 1);
 	}
 	return held.asked < 300 ? 0 : -ETIMEDOUT;
@@ -302,7 +302,7 @@ static int look_while_held(void *user, struct base_error *error)
 
 LOOP_TEST(tests, a_slow_receiver_holds_the_sender, 0, 2)
 {
-	const struct gather_wait wait = { look_while_held, NULL };
+	const struct stream_wait wait = { look_while_held, NULL };
 	const bool with_memory = _i == 0;
 	struct stream_memory memory;
 	struct base_error error = { 0 };
@@ -314,31 +314,31 @@ LOOP_TEST(tests, a_slow_receiver_holds_the_sender, 0, 2)
 	held.sender = NULL;
 	/* Of the first 8 MiB only those have gone that a socket holds. */
 	held.offset = with_memory ? 64 * MIB : 0;
-	ck_assert_msg(!gather_sender_open_local(&held.sender, address, RANK,
+	ck_assert_msg(!stream_sender_open_local(&held.sender, address, RANK,
 						with_memory ? memory.fd : -1, &wait, &error),
 		      "%s", error.text);
 	/* The same 8 MiB again and again: their place in the stream is a multiple of that. */
 	for (unsigned i = 0; i < 24; i++) {
-		const uint64_t at = gather_sender_offset(held.sender);
+		const uint64_t at = stream_sender_offset(held.sender);
 
 		if (!with_memory) {
 			stream_fill(memory.base, at, 8 * MIB, 5);
 			ck_assert_int_eq(
-				gather_sender_put(held.sender, memory.base, 8 * MIB, &error), 0);
+				stream_sender_put(held.sender, memory.base, 8 * MIB, &error), 0);
 			continue;
 		}
 		if (at < memory.bytes)
 			stream_fill(memory.base + at, at, 8 * MIB, 5);
 		else
 			break;
-		ck_assert_msg(!gather_sender_put_shared(held.sender, memory.base + at, at, 8 * MIB,
+		ck_assert_msg(!stream_sender_put_shared(held.sender, memory.base + at, at, 8 * MIB,
 							0, &error),
 			      "%s", error.text);
 	}
-	ck_assert_msg(!gather_sender_end(held.sender, 0, &error), "%s", error.text);
+	ck_assert_msg(!stream_sender_end(held.sender, 0, &error), "%s", error.text);
 	ck_assert_uint_ge(held.asked, 5);
-	ck_assert_uint_eq(held.sender->taken, gather_sender_offset(held.sender));
-	gather_sender_free(held.sender, NULL);
+	ck_assert_uint_eq(held.sender->taken, stream_sender_offset(held.sender));
+	stream_sender_free(held.sender, NULL);
 	stream_memory_close(&memory);
 	stream_expect_well(child);
 	close(starter[0]);
@@ -361,7 +361,7 @@ static void send_for_ever(const void *argument)
 	const bool with_heir = argument;
 	struct stream_end end = { 0 };
 	struct stream_memory memory;
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 
 	stream_memory_open(&memory, 4 * MIB);
 	sender = send_as(RANK, memory.fd);
@@ -381,20 +381,20 @@ static struct stream_end start_to_be_killed(int i, void (*run)(const void *with_
 
 LOOP_TEST(tests, a_killed_sender_is_named, 0, 12)
 {
-	struct gather_listener *listener = listen_here();
+	struct stream_listener *listener = listen_here();
 	struct stream_end end = start_to_be_killed(_i, send_for_ever);
-	struct gather_receiver *receiver = receive_from(listener, RANK);
+	struct stream_receiver *receiver = receive_from(listener, RANK);
 
 	ck_assert_int_eq(stream_drain(receiver, &end), -ECONNRESET);
 	ck_assert_uint_eq(end.error.rank, RANK);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 }
 
 static void receive_for_ever(const void *argument)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver = receive_from(listener, RANK);
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver = receive_from(listener, RANK);
 	struct stream_end end = { 0 };
 
 	if (argument)
@@ -406,14 +406,14 @@ LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 12)
 {
 	struct stream_end end = start_to_be_killed(_i, receive_for_ever);
 	struct stream_memory memory;
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 
 	stream_memory_open(&memory, 4 * MIB);
 	sender = send_as(RANK, memory.fd);
 	ck_assert_int_eq(stream_flood(sender, &memory, &end), -ECONNRESET);
 	/* The same ever after. */
-	ck_assert_int_eq(gather_sender_end(sender, 0, NULL), -ECONNRESET);
-	gather_sender_free(sender, NULL);
+	ck_assert_int_eq(stream_sender_end(sender, 0, NULL), -ECONNRESET);
+	stream_sender_free(sender, NULL);
 	stream_memory_close(&memory);
 }
 
@@ -424,19 +424,19 @@ LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 12)
 static void send_and_fail(const void *argument)
 {
 	static const char bytes[100000];
-	struct gather_sender *sender = send_as(RANK, -1);
+	struct stream_sender *sender = send_as(RANK, -1);
 	struct base_error error = { 0 };
 
 	for (uintptr_t i = 0; i < (uintptr_t)argument; i++)
-		if (gather_sender_put(sender, bytes, sizeof(bytes), &error))
+		if (stream_sender_put(sender, bytes, sizeof(bytes), &error))
 			stream_fail(error.text);
-	gather_sender_free(sender, BURNT);
+	stream_sender_free(sender, BURNT);
 }
 
 LOOP_TEST(tests, a_sender_says_why_it_failed, 0, 3)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	struct stream_end end = { 0 };
 	pid_t child = stream_start(send_and_fail, (const void *)(uintptr_t)(_i * 100));
 
@@ -444,34 +444,34 @@ LOOP_TEST(tests, a_sender_says_why_it_failed, 0, 3)
 	ck_assert_int_eq(stream_drain(receiver, &end), -ECANCELED);
 	ck_assert_uint_eq(end.error.rank, RANK);
 	ck_assert_ptr_nonnull(strstr(end.error.text, BURNT));
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	stream_expect_well(child);
 }
 
 static void receive_and_stop(const void *argument)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver = receive_from(listener, RANK);
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver = receive_from(listener, RANK);
 	struct base_error error = { 0 };
 	const void *data;
 	size_t bytes;
 
 	(void)argument;
-	if (gather_receiver_next(receiver, &data, &bytes, &error))
+	if (stream_receiver_next(receiver, &data, &bytes, &error))
 		stream_fail(error.text);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 }
 
 TEST(tests, a_receiver_stops_the_sender)
 {
 	pid_t child = stream_start(receive_and_stop, NULL);
-	struct gather_sender *sender = send_as(RANK, -1);
+	struct stream_sender *sender = send_as(RANK, -1);
 	struct stream_end end = { 0 };
 
 	ck_assert_int_eq(stream_flood(sender, NULL, &end), -ECANCELED);
-	gather_sender_free(sender, NULL);
+	stream_sender_free(sender, NULL);
 	stream_expect_well(child);
 }
 
@@ -485,11 +485,11 @@ static int because_of_a_rank(void *user, struct base_error *error)
 
 TEST(tests, a_writer_that_never_listens_is_explained)
 {
-	const struct gather_wait wait = { because_of_a_rank, NULL };
-	struct gather_sender *sender;
+	const struct stream_wait wait = { because_of_a_rank, NULL };
+	struct stream_sender *sender;
 	struct base_error error = { 0 };
 
-	ck_assert_int_eq(gather_sender_open_local(&sender, address, RANK, -1, &wait, &error),
+	ck_assert_int_eq(stream_sender_open_local(&sender, address, RANK, -1, &wait, &error),
 			 -ETIMEDOUT);
 	ck_assert_ptr_null(sender);
 	ck_assert_int_eq(error.code, -ETIMEDOUT);
@@ -506,7 +506,7 @@ static void listen_and_die(const void *argument)
 
 TEST(tests, a_killed_writer_leaves_no_socket)
 {
-	struct gather_listener *listener;
+	struct stream_listener *listener;
 	const struct sockaddr_un dead = find_socket();
 	int status;
 	pid_t child;
@@ -518,20 +518,20 @@ TEST(tests, a_killed_writer_leaves_no_socket)
 	strcat(address, "-next");
 	listener = listen_here();
 	ck_assert(access(dead.sun_path, F_OK));
-	gather_listener_close(listener);
+	stream_listener_close(listener);
 }
 
 TEST(tests, a_rank_that_never_comes_ends_when_the_caller_says_so)
 {
-	const struct gather_wait wait = { not_at_all, NULL };
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	const struct stream_wait wait = { not_at_all, NULL };
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 
-	ck_assert_int_eq(gather_receiver_open_local(&receiver, listener, RANK, &wait, &error),
+	ck_assert_int_eq(stream_receiver_open_local(&receiver, listener, RANK, &wait, &error),
 			 -ETIMEDOUT);
 	ck_assert_ptr_null(receiver);
-	gather_listener_close(listener);
+	stream_listener_close(listener);
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams over functions of the caller's, between two processes. */
 #define _GNU_SOURCE
-#include "gather/stream.h"
+#include "group/stream.h"
 #include "support/check_main.h"
 #include "support/pair_comm.h"
 #include "support/stream_case.h"
@@ -38,22 +38,22 @@ static void finish(pid_t child)
 	stream_expect_well(child);
 }
 
-static struct gather_sender *send_with(uint32_t tag)
+static struct stream_sender *send_with(uint32_t tag)
 {
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 	struct base_error error = { 0 };
 
-	if (gather_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, &error))
+	if (stream_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, &error))
 		stream_fail(error.text);
 	return sender;
 }
 
-static struct gather_receiver *receive_with(uint32_t tag)
+static struct stream_receiver *receive_with(uint32_t tag)
 {
-	struct gather_receiver *receiver;
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 
-	if (gather_receiver_open_comm(&receiver, comm, 1, tag, BLOCK, BLOCKS, NULL, TIMEOUT_MS,
+	if (stream_receiver_open_comm(&receiver, comm, 1, tag, BLOCK, BLOCKS, NULL, TIMEOUT_MS,
 				      &stream_patient, &error))
 		stream_fail(error.text);
 	return receiver;
@@ -69,10 +69,10 @@ static void send_plans(const void *argument)
 	comm = pair_comm_be(&pair, 1);
 	stream_memory_open(&memory, 24 * MIB);
 	for (uint32_t tag = 1; plan->rank; plan++, tag++) {
-		struct gather_sender *sender = send_with(tag);
+		struct stream_sender *sender = send_with(tag);
 
 		stream_send_plan(sender, plan, &memory);
-		gather_sender_free(sender, NULL);
+		stream_sender_free(sender, NULL);
 	}
 	stream_memory_close(&memory);
 	pair_comm_close(&pair);
@@ -94,10 +94,10 @@ LOOP_TEST(tests, every_byte_comes_in_its_place, 0, 6)
 	pid_t child = begin(_i % 2, send_plans, plans);
 
 	for (uint32_t tag = 1; plans[tag - 1].rank; tag++) {
-		struct gather_receiver *receiver = receive_with(tag);
+		struct stream_receiver *receiver = receive_with(tag);
 
 		stream_receive_plan(receiver, &plans[tag - 1]);
-		gather_receiver_free(receiver);
+		stream_receiver_free(receiver);
 	}
 	finish(child);
 }
@@ -111,13 +111,13 @@ LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 		{ .rank = 0 },
 	};
 	pid_t child = begin(_i % 2, send_plans, plans);
-	struct gather_receiver *receiver = receive_with(1);
+	struct stream_receiver *receiver = receive_with(1);
 	struct base_error error = { 0 };
 	const void *data;
 	uint64_t at, before;
 	size_t bytes;
 
-	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), 0);
 	ck_assert_uint_eq(bytes, BLOCK);
 	/* Longer than the sender would wait for a sign of life, if that were short. */
 	usleep(2500000);
@@ -126,11 +126,11 @@ LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 	ck_assert_uint_eq(before, 2 * BLOCKS);
 	ck_assert(stream_holds(data, 0, bytes, 5));
 	for (at = bytes; bytes; at += bytes) {
-		ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+		ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), 0);
 		ck_assert(stream_holds(data, at, bytes, 5));
 	}
 	ck_assert_uint_eq(at, 3 * MIB);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	finish(child);
 }
 
@@ -146,16 +146,16 @@ static void send_ahead(const void *argument)
 	const struct ahead *ahead = argument;
 	static uint8_t bytes[(BLOCKS + OWN_BLOCKS) * BLOCK];
 	struct base_error error = { 0 };
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 
 	comm = pair_comm_be(&pair, 1);
 	sender = send_with(1);
 	stream_fill(bytes, 0, sizeof(bytes), 6);
-	STREAM_MUST(!gather_sender_put(sender, bytes, sizeof(bytes), &error));
+	STREAM_MUST(!stream_sender_put(sender, bytes, sizeof(bytes), &error));
 	STREAM_MUST(write(ahead->told[1], "", 1) == 1);
 	memset(bytes, 0, sizeof(bytes)); /* they may change */
-	STREAM_MUST(!gather_sender_end(sender, 0, &error));
-	gather_sender_free(sender, NULL);
+	STREAM_MUST(!stream_sender_end(sender, 0, &error));
+	stream_sender_free(sender, NULL);
 	pair_comm_close(&pair);
 }
 
@@ -163,7 +163,7 @@ static void send_ahead(const void *argument)
 LOOP_TEST(tests, more_is_put_while_nobody_takes_it, 0, 2)
 {
 	struct base_error error = { 0 };
-	struct gather_receiver *receiver;
+	struct stream_receiver *receiver;
 	struct pollfd put = { .events = POLLIN };
 	struct ahead ahead;
 	const void *data;
@@ -177,12 +177,12 @@ LOOP_TEST(tests, more_is_put_while_nobody_takes_it, 0, 2)
 	put.fd = ahead.told[0];
 	ck_assert_int_eq(poll(&put, 1, (int)(60000 * stream_slowness())), 1);
 	for (at = 0; at < (BLOCKS + OWN_BLOCKS) * BLOCK; at += bytes) {
-		ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+		ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), 0);
 		ck_assert(stream_holds(data, at, bytes, 6));
 	}
-	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), 0);
 	ck_assert_uint_eq(bytes, 0);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	close(ahead.told[0]);
 	close(ahead.told[1]);
 	finish(child);
@@ -196,22 +196,22 @@ static const struct stream_plan next_plan = {
 
 static void send_next(void)
 {
-	struct gather_sender *sender = send_with(9);
+	struct stream_sender *sender = send_with(9);
 	struct stream_memory memory;
 
 	stream_memory_open(&memory, 24 * MIB);
 	stream_send_plan(sender, &next_plan, &memory);
 	stream_memory_close(&memory);
-	gather_sender_free(sender, NULL);
+	stream_sender_free(sender, NULL);
 	pair_comm_close(&pair);
 }
 
 static void receive_next(pid_t child)
 {
-	struct gather_receiver *receiver = receive_with(9);
+	struct stream_receiver *receiver = receive_with(9);
 
 	stream_receive_plan(receiver, &next_plan);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	finish(child);
 }
 
@@ -221,55 +221,55 @@ static void fail_then_send(const void *argument)
 {
 	static const char bytes[3 * BLOCK + 77];
 	struct base_error error = { 0 };
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 
 	comm = pair_comm_be(&pair, 1);
 	sender = send_with(1);
 	for (uintptr_t i = 0; i < (uintptr_t)argument; i++)
-		if (gather_sender_put(sender, bytes, sizeof(bytes), &error))
+		if (stream_sender_put(sender, bytes, sizeof(bytes), &error))
 			stream_fail(error.text);
-	gather_sender_free(sender, BURNT);
+	stream_sender_free(sender, BURNT);
 	send_next();
 }
 
 LOOP_TEST(tests, a_sender_says_why_it_failed, 0, 4)
 {
 	pid_t child = begin(_i % 2, fail_then_send, (const void *)(uintptr_t)(_i * 5));
-	struct gather_receiver *receiver = receive_with(1);
+	struct stream_receiver *receiver = receive_with(1);
 	struct stream_end end = { 0 };
 
 	ck_assert_int_eq(stream_drain(receiver, &end), -ECANCELED);
 	ck_assert_uint_eq(end.error.rank, 1);
 	ck_assert_ptr_nonnull(strstr(end.error.text, BURNT));
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	receive_next(child);
 }
 
 static void send_until_stopped(const void *argument)
 {
 	struct stream_end end = { 0 };
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 
 	(void)argument;
 	comm = pair_comm_be(&pair, 1);
 	sender = send_with(1);
 	STREAM_MUST(stream_flood(sender, NULL, &end) == -ECANCELED);
-	STREAM_MUST(gather_sender_end(sender, 0, NULL) == -ECANCELED);
-	gather_sender_free(sender, NULL);
+	STREAM_MUST(stream_sender_end(sender, 0, NULL) == -ECANCELED);
+	stream_sender_free(sender, NULL);
 	send_next();
 }
 
 LOOP_TEST(tests, a_receiver_stops_the_sender, 0, 4)
 {
 	pid_t child = begin(_i % 2, send_until_stopped, NULL);
-	struct gather_receiver *receiver = receive_with(1);
+	struct stream_receiver *receiver = receive_with(1);
 	struct base_error error = { 0 };
 	const void *data;
 	size_t bytes;
 
 	for (int i = 0; i < _i; i++)
-		ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
-	gather_receiver_free(receiver);
+		ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), 0);
+	stream_receiver_free(receiver);
 	receive_next(child);
 }
 
@@ -283,16 +283,16 @@ static int no_patience(void *user, struct base_error *error)
 static void end_and_give_up(const void *argument)
 {
 	unsigned asked = 0;
-	const struct gather_wait wait = { no_patience, &asked };
-	struct gather_sender *sender;
+	const struct stream_wait wait = { no_patience, &asked };
+	struct stream_sender *sender;
 	struct base_error error = { 0 };
 
 	(void)argument;
 	comm = pair_comm_be(&pair, 1);
-	STREAM_MUST(!gather_sender_open_comm(&sender, comm, 0, 1, TIMEOUT_MS, &wait, &error));
-	STREAM_MUST(!gather_sender_put(sender, "bytes", 5, &error));
-	STREAM_MUST(gather_sender_end(sender, 0, &error) == -ETIMEDOUT);
-	gather_sender_free(sender, error.text);
+	STREAM_MUST(!stream_sender_open_comm(&sender, comm, 0, 1, TIMEOUT_MS, &wait, &error));
+	STREAM_MUST(!stream_sender_put(sender, "bytes", 5, &error));
+	STREAM_MUST(stream_sender_end(sender, 0, &error) == -ETIMEDOUT);
+	stream_sender_free(sender, error.text);
 	send_next();
 }
 
@@ -300,17 +300,17 @@ static void end_and_give_up(const void *argument)
 LOOP_TEST(tests, giving_up_after_the_end_leaves_nothing_behind, 0, 2)
 {
 	pid_t child = begin(_i % 2, end_and_give_up, NULL);
-	struct gather_receiver *receiver = receive_with(1);
+	struct stream_receiver *receiver = receive_with(1);
 	struct base_error error = { 0 };
 	const void *data;
 	size_t bytes;
 
-	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), 0);
 	ck_assert_uint_eq(bytes, 5);
 	usleep(3500000);
-	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), 0);
 	ck_assert_uint_eq(bytes, 0);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	receive_next(child);
 }
 
@@ -331,11 +331,11 @@ LOOP_TEST(tests, a_killed_sender_is_named, 0, 8)
 		.child = begin(_i % 2, send_for_ever, NULL),
 		.life_ns = 1 + base_ms_to_ns(stream_random((uint64_t)_i) % 50),
 	};
-	struct gather_receiver *receiver = receive_with(1);
+	struct stream_receiver *receiver = receive_with(1);
 
 	ck_assert_int_eq(stream_drain(receiver, &end), -ECONNRESET);
 	ck_assert_uint_eq(end.error.rank, 1);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	pair_comm_close(&pair);
 }
 
@@ -353,14 +353,14 @@ LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 8)
 	struct stream_end end = {
 		.life_ns = 1 + base_ms_to_ns(stream_random((uint64_t)_i) % 50),
 	};
-	struct gather_sender *sender;
+	struct stream_sender *sender;
 
 	pair_comm_open(&pair, _i % 2);
 	end.child = stream_start(receive_for_ever, NULL);
 	comm = pair_comm_be(&pair, 1);
 	sender = send_with(1);
 	ck_assert_int_lt(stream_flood(sender, NULL, &end), 0);
-	gather_sender_free(sender, NULL);
+	stream_sender_free(sender, NULL);
 	pair_comm_close(&pair);
 }
 
@@ -402,14 +402,14 @@ static void lie(const void *argument)
 LOOP_TEST(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies))
 {
 	pid_t child = begin(false, lie, (const void *)(uintptr_t)_i);
-	struct gather_receiver *receiver = receive_with(1);
+	struct stream_receiver *receiver = receive_with(1);
 	struct base_error error = { 0 };
 	const void *data;
 	size_t bytes;
 
-	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
+	ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
 	ck_assert_uint_eq(error.rank, 1);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	finish(child);
 }
 
@@ -442,24 +442,24 @@ TEST(tests, after_a_function_has_failed_none_is_called)
 					  .send = send_oddly,
 					  .receive = receive_oddly };
 	struct base_error error = { 0 };
-	struct gather_receiver *receiver;
-	struct gather_sender *sender;
+	struct stream_receiver *receiver;
+	struct stream_sender *sender;
 	const void *data;
 	size_t bytes;
 
 	/* What is no negative errno is a failure, too. */
 	ck_assert_int_eq(
-		gather_sender_open_comm(&sender, &odd, 3, 1, TIMEOUT_MS, &stream_patient, &error),
+		stream_sender_open_comm(&sender, &odd, 3, 1, TIMEOUT_MS, &stream_patient, &error),
 		0);
-	ck_assert_int_eq(gather_sender_put(sender, "x", 1, &error), -EIO);
-	ck_assert_int_eq(gather_sender_put(sender, "x", 1, NULL), -EIO);
-	gather_sender_free(sender, "it failed");
+	ck_assert_int_eq(stream_sender_put(sender, "x", 1, &error), -EIO);
+	ck_assert_int_eq(stream_sender_put(sender, "x", 1, NULL), -EIO);
+	stream_sender_free(sender, "it failed");
 	ck_assert_int_eq(calls_of_functions, 1);
-	ck_assert_int_eq(gather_receiver_open_comm(&receiver, &odd, 3, 1, BLOCK, BLOCKS, NULL,
+	ck_assert_int_eq(stream_receiver_open_comm(&receiver, &odd, 3, 1, BLOCK, BLOCKS, NULL,
 						   TIMEOUT_MS, &stream_patient, NULL),
 			 0);
-	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, NULL), -EIO);
-	gather_receiver_free(receiver);
+	ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, NULL), -EIO);
+	stream_receiver_free(receiver);
 	ck_assert_int_eq(calls_of_functions, 2);
 }
 

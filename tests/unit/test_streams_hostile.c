@@ -54,8 +54,8 @@ static void say_hello(int fd, uint32_t rank, int memory_fd)
 START_TEST(a_lie_is_refused)
 {
 	static char extra[MOST_INLINE_BYTES + 1];
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 	int fd = connect_raw(), memory_fd = base_shared_open();
 	const void *data;
@@ -68,10 +68,10 @@ START_TEST(a_lie_is_refused)
 	else
 		send_frame(fd, &lies[_i].frame, extra, lies[_i].extra, NULL, 0);
 	receiver = receive_from(listener, RANK);
-	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
+	ck_assert_int_eq(stream_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
 	ck_assert_msg(error.rank == RANK, "%s", lies[_i].what);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	close(fd);
 	base_close(memory_fd);
 }
@@ -116,9 +116,9 @@ START_TEST(descriptors_that_nobody_wants_are_closed)
 			 { sizeof(hello), 2, false },
 			 { sizeof(hello), 2, true },
 			 { sizeof(hello), 1, true } };
-	const struct gather_wait wait = { not_at_all, NULL };
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	const struct stream_wait wait = { not_at_all, NULL };
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	int fds[ARRAY_LENGTH(messages)];
 
 	stream_write_frame(hello, &say_hello);
@@ -132,10 +132,10 @@ START_TEST(descriptors_that_nobody_wants_are_closed)
 			send_fds(fds[i], no_hello, sizeof(no_hello), 1);
 	}
 	receiver = receive_from(listener, RANK);
-	gather_receiver_free(receiver);
-	ck_assert_int_eq(gather_receiver_open_local(&receiver, listener, RANK + 1, &wait, NULL),
+	stream_receiver_free(receiver);
+	ck_assert_int_eq(stream_receiver_open_local(&receiver, listener, RANK + 1, &wait, NULL),
 			 -ETIMEDOUT);
-	gather_listener_close(listener);
+	stream_listener_close(listener);
 	for (size_t i = 0; i < ARRAY_LENGTH(messages); i++)
 		close(fds[i]);
 }
@@ -143,19 +143,19 @@ END_TEST
 
 START_TEST(memory_that_could_shrink_is_refused)
 {
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 	int fd = connect_raw(), memory_fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
 	ck_assert_int_eq(ftruncate(memory_fd, MIB), 0);
 	say_hello(fd, RANK, memory_fd);
 	ck_assert_int_eq(
-		gather_receiver_open_local(&receiver, listener, RANK, &stream_patient, &error),
+		stream_receiver_open_local(&receiver, listener, RANK, &stream_patient, &error),
 		-EPERM);
 	ck_assert_ptr_null(receiver);
 	ck_assert_uint_eq(error.rank, RANK);
-	gather_listener_close(listener);
+	stream_listener_close(listener);
 	close(fd);
 	close(memory_fd);
 }
@@ -179,8 +179,8 @@ START_TEST(strangers_are_sent_away)
 	const struct stream_frame hello = { .kind = STREAM_HELLO, .offset = RANK };
 	uint8_t nearly[STREAM_FRAME_BYTES];
 	struct stream_plan plan = { .rank = RANK, .seed = 4, .pieces = 5, .most_bytes = MIB };
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	int silent = connect_raw(), gone = connect_raw(), rude;
 	pid_t child;
 	char byte;
@@ -199,8 +199,8 @@ START_TEST(strangers_are_sent_away)
 	ck_assert_int_eq(recv(rude, &byte, 1, MSG_DONTWAIT), 0);
 	ck_assert_int_eq(recv(silent, &byte, 1, MSG_DONTWAIT), -1);
 	ck_assert_int_eq(errno, EAGAIN);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	close(silent);
 	close(rude);
 }
@@ -226,24 +226,24 @@ static void come_as_nobody(const void *argument)
 
 START_TEST(other_users_are_sent_away)
 {
-	const struct gather_wait wait = { not_at_all, NULL };
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	const struct stream_wait wait = { not_at_all, NULL };
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	struct base_error error = { 0 };
 	pid_t child = stream_start(come_as_nobody, NULL);
 
 	stream_expect_well(child);
-	ck_assert_int_eq(gather_receiver_open_local(&receiver, listener, RANK, &wait, &error),
+	ck_assert_int_eq(stream_receiver_open_local(&receiver, listener, RANK, &wait, &error),
 			 -ETIMEDOUT);
-	gather_listener_close(listener);
+	stream_listener_close(listener);
 }
 END_TEST
 
 START_TEST(a_rank_that_comes_again_begins_anew)
 {
 	struct stream_plan plan = { .rank = RANK, .seed = 8, .pieces = 5, .most_bytes = MIB };
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
+	struct stream_listener *listener = listen_here();
+	struct stream_receiver *receiver;
 	int first = connect_raw();
 	pid_t child;
 	char byte;
@@ -254,8 +254,8 @@ START_TEST(a_rank_that_comes_again_begins_anew)
 	receiver = receive_from(listener, RANK);
 	stream_receive_plan(receiver, &plan);
 	ck_assert_int_eq(recv(first, &byte, 1, MSG_DONTWAIT), 0);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
+	stream_receiver_free(receiver);
+	stream_listener_close(listener);
 	close(first);
 	stream_expect_well(child);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Both ends of a stream, whatever link carries it. */
 #define _GNU_SOURCE
-#include "gather/stream.h"
+#include "group/stream.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 
 #define MAGIC UINT32_C(0x6d7473) /* "stm", and the format behind it */
 
-int stream_go_on(const struct gather_wait *wait, struct base_error *error)
+int stream_go_on(const struct stream_wait *wait, struct base_error *error)
 {
 	int ret = wait->go_on ? wait->go_on(wait->user, error) : 0;
 
@@ -80,7 +80,7 @@ static int fail_unexpected(const struct stream_link *link, struct base_error *er
 
 /* ---- The sender: what it hears --------------------------------------------------------------- */
 
-static int take_credit(struct gather_sender *sender, const struct stream_frame *frame,
+static int take_credit(struct stream_sender *sender, const struct stream_frame *frame,
 		       struct base_error *error)
 {
 	if (frame->offset < sender->taken || frame->offset > sender->said || !frame->block ||
@@ -94,7 +94,7 @@ static int take_credit(struct gather_sender *sender, const struct stream_frame *
 	return 0;
 }
 
-static int take_reply(struct gather_sender *sender, const struct stream_frame *frame,
+static int take_reply(struct stream_sender *sender, const struct stream_frame *frame,
 		      const char *text, struct base_error *error)
 {
 	switch (frame->kind) {
@@ -117,7 +117,7 @@ static int take_reply(struct gather_sender *sender, const struct stream_frame *f
 }
 
 /* Takes all replies that are there. */
-static int hear_all(struct gather_sender *sender, struct base_error *error)
+static int hear_all(struct stream_sender *sender, struct base_error *error)
 {
 	struct stream_link *link = sender->link;
 	struct stream_frame frame;
@@ -136,7 +136,7 @@ static int hear_all(struct gather_sender *sender, struct base_error *error)
 }
 
 /* Takes the next reply, without which nothing goes on; or waits a little for it. */
-static int hear(struct gather_sender *sender, struct base_error *error)
+static int hear(struct stream_sender *sender, struct base_error *error)
 {
 	struct stream_link *link = sender->link;
 	struct stream_frame frame;
@@ -152,7 +152,7 @@ static int hear(struct gather_sender *sender, struct base_error *error)
 
 /* ---- The sender: what it says ---------------------------------------------------------------- */
 
-static int say(struct gather_sender *sender, const struct stream_frame *frame, const void *data,
+static int say(struct stream_sender *sender, const struct stream_frame *frame, const void *data,
 	       struct base_error *error)
 {
 	struct stream_link *link = sender->link;
@@ -179,7 +179,7 @@ static int say(struct gather_sender *sender, const struct stream_frame *frame, c
 }
 
 /* Where sides take turns, waits for ours. */
-static int await_turn(struct gather_sender *sender, struct base_error *error)
+static int await_turn(struct stream_sender *sender, struct base_error *error)
 {
 	int ret = 0;
 
@@ -190,7 +190,7 @@ static int await_turn(struct gather_sender *sender, struct base_error *error)
 }
 
 /* Says so much of the stream, when that is not too far ahead. */
-static int say_part(struct gather_sender *sender, const struct stream_frame *frame,
+static int say_part(struct stream_sender *sender, const struct stream_frame *frame,
 		    const void *data, struct base_error *error)
 {
 	int ret = hear_all(sender, error);
@@ -205,7 +205,7 @@ static int say_part(struct gather_sender *sender, const struct stream_frame *fra
 }
 
 /* While one block is sent, the other is filled. */
-static int say_batch(struct gather_sender *sender, struct base_error *error)
+static int say_batch(struct stream_sender *sender, struct base_error *error)
 {
 	const struct stream_frame frame = { .kind = STREAM_BYTES, .bytes = sender->batched };
 	int ret;
@@ -220,7 +220,7 @@ static int say_batch(struct gather_sender *sender, struct base_error *error)
 }
 
 /* The receiver says how large blocks are. */
-static int make_batch(struct gather_sender *sender, struct base_error *error)
+static int make_batch(struct stream_sender *sender, struct base_error *error)
 {
 	int ret = 0;
 
@@ -234,7 +234,7 @@ static int make_batch(struct gather_sender *sender, struct base_error *error)
 					      2 * (uint64_t)sender->block);
 }
 
-static int put(struct gather_sender *sender, const void *data, size_t bytes,
+static int put(struct stream_sender *sender, const void *data, size_t bytes,
 	       struct base_error *error)
 {
 	const uint8_t *from = data;
@@ -255,7 +255,7 @@ static int put(struct gather_sender *sender, const void *data, size_t bytes,
 	return ret;
 }
 
-static int put_shared(struct gather_sender *sender, const void *data, uint64_t offset, size_t bytes,
+static int put_shared(struct stream_sender *sender, const void *data, uint64_t offset, size_t bytes,
 		      uint32_t crc32, struct base_error *error)
 {
 	const bool whole = bytes <= REFERENCE_BYTES;
@@ -277,7 +277,7 @@ static int put_shared(struct gather_sender *sender, const void *data, uint64_t o
 	return ret;
 }
 
-static int end(struct gather_sender *sender, uint32_t crc32, struct base_error *error)
+static int end(struct stream_sender *sender, uint32_t crc32, struct base_error *error)
 {
 	const struct stream_frame frame = { .kind = STREAM_END,
 					    .bytes = sender->offset,
@@ -296,11 +296,11 @@ static int end(struct gather_sender *sender, uint32_t crc32, struct base_error *
 
 /* ---- The sender: calls ----------------------------------------------------------------------- */
 
-int stream_sender_new(struct gather_sender **out, struct stream_link *link, bool has_memory,
-		      const struct stream_frame *credit, const struct gather_wait *wait,
+int stream_sender_new(struct stream_sender **out, struct stream_link *link, bool has_memory,
+		      const struct stream_frame *credit, const struct stream_wait *wait,
 		      struct base_error *error)
 {
-	struct gather_sender *sender = calloc(1, sizeof(*sender));
+	struct stream_sender *sender = calloc(1, sizeof(*sender));
 
 	*out = sender;
 	if (!sender) {
@@ -315,14 +315,14 @@ int stream_sender_new(struct gather_sender **out, struct stream_link *link, bool
 	return 0;
 }
 
-static int check_open(struct gather_sender *sender)
+static int check_open(struct stream_sender *sender)
 {
 	if (!sender->failure.code && sender->ended)
 		base_refuse(&sender->failure, -EINVAL, "bytes were put into an ended stream");
 	return sender->failure.code;
 }
 
-int gather_sender_put(struct gather_sender *sender, const void *data, size_t bytes,
+int stream_sender_put(struct stream_sender *sender, const void *data, size_t bytes,
 		      struct base_error *error)
 {
 	int ret = check_open(sender);
@@ -334,7 +334,7 @@ int gather_sender_put(struct gather_sender *sender, const void *data, size_t byt
 	return keep(&sender->failure, ret, error);
 }
 
-int gather_sender_put_shared(struct gather_sender *sender, const void *data, uint64_t offset,
+int stream_sender_put_shared(struct stream_sender *sender, const void *data, uint64_t offset,
 			     size_t bytes, uint32_t crc32, struct base_error *error)
 {
 	int ret = check_open(sender);
@@ -346,12 +346,12 @@ int gather_sender_put_shared(struct gather_sender *sender, const void *data, uin
 	return keep(&sender->failure, ret, error);
 }
 
-uint64_t gather_sender_offset(const struct gather_sender *sender)
+uint64_t stream_sender_offset(const struct stream_sender *sender)
 {
 	return sender->offset;
 }
 
-int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
+int stream_sender_await_taken(struct stream_sender *sender, uint64_t offset,
 			      struct base_error *error)
 {
 	int ret = sender->failure.code;
@@ -366,7 +366,7 @@ int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
 	return keep(&sender->failure, ret, error);
 }
 
-int gather_sender_end(struct gather_sender *sender, uint32_t crc32, struct base_error *error)
+int stream_sender_end(struct stream_sender *sender, uint32_t crc32, struct base_error *error)
 {
 	int ret = sender->failure.code;
 
@@ -386,7 +386,7 @@ static int wait_no_longer(void *user, struct base_error *error)
 
 /* Where sides take turns, says it in its turn, so that the next stream between the two finds
  * nothing in its way. */
-static void say_why(struct gather_sender *sender, const char *why)
+static void say_why(struct stream_sender *sender, const char *why)
 {
 	const struct stream_frame frame = { .kind = STREAM_FAIL,
 					    .bytes = MIN(strlen(why), STREAM_TEXT_BYTES - 1) };
@@ -394,7 +394,7 @@ static void say_why(struct gather_sender *sender, const char *why)
 	uint64_t until_ns = base_now_ns() + base_ms_to_ns(sender->link->last_words_ms);
 	int ret = 0;
 
-	sender->wait = (struct gather_wait){ wait_no_longer, &until_ns };
+	sender->wait = (struct stream_wait){ wait_no_longer, &until_ns };
 	if (!sender->end_said) {
 		if (!await_turn(sender, NULL))
 			say(sender, &frame, why, NULL);
@@ -404,7 +404,7 @@ static void say_why(struct gather_sender *sender, const char *why)
 		ret = hear(sender, NULL);
 }
 
-void gather_sender_free(struct gather_sender *sender, const char *why)
+void stream_sender_free(struct stream_sender *sender, const char *why)
 {
 	if (!sender)
 		return;
@@ -417,7 +417,7 @@ void gather_sender_free(struct gather_sender *sender, const char *why)
 
 /* ---- The receiver: what it hears ------------------------------------------------------------- */
 
-static int map_memory(struct gather_receiver *receiver, struct base_error *error)
+static int map_memory(struct stream_receiver *receiver, struct base_error *error)
 {
 	const void *view;
 	uint64_t bytes;
@@ -436,7 +436,7 @@ static int map_memory(struct gather_receiver *receiver, struct base_error *error
 	return 0;
 }
 
-static int follow_reference(struct gather_receiver *receiver, const struct stream_frame *frame,
+static int follow_reference(struct stream_receiver *receiver, const struct stream_frame *frame,
 			    const void **data, size_t *bytes, struct base_error *error)
 {
 	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -466,7 +466,7 @@ static int follow_reference(struct gather_receiver *receiver, const struct strea
 }
 
 /* All bytes have come: a sender that does not hear it any more does not matter. */
-static int say_done(struct gather_receiver *receiver, struct base_error *error)
+static int say_done(struct stream_receiver *receiver, struct base_error *error)
 {
 	const struct stream_frame frame = { .kind = STREAM_DONE };
 	struct stream_link *link = receiver->link;
@@ -478,7 +478,7 @@ static int say_done(struct gather_receiver *receiver, struct base_error *error)
 	return ret;
 }
 
-static int take_end(struct gather_receiver *receiver, const struct stream_frame *frame,
+static int take_end(struct stream_receiver *receiver, const struct stream_frame *frame,
 		    struct base_error *error)
 {
 	if (frame->bytes != receiver->offset)
@@ -490,7 +490,7 @@ static int take_end(struct gather_receiver *receiver, const struct stream_frame 
 	return say_done(receiver, error);
 }
 
-static int take_frame(struct gather_receiver *receiver, const struct stream_frame *frame,
+static int take_frame(struct stream_receiver *receiver, const struct stream_frame *frame,
 		      const void **data, size_t *bytes, struct base_error *error)
 {
 	switch (frame->kind) {
@@ -513,7 +513,7 @@ static int take_frame(struct gather_receiver *receiver, const struct stream_fram
 
 /* After the end the sender's memory is its own again, and another view takes the place of this one:
  * not while it is read. */
-static bool must_wait(const struct gather_receiver *receiver, const struct stream_frame *frame)
+static bool must_wait(const struct stream_receiver *receiver, const struct stream_frame *frame)
 {
 	if (receiver->released == receiver->offset)
 		return false;
@@ -522,7 +522,7 @@ static bool must_wait(const struct gather_receiver *receiver, const struct strea
 					      frame->bytes > receiver->view_bytes - frame->offset));
 }
 
-static int get_frame(struct gather_receiver *receiver, struct stream_frame *frame,
+static int get_frame(struct stream_receiver *receiver, struct stream_frame *frame,
 		     const void **data, struct base_error *error)
 {
 	if (!receiver->waiting.kind)
@@ -532,7 +532,7 @@ static int get_frame(struct gather_receiver *receiver, struct stream_frame *fram
 	return 0;
 }
 
-static int next(struct gather_receiver *receiver, const void **data, size_t *bytes,
+static int next(struct stream_receiver *receiver, const void **data, size_t *bytes,
 		struct base_error *error)
 {
 	struct stream_link *link = receiver->link;
@@ -563,10 +563,10 @@ static int next(struct gather_receiver *receiver, const void **data, size_t *byt
 
 /* ---- The receiver: calls --------------------------------------------------------------------- */
 
-int stream_receiver_new(struct gather_receiver **out, struct stream_link *link, int memory_fd,
-			const struct gather_wait *wait, struct base_error *error)
+int stream_receiver_new(struct stream_receiver **out, struct stream_link *link, int memory_fd,
+			const struct stream_wait *wait, struct base_error *error)
 {
-	struct gather_receiver *receiver = calloc(1, sizeof(*receiver));
+	struct stream_receiver *receiver = calloc(1, sizeof(*receiver));
 	int ret = 0;
 
 	*out = NULL;
@@ -586,11 +586,11 @@ int stream_receiver_new(struct gather_receiver **out, struct stream_link *link, 
 	}
 	base_error_of_rank(&receiver->failure, link->rank);
 	base_pass_on(error, &receiver->failure);
-	gather_receiver_free(receiver);
+	stream_receiver_free(receiver);
 	return ret;
 }
 
-int gather_receiver_next(struct gather_receiver *receiver, const void **data, size_t *bytes,
+int stream_receiver_next(struct stream_receiver *receiver, const void **data, size_t *bytes,
 			 struct base_error *error)
 {
 	int ret = receiver->failure.code;
@@ -598,7 +598,7 @@ int gather_receiver_next(struct gather_receiver *receiver, const void **data, si
 	*data = NULL;
 	*bytes = 0;
 	if (!receiver->holds)
-		gather_receiver_release(receiver, receiver->offset);
+		stream_receiver_release(receiver, receiver->offset);
 	if (!ret && !receiver->ended) {
 		receiver->summed = receiver->lasts = false;
 		ret = next(receiver, data, bytes, &receiver->failure);
@@ -611,17 +611,17 @@ int gather_receiver_next(struct gather_receiver *receiver, const void **data, si
 	return keep(&receiver->failure, ret, error);
 }
 
-void gather_receiver_hold(struct gather_receiver *receiver)
+void stream_receiver_hold(struct stream_receiver *receiver)
 {
 	receiver->holds = true;
 }
 
-bool gather_receiver_lasts(const struct gather_receiver *receiver)
+bool stream_receiver_lasts(const struct stream_receiver *receiver)
 {
 	return receiver->holds && receiver->lasts;
 }
 
-void gather_receiver_release(struct gather_receiver *receiver, uint64_t offset)
+void stream_receiver_release(struct stream_receiver *receiver, uint64_t offset)
 {
 	if (offset <= receiver->released)
 		return;
@@ -629,19 +629,19 @@ void gather_receiver_release(struct gather_receiver *receiver, uint64_t offset)
 	receiver->link->ops->release(receiver->link, receiver->released, false);
 }
 
-bool gather_receiver_summed(const struct gather_receiver *receiver, uint32_t *crc32)
+bool stream_receiver_summed(const struct stream_receiver *receiver, uint32_t *crc32)
 {
 	*crc32 = receiver->run_crc32;
 	return receiver->summed;
 }
 
-uint32_t gather_receiver_crc32(const struct gather_receiver *receiver)
+uint32_t stream_receiver_crc32(const struct stream_receiver *receiver)
 {
 	return receiver->crc32;
 }
 
 /* A stop that has no room is left to the end of the connection. */
-void gather_receiver_free(struct gather_receiver *receiver)
+void stream_receiver_free(struct stream_receiver *receiver)
 {
 	struct stream_frame stop = { .kind = STREAM_STOP };
 	const char *why;

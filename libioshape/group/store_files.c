@@ -11,7 +11,7 @@
  * whose life-0 is not locked is a dead job's.
  */
 #define _GNU_SOURCE
-#include "gather/store.h"
+#include "group/store.h"
 
 #include "io/io.h"
 
@@ -42,10 +42,10 @@
 #define MOST_PAUSE_NS 100000000u
 
 /* Room for "<scope>.<name>", with the final 0. */
-#define FILE_NAME_BYTES (2 * GATHER_NAME_BYTES)
+#define FILE_NAME_BYTES (2 * STORE_NAME_BYTES)
 
 struct files_store {
-	struct gather_store base;
+	struct store base;
 	char *path;     /* of the folder; owned */
 	uid_t owner;    /* of this user's files in it, as its server says */
 	int64_t opened; /* by the clock of its server, seconds since 1970 */
@@ -58,7 +58,7 @@ struct files_store {
 
 static bool is_in_memory(const struct files_store *store)
 {
-	return store->base.ops == &gather_store_memory;
+	return store->base.ops == &store_memory;
 }
 
 /* ---- The host's memory ----------------------------------------------------------------------- */
@@ -103,16 +103,16 @@ int store_find_place(char path[STORE_PLACE_BYTES], const char *given, struct bas
 		given ? given : "/dev/shm");
 }
 
-void gather_identify_place(char id[GATHER_PLACE_BYTES])
+void store_identify_place(char id[STORE_PLACE_ID_BYTES])
 {
 	char path[STORE_PLACE_BYTES];
 	struct stat stat;
 
 	if (!store_find_place(path, NULL, NULL) && !lstat(path, &stat))
-		snprintf(id, GATHER_PLACE_BYTES, "%s-%llx-%llx", io_machine_tag(),
+		snprintf(id, STORE_PLACE_ID_BYTES, "%s-%llx-%llx", io_machine_tag(),
 			 (unsigned long long)stat.st_dev, (unsigned long long)stat.st_ino);
 	else
-		snprintf(id, GATHER_PLACE_BYTES, "alone-%016llx",
+		snprintf(id, STORE_PLACE_ID_BYTES, "alone-%016llx",
 			 (unsigned long long)base_random());
 }
 
@@ -147,7 +147,7 @@ static bool look_at_life(int folder_fd, const char *name, bool *locked)
 static int begin_life(struct files_store *store)
 {
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-	char temporary[GATHER_NAME_BYTES], name[GATHER_NAME_BYTES];
+	char temporary[STORE_NAME_BYTES], name[STORE_NAME_BYTES];
 	int fd, ret = 0;
 
 	snprintf(temporary, sizeof(temporary), ".%016llx", (unsigned long long)base_random());
@@ -183,10 +183,10 @@ static bool rank0_has_ended(const struct files_store *store)
 	       (!is_locked(store->rank0_fd) || fstat(store->rank0_fd, &stat) || stat.st_size > 0);
 }
 
-static bool files_has_ended(struct gather_store *base, uint32_t rank)
+static bool files_has_ended(struct store *base, uint32_t rank)
 {
 	const struct files_store *store = (struct files_store *)base;
-	char name[GATHER_NAME_BYTES];
+	char name[STORE_NAME_BYTES];
 	bool locked;
 
 	if (!rank)
@@ -256,7 +256,7 @@ static int read_once(struct files_store *store, int folder_fd, const char *name,
 		openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 	if (fd < 0)
 		return -errno;
-	ret = io_read_whole(fd, GATHER_MAX_MESSAGE_BYTES, into, &stat);
+	ret = io_read_whole(fd, STORE_MAX_MESSAGE_BYTES, into, &stat);
 	if (!ret && stat.st_uid != store->owner)
 		ret = -EPERM;
 	if (!ret)
@@ -277,7 +277,7 @@ static int read_file(struct files_store *store, int folder_fd, const char *name,
 	if (!ret || ret == -ENOENT)
 		return ret;
 	if (ret == -ENOMEM)
-		return base_no_memory(error, "a message", GATHER_MAX_MESSAGE_BYTES);
+		return base_no_memory(error, "a message", STORE_MAX_MESSAGE_BYTES);
 	if (ret == -EPERM || ret == -ELOOP)
 		return base_refuse_with(error, -EPERM, "remove it and find out who put it there",
 					"\"%s/%s\" is no file of ours", store->path, name);
@@ -500,7 +500,7 @@ static int fail_joining(const struct files_store *store, int code, struct base_e
 
 static int enter_memory(struct files_store *store, struct base_error *error)
 {
-	const struct gather_store_config *config = &store->base.config;
+	const struct store_config *config = &store->base.config;
 	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(config->deadline_ms);
 	uint64_t pause_ns = FIRST_PAUSE_NS;
 	int ret;
@@ -582,8 +582,8 @@ static void file_name(char file[FILE_NAME_BYTES], const char *scope, const char 
 
 /* ---- Messages -------------------------------------------------------------------------------- */
 
-static int files_put(struct gather_store *base, const char *scope, const char *name,
-		     const void *message, size_t bytes, struct base_error *error)
+static int files_put(struct store *base, const char *scope, const char *name, const void *message,
+		     size_t bytes, struct base_error *error)
 {
 	struct files_store *store = (struct files_store *)base;
 	char file[FILE_NAME_BYTES];
@@ -600,7 +600,7 @@ static int files_put(struct gather_store *base, const char *scope, const char *n
 }
 
 /* Rank 0 of an earlier job may have taken it away as it ended. */
-static int files_restore(struct gather_store *base, const struct store_own *own)
+static int files_restore(struct store *base, const struct store_own *own)
 {
 	struct files_store *store = (struct files_store *)base;
 	char file[FILE_NAME_BYTES];
@@ -615,7 +615,7 @@ static int files_restore(struct gather_store *base, const struct store_own *own)
 	return ret;
 }
 
-static int files_get(struct gather_store *base, const char *scope, const char *name,
+static int files_get(struct store *base, const char *scope, const char *name,
 		     struct base_buffer *message, struct base_error *error)
 {
 	struct files_store *store = (struct files_store *)base;
@@ -639,7 +639,7 @@ struct collection {
 	struct io_folder folder;
 	char begin[FILE_NAME_BYTES + 2]; /* "<scope>.<prefix>-" */
 	const bool *have;
-	gather_found_fn *found;
+	store_found_fn *found;
 	void *user;
 	struct base_buffer message;
 	int stopped; /* what found() returned */
@@ -676,8 +676,8 @@ static int collect_file(void *opaque, const char *name, struct base_error *error
 	return collection->stopped;
 }
 
-static int files_collect(struct gather_store *base, const char *scope, const char *prefix,
-			 const bool *have, gather_found_fn *found, void *user,
+static int files_collect(struct store *base, const char *scope, const char *prefix,
+			 const bool *have, store_found_fn *found, void *user,
 			 struct base_error *error)
 {
 	struct files_store *store = (struct files_store *)base;
@@ -709,7 +709,7 @@ static int files_collect(struct gather_store *base, const char *scope, const cha
 
 struct removal {
 	struct io_folder folder;
-	char begin[GATHER_NAME_BYTES + 1];
+	char begin[STORE_NAME_BYTES + 1];
 };
 
 static int remove_file(void *opaque, const char *name, struct base_error *error)
@@ -722,7 +722,7 @@ static int remove_file(void *opaque, const char *name, struct base_error *error)
 	return 0;
 }
 
-static void files_drop(struct gather_store *base, const char *scope)
+static void files_drop(struct store *base, const char *scope)
 {
 	struct files_store *store = (struct files_store *)base;
 	struct removal removal = { .folder = { .path = store->path } };
@@ -736,7 +736,7 @@ static void files_drop(struct gather_store *base, const char *scope)
 }
 
 /* Rank 0 in memory: while its life is locked, no rank takes the folder for a dead job's. */
-static void files_close(struct gather_store *base)
+static void files_close(struct store *base)
 {
 	struct files_store *store = (struct files_store *)base;
 	const bool entered = is_in_memory(store) ? store->life_fd >= 0 : store->path != NULL;
@@ -751,9 +751,8 @@ static void files_close(struct gather_store *base)
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static struct files_store *new_store(struct gather_store **out, const struct gather_store_ops *ops,
-				     const struct gather_store_config *config,
-				     struct base_error *error)
+static struct files_store *new_store(struct store **out, const struct store_ops *ops,
+				     const struct store_config *config, struct base_error *error)
 {
 	struct files_store *store = store_new(sizeof(*store), ops, config, error);
 
@@ -764,10 +763,10 @@ static struct files_store *new_store(struct gather_store **out, const struct gat
 	return store;
 }
 
-static int open_in_directory(struct gather_store **out, const struct gather_store_config *config,
+static int open_in_directory(struct store **out, const struct store_config *config,
 			     struct base_error *error)
 {
-	struct files_store *store = new_store(out, &gather_store_files, config, error);
+	struct files_store *store = new_store(out, &store_files, config, error);
 	struct stat ours;
 	int ret;
 
@@ -791,10 +790,10 @@ static int open_in_directory(struct gather_store **out, const struct gather_stor
 	return 0;
 }
 
-static int open_in_memory(struct gather_store **out, const struct gather_store_config *config,
+static int open_in_memory(struct store **out, const struct store_config *config,
 			  struct base_error *error)
 {
-	struct files_store *store = new_store(out, &gather_store_memory, config, error);
+	struct files_store *store = new_store(out, &store_memory, config, error);
 	int ret;
 
 	if (!store)
@@ -810,7 +809,7 @@ static int open_in_memory(struct gather_store **out, const struct gather_store_c
 	return enter_memory(store, error);
 }
 
-const struct gather_store_ops gather_store_files = {
+const struct store_ops store_files = {
 	.id = "files",
 	.wait_part = 1,
 	.least_wait_ns = 5000000,
@@ -825,7 +824,7 @@ const struct gather_store_ops gather_store_files = {
 };
 
 /* A look costs a few microseconds there, and a save of small states takes milliseconds. */
-const struct gather_store_ops gather_store_memory = {
+const struct store_ops store_memory = {
 	.id = "host",
 	.wait_part = 8,
 	.least_wait_ns = 200000,

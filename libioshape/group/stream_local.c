@@ -6,8 +6,8 @@
  * it.
  */
 #define _GNU_SOURCE
-#include "gather/store.h"
-#include "gather/stream.h"
+#include "group/store.h"
+#include "group/stream.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -337,7 +337,7 @@ struct newcomer {
 
 #define NOBODY UINT64_MAX
 
-struct gather_listener {
+struct stream_listener {
 	int fd;
 	struct sockaddr_un at;      /* its path is empty before it is there */
 	struct newcomer *newcomers; /* in no order */
@@ -419,10 +419,10 @@ static void remove_dead(const struct sockaddr_un *beside)
 		closedir(listing);
 }
 
-int gather_listener_open(struct gather_listener **out, const char *address,
+int stream_listener_open(struct stream_listener **out, const char *address,
 			 struct base_error *error)
 {
-	struct gather_listener *listener = calloc(1, sizeof(*listener));
+	struct stream_listener *listener = calloc(1, sizeof(*listener));
 	struct sockaddr_un at;
 	int ret;
 
@@ -446,7 +446,7 @@ int gather_listener_open(struct gather_listener **out, const char *address,
 	*out = listener;
 	return 0;
 fail:
-	gather_listener_close(listener);
+	stream_listener_close(listener);
 	return ret;
 }
 
@@ -456,7 +456,7 @@ static void free_newcomer(struct newcomer *newcomer)
 	base_close(newcomer->memory_fd);
 }
 
-void gather_listener_close(struct gather_listener *listener)
+void stream_listener_close(struct stream_listener *listener)
 {
 	if (!listener)
 		return;
@@ -473,7 +473,7 @@ void gather_listener_close(struct gather_listener *listener)
 /* ---- Who comes ------------------------------------------------------------------------------- */
 
 /* Room for one more, and for waiting for all. */
-static int make_room(struct gather_listener *listener, struct base_error *error)
+static int make_room(struct stream_listener *listener, struct base_error *error)
 {
 	const size_t room = listener->room ? 2 * listener->room : 16;
 	struct newcomer *newcomers;
@@ -493,7 +493,7 @@ static int make_room(struct gather_listener *listener, struct base_error *error)
 	return 0;
 }
 
-static int accept_all(struct gather_listener *listener, struct base_error *error)
+static int accept_all(struct stream_listener *listener, struct base_error *error)
 {
 	struct local_link *link;
 	int ret, fd;
@@ -527,7 +527,7 @@ static int accept_all(struct gather_listener *listener, struct base_error *error
 }
 
 /* The position of this rank's connection; listener->count if there is none. */
-static size_t find(const struct gather_listener *listener, uint64_t rank, size_t but)
+static size_t find(const struct stream_listener *listener, uint64_t rank, size_t but)
 {
 	size_t i = 0;
 
@@ -550,13 +550,13 @@ static bool hear(struct newcomer *newcomer)
 	return true;
 }
 
-static void drop_newcomer(struct gather_listener *listener, size_t position)
+static void drop_newcomer(struct stream_listener *listener, size_t position)
 {
 	free_newcomer(&listener->newcomers[position]);
 	listener->newcomers[position] = listener->newcomers[--listener->count];
 }
 
-static void hear_all(struct gather_listener *listener)
+static void hear_all(struct stream_listener *listener)
 {
 	struct newcomer *newcomers = listener->newcomers;
 
@@ -579,7 +579,7 @@ static void hear_all(struct gather_listener *listener)
 	}
 }
 
-static int wait_for_newcomers(struct gather_listener *listener, const struct gather_wait *wait,
+static int wait_for_newcomers(struct stream_listener *listener, const struct stream_wait *wait,
 			      struct base_error *error)
 {
 	size_t count = 0;
@@ -598,8 +598,8 @@ static int wait_for_newcomers(struct gather_listener *listener, const struct gat
 }
 
 /* A connection that has said whose it is. The link and the fd are the caller's then. */
-static int await_newcomer(struct gather_listener *listener, uint32_t rank,
-			  struct newcomer *newcomer, const struct gather_wait *wait,
+static int await_newcomer(struct stream_listener *listener, uint32_t rank,
+			  struct newcomer *newcomer, const struct stream_wait *wait,
 			  struct base_error *error)
 {
 	size_t position;
@@ -622,8 +622,8 @@ static int await_newcomer(struct gather_listener *listener, uint32_t rank,
 	return 0;
 }
 
-int gather_receiver_open_local(struct gather_receiver **out, struct gather_listener *listener,
-			       uint32_t rank, const struct gather_wait *wait,
+int stream_receiver_open_local(struct stream_receiver **out, struct stream_listener *listener,
+			       uint32_t rank, const struct stream_wait *wait,
 			       struct base_error *error)
 {
 	struct newcomer newcomer;
@@ -650,7 +650,7 @@ static int fail_unanswered(int code, struct base_error *why, const char *path,
 	return base_pass_on(error, why);
 }
 
-static int connect_until(int fd, const char *address, const struct gather_wait *wait,
+static int connect_until(int fd, const char *address, const struct stream_wait *wait,
 			 struct base_error *error)
 {
 	uint64_t pause_ms = 1;
@@ -672,7 +672,7 @@ static int connect_until(int fd, const char *address, const struct gather_wait *
 	return ret;
 }
 
-static int send_hello(const struct local_link *link, int memory_fd, const struct gather_wait *wait,
+static int send_hello(const struct local_link *link, int memory_fd, const struct stream_wait *wait,
 		      struct base_error *error)
 {
 	const struct stream_frame hello = { .kind = STREAM_HELLO, .offset = link->base.rank };
@@ -688,8 +688,8 @@ static int send_hello(const struct local_link *link, int memory_fd, const struct
 	return ret;
 }
 
-int gather_sender_open_local(struct gather_sender **out, const char *address, uint32_t rank,
-			     int memory_fd, const struct gather_wait *wait,
+int stream_sender_open_local(struct stream_sender **out, const char *address, uint32_t rank,
+			     int memory_fd, const struct stream_wait *wait,
 			     struct base_error *error)
 {
 	const struct stream_frame credit = { .bytes = AHEAD_BYTES, .block = INLINE_BYTES };

@@ -17,7 +17,7 @@
  *   auto      | the ranks of a node can share memory                | node
  *   auto      | otherwise                                           | each
  */
-#include "gather/gather.h"
+#include "group/group.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -40,17 +40,17 @@ static void say(char *why, size_t room, const char *format, ...)
 	va_end(args);
 }
 
-static bool node_is_possible(const struct gather_facts *facts)
+static bool node_is_possible(const struct group_facts *facts)
 {
 	return facts->shared || facts->ranks == facts->nodes;
 }
 
-static bool rank0_is_possible(const struct gather_facts *facts)
+static bool rank0_is_possible(const struct group_facts *facts)
 {
 	return node_is_possible(facts) && ((facts->comm && !facts->apart) || facts->nodes == 1);
 }
 
-static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct gather_facts *facts,
+static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct group_facts *facts,
 				  char *why, size_t room)
 {
 	const bool node = node_is_possible(facts);
@@ -68,7 +68,7 @@ static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct gather_f
 }
 
 /* Not reasons, but what to know about a file for each node. */
-static void add_remarks(const struct gather_facts *facts, char *why, size_t room)
+static void add_remarks(const struct group_facts *facts, char *why, size_t room)
 {
 	const uint64_t reached = (uint64_t)facts->nodes * facts->stripes;
 
@@ -81,7 +81,7 @@ static void add_remarks(const struct gather_facts *facts, char *why, size_t room
 		say(why, room, "; at most %u of %u write at a time", facts->capacity, facts->nodes);
 }
 
-static enum ioshape_mode by_rule(const struct gather_facts *facts, char *why, size_t room)
+static enum ioshape_mode by_rule(const struct group_facts *facts, char *why, size_t room)
 {
 	if (facts->nodes > 1 && facts->bytes <= FEW_BYTES && rank0_is_possible(facts)) {
 		say(why, room, "few bytes from %u nodes: one file", facts->nodes);
@@ -101,8 +101,8 @@ static enum ioshape_mode by_rule(const struct gather_facts *facts, char *why, si
 	return IOSHAPE_MODE_NODE;
 }
 
-enum ioshape_mode gather_choose_mode(enum ioshape_mode asked, const struct gather_facts *facts,
-				     char *why, size_t why_bytes)
+enum ioshape_mode group_choose_mode(enum ioshape_mode asked, const struct group_facts *facts,
+				    char *why, size_t why_bytes)
 {
 	if (why_bytes)
 		*why = 0;

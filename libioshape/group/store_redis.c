@@ -14,7 +14,7 @@
  * So a rank that finds something that is not authentic looks for a new secret.
  */
 #define _GNU_SOURCE
-#include "gather/store.h"
+#include "group/store.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -31,9 +31,9 @@
 #define RANKS_FOR_A_MS 4u /* thousands of ranks look as often, together, as a thousand */
 
 struct redis_store {
-	struct gather_store base;
+	struct store base;
 	struct slots_notes *hashes;
-	struct gather_store *secrets; /* where the secret is; NULL: it is not known */
+	struct store *secrets; /* where the secret is; NULL: it is not known */
 	uint8_t secret[BASE_MAC_BYTES];
 };
 
@@ -43,7 +43,7 @@ struct redis_store {
 static int read_secret(struct redis_store *store, struct base_error *error)
 {
 	struct base_buffer message = { 0 };
-	int ret = gather_store_get(store->secrets, SECRET_SCOPE, SECRET_NAME, &message, error);
+	int ret = store_get(store->secrets, SECRET_SCOPE, SECRET_NAME, &message, error);
 
 	if (!ret && message.bytes != sizeof(store->secret))
 		ret = -EAGAIN;
@@ -57,13 +57,13 @@ static int draw_secret(struct redis_store *store, struct base_error *error)
 {
 	if (getrandom(store->secret, sizeof(store->secret), 0) != sizeof(store->secret))
 		return base_fail(error, -errno, "cannot draw a secret for the ranks of a job");
-	return gather_store_put(store->secrets, SECRET_SCOPE, SECRET_NAME, store->secret,
-				sizeof(store->secret), error);
+	return store_put(store->secrets, SECRET_SCOPE, SECRET_NAME, store->secret,
+			 sizeof(store->secret), error);
 }
 
 static int await_secret(struct redis_store *store, struct base_error *error)
 {
-	const struct gather_store_config *config = &store->base.config;
+	const struct store_config *config = &store->base.config;
 	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(config->deadline_ms);
 	const uint32_t most_pause_ms = MAX(MOST_PAUSE_MS, config->ranks / RANKS_FOR_A_MS);
 	struct base_error why;
@@ -91,8 +91,8 @@ static int await_secret(struct redis_store *store, struct base_error *error)
 /* Rank 0 draws it; the others wait until it has. */
 static int open_secret(struct redis_store *store, struct base_error *error)
 {
-	const struct gather_store_config *config = &store->base.config;
-	const int ret = gather_store_open(&store->secrets, &gather_store_files, config, error);
+	const struct store_config *config = &store->base.config;
+	const int ret = store_open(&store->secrets, &store_files, config, error);
 
 	if (ret)
 		return ret;
@@ -118,7 +118,7 @@ static bool learn_secret(struct redis_store *store)
 static void sign(const struct redis_store *store, const char *list, const char *name,
 		 const void *message, size_t bytes, uint8_t mac[BASE_MAC_BYTES])
 {
-	char place[SLOTS_NOTES_LIST_BYTES + GATHER_NAME_BYTES];
+	char place[SLOTS_NOTES_LIST_BYTES + STORE_NAME_BYTES];
 	const int length = snprintf(place, sizeof(place), "%s %s", list, name);
 	uint8_t key[BASE_MAC_BYTES];
 
@@ -165,8 +165,8 @@ static void name_list(const struct redis_store *store, char list[SLOTS_NOTES_LIS
 	snprintf(list, SLOTS_NOTES_LIST_BYTES, "%s:%s", store->base.config.name, scope);
 }
 
-static int redis_put(struct gather_store *base, const char *scope, const char *name,
-		     const void *message, size_t bytes, struct base_error *error)
+static int redis_put(struct store *base, const char *scope, const char *name, const void *message,
+		     size_t bytes, struct base_error *error)
 {
 	struct redis_store *store = (struct redis_store *)base;
 	char list[SLOTS_NOTES_LIST_BYTES];
@@ -182,13 +182,13 @@ static int redis_put(struct gather_store *base, const char *scope, const char *n
 	return ret;
 }
 
-static int redis_restore(struct gather_store *base, const struct store_own *own)
+static int redis_restore(struct store *base, const struct store_own *own)
 {
 	struct redis_store *store = (struct redis_store *)base;
 
 	/* Rank 0 of an earlier life may have taken the secret away as it ended. */
 	if (!base->config.rank)
-		gather_store_wait(store->secrets, 0);
+		store_wait(store->secrets, 0);
 	return redis_put(base, own->scope, own->name, own->data, own->bytes, NULL);
 }
 
@@ -205,7 +205,7 @@ struct question {
 	bool has_strange; /* something that no rank has put there, as far as the secret is known */
 
 	const uint32_t *ranks; /* of the names, for collect() */
-	gather_found_fn *tell;
+	store_found_fn *tell;
 	void *user;
 	struct base_error *error;
 };
@@ -237,7 +237,7 @@ static int ask(struct question *question)
 			       question->count, take_message, question, question->error);
 }
 
-static int redis_get(struct gather_store *base, const char *scope, const char *name,
+static int redis_get(struct store *base, const char *scope, const char *name,
 		     struct base_buffer *message, struct base_error *error)
 {
 	struct question question = {
@@ -259,7 +259,7 @@ static int redis_get(struct gather_store *base, const char *scope, const char *n
 static int collect_some(struct question *question, const char *prefix, const uint32_t *ranks,
 			size_t count)
 {
-	char names[SLOTS_NOTES_AT_A_TIME][GATHER_NAME_BYTES];
+	char names[SLOTS_NOTES_AT_A_TIME][STORE_NAME_BYTES];
 
 	for (size_t i = 0; i < count; i++) {
 		store_name_of(names[i], prefix, ranks[i]);
@@ -270,8 +270,8 @@ static int collect_some(struct question *question, const char *prefix, const uin
 	return ask(question);
 }
 
-static int redis_collect(struct gather_store *base, const char *scope, const char *prefix,
-			 const bool *have, gather_found_fn *found, void *user,
+static int redis_collect(struct store *base, const char *scope, const char *prefix,
+			 const bool *have, store_found_fn *found, void *user,
 			 struct base_error *error)
 {
 	uint32_t ranks[SLOTS_NOTES_AT_A_TIME];
@@ -302,7 +302,7 @@ static int redis_collect(struct gather_store *base, const char *scope, const cha
 /* ---- Opening and ending ---------------------------------------------------------------------- */
 
 /* If it cannot be said now, time removes them. */
-static void redis_drop(struct gather_store *base, const char *scope)
+static void redis_drop(struct store *base, const char *scope)
 {
 	struct redis_store *store = (struct redis_store *)base;
 	char list[SLOTS_NOTES_LIST_BYTES];
@@ -312,18 +312,18 @@ static void redis_drop(struct gather_store *base, const char *scope)
 }
 
 /* Scopes that rank 0 has not dropped stay for a while: others may still read them. */
-static void redis_close(struct gather_store *base)
+static void redis_close(struct store *base)
 {
 	struct redis_store *store = (struct redis_store *)base;
 
 	/* Rank 0: no rank can read the secret any more. */
-	gather_store_close(store->secrets);
+	store_close(store->secrets);
 	explicit_bzero(store->secret, sizeof(store->secret));
 	slots_notes_close(store->hashes);
 }
 
 /* Whether it answers, and lets us read what we are about to write. */
-static int try_it(struct gather_store *store, struct base_error *error)
+static int try_it(struct store *store, struct base_error *error)
 {
 	struct base_buffer message = { 0 };
 	const int ret = redis_get(store, "open", "open", &message, error);
@@ -332,10 +332,10 @@ static int try_it(struct gather_store *store, struct base_error *error)
 	return ret == -EAGAIN ? 0 : ret;
 }
 
-static int redis_open(struct gather_store **out, const struct gather_store_config *config,
+static int redis_open(struct store **out, const struct store_config *config,
 		      struct base_error *error)
 {
-	struct redis_store *store = store_new(sizeof(*store), &gather_store_redis, config, error);
+	struct redis_store *store = store_new(sizeof(*store), &store_redis, config, error);
 	int ret;
 
 	if (!store)
@@ -347,7 +347,7 @@ static int redis_open(struct gather_store **out, const struct gather_store_confi
 	return ret ? ret : open_secret(store, error);
 }
 
-const struct gather_store_ops gather_store_redis = {
+const struct store_ops store_redis = {
 	.id = "redis",
 	.wait_part = 1,
 	.least_wait_ns = 5000000,

@@ -10,7 +10,7 @@
  * A thread of the sender sends a block while the next is filled; a thread of the receiver receives
  * ahead.
  */
-#include "gather/stream.h"
+#include "group/stream.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -234,9 +234,9 @@ static void sender_close(struct stream_link *base)
 	free(sender);
 }
 
-int gather_sender_open_comm(struct gather_sender **out, const struct ioshape_comm *comm,
+int stream_sender_open_comm(struct stream_sender **out, const struct ioshape_comm *comm,
 			    uint32_t to, uint32_t tag, uint32_t timeout_ms,
-			    const struct gather_wait *wait, struct base_error *error)
+			    const struct stream_wait *wait, struct base_error *error)
 {
 	static const struct stream_frame no_credit;
 	static const struct stream_link_ops ops = {
@@ -512,9 +512,9 @@ static void receiver_close(struct stream_link *base)
 	free(receiver);
 }
 
-int gather_receiver_open_comm(struct gather_receiver **out, const struct ioshape_comm *comm,
+int stream_receiver_open_comm(struct stream_receiver **out, const struct ioshape_comm *comm,
 			      uint32_t from, uint32_t tag, size_t block_bytes, unsigned blocks,
-			      void *memory, uint32_t timeout_ms, const struct gather_wait *wait,
+			      void *memory, uint32_t timeout_ms, const struct stream_wait *wait,
 			      struct base_error *error)
 {
 	static const struct stream_link_ops ops = {

@@ -5,7 +5,7 @@
  * looks again.
  */
 #define _GNU_SOURCE
-#include "gather/store.h"
+#include "group/store.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -30,7 +30,7 @@
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
-static bool is_ours(const struct gather_store *store)
+static bool is_ours(const struct store *store)
 {
 	return store->pid == base_pid();
 }
@@ -39,7 +39,7 @@ static bool is_name(const char *name)
 {
 	const size_t length = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-");
 
-	return length && !name[length] && length < GATHER_NAME_BYTES;
+	return length && !name[length] && length < STORE_NAME_BYTES;
 }
 
 /* The sentence does not show the name: it may hold anything. */
@@ -49,10 +49,10 @@ static int check_name(const char *what, const char *name, struct base_error *err
 		return 0;
 	return base_refuse(error, -EINVAL,
 			   "a store's %s must have 1 to %d letters of a-z, 0-9 and \"-\"", what,
-			   GATHER_NAME_BYTES - 1);
+			   STORE_NAME_BYTES - 1);
 }
 
-static int check_call(const struct gather_store *store, const char *scope, const char *name,
+static int check_call(const struct store *store, const char *scope, const char *name,
 		      struct base_error *error)
 {
 	int ret;
@@ -65,9 +65,9 @@ static int check_call(const struct gather_store *store, const char *scope, const
 }
 
 /* Prefixes are checked: it always fits. */
-void store_name_of(char name[GATHER_NAME_BYTES], const char *prefix, uint32_t rank)
+void store_name_of(char name[STORE_NAME_BYTES], const char *prefix, uint32_t rank)
 {
-	snprintf(name, GATHER_NAME_BYTES, "%.52s-%" PRIu32, prefix, rank);
+	snprintf(name, STORE_NAME_BYTES, "%.52s-%" PRIu32, prefix, rank);
 }
 
 /* ---- This rank's own messages ---------------------------------------------------------------- */
@@ -78,7 +78,7 @@ static uint64_t cost(size_t bytes)
 	return bytes + sizeof(struct store_own);
 }
 
-static void forget(struct gather_store *store, struct store_own **at)
+static void forget(struct store *store, struct store_own **at)
 {
 	struct store_own *own = *at;
 
@@ -89,7 +89,7 @@ static void forget(struct gather_store *store, struct store_own **at)
 }
 
 /* Those of a scope; NULL: all. */
-static void forget_all(struct gather_store *store, const char *scope)
+static void forget_all(struct store *store, const char *scope)
 {
 	struct store_own **at = &store->own;
 
@@ -102,8 +102,8 @@ static void forget_all(struct gather_store *store, const char *scope)
 }
 
 /* Keeps a copy, in the place of the message that had the name. */
-static int keep(struct gather_store *store, const char *scope, const char *name,
-		const void *message, size_t bytes, struct base_error *error)
+static int keep(struct store *store, const char *scope, const char *name, const void *message,
+		size_t bytes, struct base_error *error)
 {
 	struct store_own *own, **at = &store->own;
 
@@ -132,18 +132,18 @@ static int keep(struct gather_store *store, const char *scope, const char *name,
 	return 0;
 }
 
-static uint32_t least_restore_ms(const struct gather_store *store)
+static uint32_t least_restore_ms(const struct store *store)
 {
 	return MIN(MAX(LEAST_RESTORE_MS, store->config.ranks), MOST_RESTORE_MS);
 }
 
-static void restore_if_due(struct gather_store *store)
+static void restore_if_due(struct store *store)
 {
 	if (base_now_ns() >= store->restore_ns)
 		store_restore(store);
 }
 
-void store_restore(struct gather_store *store)
+void store_restore(struct store *store)
 {
 	int ret = 0;
 
@@ -155,16 +155,16 @@ void store_restore(struct gather_store *store)
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
 
-void *store_new(size_t bytes, const struct gather_store_ops *ops,
-		const struct gather_store_config *config, struct base_error *error)
+void *store_new(size_t bytes, const struct store_ops *ops, const struct store_config *config,
+		struct base_error *error)
 {
-	struct gather_store *store = calloc(1, bytes);
+	struct store *store = calloc(1, bytes);
 
 	if (!store) {
 		base_no_memory(error, "a store of messages", bytes);
 		return NULL;
 	}
-	*store = (struct gather_store){
+	*store = (struct store){
 		.ops = ops, .config = *config, .pid = base_pid(), .news_ns = base_now_ns()
 	};
 	store->restore_ms = least_restore_ms(store);
@@ -172,8 +172,8 @@ void *store_new(size_t bytes, const struct gather_store_ops *ops,
 	return store;
 }
 
-int gather_store_open(struct gather_store **out, const struct gather_store_ops *ops,
-		      const struct gather_store_config *config, struct base_error *error)
+int store_open(struct store **out, const struct store_ops *ops, const struct store_config *config,
+	       struct base_error *error)
 {
 	int ret = check_name("name", config->name, error);
 
@@ -185,13 +185,13 @@ int gather_store_open(struct gather_store **out, const struct gather_store_ops *
 	if (!ret)
 		ret = ops->open(out, config, error);
 	if (ret && *out) {
-		gather_store_close(*out);
+		store_close(*out);
 		*out = NULL;
 	}
 	return ret;
 }
 
-void gather_store_close(struct gather_store *store)
+void store_close(struct store *store)
 {
 	if (!store || !is_ours(store))
 		return;
@@ -200,23 +200,23 @@ void gather_store_close(struct gather_store *store)
 	free(store);
 }
 
-const char *gather_store_id(const struct gather_store *store)
+const char *store_id(const struct store *store)
 {
 	return store->ops->id;
 }
 
 /* ---- Messages -------------------------------------------------------------------------------- */
 
-int gather_store_put(struct gather_store *store, const char *scope, const char *name,
-		     const void *message, size_t bytes, struct base_error *error)
+int store_put(struct store *store, const char *scope, const char *name, const void *message,
+	      size_t bytes, struct base_error *error)
 {
 	int ret = check_call(store, scope, name, error);
 
-	if (!ret && bytes > GATHER_MAX_MESSAGE_BYTES)
-		ret = base_refuse_with(error, -E2BIG,
-				       BASE_WORDS("a store takes messages of up to %llu",
-						  GATHER_MAX_MESSAGE_BYTES),
-				       "message %s-%s has %zu bytes", scope, name, bytes);
+	if (!ret && bytes > STORE_MAX_MESSAGE_BYTES)
+		ret = base_refuse_with(
+			error, -E2BIG,
+			BASE_WORDS("a store takes messages of up to %llu", STORE_MAX_MESSAGE_BYTES),
+			"message %s-%s has %zu bytes", scope, name, bytes);
 	if (!ret)
 		ret = keep(store, scope, name, message, bytes, error);
 	if (ret)
@@ -234,22 +234,21 @@ int gather_store_put(struct gather_store *store, const char *scope, const char *
 	return ret;
 }
 
-int gather_store_get(struct gather_store *store, const char *scope, const char *name,
-		     struct base_buffer *message, struct base_error *error)
+int store_get(struct store *store, const char *scope, const char *name, struct base_buffer *message,
+	      struct base_error *error)
 {
 	int ret = check_call(store, scope, name, error);
 
 	return ret ? ret : store->ops->get(store, scope, name, message, error);
 }
 
-int gather_store_collect(struct gather_store *store, const char *scope, const char *prefix,
-			 const bool *have, gather_found_fn *found, void *user,
-			 struct base_error *error)
+int store_collect(struct store *store, const char *scope, const char *prefix, const bool *have,
+		  store_found_fn *found, void *user, struct base_error *error)
 {
 	const uint64_t begin_ns = base_now_ns();
 	int ret = check_call(store, scope, prefix, error);
 
-	if (!ret && strlen(prefix) + 1 + MOST_RANK_DIGITS >= GATHER_NAME_BYTES)
+	if (!ret && strlen(prefix) + 1 + MOST_RANK_DIGITS >= STORE_NAME_BYTES)
 		ret = base_refuse(error, -EINVAL,
 				  "\"%s\" is too long to begin the names of messages with", prefix);
 	if (!ret)
@@ -258,7 +257,7 @@ int gather_store_collect(struct gather_store *store, const char *scope, const ch
 	return ret;
 }
 
-void gather_store_drop(struct gather_store *store, const char *scope)
+void store_drop(struct store *store, const char *scope)
 {
 	if (!is_ours(store) || !is_name(scope))
 		return;
@@ -267,7 +266,7 @@ void gather_store_drop(struct gather_store *store, const char *scope)
 		store->ops->drop(store, scope);
 }
 
-bool gather_store_has_ended(struct gather_store *store, uint32_t rank)
+bool store_has_ended(struct store *store, uint32_t rank)
 {
 	const uint64_t begin_ns = base_now_ns();
 	bool ended;
@@ -290,7 +289,7 @@ void store_sleep_ns(uint64_t ns)
 		;
 }
 
-void store_saw(struct gather_store *store, uint64_t stamp)
+void store_saw(struct store *store, uint64_t stamp)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(store->stamps); i++) {
 		if (store->stamps[i] == stamp)
@@ -305,9 +304,9 @@ void store_saw(struct gather_store *store, uint64_t stamp)
  * No medium wakes a rank: it looks again. The longer nothing has come, the longer it sleeps, so it
  * learns of a message later by no more than a part of the time that it has waited.
  */
-void gather_store_wait(struct gather_store *store, uint32_t timeout_ms)
+void store_wait(struct store *store, uint32_t timeout_ms)
 {
-	const struct gather_store_ops *ops = store->ops;
+	const struct store_ops *ops = store->ops;
 	uint64_t wait_ns = (base_now_ns() - store->news_ns) / ops->wait_part;
 
 	wait_ns = MAX(wait_ns, MAX(ops->least_wait_ns, RESTS * store->looking_ns));
