@@ -737,92 +737,42 @@ struct group_facts {
 enum ioshape_mode group_choose_mode(enum ioshape_mode asked, const struct group_facts *facts,
 				    char *why, size_t why_bytes);
 
-/* ---- The plan (plan.c) ----------------------------------------------------------------------- */
+/* ---- What the ranks agree on (agree.c) --------------------------------------------------------
+ */
 
-/* Before this rank says what it wants: memory, and a sample of its part. */
-int group_begin_plan(struct group_part *part, struct base_error *error);
-void group_free_plan(struct group_plan *plan);
-/* Rank 0, which has the samples of all: finds out which parts are equal, and keeps one of each. */
-int group_find_same(struct group_part *part, struct base_error *error);
-/* Rank 0: tells the others what is decided, or asks them first. `failure`: why there is no plan. */
-int group_tell_plan(struct group_part *part, enum group_question question,
-		    const struct base_error *failure, struct base_error *error);
-/* The others: answers what rank 0 asks until there is a plan. `attempt` is on this node's tier. */
-int group_await_plan(struct group_part *part, struct group_attempt *attempt,
-		     struct base_error *error);
-/* Counts the files that the generation has in this mode. */
-uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode);
-/* Compares the checksum of our written part with its digest, on which other ranks rely.
- * IOSHAPE_E_CHANGED. */
-int group_check_digest(const struct group_part *part, uint32_t crc32, struct base_error *error);
-
-/* ---- Tiers (near.c) -------------------------------------------------------------------------- */
-
-/* Rank 0: where the generation is made, and room for it on this node. */
-void group_choose_place(struct group_part *part);
-/* The others: it is in the plan. */
-void group_take_place(struct group_part *part);
-/* Rank 0: it is made in the directory after all, and all reports say why. */
-void group_save_directly(struct group_part *part, const char *why);
 /* Whether each node saves on a tier of its own. */
 static inline bool group_is_spread(const struct group_part *part)
 {
 	return part->plan.near && part->group->node_count > 1 && !part->plan.together;
 }
-/* How much of the generation is written where this node writes; about. */
-uint64_t group_bytes_here(const struct group_part *part);
 static inline const char *group_place_of(const struct group_part *part)
 {
 	return part->plan.near ? part->group->near : part->group->directory;
 }
-/* Rank 0: its number is higher than those of both places. */
-void group_continue_serials(struct group_part *part, struct group_attempt *attempt);
-/* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
-int group_keep(const struct group_part *part, struct base_error *error);
-
-/* Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
- * sentence: one has none. If all have found rank 0's directory, they are on one tier together. */
-int group_ask_for_room(struct group_part *part, struct base_error *error);
-/* The others: whether this node has it is told. */
-int group_answer_for_room(struct group_part *part, struct group_attempt *attempt,
-			  struct base_error *error);
-/* Rank 0: all nodes put their files in place, with the manifest. */
-int group_commit_spread(struct group_part *part, struct group_attempt *attempt,
-			struct format_manifest *manifest, struct base_error *error);
-/* The first ranks of the others do their part in it, when rank 0 says so. */
-void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
-			 struct base_error *error);
-
-/* Rank 0 (lead.c): all of the generation. `own` is what this rank failed with before, if it did. */
+/* Rank 0: all of the generation. `own` is what this rank failed with before, if it did. */
 int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error);
 /* The others are told that there will be none. */
 int group_lead_nowhere(struct group_part *part, const struct base_error *why,
 		       struct base_error *error);
+/* The others: answers what rank 0 asks until there is a plan. `attempt` is on this node's tier. */
+int group_await_plan(struct group_part *part, struct group_attempt *attempt,
+		     struct base_error *error);
+/* The first ranks of the other nodes commit the files of their nodes, when rank 0 says so. */
+void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
+			 struct base_error *error);
+/* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
+int group_keep(const struct group_part *part, struct base_error *error);
 
+/* ---- The bytes of parts (parts.c) -------------------------------------------------------------
+ */
+
+/* Counts the files that the generation has in this mode. */
+uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode);
 /* For the writers: writes the file, with the parts of all ranks whose writer this one is. */
 int group_write_parts(struct group_part *part, struct group_written *written,
 		      struct base_error *error);
 /* For the others: sends our part to its writer. */
 int group_send_part(struct group_part *part, struct base_error *error);
-
-/* Streams of this generation. */
-static inline void group_stream_address(const struct group_part *part, uint32_t writer, char *into,
-					size_t into_bytes)
-{
-	snprintf(into, into_bytes, "%016llx-%llu-%u", (unsigned long long)part->group->id,
-		 (unsigned long long)part->round.number, writer);
-}
-
-/* MPI promises tags up to 32767. Other groups may use the same functions. */
-static inline uint32_t group_stream_tag(const struct group_part *part)
-{
-	return (uint32_t)((part->group->id % 16384 + part->round.number) % 16384);
-}
-
-/* Each block is two messages, between which both sides wait for each other: with 4 MiB a save by
- * rank 0 over gloo took a fifth longer. Two streams are received at a time. */
-#define GROUP_STREAM_BLOCK_BYTES (16 * MIB)
-#define GROUP_STREAM_BLOCKS 3u
 
 /* ---- What nodes answer rank 0 (messages.c) --------------------------------------------------- */
 

@@ -19,6 +19,43 @@ struct group_share {
 	uint64_t round;
 };
 
+/* ---- Before the plan
+ * ------------------------------------------------------------------------------- */
+
+static void take_sample(struct group_part *part)
+{
+	struct group_sum *sample = &part->sample;
+	struct base_error unused = { 0 };
+
+	if (part->group->options.ranks < 2 || !save_has_digest(part->round.save))
+		return;
+	sample->key.bytes = part->task->expected_bytes;
+	sample->known = !save_take_sample(part->round.save, sample->key.mac, &unused);
+	part->report->hashed_bytes = MIN(part->task->payload_bytes, SAVE_SAMPLE_BYTES);
+}
+
+static int begin_plan(struct group_part *part, struct base_error *error)
+{
+	const struct ioshape_group_options *options = &part->group->options;
+	struct group_plan *plan = &part->plan;
+
+	plan->count = options->ranks;
+	plan->ranks = calloc(plan->count, sizeof(*plan->ranks));
+	if (!plan->ranks)
+		return base_no_memory(error, "a plan", plan->count * sizeof(*plan->ranks));
+	for (uint32_t rank = 0; rank < plan->count; rank++)
+		plan->ranks[rank].same = plan->ranks[rank].kept = rank;
+	plan->ranks[options->rank].bytes = part->task->expected_bytes;
+	take_sample(part);
+	return 0;
+}
+
+static void free_plan(struct group_plan *plan)
+{
+	free(plan->ranks);
+	plan->ranks = NULL;
+}
+
 /* ---- What each rank wants -------------------------------------------------------------------- */
 
 static int say_want(struct group_part *part, uint64_t bytes, const struct base_error *why,
@@ -239,7 +276,7 @@ static int prepare(struct group_part *part, struct base_error *error)
 	if (save_is_stopped(part->round.save))
 		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped",
 				   part->task->path);
-	return group_begin_plan(part, error);
+	return begin_plan(part, error);
 }
 
 static int run_part(struct group_part *part, struct base_error *error)
@@ -262,7 +299,7 @@ static int run_part(struct group_part *part, struct base_error *error)
 			   part->report->generation_bytes);
 	if (!ret && *part->unprotected)
 		report_unprotected(part);
-	group_free_plan(&part->plan);
+	free_plan(&part->plan);
 	return ret;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What stripes make of a generation: where parts begin, how its files lie, how many may write. */
 /* The library's file itself, because it tests a pure rule that no other file calls. */
-#include "group/lead.c"
+#include "group/agree.c"
 #include "support/check_main.h"
 
 #include <string.h>

@@ -1,0 +1,1047 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the ranks of a group agree on: the plan before a save writes, and the commit after it.
+ *
+ * Rank 0 hears what all ranks want and tells them the plan. It may ask them before. When all is
+ * written, it commits the generation and tells the verdict.
+ *
+ * Equal parts of a generation are stored once: ranks that train data-parallel all save the same.
+ * With what it wants each rank sends a sample of its part. If the samples of several ranks are
+ * equal, rank 0 draws a key, and these ranks send the digests of all their bytes; so ranks with
+ * parts of their own read no more than the samples. Of equal digests the lowest rank's part is
+ * written, and the manifest names it for the others. On the tiers of several nodes each node has
+ * its own copy, because a node that is lost would take the only one with it.
+ *
+ * If nodes have tiers of their own, each saves its part of the generation on its tier first. Before
+ * that, every node reserves space and makes a directory for its files, or all save directly. When
+ * all is written, every node gets the manifest and protects the others; then each commits its
+ * directory and keeps it for the drain.
+ */
+#define _GNU_SOURCE
+#include "group/group.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- Where parts begin in bundles ------------------------------------------------------------ */
+
+/* Parts in a bundle begin on multiples of this where stripes are not known; in small generations of
+ * the lesser one. */
+#define PART_ALIGNMENT (1 * MIB)
+#define SMALL_PART_ALIGNMENT 4096u
+#define SMALL_PARTS_BYTES (64 * MIB)
+
+/* What lies between parts is written, too: on average half of this for each. */
+#define MOST_PART_ALIGNMENT (16 * MIB)
+#define PART_ALIGNMENTS 4u
+
+static uint64_t part_alignment(uint64_t bytes, uint32_t parts, uint64_t stripe_bytes)
+{
+	const uint64_t part_bytes = bytes / MAX(parts, 1);
+	uint64_t divisor = 1;
+
+	if (bytes < SMALL_PARTS_BYTES)
+		return SMALL_PART_ALIGNMENT;
+	if (!stripe_bytes || stripe_bytes % SMALL_PART_ALIGNMENT)
+		return PART_ALIGNMENT;
+	if (stripe_bytes <= PART_ALIGNMENT)
+		return (PART_ALIGNMENT + stripe_bytes - 1) / stripe_bytes * stripe_bytes;
+	/* All of a stripe, or what divides it. */
+	while (stripe_bytes / divisor > PART_ALIGNMENT &&
+	       (stripe_bytes % (divisor * SMALL_PART_ALIGNMENT) ||
+		stripe_bytes / divisor > MOST_PART_ALIGNMENT ||
+		stripe_bytes / divisor > part_bytes / PART_ALIGNMENTS))
+		divisor++;
+	return stripe_bytes % (divisor * SMALL_PART_ALIGNMENT) ? PART_ALIGNMENT :
+								 stripe_bytes / divisor;
+}
+
+/* ---- Telling it ------------------------------------------------------------------------------ */
+
+/* Rank 0: tells the others what is decided, or asks them first. `failure`: why there is no plan. */
+static int tell_plan(struct group_part *part, enum group_question question,
+		     const struct base_error *failure, struct base_error *error)
+{
+	struct group_plan *plan = &part->plan;
+
+	plan->asks = question;
+	plan->failure = *failure;
+	return group_tell(&part->round, &group_plans[part->plans++], plan, error);
+}
+
+/* ---- Which are equal ------------------------------------------------------------------------- */
+
+/*
+ * Finds for each rank the lowest one whose sum is equal: the rank itself if its sum is not known.
+ * `on_nodes`: the sums differ between nodes, so that it says only whose part is kept.
+ */
+static int find_equal(const struct group_sum *sums, struct group_plan *plan, bool on_nodes)
+{
+	struct format_names *names;
+	int ret = format_names_new(&names, plan->count);
+
+	for (uint32_t rank = 0; !ret && rank < plan->count; rank++) {
+		const char *key = (const char *)&sums[rank].key;
+		uint64_t first = rank;
+
+		if (sums[rank].known)
+			ret = format_names_add(names, key, sizeof(sums[rank].key), rank);
+		if (ret == -EEXIST) {
+			format_names_find(names, key, sizeof(sums[rank].key), &first);
+			ret = 0;
+		}
+		plan->ranks[rank].kept = (uint32_t)first;
+		if (!on_nodes)
+			plan->ranks[rank].same = (uint32_t)first;
+	}
+	format_names_free(names);
+	return ret;
+}
+
+/* Which parts are equal, and of which a copy is kept: one, or one on each node. */
+static int keep_equal(struct group_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	struct group_plan *plan = &part->plan;
+	int ret = find_equal(part->sums, plan, false);
+
+	for (uint32_t rank = 0; group->near && rank < plan->count; rank++)
+		part->sums[rank].key.node = group->ranks[rank].node;
+	if (!ret && group->near)
+		ret = find_equal(part->sums, plan, true);
+	for (uint32_t rank = 0; !ret && rank < plan->count; rank++) {
+		if (group_is_kept(plan, rank))
+			continue;
+		plan->repeated_bytes += plan->ranks[rank].bytes;
+		plan->ranks[rank].bytes = 0;
+	}
+	return ret;
+}
+
+/* ---- Digests --------------------------------------------------------------------------------- */
+
+static int go_on(void *user, struct base_error *error)
+{
+	struct group_part *part = user;
+
+	return group_round_go_on(&part->round, IOSHAPE_PHASE_WAIT, 0, part->task->expected_bytes,
+				 error);
+}
+
+static int take_digest(struct group_part *part, struct base_error *error)
+{
+	int ret = save_take_digest(part->round.save, part->plan.key, &part->digest, go_on, part,
+				   error);
+
+	part->report->hashed_bytes += part->digest.bytes;
+	return ret;
+}
+
+static struct group_sum sum_of(const struct save_digest *digest)
+{
+	struct group_sum sum = { .known = true, .key = { .bytes = digest->bytes } };
+
+	memcpy(sum.key.mac, digest->mac, sizeof(sum.key.mac));
+	return sum;
+}
+
+static int answer_digest(struct group_part *part, struct base_error *error)
+{
+	struct group_digest digest = { 0 };
+	struct base_error unsaid = { 0 };
+	int ret;
+
+	if (!part->plan.ranks[part->group->options.rank].asked)
+		return 0;
+	ret = take_digest(part, &digest.failure);
+	digest.sum = sum_of(&part->digest);
+	if (group_tell(&part->round, &group_digest, &digest, &unsaid) && !ret)
+		ret = base_pass_on(error, &unsaid);
+	return base_pass_on(error, &digest.failure) ? error->code : ret;
+}
+
+static bool is_asked(const void *user, uint32_t rank)
+{
+	const struct group_part *part = user;
+
+	return part->plan.ranks[rank].asked;
+}
+
+static int found_digest(void *user, uint32_t rank, const struct base_buffer *note,
+			struct base_error *failure)
+{
+	struct group_part *part = user;
+	struct group_digest digest = { 0 };
+
+	if (!group_read_message(&group_digest, note, &digest))
+		return base_refuse(failure, -EPROTO, "cannot read the digest of its part");
+	part->sums[rank] = digest.sum;
+	part->sums[rank].known = true;
+	return base_pass_on(failure, &digest.failure);
+}
+
+static int collect_digests(struct group_part *part, struct base_error *error)
+{
+	const struct group_collection collection = {
+		.what = group_digest.name,
+		.missing = "did not read its part",
+		.awaits = is_asked,
+		.found = found_digest,
+		.user = part,
+		.beats = true,
+	};
+
+	return group_round_collect(&part->round, &collection, error);
+}
+
+/* The ranks that have the sample of another one. False: there are none. */
+static bool choose_asked(struct group_plan *plan)
+{
+	bool any = false;
+
+	for (uint32_t rank = 0; rank < plan->count; rank++) {
+		const uint32_t first = plan->ranks[rank].same;
+
+		if (first == rank)
+			continue;
+		plan->ranks[first].asked = plan->ranks[rank].asked = any = true;
+	}
+	return any;
+}
+
+/* Rank 0, which has the samples of all: finds out which parts are equal, and keeps one of each. */
+static int find_same(struct group_part *part, struct base_error *error)
+{
+	struct group_plan *plan = &part->plan;
+	const struct base_error none = { 0 };
+	int ret = find_equal(part->sums, plan, false);
+
+	if (ret)
+		return base_no_memory(error, "samples", plan->count * sizeof(*part->sums));
+	if (!choose_asked(plan))
+		return 0;
+	memset(part->sums, 0, plan->count * sizeof(*part->sums));
+	base_put_le(plan->key, base_random(), 8);
+	base_put_le(plan->key + 8, base_random(), 8);
+	ret = tell_plan(part, GROUP_ASKS_DIGESTS, &none, error);
+	if (!ret && plan->ranks[0].asked) {
+		ret = take_digest(part, error);
+		part->sums[0] = sum_of(&part->digest);
+	}
+	if (!ret)
+		ret = collect_digests(part, error);
+	if (!ret && keep_equal(part))
+		ret = base_no_memory(error, "digests", plan->count * sizeof(*part->sums));
+	return ret;
+}
+
+/* ---- Tiers: where the generation is made
+ * -------------------------------------------------------------------------------- */
+
+static const char *find_reason(const struct group_part *part)
+{
+	const struct io_file_options *options = &part->task->file_options;
+
+	if (!part->group->near)
+		return "a rank has no tier";
+	if (options->no_replace)
+		return "what is at its destination is not to be replaced";
+	if (options->deadline_ns)
+		return "it has a deadline";
+	return NULL;
+}
+
+/* On all ranks. */
+static void note_reason(struct group_part *part)
+{
+	if (!*part->plan.not_near)
+		return;
+	io_note(&part->notes, IOSHAPE_STEP_TIER, "saved directly, not on the tier: %s",
+		part->plan.not_near);
+	io_notes_report(&part->notes, part->report);
+}
+
+/* Rank 0: makes the generation in the directory after all, and all reports say why. */
+static void save_directly(struct group_part *part, const char *why)
+{
+	part->plan.near = false;
+	snprintf(part->plan.not_near, sizeof(part->plan.not_near), "%s", why);
+	note_reason(part);
+}
+
+/* Estimates how much of the generation is written where this node writes. */
+static uint64_t bytes_here(const struct group_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	uint64_t bytes = 0;
+
+	if (!group_is_spread(part))
+		return part->plan.total_bytes;
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
+		bytes += group_is_local(group, rank) ? part->plan.ranks[rank].bytes : 0;
+	return bytes;
+}
+
+/* For what is written on this node's tier, and what it keeps for others. */
+static int make_room(const struct group_part *part, struct base_error *error)
+{
+	const struct ioshape_group *group = part->group;
+	struct group_tier *tier = group_tier_of(&group->options);
+
+	return tier->ops->make_room(tier, part->task->path, bytes_here(part),
+				    group_is_spread(part) ? group->node_count : 1, error);
+}
+
+/* Rank 0: decides whether the generation is made on the tier, and reserves space for this node. */
+static void choose_place(struct group_part *part)
+{
+	struct base_error failure = { 0 };
+	const char *reason;
+
+	if (!group_tier_of(&part->group->options))
+		return;
+	reason = find_reason(part);
+	part->plan.near = !reason;
+	if (!reason && make_room(part, &failure))
+		reason = failure.sentence;
+	if (reason)
+		save_directly(part, reason);
+}
+
+/* The others: the plan says where the generation is made. */
+static void take_place(struct group_part *part)
+{
+	note_reason(part);
+}
+
+/* Rank 0: gives the attempt a serial number that is higher than those of both places. */
+static void continue_serials(struct group_part *part, struct group_attempt *attempt)
+{
+	struct ioshape_group *group = part->group;
+	const char *other = part->plan.near ? group->directory : group->near;
+	struct io_folder directory = IO_NO_FOLDER;
+
+	/* Once: the destination may be slow, and whatever is saved there later has the number of
+	 * its time. */
+	if (other && !group->serials_known && !io_folder_open(&directory, other, NULL)) {
+		group->last_serial = group_last_serial(&directory, &attempt->log);
+		io_folder_close(&directory);
+	}
+	group->serials_known = true;
+	attempt->last_serial = MAX(attempt->last_serial, group->last_serial);
+}
+
+int group_keep(const struct group_part *part, struct base_error *error)
+{
+	const struct ioshape_group_options *options = &part->group->options;
+	struct group_tier *tier = group_tier_of(options);
+
+	if (!part->plan.near)
+		return 0;
+	return tier->ops->keep(tier, part->task->path, options->keep_last, options->keep_every,
+			       error);
+}
+
+/* ---- Tiers of several nodes: room ------------------------------------------------------------ */
+
+/*
+ * Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
+ * sentence: one has none. If all have found rank 0's directory, they are on one tier together.
+ */
+static int ask_for_room(struct group_part *part, struct base_error *error)
+{
+	struct group_answers answers = { 0 };
+	int ret = group_collect_answers(&part->round, &group_room,
+					"did not say whether it has room", &answers, error);
+
+	if (ret || !answers.failure.code)
+		return ret;
+	part->plan.together = answers.same == answers.count;
+	if (part->plan.together)
+		return 0;
+	base_refuse(error, -EAGAIN, "%s", answers.failure.sentence);
+	return -EAGAIN;
+}
+
+/* As on a filesystem that a job has made over the disks of all its nodes. */
+static bool is_rank0s(const struct ioshape_group *group, const char *attempt)
+{
+	struct io_folder directory = IO_NO_FOLDER;
+	struct io_entry entry;
+	const bool there = !io_folder_open(&directory, group->near, NULL) &&
+			   !io_folder_look(&directory, attempt, &entry, NULL);
+
+	io_folder_close(&directory);
+	return there;
+}
+
+static int join(struct group_part *part, struct group_attempt *attempt, struct base_error *error)
+{
+	const struct ioshape_group *group = part->group;
+	int ret;
+
+	if (is_rank0s(group, part->plan.attempt))
+		return base_refuse_with(error, -EEXIST,
+					"give each node a tier of its own, or all the same one",
+					"it sees the tier of rank 0, as others do not");
+	ret = make_room(part, error);
+	return ret ? ret :
+		     group_attempt_join(attempt, group->near, part->step, part->plan.attempt,
+					group->job, save_log(group->context), error);
+}
+
+/* The others: tells rank 0 whether this node has room. */
+static int answer_for_room(struct group_part *part, struct group_attempt *attempt,
+			   struct base_error *error)
+{
+	struct group_answer answer = { 0 };
+
+	if (!group_leads_node(part->group, part->group->options.rank))
+		return 0;
+	join(part, attempt, &answer.failure);
+	return group_tell(&part->round, &group_room, &answer, error);
+}
+
+/* ---- What all ranks want --------------------------------------------------------------------- */
+
+static int found_want(void *user, uint32_t rank, const struct base_buffer *note,
+		      struct base_error *failure)
+{
+	struct group_part *part = user;
+	struct group_want want = { 0 };
+
+	if (!group_read_message(&group_want, note, &want))
+		return base_refuse(failure, -EPROTO, "cannot read what it wants");
+	if (want.failure.code)
+		return base_pass_on(failure, &want.failure);
+	if (want.step != part->step)
+		return base_refuse_with(
+			failure, -EINVAL, "all ranks must save the same steps in the same order",
+			"it saves step %llu while rank 0 saves step %llu",
+			(unsigned long long)want.step, (unsigned long long)part->step);
+	part->plan.ranks[rank].bytes = want.bytes;
+	part->sums[rank] = want.sample;
+	part->sums[rank].key.bytes = want.bytes;
+	return 0;
+}
+
+static int collect_wants(struct group_part *part, struct base_error *error)
+{
+	const struct group_collection collection = {
+		.what = group_want.name,
+		.missing = "did not come to save",
+		.found = found_want,
+		.user = part,
+	};
+
+	return group_round_collect(&part->round, &collection, error);
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/* How the files of a generation lie, which are about of one size. */
+struct files {
+	uint32_t stripes, capacity; /* 0 unknown */
+	uint64_t stripe_bytes;
+};
+
+static struct files files_of(const struct group_part *part, enum ioshape_mode mode, uint64_t bytes,
+			     const struct fs_facts *storage)
+{
+	const uint32_t count = group_count_files(part, mode);
+	const struct save_expected expected = {
+		.request = &save_config(part->group->context)->layout,
+		.bytes = bytes / count,
+		.files = count,
+	};
+	struct files files = { 0 };
+	struct fs_layout layout;
+	const struct fs_part *most;
+
+	files.capacity = save_stripes_of(storage, &expected, &layout);
+	most = fs_layout_main(&layout, expected.bytes);
+	if (!most)
+		return files;
+	files.stripe_bytes = most->stripe_bytes;
+	files.stripes = most->stripe_count;
+	if (storage->targets || most->stripe_count == FS_ALL_TARGETS)
+		files.stripes = MIN(most->stripe_count, storage->targets);
+	return files;
+}
+
+static void choose_mode(struct group_part *part, const struct group_attempt *attempt)
+{
+	struct ioshape_group *group = part->group;
+	const uint32_t asked_capacity = save_slots_config(group->context)->asked_capacity;
+	struct group_plan *plan = &part->plan;
+	struct fs_facts storage;
+	struct files files;
+	struct group_facts facts = {
+		.ranks = group->options.ranks,
+		.nodes = group->node_count,
+		.shared = true,
+		.bytes = plan->total_bytes,
+		.comm = group->options.comm && !group->comm_failed,
+		.apart = group_is_spread(part),
+	};
+
+	for (uint32_t rank = 0; rank < facts.ranks; rank++)
+		facts.most_bytes = MAX(facts.most_bytes, plan->ranks[rank].bytes);
+	save_look_at_storage(attempt->folder.fd, attempt->folder.path, &group->storage, &storage);
+	files = files_of(part, IOSHAPE_MODE_NODE, facts.bytes, &storage);
+	facts.targets = storage.targets;
+	facts.stripes = files.stripes;
+	facts.capacity = asked_capacity ? asked_capacity : files.capacity;
+	plan->mode = group_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
+	files = files_of(part, plan->mode, facts.bytes, &storage);
+	plan->alignment = part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
+}
+
+/* What dead attempts of this job hold can be freed. */
+static void remove_dead_attempts(void *user)
+{
+	const struct group_part *part = user;
+	const struct ioshape_group *group = part->group;
+	struct io_folder directory = IO_NO_FOLDER;
+
+	if (io_folder_open(&directory, group_place_of(part), NULL))
+		return;
+	group_tidy(&directory, group->job, NULL, NULL, save_log(group->context));
+	io_folder_close(&directory);
+}
+
+/* For what is written there. */
+static int check_space(struct group_part *part, struct base_error *error)
+{
+	const struct save_space space = {
+		.context = part->group->context,
+		.path = group_place_of(part),
+		.needed_bytes = bytes_here(part),
+		.clear = remove_dead_attempts,
+		.clear_user = part,
+	};
+
+	return save_space_check(&space, &part->notes, error);
+}
+
+static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
+			 struct base_error *error)
+{
+	struct ioshape_group *group = part->group;
+	int ret = check_space(part, error);
+
+	if (ret)
+		return ret;
+	ret = group_attempt_begin(attempt, group_place_of(part), part->step, group->job,
+				  save_log(group->context), error);
+	if (ret)
+		return ret;
+	continue_serials(part, attempt);
+	strcpy(part->plan.attempt, attempt->name);
+	choose_mode(part, attempt);
+	return 0;
+}
+
+/* All nodes have room for their files, or all save directly. */
+static int agree_on_place(struct group_part *part, struct group_attempt *attempt,
+			  struct base_error *error)
+{
+	const struct base_error none = { 0 };
+	int ret = tell_plan(part, GROUP_ASKS_ROOM, &none, error);
+
+	if (!ret)
+		ret = ask_for_room(part, error);
+	if (ret == -EAGAIN) {
+		group_attempt_abandon(attempt);
+		save_directly(part, error->sentence);
+		base_error_begin(error);
+		ret = begin_attempt(part, attempt, error);
+	}
+	return ret;
+}
+
+static int make_plan(struct group_part *part, struct group_attempt *attempt,
+		     struct base_error *error)
+{
+	int ret;
+
+	part->sums = calloc(part->group->options.ranks, sizeof(*part->sums));
+	if (!part->sums)
+		return base_no_memory(error, "a plan",
+				      part->group->options.ranks * sizeof(*part->sums));
+	part->sums[0] = part->sample;
+	ret = collect_wants(part, error);
+	if (!ret)
+		ret = find_same(part, error);
+	free(part->sums);
+	part->sums = NULL;
+	if (ret)
+		return ret;
+	for (uint32_t rank = 0; rank < part->group->options.ranks; rank++)
+		part->plan.total_bytes += part->plan.ranks[rank].bytes;
+	choose_place(part);
+	ret = begin_attempt(part, attempt, error);
+	return !ret && group_is_spread(part) ? agree_on_place(part, attempt, error) : ret;
+}
+
+/* ---- Hearing it ------------------------------------------------------------------------------ */
+
+/* Every part is stored, by a rank that has it and keeps its own. */
+static bool keeps_all(const struct group_planned *ranks, uint32_t count)
+{
+	for (uint32_t rank = 0; rank < count; rank++) {
+		const uint32_t same = ranks[rank].same, kept = ranks[rank].kept;
+
+		if (same > rank || kept > rank || kept < same || ranks[same].same != same ||
+		    ranks[kept].kept != kept || ranks[kept].same != same)
+			return false;
+	}
+	return true;
+}
+
+/* A plan names an attempt at this step, and no other place. */
+static bool is_sound(const struct group_plan *plan, uint32_t ranks, uint64_t step)
+{
+	const struct group_name name = group_parse_name(plan->attempt);
+
+	if (plan->count != ranks)
+		return false;
+	return plan->asks == GROUP_ASKS_DIGESTS ||
+	       (keeps_all(plan->ranks, ranks) && name.kind == GROUP_NAME_ATTEMPT &&
+		name.step == step && plan->mode != IOSHAPE_MODE_AUTO);
+}
+
+static int hear_plan(struct group_part *part, struct base_error *error)
+{
+	struct group_plan *plan = &part->plan;
+	int ret;
+
+	/* It answers two questions at most. */
+	if (part->plans == GROUP_MOST_PLANS)
+		return base_refuse(error, -EPROTO, "rank 0 asks for more than there is");
+	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, NULL, NULL, error);
+	if (!ret)
+		ret = base_pass_on(error, &plan->failure);
+	if (!ret && !is_sound(plan, part->group->options.ranks, part->step))
+		ret = base_refuse(error, -EPROTO, "cannot follow the plan of rank 0");
+	return ret;
+}
+
+/* Answers what rank 0 asks until there is a plan. `attempt` is on this node's own tier. */
+int group_await_plan(struct group_part *part, struct group_attempt *attempt,
+		     struct base_error *error)
+{
+	int ret;
+
+	do {
+		ret = hear_plan(part, error);
+		if (!ret && part->plan.asks == GROUP_ASKS_DIGESTS)
+			ret = answer_digest(part, error);
+		else if (!ret && part->plan.asks == GROUP_ASKS_ROOM)
+			ret = answer_for_room(part, attempt, error);
+	} while (!ret && part->plan.asks);
+	if (ret || !part->plan.near)
+		group_attempt_abandon(attempt);
+	if (!ret)
+		take_place(part);
+	return ret;
+}
+
+/* ---- What was written ------------------------------------------------------------------------ */
+
+/* What rank 0 has heard from the writers. */
+struct sum {
+	struct group_part *part;
+	struct format_manifest manifest;
+	bool *writes;                     /* by rank */
+	struct group_written_part *heard; /* of one of them: memory for the parts of all ranks */
+	uint32_t parts;
+};
+
+static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
+		    const struct group_written_part *written)
+{
+	const struct ioshape_group *group = sum->part->group;
+	const uint32_t rank = written->rank;
+
+	/* A rank that was there before has bytes: no part is empty. */
+	if (rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
+	    !group_is_kept(&sum->part->plan, rank) ||
+	    group_writer_of(group, sum->part->plan.mode, rank) != writer)
+		return -EPROTO;
+	sum->manifest.parts[rank] = (struct format_manifest_part){
+		.file = file,
+		.crc32 = written->crc32,
+		.offset = written->offset,
+		.bytes = written->bytes,
+	};
+	sum->parts++;
+	return 0;
+}
+
+static int add_file(struct sum *sum, uint32_t writer, const struct group_written *written)
+{
+	struct format_manifest *manifest = &sum->manifest;
+	struct format_manifest_file *file = &manifest->files[manifest->file_count];
+	int ret = 0;
+
+	file->name = strdup(written->name);
+	if (!file->name)
+		return -ENOMEM;
+	file->bytes = written->bytes;
+	file->crc32 = written->crc32;
+	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
+	manifest->file_count++;
+	for (uint32_t i = 0; !ret && i < written->count; i++)
+		ret = add_part(sum, manifest->file_count - 1, writer, &written->parts[i]);
+	return ret;
+}
+
+static bool writes(const void *user, uint32_t rank)
+{
+	const struct sum *sum = user;
+
+	return sum->writes[rank];
+}
+
+static int found_done(void *user, uint32_t rank, const struct base_buffer *note,
+		      struct base_error *failure)
+{
+	struct sum *sum = user;
+	struct group_written written = { .parts = sum->heard,
+					 .count = sum->part->group->options.ranks };
+	int ret = group_read_message(&group_done, note, &written) ? 0 : -EPROTO;
+
+	if (!ret && written.failure.code)
+		return base_pass_on(failure, &written.failure);
+	if (!ret)
+		ret = add_file(sum, rank, &written);
+	return ret ? base_fail(failure, ret, "cannot use what it has written") : 0;
+}
+
+/* Names a part that is stored once for all ranks that have it. */
+static void repeat_parts(struct sum *sum)
+{
+	const struct group_plan *plan = &sum->part->plan;
+	struct format_manifest_part *parts = sum->manifest.parts;
+
+	for (uint32_t rank = 0; rank < sum->manifest.rank_count; rank++) {
+		parts[rank] = parts[plan->ranks[rank].kept];
+		parts[rank].repeats = plan->ranks[rank].same != rank;
+		parts[rank].same = plan->ranks[rank].same;
+	}
+}
+
+static int sum_up(struct sum *sum, const struct group_written *written, struct base_error *error)
+{
+	struct group_part *part = sum->part;
+	const struct ioshape_group *group = part->group;
+	const uint32_t ranks = group->options.ranks;
+	uint32_t kept = 0;
+	const struct group_collection collection = {
+		.what = group_done.name,
+		.missing = "did not finish",
+		.awaits = writes,
+		.found = found_done,
+		.user = sum,
+		.beats = true,
+	};
+	int ret;
+
+	for (uint32_t rank = 0; rank < ranks; rank++) {
+		if (!group_is_kept(&part->plan, rank))
+			continue;
+		sum->writes[group_writer_of(group, part->plan.mode, rank)] = true;
+		kept++;
+	}
+	ret = add_file(sum, 0, written);
+	if (ret)
+		return base_fail(error, ret, "cannot use what rank 0 has written");
+	part->round.group_total = part->plan.total_bytes;
+	ret = group_round_collect(&part->round, &collection, error);
+	if (ret)
+		return ret;
+	if (sum->parts != kept)
+		return base_refuse(error, -EPROTO, "%u of %u parts of generation %llu were written",
+				   sum->parts, kept, (unsigned long long)part->step);
+	repeat_parts(sum);
+	return 0;
+}
+
+/* ---- In place -------------------------------------------------------------------------------- */
+
+/* This node's files: its ranks wrote them. To be freed; NULL without memory. */
+static bool *find_files_here(const struct ioshape_group *group,
+			     const struct format_manifest *manifest)
+{
+	bool *here = calloc(manifest->file_count, sizeof(*here));
+
+	for (uint32_t rank = 0; here && rank < group->options.ranks; rank++) {
+		if (group_is_local(group, rank))
+			here[manifest->parts[rank].file] = true;
+	}
+	return here;
+}
+
+/* One node's part of it. */
+static int commit_here(struct group_part *part, struct group_attempt *attempt,
+		       const struct format_manifest *manifest, const struct base_buffer *plan,
+		       struct base_error *error)
+{
+	const struct ioshape_group *group = part->group;
+	const struct group_tier *tier = group_tier_of(&group->options);
+	bool *here = find_files_here(group, manifest);
+	int ret;
+
+	if (!here)
+		return base_no_memory(error, "files of a node", manifest->file_count);
+	attempt->files_here = here;
+	ret = tier->ops->protect(&part->round, manifest, plan, &attempt->folder, part->unprotected,
+				 error);
+	if (!ret)
+		ret = group_attempt_commit(attempt, manifest, false, error);
+	attempt->files_here = NULL;
+	free(here);
+	return ret ? ret : group_keep(part, error);
+}
+
+/* Rank 0: all nodes put their files in place, with the manifest. */
+static int commit_spread(struct group_part *part, struct group_attempt *attempt,
+			 struct format_manifest *manifest, struct base_error *error)
+{
+	const struct group_tier *tier = group_tier_of(&part->group->options);
+	struct group_answers answers = { .remark = part->unprotected };
+	struct group_commit commit = { 0 };
+	struct base_error own = { 0 };
+	int ret = tier->ops->plan(part->group, manifest, &commit.plan, error);
+
+	manifest->serial = group_next_serial(attempt);
+	if (!ret && format_manifest_encode(&commit.manifest, manifest))
+		ret = base_no_memory(error, "a manifest", manifest->rank_count);
+	if (!ret)
+		ret = group_tell(&part->round, &group_commit, &commit, error);
+	if (!ret) {
+		commit_here(part, attempt, manifest, &commit.plan, &own);
+		ret = group_collect_answers(&part->round, &group_kept,
+					    "did not put its files in place", &answers, error);
+	}
+	if (!ret && own.code)
+		ret = group_fail_of_rank(part->group, 0, &own, error);
+	if (!ret && answers.failure.code)
+		ret = base_pass_on(error, &answers.failure);
+	if (!ret)
+		part->group->last_serial = MAX(part->group->last_serial, manifest->serial);
+	base_buffer_free(&commit.manifest);
+	base_buffer_free(&commit.plan);
+	return ret;
+}
+
+/* ---- The other nodes ------------------------------------------------------------------------- */
+
+static int read_manifest(const struct ioshape_group *group, const struct base_buffer *text,
+			 struct format_manifest *manifest, struct base_error *error)
+{
+	const int ret = format_manifest_decode(manifest, (const char *)text->data, text->bytes,
+					       "the manifest of rank 0", error);
+
+	if (ret || manifest->rank_count == group->options.ranks)
+		return ret;
+	return base_refuse_with(
+		error, IOSHAPE_E_DAMAGED, "save again",
+		"the manifest of rank 0 is damaged: it has %u ranks, and the group has "
+		"%u",
+		manifest->rank_count, group->options.ranks);
+}
+
+/* -ECANCELED, without a sentence: there is a verdict already, and it cannot be a good one. */
+static int await_commit(struct group_part *part, struct group_commit *commit,
+			struct base_error *error)
+{
+	struct group_watched watched = { 0 };
+	struct group_verdict verdict;
+	int ret;
+
+	for (;;) {
+		ret = group_look(&part->round, &group_commit, 0, &watched, commit, error);
+		if (ret != -EAGAIN)
+			return ret;
+		ret = group_look(&part->round, &group_verdict, 0, &watched, &verdict, error);
+		if (ret != -EAGAIN)
+			return ret ? ret : -ECANCELED;
+		ret = group_round_go_on(&part->round, IOSHAPE_PHASE_SYNC, part->round.group_done,
+					part->round.group_total, error);
+		if (ret)
+			return ret;
+		group_round_rest(&part->round);
+	}
+}
+
+void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
+			 struct base_error *error)
+{
+	struct group_answer answer = { 0 };
+	struct base_error unsaid = { 0 };
+	struct format_manifest manifest = { 0 };
+	struct group_commit commit = { 0 };
+	int ret = await_commit(part, &commit, &answer.failure);
+
+	if (!ret) {
+		ret = read_manifest(part->group, &commit.manifest, &manifest, &answer.failure);
+		if (!ret)
+			ret = commit_here(part, attempt, &manifest, &commit.plan, &answer.failure);
+		memcpy(answer.remark, part->unprotected, sizeof(answer.remark));
+		group_tell(&part->round, &group_kept, &answer, &unsaid);
+	}
+	if (ret && answer.failure.code && !error->code)
+		base_pass_on(error, &answer.failure);
+	format_manifest_free(&manifest);
+	base_buffer_free(&commit.manifest);
+	base_buffer_free(&commit.plan);
+}
+
+/* ---- The verdict ----------------------------------------------------------------------------- */
+
+static int commit(struct sum *sum, struct group_attempt *attempt,
+		  const struct group_written *written, struct base_error *error)
+{
+	struct group_part *part = sum->part;
+	const uint32_t ranks = part->group->options.ranks;
+	struct format_manifest *manifest = &sum->manifest;
+	int ret;
+
+	manifest->step = part->step;
+	manifest->saved = (int64_t)time(NULL);
+	manifest->mode = part->plan.mode;
+	snprintf(manifest->attempt, sizeof(manifest->attempt), "%s", attempt->id);
+	manifest->rank_count = ranks;
+	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
+	manifest->files = calloc(ranks, sizeof(*manifest->files));
+	sum->writes = calloc(ranks, sizeof(*sum->writes));
+	sum->heard = calloc(ranks, sizeof(*sum->heard));
+	if (!manifest->parts || !manifest->files || !sum->writes || !sum->heard)
+		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->parts));
+	ret = sum_up(sum, written, error);
+	if (ret)
+		return ret;
+	for (uint32_t i = 0; i < manifest->file_count; i++)
+		part->report->generation_bytes += manifest->files[i].bytes;
+	if (group_is_spread(part))
+		return commit_spread(part, attempt, manifest, error);
+	ret = group_attempt_commit(attempt, manifest, part->task->file_options.no_replace, error);
+	if (ret)
+		return ret;
+	part->group->last_serial = MAX(part->group->last_serial, attempt->last_serial);
+	return group_keep(part, error);
+}
+
+static int say_verdict(struct group_part *part, const struct base_error *failure,
+		       struct base_error *error)
+{
+	struct group_verdict verdict = {
+		.failure = *failure,
+		.generation_bytes = part->report->generation_bytes,
+	};
+
+	strcpy(verdict.unprotected, part->unprotected);
+	return group_tell(&part->round, &group_verdict, &verdict, error);
+}
+
+/* ---- Rank 0 ---------------------------------------------------------------------------------- */
+
+/* The one that was just saved stays, also where a job has gone back to earlier steps. */
+static void retain(const struct group_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	const struct ioshape_prune_options options = {
+		.size = sizeof(options),
+		.keep_last = group->options.keep_last,
+		.keep_every = group->options.keep_every,
+	};
+	struct base_error why = { 0 };
+
+	/* Of those on the tier it is asked of the drain. */
+	if (!options.keep_last || part->plan.near)
+		return;
+	if (group_prune(group->context, group->directory, group->job, &options, NULL, &why))
+		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
+			 "old generations of %s were not removed: %s", group->directory, why.text);
+}
+
+/* What rank 0 failed with itself. A rank that is alone needs no name. */
+static int fail_own(const struct group_part *part, const struct base_error *own,
+		    struct base_error *error)
+{
+	if (part->group->board)
+		return group_fail_of_rank(part->group, 0, own, error);
+	return base_pass_on(error, own);
+}
+
+/* Plans, and tells the others: the plan, or why there is none. *told: they have been told. */
+static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
+			 const struct base_error *own, bool *told, struct base_error *error)
+{
+	struct base_error unsaid = { 0 };
+	int ret;
+
+	ret = own->code ? fail_own(part, own, error) : make_plan(part, attempt, error);
+	ret = save_space_verdict(part->group->context, ret, error);
+	if (!part->group->board)
+		return ret;
+	if (!ret)
+		group_round_forget(&part->round);
+	*told = !tell_plan(part, GROUP_NO_QUESTION, error, &unsaid);
+	if (!ret && !*told)
+		ret = base_pass_on(error, &unsaid);
+	return ret;
+}
+
+static int write_and_commit(struct group_part *part, struct group_attempt *attempt,
+			    struct base_error *error)
+{
+	struct group_written written = { 0 };
+	struct sum sum = { .part = part };
+	struct base_error own = { 0 };
+	int ret;
+
+	if (group_write_parts(part, &written, &own))
+		ret = fail_own(part, &own, error);
+	else
+		ret = commit(&sum, attempt, &written, error);
+	format_manifest_free(&sum.manifest);
+	free(sum.writes);
+	free(sum.heard);
+	free(written.parts);
+	return save_space_verdict(part->group->context, ret, error);
+}
+
+int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error)
+{
+	struct group_attempt attempt = GROUP_NO_ATTEMPT;
+	struct base_error unsaid = { 0 };
+	bool told = false;
+	int ret;
+
+	ret = plan_and_tell(part, &attempt, own, &told, error);
+	if (!ret)
+		ret = write_and_commit(part, &attempt, error);
+	/* Ranks that have not heard the plan find out by their deadline. */
+	if (told)
+		say_verdict(part, error, &unsaid);
+	group_attempt_abandon(&attempt);
+	/* The next save does it. */
+	if (!ret && !part->task->file_options.deadline_ns)
+		retain(part);
+	return ret;
+}
+
+int group_lead_nowhere(struct group_part *part, const struct base_error *why,
+		       struct base_error *error)
+{
+	struct base_error named = { 0 };
+
+	fail_own(part, why, &named);
+	return tell_plan(part, GROUP_NO_QUESTION, &named, error);
+}
