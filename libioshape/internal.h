@@ -259,6 +259,8 @@ struct slots_coordinator {
 	const char *id; /* "redis" or "local" */
 	uint32_t lease_ms;
 	uint32_t default_capacity;
+	uint64_t small_bytes; /* a request up to here may be let past the queue */
+	uint32_t express;     /* so many of them at a time */
 	/* "redis" */
 	struct slots_address address; /* with the password, wherever that came from */
 	char key[SLOTS_KEY_BYTES]; /* the first key of the pool, which the script is called with */
@@ -268,10 +270,8 @@ struct slots_coordinator {
 	char file[LOCAL_FILE_NAME_BYTES]; /* of the pool, in the folder */
 	uint32_t version;                 /* in the file's head */
 	uint64_t locks[LOCAL_LINES +
-		       1];    /* offsets at which lines of locks begin, or the last ends */
-	uint32_t holders;     /* records before those of the lines */
-	uint64_t small_bytes; /* a request up to here may be let past the queue */
-	uint32_t express;     /* so many of them at a time */
+		       1]; /* offsets at which lines of locks begin, or the last ends */
+	uint32_t holders;  /* records before those of the lines */
 };
 
 /* Finds where a context keeps a pool; NULL: all pools. Reads the password file. 0 or a code. */

@@ -460,22 +460,22 @@ struct attempt {
 
 enum verdict { DONE, AGAIN, FAILED };
 
-/* Makes the script begin the pool anew, with what operators have set; and if that does not help,
- * without it. */
+/* Remove the pool's data, so that the script begins it anew with what operators have set. If that
+ * does not help, remove what they have set, which is in the key that ends in "o". */
 static bool heal(struct attempt *attempt, const redisReply *broken)
 {
 	struct redis_client *client = attempt->client;
 	struct link_command command = { 0 };
+	char key[REDIS_KEY_BYTES], words[200];
 	redisReply *reply = NULL;
-	char words[200];
 	int ret;
 
 	if (attempt->heals == MOST_HEALS)
 		return false;
-	if (!attempt->heals++)
-		link_add_texts(&command, "HDEL", client->key, "run", "pool");
-	else
-		link_add_texts(&command, "DEL", client->key);
+	memcpy(key, client->key, sizeof(key));
+	if (attempt->heals++)
+		key[strlen(key) - 1] = 'o';
+	link_add_texts(&command, "DEL", key);
 	ret = link_ask(client->commands, &command, &reply, attempt->until_ns, NULL);
 	freeReplyObject(reply);
 	link_words(broken, words, sizeof(words));

@@ -515,6 +515,8 @@ static int redis_describe(const struct slots_config *config, struct slots_coordi
 	found->registry = REGISTRY;
 	found->address = client.address;
 	memcpy(found->key, client.key, sizeof(found->key));
+	found->small_bytes = SLOTS_SMALL_BYTES;
+	found->express = SLOTS_EXPRESS;
 	client_close(&client);
 	return ret;
 }

@@ -13,7 +13,7 @@
 #define REDIS_CALL_NS 2000000000ull
 
 /* Versions of the library whose scripts keep other data have a pool each. */
-#define REDIS_SCRIPT_FORMAT BASE_FORMAT(4u)
+#define REDIS_SCRIPT_FORMAT BASE_FORMAT(5u)
 
 /* The server that has the keys of a pool: the one named, a cluster's node, or the master that
  * sentinels know. */

@@ -10,8 +10,7 @@
 
 local MOST_REAPED = 16 -- dead holders, and as many waiters, in a call
 local MOST_GRANTED = 32 -- in a call
-local MOST_JOBS = 1000 -- with more jobs, forget those that were not seen for longest ...
-local KEPT_JOBS = 500 -- ... except so many without members
+local MOST_JOBS = 1000 -- with more jobs, forget those without members
 local TIDIED = 60000 -- least time between two of these clean-ups
 local NEAR = 10 -- a waiter up to this position is told who is ahead of it
 local KEPT = 24 * 3600 * 1000 -- an unused pool expires after this time
@@ -27,12 +26,13 @@ local MOST_TARGETS = 64
 local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
 local PACE_WRITERS = 8 -- ... divided by the number of writers, or by this number
 local LISTED = 256 -- waiters in a status
-local MOST_LIMITS = 64 -- of single jobs and users
-local MOST_NAME = 64 -- bytes
+local MOST_SET = 128 -- settings of the operator
+local MOST_NAME = 80 -- bytes of the name of a setting
 
 local operation, subject, lease, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local prefix = string.sub(KEYS[1], 1, -2)
 local M, H, Q, S, L, J = KEYS[1], prefix .. 'h', prefix .. 'q', prefix .. 's', prefix .. 'l', prefix .. 'j'
+local O = prefix .. 'o'
 local call = redis.call
 local encode, decode = cmsgpack.pack, cmsgpack.unpack
 
@@ -54,13 +54,15 @@ end
 
 -- The data of a pool:
 --
---   :m  hash   `run`: run id of the server that wrote the data, '' during a write; `pool`, `set`, `limits`, and `m:ID` of
---              each holder and waiter: packed tables with named fields
+--   :m  hash   `run`: run id of the server that wrote the data, '' during a write; `pool`, and `m:ID` of each holder and
+--              waiter: packed tables with named fields
 --   :h  zset   ids of holders, by the end of their lease
 --   :q  zset   queue: a tag of each waiter, by score; a tag begins with a number that rises, so that equals keep their order
 --   :s  zset   the tags of small requests in the queue, by starts of their own
 --   :l  zset   ids of waiters, by the end of their lease
 --   :j  hash   packed table of each job
+--   :o  hash   what the operator set: numbers by the names in SETTINGS, and by `job:NAME:share`, `job:NAME:rate`,
+--              `user:NAME:share` and `user:NAME:rate`; it is no part of the data above, and is never lost with it
 --   :w:CLIENT  list: ids of the client's requests that were granted while it waited
 
 local FIRST_MS, FIRST_BYTES = 16, 16e6 -- speed of writes before the first one
@@ -78,6 +80,7 @@ local function new_pool()
 		due = 0, -- no lease ends before
 		renewed = 0, -- when the keys' expiry was last set
 		tidied = 0, -- when jobs were last forgotten
+		paced = 0, -- the pool's and the users' bandwidth is of these settings (set.changed)
 		busy = 0, -- counts the times that the pool began to be used: older tags of jobs are void
 		fence = 0, -- the latest
 		seq = 0, -- counts requests that waited
@@ -89,37 +92,43 @@ local function new_pool()
 		served = 0, -- highest floor of a request that was granted: virtual time never falls below it
 		small_virtual = 0, -- virtual time of the small requests that were let past the queue
 		ms = FIRST_MS, bytes = FIRST_BYTES, -- of the latest writes
-		free = 0, paces = 0, -- when the pool's bandwidth is free; counts changes of rates
-		grants = 0, minute = 0, this_minute = 0, last_minute = 0,
+		free = 0, users = {}, -- when the bandwidth of the pool is free, and that of each user with a rate
+		grants = 0,
 		written = 0, held = 0, waited = 0, -- bytes; times of slots, together
 		targets = '', latest_target = 0 -- a byte for each group of storage targets: its writers
 	}
 end
 
--- What the operator set: 0 is nothing. `limits` counts those of single jobs and users; `changed` is the server's time.
-local function new_set()
-	return {capacity = 0, pool_rate = 0, job_rate = 0, small = 0, express = 0, limits = 0, changed = 0}
-end
-
 -- `finish` and `latest` are the virtual end and start of the job's latest request, `turn` is the start of the job's turn,
--- which `turn_began` then,
--- `small_finish` is the end of its latest small request among small ones, `usual` is what a request without a size costs, `ms` and `bytes` are of its latest writes, `free` and `paces` as in the pool.
+-- which `turn_began` then, `small_finish` is the end of its latest small request among small ones, `usual` is what a
+-- request without a size costs, `ms` and `bytes` are of its latest writes, `free` and `paced` as in the pool.
 local function new_job()
 	return {
 		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, turn_began = 0, small_finish = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0,
-		user = '', writes = 0, written = 0, held = 0, waited = 0, seen = 0, free = 0, paces = 0
+		user = '', writes = 0, written = 0, held = 0, waited = 0, free = 0, paced = 0
 	}
 end
 
-local stored = call('HMGET', M, 'run', 'pool', 'set', 'm:' .. subject)
+local stored = call('HMGET', M, 'run', 'pool', 'm:' .. subject)
 local run, is_known = stored[1], stored[2]
 local pool = is_known and decode(stored[2]) or new_pool()
-local set = stored[3] and decode(stored[3]) or new_set()
+
+-- What the operator set: 0 is nothing. `changed` is the server's time, and rises.
+local SETTINGS, set = {'capacity', 'pool_rate', 'job_rate', 'small', 'express', 'changed'}, {}
+for i, value in ipairs(call('HMGET', O, unpack(SETTINGS))) do
+	set[SETTINGS[i]] = tonumber(value or 0) or 0
+end
+
+-- Return what the operator set for one job or user.
+local function set_for(kind, name, what)
+	return set.changed > 0 and tonumber(call('HGET', O, kind .. ':' .. name .. ':' .. what) or 0) or 0
+end
 
 -- Fences and epochs are made of the server's clock, so that they rise if all else is lost. All else uses the pool's.
 local server = server_ms()
 local now = math.max(server + pool.ahead, pool.now)
 local is_changed = now ~= pool.now or now - server ~= pool.ahead -- the pool has to be written
+local renew = now - pool.renewed > KEPT / 4 -- the keys' expiry has to be set
 
 -- Make the client ask again, in a new epoch. This takes no memory, so that it always succeeds.
 local function start_anew()
@@ -150,7 +159,7 @@ end
 local WAITING, HOLDING = 1, 2
 
 -- By id: members that this call has read (false: none has this id), and those that it has to write.
-local members, to_write = {[subject] = stored[4] and decode(stored[4])}, {}
+local members, to_write = {[subject] = stored[3] and decode(stored[3])}, {}
 
 local function find_member(id)
 	if members[id] == nil then
@@ -173,20 +182,14 @@ end
 
 -- ---- Jobs -------------------------------------------------------------------------------------------
 
-local function forget_old_jobs()
-	local all, absent = call('HGETALL', J), {}
+local function forget_absent_jobs()
+	local all = call('HGETALL', J)
 	pool.tidied = now
 	for i = 1, #all, 2 do
 		local job = decode(all[i + 1])
 		if job.busy ~= pool.busy or job.members == 0 then
-			absent[#absent + 1] = {name = all[i], seen = job.seen}
+			call('HDEL', J, all[i])
 		end
-	end
-	table.sort(absent, function(a, b)
-		return a.seen < b.seen or (a.seen == b.seen and a.name < b.name)
-	end)
-	for i = 1, #absent - KEPT_JOBS do
-		call('HDEL', J, absent[i].name)
 	end
 end
 
@@ -195,7 +198,7 @@ local function load_job(name)
 	local job = packed and decode(packed)
 	if not job then
 		if now - pool.tidied > TIDIED and call('HLEN', J) >= MOST_JOBS then
-			forget_old_jobs()
+			forget_absent_jobs()
 		end
 		job = new_job()
 	end
@@ -207,9 +210,7 @@ local function load_job(name)
 end
 
 local function store_job(name, job)
-	if call('HSET', J, name, encode(job)) == 1 then
-		call('PEXPIRE', J, KEPT)
-	end
+	renew = call('HSET', J, name, encode(job)) == 1 or renew
 end
 
 local function join(job, share)
@@ -309,7 +310,7 @@ local function forget(id, member, passed)
 	else
 		job.finish = math.max(job.finish - member.cost / member.share, 0)
 	end
-	job.members, job.seen = job.members - 1, now
+	job.members = job.members - 1
 	store_job(member.job, job)
 	if job.members == 0 then
 		pool.shares = pool.shares - job.share
@@ -321,20 +322,13 @@ local function hold(id, member, given, until_then)
 	member.state, member.since, member.given = HOLDING, now, given
 	lease_until(H, id, until_then)
 	members[id], to_write[id], is_changed = member, member, true
-	if pool.holders == 0 then
-		call('PEXPIRE', H, KEPT)
-	end
+	renew = renew or pool.holders == 0
 	pool.holders, pool.used = pool.holders + 1, pool.used + given
 	pool.express_used = pool.express_used + (given == 0 and 1 or 0)
 end
 
 local function admit(id, member, given, until_then)
-	local minute = math.floor(now / 60000)
-	if minute ~= pool.minute then
-		pool.last_minute = minute == pool.minute + 1 and pool.this_minute or 0
-		pool.this_minute, pool.minute = 0, minute
-	end
-	pool.this_minute, pool.grants = pool.this_minute + 1, pool.grants + 1
+	pool.grants = pool.grants + 1
 	pool.fence = math.max(pool.fence + 1, server * 1024)
 	member.fence = pool.fence
 	if given > 0 then
@@ -393,16 +387,6 @@ local function grant_those_that_fit()
 	end
 end
 
--- Limits of single jobs and users, by 'job:NAME' and 'user:NAME': `share`, `rate`; when the bandwidth is `free`.
-local limits
-local function limit_of(kind, name)
-	if set.limits == 0 then
-		return nil
-	end
-	limits = limits or decode(call('HGET', M, 'limits') or encode({}))
-	return limits[kind .. ':' .. name]
-end
-
 -- ---- Beginning of each operation --------------------------------------------------------------------
 
 -- Begin an epoch. Holders of slots show up within a heartbeat and are let in first. The wait for them depends on whether
@@ -411,20 +395,16 @@ local function begin_epoch(current, uptime_s, is_usable)
 	local usual = pool.lease > 0 and pool.lease or lease
 	local had_holders = is_usable and (pool.holders > 0 or now - pool.now < usual)
 	if not is_usable then
-		local left, kept = call('DEL', H, Q, S, L) > 0, call('HMGET', M, 'set', 'limits')
+		local left = call('DEL', H, Q, S, L) > 0
 		call('DEL', M, J)
-		for i, name in ipairs({'set', 'limits'}) do
-			if kept[i] then
-				call('HSET', M, name, kept[i])
-			end
-		end
 		had_holders = known_epoch > 0 or left or (is_known and pool.holders > 0)
 		for _, name in ipairs({
-			'used', 'express_used', 'shares', 'holders', 'waiters', 'small_waiters', 'urgent_waiters', 'free', 'renewed'
+			'used', 'express_used', 'shares', 'holders', 'waiters', 'small_waiters', 'urgent_waiters', 'free'
 		}) do
 			pool[name] = 0
 		end
-		pool.targets, members = '', {}
+		pool.targets, pool.users, members = '', {}, {}
+		renew = true
 		-- Above the fences given in this millisecond, too.
 		pool.fence = math.max(pool.fence, (server + 1) * 1024)
 	end
@@ -544,22 +524,17 @@ if operation == 'acquire' then
 		members[id], to_write[id] = member, member
 		if member.small_start then
 			call('ZADD', S, member.small_start, member.tag)
-			if pool.small_waiters == 0 then
-				call('PEXPIRE', S, KEPT)
-			end
+			renew = renew or pool.small_waiters == 0
 			pool.small_waiters = pool.small_waiters + 1
 		end
-		if pool.waiters == 0 then
-			call('PEXPIRE', Q, KEPT)
-			call('PEXPIRE', L, KEPT)
-		end
+		renew = renew or pool.waiters == 0
 		pool.urgent_waiters = pool.urgent_waiters + (member.is_urgent and 1 or 0)
 		pool.waiters = pool.waiters + 1
 	end
 
 	local function share_of(job_name, user, own)
-		local of_job, of_user = limit_of('job', job_name), limit_of('user', user)
-		return of_job and of_job.share > 0 and of_job.share or of_user and of_user.share > 0 and of_user.share or own
+		local of_job, of_user = set_for('job', job_name, 'share'), set_for('user', user, 'share')
+		return of_job > 0 and of_job or of_user > 0 and of_user or own
 	end
 
 	operate = function(client, node, job_name, rank, own_share, weight, bytes, asked, usual, never_wait, user, urgent, boost)
@@ -653,51 +628,58 @@ elseif operation == 'beat' then
 	end
 
 elseif operation == 'release' then
+	-- The operator, who takes the slot away, does not say what `passed`.
 	operate = function(passed)
 		if not members[subject] then
 			return 0
 		end
-		forget(subject, members[subject], tonumber(passed))
+		forget(subject, members[subject], passed and tonumber(passed))
 		grant_those_that_fit()
 		return 1
 	end
 
 elseif operation == 'pace' then
+	local function lower(a, b)
+		return a > 0 and b > 0 and math.min(a, b) or math.max(a, b)
+	end
+
 	operate = function(bytes, own_rate, user)
 		bytes = tonumber(bytes)
-		local function lower(a, b)
-			return a > 0 and b > 0 and math.min(a, b) or math.max(a, b)
-		end
-		local limit, of_user = limit_of('job', subject), limit_of('user', user) or {rate = 0}
-		local of_job = {rate = lower(lower(tonumber(own_rate), set.job_rate), limit and limit.rate or 0)}
-		local of_pool = {rate = set.pool_rate, free = pool.free}
-		local rate, start = lower(lower(of_job.rate, of_user.rate), of_pool.rate), now
+		local job_rate = lower(lower(tonumber(own_rate), set.job_rate), set_for('job', subject, 'rate'))
+		local user_rate = set_for('user', user, 'rate')
+		local rate, start = lower(lower(job_rate, user_rate), set.pool_rate), now
 		if rate == 0 then
 			return {'bytes', 0, 'start', 0, 'end', 10000}
 		end
-		local job = of_job.rate > 0 and load_job(subject)
-		of_job.free = job and job.paces == pool.paces and job.free or 0
-		local paced = {of_pool, of_job, of_user}
+		-- What was given in advance at the rates before is owed by nobody.
+		if pool.paced ~= set.changed then
+			pool.paced, pool.free, pool.users = set.changed, 0, {}
+		end
+		local job = job_rate > 0 and load_job(subject) or {paced = set.changed}
+		if job.paced ~= set.changed then
+			job.paced, job.free = set.changed, 0
+		end
+		local limits = {
+			{rate = set.pool_rate, whose = pool, name = 'free'}, {rate = job_rate, whose = job, name = 'free'},
+			{rate = user_rate, whose = pool.users, name = user}
+		}
 		if bytes > 0 then
 			local writers = math.min(math.max(pool.holders, 1), PACE_WRITERS)
 			bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / writers))
-			for _, each in ipairs(paced) do
-				start = math.max(start, each.rate > 0 and each.free or 0)
+			for _, limit in ipairs(limits) do
+				start = math.max(start, limit.rate > 0 and limit.whose[limit.name] or 0)
 			end
 		end
 		-- Bytes that come back are of the latest grant, unless another one came after it: then nobody loses.
-		for _, each in ipairs(paced) do
-			if each.rate > 0 then
-				each.free = (bytes > 0 and start or each.free) + bytes * 1000 / each.rate
+		for _, limit in ipairs(limits) do
+			if limit.rate > 0 then
+				local free = bytes > 0 and start or limit.whose[limit.name] or 0
+				limit.whose[limit.name] = free + bytes * 1000 / limit.rate
 			end
 		end
-		pool.free, is_changed = of_pool.free, true
-		if job then
-			job.free, job.paces = of_job.free, pool.paces
+		is_changed = true
+		if job_rate > 0 then
 			store_job(subject, job)
-		end
-		if of_user.rate > 0 then
-			call('HSET', M, 'limits', encode(limits))
 		end
 		if bytes <= 0 then
 			return {'bytes', 0, 'start', 0, 'end', 0}
@@ -707,107 +689,67 @@ elseif operation == 'pace' then
 		}
 	end
 
-elseif operation == 'set' or operation == 'limit' then
-	local function change(clear, slots, pool_rate, job_rate, small, beside)
-		for name, given in pairs({
-			capacity = slots, pool_rate = pool_rate, job_rate = job_rate, small = small, express = beside
-		}) do
-			local value = tonumber(given)
-			set[name] = (value > 0 or clear) and value or set[name]
+elseif operation == 'set' then
+	-- Names and values: 0 clears.
+	operate = function(...)
+		local given = {...}
+		for i = 1, #given, 2 do
+			local name, value = string.sub(given[i], 1, MOST_NAME), tonumber(given[i + 1])
+			if value == 0 then
+				call('HDEL', O, name)
+			elseif call('HGET', O, name) or call('HLEN', O) < MOST_SET then
+				call('HSET', O, name, value)
+			else
+				return 0
+			end
+			set[name] = value
 		end
-		return clear or tonumber(pool_rate) + tonumber(job_rate) > 0
-	end
-
-	local function limit(clear, kind, name, share, rate)
-		name, share, rate = string.sub(name, 1, MOST_NAME), tonumber(share), tonumber(rate)
-		local key, found = kind .. ':' .. name, limit_of(kind, name)
-		limits = limits or {}
-		set.limits = set.limits - (found and 1 or 0)
-		if clear then
-			limits[key] = nil
-		elseif set.limits == MOST_LIMITS then
-			return nil
+		set.changed = math.max(server, set.changed + 1)
+		call('HSET', O, 'changed', set.changed)
+		-- What the operator set stays until it is cleared.
+		if call('HLEN', O) > 1 then
+			call('PERSIST', O)
 		else
-			set.limits = set.limits + 1
-			limits[key] = {
-				share = share > 0 and share or found and found.share or 0,
-				rate = rate > 0 and rate or found and found.rate or 0, free = 0
-			}
+			call('PEXPIRE', O, KEPT)
 		end
-		call('HSET', M, 'limits', encode(limits))
-		return true
-	end
-
-	operate = function(clear, ...)
-		local is_new_rate = (operation == 'set' and change or limit)(clear == '1', ...)
-		if is_new_rate == nil then
-			return 0
-		elseif is_new_rate then
-			-- What was given in advance at the old rates is owed by nobody.
-			pool.free, pool.paces = operation == 'set' and 0 or pool.free, pool.paces + 1
-		end
-		set.changed = server
-		call('HSET', M, 'set', encode(set))
-		pool.renewed, is_changed = 0, true
-		grant_those_that_fit()
-		return 1
-	end
-
-elseif operation == 'kick' then
-	operate = function()
-		if not members[subject] then
-			return 0
-		end
-		forget(subject, members[subject])
 		grant_those_that_fit()
 		return 1
 	end
 
 elseif is_look then
-	local function add_member(rows, id, deadline)
-		local member = must_find(id)
-		rows[#rows + 1] = {
-			'id', id, 'job', member.job, 'node', member.node, 'rank', member.rank, 'weight', member.weight,
-			'express', member.state == HOLDING and member.given == 0 and 1 or 0, 'bytes', member.bytes,
-			'passed', member.passed, 'fence', member.fence or 0, 'since', now - member.since,
-			'lease', (deadline or 0) - now, 'urgent', member.is_urgent and 1 or 0
-		}
+	local MEMBER = {'job', 'node', 'rank', 'weight', 'bytes', 'passed', 'state', 'given', 'fence', 'since', 'is_urgent'}
+	local JOB = {'user', 'written', 'writes', 'held', 'waited'}
+	local POOL = {'capacity', 'by_job', 'used', 'grants', 'waiters', 'written', 'held', 'waited'}
+
+	-- Add the fields of a table that have these names to a row.
+	local function add(row, from, names)
+		for _, name in ipairs(names) do
+			row[#row + 1] = name
+			row[#row + 1] = from[name] or 0
+		end
+		return row
 	end
 
 	-- Waiters are listed in their order, all other rows in any order: Python sorts them (_slots/redis_pools.py).
-	operate = function(usual)
+	operate = function()
 		-- Of a pool that is lost, or never was, keys without a meaning may be left.
 		local held = is_empty and {} or call('ZRANGE', H, 0, -1, 'WITHSCORES')
 		local queue = is_empty and {} or call('ZRANGE', Q, 0, LISTED - 1)
 		local jobs = is_empty and {} or call('HGETALL', J)
-		local holders, waiters, job_rows, limit_rows = {}, {}, {}, {}
+		local holders, waiters, job_rows = {}, {}, {}
 		for i = 1, #held, 2 do
-			add_member(holders, held[i], held[i + 1])
+			holders[#holders + 1] = add({'id', held[i], 'until', held[i + 1]}, must_find(held[i]), MEMBER)
 		end
 		for _, tag in ipairs(queue) do
 			local id = string.sub(tag, 17)
-			add_member(waiters, id, call('ZSCORE', L, id))
+			waiters[#waiters + 1] = add({'id', id, 'until', call('ZSCORE', L, id) or now}, must_find(id), MEMBER)
 		end
 		for i = 1, #jobs, 2 do
-			local job = decode(jobs[i + 1])
-			job_rows[#job_rows + 1] = {
-				'job', jobs[i], 'user', job.user, 'written', job.written, 'writes', job.writes, 'held', job.held,
-				'waited', job.waited
-			}
-		end
-		limit_of('', '')
-		for key, limit in pairs(limits or {}) do
-			local kind, name = string.match(key, '^(%a+):(.*)$')
-			limit_rows[#limit_rows + 1] = {kind, name, 'share', limit.share, 'rate', limit.rate}
+			job_rows[#job_rows + 1] = add({'job', jobs[i]}, decode(jobs[i + 1]), JOB)
 		end
 		return {
-			'capacity', set.capacity + pool.capacity > 0 and capacity() or tonumber(usual),
-			'by', set.capacity > 0 and 'operator' or pool.by_job > 0 and 'job' or 'default', 'used', pool.used,
-			'pool_rate', set.pool_rate, 'job_rate', set.job_rate,
-			'small', set.small > 0 and set.small or SMALL_BYTES, 'express', express(), 'changed', set.changed,
-			'grants', pool.grants, 'now', now, 'minute', pool.minute, 'this_minute', pool.this_minute,
-			'last_minute', pool.last_minute, 'waiter_count', pool.waiters, 'written', pool.written, 'held', pool.held,
-			'waited', pool.waited, 'holders', holders, 'waiters', waiters, 'jobs', job_rows, 'limits', limit_rows
+			'now', now, 'set', {call('HGETALL', O)}, 'pool', {add({}, pool, POOL)}, 'holders', holders,
+			'waiters', waiters, 'jobs', job_rows
 		}
 	end
 end
@@ -822,7 +764,7 @@ local result
 if not is_look then
 	result = operate(unpack(ARGV, 5))
 end
-local fields, renew = is_marked and {'run', run} or {}, now - pool.renewed > KEPT / 4
+local fields = is_marked and {'run', run} or {}
 for id, member in pairs(to_write) do
 	fields[#fields + 1] = 'm:' .. id
 	fields[#fields + 1] = encode(member)
@@ -838,10 +780,6 @@ end
 if renew then
 	for _, key in ipairs({M, H, Q, S, L, J}) do
 		call('PEXPIRE', key, KEPT)
-	end
-	-- What the operator set stays until it is cleared.
-	if set.capacity + set.pool_rate + set.job_rate + set.small + set.express + set.limits > 0 then
-		call('PERSIST', M)
 	end
 end
 -- A look at a user's database may be refused further commands: then what was written is whole.

@@ -217,10 +217,11 @@ def test_the_exporter_waits_for_no_client_without_end(address: str) -> None:
 GARBAGE = "\x00 no number"
 #: a key of the pool, a field of it ("": the whole key), and what survives
 POISONS = {
-    "all": ("m", "", ""),
+    "all": ("m", "", "capacity limits changed"),
     "pool": ("m", "pool", "capacity limits changed"),
-    "set": ("m", "set", ""),
-    "limits": ("m", "limits", ""),
+    "settings": ("o", "", ""),
+    "setting": ("o", "capacity", "limits changed"),
+    "limit": ("o", "job:4711:rate", "capacity limits changed"),
     "holders": ("h", "", "capacity limits changed"),
     "queue": ("q", "", "capacity limits changed"),
     "waiters": ("l", "", "capacity limits changed"),
@@ -244,7 +245,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
         ioshape.slot(pool=GOOD).release()
         held = ioshape.slot(pool=GOOD)
         connection = connected(address)
-        name = f"{{ios:{GOOD}}}:v4:{key}"
+        name = f"{{ios:{GOOD}}}:v5:{key}"
         if field:
             connection.call("HSET", name, field, GARBAGE)
         else:
@@ -261,7 +262,7 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
     assert ("limits" in survives) == bool(status.limits)
     assert ("changed" in survives) == (status.changed_s > 0)
     said = [one.getMessage() for one in caplog.records if "could not be read" in one.getMessage()]
-    assert len(said) == 1 or (poison == "waiters" and not said)
+    assert len(said) == 1 or (poison in ("waiters", "setting", "limit") and not said)
 
 
 #: Writes garbage to the keys by which the members of a pool are woken.
@@ -292,7 +293,7 @@ def test_a_key_that_wakes_a_waiter_and_cannot_be_written_is_dropped(
                 waits = thread.submit(lambda: ioshape.slot(pool=GOOD, timeout=60).release())
                 await_true(lambda: operator.status(GOOD).waiter_count == 1, "a waiter")
                 if poison:
-                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v4:")
+                    connection.call("EVAL", POISON_WAKES, "1", f"{{ios:{GOOD}}}:v5:")
                 held.release()
                 waits.result(60)
         ioshape.configure(coordinator="open")

@@ -461,7 +461,7 @@ def member(one_id: str, passed: int, since_s: float, job: str = "j") -> Member:
 def pool_of(*holders: Member, waiters: tuple[Member, ...] = ()) -> PoolStatus:
     counts = len(holders), len(waiters)
     return PoolStatus(
-        "p", "local", 4, "job", len(holders), 0, 0, 0, 1, 9, 3, holders, waiters, *counts
+        "p", "local", 4, "job", len(holders), 0, 0, 0, 1, 9, holders, waiters, *counts
     )
 
 

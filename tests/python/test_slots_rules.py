@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from slots_model import HOLDING, WAITING, Answer, Identity, Pool, Settings, Snapshot
+from slots_model import HOLDING, OF_POOL, WAITING, Answer, Identity, Pool, Settings, Snapshot
 from slots_script import (
     RefusedByRedis,
     Reply,
@@ -33,7 +33,7 @@ OPERATIONS = 1000  # in each schedule
 AT_ONCE = 50  # operations that are sent together
 LOOKED_AT = 5  # each so many operations the keys are compared, too
 STARTED = 1_700_000_000_000
-KEYS = "mhqslj"  # the last letters of their names
+KEYS = "mhqsljo"  # the last letters of their names
 LEASES = [3000, 10000, 15000, 600_000]
 SIZES = [0, 1, 4096, 1 << 20, 16 << 20, (16 << 20) + 1, 1 << 30, 1 << 40]
 JOBS = [
@@ -59,7 +59,7 @@ end
 table.sort(members)
 local small = redis.call('ZRANGE', prefix .. 's', 0, -1)
 local keys, lasting = {}, {}
-for _, name in ipairs({'m', 'h', 'q', 's', 'l', 'j'}) do
+for _, name in ipairs({'m', 'h', 'q', 's', 'l', 'j', 'o'}) do
 	local left = redis.call('PTTL', prefix .. name)
 	if left ~= -2 then
 		keys[#keys + 1] = name
@@ -96,7 +96,7 @@ def in_order(answer: dict[str, Any]) -> dict[str, Any]:
         return str(sorted(row.items()))
 
     return {
-        name: sorted(value, key=text) if name in ("holders", "jobs", "limits") else value
+        name: sorted(value, key=text) if name in ("holders", "jobs") else value
         for name, value in answer.items()
     }
 
@@ -291,14 +291,20 @@ class Schedule:
 
     def kick(self) -> None:
         request = self.some_id()
-        self.operation(self.pool.kick(request), "kick", request)
+        self.operation(self.pool.kick(request), "release", request)
 
     def set(self) -> None:
-        draw, clear = self.random.choice, self.random.random() < 0.4
-        made = Settings(draw([0, 0, 1, 5]), draw([0, 10**6]), draw([0, 10**7]))
-        made.small, made.express = draw([0, 0, 1, 1 << 31]), draw([0, 0, 3])
-        answer = self.pool.set(clear, made)
-        self.operation(answer, "set", "", int(clear), *vars(made).values())
+        draw = self.random.choice
+        drawn = [draw([0, 0, 1, 5]), draw([0, 10**6]), draw([0, 10**7])]
+        drawn += [draw([0, 0, 1, 1 << 31]), draw([0, 0, 3])]
+        self.change(dict(zip(OF_POOL, drawn, strict=True)))
+
+    def change(self, changes: Settings) -> None:
+        """Set what is not 0, and sometimes clear the rest."""
+        if self.random.random() < 0.6:
+            changes = {name: value for name, value in changes.items() if value}
+        given = [part for change in changes.items() for part in change]
+        self.operation(self.pool.set(changes), "set", "", *given)
 
     def pace(self) -> None:
         who = self.random.choice(JOBS)
@@ -310,12 +316,11 @@ class Schedule:
     def limit(self) -> None:
         draw, who = self.random.choice, self.random.choice(JOBS)
         kind, name = draw([("job", who.job), ("user", who.user)])
-        clear, share, rate = self.random.random() < 0.5, draw([0, 1, 150]), draw([0, 2 << 20])
-        answer = self.pool.set_limit(kind, name, clear, share, rate)
-        self.operation(answer, "limit", "", int(clear), kind, name, share, rate)
+        share, rate = draw([0, 1, 150]), draw([0, 2 << 20])
+        self.change({f"{kind}:{name}:share": share, f"{kind}:{name}:rate": rate})
 
     def status(self) -> None:
-        self.operation(self.pool.status(2), "status", "", 2)
+        self.operation(self.pool.status(), "status", "")
 
     # -- What must be so
 
@@ -358,7 +363,7 @@ class Schedule:
                 [part for one in alive for part in (one.id, str(one.deadline))],
                 [f"{one.seq:016}{one.id}" for one in pool.small_queue()],
                 [key for key in KEYS if key in present],
-                ["m"] if pool.numbers.settings.any() or pool.numbers.limits else [],
+                ["o"] if pool.settings else [],
             ]
         )
 
@@ -453,13 +458,13 @@ def test_without_memory_those_who_are_there_can_stay_and_go(server: Server) -> N
         assert script("release", "first", 0, lease=60_000) == 1
         assert state(beat(script, "second")) == HOLDING
         assert script("release", "first", 0, lease=60_000) == 0
-        assert script("kick", "second") == 1
-        assert script("set", "", 0, 5, 0, 0, 0, 0) == 1
-        status = script("status", "", 2)
+        assert script("release", "second") == 1
+        assert script("set", "", "capacity", 5) == 1
+        status = script("status", "")
     finally:
         server.connection.call("CONFIG", "SET", "maxmemory", 0)
     found = fields(status)
-    assert found["capacity"] == 5
+    assert found["set"][0]["capacity"] == "5"
     assert found["holders"] == found["waiters"] == []
     assert state(acquire(script, "third")) == HOLDING
 
@@ -531,7 +536,7 @@ def test_nor_later_if_an_operator_looks_first(server: Server) -> None:
     assert state(acquire(told.script, "first", 900)) == HOLDING
     assert state(acquire(told.script, "second", 900)) == WAITING
     told.is_run(2)
-    told.script("status", "", 2)
+    told.script("status", "")
     assert told.script("release", "first", 0, lease=900) == 1
     told.passes(450)
     assert state(acquire(told.script, "second", 900)) == HOLDING
@@ -539,7 +544,7 @@ def test_nor_later_if_an_operator_looks_first(server: Server) -> None:
 
 def test_a_clock_that_is_set_back_takes_no_slot_and_ends_every_lease(server: Server) -> None:
     told = Told(server)
-    assert told.script("set", "", 0, 1, 0, 0, 0, 0) == 1
+    assert told.script("set", "", "capacity", 1) == 1
     assert state(acquire(told.script, "first", 15_000)) == HOLDING
     assert state(acquire(told.script, "second", 15_000)) == WAITING
     told.passes(-400_000)
@@ -551,9 +556,9 @@ def test_a_clock_that_is_set_back_takes_no_slot_and_ends_every_lease(server: Ser
 
 
 def lease_left(script: Script, name: str) -> int:
-    status = fields(script("status", "", 2))
+    status = fields(script("status", ""))
     rows = [*status["holders"], *status["waiters"]]
-    return next(int(row["lease"]) for row in rows if row["id"] == name)
+    return next(int(row["until"]) - int(status["now"]) for row in rows if row["id"] == name)
 
 
 def test_whoever_is_told_that_it_holds_can_count_on_a_whole_lease(server: Server) -> None:
@@ -588,16 +593,16 @@ def test_a_request_made_twice_has_a_whole_lease(server: Server) -> None:
         assert state(alone("second")) == WAITING
     # Nor is it longer than that.
     server.connection.call("SET", "now", STARTED + 6000 + 3000 - 1)
-    status = fields(script("status", "", 2))
+    status = fields(script("status", ""))
     assert [len(status[name]) for name in ("holders", "waiters")] == [1, 1]
     server.connection.call("SET", "now", STARTED + 6000 + 3000)
-    status = fields(script("status", "", 2))
+    status = fields(script("status", ""))
     assert status["holders"] == status["waiters"] == []
 
 
 def test_looking_makes_no_pool_and_leaving_leaves_nothing_that_lasts(server: Server) -> None:
     server.connection.call("FLUSHALL")
-    Script(server, script_text(), "none")("status", "", 2)
+    Script(server, script_text(), "none")("status", "")
     assert server.connection.call("KEYS", "*") == []
     script = opened(server, "gone")
     for name in ("first", "second", "third"):
@@ -660,11 +665,11 @@ OPERATIONS_BROKEN: list[list[Value]] = [
     ["beat", "two", 0, 0, 0, 1, 0, "c", "n", "j", 0, 1],
     ["release", "one", 5 << 20],
     ["release", "two", 0],
-    ["kick", "one"],
-    ["set", "", 0, 2, 0, 0, 0, 0],
-    ["limit", "", 0, "job", "j", 1, 5],
+    ["release", "one"],
+    ["set", "", "capacity", 2],
+    ["set", "", "job:j:share", 1, "job:j:rate", 5],
     ["pace", "j", 1, 1000, "u"],
-    ["status", "", 2],
+    ["status", ""],
 ]
 
 
@@ -734,44 +739,59 @@ def test_redis_grants_slots_as_the_model_does(part: int, server: Server) -> None
         run_schedule(seed, server)
 
 
-def test_jobs_that_were_not_seen_for_long_are_forgotten(server: Server) -> None:
+def test_jobs_without_members_are_forgotten_when_there_are_many(server: Server) -> None:
     server.connection.call("FLUSHALL")
     server.connection.call("SET", "info", info_text(1, 100_000))
     script = Script(server, scripted_text())
-    most, kept, at = 1000, 500, STARTED
+    most, at = 1000, STARTED
     for number in range(most + 1):
         at += 100
         server.connection.call("SET", "now", at)
         named = ("acquire", f"r{number}", "c", "n", f"job{number:04}", 0, 1)
-        assert state(script(*named, 1, 0, 1, 1, 0, "u", 0, 0, lease=60_000)) == HOLDING
-        assert script("release", f"r{number}", number, lease=60_000) == 1
+        assert state(script(*named, 1, 0, 5, 1, 0, "u", 0, 0, lease=600_000)) == HOLDING
+        if number not in (7, 8):
+            assert script("release", f"r{number}", number, lease=600_000) == 1
     left = server.connection.call("HKEYS", script.prefix + "j")
     assert isinstance(left, list)
-    # The one that was new at that time, and so many of the others.
-    assert sorted(map(str, left)) == [f"job{n:04}" for n in range(most - kept, most + 1)]
-    status = fields(script("status", "", 2))
-    assert {f"job{most - n:04}" for n in range(64)} <= {row["job"] for row in status["jobs"]}
+    # Those that are present, and the one that was new at that time.
+    assert sorted(map(str, left)) == ["job0007", "job0008", f"job{most:04}"]
 
 
 def test_a_jobs_limit_holds_whatever_the_job_asks_for(server: Server) -> None:
     told = Told(server)
     script = told.script
-    assert script("limit", "", 0, "user", "u", 50, 3_000_000) == 1
-    assert script("limit", "", 0, "job", "j", 25, 0) == 1
+    assert script("set", "", "user:u:share", 50, "user:u:rate", 3_000_000) == 1
+    assert script("set", "", "job:j:share", 25) == 1
     assert state(acquire(script, "first")) == HOLDING
     # Its own rate is higher, the user's limit is of all its jobs together.
     first = fields(script("pace", "j", 1 << 20, 1 << 40, "u"))
     second = fields(script("pace", "other", 1 << 20, 0, "u"))
     assert (second["start"], first["end"]) == (349, 350)  # its start is rounded down, its end up
-    assert script("limit", "", 1, "user", "u", 0, 0) == 1
+    assert script("set", "", "user:u:share", 0, "user:u:rate", 0) == 1
     assert fields(script("pace", "j", 1 << 20, 0, "u")) == {"bytes": 0, "start": 0, "end": 10_000}
-    status = fields(script("status", "", 1))
-    assert status["limits"] == [{"job": "j", "share": 25, "rate": 0}]
+    (left,) = fields(script("status", ""))["set"]
+    assert left.keys() == {"job:j:share", "changed"}
+    assert left["job:j:share"] == "25"
 
 
-def test_there_are_only_so_many_limits(server: Server) -> None:
+def test_there_are_only_so_many_settings(server: Server) -> None:
     script = opened(server, "limits")
-    made = [script("limit", "", 0, "job", f"j{number}", 1, 0) for number in range(66)]
-    assert made == [1] * 64 + [0] * 2
-    assert script("limit", "", 1, "job", "j1", 0, 0) == 1
-    assert script("limit", "", 0, "job", "j65", 1, 0) == 1
+    made = [script("set", "", f"job:j{number}:share", 1) for number in range(130)]
+    assert made == [1] * 127 + [0] * 3  # beside the time of the latest change
+    assert script("set", "", "job:j1:share", 2) == 1
+    assert script("set", "", "job:j1:share", 0) == 1
+    assert script("set", "", "job:j129:share", 1) == 1
+
+
+@pytest.mark.parametrize("garbage", ["", "nan", "-1", "many", "\x00"])
+def test_settings_that_are_no_numbers_count_as_none(server: Server, garbage: str) -> None:
+    script = opened(server, "garbage")
+    names = ["capacity", "pool_rate", "job_rate", "small", "express", "changed"]
+    names += ["job:j:share", "job:j:rate", "user:u:share", "user:u:rate"]
+    for name in names:
+        server.connection.call("HSET", script.prefix + "o", name, garbage)
+    assert state(acquire(script, "first")) == HOLDING
+    assert state(acquire(script, "second")) == WAITING
+    assert fields(script("pace", "j", 1 << 20, 0, "u")) == {"bytes": 0, "start": 0, "end": 10_000}
+    assert script("set", "", "capacity", 2) == 1
+    assert state(acquire(script, "second")) == HOLDING

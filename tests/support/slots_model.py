@@ -16,10 +16,8 @@ WAITING, HOLDING = 1, 2
 MOST_REAPED = 16
 MOST_GRANTED = 32
 MOST_JOBS = 1000
-KEPT_JOBS = 500
 TIDIED = 60_000
-MOST_LIMITS = 64
-MOST_NAME = 64
+MOST_SET = 128
 LISTED = 256
 NEAR = 10
 SMALL_BYTES = 16 << 20
@@ -98,15 +96,6 @@ class Use:
 
 
 @dataclass
-class Limit:
-    """What the operator set for one job or user."""
-
-    share: int = 0
-    rate: int = 0
-    free: float = 0
-
-
-@dataclass
 class Job:
     """What a pool remembers of a job."""
 
@@ -121,22 +110,13 @@ class Job:
     bytes: float = 0
     user: str = ""
     use: Use = field(default_factory=Use)
-    seen: int = 0
-    free: float = 0  # when its bandwidth is free again
+    free: float = 0  # when its bandwidth is free again ...
+    paced: int = 0  # ... by the settings of this time
 
 
-@dataclass
-class Settings:
-    """What the operator set."""
-
-    capacity: int = 0
-    pool_rate: int = 0
-    job_rate: int = 0
-    small: int = 0
-    express: int = 0
-
-    def any(self) -> bool:
-        return any(vars(self).values())
+#: What the operator set, by name: for the pool these, and `job:NAME:share` and the like.
+Settings = dict[str, int]
+OF_POOL = ("capacity", "pool_rate", "job_rate", "small", "express")
 
 
 @dataclass
@@ -177,11 +157,9 @@ class Numbers:
     bytes: float = 16e6
     free: float = 0
     grants: int = 0
-    granted: list[int] = field(default_factory=list)  # when, in this clock minute and the last
     tidied: int = 0
-    changed: int = 0  # when the operator last set something
-    settings: Settings = field(default_factory=Settings)
-    limits: dict[tuple[str, str], Limit] = field(default_factory=dict)
+    users: dict[str, float] = field(default_factory=dict)  # when their bandwidth is free
+    paced: int = 0  # `free` and `users` are by the settings of this time
     use: Use = field(default_factory=Use)
 
 
@@ -192,6 +170,8 @@ class Snapshot:
     numbers: Numbers
     members: dict[str, Member]
     jobs: dict[str, Job]
+    settings: Settings
+    changed: int
 
 
 class Pool:
@@ -203,6 +183,8 @@ class Pool:
         self.numbers = Numbers()
         self.members: dict[str, Member] = {}
         self.jobs: dict[str, Job] = {}
+        self.settings: Settings = {}
+        self.changed = 0  # when the operator last set something
         self.evicted: set[str] = set()  # keys that are needed to understand the others
         self.granted: list[Grant] = []  # all, for tests
         self.woken: list[str] = []
@@ -236,13 +218,16 @@ class Pool:
         return sum(self.jobs[name].share for name in present)
 
     def capacity(self) -> int:
-        return max(self.numbers.settings.capacity or self.numbers.cap, 1)
+        return max(self.setting("capacity") or self.numbers.cap, 1)
 
     def small_bytes(self) -> int:
-        return self.numbers.settings.small or SMALL_BYTES
+        return self.setting("small") or SMALL_BYTES
 
     def express(self) -> int:
-        return self.numbers.settings.express or 1
+        return self.setting("express") or 1
+
+    def setting(self, *name: str) -> int:
+        return self.settings.get(":".join(name), 0)
 
     def has_members(self, job: str) -> bool:
         return any(member.who.job == job for member in self.members.values())
@@ -252,13 +237,19 @@ class Pool:
     def lose_all(self) -> None:
         """FLUSHALL."""
         self.numbers = Numbers()
+        self.lose_settings()
         self.lose_members()
+
+    def lose_settings(self) -> None:
+        self.settings, self.changed = {}, 0
 
     def evict(self, key: str) -> None:
         """One key is gone, by the last letter of its name."""
         if key == "m":
             self.numbers = Numbers()
-        if self.members and key in self.keys():
+        if key == "o":
+            self.lose_settings()
+        elif self.members and key in self.keys():
             self.evicted.add(key)
         elif key == "j":
             self.jobs.clear()
@@ -267,16 +258,18 @@ class Pool:
         """Those that should exist, by the last letters of their names."""
         present: dict[str, object] = {"m": self.numbers.run, "j": self.jobs}
         present |= {"h": self.holders(), "q": self.queue(), "l": self.queue()}
-        present |= {"s": self.small_queue()}
+        present |= {"s": self.small_queue(), "o": self.changed}
         return {key for key, content in present.items() if content}
 
     def snapshot(self) -> "Snapshot":
-        return deepcopy(Snapshot(self.numbers, self.members, self.jobs))
+        now = Snapshot(self.numbers, self.members, self.jobs, self.settings, self.changed)
+        return deepcopy(now)
 
     def restore(self, earlier: "Snapshot") -> None:
         """A server takes over that knows what was so then."""
         copy = deepcopy(earlier)
         self.numbers, self.members, self.jobs = copy.numbers, copy.members, copy.jobs
+        self.settings, self.changed = copy.settings, copy.changed
         self.evicted.clear()
 
     def lose_members(self) -> None:
@@ -299,7 +292,7 @@ class Pool:
             somebody = known_epoch > 0 or left or (not lost and bool(self.holders()))
             self.lose_members()
             numbers.fence = max(numbers.fence, (self.clock() + 1) * 1024)
-            numbers.free = 0
+            numbers.free, numbers.users = 0, {}
         numbers.epoch = max(numbers.epoch, known_epoch, self.clock() - 1) + 1
         numbers.opened = self.now
         began = self.now if somebody else self.now - uptime_s * 1000
@@ -310,7 +303,7 @@ class Pool:
 
     def job_of(self, name: str) -> Job:
         if name not in self.jobs:
-            self.forget_old_jobs()
+            self.forget_absent_jobs()
             self.jobs[name] = Job()
         return self.jobs[name]
 
@@ -351,17 +344,13 @@ class Pool:
             if member.target and len(self.numbers.writers) == member.targets:
                 group = member.target - 1
                 self.numbers.writers[group] = max(self.numbers.writers[group] - 1, 0)
-        job.seen = self.now
         del self.members[member.id]
 
-    def forget_old_jobs(self) -> None:
+    def forget_absent_jobs(self) -> None:
         if self.now - self.numbers.tidied <= TIDIED or len(self.jobs) < MOST_JOBS:
             return
         self.numbers.tidied = self.now
-        absent = [name for name in self.jobs if not self.has_members(name)]
-        absent.sort(key=lambda name: (self.jobs[name].seen, name))
-        for name in absent[: max(len(absent) - KEPT_JOBS, 0)]:
-            del self.jobs[name]
+        self.jobs = {name: job for name, job in self.jobs.items() if self.has_members(name)}
 
     def take_target(self, member: Member) -> None:
         """Take the next group of storage targets, of those with the fewest writers."""
@@ -379,7 +368,6 @@ class Pool:
             self.take_target(member)
         numbers.fence = max(numbers.fence + 1, self.clock() * 1024)
         numbers.grants += 1
-        numbers.granted.append(self.now)
         self.granted.append(
             Grant(
                 member,
@@ -500,7 +488,7 @@ class Pool:
                 other.finish = other.latest = other.turn = other.small_finish = 0
         job = self.job_of(who.job)
         job.user = who.user
-        share = self.limit("job", who.job).share or self.limit("user", who.user).share
+        share = self.setting("job", who.job, "share") or self.setting("user", who.user, "share")
         who = replace(who, share=share or who.share)
         if not self.has_members(who.job):
             job.share = who.share
@@ -589,37 +577,16 @@ class Pool:
         self.grant_those_that_fit()
         return 1
 
-    def set(self, clear: bool, settings: Settings, lease: int = 15000) -> int:
-        self.tick(0, lease)
-        for name, value in vars(settings).items():
-            if value or clear:
-                setattr(self.numbers.settings, name, value)
-        self.numbers.changed = self.clock()
-        if clear or settings.pool_rate or settings.job_rate:
-            self.numbers.free = 0
-            for job in self.jobs.values():
-                job.free = 0
-        self.grant_those_that_fit()
-        return 1
-
-    def limit(self, kind: str, name: str) -> Limit:
-        return self.numbers.limits.get((kind, name), Limit())
-
-    def set_limit(self, kind: str, name: str, clear: bool, share: int, rate: int) -> int:
+    def set(self, changes: Settings) -> int:
         self.tick(0, 15000)
-        limits = self.numbers.limits
-        found = limits.get((kind, name))
-        if clear:
-            limits.pop((kind, name), None)
-        else:
-            if not found and len(limits) == MOST_LIMITS:
-                self.grant_those_that_fit()
+        for name, value in changes.items():
+            if not value:
+                self.settings.pop(name, None)
+            elif name in self.settings or len(self.settings) + (self.changed > 0) < MOST_SET:
+                self.settings[name] = value
+            else:
                 return 0
-            found = limits.setdefault((kind, name), Limit())
-            found.share, found.rate, found.free = share or found.share, rate or found.rate, 0
-        self.numbers.changed = self.clock()
-        for job in self.jobs.values():
-            job.free = 0
+        self.changed = max(self.clock(), self.changed + 1)
         self.grant_those_that_fit()
         return 1
 
@@ -633,26 +600,42 @@ class Pool:
         known_epoch: int = 0,
     ) -> Answer:
         self.tick(known_epoch, lease)
-        numbers, settings = self.numbers, self.numbers.settings
-        mine, of_user = self.limit("job", job), self.limit("user", user)
+        numbers, pool_rate = self.numbers, self.setting("pool_rate")
+        user_rate = self.setting("user", user, "rate")
 
         def lowest(*rates: int) -> int:
             return min((rate for rate in rates if rate > 0), default=0)
 
-        job_rate = lowest(job_rate, settings.job_rate, mine.rate)
-        rate = lowest(job_rate, settings.pool_rate, of_user.rate)
+        job_rate = lowest(job_rate, self.setting("job_rate"), self.setting("job", job, "rate"))
+        rate = lowest(job_rate, pool_rate, user_rate)
         if not rate:
             return {"bytes": 0, "start": 0, "end": 10000}
-        paced: list[tuple[int, Numbers | Job | Limit]] = [(settings.pool_rate, numbers)]
-        paced += [(job_rate, self.job_of(job))] if job_rate else []
-        paced = [(each, whose) for each, whose in [*paced, (of_user.rate, of_user)] if each]
+        owing = self.job_of(job) if job_rate else Job()
+        # Nothing is owed for what was given in advance at the rates before.
+        if numbers.paced != self.changed:
+            numbers.paced, numbers.free, numbers.users = self.changed, 0, {}
+        if owing.paced != self.changed:
+            owing.paced, owing.free = self.changed, 0
+        free = [
+            *([numbers.free] if pool_rate else []),
+            *([owing.free] if job_rate else []),
+            *([numbers.users.get(user, 0)] if user_rate else []),
+        ]
         start: float = self.now
         if size > 0:
             turns = min(max(len(self.holders()), 1), 8)
             size = max(size, math.floor(rate * 250 / 1000 / turns))
-            start = max(self.now, *(whose.free for _, whose in paced))
-        for each, whose in paced:
-            whose.free = (start if size > 0 else whose.free) + size * 1000 / each
+            start = max(self.now, *free)
+
+        def later(free: float, rate: int) -> float:
+            return (start if size > 0 else free) + size * 1000 / rate
+
+        if pool_rate:
+            numbers.free = later(numbers.free, pool_rate)
+        if job_rate:
+            owing.free = later(owing.free, job_rate)
+        if user_rate:
+            numbers.users[user] = later(numbers.users.get(user, 0), user_rate)
         if size <= 0:
             return {"bytes": 0, "start": 0, "end": 0}
         end = start - self.now + size * 1000 / rate
@@ -662,11 +645,10 @@ class Pool:
         who = member.who
         return {
             **{"id": member.id, "job": who.job, "node": who.node, "rank": str(who.rank)},
-            "weight": member.weight,
-            "express": int(member.state == HOLDING and member.given == 0),
-            "urgent": int(member.urgent),
-            **{"bytes": member.bytes, "passed": member.passed, "fence": member.fence},
-            **{"since": self.now - member.since, "lease": member.deadline - self.now},
+            **{"weight": member.weight, "bytes": member.bytes, "passed": member.passed},
+            **{"state": member.state, "given": member.given, "fence": member.fence},
+            **{"since": member.since, "until": str(member.deadline)},
+            "is_urgent": int(member.urgent),
         }
 
     def job_rows(self) -> list[Answer]:
@@ -675,31 +657,21 @@ class Pool:
             for name, job in self.jobs.items()
         ]
 
-    def status(self, usual: int, lease: int = 15000) -> dict[str, int | str | list[Answer]]:
+    def status(self, lease: int = 15000) -> dict[str, int | list[Answer]]:
         held: list[Member] = []
         queue: list[Member] = []
         if self.numbers.run:
             self.tick(0, lease)
             held, queue = self.holders(), self.queue()
-        numbers, settings = self.numbers, self.numbers.settings
-        by = "operator" if settings.capacity else "job" if numbers.by else "default"
-        minutes = [at // 60_000 for at in numbers.granted]
-        minute = minutes[-1] if minutes else 0
+        numbers = self.numbers
+        pool: Answer = {"capacity": numbers.cap, "by_job": numbers.by, "grants": numbers.grants}
+        pool |= {"used": sum(member.given for member in held), "waiters": len(queue)}
+        changed = {"changed": str(self.changed)} if self.changed else {}
         return {
-            "capacity": self.capacity() if settings.capacity or numbers.cap else usual,
-            **{"by": by, "used": sum(member.given for member in held)},
-            **{"pool_rate": settings.pool_rate, "job_rate": settings.job_rate},
-            **{"small": self.small_bytes(), "express": self.express()},
-            **{"changed": numbers.changed, "grants": numbers.grants},
             "now": self.now if numbers.run else self.clock(),
-            **{"minute": minute, "this_minute": minutes.count(minute)},
-            **{"last_minute": minutes.count(minute - 1), "waiter_count": len(queue)},
-            **numbers.use.row(),
+            "set": [{**{name: str(value) for name, value in self.settings.items()}, **changed}],
+            "pool": [pool | numbers.use.row()],
             "holders": [self.row(member) for member in held],
             "waiters": [self.row(member) for member in queue[:LISTED]],
-            "jobs": self.job_rows(),
-            "limits": [
-                {kind: name, "share": limit.share, "rate": limit.rate}
-                for (kind, name), limit in numbers.limits.items()
-            ],
+            "jobs": self.job_rows() if numbers.run else [],
         }

@@ -207,7 +207,6 @@ def _status(pool: str, where: Any, file: int | None) -> PoolStatus:
         small_bytes=where.small_bytes,
         express=where.express,
         grants=0,
-        grants_last_minute=0,
         holders=tuple(sorted(holders, key=lambda one: one.fence)[:MOST_LISTED]),
         waiters=tuple(waiters[:MOST_LISTED]),
         holder_count=len(holders),

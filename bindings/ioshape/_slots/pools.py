@@ -108,8 +108,6 @@ class PoolStatus:
     express: int
     #: since the pool began
     grants: int
-    #: in the last 60 s, to within those of the minute before
-    grants_last_minute: int
     #: oldest first; not all if there are many
     holders: tuple[Member, ...]
     #: the next one first; not all if there are many

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -52,7 +53,17 @@ _MOST_REDIRECTS = 5
 # Above it the numbers of slots.lua have holes.
 _MOST_BYTES = 2**53
 _MOST_JOBS = 64
+_HOLDING = 2  # the state of a member
 _NAMES_KEPT_MS = 7 * 24 * 3600 * 1000
+
+#: What an operator sets for a pool, as slots.lua names it.
+_NAMES = {
+    "capacity": "capacity",
+    "pool_bytes_per_s": "pool_rate",
+    "job_bytes_per_s": "job_rate",
+    "small_bytes": "small",
+    "express": "express",
+}
 
 # The script fails with this error if another program has written to the keys of the pool.
 _UNREADABLE = (
@@ -85,9 +96,9 @@ class RedisPools:
     def status(self, pool: str) -> PoolStatus:
         """Return the state of a pool."""
         where = where_is(self._context, pool)
-        answer = self._call(pool, where, "status", "", where.default_capacity)
+        answer = self._call(pool, where, "status", "")
         try:
-            return _status(pool, _named(answer))
+            return _status(pool, where, _named(answer))
         except (KeyError, TypeError, ValueError) as error:
             raise failure(
                 lib.IOSHAPE_E_COORDINATOR,
@@ -98,20 +109,21 @@ class RedisPools:
             ) from error
 
     def set(self, pool: str, settings: Mapping[str, int], *, clear: bool) -> None:
-        """Set what the pool allows, in the order of slots.lua."""
-        where = where_is(self._context, pool)
-        values = [min(value, _MOST_BYTES) for value in settings.values()]
-        self._call(pool, where, "set", "", int(clear), *values)
-        if any(values):
-            self._keep_name(where, pool, "+inf")
-        elif clear:
-            self._keep_name(where, pool, str(int(time.time() * 1000)))
+        """Set what the pool allows."""
+        named = {_NAMES[name]: min(value, _MOST_BYTES) for name, value in settings.items()}
+        self._change(pool, named, clear=clear)
 
     def limit(self, pool: str, kind: str, name: str, share: int, rate: int, *, clear: bool) -> None:
         """Set what one job or user may."""
+        of_one = {"share": share, "rate": min(rate, _MOST_BYTES)}
+        named = {f"{kind}:{name}:{what}": value for what, value in of_one.items()}
+        self._change(pool, named, clear=clear)
+
+    def _change(self, pool: str, named: Mapping[str, int], *, clear: bool) -> None:
+        """Set what is not 0, and clear the rest if asked to."""
         where = where_is(self._context, pool)
-        rate = min(rate, _MOST_BYTES)
-        if not self._call(pool, where, "limit", "", int(clear), kind, name, share, rate):
+        changes = {name: value for name, value in named.items() if value or clear}
+        if not self._call(pool, where, "set", "", *chain.from_iterable(changes.items())):
             raise failure(
                 -errno.ENOSPC,
                 f"pool {pool} has limits for as many jobs and users as it can",
@@ -119,12 +131,14 @@ class RedisPools:
                 "set",
                 remedy="clear one that is not needed",
             )
-        if not clear:
+        if any(changes.values()):
             self._keep_name(where, pool, "+inf")
+        elif "capacity" in changes:
+            self._keep_name(where, pool, str(int(time.time() * 1000)))
 
     def kick(self, pool: str, member: str) -> None:
         """Take its slot, or its place in the queue, from a request."""
-        if not self._call(pool, where_is(self._context, pool), "kick", member):
+        if not self._call(pool, where_is(self._context, pool), "release", member):
             why = f"no request holds or waits for a slot of pool {pool} as {one_line(member)}"
             raise failure(-errno.ENOENT, why, pool, "kick", remedy="the pool's status has the ids")
 
@@ -137,21 +151,24 @@ class RedisPools:
 
     def _call(self, pool: str, where: Any, operation: str, subject: str, *more: Any) -> Any:
         """Call the script that keeps the order of a pool."""
-        words = (1, said(where.key), operation, subject, where.lease_ms, 0, *more)
+        data = said(where.key)
+        settings = data[:-1] + "o"
+        words = (1, data, operation, subject, where.lease_ms, 0, *more)
         with self._refusals(operation, where, pool):
-            try:
-                return self._evaluate(where, words)
-            except ResponseError as error:
-                if any(text in str(error) for text in _UNREADABLE):
-                    self._send(where, "HDEL", said(where.key), "run", "pool")
-                    logging.getLogger("ioshape").warning(
-                        'pool "%s" had keys that could not be read (%s); it begins anew, with what '
-                        "operators have set as far as that can be read",
-                        pool,
-                        one_line(str(error)),
-                    )
-                elif "IOSHAPE-ANEW" not in str(error):
-                    raise
+            for key in (data, settings):
+                try:
+                    return self._evaluate(where, words)
+                except ResponseError as error:
+                    if any(text in str(error) for text in _UNREADABLE):
+                        self._send(where, "DEL", key)
+                        logging.getLogger("ioshape").warning(
+                            'pool "%s" had keys that could not be read (%s); it begins anew, with '
+                            "what operators have set as far as that can be read",
+                            pool,
+                            one_line(str(error)),
+                        )
+                    elif "IOSHAPE-ANEW" not in str(error):
+                        raise
             return self._evaluate(where, words)
 
     def _evaluate(self, where: Any, words: tuple[Any, ...]) -> Any:
@@ -273,20 +290,20 @@ def _seconds(value: int | bytes) -> float:
     return _number(value) / 1000
 
 
-def _member(row: dict[str, Any]) -> Member:
+def _member(row: dict[str, Any], now: int) -> Member:
     return Member(
         id=word(row["id"]),
         job=word(row["job"]),
         node=word(row["node"]),
         rank=_number(row["rank"]),
         weight=_number(row["weight"]),
-        express=bool(_number(row["express"])),
-        urgent=bool(_number(row["urgent"])),
+        express=_number(row["state"]) == _HOLDING and not _number(row["given"]),
+        urgent=bool(_number(row["is_urgent"])),
         bytes=_number(row["bytes"]),
         passed=_number(row["passed"]),
         fence=_number(row["fence"]),
-        since_s=_seconds(row["since"]),
-        lease_s=_seconds(row["lease"]),
+        since_s=max(now - _number(row["since"]), 0) / 1000,
+        lease_s=max(_number(row["until"]) - now, 0) / 1000,
     )
 
 
@@ -301,55 +318,67 @@ def _job(row: dict[str, Any]) -> PoolJob:
     )
 
 
-def _limit(row: dict[str, Any]) -> PoolLimit:
-    return PoolLimit(
-        job=word(row.get("job", b"")),
-        user=word(row.get("user", b"")),
-        share=_number(row["share"]),
-        bytes_per_s=_number(row["rate"]),
+def _limits(settings: dict[str, Any]) -> list[PoolLimit]:
+    """Return what is set for jobs and users: `job:NAME:share`, `user:NAME:rate`."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for setting, value in settings.items():
+        kind, _, rest = setting.partition(":")
+        name, _, what = rest.rpartition(":")
+        if kind in ("job", "user") and what in ("share", "rate"):
+            found.setdefault((kind, name), {})[what] = _set(value)
+    limits = [
+        PoolLimit(
+            job=name if kind == "job" else "",
+            user=name if kind == "user" else "",
+            share=of_one.get("share", 0),
+            bytes_per_s=of_one.get("rate", 0),
+        )
+        for (kind, name), of_one in found.items()
+    ]
+    return sorted(limits, key=lambda one: (one.user, one.job))
+
+
+def _set(value: bytes) -> int:
+    """Return a setting. Any client may have written it: what is no number counts as none."""
+    try:
+        return _number(value)
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _status(pool: str, where: Any, found: dict[str, Any]) -> PoolStatus:
+    now = _number(found["now"])
+    of_pool, settings = _named(found["pool"][0]), _named(found["set"][0])
+    holders = sorted(
+        (_member(_named(row), now) for row in found["holders"]), key=lambda one: one.fence
     )
-
-
-def _grants_last_minute(found: dict[str, Any]) -> int:
-    """Return the grants of the last 60 s, if those of the minute before came evenly."""
-    minute, passed = divmod(_number(found["now"]), 60_000)
-    left = 1 - passed / 60_000
-    if minute == _number(found["minute"]):
-        return round(_number(found["this_minute"]) + _number(found["last_minute"]) * left)
-    if minute == _number(found["minute"]) + 1:
-        return round(_number(found["this_minute"]) * left)
-    return 0
-
-
-def _status(pool: str, found: dict[str, Any]) -> PoolStatus:
-    holders = sorted((_member(_named(row)) for row in found["holders"]), key=lambda one: one.fence)
-    waiters = [_member(_named(row)) for row in found["waiters"]]
-    limits = [_limit(_named(row)) for row in found["limits"]]
+    waiters = [_member(_named(row), now) for row in found["waiters"]]
     held = Counter[str]()
     for one in holders:
         held[one.job] += one.passed
     jobs = [_job(_named(row)) for row in found["jobs"]]
     jobs = [replace(one, written_bytes=one.written_bytes + held[one.job]) for one in jobs]
+    in_use, by_job = _number(of_pool["capacity"]), _number(of_pool["by_job"])
+    chosen = {name: _set(settings.get(name, b"0")) for name in (*_NAMES.values(), "changed")}
     return PoolStatus(
         pool=pool,
         coordinator="redis",
-        capacity=_number(found["capacity"]),
-        capacity_by=word(found["by"]),
-        used=_number(found["used"]),
-        pool_bytes_per_s=_number(found["pool_rate"]),
-        job_bytes_per_s=_number(found["job_rate"]),
-        small_bytes=_number(found["small"]),
-        express=_number(found["express"]),
-        grants=_number(found["grants"]),
-        grants_last_minute=_grants_last_minute(found),
+        capacity=chosen["capacity"] or in_use or where.default_capacity,
+        capacity_by="operator" if chosen["capacity"] else "job" if by_job else "default",
+        used=_number(of_pool["used"]),
+        pool_bytes_per_s=chosen["pool_rate"],
+        job_bytes_per_s=chosen["job_rate"],
+        small_bytes=chosen["small"] or where.small_bytes,
+        express=chosen["express"] or where.express,
+        grants=_number(of_pool["grants"]),
         holders=tuple(holders[:MOST_LISTED]),
         waiters=tuple(waiters),
         holder_count=len(holders),
-        waiter_count=_number(found["waiter_count"]),
+        waiter_count=_number(of_pool["waiters"]),
         jobs=tuple(sorted(jobs, key=lambda one: (-one.written_bytes, one.job))[:_MOST_JOBS]),
-        limits=tuple(sorted(limits, key=lambda one: (one.user, one.job))),
-        written_bytes=_number(found["written"]),
-        held_s=_seconds(found["held"]),
-        waited_s=_seconds(found["waited"]),
-        changed_s=_seconds(found["changed"]),
+        limits=tuple(_limits(settings)),
+        written_bytes=_number(of_pool["written"]),
+        held_s=_seconds(of_pool["held"]),
+        waited_s=_seconds(of_pool["waited"]),
+        changed_s=chosen["changed"] / 1000,
     )

@@ -224,10 +224,7 @@ def headline(status: PoolStatus) -> str:
     """What is most asked for, in a line."""
     by = CAPACITY_BY.get(status.capacity_by, status.capacity_by)
     # The processes of one host do not count grants.
-    grants = ""
-    if status.grants:
-        minute = plural(status.grants_last_minute, "grant")
-        grants = f"; {minute} in the last minute, {status.grants:,} in all"
+    grants = f"; {plural(status.grants, 'grant')} so far" if status.grants else ""
     return (
         f"{status.pool} ({status.coordinator}): "
         f"{status.used} of {plural(status.capacity, 'slot')} taken (capacity: {by}), "
