@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Names -------------------------------------------------------------------------------------
- */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 static const char *const aside_words[] = {
 	[GROUP_NAME_REPLACED] = ".replaced-",
@@ -156,8 +155,7 @@ bool group_is_this_process(const char *id)
 	return !strncmp(id + 18, number, 8);
 }
 
-/* ---- One generation ----------------------------------------------------------------------------
- */
+/* ---- One generation -------------------------------------------------------------------------- */
 
 static int read_manifest(struct group_generation *generation, struct base_error *error)
 {
@@ -290,9 +288,6 @@ uint64_t group_generation_bytes(const struct group_generation *generation)
 		bytes += generation->manifest.files[i].bytes;
 	return bytes;
 }
-
-/* Directories that change faster than one can look are not looked at for ever. */
-#define MOST_ROUNDS 16
 
 int group_open_directory(struct io_folder *directory, const char *path, struct base_error *error)
 {
@@ -486,39 +481,6 @@ int group_list_by_age(const struct io_folder *directory, struct group_candidates
 	return ret;
 }
 
-/* ---- None that can be used ------------------------------------------------------------------- */
-
-/* A sentence names so many. */
-#define MOST_REASONS 3
-
-void group_unusable_add(struct group_unusable *unusable, const struct base_error *why)
-{
-	const size_t used = strlen(unusable->why);
-
-	unusable->count++;
-	if (why && why->code && unusable->count <= MOST_REASONS)
-		snprintf(unusable->why + used, sizeof(unusable->why) - used, "%s%s",
-			 used ? "; " : "", why->sentence);
-}
-
-int group_fail_unusable(const struct group_unusable *unusable, const char *directory,
-			struct base_error *error)
-{
-	if (!unusable->count)
-		return base_refuse(error, -ENOENT,
-				   "cannot load \"%s\": there is no generation in it yet",
-				   directory);
-	return base_refuse_with(
-		error, IOSHAPE_E_UNUSABLE,
-		BASE_WORDS("look at what \"ioshape verify --all %s\" says; to start anew, move "
-			   "them away",
-			   directory),
-		"cannot load \"%s\": %zu generation%s in it, and none can be used: "
-		"%s%s",
-		directory, unusable->count, unusable->count > 1 ? "s are" : " is", unusable->why,
-		unusable->count > MOST_REASONS ? "; ..." : "");
-}
-
 /* ---- Finding --------------------------------------------------------------------------------- */
 
 int group_open_step(struct group_generation *generation, const struct io_folder *directory,
@@ -550,106 +512,6 @@ int group_open_step(struct group_generation *generation, const struct io_folder 
 bool group_is_shortage(int code)
 {
 	return code == -ENOMEM || code == -EMFILE || code == -ENFILE;
-}
-
-bool group_is_its_own_fault(int code)
-{
-	if (group_is_shortage(code))
-		return false;
-	switch (code) {
-	case -EACCES:
-	case -EPERM:
-	/* Of a version of the library that this is not: the one before it would be an old state. */
-	case -EOPNOTSUPP:
-		return false;
-	default:
-		return true;
-	}
-}
-
-static int say_no_manifest(const struct io_folder *directory,
-			   const struct group_candidate *candidate, struct base_error *why)
-{
-	return base_refuse(why, -ENOENT, "\"%s/%s\" has no manifest: it is not complete",
-			   directory->path, candidate->name);
-}
-
-int group_look_at_candidate(const struct io_folder *directory, struct group_candidates *candidates,
-			    size_t at, struct base_error *error)
-{
-	struct group_generation generation;
-	int ret = group_open_candidate(&generation, directory, candidates, at, error);
-
-	if (!ret)
-		group_generation_close(&generation);
-	return ret == -ENOENT ? say_no_manifest(directory, &candidates->all[at], error) : ret;
-}
-
-/* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
-static int open_first(struct group_generation *generation, const struct io_folder *directory,
-		      struct group_candidates *candidates, bool *gone,
-		      struct group_unusable *unusable, const struct base_log *log,
-		      struct base_error *error)
-{
-	int ret = -ENOENT;
-
-	for (size_t i = 0; ret && i < candidates->count; i++) {
-		const struct group_candidate *candidate = &candidates->all[i];
-		struct base_error why = { 0 };
-
-		ret = group_open_candidate(generation, directory, candidates, i, &why);
-		if (ret && !group_is_its_own_fault(ret)) {
-			*error = why;
-			return ret;
-		}
-		if (ret == -ENOENT) {
-			*gone = true;
-			say_no_manifest(directory, candidate, &why);
-		} else if (ret) {
-			base_log(log, IOSHAPE_LOG_WARNING, "generation %s/%s is passed over: %s",
-				 directory->path, candidate->name, why.text);
-		}
-		if (ret)
-			group_unusable_add(unusable, &why);
-	}
-	return ret ? -ENOENT : 0;
-}
-
-/*
- * Between the look at the names and the look behind one, a newer generation may come and this one
- * go. While the names are read, too: then neither may be among them. So after one that is gone, and
- * where there seems to be none, the names are looked at again, until they and the answer stay the
- * same.
- */
-int group_open_latest(struct group_generation *generation, const struct io_folder *directory,
-		      const struct base_log *log, struct base_error *error)
-{
-	struct group_unusable unusable;
-	struct group_candidates candidates;
-	uint32_t names, names_before = 0;
-	bool gone = true;
-	int ret = -ENOENT, ret_before = 0;
-
-	*generation = (struct group_generation)GROUP_NO_GENERATION;
-	for (int round = 0; gone && round < MOST_ROUNDS; round++) {
-		group_generation_close(generation);
-		ret = group_list_by_age(directory, &candidates, error);
-		if (ret)
-			return ret;
-		gone = false;
-		unusable = (struct group_unusable){ 0 };
-		ret = open_first(generation, directory, &candidates, &gone, &unusable, log, error);
-		gone = gone || ret;
-		names = base_crc32(0, candidates.all, candidates.count * sizeof(*candidates.all));
-		if (round && names == names_before && ret == ret_before)
-			gone = false;
-		names_before = names;
-		ret_before = ret;
-		group_candidates_free(&candidates);
-		if (error->code)
-			return ret;
-	}
-	return !ret ? 0 : group_fail_unusable(&unusable, directory->path, error);
 }
 
 /* ---- Steps ----------------------------------------------------------------------------------- */

@@ -181,9 +181,6 @@ int group_list_by_age(const struct io_folder *directory, struct group_candidates
  * were sorted and now proves to be older. */
 int group_open_candidate(struct group_generation *generation, const struct io_folder *directory,
 			 struct group_candidates *candidates, size_t at, struct base_error *error);
-/* Whether it holds; -ENOENT, with a sentence, if it has no manifest. */
-int group_look_at_candidate(const struct io_folder *directory, struct group_candidates *candidates,
-			    size_t at, struct base_error *error);
 void group_candidates_free(struct group_candidates *candidates);
 
 /* The directory of that path, absolute whatever the working directory will be. */
@@ -192,10 +189,6 @@ int group_open_directory(struct io_folder *directory, const char *path, struct b
 /* Whether a process has no more memory or descriptors: then it knows nothing about what it looked
  * at. */
 bool group_is_shortage(int code);
-
-/* Whether it failed because of what it is: then an older one may be taken instead. Not if it was
- * this process that could not. */
-bool group_is_its_own_fault(int code);
 
 /* Raises `last` to the serial number of what is called so, if that is a generation. */
 void group_note_serial(const struct io_folder *directory, const char *name, uint64_t *last);
@@ -207,27 +200,9 @@ uint64_t group_last_serial(const struct io_folder *directory, const struct base_
 int group_list_steps(const struct io_folder *directory, uint64_t **steps, size_t *count,
 		     struct base_error *error);
 
-/*
- * Generations that are there and cannot be used, with the reasons. Zero to begin with. If there is
- * no other, a job must not take that for its first start.
- */
-struct group_unusable {
-	size_t count;
-	char why[BASE_ERROR_TEXT_BYTES / 2];
-};
-
-/* Counts one. `why` may be NULL: the first reasons are enough. */
-void group_unusable_add(struct group_unusable *unusable, const struct base_error *why);
-/* Fails: -ENOENT if none was counted, otherwise IOSHAPE_E_UNUSABLE. */
-int group_fail_unusable(const struct group_unusable *unusable, const char *directory,
-			struct base_error *error);
-
-/* -ENOENT with a sentence, IOSHAPE_E_UNUSABLE if none of several holds. Those newer ones that do
- * not hold are told to the log. */
+/* -ENOENT with a sentence. */
 int group_open_step(struct group_generation *generation, const struct io_folder *directory,
 		    uint64_t step, struct base_error *error);
-int group_open_latest(struct group_generation *generation, const struct io_folder *directory,
-		      const struct base_log *log, struct base_error *error);
 
 /* ---- Removal (prune.c) ----------------------------------------------------------------------- */
 
@@ -266,13 +241,6 @@ struct ioshape_generation {
 	char **paths;                        /* of files */
 	char **part_names;                   /* by rank, where they are not those of files */
 };
-
-/*
- * Compares the parts of ranks `first`, `first` + `stride`, ... with the manifest's checksums: all
- * bytes of each. IOSHAPE_E_DAMAGED for the first that differs. `progress` is not NULL.
- */
-int group_verify_parts(struct ioshape_generation *generation, uint32_t first, uint32_t stride,
-		       ioshape_progress_fn progress, void *progress_user, struct base_error *error);
 
 /* ---- Notes (messages.c) ---------------------------------------------------------------------- */
 
@@ -737,8 +705,7 @@ struct group_facts {
 enum ioshape_mode group_choose_mode(enum ioshape_mode asked, const struct group_facts *facts,
 				    char *why, size_t why_bytes);
 
-/* ---- What the ranks agree on (agree.c) --------------------------------------------------------
- */
+/* ---- What the ranks agree on (agree.c) ------------------------------------------------------- */
 
 /* Whether each node saves on a tier of its own. */
 static inline bool group_is_spread(const struct group_part *part)
@@ -763,8 +730,7 @@ void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
 /* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
 int group_keep(const struct group_part *part, struct base_error *error);
 
-/* ---- The bytes of parts (parts.c) -------------------------------------------------------------
- */
+/* ---- The bytes of parts (parts.c) ------------------------------------------------------------ */
 
 /* Counts the files that the generation has in this mode. */
 uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode);

@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The public handle of a generation: what it consists of, readers of its parts, and its
- * verification. All files are read from end to end and compared with the checksums of the manifest,
- * which cover every byte, also those inside the parts.
+ * The generations that a caller opens: of one step, the newest, or the newest that is good for all
+ * ranks of a group; what a generation consists of, readers of its parts, and its verification.
+ *
+ * Verification reads all files from end to end and compares them with the checksums of the
+ * manifest, which cover every byte, also those inside the parts.
+ *
+ * All ranks of a group load the same generation: the newest complete one, or the newest intact one.
+ * Rank 0 goes through what lies in the directory and on the tier, newest first. For each one there
+ * is a round, in which it says what it has found, until one is good for all.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -11,6 +17,160 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- None that can be used ------------------------------------------------------------------- */
+
+/*
+ * Generations that are there and cannot be used, with the reasons. Zero to begin with. If there is
+ * no other, a job must not take that for its first start.
+ */
+struct unusable {
+	size_t count;
+	char why[BASE_ERROR_TEXT_BYTES / 2];
+};
+
+/* A sentence names so many. */
+#define MOST_REASONS 3
+
+/* Counts one. `why` may be NULL: the first reasons are enough. */
+static void unusable_add(struct unusable *unusable, const struct base_error *why)
+{
+	const size_t used = strlen(unusable->why);
+
+	unusable->count++;
+	if (why && why->code && unusable->count <= MOST_REASONS)
+		snprintf(unusable->why + used, sizeof(unusable->why) - used, "%s%s",
+			 used ? "; " : "", why->sentence);
+}
+
+/* Fails: -ENOENT if none was counted, otherwise IOSHAPE_E_UNUSABLE. */
+static int fail_unusable(const struct unusable *unusable, const char *directory,
+			 struct base_error *error)
+{
+	if (!unusable->count)
+		return base_refuse(error, -ENOENT,
+				   "cannot load \"%s\": there is no generation in it yet",
+				   directory);
+	return base_refuse_with(
+		error, IOSHAPE_E_UNUSABLE,
+		BASE_WORDS("look at what \"ioshape verify --all %s\" says; to start anew, move "
+			   "them away",
+			   directory),
+		"cannot load \"%s\": %zu generation%s in it, and none can be used: "
+		"%s%s",
+		directory, unusable->count, unusable->count > 1 ? "s are" : " is", unusable->why,
+		unusable->count > MOST_REASONS ? "; ..." : "");
+}
+
+/* ---- The newest ------------------------------------------------------------------------------ */
+
+/* Whether it failed because of what it is: then an older one may be taken instead. Not if it was
+ * this process that could not. */
+static bool is_its_own_fault(int code)
+{
+	if (group_is_shortage(code))
+		return false;
+	switch (code) {
+	case -EACCES:
+	case -EPERM:
+	/* Of a version of the library that this is not: the one before it would be an old state. */
+	case -EOPNOTSUPP:
+		return false;
+	default:
+		return true;
+	}
+}
+
+/* Directories that change faster than one can look are not looked at for ever. */
+#define MOST_ROUNDS 16
+
+static int say_no_manifest(const struct io_folder *directory,
+			   const struct group_candidate *candidate, struct base_error *why)
+{
+	return base_refuse(why, -ENOENT, "\"%s/%s\" has no manifest: it is not complete",
+			   directory->path, candidate->name);
+}
+
+/* Whether it holds; -ENOENT, with a sentence, if it has no manifest. */
+static int look_at_candidate(const struct io_folder *directory, struct group_candidates *candidates,
+			     size_t at, struct base_error *error)
+{
+	struct group_generation generation;
+	int ret = group_open_candidate(&generation, directory, candidates, at, error);
+
+	if (!ret)
+		group_generation_close(&generation);
+	return ret == -ENOENT ? say_no_manifest(directory, &candidates->all[at], error) : ret;
+}
+
+/* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
+static int open_first(struct group_generation *generation, const struct io_folder *directory,
+		      struct group_candidates *candidates, bool *gone, struct unusable *unusable,
+		      const struct base_log *log, struct base_error *error)
+{
+	int ret = -ENOENT;
+
+	for (size_t i = 0; ret && i < candidates->count; i++) {
+		const struct group_candidate *candidate = &candidates->all[i];
+		struct base_error why = { 0 };
+
+		ret = group_open_candidate(generation, directory, candidates, i, &why);
+		if (ret && !is_its_own_fault(ret)) {
+			*error = why;
+			return ret;
+		}
+		if (ret == -ENOENT) {
+			*gone = true;
+			say_no_manifest(directory, candidate, &why);
+		} else if (ret) {
+			base_log(log, IOSHAPE_LOG_WARNING, "generation %s/%s is passed over: %s",
+				 directory->path, candidate->name, why.text);
+		}
+		if (ret)
+			unusable_add(unusable, &why);
+	}
+	return ret ? -ENOENT : 0;
+}
+
+/*
+ * Opens the newest generation that holds. IOSHAPE_E_UNUSABLE if none of several does. Those newer
+ * ones that do not hold are told to the log.
+ *
+ * Between the look at the names and the look behind one, a newer generation may come and this one
+ * go. While the names are read, too: then neither may be among them. So after one that is gone, and
+ * where there seems to be none, the names are looked at again, until they and the answer stay the
+ * same.
+ */
+static int open_newest(struct group_generation *generation, const struct io_folder *directory,
+		       const struct base_log *log, struct base_error *error)
+{
+	struct unusable unusable;
+	struct group_candidates candidates;
+	uint32_t names, names_before = 0;
+	bool gone = true;
+	int ret = -ENOENT, ret_before = 0;
+
+	*generation = (struct group_generation)GROUP_NO_GENERATION;
+	for (int round = 0; gone && round < MOST_ROUNDS; round++) {
+		group_generation_close(generation);
+		ret = group_list_by_age(directory, &candidates, error);
+		if (ret)
+			return ret;
+		gone = false;
+		unusable = (struct unusable){ 0 };
+		ret = open_first(generation, directory, &candidates, &gone, &unusable, log, error);
+		gone = gone || ret;
+		names = base_crc32(0, candidates.all, candidates.count * sizeof(*candidates.all));
+		if (round && names == names_before && ret == ret_before)
+			gone = false;
+		names_before = names;
+		ret_before = ret;
+		group_candidates_free(&candidates);
+		if (error->code)
+			return ret;
+	}
+	return !ret ? 0 : fail_unusable(&unusable, directory->path, error);
+}
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
@@ -23,8 +183,8 @@ static int open_found(struct ioshape_generation *generation, const char *path, c
 	if (!ret && step)
 		ret = group_open_step(&generation->found, &generation->directory, *step, error);
 	else if (!ret)
-		ret = group_open_latest(&generation->found, &generation->directory,
-					save_log(generation->context), error);
+		ret = open_newest(&generation->found, &generation->directory,
+				  save_log(generation->context), error);
 	if (ret)
 		return ret;
 	slash = strrchr(generation->found.folder.path, '/');
@@ -267,8 +427,7 @@ IOSHAPE_EXPORT int ioshape_generation_open_part(struct ioshape_generation *gener
 	return error.code ? base_leave(ret, "load", generation->found.folder.path, &error) : ret;
 }
 
-/* ---- Verifying ---------------------------------------------------------------------------------
- */
+/* ---- Verifying ------------------------------------------------------------------------------- */
 
 /* Of a file: several threads read them where they are cached. */
 #define PIECES 16u
@@ -429,8 +588,12 @@ static int verify_part(struct verifying *verifying, uint32_t rank, struct base_e
 	return ret;
 }
 
-int group_verify_parts(struct ioshape_generation *generation, uint32_t first, uint32_t stride,
-		       ioshape_progress_fn progress, void *progress_user, struct base_error *error)
+/*
+ * Compares the parts of ranks `first`, `first` + `stride`, ... with the manifest's checksums: all
+ * bytes of each. IOSHAPE_E_DAMAGED for the first that differs. `progress` is not NULL.
+ */
+static int verify_parts(struct ioshape_generation *generation, uint32_t first, uint32_t stride,
+			ioshape_progress_fn progress, void *progress_user, struct base_error *error)
 {
 	struct verifying verifying = {
 		.generation = generation,
@@ -474,4 +637,400 @@ IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generati
 		ret = verify_file(&verifying, file, &error);
 	io_lane_close(verifying.lane);
 	return base_leave(ret, "verify", generation->found.folder.path, &error);
+}
+
+/* ---- The newest that is good for all ranks --------------------------------------------------- */
+
+/* How long a generation that rank 0 sees may stay unseen on other hosts: as NFS caches names. */
+#define PATIENCE_NS 10000000000ull
+
+/* A directory that changes faster than it can be looked at is not listed for ever. */
+#define MOST_LISTINGS 16
+
+/* What lies in one of the two places. */
+struct place {
+	struct io_folder directory;
+	struct group_candidates candidates;
+	size_t at;
+};
+
+/* Of rank 0. The others hear. */
+struct search {
+	const struct ioshape_search_options *options;
+	bool begun, looked;
+	struct place near, there;
+	struct group_spreads *spreads; /* of the candidates of `near`, if nodes have tiers */
+	struct unusable unusable;
+	struct base_error unseen; /* why the tier could not be listed */
+	unsigned listings;
+};
+
+static const struct group_tier_ops *tiers_of(const struct ioshape_group *group)
+{
+	return group_tier_of(&group->options)->ops;
+}
+
+static const char *directory_of(const struct ioshape_group *group, const struct group_found *found)
+{
+	return found->near ? group->near : group->directory;
+}
+
+/* Rank 0's answer becomes that of all. */
+static int share(struct group_round *round, const struct group_message *message,
+		 struct group_found *found, struct base_error *error)
+{
+	int ret;
+
+	if (!round->group->options.rank)
+		return group_tell(round, message, found, error);
+	ret = group_hear(round, message, 0, found, NULL, NULL, error);
+	if (!ret && found->near && !round->group->near)
+		ret = base_refuse(error, -EPROTO, "cannot read what rank 0 says of %s",
+				  round->group->directory);
+	return ret;
+}
+
+/* ---- Rank 0: the next one -------------------------------------------------------------------- */
+
+static int list_place(struct place *place, const char *path, struct base_error *failure)
+{
+	const int ret = group_open_directory(&place->directory, path, failure);
+
+	return ret ? ret : group_list_by_age(&place->directory, &place->candidates, failure);
+}
+
+static void begin_search(struct ioshape_group *group, struct search *search,
+			 struct base_error *failure)
+{
+	search->begun = true;
+	/* There need not be anything. */
+	if (!group_has_tiers(group) && group->near &&
+	    list_place(&search->near, group->near, &search->unseen) &&
+	    search->unseen.code != -ENOENT)
+		base_log(save_log(group->context), IOSHAPE_LOG_WARNING, "%s", search->unseen.text);
+	list_place(&search->there, group->directory, failure);
+}
+
+/*
+ * Between the look at the names and the look behind one, a newer generation may come and this one
+ * go. True: the names are others by now, and it is begun again with these.
+ */
+static bool has_changed(struct search *search, struct place *place)
+{
+	struct group_candidates *before = &place->candidates, now;
+	bool changed;
+
+	if (++search->listings > MOST_LISTINGS || group_list_by_age(&place->directory, &now, NULL))
+		return false;
+	changed = now.count != before->count ||
+		  memcmp(now.all, before->all, now.count * sizeof(*now.all)) != 0;
+	if (changed) {
+		group_candidates_free(before);
+		*before = now;
+		place->at = 0;
+	} else {
+		group_candidates_free(&now);
+	}
+	return changed;
+}
+
+/* Whether it cannot be had from the tiers, and need not. */
+static bool is_drained_only(const struct ioshape_group *group, const struct search *search)
+{
+	const uint64_t serial = search->near.candidates.all[search->near.at].serial;
+	const struct group_candidates *there = &search->there.candidates;
+	struct base_error unseen = { 0 };
+	bool drained = false;
+
+	for (size_t i = search->there.at; i < there->count; i++)
+		drained |= there->all[i].serial == serial;
+	return drained && tiers_of(group)->check(search->spreads, search->near.at, &unseen);
+}
+
+/* The place with the newest that is left, of two that are the same the tier; NULL: none is. */
+static struct place *next_place(const struct ioshape_group *group, struct search *search)
+{
+	struct place *near = &search->near, *there = &search->there;
+
+	for (; near->at < near->candidates.count; near->at++) {
+		if (there->at < there->candidates.count &&
+		    near->candidates.all[near->at].serial < there->candidates.all[there->at].serial)
+			break;
+		if (!group_has_tiers(group) || !is_drained_only(group, search))
+			return near;
+	}
+	return there->at < there->candidates.count ? there : NULL;
+}
+
+/* Nothing in the directory is the first start only if the tier was looked at, too. */
+static void fail_search(const struct ioshape_group *group, const struct search *search,
+			struct base_error *failure)
+{
+	const struct base_error *unseen = &search->unseen;
+
+	fail_unusable(&search->unusable, group->directory, failure);
+	if (failure->code == -ENOENT && unseen->code && unseen->code != -ENOENT) {
+		base_error_begin(failure);
+		base_pass_on(failure, unseen);
+	}
+}
+
+/* The next one of which nothing bad is known yet, or that is to be passed over. IOSHAPE_LATEST: no
+ * more. */
+static void look_for_next(struct ioshape_group *group, struct search *search,
+			  struct group_found *found)
+{
+	struct base_error *failure = &found->failure;
+	struct place *place;
+	int ret;
+
+	*found = (struct group_found){ .step = IOSHAPE_LATEST };
+	if (!search->begun)
+		begin_search(group, search, failure);
+	if (failure->code)
+		return;
+	do {
+		place = next_place(group, search);
+		if (!place) {
+			fail_search(group, search, failure);
+			return;
+		}
+		found->near = place == &search->near;
+		base_error_begin(failure);
+		if (found->near && group_has_tiers(group))
+			ret = tiers_of(group)->check(search->spreads, place->at, failure);
+		else
+			ret = look_at_candidate(&place->directory, &place->candidates, place->at,
+						failure);
+	} while (ret == -ENOENT && has_changed(search, place));
+	found->step = place->candidates.all[place->at++].step;
+}
+
+/* ---- All ranks: whether it is intact --------------------------------------------------------- */
+
+/* Rank 0 has found it: a network filesystem may show it here a little later. */
+static int open_patiently(struct group_round *round, const struct group_found *found,
+			  struct ioshape_generation **generation)
+{
+	struct ioshape_group *group = round->group;
+	const uint64_t begin_ns = base_now_ns();
+	int ret;
+
+	for (;;) {
+		ret = ioshape_generation_open(group->context, directory_of(group, found),
+					      found->step, generation);
+		if (ret != -ENOENT || !group->options.rank ||
+		    base_now_ns() - begin_ns > PATIENCE_NS)
+			return ret;
+		group_round_beat(round);
+		group_round_rest(round);
+	}
+}
+
+/* This rank's share of the parts, whoever saved them. */
+static void check_share(struct group_round *round, struct group_found *found)
+{
+	const struct ioshape_group_options *options = &round->group->options;
+	struct ioshape_generation *generation;
+
+	if (open_patiently(round, found, &generation)) {
+		base_pass_on(&found->failure, base_last_error());
+		return;
+	}
+	verify_parts(generation, options->rank, options->ranks, group_round_track, round,
+		     &found->failure);
+	ioshape_generation_free(generation);
+}
+
+/* What the ranks found. */
+struct checks {
+	uint32_t lowest; /* rank of `failure` */
+	struct base_error *failure;
+};
+
+/* All of them are heard: what the lowest rank failed with is why it is passed over. */
+static int found_check(void *user, uint32_t rank, const struct base_buffer *note,
+		       struct base_error *failure)
+{
+	struct checks *checks = user;
+	struct group_found found;
+
+	if (!group_read_message(&group_checked, note, &found))
+		return base_refuse(failure, -EPROTO, "cannot read what it has found");
+	if (found.failure.code && rank < checks->lowest) {
+		*checks->failure = found.failure;
+		checks->lowest = rank;
+	}
+	return 0;
+}
+
+static int collect_checks(struct group_round *round, struct base_error *failure,
+			  struct base_error *error)
+{
+	struct checks checks = {
+		.lowest = failure->code ? 0 : UINT32_MAX,
+		.failure = failure,
+	};
+	const struct group_collection collection = {
+		.what = group_checked.name,
+		.missing = "did not say whether its share is intact",
+		.found = found_check,
+		.user = &checks,
+		.beats = true,
+	};
+
+	return group_round_collect(round, &collection, error);
+}
+
+static int check_intact(struct group_round *round, struct group_found *found,
+			struct base_error *error)
+{
+	struct base_error lost = { 0 };
+	int ret = 0;
+
+	check_share(round, found);
+	if (round->group->options.rank) {
+		ret = group_tell(round, &group_checked, found, error);
+	} else if (collect_checks(round, &found->failure, &lost)) {
+		/* Without that rank there is no going on: the others hear which it is. */
+		found->failure = lost;
+		found->step = IOSHAPE_LATEST;
+	}
+	return ret ? ret : share(round, &group_intact, found, error);
+}
+
+/* ---- All ranks: one after the other ---------------------------------------------------------- */
+
+/* Each node gets what it wants of it, or it is passed over. */
+static int restore(struct group_round *round, const struct search *search,
+		   struct group_found *found, struct base_error *error)
+{
+	struct base_error *failure = &found->failure;
+	int ret = tiers_of(round->group)
+			  ->restore(round, search->spreads, search->near.at - 1, failure, error);
+
+	/* Whatever a node could not do: an older one may be had. */
+	if (failure->code && !is_its_own_fault(failure->code))
+		base_rephrase(failure, IOSHAPE_E_DAMAGED, "%s", failure->sentence);
+	return ret ? ret : share(round, &group_whole, found, error);
+}
+
+static int try_in(struct group_round *round, struct search *search, struct group_found *found,
+		  struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	int ret = 0;
+
+	if (group_has_tiers(group) && !search->looked)
+		ret = tiers_of(group)->look(round, &search->spreads, &search->near.candidates,
+					    error);
+	search->looked = true;
+	if (!ret && !group->options.rank)
+		look_for_next(group, search, found);
+	if (!ret)
+		ret = share(round, &group_next, found, error);
+	if (!ret && !found->failure.code && found->near && group_has_tiers(group))
+		ret = restore(round, search, found, error);
+	if (!ret && !found->failure.code && search->options->intact)
+		ret = check_intact(round, found, error);
+	return ret;
+}
+
+/* In one round. */
+static int try_next(struct ioshape_group *group, struct search *search, struct group_found *found,
+		    struct base_error *error)
+{
+	struct group_round round;
+	int ret;
+
+	group_round_begin(&round, group, group_round_reserve(group), NULL);
+	ret = try_in(&round, search, found, error);
+	group_round_end(&round);
+	return ret;
+}
+
+static void say_where(const struct ioshape_group *group,
+		      const struct ioshape_search_options *options, const struct group_found *found)
+{
+	if (options->directory)
+		*options->directory = directory_of(group, found);
+}
+
+static void pass_over(const struct ioshape_group *group, struct search *search,
+		      struct group_found *found)
+{
+	const struct ioshape_search_options *options = search->options;
+
+	unusable_add(&search->unusable, &found->failure);
+	if (!options->intact && !group->options.rank)
+		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
+			 "generation %llu of %s is passed over: %s",
+			 (unsigned long long)found->step, directory_of(group, found),
+			 found->failure.text);
+	if (!options->intact)
+		return;
+	base_leave(found->failure.code, "load", directory_of(group, found), &found->failure);
+	say_where(group, options, found);
+	if (options->passed_over)
+		options->passed_over(options->passed_over_user, found->step);
+}
+
+static void close_place(struct place *place)
+{
+	group_candidates_free(&place->candidates);
+	io_folder_close(&place->directory);
+}
+
+static int find(struct ioshape_group *group, const struct ioshape_search_options *options,
+		struct group_found *found, struct base_error *error)
+{
+	struct search search = {
+		.options = options,
+		.near.directory = IO_NO_FOLDER,
+		.there.directory = IO_NO_FOLDER,
+	};
+	int ret;
+
+	for (;;) {
+		ret = try_next(group, &search, found, error);
+		if (ret || !found->failure.code)
+			break;
+		if (found->step == IOSHAPE_LATEST || !is_its_own_fault(found->failure.code)) {
+			ret = base_pass_on(error, &found->failure);
+			break;
+		}
+		pass_over(group, &search, found);
+	}
+	close_place(&search.near);
+	close_place(&search.there);
+	if (search.spreads)
+		tiers_of(group)->free(search.spreads);
+	return ret;
+}
+
+/* ---- What users call ------------------------------------------------------------------------- */
+
+IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
+					    const struct ioshape_search_options *given,
+					    uint64_t *step)
+{
+	struct ioshape_search_options options;
+	struct base_error error = { 0 };
+	struct group_found found = { 0 };
+	int ret;
+
+	if (!group || !step)
+		return base_missing("load");
+	*step = 0;
+	ret = save_enter(group->context, &error);
+	if (!ret)
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_search_options",
+					&error);
+	if (!ret)
+		ret = find(group, &options, &found, &error);
+	if (!ret) {
+		*step = found.step;
+		say_where(group, &options, &found);
+	}
+	return base_leave(ret, "load", group->directory, &error);
 }

@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Ranks, in sentences ----------------------------------------------------------------------
- */
+/* ---- Ranks, in sentences --------------------------------------------------------------------- */
 
 const char *group_show_rank(const struct ioshape_group *group, uint32_t rank,
 			    char into[GROUP_RANK_BYTES])

@@ -54,8 +54,7 @@ static int check_digest(const struct group_part *part, uint32_t crc32, struct ba
 				"what is saved has changed since the save began");
 }
 
-/* ---- The sender: its stream --------------------------------------------------------------------
- */
+/* ---- The sender: its stream ------------------------------------------------------------------ */
 
 /* Less than this is sent as it is: a reference costs as much as a few pages. */
 #define SMALL_BYTES (32 * KIB)
@@ -240,7 +239,7 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 
 static const struct format_sink_ops sink_ops = { .offset = sink_offset, .put = sink_put };
 
-/* ---- Send --------------------------------------------------------------------------------- */
+/* ---- Send ------------------------------------------------------------------------------------ */
 
 /* Over the caller's functions ranks come one after the other. */
 static int await_call(struct sending *sending, uint32_t writer, struct base_error *error)
@@ -346,8 +345,7 @@ int group_send_part(struct group_part *part, struct base_error *error)
 	return ret;
 }
 
-/* ---- The writer -------------------------------------------------------------------------------
- */
+/* ---- The writer ------------------------------------------------------------------------------ */
 
 /* A file that is being written. */
 struct writing {

@@ -354,8 +354,7 @@ static int give_up(const struct group_share *share, const struct base_error *why
 	return ret;
 }
 
-/* ---- The public calls --------------------------------------------------------------------------
- */
+/* ---- The public calls ------------------------------------------------------------------------ */
 
 /* Ranks that another one writes for stage where that one can map it. */
 static bool shares_memory(const struct ioshape_group *group)

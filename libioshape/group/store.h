@@ -77,8 +77,7 @@ void store_drop(struct store *store, const char *scope);
 #define STORE_PLACE_ID_BYTES 48
 void store_identify_place(char id[STORE_PLACE_ID_BYTES]);
 
-/* ---- What the stores of all kinds share (store*.c) ----------------------------------------------
- */
+/* ---- What the stores of all kinds share (store*.c) ------------------------------------------- */
 
 /* A message that this rank has put, and not dropped. */
 struct store_own {

@@ -96,8 +96,7 @@ uint32_t stream_receiver_crc32(const struct stream_receiver *receiver);
 /* Before the end the sender is told to stop. NULL is fine. */
 void stream_receiver_free(struct stream_receiver *receiver);
 
-/* ---- What the links of all kinds share (stream*.c) ----------------------------------------------
- */
+/* ---- What the links of all kinds share (stream*.c) ------------------------------------------- */
 
 /*
  * The sender sends the stream's bytes, or says where in its memory they are, and then the end or a

@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 
 /* The library's file itself, because the moment between listing and looking is inside it. */
-#include "group/latest.c"
+#include "group/handle.c"
 
 #include "support/generation_view.h"
 
