@@ -83,7 +83,7 @@ struct format_checksums {
 /* Appends them as the file has them. 0, -ENOMEM, or -EFBIG if they could not be read again. */
 int format_checksums_encode(struct base_buffer *out, const struct format_checksums *checksums);
 
-/* ---- Memory of a context (save/context.c) ---------------------------------------------------- */
+/* ---- Memory of a context (save/open.c) ------------------------------------------------------- */
 
 struct ioshape_context;
 
@@ -95,7 +95,7 @@ struct ioshape_context;
  */
 int save_reserve(struct ioshape_context *context, uint64_t bytes);
 
-/* ---- Saves that copy after the call (save/staging.c) ----------------------------------------- */
+/* ---- Saves that copy after the call (save/save.c) -------------------------------------------- */
 
 struct ioshape_record;
 struct ioshape_save;
@@ -151,7 +151,7 @@ struct ioshape_file;
 int save_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
 			    size_t count, uint64_t *bytes);
 
-/* ---- Directories that appear whole (save/file.c) --------------------------------------------- */
+/* ---- Directories that appear whole (save/context.c) ------------------------------------------ */
 
 /* A directory that is being filled under a temporary name. */
 struct save_directory;
@@ -286,7 +286,7 @@ int save_pool_of_path(struct ioshape_context *context, const char *path, char *n
 extern const char slots_script[];
 extern const char slots_script_sha1[];
 
-/* ---- What a path sits on, and what a save would do there (save/context/probe.c) ----------------
+/* ---- What a path sits on, and what a save would do there (save/probe.c) ----------------
  */
 
 enum { PROBE_TARGETS = 64 };

@@ -139,12 +139,10 @@ int save_later_copy(struct ioshape_save *save, struct base_error *error);
 /* Somebody waits: it is copied without rests, and until then this thread and others help. */
 void save_later_hurry(struct ioshape_save *save, uint64_t until_ns);
 
-/* ---- Progress (background.c) -------------------------------------------------------------------
+/* ---- The state of a save (staging.c) -----------------------------------------------------------
  */
 
-/* In a child of fork() the thread does not exist and the lock may be held for ever. */
-int save_enter_handle(const struct ioshape_save *save, struct base_error *error);
-
-/* ---- Life (background.c) ----------------------------------------------------------- */
+void save_note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
+			uint64_t total_bytes);
 
 #endif

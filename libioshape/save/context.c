@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts: opening and freeing them, what every call begins with, and what they keep. */
+/*
+ * Contexts: what every call begins with, what they keep from save to save, and directories that
+ * appear whole.
+ */
 #define _GNU_SOURCE
 #include "save/file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,187 +84,203 @@ void save_return_lane(struct ioshape_context *context, struct io_lane *lane)
 	io_lane_close(lane);
 }
 
-/* ---- Options --------------------------------------------------------------------------------- */
+/* ---- Paths ----------------------------------------------------------------------------------- */
 
-#define LEAST_STAGING_BYTES (64 * MIB)
-#define DEFAULT_LEASE_MS 15000u
-
-/* The smaller of the machine's memory and the container's limit. */
-static uint64_t memory_bytes(void)
+/* Without the directory: as far as the working directory tells. NULL with errno. */
+static char *from_working_directory(const char *path)
 {
-	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-	unsigned long long limit;
-	FILE *file = fopen("/sys/fs/cgroup/memory.max", "re");
+	char *directory, *absolute = NULL;
 
-	if (file) {
-		if (fscanf(file, "%llu", &limit) == 1) /* "max" is none */
-			bytes = MIN(bytes, limit);
-		fclose(file);
+	if (*path == '/')
+		return strdup(path);
+	directory = getcwd(NULL, 0);
+	if (!directory)
+		return NULL;
+	if (asprintf(&absolute, "%s/%s", directory, path) < 0)
+		absolute = NULL;
+	free(directory);
+	return absolute;
+}
+
+int save_absolute_path(const char *path, char **absolute, struct base_error *error)
+{
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	int code = ENOMEM;
+	char *resolved;
+
+	*absolute = NULL;
+	if (!*name) {
+		free(directory);
+		return base_refuse_with(error, -EINVAL, "give the name of a file",
+					"cannot save to \"%s\"", path);
 	}
-	return bytes;
+	resolved = directory ? realpath(directory, NULL) : NULL;
+	if (!resolved) {
+		*absolute = from_working_directory(path);
+		code = *absolute ? 0 : errno;
+	} else if (asprintf(absolute, "%s/%s", strcmp(resolved, "/") ? resolved : "", name) < 0) {
+		*absolute = NULL;
+	}
+	free(resolved);
+	free(directory);
+	if (*absolute)
+		return 0;
+	if (code == ENOMEM)
+		return base_no_memory(error, "a path", strlen(path));
+	return base_fail(error, -code, "cannot find the working directory, in which \"%s\" is",
+			 path);
 }
 
-static uint32_t local_ranks(void)
-{
-	struct base_job job;
+/* ---- Directories that are tidied ---------------------------------------------------------------
+ */
 
-	base_job_find(&job);
-	return job.local_ranks;
+static bool should_tidy(struct ioshape_context *context, const char *path)
+{
+	char *directory = base_directory_of(path);
+	bool known = !directory;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; !known && i < context->tidied_count; i++)
+		known = !strcmp(context->tidied[i], directory);
+	/* A job that saves into ever new directories has nothing to tidy in them. */
+	if (!known && context->tidied_count < SAVE_KEPT_DIRECTORIES) {
+		context->tidied[context->tidied_count++] = directory;
+		directory = NULL;
+	} else {
+		known = true;
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(directory);
+	return !known;
 }
 
-/* A quarter of the memory, shared among the ranks of this host. */
-static uint64_t default_staging_bytes(void)
+struct base_budget *save_begin_tidying(struct ioshape_context *context, const char *path,
+				       struct base_budget *budget)
 {
-	return MAX(memory_bytes() / 4 / local_ranks(), LEAST_STAGING_BYTES);
+	if (!should_tidy(context, path))
+		return NULL;
+	*budget = base_budget_begin();
+	return budget;
 }
 
-static void take_defaults(struct ioshape_context_options *options)
+/* The next save into the directory removes the rest. */
+static void tidy_again(struct ioshape_context *context, const char *path)
 {
-	if (!options->staging_bytes)
-		options->staging_bytes = default_staging_bytes();
-	if (!options->log_level)
-		options->log_level = IOSHAPE_LOG_INFO;
-	if (!options->coordinator)
-		options->coordinator = "local";
-	if (!options->lease_ms)
-		options->lease_ms = DEFAULT_LEASE_MS;
-	if (!options->layout)
-		options->layout = "auto";
+	char *directory = base_directory_of(path), *tidied = NULL;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; directory && !tidied && i < context->tidied_count; i++) {
+		if (strcmp(context->tidied[i], directory) != 0)
+			continue;
+		tidied = context->tidied[i];
+		context->tidied[i] = context->tidied[--context->tidied_count];
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(tidied);
+	free(directory);
 }
 
-/* What one setting alone cannot show. */
-static int check_together(const struct ioshape_context_options *options, struct base_error *error)
+void save_end_tidying(struct ioshape_context *context, const char *path,
+		      const struct base_budget *budget)
 {
-	if ((unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
-		return base_refuse_with(error, -EINVAL, "zero the struct before filling it in",
-					"log_level is none of enum ioshape_log_level");
-	if (options->engine == IOSHAPE_ENGINE_BUFFERED && options->direct == IOSHAPE_DIRECT_REQUIRE)
-		return base_refuse_with(
-			error, -EINVAL, "drop one",
-			"the buffered engine was asked for together with direct=require");
-	return 0;
+	if (budget && base_budget_is_spent(budget))
+		tidy_again(context, path);
 }
 
-static int take_options(struct ioshape_context_options *options,
-			const struct ioshape_context_options *given,
-			struct fs_layout_request *request, struct base_error *error)
+/* ---- Directories that appear whole ----------------------------------------------------------- */
+
+struct save_directory {
+	struct ioshape_context *context;
+	struct io_new_folder made;
+	char *path; /* that it will have; absolute */
+};
+
+/* "runs/step-10/" is as good as "runs/step-10". */
+static char *without_slashes(const char *path)
 {
+	size_t bytes = strlen(path);
+
+	while (bytes > 1 && path[bytes - 1] == '/')
+		bytes--;
+	return strndup(path, bytes);
+}
+
+static int make(struct save_directory *directory, const char *path, struct base_error *error)
+{
+	struct ioshape_context *context = directory->context;
+	char *given = without_slashes(path);
+	struct base_budget budget, *tidying;
 	int ret;
 
-	ret = base_take_options(options, sizeof(*options), given, "ioshape_context_options", error);
-	if (!ret)
-		ret = base_settings_take(BASE_SETTINGS_CONTEXT, options, error);
+	if (!given)
+		return base_no_memory(error, "a path", strlen(path));
+	ret = save_absolute_path(given, &directory->path, error);
+	free(given);
 	if (ret)
 		return ret;
-	take_defaults(options);
-	ret = check_together(options, error);
-	if (!ret && fs_layout_request_parse(options->layout, request, error))
-		ret = base_settings_blame(error, "layout", options->layout);
+	tidying = save_begin_tidying(context, directory->path, &budget);
+	ret = io_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
+				 error);
+	save_end_tidying(context, directory->path, tidying);
 	return ret;
 }
 
-/* ---- Opening and freeing --------------------------------------------------------------------- */
-
-static int open_context(struct ioshape_context **out, const struct ioshape_context_options *given,
-			struct base_error *error)
-{
-	struct ioshape_context_options options;
-	struct ioshape_context *context;
-	struct fs_layout_request request;
-	int ret;
-
-	ret = take_options(&options, given, &request, error);
-	if (ret)
-		return ret;
-	context = calloc(1, sizeof(*context));
-	if (!context)
-		return base_no_memory(error, "a context", sizeof(*context));
-	context->owner = base_pid();
-	context->log = (struct base_log){ options.log, options.log_user, options.log_level };
-	context->config = (struct io_config){
-		.engine = options.engine,
-		.direct = options.direct,
-		.block_bytes = options.block_bytes,
-		.depth = options.queue_depth,
-		.threads = base_copy_threads(),
-		.layout = request,
-		.log = context->log,
-	};
-	context->has_neighbours = local_ranks() > 1;
-	context->full = options.full;
-	context->unchanged = options.unchanged;
-	base_settings_warn(&context->log);
-	ret = save_slots_init(&context->slots, &options, &context->log, error);
-	if (ret) {
-		free(context);
-		return ret;
-	}
-	context->slots.layout = request;
-	save_staging_init(&context->pool, options.staging_bytes, false);
-	save_staging_init(&context->shared_pool, options.staging_bytes, true);
-	TAILQ_INIT(&context->orders);
-	save_seen_init(context);
-	TAILQ_INIT(&context->background);
-	pthread_mutex_init(&context->lock, NULL);
-	pthread_cond_init(&context->saves_change, NULL);
-	*out = context;
-	return 0;
-}
-
-IOSHAPE_EXPORT int ioshape_context_open(struct ioshape_context **out,
-					const struct ioshape_context_options *options)
+int save_directory_make(struct ioshape_context *context, const char *path,
+			struct save_directory **out)
 {
 	struct base_error error = { 0 };
+	struct save_directory *directory = NULL;
 	int ret;
 
 	if (!out)
-		return base_missing("open");
+		return base_missing("save");
 	*out = NULL;
-	ret = open_context(out, options, &error);
-	return base_leave(ret, "open", NULL, &error);
+	ret = save_enter(context, &error);
+	if (!ret && !path)
+		ret = base_refuse(&error, -EINVAL, "no path was given");
+	if (!ret) {
+		directory = calloc(1, sizeof(*directory));
+		if (!directory)
+			ret = base_no_memory(&error, "a directory", sizeof(*directory));
+	}
+	if (!ret) {
+		directory->context = context;
+		directory->made = (struct io_new_folder)IO_NO_NEW_FOLDER;
+		ret = make(directory, path, &error);
+	}
+	if (ret)
+		save_directory_free(directory);
+	else
+		*out = directory;
+	return base_leave(ret, "save", path, &error);
 }
 
-static void trim(struct ioshape_context *context)
+const char *save_directory_path(const struct save_directory *directory)
 {
-	struct io_lane *lanes[SAVE_KEPT_LANES];
-	size_t count;
-
-	pthread_mutex_lock(&context->lock);
-	count = context->lane_count;
-	memcpy(lanes, context->lanes, sizeof(lanes));
-	context->lane_count = 0;
-	pthread_mutex_unlock(&context->lock);
-	while (count)
-		io_lane_close(lanes[--count]);
-	save_staging_trim(&context->pool);
-	save_staging_trim(&context->shared_pool);
+	return directory ? directory->made.folder.path : NULL;
 }
 
-int save_reserve(struct ioshape_context *context, uint64_t bytes)
+int save_directory_commit(struct save_directory *directory)
 {
 	struct base_error error = { 0 };
-	int ret = save_enter(context, &error);
+	int ret;
 
-	if (!ret && !bytes)
-		trim(context);
-	else if (!ret)
-		ret = save_staging_reserve(&context->pool, save_chunks_for(bytes), &error);
-	return base_leave(ret, "reserve", NULL, &error);
+	if (!directory)
+		return base_missing("save");
+	ret = save_enter(directory->context, &error);
+	if (!ret && !*directory->made.temporary)
+		ret = base_refuse(&error, -EINVAL, "\"%s\" is in place already", directory->path);
+	if (!ret)
+		ret = io_new_folder_commit(&directory->made, &error);
+	return base_leave(ret, "save", directory->path, &error);
 }
 
-IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
+void save_directory_free(struct save_directory *directory)
 {
-	if (!context || context->owner != base_pid())
+	if (!directory || save_enter(directory->context, NULL))
 		return;
-	save_end_background(context);
-	trim(context);
-	save_slots_destroy(&context->slots);
-	save_staging_destroy(&context->pool);
-	save_staging_destroy(&context->shared_pool);
-	for (size_t i = 0; i < context->tidied_count; i++)
-		free(context->tidied[i]);
-	save_seen_forget(context);
-	pthread_cond_destroy(&context->saves_change);
-	pthread_mutex_destroy(&context->lock);
-	free(context);
+	io_new_folder_close(&directory->made, save_log(directory->context));
+	free(directory->path);
+	free(directory);
 }

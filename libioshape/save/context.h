@@ -106,18 +106,25 @@ struct ioshape_context {
 	struct save_seen_list saved, loaded;   /* one of each series */
 	TAILQ_HEAD(, save_compare) compared;   /* saves under way whose records are written */
 	struct save_hold *holds;               /* slots of open files */
-	TAILQ_HEAD(, ioshape_save) background; /* handles not yet freed: background.c */
+	TAILQ_HEAD(, ioshape_save) background; /* handles not yet freed: save.c */
 };
 
 int save_take_lane(struct ioshape_context *context, struct io_lane **lane,
 		   struct base_error *error);
 void save_return_lane(struct ioshape_context *context, struct io_lane *lane);
 
-/* Of stale bytes (unchanged.c): nothing is remembered yet, and at the end of a context. */
-void save_seen_init(struct ioshape_context *context);
+/* Decides whether a save removes what dead processes left in its directory: the first save into a
+ * directory does, and further ones as long as something is left. Returns NULL, or `budget`, which
+ * save_end_tidying() takes. */
+struct base_budget *save_begin_tidying(struct ioshape_context *context, const char *path,
+				       struct base_budget *budget);
+void save_end_tidying(struct ioshape_context *context, const char *path,
+		      const struct base_budget *budget);
+
+/* Forgets what was saved and loaded, at the end of a context (unchanged.c). */
 void save_seen_forget(struct ioshape_context *context);
 
-/* Ends what is in the background, without a trace, and lets go of its handles (background.c). For
+/* Ends what is in the background, without a trace, and lets go of its handles (save.c). For
  * the end of a context. */
 void save_end_background(struct ioshape_context *context);
 

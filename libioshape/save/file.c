@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Files on their way: one object from the look at the path to the commit, which saves, groups and
- * drains use, and the public handle for bytes in any format; directories that appear whole.
+ * drains use; the files of plans; and the public handle for bytes in any format.
  */
 #define _GNU_SOURCE
 #include "save/file.h"
@@ -10,55 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-/* ---- Paths ----------------------------------------------------------------------------------- */
-
-/* Without the directory: as far as the working directory tells. NULL with errno. */
-static char *from_working_directory(const char *path)
-{
-	char *directory, *absolute = NULL;
-
-	if (*path == '/')
-		return strdup(path);
-	directory = getcwd(NULL, 0);
-	if (!directory)
-		return NULL;
-	if (asprintf(&absolute, "%s/%s", directory, path) < 0)
-		absolute = NULL;
-	free(directory);
-	return absolute;
-}
-
-int save_absolute_path(const char *path, char **absolute, struct base_error *error)
-{
-	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-	int code = ENOMEM;
-	char *resolved;
-
-	*absolute = NULL;
-	if (!*name) {
-		free(directory);
-		return base_refuse_with(error, -EINVAL, "give the name of a file",
-					"cannot save to \"%s\"", path);
-	}
-	resolved = directory ? realpath(directory, NULL) : NULL;
-	if (!resolved) {
-		*absolute = from_working_directory(path);
-		code = *absolute ? 0 : errno;
-	} else if (asprintf(absolute, "%s/%s", strcmp(resolved, "/") ? resolved : "", name) < 0) {
-		*absolute = NULL;
-	}
-	free(resolved);
-	free(directory);
-	if (*absolute)
-		return 0;
-	if (code == ENOMEM)
-		return base_no_memory(error, "a path", strlen(path));
-	return base_fail(error, -code, "cannot find the working directory, in which \"%s\" is",
-			 path);
-}
 
 /* ---- The order of saves to one path ---------------------------------------------------------- */
 
@@ -178,8 +129,9 @@ static int save_checksums_end(struct save_checksums *checksums, struct base_erro
 	return checksums->filled ? end_block(checksums, error) : 0;
 }
 
-int save_file_put(struct save_file *file, const void *data, size_t bytes, uint32_t *crc,
-		  struct base_error *error)
+/* As io_writer_put(), with the checksums of the file. */
+static int put(struct save_file *file, const void *data, size_t bytes, uint32_t *crc,
+	       struct base_error *error)
 {
 	if (file->checksums)
 		return save_checksums_put(file->checksums, file->writer, data, bytes, crc, error);
@@ -224,63 +176,172 @@ static void put_beside(const struct save_checksums *checksums, struct io_writer 
 	base_buffer_free(&bytes);
 }
 
+/* ---- Free space ------------------------------------------------------------------------------ */
+
+/*
+ * Free space is looked for before a save queues for its slot, so that no save waits for a slot that
+ * it cannot use. Nothing is reserved: other writers may take the space meanwhile. The save finds
+ * that out when it opens or writes the file, and the same rule decides.
+ */
+
+#define TARGETS_BYTES 320
+
+static bool is_lack_of_space(int code)
+{
+	return code == -ENOSPC || code == -EDQUOT;
+}
+
+/* ---- Looking --------------------------------------------------------------------------------- */
+
+static bool fits(const struct save_space *space, struct fs_space *seen)
+{
+	int ret = space->found ? fs_space_of_found(space->path, space->found, seen) :
+				 fs_space_of_directory(space->path, seen);
+
+	/* Opening says what is wrong with a path that cannot be looked at, or is a pipe. */
+	return ret || space->needed_bytes <= seen->free_bytes;
+}
+
+/*
+ * These count removed files as free later: XFS when a thread of its own has come to it, btrfs with
+ * its next transaction. A reservation gets the space at once.
+ */
+static bool counts_late(const struct fs_space *seen)
+{
+	static const char *const late[] = { "xfs", "btrfs", "ext4" };
+	char type[32];
+
+	fs_magic_name(seen->magic, type, sizeof(type));
+	for (size_t i = 0; i < ARRAY_LENGTH(late); i++) {
+		if (!strcmp(type, late[i]))
+			return true;
+	}
+	return false;
+}
+
+static bool fits_after_all(const struct save_space *space, struct fs_space *seen)
+{
+	return fits(space, seen) || (counts_late(seen) && io_can_reserve(space->path, !space->found,
+									 space->needed_bytes));
+}
+
+static void clear(const struct save_space *space)
+{
+	if (space->clear)
+		space->clear(space->clear_user);
+	else
+		io_clear_space(space->path, &space->context->log);
+}
+
+static int fail_too_little(const struct save_space *space, const struct fs_space *seen,
+			   struct base_error *error)
+{
+	bool fails = space->context->full == IOSHAPE_FULL_FAIL;
+	const uint64_t replaced_bytes = space->found ? fs_replaced_bytes(space->path) : 0;
+	bool replaces = replaced_bytes && seen->free_bytes + replaced_bytes >= space->needed_bytes;
+	char type[32];
+
+	fs_space_type(seen, type, sizeof(type));
+	base_refuse_with(
+		error, -ENOSPC,
+		BASE_WORDS("free space%s save elsewhere%s", fails ? "," : " or",
+			   fails ? ", or set full=skip" : ""),
+		"cannot save \"%s\": needs %s, %s are free on its "
+		"filesystem (%s)%s",
+		space->path, BASE_SIZE(space->needed_bytes), BASE_SIZE(seen->free_bytes), type,
+		replaces ? ", where the old file stays until the new one is complete" : "");
+	base_error_space(error, space->needed_bytes, seen->free_bytes);
+	return -ENOSPC;
+}
+
+/*
+ * Names the storage targets that could not hold their part of the file, on filesystems that tell of
+ * each. Which of them the file gets is known only when it is created. Returns false if the
+ * filesystem has no storage targets.
+ */
+static bool name_full_targets(const struct save_space *space, char *into, size_t into_bytes)
+{
+	char *directory = base_directory_of(space->path);
+	struct io_folder folder = IO_NO_FOLDER;
+	const struct fs_part *part;
+	struct fs_storage storage;
+	struct fs_info info;
+	uint64_t stripes = 1;
+	bool has_targets;
+
+	*into = 0;
+	has_targets = directory && !io_folder_open(&folder, directory, NULL) &&
+		      !fs_describe(folder.fd, directory, NULL, &info, NULL) &&
+		      fs_takes_layouts(info.family);
+	if (has_targets && !fs_look_at_storage(folder.fd, directory, "", &storage, NULL)) {
+		part = fs_layout_main(&storage.layout, space->needed_bytes);
+		if (part && part->stripe_count)
+			stripes = part->stripe_count;
+		/* All of them are the most that it can have. */
+		fs_name_full_targets(
+			&storage, space->needed_bytes / MIN(stripes, MAX(storage.targets, 1)) + 1,
+			into, into_bytes);
+	}
+	io_folder_close(&folder);
+	free(directory);
+	return has_targets;
+}
+
+/* A write met a full disk. statfs() tells of the whole filesystem, which may have space elsewhere.
+ */
+static void explain_lack(const struct save_space *space, struct base_error *error)
+{
+	char targets[TARGETS_BYTES];
+	struct fs_space seen;
+	bool has_targets;
+
+	if (!fits(space, &seen) || seen.free_bytes == UINT64_MAX || error->code != -ENOSPC)
+		return;
+	has_targets = name_full_targets(space, targets, sizeof(targets));
+	if (!has_targets && !seen.no_inodes)
+		return;
+	base_rephrase(error, error->code, "%s (%s are free on the whole filesystem: %s%s)",
+		      error->sentence, BASE_SIZE(seen.free_bytes),
+		      seen.no_inodes ? "its inodes are used up" :
+		      *targets       ? "of its storage targets are full " :
+				       "one of its storage targets may be full",
+		      seen.no_inodes ? "" : targets);
+}
+
+/* ---- Skipping -------------------------------------------------------------------------------- */
+
+int save_space_verdict(const struct ioshape_context *context, int ret, struct base_error *error)
+{
+	if (!is_lack_of_space(ret) || context->full != IOSHAPE_FULL_SKIP)
+		return ret;
+	return base_rephrase(error, IOSHAPE_E_SKIPPED, "skipped (full=skip): %s", error->sentence);
+}
+
+void save_space_note_skip(struct io_notes *notes, const struct base_error *error)
+{
+	io_note(notes, IOSHAPE_STEP_SKIPPED, "%s", error->sentence);
+}
+
+int save_space_check(const struct save_space *space, struct io_notes *notes,
+		     struct base_error *error)
+{
+	const struct ioshape_context *context = space->context;
+	struct fs_space seen;
+	int ret;
+
+	if (space->needed_bytes <= IO_SMALL_FILE_BYTES)
+		return 0;
+	if (fits(space, &seen))
+		return 0;
+	clear(space);
+	if (fits_after_all(space, &seen))
+		return 0;
+	fs_space_type(&seen, notes->filesystem, sizeof(notes->filesystem));
+	ret = fail_too_little(space, &seen, error);
+	return save_space_verdict(context, ret, error);
+}
+
 /* ---- One file -------------------------------------------------------------------------------- */
-
-static bool should_tidy(struct ioshape_context *context, const char *path)
-{
-	char *directory = base_directory_of(path);
-	bool known = !directory;
-
-	pthread_mutex_lock(&context->lock);
-	for (size_t i = 0; !known && i < context->tidied_count; i++)
-		known = !strcmp(context->tidied[i], directory);
-	/* A job that saves into ever new directories has nothing to tidy in them. */
-	if (!known && context->tidied_count < SAVE_KEPT_DIRECTORIES) {
-		context->tidied[context->tidied_count++] = directory;
-		directory = NULL;
-	} else {
-		known = true;
-	}
-	pthread_mutex_unlock(&context->lock);
-	free(directory);
-	return !known;
-}
-
-/* Decides whether a save removes what dead processes left in its directory: the first save into a
- * directory does, and further ones as long as something is left. Returns NULL, or `budget`, which
- * end_tidying() takes. */
-static struct base_budget *begin_tidying(struct ioshape_context *context, const char *path,
-					 struct base_budget *budget)
-{
-	if (!should_tidy(context, path))
-		return NULL;
-	*budget = base_budget_begin();
-	return budget;
-}
-
-/* The next save into the directory removes the rest. */
-static void tidy_again(struct ioshape_context *context, const char *path)
-{
-	char *directory = base_directory_of(path), *tidied = NULL;
-
-	pthread_mutex_lock(&context->lock);
-	for (size_t i = 0; directory && !tidied && i < context->tidied_count; i++) {
-		if (strcmp(context->tidied[i], directory) != 0)
-			continue;
-		tidied = context->tidied[i];
-		context->tidied[i] = context->tidied[--context->tidied_count];
-	}
-	pthread_mutex_unlock(&context->lock);
-	free(tidied);
-	free(directory);
-}
-
-static void end_tidying(struct ioshape_context *context, const char *path,
-			const struct base_budget *budget)
-{
-	if (budget && base_budget_is_spent(budget))
-		tidy_again(context, path);
-}
 
 static struct save_space space_of(const struct save_file *file)
 {
@@ -306,10 +367,10 @@ static int open_writer(struct save_file *file, struct base_error *error)
 		return ret;
 	options->unseen = file->in_new_directory;
 	if (!file->in_new_directory && !options->deadline_ns)
-		options->tidying = begin_tidying(context, file->path, &budget);
+		options->tidying = save_begin_tidying(context, file->path, &budget);
 	ret = io_writer_open(&file->writer, file->lane, file->given ? file->given : file->path,
 			     options, &file->notes, error);
-	end_tidying(context, file->path, options->tidying);
+	save_end_tidying(context, file->path, options->tidying);
 	options->tidying = NULL;
 	if (ret)
 		return ret;
@@ -348,8 +409,16 @@ static int open_file(struct save_file *file, const struct save_watch *watch,
 static int explain(const struct save_file *file, int ret, struct base_error *error)
 {
 	const struct save_space space = space_of(file);
+	struct fs_space seen;
 
-	return file->checks_space ? save_space_explain(&space, ret, error) : ret;
+	if (!file->checks_space || !is_lack_of_space(ret))
+		return ret;
+	/* Bytes that have gone to a pipe or a device are not skipped. */
+	if (fs_space_of_path(space.path, &seen) == -EINVAL)
+		return ret;
+	explain_lack(&space, error);
+	base_error_space(error, space.needed_bytes, UINT64_MAX);
+	return save_space_verdict(space.context, ret, error);
 }
 
 /*
@@ -482,6 +551,145 @@ void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t 
 						       -base_seconds(now - deadline_ns);
 }
 
+/* ---- An archive ------------------------------------------------------------------------------ */
+
+/* Where an archive goes: a file from `begin` on. */
+struct destination {
+	struct save_file *file;
+	uint64_t begin;
+};
+
+static uint64_t offset_in_archive(void *to)
+{
+	const struct destination *destination = to;
+
+	return io_writer_offset(destination->file->writer) - destination->begin;
+}
+
+static int put_in_file(void *to, const void *data, size_t bytes, uint32_t *crc,
+		       struct base_error *error)
+{
+	const struct destination *destination = to;
+
+	return put(destination->file, data, bytes, crc, error);
+}
+
+/* Puts the torch zip of a plan into the file, behind what is there. `compare` may be NULL. */
+static int put_archive(struct save_file *file, const struct save_plan *plan,
+		       const struct save_source *source, struct save_compare *compare,
+		       struct base_error *error)
+{
+	static const struct format_sink_ops ops = { .offset = offset_in_archive,
+						    .put = put_in_file };
+	struct destination destination = { file, io_writer_offset(file->writer) };
+	struct format_writer *zip;
+	int ret;
+
+	ret = format_writer_new(&zip, (struct format_sink){ &ops, &destination }, plan->path,
+				error);
+	if (ret)
+		return ret;
+	source->to_file(source->user, file->writer);
+	ret = save_write_records(zip, plan, source, compare, error);
+	format_writer_free(zip);
+	return ret;
+}
+
+/* ---- A safetensors file ---------------------------------------------------------------------- */
+
+/* The file, and the checksum of the record that is on its way to it. */
+struct segment {
+	struct save_file *file;
+	uint32_t crc32;
+};
+
+static int put_in_segment(void *to, const void *data, size_t bytes, struct base_error *error)
+{
+	struct segment *segment = to;
+
+	return put(segment->file, data, bytes, &segment->crc32, error);
+}
+
+static int put_safetensors(struct save_file *file, const struct save_plan *plan,
+			   const struct save_source *source, struct save_compare *compare,
+			   struct base_error *error)
+{
+	static char no_name[] = ""; /* by its name a pickle is told from tensors, which these are */
+	struct format_entry *entries = calloc(plan->count, sizeof(*entries));
+	int ret = 0;
+
+	if (!entries)
+		return base_no_memory(error, "checksums", plan->count * sizeof(*entries));
+	source->to_file(source->user, file->writer);
+	for (size_t i = 0; !ret && i < plan->count; i++) {
+		struct segment segment = { .file = file };
+
+		ret = save_bring_record(plan, i, source, put_in_segment, &segment, error);
+		entries[i].name = no_name;
+		entries[i].bytes = plan->records[i].bytes;
+		entries[i].crc32 = segment.crc32;
+	}
+	if (!ret)
+		ret = save_compare_records(compare, entries + plan->own, plan->count - plan->own,
+					   error);
+	free(entries);
+	return ret;
+}
+
+/* ---- The file of a plan
+ * ---------------------------------------------------------------------------------- */
+
+struct saving {
+	struct save_file file;
+	const struct save_plan *plan;
+	const struct save_source *source;
+	struct save_compare compare;
+};
+
+static int put_plan(void *user, struct io_writer *writer, struct base_error *error)
+{
+	struct saving *saving = user;
+
+	(void)writer; /* the file has it */
+	if (saving->plan->safetensors)
+		return put_safetensors(&saving->file, saving->plan, saving->source,
+				       &saving->compare, error);
+	return put_archive(&saving->file, saving->plan, saving->source, &saving->compare, error);
+}
+
+int save_write(struct ioshape_context *context, const char *given, const struct save_plan *plan,
+	       const struct save_source *source, const struct io_file_options *options,
+	       const struct save_watch *watch, struct save_order *order,
+	       struct ioshape_report *report, struct base_error *error)
+{
+	struct save_checksums checksums = { .beside = true };
+	struct saving saving = {
+		.file = {
+			.context = context,
+			.path = order->path,
+			.given = given,
+			.options = *options,
+			.checks_space = true,
+			.checksums = plan->checksums ? &checksums : NULL,
+			.put = put_plan,
+			.user = &saving,
+		},
+		.plan = plan,
+		.source = source,
+		.compare = { .context = context, .path = order->path },
+	};
+	struct io_file_options *file_options = &saving.file.options;
+	int ret;
+
+	file_options->expected_bytes = file_options->progress_total = plan->expected_bytes;
+	file_options->exact = true;
+	ret = save_write_file(&saving.file, watch, order, report, error);
+	base_buffer_free(&checksums.crcs);
+	save_compare_end(&saving.compare, !ret && !order->overtaken, report);
+	report->tensor_bytes = plan->payload_bytes;
+	return ret;
+}
+
 /* ---- The public handle of a file ------------------------------------------------------------- */
 
 struct ioshape_file {
@@ -603,8 +811,7 @@ IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *dat
 	if (!ret && bytes && !data)
 		ret = base_refuse(&file->error, -EINVAL, "no data was given for %s", file->path);
 	if (!ret)
-		ret = explain(&file->file,
-			      save_file_put(&file->file, data, bytes, NULL, &file->error),
+		ret = explain(&file->file, put(&file->file, data, bytes, NULL, &file->error),
 			      &file->error);
 	return leave(file, ret);
 }
@@ -631,7 +838,7 @@ int save_file_write_records(struct ioshape_file *file, const struct ioshape_reco
 		return leave(file, ret);
 	direct.plan = &plan;
 	begin = io_writer_offset(file->file.writer);
-	ret = save_put_archive(&file->file, &plan, &source, NULL, &file->error);
+	ret = put_archive(&file->file, &plan, &source, NULL, &file->error);
 	if (ret) /* half an archive must not be committed */
 		io_writer_fail(file->file.writer);
 	else if (bytes)
@@ -672,101 +879,4 @@ IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)
 	base_buffer_free(&file->checksums.crcs);
 	free(file->path);
 	free(file);
-}
-
-/* ---- Directories that appear whole ----------------------------------------------------------- */
-
-struct save_directory {
-	struct ioshape_context *context;
-	struct io_new_folder made;
-	char *path; /* that it will have; absolute */
-};
-
-/* "runs/step-10/" is as good as "runs/step-10". */
-static char *without_slashes(const char *path)
-{
-	size_t bytes = strlen(path);
-
-	while (bytes > 1 && path[bytes - 1] == '/')
-		bytes--;
-	return strndup(path, bytes);
-}
-
-static int make(struct save_directory *directory, const char *path, struct base_error *error)
-{
-	struct ioshape_context *context = directory->context;
-	char *given = without_slashes(path);
-	struct base_budget budget, *tidying;
-	int ret;
-
-	if (!given)
-		return base_no_memory(error, "a path", strlen(path));
-	ret = save_absolute_path(given, &directory->path, error);
-	free(given);
-	if (ret)
-		return ret;
-	tidying = begin_tidying(context, directory->path, &budget);
-	ret = io_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
-				 error);
-	end_tidying(context, directory->path, tidying);
-	return ret;
-}
-
-int save_directory_make(struct ioshape_context *context, const char *path,
-			struct save_directory **out)
-{
-	struct base_error error = { 0 };
-	struct save_directory *directory = NULL;
-	int ret;
-
-	if (!out)
-		return base_missing("save");
-	*out = NULL;
-	ret = save_enter(context, &error);
-	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no path was given");
-	if (!ret) {
-		directory = calloc(1, sizeof(*directory));
-		if (!directory)
-			ret = base_no_memory(&error, "a directory", sizeof(*directory));
-	}
-	if (!ret) {
-		directory->context = context;
-		directory->made = (struct io_new_folder)IO_NO_NEW_FOLDER;
-		ret = make(directory, path, &error);
-	}
-	if (ret)
-		save_directory_free(directory);
-	else
-		*out = directory;
-	return base_leave(ret, "save", path, &error);
-}
-
-const char *save_directory_path(const struct save_directory *directory)
-{
-	return directory ? directory->made.folder.path : NULL;
-}
-
-int save_directory_commit(struct save_directory *directory)
-{
-	struct base_error error = { 0 };
-	int ret;
-
-	if (!directory)
-		return base_missing("save");
-	ret = save_enter(directory->context, &error);
-	if (!ret && !*directory->made.temporary)
-		ret = base_refuse(&error, -EINVAL, "\"%s\" is in place already", directory->path);
-	if (!ret)
-		ret = io_new_folder_commit(&directory->made, &error);
-	return base_leave(ret, "save", directory->path, &error);
-}
-
-void save_directory_free(struct save_directory *directory)
-{
-	if (!directory || save_enter(directory->context, NULL))
-		return;
-	io_new_folder_close(&directory->made, save_log(directory->context));
-	free(directory->path);
-	free(directory);
 }

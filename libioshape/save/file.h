@@ -128,12 +128,7 @@ void save_slot_release(struct save_slot *slot);
 void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
 		      struct ioshape_report *report);
 
-/* ---- Free space (space.c) -------------------------------------------------------------------- */
-
-/* After a write that ended with `ret`: what the save ends with, and a sentence that says more. */
-int save_space_explain(const struct save_space *space, int ret, struct base_error *error);
-
-/* ---- Bytes of a plan (save.c) ---------------------------------------------------------------- */
+/* ---- Bytes of a plan (plan.c) ---------------------------------------------------------------- */
 
 /* Where the bytes of the payload come from. */
 struct save_source {
@@ -159,21 +154,20 @@ int save_direct_next(void *user, size_t record, uint64_t offset, const void **da
 		     struct base_error *error);
 void save_direct_to_file(void *direct, struct io_writer *file);
 
-/* As io_writer_put(), with the checksums of the file (file.c). */
-int save_file_put(struct save_file *file, const void *data, size_t bytes, uint32_t *crc,
-		  struct base_error *error);
-
-/* Puts the torch zip of a plan into the file, behind what is there. `compare` may be NULL. */
-int save_put_archive(struct save_file *file, const struct save_plan *plan,
-		     const struct save_source *source, struct save_compare *compare,
-		     struct base_error *error);
+/* Puts all bytes of a record, in order, wherever `put` brings them. */
+int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
+		      int (*put)(void *to, const void *data, size_t bytes,
+				 struct base_error *error),
+		      void *to, struct base_error *error);
 
 /* All records of a plan, and the end of the archive. `compare` may be NULL. */
 int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error);
 
-/* The last of every report (file.c): how long it took, and whether that was in time. */
+/* ---- One save (file.c) ----------------------------------------------------------------------- */
+
+/* The last of every report: how long it took, and whether that was in time. */
 void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns,
 		     int ret);
 

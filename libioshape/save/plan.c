@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Plans. Those of tensors and those of records each check what they are given, copy it, and fill in
- * the plan's records; the rest is the same for both.
+ * the plan's records; the rest is the same for both. And how the bytes of a plan's records come
+ * from where they are to an archive.
  */
 #define _GNU_SOURCE
 #include "save/file.h"
@@ -577,4 +578,110 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 	else
 		memcpy(into, (const char *)record->data + offset, bytes);
 	return 0;
+}
+
+/* ---- The bytes of a plan --------------------------------------------------------------------- */
+
+int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
+		      int (*put)(void *to, const void *data, size_t bytes,
+				 struct base_error *error),
+		      void *to, struct base_error *error)
+{
+	const struct save_record *record = &plan->records[i];
+	const void *data = record->data;
+	size_t run;
+	uint64_t done;
+	int ret = 0;
+
+	for (done = 0; !ret && done < record->bytes; done += run) {
+		run = record->bytes - done;
+		if (i >= plan->own)
+			ret = source->next(source->user, i, done, &data, &run, error);
+		if (!ret)
+			ret = put(to, data, run, error);
+	}
+	return ret;
+}
+
+static int put_in_archive(void *zip, const void *data, size_t bytes, struct base_error *error)
+{
+	return format_writer_put(zip, data, bytes, error);
+}
+
+int save_write_records(struct format_writer *zip, const struct save_plan *plan,
+		       const struct save_source *source, struct save_compare *compare,
+		       struct base_error *error)
+{
+	const struct format_entry *entries;
+	uint64_t count;
+	int ret = 0;
+
+	for (size_t i = 0; !ret && i < plan->count; i++) {
+		const struct save_record *record = &plan->records[i];
+
+		ret = format_writer_begin(zip, record->name, record->bytes, record->alignment,
+					  error);
+		if (!ret)
+			ret = save_bring_record(plan, i, source, put_in_archive, zip, error);
+		if (!ret)
+			ret = format_writer_end(zip, error);
+	}
+	if (!ret && compare) {
+		entries = format_writer_entries(zip, &count);
+		ret = save_compare_records(compare, entries, count, error);
+	}
+	return ret ? ret : format_writer_finish(zip, &plan->index, error);
+}
+
+/* ---- The caller's own memory ----------------------------------------------------------------- */
+
+/* Tensors that do not lie as they are saved are packed in pieces of this size. */
+#define PACK_BYTES (256 * KIB)
+
+/* The caller's function is asked for so much at a time: each call to a device costs its latency. */
+#define FETCH_BYTES (4 * MIB)
+
+void save_direct_to_file(void *user, struct io_writer *file)
+{
+	struct save_direct *direct = user;
+
+	direct->file = file;
+}
+
+/* Where up to *bytes can be made. */
+static int find_room(struct save_direct *direct, uint8_t **to, size_t *bytes,
+		     struct base_error *error)
+{
+	size_t room;
+	int ret;
+
+	if (direct->file) {
+		ret = io_writer_room(direct->file, to, &room, error);
+		*bytes = ret ? 0 : MIN(*bytes, room);
+		return ret;
+	}
+	if (!direct->scratch)
+		direct->scratch = malloc(MAX(PACK_BYTES, FETCH_BYTES));
+	*to = direct->scratch;
+	return *to ? 0 :
+		     base_no_memory(error, "bytes on their way to a file",
+				    MAX(PACK_BYTES, FETCH_BYTES));
+}
+
+int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, size_t *bytes,
+		     struct base_error *error)
+{
+	struct save_direct *direct = user;
+	const struct save_record *record = &direct->plan->records[i];
+	uint8_t *to;
+	int ret;
+
+	if (!record->packed && !record->fetch) {
+		*data = (const char *)record->data + offset;
+		return 0;
+	}
+	*bytes = MIN(*bytes, record->fetch ? FETCH_BYTES : PACK_BYTES);
+	ret = find_room(direct, &to, bytes, error);
+	*data = to;
+	return ret ? ret : save_plan_copy(direct->plan, i, offset, to, *bytes, error);
 }

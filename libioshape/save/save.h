@@ -35,7 +35,7 @@ const char *save_pool_name(const struct ioshape_context *context);
  */
 int save_absolute_path(const char *path, char **absolute, struct base_error *error);
 
-/* ---- Free space (space.c): what a save does that does not fit --------------------------- */
+/* ---- Free space (file.c): what a save does that does not fit --------------------------- */
 
 struct save_space {
 	struct ioshape_context *context;
@@ -162,7 +162,8 @@ int save_write_file(struct save_file *file, const struct save_watch *watch,
  */
 void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path);
 
-/* ---- Saves in the background (background.c) ---------------------------------------------------
+/* ---- Saves in the background (save.c, staging.c)
+ * ---------------------------------------------------
  */
 
 /* What a caller wants to be saved, borrowed, and in which container. */
@@ -253,7 +254,7 @@ int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES
 /* Asks those to stop that belong to this owner. */
 void save_stop_background_of(struct ioshape_context *context, const void *owner);
 
-/* ---- Staging memory that another process can map (background.c) -------------------------------
+/* ---- Staging memory that another process can map (staging.c) -------------------------------
  */
 
 /* The unit in which it is handed out and handed back. */

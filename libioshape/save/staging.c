@@ -317,6 +317,37 @@ void save_shared_put(struct ioshape_context *context, struct save_chunk *chunk)
 	save_staging_put(&context->shared_pool, chunk);
 }
 
+/* ---- What the save tells --------------------------------------------------------------------- */
+
+void save_note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
+			uint64_t total_bytes)
+{
+	pthread_mutex_lock(&save->lock);
+	/* Where staging and writing go on at the same time, writing is what is told. */
+	if (phase >= save->state.phase) {
+		/* The end is when everything has ended, not only the file. */
+		save->state.phase = MIN(phase, IOSHAPE_PHASE_COMMIT);
+		save->state.done_bytes = done_bytes;
+		save->state.total_bytes = total_bytes;
+	}
+	pthread_mutex_unlock(&save->lock);
+}
+
+int save_track(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct ioshape_save *save = user;
+
+	save_note_progress(save, phase, done_bytes, total_bytes);
+	return save->request.progress ? save->request.progress(save->request.progress_user, phase,
+							       done_bytes, total_bytes) :
+					0;
+}
+
+bool save_is_stopped(const struct ioshape_save *save)
+{
+	return atomic_load_explicit(&save->abort, memory_order_relaxed);
+}
+
 /* ---- Copying into chunks --------------------------------------------------------------------- */
 
 /* The record that holds byte `position` of the payload: the last that begins at or before it. */
@@ -946,22 +977,4 @@ void save_later_hurry(struct ioshape_save *save, uint64_t until_ns)
 	give_help(&help);
 	base_crew_finish(&crew);
 	base_crew_dismiss(&crew);
-}
-
-int save_wait_copied(struct ioshape_save *save)
-{
-	struct base_error error = { 0 };
-	int ret = save_enter_handle(save, &error);
-	bool later;
-
-	if (ret)
-		return base_leave(ret, "save", NULL, &error);
-	/* What is borrowed is in use to the end. */
-	later = save->stage.later || (save->request.task.borrow && save->request.plan.later);
-	save_later_hurry(save, UINT64_MAX);
-	pthread_mutex_lock(&save->lock);
-	while (later && !save->stage.copied && !save->state.done)
-		pthread_cond_wait(&save->change, &save->lock);
-	pthread_mutex_unlock(&save->lock);
-	return base_leave(0, "save", NULL, &error);
 }

@@ -157,13 +157,6 @@ static void remember(struct save_seen_list *list, struct save_seen *seen)
 	list->count++;
 }
 
-void save_seen_init(struct ioshape_context *context)
-{
-	TAILQ_INIT(&context->saved.all);
-	TAILQ_INIT(&context->loaded.all);
-	TAILQ_INIT(&context->compared);
-}
-
 void save_seen_forget(struct ioshape_context *context)
 {
 	while (context->saved.count)
