@@ -13,9 +13,9 @@ Credentials and the server come from its variables and files. The commands "iosh
 
 from __future__ import annotations
 
-import ioshape._s3.client  # noqa: F401 - before all, for its sentence about a missing package
-from ioshape._s3.download import Downloaded, download
-from ioshape._s3.look import Remote, checkpoints
-from ioshape._s3.upload import Uploaded, upload
+import ioshape._remote.client  # noqa: F401 - before all, for its sentence about a missing package
+from ioshape._remote.download import Downloaded, download
+from ioshape._remote.look import Remote, checkpoints
+from ioshape._remote.upload import Uploaded, upload
 
 __all__ = ["Downloaded", "Remote", "Uploaded", "checkpoints", "download", "upload"]

@@ -26,7 +26,7 @@ import ioshape
 import object_store
 from botocore.awsrequest import AWSResponse
 from ioshape import s3
-from ioshape._s3 import client, download, listing, look
+from ioshape._remote import client, download, listing, look
 from urllib3 import HTTPResponse
 
 from .damage import TEXT

@@ -12,7 +12,8 @@ from pathlib import Path
 import ioshape
 import pytest
 from command import call, fail, on_terminal, succeed
-from ioshape import Progress, _hsm
+from ioshape import Progress
+from ioshape._remote import hsm
 from striped import INSTANT, Mount, striped
 from tiers import Saver
 
@@ -72,7 +73,7 @@ def test_a_generation_is_archived_and_its_manifest_last(mount: Mount) -> None:
             mount.order("archive well")
 
     mount.order("archive stuck")
-    done = _hsm.archive(str(path), progress=look)
+    done = hsm.archive(str(path), progress=look)
     assert done.files == len(others) + 1
     assert done.archived_bytes == done.n_bytes == sum(one.stat().st_size for one in path.iterdir())
     assert all(flags(one) & (ARCHIVED | DIRTY) == ARCHIVED for one in (*others, manifest))
@@ -82,16 +83,16 @@ def test_a_generation_is_archived_and_its_manifest_last(mount: Mount) -> None:
 
 def test_what_is_archived_is_not_asked_for_again(mount: Mount) -> None:
     path = file_in(mount)
-    assert _hsm.archive(str(path)).archived_bytes == MIB
+    assert hsm.archive(str(path)).archived_bytes == MIB
     mount.order("archive refused")  # whatever would be asked for now
     mount.reset()
-    assert _hsm.archive(str(path)).archived_bytes == 0
+    assert hsm.archive(str(path)).archived_bytes == 0
     assert mount.statistics()["metadata"]["ioctl"] == 1
     mount.order("archive well")
     with path.open("ab") as file:
         file.write(b"more")
     assert flags(path) & DIRTY
-    assert _hsm.archive(str(path)).archived_bytes == MIB + 4
+    assert hsm.archive(str(path)).archived_bytes == MIB + 4
     assert flags(path) == flags(path) & ~DIRTY
 
 
@@ -99,7 +100,7 @@ def test_progress_is_that_of_the_bytes() -> None:
     with striped("ssd", **INSTANT, bandwidth="8M") as slow:
         path = file_in(slow, 4 * MIB)
         seen: list[Progress] = []
-        _hsm.archive(str(path), progress=seen.append)
+        hsm.archive(str(path), progress=seen.append)
     assert {(one.phase, one.total_bytes) for one in seen} == {("archive", 4 * MIB)}
     assert any(0 < one.done_bytes < 4 * MIB for one in seen)
     assert seen[-1].done_bytes == 4 * MIB
@@ -113,7 +114,7 @@ def test_what_is_being_written_is_left_out(mount: Mount) -> None:
         (path / name).parent.mkdir(parents=True)
         (path / name).write_bytes(b"data")
     (path / ".model.pt.ioshape-tmp-0a0b0c0d-0").write_bytes(b"half")
-    assert _hsm.archive(str(path)).files == 1
+    assert hsm.archive(str(path)).files == 1
     assert flags(path / "step-0000000001/data") & ARCHIVED
 
 
@@ -133,12 +134,12 @@ def test_what_goes_wrong_is_said(order: str, number: int, why: str, mount: Mount
     path = file_in(mount)
     mount.order(f"archive {order}")
     with pytest.raises(ioshape.StorageError, match=f'cannot archive "{path}": .*{why}') as caught:
-        _hsm.archive(str(path), timeout_s=0.3)
+        hsm.archive(str(path), timeout_s=0.3)
     assert caught.value.errno == number
     assert caught.value.remedy
     assert not flags(path)
     mount.order("archive well")
-    assert _hsm.archive(str(path)).n_bytes == MIB
+    assert hsm.archive(str(path)).n_bytes == MIB
 
 
 def test_a_file_that_somebody_writes_to_is_not_called_archived(mount: Mount) -> None:
@@ -152,7 +153,7 @@ def test_a_file_that_somebody_writes_to_is_not_called_archived(mount: Mount) -> 
 
     mount.order("archive stuck")
     with pytest.raises(ioshape.StorageError, match="somebody is writing to it") as caught:
-        _hsm.archive(str(path), progress=write)
+        hsm.archive(str(path), progress=write)
     assert caught.value.errno == errno.EBUSY
     assert flags(path) & (ARCHIVED | DIRTY) == ARCHIVED | DIRTY
 
@@ -165,7 +166,7 @@ def test_a_file_that_is_removed_meanwhile_is_said(mount: Mount) -> None:
 
     mount.order("archive stuck")
     with pytest.raises(FileNotFoundError, match="it is gone, somebody has removed it"):
-        _hsm.archive(str(path), progress=remove)
+        hsm.archive(str(path), progress=remove)
 
 
 def test_an_exception_of_the_callback_ends_it(mount: Mount) -> None:
@@ -174,7 +175,7 @@ def test_an_exception_of_the_callback_ends_it(mount: Mount) -> None:
 
     mount.order("archive stuck")
     with pytest.raises(LookupError, match="mine"):
-        _hsm.archive(str(file_in(mount)), progress=stop)
+        hsm.archive(str(file_in(mount)), progress=stop)
 
 
 def test_other_filesystems_have_no_archive(tmp_path: Path) -> None:

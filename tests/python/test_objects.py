@@ -19,8 +19,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from command import IOSHAPE, call, fail, succeed
 from ioshape import s3
-from ioshape._s3.listing import LISTING, Entry, Listing, decode, encode
-from ioshape._s3.sums import Known, Sums, crc32
+from ioshape._remote.listing import LISTING, Entry, Listing, decode, encode
+from ioshape._remote.sums import Known, Sums, crc32
 from object_store import BUCKET, Store
 from processes import TIMEOUT_S, environment
 from records import flip, names_in, offset_of

@@ -22,7 +22,7 @@ PATIENCE_S = 10 * TIMEOUT_S
 PROGRAM = """
 import json, os, resource, sys, tempfile
 from ioshape import s3
-from ioshape._s3 import client, download, look, upload
+from ioshape._remote import client, download, look, upload
 
 endpoint, most_bytes, most_cpu_s, folder, *buckets = sys.argv[1:]
 folder = tempfile.mkdtemp(dir=folder)

@@ -16,7 +16,7 @@ import ioshape
 import object_store
 import pytest
 from command import call, fail
-from ioshape._s3.listing import LISTING
+from ioshape._remote.listing import LISTING
 from nodes import Networks, NotPermitted, networks, run_ranks, started_ranks
 from processes import TIMEOUT_S, environment
 from records import flip

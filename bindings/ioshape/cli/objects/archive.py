@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape import _hsm
+from ioshape._remote import hsm
 from ioshape.cli.output import human_seconds, human_size, plural, say, say_json
 from ioshape.cli.paths import files_argument
 from ioshape.cli.verify import progress_bar
 
 if TYPE_CHECKING:
-    from ioshape._hsm import Archived
+    from ioshape._remote.hsm import Archived
 
 
 def _as_json(one: Archived) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _say(one: Archived) -> None:
     "timeout_s",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
-    default=_hsm.TIMEOUT_S,
+    default=hsm.TIMEOUT_S,
     show_default=True,
     help="Give up when nothing was archived for so long.",
 )
@@ -63,7 +63,7 @@ def command(files: tuple[str, ...], check: bool, timeout_s: float, as_json: bool
     done = []
     for path in files:
         with progress_bar(path, sys.stderr.isatty() and not as_json) as tell:
-            one = _hsm.archive(path, ask=not check, timeout_s=timeout_s, progress=tell)
+            one = hsm.archive(path, ask=not check, timeout_s=timeout_s, progress=tell)
         done.append(one)
         if not as_json:
             _say(one)

@@ -195,8 +195,8 @@ class _Command:
     def _upload(self, tier: Tier, copy: Copy, to: str) -> None:
         """Unless it is there, or the destination has a newer one. What several nodes have saved is
         whole at the destination alone."""
-        from ioshape._s3.look import is_uploaded  # noqa: PLC0415
-        from ioshape._s3.source import is_whole  # noqa: PLC0415
+        from ioshape._remote.look import is_uploaded  # noqa: PLC0415
+        from ioshape._remote.source import is_whole  # noqa: PLC0415
 
         if tier.find(copy.path) is None:
             return
@@ -209,7 +209,7 @@ class _Command:
 
     def _archive(self, copy: Copy) -> None:
         """What is at the destination, unless it was removed there since."""
-        from ioshape._hsm import archive  # noqa: PLC0415
+        from ioshape._remote.hsm import archive  # noqa: PLC0415
 
         if not Path(copy.path).exists():
             return
@@ -306,7 +306,7 @@ def _say_json_line(outcome: _Outcome) -> None:
 def _check_url(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
     if url is not None and url != _HSM:
         s3()  # now rather than after the drain
-        from ioshape._s3.address import parse  # noqa: PLC0415
+        from ioshape._remote.address import parse  # noqa: PLC0415
 
         parse(url)
     return url

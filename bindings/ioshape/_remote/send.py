@@ -13,18 +13,18 @@ from botocore.exceptions import ClientError
 
 from ioshape._errors import StorageError
 from ioshape._log import logger
-from ioshape._s3.answers import AnswerError, field
-from ioshape._s3.client import WRONG_SUM, code_of, head, sentences
-from ioshape._s3.source import OpenFile, Part
-from ioshape._s3.sums import in_base64, is_etag, is_same, md5_of
+from ioshape._remote.answers import AnswerError, field
+from ioshape._remote.client import WRONG_SUM, code_of, head, sentences
+from ioshape._remote.source import OpenFile, Part
+from ioshape._remote.sums import in_base64, is_etag, is_same, md5_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ioshape._s3.address import Address
-    from ioshape._s3.client import Client, Response
-    from ioshape._s3.source import SourceFile
-    from ioshape._s3.sums import Sums
+    from ioshape._remote.address import Address
+    from ioshape._remote.client import Client, Response
+    from ioshape._remote.source import SourceFile
+    from ioshape._remote.sums import Sums
 
 #: S3 takes no more of an object
 MOST_PARTS = 10_000

@@ -20,14 +20,14 @@ from ioshape._files.directory import sync_tree
 from ioshape._files.open import open as open_file
 from ioshape._files.sums import SUFFIX
 from ioshape._native import lib
-from ioshape._s3.address import Address, parse
-from ioshape._s3.answers import length
-from ioshape._s3.client import BROKEN, Client, code_of, connect, head, sentences
-from ioshape._s3.listing import LISTING, Entry, Kind, Listing
-from ioshape._s3.look import read_listing
-from ioshape._s3.send import MODIFIED
-from ioshape._s3.sums import Sums, in_base64
-from ioshape._s3.upload import JOBS, PART_BYTES
+from ioshape._remote.address import Address, parse
+from ioshape._remote.answers import length
+from ioshape._remote.client import BROKEN, Client, code_of, connect, head, sentences
+from ioshape._remote.listing import LISTING, Entry, Kind, Listing
+from ioshape._remote.look import read_listing
+from ioshape._remote.send import MODIFIED
+from ioshape._remote.sums import Sums, in_base64
+from ioshape._remote.upload import JOBS, PART_BYTES
 from ioshape._save.directory import Directory, sync
 from ioshape._save.report import Progress
 from ioshape._settings.config import is_durable

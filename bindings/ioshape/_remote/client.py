@@ -31,9 +31,9 @@ except ImportError as error:
     ) from error
 
 from ioshape._errors import failure
-from ioshape._s3 import answers
-from ioshape._s3.answers import AnswerError, field, length
-from ioshape._s3.listing import MOST_BYTES, MOST_NAMES
+from ioshape._remote import answers
+from ioshape._remote.answers import AnswerError, field, length
+from ioshape._remote.listing import MOST_BYTES, MOST_NAMES
 from ioshape._text import harmless, without_password
 
 if TYPE_CHECKING:

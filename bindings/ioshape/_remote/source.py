@@ -21,8 +21,8 @@ from ioshape._files.sums import SUFFIX
 from ioshape._group.generations import Handle, generations
 from ioshape._load.reader import Reader
 from ioshape._native import lib
-from ioshape._s3.listing import LISTING, MARKERS, MOST_NAMES, Kind, check_name
-from ioshape._s3.sums import Known, Sums
+from ioshape._remote.listing import LISTING, MARKERS, MOST_NAMES, Kind, check_name
+from ioshape._remote.sums import Known, Sums
 from ioshape._save.names import is_unfinished
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ioshape._errors import failure
-from ioshape._s3.address import Address, destination, parse
-from ioshape._s3.answers import AnswerError, field, length
-from ioshape._s3.client import connect, head, sentences
-from ioshape._s3.listing import LISTING, MARKERS, MOST_BYTES, MOST_NAMES, Kind, Listing, decode
-from ioshape._s3.send import MODIFIED
-from ioshape._s3.source import look
+from ioshape._remote.address import Address, destination, parse
+from ioshape._remote.answers import AnswerError, field, length
+from ioshape._remote.client import connect, head, sentences
+from ioshape._remote.listing import LISTING, MARKERS, MOST_BYTES, MOST_NAMES, Kind, Listing, decode
+from ioshape._remote.send import MODIFIED
+from ioshape._remote.source import look
 
 if TYPE_CHECKING:
-    from ioshape._s3.client import Client
-    from ioshape._s3.source import Source
+    from ioshape._remote.client import Client
+    from ioshape._remote.source import Source
 
 
 @dataclass(frozen=True)

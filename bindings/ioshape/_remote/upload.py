@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ioshape._s3.address import Address, destination
-from ioshape._s3.answers import length
-from ioshape._s3.client import Client, connect, head, sentences, sizes
-from ioshape._s3.listing import LISTING, MARKERS, MOST_BYTES, Entry, Kind, Listing, encode
-from ioshape._s3.send import LEAST_PART_BYTES, Sender
-from ioshape._s3.source import Source, SourceFile, look, refused
-from ioshape._s3.sums import crc32, is_same
+from ioshape._remote.address import Address, destination
+from ioshape._remote.answers import length
+from ioshape._remote.client import Client, connect, head, sentences, sizes
+from ioshape._remote.listing import LISTING, MARKERS, MOST_BYTES, Entry, Kind, Listing, encode
+from ioshape._remote.send import LEAST_PART_BYTES, Sender
+from ioshape._remote.source import Source, SourceFile, look, refused
+from ioshape._remote.sums import crc32, is_same
 from ioshape._save.report import Progress
 from ioshape._settings.config import tier_folder
 from ioshape._tier.nearest import nearest

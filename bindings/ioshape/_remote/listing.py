@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ioshape._s3.address import MOST_KEY_BYTES
-from ioshape._s3.sums import crc32
+from ioshape._remote.address import MOST_KEY_BYTES
+from ioshape._remote.sums import crc32
 
 #: its name; it is written when all that it lists is there
 LISTING = ".ioshape-objects.json"

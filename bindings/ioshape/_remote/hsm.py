@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ioshape._descriptors import open_file
 from ioshape._errors import failure
-from ioshape._s3.listing import MARKERS
+from ioshape._remote.listing import MARKERS
 from ioshape._save.names import is_unfinished
 from ioshape._save.report import Progress
 
