@@ -55,10 +55,6 @@
 
 #include "slots/slots.h"
 
-#include <fcntl.h>
-#include <stdatomic.h>
-#include <sys/stat.h>
-
 #define LOCAL_MAGIC "ioslots"
 #define LOCAL_VERSION BASE_FORMAT(4u) /* also in the names of files */
 
@@ -85,88 +81,7 @@
 /* Records by number: holders, then the ring of the urgent line, then that of the other one. */
 #define LOCAL_RECORDS (LOCAL_HOLDERS + 2 * LOCAL_WAITERS)
 
-/* What this process has seen of a record, while it waits. */
-struct local_watch {
-	uint64_t until_ns;  /* in the record */
-	uint64_t since_ns;  /* it has been so */
-	uint64_t looked_ns; /* last */
-};
-
-/* A request of this process that holds or waits. */
-struct local_member {
-	struct local_member *next;
-	struct slots_file_record record;
-	int fd; /* owns its locks */
-	bool holding, small;
-	uint32_t places; /* as asked for */
-	uint32_t holder; /* its first one */
-	uint32_t given;  /* slots; 0: beside them, being small */
-	uint64_t ticket; /* waiter */
-};
-
-struct local_pool {
-	struct slots_config config;
-	char folder[LOCAL_FOLDER_BYTES];
-	char name[LOCAL_FILE_NAME_BYTES];
-	struct slots_file_record record; /* what all requests of this process have in common */
-
-	pthread_mutex_t lock; /* of all below, but for what waiting takes */
-	int folder_fd, fd;    /* -1: not open */
-	dev_t dev;
-	ino_t ino;
-	uint64_t now_ns;        /* when this call began */
-	uint64_t looked_ns;     /* when the name was last seen to be this file's */
-	uint64_t largest_bytes; /* that a file of this process may have */
-	uint64_t base_ns;       /* as in the head */
-	uint64_t fence;         /* the latest that this process was given */
-	uint32_t turn;          /* of slots: where the next request begins to look */
-	unsigned finds;         /* of locks, in this call */
-	struct local_member *members;
-	int spare[LOCAL_SPARE];
-	unsigned spares;
-	struct local_watch watches[LOCAL_RECORDS];
-
-	uint32_t *word;       /* the futex word; until the file is mapped, one of this process */
-	atomic_bool mapped;   /* from the file */
-	atomic_uint listened; /* wake-up bits that the thread which waits listens to */
-	uint32_t seen;        /* its value before the latest looks; of the thread that waits */
-};
-
-/* ---- The file (local_file.c) ----------------------------------------------------------------- */
-
-/* Writes the name of a pool's file, which is the same in every process. */
+/* Write the name of a pool's file, which is the same in every process. */
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool);
-/* Fails with IOSHAPE_E_COORDINATOR: "cannot WHAT the pool's file ...", for this reason. */
-int local_unreachable(const struct local_pool *pool, const char *what, int code,
-		      struct base_error *error);
-/* Opens no file yet. 0 or a negative errno. */
-int local_file_init(struct local_pool *pool);
-/* Opens the file, if it is not open, and reads its head. -ESTALE: another file has its name by now,
- * and this one is closed; IOSHAPE_E_COORDINATOR. */
-int local_file_ready(struct local_pool *pool, struct slots_file_head *head,
-		     struct base_error *error);
-/* Returns a descriptor for a request, or a negative errno. */
-int local_file_again(const struct local_pool *pool);
-/* Closes the file, and removes it where no process has it open. */
-void local_file_close(struct local_pool *pool);
-
-/* Writes a field of the head, or a record. 0 or a negative errno. */
-int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes);
-int local_write_record(const struct local_pool *pool, uint32_t number,
-		       const struct slots_file_record *record);
-/* Reads a record. What is not there reads as zeros, and texts have an end. */
-void local_read_record(const struct local_pool *pool, uint32_t number,
-		       struct slots_file_record *record);
-
-/* Locks or unlocks a range; 0 bytes mean all from there on. -EAGAIN: another request has it. */
-int local_lock(int fd, short type, off_t at, off_t bytes);
-/* Finds a lock in a range, the oldest one as a rule. */
-bool local_find_lock(struct local_pool *pool, off_t from, off_t to, struct flock *lock);
-
-/* Wakes the processes that sleep in this pool and listen to one of these bits, and ends the next
- * sleep of those that do not sleep. */
-void local_wake(struct local_pool *pool, uint32_t bits);
-/* Sleeps until one of these bits is woken, or for a time. */
-void local_sleep(struct local_pool *pool, uint32_t bits, uint32_t timeout_ms);
 
 #endif
