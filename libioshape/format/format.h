@@ -78,14 +78,6 @@ struct format_entry {
 	uint64_t data_offset;
 };
 
-/*
- * One checksum over all that the directory says of these entries, whose names begin with a folder
- * of folder_bytes that does not count. The index carries it: a record may have every bit right and
- * stand under a name that has not.
- */
-uint32_t format_directory_crc32(const struct format_entry *entries, uint64_t count,
-				size_t folder_bytes);
-
 /* ---- Strided memory (tensors.c; pure) -------------------------------------------------------- */
 
 /* How a tensor's elements go into its record. */
@@ -196,6 +188,14 @@ struct format_index {
 	struct ioshape_metadata metadata;
 	void *memory; /* of a decoded index, for all but the names */
 };
+
+/*
+ * Compute one checksum over all that the directory says of these entries, whose names begin with a
+ * folder of folder_bytes that does not count. The index carries it: a record may have every bit
+ * right and stand under a name that has not.
+ */
+uint32_t format_directory_crc32(const struct format_entry *entries, uint64_t count,
+				size_t folder_bytes);
 
 int format_index_encode(struct base_buffer *out, const struct format_index *index);
 

@@ -869,8 +869,7 @@ struct stretch {
 	const struct format_reader *reader;
 	uint64_t begin, end;
 	uint8_t *into;
-	struct format_range *ranges;
-	uint64_t count, room;
+	struct base_buffer ranges; /* of struct format_range */
 };
 
 /* The nth record in the order of the file. */
@@ -899,28 +898,21 @@ static uint64_t first_record(const struct format_directory *directory, uint64_t 
 	return from;
 }
 
-/* `begin` and `end` in the file. 0 or -ENOMEM. */
+/* Adds the bytes from `begin` to `end` of the file. 0 or -ENOMEM. */
 static int add_range(struct stretch *stretch, uint64_t record, uint64_t begin, uint64_t end)
 {
-	void *ranges = stretch->ranges;
-	uint64_t base = 0;
-	int ret;
-
-	if (record == NO_RECORD && begin == end)
-		return 0;
-	ret = format_grow(&ranges, stretch->count, &stretch->room, sizeof(*stretch->ranges));
-	stretch->ranges = ranges;
-	if (ret)
-		return ret;
-	if (record != NO_RECORD)
-		base = stretch->reader->directory.entries[record].data_offset;
-	stretch->ranges[stretch->count++] = (struct format_range){
+	const uint64_t base =
+		record == NO_RECORD ? 0 : stretch->reader->directory.entries[record].data_offset;
+	const struct format_range range = {
 		.record = record,
 		.offset = begin - base,
 		.bytes = end - begin,
 		.into = begin < end ? stretch->into + (begin - stretch->begin) : NULL,
 	};
-	return 0;
+
+	if (record == NO_RECORD && begin == end)
+		return 0;
+	return base_buffer_append(&stretch->ranges, &range, sizeof(range));
 }
 
 /* Empty records count as read where they lie: they have a checksum, too. */
@@ -988,11 +980,12 @@ int format_reader_read_file(const struct format_reader *reader, struct io_lane *
 	int ret;
 
 	if (divide(&stretch))
-		ret = base_no_memory(error, "the ranges of a stretch",
-				     stretch.count * sizeof(*stretch.ranges));
+		ret = base_no_memory(error, "the ranges of a stretch", stretch.ranges.bytes);
 	else
-		ret = format_reader_read(reader, lane, stream, stretch.ranges, stretch.count,
-					 verify, progress, progress_user, error);
-	free(stretch.ranges);
+		/* The buffer's memory is malloc()'s: aligned for any struct. */
+		ret = format_reader_read(reader, lane, stream, (void *)stretch.ranges.data,
+					 stretch.ranges.bytes / sizeof(struct format_range), verify,
+					 progress, progress_user, error);
+	base_buffer_free(&stretch.ranges);
 	return ret ? ret : check_headers(&stretch, error);
 }

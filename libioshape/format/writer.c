@@ -301,25 +301,6 @@ static int encode_directory(struct base_buffer *out, const struct format_entry *
 	return ret;
 }
 
-uint32_t format_directory_crc32(const struct format_entry *entries, uint64_t count,
-				size_t folder_bytes)
-{
-	uint8_t numbers[4 + 4 + 8 + 8];
-	uint32_t crc = 0;
-
-	for (uint64_t i = 0; i < count; i++) {
-		size_t name_bytes = entries[i].name_bytes - folder_bytes;
-
-		base_put_le(numbers, name_bytes, 4);
-		base_put_le(numbers + 4, entries[i].crc32, 4);
-		base_put_le(numbers + 8, entries[i].bytes, 8);
-		base_put_le(numbers + 16, entries[i].header_offset, 8);
-		crc = base_crc32(crc, numbers, sizeof(numbers));
-		crc = base_crc32(crc, entries[i].name + folder_bytes, name_bytes);
-	}
-	return crc;
-}
-
 /* ---- The writer --------------------------------------------------------------------------------
  */
 

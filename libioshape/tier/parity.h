@@ -47,7 +47,6 @@ struct parity_sets {
 /* Members of one set come from as many domains (racks, hosts) as can be. -ENOMEM. */
 int parity_sets_make(struct parity_sets *sets, uint32_t nodes, uint32_t parity, uint32_t set_nodes,
 		     const char *const *domains);
-void parity_sets_free(struct parity_sets *sets);
 
 /* The set of a node; none of its members is there twice. */
 struct parity_set {

@@ -112,7 +112,7 @@ int parity_sets_make(struct parity_sets *sets, uint32_t nodes, uint32_t parity, 
 	return ret;
 }
 
-void parity_sets_free(struct parity_sets *sets)
+static void sets_free(struct parity_sets *sets)
 {
 	free(sets->order);
 	*sets = (struct parity_sets){ 0 };
@@ -368,7 +368,7 @@ int parity_record_whole(struct parity_record *record, uint32_t file_count)
 
 void parity_record_free(struct parity_record *record)
 {
-	parity_sets_free(&record->sets);
+	sets_free(&record->sets);
 	free(record->node_of_file);
 	*record = (struct parity_record){ 0 };
 }
