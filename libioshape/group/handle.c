@@ -39,7 +39,7 @@ static void unusable_add(struct unusable *unusable, const struct base_error *why
 
 	unusable->count++;
 	if (why && why->code && unusable->count <= MOST_REASONS)
-		snprintf(unusable->why + used, sizeof(unusable->why) - used, "%s%s",
+		snprintf(unusable->why + used, sizeof(unusable->why) - used, "%s%.509s",
 			 used ? "; " : "", why->sentence);
 }
 
