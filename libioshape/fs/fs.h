@@ -273,17 +273,15 @@ struct fs_found {
 	bool absent;   /* there is nothing, or a link that leads to nothing yet */
 	bool dangling; /* it is such a link */
 	bool regular;
-	uint64_t mount; /* as fs_mount_of_path() tells it; of its directory if there is nothing */
+	/* A number that is the same for paths on one mount, and for no others while it is mounted;
+	 * of the directory if there is nothing. */
+	uint64_t mount;
 	unsigned device_major, device_minor;
 };
 
 void fs_find(const char *path, struct fs_found *found);
 /* The result of fs_find() where nothing is known to be there. */
 void fs_find_directory(const char *path, struct fs_found *found);
-
-/* Gets a number that is the same for paths on one mount, and for no others while it is mounted. It
- * costs one system call. 0 or a negative errno. */
-int fs_mount_of_path(const char *path, uint64_t *mount);
 
 /* ---- Free space (mounts.c) --------------------------------------------------------------------
  */
@@ -303,7 +301,6 @@ struct fs_space {
  * if there is no such directory, or the link leads to nothing yet.
  */
 int fs_space_of_found(const char *path, const struct fs_found *found, struct fs_space *space);
-int fs_space_of_path(const char *path, struct fs_space *space);
 
 /* The bytes of the file at `path`: they become free only when it has been replaced. */
 uint64_t fs_replaced_bytes(const char *path);

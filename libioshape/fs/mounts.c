@@ -465,16 +465,6 @@ void fs_find(const char *path, struct fs_found *found)
 	note_mount(found, &status);
 }
 
-int fs_mount_of_path(const char *path, uint64_t *mount)
-{
-	struct statx status;
-	int ret = fs_statx_path(path, mount_fields, &status);
-
-	if (!ret)
-		*mount = mount_of(&status);
-	return ret;
-}
-
 /* ---- Free space ------------------------------------------------------------------------------ */
 
 #define EXT4_MAGIC 0xef53
@@ -541,14 +531,6 @@ int fs_space_of_found(const char *path, const struct fs_found *found, struct fs_
 	space->device_minor = found->device_minor;
 	free(directory);
 	return ret;
-}
-
-int fs_space_of_path(const char *path, struct fs_space *space)
-{
-	struct fs_found found;
-
-	fs_find(path, &found);
-	return fs_space_of_found(path, &found, space);
 }
 
 uint64_t fs_replaced_bytes(const char *path)

@@ -409,12 +409,12 @@ static int open_file(struct save_file *file, const struct save_watch *watch,
 static int explain(const struct save_file *file, int ret, struct base_error *error)
 {
 	const struct save_space space = space_of(file);
-	struct fs_space seen;
+	const struct fs_found *found = &file->found;
 
 	if (!file->checks_space || !is_lack_of_space(ret))
 		return ret;
 	/* Bytes that have gone to a pipe or a device are not skipped. */
-	if (fs_space_of_path(space.path, &seen) == -EINVAL)
+	if (!found->code && !found->absent && !found->regular)
 		return ret;
 	explain_lack(&space, error);
 	base_error_space(error, space.needed_bytes, UINT64_MAX);

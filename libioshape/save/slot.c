@@ -234,11 +234,12 @@ static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *s
 	char *directory = base_directory_of(path);
 	struct io_folder folder = IO_NO_FOLDER;
 	struct fs_memory memory = { 0 };
-	uint64_t its_mount;
+	struct fs_found at;
 
 	/* The path may be a link to somewhere else. */
-	if (directory && !fs_mount_of_path(directory, &its_mount) && its_mount == mount &&
-	    !io_folder_open(&folder, directory, NULL))
+	if (directory)
+		fs_find(directory, &at);
+	if (directory && !at.code && at.mount == mount && !io_folder_open(&folder, directory, NULL))
 		save_look_at_storage(folder.fd, directory, &memory, storage);
 	io_folder_close(&folder);
 	free(directory);

@@ -19,6 +19,14 @@ static struct test_case room_case = { .name = "room",
 				      .setup = scratch_setup,
 				      .teardown = scratch_teardown };
 
+static int space_at(const char *path, struct fs_space *space)
+{
+	struct fs_found found;
+
+	fs_find(path, &found);
+	return fs_space_of_found(path, &found, space);
+}
+
 TEST(room_case, room_is_that_of_what_is_there_or_of_its_directory)
 {
 	struct statfs system;
@@ -26,17 +34,17 @@ TEST(room_case, room_is_that_of_what_is_there_or_of_its_directory)
 	char type[32];
 
 	ck_assert_int_eq(statfs(scratch_directory(), &system), 0);
-	ck_assert_int_eq(fs_space_of_path(scratch_path("new"), &room), 0);
+	ck_assert_int_eq(space_at(scratch_path("new"), &room), 0);
 	ck_assert_uint_eq(fs_replaced_bytes(scratch_path("new")), 0);
 	ck_assert_uint_eq(room.magic, (uint64_t)(unsigned long)system.f_type & 0xffffffff);
 	ck_assert_uint_gt(room.free_bytes, 0);
 	ck_assert_uint_lt(room.free_bytes, (uint64_t)system.f_blocks * (uint64_t)system.f_bsize);
 	scratch_write(scratch_path("old"), "old", 3);
-	ck_assert_int_eq(fs_space_of_path(scratch_path("old"), &room), 0);
+	ck_assert_int_eq(space_at(scratch_path("old"), &room), 0);
 	ck_assert_uint_gt(fs_replaced_bytes(scratch_path("old")), 0);
 	/* What a link leads to counts, not where it lies. */
 	ck_assert_int_eq(symlink("/dev/shm", scratch_path("elsewhere")), 0);
-	ck_assert_int_eq(fs_space_of_path(scratch_path("elsewhere/new"), &room), 0);
+	ck_assert_int_eq(space_at(scratch_path("elsewhere/new"), &room), 0);
 	fs_space_type(&room, type, sizeof(type));
 	ck_assert_str_eq(type, "tmpfs");
 }
@@ -45,14 +53,14 @@ TEST(room_case, where_nothing_is_known_nothing_is_said)
 {
 	struct fs_space room;
 
-	ck_assert_int_eq(fs_space_of_path(scratch_path("missing/new"), &room), -ENOENT);
+	ck_assert_int_eq(space_at(scratch_path("missing/new"), &room), -ENOENT);
 	ck_assert_uint_eq(room.free_bytes, UINT64_MAX);
 	ck_assert_int_eq(symlink("/nowhere/at/all", scratch_path("dangling")), 0);
-	ck_assert_int_eq(fs_space_of_path(scratch_path("dangling"), &room), -ENOENT);
+	ck_assert_int_eq(space_at(scratch_path("dangling"), &room), -ENOENT);
 	ck_assert_int_eq(mkfifo(scratch_path("pipe"), 0600), 0);
-	ck_assert_int_eq(fs_space_of_path(scratch_path("pipe"), &room), -EINVAL);
-	ck_assert_int_eq(fs_space_of_path("/dev/full", &room), -EINVAL);
-	ck_assert_int_eq(fs_space_of_path(scratch_directory(), &room), -EINVAL);
+	ck_assert_int_eq(space_at(scratch_path("pipe"), &room), -EINVAL);
+	ck_assert_int_eq(space_at("/dev/full", &room), -EINVAL);
+	ck_assert_int_eq(space_at(scratch_directory(), &room), -EINVAL);
 	/* /proc counts no blocks. */
 	ck_assert_int_eq(fs_space_of_directory("/proc/self", &room), 0);
 	ck_assert_uint_eq(room.free_bytes, UINT64_MAX);

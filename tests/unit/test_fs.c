@@ -277,7 +277,7 @@ TEST(real_case, paths_on_one_mount_share_a_pool)
 {
 	char first[FS_POOL_BYTES], second[FS_POOL_BYTES], elsewhere[FS_POOL_BYTES];
 	struct base_error error = { 0 };
-	uint64_t mount, other;
+	struct fs_found here, other;
 
 	ck_assert_int_eq(fs_pool_of_path(scratch_path("not-there"), first, &error), 0);
 	ck_assert_int_eq(fs_pool_of_path(scratch_directory(), second, &error), 0);
@@ -290,9 +290,11 @@ TEST(real_case, paths_on_one_mount_share_a_pool)
 	ck_assert_int_eq(symlink("/proc/self/status", scratch_path("link")), 0);
 	ck_assert_int_eq(fs_pool_of_path(scratch_path("link"), second, &error), 0);
 	ck_assert_str_eq(second, elsewhere);
-	ck_assert_int_eq(fs_mount_of_path(scratch_path("not-there"), &mount), 0);
-	ck_assert_int_eq(fs_mount_of_path("/proc/self", &other), 0);
-	ck_assert_uint_ne(mount, other);
+	fs_find(scratch_path("not-there"), &here);
+	fs_find("/proc/self", &other);
+	ck_assert_int_eq(here.code, 0);
+	ck_assert_int_eq(other.code, 0);
+	ck_assert_uint_ne(here.mount, other.mount);
 	ck_assert_int_eq(fs_pool_of_path(scratch_path("no/folder/x"), first, &error), -ENOENT);
 }
 

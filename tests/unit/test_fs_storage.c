@@ -58,12 +58,18 @@ static void mount_as_number(uint64_t number, const char *type, const char *sourc
 	put(line, "/proc/self/mountinfo");
 }
 
+static uint64_t mount_of_path(const char *path)
+{
+	struct fs_found found;
+
+	fs_find(path, &found);
+	ck_assert_int_eq(found.code, 0);
+	return found.mount;
+}
+
 static void mount_as(const char *type, const char *source, const char *options)
 {
-	uint64_t number;
-
-	ck_assert_int_eq(fs_mount_of_path(scratch_directory(), &number), 0);
-	mount_as_number(number, type, source, options);
+	mount_as_number(mount_of_path(scratch_directory()), type, source, options);
 }
 
 static void look(const char *root)
@@ -137,10 +143,7 @@ TEST(cases, without_tables_there_is_what_the_kernel_answers)
 
 TEST(cases, a_table_without_the_number_of_the_mount_may_have_its_device)
 {
-	uint64_t number;
-
-	ck_assert_int_eq(fs_mount_of_path(scratch_directory(), &number), 0);
-	mount_as_number(number + 100000, "xfs", "/dev/sdx", "rw");
+	mount_as_number(mount_of_path(scratch_directory()) + 100000, "xfs", "/dev/sdx", "rw");
 	look(scratch_directory());
 	ck_assert_str_eq(storage.mount.type, "xfs");
 	ck_assert_str_eq(storage.mount.source, "/dev/sdx");
@@ -330,14 +333,13 @@ LOOP_TEST(cases, a_device_without_a_number_has_no_disk_unless_the_table_names_on
 	const int fd = open("/dev/shm", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	struct base_error error = { 0 };
 	struct stat status;
-	uint64_t number;
 	char line[256];
 
 	ck_assert_int_eq(fstat(fd, &status), 0);
 	ck_assert_uint_eq(major(status.st_dev), 0);
-	ck_assert_int_eq(fs_mount_of_path("/dev/shm", &number), 0);
 	snprintf(line, sizeof(line), "%llu 1 0:%u / /dev/shm rw - btrfs %s rw\n",
-		 (unsigned long long)(number & INT32_MAX), minor(status.st_dev), sources[_i]);
+		 (unsigned long long)(mount_of_path("/dev/shm") & INT32_MAX), minor(status.st_dev),
+		 sources[_i]);
 	put(line, "/proc/self/mountinfo");
 	ck_assert_int_eq(fs_look_at_storage(fd, "/dev/shm", scratch_directory(), &storage, &error),
 			 0);
