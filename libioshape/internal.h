@@ -36,7 +36,7 @@ uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
 /* Returns the checksum of A followed by B, given both checksums and the length of B. */
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 
-/* ---- Copies by several threads (base/threads.c) ---------------------------------------------- */
+/* ---- Copies by several threads (base/process.c) ---------------------------------------------- */
 
 struct base_copier;
 

@@ -172,7 +172,7 @@ struct base_log {
 void base_log(const struct base_log *log, enum ioshape_log_level level, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* ---- Clock (process.c), deadlines and waits (threads.c) -------------------------------------- */
+/* ---- Clock, deadlines and waits (process.c) -------------------------------------------------- */
 
 /* Monotonic; nanoseconds. */
 uint64_t base_now_ns(void);
@@ -219,16 +219,16 @@ static inline double base_seconds(uint64_t ns)
 	return (double)ns / 1e9;
 }
 
-/* ---- Threads (threads.c) --------------------------------------------------------------------- */
+/* ---- Threads (process.c) --------------------------------------------------------------------- */
 
 /* A thread of the library's: it blocks all signals. 0 or a negative errno. */
 int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
-/* ---- Threads that help (threads.c) ----------------------------------------------------------- */
+/* ---- Threads that help (process.c) ----------------------------------------------------------- */
 
 #define BASE_MOST_HELPERS 64u
 
-/* They wait for work from one job to the next. What is in here belongs to threads.c. */
+/* They wait for work from one job to the next. What is in here belongs to process.c. */
 struct base_crew {
 	pthread_t threads[BASE_MOST_HELPERS];
 	unsigned started;
@@ -256,7 +256,7 @@ void base_crew_finish(struct base_crew *crew);
 /* Ends the threads. In a child, which has none of them, it does nothing. */
 void base_crew_dismiss(struct base_crew *crew);
 
-/* ---- Copies by several threads (threads.c; its functions are in internal.h) ------------------ */
+/* ---- Copies by several threads (process.c; its functions are in internal.h) ------------------ */
 
 /* More than so many have no more bandwidth of memory, or leave none to others. */
 #define BASE_MOST_COPY_THREADS 8
@@ -452,7 +452,7 @@ void base_unmap(void *memory, size_t bytes);
 /* Touches every page now rather than at first use. Safe at any time: contents stay. */
 void base_prefault(void *memory, size_t bytes);
 
-/* ---- Memory that is filled for the first time (fresh.c) -------------------------------------- */
+/* ---- Memory that is filled for the first time (memory.c) ------------------------------------- */
 
 struct base_extent {
 	uintptr_t begin, end;

@@ -108,7 +108,7 @@ MECHANISMS = (
     ),
     Mechanism(
         "huge pages for new memory",
-        ("libioshape/base/fresh.c",),
+        (),
         {"MADV_HUGEPAGE alone": without("collapsing"), "nothing": without("fresh")},
         ("load_small_tensors", "load_large_tensors"),
     ),

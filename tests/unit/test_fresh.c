@@ -248,7 +248,7 @@ END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("base/fresh");
+	Suite *suite = suite_create("base/memory: fresh");
 	TCase *fresh = tcase_create("fresh");
 	const int sizes = (int)ARRAY_LENGTH(piece_sizes);
 
