@@ -78,32 +78,32 @@ static inline void base_error_begin(struct base_error *error)
 }
 
 /*
+ * Each has a form with a remedy: what to do about it, in words that may be BASE_WORDS(). In the
+ * form without one the remedy that the error has stays.
+ */
+
+/*
  * Records a failure and returns `code`, so that `return base_fail(...)` reads well. The first
  * failure is the one that is kept: what fails while cleaning up must not hide it. The sentence
  * should be `cannot WHAT "PATH"`; the text of the errno is appended to it after a colon, because it
  * says why. `error` may be NULL.
  */
-int base_fail(struct base_error *error, int code, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
-
-/* Records a failure whose sentence says why by itself: no errno's text is appended. */
-int base_refuse(struct base_error *error, int code, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
-
-/*
- * Tells the same failure in other words: what it is about stays, and its remedy. Its own sentence
- * may be among the arguments.
- */
-int base_rephrase(struct base_error *error, int code, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
-
-/* Each with a remedy: what to do about it, in words that may be BASE_WORDS(). */
 int base_fail_with(struct base_error *error, int code, const char *remedy, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
+#define base_fail(error, code, ...) base_fail_with(error, code, NULL, __VA_ARGS__)
+
+/* Records a failure whose sentence says why by itself: no errno's text is appended. */
 int base_refuse_with(struct base_error *error, int code, const char *remedy, const char *format,
 		     ...) __attribute__((format(printf, 4, 5)));
+#define base_refuse(error, code, ...) base_refuse_with(error, code, NULL, __VA_ARGS__)
+
+/*
+ * Tells the same failure in other words: what it is about stays. Its own sentence may be among the
+ * arguments.
+ */
 int base_rephrase_with(struct base_error *error, int code, const char *remedy, const char *format,
 		       ...) __attribute__((format(printf, 4, 5)));
+#define base_rephrase(error, code, ...) base_rephrase_with(error, code, NULL, __VA_ARGS__)
 
 /* Prints into a text that lives as long as its block: for remedies. */
 #define BASE_WORDS(...) base_words((char[BASE_ERROR_TEXT_BYTES]){ 0 }, __VA_ARGS__)

@@ -149,49 +149,18 @@ __attribute__((format(printf, 5, 0))) static void fill(struct base_error *error,
 	base_error_line(error, error->text, sizeof(error->text));
 }
 
-/* With the text of the errno behind the sentence. */
-__attribute__((format(printf, 4, 0))) static int
-fail(struct base_error *error, int code, const char *remedy, const char *format, va_list args)
+int base_fail_with(struct base_error *error, int code, const char *remedy, const char *format, ...)
 {
 	char reason[128] = "";
+	va_list args;
 
 	if (!error || error->code)
 		return code;
 	/* What a code of our own means, the sentence says better. */
 	if (code > -4096)
 		snprintf(reason, sizeof(reason), ": %.120s", ioshape_strerror(code));
+	va_start(args, format);
 	fill(error, code, reason, remedy, format, args);
-	return code;
-}
-
-int base_fail(struct base_error *error, int code, const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	fail(error, code, NULL, format, args);
-	va_end(args);
-	return code;
-}
-
-int base_fail_with(struct base_error *error, int code, const char *remedy, const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	fail(error, code, remedy, format, args);
-	va_end(args);
-	return code;
-}
-
-int base_refuse(struct base_error *error, int code, const char *format, ...)
-{
-	va_list args;
-
-	if (!error || error->code)
-		return code;
-	va_start(args, format);
-	fill(error, code, "", NULL, format, args);
 	va_end(args);
 	return code;
 }
@@ -205,18 +174,6 @@ int base_refuse_with(struct base_error *error, int code, const char *remedy, con
 		return code;
 	va_start(args, format);
 	fill(error, code, "", remedy, format, args);
-	va_end(args);
-	return code;
-}
-
-int base_rephrase(struct base_error *error, int code, const char *format, ...)
-{
-	va_list args;
-
-	if (!error)
-		return code;
-	va_start(args, format);
-	fill(error, code, "", NULL, format, args);
 	va_end(args);
 	return code;
 }
