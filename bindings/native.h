@@ -20,7 +20,6 @@
 #define CHOICE(owner, name, words, about, user)                                                    \
 	{ #name, #owner, "choice", words, 0, 0, "", "", about, user },
 #define BYTES(owner, name, ...) NUMBER(owner, name, "bytes", __VA_ARGS__)
-#define POWER(owner, name, ...) NUMBER(owner, name, "power", __VA_ARGS__)
 #define COUNT(owner, name, least, most, ...)                                                       \
 	NUMBER(owner, name, "count", least, most, #least " to " #most, __VA_ARGS__)
 #define TEXT(owner, name, ...) NUMBER(owner, name, "text", 1, __VA_ARGS__)

@@ -15,6 +15,17 @@
 
 struct ioshape_context;
 
+/* ---- What tests set in the place of a rule (save/open.c) ------------------------------------- */
+
+/* Tests give this to ioshape_context_open() for a struct ioshape_context_options, which it begins
+ * with. The size tells that: no public struct has it. 0: by rule. */
+struct save_test_options {
+	char options[2048];
+	uint64_t block_bytes; /* of a request: a power of two from 64 KiB to 64 MiB */
+	uint32_t queue_depth; /* requests in flight of a save: 1 to 64 */
+	uint32_t lease_ms;    /* a writer without a heartbeat for so long counts as dead */
+};
+
 /* ---- This process in its job (base/process.c) ------------------------------------------------ */
 
 struct base_job {

@@ -71,7 +71,7 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
                  what a kernel's client mounts: ceph, nfs3, nfs4.1 or nfs4.2. For ablation: one of its
                  scenes alone, such as save or storm_hdd
 
-Settings of the library (IOSHAPE_BLOCK_BYTES and so on) are taken from the environment. On a quiet
+Settings of the library (IOSHAPE_ENGINE and so on) are taken from the environment. On a quiet
 machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,
 not whether the targets were met: the table does.
 END

@@ -208,11 +208,6 @@ struct ioshape_context_options {
 	size_t size;                /**< sizeof(struct ioshape_context_options) */
 	enum ioshape_engine engine; /**< IOSHAPE_ENGINE */
 	enum ioshape_direct direct; /**< IOSHAPE_DIRECT */
-	/** IOSHAPE_BLOCK_BYTES: bytes per request; a power of two from 64 KiB to 64 MiB. The
-	 * default is chosen for the filesystem, as that of the next. */
-	uint64_t block_bytes;
-	/** IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
-	uint32_t queue_depth;
 	/** The least important lines that `log` is called for; no variable */
 	enum ioshape_log_level log_level;
 	/** IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may hold; from 16 MiB on */
@@ -242,9 +237,6 @@ struct ioshape_context_options {
 			 */
 	/** IOSHAPE_SLOTS: writers at a time, if the operator has set nothing; see docs/slots.md */
 	uint32_t slots;
-	uint32_t
-		lease_ms; /**< IOSHAPE_LEASE_MS: a dead writer's slot is kept so long; 300 to 600000
-			   */
 	enum ioshape_unreachable unreachable; /**< IOSHAPE_UNREACHABLE */
 	uint64_t rate; /**< IOSHAPE_RATE: bytes per second of all ranks of the job; 0: any */
 	/**
@@ -1019,9 +1011,8 @@ int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, 
  * names record and offset.
  *
  * Calls that go through the file front to back are as fast as one ioshape_reader_load(): the reader
- * reads ahead while the caller does other things. The memory for that (block_bytes * queue_depth)
- * is the reader's until the end of the records is reached, another of its functions reads, a call
- * fails, or the reader is freed.
+ * reads ahead while the caller does other things. The memory for that is the reader's until the end
+ * of the records is reached, another of its functions reads, a call fails, or the reader is freed.
  *
  * @param reader  the reader
  * @param record  index of the record; a file that is read in another format (`any_format`) is

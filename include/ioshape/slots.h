@@ -82,8 +82,8 @@ int ioshape_slot_acquire(struct ioshape_context *context,
  * Waits until so many bytes may be written within the bandwidth that is set for job and pool.
  *
  * Call it before each piece that is written. It also shows that the writer is at work: a slot that
- * sees none for two minutes, or for eight times the context's lease_ms if that is longer, goes to
- * the next in the queue. One thread at a time may call this for one slot.
+ * sees none for two minutes goes to the next in the queue. One thread at a time may call this for
+ * one slot.
  *
  * @param slot   the slot
  * @param bytes  that are about to be written

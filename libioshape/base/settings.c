@@ -103,16 +103,7 @@ int base_parse_bytes(const char *text, uint64_t *value)
 
 #define PREFIX "IOSHAPE_"
 
-enum kind {
-	KIND_CHOICE,
-	KIND_BYTES,
-	KIND_POWER,
-	KIND_COUNT,
-	KIND_TEXT,
-	KIND_NAME,
-	KIND_OTHER,
-	KIND_RETIRED
-};
+enum kind { KIND_CHOICE, KIND_BYTES, KIND_COUNT, KIND_TEXT, KIND_NAME, KIND_OTHER, KIND_RETIRED };
 
 struct setting {
 	const char *name;
@@ -132,8 +123,6 @@ struct setting {
 #define CHOICE(owner, name, words, about, user) ROW(owner, name, CHOICE, 0, 0, words)
 #define BYTES(owner, name, least, most, values, otherwise, about, user)                            \
 	ROW(owner, name, BYTES, least, most, values)
-#define POWER(owner, name, least, most, values, otherwise, about, user)                            \
-	ROW(owner, name, POWER, least, most, values)
 #define COUNT(owner, name, least, most, otherwise, about, user)                                    \
 	ROW(owner, name, COUNT, least, most, #least " to " #most)
 #define TEXT(owner, name, most, values, otherwise, about, user)                                    \
@@ -205,7 +194,7 @@ static bool has_text(const struct setting *setting)
 /* A field of sizes is an uint64_t, any other number an uint32_t or an enum. */
 static bool is_wide(const struct setting *setting)
 {
-	return setting->kind == KIND_BYTES || setting->kind == KIND_POWER;
+	return setting->kind == KIND_BYTES;
 }
 
 static uint64_t number_in(const struct setting *setting, const void *field)
@@ -265,8 +254,7 @@ static bool is_good_number(const struct setting *setting, uint64_t number)
 {
 	if (setting->kind == KIND_CHOICE)
 		return number < find_word(setting->values, "");
-	return number >= setting->least && number <= setting->most &&
-	       (setting->kind != KIND_POWER || !(number & (number - 1)));
+	return number >= setting->least && number <= setting->most;
 }
 
 static int take_text(const struct setting *setting, const char *variable, const char **field,

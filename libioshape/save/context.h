@@ -130,9 +130,9 @@ void save_end_background(struct ioshape_context *context);
 
 /* ---- Pools of a context (slot.c) ------------------------------------------------------------- */
 
-/* Connects to nothing yet. On failure there is nothing to destroy. */
+/* Connects to nothing yet. lease_ms: 0 by default. On failure there is nothing to destroy. */
 int save_slots_init(struct save_slots *slots, const struct ioshape_context_options *options,
-		    const struct base_log *log, struct base_error *error);
+		    uint32_t lease_ms, const struct base_log *log, struct base_error *error);
 /* All slots have been released. */
 void save_slots_destroy(struct save_slots *slots);
 

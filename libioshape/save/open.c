@@ -11,7 +11,6 @@
 /* ---- Options --------------------------------------------------------------------------------- */
 
 #define LEAST_STAGING_BYTES (64 * MIB)
-#define DEFAULT_LEASE_MS 15000u
 
 /* The smaller of the machine's memory and the container's limit. */
 static uint64_t memory_bytes(void)
@@ -50,8 +49,6 @@ static void take_defaults(struct ioshape_context_options *options)
 		options->log_level = IOSHAPE_LOG_INFO;
 	if (!options->coordinator)
 		options->coordinator = "local";
-	if (!options->lease_ms)
-		options->lease_ms = DEFAULT_LEASE_MS;
 	if (!options->layout)
 		options->layout = "auto";
 }
@@ -67,6 +64,21 @@ static int check_together(const struct ioshape_context_options *options, struct 
 			error, -EINVAL, "drop one",
 			"the buffered engine was asked for together with direct=require");
 	return 0;
+}
+
+/* Takes what only tests set. Leaves the public options in *given, or its own place for them. */
+static void take_test_options(struct save_test_options *taken,
+			      const struct ioshape_context_options **given)
+{
+	const size_t size = sizeof(struct ioshape_context_options);
+
+	if (!*given || (*given)->size != sizeof(*taken)) {
+		memset(taken, 0, sizeof(*taken));
+		return;
+	}
+	memcpy(taken, *given, sizeof(*taken));
+	memcpy(taken->options, &size, sizeof(size));
+	*given = (const struct ioshape_context_options *)taken;
 }
 
 static int take_options(struct ioshape_context_options *options,
@@ -93,10 +105,12 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 			struct base_error *error)
 {
 	struct ioshape_context_options options;
+	struct save_test_options tests;
 	struct ioshape_context *context;
 	struct fs_layout_request request;
 	int ret;
 
+	take_test_options(&tests, &given);
 	ret = take_options(&options, given, &request, error);
 	if (ret)
 		return ret;
@@ -108,8 +122,8 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	context->config = (struct io_config){
 		.engine = options.engine,
 		.direct = options.direct,
-		.block_bytes = options.block_bytes,
-		.depth = options.queue_depth,
+		.block_bytes = tests.block_bytes,
+		.depth = tests.queue_depth,
 		.threads = base_copy_threads(),
 		.layout = request,
 		.log = context->log,
@@ -118,7 +132,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	context->full = options.full;
 	context->unchanged = options.unchanged;
 	base_settings_warn(&context->log);
-	ret = save_slots_init(&context->slots, &options, &context->log, error);
+	ret = save_slots_init(&context->slots, &options, tests.lease_ms, &context->log, error);
 	if (ret) {
 		free(context);
 		return ret;

@@ -26,7 +26,10 @@
 #define MOST_STAGGER_MS 120000u
 /* A writer that has moved nothing for so long loses its slot: longer than any sync or stop of a
  * healthy storage, and than several leases. */
-#define LEAST_STALL_MS 120000u
+#define STALL_MS 120000u
+
+/* A writer without a heartbeat for so long counts as dead. */
+#define LEASE_MS 15000u
 
 struct save_pool_use {
 	struct save_pool_use *next;
@@ -109,7 +112,7 @@ static int copy_text(char **into, const char *from, struct base_error *error)
 }
 
 int save_slots_init(struct save_slots *slots, const struct ioshape_context_options *options,
-		    const struct base_log *log, struct base_error *error)
+		    uint32_t lease_ms, const struct base_log *log, struct base_error *error)
 {
 	struct slots_pool *trial;
 	int ret;
@@ -127,13 +130,12 @@ int save_slots_init(struct save_slots *slots, const struct ioshape_context_optio
 		ret = take_password(slots, options->password_file, error);
 	if (ret)
 		goto fail;
-	slots->policy = (struct slots_policy){ options->unreachable, MOST_STAGGER_MS,
-					       MAX(LEAST_STALL_MS, 8 * options->lease_ms) };
+	slots->policy = (struct slots_policy){ options->unreachable, MOST_STAGGER_MS, STALL_MS };
 	slots->config = (struct slots_config){
 		.address = slots->address,
 		.password = slots->password,
 		.password_file = slots->password_file,
-		.lease_ms = options->lease_ms,
+		.lease_ms = lease_ms ? lease_ms : LEASE_MS,
 		.asked_capacity = options->slots,
 		.default_capacity = DEFAULT_CAPACITY,
 		.rate = options->rate,

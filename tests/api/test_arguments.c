@@ -436,11 +436,6 @@ TEST(calls_case, the_report_of_a_failed_save_is_filled_too)
 TEST(calls_case, context_options_out_of_range_are_refused)
 {
 	static const struct ioshape_context_options bad[] = {
-		{ .block_bytes = 1 },
-		{ .block_bytes = 65535 },
-		{ .block_bytes = 65537 },
-		{ .block_bytes = 128u << 20 },
-		{ .queue_depth = 65 },
 		{ .staging_bytes = 1 },
 		{ .staging_bytes = (16 << 20) - 1 },
 		{ .engine = (enum ioshape_engine)(IOSHAPE_ENGINE_BUFFERED + 1) },
@@ -483,13 +478,9 @@ TEST(calls_case, variables_fill_what_is_left_at_zero)
 
 	setenv("IOSHAPE_ENGINE", "threads", 1);
 	setenv("IOSHAPE_DIRECT", "off", 1);
-	setenv("IOSHAPE_BLOCK_BYTES", "128K", 1);
-	setenv("IOSHAPE_QUEUE_DEPTH", "3", 1);
 	report = report_of(&options);
 	ck_assert_str_eq(report.engine, "threads");
 	ck_assert_uint_eq(report.direct, 0);
-	ck_assert_uint_eq(report.block_bytes, 128 << 10);
-	ck_assert_uint_eq(report.queue_depth, 3);
 	/* What the program sets is stronger. */
 	options.engine = IOSHAPE_ENGINE_BUFFERED;
 	ck_assert_str_eq(report_of(&options).engine, "buffered");
@@ -498,10 +489,9 @@ TEST(calls_case, variables_fill_what_is_left_at_zero)
 TEST(calls_case, variables_that_make_no_sense_are_refused)
 {
 	static const char *const bad[][2] = {
-		{ "IOSHAPE_ENGINE", "nonsense" },   { "IOSHAPE_ENGINE", "nil" },
-		{ "IOSHAPE_DIRECT", "nonsense" },   { "IOSHAPE_BLOCK_BYTES", "nonsense" },
-		{ "IOSHAPE_QUEUE_DEPTH", "-1" },    { "IOSHAPE_STAGING_BYTES", "nonsense" },
-		{ "IOSHAPE_STAGING_BYTES", "15M" },
+		{ "IOSHAPE_ENGINE", "nonsense" },        { "IOSHAPE_ENGINE", "nil" },
+		{ "IOSHAPE_DIRECT", "nonsense" },        { "IOSHAPE_SLOTS", "-1" },
+		{ "IOSHAPE_STAGING_BYTES", "nonsense" }, { "IOSHAPE_STAGING_BYTES", "15M" },
 	};
 
 	for (size_t i = 0; i < COUNT(bad); i++) {

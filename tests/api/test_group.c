@@ -3,6 +3,7 @@
  */
 #define _GNU_SOURCE
 #include "support/check_main.h"
+#include "support/open_context.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/wires.h"
@@ -67,11 +68,11 @@ static struct ioshape_context *open_context(void)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
-	options.block_bytes = 256 * 1024;
-	options.queue_depth = 4;
 	options.staging_bytes = 32 * MIB;
-	ck_assert_msg(!ioshape_context_open(&context, &options), "%s",
-		      ioshape_last_error()->sentence);
+	ck_assert_msg(!open_context_with(
+			      &context, &options,
+			      (struct test_rules){ .block_bytes = 256 * 1024, .queue_depth = 4 }),
+		      "%s", ioshape_last_error()->sentence);
 	return context;
 }
 

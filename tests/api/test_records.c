@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/gate.h"
+#include "support/open_context.h"
 #include "support/random.h"
 #include "support/scratch.h"
 
@@ -32,10 +33,11 @@ static struct ioshape_context *open_with(uint64_t staging_bytes)
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *opened;
 
-	options.block_bytes = 256 * 1024;
-	options.queue_depth = 4;
 	options.staging_bytes = staging_bytes;
-	ck_assert_int_eq(ioshape_context_open(&opened, &options), 0);
+	ck_assert_int_eq(open_context_with(&opened, &options,
+					   (struct test_rules){ .block_bytes = 256 * 1024,
+								.queue_depth = 4 }),
+			 0);
 	return opened;
 }
 

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "support/async_case.h"
 #include "support/check_main.h"
+#include "support/open_context.h"
 #include "support/report_step.h"
 
 #include <ioshape/slots.h>
@@ -25,15 +26,15 @@ static struct ioshape_context *open_client(const char *job, const char *pool)
 	struct ioshape_context *opened;
 	int ret;
 
-	options.block_bytes = 256 * 1024;
-	options.queue_depth = 4;
 	options.staging_bytes = 64 * MIB;
 	options.coordinator = address;
 	options.pool = pool;
 	options.job = job;
 	options.slots = 1;
-	options.lease_ms = lease_ms;
-	ret = ioshape_context_open(&opened, &options);
+	ret = open_context_with(&opened, &options,
+				(struct test_rules){ .block_bytes = 256 * 1024,
+						     .queue_depth = 4,
+						     .lease_ms = lease_ms });
 	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
 	return opened;
 }
@@ -410,9 +411,10 @@ TEST(all, progress_of_a_file_may_write_to_another_in_the_same_slot)
 	struct ioshape_context *paced;
 
 	options.coordinator = address;
-	options.block_bytes = 256 * 1024;
 	options.rate = 8 * MIB;
-	ck_assert_int_eq(ioshape_context_open(&paced, &options), 0);
+	ck_assert_int_eq(open_context_with(&paced, &options,
+					   (struct test_rules){ .block_bytes = 256 * 1024 }),
+			 0);
 	ck_assert_int_eq(ioshape_file_open(paced, scratch_path("second"), NULL, &second), 0);
 	watched.progress = write_to_it;
 	watched.progress_user = second;
@@ -592,9 +594,11 @@ TEST(all, the_rate_of_a_job_holds_its_saves_back)
 		snprintf(address, sizeof(address), "%s%s%s", addresses[i], i ? "" : ":",
 			 i ? "" : scratch_directory());
 		options.coordinator = address;
-		options.block_bytes = 256 * 1024;
 		options.rate = 40 * MIB;
-		ck_assert_int_eq(ioshape_context_open(&paced, &options), 0);
+		ck_assert_int_eq(
+			open_context_with(&paced, &options,
+					  (struct test_rules){ .block_bytes = 256 * 1024 }),
+			0);
 		report = save_with(paced);
 		/* 20 MiB at 40 MiB/s, however long they would take by themselves. */
 		ck_assert_double_gt(report.write_s, 0.25);
@@ -629,7 +633,6 @@ static const struct ioshape_context_options wrong[] = {
 	{ .coordinator = "open:house" },
 	{ .pool = "a{b}" },
 	{ .share = 1001 },
-	{ .lease_ms = 299 },
 	{ .unreachable = 3 },
 	{ .slots = 65537 },
 };

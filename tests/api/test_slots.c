@@ -2,6 +2,7 @@
 /* What every coordinator has to do, through the public calls: the same tests for each of them. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
+#include "support/open_context.h"
 #include "support/redis_server.h"
 #include "support/scratch.h"
 
@@ -48,9 +49,8 @@ static struct ioshape_context *open_context(const char *job, uint32_t slots)
 	options.pool = "shared";
 	options.job = job;
 	options.slots = slots;
-	options.lease_ms = lease_ms;
 	options.rate = rate;
-	ret = ioshape_context_open(&context, &options);
+	ret = open_context_with(&context, &options, (struct test_rules){ .lease_ms = lease_ms });
 	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
 	return context;
 }

@@ -3,6 +3,7 @@
  * ThreadSanitizer. */
 #define _GNU_SOURCE
 #include "support/check_main.h"
+#include "support/open_context.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/write_record.h"
@@ -38,12 +39,13 @@ static void setup(void)
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
 	for (size_t i = 0; i < THREADS; i++)
 		sample_make(&samples[i], 10 + i, 300000 + 50000 * i);
-	options.block_bytes = 64 * 1024;
-	options.queue_depth = 3;
 	options.staging_bytes = 64 << 20;
 	options.log = count_lines;
 	options.log_level = IOSHAPE_LOG_DEBUG;
-	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
+	ck_assert_int_eq(open_context_with(
+				 &context, &options,
+				 (struct test_rules){ .block_bytes = 64 * 1024, .queue_depth = 3 }),
+			 0);
 }
 
 static void teardown(void)

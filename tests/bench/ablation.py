@@ -62,26 +62,13 @@ def without(name: str) -> Switch:
     return Switch({"IOSHAPE_TEST_WITHOUT": name})
 
 
-def depth(count: int) -> Switch:
-    return Switch({"IOSHAPE_QUEUE_DEPTH": str(count)})
-
-
 EACH_BY_ITSELF = """\
 from ioshape._save import small
 small.save = lambda *_what, **_how: False
 """
 
-#: A switch of the depth is for each target; the setting is for each file, and 64 at most.
-TARGETS = {"storm_hdd": 8}
-MOST_DEPTH = 64
 
 MECHANISMS = (
-    Mechanism(
-        "limit of what is in flight",
-        ("libioshape/io/depth.c", "libioshape/io/depth.h"),
-        {f"{count} for each target": depth(count) for count in (1, 4, 14)},
-        ("save", "storm_hdd", "storm_glusterfs"),
-    ),
     Mechanism(
         "boosts by what waiting costs",
         ("libioshape/slots/identity.c",),
@@ -356,18 +343,9 @@ class Worth:
         return self.ratio if self.least > 1 or self.most < 1 else 1.0
 
 
-def in_scene(name: str, switch: Switch) -> Switch:
-    """A depth is said for each target; the setting is for each file."""
-    depth_each = switch.variables.get("IOSHAPE_QUEUE_DEPTH")
-    if depth_each is None:
-        return switch
-    total = min(int(depth_each) * TARGETS.get(name, 1), MOST_DEPTH)
-    return replace(switch, variables={"IOSHAPE_QUEUE_DEPTH": str(total)})
-
-
 def measure_scene(setting: Setting, name: str, measure: Measure) -> list[Worth]:
     switches = {(AS_IT_IS, ""): Switch()} | {
-        (mechanism.name, instead): in_scene(name, switch)
+        (mechanism.name, instead): switch
         for mechanism in MECHANISMS
         if name in mechanism.scenes
         for instead, switch in mechanism.instead.items()

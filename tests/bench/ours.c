@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
+#include "support/open_context.h"
+
 #include <ioshape/slots.h>
 
 #include <stdlib.h>
@@ -22,7 +24,9 @@ struct ioshape_context *open_context(const struct command *command)
 		if (!strncmp(command->keys[i], SETTING_PREFIX, strlen(SETTING_PREFIX)))
 			setenv(command->keys[i], command->values[i], 1);
 	}
-	if (ioshape_context_open(&context, &options))
+	if (open_context_with(&context, &options,
+			      (struct test_rules){ .lease_ms = (uint32_t)command_number(
+							   command, "lease_ms", 0) }))
 		fail("no context: %s", ioshape_last_error()->sentence);
 	/* The next context is not to inherit them. */
 	for (size_t i = 0; i < command->count; i++) {

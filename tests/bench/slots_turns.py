@@ -37,8 +37,11 @@ def port_of(address: str) -> int:
 
 
 def context(address: str, pool: str, **settings: str | int) -> dict[str, str | int]:
-    """What a context is opened with."""
-    given = {f"IOSHAPE_{name.upper()}": value for name, value in settings.items()}
+    """What a context is opened with: settings, and the length of a lease."""
+    given = {
+        name if name == "lease_ms" else f"IOSHAPE_{name.upper()}": value
+        for name, value in settings.items()
+    }
     return {"IOSHAPE_COORDINATOR": address, "IOSHAPE_POOL": pool, **given}
 
 

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
+#include "support/open_context.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
@@ -63,11 +64,11 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 	options.coordinator = variant->usual ? harm_coordinator() : "open";
 	options.engine = variant->engine;
 	options.direct = variant->direct;
-	options.block_bytes = variant->usual ? 0 : 512 * KIB;
-	options.queue_depth = 2;
 	options.staging_bytes = 64 * MIB;
 	options.layout = variant->layout;
-	return ioshape_context_open(context, &options);
+	return open_context_with(context, &options,
+				 (struct test_rules){ .block_bytes = variant->usual ? 0 : 512 * KIB,
+						      .queue_depth = 2 });
 }
 
 static int fetch(void *user, uint64_t offset, void *into, size_t bytes)

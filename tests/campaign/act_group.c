@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
+#include "support/open_context.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/wires.h"
@@ -67,8 +68,10 @@ static struct ioshape_context *open_context(const struct variant *variant)
 
 	options.coordinator = variant && variant->redis ? harm_redis() : "open";
 	options.staging_bytes = 32 * MIB;
-	options.queue_depth = 2;
-	return harm_heed(ioshape_context_open(&context, &options)) ? NULL : context;
+	return harm_heed(open_context_with(&context, &options,
+					   (struct test_rules){ .queue_depth = 2 })) ?
+		       NULL :
+		       context;
 }
 
 static int save_in(struct ioshape_group *group, uint64_t step, const struct sample *sample,

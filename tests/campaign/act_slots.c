@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
+#include "support/open_context.h"
 #include "support/redis_server.h"
 #include "support/scratch.h"
 
@@ -107,14 +108,14 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 								    address;
 	options.pool = variant->no_pool ? NULL : POOL;
 	options.slots = 1;
-	options.lease_ms = 1000;
 	options.unreachable = variant->where == REDIS_AWAY ? IOSHAPE_UNREACHABLE_STAGGER :
 							     IOSHAPE_UNREACHABLE_FAIL;
 	if (variant->where == REDIS_PASSWORD_FILE)
 		options.password_file = "password";
 	if (variant->where == REDIS_PASSWORD_VARIABLE)
 		setenv("IOSHAPE_PASSWORD", PASSWORD, 1);
-	return harm_heed(ioshape_context_open(context, &options));
+	return harm_heed(
+		open_context_with(context, &options, (struct test_rules){ .lease_ms = 1000 }));
 }
 
 static int take_slot(struct ioshape_context *context, const struct variant *variant)

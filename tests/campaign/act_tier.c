@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
+#include "support/open_context.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
@@ -51,8 +52,8 @@ static int open_all(bool full, uint32_t keep_last)
 	int ret;
 
 	options.coordinator = "open";
-	options.queue_depth = 2;
-	ret = harm_heed(ioshape_context_open(&context, &options));
+	ret = harm_heed(
+		open_context_with(&context, &options, (struct test_rules){ .queue_depth = 2 }));
 	if (ret)
 		return ret;
 	/* Two copies of the three. */

@@ -7,6 +7,7 @@
 #include "base/base.h"
 #include "support/calls.h"
 #include "support/check_main.h"
+#include "support/open_context.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
@@ -85,10 +86,12 @@ static struct ioshape_context *open_context(void)
 	options.coordinator = "open";
 	options.engine = scenario->engine;
 	options.direct = scenario->direct;
-	options.block_bytes = scenario->block_bytes;
-	options.queue_depth = 2;
 	options.staging_bytes = 64 << 20;
-	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
+	ck_assert_int_eq(
+		open_context_with(&context, &options,
+				  (struct test_rules){ .block_bytes = scenario->block_bytes,
+						       .queue_depth = 2 }),
+		0);
 	return context;
 }
 

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "base/base.h"
+#include "support/open_context.h"
 #include "support/report_step.h"
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -128,15 +129,14 @@ static struct ioshape_context *open_context(enum ioshape_full full)
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
 
-	options.block_bytes = 256 * 1024;
-	options.queue_depth = 4;
 	options.staging_bytes = 64u << 20;
 	options.full = full;
 	options.log = listen_to;
 	/* One for all filesystems, so that what holds a slot is in everybody's way. */
 	options.pool = "full";
 	options.slots = 1;
-	if (ioshape_context_open(&context, &options)) {
+	if (open_context_with(&context, &options,
+			      (struct test_rules){ .block_bytes = 256 * 1024, .queue_depth = 4 })) {
 		fprintf(stderr, "%s\n", ioshape_last_error()->sentence);
 		abort();
 	}

@@ -8,6 +8,7 @@
 #include "group/group.h"
 #include "group/store_redis.c"
 #include "support/check_main.h"
+#include "support/open_context.h"
 #include "support/redis_server.h"
 #include "support/scratch.h"
 
@@ -84,13 +85,12 @@ static int save(uint32_t rank, uint32_t deadline_ms, int go)
 
 	context_options.coordinator = address;
 	context_options.pool = "scratch";
-	context_options.lease_ms = 300;
 	options.rank = rank;
 	options.ranks = RANKS;
 	options.mode = IOSHAPE_MODE_EACH;
 	options.token = TOKEN;
 	options.deadline_ms = deadline_ms;
-	ret = ioshape_context_open(&context, &context_options);
+	ret = open_context_with(&context, &context_options, (struct test_rules){ .lease_ms = 300 });
 	if (!ret)
 		ret = ioshape_group_open(context, directory, &options, &group);
 	if (ret || read(go, &byte, 1) != 1) {

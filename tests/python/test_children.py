@@ -129,7 +129,7 @@ def test_forks_at_any_moment(tmp_path: Path) -> None:
             handle = ioshape.save_async(
                 states[number % 5], f"files/{thread}.pt", durable=False
             )
-            ioshape.configure(queue_depth=1 + number % 5)
+            ioshape.configure(slots=1 + number % 5)
             if number % 3 == 0:
                 handle.wait()
 

@@ -460,7 +460,7 @@ def test_verify_shows_a_bar_on_a_terminal_and_leaves_only_the_line(tmp_path: Pat
 
 
 def test_settings() -> None:
-    given = {"IOSHAPE_ENGINE": "threads", "IOSHAPE_BLOCK_BYTES": "8M", "IOSHAPE_DURABLE": "off"}
+    given = {"IOSHAPE_ENGINE": "threads", "IOSHAPE_STAGING_BYTES": "64M", "IOSHAPE_DURABLE": "off"}
     lines = {line.split()[0]: line for line in succeed(call("settings", env=given)).splitlines()}
     expected = {f"IOSHAPE_{name.upper()}" for name in ioshape.settings()}
     assert lines.keys() == {"variable", *expected}
@@ -476,7 +476,7 @@ def test_settings() -> None:
 
 
 BAD = {
-    "IOSHAPE_QUEUE_DEPTH": "deep",
+    "IOSHAPE_SLOTS": "many",
     "IOSHAPE_DURABLE": "maybe",
     "IOSHAPE_MODE": "all",
     "IOSHAPE_LAYOUT": "stripes=8",

@@ -33,8 +33,6 @@ def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "engine": ("threads", "buffered", "threads", "buffered"),
     "direct": ("off", "prefer", "off", "prefer"),
-    "block_bytes": ("1M", "2097152", 1 << 20, 2 << 20),
-    "queue_depth": (3, "5", 3, 5),
     "staging_bytes": ("64M", "1G", 64 << 20, 1 << 30),
     "coordinator": ("open", "local", "open", "local"),
     "password_file": (Path("/a/b"), "/c/d", "/a/b", "/c/d"),
@@ -42,7 +40,6 @@ VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "job": ("mine", "4711", "mine", "4711"),
     "share": (200, "50", 200, 50),
     "slots": (4, "8", 4, 8),
-    "lease_ms": (5000, "600000", 5000, 600_000),
     "unreachable": ("wait", "fail", "wait", "fail"),
     "rate": ("500M", "1G", 500 << 20, 1 << 30),
     "layout": ("directory", "stripe_count=8", "directory", "stripe_count=8"),
@@ -97,23 +94,6 @@ def test_the_engine_is_the_one_that_was_asked_for(
         ioshape.configure()  # variables are read when settings are
     report = ioshape.save(checkpoint(1, 8 * MIB), tmp_path / "model.pt")
     assert report.engine == engine
-
-
-@pytest.mark.parametrize("how", ["configure", "variable", "both"])
-def test_blocks_are_as_large_and_as_many_as_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    if how == "configure":
-        ioshape.configure(block_bytes="1M", queue_depth=3)
-    elif how == "both":
-        ioshape.configure(block_bytes="2M", queue_depth=5)
-    if how != "configure":
-        monkeypatch.setenv("IOSHAPE_BLOCK_BYTES", "1M")
-        monkeypatch.setenv("IOSHAPE_QUEUE_DEPTH", "3")
-        ioshape.configure()
-    ioshape.configure(engine="threads")
-    report = ioshape.save(checkpoint(1, 8 * MIB), tmp_path / "model.pt")
-    assert (report.block_bytes, report.queue_depth) == (MIB, 3)
 
 
 def test_the_page_cache_is_used_if_asked_for(tmp_path: Path) -> None:
@@ -175,24 +155,24 @@ def test_durable_comes_from_the_nearest(
 
 
 def test_what_is_left_out_stays_as_it_is() -> None:
-    ioshape.configure(queue_depth=3, durable=False)
-    ioshape.configure(block_bytes="1M", queue_depth=None)
-    assert ioshape.settings()["queue_depth"] == (3, "configure()")
+    ioshape.configure(slots=3, durable=False)
+    ioshape.configure(staging_bytes="64M", slots=None)
+    assert ioshape.settings()["slots"] == (3, "configure()")
     assert ioshape.settings()["durable"] == (False, "configure()")
-    assert ioshape.settings()["block_bytes"] == (MIB, "configure()")
+    assert ioshape.settings()["staging_bytes"] == (64 * MIB, "configure()")
 
 
 def test_saves_under_way_go_on_with_the_settings_they_began_with(tmp_path: Path) -> None:
     gate = Gate()
-    ioshape.configure(engine="threads", queue_depth=3)
+    ioshape.configure(engine="threads")
     first = ioshape.save_async(checkpoint(1, 8 * MIB), tmp_path / "first.pt", progress=gate)
     gate.await_save()
-    ioshape.configure(engine="buffered", queue_depth=2)
+    ioshape.configure(engine="buffered")
     second = ioshape.save(checkpoint(2, 8 * MIB), tmp_path / "second.pt")
     assert second.engine == "buffered"
     assert not first.done()
     gate.open()
-    assert (first.result().engine, first.result().queue_depth) == ("threads", 3)
+    assert first.result().engine == "threads"
     assert [number_in(tmp_path / name) for name in ("first.pt", "second.pt")] == [1, 2]
 
 
@@ -212,10 +192,10 @@ def test_settings_may_change_while_others_save(tmp_path: Path) -> None:
     threads = [threading.Thread(target=save, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
-    depth = 0
+    number = 0
     while any(thread.is_alive() for thread in threads):
-        depth = depth % 20 + 1
-        ioshape.configure(queue_depth=depth, engine=("threads", "buffered")[depth % 2])
+        number = number % 20 + 1
+        ioshape.configure(slots=number, engine=("threads", "buffered")[number % 2])
     for thread in threads:
         thread.join()
     assert failures == []
@@ -227,8 +207,6 @@ def test_settings_may_change_while_others_save(tmp_path: Path) -> None:
 BAD_VALUES: dict[str, list[Any]] = {
     "engine": ["nil", "URING", "", 1],
     "direct": ["on", "yes", True],
-    "block_bytes": [0, -1, "64MB", "4 Mi", "", "M", 1.5, True, 65536 - 1, 3 << 20, "128M", 1 << 80],
-    "queue_depth": [0, -1, 65, 1 << 40, "many", 1.5, True],
     "staging_bytes": [0, -1, "1M", "lots", 1 << 80, 0.5],
     "coordinator": [
         "",
@@ -245,7 +223,6 @@ BAD_VALUES: dict[str, list[Any]] = {
     "job": ["", "a b", "a\nb", "é", "x" * 64, 4711],
     "share": [0, 1001, -1, "half", 1.5, True],
     "slots": [0, 65537, -1, "all", True],
-    "lease_ms": [0, 299, 600_001, "1s", True],
     "unreachable": ["", "retry", 1],
     "rate": [0, -1, "500MB", "fast", 1.5, True],
     "layout": ["", 8, "stripe_count=8\n", "x" * 1024],
@@ -317,8 +294,8 @@ import warnings, ioshape
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
-        ioshape.configure(calibrate="off", queue_depth=3)
-print([str(one.message) for one in caught], ioshape.settings()["queue_depth"][0])
+        ioshape.configure(calibrate="off", slots=3)
+print([str(one.message) for one in caught], ioshape.settings()["slots"][0])
 """
 
 
@@ -345,8 +322,6 @@ def test_a_retired_variable_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> No
 BAD_TEXTS = {
     "engine": ["nil", "URING"],
     "direct": ["on"],
-    "block_bytes": ["0", "-1", "64MB", "3M", "1K", "x"],
-    "queue_depth": ["0", "65", "-1", "x"],
     "staging_bytes": ["1M", "0", "x"],
     "coordinator": ["redis", "http://host", "redis://host:notaport"],
     "layout": ["stripes=8"],
@@ -354,7 +329,6 @@ BAD_TEXTS = {
     "job": ["a b"],
     "share": ["0", "1001", "x"],
     "slots": ["0", "65537", "x"],
-    "lease_ms": ["299", "600001", "x"],
     "unreachable": ["retry"],
     "rate": ["0", "500MB", "x"],
     "full": ["stop"],
@@ -400,10 +374,9 @@ def test_settings_say_what_is_wrong_too(monkeypatch: pytest.MonkeyPatch, name: s
     ("value", "n_bytes"),
     [("64K", 1 << 16), ("1m", 1 << 20), (" 2M ", 2 << 20), ("131072", 1 << 17), (1 << 18, 1 << 18)],
 )
-def test_sizes_are_understood(tmp_path: Path, value: Any, n_bytes: int) -> None:
-    ioshape.configure(block_bytes=value, engine="buffered")
-    assert ioshape.settings()["block_bytes"] == (n_bytes, "configure()")
-    assert ioshape.save(checkpoint(1, 4 * MIB), tmp_path / "model.pt").block_bytes == n_bytes
+def test_sizes_are_understood(value: Any, n_bytes: int) -> None:
+    ioshape.configure(rate=value)
+    assert ioshape.settings()["rate"] == (n_bytes, "configure()")
 
 
 @pytest.mark.parametrize("word", ["1", "yes", "true", "on", True])

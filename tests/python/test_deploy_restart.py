@@ -95,7 +95,6 @@ class Recommended:
         return {
             "IOSHAPE_COORDINATOR": f"redis://ioshape@127.0.0.1:{self._port}",
             "IOSHAPE_PASSWORD_FILE": str(self._passwords["ioshape"]),
-            "IOSHAPE_LEASE_MS": "1000",
         }
 
     def ask(self, *words: str) -> Any:

@@ -365,10 +365,6 @@ TRIAGE: list[tuple[Facts, str]] = [
         nfs(family="fuse", type="fuse.sshfs", options="rw", direct=False),
         "no-direct warning findmnt -no OPTIONS",
     ),
-    (
-        lustre(offset_alignment=8 * MIB),
-        "coarse-alignment warning export IOSHAPE_BLOCK_BYTES=8388608",
-    ),
     (lustre(uring_errno=errno.EPERM, seccomp=True, container="docker"), "no-io-uring warning jq "),
     (
         lustre(uring_errno=errno.EPERM, seccomp=True, uring_disabled=2),

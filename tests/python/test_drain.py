@@ -195,7 +195,7 @@ def test_a_terminal_gets_a_bar(saves: Saver) -> None:
 def test_it_waits_for_its_turn_in_the_destinations_pool(saves: Saver) -> None:
     path = saves.save("a.pt", bytes(LARGE))  # small files take no slot
     with coordinator("redis") as address, writers() as make:
-        at = {"IOSHAPE_POOL": "shared", "IOSHAPE_SLOTS": "1", "IOSHAPE_LEASE_MS": "1500"}
+        at = {"IOSHAPE_POOL": "shared", "IOSHAPE_SLOTS": "1"}
         nobody = call("drain", saves.fast, env={**at, **NOBODY})
         assert nobody.returncode == 1
         assert "cannot connect to redis" in nobody.stderr

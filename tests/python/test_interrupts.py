@@ -34,7 +34,7 @@ CTRL_C = """
 
     import ioshape
     from checkpoints import Gate, checkpoint, names_in, number_in, wait_until
-    from ioshape._settings import config
+    from ioshape._settings import config, context
 
     MIB = 1 << 20
 
@@ -101,7 +101,8 @@ CTRL_C = """
 
     def blocking_save(folder, path):
         slow = Slow()
-        config.configure(engine="buffered", block_bytes="64K")
+        context.test_options["block_bytes"] = 65536
+        config.configure(engine="buffered")
         interrupted(
             lambda: ioshape.save(checkpoint(2, 32 * MIB), path, progress=slow),
             lambda: slow.calls > 3,

@@ -30,7 +30,7 @@ from checkpoints import (
     number_in,
     wait_until,
 )
-from ioshape._settings import config
+from ioshape._settings import config, context
 from processes import run_program
 from torch.serialization import skip_data
 
@@ -290,9 +290,10 @@ def test_the_report_comes_without_waiting(tmp_path: Path) -> None:
     assert handle.report.file_bytes == (tmp_path / "model.pt").stat().st_size
 
 
-def test_progress_counts_up(tmp_path: Path) -> None:
+def test_progress_counts_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[ioshape.Progress] = []
-    ioshape.configure(block_bytes="1M", staging_bytes="64M")
+    monkeypatch.setitem(context.test_options, "block_bytes", MIB)
+    ioshape.configure(staging_bytes="64M")
     handle = ioshape.save_async(
         checkpoint(1, 40 * MIB), tmp_path / "model.pt", progress=told.append
     )
@@ -327,10 +328,11 @@ def test_a_failed_save_says_so(tmp_path: Path) -> None:
     assert handle.cancel()  # there is no file, and there will be none
 
 
-def test_a_save_can_be_canceled(tmp_path: Path) -> None:
+def test_a_save_can_be_canceled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pt"
     ioshape.save(checkpoint(1), path)
-    ioshape.configure(block_bytes="64K", engine="buffered")
+    monkeypatch.setitem(context.test_options, "block_bytes", 64 << 10)
+    ioshape.configure(engine="buffered")
     slow = Gate("plan", then_s=0.01)  # ten seconds if nothing stops it
     handle = ioshape.save_async(checkpoint(2, 64 * MIB), path, progress=slow)
     slow.open()
@@ -567,8 +569,10 @@ STAGED_SAVES = """
 
     import ioshape
     from checkpoints import Gate, checkpoint, number_in
+    from ioshape._settings import context
 
     MIB = 1 << 20
+    context.test_options["block_bytes"] = MIB  # I/O buffers are not what is measured
 
 
     def memory(kind):
@@ -604,7 +608,6 @@ def test_staging_memory_is_bounded(tmp_path: Path, staging_mib: int) -> None:
         "held" if staging_mib == 512 else "",  # all is staged before the first byte is written
         variables={
             "IOSHAPE_STAGING_BYTES": f"{staging_mib}M",
-            "IOSHAPE_BLOCK_BYTES": "1M",  # I/O buffers are not what is measured
             "IOSHAPE_DURABLE": "0",
         },
     )
@@ -624,8 +627,10 @@ def test_staging_memory_is_used_again_and_given_back(tmp_path: Path) -> None:
 
         import ioshape
         from checkpoints import checkpoint
+        from ioshape._settings import context
 
         MIB = 1 << 20
+        context.test_options["block_bytes"] = MIB
 
 
         def resident_mib():
@@ -645,7 +650,7 @@ def test_staging_memory_is_used_again_and_given_back(tmp_path: Path) -> None:
         sizes.append(resident_mib())
         print(*sizes)
         """,
-        variables={"IOSHAPE_STAGING_BYTES": "1G", "IOSHAPE_BLOCK_BYTES": "1M"},
+        variables={"IOSHAPE_STAGING_BYTES": "1G"},
     )
     before, first, _, _, last, trimmed, reserved = map(int, finished.stdout.split())
     assert first - before >= 120

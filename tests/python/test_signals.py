@@ -53,7 +53,7 @@ PROGRAM = """
 
 
     def configure():
-        ioshape.configure(queue_depth=at_random.choice([4, 8]))
+        ioshape.configure(slots=at_random.choice([4, 8]))
 
 
     def write():
@@ -101,7 +101,7 @@ PROGRAM = """
         if round_ % 3 == 0:
             handles[-1].wait()
         if round_ % 5 == 0:
-            ioshape.configure(queue_depth=6)
+            ioshape.configure(slots=6)
             assert ioshape.load("main.pt")["number"] == 7
     signal.setitimer(signal.ITIMER_REAL, 0)
     ioshape.wait_all()

@@ -18,6 +18,7 @@ from checkpoints import left_clean
 from command import IOSHAPE, call, fail, succeed
 from coordinators import TIMEOUT_S, await_true, coordinator, writers
 from exporters import exporter
+from ioshape._settings import context
 from ioshape._slots.pools import MOST_POOLS, Operator
 from ioshape.cli.slots.exporter import _MOST_CONNECTIONS
 from slots_script import Connection
@@ -238,7 +239,8 @@ def test_keys_that_cannot_be_read_are_dropped_and_settings_kept(
     key, field, survives = POISONS[poison]
     with coordinator("redis") as address, left_clean():
         monkeypatch.delenv("IOSHAPE_COORDINATOR")  # it would win
-        ioshape.configure(coordinator=address, job="mine", lease_ms=1000, unreachable="fail")
+        monkeypatch.setitem(context.test_options, "lease_ms", 1000)
+        ioshape.configure(coordinator=address, job="mine", unreachable="fail")
         operator = Operator(address)
         operator.set(GOOD, capacity=3)
         operator.set(GOOD, job="4711", job_bytes_per_s=1 << 30)
@@ -283,7 +285,8 @@ def test_a_key_that_wakes_a_waiter_and_cannot_be_written_is_dropped(
 ) -> None:
     with coordinator("redis") as address, left_clean():
         monkeypatch.delenv("IOSHAPE_COORDINATOR")  # it would win
-        ioshape.configure(coordinator=address, lease_ms=1000, unreachable="fail")
+        monkeypatch.setitem(context.test_options, "lease_ms", 1000)
+        ioshape.configure(coordinator=address, unreachable="fail")
         operator = Operator(address)
         operator.set(GOOD, capacity=1)
         connection = connected(address)

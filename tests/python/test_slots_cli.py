@@ -614,7 +614,7 @@ def test_a_table_gives_up_columns_before_it_cuts_and_never_ids() -> None:
 def test_top_goes_on_when_the_coordinator_does_not() -> None:
     with running_redis() as redis, writers() as make:
         asked = json.dumps({"pool": POOL})
-        holder = make(redis.address, asked, job="4711", IOSHAPE_SLOTS="1", IOSHAPE_LEASE_MS="2000")
+        holder = make(redis.address, asked, job="4711", IOSHAPE_SLOTS="1")
         # A server that is new lets nobody in at first.
         assert holder.hear() in ("holds", "waits")
         with terminal("top", "--interval", "0.2", "--coordinator", redis.address) as one:

@@ -25,6 +25,9 @@ WRITERS = 5  # of each pool
 PROGRAM = """
 import json, random, sys, threading, time
 import ioshape
+from ioshape._settings import context
+
+context.test_options["lease_ms"] = int(sys.argv[2])
 
 ended, telling = threading.Event(), threading.Lock()
 
@@ -70,11 +73,10 @@ class Writers:
         variables = {
             "IOSHAPE_COORDINATOR": cluster.address,
             "IOSHAPE_SLOTS": str(CAPACITY),
-            "IOSHAPE_LEASE_MS": str(LEASE_MS),
         }
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, json.dumps(pools)],
+                [sys.executable, "-c", PROGRAM, json.dumps(pools), str(LEASE_MS)],
                 env=environment(**variables, IOSHAPE_JOB=f"job{i}", RANK=str(i)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

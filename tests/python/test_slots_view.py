@@ -20,7 +20,7 @@ import pytest
 from checkpoints import checkpoint, left_clean, number_in
 from coordinators import Writer, await_true, coordinator, node, running_redis, writers
 from ioshape._save.report import Report
-from ioshape._settings import config
+from ioshape._settings import config, context
 from ioshape._slots.pools import Operator
 from processes import run_program, started_program
 
@@ -527,13 +527,17 @@ def unreadable(kind: str, file: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["missing", "directory", "empty", "long"])
 def test_a_password_file_that_cannot_be_read_costs_no_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     """The coordinator counts as unreachable, until the file can be read."""
     file, path = tmp_path / "the password", tmp_path / "model.pt"
     unreadable(kind, file)
     with running_redis(password=SECRET) as redis:
-        ioshape.configure(coordinator=redis.address, password_file=file, lease_ms=1000)
+        monkeypatch.setitem(context.test_options, "lease_ms", 1000)
+        ioshape.configure(coordinator=redis.address, password_file=file)
         for number in (1, 2):
             report = ioshape.save(checkpoint(number), path)
             assert report.coordinator == "stagger"

@@ -432,8 +432,7 @@ class Scene:
             "IOSHAPE_COORDINATOR": address,
             "IOSHAPE_POOL": "chaos",
             "IOSHAPE_SLOTS": str(capacity),
-            "IOSHAPE_LEASE_MS": str(lease_ms),
-            "IOSHAPE_BLOCK_BYTES": "65536",
+            "CHAOS_LEASE_MS": str(lease_ms),
             "WORLD_SIZE": "16",
             **more,
         }

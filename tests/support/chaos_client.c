@@ -20,6 +20,8 @@
 #define _GNU_SOURCE
 #include "support/chaos_client.h"
 
+#include "support/open_context.h"
+
 #include <ioshape/slots.h>
 
 #include <errno.h>
@@ -108,11 +110,15 @@ void sleep_ms(uint64_t ms)
 static void open_context(void)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	const char *lease = getenv("CHAOS_LEASE_MS");
+	const uint32_t lease_ms = lease ? (uint32_t)strtoul(lease, NULL, 10) : 0;
+
 	/* A save that goes past the page cache hands its slot over before its end, which nobody
 	 * sees from outside; one through the cache keeps it until its bytes are on the disk. */
 	options.direct = IOSHAPE_DIRECT_OFF;
 
-	if (ioshape_context_open(&context, &options))
+	if (open_context_with(&context, &options,
+			      (struct test_rules){ .block_bytes = 65536, .lease_ms = lease_ms }))
 		give_up("no context", ioshape_last_error()->sentence);
 }
 

@@ -5,6 +5,7 @@
 
 #include "support/check_main.h"
 #include "support/generation_case.h"
+#include "support/open_context.h"
 
 #include <ioshape/group.h>
 #include <ioshape/ioshape.h>
@@ -32,10 +33,11 @@ static inline struct ioshape_context *open_context(void)
 	struct ioshape_context *opened;
 
 	options.coordinator = "open";
-	options.block_bytes = 64 << 10;
-	options.queue_depth = 4;
 	options.log = take_log;
-	ck_assert_int_eq(ioshape_context_open(&opened, &options), 0);
+	ck_assert_int_eq(
+		open_context_with(&opened, &options,
+				  (struct test_rules){ .block_bytes = 64 << 10, .queue_depth = 4 }),
+		0);
 	return opened;
 }
 

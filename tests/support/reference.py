@@ -156,7 +156,6 @@ def is_ours(value: object) -> bool:
 #: What configure() takes, by the kind of a setting.
 TYPES = {
     "bytes": "int | str",
-    "power": "int | str",
     "count": "int",
     "text": "str",
     "name": "str",

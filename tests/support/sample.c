@@ -2,6 +2,7 @@
 #include "support/sample.h"
 
 #include "support/must.h"
+#include "support/open_context.h"
 #include "support/random.h"
 
 #include <errno.h>
@@ -333,10 +334,9 @@ struct ioshape_context *sample_context(enum ioshape_engine engine, enum ioshape_
 
 	options.engine = engine;
 	options.direct = direct;
-	options.block_bytes = 64 * 1024;
-	options.queue_depth = 4;
 	options.staging_bytes = 64 << 20;
-	ret = ioshape_context_open(&context, &options);
+	ret = open_context_with(&context, &options,
+				(struct test_rules){ .block_bytes = 64 * 1024, .queue_depth = 4 });
 	MUST(!ret, "%s", ioshape_last_error()->sentence);
 	return context;
 }

@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
+#include "support/open_context.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
@@ -39,10 +40,11 @@ static struct ioshape_context *open_context(enum ioshape_engine engine)
 	struct ioshape_context *context;
 
 	options.engine = engine;
-	options.block_bytes = 64 * KIB;
-	options.queue_depth = 2;
 	options.staging_bytes = 64 * MIB;
-	return ioshape_context_open(&context, &options) ? NULL : context;
+	return open_context_with(&context, &options,
+				 (struct test_rules){ .block_bytes = 64 * KIB, .queue_depth = 2 }) ?
+		       NULL :
+		       context;
 }
 
 static int save(struct ioshape_context *context)

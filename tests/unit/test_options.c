@@ -162,7 +162,7 @@ START_TEST(what_nobody_sets_stays_zero)
 
 	setenv("IOSHAPE_ENGINE", "", 1);
 	setenv("IOSHAPE_POOL", "", 1);
-	setenv("IOSHAPE_LEASE_MS", "", 1);
+	setenv("IOSHAPE_SLOTS", "", 1);
 	ck_assert_int_eq(take(), 0);
 	ck_assert_mem_eq(&options, &zeros, sizeof(zeros));
 }
@@ -172,15 +172,15 @@ START_TEST(variables_fill_what_the_program_left_open)
 {
 	setenv("IOSHAPE_ENGINE", "uring-async", 1);
 	setenv("IOSHAPE_DIRECT", "off", 1);
-	setenv("IOSHAPE_BLOCK_BYTES", "1M", 1);
-	setenv("IOSHAPE_LEASE_MS", "600000", 1);
+	setenv("IOSHAPE_STAGING_BYTES", "64M", 1);
+	setenv("IOSHAPE_SLOTS", "65536", 1);
 	setenv("IOSHAPE_POOL", "a", 1);
 	options.direct = IOSHAPE_DIRECT_REQUIRE;
 	ck_assert_int_eq(take(), 0);
 	ck_assert_int_eq(options.engine, IOSHAPE_ENGINE_URING_ASYNC);
 	ck_assert_int_eq(options.direct, IOSHAPE_DIRECT_REQUIRE);
-	ck_assert_uint_eq(options.block_bytes, MIB);
-	ck_assert_uint_eq(options.lease_ms, 600000);
+	ck_assert_uint_eq(options.staging_bytes, 64 * MIB);
+	ck_assert_uint_eq(options.slots, 65536);
 	ck_assert_str_eq(options.pool, "a");
 }
 END_TEST
@@ -223,17 +223,21 @@ END_TEST
 
 START_TEST(a_variable_that_makes_no_sense_is_refused)
 {
-	static const char *const bad[][2] = {
-		{ "IOSHAPE_ENGINE", "(uring)" },     { "IOSHAPE_ENGINE", "uring " },
-		{ "IOSHAPE_ENGINE", "u" },           { "IOSHAPE_ENGINE", "URING" },
-		{ "IOSHAPE_BLOCK_BYTES", "lots" },   { "IOSHAPE_BLOCK_BYTES", "3M" },
-		{ "IOSHAPE_BLOCK_BYTES", "128M" },   { "IOSHAPE_BLOCK_BYTES", "0" },
-		{ "IOSHAPE_QUEUE_DEPTH", "0" },      { "IOSHAPE_QUEUE_DEPTH", "4294967297" },
-		{ "IOSHAPE_LEASE_MS", "299" },       { "IOSHAPE_LEASE_MS", "600001" },
-		{ "IOSHAPE_STAGING_BYTES", "8E" },   { "IOSHAPE_JOB", "a b" },
-		{ "IOSHAPE_JOB", "\xc3\xa9" },       { "IOSHAPE_COORDINATOR", "open\n" },
-		{ "IOSHAPE_PASSWORD_FILE", "a\x7f" }
-	};
+	static const char *const bad[][2] = { { "IOSHAPE_ENGINE", "(uring)" },
+					      { "IOSHAPE_ENGINE", "uring " },
+					      { "IOSHAPE_ENGINE", "u" },
+					      { "IOSHAPE_ENGINE", "URING" },
+					      { "IOSHAPE_RATE", "lots" },
+					      { "IOSHAPE_RATE", "0" },
+					      { "IOSHAPE_SLOTS", "0" },
+					      { "IOSHAPE_SLOTS", "4294967297" },
+					      { "IOSHAPE_SHARE", "-1" },
+					      { "IOSHAPE_SHARE", "1001" },
+					      { "IOSHAPE_STAGING_BYTES", "8E" },
+					      { "IOSHAPE_JOB", "a b" },
+					      { "IOSHAPE_JOB", "\xc3\xa9" },
+					      { "IOSHAPE_COORDINATOR", "open\n" },
+					      { "IOSHAPE_PASSWORD_FILE", "a\x7f" } };
 	static char value[8192];
 
 	for (size_t i = 0; i < ARRAY_LENGTH(bad); i++) {
@@ -252,10 +256,10 @@ END_TEST
 
 START_TEST(a_variable_is_named_wording)
 {
-	setenv("IOSHAPE_LEASE_MS", "299", 1);
+	setenv("IOSHAPE_SHARE", "1001", 1);
 	ck_assert_int_eq(take(), -EINVAL);
-	ck_assert_str_eq(error.sentence, "IOSHAPE_LEASE_MS cannot be \"299\"");
-	ck_assert_str_eq(error.remedy, "it takes 300 to 600000");
+	ck_assert_str_eq(error.sentence, "IOSHAPE_SHARE cannot be \"1001\"");
+	ck_assert_str_eq(error.remedy, "it takes 1 to 1000");
 }
 END_TEST
 
@@ -303,7 +307,7 @@ START_TEST(variables_that_are_no_settings_are_told_with_the_nearest_one_once)
 
 	clearenv();
 	setenv("IOSHAPE_ENGIN", "threads", 1);
-	setenv("IOSHAPE_LAESE_MS", "300", 1);
+	setenv("IOSHAPE_SHRAE", "300", 1);
 	setenv("IOSHAPE_ENGINE", "threads", 1);
 	setenv("IOSHAPE_PASSWORD", "s3cret", 1);
 	setenv("IOSHAPE_RUN", "1", 1);
@@ -312,7 +316,7 @@ START_TEST(variables_that_are_no_settings_are_told_with_the_nearest_one_once)
 	base_settings_warn(&nobody);
 	base_settings_warn(&log);
 	ck_assert_ptr_nonnull(strstr(heard, "IOSHAPE_ENGIN; did you mean IOSHAPE_ENGINE?"));
-	ck_assert_ptr_nonnull(strstr(heard, "IOSHAPE_LAESE_MS; did you mean IOSHAPE_LEASE_MS?"));
+	ck_assert_ptr_nonnull(strstr(heard, "IOSHAPE_SHRAE; did you mean IOSHAPE_SHARE?"));
 	ck_assert_ptr_eq(strchr(strchr(heard, '\n') + 1, '\n'), heard + strlen(heard) - 1);
 	*heard = 0;
 	base_settings_warn(&log);

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "internal.h"
 #include "support/check_main.h"
+#include "support/open_context.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
@@ -90,11 +91,12 @@ TEST(paths, the_plan_is_for_what_is_asked)
 
 	ioshape_context_free(context);
 	settings.engine = IOSHAPE_ENGINE_THREADS;
-	settings.block_bytes = 1 << 20;
-	settings.queue_depth = 3;
 	settings.slots = 7;
 	settings.pool = "shared";
-	ck_assert_int_eq(ioshape_context_open(&context, &settings), 0);
+	ck_assert_int_eq(
+		open_context_with(&context, &settings,
+				  (struct test_rules){ .block_bytes = 1 << 20, .queue_depth = 3 }),
+		0);
 	ck_assert_int_eq(save_probe_path(context, scratch_directory(), 12345, 9, &found), 0);
 	ck_assert_uint_eq(found.for_bytes, 12345);
 	ck_assert_str_eq(found.engine, "threads");

@@ -31,8 +31,6 @@ def configure(
     # made from the table: begin
     engine: Literal["auto", "uring", "uring-async", "threads", "buffered"] | None = None,
     direct: Literal["prefer", "require", "off"] | None = None,
-    block_bytes: int | str | None = None,
-    queue_depth: int | None = None,
     staging_bytes: int | str | None = None,
     coordinator: str | None = None,
     password_file: str | os.PathLike[str] | None = None,
@@ -40,7 +38,6 @@ def configure(
     job: str | None = None,
     share: int | None = None,
     slots: int | None = None,
-    lease_ms: int | None = None,
     unreachable: Literal["stagger", "wait", "fail"] | None = None,
     rate: int | str | None = None,
     layout: str | None = None,
@@ -74,8 +71,6 @@ def configure(
         # named from the table: begin
         "engine": engine,
         "direct": direct,
-        "block_bytes": block_bytes,
-        "queue_depth": queue_depth,
         "staging_bytes": staging_bytes,
         "coordinator": coordinator,
         "password_file": password_file,
@@ -83,7 +78,6 @@ def configure(
         "job": job,
         "share": share,
         "slots": slots,
-        "lease_ms": lease_ms,
         "unreachable": unreachable,
         "rate": rate,
         "layout": layout,

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _terminal
-from ioshape._c import called_from_c, owned, said, sized
+from ioshape._c import called_from_c, owned, said
 from ioshape._errors import failure, last_failure
 from ioshape._locks import ForkedLock
 from ioshape._log import imported_logger
@@ -48,6 +48,10 @@ def encoded(path: str) -> bytes:
     return os.fsencode(path)
 
 
+#: What tests set in the place of a rule: fields of struct save_test_options.
+test_options: dict[str, int] = {}
+
+
 class Context:
     """Settings, kept memory and I/O engines. It lives until its last save and reader have ended."""
 
@@ -58,7 +62,9 @@ class Context:
             configured: in the place of what configure() has set.
             preferred: settings that win, also over variables.
         """
-        options = sized("ioshape_context_options")
+        given = ffi.new("struct save_test_options *", test_options)
+        options = ffi.cast("struct ioshape_context_options *", given)
+        options.size = ffi.sizeof("struct save_test_options")
         self._texts: list[Any] = []
         options.log = ffi.addressof(lib, "ioshape_py_log")
         self.debugs = _debugs()

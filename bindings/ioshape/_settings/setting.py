@@ -20,7 +20,7 @@ class Setting(NamedTuple):
     name: str
     #: The struct of the library that has its field: "context", "group", or "package" for none.
     owner: str
-    #: "choice", "bytes", "power", "count", "text", "name", "path", "switch"
+    #: "choice", "bytes", "count", "text", "name", "path", "switch"
     kind: str
     #: of a choice: what it takes, in the order of the library's enum
     words: tuple[str, ...]
@@ -54,8 +54,6 @@ class Setting(NamedTuple):
             return self._text(value)
         number = _count(value) if self.kind == "count" else number_of_bytes(value)
         if not self.least <= number <= self.most:
-            raise ValueError
-        if self.kind == "power" and number & (number - 1):
             raise ValueError
         return number
 

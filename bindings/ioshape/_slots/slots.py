@@ -120,9 +120,8 @@ class Slot:
         """Says that so many bytes are about to be written. To be called before each piece.
 
         It waits as long as the bandwidth set for the job or the pool asks for. It also shows that
-        the work goes on: a slot that moves nothing for two minutes (or eight times the
-        setting "lease_ms", if that is longer) is taken to hang, and
-        is given to the next. One thread at a time. Ctrl-C, or release() by another thread, ends it
+        the work goes on: a slot that moves nothing for two minutes is taken to hang, and is
+        given to the next. One thread at a time. Ctrl-C, or release() by another thread, ends it
         soon, though not within the same instant.
         """
         self._check_owner()

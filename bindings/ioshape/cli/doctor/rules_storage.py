@@ -293,14 +293,6 @@ def direct(facts: Facts) -> Iterator[Finding]:
             ),
             (f"findmnt -no OPTIONS {remedies.place(facts)}",) if fuse else (),
         )
-    elif storage.offset_alignment > max(storage.block_bytes, 1):
-        yield Finding(
-            "coarse-alignment",
-            "warning",
-            f"direct I/O asks for multiples of {human_size(storage.offset_alignment)}, and a "
-            f"request has {human_size(storage.block_bytes)}",
-            (f"export IOSHAPE_BLOCK_BYTES={storage.offset_alignment}",),
-        )
 
 
 RULES = (space, targets, quota, layout, crowd, media, direct)

@@ -45,7 +45,7 @@ GAIN = (
     ),
     *("disk-pool", "no-direct", "many-objects", "many-stripes", "small-stripes", "targets-uneven"),
     # some tens of percent
-    *("nfs-wsize", "nfs-one-connection", "coarse-alignment", "no-io-uring", "flash-unused"),
+    *("nfs-wsize", "nfs-one-connection", "no-io-uring", "flash-unused"),
     *("file-few-stripes", "spinning-disk", "memlock", "coordinator-slow"),
     "no-shared-memory",
     # tidiness, and what cannot be seen from here
