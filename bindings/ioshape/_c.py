@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from _typeshed import DataclassInstance
 
 
 def sized(name: str) -> Any:
@@ -27,14 +30,24 @@ def said(text: Any) -> str:
     return str(ffi.string(text).decode(errors="replace")) if text else ""
 
 
-def shared_fields(cls: type, struct: Any) -> dict[str, Any]:
-    """The fields of a dataclass that a struct of C has, too: texts, numbers, and who says yes."""
-    read: dict[str, Callable[[Any], Any]] = {"str": said, "bool": bool, "int": int, "float": float}
-    return {
-        name: read[kind](getattr(struct, name))
-        for name, kind in cls.__annotations__.items()
-        if kind in read and hasattr(struct, name)
-    }
+def shared_fields(
+    cls: type[DataclassInstance], struct: Any, *, flags: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Read the fields that a dataclass and a struct have in common, by the types of C.
+
+    A char array is read as a text. A number in `flags` is read as yes or no.
+    """
+    names = {field.name for field in fields(cls)}
+    found: dict[str, Any] = {}
+    for name, member in ffi.typeof(struct).item.fields:
+        if name not in names:
+            continue
+        value = getattr(struct, name)
+        if member.type.kind == "array" and member.type.item.cname == "char":
+            found[name] = said(value)
+        else:
+            found[name] = bool(value) if name in flags else value
+    return found
 
 
 # ---- Ownership ----------------------------------------------------------------------------------

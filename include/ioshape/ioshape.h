@@ -482,13 +482,8 @@ struct ioshape_report {
 	uint32_t direct; /**< 1 if blocks went past the page cache, up to the last one */
 	uint32_t queue_depth;
 	uint64_t block_bytes;
-	/** What the filesystem asks of direct I/O; 0 if it said nothing. */
-	uint32_t memory_alignment;
-	uint32_t offset_alignment;
-	char filesystem[32];    /**< "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
-	uint32_t fallbacks;     /**< how often something was not as preferred */
-	uint32_t short_results; /**< requests the kernel cut short or interrupted, and we continued
-				 */
+	char filesystem[32]; /**< "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
+	uint32_t fallbacks;  /**< how often something was not as preferred */
 	/** What, in the order in which it came: the first `fallbacks` of them, if there is room. */
 	struct ioshape_step steps[IOSHAPE_REPORT_STEPS];
 	double slot_s;        /**< waiting for a slot */
@@ -520,8 +515,6 @@ struct ioshape_report {
 	 * 0: there was none, or nothing is large. */
 	uint64_t compared_bytes;
 	uint64_t unchanged_bytes; /**< as they were. If all are, what was saved may be stale */
-	double request_s;         /**< that a write request took, on average */
-	double least_request_s;   /**< the same while none waited for another; 0: not known */
 	/** In a group: bytes of all ranks' parts that were not written because another rank's part
 	 * is equal; and bytes of this rank's part that were read to find that out. */
 	uint64_t repeated_bytes;

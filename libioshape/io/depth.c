@@ -143,8 +143,6 @@ void io_depth_answered(struct io_depth *depth, uint64_t offset, uint64_t bytes, 
 	double latency_ns;
 
 	depth->in_flight[target] -= MIN(bytes, depth->in_flight[target]);
-	depth->all_answers++;
-	depth->all_latency_ns += took_ns;
 	if (depth->options.fixed || idle || sent_ns < depth->since_ns)
 		return;
 	if (depth->options.shared)

@@ -53,7 +53,6 @@ struct io_depth {
 	uint32_t wait; /* rounds before it is raised again */
 
 	/* For the report. */
-	uint64_t all_answers, all_latency_ns;
 };
 
 void io_depth_begin(struct io_depth *depth, const struct io_depth_options *options);

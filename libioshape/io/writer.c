@@ -997,7 +997,6 @@ static void report_stripes(const struct io_destination *file, struct ioshape_rep
 void io_writer_report(const struct io_writer *writer, struct ioshape_report *report)
 {
 	const struct io_lane *lane = writer->lane;
-	const struct io_depth *depth = &lane->depth;
 
 	report->file_bytes = io_writer_offset(writer);
 	report->plan_s += base_seconds(writer->plan_ns);
@@ -1010,16 +1009,9 @@ void io_writer_report(const struct io_writer *writer, struct ioshape_report *rep
 	report->direct = writer->was_direct;
 	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
 	report->block_bytes = lane->shape.block_bytes;
-	if (writer->through_engine) {
-		report->request_s =
-			base_seconds(depth->all_latency_ns / MAX(depth->all_answers, 1));
-		report->least_request_s = base_seconds(depth->least_ns);
-	}
 	snprintf(report->choice, sizeof(report->choice), "%s",
 		 writer->file.stream    ? "no regular file" :
 		 writer->through_engine ? writer->shape_why :
 					  "small file: one call");
-	report->memory_alignment = writer->file.fs.memory_alignment;
-	report->offset_alignment = writer->file.fs.offset_alignment;
 	report_stripes(&writer->file, report);
 }

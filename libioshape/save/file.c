@@ -506,7 +506,6 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 	if (file->writer)
 		io_writer_report(file->writer, report);
 	io_notes_report(&file->notes, report);
-	report->short_results = file->notes.short_results;
 	snprintf(report->mode, sizeof(report->mode), "single");
 	log_save(file->context, file->path, report);
 	return ret;

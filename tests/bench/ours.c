@@ -66,7 +66,6 @@ void answer_report(const struct ioshape_report *report)
 	answer_text("filesystem", report->filesystem);
 	answer_number("fallbacks", report->fallbacks);
 	answer_text("steps[0].sentence", report->steps[0].sentence);
-	answer_number("short_results", report->short_results);
 	answer_number("slot_s", report->slot_s);
 	answer_number("group_s", report->group_s);
 	answer_number("generation_bytes", (double)report->generation_bytes);

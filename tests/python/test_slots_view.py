@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots, as Python programs take and see them."""
 
+import dataclasses
 import gc
 import json
 import os
@@ -19,7 +20,9 @@ import ioshape
 import pytest
 from checkpoints import checkpoint, left_clean, number_in
 from coordinators import Writer, await_true, coordinator, node, running_redis, writers
-from ioshape._save.report import Report
+from ioshape._c import sized
+from ioshape._native import ffi
+from ioshape._save.report import Report, from_struct
 from ioshape._settings import config, context
 from ioshape._slots.pools import Operator
 from processes import run_program, started_program
@@ -555,3 +558,30 @@ def test_a_password_file_that_cannot_be_read_costs_no_save(
         await_true(
             lambda: ioshape.save(checkpoint(4), path).coordinator == "redis", "a save in order"
         )
+
+
+def test_fields_that_a_report_had_warn_and_are_0() -> None:
+    report = Report(path="a", written_by="ioshape")
+    with pytest.warns(FutureWarning, match=r"Report\.request_s is 0"):
+        assert report.request_s == 0  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="speed"):
+        _ = report.speed  # type: ignore[attr-defined]
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_a_report_takes_all_of_its_numbers_from_the_struct() -> None:
+    """By the types of C, whatever the annotations are: none is left at its default."""
+    struct = sized("ioshape_report")
+    for name, member in ffi.typeof(struct).item.fields:
+        if member.type.kind == "primitive" and name not in ("size", "fallbacks", "deadline"):
+            setattr(struct, name, 1)
+        elif member.type.kind == "array" and member.type.item.cname == "char":
+            getattr(struct, name)[0:1] = b"x"
+    report = from_struct("a", struct)
+    own = {"path", "written_by", "pickle_s", "hook_s", "step_slowdown", "fallbacks"}
+    own |= {"deadline_met", "tier", "drain_s"}
+    for field in dataclasses.fields(report):
+        if field.name not in own:
+            value = getattr(report, field.name)
+            assert value in (1, "x"), (field.name, value)
+            assert type(value).__name__ == field.type, field.name

@@ -23,7 +23,6 @@ import torch
 from command import IOSHAPE, call
 from coordinators import coordinator
 from ioshape._run import trace
-from ioshape._settings import config
 from ioshape.cli.bench import ceiling
 from ioshape.cli.bench.crowd import Crowd, MemberError
 from ioshape.cli.bench.measure import Latency, Plan, Ratios, Round, Storm, Summary
@@ -639,19 +638,6 @@ def trace_tells_and_draws(recorded: Path, tmp_path: Path) -> None:
 def line_of(**changes: object) -> str:
     fields = {"ioshape": "save", "host": "h", "rank": 0, "pid": 1, "started_s": 1e9, "total_s": 1}
     return json.dumps({**fields, **changes})
-
-
-def save_with(path: Path, **settings: Any) -> ioshape.Report:
-    config.reset()
-    ioshape.configure(engine="threads", **settings)
-    try:
-        return ioshape.save({"weight": torch.zeros(12 << 20)}, path)
-    finally:
-        config.reset()
-
-
-def test_what_requests_took_is_reported(tmp_path: Path) -> None:
-    assert save_with(tmp_path / "a.pt").request_s > 0
 
 
 def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:

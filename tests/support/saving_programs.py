@@ -14,6 +14,7 @@ import time
 
 import ioshape
 from checkpoints import Gate, checkpoint
+from ioshape._settings import context
 
 MIB = 1 << 20
 
@@ -23,7 +24,8 @@ def slow(progress):
         time.sleep(0.05)
 
 
-ioshape.configure(engine="buffered", block_bytes="256K")
+context.test_options["block_bytes"] = 256 << 10
+ioshape.configure(engine="buffered")
 """
 
 

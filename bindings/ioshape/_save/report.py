@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import said, shared_fields
 from ioshape._native import lib
@@ -35,6 +36,18 @@ PHASES = {
     lib.IOSHAPE_PHASE_COMMIT: "commit",
     lib.IOSHAPE_PHASE_READ: "read",
     lib.IOSHAPE_PHASE_DONE: "done",
+}
+
+#: Numbers of the struct that are yes or no.
+_FLAGS = frozenset({"direct", "slot_lost", "express", "skipped"})
+
+#: Fields of the release before, and where their values are now.
+_RETIRED = {
+    "memory_alignment": '"ioshape doctor PATH --json" has it',
+    "offset_alignment": '"ioshape doctor PATH --json" has it',
+    "request_s": "file_bytes and write_s give the throughput",
+    "least_request_s": "file_bytes and write_s give the throughput",
+    "short_results": "requests that the kernel cuts short are continued",
 }
 
 _MET = {lib.IOSHAPE_DEADLINE_MET: True, lib.IOSHAPE_DEADLINE_MISSED: False}
@@ -114,16 +127,9 @@ class Report:
     direct: bool = False
     queue_depth: int = 0
     block_bytes: int = 0
-    memory_alignment: int = 0
-    offset_alignment: int = 0
     filesystem: str = ""
-    #: that a write request took, on average; and while none waited for another
-    request_s: float = 0.0
-    least_request_s: float = 0.0
     #: what was not as preferred, and why: each a sentence with a `code`
     fallbacks: tuple[Step, ...] = ()
-    #: requests that the kernel cut short or interrupted, and that were continued
-    short_results: int = 0
     #: who kept the order of writers: "redis", "local", "open" (nobody), or without a slot
     #: "stagger": the coordinator was out of reach, or "deadline": it had no more time; "" if the
     #: save did not come so far
@@ -179,6 +185,15 @@ class Report:
     #: with durable="destination": waiting until it was drained
     drain_s: float = 0.0
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> float:
+            if name not in _RETIRED:
+                raise AttributeError(f"Report has no attribute {name!r}")
+            sentence = f"Report.{name} is 0, and goes with the next release: {_RETIRED[name]}"
+            warnings.warn(sentence, FutureWarning, stacklevel=2)
+            return 0
+
     @property
     def unchanged(self) -> bool:
         """Whether all that is large is as it was: stale bytes, or nothing was trained."""
@@ -192,7 +207,7 @@ class Report:
             + (self._turn() if field.name == "slot_s" else "")
             for field in fields(self)
             if field.name.endswith("_s")
-            and field.name not in ("total_s", "started_s", "request_s", "least_request_s")
+            and field.name not in ("total_s", "started_s")
             and getattr(self, field.name)
         ]
         if self.engine:
@@ -238,7 +253,8 @@ def from_struct(
 ) -> Report:
     """What the library filled in, and what only this package knows."""
     told = struct.steps[0 : min(struct.fallbacks, len(struct.steps))]
-    values = shared_fields(Report, struct)
+    values = shared_fields(Report, struct, flags=_FLAGS)
+    del values["fallbacks"]  # in C it is how many there are
     values["total_s"] += pickle_s
     values["started_s"] = max(0.0, values["started_s"] - pickle_s)
     return Report(

@@ -193,7 +193,7 @@ class Slot:
     def _read(self) -> SlotInfo:
         struct = sized("ioshape_slot_info")
         self._check(lib.ioshape_slot_get_info(self._slot[0], struct))
-        return SlotInfo(**shared_fields(SlotInfo, struct))
+        return SlotInfo(**shared_fields(SlotInfo, struct, flags=frozenset({"lost", "express"})))
 
 
 class _Queue:
