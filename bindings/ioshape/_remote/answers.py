@@ -129,6 +129,8 @@ class Careful:
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        #: The transfer manager of boto3 looks at it.
+        self.meta = client.meta
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)

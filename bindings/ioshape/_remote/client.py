@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client of object stores: boto3, and what it fails with, as sentences.
 
-It is Amazon's own, finds credentials wherever they may be, and lets us say for each part which one
-it is and which checksum it has; obstore, which is faster, does not, so nothing could be resumed.
+It is Amazon's own, and finds credentials wherever they may be.
 """
 
 from __future__ import annotations
 
 import errno
+from base64 import b64encode
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -34,6 +34,7 @@ from ioshape._errors import failure
 from ioshape._remote import answers
 from ioshape._remote.answers import AnswerError, field, length
 from ioshape._remote.listing import MOST_BYTES, MOST_NAMES
+from ioshape._remote.sums import crc32, in_base64, md5_of
 from ioshape._text import harmless, without_password
 
 if TYPE_CHECKING:
@@ -48,20 +49,17 @@ class Client(Protocol):
     """What is used of boto3's client, whose methods are made at run time."""
 
     def abort_multipart_upload(self, **arguments: Any) -> Response: ...
-    def complete_multipart_upload(self, **arguments: Any) -> Response: ...
-    def create_multipart_upload(self, **arguments: Any) -> Response: ...
     def delete_object(self, **arguments: Any) -> Response: ...
     def get_object(self, **arguments: Any) -> Response: ...
     def head_object(self, **arguments: Any) -> Response: ...
     def pages(self, operation: str, **arguments: Any) -> Iterator[Mapping[str, Any]]: ...
     def put_object(self, **arguments: Any) -> Response: ...
-    def upload_part(self, **arguments: Any) -> Response: ...
 
 
 def connect(endpoint: str | None, jobs: int) -> Client:
     """As boto3 finds credentials and settings: in its variables, its files, or the machine's role.
 
-    What is sent has its checksum in a header, and TLS around it. So it is not hashed once more for
+    What is sent has its checksums in headers, and TLS around it. So it is not hashed once more for
     the signature, but where there is no TLS.
     """
     session = boto3.session.Session()
@@ -87,7 +85,20 @@ def connect(endpoint: str | None, jobs: int) -> Client:
         if client.meta.endpoint_url.startswith("https:"):
             client = make(payload_signing_enabled=False)
     answers.bound(client)
+    for operation in ("PutObject", "UploadPart"):
+        client.meta.events.register(f"before-call.s3.{operation}", _add_sums)
     return cast("Client", answers.Careful(client))
+
+
+def _add_sums(params: dict[str, Any], **_: Any) -> None:
+    """Adds two checksums for the server to compare: some servers know MD5s alone, and S3 keeps
+    CRC-32s."""
+    body = params["body"]
+    data = body if isinstance(body, bytes) else body.read()
+    if data is not body:
+        body.seek(0)
+    params["headers"]["Content-MD5"] = b64encode(md5_of(data)).decode()
+    params["headers"]["x-amz-checksum-crc32"] = in_base64(crc32(data))
 
 
 # ---- What it fails with -------------------------------------------------------------------------
@@ -102,7 +113,7 @@ class _Reason(NamedTuple):
 # Characters of a server's message.
 _MOST_SHOWN = 200
 _SERVER = "look at --endpoint (or AWS_ENDPOINT_URL_S3) and the server's log"
-_AGAIN = "call it again, it goes on where it stopped"
+_AGAIN = "call it again, which sends only what is not there yet"
 _KEYS = "look which credentials this shell has (AWS_PROFILE, AWS_ACCESS_KEY_ID)"
 _NO_KEYS = _Reason(
     errno.EACCES,

@@ -1,56 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file becomes one object: at once, or in parts that several threads send."""
+"""One file becomes one object. The transfer manager of boto3 sends it, in parts if it is large."""
 
 from __future__ import annotations
 
 import threading
-from base64 import b64encode
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from datetime import datetime
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
+from s3transfer.manager import TransferConfig, TransferManager
+from s3transfer.subscribers import BaseSubscriber
+from s3transfer.utils import ChunksizeAdjuster
 
-from ioshape._errors import StorageError
-from ioshape._log import logger
 from ioshape._remote.answers import AnswerError, field
 from ioshape._remote.client import WRONG_SUM, code_of, head, sentences
-from ioshape._remote.source import OpenFile, Part
-from ioshape._remote.sums import in_base64, is_etag, is_same, md5_of
+from ioshape._remote.source import Stream
+from ioshape._remote.sums import in_base64, md5_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ioshape._remote.address import Address
-    from ioshape._remote.client import Client, Response
+    from ioshape._remote.client import Client
     from ioshape._remote.source import SourceFile
-    from ioshape._remote.sums import Sums
 
-#: S3 takes no more of an object
-MOST_PARTS = 10_000
-#: and none smaller, but for the last
+#: S3 takes no smaller part, but for the last
 LEAST_PART_BYTES = 5 << 20
-_UNIT = 1 << 20
 # Uploads of one object that were begun and not completed.
 _MOST_UPLOADS = 10_000
-# Of what was damaged on its way.
+# Of an object that was damaged on its way.
 _ATTEMPTS = 3
 
 #: in an object's metadata: when the file was last modified, in nanoseconds since 1970
 MODIFIED = "ioshape-modified-ns"
 
-# What a server says of parts that somebody else has sent, or taken away.
-_NOT_OURS = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "InvalidRequest", "404")
-
-_log = logger()
+#: FULL_OBJECT: the checksum of an object is that of the file, whatever its parts are.
+_SUMS = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
 
 
-class Stopped(Exception):
-    """Another thread has failed."""
+class _Size(BaseSubscriber):  # type: ignore[misc] # boto3 has no types
+    """Says how long a file is that the transfer manager reads as a stream."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+
+    def on_queued(self, future: Any, **_: Any) -> None:
+        future.meta.provide_transfer_size(self._n_bytes)
 
 
 class Sender:
-    """Sends files to a bucket, with `jobs` threads and as many parts in memory."""
+    """Sends files to a bucket, with `jobs` requests at a time and as many parts in memory."""
 
     def __init__(
         self,
@@ -60,8 +59,8 @@ class Sender:
         tell: Callable[[int], object],
         before_first: Callable[[], object],
     ) -> None:
-        """`tell` hears of bytes that are there, `before_first` is called before anything is
-        written."""
+        """`tell` hears of bytes that were read or need not be sent, `before_first` is called before
+        anything is written."""
         self._client = client
         self._jobs = jobs
         self._part_bytes = part_bytes
@@ -70,62 +69,44 @@ class Sender:
         self._lock = threading.Lock()
         self._has_begun = False
         self._stop = threading.Event()
-        self._buffers = threading.local()
-        #: whether the server checks CRC-32s; if not, it is given MD5s, which all of them check
-        self.checks_crc32 = True
-        self._etags_are_md5s = True
+        self._config = TransferConfig(
+            multipart_threshold=part_bytes + 1,
+            multipart_chunksize=part_bytes,
+            max_request_concurrency=jobs,
+            # Each of these threads holds one more part.
+            max_submission_concurrency=max(1, jobs // 4),
+            max_in_memory_upload_chunks=jobs,
+        )
         self.sent_bytes = 0
 
-    # ---- Threads --------------------------------------------------------------------------------
+    def send(self, files: Iterable[tuple[SourceFile, Address, int | None]]) -> dict[str, int]:
+        """Sends files to their addresses, unless they are there already. The first failure stops
+        all.
 
-    def each(self, files: Iterable[SourceFile], send: Callable[[SourceFile], None]) -> None:
-        """Calls it for all of them, several at a time. The first failure stops all."""
-        left = iter(files)
+        Args:
+            files: each with its address, and the size of the object that is there, if any.
 
-        def work() -> None:
-            while True:
-                with self._lock:
-                    file = next(left, None)
-                if file is None:
-                    return
-                self._check_stop()
-                send(file)
+        Returns:
+            Their checksums, by name.
 
-        self._together(work)
-
-    def _together(self, work: Callable[[], None]) -> None:
-        self._stop.clear()
-        with ThreadPoolExecutor(self._jobs, thread_name_prefix="ioshape-s3") as pool:
-            futures = [pool.submit(self._stopping, work) for _ in range(self._jobs)]
+        Raises:
+            StorageError: a file is damaged, or could not be read or sent.
+        """
+        sums: dict[str, int] = {}
+        with (
+            ThreadPoolExecutor(self._jobs, thread_name_prefix="ioshape-s3") as pool,
+            TransferManager(self._client, self._config) as manager,
+        ):
+            futures = {pool.submit(self._send, manager, *one): one[0].name for one in files}
             try:
-                wait(futures, return_when=FIRST_EXCEPTION)
-            except BaseException:  # Ctrl-C
+                for future in as_completed(futures):
+                    sums[futures[future]] = future.result()
+            except BaseException:  # also Ctrl-C
                 self._stop.set()
+                for future in futures:
+                    future.cancel()
                 raise
-        failures = [one.exception() for one in futures]
-        real = [one for one in failures if one is not None and not isinstance(one, Stopped)]
-        if real:
-            raise real[0]
-
-    def _stopping(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException:
-            self._stop.set()
-            raise
-
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
-            raise Stopped
-
-    def _buffer(self) -> bytearray:
-        """Of this thread, and used again and again."""
-        if not hasattr(self._buffers, "data"):
-            self._buffers.data = bytearray(self._part_bytes)
-        found: bytearray = self._buffers.data
-        return found
-
-    # ---- Writing --------------------------------------------------------------------------------
+        return sums
 
     def begin(self) -> None:
         """To be called before anything is written."""
@@ -134,233 +115,73 @@ class Sender:
                 self._before_first()
             self._has_begun = True
 
-    def _checked(
-        self,
-        call: Callable[..., Response],
-        data: bytearray | bytes,
-        crc32: int,
-        **arguments: Any,
-    ) -> Response:
-        """Sends bytes with a checksum that the server compares. What was damaged goes once more."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            self._check_stop()
-            try:
-                if self.checks_crc32:
-                    sum_ = {"ChecksumAlgorithm": "CRC32", "ChecksumCRC32": in_base64(crc32)}
-                    response = call(Body=data, **sum_, **arguments)
-                    if response.get("ChecksumCRC32") == sum_["ChecksumCRC32"]:
-                        break
-                    self.fall_back()
-                response = self._with_md5(call, data, **arguments)
-                break
-            except ClientError as error:
-                if code_of(error) not in WRONG_SUM or attempt == _ATTEMPTS:
-                    raise
-        with self._lock:
-            self.sent_bytes += len(data)
-        return response
-
-    def _with_md5(
-        self, call: Callable[..., Response], data: bytearray | bytes, **arguments: Any
-    ) -> Response:
-        """A part's ETag is the MD5 of what arrived, on most servers: that spares them another one.
-        Nobody sees a part that was damaged on its way, and it is sent again.
-        """
-        md5 = md5_of(data)
-        if self._etags_are_md5s and "PartNumber" in arguments:
-            response = call(Body=data, **arguments)
-            if is_etag(response, md5):
-                return response
-        response = call(Body=data, ContentMD5=b64encode(md5).decode(), **arguments)
-        self._etags_are_md5s = is_etag(response, md5)
-        return response
-
-    def fall_back(self) -> None:
-        """To what every server checks."""
-        with self._lock:
-            was, self.checks_crc32 = self.checks_crc32, False
-        if was:
-            _log.warning(
-                "the object store does not check CRC-32s; it is given MD5s, which take more time"
-            )
-
-    def put(
-        self, data: bytearray | bytes, to: Address, crc32: int, metadata: Mapping[str, str]
-    ) -> None:
-        """A small object, at once."""
+    def put(self, data: bytes, to: Address) -> None:
+        """Writes a small object."""
         self.begin()
-        place = {"Bucket": to.bucket, "Key": to.key, "Metadata": metadata}
-        self._checked(self._client.put_object, data, crc32, **place)
+        self._client.put_object(Bucket=to.bucket, Key=to.key, Body=data, ChecksumAlgorithm="CRC32")
+        self.sent_bytes += len(data)
 
-    def send(self, file: SourceFile, to: Address, there: int | None) -> int:
-        """A file, unless it is there already, as `there` many bytes. Its checksum.
+    def sum_of(self, file: SourceFile) -> int:
+        """Return the checksum of a file that is read, and not sent."""
+        with sentences(f'upload "{file.path}"', file.path, "upload"):
+            stream, _etag = self._read(file)
+            return stream.crc32
 
-        Raises:
-            StorageError: the file is damaged, or could not be read or sent.
-        """
-        doing = f'upload "{file.path}" to "{to}"'
-        with sentences(doing, file.path, "upload"):
-            if file.n_bytes <= self._part_bytes:
-                return self._send_small(file, to, there)
+    def _send(
+        self, manager: TransferManager, file: SourceFile, to: Address, there: int | None
+    ) -> int:
+        with sentences(f'upload "{file.path}" to "{to}"', file.path, "upload"):
+            if file.n_bytes > self._part_bytes:
+                self._abort_others(to)
             told = head(self._client, to.bucket, to.key) if there == file.n_bytes else None
             if told is not None and _may_be(told, file):
-                sums = self._read_only(file, with_md5s="ChecksumCRC32" not in told)
-                if sums.is_told(told):
-                    self._abort_all(_uploads(self._client, to), to)
+                stream, etag = self._read(file)
+                if _is_told(told, stream, etag):
                     self._tell(file.n_bytes)
-                    return sums.whole()
+                    return stream.crc32
+            self.begin()
+            for _ in range(_ATTEMPTS - 1):
+                try:
+                    return self._send_once(manager, file, to)
+                except ClientError as error:
+                    if code_of(error) not in WRONG_SUM:
+                        raise
+            return self._send_once(manager, file, to)
+
+    def _send_once(self, manager: TransferManager, file: SourceFile, to: Address) -> int:
+        extra = {"Metadata": {MODIFIED: str(file.modified_ns)}, **_SUMS}
+        with Stream(file, self._stop.is_set, self._tell) as stream:
+            future = manager.upload(stream, to.bucket, to.key, extra, [_Size(file.n_bytes)])
+            stream.stopped = future.done  # also when another part has failed
             try:
-                return self._send_large(file, to)
+                future.result()
+            except KeyError as error:
+                raise AnswerError(f"the server's answer lacks {error}") from error
+        with self._lock:
+            self.sent_bytes += file.n_bytes
+        return stream.crc32
+
+    def _read(self, file: SourceFile) -> tuple[Stream, str]:
+        """Reads all of a file; and what a server calls it that takes an MD5 of each part."""
+        part_bytes = ChunksizeAdjuster().adjust_chunksize(self._part_bytes, file.n_bytes)
+        md5s: list[bytes] = []
+        with Stream(file, self._stop.is_set) as stream:
+            while (data := stream.read(part_bytes)) or not md5s:
+                md5s.append(md5_of(data))
+        if file.n_bytes <= self._part_bytes:
+            return stream, md5s[0].hex()
+        return stream, f"{md5_of(b''.join(md5s)).hex()}-{len(md5s)}"
+
+    def _abort_others(self, to: Address) -> None:
+        """Removes what killed uploads have left of an object: its parts are paid for until then."""
+        for one in _uploads(self._client, to):
+            try:
+                self._client.abort_multipart_upload(
+                    Bucket=to.bucket, Key=to.key, UploadId=one["UploadId"]
+                )
             except ClientError as error:
-                if code_of(error) not in _NOT_OURS:
+                if code_of(error) not in ("NoSuchUpload", "404"):
                     raise
-                return self._send_large(file, to, afresh=True)
-
-    def _send_small(self, file: SourceFile, to: Address, there: int | None) -> int:
-        with OpenFile(file, self._part_bytes) as source:
-            part = source.read(self._buffer()) or Part(0, bytearray(), 0)
-            source.check()
-        told = head(self._client, to.bucket, to.key) if there == file.n_bytes else None
-        if told is None or not is_same(told, part.data, part.crc32):
-            self.put(part.data, to, part.crc32, {MODIFIED: str(file.modified_ns)})
-        self._tell(file.n_bytes)
-        return part.crc32
-
-    def sums_of(self, file: SourceFile) -> Sums:
-        """Of a file that is read, and not sent."""
-        with sentences(f'upload "{file.path}"', file.path, "upload"):
-            return self._read_only(file)
-
-    def _read_only(self, file: SourceFile, *, with_md5s: bool = False) -> Sums:
-        with OpenFile(file, self.part_bytes_of(file), with_md5s=with_md5s) as source:
-
-            def work() -> None:
-                buffer = bytearray(self.part_bytes_of(file))
-                while source.read(buffer) is not None:
-                    self._check_stop()
-
-            self._together(work)
-            source.check()
-            return source.sums
-
-    # ---- In parts -------------------------------------------------------------------------------
-
-    def part_bytes_of(self, file: SourceFile) -> int:
-        """The same each time, or nothing could be continued."""
-        least = -(-file.n_bytes // MOST_PARTS)
-        return max(self._part_bytes, -(-least // _UNIT) * _UNIT)
-
-    def _send_large(self, file: SourceFile, to: Address, *, afresh: bool = False) -> int:
-        self.begin()
-        part_bytes = self.part_bytes_of(file)
-        place = {"Bucket": to.bucket, "Key": to.key}
-        others = _uploads(self._client, to)
-        upload, there = None, {}
-        for one in () if afresh else others:
-            there = self._parts_of(one, place)
-            if self._can_continue(there, file.n_bytes, part_bytes):
-                upload = one["UploadId"]
-                break
-        # Before it is complete: whoever finds it complete sends nothing, and looks for nothing.
-        self._abort_all((one for one in others if one["UploadId"] != upload), to)
-        if upload is None:
-            upload, there = self._begin_upload(file, place), {}
-        place["UploadId"] = upload
-        parts: dict[int, dict[str, Any]] = {}
-        with OpenFile(file, part_bytes) as source:
-
-            def work() -> None:
-                buffer = bytearray(part_bytes)
-                while (part := source.read(buffer)) is not None:
-                    self._check_stop()
-                    number = part.offset // part_bytes + 1
-                    told = there.get(number)
-                    if told is None or not is_same(told, part.data, part.crc32):
-                        where = {"PartNumber": number, **place}
-                        told = self._checked(
-                            self._client.upload_part, part.data, part.crc32, **where
-                        )
-                    parts[number] = self._in_list(number, told, part.crc32)
-                    self._tell(len(part.data))
-
-            try:
-                self._together(work)
-                source.check()
-            except StorageError:  # it is damaged: nobody will go on with it
-                self._abort(place)
-                raise
-            self._complete(place, parts, source.sums, file.n_bytes)
-        return source.sums.whole()
-
-    def _begin_upload(self, file: SourceFile, place: Mapping[str, str]) -> str:
-        metadata = {MODIFIED: str(file.modified_ns)}
-        if self.checks_crc32:
-            # FULL_OBJECT: the object's checksum is that of the file, whatever its parts are.
-            sums = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
-            begun = self._client.create_multipart_upload(Metadata=metadata, **sums, **place)
-            if begun.get("ChecksumAlgorithm") == "CRC32":
-                return field(begun, "UploadId", str)
-            self._abort({**place, "UploadId": field(begun, "UploadId", str)})
-            self.fall_back()
-        begun = self._client.create_multipart_upload(Metadata=metadata, **place)
-        return field(begun, "UploadId", str)
-
-    def _parts_of(self, upload: Mapping[str, Any], place: Mapping[str, str]) -> dict[int, Any]:
-        """What is there of an upload that somebody has begun."""
-        found: dict[int, Any] = {}
-        algorithm = upload.get("ChecksumAlgorithm")
-        try:
-            for page in self._client.pages("list_parts", **place, UploadId=upload["UploadId"]):
-                algorithm = algorithm or page.get("ChecksumAlgorithm")
-                found |= {field(one, "PartNumber", int): one for one in page.get("Parts", ())}
-                if len(found) > MOST_PARTS:
-                    raise AnswerError("the server knows more parts than an object has")
-        except ClientError as error:
-            if code_of(error) not in _NOT_OURS:
-                raise
-        if found and not algorithm:
-            self.fall_back()  # as when it was begun
-        return found if algorithm in (None, "CRC32") else {}
-
-    @staticmethod
-    def _can_continue(there: Mapping[int, Any], n_bytes: int, part_bytes: int) -> bool:
-        return bool(there) and all(
-            one.get("Size") == min(part_bytes, n_bytes - (number - 1) * part_bytes)
-            for number, one in there.items()
-        )
-
-    def _in_list(self, number: int, told: Mapping[str, Any], crc32: int) -> dict[str, Any]:
-        """A part, as the server wants to hear of it in the end."""
-        part = {"PartNumber": number, "ETag": field(told, "ETag", str)}
-        return {**part, "ChecksumCRC32": in_base64(crc32)} if self.checks_crc32 else part
-
-    def _complete(
-        self, place: Mapping[str, str], parts: Mapping[int, Any], sums: Sums, n_bytes: int
-    ) -> None:
-        """Now it is there. The server compares what it has with what we have read."""
-        whole = {
-            "ChecksumCRC32": in_base64(sums.whole()),
-            "ChecksumType": "FULL_OBJECT",
-            "MpuObjectSize": n_bytes,
-        }
-        self._check_stop()
-        self._client.complete_multipart_upload(
-            MultipartUpload={"Parts": [parts[number] for number in sorted(parts)]},
-            **(whole if self.checks_crc32 else {}),
-            **place,
-        )
-
-    def _abort_all(self, uploads: Iterable[Mapping[str, Any]], to: Address) -> None:
-        for one in uploads:
-            self._abort({"Bucket": to.bucket, "Key": to.key, "UploadId": one["UploadId"]})
-
-    def _abort(self, place: Mapping[str, str]) -> None:
-        """Its parts are paid for until then."""
-        try:
-            self._client.abort_multipart_upload(**place)
-        except ClientError as error:
-            if code_of(error) not in _NOT_OURS:
-                raise
 
 
 def _may_be(told: Mapping[str, Any], file: SourceFile) -> bool:
@@ -368,13 +189,21 @@ def _may_be(told: Mapping[str, Any], file: SourceFile) -> bool:
     return told.get("Metadata", {}).get(MODIFIED) in (None, str(file.modified_ns))
 
 
+def _is_told(told: Mapping[str, Any], stream: Stream, etag: str) -> bool:
+    """Whether the server has this file."""
+    crc32 = str(told.get("ChecksumCRC32") or "")
+    if crc32 and "-" not in crc32:  # not one of the checksums of its parts
+        return crc32 == in_base64(stream.crc32)
+    return str(told.get("ETag", "")).strip('"') == etag
+
+
 def _uploads(client: Client, to: Address) -> list[Mapping[str, Any]]:
-    """Those of this object that are not complete, the newest first."""
+    """Those of this object that are not complete."""
     found: list[Mapping[str, Any]] = []
     try:
         for page in client.pages("list_multipart_uploads", Bucket=to.bucket, Prefix=to.key):
             for one in page.get("Uploads", ()):
-                field(one, "UploadId", str), field(one, "Initiated", datetime)
+                field(one, "UploadId", str)
                 if field(one, "Key", str) == to.key:
                     found.append(one)
             if len(found) > _MOST_UPLOADS:
@@ -383,4 +212,4 @@ def _uploads(client: Client, to: Address) -> list[Mapping[str, Any]]:
     except ClientError as error:
         if code_of(error) != "NoSuchUpload":  # rclone's server says that there are none at all
             raise
-    return sorted(found, key=lambda one: one["Initiated"], reverse=True)
+    return found

@@ -9,10 +9,9 @@ import json
 import os
 import re
 import stat
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ioshape._dcp import series
 from ioshape._dcp.names import DESCRIPTION
@@ -34,6 +33,10 @@ if TYPE_CHECKING:
 # On a tier: of the files of other nodes.
 _PARITY = re.compile(r"node-\d{5,}\.parity")
 _STEP = re.compile(r"step-(\d{10,20})")
+
+
+class Stopped(Exception):
+    """The upload has failed elsewhere, and this file is not needed any more."""
 
 
 @dataclass(frozen=True)
@@ -181,34 +184,60 @@ def is_whole(path: str) -> bool:
         return False
 
 
-class Part(NamedTuple):
-    """Of a file."""
+class Stream:
+    """A file that is read once, from its beginning to its end, and verified meanwhile."""
 
-    offset: int
-    data: bytearray
-    crc32: int
-
-
-class OpenFile:
-    """A file whose parts several threads read, one after the other, and verify."""
-
-    def __init__(self, file: SourceFile, part_bytes: int, *, with_md5s: bool = False) -> None:
+    def __init__(
+        self,
+        file: SourceFile,
+        stopped: Callable[[], bool],
+        tell: Callable[[int], object] | None = None,
+    ) -> None:
+        """If `stopped` returns True, the next read raises Stopped. `tell` hears of bytes that were
+        read."""
         self.file = file
-        self._part_bytes = part_bytes
-        self._lock = threading.Lock()
-        self._next = 0
+        self.stopped = stopped
+        self._tell = tell
+        self._position = 0
         self._reader = Reader(
             file.path, any_format=True, operation="upload", fresh=False, shared=False
         )
-        self.sums = Sums(self._known(), with_md5s=with_md5s)
+        self._sums = Sums(self._known())
         if self._reader.file_bytes != file.n_bytes:
-            raise self.changed()
+            raise self._changed()
 
-    def __enter__(self) -> OpenFile:
+    def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._reader.close()
+
+    def read(self, n_bytes: int = -1) -> bytes:
+        """Return the next bytes, at the end none.
+
+        Raises:
+            StorageError: the file is damaged, or somebody writes to it. The last bytes are returned
+                only when all is right.
+        """
+        if self.stopped():
+            raise Stopped
+        left = self.file.n_bytes - self._position
+        data = bytearray(left if n_bytes < 0 else min(n_bytes, left))
+        if data:
+            with memoryview(data) as view:
+                self._reader.read_file(self._position, view)
+            self._sums.add(self._position, data)
+            self._position += len(data)
+            if self._tell is not None:
+                self._tell(len(data))
+        if self._position == self.file.n_bytes:
+            self._check()
+        return bytes(data)
+
+    @property
+    def crc32(self) -> int:
+        """The checksum of the file, when all of it was read."""
+        return self._sums.whole()
 
     def _known(self) -> Iterator[Known]:
         """What the library does not compare by itself: checksums of all of a record or a file."""
@@ -228,27 +257,13 @@ class OpenFile:
         remedy = "use another copy or an older checkpoint"
         return failure(lib.IOSHAPE_E_DAMAGED, sentence, self.file.path, "upload", remedy=remedy)
 
-    def changed(self) -> StorageError:
-        """The exception for a file that somebody writes to meanwhile."""
+    def _changed(self) -> StorageError:
         remedy = "upload it when nobody does"
         return refused(self.file.path, "somebody is writing to it", remedy, errno.EBUSY)
 
-    def read(self, buffer: bytearray) -> Part | None:
-        """The next part, in the buffer, or in another one if it is shorter. None: that was all."""
-        with self._lock:
-            offset = self._next
-            n_bytes = min(self._part_bytes, self.file.n_bytes - offset)
-            if n_bytes <= 0:
-                return None
-            self._next += n_bytes
-            data = buffer if len(buffer) == n_bytes else bytearray(n_bytes)
-            with memoryview(data) as view:
-                self._reader.read_file(offset, view)
-        return Part(offset, data, self.sums.add(offset, data))
-
-    def check(self) -> None:
-        """Once all has been read: whether it is undamaged, and what it was at the beginning."""
-        self.sums.check()
+    def _check(self) -> None:
+        """Checks that the file is undamaged, and what it was at the beginning."""
+        self._sums.check()
         status = os.stat(self.file.path)  # noqa: PTH116
         if (status.st_size, status.st_mtime_ns) != (self.file.n_bytes, self.file.modified_ns):
-            raise self.changed()
+            raise self._changed()

@@ -31,17 +31,12 @@ def md5_of(data: Any) -> bytes:
     return md5(data, usedforsecurity=False).digest()
 
 
-def is_etag(told: Mapping[str, Any], md5: bytes) -> bool:
-    """Whether that MD5 is what a server calls a part, or an object sent at once."""
-    return bool(str(told.get("ETag", "")).strip('"') == md5.hex())
-
-
-def is_same(told: Mapping[str, Any], data: bytearray | bytes, sum_: int) -> bool:
-    """Whether the server has these bytes, as it tells of a part or of an object sent at once."""
+def is_same(told: Mapping[str, Any], data: bytes) -> bool:
+    """Whether the server has these bytes, as it tells of an object that was sent at once."""
     known = told.get("ChecksumCRC32")
     if known:
-        return bool(known == in_base64(sum_))
-    return is_etag(told, md5_of(data))
+        return bool(known == in_base64(crc32(data)))
+    return bool(str(told.get("ETag", "")).strip('"') == md5_of(data).hex())
 
 
 class Known(NamedTuple):
@@ -57,16 +52,12 @@ class Known(NamedTuple):
 class Sums:
     """Of one file. Parts may be added by several threads."""
 
-    def __init__(self, known: Iterable[Known] = (), *, with_md5s: bool = False) -> None:
-        """With MD5s of the parts, for a server that knows nothing else."""
+    def __init__(self, known: Iterable[Known] = ()) -> None:
         self._known = [one for one in known if one.n_bytes]
         ends = {one.offset + one.n_bytes for one in self._known}
         #: where a checksum must not go on
         self._cuts = sorted(ends | {one.offset for one in self._known})
         self._pieces: dict[int, tuple[int, int]] = {}
-        #: of each part
-        self._parts: dict[int, int] = {}
-        self._md5s: dict[int, bytes] | None = {} if with_md5s else None
 
     def add(self, offset: int, data: bytearray | bytes) -> int:
         """What lies there. The checksum of the part."""
@@ -79,9 +70,6 @@ class Sums:
                 self._pieces[at] = (cut - at, piece)
                 total = lib.base_crc32_combine(total, piece, cut - at)
                 at = cut
-        self._parts[offset] = total
-        if self._md5s is not None:
-            self._md5s[offset] = md5_of(data)
         return int(total)
 
     def check(self) -> None:
@@ -103,17 +91,3 @@ class Sums:
             n_bytes, piece = self._pieces[place]
             total = lib.base_crc32_combine(total, piece, n_bytes)
         return int(total)
-
-    def is_told(self, told: Mapping[str, Any]) -> bool:
-        """Whether the server has this file, as it tells of an object that was sent in parts."""
-        known = str(told.get("ChecksumCRC32") or "")
-        if self._md5s is not None:
-            parts = b"".join(one for _offset, one in sorted(self._md5s.items()))
-            return (
-                str(told.get("ETag", "")).strip('"') == f"{md5_of(parts).hex()}-{len(self._md5s)}"
-            )
-        if "-" not in known:
-            return known == in_base64(self.whole())
-        # Of the checksums of its parts: a server that knows no other for objects in parts.
-        parts = b"".join(one.to_bytes(4, "big") for _offset, one in sorted(self._parts.items()))
-        return known == f"{in_base64(crc32(parts))}-{len(self._parts)}"

@@ -21,7 +21,7 @@ from ioshape._settings.config import tier_folder
 from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 #: sent at the same time
 JOBS = 8
@@ -43,8 +43,6 @@ class Uploaded:
     #: what went over the network; the rest was there already
     sent_bytes: int
     total_s: float
-    #: False: the server knows no CRC-32s, and has compared MD5s
-    crc32: bool
 
 
 def upload(
@@ -61,8 +59,8 @@ def upload(
 
     It is a checkpoint there only when all of it is: a generation's manifest.json, a checkpoint's
     .metadata, or a listing of other directories is written last. If it is called again after it was
-    interrupted, it goes on where it stopped. What is there already, with the same checksum, is not
-    sent again. A checkpoint that is replaced loses its last object first.
+    interrupted, objects that are there already, with the same checksum, are not sent again. A
+    checkpoint that is replaced loses its last object first.
 
     With the setting "tier" the copy there is uploaded, unless there is a newer one at the path.
     What has checksums is verified while it is read. The server compares a checksum of each part
@@ -106,7 +104,6 @@ def upload(
         n_bytes=found.n_bytes,
         sent_bytes=done.sender.sent_bytes,
         total_s=time.perf_counter() - begin,
-        crc32=done.sender.checks_crc32,
     )
 
 
@@ -150,8 +147,8 @@ class _Upload:
         *beside, file = self._source.files
         for one in beside:  # its checksums
             address = Address(self._to.bucket, self._to.key + one.name.removeprefix(file.name))
-            self.sender.send(one, address, self._size_of(address))
-        self.sender.send(file, self._to, self._size_of(self._to))
+            self.sender.send([(one, address, self._size_of(address))])
+        self.sender.send([(file, self._to, self._size_of(self._to))])
 
     def _size_of(self, address: Address) -> int | None:
         with sentences(self._doing, self._source.path, "upload"):
@@ -168,22 +165,18 @@ class _Upload:
                 self._tell(source.n_bytes)
                 return
         last = MARKERS.get(source.kind)
-
-        def send(file: SourceFile) -> None:
-            to = self._to.below(file.name)
-            self._sums[file.name] = self.sender.send(file, to, self._there.get(to.key))
-
-        first = [file for file in source.files if file.name != last]
-        self.sender.each((one for one in first if one.n_bytes <= self._part_bytes), send)
-        for file in first:
-            if file.n_bytes > self._part_bytes:
-                send(file)
+        self._send(file for file in source.files if file.name != last)
         marker = next((file for file in source.files if file.name == last), None)
         if marker is not None:
-            self._sums[marker.name] = self.sender.sums_of(marker).whole()
+            self._sums[marker.name] = self.sender.sum_of(marker)
         self._put_listing()
         if marker is not None:
-            send(marker)
+            self._send([marker])
+
+    def _send(self, files: Iterable[SourceFile]) -> None:
+        there = self._there.get
+        to = ((file, self._to.below(file.name)) for file in files)
+        self._sums |= self.sender.send((file, one, there(one.key)) for file, one in to)
 
     def _put_listing(self) -> None:
         files = (
@@ -198,8 +191,8 @@ class _Upload:
         to = self._to.below(LISTING)
         with sentences(self._doing, self._source.path, "upload"):
             told = head(self._client, to.bucket, to.key) if to.key in self._there else None
-            if told is None or not is_same(told, data, crc32(data)):
-                self.sender.put(data, to, crc32(data), {})
+            if told is None or not is_same(told, data):
+                self.sender.put(data, to)
         self._sums[LISTING] = crc32(data)  # what comes after it does not hide it
 
     def _is_there(self) -> bool:
@@ -217,7 +210,7 @@ class _Upload:
         told = head(self._client, to.bucket, to.key)
         with open(manifest.path, "rb") as file:  # noqa: PTH123 - as everywhere here
             data = file.read()
-        return told is not None and is_same(told, data, crc32(data))
+        return told is not None and is_same(told, data)
 
     def _hide(self) -> None:
         """Before anything is written: what is there is no checkpoint until all is replaced."""

@@ -81,9 +81,9 @@ def command(
     torch.distributed.checkpoint, or any other directory.
 
     What has checksums is verified while it is read, and the server compares a checksum of each part
-    that arrives. It is a checkpoint there only when all of it is. An upload that was interrupted
-    goes on where it stopped if it is called again; what is there already is not sent again. A URL
-    that ends with a slash is what the checkpoint goes below, with its name.
+    that arrives. It is a checkpoint there only when all of it is. If an upload that was interrupted
+    is called again, objects that are there already are not sent again. A URL that ends with a slash
+    is what the checkpoint goes below, with its name.
 
     \b
     ioshape upload model.pt s3://bucket/run/model.pt
