@@ -124,7 +124,7 @@ check() {
 # "package" and "later".
 declare -A needs=(
 	[gcc]="build/gcc"
-	[house]="build/gcc"
+	[house]="build/gcc package" # benchmarks import it
 	[install]="package" # examples/quickstart.sh wants it
 	[asan]="build/asan"
 	[tsan]="build/tsan"
@@ -253,7 +253,7 @@ stage_gcc() {
 }
 
 stage_house() {
-	build build/gcc && python_tests house tests/house
+	build build/gcc package && python_tests house tests/house
 }
 
 stage_install() {

@@ -51,17 +51,17 @@ class Front:
     def __call__(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if request["PATH_INFO"] == _CONTROL:
             return self._control(request, start)
-        self._seen += 1
+        self._seen = seen = self._seen + 1
         self._log.append(f"{request['REQUEST_METHOD']} {request['PATH_INFO']}")
         harm = self._harm
-        if self._seen == harm.get("kill_at"):
-            os.kill(harm["pid"], signal.SIGKILL)  # the client; the request is served all the same
         if harm.get("gone_at") and self._seen >= harm["gone_at"]:
             os._exit(1)
         if harm.get("deny"):
             return self._refuse(start, "403 Forbidden", "AccessDenied")
         length = int(request.get("CONTENT_LENGTH") or 0)
         body = request["wsgi.input"].read(length) if length else b""
+        if seen == harm.get("kill_at"):
+            os.kill(harm["pid"], signal.SIGKILL)  # the client; the request is served all the same
         if request["REQUEST_METHOD"] == "PUT" and length > 1000 and harm.get("flips"):
             harm["flips"] -= 1
             body = bytes([body[0] ^ 1]) + body[1:]

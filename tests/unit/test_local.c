@@ -732,19 +732,21 @@ TEST(tcase, a_forked_child_leaves_its_parents_slot_alone)
 	slots_local.close(pool);
 }
 
-static pid_t *orphan;
+static _Atomic pid_t *orphan;
 
 /* Its child lives on when it is killed. */
 static void hold_and_fork(void (*tell)(char), const char *id)
 {
 	void *pool = open_pool("p", 1, 15000);
-	pid_t child;
 
 	MUST(!ask(pool, id, 1) && answer.state == SLOTS_HOLDING, "%s", error.text);
-	child = fork();
-	while (!child)
-		pause();
-	*orphan = child;
+	if (!fork()) {
+		*orphan = getpid(); /* fork() is over in it, too: it has closed what it inherited */
+		for (;;)
+			pause();
+	}
+	while (!*orphan)
+		usleep(1000);
 	tell('f');
 	for (;;)
 		pause();
