@@ -22,10 +22,11 @@ from _thread import RLock, get_ident
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ioshape import _descriptors
+from ioshape._core import descriptors as _descriptors
 
 if TYPE_CHECKING:
-    from ioshape._errors import (
+    from ioshape._core.config import configure, settings
+    from ioshape._core.errors import (
         CanceledError,
         CoordinatorError,
         DamagedError,
@@ -38,29 +39,28 @@ if TYPE_CHECKING:
         SkippedWarning,
         StorageError,
     )
-    from ioshape._files.atomic import AtomicFile
+    from ioshape._core.job import Job, job
+    from ioshape._core.report import Progress, Report, Step
+    from ioshape._core.under_way import wait_all
     from ioshape._files.directory import directory
     from ioshape._files.open import open  # noqa: A004 - as gzip.open
-    from ioshape._files.verified import VerifiedFile
     from ioshape._group.generations import Generation, Part, generations, latest, prune
     from ioshape._group.group import save_group, save_group_async
     from ioshape._group.load import load_group
-    from ioshape._group.newest import load_latest
+    from ioshape._latest import load_latest
     from ioshape._load.contents import Contents, Record, inspect, verify
     from ioshape._load.load import load
     from ioshape._load.pickled import Tensor
     from ioshape._load.stored import StoredTensor
+    from ioshape._load.verified import VerifiedFile
     from ioshape._probe import Storage, StorageTarget, probe
     from ioshape._run.patch import patch, patched, unpatch
+    from ioshape._save.atomic import AtomicFile
     from ioshape._save.handle import SaveHandle
     from ioshape._save.lazy import before_step
     from ioshape._save.memory import reserve, trim
     from ioshape._save.preemption import Notice, on_preemption
-    from ioshape._save.report import Progress, Report, Step
     from ioshape._save.save import save, save_async
-    from ioshape._save.under_way import wait_all
-    from ioshape._settings.config import configure, settings
-    from ioshape._settings.job import Job, job
     from ioshape._slots.slots import Place, Slot, SlotInfo, pool_name, slot
 
     __version__: str
@@ -68,46 +68,46 @@ if TYPE_CHECKING:
 # Where each public name lives. They are imported when one of them is first used, so that "import
 # ioshape" costs nothing in the processes that never save.
 _HOMES = {
-    "AtomicFile": "_files.atomic",
-    "CanceledError": "_errors",
+    "AtomicFile": "_save.atomic",
+    "CanceledError": "_core.errors",
     "Contents": "_load.contents",
-    "CoordinatorError": "_errors",
-    "DamagedError": "_errors",
-    "FallbackWarning": "_errors",
-    "Different": "_errors",
-    "MismatchError": "_errors",
-    "FormatError": "_errors",
+    "CoordinatorError": "_core.errors",
+    "DamagedError": "_core.errors",
+    "FallbackWarning": "_core.errors",
+    "Different": "_core.errors",
+    "MismatchError": "_core.errors",
+    "FormatError": "_core.errors",
     "Generation": "_group.generations",
-    "Job": "_settings.job",
-    "NoUsableCheckpointError": "_errors",
+    "Job": "_core.job",
+    "NoUsableCheckpointError": "_core.errors",
     "Notice": "_save.preemption",
     "Part": "_group.generations",
-    "PassedOver": "_errors",
+    "PassedOver": "_core.errors",
     "Place": "_slots.slots",
-    "Progress": "_save.report",
+    "Progress": "_core.report",
     "Record": "_load.contents",
-    "Report": "_save.report",
+    "Report": "_core.report",
     "SaveHandle": "_save.handle",
-    "SkippedWarning": "_errors",
+    "SkippedWarning": "_core.errors",
     "Slot": "_slots.slots",
     "SlotInfo": "_slots.slots",
     "Storage": "_probe",
-    "Step": "_save.report",
-    "StorageError": "_errors",
+    "Step": "_core.report",
+    "StorageError": "_core.errors",
     "StoredTensor": "_load.stored",
     "StorageTarget": "_probe",
     "Tensor": "_load.pickled",
-    "VerifiedFile": "_files.verified",
+    "VerifiedFile": "_load.verified",
     "before_step": "_save.lazy",
-    "configure": "_settings.config",
+    "configure": "_core.config",
     "directory": "_files.directory",
     "generations": "_group.generations",
     "inspect": "_load.contents",
-    "job": "_settings.job",
+    "job": "_core.job",
     "latest": "_group.generations",
     "load": "_load.load",
     "load_group": "_group.load",
-    "load_latest": "_group.newest",
+    "load_latest": "_latest",
     "on_preemption": "_save.preemption",
     "open": "_files.open",
     "patch": "_run.patch",
@@ -120,12 +120,12 @@ _HOMES = {
     "save_async": "_save.save",
     "save_group": "_group.group",
     "save_group_async": "_group.group",
-    "settings": "_settings.config",
+    "settings": "_core.config",
     "slot": "_slots.slots",
     "trim": "_save.memory",
     "unpatch": "_run.patch",
     "verify": "_load.contents",
-    "wait_all": "_save.under_way",
+    "wait_all": "_core.under_way",
 }
 
 # A name of these needs torch, and brings in all others; a name of another module brings in those
@@ -133,7 +133,7 @@ _HOMES = {
 _WITH_TORCH = (
     "_group.group",
     "_group.load",
-    "_group.newest",
+    "_latest",
     "_load.load",
     "_run.patch",
     "_save.lazy",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """save() for a signal's handler that has interrupted the first use of ioshape.
 
-The other modules are half imported then. So this one imports none of them but _descriptors.py,
+The other modules are half imported then. So this one imports none of them but _core/descriptors.py,
 which "import ioshape" has imported. Only such a handler imports this one. torch writes the file. It
 is still atomic, and durable.
 """
@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from ioshape._descriptors import open_file
+from ioshape._core.descriptors import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ioshape._errors import last_failure
+from ioshape._core.context import current, encoded
+from ioshape._core.errors import last_failure
 from ioshape._native import ffi, lib
-from ioshape._settings.context import current, encoded
 
 
 @dataclass(frozen=True)

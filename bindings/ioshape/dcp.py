@@ -18,8 +18,8 @@ from __future__ import annotations
 # ours half imported.
 import torch.distributed.checkpoint  # noqa: F401 # isort: skip
 
-from ioshape._dcp.newest import load_latest
-from ioshape._dcp.reader import Reader
-from ioshape._dcp.writer import Writer
+from ioshape._integrations.dcp.newest import load_latest
+from ioshape._integrations.dcp.reader import Reader
+from ioshape._integrations.dcp.writer import Writer
 
 __all__ = ["Reader", "Writer", "load_latest"]

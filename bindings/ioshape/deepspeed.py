@@ -17,12 +17,12 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from ioshape import _terminal
-from ioshape._deepspeed import patching
-from ioshape._deepspeed.original import Base, Info
-from ioshape._deepspeed.ranks import Ranks
-from ioshape._errors import failure
+from ioshape._core import terminal as _terminal
+from ioshape._core.errors import failure
 from ioshape._files.open import open as open_file
+from ioshape._integrations.deepspeed import patching
+from ioshape._integrations.deepspeed.original import Base, Info
+from ioshape._integrations.deepspeed.ranks import Ranks
 from ioshape._load.load import load as our_load
 from ioshape._save.save import save as our_save
 from ioshape._save.save import save_async

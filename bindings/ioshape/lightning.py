@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401 # isort: skip # first of all, as in ioshape.dcp
 
-from ioshape._lightning import files
-from ioshape._lightning.original import find_torch_io
+from ioshape._integrations.lightning import files
+from ioshape._integrations.lightning.original import find_torch_io
 from ioshape._save.save import save, save_async
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.checkpoint as dcp
 
-from ioshape._run.replacing import with_ours
+from ioshape._core.replacing import with_ours
 from ioshape.dcp import Reader, Writer
 
 try:

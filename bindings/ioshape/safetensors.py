@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 with contextlib.suppress(ImportError):
     import safetensors  # noqa: F401 # isort: skip
 
-from ioshape._safetensors import original  # noqa: F401 # has the sentence
+from ioshape._integrations.safetensors import original  # noqa: F401 # has the sentence
 
 import safetensors.torch as _package  # isort: skip # after the sentence for those who lack it
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ioshape._run.replacing import with_ours
-from ioshape._safetensors import funnel
-from ioshape._safetensors.reading import File, Slice
+from ioshape._core.replacing import with_ours
+from ioshape._core.text import one_line
+from ioshape._integrations.safetensors import funnel
+from ioshape._integrations.safetensors.reading import File, Slice
 from ioshape._save.request import SaveRequest
-from ioshape._text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ioshape._core.report import Progress, Report
     from ioshape._save.handle import SaveHandle
-    from ioshape._save.report import Progress, Report
 
 __all__ = [
     "load",
@@ -217,7 +217,7 @@ def save_sharded(
         StorageError: the directory could not be written, by this rank or another one.
         ValueError: something is no tensor, or ranks do not hold all of one.
     """
-    from ioshape._safetensors import sharded  # noqa: PLC0415 - torch.distributed.checkpoint
+    from ioshape._integrations.safetensors import sharded  # noqa: PLC0415 - torch.distributed.checkpoint
 
     return sharded.save(tensors, os.fspath(directory), max_shard_bytes, checksums=checksums)
 

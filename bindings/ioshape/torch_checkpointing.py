@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch_checkpointing.storage import filesystem
 
-from ioshape._files.atomic import AtomicFile
+from ioshape._core.config import is_durable
+from ioshape._save.atomic import AtomicFile
 from ioshape._save.directory import sync
 from ioshape._save.request import SaveRequest
-from ioshape._settings.config import is_durable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ except ImportError as error:
         'pip install "transformers>=5" accelerate'
     ) from error
 
-from ioshape._huggingface.whole import wait_for_checkpoints
+from ioshape._integrations.huggingface.whole import wait_for_checkpoints
 from ioshape._run.patch import patched
 from ioshape._save.collected import in_background
 

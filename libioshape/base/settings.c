@@ -354,7 +354,7 @@ static bool is_other(const char *name)
 	static const char tests[] = PREFIX "TEST_";
 
 	return !strcmp(name, PREFIX "PASSWORD") || !strcmp(name, PREFIX "RUN") ||
-	       !strncmp(name, tests, strlen(tests));
+	       !strcmp(name, PREFIX "INTEGRATIONS") || !strncmp(name, tests, strlen(tests));
 }
 
 /* Returns the setting whose variable has the nearest name. *away is 0 if it has this name; others

@@ -134,7 +134,7 @@ int format_pickle_tensors(struct base_buffer *out, const struct ioshape_tensor *
  * behind the other, packed row-major.
  */
 
-/* The Python package reads no longer header: see _safetensors/header.py. */
+/* The Python package reads no longer header: see _formats/safetensors.py. */
 #define FORMAT_SAFETENSORS_MAX_HEADER_BYTES (32 * MIB)
 
 /*

@@ -126,7 +126,7 @@ class Trainer:
         trainer._save_checkpoint(trainer.model, None)
 
     def settle(self, _way: str) -> None:
-        from ioshape._huggingface.whole import wait_for_checkpoints  # noqa: PLC0415
+        from ioshape._integrations.huggingface.whole import wait_for_checkpoints  # noqa: PLC0415
 
         wait_for_checkpoints()
 

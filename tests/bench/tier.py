@@ -43,7 +43,7 @@ def near_samples(setting: Setting) -> Samples:
     """Durable on the tier, journal and all; against fio's direct writes there."""
     import ioshape  # noqa: PLC0415 - with torch, which other benchmarks do without
     import torch  # noqa: PLC0415
-    from ioshape._settings.context import Context  # noqa: PLC0415
+    from ioshape._core.context import Context  # noqa: PLC0415
     from ioshape._tier.tier import Tier  # noqa: PLC0415
 
     ioshape.configure(unchanged="ignore")  # it saves the same again and again

@@ -21,7 +21,7 @@ from typing import Any
 
 import ioshape
 import torch
-from ioshape._settings.context import Context
+from ioshape._core.context import Context
 from ioshape._tier.tier import Tier
 from ioshape.cli.bench import neighbours
 from ioshape.cli.bench.crowd import Crowd, Member, now_ns, slow_down

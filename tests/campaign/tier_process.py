@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ioshape
-from ioshape._settings.context import Context
+from ioshape._core.context import Context
 from ioshape._tier.tier import Tier
 
 ROUNDS = 6

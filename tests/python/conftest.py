@@ -36,7 +36,7 @@ def _settings_are_of_one_test(tmp_path: Path) -> Iterator[None]:  # noqa: ARG001
     A test's folder is removed after what the fixtures of its file wait for: its last saves.
     """
     yield
-    config = sys.modules.get("ioshape._settings.config")  # most tests start without
+    config = sys.modules.get("ioshape._core.config")  # most tests start without
     if config is not None and config.configured():
         config.reset()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from ioshape._errors import DamagedError, StorageError
+from ioshape._core.errors import DamagedError, StorageError
 from ioshape._load.reader import Reader
 from tree import build_folder, program
 

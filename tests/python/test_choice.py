@@ -11,7 +11,7 @@ from typing import Any
 import ioshape
 import pytest
 from checkpoints import checkpoint
-from ioshape._settings import config
+from ioshape._core import config
 from processes import TIMEOUT_S
 from striped import Mount, striped
 from tree import build_folder

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import ioshape
 import pytest
 from checkpoints import Gate, checkpoint, left_clean, number_in, wait_until
-from ioshape._settings import config
+from ioshape._core import config
 from processes import environment
 
 MIB = 1 << 20
@@ -508,7 +508,10 @@ def test_importing_costs_next_to_nothing(statements: str) -> None:
     assert not added & COSTLY - ({"inspect"} if "configure" in statements else set())
     if statements == "import ioshape":
         # A signal's handler that interrupts the first use must find it imported.
-        assert {name for name in added if name.startswith("ioshape.")} == {"ioshape._descriptors"}
+        assert {name for name in added if name.startswith("ioshape.")} == {
+            "ioshape._core",
+            "ioshape._core.descriptors",
+        }
 
 
 @pytest.mark.parametrize("call", ["job()", "inspect(path)", "verify(path)", "trim()"])

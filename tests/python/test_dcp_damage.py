@@ -30,7 +30,7 @@ from dcp_states import (
     save,
     state,
 )
-from ioshape._dcp import contents
+from ioshape._group import dcp_contents as contents
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 from torch.distributed._shard.sharded_tensor.metadata import MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint import metadata as checkpoint_metadata

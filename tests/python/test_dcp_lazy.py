@@ -17,8 +17,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import left_clean, wait_until
 from dcp_states import assert_same, by_stock, entries
-from ioshape._dcp import staging
-from ioshape._settings.job import Job
+from ioshape._core.job import Job
+from ioshape._integrations.dcp import staging
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
@@ -222,7 +222,7 @@ def test_a_child_does_not_wait_for_a_copy_of_its_parent(
 def test_a_torch_that_waits_for_no_future_gets_a_copy(
     leisure: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ioshape._dcp.writer.copy_later", staging._copies_at_once)
+    monkeypatch.setattr("ioshape._integrations.dcp.writer.copy_later", staging._copies_at_once)
     tensor = torch.ones(LARGE)
     staged = ioshape.dcp.Writer(tmp_path / "a", lazy=True).stage({"large": tensor})
     tensor += 1

@@ -24,7 +24,7 @@ from dcp_states import (
     save,
     state,
 )
-from ioshape._dcp import staging
+from ioshape._integrations.dcp import staging
 from processes import TIMEOUT_S
 
 pytestmark = pytest.mark.filterwarnings(
@@ -175,7 +175,7 @@ def test_files_of_nodes_are_loaded_by_stock_and_by_us(shared: Any) -> None:
         for loaded in outcomes.values():
             assert_same(loaded, told[0]["state"])
     for name in ("ours", "replaced", "async"):
-        ioshape._dcp.contents.verify(str(folder / name))
+        ioshape._group.dcp_contents.verify(str(folder / name))
 
 
 @RANKS
@@ -275,7 +275,7 @@ def test_what_dcp_is_told_to_keep_dcp_keeps(
     writer = ioshape.dcp.Writer(tmp_path / "a", cache_staged_state_dict=True)
     assert writer.stage({})[0] == "theirs"
     # A torch whose own stager is another.
-    monkeypatch.setattr("ioshape._dcp.writer.copy_of", staging._cannot_copy)
+    monkeypatch.setattr("ioshape._integrations.dcp.writer.copy_of", staging._cannot_copy)
     assert ioshape.dcp.Writer(tmp_path / "a").stage({})[0] == "theirs"
 
 

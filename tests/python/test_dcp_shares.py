@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ioshape._dcp import items
-from ioshape._dcp import shares as planned
-from ioshape._dcp.shares import Node, Share, shares
-from ioshape._files.atomic import PART_UNIT, Part
+from ioshape._integrations.dcp import items
+from ioshape._integrations.dcp import shares as planned
+from ioshape._integrations.dcp.shares import Node, Share, shares
+from ioshape._save.atomic import PART_UNIT, Part
 
 
 def test_64_ranks_on_8_nodes_write_8_files() -> None:

@@ -196,7 +196,7 @@ def test_threads_of_the_library_may_log_while_python_ends(tmp_path: Path, end: s
     import time
 
     import ioshape
-    from ioshape._settings import context
+    from ioshape._core import context
 
     context.test_options["lease_ms"] = 300
 

@@ -12,7 +12,7 @@ from typing import Any
 import ioshape
 import pytest
 from coordinators import coordinator
-from ioshape._group import comm
+from ioshape._core import comm
 from ioshape._native import ffi
 from nodes import run_ranks, started_ranks
 from processes import run_program

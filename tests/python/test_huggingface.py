@@ -14,8 +14,8 @@ import hugging_train
 import ioshape
 import pytest
 import torch
-from ioshape._huggingface import patching
-from ioshape._huggingface.whole import Whole, filling_in
+from ioshape._integrations.huggingface import patching
+from ioshape._integrations.huggingface.whole import Whole, filling_in
 from ioshape._save.collected import in_background
 from processes import environment
 from records import is_ours, names_in

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 from checkpoints import left_clean
-from ioshape._c import owned
+from ioshape._core.structs import owned
 from processes import run_program
 
 
@@ -34,7 +34,8 @@ CTRL_C = """
 
     import ioshape
     from checkpoints import Gate, checkpoint, names_in, number_in, wait_until
-    from ioshape._settings import config, context
+    from ioshape._core import config
+    from ioshape._core import context
 
     MIB = 1 << 20
 

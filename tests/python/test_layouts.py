@@ -12,7 +12,7 @@ import ioshape
 import pytest
 import torch
 from checkpoints import left_clean
-from ioshape._settings import config
+from ioshape._core import config
 from nodes import run_ranks
 from striped import Mount, striped
 

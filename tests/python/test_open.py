@@ -28,7 +28,7 @@ import pytest
 import torch
 from checkpoints import left_clean, names_in
 from command import call, succeed
-from ioshape._settings import config
+from ioshape._core import config
 from processes import run_interpreter
 from same import assert_same
 

@@ -10,7 +10,7 @@ import ioshape
 import pytest
 import torch
 from checkpoints import left_clean
-from ioshape._settings import config
+from ioshape._core import config
 from striped import Mount, striped
 
 MIB = 1 << 20

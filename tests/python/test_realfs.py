@@ -25,7 +25,7 @@ import torch
 from checkpoints import checkpoint, left_clean, names_in, number_loaded, wait_until
 from clusters import Mounted
 from held import held
-from ioshape._settings import config
+from ioshape._core import config
 from nodes import run_ranks
 from processes import started_program
 

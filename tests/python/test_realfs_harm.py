@@ -12,7 +12,7 @@ import pytest
 from checkpoints import checkpoint, left_clean, names_in, number_loaded
 from clusters import Mounted
 from held import Held, held
-from ioshape._settings import config
+from ioshape._core import config
 
 MIB = 1 << 20
 #: what a server takes to be back, its clients included

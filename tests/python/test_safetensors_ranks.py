@@ -15,9 +15,9 @@ import safetensors_ranks
 import torch
 import torch.distributed as dist
 from checkpoints import left_clean
-from ioshape._safetensors import sharded
-from ioshape._safetensors.dtypes import DTYPES
-from ioshape._safetensors.sharded import _Box, _boxes
+from ioshape._formats.dtypes import DTYPES
+from ioshape._integrations.safetensors import sharded
+from ioshape._integrations.safetensors.sharded import _Box, _boxes
 from ioshape.safetensors import save_sharded
 from mounts import small_disk
 from processes import run_interpreter

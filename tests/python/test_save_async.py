@@ -30,7 +30,7 @@ from checkpoints import (
     number_in,
     wait_until,
 )
-from ioshape._settings import config, context
+from ioshape._core import config, context
 from processes import run_program
 from torch.serialization import skip_data
 
@@ -569,7 +569,7 @@ STAGED_SAVES = """
 
     import ioshape
     from checkpoints import Gate, checkpoint, number_in
-    from ioshape._settings import context
+    from ioshape._core import context
 
     MIB = 1 << 20
     context.test_options["block_bytes"] = MIB  # I/O buffers are not what is measured
@@ -627,7 +627,7 @@ def test_staging_memory_is_used_again_and_given_back(tmp_path: Path) -> None:
 
         import ioshape
         from checkpoints import checkpoint
-        from ioshape._settings import context
+        from ioshape._core import context
 
         MIB = 1 << 20
         context.test_options["block_bytes"] = MIB

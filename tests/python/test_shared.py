@@ -136,7 +136,7 @@ def test_ranks_that_cannot_be_reached_are_not_needed(
     def failing(_timeout_s: float) -> None:
         raise RuntimeError("no route to host")
 
-    monkeypatch.setattr("ioshape._group.comm.of_torch", failing)
+    monkeypatch.setattr("ioshape._core.comm.of_torch", failing)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "0")

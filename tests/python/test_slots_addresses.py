@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from coordinators import running_redis
-from ioshape._c import said
-from ioshape._settings.context import Context
+from ioshape._core.context import Context
+from ioshape._core.structs import said
 from ioshape._slots.pools import Operator, where_is
 from ioshape._slots.redis_pools import RedisPools
 

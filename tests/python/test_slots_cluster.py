@@ -25,7 +25,7 @@ WRITERS = 5  # of each pool
 PROGRAM = """
 import json, random, sys, threading, time
 import ioshape
-from ioshape._settings import context
+from ioshape._core import context
 
 context.test_options["lease_ms"] = int(sys.argv[2])
 

@@ -20,10 +20,10 @@ import ioshape
 import pytest
 from checkpoints import checkpoint, left_clean, number_in
 from coordinators import Writer, await_true, coordinator, node, running_redis, writers
-from ioshape._c import sized
+from ioshape._core import config, context
+from ioshape._core.report import Report, from_struct
+from ioshape._core.structs import sized
 from ioshape._native import ffi
-from ioshape._save.report import Report, from_struct
-from ioshape._settings import config, context
 from ioshape._slots.pools import Operator
 from processes import run_program, started_program
 

@@ -115,7 +115,7 @@ SAVING = """\
 import sys, time
 from pathlib import Path
 import ioshape
-from ioshape._settings.context import Context
+from ioshape._core.context import Context
 from ioshape._tier.tier import Tier
 path = "{folder}/model.bin"
 tier = Tier(Context(), "{near}")

@@ -22,7 +22,7 @@ import pytest
 import torch
 from command import IOSHAPE, call
 from coordinators import coordinator
-from ioshape._run import trace
+from ioshape._core import trace
 from ioshape.cli.bench import ceiling
 from ioshape.cli.bench.crowd import Crowd, MemberError
 from ioshape.cli.bench.measure import Latency, Plan, Ratios, Round, Storm, Summary

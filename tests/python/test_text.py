@@ -14,10 +14,10 @@ import ioshape.safetensors
 import pytest
 import torch
 from command import call
-from ioshape import _terminal
-from ioshape._errors import Different, MismatchError, failure
-from ioshape._log import logger
-from ioshape._text import address_without_password, harmless, one_line, without_password
+from ioshape._core import terminal as _terminal
+from ioshape._core.errors import Different, MismatchError, failure
+from ioshape._core.log import logger
+from ioshape._core.text import address_without_password, harmless, one_line, without_password
 from object_store import variables
 from records import flip, offset_of
 

@@ -516,7 +516,7 @@ def test_an_interrupted_end_of_the_process_leaves_saves_on_the_tier(
     saves = (
         SAVES
         + """
-    from ioshape._save import under_way
+    from ioshape._core import under_way
     under_way._interrupted = True
     ioshape.save(checkpoint(1), slow / "a.pt", tier=fast)
     """
@@ -534,7 +534,7 @@ def test_an_interrupt_leaves_a_save_that_waits_for_its_drain_on_the_tier(
     saves = (
         SAVES
         + """
-    from ioshape._save import under_way
+    from ioshape._core import under_way
     under_way._interrupted = True
     ioshape.save(checkpoint(1), slow / "a.pt", tier=fast, durable="destination")
     """

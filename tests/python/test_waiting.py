@@ -116,7 +116,7 @@ def test_a_long_wait_is_shown_where_somebody_looks(tmp_path: Path) -> None:
 LOADING = """
 import sys
 import ioshape
-from ioshape import _terminal
+from ioshape._core import terminal as _terminal
 
 _terminal.LONG_S = float(sys.argv[2])
 ioshape.load(sys.argv[1])

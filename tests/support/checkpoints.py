@@ -10,7 +10,7 @@ from typing import Any
 
 import ioshape
 import torch
-from ioshape._settings import config
+from ioshape._core import config
 
 #: What a gate waits for a test, so that a test that fails does not hang.
 LONGEST_WAIT_S = 60.0

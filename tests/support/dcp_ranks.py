@@ -113,7 +113,7 @@ def _save_stage(folder: Path, rank: int, size: int) -> dict[str, Any]:
 def _save_changed(path: Path, *, changes: bool) -> list[int]:
     """One rank's tensor changes before it is copied. Which ranks have failed."""
     import ioshape.dcp  # noqa: PLC0415
-    from ioshape._dcp import staging  # noqa: PLC0415
+    from ioshape._integrations.dcp import staging  # noqa: PLC0415
 
     begin = threading.Event()
 

@@ -150,7 +150,7 @@ def one_rank_fails() -> None:
 def held() -> None:
     """Files wait for a slot: training goes on, and nothing is named the latest."""
     import ioshape.deepspeed  # noqa: PLC0415
-    from ioshape._huggingface import whole  # noqa: PLC0415
+    from ioshape._integrations.huggingface import whole  # noqa: PLC0415
 
     ioshape.configure(slots=1)
     engine = make()

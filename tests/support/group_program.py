@@ -12,7 +12,7 @@ from typing import Any
 import ioshape
 import torch
 import torch.distributed
-from ioshape._save import under_way
+from ioshape._core import under_way
 
 __all__ = [
     "Path",

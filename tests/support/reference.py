@@ -24,12 +24,12 @@ import cli_reference
 import ioshape
 import ioshape.dcp
 import ioshape.safetensors
-from ioshape._settings.setting import SETTINGS
+from ioshape._core.setting import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "python.md"
 REFERENCE = ROOT / "docs" / "python-reference.md"
-CONFIG = ROOT / "bindings" / "ioshape" / "_settings" / "config.py"
+CONFIG = ROOT / "bindings" / "ioshape" / "_core" / "config.py"
 
 # In the order in which a reader wants them; the rest follows.
 FIRST = ["save", "save_async", "SaveHandle", "wait_all", "load", "Report", "Progress"]

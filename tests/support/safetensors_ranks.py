@@ -79,7 +79,7 @@ def state(size: int, factor: int = 1) -> tuple[dict[str, Any], dict[str, torch.T
 def _save(folder: Path, rank: int, size: int) -> Any:
     """By us, and by huggingface_hub from the whole tensors."""
     import huggingface_hub  # noqa: PLC0415
-    from ioshape._safetensors import sharded  # noqa: PLC0415
+    from ioshape._integrations.safetensors import sharded  # noqa: PLC0415
     from ioshape.safetensors import save_sharded  # noqa: PLC0415
 
     (folder / "ours").mkdir(exist_ok=True)
@@ -100,8 +100,8 @@ def _save(folder: Path, rank: int, size: int) -> Any:
 def _fail(folder: Path, rank: int, size: int) -> Any:
     """The last rank fails in each way; then it is killed while it writes."""
     import ioshape.safetensors  # noqa: PLC0415
-    from ioshape._dcp.files import Files  # noqa: PLC0415
-    from ioshape._safetensors import sharded  # noqa: PLC0415
+    from ioshape._integrations.dcp.files import Files  # noqa: PLC0415
+    from ioshape._integrations.safetensors import sharded  # noqa: PLC0415
 
     sharded.WINDOW_BYTES = 1 << 20
     path, is_last = folder / "there", rank == size - 1

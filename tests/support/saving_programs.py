@@ -14,7 +14,7 @@ import time
 
 import ioshape
 from checkpoints import Gate, checkpoint
-from ioshape._settings import context
+from ioshape._core import context
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 import ioshape
-from ioshape._settings.context import Context
+from ioshape._core.context import Context
 from ioshape._tier.tier import Copy, Tier
 
 

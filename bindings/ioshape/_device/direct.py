@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ioshape._core.log import logger
 from ioshape._device.crc32 import crc32_of_blocks
 from ioshape._device.cufile import CuFile
 from ioshape._device.stretches import BLOCK_BYTES
-from ioshape._log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ioshape._core.log import logger
 from ioshape._device.direct import Direct, share_out
 from ioshape._device.exchange import DevicePiece
 from ioshape._device.stream import buffers_of, open_stream, ranks_exchange
 from ioshape._device.stretches import OpenFile, Stretch, Wanted, stretches, verify
-from ioshape._log import logger
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:

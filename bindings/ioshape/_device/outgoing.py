@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ioshape._c import called_from_c, keep_failure
+from ioshape._core.structs import called_from_c, keep_failure
 from ioshape._device.sample import Sample
 from ioshape._device.stream import Blocking, buffers_of, bytes_of, open_stream
 from ioshape._native import ffi, lib

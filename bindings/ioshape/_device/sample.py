@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ioshape._errors import Facts, StorageError, raised_for
+from ioshape._core.errors import Facts, StorageError, raised_for
 from ioshape._native import lib
 
 if TYPE_CHECKING:

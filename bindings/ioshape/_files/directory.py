@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ioshape._core.config import is_durable
+from ioshape._core.job import job
+from ioshape._core.names import UNDER_WAY
 from ioshape._native import lib
 from ioshape._save.directory import Directory, sync
-from ioshape._save.names import UNDER_WAY
-from ioshape._settings.config import is_durable
-from ioshape._settings.job import job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 from typing import Literal, overload
 
-from ioshape._files.atomic import AtomicFile
-from ioshape._files.verified import VerifiedFile
+from ioshape._core.config import tier_folder
+from ioshape._load.verified import VerifiedFile
+from ioshape._save.atomic import AtomicFile
 from ioshape._save.request import SaveRequest
-from ioshape._settings.config import tier_folder
 from ioshape._tier.nearest import nearest
 
 

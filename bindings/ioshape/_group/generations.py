@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
-from ioshape._c import Owner, called_from_c, keep_failure, sized
-from ioshape._dcp import contents, series
-from ioshape._errors import (
+from ioshape._core.callbacks import Teller
+from ioshape._core.config import tier_folder
+from ioshape._core.context import current, encoded
+from ioshape._core.errors import (
     NoUsableCheckpointError,
     PassedOver,
     StorageError,
@@ -21,20 +22,20 @@ from ioshape._errors import (
     no_usable,
     warn_passed_over,
 )
+from ioshape._core.structs import Owner, called_from_c, keep_failure, sized
+from ioshape._core.text import one_line
+from ioshape._group import dcp_contents as contents
+from ioshape._group import dcp_series as series
 from ioshape._group.kinds import refuse_others
 from ioshape._group.tier import near
 from ioshape._load.reader import Reader
 from ioshape._native import ffi, lib
-from ioshape._save.callbacks import Teller
-from ioshape._settings.config import tier_folder
-from ioshape._settings.context import current, encoded
-from ioshape._text import one_line
 from ioshape._tier.nearest import check_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ioshape._save.report import Progress
+    from ioshape._core.report import Progress
 
 Mode = Literal["each", "node", "rank0"]
 

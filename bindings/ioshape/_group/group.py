@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ioshape._c import called_from_c, keep_failure, owned, said, sized
-from ioshape._errors import NoUsableCheckpointError, PassedOver, failure, last_failure
-from ioshape._group import comm as _comm
+from ioshape._core import comm as _comm
+from ioshape._core import config
+from ioshape._core.config import tier_folder
+from ioshape._core.context import Context, current, encoded
+from ioshape._core.errors import NoUsableCheckpointError, PassedOver, failure, last_failure
+from ioshape._core.job import Job, job
+from ioshape._core.locks import ForkedLock
+from ioshape._core.structs import called_from_c, keep_failure, owned, said, sized
+from ioshape._core.under_way import after_saves, begun, completed, raise_unheard
 from ioshape._group.tier import GroupTier
-from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._save import pickling
 from ioshape._save.begin import records_of, start
 from ioshape._save.request import SaveRequest
-from ioshape._save.under_way import after_saves, begun, completed, raise_unheard
-from ioshape._settings import config
-from ioshape._settings.config import tier_folder
-from ioshape._settings.context import Context, current, encoded
-from ioshape._settings.job import Job, job
 from ioshape._tier.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal, TypeVar
 
+    from ioshape._core.report import Progress, Report
     from ioshape._save.handle import SaveHandle
-    from ioshape._save.report import Progress, Report
 
     T = TypeVar("T")
 

@@ -11,14 +11,14 @@ import os
 import re
 from typing import TYPE_CHECKING, Literal
 
-from ioshape._dcp import series
-from ioshape._dcp.names import DATA, DESCRIPTION
-from ioshape._errors import failure
-from ioshape._files.family import numbered
+from ioshape._core.errors import failure
+from ioshape._core.family import numbered
+from ioshape._formats.dcp_names import DATA, DESCRIPTION
+from ioshape._group import dcp_series as series
 from ioshape._native import lib
 
 if TYPE_CHECKING:
-    from ioshape._errors import StorageError
+    from ioshape._core.errors import StorageError
 
 Operation = Literal["load", "prune"]
 

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from ioshape._errors import (
+from ioshape._core.errors import (
     CoordinatorError,
     PassedOver,
     StorageError,
@@ -17,14 +17,14 @@ from ioshape._errors import (
     is_our_fault,
     warn_passed_over,
 )
+from ioshape._core.job import Job, job
+from ioshape._core.log import logger
 from ioshape._group.generations import Generation, Handle, Part, nearest
 from ioshape._group.group import opened_for_reading
 from ioshape._group.kinds import refuse_others
 from ioshape._load import unpickle
 from ioshape._load.into import filling_of
 from ioshape._load.load import load_through
-from ioshape._log import logger
-from ioshape._settings.job import Job, job
 from ioshape._slots.slots import Slot, slot
 from ioshape._tier.drain import folder_to_load_from
 from ioshape._tier.nearest import check_tier
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal
 
-    from ioshape._save.report import Progress
+    from ioshape._core.report import Progress
 
 # How long a generation that rank 0 sees may stay unseen here.
 _PATIENCE_S = 10.0

@@ -6,15 +6,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ioshape._c import sized
-from ioshape._errors import StorageError
+from ioshape._core.errors import StorageError
+from ioshape._core.structs import sized
 from ioshape._native import lib
 from ioshape._tier.drain import drain_of
 from ioshape._tier.nearest import tier_at
 from ioshape._tier.route import Passage, directly
 
 if TYPE_CHECKING:
-    from ioshape._save.report import Step
+    from ioshape._core.report import Step
     from ioshape._tier.drain import Drain
     from ioshape._tier.tier import Tier
 

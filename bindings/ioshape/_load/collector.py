@@ -15,7 +15,7 @@ import gc
 import os
 from typing import TYPE_CHECKING
 
-from ioshape._locks import ForkedLock
+from ioshape._core.locks import ForkedLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

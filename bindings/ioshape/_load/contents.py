@@ -8,21 +8,21 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ioshape._errors import DamagedError, StorageError
-from ioshape._files.sums import SUFFIX
-from ioshape._files.verified import VerifiedFile
+from ioshape._core.config import tier_folder
+from ioshape._core.errors import DamagedError, StorageError
+from ioshape._formats import safetensors as header
+from ioshape._formats.dtypes import DTYPES
 from ioshape._load.pickled import Tensor, list_tensors
 from ioshape._load.reader import RawRecord, Reader
-from ioshape._safetensors import header
-from ioshape._safetensors.dtypes import DTYPES
-from ioshape._settings.config import tier_folder
+from ioshape._load.sums import SUFFIX
+from ioshape._load.verified import VerifiedFile
 from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal
 
-    from ioshape._save.report import Progress
+    from ioshape._core.report import Progress
 
 # A pickle holds names and numbers. Half a million tensors take so much.
 _MAX_PICKLE_BYTES = 1 << 26

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ioshape._core.errors import DamagedError, Different, MismatchError
 from ioshape._device.stream import bytes_of, changed
-from ioshape._errors import DamagedError, Different, MismatchError
-from ioshape._files.verified import Source
 from ioshape._load.unread import (
     TENSORS,
     Unread,
@@ -24,13 +23,14 @@ from ioshape._load.unread import (
     tensors_in,
     unread_object,
 )
+from ioshape._load.verified import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ioshape._core.report import Progress
     from ioshape._load.reader import RawRecord, Reader
     from ioshape._load.together import Together
-    from ioshape._save.report import Progress
 
 
 class Pair(NamedTuple):

@@ -13,10 +13,9 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
-from ioshape import _terminal
 from ioshape import _torch as original
-from ioshape._errors import StorageError, failure
-from ioshape._files.verified import BoundedFile, Source
+from ioshape._core import terminal as _terminal
+from ioshape._core.errors import StorageError, failure
 from ioshape._load import unpickle
 from ioshape._load.contents import verify as verify_file
 from ioshape._load.into import Into, fill, filling_of, load_into
@@ -25,6 +24,7 @@ from ioshape._load.places import load_at_once
 from ioshape._load.reader import Reader, can_read
 from ioshape._load.together import Together, all_ranks
 from ioshape._load.unread import failures_of
+from ioshape._load.verified import BoundedFile, Source
 from ioshape._native import lib
 from ioshape._tier.drain import folder_to_load_from
 from ioshape._tier.nearest import nearest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import IO, Literal
 
-    from ioshape._save.report import Progress
+    from ioshape._core.report import Progress
 
 # What a byte of a compressed archive becomes at most, unless several records have the same bytes.
 _MOST_INFLATED = 1032

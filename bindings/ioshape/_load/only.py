@@ -18,18 +18,18 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from ioshape._files.verified import Source
+from ioshape._formats.pickle_machine import SETS, Global, Inert, Machine, are_lengths
 from ioshape._load import unpickle
 from ioshape._load.into import join_names
-from ioshape._load.pickle_machine import SETS, Global, Inert, Machine, are_lengths
 from ioshape._load.places import Places
 from ioshape._load.unread import UnreadFile, failures_of, is_native, tensors_in
+from ioshape._load.verified import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ioshape._core.report import Progress
     from ioshape._load.reader import Reader
-    from ioshape._save.report import Progress
 
 _OLD_NAMES = {"__builtin__": "builtins"}  # of protocol 2
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any
 
+from ioshape._formats.pickle_machine import BUILTINS, MOST_DIMENSIONS, Global, Machine
 from ioshape._load.collector import collector_rests
-from ioshape._load.pickle_machine import BUILTINS, MOST_DIMENSIONS, Global, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

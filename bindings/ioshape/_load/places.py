@@ -19,9 +19,9 @@ from ioshape._load.unread import Unread, UnreadFile, failures_of, unread_object
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ioshape._core.report import Progress
     from ioshape._load.reader import Reader
     from ioshape._load.together import Together
-    from ioshape._save.report import Progress
 
 _new_storage: Any = torch.UntypedStorage
 

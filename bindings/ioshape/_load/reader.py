@@ -6,18 +6,18 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ioshape._c import Owner, said, sized
+from ioshape._core.callbacks import Teller
+from ioshape._core.context import current, encoded
+from ioshape._core.errors import Facts, StorageError, last_failure, raised_for
+from ioshape._core.job import started_together
+from ioshape._core.structs import Owner, said, sized
 from ioshape._device.stretches import BLOCK_BYTES, OpenFile
-from ioshape._errors import Facts, StorageError, last_failure, raised_for
 from ioshape._native import ffi, lib
-from ioshape._save.callbacks import Teller
-from ioshape._settings.context import current, encoded
-from ioshape._settings.job import started_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ioshape._save.report import Progress
+    from ioshape._core.report import Progress
 
 
 class RawRecord(NamedTuple):

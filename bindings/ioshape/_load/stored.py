@@ -11,21 +11,21 @@ import sys
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
-from ioshape._errors import failure
+from ioshape._core.errors import failure
+from ioshape._core.text import one_line
+from ioshape._formats import safetensors as header
+from ioshape._formats.dtypes import DTYPES
 from ioshape._load.contents import is_safetensors, tensors_of
 from ioshape._load.pickled import item_bytes
 from ioshape._native import ffi, lib
-from ioshape._safetensors import header
-from ioshape._safetensors.dtypes import DTYPES
-from ioshape._text import one_line
 
 if TYPE_CHECKING:
     import torch
 
-    from ioshape._files.verified import VerifiedFile
+    from ioshape._formats.safetensors import Entry
     from ioshape._load.pickled import Tensor
     from ioshape._load.reader import RawRecord, Reader
-    from ioshape._safetensors.header import Entry
+    from ioshape._load.verified import VerifiedFile
 
 # What lies between two parts is read over, unless it is more than the blocks around them.
 _GAP_BYTES = 2 << 20

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ioshape._core import comm as _comm
+from ioshape._core.job import job
+from ioshape._core.log import logger
 from ioshape._device.exchange import TRAILER_BYTES, Piece
 from ioshape._device.incoming import Buffer
 from ioshape._device.stretches import stretches, verify
-from ioshape._group import comm as _comm
-from ioshape._log import logger
-from ioshape._settings.job import job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

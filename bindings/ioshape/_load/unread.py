@@ -17,21 +17,21 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from ioshape._core.errors import DamagedError
 from ioshape._device.incoming import Incoming
 from ioshape._device.stretches import Wanted
-from ioshape._errors import DamagedError
-from ioshape._files.verified import Source
 from ioshape._load import unpickle
 from ioshape._load.contents import name_damage
 from ioshape._load.reader import Request
+from ioshape._load.verified import Source
 from ioshape._native import ffi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ioshape._core.report import Progress
     from ioshape._load.reader import RawRecord, Reader
     from ioshape._load.together import Together
-    from ioshape._save.report import Progress
 
 # What zip has before each record: a signature, and how long the two fields are that follow it.
 _HEADER = struct.Struct("<4s22xHH")

@@ -30,17 +30,17 @@ except ImportError as error:
         "pip install 'ioshape[s3]'"
     ) from error
 
-from ioshape._errors import failure
+from ioshape._core.errors import failure
+from ioshape._core.text import harmless, without_password
 from ioshape._remote import answers
 from ioshape._remote.answers import AnswerError, field, length
 from ioshape._remote.listing import MOST_BYTES, MOST_NAMES
 from ioshape._remote.sums import crc32, in_base64, md5_of
-from ioshape._text import harmless, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ioshape._errors import StorageError
+    from ioshape._core.errors import StorageError
 
 Response = dict[str, Any]
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
-from ioshape._errors import failure
+from ioshape._core.config import is_durable
+from ioshape._core.errors import failure
+from ioshape._core.report import Progress
 from ioshape._files.directory import sync_tree
 from ioshape._files.open import open as open_file
-from ioshape._files.sums import SUFFIX
+from ioshape._load.sums import SUFFIX
 from ioshape._native import lib
 from ioshape._remote.address import Address, parse
 from ioshape._remote.answers import length
@@ -29,14 +31,12 @@ from ioshape._remote.send import MODIFIED
 from ioshape._remote.sums import Sums, in_base64
 from ioshape._remote.upload import JOBS, PART_BYTES
 from ioshape._save.directory import Directory, sync
-from ioshape._save.report import Progress
-from ioshape._settings.config import is_durable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from ioshape._errors import StorageError
+    from ioshape._core.errors import StorageError
 
 # Since 1970, up to 2262: what fits into 63 bits.
 _NANOSECONDS = re.compile(r"[0-9]{1,18}|[1-8][0-9]{18}")

@@ -17,16 +17,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ioshape._descriptors import open_file
-from ioshape._errors import failure
+from ioshape._core.descriptors import open_file
+from ioshape._core.errors import failure
+from ioshape._core.names import is_unfinished
+from ioshape._core.report import Progress
 from ioshape._remote.listing import MARKERS
-from ioshape._save.names import is_unfinished
-from ioshape._save.report import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ioshape._errors import StorageError
+    from ioshape._core.errors import StorageError
 
 # LL_IOC_HSM_STATE_GET, LL_IOC_HSM_REQUEST, LL_IOC_HSM_ACTION, LL_IOC_PATH2FID
 _STATE, _REQUEST, _ACTION, _FID = 0x802066D3, 0x401866D9, 0x801866DC, 0x800866AD

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ioshape._errors import failure
+from ioshape._core.errors import failure
 from ioshape._remote.address import Address, destination, parse
 from ioshape._remote.answers import AnswerError, field, length
 from ioshape._remote.client import connect, head, sentences

@@ -13,21 +13,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ioshape._dcp import series
-from ioshape._dcp.names import DESCRIPTION
-from ioshape._errors import failure
-from ioshape._files.sums import SUFFIX
+from ioshape._core.errors import failure
+from ioshape._core.names import is_unfinished
+from ioshape._formats.dcp_names import DESCRIPTION
+from ioshape._group import dcp_series as series
 from ioshape._group.generations import Handle, generations
 from ioshape._load.reader import Reader
+from ioshape._load.sums import SUFFIX
 from ioshape._native import lib
 from ioshape._remote.listing import LISTING, MARKERS, MOST_NAMES, Kind, check_name
 from ioshape._remote.sums import Known, Sums
-from ioshape._save.names import is_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ioshape._errors import StorageError
+    from ioshape._core.errors import StorageError
     from ioshape._load.reader import RawRecord
 
 # On a tier: of the files of other nodes.

@@ -13,7 +13,7 @@ from ioshape._native import ffi, lib
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ioshape._errors import StorageError
+    from ioshape._core.errors import StorageError
 
 
 def crc32(data: memoryview | bytearray | bytes) -> int:

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ioshape._core.config import tier_folder
+from ioshape._core.report import Progress
 from ioshape._remote.address import Address, destination
 from ioshape._remote.answers import length
 from ioshape._remote.client import Client, connect, head, sentences, sizes
@@ -16,8 +18,6 @@ from ioshape._remote.listing import LISTING, MARKERS, MOST_BYTES, Entry, Kind, L
 from ioshape._remote.send import LEAST_PART_BYTES, Sender
 from ioshape._remote.source import Source, SourceFile, look, refused
 from ioshape._remote.sums import crc32, is_same
-from ioshape._save.report import Progress
-from ioshape._settings.config import tier_folder
 from ioshape._tier.nearest import nearest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from ioshape._descriptors import open_file
+from ioshape._core.descriptors import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

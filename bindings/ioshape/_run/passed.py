@@ -12,9 +12,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ioshape import _terminal
-from ioshape._descriptors import is_pythons
-from ioshape._save.under_way import after_saves
+from ioshape._core import terminal as _terminal
+from ioshape._core.descriptors import is_pythons
+from ioshape._core.under_way import after_saves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,11 +15,11 @@ import torch
 import torch.serialization
 
 from ioshape import _torch as original
+from ioshape._core.locks import ForkedLock
+from ioshape._core.replacing import replace
 from ioshape._load.load import load as our_load
-from ioshape._locks import ForkedLock
 from ioshape._run import opened
 from ioshape._run.passed import counted
-from ioshape._run.replacing import replace
 from ioshape._run.startup import _ioshape_hook as hook
 from ioshape._save import collected, small
 from ioshape._save.save import is_ours, save_async
@@ -93,15 +93,20 @@ def patch(*, load: bool = True, safetensors: bool = False, dcp: bool = False) ->
         for name in (name for name, is_wanted in packages.items() if is_wanted):
             with contextlib.suppress(ImportError):
                 import_module(name)
+        if safetensors:
+            directories = import_module("ioshape._integrations.huggingface.patching")
         # Before anything is replaced: a package may be missing.
-        wanted = {"ioshape._safetensors.patching": safetensors, "ioshape._dcp.patching": dcp}
+        wanted = {
+            "ioshape._integrations.safetensors.patching": safetensors,
+            "ioshape._integrations.dcp.patching": dcp,
+        }
         others = tuple(name for name, is_wanted in wanted.items() if is_wanted)
         for name in others:
             import_module(name)
         for name in others:
             sys.modules[name].patch(load=load)
         if safetensors and not _is_run():
-            hook.follow(hook.DIRECTORIES)
+            hook.follow(dict.fromkeys(directories.MODULES, directories.follow))
         _loads.append(load)
         _others.append(others)
         # Also where it was done before: modules that were imported since may have the originals

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from ioshape._run.startup import _ioshape_hook as hook
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +50,14 @@ def environment(variables: Mapping[str, str], *, load: bool = True) -> dict[str,
         **variables,
         "PYTHONPATH": os.pathsep.join(entries),
         VARIABLE: "1" if load else "no-load",
+        hook.VARIABLE: " ".join(_integrations()),
     }
+
+
+def _integrations() -> list[str]:
+    """Looked up here, once: in each Python that starts it would take the time of an import."""
+    found = metadata.entry_points(group="ioshape.integrations")
+    return sorted(f"{one.name}={one.value}" for one in found)
 
 
 def interpreter_options(arguments: Sequence[str]) -> list[str]:

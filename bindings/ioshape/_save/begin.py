@@ -8,22 +8,22 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ioshape._c import owned, sized
-from ioshape._errors import last_failure
+from ioshape._core.callbacks import Teller
+from ioshape._core.errors import last_failure
+from ioshape._core.structs import owned, sized
+from ioshape._core.under_way import paths_staged, place_of, staging
 from ioshape._native import ffi, lib
-from ioshape._save.callbacks import Teller
 from ioshape._save.handle import SaveHandle
-from ioshape._save.under_way import paths_staged, place_of, staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import torch
 
+    from ioshape._core.context import Context
     from ioshape._save.handle import Cause
     from ioshape._save.pickling import Pickled
     from ioshape._save.request import SaveRequest
-    from ioshape._settings.context import Context
     from ioshape._tier.route import Route
 
 

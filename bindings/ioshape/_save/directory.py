@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ioshape._c import Owner
-from ioshape._descriptors import open_file
-from ioshape._errors import last_failure
+from ioshape._core.context import current, encoded
+from ioshape._core.descriptors import open_file
+from ioshape._core.errors import last_failure
+from ioshape._core.structs import Owner
 from ioshape._native import ffi, lib
-from ioshape._settings.context import current, encoded
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -12,21 +12,20 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ioshape import _terminal
-from ioshape._c import said, sized
-from ioshape._errors import SkippedWarning, StorageError, failure, last_failure, warn_skipped
+from ioshape._core import terminal as _terminal
+from ioshape._core import trace, under_way
+from ioshape._core.errors import SkippedWarning, StorageError, failure, last_failure, warn_skipped
+from ioshape._core.report import PHASES, Progress, Report, Step, from_struct
+from ioshape._core.structs import said, sized
 from ioshape._native import ffi, lib
-from ioshape._run import trace
-from ioshape._save import under_way
-from ioshape._save.report import PHASES, Progress, Report, Step, from_struct
 from ioshape._tier.route import directly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from typing import Protocol
 
+    from ioshape._core.context import Context
     from ioshape._save.lazy import Steps
-    from ioshape._settings.context import Context
     from ioshape._tier.route import Route
 
     class Cause(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ioshape._save import under_way
+from ioshape._core import under_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from ioshape._errors import last_failure
+from ioshape._core.context import current, current_if_any
+from ioshape._core.errors import last_failure
 from ioshape._native import lib
-from ioshape._settings.context import current, current_if_any
 
 
 def reserve(n_bytes: int) -> None:

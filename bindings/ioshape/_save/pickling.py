@@ -29,7 +29,7 @@ import torch.serialization
 
 from ioshape import _first_use as first_use
 from ioshape import _torch as original
-from ioshape._locks import ForkedLock
+from ioshape._core.locks import ForkedLock
 
 if TYPE_CHECKING:
     from types import FrameType

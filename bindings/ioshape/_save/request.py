@@ -8,14 +8,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ioshape._core.config import is_durable, tier_folder
 from ioshape._native import lib
-from ioshape._settings.config import is_durable, tier_folder
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from ioshape._save.report import Progress
+    from ioshape._core.report import Progress
 
 
 def due_in(deadline: float | None) -> float | None:

@@ -10,14 +10,14 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ioshape._descriptors import open_file
-from ioshape._errors import StorageError
-from ioshape._files.family import numbered
+from ioshape._core.descriptors import open_file
+from ioshape._core.errors import StorageError
+from ioshape._core.family import numbered
+from ioshape._core.under_way import place_of
 from ioshape._load.reader import Reader
-from ioshape._save.under_way import place_of
 
 if TYPE_CHECKING:
-    from ioshape._files.family import Numbered
+    from ioshape._core.family import Numbered
 
 _log = logging.getLogger("ioshape")
 

@@ -10,24 +10,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _torch as original
-from ioshape._descriptors import is_pythons
-from ioshape._device import outgoing as _outgoing  # noqa: F401 - begin.py wants it complete
-from ioshape._errors import StorageError
-from ioshape._files.atomic import AtomicFile
-from ioshape._native import ffi, lib
-from ioshape._run import trace
-from ioshape._save import lazy as lazily
-from ioshape._save import pickling, retention
-from ioshape._save.begin import records_of, start
-from ioshape._save.handle import SaveHandle
-from ioshape._save.report import Report, Step
-from ioshape._save.request import SaveRequest
-from ioshape._save.under_way import (
+from ioshape._core import trace
+from ioshape._core.context import encoded
+from ioshape._core.descriptors import is_pythons
+from ioshape._core.errors import StorageError
+from ioshape._core.report import Report, Step
+from ioshape._core.under_way import (
     begun,
     raise_unheard,
     register,
 )
-from ioshape._settings.context import encoded
+from ioshape._device import outgoing as _outgoing  # noqa: F401 - begin.py wants it complete
+from ioshape._native import ffi, lib
+from ioshape._save import lazy as lazily
+from ioshape._save import pickling, retention
+from ioshape._save.atomic import AtomicFile
+from ioshape._save.begin import records_of, start
+from ioshape._save.handle import SaveHandle
+from ioshape._save.request import SaveRequest
 from ioshape._tier.route import completed_over, directly, route_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ioshape._save.report import Progress
+    from ioshape._core.report import Progress
     from ioshape._tier.route import Route
 
 _PROTOCOL = 2  # torch's default

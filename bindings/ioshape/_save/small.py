@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from ioshape import _torch as original
-from ioshape._descriptors import open_file
-from ioshape._run import trace
-from ioshape._save import together, under_way
-from ioshape._save.report import Report, Step
-from ioshape._settings.config import is_durable, value_of
+from ioshape._core import trace, under_way
+from ioshape._core.config import is_durable, value_of
+from ioshape._core.descriptors import open_file
+from ioshape._core.report import Report, Step
+from ioshape._save import together
 
 #: Checkpoints are larger.
 MOST_BYTES = 64 << 10

@@ -11,11 +11,11 @@ import fcntl
 import os
 import threading
 
-from ioshape import _terminal
-from ioshape._descriptors import open_file
-from ioshape._locks import ForkedLock
+from ioshape._core import terminal as _terminal
+from ioshape._core import under_way
+from ioshape._core.descriptors import open_file
+from ioshape._core.locks import ForkedLock
 from ioshape._native import ffi, lib
-from ioshape._save import under_way
 
 #: How long a file is in place before the sync begins.
 WITHIN_S = 1.0

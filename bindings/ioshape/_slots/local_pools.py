@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ioshape._c import said
-from ioshape._descriptors import open_file
-from ioshape._errors import failure
+from ioshape._core.descriptors import open_file
+from ioshape._core.errors import failure
+from ioshape._core.structs import said
 from ioshape._native import ffi, lib
 from ioshape._slots.pools import MOST_LISTED, Member, PoolStatus, where_is, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ioshape._settings.context import Context
+    from ioshape._core.context import Context
 
 # Other users may fill the folder, and lock any bytes of a file.
 _MOST_ENTRIES = 100_000

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ioshape._c import said
+from ioshape._core.context import Context
+from ioshape._core.structs import said
 from ioshape._native import ffi, lib
-from ioshape._settings.context import Context
 from ioshape._slots.slots import failure_of, pool_name_in
 
 if TYPE_CHECKING:

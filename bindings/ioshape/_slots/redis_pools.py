@@ -33,16 +33,16 @@ except ImportError as missing:
         "pip install 'ioshape[redis]'"
     ) from missing
 
-from ioshape._c import said
-from ioshape._errors import failure
+from ioshape._core.errors import failure
+from ioshape._core.structs import said
+from ioshape._core.text import one_line
 from ioshape._native import ffi, lib
 from ioshape._slots.pools import MOST_LISTED, Member, PoolJob, PoolLimit, PoolStatus, where_is, word
-from ioshape._text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ioshape._settings.context import Context
+    from ioshape._core.context import Context
 
     Node = tuple[str, int]
 

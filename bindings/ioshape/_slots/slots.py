@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ioshape._c import owned, said, shared_fields, sized
-from ioshape._errors import failure, last_facts, last_failure, raised_for
+from ioshape._core.callbacks import QUEUE
+from ioshape._core.context import Context, current, encoded
+from ioshape._core.errors import failure, last_facts, last_failure, raised_for
+from ioshape._core.structs import owned, said, shared_fields, sized
+from ioshape._core.text import without_password
 from ioshape._native import ffi, lib
-from ioshape._save.callbacks import QUEUE
 from ioshape._save.request import due_in, left_ms
-from ioshape._settings.context import Context, current, encoded
-from ioshape._text import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable

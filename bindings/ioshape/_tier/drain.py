@@ -9,12 +9,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ioshape import _terminal
-from ioshape._errors import CanceledError, StorageError, failure
-from ioshape._locks import ForkedLock
-from ioshape._save import under_way
-from ioshape._settings import config
-from ioshape._settings.context import Context, current
+from ioshape._core import config, under_way
+from ioshape._core import terminal as _terminal
+from ioshape._core.context import Context, current
+from ioshape._core.errors import CanceledError, StorageError, failure
+from ioshape._core.locks import ForkedLock
 from ioshape._tier.tier import Stop, Tier, is_tier
 
 if TYPE_CHECKING:

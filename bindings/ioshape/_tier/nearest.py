@@ -6,8 +6,8 @@ from __future__ import annotations
 import glob
 from typing import TYPE_CHECKING, TypeVar
 
-from ioshape._errors import PassedOver, StorageError, is_our_fault, warn_passed_over
-from ioshape._save.under_way import place_of
+from ioshape._core.errors import PassedOver, StorageError, is_our_fault, warn_passed_over
+from ioshape._core.under_way import place_of
 from ioshape._tier.drain import drain_of
 
 if TYPE_CHECKING:

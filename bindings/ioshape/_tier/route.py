@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from ioshape._errors import CanceledError, StorageError
-from ioshape._locks import ForkedLock
-from ioshape._log import logger
-from ioshape._save.names import UNDER_WAY
-from ioshape._save.report import Step
-from ioshape._save.under_way import completed, context_of_saves_to, place_of
-from ioshape._settings.context import current
+from ioshape._core.context import current
+from ioshape._core.errors import CanceledError, StorageError
+from ioshape._core.locks import ForkedLock
+from ioshape._core.log import logger
+from ioshape._core.names import UNDER_WAY
+from ioshape._core.report import Step
+from ioshape._core.under_way import completed, context_of_saves_to, place_of
 from ioshape._tier.drain import drain_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ioshape._core.context import Context
+    from ioshape._core.report import Report
     from ioshape._save.handle import SaveHandle
-    from ioshape._save.report import Report
     from ioshape._save.request import SaveRequest
-    from ioshape._settings.context import Context
     from ioshape._tier.drain import Drain, Ticket
 
 

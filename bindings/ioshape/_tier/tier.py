@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ioshape._c import Owner, called_from_c, keep_failure, sized
-from ioshape._descriptors import open_file
-from ioshape._errors import last_failure
+from ioshape._core import config
+from ioshape._core.callbacks import Teller
+from ioshape._core.context import encoded
+from ioshape._core.descriptors import open_file
+from ioshape._core.errors import last_failure
+from ioshape._core.structs import Owner, called_from_c, keep_failure, sized
 from ioshape._native import ffi, lib
-from ioshape._save.callbacks import Teller
-from ioshape._settings import config
-from ioshape._settings.context import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ioshape._errors import StorageError
-    from ioshape._save.report import Progress
-    from ioshape._settings.context import Context
+    from ioshape._core.context import Context
+    from ioshape._core.errors import StorageError
+    from ioshape._core.report import Progress
 
 Result = Literal["drained", "overtaken", "newer", "gone", "failed", "waits"]
 

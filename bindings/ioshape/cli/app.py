@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from ioshape._text import harmless
+from ioshape._core.text import harmless
 from ioshape.cli.output import explain
 from ioshape.cli.suggest import Group
 

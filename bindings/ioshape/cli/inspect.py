@@ -41,8 +41,8 @@ def tensor_bytes(tensor: Tensor) -> int | None:
 
 def _checksums(contents: Contents) -> str:
     """What kind of checksums the file has: a key of CHECKSUMS."""
-    from ioshape._files.verified import VerifiedFile  # noqa: PLC0415
     from ioshape._load.contents import is_safetensors  # noqa: PLC0415
+    from ioshape._load.verified import VerifiedFile  # noqa: PLC0415
 
     if is_safetensors(contents.path):
         with VerifiedFile(contents.path) as opened:
@@ -148,7 +148,7 @@ def _show(found: dict[str, Any], with_records: bool) -> None:
 
 def describe_checkpoint(path: str) -> dict[str, Any]:
     """All of it, for JSON."""
-    from ioshape._dcp.contents import items  # noqa: PLC0415
+    from ioshape._group.dcp_contents import items  # noqa: PLC0415
 
     listed: list[dict[str, Any]] = []
     for item in items(path):
@@ -211,7 +211,7 @@ def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
     Exit code: 0; 1 if a file could not be read.
     """
     import ioshape  # noqa: PLC0415
-    from ioshape._dcp.contents import is_checkpoint  # noqa: PLC0415
+    from ioshape._group.dcp_contents import is_checkpoint  # noqa: PLC0415
 
     listed: list[dict[str, Any]] = []
     failed = False

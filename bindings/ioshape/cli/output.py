@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ioshape._text import one_line
+from ioshape._core.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -91,7 +91,7 @@ def plural(count: int, noun: str) -> str:
 
 def size_option(_context: click.Context, _option: click.Parameter, text: str) -> int:
     """For options that take a number of bytes, such as 64M."""
-    from ioshape._settings.setting import number_of_bytes  # noqa: PLC0415
+    from ioshape._core.setting import number_of_bytes  # noqa: PLC0415
 
     try:
         return number_of_bytes(text)

@@ -39,7 +39,7 @@ def command(
     torchrun --nproc-per-node 8 -m ioshape run train.py --lr 1e-3
     python -X dev -m ioshape run train.py         options for Python itself
     """
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
 
     if tier is not None:
         os.environ[config.SETTINGS["tier"].variable] = os.path.abspath(tier)  # noqa: PTH100

@@ -21,7 +21,7 @@ def command(as_json: bool) -> None:
     \b
     IOSHAPE_ENGINE=threads ioshape settings
     """
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
 
     wrong = config.mistakes()
     if wrong:

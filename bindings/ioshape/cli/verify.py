@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ioshape._core.text import one_line
 from ioshape._group.kinds import GENERATION
-from ioshape._text import one_line
 from ioshape.cli.generations.look import damaged, open_step
 from ioshape.cli.output import explain, human_size, say, say_json
 from ioshape.cli.paths import exit_for, files_argument, reason
@@ -125,7 +125,7 @@ def _verify_file(path: str, way: _Way) -> dict[str, Any]:
 
 
 def _verify_checkpoint(path: str, way: _Way) -> dict[str, Any]:
-    from ioshape._dcp.contents import verify  # noqa: PLC0415
+    from ioshape._group.dcp_contents import verify  # noqa: PLC0415
 
     return _outcome(path, lambda tell: verify(path, share=way.share, progress=tell), way)
 
@@ -228,7 +228,7 @@ def command(
     share = 0.0 if quick else 1.0 if sample is None else sample
     way = _Way(share, with_bar=not quiet and not as_json and sys.stderr.isatty())
 
-    from ioshape._dcp.contents import is_checkpoint  # noqa: PLC0415
+    from ioshape._group.dcp_contents import is_checkpoint  # noqa: PLC0415
 
     def outcomes() -> Iterator[dict[str, Any]]:
         for path in files:

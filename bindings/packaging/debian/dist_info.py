@@ -31,6 +31,12 @@ def main() -> None:
         lines.append(f"Provides-Extra: {extra}")
         lines += [f"Requires-Dist: {one}; extra == '{extra}'" for one in wanted]
     (folder / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    points = [
+        line
+        for group, named in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in named.items()))
+    ]
+    (folder / "entry_points.txt").write_text("\n".join(points) + "\n", encoding="utf-8")
     (folder / "INSTALLER").write_text("debian\n", encoding="utf-8")
 
 

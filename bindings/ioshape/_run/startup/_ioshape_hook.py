@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+#: what "ioshape run" has found in the entry points of its Python: module=package.module:function,
+#: which is called with that module when it has been imported
+VARIABLE = "IOSHAPE_INTEGRATIONS"
+
+
 class _Finder:
     """First among the finders: what the others find for these modules gets a sequel."""
 
-    def __init__(self, sequels: "dict[str, Callable[[str], None]]") -> None:
+    def __init__(self, sequels: "dict[str, Callable[[ModuleType], None]]") -> None:
         self._sequels = sequels
 
     def find_spec(
@@ -59,24 +64,39 @@ class _Finder:
             if not self._sequels and self in sys.meta_path:
                 sys.meta_path.remove(self)
             if sequel is not None:
-                _try(name, sequel)
+                _try(module, name, sequel)
 
         contents["exec_module"] = execute_and_follow
 
 
 def install() -> None:
     """Patches what this process imports."""
-    follow(_SEQUELS)
+    sequels: dict[str, Callable[[ModuleType], None]] = {"torch": _patch}
+    for line in os.environ.get(VARIABLE, "").split():
+        name, _, function = line.partition("=")
+        sequels[name] = _Integration(function)
+    follow(sequels)
 
 
-def follow(sequels: "Mapping[str, Callable[[str], None]]") -> None:
+class _Integration:
+    """A function of somebody's, by its name; it is imported when it is called."""
+
+    def __init__(self, function: str) -> None:
+        self._module, _, self._name = function.partition(":")
+
+    def __call__(self, module: "ModuleType") -> None:
+        ours = __import__(self._module, fromlist=[self._name])
+        getattr(ours, self._name)(module, load=_loads())
+
+
+def follow(sequels: "Mapping[str, Callable[[ModuleType], None]]") -> None:
     """Calls these now for modules that are there, and for the rest when they have been imported."""
     later = {}
     # Two finders would ask each other for one name without end.
     followed = [finder._sequels for finder in sys.meta_path if isinstance(finder, _Finder)]
     for name, sequel in sequels.items():
         if name in sys.modules:
-            _try(name, sequel)
+            _try(sys.modules[name], name, sequel)
         elif not any(name in one for one in followed):
             later[name] = sequel
     if later:
@@ -88,7 +108,7 @@ def _loads() -> bool:
     return os.environ.get("IOSHAPE_RUN") != "no-load"
 
 
-def _patch(_name: str) -> None:
+def _patch(_module: "ModuleType") -> None:
     import ioshape  # noqa: PLC0415
 
     # The first use of ioshape may be what imports torch: it has imported no module of ours yet.
@@ -96,68 +116,9 @@ def _patch(_name: str) -> None:
     ioshape.patch(load=_loads())
 
 
-def _patch_dcp(_name: str) -> None:
-    from ioshape._dcp import patching  # noqa: PLC0415
-
-    patching.patch(load=_loads())
-
-
-def _patch_safetensors(_name: str) -> None:
-    # Not by patch(): that needs torch, and a program may do without.
-    from ioshape._safetensors import patching  # noqa: PLC0415
-
-    patching.patch()
-
-
-def _patch_lightning(name: str) -> None:
-    from ioshape._lightning import patching  # noqa: PLC0415
-
-    patching.patch(sys.modules[name].TorchCheckpointIO, loads=_loads())
-
-
-def _patch_deepspeed(_name: str) -> None:
-    import ioshape.deepspeed  # noqa: F401, PLC0415
-    from ioshape._deepspeed import patching  # noqa: PLC0415
-
-    patching.prefer()
-
-
-def _patch_sb3(name: str) -> None:
-    from ioshape._run import sb3  # noqa: PLC0415
-
-    sb3.patch(sys.modules[name])
-
-
-def _patch_directories(name: str) -> None:
-    from ioshape._huggingface import patching  # noqa: PLC0415
-
-    patching.patch(name)
-
-
-#: Modules that write sets of files, and checkpoints with all that belongs to them.
-DIRECTORIES = {
-    "accelerate.accelerator": _patch_directories,
-    "huggingface_hub.serialization._torch": _patch_directories,
-    "transformers.modeling_utils": _patch_directories,
-    "transformers.trainer": _patch_directories,
-}
-
-_SEQUELS = {
-    "torch": _patch,
-    "safetensors": _patch_safetensors,
-    "torch.distributed.checkpoint": _patch_dcp,
-    "deepspeed.runtime.engine": _patch_deepspeed,
-    "stable_baselines3.common.save_util": _patch_sb3,
-    # The whole of Lightning, and its older part by itself.
-    "lightning.fabric.plugins.io.torch_io": _patch_lightning,
-    "lightning_fabric.plugins.io.torch_io": _patch_lightning,
-    **DIRECTORIES,
-}
-
-
-def _try(name: str, sequel: "Callable[[str], None]") -> None:
+def _try(module: "ModuleType", name: str, sequel: "Callable[[ModuleType], None]") -> None:
     try:
-        sequel(name)
+        sequel(module)
     except Exception as error:
         _complain(name, error)
 

@@ -236,7 +236,7 @@ def _notes(storm: Storm) -> list[str]:
 
 
 def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
 
     if ways is not None:
         raise UsageSentenceError(

@@ -16,7 +16,7 @@ import torch
 
 import ioshape
 from ioshape import _torch as original
-from ioshape._settings import config, context
+from ioshape._core import config, context
 from ioshape.cli.bench import ceiling
 from ioshape.cli.bench.crowd import by_the_clock, now_ns
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ioshape._text import one_line
+from ioshape._core.text import one_line
 from ioshape.cli.output import SentenceError, human_size, note
 
 if TYPE_CHECKING:

@@ -254,7 +254,7 @@ def command(
     Exit code: 0; 1 if PATH cannot be looked at; 2 if a setting cannot be used; 4 if something
     serious was found.
     """
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
     from ioshape.cli.doctor.look import look  # noqa: PLC0415
     from ioshape.cli.doctor.triage import triage  # noqa: PLC0415
 

@@ -78,7 +78,7 @@ def look(
 
 def _files(ranks: int, local_ranks: int) -> int:
     """How many a checkpoint of so many ranks has, as the setting "mode" says."""
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
 
     mode = config.value_of("mode")
     if mode == "rank0":
@@ -287,7 +287,7 @@ def _smallest(folder: str, name: str) -> int | None:
 
 def _staging_bytes(local_ranks: int) -> int:
     """The setting, or what the library takes."""
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
 
     wanted = config.value_of("staging_bytes")
     if wanted:
@@ -302,7 +302,7 @@ def _staging_bytes(local_ranks: int) -> int:
 
 def look_at_tier(storage: Storage, asked: str) -> Near | None:
     """The path, if this user has saved there as on a tier; or that of the settings."""
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
     from ioshape._tier.tier import is_tier, other_owner, own_folder  # noqa: PLC0415
 
     itself = is_tier(asked) or other_owner(asked) is not None
@@ -321,8 +321,8 @@ def look_at_tier(storage: Storage, asked: str) -> Near | None:
 
 
 def _look_at_copies(folder: str, destination: Storage | None) -> Near:
+    from ioshape._core.context import Context  # noqa: PLC0415
     from ioshape._probe import probe  # noqa: PLC0415
-    from ioshape._settings.context import Context  # noqa: PLC0415
     from ioshape._tier.tier import Tier, is_draining, is_tier  # noqa: PLC0415
 
     disk = probe(folder)
@@ -352,7 +352,7 @@ def _look_at_copies(folder: str, destination: Storage | None) -> Near:
 def look_at_installation() -> Installation:
     """This Python, its ioshape and its torch, and the file with the password."""
     import ioshape  # noqa: PLC0415
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
 
     password_file = str(config.value_of("password_file") or "")
     version, problem = _torch()
@@ -424,7 +424,7 @@ def _problem_of(path: str) -> str:
 def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Coordination:
     """Asks it for the pool of the path."""
     from ioshape import CoordinatorError, StorageError  # noqa: PLC0415
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
     from ioshape._slots.pools import Operator  # noqa: PLC0415
     from ioshape.cli.slots.pools import is_known  # noqa: PLC0415
 

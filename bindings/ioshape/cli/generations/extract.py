@@ -22,7 +22,7 @@ _PIECE_BYTES = 8 << 20
 def _copy(handle: Handle, part: Part, path: str, *, replace: bool) -> None:
     """The part as a file of its own: whole and verified, or not at all."""
     import ioshape  # noqa: PLC0415
-    from ioshape._errors import failure  # noqa: PLC0415
+    from ioshape._core.errors import failure  # noqa: PLC0415
     from ioshape._native import lib  # noqa: PLC0415
 
     piece = memoryview(bytearray(min(_PIECE_BYTES, part.n_bytes)))
@@ -86,8 +86,8 @@ def command(
 
     Exit code: 0; 1 if something is damaged or could not be written.
     """
+    from ioshape._core.config import tier_folder  # noqa: PLC0415
     from ioshape._group.generations import nearest  # noqa: PLC0415
-    from ioshape._settings.config import tier_folder  # noqa: PLC0415
 
     if (rank is None) == (not all_ranks):
         raise click.UsageError("give either --rank K or --all")

@@ -51,8 +51,8 @@ def check_directory(directory: str) -> None:
 
 def open_step(directory: str, step: int | None) -> Generation:
     """The generation of a step, or the newest one."""
+    from ioshape._core.config import tier_folder  # noqa: PLC0415
     from ioshape._group.generations import generations, nearest  # noqa: PLC0415
-    from ioshape._settings.config import tier_folder  # noqa: PLC0415
 
     check_directory(directory)
     for one in generations(directory) if step is not None else ():
@@ -64,7 +64,7 @@ def open_step(directory: str, step: int | None) -> Generation:
 
 def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
     """Those that are called generations and do not hold: path, and why."""
-    from ioshape._dcp import series  # noqa: PLC0415
+    from ioshape._group import dcp_series as series  # noqa: PLC0415
     from ioshape._group.generations import Handle  # noqa: PLC0415
 
     of_dcp = {path: str(error) for path, error in series.members(directory)[1]}

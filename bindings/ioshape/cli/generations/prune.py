@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ioshape._text import one_line
+from ioshape._core.text import one_line
 from ioshape.cli.generations.look import ATTEMPT, check_directory
 from ioshape.cli.output import SentenceError, UsageSentenceError, human_size, plural, say, say_json
 
@@ -138,7 +138,7 @@ def _prune_files(
 
 def _one_family(paths: tuple[str, ...], what: str) -> str:
     """One of the files; all of them must be one family, and all of it."""
-    from ioshape._files.family import numbered  # noqa: PLC0415
+    from ioshape._core.family import numbered  # noqa: PLC0415
     from ioshape._save.retention import family_of  # noqa: PLC0415
 
     found = []

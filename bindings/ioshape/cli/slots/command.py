@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ioshape._text import one_line
+from ioshape._core.text import one_line
 from ioshape.cli.output import (
     SentenceError,
     UsageSentenceError,

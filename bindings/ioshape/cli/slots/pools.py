@@ -68,7 +68,7 @@ def completed_pool(
 def _coordinator(
     _context: click.Context, _option: click.Parameter, address: str | None
 ) -> str | None:
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
 
     if address is None:
         return None
@@ -130,7 +130,7 @@ def bytes_option(context: click.Context, option: click.Parameter, text: str | No
 
 def operator_of(coordinator: str | None) -> Operator:
     """For the coordinator of this address, or of the settings."""
-    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
     from ioshape._slots.pools import Operator  # noqa: PLC0415
 
     if (coordinator or config.value_of("coordinator")) == "open":

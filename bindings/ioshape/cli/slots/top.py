@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._text import one_line
+from ioshape._core.text import one_line
 from ioshape.cli.output import explain, human_seconds, human_size, note, plural, say, say_json
 from ioshape.cli.slots.pools import (
     AwayError,

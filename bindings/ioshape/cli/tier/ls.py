@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from ioshape._settings.context import Context
+from ioshape._core.context import Context
 from ioshape._tier.tier import Tier, is_draining
 from ioshape.cli.output import Table, columns, human_size, plural, say, say_json
 

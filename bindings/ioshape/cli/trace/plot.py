@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ioshape._text import one_line
+from ioshape._core.text import one_line
 from ioshape.cli.output import SentenceError, human_seconds
 from ioshape.cli.trace.timeline import PHASES
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ioshape._files.family import numbered
+from ioshape._core.family import numbered
 from ioshape.cli.trace.timeline import PARTS, Panel, Row, Save, spans_of
 
 _MOST_FILES = 100_000

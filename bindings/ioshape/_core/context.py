@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's context of this process: made at need, remade when the settings change."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from ioshape._core import config
+from ioshape._core import terminal as _terminal
+from ioshape._core.errors import failure, last_failure
+from ioshape._core.locks import ForkedLock
+from ioshape._core.log import imported_logger
+from ioshape._core.structs import called_from_c, owned, said
+from ioshape._native import ffi, lib
+
+if TYPE_CHECKING:
+    from ioshape._core.setting import Setting
+
+
+# pathlib makes one slash of two; a name before one slash may be a directory's.
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://|(?:s3|s3a|gs|gcs|abfss?|az|hf|hdfs|https?|file):/")
+
+
+def encoded(path: str) -> bytes:
+    """A path as C takes it."""
+    url = _URL.match(path)
+    if url and not os.path.isdir(url[0].rstrip("/")):  # noqa: PTH112
+        remedy = (
+            "give the path of a mounted filesystem, or save there with what knows the URL: with "
+            "fsspec.open(url, 'wb') as file: torch.save(obj, file)"
+        )
+        if path.startswith("s3:"):
+            remedy = (
+                'save to a path, and then upload that: "ioshape upload PATH '
+                f'{path}" ("ioshape download" is the way back)'
+            )
+        # torch.save raises a RuntimeError, torch.load a FileNotFoundError. This is both.
+        why = f'cannot use "{path}": it is a URL, and ioshape reads and writes files'
+        raise failure(-errno.ENOENT, why, path, "open", remedy=remedy)
+    if "\0" in path:
+        raise ValueError(
+            f"the path {path!r} has a null character in it; no file can have that name"
+        )
+    return os.fsencode(path)
+
+
+#: What tests set in the place of a rule: fields of struct save_test_options.
+test_options: dict[str, int] = {}
+
+
+class Context:
+    """Settings, kept memory and I/O engines. It lives until its last save and reader have ended."""
+
+    def __init__(self, configured: dict[str, Any] | None = None, **preferred: Any) -> None:
+        """Raises ValueError if a setting cannot be used.
+
+        Args:
+            configured: in the place of what configure() has set.
+            preferred: settings that win, also over variables.
+        """
+        given = ffi.new("struct save_test_options *", test_options)
+        options = ffi.cast("struct ioshape_context_options *", given)
+        options.size = ffi.sizeof("struct save_test_options")
+        self._texts: list[Any] = []
+        options.log = ffi.addressof(lib, "ioshape_py_log")
+        self.debugs = _debugs()
+        options.log_level = lib.IOSHAPE_LOG_DEBUG if self.debugs else lib.IOSHAPE_LOG_INFO
+        for setting in config.SETTINGS.values():
+            value = preferred.get(setting.name)
+            if value is None:
+                value = config.value_of(setting.name, configured)
+                # The library reads the variables itself, and names them if they are bad.
+                if os.environ.get(setting.variable):
+                    continue
+            if value is not None and setting.owner == "context":
+                setattr(options, setting.name, self._in_c(setting, value))
+        self._out = owned("context")
+        if lib.ioshape_context_open(self._out, options):
+            # A variable with a bad value, as a rule: that is the same kind of mistake as a bad
+            # argument of configure().
+            raise ValueError(str(last_failure("", "open")))
+        self.pointer: Any = self._out[0]
+
+    def _in_c(self, setting: Setting, value: Any) -> Any:
+        """A value as its field takes it."""
+        if setting.kind == "choice":
+            return setting.words.index(value)
+        if isinstance(value, str):
+            self._texts.append(ffi.new("char[]", os.fsencode(value)))
+            return self._texts[-1]
+        return value
+
+
+def _debugs() -> bool:
+    """Return whether the program wants debug lines: each takes the GIL."""
+    logger = imported_logger()
+    return logger is not None and bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
+
+
+_lock = ForkedLock()
+# With the generation of the settings that it was made of. Replaced as one, never changed.
+_current: tuple[Context, int] | None = None
+
+
+def current() -> Context:
+    """The context for a new save or reader."""
+    global _current  # noqa: PLW0603
+    with _lock:
+        generation, made = config.generation(), _current
+        if made is None or made[1] != generation or made[0].debugs != _debugs():
+            made = (Context(), generation)
+            _current = made
+        return made[0]
+
+
+def adopt(context: Context, generation: int) -> None:
+    """Makes it the one for new saves and readers: configure() has made it to try its settings."""
+    global _current  # noqa: PLW0603
+    with _lock:
+        _current = (context, generation)
+
+
+def current_if_any() -> Context | None:
+    """The context, if there is one."""
+    made = _current
+    return None if made is None else made[0]
+
+
+def _forget_in_child() -> None:
+    # The parent's context answers -EPERM here, and freeing it does nothing.
+    global _current  # noqa: PLW0603
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+_LEVELS = {
+    lib.IOSHAPE_LOG_ERROR: 40,
+    lib.IOSHAPE_LOG_WARNING: 30,
+    lib.IOSHAPE_LOG_NOTICE: 30,  # Python has nothing between a warning and what nobody sees
+    lib.IOSHAPE_LOG_INFO: 20,
+    lib.IOSHAPE_LOG_DEBUG: 10,
+}
+
+
+def _later(kind: Any, _value: Any, _traceback: Any) -> None:
+    # A log line cannot fail; but Ctrl-C that came just then must not be lost.
+    if kind is not None and issubclass(kind, KeyboardInterrupt):
+        _thread.interrupt_main()
+
+
+@called_from_c(onerror=_later)
+def ioshape_py_on_log(_user: Any, level: int, message: Any) -> None:
+    log = imported_logger()
+    text = said(message)
+    if log is not None and log.hasHandlers():
+        _terminal.clear()  # a handler may write there
+        log.log(_LEVELS.get(level, 20), "%s", text)
+    elif level == lib.IOSHAPE_LOG_WARNING or (
+        level == lib.IOSHAPE_LOG_NOTICE and not _terminal.is_waiting()
+    ):
+        # Who has not set logging up still hears why a save waits. Errors are raised.
+        _terminal.say(text)

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save did, and how far it is."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ioshape._core.structs import said, shared_fields
+from ioshape._native import lib
+
+_CODES = {
+    lib.IOSHAPE_STEP_ENGINE: "engine",
+    lib.IOSHAPE_STEP_DIRECT: "direct",
+    lib.IOSHAPE_STEP_PREALLOCATE: "preallocate",
+    lib.IOSHAPE_STEP_LAYOUT: "layout",
+    lib.IOSHAPE_STEP_LOCK: "lock",
+    lib.IOSHAPE_STEP_OWNER: "owner",
+    lib.IOSHAPE_STEP_SYNC: "sync",
+    lib.IOSHAPE_STEP_SLOT: "slot",
+    lib.IOSHAPE_STEP_SKIPPED: "skipped",
+    lib.IOSHAPE_STEP_OVERTAKEN: "overtaken",
+    lib.IOSHAPE_STEP_CHECKSUMS: "checksums",
+    lib.IOSHAPE_STEP_TIER: "tier",
+    lib.IOSHAPE_STEP_PARITY: "parity",
+}
+
+#: The phases of a save or load, as progress callbacks get them.
+PHASES = {
+    lib.IOSHAPE_PHASE_STAGE: "stage",
+    lib.IOSHAPE_PHASE_WAIT: "wait",
+    lib.IOSHAPE_PHASE_PLAN: "plan",
+    lib.IOSHAPE_PHASE_WRITE: "write",
+    lib.IOSHAPE_PHASE_SYNC: "sync",
+    lib.IOSHAPE_PHASE_COMMIT: "commit",
+    lib.IOSHAPE_PHASE_READ: "read",
+    lib.IOSHAPE_PHASE_DONE: "done",
+}
+
+#: Numbers of the struct that are yes or no.
+_FLAGS = frozenset({"direct", "slot_lost", "express", "skipped"})
+
+#: Fields of the release before, and where their values are now.
+_RETIRED = {
+    "memory_alignment": '"ioshape doctor PATH --json" has it',
+    "offset_alignment": '"ioshape doctor PATH --json" has it',
+    "request_s": "file_bytes and write_s give the throughput",
+    "least_request_s": "file_bytes and write_s give the throughput",
+    "short_results": "requests that the kernel cuts short are continued",
+}
+
+_MET = {lib.IOSHAPE_DEADLINE_MET: True, lib.IOSHAPE_DEADLINE_MISSED: False}
+
+
+class Progress(NamedTuple):
+    """How far a save is."""
+
+    #: "stage", "wait" (for its turn), "plan", "write", "sync", "commit" or "done"; "drain" from a
+    #: tier, with durable="destination"
+    phase: str
+    done_bytes: int
+    total_bytes: int
+    #: while it waits: requests that are ahead of it in the queue
+    position: int = 0
+    #: who goes before it, or holds a slot, such as "job 4711, rank 7 on n03"; "" if nobody
+    ahead: str = ""
+    #: for its turn, so far; 0 if it does not wait
+    waited_s: float = 0.0
+
+
+class Step(str):
+    """What was not as preferred, and why: a sentence for people, with a code for programs."""
+
+    #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "slot",
+    #: "skipped", "overtaken", "checksums"; "tier": it was not saved there, or will not be
+    #: drained; "parity": nodes could not protect each other; "torch": torch itself wrote the file,
+    #: or this package could not do all; "safetensors": the original did, for what C has no name for
+    code: str
+
+    def __new__(cls, sentence: str, code: str) -> Step:
+        step = super().__new__(cls, sentence)
+        step.code = code
+        return step
+
+    def __reduce__(self) -> tuple[type[Step], tuple[str, str]]:
+        return Step, (str(self), self.code)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a save did. Times are in seconds on the clock on the wall."""
+
+    path: str
+    #: "ioshape"; "torch" where the call was handed to torch's own writer; "caller" of open()
+    written_by: str
+    file_bytes: int = 0
+    #: of the storages and the pickle
+    record_bytes: int = 0
+    #: torch's pickling of everything but the storages' bytes
+    pickle_s: float = 0.0
+    #: copying to staging memory, waiting for room in it included: what a background save costs its
+    #: caller beside pickling
+    stage_s: float = 0.0
+    #: of a save with `optimizer` or `lazy`: waiting before a step for what was left to copy
+    hook_s: float = 0.0
+    #: the same: how long steps took while it was under way, to those without a save; medians. None
+    #: if there were too few
+    step_slowdown: float | None = None
+    #: waiting for its turn to write
+    slot_s: float = 0.0
+    plan_s: float = 0.0
+    write_s: float = 0.0
+    sync_s: float = 0.0
+    #: waiting for earlier saves to the same path, and putting the file in place
+    commit_s: float = 0.0
+    #: waiting for bandwidth, where the operator or the setting "rate" limits it; part of write_s
+    paced_s: float = 0.0
+    #: of a group's save: waiting for other ranks
+    group_s: float = 0.0
+    total_s: float = 0.0
+    #: "uring", "uring-async", "threads", "buffered"; "" if none was reached
+    engine: str = ""
+    #: who wrote: "single", or of a group's save "each", "node" or "rank0"
+    mode: str = ""
+    #: whether blocks went past the page cache, up to the last one
+    direct: bool = False
+    queue_depth: int = 0
+    block_bytes: int = 0
+    filesystem: str = ""
+    #: what was not as preferred, and why: each a sentence with a `code`
+    fallbacks: tuple[Step, ...] = ()
+    #: who kept the order of writers: "redis", "local", "open" (nobody), or without a slot
+    #: "stagger": the coordinator was out of reach, or "deadline": it had no more time; "" if the
+    #: save did not come so far
+    coordinator: str = ""
+    #: the pool of slots; "" without coordination
+    pool: str = ""
+    #: of the pool: how many may write at a time; 0 if unknown
+    capacity: int = 0
+    #: its place in the queue when it began to wait, from 1 on; 0: it did not wait
+    position: int = 0
+    #: who was ahead of it then, such as "job 4711, rank 7 on n03"; "" if nobody
+    ahead: str = ""
+    #: the number of its slot, which rises with every grant of the pool; 0 without one
+    fence: int = 0
+    #: whether the slot was lost while it wrote; the file is as good as any
+    slot_lost: bool = False
+    #: whether it was so small that it was let past the queue
+    express: bool = False
+    #: of a group's save: the bytes of all files of the generation; 0 if it failed
+    generation_bytes: int = 0
+    #: of a group's save: bytes of parts, of all ranks, that were not written, because another
+    #: rank's part is equal and is stored
+    repeated_bytes: int = 0
+    #: of a group's save: bytes of this rank's part that were read to find that out
+    hashed_bytes: int = 0
+    #: of a group's save: how many have a part in it
+    ranks: int = 0
+    #: of a group's save: why the mode is what it is
+    why: str = ""
+    #: when it began, in seconds since 1970
+    started_s: float = 0.0
+    #: the file's layout on a striped filesystem, such as "8 x 1M, pool flash"; "" elsewhere
+    stripes: str = ""
+    #: the layout that was asked for; "" if none was
+    stripes_asked: str = ""
+    stripe_bytes: int = 0
+    #: over so many storage targets; 0: not striped, or not known
+    stripe_count: int = 0
+    #: why engine, block_bytes and queue_depth are what they are
+    choice: str = ""
+    #: whether it did not fit and was given up, as the setting "full" has it: nothing was written
+    skipped: bool = False
+    #: of the large storages: all, if there was something to compare them with, else 0
+    compared_bytes: int = 0
+    #: of these, what is as it was in the save before
+    unchanged_bytes: int = 0
+    #: whether it was in time, if it had a deadline
+    deadline_met: bool | None = None
+    #: of the deadline, when the save ended; below 0: so much too late
+    deadline_left_s: float = 0.0
+    #: the folder of the tier that it was saved on; "" if directly
+    tier: str = ""
+    #: with durable="destination": waiting until it was drained
+    drain_s: float = 0.0
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> float:
+            if name not in _RETIRED:
+                raise AttributeError(f"Report has no attribute {name!r}")
+            sentence = f"Report.{name} is 0, and goes with the next release: {_RETIRED[name]}"
+            warnings.warn(sentence, FutureWarning, stacklevel=2)
+            return 0
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether all that is large is as it was: stale bytes, or nothing was trained."""
+        return 0 < self.compared_bytes == self.unchanged_bytes
+
+    def __str__(self) -> str:
+        what = "nothing" if self.skipped else f"{self.file_bytes:,} bytes"
+        parts = [f"{self.path}: {what} in {self.total_s:.3f} s"]
+        parts += [
+            f"{field.name[:-2]} {getattr(self, field.name):.3f}"
+            + (self._turn() if field.name == "slot_s" else "")
+            for field in fields(self)
+            if field.name.endswith("_s")
+            and field.name not in ("total_s", "started_s")
+            and getattr(self, field.name)
+        ]
+        if self.engine:
+            parts.append(f"{self.engine}{', direct' if self.direct else ''} on {self.filesystem}")
+        if self.tier:
+            parts.append(f"on the tier {self.tier}")
+        if self.ranks:
+            of_all = f"part of {self.generation_bytes:,} bytes of {self.ranks} ranks"
+            parts.append(f"{of_all}, {self.mode}: {self.why}")
+        if self.repeated_bytes:
+            parts.append(f"{self.repeated_bytes:,} bytes of equal parts are stored once")
+        if self.unchanged:
+            parts.append(f"{self.unchanged_bytes:,} bytes of large storages unchanged")
+        if self.written_by != "ioshape":
+            parts.append(f"written by {self.written_by}")
+        return "; ".join([", ".join(parts), *self.fallbacks])
+
+    def _turn(self) -> str:
+        """How it came by its slot."""
+        how = "let past the queue" if self.express else ""
+        if self.position and not self.express:
+            behind = f" behind {self.ahead}" if self.ahead else ""
+            how = f"{_ordinal(self.position)} in the queue{behind}"
+        parts = [part for part in (how, self.coordinator) if part]
+        return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _ordinal(number: int) -> str:
+    """ "1st", "2nd", "3rd", "11th"."""
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def from_struct(
+    path: str,
+    struct: Any,
+    *,
+    written_by: str = "ioshape",
+    pickle_s: float = 0.0,
+    hook_s: float = 0.0,
+    step_slowdown: float | None = None,
+    fallbacks: tuple[Step, ...] = (),
+) -> Report:
+    """What the library filled in, and what only this package knows."""
+    told = struct.steps[0 : min(struct.fallbacks, len(struct.steps))]
+    values = shared_fields(Report, struct, flags=_FLAGS)
+    del values["fallbacks"]  # in C it is how many there are
+    values["total_s"] += pickle_s
+    values["started_s"] = max(0.0, values["started_s"] - pickle_s)
+    return Report(
+        path=path,
+        written_by=written_by,
+        record_bytes=struct.tensor_bytes,
+        pickle_s=pickle_s,
+        hook_s=hook_s,
+        step_slowdown=step_slowdown,
+        deadline_met=_MET.get(struct.deadline),
+        fallbacks=(*fallbacks, *(Step(said(one.sentence), _CODES[one.code]) for one in told)),
+        **values,
+    )

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a setting is, which there are, and how their values are understood."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple
+
+from ioshape._core.structs import said
+from ioshape._core.text import address_without_password
+from ioshape._native import lib
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class Setting(NamedTuple):
+    """One row of the table (libioshape/base/settings.def)."""
+
+    name: str
+    #: The struct of the library that has its field: "context", "group", or "package" for none.
+    owner: str
+    #: "choice", "bytes", "count", "text", "name", "path", "switch"
+    kind: str
+    #: of a choice: what it takes, in the order of the library's enum
+    words: tuple[str, ...]
+    #: of a number, or of the bytes of a text
+    least: int
+    most: int
+    #: for people, as the columns of docs/python.md
+    values: str
+    default: str
+    about: str
+    user: str
+
+    @property
+    def variable(self) -> str:
+        return f"IOSHAPE_{self.name.upper()}"
+
+    def parse(self, value: object, where: str) -> Any:
+        """A value as the package keeps it. `where`: what it was given by."""
+        try:
+            return self._parsed(value)
+        except (ValueError, OverflowError):
+            values = self.values.replace("`", "")
+            raise ValueError(f"{where} cannot be {shown(value)!r}; it takes {values}") from None
+
+    def _parsed(self, value: object) -> Any:
+        if self.kind == "choice":
+            return _one_of(value, self.words)
+        if self.kind == "switch":
+            return switch(value)
+        if self.kind in ("text", "name", "path"):
+            return self._text(value)
+        number = _count(value) if self.kind == "count" else number_of_bytes(value)
+        if not self.least <= number <= self.most:
+            raise ValueError
+        return number
+
+    def _text(self, value: object) -> str:
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(text, str):
+            raise ValueError
+        allowed = "[!-~]*" if self.kind == "name" else r"[^\x00-\x1f\x7f]*"
+        if not self.least <= len(os.fsencode(text)) <= self.most or not re.fullmatch(allowed, text):
+            raise ValueError
+        return text
+
+
+def _one_of(value: object, words: tuple[str, ...]) -> str:
+    if value not in words:
+        raise ValueError
+    return str(value)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError
+    return int(value)
+
+
+def number_of_bytes(value: object) -> int:
+    """A number of bytes, as in 64, "64" or "64M"."""
+    if not isinstance(value, str):
+        return _count(value)
+    digits = value.strip()
+    unit = _UNITS.get(digits[-1:].upper(), 1)
+    return int(digits[:-1] if unit > 1 else digits) * unit
+
+
+def switch(value: object) -> bool:
+    """Yes or no, in one of the words for it."""
+    if value in (True, False):
+        return bool(value)
+    word = value.lower() if isinstance(value, str) else value
+    if word in ("1", "yes", "true", "on"):
+        return True
+    if word in ("0", "no", "false", "off"):
+        return False
+    raise ValueError
+
+
+def switch_argument(name: str, value: object) -> bool:
+    """An argument of a call that is one: "no" is no."""
+    try:
+        return switch(value)
+    except ValueError:
+        raise ValueError(f"{name} cannot be {value!r}; it takes True or False") from None
+
+
+def shown(value: object) -> object:
+    """For people: no setting has a secret but the coordinator's address."""
+    return address_without_password(value) if isinstance(value, str) else value
+
+
+def _row(row: Any) -> Setting:
+    owner, kind = said(row.owner).lower(), said(row.kind)
+    words = tuple(said(row.words).split())
+    values, default = said(row.values), said(row.otherwise)
+    if words:
+        values, default = ", ".join(f"`{word}`" for word in words), f"`{words[0]}`"
+    least, most, about, user = row.least, row.most, said(row.about), said(row.user)
+    return Setting(said(row.name), owner, kind, words, least, most, values, default, about, user)
+
+
+_ROWS = [_row(row) for row in lib.ioshape_py_settings]
+SETTINGS = {row.name: row for row in _ROWS if row.kind != "retired"}
+#: Settings of the release before, which do nothing, and why.
+RETIRED = {row.name: row.about for row in _ROWS if row.kind == "retired"}

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of a safetensors file. It is untrusted: nothing of it counts before it is checked.
+
+One tensor after the other is parsed, so that a header which is none is refused at its first wrong
+member, and costs no more than its text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from json import decoder
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from ioshape._core.errors import failure
+from ioshape._formats.dtypes import DTYPES
+from ioshape._native import lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: 256 bytes for each tensor. The original reads 100 MB, of which one character above U+FFFF in each
+#: name makes four times as much memory.
+MAX_BYTES = 32 << 20
+#: No model is known that has as many in one file.
+MAX_TENSORS = 1 << 17
+_MAX_DIMS = 64  # IOSHAPE_MAX_DIMS
+#: of all tensors; each takes some 40 bytes of memory
+_MAX_ALL_DIMS = 1 << 20
+_MAX_NAME_BYTES = 1 << 16
+_MAX_METADATA = 1 << 16
+_MAX_METADATA_BYTES = 1 << 24
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8
+
+
+class Entry(NamedTuple):
+    """A tensor of the file."""
+
+    name: str
+    #: the format's name of it
+    dtype: str
+    #: as the file has it: of F4 it counts values, where torch counts bytes of two
+    shape: tuple[int, ...]
+    #: where in the file the bytes are
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What the file says of itself."""
+
+    #: in the order of the file
+    entries: tuple[Entry, ...]
+    #: None if it has none, which is not the same as an empty one
+    metadata: dict[str, str] | None
+
+
+def shape_in_torch(entry: Entry) -> tuple[int, ...]:
+    """Of F4 it counts bytes of two."""
+    if DTYPES[entry.dtype][1] >= 8 or not entry.shape:
+        return entry.shape
+    return (*entry.shape[:-1], entry.shape[-1] // 2)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of tensors in such files."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+def made(tensors: list[Entry], metadata: dict[str, str]) -> tuple[bytes, tuple[Entry, ...]]:
+    """The beginning of a file of these tensors, wherever they begin and end, and where they lie
+    then."""
+    places = list(DTYPES)  # from the end of the file
+    offset, placed = 0, []
+    members: dict[str, Any] = {_METADATA: metadata}
+    for one in sorted(tensors, key=lambda one: (-places.index(one.dtype), one.name.encode())):
+        begin, offset = offset, offset + one.end - one.begin
+        members[one.name] = {
+            "dtype": one.dtype,
+            "shape": one.shape,
+            "data_offsets": [begin, offset],
+        }
+        placed.append(one._replace(begin=begin, end=offset))
+    text = json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    if len(text) > MAX_BYTES or len(tensors) > MAX_TENSORS:
+        raise ValueError(
+            f"{len(tensors)} names and shapes take {len(text)} bytes: save fewer in one file"
+        )
+    first = _LENGTH_BYTES + len(text)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text, tuple(
+        one._replace(begin=one.begin + first, end=one.end + first) for one in placed
+    )
+
+
+class _Wrong(Exception):
+    """The argument says what."""
+
+
+def read(file: IO[bytes], file_bytes: int, path: str, operation: str = "load") -> Header:
+    """Reads it from an open file that stands at its beginning.
+
+    Raises:
+        FormatError: the file is no safetensors file.
+        DamagedError: it is one, and does not fit together.
+    """
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if file_bytes < _LENGTH_BYTES + 2 or length < 2:
+        _refuse(path, operation)
+    if MAX_BYTES < length <= file_bytes - _LENGTH_BYTES and file.read(1) == b"{":
+        raise failure(
+            lib.IOSHAPE_E_LIMIT,
+            f'the header of "{path}" has {length} bytes, and at most {MAX_BYTES} are supported',
+            path,
+            operation,
+            remedy="load it with the package safetensors",
+        )
+    if length > MAX_BYTES:
+        _refuse(path, operation)
+    if length > file_bytes - _LENGTH_BYTES:
+        # As what another format may begin with.
+        if file.read(1) != b"{":
+            _refuse(path, operation)
+        raise _damaged("its header goes beyond its end", path, operation)
+    # A byte is a character, whatever it is a part of: in another form one character of a name could
+    # make the text four times as large.
+    text = str(file.read(length), "latin-1")
+    if text[:1] != "{":
+        _refuse(path, operation)
+    try:
+        return _parsed(text, file_bytes - _LENGTH_BYTES - length, _LENGTH_BYTES + length)
+    except _Wrong as wrong:
+        raise _damaged(str(wrong), path, operation) from None
+
+
+def _refuse(path: str, operation: str) -> NoReturn:
+    raise failure(
+        lib.IOSHAPE_E_FORMAT,
+        f'"{path}" is not a safetensors file',
+        path,
+        operation,
+        remedy="look at the path",
+    )
+
+
+def _damaged(what: str, path: str, operation: str) -> Exception:
+    return failure(
+        lib.IOSHAPE_E_DAMAGED,
+        f'"{path}" is damaged: {what}',
+        path,
+        operation,
+        remedy="use another copy",
+    )
+
+
+# ---- Parsing ------------------------------------------------------------------------------------
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_NEXT = re.compile(r"[ \t\n\r]*([,}])[ \t\n\r]*")
+#: The description of a tensor: 64 lengths take a third of that.
+_TENSOR = re.compile(r"\{[^{}]{0,4096}\}")
+_scan: Callable[[str, int], tuple[str, int]] = decoder.scanstring  # type: ignore[attr-defined]
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise _Wrong("its header has a name twice")
+    return members
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_members).decode
+
+
+def _string(text: str, at: int, most_bytes: int) -> tuple[str, int]:
+    """Return the string that begins there, and where it ends."""
+    if text[at : at + 1] != '"':
+        raise ValueError
+    value, end = _scan(text, at + 1)
+    if end - at > most_bytes:
+        raise _Wrong(f"its header has a text of {end - at} bytes")
+    if not value.isascii():
+        value = _decode(text[at:end].encode("latin-1").decode())
+    return value, end
+
+
+def _walk(text: str, at: int, take: Callable[[str, int], int]) -> int:
+    """Go through an object whose brace is before `at`, and return where it ends.
+
+    `take` gets each name and where its value begins, and returns where that ends.
+    """
+    at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+    if text[at : at + 1] == "}":
+        return at + 1
+    while True:
+        name, at = _string(text, at, _MAX_NAME_BYTES)
+        colon = _COLON.match(text, at)
+        if colon is None:
+            raise ValueError
+        following = _NEXT.match(text, take(name, colon.end()))
+        if following is None:
+            raise ValueError
+        at = following.end()
+        if following[1] == "}":
+            return at
+
+
+class _Parser:
+    def __init__(self, text: str, begin: int) -> None:
+        self._text = text
+        self._begin = begin
+        self._dims = 0
+        self.entries: dict[str, Entry] = {}
+        self.metadata: dict[str, str] | None = None
+        self._has_metadata = False
+
+    def parse(self) -> None:
+        end = _walk(self._text, 1, self._take)
+        if _SPACE.fullmatch(self._text, end) is None:
+            raise ValueError
+
+    def _take(self, name: str, at: int) -> int:
+        if name == _METADATA:
+            return self._take_metadata(at)
+        found = _TENSOR.match(self._text, at)
+        if found is None:
+            raise _Wrong(f"of tensor '{name[:200]}' not all is told")
+        if name in self.entries:
+            raise _Wrong("its header has a name twice")
+        if len(self.entries) >= MAX_TENSORS:
+            raise _Wrong(f"it has more than {MAX_TENSORS:,} tensors")
+        entry = self.entries[name] = _entry(name, _decode(found[0]), self._begin)
+        self._dims += len(entry.shape)
+        if self._dims > _MAX_ALL_DIMS:
+            raise _Wrong(f"its tensors have more than {_MAX_ALL_DIMS:,} dimensions")
+        return found.end()
+
+    def _take_metadata(self, at: int) -> int:
+        if self._has_metadata:
+            raise _Wrong("its header has a name twice")
+        self._has_metadata = True
+        if self._text.startswith("null", at):
+            return at + 4
+        if self._text[at : at + 1] != "{":
+            raise _Wrong("its metadata is no dict of texts")
+        texts = self.metadata = dict[str, str]()
+        begin = at
+
+        def take(name: str, at: int) -> int:
+            if self._text[at : at + 1] != '"':
+                raise _Wrong("its metadata is no dict of texts")
+            if name in texts:
+                raise _Wrong("its header has a name twice")
+            texts[name], end = _string(self._text, at, _MAX_METADATA_BYTES)
+            if len(texts) > _MAX_METADATA or end - begin > _MAX_METADATA_BYTES:
+                raise _Wrong("its metadata is too large")
+            return end
+
+        return _walk(self._text, at + 1, take)
+
+
+def _parsed(text: str, data_bytes: int, begin: int) -> Header:
+    parser = _Parser(text, begin)
+    try:
+        parser.parse()
+    except (ValueError, RecursionError):
+        raise _Wrong("its header is no JSON") from None
+    entries = sorted(parser.entries.values(), key=lambda entry: (entry.begin, entry.end))
+    end = begin
+    for entry in entries:
+        if entry.begin != end:
+            raise _Wrong(f"before tensor '{entry.name[:200]}' there is a gap, or another tensor")
+        end = entry.end
+    if end != begin + data_bytes:
+        raise _Wrong("its tensors do not end where it ends")
+    return Header(tuple(entries), parser.metadata)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _entry(name: str, told: dict[str, Any], begin: int) -> Entry:
+    shown = name[:200]
+    if not {"dtype", "shape", "data_offsets"} <= set(told):
+        raise _Wrong(f"of tensor '{shown}' not all is told")
+    dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(map(_is_size, shape)):
+        raise _Wrong(f"the shape of tensor '{shown}' is none")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise _Wrong(f"the offsets of tensor '{shown}' are none")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise _Wrong(f"the dtype of tensor '{shown}' is none that is known here")
+    if _bits(shape, DTYPES[dtype][1]) != (offsets[1] - offsets[0]) * 8:
+        raise _Wrong(f"tensor '{shown}' has not the bytes that its shape asks for")
+    return Entry(name, dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
+
+
+def _bits(shape: list[int], bits: int) -> int:
+    """Above the largest file: something that is larger, too."""
+    if 0 in shape:
+        return 0
+    for length in shape:
+        bits *= length
+        if bits >> 67:
+            break
+    return bits

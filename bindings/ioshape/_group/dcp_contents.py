@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies in a checkpoint of DCP. Nothing of it is run or imported, nor torch."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import os
+import stat
+from dataclasses import dataclass
+from pickle import UnpicklingError
+from typing import IO, TYPE_CHECKING, Any
+
+from ioshape._core.descriptors import open_file
+from ioshape._core.errors import DamagedError, FormatError, failure
+from ioshape._core.report import Progress
+from ioshape._formats.dcp_names import DESCRIPTION
+from ioshape._formats.pickle_machine import Global, Inert, Machine, are_lengths, is_count
+from ioshape._load.collector import collector_rests
+from ioshape._load.reader import Reader
+from ioshape._native import lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A description of a million tensors takes a quarter of that.
+_MOST_BYTES = 1 << 30
+# The command prints them, for each part again.
+_LONGEST_FILE_NAME = 1024
+_LONGEST_DTYPE = 64
+
+
+def read_description(
+    path: str, operation: str, take: Callable[[IO[bytes]], Any], remedy: str = ""
+) -> Any:
+    """Return what `take` makes of a description; it may raise anything for a wrong one.
+
+    Raises:
+        FormatError: it is no description.
+        StorageError: it could not be read.
+    """
+    try:
+        # O_NONBLOCK: a pipe of that name must not stop the program.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        with os.fdopen(open_file(path, flags), "rb") as file, collector_rests():
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UnpicklingError("it is no regular file")
+            if status.st_size > _MOST_BYTES:
+                raise UnpicklingError("it is too large")
+            return take(file)
+    except OSError as error:
+        code = -(error.errno or errno.EIO)
+        sentence = f'cannot read "{path}": {error.strerror}'
+        raise failure(code, sentence, path, operation) from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        sentence = f'"{path}" is no description of a checkpoint: {str(error)[:300]}'
+        raise failure(lib.IOSHAPE_E_FORMAT, sentence, path, operation, remedy=remedy) from None
+
+
+def check_file_name(name: object) -> None:
+    """Refuse the name of a data file that is not in the checkpoint's directory or below."""
+    if type(name) is not str:
+        raise UnpicklingError("it names a file by what is no text")
+    is_inside = not name.startswith("/") and ".." not in name.split("/")
+    if not is_inside or "\0" in name or not 0 < len(os.fsencode(name)) <= _LONGEST_FILE_NAME:
+        raise UnpicklingError(f"it names {name[:100]!r} as a file of its own")
+
+
+# ---- Stand-ins ----------------------------------------------------------------------------------
+
+
+class _StandIn(Inert):
+    """An object of the pickle: what it would have been made of."""
+
+    __slots__ = ("arguments", "fields")
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        self.arguments = arguments
+        self.fields: dict[str, Any] = {}
+
+
+class _Machine(Machine):
+    plain_keys = Machine.plain_keys | {_StandIn}
+
+    def find(self, module: str, name: str) -> Any:
+        """Return the name of a dtype, and what makes a stand-in of everything else."""
+        if module == "torch" and name != "Size":
+            return name
+        if (module, name) == ("collections", "OrderedDict"):
+            return Global(module, name, lambda *_: {})
+        return Global(module, name, _StandIn)
+
+    def build(self, to: Any, state: Any) -> None:
+        """Give a stand-in its fields; other objects have none that count."""
+        if type(to) is _StandIn:
+            to.fields = state if type(state) is dict else {"state": state}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return value.fields if type(value) is _StandIn else {}
+
+
+def _size(value: Any) -> tuple[int, ...]:
+    """Return what a torch.Size holds."""
+    arguments = value.arguments if type(value) is _StandIn else ()
+    numbers = arguments[0] if arguments else ()
+    if not are_lengths(numbers):
+        raise UnpicklingError("a shape of it is none")
+    return tuple(numbers)
+
+
+# ---- What is there ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank has saved of an item of the state dict."""
+
+    #: the item: "model.layer.weight"
+    name: str
+    #: the data file, below the checkpoint
+    file: str
+    offset: int
+    n_bytes: int
+    #: went through an extension of DCP, which alone can read it
+    is_transformed: bool
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of the state dict."""
+
+    name: str
+    #: "" if it is no tensor
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def n_elements(self) -> int:
+        """Of a tensor."""
+        return math.prod(self.shape)
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory is a checkpoint of DCP."""
+    return os.path.isfile(os.path.join(path, DESCRIPTION))  # noqa: PTH113, PTH118
+
+
+def items(path: str, operation: str = "inspect") -> list[Item]:
+    """Of the checkpoint in a directory, by name.
+
+    Raises:
+        FormatError: its .metadata cannot be read.
+        StorageError: it is not there.
+    """
+    name = os.path.join(path, DESCRIPTION)  # noqa: PTH118
+    found: list[Item] = read_description(
+        name, operation, lambda file: _items(_fields(_Machine(file).read()))
+    )
+    return found
+
+
+def _items(described: dict[str, Any]) -> list[Item]:
+    items: Any = described.get("state_dict_metadata")
+    places: Any = described.get("storage_data") or {}
+    if type(items) is not dict or type(places) is not dict:
+        raise UnpicklingError("it holds something else")
+    parts: dict[str, list[Part]] = {}
+    for index, info in places.items():
+        part = _part(_fields(index).get("fqn"), _fields(info))
+        parts.setdefault(part.name, []).append(part)
+    if not all(type(name) is str for name in items):
+        raise UnpicklingError("it names an item by what is no text")
+    return [_item(name, items[name], parts) for name in sorted(items)]
+
+
+def _part(name: Any, told: dict[str, Any]) -> Part:
+    file: Any
+    offset: Any
+    n_bytes: Any
+    file, offset, n_bytes = (told.get(key) for key in ("relative_path", "offset", "length"))
+    check_file_name(file)
+    if type(name) is not str or not is_count(offset) or not is_count(n_bytes):
+        raise UnpicklingError("it says of a part what is no name or place")
+    return Part(name, file, offset, n_bytes, bool(told.get("transform_descriptors")))
+
+
+def _item(name: str, item: Any, parts: dict[str, list[Part]]) -> Item:
+    told = _fields(item)
+    state = _fields(told.get("properties")).get("state")
+    dtype = state[0] if type(state) is tuple and state else ""
+    if type(dtype) is not str or len(dtype) > _LONGEST_DTYPE:
+        raise UnpicklingError("a dtype of it is none")
+    shape = _size(told["size"]) if "size" in told else ()
+    return Item(name, dtype, shape, tuple(parts.get(name, ())))
+
+
+def verify(
+    path: str, *, share: float = 1.0, progress: Callable[[Progress], object] | None = None
+) -> int:
+    """Reads what a checkpoint holds, and compares all checksums; its bytes.
+
+    Raises:
+        DamagedError: one is wrong; the message names the tensor.
+        StorageError: something is missing, or could not be read.
+    """
+    parts = [part for item in items(path, "verify") for part in item.parts]
+    parts.sort(key=lambda part: (part.file, part.offset))
+    _check_apart(os.path.join(path, DESCRIPTION), parts)  # noqa: PTH118
+    total, done = sum(part.n_bytes for part in parts), 0
+    for part in parts:
+        _verify(path, part, share)
+        done += part.n_bytes
+        if progress is not None:
+            progress(Progress("read", done, total))
+    return total
+
+
+def _check_apart(path: str, parts: list[Part]) -> None:
+    """Refuse parts that overlap: few bytes of a description could ask for any number of reads."""
+    for part, other in itertools.pairwise(parts):
+        if part.file == other.file and part.offset + part.n_bytes > other.offset:
+            raise failure(
+                lib.IOSHAPE_E_DAMAGED,
+                f"\"{path}\" is damaged: the bytes of '{other.name[:100]}' overlap another item's",
+                path,
+                "verify",
+                remedy="use another copy",
+            )
+
+
+def _verify(path: str, part: Part, share: float) -> None:
+    name = os.path.join(path, part.file)  # noqa: PTH118
+    try:
+        with Reader(name, part=(part.offset, part.n_bytes), operation="verify") as reader:
+            reader.verify(share)
+    except FormatError:
+        if not part.is_transformed:
+            raise
+    except DamagedError as error:
+        sentence = f"{error.sentence}, which holds '{part.name}'"
+        raise DamagedError(error.facts._replace(sentence=sentence)) from None

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint on its way: a directory that readers do not see, and how it takes its place.
+
+Where nothing is at the path, the directory is one beside it, and gets that name. Where a directory
+is there, it is one in it: the data files get names that are free, and then the new .metadata takes
+the place of the old one. Either is one rename, on every filesystem; and who reads the old
+checkpoint meanwhile never gets bytes of the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ioshape._core.descriptors import open_file
+from ioshape._core.errors import StorageError, failure
+from ioshape._core.log import logger
+from ioshape._formats.dcp_names import DATA, DESCRIPTION, OF_A_RANK
+from ioshape._integrations.dcp import metadata as description
+from ioshape._save.atomic import AtomicFile
+from ioshape._save.directory import Directory, sync
+from ioshape._save.request import SaveRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    from ioshape._integrations.dcp.shares import Share
+
+# For another process that puts a checkpoint in place at the same path: a few renames.
+_PATIENCE_S = 120.0
+
+_log = logger()
+
+
+class Attempt:
+    """Of the process that puts the checkpoint in place."""
+
+    def __init__(self, path: str, *, durable: bool, rank: int | None) -> None:
+        #: the checkpoint's, without symbolic links
+        self.path = os.path.realpath(path)
+        #: whose checkpoint it is, if each rank has one of its own
+        self.rank = rank
+        self._durable = durable
+        self._inside = rank is not None or os.path.lexists(self.path)
+        if self._inside:
+            os.makedirs(self.path, exist_ok=True)  # noqa: PTH103
+            self._directory = Directory(os.path.join(self.path, "checkpoint"))  # noqa: PTH118
+        else:
+            self._directory = Directory(self.path)
+
+    @property
+    def folder(self) -> str:
+        """Where the files go."""
+        return self._directory.path
+
+    @property
+    def relative_folder(self) -> str:
+        """The same, as in a Place."""
+        return os.path.relpath(self.folder, self.path)
+
+    @property
+    def _name(self) -> str:
+        return DESCRIPTION if self.rank is None else f"__{self.rank}{DESCRIPTION}"
+
+    def close(self) -> None:
+        """What is not in place is removed."""
+        self._directory.close()
+
+    def commit(self, metadata: Metadata) -> None:
+        """Puts it in place."""
+        with contextlib.closing(self):
+            self._check_files(metadata)
+            if not self._inside:
+                self._write(self.folder, metadata)
+                try:
+                    self._directory.commit()
+                    return
+                except FileExistsError:  # somebody has put something there meanwhile
+                    Path(self.folder, self._name).unlink()
+            with _locked(self.path):
+                self._commit_inside(metadata)
+
+    def _write(self, folder: str, metadata: Metadata) -> None:
+        path = os.path.join(folder, self._name)  # noqa: PTH118
+        known_as = os.path.join(self.path, self._name)  # noqa: PTH118
+        with AtomicFile(path, SaveRequest(self._durable), known_as=known_as) as file:
+            file.write(pickle.dumps(metadata))
+
+    def _check_files(self, metadata: Metadata) -> None:
+        """Other ranks have written them: what is not there must not replace what is."""
+        for name in description.files_of(metadata):
+            if not Path(self.folder, name).is_file():
+                raise failure(
+                    -errno.ENOENT,
+                    f'cannot put "{self.path}" in place: rank 0 does not see "{name}", which '
+                    "another rank has written",
+                    self.path,
+                    "save",
+                    remedy="all nodes must share the directory",
+                )
+
+    def _commit_inside(self, metadata: Metadata) -> None:
+        there = set(os.listdir(self.path))  # noqa: PTH208
+        names = _free_names(description.files_of(metadata), there)
+        try:
+            for old, new in names.items():
+                os.rename(Path(self.folder, old), Path(self.path, new))  # noqa: PTH104
+            for info in metadata.storage_data.values():
+                info.relative_path = names[info.relative_path]
+            if self._durable:
+                sync(self.path)
+            self._write(self.path, metadata)
+        except BaseException:
+            for new in names.values():
+                Path(self.path, new).unlink(missing_ok=True)
+            raise
+        self._remove_others(there, set(names.values()))
+
+    def _remove_others(self, there: set[str], ours: set[str]) -> None:
+        """Data files that no description refers to any more: of what was replaced, and of attempts
+        that were killed on their last steps."""
+        mine = f"__{self.rank}_" if self.rank is not None else "__"
+        unused = {name for name in there - ours if _is_data(name) and name.startswith(mine)}
+        try:
+            for name in there if unused else ():
+                if name != self._name and _describes(name):
+                    unused -= description.files_of(description.load(Path(self.path, name)))
+        except StorageError as error:
+            _log.warning("replaced files in %s stay: %s", self.path, error)
+            return
+        for name in unused:
+            with contextlib.suppress(OSError):
+                Path(self.path, name).unlink()
+
+
+def _is_data(name: str) -> bool:
+    return DATA.fullmatch(name) is not None
+
+
+def _describes(name: str) -> bool:
+    return name == DESCRIPTION or OF_A_RANK.fullmatch(name) is not None
+
+
+def _free_names(names: set[str], there: set[str]) -> dict[str, str]:
+    """For each name one that is not there: the same rank's, with the next numbers."""
+    taken: dict[str, int] = {}
+    for name in there:
+        if match := DATA.fullmatch(name):
+            taken[match[1]] = max(taken.get(match[1], -1), int(match[2]))
+    free = {}
+    for name in names:
+        match = DATA.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name!r} is no name of a file of DCP")
+        free[name] = f"__{match[1]}_{taken.get(match[1], -1) + 1 + int(match[2])}.distcp"
+    return free
+
+
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """One process at a time puts a checkpoint in place there."""
+    fd = open_file(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(fd, folder)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, folder: str) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise failure(
+                    -errno.ETIMEDOUT,
+                    f'cannot put "{folder}" in place: another process is at it for longer than '
+                    f"{_PATIENCE_S:.0f} s",
+                    folder,
+                    "save",
+                    remedy="let one job at a time save to a path",
+                ) from None
+            time.sleep(0.01)
+        except OSError:
+            return  # no locks on directories there
+
+
+class Place(NamedTuple):
+    """Where a rank's files go."""
+
+    #: as seen from the checkpoint, for ranks that may see that under another name
+    folder: str
+    #: if it does not write a file of its own
+    share: Share | None
+
+
+def arrived(told: dict[str, Place], path: str, planned: Any) -> Place:
+    """What rank 0 has told this rank; the folder's whole path."""
+    place = told.pop(os.path.realpath(path), None) or getattr(planned, "place", None)
+    if place is None:
+        raise RuntimeError(f"rank 0 did not say where the files of {path} go")
+    folder = os.path.join(os.path.realpath(path), place.folder)  # noqa: PTH118
+    return Place(os.path.normpath(folder), place.share)

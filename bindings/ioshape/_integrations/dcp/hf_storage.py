@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DCP's HuggingFaceStorageWriter: the safetensors files that it writes are ours."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint import filesystem
+
+from ioshape._integrations.dcp.files import FilesAlone
+from ioshape._integrations.tested import is_tested
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def follow(hf_storage: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - it reads as before
+    """What "ioshape run" calls when the module with that writer has been imported."""
+    if not is_tested("torch"):
+        return
+    writer = hf_storage.HuggingFaceStorageWriter
+    by_torch = writer.__init__
+
+    @functools.wraps(by_torch)
+    def begin(self: Any, *arguments: Any, **named: Any) -> None:
+        by_torch(self, *arguments, **named)
+        if type(self.fs) is filesystem.FileSystem:  # not of a URL
+            self.fs = FilesAlone()
+            # DCP would sync the whole machine: these files have no descriptor that it could sync.
+            self.sync_files = False
+
+    writer.__init__ = begin

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Items of a plan, one behind the other in data files.
+
+Each tensor is an archive of its own there, as DCP's own code makes them with torch.save. Ours are
+those of ioshape.save: they come straight from the tensors' memory, also from a GPU's, and have a
+checksum for each MiB.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from ioshape import _torch as original
+from ioshape._integrations.dcp.shares import most_bytes
+from ioshape._save import pickling
+from ioshape._save.begin import records_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
+
+    from ioshape._save.atomic import AtomicFile
+
+# As torch.save has it.
+_PROTOCOL = 2
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """With a storage that holds nothing else."""
+    if tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    return tensor.cpu().clone()  # less memory of a GPU is asked for
+
+
+def _writer_of(item: WriteItem, data: Any) -> tuple[int, Callable[[AtomicFile], object]]:
+    """How many bytes it has at most, and what writes them to a file."""
+    if item.type == WriteItemType.BYTE_IO:
+        content = data.getbuffer()
+        return content.nbytes, lambda file: file.write(content)
+    tensor = _alone(data.detach())
+    try:
+        pickled = pickling.collect(tensor, pickle, _PROTOCOL)
+    except pickling.Unsupported:
+        return sys.maxsize, lambda file: original.save(tensor, file)
+    return most_bytes(pickled.n_bytes), lambda file: file.write_records(records_of(pickled))
+
+
+def write_items(
+    file_for: Callable[[int], tuple[AtomicFile, str]], items: list[WriteItem], planner: SavePlanner
+) -> list[WriteResult]:
+    """All of them, in DCP's order: what is no tensor comes first. `file_for` gives the file that
+    takes so many bytes, and its name."""
+    written = []
+    for item in sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO):
+        most, write = _writer_of(item, planner.resolve_data(item))
+        file, name = file_for(most)
+        begin = file.tell()
+        write(file)
+        n_bytes = file.tell() - begin
+        place = filesystem._StorageInfo(name, begin, n_bytes)
+        written.append(WriteResult(index=item.index, size_in_bytes=n_bytes, storage_data=place))
+    return written

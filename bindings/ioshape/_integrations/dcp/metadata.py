@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint's .metadata: read without running anything of it, and the names of its files.
+
+The file is untrusted. The machine that reads it gets no class and no function, so nothing that a
+file says reaches an object of the process. The objects of a description are made here, by their
+constructors, once the values of their fields have been checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections import OrderedDict
+from enum import Enum
+from functools import partial
+from pickle import UnpicklingError
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch.distributed._shard.sharded_tensor import metadata as sharded
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from ioshape._formats.pickle_machine import BUILTINS, SETS, Global, Machine, are_lengths, is_count
+from ioshape._group.dcp_contents import check_file_name, read_description
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# ---- The values of fields ------------------------------------------------------------------------
+
+
+_ITEMS = {metadata.TensorStorageMetadata, metadata.BytesStorageMetadata}
+_PROPERTIES: set[type] = {metadata.TensorProperties, sharded.TensorProperties}
+_ENUMERATIONS: dict[tuple[str, str], type[Enum]] = {
+    (kind.__module__, kind.__qualname__): kind
+    for kind in (sharded.MEM_FORMAT_ENCODING, getattr(metadata, "_MEM_FORMAT_ENCODING", None))
+    if kind is not None
+}
+_PATHS = (pathlib.PosixPath, pathlib.PurePosixPath)
+_NONE = type(None)
+_PATH: set[type] = {str, *_PATHS, _NONE}
+
+#: Classes that describe a checkpoint, and the types of each field. A number counts
+#: bytes or elements. Items of lists and dicts are checked in the end, as the pickle may still
+#: change them.
+_KNOWN: dict[type, dict[str, set[type]]] = {
+    Metadata: {
+        "state_dict_metadata": {dict},
+        "storage_meta": {metadata.StorageMeta, _NONE},
+        "version": {str, _NONE},
+    },
+    MetadataIndex: {"fqn": {str}, "offset": {torch.Size, _NONE}, "index": {int, _NONE}},
+    metadata.BytesStorageMetadata: {},
+    metadata.ChunkStorageMetadata: {"offsets": {torch.Size}, "sizes": {torch.Size}},
+    metadata.TensorStorageMetadata: {
+        "properties": _PROPERTIES,
+        "size": {torch.Size},
+        "chunks": {list, tuple},
+    },
+    metadata.StorageMeta: {
+        "checkpoint_id": _PATH,
+        "save_id": _PATH,
+        "load_id": _PATH,
+        "modules": {list, tuple},
+    },
+    filesystem._StorageInfo: {
+        "relative_path": {str},
+        "offset": {int},
+        "length": {int},
+        "transform_descriptors": {list, tuple, _NONE},
+    },
+    filesystem._StoragePrefix: {"prefix": {str}},
+}
+#: The same with all fields of the classes of this torch; None: a field of any type.
+_FIELDS: dict[type, dict[str, set[type] | None]] = {
+    kind: {one.name: kinds.get(one.name) for one in dataclasses.fields(kind)}
+    for kind, kinds in _KNOWN.items()
+}
+_KINDS = {(kind.__module__, kind.__qualname__): kind for kind in {*_FIELDS, *_PROPERTIES}}
+
+
+# ---- What calls make -----------------------------------------------------------------------------
+
+
+def _size(lengths: Any = ()) -> torch.Size:
+    if not are_lengths(lengths):
+        raise UnpicklingError("a shape of it is none")
+    return torch.Size(lengths)
+
+
+def _layout(name: Any) -> torch.layout:
+    found = vars(torch).get(name.removeprefix("torch.")) if type(name) is str else None
+    if not isinstance(found, torch.layout):
+        raise UnpicklingError("a layout of it is none")
+    return found
+
+
+def _path(kind: type[pathlib.PurePath], *parts: Any) -> pathlib.PurePath:
+    if not all(type(part) is str for part in parts):
+        raise UnpicklingError("a path of it is none")
+    return kind(*parts)
+
+
+def _member(kind: type[Enum], value: Any) -> Enum:
+    if type(value) is not int:
+        raise UnpicklingError("a member of an enumeration is none")
+    return kind(value)
+
+
+def _attribute(kind: Any, name: Any) -> Enum:
+    """Return a member of an enumeration: some versions of Python pickle it by getattr()."""
+    found = _ENUMERATIONS.get((kind.module, kind.name)) if type(kind) is Global else None
+    if found is None or type(name) is not str or name not in found.__members__:
+        raise UnpicklingError(
+            "it names builtins.getattr, which is no part of a checkpoint's description"
+        )
+    return found[name]
+
+
+def _ordered_dict() -> OrderedDict[Any, Any]:
+    return OrderedDict()
+
+
+_MAKERS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("torch", "Size"): _size,
+    ("torch.serialization", "_get_layout"): _layout,
+    **{(module, "getattr"): _attribute for module in BUILTINS},
+    ("collections", "OrderedDict"): _ordered_dict,
+    **{name: partial(_member, kind) for name, kind in _ENUMERATIONS.items()},
+    **{
+        (module, name): partial(_path, kind)
+        for module in ("pathlib", "pathlib._local")
+        for names, kind in zip(
+            (("Path", "PosixPath"), ("PurePath", "PurePosixPath")), _PATHS, strict=True
+        )
+        for name in names
+    },
+}
+
+
+def _trusted() -> dict[tuple[str, str], type]:
+    """Return the classes that the program has told torch it trusts, by name."""
+    get = getattr(torch.serialization, "get_safe_globals", list)
+    return {(one.__module__, one.__qualname__): one for one in get() if isinstance(one, type)}
+
+
+# ---- Reading -------------------------------------------------------------------------------------
+
+
+class _Machine(Machine):
+    plain_keys = Machine.plain_keys | {torch.dtype}
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._trusted = _trusted()
+        self._trusted_kinds = set(self._trusted.values())
+        #: objects that have no fields yet, by id; the reference keeps the id theirs
+        self._unbuilt: dict[int, Any] = {}
+
+    def describe(self) -> Metadata:
+        """Return the description that the file holds."""
+        found = self.read()
+        if type(found) is not Metadata or self._unbuilt:
+            raise UnpicklingError("it holds something else")
+        _check(found)
+        return found
+
+    def find(self, module: str, name: str) -> Any:
+        """Return a name that describes a checkpoint; refuse others."""
+        path = (module, name)
+        if path in _KINDS:
+            has_fields = _FIELDS.get(_KINDS[path], True)
+            make = self._empty if has_fields else object.__new__
+            return Global(module, name, partial(make, _KINDS[path]))
+        if path in _MAKERS:
+            return Global(module, name, _MAKERS[path])
+        if path in SETS:
+            return Global(module, name, partial(self.new_set, kind=SETS[path]))
+        dtype = vars(torch).get(name) if module == "torch" else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        if path in self._trusted:
+            kind: Any = self._trusted[path]
+            return Global(module, name, kind, partial(kind.__new__, kind))
+        raise UnpicklingError(
+            f"it names {module[:100]}.{name[:100]}, which is no part of a checkpoint's description"
+        )
+
+    def _empty(self, kind: type) -> Any:
+        made: Any = object.__new__(kind)
+        self._unbuilt[id(made)] = made
+        return made
+
+    def build(self, to: Any, state: Any) -> None:
+        """Give an object its fields, once, if they are such as it can have."""
+        if self._unbuilt.pop(id(to), None) is not None:
+            if type(to) in _PROPERTIES:
+                self._build_properties(to, state)
+            else:
+                self._build_fields(to, state)
+        elif type(to) in self._trusted_kinds:
+            _give_state(to, state)
+        elif type(to) not in _FIELDS or state:
+            super().build(to, state)
+
+    def _build_fields(self, to: Any, state: Any) -> None:
+        known = _FIELDS[type(to)]
+        if type(state) is not dict:
+            raise UnpicklingError(f"{type(to).__name__} is not what it can be")
+        # A field that this torch does not know is of a newer one.
+        fields = {}
+        for name, kinds in known.items():
+            if name not in state:
+                continue
+            value = fields[name] = state[name]
+            if kinds is None:
+                continue
+            if type(value) not in kinds or (type(value) is int and not is_count(value)):
+                raise UnpicklingError(f"{type(to).__name__}.{name} is not what it can be")
+        to.__init__(**fields)
+
+    def _build_properties(self, to: Any, state: Any) -> None:
+        kinds = (torch.dtype, torch.layout, bool, Enum, bool)
+        is_right = type(state) is tuple and len(state) == len(kinds)
+        if not is_right or not all(map(isinstance, state, kinds)):
+            raise UnpicklingError(f"{type(to).__name__} is not what it can be")
+        to.__setstate__(state)
+
+    def check_key(self, key: Any) -> None:
+        """Refuse a key that would take long. The hash of an index is that of a tuple of numbers."""
+        if type(key) is MetadataIndex and id(key) not in self._unbuilt:
+            self.count_hash(key)
+        else:
+            super().check_key(key)
+
+    # Classes that the program trusts may do what they like.
+
+    def set_other_items(self, to: Any, values: list[Any]) -> None:
+        """Set items of what is no dict."""
+        if type(to) in self._trusted_kinds:
+            for key, value in zip(values[::2], values[1::2], strict=True):
+                to[key] = value
+        else:
+            super().set_other_items(to, values)
+
+    def append(self, to: Any, values: list[Any]) -> None:
+        """Append to a list."""
+        if type(to) in self._trusted_kinds:
+            to.extend(values)
+        else:
+            super().append(to, values)
+
+
+def _check(found: Metadata) -> None:
+    """Refuse a description whose containers hold what they cannot."""
+    seen: dict[int, Any] = {}
+
+    def check(values: Any, *kinds: type) -> None:
+        if id(values) not in seen:  # many objects may have the same list
+            seen[id(values)] = values
+            if not {type(value) for value in values} <= {*kinds}:
+                raise UnpicklingError("a list or dict of it holds something else")
+
+    check(found.state_dict_metadata.keys(), str)
+    check(found.state_dict_metadata.values(), *_ITEMS)
+    for item in found.state_dict_metadata.values():
+        if type(item) is metadata.TensorStorageMetadata:
+            check(item.chunks, metadata.ChunkStorageMetadata)
+    names = set()
+    for info in (found.storage_data or {}).values():
+        if type(info) is filesystem._StorageInfo:
+            check(getattr(info, "transform_descriptors", None) or (), str)
+            names.add(info.relative_path)
+        else:
+            check_file_name(getattr(info, "relative_path", "."))
+    for name in names:
+        check_file_name(name)
+    if found.storage_meta is not None:
+        check(found.storage_meta.modules, str)
+
+
+def _give_state(to: Any, state: Any) -> None:
+    """Give an object of a trusted class its state, as pickle does."""
+    setstate = getattr(to, "__setstate__", None)
+    if setstate is not None:
+        setstate(state)
+        return
+    plain, slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+    to.__dict__.update(plain or {})
+    for name, value in (slots or {}).items():
+        setattr(to, name, value)
+
+
+def load(path: str | os.PathLike[str]) -> Metadata:
+    """Return the description of a checkpoint, from the file of that path.
+
+    Raises:
+        FormatError: it is none, or names what a description has no use for.
+        StorageError: it could not be read.
+    """
+    remedy = (
+        "if you trust it, and a planner of yours has put a class there, name that to "
+        "torch.serialization.add_safe_globals() before"
+    )
+    found: Metadata = read_description(
+        os.fspath(path), "load", lambda file: _Machine(file).describe(), remedy
+    )
+    return found
+
+
+def files_of(metadata: Metadata) -> set[str]:
+    """Return the data files that a description refers to."""
+    return {
+        info.relative_path
+        for info in (metadata.storage_data or {}).values()
+        if hasattr(info, "relative_path")
+    }

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DCP's own writer and reader replaced, for code that names them or gives a path alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint import filesystem, state_dict_saver
+
+from ioshape._core.locks import ForkedLock
+from ioshape._core.replacing import replace
+from ioshape._integrations.dcp import staging
+from ioshape._integrations.dcp.reader import Reader
+from ioshape._integrations.dcp.writer import Writer
+from ioshape._integrations.tested import is_tested
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_StockWriter, _StockReader = filesystem.FileSystemWriter, filesystem.FileSystemReader
+
+
+class _Kind(type(_StockWriter)):  # type: ignore[misc] # of the metaclass only this is known
+    """Of classes that stand where one of DCP's stood.
+
+    To call one makes one of ours. To derive from it derives from DCP's: such classes write files of
+    their own, as those for other filesystems do. To ask whether something is one asks the same.
+    """
+
+    def __new__(cls, name: str, bases: tuple[type, ...], names: dict[str, Any]) -> Any:
+        if any(isinstance(base, _Kind) for base in bases):
+            theirs: Any = tuple(base.theirs if isinstance(base, _Kind) else base for base in bases)
+            return type(theirs[0])(name, theirs, names)
+        return super().__new__(cls, name, bases, names)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.theirs, name)
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        return cls.ours(*arguments, **named)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.theirs)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.theirs)
+
+
+def _stand_in(ours: type, theirs: type) -> Any:
+    """With the name and the documentation of theirs; derived from neither, as classes that others
+    may ask for are asked in turn."""
+    names = {key: getattr(theirs, key) for key in ("__module__", "__qualname__", "__doc__")}
+    return _Kind(theirs.__name__, (), {**names, "ours": ours, "theirs": theirs})
+
+
+_WRITER: tuple[Any, Any] = (_StockWriter, _stand_in(Writer, _StockWriter))
+_READER: tuple[Any, Any] = (_StockReader, _stand_in(Reader, _StockReader))
+
+# dcp.async_save() with a path alone makes one of these, which copies to new memory. Older torches
+# have none, and those that a program makes stay as they are.
+_StockStager: Any = getattr(state_dict_saver, "DefaultStager", object)
+
+
+class _Stager(_StockStager):  # type: ignore[misc] # whatever it is
+    """Copies as our writer does."""
+
+    def stage(self, state_dict: Any, **named: Any) -> Any:
+        own = staging.copy_of(state_dict)
+        return super().stage(state_dict, **named) if own is None else own
+
+
+def _let_stage(stager: Any) -> None:
+    if hasattr(state_dict_saver, "DefaultStager"):
+        state_dict_saver.DefaultStager = stager
+
+
+_lock = ForkedLock()
+_loads: list[bool] = []  # for each patch() that is in force, whether it took the reader as well
+
+
+def patch(*, load: bool = True) -> None:
+    """From now on they are ours, in all modules that have them already, too."""
+    with _lock:
+        _loads.append(load)
+        replace([_WRITER, _READER] if load else [_WRITER])
+        _let_stage(_Stager)
+
+
+def unpatch() -> None:
+    """Undoes the last patch()."""
+    with _lock:
+        _loads.pop()
+        if not _loads:
+            _let_stage(_StockStager)
+        kept = [] if not _loads else [_WRITER]
+        kept += [_READER] if any(_loads) else []
+        replace([(new, old) for old, new in (_WRITER, _READER) if (old, new) not in kept])
+
+
+def follow(_module: ModuleType, *, load: bool) -> None:
+    """What "ioshape run" calls when torch.distributed.checkpoint has been imported."""
+    if is_tested("torch"):
+        patch(load=load)

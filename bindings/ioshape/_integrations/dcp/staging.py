@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of a state dict for saves in the background, in memory that is kept from save to save.
+
+To touch fresh memory costs several times as much as the copy. What a copy lay in is kept when
+nobody holds the copy any more, until a save comes that has no use for it. Large storages are copied
+together, by several threads: under torchrun torch itself has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint import state_dict_saver
+
+from ioshape._core.errors import failure
+from ioshape._core.job import job
+from ioshape._core.locks import ForkedLock
+from ioshape._native import lib
+from ioshape._save import lazy as lazily
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ioshape._save.lazy import Steps
+
+    #: storages that are to be filled, and from what
+    _Pairs = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
+
+try:
+    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+except ImportError:  # torch has none yet
+    StateDictStager = None  # type: ignore[assignment, misc]
+
+# What is smaller is memory of malloc(), which keeps it, too.
+_LEAST_BYTES = 1 << 20
+_HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
+
+# ---- Memory -------------------------------------------------------------------------------------
+
+_lock = ForkedLock()
+#: by their lengths; what is free, and in how many copies since then it was not wanted
+_free: dict[int, list[mmap.mmap]] = {}
+_MOST_IDLE = 2
+_idle: dict[int, int] = {}
+
+
+def _begin_copy() -> None:
+    """Lets go of what the last copies had no use for."""
+    with _lock:
+        for size in list(_free):
+            _idle[size] = _idle.get(size, 0) + 1
+            if _idle[size] > _MOST_IDLE:
+                del _free[size], _idle[size]
+
+
+def _give_back(size: int, memory: mmap.mmap) -> None:
+    with _lock:
+        _free.setdefault(size, []).append(memory)
+
+
+def _take(size: int) -> mmap.mmap:
+    with _lock, contextlib.suppress(KeyError, IndexError):
+        _idle[size] = 0
+        return _free[size].pop()
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if _HUGE is not None:
+        memory.madvise(_HUGE)
+    return memory
+
+
+def _storage(size: int) -> torch.UntypedStorage:
+    memory = _take(size)
+    block = (ctypes.c_char * size).from_buffer(memory)
+    weakref.finalize(block, _give_back, size, memory).atexit = False
+    return torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
+
+
+# ---- Copying ------------------------------------------------------------------------------------
+
+# As the library's own copies.
+_MOST_THREADS = 4
+_PARALLEL_BYTES = 32 << 20
+_SLICE_BYTES = 8 << 20
+# Nobody waits long for a thread that does not run.
+_LEISURE_SLICE_BYTES = 1 << 20
+_LONGEST_REST_S = 0.01
+
+
+def _copy_threads() -> int:
+    """No more than this rank's share of the machine's cores, as the library's own."""
+    share = (os.cpu_count() or 1) // max(job().local_world_size, 1)
+    return max(min(len(os.sched_getaffinity(0)), share, _MOST_THREADS), 1)
+
+
+class _Copying:
+    """Storages that are being copied. Whoever is done with a slice takes the next."""
+
+    def __init__(self, pairs: _Pairs, slice_bytes: int) -> None:
+        self._pairs = pairs  # both stay until all is copied
+        self._slices = deque(
+            (to.data_ptr() + begin, source.data_ptr() + begin, min(slice_bytes, size - begin))
+            for to, source in pairs
+            for size in (source.nbytes(),)
+            for begin in range(0, size, slice_bytes)
+        )
+        self._last = len(self._slices) - 1
+        self._copied = itertools.count()
+
+    def _copy_next(self) -> bool:
+        """False if there is none left; another thread may still be copying the last."""
+        try:
+            to, source, n_bytes = self._slices.popleft()
+        except IndexError:
+            return False
+        try:
+            ctypes.memmove(to, source, n_bytes)  # other threads run meanwhile
+        finally:  # KeyboardInterrupt comes when it is copied: nobody else counts this slice
+            if next(self._copied) == self._last:
+                self._end()
+        return True
+
+    def _end(self) -> None:
+        """All is copied. Called once."""
+
+    def _copy_rest(self) -> None:
+        while self._copy_next():
+            pass
+
+    def copy(self) -> None:
+        """Copies all that is left, with as many threads as a save of the library has."""
+        n_bytes = sum(n_bytes for _, _, n_bytes in list(self._slices))
+        n_threads = _copy_threads() if n_bytes >= _PARALLEL_BYTES else 1
+        helpers = []
+        try:
+            with contextlib.suppress(RuntimeError):  # as many as there may be
+                for _ in range(1, n_threads):
+                    helper = threading.Thread(target=self._copy_rest, name="ioshape", daemon=True)
+                    helper.start()
+                    helpers.append(helper)
+            self._copy_rest()
+        finally:
+            for helper in helpers:
+                helper.join()
+
+
+class _Later(_Copying):
+    """What changes in a step only: copied while training goes on, until somebody waits for it."""
+
+    def __init__(
+        self,
+        pairs: _Pairs,
+        tensors: list[torch.Tensor],
+        path: str,
+        tell_failure: Callable[[Exception], object],
+    ) -> None:
+        super().__init__(pairs, _LEISURE_SLICE_BYTES)
+        self._path = path
+        self._tell_failure = tell_failure
+        self._owner = os.getpid()
+        self._versions = [(tensor, tensor._version) for tensor in tensors]
+        self._ended = threading.Event()
+        self._hurry = threading.Event()
+        #: what becomes of it: the copy; taken when that is there
+        self._result: list[tuple[Future[Any], Any]] = []
+        #: who waits for it: see lazy.py
+        self._waiters: tuple[Steps, ...] = ()
+        self._steps: Steps | None = None
+
+    def start(self, copied: Any) -> Future[Any]:
+        """Will be what is `copied`, when it is."""
+        future: Future[Any] = Future()
+        self._result.append((future, copied))
+        if not self._slices:
+            self._end()
+            return future
+        helper = threading.Thread(target=self._copy_at_leisure, name="ioshape", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # there may be no more of them
+            self.copy()
+        return future
+
+    def _copy_at_leisure(self) -> None:
+        # Not with the lowest priority: it would hold up the interpreter with it.
+        while True:
+            begin = time.perf_counter()
+            if not self._copy_next():
+                return
+            self._hurry.wait(min(time.perf_counter() - begin, _LONGEST_REST_S))
+
+    def _end(self) -> None:
+        future, copied = self._result.pop()
+        changed = [tensor for tensor, version in self._versions if tensor._version != version]
+        self._pairs, self._versions = [], []
+        self._ended.set()
+        if changed:
+            self._tell_failure(
+                failure(
+                    lib.IOSHAPE_E_CHANGED,
+                    f'cannot save "{self._path}": a tensor of shape {tuple(changed[0].shape)} was '
+                    "to be copied later, and has changed before",
+                    self._path,
+                    "save",
+                    remedy="call ioshape.before_step() before it changes",
+                )
+            )
+        # Also then: a rank without a copy would not come to the save, where the others wait for it.
+        future.set_result(copied)
+
+    def _wait_copied(self) -> None:
+        """Waits until what is copied may change."""
+        if self._owner == os.getpid():  # the thread of a parent does not come
+            self._hurry.set()
+            self.copy()
+            self._ended.wait()
+
+
+# ---- State dicts --------------------------------------------------------------------------------
+
+
+def _cannot_copy(_state_dict: Any) -> Any:
+    """torch's own way will."""
+    return None
+
+
+def _copies_at_once(state_dict: Any, _optimizer: Any, _path: str, _tell_failure: Any) -> Any:
+    return copy_of(state_dict)
+
+
+#: a copy of all that is in a state dict; None if torch must make it
+copy_of: Callable[[Any], Any] = _cannot_copy
+#: the same, with a future of it where what an optimizer changes is copied later. Without one: all
+#: that is large, and the program says when it changes. Before there is a result, the last argument
+#: is called if it is of no use
+copy_later: Callable[[Any, Any, str, Callable[[Exception], object]], Any] = _copies_at_once
+
+if hasattr(StateDictStager, "_stage_untyped_storage"):
+
+    def _is_never_steady(_storage: torch.UntypedStorage) -> bool:
+        return False
+
+    class _Stager(StateDictStager):
+        """torch's own, which knows all kinds of tensors, with memory of ours."""
+
+        def __init__(
+            self, is_steady: Callable[[torch.UntypedStorage], bool] = _is_never_steady
+        ) -> None:
+            super().__init__()
+            self._is_steady = is_steady
+            self._now: _Pairs = []
+            self._later: _Pairs = []
+
+        def take(self) -> tuple[_Pairs, _Pairs]:
+            """What is to be copied now, and what later. This object lives until the garbage
+            collector comes: what it is made of refers to it."""
+            taken = self._now, self._later
+            self._now, self._later = [], []
+            return taken
+
+        def _offload_tensor(
+            self, x: torch.Tensor, memo: dict[int, Any], non_blocking: bool = False
+        ) -> Any:
+            offload: Any = super()._offload_tensor
+            copied = offload(x, memo, non_blocking=non_blocking)
+            # Bits beside the memory, which torch forgets. Set in place: others may have it already.
+            if x.is_conj() != copied.is_conj():
+                torch._C._set_conj(copied, x.is_conj())
+            if x.is_neg() != copied.is_neg():
+                torch._C._set_neg(copied, x.is_neg())
+            return copied
+
+        def _stage_untyped_storage(
+            self, storage: torch.UntypedStorage, non_blocking: bool = False
+        ) -> torch.UntypedStorage:
+            size = storage.nbytes()
+            if storage.device.type == "cpu" and size >= _LEAST_BYTES:
+                copied = _storage(size)
+                pairs = self._later if self._is_steady(storage) else self._now
+                pairs.append((copied, storage))
+                return copied
+            # Pinned memory is kept by torch.
+            is_pinned = storage.device.type == "cuda"
+            memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
+            copied = memory.untyped_storage()
+            copied.copy_(storage, non_blocking=non_blocking)
+            return copied
+
+    def _copy_of(state_dict: Any) -> Any:
+        _begin_copy()
+        stager = _Stager()
+        copied = stager.stage(state_dict)
+        now, _ = stager.take()
+        _Copying(now, _SLICE_BYTES).copy()
+        return copied
+
+    copy_of = _copy_of
+
+    def _copy_later(
+        state_dict: Any, optimizer: Any, path: str, tell_failure: Callable[[Exception], object]
+    ) -> Any:
+        waiters = lazily.waiters_of(optimizer)
+        _begin_copy()
+        stager = _Stager(lazily.steady(optimizer))
+        copied = stager.stage(state_dict)
+        now, steady = stager.take()
+        _Copying(now, _SLICE_BYTES).copy()
+        places = {source.data_ptr() for _, source in steady}
+        tensors = [
+            tensor
+            for tensor in lazily.tensors_in(state_dict)
+            if tensor.untyped_storage().data_ptr() in places and not tensor.is_inference()
+        ]
+        later = _Later(steady, tensors, path, tell_failure)
+        future = later.start(copied)
+        lazily.watch(later, waiters)
+        return future
+
+    if hasattr(state_dict_saver, "AsyncSaveResponse"):  # else nobody waits for the future
+        copy_later = _copy_later

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""serialize_file(), through which all of the package safetensors writes files.
+
+It gets names, and for each a dtype, a shape, and where the bytes lie. That is what the library's
+ioshape_save_tensors() takes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ioshape._core import trace
+from ioshape._core.context import encoded
+from ioshape._core.report import Report, Step
+from ioshape._core.structs import sized
+from ioshape._core.under_way import begun, completed, raise_unheard
+from ioshape._formats.dtypes import DTYPES
+from ioshape._integrations.safetensors import original
+from ioshape._native import ffi, lib
+from ioshape._save import collected
+from ioshape._save.begin import Payload, start
+from ioshape._save.request import SaveRequest
+from ioshape._tier.route import directly
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ioshape._save.handle import SaveHandle
+
+
+class _NotOurs(Exception):
+    """The original must write this itself, or say what is wrong with it. The argument is why."""
+
+
+def _text(what: str, value: Any) -> bytes:
+    """As C takes it."""
+    if not isinstance(value, str):
+        raise _NotOurs(f"{what} is no text")
+    try:
+        text = value.encode()
+    except UnicodeEncodeError:
+        raise _NotOurs(f"{what} is no valid text") from None
+    if b"\0" in text:
+        raise _NotOurs(f"{what} has a NUL")
+    return text
+
+
+def _name(what: str, value: Any) -> bytes:
+    name = _text(what, value)
+    if not 0 < len(name) <= lib.IOSHAPE_MAX_NAME_BYTES:
+        raise _NotOurs(f"{what} has {len(name)} bytes")
+    return name
+
+
+class _Segment(NamedTuple):
+    """One tensor, as the package describes it."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    address: Any
+    keep: Any
+
+
+def _segment(spec: Any) -> _Segment:
+    if isinstance(spec, dict):  # before safetensors 0.8
+        dtype, shape, data = spec["dtype"], tuple(spec["shape"]), spec["data"]
+        view = ffi.from_buffer(data)
+        bits = dict(DTYPES.values()).get(dtype, 0)
+        address, n_bytes = view, len(data)
+    else:
+        # Shapes are the header's: of F4 they count values, where ours count bytes of two.
+        dtype, bits = DTYPES.get(spec.dtype, (spec.dtype, 0))
+        shape, view = tuple(spec.shape), None
+        address, n_bytes = ffi.cast("void *", spec.data_ptr), spec.data_len
+        if bits == 4 and shape and not shape[-1] % 2:
+            shape, bits = (*shape[:-1], shape[-1] // 2), 8
+    elements = 1
+    for length in shape:
+        elements *= length
+    # The original has a sentence for each of these.
+    fits = elements * (bits // 8) == n_bytes and max(shape, default=0) >> 63 == 0
+    if not bits or bits % 8 or not fits:
+        raise _NotOurs(f"dtype {dtype}, shape {shape} and {n_bytes} bytes")
+    return _Segment(getattr(lib, f"IOSHAPE_{dtype.upper()}"), shape, address, view)
+
+
+def _tensors_of(specs: Mapping[str, Any]) -> Payload:
+    tensors = ffi.new("struct ioshape_tensor[]", len(specs))
+    keep: list[Any] = [tensors, dict(specs)]
+    for (name, spec), to in zip(specs.items(), tensors, strict=True):
+        segment = _segment(spec)
+        to.name = text = ffi.new("char[]", _name("the name of a tensor", name))
+        to.dtype = segment.dtype
+        to.dims = len(segment.shape)
+        to.shape = shape = ffi.new("int64_t[]", segment.shape)
+        to.data = segment.address
+        keep += [text, shape, segment.keep]
+    return Payload(tensors, len(specs), keep, [])
+
+
+def _metadata_of(metadata: Any) -> tuple[Any, list[Any]]:
+    """As C takes it, and what must live as long. None and {} are not the same to the original."""
+    if metadata is None:
+        return ffi.NULL, []
+    if not isinstance(metadata, dict) or len(metadata) > lib.IOSHAPE_MAX_ATTRIBUTES:
+        raise _NotOurs("the metadata is no dict, or a large one")
+    attributes = ffi.new("struct ioshape_attribute[]", len(metadata))
+    keep = [attributes]
+    for (name, value), to in zip(metadata.items(), attributes, strict=True):
+        to.name = first = ffi.new("char[]", _name("a name of the metadata", name))
+        to.value = second = ffi.new("char[]", _text("a value of the metadata", value))
+        keep += [first, second]
+    struct = sized("ioshape_metadata")
+    struct.attributes = attributes
+    struct.attribute_count = len(metadata)
+    return struct, [*keep, struct]
+
+
+def _start(
+    specs: Any, path: str, metadata: Any, request: SaveRequest, *, borrow: bool
+) -> SaveHandle:
+    begin = time.perf_counter()
+    if not isinstance(specs, dict):
+        raise _NotOurs("not a dict")
+    payload = _tensors_of(specs)
+    given, keep = _metadata_of(metadata)
+    payload.keep.extend(keep)
+    route = directly(path)
+    context = route.context()
+
+    def begin_in_c(tensors: Any, count: int, options: Any, out: Any) -> int:
+        options.metadata = given
+        options.format = lib.IOSHAPE_FORMAT_SAFETENSORS
+        if request.checksums:
+            options.checksums = lib.IOSHAPE_CHECKSUMS_BESIDE
+        return lib.ioshape_save_tensors(  # type: ignore[no-any-return]
+            context.pointer, encoded(path), tensors, count, options, out
+        )
+
+    pickle_s = time.perf_counter() - begin
+    return start(begin_in_c, context, route, payload, request, borrow=borrow, pickle_s=pickle_s)
+
+
+def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:
+    begin, started = time.perf_counter(), time.time()
+    assert original.serialize_file is not None
+    original.serialize_file(specs, path, metadata=metadata)
+    step = Step(
+        f"written by safetensors itself, neither durable nor in its turn: {why}", "safetensors"
+    )
+    report = Report(
+        path=os.fsdecode(path),
+        written_by="safetensors",
+        fallbacks=(step,),
+        total_s=time.perf_counter() - begin,
+        started_s=started,
+    )
+    trace.record(report)
+    return report
+
+
+def save(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> Report:
+    """Saves, and waits. What the original refuses, it refuses in its own words."""
+    try:
+        path = os.fsdecode(filename)
+        report = completed(lambda: _start(specs, path, metadata, request, borrow=True))
+    except _NotOurs as reason:
+        report = _by_original(specs, filename, metadata, reason)
+    raise_unheard()
+    return report
+
+
+def begin(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> SaveHandle:
+    """Saves in the background."""
+    try:
+        path = os.fsdecode(filename)
+        handle = begun(lambda: _start(specs, path, metadata, request, borrow=False))
+    except _NotOurs as reason:
+        raise ValueError(f'cannot save "{filename}" in the background: {reason}') from None
+    raise_unheard(but=handle)
+    return handle
+
+
+def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
+    """Takes the place of the original."""
+    request = SaveRequest.of()
+    if not collected.begins(lambda: begin(tensor_dict, filename, metadata, request)):
+        save(tensor_dict, filename, metadata, request)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which versions of other packages the integrations were tested with."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from ioshape._core import terminal
+
+#: of each package, the first version, and the first that nobody has tried
+TESTED = {
+    "accelerate": ("1.10", "2"),
+    "deepspeed": ("0.18", "1"),
+    "huggingface_hub": ("1", "3"),
+    "lightning": ("2.5", "3"),
+    "lightning_fabric": ("2.5", "3"),
+    "safetensors": ("0.5", "1"),
+    "stable_baselines3": ("2.2", "3"),
+    "torch": ("2.6", "3"),
+    "torch_checkpointing": ("0.1.1", "0.2"),
+    "transformers": ("5", "6"),
+}
+
+
+def is_tested(package: str) -> bool:
+    """Whether we may replace functions of the version that is installed; a warning if not.
+
+    What has no metadata, as a folder in PYTHONPATH, is taken as it is.
+    """
+    first, untried = TESTED[package]
+    try:
+        installed = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return True
+    if _numbers(first) <= _numbers(installed) < _numbers(untried):
+        return True
+    terminal.say(
+        f"{package} {installed} writes by itself: ioshape was tested with {package} {first} and "
+        f"newer, before {untried}; install one of these, or a newer ioshape"
+    )
+    return False
+
+
+def _numbers(version: str) -> list[int]:
+    release = re.match(r"[0-9.]*", version)
+    return [int(one) for one in (release[0] if release else "").split(".") if one]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What "ioshape run" does for packages that write checkpoints: ours, and those of others."""
+
+import json
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from processes import TIMEOUT_S
+
+COMMAND = Path(sysconfig.get_path("scripts")) / "ioshape"
+
+
+def run(folder: Path, text: str, *packages: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(text, encoding="utf-8")
+    paths = os.pathsep.join(map(str, packages))
+    return subprocess.run(
+        [COMMAND, "run", "script.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, "IOSHAPE_TRACE": str(folder / "trace")},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+
+
+def saved_by_us(folder: Path) -> set[str]:
+    lines = [
+        json.loads(line)
+        for file in (folder / "trace").iterdir()
+        for line in file.read_text().splitlines()
+    ]
+    return {Path(line["path"]).name for line in lines}
+
+
+def installed(
+    folder: Path, name: str, version: str, files: dict[str, str], points: str = ""
+) -> Path:
+    """A package that pip could have put there."""
+    for file, content in files.items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    about = folder / f"{name}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text(points)
+    return folder
+
+
+# ---- Those of torch and its neighbours ----------------------------------------------------------
+
+
+def test_safetensors_files_of_dcp_are_ours(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import hf_storage
+state = {"weight": torch.arange(100_000.0), "bias": torch.ones(3)}
+writer = hf_storage.HuggingFaceStorageWriter("model", fqn_to_index_mapping={"weight": 1, "bias": 2})
+dcp.save(state, storage_writer=writer)
+loaded = {name: torch.zeros_like(one) for name, one in state.items()}
+dcp.load(loaded, storage_reader=hf_storage.HuggingFaceStorageReader("model"))
+assert all(torch.equal(loaded[name], state[name]) for name in state)
+""",
+    )
+    assert "ioshape" not in done.stderr
+    names = {
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    }
+    assert {path.name for path in (tmp_path / "model").iterdir()} == names
+    assert saved_by_us(tmp_path) == names
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == {"weight", "bias"}
+
+
+def test_the_usual_storage_of_torch_checkpointing_is_ours(tmp_path: Path) -> None:
+    pytest.importorskip("torch_checkpointing")
+    done = run(
+        tmp_path,
+        """
+import torch
+import torch_checkpointing as package
+save = package.SyncCheckpointSaverConfig()
+manager = package.CheckpointManager(package.CheckpointManager.Config(save=save))
+manager.save("checkpoint", {"weight": torch.arange(100_000.0)})
+loaded = manager.load("checkpoint", into={"weight": torch.zeros(100_000)})
+assert torch.equal(loaded["weight"], torch.arange(100_000.0))
+""",
+    )
+    assert "ioshape" not in done.stderr
+    files = {path.name for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()}
+    assert files == saved_by_us(tmp_path)
+
+
+# ---- Versions that nobody has tried -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "is_tested"),
+    [("0.5.0", True), ("0.9.1rc1", True), ("0.4.9", False), ("1.0", False), ("2.0.dev1", False)],
+)
+def test_a_version_that_was_not_tried_writes_by_itself(
+    tmp_path: Path, version: str, is_tested: bool
+) -> None:
+    site = installed(
+        tmp_path / "site",
+        "safetensors",
+        version,
+        {"safetensors/__init__.py": "def serialize_file(*all): pass\nkept = serialize_file\n"},
+    )
+    name = "import safetensors; print(safetensors.serialize_file.__module__)"
+    done = run(tmp_path, name, site)
+    if is_tested:
+        assert not done.stderr
+    else:
+        assert (
+            f"safetensors {version} writes by itself: ioshape was tested with safetensors 0.5 and "
+            "newer, before 1; install one of these, or a newer ioshape"
+        ) in done.stderr
+
+
+# ---- Packages of others -------------------------------------------------------------------------
+
+THEIRS = """
+def follow(module, *, load):
+    module.save = lambda: f"saved by us, load={load}"
+"""
+
+
+def test_packages_of_others_may_be_called_too(tmp_path: Path) -> None:
+    points = "[ioshape.integrations]\ntrainer.io = for_trainer:follow\n"
+    files = {"trainer/__init__.py": "", "trainer/io.py": "def save(): return 'as ever'\n"}
+    site = installed(tmp_path / "site", "trainer", "1", files)
+    script = "import sys, trainer.io; print(trainer.io.save(), 'torch' in sys.modules)"
+    assert run(tmp_path, script, site).stdout == "as ever False\n"
+    installed(site, "for-trainer", "1", {"for_trainer.py": THEIRS}, points)
+    assert run(tmp_path, script, site).stdout == "saved by us, load=True False\n"
+
+
+def test_one_that_fails_stops_nothing(tmp_path: Path) -> None:
+    points = "[ioshape.integrations]\ntrainer = for_trainer:gone\n"
+    files = {"trainer.py": "", "for_trainer.py": ""}
+    site = installed(tmp_path / "site", "trainer", "1", files, points)
+    done = run(tmp_path, "import trainer; print('trained')", site)
+    assert done.stdout == "trained\n"
+    assert "ioshape: trainer writes by itself in process" in done.stderr
+    assert "gone" in done.stderr
