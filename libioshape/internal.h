@@ -307,7 +307,7 @@ struct save_probe_target {
 	uint64_t total_bytes, free_bytes;
 };
 
-/* Members are the attributes of ioshape.Storage in Python, which describes them. */
+/* Members are the attributes of ioshape.types.Storage in Python, which describes them. */
 struct save_probe {
 	char directory[4096];
 	char family[32];

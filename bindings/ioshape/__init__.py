@@ -25,79 +25,39 @@ from typing import TYPE_CHECKING
 from ioshape._core import descriptors as _descriptors
 
 if TYPE_CHECKING:
+    from ioshape import errors, staging, types
     from ioshape._core.config import configure, settings
-    from ioshape._core.errors import (
-        CanceledError,
-        CoordinatorError,
-        DamagedError,
-        Different,
-        FallbackWarning,
-        FormatError,
-        MismatchError,
-        NoUsableCheckpointError,
-        PassedOver,
-        SkippedWarning,
-        StorageError,
-    )
-    from ioshape._core.job import Job, job
-    from ioshape._core.report import Progress, Report, Step
+    from ioshape._core.errors import DamagedError, FallbackWarning, SkippedWarning, StorageError
+    from ioshape._core.job import job
+    from ioshape._core.report import Report
     from ioshape._core.under_way import wait_all
     from ioshape._files.directory import directory
     from ioshape._files.open import open  # noqa: A004 - as gzip.open
-    from ioshape._group.generations import Generation, Part, generations, latest, prune
+    from ioshape._group.generations import generations, latest, prune
     from ioshape._group.group import save_group, save_group_async
     from ioshape._group.load import load_group
     from ioshape._latest import load_latest
-    from ioshape._load.contents import Contents, Record, inspect, verify
+    from ioshape._load.contents import inspect, verify
     from ioshape._load.load import load
-    from ioshape._load.pickled import Tensor
-    from ioshape._load.stored import StoredTensor
-    from ioshape._load.verified import VerifiedFile
-    from ioshape._probe import Storage, StorageTarget, probe
+    from ioshape._probe import probe
     from ioshape._run.patch import patch, patched, unpatch
-    from ioshape._save.atomic import AtomicFile
     from ioshape._save.handle import SaveHandle
     from ioshape._save.lazy import before_step
-    from ioshape._save.memory import reserve, trim
-    from ioshape._save.preemption import Notice, on_preemption
+    from ioshape._save.preemption import on_preemption
     from ioshape._save.save import save, save_async
-    from ioshape._slots.slots import Place, Slot, SlotInfo, pool_name, slot
+    from ioshape._slots.slots import slot
 
     __version__: str
 
 # Where each public name lives. They are imported when one of them is first used, so that "import
 # ioshape" costs nothing in the processes that never save.
 _HOMES = {
-    "AtomicFile": "_save.atomic",
-    "CanceledError": "_core.errors",
-    "Contents": "_load.contents",
-    "CoordinatorError": "_core.errors",
     "DamagedError": "_core.errors",
     "FallbackWarning": "_core.errors",
-    "Different": "_core.errors",
-    "MismatchError": "_core.errors",
-    "FormatError": "_core.errors",
-    "Generation": "_group.generations",
-    "Job": "_core.job",
-    "NoUsableCheckpointError": "_core.errors",
-    "Notice": "_save.preemption",
-    "Part": "_group.generations",
-    "PassedOver": "_core.errors",
-    "Place": "_slots.slots",
-    "Progress": "_core.report",
-    "Record": "_load.contents",
     "Report": "_core.report",
     "SaveHandle": "_save.handle",
     "SkippedWarning": "_core.errors",
-    "Slot": "_slots.slots",
-    "SlotInfo": "_slots.slots",
-    "Storage": "_probe",
-    "Step": "_core.report",
     "StorageError": "_core.errors",
-    "StoredTensor": "_load.stored",
-    "StorageTarget": "_probe",
-    "Tensor": "_load.pickled",
-    "VerifiedFile": "_load.verified",
     "before_step": "_save.lazy",
     "configure": "_core.config",
     "directory": "_files.directory",
@@ -112,17 +72,14 @@ _HOMES = {
     "open": "_files.open",
     "patch": "_run.patch",
     "patched": "_run.patch",
-    "pool_name": "_slots.slots",
     "probe": "_probe",
     "prune": "_group.generations",
-    "reserve": "_save.memory",
     "save": "_save.save",
     "save_async": "_save.save",
     "save_group": "_group.group",
     "save_group_async": "_group.group",
     "settings": "_core.config",
     "slot": "_slots.slots",
-    "trim": "_save.memory",
     "unpatch": "_run.patch",
     "verify": "_load.contents",
     "wait_all": "_core.under_way",
@@ -140,38 +97,56 @@ _WITH_TORCH = (
     "_save.save",
 )
 
+# Modules that come with them.
+_MODULES = ("errors", "staging", "types")
+
+# What was here before version 0.2, and where it is now. They go with the version after it.
+_MOVED = {
+    **dict.fromkeys(
+        (
+            "CanceledError",
+            "CoordinatorError",
+            "Different",
+            "FormatError",
+            "MismatchError",
+            "NoUsableCheckpointError",
+            "PassedOver",
+        ),
+        "errors",
+    ),
+    **dict.fromkeys(("reserve", "trim"), "staging"),
+    **dict.fromkeys(
+        (
+            "AtomicFile",
+            "Contents",
+            "Generation",
+            "Job",
+            "Notice",
+            "Part",
+            "Place",
+            "Progress",
+            "Record",
+            "Slot",
+            "SlotInfo",
+            "Step",
+            "Storage",
+            "StorageTarget",
+            "StoredTensor",
+            "Tensor",
+            "VerifiedFile",
+        ),
+        "types",
+    ),
+}
+
 # The same names, in a form that type checkers understand.
 __all__ = [
-    "AtomicFile",
-    "CanceledError",
-    "Contents",
-    "CoordinatorError",
     "DamagedError",
-    "Different",
     "FallbackWarning",
-    "FormatError",
-    "Generation",
-    "Job",
-    "MismatchError",
-    "NoUsableCheckpointError",
-    "Notice",
-    "Part",
-    "PassedOver",
-    "Place",
-    "Progress",
-    "Record",
     "Report",
     "SaveHandle",
     "SkippedWarning",
-    "Slot",
-    "SlotInfo",
-    "Step",
-    "Storage",
     "StorageError",
-    "StorageTarget",
-    "StoredTensor",
-    "Tensor",
-    "VerifiedFile",
     "__version__",
     "before_step",
     "configure",
@@ -187,17 +162,14 @@ __all__ = [
     "open",
     "patch",
     "patched",
-    "pool_name",
     "probe",
     "prune",
-    "reserve",
     "save",
     "save_async",
     "save_group",
     "save_group_async",
     "settings",
     "slot",
-    "trim",
     "unpatch",
     "verify",
     "wait_all",
@@ -212,7 +184,11 @@ if not TYPE_CHECKING:
             from ioshape._native import ffi, lib  # noqa: PLC0415
 
             globals()[name] = ffi.string(lib.ioshape_version()).decode()
-        elif name not in _HOMES:
+        elif name in _MOVED:
+            return _moved(name)
+        elif name == "pool_name":
+            raise AttributeError("ioshape.pool_name() is gone: use ioshape.probe(path).pool")
+        elif name not in _HOMES and name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         elif not _try_to_bring_in(name):
             return import_module(f"{__name__}._early").save
@@ -220,8 +196,18 @@ if not TYPE_CHECKING:
         return value
 
 
+def _moved(name: str) -> object:
+    from warnings import warn  # noqa: PLC0415 - only for old programs
+
+    home = _MOVED[name]
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    sentence = f"ioshape.{name} is ioshape.{home}.{name} now; the old name goes with version 0.3"
+    warn(sentence, DeprecationWarning, stacklevel=3)
+    return value
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])
 
 
 # ---- Imports and forks ------------------------------------------------------------------------
@@ -306,7 +292,7 @@ def _try_to_bring_in(name: str) -> bool:
     if is_save and _is_half_imported("torch"):
         return False
     try:
-        _bring_in(with_torch=_HOMES[name] in _WITH_TORCH)
+        _bring_in(with_torch=_HOMES.get(name) in _WITH_TORCH)
     except (ImportError, AttributeError):
         # A module that ioshape needs may be one that the handler has interrupted.
         if not is_save or not _is_half_imported(*sys.modules):
@@ -340,8 +326,9 @@ def _bring_in(*, with_torch: bool) -> None:
             for name, home in _HOMES.items()
             if with_torch or home not in _WITH_TORCH
         }
+        modules = {name: import_module(f"{__name__}.{name}") for name in _MODULES}
         for value in values.values():
             # So that messages and pickles say where programs find it, not where its file is.
             value.__module__ = __name__
         # All names at once: a signal's handler finds all of them, or none.
-        globals().update(values)
+        globals().update(modules | values)

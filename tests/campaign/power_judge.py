@@ -26,12 +26,12 @@ def judge_file(path: Path, versions: range) -> str:
     return ""
 
 
-def _name(generation: ioshape.Generation) -> str:
+def _name(generation: ioshape.types.Generation) -> str:
     """As it was saved: it may have stepped aside to be removed, and is there until it has been."""
     return f"step-{generation.step:010}"
 
 
-def _judge_generation(generation: ioshape.Generation, versions: range) -> str:
+def _judge_generation(generation: ioshape.types.Generation, versions: range) -> str:
     try:
         generation.verify()
         parts = [generation.load(rank) for rank in range(RANKS)]

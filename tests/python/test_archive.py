@@ -12,8 +12,8 @@ from pathlib import Path
 import ioshape
 import pytest
 from command import call, fail, on_terminal, succeed
-from ioshape import Progress
 from ioshape._remote import hsm
+from ioshape.types import Progress
 from striped import INSTANT, Mount, striped
 from tiers import Saver
 

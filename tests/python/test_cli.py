@@ -402,7 +402,7 @@ def test_verify_of_a_share_of_a_generation(tmp_path: Path) -> None:
     damage(file, file, file.stat().st_size // 2)
     newest = ioshape.latest(tmp_path)
     assert newest is not None
-    told: list[ioshape.Progress] = []
+    told: list[ioshape.types.Progress] = []
     newest.verify(share=0)
     tried = {is_damaged(lambda: newest.verify(share=0.5, progress=told.append)) for _ in range(200)}
     assert tried == {True, False}

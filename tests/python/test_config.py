@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,15 +108,15 @@ def test_the_page_cache_is_used_if_asked_for(tmp_path: Path) -> None:
 
 def test_staging_memory_has_the_limit_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ioshape.configure(staging_bytes="32M")
-    ioshape.reserve(32 * MIB)
+    ioshape.staging.reserve(32 * MIB)
     with pytest.raises(OSError, match="32"):
-        ioshape.reserve(33 * MIB)
+        ioshape.staging.reserve(33 * MIB)
     monkeypatch.setenv("IOSHAPE_STAGING_BYTES", "48M")
     ioshape.configure()
-    ioshape.reserve(48 * MIB)
+    ioshape.staging.reserve(48 * MIB)
     with pytest.raises(OSError, match="48"):
-        ioshape.reserve(49 * MIB)
-    ioshape.trim()
+        ioshape.staging.reserve(49 * MIB)
+    ioshape.staging.trim()
 
 
 def _syncs(save: Callable[[], ioshape.Report]) -> bool:
@@ -539,3 +540,23 @@ def test_public_names_say_that_they_are_of_the_package() -> None:
         if name != "__version__":
             assert public.__module__ == "ioshape", name
             assert pickle.loads(pickle.dumps(public)) is public
+    for module in (ioshape.errors, ioshape.staging, ioshape.types):
+        for name in module.__all__:
+            public = getattr(module, name)
+            if module is not ioshape.staging and name not in ioshape.__all__:
+                assert public.__module__ == module.__name__, name
+            assert pickle.loads(pickle.dumps(public)) is public
+
+
+def test_old_names_are_there_for_one_more_version() -> None:
+    for name, home in ioshape._MOVED.items():
+        with pytest.warns(DeprecationWarning, match=f"ioshape.{home}.{name} now") as told:
+            old = getattr(ioshape, name)
+        assert old is getattr(import_module(f"ioshape.{home}"), name)
+        (warning,) = told
+        assert warning.filename == __file__
+        # What version 0.2 has pickled.
+        with pytest.warns(DeprecationWarning, match=name):
+            assert pickle.loads(f"cioshape\n{name}\n.".encode()) is old
+    with pytest.raises(AttributeError, match=r"use ioshape.probe\(path\).pool"):
+        ioshape.pool_name  # type: ignore[attr-defined]  # noqa: B018

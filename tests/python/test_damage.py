@@ -268,6 +268,6 @@ def test_what_is_no_torch_zip_is_a_format_error(
 ) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("no archive at all\n" * 100)
-    with pytest.raises(ioshape.FormatError) as caught:
+    with pytest.raises(ioshape.errors.FormatError) as caught:
         look(path)
     assert caught.value.filename == str(path)

@@ -142,7 +142,7 @@ def test_a_file_that_was_cut_short_is_no_success(tmp_path: Path, kept: float) ->
 )
 def test_metadata_can_name_nothing_but_a_checkpoint(tmp_path: Path, make: Any) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps(make(tmp_path / "ran")))
-    with pytest.raises(ioshape.FormatError):
+    with pytest.raises(ioshape.errors.FormatError):
         ioshape.dcp.Reader(tmp_path).read_metadata()
     assert entries(tmp_path) == [".metadata"]
 
@@ -168,21 +168,21 @@ def test_members_of_enumerations_and_nothing_else_can_be_named_by_getattr(tmp_pa
     for refused in (_ByGetattr(kind, "mro"), _ByGetattr(Metadata, "__init__")):
         data = pickle.dumps(Metadata({}, planner_data=refused, storage_data={}))
         (tmp_path / ".metadata").write_bytes(data)
-        with pytest.raises(ioshape.FormatError):
+        with pytest.raises(ioshape.errors.FormatError):
             ioshape.dcp.Reader(tmp_path).read_metadata()
 
 
 def test_metadata_that_is_no_pickle_is_refused(tmp_path: Path) -> None:
     for data in (b"", b"\x80\x04", b"garbage" * 100, pickle.dumps(Metadata({}))[:-5]):
         (tmp_path / ".metadata").write_bytes(data)
-        with pytest.raises(ioshape.FormatError):
+        with pytest.raises(ioshape.errors.FormatError):
             ioshape.dcp.Reader(tmp_path).read_metadata()
 
 
 def test_classes_that_torch_was_told_to_trust_are_read(tmp_path: Path) -> None:
     data = pickle.dumps(Metadata({}, planner_data=[Mine(), PosixPath("a")], storage_data={}))
     (tmp_path / ".metadata").write_bytes(data)
-    with pytest.raises(ioshape.FormatError):
+    with pytest.raises(ioshape.errors.FormatError):
         ioshape.dcp.Reader(tmp_path).read_metadata()
     with torch.serialization.safe_globals([Mine]):
         loaded = ioshape.dcp.Reader(tmp_path).read_metadata()
@@ -217,9 +217,9 @@ def test_no_description_changes_what_it_names(tmp_path: Path, module: str, name:
     for given in (b"N" + attributes + b"\x86", attributes, attributes + b"N\x86"):
         for then in (b".", b"0" + hostile.description(planner=named)[2:]):
             (tmp_path / ".metadata").write_bytes(b"\x80\4" + named + given + b"b" + then)
-            with pytest.raises(ioshape.FormatError):
+            with pytest.raises(ioshape.errors.FormatError):
                 ioshape.dcp.Reader(tmp_path).read_metadata()
-            with contextlib.suppress(ioshape.FormatError):
+            with contextlib.suppress(ioshape.errors.FormatError):
                 contents.items(str(tmp_path))
     assert dict(getattr(member, "__dict__", {})) == before
     assert str(Path("a")) == "a"
@@ -285,7 +285,7 @@ def test_descriptions_are_read_as_pickle_reads_them(
 
 def test_what_is_named_metadata_and_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".metadata")
-    with pytest.raises(ioshape.FormatError):
+    with pytest.raises(ioshape.errors.FormatError):
         ioshape.dcp.Reader(tmp_path).read_metadata()
 
 

@@ -128,7 +128,9 @@ def test_without_any_there_is_a_sentence(tmp_path: Path) -> None:
         ioshape.dcp.load_latest(state(), tmp_path, no_dist=True)
     save(tmp_path / "step-1", small(1))
     cut(tmp_path / "step-1")
-    with pytest.raises(ioshape.NoUsableCheckpointError, match="none of 1 checkpoint can be used"):
+    with pytest.raises(
+        ioshape.errors.NoUsableCheckpointError, match="none of 1 checkpoint can be used"
+    ):
         ioshape.dcp.load_latest(small(0), tmp_path, no_dist=True)
 
 

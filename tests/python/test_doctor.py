@@ -96,7 +96,7 @@ def test_a_folder_is_described_and_left_alone(tmp_path: Path) -> None:
         "findings",
     }
     assert found["tier"] is None
-    assert set(found["storage"]) == names(ioshape.Storage)
+    assert set(found["storage"]) == names(ioshape.types.Storage)
     assert set(found["folder"]) == names(Folder)
     assert set(found["host"]) == names(Host)
     assert set(found["coordination"]) == names(Coordination)
@@ -115,7 +115,7 @@ def test_a_folder_is_described_and_left_alone(tmp_path: Path) -> None:
     assert Path(storage["mount_point"]) in [tmp_path.resolve(), *tmp_path.resolve().parents]
     assert storage["engine"]
     assert storage["block_bytes"] * storage["queue_depth"] > 0
-    assert storage["pool"] == ioshape.pool_name(tmp_path)
+    assert storage["pool"] == ioshape.probe(tmp_path).pool
     assert not found["coordination"]["error"]
     assert list(tmp_path.iterdir()) == []
 

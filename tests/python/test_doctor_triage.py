@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ioshape import Storage, StorageTarget
 from ioshape.cli import doctor
 from ioshape.cli.doctor.facts import (
     SEVERITIES,
@@ -23,6 +22,7 @@ from ioshape.cli.doctor.facts import (
     Near,
 )
 from ioshape.cli.doctor.triage import GAIN, triage
+from ioshape.types import Storage, StorageTarget
 from tree import ROOT
 
 KIB, MIB, GIB, TIB = (1 << 10 * i for i in range(1, 5))

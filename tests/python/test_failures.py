@@ -482,8 +482,8 @@ class StopIt(BaseException):
     """Not even an Exception."""
 
 
-def _stopping(at: str, error: BaseException) -> Callable[[ioshape.Progress], None]:
-    def progress(told: ioshape.Progress) -> None:
+def _stopping(at: str, error: BaseException) -> Callable[[ioshape.types.Progress], None]:
+    def progress(told: ioshape.types.Progress) -> None:
         if told.phase == at:
             raise error
 

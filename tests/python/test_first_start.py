@@ -73,9 +73,9 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def no_usable(load: Load, where: Any) -> ioshape.NoUsableCheckpointError:
+def no_usable(load: Load, where: Any) -> ioshape.errors.NoUsableCheckpointError:
     """What the load raises; programs that take a FileNotFoundError for the first start end."""
-    with pytest.raises(ioshape.NoUsableCheckpointError) as raised:
+    with pytest.raises(ioshape.errors.NoUsableCheckpointError) as raised:
         load(where)
     assert not isinstance(raised.value, FileNotFoundError)
     assert isinstance(raised.value, ioshape.StorageError)
@@ -230,7 +230,7 @@ def test_what_lies_on_the_tier_alone_and_is_damaged_is_something(tmp_path: Path)
     for load in OF_DIRECTORIES[:3]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with pytest.raises(ioshape.NoUsableCheckpointError):
+            with pytest.raises(ioshape.errors.NoUsableCheckpointError):
                 load_with_tier(load, runs, tier)
 
 
@@ -454,7 +454,9 @@ def test_the_program_of_the_guide_ends_where_all_checkpoints_are_damaged(
     again = run()
     assert again.returncode == 1
     assert not again.stdout
-    assert re.search(r"^ioshape\.NoUsableCheckpointError: cannot load", again.stderr, re.MULTILINE)
+    assert re.search(
+        r"^ioshape\.errors\.NoUsableCheckpointError: cannot load", again.stderr, re.MULTILINE
+    )
     assert sorted((tmp_path / "run").iterdir()) == paths
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths} == before
 
@@ -479,9 +481,11 @@ def test_tracebacks_name_exceptions_as_programs_do(tmp_path: Path) -> None:
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error)
         assert str(copy) == str(error)
-    assert found["NoUsableCheckpointError"].startswith("ioshape.NoUsableCheckpointError: cannot")
+    assert found["NoUsableCheckpointError"].startswith(
+        "ioshape.errors.NoUsableCheckpointError: cannot"
+    )
     assert found["FileNotFoundError"].startswith("FileNotFoundError: cannot")
-    assert found["FormatError"].startswith("ioshape.FormatError: ")
+    assert found["FormatError"].startswith("ioshape.errors.FormatError: ")
     assert found["TypeError"].startswith("TypeError: save() takes a path")
     for name in ioshape.__all__:
         public = getattr(ioshape, name)
@@ -495,4 +499,4 @@ def test_what_was_passed_over_is_sent_along(tmp_path: Path) -> None:
     error = no_usable(ioshape.load_latest, tmp_path / "*.pt")
     sent = pickle.loads(pickle.dumps(error))
     assert [one.path for one in sent.passed_over] == [str(tmp_path / "bad-1.pt")]
-    assert isinstance(sent.passed_over[0].error, ioshape.FormatError)
+    assert isinstance(sent.passed_over[0].error, ioshape.errors.FormatError)

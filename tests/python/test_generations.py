@@ -125,7 +125,7 @@ def test_every_rank_loads_its_part(runs: Path, mode: str, by_torch: bool) -> Non
     write(runs, 7, mode, by_torch=by_torch)
     newest = ioshape.latest(runs)
     assert newest is not None
-    told: list[ioshape.Progress] = []
+    told: list[ioshape.types.Progress] = []
     for rank in range(RANKS):
         assert same(newest.load(rank), state(7, rank))
         loaded = newest.load(rank, "cpu", weights_only=True, verify=False, progress=told.append)
@@ -178,7 +178,7 @@ def test_damage_is_named(runs: Path, mode: str) -> None:
     with pytest.raises(ioshape.DamagedError, match="which holds 'weight'"):
         newest.load(1)
     assert same(newest.load(0), state(7, 0))
-    told: list[ioshape.Progress] = []
+    told: list[ioshape.types.Progress] = []
     with pytest.raises(ioshape.DamagedError) as damaged:
         newest.verify(progress=told.append)
     assert damaged.value.rank == 1
@@ -186,7 +186,7 @@ def test_damage_is_named(runs: Path, mode: str) -> None:
 
 
 def test_an_exception_in_progress_stops_it(runs: Path) -> None:
-    def stop(_progress: ioshape.Progress) -> None:
+    def stop(_progress: ioshape.types.Progress) -> None:
         raise ArithmeticError
 
     write(runs, 7)

@@ -54,7 +54,7 @@ os._exit(0)
 )
 
 
-def whose(generation: ioshape.Generation) -> int:
+def whose(generation: ioshape.types.Generation) -> int:
     """The salt of the job whose parts these are: of one job, and right."""
     objects = [generation.load(rank) for rank in range(generation.ranks)]
     salt = int(objects[0]["rank"])

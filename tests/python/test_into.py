@@ -304,7 +304,7 @@ def test_autograd_notices(tmp_path: Path) -> None:
 
 def test_progress(tmp_path: Path) -> None:
     ioshape.save(torch.ones(1 << 20), tmp_path / "x.pt")
-    heard: list[ioshape.Progress] = []
+    heard: list[ioshape.types.Progress] = []
     ioshape.load(tmp_path / "x.pt", into=torch.zeros(1 << 20), progress=heard.append)
     assert heard[-1].done_bytes >= 4 << 20
     assert [one.done_bytes for one in heard] == sorted(one.done_bytes for one in heard)
@@ -356,14 +356,14 @@ def test_what_differs_is_told_and_nothing_is_changed(
         "b": [torch.zeros(4), torch.zeros(2, dtype=torch.int32)],
         "d": torch.zeros(1),
     }
-    with pytest.raises(ioshape.MismatchError) as raised:
+    with pytest.raises(ioshape.errors.MismatchError) as raised:
         ioshape.load(path, into=into)
     error = raised.value
     assert error.path == str(path)
     assert error.missing == ("d",)
     assert error.unexpected == ("c",)
     assert [one.name for one in error.different] == ["b[0]", "b[1]"]
-    with pytest.raises(ioshape.MismatchError) as raised:
+    with pytest.raises(ioshape.errors.MismatchError) as raised:
         ioshape.load(path, into=into, strict=False)
     assert len(raised.value.different) == 2
     assert not into["a"].any()
@@ -382,7 +382,7 @@ def test_an_optimizer_hides_nothing_that_a_module_lacks(tmp_path: Path) -> None:
     ioshape.save(state, tmp_path / "x.pt")
     other, fresh = make(seed=1)
     before = leaves(other)
-    with pytest.raises(ioshape.MismatchError) as raised:
+    with pytest.raises(ioshape.errors.MismatchError) as raised:
         ioshape.load(tmp_path / "x.pt", into={"model": other, "optimizer": fresh})
     assert raised.value.missing == ("model.2.bias",)
     assert raised.value.unexpected == ()
@@ -404,7 +404,7 @@ def test_an_optimizer_hides_nothing_that_a_module_lacks(tmp_path: Path) -> None:
 )
 def test_other_nests(into: Any, tmp_path: Path) -> None:
     ioshape.save({"a": torch.ones(LARGE)}, tmp_path / "x.pt")
-    with pytest.raises(ioshape.MismatchError):
+    with pytest.raises(ioshape.errors.MismatchError):
         ioshape.load(tmp_path / "x.pt", into=into)
 
 
@@ -412,7 +412,7 @@ def test_other_nests(into: Any, tmp_path: Path) -> None:
 def test_the_table(tmp_path: Path) -> None:
     ioshape.save({"a.weight": torch.ones(3, 4), "more": torch.ones(1)}, tmp_path / "x.pt")
     into = {"a.weight": torch.zeros(3, 5, dtype=torch.float16), "other": torch.zeros(1)}
-    with pytest.raises(ioshape.MismatchError) as raised:
+    with pytest.raises(ioshape.errors.MismatchError) as raised:
         ioshape.load(tmp_path / "x.pt", into=into)
     first, *table = str(raised.value).splitlines()
     assert first == f'cannot load "{tmp_path}/x.pt" into what was given; give what fits it'

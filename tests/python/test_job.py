@@ -68,7 +68,7 @@ LAUNCHERS = {
     "pmi": (PMI, "job-9"),
 }
 
-Launched = Callable[[dict[str, str]], ioshape.Job]
+Launched = Callable[[dict[str, str]], ioshape.types.Job]
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def _left_clean() -> Iterator[None]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """job() where these variables are set, and nobody else's."""
 
-    def launch(variables: dict[str, str]) -> ioshape.Job:
+    def launch(variables: dict[str, str]) -> ioshape.types.Job:
         for name in list(os.environ):
             if re.match("RANK$|WORLD_|LOCAL_|SLURM_|OMPI_|PMI_|PMIX_|MPI_|TORCHELASTIC_", name):
                 monkeypatch.delenv(name)
@@ -92,7 +92,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     return launch
 
 
-ALONE = ioshape.Job(0, 1, 0, 1, NODE, "", "alone")
+ALONE = ioshape.types.Job(0, 1, 0, 1, NODE, "", "alone")
 
 
 def test_a_process_by_itself(launched: Launched) -> None:
@@ -102,7 +102,7 @@ def test_a_process_by_itself(launched: Launched) -> None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_each_launcher_is_understood(launched: Launched, launcher: str) -> None:
     variables, job_id = LAUNCHERS[launcher]
-    assert launched(variables) == ioshape.Job(5, 8, 1, 4, NODE, job_id, launcher)
+    assert launched(variables) == ioshape.types.Job(5, 8, 1, 4, NODE, job_id, launcher)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -111,7 +111,7 @@ def test_the_first_and_only_rank(launched: Launched, launcher: str) -> None:
     variables, job_id = LAUNCHERS[launcher]
     smallest = {"5": "0", "1": "0", "8": "1", "4": "1", "4(x2)": "1"}
     job = launched({name: smallest.get(value, value) for name, value in variables.items()})
-    assert job == ioshape.Job(0, 1, 0, 1, NODE, job_id, launcher)
+    assert job == ioshape.types.Job(0, 1, 0, 1, NODE, job_id, launcher)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -166,7 +166,7 @@ def test_the_innermost_launcher_counts(
     launched: Launched, inner: dict[str, str], outer: dict[str, str], source: str, job_id: str
 ) -> None:
     job = launched({**outer, **inner})
-    assert job == ioshape.Job(5, 8, 1, 4, NODE, job_id, source)
+    assert job == ioshape.types.Job(5, 8, 1, 4, NODE, job_id, source)
 
 
 def test_torchruns_none_is_no_name(launched: Launched) -> None:
@@ -176,7 +176,7 @@ def test_torchruns_none_is_no_name(launched: Launched) -> None:
 def test_a_port_alone_names_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most torchruns use the same one: two jobs in one directory would be each other's past."""
     monkeypatch.setenv("MASTER_PORT", "29500")
-    unnamed = ioshape.Job(0, 8, 0, 8, NODE, "", "torchrun")
+    unnamed = ioshape.types.Job(0, 8, 0, 8, NODE, "", "torchrun")
     assert _token(unnamed, None) == ""
     assert _token(unnamed._replace(id="4711"), None) == "4711:29500"
     assert _token(unnamed._replace(id="4711"), "mine") == "mine:29500"
@@ -244,7 +244,7 @@ def test_ranks_beyond_the_size_are_nobodys(launched: Launched, rank: str, size: 
 def _staging_mib() -> int:
     ioshape.configure()  # a context of its own
     with pytest.raises(ioshape.StorageError) as caught:
-        ioshape.reserve(1 << 50)
+        ioshape.staging.reserve(1 << 50)
     assert caught.value.needed_bytes == 1 << 50
     assert caught.value.free_bytes
     return caught.value.free_bytes >> 20
@@ -333,11 +333,14 @@ def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
     run_interpreter(tmp_path, launch)
     for rank in range(2):
         seen = json.loads((tmp_path / f"seen-{rank}.json").read_text())
-        launched, grouped = ioshape.Job(*seen["launched"]), ioshape.Job(*seen["grouped"])
+        launched, grouped = (
+            ioshape.types.Job(*seen["launched"]),
+            ioshape.types.Job(*seen["grouped"]),
+        )
         assert launched[:5] == (rank, 2, rank, 2, NODE)
         assert launched.source == "torchrun"
         assert grouped == launched._replace(source="torch.distributed")
-        assert ioshape.Job(*seen["afterwards"]) == launched
+        assert ioshape.types.Job(*seen["afterwards"]) == launched
         assert seen["total"] == 3
         assert number_in(tmp_path / "files" / f"rank-{rank}.pt") == rank
         assert number_in(tmp_path / "files" / f"{rank}.pt") == 100 + rank

@@ -192,7 +192,7 @@ def test_a_zip_that_is_not_of_torch(
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr(member, "hello" * 100)
     error = raised_by(lambda: ioshape.load(path, verify=verify))
-    assert isinstance(error, ioshape.FormatError)
+    assert isinstance(error, ioshape.errors.FormatError)
     assert (error.path, error.operation) == (str(path), "load")
     assert error.remedy
 
@@ -709,7 +709,7 @@ def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) ->
     ioshape.save([old, old + 0], path)
     replaced: list[bool] = []
 
-    def replace(_progress: ioshape.Progress) -> None:
+    def replace(_progress: ioshape.types.Progress) -> None:
         if not replaced:
             replaced.append(True)
             ioshape.save([new, new + 0], path)
@@ -744,7 +744,7 @@ def test_large_tensors_come_in_one_call_and_tiny_ones_in_blocks(
 def test_progress_is_told(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     ioshape.save(LARGE, path)
-    told: list[ioshape.Progress] = []
+    told: list[ioshape.types.Progress] = []
     ioshape.load(path, progress=told.append)
     assert {progress.phase for progress in told} <= {"read", "done"}
     assert all(progress.done_bytes <= progress.total_bytes for progress in told)

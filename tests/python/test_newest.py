@@ -149,7 +149,7 @@ def test_where_none_is_intact_it_says_why(tmp_path: Path) -> None:
     assert not runs.exists()
     ioshape.save_group(checkpoint(1), runs, 1)
     flip_in_the_middle(bundle(runs / "step-0000000001"))
-    with pytest.raises(ioshape.NoUsableCheckpointError) as raised:
+    with pytest.raises(ioshape.errors.NoUsableCheckpointError) as raised:
         ioshape.load_latest(runs)
     assert isinstance(raised.value.__cause__, ioshape.DamagedError)
     with pytest.raises(ValueError, match="leave out step"):
@@ -166,7 +166,7 @@ def overwrite(path: Path) -> None:
         (lambda path: flip(path, offset_of(path, "data/0") + 9), ioshape.DamagedError),
         (truncate, ioshape.DamagedError),
         (lambda path: os.truncate(path, 0), ioshape.DamagedError),
-        (overwrite, ioshape.FormatError),
+        (overwrite, ioshape.errors.FormatError),
     ],
 )
 def test_the_newest_intact_file_of_a_pattern_is_loaded(

@@ -289,7 +289,7 @@ def test_a_failure_is_not_lost(path: Path) -> None:
                     raise
 
     for way in ("swallowed", "wrapped", "plain", "at the end"):
-        seen: list[ioshape.AtomicFile] = []
+        seen: list[ioshape.types.AtomicFile] = []
         with pytest.raises(ioshape.StorageError) as caught:
             write(way)
         assert caught.value.errno == errno.ENOSPC, way
@@ -522,7 +522,7 @@ def test_checksums_of_another_file_do_not_make_this_one_look_damaged(
         assert file.read() == path.read_bytes()
     assert not caplog.records
     # It is no torch zip either, or there are checksums, but of what it was.
-    with pytest.raises((ioshape.FormatError, ioshape.StorageError)) as caught:
+    with pytest.raises((ioshape.errors.FormatError, ioshape.StorageError)) as caught:
         ioshape.verify(path)
     assert not isinstance(caught.value, ioshape.DamagedError)
 

@@ -242,7 +242,7 @@ def test_what_has_no_parts_says_so(tmp_path: Path) -> None:
         file["a.b"]
     path.write_bytes(b"text")
     with ioshape.open(path) as file:
-        with pytest.raises(ioshape.FormatError, match="neither"):
+        with pytest.raises(ioshape.errors.FormatError, match="neither"):
             file.keys()
         assert file.read() == b"text"
 

@@ -301,9 +301,9 @@ def test_what_the_command_does_not_recognise_is_an_error(tmp_path: Path) -> None
     (tmp_path / "logs" / "train.log").write_text("")
     assert "it has no checkpoint" in fail(call(*how, tmp_path / "logs"))
     ioshape.save_group(checkpoint(1), tmp_path / "groups", 1)
-    with pytest.raises(ioshape.NoUsableCheckpointError, match="cannot prune"):
+    with pytest.raises(ioshape.errors.NoUsableCheckpointError, match="cannot prune"):
         ioshape.prune(tmp_path / "groups" / "step-0000000001", keep_last=1)
-    with pytest.raises(ioshape.NoUsableCheckpointError, match="cannot prune"):
+    with pytest.raises(ioshape.errors.NoUsableCheckpointError, match="cannot prune"):
         ioshape.prune(run, keep_last=1)
     assert "0 generations" in succeed(call(*how, tmp_path / "groups"))
 

@@ -368,7 +368,7 @@ def test_checksums_tell_every_change(tmp_path: Path) -> None:
             file.seek(offset)
             file.write(bytes([byte ^ 4]))
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        with pytest.raises((ioshape.DamagedError, ioshape.FormatError)):
+        with pytest.raises((ioshape.DamagedError, ioshape.errors.FormatError)):
             load_file(path)
         with path.open("r+b") as file:
             file.seek(offset)
@@ -457,7 +457,7 @@ def wrong_files() -> dict[str, bytes]:
 def test_a_file_that_does_not_fit_together_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(wrong_files()[name])
-    with pytest.raises((ioshape.DamagedError, ioshape.FormatError)) as refused:
+    with pytest.raises((ioshape.DamagedError, ioshape.errors.FormatError)) as refused:
         load_file(path)
     assert refused.value.filename == str(path)
     if name == "twice":

@@ -291,7 +291,7 @@ def test_the_report_comes_without_waiting(tmp_path: Path) -> None:
 
 
 def test_progress_counts_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[ioshape.Progress] = []
+    told: list[ioshape.types.Progress] = []
     monkeypatch.setitem(context.test_options, "block_bytes", MIB)
     ioshape.configure(staging_bytes="64M")
     handle = ioshape.save_async(
@@ -340,7 +340,7 @@ def test_a_save_can_be_canceled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert handle.done()
     assert number_in(path) == 1
     assert names_in(tmp_path) == ["model.pt"]
-    with pytest.raises(ioshape.CanceledError) as caught:
+    with pytest.raises(ioshape.errors.CanceledError) as caught:
         handle.wait()
     assert caught.value.filename == str(path)
     assert caught.value.errno == errno.ECANCELED
@@ -644,9 +644,9 @@ def test_staging_memory_is_used_again_and_given_back(tmp_path: Path) -> None:
         for _ in range(4):
             ioshape.save_async(state, "model.pt", durable=False).wait()
             sizes.append(resident_mib())
-        ioshape.trim()
+        ioshape.staging.trim()
         sizes.append(resident_mib())
-        ioshape.reserve(128 * MIB)
+        ioshape.staging.reserve(128 * MIB)
         sizes.append(resident_mib())
         print(*sizes)
         """,

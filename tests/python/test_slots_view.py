@@ -83,7 +83,7 @@ def test_a_slot_is_held_until_its_block_ends(address: str) -> None:
         assert (info.pool, info.coordinator, info.capacity) == ("shared", kind_of(address), 1)
         assert (info.position, info.ahead, info.lost) == (0, "", False)
         assert info.fence > 0
-        assert repr(slot) == f"<ioshape.Slot of shared ({kind_of(address)}): held>"
+        assert repr(slot) == f"<ioshape.types.Slot of shared ({kind_of(address)}): held>"
         with pytest.raises(TimeoutError):
             ioshape.slot(pool="shared", timeout=0.2)
     assert repr(slot).endswith("released>")
@@ -109,7 +109,7 @@ def test_a_released_slot_is_of_no_use_any_more() -> None:
         slot.pace(1)
 
 
-def pace_for_long(slot: ioshape.Slot) -> None:
+def pace_for_long(slot: ioshape.types.Slot) -> None:
     for _ in range(100):
         slot.pace(1_000_000)
 
@@ -157,11 +157,11 @@ def test_a_slot_that_nobody_refers_to_is_given_back() -> None:
 
 
 def test_a_waiter_is_told_its_place(address: str, another: Callable[..., Writer]) -> None:
-    places: list[ioshape.Place] = []
+    places: list[ioshape.types.Place] = []
     holder = another("theirs", rank=7)
     assert holder.hear() == "holds"
 
-    def told(place: ioshape.Place) -> None:
+    def told(place: ioshape.types.Place) -> None:
         places.append(place)
         if len(places) == 3:
             holder.tell("release")
@@ -207,7 +207,7 @@ def test_an_exception_in_the_callback_gives_up(
     holder = another("theirs")
     assert holder.hear() == "holds"
 
-    def impatient(_place: ioshape.Place) -> None:
+    def impatient(_place: ioshape.types.Place) -> None:
         raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
@@ -288,11 +288,11 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any]) -> 
 
 
 def test_pools_are_named_after_filesystems(tmp_path: Path) -> None:
-    assert ioshape.pool_name(tmp_path / "model.pt") == ioshape.pool_name(tmp_path) != ""
+    assert ioshape.probe(tmp_path / "model.pt").pool == ioshape.probe(tmp_path).pool != ""
     with pytest.raises(FileNotFoundError):
-        ioshape.pool_name(tmp_path / "no such folder" / "model.pt")
+        ioshape.probe(tmp_path / "no such folder" / "model.pt")
     ioshape.configure(pool="named")
-    assert ioshape.pool_name(tmp_path) == "named"
+    assert ioshape.probe(tmp_path).pool == "named"
 
 
 # ---- Saves --------------------------------------------------------------------------------------
@@ -331,9 +331,9 @@ def test_progress_callbacks_are_told_the_place(
     ioshape.configure(pool="shared")
     holder = another("theirs", rank=3)
     assert holder.hear() == "holds"
-    seen: list[ioshape.Progress] = []
+    seen: list[ioshape.types.Progress] = []
 
-    def told(progress: ioshape.Progress) -> None:
+    def told(progress: ioshape.types.Progress) -> None:
         seen.append(progress)
         if sum(one.phase == "wait" for one in seen) == 3:
             holder.tell("release")
@@ -417,12 +417,12 @@ def test_a_coordinator_that_is_away_fails_no_save_unless_told_to(tmp_path: Path)
     assert report.fallbacks
     assert number_in(path) == 1
     ioshape.configure(unreachable="fail")
-    with pytest.raises(ioshape.CoordinatorError) as caught:
+    with pytest.raises(ioshape.errors.CoordinatorError) as caught:
         ioshape.save(checkpoint(2), path)
     assert isinstance(caught.value, ConnectionError)
     assert isinstance(caught.value, ioshape.StorageError)
     assert number_in(path) == 1
-    with pytest.raises(ioshape.CoordinatorError):
+    with pytest.raises(ioshape.errors.CoordinatorError):
         ioshape.slot(path)
 
 
@@ -505,13 +505,13 @@ def test_the_password_may_lie_in_a_file_or_a_variable(
     file.chmod(0o600)
     with running_redis(password=SECRET) as redis:
         ioshape.configure(coordinator=redis.address, unreachable="fail")
-        with pytest.raises(ioshape.CoordinatorError):
+        with pytest.raises(ioshape.errors.CoordinatorError):
             ioshape.slot(pool="shared")
         ioshape.configure(password_file=file)
         with ioshape.slot(pool="shared") as slot:
             assert slot.info.coordinator == "redis"
         ioshape.configure(password_file=tmp_path / "none", coordinator=redis.address)
-        with pytest.raises(ioshape.CoordinatorError):
+        with pytest.raises(ioshape.errors.CoordinatorError):
             ioshape.slot(pool="shared")
         config._configured.pop("password_file")
         monkeypatch.setenv("IOSHAPE_PASSWORD", SECRET)
@@ -548,7 +548,7 @@ def test_a_password_file_that_cannot_be_read_costs_no_save(
         said = [one.getMessage() for one in caplog.records if str(file) in one.getMessage()]
         assert len(said) == 1, said
         ioshape.configure(unreachable="fail")
-        with pytest.raises(ioshape.CoordinatorError, match=re.escape(str(file))):
+        with pytest.raises(ioshape.errors.CoordinatorError, match=re.escape(str(file))):
             ioshape.save(checkpoint(3), path)
         assert number_in(path) == 2
         ioshape.configure(unreachable="stagger")

@@ -226,7 +226,7 @@ def test_what_rations_the_destination_is_nothing_to_the_tier(fast: Path, slow: P
         assert report.coordinator == "local"
         assert report.paced_s < 1  # of the 1024 s that it would take
         assert report.pool == "tier-shared"
-        with pytest.raises(ioshape.CoordinatorError, match="redis"):
+        with pytest.raises(ioshape.errors.CoordinatorError, match="redis"):
             handle.wait_drained()
     # The next one goes by the settings of then.
     ioshape.configure(coordinator=SLOTS, rate="1G")

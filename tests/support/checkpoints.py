@@ -66,7 +66,7 @@ class Gate:
         self.reached = threading.Event()
         self.opened = threading.Event()
 
-    def __call__(self, progress: ioshape.Progress) -> None:
+    def __call__(self, progress: ioshape.types.Progress) -> None:
         if progress.phase == self.phase and not self.opened.is_set():
             self.reached.set()
             if not self.opened.wait(LONGEST_WAIT_S):

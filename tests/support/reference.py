@@ -16,7 +16,6 @@ import inspect
 import re
 import sys
 import textwrap
-from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -32,10 +31,10 @@ REFERENCE = ROOT / "docs" / "python-reference.md"
 CONFIG = ROOT / "bindings" / "ioshape" / "_core" / "config.py"
 
 # In the order in which a reader wants them; the rest follows.
-FIRST = ["save", "save_async", "SaveHandle", "wait_all", "load", "Report", "Progress"]
+FIRST = ["save", "save_async", "SaveHandle", "wait_all", "load", "Report"]
 
 #: Modules that are imported for themselves; those for frameworks of many megabytes have only pages.
-MODULES = [ioshape.dcp, ioshape.safetensors]
+MODULES = [ioshape.types, ioshape.errors, ioshape.staging, ioshape.dcp, ioshape.safetensors]
 
 SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 
@@ -62,16 +61,14 @@ def prose(doc: str | None) -> str:
 
 
 def source_of(cls: type) -> str:
-    """Return the source of a class: exceptions say that they are of `ioshape` itself."""
-    if cls.__module__ != "ioshape":
-        return inspect.getsource(cls)
-    home = inspect.getsource(import_module(f"ioshape.{ioshape._HOMES[cls.__name__]}"))
-    found = next(
-        node
-        for node in ast.parse(home).body
-        if isinstance(node, ast.ClassDef) and node.name == cls.__name__
-    )
-    return ast.get_source_segment(home, found) or ""
+    """Return the source of a class: public ones say that they are of a public module."""
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("ioshape.") and vars(module).get(cls.__name__) is cls:
+            home = inspect.getsource(module)
+            for node in ast.parse(home).body:
+                if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+                    return ast.get_source_segment(home, node) or ""
+    raise LookupError(cls)
 
 
 def fields(cls: type) -> str:
@@ -141,7 +138,11 @@ def reference() -> str:
     parts = [describe(name) for name in order]
     for module in MODULES:
         # What it has from the package of the same name is described there.
-        own = [name for name in module.__all__ if is_ours(getattr(module, name))]
+        own = [
+            name
+            for name in module.__all__
+            if is_ours(getattr(module, name)) and name not in ioshape.__all__
+        ]
         parts += [describe(name, module) for name in own]
     return "\n\n".join(parts) + "\n"
 

@@ -341,7 +341,7 @@ def last_failure(path: str, operation: str) -> StorageError:
 #: A number that the library does not know.
 _UNTOLD = 2**64 - 1
 
-_PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
 
 
 def _warn(warning: Warning) -> None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
-from ioshape._core import terminal
-
 #: of each package, the first version, and the first that nobody has tried
 TESTED = {
     "accelerate": ("1.10", "2"),
@@ -35,6 +33,8 @@ def is_tested(package: str) -> bool:
         return True
     if _numbers(first) <= _numbers(installed) < _numbers(untried):
         return True
+    from ioshape._core import terminal  # noqa: PLC0415 - it brings in the library
+
     terminal.say(
         f"{package} {installed} writes by itself: ioshape was tested with {package} {first} and "
         f"newer, before {untried}; install one of these, or a newer ioshape"

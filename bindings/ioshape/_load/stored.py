@@ -72,7 +72,7 @@ class StoredTensor:
         self.shape = shape
 
     def __repr__(self) -> str:
-        return f"<ioshape.StoredTensor {self.name!r}: {self._dtype} {self.shape}>"
+        return f"<ioshape.types.StoredTensor {self.name!r}: {self._dtype} {self.shape}>"
 
     def __len__(self) -> int:
         if not self.shape:

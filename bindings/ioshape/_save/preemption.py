@@ -49,7 +49,8 @@ class Notice:
         return self._since is not None
 
     def __repr__(self) -> str:
-        return f"<ioshape.Notice: {f'{self.reason}, {self.left:.1f} s left' if self else 'none'}>"
+        state = f"{self.reason}, {self.left:.1f} s left" if self else "none"
+        return f"<ioshape.types.Notice: {state}>"
 
     @property
     def left(self) -> float | None:

@@ -111,10 +111,10 @@ class Slot:
 
     def __repr__(self) -> str:
         if self._owner != os.getpid():
-            return "<ioshape.Slot of the parent process>"
+            return "<ioshape.types.Slot of the parent process>"
         info = self.info
         state = "released" if self.released else "lost" if info.lost else "held"
-        return f"<ioshape.Slot of {info.pool or 'no pool'} ({info.coordinator}): {state}>"
+        return f"<ioshape.types.Slot of {info.pool or 'no pool'} ({info.coordinator}): {state}>"
 
     def pace(self, nbytes: int) -> None:
         """Says that so many bytes are about to be written. To be called before each piece.
@@ -300,17 +300,12 @@ def _inside(path: str) -> bytes:
     return encoded(os.path.join(path, "") if os.path.isdir(path) else path)  # noqa: PTH112, PTH118
 
 
-def pool_name(path: str | os.PathLike[str]) -> str:
+def pool_name_in(context: Context, path: str) -> str:
     """The pool that saves to this path take their slots from.
 
     It is the setting "pool", or made of the filesystem that the path is on, so that all jobs that
     share that meet in it. The last part of the path need not exist.
     """
-    return pool_name_in(current(), os.fspath(path))
-
-
-def pool_name_in(context: Context, path: str) -> str:
-    """The same, by this context."""
     name = ffi.new("char[]", _NAME_BYTES)
     code = lib.save_pool_of_path(context.pointer, _inside(path), name, _NAME_BYTES)
     if code:

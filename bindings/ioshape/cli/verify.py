@@ -22,7 +22,7 @@ from ioshape.cli.paths import exit_for, files_argument, reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ioshape import Progress
+    from ioshape.types import Progress
 
 
 @contextmanager

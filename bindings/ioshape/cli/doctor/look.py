@@ -423,10 +423,11 @@ def _problem_of(path: str) -> str:
 
 def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Coordination:
     """Asks it for the pool of the path."""
-    from ioshape import CoordinatorError, StorageError  # noqa: PLC0415
+    from ioshape import StorageError  # noqa: PLC0415
     from ioshape._core import config  # noqa: PLC0415
     from ioshape._slots.pools import Operator  # noqa: PLC0415
     from ioshape.cli.slots.pools import is_known  # noqa: PLC0415
+    from ioshape.errors import CoordinatorError  # noqa: PLC0415
 
     given = str(coordinator or config.value_of("coordinator") or "local")
     address = config.without_password(given)

@@ -21,7 +21,7 @@ from ioshape.cli.output import SentenceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ioshape import Generation
+    from ioshape.types import Generation
 
 ATTEMPT = re.compile(r"\.step-(\d{10,20})\.[0-9a-f]{8}-([0-9a-f]{8})-[0-9a-f]{16}")
 

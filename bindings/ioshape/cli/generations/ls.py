@@ -16,8 +16,8 @@ from ioshape.cli.objects.shared import endpoint_option
 from ioshape.cli.output import Table, columns, human_size, note, say, say_json
 
 if TYPE_CHECKING:
-    from ioshape import Generation
     from ioshape.cli.generations.look import Unfinished
+    from ioshape.types import Generation
 
 _STATES = {
     True: "being written",

@@ -147,7 +147,7 @@ def operator_of(coordinator: str | None) -> Operator:
 @contextmanager
 def sentences() -> Iterator[None]:
     """Around what asks the coordinator."""
-    from ioshape import CoordinatorError  # noqa: PLC0415
+    from ioshape.errors import CoordinatorError  # noqa: PLC0415
 
     try:
         yield

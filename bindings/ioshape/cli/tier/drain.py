@@ -33,8 +33,8 @@ from ioshape.cli.verify import progress_bar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ioshape import Progress
     from ioshape._tier.tier import Copy, Drained, Tier
+    from ioshape.types import Progress
 
 #: for --to: the archive of the filesystem where the destinations are
 _HSM = "hsm"

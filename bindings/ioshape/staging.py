@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is kept between saves."""
+"""Memory that background saves copy to, kept from one to the next."""
 
 from __future__ import annotations
 
 from ioshape._core.context import current, current_if_any
 from ioshape._core.errors import last_failure
 from ioshape._native import lib
+
+__all__ = ["reserve", "trim"]
 
 
 def reserve(n_bytes: int) -> None:

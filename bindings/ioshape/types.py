@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What functions of ioshape return, take and call with: for annotations, and for the reader."""
+
+from ioshape._core.job import Job
+from ioshape._core.report import Progress, Step
+from ioshape._group.generations import Generation, Part
+from ioshape._load.contents import Contents, Record
+from ioshape._load.pickled import Tensor
+from ioshape._load.stored import StoredTensor
+from ioshape._load.verified import VerifiedFile
+from ioshape._probe import Storage, StorageTarget
+from ioshape._save.atomic import AtomicFile
+from ioshape._save.preemption import Notice
+from ioshape._slots.slots import Place, Slot, SlotInfo
+
+__all__ = [
+    "AtomicFile",
+    "Contents",
+    "Generation",
+    "Job",
+    "Notice",
+    "Part",
+    "Place",
+    "Progress",
+    "Record",
+    "Slot",
+    "SlotInfo",
+    "Step",
+    "Storage",
+    "StorageTarget",
+    "StoredTensor",
+    "Tensor",
+    "VerifiedFile",
+]
+
+# So that messages and pickles say where programs find it, not where its file is.
+for _name in __all__:
+    globals()[_name].__module__ = __name__
