@@ -184,7 +184,7 @@ void save_slots_destroy(struct save_slots *slots)
 static int find_or_open(struct save_slots *slots, const char *name, struct slots_pool **pool,
 			struct base_error *error)
 {
-	struct slots_config config = slots->config;
+	struct slots_config config;
 	struct save_pool_use *use;
 	int ret;
 
@@ -197,6 +197,7 @@ static int find_or_open(struct save_slots *slots, const char *name, struct slots
 	use = calloc(1, sizeof(*use));
 	if (!use)
 		return base_no_memory(error, "a pool of slots", sizeof(*use));
+	config = slots->config;
 	snprintf(config.pool, sizeof(config.pool), "%s", name);
 	ret = slots_pool_open(&use->pool, &config, &slots->policy, error);
 	if (ret) {
@@ -661,7 +662,7 @@ static int pool_of_options(struct ioshape_context *context,
 	struct fs_found found;
 
 	*capacity = 0;
-	if (options->pool || !options->path)
+	if (options->pool || !options->path || context->slots.pool_name)
 		return save_slots_named(&context->slots, options->pool, pool, error);
 	fs_find(options->path, &found);
 	return save_slots_of_path(&context->slots, options->path, &found, &expected, pool, capacity,

@@ -86,7 +86,7 @@ struct local_pool {
 	uint32_t turn;          /* of slots: where the next request begins to look */
 	unsigned finds;         /* of locks, in this call */
 	struct local_member *members;
-	int spare[LOCAL_SPARE];
+	struct local_member *spare; /* neither: their descriptors are open for the next requests */
 	unsigned spares;
 	struct local_watch watches[LOCAL_RECORDS];
 
@@ -746,16 +746,6 @@ static uint64_t next_fence(struct local_pool *pool, uint64_t now, uint32_t holde
 	return pool->fence;
 }
 
-/* Drops all locks of a request: what it holds, and its tickets. */
-static int drop_locks(const struct local_pool *pool, const struct local_member *member)
-{
-	while (member->holding &&
-	       fence_time(pool, base_now_ns()) == fence_time(pool, member->record.since_ns))
-		;
-	/* The whole file: then the kernel allocates nothing. */
-	return local_lock(member->fd, F_UNLCK, 0, 0);
-}
-
 /* The bit of the futex that the waiter with a ticket listens to. */
 static uint32_t bit_of(uint64_t ticket)
 {
@@ -788,20 +778,23 @@ static void wake_waiters(struct local_pool *pool)
 	local_wake(pool, bits && !found_too_many(pool) ? bits : UINT32_MAX);
 }
 
+/* Drops all locks of a request: what it holds, and its tickets. */
 static void free_member(struct local_pool *pool, struct local_member *member)
 {
 	struct local_member **link = &pool->members;
-	const bool keep = !drop_locks(pool, member) && pool->spares < LOCAL_SPARE;
 
-	while (*link && *link != member)
+	while (*link != member)
 		link = &(*link)->next;
-	if (*link)
-		*link = member->next;
-	if (keep)
-		pool->spare[pool->spares++] = member->fd;
-	else
+	*link = member->next;
+	/* The whole file: then the kernel allocates nothing. */
+	if (local_lock(member->fd, F_UNLCK, 0, 0) || pool->spares == LOCAL_SPARE) {
 		base_close(member->fd);
-	free(member);
+		free(member);
+	} else {
+		member->next = pool->spare;
+		pool->spare = member;
+		pool->spares++;
+	}
 	wake_waiters(pool);
 }
 
@@ -816,6 +809,7 @@ static int hold(struct local_pool *pool, struct local_member *member, const uint
 {
 	const uint64_t now = base_now_ns();
 	struct slots_file_record record = member->record;
+	uint64_t written;
 	int ret = 0;
 
 	record.number = next_fence(pool, now, numbers[0]);
@@ -824,8 +818,12 @@ static int hold(struct local_pool *pool, struct local_member *member, const uint
 	record.first = numbers[0];
 	for (uint32_t i = 0; i < count && !ret; i++)
 		ret = local_write_record(pool, numbers[i], &record);
+	/* The next one that locks the holder has another fence. */
+	do
+		written = base_now_ns();
+	while (fence_time(pool, written) == fence_time(pool, now));
 	/* A process that was stopped before it wrote may have been passed over. */
-	if (!ret && base_now_ns() - pool->now_ns > LOCAL_SURE_NS / 2)
+	if (!ret && written - pool->now_ns > LOCAL_SURE_NS / 2)
 		ret = -EAGAIN;
 	if (ret) {
 		drop_holders(member);
@@ -1017,8 +1015,14 @@ static void let_go(struct local_pool *pool)
 {
 	while (pool->members)
 		free_member(pool, pool->members);
-	while (pool->spares)
-		base_close(pool->spare[--pool->spares]);
+	while (pool->spare) {
+		struct local_member *first = pool->spare;
+
+		pool->spare = first->next;
+		base_close(first->fd);
+		free(first);
+	}
+	pool->spares = 0;
 }
 
 static void local_close(void *opaque)
@@ -1092,33 +1096,49 @@ static struct local_member *find(const struct local_pool *pool, const char *id)
 	return member;
 }
 
-static struct local_member *new_member(struct local_pool *pool, const struct slots_request *request,
-				       struct base_error *error)
+/* Opens the file once more, for the locks of a request. */
+static struct local_member *open_member(struct local_pool *pool, struct base_error *error)
 {
 	struct local_member *member = calloc(1, sizeof(*member));
-	struct slots_file_record record = pool->record;
-	int fd;
 
 	if (!member) {
 		base_no_memory(error, "a request", sizeof(*member));
 		return NULL;
 	}
-	fd = pool->spares ? pool->spare[--pool->spares] : local_file_again(pool);
-	if (fd < 0) {
-		local_unreachable(pool, "open", fd, error);
-		free(member);
-		return NULL;
+	member->fd = local_file_again(pool);
+	if (member->fd >= 0)
+		return member;
+	local_unreachable(pool, "open", member->fd, error);
+	free(member);
+	return NULL;
+}
+
+static struct local_member *new_member(struct local_pool *pool, const struct slots_request *request,
+				       struct base_error *error)
+{
+	struct local_member *member = pool->spare;
+	struct slots_file_record record = pool->record;
+
+	if (member) {
+		pool->spare = member->next;
+		pool->spares--;
+	} else {
+		member = open_member(pool, error);
+		if (!member)
+			return NULL;
 	}
 	memcpy(record.id, request->id, sizeof(record.id));
 	record.bytes = request->bytes;
 	record.weight = MAX(request->weight, 1u);
 	record.urgent = request->urgent;
-	member->fd = fd;
-	member->record = record;
-	member->small = member->record.weight == 1 && !request->urgent && request->bytes &&
-			request->bytes <= SLOTS_SMALL_BYTES;
-	member->places = MIN(request->default_capacity, SLOTS_MOST_PLACES);
-	member->next = pool->members;
+	*member = (struct local_member){
+		.next = pool->members,
+		.record = record,
+		.fd = member->fd,
+		.small = record.weight == 1 && !request->urgent && request->bytes &&
+			 request->bytes <= SLOTS_SMALL_BYTES,
+		.places = MIN(request->default_capacity, SLOTS_MOST_PLACES),
+	};
 	pool->members = member;
 	return member;
 }

@@ -341,7 +341,7 @@ static void take_answer(struct slots_slot *slot, const struct slots_answer *answ
 	case SLOTS_HOLDING:
 		/* While it waited nothing could be written. */
 		if (slot->stage != STAGE_HELD)
-			atomic_store(&slot->progress_ns, base_now_ns());
+			atomic_store(&slot->progress_ns, sent_ns);
 		slot->stage = STAGE_HELD;
 		/* The coordinator's lease began later than the question was sent; a tenth of it is
 		 * for clocks that differ. */
@@ -1000,7 +1000,7 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 	slot->next = pool->slots;
 	pool->slots = slot;
 	attempt.last_ns = last_moment(&attempt);
-	tell_cost(slot, base_now_ns());
+	tell_cost(slot, attempt.begin_ns);
 	ret = acquire(&attempt, error);
 	if (!ret) {
 		slot->held_ns = base_now_ns();
@@ -1206,9 +1206,9 @@ uint32_t slots_place(struct slots_slot *slot)
 }
 
 /* Under the lock. */
-static void learn_write_time(struct slots_pool *pool, const struct slots_slot *slot)
+static void learn_write_time(struct slots_pool *pool, const struct slots_slot *slot, uint64_t now)
 {
-	uint64_t write_ms = (base_now_ns() - slot->held_ns) / 1000000;
+	uint64_t write_ms = (now - slot->held_ns) / 1000000;
 
 	if (!slot->held_ns)
 		return;
@@ -1230,6 +1230,7 @@ static void unlink_slot(struct slots_slot *slot)
 void slots_release(struct slots_slot *slot)
 {
 	struct slots_pool *pool;
+	uint64_t now;
 
 	if (!slot)
 		return;
@@ -1240,8 +1241,9 @@ void slots_release(struct slots_slot *slot)
 		pthread_cond_wait(&pool->change, &pool->lock);
 	unlink_slot(slot);
 	watch_leases(pool);
-	learn_write_time(pool, slot);
-	slots_checkpoints_end(&pool->checkpoints, base_now_ns());
+	now = base_now_ns();
+	learn_write_time(pool, slot, now);
+	slots_checkpoints_end(&pool->checkpoints, now);
 	if (slot->stage != STAGE_WITHOUT && !pool->unreachable_ns)
 		send_release(slot);
 	pthread_mutex_unlock(&pool->lock);
