@@ -11,6 +11,7 @@ torch.distributed.checkpoint (FSDP, ModelParallel) take no such plug-in: see ios
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401 # isort: skip # first of all, as in ioshape.dcp
@@ -20,17 +21,20 @@ from ioshape._integrations.lightning.original import find_torch_io
 from ioshape._save.save import save, save_async
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from ioshape._save.handle import SaveHandle
 
 __all__ = ["IoshapeAsyncCheckpointIO", "IoshapeCheckpointIO"]
 
-_TorchCheckpointIO: Any = find_torch_io()
+# For type checkers, that of the whole of Lightning.
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO as _TorchCheckpointIO
+else:
+    _TorchCheckpointIO = find_torch_io()
 
 
-class IoshapeCheckpointIO(_TorchCheckpointIO):  # type: ignore[misc] # whichever is installed
+class IoshapeCheckpointIO(_TorchCheckpointIO):
     """Saves through ioshape.save(), loads through ioshape.load().
 
     A checkpoint is on stable storage when save_checkpoint() returns. What has a URL ("s3://...")
@@ -106,7 +110,7 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
             path: of the file.
         """
         self._settle(path)
-        super().remove_checkpoint(path)
+        super().remove_checkpoint(os.fspath(path))
 
     def teardown(self) -> None:
         """Waits for all that is under way.

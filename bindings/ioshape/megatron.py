@@ -22,9 +22,9 @@ from ioshape.dcp import Reader, Writer
 try:
     from megatron.core.dist_checkpointing.strategies import torch as _torch_dist
     from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
-        f"ioshape.megatron needs megatron-core 0.16 or a later one ({error}); install it: "
+        f"ioshape.megatron needs megatron-core 0.16 or a later one ({_error}); install it: "
         "pip install megatron-core"
     ) from None
 
@@ -80,4 +80,4 @@ _Load: Any = _torch_dist.TorchDistLoadShardedStrategy
 class LoadStrategy(_Load):  # type: ignore[misc] # see pyproject
     """For the argument `sharded_strategy` of dist_checkpointing.load(): verifies what it reads."""
 
-    load = with_ours(_Load.load, _torch_dist, _get_filesystem_reader=_reader)
+    load: Any = with_ours(_Load.load, _torch_dist, _get_filesystem_reader=_reader)

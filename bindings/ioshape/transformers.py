@@ -16,11 +16,11 @@ from typing import Any
 
 try:
     from transformers import Trainer
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "ioshape.transformers needs the package transformers, which is not installed; install it: "
         'pip install "transformers>=5" accelerate'
-    ) from error
+    ) from _error
 
 from ioshape._integrations.huggingface.whole import wait_for_checkpoints
 from ioshape._run.patch import patched

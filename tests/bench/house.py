@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 
 import sizes
 from coordinators import GRACE_S, running_redis, short_folder
+from imports import cycles, imports
 from tree import HEADERS, LIBRARY, ROOT
 
 from .setting import Figure, Outcome, Setting
@@ -44,8 +45,8 @@ def size_figures() -> Iterator[Figure]:
     for name, value, most, remark in (
         ("c_code", sizes.lines_in("libioshape"), 31_000, "lines of C, headers and Lua"),
         ("lua_code", sizes.lines_in("libioshape", ".lua"), 500, "lines"),
-        ("python_code", sizes.lines_in("bindings"), 15_000, "lines of the package"),
-        ("test_code", sizes.lines_in("tests"), 90_000, "lines"),
+        ("python_code", sizes.lines_in("bindings"), 16_000, "lines of the package"),
+        ("test_code", sizes.lines_in("tests"), 80_000, "lines"),
         ("c_files", len(c_files), 130, "of libioshape"),
         ("cross_file_functions", len(shared), 400, "that headers of libioshape declare"),
         ("single_caller", single, 120, "of these are named in one other file"),
@@ -160,6 +161,55 @@ def trace_figures() -> Iterator[Figure]:
 # ---- The rest ----------------------------------------------------------------------------------
 
 
+SAVE = """
+import sys, tempfile
+from pathlib import Path
+import torch, ioshape
+folder = Path(tempfile.mkdtemp())
+root = str(Path(ioshape.__file__).parent)
+ioshape.save(torch.ones(1000), folder / "first")
+entered = set()
+def enter(frame, event, _):
+    name = frame.f_code.co_filename
+    if event == "call" and name.startswith(root):
+        entered.add(name[len(root) + 1 :])
+sys.setprofile(enter)
+ioshape.save(torch.ones(1000), folder / "second")
+sys.setprofile(None)
+print(*sorted(entered))
+"""
+
+
+def python_figures() -> Iterator[Figure]:
+    found = cycles(imports())
+    knots = "; ".join(" ".join(knot) for knot in found)
+    yield Figure(
+        "python_cycles", len(found), "<=", 0, knots or "of packages that import each other"
+    )
+    entered = output_of(sys.executable, "-c", SAVE).split()
+    yield Figure("files_of_ioshape_save", len(entered), "<=", 7, " ".join(entered))
+    names = output_of(sys.executable, "-c", "import ioshape; print(*ioshape.__all__)").split()
+    yield Figure("top_level_names", len(names), "<=", 32, "of ioshape.__all__")
+    told = subprocess.run(
+        [
+            *(Path(sys.executable).parent / "basedpyright", "--pythonpath", sys.executable),
+            *("--verifytypes", "ioshape", "--ignoreexternal", "--outputjson"),
+        ],
+        check=False,  # below 100 % it fails
+        capture_output=True,
+        text=True,
+    ).stdout
+    types = json.loads(told)["typeCompleteness"]
+    unknown = [
+        one["name"].removeprefix("ioshape.")
+        for one in types["symbols"]
+        if one["isExported"] and not one["isTypeKnown"]
+    ]
+    percent = round(100 * types["completenessScore"], 1)
+    remark = f"unknown: {' '.join(unknown)}" if unknown else "of what type checkers see is known"
+    yield Figure("verifytypes_percent", percent, ">=", 100, remark)
+
+
 def settings_listed() -> Figure:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("IOSHAPE_")}
     done = subprocess.run(
@@ -206,6 +256,6 @@ def measure(setting: Setting) -> Outcome:
     del setting  # nothing here depends on where or how much
     outcome = Outcome()
     outcome.figures += [*size_figures(), settings_listed(), public_functions(), *circle_figures()]
-    outcome.figures += trace_figures()
+    outcome.figures += [*trace_figures(), *python_figures()]
     outcome.figures += figures_of_runs(outcome)
     return outcome

@@ -67,7 +67,7 @@ class Context:
         options.size = ffi.sizeof("struct save_test_options")
         self._texts: list[Any] = []
         options.log = ffi.addressof(lib, "ioshape_py_log")
-        self.debugs = _debugs()
+        self.debugs: bool = _debugs()
         options.log_level = lib.IOSHAPE_LOG_DEBUG if self.debugs else lib.IOSHAPE_LOG_INFO
         for setting in config.SETTINGS.values():
             value = preferred.get(setting.name)

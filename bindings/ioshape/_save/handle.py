@@ -90,7 +90,7 @@ class SaveHandle:
         #: how it ended, once that is known: (report, error)
         self._end: dict[str, tuple[Report | None, BaseException | None]] = {}
         #: where the file goes
-        self.path = route.path
+        self.path: str = route.path
         #: where it is written
         self._place = under_way.place_of(route.place)
         self._passage = route.passage

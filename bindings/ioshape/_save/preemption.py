@@ -31,7 +31,7 @@ class Notice:
         self._since: float | None = None
         self._owner = os.getpid()
         #: what told it: "SIGTERM", or the file; "" until then
-        self.reason = ""
+        self.reason: str = ""
         self._before: dict[int, Any] = {}
         try:
             for number in signals:

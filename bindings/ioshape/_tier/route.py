@@ -81,7 +81,7 @@ class Passage:
         self._ticket: Ticket | None = None
         self.failure: BaseException | None = None
         #: waiting for the drain
-        self.drain_s = 0.0
+        self.drain_s: float = 0.0
 
     @property
     def folder(self) -> str:

@@ -139,7 +139,7 @@ class Stop:
     """By which another thread ends a drain, without taking the GIL for every block."""
 
     def __init__(self) -> None:
-        self.flag = ffi.new("int *")
+        self.flag: Any = ffi.new("int *")
 
     def set(self) -> None:
         """From now on drains end with a CanceledError."""
@@ -161,7 +161,7 @@ class Tier(Owner):
         super().__init__("tier", folder, context)
         self.folder = folder
         #: what a destination's path stands behind there
-        self.files = f"{own_folder(folder)}/files"
+        self.files: str = f"{own_folder(folder)}/files"
         options = sized("ioshape_tier_options")
         options.keep_last = keep_last
         options.parity = _PARITIES.index(config.value_of("parity") or _PARITIES[0])

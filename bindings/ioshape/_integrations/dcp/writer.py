@@ -100,7 +100,8 @@ class Writer(filesystem.FileSystemWriter):
         self._keep_last = keep_last
         self._optimizer = optimizer
         self._is_lazy = lazy or optimizer is not None
-        self.fs = self._files = Files(durable=self.sync_files and is_durable(None))
+        self._files = Files(durable=self.sync_files and is_durable(None))
+        self.fs: Files = self._files
         # DCP would sync the whole machine: its files have no descriptor that it could sync.
         self.sync_files = False
         self._attempt: Attempt | None = None

@@ -30,8 +30,8 @@ class File:
     """An open safetensors file."""
 
     def __init__(self, filename: str | os.PathLike[str], device: Any = "cpu") -> None:
-        self.path = os.fspath(filename)
-        self.device = torch.device(device)
+        self.path: str = os.fspath(filename)
+        self.device: torch.device = torch.device(device)
         self._file = VerifiedFile(self.path)
         try:
             file_bytes = self._file.seek(0, os.SEEK_END)
@@ -40,8 +40,8 @@ class File:
         except BaseException:
             self._file.close()
             raise
-        self.entries = {entry.name: entry for entry in self._header.entries}
-        self.metadata = self._header.metadata
+        self.entries: dict[str, Entry] = {entry.name: entry for entry in self._header.entries}
+        self.metadata: dict[str, str] | None = self._header.metadata
 
     def __enter__(self) -> File:
         return self
