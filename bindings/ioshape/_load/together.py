@@ -9,7 +9,6 @@ of them once, whatever the number of nodes. What is small, such as the pickle, e
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +207,4 @@ def all_ranks() -> Together | None:
             "shared=True sends what one rank reads to the others: call "
             "torch.distributed.init_process_group() before, with a torch that has gloo"
         )
-    # Tests put several nodes on one host.
-    node = os.environ.get("IOSHAPE_TEST_NODE") or place.node
-    return Together(found.process_group, place.rank, place.world_size, node)
+    return Together(found.process_group, place.rank, place.world_size, place.node)

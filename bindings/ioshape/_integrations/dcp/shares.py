@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from ioshape._core.config import value_of
+from ioshape._core.job import node_name
 from ioshape._save.atomic import PART_UNIT, Part
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def own_node() -> Node | None:
     """By the setting `mode`. None: each rank writes a file of its own, as with DCP."""
     mode = value_of("mode")
     if mode == "node":
-        # Tests put several nodes on one host.
-        return Node(os.environ.get("IOSHAPE_TEST_NODE") or os.uname().nodename)
+        return Node(node_name())
     return Node("") if mode == "rank0" else None
 
 
