@@ -70,7 +70,7 @@ def upload(
         source: path of the file or directory.
         url: "s3://bucket/key"; if it ends with a slash, "key/NAME", as cp has it.
         jobs: parts that are sent at the same time.
-        part_bytes: of large files, at least 5 MiB; each job takes that much memory.
+        part_bytes: of large files, at least 5 MiB; `jobs` of them and a quarter more are in memory.
         endpoint: URL of the server; default: that of AWS_ENDPOINT_URL_S3, or Amazon's. Credentials
             and everything else come from boto3's variables and files.
         progress: is called with a Progress now and then, from several threads; an exception in it
