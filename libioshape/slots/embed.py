@@ -16,17 +16,16 @@ def stripped(script: str) -> bytes:
 
 
 def as_c(script: bytes) -> str:
-    """Return the definitions of a script's bytes, their number and their SHA-1."""
+    """Return the definitions of a script's bytes and their SHA-1."""
     rows = (script[at : at + 20] for at in range(0, len(script), 20))
     array = "\n".join("\t" + ", ".join(f"{byte}" for byte in row) + "," for row in rows)
     return (
         f"\nconst char slots_script[] = {{\n{array}\n\t0\n}};\n"
-        f"const size_t slots_script_bytes = sizeof(slots_script) - 1;\n"
         f'const char slots_script_sha1[] = "{hashlib.sha1(script).hexdigest()}";\n'
     )
 
 
 if __name__ == "__main__":
     out, script = map(Path, sys.argv[1:])
-    head = '/* Made by embed.py. */\n#include "slots/redis.h"\n'
+    head = '/* Made by embed.py. */\n#include "internal.h"\n'
     out.write_text(head + as_c(stripped(script.read_text("utf-8"))), "ascii")

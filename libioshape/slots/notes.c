@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEY_BYTES (REDIS_KEY_BYTES + SLOTS_NOTES_LIST_BYTES)
+#define KEY_BYTES (SLOTS_KEY_BYTES + SLOTS_NOTES_LIST_BYTES)
 
 struct slots_notes {
 	struct redis_client client;

@@ -139,14 +139,6 @@ static int open_acquire(void *coordinator, const struct slots_request *request,
 	return 0;
 }
 
-static int open_beat(void *coordinator, const struct slots_beat *beat, struct slots_answer *answer,
-		     struct base_error *error)
-{
-	(void)coordinator, (void)error;
-	*answer = (struct slots_answer){ .state = SLOTS_HOLDING, .weight = beat->weight };
-	return 0;
-}
-
 static int open_release(void *coordinator, const char *id, uint64_t passed,
 			struct base_error *error)
 {
@@ -154,26 +146,18 @@ static int open_release(void *coordinator, const char *id, uint64_t passed,
 	return 0;
 }
 
-static int open_wait(void *coordinator, uint32_t timeout_ms, struct base_error *error)
-{
-	(void)coordinator, (void)timeout_ms, (void)error;
-	return 0;
-}
-
-static void open_nothing(void *coordinator)
+static void open_close(void *coordinator)
 {
 	(void)coordinator;
 }
 
+/* The thread of such a pool never starts, which alone would call the rest. */
 const struct slots_ops slots_open = {
 	.id = "open",
 	.open = open_open,
 	.acquire = open_acquire,
-	.beat = open_beat,
 	.release = open_release,
-	.wait = open_wait,
-	.interrupt = open_nothing,
-	.close = open_nothing,
+	.close = open_close,
 };
 
 static bool has_scheme(const char *address, const char *scheme)

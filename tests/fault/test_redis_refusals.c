@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A Redis that refuses: passwords, rights, memory, replicas, TLS. */
 #define _GNU_SOURCE
-#include "slots/redis.h"
+/* The source itself: how it connects and reads refusals is no other file's. */
+#include "slots/redis.c"
 #include "support/check_main.h"
 #include "support/fake_redis.h"
 #include "support/redis_case.h"
@@ -153,7 +154,7 @@ static void use_numbers(struct redis_client *client, const char *operation, cons
 	struct link_command command;
 	redisReply *reply;
 
-	client_begin(client, &command, operation, "", 0);
+	begin_call(client, &command, operation, "", 0);
 	link_add_number_list(&command, numbers, count);
 	note_denial(client_call(client, &command, &reply, &error), &error);
 	freeReplyObject(reply);
@@ -166,7 +167,7 @@ static void list_pools(struct redis_client *client)
 	redisReply *reply;
 
 	link_add_texts(&command, "ZRANGEBYSCORE", "{ios:}:pools", "-inf", "+inf");
-	note_denial(client_call_aside(client, &command, REDIS_CALL_NS, &reply, &error), &error);
+	note_denial(call_aside(client, &command, REDIS_CALL_NS, &reply, &error), &error);
 	freeReplyObject(reply);
 }
 
@@ -410,7 +411,7 @@ LOOP_TEST(tests, a_sentinel_that_names_no_master_is_no_way_to_one, 0, (int)ARRAY
 	snprintf(text, sizeof(text), "sentinel%s/trains", strchr(fake.address, ':'));
 	config = redis_case_config(text, "1");
 	ck_assert_int_eq(client_open(&client, &config, &error), 0);
-	ck_assert_int_eq(client_connect(&client, &link, &error), sentinels[_i].code);
+	ck_assert_int_eq(connect_beside(&client, &link, &error), sentinels[_i].code);
 	ck_assert_ptr_null(link);
 	ck_assert_int_eq(error.code, sentinels[_i].code);
 	client_close(&client);
@@ -445,11 +446,11 @@ LOOP_TEST(tests, a_node_of_a_cluster_leads_to_another, 0, (int)ARRAY_LENGTH(redi
 	fake_redis_start(&fake, FAKE_SAYS, redirects[_i].says);
 	config = redis_case_config(fake.address, "1");
 	ck_assert_int_eq(client_open(&client, &config, &error), 0);
-	ck_assert_int_eq(client_connect(&client, &link, &error), 0);
+	ck_assert_int_eq(connect_beside(&client, &link, &error), 0);
 	link_add_texts(&command, "PING");
 	ck_assert_int_eq(link_ask(link, &command, &reply, until_ns, NULL), 0);
-	ck_assert_int_eq(client_take_error(&client, link, reply, &ask, &error),
-			 redirects[_i].leads ? CLIENT_REDIRECTED : CLIENT_REFUSED);
+	ck_assert_int_eq(take_error(&client, link, reply, &ask, &error),
+			 redirects[_i].leads ? REDIRECTED : REFUSED);
 	ck_assert_int_eq(client.has_moved, redirects[_i].leads);
 	if (redirects[_i].leads) {
 		ck_assert_str_eq(client.moved.host, redirects[_i].host);
