@@ -67,7 +67,7 @@ struct base_buffer {
 
 void base_buffer_free(struct base_buffer *buffer);
 
-/* ---- Where locks are seen (io/liveness.c) ----------------------------------------------------
+/* ---- Where locks are seen (io/folder.c) ------------------------------------------------------
  */
 
 /*

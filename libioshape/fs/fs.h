@@ -11,7 +11,7 @@
 
 #include <sys/types.h>
 
-/* ---- Families (mounts.c) --------------------------------------------------------------------- */
+/* ---- Families (storage.c) -------------------------------------------------------------------- */
 
 /* What kind of filesystem, by its type and, where that can lie, by what it answers. */
 enum fs_family {
@@ -264,7 +264,7 @@ struct fs_storage {
 int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 		       struct fs_storage *storage, struct base_error *error);
 
-/* ---- What is at a path (mounts.c) ------------------------------------------------------------ */
+/* ---- What is at a path (storage.c) ----------------------------------------------------------- */
 
 /* Behind symbolic links. One system call looks up a name, and asks neither for its length nor for
  * its times. */
@@ -283,7 +283,7 @@ void fs_find(const char *path, struct fs_found *found);
 /* The result of fs_find() where nothing is known to be there. */
 void fs_find_directory(const char *path, struct fs_found *found);
 
-/* ---- Free space (mounts.c) --------------------------------------------------------------------
+/* ---- Free space (storage.c) --------------------------------------------------------------------
  */
 
 struct fs_space {
@@ -341,51 +341,22 @@ void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
 /* A name for a statfs magic number: "nfs", "lustre"; "0x…" for one not known here. Pure
- * (mounts.c). */
+ * (storage.c). */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);
 
 /* ==== Between the files of this folder ======================================================== */
 
-struct statfs;
-struct statx;
-
-/* ---- Small texts below /proc and /sys; `root` is put before the path (mounts.c) -------------- */
+/* ---- Small texts below /proc and /sys; `root` is put before the path (storage.c) ------------- */
 
 /* Reads no more than `most` bytes of a file, ended by a 0, into a zeroed buffer, to be freed either
  * way. 0 or a negative errno. */
 int fs_read_whole(const char *root, const char *path, size_t most, struct base_buffer *text);
-/* Reads the first line, without its end. 0 or a negative errno; -E2BIG if it does not fit. */
-int fs_read_line(const char *root, const char *path, char *line, size_t line_bytes);
 /* Reads the number that is the first line. 0 or a negative errno. */
 int fs_read_number(const char *root, const char *path, uint64_t *number);
 /* Reads the decimal number that all of the text is. */
 bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
 
-/* ---- The mount table of this process (mounts.c) ---------------------------------------------- */
-
-/* Finds the mount with this number, or if `mount` is 0 the last one of this device, which hides the
- * others if it lies over them. 0, -ENOENT or another negative errno. */
-int fs_find_mount(const char *root, uint64_t mount, unsigned device_major, unsigned device_minor,
-		  struct fs_mount *found);
-
-/* Looks at what is at a path, also behind a symbolic link, or at the directory that it would be in.
- * 0 or a negative errno. */
-int fs_statx_path(const char *path, unsigned mask, struct statx *status);
-/* The number that the kernel gave this mount, or 0 if it does not say. */
-uint64_t fs_mount_number(const struct statx *status);
-/* To be asked of statx() for it. Linux 5.8; older headers call the bytes of its field spare. */
-#define FS_STATX_MOUNT 0x1000U
-/* One that no other mount gets until the next boot: Linux 6.8; 0 if the kernel does not say. */
-uint64_t fs_unique_mount_number(const struct statx *status);
-#define FS_STATX_UNIQUE_MOUNT 0x4000U
-
-/* ---- Families (mounts.c) --------------------------------------------------------------------- */
-
-uint64_t fs_magic(const struct statfs *system);
-/* Whether hosts share filesystems of this type as a rule. Pure. */
-bool fs_type_is_shared(const char *type);
-/* By the type in the mount table, or if that is not known by statfs' f_type. Pure. */
-enum fs_family fs_family_of(const char *type, uint64_t magic);
+/* ---- Families (storage.c) -------------------------------------------------------------------- */
 
 /* ---- Creating files with a layout ------------------------------------------------------------ */
 

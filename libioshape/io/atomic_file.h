@@ -11,7 +11,7 @@
 #include <limits.h>
 #include <sys/stat.h>
 
-/* ---- Temporary names (liveness.c) ------------------------------------------------------------ */
+/* ---- Temporary names (folder.c) -------------------------------------------------------------- */
 
 #define IO_TEMPORARY_MARK ".ioshape-tmp-"
 
@@ -25,10 +25,6 @@ void io_temporary_name(int folder_fd, const char *name, char into[NAME_MAX + 1])
  */
 void io_remove_stale(int directory_fd, const char *directory, struct base_budget *budget,
 		     const struct base_log *log);
-
-/* What a file has that is made there now: its owner and its time, as the server gives them. It is
- * removed again. 0 or a negative errno. */
-int io_look_at_new(int folder_fd, struct stat *status);
 
 /* Of a copy: when it was modified. 0 or a negative errno. */
 int io_set_time(int fd, int64_t modified_ns);

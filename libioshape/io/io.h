@@ -547,7 +547,7 @@ int io_folder_get_text(const struct io_folder *folder, const char *name, char in
 /* Removes one; it may be gone already. */
 int io_folder_drop_text(const struct io_folder *folder, const char *name, struct base_error *error);
 
-/* ---- Who is dead (liveness.c) ---------------------------------------------------------------- */
+/* ---- Who is dead (folder.c) ------------------------------------------------------------------ */
 
 /* Eight hex digits that stand for this boot of this machine; IO_NOWHERE if it does not tell. */
 #define IO_NOWHERE "00000000"

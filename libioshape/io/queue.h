@@ -69,7 +69,7 @@ extern const struct io_engine_ops io_engine_buffered;
 /* Returns the engine of that name; NULL for AUTO. */
 const struct io_engine_ops *io_engine_of(enum ioshape_engine which);
 
-/* ---- Shapes (shape.c) ------------------------------------------------------------------------ */
+/* ---- Shapes (queue.c) ------------------------------------------------------------------------ */
 
 /*
  * 52 MiB in flight, and a block ready to follow, keep the fastest disks seen busy; the same in
@@ -99,8 +99,6 @@ struct io_shape {
 	bool shared; /* with other hosts, and nothing is known of its targets */
 };
 
-/* What the user fixed, and the standard for the rest. Pure. */
-struct io_shape io_shape_standard(const struct io_config *config);
 /* Returns the shape for reading so many bytes of this filesystem. Pure. */
 struct io_shape io_shape_to_read(const struct io_config *config, const struct fs_info *fs,
 				 uint64_t bytes);

@@ -8,7 +8,6 @@
 #undef MOST_ENTRIES
 #include "fs/lustre.c"
 #undef PATH_BYTES
-#include "fs/mounts.c"
 #include "fs/storage.c"
 #include "fuzz.h"
 

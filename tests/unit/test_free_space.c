@@ -2,7 +2,7 @@
 /* How much room there is for a file, and which storage targets have too little of it. */
 #define _GNU_SOURCE
 /* For its pure rule. */
-#include "fs/mounts.c"
+#include "fs/storage.c"
 #include "io/io.h"
 #include "support/check_main.h"
 #include "support/scratch.h"

@@ -2,7 +2,6 @@
 /* What a path sits on: the mount table, magic numbers, and real paths. */
 #define _GNU_SOURCE
 /* For its pure rules. */
-#include "fs/mounts.c"
 #include "fs/storage.c"
 #include "support/check_main.h"
 #include "support/scratch.h"

@@ -6,6 +6,7 @@
 #include "fs/layout.c"
 #undef MOST_STRIPES
 #include "fs/lustre.c"
+#undef PATH_BYTES
 #include "fs/storage.c"
 #include "support/check_main.h"
 #include "support/random.h"
