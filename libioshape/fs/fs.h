@@ -356,8 +356,6 @@ int fs_read_number(const char *root, const char *path, uint64_t *number);
 /* Reads the decimal number that all of the text is. */
 bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
 
-/* ---- Families (storage.c) -------------------------------------------------------------------- */
-
 /* ---- Creating files with a layout ------------------------------------------------------------ */
 
 /* What came of a request. */

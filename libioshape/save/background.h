@@ -59,7 +59,7 @@ struct save_stage {
 
 	_Atomic uint64_t copied_bytes;
 
-	/* What is copied after the call (staging.c). */
+	/* What is copied after the call. */
 	bool later;          /* something is; never changes */
 	uint64_t next_slice; /* under the save's lock, and so is what follows */
 	unsigned copiers;    /* threads that are copying a slice */
@@ -98,51 +98,5 @@ struct ioshape_save {
 	struct save_stage stage;
 	struct save_state state;
 };
-
-/* ---- Staging (staging.c) -----------------------------------------------------------------------
- */
-
-/* Copying less than this is not worth starting threads for. */
-#define SAVE_PARALLEL_BYTES (32 * MIB)
-
-/* Which records are copied. */
-enum save_which { SAVE_ALL, SAVE_NOW, SAVE_LATER };
-
-/* Copies the payload into chunks; returns early if that fails, or the writer ends. */
-void save_stage_copy(struct ioshape_save *save);
-
-/* Tells the progress callback how far copying is. -ECANCELED if it wants to stop. */
-int save_stage_tell(void *save, struct base_error *error);
-
-/* A save_source: hands out the staged bytes in order, and hands chunks back that lie behind them.
- */
-int save_stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
-		    struct base_error *error);
-
-/* This file is written from the chunks. */
-void save_stage_to_file(void *save, struct io_writer *file);
-
-/* Copying and writing have ended: what is still held, and the rest of the promise, goes back. */
-void save_stage_release(struct ioshape_save *save);
-
-/* ---- Copying after the call (staging.c) --------------------------------------------------------
- */
-
-/* Takes a sample of what will be copied later, so that save_later_copy() can tell whether it has
- * changed. */
-void save_later_look(struct ioshape_save *save);
-
-/* On the save's thread: returns when all is copied. IOSHAPE_E_CHANGED, or what copying failed with.
- */
-int save_later_copy(struct ioshape_save *save, struct base_error *error);
-
-/* Somebody waits: it is copied without rests, and until then this thread and others help. */
-void save_later_hurry(struct ioshape_save *save, uint64_t until_ns);
-
-/* ---- The state of a save (staging.c) -----------------------------------------------------------
- */
-
-void save_note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
-			uint64_t total_bytes);
 
 #endif

@@ -113,14 +113,6 @@ int save_take_lane(struct ioshape_context *context, struct io_lane **lane,
 		   struct base_error *error);
 void save_return_lane(struct ioshape_context *context, struct io_lane *lane);
 
-/* Decides whether a save removes what dead processes left in its directory: the first save into a
- * directory does, and further ones as long as something is left. Returns NULL, or `budget`, which
- * save_end_tidying() takes. */
-struct base_budget *save_begin_tidying(struct ioshape_context *context, const char *path,
-				       struct base_budget *budget);
-void save_end_tidying(struct ioshape_context *context, const char *path,
-		      const struct base_budget *budget);
-
 /* Forgets what was saved and loaded, at the end of a context (unchanged.c). */
 void save_seen_forget(struct ioshape_context *context);
 

@@ -33,7 +33,7 @@ bool save_has_digest(const struct ioshape_save *save)
 
 /* ---- Bytes ----------------------------------------------------------------------------------- */
 
-/* Stages the next chunk as save_stage_next() does, but every chunk stays. */
+/* Stages the next chunk as stage_next() of save.c does, but every chunk stays. */
 static int next_staged(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		       struct base_error *error)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Files on their way: one object from the look at the path to the commit, which saves, groups and
- * drains use; the files of plans; and the public handle for bytes in any format.
+ * drains use; the files of plans; the public handle for bytes in any format; and directories that
+ * appear whole.
  */
 #define _GNU_SOURCE
 #include "save/file.h"
@@ -341,6 +342,65 @@ int save_space_check(const struct save_space *space, struct io_notes *notes,
 	return save_space_verdict(context, ret, error);
 }
 
+/* ---- Directories that are tidied ---------------------------------------------------------------
+ */
+
+static bool should_tidy(struct ioshape_context *context, const char *path)
+{
+	char *directory = base_directory_of(path);
+	bool known = !directory;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; !known && i < context->tidied_count; i++)
+		known = !strcmp(context->tidied[i], directory);
+	/* A job that saves into ever new directories has nothing to tidy in them. */
+	if (!known && context->tidied_count < SAVE_KEPT_DIRECTORIES) {
+		context->tidied[context->tidied_count++] = directory;
+		directory = NULL;
+	} else {
+		known = true;
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(directory);
+	return !known;
+}
+
+static struct base_budget *begin_tidying(struct ioshape_context *context, const char *path,
+					 struct base_budget *budget)
+{
+	if (!should_tidy(context, path))
+		return NULL;
+	*budget = base_budget_begin();
+	return budget;
+}
+
+/* The next save into the directory removes the rest. */
+static void tidy_again(struct ioshape_context *context, const char *path)
+{
+	char *directory = base_directory_of(path), *tidied = NULL;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; directory && !tidied && i < context->tidied_count; i++) {
+		if (strcmp(context->tidied[i], directory) != 0)
+			continue;
+		tidied = context->tidied[i];
+		context->tidied[i] = context->tidied[--context->tidied_count];
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(tidied);
+	free(directory);
+}
+
+/* Decides whether a save removes what dead processes left in its directory: the first save into a
+ * directory does, and further ones as long as something is left. Returns NULL, or `budget`, which
+ * end_tidying() takes. */
+static void end_tidying(struct ioshape_context *context, const char *path,
+			const struct base_budget *budget)
+{
+	if (budget && base_budget_is_spent(budget))
+		tidy_again(context, path);
+}
+
 /* ---- One file -------------------------------------------------------------------------------- */
 
 static struct save_space space_of(const struct save_file *file)
@@ -367,10 +427,10 @@ static int open_writer(struct save_file *file, struct base_error *error)
 		return ret;
 	options->unseen = file->in_new_directory;
 	if (!file->in_new_directory && !options->deadline_ns)
-		options->tidying = save_begin_tidying(context, file->path, &budget);
+		options->tidying = begin_tidying(context, file->path, &budget);
 	ret = io_writer_open(&file->writer, file->lane, file->given ? file->given : file->path,
 			     options, &file->notes, error);
-	save_end_tidying(context, file->path, options->tidying);
+	end_tidying(context, file->path, options->tidying);
 	options->tidying = NULL;
 	if (ret)
 		return ret;
@@ -878,4 +938,101 @@ IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)
 	base_buffer_free(&file->checksums.crcs);
 	free(file->path);
 	free(file);
+}
+
+/* ---- Directories that appear whole ----------------------------------------------------------- */
+
+struct save_directory {
+	struct ioshape_context *context;
+	struct io_new_folder made;
+	char *path; /* that it will have; absolute */
+};
+
+/* "runs/step-10/" is as good as "runs/step-10". */
+static char *without_slashes(const char *path)
+{
+	size_t bytes = strlen(path);
+
+	while (bytes > 1 && path[bytes - 1] == '/')
+		bytes--;
+	return strndup(path, bytes);
+}
+
+static int make(struct save_directory *directory, const char *path, struct base_error *error)
+{
+	struct ioshape_context *context = directory->context;
+	char *given = without_slashes(path);
+	struct base_budget budget, *tidying;
+	int ret;
+
+	if (!given)
+		return base_no_memory(error, "a path", strlen(path));
+	ret = save_absolute_path(given, &directory->path, error);
+	free(given);
+	if (ret)
+		return ret;
+	tidying = begin_tidying(context, directory->path, &budget);
+	ret = io_new_folder_make(&directory->made, directory->path, tidying, save_log(context),
+				 error);
+	end_tidying(context, directory->path, tidying);
+	return ret;
+}
+
+int save_directory_make(struct ioshape_context *context, const char *path,
+			struct save_directory **out)
+{
+	struct base_error error = { 0 };
+	struct save_directory *directory = NULL;
+	int ret;
+
+	if (!out)
+		return base_missing("save");
+	*out = NULL;
+	ret = save_enter(context, &error);
+	if (!ret && !path)
+		ret = base_refuse(&error, -EINVAL, "no path was given");
+	if (!ret) {
+		directory = calloc(1, sizeof(*directory));
+		if (!directory)
+			ret = base_no_memory(&error, "a directory", sizeof(*directory));
+	}
+	if (!ret) {
+		directory->context = context;
+		directory->made = (struct io_new_folder)IO_NO_NEW_FOLDER;
+		ret = make(directory, path, &error);
+	}
+	if (ret)
+		save_directory_free(directory);
+	else
+		*out = directory;
+	return base_leave(ret, "save", path, &error);
+}
+
+const char *save_directory_path(const struct save_directory *directory)
+{
+	return directory ? directory->made.folder.path : NULL;
+}
+
+int save_directory_commit(struct save_directory *directory)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!directory)
+		return base_missing("save");
+	ret = save_enter(directory->context, &error);
+	if (!ret && !*directory->made.temporary)
+		ret = base_refuse(&error, -EINVAL, "\"%s\" is in place already", directory->path);
+	if (!ret)
+		ret = io_new_folder_commit(&directory->made, &error);
+	return base_leave(ret, "save", directory->path, &error);
+}
+
+void save_directory_free(struct save_directory *directory)
+{
+	if (!directory || save_enter(directory->context, NULL))
+		return;
+	io_new_folder_close(&directory->made, save_log(directory->context));
+	free(directory->path);
+	free(directory);
 }

@@ -1,13 +1,697 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The public calls that save: saves that block; saves in the background, how one begins, what its
- * thread does, what its handle tells, its end.
+ * The public calls that save: saves that block; saves in the background, how one begins, what it
+ * copies into staging memory and writes from there, what it copies after the call, what its thread
+ * does, what its handle tells, its end.
  */
+#define _GNU_SOURCE
 #include "save/background.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* ---- What the save tells --------------------------------------------------------------------- */
+
+static void note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
+			  uint64_t total_bytes)
+{
+	pthread_mutex_lock(&save->lock);
+	/* Where staging and writing go on at the same time, writing is what is told. */
+	if (phase >= save->state.phase) {
+		/* The end is when everything has ended, not only the file. */
+		save->state.phase = MIN(phase, IOSHAPE_PHASE_COMMIT);
+		save->state.done_bytes = done_bytes;
+		save->state.total_bytes = total_bytes;
+	}
+	pthread_mutex_unlock(&save->lock);
+}
+
+int save_track(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct ioshape_save *save = user;
+
+	note_progress(save, phase, done_bytes, total_bytes);
+	return save->request.progress ? save->request.progress(save->request.progress_user, phase,
+							       done_bytes, total_bytes) :
+					0;
+}
+
+bool save_is_stopped(const struct ioshape_save *save)
+{
+	return atomic_load_explicit(&save->abort, memory_order_relaxed);
+}
+
+/* ---- Copying into chunks --------------------------------------------------------------------- */
+
+/* Copying less than this is not worth starting threads for. */
+#define PARALLEL_BYTES (32 * MIB)
+
+/* Which records are copied. */
+enum which { ALL_RECORDS, RECORDS_NOW, RECORDS_LATER };
+
+/* The record that holds byte `position` of the payload: the last that begins at or before it. */
+static size_t record_at(const struct save_plan *plan, uint64_t position)
+{
+	size_t low = plan->own, high = plan->count;
+
+	while (high - low > 1) {
+		size_t middle = low + (high - low) / 2;
+
+		if (plan->records[middle].start <= position)
+			low = middle;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+/* Copies bytes [at, end) of the payload, as far as they are of such records. */
+static int fill_records(struct ioshape_save *save, uint64_t at, uint64_t end, uint8_t *memory,
+			enum which which, struct base_error *error)
+{
+	const struct save_plan *plan = &save->request.plan;
+	int ret = 0;
+
+	for (size_t i = record_at(plan, at); !ret && i < plan->count; i++) {
+		const struct save_record *record = &plan->records[i];
+		const uint64_t from = MAX(record->start, at);
+		const uint64_t to = MIN(record->start + record->bytes, end);
+
+		if (record->start >= end)
+			break;
+		/* Nothing is left of it, or ever was. */
+		if (to <= from ||
+		    (which != ALL_RECORDS && record->later != (which == RECORDS_LATER)))
+			continue;
+		ret = save_plan_copy(plan, i, from - record->start, memory + (from - at), to - from,
+				     error);
+		if (!ret)
+			atomic_fetch_add(&save->stage.copied_bytes, to - from);
+	}
+	return ret;
+}
+
+static int fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memory,
+		      struct base_error *error)
+{
+	const uint64_t at = position * SAVE_CHUNK_BYTES;
+	const uint64_t end = MIN(at + SAVE_CHUNK_BYTES, save->request.plan.staged_bytes);
+
+	return fill_records(save, at, end, memory, save->stage.later ? RECORDS_NOW : ALL_RECORDS,
+			    error);
+}
+
+/* All of the chunk will be copied later. */
+static bool is_for_later(const struct ioshape_save *save, size_t position)
+{
+	const struct save_plan *plan = &save->request.plan;
+	const uint64_t at = position * SAVE_CHUNK_BYTES;
+
+	if (!save->stage.later)
+		return false;
+	for (size_t i = record_at(plan, at);
+	     i < plan->count && plan->records[i].start < at + SAVE_CHUNK_BYTES; i++)
+		if (plan->records[i].bytes && !plan->records[i].later)
+			return false;
+	return true;
+}
+
+/* Copying fails with this, unless it has failed already. */
+static void give_up_copying(struct ioshape_save *save, const struct base_error *error)
+{
+	pthread_mutex_lock(&save->lock);
+	if (!save->stage.failure.code)
+		save->stage.failure = *error;
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+}
+
+/* Chunks are left to be filled, and the writer waits for them. */
+static bool is_filling(const struct save_stage *stage)
+{
+	return !stage->failure.code && !stage->written && stage->next_to_fill < stage->chunk_count;
+}
+
+/* Tells the progress callback how far copying is. -ECANCELED if it wants to stop. */
+static int stage_tell(void *user, struct base_error *error)
+{
+	struct ioshape_save *save = user;
+
+	if (!save_track(save, IOSHAPE_PHASE_STAGE, atomic_load(&save->stage.copied_bytes),
+			save->request.plan.payload_bytes))
+		return 0;
+	return base_refuse(error, -ECANCELED,
+			   "the save to \"%s\" was stopped by its progress callback",
+			   save->request.path);
+}
+
+/*
+ * The next chunk to fill, when there may be one more. False when there is none left, or no point.
+ */
+static bool claim_chunk(struct ioshape_save *save, bool speaks, size_t *position)
+{
+	struct save_stage *stage = &save->stage;
+	struct base_error error = { 0 };
+	bool claimed;
+
+	pthread_mutex_lock(&save->lock);
+	while (is_filling(stage) && stage->held == stage->admitted) {
+		if (base_cond_wait_ms(&save->change, &save->lock, SAVE_PATIENCE_MS) || !speaks)
+			continue;
+		pthread_mutex_unlock(&save->lock);
+		if (stage_tell(save, &error))
+			give_up_copying(save, &error);
+		pthread_mutex_lock(&save->lock);
+	}
+	claimed = is_filling(stage);
+	if (claimed) {
+		*position = stage->next_to_fill++;
+		stage->held++;
+	}
+	pthread_mutex_unlock(&save->lock);
+	return claimed;
+}
+
+static void publish_chunk(struct ioshape_save *save, size_t position, struct save_chunk *chunk)
+{
+	pthread_mutex_lock(&save->lock);
+	save->stage.chunks[position] = chunk;
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+}
+
+/* Copies until nothing is left. Only the caller's own thread speaks to the progress callback. */
+static void copy_chunks(struct ioshape_save *save, bool speaks)
+{
+	struct base_error error = { 0 };
+	struct save_chunk *chunk;
+	size_t position;
+	int ret = 0;
+
+	while (!ret && claim_chunk(save, speaks, &position)) {
+		if (is_for_later(save, position))
+			continue;
+		ret = save_staging_get(save->stage.staging, &chunk, &error);
+		if (ret) {
+			give_up_copying(save, &error);
+			return;
+		}
+		ret = fill_chunk(save, position, chunk->memory, &error);
+		/* With the last chunk the save may be over in a moment: then it is too late to stop
+		 * it. */
+		if (!ret && speaks)
+			ret = stage_tell(save, &error);
+		if (ret)
+			give_up_copying(save, &error);
+		publish_chunk(save, position, chunk);
+	}
+}
+
+static void help_to_copy(void *save)
+{
+	copy_chunks(save, false);
+}
+
+static void help_to_make(void *user)
+{
+	struct ioshape_save *save = user;
+	struct base_error error = { 0 };
+	size_t promised;
+
+	pthread_mutex_lock(&save->lock);
+	promised = save->stage.admitted;
+	pthread_mutex_unlock(&save->lock);
+	/* Who needs a chunk that cannot be made will say so. */
+	save_staging_reserve(save->stage.staging, promised, &error);
+}
+
+/* So many threads are worth starting beside the one that copies. */
+static unsigned helpers_for(const struct ioshape_save *save)
+{
+	return save->request.plan.payload_bytes < PARALLEL_BYTES ?
+		       0 :
+		       save->context->config.threads - 1;
+}
+
+/*
+ * Has the chunks made, by helpers, that one thread will fill: it alone calls functions of the
+ * caller's, and new memory costs more than the copy to it.
+ */
+static void make_chunks_ahead(struct ioshape_save *save, struct base_crew *crew)
+{
+	base_crew_begin(crew, helpers_for(save), help_to_make, save);
+}
+
+/* Copies the payload into chunks; returns early if that fails, or the writer ends. */
+static void stage_copy(struct ioshape_save *save)
+{
+	struct base_crew crew;
+
+	base_crew_init(&crew);
+	if (!save->request.plan.fetches)
+		base_crew_begin(&crew, helpers_for(save), help_to_copy, save);
+	else if (!save->stage.later)
+		make_chunks_ahead(save, &crew);
+	copy_chunks(save, true);
+	base_crew_finish(&crew);
+	base_crew_dismiss(&crew);
+}
+
+/* ---- Writing from chunks --------------------------------------------------------------------- */
+
+/* Waits until the chunk at `position` is filled. */
+static int await_chunk(struct ioshape_save *save, size_t position, struct save_chunk **chunk,
+		       struct base_error *error)
+{
+	struct save_stage *stage = &save->stage;
+
+	pthread_mutex_lock(&save->lock);
+	while (!stage->chunks[position] && !stage->failure.code)
+		pthread_cond_wait(&save->change, &save->lock);
+	*chunk = stage->chunks[position];
+	*error = stage->failure;
+	pthread_mutex_unlock(&save->lock);
+	return error->code;
+}
+
+/* Hands the chunk back: to the copying while that needs more of them, afterwards to other saves. */
+static void release_chunk(struct ioshape_save *save, size_t position)
+{
+	struct save_stage *stage = &save->stage;
+	struct save_chunk *chunk;
+	bool leave;
+
+	pthread_mutex_lock(&save->lock);
+	chunk = stage->chunks[position];
+	stage->chunks[position] = NULL;
+	stage->held--;
+	leave = stage->next_to_fill == stage->chunk_count;
+	if (leave)
+		stage->admitted--;
+	pthread_mutex_unlock(&save->lock);
+	save_staging_put(stage->staging, chunk);
+	if (leave)
+		save_staging_leave(stage->staging, 1);
+	else
+		pthread_cond_broadcast(&save->change);
+}
+
+/* What lies before `position` goes back. */
+static int leave_behind(struct ioshape_save *save, size_t position, struct base_error *error)
+{
+	struct save_stage *stage = &save->stage;
+	const struct save_outlet *outlet = &stage->outlet;
+	int ret = 0;
+
+	for (; stage->position < position; stage->position++)
+		if (outlet->offset)
+			stage->ends[stage->position % ARRAY_LENGTH(stage->ends)] =
+				outlet->offset(outlet->to);
+	while (stage->oldest + stage->lag < position) {
+		if (outlet->await)
+			ret = outlet->await(outlet->to,
+					    stage->ends[stage->oldest % ARRAY_LENGTH(stage->ends)],
+					    error);
+		if (ret)
+			break;
+		release_chunk(save, stage->oldest++);
+	}
+	return ret;
+}
+
+/* A save_source: hands out the staged bytes in order, and hands chunks back that lie behind them.
+ */
+static int stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
+		      struct base_error *error)
+{
+	struct ioshape_save *save = user;
+	uint64_t at = save->request.plan.records[record].start + offset;
+	size_t position = at / SAVE_CHUNK_BYTES;
+	struct save_chunk *chunk;
+	int ret;
+
+	ret = leave_behind(save, position, error);
+	if (!ret)
+		ret = await_chunk(save, position, &chunk, error);
+	if (ret)
+		return ret;
+	save->stage.reading = chunk;
+	if (save->stage.file)
+		io_writer_lend(save->stage.file, chunk->memory, SAVE_CHUNK_BYTES);
+	*data = chunk->memory + at % SAVE_CHUNK_BYTES;
+	*bytes = MIN(*bytes, SAVE_CHUNK_BYTES - at % SAVE_CHUNK_BYTES);
+	return 0;
+}
+
+/* Copying and writing have ended: what is still held, and the rest of the promise, goes back. */
+static void stage_release(struct ioshape_save *save)
+{
+	struct save_stage *stage = &save->stage;
+
+	for (size_t i = 0; i < stage->chunk_count; i++) {
+		if (stage->chunks[i])
+			save_staging_put(stage->staging, stage->chunks[i]);
+		stage->chunks[i] = NULL;
+	}
+	save_staging_leave(stage->staging, stage->admitted);
+	stage->admitted = 0;
+	stage->held = 0;
+}
+
+/* ---- For what uses the chunks longer ----------------------------------------------------------
+ */
+
+bool save_find_staged(const struct ioshape_save *save, const void *data, uint64_t *offset)
+{
+	const struct save_chunk *chunk = save->stage.reading;
+	const uint8_t *at = data;
+
+	if (!chunk || at < chunk->memory || at >= chunk->memory + SAVE_CHUNK_BYTES)
+		return false;
+	*offset = chunk->offset + (uint64_t)(at - chunk->memory);
+	return true;
+}
+
+void save_keep_chunks(struct ioshape_save *save, const struct save_outlet *outlet)
+{
+	struct save_stage *stage = &save->stage;
+
+	stage->outlet = outlet ? *outlet : (struct save_outlet){ .to = NULL };
+	/* The rest is for the copying, where chunks go round. */
+	stage->lag = outlet ? MIN(stage->admitted / 2, SAVE_MOST_LAG) : 0;
+}
+
+static uint64_t offset_in_file(void *file)
+{
+	return io_writer_offset(file);
+}
+
+static int await_file(void *file, uint64_t offset, struct base_error *error)
+{
+	return io_writer_settle(file, offset, error);
+}
+
+/* This file is written from the chunks. */
+static void stage_to_file(void *user, struct io_writer *file)
+{
+	struct ioshape_save *save = user;
+	const struct save_outlet outlet = { offset_in_file, await_file, file };
+
+	/* With a single chunk nothing could be copied while it is written. */
+	if (save->stage.admitted < 2)
+		return;
+	save->stage.file = file;
+	save_keep_chunks(save, &outlet);
+}
+
+/* ---- Copying after the call ------------------------------------------------------------------ */
+/*
+ * Copying after the call has returned: of what stays as it is until its owner says otherwise. A
+ * thread of the lowest priority copies slice by slice, and rests as long as it has copied. Whoever
+ * waits copies, too; slices are small, so that nobody waits long for a thread that does not run.
+ */
+
+#define SLICE_BYTES (256 * KIB)
+#define NS_PER_MS 1000000
+/* What seems to have copied for longer has not run all the time. */
+#define LONGEST_REST_MS 10
+/* What is looked at of each record. */
+#define SAMPLE_PIECES 16
+#define SAMPLE_PIECE_BYTES 64
+
+/* ---- Whether it has changed ------------------------------------------------------------------ */
+
+/* Of bytes of the payload, which are staged. */
+static uint32_t crc32_of_staged(const struct save_stage *stage, uint32_t crc, uint64_t at,
+				uint64_t bytes)
+{
+	uint64_t within, count;
+
+	for (; bytes; at += count, bytes -= count) {
+		within = at % SAVE_CHUNK_BYTES;
+		count = MIN(bytes, SAVE_CHUNK_BYTES - within);
+		crc = base_crc32(crc, stage->chunks[at / SAVE_CHUNK_BYTES]->memory + within, count);
+	}
+	return crc;
+}
+
+static uint32_t look_at(const struct ioshape_save *save, const struct save_record *record,
+			bool staged)
+{
+	const uint64_t piece = MIN(record->bytes, SAMPLE_PIECE_BYTES);
+	const uint64_t step = (record->bytes - piece) / (SAMPLE_PIECES - 1);
+	uint32_t crc = 0;
+
+	for (uint64_t i = 0; i < SAMPLE_PIECES; i++) {
+		if (staged)
+			crc = crc32_of_staged(&save->stage, crc, record->start + i * step, piece);
+		else
+			crc = base_crc32(crc, (const char *)record->data + i * step, piece);
+	}
+	return crc;
+}
+
+/* Takes a sample of what will be copied later, so that later_copy() can tell whether it has
+ * changed. */
+static void later_look(struct ioshape_save *save)
+{
+	struct save_plan *plan = &save->request.plan;
+
+	for (size_t i = plan->own; save->stage.later && i < plan->count; i++)
+		if (plan->records[i].later && !plan->records[i].fetch)
+			plan->records[i].sample = look_at(save, &plan->records[i], false);
+}
+
+static int compare(struct ioshape_save *save, struct base_error *error)
+{
+	const struct save_plan *plan = &save->request.plan;
+
+	for (size_t i = plan->own; i < plan->count; i++) {
+		const struct save_record *record = &plan->records[i];
+
+		if (!record->later || record->fetch ||
+		    look_at(save, record, true) == record->sample)
+			continue;
+		base_refuse_with(
+			error, IOSHAPE_E_CHANGED, "wait until it is copied before it changes",
+			"cannot save \"%s\": record '%s' was to be copied later, and has changed "
+			"before",
+			save->request.path, record->name);
+		base_error_in_record(error, record->name);
+		return IOSHAPE_E_CHANGED;
+	}
+	return 0;
+}
+
+/* ---- Copying --------------------------------------------------------------------------------- */
+
+/* A function of the caller's is called for much at a time, and by one thread. */
+static uint64_t slice_bytes(const struct ioshape_save *save)
+{
+	return save->request.plan.fetches ? SAVE_CHUNK_BYTES : SLICE_BYTES;
+}
+
+static uint64_t slice_count(const struct ioshape_save *save)
+{
+	const uint64_t bytes = save->request.plan.staged_bytes, slice = slice_bytes(save);
+
+	return bytes / slice + (bytes % slice != 0);
+}
+
+/* Slices are left to be copied, and somebody wants them. Under the lock. */
+static bool is_left(struct ioshape_save *save)
+{
+	const struct save_stage *stage = &save->stage;
+
+	return !stage->failure.code && !stage->written && !save_is_stopped(save) &&
+	       stage->next_slice < slice_count(save);
+}
+
+/* The chunk at `position`, made if there is none yet: by one thread, the others wait for it. */
+static int chunk_at(struct ioshape_save *save, size_t position, struct save_chunk **chunk,
+		    struct base_error *error)
+{
+	struct save_stage *stage = &save->stage;
+	int ret = 0;
+
+	pthread_mutex_lock(&save->lock);
+	while (!(*chunk = stage->chunks[position]) && stage->making)
+		pthread_cond_wait(&save->change, &save->lock);
+	if (!*chunk) {
+		stage->making = true;
+		pthread_mutex_unlock(&save->lock);
+		ret = save_staging_get(stage->staging, chunk, error);
+		pthread_mutex_lock(&save->lock);
+		stage->chunks[position] = ret ? NULL : *chunk;
+		stage->making = false;
+		pthread_cond_broadcast(&save->change);
+	}
+	pthread_mutex_unlock(&save->lock);
+	return ret;
+}
+
+static void copy_slice(struct ioshape_save *save, uint64_t slice)
+{
+	const uint64_t at = slice * slice_bytes(save);
+	const uint64_t end = MIN(at + slice_bytes(save), save->request.plan.staged_bytes);
+	struct base_error error = { 0 };
+	struct save_chunk *chunk;
+	int ret;
+
+	ret = chunk_at(save, at / SAVE_CHUNK_BYTES, &chunk, &error);
+	if (!ret)
+		ret = fill_records(save, at, end, chunk->memory + at % SAVE_CHUNK_BYTES,
+				   RECORDS_LATER, &error);
+	if (ret)
+		give_up_copying(save, &error);
+}
+
+/* False if there is none. */
+static bool copy_next(struct ioshape_save *save)
+{
+	struct save_stage *stage = &save->stage;
+	uint64_t slice = 0;
+	bool claimed;
+
+	pthread_mutex_lock(&save->lock);
+	claimed = is_left(save);
+	if (claimed) {
+		slice = stage->next_slice++;
+		stage->copiers++;
+	}
+	pthread_mutex_unlock(&save->lock);
+	if (claimed)
+		copy_slice(save, slice);
+	pthread_mutex_lock(&save->lock);
+	stage->copiers -= claimed;
+	/* Also if none was left: the save may have been stopped. */
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+	return claimed;
+}
+
+static void rest(struct ioshape_save *save, int64_t ms)
+{
+	pthread_mutex_lock(&save->lock);
+	if (!save->stage.hurry)
+		base_cond_wait_ms(&save->change, &save->lock, MIN(ms, LONGEST_REST_MS));
+	pthread_mutex_unlock(&save->lock);
+}
+
+static void *copy_at_leisure(void *argument)
+{
+	uint64_t begin_ns, copied_ns = 0;
+
+	/* Where this is not allowed it goes on as it is: it rests all the same. */
+	pthread_setschedparam(pthread_self(), SCHED_IDLE, &(struct sched_param){ 0 });
+	for (begin_ns = base_now_ns(); copy_next(argument); begin_ns = base_now_ns()) {
+		copied_ns += base_now_ns() - begin_ns;
+		if (copied_ns < NS_PER_MS)
+			continue;
+		rest(argument, (int64_t)(copied_ns / NS_PER_MS));
+		copied_ns = 0;
+	}
+	return NULL;
+}
+
+/* Its memory may change when this has returned, or the save is to fail. */
+static int await_copied(struct ioshape_save *save, struct base_error *error)
+{
+	struct save_stage *stage = &save->stage;
+	int ret;
+
+	pthread_mutex_lock(&save->lock);
+	while (stage->copiers || is_left(save))
+		pthread_cond_wait(&save->change, &save->lock);
+	*error = stage->failure;
+	ret = error->code;
+	pthread_mutex_unlock(&save->lock);
+	if (!ret && save_is_stopped(save))
+		ret = base_refuse(error, -ECANCELED, "the save to \"%s\" was aborted",
+				  save->request.path);
+	if (!ret)
+		ret = compare(save, error);
+	pthread_mutex_lock(&save->lock);
+	stage->copied = true;
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+	return ret;
+}
+
+/* On the save's thread: returns when all is copied. IOSHAPE_E_CHANGED, or what copying failed with.
+ */
+static int later_copy(struct ioshape_save *save, struct base_error *error)
+{
+	const struct save_request *request = &save->request;
+	struct base_crew crew;
+	bool at_leisure;
+	pthread_t thread;
+	int ret;
+
+	if (!save->stage.later)
+		return 0;
+	/* A function of the caller's may take a lock that others wait for. */
+	at_leisure = !request->plan.fetches && !request->task.file_options.deadline_ns &&
+		     !base_start_thread(&thread, copy_at_leisure, save);
+	base_crew_init(&crew);
+	if (request->plan.fetches)
+		make_chunks_ahead(save, &crew);
+	while (!at_leisure && copy_next(save))
+		;
+	base_crew_finish(&crew);
+	base_crew_dismiss(&crew);
+	ret = await_copied(save, error);
+	/* Only now: it may be long until a thread of the lowest priority runs once more. */
+	if (at_leisure)
+		pthread_join(thread, NULL);
+	return ret;
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+struct help {
+	struct ioshape_save *save;
+	uint64_t until_ns;
+};
+
+static void give_help(void *user)
+{
+	const struct help *help = user;
+
+	while (base_now_ns() < help->until_ns && copy_next(help->save))
+		;
+}
+
+/* Somebody waits: it is copied without rests, and until then this thread and others help. */
+static void later_hurry(struct ioshape_save *save, uint64_t until_ns)
+{
+	struct help help = { save, until_ns };
+	struct base_crew crew;
+	unsigned wanted = 0;
+	bool copying;
+
+	pthread_mutex_lock(&save->lock);
+	copying = save->stage.later && !save->stage.copied && !save->state.done;
+	if (copying) {
+		save->stage.hurry = true;
+		pthread_cond_broadcast(&save->change);
+		/* As many as a save in the call would take. Its context exists until it ends. */
+		if ((slice_count(save) - save->stage.next_slice) * slice_bytes(save) >=
+		    PARALLEL_BYTES)
+			wanted = save->context->config.threads - 1;
+	}
+	pthread_mutex_unlock(&save->lock);
+	if (!copying || save->request.plan.fetches)
+		return;
+	base_crew_init(&crew);
+	base_crew_begin(&crew, wanted, give_help, &help);
+	give_help(&help);
+	base_crew_finish(&crew);
+	base_crew_dismiss(&crew);
+}
 
 /* ---- What is told while it waits --------------------------------------------------------------
  */
@@ -42,7 +726,7 @@ static struct save_source source_of(struct ioshape_save *save, struct save_direc
 	*direct = (struct save_direct){ .plan = &save->request.plan };
 	return save->request.task.borrow ?
 		       (struct save_source){ save_direct_next, save_direct_to_file, direct } :
-		       (struct save_source){ save_stage_next, save_stage_to_file, save };
+		       (struct save_source){ stage_next, stage_to_file, save };
 }
 
 int save_write_payload(struct ioshape_save *save, struct format_writer *zip, struct io_writer *file,
@@ -68,8 +752,8 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 	const struct save_watch watch = save_watch_of(save);
 	int ret;
 
-	ret = save_later_copy(save, error);
-	save_note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
+	ret = later_copy(save, error);
+	note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
 	if (!ret)
 		ret = save_write(save->context, NULL, &request->plan, &source,
 				 &request->task.file_options, &watch, &save->order, report, error);
@@ -114,7 +798,7 @@ static void end_staging(struct ioshape_save *save)
 	pthread_cond_broadcast(&save->change);
 	pthread_mutex_unlock(&save->lock);
 	if (!copying)
-		save_stage_release(save);
+		stage_release(save);
 }
 
 static void end(struct ioshape_save *save, int result, const struct ioshape_report *report,
@@ -230,9 +914,9 @@ static int take_payload(struct ioshape_save *save, const char *path,
 	request->task.payload_bytes = request->plan.payload_bytes;
 	request->task.expected_bytes = request->plan.expected_bytes;
 	if (request->task.borrow) {
-		save_note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
+		note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
 	} else {
-		save_note_progress(save, IOSHAPE_PHASE_STAGE, 0, request->plan.payload_bytes);
+		note_progress(save, IOSHAPE_PHASE_STAGE, 0, request->plan.payload_bytes);
 		stage->chunk_count = save_chunks_for(request->plan.staged_bytes);
 	}
 	stage->chunks = calloc(MAX(stage->chunk_count, 1), sizeof(*stage->chunks));
@@ -284,7 +968,7 @@ static int abandon(struct ioshape_save *save, int ret)
 	if (!save->started && !save->request.collective.run)
 		save_order_end(save->context, &save->order);
 	save_join(save);
-	save_stage_release(save);
+	stage_release(save);
 	return ret;
 }
 
@@ -298,13 +982,13 @@ static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error
 
 	stage->copying = true;
 	stage->later = all_at_once && save->request.plan.later && !save->request.collective.run;
-	ret = save_stage_tell(save, error);
+	ret = stage_tell(save, error);
 	if (!ret && !all_at_once)
 		ret = start_writing(save, error);
 	if (!ret)
-		save_stage_copy(save);
+		stage_copy(save);
 	if (!ret)
-		save_later_look(save);
+		later_look(save);
 	pthread_mutex_lock(&save->lock);
 	/* A writer that failed early ends the copying, too; that failure belongs to the handle. */
 	if (stage->failure.code) {
@@ -320,7 +1004,7 @@ static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error
 	if (ret)
 		return abandon(save, ret);
 	if (written)
-		save_stage_release(save);
+		stage_release(save);
 	return 0;
 }
 
@@ -335,7 +1019,7 @@ static int begin(struct ioshape_save *save, struct base_error *error)
 
 	staged->admitted = MIN(staged->chunk_count, staged->staging->limit);
 	if (!borrow)
-		ret = save_staging_admit(staged->staging, staged->admitted, save_stage_tell, save,
+		ret = save_staging_admit(staged->staging, staged->admitted, stage_tell, save,
 					 error);
 	if (ret)
 		return ret;
@@ -406,7 +1090,7 @@ IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_
 	if (ret)
 		return base_leave(ret, "save", NULL, &error);
 	if (timeout_ms)
-		save_later_hurry(save, for_ever ? UINT64_MAX : base_deadline_ns(timeout_ms));
+		later_hurry(save, for_ever ? UINT64_MAX : base_deadline_ns(timeout_ms));
 	waited_ms = (int64_t)((base_now_ns() - begin_ns) / 1000000);
 	pthread_mutex_lock(&save->lock);
 	while (!save->state.done && (for_ever || waited_ms < timeout_ms)) {
@@ -433,7 +1117,7 @@ int save_wait_copied(struct ioshape_save *save)
 		return base_leave(ret, "save", NULL, &error);
 	/* What is borrowed is in use to the end. */
 	later = save->stage.later || (save->request.task.borrow && save->request.plan.later);
-	save_later_hurry(save, UINT64_MAX);
+	later_hurry(save, UINT64_MAX);
 	pthread_mutex_lock(&save->lock);
 	while (later && !save->stage.copied && !save->state.done)
 		pthread_cond_wait(&save->change, &save->lock);

@@ -162,9 +162,7 @@ int save_write_file(struct save_file *file, const struct save_watch *watch,
  */
 void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path);
 
-/* ---- Saves in the background (save.c, staging.c)
- * ---------------------------------------------------
- */
+/* ---- Saves in the background (save.c) -------------------------------------------------------- */
 
 /* What a caller wants to be saved, borrowed, and in which container. */
 enum save_kind {
