@@ -90,8 +90,6 @@ void slots_identify(struct slots_identity *identity, const char *job, uint32_t s
 		take_text(identity->job, sizeof(identity->job), job);
 	else
 		name_job(identity, &found);
-	snprintf(identity->client, sizeof(identity->client), "%016llx",
-		 (unsigned long long)base_random());
 }
 
 /* ---- Boost ----------------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
 #include "slots/slots.h"
 
 /* Versions of the library whose scripts keep other data have a pool each. */
-#define REDIS_SCRIPT_FORMAT BASE_FORMAT(5u)
+#define REDIS_SCRIPT_FORMAT BASE_FORMAT(6u)
 
 /* The server that has the keys of a pool: the one named, a cluster's node, or the master that
  * sentinels know. */

@@ -270,7 +270,8 @@ void slots_checkpoints_end(struct slots_checkpoints *checkpoints, uint64_t now_n
 uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, uint32_t capacity,
 			  uint32_t write_ms, uint32_t most_ms);
 
-/* Who this process is, from the launcher's variables. `job` may be NULL. */
+/* Who this process is, from the launcher's variables, but for `client`, which each pool draws.
+ * `job` may be NULL. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
 
 #endif

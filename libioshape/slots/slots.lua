@@ -80,7 +80,7 @@ local function new_pool()
 		due = 0, -- no lease ends before
 		renewed = 0, -- when the keys' expiry was last set
 		tidied = 0, -- when jobs were last forgotten
-		paced = 0, -- the pool's and the users' bandwidth is of these settings (set.changed)
+		paced = 0, -- `free` is of these settings (set.changed)
 		busy = 0, -- counts the times that the pool began to be used: older tags of jobs are void
 		fence = 0, -- the latest
 		seq = 0, -- counts requests that waited
@@ -92,7 +92,7 @@ local function new_pool()
 		served = 0, -- highest floor of a request that was granted: virtual time never falls below it
 		small_virtual = 0, -- virtual time of the small requests that were let past the queue
 		ms = FIRST_MS, bytes = FIRST_BYTES, -- of the latest writes
-		free = 0, users = {}, -- when the bandwidth of the pool is free, and that of each user with a rate
+		free = {}, -- when bandwidth is free again: of the pool, of each job and of each user, where they have rates
 		grants = 0,
 		written = 0, held = 0, waited = 0, -- bytes; times of slots, together
 		targets = '', latest_target = 0 -- a byte for each group of storage targets: its writers
@@ -101,11 +101,11 @@ end
 
 -- `finish` and `latest` are the virtual end and start of the job's latest request, `turn` is the start of the job's turn,
 -- which `turn_began` then, `small_finish` is the end of its latest small request among small ones, `usual` is what a
--- request without a size costs, `ms` and `bytes` are of its latest writes, `free` and `paced` as in the pool.
+-- request without a size costs, `ms` and `bytes` are of its latest writes.
 local function new_job()
 	return {
 		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, turn_began = 0, small_finish = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0,
-		user = '', writes = 0, written = 0, held = 0, waited = 0, free = 0, paced = 0
+		user = '', writes = 0, written = 0, held = 0, waited = 0
 	}
 end
 
@@ -265,23 +265,31 @@ local function take_target(member)
 	count_writer(found, 1)
 end
 
-local function leave_queue(id, member)
-	call('ZREM', Q, member.tag)
-	call('ZREM', L, id)
-	if member.small_start then
-		call('ZREM', S, member.tag)
-		pool.small_waiters = pool.small_waiters - 1
+local function count(member, more)
+	if member.state == HOLDING then
+		pool.holders, pool.used = pool.holders + more, pool.used + more * member.given
+		pool.express_used = pool.express_used + (member.given == 0 and more or 0)
+	else
+		pool.waiters = pool.waiters + more
+		pool.small_waiters = pool.small_waiters + (member.small_start and more or 0)
+		pool.urgent_waiters = pool.urgent_waiters + (member.is_urgent and more or 0)
 	end
-	pool.urgent_waiters = pool.urgent_waiters - (member.is_urgent and 1 or 0)
-	pool.waiters = pool.waiters - 1
 end
 
-local function leave_slot(id, member)
-	call('ZREM', H, id)
-	pool.holders, pool.used = pool.holders - 1, pool.used - member.given
-	pool.express_used = pool.express_used - (member.given == 0 and 1 or 0)
-	if member.target > 0 and #pool.targets == member.targets then
-		count_writer(member.target, -1)
+-- Take a member out of its slot, or of the queue.
+local function leave(id, member)
+	count(member, -1)
+	if member.state == WAITING then
+		call('ZREM', Q, member.tag)
+		call('ZREM', L, id)
+		if member.small_start then
+			call('ZREM', S, member.tag)
+		end
+	else
+		call('ZREM', H, id)
+		if member.target > 0 and #pool.targets == member.targets then
+			count_writer(member.target, -1)
+		end
 	end
 end
 
@@ -290,7 +298,6 @@ end
 local function forget(id, member, passed)
 	call('HDEL', M, 'm:' .. id, 'run')
 	is_marked = true
-	local leave = member.state == HOLDING and leave_slot or leave_queue
 	leave(id, member)
 	members[id], to_write[id], is_changed = false, nil, true
 	local job = load_job(member.job)
@@ -323,8 +330,7 @@ local function hold(id, member, given, until_then)
 	lease_until(H, id, until_then)
 	members[id], to_write[id], is_changed = member, member, true
 	renew = renew or pool.holders == 0
-	pool.holders, pool.used = pool.holders + 1, pool.used + given
-	pool.express_used = pool.express_used + (given == 0 and 1 or 0)
+	count(member, 1)
 end
 
 local function admit(id, member, given, until_then)
@@ -349,7 +355,7 @@ end
 -- a third.
 local function grant(id, member, given)
 	mark('HDEL', M, 'run')
-	leave_queue(id, member)
+	leave(id, member)
 	admit(id, member, given, now + math.ceil(member.lease / 2))
 	local wake = prefix .. 'w:' .. member.client
 	-- Another program may have written something else there. Other errors come again.
@@ -399,11 +405,11 @@ local function begin_epoch(current, uptime_s, is_usable)
 		call('DEL', M, J)
 		had_holders = known_epoch > 0 or left or (is_known and pool.holders > 0)
 		for _, name in ipairs({
-			'used', 'express_used', 'shares', 'holders', 'waiters', 'small_waiters', 'urgent_waiters', 'free'
+			'used', 'express_used', 'shares', 'holders', 'waiters', 'small_waiters', 'urgent_waiters'
 		}) do
 			pool[name] = 0
 		end
-		pool.targets, pool.users, members = '', {}, {}
+		pool.targets, pool.free, members = '', {}, {}
 		renew = true
 		-- Above the fences given in this millisecond, too.
 		pool.fence = math.max(pool.fence, (server + 1) * 1024)
@@ -435,10 +441,14 @@ local function check_data()
 	end
 end
 
+-- To look must not make a pool. If it is lost, or never was, keys without a meaning may be left.
+if operation == 'status' and not is_known then
+	return {'now', server, 'set', {call('HGETALL', O)}}
+end
+
 -- A server without memory refuses what may take some, unless something was written before. A look writes nothing.
 local is_look = operation == 'status'
-local is_empty = is_look and not is_known
-if operation ~= 'acquire' and not is_empty then
+if operation ~= 'acquire' then
 	call('HDEL', M, '')
 end
 
@@ -525,11 +535,9 @@ if operation == 'acquire' then
 		if member.small_start then
 			call('ZADD', S, member.small_start, member.tag)
 			renew = renew or pool.small_waiters == 0
-			pool.small_waiters = pool.small_waiters + 1
 		end
 		renew = renew or pool.waiters == 0
-		pool.urgent_waiters = pool.urgent_waiters + (member.is_urgent and 1 or 0)
-		pool.waiters = pool.waiters + 1
+		count(member, 1)
 	end
 
 	local function share_of(job_name, user, own)
@@ -646,41 +654,34 @@ elseif operation == 'pace' then
 	operate = function(bytes, own_rate, user)
 		bytes = tonumber(bytes)
 		local job_rate = lower(lower(tonumber(own_rate), set.job_rate), set_for('job', subject, 'rate'))
-		local user_rate = set_for('user', user, 'rate')
-		local rate, start = lower(lower(job_rate, user_rate), set.pool_rate), now
+		local rates = {
+			pool = set.pool_rate, ['job:' .. subject] = job_rate, ['user:' .. user] = set_for('user', user, 'rate')
+		}
+		local rate, start, free = 0, now, {}
+		for _, limit in pairs(rates) do
+			rate = lower(rate, limit)
+		end
 		if rate == 0 then
 			return {'bytes', 0, 'start', 0, 'end', 10000}
 		end
 		-- What was given in advance at the rates before is owed by nobody.
-		if pool.paced ~= set.changed then
-			pool.paced, pool.free, pool.users = set.changed, 0, {}
+		for name, time in pairs(pool.paced == set.changed and pool.free or {}) do
+			free[name] = time > now and time or nil
 		end
-		local job = job_rate > 0 and load_job(subject) or {paced = set.changed}
-		if job.paced ~= set.changed then
-			job.paced, job.free = set.changed, 0
-		end
-		local limits = {
-			{rate = set.pool_rate, whose = pool, name = 'free'}, {rate = job_rate, whose = job, name = 'free'},
-			{rate = user_rate, whose = pool.users, name = user}
-		}
 		if bytes > 0 then
 			local writers = math.min(math.max(pool.holders, 1), PACE_WRITERS)
 			bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / writers))
-			for _, limit in ipairs(limits) do
-				start = math.max(start, limit.rate > 0 and limit.whose[limit.name] or 0)
+			for name, limit in pairs(rates) do
+				start = math.max(start, limit > 0 and free[name] or 0)
 			end
 		end
 		-- Bytes that come back are of the latest grant, unless another one came after it: then nobody loses.
-		for _, limit in ipairs(limits) do
-			if limit.rate > 0 then
-				local free = bytes > 0 and start or limit.whose[limit.name] or 0
-				limit.whose[limit.name] = free + bytes * 1000 / limit.rate
+		for name, limit in pairs(rates) do
+			if limit > 0 then
+				free[name] = (bytes > 0 and start or free[name] or 0) + bytes * 1000 / limit
 			end
 		end
-		is_changed = true
-		if job_rate > 0 then
-			store_job(subject, job)
-		end
+		pool.free, pool.paced, is_changed = free, set.changed, true
 		if bytes <= 0 then
 			return {'bytes', 0, 'start', 0, 'end', 0}
 		end
@@ -732,10 +733,7 @@ elseif is_look then
 
 	-- Waiters are listed in their order, all other rows in any order: Python sorts them (_slots/redis_pools.py).
 	operate = function()
-		-- Of a pool that is lost, or never was, keys without a meaning may be left.
-		local held = is_empty and {} or call('ZRANGE', H, 0, -1, 'WITHSCORES')
-		local queue = is_empty and {} or call('ZRANGE', Q, 0, LISTED - 1)
-		local jobs = is_empty and {} or call('HGETALL', J)
+		local held, queue, jobs = call('ZRANGE', H, 0, -1, 'WITHSCORES'), call('ZRANGE', Q, 0, LISTED - 1), call('HGETALL', J)
 		local holders, waiters, job_rows = {}, {}, {}
 		for i = 1, #held, 2 do
 			holders[#holders + 1] = add({'id', held[i], 'until', held[i + 1]}, must_find(held[i]), MEMBER)
@@ -756,9 +754,6 @@ end
 
 -- ---- End of each operation --------------------------------------------------------------------------
 
-if is_empty then -- to look must not make a pool
-	return operate(unpack(ARGV, 5))
-end
 begin()
 local result
 if not is_look then

@@ -110,8 +110,6 @@ class Job:
     bytes: float = 0
     user: str = ""
     use: Use = field(default_factory=Use)
-    free: float = 0  # when its bandwidth is free again ...
-    paced: int = 0  # ... by the settings of this time
 
 
 #: What the operator set, by name: for the pool these, and `job:NAME:share` and the like.
@@ -155,11 +153,10 @@ class Numbers:
     by: int = 0
     ms: float = 16
     bytes: float = 16e6
-    free: float = 0
     grants: int = 0
     tidied: int = 0
-    users: dict[str, float] = field(default_factory=dict)  # when their bandwidth is free
-    paced: int = 0  # `free` and `users` are by the settings of this time
+    free: dict[str, float] = field(default_factory=dict)  # when which bandwidth is free again ...
+    paced: int = 0  # ... by the settings of this time
     use: Use = field(default_factory=Use)
 
 
@@ -292,7 +289,7 @@ class Pool:
             somebody = known_epoch > 0 or left or (not lost and bool(self.holders()))
             self.lose_members()
             numbers.fence = max(numbers.fence, (self.clock() + 1) * 1024)
-            numbers.free, numbers.users = 0, {}
+            numbers.free = {}
         numbers.epoch = max(numbers.epoch, known_epoch, self.clock() - 1) + 1
         numbers.opened = self.now
         began = self.now if somebody else self.now - uptime_s * 1000
@@ -600,42 +597,33 @@ class Pool:
         known_epoch: int = 0,
     ) -> Answer:
         self.tick(known_epoch, lease)
-        numbers, pool_rate = self.numbers, self.setting("pool_rate")
-        user_rate = self.setting("user", user, "rate")
+        numbers = self.numbers
 
         def lowest(*rates: int) -> int:
             return min((rate for rate in rates if rate > 0), default=0)
 
-        job_rate = lowest(job_rate, self.setting("job_rate"), self.setting("job", job, "rate"))
-        rate = lowest(job_rate, pool_rate, user_rate)
-        if not rate:
+        limits = {
+            "pool": self.setting("pool_rate"),
+            f"job:{job}": lowest(
+                job_rate, self.setting("job_rate"), self.setting("job", job, "rate")
+            ),
+            f"user:{user}": self.setting("user", user, "rate"),
+        }
+        limits = {name: rate for name, rate in limits.items() if rate}
+        if not limits:
             return {"bytes": 0, "start": 0, "end": 10000}
-        owing = self.job_of(job) if job_rate else Job()
+        rate = min(limits.values())
         # Nothing is owed for what was given in advance at the rates before.
         if numbers.paced != self.changed:
-            numbers.paced, numbers.free, numbers.users = self.changed, 0, {}
-        if owing.paced != self.changed:
-            owing.paced, owing.free = self.changed, 0
-        free = [
-            *([numbers.free] if pool_rate else []),
-            *([owing.free] if job_rate else []),
-            *([numbers.users.get(user, 0)] if user_rate else []),
-        ]
+            numbers.paced, numbers.free = self.changed, {}
+        free = {name: numbers.free.get(name, 0) for name in limits}
         start: float = self.now
         if size > 0:
             turns = min(max(len(self.holders()), 1), 8)
             size = max(size, math.floor(rate * 250 / 1000 / turns))
-            start = max(self.now, *free)
-
-        def later(free: float, rate: int) -> float:
-            return (start if size > 0 else free) + size * 1000 / rate
-
-        if pool_rate:
-            numbers.free = later(numbers.free, pool_rate)
-        if job_rate:
-            owing.free = later(owing.free, job_rate)
-        if user_rate:
-            numbers.users[user] = later(numbers.users.get(user, 0), user_rate)
+            start = max(self.now, *free.values())
+        for name, limit in limits.items():
+            numbers.free[name] = (start if size > 0 else free[name]) + size * 1000 / limit
         if size <= 0:
             return {"bytes": 0, "start": 0, "end": 0}
         end = start - self.now + size * 1000 / rate
@@ -658,20 +646,22 @@ class Pool:
         ]
 
     def status(self, lease: int = 15000) -> dict[str, int | list[Answer]]:
-        held: list[Member] = []
-        queue: list[Member] = []
-        if self.numbers.run:
-            self.tick(0, lease)
-            held, queue = self.holders(), self.queue()
+        changed = {"changed": str(self.changed)} if self.changed else {}
+        settings: list[Answer] = [
+            {**{name: str(value) for name, value in self.settings.items()}, **changed}
+        ]
+        if not self.numbers.run:
+            return {"now": self.clock(), "set": settings}
+        self.tick(0, lease)
+        held, queue = self.holders(), self.queue()
         numbers = self.numbers
         pool: Answer = {"capacity": numbers.cap, "by_job": numbers.by, "grants": numbers.grants}
         pool |= {"used": sum(member.given for member in held), "waiters": len(queue)}
-        changed = {"changed": str(self.changed)} if self.changed else {}
         return {
-            "now": self.now if numbers.run else self.clock(),
-            "set": [{**{name: str(value) for name, value in self.settings.items()}, **changed}],
+            "now": self.now,
+            "set": settings,
             "pool": [pool | numbers.use.row()],
             "holders": [self.row(member) for member in held],
             "waiters": [self.row(member) for member in queue[:LISTED]],
-            "jobs": self.job_rows() if numbers.run else [],
+            "jobs": self.job_rows(),
         }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -346,9 +346,15 @@ def _set(value: bytes) -> int:
         return 0
 
 
+#: What the script leaves out of the status of a pool that was never used.
+_UNUSED: dict[str, Any] = {"pool": [[]], "holders": [], "waiters": [], "jobs": []}
+
+
 def _status(pool: str, where: Any, found: dict[str, Any]) -> PoolStatus:
+    found = {**_UNUSED, **found}
     now = _number(found["now"])
-    of_pool, settings = _named(found["pool"][0]), _named(found["set"][0])
+    of_pool = defaultdict(int, _named(found["pool"][0]))
+    settings = _named(found["set"][0])
     holders = sorted(
         (_member(_named(row), now) for row in found["holders"]), key=lambda one: one.fence
     )
