@@ -1020,6 +1020,7 @@ static bool is_abandoned(int fd, const struct named *named, struct io_clock *clo
 {
 	bool locked = !flock(fd, LOCK_EX | LOCK_NB);
 	struct touched touched = { .fd = fd, .budget = budget };
+	char no_path[] = ""; /* no message names it */
 	struct stat status;
 
 	if (!locked && errno == EWOULDBLOCK)
@@ -1032,7 +1033,7 @@ static bool is_abandoned(int fd, const struct named *named, struct io_clock *clo
 		return !is_just_made(&status) || is_still_unlocked(fd);
 	touched.at = status.st_mtime;
 	if (S_ISDIR(status.st_mode) &&
-	    io_folder_list(&(struct io_folder){ .fd = fd }, see_touch, &touched, NULL))
+	    io_folder_list(&(struct io_folder){ fd, no_path }, see_touch, &touched, NULL))
 		return false;
 	return io_is_abandoned(clock, touched.at);
 }
