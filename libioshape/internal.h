@@ -162,7 +162,7 @@ struct ioshape_file;
 int save_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
 			    size_t count, uint64_t *bytes);
 
-/* ---- Directories that appear whole (save/context.c) ------------------------------------------ */
+/* ---- Directories that appear whole (save/file.c) --------------------------------------------- */
 
 /* A directory that is being filled under a temporary name. */
 struct save_directory;

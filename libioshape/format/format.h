@@ -117,7 +117,7 @@ bool format_strides_dense(uint32_t dims, const int64_t *shape, const int64_t *st
 void format_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_t offset,
 		 void *into, size_t bytes);
 
-/* ---- Pickle (pickle.c; pure) ----------------------------------------------------------------- */
+/* ---- Pickle (tensors.c; pure) ---------------------------------------------------------------- */
 
 /*
  * Appends data.pkl: a pickle (protocol 2) of a dict of tensors in the given order, tensor i in

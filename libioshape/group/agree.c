@@ -21,10 +21,136 @@
 #include "group/group.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+/* ---- Which mode ------------------------------------------------------------------------------ */
+
+/*
+ * The first row that holds:
+ *
+ *   asked for | when                                                | mode
+ *   ----------|-----------------------------------------------------|----------------------------
+ *   any       | one rank                                            | each
+ *   each      |                                                     | each
+ *   node      | the ranks of a node can share memory, or are alone  | node
+ *   rank0     | the same, and bytes can travel, or there is 1 node; | rank0
+ *             | not on the tiers of several nodes                   |
+ *   any other | not possible                                        | node if possible, or each
+ *   auto      | one node, whose ranks can share memory              | node
+ *   auto      | several nodes, 64 MiB or less in all, rank0 is      | rank0
+ *             | possible: more files would cost more than the bytes |
+ *   auto      | one rank on each node: a file for each is the same  | each
+ *   auto      | the ranks of a node can share memory                | node
+ *   auto      | otherwise                                           | each
+ */
+
+struct facts {
+	uint32_t ranks, nodes;
+	uint64_t bytes;      /* of all ranks */
+	uint64_t most_bytes; /* of one rank */
+	uint32_t targets;    /* storage targets of the filesystem; 0 unknown */
+	uint32_t stripes;    /* over which one file goes; 0 unknown */
+	uint32_t capacity;   /* writers at a time; 0 unknown */
+	bool shared;         /* ranks of a node can share memory */
+	bool comm;           /* bytes can travel between nodes */
+	bool apart;          /* each node writes to a disk of its own */
+};
+
+#define FEW_BYTES (64 * MIB)
+/* A quarter of the targets and less is few. */
+#define FEW_TARGETS 4u
+
+static void say(char *why, size_t room, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+static void say(char *why, size_t room, const char *format, ...)
+{
+	const size_t used = room ? strnlen(why, room - 1) : 0;
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(why ? why + used : NULL, room - used, format, args);
+	va_end(args);
+}
+
+static bool node_is_possible(const struct facts *facts)
+{
+	return facts->shared || facts->ranks == facts->nodes;
+}
+
+static bool rank0_is_possible(const struct facts *facts)
+{
+	return node_is_possible(facts) && ((facts->comm && !facts->apart) || facts->nodes == 1);
+}
+
+static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *facts,
+				  char *why, size_t room)
+{
+	const bool node = node_is_possible(facts);
+
+	if (asked == IOSHAPE_MODE_EACH || (asked == IOSHAPE_MODE_NODE && node) ||
+	    (asked == IOSHAPE_MODE_RANK0 && rank0_is_possible(facts))) {
+		say(why, room, "as asked for");
+		return asked;
+	}
+	say(why, room, "%s was asked for, but %s", asked == IOSHAPE_MODE_NODE ? "node" : "rank0",
+	    !node        ? "the ranks of a node cannot share memory here" :
+	    facts->apart ? "each node saves on its own tier" :
+			   "there is no way for bytes between nodes (give the group a comm)");
+	return node ? IOSHAPE_MODE_NODE : IOSHAPE_MODE_EACH;
+}
+
+/* Not reasons, but what to know about a file for each node. */
+static void add_remarks(const struct facts *facts, char *why, size_t room)
+{
+	const uint64_t reached = (uint64_t)facts->nodes * facts->stripes;
+
+	if (facts->targets && reached && reached * FEW_TARGETS <= facts->targets)
+		say(why, room,
+		    "; they reach %llu of %u storage targets: wider stripes, or mode each, "
+		    "would reach more",
+		    (unsigned long long)reached, facts->targets);
+	if (facts->capacity && facts->capacity < facts->nodes)
+		say(why, room, "; at most %u of %u write at a time", facts->capacity, facts->nodes);
+}
+
+static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t room)
+{
+	if (facts->nodes > 1 && facts->bytes <= FEW_BYTES && rank0_is_possible(facts)) {
+		say(why, room, "few bytes from %u nodes: one file", facts->nodes);
+		return IOSHAPE_MODE_RANK0;
+	}
+	if (facts->ranks == facts->nodes) {
+		say(why, room, "one rank on each of %u nodes", facts->nodes);
+		return IOSHAPE_MODE_EACH;
+	}
+	if (!facts->shared) {
+		say(why, room, "the ranks of a node cannot share memory here");
+		return IOSHAPE_MODE_EACH;
+	}
+	say(why, room, "%u ranks on %u node%s: a file for each node", facts->ranks, facts->nodes,
+	    facts->nodes == 1 ? "" : "s");
+	add_remarks(facts, why, room);
+	return IOSHAPE_MODE_NODE;
+}
+
+/* `why` receives a clause for the report, also where what was asked for is not possible. */
+static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *facts,
+				  char *why, size_t why_bytes)
+{
+	if (why_bytes)
+		*why = 0;
+	if (facts->ranks <= 1) {
+		say(why, why_bytes, "one rank");
+		return IOSHAPE_MODE_EACH;
+	}
+	return asked == IOSHAPE_MODE_AUTO ? by_rule(facts, why, why_bytes) :
+					    as_asked(asked, facts, why, why_bytes);
+}
 
 /* ---- Where parts begin in bundles ------------------------------------------------------------ */
 
@@ -479,7 +605,7 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 	struct group_plan *plan = &part->plan;
 	struct fs_facts storage;
 	struct files files;
-	struct group_facts facts = {
+	struct facts facts = {
 		.ranks = group->options.ranks,
 		.nodes = group->node_count,
 		.shared = true,
@@ -495,7 +621,7 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 	facts.targets = storage.targets;
 	facts.stripes = files.stripes;
 	facts.capacity = asked_capacity ? asked_capacity : files.capacity;
-	plan->mode = group_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
+	plan->mode = mode_for(group->options.mode, &facts, plan->why, sizeof(plan->why));
 	files = files_of(part, plan->mode, facts.bytes, &storage);
 	plan->alignment = part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
 }

@@ -39,7 +39,7 @@ enum group_name_kind {
 	GROUP_NAME_STEP,
 	GROUP_NAME_ATTEMPT,
 	GROUP_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
-	GROUP_NAME_PRUNED,   /* stepped aside to be removed: see prune.c */
+	GROUP_NAME_PRUNED,   /* stepped aside to be removed: see generations.c */
 	GROUP_NAME_DRAINED,  /* nodes bring their files there: see tier/drain.c */
 };
 
@@ -60,7 +60,6 @@ void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, cons
 
 /* For a new name: digits of this process, and random ones. */
 uint64_t group_name_number(void);
-bool group_is_this_process(const char *id);
 
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9
@@ -196,15 +195,11 @@ void group_note_serial(const struct io_folder *directory, const char *name, uint
  * for the newest either. */
 uint64_t group_last_serial(const struct io_folder *directory, const struct base_log *log);
 
-/* Lists the complete generations, oldest first; *steps is to be freed. */
-int group_list_steps(const struct io_folder *directory, uint64_t **steps, size_t *count,
-		     struct base_error *error);
-
 /* -ENOENT with a sentence. */
 int group_open_step(struct group_generation *generation, const struct io_folder *directory,
 		    uint64_t step, struct base_error *error);
 
-/* ---- Removal (prune.c) ----------------------------------------------------------------------- */
+/* ---- Removal (generations.c) ----------------------------------------------------------------- */
 
 /*
  * Removes attempts of this user whose processes are dead. One that is locked is alive. One that is
@@ -686,24 +681,6 @@ static inline bool group_is_kept(const struct group_plan *plan, uint32_t rank)
 {
 	return plan->ranks[rank].kept == rank;
 }
-
-/* ---- Which mode (mode.c; pure) --------------------------------------------------------------- */
-
-struct group_facts {
-	uint32_t ranks, nodes;
-	uint64_t bytes;      /* of all ranks */
-	uint64_t most_bytes; /* of one rank */
-	uint32_t targets;    /* storage targets of the filesystem; 0 unknown */
-	uint32_t stripes;    /* over which one file goes; 0 unknown */
-	uint32_t capacity;   /* writers at a time; 0 unknown */
-	bool shared;         /* ranks of a node can share memory */
-	bool comm;           /* bytes can travel between nodes */
-	bool apart;          /* each node writes to a disk of its own */
-};
-
-/* `why` receives a clause for the report, also where what was asked for is not possible. */
-enum ioshape_mode group_choose_mode(enum ioshape_mode asked, const struct group_facts *facts,
-				    char *why, size_t why_bytes);
 
 /* ---- What the ranks agree on (agree.c) ------------------------------------------------------- */
 

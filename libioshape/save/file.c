@@ -365,6 +365,9 @@ static bool should_tidy(struct ioshape_context *context, const char *path)
 	return !known;
 }
 
+/* Decides whether a save removes what dead processes left in its directory: the first save into a
+ * directory does, and further ones as long as something is left. Returns NULL, or `budget`, which
+ * end_tidying() takes. */
 static struct base_budget *begin_tidying(struct ioshape_context *context, const char *path,
 					 struct base_budget *budget)
 {

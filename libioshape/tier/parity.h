@@ -23,7 +23,7 @@
 #define PARITY_FORMAT BASE_FORMAT(1u)
 #define PARITY_NOWHERE UINT32_MAX
 
-/* ---- Reed-Solomon codes (sets.c; pure) ------------------------------------------------------- */
+/* ---- Reed-Solomon codes (parity.c; pure) ----------------------------------------------------- */
 
 /*
  * Of so many elements of data, numbered from 0 on, and those of parity behind them, any lost ones
@@ -35,7 +35,7 @@
 /* sum += coefficient * element; all begins with zeros. */
 void parity_add(void *sum, const void *element, size_t bytes, uint8_t coefficient);
 
-/* ---- Who protects whom (sets.c; pure) -------------------------------------------------------- */
+/* ---- Who protects whom (parity.c; pure) ------------------------------------------------------ */
 
 struct parity_sets {
 	uint32_t nodes;
@@ -81,7 +81,7 @@ int parity_find_sources(const struct parity_set *set, const uint32_t *holders,
 bool parity_can_restore(const struct parity_sets *sets, const uint32_t *holders,
 			const uint32_t *parities);
 
-/* ---- What is written down (sets.c; pure) ---------------------------------------------------- */
+/* ---- What is written down (parity.c; pure) -------------------------------------------------- */
 
 struct parity_record {
 	struct parity_sets sets;
@@ -116,7 +116,7 @@ int parity_record_whole(struct parity_record *record, uint32_t file_count);
 uint64_t parity_segment_bytes(const struct format_manifest *manifest,
 			      const struct parity_record *record, const struct parity_set *set);
 
-/* ---- Elements on their way (elements.c) ------------------------------------------------------ */
+/* ---- Elements on their way (parity.c) -------------------------------------------------------- */
 
 /* A node of today that gets what a node of the generation had: all of it, or, if that is what it
  * has itself, its parities, which are made for the first time. */

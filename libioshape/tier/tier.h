@@ -39,7 +39,7 @@ static inline const char *tier_destination(const struct ioshape_tier *tier, cons
 /* What groups ask of it (nodes.c). */
 extern const struct group_tier_ops tier_for_groups;
 
-/* ---- The journal (journal.c) ----------------------------------------------------------------- */
+/* ---- The journal (tier.c) -------------------------------------------------------------------- */
 
 struct tier_entry {
 	uint64_t number; /* from 1 on */
@@ -74,16 +74,9 @@ static inline bool tier_is_newest(const struct tier_journal *journal,
 	return tier_newest(journal, entry->place) == entry;
 }
 
-/* Adds an entry, durably: its number follows those of the journal. */
-int tier_journal_add(const struct ioshape_tier *tier, const struct tier_journal *journal,
-		     struct tier_entry *entry, struct base_error *error);
 /* Makes an entry say what `now` says, durably; NULL: removes it. */
 int tier_journal_change(const struct ioshape_tier *tier, const struct tier_entry *entry,
 			const struct tier_entry *now, struct base_error *error);
-
-/* Whether a path is absolute, and without ".", ".." and empty names: only such a one has a place.
- */
-bool tier_is_plain_path(const char *path);
 
 /* ---- Copies (tier.c) ----------------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
  * by block as nodes do it, from memory. Prints GB/s; the best of several rounds.
  */
 /* Its coefficients are for no other file. */
-#include "tier/sets.c"
+#include "tier/parity.c"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +14,9 @@
 #define BLOCK_BYTES (4 * MIB)
 
 /* As if this core made all of a group's parities. */
-static void make(uint8_t *const *data, unsigned segments, uint8_t *const *parities,
-		 unsigned parity_count, uint8_t coefficients[][PARITY_MOST_DATA], size_t bytes)
+static void make_parities(uint8_t *const *data, unsigned segments, uint8_t *const *parities,
+			  unsigned parity_count, uint8_t coefficients[][PARITY_MOST_DATA],
+			  size_t bytes)
 {
 	for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {
 		for (unsigned p = 0; p < parity_count; p++) {
@@ -52,7 +53,7 @@ int main(int argc, char **argv)
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		const uint64_t began_ns = base_now_ns();
 
-		make(all, segments, all + segments, parity_count, coefficients, bytes);
+		make_parities(all, segments, all + segments, parity_count, coefficients, bytes);
 		best_s = MIN(best_s, base_seconds(base_now_ns() - began_ns));
 	}
 	printf("%.2f\n", (double)segments * (double)bytes / best_s / 1e9);

@@ -183,7 +183,7 @@ static void try_offers(const struct ioshape_group *group, struct input *input)
 	empty(&spreads);
 }
 
-/* As elements.c does it, for all blocks of all elements. */
+/* As parity.c does it, for all blocks of all elements. */
 static void use_making(const struct restoring *restoring, const struct format_manifest *manifest,
 		       const struct parity_making *making)
 {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every row of the table in group/mode.c. */
-#include "group/group.h"
+/* Every row of the table in group/agree.c. */
+/* For its pure rule. */
+#define _GNU_SOURCE
+#include "group/agree.c"
 #include "support/check_main.h"
 
 #include <ioshape/group.h>
@@ -64,7 +66,7 @@ static struct test_case tests = { .name = "all" };
 
 LOOP_TEST(tests, a_row_of_the_table, 0, (int)ARRAY_LENGTH(cases))
 {
-	const struct group_facts facts = {
+	const struct facts facts = {
 		.ranks = cases[_i].ranks,
 		.nodes = cases[_i].nodes,
 		.bytes = cases[_i].bytes,
@@ -77,7 +79,7 @@ LOOP_TEST(tests, a_row_of_the_table, 0, (int)ARRAY_LENGTH(cases))
 	};
 	char why[256];
 
-	ck_assert_int_eq(group_choose_mode(cases[_i].asked, &facts, why, sizeof(why)),
+	ck_assert_int_eq(mode_for(cases[_i].asked, &facts, why, sizeof(why)),
 			 cases[_i].mode);
 	ck_assert_msg(strstr(why, cases[_i].why), "%s", why);
 	ck_assert_int_eq(!strstr(why, "storage targets"), !strstr(cases[_i].why, "targets"));
@@ -86,7 +88,7 @@ LOOP_TEST(tests, a_row_of_the_table, 0, (int)ARRAY_LENGTH(cases))
 
 TEST(tests, a_reason_is_cut_to_its_room)
 {
-	const struct group_facts facts = { .ranks = 64,
+	const struct facts facts = { .ranks = 64,
 					   .nodes = 8,
 					   .bytes = GIB,
 					   .shared = true,
@@ -97,12 +99,12 @@ TEST(tests, a_reason_is_cut_to_its_room)
 
 	for (size_t room = 0; room < sizeof(why); room++) {
 		memset(why, '#', sizeof(why));
-		ck_assert_int_eq(group_choose_mode(AUTO, &facts, why, room), NODE);
+		ck_assert_int_eq(mode_for(AUTO, &facts, why, room), NODE);
 		if (room)
 			ck_assert_uint_lt(strlen(why), room);
 		ck_assert_int_eq(why[room], '#');
 	}
-	ck_assert_int_eq(group_choose_mode(AUTO, &facts, NULL, 0), NODE);
+	ck_assert_int_eq(mode_for(AUTO, &facts, NULL, 0), NODE);
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which generations are kept: every directory of a few steps, every policy. */
 /* The library's file itself, because it tests a pure rule that no other file calls. */
-#include "group/prune.c"
+#include "group/generations.c"
 #include "support/check_main.h"
 
 #include <string.h>

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "support/check_main.h"
 /* The rules are for no other file. */
-#include "tier/journal.c"
 #include "tier/tier.c"
 
 #include <stdlib.h>
