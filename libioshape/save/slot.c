@@ -740,9 +740,11 @@ static int enter(const struct ioshape_slot *slot, struct base_error *error)
 
 IOSHAPE_EXPORT int ioshape_slot_pace(struct ioshape_slot *slot, uint64_t bytes)
 {
-	struct base_error error = { 0 };
-	int ret = enter(slot, &error);
+	struct base_error error;
+	int ret;
 
+	base_error_begin(&error);
+	ret = enter(slot, &error);
 	if (!ret)
 		ret = slots_pass(slot->slot, bytes, NULL, NULL);
 	return base_leave(ret, "pass", NULL, &error);

@@ -155,11 +155,6 @@ uint64_t slots_checkpoints_begin(struct slots_checkpoints *checkpoints, uint64_t
 	return checkpoints->age_ns;
 }
 
-void slots_checkpoints_end(struct slots_checkpoints *checkpoints, uint64_t now_ns)
-{
-	checkpoints->last_ns = now_ns;
-}
-
 /* ---- A time of one's own --------------------------------------------------------------------- */
 
 /* Of a writer that knows nothing of the others: it may be one of so many. */

@@ -68,7 +68,8 @@ struct slots_slot {
 	struct slots_pool *pool;
 	struct slots_slot *next; /* in pool->slots */
 	struct slots_wanted wanted;
-	struct slots_request request;
+	char id[SLOTS_ID_BYTES]; /* of the request */
+	int32_t boost_ms;
 	_Atomic uint64_t passed;      /* bytes */
 	_Atomic uint64_t progress_ns; /* when the last of them passed */
 
@@ -383,14 +384,14 @@ static void send_heartbeat(struct slots_slot *slot)
 		.fence = slot->answer.fence,
 		.epoch = slot->answer.epoch,
 		.weight = slot->answer.weight,
-		.bytes = slot->request.bytes,
+		.bytes = slot->wanted.bytes,
 	};
 	struct base_error error = { 0 };
 	struct slots_answer answer;
 	uint64_t sent_ns;
 	int ret;
 
-	memcpy(beat.id, slot->request.id, sizeof(beat.id));
+	memcpy(beat.id, slot->id, sizeof(beat.id));
 	slot->in_call = true;
 	pthread_mutex_unlock(&pool->lock);
 	sent_ns = base_now_ns();
@@ -419,7 +420,7 @@ static void send_release(struct slots_slot *slot)
 
 	slot->in_call = true;
 	pthread_mutex_unlock(&pool->lock);
-	pool->ops->release(pool->coordinator, slot->request.id, atomic_load(&slot->passed), NULL);
+	pool->ops->release(pool->coordinator, slot->id, atomic_load(&slot->passed), NULL);
 	pthread_mutex_lock(&pool->lock);
 	slot->in_call = false;
 }
@@ -635,18 +636,27 @@ static int ask(struct attempt *attempt, struct base_error *error)
 {
 	struct slots_slot *slot = attempt->slot;
 	struct slots_pool *pool = slot->pool;
+	const struct slots_wanted *wanted = &slot->wanted;
+	struct slots_request request = {
+		.weight = wanted->weight,
+		.bytes = wanted->bytes,
+		.never_wait = wanted->timeout_ms<0, .urgent = wanted->deadline_ns> 0,
+		.default_capacity = wanted->default_capacity,
+		.boost_ms = slot->boost_ms,
+	};
 	struct base_error why;
 	struct slots_answer answer;
 	uint64_t sent_ns;
 	int ret;
 
+	memcpy(request.id, slot->id, sizeof(request.id));
 	base_error_begin(&why);
 	slot->stage = STAGE_ASKING;
 	pthread_mutex_unlock(&pool->lock);
 	sent_ns = base_now_ns();
-	ret = pool->ops->acquire(pool->coordinator, &slot->request, &answer, &why);
+	ret = pool->ops->acquire(pool->coordinator, &request, &answer, &why);
 	pthread_mutex_lock(&pool->lock);
-	if (!ret && answer.state == SLOTS_NONE && !slot->request.never_wait)
+	if (!ret && answer.state == SLOTS_NONE && !request.never_wait)
 		ret = base_refuse_with(&why, IOSHAPE_E_COORDINATOR,
 				       "check that it is of this version",
 				       "the coordinator of pool \"%s\" does not keep a request",
@@ -896,11 +906,6 @@ static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_w
 		return NULL;
 	slot->pool = pool;
 	slot->wanted = *wanted;
-	slot->request.weight = wanted->weight;
-	slot->request.bytes = wanted->bytes;
-	slot->request.never_wait = wanted->timeout_ms < 0;
-	slot->request.urgent = wanted->deadline_ns > 0;
-	slot->request.default_capacity = wanted->default_capacity;
 	slot->info.size = sizeof(slot->info);
 	return slot;
 }
@@ -917,11 +922,11 @@ static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 	};
 
 	if (base_without("boosts"))
-		slot->request.boost_ms = 0;
+		slot->boost_ms = 0;
 	else if (slot->wanted.yields)
-		slot->request.boost_ms = -SLOTS_MOST_BOOST_MS;
+		slot->boost_ms = -SLOTS_MOST_BOOST_MS;
 	else
-		slot->request.boost_ms = slots_boost_ms(&stake);
+		slot->boost_ms = slots_boost_ms(&stake);
 }
 
 /* Says once that the processes of one host have no shares. Under the lock. */
@@ -980,7 +985,7 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 		return base_no_memory(error, "a slot", sizeof(*slot));
 	attempt.slot = slot;
 	pthread_mutex_lock(&pool->lock);
-	name_request(slot->request.id, pool->config.identity.client, pool->next_number++);
+	name_request(slot->id, pool->config.identity.client, pool->next_number++);
 	slot->next = pool->slots;
 	pool->slots = slot;
 	attempt.last_ns = last_moment(&attempt);
@@ -1227,7 +1232,7 @@ void slots_release(struct slots_slot *slot)
 	watch_leases(pool);
 	now = base_now_ns();
 	learn_write_time(pool, slot, now);
-	slots_checkpoints_end(&pool->checkpoints, now);
+	pool->checkpoints.last_ns = now;
 	if (slot->stage != STAGE_WITHOUT && !pool->unreachable_ns)
 		send_release(slot);
 	pthread_mutex_unlock(&pool->lock);

@@ -263,7 +263,6 @@ struct slots_checkpoints {
 
 /* A file is asked for: the age of the work that it saves. */
 uint64_t slots_checkpoints_begin(struct slots_checkpoints *checkpoints, uint64_t now_ns);
-void slots_checkpoints_end(struct slots_checkpoints *checkpoints, uint64_t now_ns);
 
 /* When the coordinator is unreachable: how long this writer waits before it writes, in
  * ms. */
