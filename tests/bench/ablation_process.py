@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ioshape.cli.bench import ranks
-from ioshape.cli.bench.crowd import Crowd, Member, now_ns, slow_down
+from ioshape._cli.bench import ranks
+from ioshape._cli.bench.crowd import Crowd, Member, now_ns, slow_down
 
 MIB = 1 << 20
 TIMEOUT_S = 600.0

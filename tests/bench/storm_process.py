@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ioshape.cli.bench.command import figures
-from ioshape.cli.bench.measure import Plan, Storm
+from ioshape._cli.bench.command import figures
+from ioshape._cli.bench.measure import Plan, Storm
 from striped import ask
 
 
@@ -93,8 +93,8 @@ def main(text: str) -> None:
             found = count_metadata(storm, given["counter"])
     print(json.dumps(found))
     if given["picture"] and plan.rounds:
-        from ioshape.cli.bench.picture import timeline_of  # noqa: PLC0415
-        from ioshape.cli.trace import plot  # noqa: PLC0415
+        from ioshape._cli.bench.picture import timeline_of  # noqa: PLC0415
+        from ioshape._cli.trace import plot  # noqa: PLC0415
 
         plot.draw(timeline_of(storm), given["picture"])
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import ioshape
 import torch
+from ioshape._cli.bench import neighbours
+from ioshape._cli.bench.crowd import Crowd, Member, now_ns, slow_down
 from ioshape._core.context import Context
 from ioshape._tier.tier import Tier
-from ioshape.cli.bench import neighbours
-from ioshape.cli.bench.crowd import Crowd, Member, now_ns, slow_down
 
 from .cache import evict
 from .storm_process import see_instead

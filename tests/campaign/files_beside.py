@@ -19,7 +19,7 @@ import ioshape
 import ioshape.dcp
 import torch
 from hostile import descriptions
-from ioshape.cli import main
+from ioshape._cli import main
 from ioshape.safetensors import load_file, save_file
 from torch.distributed.checkpoint import filesystem, metadata
 

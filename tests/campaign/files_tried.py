@@ -23,7 +23,7 @@ import ioshape
 import torch
 import zoo
 from hostile import MANIFESTS, PICKLES, with_pickle, write_generation, write_part
-from ioshape.cli import main
+from ioshape._cli import main
 from same import describe
 
 from .damage import BLIND, KNOWING, TEXT, flipped, other_pickle, with_other_pickle

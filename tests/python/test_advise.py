@@ -11,9 +11,9 @@ import pytest
 from command import call, fail, succeed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ioshape.cli.advise.interval import Costs
-from ioshape.cli.advise.observed import observe
-from ioshape.cli.trace import reports
+from ioshape._cli.advise.interval import Costs
+from ioshape._cli.advise.observed import observe
+from ioshape._cli.trace import reports
 
 MTBF = st.floats(60, 1e7)
 SECONDS = st.floats(0.001, 3600)

@@ -76,12 +76,12 @@ def test_commands_import_only_what_they_need(model: Path) -> None:
         ["completion", "zsh"],
     ):
         imports = imports_of(*arguments)
-        assert "ioshape.cli" in imports
+        assert "ioshape._cli" in imports
         assert not imports & {"torch", "rich", "rich.console", "rich.progress", "numpy"}, arguments
 
 
 def test_importing_the_command_imports_no_click() -> None:
-    code = "import ioshape.cli, sys; print('click' in sys.modules)"
+    code = "import ioshape._cli, sys; print('click' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "False\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import ioshape
 import pytest
 import reference
-from ioshape.cli.app import COMMANDS
+from ioshape._cli.app import COMMANDS
 from page_programs import DOCS, programs
 
 

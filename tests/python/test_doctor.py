@@ -18,10 +18,10 @@ import ioshape
 import pytest
 import torch
 from coordinators import coordinator, running_redis, writers
-from ioshape.cli.doctor.command import EXIT_SERIOUS
-from ioshape.cli.doctor.facts import SEVERITIES, Coordination, Finding, Folder, Host, Installation
-from ioshape.cli.doctor.look import _is_filtered
-from ioshape.cli.generations.look import lock_domain
+from ioshape._cli.doctor.command import EXIT_SERIOUS
+from ioshape._cli.doctor.facts import SEVERITIES, Coordination, Finding, Folder, Host, Installation
+from ioshape._cli.doctor.look import _is_filtered
+from ioshape._cli.generations.look import lock_domain
 from processes import TIMEOUT_S, environment
 from striped import striped
 from tiers import saver
@@ -35,7 +35,7 @@ Done = subprocess.CompletedProcess[str]
 #: Importing torch takes seconds, and a few tests only are about it.
 WITHOUT_TORCH = (
     "-c",
-    "import sys; sys.modules['torch'] = None; from ioshape.cli.app import run; run()",
+    "import sys; sys.modules['torch'] = None; from ioshape._cli.app import run; run()",
 )
 WHOLE = ("-m", "ioshape")
 

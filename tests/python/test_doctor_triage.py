@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ioshape.cli import doctor
-from ioshape.cli.doctor.facts import (
+from ioshape._cli import doctor
+from ioshape._cli.doctor.facts import (
     SEVERITIES,
     Coordination,
     Facts,
@@ -21,7 +21,7 @@ from ioshape.cli.doctor.facts import (
     Leftovers,
     Near,
 )
-from ioshape.cli.doctor.triage import GAIN, triage
+from ioshape._cli.doctor.triage import GAIN, triage
 from ioshape.types import Storage, StorageTarget
 from tree import ROOT
 

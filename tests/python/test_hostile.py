@@ -20,7 +20,7 @@ PATIENCE_S = 10 * TIMEOUT_S
 PROGRAM = """
 import contextlib, json, os, resource, sys
 import ioshape
-from ioshape.cli import main
+from ioshape._cli import main
 
 way, most_bytes, most_cpu_s, good, *paths = sys.argv[1:]
 

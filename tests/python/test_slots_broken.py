@@ -18,9 +18,9 @@ from checkpoints import left_clean
 from command import IOSHAPE, call, fail, succeed
 from coordinators import TIMEOUT_S, await_true, coordinator, writers
 from exporters import exporter
+from ioshape._cli.slots.exporter import _MOST_CONNECTIONS
 from ioshape._core import context
 from ioshape._slots.pools import MOST_POOLS, Operator
-from ioshape.cli.slots.exporter import _MOST_CONNECTIONS
 from slots_script import Connection
 from tree import program
 

@@ -34,10 +34,10 @@ from coordinators import (
     writers,
 )
 from exporters import exporter
+from ioshape._cli.slots.exporter import _MOST_JOBS, PoolCollector, _jobs
+from ioshape._cli.slots.pools import table_of
+from ioshape._cli.slots.top import PoolRates, Rates
 from ioshape._slots.pools import Member, Operator, PoolStatus
-from ioshape.cli.slots.exporter import _MOST_JOBS, PoolCollector, _jobs
-from ioshape.cli.slots.pools import table_of
-from ioshape.cli.slots.top import PoolRates, Rates
 from processes import environment
 from tiers import saver, undrained
 from tree import ROOT, program
@@ -753,7 +753,7 @@ def test_labels_of_jobs_are_bounded() -> None:
 def test_without_its_package_the_exporter_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['prometheus_client'] = None; sys.argv = ['ioshape', 'exporter']\n"
-        "from ioshape.cli import main; main()"
+        "from ioshape._cli import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
@@ -769,7 +769,7 @@ def test_without_its_package_a_redis_is_not_asked_and_the_sentence_says_what_to_
 ) -> None:
     code = (
         f"import sys; sys.modules['redis'] = None; sys.argv = ['ioshape', *{arguments}]\n"
-        "from ioshape.cli import main; main()"
+        "from ioshape._cli import main; main()"
     )
     for address, expected in (("redis://127.0.0.1:1", 1), ("local", 0)):
         done = subprocess.run(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from command import call, succeed
 from coordinators import Writer, coordinator, writers
+from ioshape._cli.slots.exporter import PoolCollector
 from ioshape._slots.pools import Operator
-from ioshape.cli.slots.exporter import PoolCollector
 
 POOL = "test:limits"
 MIB = 1 << 20

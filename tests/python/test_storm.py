@@ -22,17 +22,17 @@ import pytest
 import torch
 from command import IOSHAPE, call
 from coordinators import coordinator
+from ioshape._cli.bench import ceiling
+from ioshape._cli.bench.crowd import Crowd, MemberError
+from ioshape._cli.bench.measure import Latency, Plan, Ratios, Round, Storm, Summary
+from ioshape._cli.bench.neighbours import READ, READERS, WRITE, WRITERS, Operation
+from ioshape._cli.bench.picture import compared
+from ioshape._cli.bench.ranks import Saved
+from ioshape._cli.bench.tenants import Verdict
+from ioshape._cli.trace import chrome, plot, reports
+from ioshape._cli.trace.reports import percentile
+from ioshape._cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
 from ioshape._core import trace
-from ioshape.cli.bench import ceiling
-from ioshape.cli.bench.crowd import Crowd, MemberError
-from ioshape.cli.bench.measure import Latency, Plan, Ratios, Round, Storm, Summary
-from ioshape.cli.bench.neighbours import READ, READERS, WRITE, WRITERS, Operation
-from ioshape.cli.bench.picture import compared
-from ioshape.cli.bench.ranks import Saved
-from ioshape.cli.bench.tenants import Verdict
-from ioshape.cli.trace import chrome, plot, reports
-from ioshape.cli.trace.reports import percentile
-from ioshape.cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
 from mounts import seen_alone
 from processes import TIMEOUT_S, environment, run_interpreter
 from striped import INSTANT, striped
@@ -240,7 +240,7 @@ def test_the_ceiling_writes_all(tmp_path: Path, n_bytes: int, direct: bool) -> N
 
 
 def test_pictures_need_matplotlib_and_say_so_before_the_measurement(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['matplotlib'] = None; from ioshape.cli import main; main()"
+    code = "import sys; sys.modules['matplotlib'] = None; from ioshape._cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "bench", tmp_path, "--plot", tmp_path / "a.svg"],
         env=environment(),
@@ -354,7 +354,7 @@ INTERRUPTED = """
     import os, signal, sys
     from functools import partial
 
-    from ioshape.cli.bench.crowd import Crowd
+    from ioshape._cli.bench.crowd import Crowd
 
     def interrupt():
         signal.raise_signal(signal.SIGINT)
@@ -379,8 +379,8 @@ NODES = """
     import json, os, sys, time
     from collections import Counter
     from pathlib import Path
-    from ioshape.cli.bench.crowd import now_ns
-    from ioshape.cli.bench.measure import Plan, Storm
+    from ioshape._cli.bench.crowd import now_ns
+    from ioshape._cli.bench.measure import Plan, Storm
 
     folder, seen = Path(sys.argv[1]), Path(sys.argv[2])
     plan = Plan(2, n_bytes=1 << 16, ways=("save",), rounds=1, tenants=2, nodes=2, slow=2)

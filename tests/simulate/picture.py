@@ -3,8 +3,8 @@
 
 from pathlib import Path
 
-from ioshape.cli.trace import plot
-from ioshape.cli.trace.timeline import Panel, Row, Save, Span, Timeline
+from ioshape._cli.trace import plot
+from ioshape._cli.trace.timeline import Panel, Row, Save, Span, Timeline
 
 from .cluster import Cluster
 from .order import ORDERS

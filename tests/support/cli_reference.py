@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from ioshape.cli.app import commands
+from ioshape._cli.app import commands
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli-reference.md"
 

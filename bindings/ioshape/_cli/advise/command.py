@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape advise."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.output import (
+    SentenceError,
+    Table,
+    UsageSentenceError,
+    columns,
+    human_seconds,
+    plural,
+    say,
+    say_json,
+)
+from ioshape._cli.paths import exit_for, json_option
+
+if TYPE_CHECKING:
+    from ioshape._cli.advise.interval import Costs
+    from ioshape._cli.advise.observed import Observed
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MOST_S = 1e9
+
+
+def _time(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([smhd]?)", text.strip())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else math.inf
+    if not seconds <= _MOST_S:
+        raise click.BadParameter(f"{text!r} is not a time, such as 90, 30m, 4h or 2d")
+    return seconds
+
+
+def _observe(folder: str) -> tuple[Observed, bool]:
+    from ioshape._cli.advise.observed import observe  # noqa: PLC0415
+    from ioshape._cli.trace.command import read_run  # noqa: PLC0415
+
+    run = read_run(folder)
+    found = observe(run.saves)
+    if found is None:
+        raise SentenceError(
+            f"no checkpoint in {folder} was saved by all of its ranks; give --save-seconds"
+        )
+    return found, bool(run.problems)
+
+
+def _mtbf(given: float | None, nodes: int, observed: Observed | None) -> float:
+    found = given / nodes if given is not None else observed.mtbf if observed else None
+    if not found:
+        raise UsageSentenceError(
+            "how often the job fails is not known: give --mtbf, such as --mtbf 8h, or --mtbf 250d "
+            "--nodes 128 for nodes that fail every 250 days"
+        )
+    return found
+
+
+def _costs(
+    observed: Observed | None,
+    mtbf: float,
+    save_s: float | None,
+    stall_s: float | None,
+    restart_s: float,
+) -> Costs:
+    from ioshape._cli.advise.interval import Costs  # noqa: PLC0415
+
+    save = save_s if save_s is not None else observed.save if observed else None
+    if save is None:
+        raise UsageSentenceError(
+            "what a save takes is not known: name the FOLDER with the reports of a run, or give "
+            "--save-seconds"
+        )
+    if stall_s is None:
+        # One that was told how long a save takes, and no more, blocks.
+        stall_s = observed.stall if observed and save_s is None else save
+    return Costs(mtbf, min(stall_s, save), save, restart_s)
+
+
+def _why(costs: Costs, observed: Observed | None) -> list[str]:
+    """The reasoning, a sentence each."""
+    waits = f", of which it waits {human_seconds(observed.wait)} for slots" if observed else ""
+    lines = [
+        f"The job fails every {human_seconds(costs.mtbf)}.",
+        f"A save holds training for {human_seconds(costs.stall)}, and is durable after "
+        f"{human_seconds(costs.save)}{waits}.",
+    ]
+    if costs.save + costs.restart >= costs.mtbf:
+        lines.append(
+            "A save and a restart together take longer than the job runs between failures: hardly "
+            "any save is of use. Save faster, or use fewer nodes; no interval mends this."
+        )
+    if costs.unbounded < costs.shortest:
+        lines.append(
+            "Failures alone would ask for an interval of "
+            f"{human_seconds(costs.unbounded)}, but a save has to be durable before the next one "
+            "begins. Saves that are durable sooner would lose less."
+        )
+    else:
+        lines.append(
+            "Shorter intervals hold training more often; after longer ones a failure costs more."
+        )
+    if costs.stall < costs.save:
+        lines.append(
+            "Training goes on while the save is written, so the stall counts, and not the whole "
+            f"save; if it blocked, {human_seconds(costs.young)} would be best."
+        )
+    return lines
+
+
+def _rows(costs: Costs, observed: Observed | None) -> list[tuple[str, float]]:
+    best = costs.best
+    rows = [("best", best), ("twice", 2 * best)]
+    if best / 2 >= costs.shortest:
+        rows.insert(0, ("half", best / 2))
+    if observed and observed.interval:
+        rows.append(("now", observed.interval))
+    return rows
+
+
+def _as_json(costs: Costs, observed: Observed | None) -> dict[str, Any]:
+    return {
+        "interval_s": costs.best,
+        "lost": costs.lost(costs.best),
+        "bound_by": "saves" if costs.unbounded < costs.shortest else "failures",
+        "mtbf_s": costs.mtbf,
+        "stall_s": costs.stall,
+        "save_s": costs.save,
+        "wait_s": observed.wait if observed else None,
+        "restart_s": costs.restart,
+        "young_s": costs.young,
+        "observed": None
+        if observed is None
+        else {
+            "storms": observed.storms,
+            "restarts": observed.restarts,
+            "interval_s": observed.interval,
+            "lost": None if not observed.interval else costs.lost(observed.interval),
+        },
+        "why": _why(costs, observed),
+    }
+
+
+def _show(costs: Costs, observed: Observed | None) -> None:
+    say(
+        f"Save every {human_seconds(costs.best)} of training: "
+        f"{costs.lost(costs.best):.1%} of the time is lost."
+    )
+    if observed:
+        say(f"From {plural(observed.storms, 'checkpoint')}:")
+    for line in _why(costs, observed):
+        say(line)
+    say()
+    table = Table(*columns("<interval", ">", ">lost", ">held by saves", ">redone and restarts"))
+    for name, interval in _rows(costs, observed):
+        lost, held = costs.lost(interval), costs.held(interval)
+        shares = (f"{share:.2%}" for share in (lost, held, lost - held))
+        table.add(name, human_seconds(interval), *shares)
+    table.show()
+
+
+@click.command(short_help="Say how often to save, from what saves and failures cost.")
+@click.argument("folder", type=click.Path(), required=False)
+@click.option(
+    "--mtbf",
+    metavar="TIME",
+    callback=_time,
+    help="Mean time between failures of the job, or with --nodes of each node. Without it, how "
+    "often the processes in the reports were replaced.",
+)
+@click.option(
+    "--nodes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="How many nodes the job has, each of which fails as --mtbf says.",
+)
+@click.option(
+    "--save-seconds",
+    "save_s",
+    metavar="TIME",
+    callback=_time,
+    help="From the begin of a save until it is durable, in place of what the reports say.",
+)
+@click.option(
+    "--stall-seconds",
+    "stall_s",
+    metavar="TIME",
+    callback=_time,
+    help="How long a save holds training: of save_async() the copy in memory.  [default: what the "
+    "reports say, or all of --save-seconds]",
+)
+@click.option(
+    "--restart-seconds",
+    "restart_s",
+    metavar="TIME",
+    callback=_time,
+    help="From a failure until training goes on.  [default: 0]",
+)
+@json_option
+def command(
+    folder: str | None,
+    mtbf: float | None,
+    nodes: int | None,
+    save_s: float | None,
+    stall_s: float | None,
+    restart_s: float | None,
+    as_json: bool,
+) -> None:
+    """Says how often to save, so that least time is lost, and why.
+
+    What a save costs is read from the reports that a run has left in FOLDER (IOSHAPE_TRACE), or
+    given by options. Times are seconds, or have a unit, such as 30m, 4h, 250d.
+
+    \b
+    ioshape advise /scratch/reports --mtbf 8h
+    ioshape advise /scratch/reports --mtbf 250d --nodes 1024 --restart-seconds 5m
+    ioshape advise --mtbf 3h --save-seconds 40 --stall-seconds 1.2
+
+    Exit code: 0; 1 if a line is not a report, which is said on stderr.
+    """
+    if mtbf == 0:
+        raise UsageSentenceError("cannot advise a job with --mtbf 0: it never trains")
+    if nodes is not None and mtbf is None:
+        raise UsageSentenceError("--nodes needs --mtbf, which says how often each of them fails")
+    observed, problems = _observe(folder) if folder is not None else (None, False)
+    found = _mtbf(mtbf, nodes or 1, observed)
+    costs = _costs(observed, found, save_s, stall_s, restart_s or 0.0)
+    if as_json:
+        say_json(_as_json(costs, observed))
+    else:
+        _show(costs, observed)
+    click.get_current_context().exit(exit_for(problems))

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands together: finding them, and turning what they raise into a sentence and a code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from ioshape._cli.output import explain
+from ioshape._cli.suggest import Group
+from ioshape._core.text import harmless
+
+# The module of each; its click command is named "command".
+COMMANDS = {
+    "run": "run",
+    "inspect": "inspect",
+    "verify": "verify",
+    "ls": "generations.ls",
+    "extract": "generations.extract",
+    "prune": "generations.prune",
+    "upload": "objects.upload",
+    "download": "objects.download",
+    "archive": "objects.archive",
+    "drain": "tier.drain",
+    "doctor": "doctor.command",
+    "bench": "bench.command",
+    "trace": "trace.command",
+    "advise": "advise.command",
+    "slots": "slots.command",
+    "top": "slots.top",
+    "exporter": "slots.exporter",
+    "settings": "settings",
+    "completion": "completion",
+}
+
+COMPLETE_VARIABLE = "_IOSHAPE_COMPLETE"
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
+
+
+class _Commands(Group):
+    """Imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"ioshape._cli.{COMMANDS[cmd_name]}").command
+        return command
+
+
+def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        import ioshape  # noqa: PLC0415
+
+        click.echo(f"ioshape {ioshape.__version__}")
+        context.exit()
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+@click.option("--debug", is_flag=True, help="Show where in the code an error came from.")
+@click.pass_context
+def commands(context: click.Context, debug: bool) -> None:
+    """Durable, atomic, verified checkpoints for PyTorch: torch.save at the speed of the disk.
+
+    \b
+    ioshape run train.py --lr 1e-3       torch.save in train.py becomes ioshape.save
+    ioshape verify checkpoints/*.pt      every checksum of every file
+    ioshape inspect model.pt             what lies in it, and where
+    ioshape ls checkpoints               the generations that save_group has written there
+    ioshape doctor /scratch              what will fail or be slow here, and what to change
+    ioshape bench /scratch               what this filesystem gives to torch.save, and to ioshape
+    ioshape top                          who writes to shared filesystems now, and who waits
+
+    "ioshape COMMAND --help" tells more about each command.
+    """
+    context.obj = debug
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(EXIT_USAGE)
+
+
+def _leave(code: int) -> NoReturn:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try again at exit, and complain.
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 1)
+    sys.exit(code)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    with contextlib.suppress(OSError):  # nobody may be listening
+        click.echo(f"ioshape: {harmless(sentence)}", err=True)
+    _leave(code)
+
+
+def _show(error: Exception) -> None:
+    """Prints where the error came from. What other packages quote may have secrets in it."""
+    with contextlib.suppress(OSError):
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            click.echo(harmless(line), err=True)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return explain(error)
+    if isinstance(error, ValueError):
+        return str(error)
+    return (
+        f"something that should not happen: {type(error).__name__}: {error}; please report it, "
+        'with what "ioshape --debug" says in addition'
+    )
+
+
+def _call() -> int:
+    """As click's own main(), which has its own ideas about Ctrl-C and closed pipes."""
+    instruction = os.environ.get(COMPLETE_VARIABLE)
+    if instruction:
+        from click.shell_completion import shell_complete  # noqa: PLC0415 - for shells only
+
+        return shell_complete(commands, {}, "ioshape", COMPLETE_VARIABLE, instruction)
+    try:
+        with commands.make_context("ioshape", sys.argv[1:]) as context:
+            code = commands.invoke(context)
+    except click.exceptions.Exit as exit_:  # --help
+        code = exit_.exit_code
+    sys.stdout.flush()
+    return code if isinstance(code, int) else 0
+
+
+def run() -> NoReturn:
+    """Runs what sys.argv says, and ends the process."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names in files and of files need not be valid in the terminal's encoding.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _call()
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "ioshape"
+        _fail(f'{error.format_message().rstrip(".")} (see "{path} --help")', EXIT_USAGE)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _leave(EXIT_INTERRUPTED)
+    except Exception as error:
+        if sys.argv[1:2] == ["--debug"]:
+            _show(error)
+            _leave(EXIT_FAILED)
+        if isinstance(error, BrokenPipeError) and not error.filename:
+            _leave(EXIT_BROKEN_PIPE)
+        _fail(_explain(error), EXIT_FAILED)
+    sys.exit(code)

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape bench."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.bench.scratch import check_folder, check_memory, check_space, scratch, status
+from ioshape._cli.output import (
+    SentenceError,
+    Table,
+    UsageSentenceError,
+    columns,
+    human_size,
+    note,
+    plural,
+    say,
+    say_json,
+    size_option,
+)
+from ioshape._cli.paths import json_option, plot_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ioshape._cli.bench.measure import Latency, Neighbours, Storm, Summary
+
+WAYS = {
+    "torch": "torch.save + fsync",
+    "buffered": "torch.save",
+    "save": "ioshape.save",
+    "async": "ioshape.save_async",
+    "open": "save_async, no slots",
+    "node": "save_group, node",
+    "rank0": "save_group, rank0",
+    "ceiling": "ceiling",
+}
+_BY_GROUPS = ("node", "rank0")
+#: by default
+_OF_ONE_RANK = ("torch", "buffered", "save", "async", "ceiling")
+_OF_MANY_RANKS = ("torch", "save", "async", *_BY_GROUPS)
+#: without slots and with them
+_OF_TENANTS = ("open", "async")
+
+_LEAST_BYTES = 64 << 10
+_USUAL_BYTES = 1 << 30
+#: what a process with torch takes before it saves anything
+_RANK_BYTES = 64 << 20
+_MOST_RANKS = 512
+_RANKS_OF_A_TENANT = 4
+
+
+def _measure(
+    parent: Path, tenants: int, n_ranks: int, n_bytes: int, ways: tuple[str, ...], rounds: int
+) -> Storm:
+    all_ranks = tenants * n_ranks
+    if all_ranks > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores
+    try:
+        from ioshape._cli.bench import measure  # noqa: PLC0415 - imports torch
+    except ImportError as error:
+        raise SentenceError(f"the bench needs torch ({error}); pip install torch") from None
+    from ioshape._cli.bench.crowd import MemberError  # noqa: PLC0415
+
+    total = all_ranks * n_bytes * (rounds + 1) * len(ways)
+    with scratch(parent) as folder:
+        note(
+            f"ioshape: {who_saves(tenants, n_ranks, n_bytes)} to {folder}, "
+            f"about {human_size(total)} in all; the folder is removed at the end"
+        )
+        try:
+            plan = measure.Plan(n_ranks, n_bytes, ways, rounds, tenants)
+            with measure.Storm(plan, folder) as storm, status() as tell:
+                storm.tell = tell
+                storm.measure()
+        except MemberError as error:
+            raise SentenceError(f"the bench failed: {error}") from None
+    return storm
+
+
+def who_saves(tenants: int, n_ranks: int, n_bytes: int) -> str:
+    """Return the jobs, their ranks and how much they save, in words."""
+    jobs = f"{plural(tenants, 'job')} of " if tenants > 1 else ""
+    each = " each" if tenants * n_ranks > 1 else ""
+    return f"{jobs}{plural(n_ranks, 'rank')} saving {human_size(n_bytes)}{each}"
+
+
+def _ways(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    ways = tuple(text.split(","))
+    for way in ways:
+        if way not in WAYS:
+            raise click.BadParameter(f"{way!r} is not one of {', '.join(WAYS)}")
+        if ways.count(way) > 1:
+            raise click.BadParameter(f"{way} is named twice")
+    return ways
+
+
+# ---- Telling ------------------------------------------------------------------------------------
+
+
+def figures(storm: Storm, parent: Path) -> dict[str, Any]:
+    """All figures."""
+    import torch  # noqa: PLC0415
+
+    import ioshape  # noqa: PLC0415
+    from ioshape._cli.bench.measure import Neighbours, Ratios  # noqa: PLC0415
+    from ioshape._cli.bench.tenants import Verdict  # noqa: PLC0415
+
+    plan = storm.plan
+    first = plan.ways[0]
+    return {
+        "path": str(parent.absolute()),
+        "filesystem": filesystem(storm),
+        "tenants": plan.tenants,
+        "ranks": plan.ranks,
+        "nodes": plan.nodes,
+        "bytes": plan.n_bytes,
+        "ioshape": ioshape.__version__,
+        "torch": str(torch.__version__),
+        "alone": asdict(Neighbours.of(storm.alone)),
+        "ways": {way: _way_json(storm, one) for way, one in storm.summaries.items()},
+        "against": first,
+        "ratios": {
+            way: asdict(Ratios.of(storm.summaries[way], storm.summaries[first]))
+            for way in plan.ways[1:]
+        },
+        "verdict": asdict(Verdict.of(storm)) if plan.tenants > 1 else None,
+    }
+
+
+def _way_json(storm: Storm, summary: Summary) -> dict[str, Any]:
+    report = summary.typical.ranks[0].report
+    gb = _gigabytes(storm)
+    return {
+        "makespan_s": summary.makespan_s,
+        "mean_completion_s": summary.mean_completion_s,
+        "stall_s": summary.stall_s,
+        "most_stall_s": summary.most_stall_s,
+        "gb_per_s": gb / summary.makespan_s,
+        "cpu_seconds_per_gb": summary.cpu_s / gb,
+        "neighbours": asdict(summary.neighbours),
+        "rounds": [
+            {
+                "makespan_s": one.makespan_s,
+                "completions_s": one.completions_s,
+                "stalls_s": one.stalls_s,
+            }
+            for one in summary.rounds
+        ],
+        "report": {**report, "path": None} if report else None,
+    }
+
+
+def _gigabytes(storm: Storm) -> float:
+    """Of all ranks."""
+    return storm.plan.all_ranks * storm.plan.n_bytes / 1e9
+
+
+def filesystem(storm: Storm) -> str:
+    """As a report names it; "unknown" if only torch saved."""
+    reports = [summary.typical.ranks[0].report for summary in storm.summaries.values()]
+    return next((str(one["filesystem"]) for one in reports if one), "unknown")
+
+
+def _ms(latency: Latency | None) -> tuple[str, str]:
+    return ("-", "-") if latency is None else (f"{latency.p50_ms:.1f}", f"{latency.p99_ms:.1f}")
+
+
+def _row(label: str, cells: list[str], beside: Neighbours) -> list[str]:
+    return [label, *cells, *_ms(beside.reads), *_ms(beside.writes)]
+
+
+def _say_what(storm: Storm, parent: Path) -> None:
+    plan = storm.plan
+    say(
+        f"{parent}: {filesystem(storm)}; {who_saves(plan.tenants, plan.ranks, plan.n_bytes)}; "
+        f"{plural(plan.rounds, 'round')}"
+    )
+    say()
+
+
+def _show(storm: Storm, parent: Path) -> None:
+    from ioshape._cli.bench.measure import Neighbours  # noqa: PLC0415
+
+    gb = _gigabytes(storm)
+    _say_what(storm, parent)
+    table = Table(
+        *columns("<way", ">all done s", ">mean s", ">training held s", ">GB/s", ">CPU s/GB"),
+        *columns(">reads p50 ms", ">p99 ms", ">writes p50 ms", ">p99 ms"),
+    )
+    table.add(*_row("nobody", ["-"] * 5, Neighbours.of(storm.alone)))
+    for way, one in storm.summaries.items():
+        seconds = (one.makespan_s, one.mean_completion_s, one.stall_s)
+        cells = [f"{value:.3f}" for value in seconds]
+        cells += [f"{value:.2f}" for value in (gb / one.makespan_s, one.cpu_s / gb)]
+        table.add(*_row(WAYS[way], cells, one.neighbours))
+    table.show()
+    say()
+    for sentence in _sentences(storm):
+        say(sentence)
+
+
+def _sentences(storm: Storm) -> list[str]:
+    from ioshape._cli.bench.measure import Ratios  # noqa: PLC0415
+
+    first = storm.plan.ways[0]
+    sentences = []
+    for way in storm.plan.ways[1:]:
+        ratios = Ratios.of(storm.summaries[way], storm.summaries[first])
+        parts = [f"until all ranks are saved {ratios.makespan:.2f} times as fast"]
+        if storm.plan.ranks > 1:
+            parts.append(f"for the mean rank {ratios.mean_completion:.2f} times")
+        if ratios.reads_p99:
+            parts.append(f"for 99 % of a neighbour's reads {ratios.reads_p99:.2f} times")
+        sentences.append(f"{WAYS[way]} compared to {WAYS[first]}: {', '.join(parts)}.")
+    return sentences + _notes(storm)
+
+
+def _notes(storm: Storm) -> list[str]:
+    notes = {
+        f"Note, {WAYS[way]}: {fallback}."
+        for way, summary in storm.summaries.items()
+        for rank in summary.typical.ranks
+        if rank.report
+        for fallback in rank.report["fallbacks"]
+    }
+    return sorted(notes)
+
+
+def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
+    from ioshape._core import config  # noqa: PLC0415
+
+    if ways is not None:
+        raise UsageSentenceError(
+            "cannot use --ways with --tenants: the jobs save without slots and with them; leave "
+            "out one of the two"
+        )
+    if config.value_of("coordinator") == "open":
+        raise UsageSentenceError(
+            'cannot compare with slots: the coordinator is "open", which gives none; unset '
+            "IOSHAPE_COORDINATOR"
+        )
+    return _OF_TENANTS
+
+
+@click.command(short_help="Measure torch.save, ioshape and the ceiling on a filesystem.")
+@click.argument("path", default=".", type=click.Path(file_okay=False))
+@click.option(
+    "--ranks",
+    "n_ranks",
+    metavar="R",
+    type=click.IntRange(1, _MOST_RANKS),
+    help=f"Processes of a job, which save together.  [default: 1; {_RANKS_OF_A_TENANT} with "
+    "--tenants]",
+)
+@click.option(
+    "--tenants",
+    metavar="N",
+    type=click.IntRange(2),
+    help="Jobs that save at the same time, without slots and with them, for a verdict.",
+)
+@click.option(
+    "--size",
+    metavar="BYTES",
+    callback=lambda *given: given[2] and size_option(*given),
+    help="What each of them saves, such as 4G or 512M.  [default: 1G over the number of all ranks]",
+)
+@click.option(
+    "--ways",
+    metavar="WAY,...",
+    callback=_ways,
+    help="Which ways are compared, with the first one.",
+)
+@click.option(
+    "--rounds",
+    default=3,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    help="How often each is measured.",
+)
+@json_option
+@plot_option
+def command(
+    path: str,
+    n_ranks: int | None,
+    tenants: int | None,
+    size: int | None,
+    ways: tuple[str, ...] | None,
+    rounds: int,
+    as_json: bool,
+    plot_path: str | None,
+) -> None:
+    """Saves the tensors of a transformer in several ways to the directory PATH, and compares.
+
+    \b
+    torch          torch.save and an fsync, a file of each rank
+    buffered       the same without the fsync: not durable
+    save           ioshape.save, a file of each rank
+    async          ioshape.save_async, until the file is durable
+    open           the same without slots: all ranks write at once
+    node, rank0    ioshape.save_group in these modes
+    ceiling        nothing but direct writes of large blocks, and an fsync
+
+    Without --ways one rank saves in all of them but open and those of groups, and several ranks in
+    all but open, buffered and ceiling. The ways take turns, after a round that does not count.
+    "training held" is how long a rank's training has to wait. Meanwhile neighbours read small files
+    that lie in no cache, and others create and sync some. How long that takes is measured, too,
+    also before the first save.
+
+    With --tenants several jobs save at the same time by ioshape.save_async, without slots and with
+    them. The result is a verdict for the operator of the filesystem: how long neighbours wait, and
+    how long checkpoints take. It needs no root. The coordinator is that of the settings.
+
+    Everything is written to a folder below PATH, which is removed at the end, also after Ctrl-C.
+    The settings are those that "ioshape settings" shows, but for trace and full. Whatever else is
+    busy on the machine or the filesystem has its part in the numbers, and notices a storm of ranks.
+
+    \b
+    ioshape bench /scratch
+    ioshape bench /scratch --size 8G --rounds 5 --json > bench.json
+    ioshape bench /scratch --ranks 32 --size 256M --plot storm.svg
+    ioshape bench /scratch --tenants 2
+    """
+    parent = check_folder(path)
+    if tenants is not None:
+        ways = _ways_of_tenants(ways)
+    n_ranks = n_ranks or (_RANKS_OF_A_TENANT if tenants else 1)
+    jobs = tenants or 1
+    all_ranks = jobs * n_ranks
+    if all_ranks > _MOST_RANKS:
+        raise click.BadParameter(
+            f"{all_ranks} ranks in all; at most {_MOST_RANKS}", param_hint="--ranks"
+        )
+    size = size if size is not None else _USUAL_BYTES // all_ranks
+    if size < _LEAST_BYTES:
+        raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
+    ways = ways or (_OF_ONE_RANK if n_ranks == 1 else _OF_MANY_RANKS)
+    check_space(parent, all_ranks * size)
+    # Tensors, their copies, and those of a group's writers or of saves without slots.
+    copies = 3 if any(way in (*_BY_GROUPS, "open") for way in ways) else 2
+    check_memory(all_ranks * (copies * size + _RANK_BYTES))
+    storm = _measure(parent, jobs, n_ranks, size, ways, rounds)
+    # What was measured is told first: a picture that cannot be written does not lose it.
+    if as_json:
+        say_json(figures(storm, parent))
+    elif tenants is None:
+        _show(storm, parent)
+    else:
+        from ioshape._cli.bench.tenants import Verdict  # noqa: PLC0415
+
+        _say_what(storm, parent)
+        Verdict.of(storm).show()
+        for sentence in _notes(storm):
+            say(sentence)
+    if plot_path is not None:
+        from ioshape._cli.bench.picture import timeline_of  # noqa: PLC0415
+        from ioshape._cli.trace import plot  # noqa: PLC0415
+
+        plot.draw(timeline_of(storm), plot_path)

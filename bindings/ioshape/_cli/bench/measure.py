@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What "ioshape bench" measures: ranks save together, in several ways in turns, beside neighbours.
+
+Taking turns makes a disk that is slow for a while slow for all.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from ioshape._cli.bench import neighbours, ranks
+from ioshape._cli.bench.crowd import Crowd, Member, by_the_clock, now_ns, slow_down
+from ioshape._cli.bench.neighbours import READ, WRITE, Operation
+from ioshape._cli.bench.ranks import Order, Saved
+from ioshape._cli.trace.reports import percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+#: until all ranks have heard when to begin
+_AHEAD_NS = 60_000_000
+#: what a disk does after files were removed
+_SETTLE_S = 0.3
+_ALONE_S = 2.0
+_READY_TIMEOUT_S = 300.0
+_SAVE_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    ranks: int
+    n_bytes: int
+    #: the first is what the others are compared with
+    ways: tuple[str, ...]
+    rounds: int = 3
+    #: jobs that save at the same time; each has so many ranks
+    tenants: int = 1
+    #: ranks act as if they were on so many
+    nodes: int = 1
+    #: seconds of the clock in one that is measured, where a simulated storage has slow time
+    slow: float = 1.0
+
+    @property
+    def all_ranks(self) -> int:
+        return self.tenants * self.ranks
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a rank, of all that there are."""
+        job, rank = divmod(number, self.ranks)
+        return f"job {job}, rank {rank}" if self.tenants > 1 else f"rank {rank}"
+
+
+# ---- Figures ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Round:
+    """All ranks once, in one way."""
+
+    way: str
+    #: when all were told to save, by now_ns()
+    at_ns: int
+    ranks: list[Saved]
+    #: of neighbours, begun while ranks were saving
+    operations: list[Operation] = field(default_factory=list)
+
+    @property
+    def completions_s(self) -> list[float]:
+        """Until each rank's file was durable."""
+        return [(rank.end_ns - self.at_ns) / 1e9 for rank in self.ranks]
+
+    @property
+    def stalls_s(self) -> list[float]:
+        """How long each rank's training waited."""
+        return [(rank.returned_ns - rank.begin_ns) / 1e9 for rank in self.ranks]
+
+    @property
+    def makespan_s(self) -> float:
+        return max(self.completions_s)
+
+
+@dataclass
+class Latency:
+    """Of neighbours' operations."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+    most_ms: float
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation], kind: str = "") -> Latency | None:
+        """Return that of all operations, or of one kind; None if there were none."""
+        took = [one.took_ns / 1e6 for one in operations if kind in ("", one.kind)]
+        if not took:
+            return None
+        return cls(len(took), percentile(took, 50), percentile(took, 99), max(took))
+
+
+@dataclass
+class Neighbours:
+    """How long neighbours' operations took."""
+
+    reads: Latency | None
+    writes: Latency | None
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation]) -> Neighbours:
+        return cls(Latency.of(operations, READ), Latency.of(operations, WRITE))
+
+
+@dataclass
+class Summary:
+    """All rounds of one way. Seconds are medians of the rounds."""
+
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def makespan_s(self) -> float:
+        return median(one.makespan_s for one in self.rounds)
+
+    @property
+    def mean_completion_s(self) -> float:
+        return median(fmean(one.completions_s) for one in self.rounds)
+
+    @property
+    def stall_s(self) -> float:
+        """In the mean of the ranks."""
+        return median(fmean(one.stalls_s) for one in self.rounds)
+
+    @property
+    def most_stall_s(self) -> float:
+        """Of the rank that waited longest."""
+        return median(max(one.stalls_s) for one in self.rounds)
+
+    @property
+    def cpu_s(self) -> float:
+        """Of all ranks together."""
+        return median(sum(rank.cpu_s for rank in one.ranks) for one in self.rounds)
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Over the operations of all rounds."""
+        return Neighbours.of([one for turn in self.rounds for one in turn.operations])
+
+    @property
+    def typical(self) -> Round:
+        """The round whose makespan is the median, or the next above it."""
+        return sorted(self.rounds, key=lambda one: one.makespan_s)[len(self.rounds) // 2]
+
+
+@dataclass
+class Ratios:
+    """One way against another: more than 1 is better than the other."""
+
+    makespan: float
+    mean_completion: float
+    reads_p99: float | None
+
+    @classmethod
+    def of(cls, ours: Summary, theirs: Summary) -> Ratios:
+        mine, other = ours.neighbours.reads, theirs.neighbours.reads
+        return cls(
+            theirs.makespan_s / ours.makespan_s,
+            theirs.mean_completion_s / ours.mean_completion_s,
+            other.p99_ms / mine.p99_ms if mine and other else None,
+        )
+
+
+# ---- Measuring ----------------------------------------------------------------------------------
+
+
+class Storm:
+    """Processes that stand ready, what is done with them, and what was measured.
+
+    Whoever enters it has started no thread; from then on threads do no harm. The folder is the
+    caller's to remove. Each rank's process first calls `enter` with the number of its node;
+    neighbours are on one more.
+
+    Raises:
+        MemberError: a rank or a neighbour failed; none is left.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        tell: Callable[[str], None] = lambda _text: None,
+        enter: Callable[[int], None] = lambda _node: None,
+    ) -> None:
+        self.plan = plan
+        self.tell = tell
+        self.summaries = {way: Summary() for way in plan.ways}
+        #: of neighbours while nobody saved
+        self.alone: list[Operation] = []
+        self._folder = folder
+        self._enter = enter
+        self._crowd = Crowd()
+        self._ranks: list[Member] = []
+        self._neighbours: list[Member] = []
+        self._step = 0
+
+    def __enter__(self) -> Storm:
+        self._crowd.__enter__()
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_what: object) -> None:
+        self._crowd.__exit__()
+
+    def _start(self) -> None:
+        plan = self.plan
+        slow_down(plan.slow)
+        for job in range(plan.tenants):
+            self._start_job(job)
+        small = self._folder / "neighbours"
+        small.mkdir()
+        neighbours.prepare(small)
+        for kind, count in (
+            (neighbours.reader, neighbours.READERS),
+            (neighbours.writer, neighbours.WRITERS),
+        ):
+            for number in range(count):
+                name = f"neighbour {len(self._neighbours)}"
+                self._neighbours.append(self._start_at(plan.nodes, name, kind(small, number)))
+        self._crowd.hear([*self._ranks, *self._neighbours], _READY_TIMEOUT_S)
+
+    def _start_job(self, job: int) -> None:
+        plan = self.plan
+        token = f"storm-{uuid.uuid4().hex[:16]}"
+        folder = self._folder / f"job-{job}"
+        for way in plan.ways:
+            (folder / way).mkdir(parents=True)
+        nodes = max(1, plan.nodes // plan.tenants)
+        for rank in range(plan.ranks):
+            number = job * plan.ranks + rank
+            node = number * plan.nodes // plan.all_ranks
+            place = ranks.Place(
+                *(rank, plan.ranks, node, nodes, token, plan.n_bytes, folder),
+                one_of_several=plan.tenants > 1,
+            )
+            self._ranks.append(self._start_at(node, plan.name_of(number), ranks.rank(place)))
+
+    def _start_at(self, node: int, name: str, work: Callable[[Connection], None]) -> Member:
+        def work_there(connection: Connection) -> None:
+            self._enter(node)
+            work(connection)
+
+        return self._crowd.start(name, work_there)
+
+    def measure(self) -> None:
+        """Fills the summaries."""
+        plan = self.plan
+        self.tell("neighbours alone")
+        self._settle()
+        self._begin_neighbours()
+        self._crowd.rest(by_the_clock(_ALONE_S))
+        self.alone = self._end_neighbours()
+        for way in plan.ways:
+            self.tell(f"warming up: {way}")
+            self.save_once(way)  # makes buffers and connections, and does not count
+            self.remove(way)
+        for number in range(plan.rounds):
+            first = number % len(plan.ways)  # another way begins each round
+            for way in plan.ways[first:] + plan.ways[:first]:
+                self.tell(f"round {number + 1} of {plan.rounds}: {way}")
+                self.summaries[way].rounds.append(self._round(way))
+
+    def _round(self, way: str) -> Round:
+        self._settle()
+        self._begin_neighbours()
+        found = self.save_once(way)
+        end_ns = max(rank.end_ns for rank in found.ranks)
+        operations = self._end_neighbours()
+        self.remove(way)
+        found.operations = [one for one in operations if found.at_ns <= one.at_ns < end_ns]
+        return found
+
+    def save_once(self, way: str) -> Round:
+        """All ranks save. The files are the caller's to remove()."""
+        self._step += 1
+        at_ns = now_ns() + _AHEAD_NS + self.plan.all_ranks * 1_000_000
+        order = Order(way, self._step, at_ns)
+        return Round(way, at_ns, self._crowd.ask(self._ranks, _SAVE_TIMEOUT_S, order))
+
+    def remove(self, way: str) -> None:
+        """What was saved so."""
+        # A group keeps other files open beside them.
+        for path in self._folder.glob(f"job-*/{way}/step-*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _begin_neighbours(self) -> None:
+        for member in self._neighbours:
+            member.tell("begin")
+
+    def _end_neighbours(self) -> list[Operation]:
+        answers = self._crowd.ask(self._neighbours, _READY_TIMEOUT_S, "end")
+        return [one for operations in answers for one in operations]
+
+    def _settle(self) -> None:
+        """The storage has nothing left to do from before."""
+        neighbours.sync_filesystem(self._folder)
+        self._crowd.rest(_SETTLE_S)

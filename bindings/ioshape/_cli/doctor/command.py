@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape doctor."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.output import (
+    SentenceError,
+    Table,
+    UsageSentenceError,
+    columns,
+    human_size,
+    plural,
+    say,
+    say_json,
+)
+from ioshape._cli.slots.pools import CAPACITY_BY, bytes_option, coordinator_option
+
+if TYPE_CHECKING:
+    from ioshape._cli.doctor.facts import Facts, Finding, Near
+    from ioshape._probe import Storage
+
+#: If something serious was found.
+EXIT_SERIOUS = 4
+
+_MOST_RANKS = 1 << 20
+
+_DISKS = {None: "", True: "it says that it spins", False: "it says that it does not spin"}
+
+
+def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
+    return [
+        ("what is underneath", _underneath(facts)),
+        (f"a save of {human_size(facts.storage.for_bytes)}", _plan(facts)),
+        *([("the tier", _tier(facts.tier))] if facts.tier is not None else []),
+        ("slots", _slots(facts)),
+        ("this process", _process(facts)),
+    ]
+
+
+def _tier(tier: Near) -> list[tuple[str, str]]:
+    rows = [("folder", tier.folder)]
+    if tier.usable:
+        waiting = human_size(tier.waiting_bytes) if tier.waiting else "nothing"
+        now = ", and is drained now" if tier.draining else ""
+        rows += [
+            ("space", f"{human_size(tier.free_bytes)} free"),
+            ("waits", f"{waiting}{now}"),
+            ("drained", f"{human_size(tier.drained_bytes)}, which goes when room is needed"),
+        ]
+    return rows
+
+
+def _disk(storage: Storage) -> str:
+    from ioshape._cli.doctor.rules_storage import VIRTUAL_DISKS  # noqa: PLC0415
+
+    if storage.rotational and storage.source.startswith(VIRTUAL_DISKS):
+        return "it says that it spins, as virtual disks do whatever they are"
+    return _DISKS[storage.rotational]
+
+
+def _underneath(facts: Facts) -> list[tuple[str, str]]:
+    storage, folder = facts.storage, facts.folder
+    # What is behind FUSE may be another one than the type says.
+    own = storage.family == "other" or storage.family in storage.type
+    what = storage.type if own else storage.family
+    rows = [
+        ("filesystem", what),
+        ("source", storage.source),
+        ("mounted at", storage.mount_point),
+        ("options", ",".join(dict.fromkeys(storage.options.split(",")))),
+        ("space", _space(storage.total_bytes, storage.free_bytes)),
+        ("inodes", f"{folder.inodes_free:,} of {folder.inodes:,} free" if folder.inodes else ""),
+        ("shared", "with other hosts" if storage.remote else "no: this host's own"),
+        ("disk", _disk(storage)),
+        ("direct I/O", _direct(storage)),
+        ("targets", f"{storage.target_count:,}" if storage.target_count else ""),
+        ("new files", _layout(storage.stripes, storage)),
+        ("this file", storage.file_stripes),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _space(total: int, free: int) -> str:
+    if not total:
+        return "it does not tell"
+    return f"{human_size(free)} of {human_size(total)} free"
+
+
+def _direct(storage: Storage) -> str:
+    if storage.direct is False:
+        return "does not work here"
+    works = "works" if storage.direct else "it does not say whether it works"
+    if storage.offset_alignment:
+        works += (
+            f"; memory in multiples of {storage.memory_alignment}, offsets of "
+            f"{storage.offset_alignment}"
+        )
+    return works
+
+
+def _layout(stripes: str, storage: Storage) -> str:
+    if not stripes:
+        return ""
+    copies = f", {storage.mirrors} copies" if storage.mirrors > 1 else ""
+    return f"{stripes}{copies}"
+
+
+def _plan(facts: Facts) -> list[tuple[str, str]]:
+    storage = facts.storage
+    rows = [
+        ("engine", storage.engine),
+        ("because", storage.choice),
+        ("note", storage.engine_note),
+        (
+            "requests",
+            f"{human_size(storage.block_bytes)} each, in {plural(storage.queue_depth, 'buffer')}",
+        ),
+        ("layout", _asked(storage)),
+        ("together with", plural(facts.files - 1, "other file") if facts.files > 1 else ""),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _asked(storage: Storage) -> str:
+    if not storage.stripes and not storage.stripes_asked:
+        return ""
+    asked = storage.stripes_asked or "the directory's own"
+    return f"{asked}: {storage.stripes_why}" if storage.stripes_why else asked
+
+
+def _slots(facts: Facts) -> list[tuple[str, str]]:
+    storage, it = facts.storage, facts.coordination
+    rows = [("coordinator", it.address), ("pool", storage.pool)]
+    if it.error:
+        rows.append(("cannot be asked", it.error))
+    elif it.latency_s:
+        rows[0] = ("coordinator", f"{it.address}; it answered in {it.latency_s * 1000:,.1f} ms")
+    rule = f"{storage.writers}: {storage.writers_why}" if storage.writers else ""
+    if it.capacity:
+        by = CAPACITY_BY.get(it.capacity_by, it.capacity_by)
+        rows += [
+            ("writers at a time", f"{it.capacity}, {by}"),
+            ("now", f"{it.used} writing, {it.waiting:,} waiting"),
+            *(("holds a slot", who) for who in it.holders),
+            ("the rule is", rule),
+        ]
+    else:
+        rows.append(("writers at a time", rule))
+    return [(name, value) for name, value in rows if value]
+
+
+def _process(facts: Facts) -> list[tuple[str, str]]:
+    host, it = facts.host, facts.installation
+    free = host.shared_bytes
+    rows = [
+        ("kernel", host.kernel),
+        ("container", host.container),
+        ("system calls", "filtered (seccomp)" if host.seccomp else ""),
+        ("locked memory", _most(host.memlock_bytes)),
+        ("open files", "any" if host.open_files is None else f"{host.open_files:,}"),
+        ("/dev/shm", "not for this user" if free is None else f"{human_size(free)} free"),
+        ("Python", it.python),
+        ("ioshape", it.ioshape),
+        ("torch", it.torch or ("broken" if it.torch_problem else "none")),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _most(limit: int | None) -> str:
+    return "any" if limit is None else f"{human_size(limit)} at most"
+
+
+def _show_targets(storage: Storage) -> None:
+    table = Table(*columns("<target", ">size", ">free", ">full"))
+    for one in sorted(storage.targets, key=lambda one: one.name):
+        used = 1 - one.free_bytes / one.total_bytes if one.total_bytes else 0.0
+        table.add(one.name, human_size(one.total_bytes), human_size(one.free_bytes), f"{used:.0%}")
+    table.show()
+    rest = storage.target_count - len(storage.targets)
+    if rest > 0:
+        say(f"... and {plural(rest, 'target')} more")
+
+
+def _show(facts: Facts, findings: list[Finding]) -> None:
+    for title, rows in _sections(facts):
+        table = Table(*columns(f"<{title}", "~"))
+        for name, value in rows:
+            table.add(f"  {name}", value)
+        table.show()
+        say()
+    if facts.storage.targets:
+        _show_targets(facts.storage)
+        say()
+    for finding in findings:
+        say(f"{finding.severity}: {finding.sentence}")
+        for command in finding.commands:
+            say(f"    $ {command}")
+    if not findings:
+        say("nothing to complain about")
+
+
+def _as_json(path: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]:
+    return {"path": path, **asdict(facts), "findings": [asdict(finding) for finding in findings]}
+
+
+@click.command(short_help="Look at this machine and a path, and say what to change.")
+@click.argument("path", default=".", type=click.Path(readable=False))
+@click.option(
+    "--for",
+    "n_bytes",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="The size of a file that is saved, such as 80G; default: 4G.",
+)
+@click.option(
+    "--ranks",
+    metavar="N",
+    type=click.IntRange(1, _MOST_RANKS),
+    help="How many save together; default: as the launcher says, or 1.",
+)
+@click.option("--json", "in_json", is_flag=True, help="Print everything as JSON.")
+@coordinator_option
+def command(
+    path: str,
+    n_bytes: int,
+    ranks: int | None,
+    in_json: bool,
+    coordinator: str | None,
+) -> int:
+    """Says what will fail or be slow here, and what to change, in the order in which it gains most.
+
+    It looks at PATH (what it sits on, what a save would do there and why), at the tier, if there is
+    one (PATH itself, or that of the settings), at this process (limits, io_uring, memory, torch,
+    versions) and at the coordinator. PATH is a directory, or a file, or it
+    does not exist and its directory does. Nothing is written. Findings come with commands to copy:
+    "serious" ones are those with which a save fails, or is lost later; read a command before you
+    run it.
+
+    The settings are those that "ioshape settings" shows. Limits and memory are those of this
+    process: to learn about a job, run it where the job runs.
+
+    \b
+    ioshape doctor /scratch/run7
+    ioshape doctor /scratch/run7 --for 80G --ranks 256
+    ioshape doctor /scratch/run7 --json | jq '.findings[].id'
+    srun --ntasks-per-node 1 ioshape doctor /scratch/run7
+
+    Exit code: 0; 1 if PATH cannot be looked at; 2 if a setting cannot be used; 4 if something
+    serious was found.
+    """
+    from ioshape._cli.doctor.look import look  # noqa: PLC0415
+    from ioshape._cli.doctor.triage import triage  # noqa: PLC0415
+    from ioshape._core import config  # noqa: PLC0415
+
+    if not path:
+        raise SentenceError("the path is empty; name a directory, or a file in one")
+    wrong = config.mistakes()
+    if wrong:
+        raise UsageSentenceError("\n".join(wrong))
+    facts = look(path, n_bytes=n_bytes, ranks=ranks or 0, coordinator=coordinator)
+    findings = triage(facts)
+    if in_json:
+        say_json(_as_json(os.path.abspath(path), facts, findings))  # noqa: PTH100
+    else:
+        _show(facts, findings)
+    serious = any(finding.severity == "serious" for finding in findings)
+    return EXIT_SERIOUS if serious else 0

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape extract."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ioshape._cli.generations.look import check_directory, directory_argument
+from ioshape._cli.output import human_size, say
+
+if TYPE_CHECKING:
+    from ioshape._group.generations import Handle, Part
+
+_PIECE_BYTES = 8 << 20
+
+
+def _copy(handle: Handle, part: Part, path: str, *, replace: bool) -> None:
+    """The part as a file of its own: whole and verified, or not at all."""
+    import ioshape  # noqa: PLC0415
+    from ioshape._core.errors import failure  # noqa: PLC0415
+    from ioshape._native import lib  # noqa: PLC0415
+
+    piece = memoryview(bytearray(min(_PIECE_BYTES, part.n_bytes)))
+    crc32 = 0
+    with (
+        handle.reader(part) as reader,
+        ioshape.open(path, "wb", durable=True, replace=replace) as file,
+    ):
+        for offset in range(0, part.n_bytes, _PIECE_BYTES):
+            view = piece[: part.n_bytes - offset]
+            reader.read_file(offset, view)
+            crc32 = zlib.crc32(view, crc32)
+            file.write(view)
+        if crc32 != part.crc32:
+            raise failure(
+                lib.IOSHAPE_E_DAMAGED,
+                f'the part of rank {part.rank} in "{part.file}" is damaged: its checksum is not '
+                "the manifest's",
+                part.file,
+                "extract",
+                remedy="use another generation",
+                rank=part.rank,
+            )
+
+
+@click.command(short_help="Copy what a rank saved out of a generation, as a .pt file.")
+@directory_argument
+@click.option("--rank", metavar="K", type=click.IntRange(min=0, max=2**32 - 1), help="Whose part.")
+@click.option("--all", "all_ranks", is_flag=True, help="The parts of all ranks.")
+@click.option(
+    "--step",
+    metavar="N",
+    type=click.IntRange(min=0, max=2**64 - 1),
+    help="Of this generation; default: the newest complete one.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="PATH",
+    type=click.Path(),
+    help="The file to write; with --all the folder. Default: rank-00007.pt, or with --all the "
+    "current folder.",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+def command(
+    directory: str,
+    rank: int | None,
+    all_ranks: bool,
+    step: int | None,
+    output: str | None,
+    force: bool,
+) -> int:
+    """Copies what one rank saved, or all, out of a generation, as ordinary files of torch.save.
+
+    Every checksum is compared on the way. A file appears when it is complete and durable.
+
+    \b
+    ioshape extract checkpoints --rank 7
+    ioshape extract checkpoints --rank 7 --step 1000 -o shard.pt
+    ioshape extract checkpoints --all -o shards/
+
+    Exit code: 0; 1 if something is damaged or could not be written.
+    """
+    from ioshape._core.config import tier_folder  # noqa: PLC0415
+    from ioshape._group.generations import nearest  # noqa: PLC0415
+
+    if (rank is None) == (not all_ranks):
+        raise click.UsageError("give either --rank K or --all")
+    check_directory(directory)
+    with nearest(directory, step, "extract", tier_folder(None)) as handle:
+        if rank is not None:
+            wanted = [handle.part(rank)]
+        else:
+            wanted = [handle.part(each) for each in range(handle.describe().ranks)]
+            if output is not None:
+                os.makedirs(output, exist_ok=True)  # noqa: PTH103
+        for part in wanted:
+            # Equal parts have one name in the generation.
+            name = f"rank-{part.rank:05}.pt"
+            path = output if output is not None and rank is not None else name
+            if output is not None and (all_ranks or Path(output).is_dir()):
+                path = os.path.join(output, name)  # noqa: PTH118 - as the user wrote it
+            _copy(handle, part, path, replace=force)
+            say(f"{path}: rank {part.rank}, {human_size(part.n_bytes)}")
+    return 0

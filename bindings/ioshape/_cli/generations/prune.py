@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape prune."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ioshape._cli.generations.look import ATTEMPT, check_directory
+from ioshape._cli.output import SentenceError, UsageSentenceError, human_size, plural, say, say_json
+from ioshape._core.text import one_line
+
+if TYPE_CHECKING:
+    from ioshape._save.retention import Kept
+
+
+@click.command(short_help="Remove checkpoints that are not to be kept.")
+@click.argument("paths", metavar="DIR|PATTERN...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--keep-last",
+    metavar="N",
+    type=click.IntRange(min=1, max=2**32 - 1),
+    required=True,
+    help="Keep the newest N complete ones.",
+)
+@click.option(
+    "--keep-every",
+    metavar="M",
+    type=click.IntRange(min=0, max=2**64 - 1),
+    default=0,
+    help="Of a directory: besides, keep those whose step is a multiple of M.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print what goes as JSON.")
+def command(
+    paths: tuple[str, ...],
+    keep_last: int,
+    keep_every: int,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Removes checkpoints that are not to be kept: of a directory generations, and what dead
+    processes left behind; of a pattern files.
+
+    The newest complete one stays in any case, and also a generation that a process reads. The
+    command asks before, and where there is no terminal to ask on it removes nothing without --yes.
+
+    A pattern names the files of one family, in one directory: their names differ in the last number
+    alone, as step-100.pt and step-200.pt. The newest are those that were written last. One that
+    stays is verified, every byte. Links, damaged files and what is no file of torch.save stay, and
+    do not count.
+
+    \b
+    ioshape prune checkpoints --keep-last 3
+    ioshape prune checkpoints --keep-last 3 --keep-every 10000 --yes
+    ioshape prune "run/step-*.pt" --keep-last 3
+
+    Exit code: 0; 1 if one could not be removed, there is nothing of the kind, or the answer was no;
+    2 if there is no terminal to ask on.
+    """
+    if len(paths) > 1 or not os.path.isdir(paths[0]):  # noqa: PTH112
+        return _prune_files(paths, keep_last, keep_every, dry_run, yes, as_json)
+    from ioshape._group.generations import remove  # noqa: PLC0415
+
+    (directory,) = paths
+    going = remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=True)
+    _refuse_other_directory(directory)
+    if not dry_run and not yes:
+        _ask(directory, going)
+    if not dry_run:
+        # Also if nothing is to go: what dead processes left does.
+        going = remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=False)
+    if as_json:
+        steps = [{"step": step, "bytes": n_bytes} for step, n_bytes in going]
+        say_json({"directory": directory, "dry_run": dry_run, "generations": steps})
+        return 0
+    for step, n_bytes in going:
+        say(f"{'would remove' if dry_run else 'removed'} step {step}: {human_size(n_bytes)}")
+    say(f"{_counted(going)} of {directory} {'would go' if dry_run else 'removed'}")
+    return 0
+
+
+def _refuse_other_directory(directory: str) -> None:
+    """Fails where nothing is a checkpoint; a directory that is empty waits for its first."""
+    from ioshape._group.generations import generations  # noqa: PLC0415
+    from ioshape._group.kinds import GENERATION  # noqa: PLC0415
+
+    names = os.listdir(directory)  # noqa: PTH208
+    if not names or any(GENERATION.fullmatch(name) or ATTEMPT.fullmatch(name) for name in names):
+        return
+    if not generations(directory, tier=False):
+        raise SentenceError(
+            f'cannot prune "{directory}": it has no checkpoint; give the directory that '
+            "save_group() was given, or a pattern of files"
+        )
+
+
+# ---- Files --------------------------------------------------------------------------------------
+
+
+def _prune_files(
+    paths: tuple[str, ...], keep_last: int, keep_every: int, dry_run: bool, yes: bool, as_json: bool
+) -> int:
+    from ioshape._save.retention import prune  # noqa: PLC0415
+
+    if keep_every:
+        raise UsageSentenceError("--keep-every goes with a directory of generations; leave it out")
+    what = " ".join(paths)
+    path = _one_family(paths, what)
+    directory = os.path.dirname(path)  # noqa: PTH120
+    _kept, going = prune(path, keep_last, dry_run=True)
+    if not dry_run and not yes and going:
+        counted = _counted_files(going)
+        names = f"{counted}, {going[-1].name} to {going[0].name}"
+        _ask_about(counted, names, directory or ".")
+    if not dry_run:
+        _kept, going = prune(path, keep_last, dry_run=False)
+    going = going[::-1]
+    if as_json:
+        files = [
+            {"path": os.path.join(directory, one.name), "bytes": one.n_bytes}  # noqa: PTH118
+            for one in going
+        ]
+        say_json({"pattern": what, "dry_run": dry_run, "files": files})
+        return 0
+    for one in going:
+        name = os.path.join(directory, one.name)  # noqa: PTH118
+        say(f"{'would remove' if dry_run else 'removed'} {name}: {human_size(one.n_bytes)}")
+    say(f"{_counted_files(going)} of {what} {'would go' if dry_run else 'removed'}")
+    return 0
+
+
+def _one_family(paths: tuple[str, ...], what: str) -> str:
+    """One of the files; all of them must be one family, and all of it."""
+    from ioshape._core.family import numbered  # noqa: PLC0415
+    from ioshape._save.retention import family_of  # noqa: PLC0415
+
+    found = []
+    for path in paths:  # a shell may have expanded the pattern
+        found += [path] if os.path.lexists(path) else glob.glob(path)  # noqa: PTH207
+    alone = len(paths) == 1 and not glob.has_magic(what)
+    if alone and (not found or numbered(os.path.basename(what)) is None):  # noqa: PTH119
+        check_directory(what)
+    if not found:
+        raise SentenceError(f'cannot prune "{what}": no file matches it')
+    try:
+        families = {(os.path.dirname(one), family_of(one).family) for one in found}  # noqa: PTH120
+    except ValueError as error:
+        raise SentenceError(str(error)) from None
+    if len(families) > 1:
+        names = [os.path.join(above, "*".join(ends)) for above, ends in sorted(families)]  # noqa: PTH118
+        raise SentenceError(
+            f'cannot prune "{what}": it matches several families, such as "{names[0]}" and '
+            f'"{names[1]}"; give one of them'
+        )
+    ((directory, family),) = families
+    matched = {os.path.basename(one) for one in found}  # noqa: PTH119
+    for name in sorted(os.listdir(directory or ".")):  # noqa: PTH208
+        parts = numbered(name)
+        if name not in matched and parts is not None and parts.family == family:
+            whole = os.path.join(directory, "*".join(family))  # noqa: PTH118
+            raise SentenceError(
+                f'cannot prune "{what}": "{name}" is of the same family; give "{whole}"'
+            )
+    return found[0]
+
+
+# ---- Asking -------------------------------------------------------------------------------------
+
+
+def _counted(going: list[tuple[int, int]]) -> str:
+    size = human_size(sum(n_bytes for _step, n_bytes in going))
+    return f"{plural(len(going), 'generation')} ({size})"
+
+
+def _counted_files(going: list[Kept]) -> str:
+    return f"{plural(len(going), 'file')} ({human_size(sum(one.n_bytes for one in going))})"
+
+
+def _ask(directory: str, going: list[tuple[int, int]]) -> None:
+    what = "what dead processes left"
+    if going:
+        first, last = min(step for step, _ in going), max(step for step, _ in going)
+        steps = f"step {first}" if len(going) == 1 else f"steps {first} to {last}"
+        what = f"{_counted(going)}, {steps}, and {what}"
+    _ask_about(_counted(going), what, directory)
+
+
+def _ask_about(counted: str, what: str, directory: str) -> None:
+    """End the command unless the user says yes."""
+    if not sys.stdin.isatty():
+        raise UsageSentenceError(
+            f'cannot ask whether to remove {counted} of "{directory}": there is no '
+            "terminal; add --yes, or look first with --dry-run"
+        )
+    if not click.confirm(one_line(f'Remove {what} in "{directory}"?'), err=True):
+        raise SentenceError("nothing was removed")

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape inspect."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.output import Table, columns, human_size, note, plural, say, say_json
+from ioshape._cli.paths import exit_for, files_argument, reason
+from ioshape._load.pickled import item_bytes
+
+if TYPE_CHECKING:
+    from ioshape._load.contents import Contents
+    from ioshape._load.pickled import Tensor
+
+_INDEX = ".ioshape/index"
+_ALIGNMENT_LIMIT = 4096
+# Between the data of the last record and the name of the next member: its own checksums and sizes,
+# and the other's header. Nothing else is between.
+_REACH = 24 + 30 + 256
+
+CHECKSUMS = {
+    "blocks": "written by ioshape, with a checksum for each block",
+    "records": "a checksum for each record, as torch.save writes it",
+    "beside": "checksums beside it",
+    "none": "without checksums",
+}
+
+
+def tensor_bytes(tensor: Tensor) -> int | None:
+    """Bytes of all elements; None if that is not known."""
+    each = item_bytes(tensor.dtype)
+    n_bytes = None if each is None else math.prod(tensor.shape) * each
+    return None if n_bytes is None or n_bytes >> 63 else n_bytes
+
+
+def _checksums(contents: Contents) -> str:
+    """What kind of checksums the file has: a key of CHECKSUMS."""
+    from ioshape._load.contents import is_safetensors  # noqa: PLC0415
+    from ioshape._load.verified import VerifiedFile  # noqa: PLC0415
+
+    if is_safetensors(contents.path):
+        with VerifiedFile(contents.path) as opened:
+            return "beside" if opened.has_checksums else "none"
+    if not any(record.crc32 for record in contents.records if record.n_bytes):
+        return "none"
+    # The library hides the index if it uses it, and shows it as any record if it does not fit.
+    if any(record.name == _INDEX for record in contents.records):
+        return "records"
+    end = max(record.file_offset + record.n_bytes for record in contents.records)
+    with Path(contents.path).open("rb") as file:
+        file.seek(end)
+        return "blocks" if f"/{_INDEX}".encode() in file.read(_REACH) else "records"
+
+
+def _aligned(offset: int) -> int:
+    return min(offset & -offset or _ALIGNMENT_LIMIT, _ALIGNMENT_LIMIT)
+
+
+def describe(contents: Contents) -> dict[str, Any]:
+    """All of it, for JSON."""
+    offsets = {record.name: record.file_offset for record in contents.records}
+    tensors = []
+    for tensor in contents.tensors:
+        base = offsets.get(tensor.record)
+        told = asdict(tensor)
+        within = told.pop("storage_offset")
+        del told["is_plain"]
+        offset = None if base is None else base + within
+        alignment = None if offset is None else _aligned(offset)
+        told |= {"bytes": tensor_bytes(tensor), "file_offset": offset, "alignment": alignment}
+        tensors.append(told)
+    records = [asdict(record) for record in contents.records]
+    for record in records:
+        record["bytes"] = record.pop("n_bytes")
+        record["crc32"] = f"{record['crc32']:08x}"
+    return {
+        "path": contents.path,
+        "file_bytes": contents.file_bytes,
+        "record_bytes": sum(record["bytes"] for record in records),
+        "tensor_bytes": sum(tensor["bytes"] or 0 for tensor in tensors),
+        "checksums": _checksums(contents),
+        "problem": contents.problem or None,
+        "tensors": tensors,
+        "records": records,
+    }
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _tensor_table(tensors: list[dict[str, Any]]) -> Table:
+    elsewhere = any(tensor["location"] != "cpu" for tensor in tensors)
+    titles = ["<tensor", "<dtype", "<shape", ">bytes", "<record", ">offset", ">aligned"]
+    table = Table(*columns(*titles, *(["<from"] if elsewhere else [])))
+    for tensor in tensors:
+        # Without spaces: a column for awk as well.
+        shape = "x".join(map(str, tensor["shape"])) or "scalar"
+        table.add(
+            tensor["name"] or ".",
+            tensor["dtype"],
+            shape,
+            _or_dash(tensor["bytes"]),
+            tensor["record"],
+            _or_dash(tensor["file_offset"]),
+            _or_dash(tensor["alignment"]),
+            *([tensor["location"]] if elsewhere else []),
+        )
+    return table
+
+
+def _record_table(records: list[dict[str, Any]]) -> Table:
+    table = Table(*columns("<record", ">bytes", ">offset", ">aligned", "<crc32"))
+    for record in records:
+        cells = ("name", "bytes", "file_offset", "alignment", "crc32")
+        table.add(*(str(record[name]) for name in cells))
+    return table
+
+
+def _show(found: dict[str, Any], with_records: bool) -> None:
+    tensors, records = found["tensors"], found["records"]
+    say(f"{found['path']}: {human_size(found['file_bytes'])}, {CHECKSUMS[found['checksums']]}")
+    if tensors:
+        say()
+        _tensor_table(tensors).show()
+    if found["problem"]:
+        say()
+        say(f"Its tensors cannot be listed: {found['problem']}.")
+    if with_records:
+        say()
+        _record_table(records).show()
+    say()
+    say(
+        f"{plural(len(tensors), 'tensor')} of {human_size(found['tensor_bytes'])} in "
+        f"{plural(len(records), 'record')} of {human_size(found['record_bytes'])}; "
+        f"the file has {found['file_bytes']:,} bytes"
+    )
+
+
+# ---- Checkpoints of DCP --------------------------------------------------------------------------
+
+
+def describe_checkpoint(path: str) -> dict[str, Any]:
+    """All of it, for JSON."""
+    from ioshape._group.dcp_contents import items  # noqa: PLC0415
+
+    listed: list[dict[str, Any]] = []
+    for item in items(path):
+        each = item_bytes(item.dtype)
+        parts = [
+            {"file": part.file, "offset": part.offset, "bytes": part.n_bytes} for part in item.parts
+        ]
+        told = {"name": item.name, "dtype": item.dtype or None, "shape": item.shape}
+        n_bytes = None if each is None else item.n_elements * each
+        listed.append({**told, "bytes": n_bytes, "parts": parts})
+    files = sorted({part["file"] for item in listed for part in item["parts"]})
+    return {
+        "path": path,
+        "file_bytes": sum((Path(path) / file).stat().st_size for file in files),
+        "tensor_bytes": sum(item["bytes"] or 0 for item in listed),
+        "files": files,
+        "items": listed,
+    }
+
+
+def _show_checkpoint(found: dict[str, Any]) -> None:
+    say(f"{found['path']}: {human_size(found['file_bytes'])}, a checkpoint of DCP")
+    say()
+    table = Table(*columns("<item", "<dtype", "<shape", ">bytes", ">parts", "<first in"))
+    for item in found["items"]:
+        table.add(
+            item["name"],
+            _or_dash(item["dtype"]),
+            "x".join(map(str, item["shape"])) or ("scalar" if item["dtype"] else "-"),
+            _or_dash(item["bytes"]),
+            str(len(item["parts"])),
+            item["parts"][0]["file"] if item["parts"] else "-",
+        )
+    table.show()
+    say()
+    say(
+        f"{plural(len(found['items']), 'item')}, tensors of {human_size(found['tensor_bytes'])}, "
+        f"in {plural(len(found['files']), 'file')} of {human_size(found['file_bytes'])}"
+    )
+
+
+@click.command(short_help="List the tensors in files, and where each lies.")
+@files_argument
+@click.option("--records", "with_records", is_flag=True, help="List the archive's records, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: a list of files.")
+def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
+    """Lists the tensors in files of torch.save or ioshape: type, shape, size, and where each lies.
+    A file whose name ends in .safetensors is read as such.
+
+    Only the directory and the pickle are read, and nothing of the pickle is run, so it is safe for
+    files of strangers and quick for large ones. Views of the same storage have the same record.
+    Of a checkpoint of torch.distributed.checkpoint, a directory, the items of its state dict are
+    listed, and in how many parts each lies.
+    "aligned" is the largest power of two, up to 4096, that the offset in the file is a multiple of.
+
+    \b
+    ioshape inspect model.pt | grep attention
+    ioshape inspect --json model.pt | jq '.[0].tensors[].name'
+
+    Exit code: 0; 1 if a file could not be read.
+    """
+    import ioshape  # noqa: PLC0415
+    from ioshape._group.dcp_contents import is_checkpoint  # noqa: PLC0415
+
+    listed: list[dict[str, Any]] = []
+    failed = False
+    for number, path in enumerate(files):
+        try:
+            is_directory = is_checkpoint(path)
+            found = describe_checkpoint(path) if is_directory else describe(ioshape.inspect(path))
+        except OSError as error:
+            failed = True
+            if as_json:
+                listed.append({"path": path, "error": reason(path, error)})
+            else:
+                note(f"ioshape: {reason(path, error)}")
+            continue
+        listed.append(found)
+        if not as_json:
+            if number:
+                say()
+            if is_directory:
+                _show_checkpoint(found)
+            else:
+                _show(found, with_records)
+    if as_json:
+        say_json(listed)
+    return exit_for(failed)

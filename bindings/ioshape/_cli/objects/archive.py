@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape archive."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.output import human_seconds, human_size, plural, say, say_json
+from ioshape._cli.paths import files_argument
+from ioshape._cli.verify import progress_bar
+from ioshape._remote import hsm
+
+if TYPE_CHECKING:
+    from ioshape._remote.hsm import Archived
+
+
+def _as_json(one: Archived) -> dict[str, Any]:
+    fields = asdict(one)
+    return {"bytes" if name == "n_bytes" else name: value for name, value in fields.items()}
+
+
+def _say(one: Archived) -> None:
+    new = human_size(one.archived_bytes) if one.archived_bytes else "nothing"
+    say(
+        f"{one.path}: archived, {plural(one.files, 'file')}, {human_size(one.n_bytes)}; {new} of "
+        f"it now, in {human_seconds(one.total_s)}"
+    )
+
+
+@click.command(short_help="Have Lustre archive checkpoints; FSx: export them to S3.")
+@files_argument
+@click.option("--check", is_flag=True, help="Ask for nothing: tell whether all is archived.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=hsm.TIMEOUT_S,
+    show_default=True,
+    help="Give up when nothing was archived for so long.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what is archived as JSON: a list.")
+def command(files: tuple[str, ...], check: bool, timeout_s: float, as_json: bool) -> int:
+    """Has Lustre archive files, or all below directories (HSM), and waits until it has. On Amazon
+    FSx for Lustre that exports them to the S3 bucket of the data repository.
+
+    Each file is asked for, as by "lfs hsm_archive", and done when the metadata server says that the
+    archive has all of what the file is now. A checkpoint's manifest.json or .metadata is asked for
+    when all else is there. What is archived already is not asked for again.
+
+    \b
+    ioshape archive checkpoints/step-0000001000
+    ioshape archive --check checkpoints
+
+    Most metadata servers take such requests from root alone. --check needs no rights but to read.
+
+    Exit code: 0; 1 if something is not archived.
+    """
+    done = []
+    for path in files:
+        with progress_bar(path, sys.stderr.isatty() and not as_json) as tell:
+            one = hsm.archive(path, ask=not check, timeout_s=timeout_s, progress=tell)
+        done.append(one)
+        if not as_json:
+            _say(one)
+    if as_json:
+        say_json([_as_json(one) for one in done])
+    return 0

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape download."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ioshape._cli.objects.shared import endpoint_option, jobs_option, part_option, s3, url_argument
+from ioshape._cli.output import human_size, note, plural, say
+from ioshape._cli.verify import progress_bar
+
+
+@click.command(short_help="Download what was uploaded.")
+@url_argument
+@click.argument("path", metavar="PATH", type=click.Path())
+@jobs_option
+@part_option
+@endpoint_option
+def command(url: str, path: str, jobs: int, part_bytes: int, endpoint: str | None) -> int:
+    """Downloads a checkpoint that "ioshape upload" has uploaded. It appears whole, and verified.
+
+    A PATH that is a directory, or ends with a slash, is what the checkpoint goes into, with its
+    name. A file is replaced, a directory is not.
+
+    \b
+    ioshape download s3://bucket/run/model.pt model.pt
+    ioshape download s3://bucket/run/step-0000001000 checkpoints/
+
+    Exit code: 0; 1 if there is no complete checkpoint, or it could not be downloaded.
+    """
+    download = s3().download
+    with progress_bar(url, sys.stderr.isatty()) as tell:
+        done = download(
+            url, path, jobs=jobs, part_bytes=part_bytes, endpoint=endpoint, progress=tell
+        )
+    say(f"{done.path}: {plural(done.files, 'file')}, {human_size(done.n_bytes)}")
+    if not done.verified:
+        note(
+            "ioshape: the server knows no checksum of it, so nothing was compared on the way; "
+            f'compare its own with "ioshape verify {done.path}"'
+        )
+    return 0

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape upload."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.objects.shared import endpoint_option, jobs_option, part_option, s3, url_argument
+from ioshape._cli.output import (
+    SentenceError,
+    UsageSentenceError,
+    human_seconds,
+    human_size,
+    plural,
+    say,
+    say_json,
+)
+from ioshape._cli.verify import progress_bar
+
+if TYPE_CHECKING:
+    from ioshape.s3 import Uploaded
+
+
+def _sources(source: str, newest: int | None, every_one: bool) -> list[str]:
+    """What is to be uploaded, oldest first."""
+    if newest is None and not every_one:
+        return [source]
+    if newest is not None and every_one:
+        raise UsageSentenceError("--newest and --all exclude each other; give one of them")
+    import ioshape  # noqa: PLC0415
+
+    found = [one.path for one in ioshape.generations(source)]
+    if not found:
+        remedy = "give the directory that save_group() was given, or leave out --newest and --all"
+        raise SentenceError(f'there is no generation in "{source}"; {remedy}')
+    return found if newest is None else found[-newest:]
+
+
+def _as_json(one: Uploaded) -> dict[str, Any]:
+    fields = asdict(one)
+    return {"bytes" if name == "n_bytes" else name: value for name, value in fields.items()}
+
+
+def _say(one: Uploaded) -> None:
+    sent = human_size(one.sent_bytes) if one.sent_bytes else "nothing"
+    say(
+        f"{one.url}: {plural(one.files, 'file')}, {human_size(one.n_bytes)}; {sent} sent in "
+        f"{human_seconds(one.total_s)}"
+    )
+
+
+@click.command(short_help="Upload a checkpoint to an object store.")
+@click.argument("source", metavar="SOURCE", type=click.Path())
+@url_argument
+@click.option(
+    "--newest",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Of a directory of generations: the newest N, below the URL.",
+)
+@click.option("--all", "every_one", is_flag=True, help="Of a directory of generations: all.")
+@jobs_option
+@part_option
+@endpoint_option
+@click.option("--json", "as_json", is_flag=True, help="Print what was uploaded as JSON: a list.")
+def command(
+    source: str,
+    url: str,
+    newest: int | None,
+    every_one: bool,
+    jobs: int,
+    part_bytes: int,
+    endpoint: str | None,
+    as_json: bool,
+) -> int:
+    """Uploads a checkpoint to s3://BUCKET/KEY: a file, a generation, a checkpoint of
+    torch.distributed.checkpoint, or any other directory.
+
+    What has checksums is verified while it is read, and the server compares a checksum of each part
+    that arrives. It is a checkpoint there only when all of it is. If an upload that was interrupted
+    is called again, objects that are there already are not sent again. A URL that ends with a slash
+    is what the checkpoint goes below, with its name.
+
+    \b
+    ioshape upload model.pt s3://bucket/run/model.pt
+    ioshape upload checkpoints/step-0000001000 s3://bucket/run/
+    ioshape upload checkpoints s3://bucket/run --newest 2
+    ioshape upload checkpoints s3://bucket/run --all --endpoint https://minio:9000
+
+    Credentials come from where boto3 looks for them: AWS_PROFILE, AWS_ACCESS_KEY_ID, ~/.aws, or the
+    machine's role. Needs boto3: pip install 'ioshape[s3]'.
+
+    Exit code: 0; 1 if something could not be uploaded.
+    """
+    upload = s3().upload
+    done = []
+    sources = _sources(source, newest, every_one)
+    if newest is not None or every_one:
+        url = url.removesuffix("/") + "/"
+    for path in sources:
+        with progress_bar(path, sys.stderr.isatty()) as tell:
+            one = upload(
+                path, url, jobs=jobs, part_bytes=part_bytes, endpoint=endpoint, progress=tell
+            )
+        done.append(one)
+        if not as_json:
+            _say(one)
+    if as_json:
+        say_json([_as_json(one) for one in done])
+    return 0

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape settings."""
+
+from __future__ import annotations
+
+import click
+
+from ioshape._cli.output import Table, UsageSentenceError, columns, say_json
+
+
+@click.command(short_help="Show the settings, and where each comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def command(as_json: bool) -> None:
+    """Shows the settings as a program that starts here and now would have them.
+
+    Each is the default, or comes from its variable. A variable that cannot be used is an error, and
+    so is one that is no setting. A program can set them, too, by
+    ioshape.configure(), which takes the same names without IOSHAPE_ and in small letters; variables
+    win over that, and keywords of a single call over both.
+
+    \b
+    IOSHAPE_ENGINE=threads ioshape settings
+    """
+    from ioshape._core import config  # noqa: PLC0415
+
+    wrong = config.mistakes()
+    if wrong:
+        raise UsageSentenceError("\n".join(wrong))
+    current = config.settings()
+    if as_json:
+        say_json(
+            {
+                name: {
+                    "value": value,
+                    "from": source,
+                    "variable": config.SETTINGS[name].variable,
+                    "default": config.SETTINGS[name].default.replace("`", ""),
+                    "values": config.SETTINGS[name].values.replace("`", ""),
+                    "about": config.SETTINGS[name].about.replace("`", ""),
+                    "user": config.SETTINGS[name].user.replace("`", ""),
+                }
+                for name, (value, source) in current.items()
+            }
+        )
+        return
+    table = Table(*columns("<variable", "~value", "<from", "~about"))
+    for name, (value, source) in current.items():
+        setting = config.SETTINGS[name]
+        default = setting.default.replace("`", "")
+        shown = {None: default, True: "yes", False: "no"}.get(value, str(value))
+        origin = "variable" if source == setting.variable else source
+        table.add(setting.variable, shown, origin, setting.about.replace("`", ""))
+    table.show()

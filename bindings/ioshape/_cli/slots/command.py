@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape slots."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ioshape._cli.output import (
+    SentenceError,
+    UsageSentenceError,
+    human_seconds,
+    note,
+    plural,
+    say,
+    say_json,
+)
+from ioshape._cli.slots.pools import (
+    USUAL_SHARE,
+    as_json,
+    bytes_option,
+    check_answers,
+    check_spelling,
+    completed_pool,
+    coordinator_option,
+    existing,
+    headline,
+    left_out_lines,
+    limit_line,
+    limits,
+    missing_lines,
+    not_shown,
+    operator_of,
+    pool_argument,
+    sentences,
+    table_of,
+    who,
+)
+from ioshape._cli.suggest import Group
+from ioshape._core.text import one_line
+
+if TYPE_CHECKING:
+    from ioshape._slots.pools import Operator, PoolStatus
+
+_MOST = 65536
+
+_pool_argument = click.argument("pool", callback=pool_argument, shell_complete=completed_pool)
+
+
+def _show_settings(status: PoolStatus) -> None:
+    say(headline(status))
+    say(limits(status))
+    for limit in status.limits:
+        say(limit_line(limit))
+
+
+def _check_limit(job: str, user: str, has_share: bool, has_others: bool) -> None:
+    if job and user:
+        raise click.UsageError("give --job or --user, not both")
+    if has_share and not (job or user):
+        raise click.UsageError("--share is for one job or user; name it with --job or --user")
+    if has_others and (job or user):
+        raise click.UsageError("one job or user has --share and --rate only")
+
+
+def _show(status: PoolStatus) -> None:
+    _show_settings(status)
+    if status.holders or status.waiters:
+        say()
+        table_of(status.holders, status.waiters).show()
+    if rest := not_shown(status, len(status.holders), len(status.waiters)):
+        say(rest)
+
+
+@click.group(cls=Group, short_help="Show and set who may write now.", no_args_is_help=False)
+def command() -> None:
+    """Shows the pools whose slots writers wait for, and sets how many may write.
+
+    \b
+    ioshape slots status                          all pools
+    ioshape slots status --path /scratch          the one of a filesystem
+    ioshape slots set lustre:scratch --capacity 8
+
+    What the operator sets wins over what jobs ask for, and stays until it is
+    cleared. "ioshape slots COMMAND --help" tells more about each command.
+
+    Exit code: 0; 1 if there is no such pool or id; 3 if the coordinator is
+    unreachable.
+    """
+
+
+@command.command(short_help="Show pools: capacity, who holds slots, who waits.")
+@click.argument("pool", required=False, callback=pool_argument, shell_complete=completed_pool)
+@click.option("--path", type=click.Path(), help="The pool of the filesystem of this path.")
+@click.option("--json", "in_json", is_flag=True, help="Print them as JSON: a list of pools.")
+@coordinator_option
+def status(pool: str | None, path: str | None, in_json: bool, coordinator: str | None) -> None:
+    """Shows a pool, or all that the coordinator knows: who holds slots, and who waits.
+
+    \b
+    ioshape slots status
+    ioshape slots status lustre:scratch
+    ioshape slots status --path /scratch/run7 --json
+
+    Without a name it shows the first 128 pools by name. A pool for which the
+    coordinator does not answer has a line with the reason; in JSON "pool" and "error".
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable, or
+    answers for none of the pools.
+    """
+    if pool and path:
+        raise click.UsageError("give a pool or --path, not both")
+    with sentences():
+        operator = operator_of(coordinator)
+        if path:
+            pool = operator.name_for(path)
+        wanted = existing(operator, [pool]) if pool else []
+        look = operator.look(wanted)
+    check_answers(look)
+    if in_json:
+        say_json([*map(as_json, look.pools), *map(as_json, look.failed)])
+        for line in left_out_lines(look):
+            note(line)
+        return
+    for i, one in enumerate(look.pools):
+        if i:
+            say()
+        _show(one)
+    for line in missing_lines(look):
+        say(line)
+    if not look.pools:
+        note("no pools: nobody has asked this coordinator for a slot so far")
+
+
+@command.command("set", short_help="Set how many may write, and how fast.")
+@_pool_argument
+@click.option("--capacity", type=click.IntRange(1, _MOST), metavar="N", help="Writers at a time.")
+@click.option(
+    "--rate",
+    "pool_bytes_per_s",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Per second, of all jobs together.",
+)
+@click.option(
+    "--job-rate",
+    "job_bytes_per_s",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Per second, of each job.",
+)
+@click.option(
+    "--small",
+    "small_bytes",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Saves up to here may pass the queue.",
+)
+@click.option("--express", type=click.IntRange(1, _MOST), metavar="N", help="So many at a time.")
+@click.option("--job", default="", metavar="NAME", help="Only for this job.")
+@click.option("--user", default="", metavar="NAME", help="Only for the jobs of this user.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0.01, 100),
+    metavar="FACTOR",
+    help="Of that one: 0.5 is half of what others get.",
+)
+@click.option(
+    "--new", is_flag=True, help="Also an unknown pool whose name is nearly that of a known one."
+)
+@coordinator_option
+def set_(
+    pool: str,
+    capacity: int | None,
+    pool_bytes_per_s: int,
+    job_bytes_per_s: int,
+    small_bytes: int,
+    express: int | None,
+    job: str,
+    user: str,
+    share: float | None,
+    new: bool,
+    coordinator: str | None,
+) -> None:
+    """Sets what is named, for jobs that run and jobs to come; the rest stays as it is.
+
+    \b
+    ioshape slots set lustre:scratch --capacity 8
+    ioshape slots set lustre:scratch --rate 20G --job-rate 5G
+    ioshape slots set lustre:scratch --job 4711 --share 0.5 --rate 1G
+
+    It wins over what jobs ask for, and stays until "ioshape slots clear". Holders keep
+    their slots. You can set a pool before the first job uses it: "ioshape slots status
+    --path DIRECTORY" names the pool of a directory. If the name is nearly that of a known
+    pool, it may be mistyped and is refused; --new sets it. Sizes are bytes, such as 500M.
+    This needs a Redis: with "local", each job sets its capacity (IOSHAPE_SLOTS).
+
+    With --job or --user it limits that one, whatever it asks for itself: its share,
+    and its rate, which all jobs of a user have together. It takes effect with the
+    next request, and within ten seconds for bandwidth.
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
+    """
+    of_pool = (capacity, job_bytes_per_s, small_bytes, express)
+    if not any((*of_pool, pool_bytes_per_s, share)):
+        raise click.UsageError("nothing to set; name at least one option")
+    _check_limit(job, user, share is not None, any(of_pool))
+    if job or user:
+        pool_bytes_per_s, job_bytes_per_s = 0, pool_bytes_per_s
+    with sentences():
+        operator = operator_of(coordinator)
+        if not new:
+            check_spelling(operator, pool)
+        operator.set(
+            pool,
+            capacity=capacity or 0,
+            pool_bytes_per_s=pool_bytes_per_s,
+            job_bytes_per_s=job_bytes_per_s,
+            small_bytes=small_bytes,
+            express=express or 0,
+            job=job,
+            user=user,
+            share=round((share or 0) * USUAL_SHARE),
+        )
+        now = operator.status(pool)
+    _show_settings(now)
+
+
+@command.command(short_help="Forget what was set.")
+@_pool_argument
+@click.option("--job", default="", metavar="NAME", help="Only the limit of this job.")
+@click.option("--user", default="", metavar="NAME", help="Only the limit of this user.")
+@coordinator_option
+def clear(pool: str, job: str, user: str, coordinator: str | None) -> None:
+    """Forgets what "ioshape slots set" set for a pool: jobs and defaults decide again.
+
+    \b
+    ioshape slots clear lustre:scratch
+    ioshape slots clear lustre:scratch --job 4711
+
+    Limits for one job or user stay until they are cleared by name.
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
+    """
+    with sentences():
+        operator = operator_of(coordinator)
+        existing(operator, [pool])
+        operator.set(pool, clear=True, job=job, user=user)
+        now = operator.status(pool)
+    _show_settings(now)
+
+
+_GOES_ON = "goes on without a slot"
+_ASKS_AGAIN = "asks again, and comes last"
+
+
+def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
+    """Who that is, what it has, and what becomes of it."""
+    state = operator.status(pool)
+    for one in state.holders:
+        if one.id == member:
+            slots = plural(one.weight, "slot")
+            held = f"holds {slots} of {pool} since {human_seconds(one.since_s)}"
+            return who(one), held, _GOES_ON
+    for one in state.waiters:
+        if one.id == member:
+            waits = f"waits for a slot of {pool} since {human_seconds(one.since_s)}"
+            return who(one), waits, _ASKS_AGAIN
+    # Perhaps it stands behind those that are listed.
+    return "", "", _ASKS_AGAIN
+
+
+@command.command(short_help="Take a slot away from who holds it.")
+@_pool_argument
+@click.argument("member", metavar="ID")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@coordinator_option
+def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
+    """Takes a slot, or the place in the queue, away from who has this id.
+
+    \b
+    ioshape slots kick lustre:scratch 9f86d081884c7d65-3
+
+    "ioshape slots status" shows ids. The next in the queue gets the slot. The save
+    that had it goes on without one, and its report says so: nothing is lost, but
+    one more writes at the same time. Who waits has to ask again, and comes last. It
+    asks first. This needs a Redis: with "local", end the process that the status names.
+
+    Exit code: 0; 1 if there is no such pool or id, or the answer was no; 3 if the
+    coordinator is unreachable.
+    """
+    with sentences():
+        operator = operator_of(coordinator)
+        existing(operator, [pool])
+        whom, what, then = _find(operator, pool, member)
+        if whom and not yes:
+            if not sys.stdin.isatty():
+                raise UsageSentenceError("there is nobody to ask whether to do it; add --yes")
+            question = f"{whom} {what}. Take that away? Its save {then}."
+            if not click.confirm(one_line(question), err=True):
+                raise SentenceError("nothing was taken away")
+        operator.kick(pool, member)
+    say(f"{whom or member}: taken away; its save {then}")

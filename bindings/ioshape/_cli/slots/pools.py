@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator's commands have in common: the coordinator, its errors, and what a pool is."""
+
+from __future__ import annotations
+
+import pwd
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.output import (
+    Column,
+    SentenceError,
+    Table,
+    UsageSentenceError,
+    human_seconds,
+    human_size,
+    plural,
+    size_option,
+)
+from ioshape._cli.suggest import MISTYPED, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from click.shell_completion import CompletionItem
+
+    from ioshape._slots.pools import (
+        Member,
+        Operator,
+        PoolFailure,
+        PoolLimit,
+        PoolsLook,
+        PoolStatus,
+    )
+
+#: of jobs that set none
+USUAL_SHARE = 100
+
+CAPACITY_BY = {
+    "operator": "set by the operator",
+    "job": "asked for by a job",
+    "default": "the default",
+}
+
+
+class AwayError(SentenceError):
+    """The coordinator is unreachable. A code of its own: for scripts, that is another matter."""
+
+    exit_code = 3
+
+
+def completed_pool(
+    context: click.Context, _argument: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """For the shell: names of pools that the coordinator knows."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+    try:
+        names = operator_of(context.params.get("coordinator")).names()
+    except Exception:  # nobody could be told
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _coordinator(
+    _context: click.Context, _option: click.Parameter, address: str | None
+) -> str | None:
+    from ioshape._core import config  # noqa: PLC0415
+
+    if address is None:
+        return None
+    if config.without_password(address) != address:
+        raise UsageSentenceError(
+            "everybody on this machine can see a password in a command line (and this one, now); "
+            "give the address without it, and the password in IOSHAPE_PASSWORD or in a file that "
+            "IOSHAPE_PASSWORD_FILE names"
+        )
+    return str(config.SETTINGS["coordinator"].parse(address, "--coordinator"))
+
+
+def pool_argument(
+    _context: click.Context, _argument: click.Parameter, value: str | tuple[str, ...] | None
+) -> str | tuple[str, ...] | None:
+    """Refuses what is no name; an address could have a password, and would be printed."""
+    for name in (value,) if isinstance(value, str) else value or ():
+        if "://" in name:
+            raise click.UsageError("POOL is the name of a pool; --coordinator takes addresses")
+    return value
+
+
+coordinator_option = click.option(
+    "--coordinator",
+    metavar="ADDRESS",
+    callback=_coordinator,
+    is_eager=True,  # also for completing names of pools
+    help="Ask this one, such as redis://host; default: the setting.",
+)
+
+
+tier_option = click.option(
+    "--tier",
+    "tiers",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(),
+    help="A tier of this node, to show what waits there. Can be given several times.",
+)
+
+
+def user_name(number: int) -> str:
+    """Of a user's number; the number if nobody knows it."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def bytes_option(context: click.Context, option: click.Parameter, text: str | None) -> int:
+    """For options that take a number of bytes; 0 if they were not given."""
+    if text is None:
+        return 0
+    number = size_option(context, option, text)
+    if not 1 <= number < 1 << 63:
+        raise click.BadParameter(f"{text!r} is not between 1 byte and 8 EiB")
+    return number
+
+
+def operator_of(coordinator: str | None) -> Operator:
+    """For the coordinator of this address, or of the settings."""
+    from ioshape._core import config  # noqa: PLC0415
+    from ioshape._slots.pools import Operator  # noqa: PLC0415
+
+    if (coordinator or config.value_of("coordinator")) == "open":
+        raise SentenceError(
+            'the coordinator is "open", which keeps no pools; name another one with --coordinator '
+            "or in IOSHAPE_COORDINATOR"
+        )
+    try:
+        return Operator(coordinator)
+    except ImportError as error:
+        raise SentenceError(str(error)) from error
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Around what asks the coordinator."""
+    from ioshape.errors import CoordinatorError  # noqa: PLC0415
+
+    try:
+        yield
+    except CoordinatorError as error:
+        raise AwayError(str(error)) from error
+
+
+def is_known(status: PoolStatus) -> bool:
+    """Whether anybody has ever used it, or set something."""
+    return bool(
+        status.grants
+        or status.holders
+        or status.waiter_count
+        or status.capacity_by == "operator"
+        or status.pool_bytes_per_s
+        or status.job_bytes_per_s
+        or status.limits
+    )
+
+
+def _knows(operator: Operator, known: Sequence[str], pool: str) -> bool:
+    # A pool that was set, but not used for long, need not be among the names.
+    return pool in known or is_known(operator.status(pool))
+
+
+def existing(operator: Operator, pools: Sequence[str]) -> list[str]:
+    """Return these pools, or all that are there; refuse one that is not."""
+    known = operator.names()
+    for pool in pools:
+        if not _knows(operator, known, pool):
+            there = f"; it knows {', '.join(known)}" if known else "; it knows none so far"
+            near = did_you_mean(pool, known) or there
+            raise SentenceError(f'the coordinator knows no pool "{pool}"{near}')
+    return list(pools) or known
+
+
+def check_spelling(operator: Operator, pool: str) -> None:
+    """Refuse an unknown pool whose name is nearly that of a known one."""
+    known = operator.names()
+    near = did_you_mean(pool, known, MISTYPED)
+    if near and not _knows(operator, known, pool):
+        raise SentenceError(
+            f'the coordinator knows no pool "{pool}"{near} (--new sets "{pool}" all the same)'
+        )
+
+
+# ---- Telling ------------------------------------------------------------------------------------
+
+
+def as_json(one: PoolStatus | PoolFailure) -> dict[str, Any]:
+    """Return a pool as the JSON has it; one that cannot be shown has its name and "error" only."""
+    return asdict(one)
+
+
+def missing_lines(look: PoolsLook) -> list[str]:
+    """Return a line for each pool that cannot be shown, and one for those that were left out."""
+    lines = [f"{one.pool}: {one.error}" for one in look.failed]
+    return [*lines, *left_out_lines(look)]
+
+
+def left_out_lines(look: PoolsLook) -> list[str]:
+    """Return a line about the pools that were left out, if there are any."""
+    more = plural(look.left_out, "more pool")
+    return [f"... and {more}; name the pools that you want to see"] if look.left_out else []
+
+
+def check_answers(look: PoolsLook) -> None:
+    """Raise the first error if the coordinator answers for none of several pools."""
+    if look.failed and not look.pools:
+        raise AwayError(missing_lines(look)[0])
+
+
+def headline(status: PoolStatus) -> str:
+    """What is most asked for, in a line."""
+    by = CAPACITY_BY.get(status.capacity_by, status.capacity_by)
+    # The processes of one host do not count grants.
+    grants = f"; {plural(status.grants, 'grant')} so far" if status.grants else ""
+    return (
+        f"{status.pool} ({status.coordinator}): "
+        f"{status.used} of {plural(status.capacity, 'slot')} taken (capacity: {by}), "
+        f"{status.waiter_count:,} waiting{grants}"
+    )
+
+
+def limits(status: PoolStatus) -> str:
+    """What else is set."""
+    small = (
+        f"saves of up to {human_size(status.small_bytes)} pass the queue, {status.express} at a "
+        "time"
+    )
+    if status.coordinator == "local":
+        return f"first come, first served; {small}"
+    pool, job = (
+        f"{human_size(rate)}/s" if rate else "any"
+        for rate in (status.pool_bytes_per_s, status.job_bytes_per_s)
+    )
+    return (
+        f"bandwidth: {pool} for the pool, {job} for each job; saves of up to "
+        f"{human_size(status.small_bytes)} pass the queue, {status.express} at a time"
+    )
+
+
+def limit_line(limit: PoolLimit) -> str:
+    """What the operator allows one job or user."""
+    whom = f"job {limit.job}" if limit.job else f"user {limit.user}"
+    share = [f"share {limit.share / USUAL_SHARE:g}"] if limit.share else []
+    rate = [f"{human_size(limit.bytes_per_s)}/s"] if limit.bytes_per_s else []
+    return f"limit of {whom}: {', '.join(share + rate)}"
+
+
+def who(member: Member) -> str:
+    """As the library says it to those behind."""
+    return f"job {member.job}, rank {member.rank} on {member.node}"
+
+
+def table_of(
+    holders: Sequence[Member], waiters: Sequence[Member], rates: dict[str, float] | None = None
+) -> Table:
+    """Holders and waiters; how fast each holder writes, where that is known."""
+    titles = [Column("state"), Column("job", cut=True), Column("node", optional=3, cut=True)]
+    titles += [Column("rank", right=True), Column("slots", right=True, optional=5)]
+    titles += [Column("written", right=True, optional=2), Column("of", right=True, optional=4)]
+    titles += [Column("per second", right=True)] if rates is not None else []
+    titles += [Column("for", right=True, optional=1), Column("lease", right=True, optional=6)]
+    pids = any(one.pid for one in (*holders, *waiters))
+    titles += [Column("pid", right=True, optional=7)] if pids else []
+    table = Table(*titles, Column("id"))
+    for state, members in (("holds", holders), ("waits", waiters)):
+        for one in members:
+            held = state == "holds"
+            cells = [
+                "express" if held and one.express else "urgent" if held and one.urgent else state,
+                one.job,
+                one.node,
+                str(one.rank),
+                str(one.weight),
+                human_size(one.passed) if held else "",
+                human_size(one.bytes) if one.bytes else "?",
+            ]
+            if rates is not None:
+                cells.append(f"{human_size(rates[one.id])}/s" if one.id in rates else "")
+            cells += [human_seconds(one.since_s), human_seconds(one.lease_s)]
+            cells += [str(one.pid)] if pids else []
+            table.add(*cells, one.id)
+    return table
+
+
+def not_shown(status: PoolStatus, holders: int, waiters: int) -> str:
+    """About those that are not in a table of so many; "" if all are."""
+    hold, wait = status.holder_count - holders, status.waiter_count - waiters
+    rest = [f"{hold:,} more that hold slots"] if hold > 0 else []
+    rest += [f"{wait:,} more that wait"] if wait > 0 else []
+    return f"... and {', '.join(rest)}" if rest else ""

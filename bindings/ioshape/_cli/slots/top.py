@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape top."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.output import explain, human_seconds, human_size, note, plural, say, say_json
+from ioshape._cli.slots.pools import (
+    AwayError,
+    as_json,
+    check_answers,
+    completed_pool,
+    coordinator_option,
+    existing,
+    headline,
+    left_out_lines,
+    limits,
+    missing_lines,
+    not_shown,
+    operator_of,
+    pool_argument,
+    sentences,
+    table_of,
+    tier_option,
+    user_name,
+)
+from ioshape._core.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ioshape._cli.output import Table
+    from ioshape._slots.pools import Member, Operator, PoolFailure, PoolStatus
+
+# Of each pool, where nobody's window is the limit.
+_MOST_LISTED = 20
+# Lines around a pool's table: a blank one, titles that may be broken, the rest.
+_AROUND = 7
+_LEAST_ROWS = 4
+_EXIT_TERMINATED = 143
+# Longer than the usual time between two heartbeats.
+_WINDOW_S = 10.0
+
+
+class Rates:
+    """Bytes per second of each holder, from successive samples.
+
+    Holders tell how far they are with each heartbeat, less often than somebody looks: it
+    is the time between two tellings that counts, or since the last one if that is longer.
+    """
+
+    def __init__(self) -> None:
+        #: by id: when `passed` last changed and what it was, and the same before that
+        self._seen: dict[str, tuple[float, int, float, int]] = {}
+
+    def sample(self, pools: Sequence[PoolStatus], now: float) -> dict[str, float]:
+        """The rate of each holder, by id; of one seen the first time that of its whole slot."""
+        rates: dict[str, float] = {}
+        seen: dict[str, tuple[float, int, float, int]] = {}
+        for pool in pools:
+            for one in pool.holders:
+                # Before the first sample it had nothing when it began.
+                began = now - one.since_s
+                at, passed, before, passed_before = self._seen.get(one.id, (began, 0, began, 0))
+                if one.passed != passed:
+                    at, passed, before, passed_before = now, one.passed, at, passed
+                seen[one.id] = (at, passed, before, passed_before)
+                span = max(at - before, now - at)
+                rates[one.id] = max(0, passed - passed_before) / span if span > 0 else 0.0
+        self._seen = seen
+        return rates
+
+
+def _written(pool: PoolStatus) -> int:
+    """Return what was written in slots of a pool so far, also in those that are held now."""
+    if pool.written_bytes:
+        return pool.written_bytes + sum(one.passed for one in pool.holders)
+    return sum(job.written_bytes for job in pool.jobs)  # these have both; with `local`
+
+
+class PoolRates:
+    """Bytes per second of each pool, from successive samples.
+
+    A writer reports its bytes with each heartbeat and with its release. A short save has no
+    heartbeat: what it wrote counts when it releases its slot.
+    """
+
+    def __init__(self) -> None:
+        #: by pool: times and bytes of the samples in the window, and of the one before it
+        self._seen: dict[str, list[tuple[float, int]]] = {}
+
+    def sample(self, pools: Sequence[PoolStatus], now: float) -> dict[str, float]:
+        """Return the rate of each pool over the window; 0 for a pool seen the first time."""
+        rates: dict[str, float] = {}
+        seen: dict[str, list[tuple[float, int]]] = {}
+        for pool in pools:
+            samples = [*self._seen.get(pool.pool, ()), (now, _written(pool))]
+            while len(samples) > 2 and samples[1][0] <= now - _WINDOW_S:
+                del samples[0]
+            (begin, before), (end, after) = samples[0], samples[-1]
+            rates[pool.pool] = max(0, after - before) / (end - begin) if end > begin else 0.0
+            seen[pool.pool] = samples
+        self._seen = seen
+        return rates
+
+
+class _View:
+    """What there is to show."""
+
+    def __init__(self, operator: Operator, wanted: Sequence[str], tiers: Sequence[str]) -> None:
+        self._operator = operator
+        self._wanted = wanted
+        self._tiers = tiers
+        self._rates = Rates()
+        self._pool_rates = PoolRates()
+        self._totals: dict[str, float] = {}
+        self.pools: list[PoolStatus] = []
+        self.rates: dict[str, float] = {}
+        #: pools that cannot be shown, and lines about them
+        self.failed: tuple[PoolFailure, ...] = ()
+        self.missing: list[str] = []
+        self.left_out: list[str] = []
+        self.problem = ""
+        #: a line for each tier and user
+        self.tiers: list[str] = []
+
+    def begin(self) -> None:
+        """A mistake in the names is told at once."""
+        with sentences():
+            existing(self._operator, self._wanted)
+
+    def look(self, *, once: bool = False) -> None:
+        """Take a sample. `once`: the only one; else a coordinator that is away may come back."""
+        self.tiers = [line for folder in self._tiers for line in _tier_lines(folder)]
+        try:
+            with sentences():
+                look = self._operator.look(self._wanted)
+            if once:
+                check_answers(look)
+            now = time.monotonic()
+            self.rates = self._rates.sample(look.pools, now)
+            self._totals = self._pool_rates.sample(look.pools, now)
+            self.pools = sorted(look.pools, key=self._activity)
+            self.failed, self.missing, self.problem = look.failed, missing_lines(look), ""
+            self.left_out = left_out_lines(look)
+        except AwayError as error:
+            self.pools, self.rates, self.problem = [], {}, error.format_message()
+            self.failed, self.missing = (), []
+
+    def _activity(self, pool: PoolStatus) -> tuple[object, ...]:
+        """Sorts first where most goes on: queues, then those that write, then the rest by name."""
+        return (-pool.waiter_count, -self.total(pool), -pool.used, pool.pool)
+
+    def holders(self, pool: PoolStatus) -> list[Member]:
+        """The fastest first."""
+        return sorted(pool.holders, key=lambda one: -self.rates.get(one.id, 0.0))
+
+    def total(self, pool: PoolStatus) -> float:
+        """Return the bytes per second of a pool: of its holders, and of those that have ended."""
+        held = sum(self.rates.get(one.id, 0.0) for one in pool.holders)
+        return max(held, self._totals.get(pool.pool, 0.0))
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """As "slots status" has it, and the rates."""
+        out = []
+        for pool in self.pools:
+            value = as_json(pool)
+            for one in value["holders"]:
+                one["bytes_per_second"] = round(self.rates.get(one["id"], 0.0))
+            value["bytes_per_second"] = round(self.total(pool))
+            out.append(value)
+        return [*out, *(as_json(one) for one in self.failed)]
+
+    def titles(self, pool: PoolStatus) -> list[str]:
+        """The lines above a pool's table."""
+        return [headline(pool), f"{human_size(self.total(pool))}/s now; {limits(pool)}"]
+
+
+def _tier_lines(folder: str) -> Iterator[str]:
+    from ioshape._tier.look import tiers_at  # noqa: PLC0415
+
+    try:
+        tiers = tiers_at(folder)
+    except OSError as error:
+        yield f"tier {explain(error)}"
+        return
+    for one in tiers:
+        waits = "nothing waits"
+        if one.waiting:
+            waits = (
+                f"{plural(one.waiting, 'checkpoint')} to be drained, "
+                f"{human_size(one.waiting_bytes)}, the oldest for {human_seconds(one.oldest_s)}; "
+            ) + ("it is drained now" if one.is_draining else "nobody drains")
+        last = f"; last drained {time.strftime('%H:%M:%S', time.localtime(one.drained_s))}"
+        yield f"tier {folder} of {user_name(one.user)}: {waits}{last if one.drained_s else ''}"
+    if not tiers:
+        yield f"tier {folder}: nobody has saved there"
+
+
+_NO_POOLS = "no pools: nobody has asked this coordinator for a slot so far"
+
+
+def _is_idle(pool: PoolStatus) -> bool:
+    return not pool.holder_count and not pool.waiter_count
+
+
+def _table(view: _View, pool: PoolStatus, most: int) -> tuple[Table, str]:
+    """So many rows at most, of which those that wait get a third; and a line about the rest."""
+    waiters = pool.waiters[: max(most // 3, most - len(pool.holders))]
+    holders = view.holders(pool)[: most - len(waiters)]
+    rest = not_shown(pool, len(holders), len(waiters))
+    return table_of(holders, waiters, view.rates), rest
+
+
+def _print_plain(view: _View) -> None:
+    for i, pool in enumerate(view.pools):
+        if i:
+            say()
+        for line in view.titles(pool):
+            say(line)
+        table, rest = _table(view, pool, 2 * _MOST_LISTED)
+        for line in table.lines() if table.rows else ():
+            click.echo(line)
+        if rest:
+            say(rest)
+    if not view.pools:
+        say(_NO_POOLS)
+    for line in (*view.missing, *view.tiers):
+        say(line)
+
+
+def _print_json(view: _View) -> None:
+    click.echo(json.dumps(view.as_json()))
+
+
+# ---- On a terminal ------------------------------------------------------------------------------
+
+
+def _rendered(view: _View) -> Any:
+    """For rich. The screen cuts what does not fit, at its end: idle pools come last."""
+    from rich.console import Group  # noqa: PLC0415 - takes longer than most commands
+    from rich.text import Text  # noqa: PLC0415
+
+    window = shutil.get_terminal_size()
+    parts: list[Any] = [Text(f"ioshape top, {time.strftime('%H:%M:%S')}; q ends it", "dim")]
+    busy = [pool for pool in view.pools if not _is_idle(pool)]
+    most = max(_LEAST_ROWS, window.lines // max(1, len(busy)) - _AROUND)
+    for pool in busy:
+        title, *more = view.titles(pool)
+        table, rest = _table(view, pool, most)
+        parts += [Text(), Text(one_line(title), "bold"), *(Text(one_line(line)) for line in more)]
+        parts.append(table.fitted(window.columns).rich())
+        if rest:
+            parts.append(Text(rest, "dim"))
+    idle = [pool.pool for pool in view.pools if _is_idle(pool)]
+    if idle:
+        parts += [Text(), Text(one_line(f"idle: {', '.join(idle)}"), "dim")]
+    if view.problem:
+        parts += [Text(), Text(one_line(view.problem), "bold red")]
+    elif not view.pools:
+        parts += [Text(), Text(_NO_POOLS)]
+    if view.missing:
+        parts += [Text(), *(Text(one_line(line), "red") for line in view.missing)]
+    parts += [Text(), *(Text(one_line(line)) for line in view.tiers)]
+    return Group(*parts)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """A function that waits for so many seconds; True, and at once, if q was pressed."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios  # noqa: PLC0415
+    import tty  # noqa: PLC0415
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def wait(seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if select.select([terminal], [], [], left)[0]:
+                typed = os.read(terminal, 64)
+                if not typed or b"q" in typed.lower():
+                    return True
+        return False
+
+    try:
+        tty.setcbreak(terminal)
+        yield wait
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    sys.exit(_EXIT_TERMINATED)  # which leaves the terminal as it was
+
+
+def _watch_on_terminal(view: _View, interval: float) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.live import Live  # noqa: PLC0415
+
+    signal.signal(signal.SIGTERM, _terminate)
+    view.look()
+    live = Live(_rendered(view), console=Console(), screen=True, auto_refresh=False)
+    with _keys() as wait, live:
+        live.refresh()
+        while not wait(interval):
+            view.look()
+            live.update(_rendered(view), refresh=True)
+
+
+def _watch_in_lines(view: _View, interval: float, show: Callable[[_View], None]) -> None:
+    while True:
+        view.look()
+        if view.problem:
+            note(view.problem)
+        else:
+            show(view)
+            if show is _print_plain:
+                say()
+        sys.stdout.flush()
+        time.sleep(interval)
+
+
+@click.command(short_help="Watch who writes and who waits, live.")
+@click.argument(
+    "pools", metavar="[POOL]...", nargs=-1, callback=pool_argument, shell_complete=completed_pool
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks.",
+)
+@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option("--json", "in_json", is_flag=True, help="Print JSON, one line for each look.")
+@tier_option
+@coordinator_option
+def command(
+    pools: tuple[str, ...],
+    interval: float,
+    once: bool,
+    in_json: bool,
+    tiers: tuple[str, ...],
+    coordinator: str | None,
+) -> int:
+    """Shows pools as they are now, again and again: capacity, who writes and how fast, who waits.
+
+    \b
+    ioshape top
+    ioshape top lustre:scratch --interval 1
+    ioshape top --once --json | jq '.[].used'
+    ioshape top --tier /local/nvme
+
+    Without names it shows all pools that the coordinator knows: those with a queue
+    first, then those that write, idle ones last; of a pool the fastest first. On a
+    terminal the screen is redrawn, until q or Ctrl-C. Narrow windows have fewer
+    columns, but ids in full, for "ioshape slots kick". In a pipe each look is
+    printed below the last one. With --tier a line tells what waits there to be
+    drained; "ioshape ls FOLDER" tells it as JSON. Without names it looks at the first
+    128 pools by name. A pool for which the coordinator does not answer has a line of
+    its own; in JSON it has "pool" and "error".
+
+    Exit code: 0, also after Ctrl-C; 1 if there is no such pool; 3 if the
+    coordinator is unreachable, or answers for none of the pools (later it is waited for).
+    """
+    with sentences():
+        view = _View(operator_of(coordinator), pools, tiers)
+    view.begin()
+    if once:
+        view.look(once=True)
+        if view.problem:
+            raise AwayError(view.problem)
+        if in_json:
+            say_json(view.as_json())
+            for line in view.left_out:
+                note(line)
+        else:
+            _print_plain(view)
+        return 0
+    try:
+        if in_json or not sys.stdout.isatty():
+            _watch_in_lines(view, interval, _print_json if in_json else _print_plain)
+        else:
+            _watch_on_terminal(view, interval)
+    except KeyboardInterrupt:
+        pass
+    return 0

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports of a run, as the setting "trace" and C programs write them: a JSON object for each line.
+
+The files may be anybody's: every line is checked before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ioshape._cli.trace.timeline import PARTS, Panel, Row, Save, spans_of
+from ioshape._core.family import numbered
+
+_MOST_FILES = 100_000
+_MOST_LINE_BYTES = 64 << 10
+_MOST_SAVES = 2_000_000
+_MOST_BAD_LINES = 1000  # of a file: one of other things is not read to its end
+_MOST_SECONDS = 1e9
+_LATEST_S = 1e11
+#: saves that are further apart have nothing to do with each other
+_APART_S = 1.0
+
+_DETAILS = (
+    "path",
+    "file_bytes",
+    "engine",
+    "mode",
+    "coordinator",
+    "capacity",
+    "position",
+    "ahead",
+    "filesystem",
+    "stripes",
+    "choice",
+    "error",
+    "skipped",
+)
+
+
+class BadLineError(ValueError):
+    """Says what is wrong with a line."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One save of a run; times are seconds, and since 1970."""
+
+    host: str
+    rank: int
+    pid: int
+    started_s: float
+    total_s: float
+    parts: dict[str, float]
+    path: str
+    file_bytes: int
+    background: bool
+    error: str | None
+    details: dict[str, Any]
+
+    @property
+    def ended_s(self) -> float:
+        return self.started_s + self.total_s
+
+    @property
+    def held_s(self) -> float:
+        """How long its caller waited."""
+        if not self.background:
+            return self.total_s
+        return self.parts["pickle_s"] + self.parts["stage_s"]
+
+
+def parse(line: bytes) -> Recorded:
+    """One line.
+
+    Raises:
+        BadLineError: it is not one of ours.
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadLineError("it is not JSON") from None
+    if not isinstance(found, dict) or found.get("ioshape") != "save":
+        raise BadLineError('it has no "ioshape": "save"')
+    return Recorded(
+        host=_text(found, "host"),
+        rank=_number(found, "rank"),
+        pid=_number(found, "pid"),
+        started_s=_seconds(found, "started_s", most=_LATEST_S),
+        total_s=_seconds(found, "total_s"),
+        parts={name: _seconds(found, name, 0.0) for name, _ in PARTS},
+        path=_text(found, "path", ""),
+        file_bytes=_number(found, "file_bytes", 0),
+        background=found.get("background") is True,
+        error=_text(found, "error", "") or None,
+        details={
+            name: found[name]
+            for name in _DETAILS
+            if isinstance(found.get(name), (str, int, float))
+            and found[name] != ""
+            and found[name] is not False
+        },
+    )
+
+
+def _value(found: dict[str, Any], name: str, otherwise: Any) -> Any:
+    """What a line may lack, or have as null, has a value otherwise."""
+    value = found.get(name)
+    return otherwise if value is None else value
+
+
+def _seconds(
+    found: dict[str, Any], name: str, otherwise: float | None = None, most: float = _MOST_SECONDS
+) -> float:
+    value = _value(found, name, otherwise)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+        raise BadLineError(f'its "{name}" is not a number of seconds')  # a NaN neither
+    return float(value)
+
+
+def _number(found: dict[str, Any], name: str, otherwise: int | None = None) -> int:
+    value = _value(found, name, otherwise)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise BadLineError(f'its "{name}" is not a whole number')
+    return value
+
+
+def _text(found: dict[str, Any], name: str, otherwise: str | None = None) -> str:
+    value = _value(found, name, otherwise)
+    if not isinstance(value, str):
+        raise BadLineError(f'its "{name}" is not a text')
+    return value
+
+
+@dataclass
+class Run:
+    """All that was recorded."""
+
+    saves: list[Recorded] = field(default_factory=list)
+    #: sentences, each about a line or a file
+    problems: list[str] = field(default_factory=list)
+
+
+def read(folder: Path) -> Run:
+    """All files *.jsonl of a folder.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    run = Run()
+    names = sorted(path for path in folder.iterdir() if path.suffix == ".jsonl" and path.is_file())
+    if len(names) > _MOST_FILES:
+        run.problems.append(f"{folder} has {len(names):,} files; only {_MOST_FILES:,} are read")
+    for path in names[:_MOST_FILES]:
+        try:
+            bad = 0
+            for number, line in _lines(path):
+                bad += not _take(run, path, number, line)
+                if bad >= _MOST_BAD_LINES:
+                    run.problems.append(f"{path}: the rest is not read, for so many bad lines")
+                    break
+                if len(run.saves) >= _MOST_SAVES:
+                    break
+        except OSError as error:
+            run.problems.append(f"{path}: {error.strerror}")
+        if len(run.saves) >= _MOST_SAVES:
+            run.problems.append(f"only the first {_MOST_SAVES:,} saves are looked at")
+            break
+    run.saves.sort(key=lambda save: save.started_s)
+    return run
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """With their numbers; of a line that is too long the beginning."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_MOST_LINE_BYTES + 1):
+            number += 1
+            rest = line
+            while not rest.endswith(b"\n") and (rest := file.readline(1 << 20)):
+                pass
+            yield number, line
+
+
+def _take(run: Run, path: Path, number: int, line: bytes) -> bool:
+    """Add what a line says; whether it is a good one."""
+    try:
+        if len(line) > _MOST_LINE_BYTES:
+            raise BadLineError(f"it has more than {_MOST_LINE_BYTES:,} bytes")
+        run.saves.append(parse(line))
+    except BadLineError as error:
+        run.problems.append(f"{path}, line {number}: {error}")
+        return False
+    return True
+
+
+# ---- Storms ------------------------------------------------------------------------------------
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest of them that so many percent do not exceed; nothing is interpolated."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+@dataclass
+class Gust:
+    """Saves that had to do with each other: from the first that begins until nobody saves."""
+
+    saves: list[Recorded]
+
+    @property
+    def began_s(self) -> float:
+        return min(save.started_s for save in self.saves)
+
+    @property
+    def makespan_s(self) -> float:
+        return max(save.ended_s for save in self.saves) - self.began_s
+
+    @property
+    def mean_s(self) -> float:
+        """Of how long each took."""
+        return fmean(save.total_s for save in self.saves)
+
+    @property
+    def p99_s(self) -> float:
+        return percentile([save.total_s for save in self.saves], 99)
+
+    @property
+    def held_s(self) -> float:
+        return fmean(save.held_s for save in self.saves)
+
+    @property
+    def stall_s(self) -> float:
+        """Return how long training stands still: the slowest rank holds up all."""
+        if not any(save.background for save in self.saves):
+            return self.makespan_s
+        held: dict[tuple[str, int, int], float] = {}
+        for save in self.saves:
+            process = (save.host, save.rank, save.pid)
+            held[process] = held.get(process, 0.0) + save.held_s
+        return max(held.values())
+
+    @property
+    def waited_s(self) -> float:
+        return fmean(save.parts["slot_s"] for save in self.saves)
+
+    @property
+    def most_waited_s(self) -> float:
+        return max(save.parts["slot_s"] for save in self.saves)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(save.file_bytes for save in self.saves)
+
+    @property
+    def failed(self) -> int:
+        return sum(save.error is not None for save in self.saves)
+
+    @property
+    def skipped(self) -> int:
+        return sum(save.details.get("skipped") is True for save in self.saves)
+
+    @property
+    def ranks(self) -> int:
+        return len({(save.host, save.rank, save.pid) for save in self.saves})
+
+    def by_host(self) -> dict[str, Gust]:
+        """Its saves, taken apart."""
+        found: dict[str, list[Recorded]] = {}
+        for save in self.saves:
+            found.setdefault(save.host, []).append(save)
+        return {host: Gust(found[host]) for host in sorted(found)}
+
+
+def gusts(saves: Iterable[Recorded]) -> list[Gust]:
+    """In the order in which they began; the saves are in theirs."""
+    found: list[Gust] = []
+    until = -math.inf
+    for save in saves:
+        if save.started_s > until + _APART_S:
+            found.append(Gust([]))
+        found[-1].saves.append(save)
+        until = max(until, save.ended_s)
+    return found
+
+
+def checkpoints(saves: Iterable[Recorded]) -> list[Gust]:
+    """Take the saves of each storm apart: a process that saves a file again saves the next one.
+
+    A checkpoint may be several files of a process, whose names differ in more than a step.
+    """
+    found: list[Gust] = []
+    for gust in gusts(saves):
+        known: dict[tuple[str, int, int], tuple[int, set[str]]] = {}
+        parts: dict[int, list[Recorded]] = {}
+        for save in gust.saves:
+            process = (save.host, save.rank, save.pid)
+            number, files = known.get(process, (0, set()))
+            name = _without_step(save.path)
+            if name in files:
+                number, files = number + 1, set()
+            files.add(name)
+            known[process] = number, files
+            parts.setdefault(number, []).append(save)
+        found += [Gust(parts[number]) for number in sorted(parts)]
+    return found
+
+
+def _without_step(path: str) -> str:
+    above, name = os.path.split(path)
+    parts = numbered(name)
+    if parts is not None and not parts.counts_shards:
+        name = "#".join(parts.family)
+    return os.path.join(re.sub("[0-9]+", "#", above), name)  # noqa: PTH118
+
+
+def panel_of(gust: Gust, title: str) -> Panel:
+    """To draw it."""
+    began = gust.began_s
+    rows: dict[tuple[str, int, int], Row] = {}
+    hosts = len(gust.by_host())
+    for save in gust.saves:
+        key = (save.host, save.rank, save.pid)
+        label = f"rank {save.rank}" + (f", {save.host}" if hosts > 1 else "")
+        row = rows.setdefault(key, Row(label, save.pid, [], save.host, save.rank))
+        begin, end = save.started_s - began, save.ended_s - began
+        spans = spans_of(save.parts, begin, end)
+        row.saves.append(Save(Path(save.path).name or "save", begin, end, spans, save.details))
+    return Panel(title, list(rows.values()), epoch_s=began)

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape verify."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from ioshape._cli.generations.look import damaged, open_step
+from ioshape._cli.output import explain, human_size, say, say_json
+from ioshape._cli.paths import exit_for, files_argument, reason
+from ioshape._core.text import one_line
+from ioshape._group.kinds import GENERATION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ioshape.types import Progress
+
+
+@contextmanager
+def progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], object] | None]:
+    """On stderr, and gone when it is over: what stays is the line on stdout."""
+    if not wanted:
+        yield None
+        return
+    from rich import progress as rich  # noqa: PLC0415 - takes longer than many a file
+    from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
+
+    bar = rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.DownloadColumn(binary_units=True),
+        rich.TransferSpeedColumn(),
+        rich.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(escape(one_line(path)), total=None)
+
+        def tell(progress: Progress) -> None:
+            bar.update(task, completed=progress.done_bytes, total=progress.total_bytes)
+
+        yield tell
+
+
+class _Share(click.ParamType):  # type: ignore[type-arg] # older versions of click have none
+    """A share in percent."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            percent = float(str(value).removesuffix("%"))
+        except ValueError:
+            percent = 0.0
+        if not 0 < percent <= 100:
+            self.fail(f"{value!r} is no share of a file; give one such as 5%", param, ctx)
+        return percent / 100
+
+
+class _Way(NamedTuple):
+    """How it is verified."""
+
+    #: of the data that is read
+    share: float
+    with_bar: bool
+
+
+def _outcome(
+    path: str, verify: Callable[[Callable[[Progress], object] | None], int], way: _Way
+) -> dict[str, Any]:
+    """What came of one file or generation, as in the JSON. `verify` returns its bytes."""
+    import ioshape  # noqa: PLC0415
+
+    begin = time.perf_counter()
+    state, error_text = "ok", None
+    n_bytes: int | None = None
+    try:
+        with progress_bar(path, way.with_bar) as tell:
+            n_bytes = verify(tell)
+    except ioshape.DamagedError as error:
+        state, error_text = "damaged", str(error)
+    except OSError as error:
+        state = "without checksums" if error.errno == errno.ENODATA else "unreadable"
+        error_text = explain(error)
+    return {
+        "path": path,
+        "state": state,
+        "error": error_text,
+        "share": way.share,
+        "bytes": n_bytes,
+        "seconds": round(time.perf_counter() - begin, 6),
+    }
+
+
+def _failed(path: str, state: str, sentence: str) -> dict[str, Any]:
+    return {
+        "path": path,
+        "state": state,
+        "error": sentence,
+        "share": 0.0,
+        "bytes": None,
+        "seconds": 0.0,
+    }
+
+
+def _verify_file(path: str, way: _Way) -> dict[str, Any]:
+    import ioshape  # noqa: PLC0415
+
+    def verify(tell: Callable[[Progress], object] | None) -> int:
+        ioshape.verify(path, share=way.share, progress=tell)
+        return Path(path).stat().st_size
+
+    return _outcome(path, verify, way)
+
+
+def _verify_checkpoint(path: str, way: _Way) -> dict[str, Any]:
+    from ioshape._group.dcp_contents import verify  # noqa: PLC0415
+
+    return _outcome(path, lambda tell: verify(path, share=way.share, progress=tell), way)
+
+
+def _verify_generation(directory: str, step: int | None, way: _Way) -> dict[str, Any]:
+    name = directory if step is None else os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
+
+    def verify(tell: Callable[[Progress], object] | None) -> int:
+        generation = open_step(directory, step)
+        generation.verify(share=way.share, progress=tell)
+        return generation.n_bytes
+
+    return _outcome(name, verify, way)
+
+
+def _generations(
+    directory: str, step: int | None, every_one: bool, way: _Way
+) -> Iterator[dict[str, Any]]:
+    """Of a directory of generations, or of one generation in it."""
+    import ioshape  # noqa: PLC0415
+
+    absolute = Path(directory).absolute()
+    match = GENERATION.fullmatch(absolute.name)
+    if match:
+        yield _verify_generation(os.path.dirname(absolute), int(match[1]), way)  # noqa: PTH120
+        return
+    if step is not None:
+        yield _verify_generation(directory, step, way)
+        return
+    complete = ioshape.generations(directory)
+    others = list(damaged(directory, {one.step for one in complete}))
+    for one in complete if every_one else complete[-1:]:
+        if one.mode == "dcp":
+            yield _verify_checkpoint(one.path, way)
+        else:
+            yield _verify_generation(directory, one.step, way)
+    if every_one or not complete:
+        for path, why in others:
+            yield _failed(path, "damaged", why)
+    if not complete and not others:
+        yield _failed(directory, "unreadable", reason(directory, FileNotFoundError()))
+
+
+def _ok(share: float) -> str:
+    if share == 1:
+        return "ok, "
+    return f"ok as far as was read, {100 * share:g}% of " if share else "structure ok, "
+
+
+@click.command(short_help="Compare every checksum in files and checkpoints.")
+@files_argument
+@click.option(
+    "--step",
+    metavar="N",
+    type=click.IntRange(min=0, max=2**64 - 1),
+    help="Of directories: this generation, instead of the newest.",
+)
+@click.option("--all", "every_one", is_flag=True, help="Of directories: every generation.")
+@click.option("--quick", is_flag=True, help="Read no data: only whether the structure holds.")
+@click.option(
+    "--sample",
+    metavar="P%",
+    type=_Share(),
+    help="Read this share of the data, spread evenly, each time another one.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only what is not ok.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON: a list of files.")
+def command(
+    files: tuple[str, ...],
+    step: int | None,
+    every_one: bool,
+    quick: bool,
+    sample: float | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Reads files of torch.save or ioshape completely, and compares every checksum in them.
+
+    A directory is one of generations, or of checkpoints of torch.distributed.checkpoint: its newest
+    complete one is read, or the one of --step, or with --all every one. A path that ends in
+    step-... is that generation. A directory with a .metadata is one such checkpoint: all of it is
+    read. Of a file whose name ends in .safetensors the header is checked, and the checksums beside
+    it, if there are some.
+
+    Prints a line for each file: that it is ok, or what is damaged, in which tensor, and where in
+    the file. On a terminal a bar shows how far it is.
+
+    \b
+    ioshape verify checkpoints/*.pt
+    ioshape verify --quiet latest.pt && train --resume latest.pt
+    ioshape verify --all checkpoints/
+    ioshape verify --sample 5% checkpoints/
+
+    Exit code: 0 if every file is ok; 1 if one is damaged, cannot be read, or has no checksums.
+    """
+    if step is not None and every_one:
+        raise click.UsageError("give --step N or --all, not both")
+    if quick and sample is not None:
+        raise click.UsageError("give --quick or --sample P%, not both")
+    share = 0.0 if quick else 1.0 if sample is None else sample
+    way = _Way(share, with_bar=not quiet and not as_json and sys.stderr.isatty())
+
+    from ioshape._group.dcp_contents import is_checkpoint  # noqa: PLC0415
+
+    def outcomes() -> Iterator[dict[str, Any]]:
+        for path in files:
+            if is_checkpoint(path):
+                yield _verify_checkpoint(path, way)
+            elif Path(path).is_dir():
+                yield from _generations(path, step, every_one, way)
+            else:
+                yield _verify_file(path, way)
+
+    seen = []
+    for outcome in outcomes():
+        seen.append(outcome)
+        if as_json:
+            continue
+        if outcome["error"]:
+            say(outcome["error"])
+        elif not quiet:
+            say(f"{outcome['path']}: {_ok(share)}{human_size(outcome['bytes'])}")
+    if as_json:
+        say_json(seen)
+    return exit_for(any(outcome["error"] for outcome in seen))
