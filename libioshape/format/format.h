@@ -402,10 +402,6 @@ const struct format_entry *format_writer_entries(const struct format_writer *wri
 /* NULL is fine. */
 void format_writer_free(struct format_writer *writer);
 
-/* Makes room for one more element; twice as much each time, so that the cost per element stays the
- * same. 0 or -ENOMEM. */
-int format_grow(void **array, uint64_t count, uint64_t *room, size_t element_bytes);
-
 /* ---- Reader (reader.c) -------------------------------------------------- */
 
 /* An open archive. Immutable after opening. */

@@ -567,7 +567,7 @@ static int read_array(struct text *text, int (*read)(struct text *text, void *in
 struct decoding {
 	struct format_manifest manifest;
 	uint64_t version;
-	uint64_t file_room, part_room;
+	struct base_buffer files, parts; /* the memory of the manifest's */
 };
 
 /* ---- Values ---- */
@@ -639,17 +639,15 @@ static int read_file(struct text *text, void *user)
 	};
 	struct decoding *decoding = user;
 	struct format_manifest *manifest = &decoding->manifest;
-	void *files = manifest->files;
-	int ret;
+	const struct format_manifest_file none = { .name = NULL };
+	void *files;
 
 	if (manifest->file_count == FORMAT_MAX_RANKS)
 		return fail(text, IOSHAPE_E_LIMIT, "it has too many files");
-	ret = format_grow(&files, manifest->file_count, &decoding->file_room,
-			  sizeof(*manifest->files));
+	if (base_buffer_append(&decoding->files, &none, sizeof(none)))
+		return -ENOMEM;
+	files = decoding->files.data;
 	manifest->files = files;
-	if (ret)
-		return ret;
-	memset(&manifest->files[manifest->file_count], 0, sizeof(*manifest->files));
 	return read_object(text, members, ARRAY_LENGTH(members), ARRAY_LENGTH(members),
 			   &manifest->files[manifest->file_count++]);
 }
@@ -681,16 +679,12 @@ static int read_part(struct text *text, void *user)
 	struct decoding *decoding = user;
 	struct format_manifest *manifest = &decoding->manifest;
 	struct wide_part wide = { .same = NO_RANK };
-	void *parts = manifest->parts;
+	void *parts;
 	int ret;
 
 	if (manifest->rank_count == FORMAT_MAX_RANKS)
 		return fail(text, IOSHAPE_E_LIMIT, "it has too many ranks");
-	ret = format_grow(&parts, manifest->rank_count, &decoding->part_room,
-			  sizeof(*manifest->parts));
-	manifest->parts = parts;
-	if (!ret)
-		ret = read_object(text, members, ARRAY_LENGTH(members), needed, &wide);
+	ret = read_object(text, members, ARRAY_LENGTH(members), needed, &wide);
 	if (ret)
 		return ret;
 	/* So no rank is there twice, and none is missing. */
@@ -700,7 +694,11 @@ static int read_part(struct text *text, void *user)
 	wide.part.file = (uint32_t)MIN(wide.file, UINT32_MAX);
 	wide.part.repeats = wide.same != NO_RANK;
 	wide.part.same = (uint32_t)MIN(wide.same, UINT32_MAX);
-	manifest->parts[manifest->rank_count++] = wide.part;
+	if (base_buffer_append(&decoding->parts, &wide.part, sizeof(wide.part)))
+		return -ENOMEM;
+	parts = decoding->parts.data;
+	manifest->parts = parts;
+	manifest->rank_count++;
 	return 0;
 }
 

@@ -310,8 +310,10 @@ struct format_writer {
 	uint64_t alignment; /* of the members of a bundle; 0: it is a torch zip */
 	char *path;         /* for messages */
 
-	struct format_entry *entries; /* of records that have begun; the last one may be open */
-	uint64_t count, room;
+	struct base_buffer entry_list;
+	struct format_entry
+		*entries; /* in the list: records that have begun; the last may be open */
+	uint64_t count;
 	struct format_names *names; /* without the folder */
 	struct base_buffer scratch; /* headers and descriptors */
 	bool open;                  /* between begin and end */
@@ -323,26 +325,10 @@ struct format_writer {
 	uint64_t done;             /* bytes of it that have been put */
 
 	/* Of a torch zip: checksums of full blocks, and of the last one of each record. */
-	uint32_t *checks;
-	uint64_t check_count, check_room;
-	uint32_t block_crc; /* of the block that is not full yet */
+	struct base_buffer checks; /* uint32_t */
+	uint32_t block_crc;        /* of the block that is not full yet */
 	uint64_t block_bytes;
 };
-
-int format_grow(void **array, uint64_t count, uint64_t *room, size_t element_bytes)
-{
-	uint64_t more = *room ? *room * 2 : 64;
-	void *larger;
-
-	if (count < *room)
-		return 0;
-	larger = reallocarray(*array, more, element_bytes);
-	if (!larger)
-		return -ENOMEM;
-	*array = larger;
-	*room = more;
-	return 0;
-}
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
@@ -399,8 +385,8 @@ void format_writer_free(struct format_writer *writer)
 	format_names_free(writer->names);
 	for (uint64_t i = 0; i < writer->count; i++)
 		free(writer->entries[i].name);
-	free(writer->entries);
-	free(writer->checks);
+	base_buffer_free(&writer->entry_list);
+	base_buffer_free(&writer->checks);
 	free(writer->path);
 	free(writer);
 }
@@ -509,27 +495,26 @@ static int put_zeros(struct format_writer *writer, uint64_t bytes, struct base_e
 static int add_entry(struct format_writer *writer, const char *name)
 {
 	const size_t folder_bytes = strlen(writer->folder), name_bytes = strlen(name);
-	struct format_entry *entry;
-	void *entries = writer->entries;
-	int ret;
-
-	ret = format_grow(&entries, writer->count, &writer->room, sizeof(*writer->entries));
-	writer->entries = entries;
-	if (ret)
-		return ret;
-	entry = &writer->entries[writer->count];
-	*entry = (struct format_entry){
+	struct format_entry entry = {
 		.name = malloc(folder_bytes + name_bytes + 1),
 		.name_bytes = (uint32_t)(folder_bytes + name_bytes),
 		.header_offset = writer->place.header_offset,
 		.data_offset = writer->place.data_offset,
 	};
-	if (!entry->name)
+	void *entries;
+
+	if (!entry.name)
 		return -ENOMEM;
-	writer->count++; /* the name is freed with the entries from now on */
-	memcpy(entry->name, writer->folder, folder_bytes);
-	memcpy(entry->name + folder_bytes, name, name_bytes + 1);
-	return format_names_add(writer->names, entry->name + folder_bytes, name_bytes,
+	if (base_buffer_append(&writer->entry_list, &entry, sizeof(entry))) {
+		free(entry.name);
+		return -ENOMEM;
+	}
+	entries = writer->entry_list.data;
+	writer->entries = entries;
+	writer->count++;
+	memcpy(entry.name, writer->folder, folder_bytes);
+	memcpy(entry.name + folder_bytes, name, name_bytes + 1);
+	return format_names_add(writer->names, entry.name + folder_bytes, name_bytes,
 				writer->count - 1);
 }
 
@@ -588,26 +573,13 @@ int format_writer_begin(struct format_writer *writer, const char *name, uint64_t
 
 /* ---- The bytes of a record ------------------------------------------------------------------- */
 
-static int push_check(struct format_writer *writer, uint32_t crc)
-{
-	void *checks = writer->checks;
-	int ret = format_grow(&checks, writer->check_count, &writer->check_room,
-			      sizeof(*writer->checks));
-
-	writer->checks = checks;
-	if (!ret)
-		writer->checks[writer->check_count++] = crc;
-	return ret;
-}
-
 /* The block is full, or the record ends in it. */
 static int end_block(struct format_writer *writer, struct base_error *error)
 {
 	struct format_entry *entry = last_entry(writer);
 
-	if (push_check(writer, writer->block_crc)) {
-		base_no_memory(error, "checksums of blocks",
-			       writer->check_count * sizeof(uint32_t));
+	if (base_buffer_append(&writer->checks, &writer->block_crc, sizeof(writer->block_crc))) {
+		base_no_memory(error, "checksums of blocks", writer->checks.bytes);
 		return fail(writer, -ENOMEM);
 	}
 	/* The record's own checksum comes from those of its blocks: no byte is looked at twice. */
@@ -754,6 +726,7 @@ static int encode_index(struct format_writer *writer, const struct format_index 
 			struct base_buffer *bytes)
 {
 	struct format_index index = { .has_table = false };
+	void *checks = writer->checks.data;
 	uint64_t *offsets;
 	int ret;
 
@@ -769,8 +742,8 @@ static int encode_index(struct format_writer *writer, const struct format_index 
 		format_directory_crc32(writer->entries, writer->count, strlen(writer->folder));
 	index.records = writer->count;
 	index.data_offsets = offsets;
-	index.check_count = writer->check_count;
-	index.checks = writer->checks;
+	index.check_count = writer->checks.bytes / sizeof(*index.checks);
+	index.checks = checks;
 	ret = format_index_encode(bytes, &index);
 	free(offsets);
 	return ret;

@@ -87,8 +87,8 @@ static bool rank0_is_possible(const struct facts *facts)
 	return node_is_possible(facts) && ((facts->comm && !facts->apart) || facts->nodes == 1);
 }
 
-static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *facts,
-				  char *why, size_t room)
+static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *facts, char *why,
+				  size_t room)
 {
 	const bool node = node_is_possible(facts);
 
@@ -139,8 +139,8 @@ static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t ro
 }
 
 /* `why` receives a clause for the report, also where what was asked for is not possible. */
-static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *facts,
-				  char *why, size_t why_bytes)
+static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *facts, char *why,
+				  size_t why_bytes)
 {
 	if (why_bytes)
 		*why = 0;

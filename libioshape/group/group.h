@@ -38,7 +38,7 @@ enum group_name_kind {
 	GROUP_NAME_OTHER,
 	GROUP_NAME_STEP,
 	GROUP_NAME_ATTEMPT,
-	GROUP_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
+	GROUP_NAME_REPLACED, /* stepped aside for another of its step: see generations.c */
 	GROUP_NAME_PRUNED,   /* stepped aside to be removed: see generations.c */
 	GROUP_NAME_DRAINED,  /* nodes bring their files there: see tier/drain.c */
 };
@@ -51,20 +51,14 @@ struct group_name {
 
 void group_step_name(char into[GROUP_STEP_NAME_BYTES], uint64_t step);
 struct group_name group_parse_name(const char *name);
-/* A name for what steps aside: `kind` is GROUP_NAME_REPLACED or GROUP_NAME_PRUNED. */
-void group_aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind kind, uint64_t step,
-		      uint64_t number);
 
 /* Where nodes bring the files of that attempt, each from its tier. */
 void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, const char *id);
 
-/* For a new name: digits of this process, and random ones. */
-uint64_t group_name_number(void);
-
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9
 
-/* ---- Attempts (attempt.c) -------------------------------------------------------------------- */
+/* ---- Attempts (generations.c) ---------------------------------------------------------------- */
 
 struct group_attempt {
 	struct io_folder directory; /* of the generations */
@@ -189,8 +183,6 @@ int group_open_directory(struct io_folder *directory, const char *path, struct b
  * at. */
 bool group_is_shortage(int code);
 
-/* Raises `last` to the serial number of what is called so, if that is a generation. */
-void group_note_serial(const struct io_folder *directory, const char *name, uint64_t *last);
 /* The highest serial number in a directory. What cannot be listed is not there for whoever looks
  * for the newest either. */
 uint64_t group_last_serial(const struct io_folder *directory, const struct base_log *log);
@@ -212,12 +204,6 @@ int group_open_step(struct group_generation *generation, const struct io_folder 
  */
 void group_tidy(const struct io_folder *directory, const char *job, uint64_t *last_serial,
 		struct base_budget *budget, const struct base_log *log);
-
-/* Removes what is open as `folder` and called `name`, manifest first. -EBUSY, without a sentence,
- * if a process reads it: then nothing is touched. -EAGAIN, without a sentence, if the budget did
- * not reach all of it. */
-int group_remove_generation(const struct io_folder *folder, const struct io_folder *directory,
-			    const char *name, struct base_budget *budget, struct base_error *error);
 
 /* ioshape_generation_prune(), for calls that are on a context already. `job` as for group_tidy().
  */

@@ -346,11 +346,6 @@ int stream_sender_put_shared(struct stream_sender *sender, const void *data, uin
 	return keep(&sender->failure, ret, error);
 }
 
-uint64_t stream_sender_offset(const struct stream_sender *sender)
-{
-	return sender->offset;
-}
-
 int stream_sender_await_taken(struct stream_sender *sender, uint64_t offset,
 			      struct base_error *error)
 {
@@ -611,33 +606,12 @@ int stream_receiver_next(struct stream_receiver *receiver, const void **data, si
 	return keep(&receiver->failure, ret, error);
 }
 
-void stream_receiver_hold(struct stream_receiver *receiver)
-{
-	receiver->holds = true;
-}
-
-bool stream_receiver_lasts(const struct stream_receiver *receiver)
-{
-	return receiver->holds && receiver->lasts;
-}
-
 void stream_receiver_release(struct stream_receiver *receiver, uint64_t offset)
 {
 	if (offset <= receiver->released)
 		return;
 	receiver->released = MIN(offset, receiver->offset);
 	receiver->link->ops->release(receiver->link, receiver->released, false);
-}
-
-bool stream_receiver_summed(const struct stream_receiver *receiver, uint32_t *crc32)
-{
-	*crc32 = receiver->run_crc32;
-	return receiver->summed;
-}
-
-uint32_t stream_receiver_crc32(const struct stream_receiver *receiver)
-{
-	return receiver->crc32;
 }
 
 /* A stop that has no room is left to the end of the connection. */

@@ -43,8 +43,6 @@ int stream_sender_put(struct stream_sender *sender, const void *data, size_t byt
  */
 int stream_sender_put_shared(struct stream_sender *sender, const void *data, uint64_t offset,
 			     size_t bytes, uint32_t crc32, struct base_error *error);
-/* Bytes put so far. */
-uint64_t stream_sender_offset(const struct stream_sender *sender);
 /* Waits until nobody needs what was put before `offset`. */
 int stream_sender_await_taken(struct stream_sender *sender, uint64_t offset,
 			      struct base_error *error);
@@ -80,19 +78,8 @@ int stream_receiver_open_comm(struct stream_receiver **out, const struct ioshape
  */
 int stream_receiver_next(struct stream_receiver *receiver, const void **data, size_t *bytes,
 			 struct base_error *error);
-/*
- * From now on bytes stay as they are until they are released; but where stream_receiver_lasts()
- * denies it of the run handed out last, only until the next call. That is then -EAGAIN, without a
- * sentence, where nothing goes on before something is released.
- */
-void stream_receiver_hold(struct stream_receiver *receiver);
-bool stream_receiver_lasts(const struct stream_receiver *receiver);
 /* All before this offset in the stream is not needed any more. */
 void stream_receiver_release(struct stream_receiver *receiver, uint64_t offset);
-/* The checksum that the sender has given for the run handed out last. False: none. */
-bool stream_receiver_summed(const struct stream_receiver *receiver, uint32_t *crc32);
-/* After the end: the sender's checksum. */
-uint32_t stream_receiver_crc32(const struct stream_receiver *receiver);
 /* Before the end the sender is told to stop. NULL is fine. */
 void stream_receiver_free(struct stream_receiver *receiver);
 
@@ -223,6 +210,39 @@ struct stream_receiver {
 	bool ended;
 	struct base_error failure;
 };
+
+/* Bytes put so far. */
+static inline uint64_t stream_sender_offset(const struct stream_sender *sender)
+{
+	return sender->offset;
+}
+
+/*
+ * From now on bytes stay as they are until they are released; but where stream_receiver_lasts()
+ * denies it of the run handed out last, only until the next call. That is then -EAGAIN, without a
+ * sentence, where nothing goes on before something is released.
+ */
+static inline void stream_receiver_hold(struct stream_receiver *receiver)
+{
+	receiver->holds = true;
+}
+static inline bool stream_receiver_lasts(const struct stream_receiver *receiver)
+{
+	return receiver->holds && receiver->lasts;
+}
+
+/* The checksum that the sender has given for the run handed out last. False: none. */
+static inline bool stream_receiver_summed(const struct stream_receiver *receiver, uint32_t *crc32)
+{
+	*crc32 = receiver->run_crc32;
+	return receiver->summed;
+}
+
+/* After the end: the sender's checksum. */
+static inline uint32_t stream_receiver_crc32(const struct stream_receiver *receiver)
+{
+	return receiver->crc32;
+}
 
 /* Take over the link and the fd, also where they fail. `credit`: what the sender may do before it
  * has heard of any. */

@@ -459,11 +459,8 @@ static int open_file(struct save_file *file, const struct save_watch *watch,
 	if (file->checks_space)
 		ret = save_space_check(&space, &file->notes, error);
 	if (!ret && !file->without_slot) {
-		options->before_block = save_slot_pass;
-		options->before_block_user = &file->slot;
 		ret = save_slot_take(&file->slot, file->context, file->path, &file->found, options,
 				     watch, error);
-		options->place = save_slot_place(&file->slot, &options->places);
 	}
 	return ret ? ret : open_writer(file, error);
 }

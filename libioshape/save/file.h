@@ -114,15 +114,12 @@ void save_compare_loaded(struct ioshape_context *context, const char *path,
  * Waits for a slot of the pool that the path belongs to, where that was found. Without a `watch` it
  * is the slot of an open file: all of a context in one pool share one, and so does a save that the
  * thread which opened them waits for, or a thread would wait for itself. Afterwards, well or not,
- * it is released, as often as one likes. The options are borrowed until then.
+ * it is released, as often as one likes. The options are borrowed until then: their place and
+ * before_block are set here.
  */
 int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
-		   const struct fs_found *found, const struct io_file_options *options,
+		   const struct fs_found *found, struct io_file_options *options,
 		   const struct save_watch *watch, struct base_error *error);
-/* For io_file_options.place. */
-uint32_t save_slot_place(const struct save_slot *slot, uint32_t *places);
-/* For io_file_options.before_block; `user` is the slot. */
-void save_slot_pass(void *user, uint64_t bytes);
 void save_slot_release(struct save_slot *slot);
 /* After the release: what the report has to say. */
 void save_slot_report(const struct save_slot *slot, struct io_notes *notes,

@@ -113,7 +113,6 @@ struct save_slot {
 	struct save_hold *hold;                /* NULL once it was released, or if there is none */
 	bool waited;                           /* for it; otherwise this file joined others */
 	struct ioshape_slot_info info;         /* as of the release */
-	uint32_t places;                       /* writers that have storage targets of their own */
 	uint64_t passed;                       /* bytes */
 	const struct io_file_options *options; /* what may stop it; borrowed */
 };

@@ -552,35 +552,6 @@ static void let_go(struct ioshape_context *context, struct save_hold *hold)
 
 /* ---- The slot of one file -------------------------------------------------------------------- */
 
-int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
-		   const struct fs_found *found, const struct io_file_options *options,
-		   const struct save_watch *watch, struct base_error *error)
-{
-	static const struct save_watch untold = { .queue = NULL };
-	struct slots_pool *pool;
-	uint32_t capacity;
-	int ret;
-
-	*slot = (struct save_slot){ .context = context, .options = options };
-	if (!find_pool(slot, context, path, found, options, &pool, &capacity))
-		return 0;
-	slot->places = MIN(capacity, SLOTS_MOST_PLACES);
-	if (!watch || watch->blocked)
-		slot->hold = join(context, pool, watch ? watch->blocked : NULL);
-	if (slot->hold)
-		return 0;
-	ret = take(&slot->hold, context, pool, capacity, path, options, watch ? watch : &untold,
-		   !watch, error);
-	slot->waited = !ret;
-	return ret;
-}
-
-uint32_t save_slot_place(const struct save_slot *slot, uint32_t *places)
-{
-	*places = slot->places;
-	return slot->hold && !slot->hold->listed ? slots_place(slot->hold->slot) : 0;
-}
-
 /* Asked while it waits for bandwidth. */
 static int must_stop(void *user)
 {
@@ -596,7 +567,8 @@ static int must_stop(void *user)
 				 options->progress_total);
 }
 
-void save_slot_pass(void *user, uint64_t bytes)
+/* An io_file_options.before_block. */
+static void pass(void *user, uint64_t bytes)
 {
 	struct save_slot *slot = user;
 	struct save_hold *hold = slot->hold;
@@ -608,6 +580,33 @@ void save_slot_pass(void *user, uint64_t bytes)
 		pthread_mutex_unlock(&hold->lock);
 	}
 	slot->passed += bytes;
+}
+
+int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
+		   const struct fs_found *found, struct io_file_options *options,
+		   const struct save_watch *watch, struct base_error *error)
+{
+	static const struct save_watch untold = { .queue = NULL };
+	struct slots_pool *pool;
+	uint32_t capacity;
+	int ret;
+
+	*slot = (struct save_slot){ .context = context, .options = options };
+	options->before_block = pass;
+	options->before_block_user = slot;
+	if (!find_pool(slot, context, path, found, options, &pool, &capacity))
+		return 0;
+	options->places = MIN(capacity, SLOTS_MOST_PLACES);
+	if (!watch || watch->blocked)
+		slot->hold = join(context, pool, watch ? watch->blocked : NULL);
+	if (slot->hold)
+		return 0;
+	ret = take(&slot->hold, context, pool, capacity, path, options, watch ? watch : &untold,
+		   !watch, error);
+	slot->waited = !ret;
+	if (!ret && watch)
+		options->place = slots_place(slot->hold->slot);
+	return ret;
 }
 
 void save_slot_release(struct save_slot *slot)

@@ -192,6 +192,20 @@ static int protect(struct group_round *round, const struct format_manifest *mani
 	return put_bare_record(folder, record, error);
 }
 
+/* Compare a record that another process or a disk gave with the manifest and the number of nodes
+ * that it is used with: their arrays are indexed by its numbers. IOSHAPE_E_DAMAGED. */
+static int check_record(const struct parity_record *record, const struct format_manifest *manifest,
+			uint32_t nodes, const char *path, struct base_error *error)
+{
+	if (record->sets.nodes == nodes && record->file_count == manifest->file_count)
+		return 0;
+	return base_refuse_with(
+		error, IOSHAPE_E_DAMAGED, "load another generation",
+		"\"%s\" is damaged: its parities are those of %u nodes with %u files, and "
+		"the generation has %u nodes with %u files",
+		path, record->sets.nodes, record->file_count, nodes, manifest->file_count);
+}
+
 static int protect_nodes(struct group_round *round, const struct format_manifest *manifest,
 			 const struct base_buffer *plan, const struct io_folder *folder,
 			 char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error)
@@ -202,7 +216,7 @@ static int protect_nodes(struct group_round *round, const struct format_manifest
 
 	if (ret)
 		return ret;
-	ret = parity_record_check(&record, manifest, group->node_count, "what rank 0 says", error);
+	ret = check_record(&record, manifest, group->node_count, "what rank 0 says", error);
 	if (!ret) {
 		record.node = group->ranks[group->options.rank].node;
 		ret = protect(round, manifest, &record, folder, unprotected, error);
@@ -451,10 +465,22 @@ static bool describe(struct offer *offer, struct parity_record *record)
 	return true;
 }
 
+/* Whether two records name the same sets and the same files of each node. */
+static bool records_agree(const struct parity_record *left, const struct parity_record *right)
+{
+	const struct parity_sets *a = &left->sets, *b = &right->sets;
+
+	return a->nodes == b->nodes && a->parity == b->parity && a->set_nodes == b->set_nodes &&
+	       left->file_count == right->file_count &&
+	       !memcmp(a->order, b->order, a->nodes * sizeof(*a->order)) &&
+	       !memcmp(left->node_of_file, right->node_of_file,
+		       left->file_count * sizeof(*left->node_of_file));
+}
+
 /* Two parity files of one generation with different sets cannot both be right. */
 static bool agrees(const struct offer *offer, const struct parity_record *record, const char *name)
 {
-	if (parity_records_agree(&offer->spread->record, record))
+	if (records_agree(&offer->spread->record, record))
 		return true;
 	base_log(save_log(offer->group->context), IOSHAPE_LOG_WARNING,
 		 "cannot use \"%s/%s\": another file of parities there names other sets of nodes",
@@ -507,12 +533,27 @@ static int see_node(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
+/* Of a generation that lies all in one place, as if one node had saved it. -ENOMEM. */
+static int whole_record(struct parity_record *record, uint32_t file_count)
+{
+	static const char *const nowhere[] = { "" };
+
+	*record = (struct parity_record){
+		.file_count = file_count,
+		.node_of_file = calloc(file_count, sizeof(*record->node_of_file)),
+	};
+	if (record->node_of_file && !parity_sets_make(&record->sets, 1, 0, 1, nowhere))
+		return 0;
+	parity_record_free(record);
+	return -ENOMEM;
+}
+
 /* All of it is here: saved by the ranks of one node, or of several on one tier. */
 static void offer_whole(struct offer *offer)
 {
 	struct parity_record record;
 
-	if (parity_record_whole(&record, offer->generation->manifest.file_count))
+	if (whole_record(&record, offer->generation->manifest.file_count))
 		return;
 	if (describe(offer, &record))
 		add_holding(offer->spread, (struct holding){ 0 });
@@ -568,7 +609,7 @@ static bool is_same(const struct spread *left, const struct spread *right)
 {
 	return left->step == right->step && left->serial == right->serial &&
 	       !strcmp(left->attempt, right->attempt) &&
-	       parity_records_agree(&left->record, &right->record);
+	       records_agree(&left->record, &right->record);
 }
 
 /* The one that is this one already, or else a new one, which takes what is offered; NULL without
@@ -848,8 +889,8 @@ static int read_given(const struct restoring *restoring, const struct given *giv
 			"cannot restore \"%s\": the node that has it gave the manifest "
 			"of another generation",
 			path);
-	return parity_record_check(&restoring->record, manifest, restoring->record.sets.nodes, path,
-				   error);
+	return check_record(&restoring->record, manifest, restoring->record.sets.nodes, path,
+			    error);
 }
 
 static int get_manifest(struct group_round *round, const struct restoring *restoring,

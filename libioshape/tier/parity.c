@@ -335,43 +335,6 @@ int parity_record_decode(struct parity_record *record, const void *data, size_t 
 			   reading.bad ? "" : ": its checksum is another");
 }
 
-int parity_record_check(const struct parity_record *record, const struct format_manifest *manifest,
-			uint32_t nodes, const char *path, struct base_error *error)
-{
-	if (record->sets.nodes == nodes && record->file_count == manifest->file_count)
-		return 0;
-	return base_refuse_with(
-		error, IOSHAPE_E_DAMAGED, "load another generation",
-		"\"%s\" is damaged: its parities are those of %u nodes with %u files, and "
-		"the generation has %u nodes with %u files",
-		path, record->sets.nodes, record->file_count, nodes, manifest->file_count);
-}
-
-bool parity_records_agree(const struct parity_record *left, const struct parity_record *right)
-{
-	const struct parity_sets *a = &left->sets, *b = &right->sets;
-
-	return a->nodes == b->nodes && a->parity == b->parity && a->set_nodes == b->set_nodes &&
-	       left->file_count == right->file_count &&
-	       !memcmp(a->order, b->order, a->nodes * sizeof(*a->order)) &&
-	       !memcmp(left->node_of_file, right->node_of_file,
-		       left->file_count * sizeof(*left->node_of_file));
-}
-
-int parity_record_whole(struct parity_record *record, uint32_t file_count)
-{
-	static const char *const nowhere[] = { "" };
-
-	*record = (struct parity_record){
-		.file_count = file_count,
-		.node_of_file = calloc(file_count, sizeof(*record->node_of_file)),
-	};
-	if (record->node_of_file && !parity_sets_make(&record->sets, 1, 0, 1, nowhere))
-		return 0;
-	parity_record_free(record);
-	return -ENOMEM;
-}
-
 void parity_record_free(struct parity_record *record)
 {
 	sets_free(&record->sets);

@@ -103,14 +103,6 @@ uint64_t parity_record_bytes(const void *begin, size_t bytes);
 int parity_record_decode(struct parity_record *record, const void *data, size_t bytes,
 			 const char *path, struct base_error *error);
 void parity_record_free(struct parity_record *record);
-/* Compare a record that another process or a disk gave with the manifest and the number of nodes
- * that it is used with: their arrays are indexed by its numbers. IOSHAPE_E_DAMAGED. */
-int parity_record_check(const struct parity_record *record, const struct format_manifest *manifest,
-			uint32_t nodes, const char *path, struct base_error *error);
-/* Whether two records name the same sets and the same files of each node. */
-bool parity_records_agree(const struct parity_record *left, const struct parity_record *right);
-/* Of a generation that lies all in one place, as if one node had saved it. -ENOMEM. */
-int parity_record_whole(struct parity_record *record, uint32_t file_count);
 
 /* Bytes of a segment of a set. */
 uint64_t parity_segment_bytes(const struct format_manifest *manifest,

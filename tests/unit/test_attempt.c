@@ -2,6 +2,8 @@
 /* Generations take their place whole; what dead processes leave behind goes, everything else stays.
  */
 #define _GNU_SOURCE
+/* For its names and serial numbers. */
+#include "group/generations.c"
 #include "support/check_main.h"
 #include "support/generation_case.h"
 #include "support/lock_domain.h"
@@ -93,7 +95,7 @@ TEST(names_case, names_are_read_as_they_are_made)
 		parsed = group_parse_name(longer);
 		ck_assert_int_eq(parsed.kind, GROUP_NAME_REPLACED);
 		ck_assert_uint_eq(parsed.step, steps[i]);
-		group_aside_name(longer, GROUP_NAME_PRUNED, steps[i], i);
+		aside_name(longer, GROUP_NAME_PRUNED, steps[i], i);
 		parsed = group_parse_name(longer);
 		ck_assert_int_eq(parsed.kind, GROUP_NAME_PRUNED);
 		ck_assert_uint_eq(parsed.step, steps[i]);
@@ -242,7 +244,7 @@ TEST(commit, what_is_committed_last_is_the_newest_whatever_clocks_say)
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
 	group_attempt_abandon(&attempt);
 	ck_assert_int_eq(io_folder_open(&runs, "runs", NULL), 0);
-	group_note_serial(&runs, PLACE, &serial);
+	note_serial(&runs, PLACE, &serial);
 	io_folder_close(&runs);
 	ck_assert_uint_eq(serial, ahead + 1);
 }
