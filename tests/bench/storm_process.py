@@ -93,10 +93,11 @@ def main(text: str) -> None:
             found = count_metadata(storm, given["counter"])
     print(json.dumps(found))
     if given["picture"] and plan.rounds:
-        from ioshape._cli.bench.picture import timeline_of  # noqa: PLC0415
-        from ioshape._cli.trace import plot  # noqa: PLC0415
+        import timeline_plot  # noqa: PLC0415 - needs matplotlib
 
-        plot.draw(timeline_of(storm), given["picture"])
+        from .storm_picture import timeline_of  # noqa: PLC0415
+
+        timeline_plot.draw(timeline_of(storm), given["picture"])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ import pytest
 from command import call, fail, succeed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ioshape._cli.advise.interval import Costs
-from ioshape._cli.advise.observed import observe
-from ioshape._cli.trace import reports
+from ioshape._cli import reports
+from ioshape._cli.advise import Costs, observe
 
 MTBF = st.floats(60, 1e7)
 SECONDS = st.floats(0.001, 3600)

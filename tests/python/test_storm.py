@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape bench, ioshape trace, and what both draw."""
+"""ioshape bench and ioshape trace."""
 
 import json
 import os
@@ -15,23 +15,21 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import ioshape
 import pytest
 import torch
 from command import IOSHAPE, call
 from coordinators import coordinator
+from ioshape._cli import reports
 from ioshape._cli.bench import ceiling
 from ioshape._cli.bench.crowd import Crowd, MemberError
 from ioshape._cli.bench.measure import Latency, Plan, Ratios, Round, Storm, Summary
 from ioshape._cli.bench.neighbours import READ, READERS, WRITE, WRITERS, Operation
-from ioshape._cli.bench.picture import compared
 from ioshape._cli.bench.ranks import Saved
 from ioshape._cli.bench.tenants import Verdict
-from ioshape._cli.trace import chrome, plot, reports
-from ioshape._cli.trace.reports import percentile
-from ioshape._cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
+from ioshape._cli.reports import percentile
+from ioshape._cli.trace import Span, chrome, spans_of
 from ioshape._core import trace
 from mounts import seen_alone
 from processes import TIMEOUT_S, environment, run_interpreter
@@ -39,7 +37,6 @@ from striped import INSTANT, striped
 from tree import ROOT
 
 ROUNDS = 2
-QUARTER_NS = 7_889_238 * 10**9
 
 
 def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
@@ -57,15 +54,13 @@ def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
         pytest.param(4, ("async", "rank0", "torch"), marks=pytest.mark.long),
     ],
 )
-def test_a_bench_measures_and_draws(ranks: int, ways: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_bench_measures_every_way(ranks: int, ways: tuple[str, ...], tmp_path: Path) -> None:
     """All of it in one test: what is measured once must not be measured by each worker."""
-    pytest.importorskip("matplotlib")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    picture = tmp_path / "picture.svg"
     done = call(
         *("bench", "scratch", "--ranks", ranks, "--size", "256K", "--rounds", ROUNDS),
-        *("--ways", ",".join(ways), "--json", "--plot", picture),
+        *("--ways", ",".join(ways), "--json"),
         folder=tmp_path,
         # Settings that would make it another bench do not count.
         env={
@@ -79,7 +74,6 @@ def test_a_bench_measures_and_draws(ranks: int, ways: tuple[str, ...], tmp_path:
     assert not list(scratch.iterdir())
     assert not (tmp_path / "reports").exists()
     every_way_is_measured(json.loads(done.stdout), ranks, ways)
-    ElementTree.parse(picture)
 
 
 def every_way_is_measured(found: dict[str, Any], ranks: int, ways: tuple[str, ...]) -> None:
@@ -118,7 +112,6 @@ def every_way_is_measured(found: dict[str, Any], ranks: int, ways: tuple[str, ..
         (2, ["file"]),
         (1, ["none"]),
         (1, [".", "--size", "1000T"]),
-        (1, [".", "--plot", "none/x.svg"]),
         (1, ["/proc", "--size", "1M"]),
     ],
 )
@@ -135,15 +128,14 @@ def test_what_cannot_be_is_refused_before_it_begins(
 
 
 def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    scratch, picture = tmp_path / "scratch", tmp_path / "picture.svg"
+    scratch = tmp_path / "scratch"
     scratch.mkdir()
     # A Redis knows which jobs have written.
     with coordinator("redis") as address:
         env = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_JOB": "inherited"}
         done = call(
             *("bench", scratch, "--tenants", 2, "--ranks", 2, "--size", "256K"),
-            *("--rounds", ROUNDS, "--json", "--plot", picture),
+            *("--rounds", ROUNDS, "--json"),
             env=env,
         )
         status = json.loads(call("slots", "status", "--path", scratch, "--json", env=env).stdout)
@@ -155,7 +147,6 @@ def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
     coordinators = {way: one["report"]["coordinator"] for way, one in found["ways"].items()}
     assert coordinators == {"open": "open", "async": "redis"}
     the_verdict_is_of_the_rounds(found)
-    ElementTree.parse(picture)
     # Each tenant is a job of its own, and takes slots for each of its saves in one way alone.
     (one,) = status
     grants = {job["job"]: job["writes"] for job in one["jobs"]}
@@ -237,23 +228,6 @@ def test_the_ceiling_writes_all(tmp_path: Path, n_bytes: int, direct: bool) -> N
     parts = {content[at : at + block] for at in range(0, len(content), block)}
     assert len(parts) == 1
     assert any(parts.pop())
-
-
-def test_pictures_need_matplotlib_and_say_so_before_the_measurement(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['matplotlib'] = None; from ioshape._cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "bench", tmp_path, "--plot", tmp_path / "a.svg"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "pip install 'ioshape[plot]'" in done.stderr
-    pytest.importorskip("matplotlib")
-    assert call("bench", tmp_path, "--plot", "a.txt").returncode == 1
-    assert not list(tmp_path.iterdir())
 
 
 def ranks_of(parent: int) -> list[int]:
@@ -506,11 +480,6 @@ def test_summaries() -> None:
     assert Ratios.of(quick, slow) == Ratios(3.25, 4.0 / 1.5, 80.0)
 
 
-def test_what_is_slower_is_called_so() -> None:
-    words = compared(Ratios(0.7, 1.02, 9.3)).split(", ")
-    assert [text.rpartition(" ")[2] for text in words] == ["slower", "fast", "faster"]
-
-
 def test_parts_lie_behind_each_other() -> None:
     report = {"pickle_s": 0.1, "stage_s": 0.2, "slot_s": 1.0, "write_s": 2.0, "group_s": 9.0}
     spans = spans_of(report, 10.0, 14.0)
@@ -523,42 +492,6 @@ def test_parts_lie_behind_each_other() -> None:
     begins = [span.begin_s for span in spans]
     assert begins == pytest.approx([10.0, 10.3, 11.3, 13.3])
     assert spans[-1].end_s == 14.0  # no longer than the save
-
-
-def picture(label: str, ranks: int) -> Timeline:
-    spans = [Span(phase, i, i + 1.0) for i, phase in enumerate(PHASES)]
-    rows = [Row(label, i, [Save("s", 0, len(spans), spans)]) for i in range(ranks)]
-    dots = [Dot(kind, at, 0.01) for kind in ("read", "write") for at in (0.1, 0.2)]
-    return Timeline(label, [Panel(label, rows, dots, remarks=[label])] * 2, label, 0.005)
-
-
-def test_pictures_show_any_name(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for ranks in (3, 700):
-        plot.draw(picture("<&\x1b\x00\u202e $x_", ranks), str(tmp_path / "a.svg"))
-        ElementTree.parse(tmp_path / "a.svg")
-
-
-def test_nothing_of_a_picture_is_clipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The legend in particular: with all of its entries it is wide."""
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    drawn: list[Any] = []
-    save = Figure.savefig
-
-    def savefig(figure: Any, *arguments: Any, **more: Any) -> None:
-        drawn.append(figure)
-        save(figure, *arguments, **more)
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    plot.draw(picture("a" * 100, 3), str(tmp_path / "a.png"))
-    (figure,) = drawn
-    inside = figure.bbox.padded(1)
-    for artist in [*figure.legends, figure._suptitle, *(axes.title for axes in figure.axes)]:
-        box = artist.get_window_extent()
-        assert inside.contains(box.x0, box.y0), artist
-        assert inside.contains(box.x1, box.y1), artist
 
 
 # ---- Reports of a run --------------------------------------------------------------------------
@@ -685,10 +618,10 @@ def test_processes_of_several_hosts_stay_apart() -> None:
         for rank, host in enumerate(["a", "b"])
     ]
     (gust,) = reports.gusts(saves)
-    panel = reports.panel_of(gust, "t")
-    assert [row.label for row in panel.rows] == ["rank 0, a", "rank 1, b"]
-    found = slices(json.loads(chrome.write(Timeline("t", [panel]))))
-    assert len({one["pid"] for one in found}) == 2
+    trace = json.loads(chrome(saves))
+    names = {one["args"]["name"] for one in trace["traceEvents"] if one["name"] == "process_name"}
+    assert names == {"rank 0, a", "rank 1, b"}
+    assert len({one["pid"] for one in slices(trace)}) == 2
     assert gust.makespan_s == pytest.approx(1.1)
 
 
@@ -735,9 +668,7 @@ def test_the_clock_is_that_of_torchs_profiler(
         ioshape.save({"a": torch.zeros(1000)}, tmp_path / "a.pt")
     profiler.export_chrome_trace(str(tmp_path / "torch.json"))
     theirs = json.loads((tmp_path / "torch.json").read_text())
-    gusts = reports.gusts(reports.read(tmp_path / "reports").saves)
-    panels = [reports.panel_of(gust, "storm") for gust in gusts]
-    ours = json.loads(chrome.write(Timeline("run", panels)))
+    ours = json.loads(chrome(reports.read(tmp_path / "reports").saves))
     if "baseTimeNanoseconds" in theirs:  # not in torch before 2.4
         assert theirs["baseTimeNanoseconds"] == ours["baseTimeNanoseconds"]
         (outer,) = [one for one in slices(theirs) if one["name"] == "checkpoint"]

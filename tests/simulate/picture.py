@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the largest jobs' saves did when, drawn as "ioshape trace" draws those of real runs."""
+"""What the largest jobs' saves did when, drawn as docs/scale.svg shows."""
 
 from pathlib import Path
 
-from ioshape._cli.trace import plot
-from ioshape._cli.trace.timeline import Panel, Row, Save, Span, Timeline
+import timeline_plot
+from ioshape._cli.trace import Span
+from timeline_plot import Panel, Row, Save, Timeline
 
 from .cluster import Cluster
 from .order import ORDERS
@@ -19,7 +20,7 @@ FROM_S, TO_S = 1800.0, 2700.0
 def panel(cluster: Cluster, title: str) -> Panel:
     largest = sorted(cluster.states, key=lambda state: -state.job.nodes)[:ROWS]
     rows = {
-        state.job.number: Row(f"{state.job.nodes:,} nodes", 0, [], rank=-state.job.nodes)
+        state.job.number: Row(f"{state.job.nodes:,} nodes", [], -state.job.nodes)
         for state in largest
     }
     for save, end_s in cluster.saves:
@@ -30,7 +31,7 @@ def panel(cluster: Cluster, title: str) -> Panel:
             min(max(at, FROM_S), TO_S) - FROM_S for at in (save.asked_s, save.first_s, end_s)
         )
         spans = [Span("wait", begin, first), Span("write", first, end)]
-        row.saves.append(Save("", begin, end, [one for one in spans if one.end_s > one.begin_s]))
+        row.saves.append(Save(begin, end, [one for one in spans if one.end_s > one.begin_s]))
     return Panel(title, [row for row in rows.values() if row.saves])
 
 
@@ -48,4 +49,4 @@ def draw(storage: Storage, path: Path, *, count: int, nodes: int, seed: int) -> 
         panels,
         f"simulated; {TO_S - FROM_S:.0f} s, half an hour after the start",
     )
-    plot.draw(timeline, str(path))
+    timeline_plot.draw(timeline, str(path))

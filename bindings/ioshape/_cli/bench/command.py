@@ -22,7 +22,7 @@ from ioshape._cli.output import (
     say_json,
     size_option,
 )
-from ioshape._cli.paths import json_option, plot_option
+from ioshape._cli.paths import json_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -288,7 +288,6 @@ def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
     help="How often each is measured.",
 )
 @json_option
-@plot_option
 def command(
     path: str,
     n_ranks: int | None,
@@ -297,7 +296,6 @@ def command(
     ways: tuple[str, ...] | None,
     rounds: int,
     as_json: bool,
-    plot_path: str | None,
 ) -> None:
     """Saves the tensors of a transformer in several ways to the directory PATH, and compares.
 
@@ -327,7 +325,7 @@ def command(
     \b
     ioshape bench /scratch
     ioshape bench /scratch --size 8G --rounds 5 --json > bench.json
-    ioshape bench /scratch --ranks 32 --size 256M --plot storm.svg
+    ioshape bench /scratch --ranks 32 --size 256M
     ioshape bench /scratch --tenants 2
     """
     parent = check_folder(path)
@@ -349,7 +347,6 @@ def command(
     copies = 3 if any(way in (*_BY_GROUPS, "open") for way in ways) else 2
     check_memory(all_ranks * (copies * size + _RANK_BYTES))
     storm = _measure(parent, jobs, n_ranks, size, ways, rounds)
-    # What was measured is told first: a picture that cannot be written does not lose it.
     if as_json:
         say_json(figures(storm, parent))
     elif tenants is None:
@@ -361,8 +358,3 @@ def command(
         Verdict.of(storm).show()
         for sentence in _notes(storm):
             say(sentence)
-    if plot_path is not None:
-        from ioshape._cli.bench.picture import timeline_of  # noqa: PLC0415
-        from ioshape._cli.trace import plot  # noqa: PLC0415
-
-        plot.draw(timeline_of(storm), plot_path)

@@ -16,7 +16,7 @@ from ioshape._cli.bench import neighbours, ranks
 from ioshape._cli.bench.crowd import Crowd, Member, by_the_clock, now_ns, slow_down
 from ioshape._cli.bench.neighbours import READ, WRITE, Operation
 from ioshape._cli.bench.ranks import Order, Saved
-from ioshape._cli.trace.reports import percentile
+from ioshape._cli.reports import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -55,7 +55,6 @@ class Saved:
     report: dict[str, Any] | None = None
     #: (phase, begin, end) where no report tells
     spans: list[tuple[str, int, int]] = field(default_factory=list)
-    pid: int = field(default_factory=os.getpid)
     #: of the rank's process
     cpu_s: float = 0.0
 

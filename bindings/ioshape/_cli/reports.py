@@ -16,17 +16,31 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ioshape._cli.trace.timeline import PARTS, Panel, Row, Save, spans_of
+from ioshape._cli.output import SentenceError, note
 from ioshape._core.family import numbered
 
 _MOST_FILES = 100_000
 _MOST_LINE_BYTES = 64 << 10
 _MOST_SAVES = 2_000_000
 _MOST_BAD_LINES = 1000  # of a file: one of other things is not read to its end
+_MOST_PROBLEMS = 20  # on stderr
 _MOST_SECONDS = 1e9
 _LATEST_S = 1e11
 #: saves that are further apart have nothing to do with each other
 _APART_S = 1.0
+
+#: of a report, in the order in which they happen: the field, and the name of the phase
+PARTS = (
+    ("pickle_s", "stage"),
+    ("stage_s", "stage"),
+    ("slot_s", "wait"),
+    ("plan_s", "plan"),
+    ("write_s", "write"),
+    ("sync_s", "sync"),
+    ("commit_s", "commit"),
+    ("group_s", "others"),
+    ("drain_s", "drain"),
+)
 
 _DETAILS = (
     "path",
@@ -201,6 +215,27 @@ def _take(run: Run, path: Path, number: int, line: bytes) -> bool:
     return True
 
 
+def read_run(folder: str) -> Run:
+    """Read the reports in a folder, and name on stderr what is wrong with them."""
+    try:
+        run = read(Path(folder))
+    except OSError as error:
+        raise SentenceError(
+            f"cannot read the reports in {folder}: {error.strerror}; name the folder that "
+            "IOSHAPE_TRACE named"
+        ) from None
+    for problem in run.problems[:_MOST_PROBLEMS]:
+        note(f"ioshape: {problem}")
+    if len(run.problems) > _MOST_PROBLEMS:
+        note(f"ioshape: and {len(run.problems) - _MOST_PROBLEMS:,} more of the kind")
+    if not run.saves:
+        raise SentenceError(
+            f"{folder} has no reports of saves; a program writes them there if it runs with "
+            f"IOSHAPE_TRACE={folder}"
+        )
+    return run
+
+
 # ---- Storms ------------------------------------------------------------------------------------
 
 
@@ -208,6 +243,14 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest of them that so many percent do not exceed; nothing is interpolated."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def by_process(saves: Iterable[Recorded]) -> dict[tuple[str, int, int], list[Recorded]]:
+    """Return the saves of each process: by host, rank and pid."""
+    found: dict[tuple[str, int, int], list[Recorded]] = {}
+    for save in saves:
+        found.setdefault((save.host, save.rank, save.pid), []).append(save)
+    return found
 
 
 @dataclass
@@ -242,11 +285,7 @@ class Gust:
         """Return how long training stands still: the slowest rank holds up all."""
         if not any(save.background for save in self.saves):
             return self.makespan_s
-        held: dict[tuple[str, int, int], float] = {}
-        for save in self.saves:
-            process = (save.host, save.rank, save.pid)
-            held[process] = held.get(process, 0.0) + save.held_s
-        return max(held.values())
+        return max(sum(save.held_s for save in own) for own in by_process(self.saves).values())
 
     @property
     def waited_s(self) -> float:
@@ -270,7 +309,7 @@ class Gust:
 
     @property
     def ranks(self) -> int:
-        return len({(save.host, save.rank, save.pid) for save in self.saves})
+        return len(by_process(self.saves))
 
     def by_host(self) -> dict[str, Gust]:
         """Its saves, taken apart."""
@@ -320,18 +359,3 @@ def _without_step(path: str) -> str:
     if parts is not None and not parts.counts_shards:
         name = "#".join(parts.family)
     return os.path.join(re.sub("[0-9]+", "#", above), name)  # noqa: PTH118
-
-
-def panel_of(gust: Gust, title: str) -> Panel:
-    """To draw it."""
-    began = gust.began_s
-    rows: dict[tuple[str, int, int], Row] = {}
-    hosts = len(gust.by_host())
-    for save in gust.saves:
-        key = (save.host, save.rank, save.pid)
-        label = f"rank {save.rank}" + (f", {save.host}" if hosts > 1 else "")
-        row = rows.setdefault(key, Row(label, save.pid, [], save.host, save.rank))
-        begin, end = save.started_s - began, save.ended_s - began
-        spans = spans_of(save.parts, begin, end)
-        row.saves.append(Save(Path(save.path).name or "save", begin, end, spans, save.details))
-    return Panel(title, list(rows.values()), epoch_s=began)

@@ -1,10 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape advise."""
+"""ioshape advise: how often to save.
+
+The interval between saves that loses least, after Young and Daly.
+
+Failures come at random, each a mean time M after the last. A job trains for T, and begins a save,
+which holds training for h. After d the save is durable, having waited for its slot; training goes
+on meanwhile. A failure goes back to the latest save that is durable, and takes a restart R.
+
+Of the time until a failure, the share that is kept is then
+
+    E(T) = T exp(-(T + d + R) / M) / (M (1 - exp(-(T + h) / M)))
+
+With h = d, a save that blocks, that is Daly's exact form. dE/dT = 0 where T = M (1 - exp(-(T + h)
+/ M)), whatever d and R are; for a small h that is Young's sqrt(2 h M). d is a limit instead: a save
+has to be durable before the next one begins.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,13 +38,124 @@ from ioshape._cli.output import (
     say_json,
 )
 from ioshape._cli.paths import exit_for, json_option
+from ioshape._cli.reports import checkpoints, read_run
 
 if TYPE_CHECKING:
-    from ioshape._cli.advise.interval import Costs
-    from ioshape._cli.advise.observed import Observed
+    from collections.abc import Sequence
+
+    from ioshape._cli.reports import Gust, Recorded
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MOST_S = 1e9
+
+
+@dataclass(frozen=True)
+class Costs:
+    """In seconds."""
+
+    #: between failures of the job
+    mtbf: float
+    #: a save holds training for so long
+    stall: float
+    #: from its begin a save takes so long until it is durable, waiting included
+    save: float
+    restart: float = 0.0
+
+    @property
+    def shortest(self) -> float:
+        """Of training between two saves: one is durable when the next one begins."""
+        return max(self.save - self.stall, 0.0)
+
+    def kept(self, interval: float) -> float:
+        """E(T)."""
+        left = math.exp(-(interval + self.save + self.restart) / self.mtbf)
+        cycle = -math.expm1(-(interval + self.stall) / self.mtbf)
+        if interval <= 0:  # the limit; where saves cost anything, nothing else is done
+            return 0.0 if self.stall > 0 else left
+        return min(interval * left / (self.mtbf * cycle), 1.0) if cycle > 0 else 1.0
+
+    def lost(self, interval: float) -> float:
+        """The share of the time that does not go into training that is kept."""
+        return 1 - self.kept(interval)
+
+    def held(self, interval: float) -> float:
+        """The part of it that saves take whose training was kept."""
+        return self.kept(interval) * self.stall / interval if interval > 0 else 0.0
+
+    @property
+    def unbounded(self) -> float:
+        """The best interval, if saves were durable at once."""
+        ratio = self.stall / self.mtbf
+        if ratio <= 0:
+            return 0.0
+        low, high = 0.0, 1.0  # of x = T/M, at which x = 1 - exp(-(x + ratio))
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if -math.expm1(-(middle + ratio)) > middle else (low, middle)
+        return high * self.mtbf
+
+    @property
+    def best(self) -> float:
+        """Loses least."""
+        return max(self.unbounded, self.shortest)
+
+    @property
+    def young(self) -> float:
+        """What Young's rule says of a save that holds training until it is durable."""
+        return math.sqrt(2 * self.save * self.mtbf)
+
+
+# ---- What the reports of a run say ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Seconds; None for what a run tells nothing about."""
+
+    storms: int
+    stall: float
+    save: float
+    wait: float
+    interval: float | None
+    mtbf: float | None
+    restarts: int
+
+
+def observe(saves: Sequence[Recorded]) -> Observed | None:
+    """In the order in which they began; None if none of them succeeded."""
+    # A checkpoint in which one rank failed holds nothing.
+    found = checkpoints(saves)
+    whole = [one for one in found if not one.failed and not one.skipped]
+    if not whole:
+        return None
+    restarts = _restarts(saves)
+    span = max(save.ended_s for save in saves) - saves[0].started_s
+    return Observed(
+        storms=len(whole),
+        stall=fmean(one.stall_s for one in whole),
+        save=fmean(one.makespan_s for one in whole),
+        wait=fmean(one.most_waited_s for one in whole),
+        interval=_interval(whole),
+        mtbf=span / restarts if restarts else None,
+        restarts=restarts,
+    )
+
+
+def _interval(found: Sequence[Gust]) -> float | None:
+    """Of training, between the saves of one life: a longer gap may be a restart."""
+    gaps = [after.began_s - before.began_s - before.stall_s for before, after in pairwise(found)]
+    return max(median(gaps), 0.0) if gaps else None
+
+
+def _restarts(saves: Sequence[Recorded]) -> int:
+    """How often other processes took over, as the rank saw it that saw most."""
+    lives: dict[int, set[tuple[str, int]]] = {}
+    for save in saves:
+        lives.setdefault(save.rank, set()).add((save.host, save.pid))
+    return max(map(len, lives.values())) - 1
+
+
+# ---- The command --------------------------------------------------------------------------------
 
 
 def _time(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
@@ -40,9 +169,6 @@ def _time(_context: click.Context, _option: click.Parameter, text: str | None) -
 
 
 def _observe(folder: str) -> tuple[Observed, bool]:
-    from ioshape._cli.advise.observed import observe  # noqa: PLC0415
-    from ioshape._cli.trace.command import read_run  # noqa: PLC0415
-
     run = read_run(folder)
     found = observe(run.saves)
     if found is None:
@@ -69,8 +195,6 @@ def _costs(
     stall_s: float | None,
     restart_s: float,
 ) -> Costs:
-    from ioshape._cli.advise.interval import Costs  # noqa: PLC0415
-
     save = save_s if save_s is not None else observed.save if observed else None
     if save is None:
         raise UsageSentenceError(

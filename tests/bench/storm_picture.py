@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A storm as a timeline: one round of each way, the one whose makespan is the median."""
 
-from __future__ import annotations
-
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from ioshape._cli.bench.command import WAYS, filesystem, who_saves
-from ioshape._cli.bench.measure import Neighbours, Ratios, Round, Summary
+from ioshape._cli.bench.measure import Neighbours, Plan, Ratios, Round, Storm, Summary
+from ioshape._cli.bench.ranks import Saved
 from ioshape._cli.bench.tenants import Verdict
 from ioshape._cli.output import human_seconds
-from ioshape._cli.trace.timeline import Dot, Panel, Row, Save, Span, Timeline, spans_of
-
-if TYPE_CHECKING:
-    from ioshape._cli.bench.measure import Plan, Storm
-    from ioshape._cli.bench.ranks import Saved
+from ioshape._cli.trace import Span, spans_of
+from timeline_plot import Dot, Panel, Row, Save, Timeline
 
 
 def timeline_of(storm: Storm) -> Timeline:
@@ -70,7 +65,7 @@ def _panel(plan: Plan, way: str, summary: Summary) -> Panel:
     if reads:
         remarks.append(f"99 % of a neighbour's reads within {human_seconds(reads.p99_ms / 1e3)}")
     rows = [
-        Row(plan.name_of(number), rank.pid, [_save(WAYS[way], turn, rank)], rank=number)
+        Row(plan.name_of(number), [_save(turn, rank)], number)
         for number, rank in enumerate(turn.ranks)
     ]
     dots = [
@@ -79,7 +74,7 @@ def _panel(plan: Plan, way: str, summary: Summary) -> Panel:
     return Panel(WAYS[way], rows, dots, remarks=remarks)
 
 
-def _save(name: str, turn: Round, rank: Saved) -> Save:
+def _save(turn: Round, rank: Saved) -> Save:
     def seconds(moment_ns: int) -> float:
         return (moment_ns - turn.at_ns) / 1e9
 
@@ -88,4 +83,4 @@ def _save(name: str, turn: Round, rank: Saved) -> Save:
         spans = [Span(phase, seconds(a), seconds(b)) for phase, a, b in rank.spans]
     else:
         spans = spans_of(rank.report, begin_s, end_s)
-    return Save(name, begin_s, end_s, spans)
+    return Save(begin_s, end_s, spans)

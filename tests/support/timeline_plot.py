@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines as pictures, by matplotlib, which is an extra of the package."""
+"""Draws who did what when, as docs/scale.svg and docs/storm-cephfs.svg show.
 
-from __future__ import annotations
+It takes matplotlib. Users open the traces of "ioshape trace --chrome" in Perfetto instead.
+"""
 
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from ioshape._cli.output import SentenceError, human_seconds
-from ioshape._cli.trace.timeline import PHASES
-from ioshape._core.text import one_line
-
-if TYPE_CHECKING:
-    from ioshape._cli.trace.timeline import Panel, Row, Timeline
+from ioshape._cli.output import human_seconds
+from ioshape._cli.trace import PHASES, Span
 
 _COLOURS = {
     "stage": "#8250df",
@@ -37,23 +34,64 @@ _STRIP = 1.0
 _PANEL_HEAD = 0.7
 
 
-def check(path: str) -> None:
-    """Fails where nothing could be drawn: before the measurement is better than after it."""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415 - slow
-    except ImportError:
-        raise SentenceError(
-            "cannot draw a picture: matplotlib is not installed; pip install 'ioshape[plot]'"
-        ) from None
-    kinds = FigureCanvasBase.get_supported_filetypes()
-    if Path(path).suffix[1:].lower() not in kinds:
-        raise SentenceError(
-            f'cannot draw "{path}": its name must end in .{", .".join(sorted(kinds))}'
-        )
+@dataclass
+class Save:
+    """One save of one rank."""
+
+    begin_s: float
+    end_s: float
+    spans: list[Span]
+
+
+@dataclass
+class Row:
+    """One process."""
+
+    label: str
+    saves: list[Save]
+    rank: int = 0
+
+    @property
+    def end_s(self) -> float:
+        return max(save.end_s for save in self.saves)
+
+
+class Dot(NamedTuple):
+    """A neighbour's operation."""
+
+    kind: str
+    at_s: float
+    took_s: float
+
+
+@dataclass
+class Panel:
+    """What happened together."""
+
+    title: str
+    rows: list[Row]
+    dots: list[Dot] = field(default_factory=list)
+    #: shown beside the title
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def end_s(self) -> float:
+        return max((row.end_s for row in self.rows), default=0.0)
+
+
+@dataclass
+class Timeline:
+    """Panels, one over another, on one axis."""
+
+    title: str
+    panels: list[Panel]
+    subtitle: str = ""
+    #: the 99th percentile of neighbours' reads when nobody saves
+    alone_s: float | None = None
 
 
 def draw(timeline: Timeline, path: str) -> None:
-    """Writes the picture. The ending of the path is its format."""
+    """Write the picture. The ending of the path is its format."""
     from matplotlib import rc_context  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -74,7 +112,7 @@ def draw(timeline: Timeline, path: str) -> None:
                 _draw_dots(left.pop(0), panel, timeline)
         all_axes[-1].set_xlabel("seconds")
         all_axes[-1].set_xlim(left=0)
-        title = "\n".join(map(one_line, (timeline.title, timeline.subtitle)))
+        title = "\n".join((timeline.title, timeline.subtitle))
         figure.suptitle(title, x=0.01, ha="left", parse_math=False)
         figure.legend(handles=_legend(timeline), loc="outside lower left", ncols=6, frameon=False)
         figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
@@ -103,13 +141,13 @@ def _draw_rows(axes: Any, panel: Panel) -> None:
     axes.axvline(panel.end_s, color="black", linewidth=0.8, linestyle=_DONE)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     _label(axes, rows, len(panel.rows))
-    title = one_line("   ".join([panel.title, *panel.remarks]))
+    title = "   ".join([panel.title, *panel.remarks])
     axes.set_title(title, loc="left", fontsize=9, parse_math=False)
 
 
 def _label(axes: Any, rows: list[Row], count: int) -> None:
     if count <= _LABELLED_ROWS:
-        labels = [one_line(row.label) for row in rows]
+        labels = [row.label for row in rows]
         axes.set_yticks(range(len(rows)), labels, parse_math=False)
     else:
         more = f",\nand {count - len(rows)} more" if count > len(rows) else ""

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape trace."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from ioshape._cli.output import (
+    SentenceError,
+    Table,
+    columns,
+    human_size,
+    plural,
+    say,
+    say_json,
+)
+from ioshape._cli.paths import exit_for, json_option
+from ioshape._cli.reports import PARTS, by_process, gusts, read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ioshape._cli.reports import Gust, Recorded, Run
+
+_MOST_ROWS = 50
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+_FIGURES = (">saves", ">bytes", ">all done s", ">mean s", ">p99 s", ">training held s")
+_WAITS = (">wait s", ">longest s", ">failed", ">skipped")
+
+
+def _cells(gust: Gust) -> list[str]:
+    seconds = (gust.makespan_s, gust.mean_s, gust.p99_s, gust.held_s)
+    return [
+        f"{len(gust.saves):,}",
+        human_size(gust.n_bytes),
+        *(f"{value:.3f}" for value in (*seconds, gust.waited_s, gust.most_waited_s)),
+        f"{gust.failed:,}",
+        f"{gust.skipped:,}",
+    ]
+
+
+def _show(found: list[Gust], chosen: int) -> None:
+    table = Table(*columns(">storm", "<began", ">ranks", *_FIGURES, *_WAITS))
+    first = max(0, len(found) - _MOST_ROWS)
+    for number, gust in enumerate(found[first:], start=first + 1):
+        table.add(str(number), _time(gust.began_s), f"{gust.ranks:,}", *_cells(gust))
+    if first:
+        say(f"The last {_MOST_ROWS} of {plural(len(found), 'storm')}; --json has all.")
+    table.show()
+    hosts = found[chosen].by_host()
+    say()
+    say(f"Storm {chosen + 1}, by host:")
+    table = Table(*columns("<host", ">ranks", *_FIGURES, *_WAITS))
+    for host, gust in list(hosts.items())[:_MOST_ROWS]:
+        table.add(host, f"{gust.ranks:,}", *_cells(gust))
+    table.show()
+    if len(hosts) > _MOST_ROWS:
+        say(f"and {len(hosts) - _MOST_ROWS} more")
+
+
+def _gust_json(gust: Gust) -> dict[str, Any]:
+    return {
+        "saves": len(gust.saves),
+        "ranks": gust.ranks,
+        "bytes": gust.n_bytes,
+        "began_s": gust.began_s,
+        "makespan_s": gust.makespan_s,
+        "mean_s": gust.mean_s,
+        "p99_s": gust.p99_s,
+        "training_held_s": gust.held_s,
+        "mean_wait_s": gust.waited_s,
+        "longest_wait_s": gust.most_waited_s,
+        "failed": gust.failed,
+        "skipped": gust.skipped,
+    }
+
+
+def _as_json(run: Run, found: list[Gust]) -> dict[str, Any]:
+    return {
+        "saves": len(run.saves),
+        "problems": run.problems,
+        "storms": [
+            {
+                **_gust_json(gust),
+                "hosts": {host: _gust_json(one) for host, one in gust.by_host().items()},
+            }
+            for gust in found
+        ],
+    }
+
+
+# ---- For Perfetto -------------------------------------------------------------------------------
+#
+# torch's profiler writes microseconds since "baseTimeNanoseconds", which is the last multiple of a
+# quarter of a year since 1970. With the same base, slices of both are right in one view.
+
+_QUARTER_S = 7_889_238
+#: threads of ours, beside those that the profiler shows of the same process
+_FIRST_THREAD = 1_000_000_001
+#: more than a kernel counts up to
+_NEXT_HOST = 10_000_000
+_LEAST_REST = 0.01  # of a save
+
+#: what each phase is
+PHASES = {
+    "stage": "copies",
+    "wait": "waits for its slot",
+    "plan": "makes the file",
+    "write": "writes",
+    "sync": "syncs",
+    "commit": "puts it in place",
+    "others": "waits for other ranks",
+    "drain": "is drained",
+    "rest": "all else",
+}
+
+
+class Span(NamedTuple):
+    """A part of a save."""
+
+    phase: str
+    begin_s: float
+    end_s: float
+
+
+def spans_of(report: Mapping[str, Any], begin_s: float, end_s: float) -> list[Span]:
+    """Return the parts of a save one after another, without those below a thousandth of it."""
+    spans: list[Span] = []
+    at = begin_s
+    least = (end_s - begin_s) / 1000
+    for name, phase in PARTS:
+        seconds = float(report.get(name) or 0.0)
+        until = min(at + seconds, end_s)
+        if until - at > least:
+            if spans and spans[-1].phase == phase:
+                spans[-1] = spans[-1]._replace(end_s=until)
+            else:
+                spans.append(Span(phase, at, until))
+        at = until
+    # The time of no part, such as starting a thread: the last part ends when its save does.
+    if end_s - at > _LEAST_REST * (end_s - begin_s):
+        spans.append(Span("rest", at, end_s))
+    return spans
+
+
+def chrome(saves: Sequence[Recorded]) -> str:
+    """Return the saves, in the order in which they began, as a trace in Chrome's format."""
+    base_s = int(saves[0].started_s) // _QUARTER_S * _QUARTER_S
+    several = len({save.host for save in saves}) > 1
+    hosts: dict[int, str] = {}
+    slices: list[dict[str, Any]] = []
+    names: dict[tuple[int, int], str] = {}
+    for (host, rank, number), own in by_process(saves).items():
+        pid = number
+        while hosts.setdefault(pid, host) != host:
+            pid += _NEXT_HOST
+        names[pid, 0] = f"rank {rank}, {host}" if several else f"rank {rank}"
+        for thread, save in _threads(own):
+            names[pid, thread] = "ioshape saves"
+            slices += _slices(save, base_s, {"cat": "ioshape", "pid": pid, "tid": thread})
+    events = [
+        {
+            "ph": "M",
+            "name": "thread_name" if thread else "process_name",
+            "pid": pid,
+            "tid": thread,
+            "args": {"name": name},
+        }
+        for (pid, thread), name in names.items()
+    ]
+    return json.dumps(
+        {
+            "schemaVersion": 1,
+            "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": base_s * 10**9,
+            "traceName": "ioshape trace",
+            "traceEvents": events + slices,
+        },
+        separators=(",", ":"),
+    )
+
+
+def _threads(saves: list[Recorded]) -> Iterator[tuple[int, Recorded]]:
+    """Yield each save with the first thread that has nothing more to do by then."""
+    ends: list[float] = []
+    for save in saves:
+        lane = next((i for i, end in enumerate(ends) if end <= save.started_s), len(ends))
+        ends[lane:] = [save.ended_s, *ends[lane + 1 :]]
+        yield _FIRST_THREAD + lane, save
+
+
+def _slices(save: Recorded, base_s: int, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the save, and its parts below it."""
+    begin_s = save.started_s - base_s
+    end_s = begin_s + save.total_s
+    parts = [
+        (span.phase, span.begin_s, span.end_s, {"what": PHASES[span.phase]})
+        for span in spans_of(save.parts, begin_s, end_s)
+    ]
+    whole = (Path(save.path).name or "save", begin_s, end_s, save.details)
+    for name, begin, end, about in (whole, *parts):
+        times = {"ts": round(begin * 1e6, 3), "dur": round((end - begin) * 1e6, 3)}
+        yield {"ph": "X", "name": name, **common, **times, "args": about}
+
+
+@click.command(short_help="Show what the saves of a run did, from their reports.")
+@click.argument("folder", type=click.Path())
+@click.option(
+    "--storm",
+    "chosen",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Which one is shown by host.  [default: the one that took longest]",
+)
+@click.option(
+    "--chrome",
+    "chrome_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write all of it as a trace for Perfetto.",
+)
+@json_option
+def command(
+    folder: str,
+    chosen: int | None,
+    chrome_path: str | None,
+    as_json: bool,
+) -> None:
+    """Shows what the saves of a run did, from the reports that it has left in FOLDER.
+
+    A program leaves them there if it runs with IOSHAPE_TRACE=FOLDER, or has called
+    ioshape.configure(trace=FOLDER): each process writes a line for each save.
+
+    A storm is what goes on from a moment when a save begins until nobody has saved for a second.
+    Times of different hosts are by their own clocks.
+
+    \b
+    IOSHAPE_TRACE=/scratch/reports torchrun train.py
+    ioshape trace /scratch/reports
+    ioshape trace /scratch/reports --chrome storm.json
+
+    Exit code: 0; 1 if a line is not a report, which is said on stderr.
+    """
+    run = read_run(folder)
+    found = gusts(run.saves)
+    if chosen is None:
+        chosen = max(range(len(found)), key=lambda i: found[i].makespan_s) + 1
+    if chosen > len(found):
+        raise SentenceError(
+            f"there {'is 1 storm' if len(found) == 1 else f'are {len(found):,} storms'}, and no "
+            f"{chosen}; the table that comes without --storm numbers them"
+        )
+    if as_json:
+        say_json(_as_json(run, found))
+    else:
+        _show(found, chosen - 1)
+    if chrome_path is not None:
+        Path(chrome_path).write_text(chrome(run.saves), encoding="utf-8")
+    click.get_current_context().exit(exit_for(bool(run.problems)))
