@@ -148,9 +148,6 @@ void base_make_plain(char *text);
 #define BASE_SIZE(bytes) base_size((char[BASE_SIZE_BYTES]){ 0 }, bytes)
 const char *base_size(char into[BASE_SIZE_BYTES], uint64_t bytes);
 
-/* Sentence and remedy in one line, for people. */
-void base_error_line(const struct base_error *error, char *into, size_t bytes);
-
 /*
  * What the error is about. After a failure; nothing happens without one. What was set first stays:
  * who is nearer to the failure knows better.
@@ -445,9 +442,6 @@ void base_mac_end(struct base_mac *state, uint8_t mac[BASE_MAC_BYTES]);
  * forked children (kernel I/O may be writing to it). NULL if there is none.
  */
 void *base_map(size_t bytes);
-/* Whole pages from the beginning of a huge page on, with this protection (PROT_...) and nothing
- * else: NULL if there are none. */
-void *base_map_aligned(size_t bytes, int protection);
 void base_unmap(void *memory, size_t bytes);
 /* Touches every page now rather than at first use. Safe at any time: contents stay. */
 void base_prefault(void *memory, size_t bytes);

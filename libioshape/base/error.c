@@ -121,6 +121,16 @@ static void put(char *into, size_t bytes, const char *text)
 	into[length] = 0;
 }
 
+/* Sentence and remedy in one line, for people. */
+static void error_line(const struct base_error *error, char *into, size_t bytes)
+{
+	put(into, bytes, error->sentence);
+	if (*error->remedy) {
+		put(into + strlen(into), bytes - strlen(into), "; ");
+		put(into + strlen(into), bytes - strlen(into), error->remedy);
+	}
+}
+
 /* The sentence of a path that is longer than it may be: the end says why, and must not be lost. */
 static void shorten(char *text, size_t bytes, const char *end)
 {
@@ -146,7 +156,7 @@ __attribute__((format(printf, 5, 0))) static void fill(struct base_error *error,
 	put(error->sentence, sizeof(error->sentence), whole);
 	base_make_plain(error->sentence);
 	shorten(error->sentence, sizeof(error->sentence), reason);
-	base_error_line(error, error->text, sizeof(error->text));
+	error_line(error, error->text, sizeof(error->text));
 }
 
 int base_fail_with(struct base_error *error, int code, const char *remedy, const char *format, ...)
@@ -244,15 +254,6 @@ const char *base_size(char into[BASE_SIZE_BYTES], uint64_t bytes)
 	else
 		snprintf(into, BASE_SIZE_BYTES, "%.1f %s", size, units[unit]);
 	return into;
-}
-
-void base_error_line(const struct base_error *error, char *into, size_t bytes)
-{
-	put(into, bytes, error->sentence);
-	if (*error->remedy) {
-		put(into + strlen(into), bytes - strlen(into), "; ");
-		put(into + strlen(into), bytes - strlen(into), error->remedy);
-	}
 }
 
 /* ---- What a sentence is about ---------------------------------------------------------------- */

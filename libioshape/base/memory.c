@@ -25,7 +25,9 @@
 
 #define HUGE_PAGE_BYTES (2 * MIB)
 
-void *base_map_aligned(size_t bytes, int protection)
+/* Whole pages from the beginning of a huge page on, with this protection (PROT_...) and nothing
+ * else: NULL if there are none. */
+static void *map_aligned(size_t bytes, int protection)
 {
 	const size_t room = bytes + HUGE_PAGE_BYTES;
 	uint8_t *memory, *wanted;
@@ -47,7 +49,7 @@ void *base_map(size_t bytes)
 
 	bytes = base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
 	if (bytes >= HUGE_PAGE_BYTES)
-		memory = base_map_aligned(bytes, protection);
+		memory = map_aligned(bytes, protection);
 	else
 		memory = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (!memory || memory == MAP_FAILED)
@@ -462,7 +464,7 @@ static int map_part(int fd, uint64_t offset, size_t bytes, int protection, uint8
 
 	bytes = base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
 	/* Addresses first, so that the mapping begins on a huge page. */
-	place = base_map_aligned(bytes, PROT_NONE);
+	place = map_aligned(bytes, PROT_NONE);
 	if (!place)
 		return -ENOMEM;
 	if (mmap(place, bytes, protection, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) ==

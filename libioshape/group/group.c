@@ -597,7 +597,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	base_log(save_log(context), IOSHAPE_LOG_DEBUG,
 		 "%s: rank %u of %u, on %u nodes, meeting through %s", group->directory,
 		 options.rank, options.ranks, group->node_count,
-		 group->board ? store_id(group->board) : "nothing");
+		 group->board ? group->board->ops->id : "nothing");
 	*out = group;
 	return 0;
 }

@@ -679,19 +679,15 @@ static inline const char *group_place_of(const struct group_part *part)
 {
 	return part->plan.near ? part->group->near : part->group->directory;
 }
-/* Rank 0: all of the generation. `own` is what this rank failed with before, if it did. */
-int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error);
-/* The others are told that there will be none. */
-int group_lead_nowhere(struct group_part *part, const struct base_error *why,
-		       struct base_error *error);
+/* Rank 0: hears what all want, asks what it has to know, and begins the attempt. */
+int group_make_plan(struct group_part *part, struct group_attempt *attempt,
+		    struct base_error *error);
+/* Rank 0: tells the others what is decided, or asks them first. `failure`: why there is no plan. */
+int group_tell_plan(struct group_part *part, enum group_question question,
+		    const struct base_error *failure, struct base_error *error);
 /* The others: answers what rank 0 asks until there is a plan. `attempt` is on this node's tier. */
 int group_await_plan(struct group_part *part, struct group_attempt *attempt,
 		     struct base_error *error);
-/* The first ranks of the other nodes commit the files of their nodes, when rank 0 says so. */
-void group_follow_commit(struct group_part *part, struct group_attempt *attempt,
-			 struct base_error *error);
-/* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
-int group_keep(const struct group_part *part, struct base_error *error);
 
 /* ---- The bytes of parts (parts.c) ------------------------------------------------------------ */
 

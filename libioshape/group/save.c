@@ -3,6 +3,9 @@
  * A generation, from the first "want" to the verdict. Every rank says how much it saves; rank 0
  * plans; writers write, the other ranks send them their parts; writers say what they have written;
  * rank 0 puts the generation in place and says how it went.
+ *
+ * If nodes have tiers of their own, every node gets the manifest when all is written, and protects
+ * the others; then each commits its directory and keeps it for the drain.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -11,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* What one rank has in one save: from the call that begins it to the end of the save's thread. */
 struct group_share {
@@ -79,7 +83,416 @@ static int say_done(struct group_part *part, const struct group_written *written
 	return group_tell(&part->round, &group_done, written, error);
 }
 
+/* ---- What was written ------------------------------------------------------------------------ */
+
+/* What rank 0 has heard from the writers. */
+struct sum {
+	struct group_part *part;
+	struct format_manifest manifest;
+	bool *writes;                     /* by rank */
+	struct group_written_part *heard; /* of one of them: memory for the parts of all ranks */
+	uint32_t parts;
+};
+
+static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
+		    const struct group_written_part *written)
+{
+	const struct ioshape_group *group = sum->part->group;
+	const uint32_t rank = written->rank;
+
+	/* A rank that was there before has bytes: no part is empty. */
+	if (rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
+	    !group_is_kept(&sum->part->plan, rank) ||
+	    group_writer_of(group, sum->part->plan.mode, rank) != writer)
+		return -EPROTO;
+	sum->manifest.parts[rank] = (struct format_manifest_part){
+		.file = file,
+		.crc32 = written->crc32,
+		.offset = written->offset,
+		.bytes = written->bytes,
+	};
+	sum->parts++;
+	return 0;
+}
+
+static int add_file(struct sum *sum, uint32_t writer, const struct group_written *written)
+{
+	struct format_manifest *manifest = &sum->manifest;
+	struct format_manifest_file *file = &manifest->files[manifest->file_count];
+	int ret = 0;
+
+	file->name = strdup(written->name);
+	if (!file->name)
+		return -ENOMEM;
+	file->bytes = written->bytes;
+	file->crc32 = written->crc32;
+	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
+	manifest->file_count++;
+	for (uint32_t i = 0; !ret && i < written->count; i++)
+		ret = add_part(sum, manifest->file_count - 1, writer, &written->parts[i]);
+	return ret;
+}
+
+static bool writes(const void *user, uint32_t rank)
+{
+	const struct sum *sum = user;
+
+	return sum->writes[rank];
+}
+
+static int found_done(void *user, uint32_t rank, const struct base_buffer *note,
+		      struct base_error *failure)
+{
+	struct sum *sum = user;
+	struct group_written written = { .parts = sum->heard,
+					 .count = sum->part->group->options.ranks };
+	int ret = group_read_message(&group_done, note, &written) ? 0 : -EPROTO;
+
+	if (!ret && written.failure.code)
+		return base_pass_on(failure, &written.failure);
+	if (!ret)
+		ret = add_file(sum, rank, &written);
+	return ret ? base_fail(failure, ret, "cannot use what it has written") : 0;
+}
+
+/* Names a part that is stored once for all ranks that have it. */
+static void repeat_parts(struct sum *sum)
+{
+	const struct group_plan *plan = &sum->part->plan;
+	struct format_manifest_part *parts = sum->manifest.parts;
+
+	for (uint32_t rank = 0; rank < sum->manifest.rank_count; rank++) {
+		parts[rank] = parts[plan->ranks[rank].kept];
+		parts[rank].repeats = plan->ranks[rank].same != rank;
+		parts[rank].same = plan->ranks[rank].same;
+	}
+}
+
+static int sum_up(struct sum *sum, const struct group_written *written, struct base_error *error)
+{
+	struct group_part *part = sum->part;
+	const struct ioshape_group *group = part->group;
+	const uint32_t ranks = group->options.ranks;
+	uint32_t kept = 0;
+	const struct group_collection collection = {
+		.what = group_done.name,
+		.missing = "did not finish",
+		.awaits = writes,
+		.found = found_done,
+		.user = sum,
+		.beats = true,
+	};
+	int ret;
+
+	for (uint32_t rank = 0; rank < ranks; rank++) {
+		if (!group_is_kept(&part->plan, rank))
+			continue;
+		sum->writes[group_writer_of(group, part->plan.mode, rank)] = true;
+		kept++;
+	}
+	ret = add_file(sum, 0, written);
+	if (ret)
+		return base_fail(error, ret, "cannot use what rank 0 has written");
+	part->round.group_total = part->plan.total_bytes;
+	ret = group_round_collect(&part->round, &collection, error);
+	if (ret)
+		return ret;
+	if (sum->parts != kept)
+		return base_refuse(error, -EPROTO, "%u of %u parts of generation %llu were written",
+				   sum->parts, kept, (unsigned long long)part->step);
+	repeat_parts(sum);
+	return 0;
+}
+
+/* ---- In place -------------------------------------------------------------------------------- */
+
+/* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
+static int keep(const struct group_part *part, struct base_error *error)
+{
+	const struct ioshape_group_options *options = &part->group->options;
+	struct group_tier *tier = group_tier_of(options);
+
+	if (!part->plan.near)
+		return 0;
+	return tier->ops->keep(tier, part->task->path, options->keep_last, options->keep_every,
+			       error);
+}
+
+/* This node's files: its ranks wrote them. To be freed; NULL without memory. */
+static bool *find_files_here(const struct ioshape_group *group,
+			     const struct format_manifest *manifest)
+{
+	bool *here = calloc(manifest->file_count, sizeof(*here));
+
+	for (uint32_t rank = 0; here && rank < group->options.ranks; rank++) {
+		if (group_is_local(group, rank))
+			here[manifest->parts[rank].file] = true;
+	}
+	return here;
+}
+
+/* One node's part of it. */
+static int commit_here(struct group_part *part, struct group_attempt *attempt,
+		       const struct format_manifest *manifest, const struct base_buffer *plan,
+		       struct base_error *error)
+{
+	const struct ioshape_group *group = part->group;
+	const struct group_tier *tier = group_tier_of(&group->options);
+	bool *here = find_files_here(group, manifest);
+	int ret;
+
+	if (!here)
+		return base_no_memory(error, "files of a node", manifest->file_count);
+	attempt->files_here = here;
+	ret = tier->ops->protect(&part->round, manifest, plan, &attempt->folder, part->unprotected,
+				 error);
+	if (!ret)
+		ret = group_attempt_commit(attempt, manifest, false, error);
+	attempt->files_here = NULL;
+	free(here);
+	return ret ? ret : keep(part, error);
+}
+
+/* Rank 0: all nodes put their files in place, with the manifest. */
+static int commit_spread(struct group_part *part, struct group_attempt *attempt,
+			 struct format_manifest *manifest, struct base_error *error)
+{
+	const struct group_tier *tier = group_tier_of(&part->group->options);
+	struct group_answers answers = { .remark = part->unprotected };
+	struct group_commit commit = { 0 };
+	struct base_error own = { 0 };
+	int ret = tier->ops->plan(part->group, manifest, &commit.plan, error);
+
+	manifest->serial = group_next_serial(attempt);
+	if (!ret && format_manifest_encode(&commit.manifest, manifest))
+		ret = base_no_memory(error, "a manifest", manifest->rank_count);
+	if (!ret)
+		ret = group_tell(&part->round, &group_commit, &commit, error);
+	if (!ret) {
+		commit_here(part, attempt, manifest, &commit.plan, &own);
+		ret = group_collect_answers(&part->round, &group_kept,
+					    "did not put its files in place", &answers, error);
+	}
+	if (!ret && own.code)
+		ret = group_fail_of_rank(part->group, 0, &own, error);
+	if (!ret && answers.failure.code)
+		ret = base_pass_on(error, &answers.failure);
+	if (!ret)
+		part->group->last_serial = MAX(part->group->last_serial, manifest->serial);
+	base_buffer_free(&commit.manifest);
+	base_buffer_free(&commit.plan);
+	return ret;
+}
+
+/* ---- The other nodes ------------------------------------------------------------------------- */
+
+static int read_manifest(const struct ioshape_group *group, const struct base_buffer *text,
+			 struct format_manifest *manifest, struct base_error *error)
+{
+	const int ret = format_manifest_decode(manifest, (const char *)text->data, text->bytes,
+					       "the manifest of rank 0", error);
+
+	if (ret || manifest->rank_count == group->options.ranks)
+		return ret;
+	return base_refuse_with(
+		error, IOSHAPE_E_DAMAGED, "save again",
+		"the manifest of rank 0 is damaged: it has %u ranks, and the group has "
+		"%u",
+		manifest->rank_count, group->options.ranks);
+}
+
+/* -ECANCELED, without a sentence: there is a verdict already, and it cannot be a good one. */
+static int await_commit(struct group_part *part, struct group_commit *commit,
+			struct base_error *error)
+{
+	struct group_watched watched = { 0 };
+	struct group_verdict verdict;
+	int ret;
+
+	for (;;) {
+		ret = group_look(&part->round, &group_commit, 0, &watched, commit, error);
+		if (ret != -EAGAIN)
+			return ret;
+		ret = group_look(&part->round, &group_verdict, 0, &watched, &verdict, error);
+		if (ret != -EAGAIN)
+			return ret ? ret : -ECANCELED;
+		ret = group_round_go_on(&part->round, IOSHAPE_PHASE_SYNC, part->round.group_done,
+					part->round.group_total, error);
+		if (ret)
+			return ret;
+		group_round_rest(&part->round);
+	}
+}
+
+static void follow_commit(struct group_part *part, struct group_attempt *attempt,
+			  struct base_error *error)
+{
+	struct group_answer answer = { 0 };
+	struct base_error unsaid = { 0 };
+	struct format_manifest manifest = { 0 };
+	struct group_commit commit = { 0 };
+	int ret = await_commit(part, &commit, &answer.failure);
+
+	if (!ret) {
+		ret = read_manifest(part->group, &commit.manifest, &manifest, &answer.failure);
+		if (!ret)
+			ret = commit_here(part, attempt, &manifest, &commit.plan, &answer.failure);
+		memcpy(answer.remark, part->unprotected, sizeof(answer.remark));
+		group_tell(&part->round, &group_kept, &answer, &unsaid);
+	}
+	if (ret && answer.failure.code && !error->code)
+		base_pass_on(error, &answer.failure);
+	format_manifest_free(&manifest);
+	base_buffer_free(&commit.manifest);
+	base_buffer_free(&commit.plan);
+}
+
 /* ---- The verdict ----------------------------------------------------------------------------- */
+
+static int commit(struct sum *sum, struct group_attempt *attempt,
+		  const struct group_written *written, struct base_error *error)
+{
+	struct group_part *part = sum->part;
+	const uint32_t ranks = part->group->options.ranks;
+	struct format_manifest *manifest = &sum->manifest;
+	int ret;
+
+	manifest->step = part->step;
+	manifest->saved = (int64_t)time(NULL);
+	manifest->mode = part->plan.mode;
+	snprintf(manifest->attempt, sizeof(manifest->attempt), "%s", attempt->id);
+	manifest->rank_count = ranks;
+	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
+	manifest->files = calloc(ranks, sizeof(*manifest->files));
+	sum->writes = calloc(ranks, sizeof(*sum->writes));
+	sum->heard = calloc(ranks, sizeof(*sum->heard));
+	if (!manifest->parts || !manifest->files || !sum->writes || !sum->heard)
+		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->parts));
+	ret = sum_up(sum, written, error);
+	if (ret)
+		return ret;
+	for (uint32_t i = 0; i < manifest->file_count; i++)
+		part->report->generation_bytes += manifest->files[i].bytes;
+	if (group_is_spread(part))
+		return commit_spread(part, attempt, manifest, error);
+	ret = group_attempt_commit(attempt, manifest, part->task->file_options.no_replace, error);
+	if (ret)
+		return ret;
+	part->group->last_serial = MAX(part->group->last_serial, attempt->last_serial);
+	return keep(part, error);
+}
+
+static int say_verdict(struct group_part *part, const struct base_error *failure,
+		       struct base_error *error)
+{
+	struct group_verdict verdict = {
+		.failure = *failure,
+		.generation_bytes = part->report->generation_bytes,
+	};
+
+	strcpy(verdict.unprotected, part->unprotected);
+	return group_tell(&part->round, &group_verdict, &verdict, error);
+}
+
+/* ---- Rank 0 ---------------------------------------------------------------------------------- */
+
+/* The one that was just saved stays, also where a job has gone back to earlier steps. */
+static void retain(const struct group_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	const struct ioshape_prune_options options = {
+		.size = sizeof(options),
+		.keep_last = group->options.keep_last,
+		.keep_every = group->options.keep_every,
+	};
+	struct base_error why = { 0 };
+
+	/* Of those on the tier it is asked of the drain. */
+	if (!options.keep_last || part->plan.near)
+		return;
+	if (group_prune(group->context, group->directory, group->job, &options, NULL, &why))
+		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
+			 "old generations of %s were not removed: %s", group->directory, why.text);
+}
+
+/* What rank 0 failed with itself. A rank that is alone needs no name. */
+static int fail_own(const struct group_part *part, const struct base_error *own,
+		    struct base_error *error)
+{
+	if (part->group->board)
+		return group_fail_of_rank(part->group, 0, own, error);
+	return base_pass_on(error, own);
+}
+
+/* Plans, and tells the others: the plan, or why there is none. *told: they have been told. */
+static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
+			 const struct base_error *own, bool *told, struct base_error *error)
+{
+	struct base_error unsaid = { 0 };
+	int ret;
+
+	ret = own->code ? fail_own(part, own, error) : group_make_plan(part, attempt, error);
+	ret = save_space_verdict(part->group->context, ret, error);
+	if (!part->group->board)
+		return ret;
+	if (!ret)
+		group_round_forget(&part->round);
+	*told = !group_tell_plan(part, GROUP_NO_QUESTION, error, &unsaid);
+	if (!ret && !*told)
+		ret = base_pass_on(error, &unsaid);
+	return ret;
+}
+
+static int write_and_commit(struct group_part *part, struct group_attempt *attempt,
+			    struct base_error *error)
+{
+	struct group_written written = { 0 };
+	struct sum sum = { .part = part };
+	struct base_error own = { 0 };
+	int ret;
+
+	if (group_write_parts(part, &written, &own))
+		ret = fail_own(part, &own, error);
+	else
+		ret = commit(&sum, attempt, &written, error);
+	format_manifest_free(&sum.manifest);
+	free(sum.writes);
+	free(sum.heard);
+	free(written.parts);
+	return save_space_verdict(part->group->context, ret, error);
+}
+
+static int lead(struct group_part *part, const struct base_error *own, struct base_error *error)
+{
+	struct group_attempt attempt = GROUP_NO_ATTEMPT;
+	struct base_error unsaid = { 0 };
+	bool told = false;
+	int ret;
+
+	ret = plan_and_tell(part, &attempt, own, &told, error);
+	if (!ret)
+		ret = write_and_commit(part, &attempt, error);
+	/* Ranks that have not heard the plan find out by their deadline. */
+	if (told)
+		say_verdict(part, error, &unsaid);
+	group_attempt_abandon(&attempt);
+	/* The next save does it. */
+	if (!ret && !part->task->file_options.deadline_ns)
+		retain(part);
+	return ret;
+}
+
+static int lead_nowhere(struct group_part *part, const struct base_error *why,
+			struct base_error *error)
+{
+	struct base_error named = { 0 };
+
+	fail_own(part, why, &named);
+	return group_tell_plan(part, GROUP_NO_QUESTION, &named, error);
+}
+
+/* ---- Hearing the verdict
+ * ----------------------------------------------------------------------------- */
 
 /* While others write: how far all are. */
 static void tell_progress(void *user)
@@ -121,7 +534,7 @@ static bool is_in_place(struct group_part *part)
 static int keep_in_place(const struct group_part *part, struct base_error *error)
 {
 	base_error_begin(error);
-	return group_keep(part, error);
+	return keep(part, error);
 }
 
 /* *heard: there is one; its code may be any, also that of a rank 0 that was not heard. */
@@ -206,7 +619,7 @@ static int follow(struct group_part *part, struct base_error *error)
 	} else {
 		do_own_part(part, &own);
 		if (attempt.folder.fd >= 0)
-			group_follow_commit(part, &attempt, &own);
+			follow_commit(part, &attempt, &own);
 		ret = await_end(part, &own, error);
 	}
 	group_attempt_abandon(&attempt);
@@ -266,7 +679,7 @@ static void report_unprotected(struct group_part *part)
 /* On all ranks, whatever they had written by then. */
 static void report_skip(struct group_part *part, const struct base_error *why)
 {
-	save_space_note_skip(&part->notes, why);
+	io_note(&part->notes, IOSHAPE_STEP_SKIPPED, "%s", why->sentence);
 	part->report->skipped = 1;
 	report_notes(part);
 }
@@ -288,7 +701,7 @@ static int run_part(struct group_part *part, struct base_error *error)
 	prepare(part, &own);
 	group_round_track(&part->round, IOSHAPE_PHASE_WAIT, 0, task->expected_bytes);
 	ret = part->group->options.rank ? take_part(part, &own, &failure) :
-					  group_lead(part, &own, &failure);
+					  lead(part, &own, &failure);
 	if (ret == IOSHAPE_E_SKIPPED)
 		report_skip(part, &failure);
 	if (ret)
@@ -349,7 +762,7 @@ static int give_up(const struct group_share *share, const struct base_error *why
 	if (share->group->board && share->group->options.rank)
 		ret = say_want(&part, 0, why, error);
 	else if (share->group->board)
-		ret = group_lead_nowhere(&part, why, error);
+		ret = lead_nowhere(&part, why, error);
 	group_round_end(&part.round);
 	return ret;
 }

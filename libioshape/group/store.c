@@ -200,11 +200,6 @@ void store_close(struct store *store)
 	free(store);
 }
 
-const char *store_id(const struct store *store)
-{
-	return store->ops->id;
-}
-
 /* ---- Messages -------------------------------------------------------------------------------- */
 
 int store_put(struct store *store, const char *scope, const char *name, const void *message,

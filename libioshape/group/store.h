@@ -48,7 +48,6 @@ extern const struct store_ops store_redis;
 int store_open(struct store **out, const struct store_ops *ops, const struct store_config *config,
 	       struct base_error *error);
 void store_close(struct store *store); /* NULL is fine */
-/* "files", "host", "redis" */
 const char *store_id(const struct store *store);
 
 int store_put(struct store *store, const char *scope, const char *name, const void *message,
@@ -93,7 +92,7 @@ struct store_own {
  * has_ended is NULL.
  */
 struct store_ops {
-	const char *id;
+	const char *id; /* "files", "host", "redis" */
 	/* A wait lasts for this part (1/wait_part) of the time since the last news, within these
 	 * bounds. */
 	unsigned wait_part;

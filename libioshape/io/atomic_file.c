@@ -423,7 +423,9 @@ static int open_direct(const struct io_destination *destination, int fd)
 	return again;
 }
 
-int io_destination_create(struct io_destination *destination, mode_t mode)
+/* Creates the temporary file, as open(O_CREAT | O_EXCL) does, but for its stripes. A descriptor or
+ * a negative errno. */
+static int destination_create(struct io_destination *destination, mode_t mode)
 {
 	char note[256];
 	int fd;
@@ -501,7 +503,7 @@ static int open_temporary(struct io_destination *destination, mode_t mode, struc
 		ret = make_name(destination, error);
 		if (ret)
 			return ret;
-		ret = io_destination_create(destination, mode);
+		ret = destination_create(destination, mode);
 		destination->fd = base_own(MAX(ret, -1));
 		if (ret < 0) {
 			forget_temporary(destination); /* it is not ours */
@@ -883,7 +885,8 @@ static void *release(void *fd)
 	return NULL;
 }
 
-void io_release(int fd)
+/* Closes the descriptor of a file that has been replaced, without waiting for its space. */
+static void release_fd(int fd)
 {
 	struct statx status;
 	pthread_t thread;
@@ -904,7 +907,8 @@ void io_release(int fd)
 	base_close(fd);
 }
 
-bool io_await_releases(void)
+/* Waits until that space is there; false if nothing was on its way. */
+static bool await_releases(void)
 {
 	const struct timespec pause = { .tv_nsec = 5000000 };
 	uint64_t begin = base_now_ns();
@@ -1054,7 +1058,7 @@ int io_destination_commit(struct io_destination *destination, struct base_error 
 	ret = put_in_place(destination, error);
 	if (!ret && !options->no_sync && !options->unseen)
 		ret = sync_name(destination, error);
-	io_release(old);
+	release_fd(old);
 	return ret;
 }
 
@@ -1157,7 +1161,7 @@ int io_destination_reserve(struct io_destination *destination, uint64_t length,
 	int ret = reserve(destination, length);
 
 	/* The space of a file that we have replaced may be on its way. */
-	if ((ret == -ENOSPC || ret == -EDQUOT) && io_await_releases())
+	if ((ret == -ENOSPC || ret == -EDQUOT) && await_releases())
 		ret = reserve(destination, length);
 	switch (ret) {
 	case 0:
@@ -1204,7 +1208,7 @@ void io_clear_space(const char *path, const struct base_log *log)
 	char *directory = directory_of(path);
 	const int fd = open_path(directory);
 
-	io_await_releases();
+	await_releases();
 	if (fd >= 0) {
 		/* Without this space the save fails: so all of it goes now. */
 		io_remove_stale(fd, directory, NULL, log);

@@ -66,9 +66,6 @@ struct io_destination {
  */
 int io_destination_open(struct io_destination *destination, const char *path,
 			struct base_error *error);
-/* Creates the temporary file, as open(O_CREAT | O_EXCL) does, but for its stripes. A descriptor or
- * a negative errno. */
-int io_destination_create(struct io_destination *destination, mode_t mode);
 /*
  * Sees to it that there is space for it, or at least that it has its length, which is `length`
  * while it is written: -ENOSPC and the like now, and not in the middle of it.
@@ -93,10 +90,5 @@ int io_destination_put_beside(const struct io_destination *destination, const ch
 
 /* Without a commit, removes the temporary file. */
 void io_destination_close(struct io_destination *destination);
-
-/* Closes the descriptor of a file that has been replaced, without waiting for its space. */
-void io_release(int fd);
-/* Waits until that space is there; false if nothing was on its way. */
-bool io_await_releases(void);
 
 #endif

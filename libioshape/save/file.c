@@ -318,11 +318,6 @@ int save_space_verdict(const struct ioshape_context *context, int ret, struct ba
 	return base_rephrase(error, IOSHAPE_E_SKIPPED, "skipped (full=skip): %s", error->sentence);
 }
 
-void save_space_note_skip(struct io_notes *notes, const struct base_error *error)
-{
-	io_note(notes, IOSHAPE_STEP_SKIPPED, "%s", error->sentence);
-}
-
 int save_space_check(const struct save_space *space, struct io_notes *notes,
 		     struct base_error *error)
 {
@@ -559,7 +554,7 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 		save_slot_report(&file->slot, &file->notes, report);
 	report->skipped = ret == IOSHAPE_E_SKIPPED;
 	if (report->skipped)
-		save_space_note_skip(&file->notes, error);
+		io_note(&file->notes, IOSHAPE_STEP_SKIPPED, "%s", error->sentence);
 	if (!ret)
 		ret = commit_in_order(file, order, report, error);
 	snprintf(report->filesystem, sizeof(report->filesystem), "%s", file->notes.filesystem);

@@ -57,7 +57,6 @@ int save_space_check(const struct save_space *space, struct io_notes *notes,
 
 /* IOSHAPE_E_SKIPPED instead of a lack of space, if the context's `full` says so. */
 int save_space_verdict(const struct ioshape_context *context, int ret, struct base_error *error);
-void save_space_note_skip(struct io_notes *notes, const struct base_error *error);
 
 /* ---- Storage (slot.c): what lies below a directory -------------------------------- */
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A file appears whole or not at all, with the rights that it should have. */
 #define _GNU_SOURCE
+/* For what only it calls. */
+#include "io/atomic_file.c"
 #include "support/check_main.h"
 #include "support/target_case.h"
-
-#include "io/atomic_file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -458,9 +458,9 @@ START_TEST(the_space_of_a_large_replaced_file_is_given_back)
 		ck_assert(scratch_same("file", NEW));
 		/* Soon, if the last name has gone; otherwise at once. */
 		if (links == 1)
-			io_await_releases();
+			await_releases();
 		ck_assert(!is_held(old));
-		ck_assert(!io_await_releases());
+		ck_assert(!await_releases());
 	}
 }
 END_TEST

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Failures, their sentences, and the log: the one place that compares them. */
-#include "base/base.h"
+/* For what only it calls. */
+#include "base/error.c"
 #include "support/check_main.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@ static struct test_case tests = { .name = "errors, log and clock" };
 TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 {
 	static const char *const paths[] = { "a; b", "a\036b", "%s; ", "" };
-	static const char *const shown[] = { "a; b", "a?b", "%s; ", "" };
+	static const char *const wanted[] = { "a; b", "a?b", "%s; ", "" };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(paths); i++) {
 		struct base_error error = { 0 };
@@ -20,15 +21,15 @@ TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 
 		base_refuse_with(&error, -EINVAL, BASE_WORDS("mount %s first", paths[i]),
 				 "cannot open \"%s\"", paths[i]);
-		snprintf(sentence, sizeof(sentence), "cannot open \"%s\"", shown[i]);
+		snprintf(sentence, sizeof(sentence), "cannot open \"%s\"", wanted[i]);
 		ck_assert_str_eq(error.sentence, sentence);
-		snprintf(sentence, sizeof(sentence), "mount %s first", shown[i]);
+		snprintf(sentence, sizeof(sentence), "mount %s first", wanted[i]);
 		ck_assert_str_eq(error.remedy, sentence);
 	}
 }
 
 /* Names that would set a terminal's title, in 7 and in 8 bits, write from right to left, begin a
- * line of their own, or are no text; and what is shown of them. */
+ * line of their own, or are no text; and what is wanted of them. */
 static const char *const names[][2] = {
 	{ "\x1b]0;pwned\x07", "?]0;pwned?" },
 	{ "\xc2\x9d"
@@ -85,9 +86,9 @@ TEST(tests, the_reason_stands_before_the_remedy)
 	base_fail_with(&error, -ENOSPC, "free space", "cannot write \"%s\"", "a");
 	ck_assert_str_eq(error.sentence, "cannot write \"a\": No space left on device");
 	ck_assert_str_eq(error.remedy, "free space");
-	base_error_line(&error, line, sizeof(line));
+	error_line(&error, line, sizeof(line));
 	ck_assert_str_eq(line, "cannot write \"a\": No space left on device; free space");
-	base_error_line(&error, line, 47);
+	error_line(&error, line, 47);
 	ck_assert_str_eq(line, "cannot write \"a\": No space left on device; fre");
 	/* The first failure is the one that is kept. */
 	ck_assert_int_eq(base_fail(&error, -EIO, "cannot remove \"b\""), -EIO);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that is filled for the first time: pieces with an allocator's headers between them. */
 #define _GNU_SOURCE
-#include "base/base.h"
+/* For what only it calls. */
+#include "base/memory.c"
 #include "support/check_main.h"
 #include "support/sandbox.h"
 #include "support/scratch.h"
@@ -20,7 +21,7 @@
 
 #define HUGE_PAGE_BYTES (2 * MIB)
 #define ALL_BYTES (40 * MIB)
-#define HEADER_BYTES 64u
+#define ALLOCATOR_BYTES 64u
 /* Before and behind the pieces. */
 #define MARGIN_BYTES (4 * MIB)
 #define LEAST_PAGE_BYTES 4096u
@@ -44,10 +45,10 @@ static void make_pieces(size_t bytes)
 	/* Until somebody wishes otherwise, whatever the machine's owner has set. */
 	madvise(place, ALL_BYTES + 2 * MARGIN_BYTES, MADV_NOHUGEPAGE);
 	for (size_t i = 0; i < count; i++) {
-		memset(memory + i * bytes, 0x55, HEADER_BYTES);
+		memset(memory + i * bytes, 0x55, ALLOCATOR_BYTES);
 		/* In the order of their addresses or not: in that of the file. */
 		extents[i * 7 % count] = (struct base_extent){
-			(uintptr_t)memory + i * bytes + HEADER_BYTES,
+			(uintptr_t)memory + i * bytes + ALLOCATOR_BYTES,
 			(uintptr_t)memory + (i + 1) * bytes,
 		};
 	}
@@ -82,7 +83,7 @@ static size_t huge_bytes(const uint8_t *from, size_t bytes)
 static bool has_huge_pages(void)
 {
 	FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
-	uint8_t *trial = base_map_aligned(HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE);
+	uint8_t *trial = map_aligned(HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE);
 	char text[64] = "[never]";
 	bool works = false;
 
@@ -113,7 +114,7 @@ static size_t pages_there(const uint8_t *from, size_t bytes)
 static void require_headers(void)
 {
 	for (size_t i = 0; i < count; i++)
-		for (size_t at = 0; at < HEADER_BYTES; at++)
+		for (size_t at = 0; at < ALLOCATOR_BYTES; at++)
 			ck_assert_uint_eq(memory[i * piece_bytes + at], 0x55);
 }
 
@@ -147,7 +148,7 @@ END_TEST
 static bool is_all_there(void)
 {
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = ALL_BYTES - 2 * HUGE_PAGE_BYTES;
-	const uintptr_t begin = base_round_up((uintptr_t)memory + HEADER_BYTES, HUGE_PAGE_BYTES);
+	const uintptr_t begin = base_round_up((uintptr_t)memory + ALLOCATOR_BYTES, HUGE_PAGE_BYTES);
 
 	return pages_there((uint8_t *)begin, bytes) == bytes / page;
 }

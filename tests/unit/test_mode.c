@@ -79,8 +79,7 @@ LOOP_TEST(tests, a_row_of_the_table, 0, (int)ARRAY_LENGTH(cases))
 	};
 	char why[256];
 
-	ck_assert_int_eq(mode_for(cases[_i].asked, &facts, why, sizeof(why)),
-			 cases[_i].mode);
+	ck_assert_int_eq(mode_for(cases[_i].asked, &facts, why, sizeof(why)), cases[_i].mode);
 	ck_assert_msg(strstr(why, cases[_i].why), "%s", why);
 	ck_assert_int_eq(!strstr(why, "storage targets"), !strstr(cases[_i].why, "targets"));
 	ck_assert_int_eq(!strstr(why, "at a time"), !strstr(cases[_i].why, "at a time"));
@@ -89,12 +88,12 @@ LOOP_TEST(tests, a_row_of_the_table, 0, (int)ARRAY_LENGTH(cases))
 TEST(tests, a_reason_is_cut_to_its_room)
 {
 	const struct facts facts = { .ranks = 64,
-					   .nodes = 8,
-					   .bytes = GIB,
-					   .shared = true,
-					   .targets = 1000,
-					   .stripes = 1,
-					   .capacity = 1 };
+				     .nodes = 8,
+				     .bytes = GIB,
+				     .shared = true,
+				     .targets = 1000,
+				     .stripes = 1,
+				     .capacity = 1 };
 	char why[16];
 
 	for (size_t room = 0; room < sizeof(why); room++) {

@@ -129,8 +129,7 @@ TEST(rules, large_files_are_read_with_twice_as_much_under_way)
 	ck_assert_uint_eq(io_shape_to_read(&fixed, &fs, GIB).depth, 3);
 	ck_assert_uint_eq(io_shape_to_read(&large, &fs, GIB).depth, IO_MOST_LANE_BYTES / (8 * MIB));
 	/* Blocks this large are as many as for saves. */
-	ck_assert_uint_eq(io_shape_to_read(&largest, &fs, 4 * GIB).depth,
-			  IO_DEPTH);
+	ck_assert_uint_eq(io_shape_to_read(&largest, &fs, 4 * GIB).depth, IO_DEPTH);
 }
 
 TEST(rules, a_request_is_a_stripe)
