@@ -147,6 +147,7 @@ static int begin_save(struct ioshape_context *context, const char *path, struct 
 static int end_save(struct ioshape_save **save)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	char text[1024];
 	int ret;
 
 	if (!*save)
@@ -156,13 +157,8 @@ static int end_save(struct ioshape_save **save)
 		fprintf(stderr, "trainer: %s\n", ioshape_last_error()->sentence);
 	} else {
 		ioshape_save_get_report(*save, &report);
-		printf("  saved %.1f MB: staged in %.1f ms (training waited), written in %.1f, "
-		       "synced in %.1f, "
-		       "put in place in %.1f ms; engine %s%s on %s%s%s\n",
-		       (double)report.file_bytes / 1e6, report.stage_s * 1e3, report.write_s * 1e3,
-		       report.sync_s * 1e3, report.commit_s * 1e3, report.engine,
-		       report.direct ? ", direct I/O," : "", report.filesystem,
-		       report.fallbacks ? "; " : "", report.steps[0].sentence);
+		ioshape_report_text(&report, text, sizeof(text));
+		printf("  saved %s\n", text);
 	}
 	ioshape_save_free(*save);
 	*save = NULL;

@@ -28,9 +28,7 @@ int main(int argc, char **argv)
 		const std::vector<float> expected = weights;
 		weights.assign(weights.size(), -1.0f);
 		save.wait();
-		const ioshape_report report = save.report();
-		std::printf("saved %s: %.1f KB, engine %s\n", path.c_str(),
-			    static_cast<double>(report.file_bytes) / 1e3, report.engine);
+		std::printf("saved %s: %s\n", path.c_str(), ioshape::text(save.report()).c_str());
 
 		ioshape::reader reader(context, path);
 		reader.load(reader.find_tensor("weights"), weights.data());

@@ -480,8 +480,6 @@ struct ioshape_report {
 	char mode[16];   /**< "single": one process, one file; or a group's: "each", "node", "rank0"
 			  */
 	uint32_t direct; /**< 1 if blocks went past the page cache, up to the last one */
-	uint32_t queue_depth;
-	uint64_t block_bytes;
 	char filesystem[32]; /**< "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
 	uint32_t fallbacks;  /**< how often something was not as preferred */
 	/** What, in the order in which it came: the first `fallbacks` of them, if there is room. */
@@ -489,7 +487,6 @@ struct ioshape_report {
 	double slot_s;        /**< waiting for a slot */
 	double paced_s;       /**< waiting for bandwidth; part of write_s */
 	uint64_t fence;       /**< of the slot; 0 without coordination */
-	uint32_t position;    /**< in the queue when it began to wait, from 1 on; 0: it did not */
 	uint32_t slot_lost;   /**< 1: the slot was lost before the file was complete */
 	uint32_t express;     /**< 1: small enough to be let past the queue */
 	uint32_t capacity;    /**< slots of the pool; 0 without coordination */
@@ -504,12 +501,9 @@ struct ioshape_report {
 	char why[160];                  /**< why the layout is what it is */
 	/** Of every save again. */
 	double started_s;       /**< when it began, in seconds since 1970 */
-	uint64_t stripe_bytes;  /**< of the file on a striped filesystem; 0 elsewhere */
-	uint32_t stripe_count;  /**< over so many storage targets; 0: not striped, or not known */
 	uint32_t skipped;       /**< 1: it did not fit, and IOSHAPE_FULL_SKIP was set */
 	char stripes[96];       /**< the file's layout in words; "" if not striped */
-	char stripes_asked[96]; /**< what was asked for; "" if nothing was */
-	char choice[160];       /**< why engine, block_bytes and queue_depth are what they are */
+	char choice[160];       /**< why the engine is what it is, and the length of its requests */
 	double deadline_left_s; /**< when the save ended; below 0: so much too late */
 	/** Of large tensors or records, which were compared with the save before it in its series;
 	 * 0: there was none, or nothing is large. */
@@ -686,6 +680,22 @@ int ioshape_save_get_status(struct ioshape_save *save, struct ioshape_save_statu
  * @return 0; -EINPROGRESS if the save is still under way; -EINVAL; -EPERM in a forked child
  */
 int ioshape_save_get_report(struct ioshape_save *save, struct ioshape_report *report);
+
+/**
+ * Writes a report as one line of text, without a newline: how many bytes, where the time went, how
+ * they were written, and each thing that was not as preferred.
+ *
+ *     2,147,483,648 bytes in 0.612 s, slot 0.020 (behind job 4711, rank 7 on n03; redis),
+ *     write 0.560, sync 0.029, uring, direct on ext4
+ *
+ * The words may change; programs read the fields. Any thread may call this.
+ *
+ * @param report  a report that was filled; report->size must be set
+ * @param text    receives the text and a NUL, cut off if it does not fit; NULL if room is 0
+ * @param room    bytes at text
+ * @return the length of the whole text, as snprintf(); 0 if report->size is not that of any version
+ */
+size_t ioshape_report_text(const struct ioshape_report *report, char *text, size_t room);
 
 /**
  * Frees a save.

@@ -197,6 +197,15 @@ private:
 };
 } // namespace detail
 
+/* A report as one line of text. */
+inline std::string text(const ioshape_report &report)
+{
+	std::string line(ioshape_report_text(&report, nullptr, 0), '\0');
+
+	ioshape_report_text(&report, line.data(), line.size() + 1);
+	return line;
+}
+
 /*
  * A save in the background, or none yet. Destroying it, or assigning another to it, before it has
  * ended aborts it: wait() to keep it.

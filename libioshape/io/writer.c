@@ -982,18 +982,6 @@ const struct fs_layout *io_writer_layout(const struct io_writer *writer, bool *a
 	return &writer->file.fs.layout;
 }
 
-static void report_stripes(const struct io_destination *file, struct ioshape_report *report)
-{
-	const struct fs_layout *layout = &file->fs.layout;
-	const struct fs_part *part = fs_layout_main(layout, report->file_bytes);
-
-	fs_layout_text(&file->asked, report->stripes_asked, sizeof(report->stripes_asked));
-	fs_layout_text(layout, report->stripes, sizeof(report->stripes));
-	report->stripe_count = part && part->stripe_count != FS_ALL_TARGETS ? part->stripe_count :
-									      0;
-	report->stripe_bytes = part ? part->stripe_bytes : 0;
-}
-
 void io_writer_report(const struct io_writer *writer, struct ioshape_report *report)
 {
 	const struct io_lane *lane = writer->lane;
@@ -1007,11 +995,9 @@ void io_writer_report(const struct io_writer *writer, struct ioshape_report *rep
 	snprintf(report->engine, sizeof(report->engine), "%s",
 		 writer->through_engine ? lane->ops->id : "buffered");
 	report->direct = writer->was_direct;
-	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
-	report->block_bytes = lane->shape.block_bytes;
 	snprintf(report->choice, sizeof(report->choice), "%s",
 		 writer->file.stream    ? "no regular file" :
 		 writer->through_engine ? writer->shape_why :
 					  "small file: one call");
-	report_stripes(&writer->file, report);
+	fs_layout_text(&writer->file.fs.layout, report->stripes, sizeof(report->stripes));
 }

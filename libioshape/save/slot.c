@@ -631,7 +631,6 @@ void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
 	report->slot_s = info->waited_s;
 	report->paced_s = info->paced_s;
 	report->fence = info->fence;
-	report->position = info->position;
 	report->slot_lost = info->lost;
 	report->express = info->express;
 	report->capacity = info->capacity;

@@ -408,6 +408,64 @@ TEST(calls_case, a_report_is_filled_as_far_as_the_caller_knows_it)
 	ck_assert_str_eq(report.known.mode, "single");
 }
 
+TEST(calls_case, a_report_is_told_in_one_line)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	char text[512], little[10];
+	const char *whole =
+		"2,147,483,648 bytes in 0.612 s, stage 0.100, slot 0.020 (behind job 4711; "
+		"redis), write 0.450, sync 0.029, 1.500 s after its deadline, uring, direct on "
+		"ext4; no preallocation; no lock";
+	size_t length;
+
+	report.file_bytes = 2147483648;
+	report.total_s = 0.612;
+	report.stage_s = 0.1;
+	report.slot_s = 0.02;
+	report.write_s = 0.45;
+	report.sync_s = 0.029;
+	report.deadline = IOSHAPE_DEADLINE_MISSED;
+	report.deadline_left_s = -1.5;
+	report.direct = 1;
+	report.fallbacks = 2;
+	strcpy(report.engine, "uring");
+	strcpy(report.filesystem, "ext4");
+	strcpy(report.coordinator, "redis");
+	strcpy(report.ahead, "job 4711");
+	strcpy(report.steps[0].sentence, "no preallocation");
+	strcpy(report.steps[1].sentence, "no lock");
+	length = ioshape_report_text(&report, text, sizeof(text));
+	ck_assert_str_eq(text, whole);
+	ck_assert_uint_eq(length, strlen(whole));
+	/* Cut off, or only measured. */
+	ck_assert_uint_eq(ioshape_report_text(&report, little, sizeof(little)), length);
+	ck_assert_str_eq(little, "2,147,483");
+	ck_assert_uint_eq(ioshape_report_text(&report, NULL, 0), length);
+	/* More steps down than there is room for. */
+	report.fallbacks = IOSHAPE_REPORT_STEPS + 5;
+	for (size_t i = 0; i < IOSHAPE_REPORT_STEPS; i++)
+		strcpy(report.steps[i].sentence, "s");
+	ck_assert_uint_gt(ioshape_report_text(&report, text, sizeof(text)), 0);
+	ck_assert_str_eq(strrchr(text, ';'), "; s");
+	/* Of other saves. */
+	report = (struct ioshape_report){ .size = sizeof(report), .skipped = 1 };
+	ioshape_report_text(&report, text, sizeof(text));
+	ck_assert_str_eq(text, "nothing in 0.000 s");
+	report = (struct ioshape_report){ .size = sizeof(report), .file_bytes = 999, .ranks = 2 };
+	report.generation_bytes = 1000;
+	report.repeated_bytes = 1000000;
+	report.compared_bytes = report.unchanged_bytes = 12;
+	strcpy(report.mode, "node");
+	strcpy(report.why, "one node");
+	ioshape_report_text(&report, text, sizeof(text));
+	ck_assert_str_eq(text,
+			 "999 bytes in 0.000 s, part of 1,000 bytes of 2 ranks, node: one node, "
+			 "1,000,000 bytes of equal parts are stored once, "
+			 "12 bytes of large tensors unchanged");
+	report.size = 3;
+	ck_assert_uint_eq(ioshape_report_text(&report, text, sizeof(text)), 0);
+}
+
 TEST(calls_case, the_report_of_a_failed_save_is_filled_too)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;

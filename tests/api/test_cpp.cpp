@@ -165,6 +165,8 @@ START_TEST(metadata_and_records_travel)
 	const ioshape_report report =
 		context.save_records(scratch_path("a.pt"), { record }, options);
 	ck_assert_uint_eq(report.tensor_bytes, 4);
+	ck_assert_uint_eq(
+		ioshape::text(report).find(std::to_string(report.file_bytes) + " bytes in "), 0);
 
 	const ioshape::reader reader(context, scratch_path("a.pt"));
 	reader.read(reader.find_record("text"), 0, &text[0], text.size());

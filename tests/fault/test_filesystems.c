@@ -257,7 +257,7 @@ static bool tells_the_truth(const struct filesystem *filesystem, enum ioshape_en
 	if (strcmp(info.type, report->filesystem) != 0)
 		return complain("the report says %s; the file says %s", report->filesystem,
 				info.type);
-	if (info.layout.count || *report->stripes || report->stripe_count)
+	if (info.layout.count || *report->stripes)
 		return complain("it has stripes: \"%s\"", report->stripes);
 	return true;
 }

@@ -111,10 +111,10 @@ def test_a_save_tells_why_it_was_written_as_it_was() -> None:
             assert ioshape.save(checkpoint(1, 1000), path).choice == "small file: one call"
             report = ioshape.save(checkpoint(2, 17 * MIB), path)
             assert report.choice == "network filesystem; 4 stripes of 1M"
-            assert (report.engine, report.block_bytes) == ("uring-async", MIB)
+            assert report.engine == "uring-async"
             ioshape.configure(engine="threads")
             report = ioshape.save(checkpoint(3, 17 * MIB), path)
-            assert (report.engine, report.block_bytes) == ("threads", MIB)
+            assert report.engine == "threads"
             assert report.choice == "engine as asked for; 4 stripes of 1M"
         finally:
             config.reset()

@@ -304,7 +304,7 @@ def test_a_save_tells_how_it_came_by_its_slot(
     ioshape.configure(pool="shared")
     alone = ioshape.save(checkpoint(1), tmp_path / "model.pt")
     assert (alone.coordinator, alone.pool, alone.capacity) == (kind_of(address), "shared", 1)
-    assert (alone.position, alone.ahead, alone.slot_lost) == (0, "", False)
+    assert (alone.ahead, alone.slot_lost) == ("", False)
     assert alone.fence > 0
     holder = another("theirs", rank=3, weight=1)
     assert holder.hear() == "holds"
@@ -318,7 +318,7 @@ def test_a_save_tells_how_it_came_by_its_slot(
     holder.tell("release")
     report = handle.result(timeout=60)
     assert report.slot_s >= progress.waited_s
-    assert (report.position, report.ahead) == (1, progress.ahead)
+    assert report.ahead == progress.ahead
     assert report.fence > alone.fence
     assert number_in(tmp_path / "model.pt") == 2
     assert pickle.loads(pickle.dumps(report)) == report
@@ -430,11 +430,12 @@ def test_a_coordinator_that_is_away_fails_no_save_unless_told_to(tmp_path: Path)
 def test_reports_are_told_in_one_line() -> None:
     base: dict[str, Any] = {"path": "model.pt", "written_by": "ioshape", "slot_s": 1.204}
     ahead = "job 4711, rank 7 on n03"
-    waited = Report(**base, position=3, ahead=ahead, coordinator="redis")
-    assert "slot 1.204 (3rd in the queue behind job 4711, rank 7 on n03; redis)" in str(waited)
-    for position, word in ((1, "1st"), (2, "2nd"), (4, "4th"), (11, "11th"), (112, "112th")):
-        assert f"({word} in the queue" in str(Report(**base, position=position, ahead=ahead))
-    small = Report(**base, position=3, ahead=ahead, coordinator="redis", express=True)
+    waited = Report(**base, ahead=ahead, coordinator="redis", pickle_s=0.5, file_bytes=1234567)
+    assert str(waited) == (
+        "model.pt: 1,234,567 bytes in 0.000 s, slot 1.204 (behind job 4711, rank 7 on n03; redis), "
+        "pickle 0.500"
+    )
+    small = Report(**base, ahead=ahead, coordinator="redis", express=True)
     assert "slot 1.204 (let past the queue; redis)" in str(small)
     assert "slot" not in str(Report(path="model.pt", written_by="ioshape", coordinator="local"))
 

@@ -29,6 +29,7 @@ static struct {
 	size_t bytes;
 } sent[MOST_REQUESTS];
 static size_t count;
+static struct io_shape shape; /* of the requests of what was written last */
 
 static int counting_submit(void *engine, struct io_op *op)
 {
@@ -58,8 +59,10 @@ static int write_file(const char *path, uint64_t bytes, const struct io_config *
 		ret = io_writer_finish(writer, error);
 	if (!ret)
 		ret = io_writer_commit(writer, error);
-	if (!ret)
+	if (!ret) {
 		io_writer_report(writer, report);
+		shape = lane->shape;
+	}
 	io_writer_free(writer);
 	io_lane_close(lane);
 	free(data);
@@ -122,7 +125,7 @@ static void tell_choice(const struct ioshape_report *report)
 {
 	printf("{\"engine\": \"%s\", \"block_bytes\": %llu, \"depth\": %u, \"direct\": %u, "
 	       "\"choice\": \"%s\", \"seconds\": %.6f}\n",
-	       report->engine, (unsigned long long)report->block_bytes, report->queue_depth,
+	       report->engine, (unsigned long long)shape.block_bytes, shape.depth,
 	       report->direct, report->choice, report->write_s + report->sync_s);
 }
 

@@ -49,7 +49,6 @@ _DETAILS = (
     "mode",
     "coordinator",
     "capacity",
-    "position",
     "ahead",
     "filesystem",
     "stripes",

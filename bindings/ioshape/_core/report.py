@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ioshape._core.structs import said, shared_fields
-from ioshape._native import lib
+from ioshape._core.structs import said, shared_fields, sized
+from ioshape._native import ffi, lib
 
 _CODES = {
     lib.IOSHAPE_STEP_ENGINE: "engine",
@@ -48,6 +48,12 @@ _RETIRED = {
     "request_s": "file_bytes and write_s give the throughput",
     "least_request_s": "file_bytes and write_s give the throughput",
     "short_results": "requests that the kernel cuts short are continued",
+    "queue_depth": "choice tells how the file was written",
+    "block_bytes": "choice tells how the file was written",
+    "position": "ahead tells who was before it in the queue",
+    "stripe_bytes": "stripes tells the layout",
+    "stripe_count": "stripes tells the layout",
+    "stripes_asked": 'a fallback with the code "layout" tells if it is another one',
 }
 
 _MET = {lib.IOSHAPE_DEADLINE_MET: True, lib.IOSHAPE_DEADLINE_MISSED: False}
@@ -125,8 +131,6 @@ class Report:
     mode: str = ""
     #: whether blocks went past the page cache, up to the last one
     direct: bool = False
-    queue_depth: int = 0
-    block_bytes: int = 0
     filesystem: str = ""
     #: what was not as preferred, and why: each a sentence with a `code`
     fallbacks: tuple[Step, ...] = ()
@@ -138,9 +142,7 @@ class Report:
     pool: str = ""
     #: of the pool: how many may write at a time; 0 if unknown
     capacity: int = 0
-    #: its place in the queue when it began to wait, from 1 on; 0: it did not wait
-    position: int = 0
-    #: who was ahead of it then, such as "job 4711, rank 7 on n03"; "" if nobody
+    #: who was ahead of it when it began to wait, such as "job 4711, rank 7 on n03"; "" if nobody
     ahead: str = ""
     #: the number of its slot, which rises with every grant of the pool; 0 without one
     fence: int = 0
@@ -163,12 +165,7 @@ class Report:
     started_s: float = 0.0
     #: the file's layout on a striped filesystem, such as "8 x 1M, pool flash"; "" elsewhere
     stripes: str = ""
-    #: the layout that was asked for; "" if none was
-    stripes_asked: str = ""
-    stripe_bytes: int = 0
-    #: over so many storage targets; 0: not striped, or not known
-    stripe_count: int = 0
-    #: why engine, block_bytes and queue_depth are what they are
+    #: why the engine is what it is, and the length of its requests
     choice: str = ""
     #: whether it did not fit and was given up, as the setting "full" has it: nothing was written
     skipped: bool = False
@@ -200,45 +197,38 @@ class Report:
         return 0 < self.compared_bytes == self.unchanged_bytes
 
     def __str__(self) -> str:
-        what = "nothing" if self.skipped else f"{self.file_bytes:,} bytes"
-        parts = [f"{self.path}: {what} in {self.total_s:.3f} s"]
-        parts += [
-            f"{field.name[:-2]} {getattr(self, field.name):.3f}"
-            + (self._turn() if field.name == "slot_s" else "")
-            for field in fields(self)
-            if field.name.endswith("_s")
-            and field.name not in ("total_s", "started_s")
-            and getattr(self, field.name)
+        own = [
+            f"{name} {seconds:.3f}"
+            for name, seconds in (
+                ("pickle", self.pickle_s),
+                ("hook", self.hook_s),
+                ("drain", self.drain_s),
+            )
+            if seconds
         ]
-        if self.engine:
-            parts.append(f"{self.engine}{', direct' if self.direct else ''} on {self.filesystem}")
         if self.tier:
-            parts.append(f"on the tier {self.tier}")
-        if self.ranks:
-            of_all = f"part of {self.generation_bytes:,} bytes of {self.ranks} ranks"
-            parts.append(f"{of_all}, {self.mode}: {self.why}")
-        if self.repeated_bytes:
-            parts.append(f"{self.repeated_bytes:,} bytes of equal parts are stored once")
-        if self.unchanged:
-            parts.append(f"{self.unchanged_bytes:,} bytes of large storages unchanged")
+            own.append(f"on the tier {self.tier}")
         if self.written_by != "ioshape":
-            parts.append(f"written by {self.written_by}")
-        return "; ".join([", ".join(parts), *self.fallbacks])
+            own.append(f"written by {self.written_by}")
+        parts = [f"{self.path}: {', '.join([self._in_words(), *own])}", *self.fallbacks]
+        return "; ".join(parts)
 
-    def _turn(self) -> str:
-        """How it came by its slot."""
-        how = "let past the queue" if self.express else ""
-        if self.position and not self.express:
-            behind = f" behind {self.ahead}" if self.ahead else ""
-            how = f"{_ordinal(self.position)} in the queue{behind}"
-        parts = [part for part in (how, self.coordinator) if part]
-        return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _ordinal(number: int) -> str:
-    """ "1st", "2nd", "3rd", "11th"."""
-    teen = number % 100 in (11, 12, 13)
-    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+    def _in_words(self) -> str:
+        """What the library says of its fields."""
+        struct = sized("ioshape_report")
+        for name, member in ffi.typeof(struct).item.fields:
+            value = getattr(self, name, None)
+            if isinstance(value, str):
+                value = value.encode(errors="replace")[: member.type.length - 1]
+            if value is not None and name != "fallbacks":
+                setattr(struct, name, value)
+        struct.deadline = next(
+            (code for code, met in _MET.items() if met is self.deadline_met),
+            lib.IOSHAPE_DEADLINE_NONE,
+        )
+        text = ffi.new("char[]", 1 + lib.ioshape_report_text(struct, ffi.NULL, 0))
+        lib.ioshape_report_text(struct, text, len(text))
+        return said(text)
 
 
 def from_struct(
