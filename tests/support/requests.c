@@ -125,8 +125,8 @@ static void tell_choice(const struct ioshape_report *report)
 {
 	printf("{\"engine\": \"%s\", \"block_bytes\": %llu, \"depth\": %u, \"direct\": %u, "
 	       "\"choice\": \"%s\", \"seconds\": %.6f}\n",
-	       report->engine, (unsigned long long)shape.block_bytes, shape.depth,
-	       report->direct, report->choice, report->write_s + report->sync_s);
+	       report->engine, (unsigned long long)shape.block_bytes, shape.depth, report->direct,
+	       report->choice, report->write_s + report->sync_s);
 }
 
 int main(int argc, char **argv)
