@@ -15,8 +15,7 @@
 
 struct ioshape_context;
 
-/* ---- What tests set in the place of a rule (save/context.c) -------------------------------------
- */
+/* ---- What tests set in the place of a rule (save/open.c) ------------------------------------- */
 
 /* Tests give this to ioshape_context_open() for a struct ioshape_context_options, which it begins
  * with. The size tells that: no public struct has it. 0: by rule. */
@@ -95,8 +94,7 @@ struct format_checksums {
 /* Appends them as the file has them. 0, -ENOMEM, or -EFBIG if they could not be read again. */
 int format_checksums_encode(struct base_buffer *out, const struct format_checksums *checksums);
 
-/* ---- Memory of a context (save/context.c) -------------------------------------------------------
- */
+/* ---- Memory of a context (save/open.c) ------------------------------------------------------- */
 
 struct ioshape_context;
 

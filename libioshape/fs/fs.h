@@ -11,7 +11,7 @@
 
 #include <sys/types.h>
 
-/* ---- Families (storage.c) -------------------------------------------------------------------- */
+/* ---- Families (families.c) ------------------------------------------------------------------- */
 
 /* What kind of filesystem, by its type and, where that can lie, by what it answers. */
 enum fs_family {
@@ -341,20 +341,30 @@ void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
 /* A name for a statfs magic number: "nfs", "lustre"; "0x…" for one not known here. Pure
- * (storage.c). */
+ * (families.c). */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);
 
 /* ==== Between the files of this folder ======================================================== */
 
-/* ---- Small texts below /proc and /sys; `root` is put before the path (storage.c) ------------- */
+/* ---- Small texts below /proc and /sys; `root` is put before the path (families.c) ------------ */
 
 /* Reads no more than `most` bytes of a file, ended by a 0, into a zeroed buffer, to be freed either
  * way. 0 or a negative errno. */
 int fs_read_whole(const char *root, const char *path, size_t most, struct base_buffer *text);
+/* Reads the first line, without its end. 0 or a negative errno; -E2BIG if it does not fit. */
+int fs_read_line(const char *root, const char *path, char *line, size_t line_bytes);
 /* Reads the number that is the first line. 0 or a negative errno. */
 int fs_read_number(const char *root, const char *path, uint64_t *number);
 /* Reads the decimal number that all of the text is. */
 bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
+
+/* ---- Families (families.c) ----------------------------------------------------------------------
+ */
+
+/* Whether hosts share filesystems of this type as a rule. Pure. */
+bool fs_type_is_shared(const char *type);
+/* By the type in the mount table, or if that is not known by statfs' f_type. Pure. */
+enum fs_family fs_family_of(const char *type, uint64_t magic);
 
 /* ---- Creating files with a layout ------------------------------------------------------------ */
 

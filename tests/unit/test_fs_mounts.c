@@ -91,8 +91,8 @@ LOOP_TEST(cases, a_line_of_each_family_is_read, 0, ARRAY_LENGTH(lines))
 		/* Both halves of them are there. */
 		ck_assert_ptr_nonnull(strstr(mount.options + 1, ",rw"));
 	}
-	ck_assert_int_eq(family_of(lines[_i].type, lines[_i].magic), lines[_i].family);
-	ck_assert_int_eq(family_of(lines[_i].type, 0), lines[_i].family);
+	ck_assert_int_eq(fs_family_of(lines[_i].type, lines[_i].magic), lines[_i].family);
+	ck_assert_int_eq(fs_family_of(lines[_i].type, 0), lines[_i].family);
 }
 
 TEST(cases, families_have_names_of_their_own)
@@ -117,13 +117,13 @@ TEST(cases, without_a_mount_table_the_magic_number_tells)
 		if (lines[i].magic == FS_FUSE_MAGIC || family == FS_WEKA)
 			continue;
 		fs_magic_name(lines[i].magic, type, sizeof(type));
-		ck_assert_int_eq(family_of(type, lines[i].magic), family);
-		ck_assert_int_eq(family_of("", lines[i].magic), family);
+		ck_assert_int_eq(fs_family_of(type, lines[i].magic), family);
+		ck_assert_int_eq(fs_family_of("", lines[i].magic), family);
 	}
-	ck_assert_int_eq(family_of("fuse.anything", FS_FUSE_MAGIC), FS_FUSE);
-	ck_assert_int_eq(family_of("fuse.anything", 0), FS_FUSE);
-	ck_assert_int_eq(family_of("fuseblk", FS_FUSE_MAGIC), FS_FUSE);
-	ck_assert_int_eq(family_of("squashfs", 0x73717368), FS_OTHER);
+	ck_assert_int_eq(fs_family_of("fuse.anything", FS_FUSE_MAGIC), FS_FUSE);
+	ck_assert_int_eq(fs_family_of("fuse.anything", 0), FS_FUSE);
+	ck_assert_int_eq(fs_family_of("fuseblk", FS_FUSE_MAGIC), FS_FUSE);
+	ck_assert_int_eq(fs_family_of("squashfs", 0x73717368), FS_OTHER);
 }
 
 TEST(cases, escaped_characters_are_those_they_stand_for)
