@@ -58,9 +58,9 @@ def size_figures() -> Iterator[Figure]:
 # ---- Calls -------------------------------------------------------------------------------------
 
 
-def calls_among_files() -> dict[str, set[str]]:
+def calls_among_files(folder: Path = OBJECTS) -> dict[str, set[str]]:
     """By object file of the library: those of others that it calls."""
-    objects = sorted(OBJECTS.glob("*.o"))
+    objects = sorted(folder.glob("*.o"))
     homes = {}
     for path in objects:
         for line in output_of("nm", "--defined-only", "-g", "-f", "posix", str(path)).splitlines():

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tree import FLOORS, HEADERS, LIBRARY, ROOT, code, sources
+from tree import FLOORS, HEADERS, LIBRARY, ROOT, build_folder, code, sources
+
+from tests.bench.house import calls_among_files, circles
 
 #: What the Python package needs beyond the public headers.
 INTERNAL = LIBRARY / "internal.h"
@@ -46,6 +48,17 @@ def test_floors_are_respected() -> None:
         assert floor in FLOORS, f"{path} is on no floor"
         found += violations(path, floor, code(path))
     assert not found, "\n".join(found)
+
+
+def test_calls_among_files_go_one_way() -> None:
+    calls = calls_among_files(build_folder() / "libioshape" / "libioshape_internal.a.p")
+    assert len(calls) > 30, "no objects of the library?"
+    found = [" ".join(sorted(circle)) for circle in circles(calls)]
+    assert not found, "files that call each other: " + "; ".join(found)
+
+
+def test_a_circle_of_calls_is_noticed() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
 
 
 def test_the_package_includes_what_is_declared_for_it() -> None:
