@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ioshape._cli.bench import ranks
-from ioshape._cli.bench.crowd import Crowd, Member, now_ns, slow_down
+from ioshape._cli import bench_members
+from ioshape._cli.bench_crowd import Crowd, Member, now_ns, slow_down
 
 MIB = 1 << 20
 TIMEOUT_S = 600.0
@@ -90,16 +90,16 @@ class Job:
         self.way = way
         self.members: list[Member] = []
         for rank in range(count):
-            place = ranks.Place(rank, count, 0, 1, token, n_bytes, folder / name)
-            self.members.append(crowd.start(f"{name} {rank}", ranks.rank(place)))
+            place = bench_members.Place(rank, count, 0, 1, token, n_bytes, folder / name)
+            self.members.append(crowd.start(f"{name} {rank}", bench_members.rank(place)))
         (folder / name / way).mkdir(parents=True)
 
     def begin(self, step: int, at_ns: int) -> None:
         for member in self.members:
-            member.tell(ranks.Order(self.way, step, at_ns))
+            member.tell(bench_members.Order(self.way, step, at_ns))
 
 
-def await_all(crowd: Crowd, jobs: list[Job]) -> list[list[ranks.Saved]]:
+def await_all(crowd: Crowd, jobs: list[Job]) -> list[list[bench_members.Saved]]:
     answers = iter(crowd.hear([one for job in jobs for one in job.members], TIMEOUT_S))
     return [[next(answers) for _ in job.members] for job in jobs]
 

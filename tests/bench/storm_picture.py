@@ -3,10 +3,9 @@
 
 from statistics import fmean
 
-from ioshape._cli.bench.command import WAYS, filesystem, who_saves
-from ioshape._cli.bench.measure import Neighbours, Plan, Ratios, Round, Storm, Summary
-from ioshape._cli.bench.ranks import Saved
-from ioshape._cli.bench.tenants import Verdict
+from ioshape._cli.bench import WAYS, Verdict, filesystem, who_saves
+from ioshape._cli.bench_measure import Neighbours, Plan, Ratios, Round, Storm, Summary
+from ioshape._cli.bench_members import Saved
 from ioshape._cli.output import human_seconds
 from ioshape._cli.trace import Span, spans_of
 from timeline_plot import Dot, Panel, Row, Save, Timeline

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ioshape._cli.bench.command import figures
-from ioshape._cli.bench.measure import Plan, Storm
+from ioshape._cli.bench import figures
+from ioshape._cli.bench_measure import Plan, Storm
 from striped import ask
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import ioshape
 import torch
-from ioshape._cli.bench import neighbours
-from ioshape._cli.bench.crowd import Crowd, Member, now_ns, slow_down
+from ioshape._cli import bench_members
+from ioshape._cli.bench_crowd import Crowd, Member, now_ns, slow_down
 from ioshape._core.context import Context
 from ioshape._tier.tier import Tier
 
@@ -209,11 +209,13 @@ def many_nodes(given: Found) -> Found:
     folder, small = mounts[0] / "many", mounts[-1] / "neighbours"
     folder.mkdir()
     small.mkdir()
-    neighbours.prepare(small)
+    bench_members.prepare(small)
     found: Found = {"torch": [], "drain": []}
     with Crowd() as crowd:
         nodes = [crowd.start(f"node {i}", node(given, i, folder)) for i in range(NODES)]
-        readers = [crowd.start(f"reader {i}", neighbours.reader(small, i)) for i in range(READERS)]
+        readers = [
+            crowd.start(f"reader {i}", bench_members.reader(small, i)) for i in range(READERS)
+        ]
         crowd.hear(readers, PATIENCE_S)
         for number in range(given["rounds"] + 1):
             for way, samples in found.items():

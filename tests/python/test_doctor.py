@@ -18,10 +18,10 @@ import ioshape
 import pytest
 import torch
 from coordinators import coordinator, running_redis, writers
-from ioshape._cli.doctor.command import EXIT_SERIOUS
-from ioshape._cli.doctor.facts import SEVERITIES, Coordination, Finding, Folder, Host, Installation
-from ioshape._cli.doctor.look import _is_filtered
-from ioshape._cli.generations.look import lock_domain
+from ioshape._cli.doctor import EXIT_SERIOUS
+from ioshape._cli.doctor_facts import Coordination, Folder, Host, Installation, _is_filtered
+from ioshape._cli.doctor_findings import SEVERITIES, Finding
+from ioshape._cli.paths import lock_domain
 from processes import TIMEOUT_S, environment
 from striped import striped
 from tiers import saver

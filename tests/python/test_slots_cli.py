@@ -34,9 +34,9 @@ from coordinators import (
     writers,
 )
 from exporters import exporter
-from ioshape._cli.slots.exporter import _MOST_JOBS, PoolCollector, _jobs
-from ioshape._cli.slots.pools import table_of
-from ioshape._cli.slots.top import PoolRates, Rates
+from ioshape._cli.exporter import _MOST_JOBS, PoolCollector, _jobs
+from ioshape._cli.pools import table_of
+from ioshape._cli.top import PoolRates, Rates
 from ioshape._slots.pools import Member, Operator, PoolStatus
 from processes import environment
 from tiers import saver, undrained

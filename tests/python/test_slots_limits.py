@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from command import call, succeed
 from coordinators import Writer, coordinator, writers
-from ioshape._cli.slots.exporter import PoolCollector
+from ioshape._cli.exporter import PoolCollector
 from ioshape._slots.pools import Operator
 
 POOL = "test:limits"

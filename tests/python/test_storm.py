@@ -21,13 +21,11 @@ import pytest
 import torch
 from command import IOSHAPE, call
 from coordinators import coordinator
-from ioshape._cli import reports
-from ioshape._cli.bench import ceiling
-from ioshape._cli.bench.crowd import Crowd, MemberError
-from ioshape._cli.bench.measure import Latency, Plan, Ratios, Round, Storm, Summary
-from ioshape._cli.bench.neighbours import READ, READERS, WRITE, WRITERS, Operation
-from ioshape._cli.bench.ranks import Saved
-from ioshape._cli.bench.tenants import Verdict
+from ioshape._cli import bench_members, reports
+from ioshape._cli.bench import Verdict
+from ioshape._cli.bench_crowd import Crowd, MemberError
+from ioshape._cli.bench_measure import Latency, Plan, Ratios, Round, Storm, Summary
+from ioshape._cli.bench_members import READ, READERS, WRITE, WRITERS, Operation, Saved
 from ioshape._cli.reports import percentile
 from ioshape._cli.trace import Span, chrome, spans_of
 from ioshape._core import trace
@@ -220,7 +218,7 @@ def test_without_a_coordinator_there_is_nothing_to_compare(tmp_path: Path) -> No
 @pytest.mark.parametrize("n_bytes", [4096, 5 << 20, (4 << 20) + 4096])
 def test_the_ceiling_writes_all(tmp_path: Path, n_bytes: int, direct: bool) -> None:
     path = tmp_path / "ceiling"
-    assert ceiling.Writer(3, direct).write(path, n_bytes) > 0
+    assert bench_members.Writer(3, direct).write(path, n_bytes) > 0
     content = path.read_bytes()
     block = min(4 << 20, n_bytes)
     assert n_bytes <= len(content) < n_bytes + block
@@ -328,7 +326,7 @@ INTERRUPTED = """
     import os, signal, sys
     from functools import partial
 
-    from ioshape._cli.bench.crowd import Crowd
+    from ioshape._cli.bench_crowd import Crowd
 
     def interrupt():
         signal.raise_signal(signal.SIGINT)
@@ -353,8 +351,8 @@ NODES = """
     import json, os, sys, time
     from collections import Counter
     from pathlib import Path
-    from ioshape._cli.bench.crowd import now_ns
-    from ioshape._cli.bench.measure import Plan, Storm
+    from ioshape._cli.bench_crowd import now_ns
+    from ioshape._cli.bench_measure import Plan, Storm
 
     folder, seen = Path(sys.argv[1]), Path(sys.argv[2])
     plan = Plan(2, n_bytes=1 << 16, ways=("save",), rounds=1, tenants=2, nodes=2, slow=2)

@@ -33,11 +33,11 @@ from ioshape._cli.output import (
     UsageSentenceError,
     columns,
     human_seconds,
+    json_option,
     plural,
     say,
     say_json,
 )
-from ioshape._cli.paths import exit_for, json_option
 from ioshape._cli.reports import checkpoints, read_run
 
 if TYPE_CHECKING:
@@ -359,4 +359,4 @@ def command(
         say_json(_as_json(costs, observed))
     else:
         _show(costs, observed)
-    click.get_current_context().exit(exit_for(problems))
+    click.get_current_context().exit(int(problems))

@@ -16,28 +16,28 @@ from ioshape._cli.output import explain
 from ioshape._cli.suggest import Group
 from ioshape._core.text import harmless
 
-# The module of each; its click command is named "command".
-COMMANDS = {
-    "run": "run",
-    "inspect": "inspect",
-    "verify": "verify",
-    "ls": "generations.ls",
-    "extract": "generations.extract",
-    "prune": "generations.prune",
-    "upload": "objects.upload",
-    "download": "objects.download",
-    "archive": "objects.archive",
-    "drain": "tier.drain",
-    "doctor": "doctor.command",
-    "bench": "bench.command",
-    "trace": "trace",
-    "advise": "advise",
-    "slots": "slots.command",
-    "top": "slots.top",
-    "exporter": "slots.exporter",
-    "settings": "settings",
-    "completion": "completion",
-}
+# Each is a module with a click command named "command".
+COMMANDS = (
+    "run",
+    "inspect",
+    "verify",
+    "ls",
+    "extract",
+    "prune",
+    "upload",
+    "download",
+    "archive",
+    "drain",
+    "doctor",
+    "bench",
+    "trace",
+    "advise",
+    "slots",
+    "top",
+    "exporter",
+    "settings",
+    "completion",
+)
 
 COMPLETE_VARIABLE = "_IOSHAPE_COMPLETE"
 
@@ -56,7 +56,7 @@ class _Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"ioshape._cli.{COMMANDS[cmd_name]}").command
+        command: click.Command = import_module(f"ioshape._cli.{cmd_name}").command
         return command
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.output import Table, columns, human_size, note, plural, say, say_json
-from ioshape._cli.paths import exit_for, files_argument, reason
+from ioshape._cli.output import Table, columns, human_size, json_option, note, plural, say, say_json
+from ioshape._cli.paths import files_argument, reason
 from ioshape._load.pickled import item_bytes
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _show_checkpoint(found: dict[str, Any]) -> None:
 @click.command(short_help="List the tensors in files, and where each lies.")
 @files_argument
 @click.option("--records", "with_records", is_flag=True, help="List the archive's records, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: a list of files.")
+@json_option
 def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
     """Lists the tensors in files of torch.save or ioshape: type, shape, size, and where each lies.
     A file whose name ends in .safetensors is read as such.
@@ -236,4 +236,4 @@ def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
                 _show(found, with_records)
     if as_json:
         say_json(listed)
-    return exit_for(failed)
+    return int(failed)

@@ -10,17 +10,22 @@ import json
 import os
 import shutil
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ioshape._core.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.table import Table as RichTable
+
+    from ioshape.types import Progress
+
+    Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _GAP = 2
 _BROKEN_WIDTH = 20
@@ -89,6 +94,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+json_option: Option = click.option(
+    "--json", "as_json", is_flag=True, help="Print everything as JSON."
+)
+
+
 def size_option(_context: click.Context, _option: click.Parameter, text: str) -> int:
     """For options that take a number of bytes, such as 64M."""
     from ioshape._core.setting import number_of_bytes  # noqa: PLC0415
@@ -97,6 +107,16 @@ def size_option(_context: click.Context, _option: click.Parameter, text: str) ->
         return number_of_bytes(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a number of bytes, such as 1G or 512M") from None
+
+
+def bytes_option(context: click.Context, option: click.Parameter, text: str | None) -> int:
+    """For options that take a number of bytes; 0 if they were not given."""
+    if text is None:
+        return 0
+    number = size_option(context, option, text)
+    if not 1 <= number < 1 << 63:
+        raise click.BadParameter(f"{text!r} is not between 1 byte and 8 EiB")
+    return number
 
 
 @dataclass(frozen=True)
@@ -216,3 +236,31 @@ class Table:
 def columns(*titles: str) -> Sequence[Column]:
     """Columns from words: "<name" is aligned left, ">size" right, "~about" left and may break."""
     return [Column(title[1:], right=title[0] == ">", breaks=title[0] == "~") for title in titles]
+
+
+@contextmanager
+def progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], object] | None]:
+    """On stderr, and gone when it is over: what stays is the line on stdout."""
+    if not wanted:
+        yield None
+        return
+    from rich import progress as rich  # noqa: PLC0415 - takes longer than many a file
+    from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
+
+    bar = rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.DownloadColumn(binary_units=True),
+        rich.TransferSpeedColumn(),
+        rich.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(escape(one_line(path)), total=None)
+
+        def tell(progress: Progress) -> None:
+            bar.update(task, completed=progress.done_bytes, total=progress.total_bytes)
+
+        yield tell

@@ -1,23 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands that read or write files have in common."""
+"""What commands that read or write checkpoints have in common."""
 
 from __future__ import annotations
 
+import os
+import re
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.output import explain
+from ioshape._cli.output import SentenceError, explain, size_option
+from ioshape._group.kinds import GENERATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ioshape._cli.output import Option
+
+#: the directory of a checkpoint that is being written: its step, and where its locks are seen
+ATTEMPT = re.compile(r"\.step-(\d{10,20})\.[0-9a-f]{8}-([0-9a-f]{8})-[0-9a-f]{16}")
+
+# ---- Arguments and options ----------------------------------------------------------------------
 
 #: FILE…, completed by shells. Whether they can be read is seen one by one.
-files_argument = click.argument(
+files_argument: Option = click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path()
 )
 
+#: DIR, completed by shells.
+directory_argument: Option = click.argument("directory", metavar="DIR", type=click.Path())
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print all numbers as JSON, instead of tables."
+#: URL: of a checkpoint, or of what it goes below
+url_argument: Option = click.argument("url", metavar="URL")
+
+endpoint_option: Option = click.option(
+    "--endpoint",
+    metavar="URL",
+    help="Of the server. Default: AWS_ENDPOINT_URL_S3, or Amazon's.",
 )
+
+jobs_option: Option = click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    help="Parts that are under way at the same time.",
+)
+
+part_option: Option = click.option(
+    "--part-bytes",
+    metavar="BYTES",
+    default="16M",
+    show_default=True,
+    callback=size_option,
+    help="Of a part of a large file. Each job takes that much memory.",
+)
+
+
+# ---- Directories and files ----------------------------------------------------------------------
 
 
 def reason(path: str, error: OSError) -> str:
@@ -27,6 +70,50 @@ def reason(path: str, error: OSError) -> str:
     return explain(error)
 
 
-def exit_for(failed: bool) -> int:
-    """The exit code of a command that goes on with the next file."""
-    return 1 if failed else 0
+def check_directory(directory: str) -> None:
+    """Fails unless it can be one with generations."""
+    if not Path(directory).is_dir():
+        reason = "is not a directory" if Path(directory).exists() else "does not exist"
+        raise SentenceError(f"{directory} {reason}; give the directory that save_group() was given")
+
+
+def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
+    """Those that are called generations and do not hold: path, and why."""
+    from ioshape._group import dcp_series as series  # noqa: PLC0415
+    from ioshape._group.generations import Handle  # noqa: PLC0415
+
+    of_dcp = {path: str(error) for path, error in series.members(directory)[1]}
+    yield from of_dcp.items()
+    for name in sorted(os.listdir(directory)):  # noqa: PTH208
+        match = GENERATION.fullmatch(name)
+        path = os.path.join(directory, name)  # noqa: PTH118 - as the user wrote it
+        if not match or int(match[1]) in complete or path in of_dcp:
+            continue
+        try:
+            with Handle(directory, int(match[1]), "load"):
+                pass  # it was completed just now
+        except OSError as error:
+            none = isinstance(error, FileNotFoundError)
+            yield path, f"{path} has no manifest, so it is no generation" if none else str(error)
+
+
+def lock_domain(directory: str) -> str | None:
+    """Where locks there are seen, as the library names it; None if that is not known."""
+    from ioshape._native import ffi, lib  # noqa: PLC0415
+
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        digits = ffi.new("char[9]")
+        lib.io_lock_domain(fd, digits)
+    finally:
+        os.close(fd)
+    found = ffi.string(digits).decode()
+    return None if found == "00000000" else found
+
+
+def s3() -> Any:
+    """The module ioshape.s3."""
+    try:
+        return import_module("ioshape.s3")
+    except ImportError as error:
+        raise SentenceError(str(error)) from None

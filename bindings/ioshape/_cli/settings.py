@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import click
 
-from ioshape._cli.output import Table, UsageSentenceError, columns, say_json
+from ioshape._cli.output import Table, UsageSentenceError, columns, json_option, say_json
 
 
 @click.command(short_help="Show the settings, and where each comes from.")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@json_option
 def command(as_json: bool) -> None:
     """Shows the settings as a program that starts here and now would have them.
 

@@ -15,11 +15,11 @@ from ioshape._cli.output import (
     Table,
     columns,
     human_size,
+    json_option,
     plural,
     say,
     say_json,
 )
-from ioshape._cli.paths import exit_for, json_option
 from ioshape._cli.reports import PARTS, by_process, gusts, read_run
 
 if TYPE_CHECKING:
@@ -266,4 +266,4 @@ def command(
         _show(found, chosen - 1)
     if chrome_path is not None:
         Path(chrome_path).write_text(chrome(run.saves), encoding="utf-8")
-    click.get_current_context().exit(exit_for(bool(run.problems)))
+    click.get_current_context().exit(int(bool(run.problems)))

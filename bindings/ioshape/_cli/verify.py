@@ -7,50 +7,19 @@ import errno
 import os
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ioshape._cli.generations.look import damaged, open_step
-from ioshape._cli.output import explain, human_size, say, say_json
-from ioshape._cli.paths import exit_for, files_argument, reason
-from ioshape._core.text import one_line
+from ioshape._cli.output import explain, human_size, json_option, progress_bar, say, say_json
+from ioshape._cli.paths import check_directory, damaged, files_argument, reason
 from ioshape._group.kinds import GENERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ioshape.types import Progress
-
-
-@contextmanager
-def progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], object] | None]:
-    """On stderr, and gone when it is over: what stays is the line on stdout."""
-    if not wanted:
-        yield None
-        return
-    from rich import progress as rich  # noqa: PLC0415 - takes longer than many a file
-    from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape  # noqa: PLC0415
-
-    bar = rich.Progress(
-        rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
-        rich.DownloadColumn(binary_units=True),
-        rich.TransferSpeedColumn(),
-        rich.TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task(escape(one_line(path)), total=None)
-
-        def tell(progress: Progress) -> None:
-            bar.update(task, completed=progress.done_bytes, total=progress.total_bytes)
-
-        yield tell
+    from ioshape.types import Generation, Progress
 
 
 class _Share(click.ParamType):  # type: ignore[type-arg] # older versions of click have none
@@ -66,6 +35,19 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # older versions of cli
         if not 0 < percent <= 100:
             self.fail(f"{value!r} is no share of a file; give one such as 5%", param, ctx)
         return percent / 100
+
+
+def _open_step(directory: str, step: int | None) -> Generation:
+    """The generation of a step, or the newest one."""
+    from ioshape._core.config import tier_folder  # noqa: PLC0415
+    from ioshape._group.generations import generations, nearest  # noqa: PLC0415
+
+    check_directory(directory)
+    for one in generations(directory) if step is not None else ():
+        if (one.mode, one.step) == ("dcp", step):
+            return one
+    with nearest(directory, step, "load", tier_folder(None)) as handle:
+        return handle.describe()
 
 
 class _Way(NamedTuple):
@@ -134,7 +116,7 @@ def _verify_generation(directory: str, step: int | None, way: _Way) -> dict[str,
     name = directory if step is None else os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
 
     def verify(tell: Callable[[Progress], object] | None) -> int:
-        generation = open_step(directory, step)
+        generation = _open_step(directory, step)
         generation.verify(share=way.share, progress=tell)
         return generation.n_bytes
 
@@ -192,7 +174,7 @@ def _ok(share: float) -> str:
     help="Read this share of the data, spread evenly, each time another one.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only what is not ok.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON: a list of files.")
+@json_option
 def command(
     files: tuple[str, ...],
     step: int | None,
@@ -250,4 +232,4 @@ def command(
             say(f"{outcome['path']}: {_ok(share)}{human_size(outcome['bytes'])}")
     if as_json:
         say_json(seen)
-    return exit_for(any(outcome["error"] for outcome in seen))
+    return int(any(outcome["error"] for outcome in seen))

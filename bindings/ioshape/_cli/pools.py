@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pwd
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,7 +17,6 @@ from ioshape._cli.output import (
     human_seconds,
     human_size,
     plural,
-    size_option,
 )
 from ioshape._cli.suggest import MISTYPED, did_you_mean
 
@@ -27,10 +25,10 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
+    from ioshape._cli.output import Option
     from ioshape._slots.pools import (
         Member,
         Operator,
-        PoolFailure,
         PoolLimit,
         PoolsLook,
         PoolStatus,
@@ -91,7 +89,7 @@ def pool_argument(
     return value
 
 
-coordinator_option = click.option(
+coordinator_option: Option = click.option(
     "--coordinator",
     metavar="ADDRESS",
     callback=_coordinator,
@@ -100,7 +98,7 @@ coordinator_option = click.option(
 )
 
 
-tier_option = click.option(
+tier_option: Option = click.option(
     "--tier",
     "tiers",
     metavar="FOLDER",
@@ -116,16 +114,6 @@ def user_name(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
-
-
-def bytes_option(context: click.Context, option: click.Parameter, text: str | None) -> int:
-    """For options that take a number of bytes; 0 if they were not given."""
-    if text is None:
-        return 0
-    number = size_option(context, option, text)
-    if not 1 <= number < 1 << 63:
-        raise click.BadParameter(f"{text!r} is not between 1 byte and 8 EiB")
-    return number
 
 
 def operator_of(coordinator: str | None) -> Operator:
@@ -195,11 +183,6 @@ def check_spelling(operator: Operator, pool: str) -> None:
 
 
 # ---- Telling ------------------------------------------------------------------------------------
-
-
-def as_json(one: PoolStatus | PoolFailure) -> dict[str, Any]:
-    """Return a pool as the JSON has it; one that cannot be shown has its name and "error" only."""
-    return asdict(one)
 
 
 def missing_lines(look: PoolsLook) -> list[str]:

@@ -7,9 +7,8 @@ import sys
 
 import click
 
-from ioshape._cli.objects.shared import endpoint_option, jobs_option, part_option, s3, url_argument
-from ioshape._cli.output import human_size, note, plural, say
-from ioshape._cli.verify import progress_bar
+from ioshape._cli.output import human_size, note, plural, progress_bar, say
+from ioshape._cli.paths import endpoint_option, jobs_option, part_option, s3, url_argument
 
 
 @click.command(short_help="Download what was uploaded.")

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from ioshape._cli.bench import neighbours, ranks
-from ioshape._cli.bench.crowd import Crowd, Member, by_the_clock, now_ns, slow_down
-from ioshape._cli.bench.neighbours import READ, WRITE, Operation
-from ioshape._cli.bench.ranks import Order, Saved
+from ioshape._cli import bench_members as members
+from ioshape._cli.bench_crowd import Crowd, Member, by_the_clock, now_ns, slow_down
+from ioshape._cli.bench_members import READ, WRITE, Operation, Order, Saved
 from ioshape._cli.reports import percentile
 
 if TYPE_CHECKING:
@@ -227,10 +226,10 @@ class Storm:
             self._start_job(job)
         small = self._folder / "neighbours"
         small.mkdir()
-        neighbours.prepare(small)
+        members.prepare(small)
         for kind, count in (
-            (neighbours.reader, neighbours.READERS),
-            (neighbours.writer, neighbours.WRITERS),
+            (members.reader, members.READERS),
+            (members.writer, members.WRITERS),
         ):
             for number in range(count):
                 name = f"neighbour {len(self._neighbours)}"
@@ -247,11 +246,11 @@ class Storm:
         for rank in range(plan.ranks):
             number = job * plan.ranks + rank
             node = number * plan.nodes // plan.all_ranks
-            place = ranks.Place(
+            place = members.Place(
                 *(rank, plan.ranks, node, nodes, token, plan.n_bytes, folder),
                 one_of_several=plan.tenants > 1,
             )
-            self._ranks.append(self._start_at(node, plan.name_of(number), ranks.rank(place)))
+            self._ranks.append(self._start_at(node, plan.name_of(number), members.rank(place)))
 
     def _start_at(self, node: int, name: str, work: Callable[[Connection], None]) -> Member:
         def work_there(connection: Connection) -> None:
@@ -311,5 +310,5 @@ class Storm:
 
     def _settle(self) -> None:
         """The storage has nothing left to do from before."""
-        neighbours.sync_filesystem(self._folder)
+        members.sync_filesystem(self._folder)
         self._crowd.rest(_SETTLE_S)

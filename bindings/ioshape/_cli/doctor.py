@@ -13,16 +13,19 @@ from ioshape._cli.output import (
     SentenceError,
     Table,
     UsageSentenceError,
+    bytes_option,
     columns,
     human_size,
+    json_option,
     plural,
     say,
     say_json,
 )
-from ioshape._cli.slots.pools import CAPACITY_BY, bytes_option, coordinator_option
+from ioshape._cli.pools import CAPACITY_BY, coordinator_option
 
 if TYPE_CHECKING:
-    from ioshape._cli.doctor.facts import Facts, Finding, Near
+    from ioshape._cli.doctor_facts import Facts, Near
+    from ioshape._cli.doctor_findings import Finding
     from ioshape._probe import Storage
 
 #: If something serious was found.
@@ -57,7 +60,7 @@ def _tier(tier: Near) -> list[tuple[str, str]]:
 
 
 def _disk(storage: Storage) -> str:
-    from ioshape._cli.doctor.rules_storage import VIRTUAL_DISKS  # noqa: PLC0415
+    from ioshape._cli.doctor_findings import VIRTUAL_DISKS  # noqa: PLC0415
 
     if storage.rotational and storage.source.startswith(VIRTUAL_DISKS):
         return "it says that it spins, as virtual disks do whatever they are"
@@ -224,13 +227,13 @@ def _as_json(path: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]
     type=click.IntRange(1, _MOST_RANKS),
     help="How many save together; default: as the launcher says, or 1.",
 )
-@click.option("--json", "in_json", is_flag=True, help="Print everything as JSON.")
+@json_option
 @coordinator_option
 def command(
     path: str,
     n_bytes: int,
     ranks: int | None,
-    in_json: bool,
+    as_json: bool,
     coordinator: str | None,
 ) -> int:
     """Says what will fail or be slow here, and what to change, in the order in which it gains most.
@@ -254,8 +257,8 @@ def command(
     Exit code: 0; 1 if PATH cannot be looked at; 2 if a setting cannot be used; 4 if something
     serious was found.
     """
-    from ioshape._cli.doctor.look import look  # noqa: PLC0415
-    from ioshape._cli.doctor.triage import triage  # noqa: PLC0415
+    from ioshape._cli.doctor_facts import look  # noqa: PLC0415
+    from ioshape._cli.doctor_findings import triage  # noqa: PLC0415
     from ioshape._core import config  # noqa: PLC0415
 
     if not path:
@@ -265,7 +268,7 @@ def command(
         raise UsageSentenceError("\n".join(wrong))
     facts = look(path, n_bytes=n_bytes, ranks=ranks or 0, coordinator=coordinator)
     findings = triage(facts)
-    if in_json:
+    if as_json:
         say_json(_as_json(os.path.abspath(path), facts, findings))  # noqa: PTH100
     else:
         _show(facts, findings)

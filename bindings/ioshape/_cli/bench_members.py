@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a bench: a process with tensors that it saves in the way that it is told."""
+"""What the processes of a bench do: ranks save in the way that they are told, neighbours work.
+
+A neighbour reads and writes small files, and times each operation. A reader opens a file that no
+cache holds, reads it, closes it, and rests. A writer creates such a file and syncs it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
+import mmap
 import os
+import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,8 +24,7 @@ import torch
 
 import ioshape
 from ioshape import _torch as original
-from ioshape._cli.bench import ceiling
-from ioshape._cli.bench.crowd import by_the_clock, now_ns
+from ioshape._cli.bench_crowd import by_the_clock, now_ns
 from ioshape._core import config, context
 
 if TYPE_CHECKING:
@@ -25,6 +32,187 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from ioshape import Report
+
+# ---- Neighbours ----------------------------------------------------------------------------------
+
+READ = "read"
+WRITE = "write"
+
+# Many that rest for long: a single one that never rests would wait for its slow operations, and
+# hardly ever meet them.
+READERS = 8
+WRITERS = 2
+_REST_S = 0.1
+_FILES = 256
+_FILE_BYTES = 16 << 10
+_KEPT = 64
+
+
+class Operation(NamedTuple):
+    """One of a neighbour's, by the clock of now_ns()."""
+
+    kind: str
+    at_ns: int
+    took_ns: int
+
+
+def prepare(folder: Path) -> None:
+    """Makes the files that readers read."""
+    content = random.randbytes(_FILE_BYTES)
+    for number in range(_FILES):
+        _small(folder, number).write_bytes(content)
+    sync_filesystem(folder)
+
+
+def sync_filesystem(folder: Path) -> None:
+    """This filesystem, and no other."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        ctypes.CDLL(None).syncfs(file)
+    finally:
+        os.close(file)
+
+
+def _small(folder: Path, number: int) -> Path:
+    return folder / f"small-{number:05d}"
+
+
+def reader(folder: Path, number: int) -> Callable[[Connection], None]:
+    """What such a process does."""
+
+    def work(connection: Connection) -> None:
+        chance = random.Random(number)
+        with mmap.mmap(-1, _FILE_BYTES) as buffer:
+            _live(
+                connection,
+                READ,
+                chance,
+                lambda: _read(_small(folder, chance.randrange(_FILES)), buffer),
+            )
+
+    return work
+
+
+def _read(path: Path, buffer: mmap.mmap) -> None:
+    for flags in (os.O_DIRECT, 0):  # not every filesystem has direct reads
+        try:
+            _read_with(path, buffer, flags)
+            return
+        except OSError:
+            if not flags:
+                raise
+
+
+def _read_with(path: Path, buffer: mmap.mmap, flags: int) -> None:
+    file = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.preadv(file, [buffer], 0)
+    finally:
+        os.close(file)
+
+
+def writer(folder: Path, number: int) -> Callable[[Connection], None]:
+    """Return the work of a process that creates small files, and removes older ones."""
+
+    def work(connection: Connection) -> None:
+        chance = random.Random(number)
+        content = random.randbytes(_FILE_BYTES)
+
+        def write() -> None:
+            path = folder / f"note-{number}-{chance.randrange(_KEPT):02d}"
+            path.unlink(missing_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.write(file, content)
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+        _live(connection, WRITE, chance, write)
+
+    return work
+
+
+def _live(
+    connection: Connection, kind: str, chance: random.Random, operate: Callable[[], None]
+) -> None:
+    """Operates from one message to the next, and answers with what it did in between."""
+    operate()
+    connection.send("ready")
+    while True:
+        connection.recv()
+        operations: list[Operation] = []
+        while True:
+            begin = now_ns()
+            operate()
+            operations.append(Operation(kind, begin, now_ns() - begin))
+            # The rests differ, so that neighbours never run in step.
+            if connection.poll(by_the_clock(_REST_S * chance.uniform(0.5, 1.5))):
+                break
+        connection.recv()
+        connection.send(operations)
+
+
+# ---- The ceiling: how fast a filesystem takes bytes from a program that does nothing else --------
+
+_BLOCK_BYTES = 4 << 20
+_PAGE_BYTES = 4096
+
+
+class Writer(NamedTuple):
+    """Threads that write blocks from one buffer, past the page cache if that works here."""
+
+    threads: int
+    direct: bool = True
+
+    def write(self, path: Path, n_bytes: int) -> float:
+        """Makes the file, of whole blocks; the seconds that its bytes took."""
+        block = min(_BLOCK_BYTES, -(-n_bytes // _PAGE_BYTES) * _PAGE_BYTES)
+        count = -(-n_bytes // block)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if self.direct else 0)
+        file = os.open(path, flags, 0o600)
+        try:
+            if self.direct:
+                _preallocate(file, count * block)
+            # The buffer begins on a page, as direct writes need, and outlives the threads.
+            with mmap.mmap(-1, block) as buffer, ThreadPoolExecutor(self.threads) as pool:
+                buffer.write(os.urandom(block))
+                begin = time.perf_counter()
+                offsets = range(0, count * block, block)
+                for written in pool.map(lambda offset: os.pwrite(file, buffer, offset), offsets):
+                    if written != block:
+                        raise OSError(f"{written} bytes of {block} were written")
+                os.fsync(file)
+                return time.perf_counter() - begin
+        finally:
+            os.close(file)
+
+
+def _preallocate(file: int, n_bytes: int) -> None:
+    # As ioshape does, and not on the clock. Where a filesystem cannot, a direct file makes the C
+    # library's substitute, which writes to every block, fail at once.
+    try:
+        os.posix_fallocate(file, 0, n_bytes)
+    except OSError:
+        os.ftruncate(file, n_bytes)
+
+
+def _fastest_writer(path: Path, n_bytes: int) -> Writer:
+    """The fastest way to write so much to this path.
+
+    Raises:
+        OSError: none works.
+    """
+    try:
+        return min((Writer(4), Writer(16)), key=lambda writer: writer.write(path, n_bytes))
+    except OSError:
+        buffered = Writer(4, direct=False)
+        buffered.write(path, n_bytes)
+        return buffered
+
+
+# ---- Ranks ---------------------------------------------------------------------------------------
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "MPI_", "TORCHELASTIC_")
 _DEFAULT_STAGING_BYTES = 64 << 20
@@ -221,13 +409,13 @@ def _told(report: Report) -> dict[str, Any]:
 
 
 #: Chosen in the round that does not count.
-_writers: list[ceiling.Writer] = []
+_writers: list[Writer] = []
 
 
 def _by_ceiling(_state: State, place: Place, order: Order) -> Saved:
     path = _file(place, order)
     if not _writers:
-        _writers.append(ceiling.choose(path, place.n_bytes))
+        _writers.append(_fastest_writer(path, place.n_bytes))
     begin = now_ns()
     end = begin + round(_writers[0].write(path, place.n_bytes) * 1e9)  # preparing is not counted
     return Saved(begin, end, end, None, [("write", begin, end)])

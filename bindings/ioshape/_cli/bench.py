@@ -4,30 +4,39 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.bench.scratch import check_folder, check_memory, check_space, scratch, status
 from ioshape._cli.output import (
     SentenceError,
     Table,
     UsageSentenceError,
     columns,
+    human_seconds,
     human_size,
+    json_option,
     note,
     plural,
     say,
     say_json,
     size_option,
 )
-from ioshape._cli.paths import json_option
+from ioshape._core.text import one_line
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-    from ioshape._cli.bench.measure import Latency, Neighbours, Storm, Summary
+    from ioshape._cli.bench_measure import Latency, Neighbours, Round, Storm, Summary
 
 WAYS = {
     "torch": "torch.save + fsync",
@@ -46,6 +55,9 @@ _OF_MANY_RANKS = ("torch", "save", "async", *_BY_GROUPS)
 #: without slots and with them
 _OF_TENANTS = ("open", "async")
 
+_PREFIX = ".ioshape-bench-"
+_SLACK_BYTES = 64 << 20
+_LINGERS_S = 10.0
 _LEAST_BYTES = 64 << 10
 _USUAL_BYTES = 1 << 30
 #: what a process with torch takes before it saves anything
@@ -61,20 +73,20 @@ def _measure(
     if all_ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores
     try:
-        from ioshape._cli.bench import measure  # noqa: PLC0415 - imports torch
+        from ioshape._cli import bench_measure as measure  # noqa: PLC0415 - imports torch
     except ImportError as error:
         raise SentenceError(f"the bench needs torch ({error}); pip install torch") from None
-    from ioshape._cli.bench.crowd import MemberError  # noqa: PLC0415
+    from ioshape._cli.bench_crowd import MemberError  # noqa: PLC0415
 
     total = all_ranks * n_bytes * (rounds + 1) * len(ways)
-    with scratch(parent) as folder:
+    with _scratch(parent) as folder:
         note(
             f"ioshape: {who_saves(tenants, n_ranks, n_bytes)} to {folder}, "
             f"about {human_size(total)} in all; the folder is removed at the end"
         )
         try:
             plan = measure.Plan(n_ranks, n_bytes, ways, rounds, tenants)
-            with measure.Storm(plan, folder) as storm, status() as tell:
+            with measure.Storm(plan, folder) as storm, _status() as tell:
                 storm.tell = tell
                 storm.measure()
         except MemberError as error:
@@ -103,6 +115,89 @@ def _ways(
     return ways
 
 
+# ---- A folder, free space, a line of progress ----------------------------------------------------
+
+
+def _check_space(folder: Path, n_bytes: int) -> None:
+    """The files of one way at a time are there."""
+    there = os.statvfs(folder)
+    free = there.f_bavail * there.f_frsize
+    needed = n_bytes + n_bytes // 50 + _SLACK_BYTES
+    # Some filesystems do not tell.
+    if there.f_blocks and free < needed:
+        raise SentenceError(
+            f"{folder} has {human_size(free)} free, and the bench needs {human_size(needed)}; free "
+            "some, or choose a smaller --size"
+        )
+
+
+def _check_memory(n_bytes: int) -> None:
+    """So much, and some of everything."""
+    needed = n_bytes + _SLACK_BYTES * 4
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+            if free < needed:
+                raise SentenceError(
+                    f"{human_size(free)} of memory are free, and the bench needs "
+                    f"{human_size(needed)}; choose a smaller --size"
+                )
+
+
+def _check_folder(path: str) -> Path:
+    folder = Path(path)
+    if not folder.exists():
+        raise SentenceError(f"there is no directory {path}; name one on the filesystem to measure")
+    if not folder.is_dir():
+        raise SentenceError(
+            f"{path} is not a directory; name one on the filesystem to measure, such as "
+            f"{folder.absolute().parent}"
+        )
+    return folder
+
+
+def _terminated(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    """A folder that is gone afterwards, also after Ctrl-C and kill."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    except OSError as error:
+        raise SentenceError(
+            f"cannot make files in {parent}: {error.strerror}; name a directory that you may write"
+        ) from None
+    try:
+        yield folder
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # An NFS client keeps files that were removed while they were open, for a moment.
+        end = time.monotonic() + _LINGERS_S
+        while folder.exists() and time.monotonic() < end:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.01)
+        if folder.exists():
+            note(f"ioshape: {folder} could not be removed; remove it")
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """What is being done, on a terminal; it is gone at the end."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where somebody looks
+    from rich.text import Text  # noqa: PLC0415
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(Text(one_line(text)))
+
+
 # ---- Telling ------------------------------------------------------------------------------------
 
 
@@ -111,8 +206,7 @@ def figures(storm: Storm, parent: Path) -> dict[str, Any]:
     import torch  # noqa: PLC0415
 
     import ioshape  # noqa: PLC0415
-    from ioshape._cli.bench.measure import Neighbours, Ratios  # noqa: PLC0415
-    from ioshape._cli.bench.tenants import Verdict  # noqa: PLC0415
+    from ioshape._cli.bench_measure import Neighbours, Ratios  # noqa: PLC0415
 
     plan = storm.plan
     first = plan.ways[0]
@@ -188,7 +282,7 @@ def _say_what(storm: Storm, parent: Path) -> None:
 
 
 def _show(storm: Storm, parent: Path) -> None:
-    from ioshape._cli.bench.measure import Neighbours  # noqa: PLC0415
+    from ioshape._cli.bench_measure import Neighbours  # noqa: PLC0415
 
     gb = _gigabytes(storm)
     _say_what(storm, parent)
@@ -209,7 +303,7 @@ def _show(storm: Storm, parent: Path) -> None:
 
 
 def _sentences(storm: Storm) -> list[str]:
-    from ioshape._cli.bench.measure import Ratios  # noqa: PLC0415
+    from ioshape._cli.bench_measure import Ratios  # noqa: PLC0415
 
     first = storm.plan.ways[0]
     sentences = []
@@ -249,6 +343,114 @@ def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
             "IOSHAPE_COORDINATOR"
         )
     return _OF_TENANTS
+
+
+# ---- The verdict of --tenants: what slots change for jobs and their neighbours -------------------
+
+#: operations; of fewer, p99 is the longest
+_ENOUGH = 100
+
+
+@dataclass
+class Side:
+    """The results of one half of the rounds, without slots or with them."""
+
+    #: of all jobs together
+    bytes_per_s: float
+    #: until all ranks of a job have saved: the mean of the jobs, the median of the rounds
+    checkpoint_s: float
+    #: of a neighbour's reads and creations; None if the saves were too short for one
+    operations: Latency | None
+
+
+@dataclass
+class Verdict:
+    """Both sides, and what they are to each other: ratios above 1 are in favour of slots."""
+
+    idle: Latency | None
+    without: Side
+    with_slots: Side
+    #: bytes per second, with slots to without
+    aggregate: float
+    #: p99 of neighbours, without slots to with
+    p99: float | None
+    sentence: str
+
+    @classmethod
+    def of(cls, storm: Storm) -> Verdict:
+        """Compare the two ways of a storm: the first without slots, the second with them."""
+        without, with_slots = (_side(storm, way) for way in storm.plan.ways)
+        before, after = without.operations, with_slots.operations
+        return cls(
+            Latency.of(storm.alone),
+            without,
+            with_slots,
+            with_slots.bytes_per_s / without.bytes_per_s,
+            before.p99_ms / after.p99_ms if before and after else None,
+            _sentence(without, with_slots),
+        )
+
+    def show(self) -> None:
+        """Print the table and the sentences."""
+        table = Table(
+            *columns("<", ">together", ">checkpoint", ">neighbours p50", ">p99", ">operations")
+        )
+        table.add("no saves", "-", "-", *_waits(self.idle))
+        sides = {"without slots": self.without, "with slots": self.with_slots}
+        for label, side in sides.items():
+            rate = f"{human_size(side.bytes_per_s)}/s"
+            table.add(label, rate, human_seconds(side.checkpoint_s), *_waits(side.operations))
+        table.show()
+        say()
+        say(self.sentence)
+        say(
+            f"Together the jobs save {self.aggregate:.2f} times as much in a second with slots as "
+            "without."
+        )
+        if any(one.operations is None or one.operations.count < _ENOUGH for one in sides.values()):
+            say(
+                "Too few reads and creations were measured for a p99; choose a larger --size or "
+                "more --rounds."
+            )
+
+
+def _waits(latency: Latency | None) -> list[str]:
+    if latency is None:
+        return ["-", "-", "0"]
+    times = [human_seconds(ms / 1e3) for ms in (latency.p50_ms, latency.p99_ms)]
+    return [*times, f"{latency.count:,}"]
+
+
+def _side(storm: Storm, way: str) -> Side:
+    plan, summary = storm.plan, storm.summaries[way]
+    return Side(
+        plan.all_ranks * plan.n_bytes / summary.makespan_s,
+        median(fmean(_checkpoints_s(one, plan.ranks)) for one in summary.rounds),
+        Latency.of([one for turn in summary.rounds for one in turn.operations]),
+    )
+
+
+def _checkpoints_s(turn: Round, ranks: int) -> list[float]:
+    """Return for each job the time until its last rank has saved."""
+    ends = turn.completions_s
+    return [max(ends[first : first + ranks]) for first in range(0, len(ends), ranks)]
+
+
+def _sentence(without: Side, with_slots: Side) -> str:
+    before, after = without.operations, with_slots.operations
+    checkpoint = (
+        f"your checkpoint takes {human_seconds(with_slots.checkpoint_s)} instead of "
+        f"{human_seconds(without.checkpoint_s)}."
+    )
+    if before is None or after is None:
+        return f"With slots {checkpoint}"
+    return (
+        f"With slots your neighbours wait {human_seconds(after.p99_ms / 1e3)} instead of "
+        f"{human_seconds(before.p99_ms / 1e3)}; {checkpoint}"
+    )
+
+
+# ---- The command ---------------------------------------------------------------------------------
 
 
 @click.command(short_help="Measure torch.save, ioshape and the ceiling on a filesystem.")
@@ -328,7 +530,7 @@ def command(
     ioshape bench /scratch --ranks 32 --size 256M
     ioshape bench /scratch --tenants 2
     """
-    parent = check_folder(path)
+    parent = _check_folder(path)
     if tenants is not None:
         ways = _ways_of_tenants(ways)
     n_ranks = n_ranks or (_RANKS_OF_A_TENANT if tenants else 1)
@@ -342,18 +544,16 @@ def command(
     if size < _LEAST_BYTES:
         raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
     ways = ways or (_OF_ONE_RANK if n_ranks == 1 else _OF_MANY_RANKS)
-    check_space(parent, all_ranks * size)
+    _check_space(parent, all_ranks * size)
     # Tensors, their copies, and those of a group's writers or of saves without slots.
     copies = 3 if any(way in (*_BY_GROUPS, "open") for way in ways) else 2
-    check_memory(all_ranks * (copies * size + _RANK_BYTES))
+    _check_memory(all_ranks * (copies * size + _RANK_BYTES))
     storm = _measure(parent, jobs, n_ranks, size, ways, rounds)
     if as_json:
         say_json(figures(storm, parent))
     elif tenants is None:
         _show(storm, parent)
     else:
-        from ioshape._cli.bench.tenants import Verdict  # noqa: PLC0415
-
         _say_what(storm, parent)
         Verdict.of(storm).show()
         for sentence in _notes(storm):

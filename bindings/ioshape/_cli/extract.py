@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ioshape._cli.generations.look import check_directory, directory_argument
 from ioshape._cli.output import human_size, say
+from ioshape._cli.paths import check_directory, directory_argument
 
 if TYPE_CHECKING:
     from ioshape._group.generations import Handle, Part

@@ -11,14 +11,14 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ioshape._cli.output import explain, human_seconds, human_size, note, plural, say, say_json
-from ioshape._cli.slots.pools import (
+from ioshape._cli.pools import (
     AwayError,
-    as_json,
     check_answers,
     completed_pool,
     coordinator_option,
@@ -175,12 +175,12 @@ class _View:
         """As "slots status" has it, and the rates."""
         out = []
         for pool in self.pools:
-            value = as_json(pool)
+            value = asdict(pool)
             for one in value["holders"]:
                 one["bytes_per_second"] = round(self.rates.get(one["id"], 0.0))
             value["bytes_per_second"] = round(self.total(pool))
             out.append(value)
-        return [*out, *(as_json(one) for one in self.failed)]
+        return [*out, *map(asdict, self.failed)]
 
     def titles(self, pool: PoolStatus) -> list[str]:
         """The lines above a pool's table."""

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ioshape._cli.objects.shared import endpoint_option, s3
 from ioshape._cli.output import (
     SentenceError,
+    bytes_option,
     explain,
     human_seconds,
     human_size,
     note,
+    progress_bar,
     say,
     say_json,
 )
-from ioshape._cli.paths import exit_for
-from ioshape._cli.slots.pools import bytes_option
-from ioshape._cli.verify import progress_bar
+from ioshape._cli.paths import endpoint_option, s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -423,4 +422,4 @@ def command(
         say_json([asdict(one) for one in outcomes])
     elif not outcomes:
         say(f"Nothing on {folder} waits to be drained.")
-    return exit_for(not is_whole)
+    return int(not is_whole)

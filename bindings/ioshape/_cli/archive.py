@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.output import human_seconds, human_size, plural, say, say_json
+from ioshape._cli.output import (
+    human_seconds,
+    human_size,
+    json_option,
+    plural,
+    progress_bar,
+    say,
+    say_json,
+)
 from ioshape._cli.paths import files_argument
-from ioshape._cli.verify import progress_bar
 from ioshape._remote import hsm
 
 if TYPE_CHECKING:
@@ -43,7 +50,7 @@ def _say(one: Archived) -> None:
     show_default=True,
     help="Give up when nothing was archived for so long.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what is archived as JSON: a list.")
+@json_option
 def command(files: tuple[str, ...], check: bool, timeout_s: float, as_json: bool) -> int:
     """Has Lustre archive files, or all below directories (HSM), and waits until it has. On Amazon
     FSx for Lustre that exports them to the S3 bucket of the data repository.

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ioshape._cli.generations.look import ATTEMPT, check_directory
-from ioshape._cli.output import SentenceError, UsageSentenceError, human_size, plural, say, say_json
+from ioshape._cli.output import (
+    SentenceError,
+    UsageSentenceError,
+    human_size,
+    json_option,
+    plural,
+    say,
+    say_json,
+)
+from ioshape._cli.paths import ATTEMPT, check_directory
 from ioshape._core.text import one_line
 
 if TYPE_CHECKING:
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print what goes as JSON.")
+@json_option
 def command(
     paths: tuple[str, ...],
     keep_last: int,

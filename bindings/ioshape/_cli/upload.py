@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape._cli.objects.shared import endpoint_option, jobs_option, part_option, s3, url_argument
 from ioshape._cli.output import (
     SentenceError,
     UsageSentenceError,
     human_seconds,
     human_size,
+    json_option,
     plural,
+    progress_bar,
     say,
     say_json,
 )
-from ioshape._cli.verify import progress_bar
+from ioshape._cli.paths import endpoint_option, jobs_option, part_option, s3, url_argument
 
 if TYPE_CHECKING:
     from ioshape.s3 import Uploaded
@@ -66,7 +67,7 @@ def _say(one: Uploaded) -> None:
 @jobs_option
 @part_option
 @endpoint_option
-@click.option("--json", "as_json", is_flag=True, help="Print what was uploaded as JSON: a list.")
+@json_option
 def command(
     source: str,
     url: str,

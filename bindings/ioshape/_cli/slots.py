@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -11,16 +12,16 @@ import click
 from ioshape._cli.output import (
     SentenceError,
     UsageSentenceError,
+    bytes_option,
     human_seconds,
+    json_option,
     note,
     plural,
     say,
     say_json,
 )
-from ioshape._cli.slots.pools import (
+from ioshape._cli.pools import (
     USUAL_SHARE,
-    as_json,
-    bytes_option,
     check_answers,
     check_spelling,
     completed_pool,
@@ -42,11 +43,14 @@ from ioshape._cli.suggest import Group
 from ioshape._core.text import one_line
 
 if TYPE_CHECKING:
+    from ioshape._cli.output import Option
     from ioshape._slots.pools import Operator, PoolStatus
 
 _MOST = 65536
 
-_pool_argument = click.argument("pool", callback=pool_argument, shell_complete=completed_pool)
+_pool_argument: Option = click.argument(
+    "pool", callback=pool_argument, shell_complete=completed_pool
+)
 
 
 def _show_settings(status: PoolStatus) -> None:
@@ -94,9 +98,9 @@ def command() -> None:
 @command.command(short_help="Show pools: capacity, who holds slots, who waits.")
 @click.argument("pool", required=False, callback=pool_argument, shell_complete=completed_pool)
 @click.option("--path", type=click.Path(), help="The pool of the filesystem of this path.")
-@click.option("--json", "in_json", is_flag=True, help="Print them as JSON: a list of pools.")
+@json_option
 @coordinator_option
-def status(pool: str | None, path: str | None, in_json: bool, coordinator: str | None) -> None:
+def status(pool: str | None, path: str | None, as_json: bool, coordinator: str | None) -> None:
     """Shows a pool, or all that the coordinator knows: who holds slots, and who waits.
 
     \b
@@ -119,8 +123,8 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
         wanted = existing(operator, [pool]) if pool else []
         look = operator.look(wanted)
     check_answers(look)
-    if in_json:
-        say_json([*map(as_json, look.pools), *map(as_json, look.failed)])
+    if as_json:
+        say_json([*map(asdict, look.pools), *map(asdict, look.failed)])
         for line in left_out_lines(look):
             note(line)
         return

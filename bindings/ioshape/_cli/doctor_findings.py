@@ -1,0 +1,1256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What "ioshape doctor" finds: a table of findings, in the order in which a change gains most.
+
+A row says when the facts call for the finding, its sentence, and commands to copy. A sentence or a
+command that needs no more than names is a template; the others are functions of the facts. Names in
+commands come from mounts and files: they are quoted for a shell.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from ioshape._cli.output import human_seconds, human_size, plural
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ioshape._cli.doctor_facts import Coordination, Facts, Leftovers, Near
+
+#: "serious": a save would fail, be lost, or may be wrong. "warning": slow, or soon serious.
+Severity = Literal["serious", "warning", "hint"]
+SEVERITIES: tuple[Severity, ...] = ("serious", "warning", "hint")
+Commands = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that an administrator would tell."""
+
+    #: for programs: it stays the same whatever the sentence says
+    id: str
+    severity: Severity
+    sentence: str
+    #: to be copied
+    commands: Commands = ()
+
+
+class Row(NamedTuple):
+    """A finding that facts may call for."""
+
+    id: str
+    severity: Severity | Callable[[Facts], Severity]
+    when: Callable[[Facts], bool]
+    #: a template has the facts by their names, "place" and "user"
+    sentence: str | Callable[[Facts], str]
+    #: templates have what _filled() knows
+    commands: Commands | Callable[[Facts], Commands] = ()
+
+
+def triage(facts: Facts) -> list[Finding]:
+    """Return all findings: the worst first, and of these what gains most."""
+    found = [_finding(row, facts) for row in ROWS if row.when(facts)]
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _finding(row: Row, facts: Facts) -> Finding:
+    severity, sentence, commands = row.severity, row.sentence, row.commands
+    names = {**vars(facts), "place": _place(facts), "user": facts.host.user or "this user"}
+    return Finding(
+        row.id,
+        severity(facts) if callable(severity) else severity,
+        sentence(facts) if callable(sentence) else sentence.format(**names),
+        commands(facts) if callable(commands) else _filled(commands, facts),
+    )
+
+
+# ---- Commands -----------------------------------------------------------------------------------
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+#: Up to so many bytes, over so many targets: what FSx for Lustre does by itself.
+_STEPS = ((100 * _MIB, 1), (10 * _GIB, 8), (100 * _GIB, 16), (None, 32))
+_STRIPE_BYTES = 4 * _MIB
+
+_SHOW_SPACE = {
+    "lustre": ("lfs df -h {place}",),
+    "beegfs": ("beegfs health capacity", "beegfs-df   # BeeGFS 7"),
+    "ceph": ("ceph osd df",),
+}
+_SHOW_SPACE_ELSEWHERE = ("du -xh --max-depth=1 {place} | sort -h | tail",)
+
+#: Limits of a user, which statfs does not know.
+_SHOW_QUOTA = {
+    "lustre": ("lfs quota -h -u {user} {place}",),
+    "beegfs": (
+        "beegfs quota list-usage --uids current",
+        "beegfs-ctl --getquota --uid {user}   # BeeGFS 7",
+    ),
+    "gpfs": ("mmlsquota -u {user}",),
+    "ceph": ("getfattr -n ceph.quota.max_bytes {folder}",),
+    "nfs": ("quota -s -u {user}",),
+}
+
+#: Large files shall leave a full target.
+_EMPTY_TARGET = {
+    "lustre": (
+        "lfs find {place} --ost {target} --type f --size +1G | lfs_migrate -y",
+        "lctl set_param {no_more}   # on the metadata server: no new files",
+    ),
+    "beegfs": (
+        "beegfs entry migrate --from-targets={target} {place}",
+        "beegfs-ctl --migrate --targetid={target} {place}   # BeeGFS 7",
+    ),
+    "ceph": ("ceph osd reweight-by-utilization",),
+}
+
+#: New files of the directory shall lie so.
+_SET_STRIPES = {
+    "lustre": ("lfs setstripe -c {count} -S {mib}M {folder}",),
+    "beegfs": (
+        "beegfs entry set --num-targets={count} --chunk-size={mib}MiB {folder}",
+        "beegfs-ctl --setpattern --numtargets={count} --chunksize={mib}m {folder}   # BeeGFS 7",
+    ),
+    "ceph": (
+        "setfattr -n ceph.dir.layout -v "
+        "'stripe_unit={n_bytes} stripe_count={count} object_size={n_bytes}' {folder}",
+    ),
+}
+
+#: of NFS; what the kernel adds by itself would be refused, or mean nothing
+_OPTIONS_OF_USERS = (
+    *("ro", "nosuid", "nodev", "noexec", "vers", "rsize", "wsize"),
+    *("hard", "proto", "nconnect", "port", "sec"),
+)
+
+
+def _filled(templates: Commands, facts: Facts, **more: object) -> Commands:
+    """Return commands with their names in them."""
+    names = {
+        "place": _place(facts),
+        "folder": shlex.quote(facts.folder.path),
+        "user": shlex.quote(facts.host.user),
+        "tier": shlex.quote(facts.tier.folder if facts.tier else ""),
+        "password": shlex.quote(facts.installation.password_file),
+        **more,
+    }
+    return tuple(template.format(**names) for template in templates)
+
+
+def _of_family(
+    commands: Mapping[str, Commands], facts: Facts, otherwise: Commands = (), **more: object
+) -> Commands:
+    return _filled(commands.get(facts.storage.family, otherwise), facts, **more)
+
+
+def _place(facts: Facts) -> str:
+    """Return the mount point, or what is nearest to it: quoted."""
+    return shlex.quote(facts.storage.mount_point or facts.folder.path)
+
+
+def _show_space(facts: Facts) -> Commands:
+    return _of_family(_SHOW_SPACE, facts, _SHOW_SPACE_ELSEWHERE)
+
+
+def _set_stripes(facts: Facts, count: int) -> Commands:
+    mib = _STRIPE_BYTES // _MIB
+    return _of_family(_SET_STRIPES, facts, count=count, mib=mib, n_bytes=_STRIPE_BYTES)
+
+
+def _set_progressive(facts: Facts) -> Commands:
+    """Small files on one target, large ones on many; on Lustre, which alone has that."""
+    targets = facts.storage.target_count
+    words = ""
+    for most, count in _STEPS:
+        if most is None or (targets and count >= targets):
+            words += f" -E -1 -c {min(count, targets or count)}"
+            break
+        end = f"{most // _MIB}M" if most < _GIB else f"{most // _GIB}G"
+        words += f" -E {end} -c {count}"
+    return (f"lfs setstripe{words} {shlex.quote(facts.folder.path)}",)
+
+
+def _set_pool(facts: Facts, pool: str) -> Commands:
+    set_pool = {"lustre": ("lfs setstripe -p {pool} {folder}",)}
+    return _of_family(set_pool, facts, pool=shlex.quote(pool))
+
+
+def _empty_target(facts: Facts) -> Commands:
+    name, _ = _targets(facts)[0]
+    no_more = shlex.quote(f"osp.{name}-osc-MDT*.max_create_count=0")
+    return _of_family(_EMPTY_TARGET, facts, target=shlex.quote(name), no_more=no_more)
+
+
+def _container(facts: Facts, option: str, kubernetes: str = "") -> Commands:
+    """Return how to start the container with an option."""
+    if facts.host.container == "kubernetes":
+        return (kubernetes,) if kubernetes else ()
+    program = facts.host.container if facts.host.container == "podman" else "docker"
+    return (f"{program} run {option} IMAGE",)
+
+
+def _volume(facts: Facts) -> Commands:
+    """Return how to get a place that stays."""
+    where = facts.folder.path
+    if where.startswith("/dev/"):
+        where = "/checkpoints"  # a volume over a place for devices helps nobody
+    if facts.host.container:
+        return _container(
+            facts,
+            shlex.join(("-v", f"/srv/checkpoints:{where}")),
+            "kubectl explain pod.spec.volumes.persistentVolumeClaim",
+        )
+    return ("findmnt -o TARGET,SOURCE,FSTYPE,AVAIL -t notmpfs,nooverlay,noproc,nosysfs",)
+
+
+def _remove_stale(facts: Facts) -> Commands:
+    """Never what a living writer has: those by name, or what nobody has touched for a day."""
+    stale, where = facts.folder.temporary, facts.folder.path
+    commands = []
+    if stale.names:
+        commands.append(shlex.join(("rm", "--", *(f"{where}/{name}" for name in stale.names))))
+    if stale.elsewhere_count or stale.count > len(stale.names):
+        commands.append(
+            f"find {shlex.quote(where)} -maxdepth 1 -type f -name '.*.ioshape-tmp-*' "
+            "-mmin +1440 -delete"
+        )
+    return tuple(commands)
+
+
+def _lock_memory(facts: Facts) -> Commands:
+    kib = -(-_registered(facts) * max(facts.host.local_ranks, 1) * 2 // 1024)
+    if facts.host.container and facts.host.container != "kubernetes":
+        return _container(facts, "--ulimit memlock=-1:-1")
+    line = shlex.quote(f"{facts.host.user or '*'} - memlock unlimited")
+    return (
+        f"ulimit -l {kib}",
+        f"echo {line} | sudo tee /etc/security/limits.d/memlock.conf",
+    )
+
+
+def _ping(facts: Facts) -> Commands:
+    """As Redis's own client would ask. Without any password, which has been starred out."""
+    parts = urlsplit(facts.coordination.address)
+    if parts.scheme == "unix":
+        return (shlex.join(("redis-cli", "-s", parts.path, "ping")),)
+    if parts.scheme not in ("redis", "rediss"):
+        return ("ioshape slots status",)
+    try:
+        host, port = parts.hostname or "127.0.0.1", parts.port or 6379
+    except ValueError:  # several hosts of a cluster
+        host, port = parts.netloc.rpartition("@")[2].partition(",")[0].partition(":")[0], 6379
+    tls = ("--tls",) if parts.scheme == "rediss" else ()
+    return (shlex.join(("redis-cli", "-h", host, "-p", str(port), *tls, "ping")),)
+
+
+# ---- Space --------------------------------------------------------------------------------------
+
+#: Filesystems allocate slowly and unevenly beyond this.
+_FULL = 0.85
+_VERY_FULL = 0.95
+#: So much above the others a target is one that was filled by itself.
+_UNEVEN = 0.20
+_FEW_INODES = 1000
+
+
+def _used(total: int, free: int) -> float:
+    """0 to 1; 0 if it is not known."""
+    return 1 - min(free, total) / total if total else 0.0
+
+
+def _used_here(facts: Facts) -> float:
+    return _used(facts.storage.total_bytes, facts.storage.free_bytes)
+
+
+def _needed(facts: Facts) -> int:
+    return facts.storage.for_bytes * facts.files_here
+
+
+def _no_room(facts: Facts) -> bool:
+    return bool(facts.storage.total_bytes) and facts.storage.free_bytes < _needed(facts)
+
+
+def _no_room_sentence(facts: Facts) -> str:
+    free, needed = human_size(facts.storage.free_bytes), human_size(_needed(facts))
+    if facts.files_here == 1:
+        return (
+            f"a save of {needed} does not fit into the {free} that are free; the previous file "
+            "goes only when the new one is complete"
+        )
+    return (
+        f"a checkpoint of {facts.files_here:,} files, {needed} together, does not fit into the "
+        f"{free} that are free; the previous files go only when the new ones are complete"
+    )
+
+
+def _few_inodes(facts: Facts) -> bool:
+    free, count = facts.folder.inodes_free, facts.folder.inodes
+    return bool(count) and (free < _FEW_INODES or _used(count, free) > _VERY_FULL)
+
+
+def _targets(facts: Facts) -> list[tuple[str, float]]:
+    """Return the targets whose size is known and how full each is, the fullest first."""
+    listed = [one for one in facts.storage.targets if one.total_bytes]
+    used = [(one.name, _used(one.total_bytes, one.free_bytes)) for one in listed]
+    return sorted(used, key=lambda one: -one[1])
+
+
+def _full_targets(facts: Facts) -> int:
+    return sum(used > _FULL for _, used in _targets(facts))
+
+
+def _target_full_sentence(facts: Facts) -> str:
+    count, (name, used) = _full_targets(facts), _targets(facts)[0]
+    are = "is" if count == 1 else "are"
+    return (
+        f"{plural(count, 'target')} of {len(_targets(facts))} {are} more than {_FULL:.0%} full, "
+        f"{name} {used:.0%}: a file that has a stripe there fails when that is full, whatever is "
+        "free elsewhere"
+    )
+
+
+def _middle(facts: Facts) -> float:
+    return median(used for _, used in _targets(facts))
+
+
+def _targets_uneven(facts: Facts) -> bool:
+    targets = _targets(facts)
+    if len(targets) < 2 or _full_targets(facts):
+        return False
+    return targets[0][1] - _middle(facts) > _UNEVEN
+
+
+def _targets_uneven_sentence(facts: Facts) -> str:
+    name, used = _targets(facts)[0]
+    return (
+        f"{name} is {used:.0%} full, and half of the targets no more than {_middle(facts):.0%}; "
+        "large files with one stripe do that"
+    )
+
+
+# ---- Layout -------------------------------------------------------------------------------------
+
+_MANY_STRIPES = 64
+_MANY_OBJECTS = 4096
+#: Disks of virtual machines say that they spin, whatever they are.
+VIRTUAL_DISKS = ("/dev/vd", "/dev/xvd")
+_FLASH = ("flash", "ssd", "nvme", "fast", "burst", "hot", "optane")
+_DISKS = ("hdd", "disk", "capacity", "archive", "cold", "slow", "sata", "nearline")
+#: Families that have files on several targets, and are asked for layouts.
+_STRIPED = ("lustre", "beegfs", "ceph")
+
+
+def _stripes(facts: Facts) -> int:
+    """Return how many targets a new file lies on, also where it is all; 0 if that is not known."""
+    storage = facts.storage
+    if storage.family not in _STRIPED or not storage.stripes:
+        return 0
+    return storage.target_count if storage.stripe_count < 0 else storage.stripe_count
+
+
+def _wanted_stripes(facts: Facts) -> int:
+    """Return how many targets a file should lie on, if so many are written at a time."""
+    n_bytes, targets = facts.storage.for_bytes, facts.storage.target_count
+    by_size = next(count for most, count in _STEPS if most is None or n_bytes <= most)
+    return max(1, min(by_size, targets // max(facts.files, 1) or 1, targets or by_size))
+
+
+def _few_stripes_sentence(facts: Facts) -> str:
+    storage = facts.storage
+    asks = f"; ioshape asks for {storage.stripes_asked} by itself, other programs do not"
+    return (
+        f"a file of {human_size(storage.for_bytes)} would lie on "
+        f"{plural(_stripes(facts), 'target')} ({storage.stripes}) of "
+        f"{storage.target_count or 'several'}, and gets the bandwidth of no more"
+        f"{asks if storage.stripes_asked else ''}"
+    )
+
+
+def _file_has_few_stripes(facts: Facts) -> bool:
+    storage, wanted = facts.storage, _wanted_stripes(facts)
+    if storage.family != "lustre" or not storage.stripes or not storage.is_file:
+        return False
+    return 0 < storage.file_stripe_count < min(wanted, _stripes(facts) or wanted)
+
+
+def _stripes_of_many(facts: Facts) -> int:
+    """Return how many targets each of many files lies on; 0 if there is one, or if unknown."""
+    storage = facts.storage
+    count = storage.asked_stripe_count or storage.stripe_count
+    return (storage.target_count if count < 0 else count) if facts.files > 1 else 0
+
+
+def _at_a_time(facts: Facts) -> int:
+    """Return how many files slots let be written at a time; 0: any."""
+    if facts.coordination.kind == "open":
+        return 0
+    count = facts.coordination.capacity or facts.storage.writers
+    # With "local" each host has slots of its own.
+    return count * facts.hosts if facts.coordination.kind == "local" else count
+
+
+def _streams(facts: Facts) -> int:
+    return min(facts.files, _at_a_time(facts) or facts.files) * _stripes_of_many(facts)
+
+
+def _crowded_sentence(facts: Facts) -> str:
+    count, targets = _stripes_of_many(facts), facts.storage.target_count
+    return (
+        f"{_streams(facts) // count} writers at a time with {plural(count, 'stripe')} each are "
+        f"{_streams(facts) / targets:.0f} streams for each of {plural(targets, 'target')}, which "
+        "then seeks between them"
+    )
+
+
+def _uncrowd(facts: Facts) -> Commands:
+    if not _at_a_time(facts):
+        return ("export IOSHAPE_COORDINATOR=redis://HOST",)
+    most = max(1, facts.storage.target_count // _stripes_of_many(facts))
+    return (f"ioshape slots set {shlex.quote(facts.storage.pool)} --capacity {most} --new",)
+
+
+def _has(name: str, words: Commands) -> bool:
+    return any(part.startswith(words) for part in re.findall("[a-z]+", name.lower()))
+
+
+def _on_disks(facts: Facts) -> bool:
+    pool = facts.storage.target_pool
+    return _has(pool, _DISKS) and not _has(pool, _FLASH)
+
+
+def _flash_pools(facts: Facts) -> list[str]:
+    """Return pools of flash that new files are not sent to."""
+    pool = facts.storage.target_pool
+    return [name for name in facts.folder.target_pools if _has(name, _FLASH) and name != pool]
+
+
+def _disk_pool_sentence(facts: Facts) -> str:
+    flash = _flash_pools(facts)
+    other = f", and there is {flash[0]}" if flash else ""
+    return f"new files lie in the pool {facts.storage.target_pool}, by its name one of disks{other}"
+
+
+def _leave_disks(facts: Facts) -> Commands:
+    flash = _flash_pools(facts)
+    if flash:
+        return _set_pool(facts, flash[0])
+    return _of_family({"lustre": ("lfs pool_list {place}",)}, facts)
+
+
+# ---- The mount and the directory ----------------------------------------------------------------
+
+_MEMORY_TYPES = ("tmpfs", "ramfs", "devtmpfs")
+_SMALL_WSIZE = 256 << 10
+_GOOD_WSIZE = 1 << 20
+_SKEW_S = 5.0
+
+
+def _options(facts: Facts) -> dict[str, str]:
+    """Return the mount's options; "" for those without a value."""
+    parts = (option.partition("=") for option in facts.storage.options.split(",") if option)
+    return {name: value for name, _, value in parts}
+
+
+def _no_barrier(facts: Facts) -> bool:
+    options = _options(facts)
+    return "nobarrier" in options or options.get("barrier") == "0"
+
+
+def _in_layer(facts: Facts) -> bool:
+    """Whether an overlay is what a container writes to, as far as can be seen."""
+    return facts.storage.mount_point in ("/", "") or bool(facts.host.container)
+
+
+def _in_memory(facts: Facts) -> bool:
+    return facts.storage.type in _MEMORY_TYPES or facts.storage.family == "tmpfs"
+
+
+def _lie(left: Leftovers, noun: str) -> tuple[str, str]:
+    """Return how many there are, with their bytes, and the verb."""
+    count, n_bytes = left.count + left.elsewhere_count, left.n_bytes + left.elsewhere_bytes
+    return f"{plural(count, noun)} ({human_size(n_bytes)})", "lies" if count == 1 else "lie"
+
+
+def _stale_files_sentence(facts: Facts) -> str:
+    stale = facts.folder.temporary
+    many, lie = _lie(stale, "temporary file")
+    unsure = (
+        f"; {plural(stale.elsewhere_count, 'of them may be')} of a writer on another host or "
+        "mount, which is certain to be dead after a day"
+    )
+    return (
+        f"{many} of writers that died {lie} in {facts.folder.path}"
+        f"{unsure if stale.elsewhere_count else ''}; the next save from this host removes its own"
+    )
+
+
+def _stale_generations_sentence(facts: Facts) -> str:
+    many, lie = _lie(facts.folder.leftovers, "unfinished or replaced generation")
+    return (
+        f"{many} that nobody here works on {lie} in {facts.folder.path}; the next save_group() "
+        "there removes them"
+    )
+
+
+def _nfs(
+    id: str,  # noqa: A002 - as in a row
+    severity: Severity,
+    found: Callable[[dict[str, str]], bool],
+    sentence: str,
+    *,
+    drop: Commands = (),
+    add: Commands = (),
+) -> Row:
+    """Return a row about options of NFS, and which others fix it.
+
+    Most cannot be changed without unmounting.
+    """
+
+    def commands(facts: Facts) -> Commands:
+        kept = [
+            option
+            for option in facts.storage.options.split(",")
+            if option.partition("=")[0] in _OPTIONS_OF_USERS
+            and option.partition("=")[0] not in drop
+        ]
+        options = ",".join(dict.fromkeys([*kept, *add]))
+        kind = facts.storage.type or "nfs"
+        mount = shlex.join(("-t", kind, "-o", options, facts.storage.source))
+        return (f"sudo umount {_place(facts)} && sudo mount {mount} {_place(facts)}",)
+
+    def when(facts: Facts) -> bool:
+        return facts.storage.family == "nfs" and found(_options(facts))
+
+    return Row(id, severity, when, sentence, commands)
+
+
+# ---- The tier -----------------------------------------------------------------------------------
+
+_LONG_S = 3600.0
+#: One is drained while the next one is saved.
+_CHECKPOINTS = 2
+
+
+def _tier(when: Callable[[Near, Facts], bool]) -> Callable[[Facts], bool]:
+    """Return a condition that holds for a tier that can be used only."""
+    return lambda facts: facts.tier is not None and facts.tier.usable and when(facts.tier, facts)
+
+
+def _tier_needs(facts: Facts) -> int:
+    return _CHECKPOINTS * facts.storage.for_bytes * max(facts.files_near, 1)
+
+
+def _tier_unusable_sentence(facts: Facts) -> str:
+    assert facts.tier is not None
+    user, why = facts.host.user or "this user", "does not exist"
+    if facts.tier.owner is not None:
+        why = f"has a folder for {user} that user {facts.tier.owner} has made"
+    elif facts.tier.exists:
+        why = f"may not be written to by {user}"
+    return f"the tier {facts.tier.folder} {why}: saves go directly to their destinations"
+
+
+def _fix_tier(facts: Facts) -> Commands:
+    assert facts.tier is not None
+    if facts.tier.owner is not None:
+        own = shlex.quote(facts.tier.own)
+        return (f"ls -ld {own}", f"sudo rm -r {own}")
+    look = "ls -ld {tier}" if facts.tier.exists else "lsblk -o NAME,SIZE,FSTYPE,MOUNTPOINT"
+    return _filled((look, "sudo install -d -m 1777 {tier}"), facts)
+
+
+def _tier_not_local_sentence(facts: Facts) -> str:
+    assert facts.tier is not None
+    where = "is shared with other hosts" if facts.tier.remote else "is where checkpoints end, too"
+    return (
+        f"the filesystem of the tier {facts.tier.folder} {where}: each save is written there "
+        "twice, and nothing is gained"
+    )
+
+
+def _tier_small_sentence(facts: Facts) -> str:
+    assert facts.tier is not None
+    return (
+        f"the tier {facts.tier.folder} has room for {human_size(facts.tier.room_bytes)}, and two "
+        f"checkpoints of this host take {human_size(_tier_needs(facts))}: saves for which there "
+        "is none go directly"
+    )
+
+
+def _tier_waits_sentence(facts: Facts) -> str:
+    tier = facts.tier
+    assert tier is not None
+    return (
+        f"{plural(tier.waiting, 'checkpoint')} ({human_size(tier.waiting_bytes)}) on the tier "
+        f"{tier.folder} {'waits' if tier.waiting == 1 else 'wait'} to be drained, for "
+        f"{human_seconds(tier.oldest_s)} by now, and nobody drains: only this node has that"
+    )
+
+
+# ---- The host -----------------------------------------------------------------------------------
+
+_FEW_FILES = 256
+_LITTLE_SHARED = 16 * _MIB
+
+
+def _registered(facts: Facts) -> int:
+    """Return the bytes of a save's buffers."""
+    return facts.storage.block_bytes * facts.storage.queue_depth
+
+
+def _no_uring(facts: Facts) -> tuple[str, Commands]:
+    """Return who refuses io_uring and why, and what to do."""
+    code, host = facts.storage.uring_errno, facts.host
+    if code in (errno.EPERM, errno.EACCES) and host.uring_disabled:
+        who = "to all" if host.uring_disabled > 1 else "to those outside kernel.io_uring_group"
+        return (
+            f"the setting kernel.io_uring_disabled={host.uring_disabled} refuses it {who}",
+            ("sudo sysctl kernel.io_uring_disabled=0",),
+        )
+    if host.seccomp and code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+        return (
+            "the seccomp profile that this process runs under refuses it",
+            (
+                'jq \'.syscalls += [{names: ["io_uring_setup", "io_uring_enter", '
+                '"io_uring_register"], action: "SCMP_ACT_ALLOW"}]\' default.json > io_uring.json'
+                "   # the runtime's own profile",
+                *_container(
+                    facts,
+                    "--security-opt seccomp=io_uring.json",
+                    "kubectl explain pod.spec.securityContext.seccompProfile.localhostProfile",
+                ),
+            ),
+        )
+    if code == errno.ENOSYS:
+        kernel = host.kernel or "its version is not known"
+        return f"the kernel ({kernel}) has none", ("uname -r",)
+    if code == errno.ENOMEM:
+        why = "there is not enough memory that may be locked (RLIMIT_MEMLOCK)"
+        return why, _lock_memory(facts)
+    return os.strerror(code), ()
+
+
+def _memlock_sentence(facts: Facts) -> str:
+    limit = facts.host.memlock_bytes
+    allowed = "is not enough" if limit is None else f"is {human_size(limit)}"
+    return (
+        f"memory that may be locked (RLIMIT_MEMLOCK) {allowed}, and buffers of a save take "
+        f"{human_size(_registered(facts))}: they are not registered, and the kernel looks them up "
+        "for each request"
+    )
+
+
+def _file_limit_sentence(facts: Facts) -> str:
+    return (
+        f"this process may not make files larger than {human_size(facts.host.file_bytes or 0)} "
+        f"(RLIMIT_FSIZE), and a save of {human_size(facts.storage.for_bytes)} would fail"
+    )
+
+
+def _staged(facts: Facts) -> int:
+    """Return the bytes that background saves of this host may hold."""
+    held = min(facts.host.staging_bytes, facts.storage.for_bytes)
+    return held * max(facts.host.local_ranks, 1)
+
+
+def _memory_left(facts: Facts) -> int:
+    return max(0, (facts.host.memory_bytes or 0) - facts.host.memory_used)
+
+
+def _staging_sentence(facts: Facts) -> str:
+    return (
+        f"background saves of {plural(max(facts.host.local_ranks, 1), 'rank')} here may hold "
+        f"{human_size(_staged(facts))}, and {human_size(_memory_left(facts))} are left of the "
+        f"{human_size(facts.host.memory_bytes or 0)} of the container: the kernel kills who takes "
+        "more"
+    )
+
+
+def _stage_less(facts: Facts) -> Commands:
+    share = _memory_left(facts) // 2 // max(facts.host.local_ranks, 1)
+    return (f"export IOSHAPE_STAGING_BYTES={max(64, share // _MIB)}M",)
+
+
+def _little_shared(facts: Facts) -> bool:
+    free = facts.host.shared_bytes
+    return free is None or free < _LITTLE_SHARED
+
+
+def _shared_sentence(facts: Facts) -> str:
+    free = facts.host.shared_bytes
+    why = "/dev/shm is missing, or this user may not write there"
+    if free is not None:
+        why = f"/dev/shm has {human_size(free)} left"
+    return f"{why}: ranks of this host leave their notes and slots in files elsewhere"
+
+
+def _share_memory(facts: Facts) -> Commands:
+    if facts.host.shared_bytes is not None:
+        return ("du -sh /dev/shm/* | sort -h | tail",)
+    if facts.host.container:
+        return _container(facts, "--ipc=host")
+    return ("sudo mount -t tmpfs tmpfs /dev/shm",)
+
+
+# ---- The coordinator, and what is installed -----------------------------------------------------
+
+_SLOW_S = 0.020
+
+#: what saves do while the coordinator is unreachable, by the setting
+_MEANWHILE = {
+    "fail": "saves fail meanwhile (unreachable=fail)",
+    "wait": "saves wait until it is back (unreachable=wait)",
+    "stagger": ("saves go on meanwhile, each in a share of time of its own (unreachable=stagger)"),
+}
+
+
+def _away_sentence(facts: Facts) -> str:
+    it = facts.coordination
+    then = _MEANWHILE.get(it.unreachable, _MEANWHILE["stagger"])
+    return f"the coordinator {it.address} cannot be asked: {it.error}; {then}"
+
+
+def _is_slow(it: Coordination) -> bool:
+    return not it.error and not it.unasked and it.kind == "redis" and it.latency_s > _SLOW_S
+
+
+def _is_spread(facts: Facts) -> bool:
+    """Whether the ranks are on more hosts than this one."""
+    return facts.ranks > max(facts.host.local_ranks, 1)
+
+
+def _unordered_sentence(facts: Facts) -> str:
+    who = "only the processes of this host share slots"
+    if facts.coordination.kind == "open":
+        who = "nobody keeps an order of writers (coordinator=open)"
+    return f"other hosts write to this filesystem as well, and {who}"
+
+
+#: In this order: between the two commands all that could read it still can.
+_LIMIT_PASSWORD = ("chgrp GROUP {password}", "chmod 440 {password}")
+
+
+def _password_unreadable(facts: Facts) -> bool:
+    return bool(facts.installation.password_problem) and facts.coordination.kind == "redis"
+
+
+def _password_readable(facts: Facts) -> bool:
+    mode = facts.installation.password_mode
+    return mode is not None and bool(mode & stat.S_IROTH) and not _password_unreadable(facts)
+
+
+def _version_mix_sentence(facts: Facts) -> str:
+    it = facts.installation
+    if len(set(it.found)) > 1 or it.other_command is None:
+        what = f"this Python finds several packages ioshape ({', '.join(it.found)}), and uses"
+    else:
+        path, version = it.other_command
+        what = f'the command "ioshape" that a shell finds, {path}, is {version}; this Python has'
+    return f"{what} {it.ioshape}: ranks of two versions do not meet"
+
+
+# ---- The table ----------------------------------------------------------------------------------
+
+ROWS: tuple[Row, ...] = (
+    # a save that fails, or is lost, now
+    Row(
+        "read-only",
+        "serious",
+        lambda facts: facts.folder.read_only,
+        "{place} is mounted read-only; after errors of the disk the kernel does that by itself",
+        ("dmesg | tail", "sudo mount -o remount,rw {place}"),
+    ),
+    Row(
+        "not-writable",
+        "serious",
+        lambda facts: not facts.folder.writable and not facts.folder.read_only,
+        "{user} may not make files in {folder.path}",
+        ("ls -ld {folder}", "sudo setfacl -m u:{user}:rwx {folder}"),
+    ),
+    Row(
+        "no-room",
+        "serious",
+        _no_room,
+        _no_room_sentence,
+        lambda facts: (
+            *_show_space(facts),
+            # Where it cannot be helped now.
+            "export IOSHAPE_FULL=skip   # goes on without that checkpoint",
+        ),
+    ),
+    Row(
+        "few-inodes",
+        lambda facts: "serious" if facts.folder.inodes_free < _FEW_INODES else "warning",
+        _few_inodes,
+        "{folder.inodes_free:,} of {folder.inodes:,} inodes are free; without one no file can be "
+        "made, however much space is free",
+        ("df -i {place}", "du --inodes -x --max-depth=2 {place} | sort -n | tail"),
+    ),
+    Row(
+        "file-size-limit",
+        "serious",
+        lambda facts: (
+            facts.host.file_bytes is not None and facts.host.file_bytes < facts.storage.for_bytes
+        ),
+        _file_limit_sentence,
+        ("ulimit -f unlimited",),
+    ),
+    Row(
+        "target-full",
+        lambda facts: "serious" if _targets(facts)[0][1] > _VERY_FULL else "warning",
+        lambda facts: _full_targets(facts) > 0,
+        _target_full_sentence,
+        lambda facts: (*_show_space(facts), *_empty_target(facts)),
+    ),
+    Row(
+        "in-memory",
+        "serious",
+        _in_memory,
+        lambda facts: (
+            f"{_place(facts)} is a {facts.storage.type or 'tmpfs'}: files there lie in memory, and "
+            "are gone when the machine or the container stops"
+        ),
+        _volume,
+    ),
+    Row(
+        "container-layer",
+        lambda facts: "serious" if _in_layer(facts) else "warning",
+        lambda facts: facts.storage.family == "overlay" and not _in_memory(facts),
+        lambda facts: (
+            "this is the writable layer of a container: it is gone with the container, and slow"
+            if _in_layer(facts)
+            else f"{_place(facts)} is an overlay: where files really lie its upper directory says"
+        ),
+        lambda facts: (
+            _volume(facts) if _in_layer(facts) else _filled(("findmnt -no OPTIONS {place}",), facts)
+        ),
+    ),
+    Row(
+        "not-shared",
+        "warning",
+        lambda facts: not facts.storage.remote and _is_spread(facts),
+        "{ranks:,} ranks save together, {host.local_ranks:,} of them on this host, and the "
+        "filesystem is this host's own: a checkpoint would be in pieces on all of them",
+        ("findmnt -t lustre,nfs,nfs4,beegfs,ceph,gpfs,wekafs,fuse",),
+    ),
+    Row(
+        "no-barrier",
+        "serious",
+        _no_barrier,
+        "the mount has no write barriers: what a save has made durable may be lost when the power "
+        "fails",
+        lambda facts: _of_family(
+            {"ext": ("sudo mount -o remount,barrier=1 {place}",)},
+            facts,
+            ("sudo mount -o remount,barrier {place}",),
+        ),
+    ),
+    _nfs(
+        "nfs-soft",
+        "serious",
+        lambda options: "soft" in options or "softerr" in options,
+        "the mount is soft: when the server is slow for a moment, writes fail, and programs that "
+        "do not look lose them; a hard mount waits",
+        drop=("soft", "softerr"),
+        add=("hard",),
+    ),
+    _nfs(
+        "nfs-nolock",
+        "hint",
+        lambda options: "nolock" in options or options.get("local_lock") in ("all", "flock"),
+        "locks stay on this host (nolock or local_lock): what dead writers of other hosts left "
+        "behind is known as such only after a day",
+        drop=("nolock", "local_lock"),
+        add=("local_lock=none",),
+    ),
+    Row(
+        "tier-in-memory",
+        "warning",
+        _tier(lambda tier, _: tier.in_memory),
+        "the tier {tier.folder} lies in memory: what has not been drained is gone with the power, "
+        "though saves have called it durable",
+        ("findmnt -T {tier}",),
+    ),
+    Row(
+        "tier-waits",
+        "warning",
+        lambda facts: (
+            facts.tier is not None and not facts.tier.draining and facts.tier.oldest_s >= _LONG_S
+        ),
+        _tier_waits_sentence,
+        ("ioshape drain {tier}",),
+    ),
+    Row(
+        "full",
+        lambda facts: "serious" if _used_here(facts) > _VERY_FULL else "warning",
+        lambda facts: _used_here(facts) > _FULL and not _no_room(facts),
+        lambda facts: (
+            f"the filesystem is {_used_here(facts):.0%} full "
+            f"({human_size(facts.storage.free_bytes)} free); beyond {_FULL:.0%} it writes slower "
+            "and less evenly"
+        ),
+        _show_space,
+    ),
+    Row(
+        "staging-memory",
+        "warning",
+        lambda facts: facts.host.memory_bytes is not None and _staged(facts) > _memory_left(facts),
+        _staging_sentence,
+        _stage_less,
+    ),
+    Row(
+        "few-open-files",
+        "warning",
+        lambda facts: facts.host.open_files is not None and facts.host.open_files < _FEW_FILES,
+        "this process may open {host.open_files} files at a time (RLIMIT_NOFILE), sockets "
+        "included, of which a job of many ranks needs hundreds",
+        ("ulimit -n 65536",),
+    ),
+    Row(
+        "version-mix",
+        "warning",
+        lambda facts: (
+            len(set(facts.installation.found)) > 1 or facts.installation.other_command is not None
+        ),
+        _version_mix_sentence,
+        ("python -m pip list --verbose | grep ioshape", "type -a ioshape"),
+    ),
+    Row(
+        "torch-broken",
+        "warning",
+        lambda facts: bool(facts.installation.torch_problem and not facts.installation.torch),
+        "this Python cannot import its torch ({installation.torch_problem}): its programs cannot "
+        "save",
+        ("python -c 'import torch'",),
+    ),
+    Row(
+        "clock",
+        "warning",
+        lambda facts: facts.folder.ahead_s > _SKEW_S,
+        "the directory was changed {folder.ahead_s:,.0f} s in the future: the clock of this host "
+        "or of the server is wrong, and what is stale cannot be told by its age",
+        ("chronyc tracking",),
+    ),
+    # many times faster, or many times less felt by others
+    Row(
+        "sync-mount",
+        "warning",
+        lambda facts: "sync" in _options(facts) and facts.storage.family != "nfs",
+        "the mount has the option sync: every single write waits for the disk, while a save needs "
+        "that once, at its end",
+        ("sudo mount -o remount,async {place}",),
+    ),
+    _nfs(
+        "nfs-sync",
+        "warning",
+        lambda options: "sync" in options,
+        "the mount has the option sync: every write waits for the server's disk, while a save "
+        "needs that once, at its end",
+        drop=("sync",),
+        add=("async",),
+    ),
+    Row(
+        "crowded-targets",
+        "warning",
+        lambda facts: 0 < 2 * facts.storage.target_count < _streams(facts),
+        _crowded_sentence,
+        _uncrowd,
+    ),
+    Row(
+        "few-stripes",
+        lambda facts: "hint" if facts.storage.stripes_asked else "warning",
+        lambda facts: (
+            0 < _stripes(facts) < _wanted_stripes(facts) and facts.storage.for_bytes >= _GIB
+        ),
+        _few_stripes_sentence,
+        lambda facts: _set_stripes(facts, _wanted_stripes(facts)),
+    ),
+    Row(
+        "tier-unusable",
+        "warning",
+        lambda facts: facts.tier is not None and not facts.tier.usable,
+        _tier_unusable_sentence,
+        _fix_tier,
+    ),
+    Row(
+        "tier-not-local",
+        "warning",
+        _tier(lambda tier, _: tier.remote or tier.is_destination),
+        _tier_not_local_sentence,
+        ("findmnt -T {tier}",),
+    ),
+    Row(
+        "tier-small",
+        "warning",
+        _tier(lambda tier, facts: tier.room_bytes < _tier_needs(facts)),
+        _tier_small_sentence,
+        ("ioshape ls {tier}", "du -xh -d 2 {tier}"),
+    ),
+    Row(
+        "password-unreadable",
+        lambda facts: "serious" if facts.coordination.unreachable == "fail" else "warning",
+        _password_unreadable,
+        "this user cannot read the password of the coordinator in {installation.password_file} "
+        "({installation.password_problem}), and without it the coordinator is unreachable; make a "
+        "group of its users the file's",
+        _LIMIT_PASSWORD,
+    ),
+    Row(
+        "coordinator-away",
+        lambda facts: "warning" if facts.coordination.unreachable == "stagger" else "serious",
+        lambda facts: bool(facts.coordination.error),
+        _away_sentence,
+        _ping,
+    ),
+    Row(
+        "no-shared-coordinator",
+        lambda facts: "warning" if _is_spread(facts) else "hint",
+        lambda facts: facts.storage.remote and facts.coordination.kind in ("local", "open"),
+        _unordered_sentence,
+        ("export IOSHAPE_COORDINATOR=redis://HOST",),
+    ),
+    Row(
+        "torch-unknown",
+        "warning",
+        lambda facts: bool(facts.installation.torch_problem and facts.installation.torch),
+        "torch {installation.torch} pickles in a way that ioshape {installation.ioshape} does not "
+        "know ({installation.torch_problem}): torch writes the files itself, through memory",
+        ("pip install --upgrade ioshape",),
+    ),
+    _nfs(
+        "nfs-udp",
+        "warning",
+        lambda options: options.get("proto", "").startswith("udp"),
+        "the mount goes over UDP: one lost packet repeats a whole request, and fast networks mix "
+        "up fragments",
+        drop=("proto",),
+        add=("proto=tcp",),
+    ),
+    _nfs(
+        "nfs-noac",
+        "warning",
+        lambda options: "noac" in options,
+        "the mount has the option noac, which makes every write wait for the server, as sync does",
+        drop=("noac",),
+    ),
+    Row(
+        "disk-pool",
+        lambda facts: "warning" if _flash_pools(facts) else "hint",
+        _on_disks,
+        _disk_pool_sentence,
+        _leave_disks,
+    ),
+    Row(
+        "no-direct",
+        lambda facts: "warning" if facts.storage.type.startswith("fuse") else "hint",
+        lambda facts: facts.storage.direct is False,
+        lambda facts: (
+            "there is no direct I/O here: bytes go through the page cache, which costs memory and "
+            "a core"
+            + (
+                "; FUSE filesystems, as a rule, have it when they are mounted with direct_io"
+                if facts.storage.type.startswith("fuse")
+                else ""
+            )
+        ),
+        lambda facts: (
+            _filled(("findmnt -no OPTIONS {place}",), facts)
+            if facts.storage.type.startswith("fuse")
+            else ()
+        ),
+    ),
+    Row(
+        "many-objects",
+        "warning",
+        lambda facts: (
+            facts.storage.target_count > 0
+            and facts.files * _stripes_of_many(facts) >= _MANY_OBJECTS
+        ),
+        lambda facts: (
+            f"{facts.files:,} files with {plural(_stripes_of_many(facts), 'stripe')} each are "
+            f"{facts.files * _stripes_of_many(facts):,} objects on the servers for every "
+            "checkpoint; save_group() with one writer for each node makes far fewer"
+        ),
+        ("export IOSHAPE_MODE=node",),
+    ),
+    Row(
+        "many-stripes",
+        "warning",
+        lambda facts: (
+            _stripes(facts) >= _MANY_STRIPES
+            and facts.storage.for_bytes < _stripes(facts) * _MANY_STRIPES * _MIB
+        ),
+        lambda facts: (
+            f"a file of {human_size(facts.storage.for_bytes)} would lie on {_stripes(facts)} "
+            f"targets ({facts.storage.stripes}): each save asks all of them for a few bytes, and "
+            "waits for the slowest"
+        ),
+        lambda facts: (
+            _set_progressive(facts)
+            if facts.storage.family == "lustre"
+            else _set_stripes(facts, _wanted_stripes(facts))
+        ),
+    ),
+    Row(
+        "small-stripes",
+        "warning",
+        lambda facts: _stripes(facts) > 1 and 0 < facts.storage.stripe_bytes < _MIB,
+        lambda facts: (
+            f"stripes of {human_size(facts.storage.stripe_bytes)} are smaller than what a client "
+            "sends in one request (1 to 16 MiB), so that each request is cut"
+        ),
+        lambda facts: _set_stripes(facts, _stripes(facts)),
+    ),
+    Row(
+        "targets-uneven",
+        "warning",
+        _targets_uneven,
+        _targets_uneven_sentence,
+        _empty_target,
+    ),
+    # some tens of percent
+    _nfs(
+        "nfs-wsize",
+        "warning",
+        lambda options: (
+            options.get("wsize", "").isdecimal() and int(options["wsize"]) < _SMALL_WSIZE
+        ),
+        f"a request carries less than {human_size(_SMALL_WSIZE)} (wsize), where "
+        f"{human_size(_GOOD_WSIZE)} is usual; the server may have to allow it as well",
+        drop=("wsize", "rsize"),
+        add=(f"rsize={_GOOD_WSIZE}", f"wsize={_GOOD_WSIZE}"),
+    ),
+    _nfs(
+        "nfs-one-connection",
+        "hint",
+        lambda options: options.get("proto", "").startswith("tcp") and "nconnect" not in options,
+        "all of this host's requests share one TCP connection; several carry more (Linux 5.3)",
+        add=("nconnect=8",),
+    ),
+    Row(
+        "no-io-uring",
+        "warning",
+        lambda facts: facts.storage.uring_errno != 0,
+        lambda facts: (
+            f"io_uring is refused: {_no_uring(facts)[0]}; the threads engine writes instead, which "
+            "costs more of a core"
+        ),
+        lambda facts: _no_uring(facts)[1],
+    ),
+    Row(
+        "flash-unused",
+        "hint",
+        lambda facts: (
+            bool(_flash_pools(facts))
+            and not _on_disks(facts)
+            and not _has(facts.storage.target_pool, _FLASH)
+        ),
+        lambda facts: (
+            f"there is a pool {_flash_pools(facts)[0]}, by its name one of flash, and new files "
+            "are not sent there"
+        ),
+        lambda facts: _set_pool(facts, _flash_pools(facts)[0]),
+    ),
+    Row(
+        "file-few-stripes",
+        "hint",
+        _file_has_few_stripes,
+        lambda facts: (
+            f"the file itself lies on {plural(facts.storage.file_stripe_count, 'target')} "
+            f"({facts.storage.file_stripes}): a layout is chosen when a file is made; the next "
+            "save makes a new one"
+        ),
+        lambda facts: (
+            f"lfs migrate -c {_wanted_stripes(facts)} -S 4M {shlex.quote(facts.folder.asked)}",
+        ),
+    ),
+    Row(
+        "spinning-disk",
+        "hint",
+        lambda facts: (
+            bool(facts.storage.rotational) and not facts.storage.source.startswith(VIRTUAL_DISKS)
+        ),
+        lambda facts: (
+            f"{facts.storage.source or 'the disk'} spins: one writer at a time is quickest there"
+        ),
+        ("export IOSHAPE_SLOTS=1",),
+    ),
+    Row(
+        "memlock",
+        "hint",
+        lambda facts: facts.storage.buffers_refused and not facts.storage.uring_errno,
+        _memlock_sentence,
+        _lock_memory,
+    ),
+    Row(
+        "coordinator-slow",
+        "hint",
+        lambda facts: _is_slow(facts.coordination),
+        lambda facts: (
+            f"the coordinator took {facts.coordination.latency_s * 1000:,.0f} ms to answer, where "
+            "one in the same building takes less than 1"
+        ),
+        _ping,
+    ),
+    Row("no-shared-memory", "warning", _little_shared, _shared_sentence, _share_memory),
+    # tidiness, and what cannot be seen from here
+    Row(
+        "password-readable",
+        "hint",
+        _password_readable,
+        "everybody can read the password of the coordinator in {installation.password_file} (mode "
+        "{installation.password_mode:04o}), and so take slots and set capacities; make a group of "
+        "its users the file's",
+        _LIMIT_PASSWORD,
+    ),
+    Row(
+        "stale-generations",
+        "hint",
+        lambda facts: facts.folder.leftovers.any,
+        _stale_generations_sentence,
+        ("ioshape ls {folder}", "ioshape prune {folder} --keep-last 1000000 --yes"),
+    ),
+    Row(
+        "stale-files",
+        "hint",
+        lambda facts: facts.folder.temporary.any,
+        _stale_files_sentence,
+        _remove_stale,
+    ),
+    Row(
+        "no-torch",
+        "hint",
+        lambda facts: (
+            bool(facts.installation.python)
+            and not facts.installation.torch
+            and not facts.installation.torch_problem
+        ),
+        "this Python has no torch: its commands work, and its programs cannot save",
+        ("pip install 'ioshape[torch]'",),
+    ),
+    Row(
+        "no-redis-package",
+        "hint",
+        lambda facts: facts.coordination.unasked,
+        "the coordinator {coordination.address} cannot be asked: the package redis, which ioshape "
+        "doctor, top and slots need, is not installed; saves do not need it",
+        ("pip install 'ioshape[redis]'",),
+    ),
+    Row(
+        "quota-unseen",
+        "hint",
+        lambda facts: facts.storage.family in _SHOW_QUOTA,
+        "a quota may leave less than what is shown as free, and cannot be seen from here",
+        lambda facts: _of_family(_SHOW_QUOTA, facts),
+    ),
+)

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape exporter."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import click
+
+from ioshape._cli.output import SentenceError, note
+from ioshape._cli.pools import (
+    completed_pool,
+    coordinator_option,
+    operator_of,
+    pool_argument,
+    sentences,
+    tier_option,
+    user_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ioshape._slots.pools import Member, Operator, PoolsLook, PoolStatus
+
+# Several servers may ask at the same time: the coordinator hears of it once.
+_CACHE_S = 1.0
+# Labels are for ever: no more jobs than these of a pool have their own, the rest is one.
+_MOST_JOBS = 50
+_OTHERS = "(others)"
+# For a client that asks nothing, or takes no answer.
+_TIMEOUT_S = 10
+
+
+def _jobs(pool: PoolStatus) -> dict[str, tuple[int, int, int]]:
+    """Slots, bytes and waiters of each job; of those beyond the limit together."""
+    slots: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
+    waiters: Counter[str] = Counter()
+    for one in pool.holders:
+        slots[one.job] += one.weight
+        passed[one.job] += one.passed
+    for one in pool.waiters:
+        waiters[one.job] += 1
+    jobs: dict[str, tuple[int, int, int]] = {}
+    for job in [*slots, *(job for job in waiters if job not in slots)]:
+        name = job if len(jobs) < _MOST_JOBS else _OTHERS
+        before = jobs.get(name, (0, 0, 0))
+        mine = (slots[job], passed[job], waiters[job])
+        jobs[name] = (before[0] + mine[0], before[1] + mine[1], before[2] + mine[2])
+    return jobs
+
+
+class _Metric(NamedTuple):
+    """A metric, and its value for a pool, a job or a tier: a field, or a function."""
+
+    name: str
+    about: str
+    value: str | Callable[[Any], float]
+
+
+def _families(
+    kind: str,
+    metrics: Iterable[_Metric],
+    labels: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], Any]],
+) -> Iterable[Any]:
+    """Yield the metrics of rows: labels, and what they are of."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+    family_of = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    for name, about, value in metrics:
+        family = family_of(f"ioshape_{name}", about, labels=labels)
+        for values, one in rows:
+            found = value(one) if callable(value) else getattr(one, value)
+            family.add_metric(values, float(found))
+        yield family
+
+
+def _settings(pool: PoolStatus) -> int:
+    """Count what the operator has set and a look can tell."""
+    return len(pool.limits) + sum(
+        (
+            pool.capacity_by == "operator",
+            pool.pool_bytes_per_s > 0,
+            pool.job_bytes_per_s > 0,
+        )
+    )
+
+
+def _longest(members: Sequence[Member]) -> float:
+    return max((one.since_s for one in members), default=0)
+
+
+_OF_POOLS = (
+    _Metric("pool_capacity_slots", "slots of the pool", "capacity"),
+    _Metric(
+        "pool_capacity_by_operator",
+        "1 if the operator has set the capacity",
+        lambda pool: pool.capacity_by == "operator",
+    ),
+    _Metric("pool_used_slots", "slots that are taken, by weight", "used"),
+    _Metric("pool_holders", "writers that hold slots", "holder_count"),
+    _Metric("pool_waiters", "writers in the queue", "waiter_count"),
+    _Metric(
+        "pool_oldest_slot_seconds",
+        "how long the oldest holder has had its slot",
+        lambda pool: _longest(pool.holders),
+    ),
+    _Metric(
+        "pool_oldest_wait_seconds",
+        "how long the longest in the queue has waited",
+        lambda pool: _longest(pool.waiters),
+    ),
+    _Metric(
+        "pool_shortest_lease_seconds",
+        "what the lease nearest to its end has left",
+        lambda pool: min((one.lease_s for one in pool.holders), default=0),
+    ),
+    _Metric(
+        "pool_rate_limit_bytes_per_second",
+        "set by the operator for the pool; 0: any",
+        "pool_bytes_per_s",
+    ),
+    _Metric(
+        "pool_job_rate_limit_bytes_per_second",
+        "set by the operator for each job; 0: any",
+        "job_bytes_per_s",
+    ),
+    _Metric(
+        "pool_settings", "how many of capacity, rates and limits the operator has set", _settings
+    ),
+    _Metric(
+        "pool_changed_timestamp_seconds",
+        "when an operator last changed something; 0: never",
+        "changed_s",
+    ),
+)
+
+_GROWING_OF_POOLS = (
+    _Metric("pool_grants", "slots given so far", "grants"),
+    _Metric("pool_written_bytes", "bytes that were written in slots", "written_bytes"),
+    _Metric("pool_held_seconds", "how long slots were held, together", "held_s"),
+    _Metric("pool_waited_seconds", "how long slots were waited for", "waited_s"),
+)
+
+#: of what _jobs() counts
+_OF_JOBS = (
+    _Metric("job_slots", "slots that the job's writers hold, by weight", lambda now: now[0]),
+    _Metric("job_passed_bytes", "bytes through the slots that it holds now", lambda now: now[1]),
+    _Metric("job_waiters", "of its writers among the first of the queue", lambda now: now[2]),
+)
+
+_GROWING_OF_JOBS = (
+    _Metric("job_written_bytes", "bytes that the job wrote in its slots", "written_bytes"),
+    _Metric("job_writes", "slots that the job had", "writes"),
+    _Metric("job_held_seconds", "how long the job held slots, together", "held_s"),
+    _Metric("job_waited_seconds", "how long the job waited for slots", "waited_s"),
+)
+
+_OF_TIERS = (
+    _Metric("tier_waiting", "saves that wait to be drained", "waiting"),
+    _Metric("tier_waiting_bytes", "their bytes", "waiting_bytes"),
+    _Metric("tier_oldest_wait_seconds", "how long the longest of them has waited", "oldest_s"),
+    _Metric("tier_draining", "1 if a process drains them now", "is_draining"),
+    _Metric(
+        "tier_drained_timestamp_seconds",
+        "when the last of those that are still there was drained; 0: none",
+        "drained_s",
+    ),
+)
+
+
+class PoolCollector:
+    """The state of pools; each request of Prometheus asks the coordinator."""
+
+    def __init__(self, operator: Operator, wanted: Sequence[str] = ()) -> None:
+        self._operator = operator
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._asked = float("-inf")
+        #: None: the coordinator does not answer
+        self._look: PoolsLook | None = None
+        self._took = 0.0
+
+    def collect(self) -> Iterable[Any]:
+        """For prometheus_client."""
+        with self._lock:
+            if time.monotonic() - self._asked >= _CACHE_S:
+                self._ask()
+            look, took = self._look, self._took
+        pools = look.pools if look else ()
+        failed = look.failed if look else ()
+        own = (
+            _Metric("up", "1 if the coordinator answers, 0 if it is away", lambda _: bool(look)),
+            _Metric("scrape_seconds", "how long the coordinator took", lambda _: took),
+            _Metric(
+                "pools_left_out",
+                "pools beyond those that are listed",
+                lambda _: look.left_out if look else 0,
+            ),
+        )
+        yield from _families("gauge", own, (), [((), None)])
+        up = _Metric("pool_up", "1 if the coordinator answers for the pool", float)
+        answers = [((one.pool,), 1) for one in pools] + [((one.pool,), 0) for one in failed]
+        yield from _families("gauge", [up], ["pool"], answers)
+        of_pools = [((one.pool,), one) for one in pools]
+        yield from _families("gauge", _OF_POOLS, ["pool"], of_pools)
+        yield from _families("counter", _GROWING_OF_POOLS, ["pool"], of_pools)
+        now = [((one.pool, job), count) for one in pools for job, count in _jobs(one).items()]
+        yield from _families("gauge", _OF_JOBS, ["pool", "job"], now)
+        so_far = [
+            ((one.pool, job.job, job.user), job) for one in pools for job in one.jobs[:_MOST_JOBS]
+        ]
+        yield from _families("counter", _GROWING_OF_JOBS, ["pool", "job", "user"], so_far)
+
+    def _ask(self) -> None:
+        begin = time.monotonic()
+        try:
+            self._look = self._operator.look(self._wanted)
+        except OSError:
+            self._look = None
+        self._asked = time.monotonic()
+        self._took = self._asked - begin
+
+
+class TierCollector:
+    """Looks at tiers when somebody asks."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = folders
+
+    def collect(self) -> Iterable[Any]:
+        """For prometheus_client."""
+        from ioshape._tier.look import tiers_at  # noqa: PLC0415
+
+        answers: list[tuple[Sequence[str], Any]] = []
+        tiers: list[tuple[Sequence[str], Any]] = []
+        for folder in self._folders:
+            try:
+                found = tiers_at(folder)
+            except OSError:
+                answers.append(((folder,), 0))
+            else:
+                answers.append(((folder,), 1))
+                tiers += [((one.folder, user_name(one.user)), one) for one in found]
+        up = _Metric("tier_up", "1 if the folder can be looked at", float)
+        yield from _families("gauge", [up], ["tier"], answers)
+        yield from _families("gauge", _OF_TIERS, ["tier", "user"], tiers)
+
+
+def _ignore_client(_request: object, _address: object) -> None:
+    """A client went away, or asked nothing for too long: no line for each."""
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    sys.exit(0)
+
+
+@click.command(short_help="Serve the same to Prometheus.")
+@click.argument(
+    "pools", metavar="[POOL]...", nargs=-1, callback=pool_argument, shell_complete=completed_pool
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9721, show_default=True, help="To listen on."
+)
+@click.option(
+    "--address",
+    default="127.0.0.1",
+    show_default=True,
+    help="To listen on; 0.0.0.0 for all of this host.",
+)
+@tier_option
+@coordinator_option
+def command(
+    pools: tuple[str, ...],
+    port: int,
+    address: str,
+    tiers: tuple[str, ...],
+    coordinator: str | None,
+) -> NoReturn:
+    """Serves the state of all pools as metrics for Prometheus, until it is ended.
+
+    \b
+    ioshape exporter
+    ioshape exporter --address 0.0.0.0 --coordinator redis://redis.cluster
+    ioshape exporter --address 0.0.0.0 --tier /local/nvme
+
+    Each request asks the coordinator, at most once a second. While that is
+    unreachable, ioshape_up is 0; while it does not answer for one pool, that pool's
+    ioshape_pool_up is. Without names it serves the first 128 pools by name, and
+    ioshape_pools_left_out counts the others. With --tier it serves what waits on
+    that tier of this node instead, as root that of all users, and asks no coordinator.
+
+    Needs prometheus_client and redis: pip install 'ioshape[exporter]'.
+
+    Exit code: 0 when it is ended by SIGTERM; 130 by Ctrl-C; 1 if it cannot begin.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+    except ImportError:
+        raise SentenceError(
+            "the exporter needs the package prometheus_client, which is not installed; install it: "
+            "pip install 'ioshape[exporter]'"
+        ) from None
+    registry = CollectorRegistry()
+    if tiers:
+        registry.register(TierCollector(tiers))
+    else:
+        with sentences():
+            collector = PoolCollector(operator_of(coordinator), pools)
+        registry.register(collector)  # asks the coordinator, to know the names of the metrics
+    socket.setdefaulttimeout(_TIMEOUT_S)
+    try:
+        started = start_http_server(port, address, registry)
+    except OSError as error:
+        raise SentenceError(f"cannot listen on {address}, port {port}: {error.strerror}") from None
+    signal.signal(signal.SIGTERM, _terminate)
+    host = f"[{address}]" if ":" in address else address
+    if started:  # before 0.19 (Debian 12 has 0.16) it returns nothing
+        server = started[0]
+        server.handle_error = _ignore_client  # type: ignore[method-assign, assignment]
+        port = server.server_port
+    note(f"metrics are at http://{host}:{port}/metrics")
+    while True:
+        signal.pause()

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape ls."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape._cli.output import Table, columns, human_size, json_option, note, plural, say, say_json
+from ioshape._cli.paths import (
+    ATTEMPT,
+    check_directory,
+    damaged,
+    directory_argument,
+    endpoint_option,
+    lock_domain,
+    s3,
+)
+
+if TYPE_CHECKING:
+    from ioshape._tier.tier import Copy
+    from ioshape.s3 import Remote
+    from ioshape.types import Generation
+
+_STATES = {
+    True: "being written",
+    False: "left by a dead process",
+    None: "unfinished",
+}
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A generation that is being written, or that a dead job has left."""
+
+    step: int
+    path: str
+    #: when something was last written to it
+    touched: datetime
+    n_bytes: int
+    #: None: it cannot be told from here
+    alive: bool | None
+
+
+def _unfinished(directory: str) -> list[Unfinished]:
+    """What is being written, and what dead jobs left, by step."""
+    found = []
+    for name in sorted(os.listdir(directory)):  # noqa: PTH208
+        match = ATTEMPT.fullmatch(name)
+        if match:
+            path = os.path.join(directory, name)  # noqa: PTH118
+            try:
+                found.append(_look(path, int(match[1]), match[2]))
+            except OSError:  # it has gone, or is complete by now
+                continue
+    return found
+
+
+def _look(path: str, step: int, domain: str) -> Unfinished:
+    statuses = [os.stat(path)]  # noqa: PTH116
+    with os.scandir(path) as entries:
+        statuses += [entry.stat(follow_symlinks=False) for entry in entries]
+    touched = max(status.st_mtime for status in statuses)
+    return Unfinished(
+        step=step,
+        path=path,
+        touched=datetime.fromtimestamp(touched, tz=timezone.utc),
+        n_bytes=sum(status.st_size for status in statuses[1:]),
+        alive=_is_alive(path, domain),
+    )
+
+
+def _is_alive(path: str, domain: str) -> bool | None:
+    """Whether its writer has it locked. From another machine or mount that may not be seen."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return True if error.errno == errno.EWOULDBLOCK else None
+    finally:
+        os.close(fd)
+    return False if domain == lock_domain(path) else None
+
+
+def _local(time: datetime) -> str:
+    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _state(directory: str, one: Generation) -> str:
+    """Where a complete checkpoint is: its path may be written in another way than the directory."""
+    above = os.path.dirname(os.path.realpath(one.path))  # noqa: PTH120
+    return "complete" if above == os.path.realpath(directory) else "on the tier"
+
+
+def _as_json(one: Generation | Unfinished, state: str) -> dict[str, Any]:
+    """Sizes by the name that all commands have for them, times as text."""
+    fields = asdict(one)
+    fields["state"] = state
+    fields["bytes"] = fields.pop("n_bytes")
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in fields.items()
+    }
+
+
+def _show(directory: str, complete: list[Generation], others: list[Unfinished]) -> None:
+    table = Table(*columns(">step", "<saved", "<mode", ">ranks", ">files", ">size", "<state"))
+    for one in complete:
+        table.add(
+            str(one.step),
+            _local(one.saved),
+            one.mode,
+            str(one.ranks),
+            str(one.files),
+            human_size(one.n_bytes),
+            _state(directory, one),
+        )
+    for other in others:
+        size = human_size(other.n_bytes)
+        state = _STATES[other.alive]
+        table.add(str(other.step), _local(other.touched), "-", "-", "-", size, state)
+    table.show()
+
+
+# ---- A tier, and object stores ------------------------------------------------------------------
+
+
+def _show_tier(folder: str, as_json: bool) -> int:
+    """What waits there to be drained, and what has been."""
+    from ioshape._core.context import Context  # noqa: PLC0415
+    from ioshape._tier.tier import Tier, is_draining  # noqa: PLC0415
+
+    with contextlib.closing(Tier(Context(), folder)) as tier:
+        copies = tier.copies()
+        states = _states(copies, is_draining(folder))
+    listed = list(zip(copies, states, strict=True))
+    if as_json:
+        say_json({"tier": folder, "copies": [_copy_json(copy, state) for copy, state in listed]})
+        return 0
+    if not copies:
+        say(f"There is no checkpoint on {folder}.")
+        return 0
+    table = Table(*columns("<path", "<saved", "<kind", ">size", "<state"))
+    for copy, state in listed:
+        saved = f"{copy.saved.astimezone():%Y-%m-%d %H:%M:%S}"
+        table.add(copy.path, saved, _kind(copy), human_size(copy.n_bytes), state)
+    table.show()
+    waiting = [copy for copy in copies if copy.is_waiting]
+    say()
+    say(
+        f"{plural(len(copies), 'checkpoint')}, {human_size(sum(one.n_bytes for one in copies))}; "
+        f"{human_size(sum(one.n_bytes for one in waiting))} of it waits to be drained"
+    )
+    return 0
+
+
+def _states(copies: list[Copy], drains: bool) -> list[str]:
+    """The oldest of those that wait is the one that a drain is at."""
+    states = ["waits" if one.is_waiting else "drained" for one in copies]
+    if drains and states[:1] == ["waits"]:
+        states[0] = "is drained now"
+    return states
+
+
+def _kind(copy: Copy) -> str:
+    return "directory" if copy.is_directory else "file"
+
+
+def _copy_json(copy: Copy, state: str) -> dict[str, Any]:
+    return {
+        "path": copy.path,
+        "place": copy.place,
+        "kind": _kind(copy),
+        "saved": copy.saved.isoformat(),
+        "bytes": copy.n_bytes,
+        "state": state,
+    }
+
+
+def _show_remote(url: str, endpoint: str | None, as_json: bool) -> int:
+    """The complete checkpoints below a URL."""
+    found: list[Remote] = s3().checkpoints(url, endpoint=endpoint)
+    if as_json:
+        checkpoints = []
+        for one in found:
+            fields = asdict(one) | {"bytes": one.n_bytes, "uploaded": one.uploaded.isoformat()}
+            del fields["n_bytes"]
+            checkpoints.append(fields)
+        say_json({"url": url, "checkpoints": checkpoints})
+        return 0
+    if not found:
+        say(f"There is no complete checkpoint below {url}.")
+        return 0
+    table = Table(*columns("<url", "<uploaded", "<kind", ">files", ">size"))
+    for one in found:
+        uploaded = f"{one.uploaded.astimezone():%Y-%m-%d %H:%M:%S}"
+        table.add(one.url, uploaded, one.kind, str(one.files), human_size(one.n_bytes))
+    table.show()
+    return 0
+
+
+# ---- The command --------------------------------------------------------------------------------
+
+
+@click.command(short_help="List the generations in a directory.")
+@directory_argument
+@endpoint_option
+@json_option
+def command(directory: str, endpoint: str | None, as_json: bool) -> int:
+    """Lists the generations in a directory that save_group() was given, and the checkpoints of
+    torch.distributed.checkpoint whose names end in a number, oldest first.
+
+    That is the order in which they were saved, whatever their steps: the last complete one is the
+    newest, from which load_group() goes on.
+
+    What is not complete comes behind them: what is being written, and what was left behind by
+    processes that died, which the next save there removes. It is told by a lock, which is not seen
+    from every machine: "unfinished" may be either. Sizes and times of those are as of now.
+
+    Of a folder that saves have as their tier it lists what you have there, and what of it waits to
+    be drained.
+
+    Of s3://BUCKET/KEY it lists the complete checkpoints that "ioshape upload" has made below that.
+
+    \b
+    ioshape ls checkpoints
+    ioshape ls /local/nvme
+    ioshape ls s3://bucket/run
+    ioshape ls --json checkpoints | jq '.generations[-1].step'
+
+    Exit code: 0; 1 if the directory could not be read, or one in it is damaged.
+    """
+    if directory.startswith("s3:"):
+        return _show_remote(directory, endpoint, as_json)
+    import ioshape  # noqa: PLC0415
+    from ioshape._tier.tier import is_tier, of_another_user, other_owner  # noqa: PLC0415
+
+    check_directory(directory)
+    if (owner := other_owner(directory)) is not None:
+        note(f"ioshape: {of_another_user(directory, owner)}")
+    elif is_tier(directory):
+        return _show_tier(directory, as_json)
+    complete = ioshape.generations(directory)
+    others = _unfinished(directory)
+    broken = list(damaged(directory, {one.step for one in complete}))
+    if as_json:
+        say_json(
+            {
+                "directory": directory,
+                "generations": [_as_json(one, _state(directory, one)) for one in complete],
+                "unfinished": [_as_json(one, _STATES[one.alive]) for one in others],
+                "damaged": [{"path": path, "error": why} for path, why in broken],
+            }
+        )
+    elif complete or others:
+        _show(directory, complete, others)
+    elif not broken:
+        say(f"There is no generation in {Path(directory).resolve()}.")
+    if not as_json:
+        for _path, why in broken:
+            note(f"ioshape: {why}")
+    return 1 if broken else 0
