@@ -99,10 +99,6 @@ struct format_layout {
 int format_layout_tensor(const struct ioshape_tensor *tensor, struct format_layout *layout,
 			 struct base_error *error);
 
-/* The same for a container whose tensors are all row-major. */
-int format_layout_row_major(const struct ioshape_tensor *tensor, struct format_layout *layout,
-			    struct base_error *error);
-
 /*
  * Whether these strides visit each element of one dense block exactly once, in whatever order of
  * the dimensions: what a saved tensor always does. Where it is true *elements is their number. Safe
@@ -126,7 +122,7 @@ void format_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint
 int format_pickle_tensors(struct base_buffer *out, const struct ioshape_tensor *tensors,
 			  const struct format_layout *layouts, size_t count);
 
-/* ---- Safetensors (safetensors.c; pure) ---------------------------------------------------------
+/* ---- Safetensors (tensors.c; pure) -------------------------------------------------------------
  */
 
 /*
@@ -138,10 +134,11 @@ int format_pickle_tensors(struct base_buffer *out, const struct ioshape_tensor *
 #define FORMAT_SAFETENSORS_MAX_HEADER_BYTES (32 * MIB)
 
 /*
- * Whether the format can hold the tensor, which format_layout_row_major() has checked. -EINVAL with
- * a sentence.
+ * As format_layout_tensor(), for a container whose tensors are all row-major. -EINVAL with a
+ * sentence, too, if the format cannot hold the tensor.
  */
-int format_safetensors_check(const struct ioshape_tensor *tensor, struct base_error *error);
+int format_layout_safetensors(const struct ioshape_tensor *tensor, struct format_layout *layout,
+			      struct base_error *error);
 
 /* Below, at or above 0, as one tensor lies before the other in the file. */
 int format_safetensors_compare(const struct ioshape_tensor *one,

@@ -239,12 +239,8 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 static int lay_out(const struct ioshape_tensor *tensor, enum save_kind kind,
 		   struct format_layout *layout, struct base_error *error)
 {
-	int ret;
-
-	if (kind != SAVE_SAFETENSORS)
-		return format_layout_tensor(tensor, layout, error);
-	ret = format_layout_row_major(tensor, layout, error);
-	return ret ? ret : format_safetensors_check(tensor, error);
+	return kind == SAVE_SAFETENSORS ? format_layout_safetensors(tensor, layout, error) :
+					  format_layout_tensor(tensor, layout, error);
 }
 
 /* Every tensor by itself. Their layouts' strides are written to scratch: this pass only checks. */

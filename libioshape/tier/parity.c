@@ -22,7 +22,8 @@
 #define PIECE_BYTES (64 * KIB)
 #define TABLE_BYTES 32
 
-void parity_add(void *sum, const void *element, size_t bytes, uint8_t coefficient)
+/* sum += coefficient * element; all begins with zeros. */
+static void add_multiple(void *sum, const void *element, size_t bytes, uint8_t coefficient)
 {
 	uint8_t table[TABLE_BYTES], *to = sum;
 	const uint8_t *from = element;
@@ -177,9 +178,15 @@ static bool is_there(const struct parity_set *set, const uint32_t *holders,
 	       element < parity_segments_of(set) + parities[node];
 }
 
-int parity_find_sources(const struct parity_set *set, const uint32_t *holders,
-			const uint32_t *parities, uint32_t element, bool fresh,
-			struct parity_source sources[PARITY_MOST_DATA], uint32_t *count)
+/*
+ * Find what an element of the node at set->position is made of: of itself, if a node holds it and
+ * it is not `fresh`; otherwise of what is left of its group. holders[] and parities[] are by node,
+ * and have an item for each node of the sets: the node of today that has its files, and how many
+ * parities lie with them. -ENOENT: too much of the group is lost.
+ */
+static int sources_of(const struct parity_set *set, const uint32_t *holders,
+		      const uint32_t *parities, uint32_t element, bool fresh,
+		      struct parity_source sources[PARITY_MOST_DATA], uint32_t *count)
 {
 	const uint32_t segments = parity_segments_of(set), group = group_of(set, element);
 	const uint32_t node = set->nodes[set->position];
@@ -217,8 +224,7 @@ bool parity_can_restore(const struct parity_sets *sets, const uint32_t *holders,
 		const struct parity_set set = set_at(sets, at);
 
 		for (uint32_t element = 0; element < parity_segments_of(&set); element++) {
-			if (parity_find_sources(&set, holders, parities, element, false, sources,
-						&count))
+			if (sources_of(&set, holders, parities, element, false, sources, &count))
 				return false;
 		}
 	}
@@ -625,8 +631,8 @@ static int find_sources(const struct parity_exchange *exchange, const struct par
 			uint32_t *count, struct base_error *error)
 {
 
-	if (!parity_find_sources(&work->set, exchange->holders, exchange->parities, element,
-				 exchange->fresh, sources, count))
+	if (!sources_of(&work->set, exchange->holders, exchange->parities, element, exchange->fresh,
+			sources, count))
 		return 0;
 	return base_refuse(error, -ENODATA,
 			   "too many nodes are lost to restore what node %u had of generation %llu",
@@ -760,7 +766,7 @@ static int add_source(struct summing *summing, const struct parity_source *sourc
 	else
 		ret = receive(summing, rank_of(exchange, holder), step->bytes, error);
 	if (!ret)
-		parity_add(summing->sum, summing->message, step->bytes, source->coefficient);
+		add_multiple(summing->sum, summing->message, step->bytes, source->coefficient);
 	return ret;
 }
 

@@ -32,9 +32,6 @@
 #define PARITY_MOST_DATA 32u
 #define PARITY_MOST 2u
 
-/* sum += coefficient * element; all begins with zeros. */
-void parity_add(void *sum, const void *element, size_t bytes, uint8_t coefficient);
-
 /* ---- Who protects whom (parity.c; pure) ------------------------------------------------------ */
 
 struct parity_sets {
@@ -65,16 +62,6 @@ struct parity_source {
 	uint32_t node, element;
 	uint8_t coefficient;
 };
-
-/*
- * Find what an element of the node at set->position is made of: of itself, if a node holds it and
- * it is not `fresh`; otherwise of what is left of its group. holders[] and parities[] are by node,
- * and have an item for each node of the sets: the node of today that has its files, and how many
- * parities lie with them. -ENOENT: too much of the group is lost.
- */
-int parity_find_sources(const struct parity_set *set, const uint32_t *holders,
-			const uint32_t *parities, uint32_t element, bool fresh,
-			struct parity_source sources[PARITY_MOST_DATA], uint32_t *count);
 
 /* Whether everything that the nodes had is there, or can be made. Takes time in proportion to the
  * number of nodes. */

@@ -22,8 +22,8 @@ static void make_parities(uint8_t *const *data, unsigned segments, uint8_t *cons
 		for (unsigned p = 0; p < parity_count; p++) {
 			memset(parities[p] + at, 0, BLOCK_BYTES);
 			for (unsigned d = 0; d < segments; d++)
-				parity_add(parities[p] + at, data[d] + at, BLOCK_BYTES,
-					   coefficients[p][d]);
+				add_multiple(parities[p] + at, data[d] + at, BLOCK_BYTES,
+					     coefficients[p][d]);
 		}
 	}
 }

@@ -14,6 +14,7 @@
 #include "input.h"
 /* What it does with other processes' words is its own; this test is such a process. */
 #include "tier/nodes.c"
+#include "tier/parity.c"
 
 static void put_number(struct group_note *note, uint64_t number)
 {
@@ -200,8 +201,8 @@ static void use_making(const struct restoring *restoring, const struct format_ma
 	for (uint32_t i = 0; i < set.count; i++)
 		leaders += restoring->holders[set.nodes[i]] != PARITY_NOWHERE;
 	for (uint32_t element = 0; element < set.count; element++) {
-		if (parity_find_sources(&set, restoring->holders, restoring->parities, element,
-					false, sources, &count))
+		if (sources_of(&set, restoring->holders, restoring->parities, element, false,
+			       sources, &count))
 			continue;
 		MUST(count && count <= parity_segments_of(&set) && leaders);
 		for (uint32_t i = 0; i < count; i++)

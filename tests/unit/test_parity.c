@@ -4,6 +4,7 @@
 #include "support/check_main.h"
 /* What it does with other processes' words is its own; this test is such a process. */
 #include "tier/nodes.c"
+#include "tier/parity.c"
 
 #include <ioshape/group.h>
 
@@ -37,13 +38,13 @@ static void make_element(const struct elements *elements, uint32_t node, uint32_
 	struct parity_source sources[PARITY_MOST_DATA];
 	uint32_t count;
 
-	REQUIRE(!parity_find_sources(&set, elements->holders, elements->parities, element, fresh,
-				     sources, &count));
+	REQUIRE(!sources_of(&set, elements->holders, elements->parities, element, fresh, sources,
+			    &count));
 	memset(into, 0, ELEMENT_BYTES);
 	for (uint32_t i = 0; i < count; i++) {
 		REQUIRE(elements->holders[sources[i].node] != PARITY_NOWHERE);
-		parity_add(into, elements->bytes[sources[i].node][sources[i].element],
-			   ELEMENT_BYTES, sources[i].coefficient);
+		add_multiple(into, elements->bytes[sources[i].node][sources[i].element],
+			     ELEMENT_BYTES, sources[i].coefficient);
 	}
 }
 
