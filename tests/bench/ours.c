@@ -61,8 +61,6 @@ void answer_report(const struct ioshape_report *report)
 	answer_number("total_s", report->total_s);
 	answer_text("engine", report->engine);
 	answer_number("direct", report->direct);
-	answer_number("queue_depth", report->queue_depth);
-	answer_number("block_bytes", (double)report->block_bytes);
 	answer_text("filesystem", report->filesystem);
 	answer_number("fallbacks", report->fallbacks);
 	answer_text("steps[0].sentence", report->steps[0].sentence);
