@@ -380,8 +380,22 @@ stage_coverage() {
 		python tests/support/branch_coverage.py $programs "$results/coverage-python.json"
 }
 
-ahead=()
+beside=()
+in_front=()
 for stage in "${chosen[@]}"; do
+	case "$python_stages" in
+	*" $stage "*) beside+=("$stage") ;;
+	*) in_front+=("$stage") ;;
+	esac
+done
+if [ ${#in_front[@]} = 0 ]; then
+	in_front=("${beside[@]}")
+	beside=()
+fi
+
+# First what those beside the others wait for: they take longest.
+ahead=()
+for stage in "${beside[@]}" "${in_front[@]}"; do
 	read -ra names <<<"${needs[$stage]:-}"
 	ahead+=("${names[@]}")
 done
@@ -404,18 +418,6 @@ run_stages() {
 	done
 }
 
-beside=()
-in_front=()
-for stage in "${chosen[@]}"; do
-	case "$python_stages" in
-	*" $stage "*) beside+=("$stage") ;;
-	*) in_front+=("$stage") ;;
-	esac
-done
-if [ ${#in_front[@]} = 0 ]; then
-	in_front=("${beside[@]}")
-	beside=()
-fi
 set -m
 run_stages "${beside[@]}" </dev/null >"$results/beside.log" 2>&1 &
 aside=$!
