@@ -379,6 +379,8 @@ class Verdict:
     @classmethod
     def of(cls, storm: Storm) -> Verdict:
         """Compare the two ways of a storm: the first without slots, the second with them."""
+        from ioshape._cli.bench_measure import Latency  # noqa: PLC0415 - imports torch
+
         without, with_slots = (_side(storm, way) for way in storm.plan.ways)
         before, after = without.operations, with_slots.operations
         return cls(
@@ -422,6 +424,8 @@ def _waits(latency: Latency | None) -> list[str]:
 
 
 def _side(storm: Storm, way: str) -> Side:
+    from ioshape._cli.bench_measure import Latency  # noqa: PLC0415 - imports torch
+
     plan, summary = storm.plan, storm.summaries[way]
     return Side(
         plan.all_ranks * plan.n_bytes / summary.makespan_s,

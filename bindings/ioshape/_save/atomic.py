@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ioshape._core.errors import StorageError
-    from ioshape._core.report import Step
     from ioshape._save.begin import Payload
     from ioshape._save.request import SaveRequest
 
