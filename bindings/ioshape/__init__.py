@@ -100,7 +100,7 @@ _WITH_TORCH = (
 # Modules that come with them.
 _MODULES = ("errors", "staging", "types")
 
-# What was here before version 0.2, and where it is now. They go with the version after it.
+# Names of version 0.1, with the module that has each of them now. Version 0.3 removes them here.
 _MOVED = {
     **dict.fromkeys(
         (

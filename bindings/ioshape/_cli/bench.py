@@ -191,7 +191,7 @@ def _status() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _text: None
         return
-    from rich.console import Console  # noqa: PLC0415 - only where somebody looks
+    from rich.console import Console  # noqa: PLC0415 - only on a terminal
     from rich.text import Text  # noqa: PLC0415
 
     with Console(stderr=True).status("") as status:
