@@ -117,6 +117,7 @@ static int resume(struct ioshape_context *context, struct ioshape_group *group,
 static int end_save(struct ioshape_save **save, int rank)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	char text[1024];
 	int ret;
 
 	if (!*save)
@@ -126,10 +127,10 @@ static int end_save(struct ioshape_save **save, int rank)
 	if (ret)
 		fprintf(stderr, "group_trainer, rank %d: %s\n", rank,
 			ioshape_last_error()->sentence);
-	else if (!rank)
-		printf("  saved %.1f MB of %u ranks; %s: %s; training waited for %.1f ms\n",
-		       (double)report.generation_bytes / 1e6, report.ranks, report.mode, report.why,
-		       report.stage_s * 1e3);
+	else if (!rank) {
+		ioshape_report_text(&report, text, sizeof(text));
+		printf("  saved %s\n", text);
+	}
 	ioshape_save_free(*save);
 	*save = NULL;
 	return ret;

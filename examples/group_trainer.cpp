@@ -118,9 +118,7 @@ void train(std::uint32_t rank, const std::string &job, const std::string &direct
 	saving.wait();
 	const ioshape_report report = saving.report();
 	if (rank == 0)
-		std::printf("saved %.1f MB of %u ranks; %s: %s\n",
-			    static_cast<double>(report.generation_bytes) / 1e6, report.ranks,
-			    report.mode, report.why);
+		std::printf("saved %s\n", ioshape::text(report).c_str());
 }
 
 // Of one process: what main() is elsewhere.

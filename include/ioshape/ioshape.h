@@ -453,66 +453,47 @@ struct ioshape_step {
 	char sentence[252]; /**< for people: what, and why */
 };
 
-/** Whether a save that was given a deadline was in time. */
-enum ioshape_deadline {
-	IOSHAPE_DEADLINE_NONE = 0,  /**< it had none */
-	IOSHAPE_DEADLINE_MET = 1,   /**< all that was asked for was done, in time */
-	IOSHAPE_DEADLINE_MISSED = 2 /**< it came later, or the save failed */
-};
-
 /**
  * What a save did.
  *
  * Times are seconds of the clock on the wall. Strings are part of the struct: nothing to free. A
- * save that failed fills in as far as it came.
+ * save that failed fills in as far as it came. ioshape_report_text() tells it to people.
  */
 struct ioshape_report {
 	size_t size; /**< sizeof(struct ioshape_report): set before the call */
 	uint64_t file_bytes;
-	uint64_t tensor_bytes; /**< of the tensors; where there are none, of all records or bytes */
-	double stage_s;        /**< copying into staging memory, waiting for room in it included */
-	double plan_s;
-	double write_s;
-	double sync_s;
-	double commit_s; /**< waiting for earlier saves to the same file included */
+	double started_s; /**< when the save began, in seconds since 1970 */
 	double total_s;
-	char engine[16]; /**< "uring", "uring-async", "threads", "buffered" */
-	char mode[16];   /**< "single": one process, one file; or a group's: "each", "node", "rank0"
-			  */
-	uint32_t direct; /**< 1 if blocks went past the page cache, up to the last one */
-	char filesystem[32]; /**< "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
-	uint32_t fallbacks;  /**< how often something was not as preferred */
+	double stage_s;  /**< copying into staging memory, waiting for room in it included */
+	double slot_s;   /**< waiting for a slot */
+	double plan_s;   /**< creating the file */
+	double write_s;  /**< writing; paced_s is part of it */
+	double paced_s;  /**< waiting for bandwidth, where the operator or `rate` limits it */
+	double sync_s;   /**< waiting until all bytes are on stable storage */
+	double commit_s; /**< waiting for earlier saves to the same file included */
+	double group_s;  /**< in a group: waiting for other ranks */
+	/** How long before its deadline the save ended; below 0: it was too late; 0: it had none.
+	 */
+	double deadline_left_s;
+	uint32_t fallbacks; /**< how often something was not as preferred */
 	/** What, in the order in which it came: the first `fallbacks` of them, if there is room. */
 	struct ioshape_step steps[IOSHAPE_REPORT_STEPS];
-	double slot_s;        /**< waiting for a slot */
-	double paced_s;       /**< waiting for bandwidth; part of write_s */
-	uint64_t fence;       /**< of the slot; 0 without coordination */
-	uint32_t slot_lost;   /**< 1: the slot was lost before the file was complete */
-	uint32_t express;     /**< 1: small enough to be let past the queue */
-	uint32_t capacity;    /**< slots of the pool; 0 without coordination */
+	char engine[16]; /**< "uring", "uring-async", "threads", "buffered" */
+	uint32_t direct; /**< 1 if blocks went past the page cache, up to the last one */
+	/** 1: all large tensors or records are as in the save before it in its series. What was
+	 * saved may be stale. */
+	uint32_t unchanged;
+	char filesystem[32];  /**< "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
+	char stripes[96];     /**< the file's layout in words; "" if not striped */
 	char coordinator[16]; /**< "redis", "local", "open"; "stagger", "deadline": without one */
-	char pool[128];       /**< "" without coordination */
 	char ahead[128];      /**< who was before it in the queue; "" if nobody */
-	/** Of a group's save only. */
-	double group_s;            /**< waiting for other ranks */
+	char mode[16]; /**< "single": one process, one file; or a group's: "each", "node", "rank0"
+			*/
+	/* Of a group's save only. */
+	char why[160];             /**< why the mode is what it is */
 	uint64_t generation_bytes; /**< of all files; 0 if it failed */
-	uint32_t ranks;
-	enum ioshape_deadline deadline; /**< of every save: whether it was in time */
-	char why[160];                  /**< why the layout is what it is */
-	/** Of every save again. */
-	double started_s;       /**< when it began, in seconds since 1970 */
-	uint32_t skipped;       /**< 1: it did not fit, and IOSHAPE_FULL_SKIP was set */
-	char stripes[96];       /**< the file's layout in words; "" if not striped */
-	char choice[160];       /**< why the engine is what it is, and the length of its requests */
-	double deadline_left_s; /**< when the save ended; below 0: so much too late */
-	/** Of large tensors or records, which were compared with the save before it in its series;
-	 * 0: there was none, or nothing is large. */
-	uint64_t compared_bytes;
-	uint64_t unchanged_bytes; /**< as they were. If all are, what was saved may be stale */
-	/** In a group: bytes of all ranks' parts that were not written because another rank's part
-	 * is equal; and bytes of this rank's part that were read to find that out. */
+	/** Of all ranks' parts: not written, because another rank's part is equal. */
 	uint64_t repeated_bytes;
-	uint64_t hashed_bytes;
 };
 
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)

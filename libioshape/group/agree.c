@@ -256,7 +256,7 @@ static int take_digest(struct group_part *part, struct base_error *error)
 	int ret = save_take_digest(part->round.save, part->plan.key, &part->digest, go_on, part,
 				   error);
 
-	part->report->hashed_bytes += part->digest.bytes;
+	part->hashed_bytes += part->digest.bytes;
 	return ret;
 }
 

@@ -653,6 +653,7 @@ struct group_part {
 	struct group_plan plan;
 	struct group_sum sample;   /* of our part */
 	struct save_digest digest; /* the same; zeros if it was not asked for */
+	uint64_t hashed_bytes;     /* of our part: read for both */
 	struct group_sum *sums;    /* rank 0: of each rank's */
 	uint32_t plans;            /* posted or heard so far */
 	struct ioshape_report *report;

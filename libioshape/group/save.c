@@ -35,7 +35,7 @@ static void take_sample(struct group_part *part)
 		return;
 	sample->key.bytes = part->task->expected_bytes;
 	sample->known = !save_take_sample(part->round.save, sample->key.mac, &unused);
-	part->report->hashed_bytes = MIN(part->task->payload_bytes, SAVE_SAMPLE_BYTES);
+	part->hashed_bytes = MIN(part->task->payload_bytes, SAVE_SAMPLE_BYTES);
 }
 
 static int begin_plan(struct group_part *part, struct base_error *error)
@@ -655,11 +655,12 @@ static void report_group(const struct group_part *part, uint64_t begin_ns, doubl
 	struct ioshape_report *report = part->report;
 
 	report->group_s = MAX(base_seconds(base_now_ns() - begin_ns) - own_s, 0);
-	report->ranks = part->group->options.ranks;
 	report->repeated_bytes = part->plan.repeated_bytes;
 	snprintf(report->mode, sizeof(report->mode), "%s", modes[part->plan.mode]);
 	snprintf(report->why, sizeof(report->why), "%s", part->plan.why);
-	report->tensor_bytes = part->task->payload_bytes;
+	base_log(save_log(part->group->context), IOSHAPE_LOG_DEBUG,
+		 "%s: %llu bytes read to find parts that are equal", part->task->path,
+		 (unsigned long long)part->hashed_bytes);
 }
 
 /* For ranks that write no file. Writers report these notes with the file's. */
@@ -680,7 +681,6 @@ static void report_unprotected(struct group_part *part)
 static void report_skip(struct group_part *part, const struct base_error *why)
 {
 	io_note(&part->notes, IOSHAPE_STEP_SKIPPED, "%s", why->sentence);
-	part->report->skipped = 1;
 	report_notes(part);
 }
 

@@ -183,7 +183,10 @@ uint32_t io_writer_crc32(const struct io_writer *writer);
 /* How its file lies; its count is 0 if that is not known. *asked: it was asked for. */
 const struct fs_layout *io_writer_layout(const struct io_writer *writer, bool *asked);
 
-/* Fills engine, direct, depth, alignment, times and bytes as far as this floor knows them. */
+/* Returns why the file is written as it is: the engine, and the length of its requests. */
+const char *io_writer_choice(const struct io_writer *writer);
+
+/* Fills engine, direct, stripes, times and bytes as far as this floor knows them. */
 void io_writer_report(const struct io_writer *writer, struct ioshape_report *report);
 
 /*

@@ -105,7 +105,7 @@ struct io_shape io_shape_to_read(const struct io_config *config, const struct fs
 
 /*
  * Returns the shape for a new file of about so many bytes (0: not known) on this filesystem, with
- * its layout. `why` receives the report's words for the choice. Pure.
+ * its layout. `why` receives the words for the choice. Pure.
  */
 struct io_shape io_shape_for(const struct io_config *config, const struct fs_info *fs,
 			     uint64_t file_bytes, char *why, size_t why_bytes);

@@ -46,7 +46,7 @@ struct io_writer {
 	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
 	uint64_t first_block_ns; /* when the engine got its first block */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
-	char shape_why[160]; /* for the report */
+	char shape_why[160]; /* for io_writer_choice() */
 };
 
 /* ---- Without an engine ----------------------------------------------------------------------- */
@@ -982,6 +982,13 @@ const struct fs_layout *io_writer_layout(const struct io_writer *writer, bool *a
 	return &writer->file.fs.layout;
 }
 
+const char *io_writer_choice(const struct io_writer *writer)
+{
+	return writer->file.stream    ? "no regular file" :
+	       writer->through_engine ? writer->shape_why :
+					"small file: one call";
+}
+
 void io_writer_report(const struct io_writer *writer, struct ioshape_report *report)
 {
 	const struct io_lane *lane = writer->lane;
@@ -995,9 +1002,5 @@ void io_writer_report(const struct io_writer *writer, struct ioshape_report *rep
 	snprintf(report->engine, sizeof(report->engine), "%s",
 		 writer->through_engine ? lane->ops->id : "buffered");
 	report->direct = writer->was_direct;
-	snprintf(report->choice, sizeof(report->choice), "%s",
-		 writer->file.stream    ? "no regular file" :
-		 writer->through_engine ? writer->shape_why :
-					  "small file: one call");
 	fs_layout_text(&writer->file.fs.layout, report->stripes, sizeof(report->stripes));
 }

@@ -494,20 +494,29 @@ static int finish(struct save_file *file, struct base_error *error)
 	return ret ? ret : io_writer_finish(file->writer, error);
 }
 
-/* Says in the log what the report says of everything that was not as preferred. */
-static void log_save(const struct ioshape_context *context, const char *path,
-		     const struct ioshape_report *report)
+/* Writes each downgrade of the report to the log, and how the file was written. The last downgrade
+ * of a save that is skipped has a line of its own. */
+static void log_save(const struct save_file *file, const struct ioshape_report *report,
+		     bool skipped)
 {
-	/* What is skipped is a line of its own. */
-	for (size_t i = 0; !report->skipped && i < MIN(report->fallbacks, IOSHAPE_REPORT_STEPS);
-	     i++)
-		base_log(&context->log, IOSHAPE_LOG_INFO, "saving %s: %s", path,
+	const struct base_log *log = &file->context->log;
+	const struct ioshape_slot_info *slot = &file->slot.info;
+	char turn[256] = "";
+
+	for (size_t i = 0; !skipped && i < MIN(report->fallbacks, IOSHAPE_REPORT_STEPS); i++)
+		base_log(log, IOSHAPE_LOG_INFO, "saving %s: %s", file->path,
 			 report->steps[i].sentence);
-	base_log(&context->log, IOSHAPE_LOG_DEBUG,
-		 "%s: %llu bytes, %s engine%s, write %.3f s, sync %.3f s, commit %.3f s", path,
-		 (unsigned long long)report->file_bytes, report->engine,
-		 report->direct ? ", direct I/O" : "", report->write_s, report->sync_s,
-		 report->commit_s);
+	if (slot->fence)
+		snprintf(turn, sizeof(turn), "slot %llu of pool %s, one of %u%s%s, ",
+			 (unsigned long long)slot->fence, slot->pool, slot->capacity,
+			 slot->express ? ", let past the queue" : "",
+			 slot->lost ? ", lost before the end" : "");
+	base_log(log, IOSHAPE_LOG_DEBUG,
+		 "%s: %llu bytes, %s engine%s (%s), %swrite %.3f s, sync %.3f s, commit %.3f s",
+		 file->path, (unsigned long long)report->file_bytes, report->engine,
+		 report->direct ? ", direct I/O" : "",
+		 file->writer ? io_writer_choice(file->writer) : "no file", turn, report->write_s,
+		 report->sync_s, report->commit_s);
 }
 
 static int commit_in_order(struct save_file *file, struct save_order *order,
@@ -544,6 +553,8 @@ static int commit_in_order(struct save_file *file, struct save_order *order,
 static int commit(struct save_file *file, struct save_order *order, int ret,
 		  struct ioshape_report *report, struct base_error *error)
 {
+	bool skipped;
+
 	if (!ret)
 		ret = finish(file, error);
 	ret = explain(file, ret, error);
@@ -552,8 +563,8 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 	save_slot_release(&file->slot);
 	if (!file->without_slot)
 		save_slot_report(&file->slot, &file->notes, report);
-	report->skipped = ret == IOSHAPE_E_SKIPPED;
-	if (report->skipped)
+	skipped = ret == IOSHAPE_E_SKIPPED;
+	if (skipped)
 		io_note(&file->notes, IOSHAPE_STEP_SKIPPED, "%s", error->sentence);
 	if (!ret)
 		ret = commit_in_order(file, order, report, error);
@@ -562,7 +573,7 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 		io_writer_report(file->writer, report);
 	io_notes_report(&file->notes, report);
 	snprintf(report->mode, sizeof(report->mode), "single");
-	log_save(file->context, file->path, report);
+	log_save(file, report, skipped);
 	return ret;
 }
 
@@ -590,8 +601,7 @@ int save_write_file(struct save_file *file, const struct save_watch *watch,
 	return ret;
 }
 
-void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns,
-		     int ret)
+void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns)
 {
 	const uint64_t now = base_now_ns();
 
@@ -599,10 +609,9 @@ void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t 
 	report->started_s = base_wall_seconds() - report->total_s;
 	if (!deadline_ns)
 		return;
-	report->deadline = !ret && now <= deadline_ns ? IOSHAPE_DEADLINE_MET :
-							IOSHAPE_DEADLINE_MISSED;
-	report->deadline_left_s = now <= deadline_ns ? base_seconds(deadline_ns - now) :
-						       -base_seconds(now - deadline_ns);
+	/* Never 0: that says there was none. */
+	report->deadline_left_s = now < deadline_ns ? base_seconds(deadline_ns - now) :
+						      -base_seconds(now - deadline_ns + 1);
 }
 
 /* ---- An archive ------------------------------------------------------------------------------ */
@@ -740,7 +749,6 @@ int save_write(struct ioshape_context *context, const char *given, const struct 
 	ret = save_write_file(&saving.file, watch, order, report, error);
 	base_buffer_free(&checksums.crcs);
 	save_compare_end(&saving.compare, !ret && !order->overtaken, report);
-	report->tensor_bytes = plan->payload_bytes;
 	return ret;
 }
 
@@ -918,8 +926,7 @@ IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape
 	file->committed = true;
 	ret = commit(&file->file, &order, 0, &full, &file->error);
 	save_order_end(file->file.context, &order);
-	full.tensor_bytes = io_writer_offset(file->file.writer);
-	save_report_end(&full, file->begin_ns, file->file.options.deadline_ns, ret);
+	save_report_end(&full, file->begin_ns, file->file.options.deadline_ns);
 	if (report)
 		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
 	return leave(file, ret);

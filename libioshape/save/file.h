@@ -164,9 +164,8 @@ int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 
 /* ---- One save (file.c) ----------------------------------------------------------------------- */
 
-/* The last of every report: how long it took, and whether that was in time. */
-void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns,
-		     int ret);
+/* The last of every report: how long the save took, and how long before its deadline it ended. */
+void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns);
 
 /* What the caller's options say about the file: of a save or a file. */
 #define SAVE_FILE_OPTIONS(given)                                                                   \

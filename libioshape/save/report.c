@@ -48,9 +48,7 @@ static void put_turn(struct text *text, const struct ioshape_report *report)
 	if (report->slot_s <= 0)
 		return;
 	put_seconds(text, "slot", report->slot_s);
-	if (report->express)
-		put(text, " (let past the queue; %s)", report->coordinator);
-	else if (*report->ahead)
+	if (*report->ahead)
 		put(text, " (behind %s; %s)", report->ahead, report->coordinator);
 	else if (*report->coordinator)
 		put(text, " (%s)", report->coordinator);
@@ -66,18 +64,18 @@ static void put_times(struct text *text, const struct ioshape_report *report)
 	put_seconds(text, "commit", report->commit_s);
 	put_seconds(text, "paced", report->paced_s);
 	put_seconds(text, "group", report->group_s);
-	if (report->deadline == IOSHAPE_DEADLINE_MET)
+	if (report->deadline_left_s > 0)
 		put(text, ", %.3f s before its deadline", report->deadline_left_s);
-	else if (report->deadline == IOSHAPE_DEADLINE_MISSED)
+	else if (report->deadline_left_s < 0)
 		put(text, ", %.3f s after its deadline", -report->deadline_left_s);
 }
 
 static void put_group(struct text *text, const struct ioshape_report *report)
 {
-	if (report->ranks) {
+	if (*report->why) {
 		put(text, ", part of ");
 		put_count(text, report->generation_bytes);
-		put(text, " bytes of %u ranks, %s: %s", report->ranks, report->mode, report->why);
+		put(text, " bytes, %s: %s", report->mode, report->why);
 	}
 	if (report->repeated_bytes) {
 		put(text, ", ");
@@ -94,23 +92,16 @@ IOSHAPE_EXPORT size_t ioshape_report_text(const struct ioshape_report *report, c
 
 	if (base_take_options(&known, sizeof(known), report, "ioshape_report", NULL))
 		return 0;
-	if (known.skipped)
-		put(&line, "nothing");
-	else {
-		put_count(&line, known.file_bytes);
-		put(&line, " bytes");
-	}
+	put_count(&line, known.file_bytes);
+	put(&line, " bytes");
 	put(&line, " in %.3f s", known.total_s);
 	put_times(&line, &known);
 	if (*known.engine)
 		put(&line, ", %s%s on %s", known.engine, known.direct ? ", direct" : "",
 		    known.filesystem);
 	put_group(&line, &known);
-	if (known.compared_bytes && known.compared_bytes == known.unchanged_bytes) {
-		put(&line, ", ");
-		put_count(&line, known.unchanged_bytes);
-		put(&line, " bytes of large tensors unchanged");
-	}
+	if (known.unchanged)
+		put(&line, ", all large tensors are as in the save before");
 	for (uint32_t i = 0; i < MIN(known.fallbacks, IOSHAPE_REPORT_STEPS); i++)
 		put(&line, "; %s", known.steps[i].sentence);
 	return line.length;

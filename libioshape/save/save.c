@@ -814,7 +814,7 @@ static void end(struct ioshape_save *save, int result, const struct ioshape_repo
 	state->report.stage_s = stage_s;
 	state->report.plan_s += plan_s;
 	save_report_end(&state->report, save->request.begin_ns,
-			save->request.task.file_options.deadline_ns, result);
+			save->request.task.file_options.deadline_ns);
 	state->result = result;
 	state->error = *error;
 	state->phase = IOSHAPE_PHASE_DONE;
@@ -1275,7 +1275,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	}
 	free(direct.scratch);
 	save_plan_free(&plan);
-	save_report_end(report, begin, file_options.deadline_ns, ret);
+	save_report_end(report, begin, file_options.deadline_ns);
 	return ret;
 }
 

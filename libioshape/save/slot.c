@@ -630,12 +630,7 @@ void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
 
 	report->slot_s = info->waited_s;
 	report->paced_s = info->paced_s;
-	report->fence = info->fence;
-	report->slot_lost = info->lost;
-	report->express = info->express;
-	report->capacity = info->capacity;
 	snprintf(report->coordinator, sizeof(report->coordinator), "%s", info->coordinator);
-	snprintf(report->pool, sizeof(report->pool), "%s", info->pool);
 	snprintf(report->ahead, sizeof(report->ahead), "%s", info->ahead);
 	if (*info->note)
 		io_note(notes, IOSHAPE_STEP_SLOT, "%s", info->note);

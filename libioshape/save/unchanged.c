@@ -9,6 +9,7 @@
 #include "save/file.h"
 
 #include <ctype.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -236,8 +237,13 @@ void save_compare_end(struct save_compare *compare, bool in_place, struct ioshap
 {
 	struct ioshape_context *context = compare->context;
 
-	report->compared_bytes = compare->compared_bytes;
-	report->unchanged_bytes = compare->unchanged_bytes;
+	report->unchanged = compare->compared_bytes &&
+			    compare->compared_bytes == compare->unchanged_bytes;
+	if (compare->compared_bytes)
+		base_log(&context->log, IOSHAPE_LOG_DEBUG,
+			 "%s: %" PRIu64 " of %" PRIu64
+			 " bytes of large tensors are as in the save before",
+			 compare->path, compare->unchanged_bytes, compare->compared_bytes);
 	if (!compare->seen)
 		return;
 	pthread_mutex_lock(&context->lock);

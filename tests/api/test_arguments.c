@@ -398,7 +398,6 @@ TEST(calls_case, a_report_is_filled_as_far_as_the_caller_knows_it)
 	options.report = &report.known;
 	ck_assert_int_eq(save_with(&options), 0);
 	ck_assert_uint_gt(report.known.file_bytes, sample.total_bytes);
-	ck_assert_uint_eq(report.known.tensor_bytes, sample.total_bytes);
 	for (size_t i = offsetof(struct ioshape_report, write_s); i < sizeof(report); i++)
 		ck_assert_uint_eq(((uint8_t *)&report)[i], 0xee);
 	report.known.size = sizeof(report);
@@ -424,7 +423,6 @@ TEST(calls_case, a_report_is_told_in_one_line)
 	report.slot_s = 0.02;
 	report.write_s = 0.45;
 	report.sync_s = 0.029;
-	report.deadline = IOSHAPE_DEADLINE_MISSED;
 	report.deadline_left_s = -1.5;
 	report.direct = 1;
 	report.fallbacks = 2;
@@ -448,20 +446,16 @@ TEST(calls_case, a_report_is_told_in_one_line)
 	ck_assert_uint_gt(ioshape_report_text(&report, text, sizeof(text)), 0);
 	ck_assert_str_eq(strrchr(text, ';'), "; s");
 	/* Of other saves. */
-	report = (struct ioshape_report){ .size = sizeof(report), .skipped = 1 };
-	ioshape_report_text(&report, text, sizeof(text));
-	ck_assert_str_eq(text, "nothing in 0.000 s");
-	report = (struct ioshape_report){ .size = sizeof(report), .file_bytes = 999, .ranks = 2 };
+	report = (struct ioshape_report){ .size = sizeof(report), .file_bytes = 999 };
 	report.generation_bytes = 1000;
 	report.repeated_bytes = 1000000;
-	report.compared_bytes = report.unchanged_bytes = 12;
+	report.unchanged = 1;
 	strcpy(report.mode, "node");
 	strcpy(report.why, "one node");
 	ioshape_report_text(&report, text, sizeof(text));
-	ck_assert_str_eq(text,
-			 "999 bytes in 0.000 s, part of 1,000 bytes of 2 ranks, node: one node, "
-			 "1,000,000 bytes of equal parts are stored once, "
-			 "12 bytes of large tensors unchanged");
+	ck_assert_str_eq(text, "999 bytes in 0.000 s, part of 1,000 bytes, node: one node, "
+			       "1,000,000 bytes of equal parts are stored once, "
+			       "all large tensors are as in the save before");
 	report.size = 3;
 	ck_assert_uint_eq(ioshape_report_text(&report, text, sizeof(text)), 0);
 }
@@ -484,7 +478,7 @@ TEST(calls_case, the_report_of_a_failed_save_is_filled_too)
 	options.replace = IOSHAPE_OFF;
 	ck_assert_int_eq(save_with(&options), -EEXIST);
 	ck_assert_uint_gt(report.file_bytes, sample.total_bytes);
-	ck_assert_uint_eq(report.tensor_bytes, sample.total_bytes);
+	ck_assert_uint_ge(report.file_bytes, sample.total_bytes);
 	ck_assert_double_gt(report.write_s, 0);
 	ck_assert_uint_ne(report.filesystem[0], 0);
 }

@@ -54,7 +54,7 @@ START_TEST(a_save_under_way_says_so)
 	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
 	ck_assert_int_eq(ioshape_save_wait(save, 0), 0);
 	ck_assert_int_eq(ioshape_save_get_report(save, &report), 0);
-	ck_assert_uint_eq(report.tensor_bytes, sample.total_bytes);
+	ck_assert_uint_ge(report.file_bytes, sample.total_bytes);
 	ck_assert_double_gt(report.total_s, 0);
 	ck_assert_double_ge(report.total_s, report.sync_s);
 	ioshape_save_free(save);

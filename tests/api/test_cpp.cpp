@@ -164,7 +164,6 @@ START_TEST(metadata_and_records_travel)
 	record.bytes = 4;
 	const ioshape_report report =
 		context.save_records(scratch_path("a.pt"), { record }, options);
-	ck_assert_uint_eq(report.tensor_bytes, 4);
 	ck_assert_uint_eq(
 		ioshape::text(report).find(std::to_string(report.file_bytes) + " bytes in "), 0);
 
@@ -192,7 +191,7 @@ START_TEST(records_are_saved_in_one_call)
 	record.data = text.data();
 	record.bytes = text.size();
 	const std::vector<ioshape_record> records{ record };
-	ck_assert_uint_eq(context.save_records(scratch_path("a.pt"), records).tensor_bytes, 4);
+	ck_assert_uint_gt(context.save_records(scratch_path("a.pt"), records).file_bytes, 4);
 	ioshape::save save = context.save_records_async(scratch_path("b.pt"), records);
 	options.borrow = 1;
 	ioshape::save next = context.save_records_async(scratch_path("c.pt"), records, options);
@@ -375,7 +374,6 @@ START_TEST(ranks_save_together)
 	for (const seen &seen : { first, second }) {
 		ck_assert_uint_eq(seen.before, 0);
 		ck_assert_uint_eq(seen.after, 2);
-		ck_assert_uint_eq(seen.report.ranks, 2);
 		ck_assert_uint_gt(seen.report.generation_bytes, 200000);
 	}
 	ck_assert_int_lt(first.failed, 0);

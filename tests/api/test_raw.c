@@ -107,7 +107,6 @@ START_TEST(what_is_written_is_what_is_there)
 	must_commit(file, &report);
 	ck_assert(scratch_same(scratch_path("file"), data, bytes));
 	ck_assert_uint_eq(report.file_bytes, bytes);
-	ck_assert_uint_eq(report.tensor_bytes, bytes);
 	ck_assert_str_eq(report.mode, "single");
 	ck_assert_str_ne(report.engine, "");
 	ck_assert_str_ne(report.filesystem, "");

@@ -20,6 +20,15 @@ static const uint32_t lease_ms = 2000;
 static char address[256];
 static struct ioshape_context *other; /* another client of the same pool */
 
+static char logged[1024]; /* how the newest file was written */
+
+static void listen(void *user, enum ioshape_log_level level, const char *message)
+{
+	(void)user;
+	if (level == IOSHAPE_LOG_DEBUG && strstr(message, " engine"))
+		snprintf(logged, sizeof(logged), "%s", message);
+}
+
 static struct ioshape_context *open_client(const char *job, const char *pool)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
@@ -31,6 +40,8 @@ static struct ioshape_context *open_client(const char *job, const char *pool)
 	options.pool = pool;
 	options.job = job;
 	options.slots = 1;
+	options.log = listen;
+	options.log_level = IOSHAPE_LOG_DEBUG;
 	ret = open_context_with(&opened, &options,
 				(struct test_rules){ .block_bytes = 256 * 1024,
 						     .queue_depth = 4,
@@ -165,11 +176,9 @@ TEST(all, a_save_waits_for_its_slot_after_staging_and_before_the_first_byte)
 	ck_assert_str_eq(place.pool, "");
 	report = report_of(save);
 	ck_assert_str_eq(report.coordinator, "local");
-	ck_assert_uint_eq(report.capacity, 1);
-	ck_assert_uint_gt(report.fence, 0);
+	ck_assert_msg(strstr(logged, ", one of 1, write"), "%s", logged);
 	ck_assert(report.slot_s >= place.waited_s && report.slot_s <= report.total_s);
 	ck_assert_ptr_nonnull(strstr(report.ahead, "job K, rank 0 on "));
-	ck_assert_uint_eq(report.slot_lost, 0);
 	ck_assert_str_eq(report.steps[0].sentence, "");
 	ioshape_save_free(save);
 	must_hold(scratch_path("file"), &sample);
@@ -261,17 +270,15 @@ TEST(all, a_save_with_a_deadline_goes_before_those_that_wait)
 		wait_for_phase(saves[i], IOSHAPE_PHASE_WAIT);
 	}
 	report = save_by(600000);
-	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MET);
 	ck_assert_double_gt(report.deadline_left_s, 0);
 	ck_assert_double_le(report.deadline_left_s + report.total_s, 600.1);
 	ck_assert_str_eq(report.coordinator, "local");
-	ck_assert_uint_gt(report.fence, 0);
+	ck_assert_msg(strstr(logged, ", slot "), "%s", logged);
 	for (int i = 0; i < SAVES; i++)
 		wait_for_phase(saves[i], IOSHAPE_PHASE_WAIT);
 	ioshape_slot_free(slot);
 	for (int i = 0; i < SAVES; i++) {
 		ck_assert_int_eq(ioshape_save_wait(saves[i], -1), 0);
-		ck_assert_int_eq(report_of(saves[i]).deadline, IOSHAPE_DEADLINE_NONE);
 		ck_assert_double_eq(report_of(saves[i]).deadline_left_s, 0);
 		ioshape_save_free(saves[i]);
 	}
@@ -287,7 +294,6 @@ TEST(all, a_save_that_is_too_late_is_saved_and_says_so)
 	urgent.deadline_ms = 600000;
 	ck_assert_int_eq(ioshape_slot_acquire(other, &urgent, &beside), 0);
 	report = save_by(-1);
-	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MISSED);
 	ck_assert_double_lt(report.deadline_left_s, 0);
 	ck_assert_str_eq(report.coordinator, "deadline");
 	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_SLOT);
@@ -320,7 +326,7 @@ TEST(all, a_save_with_a_deadline_overtakes_an_earlier_one_to_its_file)
 	must_hold(scratch_path("file"), &sample);
 }
 
-TEST(all, a_save_that_fails_has_missed_its_deadline)
+TEST(all, a_save_that_fails_reports_its_deadline_too)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_save_options options = with_metadata(&sample);
@@ -330,7 +336,6 @@ TEST(all, a_save_that_fails_has_missed_its_deadline)
 	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("no/file"), sample.tensors,
 					      sample.count, &options, NULL),
 			 -ENOENT);
-	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MISSED);
 	ck_assert_double_gt(report.deadline_left_s, 0);
 }
 
@@ -345,7 +350,7 @@ TEST(all, files_have_deadlines_too)
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &file_options, &file), 0);
 	ck_assert_int_eq(ioshape_file_commit(file, &report), 0);
 	ioshape_file_free(file);
-	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MET);
+	ck_assert_double_gt(report.deadline_left_s, 0);
 	ioshape_slot_free(slot);
 }
 
@@ -531,8 +536,7 @@ TEST(all, without_coordination_the_report_says_so)
 	alone = open_client("J", NULL);
 	report = save_with(alone);
 	ck_assert_str_eq(report.coordinator, "open");
-	ck_assert_str_eq(report.pool, "");
-	ck_assert_uint_eq(report.fence, 0);
+	ck_assert_msg(!strstr(logged, ", slot "), "%s", logged);
 	ck_assert_str_eq(report.ahead, "");
 	ioshape_context_free(alone);
 }
@@ -571,13 +575,12 @@ static const char *pool_of(struct ioshape_context *asked, const char *path)
 TEST(all, pools_are_named_after_filesystems_or_as_one_likes)
 {
 	struct ioshape_context *named = open_client("J", "mine:/scratch+1");
-	struct ioshape_report report;
 
 	ck_assert_str_eq(pool_of(context, scratch_path("a")), pool_of(other, scratch_path("b")));
 	ck_assert_str_ne(pool_of(context, scratch_path("a")), pool_of(context, "/proc/x"));
 	ck_assert_str_eq(pool_of(named, scratch_path("a")), "mine:/scratch+1");
-	report = save_with(named);
-	ck_assert_str_eq(report.pool, "mine:/scratch+1");
+	save_with(named);
+	ck_assert_msg(strstr(logged, " of pool mine:/scratch+1, "), "%s", logged);
 	ioshape_context_free(named);
 }
 

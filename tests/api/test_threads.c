@@ -117,7 +117,8 @@ static int save_blocking(struct worker *worker, const char *path)
 	options.report = &report;
 	if (ioshape_save_tensors(context, path, sample->tensors, sample->count, &options, NULL))
 		return complain(worker, ioshape_last_error()->sentence);
-	return report.tensor_bytes == sample->total_bytes ?
+	/* The samples differ by more than the zip adds to each. */
+	return report.file_bytes - sample->total_bytes < 50000 ?
 		       0 :
 		       complain(worker, "another save's report");
 }

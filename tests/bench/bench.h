@@ -114,7 +114,7 @@ void run_load(struct bench *bench, const struct command *command);
 void end_ours(struct bench *bench);
 
 /* Adds what it says to the answer (ours.c). */
-void answer_report(const struct ioshape_report *report);
+void answer_report(const struct bench *bench, const struct ioshape_report *report);
 
 /* Groups (group.c), and their ways between nodes (comm.c): sockets to the others, by their rank. */
 void run_group(struct bench *bench, const struct command *command);

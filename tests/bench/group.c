@@ -81,7 +81,7 @@ void run_group_save(struct bench *bench, const struct command *command)
 		fail("cannot save: %s", ioshape_last_error()->sentence);
 	cost_end(&cost);
 	memory_answer(memory_before);
-	answer_report(&report);
+	answer_report(bench, &report);
 }
 
 /* step=N; ends when the tensors may change: `wait` ends when the generation is complete. */

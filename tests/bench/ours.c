@@ -49,10 +49,10 @@ static struct ioshape_context *need_context(struct bench *bench)
 	return bench->context;
 }
 
-void answer_report(const struct ioshape_report *report)
+void answer_report(const struct bench *bench, const struct ioshape_report *report)
 {
 	answer_number("file_bytes", (double)report->file_bytes);
-	answer_number("tensor_bytes", (double)report->tensor_bytes);
+	answer_number("tensor_bytes", (double)bench->workload.bytes);
 	answer_number("stage_s", report->stage_s);
 	answer_number("plan_s", report->plan_s);
 	answer_number("write_s", report->write_s);
@@ -90,7 +90,7 @@ void run_save(struct bench *bench, const struct command *command)
 		fail("cannot save: %s", ioshape_last_error()->sentence);
 	cost_end(&cost);
 	memory_answer(memory_before);
-	answer_report(&report);
+	answer_report(bench, &report);
 }
 
 /* Ends when the tensors may change; `wait` ends when they are durable. */
@@ -124,7 +124,7 @@ void run_wait(struct bench *bench, const struct command *command)
 	answer_number("seconds", seconds_since(bench->save_began_ns));
 	answer_number("ended_s", (double)now_ns() / 1e9);
 	ioshape_save_get_report(bench->save, &report);
-	answer_report(&report);
+	answer_report(bench, &report);
 	ioshape_save_free(bench->save);
 	bench->save = NULL;
 }

@@ -2,6 +2,7 @@
 """In which requests files are written to filesystems of several kinds, and by which engine."""
 
 import json
+import logging
 import os
 import subprocess
 from contextlib import AbstractContextManager
@@ -104,18 +105,20 @@ def test_a_local_filesystem_gets_the_plain_engine(tmp_path: Path) -> None:
     assert (found["engine"], found["choice"]) == ("uring", "local filesystem")
 
 
-def test_a_save_tells_why_it_was_written_as_it_was() -> None:
+def test_the_log_tells_why_a_file_was_written_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="ioshape")
     with striped("ssd", bandwidth="20G", stripe_count=4, fsname="told", seek_ms=0) as mount:
         path = mount.path / "model.pt"
         try:
-            assert ioshape.save(checkpoint(1, 1000), path).choice == "small file: one call"
+            ioshape.save(checkpoint(1, 1000), path)
+            assert "buffered engine (small file: one call)" in caplog.text
             report = ioshape.save(checkpoint(2, 17 * MIB), path)
-            assert report.choice == "network filesystem; 4 stripes of 1M"
+            assert "direct I/O (network filesystem; 4 stripes of 1M)" in caplog.text
             assert report.engine == "uring-async"
             ioshape.configure(engine="threads")
             report = ioshape.save(checkpoint(3, 17 * MIB), path)
             assert report.engine == "threads"
-            assert report.choice == "engine as asked for; 4 stripes of 1M"
+            assert "(engine as asked for; 4 stripes of 1M)" in caplog.text
         finally:
             config.reset()
 

@@ -172,7 +172,7 @@ def test_what_torch_refuses_is_refused(name: str, tmp_path: Path) -> None:
 def test_a_device_may_hold_more_than_the_staging_memory(background: bool, tmp_path: Path) -> None:
     value = [zoo.filled(torch.uint8, 40 * MIB + 13), zoo.filled(torch.int32, 5 * MIB)]
     report = saved(value, tmp_path / "model.pt", background)
-    assert report.record_bytes > 60 * MIB
+    assert report.file_bytes > 60 * MIB
     assert_same(ioshape.load(tmp_path / "model.pt"), value)
 
 

@@ -112,7 +112,7 @@ FULL_DISK = """
         del lines[:]
         report = warned(way)
         assert report.skipped, report
-        assert "nothing in" in str(report) and "skipped" in report.fallbacks[-1], str(report)
+        assert "0 bytes in" in str(report) and "skipped" in report.fallbacks[-1], str(report)
         assert ";" not in report.fallbacks[-1]
         # "needs", or, where torch does not say what it will write, where it stopped
         assert name in ("torch", "open") or "needs 20" in report.fallbacks[-1], report.fallbacks
@@ -153,7 +153,7 @@ FULL_DISK = """
         handle = ioshape.save_group_async(too_much, directory, step=3)
         assert handle.wait() and handle.report.skipped and "skipped" in repr(handle)
     assert [one.category for one in caught] == [ioshape.SkippedWarning] * 2
-    assert report.skipped and report.ranks == 1 and report.generation_bytes == 0, report
+    assert report.skipped and report.generation_bytes == 0, report
     assert "needs 20" in report.fallbacks[-1], report
     assert ioshape.latest(directory).step == 1
     assert [name for name in names_in(directory) if "step" in name] == ["step-0000000001"]

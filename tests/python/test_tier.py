@@ -213,7 +213,10 @@ def test_the_setting_is_for_all_saves_that_say_nothing(fast: Path, slow: Path) -
         ioshape.save(checkpoint(1), slow / "d.pt", tier=7)  # type: ignore[arg-type]
 
 
-def test_what_rations_the_destination_is_nothing_to_the_tier(fast: Path, slow: Path) -> None:
+def test_what_rations_the_destination_is_nothing_to_the_tier(
+    fast: Path, slow: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="ioshape")
     nobody = "redis://127.0.0.1:1"
     ioshape.configure(
         tier=fast, coordinator=nobody, unreachable="fail", rate="1K", pool="shared", slots=1
@@ -225,7 +228,7 @@ def test_what_rations_the_destination_is_nothing_to_the_tier(fast: Path, slow: P
         report = handle.result()
         assert report.coordinator == "local"
         assert report.paced_s < 1  # of the 1024 s that it would take
-        assert report.pool == "tier-shared"
+        assert "of pool tier-shared," in caplog.text
         with pytest.raises(ioshape.errors.CoordinatorError, match="redis"):
             handle.wait_drained()
     # The next one goes by the settings of then.

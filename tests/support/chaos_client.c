@@ -107,6 +107,21 @@ void sleep_ms(uint64_t ms)
 	nanosleep(&time, NULL);
 }
 
+/* The save that this thread is writing. */
+static _Thread_local struct span *writing;
+
+static void on_log(void *user, enum ioshape_log_level level, const char *message)
+{
+	const char *slot = strstr(message, ", slot ");
+
+	(void)user;
+	if (level != IOSHAPE_LOG_DEBUG || !slot || !writing)
+		return;
+	writing->fence = strtoull(slot + strlen(", slot "), NULL, 10);
+	writing->express = strstr(slot, ", let past the queue") != NULL;
+	writing->lost = strstr(slot, ", lost before the end") != NULL;
+}
+
 static void open_context(void)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
@@ -116,6 +131,8 @@ static void open_context(void)
 	/* A save that goes past the page cache hands its slot over before its end, which nobody
 	 * sees from outside; one through the cache keeps it until its bytes are on the disk. */
 	options.direct = IOSHAPE_DIRECT_OFF;
+	options.log = on_log;
+	options.log_level = IOSHAPE_LOG_DEBUG;
 
 	if (open_context_with(&context, &options,
 			      (struct test_rules){ .block_bytes = 65536, .lease_ms = lease_ms }))
@@ -202,6 +219,7 @@ int on_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t to
 
 	(void)done;
 	(void)total;
+	writing = span;
 	if (phase == IOSHAPE_PHASE_PLAN && !span->begin_ns)
 		span->begin_ns = now_ns();
 	if (phase == IOSHAPE_PHASE_WRITE || phase == IOSHAPE_PHASE_SYNC)
@@ -217,6 +235,7 @@ void note_asked(unsigned turn, const char *path, uint64_t seed)
 void note_saved(unsigned turn, int ret, const struct ioshape_report *report,
 		const struct span *span)
 {
+	writing = NULL;
 	if (ret)
 		note(now_ns(), "%s turn=%u code=%d; %s",
 		     ret == -ECANCELED && stop ? "gave-up" : "fail", turn, ret,
@@ -225,7 +244,7 @@ void note_saved(unsigned turn, int ret, const struct ioshape_report *report,
 		note(now_ns(),
 		     "saved turn=%u fence=%" PRIu64 " by=%s express=%u lost=%u begin=%" PRIu64
 		     " end=%" PRIu64 "; %s",
-		     turn, report->fence, report->coordinator, report->express, report->slot_lost,
+		     turn, span->fence, report->coordinator, span->express, span->lost,
 		     span->begin_ns, span->end_ns, report->steps[0].sentence);
 }
 

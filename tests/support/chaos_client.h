@@ -19,9 +19,12 @@ uint64_t new_seed(void);        /* of a sample; no two are alike */
 __attribute__((noreturn)) void give_up(const char *what, const char *why);
 __attribute__((format(printf, 2, 3))) void note(uint64_t at_ns, const char *format, ...);
 
-/* When a save had its slot for sure: from its file's creation until its bytes were safe. */
+/* When a save had its slot for sure: from its file's creation until its bytes were safe; and what
+ * the log tells of the slot. */
 struct span {
 	_Atomic uint64_t begin_ns, end_ns;
+	_Atomic uint64_t fence;
+	atomic_bool express, lost;
 };
 
 int on_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total);

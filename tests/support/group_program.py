@@ -2,6 +2,7 @@
 """What programs of several ranks begin with: from group_program import *."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ __all__ = [
     "arguments",
     "ioshape",
     "is_right",
+    "log_lines",
     "object_of",
     "os",
     "rank",
@@ -42,6 +44,17 @@ def say(event: str, **more: object) -> None:
     line = json.dumps({"event": event, "rank": rank, **more}) + "\n"
     sys.stdout.flush()
     os.write(sys.stdout.fileno(), line.encode())
+
+
+def log_lines() -> list[str]:
+    """Return a list that from now on gets what ioshape logs, at every level."""
+    lines: list[str] = []
+    logger = logging.getLogger("ioshape")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    return lines
 
 
 def set_up_distributed(timeout_s: float = 60.0) -> None:

@@ -30,6 +30,7 @@ static struct {
 } sent[MOST_REQUESTS];
 static size_t count;
 static struct io_shape shape; /* of the requests of what was written last */
+static char choice[160];      /* and why */
 
 static int counting_submit(void *engine, struct io_op *op)
 {
@@ -62,6 +63,7 @@ static int write_file(const char *path, uint64_t bytes, const struct io_config *
 	if (!ret) {
 		io_writer_report(writer, report);
 		shape = lane->shape;
+		snprintf(choice, sizeof(choice), "%s", io_writer_choice(writer));
 	}
 	io_writer_free(writer);
 	io_lane_close(lane);
@@ -126,7 +128,7 @@ static void tell_choice(const struct ioshape_report *report)
 	printf("{\"engine\": \"%s\", \"block_bytes\": %llu, \"depth\": %u, \"direct\": %u, "
 	       "\"choice\": \"%s\", \"seconds\": %.6f}\n",
 	       report->engine, (unsigned long long)shape.block_bytes, shape.depth, report->direct,
-	       report->choice, report->write_s + report->sync_s);
+	       choice, report->write_s + report->sync_s);
 }
 
 int main(int argc, char **argv)

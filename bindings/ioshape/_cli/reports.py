@@ -48,11 +48,9 @@ _DETAILS = (
     "engine",
     "mode",
     "coordinator",
-    "capacity",
     "ahead",
     "filesystem",
     "stripes",
-    "choice",
     "error",
     "skipped",
 )

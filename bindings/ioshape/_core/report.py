@@ -39,24 +39,35 @@ PHASES = {
 }
 
 #: Numbers of the struct that are yes or no.
-_FLAGS = frozenset({"direct", "slot_lost", "express", "skipped"})
+_FLAGS = frozenset({"direct", "unchanged"})
 
-#: Fields of the release before, and where their values are now.
-_RETIRED = {
+#: Attributes of earlier versions, and where their values are now. A job must not end because its
+#: own log line names one: until version 0.3 they are empty, with a warning.
+_REMOVED = {
     "memory_alignment": '"ioshape doctor PATH --json" has it',
     "offset_alignment": '"ioshape doctor PATH --json" has it',
     "request_s": "file_bytes and write_s give the throughput",
     "least_request_s": "file_bytes and write_s give the throughput",
     "short_results": "requests that the kernel cuts short are continued",
-    "queue_depth": "choice tells how the file was written",
-    "block_bytes": "choice tells how the file was written",
+    "queue_depth": "the log tells how the file was written, at level DEBUG",
+    "block_bytes": "the log tells how the file was written, at level DEBUG",
+    "choice": "the log tells how the file was written, at level DEBUG",
+    "stripe_bytes": "stripes has the whole layout",
+    "stripe_count": "stripes has the whole layout",
+    "stripes_asked": 'a fallback with the code "layout" tells if the file has another layout',
+    "record_bytes": "file_bytes has the size of the file",
+    "pool": "ioshape.probe(path).pool has it",
     "position": "ahead tells who was before it in the queue",
-    "stripe_bytes": "stripes tells the layout",
-    "stripe_count": "stripes tells the layout",
-    "stripes_asked": 'a fallback with the code "layout" tells if it is another one',
+    "capacity": '"ioshape slots status" has it, and so has the log at level DEBUG',
+    "fence": "the log has it at level DEBUG",
+    "express": "the log has it at level DEBUG",
+    "slot_lost": 'a fallback with the code "slot" tells it',
+    "ranks": "ioshape.job().world_size has it",
+    "compared_bytes": "unchanged tells whether all of it is as before",
+    "unchanged_bytes": "unchanged tells whether all of it is as before",
+    "hashed_bytes": "the log has it at level DEBUG",
 }
-
-_MET = {lib.IOSHAPE_DEADLINE_MET: True, lib.IOSHAPE_DEADLINE_MISSED: False}
+_REMOVED_TEXTS = frozenset({"choice", "pool", "stripes_asked"})
 
 
 class Progress(NamedTuple):
@@ -101,8 +112,6 @@ class Report:
     #: "ioshape"; "torch" where the call was handed to torch's own writer; "caller" of open()
     written_by: str
     file_bytes: int = 0
-    #: of the storages and the pickle
-    record_bytes: int = 0
     #: torch's pickling of everything but the storages' bytes
     pickle_s: float = 0.0
     #: copying to staging memory, waiting for room in it included: what a background save costs its
@@ -138,44 +147,24 @@ class Report:
     #: "stagger": the coordinator was out of reach, or "deadline": it had no more time; "" if the
     #: save did not come so far
     coordinator: str = ""
-    #: the pool of slots; "" without coordination
-    pool: str = ""
-    #: of the pool: how many may write at a time; 0 if unknown
-    capacity: int = 0
     #: who was ahead of it when it began to wait, such as "job 4711, rank 7 on n03"; "" if nobody
     ahead: str = ""
-    #: the number of its slot, which rises with every grant of the pool; 0 without one
-    fence: int = 0
-    #: whether the slot was lost while it wrote; the file is as good as any
-    slot_lost: bool = False
-    #: whether it was so small that it was let past the queue
-    express: bool = False
     #: of a group's save: the bytes of all files of the generation; 0 if it failed
     generation_bytes: int = 0
     #: of a group's save: bytes of parts, of all ranks, that were not written, because another
     #: rank's part is equal and is stored
     repeated_bytes: int = 0
-    #: of a group's save: bytes of this rank's part that were read to find that out
-    hashed_bytes: int = 0
-    #: of a group's save: how many have a part in it
-    ranks: int = 0
     #: of a group's save: why the mode is what it is
     why: str = ""
     #: when it began, in seconds since 1970
     started_s: float = 0.0
     #: the file's layout on a striped filesystem, such as "8 x 1M, pool flash"; "" elsewhere
     stripes: str = ""
-    #: why the engine is what it is, and the length of its requests
-    choice: str = ""
     #: whether it did not fit and was given up, as the setting "full" has it: nothing was written
     skipped: bool = False
-    #: of the large storages: all, if there was something to compare them with, else 0
-    compared_bytes: int = 0
-    #: of these, what is as it was in the save before
-    unchanged_bytes: int = 0
-    #: whether it was in time, if it had a deadline
-    deadline_met: bool | None = None
-    #: of the deadline, when the save ended; below 0: so much too late
+    #: whether all large storages are as in the save before: stale bytes, or nothing was trained
+    unchanged: bool = False
+    #: how long before its deadline the save ended; below 0: it was too late; 0: it had none
     deadline_left_s: float = 0.0
     #: the folder of the tier that it was saved on; "" if directly
     tier: str = ""
@@ -184,17 +173,18 @@ class Report:
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> float:
-            if name not in _RETIRED:
+        def __getattr__(self, name: str) -> object:
+            if name not in _REMOVED:
                 raise AttributeError(f"Report has no attribute {name!r}")
-            sentence = f"Report.{name} is 0, and goes with the next release: {_RETIRED[name]}"
+            empty: object = "" if name in _REMOVED_TEXTS else 0
+            sentence = f"Report.{name} is {empty!r}, and goes with version 0.3: {_REMOVED[name]}"
             warnings.warn(sentence, FutureWarning, stacklevel=2)
-            return 0
+            return empty
 
     @property
-    def unchanged(self) -> bool:
-        """Whether all that is large is as it was: stale bytes, or nothing was trained."""
-        return 0 < self.compared_bytes == self.unchanged_bytes
+    def deadline_met(self) -> bool | None:
+        """Whether the save was in time. None if it had no deadline."""
+        return self.deadline_left_s > 0 if self.deadline_left_s else None
 
     def __str__(self) -> str:
         own = [
@@ -222,10 +212,6 @@ class Report:
                 value = value.encode(errors="replace")[: member.type.length - 1]
             if value is not None and name != "fallbacks":
                 setattr(struct, name, value)
-        struct.deadline = next(
-            (code for code, met in _MET.items() if met is self.deadline_met),
-            lib.IOSHAPE_DEADLINE_NONE,
-        )
         text = ffi.new("char[]", 1 + lib.ioshape_report_text(struct, ffi.NULL, 0))
         lib.ioshape_report_text(struct, text, len(text))
         return said(text)
@@ -240,6 +226,7 @@ def from_struct(
     hook_s: float = 0.0,
     step_slowdown: float | None = None,
     fallbacks: tuple[Step, ...] = (),
+    skipped: bool = False,
 ) -> Report:
     """What the library filled in, and what only this package knows."""
     told = struct.steps[0 : min(struct.fallbacks, len(struct.steps))]
@@ -250,11 +237,10 @@ def from_struct(
     return Report(
         path=path,
         written_by=written_by,
-        record_bytes=struct.tensor_bytes,
         pickle_s=pickle_s,
         hook_s=hook_s,
         step_slowdown=step_slowdown,
-        deadline_met=_MET.get(struct.deadline),
         fallbacks=(*fallbacks, *(Step(said(one.sentence), _CODES[one.code]) for one in told)),
+        skipped=skipped,
         **values,
     )

@@ -338,9 +338,10 @@ class SaveHandle:
             hook_s=self._hook_s,
             step_slowdown=self._steps.slowdown(self._step_s) if self._steps else None,
             fallbacks=self._fallbacks,
+            skipped=code == lib.IOSHAPE_E_SKIPPED,
         )
         # A save that is skipped has not failed: training goes on.
-        failed = bool(code) and code != lib.IOSHAPE_E_SKIPPED
+        failed = bool(code) and not report.skipped
         passage = self._passage
         if passage is not None and not code:
             report = replace(
