@@ -46,12 +46,13 @@ if [ ! -r /dev/fuse ] || [ ! -w /dev/fuse ]; then
 fi
 tests/support/setup.sh bench
 tests/support/package.sh
-export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
+export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH
+PYTHONPATH=$(python tests/support/tree.py)
 # Of all that -Dbench=true would build, this alone.
 if [ ! -f build/demo/build.ninja ]; then
 	meson setup build/demo -Dbench=true --buildtype=release >/dev/null
 fi
-ninja --quiet -C build/demo tests/support/stripefs/stripefs
+ninja --quiet -C build/demo tests/c/support/stripefs/stripefs
 # No user's setting shall change what is shown.
 unset "${!IOSHAPE_@}"
 export IOSHAPE_TEST_BUILD="$PWD/build/demo"

@@ -127,7 +127,8 @@ main() {
 	# benchmark declares beyond it.
 	tests/support/setup.sh bench || exit 1
 	tests/support/package.sh || exit 1 # the package of this tree, into .venv
-	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
+	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH
+	PYTHONPATH=$(python tests/support/tree.py)
 	build=build/release
 	tests/support/build.sh $build --buildtype=release -Dbench=true || exit 1
 	export IOSHAPE_TEST_BUILD="$PWD/$build"

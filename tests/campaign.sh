@@ -21,7 +21,7 @@ signal ends the campaign, and the ledger has what was done.
   --short              a few trials of each kind, with nothing that earlier ones left; always the same
   --replay KIND SEED   only this trial; the ledger gets nothing
   --page               writes the tables in docs/reliability.md from the ledger
-  --keep               packs what the fuzzers found worth keeping into tests/fuzz/kept.tar.xz
+  --keep               packs what the fuzzers found worth keeping into tests/c/fuzz/kept.tar.xz
   --kinds              lists the kinds
 
 What a trial finds is printed and is in the ledger. Once it is mended, an entry in
@@ -43,7 +43,7 @@ main() {
 	fi
 	# shellcheck source=tests/support/environment.sh
 	. tests/support/environment.sh
-	PYTHONPATH="$PWD/tests/support" exec python -m tests.campaign "$@"
+	PYTHONPATH=$(python tests/support/tree.py) exec python -m tests.campaign "$@"
 }
 
 # As a whole, so that the script may be edited while it runs.

@@ -10,6 +10,8 @@ quick_stages=(style gcc house python)
 long_stages=(install valgrind campaign realfs garbled coverage)
 # These run one after the other beside the others: most of both wait more than they compute.
 python_stages=" python gpu "
+# What they test, beside what has stages of its own.
+python_folders=(tests/python tests/integrations tests/system)
 
 usage() {
 	cat <<'END'
@@ -94,7 +96,7 @@ say() {
 	echo "== $*"
 }
 
-# note KIND STATUS REPORT TITLE: for tests/support/tally.py, which says what the fields are
+# note KIND STATUS REPORT TITLE: for tests/tools/tally.py, which says what the fields are
 note() {
 	printf '%s\t%s\t%s\t%s\n' "$@" >>"$results/index.tsv"
 }
@@ -232,7 +234,7 @@ python_tests() {
 	esac
 	IOSHAPE_TEST_BUILD="$PWD/${programs:-build/gcc}" python -m pytest -q --tb=short --junitxml "$results/$stage.xml" \
 		"${selection[@]}" "$@" || status=$?
-	note pytest "$status" "$stage.xml" "$stage: Python tests in $1"
+	note pytest "$status" "$stage.xml" "$stage: Python tests"
 }
 
 stage_style() {
@@ -283,7 +285,7 @@ stage_valgrind() {
 		--error-exitcode=99
 		--leak-check=full
 		--errors-for-leak-kinds=definite
-		--suppressions="'$PWD/tests/support/valgrind.supp'"
+		--suppressions="'$PWD/tests/c/support/valgrind.supp'"
 	) options_of_tests=()
 	[ "$length" = long ] || options_of_tests=(--suite unit --no-suite slow --no-suite inputs)
 	build build/gcc &&
@@ -296,7 +298,7 @@ stage_python() {
 	# Most of these wait, too. With its helpers each process takes 0.8 GB, for torch.
 	# Who has nothing left to do takes from the others.
 	build build/gcc package later &&
-		python_tests python tests/python -n $((processes < 12 ? processes : 12)) --dist worksteal
+		python_tests python "${python_folders[@]}" -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
 
 # The torch of .venv must be one that is built for the GPU.
@@ -307,12 +309,12 @@ stage_gpu() {
 		echo "skipped: no GPU"
 		return
 	fi
-	python_tests gpu tests/python/test_{device,direct,lazy,shared}.py -m gpu
+	python_tests gpu tests/python/device/test_{device,direct}.py tests/python/save/test_lazy.py tests/python/group/test_shared.py -m gpu
 }
 
 # One process: tests of one kind share a cluster.
 stage_realfs() {
-	build build/gcc package && python_tests realfs tests/python/test_{clusters,realfs,realfs_harm,kernel_clients}.py -m realfs
+	build build/gcc package && python_tests realfs tests/system/test_{clusters,realfs,realfs_harm,kernel_clients}.py -m realfs
 }
 
 # The package with every sentence of the library garbled: a test that fails here shows code that reads sentences.
@@ -322,7 +324,7 @@ stage_garbled() {
 	build build/gcc && check "the garbled package is built" \
 		pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target "$site" \
 		--config-settings=build-dir=build/garbled/build --config-settings=setup-args=-Dgarble=true . &&
-		PYTHONPATH=$site python_tests garbled tests/python -n "$(nproc)" --dist worksteal -m "not gpu and not realfs and not wording and not long"
+		PYTHONPATH=$site python_tests garbled "${python_folders[@]}" -n "$(nproc)" --dist worksteal -m "not gpu and not realfs and not wording and not long"
 	cp "$results/garbled.xml" build/ # for "tests/bench.sh house"
 }
 
@@ -335,7 +337,8 @@ stage_campaign() {
 	local kind how=(--short) at_once=$(($(nproc) * 3 / 2)) # they wait much
 	[ $length != long ] || how=(--seed 1 --seconds 300) at_once=1
 	build build/gcc build/asan package || return
-	local -x PYTHONPATH="$PWD/tests/support"
+	local -x PYTHONPATH
+	PYTHONPATH=$(python tests/support/tree.py)
 	check "campaign: its kinds" python -m tests.campaign --kinds || return
 	for kind in $(python -m tests.campaign --kinds); do
 		[ "$(jobs -rp | wc -l)" -lt "$at_once" ] || wait -n
@@ -367,17 +370,17 @@ stage_coverage() {
 	find $programs -name '*.gcda' -delete
 	slow_meson_tests coverage $programs
 	mkdir -p $programs/kept
-	tar -C $programs/kept -xf tests/fuzz/kept.tar.xz
-	for name in tests/fuzz/corpus/*; do
+	tar -C $programs/kept -xf tests/c/fuzz/kept.tar.xz
+	for name in tests/c/fuzz/corpus/*; do
 		name=${name##*/}
-		check "inputs of $name" find "tests/fuzz/corpus/$name" "$programs/kept/$name" -type f \
-			-exec "$programs/tests/fuzz/fuzz-$name" {} +
+		check "inputs of $name" find "tests/c/fuzz/corpus/$name" "$programs/kept/$name" -type f \
+			-exec "$programs/tests/c/fuzz/fuzz-$name" {} +
 	done
 	check "acts whose calls fail" failing_acts $programs
-	COVERAGE_FILE=$PWD/$programs/python PYTHONPATH=$site python_tests coverage-python tests/python -n "$(nproc)" --dist worksteal \
+	COVERAGE_FILE=$PWD/$programs/python PYTHONPATH=$site python_tests coverage-python "${python_folders[@]}" -n "$(nproc)" --dist worksteal \
 		--cov=ioshape --cov-branch --cov-report="json:$results/coverage-python.json"
 	check "branch coverage is written to docs/testing.md" \
-		python tests/support/branch_coverage.py $programs "$results/coverage-python.json"
+		python tests/tools/branch_coverage.py $programs "$results/coverage-python.json"
 }
 
 beside=()
@@ -433,4 +436,4 @@ if [ $all_stages = yes ] && [ $length != long ]; then
 	name=$([ $length = quick ] && echo quick || echo run)
 	echo "$SECONDS $(git describe --always --dirty 2>/dev/null || echo unknown)" >"build/seconds-$name"
 fi
-python tests/support/tally.py "$results"
+python tests/tools/tally.py "$results"

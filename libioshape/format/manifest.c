@@ -2,7 +2,7 @@
 /*
  * The manifest of a generation, JSON of one schema: written in one layout, read strictly, front to
  * back, without memory of its own but for what it becomes. Pure; the text is untrusted, and fuzzed
- * (tests/fuzz/fuzz_manifest.c).
+ * (tests/c/fuzz/fuzz_manifest.c).
  *
  * Why no library reads it: Debian 12 has no yyjson; jansson builds a tree first, which for a
  * manifest of a million ranks (96 MB) takes five times as long as reading and checking it here, and

@@ -40,7 +40,7 @@
 #define MOST_WAIT 16u
 
 /* The part of a rise of the baseline that is believed in a round. Without it a save starves beside
- * readers on a spinning disk (tests/unit/test_depth.c). */
+ * readers on a spinning disk (tests/c/io/test_depth.c). */
 #define DRIFT 0.25
 
 void io_depth_begin(struct io_depth *depth, const struct io_depth_options *options)

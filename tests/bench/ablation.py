@@ -22,7 +22,7 @@ from clusters import running
 from mounts import client_of
 from sizes import lines_of_code
 from striped import striped
-from tree import ROOT
+from tree import PYTHONPATH, ROOT
 
 from . import frameworks_small, storm
 from .setting import Figure, Outcome, Setting
@@ -141,7 +141,7 @@ def variables_of(switch: Switch, address: str = "") -> Iterator[dict[str, str]]:
             **kept,
             "IOSHAPE_TEST_BUILD": os.environ["IOSHAPE_TEST_BUILD"],
             "IOSHAPE_COORDINATOR": address or f"local:{folder}",
-            "PYTHONPATH": f"{SITE}:{ROOT / 'tests' / 'support'}",
+            "PYTHONPATH": f"{SITE}:{PYTHONPATH}",
             **switch.variables,
         }
 

@@ -11,7 +11,7 @@ from tests.campaign import ledger
 from .setting import Figure, Outcome, Setting
 
 TESTING = Path(__file__).resolve().parents[2] / "docs/testing.md"
-# The rows of tests/support/branch_coverage.py about the whole library, and its lowest file.
+# The rows of tests/tools/branch_coverage.py about the whole library, and its lowest file.
 BRANCHES = {
     "branch_percent": (re.compile(r"^\| all of `libioshape` \| ([\d,]+) \| (\d+) % \|$", re.M), 90),
     "branch_percent_lowest": (

@@ -18,9 +18,9 @@ Found = dict[str, dict[str, Any]]
 
 
 def run(seed: int) -> Found:
-    """What tests/support/depth.c finds, by storage."""
+    """What tests/c/support/depth.c finds, by storage."""
     done = subprocess.run(
-        [build_folder() / "tests" / "depth", str(seed)],
+        [build_folder() / "tests" / "c" / "depth", str(seed)],
         capture_output=True,
         text=True,
         check=True,

@@ -76,9 +76,9 @@ class FsError(Exception):
 
 
 def write(path: Path, n_bytes: int, *words: str) -> Found:
-    """What tests/support/requests.c tells of a file that it writes."""
+    """What tests/c/support/requests.c tells of a file that it writes."""
     done = subprocess.run(
-        [build_folder() / "tests" / "requests", path, str(n_bytes), *words],
+        [build_folder() / "tests" / "c" / "requests", path, str(n_bytes), *words],
         capture_output=True,
         text=True,
         check=False,

@@ -186,7 +186,7 @@ def build_units(folder: Path, programs: Sequence[str] = (), *options: str | Path
     run("meson", "setup", folder, ROOT, "-Dtests=true", *options)
     listed = run("ninja", "-C", folder, "-t", "targets", "all")
     named = list(programs) or sorted(
-        set(re.findall(r"^(tests/unit/unit-\w+): ", listed, re.MULTILINE))
+        set(re.findall(r"^(tests/c/unit-\w+): ", listed, re.MULTILINE))
     )
     run("ninja", "-C", folder, *named)
     return named

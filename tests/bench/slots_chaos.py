@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The long campaign of chaos: what tests/support/chaos_scenes.py does, many times.
+"""The long campaign of chaos: what tests/support/harm/chaos_scenes.py does, many times.
 
 Scale 1 is at least 500 kills of Redis, 2,000 of clients, 200 stops past a lease, 100 failovers
 and 100 partitions, in about a quarter of an hour (the scenes wait most of the time). The library

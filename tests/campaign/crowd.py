@@ -13,7 +13,7 @@ from typing import Any
 from .power import APART
 from .trial import CannotTry, Trial
 
-PASSTHROUGH = Path("build/gcc/tests/fault/passthrough").resolve()
+PASSTHROUGH = Path("build/gcc/tests/c/fault/passthrough").resolve()
 PATIENCE_S = 300.0
 MOST_TOLD = 20
 

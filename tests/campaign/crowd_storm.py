@@ -70,7 +70,7 @@ def mount() -> None:
 
 def pod() -> list[str]:
     """What goes before a command that is to run there. It ends with our namespaces, too."""
-    program = build_folder() / "tests/fault/passthrough"
+    program = build_folder() / "tests/c/fault/passthrough"
     device = SHARED.stat().st_dev
     holder = subprocess.Popen(["unshare", "--mount", program, BASE, SHARED, "users"])
     there = Path(f"/proc/{holder.pid}/root") / SHARED.relative_to("/")

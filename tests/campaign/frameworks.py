@@ -16,7 +16,7 @@ from .trial import Trial
 #: In one trial, and in one of the short form.
 KILLS, FEW_KILLS = 20, 4
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
+PROGRAMS = Path(__file__).resolve().parents[1] / "support" / "programs"
 PATIENCE_S = 900
 
 
@@ -37,7 +37,7 @@ class Scene:
 
 
 # They take turns: each trial is one of them. A new one is a line here, and a program in
-# tests/support.
+# tests/support/programs.
 SCENES = (
     Scene("dcp_kills", "torch"),
     Scene("hugging_kills", "transformers"),
@@ -48,7 +48,7 @@ SCENES = (
 def play(scene: Scene, kills: int, seed: int, work: Path) -> Trial:
     with tempfile.TemporaryDirectory(dir=work) as folder:
         ended = subprocess.run(
-            [sys.executable, SUPPORT / f"{scene.program}.py", folder, str(kills), str(seed)],
+            [sys.executable, PROGRAMS / f"{scene.program}.py", folder, str(kills), str(seed)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

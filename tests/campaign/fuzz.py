@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers get any bytes: the targets of tests/fuzz, with a corpus that grows from run to run.
+"""Parsers get any bytes: the targets of tests/c/fuzz, with a corpus that grows from run to run.
 
 What one machine found worth keeping is packed into the source now and then, for the next one.
 In the short form the targets get what is packed, and inputs that are made of it: where libFuzzer
@@ -21,9 +21,9 @@ from .damage import BLIND
 from .trial import CannotTry, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ROOT / "build/asan/tests/fuzz"
-CORPUS = ROOT / "tests/fuzz/corpus"
-KEPT = ROOT / "tests/fuzz/kept.tar.xz"
+TARGETS = ROOT / "build/asan/tests/c/fuzz"
+CORPUS = ROOT / "tests/c/fuzz/corpus"
+KEPT = ROOT / "tests/c/fuzz/kept.tar.xz"
 
 SECONDS = 5
 N_SHORT = 2000

@@ -46,7 +46,7 @@ def test_the_script_prepares_the_same_for_every_benchmark() -> None:
 
 def test_the_build_of_the_benchmarks_has_every_program_that_they_start(tmp_path: Path) -> None:
     folders = (ROOT / "tests/bench", ROOT / "tests/support")
-    texts = [path.read_text(encoding="utf-8") for one in folders for path in one.glob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for one in folders for path in one.rglob("*.py")]
     started = set(
         re.findall(r'build_folder\(\) / "tests" /(?: "\w+" /)* "([\w-]+)"', "".join(texts))
     )

@@ -2,7 +2,7 @@
 """The product does not grow unnoticed: budget.json bounds its lines and its seams.
 
 What became smaller makes the bound smaller, too, so that it is not used up again:
-python tests/support/sizes.py writes the bounds of today. A bound that rises needs a reason in the
+python tests/tools/sizes.py writes the bounds of today. A bound that rises needs a reason in the
 commit.
 """
 
@@ -27,7 +27,7 @@ def test_the_product_is_within_its_budget(what: str, folder: str) -> None:
     found, bound = FOUND[what][folder], BOUNDS[what].get(folder, 0)
     assert found <= bound, f"{folder} has {found} {what}, and {bound} in {BUDGET}"
     assert bound <= found * (1 + SLACK) + SOME, (
-        f"{folder} has {found} {what}, and still {bound} in {BUDGET}; run tests/support/sizes.py"
+        f"{folder} has {found} {what}, and still {bound} in {BUDGET}; run tests/tools/sizes.py"
     )
 
 

@@ -145,7 +145,7 @@ class Real:
 
 
 class Modelled:
-    """tests/support/slots_model.py: for small crowds, since it is slow."""
+    """tests/support/models/slots_model.py: for small crowds, since it is slow."""
 
     def __init__(self) -> None:
         self._now_ms = STARTED_MS

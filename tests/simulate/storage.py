@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast a shared storage is for those that write to it.
 
-Targets as in stripefs (tests/support/stripefs/README.md), so many that only their sums matter. A
+Targets as in stripefs (tests/c/support/stripefs/README.md), so many that only their sums matter. A
 target serves one part of a request after the other, and moves its head in between unless the next
 part goes on where the last one ended. Files are on targets in turn, as stripefs and Lustre place
 them.

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from tree import ROOT
+from tree import PYTHONPATH, ROOT
 
 #: A program that is not done by then hangs, even on a machine that is busy with other things.
 TIMEOUT_S = 600.0
@@ -58,7 +58,7 @@ def environment(**more: str) -> dict[str, str]:
         if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
     }
     # Programs may use what tests use; and one thread each is enough for what they compute.
-    paths = [str(ROOT / "tests" / "support"), kept.get("PYTHONPATH", "")]
+    paths = [PYTHONPATH, kept.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     kept["IOSHAPE_COORDINATOR"] = SLOTS
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **more}

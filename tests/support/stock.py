@@ -26,6 +26,7 @@ from same import describe
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import serialization
+from tree import PYTHONPATH
 
 # Its stubs lack what config modules have at run time.
 CONFIG: Any = serialization.config
@@ -232,7 +233,7 @@ class Stock:
             [sys.executable, "-c", "import stock; stock.serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
         )
 
     def _ask(self, method: str, *arguments: object) -> Any:

@@ -11,6 +11,20 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "libioshape"
 HEADERS = ROOT / "include" / "ioshape"
 
+#: Where Python finds what tests share: for programs that tests start, and for shell scripts.
+#: pyproject.toml has these folders for pytest and mypy.
+PYTHONPATH = os.pathsep.join(
+    str(ROOT / "tests" / name)
+    for name in (
+        "support",
+        "support/harm",
+        "support/models",
+        "support/programs",
+        "support/servers",
+        "tools",
+    )
+)
+
 # Lowest first. The design names them all; those that have no folder yet come later.
 FLOORS = ["base", "fs", "io", "format", "slots", "save", "group", "tier", "mpi"]
 # The last is a library of its own, which includes public headers alone.
@@ -42,3 +56,7 @@ def program(name: str) -> str:
     if path is None:
         raise FileNotFoundError(f"{name} is not installed; run tests/support/setup.sh test")
     return path
+
+
+if __name__ == "__main__":
+    print(PYTHONPATH)

@@ -18,7 +18,7 @@ from pathlib import Path
 from processes import environment
 from tree import ROOT, program
 
-SCENES = ROOT / "tests" / "support" / "witness_scenes.py"
+SCENES = ROOT / "tests" / "support" / "programs" / "witness_scenes.py"
 
 #: Where the packages of a scene are, if the set-up does not install them: in frameworks.py.
 INSTALLED_AS = {

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed saves through us: named in its JSON, by one line, and under "ioshape run" unchanged.
+
+Two ranks each, which train on from what they have loaded as if nothing had been.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import frameworks
+import pytest
+from processes import environment, run_program
+from records import is_ours, names_in
+from tree import ROOT
+
+PROGRAM = ROOT / "tests" / "support" / "programs" / "deepspeed_ranks.py"
+
+#: A rank that is not done by then hangs.
+TIMEOUT_S = 600
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    try:
+        return str(frameworks.environment("deepspeed"))
+    except frameworks.CannotInstall as problem:
+        pytest.skip(str(problem))
+
+
+def run(python: str, folder: Path, what: str, stage: int, *prefix: str, **options: object) -> str:
+    """What rank 0 has said."""
+    ranks = []
+    for rank in range(2):
+        arguments = (str(rank), what, str(stage), json.dumps(options))
+        with (folder / f"rank-{rank}.log").open("w") as log:
+            ranks.append(
+                subprocess.Popen(
+                    (python, *prefix, str(PROGRAM), *arguments),
+                    cwd=folder,
+                    env=environment(),
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+    try:
+        ended = [rank.wait(TIMEOUT_S) for rank in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+    logs = [(folder / f"rank-{rank}.log").read_text()[-3000:] for rank in range(2)]
+    assert ended == [0, 0], "\n".join(logs)
+    return logs[0]
+
+
+def files_in(folder: Path) -> dict[str, bool]:
+    """Of a checkpoint; whether they are ours."""
+    assert (folder / "run" / "latest").read_text() == "global_step3"
+    parts = folder / "run" / "global_step3"
+    return {name: is_ours(parts / name) for name in names_in(parts)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "background"),
+    [
+        pytest.param(0, False, marks=pytest.mark.long),
+        pytest.param(1, True, marks=pytest.mark.long),
+        pytest.param(2, False, marks=pytest.mark.long),
+        (3, True),
+    ],
+)
+def test_the_json_configuration_names_us(
+    stage: int, background: bool, python: str, tmp_path: Path
+) -> None:
+    run(python, tmp_path, "json_config", stage, ioshape={"background": background})
+    files = files_in(tmp_path)
+    assert len(files) == {0: 1, 1: 3, 2: 3, 3: 4}[stage]
+    assert all(files.values()), files
+
+
+FIRST = """
+import ioshape.deepspeed
+import torch
+
+torch.save({"a": torch.ones(300_000)}, "model.pt")
+"""
+
+
+def test_a_script_under_run_may_begin_with_our_module(python: str, tmp_path: Path) -> None:
+    """Which imports torch, that is followed."""
+    (tmp_path / "first.py").write_text(FIRST)
+    command = (python, "-m", "ioshape", "run", "first.py")
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert is_ours(tmp_path / "model.pt"), done.stderr
+    assert "by itself" not in done.stderr
+
+
+@pytest.mark.long
+def test_one_line_puts_us_into_an_engine(python: str, tmp_path: Path) -> None:
+    run(python, tmp_path, "one_line", 2)
+    assert all(files_in(tmp_path).values())
+
+
+@pytest.mark.parametrize("under_run", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_an_unchanged_script(under_run: bool, python: str, tmp_path: Path) -> None:
+    prefix = ("-m", "ioshape", "run") if under_run else ()
+    said = run(python, tmp_path, "unchanged", 1, *prefix)
+    assert set(files_in(tmp_path).values()) == {under_run}
+    assert "file objects" not in said
+
+
+def test_a_checkpoint_of_ours_becomes_a_universal_one(python: str, tmp_path: Path) -> None:
+    run(python, tmp_path, "universal", 1, "-m", "ioshape", "run")
+
+
+@pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_if_one_rank_fails_all_raise_and_the_latest_stays(
+    background: bool, python: str, tmp_path: Path
+) -> None:
+    prefix = ("-m", "ioshape", "run")  # the module must be there for it, and is
+    run(python, tmp_path, "one_rank_fails", 1, *prefix, ioshape={"background": background})
+
+
+def test_nothing_is_the_latest_before_it_is_written(python: str, tmp_path: Path) -> None:
+    run(python, tmp_path, "held", 1, ioshape={"background": True})
+
+
+MISSING = """
+    import sys
+
+    sys.modules["deepspeed"] = None
+    try:
+        import ioshape.deepspeed
+    except ImportError as error:
+        assert "pip install deepspeed" in str(error)
+    else:
+        raise AssertionError("imported")
+"""
+
+
+def test_without_deepspeed(tmp_path: Path) -> None:
+    run_program(tmp_path, MISSING)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/frameworks.md says with which versions it was tried."""
+
+import re
+
+import frameworks
+import tried
+from packaging.requirements import Requirement
+from tree import ROOT
+
+
+def declared() -> list[Requirement]:
+    """What the project asks for when it installs a package to try it."""
+    lines = (ROOT / "tests" / "support" / "requirements.txt").read_text().splitlines()
+    lines += [one for framework in frameworks.FRAMEWORKS.values() for one in framework.packages]
+    extras = (ROOT / "pyproject.toml").read_text()
+    lines += re.findall(r'^\w+ = \["([\w-]+>=[^"]+)"\]$', extras, re.MULTILINE)
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def test_the_page_has_a_version_for_all_that_is_tried_and_which_tests_did() -> None:
+    rows = tried.rows()
+    assert list(rows) == list(tried.TRIALS)
+    for package, (_, tests) in rows.items():
+        assert tests == tried.tests_of(package)
+        for name in tried.TRIALS[package].tests:
+            assert (ROOT / "tests" / "integrations" / name).is_file()
+
+
+def test_the_versions_are_such_as_the_project_installs() -> None:
+    found = {package: version for package, (version, _) in tried.rows().items()}
+    wanted = [one for one in declared() if one.name in found]
+    assert len({one.name for one in wanted}) > 5
+    assert not [one for one in wanted if not one.specifier.contains(found[one.name])]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages say of Python is what the package does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ioshape
+import pytest
+import reference
+from ioshape._cli.app import COMMANDS
+from page_programs import DOCS, programs
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=f"{page}-{i}")
+        for page in (
+            *("python.md", "migration.md", "groups.md", "preemption.md"),
+            *("start.md", "guides/one-job.md"),
+        )
+        for i, program in enumerate(programs(page))
+    ],
+)
+@pytest.mark.slow
+def test_programs_run(program: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+def test_commands_in_the_pages_exist() -> None:
+    """Those in the command's own style: `ioshape NAME`, or a line of a block."""
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+    named = {
+        (page.name, name)
+        for page in pages
+        for name in re.findall(
+            r"(?:`|^    )ioshape ([a-z]+)\b", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    assert len(named) > len(COMMANDS)
+    assert {(page, name) for page, name in named if name not in COMMANDS} == set()
+
+
+def test_settings_and_reference_are_up_to_date() -> None:
+    for path, text in reference.files().items():
+        same = path.read_text(encoding="utf-8") == text
+        assert same, f"{path}: run tests/tools/reference.py --write"
+
+
+def test_public_names_are_the_same_for_people_and_for_type_checkers() -> None:
+    assert sorted(ioshape.__all__) == sorted([*ioshape._HOMES, "__version__"])
+    for name in ioshape.__all__:
+        assert getattr(ioshape, name) is not None

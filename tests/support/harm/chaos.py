@@ -1,0 +1,581 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Redis servers, clients and links that get hurt: what chaos_scenes.py is made of."""
+
+import contextlib
+import os
+import random
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from chaos_judge import Harm, Verdict, judge
+from coordinators import await_true, short_folder
+from ports import free_port
+from processes import environment
+from tree import build_folder, program
+
+
+def now() -> int:
+    """CLOCK_MONOTONIC, in ns, as the clients have it."""
+    return time.monotonic_ns()
+
+
+def client_program() -> str:
+    """chaos_client.c, built."""
+    return str(build_folder() / "tests" / "c" / "chaos-client")
+
+
+# ---- Servers ------------------------------------------------------------------------------------
+
+
+class Server:
+    """A redis-server, or a sentinel, in a folder of its own, on a socket and a port."""
+
+    def __init__(
+        self,
+        folder: Path,
+        lines: Sequence[str] = (),
+        *,
+        sentinel: bool = False,
+        prefix: Sequence[str] = (),
+        bind: str = "127.0.0.1",
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.socket = folder / "socket"
+        self._sentinel = sentinel
+        self._prefix = prefix
+        self._config = folder / "redis.conf"
+        own = [f"bind {bind}", "protected-mode no", f"port {self.port}"]
+        own += [f"unixsocket {self.socket}", f"dir {folder}"]
+        self._config.write_text("\n".join([*own, *lines]) + "\n", encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """While it runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def address(self) -> str:
+        """Through its socket."""
+        return f"unix://{self.socket}"
+
+    def start(self, *arguments: str) -> None:
+        """Returns when it answers."""
+        command = [*self._prefix, program("redis-server"), str(self._config), *arguments]
+        if self._sentinel:
+            command.append("--sentinel")
+        with (self.folder / "output").open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        await_true(self.answers, "redis-server")
+
+    def answers(self) -> bool:
+        """It is there, and has read its data."""
+        try:
+            return self.ask("PING") == "PONG"
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """As a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self.socket.unlink(missing_ok=True)
+
+    def signal(self, number: int) -> None:
+        """SIGSTOP, SIGCONT."""
+        os.kill(self.pid, number)
+
+    def ask(self, *words: object) -> object:
+        """One command, and its answer: a text, a number or a list. Errors are OSErrors."""
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(5)
+            link.connect(str(self.socket))
+            texts = [str(word).encode() for word in words]
+            parts = b"".join(b"$%d\r\n%s\r\n" % (len(text), text) for text in texts)
+            link.sendall(b"*%d\r\n" % len(texts) + parts)
+            with link.makefile("rb") as answer:
+                return _reply(answer.readline, answer.read)
+
+
+def _reply(line: Callable[[], bytes], read: Callable[[int], bytes]) -> object:
+    first = line()
+    if not first.endswith(b"\r\n"):
+        raise ConnectionResetError("no whole answer")
+    kind, rest = first[:1], first[1:-2]
+    if kind == b"-":
+        raise OSError(rest.decode())
+    if kind == b"+":
+        return rest.decode()
+    if kind == b":":
+        return int(rest)
+    if kind == b"*":
+        return [_reply(line, read) for _ in range(int(rest))]
+    size = int(rest)
+    return read(size + 2)[:-2].decode(errors="replace") if size >= 0 else None
+
+
+# ---- A bad line ---------------------------------------------------------------------------------
+
+
+class Proxy:
+    """
+    Between clients and a server. What it does with bytes can be changed at any time:
+
+    * "pass"
+    * "slow": each piece comes 20 to 200 ms late
+    * "swallow": connections are taken, and nothing goes on or comes back (half open)
+    * "cut": answers end somewhere in the middle, and so does the connection
+    * "mute": answers end somewhere in the middle, and the connection stays
+    """
+
+    MODES = ("slow", "swallow", "cut", "mute")
+
+    def __init__(self, path: Path, server: Path, seed: int) -> None:
+        self.path = path
+        self.mode = "pass"
+        self._server = server
+        self._random = random.Random(seed)
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(100)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._others: dict[socket.socket, socket.socket] = {}
+        self._muted: set[socket.socket] = set()
+        self._late: list[tuple[float, socket.socket, bytes]] = []
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """For clients."""
+        return f"unix://{self.path}"
+
+    def close(self) -> None:
+        """Ends it."""
+        self._ending = True
+        self._thread.join()
+        for link in list(self._others):
+            link.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _run(self) -> None:
+        while not self._ending:
+            for key, _ in self._selector.select(0.01):
+                link = key.fileobj
+                assert isinstance(link, socket.socket)
+                if link is self._listener:
+                    self._accept()
+                elif link in self._others:
+                    self._move(link, bool(key.data))
+            due = time.monotonic()
+            ready = [one for one in self._late if one[0] <= due]
+            self._late = [one for one in self._late if one[0] > due]
+            for _, link, data in ready:
+                self._send(link, data)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(str(self._server))
+        except OSError:
+            client.close()
+            return
+        self._others[client], self._others[server] = server, client
+        self._selector.register(client, selectors.EVENT_READ, False)
+        self._selector.register(server, selectors.EVENT_READ, True)
+
+    def _move(self, link: socket.socket, is_answer: bool) -> None:
+        try:
+            data = link.recv(65536)
+        except OSError:
+            data = b""
+        other = self._others[link]
+        if not data:
+            self._drop(link)
+        elif self.mode == "swallow" or link in self._muted:
+            self._muted.update((link, other))  # for good: its stream has a hole
+        elif self.mode == "slow" or any(other is late for _, late, _ in self._late):
+            # In order, on each link.
+            begin = max([time.monotonic(), *(at for at, late, _ in self._late if late is other)])
+            self._late.append((begin + self._random.uniform(0.02, 0.2), other, data))
+        elif self.mode in {"cut", "mute"} and is_answer:
+            self._send(other, data[: self._random.randrange(len(data))])
+            if self.mode == "cut":
+                self._drop(link)
+            else:
+                self._muted.update((link, other))
+        else:
+            self._send(other, data)
+
+    def _send(self, link: socket.socket, data: bytes) -> None:
+        if link not in self._others:
+            return
+        try:
+            link.sendall(data)
+        except OSError:
+            self._drop(link)
+
+    def _drop(self, link: socket.socket) -> None:
+        for one in (link, self._others[link]):
+            self._selector.unregister(one)
+            self._others.pop(one, None)
+            self._muted.discard(one)
+            one.close()
+
+
+# ---- Networks -----------------------------------------------------------------------------------
+
+
+class NotPermitted(Exception):
+    """This machine does not let us have networks of our own."""
+
+
+class Network:
+    """Two network namespaces with a cable between them; "server" has 10.77.0.1."""
+
+    ADDRESS = "10.77.0.1"
+
+    def __init__(self) -> None:
+        self._holders: list[subprocess.Popen[bytes]] = []
+        try:
+            for _ in range(2):
+                self._holders.append(_held_namespace())
+            server, client = self.server, self.client
+            other = str(self._holders[1].pid)
+            veth = ("ip", "link", "add", "chaos0", "type", "veth", "peer", "name", "chaos1")
+            _must(*server, *veth, "netns", other)
+            for prefix, end, name in ((server, 1, "chaos0"), (client, 2, "chaos1")):
+                _must(*prefix, "ip", "addr", "add", f"10.77.0.{end}/24", "dev", name)
+                _must(*prefix, "ip", "link", "set", name, "up")
+                _must(*prefix, "ip", "link", "set", "lo", "up")
+        except NotPermitted:
+            self.close()
+            raise
+
+    @property
+    def server(self) -> tuple[str, ...]:
+        """In front of a command that is to run at the server's end."""
+        return ("nsenter", f"--net=/proc/{self._holders[0].pid}/ns/net")
+
+    @property
+    def client(self) -> tuple[str, ...]:
+        """In front of one at the clients' end."""
+        return ("nsenter", f"--net=/proc/{self._holders[1].pid}/ns/net")
+
+    def cut(self) -> None:
+        """The cable."""
+        _must(*self.server, "ip", "link", "set", "chaos0", "down")
+
+    def mend(self) -> None:
+        """It."""
+        _must(*self.server, "ip", "link", "set", "chaos0", "up")
+
+    def close(self) -> None:
+        """The namespaces go with their last process."""
+        for holder in self._holders:
+            holder.kill()
+            holder.wait()
+
+
+def _must(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotPermitted(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _held_namespace() -> subprocess.Popen[bytes]:
+    holder = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo; exec sleep 100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stderr is not None
+    if not holder.stdout.readline():
+        holder.wait()
+        raise NotPermitted(f"unshare --net: {holder.stderr.read().decode().strip()}")
+    return holder
+
+
+# ---- Clients ------------------------------------------------------------------------------------
+
+
+class Client:
+    """A process that takes turns or saves. It comes again under a new name when it was killed."""
+
+    def __init__(self, scene: "Scene", number: int, arguments: Sequence[str], **more: str) -> None:
+        self.scene = scene
+        self.number = number
+        self.arguments = arguments
+        self.variables = more
+        self.prefix: Sequence[str] = ()
+        self.lives = 0
+        self.name = ""
+        self.stopped_at = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """A new life."""
+        self.lives += 1
+        mode, *rest = self.arguments
+        self.name = f"{self.number}.{self.lives}-{mode[:4]}"
+        seed = str(self.scene.random.randrange(1 << 32))
+        variables = {**self.scene.variables, "RANK": str(self.number), **self.variables}
+        with self.scene.errors.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [*self.prefix, client_program(), mode, str(self.scene.log), self.name, seed, *rest],
+                env=environment(**variables),
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+            )
+
+    def kill(self) -> None:
+        """With SIGKILL."""
+        assert self.process is not None
+        self.scene.harm.deaths[self.name] = now()
+        self.process.kill()
+        self.process.wait()
+        self.scene.harm.counts["kills_of_clients"] += 1
+        if self.stopped_at:
+            self._went_on()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        assert self.process is not None
+        self.stopped_at = now()
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+        self._went_on()
+
+    def _went_on(self) -> None:
+        at = now()
+        self.scene.harm.stops.append((self.name, self.stopped_at, at))
+        if at - self.stopped_at > self.scene.lease_ms * 1_000_000:
+            self.scene.harm.counts["stops_past_lease"] += 1
+        else:
+            self.scene.harm.counts["stops_within_lease"] += 1
+        self.stopped_at = 0
+
+    def end(self) -> bool:
+        """Asks it to, and tells whether it did."""
+        if self.process is None:
+            return True
+        self.process.terminate()
+        try:
+            ended = self.process.wait(self.scene.patience_s) == 0
+        except subprocess.TimeoutExpired:
+            # So that it can be looked at: what each thread is in.
+            self.scene.verdict.hung.append(
+                f"{self.name} does not end: {_threads(self.process.pid)}"
+            )
+            self.process.kill()
+            self.process.wait()
+            return True  # was told
+        return ended
+
+
+def _threads(pid: int) -> str:
+    told = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            told.append(f"{(task / 'wchan').read_text()} {(task / 'syscall').read_text().strip()}")
+    return ", ".join(told)
+
+
+# ---- A scene ------------------------------------------------------------------------------------
+
+
+class Scene:
+    """Clients of one pool, what is done to them, and what became of it."""
+
+    #: Whoever has no turn, or does not end, for so long hangs.
+    patience_s = 10.0
+
+    def __init__(
+        self, folder: Path, seed: int, address: str, *, lease_ms: int, capacity: int, **more: str
+    ) -> None:
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.lease_ms = lease_ms
+        self.capacity = capacity
+        self.log = folder / "log"
+        self.log.touch()
+        self.errors = folder / "errors"
+        self.errors.touch()
+        self.harm = Harm()
+        self.verdict = Verdict()
+        self.clients: list[Client] = []
+        self.variables = {
+            "IOSHAPE_COORDINATOR": address,
+            "IOSHAPE_POOL": "chaos",
+            "IOSHAPE_SLOTS": str(capacity),
+            "CHAOS_LEASE_MS": str(lease_ms),
+            "WORLD_SIZE": "16",
+            **more,
+        }
+
+    def add(
+        self, count: int, *arguments: str, prefix: Sequence[str] = (), **more: str
+    ) -> list[Client]:
+        """More clients, started. "{}" in an argument is the client's number."""
+        added = []
+        for _ in range(count):
+            number = len(self.clients)
+            client = Client(self, number, [one.format(number) for one in arguments], **more)
+            client.prefix = prefix
+            client.start()
+            self.clients.append(client)
+            added.append(client)
+        return added
+
+    def add_takers(self, count: int, hold_ms: int = 60, **more: str) -> list[Client]:
+        """Of turns; one in five wants two slots; of three jobs."""
+        added = []
+        for _ in range(count):
+            number = len(self.clients)
+            weight = 2 if number % 5 == 4 and self.capacity > 1 else 1
+            job = f"job{number % 3}"
+            added += self.add(
+                1, "turns", str(hold_ms), str(weight), "mixed", IOSHAPE_JOB=job, **more
+            )
+        return added
+
+    def pause(self, most_s: float) -> None:
+        """Some of it."""
+        time.sleep(self.random.uniform(0, most_s))
+
+    def lived_through(self, begin: int) -> None:
+        """The coordinator's data was lost between then and now."""
+        self.harm.losses.append((begin, now()))
+
+    # -- At the end --
+
+    def status(self) -> dict[str, object]:
+        """Of the pool."""
+        import json  # noqa: PLC0415
+
+        done = subprocess.run(
+            [sys.executable, "-m", "ioshape", "slots", "status", "chaos", "--json"],
+            env=environment(**self.variables),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        if done.returncode:
+            return {"error": done.stderr}
+        (told,) = json.loads(done.stdout)
+        assert isinstance(told, dict)
+        return told
+
+    def _served_since(self, since: int) -> set[str]:
+        served = set()
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - (4 << 20)))
+            for line in log.read().splitlines():
+                words = line.decode(errors="replace").split(maxsplit=6)
+                if len(words) < 3 or not words[0].isdecimal() or int(words[0]) < since:
+                    continue
+                if words[2] in {"got", "kept", "saved"} and "by=stagger" not in words:
+                    served.add(words[1])
+        return served
+
+    def tend(self) -> None:
+        """For scenes whose clients end: they come again."""
+
+    def _await_peace(self) -> None:
+        """All that is over: everybody gets a turn, within a lease and some seconds."""
+        since = now()
+        deadline = time.monotonic() + 2 * self.lease_ms / 1000 + self.patience_s
+        while missing := {client.name for client in self.clients} - self._served_since(since):
+            self.tend()
+            if time.monotonic() > deadline:
+                self.verdict.hung.append(f"no turn after all was well again: {sorted(missing)}")
+                return
+            time.sleep(0.05)
+
+    def _await_rest(self) -> None:
+        """Nobody is left: the slots of the dead are free when their leases have ended."""
+        deadline = time.monotonic() + 1.5 * self.lease_ms / 1000 + 1
+        while True:
+            told = self.status()
+            # The file of a host's pool goes with the last process that uses it.
+            if "knows no pool" in str(told.get("error")):
+                return
+            if told.get("used") == 0 and told.get("waiters") == [] and told.get("holders") == []:
+                return
+            if time.monotonic() > deadline:
+                self.verdict.used_at_rest.append(str(told))
+                return
+            time.sleep(0.05)
+
+    def finish(self) -> Verdict:
+        """Peace, rest, and judgement."""
+        for client in self.clients:
+            if client.stopped_at:
+                client.go_on()
+        self._await_peace()
+        for client in self.clients:
+            if client.process:
+                client.process.terminate()
+        for client in self.clients:
+            if not client.end():
+                told = self.errors.read_text(encoding="utf-8", errors="replace")[-2000:]
+                self.verdict.hung.append(f"{client.name} ended badly: {told}")
+        self._await_rest()
+        self.verdict.add(judge(self.log, self.harm, self.capacity, self.lease_ms))
+        self._keep()
+        return self.verdict
+
+    def _keep(self) -> None:
+        """What explains a fault, where somebody wants it."""
+        keep = os.environ.get("IOSHAPE_TEST_CHAOS_KEEP")
+        if not keep or not (self.verdict.faults() or self.verdict.over_after_loss):
+            return
+        into = Path(keep) / f"{self.folder.name}"
+        into.mkdir(parents=True, exist_ok=True)
+        for path in (self.log, self.errors):
+            shutil.copy(path, into)
+        told = [str(vars(self.harm)), *self.verdict.faults(), *self.verdict.over_after_loss]
+        (into / "verdict").write_text("\n".join(told), encoding="utf-8")
+
+    def close(self) -> None:
+        """Leaves nothing behind."""
+        for client in self.clients:
+            if client.process and client.process.poll() is None:
+                client.process.kill()
+                client.process.wait()
+
+
+@contextmanager
+def scene(seed: int, address: str, **more: object) -> Iterator[Scene]:
+    """One in a folder of its own, closed in the end."""
+    with short_folder() as folder:
+        made = Scene(folder, seed, address, **more)  # type: ignore[arg-type]
+        try:
+            yield made
+        finally:
+            made.close()

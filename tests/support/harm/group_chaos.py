@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that are hurt while they save together, one after the other into the same directory.
+
+Each round is a job of four ranks on two nodes: it loads the newest generation, which is what a
+restart does, and compares it bit by bit; then it saves step after step, until somebody is killed at
+a random moment: a writer, a member of a node, rank 0, or the Redis. Then it is looked at
+* whether what is there is whole and right (the next job's ranks do that, all of them),
+* whether a generation is gone that somebody had been told of,
+* whether survivors ended in time, and left no shared memory,
+* whether the next save has removed what the dead left.
+"""
+
+import collections
+import contextlib
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coordinators import Redis, short_folder
+from nodes import Ranks, crew, rank_variables
+from ports import free_port
+from processes import environment
+
+RANKS, NODES = 4, 2
+DEADLINE_S = 2.0
+
+#: What a machine with other work may need beside the deadlines of a job that ends.
+GRACE_S = 12.0
+
+#: Saves under way at once, in the background. Each has a deadline of its own.
+PENDING = 2
+
+MODES = ("each", "node", "rank0")
+WAYS = ("sync", "async")
+BOARDS = ("host", "files", "redis")
+VICTIMS = ("writer", "member", "rank 0", "redis")
+
+
+class Scene(NamedTuple):
+    """How a job saves, and what happens to it."""
+
+    mode: str
+    how: str
+    board: str
+    victim: str
+
+    @property
+    def rank(self) -> int | None:
+        """That is killed."""
+        writer = 0 if self.mode == "rank0" else 2
+        return {"writer": writer, "member": 3, "rank 0": 0}.get(self.victim)
+
+
+def scenes() -> list[Scene]:
+    """All that make sense: without a Redis none can be killed."""
+    return [
+        Scene(mode, how, board, victim)
+        for mode in MODES
+        for how in WAYS
+        for board in BOARDS
+        for victim in VICTIMS
+        if victim != "redis" or board == "redis"
+    ]
+
+
+@dataclass
+class Verdict:
+    """What was found."""
+
+    kills: int = 0
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    bad_generations: list[str] = field(default_factory=list)
+    lost_generations: list[str] = field(default_factory=list)
+    hangs: list[str] = field(default_factory=list)
+    #: attempts of dead jobs that the next save did not remove, shared memory that is left
+    leftovers: list[str] = field(default_factory=list)
+    #: programs that ended otherwise than they should have
+    broken: list[str] = field(default_factory=list)
+    #: from the kill of a rank to the end of the last survivor
+    longest_s: float = 0.0
+    #: the same for a Redis: several saves may fail one after the other
+    longest_without_redis_s: float = 0.0
+    #: failures that do not name who was killed
+    unnamed: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> list[str]:
+        """All that should not be."""
+        return [
+            *self.bad_generations,
+            *self.lost_generations,
+            *self.hangs,
+            *self.leftovers,
+            *self.broken,
+        ]
+
+    def told(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "kills": self.kills,
+            "bad_generations": len(self.bad_generations),
+            "lost_generations": len(self.lost_generations),
+            "hangs": len(self.hangs),
+            "leftovers": len(self.leftovers),
+            "broken": len(self.broken),
+            "longest_s": round(self.longest_s, 2),
+            "longest_without_redis_s": round(self.longest_without_redis_s, 2),
+            "unnamed": [sentence[:400] for sentence in self.unnamed[:12]],
+            "counts": dict(sorted(self.counts.items())),
+            "faults": [fault[:600] for fault in self.faults[:20]],
+        }
+
+
+class Lane:
+    """A directory, and the jobs that come to it one after the other."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.directory = folder / "generations"
+        self.random = random.Random(seed)
+        self.verdict = Verdict()
+        self.told_of = 0  # the newest step that somebody was told is saved
+        self._stack = contextlib.ExitStack()
+        self.redis = Redis(self._stack.enter_context(short_folder()))
+        self.redis.start()
+
+    def close(self) -> None:
+        """Ends it."""
+        self.redis.kill()
+        self._stack.close()
+
+    def play(self, scene: Scene) -> None:
+        """One job, its kill, and what became of it."""
+        place = f"{scene} after {self.verdict.kills} kills in {self.folder}"
+        before = {path.name for path in self.directory.glob(".*step-*")}
+        with tempfile.TemporaryDirectory(dir=self.folder) as name:
+            folder = Path(name)
+            job = self._start(folder, scene)
+            try:
+                killed_at, back_at = self._hurt(job, scene)
+                self._await_end(job, scene, killed_at, back_at, place)
+                self._judge(job, scene, place, before)
+            finally:
+                job.kill()
+        if scene.victim == "redis":
+            self.redis.kill()
+            self.redis.start()
+
+    def _start(self, folder: Path, scene: Scene) -> Ranks:
+        asked = {
+            "directory": str(self.directory),
+            "mode": scene.mode,
+            "how": scene.how,
+            "gloo": scene.mode == "rank0",
+            "steps": 60 if scene.victim == "redis" else 1000,
+            "pending": PENDING,
+            "patience": 2 if scene.victim == "redis" else 0,
+            "leave": self.random.random() < 0.5,
+        }
+        program = Path(__file__).parents[1] / "programs" / "group_chaos_rank.py"
+        each = rank_variables(
+            RANKS,
+            NODES,
+            port=free_port(),
+            IOSHAPE_TEST_BOARD=scene.board,
+            IOSHAPE_DEADLINE_MS=str(round(DEADLINE_S * 1000)),
+        )
+        if scene.board == "redis":
+            for one in each:
+                one["IOSHAPE_COORDINATOR"] = self.redis.address
+                one["IOSHAPE_SLOTS"] = "8"
+        # The start of a job, too, is a moment to be killed in; half of them get beyond it.
+        return Ranks(
+            [
+                crew().start(folder, [str(program), json.dumps(asked)], environment(**one))
+                for one in each
+            ]
+        )
+
+    def _hurt(self, job: Ranks, scene: Scene) -> tuple[float, float]:
+        """When the kill was, and when what was killed had come back, if it does."""
+        # Who dies while torch.distributed is being set up is torch's business.
+        for member in job.members:
+            member.await_said("ready", 60.0)
+        begin = time.monotonic()
+        if self.random.random() < 0.8:
+            for member in job.members:
+                member.await_said("loaded", 30.0)
+            self._pause(self.random.uniform(0, 0.6))
+        else:
+            self._pause(self.random.uniform(0, 0.2))
+        self.verdict.counts["ms_until_kills"] += round((time.monotonic() - begin) * 1000)
+        self.verdict.kills += 1
+        self.verdict.counts[f"{scene.mode}, {scene.how}, {scene.board}: {scene.victim}"] += 1
+        if scene.rank is not None:
+            job.members[scene.rank].kill()
+            return time.monotonic(), 0.0
+        self.redis.kill()
+        killed_at = time.monotonic()
+        if self.random.random() < 0.5:
+            self._pause(self.random.uniform(0, 1.0))
+            self.redis.start()
+            return killed_at, time.monotonic()
+        return killed_at, 0.0
+
+    @staticmethod
+    def _pause(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            crew().hear(left)
+
+    def _await_end(
+        self, job: Ranks, scene: Scene, killed_at: float, back_at: float, place: str
+    ) -> None:
+        # One for each save, one to meet others who never come, one to part from them.
+        bound = (PENDING + 3) * DEADLINE_S + GRACE_S
+        if scene.victim == "redis":
+            # It goes on, or fails thrice.
+            bound = 6 * DEADLINE_S + GRACE_S + 30.0
+        for rank, member in enumerate(job.members):
+            left = max(killed_at, back_at) + bound - time.monotonic()
+            if member.wait(max(0.01, left)) is None:
+                stacks = _where(member.pid)
+                member.signal(6)
+                member.wait(5.0)
+                self.verdict.hangs.append(
+                    f"{place}: rank {rank} hangs: {member.said()[-2:]} {stacks} "
+                    f"{member.errors()[-1500:]}"
+                )
+            elif rank != scene.rank:
+                name = "longest_s" if scene.rank is not None else "longest_without_redis_s"
+                took_s = member.ended_at - max(killed_at, back_at)
+                setattr(self.verdict, name, max(getattr(self.verdict, name), took_s))
+                if member.status:
+                    self.verdict.broken.append(
+                        f"{place}: rank {rank}: status {member.status}: {member.errors()[-400:]}"
+                    )
+
+    def _judge(self, job: Ranks, scene: Scene, place: str, before: set[str]) -> None:
+        verdict = self.verdict
+        said = job.said()
+        loaded = {line["step"] for lines in said for line in lines if line["event"] == "loaded"}
+        for line in (line for lines in said for line in lines if line["event"] == "loaded"):
+            if not line["right"]:
+                verdict.bad_generations.append(f"{place}: {line}")
+        if len(loaded) > 1:
+            verdict.bad_generations.append(f"{place}: ranks loaded steps {sorted(loaded)}")
+        if loaded and max(loaded) < self.told_of:
+            verdict.lost_generations.append(
+                f"{place}: loaded {max(loaded)}, but {self.told_of} had been saved"
+            )
+        verdict.counts["jobs_that_loaded"] += bool(loaded and max(loaded))
+        saved = [line["step"] for lines in said for line in lines if line["event"] == "saved"]
+        self.told_of = max([self.told_of, *saved])
+        verdict.counts["generations"] += len(set(saved))
+        failed = [line for lines in said for line in lines if line["event"] == "failed"]
+        verdict.counts["failures_seen"] += len(failed)
+        for line in failed:
+            of_others = scene.rank is not None and line["rank"] != scene.rank
+            if of_others and line["step"] > 0 and f"rank {scene.rank}" not in line["text"]:
+                verdict.counts["failures_without_the_name"] += 1
+                verdict.unnamed.append(
+                    f"{scene.mode}, {scene.how}, {scene.board}, {scene.victim}: {line['text']}"
+                )
+        for line in (line for lines in said for line in lines if line["event"] == "end"):
+            # Files in memory are the kernel's to free, unless somebody else has them open.
+            if line["shm_files"] or line["memory_files"] > 1:
+                verdict.leftovers.append(f"{place}: {line}")
+        # What was there when the job began, and still after a save of it.
+        for line in (line for lines in said for line in lines if line["event"] == "entries"):
+            verdict.leftovers += [f"{place}: {name}" for name in line["names"] if name in before]
+
+
+def _where(pid: int) -> list[str]:
+    told = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            told.append(f"{(task / 'comm').read_text().strip()} {(task / 'wchan').read_text()}")
+    return told
+
+
+@contextlib.contextmanager
+def lane(folder: Path, seed: int) -> Iterator[Lane]:
+    """Ended in the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Lane(folder, seed)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def campaign(
+    folder: Path, kills: int, seed: int, *, until: float = float("inf"), told: Any = None
+) -> Verdict:
+    """So many kills, all scenes in turn, in a random order."""
+    with lane(folder, seed) as one:
+        waiting: list[Scene] = []
+        while one.verdict.kills < kills and time.monotonic() < until:
+            if not waiting:
+                waiting = scenes()
+                one.random.shuffle(waiting)
+            one.play(waiting.pop())
+            if told is not None:
+                told(one.verdict)
+        # The last one has to be loaded, too.
+        one.play(Scene("each", "sync", "host", "member"))
+        return one.verdict

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small clusters of real parallel filesystems on this host, which tests/testbed starts.
+
+Tests also run on a filesystem that is mounted already, twice: IOSHAPE_TEST_MOUNTED names it, as
+KIND:PATH:OTHER.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTBED = Path(__file__).parents[2] / "testbed"
+#: The kinds, and a program that each one takes.
+PROGRAMS = {"cephfs": "ceph-fuse", "glusterfs": "glusterd", "moosefs": "mfsmount"}
+#: The kinds that a kernel's client mounts, in a machine of its own (tests/testbed/machine.sh).
+IN_MACHINE = ("ceph", "nfs3", "nfs4.1", "nfs4.2")
+#: What they take.
+MACHINE_PROGRAMS = ("linux.uml", "ip", "insmod", "ganesha.nfsd", "rpcbind", "ceph-mon", "mkfs.xfs")
+MOUNTED = os.environ.get("IOSHAPE_TEST_MOUNTED", "")
+
+
+class ClusterError(Exception):
+    """A cluster did not start, or a client could not mount it."""
+
+
+def unavailable() -> str:
+    """Return why the kinds of PROGRAMS cannot be started here; "" if they can."""
+    return lacking(PROGRAMS.values())
+
+
+def machine_unavailable() -> str:
+    """Return why the kinds of IN_MACHINE cannot be started here; "" if they can."""
+    return lacking(MACHINE_PROGRAMS)
+
+
+def lacking(programs: Iterable[str]) -> str:
+    if os.geteuid():
+        return "starting clusters takes root"
+    missing = [program for program in programs if not shutil.which(program)]
+    return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def order(verb: str, *words: str | Path) -> str:
+    """Call a script of tests/testbed; return what it prints."""
+    done = subprocess.run(
+        [TESTBED / f"{verb}.sh", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    if done.returncode:
+        raise ClusterError(f"tests/testbed/{verb}.sh: {done.stderr.strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A filesystem that runs: where its first client mounts it."""
+
+    kind: str
+    path: Path
+
+    @property
+    def prefix(self) -> list[str]:
+        """What a command begins with that uses the mounts."""
+        return [f"{TESTBED}/machine.sh", str(self.path)] if self.kind in IN_MACHINE else []
+
+    @contextmanager
+    def client(self) -> Iterator[Path]:
+        """Mount it once more: a client whose cache is empty."""
+        with tempfile.TemporaryDirectory(prefix="ioshape-client-") as point:
+            order("mount", self.path, point)
+            try:
+                yield Path(point)
+            finally:
+                if not self.prefix:  # machines have ended
+                    subprocess.run(["umount", "-l", point], check=True)
+
+
+@contextmanager
+def running(kind: str, **options: int) -> Iterator[Cluster]:
+    """Start a cluster of this kind with these options of up.sh, and remove it in the end."""
+    words = [
+        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
+    path = Path(order("up", kind, *map(str, words)).strip())
+    try:
+        yield Cluster(kind, path)
+    finally:
+        order("down", path)
+
+
+# ---- Two clients -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A filesystem with two mount points."""
+
+    kind: str
+    path: Path
+    other: Path
+
+    def harm(self, *words: str) -> None:
+        """Call harm.sh, which knows only clusters that up.sh has started."""
+        order("harm", self.path, *words)
+
+
+def kinds() -> list[str]:
+    """Return what tests run on."""
+    return [MOUNTED.partition(":")[0]] if MOUNTED else list(PROGRAMS)
+
+
+@contextmanager
+def mounted_twice(kind: str) -> Iterator[Mounted]:
+    """Start a cluster of this kind with two clients, or take what is mounted already."""
+    if MOUNTED:
+        yield Mounted(kind, *map(Path, MOUNTED.split(":")[1:]))
+        return
+    with running(kind) as made, made.client() as other:
+        yield Mounted(kind, made.path, other)

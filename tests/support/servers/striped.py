@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounts of stripefs, which plays a parallel filesystem; its README.md says how."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tree import build_folder
+
+TIMEOUT_S = 60.0
+
+#: Where contents lie while it is mounted: memory, so that no disk takes part in the model.
+MEMORY = Path("/dev/shm")
+
+
+#: What a metadata server that costs nothing has.
+INSTANT = {"mds_latency_ms": 0, "mds_rate": 0}
+
+
+class StripefsError(RuntimeError):
+    """It did not do what was asked."""
+
+
+def stripefs() -> Path:
+    """The program."""
+    return build_folder() / "tests" / "c" / "support" / "stripefs" / "stripefs"
+
+
+def unavailable() -> str:
+    """Why nothing can be mounted here; "" if it can."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "stripefs needs /dev/fuse, and the right to use it"
+    return ""
+
+
+def ask(backing: Path, sentence: str) -> str:
+    """What the stripefs that has this folder answers, beside the mount, which may be frozen."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(str(backing / "control"))
+        connection.send(sentence.encode())
+        return connection.recv(1 << 20).decode()
+
+
+class Mount:
+    """A mounted stripefs.
+
+    Attributes:
+        path: Where it is mounted.
+        paths: Where each client of the storage has mounted it, `path` first.
+        backing: Its folder, with what the machine shows of it outside of the mount.
+    """
+
+    def __init__(self, paths: list[Path], backing: Path, process: "subprocess.Popen[str]") -> None:
+        self.path = paths[0]
+        self.paths = paths
+        self.backing = backing
+        self._process = process
+        self._killed = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process that serves it."""
+        return self._process.pid
+
+    def order(self, sentence: str) -> None:
+        """What stripefs/control.c understands, for example ``target 3 full``.
+
+        Raises:
+            StripefsError: It is no such sentence.
+        """
+        result = int(ask(self.backing, sentence))
+        if result:
+            raise StripefsError(f"{sentence!r}: {os.strerror(result)}")
+
+    def statistics(self) -> dict[str, Any]:
+        """What was counted since it was mounted, or since `reset`."""
+        result: dict[str, Any] = json.loads(ask(self.backing, "statistics"))
+        return result
+
+    def reset(self) -> None:
+        """Statistics begin anew."""
+        self.order("reset")
+
+    def kill(self) -> None:
+        """As a crash does: the mount stays, and answers ENOTCONN."""
+        self._killed = True
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """Unmounts it, whatever state it is in. May be called again.
+
+        Raises:
+            StripefsError: It did not end as it should have.
+        """
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+        for path in self.paths:
+            unmount(path)
+        if self._process.returncode and not self._killed:
+            raise StripefsError(f"stripefs ended with {self._process.returncode}")
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
+    """A file of a mount."""
+    file = os.open(path, flags, 0o644)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def unmount(path: Path) -> None:
+    """Also what a crash left; nothing if nothing is mounted."""
+    command = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-u", "-z"]
+    subprocess.run([*command, path], stderr=subprocess.DEVNULL, check=False, timeout=TIMEOUT_S)
+
+
+def arguments(parameters: dict[str, object]) -> list[str]:
+    """``seek_ms=8`` is ``--seek-ms 8``; a list says it several times; True has no value."""
+    result = []
+    for name, value in parameters.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            result.append("--" + name.replace("_", "-"))
+            if one is not True:
+                result.append(str(one))
+    return result
+
+
+@contextmanager
+def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
+    """A stripefs, mounted while the context lasts.
+
+    Args:
+        profile: ``hdd``, ``ssd`` or ``nfs``.
+        parameters: What ``stripefs --help`` lists, with underscores: ``stripe_count=8``,
+            ``trap=["setstripe-ignored"]``, ``swap_bytes=True``; and ``clients``, how many mounts of
+            the same storage there are, each with a cache of its own. Without ``fsname`` each call
+            makes a filesystem with a name of its own, and so with a pool of its own.
+
+    Raises:
+        StripefsError: It could not be mounted.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="stripefs-"))
+    backing = Path(tempfile.mkdtemp(prefix="stripefs-", dir=MEMORY if MEMORY.is_dir() else None))
+    clients = parameters.pop("clients", 1)
+    assert isinstance(clients, int)
+    parameters.setdefault("fsname", folder.name)
+    paths = [folder / f"mount{number or ''}" for number in range(clients)]
+    for path in paths:
+        path.mkdir()
+    command: list[str | Path] = [stripefs(), "--profile", profile, *arguments(parameters)]
+    command += ["--backing", backing, *paths]
+    # It ends when nobody holds the other end of its input: also if this process is killed.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    mount = Mount(paths, backing, process)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != "mounted\n":
+            raise StripefsError(f"it ended with {process.wait(TIMEOUT_S)}: {command}")
+        yield mount
+    finally:
+        try:
+            mount.end()
+        finally:
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+            shutil.rmtree(backing)
+            for path in paths:
+                path.rmdir()
+            folder.rmdir()

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/cli-reference.md: what each command says of itself, as Markdown.
+
+tests/tools/reference.py writes it.
+"""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from ioshape._cli.app import commands
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli-reference.md"
+
+HEAD = """# The command `ioshape`: reference
+
+What `ioshape COMMAND --help` says, written by `tests/tools/reference.py --write`.
+[cli.md](cli.md) explains more: how `ioshape run` works, what columns and JSON fields mean.
+"""
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """By their whole names, in the order of the help."""
+    context = click.Context(commands, info_name="ioshape")
+    for name in commands.list_commands(context):
+        command = commands.get_command(context, name)
+        assert command is not None
+        yield f"ioshape {name}", command
+        if isinstance(command, click.Group):
+            for other, subcommand in command.commands.items():
+                yield f"ioshape {name} {other}", subcommand
+
+
+def prose(text: str) -> str:
+    """Paragraphs. Those that click does not wrap become code."""
+    out = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            lines = paragraph.removeprefix("\b\n").splitlines()
+            out.append("\n".join(f"    {line}" for line in lines))
+        else:
+            out.append(paragraph.replace("|", "\\|"))
+    return "\n\n".join(out)
+
+
+def option_row(option: click.Option) -> str:
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    metavar = "" if option.is_flag else f" {option.metavar or option.type.name.upper()}"
+    default = f" Default: `{option.default}`." if option.show_default else ""
+    return f"| {names}{metavar} | {option.help or ''}{default} |"
+
+
+def section(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name)
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    parts = [f"## {name}", f"    {usage}", prose(command.help or "")]
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    if options:
+        rows = ["| option | meaning |", "|---|---|", *map(option_row, options)]
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def page() -> str:
+    """All of it."""
+    return "\n\n".join([HEAD.strip(), *(section(*one) for one in all_commands())]) + "\n"
