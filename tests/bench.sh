@@ -50,6 +50,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          first two into build/objects
   house  the source itself: lines, circles of calls, public functions, settings, and what the last
          runs of tests/run.sh took
+  english  how plainly comments, docstrings and pages are written; tests/tools/english.py PATH lists
+         the places
   campaign  what tests/campaign.sh has tried and found so far: reads its ledger
 
   launch what a stranger meets: the site in a browser, the time from "git clone" to the first picture of

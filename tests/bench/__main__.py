@@ -23,6 +23,7 @@ from . import (
     cache,
     campaign,
     dlio,
+    english,
     fio,
     frameworks,
     fs,
@@ -107,6 +108,7 @@ BENCHMARKS = {
     "objects": Benchmark(objects.measure, size=1 << 30, copies_in_memory=4, copies_on_disk=2),
     # These read the tree.
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
+    "english": Benchmark(english.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     # It builds the site, and a clone.
     "launch": Benchmark(

@@ -25,11 +25,11 @@ MOST_WORDS = 30
 #: begins with one of these.
 NEVER_FIRST = set(
     """
-    and as at because before between but by despite during else for from how if in into like of off on
-    onto or out over past per since so than that then those though through till to under unless
-    until up upon via what whatever when whenever where wherever whether which whichever while who
-    whoever whom whose why with within without
-    """.split()
+    and as at because before between but by despite during else for from how if in into like of
+    off on onto or out over past per since so than that then those though through till to under
+    unless until up upon via what whatever when whenever where wherever whether which whichever
+    while who whoever whom whose why with within without
+    """.split()  # noqa: SIM905 - one word a line would fill two screens
 )
 #: A description of a function begins with none of these either.
 NEVER_FIRST_OF_FUNCTIONS = NEVER_FIRST | set(
@@ -37,7 +37,7 @@ NEVER_FIRST_OF_FUNCTIONS = NEVER_FIRST | set(
     a all an another any anybody anything both each either every everybody everything few here it
     its itself most neither no nobody none nothing one other others ours same she some somebody
     something such the their theirs them there these they this us we you your
-    """.split()
+    """.split()  # noqa: SIM905
 )
 RIDDLE = re.compile(
     r"\b(?:nobody|somebody|anybody|whoever|whomever|whom)\b|\bthe same\.", re.IGNORECASE
@@ -47,7 +47,8 @@ C_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 # A function of C with the comment that stands before it. Its first line begins in the first column.
 C_FUNCTION = re.compile(
     r"(/\*(?:(?!\*/).)*?\*/)\n(?:[A-Z_]+\n)?"
-    r"(?!typedef|struct \w+ \{|enum|union|#|extern|static const|/\*)\w[\w\s*]*?\b\w+\([^;{]*?\)[^;{}=]*?[;{]",
+    r"(?!typedef|struct \w+ \{|enum|union|#|extern|static const|/\*)"
+    r"\w[\w\s*]*?\b\w+\([^;{]*?\)[^;{}=]*?[;{]",
     re.DOTALL,
 )
 
@@ -70,7 +71,7 @@ def _plain(comment: str) -> str:
 
 
 def first_word(text: str) -> str:
-    """Return the first word of a description, in small letters; "" if it does not begin with one."""
+    """Return the first word of a description in small letters, "" if it begins otherwise."""
     found = re.match(r"[A-Za-z'-]+", _plain(text))
     return found[0].lower() if found else ""
 
@@ -165,7 +166,7 @@ def sentences(prose: str) -> Iterator[str]:
 
 
 def words(sentence: str) -> int:
-    return len(re.findall(r"[\w'’-]*[A-Za-z][\w'’-]*", sentence))
+    return len(re.findall(r"[\w'-]*[A-Za-z][\w'-]*", sentence))
 
 
 # ---- The tree ------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def findings(path: Path) -> Iterator[Finding]:
     for line, piece in prose:
         if RIDDLE.search(_plain(piece)):
             yield Finding("riddle", name, line, _plain(piece))
-    # Whoever reads the code of a function has its comments beside it; pages and descriptions stand alone.
+    # Comments are read beside their code. Pages, public headers and docstrings stand alone.
     if not (is_page or name.startswith("include")):
         prose = [(one.line, one.text) for one in described if path.suffix in (".py", ".pyi")]
     for line, piece in prose:

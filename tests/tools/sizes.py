@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import english
 from tree import LIBRARY, ROOT, code
 
 BUDGET = ROOT / "tests" / "house" / "budget.json"
@@ -113,6 +114,17 @@ def shared_functions() -> list[Shared]:
     ]
 
 
+# ---- Prose -------------------------------------------------------------------------------------
+
+
+def unclear_prose() -> dict[str, int]:
+    """Return by folder of the product, and for the pages, what tests/tools/english.py finds."""
+    return {
+        place: sum(1 for path in english.files(place) for _ in english.findings(path))
+        for place in (*PRODUCT, "include", "docs", "tests")
+    }
+
+
 # ---- The budget --------------------------------------------------------------------------------
 
 
@@ -122,6 +134,7 @@ def sizes() -> dict[str, dict[str, int]]:
     return {
         "lines of code": {folder: lines_in(folder) for folder in PRODUCT},
         "functions for other files": dict(sorted(functions.items())),
+        "places of unclear prose": unclear_prose(),
     }
 
 

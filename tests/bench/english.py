@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How plainly the product explains itself: counted from its comments, docstrings and pages."""
+
+import english
+from tree import ROOT
+
+from .setting import Figure, Outcome, Setting
+
+MOST = {"fragment_docstrings": 0, "riddle_words": 0, "long_sentences": 0}
+REMARKS = {
+    "fragment_docstrings": "percent of the product's descriptions",
+    "riddle_words": "such as nobody and whoever, in the product and its pages",
+    "long_sentences": f"of over {english.MOST_WORDS} words in pages, headers and docstrings",
+}
+
+
+def lines_of(*patterns: str) -> list[int]:
+    return [
+        len(path.read_text(encoding="utf-8").splitlines())
+        for pattern in patterns
+        for path in ROOT.glob(pattern)
+    ]
+
+
+def measure(setting: Setting) -> Outcome:
+    del setting  # counting does not depend on where or how much
+    outcome = Outcome()
+    found = english.figures()
+    for name, most in MOST.items():
+        outcome.figures.append(Figure(name, found[name], "<=", most, REMARKS[name]))
+    pages = lines_of("docs/**/*.md")
+    for name, value, most in (
+        ("readme_lines", sum(lines_of("README.md")), 120),
+        ("pages", len(pages), 32),
+        ("page_lines", sum(pages), 6_000),
+    ):
+        outcome.figures.append(Figure(name, value, "<=", most, "of README.md and docs"))
+    outcome.facts["tests"] = {name: found[name] for name in found if name not in MOST}
+    return outcome
