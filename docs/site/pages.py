@@ -18,7 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 C_REFERENCE = "docs/c-reference.md"
 
 PARTS = {
-    "Start": ["docs/start.md", "docs/python.md", "docs/migration.md", "docs/faq.md"],
+    "Start": [
+        "docs/index.md",
+        "docs/start.md",
+        "docs/install.md",
+        "docs/python.md",
+        "docs/migration.md",
+        "docs/comparison.md",
+        "docs/faq.md",
+    ],
     "Guides": [
         "docs/guides/one-job.md",
         "docs/guides/ddp.md",
