@@ -241,7 +241,7 @@ struct ioshape_context_options {
 	uint64_t rate; /**< IOSHAPE_RATE: bytes per second of all ranks of the job; 0: any */
 	/**
 	 * IOSHAPE_LAYOUT: how new files shall lie on the targets of a striped filesystem (Lustre,
-	 * BeeGFS); elsewhere it is ignored. See docs/tuning.md.
+	 * BeeGFS); elsewhere it is ignored. See docs/filesystems.md.
 	 *   "auto"       by size, where the directory's own layout would be narrower; the default
 	 *   "directory"  as the directory says
 	 *   "stripe_count=8,stripe_size=4M,pool=flash"  any of the three; stripe_count may be "all"

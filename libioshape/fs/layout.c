@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Layouts: what to do with one, the setting, the rule by size, and files that are created with one.
- * docs/layouts.md has the rule in words. Pure, but for the last part.
+ * docs/filesystems.md has the rule in words. Pure, but for the last part.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"

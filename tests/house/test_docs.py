@@ -11,7 +11,6 @@ from tree import HEADERS, LIBRARY, ROOT, build_folder, code, program
 
 API = ROOT / "docs" / "api.md"
 README = ROOT / "README.md"
-TUNING = ROOT / "docs" / "tuning.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
 COMPILERS = {
@@ -126,13 +125,6 @@ def test_every_page_is_in_the_index() -> None:
     assert sorted([*named, "index.md"]) == sorted(
         page.name for page in (ROOT / "docs").glob("*.md")
     )
-
-
-def test_every_filesystem_is_in_the_tuning_page() -> None:
-    rows = re.findall(
-        r"^\| \[.*?\]\((filesystems/.*?)\)", TUNING.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert set(rows) == {f"filesystems/{p.name}" for p in (ROOT / "docs/filesystems").glob("*.md")}
 
 
 def test_nothing_is_invented() -> None:

@@ -604,7 +604,7 @@ def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
 
 
 def test_the_line_of_the_page_is_one() -> None:
-    page = (ROOT / "docs" / "timeline.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^```json\n(.*)\n```$", page, re.MULTILINE)
     save = reports.parse(line.encode())
     assert (save.host, save.rank, save.total_s, save.held_s) == ("n03", 7, 1.204, 0.031)

@@ -417,8 +417,8 @@ STOP_AT, BEFORE = 110, 99
 
 
 def guide(folder: Path) -> Path:
-    """The program of docs/guides/ddp.md, which also stops at the step in STOP_AT."""
-    page = (ROOT / "docs" / "guides" / "ddp.md").read_text(encoding="utf-8")
+    """The program of docs/groups.md, which also stops at the step in STOP_AT."""
+    page = (ROOT / "docs" / "groups.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     due = "    if step % 20 == 19:\n"
     assert due in text

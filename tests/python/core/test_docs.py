@@ -19,7 +19,7 @@ from page_programs import DOCS, programs
         pytest.param(program, id=f"{page}-{i}")
         for page in (
             *("python.md", "migration.md", "groups.md", "preemption.md"),
-            *("start.md", "guides/one-job.md"),
+            "start.md",
         )
         for i, program in enumerate(programs(page))
     ],

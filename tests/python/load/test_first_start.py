@@ -432,7 +432,7 @@ def resuming(page: str) -> list[str]:
 def test_the_program_of_the_guide_ends_where_all_checkpoints_are_damaged(
     tmp_path: Path, harm: Callable[[Path], Any]
 ) -> None:
-    (program,) = resuming("guides/one-job.md")
+    (program,) = resuming("start.md")
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
