@@ -131,7 +131,7 @@ declare -A needs=(
 	[asan]="build/asan"
 	[tsan]="build/tsan"
 	[valgrind]="build/gcc"
-	[python]="build/gcc package later"
+	[python]="build/gcc package"
 	[gpu]="package"
 	[fault]="build/gcc"
 	[campaign]="build/gcc build/asan package"
@@ -139,6 +139,7 @@ declare -A needs=(
 	[garbled]="build/gcc"
 	[coverage]="build/coverage package later"
 )
+[ $length != long ] || needs[python]+=" later" # two versions meet
 declare -A title=(
 	[package]="the Python package is built and installed in .venv"
 	[later]="the later version is built"
@@ -294,10 +295,11 @@ stage_valgrind() {
 }
 
 stage_python() {
-	local processes=$(($(nproc) * 2))
+	local processes=$(($(nproc) * 2)) names
 	# Most of these wait, too. With its helpers each process takes 0.8 GB, for torch.
 	# Who has nothing left to do takes from the others.
-	build build/gcc package later &&
+	read -ra names <<<"${needs[python]}"
+	build "${names[@]}" &&
 		python_tests python "${python_folders[@]}" -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
 

@@ -111,6 +111,7 @@ def test_an_unchanged_script(under_run: bool, python: str, tmp_path: Path) -> No
     assert "file objects" not in said
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_ours_becomes_a_universal_one(python: str, tmp_path: Path) -> None:
     run(python, tmp_path, "universal", 1, "-m", "ioshape", "run")
 
@@ -123,6 +124,7 @@ def test_if_one_rank_fails_all_raise_and_the_latest_stays(
     run(python, tmp_path, "one_rank_fails", 1, *prefix, ioshape={"background": background})
 
 
+@pytest.mark.long
 def test_nothing_is_the_latest_before_it_is_written(python: str, tmp_path: Path) -> None:
     run(python, tmp_path, "held", 1, ioshape={"background": True})
 

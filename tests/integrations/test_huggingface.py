@@ -96,6 +96,7 @@ def test_a_trainer_that_knows_nothing_of_us(tmp_path: Path) -> None:
         assert torch.equal(there[name], value), name
 
 
+@pytest.mark.long
 def test_the_best_checkpoint_is_known_and_stays(tmp_path: Path) -> None:
     run("train_with_best", tmp_path, 4)
     assert all(name.startswith("checkpoint-") for name in names_in(tmp_path))
@@ -132,6 +133,7 @@ def test_a_trainer_in_the_background(ranks: int, tmp_path: Path) -> None:
     assert is_ours(last / "optimizer.pt")
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_fails_in_the_background(tmp_path: Path) -> None:
     told = run("train_in_background_and_fail", tmp_path, 4, ranks=2, ours="no")["stderr"]
     assert names_in(tmp_path) == ["checkpoint-2"]
@@ -182,6 +184,7 @@ def test_a_state_that_is_replaced(ranks: int, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     seen = run("accelerate_fsdp", tmp_path, 2, ranks=2)
     assert seen["saving"] == [["state-0"], ["state-0", "state-1"]]

@@ -206,8 +206,8 @@ def test_a_rank_that_fails_or_dies_leaves_the_old_set(tmp_path: Path) -> None:
     assert tensors["uneven"].tolist() == list(range(7))
 
 
+@pytest.mark.long
 @RANKS
-@pytest.mark.slow
 def test_no_rank_has_memory_for_whole_tensors(tmp_path: Path) -> None:
     """Two tensors of 384 MiB on 4 ranks, by rows and by columns."""
     for more_bytes in ranks.run(safetensors_ranks.__file__, "large", tmp_path, 4):

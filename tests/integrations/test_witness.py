@@ -18,7 +18,7 @@ SCENES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("scene", SCENES)
 def test_no_byte_of_a_checkpoint_goes_past(scene: str, tmp_path: Path) -> None:
     try:
@@ -31,7 +31,7 @@ def test_no_byte_of_a_checkpoint_goes_past(scene: str, tmp_path: Path) -> None:
     assert not past, past
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_witness_sees_what_the_frameworks_write_without_us(tmp_path: Path) -> None:
     in_files, past = watch("opened", tmp_path, under_run=False)
     assert sum(past.values()) == in_files

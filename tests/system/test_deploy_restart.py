@@ -122,7 +122,7 @@ def kept(server: Recommended) -> dict[str, Any]:
     return {name: pool[name] for name in names + used}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["plain", *KINDS])
 def test_what_was_set_survives_restarts(kind: str) -> None:
     with recommended(kind) as server, writers() as make:

@@ -302,8 +302,8 @@ def run_with(driver: Any, change: str, folder: Path, name: str) -> Any:
     return told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.slow
 def test_the_file_is_right_whatever_torch_does(name: str, driver: Any, tmp_path: Path) -> None:
     change, by_torch = OTHERS[name]
     told = run_with(driver, change, tmp_path, "views_of_one_storage")

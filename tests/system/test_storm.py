@@ -125,6 +125,7 @@ def test_what_cannot_be_is_refused_before_it_begins(
 # ---- Two tenants -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_tenants_save_without_slots_and_with_them(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

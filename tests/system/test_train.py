@@ -136,8 +136,8 @@ def killed(folder: Path, chance: random.Random, first: int, *arguments: str | Pa
     return made
 
 
+@pytest.mark.long
 @WAYS
-@pytest.mark.slow
 def test_a_killed_training_has_the_losses_of_one_that_was_not(
     plain: Path, way: Sequence[str], tmp_path: Path
 ) -> None:
@@ -205,7 +205,7 @@ def check_group(folder: Path, plain: Path) -> None:
             assert_same(loaded, torch.load(plain / f"step-{step:06}-rank-{rank}.pt"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
     plain: Path, tmp_path: Path
 ) -> None:
@@ -301,7 +301,7 @@ def kubernetes() -> dict[tuple[str, str], dict[str, Any]]:
     return {(one["kind"], one["metadata"]["name"]): one for one in objects}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_kubernetes_job(plain: Path, tmp_path: Path) -> None:
     """What its containers run, in processes of this host."""
     objects = kubernetes()
@@ -428,7 +428,7 @@ def guide(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_ddp_guide_resumes_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
     def run(folder: Path, ranks: int, **more: str) -> subprocess.Popen[str]:
         how = ("--standalone", "--nproc-per-node", str(ranks))

@@ -17,9 +17,12 @@ from tree import PYTHONPATH, ROOT
 
 LATER = ROOT / "build" / "later" / "site"
 
-pytestmark = pytest.mark.skipif(
-    not LATER.is_dir(), reason="the later version is not built: run tests/support/later.sh"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not LATER.is_dir(), reason="the later version is not built: run tests/support/later.sh"
+    ),
+]
 
 #: What makes a program one of the later version.
 IS_LATER = {"PYTHONPATH": f"{LATER}{os.pathsep}{PYTHONPATH}"}
@@ -29,7 +32,7 @@ BOTH = pytest.mark.parametrize(
     ("first", "second"),
     [
         pytest.param(IS_OURS, IS_LATER, id="later"),
-        pytest.param(IS_LATER, IS_OURS, id="earlier", marks=pytest.mark.long),
+        pytest.param(IS_LATER, IS_OURS, id="earlier"),
     ],
 )
 

@@ -2,8 +2,6 @@
 """What the pages say of Python is what the package does."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import ioshape
@@ -11,6 +9,7 @@ import pytest
 import reference
 from ioshape._cli.app import COMMANDS
 from page_programs import DOCS, programs
+from processes import run_program
 
 
 @pytest.mark.parametrize(
@@ -18,19 +17,14 @@ from page_programs import DOCS, programs
     [
         pytest.param(program, id=f"{page}-{i}")
         for page in (
-            *("python.md", "migration.md", "groups.md", "preemption.md"),
-            "start.md",
+            *("python.md", "migration.md", "groups.md", "preemption.md", "start.md"),
         )
         for i, program in enumerate(programs(page))
     ],
 )
 @pytest.mark.slow
 def test_programs_run(program: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    assert not run_program(tmp_path, program).stderr
 
 
 def test_commands_in_the_pages_exist() -> None:

@@ -403,7 +403,7 @@ SPAWN = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_ranks_of_spawn_want_is_read_once(tmp_path: Path) -> None:
     """No launcher says that they share a host."""
     run_interpreter(tmp_path, SPAWN)

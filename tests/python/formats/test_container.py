@@ -99,8 +99,8 @@ def test_zip_itself_finds_nothing_wrong(tmp_path: Path) -> None:
     assert not re.search(r"warning|error|caution", unzip("-Zv", path), re.IGNORECASE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [65530, 65535, 65536, 200000])
-@pytest.mark.slow
 def test_many_records_are_read_by_all(tmp_path: Path, count: int) -> None:
     path = tmp_path / "many.pt"
     tool("write", path, *BASICS, f"data/*{count - len(BASICS)}:8")

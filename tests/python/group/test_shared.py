@@ -55,6 +55,7 @@ def test_on_one_node_the_page_cache_does_it(folder: Path) -> None:
     assert all(one[0] and one[1] > 0.9 * file_bytes for one in found)
 
 
+@pytest.mark.long
 def test_devices_get_each_byte_from_one_rank_also_on_one_node(either: Path) -> None:
     found = run("load_to_devices", either, ON_ONE_NODE)
     assert all(one[0] for one in found)
@@ -67,6 +68,7 @@ def test_devices_get_each_byte_from_one_rank_also_on_one_node(either: Path) -> N
     assert all(one[3] <= 48 << 20 for one in found)
 
 
+@pytest.mark.long
 def test_damage_is_found_by_all_devices(either: Path) -> None:
     flip(either / "x.pt", offset_of(either / "x.pt", "data/0") + 40_000_000)
     assert run("load_damaged_to_devices", either) == [("data/0", True, True)] * 4

@@ -427,8 +427,8 @@ def resuming(page: str) -> list[str]:
     return [one for one in programs(page) if "except FileNotFoundError" in one]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harm", [cut, damage])
-@pytest.mark.slow
 def test_the_program_of_the_guide_ends_where_all_checkpoints_are_damaged(
     tmp_path: Path, harm: Callable[[Path], Any]
 ) -> None:

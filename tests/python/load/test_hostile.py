@@ -107,11 +107,13 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PRINTED = [pytest.param(way, marks=pytest.mark.long) for way in ("list", "table")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["inspect", "verify", *PRINTED])
 def test_no_file_takes_long_or_much_memory(way: str, files: dict[str, Path], good: Path) -> None:
     try_all(way, good, list(files.values()))
 
 
+@pytest.mark.long
 def test_no_file_that_torch_can_read_takes_long_to_load(files: dict[str, Path], good: Path) -> None:
     beyond = {f"pickle, {name}" for name in hostile.TOO_MUCH_FOR_TORCH}
     try_all("load", good, [path for name, path in files.items() if name not in beyond])
@@ -137,6 +139,7 @@ def test_no_manifest_takes_long_or_much_memory(tmp_path: Path) -> None:
         try_all(way, tmp_path / "good", paths)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["list", "table", "check", "describe"])
 def test_no_description_takes_long_or_much_memory(way: str, tmp_path: Path) -> None:
     found = {"good": hostile.description(), **hostile.descriptions()}
@@ -146,6 +149,7 @@ def test_no_description_takes_long_or_much_memory(way: str, tmp_path: Path) -> N
     try_all(way, tmp_path / "good", [tmp_path / name for name in found])
 
 
+@pytest.mark.long
 def test_no_header_takes_long_or_much_memory(tmp_path: Path) -> None:
     texts = {
         "good": b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',

@@ -82,6 +82,7 @@ def ask(endpoint: str, folder: Path, buckets: list[str]) -> list[dict[str, Any]]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["LISTINGS", "ANSWERS"])
 def test_no_server_takes_long_or_much_memory_or_raises_anything_else(
     kind: str, endpoint: str, tmp_path: Path

@@ -252,7 +252,7 @@ def test_an_exception_undoes_it() -> None:
     assert torch.save is Torchs.save
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_threads_may_patch(tmp_path: Path) -> None:
     failures: list[BaseException] = []
 
@@ -523,6 +523,7 @@ ACCELERATE = """
 """
 
 
+@pytest.mark.long
 def test_accelerate_saves_and_resumes(tmp_path: Path) -> None:
     run_program(tmp_path, ACCELERATE)
     assert is_ours(tmp_path / "saved.pt")

@@ -124,7 +124,7 @@ def test_threads_that_still_save_are_waited_for(tmp_path: Path) -> None:
     assert number_in(path) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_daemon_threads_may_save_to_the_last_moment(tmp_path: Path) -> None:
     """Which of their saves are finished is open; that each file is whole is not.
 

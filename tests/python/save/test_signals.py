@@ -117,7 +117,7 @@ PROGRAM = """
 LENGTHS = [(2000, 40), pytest.param(50_000, 90, marks=pytest.mark.long)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("most", "seconds"), LENGTHS)
 def test_handlers_of_signals_save_and_load_thousands_of_times(
     most: int, seconds: int, tmp_path: Path

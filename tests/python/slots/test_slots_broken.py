@@ -179,7 +179,7 @@ def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_clients_that_ask_nothing_stop_no_scrape_and_do_not_stay(address: str) -> None:
     with exporter(IOSHAPE_COORDINATOR=address) as one, ExitStack() as stack:
         one.scrape()

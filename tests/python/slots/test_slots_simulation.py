@@ -140,8 +140,8 @@ def fairness(capacity: int, jobs: dict[str, tuple[int, int]], hours: float = 0.2
     return jain([times.get(job, 0) for job in jobs])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capacity", [1, 2, 4])
-@pytest.mark.slow
 def test_jobs_of_very_different_sizes_have_equal_parts(capacity: int) -> None:
     assert fairness(capacity, VERY_DIFFERENT) >= 0.95
 
@@ -275,6 +275,7 @@ def test_tiny_saves_do_not_wait_for_terabytes() -> None:
     assert after <= before * 1.03
 
 
+@pytest.mark.long
 def test_a_flood_of_tiny_saves_starves_nobody() -> None:
     capacity, end = 4, 300_000.0
     simulation = Simulation(capacity)
@@ -321,7 +322,7 @@ def test_a_boost_is_worth_ten_minutes_of_each_other_job_at_most(loud_jobs: int) 
     assert max(save.waited for save in quiet) >= BOOST
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_the_long_run_jobs_have_their_shares_whatever_they_say() -> None:
     simulation = Simulation(3)
     jobs = {"loud": (1, LOUD), "plain": (2, 0), "quiet": (4, QUIET)}

@@ -192,6 +192,7 @@ def test_a_terminal_gets_a_bar(saves: Saver) -> None:
     assert "drained, 32.0 MiB in" in seen
 
 
+@pytest.mark.long
 def test_it_waits_for_its_turn_in_the_destinations_pool(saves: Saver) -> None:
     path = saves.save("a.pt", bytes(LARGE))  # small files take no slot
     with coordinator("redis") as address, writers() as make:
@@ -384,6 +385,7 @@ def store(server: Store) -> Iterator[Store]:
         server.client().delete_object(Bucket=BUCKET, Key=key)
 
 
+@pytest.mark.long
 def test_what_was_drained_is_uploaded_once(saves: Saver, store: Store) -> None:
     path = saves.save("a.pt")
     folder = saves.save_directory("model", weights=b"1234")
@@ -408,6 +410,7 @@ def test_what_was_drained_is_uploaded_once(saves: Saver, store: Store) -> None:
     assert body == b"again"
 
 
+@pytest.mark.long
 def test_what_does_not_stay_on_the_tier_is_uploaded_before_it_goes(
     saves: Saver, store: Store
 ) -> None:
@@ -429,6 +432,7 @@ def test_an_older_one_is_not_uploaded(saves: Saver, store: Store) -> None:
     assert store.objects() == []
 
 
+@pytest.mark.long
 def test_a_killed_upload_is_no_checkpoint_and_is_gone_on_with(saves: Saver, store: Store) -> None:
     names = [f"file{number}" for number in range(8)]
     folder = saves.save_directory("model", **{name: name.encode() for name in names})

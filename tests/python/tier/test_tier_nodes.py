@@ -269,7 +269,7 @@ def test_ranks_that_have_moved_take_their_parts_along(tmp_path: Path) -> None:
     assert not any(job.runs.glob("step-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_too_many_lost_nodes_are_an_older_generation(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 3, 1)
     job.run(SAVE, 20_000, 1, IOSHAPE_PARITY="1/2", LEAVE_UNDRAINED="")
@@ -325,7 +325,7 @@ def test_a_node_without_room_has_all_save_directly(tmp_path: Path) -> None:
     found.verify()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_node_that_dies_in_a_save_leaves_the_generation_before_it(
     victim: int, tmp_path: Path
@@ -416,6 +416,7 @@ def test_what_one_node_shows_of_a_generation_of_several(tmp_path: Path) -> None:
             assert "another node" in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_generation_of_several_nodes_is_uploaded_when_all_of_it_is_there(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 2, 1)
     with job.undrained():
@@ -442,7 +443,7 @@ def test_a_generation_of_several_nodes_is_uploaded_when_all_of_it_is_there(tmp_p
         assert upload(1) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nodes_may_drain_at_the_same_time_what_replaces_a_generation(tmp_path: Path) -> None:
     job = Nodes(tmp_path, 3, 1)
     for size in (20_000, 30_000, 40_000):
