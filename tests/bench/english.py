@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How plainly the product explains itself: counted from its comments, docstrings and pages."""
 
+import claims
 import english
 from tree import ROOT
 
@@ -35,5 +36,8 @@ def measure(setting: Setting) -> Outcome:
         ("page_lines", sum(pages), 6_000),
     ):
         outcome.figures.append(Figure(name, value, "<=", most, "of README.md and docs"))
+    unproved = claims.unproved()
+    remark = "; ".join(unproved) or "of README.md have a test or a figure"
+    outcome.figures.append(Figure("unproved_claims", len(unproved), "<=", 0, remark))
     outcome.facts["tests"] = {name: found[name] for name in found if name not in MOST}
     return outcome
