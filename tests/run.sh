@@ -249,6 +249,7 @@ stage_style() {
 	check "ruff finds nothing" ruff check .
 	check "mypy finds nothing" mypy
 	check "shellcheck finds nothing" shellcheck "${shell_files[@]}"
+	check "codespell finds nothing" codespell
 }
 
 stage_gcc() {
