@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: the bytes of ranks on the way to the rank that writes them. */
+/* Streams: carry the bytes of a rank to the rank that writes them. Two transports, called links,
+ * carry the frames: a socket and shared memory on one host, the caller's functions between
+ * nodes. */
 #ifndef GROUP_STREAM_H
 #define GROUP_STREAM_H
 
@@ -8,11 +10,11 @@
 #include <ioshape/group.h>
 
 /*
- * The bytes of one rank, in order, to the rank that writes them. Memory is bounded on both sides:
- * the sender is held up while too much has not been taken yet. Both ends are used by one thread
- * each.
+ * A stream carries the bytes of one rank, in order, to the rank that writes them. Memory is bounded
+ * on both sides: the sender blocks while the receiver has taken too little. Each end is used by one
+ * thread.
  *
- * While a call waits it asks `go_on` about ten times a second; anything but 0 ends the waiting with
+ * While a call waits, it calls go_on about ten times a second. Anything but 0 ends the wait with
  * that code.
  */
 struct stream_wait {
@@ -22,36 +24,40 @@ struct stream_wait {
 
 struct stream_sender;
 
-#define STREAM_ADDRESS_BYTES 80 /* of local streams, with the final 0 */
+#define STREAM_ADDRESS_BYTES 80 /* size of a local stream's address, with the final 0 */
 
-/* Over a socket of this host to the writer who listens at `address`; it is tried until the writer
- * listens, or go_on ends it. memory_fd is passed on; -1 for none. */
+/* Opens a stream to the writer that listens at `address` on this host. Retries until the writer
+ * listens or go_on ends the wait. memory_fd, the sender's shared memory, is passed to the writer;
+ * -1: none. */
 int stream_sender_open_local(struct stream_sender **out, const char *address, uint32_t rank,
 			     int memory_fd, const struct stream_wait *wait,
 			     struct base_error *error);
-/* Over the caller's functions. `tag` is the same on both sides, and new for each stream. */
+/* Opens a stream over the caller's functions. `tag` is equal on both sides and new for each
+ * stream. */
 int stream_sender_open_comm(struct stream_sender **out, const struct ioshape_comm *comm,
 			    uint32_t to, uint32_t tag, uint32_t timeout_ms,
 			    const struct stream_wait *wait, struct base_error *error);
-/* Appends bytes. The memory is free again when it returns. */
+/* Appends bytes. The caller may reuse the memory when the call returns. */
 int stream_sender_put(struct stream_sender *sender, const void *data, size_t bytes,
 		      struct base_error *error);
 /*
- * The same for bytes in the shared memory, at `offset` of its fd: they are not copied, and must
- * stay as they are until stream_sender_await_taken() returns for them. Their checksum goes with
- * them, so that nobody need look at them again. Over functions it is the same as the above.
+ * Appends bytes that are in the shared memory, at `offset` of its fd. They are not copied, and must
+ * not change until stream_sender_await_taken() returns for them. Their checksum travels with them,
+ * so that the writer need not read them for it. On a stream over functions this copies, as
+ * stream_sender_put() does.
  */
 int stream_sender_put_shared(struct stream_sender *sender, const void *data, uint64_t offset,
 			     size_t bytes, uint32_t crc32, struct base_error *error);
-/* Waits until nobody needs what was put before `offset`. */
+/* Waits until the writer needs nothing before `offset` any more. */
 int stream_sender_await_taken(struct stream_sender *sender, uint64_t offset,
 			      struct base_error *error);
-/* Says that this was all, with a checksum of it, and waits until all has been taken. */
+/* Ends the stream with the checksum of all its bytes, and waits until the writer has taken them. */
 int stream_sender_end(struct stream_sender *sender, uint32_t crc32, struct base_error *error);
-/* Without an end the receiver is told why, or that we are gone. NULL is fine. */
+/* Frees a sender. If the stream has not ended, the receiver is sent `why`; NULL: a general reason.
+ * `sender` may be NULL. */
 void stream_sender_free(struct stream_sender *sender, const char *why);
 
-/* Where the ranks of this host bring their bytes to. */
+/* The socket at which a writer accepts the streams of ranks of its host. */
 struct stream_listener;
 
 int stream_listener_open(struct stream_listener **out, const char *address,
@@ -60,44 +66,45 @@ void stream_listener_close(struct stream_listener *listener); /* NULL is fine */
 
 struct stream_receiver;
 
-/* The stream of this rank: waits until it has come. */
+/* Opens the stream of `rank`; waits until the rank has connected. */
 int stream_receiver_open_local(struct stream_receiver **out, struct stream_listener *listener,
 			       uint32_t rank, const struct stream_wait *wait,
 			       struct base_error *error);
 /*
- * `blocks` blocks of block_bytes are received ahead, on a thread of its own. `memory` is so much,
- * the caller's until the receiver is freed; NULL: the receiver's own, which is new each time.
+ * Opens a stream over the caller's functions, and starts a thread that receives up to `blocks`
+ * blocks of `block_bytes` bytes ahead. `memory` has that size and is borrowed until the receiver is
+ * freed. NULL: the receiver allocates new memory.
  */
 int stream_receiver_open_comm(struct stream_receiver **out, const struct ioshape_comm *comm,
 			      uint32_t from, uint32_t tag, size_t block_bytes, unsigned blocks,
 			      void *memory, uint32_t timeout_ms, const struct stream_wait *wait,
 			      struct base_error *error);
 /*
- * The next run of bytes, valid until the next call; *bytes is 0 at the end. A sender that failed or
- * went away is an error that names the rank and says what it said.
+ * Returns the next run of bytes, valid until the next call; *bytes is 0 at the end. If the sender
+ * failed or disconnected, the error names the rank and includes the sender's message.
  */
 int stream_receiver_next(struct stream_receiver *receiver, const void **data, size_t *bytes,
 			 struct base_error *error);
-/* All before this offset in the stream is not needed any more. */
+/* Tells the receiver that the caller needs nothing before this offset in the stream any more. */
 void stream_receiver_release(struct stream_receiver *receiver, uint64_t offset);
-/* Before the end the sender is told to stop. NULL is fine. */
+/* Frees a receiver. If the stream has not ended, the sender is told to stop. NULL is fine. */
 void stream_receiver_free(struct stream_receiver *receiver);
 
-/* ---- What the links of all kinds share (stream*.c) ------------------------------------------- */
+/* ---- Shared by all kinds of links (stream*.c) ------------------------------------------------ */
 
 /*
- * The sender sends the stream's bytes, or says where in its memory they are, and then the end or a
- * failure. It never goes further than the receiver's credit. The receiver's credit says what it
- * does not need any more, and how far beyond that the sender may go.
+ * The protocol. The sender sends the stream's bytes, or references to its shared memory, and then
+ * the end or a failure. It never sends more than the receiver's credit allows. A credit says which
+ * bytes the receiver has taken, and how many bytes beyond these the sender may send.
  */
 
-/* How long anything waits before `go_on` is asked. */
+/* Longest wait before `go_on` is called. */
 #define STREAM_PATIENCE_MS 100
 
-/* What one side tells the other about its failure, with the final 0. */
+/* Size of the message with which one side explains its failure to the other, with the final 0. */
 #define STREAM_TEXT_BYTES 512
 
-/* Limits of what a credit may say. */
+/* Limits of the numbers in a credit. */
 #define STREAM_MOST_BLOCK_BYTES (64 * MIB)
 #define STREAM_MOST_BLOCKS 1024u
 
@@ -106,18 +113,21 @@ void stream_receiver_free(struct stream_receiver *receiver);
 #define STREAM_FORMAT BASE_FORMAT(3u)
 
 enum stream_kind {
-	/* From the sender. */
-	STREAM_HELLO = 1, /* offset: its rank; on one host, with the fd of its memory, if any */
-	STREAM_BYTES,     /* so many bytes follow */
-	STREAM_SHARED,    /* so many bytes are in its memory, at this offset, with this checksum */
-	STREAM_END,       /* bytes: in all; crc32: of all */
-	STREAM_FAIL,      /* a text of so many bytes follows */
-	/* From the receiver. */
-	STREAM_CREDIT, /* offset: all before it is free again; bytes: how far beyond that the
-			* sender may go; block: how many bytes a STREAM_BYTES has at most */
-	STREAM_HOLD,   /* nothing new, but the receiver lives */
-	STREAM_STOP,   /* the receiver wants nothing more; a text of so many bytes follows */
-	STREAM_DONE,   /* after the end: all was taken */
+	/* From the sender: */
+	STREAM_HELLO =
+		1,    /* offset: the sender's rank; a local sender passes its memory's fd along */
+	STREAM_BYTES, /* `bytes` bytes of data follow */
+	/* `bytes` bytes are in the sender's memory, at `offset`, with checksum `crc32`. */
+	STREAM_SHARED,
+	STREAM_END,  /* bytes: length of the stream; crc32: its checksum */
+	STREAM_FAIL, /* a message of `bytes` bytes follows */
+	/* From the receiver: */
+	/* offset: all before it was taken; bytes: how far beyond it the sender may send; block:
+	 * most bytes of one STREAM_BYTES. */
+	STREAM_CREDIT,
+	STREAM_HOLD, /* nothing new, but the receiver is alive */
+	STREAM_STOP, /* the receiver wants no more bytes; a message of `bytes` bytes follows */
+	STREAM_DONE, /* answer to STREAM_END: all bytes were taken */
 };
 
 struct stream_frame {
@@ -129,9 +139,9 @@ struct stream_frame {
 
 #define STREAM_FRAME_BYTES 32u
 void stream_write_frame(uint8_t into[STREAM_FRAME_BYTES], const struct stream_frame *frame);
-/* False: of another format, or no frame. */
+/* Returns false if the bytes are no frame, or a frame of another version. */
 bool stream_read_frame(struct stream_frame *frame, const uint8_t from[STREAM_FRAME_BYTES]);
-/* Whether frame->bytes of data follow it. */
+/* Returns whether frame->bytes bytes of data follow the frame. */
 static inline bool stream_has_data(const struct stream_frame *frame)
 {
 	return frame->kind == STREAM_BYTES || frame->kind == STREAM_FAIL ||
@@ -142,85 +152,94 @@ static inline bool stream_has_data(const struct stream_frame *frame)
 
 struct stream_link;
 
-/* Codes come with a sentence, but for -EAGAIN: not now. */
+/* The operations of a link. Failures have error messages, except -EAGAIN: not possible now. */
 struct stream_link_ops {
-	/* One side speaks at a time, as both know which: the sender until the credit is used up. */
+	/* Only one side may send at a time, and both sides know which: the sender until it has used
+	 * up its credit. */
 	bool takes_turns;
-	/* What receive() hands out stays until it is released; else until the next receive(). */
+	/* Data from receive() stays valid until it is released, not just until the next
+	 * receive(). */
 	bool bytes_last;
 
-	/* Sends a frame and what follows it. `data` must stay until the next send(). */
+	/* Sends a frame and its data. `data` must stay valid until the next send(). */
 	int (*send)(struct stream_link *link, const struct stream_frame *frame, const void *data,
 		    struct base_error *error);
-	/* The next frame and what follows it. `must`: this side can do nothing before. */
+	/* Receives the next frame and its data. `must`: this side can do nothing before the frame
+	 * comes. */
 	int (*receive)(struct stream_link *link, struct stream_frame *frame, const void **data,
 		       bool must, struct base_error *error);
-	/* Waits until something may have changed. False: nothing has for STREAM_PATIENCE_MS. */
+	/* Waits until something may have changed. Returns false if nothing has for
+	 * STREAM_PATIENCE_MS. */
 	bool (*wait)(struct stream_link *link, bool to_send);
-	/* Receiver: what is before `offset` is not needed any more. `idle`: there is nothing else
-	 * to do than to tell the sender. */
+	/* Called on the receiver: nothing before `offset` is needed any more. `idle`: the receiver
+	 * has nothing else to do, so the sender should be told now. */
 	void (*release)(struct stream_link *link, uint64_t offset, bool idle);
-	/* Ends the connection, and frees the link. */
+	/* Closes the connection and frees the link. */
 	void (*close)(struct stream_link *link);
 };
 
-/* The first member of each kind's own struct. */
+/* Base of all links: the first member of each kind's own struct. */
 struct stream_link {
 	const struct stream_link_ops *ops;
-	uint32_t rank;          /* for sentences: whose bytes these are; of a sender between nodes,
-				 * the rank that writes them */
-	uint32_t last_words_ms; /* how long a sender that fails tries to say why */
+	/* Rank for error messages: the sender's; on the sender's side between nodes, the
+	 * writer's. */
+	uint32_t rank;
+	/* How long a failing sender tries to send its error. */
+	uint32_t last_words_ms;
 };
 
-/* Asks whether to wait on. */
+/* Calls go_on; a failure of it ends the wait. */
 int stream_go_on(const struct stream_wait *wait, struct base_error *error);
 
-/* ---- Both ends (stream.c) -------------------------------------------------------------------- */
+/* ---- The two ends of a stream (stream.c) ----------------------------------------------------- */
 
 struct stream_sender {
 	struct stream_link *link;
 	struct stream_wait wait;
 	bool has_memory;
-	uint64_t offset; /* bytes put */
-	uint64_t said;   /* of these, on their way; the others are in `batch` */
-	uint64_t taken;  /* of these, free again */
-	uint64_t window; /* how far `said` may go beyond `taken` */
-	uint32_t block;  /* bytes that go together; 0: not known yet */
-	uint8_t *batch;  /* of small pieces: two blocks, of which one is sent */
+	uint64_t offset; /* bytes that were put */
+	uint64_t said;   /* bytes of these that were sent; the others are in `batch` */
+	uint64_t taken;  /* bytes of these that the receiver has taken */
+	uint64_t window; /* credit: how far `said` may be beyond `taken` */
+	uint32_t block;  /* most bytes of one frame; 0: not known yet */
+	uint8_t *batch;  /* two blocks for small pieces: one is filled while the other is sent */
 	unsigned filling;
 	size_t batched;
 	bool end_said, done, stopped, ended;
-	struct base_error failure; /* the first one: all later calls answer the same */
+	struct base_error failure; /* first failure, which all later calls return */
 };
 
 struct stream_receiver {
 	struct stream_link *link;
 	struct stream_wait wait;
-	int memory_fd; /* of the sender; -1 for none */
+	int memory_fd; /* fd of the sender's memory; -1 for none */
 	const uint8_t *view;
 	uint64_t view_bytes;
 	uint64_t offset;   /* bytes handed out */
-	uint64_t released; /* of these, so many are not needed any more */
-	bool holds;        /* what is not needed is told; otherwise it is all that was handed out */
-	struct stream_frame waiting; /* one that waits until all is released; kind 0: none */
-	/* Of the run handed out last. */
+	uint64_t released; /* bytes of these that are not needed any more */
+	/* The caller releases bytes itself; else each stream_receiver_next() releases all. */
+	bool holds;
+	/* Frame that waits until all bytes are released; kind 0: none. */
+	struct stream_frame waiting;
+	/* Properties of the run that was handed out last. */
 	bool lasts, summed;
 	uint32_t run_crc32;
-	uint32_t crc32; /* of all, after the end */
+	uint32_t crc32; /* checksum of the stream, known after the end */
 	bool ended;
 	struct base_error failure;
 };
 
-/* Bytes put so far. */
+/* Returns how many bytes were put. */
 static inline uint64_t stream_sender_offset(const struct stream_sender *sender)
 {
 	return sender->offset;
 }
 
 /*
- * From now on bytes stay as they are until they are released; but where stream_receiver_lasts()
- * denies it of the run handed out last, only until the next call. That is then -EAGAIN, without a
- * sentence, where nothing goes on before something is released.
+ * Makes bytes stay valid until the caller releases them. There are two exceptions. If
+ * stream_receiver_lasts() returns false for the run handed out last, that run is valid only until
+ * the next call. And stream_receiver_next() returns -EAGAIN, without an error message, if it cannot
+ * go on before something is released.
  */
 static inline void stream_receiver_hold(struct stream_receiver *receiver)
 {
@@ -231,21 +250,21 @@ static inline bool stream_receiver_lasts(const struct stream_receiver *receiver)
 	return receiver->holds && receiver->lasts;
 }
 
-/* The checksum that the sender has given for the run handed out last. False: none. */
+/* Returns whether the sender sent a checksum with the run handed out last; *crc32 receives it. */
 static inline bool stream_receiver_summed(const struct stream_receiver *receiver, uint32_t *crc32)
 {
 	*crc32 = receiver->run_crc32;
 	return receiver->summed;
 }
 
-/* After the end: the sender's checksum. */
+/* Returns the sender's checksum of the stream. Call it after the end. */
 static inline uint32_t stream_receiver_crc32(const struct stream_receiver *receiver)
 {
 	return receiver->crc32;
 }
 
-/* Take over the link and the fd, also where they fail. `credit`: what the sender may do before it
- * has heard of any. */
+/* Create the ends of a stream. They take over the link and the fd, even on failure. `credit` is the
+ * sender's credit before it has received one. */
 int stream_sender_new(struct stream_sender **out, struct stream_link *link, bool has_memory,
 		      const struct stream_frame *credit, const struct stream_wait *wait,
 		      struct base_error *error);
