@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the ranks of a group agree on before a save writes: the plan. Rank 0 hears what all ranks
- * want and tells them the plan. It may ask them before.
+ * The plan on which the ranks of a group agree before a save writes. Rank 0 collects what all ranks
+ * want and sends them the plan. It may ask them questions first.
  *
- * Equal parts of a generation are stored once: ranks that train data-parallel all save the same.
- * With what it wants each rank sends a sample of its part. If the samples of several ranks are
- * equal, rank 0 draws a key, and these ranks send the digests of all their bytes; so ranks with
- * parts of their own read no more than the samples. Of equal digests the lowest rank's part is
- * written, and the manifest names it for the others. On the tiers of several nodes each node has
- * its own copy, because a node that is lost would take the only one with it.
+ * Equal shards of a checkpoint are stored once, because data-parallel ranks all save the same
+ * bytes. Each rank sends a sample of its shard with what it wants. If the samples of several ranks
+ * are equal, rank 0 draws a key, and these ranks send the digests of all their bytes. So a rank
+ * whose shard is unique reads no more than the sample. Of shards with equal digests the one of the
+ * lowest rank is written, and the manifest refers the other ranks to it. On the tiers of several
+ * nodes each node keeps a copy of its own, because the loss of a node would otherwise lose the only
+ * copy.
  *
- * If nodes have tiers of their own, each saves its part of the generation on its tier first. Before
- * that, every node reserves space and makes a directory for its files, or all save directly.
+ * If nodes have tiers of their own, each node first saves its part of the checkpoint on its tier.
+ * Before that, every node reserves space and makes a directory for its files. If one cannot, all
+ * ranks save directly.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -22,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Which mode ------------------------------------------------------------------------------ */
+/* ---- Choosing the mode ----------------------------------------------------------------------- */
 
 /*
  * The first row that holds:
@@ -31,32 +33,32 @@
  *   ----------|-----------------------------------------------------|----------------------------
  *   any       | one rank                                            | each
  *   each      |                                                     | each
- *   node      | the ranks of a node can share memory, or are alone  | node
- *   rank0     | the same, and bytes can travel, or there is 1 node; | rank0
- *             | not on the tiers of several nodes                   |
+ *   node      | the ranks of a node can share memory, or each node  | node
+ *             | has one rank                                        |
+ *   rank0     | node is possible, and nodes can send bytes to each  | rank0
+ *             | other and have no own tiers, or there is one node   |
  *   any other | not possible                                        | node if possible, or each
- *   auto      | one node, whose ranks can share memory              | node
- *   auto      | several nodes, 64 MiB or less in all, rank0 is      | rank0
+ *   auto      | several nodes, 64 MiB or less in all, and rank0 is  | rank0
  *             | possible: more files would cost more than the bytes |
- *   auto      | one rank on each node: a file for each is the same  | each
+ *   auto      | one rank on each node: one file for each anyway     | each
  *   auto      | the ranks of a node can share memory                | node
  *   auto      | otherwise                                           | each
  */
 
 struct facts {
 	uint32_t ranks, nodes;
-	uint64_t bytes;      /* of all ranks */
-	uint64_t most_bytes; /* of one rank */
-	uint32_t targets;    /* storage targets of the filesystem; 0 unknown */
-	uint32_t stripes;    /* over which one file goes; 0 unknown */
-	uint32_t capacity;   /* writers at a time; 0 unknown */
+	uint64_t bytes;      /* bytes of all ranks */
+	uint64_t most_bytes; /* bytes of the largest rank */
+	uint32_t targets;    /* storage targets of the filesystem; 0: not known */
+	uint32_t stripes;    /* stripes of one file; 0: not known */
+	uint32_t capacity;   /* most writers at a time; 0: not known */
 	bool shared;         /* ranks of a node can share memory */
-	bool comm;           /* bytes can travel between nodes */
-	bool apart;          /* each node writes to a disk of its own */
+	bool comm;           /* nodes can send bytes to each other */
+	bool apart;          /* each node writes to a tier of its own */
 };
 
 #define FEW_BYTES (64 * MIB)
-/* A quarter of the targets and less is few. */
+/* Files of nodes that reach at most 1/FEW_TARGETS of the storage targets get a remark. */
 #define FEW_TARGETS 4u
 
 static void say(char *why, size_t room, const char *format, ...)
@@ -99,7 +101,7 @@ static enum ioshape_mode as_asked(enum ioshape_mode asked, const struct facts *f
 	return node ? IOSHAPE_MODE_NODE : IOSHAPE_MODE_EACH;
 }
 
-/* Not reasons, but what to know about a file for each node. */
+/* Appends remarks on a file for each node. They are no reasons for the mode. */
 static void add_remarks(const struct facts *facts, char *why, size_t room)
 {
 	const uint64_t reached = (uint64_t)facts->nodes * facts->stripes;
@@ -133,7 +135,8 @@ static enum ioshape_mode by_rule(const struct facts *facts, char *why, size_t ro
 	return IOSHAPE_MODE_NODE;
 }
 
-/* `why` receives a clause for the report, also where what was asked for is not possible. */
+/* Returns the mode. `why` receives a clause for the report, even if the requested mode is not
+ * possible. */
 static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *facts, char *why,
 				  size_t why_bytes)
 {
@@ -147,15 +150,17 @@ static enum ioshape_mode mode_for(enum ioshape_mode asked, const struct facts *f
 					    as_asked(asked, facts, why, why_bytes);
 }
 
-/* ---- Where parts begin in bundles ------------------------------------------------------------ */
+/* ---- Where shards begin in shard files ------------------------------------------------------- */
 
-/* Parts in a bundle begin on multiples of this where stripes are not known; in small generations of
- * the lesser one. */
+/* Alignment of shards in a shard file if stripes are not known. Small checkpoints use the smaller
+ * one. */
 #define PART_ALIGNMENT (1 * MIB)
 #define SMALL_PART_ALIGNMENT 4096u
 #define SMALL_PARTS_BYTES (64 * MIB)
 
-/* What lies between parts is written, too: on average half of this for each. */
+/* Upper limits of the alignment: MOST_PART_ALIGNMENT, and the average shard divided by
+ * PART_ALIGNMENTS. The gaps between shards are written, too: half the alignment for each, on
+ * average. */
 #define MOST_PART_ALIGNMENT (16 * MIB)
 #define PART_ALIGNMENTS 4u
 
@@ -170,7 +175,7 @@ static uint64_t part_alignment(uint64_t bytes, uint32_t parts, uint64_t stripe_b
 		return PART_ALIGNMENT;
 	if (stripe_bytes <= PART_ALIGNMENT)
 		return (PART_ALIGNMENT + stripe_bytes - 1) / stripe_bytes * stripe_bytes;
-	/* All of a stripe, or what divides it. */
+	/* Take the whole stripe, or the largest suitable divisor of it. */
 	while (stripe_bytes / divisor > PART_ALIGNMENT &&
 	       (stripe_bytes % (divisor * SMALL_PART_ALIGNMENT) ||
 		stripe_bytes / divisor > MOST_PART_ALIGNMENT ||
@@ -180,7 +185,7 @@ static uint64_t part_alignment(uint64_t bytes, uint32_t parts, uint64_t stripe_b
 								 stripe_bytes / divisor;
 }
 
-/* ---- Telling it ------------------------------------------------------------------------------ */
+/* ---- Sending plans and questions ------------------------------------------------------------- */
 
 int group_tell_plan(struct group_part *part, enum group_question question,
 		    const struct base_error *failure, struct base_error *error)
@@ -192,11 +197,11 @@ int group_tell_plan(struct group_part *part, enum group_question question,
 	return group_tell(&part->round, &group_plans[part->plans++], plan, error);
 }
 
-/* ---- Which are equal ------------------------------------------------------------------------- */
+/* ---- Which shards are equal ------------------------------------------------------------------ */
 
 /*
- * Finds for each rank the lowest one whose sum is equal: the rank itself if its sum is not known.
- * `on_nodes`: the sums differ between nodes, so that it says only whose part is kept.
+ * Finds for each rank the lowest rank with an equal sum, or the rank itself if its sum is not
+ * known. `on_nodes`: the sums also differ between nodes, so only `kept` is set, and `same` is not.
  */
 static int find_equal(const struct group_sum *sums, struct group_plan *plan, bool on_nodes)
 {
@@ -221,7 +226,7 @@ static int find_equal(const struct group_sum *sums, struct group_plan *plan, boo
 	return ret;
 }
 
-/* Which parts are equal, and of which a copy is kept: one, or one on each node. */
+/* Finds which shards are equal, and which copies are stored: one of each, or one on each node. */
 static int keep_equal(struct group_part *part)
 {
 	const struct ioshape_group *group = part->group;
@@ -241,7 +246,7 @@ static int keep_equal(struct group_part *part)
 	return ret;
 }
 
-/* ---- Digests --------------------------------------------------------------------------------- */
+/* ---- Exchanging digests ---------------------------------------------------------------------- */
 
 static int go_on(void *user, struct base_error *error)
 {
@@ -317,7 +322,8 @@ static int collect_digests(struct group_part *part, struct base_error *error)
 	return group_round_collect(&part->round, &collection, error);
 }
 
-/* The ranks that have the sample of another one. False: there are none. */
+/* Sets `asked` for the ranks whose sample equals that of another rank. Returns false if there are
+ * none. */
 static bool choose_asked(struct group_plan *plan)
 {
 	bool any = false;
@@ -332,7 +338,8 @@ static bool choose_asked(struct group_plan *plan)
 	return any;
 }
 
-/* Rank 0, which has the samples of all: finds out which parts are equal, and keeps one of each. */
+/* Finds which shards are equal, and keeps one of each. Called on rank 0 with the samples of all
+ * ranks. */
 static int find_same(struct group_part *part, struct base_error *error)
 {
 	struct group_plan *plan = &part->plan;
@@ -358,8 +365,7 @@ static int find_same(struct group_part *part, struct base_error *error)
 	return ret;
 }
 
-/* ---- Tiers: where the generation is made
- * -------------------------------------------------------------------------------- */
+/* ---- Tiers: where the checkpoint is written -------------------------------------------------- */
 
 static const char *find_reason(const struct group_part *part)
 {
@@ -374,7 +380,7 @@ static const char *find_reason(const struct group_part *part)
 	return NULL;
 }
 
-/* On all ranks. */
+/* Notes in the report why the save does not use the tier. Called on all ranks. */
 static void note_reason(struct group_part *part)
 {
 	if (!*part->plan.not_near)
@@ -384,7 +390,7 @@ static void note_reason(struct group_part *part)
 	io_notes_report(&part->notes, part->report);
 }
 
-/* Rank 0: makes the generation in the directory after all, and all reports say why. */
+/* Saves into the group's directory after all; all reports give the reason. Called on rank 0. */
 static void save_directly(struct group_part *part, const char *why)
 {
 	part->plan.near = false;
@@ -392,7 +398,7 @@ static void save_directly(struct group_part *part, const char *why)
 	note_reason(part);
 }
 
-/* Estimates how much of the generation is written where this node writes. */
+/* Estimates how many bytes are written where this node writes. */
 static uint64_t bytes_here(const struct group_part *part)
 {
 	const struct ioshape_group *group = part->group;
@@ -405,7 +411,7 @@ static uint64_t bytes_here(const struct group_part *part)
 	return bytes;
 }
 
-/* For what is written on this node's tier, and what it keeps for others. */
+/* Reserves space on this node's tier for its own files and for what it keeps for other nodes. */
 static int make_room(const struct group_part *part, struct base_error *error)
 {
 	const struct ioshape_group *group = part->group;
@@ -415,7 +421,8 @@ static int make_room(const struct group_part *part, struct base_error *error)
 				    group_is_spread(part) ? group->node_count : 1, error);
 }
 
-/* Rank 0: decides whether the generation is made on the tier, and reserves space for this node. */
+/* Decides whether the checkpoint is written on the tier, and reserves space for this node. Called
+ * on rank 0. */
 static void choose_place(struct group_part *part)
 {
 	struct base_error failure = { 0 };
@@ -431,21 +438,22 @@ static void choose_place(struct group_part *part)
 		save_directly(part, reason);
 }
 
-/* The others: the plan says where the generation is made. */
+/* Notes where the plan says that the checkpoint is written. Called on the other ranks. */
 static void take_place(struct group_part *part)
 {
 	note_reason(part);
 }
 
-/* Rank 0: gives the attempt a serial number that is higher than those of both places. */
+/* Raises the attempt's serial number above those of the tier and of the directory. Called on rank
+ * 0. */
 static void continue_serials(struct group_part *part, struct group_attempt *attempt)
 {
 	struct ioshape_group *group = part->group;
 	const char *other = part->plan.near ? group->directory : group->near;
 	struct io_folder directory = IO_NO_FOLDER;
 
-	/* Once: the destination may be slow, and whatever is saved there later has the number of
-	 * its time. */
+	/* Read the other place only once: the destination may be slow, and a checkpoint that is
+	 * saved there later gets a number from its time. */
 	if (other && !group->serials_known && !io_folder_open(&directory, other, NULL)) {
 		group->last_serial = group_last_serial(&directory, &attempt->log);
 		io_folder_close(&directory);
@@ -454,11 +462,12 @@ static void continue_serials(struct group_part *part, struct group_attempt *atte
 	attempt->last_serial = MAX(attempt->last_serial, group->last_serial);
 }
 
-/* ---- Tiers of several nodes: room ------------------------------------------------------------ */
+/* ---- Tiers of several nodes: free space ------------------------------------------------------ */
 
 /*
- * Rank 0, which has room, asks the first rank of each other node for theirs. -EAGAIN, with a
- * sentence: one has none. If all have found rank 0's directory, they are on one tier together.
+ * Asks the first rank of each other node whether it has free space. Called on rank 0, which has it.
+ * Returns -EAGAIN, with an error message, if a node does not. If all nodes see rank 0's attempt,
+ * they share one tier.
  */
 static int ask_for_room(struct group_part *part, struct base_error *error)
 {
@@ -475,7 +484,8 @@ static int ask_for_room(struct group_part *part, struct base_error *error)
 	return -EAGAIN;
 }
 
-/* As on a filesystem that a job has made over the disks of all its nodes. */
+/* Returns whether this node sees rank 0's attempt, as on a filesystem that a job has made over the
+ * disks of all its nodes. */
 static bool is_rank0s(const struct ioshape_group *group, const char *attempt)
 {
 	struct io_folder directory = IO_NO_FOLDER;
@@ -502,7 +512,7 @@ static int join(struct group_part *part, struct group_attempt *attempt, struct b
 					group->job, save_log(group->context), error);
 }
 
-/* The others: tells rank 0 whether this node has room. */
+/* Tells rank 0 whether this node has free space. Called on the other ranks. */
 static int answer_for_room(struct group_part *part, struct group_attempt *attempt,
 			   struct base_error *error)
 {
@@ -514,7 +524,7 @@ static int answer_for_room(struct group_part *part, struct group_attempt *attemp
 	return group_tell(&part->round, &group_room, &answer, error);
 }
 
-/* ---- What all ranks want --------------------------------------------------------------------- */
+/* ---- Collecting what all ranks want ---------------------------------------------------------- */
 
 static int found_want(void *user, uint32_t rank, const struct base_buffer *note,
 		      struct base_error *failure)
@@ -549,11 +559,11 @@ static int collect_wants(struct group_part *part, struct base_error *error)
 	return group_round_collect(&part->round, &collection, error);
 }
 
-/* ---- The plan -------------------------------------------------------------------------------- */
+/* ---- Making the plan ------------------------------------------------------------------------- */
 
-/* How the files of a generation lie, which are about of one size. */
+/* Stripes of the checkpoint's files, which are of about one size. */
 struct files {
-	uint32_t stripes, capacity; /* 0 unknown */
+	uint32_t stripes, capacity; /* 0: not known */
 	uint64_t stripe_bytes;
 };
 
@@ -609,7 +619,7 @@ static void choose_mode(struct group_part *part, const struct group_attempt *att
 	plan->alignment = part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
 }
 
-/* What dead attempts of this job hold can be freed. */
+/* Frees the space that dead attempts of this job hold. */
 static void remove_dead_attempts(void *user)
 {
 	const struct group_part *part = user;
@@ -622,7 +632,7 @@ static void remove_dead_attempts(void *user)
 	io_folder_close(&directory);
 }
 
-/* For what is written there. */
+/* Checks that there is space where this node writes. */
 static int check_space(struct group_part *part, struct base_error *error)
 {
 	const struct save_space space = {
@@ -654,7 +664,7 @@ static int begin_attempt(struct group_part *part, struct group_attempt *attempt,
 	return 0;
 }
 
-/* All nodes have room for their files, or all save directly. */
+/* Asks the other nodes for space. If one has none, all ranks save directly. */
 static int agree_on_place(struct group_part *part, struct group_attempt *attempt,
 			  struct base_error *error)
 {
@@ -696,9 +706,10 @@ int group_make_plan(struct group_part *part, struct group_attempt *attempt,
 	return !ret && group_is_spread(part) ? agree_on_place(part, attempt, error) : ret;
 }
 
-/* ---- Hearing it ------------------------------------------------------------------------------ */
+/* ---- Receiving the plan ---------------------------------------------------------------------- */
 
-/* Every part is stored, by a rank that has it and keeps its own. */
+/* Returns whether the plan stores every shard: each rank's copy is that of a rank that keeps its
+ * own and has an equal shard. */
 static bool keeps_all(const struct group_planned *ranks, uint32_t count)
 {
 	for (uint32_t rank = 0; rank < count; rank++) {
@@ -711,7 +722,7 @@ static bool keeps_all(const struct group_planned *ranks, uint32_t count)
 	return true;
 }
 
-/* A plan names an attempt at this step, and no other place. */
+/* Returns whether a plan is valid. It must name an attempt at this step, and no other path. */
 static bool is_sound(const struct group_plan *plan, uint32_t ranks, uint64_t step)
 {
 	const struct group_name name = group_parse_name(plan->attempt);
@@ -728,7 +739,7 @@ static int hear_plan(struct group_part *part, struct base_error *error)
 	struct group_plan *plan = &part->plan;
 	int ret;
 
-	/* It answers two questions at most. */
+	/* Rank 0 asks two questions at most. */
 	if (part->plans == GROUP_MOST_PLANS)
 		return base_refuse(error, -EPROTO, "rank 0 asks for more than there is");
 	ret = group_hear(&part->round, &group_plans[part->plans++], 0, plan, NULL, NULL, error);
@@ -739,7 +750,6 @@ static int hear_plan(struct group_part *part, struct base_error *error)
 	return ret;
 }
 
-/* Answers what rank 0 asks until there is a plan. `attempt` is on this node's own tier. */
 int group_await_plan(struct group_part *part, struct group_attempt *attempt,
 		     struct base_error *error)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The generations in a directory: their names, whether one is complete, and which is the newest;
- * the removal of those that dead processes have left, and of those that are not kept; one while it
- * is written, and how it takes its place.
+ * Checkpoints in a directory: their names, whether one is complete, and which is the newest;
+ * removal of what dead processes left and of what retention does not keep; and the attempt, a
+ * checkpoint while it is written, until its commit.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -29,7 +29,7 @@ void group_step_name(char into[GROUP_STEP_NAME_BYTES], uint64_t step)
 	snprintf(into, GROUP_STEP_NAME_BYTES, "step-%010llu", (unsigned long long)step);
 }
 
-/* "step-0000001000" as group_step_name() makes it; returns what follows, or NULL. */
+/* Parses "step-0000001000" as group_step_name() writes it. Returns what follows it, or NULL. */
 static const char *parse_step(const char *text, uint64_t *step)
 {
 	char again[GROUP_STEP_NAME_BYTES];
@@ -43,7 +43,7 @@ static const char *parse_step(const char *text, uint64_t *step)
 	*step = 0;
 	for (size_t i = 0; i < digits; i++)
 		*step = *step * 10 + (uint64_t)(text[5 + i] - '0');
-	/* Too large, or with a 0 too many. */
+	/* Reject numbers that are too large or have a superfluous 0. */
 	group_step_name(again, *step);
 	return strlen(again) == 5 + digits && !strncmp(text, again, 5 + digits) ?
 		       text + 5 + digits :
@@ -61,7 +61,7 @@ static bool is_id(const char *text)
 	       is_hex(text + 18, RANDOM_DIGITS) && !text[18 + RANDOM_DIGITS];
 }
 
-/* "step-0000001000.<random>" */
+/* Parses "step-0000001000.<random>". */
 static bool parse_aside(const char *text, uint64_t *step)
 {
 	const char *end = parse_step(text, step);
@@ -107,7 +107,8 @@ void group_drained_name(char into[GROUP_ATTEMPT_NAME_BYTES], uint64_t step, cons
 	snprintf(into, GROUP_ATTEMPT_NAME_BYTES, "%s%s.%s", drained_word, place, id);
 }
 
-/* A name for what steps aside: `kind` is GROUP_NAME_REPLACED or GROUP_NAME_PRUNED. */
+/* Writes a new name for a directory that is moved aside. `kind` is GROUP_NAME_REPLACED or
+ * GROUP_NAME_PRUNED. */
 static void aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind kind,
 		       uint64_t step, uint64_t number)
 {
@@ -135,10 +136,10 @@ bool group_parse_parity_name(const char *name, uint32_t *node)
 	return !strcmp(again, name);
 }
 
-/* The first half of the last digits of the ids of this process's attempts. */
+/* Returns the number of this process, which begins the random digits of its attempts' ids. */
 static uint32_t process_number(void)
 {
-	/* The process in the upper half: a forked child draws a number of its own. */
+	/* The upper half is the process id, so that a forked child draws a number of its own. */
 	static _Atomic uint64_t drawn;
 	uint64_t number = atomic_load(&drawn), mine;
 
@@ -148,7 +149,7 @@ static uint32_t process_number(void)
 	return (uint32_t)(atomic_compare_exchange_strong(&drawn, &number, mine) ? mine : number);
 }
 
-/* For a new name: digits of this process, and random ones. */
+/* Returns the digits of a new name: those of this process, then random ones. */
 static uint64_t name_number(void)
 {
 	return (uint64_t)process_number() << 32 | (uint32_t)base_random();
@@ -162,7 +163,7 @@ static bool is_this_process(const char *id)
 	return !strncmp(id + 18, number, 8);
 }
 
-/* ---- One generation -------------------------------------------------------------------------- */
+/* ---- One checkpoint -------------------------------------------------------------------------- */
 
 static int read_manifest(struct group_generation *generation, struct base_error *error)
 {
@@ -224,7 +225,7 @@ bool group_is_of_nodes(const struct io_folder *folder)
 	return io_folder_list(folder, see_parity, NULL, NULL) == 1;
 }
 
-/* Those of other nodes are not there. */
+/* Checks the files of this node. Files that are missing are regarded as those of other nodes. */
 static int check_own_files(const struct group_generation *generation, struct base_error *error)
 {
 	const struct io_folder *folder = &generation->folder;
@@ -298,12 +299,13 @@ uint64_t group_generation_bytes(const struct group_generation *generation)
 
 int group_open_directory(struct io_folder *directory, const char *path, struct base_error *error)
 {
-	/* A working directory that was removed has no name. */
+	/* realpath() fails if the working directory was removed: then keep the relative path. */
 	char *absolute = *path == '/' ? NULL : realpath(path, NULL);
 	const int ret = io_folder_open(directory, absolute ? absolute : path, error);
 
 	free(absolute);
-	/* As the user wrote it, without slashes at the end that names are put behind. */
+	/* Keep the path as the user wrote it, but without final slashes, because names are appended
+	 * to it. */
 	for (size_t end = ret ? 0 : strlen(directory->path);
 	     end > 1 && directory->path[end - 1] == '/';)
 		directory->path[--end] = 0;
@@ -312,7 +314,8 @@ int group_open_directory(struct io_folder *directory, const char *path, struct b
 
 /* ---- Serial numbers -------------------------------------------------------------------------- */
 
-/* As the manifest begins: read whole, those of many generations of many ranks would take long. */
+/* Reads the serial number from the beginning of the manifest. To read all manifests of large jobs
+ * completely would take long. */
 static int peek_serial(const struct io_folder *directory, const char *name, uint64_t *serial)
 {
 	char path[NAME_MAX + 1 + sizeof(FORMAT_MANIFEST_NAME)];
@@ -326,7 +329,7 @@ static int peek_serial(const struct io_folder *directory, const char *name, uint
 	return (int)MIN(bytes, 0);
 }
 
-/* Raises `last` to the serial number of what is called so, if that is a generation. */
+/* Raises *last to the serial number of the directory `name`, if it is a checkpoint. */
 static void note_serial(const struct io_folder *directory, const char *name, uint64_t *last)
 {
 	const enum group_name_kind kind = group_parse_name(name).kind;
@@ -363,7 +366,7 @@ uint64_t group_last_serial(const struct io_folder *directory, const struct base_
 	return newest.serial;
 }
 
-/* ---- Listing --------------------------------------------------------------------------------- */
+/* ---- Listing candidates ---------------------------------------------------------------------- */
 
 static int add_candidate(void *user, const char *name, struct base_error *error)
 {
@@ -411,7 +414,7 @@ static int list_generations(const struct io_folder *directory, struct group_cand
 		base_buffer_free(&list);
 		return ret;
 	}
-	/* The buffer's memory is malloc()'s, and the struct's alignment is no stricter. */
+	/* The cast is valid: malloc() allocated the buffer, so it is aligned for any struct. */
 	candidates->all = (struct group_candidate *)(void *)list.data;
 	candidates->count = list.bytes / sizeof(*candidates->all);
 	if (candidates->count)
@@ -431,7 +434,8 @@ static void sort_by_age(struct group_candidates *candidates)
 		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare_ages);
 }
 
-/* It could not be read when they were sorted. Those from there on are sorted again. */
+/* Returns whether the candidate at `at` had no readable serial number when the list was sorted, and
+ * has one now. Then sorts the rest of the list again. */
 static bool was_misplaced(struct group_candidates *candidates, size_t at,
 			  const struct group_generation *opened)
 {
@@ -461,8 +465,8 @@ int group_open_candidate(struct group_generation *generation, const struct io_fo
 }
 
 /*
- * What stepped aside and has no manifest is being removed, or was when its process died: none of
- * them.
+ * Reads the serial numbers of all candidates. Drops those that were moved aside and have no
+ * manifest: they are being removed, or their remover died.
  */
 static void look_at_ages(const struct io_folder *directory, struct group_candidates *candidates)
 {
@@ -489,7 +493,7 @@ int group_list_by_age(const struct io_folder *directory, struct group_candidates
 	return ret;
 }
 
-/* ---- Finding --------------------------------------------------------------------------------- */
+/* ---- Opening the checkpoint of a step -------------------------------------------------------- */
 
 int group_open_step(struct group_generation *generation, const struct io_folder *directory,
 		    uint64_t step, struct base_error *error)
@@ -522,12 +526,12 @@ bool group_is_shortage(int code)
 	return code == -ENOMEM || code == -EMFILE || code == -ENFILE;
 }
 
-/* ---- Steps ----------------------------------------------------------------------------------- */
+/* ---- Listing complete checkpoints ------------------------------------------------------------ */
 
 /*
- * Keeps of the candidates those that hold, one for each step, newest first; in memory that is as
- * long. What cannot be read counts as not there, but whoever runs out of memory or descriptors has
- * not looked.
+ * Reduces the list to complete checkpoints, one for each step, and sorts it by age, newest first. A
+ * candidate that cannot be read counts as missing. But if this process runs out of memory or
+ * descriptors, that says nothing about the candidate, so the call fails.
  */
 static int keep_complete(const struct io_folder *directory, struct group_candidates *candidates,
 			 struct base_error *error)
@@ -557,7 +561,7 @@ static int keep_complete(const struct io_folder *directory, struct group_candida
 	return 0;
 }
 
-/* Lists the complete generations, oldest first; *steps is to be freed. */
+/* Lists the complete checkpoints, oldest first. The caller frees *steps. */
 static int list_steps(const struct io_folder *directory, uint64_t **steps, size_t *count,
 		      struct base_error *error)
 {
@@ -599,12 +603,12 @@ IOSHAPE_EXPORT int ioshape_generation_list(struct ioshape_context *context, cons
 	return base_leave(ret, "list", path, &error);
 }
 
-/* ---- Dead or alive --------------------------------------------------------------------------- */
+/* ---- Which attempts are dead ----------------------------------------------------------------- */
 
 struct tidying {
 	const struct io_folder *directory;
-	const char *job;       /* NULL: none */
-	uint64_t *last_serial; /* NULL: nobody wants to know */
+	const char *job;       /* hash of the job; NULL: none */
+	uint64_t *last_serial; /* see group_tidy(); may be NULL */
 	struct io_clock *clock;
 	const struct base_log *log;
 	struct base_budget *budget;
@@ -671,11 +675,11 @@ static bool is_dead(const struct tidying *tidying, struct io_folder *folder, con
 	return is_this_job(tidying, id) ? !is_this_process(id) : is_untouched(tidying, folder);
 }
 
-/* ---- Removing -------------------------------------------------------------------------------- */
+/* ---- Removing what dead processes left ------------------------------------------------------- */
 
-/* Removes what is open as `folder` and called `name`, manifest first. -EBUSY, without a sentence,
- * if a process reads it: then nothing is touched. -EAGAIN, without a sentence, if the budget did
- * not reach all of it. */
+/* Removes the directory `name`, which is open as `folder`, manifest first. Returns -EBUSY, without
+ * an error message and without touching anything, if a process reads it. Returns -EAGAIN, without
+ * an error message, if the budget did not suffice for all of it. */
 static int remove_open(const struct io_folder *folder, const struct io_folder *directory,
 		       const char *name, struct base_budget *budget, struct base_error *error)
 {
@@ -706,7 +710,8 @@ static void remove_it(const struct tidying *tidying, const struct io_folder *fol
 		base_log(tidying->log, IOSHAPE_LOG_WARNING, "%s", error.text);
 }
 
-/* A process died, or still is, between the two renames of a replacement, or while it pruned. */
+/* Tidies a directory that was moved aside. Its process died between the two renames of a
+ * replacement, or while it pruned; or it is still doing so. */
 static void tidy_aside(const struct tidying *tidying, const struct io_folder *folder,
 		       const char *name, const struct group_name *parsed)
 {
@@ -738,7 +743,8 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	struct io_folder folder;
 
 	(void)error;
-	if (tidying->last_serial) /* while the names are listed anyway */
+	/* The names are listed here anyway, which saves another listing. */
+	if (tidying->last_serial)
 		note_serial(tidying->directory, name, tidying->last_serial);
 	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP ||
 	    !base_budget_look(tidying->budget))
@@ -748,11 +754,11 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	if (!is_ours(&folder))
 		goto out;
 	/*
-	 * The name is compared under the lock: the attempt may have been committed between our open
-	 * and its unlock, and would be a complete generation by now.
+	 * Compare the name only after taking the lock. The attempt may have been committed between
+	 * the open and the lock, and would be a complete checkpoint by now.
 	 */
 	if (parsed.kind == GROUP_NAME_DRAINED) {
-		/* Nobody holds it for as long as others may bring something. */
+		/* Nodes that still drain into it hold no lock on it, so age decides. */
 		if (is_untouched(tidying, &folder))
 			remove_it(tidying, &folder, name, "which nobody brings more files to");
 	} else if (parsed.kind == GROUP_NAME_ATTEMPT) {
@@ -779,14 +785,15 @@ void group_tidy(const struct io_folder *directory, const char *job, uint64_t *la
 		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
 }
 
-/* Pure. */
+/* Decides which checkpoints go; `steps` are sorted by age, oldest first. Returns their number.
+ * Pure. */
 static size_t retention(const uint64_t *steps, size_t count, uint32_t keep_last,
 			uint64_t keep_every, bool *goes)
 {
 	size_t going = 0;
 
 	for (size_t i = 0; i < count; i++) {
-		/* The newest is among the last, however few they are. */
+		/* Counting from the end keeps the newest one, however few are kept. */
 		bool is_last = !keep_last || count - i <= keep_last;
 		bool is_multiple = keep_every && steps[i] % keep_every == 0;
 
@@ -796,7 +803,7 @@ static size_t retention(const uint64_t *steps, size_t count, uint32_t keep_last,
 	return going;
 }
 
-/* ---- Pruning --------------------------------------------------------------------------------- */
+/* ---- Pruning old checkpoints ----------------------------------------------------------------- */
 
 struct pruning {
 	struct io_folder directory;
@@ -806,8 +813,9 @@ struct pruning {
 };
 
 /*
- * It gets a name of its own first: if we die half way, group_tidy() removes the rest. But with
- * its manifest it still counts, and gets its place back: it may be another than we had looked at.
+ * Renames the directory before removing it, so that group_tidy() can remove the rest if this
+ * process dies. While it still has its manifest it counts as a checkpoint, and group_tidy() gives
+ * its name back: it may be another checkpoint than the one that was to go.
  */
 static int rename_and_remove(struct pruning *pruning, const struct io_folder *folder,
 			     const char *name, uint64_t step, struct io_hold *claim,
@@ -819,26 +827,29 @@ static int rename_and_remove(struct pruning *pruning, const struct io_folder *fo
 
 	aside_name(doomed, GROUP_NAME_PRUNED, step, name_number());
 	ret = io_folder_rename(&pruning->directory, name, doomed);
-	if (ret == -ENOENT) /* another pruner was there before us */
+	/* Another process has pruned it already. */
+	if (ret == -ENOENT)
 		return 0;
 	if (ret)
 		return base_fail(error, ret, "cannot remove \"%s\" (rename)", folder->path);
-	/* Replaced just now: what we have renamed is the new one. */
+	/* The checkpoint was replaced just now, so this has renamed the new one: rename it back. */
 	if (!io_folder_is_named(folder, &pruning->directory, doomed)) {
 		io_folder_rename(&pruning->directory, doomed, name);
 		return 0;
 	}
-	/* Else a power failure might leave it under its own name, without its manifest. */
+	/* Without this sync, a power failure might bring back the old name, without a manifest. */
 	ret = io_folder_sync(&pruning->directory, error);
 	if (!ret)
 		ret = io_folder_remove(folder, &pruning->directory, doomed, FORMAT_MANIFEST_NAME,
 				       claim, NULL, error);
-	/* The files belong to another user, or the storage fails: it is complete as it was. */
+	/* The manifest is still there, because the files belong to another user or the storage
+	 * failed. The checkpoint is complete, so it gets its name back. */
 	if (ret && !io_folder_look(folder, FORMAT_MANIFEST_NAME, &manifest, NULL)) {
 		io_folder_rename(&pruning->directory, doomed, name);
 		return ret;
 	}
-	/* What does not belong there is to be found where the sentence says. */
+	/* Files remain that are not the checkpoint's. Rename the directory back, so that they are
+	 * where the error message says. */
 	if (ret == -ENOTEMPTY)
 		io_folder_rename(&pruning->directory, doomed, name);
 	pruning->removed++;
@@ -846,8 +857,8 @@ static int rename_and_remove(struct pruning *pruning, const struct io_folder *fo
 }
 
 /*
- * The generation is known, but not held: its manifest is ours alone from here on, and its lock
- * keeps group_tidy() from putting it back.
+ * Removes a checkpoint that was validated but is not held open. The claim keeps readers away from
+ * its manifest, and the lock keeps group_tidy() from renaming it back.
  */
 static int remove_generation(struct pruning *pruning, struct io_folder *folder, uint64_t step,
 			     uint64_t bytes, struct base_error *error)
@@ -888,7 +899,8 @@ static int prune_step(struct pruning *pruning, uint64_t step, struct base_error 
 	ret = group_generation_open(&generation, &pruning->directory, name, step, &why);
 	if (group_is_shortage(ret))
 		return base_pass_on(error, &why);
-	/* What is gone, damaged or replaced by now is none of those that were chosen. */
+	/* The checkpoint is gone, damaged or replaced by now, so it is not the one that was
+	 * chosen. */
 	if (ret)
 		return 0;
 	bytes = group_generation_bytes(&generation);
@@ -918,7 +930,7 @@ static int prune(struct pruning *pruning, struct base_error *error)
 	}
 	if (!ret)
 		retention(steps, count, options->keep_last, options->keep_every, goes);
-	/* One that cannot be removed does not keep the others. */
+	/* A checkpoint that cannot be removed does not stop the removal of the others. */
 	for (size_t i = 0; goes && i < count; i++) {
 		failed = goes[i] ? prune_step(pruning, steps[i], error) : 0;
 		if (!ret)
@@ -941,7 +953,8 @@ int group_prune(struct ioshape_context *context, const char *path, const char *j
 	struct base_budget budget = base_budget_begin();
 	int ret = group_open_directory(&pruning.directory, path, error);
 
-	/* Only a save of the job must not wait until all is removed. */
+	/* Only a save of the job has a budget, because it must not wait until everything is
+	 * removed. */
 	if (!ret && !options->dry_run)
 		group_tidy(&pruning.directory, job, NULL, job ? &budget : NULL, save_log(context));
 	if (!ret)
@@ -973,10 +986,11 @@ IOSHAPE_EXPORT int ioshape_generation_prune(struct ioshape_context *context, con
 	return base_leave(ret, "prune", path, &error);
 }
 
-/* Names that turn out to be taken, and other processes that change what is in our place. */
+/* Most tries for a free name, and most tries to commit while other processes change the
+ * directory. */
 #define MOST_TRIES 16
 
-/* ---- Attempts: names ------------------------------------------------------------------------- */
+/* ---- Names of attempts ----------------------------------------------------------------------- */
 
 static void make_name(struct group_attempt *attempt, const char *job)
 {
@@ -989,9 +1003,9 @@ static void make_name(struct group_attempt *attempt, const char *job)
 		 (unsigned long long)attempt->step, attempt->id);
 }
 
-/* ---- Begin ----------------------------------------------------------------------------------- */
+/* ---- Beginning an attempt -------------------------------------------------------------------- */
 
-/* -EAGAIN: the name is taken. */
+/* Creates and locks the attempt's directory. Returns -EAGAIN if the name is taken. */
 static int make_folder(struct group_attempt *attempt, struct base_error *error)
 {
 	enum io_lock lock = IO_LOCKED;
@@ -1006,7 +1020,7 @@ static int make_folder(struct group_attempt *attempt, struct base_error *error)
 	return ret;
 }
 
-/* Looks at the directory as its server knows it, whatever this host remembers. */
+/* Gets the state of the directory from its server, past what this host has cached. */
 static int look_anew(const struct io_folder *directory, struct io_entry *entry)
 {
 	io_look_anew(directory->fd, "");
@@ -1031,7 +1045,7 @@ static int open_directory(struct group_attempt *attempt, const char *directory, 
 	return ret;
 }
 
-/* The name was found or not. */
+/* Ends the beginning of an attempt: `ret` says whether its directory was created. */
 static int end_begin(struct group_attempt *attempt, int ret, struct base_error *error)
 {
 	if (ret == -EAGAIN)
@@ -1072,21 +1086,21 @@ int group_attempt_join(struct group_attempt *attempt, const char *directory, uin
 	return end_begin(attempt, make_folder(attempt, error), error);
 }
 
-/* ---- Commit ---------------------------------------------------------------------------------- */
+/* ---- Committing an attempt ------------------------------------------------------------------- */
 
-/* The checkpoint that was replaced, and what happened to it. */
+/* The checkpoint that was replaced, and how. */
 struct replaced {
 	enum {
 		NOTHING_REPLACED,
-		SWAPPED,      /* it has the attempt's name now */
-		STEPPED_ASIDE /* it has a name of its own, because the two could not be swapped */
+		SWAPPED,      /* swapped: it has the attempt's name now */
+		STEPPED_ASIDE /* moved aside: the filesystem cannot swap names */
 	} how;
-	char name[GROUP_ATTEMPT_NAME_BYTES]; /* that it has now */
-	struct io_folder folder;             /* locked, if it stepped aside */
+	char name[GROUP_ATTEMPT_NAME_BYTES]; /* its present name */
+	struct io_folder folder;             /* open and locked if it was moved aside */
 };
 
 struct expected {
-	const char **names; /* in order */
+	const char **names; /* sorted */
 	uint32_t count, found;
 };
 
@@ -1121,9 +1135,10 @@ static int check_files_here(const struct group_attempt *attempt,
 }
 
 /*
- * The sizes of files that others have just written would have to be asked for one by one, and some
- * filesystems ask their writers for them. Their names come in a few answers, however many there
- * are.
+ * Checks that all files of the manifest exist, by listing the directory. Their writers, on other
+ * hosts, have just written them. To look at each file would take one request per file, and some
+ * filesystems would ask its writer for the size. A listing takes a few requests in all. If a name
+ * is missing, or there is only one file, looks at each file.
  */
 static int check_written(const struct group_attempt *attempt,
 			 const struct format_manifest *manifest, struct base_error *error)
@@ -1154,7 +1169,8 @@ uint64_t group_next_serial(const struct group_attempt *attempt)
 	uint64_t last = attempt->last_serial;
 	struct io_entry now;
 
-	/* Listing it again, and reading all manifests there, is spared where nobody else saves. */
+	/* If the directory has not changed since the attempt began, do not list it and read all
+	 * manifests again. */
 	if (look_anew(&attempt->directory, &now) || !io_is_unchanged(&attempt->seen, &now) ||
 	    now.links != attempt->seen.links)
 		last = MAX(last, group_last_serial(&attempt->directory, &attempt->log));
@@ -1182,10 +1198,11 @@ static int write_manifest(struct group_attempt *attempt, const struct format_man
 	if (!ret)
 		ret = io_folder_put(&attempt->folder, FORMAT_MANIFEST_NAME, text.data, text.bytes,
 				    error);
-	/* Other ranks have written them: what does not hold must not replace what does. */
+	/* Other ranks have written the files: an incomplete checkpoint must not replace a complete
+	 * one. */
 	if (!ret)
 		ret = check_written(attempt, manifest, error);
-	/* Once for the names of all files: their writers have synced what is in them. */
+	/* One sync makes the names of all files durable. Their writers have synced the contents. */
 	if (!ret)
 		ret = io_folder_sync(&attempt->folder, error);
 	base_buffer_free(&text);
@@ -1203,9 +1220,9 @@ static bool is_complete(const struct group_attempt *attempt, const char *place)
 }
 
 /*
- * Filesystems that cannot swap names (NFS): the old one steps aside first. Should we die before the
- * new one has its name, readers and group_tidy() know the old one by the name that it has then. Its
- * lock keeps others from putting it back meanwhile.
+ * Moves the old checkpoint aside, because the filesystem cannot swap names (NFS). If this process
+ * dies before the new one has its name, readers and group_tidy() find the old one by its new name.
+ * Its lock keeps other processes from renaming it back meanwhile.
  */
 static int step_aside(struct group_attempt *attempt, const char *place, struct replaced *old)
 {
@@ -1220,21 +1237,22 @@ static int step_aside(struct group_attempt *attempt, const char *place, struct r
 	return ret;
 }
 
-/* -EAGAIN: another process changed something at the same time. */
+/* Tries once to give the attempt its final name. Returns -EAGAIN if another process changed
+ * something at the same time. */
 static int try_to_place(struct group_attempt *attempt, const char *place, bool no_replace,
 			struct replaced *old)
 {
 	struct io_entry entry;
 	int ret;
 
-	/* Directories take no name of another that holds something. */
+	/* A rename replaces a directory only if that is empty. */
 	ret = io_folder_rename(&attempt->directory, attempt->name, place);
 	if (ret != -ENOTEMPTY && ret != -EEXIST)
 		return ret;
 	if (no_replace && is_complete(attempt, place))
 		return -EEXIST;
-	/* For the second time another generation has come before us: the one that we had moved, or
-	 * a new one. */
+	/* If the old checkpoint is still aside, another process has committed a new one meanwhile.
+	 * If it is not, another process has renamed it back: replace it again. */
 	if (old->how == STEPPED_ASIDE &&
 	    io_folder_look(&attempt->directory, old->name, &entry, NULL) != -ENOENT)
 		return -EBUSY;
@@ -1250,7 +1268,7 @@ static int try_to_place(struct group_attempt *attempt, const char *place, bool n
 	return !ret || ret == -ENOENT ? -EAGAIN : ret;
 }
 
-/* As it was before, as far as that can be done. */
+/* Undoes the renames, as far as possible. */
 static void take_back(struct group_attempt *attempt, const char *place, bool placed,
 		      struct replaced *old)
 {
@@ -1286,7 +1304,7 @@ static int put_in_place(struct group_attempt *attempt, const char *place, bool n
 	return ret;
 }
 
-/* It is not needed any more: what fails here is left to the next group_tidy(). */
+/* Removes the replaced checkpoint. If that fails, the next group_tidy() does it. */
 static void remove_replaced(struct group_attempt *attempt, const struct replaced *old)
 {
 	struct base_error error = { 0 };
@@ -1335,7 +1353,7 @@ void group_attempt_abandon(struct group_attempt *attempt)
 	    io_folder_is_named(&attempt->folder, &attempt->directory, attempt->name))
 		ret = io_folder_remove(&attempt->folder, &attempt->directory, attempt->name,
 				       FORMAT_MANIFEST_NAME, NULL, NULL, &error);
-	/* What is busy goes with the next attempt. */
+	/* A busy attempt is removed by the next one. */
 	if (ret && ret != -EBUSY)
 		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);
 	io_folder_close(&attempt->folder);

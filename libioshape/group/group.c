@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Groups: how one is opened, how its ranks find each other, and how it ends.
- */
+/* Groups: opens them, lets their ranks find each other (the meeting), and frees them. */
 #define _GNU_SOURCE
 #include "group/group.h"
 
@@ -11,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- Nodes ----------------------------------------------------------------------------------- */
+/* ---- Numbering the nodes --------------------------------------------------------------------- */
 
-/* Numbers the nodes by their keys. */
+/* Numbers the nodes in the order of their lowest ranks. Ranks with equal keys are on one node. */
 
 static int find_nodes(struct ioshape_group *group)
 {
@@ -39,7 +37,8 @@ static int find_nodes(struct ioshape_group *group)
 	return ret;
 }
 
-/* From the ranks' nodes, which another process has numbered. False if it cannot be so. */
+/* Finds the first rank of each node from the ranks' nodes, which rank 0 has numbered. Returns false
+ * if the numbers are not valid. */
 static bool find_leaders(struct ioshape_group *group, uint64_t node_count)
 {
 	uint32_t found = 0;
@@ -56,9 +55,10 @@ static bool find_leaders(struct ioshape_group *group, uint64_t node_count)
 	return found == node_count;
 }
 
-/* ---- Stores ---------------------------------------------------------------------------------- */
+/* ---- Choosing and opening stores ------------------------------------------------------------- */
 
-/* Where ranks meet: all must come to the same answer without having talked. NULL: a failure. */
+/* Returns the kind of store in which ranks meet, or NULL after a failure. All ranks must come to
+ * the same answer without talking to each other. */
 static const struct store_ops *choose_store(const struct ioshape_group *group,
 					    struct base_error *error)
 {
@@ -77,7 +77,8 @@ static const struct store_ops *choose_store(const struct ioshape_group *group,
 	return asked == IOSHAPE_BOARD_HOST ? &store_memory : &store_files;
 }
 
-/* Ranks whose messages are of another format meet elsewhere: none is misread. */
+/* Names the store. The name includes the version of messages, so that ranks of different versions
+ * meet in different stores and never misread each other. */
 static int name_store(struct ioshape_group *group, struct base_error *error)
 {
 	char *text;
@@ -119,17 +120,17 @@ static int open_board(struct ioshape_group *group, struct base_error *error)
 		return error->code;
 	group->may_move = ops == &store_files && !group->options.board;
 	ret = name_store(group, error);
-	/* Which pool is only a matter of where in the Redis it lies. */
+	/* The pool only decides under which keys the Redis keeps the messages. */
 	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
 		 pool_name ? pool_name : "groups");
 	return ret ? ret : open_store(group, ops, group->options.deadline_ms, &group->board, error);
 }
 
 /*
- * Ranks that have met in the directory, and share memory, leave their messages there from then on:
- * that is faster, and the kernel tells at once which rank has ended. Rank 0 makes the store before
- * it says that the roster is complete. So a rank that comes and finds none knows that rank 0 has
- * ended.
+ * Opens the store in memory, to which ranks that share memory move after they have met in the
+ * directory. It is faster, and the kernel tells at once which rank has ended. Rank 0 opens it
+ * before it says that the roster is complete. So a rank that finds no store in memory knows that
+ * rank 0 has ended.
  */
 static int open_memory(struct ioshape_group *group, struct base_error *error)
 {
@@ -140,7 +141,8 @@ static int open_memory(struct ioshape_group *group, struct base_error *error)
 			  error);
 }
 
-/* What rank 0 has left in the directory is needed until all ranks have come to the first round. */
+/* Moves to the store in memory. The store in the directory stays open until all ranks have come to
+ * the first round, because they may still have to read rank 0's messages there. */
 static void move_to_memory(struct ioshape_group *group)
 {
 	if (!group->memory)
@@ -150,26 +152,27 @@ static void move_to_memory(struct ioshape_group *group)
 	group->memory = NULL;
 }
 
-/* ---- Meeting --------------------------------------------------------------------------------- */
+/* ---- Meeting: the protocol ------------------------------------------------------------------- */
 
 /*
- * Every other rank says "hello" to rank 0, with a number that it has drawn. When rank 0 has all of
- * them it answers with the "roster". A rank that finds its own number in it says hello again, with
- * the roster's id. Other ranks have read what is left of an earlier life of the job, and go on
- * waiting. When all have answered the roster, rank 0 says that it is complete.
+ * Every other rank sends rank 0 a hello with a random number. When rank 0 has one of every rank, it
+ * answers with the roster, which has all these numbers. A rank that finds its own number in the
+ * roster sends its hello again, with the roster's id. A rank that does not has read what an earlier
+ * run of the job left, and goes on waiting. When all ranks have answered the roster, rank 0 puts it
+ * again as complete.
  */
 
-/* How often the board is asked, at least. */
+/* Longest interval between two looks into the store. */
 #define LOOK_MS 100u
 
 struct meeting {
 	struct group_round *round;
-	bool *have;   /* hello */
-	bool *ready;  /* hello to the last roster */
-	bool changed; /* a rank came in a new life */
+	bool *have;   /* by rank: a hello was read */
+	bool *ready;  /* by rank: the hello that answers the last roster was read */
+	bool changed; /* a rank is new, or has restarted, since the last roster */
 };
 
-/* ---- Rank 0 ---------------------------------------------------------------------------------- */
+/* ---- Meeting: rank 0 ------------------------------------------------------------------------- */
 
 static int found_hello(void *user, uint32_t rank, const struct base_buffer *note)
 {
@@ -178,7 +181,8 @@ static int found_hello(void *user, uint32_t rank, const struct base_buffer *note
 	struct group_rank *known = &group->ranks[rank];
 	struct group_hello hello = { 0 };
 
-	/* One of an earlier life with another number of ranks will say hello again. */
+	/* Left by an earlier run with another number of ranks: the rank will put its hello
+	 * again. */
 	if (!group_read_message(&group_hello, note, &hello) || hello.ranks != group->options.ranks)
 		return 0;
 	if (!meeting->have[rank] || known->nonce != hello.own.nonce) {
@@ -219,11 +223,12 @@ static int make_roster(struct group_round *round, struct base_error *error)
 	return post_roster(round, false, error);
 }
 
-/* One look at the board. */
+/* Looks into the store once, and puts a new roster if one is needed. */
 static int gather_up(struct meeting *meeting, struct base_error *error)
 {
 	struct ioshape_group *group = meeting->round->group;
-	/* Ranks that are not ready yet may be in a new life, too. */
+	/* Also reads the hellos of ranks that have not answered the roster yet: they may have
+	 * restarted. */
 	int ret = store_collect(group->board, meeting->round->scope, group_hello.name,
 				meeting->ready, found_hello, meeting, error);
 
@@ -303,7 +308,7 @@ static int meet_as_host(struct group_round *round, struct base_error *error)
 	return ret;
 }
 
-/* ---- The others ------------------------------------------------------------------------------ */
+/* ---- Meeting: the other ranks ---------------------------------------------------------------- */
 
 static bool take_roster(struct ioshape_group *group, const struct base_buffer *note, bool *complete)
 {
@@ -380,7 +385,7 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 	return ret ? ret : open_memory(group, error);
 }
 
-/* ---- All ranks ------------------------------------------------------------------------------- */
+/* ---- Meeting: all ranks ---------------------------------------------------------------------- */
 
 static int meet(struct ioshape_group *group, struct base_error *error)
 {
@@ -392,8 +397,8 @@ static int meet(struct ioshape_group *group, struct base_error *error)
 	if (group->options.rank) {
 		ret = meet_as_guest(&round, error);
 	} else {
-		/* Takes away the roster of an earlier life; by that others may notice the new one.
-		 */
+		/* Replaces the roster of an earlier run. In a Redis, its MAC also shows the other
+		 * ranks that rank 0 has drawn a new secret. */
 		ret = group_tell(&round, &group_no_roster, NULL, error);
 		if (!ret)
 			ret = meet_as_host(&round, error);
@@ -405,12 +410,13 @@ static int meet(struct ioshape_group *group, struct base_error *error)
 
 #define DEFAULT_DEADLINE_MS 120000u
 
-/* Rank 0 goes no earlier than the others have read what it said last, but not much later either. */
+/* Longest time that rank 0 waits for the other ranks to read its last messages. */
 #define LONGEST_PARTING_MS 10000u
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-/* For tests, which put several nodes on one host: no settings, and not promised. */
+/* Reads environment variables by which tests put several nodes on one host. They are no settings
+ * and may change at any time. */
 static int take_test_variables(struct ioshape_group_options *options, struct base_error *error)
 {
 	static const char *const boards[] = { "auto", "redis", "host", "files" };
@@ -449,9 +455,9 @@ static int check_options(const struct ioshape_group_options *options, struct bas
 	return 0;
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening a group ------------------------------------------------------------------------- */
 
-/* Where this process is: ranks share memory if they can meet in it. */
+/* Fills in where this process is. Ranks with equal keys can meet in memory, and so share it. */
 static void find_own_place(struct ioshape_group *group)
 {
 	struct group_rank *own = &group->ranks[group->options.rank];
@@ -466,7 +472,7 @@ static void find_own_place(struct ioshape_group *group)
 		 (long)base_pid());
 }
 
-/* The first digits of the ids of this job's attempts. */
+/* Computes the hash of the job, which begins the ids of its attempts. */
 static void hash_job(struct ioshape_group *group)
 {
 	const uint64_t hash = base_hash_text(group->token);
@@ -522,7 +528,7 @@ static void free_group(struct ioshape_group *group)
 	free(group);
 }
 
-/* Where its generations are on the tier. */
+/* Finds where the group's checkpoints are on the tier. */
 static int find_near(struct ioshape_group *group, struct base_error *error)
 {
 	struct group_tier *tier = group_tier_of(&group->options);
@@ -620,7 +626,7 @@ IOSHAPE_EXPORT int ioshape_group_open(struct ioshape_context *context, const cha
 	return base_leave(ret, "open", directory, &error);
 }
 
-/* ---- Parting --------------------------------------------------------------------------------- */
+/* ---- Freeing a group ------------------------------------------------------------------------- */
 
 static int found_bye(void *user, uint32_t rank, const struct base_buffer *note)
 {
@@ -631,14 +637,15 @@ static int found_bye(void *user, uint32_t rank, const struct base_buffer *note)
 	return 0;
 }
 
-/* With rank 0's process goes, on some boards, what it said. */
+/* Says goodbye. Rank 0 waits for the others, because in some stores its messages disappear with its
+ * process. */
 static void part(struct ioshape_group *group)
 {
 	uint64_t begin_ns = base_now_ns();
 	struct group_round round;
 	bool *have, all = false;
 
-	/* Whatever the board does: no rank waits long for a farewell. */
+	/* No rank waits for long here, whatever the store does. */
 	group->deadline_ns = MIN(group->deadline_ns, base_ms_to_ns(LONGEST_PARTING_MS));
 	round = (struct group_round){ .group = group };
 	snprintf(round.scope, sizeof(round.scope), "r%016llx-end", (unsigned long long)group->id);
@@ -661,7 +668,7 @@ static void part(struct ioshape_group *group)
 	free(have);
 }
 
-/* Their handles stay. */
+/* Waits until the saves of the group have ended. Their handles stay valid. */
 static void await_saves(struct ioshape_group *group)
 {
 	pthread_mutex_lock(&group->lock);

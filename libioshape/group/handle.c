@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The generations that a caller opens: of one step, the newest, or the newest that is good for all
- * ranks of a group; what a generation consists of, readers of its parts, and its verification.
+ * Opening checkpoints: that of a step, the newest, or the newest that is good for all ranks of a
+ * group. Also what a checkpoint consists of, readers of its shards, and its verification.
  *
- * Verification reads all files from end to end and compares them with the checksums of the
- * manifest, which cover every byte, also those inside the parts.
+ * Verification reads all files completely and compares them with the checksums of the manifest,
+ * which cover every byte, including the checksums inside the shards.
  *
- * All ranks of a group load the same generation: the newest complete one, or the newest intact one.
- * Rank 0 goes through what lies in the directory and on the tier, newest first. For each one there
- * is a round, in which it says what it has found, until one is good for all.
+ * All ranks of a group load the same checkpoint: the newest complete one, or the newest intact one.
+ * Rank 0 goes through the checkpoints in the directory and on the tier, newest first. Each
+ * candidate gets a round, in which rank 0 announces it, until one is good for all ranks.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -18,21 +18,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- None that can be used ------------------------------------------------------------------- */
+/* ---- Unusable checkpoints -------------------------------------------------------------------- */
 
 /*
- * Generations that are there and cannot be used, with the reasons. Zero to begin with. If there is
- * no other, a job must not take that for its first start.
+ * Checkpoints that exist but cannot be used, with the reasons. Initialise it to zero. If there is
+ * no usable one, a job must not regard this as its first start.
  */
 struct unusable {
 	size_t count;
 	char why[BASE_ERROR_TEXT_BYTES / 2];
 };
 
-/* A sentence names so many. */
+/* Most reasons in an error message. */
 #define MOST_REASONS 3
 
-/* Counts one. `why` may be NULL: the first reasons are enough. */
+/* Counts a checkpoint. `why` may be NULL, if the reasons so far are enough. */
 static void unusable_add(struct unusable *unusable, const struct base_error *why)
 {
 	const size_t used = strlen(unusable->why);
@@ -43,7 +43,7 @@ static void unusable_add(struct unusable *unusable, const struct base_error *why
 			 used ? "; " : "", why->sentence);
 }
 
-/* Fails: -ENOENT if none was counted, otherwise IOSHAPE_E_UNUSABLE. */
+/* Fails with -ENOENT if no checkpoint was counted, otherwise with IOSHAPE_E_UNUSABLE. */
 static int fail_unusable(const struct unusable *unusable, const char *directory,
 			 struct base_error *error)
 {
@@ -62,10 +62,10 @@ static int fail_unusable(const struct unusable *unusable, const char *directory,
 		unusable->count > MOST_REASONS ? "; ..." : "");
 }
 
-/* ---- The newest ------------------------------------------------------------------------------ */
+/* ---- Finding the newest checkpoint ----------------------------------------------------------- */
 
-/* Whether it failed because of what it is: then an older one may be taken instead. Not if it was
- * this process that could not. */
+/* Returns whether a checkpoint could not be opened because of what it is. Then an older one may be
+ * used instead; not if the failure is this process's own. */
 static bool is_its_own_fault(int code)
 {
 	if (group_is_shortage(code))
@@ -73,7 +73,9 @@ static bool is_its_own_fault(int code)
 	switch (code) {
 	case -EACCES:
 	case -EPERM:
-	/* Of a version of the library that this is not: the one before it would be an old state. */
+		/* A later version of the library wrote it. The checkpoint before it would be an old
+		 * state. */
+
 	case -EOPNOTSUPP:
 		return false;
 	default:
@@ -81,7 +83,7 @@ static bool is_its_own_fault(int code)
 	}
 }
 
-/* Directories that change faster than one can look are not looked at for ever. */
+/* Most listings of a directory that changes all the time. */
 #define MOST_ROUNDS 16
 
 static int say_no_manifest(const struct io_folder *directory,
@@ -91,7 +93,7 @@ static int say_no_manifest(const struct io_folder *directory,
 			   directory->path, candidate->name);
 }
 
-/* Whether it holds; -ENOENT, with a sentence, if it has no manifest. */
+/* Validates a candidate. Returns -ENOENT, with an error message, if it has no manifest. */
 static int look_at_candidate(const struct io_folder *directory, struct group_candidates *candidates,
 			     size_t at, struct base_error *error)
 {
@@ -103,7 +105,8 @@ static int look_at_candidate(const struct io_folder *directory, struct group_can
 	return ret == -ENOENT ? say_no_manifest(directory, &candidates->all[at], error) : ret;
 }
 
-/* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
+/* Opens the first valid candidate. Returns -ENOENT if there is none. *gone: a candidate was gone,
+ * or had no manifest. */
 static int open_first(struct group_generation *generation, const struct io_folder *directory,
 		      struct group_candidates *candidates, bool *gone, struct unusable *unusable,
 		      const struct base_log *log, struct base_error *error)
@@ -133,13 +136,12 @@ static int open_first(struct group_generation *generation, const struct io_folde
 }
 
 /*
- * Opens the newest generation that holds. IOSHAPE_E_UNUSABLE if none of several does. Those newer
- * ones that do not hold are told to the log.
+ * Opens the newest valid checkpoint, and logs newer ones that are not valid. Returns
+ * IOSHAPE_E_UNUSABLE if there are some but none is valid.
  *
- * Between the look at the names and the look behind one, a newer generation may come and this one
- * go. While the names are read, too: then neither may be among them. So after one that is gone, and
- * where there seems to be none, the names are looked at again, until they and the answer stay the
- * same.
+ * While this function lists names or looks at a checkpoint, a newer one may appear and the listed
+ * one may go. Then the listing may have neither. So if a candidate is gone, or no valid one is
+ * found, it lists the names again, until names and result stay the same.
  */
 static int open_newest(struct group_generation *generation, const struct io_folder *directory,
 		       const struct base_log *log, struct base_error *error)
@@ -172,7 +174,7 @@ static int open_newest(struct group_generation *generation, const struct io_fold
 	return !ret ? 0 : fail_unusable(&unusable, directory->path, error);
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening a checkpoint -------------------------------------------------------------------- */
 
 static int open_found(struct ioshape_generation *generation, const char *path, const uint64_t *step,
 		      struct base_error *error)
@@ -237,7 +239,7 @@ static void free_texts(char **texts, uint32_t count)
 	free(texts);
 }
 
-/* Also in a forked child: its descriptors are its own, and the parent's lock stays. */
+/* Also allowed in a forked child: its descriptors are its own, and the parent keeps its lock. */
 IOSHAPE_EXPORT void ioshape_generation_free(struct ioshape_generation *generation)
 {
 	if (!generation)
@@ -250,7 +252,7 @@ IOSHAPE_EXPORT void ioshape_generation_free(struct ioshape_generation *generatio
 	free(generation);
 }
 
-/* ---- What it consists of --------------------------------------------------------------------- */
+/* ---- What a checkpoint consists of ----------------------------------------------------------- */
 
 static int enter(struct ioshape_generation *generation, const void *result,
 		 struct base_error *error)
@@ -303,7 +305,7 @@ static const char *path_of(struct ioshape_generation *generation, uint32_t file)
 	return *path;
 }
 
-/* "rank-00007.pt" of a part in a zip. */
+/* Returns the name of a shard in a shard file, such as "rank-00007.pt". */
 static const char *part_name(struct ioshape_generation *generation, uint32_t rank)
 {
 	char name[FORMAT_PART_NAME_BYTES], **kept = &generation->part_names[rank];
@@ -399,7 +401,8 @@ static int open_reader(struct ioshape_generation *generation, uint32_t rank,
 	if (ret == -ENOENT)
 		explain_missing(generation, part.file, error);
 	if (ret)
-		return ret; /* with a sentence of its own */
+		/* ioshape_reader_open() has set the error message. */
+		return ret;
 	ret = check_place(generation, error);
 	if (ret) {
 		ioshape_reader_free(*out);
@@ -427,9 +430,9 @@ IOSHAPE_EXPORT int ioshape_generation_open_part(struct ioshape_generation *gener
 	return error.code ? base_leave(ret, "load", generation->found.folder.path, &error) : ret;
 }
 
-/* ---- Verifying ------------------------------------------------------------------------------- */
+/* ---- Verifying: progress --------------------------------------------------------------------- */
 
-/* Of a file: several threads read them where they are cached. */
+/* Pieces of a file, which several threads read if the file is cached. */
 #define PIECES 16u
 
 struct verifying {
@@ -437,10 +440,10 @@ struct verifying {
 	struct io_lane *lane;
 	ioshape_progress_fn progress;
 	void *progress_user;
-	uint64_t done, total; /* bytes of the calls that have ended; of all */
+	uint64_t done, total; /* bytes of the reads that have ended; bytes in all */
 };
 
-/* As a callback of one of several calls. */
+/* Reports the progress of one of several reads as that of all. */
 static int tell(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	struct verifying *verifying = user;
@@ -450,7 +453,7 @@ static int tell(void *user, enum ioshape_phase phase, uint64_t done, uint64_t to
 				   MIN(verifying->done + done, verifying->total), verifying->total);
 }
 
-/* ---- Files ----------------------------------------------------------------------------------- */
+/* ---- Verifying: files ------------------------------------------------------------------------ */
 
 static int read_crc(struct verifying *verifying, const struct io_input *input, uint64_t offset,
 		    uint64_t bytes, ioshape_progress_fn progress, uint32_t *crc,
@@ -471,7 +474,7 @@ static int read_crc(struct verifying *verifying, const struct io_input *input, u
 	return ret;
 }
 
-/* Whether a part is as its rank wrote it. */
+/* Checks that a shard has the checksum of the manifest. */
 static int check_part(struct verifying *verifying, const struct io_input *input, uint32_t rank,
 		      const char *path, ioshape_progress_fn progress, struct base_error *error)
 {
@@ -490,7 +493,7 @@ static int check_part(struct verifying *verifying, const struct io_input *input,
 	return IOSHAPE_E_DAMAGED;
 }
 
-/* Says whose part it is, if it is one's. */
+/* Fails for a damaged file; names the rank if the damage is in a shard. */
 static int fail_damaged(struct verifying *verifying, const struct io_input *input, uint32_t file,
 			const char *path, struct base_error *error)
 {
@@ -508,7 +511,7 @@ static int fail_damaged(struct verifying *verifying, const struct io_input *inpu
 				"\"%s\" is damaged: its checksum is not the manifest's", path);
 }
 
-/* It is as long as the manifest says. */
+/* Opens a file and checks that it has the size of the manifest. */
 static int open_file(const struct verifying *verifying, uint32_t file, const char **path,
 		     struct io_input *input, struct base_error *error)
 {
@@ -564,9 +567,9 @@ static int open_lane(struct verifying *verifying, struct base_error *error)
 	return io_lane_open(&verifying->lane, save_config(verifying->generation->context), error);
 }
 
-/* ---- Parts ----------------------------------------------------------------------------------- */
+/* ---- Verifying: shards ----------------------------------------------------------------------- */
 
-/* Whether the part is read for this rank, and not for another one. */
+/* Returns whether the rank's own copy of its shard is stored, not that of another rank. */
 static bool is_stored(const struct verifying *verifying, uint32_t rank)
 {
 	return verifying->generation->found.manifest.parts[rank].holder == rank;
@@ -589,8 +592,9 @@ static int verify_part(struct verifying *verifying, uint32_t rank, struct base_e
 }
 
 /*
- * Compares the parts of ranks `first`, `first` + `stride`, ... with the manifest's checksums: all
- * bytes of each. IOSHAPE_E_DAMAGED for the first that differs. `progress` is not NULL.
+ * Compares the shards of ranks `first`, `first` + `stride`, ... completely with the checksums of
+ * the manifest. Returns IOSHAPE_E_DAMAGED for the first one that differs. `progress` must not be
+ * NULL.
  */
 static int verify_parts(struct ioshape_generation *generation, uint32_t first, uint32_t stride,
 			ioshape_progress_fn progress, void *progress_user, struct base_error *error)
@@ -614,7 +618,7 @@ static int verify_parts(struct ioshape_generation *generation, uint32_t first, u
 	return ret;
 }
 
-/* ---- All of it ------------------------------------------------------------------------------- */
+/* ---- Verifying: a whole checkpoint ----------------------------------------------------------- */
 
 IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generation,
 					     ioshape_progress_fn progress, void *progress_user)
@@ -639,27 +643,28 @@ IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generati
 	return base_leave(ret, "verify", generation->found.folder.path, &error);
 }
 
-/* ---- The newest that is good for all ranks --------------------------------------------------- */
+/* ---- The newest checkpoint that is good for all ranks ---------------------------------------- */
 
-/* How long a generation that rank 0 sees may stay unseen on other hosts: as NFS caches names. */
+/* How long other hosts may not see a checkpoint that rank 0 sees, because NFS caches names. */
 #define PATIENCE_NS 10000000000ull
 
-/* A directory that changes faster than it can be looked at is not listed for ever. */
+/* Most listings, in case a directory changes all the time. */
 #define MOST_LISTINGS 16
 
-/* What lies in one of the two places. */
+/* Candidates in one of the two places: the tier or the directory. */
 struct place {
 	struct io_folder directory;
 	struct group_candidates candidates;
 	size_t at;
 };
 
-/* Of rank 0. The others hear. */
+/* The search, as rank 0 keeps it. The other ranks receive its results. */
 struct search {
 	const struct ioshape_search_options *options;
 	bool begun, looked;
 	struct place near, there;
-	struct group_spreads *spreads; /* of the candidates of `near`, if nodes have tiers */
+	/* Holders of the candidates of `near`, if nodes have tiers. */
+	struct group_spreads *spreads;
 	struct unusable unusable;
 	struct base_error unseen; /* why the tier could not be listed */
 	unsigned listings;
@@ -675,7 +680,7 @@ static const char *directory_of(const struct ioshape_group *group, const struct 
 	return found->near ? group->near : group->directory;
 }
 
-/* Rank 0's answer becomes that of all. */
+/* Sends `found` from rank 0 to all other ranks, which receive it. */
 static int share(struct group_round *round, const struct group_message *message,
 		 struct group_found *found, struct base_error *error)
 {
@@ -690,7 +695,7 @@ static int share(struct group_round *round, const struct group_message *message,
 	return ret;
 }
 
-/* ---- Rank 0: the next one -------------------------------------------------------------------- */
+/* ---- Rank 0: finding the next candidate ------------------------------------------------------ */
 
 static int list_place(struct place *place, const char *path, struct base_error *failure)
 {
@@ -703,7 +708,7 @@ static void begin_search(struct ioshape_group *group, struct search *search,
 			 struct base_error *failure)
 {
 	search->begun = true;
-	/* There need not be anything. */
+	/* The directory on the tier need not exist. */
 	if (!group_has_tiers(group) && group->near &&
 	    list_place(&search->near, group->near, &search->unseen) &&
 	    search->unseen.code != -ENOENT)
@@ -712,8 +717,9 @@ static void begin_search(struct ioshape_group *group, struct search *search,
 }
 
 /*
- * Between the look at the names and the look behind one, a newer generation may come and this one
- * go. True: the names are others by now, and it is begun again with these.
+ * Lists a place again. Returns true if its names have changed, so that the search must begin anew
+ * with the new ones: a newer checkpoint may have appeared, and a listed one gone, since they were
+ * listed.
  */
 static bool has_changed(struct search *search, struct place *place)
 {
@@ -734,7 +740,8 @@ static bool has_changed(struct search *search, struct place *place)
 	return changed;
 }
 
-/* Whether it cannot be had from the tiers, and need not. */
+/* Returns whether the next candidate of the tiers cannot be restored from them, but has been
+ * drained. */
 static bool is_drained_only(const struct ioshape_group *group, const struct search *search)
 {
 	const uint64_t serial = search->near.candidates.all[search->near.at].serial;
@@ -747,7 +754,8 @@ static bool is_drained_only(const struct ioshape_group *group, const struct sear
 	return drained && tiers_of(group)->check(search->spreads, search->near.at, &unseen);
 }
 
-/* The place with the newest that is left, of two that are the same the tier; NULL: none is. */
+/* Returns the place with the newest candidate that is left, or NULL if there is none. If both
+ * places have the same one, that is the tier. */
 static struct place *next_place(const struct ioshape_group *group, struct search *search)
 {
 	struct place *near = &search->near, *there = &search->there;
@@ -762,7 +770,8 @@ static struct place *next_place(const struct ioshape_group *group, struct search
 	return there->at < there->candidates.count ? there : NULL;
 }
 
-/* Nothing in the directory is the first start only if the tier was looked at, too. */
+/* Fails because nothing was found. An empty directory means a first start only if the tier was
+ * listed, too. */
 static void fail_search(const struct ioshape_group *group, const struct search *search,
 			struct base_error *failure)
 {
@@ -775,8 +784,8 @@ static void fail_search(const struct ioshape_group *group, const struct search *
 	}
 }
 
-/* The next one of which nothing bad is known yet, or that is to be passed over. IOSHAPE_LATEST: no
- * more. */
+/* Finds the next candidate. found->failure says if it is known to be unusable, so that it is passed
+ * over. found->step is IOSHAPE_LATEST if there are no more. */
 static void look_for_next(struct ioshape_group *group, struct search *search,
 			  struct group_found *found)
 {
@@ -806,9 +815,10 @@ static void look_for_next(struct ioshape_group *group, struct search *search,
 	found->step = place->candidates.all[place->at++].step;
 }
 
-/* ---- All ranks: whether it is intact --------------------------------------------------------- */
+/* ---- All ranks: checking whether it is intact ------------------------------------------------ */
 
-/* Rank 0 has found it: a network filesystem may show it here a little later. */
+/* Opens a checkpoint that rank 0 has found. Retries for PATIENCE_NS, because a network filesystem
+ * may show it on this host a little later. */
 static int open_patiently(struct group_round *round, const struct group_found *found,
 			  struct ioshape_generation **generation)
 {
@@ -827,7 +837,7 @@ static int open_patiently(struct group_round *round, const struct group_found *f
 	}
 }
 
-/* This rank's share of the parts, whoever saved them. */
+/* Verifies this rank's share of the shards, whichever ranks saved them. */
 static void check_share(struct group_round *round, struct group_found *found)
 {
 	const struct ioshape_group_options *options = &round->group->options;
@@ -842,13 +852,14 @@ static void check_share(struct group_round *round, struct group_found *found)
 	ioshape_generation_free(generation);
 }
 
-/* What the ranks found. */
+/* What the ranks reported. */
 struct checks {
-	uint32_t lowest; /* rank of `failure` */
+	uint32_t lowest; /* lowest rank with a failure, which is `failure` */
 	struct base_error *failure;
 };
 
-/* All of them are heard: what the lowest rank failed with is why it is passed over. */
+/* Records one report. All are collected: the failure of the lowest rank is the reason for passing
+ * the checkpoint over. */
 static int found_check(void *user, uint32_t rank, const struct base_buffer *note,
 		       struct base_error *failure)
 {
@@ -892,16 +903,18 @@ static int check_intact(struct group_round *round, struct group_found *found,
 	if (round->group->options.rank) {
 		ret = group_tell(round, &group_checked, found, error);
 	} else if (collect_checks(round, &found->failure, &lost)) {
-		/* Without that rank there is no going on: the others hear which it is. */
+		/* The search cannot go on without that rank. The failure that the others receive
+		 * names it. */
 		found->failure = lost;
 		found->step = IOSHAPE_LATEST;
 	}
 	return ret ? ret : share(round, &group_intact, found, error);
 }
 
-/* ---- All ranks: one after the other ---------------------------------------------------------- */
+/* ---- All ranks: trying one candidate after the other ----------------------------------------- */
 
-/* Each node gets what it wants of it, or it is passed over. */
+/* Gives each node the files that it wants of a candidate. If that fails, the candidate is passed
+ * over. */
 static int restore(struct group_round *round, const struct search *search,
 		   struct group_found *found, struct base_error *error)
 {
@@ -909,7 +922,8 @@ static int restore(struct group_round *round, const struct search *search,
 	int ret = tiers_of(round->group)
 			  ->restore(round, search->spreads, search->near.at - 1, failure, error);
 
-	/* Whatever a node could not do: an older one may be had. */
+	/* Whatever failed on a node, an older checkpoint may be available: do not end the
+	 * search. */
 	if (failure->code && !is_its_own_fault(failure->code))
 		base_rephrase(failure, IOSHAPE_E_DAMAGED, "%s", failure->sentence);
 	return ret ? ret : share(round, &group_whole, found, error);
@@ -936,7 +950,7 @@ static int try_in(struct group_round *round, struct search *search, struct group
 	return ret;
 }
 
-/* In one round. */
+/* Tries the next candidate, in a round of its own. */
 static int try_next(struct ioshape_group *group, struct search *search, struct group_found *found,
 		    struct base_error *error)
 {
@@ -1008,7 +1022,7 @@ static int find(struct ioshape_group *group, const struct ioshape_search_options
 	return ret;
 }
 
-/* ---- What users call ------------------------------------------------------------------------- */
+/* ---- Public calls of the search -------------------------------------------------------------- */
 
 IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group,
 					    const struct ioshape_search_options *given,

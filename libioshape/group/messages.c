@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What ranks tell each other, and how they wait for it. A message is a note that a rank puts on the
- * board, in the scope of a round: numbers, texts and errors, one after the other.
+ * Messages between ranks: the table of all messages, how they are written and read, the rounds that
+ * they belong to, heartbeats, and waiting for messages. A message is a value that a rank puts into
+ * the store, in the scope of a round: numbers, texts and errors, one after the other.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Ranks, in sentences --------------------------------------------------------------------- */
+/* ---- Names of ranks for error messages ------------------------------------------------------- */
 
 const char *group_show_rank(const struct ioshape_group *group, uint32_t rank,
 			    char into[GROUP_RANK_BYTES])
@@ -71,7 +72,8 @@ void group_pass_number(struct group_payload *payload, uint64_t *number)
 	payload->left -= NUMBER_BYTES;
 }
 
-/* Bytes behind their number. Returns where in the message those lie that are read. */
+/* Passes a length and that many bytes. Returns where the bytes that were read begin in the
+ * message. */
 static const uint8_t *pass_chunk(struct group_payload *payload, const void *data, size_t *bytes)
 {
 	struct group_note *note = payload->note;
@@ -86,7 +88,7 @@ static const uint8_t *pass_chunk(struct group_payload *payload, const void *data
 	payload->bad |= length > payload->left;
 	*bytes = payload->bad ? 0 : length;
 	at = payload->at;
-	/* An empty message has no place. */
+	/* In an empty message the pointer is NULL, to which C does not allow adding. */
 	if (*bytes)
 		payload->at += *bytes;
 	payload->left -= *bytes;
@@ -99,7 +101,7 @@ void group_pass_small(struct group_payload *payload, uint32_t *number, uint32_t 
 
 	group_pass_number(payload, &whole);
 	payload->bad |= whole > most;
-	/* What is written stays untouched: other threads may be reading it. */
+	/* Writing leaves *number untouched: other threads may be reading it. */
 	if (!payload->note)
 		*number = payload->bad ? 0 : (uint32_t)whole;
 }
@@ -127,7 +129,7 @@ static void pass_mode(struct group_payload *payload, enum ioshape_mode *mode)
 		*mode = number;
 }
 
-/* Cuts off what does not fit. */
+/* Passes a text; reading cuts off what does not fit. */
 void group_pass_text(struct group_payload *payload, char *text, size_t bytes)
 {
 	size_t length = payload->note ? strlen(text) : 0;
@@ -152,7 +154,7 @@ static void pass_mac(struct group_payload *payload, uint8_t mac[BASE_MAC_BYTES])
 		memcpy(mac, at, BASE_MAC_BYTES);
 }
 
-/* Nothing but the code where nothing has failed. */
+/* Passes a failure. If its code is 0, nothing follows the code. */
 void group_pass_failure(struct group_payload *payload, struct base_error *failure)
 {
 	uint64_t code = (uint64_t)(int64_t)failure->code;
@@ -201,7 +203,8 @@ void group_pass_list(struct group_payload *payload, uint32_t **list, uint32_t co
 		group_pass_small(payload, &(*list)[i], most);
 }
 
-/* The number of a list's elements; of one that is read, at first for how many there is memory. */
+/* Passes the number of a list's elements. Before reading, *count says for how many there is
+ * memory. */
 static void pass_count(struct group_payload *payload, uint32_t *count)
 {
 	group_pass_small(payload, count, *count);
@@ -362,54 +365,57 @@ static void pass_commit(struct group_payload *payload, void *message)
 /* ---- The table of messages ------------------------------------------------------------------- */
 
 /*
- * All that ranks tell each other, in the order in which it is told. In a round, "all" are all ranks
- * but rank 0, which decides. What nodes tell each other while they look at their tiers and restore
- * a generation is in tier/nodes.c.
+ * All messages between ranks, in the order in which they are sent. Within a round, "all" means all
+ * ranks but rank 0, which decides. tier/nodes.c has the messages by which nodes compare their tiers
+ * and restore a checkpoint.
  */
 
-/* Opening, all → rank 0: who is there. Said again for each roster that it has heard. */
+/* Opening the group, all → rank 0: identity of the rank. Sent again for each roster that it has
+ * read. */
 const struct group_message group_hello = { "hello", pass_hello };
-/* Rank 0 → all: said again when a rank is new, and as complete when all have said hello to it. */
+/* Rank 0 → all: the ranks. Sent again if a rank has restarted, and as complete when all ranks have
+ * answered it with a hello. */
 const struct group_message group_roster = { "roster", pass_roster };
-/* Rank 0 → all, first: it takes away the roster of an earlier life. */
+/* Rank 0 → all, first of all: replaces the roster of an earlier run of the job. */
 const struct group_message group_no_roster = { "roster", pass_nothing };
 
-/* Any rank → those that wait for it, whenever something takes long. */
+/* Any rank → the ranks that wait for it, regularly during everything that takes long. */
 const struct group_message group_beat = { "beat", pass_beat };
 
-/* A save, all → rank 0: how much each saves, or why there will be nothing. */
+/* A save, all → rank 0: how much each rank saves, or why it saves nothing. */
 const struct group_message group_want = { "want", pass_want };
-/* Rank 0 → all: a plan; or a question, and the next one when it was answered. */
+/* Rank 0 → all: the plan; or a question, and the next message when it was answered. */
 const struct group_message group_plans[GROUP_MOST_PLANS] = { { "plan", pass_plan },
 							     { "plan2", pass_plan },
 							     { "plan3", pass_plan } };
-/* Those asked → rank 0. */
+/* Ranks that were asked → rank 0. */
 const struct group_message group_digest = { "digest", pass_digest };
-/* A writer → ranks of other nodes, one after the other: it is their turn to send. */
+/* A writer → the ranks of other nodes, one after the other: asks them to send. */
 const struct group_message group_call = { "call", pass_call };
-/* The rank that was called → its writer: it sends from now on. */
+/* A rank that was called → its writer: begins to send now. */
 const struct group_message group_here = { "here", pass_nothing };
-/* Writers → rank 0. A rank that cannot send → its writer and rank 0. */
+/* Writers → rank 0: what they have written. A rank that cannot send → its writer and rank 0. */
 const struct group_message group_done = { "done", pass_written };
-/* On tiers of several nodes, the first rank of each → rank 0: whether it has room. */
+/* On tiers of several nodes, the first rank of each → rank 0: whether it has free space. */
 const struct group_message group_room = { "room", pass_answer };
-/* Rank 0 → the first rank of each node: put your files in place. */
+/* Rank 0 → the first rank of each node: asks it to commit its files. */
 const struct group_message group_commit = { "commit", pass_commit };
-/* The first rank of each node → rank 0: whether they are there, and why they are unprotected. */
+/* The first rank of each node → rank 0: whether its files are committed, and why they are
+ * unprotected. */
 const struct group_message group_kept = { "kept", pass_answer };
-/* Rank 0 → all: how it ended. */
+/* Rank 0 → all: whether the save succeeded. */
 const struct group_message group_verdict = { "verdict", pass_verdict };
 
-/* The newest generation, rank 0 → all: the one that is looked at, until one is good for all. */
+/* Search for the newest checkpoint, rank 0 → all: the candidate of this round. */
 const struct group_message group_next = { "next", pass_found };
-/* Rank 0 → all: whether its files are on the tiers of the nodes that want them. */
+/* Rank 0 → all: whether the candidate's files are on the tiers of the nodes that want them. */
 const struct group_message group_whole = { "whole", pass_found };
-/* All → rank 0: whether this rank's share is intact. */
+/* All → rank 0: whether this rank's share of the candidate is intact. */
 const struct group_message group_checked = { "checked", pass_found };
-/* Rank 0 → all: whether all shares are. */
+/* Rank 0 → all: whether all shares are intact. */
 const struct group_message group_intact = { "intact", pass_found };
 
-/* The end of a group, all → rank 0, which goes last. */
+/* Freeing the group, all → rank 0, which waits for it. */
 const struct group_message group_bye = { "bye", pass_nothing };
 
 void group_write_message(const struct group_message *message, struct group_note *note,
@@ -417,7 +423,7 @@ void group_write_message(const struct group_message *message, struct group_note 
 {
 	struct group_payload writing = { .note = note };
 
-	/* What is written is only read. */
+	/* pass() only reads the payload while it writes the message. */
 	message->pass(&writing, (void *)(uintptr_t)payload);
 }
 
@@ -430,10 +436,10 @@ bool group_read_message(const struct group_message *message, const struct base_b
 	return !reading.bad && !reading.left;
 }
 
-/* How long a look at the board may leave us asleep: aborts are heeded no later. */
+/* Longest sleep between two looks into the store: an abort is noticed this soon. */
 #define LOOK_MS 100u
 
-/* ---- Turns ----------------------------------------------------------------------------------- */
+/* ---- Rounds ---------------------------------------------------------------------------------- */
 
 uint64_t group_round_reserve(struct ioshape_group *group)
 {
@@ -445,7 +451,7 @@ uint64_t group_round_reserve(struct ioshape_group *group)
 	return number;
 }
 
-/* Only its scope. */
+/* Sets only the round's scope. */
 static void name_round(struct group_round *round, const struct ioshape_group *group,
 		       uint64_t number)
 {
@@ -458,12 +464,13 @@ void group_round_begin(struct group_round *round, struct ioshape_group *group, u
 {
 	*round = (struct group_round){ .group = group, .number = number, .abort = abort };
 	name_round(round, group, number);
-	/* Also one that has been aborted waits: the others count on this rank in every round. */
+	/* An aborted round waits for its turn, too: the others expect messages of this rank in
+	 * every round. */
 	pthread_mutex_lock(&group->lock);
 	while (group->round != number)
 		pthread_cond_wait(&group->change, &group->lock);
 	pthread_mutex_unlock(&group->lock);
-	/* What we said in earlier rounds has been read: they had an end. */
+	/* Earlier rounds have ended, so this rank's messages of them have been read. */
 	if (group->options.rank)
 		group_round_forget(round);
 }
@@ -491,7 +498,7 @@ void group_round_end(struct group_round *round)
 	pthread_mutex_unlock(&group->lock);
 }
 
-/* ---- Notes ----------------------------------------------------------------------------------- */
+/* ---- Sending messages ------------------------------------------------------------------------ */
 
 static void name_note(char into[STORE_NAME_BYTES], const char *what, uint32_t rank)
 {
@@ -540,7 +547,8 @@ static int post(struct group_round *round, const char *what, struct group_note *
 		}
 		base_refuse(error, ret, "cannot tell the other ranks of %s: %s", group->directory,
 			    why.text);
-		/* Its folder may be gone, too: another job tidies. */
+		/* Rank 0 has ended. Its folder may be gone as well: other jobs remove the folders
+		 * of dead jobs. */
 		if (ret == IOSHAPE_E_COORDINATOR && store_has_ended(group->board, 0))
 			base_error_of_rank(error, 0);
 	}
@@ -564,7 +572,7 @@ void group_round_beat(struct group_round *round)
 	struct group_note note = { 0 };
 	char name[STORE_NAME_BYTES];
 
-	/* Several in a deadline, so that one that is late or lost does no harm. */
+	/* Several heartbeats fit into a deadline, so that a late or lost one does no harm. */
 	if (!group->board || round->silent ||
 	    now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
 		return;
@@ -573,7 +581,7 @@ void group_round_beat(struct group_round *round)
 			    &(struct group_beat){ now_ns, round->number, round->done_bytes,
 						  round->group_done, round->group_total });
 	name_note(name, group_beat.name, group->options.rank);
-	/* Best effort: what is lost is said again soon. */
+	/* Best effort: the next heartbeat follows soon. */
 	if (!note.failed)
 		store_put(group->board, group->life, name, note.bytes.data, note.bytes.bytes, NULL);
 	base_buffer_free(&note.bytes);
@@ -588,7 +596,7 @@ int group_round_track(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 	group_round_beat(round);
 	if (!round->save)
 		return 0;
-	/* That a file is complete is not the end. */
+	/* A complete file is not the end of a group's save: the commit follows. */
 	round->phase = MAX(round->phase, MIN(phase, IOSHAPE_PHASE_COMMIT));
 	return save_track(round->save, round->phase, done_bytes, total_bytes);
 }
@@ -611,14 +619,16 @@ static void hear_beat(struct group_round *round, uint32_t rank, struct group_wat
 
 	if (!group_read_message(&group_beat, note, &beat))
 		return;
-	/* One that was heard before may have been put there again by another user of the Redis. */
+	/* Ignore a heartbeat that is no newer: another user of the Redis may have put an old one
+	 * there again. */
 	if (beat.now_ns > known->beat) {
 		known->beat = beat.now_ns;
 		known->heard_ns = base_now_ns();
 	}
 	watched->heard_ns = MAX(watched->heard_ns, known->heard_ns);
 	watched->ahead = beat.round > round->number;
-	/* In an earlier round it is alive, and has nothing to say of this one. */
+	/* A rank that is still in an earlier round is alive, but has nothing to report about this
+	 * one. */
 	if (beat.round != round->number)
 		return;
 	watched->done_bytes = beat.done_bytes;
@@ -638,7 +648,8 @@ static bool is_overdue(const struct group_round *round, const struct group_watch
 	return base_now_ns() - watched->heard_ns > round->group->deadline_ns;
 }
 
-/* `missing`: what they did not do, if they are neither gone nor ahead. */
+/* Fails because ranks were lost. `missing` says what they failed to do, if they neither ended nor
+ * went on to a later round. `board_says` is what the store reported, or "". */
 static int fail_lost(const struct group_round *round, const struct lost *lost, const char *missing,
 		     const char *board_says, struct base_error *error)
 {
@@ -656,7 +667,7 @@ static int fail_lost(const struct group_round *round, const struct lost *lost, c
 	return -ETIMEDOUT;
 }
 
-/* Whether it has said so, or is lost. -EAGAIN: neither. */
+/* Looks once for a message. Returns -EAGAIN if it is not there and the rank is not lost. */
 static int look(struct group_round *round, const char *what, uint32_t rank,
 		struct group_watched *watched, struct base_buffer *note, struct base_error *error)
 {
@@ -668,7 +679,8 @@ static int look(struct group_round *round, const char *what, uint32_t rank,
 
 	if (!watched->heard_ns)
 		watched->heard_ns = base_now_ns();
-	/* In this order: what it said before it went is still there. */
+	/* Check this before the store: a message that the rank put before it ended is still
+	 * there. */
 	lost.gone = store_has_ended(group->board, rank);
 	name_note(name, what, rank);
 	ret = store_get(group->board, round->scope, name, note, &why);
@@ -680,7 +692,8 @@ static int look(struct group_round *round, const char *what, uint32_t rank,
 	name_note(name, group_beat.name, rank);
 	if (ret == -EAGAIN && !store_get(group->board, group->life, name, note, &why))
 		hear_beat(round, rank, watched, note);
-	/* Ahead since the last look: so the note would have been there by this one. */
+	/* `lost.ahead` is from the look before: if the rank had put the message, this look would
+	 * have found it. */
 	if (!lost.gone && !lost.ahead && !is_overdue(round, watched))
 		return -EAGAIN;
 	group_name_rank(&lost.names, group, rank);
@@ -718,14 +731,14 @@ int group_hear(struct group_round *round, const struct group_message *message, u
 	return ret;
 }
 
-/* ---- Waiting for many ------------------------------------------------------------------------ */
+/* ---- Waiting for many ranks ------------------------------------------------------------------ */
 
 struct watching {
 	struct group_round *round;
 	const struct group_collection *collection;
 	struct group_watched *ranks;
 	bool *have;
-	struct base_error failure; /* of one of them */
+	struct base_error failure; /* first failure that a rank reported */
 };
 
 static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
@@ -786,7 +799,8 @@ static int collect(struct watching *watching, struct base_error *error)
 
 	for (;;) {
 		why = (struct base_error){ 0 };
-		/* What a rank said before it went is still there: looked for once more. */
+		/* Look once more after ranks were found lost: messages that they put before they
+		 * ended are still there. */
 		before = find_lost(watching);
 		ret = store_collect(group->board, round->scope, collection->what, watching->have,
 				    found_note, watching, &why);
@@ -849,7 +863,7 @@ int group_round_collect(struct group_round *round, const struct group_collection
 	return ret;
 }
 
-/* ---- What the first rank of each node answers rank 0 ----------------------------------------- */
+/* ---- Answers of the first ranks of nodes to rank 0 ------------------------------------------- */
 
 struct answering {
 	const struct ioshape_group *group;
@@ -857,7 +871,7 @@ struct answering {
 	struct group_answers *answers;
 };
 
-/* All of them are heard, whatever some of them fail with. */
+/* Records one answer. Never fails: all answers are collected, even if some report failures. */
 static int found_answer(void *user, uint32_t rank, const struct base_buffer *note,
 			struct base_error *failure)
 {

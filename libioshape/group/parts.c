@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bytes of the ranks' parts. A writer puts its own part, and those that other ranks send, in
- * one file. The other ranks send their parts to their writer.
+ * The bytes of the ranks' shards. A writer puts its own shard, and those that other ranks send,
+ * into one file. The other ranks send their shards to their writer.
  *
- * A rank that sends makes the archive of its part, headers, checksums and all, and it goes out as a
- * stream. To a writer on this node only references go: the bytes lie in memory that the writer
- * maps. That is the staging memory, or, for a save that borrows, a window of a few chunks that its
- * bytes are copied through.
+ * A rank that sends makes the complete archive of its shard, with headers and checksums, and sends
+ * it as a stream. A writer on the same node gets only references: the bytes are in memory that it
+ * maps. That is the staging memory, or, for a save that borrows the caller's memory, a window of a
+ * few chunks through which the bytes are copied.
  */
 #include "group/group.h"
 
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- What both sides do ---------------------------------------------------------------------- */
+/* ---- Used by both sides ---------------------------------------------------------------------- */
 
 /* Writes the address at which `writer` listens in this round. */
 static void stream_address(const struct group_part *part, uint32_t writer, char *into,
@@ -26,20 +26,21 @@ static void stream_address(const struct group_part *part, uint32_t writer, char 
 		 (unsigned long long)part->round.number, writer);
 }
 
-/* MPI promises tags up to 32767. Other groups may use the same functions. */
+/* Returns the tag of this round's streams. MPI promises only tags up to 32767. The group's id makes
+ * it unlikely that groups which use the same functions have equal tags. */
 static uint32_t stream_tag(const struct group_part *part)
 {
 	return (uint32_t)((part->group->id % 16384 + part->round.number) % 16384);
 }
 
-/* Each block is two messages, between which both sides wait for each other: with 4 MiB a save by
- * rank 0 over gloo took a fifth longer. Two streams are received at a time. */
+/* Blocks of a stream between nodes. Each block takes two messages, between which both sides wait
+ * for each other. With 4 MiB, a save by rank 0 over gloo took a fifth longer. Two streams are
+ * received at a time. */
 #define STREAM_BLOCK_BYTES (16 * MIB)
 #define STREAM_BLOCKS 3u
 
-/* Compares the checksum of our written part with its digest, on which other ranks rely. */
-/* Compares the checksum of our written part with its digest, on which other ranks rely.
- * IOSHAPE_E_CHANGED. */
+/* Compares the checksum of this rank's written shard with its digest, on which other ranks rely.
+ * Returns IOSHAPE_E_CHANGED if they differ. */
 static int check_digest(const struct group_part *part, uint32_t crc32, struct base_error *error)
 {
 	const uint32_t ranks = part->group->options.ranks, own = part->group->options.rank;
@@ -54,36 +55,37 @@ static int check_digest(const struct group_part *part, uint32_t crc32, struct ba
 				"what is saved has changed since the save began");
 }
 
-/* ---- The sender: its stream ------------------------------------------------------------------ */
+/* ---- The sender: its state ------------------------------------------------------------------- */
 
-/* Less than this is sent as it is: a reference costs as much as a few pages. */
+/* Fewer bytes are sent as they are: a reference costs as much as copying a few pages. */
 #define SMALL_BYTES (32 * KIB)
 
-/* Parts begin on whole ones of these in the writer's file. */
+/* Shards begin at multiples of this in the writer's file. */
 #define PAGE_BYTES 4096u
 
-/* Chunks in the window of a save that borrows: one is filled while others are being written. */
+/* Chunks in the window of a save that borrows: one is filled while the others are written. */
 #define WINDOW_CHUNKS 4u
 
-/* From here on two checksums are joined, rather than made twice. */
+/* From this size on, two checksums are combined instead of being computed twice. */
 #define COMBINE_BYTES (4 * KIB)
 
 struct sending {
 	struct group_part *part;
 	struct stream_sender *sender;
 	bool local;
-	uint32_t crc32; /* of all so far */
+	uint32_t crc32; /* checksum of all bytes so far */
 	uint64_t total_bytes;
-	struct group_watched watched; /* rank 0, while we wait */
-	/* Borrowed: the window. */
+	struct group_watched watched; /* rank 0, which may send the verdict meanwhile */
+	/* The window of a save that borrows. */
 	struct save_chunk *window[WINDOW_CHUNKS];
-	uint64_t window_end[WINDOW_CHUNKS]; /* in the stream, of what it last held */
-	size_t chunks;                      /* of the window; 0 where there is none */
-	size_t current;                     /* the one being filled */
-	size_t used;                        /* bytes of it */
+	uint64_t window_end[WINDOW_CHUNKS]; /* by chunk: end in the stream of what it last held */
+	size_t chunks;                      /* number of chunks in the window; 0 without a window */
+	size_t current;                     /* chunk that is filled now */
+	size_t used;                        /* bytes of it that are used */
 };
 
-/* While we wait for the writer: it may have failed, and so may everything. */
+/* Called while this rank waits for the writer, which may have failed, as the whole save may
+ * have. */
 static int go_on_sending(void *user, struct base_error *error)
 {
 	struct sending *sending = user;
@@ -98,7 +100,7 @@ static int go_on_sending(void *user, struct base_error *error)
 	ret = group_look(&part->round, &group_verdict, 0, &sending->watched, &verdict, error);
 	if (ret == -EAGAIN)
 		return 0;
-	/* All is well: the writer has all, and its word of that is on the way. */
+	/* The save has succeeded. So the writer has all bytes, and its answer is on the way. */
 	if (!ret && !verdict.failure.code)
 		return 0;
 	return ret ? ret :
@@ -106,24 +108,24 @@ static int go_on_sending(void *user, struct base_error *error)
 				 "the generation was given up before all was written");
 }
 
-/* ---- Staged ---------------------------------------------------------------------------------- */
+/* ---- The sender: staged bytes ---------------------------------------------------------------- */
 
 static uint64_t offset_in_stream(void *sender)
 {
 	return stream_sender_offset(sender);
 }
 
-/* Waits until the writer needs nothing before that any more. */
+/* Waits until the writer needs nothing before `offset` any more. */
 static int await_taken(void *sender, uint64_t offset, struct base_error *error)
 {
 	return stream_sender_await_taken(sender, offset, error);
 }
 
-/* ---- Borrowed -------------------------------------------------------------------------------- */
+/* ---- The sender: borrowed bytes -------------------------------------------------------------- */
 
 /*
- * Above the pool's limit: what later saves have staged already waits for this one to end, so this
- * one must not wait for that memory.
+ * Allocates the window, above the limit of staging memory. Later saves may already hold all of that
+ * memory while they wait for this one to end, so this one must not wait for it.
  */
 static int open_window(struct sending *sending, struct base_error *error)
 {
@@ -145,8 +147,8 @@ static void close_window(struct sending *sending)
 		save_shared_put(sending->part->group->context, sending->window[--sending->chunks]);
 }
 
-/* The next free bytes of the window: at most so many. They lie there as in the writer's file, to
- * the page: it is written from there. */
+/* Finds the next free bytes of the window, *bytes at most. Their offset within a page is the one
+ * that they will have in the writer's file, so that it can be written from there. */
 static int find_free(struct sending *sending, size_t *bytes, struct base_error *error)
 {
 	const uint64_t offset = stream_sender_offset(sending->sender);
@@ -189,7 +191,7 @@ static int put_through_window(struct sending *sending, const uint8_t *data, size
 	return ret;
 }
 
-/* ---- The sink -------------------------------------------------------------------------------- */
+/* ---- The sender: sink of its archive --------------------------------------------------------- */
 
 static uint64_t sink_offset(void *to)
 {
@@ -239,9 +241,10 @@ static int sink_put(void *to, const void *data, size_t bytes, uint32_t *crc,
 
 static const struct format_sink_ops sink_ops = { .offset = sink_offset, .put = sink_put };
 
-/* ---- Send ------------------------------------------------------------------------------------ */
+/* ---- The sender: sending --------------------------------------------------------------------- */
 
-/* Over the caller's functions ranks come one after the other. */
+/* Waits until the writer calls this rank: over the caller's functions, ranks send one after the
+ * other. */
 static int await_call(struct sending *sending, uint32_t writer, struct base_error *error)
 {
 	struct group_part *part = sending->part;
@@ -275,7 +278,7 @@ static int open_sender(struct sending *sending, struct base_error *error)
 	sending->local = group_is_local(group, writer);
 	if (!sending->local) {
 		ret = await_call(sending, writer, error);
-		/* From here on the writer receives: what fails is said on the stream. */
+		/* From here on the writer receives, so failures are sent on the stream. */
 		if (!ret)
 			ret = group_tell(&part->round, &group_here, NULL, error);
 		return ret ? ret :
@@ -331,7 +334,8 @@ int group_send_part(struct group_part *part, struct base_error *error)
 		save_keep_chunks(part->round.save, NULL);
 		part->report->file_bytes = stream_sender_offset(sending.sender);
 	}
-	/* The stream tells sooner than the writer's lock, but only of a process. */
+	/* The stream reports that the writer's process has ended before its lock does. But it knows
+	 * only a process, so name the rank here. */
 	if (ret == -ECONNRESET) {
 		const struct base_error gone = *error;
 
@@ -345,39 +349,40 @@ int group_send_part(struct group_part *part, struct base_error *error)
 	return ret;
 }
 
-/* ---- The writer ------------------------------------------------------------------------------ */
+/* ---- The writer: its state ------------------------------------------------------------------- */
 
-/* A file that is being written. */
+/* A file that this rank writes. */
 struct writing {
 	struct group_part *part;
-	struct io_writer *file;    /* once there is one */
-	struct format_writer *zip; /* of one part alone, or of a bundle */
+	struct io_writer *file;    /* NULL before it was opened */
+	struct format_writer *zip; /* archive of a single shard, or shard file */
 	struct stream_listener *listener;
-	/* Of the rank that is next, if it comes over the caller's functions: its bytes are on their
-	 * way while the one before it is written. */
+	/* Stream of the next rank on another node. Its bytes travel while the shard before it is
+	 * written. */
 	struct stream_receiver *next;
-	uint32_t next_rank; /* that was called; 0: none */
-	/* What such streams are received into, alternating: to touch new memory takes as long as
-	 * the bytes do. */
+	uint32_t next_rank; /* rank that was called; 0: none */
+	/* Memory into which these streams are received, alternating. It is reused, because touching
+	 * new memory takes as long as receiving the bytes. */
 	void *blocks[2];
-	unsigned streams;   /* so far */
-	uint64_t looked_ns; /* for it */
+	unsigned streams;   /* number of such streams so far */
+	uint64_t looked_ns; /* time of the last look for the rank that was called */
 	struct group_written *written;
 	char path[PATH_MAX];
 };
 
-/* ---- What other ranks send ------------------------------------------------------------------- */
+/* ---- The writer: shards of other ranks ------------------------------------------------------- */
 
-/* How often it is looked for a rank that was called. */
+/* Interval between two looks for the rank that was called. */
 #define LOOK_NS 20000000u
 
-/* A rank that cannot send its part says so on the board. */
+/* Fails as `rank` said in its message. A rank that cannot send its shard puts one into the
+ * store. */
 static int fail_as_told(const struct group_part *part, uint32_t rank, struct base_error *theirs,
 			struct base_error *error)
 {
 	if (!theirs->code)
 		base_refuse(theirs, -EPROTO, "it wrote what it was to send");
-	/* That would mean that there is nothing yet. */
+	/* -EAGAIN would mean to the caller that there is no message yet. */
 	if (theirs->code == -EAGAIN)
 		theirs->code = -EPROTO;
 	return group_fail_of_rank(part->group, rank, theirs, error);
@@ -394,7 +399,8 @@ static int check_failure(struct group_part *part, uint32_t rank, struct base_err
 	return ret == -EAGAIN ? 0 : ret;
 }
 
-/* A stream tells that its rank has failed; the message, which follows at once, with what code. */
+/* Waits for the message of a rank that failed. The stream says only that the rank failed; the
+ * message, which follows at once, has the code. */
 static int hear_failure(struct group_part *part, uint32_t rank, struct base_error *error)
 {
 	struct base_error noted = { 0 }, unheard = { 0 };
@@ -407,7 +413,8 @@ static int hear_failure(struct group_part *part, uint32_t rank, struct base_erro
 	return error->code;
 }
 
-/* While a stream is waited for. */
+/* Called while the writer waits for a stream. Checks for a timeout and for a failure of its
+ * rank. */
 static int go_on_writing(void *user, struct base_error *error)
 {
 	struct group_part *part = user;
@@ -439,7 +446,7 @@ static bool writes_for(const struct group_part *part, uint32_t rank)
 	       group_writer_of(part->group, part->plan.mode, rank) == part->group->options.rank;
 }
 
-/* Ranks of other nodes send their parts when they are called, one after the other. */
+/* Calls the next rank on another node after rank `after`. These ranks send one after the other. */
 static int call_next(struct writing *writing, uint32_t after, struct base_error *error)
 {
 	struct group_part *part = writing->part;
@@ -456,8 +463,9 @@ static int call_next(struct writing *writing, uint32_t after, struct base_error 
 }
 
 /*
- * The one that was called, if it has come: only then it is received, because that cannot be broken
- * off. Its first blocks travel while the rank before it is still being written.
+ * Opens the stream of the rank that was called, if that rank has come. A receive cannot be
+ * cancelled, so it must not begin earlier. The stream's first blocks travel while the shard before
+ * it is written.
  */
 static int receive_next(struct writing *writing, struct base_error *error)
 {
@@ -513,8 +521,8 @@ static int open_stream(struct writing *writing, uint32_t rank, struct stream_rec
 	return call_next(writing, rank, error);
 }
 
-/* The file is written from where the bytes have come, and of those whose sum came with them no byte
- * is looked at. */
+/* Puts a run of bytes. The file is written from the memory in which they arrived. If a checksum
+ * came with them, they are not read for it again. */
 static int put_run(struct writing *writing, const struct stream_receiver *receiver,
 		   const void *data, size_t bytes, struct base_error *error)
 {
@@ -531,13 +539,13 @@ static int put_run(struct writing *writing, const struct stream_receiver *receiv
 	return ret;
 }
 
-/* Nothing goes on before the file has less under way. */
+/* Waits until fewer bytes of the file are in flight: only then can the sender go on. */
 static int await_less(struct writing *writing, struct base_error *error)
 {
 	return io_writer_settle(writing->file, io_writer_settled(writing->file) + 1, error);
 }
 
-/* Of the rank whose part begins there in the file. */
+/* Receives one shard, which begins at offset `begin` of the file. */
 static int receive(struct writing *writing, struct stream_receiver *receiver, uint64_t begin,
 		   struct base_error *error)
 {
@@ -562,7 +570,7 @@ static int receive(struct writing *writing, struct stream_receiver *receiver, ui
 	}
 }
 
-/* What the bundle has got of this rank. */
+/* Ends the member of `rank`, and records its position and checksum. */
 static int end_member(struct writing *writing, uint32_t rank, uint32_t *crc,
 		      struct base_error *error)
 {
@@ -599,21 +607,23 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 				  GROUP_SHOWN_RANK(part->group, rank));
 		base_error_of_rank(error, rank);
 	}
-	/* The file reads no more of its memory. */
+	/* Before the receiver is freed, the file must stop reading from its memory. */
 	if (ret)
 		io_writer_fail(writing->file);
 	io_writer_settle(writing->file, UINT64_MAX, NULL);
 	stream_receiver_free(receiver);
-	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
+	/* A stream that broke off may leave bytes behind, or a rank that does not receive any
+	 * more. */
 	if (ret && ret != -ECANCELED && !group_is_local(part->group, rank))
 		part->group->comm_failed = true;
-	/* Of a rank, and not of this one, which may have been stopped, too. */
+	/* If the error names a rank, its stream has reported a failure. If it names none, this
+	 * process was stopped. */
 	return ret == -ECANCELED && error->known & BASE_KNOWS_RANK ?
 		       hear_failure(part, rank, error) :
 		       ret;
 }
 
-/* ---- Our own part ---------------------------------------------------------------------------- */
+/* ---- The writer: its own shard --------------------------------------------------------------- */
 
 static int put_own_member(struct writing *writing, uint32_t rank, struct base_error *error)
 {
@@ -631,7 +641,7 @@ static int put_own_member(struct writing *writing, uint32_t rank, struct base_er
 	return ret ? ret : check_digest(writing->part, crc, error);
 }
 
-/* ---- The file -------------------------------------------------------------------------------- */
+/* ---- The writer: the file -------------------------------------------------------------------- */
 
 static int put_bundle(struct writing *writing, struct io_writer *file, struct base_error *error)
 {
@@ -685,7 +695,7 @@ static int put_file(void *user, struct io_writer *file, struct base_error *error
 	return single ? check_digest(part, written->crc32, error) : 0;
 }
 
-/* Ranks that still send something are told to stop. */
+/* Frees the writer's state. Ranks that still send are told to stop. */
 static void end_writing(struct writing *writing)
 {
 	stream_receiver_free(writing->next);
@@ -717,7 +727,8 @@ static int name_file(struct writing *writing, struct base_error *error)
 	return 0;
 }
 
-/* Of the file that this rank writes; 0 if it would be too large, which is found out in time. */
+/* Returns the size of the file that this rank writes, or 0 if it would be too large. Writing
+ * reports that in time. */
 static uint64_t expected_bytes(const struct group_part *part)
 {
 	struct format_length length = { 0 };
@@ -739,7 +750,9 @@ static uint64_t expected_bytes(const struct group_part *part)
 uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode)
 {
 	const struct ioshape_group *group = part->group;
-	/* By writer. Without memory the most that there can be is as good. */
+	/* By writer. Without memory the result is the highest possible number, which serves as
+	 * well. */
+
 	bool *counted = calloc(group->options.ranks, sizeof(*counted));
 	uint32_t files = 0;
 
@@ -762,14 +775,14 @@ static int begin_file(struct writing *writing, struct io_file_options *options,
 	struct group_part *part = writing->part;
 	const struct ioshape_group *group = part->group;
 	char address[STREAM_ADDRESS_BYTES];
-	uint32_t count = 0, senders = 0; /* on this node */
+	uint32_t count = 0, senders = 0; /* number of senders on this node */
 
 	*options = part->task->file_options;
 	options->progress = group_round_track;
 	options->progress_user = &part->round;
 	options->want_crc32 = true;
-	options->no_replace = false; /* that is for the generation */
-	options->no_sync = false;    /* a manifest vouches for what is on stable storage */
+	options->no_replace = false; /* applies to the checkpoint, not to its files */
+	options->no_sync = false;    /* the manifest lists only what is on stable storage */
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		if (!writes_for(part, rank))
 			continue;
@@ -785,7 +798,7 @@ static int begin_file(struct writing *writing, struct io_file_options *options,
 		return base_no_memory(error, "parts", count * sizeof(*writing->written->parts));
 	if (!senders)
 		return 0;
-	/* Before the slot: the others may come now. */
+	/* Listen before waiting for a slot, so that other ranks can connect meanwhile. */
 	stream_address(part, group->options.rank, address, sizeof(address));
 	return stream_listener_open(&writing->listener, address, error);
 }

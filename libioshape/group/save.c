@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A generation, from the first "want" to the verdict. Every rank says how much it saves; rank 0
- * plans; writers write, the other ranks send them their parts; writers say what they have written;
- * rank 0 puts the generation in place and says how it went.
+ * Saving a checkpoint with all ranks, from the first "want" to the verdict. Every rank says how
+ * much it saves, and rank 0 plans. Writers write their files, and the other ranks send them their
+ * shards. Writers report what they have written; rank 0 commits the checkpoint and sends the
+ * verdict.
  *
- * If nodes have tiers of their own, every node gets the manifest when all is written, and protects
- * the others; then each commits its directory and keeps it for the drain.
+ * If nodes have tiers of their own, every node gets the manifest when all files are written. The
+ * nodes exchange parity to protect each other; then each one commits its directory and keeps it for
+ * the drain.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -16,15 +18,14 @@
 #include <string.h>
 #include <time.h>
 
-/* What one rank has in one save: from the call that begins it to the end of the save's thread. */
+/* State of one rank in one save, from the call that begins it until the save's thread ends. */
 struct group_share {
 	struct ioshape_group *group;
 	uint64_t step;
 	uint64_t round;
 };
 
-/* ---- Before the plan
- * ------------------------------------------------------------------------------- */
+/* ---- Preparing the plan ---------------------------------------------------------------------- */
 
 static void take_sample(struct group_part *part)
 {
@@ -60,7 +61,7 @@ static void free_plan(struct group_plan *plan)
 	plan->ranks = NULL;
 }
 
-/* ---- What each rank wants -------------------------------------------------------------------- */
+/* ---- Reporting what this rank wants ---------------------------------------------------------- */
 
 static int say_want(struct group_part *part, uint64_t bytes, const struct base_error *why,
 		    struct base_error *error)
@@ -75,7 +76,7 @@ static int say_want(struct group_part *part, uint64_t bytes, const struct base_e
 	return group_tell(&part->round, &group_want, &want, error);
 }
 
-/* ---- What writers have written --------------------------------------------------------------- */
+/* ---- Reporting what this rank has written ---------------------------------------------------- */
 
 static int say_done(struct group_part *part, const struct group_written *written,
 		    struct base_error *error)
@@ -83,14 +84,15 @@ static int say_done(struct group_part *part, const struct group_written *written
 	return group_tell(&part->round, &group_done, written, error);
 }
 
-/* ---- What was written ------------------------------------------------------------------------ */
+/* ---- Collecting what all writers have written ------------------------------------------------ */
 
-/* What rank 0 has heard from the writers. */
+/* What rank 0 has received from the writers. */
 struct sum {
 	struct group_part *part;
 	struct format_manifest manifest;
-	bool *writes;                     /* by rank */
-	struct group_written_part *heard; /* of one of them: memory for the parts of all ranks */
+	bool *writes; /* by rank: it writes a file */
+	/* Shards of the writer that was read last, with memory for those of all ranks. */
+	struct group_written_part *heard;
 	uint32_t parts;
 };
 
@@ -100,7 +102,7 @@ static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
 	const struct ioshape_group *group = sum->part->group;
 	const uint32_t rank = written->rank;
 
-	/* A rank that was there before has bytes: no part is empty. */
+	/* A shard that was listed before has bytes, because no shard is empty. */
 	if (rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
 	    !group_is_kept(&sum->part->plan, rank) ||
 	    group_writer_of(group, sum->part->plan.mode, rank) != writer)
@@ -155,7 +157,7 @@ static int found_done(void *user, uint32_t rank, const struct base_buffer *note,
 	return ret ? base_fail(failure, ret, "cannot use what it has written") : 0;
 }
 
-/* Names a part that is stored once for all ranks that have it. */
+/* Fills in the manifest's entries of shards that are stored once for several ranks. */
 static void repeat_parts(struct sum *sum)
 {
 	const struct group_plan *plan = &sum->part->plan;
@@ -204,9 +206,10 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 	return 0;
 }
 
-/* ---- In place -------------------------------------------------------------------------------- */
+/* ---- Committing ------------------------------------------------------------------------------ */
 
-/* It is in place: if that is on the tier, it will be drained, whatever becomes of this process. */
+/* Keeps the committed checkpoint for the drain, if it is on the tier. From then on it is drained
+ * even if this process dies. */
 static int keep(const struct group_part *part, struct base_error *error)
 {
 	const struct ioshape_group_options *options = &part->group->options;
@@ -218,7 +221,8 @@ static int keep(const struct group_part *part, struct base_error *error)
 			       error);
 }
 
-/* This node's files: its ranks wrote them. To be freed; NULL without memory. */
+/* Finds the files of the manifest that this node's ranks wrote. The caller frees the result; NULL
+ * if there is no memory. */
 static bool *find_files_here(const struct ioshape_group *group,
 			     const struct format_manifest *manifest)
 {
@@ -231,7 +235,7 @@ static bool *find_files_here(const struct ioshape_group *group,
 	return here;
 }
 
-/* One node's part of it. */
+/* Protects and commits this node's files. */
 static int commit_here(struct group_part *part, struct group_attempt *attempt,
 		       const struct format_manifest *manifest, const struct base_buffer *plan,
 		       struct base_error *error)
@@ -253,7 +257,7 @@ static int commit_here(struct group_part *part, struct group_attempt *attempt,
 	return ret ? ret : keep(part, error);
 }
 
-/* Rank 0: all nodes put their files in place, with the manifest. */
+/* Lets all nodes commit their files, with the manifest. Called on rank 0. */
 static int commit_spread(struct group_part *part, struct group_attempt *attempt,
 			 struct format_manifest *manifest, struct base_error *error)
 {
@@ -284,7 +288,7 @@ static int commit_spread(struct group_part *part, struct group_attempt *attempt,
 	return ret;
 }
 
-/* ---- The other nodes ------------------------------------------------------------------------- */
+/* ---- Committing on the other nodes ----------------------------------------------------------- */
 
 static int read_manifest(const struct ioshape_group *group, const struct base_buffer *text,
 			 struct format_manifest *manifest, struct base_error *error)
@@ -301,7 +305,8 @@ static int read_manifest(const struct ioshape_group *group, const struct base_bu
 		manifest->rank_count, group->options.ranks);
 }
 
-/* -ECANCELED, without a sentence: there is a verdict already, and it cannot be a good one. */
+/* Waits for the commit message. Returns -ECANCELED, without an error message, if the verdict is
+ * there already: without a commit it is a failure. */
 static int await_commit(struct group_part *part, struct group_commit *commit,
 			struct base_error *error)
 {
@@ -394,9 +399,10 @@ static int say_verdict(struct group_part *part, const struct base_error *failure
 	return group_tell(&part->round, &group_verdict, &verdict, error);
 }
 
-/* ---- Rank 0 ---------------------------------------------------------------------------------- */
+/* ---- Saving on rank 0 ------------------------------------------------------------------------ */
 
-/* The one that was just saved stays, also where a job has gone back to earlier steps. */
+/* Removes old checkpoints. The one just saved stays, even if the job has gone back to earlier
+ * steps. */
 static void retain(const struct group_part *part)
 {
 	const struct ioshape_group *group = part->group;
@@ -407,7 +413,7 @@ static void retain(const struct group_part *part)
 	};
 	struct base_error why = { 0 };
 
-	/* Of those on the tier it is asked of the drain. */
+	/* On the tier, the drain does this. */
 	if (!options.keep_last || part->plan.near)
 		return;
 	if (group_prune(group->context, group->directory, group->job, &options, NULL, &why))
@@ -415,7 +421,7 @@ static void retain(const struct group_part *part)
 			 "old generations of %s were not removed: %s", group->directory, why.text);
 }
 
-/* What rank 0 failed with itself. A rank that is alone needs no name. */
+/* Records a failure of rank 0 itself. A group of one rank does not name it. */
 static int fail_own(const struct group_part *part, const struct base_error *own,
 		    struct base_error *error)
 {
@@ -424,7 +430,8 @@ static int fail_own(const struct group_part *part, const struct base_error *own,
 	return base_pass_on(error, own);
 }
 
-/* Plans, and tells the others: the plan, or why there is none. *told: they have been told. */
+/* Makes the plan and tells the other ranks: the plan, or why there is none. *told: they were
+ * told. */
 static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
 			 const struct base_error *own, bool *told, struct base_error *error)
 {
@@ -472,11 +479,11 @@ static int lead(struct group_part *part, const struct base_error *own, struct ba
 	ret = plan_and_tell(part, &attempt, own, &told, error);
 	if (!ret)
 		ret = write_and_commit(part, &attempt, error);
-	/* Ranks that have not heard the plan find out by their deadline. */
+	/* Ranks that have not received the plan give up at their deadline. */
 	if (told)
 		say_verdict(part, error, &unsaid);
 	group_attempt_abandon(&attempt);
-	/* The next save does it. */
+	/* A save with a deadline leaves this to the next save. */
 	if (!ret && !part->task->file_options.deadline_ns)
 		retain(part);
 	return ret;
@@ -491,10 +498,9 @@ static int lead_nowhere(struct group_part *part, const struct base_error *why,
 	return group_tell_plan(part, GROUP_NO_QUESTION, &named, error);
 }
 
-/* ---- Hearing the verdict
- * ----------------------------------------------------------------------------- */
+/* ---- Receiving the verdict ------------------------------------------------------------------- */
 
-/* While others write: how far all are. */
+/* Reports the progress of all ranks while others write. */
 static void tell_progress(void *user)
 {
 	struct group_part *part = user;
@@ -505,7 +511,8 @@ static void tell_progress(void *user)
 				  part->round.group_total);
 }
 
-/* Rank 0 may have put the generation in place, and have ended before we heard of it. */
+/* Returns whether the checkpoint is committed. Rank 0 may have committed it and ended before this
+ * rank received the verdict. */
 static bool is_in_place(struct group_part *part)
 {
 	struct io_folder directory = IO_NO_FOLDER;
@@ -513,7 +520,7 @@ static bool is_in_place(struct group_part *part)
 	char step_name[GROUP_STEP_NAME_BYTES];
 	bool ours = false;
 
-	/* What this node sees says nothing of the others. */
+	/* This node's directory says nothing about those of other nodes. */
 	if (group_is_spread(part))
 		return false;
 	group_step_name(step_name, part->step);
@@ -530,14 +537,15 @@ static bool is_in_place(struct group_part *part)
 	return ours;
 }
 
-/* Nor had it perhaps the time to keep it. */
+/* Keeps a checkpoint whose rank 0 has ended, perhaps before it could keep it. */
 static int keep_in_place(const struct group_part *part, struct base_error *error)
 {
 	base_error_begin(error);
 	return keep(part, error);
 }
 
-/* *heard: there is one; its code may be any, also that of a rank 0 that was not heard. */
+/* Waits for the verdict. *heard says whether it was received. The code alone does not tell, because
+ * a verdict may have the code of a lost rank 0. */
 static int await_verdict(struct group_part *part, bool *heard, struct base_error *error)
 {
 	struct group_verdict verdict;
@@ -554,9 +562,9 @@ static int await_verdict(struct group_part *part, bool *heard, struct base_error
 	return ret;
 }
 
-/* ---- The others ------------------------------------------------------------------------------ */
+/* ---- Saving on the other ranks --------------------------------------------------------------- */
 
-/* Whether the plan has this rank write a file. */
+/* Returns whether the plan makes this rank write a file. */
 static bool has_file(const struct group_part *part)
 {
 	const struct ioshape_group *group = part->group;
@@ -568,7 +576,8 @@ static bool has_file(const struct group_part *part)
 	return false;
 }
 
-/* Writes our file, or sends our part to its writer, unless another rank has it. */
+/* Writes this rank's file, or sends its shard to its writer, or does nothing if the shard is stored
+ * for another rank. */
 static void do_own_part(struct group_part *part, struct base_error *own)
 {
 	const struct ioshape_group *group = part->group;
@@ -581,7 +590,7 @@ static void do_own_part(struct group_part *part, struct base_error *own)
 		ret = group_write_parts(part, &written, own);
 	else if (group_is_kept(&part->plan, rank))
 		ret = group_send_part(part, own);
-	/* A rank that sends its part says only that it failed: its writer waits for it. */
+	/* A rank that sends its shard reports only failures: success is reported by its writer. */
 	if (writes || ret) {
 		written.failure = *own;
 		part->round.silent = say_done(part, &written, own) != 0;
@@ -589,7 +598,7 @@ static void do_own_part(struct group_part *part, struct base_error *own)
 	free(written.parts);
 }
 
-/* Also a rank whose part failed hears the verdict: it names the cause. */
+/* Waits for the verdict, even if this rank's shard failed, because the verdict names the cause. */
 static int await_end(struct group_part *part, const struct base_error *own,
 		     struct base_error *error)
 {
@@ -598,7 +607,7 @@ static int await_end(struct group_part *part, const struct base_error *own,
 	int ret;
 
 	ret = await_verdict(part, &heard, &told);
-	/* A generation that is in place holds our part, whatever happened to us after it. */
+	/* A committed checkpoint has this rank's shard, whatever failed here afterwards. */
 	if (!ret)
 		return 0;
 	*error = own->code && (!heard || save_is_stopped(part->round.save)) ? *own : told;
@@ -607,13 +616,14 @@ static int await_end(struct group_part *part, const struct base_error *own,
 
 static int follow(struct group_part *part, struct base_error *error)
 {
-	struct group_attempt attempt = GROUP_NO_ATTEMPT; /* on this node's own tier */
+	/* Attempt on this node's own tier. */
+	struct group_attempt attempt = GROUP_NO_ATTEMPT;
 	struct group_written nothing = { 0 };
 	struct base_error own = { 0 };
 	int ret = group_await_plan(part, &attempt, error);
 
 	if (ret) {
-		/* Rank 0 may have counted on us already. */
+		/* Rank 0 may have planned with this rank already. */
 		nothing.failure = *error;
 		say_done(part, &nothing, &own);
 	} else {
@@ -626,7 +636,8 @@ static int follow(struct group_part *part, struct base_error *error)
 	return ret;
 }
 
-/* All ranks but rank 0. `own` is what this rank failed with before, if it did. */
+/* Saves on a rank other than 0. `own` is what failed on this rank before; its code is 0 if nothing
+ * did. */
 static int take_part(struct group_part *part, const struct base_error *own,
 		     struct base_error *error)
 {
@@ -641,7 +652,7 @@ static int take_part(struct group_part *part, const struct base_error *own,
 		return own->code;
 	}
 	ret = follow(part, error);
-	/* So that rank 0 does not wait for a rank that has given up. */
+	/* Tells rank 0 that this rank has given up, so that rank 0 does not wait for it. */
 	if (ret)
 		say_want(part, 0, error, &unsaid);
 	return ret;
@@ -663,7 +674,7 @@ static void report_group(const struct group_part *part, uint64_t begin_ns, doubl
 		 (unsigned long long)part->hashed_bytes);
 }
 
-/* For ranks that write no file. Writers report these notes with the file's. */
+/* Copies this rank's downgrades to the report. Writers report them with those of their file. */
 static void report_notes(const struct group_part *part)
 {
 	io_notes_report(&part->notes, part->report);
@@ -677,7 +688,7 @@ static void report_unprotected(struct group_part *part)
 	report_notes(part);
 }
 
-/* On all ranks, whatever they had written by then. */
+/* Reports a skipped save. Called on all ranks, whatever they had written by then. */
 static void report_skip(struct group_part *part, const struct base_error *why)
 {
 	io_note(&part->notes, IOSHAPE_STEP_SKIPPED, "%s", why->sentence);
@@ -727,7 +738,7 @@ static void leave(struct group_share *share)
 	pthread_mutex_unlock(&group->lock);
 }
 
-/* On the thread of the save, instead of writing a file. */
+/* Runs on the thread of the save, instead of writing a file. */
 static int run(void *user, struct ioshape_save *save, const struct save_task *task,
 	       struct ioshape_report *report, struct base_error *error)
 {
@@ -751,7 +762,7 @@ static int run(void *user, struct ioshape_save *save, const struct save_task *ta
 	return ret;
 }
 
-/* The save could not even be begun: the others are told so. */
+/* Tells the other ranks that this one could not even begin the save. */
 static int give_up(const struct group_share *share, const struct base_error *why,
 		   struct base_error *error)
 {
@@ -767,9 +778,10 @@ static int give_up(const struct group_share *share, const struct base_error *why
 	return ret;
 }
 
-/* ---- The public calls ------------------------------------------------------------------------ */
+/* ---- Public calls ---------------------------------------------------------------------------- */
 
-/* Ranks that another one writes for stage where that one can map it. */
+/* Returns whether this rank stages in shared memory: another rank of its node may write its
+ * shard. */
 static bool shares_memory(const struct ioshape_group *group)
 {
 	const uint32_t rank = group->options.rank;
@@ -778,7 +790,8 @@ static bool shares_memory(const struct ioshape_group *group)
 	       group_writer_of(group, IOSHAPE_MODE_NODE, rank) != rank;
 }
 
-/* The share on its own, and the path that messages call the save by. Both are to be freed. */
+/* Allocates the share, and the path by which error messages name the save. The caller frees
+ * both. */
 static int make_share(const struct group_share *share, struct group_share **made, char **path,
 		      struct base_error *error)
 {
@@ -794,7 +807,7 @@ static int make_share(const struct group_share *share, struct group_share **made
 	return base_no_memory(error, "a save", sizeof(**made));
 }
 
-/* The share belongs to the save, whatever becomes of it. */
+/* Begins the save, which owns the share from then on, even if the call fails. */
 static int begin_share(struct group_share *share, const char *path,
 		       const struct save_payload *payload,
 		       const struct ioshape_save_options *options, bool blocks,
@@ -822,8 +835,9 @@ static int begin_share(struct group_share *share, const char *path,
 }
 
 /*
- * Options are checked only when the save has its number: whatever becomes of it, this rank has had
- * its round, and the others are told.
+ * Reserves the save's round, then begins the save. The options are checked before (`checked`), but
+ * acted on only here: even if they are wrong, this rank has its round, and the other ranks are
+ * told.
  */
 static int begin(struct ioshape_group *group, uint64_t step, const struct save_payload *payload,
 		 const struct ioshape_save_options *options, int checked, bool blocks,
@@ -833,8 +847,8 @@ static int begin(struct ioshape_group *group, uint64_t step, const struct save_p
 	char *path = NULL;
 	int ret = checked;
 
-	/* Memory is given out in the order of rounds: an earlier one never waits for a later one's.
-	 */
+	/* Staging memory is given out in the order of rounds, so that a round never waits for
+	 * memory of a later one. */
 	pthread_mutex_lock(&group->beginning);
 	share.round = group_round_reserve(group);
 	if (!ret)
@@ -848,7 +862,7 @@ static int begin(struct ioshape_group *group, uint64_t step, const struct save_p
 	return ret;
 }
 
-/* Waits for a save that was begun, and fills the report that its caller asked for. */
+/* Waits for a save and fills its caller's report. */
 static int end(struct ioshape_save *save, struct ioshape_report *report, struct base_error *error)
 {
 	int ret = ioshape_save_wait(save, -1);
@@ -861,7 +875,7 @@ static int end(struct ioshape_save *save, struct ioshape_report *report, struct 
 	return ret;
 }
 
-/* In the background if `out` is given. */
+/* Saves, in the background if `out` is not NULL. */
 static int save(struct ioshape_group *group, uint64_t step, const struct save_payload *payload,
 		const struct ioshape_save_options *given, struct ioshape_save **out)
 {

@@ -25,8 +25,8 @@ struct store_config {
 };
 
 #define STORE_MAX_MESSAGE_BYTES (64 * MIB)
-#define STORE_NAME_BYTES 64 /* size of a message's or scope's name ([a-z0-9-]), with the final 0   \
-			     */
+/* Size of a message's or scope's name ([a-z0-9-]), with the final 0. */
+#define STORE_NAME_BYTES 64
 
 /* Called by store_collect() for each message. Anything but 0 ends the collection with that code. */
 typedef int store_found_fn(void *user, uint32_t rank, const struct base_buffer *message);

@@ -114,8 +114,9 @@ void stream_receiver_free(struct stream_receiver *receiver);
 
 enum stream_kind {
 	/* From the sender: */
-	STREAM_HELLO =
-		1,    /* offset: the sender's rank; a local sender passes its memory's fd along */
+	/* offset: rank of the sender. On one host, the fd of its memory comes along, if there is
+	 * one. */
+	STREAM_HELLO = 1,
 	STREAM_BYTES, /* `bytes` bytes of data follow */
 	/* `bytes` bytes are in the sender's memory, at `offset`, with checksum `crc32`. */
 	STREAM_SHARED,
