@@ -73,9 +73,8 @@ static bool is_its_own_fault(int code)
 	switch (code) {
 	case -EACCES:
 	case -EPERM:
-		/* A later version of the library wrote it. The checkpoint before it would be an old
-		 * state. */
-
+	/* A later version of the library wrote it. The checkpoint before it would be an old
+	 * state. */
 	case -EOPNOTSUPP:
 		return false;
 	default:
@@ -141,7 +140,7 @@ static int open_first(struct group_generation *generation, const struct io_folde
  *
  * While this function lists names or looks at a checkpoint, a newer one may appear and the listed
  * one may go. Then the listing may have neither. So if a candidate is gone, or no valid one is
- * found, it lists the names again, until names and result stay the same.
+ * found, it lists the names again, until neither names nor result change any more.
  */
 static int open_newest(struct group_generation *generation, const struct io_folder *directory,
 		       const struct base_log *log, struct base_error *error)

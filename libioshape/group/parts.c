@@ -752,7 +752,6 @@ uint32_t group_count_files(const struct group_part *part, enum ioshape_mode mode
 	const struct ioshape_group *group = part->group;
 	/* By writer. Without memory the result is the highest possible number, which serves as
 	 * well. */
-
 	bool *counted = calloc(group->options.ranks, sizeof(*counted));
 	uint32_t files = 0;
 

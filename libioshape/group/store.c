@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is the same for stores of all kinds: who may call, and with which names; this rank's own
- * messages, which are put again when the medium has lost them; and how long a rank waits before it
- * looks again.
+ * The part that stores of all kinds share: checks of callers and names; this rank's own messages,
+ * which are put again if the medium has lost them; and the sleep between two looks.
  */
 #define _GNU_SOURCE
 #include "group/store.h"
@@ -14,21 +13,22 @@
 #include <string.h>
 #include <time.h>
 
-#define MOST_RANK_DIGITS 10u /* of 32 bits */
+#define MOST_RANK_DIGITS 10u /* decimal digits of a 32-bit rank */
 
-/* Of what one rank has put, and not dropped. */
+/* Limits of what one rank has put and not dropped. */
 #define MOST_OWN_MESSAGES 4096u
 #define MOST_OWN_BYTES (256 * MIB)
 
-/* Between two looks for lost messages. A millisecond more for each rank: all ranks together look
- * as often as a thousand. */
+/* Interval between two checks for lost messages: a millisecond for each rank, within these bounds.
+ * So all ranks together check no more often than a thousand ranks would. */
 #define LEAST_RESTORE_MS 1000u
 #define MOST_RESTORE_MS 5000u
 
-/* A rank looks at all others for a quarter of its time at most. */
+/* A rank sleeps RESTS times as long as it looked at the others, so it looks for a quarter of its
+ * time at most. */
 #define RESTS 3u
 
-/* ---- Checks ---------------------------------------------------------------------------------- */
+/* ---- Checks of callers and names ------------------------------------------------------------- */
 
 static bool is_ours(const struct store *store)
 {
@@ -42,7 +42,7 @@ static bool is_name(const char *name)
 	return length && !name[length] && length < STORE_NAME_BYTES;
 }
 
-/* The sentence does not show the name: it may hold anything. */
+/* Checks a name. The error message does not show it, because it may contain anything. */
 static int check_name(const char *what, const char *name, struct base_error *error)
 {
 	if (is_name(name))
@@ -64,7 +64,8 @@ static int check_call(const struct store *store, const char *scope, const char *
 	return ret ? ret : check_name("message", name, error);
 }
 
-/* Prefixes are checked: it always fits. */
+/* Writes the name of a rank's message. It always fits, because store_collect() has checked the
+ * prefix. */
 void store_name_of(char name[STORE_NAME_BYTES], const char *prefix, uint32_t rank)
 {
 	snprintf(name, STORE_NAME_BYTES, "%.52s-%" PRIu32, prefix, rank);
@@ -72,7 +73,8 @@ void store_name_of(char name[STORE_NAME_BYTES], const char *prefix, uint32_t ran
 
 /* ---- This rank's own messages ---------------------------------------------------------------- */
 
-/* Entries count with their bytes, so that empty messages have a cost, too. */
+/* Returns the bytes that a message counts. Its entry counts, too, so that empty messages are not
+ * free. */
 static uint64_t cost(size_t bytes)
 {
 	return bytes + sizeof(struct store_own);
@@ -88,7 +90,7 @@ static void forget(struct store *store, struct store_own **at)
 	free(own);
 }
 
-/* Those of a scope; NULL: all. */
+/* Forgets the messages of a scope; NULL: all messages. */
 static void forget_all(struct store *store, const char *scope)
 {
 	struct store_own **at = &store->own;
@@ -101,7 +103,7 @@ static void forget_all(struct store *store, const char *scope)
 	}
 }
 
-/* Keeps a copy, in the place of the message that had the name. */
+/* Keeps a copy of a message. It replaces an earlier one of its name. */
 static int keep(struct store *store, const char *scope, const char *name, const void *message,
 		size_t bytes, struct base_error *error)
 {
@@ -200,7 +202,7 @@ void store_close(struct store *store)
 	free(store);
 }
 
-/* ---- Messages -------------------------------------------------------------------------------- */
+/* ---- Putting and getting messages ------------------------------------------------------------ */
 
 int store_put(struct store *store, const char *scope, const char *name, const void *message,
 	      size_t bytes, struct base_error *error)
@@ -216,14 +218,14 @@ int store_put(struct store *store, const char *scope, const char *name, const vo
 		ret = keep(store, scope, name, message, bytes, error);
 	if (ret)
 		return ret;
-	/* Answers may come soon. And this message is looked for sooner than the ones before, but
-	 * puts it off never: heartbeats are put all the time. */
+	/* Answers may come soon. The next check for lost messages comes earlier for the new
+	 * message, but never later, because heartbeats are put all the time. */
 	store->news_ns = base_now_ns();
 	store->restore_ms = least_restore_ms(store);
 	store->restore_ns =
 		MIN(store->restore_ns, store->news_ns + base_ms_to_ns(store->restore_ms));
 	ret = store->ops->put(store, scope, name, message, bytes, error);
-	/* A rank that writes for long puts messages, and does not wait. */
+	/* Check here as well: a rank that writes for long puts messages, but does not wait. */
 	if (!ret)
 		restore_if_due(store);
 	return ret;
@@ -296,8 +298,9 @@ void store_saw(struct store *store, uint64_t stamp)
 }
 
 /*
- * No medium wakes a rank: it looks again. The longer nothing has come, the longer it sleeps, so it
- * learns of a message later by no more than a part of the time that it has waited.
+ * Sleeps until the next look, because no medium wakes a rank. The longer there has been no news,
+ * the longer it sleeps. So a message is noticed late by no more than a fraction of the time that
+ * the rank has waited.
  */
 void store_wait(struct store *store, uint32_t timeout_ms)
 {

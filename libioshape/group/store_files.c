@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stores of files: a folder with a file for each message, named <scope>.<name>.
+ * Stores of files: a folder with one file for each message, named <scope>.<name>.
  *
- * Ranks that have nothing in common but a filesystem keep the folder in the directory of the
- * generations. None knows which rank has ended, and the folder of an earlier job may be there: its
- * messages are seen until rank 0 drops their scopes.
+ * Ranks that share only a filesystem keep the folder in the directory of the checkpoints. There no
+ * rank knows which other rank has ended. The folder of an earlier job may still be there, and its
+ * messages are read until rank 0 drops their scopes.
  *
- * Ranks that share the memory of a host keep the folder there. Each has a file life-<rank> in it,
- * which it has locked. The kernel drops the lock when the process ends, however it ends. A folder
- * whose life-0 is not locked is a dead job's.
+ * Ranks that share the memory of a host keep the folder there. Each rank has a file life-<rank> in
+ * it and holds a lock on it, which the kernel drops when the process ends, however it ends. A
+ * folder whose life-0 is not locked belongs to a dead job.
  */
 #define _GNU_SOURCE
 #include "group/store.h"
@@ -26,34 +26,34 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define DIRECTORY_MARK ".ioshape-board-" /* of folders in the directory of the generations */
-#define MEMORY_MARK "board-"             /* of folders in memory */
+#define DIRECTORY_MARK ".ioshape-board-" /* prefix of folders in the directory of checkpoints */
+#define MEMORY_MARK "board-"             /* prefix of folders in memory */
 #define FORGOTTEN_AFTER_S (24 * 3600)
 
-/* In the names of folders that are being removed, behind their mark. */
+/* Follows the mark in the names of folders that are being removed. */
 #define GONE "gone-"
-#define MOST_TRIES 10 /* of what fails because another process changes it at the same time */
+#define MOST_TRIES 10 /* most tries if another process changes a folder at the same time */
 
 #define LIFE "life"
 #define RANK0_LIFE LIFE "-0"
 
-/* While a folder in memory is not there yet, or another job has it. */
+/* Bounds of the pause between two tries to enter a folder in memory. */
 #define FIRST_PAUSE_NS 1000000u
 #define MOST_PAUSE_NS 100000000u
 
-/* Room for "<scope>.<name>", with the final 0. */
+/* Size of "<scope>.<name>", with the final 0. */
 #define FILE_NAME_BYTES (2 * STORE_NAME_BYTES)
 
 struct files_store {
 	struct store base;
-	char *path;     /* of the folder; owned */
-	uid_t owner;    /* of this user's files in it, as its server says */
-	int64_t opened; /* by the clock of its server, seconds since 1970 */
-	/* In memory: */
-	char place[STORE_PLACE_BYTES]; /* in which the folder is */
-	int folder_fd;                 /* held: nobody can put another folder in its place */
-	int life_fd;                   /* this rank's, locked */
-	int rank0_fd;                  /* rank 0's; rank 0: -1 */
+	char *path;     /* path of the folder; owned */
+	uid_t owner;    /* owner of this user's files in it, as its server reports */
+	int64_t opened; /* time when it was opened, by the server's clock, in seconds since 1970 */
+	/* Only in memory: */
+	char place[STORE_PLACE_BYTES]; /* directory that has the folder */
+	int folder_fd; /* the folder, held open: a later folder of its name is another */
+	int life_fd;   /* this rank's life file, locked */
+	int rank0_fd;  /* rank 0's life file; -1 on rank 0 */
 };
 
 static bool is_in_memory(const struct files_store *store)
@@ -61,9 +61,10 @@ static bool is_in_memory(const struct files_store *store)
 	return store->base.ops == &store_memory;
 }
 
-/* ---- The host's memory ----------------------------------------------------------------------- */
+/* ---- The place in the host's memory ---------------------------------------------------------- */
 
-/* Whether it is a folder, no link, and this user's alone: another user may have been first. */
+/* Checks that `path` is a folder, not a symbolic link, and that only this user can use it. Another
+ * user may have created it. */
 static int check_place(const char *path)
 {
 	struct stat stat;
@@ -116,9 +117,10 @@ void store_identify_place(char id[STORE_PLACE_ID_BYTES])
 			 (unsigned long long)base_random());
 }
 
-/* ---- Lives ----------------------------------------------------------------------------------- */
+/* ---- Life files ------------------------------------------------------------------------------ */
 
-/* Locks belong to the open file, not to the process: a process may be several ranks. */
+/* Returns whether a file is locked. The lock belongs to the open file, not to the process, because
+ * one process may be several ranks. */
 static bool is_locked(int fd)
 {
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -132,7 +134,7 @@ static int open_life(int folder_fd, const char *name)
 		openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 }
 
-/* Whether the file is there; *locked: whether its rank lives. */
+/* Returns whether the life file is there; *locked: whether its rank is alive. */
 static bool look_at_life(int folder_fd, const char *name, bool *locked)
 {
 	const int fd = open_life(folder_fd, name);
@@ -143,7 +145,8 @@ static bool look_at_life(int folder_fd, const char *name, bool *locked)
 	return fd >= 0;
 }
 
-/* The file is locked before it has its name: one that has its name and is not locked is dead. */
+/* Creates this rank's life file. It is locked before it gets its name, so that a file with that
+ * name and without a lock always means a dead rank. */
 static int begin_life(struct files_store *store)
 {
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -167,8 +170,8 @@ static int begin_life(struct files_store *store)
 	return ret;
 }
 
-/* Rank 0 says that it ends, before it removes the folder. Best effort: the lock says the same, a
- * little later. */
+/* Marks rank 0 as ended, before its folder is removed. Best effort: the lock says it a little
+ * later. */
 static void say_end(const struct files_store *store)
 {
 	if (store->life_fd >= 0)
@@ -192,15 +195,15 @@ static bool files_has_ended(struct store *base, uint32_t rank)
 	if (!rank)
 		return rank0_has_ended(store);
 	store_name_of(name, LIFE, rank);
-	/* Without a file the rank has not come yet. */
+	/* Without a life file the rank has not come yet. */
 	return look_at_life(store->folder_fd, name, &locked) && !locked;
 }
 
-/* ---- A folder and its files ------------------------------------------------------------------ */
+/* ---- Folders and their files ----------------------------------------------------------------- */
 
 /*
- * What is in a folder is looked at as if it came from any user: only regular files of this user are
- * read, and links are not followed. Nothing is synced: messages need not outlive the machine.
+ * A folder's contents are not trusted: only regular files of this user are read, and symbolic links
+ * are not followed. Nothing is synced, because messages need not outlive the machine.
  */
 
 static int open_folder(const char *path)
@@ -210,8 +213,8 @@ static int open_folder(const char *path)
 	return fd < 0 ? -errno : fd;
 }
 
-/* Opens the folder anew each time: NFS then asks the server for what has changed. -ENOENT, without
- * a sentence, if it is gone. */
+/* Opens the folder. It is opened again for each call, so that NFS asks the server for changes.
+ * Returns -ENOENT, without an error message, if the folder is gone. */
 static int enter_folder(const char *path, uid_t owner, struct base_error *error)
 {
 	const int fd = open_folder(path);
@@ -231,7 +234,8 @@ static int enter_folder(const char *path, uid_t owner, struct base_error *error)
 	return base_refuse(error, -EACCES, "the folder \"%s\" is not ours any more", path);
 }
 
-/* Replaces what has that name. -ENOENT, without a sentence, if the folder is gone. */
+/* Writes a file, in place of an earlier one of its name. Returns -ENOENT, without an error message,
+ * if the folder is gone. */
 static int write_file(const struct files_store *store, int folder_fd, const char *name,
 		      const void *data, size_t bytes, struct base_error *error)
 {
@@ -244,14 +248,14 @@ static int write_file(const struct files_store *store, int folder_fd, const char
 				name);
 }
 
-/* Reads a file once; -ESTALE if it was replaced just now. */
+/* Tries to read a file. Returns -ESTALE if it was replaced at the same time. */
 static int read_once(struct files_store *store, int folder_fd, const char *name,
 		     struct base_buffer *into)
 {
 	struct stat stat;
 	int fd, ret;
 
-	/* O_NONBLOCK: should it be a pipe, do not wait for it. */
+	/* O_NONBLOCK: do not wait if the file is a pipe. */
 	fd = base_above_streams(
 		openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 	if (fd < 0)
@@ -266,7 +270,8 @@ static int read_once(struct files_store *store, int folder_fd, const char *name,
 	return ret;
 }
 
-/* Replaces what `into` holds. -ENOENT, without a sentence, if there is no such file. */
+/* Reads a file and replaces the contents of `into`. Returns -ENOENT, without an error message, if
+ * there is no such file. */
 static int read_file(struct files_store *store, int folder_fd, const char *name,
 		     struct base_buffer *into, struct base_error *error)
 {
@@ -300,7 +305,7 @@ static int remove_one(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-/* False if something is left, as the budget is spent. */
+/* Removes all files of a folder. Returns false if some are left because the budget is spent. */
 static bool empty(int folder_fd, struct base_budget *budget)
 {
 	const struct io_folder folder = { .fd = folder_fd };
@@ -313,7 +318,7 @@ static void remove_folder(const char *path, uid_t owner)
 {
 	int fd;
 
-	/* What another process puts there meanwhile goes as well. */
+	/* Retry, because another process may put files there meanwhile. */
 	for (int i = 0; i < MOST_TRIES; i++) {
 		fd = enter_folder(path, owner, NULL);
 		if (fd < 0)
@@ -325,8 +330,8 @@ static void remove_folder(const char *path, uid_t owner)
 	}
 }
 
-/* Gives the folder a name by which the next rank 0 knows it, should this process not come to the
- * end: what was emptied looks new. */
+/* Renames a folder before it is emptied. If this process dies while it does that, the folder looks
+ * new; the next rank 0 recognises it by the name. */
 static bool rename_old(int parent_fd, const char *name, char into[NAME_MAX + 1])
 {
 	return snprintf(into, NAME_MAX + 1, DIRECTORY_MARK GONE "%s",
@@ -370,7 +375,7 @@ static int remove_if_old(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-/* Removes the folders of jobs that have left them alone for a day. */
+/* Removes folders that their jobs have not touched for a day. */
 static void remove_old_folders(const struct files_store *store)
 {
 	struct old_folders old = { .store = store, .budget = base_budget_begin() };
@@ -396,7 +401,8 @@ struct sweeping {
 	int place_fd;
 };
 
-/* Removes a dead job's folder: no rank makes one while this one holds the place's lock. */
+/* Removes a folder of a dead job. No rank creates one meanwhile, because this process holds the
+ * lock of the place. */
 static int sweep_one(void *opaque, const char *name, struct base_error *error)
 {
 	const struct sweeping *sweeping = opaque;
@@ -429,7 +435,7 @@ static int make_folder(struct files_store *store, int place_fd)
 	if (mkdir(store->path, 0700))
 		return errno == EEXIST ? -EADDRINUSE : -errno;
 	ret = store->folder_fd = open_folder(store->path);
-	/* Last: with it the others come. */
+	/* Do this last, because the other ranks join when it is there. */
 	if (ret >= 0)
 		ret = begin_life(store);
 	if (ret)
@@ -437,8 +443,8 @@ static int make_folder(struct files_store *store, int place_fd)
 	return ret;
 }
 
-/* Rank 0 makes the folder, and removes those of dead jobs. -EADDRINUSE: a rank 0 that lives has one
- * of this name. */
+/* Creates rank 0's folder and removes those of dead jobs. Returns -EADDRINUSE if a rank 0 that is
+ * alive has a folder of this name, or another rank 0 holds the lock of the place. */
 static int take_folder(struct files_store *store)
 {
 	const int place_fd = open_folder(store->place);
@@ -454,8 +460,8 @@ static int take_folder(struct files_store *store)
 	return ret;
 }
 
-/* The others come to it: -ENOENT if it is not there yet, -EEXIST if it has had a rank of this
- * number. */
+/* Joins rank 0's folder. Returns -ENOENT if it is not there yet, and -EEXIST if it already had a
+ * rank of this number. */
 static int join_folder(struct files_store *store)
 {
 	int ret = store->folder_fd = open_folder(store->path);
@@ -463,7 +469,7 @@ static int join_folder(struct files_store *store)
 	if (ret < 0)
 		return ret;
 	store->rank0_fd = base_own(open_life(store->folder_fd, RANK0_LIFE));
-	/* Without a rank 0, or with a dead job's: this job's is still to come. */
+	/* The folder has no rank 0, or one of a dead job: this job's rank 0 is still to come. */
 	if (store->rank0_fd < 0 || rank0_has_ended(store))
 		return -ENOENT;
 	return begin_life(store);
@@ -510,7 +516,7 @@ static int enter_memory(struct files_store *store, struct base_error *error)
 		if (!ret)
 			return 0;
 		leave_memory(store);
-		/* An earlier job may be about to end, or rank 0 about to come. */
+		/* Retry: an earlier job may be about to end, or rank 0 about to come. */
 		if ((!config->rank && ret != -EADDRINUSE) || base_now_ns() >= end_ns)
 			break;
 		store_sleep_ns(pause_ns);
@@ -519,9 +525,10 @@ static int enter_memory(struct files_store *store, struct base_error *error)
 	return config->rank ? fail_joining(store, ret, error) : fail_taking(store, ret, error);
 }
 
-/* ---- Entering the folder --------------------------------------------------------------------- */
+/* ---- Entering the folder for a call ---------------------------------------------------------- */
 
-/* Only rank 0 makes it again: another rank that ends late would leave it behind. */
+/* Enters the folder. If it is gone, only rank 0 creates it again: another rank that ends late would
+ * leave it behind. */
 static int enter(struct files_store *store, struct base_error *error)
 {
 	int fd;
@@ -541,7 +548,8 @@ static void leave(const struct files_store *store, int fd)
 		base_close(fd);
 }
 
-/* A file that is not there, in a folder that is not there: one in memory is held open. */
+/* Returns whether the folder is gone, so that a missing file means nothing. A folder in memory is
+ * held open, so its link count tells. */
 static bool is_removed(const struct files_store *store, int fd)
 {
 	struct stat stat;
@@ -563,8 +571,9 @@ static int fail_removed(const struct files_store *store, struct base_error *erro
 			   store->path);
 }
 
-/* What may pass is out of reach now, and the caller tries anew: an NFS server that is away for a
- * moment, memory that is full. The sentence says what it was. */
+/* Turns failures that may pass into IOSHAPE_E_COORDINATOR, so that the caller retries: an NFS
+ * server that does not answer for a moment, or memory that is full. The error message keeps the
+ * cause. */
 static int unless_passing(const struct files_store *store, int ret, struct base_error *error)
 {
 	const bool is_full = ret == -ENOSPC || ret == -EDQUOT;
@@ -580,7 +589,7 @@ static void file_name(char file[FILE_NAME_BYTES], const char *scope, const char 
 	snprintf(file, FILE_NAME_BYTES, "%s.%s", scope, name);
 }
 
-/* ---- Messages -------------------------------------------------------------------------------- */
+/* ---- Putting and getting messages ------------------------------------------------------------ */
 
 static int files_put(struct store *base, const char *scope, const char *name, const void *message,
 		     size_t bytes, struct base_error *error)
@@ -590,7 +599,7 @@ static int files_put(struct store *base, const char *scope, const char *name, co
 	int fd, ret = -ENOENT;
 
 	file_name(file, scope, name);
-	/* Rank 0 may have made the folder again. */
+	/* Try twice: rank 0 may have created the folder again. */
 	for (int i = 0; i < 2 && ret == -ENOENT; i++) {
 		fd = enter(store, error);
 		ret = fd < 0 ? fd : write_file(store, fd, file, message, bytes, error);
@@ -599,7 +608,8 @@ static int files_put(struct store *base, const char *scope, const char *name, co
 	return ret == -ENOENT ? fail_removed(store, error) : unless_passing(store, ret, error);
 }
 
-/* Rank 0 of an earlier job may have taken it away as it ended. */
+/* Puts a message again if its file is gone: rank 0 of an earlier job may have removed it when it
+ * ended. */
 static int files_restore(struct store *base, const struct store_own *own)
 {
 	struct files_store *store = (struct files_store *)base;
@@ -633,19 +643,20 @@ static int files_get(struct store *base, const char *scope, const char *name,
 	return ret == -ENOENT ? -EAGAIN : unless_passing(store, ret, error);
 }
 
-/* What collect() goes by while it lists the folder. */
+/* State of collect() while it lists the folder. */
 struct collection {
 	struct files_store *store;
 	struct io_folder folder;
-	char begin[FILE_NAME_BYTES + 2]; /* "<scope>.<prefix>-" */
+	char begin[FILE_NAME_BYTES + 2]; /* beginning of the names: "<scope>.<prefix>-" */
 	const bool *have;
 	store_found_fn *found;
 	void *user;
 	struct base_buffer message;
-	int stopped; /* what found() returned */
+	int stopped; /* code that found() returned */
 };
 
-/* The rank at the end of a name, as store_name_of() writes it. */
+/* Parses the rank at the end of a name, as store_name_of() writes it. Returns false if it is not
+ * valid. */
 static bool read_rank(const char *digits, uint32_t ranks, uint32_t *rank)
 {
 	const size_t count = strspn(digits, "0123456789");
@@ -705,7 +716,7 @@ static int files_collect(struct store *base, const char *scope, const char *pref
 	return unless_passing(store, ret, error);
 }
 
-/* ---- Ending ---------------------------------------------------------------------------------- */
+/* ---- Dropping scopes and closing ------------------------------------------------------------- */
 
 struct removal {
 	struct io_folder folder;
@@ -735,7 +746,8 @@ static void files_drop(struct store *base, const char *scope)
 	leave(store, removal.folder.fd);
 }
 
-/* Rank 0 in memory: while its life is locked, no rank takes the folder for a dead job's. */
+/* Rank 0 in memory removes the folder while its life file is still locked, so that no other rank
+ * regards it as a dead job's. */
 static void files_close(struct store *base)
 {
 	struct files_store *store = (struct files_store *)base;
@@ -749,7 +761,7 @@ static void files_close(struct store *base)
 	free(store->path);
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening a store ------------------------------------------------------------------------- */
 
 static struct files_store *new_store(struct store **out, const struct store_ops *ops,
 				     const struct store_config *config, struct base_error *error)
@@ -780,7 +792,8 @@ static int open_in_directory(struct store **out, const struct store_config *conf
 	ret = io_folder_make_own(store->path, &ours, error);
 	if (ret) {
 		free(store->path);
-		store->path = NULL; /* files_close() removes nothing */
+		/* This makes files_close() remove nothing. */
+		store->path = NULL;
 		return ret;
 	}
 	store->owner = ours.st_uid;
@@ -823,7 +836,8 @@ const struct store_ops store_files = {
 	.close = files_close,
 };
 
-/* A look costs a few microseconds there, and a save of small states takes milliseconds. */
+/* A look into memory takes a few microseconds, and a save of small checkpoints takes milliseconds,
+ * so the waits are short. */
 const struct store_ops store_memory = {
 	.id = "host",
 	.wait_part = 8,

@@ -2,16 +2,16 @@
 /*
  * The store of ranks that share a Redis: a hash for each scope, with a field for each message.
  *
- * A Redis may lose its data, or, in a failover, the latest of it. So each rank puts its own
- * messages again now and then. That costs no more than to look whether they are still there.
+ * A Redis may lose its data, or the latest of it in a failover. So each rank puts its own messages
+ * again now and then. That costs no more than checking whether they are still there.
  *
  * All users of the Redis can write there, but only the ranks of the job know its secret. Rank 0
- * draws it when it opens its store, and leaves it in the checkpoint directory, as a message in a
- * store of files: only this user can read that. Each message in the Redis begins with a MAC by that
- * secret. What no rank of the job has put there is no message.
+ * draws the secret when it opens its store, and puts it into a store of files in the checkpoint
+ * directory, which only this user can read. Each message in the Redis begins with a MAC by that
+ * secret. A message without a valid MAC is ignored.
  *
- * A job that starts again finds the secret of the life before, until its own rank 0 has drawn one.
- * So a rank that finds something that is not authentic looks for a new secret.
+ * When a job starts again, its ranks may read the secret of the earlier run, until rank 0 has drawn
+ * a new one. So a rank that finds a message with a wrong MAC looks for a new secret.
  */
 #define _GNU_SOURCE
 #include "group/store.h"
@@ -25,21 +25,23 @@
 
 #define SECRET_SCOPE "redis"
 #define SECRET_NAME "secret"
-/* While rank 0 has not drawn it. */
+/* Bounds of the pause between two looks for the secret. */
 #define FIRST_PAUSE_MS 5u
 #define MOST_PAUSE_MS 250u
-#define RANKS_FOR_A_MS 4u /* thousands of ranks look as often, together, as a thousand */
+/* In large jobs the upper bound is ranks / RANKS_FOR_A_MS milliseconds, so that all ranks together
+ * look no more often than a thousand ranks would. */
+#define RANKS_FOR_A_MS 4u
 
 struct redis_store {
 	struct store base;
 	struct slots_notes *hashes;
-	struct store *secrets; /* where the secret is; NULL: it is not known */
+	struct store *secrets; /* store of files that has the secret */
 	uint8_t secret[BASE_MAC_BYTES];
 };
 
 /* ---- The secret ------------------------------------------------------------------------------ */
 
-/* -EAGAIN: it is not there yet. */
+/* Reads the secret. Returns -EAGAIN if it is not there yet. */
 static int read_secret(struct redis_store *store, struct base_error *error)
 {
 	struct base_buffer message = { 0 };
@@ -88,7 +90,7 @@ static int await_secret(struct redis_store *store, struct base_error *error)
 		config->directory, config->deadline_ms / 1000);
 }
 
-/* Rank 0 draws it; the others wait until it has. */
+/* Opens the store of the secret. Rank 0 draws the secret; the other ranks wait until it has. */
 static int open_secret(struct redis_store *store, struct base_error *error)
 {
 	const struct store_config *config = &store->base.config;
@@ -99,7 +101,8 @@ static int open_secret(struct redis_store *store, struct base_error *error)
 	return config->rank ? await_secret(store, error) : draw_secret(store, error);
 }
 
-/* Whether rank 0 has begun a new life. Then what this rank has put is put again by its secret. */
+/* Reads the secret again. If rank 0 has restarted and drawn a new one, puts this rank's messages
+ * again, with MACs by that secret, and returns true. */
 static bool learn_secret(struct redis_store *store)
 {
 	uint8_t before[sizeof(store->secret)];
@@ -112,9 +115,10 @@ static bool learn_secret(struct redis_store *store)
 	return true;
 }
 
-/* ---- Sealed messages ------------------------------------------------------------------------- */
+/* ---- Signing and checking messages ----------------------------------------------------------- */
 
-/* Each place has a key of its own, so that a message says nothing in the place of another one. */
+/* Computes the MAC of a message. Its key depends on list and name, so that a message copied to
+ * another name is not valid there. */
 static void sign(const struct redis_store *store, const char *list, const char *name,
 		 const void *message, size_t bytes, uint8_t mac[BASE_MAC_BYTES])
 {
@@ -126,7 +130,7 @@ static void sign(const struct redis_store *store, const char *list, const char *
 	base_mac(mac, key, message, bytes);
 }
 
-/* Appends the message as it goes to the Redis: 0 or -ENOMEM. */
+/* Appends the MAC and the message, as the Redis gets them. Returns 0 or -ENOMEM. */
 static int seal(const struct redis_store *store, const char *list, const char *name,
 		const void *message, size_t bytes, struct base_buffer *sealed)
 {
@@ -139,8 +143,8 @@ static int seal(const struct redis_store *store, const char *list, const char *n
 		       0;
 }
 
-/* The message in what came from the Redis; NULL if no rank of the job has put it in this place.
- * Changes `bytes` to the message's. */
+/* Returns the message in bytes from the Redis, or NULL if its MAC is not valid under this name.
+ * *bytes becomes the message's length. */
 static const uint8_t *unseal(const struct redis_store *store, const char *list, const char *name,
 			     const void *sealed, size_t *bytes)
 {
@@ -151,13 +155,13 @@ static const uint8_t *unseal(const struct redis_store *store, const char *list, 
 		return NULL;
 	*bytes -= BASE_MAC_BYTES;
 	sign(store, list, name, message, *bytes, expected);
-	/* In the same time wherever they differ. */
+	/* Takes constant time, wherever the MACs differ. */
 	for (size_t i = 0; i < sizeof(expected); i++)
 		different |= mac[i] ^ expected[i];
 	return different ? NULL : message;
 }
 
-/* ---- Putting --------------------------------------------------------------------------------- */
+/* ---- Putting messages ------------------------------------------------------------------------ */
 
 static void name_list(const struct redis_store *store, char list[SLOTS_NOTES_LIST_BYTES],
 		      const char *scope)
@@ -186,25 +190,26 @@ static int redis_restore(struct store *base, const struct store_own *own)
 {
 	struct redis_store *store = (struct redis_store *)base;
 
-	/* Rank 0 of an earlier life may have taken the secret away as it ended. */
+	/* Put the secret again as well: rank 0 of an earlier run may have removed it when it
+	 * ended. */
 	if (!base->config.rank)
 		store_wait(store->secrets, 0);
 	return redis_put(base, own->scope, own->name, own->data, own->bytes, NULL);
 }
 
-/* ---- Looking --------------------------------------------------------------------------------- */
+/* ---- Getting messages ------------------------------------------------------------------------ */
 
-/* What is asked for in one call. */
+/* The messages that one call asks for. */
 struct question {
 	struct redis_store *store;
 	char list[SLOTS_NOTES_LIST_BYTES];
 	const char *names[SLOTS_NOTES_AT_A_TIME];
-	size_t count; /* of names */
+	size_t count; /* number of names */
 	struct base_buffer *message;
 	bool has_found;
-	bool has_strange; /* something that no rank has put there, as far as the secret is known */
+	bool has_strange; /* a message had a wrong MAC */
 
-	const uint32_t *ranks; /* of the names, for collect() */
+	const uint32_t *ranks; /* rank of each name, for collect() */
 	store_found_fn *tell;
 	void *user;
 	struct base_error *error;
@@ -299,9 +304,9 @@ static int redis_collect(struct store *base, const char *scope, const char *pref
 	return ret;
 }
 
-/* ---- Opening and ending ---------------------------------------------------------------------- */
+/* ---- Opening and closing --------------------------------------------------------------------- */
 
-/* If it cannot be said now, time removes them. */
+/* Drops a scope. If the Redis cannot be reached, its expiry removes the scope. */
 static void redis_drop(struct store *base, const char *scope)
 {
 	struct redis_store *store = (struct redis_store *)base;
@@ -311,18 +316,19 @@ static void redis_drop(struct store *base, const char *scope)
 	slots_notes_remove(store->hashes, list, NULL);
 }
 
-/* Scopes that rank 0 has not dropped stay for a while: others may still read them. */
+/* Closes the store. Scopes that rank 0 has not dropped stay for a while, because other ranks may
+ * still read them. */
 static void redis_close(struct store *base)
 {
 	struct redis_store *store = (struct redis_store *)base;
 
-	/* Rank 0: no rank can read the secret any more. */
+	/* On rank 0 this removes the secret, so that no rank can read it any more. */
 	store_close(store->secrets);
 	explicit_bzero(store->secret, sizeof(store->secret));
 	slots_notes_close(store->hashes);
 }
 
-/* Whether it answers, and lets us read what we are about to write. */
+/* Checks that the Redis answers, and that it permits reading what this rank will write. */
 static int try_it(struct store *store, struct base_error *error)
 {
 	struct base_buffer message = { 0 };

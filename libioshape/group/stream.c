@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Both ends of a stream, whatever link carries it. */
+/* Both ends of a stream, independent of the link that carries it. */
 #define _GNU_SOURCE
 #include "group/stream.h"
 
@@ -13,12 +13,12 @@
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 
-/* One reference to memory: how finely the sender learns what has been taken. */
+/* Most bytes of one reference to memory: how finely the sender learns what was taken. */
 #define REFERENCE_BYTES (8 * MIB)
-/* What costs less to copy than to map. */
+/* Fewer bytes cost less to copy than to map. */
 #define LEAST_REFERENCE_BYTES (4 * KIB)
 
-#define MAGIC UINT32_C(0x6d7473) /* "stm", and the format behind it */
+#define MAGIC UINT32_C(0x6d7473) /* "stm"; the format follows in the highest byte */
 
 int stream_go_on(const struct stream_wait *wait, struct base_error *error)
 {
@@ -27,7 +27,8 @@ int stream_go_on(const struct stream_wait *wait, struct base_error *error)
 	return ret ? base_fail(error, ret, "a rank's bytes are not waited for any longer") : 0;
 }
 
-/* Keeps the first failure. */
+/* Records `ret` as the stream's failure, unless it has failed before. Returns the code of the first
+ * failure. */
 static int keep(struct base_error *kept, int ret, struct base_error *error)
 {
 	if (!ret)
@@ -68,7 +69,7 @@ bool stream_read_frame(struct stream_frame *frame, const uint8_t from[STREAM_FRA
 	return base_get_le(from, 4) == magic();
 }
 
-/* A frame that may not come now. */
+/* Fails because a frame is not allowed at this point of the stream. */
 static int fail_unexpected(const struct stream_link *link, struct base_error *error)
 {
 	return base_refuse_with(
@@ -78,7 +79,7 @@ static int fail_unexpected(const struct stream_link *link, struct base_error *er
 		"rank %u sent something else than expected", link->rank);
 }
 
-/* ---- The sender: what it hears --------------------------------------------------------------- */
+/* ---- The sender: receiving replies ----------------------------------------------------------- */
 
 static int take_credit(struct stream_sender *sender, const struct stream_frame *frame,
 		       struct base_error *error)
@@ -116,7 +117,7 @@ static int take_reply(struct stream_sender *sender, const struct stream_frame *f
 	return fail_unexpected(sender->link, error);
 }
 
-/* Takes all replies that are there. */
+/* Takes all replies that have arrived. */
 static int hear_all(struct stream_sender *sender, struct base_error *error)
 {
 	struct stream_link *link = sender->link;
@@ -129,13 +130,13 @@ static int hear_all(struct stream_sender *sender, struct base_error *error)
 		if (ret)
 			return ret == -EAGAIN ? 0 : ret;
 		ret = take_reply(sender, &frame, text, error);
-		/* A receiver that is done closes. */
+		/* The receiver closes the connection after STREAM_DONE, so do not receive again. */
 		if (ret || sender->done)
 			return ret;
 	}
 }
 
-/* Takes the next reply, without which nothing goes on; or waits a little for it. */
+/* Takes the next reply, without which the sender cannot go on. Waits a little if there is none. */
 static int hear(struct stream_sender *sender, struct base_error *error)
 {
 	struct stream_link *link = sender->link;
@@ -150,7 +151,7 @@ static int hear(struct stream_sender *sender, struct base_error *error)
 	return link->ops->wait(link, false) ? 0 : stream_go_on(&sender->wait, error);
 }
 
-/* ---- The sender: what it says ---------------------------------------------------------------- */
+/* ---- The sender: sending frames -------------------------------------------------------------- */
 
 static int say(struct stream_sender *sender, const struct stream_frame *frame, const void *data,
 	       struct base_error *error)
@@ -165,7 +166,7 @@ static int say(struct stream_sender *sender, const struct stream_frame *frame, c
 		if (!ret)
 			return 0;
 		if (ret != -EAGAIN) {
-			/* The receiver may have said why. */
+			/* The receiver may have sent the reason. */
 			int reply = hear_all(sender, error);
 
 			return reply ? reply : base_pass_on(error, &why);
@@ -178,7 +179,7 @@ static int say(struct stream_sender *sender, const struct stream_frame *frame, c
 	}
 }
 
-/* Where sides take turns, waits for ours. */
+/* Waits for this side's turn, if the link takes turns. */
 static int await_turn(struct stream_sender *sender, struct base_error *error)
 {
 	int ret = 0;
@@ -189,7 +190,7 @@ static int await_turn(struct stream_sender *sender, struct base_error *error)
 	return ret;
 }
 
-/* Says so much of the stream, when that is not too far ahead. */
+/* Sends a frame with bytes of the stream, when the credit allows it. */
 static int say_part(struct stream_sender *sender, const struct stream_frame *frame,
 		    const void *data, struct base_error *error)
 {
@@ -204,7 +205,7 @@ static int say_part(struct stream_sender *sender, const struct stream_frame *fra
 	return ret;
 }
 
-/* While one block is sent, the other is filled. */
+/* Sends the batch. The other block is filled while this one is sent. */
 static int say_batch(struct stream_sender *sender, struct base_error *error)
 {
 	const struct stream_frame frame = { .kind = STREAM_BYTES, .bytes = sender->batched };
@@ -219,7 +220,7 @@ static int say_batch(struct stream_sender *sender, struct base_error *error)
 	return ret;
 }
 
-/* The receiver says how large blocks are. */
+/* Waits until the receiver has said how large blocks are, and allocates the batch. */
 static int make_batch(struct stream_sender *sender, struct base_error *error)
 {
 	int ret = 0;
@@ -294,7 +295,7 @@ static int end(struct stream_sender *sender, uint32_t crc32, struct base_error *
 	return ret;
 }
 
-/* ---- The sender: calls ----------------------------------------------------------------------- */
+/* ---- The sender: functions of stream.h ------------------------------------------------------- */
 
 int stream_sender_new(struct stream_sender **out, struct stream_link *link, bool has_memory,
 		      const struct stream_frame *credit, const struct stream_wait *wait,
@@ -354,7 +355,8 @@ int stream_sender_await_taken(struct stream_sender *sender, uint64_t offset,
 	if (!ret && offset > sender->offset)
 		ret = base_refuse(&sender->failure, -EINVAL,
 				  "bytes of a stream are waited for that were not put");
-	/* What is not in shared memory, or still in the batch, has been copied. */
+	/* All other bytes have been copied: those not in shared memory, and those still in the
+	 * batch. */
 	offset = MIN(offset, sender->said);
 	while (!ret && !sender->ended && sender->has_memory && sender->taken < offset)
 		ret = hear(sender, &sender->failure);
@@ -379,8 +381,8 @@ static int wait_no_longer(void *user, struct base_error *error)
 	return base_now_ns() < *until_ns ? 0 : base_refuse(error, -ETIMEDOUT, "no word came");
 }
 
-/* Where sides take turns, says it in its turn, so that the next stream between the two finds
- * nothing in its way. */
+/* Sends `why` to the receiver. If the link takes turns, waits for this side's turn, so that the
+ * next stream between the two ranks finds nothing in its way. */
 static void say_why(struct stream_sender *sender, const char *why)
 {
 	const struct stream_frame frame = { .kind = STREAM_FAIL,
@@ -410,7 +412,7 @@ void stream_sender_free(struct stream_sender *sender, const char *why)
 	free(sender);
 }
 
-/* ---- The receiver: what it hears ------------------------------------------------------------- */
+/* ---- The receiver: taking frames ------------------------------------------------------------- */
 
 static int map_memory(struct stream_receiver *receiver, struct base_error *error)
 {
@@ -441,7 +443,7 @@ static int follow_reference(struct stream_receiver *receiver, const struct strea
 	if (receiver->memory_fd < 0 || !frame->bytes || frame->bytes > REFERENCE_BYTES ||
 	    __builtin_add_overflow(frame->offset, frame->bytes, &end))
 		return fail_unexpected(receiver->link, error);
-	/* It has grown since. */
+	/* The sender's memory has grown since it was mapped. */
 	if (end > receiver->view_bytes)
 		ret = map_memory(receiver, error);
 	if (!ret && end > receiver->view_bytes)
@@ -449,7 +451,7 @@ static int follow_reference(struct stream_receiver *receiver, const struct strea
 				  receiver->link->rank);
 	if (ret)
 		return ret;
-	/* A wish: all at once instead of page by page. */
+	/* Best effort: map all pages at once, instead of one by one. */
 	begin = frame->offset / page * page;
 	madvise((void *)(uintptr_t)(receiver->view + begin), end - begin, MADV_POPULATE_READ);
 	*data = receiver->view + frame->offset;
@@ -460,7 +462,7 @@ static int follow_reference(struct stream_receiver *receiver, const struct strea
 	return 0;
 }
 
-/* All bytes have come: a sender that does not hear it any more does not matter. */
+/* Sends STREAM_DONE. All bytes have arrived, so it does not matter if the sender is gone. */
 static int say_done(struct stream_receiver *receiver, struct base_error *error)
 {
 	const struct stream_frame frame = { .kind = STREAM_DONE };
@@ -506,8 +508,9 @@ static int take_frame(struct stream_receiver *receiver, const struct stream_fram
 	return fail_unexpected(receiver->link, error);
 }
 
-/* After the end the sender's memory is its own again, and another view takes the place of this one:
- * not while it is read. */
+/* Returns whether a frame must wait until all bytes are released. After the end the sender may
+ * reuse its memory, and growth of the memory replaces the view: neither may happen while bytes are
+ * read. */
 static bool must_wait(const struct stream_receiver *receiver, const struct stream_frame *frame)
 {
 	if (receiver->released == receiver->offset)
@@ -546,7 +549,7 @@ static int next(struct stream_receiver *receiver, const void **data, size_t *byt
 			base_error_of_rank(error, link->rank);
 			return ret;
 		}
-		/* The sender may wait for what is to be released. */
+		/* The sender may be waiting for what was released. */
 		link->ops->release(link, receiver->released, true);
 		if (receiver->released < receiver->offset)
 			return -EAGAIN;
@@ -556,7 +559,7 @@ static int next(struct stream_receiver *receiver, const void **data, size_t *byt
 	}
 }
 
-/* ---- The receiver: calls --------------------------------------------------------------------- */
+/* ---- The receiver: functions of stream.h ----------------------------------------------------- */
 
 int stream_receiver_new(struct stream_receiver **out, struct stream_link *link, int memory_fd,
 			const struct stream_wait *wait, struct base_error *error)
@@ -614,7 +617,8 @@ void stream_receiver_release(struct stream_receiver *receiver, uint64_t offset)
 	receiver->link->ops->release(receiver->link, receiver->released, false);
 }
 
-/* A stop that has no room is left to the end of the connection. */
+/* Frees a receiver. If a stop cannot be sent at once, the end of the connection stops the
+ * sender. */
 void stream_receiver_free(struct stream_receiver *receiver)
 {
 	struct stream_frame stop = { .kind = STREAM_STOP };

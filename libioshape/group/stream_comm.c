@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams over functions of the caller's, between nodes.
+ * Streams over the caller's functions, between nodes.
  *
- * One side speaks at a time, as both know which: a send may wait until the other side receives. The
- * receiver grants so many blocks as it has room for, the sender sends these; or an end or a failure
- * in the place of one, after which nothing is left that was granted. While there is no room the
- * receiver says so every second, so that nobody takes it for dead.
+ * Only one side may send at a time, and both know which, because a send may block until the other
+ * side receives. The receiver grants as many blocks as it has memory for, and the sender sends
+ * these. It may send an end or a failure instead of a block, which ends the grant. While the
+ * receiver has no memory, it sends a hold every second, so that the sender does not take it for
+ * dead.
  *
- * A thread of the sender sends a block while the next is filled; a thread of the receiver receives
- * ahead.
+ * A thread of the sender sends one block while the next one is filled. A thread of the receiver
+ * receives ahead.
  */
 #include "group/stream.h"
 
@@ -18,13 +19,13 @@
 
 #define HOLD_MS 1000u
 
-/* One rank, as this side of the stream reaches it. */
+/* The connection to one rank. */
 struct comm {
 	const struct ioshape_comm *functions;
 	uint32_t other;
 	uint32_t tag;
 	uint32_t timeout_ms;
-	bool broken; /* a function failed: none is called any more */
+	bool broken; /* a function has failed, so none is called any more */
 };
 
 static int fail(struct comm *comm, int code, const char *doing, struct base_error *error)
@@ -90,7 +91,8 @@ static int hear_frame(struct comm *comm, struct stream_frame *frame, struct base
 	return stream_read_frame(frame, head) ? 0 : fail_mistaken(comm, error);
 }
 
-/* Why the other side has failed or stopped. Nothing is said to it any more. */
+/* Receives the text that explains a failure or a stop. Nothing is sent to the other side after
+ * it. */
 static int hear_text(struct comm *comm, const struct stream_frame *frame,
 		     char text[STREAM_TEXT_BYTES], struct base_error *error)
 {
@@ -108,16 +110,16 @@ static int hear_text(struct comm *comm, const struct stream_frame *frame,
 
 struct comm_sender {
 	struct stream_link base;
-	struct comm comm; /* the thread's while it has something to send */
+	struct comm comm; /* used by the thread while it has something to send */
 	char text[STREAM_TEXT_BYTES];
 	bool runs;
 	pthread_t thread;
-	pthread_mutex_t lock; /* of all below */
+	pthread_mutex_t lock; /* protects the members below */
 	pthread_cond_t change;
-	struct stream_frame frame; /* to be sent; kind 0: nothing */
+	struct stream_frame frame; /* frame to be sent; kind 0: none */
 	const void *data;
 	bool stop;
-	struct base_error failure; /* of the thread */
+	struct base_error failure; /* failure of the thread */
 };
 
 static void *send_frames(void *argument)
@@ -142,8 +144,8 @@ static void *send_frames(void *argument)
 	return NULL;
 }
 
-/* -EAGAIN: the thread has something to send. Otherwise it does nothing, and what it failed with is
- * told. */
+/* Returns -EAGAIN if the thread has something to send. Otherwise it is idle, and this returns its
+ * failure, if any. */
 static int look_at_thread(struct comm_sender *sender, struct base_error *error)
 {
 	int ret = 0;
@@ -157,7 +159,7 @@ static int look_at_thread(struct comm_sender *sender, struct base_error *error)
 	return ret;
 }
 
-/* The thread sends what has bytes of the stream. */
+/* Sends a frame. Frames with bytes of the stream are sent by the thread. */
 static int sender_send(struct stream_link *base, const struct stream_frame *frame, const void *data,
 		       struct base_error *error)
 {
@@ -170,7 +172,7 @@ static int sender_send(struct stream_link *base, const struct stream_frame *fram
 		return say(&sender->comm, frame, data, error);
 	if (!sender->runs) {
 		ret = base_start_thread(&sender->thread, send_frames, sender);
-		/* EAGAIN, which would mean that it is to be sent later. */
+		/* -EAGAIN would mean that the frame must be sent again later. */
 		if (ret)
 			return base_fail(error, ret == -EAGAIN ? -ENOMEM : ret,
 					 "cannot start a thread to send to rank %u",
@@ -217,7 +219,7 @@ static void sender_release(struct stream_link *base, uint64_t offset, bool idle)
 	(void)base, (void)offset, (void)idle;
 }
 
-/* The thread may be in a function of the caller's, which ends after timeout_ms at the latest. */
+/* Stops the thread. If it is in a function of the caller's, this waits up to timeout_ms. */
 static void sender_close(struct stream_link *base)
 {
 	struct comm_sender *sender = (struct comm_sender *)base;
@@ -263,7 +265,7 @@ int stream_sender_open_comm(struct stream_sender **out, const struct ioshape_com
 
 struct comm_receiver {
 	struct stream_link base;
-	struct comm comm; /* the thread's */
+	struct comm comm; /* used by the thread only */
 	uint32_t block;
 	unsigned blocks;
 	uint8_t *memory;
@@ -271,23 +273,23 @@ struct comm_receiver {
 	bool runs;
 	pthread_t thread;
 
-	pthread_mutex_t lock; /* of all below */
+	pthread_mutex_t lock; /* protects the members below */
 	pthread_cond_t change;
-	uint64_t received; /* blocks; number i is in the place i % blocks */
-	uint64_t handed;   /* blocks that were handed out */
-	uint64_t released; /* blocks that are not needed any more */
+	uint64_t received; /* blocks received; block i is at position i % blocks */
+	uint64_t handed;   /* blocks handed out */
+	uint64_t released; /* blocks not needed any more */
 	uint64_t received_bytes, released_bytes;
-	size_t *sizes;            /* by place */
-	struct stream_frame last; /* the end or a failure; kind 0: it has not come */
+	size_t *sizes;            /* bytes of each block, by position */
+	struct stream_frame last; /* end or failure from the sender; kind 0: not received yet */
 	char text[STREAM_TEXT_BYTES];
-	/* What is to be said after the end, or instead of more credit; kind 0: nothing. */
+	/* Frame to send after the end, or instead of more credit; kind 0: none. */
 	struct stream_frame answer;
 	char why[STREAM_TEXT_BYTES];
-	struct base_error failure; /* of the thread */
+	struct base_error failure; /* failure of the thread */
 };
 
-/* Waits until there is something to say to the sender, which hears meanwhile that this side lives;
- * under the lock. */
+/* Waits until there is something to send to the sender, and sends it holds meanwhile. The caller
+ * holds the lock. */
 static int await_consumer(struct comm_receiver *receiver, bool for_answer, struct base_error *error)
 {
 	const struct stream_frame hold = { .kind = STREAM_HOLD };
@@ -313,7 +315,8 @@ static int await_consumer(struct comm_receiver *receiver, bool for_answer, struc
 
 static int receive_block(struct comm_receiver *receiver, uint64_t bytes, struct base_error *error)
 {
-	/* Only this thread counts them; and blocks are released meanwhile, never taken. */
+	/* This check stays valid: only this thread receives blocks, and the others only release
+	 * them. */
 	const size_t place = receiver->received % receiver->blocks;
 	bool is_full;
 	int ret;
@@ -336,7 +339,7 @@ static int receive_block(struct comm_receiver *receiver, uint64_t bytes, struct 
 	return 0;
 }
 
-/* All that the sender may send by this credit, or its last word. */
+/* Receives all blocks that this credit allows, or the sender's last frame. */
 static int receive_credit(struct comm_receiver *receiver, const struct stream_frame *credit,
 			  struct stream_frame *last, struct base_error *error)
 {
@@ -362,7 +365,7 @@ static int receive_credit(struct comm_receiver *receiver, const struct stream_fr
 	return ret;
 }
 
-/* Returns when there is nothing to say any more but the answer. */
+/* Receives the stream. Returns when nothing is left to send but the answer. */
 static int receive_all(struct comm_receiver *receiver, struct base_error *error)
 {
 	struct stream_frame last = { 0 };
@@ -410,13 +413,14 @@ static void *receive_in_thread(void *argument)
 		pthread_cond_broadcast(&receiver->change);
 	}
 	pthread_mutex_unlock(&receiver->lock);
-	/* All bytes have come, or none are wanted: that it is not heard is no failure of ours. */
+	/* All bytes have arrived, or no more are wanted, so a failure to send this does not
+	 * matter. */
 	if (!ret && answer.kind)
 		say(&receiver->comm, &answer, receiver->why, NULL);
 	return NULL;
 }
 
-/* To be said by the thread, in its turn. */
+/* Leaves a frame to the thread, which sends it in its turn. */
 static int receiver_send(struct stream_link *base, const struct stream_frame *frame,
 			 const void *data, struct base_error *error)
 {
@@ -472,7 +476,7 @@ static bool receiver_wait(struct stream_link *base, bool to_send)
 	return changed;
 }
 
-/* Whole blocks: all of their bytes. */
+/* Releases blocks whose bytes were all released. */
 static void receiver_release(struct stream_link *base, uint64_t offset, bool idle)
 {
 	struct comm_receiver *receiver = (struct comm_receiver *)base;
@@ -491,7 +495,7 @@ static void receiver_release(struct stream_link *base, uint64_t offset, bool idl
 	pthread_mutex_unlock(&receiver->lock);
 }
 
-/* The thread may be in a function of the caller's, which ends after timeout_ms at the latest. */
+/* Stops the thread. If it is in a function of the caller's, this waits up to timeout_ms. */
 static void receiver_close(struct stream_link *base)
 {
 	struct comm_receiver *receiver = (struct comm_receiver *)base;

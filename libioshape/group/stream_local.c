@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams between two processes of one user on one host: frames over a Unix socket that keeps them
- * apart (SOCK_SEQPACKET). It has a name in the folder where ranks meet in memory. The bytes
- * themselves stay where they are: the sender passes on the fd of its memory, and the receiver maps
- * it.
+ * Streams between two processes of one user on one host. Frames go over a Unix socket that keeps
+ * message boundaries (SOCK_SEQPACKET); its name is in the folder where ranks meet in memory. The
+ * bytes stay where they are: the sender passes the fd of its memory, and the receiver maps it.
  */
 #define _GNU_SOURCE
 #include "group/store.h"
@@ -22,34 +21,37 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* Bytes that travel within a message: more would not fit into a small socket buffer. */
+/* Most bytes within a message: more would not fit into a small socket buffer. */
 #define INLINE_BYTES (64 * KIB)
-/* How far a sender may be ahead of what was taken. */
+/* Most bytes that a sender may send beyond what was taken. */
 #define AHEAD_BYTES (64 * MIB)
-/* The receiver says what it has taken this often, and whenever it has nothing else to do. */
+/* The receiver sends a credit after this many bytes, and whenever it has nothing else to do. */
 #define TELL_BYTES (4 * MIB)
-/* A receiver that does not read is not waited for with the reason why we end. */
+/* How long a failing sender tries to send its error to a receiver that does not read. */
 #define LAST_WORDS_MS 200
 
-/* Begins the name of a socket; and the name that it has before it listens. */
+/* Prefix of a socket's name, and of its name before it listens. */
 #define SOCKET_MARK "stream-"
 #define HIDDEN_MARK "." SOCKET_MARK
-/* Listeners that tidy may take ours for a dead one's just then. */
+/* Most tries to listen: another listener that removes dead sockets may take ours for dead. */
 #define MOST_TRIES 16
 
-/* More than ranks on any host; each is a file descriptor or three. */
+/* Most connections without a stream. It exceeds the ranks of any host; each takes one to three
+ * descriptors. */
 #define MOST_NEWCOMERS 4096u
-/* A connection that has not named its rank by then is closed. */
+/* Time in which a connection must name its rank. */
 #define SILENCE_MS 10000u
 
 struct local_link {
 	struct stream_link base;
 	int fd;
-	int process_fd; /* ready when the other process has ended; -1 if the kernel has no such */
-	pid_t pid;      /* of the other side; 0 if it is not to be seen from here */
+	/* pidfd, readable when the other process has ended; -1 if the kernel has none. */
+	int process_fd;
+	pid_t pid; /* process id of the other side; 0 if it is in another pid namespace */
 	bool sends;
-	uint64_t released, told;       /* receiver: what may be told, and what has been */
-	uint8_t message[INLINE_BYTES]; /* what came with the last frame */
+	/* On the receiver: bytes released, and bytes of these in the last credit. */
+	uint64_t released, told;
+	uint8_t message[INLINE_BYTES]; /* data of the frame received last */
 };
 
 static const struct stream_link_ops local_ops;
@@ -76,10 +78,10 @@ static int find_address(struct sockaddr_un *to, const char *address, struct base
 	return 0;
 }
 
-/* ---- Messages -------------------------------------------------------------------------------- */
+/* ---- Sending and receiving messages ---------------------------------------------------------- */
 
-/* Takes over a connected socket, also where it fails. NULL: *code says why; -EPERM: it is another
- * user's process. */
+/* Makes a link of a connected socket, which it owns from then on, even on failure. Returns NULL
+ * after a failure; *code is -EPERM if the other process is another user's. */
 static struct local_link *take_socket(int fd, bool sends, int *code)
 {
 	struct local_link *link = calloc(1, sizeof(*link));
@@ -105,7 +107,8 @@ static struct local_link *take_socket(int fd, bool sends, int *code)
 	link->sends = sends;
 	link->pid = other.pid;
 	link->process_fd = -1;
-	/* Its children may have inherited the socket: their end of it says nothing. */
+	/* Watch the process, too: its children may have inherited the socket, which then stays
+	 * open. */
 #ifdef SYS_pidfd_open
 	if (other.pid > 0)
 		link->process_fd = base_own((int)syscall(SYS_pidfd_open, other.pid, 0));
@@ -113,7 +116,7 @@ static struct local_link *take_socket(int fd, bool sends, int *code)
 	return link;
 }
 
-/* After it nothing is sent, also if a forked child has the socket. */
+/* Closes the link. shutdown() ends the connection even if a forked child has the socket. */
 static void local_close(struct stream_link *base)
 {
 	struct local_link *link = (struct local_link *)base;
@@ -130,12 +133,13 @@ static bool has_ended(const struct local_link *link)
 
 	if (link->process_fd >= 0)
 		return poll(&process, 1, 0) > 0;
-	/* Older than Linux 5.3: then it is asked for when nothing has come for a while. */
+	/* Before Linux 5.3 there are no pidfds. Then this is called when nothing has come for a
+	 * while. */
 	return link->pid > 0 && kill(link->pid, 0) && errno == ESRCH;
 }
 
-/* -EAGAIN: not now. -ECONNRESET: the other side has closed, or its process has ended. `fd` is
- * passed along; -1 for none. */
+/* Sends a frame with its data, and passes `fd` along; -1: none. Returns -EAGAIN if that is not
+ * possible now, and -ECONNRESET if the other side has closed or its process has ended. */
 static int send_message(const struct local_link *link, const struct stream_frame *frame,
 			const void *data, int fd)
 {
@@ -150,7 +154,8 @@ static int send_message(const struct local_link *link, const struct stream_frame
 	ssize_t sent;
 
 	stream_write_frame(head, frame);
-	memcpy(&parts[1].iov_base, &data, sizeof(data)); /* it is only read */
+	/* sendmsg() does not write to `data`, so dropping const is safe. */
+	memcpy(&parts[1].iov_base, &data, sizeof(data));
 	if (fd >= 0) {
 		message.msg_control = control.room;
 		message.msg_controllen = sizeof(control.room);
@@ -177,8 +182,9 @@ static void close_passed(int *fd)
 	*fd = -1;
 }
 
-/* The fd that came along, if any. Where there is room for one, there may be for two, and all of
- * them are ours now: more than one are none. */
+/* Returns the fd that was passed, or -1. Alignment leaves room for two fds where one is
+ * expected. This process owns all that were passed; if there is more than one, it closes them
+ * and returns -1. */
 static int passed_fd(struct msghdr *message)
 {
 	const struct cmsghdr *head = CMSG_FIRSTHDR(message);
@@ -197,7 +203,7 @@ static int passed_fd(struct msghdr *message)
 	return fd;
 }
 
-/* fd: NULL refuses any; *fd is -1 if there is none. */
+/* Tries to receive a frame. `fd` receives the fd that came along, or -1; NULL: none is accepted. */
 static int receive_once(struct local_link *link, struct stream_frame *frame, int *fd)
 {
 	uint8_t head[STREAM_FRAME_BYTES];
@@ -231,7 +237,8 @@ static int receive_once(struct local_link *link, struct stream_frame *frame, int
 	return 0;
 }
 
-/* Besides: -EPROTO. */
+/* Receives a frame. Returns -EAGAIN if there is none, -ECONNRESET at the end, and -EPROTO if a
+ * message is not a valid frame. */
 static int receive_message(struct local_link *link, struct stream_frame *frame, int *fd)
 {
 	int ret;
@@ -239,8 +246,9 @@ static int receive_message(struct local_link *link, struct stream_frame *frame, 
 	if (fd)
 		*fd = -1;
 	ret = receive_once(link, frame, fd);
-	/* A side that closes without having read everything causes ECONNRESET, once: before what it
-	 * said last, which we want to hear. And it may have said something before it ended. */
+	/* Receive once more, because a last frame may be there. If the other side closes without
+	 * having read everything, the kernel reports ECONNRESET once, before its last frame. And a
+	 * process may have sent a frame before it ended. */
 	if (ret == -ECONNRESET || (ret == -EAGAIN && has_ended(link))) {
 		ret = receive_once(link, frame, fd);
 		if (ret == -EAGAIN)
@@ -249,7 +257,7 @@ static int receive_message(struct local_link *link, struct stream_frame *frame, 
 	return ret;
 }
 
-/* ---- The link -------------------------------------------------------------------------------- */
+/* ---- The operations of the link -------------------------------------------------------------- */
 
 static int fail_link(const struct local_link *link, int code, struct base_error *error)
 {
@@ -289,7 +297,8 @@ static int local_receive(struct stream_link *base, struct stream_frame *frame, c
 	return ret && ret != -EAGAIN ? fail_link(link, ret, error) : ret;
 }
 
-/* Also for the end of the other side; and until there is room to tell what was taken. */
+/* Waits for a frame or for the end of the other side; also for space in the socket, if a credit is
+ * still to be sent. */
 static bool local_wait(struct stream_link *base, bool to_send)
 {
 	const struct local_link *link = (struct local_link *)base;
@@ -302,7 +311,7 @@ static bool local_wait(struct stream_link *base, bool to_send)
 	return poll(ready, 2, STREAM_PATIENCE_MS) > 0;
 }
 
-/* The sender's end is found out when it is listened to. */
+/* Sends a credit if it is due. If the sender has closed, receiving reports that. */
 static void local_release(struct stream_link *base, uint64_t offset, bool idle)
 {
 	struct local_link *link = (struct local_link *)base;
@@ -325,13 +334,13 @@ static const struct stream_link_ops local_ops = {
 	.close = local_close,
 };
 
-/* ---- The listener ---------------------------------------------------------------------------- */
+/* ---- Opening and closing the listener -------------------------------------------------------- */
 
-/* Ranks come in any order; each is kept until its stream is asked for. */
+/* A connection whose stream was not asked for yet. Ranks connect in any order. */
 struct newcomer {
 	struct local_link *link;
 	uint64_t since_ns;
-	uint64_t rank; /* NOBODY before it has said so */
+	uint64_t rank; /* rank of the sender, once it has sent its hello */
 	int memory_fd;
 };
 
@@ -339,14 +348,14 @@ struct newcomer {
 
 struct stream_listener {
 	int fd;
-	struct sockaddr_un at;      /* its path is empty before it is there */
-	struct newcomer *newcomers; /* in no order */
-	struct pollfd *ready;       /* as many, and one for the listener itself */
+	struct sockaddr_un at;      /* its address; the path is empty before the socket listens */
+	struct newcomer *newcomers; /* connections, in no order */
+	struct pollfd *ready; /* poll entries: one for each connection, and one for the listener */
 	size_t count, room;
 };
 
-/* It gets its name only when it listens: a socket with a name that nobody listens at is dead.
- * -ENOENT: what it was called before was removed meanwhile. */
+/* Listens, then gives the socket its name: a socket that has its name and does not listen is dead.
+ * Returns -ENOENT if its first name was removed meanwhile. */
 static int listen_at(int fd, const struct sockaddr_un *at)
 {
 	struct sockaddr_un before = { .sun_family = AF_UNIX };
@@ -363,7 +372,7 @@ static int listen_at(int fd, const struct sockaddr_un *at)
 	return ret;
 }
 
-/* The socket, or a negative errno. */
+/* Returns a listening socket, or a negative errno. */
 static int listen_anew(const struct sockaddr_un *at)
 {
 	int fd, ret = -ENOENT;
@@ -395,7 +404,7 @@ static bool is_dead(const struct sockaddr_un *at)
 	return refused;
 }
 
-/* Of writers that were killed. */
+/* Removes sockets of writers that were killed, in the folder of `beside`. */
 static void remove_dead(const struct sockaddr_un *beside)
 {
 	char folder[sizeof(beside->sun_path)];
@@ -470,9 +479,9 @@ void stream_listener_close(struct stream_listener *listener)
 	free(listener);
 }
 
-/* ---- Who comes ------------------------------------------------------------------------------- */
+/* ---- Accepting connections ------------------------------------------------------------------- */
 
-/* Room for one more, and for waiting for all. */
+/* Makes room for one more connection, and for poll() on all of them. */
 static int make_room(struct stream_listener *listener, struct base_error *error)
 {
 	const size_t room = listener->room ? 2 * listener->room : 16;
@@ -514,7 +523,7 @@ static int accept_all(struct stream_listener *listener, struct base_error *error
 					      listener->at.sun_path);
 		}
 		link = take_socket(fd, false, &ret);
-		/* Other users are sent away without a word. */
+		/* Ignore connections of other users. */
 		if (!link)
 			continue;
 		listener->newcomers[listener->count++] = (struct newcomer){
@@ -526,7 +535,8 @@ static int accept_all(struct stream_listener *listener, struct base_error *error
 	}
 }
 
-/* The position of this rank's connection; listener->count if there is none. */
+/* Returns the position of the connection of `rank`, ignoring position `but`; listener->count if
+ * there is none. */
 static size_t find(const struct stream_listener *listener, uint64_t rank, size_t but)
 {
 	size_t i = 0;
@@ -536,7 +546,7 @@ static size_t find(const struct stream_listener *listener, uint64_t rank, size_t
 	return i;
 }
 
-/* False if it is to go. */
+/* Receives the hello of a connection. Returns false if the connection must be closed. */
 static bool hear(struct newcomer *newcomer)
 {
 	struct stream_frame hello;
@@ -560,7 +570,8 @@ static void hear_all(struct stream_listener *listener)
 {
 	struct newcomer *newcomers = listener->newcomers;
 
-	/* From behind: what takes the place of one that goes has been heard. */
+	/* Go backwards: drop_newcomer() moves the last connection here, which was handled
+	 * already. */
 	for (size_t i = listener->count; i--;) {
 		size_t other;
 
@@ -571,7 +582,7 @@ static void hear_all(struct stream_listener *listener)
 			continue;
 		}
 		other = find(listener, newcomers[i].rank, i);
-		/* A rank that comes again has given up what it came with before. */
+		/* If a rank has connected again, it has given up its earlier connection. */
 		if (newcomers[i].rank != NOBODY && other < listener->count)
 			drop_newcomer(listener, newcomers[i].since_ns > newcomers[other].since_ns ?
 							other :
@@ -597,7 +608,8 @@ static int wait_for_newcomers(struct stream_listener *listener, const struct str
 	return stream_go_on(wait, error);
 }
 
-/* A connection that has said whose it is. The link and the fd are the caller's then. */
+/* Waits for the connection of `rank` and removes it from the list. The caller owns its link and
+ * fd. */
 static int await_newcomer(struct stream_listener *listener, uint32_t rank,
 			  struct newcomer *newcomer, const struct stream_wait *wait,
 			  struct base_error *error)
@@ -638,7 +650,7 @@ int stream_receiver_open_local(struct stream_receiver **out, struct stream_liste
 
 /* ---- Connecting ------------------------------------------------------------------------------ */
 
-/* The caller does not want to wait any longer, because of `why`: the rank that it names counts. */
+/* Fails because go_on ended the wait with `why`. If that names a rank, the error keeps it. */
 static int fail_unanswered(int code, struct base_error *why, const char *path,
 			   struct base_error *error)
 {
@@ -659,7 +671,7 @@ static int connect_until(int fd, const char *address, const struct stream_wait *
 	int ret = find_address(&to, address, error);
 
 	while (!ret && connect(fd, (const struct sockaddr *)&to, sizeof(to))) {
-		/* Nobody listens yet, or too many have come at once. */
+		/* No writer listens yet, or too many ranks have connected at once. */
 		if (errno != ENOENT && errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR)
 			return base_fail(error, -errno, "cannot connect to the socket \"%s\"",
 					 to.sun_path);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * struct ioshape_comm over MPI. A library of its own, which stands on public headers alone.
+ * struct ioshape_comm over MPI. This file is a library of its own, which uses only public headers.
  *
- * MPI_Isend and MPI_Irecv are asked now and then whether they are done: a blocking call could
- * neither be given up nor leave the processor to the training. The intervals grow to a millisecond.
+ * It calls MPI_Isend and MPI_Irecv, and tests now and then whether they are done. A blocking call
+ * could not be given up, and it would keep the processor from the training. The pauses between
+ * tests grow to a millisecond.
  */
 #define _GNU_SOURCE
 #include <ioshape/mpi.h>
@@ -24,10 +25,10 @@
 
 #define MOST_BYTES ((size_t)1 << 30)
 #define KEPT_BUFFERS 4u
-/* Asked so often without a pause between. */
+/* Number of tests before the first pause. */
 #define EAGER_TESTS 200u
 #define LONGEST_PAUSE_NS 1000000L
-/* How long a request that was cancelled may take to say so. */
+/* How long to wait for the end of a request that was cancelled. */
 #define CANCEL_MS 1000u
 
 struct buffer {
@@ -37,10 +38,10 @@ struct buffer {
 };
 
 struct mpi_comm {
-	struct ioshape_comm comm; /* first: what the caller has */
+	struct ioshape_comm comm; /* must be first: the caller has a pointer to it */
 	MPI_Comm handle;
 	int most_tag;
-	pthread_mutex_t lock; /* of what follows */
+	pthread_mutex_t lock; /* protects the members below */
 	struct buffer *buffers;
 	unsigned count;
 	bool has_abandoned; /* MPI may still use a buffer, and the handle */
@@ -139,8 +140,8 @@ static int await_request(MPI_Request *request, MPI_Status *status, uint64_t unti
 	}
 }
 
-/* Waits for a request that uses this buffer. Afterwards the buffer is the caller's, unless
- * *abandoned: then it is MPI's for ever. */
+/* Waits for a request that uses the caller's buffer, and cancels it after the timeout. *abandoned:
+ * MPI may still use the buffer, so it must never be freed or reused. */
 static int finish(struct mpi_comm *comm, MPI_Request *request, MPI_Status *status,
 		  uint32_t timeout_ms, bool *abandoned)
 {
@@ -221,7 +222,7 @@ static int receive_from(void *user, uint32_t from, uint32_t tag, void *into, siz
 	return ret;
 }
 
-/* MPI moves bytes only while somebody calls it. */
+/* Makes MPI progress: it moves bytes only while the program calls it. */
 static void progress(void *user)
 {
 	struct mpi_comm *comm = user;
@@ -284,7 +285,7 @@ EXPORT int ioshape_comm_of_mpi(MPI_Comm parent, struct ioshape_comm **out, char 
 		free(comm);
 		return fail(message, message_bytes, -EIO, "the communicator cannot be duplicated");
 	}
-	/* A rank that is gone is an error of the save, not the end of the program. */
+	/* The loss of a rank must fail the save, not end the program. */
 	MPI_Comm_set_errhandler(comm->handle, MPI_ERRORS_RETURN);
 	MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most_tag, &found);
 	comm->most_tag = found ? *most_tag : 32767;
@@ -306,7 +307,7 @@ EXPORT void ioshape_comm_mpi_free(struct ioshape_comm *given)
 
 	if (!comm)
 		return;
-	/* With requests left this would wait for them. */
+	/* With abandoned requests, MPI_Comm_free() would wait for them. */
 	if (!comm->has_abandoned && !check_mpi(NULL, 0))
 		MPI_Comm_free(&comm->handle);
 	while (comm->buffers) {
@@ -319,9 +320,9 @@ EXPORT void ioshape_comm_mpi_free(struct ioshape_comm *given)
 	free(comm);
 }
 
-/* ---- What a group is opened with ------------------------------------------------------------- */
+/* ---- Options of a group ---------------------------------------------------------------------- */
 
-/* Empty if the kernel has no random numbers for us. */
+/* Draws a token. It stays empty if the kernel has no random numbers. */
 static void make_token(char token[IOSHAPE_MPI_TOKEN_BYTES])
 {
 	unsigned char random[(IOSHAPE_MPI_TOKEN_BYTES - 1) / 2];
