@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checkpoints in a directory: their names, whether one is complete, and which is the newest;
- * removal of what dead processes left and of what retention does not keep; and the attempt, a
- * checkpoint while it is written, until its commit.
+ * Checkpoints in a directory. This file parses and writes their names, checks whether one is
+ * complete, and finds their ages. It removes what dead processes left, and what retention does not
+ * keep. It also has the attempt: a checkpoint while it is written, until its commit.
  */
 #define _GNU_SOURCE
 #include "group/group.h"
@@ -814,8 +814,8 @@ struct pruning {
 
 /*
  * Renames the directory before removing it, so that group_tidy() can remove the rest if this
- * process dies. While it still has its manifest it counts as a checkpoint, and group_tidy() gives
- * its name back: it may be another checkpoint than the one that was to go.
+ * process dies. While the directory still has its manifest, group_tidy() gives its name back: it
+ * may be another checkpoint than the one that was to go.
  */
 static int rename_and_remove(struct pruning *pruning, const struct io_folder *folder,
 			     const char *name, uint64_t step, struct io_hold *claim,
@@ -1045,7 +1045,7 @@ static int open_directory(struct group_attempt *attempt, const char *directory, 
 	return ret;
 }
 
-/* Ends the beginning of an attempt: `ret` says whether its directory was created. */
+/* Ends the beginning of an attempt. `ret` is the result of creating its directory. */
 static int end_begin(struct group_attempt *attempt, int ret, struct base_error *error)
 {
 	if (ret == -EAGAIN)

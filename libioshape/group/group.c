@@ -129,8 +129,8 @@ static int open_board(struct ioshape_group *group, struct base_error *error)
 /*
  * Opens the store in memory, to which ranks that share memory move after they have met in the
  * directory. It is faster, and the kernel tells at once which rank has ended. Rank 0 opens it
- * before it says that the roster is complete. So a rank that finds no store in memory knows that
- * rank 0 has ended.
+ * before it puts the complete roster. So a rank that finds no store in memory knows that rank 0 has
+ * ended.
  */
 static int open_memory(struct ioshape_group *group, struct base_error *error)
 {
@@ -142,7 +142,7 @@ static int open_memory(struct ioshape_group *group, struct base_error *error)
 }
 
 /* Moves to the store in memory. The store in the directory stays open until all ranks have come to
- * the first round, because they may still have to read rank 0's messages there. */
+ * the first round: they may still have to read rank 0's messages there. */
 static void move_to_memory(struct ioshape_group *group)
 {
 	if (!group->memory)

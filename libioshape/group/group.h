@@ -10,7 +10,7 @@
  * A checkpoint on disk is a directory of files. It is written under a temporary name, as an
  * attempt. The commit adds the manifest and renames the directory to its final name. Other
  * processes may save into the same directory or prune it at the same time. So a writer holds a lock
- * on its attempt and a reader holds a lock on the manifest; the kernel drops both locks when the
+ * on its attempt, and a reader holds a lock on the manifest. The kernel drops both locks when the
  * process dies. If a filesystem has no locks, age decides, as the functions below describe.
  */
 #ifndef GROUP_GROUP_H
@@ -86,8 +86,8 @@ struct group_attempt {
 	}
 
 /*
- * Begins the attempt at a checkpoint: creates `directory` if it is missing, removes what dead jobs
- * left in it (group_tidy()), and creates a new directory in it for the files of `step`.
+ * Begins the attempt at a checkpoint. Creates `directory` if it is missing, and removes what dead
+ * jobs left in it (group_tidy()). Then creates a new directory in it for the files of `step`.
  *
  * Only rank 0 holds the attempt; other writers need only its path. Other processes regard the
  * attempt as alive while this process holds its lock. `job` is the job's hash.
@@ -144,8 +144,8 @@ struct group_generation {
 	}
 
 /* Opens a checkpoint and validates it. Returns -ENOENT, without an error message, if there is no
- * such directory or no manifest in it, and IOSHAPE_E_DAMAGED or another code if the checkpoint is
- * not valid. On failure `generation` is closed. */
+ * such directory or no manifest in it. Returns IOSHAPE_E_DAMAGED or another code if the checkpoint
+ * is not valid. On failure `generation` is closed. */
 int group_generation_open(struct group_generation *generation, const struct io_folder *directory,
 			  const char *name, uint64_t step, struct base_error *error);
 void group_generation_close(struct group_generation *generation);
@@ -184,9 +184,9 @@ struct group_candidates {
 /* Lists the candidates, newest first. Reads only the beginning of each manifest. */
 int group_list_by_age(const struct io_folder *directory, struct group_candidates *candidates,
 		      struct base_error *error);
-/* Opens the candidate at position `at`. If its serial number was not readable during sorting, and
- * it now proves to be older than others, the rest of the list is sorted again and the new one at
- * `at` is opened. */
+/* Opens the candidate at position `at`. Its serial number may have been unreadable when the list
+ * was sorted. If it now proves to be older than others, sorts the rest of the list again and opens
+ * the one that is at `at` then. */
 int group_open_candidate(struct group_generation *generation, const struct io_folder *directory,
 			 struct group_candidates *candidates, size_t at, struct base_error *error);
 void group_candidates_free(struct group_candidates *candidates);

@@ -716,9 +716,8 @@ static void begin_search(struct ioshape_group *group, struct search *search,
 }
 
 /*
- * Lists a place again. Returns true if its names have changed, so that the search must begin anew
- * with the new ones: a newer checkpoint may have appeared, and a listed one gone, since they were
- * listed.
+ * Lists a place again, because a newer checkpoint may have appeared and a listed one gone. Returns
+ * true if the list has changed; then the search of this place begins anew.
  */
 static bool has_changed(struct search *search, struct place *place)
 {
@@ -783,8 +782,8 @@ static void fail_search(const struct ioshape_group *group, const struct search *
 	}
 }
 
-/* Finds the next candidate. found->failure says if it is known to be unusable, so that it is passed
- * over. found->step is IOSHAPE_LATEST if there are no more. */
+/* Finds the next candidate. If it is known to be unusable, found->failure has the reason, and it is
+ * passed over. found->step is IOSHAPE_LATEST if there are no more. */
 static void look_for_next(struct ioshape_group *group, struct search *search,
 			  struct group_found *found)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Saving a checkpoint with all ranks, from the first "want" to the verdict. Every rank says how
+ * Saving a checkpoint with all ranks, from the first "want" to the verdict. Every rank reports how
  * much it saves, and rank 0 plans. Writers write their files, and the other ranks send them their
  * shards. Writers report what they have written; rank 0 commits the checkpoint and sends the
  * verdict.
@@ -835,9 +835,8 @@ static int begin_share(struct group_share *share, const char *path,
 }
 
 /*
- * Reserves the save's round, then begins the save. The options are checked before (`checked`), but
- * acted on only here: even if they are wrong, this rank has its round, and the other ranks are
- * told.
+ * Reserves the save's round, then begins the save. `checked` is the result of checking the options.
+ * Even if they are wrong, this rank takes its round and tells the other ranks.
  */
 static int begin(struct ioshape_group *group, uint64_t step, const struct save_payload *payload,
 		 const struct ioshape_save_options *options, int checked, bool blocks,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part that stores of all kinds share: checks of callers and names; this rank's own messages,
- * which are put again if the medium has lost them; and the sleep between two looks.
+ * The code that all kinds of stores share. It checks callers and names. It keeps this rank's own
+ * messages, to put them again if the medium loses them. And it sleeps between two looks.
  */
 #define _GNU_SOURCE
 #include "group/store.h"

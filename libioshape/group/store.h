@@ -44,8 +44,9 @@ typedef int store_found_fn(void *user, uint32_t rank, const struct base_buffer *
 struct store;
 struct store_ops;
 
-/* The kinds of stores: in the directory of the checkpoints, for ranks that share nothing else; in
- * the memory of a host that all ranks share; in the coordinator's Redis. */
+/* The kinds of stores. store_files is in the directory of the checkpoints, for ranks that share
+ * nothing else. store_memory is in the memory of a host, if all ranks share it. store_redis is in
+ * the coordinator's Redis. */
 extern const struct store_ops store_files;
 extern const struct store_ops store_memory;
 extern const struct store_ops store_redis;

@@ -571,9 +571,9 @@ static int fail_removed(const struct files_store *store, struct base_error *erro
 			   store->path);
 }
 
-/* Turns failures that may pass into IOSHAPE_E_COORDINATOR, so that the caller retries: an NFS
- * server that does not answer for a moment, or memory that is full. The error message keeps the
- * cause. */
+/* Turns failures that may pass into IOSHAPE_E_COORDINATOR, so that the caller retries. Examples are
+ * an NFS server that does not answer for a moment, and memory that is full. The error message keeps
+ * the cause. */
 static int unless_passing(const struct files_store *store, int ret, struct base_error *error)
 {
 	const bool is_full = ret == -ENOSPC || ret == -EDQUOT;

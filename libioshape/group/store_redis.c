@@ -6,7 +6,7 @@
  * again now and then. That costs no more than checking whether they are still there.
  *
  * All users of the Redis can write there, but only the ranks of the job know its secret. Rank 0
- * draws the secret when it opens its store, and puts it into a store of files in the checkpoint
+ * draws the secret when it opens its store. It puts it into a store of files in the checkpoint
  * directory, which only this user can read. Each message in the Redis begins with a MAC by that
  * secret. A message without a valid MAC is ignored.
  *
