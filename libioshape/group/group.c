@@ -637,8 +637,8 @@ static int found_bye(void *user, uint32_t rank, const struct base_buffer *note)
 	return 0;
 }
 
-/* Says goodbye. Rank 0 waits for the others, because in some stores its messages disappear with its
- * process. */
+/* Sends the bye message. Rank 0 waits for those of the others, because in some stores its messages
+ * disappear with its process. */
 static void part(struct ioshape_group *group)
 {
 	uint64_t begin_ns = base_now_ns();

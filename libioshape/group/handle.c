@@ -238,7 +238,8 @@ static void free_texts(char **texts, uint32_t count)
 	free(texts);
 }
 
-/* Also allowed in a forked child: its descriptors are its own, and the parent keeps its lock. */
+/* Frees a checkpoint. A forked child may do so, too: its descriptors are its own, and the parent
+ * keeps its lock. */
 IOSHAPE_EXPORT void ioshape_generation_free(struct ioshape_generation *generation)
 {
 	if (!generation)
@@ -753,7 +754,7 @@ static bool is_drained_only(const struct ioshape_group *group, const struct sear
 }
 
 /* Returns the place with the newest candidate that is left, or NULL if there is none. If both
- * places have the same one, that is the tier. */
+ * places have that candidate, returns the tier. */
 static struct place *next_place(const struct ioshape_group *group, struct search *search)
 {
 	struct place *near = &search->near, *there = &search->there;

@@ -84,8 +84,7 @@ struct sending {
 	size_t used;                        /* bytes of it that are used */
 };
 
-/* Called while this rank waits for the writer, which may have failed, as the whole save may
- * have. */
+/* Called while this rank waits for the writer. The writer or the whole save may have failed. */
 static int go_on_sending(void *user, struct base_error *error)
 {
 	struct sending *sending = user;
@@ -334,8 +333,8 @@ int group_send_part(struct group_part *part, struct base_error *error)
 		save_keep_chunks(part->round.save, NULL);
 		part->report->file_bytes = stream_sender_offset(sending.sender);
 	}
-	/* The stream reports that the writer's process has ended before its lock does. But it knows
-	 * only a process, so name the rank here. */
+	/* The stream reports the end of the writer's process sooner than the writer's lock does.
+	 * But the stream knows only the process, so name the rank here. */
 	if (ret == -ECONNRESET) {
 		const struct base_error gone = *error;
 
@@ -774,7 +773,7 @@ static int begin_file(struct writing *writing, struct io_file_options *options,
 	struct group_part *part = writing->part;
 	const struct ioshape_group *group = part->group;
 	char address[STREAM_ADDRESS_BYTES];
-	uint32_t count = 0, senders = 0; /* number of senders on this node */
+	uint32_t count = 0, senders = 0; /* ranks of this node that send */
 
 	*options = part->task->file_options;
 	options->progress = group_round_track;

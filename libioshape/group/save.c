@@ -576,8 +576,8 @@ static bool has_file(const struct group_part *part)
 	return false;
 }
 
-/* Writes this rank's file, or sends its shard to its writer, or does nothing if the shard is stored
- * for another rank. */
+/* Writes this rank's file, or sends its shard to its writer, or does nothing if another rank's copy
+ * of the shard is stored. */
 static void do_own_part(struct group_part *part, struct base_error *own)
 {
 	const struct ioshape_group *group = part->group;
