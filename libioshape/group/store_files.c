@@ -746,8 +746,8 @@ static void files_drop(struct store *base, const char *scope)
 	leave(store, removal.folder.fd);
 }
 
-/* Rank 0 in memory removes the folder while its life file is still locked, so that no other rank
- * regards it as a dead job's. */
+/* Closes the store; rank 0 removes its folder. In memory, rank 0's life file is still locked then,
+ * so that no other rank regards the folder as a dead job's. */
 static void files_close(struct store *base)
 {
 	struct files_store *store = (struct files_store *)base;
