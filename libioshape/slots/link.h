@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The address of a Redis, taken apart (address.c), and one connection (link.c).
+ * Parses the address of a Redis (address.c), and handles one connection to it (link.c).
  *
- * One thread at a time uses a connection. Nothing here waits longer than it is
- * told to, and no signal comes of a server that went away.
+ * One thread at a time may use a connection. No function waits past its deadline, and a closed
+ * connection raises no SIGPIPE.
  *
- * Results: 0; -ECONNRESET: the server closed the connection; -ETIMEDOUT; or another negative errno.
- * After anything but 0 the connection is out of step and good for link_close() only.
+ * Functions return 0; -ECONNRESET if the server closed the connection; -ETIMEDOUT; or another
+ * negative errno. After any failure the replies no longer match the commands, so only link_close()
+ * may follow.
  */
 #ifndef SLOTS_LINK_H
 #define SLOTS_LINK_H
@@ -19,28 +20,29 @@
 #define LINK_MOST_NUMBERS 24
 
 /*
- * Takes apart redis://, rediss://, unix://, sentinel://, as include/ioshape/ioshape.h says; the
- * text may come from anywhere. -EINVAL names the part that is wrong, but quotes nothing of the
- * text: who forgets to escape a password finds its pieces in any part.
+ * Parses redis://, rediss://, unix:// and sentinel:// addresses, as include/ioshape/ioshape.h
+ * describes them. The text may be untrusted. -EINVAL: the error names the wrong part, but quotes
+ * nothing. If a user forgets to escape a password, its pieces can land in any part.
  */
 int address_parse(struct slots_address *address, const char *text, struct base_error *error);
 /*
- * Takes apart "host:port" as Redis writes it in redirects: an IPv6 host has no brackets, and none,
- * left "", means the one that answered. 0 or -EINVAL.
+ * Parses "host:port" as Redis writes it in redirects. An IPv6 host needs no brackets there. A
+ * missing host, left as "", means the server that sent the redirect. Returns 0 or -EINVAL.
  */
 int address_parse_node(struct slots_node *node, const char *text, size_t bytes);
 
 struct slots_link {
 	redisContext *context;
-	struct slots_node node;             /* "" and 0 for a socket's */
-	char name[ADDRESS_HOST_BYTES + 32]; /* "redis at host:port" */
+	struct slots_node node;             /* "" and 0 for a Unix socket */
+	char name[ADDRESS_HOST_BYTES + 32]; /* such as "redis at host:port" */
 	bool tls;
-	size_t reply_bytes; /* that came of a reply which is not whole yet */
+	size_t reply_bytes; /* bytes received of a reply that is not complete yet */
 	size_t most_reply_bytes;
-	size_t sent_bytes; /* of the latest command */
+	size_t sent_bytes; /* bytes sent of the latest command */
 };
 
-/* A command. Texts are borrowed until it is sent; numbers are kept in it. */
+/* A command under construction. Texts are borrowed until it is sent; the command keeps its own copy
+ * of numbers. */
 struct link_command {
 	int count, number_count;
 	char numbers[LINK_MOST_NUMBERS][24];
@@ -58,34 +60,36 @@ void link_add_number_list(struct link_command *command, const uint64_t numbers[]
 	link_add_number_list(command, (const uint64_t[]){ __VA_ARGS__ },                           \
 			     ARRAY_LENGTH(((const uint64_t[]){ __VA_ARGS__ })))
 
-/* Connects, shows the password, selects the database. `node` is NULL for an address's socket;
- * unless it is `greeted`, neither password nor database are sent. Replies may have
- * `most_reply_bytes`, where that is more than usual. Until `until_ns` at most. */
+/* Connects by until_ns at the latest. `node` is NULL for the Unix socket of the address. If
+ * `greeted`, also sends the password and selects the database. `most_reply_bytes` raises the limit
+ * for the length of a reply; it never lowers it. */
 int link_open(struct slots_link **out, const struct slots_address *address,
 	      const struct slots_node *node, bool greeted, size_t most_reply_bytes,
 	      uint64_t until_ns, struct base_error *error);
-/* NULL is fine. */
+/* NULL is allowed. */
 void link_close(struct slots_link *link);
 
 int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
 	      struct base_error *error);
-/* Takes what has come so far: *reply stays NULL if it is not a whole reply. */
+/* Reads what has arrived. *reply stays NULL until a reply is complete. */
 int link_take(struct slots_link *link, redisReply **reply, struct base_error *error);
-/* Sends a command, and waits for the reply. */
+/* Sends a command and waits for its reply. */
 int link_ask(struct slots_link *link, const struct link_command *command, redisReply **reply,
 	     uint64_t until_ns, struct base_error *error);
-/* Shows the address's password; for servers that ask for it late. */
+/* Sends the address's password. Needed for servers that ask for it only when a command comes. */
 int link_authenticate(struct slots_link *link, const struct slots_address *address,
 		      uint64_t until_ns, struct base_error *error);
 
-/* Has no reply with more elements than any that is ours. */
+/* Makes the reader reject replies with more elements than any reply that the library expects. */
 void link_limit_replies(redisReader *reader);
-/* Copies the words of an error reply, without what could mislead a terminal, into `words`. */
+/* Copies the text of an error reply into `words`, with control and non-ASCII characters replaced,
+ * because these could mislead a terminal. */
 void link_words(const redisReply *reply, char *words, size_t room);
-/* Tells whether an error reply says this, as its code or, from a script, further behind. */
+/* Returns whether the reply is an error whose text contains `word`. Errors from scripts have the
+ * code further back. */
 bool link_says(const redisReply *reply, const char *word);
 
-/* Milliseconds until then, at least 0, rounded up. */
+/* Returns the milliseconds until until_ns, at least 0, rounded up. */
 int link_time_left_ms(uint64_t until_ns);
 
 #endif

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The right to write now. Two layers: coordinators, which keep the order of a pool among all
- * processes (redis.c, local.c, and one in slot.c that has no order; a table of functions each), and
- * pools, the part of it that happens in this process (slot.c): waiting, heartbeats, bandwidth,
- * and what to do while the coordinator cannot be reached. All network traffic of the
- * library happens on this floor.
+ * Slots: the right to write now. This layer does all network traffic of the library.
  *
- * docs/slots.md says who is next; slots.lua decides it for Redis, local.c for one host.
+ * It has two parts. Coordinators keep the order of a pool among all processes. Each one is a table
+ * of functions: redis.c, local.c, and one in slot.c that grants everything at once. Pools are what
+ * happens in this process (slot.c): waiting, heartbeats, bandwidth, and what to do while the
+ * coordinator is unreachable.
+ *
+ * docs/slots.md has the rules for the next request in the queue. slots.lua applies them in Redis,
+ * local.c on one host.
  */
 #ifndef SLOTS_SLOTS_H
 #define SLOTS_SLOTS_H
@@ -17,18 +19,19 @@
 
 #include <sys/types.h>
 
-/* ---- Names ----------------------------------------------------------------------------------- */
+/* ---- Identity -------------------------------------------------------------------------------- */
 
 #define SLOTS_USER_BYTES 24
 
-/* Who we are: the same for all requests of a process to a pool. Printable ASCII only. */
+/* How a process describes itself to the coordinator. All requests of the process to one pool share
+ * it. Printable ASCII only. */
 struct slots_identity {
-	char client[17]; /* 16 hexadecimal digits, random: each pool of a process is a client */
+	char client[17]; /* 16 random hexadecimal digits, one client for each pool */
 	char job[SLOTS_TEXT_BYTES];
 	char node[SLOTS_TEXT_BYTES];
 	char user[SLOTS_USER_BYTES];
 	uint32_t rank;
-	uint32_t ranks; /* of the job, as far as is known; at least 1 */
+	uint32_t ranks; /* ranks of the job, as far as the process knows; at least 1 */
 	uint32_t share;
 };
 
@@ -36,70 +39,77 @@ struct slots_identity {
 
 struct slots_ops;
 
-/* What a pool is opened with. Strings are borrowed until the pool is closed. */
+/* The configuration with which a pool is opened. Strings are borrowed until the pool is closed. */
 struct slots_config {
-	const char *address;       /* ioshape_context_options.coordinator */
-	const char *password;      /* NULL if there is none beside the address's */
-	const char *password_file; /* instead of it; read before each connection; NULL: none */
+	const char *address;  /* as in ioshape_context_options.coordinator */
+	const char *password; /* NULL if only the address may contain one */
+	/* path, read before each connection and preferred to `password`; NULL: none */
+	const char *password_file;
 	char pool[SLOTS_NAME_BYTES];
 	struct slots_identity identity;
 	uint32_t lease_ms;
-	uint32_t asked_capacity; /* by the job; 0 for none */
+	uint32_t asked_capacity; /* capacity that the job asks for; 0: none */
 	uint32_t default_capacity;
-	uint64_t rate;               /* of the job, bytes per second; 0: any */
-	const struct slots_ops *ops; /* the coordinator; NULL: the one that the address names */
-	/* NULL, or when the next lease of this process ends, 0 if it holds none: calls return by
-	 * then, because a thread that waits for an answer could not say that a slot was lost. */
+	/* bandwidth limit of the job, in bytes per second; 0: unlimited */
+	uint64_t rate;
+	const struct slots_ops *ops; /* NULL: those of the coordinator that the address names */
+	/* Points to the time when the first lease of this process ends; 0 there: the process holds
+	 * no slot; a NULL pointer: unknown. Calls return by then, because a thread that waits for
+	 * an answer cannot report a lost slot. */
 	const _Atomic uint64_t *lease_end_ns;
 	struct base_log log;
 };
 
-/* A request for a slot. It is made under an id of the client's, so that it can be repeated when the
- * answer was lost: the second time it changes nothing. */
+/* A request for a slot. The client chooses its id, so that it can repeat the request if the answer
+ * was lost. A repeated request changes nothing. */
 struct slots_request {
 	char id[SLOTS_ID_BYTES];
 	uint32_t weight;
-	uint64_t bytes;  /* that are to be written; 0 unknown */
-	bool never_wait; /* if it is not granted at once, it is not queued either */
-	bool urgent;     /* it has a deadline: before those that have none, one beside the slots */
-	/* Instead of the pool's; 0: that. So many writers have storage targets of their own: slots
-	 * that are held at a time have places among them. */
+	uint64_t bytes;  /* bytes that will be written; 0: unknown */
+	bool never_wait; /* if no slot is free at once, do not queue the request */
+	/* the request has a deadline: it goes before all without one, and one such request may
+	 * write beside the slots */
+	bool urgent;
+	/* Capacity that replaces the pool's default; 0: the pool's. So many writers can have
+	 * separate groups of storage targets. The coordinator spreads the slots that are held over
+	 * these groups. */
 	uint32_t default_capacity;
-	int32_t boost_ms; /* time of the whole pool that it may get ahead of its share */
+	int32_t boost_ms; /* lead over its job's share, in time of the whole pool */
 };
 
-/* A heartbeat. */
+/* A heartbeat for a request that holds a slot or waits for one. */
 struct slots_beat {
 	char id[SLOTS_ID_BYTES];
-	uint64_t passed; /* bytes so far */
-	bool holding;    /* as far as the client knows */
-	/* For those that hold: what may be reclaimed if the coordinator lost its data. */
+	uint64_t passed; /* bytes written so far */
+	bool holding;    /* whether the client believes that it holds the slot */
+	/* The remaining members describe a held slot. With them a holder reclaims its slot if the
+	 * coordinator lost its data. */
 	uint64_t fence;
 	uint64_t epoch;
-	uint32_t weight; /* as granted: 0 for express */
+	uint32_t weight; /* slots as granted; 0: small-file bypass */
 	uint64_t bytes;
 };
 
 enum slots_state {
-	SLOTS_NONE, /* neither holder nor waiter: never was, timed out, kicked, or lost */
+	SLOTS_NONE, /* neither holder nor waiter: unknown, expired, kicked or lost */
 	SLOTS_WAITING,
 	SLOTS_HOLDING
 };
 
 struct slots_answer {
 	enum slots_state state;
-	uint64_t fence;    /* holders */
-	uint64_t epoch;    /* of the coordinator's data */
-	uint32_t weight;   /* granted; 0: express */
-	uint32_t position; /* waiters: how many are ahead in the queue */
-	uint32_t place;    /* holders: of default_capacity places, the one to write to; 0: none */
+	uint64_t fence;    /* holders only */
+	uint64_t epoch;    /* epoch of the coordinator's data */
+	uint32_t weight;   /* slots granted; 0: small-file bypass */
+	uint32_t position; /* waiters: number of requests ahead in the queue */
+	uint32_t place;    /* holders: group of storage targets, from 1; 0: any */
 	uint32_t capacity;
-	uint32_t beat_ms;             /* when the next heartbeat is due, at the latest */
-	char ahead[SLOTS_NAME_BYTES]; /* waiters: "job 4711, rank 7 on n03" */
+	uint32_t beat_ms;             /* longest time until the next heartbeat */
+	char ahead[SLOTS_NAME_BYTES]; /* waiters: such as "job 4711, rank 7 on n03" */
 };
 
-/* A share of the bandwidth: `bytes` may leave, spread evenly, from `start_ms` from now until
- * `end_ms` from now. bytes is 0 if nothing limits the bandwidth: then ask again after end_ms. */
+/* A grant of bandwidth: `bytes` may be written, spread evenly between start_ms and end_ms from now.
+ * If bytes is 0, nothing limits the bandwidth; the client asks again after end_ms. */
 struct slots_grant {
 	uint64_t bytes;
 	uint32_t start_ms;
@@ -107,39 +117,42 @@ struct slots_grant {
 };
 
 /*
- * One coordinator. A pool's functions may be called from several threads at a
- * time, except wait(), which one thread calls. All but wait() return soon: within about two
- * seconds, whatever the network does. IOSHAPE_E_COORDINATOR: unreachable, or it refuses us; the
- * sentence says why. Nothing needs to be reopened after that: the next call tries again.
+ * A coordinator. Several threads may call its functions for one pool at a time; only wait() is
+ * called by one thread at a time. All functions but wait() return within about two seconds,
+ * whatever the network does. They return IOSHAPE_E_COORDINATOR if the coordinator is unreachable or
+ * refuses the client; the error message says why. The pool stays usable after that, and the next
+ * call tries again.
  */
 struct slots_ops {
 	const char *id;
-	/* Checks the address, connects to nothing yet. -EINVAL, naming what is wrong. */
+	/* Checks the address, and does not connect yet. -EINVAL: the error names the wrong part. */
 	int (*open)(void **pool, const struct slots_config *config, struct base_error *error);
 	int (*acquire)(void *pool, const struct slots_request *request, struct slots_answer *answer,
 		       struct base_error *error);
 	int (*beat)(void *pool, const struct slots_beat *beat, struct slots_answer *answer,
 		    struct base_error *error);
-	/* Also takes back a request. An unknown id is fine. `passed` as in beats. */
+	/* Releases a slot, or withdraws a request that waits. Succeeds if the id is unknown.
+	 * `passed` is the number of bytes written, as in heartbeats. */
 	int (*release)(void *pool, const char *id, uint64_t passed, struct base_error *error);
 	/*
-	 * Waits until something may have happened to a request of this pool's in this process (a
-	 * hint: beat() tells the truth), until interrupt(), or for timeout_ms.
+	 * Waits for a change to one of this process's requests in the pool, until interrupt(), or
+	 * for timeout_ms. The return is only a hint; beat() returns the state of a request.
 	 */
 	int (*wait)(void *pool, uint32_t timeout_ms, struct base_error *error);
-	/* Any thread. Ends the wait() under way, or the next one at once. */
+	/* Ends the wait() under way; if there is none, the next wait() returns at once. Any thread
+	 * may call this. */
 	void (*interrupt)(void *pool);
-	/* No other call is under way. What the process held is given back where that takes no
-	 * waiting. */
+	/* Frees the pool; no other call may be under way. Releases the slots of this process if
+	 * that takes no waiting. */
 	void (*close)(void *pool);
-	/* Optional. The thread that waits: no slot was held or waited for for a while, so
-	 * that connections can be closed. */
+	/* Optional. The thread that calls wait() calls this when the process has used no slot for a
+	 * while, so that the coordinator can close its connections. */
 	void (*rest)(void *pool);
-	/* Optional: NULL if the coordinator grants no bandwidth. Below 0: so many bytes of the last
-	 * grant were not used. */
+	/* Optional: NULL if the coordinator grants no bandwidth. A negative `bytes` returns that
+	 * many unused bytes of the last grant. */
 	int (*pace)(void *pool, int64_t bytes, struct slots_grant *grant, struct base_error *error);
-	/* Optional: NULL if the coordinator has no pools. Tells where a pool of this configuration
-	 * is kept, for the operator's calls in Python. */
+	/* Optional: NULL if the coordinator keeps no pools. Fills in where a pool of this
+	 * configuration is kept, for the operator's commands in Python. */
 	int (*describe)(const struct slots_config *config, struct slots_coordinator *found,
 			struct base_error *error);
 };
@@ -148,18 +161,18 @@ extern const struct slots_ops slots_redis;
 extern const struct slots_ops slots_local;
 extern const struct slots_ops slots_open;
 
-/* The coordinator that an address names; NULL for a word that is none. */
+/* Returns the coordinator that an address names by its scheme; NULL if the scheme is unknown. */
 const struct slots_ops *slots_coordinator_of(const char *address);
 
-/* ---- Numbers that all coordinators go by (docs/slots.md) ------------------------------------- */
+/* ---- Numbers that all coordinators use (docs/slots.md) --------------------------------------- */
 
-#define SLOTS_SMALL_BYTES (16 * MIB) /* up to here a request may be let past the queue */
-#define SLOTS_EXPRESS 1u             /* so many of them at a time */
-#define SLOTS_USUAL_SHARE 100u       /* of a job that does not ask for another one */
+#define SLOTS_SMALL_BYTES (16 * MIB) /* largest request that may use the small-file bypass */
+#define SLOTS_EXPRESS 1u             /* requests that may use the small-file bypass at a time */
+#define SLOTS_USUAL_SHARE 100u       /* share of a job that does not ask for one */
 #define SLOTS_MOST_PLACES 64u
 #define SLOTS_MOST_BOOST_MS 300000
 #define SLOTS_MOST_CAPACITY 65536u
-/* In a request, or per second: above it the numbers of slots.lua have holes. */
+/* Largest number of bytes in a request, or per second: Lua counts exactly only up to here. */
 #define SLOTS_MOST_BYTES (UINT64_C(1) << 53)
 
 /* ---- Pools in this process (slot.c) ---------------------------------------------------------- */
@@ -174,24 +187,25 @@ struct slots_policy {
 
 int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 		    const struct slots_policy *policy, struct base_error *error);
-/* All its slots have been released. */
+/* Closes a pool whose slots have all been released. NULL is allowed. */
 void slots_pool_close(struct slots_pool *pool);
 const char *slots_pool_name(const struct slots_pool *pool);
-/* A slot that is held, or was; one thread at a time, but for slots_info(). */
+/* A slot that is or was held. One thread at a time may use it; slots_info() may be called by any
+ * thread. */
 struct slots_slot;
 
 struct slots_wanted {
-	uint32_t weight; /* at least 1 */
+	uint32_t weight; /* number of slots; at least 1 */
 	uint64_t bytes;
-	/* By rule, for writers as this one: instead of the pool's, and like that only where neither
-	 * operator nor job said anything. 0: the pool's. */
+	/* Capacity by rule for writers with this file's layout. It replaces the pool's default, and
+	 * counts only if neither operator nor job set a capacity. 0: the pool's default. */
 	uint32_t default_capacity;
-	uint32_t writers; /* of its job at a time; 0: all ranks */
-	bool holds_up;    /* the program does nothing else meanwhile */
-	bool yields; /* what is written is safe elsewhere: all others go first, as far as may be */
-	int64_t timeout_ms; /* as in ioshape_slot_options */
-	/* base_deadline_ns(); 0: none. Otherwise it goes before those without, and ahead without a
-	 * slot in time; bandwidth is not waited for. */
+	uint32_t writers; /* writers of the job at a time; 0: all ranks */
+	bool holds_up;    /* training waits for this save */
+	bool yields; /* the data is safe already: others go first, within the bounds of the boost */
+	int64_t timeout_ms; /* longest wait, as in ioshape_slot_options */
+	/* A time from base_deadline_ns(); 0: none. A request with a deadline goes before those
+	 * without one, and in time it writes without a slot. Its bandwidth is not limited. */
 	uint64_t deadline_ns;
 	ioshape_queue_fn waiting;
 	void *waiting_user;
@@ -202,75 +216,82 @@ struct slots_wanted {
 int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 		  struct slots_slot **out, struct base_error *error);
 /*
- * Before bytes are written. Waits as the bandwidth dial asks; meanwhile `stop` (may be NULL) is
- * asked ten times a second: anything but 0 ends the waiting and is returned.
+ * Waits until `bytes` may be written within the bandwidth limits. Call it before the bytes are
+ * written. While it waits it calls `stop` ten times a second, unless `stop` is NULL. If stop()
+ * returns anything but 0, the wait ends and returns that value.
  */
 int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user);
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info);
-/* From 1 on: to which part of the storage targets its file should go, of as many as
- * slots_wanted.default_capacity; 0: to any. */
+/* Returns the group of storage targets for the slot's file, from 1 to
+ * slots_wanted.default_capacity; 0: any group. */
 uint32_t slots_place(struct slots_slot *slot);
 void slots_release(struct slots_slot *slot);
 
-/* ---- Notes in a Redis (notes.c) -------------------------------------------------------------- */
+/* ---- Messages in a Redis (notes.c) ----------------------------------------------------------- */
 
 /*
- * Lists of named bytes beside a pool's own keys, each under "{ios:<pool>}:board:<list>". One thread
- * at a time. Calls return within about two seconds; IOSHAPE_E_COORDINATOR as above.
+ * A connection that keeps lists of named messages in a Redis. Each list has the key
+ * "{ios:<pool>}:board:<list>", beside the pool's own keys. One thread at a time may use it. Calls
+ * return within about two seconds, and return IOSHAPE_E_COORDINATOR if the Redis is unreachable or
+ * refuses the client.
  */
 struct slots_notes;
 
 #define SLOTS_NOTES_AT_A_TIME 128u
 #define SLOTS_NOTES_KEPT_MS (3600u * 1000)
-#define SLOTS_NOTES_REPLY_BYTES (256 * MIB) /* in one call */
+#define SLOTS_NOTES_REPLY_BYTES (256 * MIB) /* largest reply to one call */
 #define SLOTS_NOTES_LIST_BYTES 192
 
-/* Connects to nothing yet. -EINVAL, naming what is wrong, if the address is no Redis'. */
+/* Opens the lists without connecting yet. -EINVAL: the address is not that of a Redis, or the error
+ * names the wrong part of it. */
 int slots_notes_open(struct slots_notes **out, const struct slots_config *config,
 		     struct base_error *error);
-/* Replaces what has this name. The list is kept for SLOTS_NOTES_KEPT_MS from now. */
+/* Puts a message, and replaces one of this name. The list expires SLOTS_NOTES_KEPT_MS after the
+ * latest put. */
 int slots_notes_put(struct slots_notes *notes, const char *list, const char *name, const void *data,
 		    size_t bytes, struct base_error *error);
-/* found() is called for those of `count` names that are there, in order; anything but 0 ends it
- * with that code. */
+/* Calls found() in order for those of the `count` names that have a message. If found() returns
+ * anything but 0, the call ends and returns that value. */
 int slots_notes_get(struct slots_notes *notes, const char *list, const char *const *names,
 		    size_t count,
 		    int (*found)(void *user, size_t index, const void *data, size_t bytes),
 		    void *user, struct base_error *error);
 int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error);
-void slots_notes_close(struct slots_notes *notes); /* NULL is fine */
+void slots_notes_close(struct slots_notes *notes); /* NULL is allowed */
 
-/* ---- What a process says of itself (identity.c) ---------------------------------------------- */
+/* ---- Identity of a process, and its priority (identity.c) ------------------------------------ */
 
-/* What a job loses while it waits for a slot, as far as its process knows. */
+/* Priority inputs of a request: what the job loses while it waits, as far as its process knows. */
 struct slots_stake {
-	uint32_t ranks, writers; /* of the job; those that write at a time */
-	uint64_t bytes;          /* of this writer; 0 unknown */
-	uint64_t age_ns;         /* of the work that a failure would destroy */
-	bool holds_up;           /* its ranks do nothing else meanwhile */
+	uint32_t ranks, writers; /* ranks of the job, and how many of them write at a time */
+	uint64_t bytes;          /* bytes of this writer; 0: unknown */
+	uint64_t age_ns;         /* age of the work that a failure would destroy */
+	bool holds_up;           /* training waits for this save */
 };
 
-/* Return the boost of a request, in ms, within SLOTS_MOST_BOOST_MS either way. */
+/* Returns the priority boost of a request in ms, between -SLOTS_MOST_BOOST_MS and
+ * SLOTS_MOST_BOOST_MS. */
 int32_t slots_boost_ms(const struct slots_stake *stake);
 
-/* Checkpoints of this process in a pool: files that it saves soon after each other are of one.
- * Begins as zeros. */
+/* The checkpoints of this process in a pool. Files that the process saves soon after each other
+ * belong to one checkpoint. Begins as zeros. */
 struct slots_checkpoints {
-	uint64_t begin_ns; /* of the latest one */
-	uint64_t age_ns;   /* then, of the one before */
-	uint64_t last_ns;  /* when one of its files was last written */
+	uint64_t begin_ns; /* when the latest checkpoint began */
+	uint64_t age_ns;   /* age of the work that the latest checkpoint saves */
+	uint64_t last_ns;  /* when one of its files was last requested or released */
 };
 
-/* A file is asked for: the age of the work that it saves. */
+/* Records that a slot for a file is requested. Returns the age of the work that the file saves. */
 uint64_t slots_checkpoints_begin(struct slots_checkpoints *checkpoints, uint64_t now_ns);
 
-/* When the coordinator is unreachable: how long this writer waits before it writes, in
+/* Returns how long this writer waits before it writes while the coordinator is unreachable, in
  * ms. */
 uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, uint32_t capacity,
 			  uint32_t write_ms, uint32_t most_ms);
 
-/* Who this process is, from the launcher's variables, but for `client`, which each pool draws.
- * `job` may be NULL. */
+/* Fills in the identity of this process, except `client`, which each pool draws at random. Reads
+ * the launcher's variables. If `job` is NULL or empty, the name of the job is derived from them,
+ * too. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
 
 #endif
