@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The processes of one host among themselves (local.h describes the file of a pool). First the
- * file: opening it where other users may put files; its head, its records and locks on its bytes;
- * and the futex word by which waiters are woken. Then which request is next, and which slots are
- * free.
+ * The coordinator for the processes of one host; local.h describes the file of a pool. The first
+ * half handles the file: opening it where other users may put files, its head and records, locks on
+ * its bytes, and the futex word that wakes waiters. The second half decides which request is next
+ * and which slots are free.
  */
 #define _GNU_SOURCE
 #include "slots/local.h"
@@ -23,77 +23,81 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_AGAIN_NS UINT64_C(500000000) /* at the name: is it still this file's? */
-#define TRIES 100                         /* to open a file that others make or remove */
+/* Pause between two checks that the name still is this file's. */
+#define LOOK_AGAIN_NS UINT64_C(500000000)
+/* Attempts to open a file that other processes make or remove. */
+#define TRIES 100
 #define PAUSE_NS 1000000
-#define MOST_TIME_NS (UINT64_C(1) << 62) /* the wall clock gets there in the year 2116 */
+#define MOST_TIME_NS (UINT64_C(1) << 62) /* a wall clock gets there in the year 2116 */
 
 #define LONGEST_LEASE_NS (UINT64_C(600) * 1000000000)
 
 #define PAGE_BYTES 4096u
-/* Without a word that others can change, a waiter looks so often. */
+/* A waiter polls this often if the futex word in the file cannot be used. */
 #define BLIND_MS 20u
 
-/* Bytes that are locked, beside those of requests. */
+/* Bytes that are locked, other than those of requests. */
 #define PRESENT LOCAL_LOCKS
 #define MAKER (LOCAL_LOCKS + 1)
 
-/* The first waiter looks so often whether a holder has died; the others less often. */
+/* The first waiter checks this often whether a holder has died; later waiters check less often. */
 #define LOOK_MS 20u
 #define SLOWEST_LOOK_MS 200u /* several times in LOCAL_LOOK_NS */
 
-/* Bytes by what their locks mean. Lines are far apart, so that tickets may rise for ever. */
+/* Offsets of locks by their meaning. Lines are so far apart that tickets never reach the next
+ * one. */
 #define HOLDER(number) (LOCAL_LOCKS + 16 + (off_t)(number))
 #define URGENT_LINE (2 * LOCAL_LOCKS)
 #define LINE (3 * LOCAL_LOCKS)
 #define SMALL_LINE (4 * LOCAL_LOCKS)
 #define LINE_TICKETS LOCAL_LOCKS
 
-/* What this process has seen of a record, while it waits. */
+/* Observations of another request's record, for the decision whether its owner is alive. */
 struct local_watch {
-	uint64_t until_ns;  /* in the record */
-	uint64_t since_ns;  /* it has been so */
-	uint64_t looked_ns; /* last */
+	uint64_t until_ns;  /* value of until_ns in the record */
+	uint64_t since_ns;  /* time since when the record has had that value */
+	uint64_t looked_ns; /* time of the latest look */
 };
 
-/* A request of this process that holds or waits. */
+/* A request of this process that holds a slot or waits. */
 struct local_member {
 	struct local_member *next;
 	struct slots_file_record record;
-	int fd; /* owns its locks */
+	int fd; /* owns the locks of the request */
 	bool holding, small;
-	uint32_t places; /* as asked for */
-	uint32_t holder; /* its first one */
-	uint32_t given;  /* slots; 0: beside them, being small */
-	uint64_t ticket; /* waiter */
+	uint32_t places; /* groups of storage targets, as asked for */
+	uint32_t holder; /* number of its first holder */
+	uint32_t given;  /* slots held; 0: small request beside the slots */
+	uint64_t ticket; /* ticket of a waiter */
 };
 
 struct local_pool {
 	struct slots_config config;
 	char folder[LOCAL_FOLDER_BYTES];
 	char name[LOCAL_FILE_NAME_BYTES];
-	struct slots_file_record record; /* what all requests of this process have in common */
+	struct slots_file_record record; /* members that all requests of this process share */
 
-	pthread_mutex_t lock; /* of all below, but for what waiting takes */
+	pthread_mutex_t lock; /* protects all members below, except those used by wait() */
 	int folder_fd, fd;    /* -1: not open */
 	dev_t dev;
 	ino_t ino;
-	uint64_t now_ns;        /* when this call began */
-	uint64_t looked_ns;     /* when the name was last seen to be this file's */
-	uint64_t largest_bytes; /* that a file of this process may have */
-	uint64_t base_ns;       /* as in the head */
-	uint64_t fence;         /* the latest that this process was given */
-	uint32_t turn;          /* of slots: where the next request begins to look */
-	unsigned finds;         /* of locks, in this call */
+	uint64_t now_ns;        /* when the current call began */
+	uint64_t looked_ns;     /* when the name was last checked to be this file's */
+	uint64_t largest_bytes; /* limit of this process for the size of a file */
+	uint64_t base_ns;       /* wall clock minus monotonic clock, as in the head */
+	uint64_t fence;         /* latest fence given to this process */
+	uint32_t turn;          /* index of the slot at which the next request begins to look */
+	unsigned finds;         /* look-ups of locks in the current call */
 	struct local_member *members;
-	struct local_member *spare; /* neither: their descriptors are open for the next requests */
+	/* Unused members whose descriptors stay open for the next requests. */
+	struct local_member *spare;
 	unsigned spares;
 	struct local_watch watches[LOCAL_RECORDS];
 
-	uint32_t *word;       /* the futex word; until the file is mapped, one of this process */
-	atomic_bool mapped;   /* from the file */
-	atomic_uint listened; /* wake-up bits that the thread which waits listens to */
-	uint32_t seen;        /* its value before the latest looks; of the thread that waits */
+	uint32_t *word;       /* the futex word; private memory until the file is mapped */
+	atomic_bool mapped;   /* whether `word` is in the file */
+	atomic_uint listened; /* wake-up bits on which the waiting thread listens */
+	uint32_t seen;        /* value of the word before the latest look; used by wait() only */
 };
 
 /* ---- The file -------------------------------------------------------------------------------- */
@@ -118,7 +122,7 @@ void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 		 base_hash_text(pool), LOCAL_VERSION);
 }
 
-/* Fails with IOSHAPE_E_COORDINATOR: "cannot WHAT the pool's file ...", for this reason. */
+/* Fails with IOSHAPE_E_COORDINATOR and the message "cannot WHAT the pool's file ...". */
 static int local_unreachable(const struct local_pool *pool, const char *what, int code,
 			     struct base_error *error)
 {
@@ -131,12 +135,12 @@ static int local_unreachable(const struct local_pool *pool, const char *what, in
 
 /* ---- Records --------------------------------------------------------------------------------- */
 
-/* Writes a field of the head, or a record. 0 or a negative errno. */
+/* Writes a field of the head, or a record. Returns 0 or a negative errno. */
 static int local_write(const struct local_pool *pool, uint64_t at, const void *data, size_t bytes)
 {
 	ssize_t done;
 
-	/* Beyond the limit of file sizes the kernel would end the process, by a signal. */
+	/* Beyond the limit for file sizes the kernel would end the process with SIGXFSZ. */
 	if (at + bytes > pool->largest_bytes)
 		return -EFBIG;
 	done = pwrite(pool->fd, data, bytes, (off_t)at);
@@ -166,7 +170,8 @@ static void end_text(char *text, size_t room)
 	}
 }
 
-/* Reads a record. What is not there reads as zeros, and texts have an end. */
+/* Reads a record from the file, which other users may have changed. Missing bytes read as zeros.
+ * Texts are terminated and made printable, and an impossible end of a lease counts as past. */
 static void local_read_record(const struct local_pool *pool, uint32_t number,
 			      struct slots_file_record *record)
 {
@@ -183,7 +188,8 @@ static void local_read_record(const struct local_pool *pool, uint32_t number,
 
 /* ---- Locks ----------------------------------------------------------------------------------- */
 
-/* Locks or unlocks a range; 0 bytes mean all from there on. -EAGAIN: another request has it. */
+/* Locks or unlocks a range; 0 bytes mean all bytes from `at` on. -EAGAIN: another request has a
+ * lock there. */
 static int local_lock(int fd, short type, off_t at, off_t bytes)
 {
 	struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = bytes };
@@ -193,7 +199,8 @@ static int local_lock(int fd, short type, off_t at, off_t bytes)
 	return errno == EACCES ? -EAGAIN : -errno;
 }
 
-/* Finds a lock in a range, the oldest one as a rule. */
+/* Finds a lock in a range, as a rule the oldest. Returns false if there is none, or if this call
+ * has made too many look-ups. */
 static bool local_find_lock(struct local_pool *pool, off_t from, off_t to, struct flock *lock)
 {
 	*lock = (struct flock){
@@ -203,11 +210,11 @@ static bool local_find_lock(struct local_pool *pool, off_t from, off_t to, struc
 	       !fcntl(pool->fd, F_OFD_GETLK, lock) && lock->l_type != F_UNLCK;
 }
 
-/* ---- Waking ---------------------------------------------------------------------------------- */
+/* ---- Waking waiters -------------------------------------------------------------------------- */
 
-/* The word counts what may have freed a slot. It is never read or written through memory: another
- * user may cut the file short, and then a load raises SIGBUS, where futex() and pread() only fail.
- */
+/* The word counts events that may have freed a slot. It is only accessed through futex() and
+ * pread(), never through memory. Another user may cut the file short; then a load raises SIGBUS,
+ * but futex() and pread() only fail. */
 
 static uint32_t *map(int flags, int fd, uint32_t *at)
 {
@@ -217,7 +224,8 @@ static uint32_t *map(int flags, int fd, uint32_t *at)
 
 	if (page == MAP_FAILED)
 		return NULL;
-	/* A child that mapped the file would keep its parent's locks. */
+	/* A child that kept the mapping would keep the file open, and with it its parent's
+	 * locks. */
 	madvise(page, PAGE_BYTES, MADV_DONTFORK);
 	return page + word;
 }
@@ -225,20 +233,20 @@ static uint32_t *map(int flags, int fd, uint32_t *at)
 /* Uses the word in the file from now on, if the file can be mapped. */
 static void map_word(struct local_pool *pool)
 {
-	/* In the place of the other one: a thread that waits may be about to use it. If that fails
-	 * futex() fails, too, and waiters look by themselves. */
+	/* MAP_FIXED replaces the private word at the same address, because a waiting thread may be
+	 * about to use it. If that fails, futex() fails, too, and waiters poll. */
 	atomic_store(&pool->mapped, true);
 	if (!map(MAP_FIXED, pool->fd, pool->word))
 		errno = 0;
 }
 
-/* Wakes the processes that sleep in this pool and listen to one of these bits, and ends the next
- * sleep of those that do not sleep. */
+/* Wakes the processes that sleep in this pool and listen to one of these bits. If a process does
+ * not sleep, its next sleep ends at once. */
 static void local_wake(struct local_pool *pool, uint32_t bits)
 {
 	static uint32_t unused;
 
-	/* The kernel adds to the word; nobody waits for the other one. */
+	/* FUTEX_WAKE_OP makes the kernel add 1 to the word. No thread waits on `unused`. */
 	syscall(SYS_futex, &unused, FUTEX_WAKE_OP, 1, (void *)0, pool->word,
 		FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_LT, 0));
 	syscall(SYS_futex, pool->word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
@@ -264,7 +272,7 @@ static void nap(uint64_t ns)
 	nanosleep(&pause, NULL);
 }
 
-/* Sleeps until one of these bits is woken, or for a time. */
+/* Sleeps until one of these bits is woken, or for timeout_ms. */
 static void local_sleep(struct local_pool *pool, uint32_t bits, uint32_t timeout_ms)
 {
 	const uint64_t until_ns = base_now_ns() + base_ms_to_ns(timeout_ms);
@@ -274,7 +282,7 @@ static void local_sleep(struct local_pool *pool, uint32_t bits, uint32_t timeout
 	if (syscall(SYS_futex, pool->word, FUTEX_WAIT_BITSET, pool->seen, &until, NULL, bits) &&
 	    errno == EFAULT)
 		nap(base_ms_to_ns(MIN(timeout_ms, BLIND_MS)));
-	/* All that happens from here on ends the next sleep. */
+	/* Any event from here on ends the next sleep at once. */
 	pool->seen = value_of(pool);
 }
 
@@ -300,7 +308,7 @@ static uint64_t wall_ns(void)
 	return (uint64_t)MAX(now.tv_sec, 0) * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* With the lock of the maker. */
+/* Writes a new head. The caller holds the MAKER lock. */
 static int write_head(const struct local_pool *pool, struct slots_file_head *head)
 {
 	*head = (struct slots_file_head){ .magic = LOCAL_MAGIC, .version = LOCAL_VERSION };
@@ -309,7 +317,7 @@ static int write_head(const struct local_pool *pool, struct slots_file_head *hea
 	return local_write(pool, 0, head, sizeof(*head));
 }
 
-/* Reads the head; writes one where there is none, or one that makes no sense. */
+/* Reads the head. Writes a new one if there is none, or if it is not valid. */
 static int read_or_make_head(const struct local_pool *pool, struct slots_file_head *head,
 			     struct base_error *error)
 {
@@ -336,7 +344,7 @@ static int read_or_make_head(const struct local_pool *pool, struct slots_file_he
 	return ret ? local_unreachable(pool, "write", ret, error) : 0;
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening the file ------------------------------------------------------------------------ */
 
 static int refuse(const struct local_pool *pool, const char *what, struct base_error *error)
 {
@@ -345,8 +353,8 @@ static int refuse(const struct local_pool *pool, const char *what, struct base_e
 				pool->name, what);
 }
 
-/* Another user can give a file of ours a second name where the kernel does not protect hard links.
- */
+/* Rejects anything but a regular file with one name. Where the kernel does not protect hard links,
+ * another user can give a file of ours a second name. -EAGAIN: the file was removed meanwhile. */
 static int check_kind(const struct local_pool *pool, const struct stat *stat,
 		      struct base_error *error)
 {
@@ -357,7 +365,8 @@ static int check_kind(const struct local_pool *pool, const struct stat *stat,
 	return stat->st_nlink ? 0 : -EAGAIN;
 }
 
-/* A file that is not for everybody and holds something else was moved here: it stays as it is. */
+/* Returns whether an opened file can be a pool's. A file with other permissions and other contents
+ * belongs to another program and was moved here. It must not be changed. */
 static bool is_a_pools(int fd, const struct stat *stat)
 {
 	struct slots_file_head head;
@@ -390,7 +399,8 @@ static int open_name(const struct local_pool *pool, int flags)
 			       0666));
 }
 
-/* Opens what lies under the name, or creates it. -EAGAIN: it was there, and then it was not. */
+/* Opens the file of this name, or creates it. -EAGAIN: another process created or removed it
+ * meanwhile. */
 static int open_or_create(struct local_pool *pool, struct base_error *error)
 {
 	struct stat stat;
@@ -399,7 +409,7 @@ static int open_or_create(struct local_pool *pool, struct base_error *error)
 
 	if (ret)
 		return ret;
-	/* Sticky folders refuse O_CREAT for files of other users. */
+	/* In sticky folders the kernel refuses O_CREAT for files of other users. */
 	fd = open_name(pool, there ? 0 : O_CREAT | O_EXCL);
 	if (fd < 0 && (errno == EEXIST || errno == ENOENT) && (there || errno == EEXIST))
 		return -EAGAIN;
@@ -410,11 +420,12 @@ static int open_or_create(struct local_pool *pool, struct base_error *error)
 		base_close(fd);
 		return ret;
 	}
-	/* For all users, whatever the umask is: the file is new, or its maker died before that. */
+	/* All users get access, whatever the umask is. The file is new, or its maker died before
+	 * this call. */
 	if (base_is_own_user(stat.st_uid) && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
 		errno = 0;
-	/* Each read would be slower otherwise. Only the owner may, and it makes no other
-	 * difference. */
+	/* Updating the access time would make each read slower. Only the owner may set
+	 * O_NOATIME. */
 	if (fcntl(fd, F_SETFL, O_NOATIME))
 		errno = 0;
 	pool->fd = fd;
@@ -423,7 +434,7 @@ static int open_or_create(struct local_pool *pool, struct base_error *error)
 	return 0;
 }
 
-/* A file that its last user is about to remove is let go of. */
+/* Opens the file and takes the PRESENT lock. -EAGAIN: its last user is about to remove it. */
 static int try_to_open(struct local_pool *pool, struct base_error *error)
 {
 	int ret = open_or_create(pool, error);
@@ -479,8 +490,8 @@ static int open_file(struct local_pool *pool, struct slots_file_head *head,
 	return 0;
 }
 
-/* Opens the file, if it is not open, and reads its head. -ESTALE: another file has its name by now,
- * and this one is closed; IOSHAPE_E_COORDINATOR. */
+/* Opens the file if it is not open, and reads its head. -ESTALE: the name belongs to another file
+ * now, and this one is closed. IOSHAPE_E_COORDINATOR: any other failure. */
 static int local_file_ready(struct local_pool *pool, struct slots_file_head *head,
 			    struct base_error *error)
 {
@@ -490,7 +501,7 @@ static int local_file_ready(struct local_pool *pool, struct slots_file_head *hea
 	pool->now_ns = now;
 	if (now - pool->looked_ns >= LOOK_AGAIN_NS) {
 		pool->looked_ns = now;
-		/* Asking each time would cost as much as a lock. */
+		/* Reading the limit at each call would cost as much as a lock. */
 		pool->largest_bytes = base_largest_file();
 		if (pool->fd >= 0 && !has_its_name(pool)) {
 			base_close(pool->fd);
@@ -505,7 +516,8 @@ static int local_file_ready(struct local_pool *pool, struct slots_file_head *hea
 	return ret;
 }
 
-/* Returns a descriptor for a request, or a negative errno. */
+/* Opens the file once more, so that a request owns its locks. Returns the descriptor, or a negative
+ * errno. */
 static int local_file_again(const struct local_pool *pool)
 {
 	struct stat stat;
@@ -519,7 +531,7 @@ static int local_file_again(const struct local_pool *pool)
 	return -EAGAIN;
 }
 
-/* Opens no file yet. 0 or a negative errno. */
+/* Prepares a pool whose file is not open yet. Returns 0 or a negative errno. */
 static int local_file_init(struct local_pool *pool)
 {
 	pool->folder_fd = pool->fd = -1;
@@ -527,7 +539,7 @@ static int local_file_init(struct local_pool *pool)
 	return pool->word ? 0 : -ENOMEM;
 }
 
-/* Closes the file, and removes it where no process has it open. */
+/* Closes the file. Removes it if no other process has it open. */
 static void local_file_close(struct local_pool *pool)
 {
 	const size_t word = offsetof(struct slots_file_head, wake) / sizeof(uint32_t);
@@ -539,10 +551,9 @@ static void local_file_close(struct local_pool *pool)
 	munmap(pool->word - word, PAGE_BYTES);
 }
 
-/* ---- Which are locked
- * ----------------------------------------------------------------------------------- */
+/* ---- Finding locks --------------------------------------------------------------------------- */
 
-/* Tells whether what was found cannot be relied on, because it is not all. */
+/* Returns whether this call made too many look-ups, so that it may have missed locks. */
 static bool found_too_many(const struct local_pool *pool)
 {
 	return pool->finds > LOCAL_MOST_FINDS;
@@ -555,7 +566,7 @@ static bool is_locked(struct local_pool *pool, off_t from, off_t to)
 	return local_find_lock(pool, from, to, &lock);
 }
 
-/* Finds the first lock in a range. */
+/* Finds the lock with the lowest offset in a range. */
 static bool first_lock(struct local_pool *pool, off_t from, off_t to, struct flock *first)
 {
 	struct flock lock;
@@ -568,7 +579,7 @@ static bool first_lock(struct local_pool *pool, off_t from, off_t to, struct flo
 	return found;
 }
 
-/* Returns the byte after a lock. */
+/* Returns the offset after a lock, at most `most`. */
 static off_t end_of(const struct flock *lock, off_t most)
 {
 	return lock->l_len ? MIN(lock->l_start + lock->l_len, most) : most;
@@ -593,10 +604,10 @@ static bool is_idle(struct local_pool *pool)
 	return !is_locked(pool, HOLDER(0), SMALL_LINE);
 }
 
-/* ---- Signs of life --------------------------------------------------------------------------- */
+/* ---- Ignoring stopped requests --------------------------------------------------------------- */
 
-/* Tells whether the owner of a record has shown no life for so long that its locks do not count.
- * `until_ns` is what its record says. */
+/* Returns whether the owner of a record has not renewed it for so long that its locks do not count.
+ * `until_ns` is the end of the lease in the record. */
 static bool is_silent(struct local_pool *pool, uint32_t number, uint64_t until_ns)
 {
 	struct local_watch *watch = &pool->watches[number];
@@ -630,9 +641,9 @@ static bool is_silent_waiter(struct local_pool *pool, enum local_line line, uint
 	return is_silent(pool, number, record.number == ticket ? record.until_ns : 0);
 }
 
-/* ---- Lines ----------------------------------------------------------------------------------- */
+/* ---- Queue ----------------------------------------------------------------------------------- */
 
-/* Tells whether no waiter that shows life has a byte in this range. */
+/* Returns whether the line has no waiter below the ticket, apart from stopped ones. */
 static bool none_before(struct local_pool *pool, off_t begin, uint64_t ticket, enum local_line line)
 {
 	const off_t end = begin + (off_t)ticket;
@@ -661,7 +672,7 @@ static enum local_line line_of(const struct local_member *member)
 	return member->record.urgent ? LOCAL_URGENT_LINE : LOCAL_LINE;
 }
 
-/* Locks the byte above all that are locked in the line. */
+/* Locks the byte above all locked bytes of the line. -E2BIG: too many requests wait. */
 static int take_ticket(struct local_pool *pool, struct local_member *member)
 {
 	const off_t begin = begin_of(line_of(member)), end = begin + LINE_TICKETS;
@@ -679,7 +690,8 @@ static int take_ticket(struct local_pool *pool, struct local_member *member)
 		if (ret == -EAGAIN)
 			continue;
 		member->ticket = (uint64_t)(at - begin);
-		/* A request that came meanwhile may have gone above a waiter that has left. */
+		/* The tickets above may have been freed after the look-up, and a newer request may
+		 * have taken a higher one. Then this ticket would jump the queue. */
 		if (ret || !is_locked(pool, at + 1, end))
 			return ret;
 		local_lock(member->fd, F_UNLCK, at, 1);
@@ -728,8 +740,8 @@ static uint32_t position_of(struct local_pool *pool, const struct local_member *
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
 /*
- * A fence is made of the time, in units of 256 ns, so that it rises with each grant, and of the
- * number of the holder. No two are alike, because a holder is locked for longer than a unit.
+ * A fence combines the time, in units of 256 ns, with the number of the holder. So it rises with
+ * each grant. Fences are unique, because a holder stays locked for longer than one unit.
  */
 #define FENCE_TIME_SHIFT 8
 #define FENCE_HOLDER_BITS 10
@@ -746,13 +758,13 @@ static uint64_t next_fence(struct local_pool *pool, uint64_t now, uint32_t holde
 	return pool->fence;
 }
 
-/* The bit of the futex that the waiter with a ticket listens to. */
+/* Returns the futex bit to which the waiter with this ticket listens. */
 static uint32_t bit_of(uint64_t ticket)
 {
 	return UINT32_C(1) << ticket % 32;
 }
 
-/* Returns the bit of the first waiter in a line; 0: there is none. */
+/* Returns the futex bit of the first waiter in a line; 0: the line is empty. */
 static uint32_t first_bit(struct local_pool *pool, off_t line)
 {
 	struct flock lock;
@@ -762,13 +774,13 @@ static uint32_t first_bit(struct local_pool *pool, off_t line)
 	return bit_of((uint64_t)(MAX(lock.l_start, line) - line));
 }
 
-/* Wakes those that may be next, if any wait: after a lock was dropped. A first waiter that is
- * stopped does not pass it on: then the others see by themselves that it shows no life. */
+/* Wakes the waiters that may be next, after a lock was dropped. A stopped first waiter does not
+ * pass the wake-up on; the others notice that by polling. */
 static void wake_waiters(struct local_pool *pool)
 {
 	uint32_t bits;
 
-	/* A request that takes its ticket after this looks after this, too. */
+	/* A request that takes its ticket after this check looks for slots after it, too. */
 	if (!is_locked(pool, URGENT_LINE, SMALL_LINE))
 		return;
 	bits = first_bit(pool, URGENT_LINE);
@@ -778,7 +790,7 @@ static void wake_waiters(struct local_pool *pool)
 	local_wake(pool, bits && !found_too_many(pool) ? bits : UINT32_MAX);
 }
 
-/* Drops all locks of a request: what it holds, and its tickets. */
+/* Drops all locks of a request: those of its slots and of its tickets. */
 static void free_member(struct local_pool *pool, struct local_member *member)
 {
 	struct local_member **link = &pool->members;
@@ -786,7 +798,8 @@ static void free_member(struct local_pool *pool, struct local_member *member)
 	while (*link != member)
 		link = &(*link)->next;
 	*link = member->next;
-	/* The whole file: then the kernel allocates nothing. */
+	/* The range covers the whole file, because then the kernel need not allocate memory to
+	 * split a lock. */
 	if (local_lock(member->fd, F_UNLCK, 0, 0) || pool->spares == LOCAL_SPARE) {
 		base_close(member->fd);
 		free(member);
@@ -803,7 +816,8 @@ static void drop_holders(const struct local_member *member)
 	local_lock(member->fd, F_UNLCK, HOLDER(0), LOCAL_HOLDERS);
 }
 
-/* Makes a member a holder, by the locks that it has just taken. */
+/* Makes a request the holder of the slots that it has just locked: writes their records. -EAGAIN,
+ * with the locks dropped: writing took so long that other requests may have ignored them. */
 static int hold(struct local_pool *pool, struct local_member *member, const uint32_t *numbers,
 		uint32_t count, uint32_t given)
 {
@@ -818,11 +832,13 @@ static int hold(struct local_pool *pool, struct local_member *member, const uint
 	record.first = numbers[0];
 	for (uint32_t i = 0; i < count && !ret; i++)
 		ret = local_write_record(pool, numbers[i], &record);
-	/* The next one that locks the holder has another fence. */
+	/* Wait for the next unit of time, so that the next request that locks this holder gets
+	 * another fence. */
 	do
 		written = base_now_ns();
 	while (fence_time(pool, written) == fence_time(pool, now));
-	/* A process that was stopped before it wrote may have been passed over. */
+	/* Other requests ignore the locks of a process that was stopped before it wrote the
+	 * records. */
 	if (!ret && written - pool->now_ns > LOCAL_SURE_NS / 2)
 		ret = -EAGAIN;
 	if (ret) {
@@ -862,7 +878,7 @@ enum slot_state { SLOT_FREE, SLOT_IN_USE, SLOT_SILENT };
 
 struct slot_states {
 	uint32_t in_use;
-	uint8_t of[LOCAL_HOLDERS]; /* enum slot_state */
+	uint8_t of[LOCAL_HOLDERS]; /* values of enum slot_state */
 };
 
 static void note_slots(struct local_pool *pool, struct slot_states *states)
@@ -872,7 +888,7 @@ static void note_slots(struct local_pool *pool, struct slot_states *states)
 
 	for (off_t at = HOLDER(LOCAL_FIRST_SLOT); first_lock(pool, at, end, &lock);
 	     at = end_of(&lock, end)) {
-		/* Slots of a request that lie side by side are one lock. */
+		/* Adjacent slots of one request form one lock. */
 		for (off_t one = MAX(at, lock.l_start); one < end_of(&lock, end); one++) {
 			const uint32_t number = (uint32_t)(one - HOLDER(0));
 			const bool silent = is_silent_holder(pool, number);
@@ -883,7 +899,7 @@ static void note_slots(struct local_pool *pool, struct slot_states *states)
 	}
 }
 
-/* Locks free slots for a request, of those that may be in use at the same time. -EAGAIN: there are
+/* Locks free slots for a request, among the slots that count for the capacity. -EAGAIN: there are
  * not enough. */
 static int lock_free(struct local_pool *pool, const struct local_member *member, uint32_t capacity,
 		     const struct slot_states *states, uint32_t *numbers, uint32_t needed)
@@ -891,7 +907,8 @@ static int lock_free(struct local_pool *pool, const struct local_member *member,
 	uint32_t slots[LOCAL_SLOTS], count = 0, locked = 0;
 	int ret = 0;
 
-	/* Requests that look at the same time must choose among the same slots. */
+	/* All requests must choose among the same slots; otherwise two that look at once could
+	 * exceed the capacity together. */
 	for (uint32_t i = LOCAL_FIRST_SLOT; i < LOCAL_URGENT && count < capacity; i++) {
 		if (states->of[i] != SLOT_SILENT)
 			slots[count++] = i;
@@ -912,7 +929,7 @@ static int lock_free(struct local_pool *pool, const struct local_member *member,
 	return ret;
 }
 
-/* Takes as many slots as a request needs, or none: -EAGAIN. */
+/* Takes as many slots as a request needs. -EAGAIN: it took none. */
 static int take_slots(struct local_pool *pool, struct local_member *member, uint32_t capacity)
 {
 	const uint32_t weight = member->record.weight, needed = MIN(weight, capacity);
@@ -934,7 +951,7 @@ static int take_slots(struct local_pool *pool, struct local_member *member, uint
 	return ret;
 }
 
-/* Takes what the request needs, if it is its turn: else -EAGAIN. */
+/* Takes the slots of a request if it is the next. -EAGAIN: it is not, or slots are missing. */
 static int take_turn(struct local_pool *pool, struct local_member *member, uint32_t capacity)
 {
 	int ret = is_first(pool, member) ? take_slots(pool, member, capacity) : -EAGAIN;
@@ -953,15 +970,15 @@ static int look(struct local_pool *pool, struct local_member *member, uint32_t c
 		ret = -E2BIG;
 	if (ret)
 		return ret;
-	/* The next waiter may find another slot free. */
+	/* This waiter leaves the line; the next one may find another free slot. */
 	local_lock(member->fd, F_UNLCK, URGENT_LINE, 0);
 	wake_waiters(pool);
 	return 0;
 }
 
-/* ---- A pool ---------------------------------------------------------------------------------- */
+/* ---- Opening and closing a pool -------------------------------------------------------------- */
 
-/* Finds the folder of an address: "local", or "local:/FOLDER". */
+/* Finds the folder of an address: "local" or "local:/FOLDER". */
 static int find_folder(const char *address, char folder[LOCAL_FOLDER_BYTES],
 		       struct base_error *error)
 {
@@ -1000,7 +1017,7 @@ static int local_open(void **out, const struct slots_config *config, struct base
 	memcpy(pool->folder, folder, sizeof(pool->folder));
 	local_file_name(pool->name, config->pool);
 	pthread_mutex_init(&pool->lock, NULL);
-	/* Processes that write one file each, one after the other, begin with different slots. */
+	/* A random start spreads processes that each write a single file over the slots. */
 	pool->turn = (uint32_t)base_random() % LOCAL_SLOTS;
 	memcpy(pool->record.job, config->identity.job, sizeof(pool->record.job));
 	memcpy(pool->record.node, config->identity.node, sizeof(pool->record.node));
@@ -1010,7 +1027,7 @@ static int local_open(void **out, const struct slots_config *config, struct base
 	return 0;
 }
 
-/* Drops all requests of this process. */
+/* Frees all requests of this process, and closes the descriptors. */
 static void let_go(struct local_pool *pool)
 {
 	while (pool->members)
@@ -1035,7 +1052,8 @@ static void local_close(void *opaque)
 	free(pool);
 }
 
-/* Takes the pool's lock, with the file open and its head read. */
+/* Takes the pool's lock, opens the file, and reads its head. If another file has the name now,
+ * drops all requests first. Without success the lock is not held. */
 static int enter(struct local_pool *pool, struct slots_file_head *head, struct base_error *error)
 {
 	int ret;
@@ -1066,7 +1084,7 @@ static uint32_t capacity_of(const struct local_pool *pool, const struct slots_fi
 	return MAX(MIN(capacity, LOCAL_SLOTS), 1u);
 }
 
-/* The request that finds a pool idle says what its capacity is. */
+/* Sets the capacity if this request finds the pool idle. */
 static int choose_capacity(struct local_pool *pool, struct slots_file_head *head,
 			   const struct slots_request *request)
 {
@@ -1085,7 +1103,7 @@ static int choose_capacity(struct local_pool *pool, struct slots_file_head *head
 			   sizeof(choice));
 }
 
-/* ---- Members --------------------------------------------------------------------------------- */
+/* ---- Requests of this process ---------------------------------------------------------------- */
 
 static struct local_member *find(const struct local_pool *pool, const char *id)
 {
@@ -1096,7 +1114,7 @@ static struct local_member *find(const struct local_pool *pool, const char *id)
 	return member;
 }
 
-/* Opens the file once more, for the locks of a request. */
+/* Opens the file once more, for the locks of a request. Returns NULL on failure. */
 static struct local_member *open_member(struct local_pool *pool, struct base_error *error)
 {
 	struct local_member *member = calloc(1, sizeof(*member));
@@ -1145,8 +1163,8 @@ static struct local_member *new_member(struct local_pool *pool, const struct slo
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
-/* A file's part of the storage targets is that of its slot, so that writers have parts of their
- * own. */
+/* Returns the group of storage targets for a holder, from 1; 0: any. It follows from the number of
+ * the slot, so that writers have groups of their own. */
 static uint32_t place_of(const struct local_pool *pool, const struct local_member *member)
 {
 	const bool beside = member->holder == LOCAL_SMALL || member->holder == LOCAL_URGENT;
@@ -1173,7 +1191,7 @@ static void answer_waiter(struct local_pool *pool, const struct local_member *me
 			 record.job, record.rank, record.node);
 }
 
-/* The member NULL stands for none. */
+/* Fills in the answer for a request. `member` is NULL for an unknown request. */
 static void answer_for(struct local_pool *pool, const struct local_member *member,
 		       uint32_t capacity, struct slots_answer *answer)
 {
@@ -1191,7 +1209,7 @@ static void answer_for(struct local_pool *pool, const struct local_member *membe
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 
-/* Takes what the request needs, or queues it. A member that fails is dropped. */
+/* Takes the slots that a request needs, or queues it. A request that fails is freed. */
 static int ask(struct local_pool *pool, struct local_member *member, uint32_t capacity,
 	       struct base_error *error)
 {
@@ -1253,7 +1271,8 @@ static int local_acquire(void *opaque, const struct slots_request *request,
 	return ret;
 }
 
-/* A holder shows that it lives; a waiter, too, and looks. -EAGAIN: the request is to be dropped. */
+/* Renews the record of a holder or waiter. A waiter then looks whether it gets its slots. -EAGAIN:
+ * the request is no longer valid, and the caller frees it. */
 static int renew(struct local_pool *pool, struct local_member *member, uint32_t capacity,
 		 uint64_t passed)
 {
@@ -1262,7 +1281,7 @@ static int renew(struct local_pool *pool, struct local_member *member, uint32_t 
 	int ret;
 
 	if (member->holding) {
-		/* Others may have passed it over. */
+		/* Its lease is over: other requests may have ignored it. */
 		if (now > record->until_ns)
 			return -EAGAIN;
 		record->passed = passed;
@@ -1323,7 +1342,7 @@ static int local_release(void *opaque, const char *id, uint64_t passed, struct b
 	return 0;
 }
 
-/* ---- Waiting --------------------------------------------------------------------------------- */
+/* ---- Waiting for a wake-up ------------------------------------------------------------------- */
 
 static void local_interrupt(void *opaque)
 {
@@ -1332,7 +1351,8 @@ static void local_interrupt(void *opaque)
 	local_wake(pool, atomic_load(&pool->listened));
 }
 
-/* The bits of the requests of this process that wait; all if there are none. */
+/* Returns the futex bits of the requests of this process that wait; all bits if no request
+ * waits. */
 static uint32_t bits_of_waiters(struct local_pool *pool)
 {
 	uint32_t bits = 0;
@@ -1357,7 +1377,7 @@ static int local_wait(void *opaque, uint32_t timeout_ms, struct base_error *erro
 	return 0;
 }
 
-/* ---- For the operator's calls in Python ------------------------------------------------------ */
+/* ---- For the operator's commands in Python --------------------------------------------------- */
 
 static int local_describe(const struct slots_config *config, struct slots_coordinator *found,
 			  struct base_error *error)

@@ -2,20 +2,21 @@
 /*
  * The state machine of a slot, in the order in which things happen:
  *
- *   1. Pools        are opened and closed. `open` is the coordinator that has none.
- *   2. Answers      of the coordinator set the stage of a slot; so does its silence.
- *   3. Heartbeats   keep a place in the queue, or a slot for as long as bytes pass.
- *   4. The thread   of a pool waits for wakes, and sends heartbeats.
- *   5. Ask          The thread that wants a slot asks the coordinator, which grants it at once,
- *                   queues it, or does not answer.
- *   6. Queue        The thread sleeps until the pool's thread has news of its slot. It wakes only
- *                   to ask its caller whether to go on.
- *   7. Unreachable  A coordinator that does not answer is asked again, with growing pauses, until
- *                   it answers, or until the policy lets the writer go ahead without a slot or
- * fail. A request with a deadline goes ahead without a slot in time, too, whatever it waits for.
- *   8. Acquire      What happens next follows from the slot's stage.
- *   9. Bandwidth    Bytes of a slot leave as evenly as its share of the bandwidth allows.
- *  10. Release      The coordinator is told; if it cannot be reached, the slot ends with its lease.
+ *     1. Pools        Opens and closes pools. `open` is the coordinator that queues no request.
+ *     2. Answers      An answer of the coordinator sets the stage of a slot; so does its silence.
+ *     3. Heartbeats   A heartbeat keeps a place in the queue, or a slot as long as bytes pass.
+ *     4. The thread   The thread of a pool waits for wake-ups and sends heartbeats.
+ *     5. Ask          The thread that wants a slot asks the coordinator, which grants it at once,
+ *                     queues it, or does not answer.
+ *     6. Queue        The thread sleeps until the pool's thread has news of its slot. It wakes up
+ *                     only to ask its caller whether to go on.
+ *     7. Unreachable  A coordinator that does not answer is asked again, with growing pauses.
+ *                     Then it answers, or the policy lets the writer write without a slot or fail.
+ *                     A request with a deadline writes without a slot in time.
+ *     8. Acquire      The stage of the slot decides what happens next.
+ *     9. Bandwidth    Bytes leave as evenly as the slot's share of the bandwidth allows.
+ *     10. Release     The coordinator takes the slot back. If it is unreachable, the slot ends with
+ *                     its lease.
  */
 #include "slots/slots.h"
 
@@ -26,63 +27,68 @@
 #include <string.h>
 #include <time.h>
 
-/* A caller that waits is asked so often whether to go on. */
+/* The caller of slots_acquire() is asked this often whether to go on waiting. */
 #define PATIENCE_MS 100
 
-/* A coordinator that is being restarted is waited for, before the policy applies. */
+/* The policy for an unreachable coordinator applies after this time. Before, it may just be
+ * restarting. */
 #define RESTART_MS 2000u
 
-/* Pauses before a coordinator that does not answer is asked again: each twice the one before. */
+/* Pauses before an unreachable coordinator is asked again. Each pause is twice the previous one. */
 #define RETRY_FIRST_MS 50
 #define RETRY_LAST_MS 1000
-/* The pool's thread tries a call again so soon after it failed. */
+/* Pause before the pool's thread repeats a call that failed. */
 #define RETRY_MS 250
 
-/* How long a write is taken to last before one has been seen. */
+/* Assumed duration of a write until this process has completed one. */
 #define FIRST_WRITE_MS 1000u
 
-/* The thread looks at all slots so often in a lease. The first heartbeat is due after a third. */
+/* The pool's thread looks at all slots this often in a lease. The first heartbeat is due after a
+ * third of it. */
 #define LOOKS_PER_LEASE 6
 #define LONGEST_LOOK_MS 3000u
-/* Looks without anything to do before it goes to sleep, and nobody holds a connection for it. */
+/* After this many looks at an idle pool its thread sleeps until it is signalled, and the
+ * coordinator closes its connections. */
 #define IDLE_LOOKS 10
 
-/* Another client can wake a pool without an end, which must not keep this process busy. */
+/* Another client can send wake-ups without end. After MOST_HASTY spurious wake-ups in a row, each
+ * within HASTY_NS, the thread pauses for CALM_NS, so that it does not occupy a core. */
 #define MOST_HASTY 16
 #define HASTY_NS 1000000u
 #define CALM_NS 5000000
 
-/* ---- A pool as this process sees it, and its slots ------------------------------------------- */
+/* ---- Pools and slots of this process --------------------------------------------------------- */
 
 enum slots_stage {
-	STAGE_ASKING,      /* its thread talks to the coordinator */
+	STAGE_ASKING,      /* its thread is calling the coordinator */
 	STAGE_QUEUED,      /* its thread sleeps until the pool's thread has news */
-	STAGE_FORGOTTEN,   /* the coordinator does not know it any more: ask again */
+	STAGE_FORGOTTEN,   /* the coordinator does not know the request any more: ask again */
 	STAGE_UNREACHABLE, /* the coordinator does not answer */
 	STAGE_HELD,
-	STAGE_LOST,   /* it was held */
+	STAGE_LOST,   /* the slot was held, and is lost */
 	STAGE_WITHOUT /* its owner writes without a slot, or does not write */
 };
 
 struct slots_slot {
 	struct slots_pool *pool;
-	struct slots_slot *next; /* in pool->slots */
+	struct slots_slot *next; /* next in pool->slots */
 	struct slots_wanted wanted;
-	char id[SLOTS_ID_BYTES]; /* of the request */
+	char id[SLOTS_ID_BYTES]; /* id of the request */
 	int32_t boost_ms;
-	_Atomic uint64_t passed;      /* bytes */
-	_Atomic uint64_t progress_ns; /* when the last of them passed */
+	_Atomic uint64_t passed;      /* bytes written so far */
+	_Atomic uint64_t progress_ns; /* time when `passed` last grew */
 
-	/* Under the pool's lock. */
+	/* The pool's lock protects these. */
 	enum slots_stage stage;
-	struct slots_answer answer; /* the latest */
-	bool in_call;               /* the pool's thread speaks for it, without the lock */
+	struct slots_answer answer; /* latest answer of the coordinator */
+	/* Another thread uses the slot without the lock: do not free it. */
+	bool in_call;
 	uint64_t beat_due_ns;
-	uint64_t lease_end_ns; /* believed no longer than this */
-	uint64_t held_ns;      /* since; 0 until slots_acquire() returns */
+	uint64_t lease_end_ns; /* the process trusts its lease only until then */
+	uint64_t held_ns;      /* time since when it is held; 0 until slots_acquire() returns */
 	struct ioshape_slot_info info;
 
-	/* Bandwidth, of the thread that passes. */
+	/* Bandwidth: used only by the thread that calls slots_pass(). */
 	uint64_t grant_bytes, grant_used;
 	uint64_t grant_start_ns, grant_end_ns;
 };
@@ -92,31 +98,35 @@ struct slots_pool {
 	void *coordinator;
 	struct slots_config config;
 	struct slots_policy policy;
-	char *address, *password, *password_file; /* what the config points to */
-	_Atomic uint64_t unlimited_until_ns;      /* no bandwidth was set when we last asked */
-	_Atomic uint64_t lease_end_ns;            /* of the slot whose lease ends first; 0: none */
+	char *address, *password, *password_file; /* copies; config points to them */
+	/* The latest answer was that bandwidth has no limit; do not ask before then. */
+	_Atomic uint64_t unlimited_until_ns;
+	/* Earliest end of a lease among held slots; 0: no slot is held. */
+	_Atomic uint64_t lease_end_ns;
 
-	pthread_mutex_t lock;  /* of all below */
-	pthread_cond_t change; /* of slots */
+	pthread_mutex_t lock;  /* protects all members below */
+	pthread_cond_t change; /* signalled when a slot changes */
 	struct slots_slot *slots;
 	uint64_t next_number;
-	uint32_t capacity; /* as last heard; 0 if never */
-	uint32_t write_ms; /* how long slots are held here; 0 if not known yet */
+	uint32_t capacity; /* latest known capacity; 0: unknown */
+	uint32_t write_ms; /* average time that this process holds a slot; 0: unknown */
 	struct slots_checkpoints checkpoints;
-	_Atomic uint64_t unreachable_ns;   /* since when; 0: the coordinator answers */
-	struct base_error unreachable_why; /* of the latest call that failed */
-	uint64_t round;                    /* counts writes without it */
-	bool told_ignored;                 /* that the coordinator knows no shares */
+	/* Time since when the coordinator is unreachable; 0: it answers. */
+	_Atomic uint64_t unreachable_ns;
+	struct base_error unreachable_why; /* error of the latest call that failed */
+	uint64_t round;                    /* number of writes with a staggered start */
+	/* Whether the user was told that this coordinator has no shares. */
+	bool told_ignored;
 
 	/* The pool's thread. */
 	pthread_t thread;
 	bool started, stop;
-	bool asleep;    /* there has been nothing to look after */
-	bool in_wait;   /* of the coordinator */
-	bool no_wakes;  /* they cannot be waited for: heartbeats alone tell of a grant */
-	unsigned hasty; /* waits in a row that ended at once */
+	bool asleep;    /* there was no work for a while */
+	bool in_wait;   /* the thread is in the coordinator's wait() */
+	bool no_wakes;  /* wait() fails: only heartbeats report a grant */
+	unsigned hasty; /* spurious wake-ups in a row */
 	pthread_cond_t thread_change;
-	uint64_t thread_wakes_ns; /* when it looks again by itself */
+	uint64_t thread_wakes_ns; /* when it next looks at all slots */
 };
 
 /* ---- 1. Pools -------------------------------------------------------------------------------- */
@@ -152,7 +162,8 @@ static void open_close(void *coordinator)
 	(void)coordinator;
 }
 
-/* The thread of such a pool never starts, which alone would call the rest. */
+/* Has no other functions: only the pool's thread would call them, and it never starts with this
+ * coordinator. */
 const struct slots_ops slots_open = {
 	.id = "open",
 	.open = open_open,
@@ -265,7 +276,7 @@ const char *slots_pool_name(const struct slots_pool *pool)
 	return pool->config.pool;
 }
 
-/* ---- 2. Answers, all under the lock ---------------------------------------------------------- */
+/* ---- 2. Answers: functions below need the lock ----------------------------------------------- */
 
 static void note_reachable(struct slots_pool *pool)
 {
@@ -294,13 +305,14 @@ static void note_unreachable(struct slots_pool *pool, const struct base_error *e
 		 until[pool->policy.unreachable]);
 }
 
-/* When a call that failed is tried again, from now. */
+/* Returns the pause before a failed call is repeated, in ns. */
 static uint64_t retry_ns(const struct slots_pool *pool)
 {
 	return base_ms_to_ns(MIN(RETRY_MS, pool->config.lease_ms / LOOKS_PER_LEASE));
 }
 
-/* After a slot came or went: calls of the coordinator end before the next lease does. */
+/* Updates the time by which calls of the coordinator return, after a slot came or went. A call must
+ * not outlast the first lease that ends. */
 static void watch_leases(struct slots_pool *pool)
 {
 	uint64_t until_ns = 0;
@@ -312,7 +324,7 @@ static void watch_leases(struct slots_pool *pool)
 	atomic_store_explicit(&pool->lease_end_ns, until_ns, memory_order_relaxed);
 }
 
-/* `sent_ns` is when the question was sent. */
+/* Takes over an answer. `sent_ns` is the time when the question was sent. */
 static void take_answer(struct slots_slot *slot, const struct slots_answer *answer,
 			uint64_t sent_ns)
 {
@@ -324,12 +336,12 @@ static void take_answer(struct slots_slot *slot, const struct slots_answer *answ
 		pool->capacity = answer->capacity;
 	switch (answer->state) {
 	case SLOTS_HOLDING:
-		/* While it waited nothing could be written. */
+		/* The stall time-out begins with the grant: before it nothing could be written. */
 		if (slot->stage != STAGE_HELD)
 			atomic_store(&slot->progress_ns, sent_ns);
 		slot->stage = STAGE_HELD;
-		/* The coordinator's lease began later than the question was sent; a tenth of it is
-		 * for clocks that differ. */
+		/* The coordinator's lease began after the question was sent. A tenth of the lease
+		 * is a margin for clocks that run at different rates. */
 		slot->lease_end_ns = sent_ns + base_ms_to_ns(pool->config.lease_ms) / 10 * 9;
 		break;
 	case SLOTS_WAITING:
@@ -343,15 +355,14 @@ static void take_answer(struct slots_slot *slot, const struct slots_answer *answ
 	watch_leases(pool);
 }
 
-/* ---- 3. Heartbeats, all under the lock, which they let go meanwhile ----------------------------
- */
+/* ---- 3. Heartbeats: functions below need the lock and release it during calls ---------------- */
 
-/* The slot is not held any more. */
+/* Marks a slot as lost, and reports that to its owner. */
 static void lose(struct slots_slot *slot, const char *why)
 {
 	struct slots_pool *pool = slot->pool;
 
-	/* Granted and lost again before the thread that waits for it could wake. */
+	/* The slot was granted and lost before the thread that waits for it woke up. */
 	if (!slot->held_ns) {
 		slot->stage = STAGE_FORGOTTEN;
 		return;
@@ -373,7 +384,7 @@ static void lose(struct slots_slot *slot, const char *why)
 	pthread_cond_broadcast(&pool->change);
 }
 
-/* Sends a heartbeat for a slot that is queued or held, and takes the answer. */
+/* Sends a heartbeat for a slot that is queued or held, and takes over the answer. */
 static void send_heartbeat(struct slots_slot *slot)
 {
 	struct slots_pool *pool = slot->pool;
@@ -425,7 +436,7 @@ static void send_release(struct slots_slot *slot)
 	slot->in_call = false;
 }
 
-/* A disk that hangs must not keep the others waiting. */
+/* Returns whether no bytes have passed for stall_ms. A disk that hangs must not block the queue. */
 static bool is_stalled(const struct slots_slot *slot, uint64_t now)
 {
 	const uint64_t progress_ns = atomic_load(&slot->progress_ns);
@@ -447,9 +458,9 @@ static void give_up_stalled(struct slots_slot *slot)
 /* ---- 4. The pool's thread -------------------------------------------------------------------- */
 
 struct outlook {
-	bool queued;     /* a slot is in the queue */
-	bool busy;       /* there is something to look after at all */
-	uint64_t due_ns; /* when, at the latest */
+	bool queued;     /* at least one slot is queued */
+	bool busy;       /* at least one slot is queued or held */
+	uint64_t due_ns; /* time when the thread must act at the latest */
 };
 
 static struct outlook look_around(const struct slots_pool *pool, uint64_t now)
@@ -470,8 +481,8 @@ static struct outlook look_around(const struct slots_pool *pool, uint64_t now)
 	return outlook;
 }
 
-/* Does what is due for a slot. Under the lock; true: it was let go meanwhile, and the list of slots
- * may have changed. */
+/* Does what is due for a slot. The caller holds the lock. Returns true if the lock was released
+ * meanwhile; then the list of slots may have changed. */
 static bool look_after(struct slots_slot *slot, uint64_t now)
 {
 	const bool held = slot->stage == STAGE_HELD;
@@ -492,12 +503,12 @@ static void look_after_all(struct slots_pool *pool)
 	struct slots_slot *slot = pool->slots;
 	const uint64_t now = base_now_ns();
 
-	/* A slot that was looked after is not due again, so this ends. */
+	/* This ends: a slot that was looked after is not due again. */
 	while (slot && !pool->stop)
 		slot = look_after(slot, now) ? pool->slots : slot->next;
 }
 
-/* Waits for a wake of the coordinator. Without the lock. */
+/* Waits for a wake-up by the coordinator. The caller does not hold the lock. */
 static int wait_for_wake(struct slots_pool *pool, uint32_t wait_ms, struct base_error *error)
 {
 	const struct timespec calm = { .tv_nsec = CALM_NS };
@@ -510,7 +521,8 @@ static int wait_for_wake(struct slots_pool *pool, uint32_t wait_ms, struct base_
 	return ret;
 }
 
-/* Under the lock, which it lets go meanwhile. */
+/* Waits for a wake-up and makes heartbeats of queued slots due. The caller holds the lock, which
+ * this releases meanwhile. */
 static void wait_in_coordinator(struct slots_pool *pool, uint32_t wait_ms)
 {
 	struct base_error error = { 0 };
@@ -532,15 +544,16 @@ static void wait_in_coordinator(struct slots_pool *pool, uint32_t wait_ms)
 			 "wakes of pool \"%s\" cannot be waited for: %s; heartbeats alone tell of "
 			 "a grant",
 			 pool->config.pool, error.text);
-	/* It may have been for any of them, and it may be that the coordinator cannot be reached.
-	 * The answers to heartbeats tell. */
+	/* The wake-up may be for any of these slots, or the coordinator may be unreachable. The
+	 * answers to the heartbeats will tell. */
 	for (struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
 		if (slot->stage == STAGE_QUEUED)
 			slot->beat_due_ns = 0;
 	}
 }
 
-/* Until something is due, or heard. Under the lock, which it lets go meanwhile. */
+/* Waits until a heartbeat is due or a wake-up comes. The caller holds the lock, which this releases
+ * meanwhile. */
 static void wait_for_news(struct slots_pool *pool, const struct outlook *outlook, uint64_t now)
 {
 	uint32_t wait_ms = 0;
@@ -554,7 +567,8 @@ static void wait_for_news(struct slots_pool *pool, const struct outlook *outlook
 		base_cond_wait_ms(&pool->thread_change, &pool->lock, wait_ms);
 }
 
-/* Until another thread tells it. Under the lock, which it lets go meanwhile. */
+/* Sleeps until another thread calls tell_thread(), with connections closed. The caller holds the
+ * lock, which this releases meanwhile. */
 static void sleep_long(struct slots_pool *pool)
 {
 	pool->asleep = true;
@@ -567,10 +581,10 @@ static void sleep_long(struct slots_pool *pool)
 }
 
 /*
- * A wake is a hint: the thread sends a heartbeat for every queued slot, and the answer says whether
- * that was granted. The thread is not woken for every slot that comes and goes: it looks by itself
- * several times in the shortest time in which a heartbeat can become due, and sleeps only when
- * there has been nothing to look after for a while.
+ * Runs the thread of a pool. A wake-up is a hint: the thread sends a heartbeat for every queued
+ * slot, and the answer says whether that slot was granted. Slots that come and go do not signal the
+ * thread. It looks by itself several times in the shortest time in which a heartbeat can become
+ * due. It sleeps only when there was no work for a while.
  */
 static void *run_thread(void *argument)
 {
@@ -595,8 +609,9 @@ static void *run_thread(void *argument)
 	return NULL;
 }
 
-/* Under the lock. If it cannot be started, a queued slot's own thread does its work, and a held
- * slot ends with its lease. */
+/* Starts the pool's thread if it does not run. The caller holds the lock. If the thread cannot
+ * start, the thread that waits in the queue sends its own heartbeats, and a held slot ends with its
+ * lease. */
 static void start_thread(struct slots_pool *pool)
 {
 	if (pool->started || pool->stop)
@@ -605,8 +620,8 @@ static void start_thread(struct slots_pool *pool)
 	pool->started = !base_start_thread(&pool->thread, run_thread, pool);
 }
 
-/* There is something to look after by then, or a slot that is queued: wakes are waited for from now
- * on. Under the lock. */
+/* Tells the pool's thread that a slot has a heartbeat due at due_ns. If the slot is queued, the
+ * thread also begins to wait for wake-ups. The caller holds the lock. */
 static void tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued)
 {
 	const bool earlier = due_ns < pool->thread_wakes_ns;
@@ -621,17 +636,20 @@ static void tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued)
 
 /* ---- 5. Ask ---------------------------------------------------------------------------------- */
 
-/* One call of slots_acquire(). */
+/* The state of one call of slots_acquire(). */
 struct attempt {
 	struct slots_slot *slot;
 	uint64_t begin_ns;
-	uint64_t retry_ms; /* the next pause */
-	uint64_t alone_ns; /* when it may write without a slot; 0: not decided */
-	uint64_t last_ns;  /* by then it does, because of its deadline; 0: it has none */
-	uint64_t told_ns;  /* when the caller was last asked; 0: never */
+	uint64_t retry_ms; /* next pause */
+	uint64_t alone_ns; /* time when it may write without a slot; 0: undecided */
+	/* Time when it writes without a slot because of its deadline; 0: it has no deadline. */
+	uint64_t last_ns;
+	uint64_t told_ns; /* time when the caller was last asked; 0: never */
 };
 
-/* Under the lock, which it lets go meanwhile. Sets the stage. */
+/* Asks the coordinator for the slot and sets its stage. The caller holds the lock, which this
+ * releases meanwhile. Returns 0 also if the coordinator is unreachable; -EAGAIN if no slot is free
+ * and the request must not wait. */
 static int ask(struct attempt *attempt, struct base_error *error)
 {
 	struct slots_slot *slot = attempt->slot;
@@ -693,7 +711,8 @@ static void describe_place(const struct attempt *attempt, struct ioshape_place *
 	snprintf(place->pool, sizeof(place->pool), "%s", pool->config.pool);
 }
 
-/* Whether the caller goes on waiting. Without the lock. */
+/* Asks the caller of slots_acquire() whether to go on waiting. Returns 0 if so. Called without the
+ * lock. */
 static int ask_caller(struct attempt *attempt, struct base_error *error)
 {
 	const struct slots_wanted *wanted = &attempt->slot->wanted;
@@ -708,7 +727,7 @@ static int ask_caller(struct attempt *attempt, struct base_error *error)
 				      "give it more time, or ask the operator for more slots",
 				      "no slot of pool \"%s\" came free in %.1f s", pool,
 				      (double)waited_ms / 1e3);
-	/* News of the slot may wake us more often. */
+	/* News of the slot can wake this thread more often than the caller wants to be asked. */
 	if (!wanted->waiting ||
 	    (attempt->told_ns && now - attempt->told_ns < base_ms_to_ns(PATIENCE_MS)))
 		return 0;
@@ -720,7 +739,7 @@ static int ask_caller(struct attempt *attempt, struct base_error *error)
 	return 0;
 }
 
-/* How long until the caller is to be asked again. */
+/* Returns the time in ms until the caller is asked again. */
 static int64_t patience_ms(const struct attempt *attempt)
 {
 	const int64_t timeout_ms = attempt->slot->wanted.timeout_ms;
@@ -729,8 +748,8 @@ static int64_t patience_ms(const struct attempt *attempt)
 	return timeout_ms > 0 ? MAX(MIN(PATIENCE_MS, timeout_ms - waited_ms), 1) : PATIENCE_MS;
 }
 
-/* Asks the caller, then sleeps until a slot changes, for `most_ms` at most. Under the lock, which
- * it lets go meanwhile. */
+/* Asks the caller, then sleeps until a slot changes, for at most most_ms. The caller holds the
+ * lock, which this releases meanwhile. */
 static int sleep_in_stage(struct attempt *attempt, int64_t most_ms, struct base_error *error)
 {
 	struct slots_slot *slot = attempt->slot;
@@ -746,7 +765,8 @@ static int sleep_in_stage(struct attempt *attempt, int64_t most_ms, struct base_
 	return ret;
 }
 
-/* The request may stand in the queue, in the way of others. Under the lock, let go meanwhile. */
+/* Decides to write without a slot, and withdraws the request, because it may be in the queue ahead
+ * of others. The caller holds the lock, which this releases meanwhile. */
 static void go_without(struct slots_slot *slot)
 {
 	slot->stage = STAGE_WITHOUT;
@@ -759,14 +779,16 @@ static bool is_last(const struct attempt *attempt)
 	return attempt->last_ns && base_now_ns() >= attempt->last_ns;
 }
 
-/* Until the stage is another one. Under the lock, which it lets go meanwhile. */
+/* Waits until the slot leaves STAGE_QUEUED. The caller holds the lock, which this releases
+ * meanwhile. */
 static int wait_in_queue(struct attempt *attempt, struct base_error *error)
 {
 	struct slots_slot *slot = attempt->slot;
 	struct slots_pool *pool = slot->pool;
 	int ret = 0;
 
-	/* It answered: the next time that it does not is counted by itself. */
+	/* The coordinator has answered: the next outage begins with the shortest pause, and with a
+	 * new stagger time. */
 	attempt->retry_ms = RETRY_FIRST_MS;
 	attempt->alone_ns = 0;
 	if (!slot->info.position) {
@@ -780,19 +802,19 @@ static int wait_in_queue(struct attempt *attempt, struct base_error *error)
 			break;
 		}
 		ret = sleep_in_stage(attempt, PATIENCE_MS, error);
-		/* No thread can be had: this one does its work. */
+		/* If the pool's thread cannot start, this thread sends the heartbeats. */
 		start_thread(pool);
 		if (!pool->started && slot->stage == STAGE_QUEUED && !slot->in_call &&
 		    base_now_ns() >= slot->beat_due_ns)
 			send_heartbeat(slot);
 	}
-	/* What was granted at the last moment is taken. */
+	/* A slot that was granted just before a failure or time-out is kept. */
 	return slot->stage == STAGE_HELD ? 0 : ret;
 }
 
 /* ---- 7. Unreachable -------------------------------------------------------------------------- */
 
-/* When this writer may go ahead without a slot. Under the lock. */
+/* Returns when this writer may write without a slot. The caller holds the lock. */
 static uint64_t own_time(struct slots_pool *pool, const struct slots_wanted *wanted)
 {
 	const struct slots_config *config = &pool->config;
@@ -807,15 +829,17 @@ static uint64_t own_time(struct slots_pool *pool, const struct slots_wanted *wan
 					      pool->policy.stagger_most_ms));
 }
 
-/* A random part of its last half: those that failed together do not come back together. */
+/* Returns a random time between ms / 2 and ms, so that clients which failed together do not retry
+ * together. */
 static uint64_t with_jitter(uint64_t ms)
 {
 	return ms / 2 + base_random() % (ms / 2 + 1);
 }
 
 /*
- * Returns when the coordinator should be asked again; or in STAGE_WITHOUT, when the writer goes
- * ahead without a slot; or with a code. Under the lock, which it lets go meanwhile.
+ * Waits until the coordinator should be asked again. Returns 0, also in STAGE_WITHOUT, when the
+ * writer goes ahead without a slot; or the code with which the policy or the caller ends the wait.
+ * The caller holds the lock, which this releases meanwhile.
  */
 static int wait_unreachable(struct attempt *attempt, struct base_error *error)
 {
@@ -826,7 +850,7 @@ static int wait_unreachable(struct attempt *attempt, struct base_error *error)
 	const bool restarting = now - since_ns < base_ms_to_ns(RESTART_MS);
 	int ret = 0;
 
-	/* It has answered to another slot meanwhile. */
+	/* The coordinator has answered a call for another slot meanwhile. */
 	if (!since_ns)
 		return 0;
 	if (!restarting && pool->policy.unreachable == IOSHAPE_UNREACHABLE_FAIL &&
@@ -852,7 +876,8 @@ static int wait_unreachable(struct attempt *attempt, struct base_error *error)
 
 /* ---- 8. Acquire ------------------------------------------------------------------------------ */
 
-/* Until it is held, or the writer goes ahead without. Under the lock, let go meanwhile. */
+/* Waits until the slot is held, or the writer goes ahead without one. The caller holds the lock,
+ * which this releases meanwhile. */
 static int acquire(struct attempt *attempt, struct base_error *error)
 {
 	struct slots_slot *slot = attempt->slot;
@@ -870,8 +895,9 @@ static int acquire(struct attempt *attempt, struct base_error *error)
 }
 
 /*
- * What is left of its deadline then is half of it, or as much as the latest writes took here if
- * that is more. Under the lock.
+ * Returns when a request with a deadline goes ahead without a slot; 0: no deadline. After that
+ * time, half of the deadline is left, or as much as recent writes took if that is more. The caller
+ * holds the lock.
  */
 static uint64_t last_moment(const struct attempt *attempt)
 {
@@ -883,7 +909,8 @@ static uint64_t last_moment(const struct attempt *attempt)
 	return deadline_ns ? begin_ns + all_ns - MIN(all_ns, MAX(all_ns / 2, write_ns)) : 0;
 }
 
-/* "CLIENT-NUMBER". Each turn takes one; snprintf() would take a tenth of a local turn. */
+/* Writes the id "CLIENT-NUMBER". Not by snprintf(), which would cost a tenth of a turn with the
+ * local coordinator. */
 static void name_request(char id[SLOTS_ID_BYTES], const char *client, uint64_t number)
 {
 	char digits[20], *first = digits + sizeof(digits);
@@ -910,7 +937,7 @@ static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_w
 	return slot;
 }
 
-/* Under the lock. */
+/* Computes the boost from what waiting costs the job. The caller holds the lock. */
 static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 {
 	const struct slots_stake stake = {
@@ -929,7 +956,7 @@ static void tell_cost(struct slots_slot *slot, uint64_t now_ns)
 		slot->boost_ms = slots_boost_ms(&stake);
 }
 
-/* Says once that the processes of one host have no shares. Under the lock. */
+/* Reports once that the local coordinator ignores shares. The caller holds the lock. */
 static void note_ignored_share(struct slots_pool *pool, struct ioshape_slot_info *info)
 {
 	if (pool->ops != &slots_local || pool->told_ignored ||
@@ -942,7 +969,7 @@ static void note_ignored_share(struct slots_pool *pool, struct ioshape_slot_info
 	base_log(&pool->config.log, IOSHAPE_LOG_WARNING, "%s", info->note);
 }
 
-/* What reports say of it. Under the lock. */
+/* Fills in what reports say about the slot. The caller holds the lock. */
 static void fill_info(const struct attempt *attempt)
 {
 	struct slots_slot *slot = attempt->slot;
@@ -1001,7 +1028,7 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 		slot->stage = STAGE_WITHOUT;
 	}
 	pthread_mutex_unlock(&pool->lock);
-	/* It may stand in the queue, or be granted just now. */
+	/* The request may be in the queue, or may just have been granted. */
 	if (ret)
 		slots_release(slot);
 	return ret;
@@ -1009,12 +1036,12 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 
 /* ---- 9. Bandwidth ---------------------------------------------------------------------------- */
 
-/* The second dial: bytes per second. The coordinator hands out shares of bandwidth, each for a
- * quarter of a second or so; inside a share bytes leave evenly, block by block. */
+/* Limits bytes per second. The coordinator grants shares of the bandwidth, each for about a quarter
+ * of a second. Within a share, bytes leave evenly, block by block. */
 
 /*
- * Waits on the clock until then, but not for ever: a rate that somebody has set far too low must
- * not stop a save. Nobody takes it for a disk that hangs.
+ * Waits until until_ns, but at most for stall_ms, so that a rate that is set far too low does not
+ * stop a save. The wait counts as progress: a paced writer must not look like a disk that hangs.
  */
 static int wait_until(struct slots_slot *slot, uint64_t until_ns, int (*stop)(void *user),
 		      void *stop_user)
@@ -1036,8 +1063,8 @@ static int wait_until(struct slots_slot *slot, uint64_t until_ns, int (*stop)(vo
 	return 0;
 }
 
-/* Takes this rank's part of what the job may use, where no Redis hands out shares. With "local" no
- * more ranks than there are slots write at a time. */
+/* Computes this rank's part of the job's rate, for coordinators that grant no bandwidth. With
+ * "local", no more ranks write at a time than there are slots. */
 static void take_own_share(struct slots_slot *slot, uint64_t bytes, uint64_t now)
 {
 	struct slots_pool *pool = slot->pool;
@@ -1050,14 +1077,14 @@ static void take_own_share(struct slots_slot *slot, uint64_t bytes, uint64_t now
 	pthread_mutex_unlock(&pool->lock);
 	rate = MAX(pool->config.rate / writers, 1);
 	slot->grant_bytes = MAX(bytes, rate / 4);
-	/* It goes on where the last one ended, unless that is long ago. */
+	/* The share begins where the previous one ended, or now if that is past. */
 	slot->grant_start_ns = MAX(slot->grant_end_ns, now);
 	slot->grant_end_ns =
 		slot->grant_start_ns + (uint64_t)((double)slot->grant_bytes / (double)rate * 1e9);
 }
 
-/* A coordinator that is known to be unreachable is not asked: each question would hold up a block.
- */
+/* Asks the coordinator for a share of the bandwidth. A coordinator that is known to be unreachable
+ * is not asked, because each question would delay a block. */
 static int ask_for_share(struct slots_pool *pool, uint64_t bytes, struct slots_grant *grant)
 {
 	struct base_error why = { 0 };
@@ -1075,8 +1102,8 @@ static int ask_for_share(struct slots_pool *pool, uint64_t bytes, struct slots_g
 }
 
 /*
- * A new share. While the coordinator is unreachable the writer keeps the pace that it had, so that
- * what protects the neighbours does not end with it.
+ * Begins a new share. While the coordinator is unreachable the writer keeps its previous rate, so
+ * that other jobs stay protected.
  */
 static void take_share(struct slots_slot *slot, uint64_t bytes)
 {
@@ -1107,7 +1134,7 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 		atomic_store(&pool->unlimited_until_ns, slot->grant_end_ns);
 }
 
-/* When the next byte of the share may leave. */
+/* Returns when the next byte of the share may leave. */
 static uint64_t due_ns(const struct slots_slot *slot)
 {
 	const uint64_t length_ns = slot->grant_end_ns - slot->grant_start_ns;
@@ -1160,7 +1187,7 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 	return ret;
 }
 
-/* Give back what was granted and not used. */
+/* Gives back the bandwidth that was granted and not used. */
 static void give_back_share(struct slots_slot *slot)
 {
 	struct slots_pool *pool = slot->pool;
@@ -1194,7 +1221,7 @@ uint32_t slots_place(struct slots_slot *slot)
 	return place;
 }
 
-/* Under the lock. */
+/* Updates the average time that a slot is held. The caller holds the lock. */
 static void learn_write_time(struct slots_pool *pool, const struct slots_slot *slot, uint64_t now)
 {
 	uint64_t write_ms = (now - slot->held_ns) / 1000000;
@@ -1206,7 +1233,7 @@ static void learn_write_time(struct slots_pool *pool, const struct slots_slot *s
 					  (uint32_t)write_ms;
 }
 
-/* Under the lock. */
+/* Removes a slot from its pool's list. The caller holds the lock. */
 static void unlink_slot(struct slots_slot *slot)
 {
 	struct slots_slot **link = &slot->pool->slots;

@@ -43,14 +43,14 @@ struct slots_ops;
 struct slots_config {
 	const char *address;  /* as in ioshape_context_options.coordinator */
 	const char *password; /* NULL if only the address may contain one */
-	/* path, read before each connection and preferred to `password`; NULL: none */
+	/* Path, read before each connection and preferred to `password`; NULL: none. */
 	const char *password_file;
 	char pool[SLOTS_NAME_BYTES];
 	struct slots_identity identity;
 	uint32_t lease_ms;
 	uint32_t asked_capacity; /* capacity that the job asks for; 0: none */
 	uint32_t default_capacity;
-	/* bandwidth limit of the job, in bytes per second; 0: unlimited */
+	/* Bandwidth limit of the job, in bytes per second; 0: unlimited. */
 	uint64_t rate;
 	const struct slots_ops *ops; /* NULL: those of the coordinator that the address names */
 	/* Points to the time when the first lease of this process ends; 0 there: the process holds
@@ -67,8 +67,8 @@ struct slots_request {
 	uint32_t weight;
 	uint64_t bytes;  /* bytes that will be written; 0: unknown */
 	bool never_wait; /* if no slot is free at once, do not queue the request */
-	/* the request has a deadline: it goes before all without one, and one such request may
-	 * write beside the slots */
+	/* The request has a deadline: it goes before all without one, and one such request may
+	 * write beside the slots. */
 	bool urgent;
 	/* Capacity that replaces the pool's default; 0: the pool's. So many writers can have
 	 * separate groups of storage targets. The coordinator spreads the slots that are held over
