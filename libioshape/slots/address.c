@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Parses the address of a Redis. The text may be untrusted; link.h has the interface. */
 #define _GNU_SOURCE
 #include "slots/link.h"
 
@@ -10,7 +11,7 @@
 #define MOST_DATABASE 1000000u
 #define LONGEST_ADDRESS 8192u
 
-/* A part of the text. */
+/* A section of the address. */
 struct part {
 	const char *at;
 	size_t bytes;
@@ -26,7 +27,8 @@ static struct part after(struct part text, size_t bytes)
 	return (struct part){ text.at + bytes, text.bytes - bytes };
 }
 
-/* Cuts `text` at the first `mark`: *head is before it, *tail behind it. False if there is none. */
+/* Splits `text` at the first `mark`: *head is the part before it, *tail the part behind it. Returns
+ * false if there is no mark; then *head is all of the text. */
 static bool cut(struct part text, char mark, struct part *head, struct part *tail)
 {
 	const char *at = text.bytes ? memchr(text.at, mark, text.bytes) : NULL;
@@ -51,7 +53,8 @@ static int digit(char letter)
 	return -1;
 }
 
-/* Percent signs resolved. -EINVAL if it is not well-formed, holds a 0, or is too long. */
+/* Resolves percent escapes. -EINVAL: an escape is malformed, the result contains a 0, or it is too
+ * long. */
 static int decode(struct part text, char *into, size_t room)
 {
 	size_t used = 0;
@@ -89,7 +92,8 @@ static int parse_number(struct part text, uint32_t most, uint32_t *number)
 	return value <= most ? 0 : -EINVAL;
 }
 
-/* What a host's name or number is made of: nothing that could mislead a reader of a message. */
+/* Returns whether a text has only characters of host names and addresses. None of them can mislead
+ * the reader of a message. */
 static bool is_host(struct part text, bool in_brackets)
 {
 	if (!text.bytes || text.bytes >= ADDRESS_HOST_BYTES)
@@ -110,7 +114,7 @@ static void set_host(struct slots_node *node, struct part host)
 	node->host[host.bytes] = 0;
 }
 
-/* NULL, or what is wrong with it. */
+/* Parses "host[:port]". Returns NULL, or the problem as a part of a sentence. */
 static const char *parse_host(struct slots_node *node, struct part text, uint16_t usual_port)
 {
 	bool brackets = text.bytes && *text.at == '[', has_port;
@@ -164,11 +168,11 @@ static int parse_hosts(struct slots_address *address, struct part text, uint16_t
 	return 0;
 }
 
-/* [user[:password]@]: what is behind it is *rest. */
+/* Parses "[user[:password]@]". *rest is the text behind it. */
 static int parse_credentials(struct slots_address *address, struct part text, struct part *rest,
 			     struct base_error *error)
 {
-	/* The last @: those before it were meant to be in the password. */
+	/* The last @ counts: earlier ones were meant to be part of the password. */
 	const char *at = text.bytes ? memrchr(text.at, '@', text.bytes) : NULL;
 	struct part user, password;
 
@@ -251,7 +255,7 @@ static int parse_socket(struct slots_address *address, struct part text, struct 
 		return base_refuse(
 			error, -EINVAL,
 			"the coordinator's address has no absolute path: unix:///path/of/socket");
-	path = after(text, authority.bytes); /* with its / */
+	path = after(text, authority.bytes); /* begins with its / */
 	if (cut(path, '?', &path, &query) && query.bytes) {
 		if (query.bytes < 3 || memcmp(query.at, "db=", 3))
 			return base_refuse(error, -EINVAL,
@@ -311,7 +315,7 @@ int address_parse(struct slots_address *address, const char *text, struct base_e
 
 int address_parse_node(struct slots_node *node, const char *text, size_t bytes)
 {
-	/* Unlike ours, IPv6 has no brackets here: the port is behind the last colon. */
+	/* Unlike in our addresses, IPv6 has no brackets here: the port follows the last colon. */
 	const char *colon = bytes ? memrchr(text, ':', bytes) : NULL;
 	struct part host, port;
 	uint32_t number;

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""embed.py OUT.c SCRIPT.lua: a script as bytes of C, with the SHA-1 that names it.
+"""Write a Lua script as an array of C, with its SHA-1, by which Redis identifies it.
 
-Comment lines and indentation go, lines stay: Redis names the line in its error messages."""
+Usage: embed.py OUT.c SCRIPT.lua. The build calls this. It removes comment lines and indentation,
+but keeps all line breaks, because error messages of Redis contain line numbers."""
 
 import hashlib
 import sys
@@ -9,14 +10,14 @@ from pathlib import Path
 
 
 def stripped(script: str) -> bytes:
-    """Return the script as it is sent."""
+    """Return the script as the library sends it to Redis."""
     lines = (line.strip() for line in script.splitlines())
     kept = ("" if line.startswith("--") else line for line in lines)
     return ("\n".join(kept) + "\n").encode("ascii")
 
 
 def as_c(script: bytes) -> str:
-    """Return the definitions of a script's bytes and their SHA-1."""
+    """Return C definitions of a script's bytes and of their SHA-1."""
     rows = (script[at : at + 20] for at in range(0, len(script), 20))
     array = "\n".join("\t" + ", ".join(f"{byte}" for byte in row) + "," for row in rows)
     return (

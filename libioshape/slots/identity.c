@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a process says of itself when it asks for a slot: who it is, as far as its launcher says so
- * in variables, and a boost for what its waiting costs. And when it writes if no coordinator
- * answers, which follows from who it is. Calls no coordinator.
+ * How a process describes itself when it asks for a slot: its job, rank, node and user, and a
+ * priority boost for what waiting costs. Also computes when the process writes if no coordinator
+ * answers. Calls no coordinator.
  */
 #define _GNU_SOURCE
 #include "slots/slots.h"
@@ -15,7 +15,7 @@
 
 /* ---- Identity -------------------------------------------------------------------------------- */
 
-/* Others read it in their logs and terminals: what could do harm there is replaced. */
+/* Copies a text. Others read it in logs and terminals, so unsafe characters are replaced. */
 static void take_text(char *into, size_t room, const char *from)
 {
 	size_t i;
@@ -36,7 +36,7 @@ static const char *first_set(const char *const *variables)
 	return NULL;
 }
 
-/* What every host calls itself. */
+/* Returns whether an address means this host on every host. */
 static bool is_loopback(const char *address)
 {
 	return !strcmp(address, "localhost") || !strcmp(address, "::1") ||
@@ -48,7 +48,8 @@ static void name_job(struct slots_identity *identity, const struct base_job *job
 	const char *meeting = secure_getenv("MASTER_ADDR"), *port = secure_getenv("MASTER_PORT");
 	char text[sizeof(job->id)];
 
-	/* Ranks of one job meet at one place; and what is started by hand shares a terminal. */
+	/* Ranks of one job have the same MASTER_ADDR and MASTER_PORT. Processes started by hand
+	 * share a session. */
 	if (meeting && is_loopback(meeting))
 		meeting = identity->node;
 	if (*job->id)
@@ -60,7 +61,7 @@ static void name_job(struct slots_identity *identity, const struct base_job *job
 	take_text(identity->job, sizeof(identity->job), text);
 }
 
-/* Without asking a directory service, which may hang. */
+/* Finds the user's name. Does not ask a directory service, because that may hang. */
 static void name_user(struct slots_identity *identity)
 {
 	static const char *const users[] = { "SLURM_JOB_USER", "USER", "LOGNAME", NULL };
@@ -92,25 +93,27 @@ void slots_identify(struct slots_identity *identity, const char *job, uint32_t s
 		name_job(identity, &found);
 }
 
-/* ---- Boost ----------------------------------------------------------------------------------- */
+/* ---- Priority boost -------------------------------------------------------------------------- */
 
-/* A boost is time of the whole pool by which a request may get ahead of its job's share. Twice the
- * cost of waiting for each byte is a minute more. */
+/* A boost is time of the whole pool by which a request may get ahead of its job's share. When the
+ * cost of waiting per byte doubles, the boost grows by this much. */
 #define DOUBLE_MS 60000.0
 
-/* 419 failures of 16384 GPUs in 54 days (Llama 3). A failure rate of its own no job knows better
- * than by guessing; it matters only beside jobs whose saves hold them up. */
+/* Time between failures of one rank: 419 failures of 16384 GPUs in 54 days (Llama 3). No job knows
+ * its own failure rate better. The value matters only against jobs whose training waits for
+ * saves. */
 #define RANK_MTBF_S (54.0 * 86400 * 16384 / 419)
 
-/* Ranks lost, for each byte: of a job that neither goes before others nor lets them pass. About 500
- * nodes of 8 ranks that save 4 GB each, every ten minutes, in the background. */
+/* Cost of waiting at which the boost is 0, in idle ranks per byte. About that of 500 nodes of 8
+ * ranks which save 4 GB per node every ten minutes, in the background. */
 #define USUAL_COST 3e-11
 
-/* For a factor above 0; straight between powers of two, which is at most 5 s off. */
+/* Returns DOUBLE_MS * log2(factor), for a factor above 0. Linear between powers of two, with an
+ * error of at most 5 s. */
 static double factor_ms(double factor)
 {
 	int power;
-	const double part = frexp(factor, &power); /* 0.5 to 1 */
+	const double part = frexp(factor, &power); /* between 0.5 and 1 */
 
 	return DOUBLE_MS * (power - 1 + 2 * part - 1);
 }
@@ -119,7 +122,8 @@ int32_t slots_boost_ms(const struct slots_stake *stake)
 {
 	const double ranks = MAX(stake->ranks, 1u);
 	const double writers = stake->writers ? stake->writers : ranks;
-	/* In each second: all ranks stand still; or a failure destroys what all did since. */
+	/* Expected loss for each second of waiting, in rank-seconds. Either all ranks stand still,
+	 * or a failure may destroy the work of all ranks since the last checkpoint. */
 	const double at_risk = ranks * base_seconds(stake->age_ns) / RANK_MTBF_S;
 	const double lost = ranks * (stake->holds_up + at_risk);
 	double ms;
@@ -130,12 +134,13 @@ int32_t slots_boost_ms(const struct slots_stake *stake)
 	return (int32_t)MAX(MIN(ms, SLOTS_MOST_BOOST_MS), -SLOTS_MOST_BOOST_MS);
 }
 
-/* ---- How old the work is --------------------------------------------------------------------- */
+/* ---- Age of the work ------------------------------------------------------------------------- */
 
-/* A pause of less than this part of the time between two checkpoints is one within a checkpoint. */
+/* Files belong to one checkpoint if the pause between them is shorter than 1 / PAUSE_PART of the
+ * time between the last two checkpoints. */
 #define PAUSE_PART 10
 
-/* About when the program began: what it has done before its first checkpoint began then. */
+/* About the time when the program began. The work before its first checkpoint began then. */
 static uint64_t loaded_ns;
 
 __attribute__((constructor)) static void note_load(void)
@@ -155,12 +160,13 @@ uint64_t slots_checkpoints_begin(struct slots_checkpoints *checkpoints, uint64_t
 	return checkpoints->age_ns;
 }
 
-/* ---- A time of one's own --------------------------------------------------------------------- */
+/* ---- Staggered start without a coordinator --------------------------------------------------- */
 
-/* Of a writer that knows nothing of the others: it may be one of so many. */
+/* Assumed number of writers if the process does not know how many ranks there are. */
 #define UNKNOWN_RANKS 4u
 
-/* Well mixed (the end of splitmix64): neighbours get numbers far apart. */
+/* Returns a well-mixed value (the end of splitmix64), so that neighbouring values end up far
+ * apart. */
 static uint64_t mix(uint64_t value)
 {
 	value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
@@ -169,9 +175,9 @@ static uint64_t mix(uint64_t value)
 }
 
 /*
- * The ranks of a job are dealt out over as many rounds of writing as it takes when `capacity` write
- * at a time, so that no two meet that need not. Which ranks write first is left to chance, by job
- * and save: two jobs do not meet every time, and no rank is always the last.
+ * Distributes the ranks of a job over rounds in which `capacity` ranks write, so that ranks meet
+ * only if they must. The round of each rank depends on a hash of job and save. So two jobs do not
+ * collide every time, and no rank is always last.
  */
 uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, uint32_t capacity,
 			  uint32_t write_ms, uint32_t most_ms)
@@ -181,12 +187,14 @@ uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, 
 	const uint64_t chance = mix(base_hash_text(identity->job) + save * 0x9e3779b97f4a7c15);
 	const uint64_t own = identity->ranks > 1 ? identity->rank :
 						   mix(base_hash_text(identity->client));
-	/* A quarter of a write, different for each: they must not begin in the same instant. */
+	/* The jitter is up to a quarter of a write, so that ranks of a round do not begin at the
+	 * same instant. */
 	const uint64_t jitter = mix(chance ^ base_hash_text(identity->client)) % (write_ms / 4 + 1);
 	const uint64_t delay = (own + chance) % MAX(rounds, 1) * write_ms + jitter;
 	const uint64_t longest = MAX(rounds, 1) * write_ms;
 
-	/* Rounds that would take too long are made shorter, all alike: the order stays. */
+	/* If the rounds would take longer than most_ms, all delays shrink by one factor, which
+	 * keeps their order. */
 	if (longest <= most_ms)
 		return (uint32_t)delay;
 	return (uint32_t)((double)delay / (double)(longest + write_ms / 4) * most_ms);

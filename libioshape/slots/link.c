@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One connection to a Redis: its socket, TLS, commands and replies, password. hiredis makes
- * commands and takes replies apart. Sockets never block, and all waiting is done here, by a
- * deadline: hiredis's own time-outs are for each read of a reply, and leave a connection behind
- * that is out of step. Its own way to connect has neither CLOEXEC nor a limit for names.
+ * One connection to a Redis: socket, TLS, password, commands and replies. hiredis formats commands
+ * and parses replies. Sockets never block; this file does all waiting, with deadlines. The
+ * time-outs of hiredis apply to each read of a reply, and leave a connection whose replies no
+ * longer match its commands. Its own connect functions set no CLOEXEC, and put no limit on name
+ * look-ups.
  */
 #define _GNU_SOURCE
 #include "slots/link.h"
@@ -29,12 +30,12 @@
 
 #define CONNECT_NS 1000000000ull
 
-/* Of one reply, unless more is expected. */
+/* Limits of one reply, unless the caller expects longer ones. */
 #define MOST_REPLY_BYTES (16 * MIB)
 #define MOST_REPLY_ELEMENTS (1u << 20)
 #define BYTES_PER_S (4 * MIB)
 
-/* Look-ups of names under way in this process: each may hang for half a minute. */
+/* Name look-ups that run at a time in this process: each may hang for half a minute. */
 #define MOST_LOOKUPS 4
 
 int link_time_left_ms(uint64_t until_ns)
@@ -46,11 +47,11 @@ int link_time_left_ms(uint64_t until_ns)
 	return (int)MIN((until_ns - now + 999999) / 1000000, 3600000u);
 }
 
-/* ---- Names ----------------------------------------------------------------------------------- */
+/* ---- Name look-ups --------------------------------------------------------------------------- */
 
 static int lookups;
 
-/* A forked child does not have the threads that would count them down. */
+/* Resets the counter in a forked child, which lacks the threads that would count it down. */
 static void forget_lookups(void)
 {
 	__atomic_store_n(&lookups, 0, __ATOMIC_RELAXED);
@@ -61,9 +62,9 @@ static void expect_forks(void)
 	pthread_atfork(NULL, NULL, forget_lookups);
 }
 
-/* A look-up, in a thread of its own because it cannot be told when to end. (glibc's getaddrinfo_a()
- * is of no use in a child of fork().) The thread or the one that waits for it frees it: the last of
- * them. */
+/* A look-up in a thread of its own, because getaddrinfo() has no deadline. (glibc's getaddrinfo_a()
+ * does not work in a child of fork().) Of the look-up's thread and the thread that waits for it,
+ * the last one to use it frees it. */
 struct lookup {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
@@ -134,7 +135,8 @@ static struct lookup *start_lookup(const char *host, const char *port)
 	return lookup;
 }
 
-/* EAI_AGAIN if the time is over. */
+/* Looks up a host by the deadline. Returns a code of getaddrinfo(); EAI_AGAIN after the
+ * deadline. */
 static int look_up(const char *host, const char *port, uint64_t until_ns, struct addrinfo **found)
 {
 	struct lookup *lookup = start_lookup(host, port);
@@ -189,11 +191,12 @@ static int connect_to(const struct sockaddr *to, socklen_t bytes, uint64_t until
 	if (!ret)
 		return fd;
 	close(fd);
-	/* The queue of a Unix socket is full: the server accepts nobody. */
+	/* EAGAIN: the queue of a Unix socket is full, so the server accepts no connections. */
 	return ret == -EAGAIN ? -ETIMEDOUT : ret;
 }
 
-/* A peer that vanished without a word is found out in seconds; all of these are wishes. */
+/* Makes the kernel detect within seconds that the peer vanished. Best effort; errors are
+ * ignored. */
 static void set_tcp_options(int fd)
 {
 	const int on = 1, idle_s = 15, interval_s = 5, probes = 3, unanswered_ms = 10000;
@@ -213,8 +216,8 @@ static int connect_any(const struct addrinfo *found, uint64_t until_ns)
 
 	for (const struct addrinfo *at = found; at; at = at->ai_next)
 		count++;
-	/* The first may be of a network that swallows everything: each gets its part of the time.
-	 */
+	/* Each address gets an equal part of the time, because the network of the first one may
+	 * drop all packets. */
 	for (; found; found = found->ai_next, count--) {
 		uint64_t now = base_now_ns();
 		uint64_t left = until_ns > now ? until_ns - now : 0;
@@ -256,7 +259,7 @@ static int connect_host(const struct slots_node *node, uint64_t until_ns, const 
 	return fd;
 }
 
-/* Returns a connected socket that never blocks, or a negative errno. */
+/* Returns a connected, non-blocking socket, or a negative errno. */
 static int open_socket(const struct slots_address *address, const struct slots_node *node,
 		       uint64_t until_ns, const char *name, struct base_error *error)
 {
@@ -265,7 +268,7 @@ static int open_socket(const struct slots_address *address, const struct slots_n
 
 	if (node)
 		return connect_host(node, until_ns, name, error);
-	/* The path's final 0 may be missing if the path fills its room; the kernel knows. */
+	/* A path that fills sun_path has no final 0. The kernel accepts that. */
 	memcpy(to.sun_path, address->path, sizeof(to.sun_path));
 	fd = connect_to((const struct sockaddr *)&to, sizeof(to), until_ns);
 	return fd < 0 ? fail_to_connect(fd, name, error) : fd;
@@ -275,10 +278,10 @@ static int open_socket(const struct slots_address *address, const struct slots_n
 
 #ifdef SLOTS_TLS
 
-/* hiredis >= 1.0 does it, if the build found that. Which certificates hold is up to OpenSSL
- * (SSL_CERT_FILE, SSL_CERT_DIR). */
+/* Available if the build found hiredis >= 1.0 with TLS. OpenSSL decides which certificates are
+ * valid (SSL_CERT_FILE, SSL_CERT_DIR). */
 
-/* One for the process, made at first use: it holds what is known of certificates. */
+/* Trusted certificates. Shared by all connections of the process, and loaded at first use. */
 static SSL_CTX *trust;
 static pthread_once_t trust_once = PTHREAD_ONCE_INIT;
 
@@ -297,7 +300,8 @@ static void make_trust(void)
 	trust = made;
 }
 
-/* hiredis's own set-up does not compare the certificate's names with the host. */
+/* Makes a TLS session that checks the certificate's names against the host. The set-up of hiredis
+ * does not check them. NULL: failure. */
 static SSL *new_session(const char *host)
 {
 	X509_VERIFY_PARAM *wanted;
@@ -330,7 +334,8 @@ static int tls_refused(SSL *session, const char *name, struct base_error *error)
 		"no TLS with %s (%.100s)", name, reason ? reason : "the connection ended");
 }
 
-/* One step of the handshake: 0 when it is over, or what the socket has to be ready for. */
+/* Does one step of the handshake. Returns 0 when it is complete; -EAGAIN with the events to wait
+ * for; or -EPROTO. */
 static int step(SSL *session, short *events)
 {
 	struct base_held_sigpipe held;
@@ -347,7 +352,7 @@ static int step(SSL *session, short *events)
 	return ret == SSL_ERROR_WANT_READ || ret == SSL_ERROR_WANT_WRITE ? -EAGAIN : -EPROTO;
 }
 
-/* However slowly the other side speaks, it has until then for all of it. */
+/* Completes the handshake by the deadline, however slowly the peer answers. */
 static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name,
 		       struct base_error *error)
 {
@@ -359,7 +364,7 @@ static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name
 			return base_refuse_with(error, -ETIMEDOUT,
 						"check that it speaks TLS on this port",
 						"%s does not answer in time", name);
-		/* Whether it failed or not, the clock ends it. */
+		/* The loop checks the clock, so the result of poll() does not matter. */
 		(void)poll(&ready, 1, link_time_left_ms(until_ns));
 	}
 	return ret ? tls_refused(session, name, error) : 0;
@@ -374,7 +379,8 @@ static int start_tls(redisContext *context, const char *host, uint64_t until_ns,
 
 	if (!session)
 		return base_refuse(error, -ENOMEM, "TLS cannot be set up for %s", name);
-	/* The socket does not block: it begins the handshake, and takes the session over. */
+	/* With a non-blocking socket this only starts the handshake. On success the context owns
+	 * the session. */
 	base_hold_sigpipe(&held);
 	ret = redisInitiateSSL(context, session);
 	base_let_sigpipe(&held, true);
@@ -427,7 +433,7 @@ static int is_closed(const struct slots_link *link, struct base_error *error)
 	return base_refuse(error, -ECONNRESET, "%s closed the connection", link->name);
 }
 
-/* What the kernel says went wrong. */
+/* Records an errno of the socket. */
 static int is_cut(const struct slots_link *link, int code, struct base_error *error)
 {
 	if (code != ETIMEDOUT && code != EHOSTUNREACH && code != ENETUNREACH)
@@ -435,7 +441,7 @@ static int is_cut(const struct slots_link *link, int code, struct base_error *er
 	return base_fail(error, -code, "%s is unreachable", link->name);
 }
 
-/* What hiredis says went wrong. */
+/* Records an error that hiredis reports. */
 static int lost(struct slots_link *link, struct base_error *error)
 {
 	const int code = errno;
@@ -454,8 +460,9 @@ static int no_memory(const struct slots_link *link, struct base_error *error)
 }
 
 /*
- * Where long replies are expected, commands are long as well: for each second that BYTES_PER_S
- * would take for what has passed there is one more. Where nothing passes it ends as soon as ever.
+ * Extends a deadline by the time that the bytes of this command and its reply take at BYTES_PER_S.
+ * This applies only to connections with long replies, whose commands are long, too. A connection on
+ * which no bytes pass keeps its deadline.
  */
 static uint64_t until_with(const struct slots_link *link, uint64_t until_ns)
 {
@@ -480,7 +487,7 @@ static int wait_for(const struct slots_link *link, short events, uint64_t until_
 	return base_refuse(error, -ETIMEDOUT, "%s does not answer in time", link->name);
 }
 
-/* hiredis knows nothing of MSG_NOSIGNAL. */
+/* Sends a command over TLS, with SIGPIPE blocked, because hiredis does not use MSG_NOSIGNAL. */
 static int send_encrypted(struct slots_link *link, const char *text, size_t bytes,
 			  uint64_t until_ns, struct base_error *error)
 {
@@ -527,7 +534,7 @@ static int send_plain(struct slots_link *link, const char *text, size_t bytes, u
 int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
 	      struct base_error *error)
 {
-	/* Its declaration lacks a const, not its code. */
+	/* The function modifies no text; its declaration just lacks a const. */
 	const char **texts = (const char **)(uintptr_t)command->texts;
 	char *text = NULL;
 	long long bytes = redisFormatCommandArgv(&text, command->count, texts, command->bytes);
@@ -536,13 +543,13 @@ int link_send(struct slots_link *link, const struct link_command *command, uint6
 	if (bytes < 0)
 		return no_memory(link, error);
 	ret = (link->tls ? send_encrypted : send_plain)(link, text, (size_t)bytes, until_ns, error);
-	/* It may hold the password. */
+	/* The command may contain the password. */
 	explicit_bzero(text, (size_t)bytes);
 	redisFreeCommand(text);
 	return ret;
 }
 
-/* Takes what has come. TLS may have to write for that. */
+/* Reads what has arrived. With TLS, reading may have to write, which can raise SIGPIPE. */
 static int pull(struct slots_link *link, struct base_error *error)
 {
 	const size_t before = link->context->reader->len;
@@ -620,9 +627,10 @@ bool link_says(const redisReply *reply, const char *word)
 	return reply->type == REDIS_REPLY_ERROR && reply->str && strstr(reply->str, word);
 }
 
-/* ---- Opening --------------------------------------------------------------------------------- */
+/* ---- Opening a connection -------------------------------------------------------------------- */
 
-/* Some servers repeat the arguments of a command that they do not know. */
+/* Records that the server rejected the password. Quotes only known replies, because some servers
+ * repeat the arguments of an unknown command. */
 static int refuse_password(const redisReply *reply, const char *name, struct base_error *error)
 {
 	static const char *const harmless[] = { "WRONGPASS",
@@ -704,7 +712,8 @@ static void name_it(struct slots_link *link, const struct slots_address *address
 		 node->port);
 }
 
-/* hiredis makes room for as many elements as a server announces: before 1.0.1, and by default. */
+/* hiredis allocates as many elements as a server announces: always before 1.0.1, and by default
+ * since. */
 #if HIREDIS_MAJOR >= 1
 typedef size_t element_count;
 #else
@@ -792,7 +801,7 @@ void link_close(struct slots_link *link)
 	if (!link)
 		return;
 	if (link->context) {
-		/* TLS may say good-bye. */
+		/* Closing TLS may send a message, which can raise SIGPIPE. */
 		base_hold_sigpipe(&held);
 		redisFree(link->context);
 		base_let_sigpipe(&held, true);

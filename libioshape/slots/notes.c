@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Notes that ranks leave each other in a Redis: hashes beside a pool's keys, over its connection.
- */
+/* Messages that ranks leave each other in a Redis: hashes beside a pool's keys. A group's store
+ * uses them. */
 #define _GNU_SOURCE
 #include "slots/redis.h"
 
@@ -15,7 +15,8 @@ struct slots_notes {
 	struct redis_client client;
 };
 
-/* On the node of a cluster that has the pool's keys, and within what users.acl allows. */
+/* Writes the key of a list. Its hash tag puts it on the cluster node that has the pool's keys, and
+ * users.acl allows the name. */
 static void name_key(const struct slots_notes *notes, char key[KEY_BYTES], const char *list)
 {
 	snprintf(key, KEY_BYTES, "{ios:%s}:board:%s", notes->client.config.pool, list);
@@ -50,7 +51,7 @@ void slots_notes_close(struct slots_notes *notes)
 	free(notes);
 }
 
-/* A command whose answer does not matter. */
+/* Sends a command and ignores its answer. */
 static int tell(struct slots_notes *notes, struct link_command *command, struct base_error *error)
 {
 	redisReply *reply;
@@ -73,7 +74,7 @@ int slots_notes_put(struct slots_notes *notes, const char *list, const char *nam
 	ret = tell(notes, &command, error);
 	if (ret)
 		return ret;
-	/* A list without an end would stay for ever. */
+	/* Without an expiry the list would stay for ever. */
 	command = (struct link_command){ 0 };
 	link_add_texts(&command, "PEXPIRE", key);
 	link_add_numbers(&command, SLOTS_NOTES_KEPT_MS);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The coordinator that is a Redis. First a server and one command: the password, which server, a
- * connection, and what can become of the command: connections that have to be made again, scripts
- * that the server forgot, redirects, refusals. Then what is asked: calls of the script that keeps
- * the order (slots.lua), and wakes.
+ * The coordinator that is a Redis. The first half sends one command: it reads the password, finds
+ * the server, connects, and handles lost connections, missing scripts, redirects and refusals. The
+ * second half calls the script that keeps the queue (slots.lua), and waits for wake-ups.
  */
 #define _GNU_SOURCE
 #include "slots/redis.h"
@@ -21,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* No call takes longer, whatever the network does. */
+/* Longest duration of a call, whatever the network does. */
 #define REDIS_CALL_NS 2000000000ull
 
 #define FIRST_BACKOFF_MS 50u
@@ -30,21 +29,22 @@
 #define MOST_ANEW 2
 #define MOST_HEALS 2
 
-/* All pools' names, by when they were last in use (ms since 1970, by the clients' clocks). */
+/* Key of a sorted set with the names of all pools. The score is the time of last use, in ms since
+ * 1970 by the clients' clocks. */
 #define REGISTRY "{ios:}:pools"
 #define NAMED_AGAIN_NS (3600ull * 1000000000)
 #define NAME_FAILED_NS (60ull * 1000000000)
 #define NAME_MOST_NS 250000000ull
 
-/* The script's shortest time is 1 ms; nothing that it waits for is worth so many heartbeats. */
+/* The script's times have a resolution of 1 ms. More frequent heartbeats would gain nothing. */
 #define LEAST_BEAT_MS 20u
 
 /* ---- The password ---------------------------------------------------------------------------- */
 
-/* Reads the file's beginning. Returns its bytes, or -errno. */
+/* Reads the beginning of a file. Returns the number of bytes, or -errno. */
 static ssize_t read_beginning(const char *path, char *text, size_t room)
 {
-	/* A FIFO without a writer is not waited for. */
+	/* O_NONBLOCK: the call must not wait for the writer of a FIFO. */
 	int fd = base_above_streams(open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 	ssize_t got = 1, bytes = 0;
 
@@ -70,9 +70,9 @@ static int refuse_file(const struct redis_client *client, const char *why, struc
 		"the password file \"%s\" %s", client->config.password_file, why);
 }
 
-/* With the lock. Reads the first line of the password file into the address. If that fails, a
- * password that was read before stays. Without one the coordinator counts as unreachable: no save
- * fails because an operator has changed the mode of a file. */
+/* Reads the first line of the password file into the address. The caller holds the lock. If that
+ * fails, a password that was read earlier is kept. If there is none, the coordinator counts as
+ * unreachable, so that no save fails because an operator changed the mode of a file. */
 static int read_password(struct redis_client *client, struct base_error *error)
 {
 	struct slots_address *address = &client->address;
@@ -91,7 +91,7 @@ static int read_password(struct redis_client *client, struct base_error *error)
 		bytes--;
 	snprintf(why, sizeof(why), "cannot be read (%s)", strerror(bytes < 0 ? (int)-bytes : 0));
 	if (end && !bytes) {
-		ret = 0; /* an empty line: none is needed */
+		ret = 0; /* an empty line: the server needs no password */
 	} else if (bytes > 0 && bytes < ADDRESS_SECRET_BYTES) {
 		memcpy(address->password, text, (size_t)bytes);
 		address->password[bytes] = 0;
@@ -108,9 +108,10 @@ static int read_password(struct redis_client *client, struct base_error *error)
 	return ret;
 }
 
-/* ---- Which server ---------------------------------------------------------------------------- */
+/* ---- Finding the server ---------------------------------------------------------------------- */
 
-/* So that one host that swallows everything does not take the time of the others. */
+/* Returns the deadline for the next host: an equal part of the time that is left. A host that drops
+ * all packets must not use up the time of the others. */
 static uint64_t until_next(uint64_t until_ns, size_t hosts_left)
 {
 	uint64_t now = base_now_ns();
@@ -175,7 +176,8 @@ static int find_master(const struct slots_address *address, const struct slots_n
 	return ret;
 }
 
-/* After a failover sentinels may name the old master for a moment: it says READONLY then. */
+/* Connects to a node, or to the master that a sentinel names. After a failover sentinels may name
+ * the old master for a moment; it then answers READONLY. */
 static int connect_through(const struct redis_client *client, const struct slots_node *node,
 			   struct slots_link **out, uint64_t until_ns, struct base_error *error)
 {
@@ -191,7 +193,7 @@ static int connect_through(const struct redis_client *client, const struct slots
 			       until_ns, error);
 }
 
-/* Finds the server and connects to it. With the lock. */
+/* Finds the server and connects to it. The caller holds the lock. */
 static int find_server(struct redis_client *client, struct slots_link **out, uint64_t until_ns,
 		       struct base_error *error)
 {
@@ -210,7 +212,7 @@ static int find_server(struct redis_client *client, struct slots_link **out, uin
 		client->has_moved = false;
 	}
 	for (size_t i = 0; i < count; i++) {
-		why.code = 0; /* the last one's is told */
+		why.code = 0; /* keep the error of the last host */
 		ret = connect_through(client, &address->nodes[(client->next + i) % count], out,
 				      until_next(until_ns, count - i), &why);
 		if (!ret) {
@@ -245,7 +247,7 @@ static int take_address(struct redis_client *client, struct base_error *error)
 			"this library was built without TLS, so that rediss:// cannot "
 			"be used");
 #endif
-	/* One in the address wins. */
+	/* A password in the address takes precedence. */
 	if (address->has_password)
 		config->password_file = NULL;
 	if (address->has_password || config->password_file || !config->password ||
@@ -265,7 +267,8 @@ int client_open(struct redis_client *client, const struct slots_config *config,
 {
 	*client = (struct redis_client){ .config = *config };
 	pthread_mutex_init(&client->lock, NULL);
-	/* The braces of the keys' tag, above all, must not come from a name. */
+	/* Replace all characters that are not allowed in keys. Most of all, a name must not contain
+	 * the braces that mark the keys' hash tag. */
 	for (char *at = client->config.pool; *at; at++) {
 		if (!strchr(FS_POOL_CHARACTERS, *at))
 			*at = '_';
@@ -275,7 +278,7 @@ int client_open(struct redis_client *client, const struct slots_config *config,
 	return take_address(client, error);
 }
 
-/* The password is not left behind in memory. */
+/* Closes the connection, and erases the password from memory. */
 void client_close(struct redis_client *client)
 {
 	link_close(client->commands);
@@ -283,27 +286,27 @@ void client_close(struct redis_client *client)
 	explicit_bzero(&client->address, sizeof(client->address));
 }
 
-/* With the lock. */
+/* Closes the connection for commands. The caller holds the lock. */
 static void drop(struct redis_client *client)
 {
 	link_close(client->commands);
 	client->commands = NULL;
 }
 
-/* With the lock. */
+/* Records a failure and sets the time before which no call connects. The caller holds the lock. */
 static void note_failure(struct redis_client *client, const struct base_error *error)
 {
 	const unsigned doublings = MIN(client->failures, 10u);
 	const uint64_t most_ms = MIN(FIRST_BACKOFF_MS << doublings, MOST_BACKOFF_MS);
 
 	client->failures++;
-	/* So that thousands of clients do not all come back in the same millisecond. */
+	/* The random half keeps thousands of clients from returning in the same millisecond. */
 	client->not_before_ns =
 		base_now_ns() + most_ms * 500000 + base_random() % (most_ms * 500000 + 1);
 	client->last_failure = *error;
 }
 
-/* With the lock. */
+/* Connects to the server, or fails at once during the back-off. The caller holds the lock. */
 static int obtain(struct redis_client *client, struct slots_link **out, uint64_t until_ns,
 		  struct base_error *error)
 {
@@ -320,7 +323,7 @@ static int obtain(struct redis_client *client, struct slots_link **out, uint64_t
 	return ret;
 }
 
-/* When a call that begins now has to be over. */
+/* Returns when a call that begins now must end: before the first lease of this process ends. */
 static uint64_t call_end(const struct redis_client *client)
 {
 	const _Atomic uint64_t *lease_end_ns = client->config.lease_end_ns;
@@ -328,13 +331,13 @@ static uint64_t call_end(const struct redis_client *client)
 	const uint64_t by_ns =
 		lease_end_ns ? atomic_load_explicit(lease_end_ns, memory_order_relaxed) : 0;
 
-	/* Where that lease is long over, no thread waits to say so. */
+	/* If that lease ended long ago, no thread is waiting to report its loss. */
 	if (now > by_ns + REDIS_CALL_NS)
 		return now + REDIS_CALL_NS;
 	return MIN(now + REDIS_CALL_NS, MAX(now, by_ns));
 }
 
-/* Opens a connection beside that of the calls, as the back-off allows. */
+/* Opens a second connection beside the one for commands, subject to the back-off. */
 static int connect_beside(struct redis_client *client, struct slots_link **out,
 			  struct base_error *error)
 {
@@ -348,7 +351,8 @@ static int connect_beside(struct redis_client *client, struct slots_link **out,
 
 /* ---- Error replies --------------------------------------------------------------------------- */
 
-/* "MOVED 3999 host:port", and the same with ASK. */
+/* Returns whether a reply is a redirect, "MOVED 3999 host:port" or "ASK 3999 host:port". Fills in
+ * the node, and whether commands there must follow ASKING. */
 static bool is_redirect(const struct slots_link *link, const redisReply *reply,
 			struct slots_node *node, bool *asking)
 {
@@ -364,7 +368,7 @@ static bool is_redirect(const struct slots_link *link, const redisReply *reply,
 	return true;
 }
 
-/* Errors after which another server may be the right one. */
+/* Returns whether another server may be the right one after this error. */
 static bool is_moved(const redisReply *reply)
 {
 	static const char *const words[] = { "READONLY",  "LOADING",         "MASTERDOWN",
@@ -394,14 +398,15 @@ static void refuse(const struct slots_link *link, const redisReply *reply, struc
 	base_refuse_with(error, -EACCES, remedy, "%s says: %s", link->name, words);
 }
 
-/* What an error reply leads to. */
+/* Consequence of an error reply. */
 enum sequel {
-	REFUSED,    /* the server does not do this; the connection is as good as before */
+	REFUSED,    /* the server rejects this command; the connection stays usable */
 	REDIRECTED, /* the next connection goes to another node of the cluster */
-	LOST        /* another server may be the right one: connect anew, later */
+	LOST        /* another server may be the right one: connect again later */
 };
 
-/* With the lock. *asking: the next command has to be introduced by ASKING. */
+/* Decides what follows from an error reply. The caller holds the lock. *asking is set if the next
+ * command must follow ASKING. */
 static enum sequel take_error(struct redis_client *client, const struct slots_link *link,
 			      const redisReply *reply, bool *asking, struct base_error *error)
 {
@@ -420,10 +425,10 @@ static enum sequel take_error(struct redis_client *client, const struct slots_li
 	return LOST;
 }
 
-/* ---- One command ----------------------------------------------------------------------------- */
+/* ---- Sending one command --------------------------------------------------------------------- */
 
-/* Begins a call of the script with the operation, whom it is about (an id, a job) and the epoch
- * that this client knows; arguments are added by link_add_*(). */
+/* Begins a call of the script. `subject` is the id of a request or the name of a job; known_epoch
+ * is the latest epoch that this client has seen. The caller adds arguments by link_add_*(). */
 static void begin_call(const struct redis_client *client, struct link_command *command,
 		       const char *operation, const char *subject, uint64_t known_epoch)
 {
@@ -432,7 +437,7 @@ static void begin_call(const struct redis_client *client, struct link_command *c
 	link_add_numbers(command, client->config.lease_ms, known_epoch);
 }
 
-/* The whole text, for a server that forgot it or never had it. */
+/* Replaces the script's hash by its whole text, for a server that does not have the script. */
 static void send_script_itself(struct link_command *command)
 {
 	command->texts[0] = "EVAL";
@@ -441,7 +446,8 @@ static void send_script_itself(struct link_command *command)
 	command->bytes[1] = strlen(slots_script);
 }
 
-/* Any client may write garbage to a pool's keys, which then stays: the script cannot read them. */
+/* Returns whether the script failed because it cannot read the pool's keys. Any client may write
+ * garbage there, and the keys then stay unreadable. */
 static bool cannot_be_read(const struct link_command *command, const redisReply *reply)
 {
 	static const char *const words[] = { "WRONGTYPE", "attempt to ", "Bad data format",
@@ -456,21 +462,22 @@ static bool cannot_be_read(const struct link_command *command, const redisReply 
 	return false;
 }
 
-/* What goes on during one call. */
+/* The state of one call. */
 struct attempt {
 	struct redis_client *client;
 	struct link_command *command;
 	uint64_t until_ns;
 	unsigned redirects, anew, heals;
 	bool repeated, whole_script;
-	bool asking, asked; /* the next command is to be introduced by ASKING; the last one was */
+	/* Whether the next command must follow ASKING; whether the last one did. */
+	bool asking, asked;
 	struct base_error why;
 };
 
 enum verdict { DONE, AGAIN, FAILED };
 
-/* Remove the pool's data, so that the script begins it anew with what operators have set. If that
- * does not help, remove what they have set, which is in the key that ends in "o". */
+/* Removes the pool's data, so that the script starts it anew with the operator's settings. At the
+ * second attempt it removes these settings instead; their key ends in "o". */
 static bool heal(struct attempt *attempt, const redisReply *broken)
 {
 	struct redis_client *client = attempt->client;
@@ -528,7 +535,7 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 	return sequel == REDIRECTED ? AGAIN : FAILED;
 }
 
-/* In a cluster whose slots are just being moved. */
+/* Sends ASKING. A cluster requires it while it moves hash slots to another node. */
 static int say_asking(struct attempt *attempt)
 {
 	struct link_command command = { 0 };
@@ -559,7 +566,8 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 			       &attempt->why);
 	if (ret) {
 		drop(client);
-		/* A server that was restarted has forgotten our connection: no failure yet. */
+		/* A restarted server has dropped our connection. That is no failure yet: repeat the
+		 * command once. */
 		if (ret == -ECONNRESET && kept && !attempt->repeated) {
 			attempt->repeated = true;
 			attempt->why.code = 0;
@@ -576,7 +584,8 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 	return verdict;
 }
 
-/* With the lock. */
+/* Sends a command within most_ns, and repeats it as the replies demand. The caller holds the
+ * lock. */
 static int call(struct attempt *attempt, uint64_t most_ns, redisReply **reply,
 		struct base_error *error)
 {
@@ -605,8 +614,8 @@ int client_call(struct redis_client *client, struct link_command *command, redis
 	return ret;
 }
 
-/* The same, within `most_ns`, for what no slot depends on: a failure is no sign that the
- * coordinator is unreachable. In a cluster the key may be on another node than the pool's. */
+/* Sends a command on which no slot depends, within most_ns. A failure is not a sign that the
+ * coordinator is unreachable. In a cluster the key may be on another node than the pool's keys. */
 static int call_aside(struct redis_client *client, struct link_command *command, uint64_t most_ns,
 		      redisReply **reply, struct base_error *error)
 {
@@ -622,7 +631,7 @@ static int call_aside(struct redis_client *client, struct link_command *command,
 	failures = client->failures;
 	ret = call(&attempt, most_ns, reply, error);
 	client->failures = failures;
-	/* Back to the pool's own keys. */
+	/* Return to the node that has the pool's own keys. */
 	if (attempt.redirects) {
 		drop(client);
 		client->moved = moved;
@@ -632,23 +641,23 @@ static int call_aside(struct redis_client *client, struct link_command *command,
 	return ret;
 }
 
-/* ---- A pool ------------------------------------------------------------------------------------
- */
+/* ---- The pool -------------------------------------------------------------------------------- */
 
 /* A pool kept by a Redis. */
 struct redis_pool {
 	struct redis_client client;
 	char wake_key[SLOTS_KEY_BYTES];
-	_Atomic uint64_t epoch;       /* the latest that an answer told */
-	_Atomic uint64_t name_due_ns; /* when the pool's name is to be written down */
+	_Atomic uint64_t epoch;       /* epoch of the latest answer */
+	_Atomic uint64_t name_due_ns; /* when the pool's name is next written to the registry */
 
-	/* Of the thread that waits. */
-	struct slots_link *wake; /* on which BLPOP is asked; NULL: none yet, lost, or at rest */
-	bool asked;              /* BLPOP was sent, and its answer has not come */
-	bool woken;              /* a wake may have been missed: the next wait() ends at once */
-	bool told_refused;       /* that the server refuses BLPOP */
-	uint64_t due_ns;         /* when that answer comes at the latest, if the server is well */
-	int interruption;        /* an eventfd */
+	/* Used only by the thread that waits. */
+	/* Connection for BLPOP; NULL: not connected yet, lost, or closed while idle. */
+	struct slots_link *wake;
+	bool asked;        /* BLPOP was sent and not answered yet */
+	bool woken;        /* a wake-up may have been lost: the next wait() returns at once */
+	bool told_refused; /* whether the user was told that the server refuses BLPOP */
+	uint64_t due_ns;   /* when a healthy server has answered BLPOP at the latest */
+	int interruption;  /* an eventfd */
 };
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
@@ -690,10 +699,11 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
-/* The script answers with lists of names and values. The server is not trusted to be the one that
- * it should be; names that are not read are ignored. */
+/* The script answers with lists of names and values. The server may be an impostor, so every value
+ * is checked. Unknown names are ignored. */
 
-/* Reads an integer, or a number as text, which Lua uses above 2^53 or where it was given text. */
+/* Reads an integer, or a number as text. Lua answers with text above 2^53, and for values that it
+ * received as text. */
 static int read_number(const redisReply *reply, uint64_t *number)
 {
 	char *end;
@@ -715,7 +725,8 @@ static int read_number(const redisReply *reply, uint64_t *number)
 	return errno || end != reply->str + reply->len ? -EPROTO : 0;
 }
 
-/* Returns the value of a name, or NULL: there is none, or this is no list of names and values. */
+/* Returns the value of a name. NULL: the name is missing, or the reply is not a list of names and
+ * values. */
 static const redisReply *find(const redisReply *reply, const char *name)
 {
 	if (reply->type != REDIS_REPLY_ARRAY || reply->elements % 2)
@@ -736,7 +747,8 @@ static int take(const redisReply *reply, const char *name, uint64_t *number)
 	return value ? read_number(value, number) : -EPROTO;
 }
 
-/* Any client may have made it up: a number that is too large counts as the largest. */
+/* Reads a number of 32 bits. Another client may have forged it, so a number that is too large
+ * counts as the largest. */
 static int take_small(const redisReply *reply, const char *name, uint32_t *number)
 {
 	uint64_t large = 0;
@@ -746,7 +758,8 @@ static int take_small(const redisReply *reply, const char *name, uint32_t *numbe
 	return ret;
 }
 
-/* Other clients chose the words. */
+/* Reads a text without characters that could mislead a terminal, because other clients choose
+ * it. */
 static int take_words(const redisReply *reply, const char *name, char *words, size_t room)
 {
 	const redisReply *value = find(reply, name);
@@ -796,7 +809,7 @@ static int read_grant(const redisReply *reply, struct slots_grant *grant)
 
 /* ---- Requests -------------------------------------------------------------------------------- */
 
-/* As the script can reckon with it. */
+/* Returns a number of bytes, limited to what the script can count exactly. */
 static uint64_t amount(uint64_t bytes)
 {
 	return MIN(bytes, SLOTS_MOST_BYTES);
@@ -817,7 +830,7 @@ static int not_understood(const struct redis_pool *pool, const char *operation,
 		pool->client.config.pool);
 }
 
-/* A call whose answer says where a request stands. */
+/* Makes a call whose answer is the state of a request. */
 static int ask_about(struct redis_pool *pool, const char *operation, struct link_command *command,
 		     struct slots_answer *answer, struct base_error *error)
 {
@@ -843,7 +856,8 @@ static uint64_t wall_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* What an operator set has the score +inf, and keeps it. */
+/* Writes the pool's name to the registry. GT keeps the score +inf of pools that an operator has
+ * set. */
 static int write_name(struct redis_pool *pool)
 {
 	struct link_command command = { 0 };
@@ -858,7 +872,8 @@ static int write_name(struct redis_pool *pool)
 	return ret;
 }
 
-/* So that the operator sees it. Nothing depends on it, and no grant waits long for it. */
+/* Writes the pool's name to the registry if that is due, so that the operator sees the pool. Errors
+ * are ignored, and a grant waits at most NAME_MOST_NS for it. */
 static void write_name_down(struct redis_pool *pool)
 {
 	const uint64_t now = base_now_ns();
@@ -905,7 +920,8 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 	const struct slots_identity *identity = &pool->client.config.identity;
 	struct link_command command;
 
-	/* The epoch that this slot is of: another slot of ours may have seen a newer one. */
+	/* A holder sends the epoch of its own slot: another slot of this process may have seen a
+	 * newer epoch. */
 	begin_call(&pool->client, &command, "beat", beat->id,
 		   beat->holding ? beat->epoch : known_epoch(pool));
 	link_add_numbers(&command, amount(beat->passed), beat->holding, beat->fence, beat->weight,
@@ -929,8 +945,8 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 	return ret;
 }
 
-/* If the answer was lost and the call repeated, what the first one granted is lost as well: the
- * writers are slower for a moment. */
+/* Asks for bandwidth, or gives it back. If an answer is lost and the call repeated, the first grant
+ * is lost. Then writers are slower for a moment. */
 static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 		      struct base_error *error)
 {
@@ -955,21 +971,22 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 	return ret ? not_understood(pool, "pace", error) : 0;
 }
 
-/* ---- Waiting --------------------------------------------------------------------------------- */
+/* ---- Waiting for a wake-up ------------------------------------------------------------------- */
 
 /*
- * Waiting for a wake: BLPOP on this client's own list, on a connection that does nothing else. A
- * BLPOP that is interrupted stays asked: the next wait() continues with it.
+ * A waiter sends BLPOP for its client's own list, on a connection used for nothing else. If wait()
+ * is interrupted, the BLPOP stays pending, and the next wait() continues with it.
  *
- * No wake is lost. What the server pushes stays in the list until a BLPOP takes it. What a BLPOP
- * took is read by this wait() or by the next one. If a connection breaks with a BLPOP asked, wait()
- * fails, and heartbeats tell. A failure to wait is no sign that the coordinator is unreachable: it
- * may refuse BLPOP and nothing else, and then heartbeats alone tell of a grant.
+ * No wake-up is lost. What the server pushes stays in the list until a BLPOP takes it, and its
+ * reply is read by this wait() or by the next one. If the connection breaks while a BLPOP is
+ * pending, wait() fails, and the next heartbeat reports the state. A failure of wait() does not
+ * mean that the coordinator is unreachable. The server may refuse only BLPOP; then heartbeats alone
+ * report a grant.
  */
 
-/* An answer to BLPOP that is so late will not come. */
+/* An answer to BLPOP that is this late will not come. */
 #define DEAD_NS 2000000000ull
-/* The server ends a BLPOP up to this much late: it looks for expired ones ten times a second. */
+/* The server ends a BLPOP up to this late, because it looks for expired ones ten times a second. */
 #define LATE_NS 150000000ull
 
 static void redis_interrupt(void *opaque)
@@ -977,7 +994,8 @@ static void redis_interrupt(void *opaque)
 	struct redis_pool *pool = opaque;
 	const uint64_t one = 1;
 
-	/* It fails only where it is full of interruptions already. */
+	/* The write fails only if the counter is full, and then an interruption is pending
+	 * already. */
 	while (write(pool->interruption, &one, sizeof(one)) < 0 && errno == EINTR)
 		;
 }
@@ -996,8 +1014,8 @@ static void drop_wake(struct redis_pool *pool)
 	pool->asked = false;
 }
 
-/* A server that keeps connections for 100,000 processes which save twice an hour needs most of its
- * memory for that. The next call connects again. */
+/* Closes the connections of an idle pool. Otherwise a server with 100,000 processes that save twice
+ * an hour would need most of its memory for connections. The next call connects again. */
 static void redis_rest(void *opaque)
 {
 	struct redis_pool *pool = opaque;
@@ -1011,7 +1029,7 @@ static void redis_rest(void *opaque)
 
 static int ask_to_be_woken(struct redis_pool *pool, uint64_t until_ns, struct base_error *error)
 {
-	/* 0 would be for ever. */
+	/* BLPOP takes 0 for "without limit". */
 	const uint64_t left_ms = MAX((uint64_t)link_time_left_ms(until_ns), 1u);
 	struct link_command command = { 0 };
 	char seconds[32];
@@ -1024,7 +1042,7 @@ static int ask_to_be_woken(struct redis_pool *pool, uint64_t until_ns, struct ba
 	return link_send(pool->wake, &command, call_end(&pool->client), error);
 }
 
-/* Says once that nothing but BLPOP is refused, and by which server. */
+/* Warns once that the server refuses BLPOP, and why. */
 static void tell_refused(struct redis_pool *pool, const struct base_error *error)
 {
 	if (!pool->told_refused)
@@ -1035,7 +1053,8 @@ static void tell_refused(struct redis_pool *pool, const struct base_error *error
 	pool->told_refused = true;
 }
 
-/* Takes an answer to BLPOP. 1: a wake; 0: none, ask again; or a negative code. */
+/* Reads the answer to BLPOP. Returns 1 for a wake-up, 0 if BLPOP must be sent again or its answer
+ * is incomplete, or a negative code. */
 static int take_wake(struct redis_pool *pool, struct base_error *error)
 {
 	enum sequel sequel;
@@ -1062,13 +1081,14 @@ static int take_wake(struct redis_pool *pool, struct base_error *error)
 	return ret;
 }
 
-/* An answer that is due about at the end is waited for. */
+/* Returns when wait() ends. If an answer is due at about until_ns, wait() waits a little longer for
+ * it. */
 static uint64_t last_moment(const struct redis_pool *pool, uint64_t until_ns)
 {
 	return pool->asked && pool->due_ns <= until_ns + LATE_NS ? until_ns + LATE_NS : until_ns;
 }
 
-/* Waits for an answer to BLPOP once. As take_wake(). */
+/* Waits once for the answer to BLPOP. Returns what take_wake() does. */
 static int wait_once(struct redis_pool *pool, uint64_t until_ns, struct base_error *error)
 {
 	const uint64_t dead_ns = pool->due_ns + DEAD_NS;
@@ -1078,7 +1098,7 @@ static int wait_once(struct redis_pool *pool, uint64_t until_ns, struct base_err
 	};
 
 	if (poll(ready, ARRAY_LENGTH(ready), link_time_left_ms(MIN(until_ns, dead_ns))) < 0)
-		return 0; /* a signal, or no memory: the loop has its end */
+		return 0; /* a signal, or no memory: the caller's loop has a deadline */
 	if (ready[0].revents)
 		return take_wake(pool, error);
 	if (base_now_ns() >= dead_ns)
@@ -1109,14 +1129,14 @@ static int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *erro
 		was_interrupted(pool);
 		return 0;
 	}
-	/* After a refusal the connection is as good as before. */
+	/* After a refusal the connection stays usable. */
 	if (ret != -EACCES)
 		drop_wake(pool);
 	why.code = IOSHAPE_E_COORDINATOR;
 	return base_pass_on(error, &why);
 }
 
-/* ---- For the operator's calls in Python ------------------------------------------------------ */
+/* ---- For the operator's commands in Python --------------------------------------------------- */
 
 static int redis_describe(const struct slots_config *config, struct slots_coordinator *found,
 			  struct base_error *error)
