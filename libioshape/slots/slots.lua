@@ -1,33 +1,33 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Decide who may write. Redis runs this script for each call of a client; docs/slots.md has the rules. Times are
--- milliseconds, costs are slot-milliseconds.
+-- Decide which requests may write. Redis runs this script for each call of a client (redis.c); docs/slots.md has the
+-- rules. Times are milliseconds, costs are slot-milliseconds.
 --
--- KEYS[1]  {ios:POOL}:vN:m, where N is SCRIPT_FORMAT; the other keys have the same prefix
+-- KEYS[1]  {ios:POOL}:vN:m, where N is REDIS_SCRIPT_FORMAT; the other keys have the same prefix
 -- ARGV     operation; subject: the id of a request, or the name of a job; lease; the epoch that the client knows;
 --          arguments of the operation
 --
--- A call of Redis costs a microsecond: each operation reads pool and member at once, and writes them at once.
+-- A call of Redis costs a microsecond, so each operation reads and writes the pool and a member in one call each.
 
-local MOST_REAPED = 16 -- dead holders, and as many waiters, in a call
-local MOST_GRANTED = 32 -- in a call
-local MOST_JOBS = 1000 -- with more jobs, forget those without members
-local TIDIED = 60000 -- least time between two of these clean-ups
-local NEAR = 10 -- a waiter up to this position is told who is ahead of it
+local MOST_REAPED = 16 -- dead holders, and as many waiters, removed in one call
+local MOST_GRANTED = 32 -- grants in one call
+local MOST_JOBS = 1000 -- with this many jobs stored, forget those without members
+local TIDIED = 60000 -- shortest time between two of these clean-ups
+local NEAR = 10 -- a waiter up to this position is told which request is ahead of it
 local KEPT = 24 * 3600 * 1000 -- an unused pool expires after this time
 local GAP = 100 -- after a silence this long, check whether the server is still the same
 local SMALL_BYTES, EXPRESS = 16 * 1024 * 1024, 1
 local URGENT = -2 ^ 53 -- score of requests with a deadline
-local TOGETHER = 1000 -- requests of a job in this time are of one checkpoint, and have a turn ...
-local TURN = 20 * 1000 -- ... of so much time of the whole pool at most
-local BOOST = 300 * 1000 -- of the whole pool: most that a request's cost of waiting moves it, either way
-local LEARNING = 1 / 8 -- weight of the latest write in average times and speeds
-local BELIEVED = 300 * 1000 -- longest time that a size makes us expect, unless eight usual times of its job are longer
+local TOGETHER = 1000 -- a job's requests within this time belong to one checkpoint ...
+local TURN = 20 * 1000 -- ... and have one turn, of at most this much time of the whole pool
+local BOOST = 300 * 1000 -- largest boost in either direction, in time of the whole pool
+local LEARNING = 1 / 8 -- EWMA weight of the latest write in average times and speeds
+local BELIEVED = 300 * 1000 -- limit of the time expected from a size; eight usual writes of the job may exceed it
 local MOST_TARGETS = 64
-local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
-local PACE_WRITERS = 8 -- ... divided by the number of writers, or by this number
-local LISTED = 256 -- waiters in a status
-local MOST_SET = 128 -- settings of the operator
-local MOST_NAME = 80 -- bytes of the name of a setting
+local PACE_MS = 250 -- a grant of bandwidth lasts about this long ...
+local PACE_WRITERS = 8 -- ... divided by the number of writers, but at most by this number
+local LISTED = 256 -- waiters listed in a status
+local MOST_SET = 128 -- largest number of settings of the operator
+local MOST_NAME = 80 -- longest name of a setting, in bytes
 
 local operation, subject, lease, known_epoch = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local prefix = string.sub(KEYS[1], 1, -2)
@@ -41,7 +41,7 @@ local function server_ms()
 	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- The address of a table tells server processes apart, and costs no call.
+-- The address of a table differs between server processes, and reading it costs no call.
 local function server_process()
 	return tostring(redis)
 end
@@ -54,54 +54,55 @@ end
 
 -- The data of a pool:
 --
---   :m  hash   `run`: run id of the server that wrote the data, '' during a write; `pool`, and `m:ID` of each holder and
---              waiter: packed tables with named fields
---   :h  zset   ids of holders, by the end of their lease
---   :q  zset   queue: a tag of each waiter, by score; a tag begins with a number that rises, so that equals keep their order
---   :s  zset   the tags of small requests in the queue, by starts of their own
---   :l  zset   ids of waiters, by the end of their lease
+--   :m  hash   `run`: run id of the server that wrote the data, '' during a write; `pool`, and `m:ID` of each holder
+--              and waiter: packed tables with named fields
+--   :h  zset   ids of holders, scored by the end of their lease
+--   :q  zset   queue: tags of waiters, by score; a tag begins with a rising number, so that equals keep their order
+--   :s  zset   tags of small requests in the queue, scored by their starts among small requests
+--   :l  zset   ids of waiters, scored by the end of their lease
 --   :j  hash   packed table of each job
---   :o  hash   what the operator set: numbers by the names in SETTINGS, and by `job:NAME:share`, `job:NAME:rate`,
---              `user:NAME:share` and `user:NAME:rate`; it is no part of the data above, and is never lost with it
+--   :o  hash   settings of the operator: numbers by the names in SETTINGS, and by `job:NAME:share`, `job:NAME:rate`,
+--              `user:NAME:share` and `user:NAME:rate`. It is kept when the data above is lost
 --   :w:CLIENT  list: ids of the client's requests that were granted while it waited
 
-local FIRST_MS, FIRST_BYTES = 16, 16e6 -- speed of writes before the first one
-local UNKNOWN_COST = 1000 -- of a request without a size, from a new job
+local FIRST_MS, FIRST_BYTES = 16, 16e6 -- assumed speed before the first write
+local UNKNOWN_COST = 1000 -- expected time of a request without a size, from a new job
 
 local function new_pool()
 	return {
-		epoch = 0, -- of the data: rises when some may have been lost
+		epoch = 0, -- number of this epoch: rises when data may have been lost
 		opened = 0, -- when the epoch began
-		grace = 0, -- until then only requests that held a slot before the loss get one
+		grace = 0, -- end of the grace: until then only requests that held a slot before the loss get one
 		now = 0, -- latest time seen: the pool's clock never goes back
-		ahead = 0, -- of the pool's clock before the server's
-		process = '', -- of the server that wrote this
-		lease = 0, -- of the latest request
-		due = 0, -- no lease ends before
+		ahead = 0, -- the pool's clock minus the server's
+		process = '', -- server process that wrote this
+		lease = 0, -- lease of the latest request
+		due = 0, -- no lease ends before this time
 		renewed = 0, -- when the keys' expiry was last set
 		tidied = 0, -- when jobs were last forgotten
-		paced = 0, -- `free` is of these settings (set.changed)
-		busy = 0, -- counts the times that the pool began to be used: older tags of jobs are void
-		fence = 0, -- the latest
-		seq = 0, -- counts requests that waited
-		capacity = 0, by_job = 0, -- as the jobs ask for it (by_job: 1), or by rule
-		used = 0, express_used = 0, -- slots, by weight; small requests beside the slots
+		paced = 0, -- value of set.changed for which `free` is valid
+		busy = 0, -- number of times that an idle pool came into use: jobs with an older number count as new
+		fence = 0, -- latest fence
+		seq = 0, -- number of requests that have waited
+		capacity = 0, by_job = 0, -- default capacity: from a job's setting (by_job: 1) or by rule
+		used = 0, express_used = 0, -- slots in use, by weight; small requests beside the slots
 		holders = 0, waiters = 0, small_waiters = 0, urgent_waiters = 0,
-		shares = 0, -- of the jobs that have members, together
+		shares = 0, -- sum of the shares of jobs that have members
 		virtual = 0, -- virtual time: slot-milliseconds that a job of share 1 could have had
-		served = 0, -- highest floor of a request that was granted: virtual time never falls below it
-		small_virtual = 0, -- virtual time of the small requests that were let past the queue
-		ms = FIRST_MS, bytes = FIRST_BYTES, -- of the latest writes
-		free = {}, -- when bandwidth is free again: of the pool, of each job and of each user, where they have rates
+		served = 0, -- highest floor of a granted request: virtual time never falls below it
+		small_virtual = 0, -- virtual time of the small requests that used the bypass
+		ms = FIRST_MS, bytes = FIRST_BYTES, -- decaying sums over the latest writes
+		free = {}, -- when bandwidth is free again: of the pool, and of each job and user with a rate
 		grants = 0,
-		written = 0, held = 0, waited = 0, -- bytes; times of slots, together
-		targets = '', latest_target = 0 -- a byte for each group of storage targets: its writers
+		written = 0, held = 0, waited = 0, -- totals: bytes, times of slots, times of waiting
+		targets = '', latest_target = 0 -- a byte for each group of storage targets: its number of writers
 	}
 end
 
--- `finish` and `latest` are the virtual end and start of the job's latest request, `turn` is the start of the job's turn,
--- which `turn_began` then, `small_finish` is the end of its latest small request among small ones, `usual` is what a
--- request without a size costs, `ms` and `bytes` are of its latest writes.
+-- `finish` and `latest` are the virtual end and start of the job's latest request. `turn` is the virtual start of its
+-- turn, which began at the time `turn_began`. `small_finish` is the end of its latest small request among small ones.
+-- `usual` is the average time of its writes, expected of a request without a size. `ms` and `bytes` are decaying sums
+-- over its latest writes.
 local function new_job()
 	return {
 		busy = 0, members = 0, share = 0, finish = 0, latest = 0, turn = 0, turn_began = 0, small_finish = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0,
@@ -113,31 +114,32 @@ local stored = call('HMGET', M, 'run', 'pool', 'm:' .. subject)
 local run, is_known = stored[1], stored[2]
 local pool = is_known and decode(stored[2]) or new_pool()
 
--- What the operator set: 0 is nothing. `changed` is the server's time, and rises.
+-- Settings of the operator; 0: not set. `changed` is a server's time that rises with each change.
 local SETTINGS, set = {'capacity', 'pool_rate', 'job_rate', 'small', 'express', 'changed'}, {}
 for i, value in ipairs(call('HMGET', O, unpack(SETTINGS))) do
 	set[SETTINGS[i]] = tonumber(value or 0) or 0
 end
 
--- Return what the operator set for one job or user.
+-- Return the operator's setting for one job or user; 0: not set.
 local function set_for(kind, name, what)
 	return set.changed > 0 and tonumber(call('HGET', O, kind .. ':' .. name .. ':' .. what) or 0) or 0
 end
 
--- Fences and epochs are made of the server's clock, so that they rise if all else is lost. All else uses the pool's.
+-- Fences and epochs come from the server's clock, so that they rise even if all data is lost. All other times come from
+-- the pool's clock.
 local server = server_ms()
 local now = math.max(server + pool.ahead, pool.now)
-local is_changed = now ~= pool.now or now - server ~= pool.ahead -- the pool has to be written
-local renew = now - pool.renewed > KEPT / 4 -- the keys' expiry has to be set
+local is_changed = now ~= pool.now or now - server ~= pool.ahead -- whether the pool must be written
+local renew = now - pool.renewed > KEPT / 4 -- whether the keys' expiry must be set
 
--- Make the client ask again, in a new epoch. This takes no memory, so that it always succeeds.
+-- Make the client repeat its call, in a new epoch. HDEL takes no memory, so this always succeeds.
 local function start_anew()
 	call('HDEL', M, 'run')
 	error('IOSHAPE-ANEW')
 end
 
--- A call that is refused a command in its middle leaves a half-written pool. So the data is no server's meanwhile, and the
--- next call starts anew.
+-- Mark the data as incomplete before the first write. If the server refuses a later command, the pool is half-written.
+-- Then `run` names no server, and the next call begins a new epoch.
 local is_marked
 local function mark(...)
 	if not is_marked then
@@ -158,7 +160,7 @@ end
 
 local WAITING, HOLDING = 1, 2
 
--- By id: members that this call has read (false: none has this id), and those that it has to write.
+-- Members by id: those that this call has read (false: the id is unknown), and those that it must write.
 local members, to_write = {[subject] = stored[3] and decode(stored[3])}, {}
 
 local function find_member(id)
@@ -221,8 +223,8 @@ local function join(job, share)
 	job.members = job.members + 1
 end
 
--- Charge what a slot was really used for instead of what was expected. `passed` is nil unless the holder says it: then the
--- write teaches times and speeds, too.
+-- Charge the job for its real use of the slot instead of the expected cost. `passed` is nil unless the holder reported
+-- it. If it did, average times and speeds take this write into account.
 local function settle(job, member, passed)
 	local time = now - member.since
 	local more = time * member.weight - member.cost
@@ -234,7 +236,7 @@ local function settle(job, member, passed)
 		job.usual = job.usual + (math.max(time, 1) - job.usual) * LEARNING
 	end
 	if passed and passed > 0 then
-		-- Sums, not an average of speeds: a small write tells little about large ones.
+		-- Decaying sums instead of an average of speeds, because a small write says little about large ones.
 		for _, known in ipairs({job, pool}) do
 			known.ms = known.ms * (1 - LEARNING) + time
 			known.bytes = known.bytes * (1 - LEARNING) + passed
@@ -250,9 +252,10 @@ local function count_writer(target, more)
 		.. string.char(math.max(math.min(writers + more, 255), 0)) .. string.sub(pool.targets, target + 1)
 end
 
--- Spread writers over groups of storage targets: take the next group after the latest, of those with the fewest writers.
+-- Spread writers over groups of storage targets: choose the next group after the latest, among those with the fewest
+-- writers.
 local function take_target(member)
-	if #pool.targets ~= member.targets then -- files of another layout
+	if #pool.targets ~= member.targets then -- the latest file had another number of groups
 		pool.targets, pool.latest_target = string.rep('\0', member.targets), 0
 	end
 	local least, found = 0, nil
@@ -276,7 +279,7 @@ local function count(member, more)
 	end
 end
 
--- Take a member out of its slot, or of the queue.
+-- Remove a member from its slot, or from the queue.
 local function leave(id, member)
 	count(member, -1)
 	if member.state == WAITING then
@@ -293,8 +296,8 @@ local function leave(id, member)
 	end
 end
 
--- `passed` is nil unless the holder says it. What takes no memory comes first: a server without memory refuses the rest, if
--- nothing was written before.
+-- Remove a member, and update its job's use of the pool. `passed` is nil unless the holder reported it. A command that takes no
+-- memory comes first, because a server without memory refuses the others unless the script has written before.
 local function forget(id, member, passed)
 	call('HDEL', M, 'm:' .. id, 'run')
 	is_marked = true
@@ -306,7 +309,7 @@ local function forget(id, member, passed)
 	end
 	if member.state == HOLDING then
 		local bytes, time = passed or member.passed, now - member.since
-		if member.cost > 0 then -- it was not reclaimed
+		if member.cost > 0 then -- cost is 0 if the slot was reclaimed
 			settle(job, member, passed)
 		end
 		job.writes = job.writes + 1
@@ -338,8 +341,8 @@ local function admit(id, member, given, until_then)
 	pool.fence = math.max(pool.fence + 1, server * 1024)
 	member.fence = pool.fence
 	if given > 0 then
-		-- As if all jobs that want slots were served at once, each by its share; and never below what was granted, so that
-		-- new jobs do not pass old ones for ever.
+		-- Advance the virtual time as if all jobs that want slots were served at once, each by its share. It never
+		-- falls below the floor of a granted request, because otherwise new jobs could pass old ones for ever.
 		pool.served = math.max(pool.served, member.floor)
 		pool.virtual = math.max(pool.virtual + member.cost / pool.shares, pool.served)
 	else
@@ -351,14 +354,15 @@ local function admit(id, member, given, until_then)
 	hold(id, member, given, until_then)
 end
 
--- Give a waiter a slot. It has half of its lease to show that it knows: if the wake is lost, the next heartbeat comes after
--- a third.
+-- Grant a slot to a waiter. Its lease is half as long until it sends a heartbeat: if the wake-up is lost, that comes
+-- after a third of a lease.
 local function grant(id, member, given)
 	mark('HDEL', M, 'run')
 	leave(id, member)
 	admit(id, member, given, now + math.ceil(member.lease / 2))
 	local wake = prefix .. 'w:' .. member.client
-	-- Another program may have written something else there. Other errors come again.
+	-- If another program wrote a value of another type there, RPUSH fails: delete the key first. Any other error occurs
+	-- again.
 	if type(redis.pcall('RPUSH', wake, id)) == 'table' then
 		call('DEL', wake)
 		call('RPUSH', wake, id)
@@ -366,7 +370,8 @@ local function grant(id, member, given)
 	call('PEXPIRE', wake, member.lease)
 end
 
--- A request for more slots than there are is admitted alone, one with a deadline beside those that have slots.
+-- A request for more slots than the capacity is admitted alone. One request with a deadline is admitted beside the
+-- slots.
 local function fits(weight, is_urgent)
 	return pool.used == 0 or pool.used + weight <= capacity() or (is_urgent and pool.used <= capacity())
 end
@@ -395,8 +400,8 @@ end
 
 -- ---- Beginning of each operation --------------------------------------------------------------------
 
--- Begin an epoch. Holders of slots show up within a heartbeat and are let in first. The wait for them depends on whether
--- there can have been any, and on the lease that is usual in this pool.
+-- Begin an epoch. Holders reclaim their slots with the next heartbeat, and new requests wait for them. How long depends
+-- on whether there can be holders, and on the usual lease in this pool.
 local function begin_epoch(current, uptime_s, is_usable)
 	local usual = pool.lease > 0 and pool.lease or lease
 	local had_holders = is_usable and (pool.holders > 0 or now - pool.now < usual)
@@ -411,7 +416,7 @@ local function begin_epoch(current, uptime_s, is_usable)
 		end
 		pool.targets, pool.free, members = '', {}, {}
 		renew = true
-		-- Above the fences given in this millisecond, too.
+		-- Fences must also exceed those given in this millisecond.
 		pool.fence = math.max(pool.fence, (server + 1) * 1024)
 	end
 	pool.epoch = math.max(pool.epoch, known_epoch, server - 1) + 1
@@ -420,16 +425,17 @@ local function begin_epoch(current, uptime_s, is_usable)
 	run, is_marked = current, true
 end
 
--- Find out whether this server process wrote the data, and whether all of it is there.
+-- Check whether this server process wrote the data, and whether the data is complete.
 local function check_data()
-	-- A server that evicts keys may have dropped one. The rest is then worth nothing. M stands for keys that need not exist.
+	-- A server that evicts keys may have dropped one; then the rest is useless. M always exists, so it replaces keys
+	-- that need not exist.
 	local is_held, is_queued, is_usable = pool.holders > 0, pool.waiters > 0, run and run ~= ''
 	if is_usable and (is_held or is_queued) then
 		is_usable = call('EXISTS', J, is_held and H or M, is_queued and Q or M, is_queued and L or M,
 			pool.small_waiters > 0 and S or M) == 5
 	end
-	-- After a crash or a failover another process has what was on its disk, or what it had been sent. If all processes look
-	-- alike (no random addresses), a silence reveals it.
+	-- After a crash or a failover another process has only what was on its disk or was replicated to it. If all
+	-- processes look alike (no address randomisation), a silence still reveals the change.
 	local process = server_process()
 	if not is_usable or process ~= pool.process or math.abs(server + pool.ahead - pool.now) >= GAP then
 		local info = server_info()
@@ -441,12 +447,13 @@ local function check_data()
 	end
 end
 
--- To look must not make a pool. If it is lost, or never was, keys without a meaning may be left.
+-- A status must not create a pool. If the pool is lost, or never existed, keys without a meaning may be left.
 if operation == 'status' and not is_known then
 	return {'now', server, 'set', {call('HGETALL', O)}}
 end
 
--- A server without memory refuses what may take some, unless something was written before. A look writes nothing.
+-- A server without memory refuses commands that may take some, unless the script has written before. A status writes
+-- nothing.
 local is_look = operation == 'status'
 if operation ~= 'acquire' then
 	call('HDEL', M, '')
@@ -455,7 +462,7 @@ end
 local function begin()
 	check_data()
 	pool.ahead, pool.now = now - server, now
-	-- Nobody could send a heartbeat while the server was away: then leases end after the grace.
+	-- While the server was away no client could send a heartbeat, so leases end only after the grace.
 	if now >= pool.grace and now >= pool.due then
 		pool.due, is_changed = now + KEPT, true
 		for _, key in ipairs({H, L}) do
@@ -478,7 +485,7 @@ local function answer_waiter(member)
 	local position = call('ZRANK', Q, member.tag) or start_anew()
 	local beat, ahead = math.ceil(lease / 3), ''
 	if position == 0 then
-		-- The next one looks whether the holders are alive.
+		-- The first waiter sends its heartbeat when the next lease of a holder ends.
 		local first = call('ZRANGE', H, 0, 0, 'WITHSCORES')
 		ahead = first[1] and describe(must_find(first[1])) or ''
 		beat = math.max(1, math.min(beat, math.max(tonumber(first[2] or 0), pool.grace) - now))
@@ -502,7 +509,7 @@ local function answer(member)
 	return answer_waiter(member)
 end
 
--- A client that asks about a known request lives, and counts on a whole lease from now on.
+-- A client that asks about a known request is alive: renew its whole lease.
 local function renewed(id, member)
 	lease_until(member.state == HOLDING and H or L, id, now + lease)
 	return answer(member)
@@ -510,7 +517,7 @@ end
 
 -- ---- Operations -------------------------------------------------------------------------------------
 
--- Only the operation that is asked for is defined: each function costs a sixth of a microsecond.
+-- Define only the operation of this call, because each function costs a sixth of a microsecond.
 local operate
 
 if operation == 'acquire' then
@@ -518,7 +525,7 @@ if operation == 'acquire' then
 		local time = job.usual
 		if bytes > 0 then
 			local known = job.bytes > 0 and job or pool
-			-- A job that announces far too much would push its own queued requests far back.
+			-- Without the limit, a job that announces far too much would push its own queued requests far back.
 			time = math.min(1 + bytes * known.ms / known.bytes, math.max(BELIEVED, 8 * job.usual))
 		end
 		return time * weight
@@ -528,7 +535,7 @@ if operation == 'acquire' then
 		pool.seq = pool.seq + 1
 		member.state, member.since = WAITING, now
 		member.tag = string.format('%016.0f', pool.seq) .. id
-		mark('HSET', M, 'run', '') -- which a server without memory refuses
+		mark('HSET', M, 'run', '') -- fails on a server without memory
 		call('ZADD', Q, score, member.tag)
 		lease_until(L, id, now + lease)
 		members[id], to_write[id] = member, member
@@ -553,7 +560,7 @@ if operation == 'acquire' then
 		end
 		weight, bytes, asked, usual = tonumber(weight), tonumber(bytes), tonumber(asked), tonumber(usual)
 		local is_idle = pool.holders + pool.waiters == 0
-		if is_idle or pool.capacity == 0 then -- no member loses slots by it, or the number was lost
+		if is_idle or pool.capacity == 0 then -- either no member loses slots, or the number was lost
 			pool.capacity, pool.by_job = asked > 0 and asked or usual, asked > 0 and 1 or 0
 		end
 		if is_idle then
@@ -562,11 +569,12 @@ if operation == 'acquire' then
 		end
 		local job, share = load_job(job_name), share_of(job_name, user, tonumber(own_share))
 		local cost = expected_cost(job, bytes, weight)
-		-- Start-time fair queueing: a request starts where its job's latest one ends, in virtual time. Requests of a turn
-		-- count as if they started together: a checkpoint is done sooner than if jobs alternated slot by slot.
+		-- Start-time fair queueing: a request starts where its job's latest one ends, in virtual time. Requests of a
+		-- turn count as if they started together, because checkpoints finish sooner than if jobs alternated slot by
+		-- slot.
 		local whole = capacity() / share
 		boost = math.max(math.min(tonumber(boost), BOOST), -BOOST)
-		-- A job that is present loses nothing while it waits for turns of others, or for a low boost.
+		-- A job that is present loses nothing while it waits for other jobs' turns, or because of its low boost.
 		local credit = job.members > 0 and TURN - math.min(boost, 0) or 0
 		local start = math.max(pool.virtual - credit * whole, job.finish, job.latest)
 		if start <= pool.virtual or now - job.turn_began > TOGETHER or start - job.turn > TURN * whole then
@@ -606,8 +614,8 @@ elseif operation == 'beat' then
 	operate = function(passed, is_holding, fence, given, bytes, client, node, job_name, rank, share)
 		local id, member = subject, members[subject]
 		passed = tonumber(passed)
-		-- A slot that was given in an epoch that is over is given back to its holder, as long as its lease, renewed just
-		-- before the loss, would last.
+		-- Give a slot of an earlier epoch back to its holder. That holds for a lease after the epoch began, because a
+		-- lease renewed just before the loss would last as long.
 		if is_holding == '1' and known_epoch ~= pool.epoch and now < pool.opened + lease
 			and not (member and member.state == HOLDING) then
 			if member then
@@ -636,7 +644,7 @@ elseif operation == 'beat' then
 	end
 
 elseif operation == 'release' then
-	-- The operator, who takes the slot away, does not say what `passed`.
+	-- An operator who takes a slot away passes no `passed`.
 	operate = function(passed)
 		if not members[subject] then
 			return 0
@@ -664,7 +672,7 @@ elseif operation == 'pace' then
 		if rate == 0 then
 			return {'bytes', 0, 'start', 0, 'end', 10000}
 		end
-		-- What was given in advance at the rates before is owed by nobody.
+		-- Bandwidth that was granted in advance at earlier rates is not charged.
 		for name, time in pairs(pool.paced == set.changed and pool.free or {}) do
 			free[name] = time > now and time or nil
 		end
@@ -675,7 +683,8 @@ elseif operation == 'pace' then
 				start = math.max(start, limit > 0 and free[name] or 0)
 			end
 		end
-		-- Bytes that come back are of the latest grant, unless another one came after it: then nobody loses.
+		-- Bytes that are given back belong to the latest grant. If another grant came after it, no other writer
+		-- loses by this.
 		for name, limit in pairs(rates) do
 			if limit > 0 then
 				free[name] = (bytes > 0 and start or free[name] or 0) + bytes * 1000 / limit
@@ -691,7 +700,7 @@ elseif operation == 'pace' then
 	end
 
 elseif operation == 'set' then
-	-- Names and values: 0 clears.
+	-- Take names and values; the value 0 clears a setting.
 	operate = function(...)
 		local given = {...}
 		for i = 1, #given, 2 do
@@ -707,7 +716,7 @@ elseif operation == 'set' then
 		end
 		set.changed = math.max(server, set.changed + 1)
 		call('HSET', O, 'changed', set.changed)
-		-- What the operator set stays until it is cleared.
+		-- Settings of the operator do not expire until they are cleared.
 		if call('HLEN', O) > 1 then
 			call('PERSIST', O)
 		else
@@ -722,7 +731,7 @@ elseif is_look then
 	local JOB = {'user', 'written', 'writes', 'held', 'waited'}
 	local POOL = {'capacity', 'by_job', 'used', 'grants', 'waiters', 'written', 'held', 'waited'}
 
-	-- Add the fields of a table that have these names to a row.
+	-- Append the named fields of a table to a row, and return the row.
 	local function add(row, from, names)
 		for _, name in ipairs(names) do
 			row[#row + 1] = name
@@ -731,7 +740,7 @@ elseif is_look then
 		return row
 	end
 
-	-- Waiters are listed in their order, all other rows in any order: Python sorts them (_slots/redis_pools.py).
+	-- List waiters in their order, and all other rows in any order: Python sorts them (_slots/redis_pools.py).
 	operate = function()
 		local held, queue, jobs = call('ZRANGE', H, 0, -1, 'WITHSCORES'), call('ZRANGE', Q, 0, LISTED - 1), call('HGETALL', J)
 		local holders, waiters, job_rows = {}, {}, {}
@@ -777,5 +786,5 @@ if renew then
 		call('PEXPIRE', key, KEPT)
 	end
 end
--- A look at a user's database may be refused further commands: then what was written is whole.
+-- The user of a status may have no right to further commands. By now everything is written.
 return is_look and operate(unpack(ARGV, 5)) or result
