@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside the save floor: plans, which are everything about a save but its bytes; files on their
- * way, from the slot to the commit; and how the bytes of a plan come to a file.
+ * Private to the save layer. Plans, which hold everything about a save but its bytes; the order of
+ * saves to one path; slots of files; and the transfer of a plan's bytes to a file.
  */
 #ifndef SAVE_FILE_H
 #define SAVE_FILE_H
@@ -10,53 +10,56 @@
 
 /* ---- Plans (plan.c) -------------------------------------------------------------------------- */
 
-/* A record to be written, and where its bytes are. */
+/* A record to be written, and the source of its bytes. */
 struct save_record {
-	const char *name; /* the plan's own */
+	const char *name; /* owned by the plan */
 	uint64_t bytes;
-	uint64_t start;   /* in what is staged: one record behind the other */
-	const void *data; /* where it lies as it is saved, unless one of the next two is set */
-	const struct ioshape_tensor *packed; /* must be packed row-major */
+	uint64_t start;   /* position in staging memory, where records follow each other */
+	const void *data; /* the bytes as they are saved, unless one of the next two is set */
+	const struct ioshape_tensor *packed; /* tensor that must be packed row-major */
 	ioshape_fetch_fn fetch;
 	void *fetch_user;
-	uint32_t alignment; /* 0: by size */
+	uint32_t alignment; /* 0: chosen by the size */
 	bool later;         /* may be copied after the call */
-	uint32_t sample;    /* of what is copied later: a checksum of what it was in the call */
+	uint32_t sample;    /* if copied later: checksum of sample bytes, taken during the call */
 };
 
 struct save_plan {
-	const char *path; /* for messages; borrowed */
+	const char *path; /* for error messages; borrowed */
 	struct save_record *records;
 	size_t count;
-	size_t own; /* of the first records, whose bytes are the plan's; the rest is the payload */
-	bool safetensors;          /* that container, without an index; otherwise a torch zip */
-	bool checksums;            /* are to be put beside the file */
-	bool fetches;              /* a function of the caller's fetches some record */
-	bool later;                /* some record may be copied after the call */
-	uint64_t payload_bytes;    /* sum of the records of the payload */
-	uint64_t staged_bytes;     /* the same, with what lies between them when they are staged */
-	uint64_t expected_bytes;   /* of the file, to the byte */
-	struct format_index index; /* table and metadata */
-	void *memory;              /* names, shapes and strides of the copies */
+	/* Number of leading records whose bytes belong to the plan; the others are the payload. */
+	size_t own;
+	/* A safetensors file, which has no index; otherwise a torch zip. */
+	bool safetensors;
+	bool checksums;         /* write checksums beside the file */
+	bool fetches;           /* a function of the caller fetches some record */
+	bool later;             /* some record may be copied after the call */
+	uint64_t payload_bytes; /* size of all records of the payload */
+	/* Payload_bytes plus the gaps between records in staging memory. */
+	uint64_t staged_bytes;
+	uint64_t expected_bytes;   /* exact size of the file */
+	struct format_index index; /* table of tensors, and metadata */
+	void *memory;              /* names, shapes and strides */
 	void *metadata_memory;
-	/* Of tensors only. */
-	struct ioshape_tensor *tensors; /* copies: only `data` is still the caller's */
+	/* Members for tensors only. */
+	struct ioshape_tensor *tensors; /* copies, in which only `data` is still the caller's */
 	struct format_layout *layouts;
-	struct format_tensor_row *rows; /* of a zip */
+	struct format_tensor_row *rows; /* table of tensors in a zip */
 	struct base_buffer head;        /* data.pkl, or the header of a safetensors file */
 };
 
 /*
- * Checks everything and copies it: afterwards only the payload's bytes are still the caller's, and
- * the path. -EINVAL, -EEXIST or IOSHAPE_E_LIMIT for bad arguments.
+ * Checks the arguments and copies all but the payload's bytes and the path, which stay the
+ * caller's. -EINVAL, -EEXIST or IOSHAPE_E_LIMIT: the arguments are not valid.
  */
 int save_plan_make(struct save_plan *plan, const char *path, const struct save_payload *payload,
 		   const struct ioshape_metadata *metadata, struct base_error *error);
 void save_plan_free(struct save_plan *plan);
 
 /*
- * Copies bytes [offset, offset + bytes) of a record from the caller's memory, packed if need be, or
- * has them fetched: only that can fail.
+ * Copies bytes [offset, offset + bytes) of a record. Packs tensors, or calls the caller's function
+ * to fetch the bytes. Only such a function can fail.
  */
 int save_plan_copy(const struct save_plan *plan, size_t record, uint64_t offset, void *into,
 		   size_t bytes, struct base_error *error);
@@ -64,17 +67,18 @@ int save_plan_copy(const struct save_plan *plan, size_t record, uint64_t offset,
 /* ---- Order (file.c) -------------------------------------------------------------------------- */
 
 /*
- * A save's place among those to the same file: they commit in the order in which they began. One
- * with a deadline waits for none that is not at it just now; what it overtakes does not commit at
- * all, as if it had been replaced at once.
+ * The place of a save among saves to one path, which commit in the order in which they began. A
+ * save with a deadline waits only for a save that is committing at the moment. Earlier saves that
+ * it overtakes do not commit at all, as if it had replaced their files at once.
  */
 struct save_order {
 	TAILQ_ENTRY(save_order) entry;
-	char *path; /* absolute; owned */
-	/* Under the context's lock. */
-	bool abort_waits; /* stop waiting */
+	char *path; /* absolute path; owned */
+	/* The context's lock protects these. */
+	bool abort_waits; /* end save_order_wait() */
 	bool committing;
-	bool overtaken; /* settled while `committing`: then nobody else commits to this path */
+	/* Fixed while `committing`, because no other save commits to the path then. */
+	bool overtaken;
 };
 
 int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
@@ -83,91 +87,96 @@ void save_order_end(struct ioshape_context *context, struct save_order *order);
 
 /* ---- Stale bytes (unchanged.c) --------------------------------------------------------------- */
 
-/* A save among those of its series. Zero all but the first two. */
+/* A save in the comparison with earlier saves of its checkpoint family. All members but the first
+ * two begin as zeros. */
 struct save_compare {
 	struct ioshape_context *context;
-	const char *path;       /* absolute; borrowed */
-	struct save_seen *seen; /* what will be remembered of it */
+	const char *path;       /* absolute path; borrowed */
+	struct save_seen *seen; /* the facts that will be remembered of it */
 	TAILQ_ENTRY(save_compare) entry;
 	uint64_t compared_bytes, unchanged_bytes;
 };
 
 /*
- * Compares, when all records are put and before the archive is finished: with what was saved and
- * loaded before in the series, and with saves to it that are under way. If all that is large is as
- * it was, says so in the log, or answers IOSHAPE_E_UNCHANGED, as the context's `unchanged` has it.
+ * Compares the records of a save with what was saved and loaded before in its family of
+ * checkpoints, and with saves of the family that are under way. Called when all records are put,
+ * before the archive is finished. If all large records are unchanged, logs a warning or returns
+ * IOSHAPE_E_UNCHANGED, as the context's `unchanged` demands.
  */
 int save_compare_records(struct save_compare *compare, const struct format_entry *entries,
 			 uint64_t count, struct base_error *error);
-/* Last, whether or not there was the call above: what is in place is what the next save is compared
- * with. */
+/* Ends the comparison, even if save_compare_records() was not called. If the file is in place, the
+ * next save is compared with it. */
 void save_compare_end(struct save_compare *compare, bool in_place, struct ioshape_report *report);
 
-/* Remembers a file that is read: a job that restarts saves to the series that it has loaded from.
- * Any path. */
+/* Remembers a file that was loaded, because a restarted job saves to the family from which it
+ * loaded. `path` may be relative. */
 void save_compare_loaded(struct ioshape_context *context, const char *path,
 			 const struct format_reader *zip);
 
 /* ---- Slots of files (slot.c) ----------------------------------------------------------------- */
 
 /*
- * Waits for a slot of the pool that the path belongs to, where that was found. Without a `watch` it
- * is the slot of an open file: all of a context in one pool share one, and so does a save that the
- * thread which opened them waits for, or a thread would wait for itself. Afterwards, well or not,
- * it is released, as often as one likes. The options are borrowed until then: their place and
- * before_block are set here.
+ * Waits for a slot of the path's pool. A save passes `watch`. An open file passes NULL: all open
+ * files of a context in one pool share a slot. A save also shares it if the thread that opened the
+ * files waits for the save; otherwise this thread would wait for itself.
+ *
+ * After this call, even after a failure, save_slot_release() may be called any number of times.
+ * Until the release the options are borrowed; this call sets their `place`, `places` and
+ * `before_block`.
  */
 int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
 		   const struct fs_found *found, struct io_file_options *options,
 		   const struct save_watch *watch, struct base_error *error);
 void save_slot_release(struct save_slot *slot);
-/* After the release: what the report has to say. */
+/* Fills in the slot's part of the report. Called after the release. */
 void save_slot_report(const struct save_slot *slot, struct io_notes *notes,
 		      struct ioshape_report *report);
 
 /* ---- Bytes of a plan (plan.c) ---------------------------------------------------------------- */
 
-/* Where the bytes of the payload come from. */
+/* The source of the payload's bytes. */
 struct save_source {
 	/*
-	 * The next run of bytes of a record from `offset` on: at least one, at most *bytes. It
-	 * stays valid until the next call.
+	 * Returns the next run of a record's bytes from `offset` on: at least one byte, at most
+	 * *bytes. The run stays valid until the next call.
 	 */
 	int (*next)(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
-	/* This file is what they go to, byte by byte: what stays may be lent to it, and what is
-	 * made can be made where it will lie. */
+	/* Declares that all bytes go to this file unchanged. So the source may lend its memory to
+	 * the file, and may make bytes directly in the file's blocks. */
 	void (*to_file)(void *user, struct io_writer *file);
 	void *user;
 };
 
-/* A source: the caller's own memory. Zero all but the plan. */
+/* A source that reads the caller's own memory. All members but the plan begin as zeros. */
 struct save_direct {
 	const struct save_plan *plan;
-	struct io_writer *file; /* which what does not lie as it is saved is made in, or else */
-	uint8_t *scratch;       /* here; made at need, to be freed */
+	/* Bytes that must be made are made in its blocks; NULL: in `scratch`. */
+	struct io_writer *file;
+	uint8_t *scratch; /* allocated at need; the owner frees it */
 };
 int save_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
 void save_direct_to_file(void *direct, struct io_writer *file);
 
-/* Puts all bytes of a record, in order, wherever `put` brings them. */
+/* Passes all bytes of a record to `put`, in order. */
 int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
 		      int (*put)(void *to, const void *data, size_t bytes,
 				 struct base_error *error),
 		      void *to, struct base_error *error);
 
-/* All records of a plan, and the end of the archive. `compare` may be NULL. */
+/* Writes all records of a plan and the end of the archive. `compare` may be NULL. */
 int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error);
 
 /* ---- One save (file.c) ----------------------------------------------------------------------- */
 
-/* The last of every report: how long the save took, and how long before its deadline it ended. */
+/* Completes a report: the duration of the save, and the time between its end and its deadline. */
 void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns);
 
-/* What the caller's options say about the file: of a save or a file. */
+/* The file options that follow from the caller's options for a save or a file. */
 #define SAVE_FILE_OPTIONS(given)                                                                   \
 	((struct io_file_options){                                                                 \
 		.progress = (given)->progress,                                                     \
@@ -178,8 +187,8 @@ void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t 
 	})
 
 /*
- * One save, from the slot to the report, on the calling thread. The save has its place in the
- * order. Of the options what follows from plan and order is filled in here. `given`: as in struct
+ * Runs one save, from the slot to the report, on the calling thread. The caller has begun `order`.
+ * This fills in those options that follow from plan and order. `given` is the path as in struct
  * save_file.
  */
 int save_write(struct ioshape_context *context, const char *given, const struct save_plan *plan,

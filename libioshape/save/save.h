@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the save floor shows to the floor above. Saves, writers, readers and files are public calls;
- * here is what another kind of save is made of.
+ * The interface of the save layer for the layers above it: the parts of which group saves and
+ * drains are made. Plain saves, files and readers are public calls (include/ioshape).
  */
 #ifndef SAVE_SAVE_H
 #define SAVE_SAVE_H
@@ -15,138 +15,146 @@
 
 /* ---- Calls on a context (context.c) ----------------------------------------------------- */
 
-/* First in every call: -EINVAL without a context, -EPERM in a forked child. */
+/* Checks a context. Every call begins with this. -EINVAL: no context; -EPERM: the process is a
+ * forked child. */
 int save_enter(const struct ioshape_context *context, struct base_error *error);
-/* The same in calls with a path and options; see base_take_options(). */
+/* Checks a context, a path and options, for calls that take all three. See base_take_options(). */
 int save_enter_path(const struct ioshape_context *context, const char *path, void *options,
 		    size_t options_bytes, const void *given, const char *what,
 		    struct base_error *error);
 
-/* What the context was opened with; the context's own. The pool's name may be NULL. */
+/* Return the settings with which the context was opened. They belong to the context. The pool's
+ * name may be NULL. */
 const struct base_log *save_log(const struct ioshape_context *context);
 const struct io_config *save_config(const struct ioshape_context *context);
 const struct slots_config *save_slots_config(const struct ioshape_context *context);
 const char *save_pool_name(const struct ioshape_context *context);
 
 /*
- * The path made absolute, its directory's symbolic links resolved if it is there: what it means
- * now, whatever the working directory is by the time it is used. To be freed. -EINVAL if it cannot
- * be a file's.
+ * Makes a path absolute, so that it stays valid if the working directory changes. Resolves symbolic
+ * links of its directory if that exists. The caller frees *absolute. -EINVAL: the path cannot be
+ * that of a file.
  */
 int save_absolute_path(const char *path, char **absolute, struct base_error *error);
 
-/* ---- Free space (file.c): what a save does that does not fit --------------------------- */
+/* ---- Free space (file.c) --------------------------------------------------------------------- */
 
 struct save_space {
 	struct ioshape_context *context;
-	const char *path;             /* absolute */
-	const struct fs_found *found; /* at the path; NULL: it is a directory, which may have to be
-				       * made */
+	const char *path; /* absolute path */
+	/* Facts about the path; NULL: the path is a directory that may not exist yet. */
+	const struct fs_found *found;
 	uint64_t needed_bytes;
-	/* Frees what space can be freed: by default io_clear_space(). */
+	/* Frees space where it can. NULL: io_clear_space(). */
 	void (*clear)(void *user);
 	void *clear_user;
 };
 
 /*
- * Before the slot: 0 if there is space, or if that cannot be known; otherwise, as the context's
- * `full` says, -ENOSPC or IOSHAPE_E_SKIPPED. Costs one statfs(), and nothing for small files.
+ * Checks the free space before a save waits for its slot. Returns 0 also if the free space cannot
+ * be known. If it does not suffice, returns -ENOSPC or IOSHAPE_E_SKIPPED, as the context's `full`
+ * demands. Costs one statfs(), and nothing for small files.
  */
 int save_space_check(const struct save_space *space, struct io_notes *notes,
 		     struct base_error *error);
 
-/* IOSHAPE_E_SKIPPED instead of a lack of space, if the context's `full` says so. */
+/* Replaces a lack of space by IOSHAPE_E_SKIPPED if the context's `full` demands it. */
 int save_space_verdict(const struct ioshape_context *context, int ret, struct base_error *error);
 
-/* ---- Storage (slot.c): what lies below a directory -------------------------------- */
+/* ---- Storage below a directory (slot.c) ------------------------------------------------------ */
 
-/* The file that is to be written. */
+/* Facts about the file that is to be written. */
 struct save_expected {
 	const struct fs_layout_request *request;
-	uint64_t bytes; /* 0 unknown */
-	uint32_t files; /* at a time; 0 unknown */
+	uint64_t bytes; /* size; 0: unknown */
+	uint32_t files; /* files written at a time; 0: unknown */
 };
 
-/* Family, targets, and the layout of the directory; zeros where it does not tell. Few
- * system calls, if the memory is of this mount. */
+/* Finds the filesystem's family, its storage targets, and the layout of the directory. Unknown
+ * facts are zeros. Makes few system calls if the memory is of this mount. */
 void save_look_at_storage(int directory_fd, const char *directory, struct fs_memory *memory,
 			  struct fs_facts *facts);
 
-/* The layout that the file will have (its count is 0 if that is not known), and how many such files
- * may be written at a time; 0 if that is not known. Pure. */
+/* Computes the layout of the future file; its count is 0 if that is unknown. Returns how many such
+ * files may be written at a time; 0: unknown. Pure. */
 uint32_t save_stripes_of(const struct fs_facts *storage, const struct save_expected *expected,
 			 struct fs_layout *layout);
 
-/* ---- Checksums of other formats (file.c) ------------------------------------------- */
+/* ---- Checksums of files in other formats (file.c) -------------------------------------------- */
 
-/* Those of a file that is being written. Zero it; `crcs` is to be freed. */
+/* Checksums of a file that is being written. Begins as zeros; the owner frees `crcs`. */
 struct save_checksums {
-	bool beside;             /* they are to be put beside the file */
-	struct base_buffer crcs; /* uint32_t, of whole blocks */
-	uint32_t crc;            /* of the block that is under way */
-	size_t filled;           /* of that block */
+	bool beside;             /* write the checksums to a file beside this one */
+	struct base_buffer crcs; /* uint32_t for each whole block */
+	uint32_t crc;            /* checksum of the current block */
+	size_t filled;           /* bytes of the current block so far */
 };
 
-/* As io_writer_put(): `*crc`, which may be NULL, is continued as well. */
+/* Puts bytes into the file and updates its checksums. Also continues `*crc`, unless it is NULL, as
+ * io_writer_put() does. */
 int save_checksums_put(struct save_checksums *checksums, struct io_writer *file, const void *data,
 		       size_t bytes, uint32_t *crc, struct base_error *error);
 
 /* ---- Files (file.c) -------------------------------------------------------------------- */
 
-/* What is told while a save waits. */
+/* Callbacks and facts for a save that waits for a slot. */
 struct save_watch {
-	ioshape_queue_fn queue; /* may be NULL */
+	ioshape_queue_fn queue; /* NULL: none */
 	void *queue_user;
-	/* The thread that does nothing but wait for the save; NULL if there is none. The save
-	 * shares the slot of a file that this thread has open, or the two would wait for each
-	 * other. */
+	/* The thread that does nothing but wait for the save; NULL: none. The save shares the slot
+	 * of a file that this thread has open; otherwise the two would wait for each other. */
 	const pthread_t *blocked;
-	bool drains; /* it is on a tier already: saves of others go first */
+	bool drains; /* the data is on a tier already: other saves go first */
 };
 
-/* What one file has of a slot (slot.c). */
+/* A slot that one or several files use (slot.c). */
 struct save_hold;
 
 struct save_slot {
 	struct ioshape_context *context;
-	struct save_hold *hold;                /* NULL once it was released, or if there is none */
-	bool waited;                           /* for it; otherwise this file joined others */
-	struct ioshape_slot_info info;         /* as of the release */
-	uint64_t passed;                       /* bytes */
-	const struct io_file_options *options; /* what may stop it; borrowed */
+	struct save_hold *hold; /* NULL: no slot, or released */
+	/* False: the file joined a slot that was held already. */
+	bool waited;
+	struct ioshape_slot_info info; /* state at the release */
+	uint64_t passed;               /* bytes written so far */
+	/* Callbacks that can stop the wait for bandwidth; borrowed. */
+	const struct io_file_options *options;
 };
 
-/* A file that the calling thread writes: from the look at its path to the commit. */
+/* A file that the calling thread writes, from the look at its path to the commit. */
 struct save_file {
-	/* What is asked for. All else is zero before save_write_file(). */
+	/* Input. All other members are zero before save_write_file(). */
 	struct ioshape_context *context;
-	const char *path; /* absolute; borrowed */
-	/* The same as the caller named it, while the working directory is still that of the call:
-	 * the caller may not be allowed to look into the directories above that. NULL: `path`. */
+	const char *path; /* absolute path; borrowed */
+	/* The path as the caller named it, valid while the working directory is still that of the
+	 * call. The caller may have no access to directories above it. NULL: use `path`. */
 	const char *given;
 	struct io_file_options options;
-	bool checks_space;     /* for options.expected_bytes, before it waits for the slot */
-	bool in_new_directory; /* no writer has left anything behind there */
-	bool without_slot;     /* put() waits for other processes that do the same */
-	struct save_checksums *checksums; /* of what is put, to go beside it; NULL: none */
-	struct io_notes notes;            /* of what was before the file, and then of the file */
-	/* Puts all of it. */
+	bool checks_space;     /* check for options.expected_bytes before the wait for a slot */
+	bool in_new_directory; /* the directory is new: there are no temporary files to remove */
+	/* Write without a slot, because put() waits for other processes that do so, too. */
+	bool without_slot;
+	struct save_checksums *checksums; /* checksums of the bytes that are put; NULL: none */
+	/* Downgrades before the file was opened, and then of the file. */
+	struct io_notes notes;
+	/* Writes all bytes of the file. */
 	int (*put)(void *user, struct io_writer *writer, struct base_error *error);
 	void *user;
 
-	/* What becomes of it. */
-	struct fs_found found; /* at the path, before the wait for a slot */
+	/* Results. */
+	struct fs_found found; /* facts about the path before the wait for a slot */
 	struct save_slot slot;
 	struct io_lane *lane;
-	struct io_writer *writer; /* NULL before and after */
-	int64_t modified_ns;      /* of the file in place; 0: it is not, or nobody knows */
+	struct io_writer *writer; /* NULL unless the file is open */
+	/* Modification time of the committed file; 0: not committed, or unknown. */
+	int64_t modified_ns;
 };
 
 struct save_order;
 
 /*
- * From the free space and the slot to the commit and the report. `order` is the file's place among
- * saves to its path; NULL if there are no others.
+ * Writes one file, from the check of free space to the commit and the report. `order` is its place
+ * among saves to the path; NULL: there are no other saves to it.
  */
 int save_write_file(struct save_file *file, const struct save_watch *watch,
 		    struct save_order *order, struct ioshape_report *report,
@@ -155,111 +163,114 @@ int save_write_file(struct save_file *file, const struct save_watch *watch,
 /* ---- Loads (load.c) ------------------------------------------------------------------- */
 
 /*
- * A reader of a part of a collective save, which was saved as `path`. A reader of a whole file
- * needs no such call.
+ * Declares that a reader reads a shard of a collective save to `path`, so that later saves are
+ * compared with it. A reader of a whole file needs no such call.
  */
 void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path);
 
-/* ---- Saves in the background (save.c) -------------------------------------------------------- */
+/* ---- Background saves (save.c) --------------------------------------------------------------- */
 
-/* What a caller wants to be saved, borrowed, and in which container. */
+/* The caller's data, borrowed, and its container. */
 enum save_kind {
 	SAVE_TENSORS = 0,
-	SAVE_RECORDS, /* with a pickle of the caller's own */
+	SAVE_RECORDS, /* records that include the caller's own pickle */
 	SAVE_SAFETENSORS,
 };
 
 struct save_payload {
 	enum save_kind kind;
-	bool checksums; /* of SAVE_SAFETENSORS: they are to be put beside the file */
+	bool checksums; /* for SAVE_SAFETENSORS: write checksums beside the file */
 	const struct ioshape_tensor *tensors;
 	const struct ioshape_record *records;
-	const uint8_t *later; /* 1 for each record that may be copied after the call; NULL: none */
+	/* 1 for each record that may be copied after the call returns; NULL: none. */
+	const uint8_t *later;
 	size_t count;
 };
 
-/* Checks the options of a save that blocks, or of one in the background. `formats`: any format may
- * be asked for. */
+/* Checks the options of a save. `formats`: the call allows any format. `background`: the save runs
+ * in the background. */
 int save_take_options(struct ioshape_save_options *options,
 		      const struct ioshape_save_options *given, bool formats, bool background,
 		      struct base_error *error);
-/* What a save is, as the floor above sees it. It never changes. */
+/* A save as the layer above sees it. It never changes. */
 struct save_task {
-	const char *path;                    /* absolute */
-	uint64_t payload_bytes;              /* of all the caller's records */
-	uint64_t expected_bytes;             /* of a file that holds it */
-	bool borrow;                         /* nothing is staged: the caller's memory is read */
-	struct io_file_options file_options; /* abort and progress are the save's */
+	const char *path;                    /* absolute path */
+	uint64_t payload_bytes;              /* size of all the caller's records */
+	uint64_t expected_bytes;             /* size of a file with these records */
+	bool borrow;                         /* read the caller's memory instead of staging it */
+	struct io_file_options file_options; /* `abort` and `progress` belong to the save */
 };
 
-/* A save in the background that several processes do together. */
+/* A background save that several processes do together. */
 struct save_collective {
-	/* Replaces the writing of a file, on the save's thread. The save ends as it does. NULL: the
-	 * save is this process's alone. */
+	/* Replaces the writing of a file. Called on the save's thread; its result is that of the
+	 * save. NULL: the save belongs to this process alone. */
 	int (*run)(void *user, struct ioshape_save *save, const struct save_task *task,
 		   struct ioshape_report *report, struct base_error *error);
 	void *user;
-	const void *owner;  /* for save_stop_background_of() */
-	bool shared_memory; /* another process writes the bytes: they are staged where it can map
-			       them */
-	bool blocks;        /* the thread that begins the save does nothing but wait for it */
-	bool started;       /* set by save_begin(): run() is called, also if the beginning fails */
+	const void *owner; /* argument of save_stop_background_of() */
+	/* Another process writes the bytes: stage them in memory that it can map. */
+	bool shared_memory;
+	bool blocks;  /* the calling thread does nothing but wait for the save */
+	bool started; /* set by save_begin(): run() is called, even if save_begin() fails */
 };
 
-/* Begins a save; `collective` is NULL for one of this process alone. */
+/* Begins a background save. `collective` is NULL if the save belongs to this process alone. */
 int save_begin(struct ioshape_context *context, const char *path,
 	       const struct save_payload *payload, const struct ioshape_save_options *options,
 	       struct save_collective *collective, struct ioshape_save **out,
 	       struct base_error *error);
 
-/* An ioshape_progress_fn for all that a save does: notes how far it is, and tells the caller's. */
+/* Records the progress of a save, and passes it on to the caller's callback. An
+ * ioshape_progress_fn. */
 int save_track(void *save, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes);
 bool save_is_stopped(const struct ioshape_save *save);
-/* Notes where it stands in the queue for a slot. */
+/* Returns callbacks that record the save's position in the queue for a slot. */
 struct save_watch save_watch_of(struct ioshape_save *save);
-/* All records of the save, and the end of the archive. `file`: where they go; NULL: to no file. */
+/* Writes all records of the save and the end of the archive. `file` is the file to which they go;
+ * NULL: they do not go to a file. */
 int save_write_payload(struct ioshape_save *save, struct format_writer *zip, struct io_writer *file,
 		       struct base_error *error);
 
 /* ---- Digests of collective saves (digest.c) --------------------------------------- */
 
-/* The most that a sample reads of the payload. */
+/* Largest number of payload bytes that a sample reads. */
 #define SAVE_SAMPLE_BYTES (512 * KIB)
 
-/* Sums of the file that the save writes. */
+/* Checksums of the file that the save writes. */
 struct save_digest {
-	uint8_t mac[BASE_MAC_BYTES]; /* of all bytes */
-	uint32_t crc32;              /* of all bytes */
+	uint8_t mac[BASE_MAC_BYTES]; /* MAC of all bytes */
+	uint32_t crc32;              /* CRC-32 of all bytes */
 	uint64_t bytes;
 };
 
 /* Returns whether the bytes can be read before the save writes them. */
 bool save_has_digest(const struct ioshape_save *save);
-/* Reads a few bytes. Saves of equal bytes have equal samples; others rarely have. */
+/* Computes a MAC over a few bytes. Saves of equal bytes have equal samples; other saves rarely
+ * do. */
 int save_take_sample(struct ioshape_save *save, uint8_t mac[BASE_MAC_BYTES],
 		     struct base_error *error);
 /*
- * Reads all bytes, and compares them with the save before, as writing does. If the key is drawn at
- * random after the bytes are there, different bytes have different digests, even if an attacker
- * chose them. `go_on` is called now and then; a failure of it ends the call.
+ * Reads all bytes, and compares them with the previous save, as writing does. If the key is drawn
+ * at random after the bytes are fixed, different bytes have different digests, even if an attacker
+ * chose them. Calls `go_on` now and then; if that fails, the call ends with its code.
  */
 int save_take_digest(struct ioshape_save *save, const uint8_t key[BASE_MAC_BYTES],
 		     struct save_digest *digest, int (*go_on)(void *user, struct base_error *error),
 		     void *user, struct base_error *error);
 
-/* Asks those to stop that belong to this owner. */
+/* Stops the background saves of an owner without waiting for them. */
 void save_stop_background_of(struct ioshape_context *context, const void *owner);
 
-/* ---- Staging memory that another process can map (staging.c) -------------------------------
- */
+/* ---- Staging memory that another process can map (staging.c) --------------------------------- */
 
-/* The unit in which it is handed out and handed back. */
+/* Size of a chunk, the unit of staging memory. */
 #define SAVE_CHUNK_BYTES (16 * MIB)
 
 struct save_chunk {
 	struct save_chunk *next;
 	uint8_t *memory;
-	uint64_t offset; /* in the fd */
+	uint64_t offset; /* position in the memfd */
 };
 
 static inline uint64_t save_chunks_for(uint64_t bytes)
@@ -267,24 +278,27 @@ static inline uint64_t save_chunks_for(uint64_t bytes)
 	return bytes / SAVE_CHUNK_BYTES + (bytes % SAVE_CHUNK_BYTES != 0);
 }
 
-/* The fd of all such memory; the context's own. */
+/* Fills in the memfd that contains all shared staging memory. It belongs to the context. */
 int save_shared_fd(struct ioshape_context *context, int *fd, struct base_error *error);
-/* A chunk besides those of saves, and above their limit. */
+/* Takes a chunk in addition to those of saves, and above their limit. save_shared_put() gives it
+ * back. */
 int save_shared_get(struct ioshape_context *context, struct save_chunk **chunk,
 		    struct base_error *error);
 void save_shared_put(struct ioshape_context *context, struct save_chunk *chunk);
-/* Where in the fd the bytes lie that the save is reading. False if they lie somewhere else. */
+/* Finds the position in the memfd of bytes that the save is reading. Returns false if they are not
+ * in staging memory. */
 bool save_find_staged(const struct ioshape_save *save, const void *data, uint64_t *offset);
 
-/* What uses staged bytes after they have been handed out. */
+/* A consumer that still needs staged bytes after it received them. */
 struct save_outlet {
-	uint64_t (*offset)(void *to); /* bytes that it was given */
-	/* Waits until it needs nothing before this offset any more. */
+	uint64_t (*offset)(void *to); /* returns how many bytes it has received */
+	/* Waits until it needs no byte before this offset any more. */
 	int (*await)(void *to, uint64_t offset, struct base_error *error);
 	void *to;
 };
 
-/* Chunks go back only when the outlet does not need them any more. NULL ends that. */
+/* Keeps chunks until the outlet needs them no more, instead of giving them back at once. NULL ends
+ * that. */
 void save_keep_chunks(struct ioshape_save *save, const struct save_outlet *outlet);
 
 #endif
