@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts: what every call begins with, and what they keep from save to save. */
+/* Contexts: the checks at the beginning of each call, lanes that are kept from save to save, and
+ * absolute paths. */
 #define _GNU_SOURCE
 #include "save/file.h"
 
@@ -9,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- Every call ------------------------------------------------------------------------------ */
+/* ---- The beginning of each call -------------------------------------------------------------- */
 
 int save_enter(const struct ioshape_context *context, struct base_error *error)
 {
@@ -34,7 +35,7 @@ int save_enter_path(const struct ioshape_context *context, const char *path, voi
 	return ret;
 }
 
-/* ---- What it was opened with ----------------------------------------------------------------- */
+/* ---- Settings of the context ----------------------------------------------------------------- */
 
 const struct base_log *save_log(const struct ioshape_context *context)
 {
@@ -56,7 +57,7 @@ const char *save_pool_name(const struct ioshape_context *context)
 	return context->slots.pool_name;
 }
 
-/* ---- What is kept from save to save ---------------------------------------------------------- */
+/* ---- Lanes kept from save to save ------------------------------------------------------------ */
 
 int save_take_lane(struct ioshape_context *context, struct io_lane **lane, struct base_error *error)
 {
@@ -83,7 +84,8 @@ void save_return_lane(struct ioshape_context *context, struct io_lane *lane)
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
 
-/* Without the directory: as far as the working directory tells. NULL with errno. */
+/* Makes a path absolute by the working directory alone, for a directory that cannot be resolved.
+ * The caller frees the result. NULL with errno on failure. */
 static char *from_working_directory(const char *path)
 {
 	char *directory, *absolute = NULL;

@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Digests of the file that a collective save would write, before it is written: ranks find out by
- * them that they save the same bytes. Only bytes that can be read twice have one: staged ones, if
- * all of them are staged at once, and those of the caller's memory. A function of the caller's is
- * called once for each byte, so what it fetches has a digest only once it is staged.
+ * Digests of the file that a collective save would write, computed before it is written. Ranks use
+ * them to find out that they save the same bytes.
+ *
+ * Only bytes that can be read twice have a digest: staged bytes, if all are staged at once, and
+ * those in the caller's memory. A function of the caller is called only once for each byte, so
+ * bytes that it fetches have a digest only once they are staged.
  */
 #include "save/background.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* From here on two checksums are joined, rather than made twice. */
+/* From this length on, checksums are combined instead of computed twice. */
 #define COMBINE_BYTES (4 * KIB)
 
-/* Both sums read them while they are in the cache. */
+/* Both checksums read this many bytes at a time, so that the second one finds them in the cache. */
 #define CACHED_BYTES (64 * KIB)
 
 /* Half of a sample is pieces, spread evenly over the payload. */
 #define PIECES 64u
 #define PIECE_BYTES (SAVE_SAMPLE_BYTES / 2 / PIECES)
-/* The other half is what differs between ranks that have the same weights: the pickle, which is the
- * first record, and records up to this size, such as states of random generators. */
+/* The other half differs between ranks with the same weights. It has the pickle, which is the first
+ * record, and records up to this size, such as states of random generators. */
 #define SMALL_BYTES (16 * KIB)
 
 bool save_has_digest(const struct ioshape_save *save)
@@ -31,9 +33,10 @@ bool save_has_digest(const struct ioshape_save *save)
 					   stage->chunk_count <= stage->admitted;
 }
 
-/* ---- Bytes ----------------------------------------------------------------------------------- */
+/* ---- Sources --------------------------------------------------------------------------------- */
 
-/* Stages the next chunk as stage_next() of save.c does, but every chunk stays. */
+/* Returns staged bytes as stage_next() of save.c does, but keeps every chunk. A save_source
+ * function. */
 static int next_staged(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		       struct base_error *error)
 {
@@ -47,7 +50,7 @@ static int next_staged(void *user, size_t record, uint64_t offset, const void **
 	return 0;
 }
 
-/* direct->scratch is to be freed. */
+/* Returns the source of a save's bytes. The caller frees direct->scratch. */
 static struct save_source source_of(struct ioshape_save *save, struct save_direct *direct)
 {
 	*direct = (struct save_direct){ .plan = &save->request.plan };
@@ -55,7 +58,7 @@ static struct save_source source_of(struct ioshape_save *save, struct save_direc
 					   (struct save_source){ next_staged, NULL, save };
 }
 
-/* ---- A sample -------------------------------------------------------------------------------- */
+/* ---- Samples --------------------------------------------------------------------------------- */
 
 struct sample {
 	const struct save_plan *plan;
@@ -101,7 +104,7 @@ static int take_pieces(struct sample *sample, struct base_error *error)
 {
 	const struct save_plan *plan = sample->plan;
 	const uint64_t step = MAX(plan->payload_bytes / PIECES, PIECE_BYTES);
-	uint64_t begin = 0, run; /* where the record begins in the payload */
+	uint64_t begin = 0, run; /* position of the record in the payload */
 	size_t record = plan->own;
 	int ret = 0;
 
@@ -136,9 +139,9 @@ int save_take_sample(struct ioshape_save *save, uint8_t mac[BASE_MAC_BYTES],
 	return ret;
 }
 
-/* ---- A digest of the file -------------------------------------------------------------------- */
+/* ---- Digests of a whole file ----------------------------------------------------------------- */
 
-/* A sink that keeps no byte. */
+/* A sink that computes checksums and stores nothing. */
 struct digesting {
 	struct save_digest *digest;
 	struct base_mac mac;

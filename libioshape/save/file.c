@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files on their way: one object from the look at the path to the commit, which saves, groups and
- * drains use; the files of plans; the public handle for bytes in any format; and directories that
- * appear whole.
+ * Writing files. One object, from the look at the path to the commit, serves saves, groups and
+ * drains. Around it: the order of saves to one path, checks for free space, files of plans, the
+ * public handle for bytes in any format, and directories that appear whole.
  */
 #define _GNU_SOURCE
 #include "save/file.h"
@@ -46,8 +46,8 @@ static bool may_commit(const struct ioshape_context *context, const struct save_
 	return true;
 }
 
-/* Waits until the save may commit, unless it was overtaken then. -ECANCELED if abort_waits is set
- * meanwhile. */
+/* Waits until the save may commit; order->overtaken tells afterwards whether it still should.
+ * -ECANCELED: abort_waits was set meanwhile. */
 static int save_order_wait(struct ioshape_context *context, struct save_order *order, bool urgent,
 			   struct base_error *error)
 {
@@ -63,7 +63,7 @@ static int save_order_wait(struct ioshape_context *context, struct save_order *o
 	return ret;
 }
 
-/* It is in place. */
+/* Marks all earlier saves to the path as overtaken, after a save was committed. */
 static void save_order_committed(struct ioshape_context *context, const struct save_order *order)
 {
 	struct save_order *other;
@@ -87,7 +87,7 @@ void save_order_end(struct ioshape_context *context, struct save_order *order)
 
 /* ---- Checksums of files in other formats ----------------------------------------------------- */
 
-/* As in our own files. */
+/* The unit is that of checksums in torch zips. */
 #define BLOCK_BYTES FORMAT_CHECK_BYTES
 
 static int end_block(struct save_checksums *checksums, struct base_error *error)
@@ -109,7 +109,8 @@ int save_checksums_put(struct save_checksums *checksums, struct io_writer *file,
 		const uint32_t before = checksums->crc;
 
 		piece = MIN(bytes, BLOCK_BYTES - checksums->filled);
-		/* Both come from the piece's own: no byte is looked at twice. */
+		/* Both checksums are combined from that of the piece, so that no byte is read
+		 * twice. */
 		if (crc)
 			checksums->crc = 0;
 		ret = io_writer_put(file, from, piece, &checksums->crc, error);
@@ -124,13 +125,13 @@ int save_checksums_put(struct save_checksums *checksums, struct io_writer *file,
 	return ret;
 }
 
-/* That was all. */
+/* Adds the checksum of the last, incomplete block. */
 static int save_checksums_end(struct save_checksums *checksums, struct base_error *error)
 {
 	return checksums->filled ? end_block(checksums, error) : 0;
 }
 
-/* As io_writer_put(), with the checksums of the file. */
+/* Puts bytes into the file, as io_writer_put() does, and updates the file's checksums. */
 static int put(struct save_file *file, const void *data, size_t bytes, uint32_t *crc,
 	       struct base_error *error)
 {
@@ -170,7 +171,7 @@ static void put_beside(const struct save_checksums *checksums, struct io_writer 
 	else
 		ret = io_writer_put_beside(file, FORMAT_CHECKSUMS_SUFFIX, bytes.data, bytes.bytes,
 					   &error);
-	/* The file is in place all the same. */
+	/* The file is committed already, so this is only a downgrade. */
 	if (ret)
 		io_note(notes, IOSHAPE_STEP_CHECKSUMS, "no checksums beside the file: %s",
 			error.text);
@@ -180,9 +181,9 @@ static void put_beside(const struct save_checksums *checksums, struct io_writer 
 /* ---- Free space ------------------------------------------------------------------------------ */
 
 /*
- * Free space is looked for before a save queues for its slot, so that no save waits for a slot that
- * it cannot use. Nothing is reserved: other writers may take the space meanwhile. The save finds
- * that out when it opens or writes the file, and the same rule decides.
+ * Free space is checked before a save queues for its slot, so that no save waits for a slot that it
+ * cannot use. Nothing is reserved, so other writers may take the space meanwhile. Then opening or
+ * writing the file fails, and the same setting decides what follows.
  */
 
 #define TARGETS_BYTES 320
@@ -192,20 +193,21 @@ static bool is_lack_of_space(int code)
 	return code == -ENOSPC || code == -EDQUOT;
 }
 
-/* ---- Looking --------------------------------------------------------------------------------- */
+/* ---- Checking -------------------------------------------------------------------------------- */
 
 static bool fits(const struct save_space *space, struct fs_space *seen)
 {
 	int ret = space->found ? fs_space_of_found(space->path, space->found, seen) :
 				 fs_space_of_directory(space->path, seen);
 
-	/* Opening says what is wrong with a path that cannot be looked at, or is a pipe. */
+	/* If the path cannot be looked at, or is a pipe, opening it will report that. */
 	return ret || space->needed_bytes <= seen->free_bytes;
 }
 
 /*
- * These count removed files as free later: XFS when a thread of its own has come to it, btrfs with
- * its next transaction. A reservation gets the space at once.
+ * Returns whether the filesystem counts removed files as free only later. XFS counts them when a
+ * background thread has processed them, btrfs in its next transaction. A reservation gets their
+ * space at once.
  */
 static bool counts_late(const struct fs_space *seen)
 {
@@ -256,8 +258,8 @@ static int fail_too_little(const struct save_space *space, const struct fs_space
 }
 
 /*
- * Names the storage targets that could not hold their part of the file, on filesystems that tell of
- * each. Which of them the file gets is known only when it is created. Returns false if the
+ * Names the storage targets that could not hold their part of the file, if the filesystem reports
+ * the space of each. The file's targets are known only when it is created. Returns false if the
  * filesystem has no storage targets.
  */
 static bool name_full_targets(const struct save_space *space, char *into, size_t into_bytes)
@@ -278,7 +280,7 @@ static bool name_full_targets(const struct save_space *space, char *into, size_t
 		part = fs_layout_main(&storage.layout, space->needed_bytes);
 		if (part && part->stripe_count)
 			stripes = part->stripe_count;
-		/* All of them are the most that it can have. */
+		/* The file cannot have more stripes than there are targets. */
 		fs_name_full_targets(
 			&storage, space->needed_bytes / MIN(stripes, MAX(storage.targets, 1)) + 1,
 			into, into_bytes);
@@ -288,8 +290,8 @@ static bool name_full_targets(const struct save_space *space, char *into, size_t
 	return has_targets;
 }
 
-/* A write met a full disk. statfs() tells of the whole filesystem, which may have space elsewhere.
- */
+/* Explains a write that met a full disk although statfs() reports enough space. statfs() counts the
+ * whole filesystem, and one storage target may be full. */
 static void explain_lack(const struct save_space *space, struct base_error *error)
 {
 	char targets[TARGETS_BYTES];
@@ -309,7 +311,7 @@ static void explain_lack(const struct save_space *space, struct base_error *erro
 		      seen.no_inodes ? "" : targets);
 }
 
-/* ---- Skipping -------------------------------------------------------------------------------- */
+/* ---- Skipping saves -------------------------------------------------------------------------- */
 
 int save_space_verdict(const struct ioshape_context *context, int ret, struct base_error *error)
 {
@@ -337,8 +339,7 @@ int save_space_check(const struct save_space *space, struct io_notes *notes,
 	return save_space_verdict(context, ret, error);
 }
 
-/* ---- Directories that are tidied ---------------------------------------------------------------
- */
+/* ---- Removing stale temporary files ---------------------------------------------------------- */
 
 static bool should_tidy(struct ioshape_context *context, const char *path)
 {
@@ -348,7 +349,8 @@ static bool should_tidy(struct ioshape_context *context, const char *path)
 	pthread_mutex_lock(&context->lock);
 	for (size_t i = 0; !known && i < context->tidied_count; i++)
 		known = !strcmp(context->tidied[i], directory);
-	/* A job that saves into ever new directories has nothing to tidy in them. */
+	/* With so many directories, the job saves into ever new ones, which contain no stale
+	 * files. */
 	if (!known && context->tidied_count < SAVE_KEPT_DIRECTORIES) {
 		context->tidied[context->tidied_count++] = directory;
 		directory = NULL;
@@ -360,8 +362,8 @@ static bool should_tidy(struct ioshape_context *context, const char *path)
 	return !known;
 }
 
-/* Decides whether a save removes what dead processes left in its directory: the first save into a
- * directory does, and further ones as long as something is left. Returns NULL, or `budget`, which
+/* Decides whether a save removes what dead processes left in its directory. The first save into a
+ * directory does, and later ones as long as something is left. Returns NULL, or `budget`, which
  * end_tidying() takes. */
 static struct base_budget *begin_tidying(struct ioshape_context *context, const char *path,
 					 struct base_budget *budget)
@@ -372,7 +374,7 @@ static struct base_budget *begin_tidying(struct ioshape_context *context, const 
 	return budget;
 }
 
-/* The next save into the directory removes the rest. */
+/* Makes the next save into the directory remove the rest. */
 static void tidy_again(struct ioshape_context *context, const char *path)
 {
 	char *directory = base_directory_of(path), *tidied = NULL;
@@ -389,9 +391,8 @@ static void tidy_again(struct ioshape_context *context, const char *path)
 	free(directory);
 }
 
-/* Decides whether a save removes what dead processes left in its directory: the first save into a
- * directory does, and further ones as long as something is left. Returns NULL, or `budget`, which
- * end_tidying() takes. */
+/* Ends what begin_tidying() began. If the budget was too small, the next save continues. `budget`
+ * may be NULL. */
 static void end_tidying(struct ioshape_context *context, const char *path,
 			const struct base_budget *budget)
 {
@@ -438,7 +439,8 @@ static int open_writer(struct save_file *file, struct base_error *error)
 	return 0;
 }
 
-/* `watch` is NULL for the public handle of a file: those of a context share a slot. */
+/* Opens the file: checks the free space, waits for a slot, and opens the writer. `watch` is NULL
+ * for the public handle of a file, because all such files of a context share a slot. */
 static int open_file(struct save_file *file, const struct save_watch *watch,
 		     struct base_error *error)
 {
@@ -446,7 +448,8 @@ static int open_file(struct save_file *file, const struct save_watch *watch,
 	const struct save_space space = space_of(file);
 	int ret = 0;
 
-	/* The one look at the path before the wait, for the free space and for the slot. */
+	/* This is the only look at the path before the wait; the free space and the slot both use
+	 * its result. */
 	if (file->in_new_directory)
 		fs_find_directory(file->path, &file->found);
 	else
@@ -460,7 +463,7 @@ static int open_file(struct save_file *file, const struct save_watch *watch,
 	return ret ? ret : open_writer(file, error);
 }
 
-/* After a failure: what the save ends with, and a sentence that says more. */
+/* Returns the code with which a save ends after a failure, and adds an explanation to the error. */
 static int explain(const struct save_file *file, int ret, struct base_error *error)
 {
 	const struct save_space space = space_of(file);
@@ -468,7 +471,7 @@ static int explain(const struct save_file *file, int ret, struct base_error *err
 
 	if (!file->checks_space || !is_lack_of_space(ret))
 		return ret;
-	/* Bytes that have gone to a pipe or a device are not skipped. */
+	/* Bytes that went to a pipe or a device cannot be skipped. */
 	if (!found->code && !found->absent && !found->regular)
 		return ret;
 	explain_lack(&space, error);
@@ -477,8 +480,8 @@ static int explain(const struct save_file *file, int ret, struct base_error *err
 }
 
 /*
- * All of it, on stable storage. When little is still under way, whoever writes next may begin: the
- * storage would idle while the slowest target finishes, and while the file gets its name.
+ * Brings all bytes to stable storage. Releases the slot when few requests are left in flight.
+ * Otherwise the storage would idle while the slowest target finishes and the file is renamed.
  */
 static int finish(struct save_file *file, struct base_error *error)
 {
@@ -494,8 +497,8 @@ static int finish(struct save_file *file, struct base_error *error)
 	return ret ? ret : io_writer_finish(file->writer, error);
 }
 
-/* Writes each downgrade of the report to the log, and how the file was written. The last downgrade
- * of a save that is skipped has a line of its own. */
+/* Writes each downgrade of the report to the log, and how the file was written. If the save was
+ * skipped, its caller logs that instead of the downgrades. */
 static void log_save(const struct save_file *file, const struct ioshape_report *report,
 		     bool skipped)
 {
@@ -522,7 +525,8 @@ static void log_save(const struct save_file *file, const struct ioshape_report *
 static int commit_in_order(struct save_file *file, struct save_order *order,
 			   struct ioshape_report *report, struct base_error *error)
 {
-	/* Of the parts of one file none takes the place of another. */
+	/* Processes that write parts of one file commit together: none of them overtakes
+	 * another. */
 	const bool urgent = file->options.deadline_ns > 0 && !file->options.part_bytes;
 	const uint64_t begin = base_now_ns();
 	int ret = order ? save_order_wait(file->context, order, urgent, error) : 0;
@@ -546,9 +550,9 @@ static int commit_in_order(struct save_file *file, struct save_order *order,
 }
 
 /*
- * The end of every save: finishes the file, waits for earlier saves to the path (`order` may be
- * NULL), puts the file in place and fills the report. `ret` is how it went so far: after a failure
- * there is only the report.
+ * Ends a save: finishes the file, waits for earlier saves to the path (`order` may be NULL),
+ * commits the file, and fills in the report. `ret` is the result so far; after a failure only the
+ * report is filled in.
  */
 static int commit(struct save_file *file, struct save_order *order, int ret,
 		  struct ioshape_report *report, struct base_error *error)
@@ -558,8 +562,8 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 	if (!ret)
 		ret = finish(file, error);
 	ret = explain(file, ret, error);
-	/* What is left may have to wait for earlier saves to the same path, which wait for slots.
-	 */
+	/* The save may now wait for earlier saves to the path, and these may be waiting for
+	 * slots. */
 	save_slot_release(&file->slot);
 	if (!file->without_slot)
 		save_slot_report(&file->slot, &file->notes, report);
@@ -577,7 +581,7 @@ static int commit(struct save_file *file, struct save_order *order, int ret,
 	return ret;
 }
 
-/* Abandons the file if it was not committed. */
+/* Closes the file. Removes it if it was not committed. */
 static void close_file(struct save_file *file)
 {
 	io_writer_free(file->writer);
@@ -609,14 +613,14 @@ void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t 
 	report->started_s = base_wall_seconds() - report->total_s;
 	if (!deadline_ns)
 		return;
-	/* Never 0: that says there was none. */
+	/* The result must not be 0, which means that there was no deadline. */
 	report->deadline_left_s = now < deadline_ns ? base_seconds(deadline_ns - now) :
 						      -base_seconds(now - deadline_ns + 1);
 }
 
-/* ---- An archive ------------------------------------------------------------------------------ */
+/* ---- Torch zips ------------------------------------------------------------------------------ */
 
-/* Where an archive goes: a file from `begin` on. */
+/* The destination of an archive: a file, from the offset `begin` on. */
 struct destination {
 	struct save_file *file;
 	uint64_t begin;
@@ -637,7 +641,7 @@ static int put_in_file(void *to, const void *data, size_t bytes, uint32_t *crc,
 	return put(destination->file, data, bytes, crc, error);
 }
 
-/* Puts the torch zip of a plan into the file, behind what is there. `compare` may be NULL. */
+/* Puts the torch zip of a plan into the file, after its current end. `compare` may be NULL. */
 static int put_archive(struct save_file *file, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error)
@@ -658,9 +662,9 @@ static int put_archive(struct save_file *file, const struct save_plan *plan,
 	return ret;
 }
 
-/* ---- A safetensors file ---------------------------------------------------------------------- */
+/* ---- Safetensors files ----------------------------------------------------------------------- */
 
-/* The file, and the checksum of the record that is on its way to it. */
+/* A file, and the checksum of the current record. */
 struct segment {
 	struct save_file *file;
 	uint32_t crc32;
@@ -677,7 +681,7 @@ static int put_safetensors(struct save_file *file, const struct save_plan *plan,
 			   const struct save_source *source, struct save_compare *compare,
 			   struct base_error *error)
 {
-	static char no_name[] = ""; /* by its name a pickle is told from tensors, which these are */
+	static char no_name[] = ""; /* the name tells a pickle from a tensor; these are tensors */
 	struct format_entry *entries = calloc(plan->count, sizeof(*entries));
 	int ret = 0;
 
@@ -699,8 +703,7 @@ static int put_safetensors(struct save_file *file, const struct save_plan *plan,
 	return ret;
 }
 
-/* ---- The file of a plan
- * ---------------------------------------------------------------------------------- */
+/* ---- Files of plans -------------------------------------------------------------------------- */
 
 struct saving {
 	struct save_file file;
@@ -713,7 +716,7 @@ static int put_plan(void *user, struct io_writer *writer, struct base_error *err
 {
 	struct saving *saving = user;
 
-	(void)writer; /* the file has it */
+	(void)writer; /* saving->file has the writer */
 	if (saving->plan->safetensors)
 		return put_safetensors(&saving->file, saving->plan, saving->source,
 				       &saving->compare, error);
@@ -757,13 +760,13 @@ int save_write(struct ioshape_context *context, const char *given, const struct 
 struct ioshape_file {
 	struct save_file file;
 	struct save_checksums checksums;
-	char *path; /* absolute */
+	char *path; /* absolute path */
 	uint64_t begin_ns;
-	bool committed;          /* or tried to: only the message and free() remain */
-	struct base_error error; /* of the last call that failed */
+	bool committed;          /* commit was tried: only the error and free() remain */
+	struct base_error error; /* error of the last failed call */
 };
 
-/* First in every call on an open file. Forgets the last failure. */
+/* Begins a call on an open file, and clears the last error. */
 static int enter(struct ioshape_file *file)
 {
 	if (!file)
@@ -775,7 +778,7 @@ static int enter(struct ioshape_file *file)
 	return save_enter(file->file.context, &file->error);
 }
 
-/* Last in every call on an open file. */
+/* Ends a call on an open file. */
 static int leave(struct ioshape_file *file, int ret)
 {
 	if (!file)
@@ -807,7 +810,8 @@ static int make_file(struct ioshape_context *context, const char *path,
 	made->checksums.beside = options->checksums != IOSHAPE_CHECKSUMS_NONE;
 	if (made->checksums.beside)
 		file->checksums = &made->checksums;
-	/* The commit comes later, when the application may have changed its directory. */
+	/* The commit comes later, and the application may have changed its working directory by
+	 * then. */
 	ret = save_absolute_path(path, &made->path, error);
 	file->path = made->path;
 	if (!ret) {
@@ -901,7 +905,7 @@ int save_file_write_records(struct ioshape_file *file, const struct ioshape_reco
 	direct.plan = &plan;
 	begin = io_writer_offset(file->file.writer);
 	ret = put_archive(&file->file, &plan, &source, NULL, &file->error);
-	if (ret) /* half an archive must not be committed */
+	if (ret) /* an incomplete archive must not be committed */
 		io_writer_fail(file->file.writer);
 	else if (bytes)
 		*bytes = io_writer_offset(file->file.writer) - begin;
@@ -916,7 +920,7 @@ IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape
 	struct save_order order;
 	int ret = enter(file);
 
-	/* So that a report that cannot be delivered is not found out after the work. */
+	/* Check now that the report can be delivered, not after the work is done. */
 	if (!ret && report)
 		ret = base_give_struct(report, &full, sizeof(full), "ioshape_report", &file->error);
 	if (!ret)
@@ -947,10 +951,10 @@ IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)
 struct save_directory {
 	struct ioshape_context *context;
 	struct io_new_folder made;
-	char *path; /* that it will have; absolute */
+	char *path; /* final absolute path */
 };
 
-/* "runs/step-10/" is as good as "runs/step-10". */
+/* Returns a copy of a path without slashes at its end. The caller frees it. */
 static char *without_slashes(const char *path)
 {
 	size_t bytes = strlen(path);

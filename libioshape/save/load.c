@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public reader: records and tensors of a file, ranges of them, and verifying without keeping.
- */
+/* The public reader. It finds and reads records, tensors, and ranges of them, and verifies files
+ * without keeping the bytes. */
 #include "save/file.h"
 
 #include <errno.h>
@@ -11,24 +11,27 @@ struct ioshape_reader {
 	struct ioshape_context *context;
 	struct format_reader zip;
 	struct ioshape_reader_options options;
-	struct base_error error; /* of the last call that failed */
-	struct base_error
-		beside; /* why the file beside it tells no checksums; none: it is absent */
-	struct io_stream *stream; /* of calls that read onward; made at the first */
-	struct io_lane *lane;     /* the stream's, while something is read ahead */
-	bool is_expecting;        /* what is read ahead is for records that will be loaded */
-	struct base_fresh *fresh; /* that a call reads into, during it */
-	size_t expected;          /* stretches of fresh memory that huge pages were asked for */
+	struct base_error error;  /* error of the last failed call */
+	struct base_error beside; /* reason why the file beside this one has no valid checksums; no
+				     code: there is no such file */
+	struct io_stream *stream; /* for sequential reads; made by the first one */
+	struct io_lane *lane;     /* lane of the stream, while something is prefetched */
+	bool is_expecting;        /* the prefetched blocks are for records that will be loaded */
+	struct base_fresh *fresh; /* memory into which the current call reads */
+	/* Stretches of fresh memory for which huge pages were requested. */
+	size_t expected;
 	pid_t owner;
 };
 
-/* ---- The format of a file -------------------------------------------------------------------- */
+/* ---- Formats and checksums ------------------------------------------------------------------- */
 
-/* A file of any format has checksums beside it, or is a torch zip, or has none. */
+/* Files of any format are supported. A file has checksums beside it, or is a torch zip, or has no
+ * checksums. */
 
 #define LEAST_ZIP_BYTES 22u
 
-/* Nothing is there that is ours: no file, or one that another user has put there. */
+/* Returns whether an error means that no checksums of ours exist: there is no file, or another user
+ * put one there. */
 static bool is_nothing(int code)
 {
 	return code == -ENOENT || code == -EPERM || code == -EACCES || code == -ELOOP ||
@@ -49,8 +52,8 @@ static int cannot_read(struct base_error *why, int code, const char *path)
 			 path, path, FORMAT_CHECKSUMS_SUFFIX);
 }
 
-/* The checksums beside the file: *known if they are of this file. Otherwise *why says why there are
- * none, unless nothing lies there. */
+/* Reads the checksums beside the file. *known is set if they belong to this version of the file.
+ * Otherwise *why is the reason, or stays empty if there is no such file. */
 static int find_checksums(const struct io_input *input, struct format_checksums *checksums,
 			  bool *known, struct base_error *why, struct base_error *error)
 {
@@ -70,7 +73,8 @@ static int find_checksums(const struct io_input *input, struct format_checksums 
 		cannot_read(why, ret, input->path);
 	if (ret)
 		return 0;
-	/* A file of this time and another length is no longer what it was: damage. */
+	/* The modification time decides alone. If the length differs at an equal time, the file is
+	 * damaged. */
 	*known = checksums->modified_ns && checksums->modified_ns == input->modified_ns;
 	if (*known)
 		return 0;
@@ -82,7 +86,8 @@ static int find_checksums(const struct io_input *input, struct format_checksums 
 	return 0;
 }
 
-/* The file as an archive, in the place of the open one; as it is open if it is none. */
+/* Opens the file as a torch zip, in place of the plain reader. If the file is no zip, the reader
+ * stays as it is. */
 static int try_zip(struct format_reader *reader, const char *path,
 		   const struct ioshape_reader_options *options, enum ioshape_direct direct,
 		   struct base_error *error)
@@ -91,7 +96,8 @@ static int try_zip(struct format_reader *reader, const char *path,
 	struct format_reader zip;
 	int ret;
 
-	/* The end alone has so much. An empty file has nothing that could be damaged. */
+	/* A zip has at least the bytes of its end record. An empty file has nothing that could be
+	 * damaged. */
 	if (reader->input.bytes < LEAST_ZIP_BYTES)
 		return 0;
 	ret = format_reader_open(&zip, path, options->file_offset, options->file_bytes, direct,
@@ -105,8 +111,8 @@ static int try_zip(struct format_reader *reader, const char *path,
 	return 0;
 }
 
-/* Opens a file in any format, as reader_options.any_format has it. `beside` is that of the reader.
- */
+/* Opens a file of any format, for reader_options.any_format. `beside` is as in struct
+ * ioshape_reader. */
 static int open_any_format(struct format_reader *reader, const char *path,
 			   const struct ioshape_reader_options *options, enum ioshape_direct direct,
 			   struct base_error *beside, struct base_error *error)
@@ -135,7 +141,7 @@ static int open_any_format(struct format_reader *reader, const char *path,
 
 /* ---- The reader ------------------------------------------------------------------------------ */
 
-/* Stretches of fresh memory in huge pages: some thousands of mappings are enough. */
+/* Limit for stretches of fresh memory with huge pages. A few thousand mappings suffice. */
 #define MOST_STRETCHES 8192u
 
 void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path)
@@ -172,8 +178,8 @@ static int check_result(struct ioshape_reader *reader, const void *result)
 
 /* ---- Records --------------------------------------------------------------------------------- */
 
-/* The index is bookkeeping of the container, not a record of the user's; it is the last if there is
- * one. */
+/* Returns the number of the user's records. The index belongs to the container; it is the last
+ * record if there is one. */
 static uint64_t record_count(const struct ioshape_reader *reader)
 {
 	if (reader->zip.plain)
@@ -201,14 +207,15 @@ static int check_record(struct ioshape_reader *reader, uint64_t index)
 	return check_number(reader, "records", record_count(reader), index);
 }
 
-/* A file that is not read as an archive is one record, which has no name. */
+/* Checks the number of a record. A file that is not read as an archive is one record without a
+ * name. */
 static int check_readable(struct ioshape_reader *reader, uint64_t record)
 {
 	return check_number(reader, "records", reader->zip.plain ? 1 : record_count(reader),
 			    record);
 }
 
-/* Puts the number of a name into *index. */
+/* Finds a record or tensor by its name. */
 static int find_name(struct ioshape_reader *reader, const struct format_names *names,
 		     const char *kind, uint64_t count, const char *name, uint64_t *index)
 {
@@ -223,8 +230,8 @@ static int find_name(struct ioshape_reader *reader, const struct format_names *n
 	return -ENOENT;
 }
 
-/* Bytes to be read lie in the record or tensor `name`, or without a name in the file, which has
- * `size`, and there is memory for them. */
+/* Checks that a range is within the record or tensor `name`, which has `size` bytes, and that
+ * memory was given. `name` is NULL for a range of the file. */
 static int check_range(struct ioshape_reader *reader, const char *name, uint64_t size,
 		       const struct ioshape_load_request *range)
 {
@@ -304,7 +311,7 @@ IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, con
 	return leave(reader, ret);
 }
 
-/* Nothing is read ahead any more. */
+/* Stops prefetching and returns the lane. */
 static void stop_stream(struct ioshape_reader *reader)
 {
 	if (!reader->lane)
@@ -318,7 +325,7 @@ IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 {
 	if (!reader)
 		return;
-	/* In a child the lane, and what is in flight, are the parent's. */
+	/* In a forked child, the lane and the requests in flight belong to the parent. */
 	if (reader->owner == base_pid()) {
 		stop_stream(reader);
 		io_stream_free(reader->stream);
@@ -327,7 +334,8 @@ IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 	free(reader);
 }
 
-/* Of what is read into, if the caller says that it is fresh; NULL otherwise. */
+/* Returns the memory into which a call reads, if the caller declared it as fresh and it is large
+ * enough; NULL otherwise. */
 static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct format_range *ranges,
 				   size_t count)
 {
@@ -341,7 +349,7 @@ static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct f
 	if (!reader->options.fresh_memory || bytes < BASE_FRESH_LEAST_BYTES ||
 	    reader->expected >= MOST_STRETCHES)
 		return NULL;
-	/* Without them it is slower, and nothing else. */
+	/* If there is no memory for them, reading is only slower. */
 	extents = reallocarray(NULL, count, sizeof(*extents));
 	for (size_t i = 0; extents && i < count; i++)
 		if (ranges[i].into)
@@ -355,7 +363,7 @@ static struct base_fresh *fresh_of(struct ioshape_reader *reader, const struct f
 	return fresh;
 }
 
-/* From here to end_reading() the reader has its lane and its stream. */
+/* Provides the reader's stream and lane until end_reading(). */
 static int begin_reading(struct ioshape_reader *reader)
 {
 	const struct format_reader *zip = &reader->zip;
@@ -396,7 +404,7 @@ static int read_ranges(struct ioshape_reader *reader, const struct format_range 
 	int ret;
 
 	reader->is_expecting = false;
-	/* What was read ahead, and not for this, is given up. */
+	/* Blocks that were prefetched for another purpose are dropped. */
 	if (!is_under_way)
 		stop_stream(reader);
 	ret = begin_reading(reader);
@@ -411,7 +419,7 @@ static int read_ranges(struct ioshape_reader *reader, const struct format_range 
 	return ret;
 }
 
-/* Bytes of the file; what follows them is read ahead. */
+/* Reads bytes of the file, and prefetches the bytes behind them. */
 static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
 {
 	const struct format_range range = { .into = into, .bytes = bytes };
@@ -614,22 +622,23 @@ IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
 
 /* ---- Verifying ------------------------------------------------------------------------------- */
 
-/* What of a file is read. */
+/* The pieces of a file that are verified. */
 struct sample {
 	const struct ioshape_reader *reader;
 	double share;
 	uint64_t pieces;
 };
 
-/* Records, or the one that is all of a plain file. */
+/* Returns the number of records; a plain file counts as one. */
 static uint64_t entry_count(const struct ioshape_reader *reader)
 {
 	return reader->zip.plain ? 1 : record_count(reader);
 }
 
 /*
- * What has a checksum of its own: a block or a record. If all is read, whole records are fewer. An
- * empty record is a piece, too, since its checksum can be wrong.
+ * Returns the size of a piece, which has a checksum of its own: a block or a record. If the whole
+ * file is read, pieces are records, because these are fewer. An empty record is a piece, too, since
+ * its checksum can be wrong.
  */
 static uint64_t piece_bytes(const struct sample *sample, uint64_t record)
 {
@@ -654,7 +663,8 @@ static struct format_range piece(const struct sample *sample, uint64_t record, u
 	return (struct format_range){ record, offset, MIN(length, bytes - offset), NULL };
 }
 
-/* Evenly spread, from a random one on: whoever looks often has looked at all. */
+/* Chooses pieces at even distances from a random start, so that repeated verifications cover the
+ * whole file. */
 static size_t choose(const struct sample *sample, struct format_range *ranges, size_t room)
 {
 	const double step = 1 / sample->share, pieces = (double)sample->pieces;
@@ -716,7 +726,8 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double s
 	if (!ret && !(share >= 0 && share <= 1))
 		ret = base_refuse_with(&reader->error, -EINVAL, "give one from 0 to 1",
 				       "cannot verify a share of %g of a file", share);
-	/* Damage there hides damage in the file, also in an archive with checksums of its own. */
+	/* Damaged checksums hide damage in the file, even if an archive has checksums of its
+	 * own. */
 	if (!ret && reader->beside.code && reader->beside.code != -ENODATA)
 		ret = base_pass_on(&reader->error, &reader->beside);
 	if (!ret && share > 0 && reader->zip.no_checksums)
@@ -728,7 +739,8 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double s
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-/* Other processes that load the file need not be of a job that the launcher describes. */
+/* Decides whether reads share the page cache with other processes. These need not belong to a job
+ * that a launcher describes, so the reader also tries to claim the file. */
 static void share_input(const struct ioshape_context *context,
 			const struct ioshape_reader_options *options, struct io_input *input)
 {
@@ -762,7 +774,7 @@ static int open_reader(struct ioshape_context *context, const char *path,
 		free(reader);
 		return ret;
 	}
-	/* It is read all the same, but not verified, and the operator must know. */
+	/* The file can be read, but not verified, and the operator must know that. */
 	if (reader->beside.code && reader->beside.code != -ENODATA)
 		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", reader->beside.text);
 	share_input(context, options, &reader->zip.input);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts: their options, and how they are opened and freed. */
+/* Contexts: options and their defaults, opening, trimming and freeing. */
 #include "save/file.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #define LEAST_STAGING_BYTES (64 * MIB)
 
-/* The smaller of the machine's memory and the container's limit. */
+/* Returns the memory of the machine, or the container's limit if that is smaller. */
 static uint64_t memory_bytes(void)
 {
 	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -20,7 +20,7 @@ static uint64_t memory_bytes(void)
 	FILE *file = fopen("/sys/fs/cgroup/memory.max", "re");
 
 	if (file) {
-		if (fscanf(file, "%llu", &limit) == 1) /* "max" is none */
+		if (fscanf(file, "%llu", &limit) == 1) /* "max" means no limit */
 			bytes = MIN(bytes, limit);
 		fclose(file);
 	}
@@ -35,7 +35,7 @@ static uint32_t local_ranks(void)
 	return job.local_ranks;
 }
 
-/* A quarter of the memory, shared among the ranks of this host. */
+/* Returns a quarter of the memory, divided by the number of ranks on this host. */
 static uint64_t default_staging_bytes(void)
 {
 	return MAX(memory_bytes() / 4 / local_ranks(), LEAST_STAGING_BYTES);
@@ -53,7 +53,7 @@ static void take_defaults(struct ioshape_context_options *options)
 		options->layout = "auto";
 }
 
-/* What one setting alone cannot show. */
+/* Checks the options that one setting alone cannot decide. */
 static int check_together(const struct ioshape_context_options *options, struct base_error *error)
 {
 	if ((unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
@@ -66,7 +66,8 @@ static int check_together(const struct ioshape_context_options *options, struct 
 	return 0;
 }
 
-/* Takes what only tests set. Leaves the public options in *given, or its own place for them. */
+/* Takes the options that only tests set. *given points to the public options afterwards, which may
+ * be those in *taken. */
 static void take_test_options(struct save_test_options *taken,
 			      const struct ioshape_context_options **given)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans. Those of tensors and those of records each check what they are given, copy it, and fill in
- * the plan's records; the rest is the same for both. And how the bytes of a plan's records come
- * from where they are to an archive.
+ * Plans of saves. Plans of tensors and plans of records check and copy their input differently, and
+ * then share all other steps. This file also brings the bytes of a plan's records to an archive.
  */
 #define _GNU_SOURCE
 #include "save/file.h"
@@ -13,24 +12,24 @@
 #include <string.h>
 
 /*
- * Names and shapes together. The index or the directory holds them, too, and those have limits of
- * their own, which would be found out only when everything is written.
+ * Limit for names and shapes together. The index and the zip directory hold copies of them, and
+ * have limits that would be exceeded only at the end of the save.
  */
 #define MAX_COPY_BYTES (FORMAT_MAX_INDEX_BYTES / 2)
 
-/* "data/", the digits of a position below IOSHAPE_MAX_TENSORS, and the end. */
+/* "data/", the digits of an index below IOSHAPE_MAX_TENSORS, and the final 0. */
 #define RECORD_NAME_BYTES 16
 
-/* torch's version of the container, and the byte order of the tensors. */
+/* torch's version of the container, and the byte order of tensors. */
 #define VERSION_TEXT "3\n"
 #define BYTE_ORDER_TEXT (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "little" : "big")
 
-/* data.pkl, byteorder, version: tensor i is record i + 3. */
+/* The records data.pkl, byteorder and version come first: tensor i is record i + 3. */
 #define RECORDS_BEFORE_TENSORS 3u
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* Memory that was counted first and is then handed out piece by piece. */
+/* Memory of a size that was counted first, handed out piece by piece. */
 struct arena {
 	uint8_t *next;
 };
@@ -50,7 +49,8 @@ static void *hand_out(struct arena *arena, const void *from, size_t bytes)
 	return memory;
 }
 
-/* Adds what copies of one tensor or record take; IOSHAPE_E_LIMIT where it becomes too much. */
+/* Counts the memory for the copies of one tensor or record. IOSHAPE_E_LIMIT: the limit is
+ * exceeded. */
 static int count_copy(size_t *copy_bytes, size_t more, const char *what, struct base_error *error)
 {
 	*copy_bytes += more;
@@ -61,7 +61,7 @@ static int count_copy(size_t *copy_bytes, size_t more, const char *what, struct 
 				"the %s take more than %llu bytes", what, MAX_COPY_BYTES);
 }
 
-/* `count` records, and memory for copies: both are freed with the plan. */
+/* Allocates `count` records and memory for copies; save_plan_free() frees both. */
 static int make_space(struct save_plan *plan, size_t count, size_t copy_bytes, struct arena *arena,
 		      struct base_error *error)
 {
@@ -103,8 +103,8 @@ static int copy_metadata(struct ioshape_metadata *into, void **memory,
 }
 
 /*
- * Checks metadata given by a caller (NULL: none) and copies it, with all it points to, into one
- * piece of memory to be freed with free().
+ * Checks the caller's metadata (NULL: none), and copies it with all that it points to into one
+ * allocation. The caller frees *memory.
  */
 static int save_take_metadata(struct ioshape_metadata *into, void **memory,
 			      const struct ioshape_metadata *from, struct base_error *error)
@@ -126,7 +126,7 @@ static const char *kind_of(const struct save_payload *payload)
 	return payload->kind == SAVE_RECORDS ? "records" : "tensors";
 }
 
-/* Notes what a failure is about. */
+/* Records the name of a tensor or record in an error. Returns `ret`. */
 static int about(int ret, const char *name, struct base_error *error)
 {
 	if (ret && name)
@@ -134,10 +134,10 @@ static int about(int ret, const char *name, struct base_error *error)
 	return ret;
 }
 
-/* The name of one of the caller's tensors or records. */
+/* Returns the name of one of the caller's tensors or records. */
 typedef const char *(*name_fn)(const struct save_payload *payload, size_t i);
 
-/* `code` if two names are the same. */
+/* Checks that names are unique. Returns `code` if two are equal. */
 static int check_unique(const struct save_plan *plan, const struct save_payload *payload,
 			name_fn name, int code, struct base_error *error)
 {
@@ -163,7 +163,7 @@ static int check_unique(const struct save_plan *plan, const struct save_payload 
 	return ret;
 }
 
-/* ---- Records that the caller has made -------------------------------------------------------- */
+/* ---- Records given by the caller ------------------------------------------------------------- */
 
 static int check_record(const struct ioshape_record *record, const char *path,
 			struct base_error *error)
@@ -235,7 +235,7 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* How one tensor becomes the bytes of a record. */
+/* Computes how a tensor becomes the bytes of a record. */
 static int lay_out(const struct ioshape_tensor *tensor, enum save_kind kind,
 		   struct format_layout *layout, struct base_error *error)
 {
@@ -243,7 +243,8 @@ static int lay_out(const struct ioshape_tensor *tensor, enum save_kind kind,
 					  format_layout_tensor(tensor, layout, error);
 }
 
-/* Every tensor by itself. Their layouts' strides are written to scratch: this pass only checks. */
+/* Checks each tensor and counts the memory for copies. The strides of layouts go to scratch,
+ * because this pass only checks. */
 static int check_tensors(const struct save_payload *payload, size_t *copy_bytes,
 			 struct base_error *error)
 {
@@ -271,7 +272,7 @@ static const char *tensor_name(const struct save_payload *payload, size_t i)
 	return payload->tensors[i].name;
 }
 
-/* Copies all of a tensor but its bytes, which `record` is to bring. */
+/* Copies a tensor except its bytes, and fills in the record that will contain them. */
 static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_tensor *from,
 			struct save_record *record, struct arena *arena)
 {
@@ -286,7 +287,7 @@ static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_t
 	if (!from->strides)
 		to->strides = NULL;
 	layout->strides = hand_out(arena, NULL, bytes);
-	/* Has succeeded before. */
+	/* This cannot fail: check_tensors() made the same call. */
 	lay_out(to, plan->safetensors ? SAVE_SAFETENSORS : SAVE_TENSORS, layout, NULL);
 	record->name = to->name;
 	record->bytes = layout->bytes;
@@ -294,7 +295,7 @@ static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_t
 	record->packed = layout->as_it_lies ? NULL : to;
 }
 
-/* Space for `own` records and `count` tensors, which have been checked. */
+/* Allocates `own` records, those of `count` checked tensors, and the tensors' tables. */
 static int make_space_for_tensors(struct save_plan *plan, size_t own, size_t count,
 				  size_t copy_bytes, struct arena *arena, struct base_error *error)
 {
@@ -310,7 +311,7 @@ static int make_space_for_tensors(struct save_plan *plan, size_t own, size_t cou
 	return 0;
 }
 
-/* ---- In a zip: the pickle and its companions, then one record for each tensor ---------------- */
+/* ---- A zip: the pickle and its companions, then one record for each tensor ------------------- */
 
 static void add_to_table(struct save_plan *plan, size_t i, struct arena *arena)
 {
@@ -355,7 +356,7 @@ static int copy_into_zip(struct save_plan *plan, const struct save_payload *payl
 	return 0;
 }
 
-/* What torch wants beside the tensors. */
+/* Adds the records that torch needs beside the tensors. */
 static int add_companions(struct save_plan *plan, size_t tensors, struct base_error *error)
 {
 	if (format_pickle_tensors(&plan->head, plan->tensors, plan->layouts, tensors))
@@ -378,7 +379,7 @@ static int add_companions(struct save_plan *plan, size_t tensors, struct base_er
 	return 0;
 }
 
-/* ---- In a safetensors file: the header, then the tensors in the order of the format ---------- */
+/* ---- A safetensors file: the header, then the tensors in the order of the format ------------- */
 
 static int compare_tensors(const void *one, const void *other)
 {
@@ -456,8 +457,8 @@ static int place_record(const struct save_plan *plan, const struct save_record *
 				 record->bytes, record->alignment);
 }
 
-/* Large records lie in staging memory as they will in the file, to the page: they are written from
- * there. */
+/* Alignment of large records in staging memory. They have the position within a page that they will
+ * have in the file, because direct I/O writes whole pages from there. */
 #define PAGE_BYTES 4096u
 
 static uint64_t staged_at(const struct save_plan *plan, const struct save_record *record,
@@ -474,8 +475,8 @@ static uint64_t staged_at(const struct save_plan *plan, const struct save_record
 	return alignment % PAGE_BYTES ? at : base_round_up(at, PAGE_BYTES);
 }
 
-/* Where each record will lie: what the file will hold, to the byte. Bounds the sum of the records,
- * too. */
+/* Computes the position of each record, in the file and in staging memory, and the exact size of
+ * the file. IOSHAPE_E_LIMIT also covers the sum of all records. */
 static int place_records(struct save_plan *plan, struct base_error *error)
 {
 	struct format_length length = { 0 };
@@ -504,7 +505,7 @@ static int place_records(struct save_plan *plan, struct base_error *error)
 int save_plan_make(struct save_plan *plan, const char *path, const struct save_payload *payload,
 		   const struct ioshape_metadata *metadata, struct base_error *error)
 {
-	/* One place is kept for the index. */
+	/* The index needs one record of its own. */
 	const bool records = payload->kind == SAVE_RECORDS;
 	size_t most = records ? FORMAT_MAX_RECORDS - 1 : IOSHAPE_MAX_TENSORS;
 	bool given = records ? payload->records != NULL : payload->tensors != NULL;
@@ -544,7 +545,7 @@ void save_plan_free(struct save_plan *plan)
 	memset(plan, 0, sizeof(*plan));
 }
 
-/* ---- Bytes ----------------------------------------------------------------------------------- */
+/* ---- Copying a record's bytes ---------------------------------------------------------------- */
 
 static int fetch(const struct save_plan *plan, const struct save_record *record, uint64_t offset,
 		 void *into, size_t bytes, struct base_error *error)
@@ -565,7 +566,7 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 	const struct save_record *record = &plan->records[i];
 
 	if (!bytes)
-		return 0; /* a record without bytes may have no data to point into */
+		return 0; /* data may be NULL if the record is empty */
 	if (record->fetch)
 		return fetch(plan, record, offset, into, bytes, error);
 	if (record->packed)
@@ -576,7 +577,7 @@ int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void
 	return 0;
 }
 
-/* ---- The bytes of a plan --------------------------------------------------------------------- */
+/* ---- Writing the records of a plan ----------------------------------------------------------- */
 
 int save_bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
 		      int (*put)(void *to, const void *data, size_t bytes,
@@ -629,12 +630,12 @@ int save_write_records(struct format_writer *zip, const struct save_plan *plan,
 	return ret ? ret : format_writer_finish(zip, &plan->index, error);
 }
 
-/* ---- The caller's own memory ----------------------------------------------------------------- */
+/* ---- The source that reads the caller's memory ----------------------------------------------- */
 
-/* Tensors that do not lie as they are saved are packed in pieces of this size. */
+/* Tensors that are not contiguous are packed in pieces of this size. */
 #define PACK_BYTES (256 * KIB)
 
-/* The caller's function is asked for so much at a time: each call to a device costs its latency. */
+/* Bytes fetched in one call of the caller's function. Each call to a device costs its latency. */
 #define FETCH_BYTES (4 * MIB)
 
 void save_direct_to_file(void *user, struct io_writer *file)
@@ -644,7 +645,8 @@ void save_direct_to_file(void *user, struct io_writer *file)
 	direct->file = file;
 }
 
-/* Where up to *bytes can be made. */
+/* Finds memory in which up to *bytes bytes can be made: in the file's block, or in scratch. May
+ * lower *bytes. */
 static int find_room(struct save_direct *direct, uint8_t **to, size_t *bytes,
 		     struct base_error *error)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a path sits on, and what a save would do there. */
+/* Probing a path: the filesystem below it, and the choices that a save would make there. Nothing is
+ * written. */
 #define _GNU_SOURCE
 #include "save/file.h"
 
@@ -15,8 +16,8 @@
 /* ---- The path -------------------------------------------------------------------------------- */
 
 /*
- * Opens the directory that the path is or is in. *file is the path itself, without links, if it is
- * there and no directory; to be freed.
+ * Opens the directory that the path names, or that contains it. If the path exists and is no
+ * directory, *file is the path without links. The caller frees it.
  */
 static int find_directory(const char *path, struct io_folder *folder, char **file,
 			  struct base_error *error)
@@ -46,7 +47,7 @@ static int find_directory(const char *path, struct io_folder *folder, char **fil
 	return ret;
 }
 
-/* ---- What is underneath ---------------------------------------------------------------------- */
+/* ---- Filesystem and layout ------------------------------------------------------------------- */
 
 static void copy(char *into, size_t room, const char *text)
 {
@@ -92,7 +93,7 @@ static void take_layout(struct save_probe *found, const struct fs_layout *layout
 	found->mirrors = MAX(layout->mirrors, 1u);
 }
 
-/* Describes a regular file. Others, such as pipes, are not even opened. */
+/* Describes a regular file. Other files, such as pipes, are not opened. */
 static void take_file(struct save_probe *found, const struct io_folder *folder, const char *file)
 {
 	const char *name = strrchr(file, '/') + 1;
@@ -103,7 +104,7 @@ static void take_file(struct save_probe *found, const struct io_folder *folder, 
 	if (io_folder_look(folder, name, &entry, NULL) || entry.kind != IO_FILE)
 		return;
 	found->is_file = true;
-	/* The layout of a file that this user may not read stays unknown. */
+	/* If this user may not read the file, its layout stays unknown. */
 	if (io_input_open(&input, file, 0, 0, IOSHAPE_DIRECT_OFF, NULL))
 		return;
 	part = fs_layout_main(&input.fs.layout, input.bytes);
@@ -114,9 +115,10 @@ static void take_file(struct save_probe *found, const struct io_folder *folder, 
 	io_input_close(&input);
 }
 
-/* ---- What a save would do -------------------------------------------------------------------- */
+/* ---- Choices of a save ----------------------------------------------------------------------- */
 
-/* `info` describes a file there, and has the layout of the file to come. */
+/* Chooses blocks, queue depth and engine. `info` describes a file in the directory, with the layout
+ * of the future file. */
 static void choose_shape(struct save_probe *found, const struct io_config *config,
 			 const struct fs_info *info)
 {
@@ -132,7 +134,7 @@ static void choose_shape(struct save_probe *found, const struct io_config *confi
 	found->buffers_refused = choice.buffers_refused;
 }
 
-/* Chooses the layout that the file will have: its count is 0 if that is not known. */
+/* Chooses the layout of the future file; its count is 0 if that is unknown. */
 static void choose_layout(struct save_probe *found, const struct fs_facts *facts,
 			  const struct io_config *config, struct fs_layout *layout)
 {
@@ -171,7 +173,7 @@ static int choose_slots(struct save_probe *found, const struct save_slots *slots
 		COPY(found->pool, slots->pool_name);
 		return 0;
 	}
-	/* The pool is that of what is in the directory. */
+	/* A path inside the directory has the pool of the directory's contents. */
 	snprintf(inside, sizeof(inside), "%s/", found->directory);
 	return fs_pool_of_path(inside, found->pool, error);
 }
@@ -199,7 +201,7 @@ static int look(struct ioshape_context *context, struct save_probe *found, uint3
 	take_layout(found, &storage.layout);
 	if (file)
 		take_file(found, folder, file);
-	/* As a save counts targets: it may know less than storage.targets. */
+	/* Counts targets as a save does: it may know fewer than storage.targets. */
 	facts.family = storage.family;
 	facts.directory = storage.layout;
 	facts.targets = fs_count_targets(folder->fd, storage.family);

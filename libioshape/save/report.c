@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A report in words: one line for people. Programs read the fields of struct ioshape_report. */
+/* Formats a report as one line for people. Programs read the members of struct ioshape_report. */
 #include "base/base.h"
 
 #include <inttypes.h>
@@ -25,7 +25,7 @@ __attribute__((format(printf, 2, 3))) static void put(struct text *text, const c
 	text->length += written > 0 ? (size_t)written : 0;
 }
 
-/* With a comma before each group of three digits. */
+/* Writes a number with a comma before each group of three digits. */
 static void put_count(struct text *text, uint64_t count)
 {
 	uint64_t group = 1;

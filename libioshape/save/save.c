@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The public calls that save: saves that block; saves in the background, how one begins, what it
- * copies into staging memory and writes from there, what it copies after the call, what its thread
- * does, what its handle tells, its end.
+ * The public calls that save: blocking saves, and background saves from their beginning to their
+ * end. A background save copies into staging memory, writes from there, and may copy some records
+ * only after the call has returned.
  */
 #define _GNU_SOURCE
 #include "save/background.h"
@@ -13,15 +13,15 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- What the save tells --------------------------------------------------------------------- */
+/* ---- Progress -------------------------------------------------------------------------------- */
 
 static void note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
 			  uint64_t total_bytes)
 {
 	pthread_mutex_lock(&save->lock);
-	/* Where staging and writing go on at the same time, writing is what is told. */
+	/* If staging and writing go on at the same time, the progress is that of writing. */
 	if (phase >= save->state.phase) {
-		/* The end is when everything has ended, not only the file. */
+		/* The phase DONE begins only when the whole save has ended, not just its file. */
 		save->state.phase = MIN(phase, IOSHAPE_PHASE_COMMIT);
 		save->state.done_bytes = done_bytes;
 		save->state.total_bytes = total_bytes;
@@ -46,13 +46,14 @@ bool save_is_stopped(const struct ioshape_save *save)
 
 /* ---- Copying into chunks --------------------------------------------------------------------- */
 
-/* Copying less than this is not worth starting threads for. */
+/* Below this size, starting threads costs more than it gains. */
 #define PARALLEL_BYTES (32 * MIB)
 
-/* Which records are copied. */
+/* The records that are copied. */
 enum which { ALL_RECORDS, RECORDS_NOW, RECORDS_LATER };
 
-/* The record that holds byte `position` of the payload: the last that begins at or before it. */
+/* Returns the record that contains byte `position` of the payload: the last one that begins there
+ * or before. */
 static size_t record_at(const struct save_plan *plan, uint64_t position)
 {
 	size_t low = plan->own, high = plan->count;
@@ -68,7 +69,7 @@ static size_t record_at(const struct save_plan *plan, uint64_t position)
 	return low;
 }
 
-/* Copies bytes [at, end) of the payload, as far as they are of such records. */
+/* Copies bytes [at, end) of the payload, if they belong to records of this kind. */
 static int fill_records(struct ioshape_save *save, uint64_t at, uint64_t end, uint8_t *memory,
 			enum which which, struct base_error *error)
 {
@@ -82,7 +83,7 @@ static int fill_records(struct ioshape_save *save, uint64_t at, uint64_t end, ui
 
 		if (record->start >= end)
 			break;
-		/* Nothing is left of it, or ever was. */
+		/* The record is empty, or ends before `at`. */
 		if (to <= from ||
 		    (which != ALL_RECORDS && record->later != (which == RECORDS_LATER)))
 			continue;
@@ -104,7 +105,7 @@ static int fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memor
 			    error);
 }
 
-/* All of the chunk will be copied later. */
+/* Returns whether the whole chunk will be copied after the call. */
 static bool is_for_later(const struct ioshape_save *save, size_t position)
 {
 	const struct save_plan *plan = &save->request.plan;
@@ -119,7 +120,7 @@ static bool is_for_later(const struct ioshape_save *save, size_t position)
 	return true;
 }
 
-/* Copying fails with this, unless it has failed already. */
+/* Makes copying fail with this error, unless it has failed already. */
 static void give_up_copying(struct ioshape_save *save, const struct base_error *error)
 {
 	pthread_mutex_lock(&save->lock);
@@ -129,13 +130,14 @@ static void give_up_copying(struct ioshape_save *save, const struct base_error *
 	pthread_mutex_unlock(&save->lock);
 }
 
-/* Chunks are left to be filled, and the writer waits for them. */
+/* Returns whether chunks are left to be filled. The caller holds the lock. */
 static bool is_filling(const struct save_stage *stage)
 {
 	return !stage->failure.code && !stage->written && stage->next_to_fill < stage->chunk_count;
 }
 
-/* Tells the progress callback how far copying is. -ECANCELED if it wants to stop. */
+/* Calls the progress callback with the progress of copying. -ECANCELED: the callback wants to
+ * stop. */
 static int stage_tell(void *user, struct base_error *error)
 {
 	struct ioshape_save *save = user;
@@ -149,7 +151,8 @@ static int stage_tell(void *user, struct base_error *error)
 }
 
 /*
- * The next chunk to fill, when there may be one more. False when there is none left, or no point.
+ * Waits for a free chunk, and claims the next position to fill. Returns false if no position is
+ * left, or if the save has failed or ended.
  */
 static bool claim_chunk(struct ioshape_save *save, bool speaks, size_t *position)
 {
@@ -183,7 +186,8 @@ static void publish_chunk(struct ioshape_save *save, size_t position, struct sav
 	pthread_mutex_unlock(&save->lock);
 }
 
-/* Copies until nothing is left. Only the caller's own thread speaks to the progress callback. */
+/* Copies until nothing is left. Only the caller's own thread calls the progress callback
+ * (`speaks`). */
 static void copy_chunks(struct ioshape_save *save, bool speaks)
 {
 	struct base_error error = { 0 };
@@ -200,8 +204,8 @@ static void copy_chunks(struct ioshape_save *save, bool speaks)
 			return;
 		}
 		ret = fill_chunk(save, position, chunk->memory, &error);
-		/* With the last chunk the save may be over in a moment: then it is too late to stop
-		 * it. */
+		/* Ask before the last chunk is published: the save may be over a moment later, when
+		 * it is too late to stop it. */
 		if (!ret && speaks)
 			ret = stage_tell(save, &error);
 		if (ret)
@@ -224,11 +228,11 @@ static void help_to_make(void *user)
 	pthread_mutex_lock(&save->lock);
 	promised = save->stage.admitted;
 	pthread_mutex_unlock(&save->lock);
-	/* Who needs a chunk that cannot be made will say so. */
+	/* The thread that needs the chunk reports the error. */
 	save_staging_reserve(save->stage.staging, promised, &error);
 }
 
-/* So many threads are worth starting beside the one that copies. */
+/* Returns how many helpers are worth starting beside the thread that copies. */
 static unsigned helpers_for(const struct ioshape_save *save)
 {
 	return save->request.plan.payload_bytes < PARALLEL_BYTES ?
@@ -237,15 +241,15 @@ static unsigned helpers_for(const struct ioshape_save *save)
 }
 
 /*
- * Has the chunks made, by helpers, that one thread will fill: it alone calls functions of the
- * caller's, and new memory costs more than the copy to it.
+ * Starts helpers that allocate chunks ahead of the one thread that fills them. Only that thread may
+ * call the caller's functions, and new memory costs more than the copy to it.
  */
 static void make_chunks_ahead(struct ioshape_save *save, struct base_crew *crew)
 {
 	base_crew_begin(crew, helpers_for(save), help_to_make, save);
 }
 
-/* Copies the payload into chunks; returns early if that fails, or the writer ends. */
+/* Copies the payload into chunks. Returns early if that fails, or if the writer ends. */
 static void stage_copy(struct ioshape_save *save)
 {
 	struct base_crew crew;
@@ -277,7 +281,7 @@ static int await_chunk(struct ioshape_save *save, size_t position, struct save_c
 	return error->code;
 }
 
-/* Hands the chunk back: to the copying while that needs more of them, afterwards to other saves. */
+/* Gives a chunk back: to the copying while that needs more chunks, and later to other saves. */
 static void release_chunk(struct ioshape_save *save, size_t position)
 {
 	struct save_stage *stage = &save->stage;
@@ -299,7 +303,7 @@ static void release_chunk(struct ioshape_save *save, size_t position)
 		pthread_cond_broadcast(&save->change);
 }
 
-/* What lies before `position` goes back. */
+/* Gives back the chunks before `position`, except those that the outlet still needs. */
 static int leave_behind(struct ioshape_save *save, size_t position, struct base_error *error)
 {
 	struct save_stage *stage = &save->stage;
@@ -322,8 +326,7 @@ static int leave_behind(struct ioshape_save *save, size_t position, struct base_
 	return ret;
 }
 
-/* A save_source: hands out the staged bytes in order, and hands chunks back that lie behind them.
- */
+/* Returns staged bytes in order, and gives back the chunks before them. A save_source function. */
 static int stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		      struct base_error *error)
 {
@@ -346,7 +349,8 @@ static int stage_next(void *user, size_t record, uint64_t offset, const void **d
 	return 0;
 }
 
-/* Copying and writing have ended: what is still held, and the rest of the promise, goes back. */
+/* Gives back the remaining chunks and the rest of the promise, when copying and writing have
+ * ended. */
 static void stage_release(struct ioshape_save *save)
 {
 	struct save_stage *stage = &save->stage;
@@ -361,8 +365,7 @@ static void stage_release(struct ioshape_save *save)
 	stage->held = 0;
 }
 
-/* ---- For what uses the chunks longer ----------------------------------------------------------
- */
+/* ---- Keeping chunks for their consumer ------------------------------------------------------- */
 
 bool save_find_staged(const struct ioshape_save *save, const void *data, uint64_t *offset)
 {
@@ -380,7 +383,7 @@ void save_keep_chunks(struct ioshape_save *save, const struct save_outlet *outle
 	struct save_stage *stage = &save->stage;
 
 	stage->outlet = outlet ? *outlet : (struct save_outlet){ .to = NULL };
-	/* The rest is for the copying, where chunks go round. */
+	/* If chunks are reused, the other half is for the copying. */
 	stage->lag = outlet ? MIN(stage->admitted / 2, SAVE_MOST_LAG) : 0;
 }
 
@@ -394,13 +397,13 @@ static int await_file(void *file, uint64_t offset, struct base_error *error)
 	return io_writer_settle(file, offset, error);
 }
 
-/* This file is written from the chunks. */
+/* Declares the file that is written from the chunks. A save_source function. */
 static void stage_to_file(void *user, struct io_writer *file)
 {
 	struct ioshape_save *save = user;
 	const struct save_outlet outlet = { offset_in_file, await_file, file };
 
-	/* With a single chunk nothing could be copied while it is written. */
+	/* If there is a single chunk, nothing could be copied while it is written. */
 	if (save->stage.admitted < 2)
 		return;
 	save->stage.file = file;
@@ -409,22 +412,23 @@ static void stage_to_file(void *user, struct io_writer *file)
 
 /* ---- Copying after the call ------------------------------------------------------------------ */
 /*
- * Copying after the call has returned: of what stays as it is until its owner says otherwise. A
- * thread of the lowest priority copies slice by slice, and rests as long as it has copied. Whoever
- * waits copies, too; slices are small, so that nobody waits long for a thread that does not run.
+ * Some records may be copied after the call has returned, because the caller keeps them unchanged
+ * until it waits for the copying. A thread of the lowest priority copies slice by slice, and rests
+ * as long as it has copied. A thread that waits for the copying helps. Slices are small, so that it
+ * does not wait long for a copying thread that the kernel does not schedule.
  */
 
 #define SLICE_BYTES (256 * KIB)
 #define NS_PER_MS 1000000
-/* What seems to have copied for longer has not run all the time. */
+/* Limit of a rest. If a slice seems to have taken longer, the thread did not run all the time. */
 #define LONGEST_REST_MS 10
-/* What is looked at of each record. */
+/* Sample of each record. */
 #define SAMPLE_PIECES 16
 #define SAMPLE_PIECE_BYTES 64
 
-/* ---- Whether it has changed ------------------------------------------------------------------ */
+/* ---- Detecting early changes ----------------------------------------------------------------- */
 
-/* Of bytes of the payload, which are staged. */
+/* Continues the CRC-32 over staged bytes of the payload. */
 static uint32_t crc32_of_staged(const struct save_stage *stage, uint32_t crc, uint64_t at,
 				uint64_t bytes)
 {
@@ -454,8 +458,8 @@ static uint32_t look_at(const struct ioshape_save *save, const struct save_recor
 	return crc;
 }
 
-/* Takes a sample of what will be copied later, so that later_copy() can tell whether it has
- * changed. */
+/* Takes a sample of the records that will be copied later, so that compare() can detect a
+ * change. */
 static void later_look(struct ioshape_save *save)
 {
 	struct save_plan *plan = &save->request.plan;
@@ -486,9 +490,10 @@ static int compare(struct ioshape_save *save, struct base_error *error)
 	return 0;
 }
 
-/* ---- Copying --------------------------------------------------------------------------------- */
+/* ---- Copying in slices ----------------------------------------------------------------------- */
 
-/* A function of the caller's is called for much at a time, and by one thread. */
+/* Returns the size of a slice. The caller's functions are called for a whole chunk, and by one
+ * thread. */
 static uint64_t slice_bytes(const struct ioshape_save *save)
 {
 	return save->request.plan.fetches ? SAVE_CHUNK_BYTES : SLICE_BYTES;
@@ -501,7 +506,7 @@ static uint64_t slice_count(const struct ioshape_save *save)
 	return bytes / slice + (bytes % slice != 0);
 }
 
-/* Slices are left to be copied, and somebody wants them. Under the lock. */
+/* Returns whether slices are left to be copied. The caller holds the lock. */
 static bool is_left(struct ioshape_save *save)
 {
 	const struct save_stage *stage = &save->stage;
@@ -510,7 +515,8 @@ static bool is_left(struct ioshape_save *save)
 	       stage->next_slice < slice_count(save);
 }
 
-/* The chunk at `position`, made if there is none yet: by one thread, the others wait for it. */
+/* Returns the chunk at `position`. One thread makes a missing chunk, and the other threads wait for
+ * it. */
 static int chunk_at(struct ioshape_save *save, size_t position, struct save_chunk **chunk,
 		    struct base_error *error)
 {
@@ -549,7 +555,7 @@ static void copy_slice(struct ioshape_save *save, uint64_t slice)
 		give_up_copying(save, &error);
 }
 
-/* False if there is none. */
+/* Copies the next slice. Returns false if none is left. */
 static bool copy_next(struct ioshape_save *save)
 {
 	struct save_stage *stage = &save->stage;
@@ -567,7 +573,7 @@ static bool copy_next(struct ioshape_save *save)
 		copy_slice(save, slice);
 	pthread_mutex_lock(&save->lock);
 	stage->copiers -= claimed;
-	/* Also if none was left: the save may have been stopped. */
+	/* Also wake waiters if no slice was left, because the save may have been stopped. */
 	pthread_cond_broadcast(&save->change);
 	pthread_mutex_unlock(&save->lock);
 	return claimed;
@@ -585,7 +591,7 @@ static void *copy_at_leisure(void *argument)
 {
 	uint64_t begin_ns, copied_ns = 0;
 
-	/* Where this is not allowed it goes on as it is: it rests all the same. */
+	/* If SCHED_IDLE is not allowed, the thread keeps its priority, but still rests. */
 	pthread_setschedparam(pthread_self(), SCHED_IDLE, &(struct sched_param){ 0 });
 	for (begin_ns = base_now_ns(); copy_next(argument); begin_ns = base_now_ns()) {
 		copied_ns += base_now_ns() - begin_ns;
@@ -597,7 +603,8 @@ static void *copy_at_leisure(void *argument)
 	return NULL;
 }
 
-/* Its memory may change when this has returned, or the save is to fail. */
+/* Waits until all slices are copied, and checks that the records did not change before. Then the
+ * caller may change its memory, or the save fails. */
 static int await_copied(struct ioshape_save *save, struct base_error *error)
 {
 	struct save_stage *stage = &save->stage;
@@ -621,8 +628,8 @@ static int await_copied(struct ioshape_save *save, struct base_error *error)
 	return ret;
 }
 
-/* On the save's thread: returns when all is copied. IOSHAPE_E_CHANGED, or what copying failed with.
- */
+/* Copies the records that were left for later, on the save's thread. Returns IOSHAPE_E_CHANGED, or
+ * the failure of the copying. */
 static int later_copy(struct ioshape_save *save, struct base_error *error)
 {
 	const struct save_request *request = &save->request;
@@ -633,7 +640,8 @@ static int later_copy(struct ioshape_save *save, struct base_error *error)
 
 	if (!save->stage.later)
 		return 0;
-	/* A function of the caller's may take a lock that others wait for. */
+	/* A function of the caller may take a lock that other threads need, so it is not called at
+	 * the lowest priority. */
 	at_leisure = !request->plan.fetches && !request->task.file_options.deadline_ns &&
 		     !base_start_thread(&thread, copy_at_leisure, save);
 	base_crew_init(&crew);
@@ -644,13 +652,14 @@ static int later_copy(struct ioshape_save *save, struct base_error *error)
 	base_crew_finish(&crew);
 	base_crew_dismiss(&crew);
 	ret = await_copied(save, error);
-	/* Only now: it may be long until a thread of the lowest priority runs once more. */
+	/* Join only now, because a thread of the lowest priority may not run again for a long
+	 * time. */
 	if (at_leisure)
 		pthread_join(thread, NULL);
 	return ret;
 }
 
-/* ---- Waiting --------------------------------------------------------------------------------- */
+/* ---- Waiting for the copying ----------------------------------------------------------------- */
 
 struct help {
 	struct ioshape_save *save;
@@ -665,7 +674,8 @@ static void give_help(void *user)
 		;
 }
 
-/* Somebody waits: it is copied without rests, and until then this thread and others help. */
+/* Makes the copying hurry, because the calling thread waits for it. It copies without rests, and
+ * until until_ns the calling thread and others help. */
 static void later_hurry(struct ioshape_save *save, uint64_t until_ns)
 {
 	struct help help = { save, until_ns };
@@ -678,7 +688,8 @@ static void later_hurry(struct ioshape_save *save, uint64_t until_ns)
 	if (copying) {
 		save->stage.hurry = true;
 		pthread_cond_broadcast(&save->change);
-		/* As many as a save in the call would take. Its context exists until it ends. */
+		/* Use as many threads as a save that copies during the call. The context exists
+		 * until the copying ends. */
 		if ((slice_count(save) - save->stage.next_slice) * slice_bytes(save) >=
 		    PARALLEL_BYTES)
 			wanted = save->context->config.threads - 1;
@@ -693,10 +704,10 @@ static void later_hurry(struct ioshape_save *save, uint64_t until_ns)
 	base_crew_dismiss(&crew);
 }
 
-/* ---- What is told while it waits --------------------------------------------------------------
- */
+/* ---- Position in the queue ------------------------------------------------------------------- */
 
-/* An ioshape_queue_fn: notes where it stands, and tells the caller's. */
+/* Records the position in the queue, and passes it on to the caller's callback. An
+ * ioshape_queue_fn. */
 static int track_place(void *user, const struct ioshape_place *place)
 {
 	struct ioshape_save *save = user;
@@ -720,7 +731,8 @@ struct save_watch save_watch_of(struct ioshape_save *save)
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
-/* Where its bytes are: what it has staged, or what it borrows. direct->scratch is to be freed. */
+/* Returns the source of a save's bytes: staging memory, or the caller's memory. The caller frees
+ * direct->scratch. */
 static struct save_source source_of(struct ioshape_save *save, struct save_direct *direct)
 {
 	*direct = (struct save_direct){ .plan = &save->request.plan };
@@ -762,7 +774,8 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 	return ret;
 }
 
-/* What the others save is compared where they are. */
+/* Runs a collective save. Shards that another process writes are compared with earlier saves here,
+ * where their bytes are. */
 static int run_collective(struct ioshape_save *save, struct ioshape_report *report,
 			  struct base_error *error)
 {
@@ -781,13 +794,13 @@ static void log_failure(const struct ioshape_save *save, int ret, const struct b
 {
 	enum ioshape_log_level level = IOSHAPE_LOG_ERROR;
 
-	/* The caller of a skipped save is told by its code, and in Python by a warning. */
+	/* The caller of a skipped save gets its code, and in Python a warning. */
 	if (save_is_stopped(save) || ret == IOSHAPE_E_SKIPPED)
 		level = IOSHAPE_LOG_INFO;
 	base_log(&save->context->log, level, "%s", error->text);
 }
 
-/* The copying ends, too, if it still goes on; otherwise the staging memory is free from here on. */
+/* Ends the copying if it still goes on. Otherwise the staging memory is free from here on. */
 static void end_staging(struct ioshape_save *save)
 {
 	bool copying;
@@ -834,13 +847,14 @@ static void *run_save(void *argument)
 		ret = run_collective(save, &report, &error);
 	else
 		ret = write_file(save, &report, &error);
-	/* A function of the caller's answered so. To a caller that waits it means "under way". */
+	/* A function of the caller returned this code. To a caller that waits it would mean that
+	 * the save is still under way. */
 	if (ret == -EINPROGRESS)
 		ret = -EIO;
 	base_error_about(&error, "save", save->request.path);
 	if (ret)
 		log_failure(save, ret, &error);
-	/* Before callers hear of the end: the next save must find the memory free. */
+	/* Free the memory before callers learn of the end: their next save must find it free. */
 	end_staging(save);
 	end(save, ret, &report, &error);
 	return NULL;
@@ -848,7 +862,7 @@ static void *run_save(void *argument)
 
 /* ---- Beginning ------------------------------------------------------------------------------- */
 
-/* The last of it; it has been joined and is in no list. */
+/* Frees a save that was joined and is in no list. */
 static void save_free(struct ioshape_save *save)
 {
 	save_plan_free(&save->request.plan);
@@ -894,7 +908,8 @@ static struct ioshape_save *new_save(struct ioshape_context *context,
 	return save;
 }
 
-/* Everything about the save but its bytes. */
+/* Takes over everything but the bytes of the payload: makes the path absolute and plans the
+ * file. */
 static int take_payload(struct ioshape_save *save, const char *path,
 			const struct save_payload *payload, const struct ioshape_metadata *metadata,
 			struct base_error *error)
@@ -903,7 +918,8 @@ static int take_payload(struct ioshape_save *save, const char *path,
 	struct save_stage *stage = &save->stage;
 	int ret;
 
-	/* The thread must not depend on where the application changes its directory to. */
+	/* The save's thread must not depend on the working directory, which the application may
+	 * change. */
 	ret = save_absolute_path(path, &request->path, error);
 	if (!ret)
 		ret = save_plan_make(&request->plan, request->path, payload, metadata, error);
@@ -972,8 +988,8 @@ static int abandon(struct ioshape_save *save, int ret)
 	return ret;
 }
 
-/* Copies, and leaves the rest to the thread. On failure only the save's own memory is left of it.
- */
+/* Copies the payload and lets the save's thread do the rest. On failure, nothing but the save's own
+ * memory is left to free. */
 static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error *error)
 {
 	struct save_stage *stage = &save->stage;
@@ -990,7 +1006,8 @@ static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error
 	if (!ret)
 		later_look(save);
 	pthread_mutex_lock(&save->lock);
-	/* A writer that failed early ends the copying, too; that failure belongs to the handle. */
+	/* The writer may have failed early and ended the copying. That failure is reported by the
+	 * handle, not by this call. */
 	if (stage->failure.code) {
 		*error = stage->failure;
 		ret = error->code;
@@ -1008,7 +1025,8 @@ static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error
 	return 0;
 }
 
-/* From here on the save has its place among those to its path. */
+/* Begins a save: waits for staging memory, takes its place among the saves to its path, copies, and
+ * starts the thread. */
 static int begin(struct ioshape_save *save, struct base_error *error)
 {
 	struct ioshape_context *context = save->context;
@@ -1060,10 +1078,10 @@ int save_begin(struct ioshape_context *context, const char *path,
 	return 0;
 }
 
-/* ---- What its handle is asked ---------------------------------------------------------------- */
+/* ---- Calls on a handle ----------------------------------------------------------------------- */
 
-/* First in every call. In a child of fork() the save's thread does not exist, and its lock may be
- * held for ever. */
+/* Begins a call on a handle. In a child of fork() the save's thread does not exist, and its lock
+ * may be held for ever. */
 static int enter_handle(const struct ioshape_save *save, struct base_error *error)
 {
 	if (!save)
@@ -1102,7 +1120,7 @@ IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_
 	}
 	done = save->state.done;
 	pthread_mutex_unlock(&save->lock);
-	/* Nobody writes to a save that has ended. */
+	/* No thread changes a save that has ended, so no lock is needed. */
 	ret = done ? save->state.result : still_runs(&error);
 	return base_leave(ret, "save", NULL, done ? &save->state.error : &error);
 }
@@ -1115,7 +1133,7 @@ int save_wait_copied(struct ioshape_save *save)
 
 	if (ret)
 		return base_leave(ret, "save", NULL, &error);
-	/* What is borrowed is in use to the end. */
+	/* Borrowed memory is in use until the save ends. */
 	later = save->stage.later || (save->request.task.borrow && save->request.plan.later);
 	later_hurry(save, UINT64_MAX);
 	pthread_mutex_lock(&save->lock);
@@ -1158,7 +1176,7 @@ IOSHAPE_EXPORT int ioshape_save_get_status(struct ioshape_save *save,
 		return base_leave(ret, "save", NULL, &error);
 	pthread_mutex_lock(&save->lock);
 	now.phase = save->state.phase;
-	/* Threads that help to copy tell nobody how far they are. */
+	/* Helper threads do not call note_progress(), so the counter is read directly. */
 	now.done_bytes = now.phase == IOSHAPE_PHASE_STAGE ? atomic_load(&save->stage.copied_bytes) :
 							    save->state.done_bytes;
 	now.total_bytes = save->state.total_bytes;
@@ -1189,7 +1207,7 @@ IOSHAPE_EXPORT int ioshape_save_cancel(struct ioshape_save *save)
 	struct ioshape_save_status status = { .size = sizeof(status) };
 	int ret = ioshape_save_get_status(save, &status, NULL);
 
-	/* The context may be gone, but not before the save has ended. */
+	/* The context may have been freed, but only after the save has ended. */
 	if (!ret && status.phase != IOSHAPE_PHASE_DONE)
 		ask_to_stop(save);
 	return ret;
@@ -1286,7 +1304,7 @@ static int save_here(struct ioshape_context *context, const char *path,
 	struct ioshape_report report = IOSHAPE_REPORT_INIT, ignored = IOSHAPE_REPORT_INIT;
 	int ret = 0;
 
-	/* So that a report that cannot be delivered is not found out after the work. */
+	/* Check now that the report can be delivered, not after the work is done. */
 	if (options->report)
 		ret = base_give_struct(options->report, &ignored, sizeof(ignored), "ioshape_report",
 				       error);
@@ -1328,7 +1346,7 @@ int save_take_options(struct ioshape_save_options *options,
 	return ret;
 }
 
-/* In the background if `out` is given. */
+/* Saves tensors or records: in the background if `out` is not NULL, otherwise during the call. */
 static int save(struct ioshape_context *context, const char *path, struct save_payload *payload,
 		const struct ioshape_save_options *given, struct ioshape_save **out)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pools of a context, the slots that its saves and files take, and the public calls on slots.
- */
+/* Slots of a context: its pools, the slots that its saves and files take, and the public calls on
+ * slots. */
 #define _GNU_SOURCE
 #include "save/file.h"
 
@@ -10,22 +10,23 @@
 #include <string.h>
 
 /*
- * Writers at a time where nothing else was set: one keeps the storage busy, another fills the
- * gaps while it creates, syncs and renames (docs/performance.md).
+ * Default number of writers at a time. One keeps the storage busy, and another fills the gaps while
+ * the first one creates, syncs and renames (docs/performance.md).
  */
 #define DEFAULT_CAPACITY 2u
-/* Where nothing is told and requests are counted (io/depth.c), each has few in flight. */
+/* Capacity of filesystems that do not report their targets, where the in-flight controller
+ * (io/depth.c) gives each writer few requests. */
 #define BLIND_CAPACITY 8u
 
-/* CephFS and GlusterFS do not tell how many servers they have, and two files leave some idle. A
- * file of CephFS is spread over many servers, a file of GlusterFS lies on one. */
+/* CephFS and GlusterFS do not report their number of servers, and two files leave some idle. A file
+ * of CephFS is spread over many servers, a file of GlusterFS is on one. */
 #define CEPH_CAPACITY 3u
 #define GLUSTER_CAPACITY 4u
 
-/* A writer that waits for a share of time of its own waits no longer than this. */
+/* Longest staggered start of a writer while the coordinator is unreachable. */
 #define MOST_STAGGER_MS 120000u
-/* A writer that has moved nothing for so long loses its slot: longer than any sync or stop of a
- * healthy storage, and than several leases. */
+/* A writer without progress for so long loses its slot. This is longer than any sync or pause of a
+ * healthy storage, and longer than several leases. */
 #define STALL_MS 120000u
 
 /* A writer without a heartbeat for so long counts as dead. */
@@ -36,7 +37,7 @@ struct save_pool_use {
 	struct slots_pool *pool;
 };
 
-/* Which pool a mount's saves use: finding that out again costs more than a small save. */
+/* The pool for saves to a mount, remembered because finding it costs more than a small save. */
 struct save_pool_of_mount {
 	struct save_pool_of_mount *next;
 	uint64_t mount;
@@ -44,7 +45,7 @@ struct save_pool_of_mount {
 	struct fs_facts storage;
 };
 
-/* ---- What lies below a directory ------------------------------------------------------------- */
+/* ---- Storage below a directory --------------------------------------------------------------- */
 
 void save_look_at_storage(int directory_fd, const char *directory, struct fs_memory *memory,
 			  struct fs_facts *facts)
@@ -71,7 +72,7 @@ uint32_t save_stripes_of(const struct fs_facts *storage, const struct save_expec
 	return fs_capacity(facts.targets, layout, facts.file_bytes);
 }
 
-/* ---- Names ----------------------------------------------------------------------------------- */
+/* ---- Names of pools -------------------------------------------------------------------------- */
 
 static int check_pool_name(const char *name, struct base_error *error)
 {
@@ -84,16 +85,17 @@ static int check_pool_name(const char *name, struct base_error *error)
 		return base_refuse_with(error, -EINVAL,
 					BASE_WORDS("it takes %d", SLOTS_NAME_BYTES - 1),
 					"the pool's name has %zu characters", bytes);
-	/* Not repeated: who mistakes one for the other gives an address, with its password. */
+	/* The message does not quote the name: a user who confuses the settings gives an address
+	 * here, with its password. */
 	if (strspn(name, FS_POOL_CHARACTERS) != bytes)
 		return base_refuse_with(error, -EINVAL, "it takes letters, digits and ._:@+/-",
 					"the pool's name has a character that none can have");
 	return 0;
 }
 
-/* ---- A context's ----------------------------------------------------------------------------- */
+/* ---- Settings of a context ------------------------------------------------------------------- */
 
-/* Without a file it is the variable's. */
+/* Takes the password from IOSHAPE_PASSWORD, unless a password file is set. */
 static int take_password(struct save_slots *slots, const char *file, struct base_error *error)
 {
 	const char *variable = secure_getenv("IOSHAPE_PASSWORD");
@@ -142,7 +144,8 @@ int save_slots_init(struct save_slots *slots, const struct ioshape_context_optio
 		.log = *log,
 	};
 	slots_identify(&slots->config.identity, options->job, options->share);
-	/* So that a mistake in the address is not found out by the first save. */
+	/* Open a pool for a moment, so that a mistake in the address is reported now and not by the
+	 * first save. */
 	snprintf(slots->config.pool, sizeof(slots->config.pool), "trial");
 	ret = slots_pool_open(&trial, &slots->config, &slots->policy, error);
 	if (ret) {
@@ -180,7 +183,7 @@ void save_slots_destroy(struct save_slots *slots)
 
 /* ---- Pools ----------------------------------------------------------------------------------- */
 
-/* The lock is held. */
+/* Finds the pool of this name, or opens it. The caller holds the lock. */
 static int find_or_open(struct save_slots *slots, const char *name, struct slots_pool **pool,
 			struct base_error *error)
 {
@@ -210,12 +213,11 @@ static int find_or_open(struct save_slots *slots, const char *name, struct slots
 	return 0;
 }
 
-/* The pool of this name (NULL: the context's), or of what the path is on. It lives as long as the
- * context. */
+/* Finds a pool by its name; NULL: the context's pool. The pool lives as long as the context. */
 static int save_slots_named(struct save_slots *slots, const char *name, struct slots_pool **pool,
 			    struct base_error *error)
 {
-	/* The context's own was checked when that was opened. */
+	/* The name of the context's pool was checked when the context was opened. */
 	int ret = name ? check_pool_name(name, error) : 0;
 
 	if (ret)
@@ -231,7 +233,8 @@ static int save_slots_named(struct save_slots *slots, const char *name, struct s
 	return ret;
 }
 
-/* Of the directory of a path. What cannot be opened has no storage to tell of. */
+/* Finds out about the storage below a path's directory. A directory that cannot be opened leaves
+ * zeros. */
 static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *storage)
 {
 	char *directory = base_directory_of(path);
@@ -239,7 +242,7 @@ static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *s
 	struct fs_memory memory = { 0 };
 	struct fs_found at;
 
-	/* The path may be a link to somewhere else. */
+	/* The path may be a link to another mount. */
 	if (directory)
 		fs_find(directory, &at);
 	if (directory && !at.code && at.mount == mount && !io_folder_open(&folder, directory, NULL))
@@ -248,7 +251,7 @@ static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *s
 	free(directory);
 }
 
-/* The lock is held. */
+/* Finds the pool of a mount, or opens it. The caller holds the lock. */
 static int find_mount(struct save_slots *slots, const char *path, uint64_t mount,
 		      struct save_pool_of_mount **out, struct base_error *error)
 {
@@ -271,8 +274,8 @@ static int find_mount(struct save_slots *slots, const char *path, uint64_t mount
 	if (!known)
 		return base_no_memory(error, "a pool of slots", sizeof(*known));
 	*known = (struct save_pool_of_mount){ slots->mounts, mount, pool, { 0 } };
-	/* The layout of the first directory that is written to stands for all of them: what the
-	 * storage is made of is the same. */
+	/* The layout of the first directory stands for all directories of the mount, because they
+	 * share the storage. */
 	look_at_storage(path, mount, &known->storage);
 	slots->mounts = known;
 	*out = known;
@@ -286,8 +289,8 @@ uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family)
 	return fs_cuts_requests(family) ? BLIND_CAPACITY : slots->config.default_capacity;
 }
 
-/* `capacity` receives how many files as the expected one may be written there at a time, by rule,
- * whatever the user said. */
+/* Finds the pool for a path. *capacity receives how many such files may be written at a time by
+ * rule, whatever the settings say. */
 static int save_slots_of_path(struct save_slots *slots, const char *path, const struct fs_found *at,
 			      const struct save_expected *expected, struct slots_pool **pool,
 			      uint32_t *capacity, struct base_error *error)
@@ -300,7 +303,7 @@ static int save_slots_of_path(struct save_slots *slots, const char *path, const 
 	*capacity = 0;
 	if (slots->pool_name)
 		return save_slots_named(slots, NULL, pool, error);
-	/* Without a coordinator it makes no difference where they write. */
+	/* Without coordination the filesystem makes no difference. */
 	if (slots_coordinator_of(slots->address) == &slots_open)
 		return save_slots_named(slots, "open", pool, error);
 	if (at->code)
@@ -334,7 +337,7 @@ void save_slots_note_layout(struct save_slots *slots, uint64_t mount,
 	pthread_mutex_unlock(&slots->lock);
 }
 
-/* ---- For Python ------------------------------------------------------------------------------ */
+/* ---- For the operator's commands in Python --------------------------------------------------- */
 
 int save_find_coordinator(struct ioshape_context *context, const char *pool,
 			  struct slots_coordinator *found)
@@ -363,7 +366,7 @@ int save_find_coordinator(struct ioshape_context *context, const char *pool,
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-/* After so long somebody wonders why nothing happens; and again after so long. */
+/* Times after which a waiting save is logged, for users who wonder why nothing happens. */
 #define FIRST_NOTICE_S 5.0
 #define NEXT_NOTICE_S 60.0
 
@@ -373,7 +376,7 @@ struct waiting_save {
 	const struct io_file_options *options;
 	const struct base_log *log;
 	const char *path;
-	double next_notice_s; /* of waiting */
+	double next_notice_s; /* logged next after this time of waiting */
 };
 
 static void notice_waiting(struct waiting_save *waiting, const struct ioshape_place *place)
@@ -446,13 +449,13 @@ static bool find_pool(struct save_slot *slot, struct ioshape_context *context, c
 	};
 	struct base_error why = { 0 };
 
-	/* What goes to a pipe or a device takes no other writer's time. */
+	/* Writing to a pipe or a device delays no other writer. */
 	if (!found->code && !found->absent && !found->regular)
 		return false;
 	if (!save_slots_of_path(&context->slots, path, found, &expected, pool, capacity, &why))
 		return true;
-	/* What cannot be looked at cannot be written either: opening it will say why. All else is
-	 * no reason not to save, and is said. */
+	/* If the path cannot be looked at, opening it will fail and report why. Any other error is
+	 * only reported, and the save goes on without a slot. */
 	if (!found->code) {
 		snprintf(slot->info.note, sizeof(slot->info.note), "no slot was acquired: %.200s",
 			 why.text);
@@ -462,17 +465,18 @@ static bool find_pool(struct save_slot *slot, struct ioshape_context *context, c
 	return false;
 }
 
-/* ---- Slots that several files hold ----------------------------------------------------------- */
+/* ---- Slots shared by several files ----------------------------------------------------------- */
 
-/* A slot of a pool, and the files that are written in it. */
+/* A slot of a pool, and the number of files that use it. */
 struct save_hold {
-	struct save_hold *next; /* in the context, under its lock, if others may join */
+	/* In the context's list if other files may join; protected by the context's lock. */
+	struct save_hold *next;
 	struct slots_pool *pool;
 	struct slots_slot *slot;
-	pthread_t opener; /* the thread that waited for it */
+	pthread_t opener; /* thread that waited for the slot */
 	bool listed;
-	unsigned users;       /* under the context's lock */
-	pthread_mutex_t lock; /* of passing */
+	unsigned users;       /* protected by the context's lock */
+	pthread_mutex_t lock; /* serialises calls of slots_pass() */
 };
 
 static bool is_lost(const struct save_hold *hold)
@@ -483,7 +487,8 @@ static bool is_lost(const struct save_hold *hold)
 	return info.lost;
 }
 
-/* Joins a hold of an open file; `opener` is NULL, or the thread that it must be of. */
+/* Joins the slot of an open file. `opener` is the thread that must have opened it; NULL: any.
+ * Returns NULL if there is none. */
 static struct save_hold *join(struct ioshape_context *context, const struct slots_pool *pool,
 			      const pthread_t *opener)
 {
@@ -500,7 +505,7 @@ static struct save_hold *join(struct ioshape_context *context, const struct slot
 	return hold;
 }
 
-/* Waits for a slot. `listed`: files that are opened later may join. */
+/* Waits for a slot. If `listed`, files that are opened later may join it. */
 static int take(struct save_hold **out, struct ioshape_context *context, struct slots_pool *pool,
 		uint32_t capacity, const char *path, const struct io_file_options *options,
 		const struct save_watch *watch, bool listed, struct base_error *error)
@@ -552,7 +557,7 @@ static void let_go(struct ioshape_context *context, struct save_hold *hold)
 
 /* ---- The slot of one file -------------------------------------------------------------------- */
 
-/* Asked while it waits for bandwidth. */
+/* Returns whether a save must stop while it waits for bandwidth. */
 static int must_stop(void *user)
 {
 	const struct save_slot *slot = user;
@@ -567,7 +572,8 @@ static int must_stop(void *user)
 				 options->progress_total);
 }
 
-/* An io_file_options.before_block. */
+/* Waits until a block may be written within the bandwidth limits. An io_file_options.before_block
+ * function. */
 static void pass(void *user, uint64_t bytes)
 {
 	struct save_slot *slot = user;
@@ -575,7 +581,8 @@ static void pass(void *user, uint64_t bytes)
 
 	if (hold) {
 		pthread_mutex_lock(&hold->lock);
-		/* A callback may write to another file in this slot, and must not meet the lock. */
+		/* The callback must not be called under this lock, because it may write to another
+		 * file that shares the slot. */
 		slots_pass(hold->slot, bytes, hold->listed ? NULL : must_stop, slot);
 		pthread_mutex_unlock(&hold->lock);
 	}
@@ -647,7 +654,8 @@ static int pool_of_options(struct ioshape_context *context,
 			   const struct ioshape_slot_options *options, struct slots_pool **pool,
 			   uint32_t *capacity, struct base_error *error)
 {
-	/* The program that writes the file asks for no layout: it is its directory's. */
+	/* The program that writes the file requests no layout, so the file gets that of its
+	 * directory. */
 	const struct fs_layout_request none = { .kind = FS_REQUEST_DIRECTORY };
 	const struct save_expected expected = { .request = &none,
 						.bytes = options->expected_bytes };
@@ -720,7 +728,8 @@ IOSHAPE_EXPORT int ioshape_slot_acquire(struct ioshape_context *context,
 	return base_leave(ret, "acquire", NULL, &error);
 }
 
-/* In a child of fork() the library's thread does not exist and locks may be held for ever. */
+/* Begins a call on a slot. In a child of fork() the library's thread does not exist, and locks may
+ * be held for ever. */
 static int enter(const struct ioshape_slot *slot, struct base_error *error)
 {
 	if (!slot)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Staging memory: chunks that are made and kept, and promised to saves in the order they ask. */
+/* Staging memory: chunks, and their promises to saves in the order in which these ask. context.h
+ * has the rules. */
 #include "save/context.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* ---- The memory ------------------------------------------------------------------------------ */
+/* ---- The pool -------------------------------------------------------------------------------- */
 
 void save_staging_init(struct save_staging *pool, uint64_t limit_bytes, bool shared)
 {
@@ -46,7 +47,7 @@ static int fail_shared(struct base_error *error, int code)
 	}
 }
 
-/* Under the lock. */
+/* Makes the memfd if there is none. The caller holds the lock. */
 static int need_fd(struct save_staging *pool)
 {
 	int fd;
@@ -60,7 +61,7 @@ static int need_fd(struct save_staging *pool)
 	return 0;
 }
 
-/* An unused part of the fd, which grows at need. Under the lock. */
+/* Takes an unused range of the memfd, which grows at need. The caller holds the lock. */
 static int take_range(struct save_staging *pool, struct save_chunk *chunk)
 {
 	struct save_chunk *range = pool->ranges;
@@ -143,14 +144,15 @@ static int make_chunk(struct save_staging *pool, struct save_chunk **out, struct
 		free(chunk);
 		return ret;
 	}
-	/* To touch it takes longer than the copy, and several threads can make chunks. */
+	/* Touching new memory takes longer than the copy, and several threads can make chunks at
+	 * once. */
 	if (!pool->shared)
 		base_prefault(chunk->memory, SAVE_CHUNK_BYTES);
 	*out = chunk;
 	return 0;
 }
 
-/* One more, which pool->made already counts. */
+/* Makes a chunk that pool->made counts already, and corrects the count on failure. */
 static int make_counted_chunk(struct save_staging *pool, struct save_chunk **chunk,
 			      struct base_error *error)
 {
@@ -181,7 +183,7 @@ void save_staging_destroy(struct save_staging *pool)
 
 /* ---- Admission ------------------------------------------------------------------------------- */
 
-/* A save that waits for staging memory; first come, first served. */
+/* A save that waits for staging memory, in the order in which saves asked. */
 struct save_waiter {
 	TAILQ_ENTRY(save_waiter) entry;
 };
@@ -194,7 +196,7 @@ int save_staging_admit(struct save_staging *pool, size_t chunks,
 	int ret = 0;
 
 	pthread_mutex_lock(&pool->lock);
-	/* A queue: without one small saves would overtake a large one for ever. */
+	/* Without a queue, small saves could overtake a large one for ever. */
 	TAILQ_INSERT_TAIL(&pool->waiters, &waiter, entry);
 	while (!ret &&
 	       (TAILQ_FIRST(&pool->waiters) != &waiter || pool->admitted + chunks > pool->limit)) {
@@ -286,7 +288,7 @@ void save_staging_trim(struct save_staging *pool)
 	}
 }
 
-/* ---- For another process that writes --------------------------------------------------------- */
+/* ---- Chunks for another process that writes -------------------------------------------------- */
 
 int save_shared_fd(struct ioshape_context *context, int *fd, struct base_error *error)
 {

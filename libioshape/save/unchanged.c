@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stale bytes: a save whose large records are all those of the save before it. Then training
- * changes something else than what is saved: a state_dict was taken once, a buffer is a copy of
- * what it should be. The checksums of the records tell, and those there are already: writing makes
- * them, and a load finds them in the directory. So a job that restarts compares its first save with
- * what it has loaded.
+ * Detects stale bytes: a save whose large records all equal those of the previous save. Then
+ * training changes other tensors than the saved ones. For example the program took a state_dict
+ * only once, or a buffer is a stale copy.
+ *
+ * The comparison needs only the checksums of records. Writing computes them anyway, and a load
+ * finds them in the zip directory. So a restarted job compares its first save with the checkpoint
+ * that it loaded.
  */
 #include "save/file.h"
 
@@ -13,10 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Small records (step counters, states of random generators) change whatever else stands still. */
+/* Size from which a record is large. Small records (step counters, states of random generators)
+ * change even if all tensors stand still. */
 #define LARGE_BYTES (1 * MIB)
-/* In a file without large ones, those from half of the largest on are; but a state of torch's
- * generators, which has 5 KiB, never is. */
+/* In a file without such records, those of at least half the largest size count as large, but never
+ * below this limit. The state of torch's generator, which has 5 KiB, never counts. */
 #define LEAST_LARGE_BYTES (16 * KIB)
 
 struct large_record {
@@ -26,15 +29,16 @@ struct large_record {
 
 struct save_seen {
 	TAILQ_ENTRY(save_seen) entry;
-	char *path;     /* absolute */
-	uint64_t bytes; /* of all large records */
+	char *path;     /* absolute path */
+	uint64_t bytes; /* size of all large records */
 	size_t count;
-	struct large_record records[]; /* sorted */
+	struct large_record records[]; /* sorted by size and checksum */
 };
 
-/* ---- What is remembered of a file ------------------------------------------------------------ */
+/* ---- Facts remembered of a file -------------------------------------------------------------- */
 
-/* Numbers and whatever else is no tensor lie there, however large it is. */
+/* Returns whether a record is the pickle. It has numbers and other objects, so it never counts as
+ * large. */
 static bool is_pickle(const struct format_entry *entry)
 {
 	const char *slash = strrchr(entry->name, '/');
@@ -68,8 +72,8 @@ static void free_seen(struct save_seen *seen)
 	free(seen);
 }
 
-/* Without a path. NULL if nothing is large, or there is no memory: no save and no load fails for
- * that. */
+/* Collects the large records of a file; the result has no path yet. NULL: there are none, or no
+ * memory. That makes no save or load fail. */
 static struct save_seen *look(const struct format_entry *entries, uint64_t count)
 {
 	const uint64_t least = least_large_bytes(entries, count);
@@ -94,7 +98,8 @@ static struct save_seen *look(const struct format_entry *entries, uint64_t count
 	return seen;
 }
 
-/* Bytes of records that both have, wherever in the file: a new tensor before them renames all. */
+/* Returns the size of the records that both files have. Positions do not matter, because a new
+ * tensor renumbers all tensors behind it. */
 static uint64_t bytes_in_both(const struct save_seen *one, const struct save_seen *other)
 {
 	size_t i = 0, j = 0;
@@ -111,9 +116,10 @@ static uint64_t bytes_in_both(const struct save_seen *one, const struct save_see
 	return bytes;
 }
 
-/* ---- Series ---------------------------------------------------------------------------------- */
+/* ---- Checkpoint families --------------------------------------------------------------------- */
 
-/* Paths of one series differ in their numbers at most. */
+/* Returns whether two paths belong to one checkpoint family: they differ at most in their
+ * numbers. */
 static bool is_same_series(const char *one, const char *other)
 {
 	for (;; one++, other++) {
@@ -144,7 +150,8 @@ static void forget(struct save_seen_list *list, struct save_seen *seen)
 	free_seen(seen);
 }
 
-/* In the place of what was there of its series, or of the oldest. */
+/* Adds a file to the list, and removes the previous one of its family. If the list is full, removes
+ * the oldest instead. */
 static void remember(struct save_seen_list *list, struct save_seen *seen)
 {
 	struct save_seen *old = find(list, seen->path);
@@ -166,9 +173,10 @@ void save_seen_forget(struct ioshape_context *context)
 		forget(&context->loaded, TAILQ_FIRST(&context->loaded.all));
 }
 
-/* ---- One save -------------------------------------------------------------------------------- */
+/* ---- Comparing a save ------------------------------------------------------------------------ */
 
-/* `before` may be NULL. The first one that has all of it is what the error names. */
+/* Compares a save with an earlier one, unless that is NULL. `stale` keeps the first earlier save
+ * that has all its bytes. */
 static void compare_with(struct save_compare *compare, const struct save_seen *before,
 			 struct base_error *stale)
 {
@@ -211,7 +219,7 @@ int save_compare_records(struct save_compare *compare, const struct format_entry
 	struct ioshape_context *context = compare->context;
 	struct base_error stale = { 0 };
 
-	/* A save that was read for a digest before has been compared then. */
+	/* A save whose digest was computed has been compared already. */
 	if (context->unchanged == IOSHAPE_UNCHANGED_IGNORE || compare->seen)
 		return 0;
 	compare->seen = look(entries, count);
@@ -256,7 +264,7 @@ void save_compare_end(struct save_compare *compare, bool in_place, struct ioshap
 	compare->seen = NULL;
 }
 
-/* ---- One load -------------------------------------------------------------------------------- */
+/* ---- Remembering a load ---------------------------------------------------------------------- */
 
 void save_compare_loaded(struct ioshape_context *context, const char *path,
 			 const struct format_reader *zip)
