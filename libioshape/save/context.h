@@ -33,6 +33,7 @@ struct save_staging {
 	TAILQ_HEAD(, save_waiter) waiters;
 };
 
+/* Begins an empty pool of at most limit_bytes, but at least one chunk. */
 void save_staging_init(struct save_staging *pool, uint64_t limit_bytes, bool shared);
 /* Frees a pool to which all chunks have been given back. */
 void save_staging_destroy(struct save_staging *pool);
@@ -51,6 +52,7 @@ void save_staging_leave(struct save_staging *pool, size_t chunks);
 /* Takes a promised chunk. -ENOMEM: there is no memory for it after all. */
 int save_staging_get(struct save_staging *pool, struct save_chunk **chunk,
 		     struct base_error *error);
+/* Puts a chunk back, which is kept for later. */
 void save_staging_put(struct save_staging *pool, struct save_chunk *chunk);
 /* Makes and prefaults chunks until `chunks` exist. save_staging_trim() frees unused ones. */
 int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_error *error);
@@ -111,8 +113,10 @@ struct ioshape_context {
 	TAILQ_HEAD(, ioshape_save) background; /* handles that are not freed yet (save.c) */
 };
 
+/* Takes a kept lane, or opens a new one. */
 int save_take_lane(struct ioshape_context *context, struct io_lane **lane,
 		   struct base_error *error);
+/* Keeps the lane for later, or closes it. NULL is allowed. */
 void save_return_lane(struct ioshape_context *context, struct io_lane *lane);
 
 /* Forgets all saved and loaded files, when a context is freed (unchanged.c). */

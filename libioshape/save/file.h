@@ -81,8 +81,10 @@ struct save_order {
 	bool overtaken;
 };
 
+/* Takes the place behind all saves to the path that have begun. */
 int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
 		     struct base_error *error);
+/* Gives the place up, committed or not, and wakes the saves behind it. */
 void save_order_end(struct ioshape_context *context, struct save_order *order);
 
 /* ---- Stale bytes (unchanged.c) --------------------------------------------------------------- */

@@ -12,8 +12,8 @@ struct ioshape_reader {
 	struct format_reader zip;
 	struct ioshape_reader_options options;
 	struct base_error error;  /* error of the last failed call */
-	struct base_error beside; /* reason why the file beside this one has no valid checksums; no
-				     code: there is no such file */
+	struct base_error beside; /* reason why checksums beside the file are unused; code 0:
+				     there are none */
 	struct io_stream *stream; /* for sequential reads; made by the first one */
 	struct io_lane *lane;     /* lane of the stream, while something is prefetched */
 	bool is_expecting;        /* the prefetched blocks are for records that will be loaded */

@@ -13,7 +13,7 @@
 
 #include <pthread.h>
 
-/* ---- Calls on a context (context.c) ----------------------------------------------------- */
+/* ---- Calls on a context (context.c) ---------------------------------------------------------- */
 
 /* Checks a context. Every call begins with this. -EINVAL: no context; -EPERM: the process is a
  * forked child. */
@@ -95,7 +95,7 @@ struct save_checksums {
 int save_checksums_put(struct save_checksums *checksums, struct io_writer *file, const void *data,
 		       size_t bytes, uint32_t *crc, struct base_error *error);
 
-/* ---- Files (file.c) -------------------------------------------------------------------- */
+/* ---- Files (file.c) -------------------------------------------------------------------------- */
 
 /* Callbacks and facts for a save that waits for a slot. */
 struct save_watch {
@@ -160,7 +160,7 @@ int save_write_file(struct save_file *file, const struct save_watch *watch,
 		    struct save_order *order, struct ioshape_report *report,
 		    struct base_error *error);
 
-/* ---- Loads (load.c) ------------------------------------------------------------------- */
+/* ---- Loads (load.c) -------------------------------------------------------------------------- */
 
 /*
  * Declares that a reader reads a shard of a collective save to `path`, so that later saves are
@@ -224,6 +224,7 @@ int save_begin(struct ioshape_context *context, const char *path,
 /* Records the progress of a save, and passes it on to the caller's callback. An
  * ioshape_progress_fn. */
 int save_track(void *save, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes);
+/* Returns whether the save was asked to stop. */
 bool save_is_stopped(const struct ioshape_save *save);
 /* Returns callbacks that record the save's position in the queue for a slot. */
 struct save_watch save_watch_of(struct ioshape_save *save);
@@ -232,7 +233,7 @@ struct save_watch save_watch_of(struct ioshape_save *save);
 int save_write_payload(struct ioshape_save *save, struct format_writer *zip, struct io_writer *file,
 		       struct base_error *error);
 
-/* ---- Digests of collective saves (digest.c) --------------------------------------- */
+/* ---- Digests of collective saves (digest.c) -------------------------------------------------- */
 
 /* Largest number of payload bytes that a sample reads. */
 #define SAVE_SAMPLE_BYTES (512 * KIB)

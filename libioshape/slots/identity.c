@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a process describes itself when it asks for a slot: its job, rank, node and user, and a
- * priority boost for what waiting costs. Also computes when the process writes if no coordinator
- * answers. Calls no coordinator.
+ * The identity that a process gives itself when it asks for a slot: its job, rank, node and user,
+ * and a priority boost for what waiting costs. Also computes when the process writes if no
+ * coordinator answers. Calls no coordinator.
  */
 #define _GNU_SOURCE
 #include "slots/slots.h"

@@ -69,6 +69,7 @@ int link_open(struct slots_link **out, const struct slots_address *address,
 /* NULL is allowed. */
 void link_close(struct slots_link *link);
 
+/* Sends a command by until_ns at the latest. */
 int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
 	      struct base_error *error);
 /* Reads what has arrived. *reply stays NULL until a reply is complete. */

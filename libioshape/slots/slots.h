@@ -23,8 +23,8 @@
 
 #define SLOTS_USER_BYTES 24
 
-/* How a process describes itself to the coordinator. All requests of the process to one pool share
- * it. Printable ASCII only. */
+/* The identity that a process gives itself before the coordinator. All requests of the process to
+ * one pool share it. Printable ASCII only. */
 struct slots_identity {
 	char client[17]; /* 16 random hexadecimal digits, one client for each pool */
 	char job[SLOTS_TEXT_BYTES];
@@ -179,12 +179,14 @@ const struct slots_ops *slots_coordinator_of(const char *address);
 
 struct slots_pool;
 
+/* The policy of a pool for an unreachable coordinator and for stalled writers. */
 struct slots_policy {
-	enum ioshape_unreachable unreachable;
-	uint32_t stagger_most_ms;
-	uint32_t stall_ms;
+	enum ioshape_unreachable unreachable; /* while the coordinator is unreachable */
+	uint32_t stagger_most_ms;             /* longest staggered start */
+	uint32_t stall_ms;                    /* a slot without progress for so long is given up */
 };
 
+/* Opens a pool; does not connect yet. -EINVAL: the address is not valid. */
 int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 		    const struct slots_policy *policy, struct base_error *error);
 /* Closes a pool whose slots have all been released. NULL is allowed. */
@@ -213,6 +215,12 @@ struct slots_wanted {
 	void *lost_user;
 };
 
+/*
+ * Waits for a slot. Returns 0 with a slot, or with one that stands for writing without a slot: the
+ * policy or a deadline allowed that, and slots_info() says so. Otherwise returns -ETIMEDOUT,
+ * -EAGAIN, -ECANCELED, -ENOMEM, or a failure of the coordinator if the policy is to fail. *out is
+ * NULL then.
+ */
 int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 		  struct slots_slot **out, struct base_error *error);
 /*
@@ -221,10 +229,12 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
  * returns anything but 0, the wait ends and returns that value.
  */
 int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user);
+/* Fills in how the slot was acquired, and whether it is still held. */
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info);
 /* Returns the group of storage targets for the slot's file, from 1 to
  * slots_wanted.default_capacity; 0: any group. */
 uint32_t slots_place(struct slots_slot *slot);
+/* Gives the slot back and frees it. NULL is allowed. */
 void slots_release(struct slots_slot *slot);
 
 /* ---- Messages in a Redis (notes.c) ----------------------------------------------------------- */
