@@ -183,7 +183,7 @@ static void put_beside(const struct save_checksums *checksums, struct io_writer 
 /*
  * Free space is checked before a save queues for its slot, so that no save waits for a slot that it
  * cannot use. Nothing is reserved, so other writers may take the space meanwhile. Then opening or
- * writing the file fails, and the same setting decides what follows.
+ * writing the file fails, and the setting `full` decides then, too.
  */
 
 #define TARGETS_BYTES 320
@@ -480,8 +480,9 @@ static int explain(const struct save_file *file, int ret, struct base_error *err
 }
 
 /*
- * Brings all bytes to stable storage. Releases the slot when few requests are left in flight.
- * Otherwise the storage would idle while the slowest target finishes and the file is renamed.
+ * Brings all bytes to stable storage. Releases the slot early, when few requests are left in
+ * flight. If the next writer began later, the storage would idle while the slowest target finishes
+ * and while the file is renamed.
  */
 static int finish(struct save_file *file, struct base_error *error)
 {
@@ -525,8 +526,7 @@ static void log_save(const struct save_file *file, const struct ioshape_report *
 static int commit_in_order(struct save_file *file, struct save_order *order,
 			   struct ioshape_report *report, struct base_error *error)
 {
-	/* Processes that write parts of one file commit together: none of them overtakes
-	 * another. */
+	/* All parts of one file must be committed, so none of them may overtake another. */
 	const bool urgent = file->options.deadline_ns > 0 && !file->options.part_bytes;
 	const uint64_t begin = base_now_ns();
 	int ret = order ? save_order_wait(file->context, order, urgent, error) : 0;
