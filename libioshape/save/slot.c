@@ -581,8 +581,8 @@ static void pass(void *user, uint64_t bytes)
 
 	if (hold) {
 		pthread_mutex_lock(&hold->lock);
-		/* The callback must not be called under this lock, because it may write to another
-		 * file that shares the slot. */
+		/* If files share the slot, no callback may run under this lock, because it may
+		 * write to another of these files. */
 		slots_pass(hold->slot, bytes, hold->listed ? NULL : must_stop, slot);
 		pthread_mutex_unlock(&hold->lock);
 	}

@@ -690,8 +690,8 @@ static int take_ticket(struct local_pool *pool, struct local_member *member)
 		if (ret == -EAGAIN)
 			continue;
 		member->ticket = (uint64_t)(at - begin);
-		/* The tickets above may have been freed after the look-up, and a newer request may
-		 * have taken a higher one. Then this ticket would jump the queue. */
+		/* Since the look-up a waiter may have taken this ticket and left, while another
+		 * request went above it. Then this request would jump the queue. */
 		if (ret || !is_locked(pool, at + 1, end))
 			return ret;
 		local_lock(member->fd, F_UNLCK, at, 1);
@@ -837,8 +837,8 @@ static int hold(struct local_pool *pool, struct local_member *member, const uint
 	do
 		written = base_now_ns();
 	while (fence_time(pool, written) == fence_time(pool, now));
-	/* Other requests ignore the locks of a process that was stopped before it wrote the
-	 * records. */
+	/* If this process was stopped before it wrote the records, other requests may have ignored
+	 * its locks. */
 	if (!ret && written - pool->now_ns > LOCAL_SURE_NS / 2)
 		ret = -EAGAIN;
 	if (ret) {
