@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a job save and load together."""
+"""Save and load checkpoints of all ranks of a job together."""

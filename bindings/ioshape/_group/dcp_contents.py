@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a checkpoint of DCP. Nothing of it is run or imported, nor torch."""
+"""Read and verify what a checkpoint of torch.distributed.checkpoint (DCP) contains.
+
+Nothing in the checkpoint is run or imported, and torch is not imported either.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ from ioshape._native import lib
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A description of a million tensors takes a quarter of that.
+# A description of a million tensors takes a quarter of this.
 _MOST_BYTES = 1 << 30
-# The command prints them, for each part again.
+# The commands print a file name again for each shard.
 _LONGEST_FILE_NAME = 1024
 _LONGEST_DTYPE = 64
 
@@ -34,14 +37,14 @@ _LONGEST_DTYPE = 64
 def read_description(
     path: str, operation: str, take: Callable[[IO[bytes]], Any], remedy: str = ""
 ) -> Any:
-    """Return what `take` makes of a description; it may raise anything for a wrong one.
+    """Return what `take` makes of a description file; `take` may raise anything for a bad one.
 
     Raises:
-        FormatError: it is no description.
-        StorageError: it could not be read.
+        FormatError: The file is not a description.
+        StorageError: The file could not be read.
     """
     try:
-        # O_NONBLOCK: a pipe of that name must not stop the program.
+        # O_NONBLOCK: a named pipe with this name must not block the program.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         with os.fdopen(open_file(path, flags), "rb") as file, collector_rests():
             status = os.fstat(file.fileno())
@@ -62,7 +65,7 @@ def read_description(
 
 
 def check_file_name(name: object) -> None:
-    """Refuse the name of a data file that is not in the checkpoint's directory or below."""
+    """Refuse the name of a data file that is not below the checkpoint's directory."""
     if type(name) is not str:
         raise UnpicklingError("it names a file by what is no text")
     is_inside = not name.startswith("/") and ".." not in name.split("/")
@@ -70,11 +73,13 @@ def check_file_name(name: object) -> None:
         raise UnpicklingError(f"it names {name[:100]!r} as a file of its own")
 
 
-# ---- Stand-ins ----------------------------------------------------------------------------------
+# ---- Stand-ins for pickled objects --------------------------------------------------------------
 
 
 class _StandIn(Inert):
-    """An object of the pickle: what it would have been made of."""
+    """A stand-in for an object of the pickle: the arguments and the state it would have been made
+    of.
+    """
 
     __slots__ = ("arguments", "fields")
 
@@ -87,7 +92,7 @@ class _Machine(Machine):
     plain_keys = Machine.plain_keys | {_StandIn}
 
     def find(self, module: str, name: str) -> Any:
-        """Return the name of a dtype, and what makes a stand-in of everything else."""
+        """Return the name of a dtype, and a maker of stand-ins for everything else."""
         if module == "torch" and name != "Size":
             return name
         if (module, name) == ("collections", "OrderedDict"):
@@ -95,7 +100,7 @@ class _Machine(Machine):
         return Global(module, name, _StandIn)
 
     def build(self, to: Any, state: Any) -> None:
-        """Give a stand-in its fields; other objects have none that count."""
+        """Give a stand-in its fields; the state of other objects does not matter."""
         if type(to) is _StandIn:
             to.fields = state if type(state) is dict else {"state": state}
 
@@ -105,7 +110,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _size(value: Any) -> tuple[int, ...]:
-    """Return what a torch.Size holds."""
+    """Return the numbers that a torch.Size holds."""
     arguments = value.arguments if type(value) is _StandIn else ()
     numbers = arguments[0] if arguments else ()
     if not are_lengths(numbers):
@@ -113,50 +118,50 @@ def _size(value: Any) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-# ---- What is there ------------------------------------------------------------------------------
+# ---- Items of a checkpoint ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has saved of an item of the state dict."""
+    """A shard of an item of the state dict, as one rank saved it."""
 
-    #: the item: "model.layer.weight"
+    #: name of the item: "model.layer.weight"
     name: str
-    #: the data file, below the checkpoint
+    #: path of the data file, relative to the checkpoint
     file: str
     offset: int
     n_bytes: int
-    #: went through an extension of DCP, which alone can read it
+    #: whether an extension of DCP has transformed the bytes; only that can read them
     is_transformed: bool
 
 
 @dataclass(frozen=True)
 class Item:
-    """An item of the state dict."""
+    """An item of the state dict, and its shards."""
 
     name: str
-    #: "" if it is no tensor
+    #: "" if the item is not a tensor
     dtype: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
 
     @property
     def n_elements(self) -> int:
-        """Of a tensor."""
+        """The number of elements of a tensor."""
         return math.prod(self.shape)
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a directory is a checkpoint of DCP."""
+    """Return whether a directory is a checkpoint of DCP."""
     return os.path.isfile(os.path.join(path, DESCRIPTION))  # noqa: PTH113, PTH118
 
 
 def items(path: str, operation: str = "inspect") -> list[Item]:
-    """Of the checkpoint in a directory, by name.
+    """Return the items of the checkpoint in a directory, sorted by name.
 
     Raises:
-        FormatError: its .metadata cannot be read.
-        StorageError: it is not there.
+        FormatError: The checkpoint's .metadata is invalid.
+        StorageError: The .metadata does not exist or cannot be read.
     """
     name = os.path.join(path, DESCRIPTION)  # noqa: PTH118
     found: list[Item] = read_description(
@@ -203,11 +208,16 @@ def _item(name: str, item: Any, parts: dict[str, list[Part]]) -> Item:
 def verify(
     path: str, *, share: float = 1.0, progress: Callable[[Progress], object] | None = None
 ) -> int:
-    """Reads what a checkpoint holds, and compares all checksums; its bytes.
+    """Read all data of a checkpoint and compare all checksums; return the number of bytes.
+
+    Args:
+        path: The directory of the checkpoint.
+        share: The share of the data that is read, from 1 (all) to 0 (none: structure only).
+        progress: Is called with a Progress after each shard.
 
     Raises:
-        DamagedError: one is wrong; the message names the tensor.
-        StorageError: something is missing, or could not be read.
+        DamagedError: A checksum is wrong. The message names the tensor.
+        StorageError: A file is missing, or could not be read.
     """
     parts = [part for item in items(path, "verify") for part in item.parts]
     parts.sort(key=lambda part: (part.file, part.offset))
@@ -222,7 +232,7 @@ def verify(
 
 
 def _check_apart(path: str, parts: list[Part]) -> None:
-    """Refuse parts that overlap: few bytes of a description could ask for any number of reads."""
+    """Refuse overlapping shards: a short description could ask for any number of reads."""
     for part, other in itertools.pairwise(parts):
         if part.file == other.file and part.offset + part.n_bytes > other.offset:
             raise failure(

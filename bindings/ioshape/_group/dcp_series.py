@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories beside each other, each a checkpoint of DCP, with a number in its name: step-1000.
+"""List and remove the DCP checkpoints of a directory whose names differ in a number: step-1000.
 
-Nothing of them is run or imported, nor torch.
+Nothing in the checkpoints is run or imported, and torch is not imported either.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# A directory of such a name that cannot be looked into may be the newest checkpoint. Others, as
-# "job-4711", may belong to another user.
+# An unreadable directory with such a name may be the newest checkpoint. Others, such as "job-4711",
+# may belong to another user.
 _OF_CHECKPOINTS = re.compile(r"(step|epoch|iter|iteration|checkpoint|ckpt)[-_=.]?[0-9]+$", re.I)
 
 
 @dataclass(frozen=True)
 class Member:
-    """A complete checkpoint of a series."""
+    """A complete checkpoint of a family."""
 
     step: int
     path: str
@@ -49,27 +49,27 @@ def _step_of(name: str) -> int | None:
 
 
 def prefix_of(path: str) -> str | None:
-    """Its name without the number; None if it belongs to no series."""
+    """Return the name of a checkpoint without its number; None if it belongs to no family."""
     found = numbered(os.path.basename(path))  # noqa: PTH119
     return None if found is None or found.suffix else found.prefix
 
 
 def may_be_checkpoint(name: str) -> bool:
-    """Whether a directory of that name that cannot be looked into is taken for a checkpoint."""
+    """Return whether an unreadable directory of that name is taken for a checkpoint."""
     return _OF_CHECKPOINTS.search(name) is not None
 
 
 def cannot_look(where: str, path: str, error: OSError) -> StorageError:
-    """Return the exception for a load from `where` that cannot look at this path."""
+    """Return the exception for a load from `where` that cannot read this path."""
     sentence = f'cannot load "{where}": cannot look at "{path}": {error.strerror}'
     return failure(-(error.errno or errno.EIO), sentence, path, "load")
 
 
 def listed(directory: str) -> list[str]:
-    """Return the names in a directory; none if there is no such directory.
+    """Return the names in a directory, sorted; none if there is no such directory.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: The directory cannot be read.
     """
     try:
         return sorted(os.listdir(directory))  # noqa: PTH208
@@ -80,9 +80,10 @@ def listed(directory: str) -> list[str]:
 
 
 def _paths(directory: str) -> list[tuple[str, StorageError | None]]:
-    """Return the directories with a .metadata, the newest first; of equal times, the highest step.
+    """Return the directories that have a .metadata file, newest first.
 
-    Directories that cannot be looked into come first, with the reason: one may be the newest.
+    If two have one time, the higher step comes first. Directories that cannot be read come before
+    all others, each with the reason: one of them may be the newest checkpoint.
     """
     found, closed = [], []
     for name in listed(directory):
@@ -95,7 +96,7 @@ def _paths(directory: str) -> list[tuple[str, StorageError | None]]:
         except PermissionError as error:
             if may_be_checkpoint(name):
                 closed.append((path, cannot_look(directory, path, error)))
-        except OSError:  # it has none, or was removed just now
+        except OSError:  # no .metadata, or removed just now
             continue
     return [*closed, *((path, None) for _saved, _step, path in sorted(found, reverse=True))]
 
@@ -105,11 +106,11 @@ def _saved_ns(path: str) -> int:
 
 
 def look(path: str) -> Member:
-    """At one, without reading its files.
+    """Describe one checkpoint without reading its data files.
 
     Raises:
-        StorageError: it is damaged: .metadata is no description, or a file is not as long as that
-            says. Or it could not be read.
+        StorageError: The checkpoint is damaged: .metadata is invalid, or a file is shorter than
+            .metadata says. Or it could not be read.
     """
     ends: dict[str, int] = {}
     for item in items(path, "load"):
@@ -142,7 +143,7 @@ def _file_bytes(path: str, name: str, end: int) -> int:
 
 
 def newest_first(directory: str) -> Iterator[tuple[str, Member | StorageError]]:
-    """Each with its path: what it is, or why it is not complete."""
+    """Yield the path of each checkpoint, and its description or why it is not complete."""
     for path, closed in _paths(directory):
         if closed is not None:
             yield path, closed
@@ -158,7 +159,7 @@ def newest(directory: str) -> tuple[Member | None, list[PassedOver]]:
     """Return the newest complete checkpoint, and the newer ones that are not complete.
 
     Raises:
-        StorageError: one could not be looked at by this process, and may be complete.
+        StorageError: This process could not read a checkpoint that may be complete.
     """
     passed_over: list[PassedOver] = []
     for path, one in newest_first(directory):
@@ -171,7 +172,7 @@ def newest(directory: str) -> tuple[Member | None, list[PassedOver]]:
 
 
 def members(directory: str) -> tuple[list[Member], list[tuple[str, StorageError]]]:
-    """The complete ones, oldest first; and the paths of those that are not, and why."""
+    """Return the complete checkpoints, oldest first, and the others with their reasons."""
     found = list(newest_first(directory))[::-1]
     complete = [one for _path, one in found if isinstance(one, Member)]
     return complete, [(path, one) for path, one in found if isinstance(one, StorageError)]
@@ -185,9 +186,10 @@ def remove(
     dry_run: bool = False,
     prefix: str | None = None,
 ) -> list[Member]:
-    """Those that are not to be kept, oldest first, are removed with all that is in them.
+    """Remove the checkpoints that are not to be kept, oldest first, and return them.
 
-    With `prefix` only of those whose names are this and a number.
+    Their directories are removed with all contents. With `prefix`, only checkpoints whose names are
+    this prefix and a number count.
     """
     complete, _damaged = members(directory)
     if prefix is not None:
@@ -199,7 +201,11 @@ def remove(
 
 
 def _remove(path: str) -> None:
-    """Whoever sees it sees all of it: first it gets a name of what is left by a dead process."""
+    """Remove a checkpoint so that readers see all of it or none.
+
+    The directory is first renamed to the name of a dead process's leftover, which a later cleanup
+    would remove.
+    """
     with Directory(path) as hidden:
         os.rename(path, hidden.path)  # noqa: PTH104
         sync(os.path.dirname(os.path.abspath(path)))  # noqa: PTH100, PTH120

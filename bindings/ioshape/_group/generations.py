@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations on disk: what there is, what lies in it, and what goes."""
+"""List, describe, open, verify and remove the group checkpoints of a directory.
+
+In this module a generation is a group checkpoint: one directory "step-…" with the shards of all
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +52,19 @@ MODES: dict[int, Mode] = {
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank saved, and where it lies."""
+    """One rank's shard of a checkpoint, and where it is stored."""
 
     rank: int
-    #: path of the file that it lies in
+    #: path of the file that contains the shard
     file: str
-    #: "rank-00007.pt": its name in the zip, or of the file itself; of an equal part that of the
-    #: rank whose part is stored
+    #: "rank-00007.pt": name of the shard in the zip, or of its own file. If an equal shard is
+    #: stored instead, the name of that one
     name: str
-    #: of its first byte in the file; 0 if it is a file of its own
+    #: position of the shard's first byte in the file; 0 if it is a file of its own
     offset: int
     n_bytes: int
     crc32: int
-    #: the lowest rank that saved the same; equal parts are stored once
+    #: the lowest rank that saved an equal shard; equal shards are stored once
     same_as: int
 
 
@@ -69,27 +73,28 @@ class Generation:
     """A complete checkpoint of all ranks of a job."""
 
     step: int
-    #: of its directory
+    #: path of the checkpoint's directory
     path: str
-    #: when it was completed; in UTC
+    #: time of completion, in UTC
     saved: datetime
-    #: "each", "node" or "rank0": which ranks wrote files. "dcp": it is a checkpoint of
-    #: torch.distributed.checkpoint, which has no parts, and which ioshape.dcp loads
+    #: which ranks wrote files: "each", "node" or "rank0". "dcp" marks a checkpoint of
+    #: torch.distributed.checkpoint, which has no shards of ranks and which ioshape.dcp loads
     mode: Mode | Literal["dcp"]
-    #: how many saved it
+    #: number of ranks that saved it
     ranks: int
-    #: how many there are, the manifest not counted
+    #: number of files, without the manifest
     files: int
-    #: of these files
+    #: total size of these files
     n_bytes: int
-    #: how many of the ranks' parts differ: 1 if all ranks saved the same. 0 for "dcp"
+    #: number of different shards: 1 if all ranks saved equal objects. 0 for "dcp"
     distinct: int = 0
 
     def parts(self) -> list[Part]:
-        """Where each rank's part lies.
+        """Return where the shard of each rank is stored, by rank.
 
         Raises:
-            StorageError: the generation is not there any more, or does not hold.
+            StorageError: The checkpoint does not exist any more, or is damaged.
+            ValueError: It is a checkpoint of torch.distributed.checkpoint.
         """
         self._check_parts()
         with _open(self) as handle:
@@ -114,22 +119,27 @@ class Generation:
         progress: Callable[[Progress], object] | None = None,
         **pickle_load_args: Any,
     ) -> Any:
-        """Loads what a rank saved; only its range of the file is read.
+        """Load the object that one rank saved; only the shard's range of the file is read.
 
         Args:
-            rank: whose part, from 0 to `ranks` - 1.
-            map_location: as in torch.load.
-            pickle_module: as in torch.load.
-            weights_only: as in torch.load.
-            mmap: as in torch.load; only for parts that are files of their own (mode "each").
+            rank: The rank whose shard is loaded, from 0 to `ranks` - 1.
+            map_location: As in torch.load.
+            pickle_module: As in torch.load.
+            weights_only: As in torch.load.
+            mmap: As in torch.load; only for shards that are files of their own (mode "each").
             verify: False compares no checksums.
-            progress: is called with a Progress now and then; an exception in it stops the load.
-            pickle_load_args: as in torch.load.
+            progress: Is called with a Progress at intervals; an exception in it stops the load.
+            pickle_load_args: As in torch.load.
+
+        Returns:
+            The object.
 
         Raises:
-            DamagedError: a checksum is wrong; the message names the tensor and where it lies.
-            StorageError: the generation is not there any more, has no such rank, or could not be
+            DamagedError: A checksum is wrong. The message names the tensor and its position.
+            StorageError: The checkpoint does not exist any more, has no such rank, or could not be
                 read.
+            ValueError: It is a checkpoint of torch.distributed.checkpoint, or `mmap` is set and the
+                shard shares its file with others.
         """
         import torch  # noqa: F401, PLC0415 - before any module of ours that needs it
 
@@ -138,7 +148,7 @@ class Generation:
 
         self._check_parts()
         options = {"weights_only": weights_only, **pickle_load_args}
-        # Open until all is read: nobody removes it meanwhile.
+        # An open checkpoint cannot be removed, so it stays open until all is read.
         with _open(self, operation="load") as handle:
             part = handle.part(rank)
             if mmap:
@@ -169,19 +179,19 @@ class Generation:
     def verify(
         self, *, share: float = 1.0, progress: Callable[[Progress], object] | None = None
     ) -> None:
-        """Reads all of it and compares all checksums, those of the manifest included.
+        """Read the checkpoint and compare all checksums, those of the manifest included.
 
-        Returns if every one is right.
+        The method returns if all checksums are right.
 
         Args:
-            share: of the data that is read, from 1 (all) to 0 (none: only whether the manifest, the
-                files' sizes and each part's structure hold). Those of the manifest are compared
-                only with 1.
-            progress: is called with a Progress now and then; an exception in it stops the call.
+            share: The share of the data that is read, from 1 (all) to 0 (none). With 0 only the
+                manifest, the sizes of the files and the structure of each shard are checked. The
+                checksums of the manifest are compared only with 1.
+            progress: Is called with a Progress at intervals; an exception in it stops the call.
 
         Raises:
-            DamagedError: one is not.
-            StorageError: it is not there any more, or could not be read.
+            DamagedError: A checksum is wrong.
+            StorageError: The checkpoint does not exist any more, or could not be read.
         """
         if self.mode == "dcp":
             contents.verify(self.path, share=share, progress=progress)
@@ -196,10 +206,10 @@ class Generation:
 
 
 class Handle(Owner):
-    """A generation that is open: while it is, nothing removes it."""
+    """An open checkpoint of a group. While it is open, no process removes it."""
 
     def __init__(self, directory: str, step: int | None, operation: str) -> None:
-        """The newest one if step is None."""
+        """Open the checkpoint of this step, or the newest one if step is None."""
         self._context = current()
         super().__init__("generation", directory, self._context)
         self._directory = directory
@@ -226,16 +236,16 @@ class Handle(Owner):
 
     @property
     def directory(self) -> str:
-        """In which it lies."""
+        """The directory that contains the checkpoint, as the caller gave it."""
         return self._directory
 
     @property
     def serial(self) -> int:
-        """Higher than those of older ones; a copy has the same."""
+        """The serial number of the checkpoint: higher than those of older ones, equal in a copy."""
         return int(self._info().serial)
 
     def describe(self) -> Generation:
-        """What it is."""
+        """Return the description of the checkpoint."""
         info = self._info()
         return Generation(
             step=info.step,
@@ -249,7 +259,7 @@ class Handle(Owner):
         )
 
     def part(self, rank: int) -> Part:
-        """Where a rank's part lies."""
+        """Return where the shard of a rank is stored."""
         if rank < 0:
             raise ValueError(f"rank is {rank}; ranks count from 0")
         info = sized("ioshape_part_info")
@@ -272,7 +282,7 @@ class Handle(Owner):
         shared: bool | None = None,
         progress: Callable[[Progress], object] | None = None,
     ) -> Reader:
-        """Of one rank's part; to be closed before this."""
+        """Return a reader of one rank's shard, which must be closed before this handle."""
 
         def opener(options: Any, out: Any) -> None:
             self._check(lib.ioshape_generation_open_part(self._pointer, part.rank, options, out))
@@ -280,7 +290,7 @@ class Handle(Owner):
         return Reader(part.file, verify=verify, opener=opener, shared=shared, progress=progress)
 
     def verify(self, progress: Callable[[Progress], object] | None) -> None:
-        """Reads and compares all of it."""
+        """Read all of the checkpoint and compare all checksums."""
         teller = Teller(progress)
         user = ffi.new_handle(teller)
         code = lib.ioshape_generation_verify(self._pointer, lib.ioshape_py_progress, user)
@@ -290,14 +300,15 @@ class Handle(Owner):
 
 
 def _open(generation: Generation, operation: str = "load") -> Handle:
-    directory = os.path.dirname(generation.path)  # noqa: PTH120 - of a path that may be odd
+    directory = os.path.dirname(generation.path)  # noqa: PTH120 - pathlib would normalize the path
     return Handle(directory, generation.step, operation)
 
 
 def nearest(directory: str, step: int | None, operation: str, folder: str) -> Handle:
-    """The newest one if step is None. Of two that are the same, that on the tier of that folder.
+    """Open a checkpoint, or the newest one if step is None; prefer the tier of that folder.
 
-    If what is on the tier does not hold, a FallbackWarning says so, and the directory is looked at.
+    If the tier and the directory have copies of one checkpoint, the copy on the tier is opened. If
+    the copy on the tier is damaged, a FallbackWarning says so, and the directory is searched.
     """
     place = near(directory, folder)
     passed_over = None
@@ -315,11 +326,11 @@ def nearest(directory: str, step: int | None, operation: str, folder: str) -> Ha
         except FileNotFoundError:
             if passed_over is None:
                 raise
-            raise passed_over.error from None  # there is something, though not here
+            raise passed_over.error from None  # the directory has none, but the tier has one
         if passed_over is not None:
             warn_passed_over(there.describe().path, [passed_over])
         return there
-    # Whatever the directory cannot be looked at for, this one is nearer.
+    # If the directory cannot be read, the copy on the tier is still good.
     with contextlib.suppress(StorageError):
         there = Handle(directory, step, operation)
         if there.serial > here.serial:
@@ -328,7 +339,7 @@ def nearest(directory: str, step: int | None, operation: str, folder: str) -> Ha
     return here
 
 
-# ---- What users call ---------------------------------------------------------------------------
+# ---- Public functions --------------------------------------------------------------------------
 
 
 def latest(
@@ -336,23 +347,26 @@ def latest(
     *,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> Generation | None:
-    """The newest complete generation in a directory; None if there is none at all.
+    """Return the newest complete checkpoint in a directory; None if there is none at all.
 
-    The newest is what was saved last, whatever its step.
-    What is being written, damaged, or left behind by a job that died does not count.
+    The newest is the one that was saved last, whatever its step. Checkpoints that are being
+    written, that are damaged, or that a dead job left behind do not count.
 
-    A checkpoint of torch.distributed.checkpoint counts as a generation of mode "dcp" if the name of
-    its directory ends in a number: step-1000. It is complete if its .metadata is in place, and its
-    files are as long as that says.
+    A checkpoint of torch.distributed.checkpoint is found, too, if the name of its directory ends in
+    a number, such as step-1000. Its mode is "dcp". It is complete if its .metadata exists and its
+    files have the length that .metadata says.
 
     Args:
-        directory: what was given to save_group(), or one with checkpoints of DCP in it.
-        tier: as in load(): generations that are only there are found, too.
+        directory: The directory given to save_group(), or one that contains checkpoints of DCP.
+        tier: As in load(): checkpoints that are only on the tier are found, too.
+
+    Returns:
+        The Generation, or None.
 
     Raises:
-        NoUsableCheckpointError: there are checkpoints, and none of them is complete, or they are of
-            another kind.
-        StorageError: the directory or the tier cannot be read.
+        NoUsableCheckpointError: There are checkpoints, but none is complete, or they are of another
+            kind.
+        StorageError: The directory or the tier cannot be read.
     """
     path = os.fspath(directory)
     of_dcp, passed_over = series.newest(path)
@@ -381,18 +395,21 @@ def generations(
     *,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> list[Generation]:
-    """The complete generations in a directory, oldest first: in the order of their saves.
+    """Return the complete checkpoints in a directory in the order of their saves, oldest first.
 
-    A look at names and manifests; the files themselves are not read. Checkpoints of
-    torch.distributed.checkpoint are among them, as in latest().
+    Names and manifests are read, but not the files. Checkpoints of torch.distributed.checkpoint are
+    included, as in latest().
 
     Args:
-        directory: what was given to save_group(), or one with checkpoints of DCP in it.
-        tier: as in load(): generations that are only there are among them, and of those that are in
-            both places the copies on the tier.
+        directory: The directory given to save_group(), or one that contains checkpoints of DCP.
+        tier: As in load(): checkpoints that are only on the tier are included. If both places have
+            a checkpoint, the copy on the tier is listed.
+
+    Returns:
+        A list of Generations; an empty one if there are none.
 
     Raises:
-        StorageError: the directory or the tier cannot be read.
+        StorageError: The directory or the tier cannot be read.
     """
     path = os.fspath(directory)
     of_dcp, _damaged = series.members(path)
@@ -407,7 +424,7 @@ def generations(
 
 
 def _of_groups(path: str) -> list[tuple[int, Generation]]:
-    """With their serial numbers."""
+    """Return the group checkpoints in a directory, each with its serial number."""
     context = current()
     steps, count = ffi.new("uint64_t **"), ffi.new("size_t *")
     code = lib.ioshape_generation_list(context.pointer, encoded(path), steps, count)
@@ -434,25 +451,27 @@ def prune(
     keep_every: int = 0,
     dry_run: bool = False,
 ) -> list[int]:
-    """Removes complete generations that are not to be kept, oldest first, and what dead jobs left.
+    """Remove complete checkpoints that are not to be kept, and what dead jobs left behind.
 
-    The newest complete one stays, and so does one that somebody has open, also on another host
-    where locks reach. Of checkpoints of torch.distributed.checkpoint (see latest()) the directories
-    go, with all that is in them; nobody can see there whether one is being loaded.
+    The oldest are removed first. The newest complete checkpoint stays. A checkpoint that a process
+    has open stays, too; on other hosts only where the filesystem's locks reach them. Checkpoints of
+    torch.distributed.checkpoint (see latest()) are removed with all that their directories contain.
+    ioshape cannot see whether a process is loading one of them.
 
     Args:
-        directory: what was given to save_group(), or one with checkpoints of DCP in it.
-        keep_last: how many of the newest stay; at least 1.
-        keep_every: besides, those whose step is a multiple of this stay; 0: none.
+        directory: The directory given to save_group(), or one that contains checkpoints of DCP.
+        keep_last: How many of the newest stay; at least 1.
+        keep_every: Checkpoints whose step is a multiple of this number stay, too; 0: none.
         dry_run: True removes nothing.
 
     Returns:
-        The steps of those that went, or with dry_run would go.
+        The steps of the checkpoints that were removed, or with dry_run would be removed.
 
     Raises:
-        StorageError: one could not be removed. The others have been, nevertheless. Or the directory
-            has no generation, but checkpoints that are files: keep_last of save(), and "ioshape
-            prune" with a pattern are for those.
+        StorageError: A checkpoint could not be removed; the others have been removed nevertheless.
+            Or the directory has no checkpoint of several files, but checkpoints that are single
+            files. For those use keep_last of save(), or "ioshape prune" with a pattern.
+        ValueError: `keep_last` is less than 1, or `keep_every` is negative.
     """
     path = os.fspath(directory)
     removed = remove(path, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
@@ -473,7 +492,7 @@ def ioshape_py_removing(listener: _Listener, step: int, n_bytes: int) -> None:
 def remove(
     directory: str, *, keep_last: int, keep_every: int, dry_run: bool
 ) -> list[tuple[int, int]]:
-    """As prune(); steps and bytes."""
+    """Remove checkpoints like prune(), and return the step and the bytes of each."""
     if keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}; at least the newest generation stays")
     if keep_every < 0:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_group() and save_group_async(): one checkpoint of all ranks of a job."""
+"""Save the objects of all ranks of a job as one checkpoint.
+
+This module implements save_group() and save_group_async(), and keeps the open group of each
+directory.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_PROTOCOL = 2  # torch's default
+_PROTOCOL = 2  # the default of torch.save
 _DEADLINE_MS = 120_000  # the library's default
 _MOST_STEP = (1 << 63) - 1
 
@@ -66,47 +70,49 @@ def save_group(
     durable: Literal["destination"] | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> Report:
-    """Saves the objects of all ranks as one checkpoint, which exists as a whole or not at all.
+    """Save the objects of all ranks as one checkpoint, which exists as a whole or not at all.
 
-    All ranks of the job (see ioshape.job()) call it, with the same arguments but for their object,
-    in the same order of steps. When it returns, on any rank, the generation "step-0000001000" is in
-    the directory, complete and on stable storage, with every rank's part in it. If a rank fails or
-    dies, it raises on all others, with a sentence that names that rank, and what was there before
-    is as it was.
+    All ranks of the job (see ioshape.job()) call this function in the same order of steps, and with
+    the same arguments except for the object. When it returns on any rank, the checkpoint
+    "step-0000001000" in the directory is complete, with the shards of all ranks, and on stable
+    storage. If a rank fails or dies, the call raises on all other ranks. The message names the
+    failed rank, and the checkpoints that existed before stay as they were.
 
-    Each part is an ordinary file of torch.save: by itself, or in a zip of several, which unzip
-    takes apart.
+    Each shard is an ordinary file of torch.save. It is a file of its own, or a member of a zip that
+    holds several shards and that unzip can extract.
 
     Args:
-        obj: this rank's object.
-        directory: where the generations are; it is made if it is not there.
-        step: which generation this is; a complete one of the same step is replaced.
-        mode: who writes: "each" rank, one for each "node", "rank0", or "auto". Default: the setting
-            "mode". The report says which it was, and why.
-        keep_last: complete generations to keep, newest first; older ones are removed when this one
-            is complete. Default: all.
-        keep_every: besides, those whose step is a multiple of this are kept.
-        pickle_module: as in torch.save.
-        pickle_protocol: as in torch.save.
-        replace: False raises FileExistsError if there is a complete generation of this step.
-        progress: is called with a Progress of this rank's part now and then; an exception in it
-            stops the save, on all ranks.
-        deadline: as in save(), the same on all ranks; old generations are then removed by the next
-            save.
-        durable: "destination" waits until a save over a tier is drained, on this rank.
-        tier: as in save(), a folder on each node: the generation is durable there, and appears in
-            the directory once all nodes have drained it. keep_last and keep_every count what is in
-            the directory. With the setting "parity" nodes make up for one that is lost.
+        obj: This rank's object.
+        directory: The directory of the checkpoints; it is created if it does not exist.
+        step: The training step, from 0 to 2^63 - 1, which names the checkpoint. A complete
+            checkpoint of the same step is replaced.
+        mode: Which ranks write: "each" rank, one rank for each "node", "rank0", or "auto". Default:
+            the setting "mode". The report says which mode was used, and why.
+        keep_last: How many complete checkpoints stay, newest first. Older ones are removed when
+            this one is complete. Default: all stay.
+        keep_every: Checkpoints whose step is a multiple of this number stay, too.
+        pickle_module: As in torch.save.
+        pickle_protocol: As in torch.save.
+        replace: False raises FileExistsError if a complete checkpoint of this step exists.
+        progress: Is called with a Progress of this rank's shard at intervals. An exception in it
+            stops the save on all ranks.
+        deadline: Seconds until the process will end, as in save(); the same number on all ranks.
+            With a deadline, the next save removes old checkpoints.
+        durable: "destination" waits on this rank until a save over a tier is drained.
+        tier: A folder on a fast disk of each node, as in save(). The checkpoint is durable on these
+            disks when the call returns. It appears in the directory when all nodes have drained it.
+            keep_last and keep_every count the checkpoints in the directory. With the setting
+            "parity", the other nodes can rebuild what a lost node had saved.
 
     Returns:
-        A Report of this rank's part. On all ranks its `skipped` is set if the generation did not
-        fit into the free space and the setting "full" is "skip": then there is none of this step.
+        A Report of this rank's shard. If the checkpoint did not fit into the free space and the
+        setting "full" is "skip", nothing is saved and `skipped` is set on all ranks.
 
     Raises:
-        StorageError: the generation could not be saved. It is an OSError with errno and path.
+        StorageError: The checkpoint could not be saved. It is an OSError with errno and path.
 
-    What torch.save raises for objects that cannot be pickled, this raises, on the rank that has
-    such an object; on the others it is a StorageError that names that rank.
+    If an object cannot be pickled, its rank raises what torch.save raises. The other ranks raise a
+    StorageError that names that rank.
     """
     request = _request(replace, progress, deadline, durable)
     save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
@@ -131,18 +137,18 @@ def save_group_async(
     durable: Literal["destination"] | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> SaveHandle:
-    """Begins to save the objects of all ranks, and returns as soon as this rank's may change again.
+    """Begin to save the objects of all ranks; return when this rank's object may change again.
 
-    Arguments and files are those of save_group(). All ranks call it; at the first call for a
-    directory they wait for each other, later ones wait for nobody. Generations are written one
-    after the other.
+    Arguments and files are those of save_group(). All ranks call this function. At the first call
+    for a directory the ranks wait for each other; later calls do not wait for other ranks. The
+    checkpoints of a directory are written one after the other.
 
     Returns:
-        A SaveHandle, as save_async() gives it. It is done when the whole generation is.
+        A SaveHandle, like that of save_async(). It is done when the whole checkpoint is complete.
 
     Raises:
-        What torch.save raises for objects that cannot be pickled. Other failures are raised by the
-        handle.
+        Exception: What torch.save raises for objects that cannot be pickled. The handle raises all
+            other failures.
     """
     request = _request(replace, progress, deadline, durable)
     save = _GroupSave(obj, pickle_module, pickle_protocol, step, request)
@@ -155,26 +161,26 @@ def save_group_async(
 
 
 class Key(NamedTuple):
-    """What a group was opened with. Ranks that differ in it do not find each other."""
+    """The arguments and settings of a group. Ranks whose keys differ do not find each other."""
 
     job: Job
     mode: str
     keep_last: int
     keep_every: int
-    #: its folder; "": none
+    #: the folder of the tier; "" if there is none
     tier: str
-    #: of the process
+    #: the settings of this process that the library uses
     settings: tuple[tuple[str, Any], ...]
 
 
 class Group:
-    """An open group, and the context that it lives in."""
+    """An open group of ranks for one directory, with the context that it uses."""
 
     def __init__(self, directory: str, key: Key) -> None:
         self.directory = directory
         self.key = key
         self.context: Context = current()
-        # Python looks for signals while it waits for a thread, not while C waits for other ranks.
+        # Python handles signals while it waits for a thread, but not while C waits for other ranks.
         self.comm = in_thread(self._connect)
         self.tier = GroupTier(directory, key.tier)
         self._owner = os.getpid()
@@ -184,7 +190,7 @@ class Group:
         self._out = in_thread(self._open, ffi.release)
 
     def _connect(self) -> _comm.Comm | None:
-        """Where bytes may have to go from node to node."""
+        """Return the communicator for bytes between nodes; None if the group cannot need it."""
         key, settings = self.key, dict(self.key.settings)
         is_played = key.job.node != os.uname().nodename
         several_nodes = key.job.world_size > key.job.local_world_size or is_played
@@ -221,7 +227,7 @@ class Group:
         tier = self.tier.tier
         if tier is not None:
             options.tier = tier._pointer
-        # The context, the functions that it sends by and the tier outlive it.
+        # The context, the communicator and the tier must outlive the group.
         out = owned("group", self.context, self.comm, tier)
         code = lib.ioshape_group_open(self.context.pointer, encoded(self.directory), options, out)
         if code:
@@ -238,33 +244,34 @@ class Group:
 
     @property
     def is_mine(self) -> bool:
-        """Not the parent's."""
+        """True if this process opened the group, and did not inherit it by fork()."""
         return self._owner == os.getpid()
 
     def path_of(self, step: int) -> str:
-        """Of a generation, as the library names it."""
+        """Return the path of the checkpoint of this step, as the library names it."""
         return os.path.join(self.directory, f"step-{step:010d}")  # noqa: PTH118
 
     def add(self, handle: SaveHandle) -> None:
-        """Notes a save."""
+        """Remember a save, and forget those that are done."""
         self._saves = [one for one in self._saves if not one.done()] + [handle]
 
     def wait(self) -> None:
-        """For its saves, however they end."""
+        """Wait for the saves of this group, whether they succeed or fail."""
         for handle in self._saves:
             handle._wait(None)
         self._saves = []
 
     def fail(self, step: int, error: BaseException) -> None:
-        """Has the others know that this rank has nothing to bring."""
+        """Tell the other ranks that this rank cannot contribute to the checkpoint of this step."""
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         lib.ioshape_group_fail(self.pointer, step, why[:500].encode(errors="replace"))
 
     def latest(self, *, intact: bool = False) -> tuple[str, int, list[PassedOver]]:
-        """Where the newest generation lies, and its step, the same on all ranks, which all ask.
+        """Return the directory and step of the newest checkpoint, and the newer ones passed over.
 
-        A complete one, or one of which every byte is intact; and what newer ones are not. It lies
-        in the group's directory, or in that on its tier.
+        All ranks call this, and all get the same answer. Complete checkpoints count; with `intact`,
+        only those of which every byte has been verified. The directory is the group's own, or its
+        counterpart on the tier.
         """
         search = _Search()
 
@@ -289,29 +296,29 @@ class Group:
         return search.directory, step, search.passed_over
 
     def close(self) -> None:
-        """As its end does; after its saves."""
+        """Close the group, as its garbage collection would. Its saves must have ended."""
         if self.is_mine and self._out is not None:
             out, self._out = self._out, None
             ffi.release(out)
 
     @property
     def pointer(self) -> Any:
-        """As C takes it; NULL once it is closed."""
+        """The pointer to the group for C calls; NULL once the group is closed."""
         return ffi.NULL if self._out is None else self._out[0]
 
 
 class _Search:
-    """For the newest intact generation."""
+    """The state of a search for the newest checkpoint, which the C callback fills."""
 
     def __init__(self) -> None:
-        #: C puts the directory there, which is the group's
+        #: C puts a pointer to the directory of the search here; the group owns the text
         self.where = ffi.new("char const **")
         self.passed_over: list[PassedOver] = []
         self.failure: BaseException | None = None
 
     @property
     def directory(self) -> str:
-        """Of what is found or passed over."""
+        """The directory of the checkpoint that is found or passed over."""
         return os.fsdecode(ffi.string(self.where[0]))
 
 
@@ -325,7 +332,10 @@ def ioshape_py_passed_over(search: _Search, step: int) -> None:
 def in_thread(
     function: Callable[[], T], unwanted: Callable[[T], object] = lambda _result: None
 ) -> T:
-    """What it returns or raises. Ctrl-C gets through; what it still returns then is `unwanted`."""
+    """Call a function in a thread, and return its result or raise its exception.
+
+    Ctrl-C interrupts the wait. A result that the function still returns then goes to `unwanted`.
+    """
     results: list[T] = []
     errors: list[BaseException] = []
     lock = threading.Lock()
@@ -360,15 +370,15 @@ def in_thread(
 
 
 def _local_ranks(place: Job) -> int:
-    """0 if nobody says."""
+    """Return the number of ranks on this node; 0 if it is not known."""
     return place.local_world_size if place.local_world_size > 1 or place.world_size == 1 else 0
 
 
 def _token(place: Job, configured: str | None) -> str:
-    """What the ranks of the job have in common, and no other job; "" if the library knows best."""
+    """Return a token that only the ranks of this job share; "" to let the library choose."""
     name = configured or place.id
-    # Of several torchruns in one job of Slurm's each has a port of its own. A port alone is no
-    # name: most use the same one.
+    # If one Slurm job runs several torchruns, each has a port of its own. The port alone does not
+    # identify a job: most jobs use the default.
     port = os.environ.get("MASTER_PORT", "")
     return f"{name}:{port}" if name and port else name
 
@@ -388,7 +398,7 @@ def _key(mode: str | None, keep_last: int | None, keep_every: int | None, tier: 
     return Key(job(), chosen, keep_last or 0, keep_every or 0, tier, settings)
 
 
-# Held while ranks find each other: all of them open their groups in the same order.
+# Held while ranks find each other, because all ranks must open their groups in the same order.
 _lock = ForkedLock()
 _groups: dict[str, Group] = {}
 
@@ -400,8 +410,8 @@ def _opened(
     keep_every: int | None,
     tier: str | os.PathLike[str] | Literal[False] | None,
 ) -> Group:
-    """The group of this directory; made anew when what it was opened with has changed."""
-    where = os.path.abspath(os.fspath(directory))  # noqa: PTH100 - links are the user's business
+    """Return the group of this directory; open it again if its key has changed."""
+    where = os.path.abspath(os.fspath(directory))  # noqa: PTH100 - the user decides about links
     key = _key(mode, keep_last, keep_every, tier_folder(tier))
     with _lock:
         group = _groups.get(where)
@@ -411,11 +421,13 @@ def _opened(
 
 
 def opened_for_reading(directory: str, folder: str) -> Group:
-    """The group of this directory and tier, whatever else it is opened with; made if there is none.
+    """Return a group for this directory and tier; open one if none fits.
+
+    The mode and the retention arguments of the group do not matter.
 
     Args:
-        directory: of the generations.
-        folder: of the tier; "": none.
+        directory: The directory of the checkpoints.
+        folder: The folder of the tier; "" for none.
     """
     where = os.path.abspath(directory)  # noqa: PTH100
     key = _key(None, None, None, folder)
@@ -433,7 +445,7 @@ def opened_for_reading(directory: str, folder: str) -> Group:
 def _replace(where: str, key: Key) -> Group:
     before = _groups.pop(where, None)
     if before is not None:
-        # Generations of a directory come one after the other.
+        # Checkpoints of a directory are written one after the other.
         before.wait()
         before.close()
     group = Group(where, key)
@@ -442,7 +454,7 @@ def _replace(where: str, key: Key) -> Group:
 
 
 def close() -> None:
-    """Closes all groups, when their saves have ended. The end of the process does it."""
+    """Close all groups when their saves have ended. Called at the end of the process."""
     with _lock:
         groups = list(_groups.values())
         _groups.clear()
@@ -455,7 +467,7 @@ after_saves(close)
 
 
 def _forget_in_child() -> None:
-    # The groups are the parent's, and closing them here does nothing.
+    # The groups belong to the parent process; closing them here would do nothing.
     _groups.clear()
 
 
@@ -471,7 +483,7 @@ def _request(
     deadline: float | None,
     durable: str | None,
 ) -> SaveRequest:
-    """Checkpoints of groups are durable whatever the setting says."""
+    """Return the request of a group save, which is durable whatever the setting says."""
     if durable not in (None, "destination"):
         raise ValueError(f'durable cannot be {durable!r}; it takes "destination"')
     request = SaveRequest.of(True, replace, progress, deadline)
@@ -480,7 +492,7 @@ def _request(
 
 @dataclass
 class _GroupSave:
-    """This rank's object and the step that it belongs to."""
+    """This rank's object and the step that it is saved for."""
 
     obj: object
     pickle_module: Any
@@ -495,11 +507,11 @@ class _GroupSave:
             raise ValueError(f"step cannot be {self.step}; it is from 0 to 2^63 - 1")
 
     def save(self, group: Group) -> Report:
-        """Saves, and waits."""
+        """Save, and wait until the checkpoint is complete."""
         return completed(lambda: self._start(group, borrow=True))
 
     def begin(self, group: Group) -> SaveHandle:
-        """Saves in the background."""
+        """Save in the background."""
         return begun(lambda: self._start(group, borrow=False))
 
     def _start(self, group: Group, *, borrow: bool) -> SaveHandle:
@@ -508,7 +520,7 @@ class _GroupSave:
         try:
             pickled, notes = self._pickle(path)
         except BaseException as error:
-            # The others must not wait for this rank until it seems to be dead.
+            # The other ranks must not wait until this rank seems dead.
             group.fail(self.step, error)
             raise
         pickle_s = time.perf_counter() - begin
@@ -541,7 +553,7 @@ class _GroupSave:
                 causes=causes,
             )
         except BaseException as error:
-            if not has_begun:  # otherwise the library has told them
+            if not has_begun:  # otherwise the library has told the other ranks
                 group.fail(self.step, error)
             raise
         group.add(handle)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a directory without any checkpoint from one with checkpoints that a call cannot load.
+"""Distinguish a directory without checkpoints from one whose checkpoints a call cannot load.
 
-Only the first is the first start of a job. In the second a job that begins anew would write over
-what it ought to have loaded.
+Only the directory without checkpoints means the first start of a job. A job that begins anew in the
+other one would overwrite what it should have loaded.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ if TYPE_CHECKING:
 
 Operation = Literal["load", "prune"]
 
-#: The directory of a generation.
+#: The name of a group checkpoint's directory.
 GENERATION = re.compile(r"step-(\d{10,20})")
 _MANIFEST = "manifest.json"
-# "step-100.pt", "checkpoint_10.pth.tar": what has no number, as "pretrained.pt", may be an input.
+# "step-100.pt", "checkpoint_10.pth.tar". Files without a number, such as "pretrained.pt", may be
+# inputs of the job.
 _SUFFIX = re.compile(r".*\.(pt|pth|ckpt)(\.tar)?")
 
 
 def refuse_others(directory: str, wanted: str, operation: Operation = "load") -> None:
-    """Raise if a directory holds checkpoints, though none that the caller has a use for.
+    """Raise if a directory holds checkpoints, but none of the kind that the caller looks for.
 
     Args:
-        directory: where the caller has found nothing.
-        wanted: "group" or "dcp": what it has looked for; "both".
-        operation: what it does.
+        directory: The directory in which the caller has found nothing.
+        wanted: The kind that the caller has looked for: "group", "dcp" or "both".
+        operation: What the caller does.
 
     Raises:
-        NoUsableCheckpointError: it does; the message names one, and what to call instead.
-        StorageError: the directory cannot be read.
+        NoUsableCheckpointError: There are such checkpoints. The message names one, and what to call
+            instead.
+        StorageError: The directory cannot be read.
     """
     names = series.listed(directory)
     if DESCRIPTION in names or _MANIFEST in names:
@@ -77,7 +79,7 @@ def _found_in(path: str, name: str, wanted: str) -> tuple[str, str] | None:
         if series.may_be_checkpoint(name):
             raise series.cannot_look(os.path.dirname(path), path, error) from None  # noqa: PTH120
         return None
-    except OSError:  # it is none
+    except OSError:  # not a directory, or removed just now
         return None
     if DESCRIPTION in within and wanted == "group":
         why = f'it has checkpoints of torch.distributed.checkpoint, such as "{name}"'

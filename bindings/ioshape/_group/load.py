@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load_group(): this rank's part of the newest complete generation."""
+"""Load this rank's shard of a group checkpoint: load_group()."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ioshape._core.report import Progress
 
-# How long a generation that rank 0 sees may stay unseen here.
+# seconds that a checkpoint which rank 0 sees may stay invisible to this rank
 _PATIENCE_S = 10.0
 
 
@@ -55,58 +55,63 @@ def load_group(
     tier: str | os.PathLike[str] | Literal[False] | None = None,
     **pickle_load_args: Any,
 ) -> Any:
-    """Loads this rank's object from the newest complete generation in a directory.
+    """Load this rank's object from the newest complete checkpoint in a directory.
 
-    Without `step` all ranks of the job (see ioshape.job()) call it: rank 0 looks which generation
-    is the newest, and all load from the same one. With it, and in a program of one process, nobody
-    waits for anybody. Only this rank's range of the files is read, and its checksums are compared.
+    Without `step`, all ranks of the job (see ioshape.job()) call this function. Rank 0 finds the
+    newest checkpoint, and all ranks load from it. With `step`, and in a program of one process, no
+    rank waits for another one. Each rank reads only its own range of the files, and compares its
+    checksums.
 
-    With `fallback` it is the newest one that is intact: before anything is loaded, all ranks
-    together read all of it once, and compare its checksums. Newer ones that are damaged are passed
-    over, the same on all ranks, and a FallbackWarning says which, and why.
+    With `fallback`, the newest intact checkpoint is loaded. Before anything is loaded, all ranks
+    together read the whole checkpoint once and compare its checksums. All ranks pass over newer
+    checkpoints that are damaged, and a FallbackWarning names these and says why.
 
-    If all ranks saved the same, as in data-parallel training, a job of any number of ranks loads
-    it. Otherwise a generation of another number of ranks has no part that would be this rank's: say
-    whose part you want by `rank`, as often as you like, or go through
-    ioshape.generations(directory). What several ranks of a node want is read from the storage once:
-    it comes through the page cache.
+    If all ranks saved equal objects, as in data-parallel training, a job of any number of ranks can
+    load the checkpoint. Otherwise a checkpoint of another number of ranks has no shard for this
+    rank. In that case choose shards with `rank`, in as many calls as you like, or use
+    ioshape.generations(directory). If several ranks of a node load one shard, the storage is read
+    once, through the page cache.
 
     Args:
-        directory: where the generations are, as for save_group().
-        step: of the generation. Default: the newest complete one.
-        rank: whose part. With rank=0 every rank loads what rank 0 saved. Default: this rank's.
-        fallback: True takes an older generation where the newest is damaged.
-        map_location: as in torch.load.
-        pickle_module: as in torch.load.
-        weights_only: as in torch.load.
+        directory: The directory of the checkpoints, as in save_group().
+        step: The step of the checkpoint. Default: the newest complete one.
+        rank: The rank whose shard is loaded. With rank=0 every rank loads what rank 0 saved.
+            Default: this rank.
+        fallback: True loads an older checkpoint if the newest is damaged.
+        map_location: As in torch.load.
+        pickle_module: As in torch.load.
+        weights_only: As in torch.load.
         verify: False compares no checksums.
-        into: as in load().
-        strict: as in load().
-        progress: is called with a Progress now and then; an exception in it stops the load.
-        tier: as in load(): generations that are there are among those in the directory, and are
-            loaded from there. If this rank's part of such a copy is damaged, a FallbackWarning
-            names it, and what it was drained to is loaded.
-        pickle_load_args: as in torch.load.
+        into: As in load().
+        strict: As in load().
+        progress: Is called with a Progress at intervals; an exception in it stops the load.
+        tier: As in load(): checkpoints on the tier count like those in the directory, and are
+            loaded from the tier. If this rank's shard on the tier is damaged, a FallbackWarning
+            names it, and the drained copy in the directory is loaded.
+        pickle_load_args: As in torch.load.
+
+    Returns:
+        The object.
 
     Raises:
-        FileNotFoundError: there is no generation: the job starts for the first time; or none of
-            this step.
-        NoUsableCheckpointError: there are checkpoints, and none of them can be used: damaged,
-            incomplete, or of another kind. It is no FileNotFoundError.
-        ValueError: it was saved by another number of ranks, whose parts differ, and `rank` was not
-            given.
-        DamagedError: a checksum is wrong.
-        MismatchError: this rank's part does not have what `into` has.
-        StorageError: it could not be read. It is an OSError with errno and path.
+        FileNotFoundError: There is no checkpoint, so this is the first start of the job; or there
+            is none of this step.
+        NoUsableCheckpointError: There are checkpoints, but all are damaged, incomplete, or of
+            another kind. It is not a FileNotFoundError.
+        ValueError: Another number of ranks saved the checkpoint, their shards differ, and `rank`
+            was not given.
+        DamagedError: A checksum is wrong.
+        MismatchError: This rank's shard does not have what `into` has.
+        StorageError: The checkpoint could not be read. It is an OSError with errno and path.
 
-    What torch.load raises for other reasons, this raises.
+    For other reasons this raises what torch.load raises.
     """
     where, folder = os.fspath(directory), folder_to_load_from(tier)
     place = job()
     if fallback and step is not None:
         raise ValueError("fallback=True looks for a generation by itself; leave out step")
     passed_over: list[PassedOver] = []
-    # A group makes its directory, and a program by itself should not by looking for it.
+    # A group creates its directory. A program of one process must not create it by a search.
     agreed = step is None and (place.world_size > 1 or (fallback and os.path.isdir(where)))  # noqa: PTH112
 
     def load_from(generation: Handle, passed_over: list[PassedOver]) -> Any:
@@ -114,7 +119,7 @@ def load_group(
         part = generation.part(_whose(found, place, rank))
         if passed_over:
             warn_passed_over(found.path, passed_over)
-        # Only this rank wants a part of its own.
+        # If each rank loads a shard of its own, no other rank of the node shares the page cache.
         is_own = rank is None and found.distinct == found.ranks == place.world_size
         with _Turn(part) as turn:
             return load_through(
@@ -138,7 +143,7 @@ def load_group(
                 map_location=map_location,
             )
 
-    # Open until all is read: nobody removes it meanwhile.
+    # An open checkpoint cannot be removed, so it stays open until all is read.
     try:
         found = (
             _agreed(where, folder, passed_over, intact=fallback)
@@ -163,7 +168,7 @@ def load_group(
 
 
 def _agreed(where: str, folder: str, passed_over: list[PassedOver], *, intact: bool) -> Handle:
-    """What all ranks load. Adds to passed_over."""
+    """Return the checkpoint that all ranks agree to load; add newer ones to passed_over."""
     group = opened_for_reading(where, folder)
     directory, step, newer = group.latest(intact=intact)
     passed_over += newer
@@ -171,7 +176,7 @@ def _agreed(where: str, folder: str, passed_over: list[PassedOver], *, intact: b
 
 
 def _drained(generation: Handle, where: str) -> Handle | None:
-    """What a copy on the tier has been drained to."""
+    """Open the copy in the directory `where` of a checkpoint on the tier; None if it has none."""
     if generation.directory == where:
         return None
     with contextlib.suppress(StorageError):
@@ -183,9 +188,10 @@ def _drained(generation: Handle, where: str) -> Handle | None:
 
 
 def _found(where: str, step: int | None) -> Handle:
-    """What rank 0 has found: a network filesystem may show it here a little later.
+    """Open the checkpoint that rank 0 has found; wait until this node sees it.
 
-    That it is not there must not look like "there is none yet" to one rank alone.
+    A network filesystem may show it here a little later. A FileNotFoundError on one rank alone
+    would look like a first start to that rank, so the function raises ESTALE instead.
     """
     end = time.monotonic() + _PATIENCE_S
     while True:
@@ -230,7 +236,10 @@ def _whose(generation: Generation, place: Job, rank: int | None) -> int:
 
 
 class _Turn:
-    """A slot of the pool that the part lies in, while it is read: a restart is a storm, too."""
+    """A slot for reading, of the pool that the shard's file belongs to.
+
+    When a job restarts, its ranks read as many bytes at once as they write in a save.
+    """
 
     def __init__(self, part: Part) -> None:
         self._slot: Slot | None = None
@@ -238,7 +247,8 @@ class _Turn:
         try:
             self._slot = slot(part.file, nbytes=part.n_bytes)
         except CoordinatorError as error:
-            # A job that waits for its checkpoint is not kept from it.
+            # Waiting for a turn is a courtesy: a failing coordinator must not keep a job from its
+            # checkpoint.
             logger().warning("reads without a turn: %s", error)
 
     def __enter__(self) -> _Turn:
@@ -251,7 +261,7 @@ class _Turn:
     def told_by(
         self, progress: Callable[[Progress], object] | None
     ) -> Callable[[Progress], object] | None:
-        """The caller's, and the slot's: that shows that the work goes on."""
+        """Return a progress callback that renews the slot's lease and calls the caller's."""
         held = self._slot
         if held is None:
             return progress

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations on a tier: how they are saved there, and which copy is the nearest."""
+"""Connect a group to a tier: save its checkpoints there, drain them, and find copies to load."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
 
 
 def near(directory: str, folder: str) -> str | None:
-    """Where generations of a directory lie on the tier of that folder ("": of none)."""
+    """Return where a tier stores the checkpoints of a directory; None without a tier.
+
+    `folder` is the folder of the tier; "" means that there is none.
+    """
     tier = tier_at(folder)
     return None if tier is None else tier.files + os.path.realpath(directory)
 
 
 class GroupTier:
-    """The tier of a group, if it can be used."""
+    """The tier of a group, or the reason why it cannot be used."""
 
     def __init__(self, directory: str, folder: str) -> None:
         self._directory = directory
         self._drain: Drain | None = None
         self.tier: Tier | None = None
-        #: why it cannot
+        #: the downgrade that says why the tier cannot be used
         self.steps: tuple[Step, ...] = ()
         if not folder:
             return
@@ -47,7 +50,10 @@ class GroupTier:
             self.steps = directly(directory, str(error)).steps
 
     def passage(self, name: str, *, to_the_end: bool) -> GroupPassage | None:
-        """Of a save of the generation of that name, which may end at its destination."""
+        """Return the passage of a save of the checkpoint with this name; None without a tier.
+
+        With `to_the_end` the save ends when the checkpoint is at its destination.
+        """
         if self.tier is None or self._drain is None:
             return None
         directory = os.path.realpath(self._directory)
@@ -56,21 +62,29 @@ class GroupTier:
 
 
 class GroupPassage(Passage):
-    """Of a generation. The library decides where it is saved, and keeps it; here it is drained."""
+    """The way of a group checkpoint to its destination.
+
+    The library decides whether the tier is used and writes the journal entry. This class has it
+    drained.
+    """
 
     def __init__(self, drain: Drain, place: str, *, to_the_end: bool) -> None:
         super().__init__(drain, place, to_the_end=to_the_end)
-        #: where C has put the pointer to the save
+        #: pointer to the C handle of the save, which C fills in
         self.save: Any = None
         self._is_direct = False
 
     @property
     def folder(self) -> str:
-        """Of the tier; "" if the save went past it."""
+        """The folder of the tier; "" if the save did not use the tier."""
         return "" if self._is_direct else super().folder
 
     def keep(self) -> None:
-        """Has it drained. On all ranks: the first of them does it, whichever is left."""
+        """Hand the saved checkpoint to the drain thread, unless the save went past the tier.
+
+        All ranks call this; the first rank of a node that gets here does the work, because any may
+        be missing.
+        """
         with self._lock:
             if self._ticket is not None or self._is_direct:
                 return
@@ -82,5 +96,5 @@ class GroupPassage(Passage):
                 self._ticket = self._drain.kept(self._place)
 
     def is_drained(self) -> bool:
-        """Whether it is at its destination, or a later one is."""
+        """Return whether the checkpoint, or a later one, is at its destination."""
         return self._is_direct or super().is_drained()
