@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves on a fast disk of the node, and how they come to where they belong."""
+"""Save to a fast disk of the node first, and drain checkpoints to their destinations later."""

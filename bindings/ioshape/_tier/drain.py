@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiers that this process uses, and the thread for each that drains it."""
+"""Keep the tiers that this process uses, each with a thread that drains it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ioshape._tier.tier import Stop, Tier, is_tier
 if TYPE_CHECKING:
     from ioshape._tier.tier import Drained, Result
 
-# What another process has drained is looked for so often, while somebody waits.
+# Seconds between looks for copies that another process has drained, while a caller waits.
 _LOOK_S = 0.25
-# After a drain that failed the next one begins so much later, or when something is saved; each time
-# twice as late. What waits for other nodes is looked at sooner.
+# Seconds until the next drain after one that failed, if no save starts it before; the pause doubles
+# up to the maximum. The second pair is for checkpoints that wait for other nodes.
 _RETRY_S, _LATEST_RETRY_S = 5.0, 300.0
 _WAIT_S, _LATEST_WAIT_S = 0.5, 15.0
-# An aborted drain ends between two blocks; storage that hangs is left alone.
+# Seconds to wait for an aborted drain. It ends between two blocks; hanging storage is left alone.
 _STOP_S = 5.0
-# The least share of a pool: direct saves go first.
+# The lowest share of a pool: direct saves go first.
 _SHARE = 1
 _ANY_RATE = config.SETTINGS["rate"].most
 _MOST_POOL_BYTES = config.SETTINGS["pool"].most
 
 
-# Which one a path leads to: another disk may be mounted there since, or none.
+# Device and inode of a folder. A mount or unmount can make the path lead to another folder.
 _Folder = tuple[int, int]
 
 
 def drain_context(*, rate: int | None = None) -> Context:
-    """Open the context of a drain: where a Redis counts shares, saves go first."""
+    """Open the context of a drain. If a Redis counts shares, drains get the lowest one."""
     address = config.value_of("coordinator") or "local"
     share = None if address.startswith(("local", "open")) else _SHARE
     return Context(share=share, rate=rate)
@@ -53,38 +53,41 @@ def _folder_at(path: str) -> _Folder | None:
 
 
 class Ticket:
-    """What this process has saved for one destination, until it is drained."""
+    """A destination to which this process has saved over the tier, until it is drained."""
 
     def __init__(self, folder: _Folder | None, place: str) -> None:
         self.folder = folder
         self.place = place
-        #: how often it was kept: the last one counts, which overtakes those before
+        #: number of saves to this destination; the last one overtakes those before
         self.keeps = 0
         self.is_drained = False
-        #: of the last drain; None: it has not ended, or another process has done it
+        #: result of the last drain; None if it has not ended or another process has drained the
+        #: copy
         self.result: Result | None = None
         self.failure: StorageError | None = None
 
 
 class Drain:
-    """A tier as this process uses it."""
+    """A tier as this process uses it, with the thread that drains it."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._made: tuple[Tier, _Folder | None, int] | None = None
         self._context: tuple[Context, int] | None = None
-        # Reentrant: the handler of a signal may save.
+        # Reentrant, because a signal handler may save.
         self._changed = threading.Condition()
         self._tickets: dict[str, Ticket] = {}
         self._wanted = threading.Event()
         self._stop = Stop()
         self._thread: threading.Thread | None = None
-        #: how many drains have failed
+        #: number of drains that failed
         self._failures = 0
 
     @property
     def tier(self) -> Tier:
-        """By the settings of now, and what the folder leads to now. Raises StorageError."""
+        """The open tier; opened again if the settings or the folder have changed. Raises
+        StorageError.
+        """
         now = (_folder_at(self.folder), config.generation())
         if self._made is None or self._made[1:] != now:
             tier = Tier(drain_context(), self.folder)
@@ -95,7 +98,10 @@ class Drain:
 
     @property
     def context(self) -> Context:
-        """For saves on it: what rations the shared storage is nothing to this node's disk."""
+        """The context for saves to the tier.
+
+        Limits of the shared storage (coordinator, pool, rate) do not apply to this node's disk.
+        """
         preferred: dict[str, Any] = {}
         coordinator, pool = config.value_of("coordinator"), config.value_of("pool")
         if coordinator and not coordinator.startswith(("local", "open")):
@@ -112,22 +118,22 @@ class Drain:
         return self._context[0]
 
     def keep(self, place: str, *, keep_last: int = 0, keep_every: int = 0) -> Ticket:
-        """Notes what was saved at that place of the tier, durably; it is drained soon.
+        """Record durably what was saved on the tier, and drain it soon.
 
         Args:
-            place: as Tier.place() gave it.
-            keep_last: as in Tier.keep().
-            keep_every: the same.
+            place: The path on the tier, as Tier.place() returned it.
+            keep_last: As in Tier.keep().
+            keep_every: As in Tier.keep().
 
         Raises:
-            StorageError: it is not noted.
+            StorageError: The journal could not be written.
         """
         tier = self.tier
         tier.keep(place.removeprefix(tier.files), keep_last=keep_last, keep_every=keep_every)
         return self.kept(place)
 
     def kept(self, place: str) -> Ticket:
-        """The same for what is noted already."""
+        """Drain a copy that is in the journal already, and return its ticket."""
         folder = _folder_at(self.folder)
         with self._changed:
             ticket = self._tickets.get(place)
@@ -139,7 +145,7 @@ class Drain:
         return ticket
 
     def begin(self) -> None:
-        """Has the thread drain what waits, whoever has saved it."""
+        """Start the thread, or wake it, to drain all waiting copies, also those of other processes."""
         self._wanted.set()
         if self._thread is None:
             self._thread = thread = threading.Thread(target=self._run, name="ioshape", daemon=True)
@@ -149,15 +155,15 @@ class Drain:
                 self._thread = None
 
     def begin_once(self) -> None:
-        """The same, unless the thread is there and has seen to it."""
+        """Start the thread, unless it runs already."""
         if self._thread is None:
             self.begin()
 
     def wait(self, ticket: Ticket, timeout: float | None = None) -> bool:
-        """Waits until it is drained. False if it is not, in time.
+        """Wait until the copy is drained; return False if it is not drained in time.
 
         Raises:
-            StorageError: the last drain could not carry it.
+            StorageError: The last drain could not copy it.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while not self.is_drained(ticket):
@@ -171,13 +177,13 @@ class Drain:
         return True
 
     def is_drained(self, ticket: Ticket) -> bool:
-        """Whether nothing that was saved there waits any more, whichever process has carried it."""
+        """Return whether no copy for this destination waits, whichever process has drained it."""
         if not ticket.is_drained:
             self._look()
         return ticket.is_drained
 
     def _look(self) -> None:
-        """Goes by the journal."""
+        """Update the tickets from the journal, which shows what other processes have drained."""
         with self._changed:
             seen = {ticket: ticket.keeps for ticket in self._tickets.values()}
         if not seen:
@@ -217,7 +223,7 @@ class Drain:
                 pause = None
             except CanceledError:
                 return
-            except StorageError as error:  # the log has it, and so have those who wait
+            except StorageError as error:  # logged, and raised where a caller waits
                 self._failures += 1
                 waits = error.errno == errno.EAGAIN
                 least, most = (_WAIT_S, _LATEST_WAIT_S) if waits else (_RETRY_S, _LATEST_RETRY_S)
@@ -236,9 +242,9 @@ class Drain:
     # ---- The end of the process -------------------------------------------------------------
 
     def finish(self) -> None:
-        """Waits until what this process saved is drained, or fails; and says what is left.
+        """Wait until the copies of this process are drained or have failed; report what is left.
 
-        After Ctrl-C it does not wait.
+        After Ctrl-C this does not wait.
         """
         begin, next_word = time.monotonic(), time.monotonic() + 1.0
         try:
@@ -282,7 +288,7 @@ _drains: dict[str, Drain] = {}
 
 
 def drain_of(folder: str) -> Drain:
-    """The one of this process for that folder."""
+    """Return this process's drain of that folder; create it if there is none."""
     with _lock:
         drain = _drains.get(folder)
         if drain is None:
@@ -291,9 +297,9 @@ def drain_of(folder: str) -> Drain:
 
 
 def folder_to_load_from(tier: str | os.PathLike[str] | bool | None) -> str:
-    """Returns config.tier_folder(), and begins to drain what an earlier process left there.
+    """Return config.tier_folder(), and begin to drain what earlier processes left there.
 
-    This process may never save.
+    A process that only loads may be the only one left to drain it.
     """
     folder = config.tier_folder(tier)
     if folder and is_tier(folder):
@@ -303,13 +309,13 @@ def folder_to_load_from(tier: str | os.PathLike[str] | bool | None) -> str:
 
 @under_way.after_saves
 def _finish() -> None:
-    """The end of the process."""
+    """Finish all drains at the end of the process."""
     while _drains:
         _drains.popitem()[1].finish()
 
 
 def _forget() -> None:
-    """Threads and tiers are the parent's."""
+    """Forget all drains in a forked child: their threads and tiers belong to the parent."""
     _drains.clear()
 
 

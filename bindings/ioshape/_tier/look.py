@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all users have on a tier, as an operator looks at it: from names and times alone."""
+"""Survey what all users have on a tier, for an operator, from names and times alone."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ class Tier:
     """What one user has on a tier."""
 
     folder: str
-    #: as a number
+    #: numeric user id
     user: int
-    #: destinations for which something waits
+    #: number of destinations that wait to be drained
     waiting: int
     waiting_bytes: int
-    #: how long the longest of them has waited
+    #: age of the longest waiting copy, in seconds; 0 if none waits
     oldest_s: float
     is_draining: bool
-    #: when the last one of those that are still there was drained, in seconds since 1970; 0: none
+    #: time at which the last of the drained copies that still exist was drained, in seconds since
+    #: 1970; 0: none
     drained_s: float
 
 
 def tiers_at(folder: str) -> list[Tier]:
-    """Look at what each user has there. Raises OSError: the folder cannot be looked at.
+    """Return what each user has on a tier. Raise OSError if the folder cannot be read.
 
-    A user's own folder that cannot be looked at does not hide the others. One that belongs to
-    another user than it is named after is no tier.
+    A user's folder that cannot be read does not hide the others. A folder that belongs to another
+    user than its name says is ignored.
     """
     found = []
     with os.scandir(folder) as entries:
@@ -59,7 +60,11 @@ def tiers_at(folder: str) -> list[Tier]:
 
 
 def _is_tier_of(user: int, entry: os.DirEntry[str]) -> bool:
-    """Links are not followed: they would lead an operator's look to where their user wants."""
+    """Return whether an entry is this user's folder of a tier.
+
+    Symbolic links are not followed: a user could point them at any place that the operator can
+    read.
+    """
     if not entry.is_dir(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != user:
         return False
     try:
@@ -77,7 +82,7 @@ def _tier(folder: str, user: int, journal: Path) -> Tier:
         try:
             status = link.lstat()
             path, is_drained = _entry(name, os.readlink(link))  # noqa: PTH115
-        except OSError:  # it has gone on, or is none of the journal's
+        except OSError:  # the entry changed meanwhile, or is not an entry of the journal
             continue
         if is_drained:
             drained_s = max(drained_s, status.st_ctime)
@@ -96,14 +101,14 @@ def _tier(folder: str, user: int, journal: Path) -> Tier:
 
 
 def _entry(name: str, text: str) -> tuple[str, bool]:
-    """The destination of an entry of a journal, and whether it is drained; "": it is none."""
+    """Return the destination of a journal entry, and whether it is drained; "" if it is no entry."""
     kept, drained = ffi.new("char[]", os.fsencode(text)), ffi.new("int *")
     path = lib.tier_path_of_entry(os.fsencode(name), kept, drained)
     return (os.fsdecode(ffi.string(path)), bool(drained[0])) if path else ("", False)
 
 
 def _sizes(place: str) -> Iterator[int]:
-    """Yield the size of a file, or of each file in a directory; links are not followed."""
+    """Yield the size of a file, or of each file in a directory. Symbolic links are not followed."""
     try:
         size = os.lstat(place).st_size
     except OSError:
@@ -116,5 +121,5 @@ def _sizes(place: str) -> Iterator[int]:
         for name in names:
             try:
                 yield os.lstat(f"{folder}/{name}").st_size
-            except OSError:  # it has been drained since
+            except OSError:  # drained and removed meanwhile
                 continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads from the nearest copy: that on this node's tier, if nothing newer is at the destination."""
+"""Load from the nearest copy: the one on this node's tier, unless the destination is newer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def tier_at(folder: str) -> Tier | None:
-    """The tier of that folder ("": of none), if it is there: who reads does without."""
+    """Return the tier of a folder; None without a folder, or if a reader must do without the tier."""
     if not folder:
         return None
     try:
@@ -29,7 +29,7 @@ def tier_at(folder: str) -> Tier | None:
 
 
 def check_tier(folder: str) -> None:
-    """Raise if a tier cannot be looked at: what it holds must not count as nothing."""
+    """Raise if a tier cannot be read: an unreadable tier must not count as an empty one."""
     if not folder:
         return
     try:
@@ -40,7 +40,7 @@ def check_tier(folder: str) -> None:
 
 
 def nearest(path: str, folder: str, read: Callable[[str], _T]) -> _T:
-    """What read() makes of the copy on the tier; of the destination, if there is none.
+    """Return what read() returns for the copy on the tier, or for the destination without one.
 
     If the copy is damaged, a FallbackWarning says so, and the destination is read.
     """
@@ -58,13 +58,13 @@ def nearest(path: str, folder: str, read: Callable[[str], _T]) -> _T:
         found = read(path)
     except FileNotFoundError:
         raise passed_over.error from None
-    if not isinstance(passed_over.error, FileNotFoundError):  # else it went since: it was drained
+    if not isinstance(passed_over.error, FileNotFoundError):  # else drained meanwhile
         warn_passed_over(path, [passed_over])
     return found
 
 
 def matching(pattern: str, folder: str) -> dict[str, str]:
-    """The places on the tier of those destinations that match, where nothing is newer."""
+    """Return the copies on the tier whose destinations match and are not newer, by destination."""
     tier = tier_at(folder)
     if tier is None:
         return {}
@@ -77,5 +77,5 @@ def matching(pattern: str, folder: str) -> dict[str, str]:
 def _found(tier: Tier, path: str) -> str | None:
     try:
         return tier.find(path)
-    except StorageError:  # it has none for this path, or is not what it was
+    except StorageError:  # no copy of this path, or the tier has changed
         return None

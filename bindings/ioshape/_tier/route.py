@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way a save goes: over a tier, or directly."""
+"""Choose the way of a save: over a tier, or directly to its destination."""
 
 from __future__ import annotations
 
@@ -32,19 +32,22 @@ if TYPE_CHECKING:
 
 
 class Route(NamedTuple):
-    """From a save to its destination."""
+    """The way from a save to its destination."""
 
     #: the destination, as the caller has written it
     path: str
-    #: where the save writes
+    #: path that the save writes
     place: str
-    #: None: that is the destination
+    #: None if the save writes the destination directly
     passage: Passage | None = None
-    #: why it is not as was wanted
+    #: the downgrades of this choice
     steps: tuple[Step, ...] = ()
 
     def context(self) -> Context:
-        """Of a save that takes it. Saves to one path share one, which keeps their order."""
+        """Return the context for a save on this route.
+
+        Saves to one path share a context, which keeps their order.
+        """
         under_way = context_of_saves_to(self.place)
         if under_way is not None:
             return under_way
@@ -52,7 +55,7 @@ class Route(NamedTuple):
 
 
 class Passage:
-    """A save over a tier. What it fails with the save raises: `failure`."""
+    """The way of a save over a tier: tier, journal, drain. `failure` is what the save must raise."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Passage:
         keep_last: int = 0,
         keep_every: int = 0,
     ) -> None:
-        """With `to_the_end` the save ends at the destination, and not on the tier.
+        """Prepare a save to `place` on a tier; with `to_the_end` it ends at the destination.
 
         The other arguments are those of Drain.keep().
         """
@@ -71,35 +74,35 @@ class Passage:
         self._place = place
         self._to_the_end = to_the_end
         self._retention = (keep_last, keep_every)
-        #: a later save to the destination went directly: this one must not be carried over it
+        #: a later save went directly to the destination, so this one must not be drained over it
         self.is_overtaken = False
-        #: a later one goes to the same place of the tier
+        #: a later save goes to the same path on the tier
         self.is_replaced = False
-        # Whoever asks how the save ended may be the one who keeps it; all others wait until it is
-        # kept. Reentrant: the handler of a signal may ask.
+        # Any thread that asks how the save ended may be the one that keeps it; the others wait
+        # until it is kept. Reentrant, because a signal handler may ask.
         self._lock = threading.RLock()
         self._ticket: Ticket | None = None
         self.failure: BaseException | None = None
-        #: waiting for the drain
+        #: seconds of waiting for the drain
         self.drain_s: float = 0.0
 
     @property
     def folder(self) -> str:
-        """Of the tier."""
+        """The folder of the tier."""
         return self._drain.folder
 
     @property
     def context(self) -> Context:
-        """Of the save."""
+        """The context of the save."""
         return self._drain.context
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is safe on the tier."""
+        """Whether the save is recorded in the tier's journal."""
         return self._ticket is not None
 
     def keep(self) -> None:
-        """Once the save has ended well: notes it in the tier's journal. Once."""
+        """Record the save in the tier's journal. Called when the save has succeeded; works once."""
         with self._lock:
             if self._ticket is not None or self.failure is not None:
                 return
@@ -113,13 +116,13 @@ class Passage:
                 self.failure = error
 
     def _drop(self) -> None:
-        """Loads would take it for the newest."""
+        """Remove the copy on the tier, which loads would take for the newest."""
         with _lock:
             if not self.is_replaced:
                 Path(self._place).unlink(missing_ok=True)
 
     def has_ended(self, timeout: float | None) -> bool:
-        """Waits, after keep(), until the save may be called done. False if it may not, in time."""
+        """Wait, after keep(), until the save counts as done; return False if it does not in time."""
         if not self._to_the_end or self._ticket is None or self.failure is not None:
             return True
         begin = time.monotonic()
@@ -133,22 +136,24 @@ class Passage:
         return True
 
     def give_up(self) -> None:
-        """The save need not end at its destination any more."""
+        """Let the save end on the tier: its destination need not be reached any more."""
         self._to_the_end = False
 
     def is_drained(self) -> bool:
-        """Whether it is at its destination, or a later one is."""
+        """Return whether this save, or a later one, is at the destination."""
         if self._ticket is None:
             return self.is_overtaken
         return self._drain.is_drained(self._ticket)
 
     def wait_drained(self, timeout: float | None) -> bool:
-        """Waits until it is; raises what the last drain failed with."""
+        """Wait until the save is drained; raise the failure of the last drain. False if not in
+        time.
+        """
         assert self._ticket is not None
         return self._drain.wait(self._ticket, timeout)
 
     def steps(self) -> tuple[Step, ...]:
-        """What was not as preferred, as far as it is known now."""
+        """Return the downgrades that are known now."""
         if self._ticket is None and self.is_overtaken:
             return (Step("a later save to it went directly, and stays", "overtaken"),)
         if self._ticket is None or self._ticket.result != "newer":
@@ -157,12 +162,12 @@ class Passage:
 
 
 _lock = ForkedLock()
-# Of files, as long as anybody can ask for them, and their destinations.
+# The passages that callers can still ask for, with their destinations. Files only.
 _passages: WeakKeyDictionary[Passage, str] = WeakKeyDictionary()
 
 
 def directly(path: str, why: str = "") -> Route:
-    """Past the tier; `why`, if there is one."""
+    """Return the direct route to a path; `why` is the reason for not using the tier, if any."""
     steps = (Step(f"saved directly, not on the tier: {why}", "tier"),) if why else ()
     return Route(path, path, steps=steps)
 
@@ -172,7 +177,7 @@ def route_of(
     n_bytes: int,
     request: SaveRequest,
 ) -> Route:
-    """That of a file to `path`, which will have so many bytes, or a little less."""
+    """Return the route of a save to `path`, which will have at most about `n_bytes` bytes."""
     route = _choose(path, n_bytes, request)
     if _passages or route.passage is not None:
         _tell_earlier(route)
@@ -180,7 +185,10 @@ def route_of(
 
 
 def _tell_earlier(route: Route) -> None:
-    """Saves to one path end in the order of the calls, whichever way they go."""
+    """Mark earlier saves to this destination as overtaken or replaced.
+
+    Saves to one path must end in the order of the calls, on whichever route.
+    """
     destination = place_of(route.path)
     with _lock:
         for passage, other in list(_passages.items()):
@@ -202,7 +210,8 @@ def _choose(path: str, n_bytes: int, request: SaveRequest) -> Route:
         drain = drain_of(request.tier)
         place = drain.tier.place(path, n_bytes)
     except StorageError as error:
-        # A full one is what it is there for: copies that wait. All else somebody has to mend.
+        # A full tier is normal: its copies wait to be drained. All other failures need the
+        # operator.
         if error.errno != errno.ENOSPC:
             logger().warning('saves "%s" directly: %s', path, error)
         return directly(path, str(error))
@@ -230,18 +239,18 @@ def _why_not_drained(path: str, folder: str) -> str:
             return "its destination is no regular file"
     except OSError:
         pass
-    # What cannot be drained is to fail now.
+    # Fail at the save, not at the drain, if the directory cannot be written.
     return "" if os.access(above, os.W_OK | os.X_OK) else "its directory cannot be written to"
 
 
 def completed_over(route: Route, begin: Callable[[Route], SaveHandle]) -> Report:
-    """A save that somebody waits for; directly after all, if the tier fails."""
+    """Save and wait for the result; save directly if the tier fails."""
     try:
         return completed(lambda: begin(route))
     except StorageError as error:
         if (
             route.passage is None
-            or route.passage.is_kept  # the destination has failed
+            or route.passage.is_kept  # then it was the destination that failed
             or isinstance(error, CanceledError)
         ):
             raise

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's tier: a fast disk on which checkpoints lie until they are drained."""
+"""Wrap the library's tier: a fast disk that holds checkpoints until they are drained.
+
+The C library keeps the journal and copies the files; `_tier/drain.py` decides when.
+"""
 
 from __future__ import annotations
 
@@ -43,60 +46,61 @@ _PARITIES = config.SETTINGS["parity"].words
 
 @dataclass(frozen=True)
 class Copy:
-    """A checkpoint that lies on the tier."""
+    """A checkpoint on the tier."""
 
-    #: of the destination
+    #: path of the destination
     path: str
-    #: on the tier
+    #: path on the tier
     place: str
     n_bytes: int
-    #: when it was saved; in UTC
+    #: time of the save, in UTC
     saved: datetime
-    #: in the journal: the lowest is drained first; 0: it has been drained
+    #: position in the journal: the lowest number is drained first. 0 if the copy has been drained
     number: int
     is_directory: bool
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has yet to be drained."""
+        """Whether the copy has yet to be drained."""
         return self.number > 0
 
 
 class Drained(NamedTuple):
-    """What became of a copy."""
+    """The result of draining one copy."""
 
-    #: of the destination
+    #: path of the destination
     path: str
-    #: "drained"; "overtaken": a later save to the same path goes instead; "newer": there is a newer
-    #: one at the destination, which stays; "gone": it was removed from the tier before; "failed":
-    #: it waits for the next drain; "waits": a generation of several nodes, whose files from here
-    #: are there, waits for those of the others
+    #: "drained": it is at its destination. "overtaken": a later save to the same path is drained
+    #: instead. "newer": the destination has a newer checkpoint, which stays. "gone": the copy was
+    #: removed from the tier before. "failed": the next drain tries again. "waits": the files of
+    #: this node are at the destination, but those of other nodes are missing
     result: Result
-    #: that were carried
+    #: bytes that were copied
     n_bytes: int
-    #: why it failed
+    #: the reason if the result is "failed", else None
     error: StorageError | None
 
 
 def own_folder(folder: str) -> str:
-    """This user's, on a tier."""
+    """Return the folder of this user on a tier."""
     return f"{os.path.realpath(folder).rstrip('/')}/ioshape-{os.geteuid()}"
 
 
 def journal_of(folder: str) -> str:
-    """A folder of a tier. What is in it changes with all that becomes of copies."""
+    """Return the folder of a tier's journal. Its contents change with the state of each copy."""
     return f"{own_folder(folder)}/journal"
 
 
 def is_tier(folder: str) -> bool:
-    """Whether this user has ever saved there."""
+    """Return whether this user has ever saved to this tier."""
     return os.path.isdir(journal_of(folder))  # noqa: PTH112
 
 
 def other_owner(folder: str) -> int | None:
-    """Return the user who has made the folder that is this user's on a tier, if another user has.
+    """Return the other user who owns this user's folder on a tier; None if there is none.
 
-    Where everybody may make folders any user can do that, and only that user or root removes it.
+    In a folder in which all users may create directories, any user can create that one. Only its
+    owner and root can remove it.
     """
     try:
         owner = os.lstat(own_folder(folder)).st_uid
@@ -106,7 +110,7 @@ def other_owner(folder: str) -> int | None:
 
 
 def of_another_user(folder: str, owner: int) -> str:
-    """Return the sentence about a tier on which another user has made this user's folder."""
+    """Return the message about a tier on which another user owns this user's folder."""
     return (
         f"{own_folder(folder)} belongs to user {owner}, so saves of user {os.geteuid()} do not go "
         "to this tier, and nothing of theirs waits there; ask the administrator to remove it"
@@ -114,19 +118,21 @@ def of_another_user(folder: str, owner: int) -> str:
 
 
 def is_draining(folder: str) -> bool:
-    """Whether a process drains that tier now."""
+    """Return whether a process is draining that tier now."""
     return is_locked(f"{own_folder(folder)}/drain.lock")
 
 
 def is_locked(path: str) -> bool:
-    """Whether a process holds that lock of a tier."""
+    """Return whether a process holds this lock of a tier."""
     try:
-        # On the tier of another user it may be anything: a pipe is not waited for.
+        # On another user's tier the path may be of any type. O_NONBLOCK: a named pipe must not
+        # block.
         fd = open_file(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        # Shared, and for an instant: a drain that begins right now tries again.
+        # The lock is shared and held for an instant only; a drain that begins meanwhile tries
+        # again.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -136,31 +142,34 @@ def is_locked(path: str) -> bool:
 
 
 class Stop:
-    """By which another thread ends a drain, without taking the GIL for every block."""
+    """A flag by which another thread ends a drain.
+
+    C reads the flag, so the drain need not take the GIL for every block.
+    """
 
     def __init__(self) -> None:
         self.flag: Any = ffi.new("int *")
 
     def set(self) -> None:
-        """From now on drains end with a CanceledError."""
+        """Make running and future drains end with a CanceledError."""
         self.flag[0] = 1
 
 
 class Tier(Owner):
-    """A folder on a fast disk, and what this user has on it. Any thread may use it."""
+    """A folder on a fast disk, with this user's checkpoints on it. Any thread may use it."""
 
     def __init__(self, context: Context, folder: str, *, keep_last: int = 0) -> None:
-        """Makes the user's own folder in it, if it is not there.
+        """Open the tier; create the user's own folder in it if it does not exist.
 
         Args:
-            context: whose share and rate drains have.
-            folder: on the fast disk; it must be there.
-            keep_last: drained copies that stay in each directory, newest first; 0: as many as there
-                is room for.
+            context: The context whose pool share and rate limit the drains use.
+            folder: A folder on the fast disk; it must exist.
+            keep_last: How many drained copies stay in each directory, newest first; 0: as many as
+                fit.
         """
         super().__init__("tier", folder, context)
         self.folder = folder
-        #: what a destination's path stands behind there
+        #: prefix on the tier: a destination's absolute path is appended to it
         self.files: str = f"{own_folder(folder)}/files"
         options = sized("ioshape_tier_options")
         options.keep_last = keep_last
@@ -172,7 +181,7 @@ class Tier(Owner):
         )
 
     def close(self) -> None:
-        """No call on it may be under way. A second call does nothing."""
+        """Close the tier. No call on it may be running. A second call does nothing."""
         self._let_go()
 
     @staticmethod
@@ -183,10 +192,13 @@ class Tier(Owner):
     # ---- Saves and loads -------------------------------------------------------------------------
 
     def place(self, path: str, num_bytes: int) -> str:
-        """Where to save what shall end at `path`. There is room for so many bytes then; 0: unknown.
+        """Return where to save a checkpoint whose destination is `path`.
+
+        The library first makes space for `num_bytes` bytes; 0 means that the size is unknown.
 
         Raises:
-            StorageError: with errno ENOSPC, if what is left there waits to be drained.
+            StorageError: With errno ENOSPC if only copies that wait to be drained are left to
+                remove.
         """
         out = ffi.new("char **")
         code = lib.ioshape_tier_place(self._pointer, encoded(path), num_bytes, out)
@@ -194,13 +206,14 @@ class Tier(Owner):
         return _taken(out)
 
     def keep(self, path: str, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Notes, durably, that what was saved there is to be carried to `path`.
+        """Record durably that the copy of `path` must be drained.
 
         Args:
-            path: as for place().
-            keep_last: of a group's generation: once it is drained, so many stay at the destination,
-                as in prune(); 0: all.
-            keep_every: the same.
+            path: The destination, as given to place().
+            keep_last: For a group checkpoint: how many stay at the destination once this one is
+                drained, as in prune(); 0: all.
+            keep_every: For a group checkpoint: those whose step is a multiple of this number stay,
+                too.
         """
         options = sized("ioshape_tier_keep_options")
         options.keep_last = keep_last
@@ -208,7 +221,7 @@ class Tier(Owner):
         self._check(lib.ioshape_tier_keep(self._pointer, encoded(path), options), path, "save")
 
     def find(self, path: str) -> str | None:
-        """The copy of `path`; None if there is none, or the destination's is newer."""
+        """Return the path of the copy of `path`; None if there is none or the destination is newer."""
         out = ffi.new("char **")
         code = lib.ioshape_tier_find(self._pointer, encoded(path), out)
         if code == -errno.ENOENT:
@@ -216,10 +229,12 @@ class Tier(Owner):
         self._check(code, path, "load")
         return _taken(out)
 
-    # ---- What lies there -------------------------------------------------------------------------
+    # ---- Copies on the tier ----------------------------------------------------------------------
 
     def copies(self) -> list[Copy]:
-        """First what waits to be drained, in that order, then what has been."""
+        """Return all copies: first those that wait, in the order of draining, then the drained
+        ones.
+        """
         rows, count = ffi.new("struct ioshape_tier_copy **"), ffi.new("size_t *")
         code = lib.ioshape_tier_list(self._pointer, rows, count)
         self._check(code, self.folder, "list")
@@ -236,20 +251,21 @@ class Tier(Owner):
         progress: Callable[[Progress], object] | None = None,
         stop: Stop | None = None,
     ) -> None:
-        """Carries what waits to its destinations, oldest first, until nothing waits any more.
+        """Copy waiting checkpoints to their destinations, oldest first, until none waits.
 
         Args:
-            path: only what was kept for this one. Default: everything.
-            ended: is told of each copy when it is done with. An exception in it is raised when the
-                drain ends, which it does soon with `progress`, or on the main thread.
-            progress: is called with a Progress of the copy that is carried, and while another
-                process drains (phase "wait"). An exception in it ends the drain. Without it, what
-                another thread drains does not take the GIL for every block.
-            stop: ends the drain from another thread, in the place of `progress`.
+            path: The only destination to drain. Default: all.
+            ended: Is called with the result of each copy. An exception in it is raised when the
+                drain ends. That is soon with `progress` and on the main thread.
+            progress: Is called with a Progress of the copy that is being drained, and while another
+                process drains (phase "wait"). An exception in it ends the drain. Without it, a
+                drain on another thread need not take the GIL for every block.
+            stop: Lets another thread end the drain; used instead of `progress`.
 
         Raises:
-            StorageError: the first failure. What failed stays; the others have been drained. Its
-                errno is EAGAIN if nothing has failed, and something waits for other nodes.
+            StorageError: The first failure. Copies that failed stay, and the others have been
+                drained. Its errno is EAGAIN if nothing has failed, but a checkpoint waits for other
+                nodes.
         """
         options = sized("ioshape_drain_options")
         wanted = None if path is None else ffi.new("char[]", encoded(path))
@@ -272,10 +288,10 @@ class Tier(Owner):
         self._check(code, path or self.folder, "drain")
 
     def forget(self, path: str) -> int:
-        """Removes what waits for `path`, undrained; how many bytes the copy had.
+        """Remove the copy that waits for `path` without draining it; return its bytes.
 
         Raises:
-            StorageError: with errno ENOENT, if nothing waits for it; EBUSY, if a process drains.
+            StorageError: With errno ENOENT if none waits for this path; EBUSY if a process drains.
         """
         n_bytes = ffi.new("uint64_t *")
         code = lib.ioshape_tier_forget(self._pointer, encoded(path), n_bytes)
@@ -284,7 +300,7 @@ class Tier(Owner):
 
 
 def _taken(out: Any) -> str:
-    """A path of ours from now on."""
+    """Return the path that C has allocated, and free the C string."""
     try:
         return os.fsdecode(ffi.string(out[0]))
     finally:
@@ -303,7 +319,7 @@ def _copy(row: Any) -> Copy:
 
 
 class _Listener(Teller):
-    """Takes both callbacks of a drain to C."""
+    """The receiver of both callbacks of a drain, which C calls."""
 
     def __init__(
         self,
@@ -314,13 +330,15 @@ class _Listener(Teller):
         self._ended = ended
 
     def tell(self, phase: int, done_bytes: int, total_bytes: int) -> None:
-        """Whatever the other one raised stops the drain here: it cannot itself."""
+        """Report progress. If `ended` has raised, raise that again, because only this stops the
+        drain.
+        """
         if self.failure is not None:
             raise self.failure
         super().tell(phase, done_bytes, total_bytes)
 
     def tell_ended(self, path: str, result: Result, n_bytes: int) -> None:
-        """What the library calls when it is done with a copy."""
+        """Report the result of a copy to the caller's `ended`."""
         if self._ended is not None and self.failure is None:
             error = last_failure(path, "drain") if result == "failed" else None
             self._ended(Drained(path, result, n_bytes, error))
