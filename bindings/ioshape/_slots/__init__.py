@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The right to write now."""
+"""Coordinate writers: slots of pools, and the operator's view of them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools of one host, read from their files. libioshape/slots/local.h describes the files."""
+"""Read the pools of one host from their files, which libioshape/slots/local.h describes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ioshape._core.context import Context
 
-# Other users may fill the folder, and lock any bytes of a file.
+# Bounds against other users, who may fill the folder and lock any bytes of a file.
 _MOST_ENTRIES = 100_000
 _MOST_FINDS = 4096
 _MOST_SLOTS = 1000
@@ -35,7 +35,7 @@ _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 class LocalPools:
-    """The pools of the processes of this host, which no server keeps."""
+    """The pools that the processes of this host share without a server."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -62,7 +62,9 @@ class LocalPools:
         return [name for file in files if (name := self._name_in(folder, file))]
 
     def _name_in(self, folder: str, file: str) -> str:
-        """Return the name of the pool that a file is of; "" if it has the name of another."""
+        """Return the name of the pool that a file belongs to; "" if the file is not valid or
+        unused.
+        """
         try:
             with _opened(f"{folder}/{file}") as descriptor:
                 name = word(ffi.string(_head(descriptor, where_is(self._context)).pool))
@@ -91,17 +93,17 @@ class LocalPools:
             ) from error
 
     def set(self, pool: str, settings: Mapping[str, int], *, clear: bool) -> None:
-        """Refuse: the jobs of the host say how many of them may write."""
+        """Refuse: the settings of the jobs decide how many of them may write."""
         assert settings or clear
         _refuse(pool, "set", 'use a Redis, or set "slots" of each job (IOSHAPE_SLOTS)')
 
     def limit(self, pool: str, kind: str, name: str, share: int, rate: int, *, clear: bool) -> None:
-        """Refuse: processes of a host are served first come, first served."""
+        """Refuse: the processes of a host are served first come, first served."""
         assert kind or name or share or rate or clear
         _refuse(pool, "set", "use a Redis as coordinator, also on one host")
 
     def kick(self, pool: str, member: str) -> None:
-        """Refuse: the kernel keeps a slot for its process."""
+        """Refuse: the kernel holds a slot for its process, so only the process can release it."""
         assert member
         _refuse(pool, "kick", "end the process of the slot; the pool's status has its number")
 
@@ -111,12 +113,12 @@ def _refuse(pool: str, operation: str, remedy: str) -> NoReturn:
     raise failure(-errno.ENOTSUP, why, pool, operation, remedy=remedy)
 
 
-# ---- The file -----------------------------------------------------------------------------------
+# ---- The file of a pool -------------------------------------------------------------------------
 
 
 @contextmanager
 def _opened(path: str, access: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a file that another user may have put there."""
+    """Open a file that another user may have created."""
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     file = open_file(path, flags)
     try:
@@ -128,13 +130,14 @@ def _opened(path: str, access: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def _is_left_behind(path: str) -> bool:
-    """Remove the file of a pool that no process has used for a day."""
+    """Remove the file of a pool that no process has used for a day; return whether it was removed."""
     try:
         with _opened(path, os.O_RDWR) as file:
             found = os.fstat(file)
             if found.st_uid != os.geteuid() or found.st_mtime > time.time() - _KEPT_S:
                 return False
-            # Each process that has the pool open keeps a lock.
+            # Each process that uses the pool holds a lock on its file. Then locking all of it
+            # fails.
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock(0, 0))
             os.unlink(path)  # noqa: PTH108
     except OSError:
@@ -147,7 +150,7 @@ def _lock(start: int, length: int) -> bytes:
 
 
 def _read(file: int, kind: str, offset: int) -> Any:
-    """Read a struct. What is not there reads as zeros."""
+    """Read a struct from a file. Bytes beyond the end of the file read as zeros."""
     found = ffi.new(f"struct {kind} *")
     data = os.pread(file, ffi.sizeof(found[0]), offset)
     ffi.memmove(found, data, len(data))
@@ -172,7 +175,8 @@ def _locked(file: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
             finds += 1
             if kind == fcntl.F_UNLCK:
                 break
-            # The kernel names any lock of the range: look before it.
+            # F_OFD_GETLK reports any lock in the range, so look again in front of the one it
+            # reported.
             limit = max(start, at)
             first = limit, min(start + length, end) if length else end
         if first is None:
@@ -217,7 +221,7 @@ def _status(pool: str, where: Any, file: int | None) -> PoolStatus:
 def _waiters(file: int, where: Any) -> Iterator[Member]:
     for line in (lib.LOCAL_URGENT_LINE, lib.LOCAL_LINE):
         tickets = where.locks[line]
-        # A request locks one byte, the number of its ticket.
+        # A request locks one byte, whose offset is the number of its ticket.
         for begin, _ in _locked(file, tickets, where.locks[line + 1]):
             ring = where.holders + (line == lib.LOCAL_LINE) * lib.LOCAL_WAITERS
             record = _record(file, ring + (begin - tickets) % lib.LOCAL_WAITERS)
@@ -231,7 +235,7 @@ def _record(file: int, number: int) -> Any:
 
 
 def _member(record: Any, holder: int | None = None) -> Member:
-    """Return a request as its record describes it; `holder` is the number of its slot."""
+    """Return the request that a record describes; `holder` is the number of its slot."""
     now = time.monotonic_ns()
     return Member(
         id=word(ffi.string(record.id)),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator sees of pools and sets."""
+"""Show pools to operators, and change their settings: the status, limits and kicks.
+
+Operator calls the coordinator's implementation: `local_pools.py` or `redis_pools.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,21 @@ if TYPE_CHECKING:
     from ioshape._slots.local_pools import LocalPools
     from ioshape._slots.redis_pools import RedisPools
 
-#: pools in one look: any user of a host can make more
+#: the most pools in one survey: any user of a host can create more
 MOST_POOLS = 128
-#: holders, and waiters, in a status
+#: the most holders, and the most waiters, in a status
 MOST_LISTED = 256
-#: of them at the same time
+#: pools whose status is read at the same time
 _AT_A_TIME = 16
-#: of a job, of which 100 is usual
+#: the highest share of a job; 100 is usual
 MOST_SHARE = 1_000_000
-#: of a job or user
+#: bytes of a job's or user's name at most
 MOST_NAME_BYTES = 63
 
 
 @dataclass(frozen=True)
 class Member:
-    """One that holds a slot, or waits for one."""
+    """A request that holds a slot, or waits for one."""
 
     id: str
     job: str
@@ -40,118 +43,118 @@ class Member:
     rank: int
     weight: int
     express: bool
-    #: it has a deadline
+    #: whether it has a deadline
     urgent: bool
-    #: it said it would write; 0 if unknown
+    #: bytes that it announced; 0 if unknown
     bytes: int
-    #: bytes, as of its last heartbeat
+    #: bytes that it has written, as of its last heartbeat
     passed: int
-    #: of those that hold
+    #: number of its grant, for holders; 0 for waiters
     fence: int
-    #: held, or waited
+    #: seconds for which it has held the slot, or waited
     since_s: float
-    #: until it is taken for dead, unless a heartbeat comes
+    #: seconds until the request counts as dead, unless a heartbeat arrives
     lease_s: float
-    #: of its process, as that process sees it; 0 with a Redis
+    #: its process id, as that process sees it; 0 with a Redis
     pid: int = 0
 
 
 @dataclass(frozen=True)
 class PoolJob:
-    """What a job wrote in slots of a pool."""
+    """The use that a job made of a pool."""
 
     job: str
-    #: of its latest request, as the job says
+    #: user of the job's latest request, as the job says
     user: str
-    #: since the pool began, or the job was forgotten
+    #: bytes since the pool was created, or since the job was last forgotten
     written_bytes: int
-    #: slots that it had
+    #: number of slots that the job had
     writes: int
-    #: that it had them, together; with a Redis
+    #: seconds for which it held slots, added up; only with a Redis
     held_s: float = 0
-    #: that it waited for them, together; with a Redis
+    #: seconds for which it waited for slots, added up; only with a Redis
     waited_s: float = 0
 
 
 @dataclass(frozen=True)
 class PoolLimit:
-    """What an operator allows one job, or one user."""
+    """The limits that an operator set for one job or one user."""
 
-    #: "": it is a user's
+    #: name of the job; "" for a limit of a user
     job: str
-    #: "": it is a job's
+    #: name of the user; "" for a limit of a job
     user: str
-    #: instead of the job's own, of which 100 is usual; 0: its own
+    #: share that replaces the job's own, which is usually 100; 0: the job's own
     share: int
-    #: of the job, or of all jobs of the user together; 0: any
+    #: bytes per second for the job, or for all jobs of the user together; 0: no limit
     bytes_per_s: int
 
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """A pool at one moment."""
+    """The state of a pool at one moment."""
 
     pool: str
     coordinator: str
     capacity: int
-    #: "operator", "job" or "default"
+    #: source of the capacity: "operator", "job" or "default"
     capacity_by: str
-    #: slots, by weight
+    #: slots that are held, counted by weight
     used: int
-    #: bytes per second that the operator allows; 0: any
+    #: limit that an operator set, in bytes per second; 0: no limit
     pool_bytes_per_s: int
-    #: the same for each job
+    #: limit that an operator set for each job, in bytes per second; 0: no limit
     job_bytes_per_s: int
-    #: up to here a save may be let past the queue
+    #: size in bytes up to which a save may pass the queue
     small_bytes: int
-    #: so many of them at a time
+    #: number of small saves that may pass the queue at a time
     express: int
-    #: since the pool began
+    #: number of grants since the pool was created
     grants: int
-    #: oldest first; not all if there are many
+    #: holders, oldest first; incomplete if there are many
     holders: tuple[Member, ...]
-    #: the next one first; not all if there are many
+    #: waiters, the next one first; incomplete if there are many
     waiters: tuple[Member, ...]
-    #: all of them
+    #: number of all holders
     holder_count: int
-    #: all of them
+    #: number of all waiters
     waiter_count: int
-    #: those that wrote most; at most 64
+    #: the jobs that wrote most; at most 64
     jobs: tuple[PoolJob, ...] = ()
-    #: for one job or user
+    #: limits of jobs and users
     limits: tuple[PoolLimit, ...] = ()
-    #: since it began; these three with a Redis
+    #: bytes written since the pool was created; this and the next two only with a Redis
     written_bytes: int = 0
-    #: that slots were held since then, together
+    #: seconds for which slots were held since then, added up
     held_s: float = 0
-    #: the same for waiting
+    #: seconds of waiting since then, added up
     waited_s: float = 0
-    #: when an operator last set something, in seconds since 1970; 0: never
+    #: time of the operator's last change, in seconds since 1970; 0: never
     changed_s: float = 0
 
 
 @dataclass(frozen=True)
 class PoolFailure:
-    """A pool that cannot be shown."""
+    """A pool whose status could not be read."""
 
     pool: str
-    #: the library's sentence
+    #: the library's error message
     error: str
 
 
 @dataclass(frozen=True)
 class PoolsLook:
-    """Pools at one moment."""
+    """The state of several pools at one moment."""
 
     pools: tuple[PoolStatus, ...]
-    #: the coordinator answers, but not for these
+    #: pools that the coordinator could not show, although it answers
     failed: tuple[PoolFailure, ...] = ()
-    #: pools beyond the first `MOST_POOLS`
+    #: number of pools beyond the first `MOST_POOLS`
     left_out: int = 0
 
 
 def where_is(context: Context, pool: str | None = None) -> Any:
-    """Return where a context keeps a pool (None: all pools): a struct slots_coordinator."""
+    """Return where a context keeps a pool (None: all pools), as a struct slots_coordinator."""
     found = ffi.new("struct slots_coordinator *")
     name = ffi.NULL if pool is None else ffi.new("char[]", pool.encode())
     if lib.save_find_coordinator(context.pointer, name, found):
@@ -160,18 +163,18 @@ def where_is(context: Context, pool: str | None = None) -> Any:
 
 
 def word(text: bytes) -> str:
-    """Return a text that others chose, without what could mislead a terminal."""
+    """Return a text from an untrusted source without characters that could mislead a terminal."""
     return "".join(c if " " <= c <= "~" else "?" for c in text.decode("latin-1"))
 
 
 class Operator:
-    """Asks a coordinator about its pools, and sets them."""
+    """A client for operators, which reads and changes the pools of a coordinator."""
 
     def __init__(self, coordinator: str | None = None) -> None:
-        """The coordinator of the settings, or another one.
+        """Use the coordinator of the settings, or another one.
 
         Raises:
-            ImportError: It is a Redis, and the package redis is not installed.
+            ImportError: The coordinator is a Redis, and the package redis is not installed.
         """
         self._context = Context(coordinator=coordinator)
         self._pools: LocalPools | RedisPools
@@ -185,15 +188,15 @@ class Operator:
             self._pools = RedisPools(self._context)
 
     def names(self) -> list[str]:
-        """All pools that it knows."""
+        """Return the names of all pools that the coordinator knows, sorted."""
         return sorted(set(self._pools.names()))
 
     def name_for(self, path: str) -> str:
-        """The pool of a path."""
+        """Return the name of the pool that saves to a path use."""
         return pool_name_in(self._context, path)
 
     def status(self, pool: str) -> PoolStatus:
-        """A pool at this moment."""
+        """Return the state of a pool at this moment."""
         return self._pools.status(pool)
 
     def look(self, wanted: Sequence[str] = ()) -> PoolsLook:
@@ -230,9 +233,12 @@ class Operator:
         user: str = "",
         share: int = 0,
     ) -> None:
-        """Sets what is not 0; `clear` first forgets all that was set.
+        """Change the settings that are not 0; with `clear`, first remove all settings.
 
-        With a job or a user only what that one may: its share, and `job_bytes_per_s`.
+        With a job or a user, only `share` and `job_bytes_per_s` of that job or user can be set.
+
+        Raises:
+            ValueError: The settings do not go together, or one is out of range.
         """
         of_pool = {
             "capacity": capacity,
@@ -258,5 +264,5 @@ class Operator:
             self._pools.set(pool, of_pool, clear=clear)
 
     def kick(self, pool: str, member: str) -> None:
-        """Takes its slot, or its place in the queue, from who has this id."""
+        """Take the slot, or the position in the queue, from the request with this id."""
         self._pools.kick(pool, member)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools that a Redis keeps: calls of slots.lua by the package redis."""
+"""Read and change the pools of a Redis, by calls of slots.lua through the package redis."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
     Node = tuple[str, int]
 
-# In seconds, as in C: of a call, and of each of several hosts that swallow everything.
+# Seconds, as in C: for a call, and at least for each of several hosts that do not answer.
 _PATIENCE_S = 2.0
 _LEAST_PATIENCE_S = 0.5
 _MOST_REDIRECTS = 5
-# Above it the numbers of slots.lua have holes.
+# Lua numbers above 2^53 are not exact integers.
 _MOST_BYTES = 2**53
 _MOST_JOBS = 64
-_HOLDING = 2  # the state of a member
+_HOLDING = 2  # the state of a member that holds a slot
 _NAMES_KEPT_MS = 7 * 24 * 3600 * 1000
 
-#: What an operator sets for a pool, as slots.lua names it.
+#: The settings of a pool, by their names in slots.lua.
 _NAMES = {
     "capacity": "capacity",
     "pool_bytes_per_s": "pool_rate",
@@ -65,7 +65,7 @@ _NAMES = {
     "express": "express",
 }
 
-# The script fails with this error if another program has written to the keys of the pool.
+# Parts of the script's error messages if another program has written to the keys of the pool.
 _UNREADABLE = (
     "WRONGTYPE",
     "attempt to ",
@@ -79,14 +79,16 @@ _SCRIPT = bytes(ffi.string(lib.slots_script))
 
 
 class RedisPools:
-    """The pools of a Redis, of a cluster, or of a service that sentinels know."""
+    """The pools of a Redis, of a Redis Cluster, or of a service that Redis Sentinel manages."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._clients: dict[tuple[str | Node, str], Any] = {}
 
     def names(self) -> list[str]:
-        """Return the names of the pools that were in use in the last seven days, or set."""
+        """Return the names of the pools that were used in the last seven days, or that have
+        settings.
+        """
         where, cut = where_is(self._context), int(time.time() * 1000) - _NAMES_KEPT_MS
         registry = said(where.registry)
         with self._refusals("pools", where):
@@ -109,18 +111,18 @@ class RedisPools:
             ) from error
 
     def set(self, pool: str, settings: Mapping[str, int], *, clear: bool) -> None:
-        """Set what the pool allows."""
+        """Change the settings of a pool."""
         named = {_NAMES[name]: min(value, _MOST_BYTES) for name, value in settings.items()}
         self._change(pool, named, clear=clear)
 
     def limit(self, pool: str, kind: str, name: str, share: int, rate: int, *, clear: bool) -> None:
-        """Set what one job or user may."""
+        """Change the limits of one job or one user."""
         of_one = {"share": share, "rate": min(rate, _MOST_BYTES)}
         named = {f"{kind}:{name}:{what}": value for what, value in of_one.items()}
         self._change(pool, named, clear=clear)
 
     def _change(self, pool: str, named: Mapping[str, int], *, clear: bool) -> None:
-        """Set what is not 0, and clear the rest if asked to."""
+        """Set the values that are not 0, and with `clear` remove the others."""
         where = where_is(self._context, pool)
         changes = {name: value for name, value in named.items() if value or clear}
         if not self._call(pool, where, "set", "", *chain.from_iterable(changes.items())):
@@ -137,20 +139,20 @@ class RedisPools:
             self._keep_name(where, pool, str(int(time.time() * 1000)))
 
     def kick(self, pool: str, member: str) -> None:
-        """Take its slot, or its place in the queue, from a request."""
+        """Take a slot, or a position in the queue, from a request."""
         if not self._call(pool, where_is(self._context, pool), "release", member):
             why = f"no request holds or waits for a slot of pool {pool} as {one_line(member)}"
             raise failure(-errno.ENOENT, why, pool, "kick", remedy="the pool's status has the ids")
 
-    # ---- Calls ----------------------------------------------------------------------------------
+    # ---- Calls to the server --------------------------------------------------------------------
 
     def _keep_name(self, where: Any, pool: str, score: str) -> None:
-        """Keep a pool that was set among the names, for as long as that holds. Best effort."""
+        """Keep a pool in the list of names as long as it has settings. Best effort."""
         with suppress(RedisError, OSError):
             self._send(where, "ZADD", said(where.registry), score, pool)
 
     def _call(self, pool: str, where: Any, operation: str, subject: str, *more: Any) -> Any:
-        """Call the script that keeps the order of a pool."""
+        """Call the script that manages a pool; delete keys that it cannot read, and try again."""
         data = said(where.key)
         settings = data[:-1] + "o"
         words = (1, data, operation, subject, where.lease_ms, 0, *more)
@@ -194,7 +196,7 @@ class RedisPools:
         raise AssertionError
 
     def _follow(self, where: Any, node: Node, *command: Any) -> Any:
-        """Send a command to a node of a cluster, and to those that it names."""
+        """Send a command to a node of a cluster, and follow its redirects."""
         asking = False
         for _ in range(_MOST_REDIRECTS):
             client = self._client(where, node)
@@ -205,7 +207,7 @@ class RedisPools:
                     both.execute_command("ASKING")
                     both.execute_command(*command)
                     return both.execute()[-1]
-            except MovedError as error:  # an AskError is one
+            except MovedError as error:  # AskError is a subclass
                 asking = isinstance(error, AskError)
                 node = (error.host or node[0], error.port)
         raise ConnectionError("the nodes of the cluster send us to each other")
@@ -222,7 +224,7 @@ class RedisPools:
         return word(found[0]), int(found[1])
 
     def _client(self, where: Any, server: str | Node, *, greet: bool = True) -> Any:
-        """Connections to a server; threads share them."""
+        """Return the client of a server; it keeps connections, which threads share."""
         address = where.address
         password = said(address.password) if greet and address.has_password else ""
         if (server, password) not in self._clients:
@@ -245,7 +247,7 @@ class RedisPools:
 
     @contextmanager
     def _refusals(self, operation: str, where: Any, pool: str = "") -> Iterator[None]:
-        """Raise the library's exception for those of redis, which quote no password."""
+        """Turn exceptions of redis into the library's, whose messages contain no password."""
         try:
             yield
         except (RedisError, OSError) as error:
@@ -273,16 +275,16 @@ def _remedy(error: Exception) -> str:
     return "check that it runs, and that this host may reach it"
 
 
-# ---- Answers ------------------------------------------------------------------------------------
+# ---- Answers of the script ----------------------------------------------------------------------
 
 
 def _named(answer: list[Any]) -> dict[str, Any]:
-    """Return a list of names and values as a dictionary."""
+    """Return a list of alternating names and values as a dictionary."""
     return dict(zip(map(word, answer[::2]), answer[1::2], strict=True))
 
 
 def _number(value: int | bytes) -> int:
-    """Return a number; above 2^53 Lua writes text."""
+    """Return a number; Lua writes numbers above 2^53 as text."""
     return max(0, int(float(value)))
 
 
@@ -319,7 +321,7 @@ def _job(row: dict[str, Any]) -> PoolJob:
 
 
 def _limits(settings: dict[str, Any]) -> list[PoolLimit]:
-    """Return what is set for jobs and users: `job:NAME:share`, `user:NAME:rate`."""
+    """Return the settings of jobs and users, whose keys are `job:NAME:share`, `user:NAME:rate`."""
     found: dict[tuple[str, str], dict[str, int]] = {}
     for setting, value in settings.items():
         kind, _, rest = setting.partition(":")
@@ -339,14 +341,14 @@ def _limits(settings: dict[str, Any]) -> list[PoolLimit]:
 
 
 def _set(value: bytes) -> int:
-    """Return a setting. Any client may have written it: what is no number counts as none."""
+    """Return a setting; 0 if it is no number, because any client may have written it."""
     try:
         return _number(value)
     except (ValueError, OverflowError):
         return 0
 
 
-#: What the script leaves out of the status of a pool that was never used.
+#: The fields that the script leaves out of the status of a pool that was never used.
 _UNUSED: dict[str, Any] = {"pool": [[]], "holders": [], "waiters": [], "jobs": []}
 
 

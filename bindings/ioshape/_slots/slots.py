@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots for programs that write by themselves."""
+"""Wait for and hold slots in programs that write files themselves: ioshape.slot()."""
 
 from __future__ import annotations
 
@@ -24,84 +24,87 @@ if TYPE_CHECKING:
 
 _NAME_BYTES = 128
 
-# pace() passes bytes in pieces, as Python looks for signals only in its own code: so large that a
-# piece waits for about so long.
+# pace() passes the bytes to C in pieces, because Python handles signals only in its own code. A
+# piece grows until it waits for about _PATIENCE_S seconds.
 _PATIENCE_S = 0.2
 _FIRST_PIECE = 4 << 10
 _MOST_PIECE = 4 << 20
 
 
 def failure_of(subject: str, operation: str, *, code: int | None = None) -> Exception:
-    """The library's sentence, with nothing secret in it, also where the name is an address.
+    """Return the exception for the library's last error, with passwords in the name removed.
 
-    `code`: of the exception, where that is not the library's.
+    Args:
+        subject: The pool, path or address of the operation; an address may contain a password.
+        operation: The operation that failed.
+        code: The error code of the exception; default: the library's.
     """
     facts = last_facts(without_password(subject), operation)
     return raised_for(facts if code is None else facts._replace(code=code))
 
 
 class Place(NamedTuple):
-    """Where a request for a slot stands in the queue."""
+    """The position of a request for a slot in the queue."""
 
-    #: requests that are ahead of it: at 0 it is the next
+    #: requests before it in the queue; 0: it is the next
     position: int
-    #: who goes before it, or holds a slot, such as "job 4711, rank 7 on n03"
+    #: the request before it, or the holder of a slot, such as "job 4711, rank 7 on n03"
     ahead: str
-    #: slots of the pool; 0 if that is not known
+    #: number of slots of the pool; 0 if that is not known
     capacity: int
-    #: so far
+    #: seconds of waiting so far
     waited_s: float
-    #: "" without coordination
+    #: name of the pool; "" without coordination
     pool: str
-    #: "redis", "local"; "unreachable" while it does not answer
+    #: "redis" or "local"; "unreachable" while the coordinator does not answer
     coordinator: str
 
 
 @dataclass(frozen=True)
 class SlotInfo:
-    """How a slot was acquired."""
+    """The way a slot was acquired, and its state."""
 
-    #: "" without coordination
+    #: name of the pool; "" without coordination
     pool: str
-    #: "redis", "local", "open" (nobody keeps an order), or without a slot "stagger": it was
-    #: unreachable, or "deadline": there was no more time
+    #: "redis"; "local"; "open": writers are not ordered. Two values mean that there is no slot:
+    #: "stagger" if the coordinator was unreachable, "deadline" if no time was left
     coordinator: str
-    #: rises with every grant of the pool; 0 without coordination
+    #: number that rises with every grant of the pool; 0 without coordination
     fence: int
-    #: for the slot
+    #: seconds of waiting for the slot
     waited_s: float
-    #: for bandwidth, so far
+    #: seconds of waiting for bandwidth so far
     paced_s: float
-    #: its place in the queue when it began to wait, from 1 on; 0: it did not wait
+    #: position in the queue when it began to wait, from 1; 0: it did not wait
     position: int
-    #: who was; "" if nobody
+    #: the request that was before it, or the holder of a slot; "" if there was none
     ahead: str
-    #: slots of the pool; 0 if that is not known
+    #: number of slots of the pool; 0 if that is not known
     capacity: int
-    #: whether it is not held any more although it was not released
+    #: whether the slot was taken away before it was released
     lost: bool
-    #: whether it was so small that it was let past the queue
+    #: whether the request was so small that it passed the queue
     express: bool
-    #: what was not as preferred, and why; "" if nothing
+    #: the downgrade that was taken, and why; "" if there was none
     note: str
 
 
 class Slot:
-    """The right to write now, as ioshape.slot() gives it. The end of its `with` block releases it.
+    """The right to write now, which ioshape.slot() returns. Leaving its `with` block releases it.
 
-    A slot is for speed and for the neighbours, never for correctness: nothing breaks if it is lost.
+    Slots affect speed, never correctness: no data are at risk if a slot is lost.
     """
 
     def __init__(self, context: Context, slot: Any) -> None:
-        # A pointer to the pointer. When it goes, so does the slot.
+        # Owns the pointer to the C slot: freeing it releases the slot.
         self._slot = slot
         self._context = context
         self._owner = os.getpid()
-        self._passing = threading.Lock()  # while a piece is passed; taken before the other
+        self._passing = threading.Lock()  # held while a piece is passed; taken before _lock
         self._lock = threading.Lock()
         self._piece = _FIRST_PIECE
-        self._ending = False  # or released
-        self._last: SlotInfo | None = None  # when it was released
+        self._ending = False  # releasing, or released
+        self._last: SlotInfo | None = None  # the state when it was released
 
     def __enter__(self) -> Slot:
         return self
@@ -117,12 +120,19 @@ class Slot:
         return f"<ioshape.types.Slot of {info.pool or 'no pool'} ({info.coordinator}): {state}>"
 
     def pace(self, nbytes: int) -> None:
-        """Says that so many bytes are about to be written. To be called before each piece.
+        """Report that `nbytes` bytes will be written next. Call it before each piece of data.
 
-        It waits as long as the bandwidth set for the job or the pool asks for. It also shows that
-        the work goes on: a slot that moves nothing for two minutes is taken to hang, and is
-        given to the next. One thread at a time. Ctrl-C, or release() by another thread, ends it
-        soon, though not within the same instant.
+        The method waits as long as the bandwidth limit of the job or the pool demands. It also
+        proves that the program is alive: a slot that reports no bytes for two minutes goes to the
+        next request. Only one thread may call it at a time. Ctrl-C, or release() in another thread,
+        ends the wait after a fraction of a second.
+
+        Args:
+            nbytes: The number of bytes.
+
+        Raises:
+            ValueError: The slot has been released.
+            StorageError: The slot belongs to the parent process.
         """
         self._check_owner()
         left = nbytes
@@ -144,32 +154,32 @@ class Slot:
 
     @property
     def info(self) -> SlotInfo:
-        """How it was acquired, and whether it is still held."""
+        """The way the slot was acquired, and whether it is still held."""
         self._check_owner()
         with self._lock:
             return self._last or self._read()
 
     @property
     def lost(self) -> bool:
-        """Whether it is not held any more although it was not released.
+        """True if the slot was taken away before it was released.
 
-        The process was stopped or moved nothing for too long, an operator took it away, or the
-        coordinator lost its data. To go on writing is allowed.
+        That happens if the process was stopped or wrote nothing for too long, if an operator took
+        the slot away, or if the coordinator lost its data. The program may go on writing.
         """
         return self.info.lost
 
     @property
     def released(self) -> bool:
-        """Whether it has been given back."""
+        """True if the slot has been released."""
         return self._last is not None
 
     def release(self) -> None:
-        """Gives it to the next in the queue. A second time it does nothing.
+        """Release the slot to the next request in the queue. A second call does nothing.
 
-        As soon as the bytes are on stable storage: until then they load the storage.
+        Call it as soon as the bytes are on stable storage: until then they load the storage.
         """
         if self._owner != os.getpid():
-            return  # the parent still holds it
+            return  # the parent holds the slot
         self._ending = True
         with self._passing, self._lock:
             if self._last is None:
@@ -197,14 +207,17 @@ class Slot:
 
 
 class _Queue:
-    """Takes the callback of who waits to C. An exception in it gives up and is kept."""
+    """The receiver of the callback that C calls while a request waits.
+
+    An exception in the callback ends the wait, and is kept in `failure`.
+    """
 
     def __init__(self, callback: Callable[[Place], object] | None) -> None:
         self.callback = callback
         self.failure: BaseException | None = None
 
     def tell_place(self, place: Any) -> None:
-        """What the library calls."""
+        """Report a position in the queue to the caller's function. The library calls this."""
         if self.callback is not None:
             self.callback(
                 Place(
@@ -228,7 +241,7 @@ def slot(
     progress: Callable[[Place], object] | None = None,
     deadline: float | None = None,
 ) -> Slot:
-    """Waits for a slot, for programs that write by themselves. Saves wait for theirs anyway.
+    """Wait for a slot. For programs that write files themselves; saves wait for their slots anyway.
 
         with ioshape.slot("/scratch/run7", nbytes=len(data)) as slot:
             slot.pace(len(data))
@@ -236,24 +249,26 @@ def slot(
             os.fsync(file.fileno())
 
     Args:
-        path: a file or folder of the filesystem that is going to be written to; the last part of it
-            need not exist. The pool is named after the filesystem, unless the setting "pool" names
-            one.
-        pool: the name of the pool, instead of a path.
-        weight: how many slots it takes. More than the pool has: it writes alone.
-        nbytes: that are going to be written; 0 if unknown. For fairness, and small ones wait less.
-        timeout: in seconds; 0 never waits. Default: no limit.
-        progress: is called with a Place about ten times a second while it waits; an exception in it
-            gives up. It must not call ioshape.
-        deadline: seconds until the process will end, as in save(). If no slot comes free in time,
-            the one that is returned is none: write without it.
+        path: A file or folder on the filesystem that will be written; its last component need not
+            exist. The pool is named after the filesystem, unless the setting "pool" names one.
+        pool: The name of the pool, instead of a path.
+        weight: How many slots the request takes. With more slots than the pool has, it writes
+            alone.
+        nbytes: The number of bytes that will be written; 0 if unknown. It is used for fairness, and
+            small requests wait less.
+        timeout: The longest wait in seconds; 0 never waits. Default: no limit.
+        progress: Is called with a Place about ten times a second during the wait. An exception in
+            it ends the wait. It must not call ioshape.
+        deadline: Seconds until the process will end, as in save(). If no slot is free in time, the
+            returned object holds none: write without it.
 
     Returns:
-        A Slot, to be used in a `with` statement, or released by its release().
+        A Slot, for a `with` statement or an explicit release().
 
     Raises:
-        TimeoutError: no slot came free in that time.
-        CoordinatorError: the coordinator is unreachable, and the setting "unreachable" is "fail".
+        TimeoutError: No slot was free in time.
+        CoordinatorError: The coordinator is unreachable, and the setting "unreachable" is "fail".
+        ValueError: The name of the pool is empty.
     """
     if pool == "":
         raise ValueError("the name of the pool is empty")
@@ -272,7 +287,7 @@ def slot(
     options.deadline_ms = left_ms(due_in(deadline))
     queue = _Queue(progress)
     if progress is not None or threading.current_thread() is threading.main_thread():
-        # Python looks for signals only in its own code: with it, Ctrl-C ends the waiting.
+        # Python handles signals only in its own code. With a callback, Ctrl-C ends the wait.
         keep.append(ffi.new_handle(queue))
         options.waiting = QUEUE
         options.waiting_user = keep[-1]
@@ -283,7 +298,7 @@ def slot(
         if queue.failure is not None:
             raise queue.failure
         if code:
-            # A slot that is not free at once is to Python one that did not come free in time.
+            # EAGAIN (no slot is free now) becomes a TimeoutError in Python, too.
             raise failure_of(
                 pool or os.fsdecode(path or ""),
                 "slot",
@@ -296,15 +311,19 @@ def slot(
 
 
 def _inside(path: str) -> bytes:
-    """The library looks at the folder that a path is in. Of a folder itself, that is meant."""
+    """Return a path whose folder is the one that the library must look at.
+
+    The library looks at the folder that contains a path. A trailing slash makes it look at a folder
+    itself.
+    """
     return encoded(os.path.join(path, "") if os.path.isdir(path) else path)  # noqa: PTH112, PTH118
 
 
 def pool_name_in(context: Context, path: str) -> str:
-    """The pool that saves to this path take their slots from.
+    """Return the name of the pool from which saves to this path take their slots.
 
-    It is the setting "pool", or made of the filesystem that the path is on, so that all jobs that
-    share that meet in it. The last part of the path need not exist.
+    It is the setting "pool", or a name made from the filesystem of the path. Thus all jobs that
+    share a filesystem use one pool. The last component of the path need not exist.
     """
     name = ffi.new("char[]", _NAME_BYTES)
     code = lib.save_pool_of_path(context.pointer, _inside(path), name, _NAME_BYTES)
