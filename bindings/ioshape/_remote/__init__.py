@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of checkpoints outside of the filesystem: object stores, and archives of Lustre."""
+"""Copy checkpoints to object stores and to archives of Lustre, and back."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of answers of a server: their length, redirects and fields have limits."""
+"""Check the responses of a server: bound their length, redirects, elements and pages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from botocore.response import StreamingBody
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-#: of an answer that is not an object's content. A page of 1,000 keys takes 1.5 MiB, or 3.5 if each
-#: of their characters is escaped.
+#: bytes of a response that is not an object's content at most. A page of 1,000 keys takes 1.5 MiB,
+#: or 3.5 MiB if each of their characters is escaped.
 MOST_BYTES = 4 << 20
-#: of its elements. A page takes 30,000; each costs some 100 bytes of memory, and time.
+#: elements of a response at most. A page takes 30,000; each costs some 100 bytes of memory, and
+#: time.
 MOST_TAGS = 100_000
 _PIECE_BYTES = 1 << 16
-#: one after the other. A bucket in another region takes one.
+#: redirects in a row at most. A bucket in another region takes one.
 MOST_REDIRECTS = 5
-#: of a list, with 1,000 names each
+#: pages of a listing at most, with 1,000 names each
 MOST_PAGES = 1000
 
 _SERVER = "check that --endpoint (or AWS_ENDPOINT_URL_S3) names a server of S3"
@@ -33,7 +34,7 @@ _Kind = TypeVar("_Kind")
 
 
 class AnswerError(BotoCoreError):  # type: ignore[misc] # boto3 has no types
-    """An answer of a server that cannot be used."""
+    """A response of a server that cannot be used."""
 
     fmt = "{why}"
 
@@ -44,11 +45,11 @@ class AnswerError(BotoCoreError):  # type: ignore[misc] # boto3 has no types
         self.number = number
 
 
-# ---- Bytes and redirects ------------------------------------------------------------------------
+# ---- Limits of bytes and redirects ---------------------------------------------------------------
 
 
 class _Read:
-    """Bytes that have been read, in the place of a connection."""
+    """Bytes that have been read already, in place of a connection."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -70,7 +71,10 @@ def _read(raw: Any) -> bytes:
 
 
 class _Bounds:
-    """Sends a client's requests, and reads of the answers what is no object's content."""
+    """A sender for a client's requests that reads the responses itself, with limits.
+
+    Only the content of objects is left to the client.
+    """
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -86,7 +90,7 @@ class _Bounds:
         return AWSResponse(answer.url, answer.status_code, answer.headers, read)
 
     def _count_redirects(self, is_one: bool) -> None:
-        # boto3 follows one of them by a request that may be redirected itself.
+        # boto3 follows a redirect with a new request, which may be redirected again.
         count = getattr(self._redirects, "count", 0) + 1 if is_one else 0
         self._redirects.count = 0 if count > MOST_REDIRECTS else count
         if count > MOST_REDIRECTS:
@@ -95,18 +99,19 @@ class _Bounds:
 
 
 def bound(client: Any) -> None:
-    """Give the answers to a client's requests their limits."""
+    """Apply the limits to the responses to a client's requests."""
     session = getattr(getattr(client, "_endpoint", None), "http_session", None)
-    if session is not None:  # it is botocore's own
+    if session is not None:  # botocore's own session
         client.meta.events.register("before-send.s3", _Bounds(session).send)
 
 
-# ---- Meaning ------------------------------------------------------------------------------------
+# ---- Meaning of responses
+# -------------------------------------------------------------------------
 
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Turns what boto3 raises about answers that it does not understand into an AnswerError."""
+    """Turn the errors that boto3 raises for a malformed response into an AnswerError."""
     try:
         yield
     except (BotoCoreError, Boto3Error, ClientError):
@@ -125,11 +130,11 @@ def understood() -> Iterator[None]:
 
 
 class Careful:
-    """A client whose methods raise nothing that is not boto3's."""
+    """A client whose methods raise only exceptions of boto3."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        #: The transfer manager of boto3 looks at it.
+        #: The transfer manager of boto3 reads this attribute.
         self.meta = client.meta
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -142,10 +147,10 @@ class Careful:
         return call
 
     def pages(self, operation: str, **arguments: Any) -> Iterator[Mapping[str, Any]]:
-        """Yields the pages of a list.
+        """Yield the pages of a listing.
 
         Raises:
-            AnswerError: it does not end.
+            AnswerError: The listing has too many pages.
         """
         with understood():
             pages = iter(self._client.get_paginator(operation).paginate(**arguments))
@@ -160,10 +165,10 @@ class Careful:
 
 
 def field(answer: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
-    """Return a field of an answer.
+    """Return a field of a response.
 
     Raises:
-        AnswerError: it is not there.
+        AnswerError: The field is missing or of another type.
     """
     value = answer.get(name)
     if not isinstance(value, kind):
@@ -172,10 +177,10 @@ def field(answer: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
 
 
 def length(answer: Mapping[str, Any], name: str) -> int:
-    """Return a field that is the length of an object.
+    """Return a field of a response that is the length of an object.
 
     Raises:
-        AnswerError: it is not there, or no object is so long.
+        AnswerError: The field is missing, or out of range.
     """
     n_bytes = field(answer, name, int)
     if not 0 <= n_bytes < 1 << 63:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of object stores: boto3, and what it fails with, as sentences.
+"""Connect to object stores with boto3, and turn its exceptions into the library's.
 
-It is Amazon's own, and finds credentials wherever they may be.
+boto3 is Amazon's own client. It finds credentials in all places where users keep them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Response = dict[str, Any]
 
 
 class Client(Protocol):
-    """What is used of boto3's client, whose methods are made at run time."""
+    """The methods of boto3's client that ioshape uses. boto3 creates them at run time."""
 
     def abort_multipart_upload(self, **arguments: Any) -> Response: ...
     def delete_object(self, **arguments: Any) -> Response: ...
@@ -57,10 +57,14 @@ class Client(Protocol):
 
 
 def connect(endpoint: str | None, jobs: int) -> Client:
-    """As boto3 finds credentials and settings: in its variables, its files, or the machine's role.
+    """Return a client. boto3 finds credentials and settings in variables, files, or machine roles.
 
-    What is sent has its checksums in headers, and TLS around it. So it is not hashed once more for
-    the signature, but where there is no TLS.
+    Payloads carry checksums in headers. Under TLS they are not hashed again for the signature;
+    without TLS they are.
+
+    Args:
+        endpoint: The URL of the server; None: the one of boto3's settings.
+        jobs: The number of connections.
     """
     session = boto3.session.Session()
 
@@ -72,7 +76,7 @@ def connect(endpoint: str | None, jobs: int) -> Client:
             user_agent_extra="ioshape",
             s3=s3,
         )
-        # A region is needed to sign, also where servers have none.
+        # Signing needs a region, also for servers that have none.
         region = session.region_name or "us-east-1"
         return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
@@ -91,8 +95,10 @@ def connect(endpoint: str | None, jobs: int) -> Client:
 
 
 def _add_sums(params: dict[str, Any], **_: Any) -> None:
-    """Adds two checksums for the server to compare: some servers know MD5s alone, and S3 keeps
-    CRC-32s."""
+    """Add two checksums for the server to compare.
+
+    Some servers know only MD5s, while S3 stores CRC-32s with the object.
+    """
     body = params["body"]
     data = body if isinstance(body, bytes) else body.read()
     if data is not body:
@@ -101,7 +107,8 @@ def _add_sums(params: dict[str, Any], **_: Any) -> None:
     params["headers"]["x-amz-checksum-crc32"] = in_base64(crc32(data))
 
 
-# ---- What it fails with -------------------------------------------------------------------------
+# ---- Reasons of failures
+# --------------------------------------------------------------------------
 
 
 class _Reason(NamedTuple):
@@ -110,7 +117,7 @@ class _Reason(NamedTuple):
     remedy: str
 
 
-# Characters of a server's message.
+# characters of a server's message that are shown at most
 _MOST_SHOWN = 200
 _SERVER = "look at --endpoint (or AWS_ENDPOINT_URL_S3) and the server's log"
 _AGAIN = "call it again, which sends only what is not there yet"
@@ -160,14 +167,14 @@ _CODES = {
     ),
 }
 
-#: of what was damaged on its way, and may be sent once more
+#: error codes after damage in transit; the bytes may be sent again
 WRONG_SUM = tuple(code for code, reason in _CODES.items() if reason is _WRONG_SUM)
-#: what else goes wrong on the way of bytes that are fetched; boto3 only sends requests again
+#: other errors in transit of fetched bytes; boto3 repeats requests only, not the reading of a body
 BROKEN = (ConnectionError, HTTPClientError, ReadTimeoutError)
 
 
 def code_of(error: ClientError) -> str:
-    """What the server calls it."""
+    """Return the server's code for an error."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -189,7 +196,7 @@ def _reason(error: Exception) -> _Reason:
 
 
 def _shows_secret(error: BaseException | None) -> bool:
-    """Whether a traceback would print a password: boto3 quotes the server's address."""
+    """Return whether a traceback would print a password: boto3 quotes the server's address."""
     while error is not None:
         text = str(error)
         if without_password(text) != text:
@@ -200,7 +207,7 @@ def _shows_secret(error: BaseException | None) -> bool:
 
 @contextmanager
 def sentences(doing: str, path: str, operation: str) -> Iterator[None]:
-    """What the client raises becomes a StorageError: cannot DOING: why; what to do."""
+    """Turn exceptions of the client into a StorageError: cannot DOING: why; what to do."""
     try:
         yield
     except (BotoCoreError, Boto3Error, ClientError) as error:
@@ -209,19 +216,19 @@ def sentences(doing: str, path: str, operation: str) -> Iterator[None]:
 
 
 def explained(error: Exception, doing: str, path: str, operation: str) -> StorageError:
-    """The same as an exception of ours."""
+    """Return the StorageError for an exception of the client."""
     reason = _reason(error)
     sentence = f"cannot {doing}: {reason.why}"
     return failure(-reason.number, sentence, path, operation, remedy=reason.remedy)
 
 
 def is_absent(error: ClientError) -> bool:
-    """Whether it says only that there is no such object."""
+    """Return whether an error only says that there is no such object."""
     return code_of(error) in ("404", "NoSuchKey", "NotFound")
 
 
 def head(client: Client, bucket: str, key: str) -> Mapping[str, Any] | None:
-    """What the server tells of an object; None if there is none."""
+    """Return the metadata of an object; None if there is no such object."""
     try:
         told = client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
         length(told, "ContentLength")
@@ -233,10 +240,10 @@ def head(client: Client, bucket: str, key: str) -> Mapping[str, Any] | None:
 
 
 def sizes(client: Client, bucket: str, prefix: str) -> dict[str, int]:
-    """Return the sizes of all objects whose keys begin with a prefix.
+    """Return the sizes of all objects whose keys begin with a prefix, by key.
 
     Raises:
-        AnswerError: they are more than those of two checkpoints.
+        AnswerError: There are more objects than in two of the largest checkpoints.
     """
     found: dict[str, int] = {}
     key_bytes = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""download()."""
+"""Download checkpoints from an object store: ioshape.s3.download()."""
 
 from __future__ import annotations
 
@@ -38,24 +38,25 @@ if TYPE_CHECKING:
 
     from ioshape._core.errors import StorageError
 
-# Since 1970, up to 2262: what fits into 63 bits.
+# Nanoseconds since 1970, up to the year 2262, which fit into 63 bits.
 _NANOSECONDS = re.compile(r"[0-9]{1,18}|[1-8][0-9]{18}")
-# Of what breaks off while it is read.
+# attempts to read a part whose transfer breaks off
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Downloaded:
-    """What a download did."""
+    """The result of a download."""
 
-    #: where it is now
+    #: path of the file or directory
     path: str
-    #: "file", "generation", "dcp" or "directory"
+    #: kind of the checkpoint: "file", "generation" (of save_group()), "dcp" or "directory"
     kind: Kind
     files: int
-    #: of all files
+    #: total size of all files
     n_bytes: int
-    #: whether all of it was compared with checksums; False: a file of which the server knows none
+    #: whether all bytes were compared with checksums; False for a file whose checksum the server
+    #: does not know
     verified: bool
 
 
@@ -69,24 +70,27 @@ def download(
     endpoint: str | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> Downloaded:
-    """Downloads what upload() has uploaded. It appears whole, and verified.
+    """Download a checkpoint that upload() has uploaded. It appears as a whole, and verified.
 
     Args:
-        url: of the checkpoint: "s3://bucket/key".
-        path: of the file, which is replaced, or of the directory, which must not be there yet. If
-            the path is a directory that is there, or ends with a slash, the checkpoint goes into
-            it, as by cp.
-        durable: as in save().
-        jobs: parts that are fetched at the same time.
-        part_bytes: of files; each job takes that much memory.
-        endpoint: as in upload().
-        progress: as in upload().
+        url: The address of the checkpoint: "s3://bucket/key".
+        path: The path of the file, which is replaced, or of the directory, which must not exist. If
+            the path is an existing directory or ends with a slash, the checkpoint goes into it, as
+            with cp.
+        durable: Whether to wait for stable storage, as in save().
+        jobs: The number of parts that are fetched at the same time.
+        part_bytes: The size of a part in bytes; each job needs that much memory.
+        endpoint: The URL of the server, as in upload().
+        progress: Is called with a Progress, as in upload().
+
+    Returns:
+        A Downloaded.
 
     Raises:
-        DamagedError: what arrived has another checksum.
-        StorageError: there is no complete checkpoint, or it could not be written; the server cannot
-            be reached, or refuses it.
-        ValueError: the URL is none, or a number is out of range.
+        DamagedError: The received bytes have another checksum or length than the uploaded ones.
+        StorageError: There is no complete checkpoint, or it could not be written. Or the server
+            cannot be reached or refuses the request.
+        ValueError: The URL is invalid, or a number is out of range.
     """
     if jobs < 1 or part_bytes < 1:
         raise ValueError("cannot download with less than one job, and one byte at a time")
@@ -113,7 +117,7 @@ def download(
 
 
 def _listing(client: Client, address: Address) -> Listing | None:
-    """Of a directory; None: there is an object of that name."""
+    """Return the listing of a directory; None if the address is that of a single object."""
     to = address.below(LISTING)
     if head(client, to.bucket, to.key) is None:
         if head(client, address.bucket, address.key) is None:
@@ -133,13 +137,13 @@ def _incomplete(address: Address) -> StorageError:
 
 
 class _Object(NamedTuple):
-    """What is fetched."""
+    """An object to be fetched."""
 
     address: Address
     n_bytes: int
-    #: of the version that is wanted; "": whichever is there
+    #: identifies the wanted version; "": the current one
     etag: str = ""
-    #: as S3 has it; "": it is not known
+    #: checksum as S3 writes it; "" if it is not known
     crc32: str = ""
     modified_ns: int | None = None
 
@@ -172,7 +176,7 @@ class _Download:
     # ---- Files and directories ------------------------------------------------------------------
 
     def single(self, place: str, *, durable: bool) -> Downloaded:
-        """One object, with its checksums beside it, if there are any."""
+        """Download one object, and the object with its checksums if there is one."""
         address = self._address
         file = self._look(address)
         beside = self._look(Address(address.bucket, address.key + SUFFIX))
@@ -195,12 +199,12 @@ class _Download:
             address,
             length(told, "ContentLength"),
             str(told.get("ETag", "")),
-            "" if "-" in crc32 else crc32,  # of its parts, which only its uploader knows
+            "" if "-" in crc32 else crc32,  # S3 has only a checksum of checksums
             int(modified) if _NANOSECONDS.fullmatch(modified) else None,
         )
 
     def directory(self, listing: Listing, place: str, *, durable: bool) -> None:
-        """All that is listed; then it gets its name."""
+        """Download all listed files into a hidden directory, which then gets its final name."""
         os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)  # noqa: PTH100, PTH103, PTH120
         with Directory(place) as made:
             for name in listing.directories:
@@ -231,7 +235,7 @@ class _Download:
     def _fetch_to(
         self, path: str, wanted: _Object, pool: ThreadPoolExecutor | None, *, durable: bool
     ) -> None:
-        """Fetches parts at the same time, and writes one behind the other."""
+        """Fetch the parts of a file at the same time, and write them in order."""
         sums = Sums()
 
         def fetch(offset: int) -> bytes:
@@ -266,7 +270,7 @@ class _Download:
                     raise
                 continue
             except ClientError as error:
-                if code_of(error) != "InvalidRange":  # it has less than that
+                if code_of(error) != "InvalidRange":  # the object is shorter
                     raise
                 data = b""
             break
@@ -286,7 +290,7 @@ class _Download:
 def _in_order(
     pool: ThreadPoolExecutor, ahead: int, calls: Iterator[Callable[[], Any]]
 ) -> Iterator[Any]:
-    """What they return, while as many as `ahead` are under way."""
+    """Yield the results of the calls in order, while up to `ahead` of them run."""
     under_way: deque[Future[Any]] = deque()
     try:
         for call in calls:

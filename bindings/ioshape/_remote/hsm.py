@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies in the archive of Lustre (HSM): asked for, and looked at until they are there.
+"""Archive checkpoints with Lustre HSM: ask for copies, and wait until they exist.
 
-On Amazon FSx for Lustre the archive is the S3 bucket of a data repository. All that is needed are
-ioctls of Lustre's client, whose numbers and structs do not change.
+On Amazon FSx for Lustre the archive is the S3 bucket of a data repository. This module uses only
+ioctls of the Lustre client, whose numbers and structs are stable.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ if TYPE_CHECKING:
 
 # LL_IOC_HSM_STATE_GET, LL_IOC_HSM_REQUEST, LL_IOC_HSM_ACTION, LL_IOC_PATH2FID
 _STATE, _REQUEST, _ACTION, _FID = 0x802066D3, 0x401866D9, 0x801866DC, 0x800866AD
-# struct hsm_user_state: flags first, the rest is not looked at.
+# struct hsm_user_state: the flags come first, and the rest is ignored.
 _STATE_BYTES = 32
 _DIRTY, _ARCHIVED, _NOARCHIVE, _LOST = 0x2, 0x8, 0x20, 0x40  # HS_...
-# struct hsm_current_action: state, action, and of the action its offset and bytes so far.
+# struct hsm_current_action: the state, the action, its offset, and its bytes so far.
 _CURRENT = struct.Struct("=IIQQ")
 _RUNNING = 2  # HPS_RUNNING
-# struct hsm_user_request with one item: action, archive (0: the default), flags, items, bytes
-# behind them; the file's FID, and which of its bytes: all.
+# struct hsm_user_request with one item: the action, the archive (0: the default), flags, number of
+# items, bytes after them; the file's FID, and the range of its bytes (all).
 _ONE_FILE = struct.Struct("=IIQII16sQQ")
 _ARCHIVE = 10  # HUA_ARCHIVE
 _TO_THE_END = 2**64 - 1
 
-#: without anything archived meanwhile
+#: seconds without any progress after which archive() gives up
 TIMEOUT_S = 600.0
-# Between two looks: each asks the metadata server once for each file that is not done.
+# Seconds between two looks. Each look asks the metadata server once for each unfinished file.
 _FIRST_LOOK_S, _LOOK_S = 0.05, 2.0
-# What is under way of a file is looked up in the list of all: not for many files at a time.
+# Lustre looks up a file's action in the list of all actions, so only so many files are asked about
+# at a time.
 _MOST_ACTIONS = 16
 
 
 @dataclass(frozen=True)
 class Archived:
-    """What is in the archive."""
+    """The result of an archive call."""
 
     path: str
     files: int
-    #: of all files
+    #: total size of all files
     n_bytes: int
-    #: of those that were not there before
+    #: bytes that this call has archived; the others were in the archive before
     archived_bytes: int
     total_s: float
 
@@ -92,7 +93,7 @@ _REASONS = {
     **dict.fromkeys((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP), _NO_LUSTRE),
 }
 
-# Of a file, for which nothing is done.
+# Flags of a file that prevent archiving it.
 _MARKS = {
     _NOARCHIVE: ("it is marked not to be archived", "allow it: lfs hsm_clear --noarchive"),
     _LOST: ("its copy in the archive is lost", "forget that: lfs hsm_clear --lost --archived"),
@@ -100,7 +101,10 @@ _MARKS = {
 
 
 def _ioctl(path: str, number: int, argument: bytearray, *, of_directory: bool = False) -> bytearray:
-    """About a file, which is opened and not read: that would bring back one that was released."""
+    """Call an ioctl for a file, which is opened but not read.
+
+    Reading would restore a released file from the archive.
+    """
     opened = os.path.dirname(path) or "." if of_directory else path  # noqa: PTH120
     try:
         fd = open_file(opened, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -120,7 +124,7 @@ def _flags_of(path: str) -> int:
 
 
 def _is_archived(flags: int) -> bool:
-    """All of what the file is now."""
+    """Return whether the archive has the whole file in its current state."""
     return flags & (_ARCHIVED | _DIRTY | _LOST) == _ARCHIVED
 
 
@@ -131,13 +135,14 @@ def _ask_for(path: str) -> None:
 
 
 def _action_of(path: str) -> tuple[bool, int]:
-    """Whether it is still to be archived, and how many bytes have been."""
+    """Return whether the file still waits to be archived, and how many bytes have been copied."""
     found = _ioctl(path, _ACTION, bytearray(_CURRENT.size))
     state, action, _offset, n_bytes = _CURRENT.unpack(found)
     return action == _ARCHIVE, n_bytes if state == _RUNNING else 0
 
 
-# ---- A checkpoint --------------------------------------------------------------------------------
+# ---- A checkpoint's files
+# -------------------------------------------------------------------------
 
 
 def _walk(path: str) -> Iterator[str]:
@@ -175,20 +180,23 @@ def archive(
     timeout_s: float = TIMEOUT_S,
     progress: Callable[[Progress], object] | None = None,
 ) -> Archived:
-    """Has Lustre archive a file, or all files below a directory, and waits until it has.
+    """Let Lustre archive a file, or all files below a directory, and wait until they are archived.
 
-    What makes a checkpoint complete is asked for when all else is there. What the archive has
-    already is not asked for again.
+    The files that make a checkpoint complete are requested after all others. Files that are in the
+    archive already are not requested again.
 
     Args:
-        path: of the file or directory.
-        ask: False: nothing is asked for, and what is not archived is an error.
-        timeout_s: to give up when nothing was archived for so long.
-        progress: is called with a Progress now and then; an exception in it ends the call, and not
-            what was asked for.
+        path: The path of the file or directory.
+        ask: False requests nothing; a file that is not archived is then an error.
+        timeout_s: The seconds without progress after which the call gives up.
+        progress: Is called with a Progress at intervals. An exception in it ends the call, but not
+            the requests that Lustre has accepted.
+
+    Returns:
+        An Archived.
 
     Raises:
-        StorageError: it is not archived, or not on Lustre, or may not be archived.
+        StorageError: A file is not archived, is not on Lustre, or may not be archived.
     """
     begin = time.monotonic()
     files = _files(path)
@@ -214,11 +222,11 @@ class _Work:
         self._progress = progress
         self.total_bytes = sum(one.n_bytes for one in files)
         self._done_bytes = 0
-        #: that were archived meanwhile
+        #: bytes that were archived during this call
         self.new_bytes = 0
 
     def archive(self, files: list[_File], *, ask: bool) -> None:
-        """Some of them, together."""
+        """Request some files, and wait until they are archived."""
         left = []
         for file in files:
             flags = _flags_of(file.path)
@@ -252,7 +260,7 @@ class _Work:
             self._tell(now)
 
     def _look(self, files: list[_File]) -> list[_File]:
-        """Those that are not archived yet."""
+        """Return the files that are not archived yet, and count the others."""
         left = []
         for file in files:
             if _is_archived(_flags_of(file.path)):
@@ -260,16 +268,20 @@ class _Work:
                 self.new_bytes += file.n_bytes
             else:
                 left.append(file)
-        # Another time others are looked at first.
+        # Rotate the list, so that the next look asks about other files.
         return left[_MOST_ACTIONS:] + left[:_MOST_ACTIONS]
 
     def _under_way(self, files: list[_File]) -> int:
-        """Bytes of files that are not done. Raises StorageError if nobody does one any more."""
+        """Return the bytes of unfinished files that have been copied.
+
+        Raises:
+            StorageError: Lustre has given up on a file.
+        """
         total = 0
         for file in files[:_MOST_ACTIONS]:
             is_wanted, n_bytes = _action_of(file.path)
             total += min(n_bytes, file.n_bytes)
-            # It may have ended between the two looks.
+            # The action may have ended since the file's flags were read, so read them again.
             if not is_wanted and not _is_archived(flags := _flags_of(file.path)):
                 raise self._failed(file.path, flags)
         return total

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The object that says what an uploaded directory consists of."""
+"""Encode and decode the listing object, which names the files of an uploaded directory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, Literal
 from ioshape._remote.address import MOST_KEY_BYTES
 from ioshape._remote.sums import crc32
 
-#: its name; it is written when all that it lists is there
+#: name of the object; it is written when all files that it lists have been written
 LISTING = ".ioshape-objects.json"
-#: of it; it takes some 150 bytes for each file
+#: bytes of the listing at most; it takes some 150 bytes for each file
 MOST_BYTES = 32 << 20
-#: of files, and of directories
+#: number of files, and of directories, at most
 MOST_NAMES = 100_000
-#: of directories in each other
+#: depth of nested directories at most
 MOST_LEVELS = 64
-#: of a file or a directory, in its own: of all filesystems
+#: bytes of one component of a name at most: the limit of all filesystems
 _MOST_PART_BYTES = 255
-# Brackets and commas for each name. Names may have some, too.
+# Brackets and commas per name, with a margin for names that contain some.
 _MARKS = 8
 _MOST_DIGITS = 20
 _CRC32 = b',\n "crc32": '
@@ -28,54 +28,55 @@ _MEMBERS = {"format", "version", "kind", "files", "directories", "crc32"}
 
 Kind = Literal["file", "generation", "dcp", "directory"]
 
-#: What comes last of all, behind the listing: whoever reads these kinds in their own ways sees them
-#: as complete only then.
+#: The objects that are written last, after the listing. Other readers of these kinds regard a
+#: checkpoint as complete only if it has this file.
 MARKERS: dict[str, str] = {"generation": "manifest.json", "dcp": ".metadata"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file."""
+    """A file in a listing."""
 
     name: str
     bytes: int
     crc32: int
-    #: in nanoseconds since 1970: checksums beside a file count only for this time
+    #: time of modification in nanoseconds since 1970. A file's separate checksums count only for
+    #: this time
     modified_ns: int
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a directory consists of."""
+    """The contents of an uploaded directory."""
 
     kind: Kind
     files: tuple[Entry, ...]
-    #: all that are in it, also those without files
+    #: names of all directories, also of empty ones
     directories: tuple[str, ...]
 
     @property
     def n_bytes(self) -> int:
-        """Of all files."""
+        """The total size of all files in bytes."""
         return sum(one.bytes for one in self.files)
 
     @property
     def last(self) -> str:
-        """The name of what was written last."""
+        """The name of the object that was written last."""
         return MARKERS.get(self.kind, LISTING)
 
 
 def encode(listing: Listing) -> bytes:
-    """Return JSON whose last member is a checksum of all before its line."""
+    """Return JSON whose last member is the checksum of the lines before it."""
     value = {"format": "ioshape-objects", "version": 1, **asdict(listing)}
     body = json.dumps(value, indent=1).encode().removesuffix(b"\n}")
     return body + _CRC32 + b'"%08x"\n}\n' % crc32(body)
 
 
 def decode(data: bytes) -> Listing:
-    """What encode() made. Nothing of it is believed.
+    """Return the listing in an untrusted object that claims to come from encode().
 
     Raises:
-        ValueError: it is none.
+        ValueError: The object is not a valid listing.
     """
     value = _parsed(data)
     if not isinstance(value, dict) or value.get("format") != "ioshape-objects":
@@ -96,7 +97,8 @@ def decode(data: bytes) -> Listing:
 
 
 def _check_sum(data: bytes, value: dict[str, Any]) -> None:
-    # Versions before 0.2 wrote no checksum. A damaged name of it must not pass for that.
+    # Versions before 0.2 wrote no checksum. A damaged member name must not look like a missing
+    # checksum.
     if not set(value) <= _MEMBERS:
         raise ValueError("it has an unknown member")
     right = f"{crc32(data.rpartition(_CRC32)[0]):08x}"
@@ -105,7 +107,7 @@ def _check_sum(data: bytes, value: dict[str, Any]) -> None:
 
 
 def _parsed(data: bytes) -> Any:
-    """JSON of an attacker, in time and memory that this length and these counts limit."""
+    """Parse untrusted JSON; limits on its length and its counts bound time and memory."""
     if len(data) > MOST_BYTES or not data.isascii():
         raise ValueError("it is too large, or no listing")
     if max(data.count(b"{"), data.count(b"[")) > 2 * MOST_NAMES + _MARKS:
@@ -119,7 +121,7 @@ def _parsed(data: bytes) -> Any:
 
 
 def _whole(digits: str) -> int:
-    # Before version 3.10.7 the time of int() grows with the square of this.
+    # Before Python 3.10.7 the time of int() grows with the square of the number of digits.
     if len(digits) > _MOST_DIGITS:
         raise ValueError("a number is out of range")
     return int(digits)
@@ -131,7 +133,7 @@ def _check_together(files: list[str], directories: tuple[str, ...]) -> None:
     names, above = {*files, *directories}, {"", *directories}
     if len(names) != len(files) + len(directories):
         raise ValueError("it has a name twice")
-    # Otherwise one name could make as many directories as it has levels.
+    # Otherwise one name could create as many directories as it has levels.
     if any(name.rpartition("/")[0] not in above for name in names):
         raise ValueError("the directory of a name in it is missing")
 
@@ -145,7 +147,7 @@ def _entry(one: Any) -> Entry:
 
 
 def _name(name: Any) -> str:
-    """Of what lies in the directory or below."""
+    """Return a name in the directory, after a check."""
     if not isinstance(name, str) or "\0" in name:
         raise ValueError(f"{str(name)[:100]!r} is no name")
     check_name(name)
@@ -156,7 +158,7 @@ def check_name(name: str) -> None:
     """Check that a file of this name can be in an uploaded directory.
 
     Raises:
-        ValueError: it cannot; says why.
+        ValueError: It cannot; the message says why.
     """
     parts = name.split("/")
     if not {"", ".", ".."}.isdisjoint(parts):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on an object store."""
+"""Find the checkpoints on an object store."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Remote:
     """A complete checkpoint on an object store."""
 
     url: str
-    #: "generation", "dcp" or "directory"
+    #: kind of the checkpoint: "generation" (of save_group()), "dcp" or "directory"
     kind: Kind
-    #: when its last object was written; in UTC
+    #: time at which its last object was written, in UTC
     uploaded: datetime
     files: int
-    #: of all files
+    #: total size of all files
     n_bytes: int
 
 
 def read_listing(client: Client, address: Address, operation: str) -> Listing:
-    """Of a directory that is there.
+    """Return the listing of a directory on the object store.
 
     Raises:
-        StorageError: what is there is no listing.
+        StorageError: The object is not a valid listing.
     """
     to = address.below(LISTING)
     data = client.get_object(Bucket=to.bucket, Key=to.key)["Body"].read(MOST_BYTES + 1)
@@ -55,11 +55,12 @@ def read_listing(client: Client, address: Address, operation: str) -> Listing:
 
 
 def is_uploaded(path: str, url: str, *, endpoint: str | None = None) -> bool:
-    """Whether upload() has brought it there, as far as names, lengths and times tell: nothing is
-    read.
+    """Return whether upload() has uploaded a checkpoint, judged by names, lengths and times.
+
+    No file is read.
 
     Raises:
-        StorageError: it is no checkpoint, or the server cannot be reached.
+        StorageError: The path is not a checkpoint, or the server cannot be reached.
     """
     with look(path) as source:
         address = destination(url, os.path.basename(source.path))  # noqa: PTH119
@@ -87,16 +88,21 @@ def _has_all(client: Client, source: Source, address: Address) -> bool:
 
 
 def checkpoints(url: str, *, endpoint: str | None = None) -> list[Remote]:
-    """The complete checkpoints that upload() has made below an address, in the order in which they
-    were completed. Files that were uploaded by themselves are not among them.
+    """Return the complete checkpoints that upload() has made below an address.
+
+    They are sorted by the time of their completion. Files that were uploaded on their own are not
+    included.
 
     Args:
-        url: "s3://bucket/key", or "s3://bucket" for all of it.
-        endpoint: as in upload().
+        url: "s3://bucket/key", or "s3://bucket" for the whole bucket.
+        endpoint: The URL of the server, as in upload().
+
+    Returns:
+        A list of Remote objects.
 
     Raises:
-        StorageError: the server cannot be reached, or refuses it, or a listing there is damaged.
-        ValueError: the URL is none.
+        StorageError: The server cannot be reached, or refuses the request, or a listing is damaged.
+        ValueError: The URL is invalid.
     """
     above, _ = parse(url)
     client = connect(endpoint, 1)

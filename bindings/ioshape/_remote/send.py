@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file becomes one object. The transfer manager of boto3 sends it, in parts if it is large."""
+"""Send files as objects, with the transfer manager of boto3; large files are sent in parts."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from ioshape._remote.client import Client
     from ioshape._remote.source import SourceFile
 
-#: S3 takes no smaller part, but for the last
+#: bytes of a part at least, except the last: S3's limit
 LEAST_PART_BYTES = 5 << 20
-# Uploads of one object that were begun and not completed.
+# incomplete uploads of one object that are looked at, at most
 _MOST_UPLOADS = 10_000
-# Of an object that was damaged on its way.
+# attempts to send an object that was damaged in transit
 _ATTEMPTS = 3
 
-#: in an object's metadata: when the file was last modified, in nanoseconds since 1970
+#: key in an object's metadata: when the file was last modified, in nanoseconds since 1970
 MODIFIED = "ioshape-modified-ns"
 
-#: FULL_OBJECT: the checksum of an object is that of the file, whatever its parts are.
+#: FULL_OBJECT: the checksum of the object is that of the file, however it is cut into parts.
 _SUMS = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
 
 
 class _Size(BaseSubscriber):  # type: ignore[misc] # boto3 has no types
-    """Says how long a file is that the transfer manager reads as a stream."""
+    """A subscriber that tells the transfer manager the size of a file that it reads as a stream."""
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes
@@ -49,7 +49,7 @@ class _Size(BaseSubscriber):  # type: ignore[misc] # boto3 has no types
 
 
 class Sender:
-    """Sends files to a bucket, with `jobs` requests at a time and as many parts in memory."""
+    """A sender of files to a bucket, with `jobs` requests at a time and as many parts in memory."""
 
     def __init__(
         self,
@@ -59,8 +59,15 @@ class Sender:
         tell: Callable[[int], object],
         before_first: Callable[[], object],
     ) -> None:
-        """`tell` hears of bytes that were read or need not be sent, `before_first` is called before
-        anything is written."""
+        """Prepare to send.
+
+        Args:
+            client: The client of the object store.
+            jobs: The number of requests at a time.
+            part_bytes: The size of a part.
+            tell: Is called with numbers of bytes that were read or that need not be sent.
+            before_first: Is called before anything is written.
+        """
         self._client = client
         self._jobs = jobs
         self._part_bytes = part_bytes
@@ -80,17 +87,18 @@ class Sender:
         self.sent_bytes = 0
 
     def send(self, files: Iterable[tuple[SourceFile, Address, int | None]]) -> dict[str, int]:
-        """Sends files to their addresses, unless they are there already. The first failure stops
-        all.
+        """Send files to their addresses, unless they are there already.
+
+        The first failure stops all.
 
         Args:
-            files: each with its address, and the size of the object that is there, if any.
+            files: The files, each with its address and the size of the object there, if any.
 
         Returns:
-            Their checksums, by name.
+            The checksums of the files, by name.
 
         Raises:
-            StorageError: a file is damaged, or could not be read or sent.
+            StorageError: A file is damaged, or could not be read or sent.
         """
         sums: dict[str, int] = {}
         with (
@@ -109,20 +117,20 @@ class Sender:
         return sums
 
     def begin(self) -> None:
-        """To be called before anything is written."""
+        """Prepare the destination. Called before anything is written; only the first call acts."""
         with self._lock:
             if not self._has_begun:
                 self._before_first()
             self._has_begun = True
 
     def put(self, data: bytes, to: Address) -> None:
-        """Writes a small object."""
+        """Write a small object."""
         self.begin()
         self._client.put_object(Bucket=to.bucket, Key=to.key, Body=data, ChecksumAlgorithm="CRC32")
         self.sent_bytes += len(data)
 
     def sum_of(self, file: SourceFile) -> int:
-        """Return the checksum of a file that is read, and not sent."""
+        """Read a file and return its checksum, without sending it."""
         with sentences(f'upload "{file.path}"', file.path, "upload"):
             stream, _etag = self._read(file)
             return stream.crc32
@@ -152,7 +160,7 @@ class Sender:
         extra = {"Metadata": {MODIFIED: str(file.modified_ns)}, **_SUMS}
         with Stream(file, self._stop.is_set, self._tell) as stream:
             future = manager.upload(stream, to.bucket, to.key, extra, [_Size(file.n_bytes)])
-            stream.stopped = future.done  # also when another part has failed
+            stream.stopped = future.done  # also stops if another part has failed
             try:
                 future.result()
             except KeyError as error:
@@ -162,7 +170,7 @@ class Sender:
         return stream.crc32
 
     def _read(self, file: SourceFile) -> tuple[Stream, str]:
-        """Reads all of a file; and what a server calls it that takes an MD5 of each part."""
+        """Read a whole file; also return the ETag that a server makes of MD5s of its parts."""
         part_bytes = ChunksizeAdjuster().adjust_chunksize(self._part_bytes, file.n_bytes)
         md5s: list[bytes] = []
         with Stream(file, self._stop.is_set) as stream:
@@ -173,7 +181,7 @@ class Sender:
         return stream, f"{md5_of(b''.join(md5s)).hex()}-{len(md5s)}"
 
     def _abort_others(self, to: Address) -> None:
-        """Removes what killed uploads have left of an object: its parts are paid for until then."""
+        """Remove the parts that killed uploads of an object have left, which are charged for."""
         for one in _uploads(self._client, to):
             try:
                 self._client.abort_multipart_upload(
@@ -185,20 +193,20 @@ class Sender:
 
 
 def _may_be(told: Mapping[str, Any], file: SourceFile) -> bool:
-    """Whether it is worth reading the file to compare it with an object as long as it is."""
+    """Return whether an object of equal length may hold this file, which is then read."""
     return told.get("Metadata", {}).get(MODIFIED) in (None, str(file.modified_ns))
 
 
 def _is_told(told: Mapping[str, Any], stream: Stream, etag: str) -> bool:
-    """Whether the server has this file."""
+    """Return whether the server's object has the bytes of this file."""
     crc32 = str(told.get("ChecksumCRC32") or "")
-    if crc32 and "-" not in crc32:  # not one of the checksums of its parts
+    if crc32 and "-" not in crc32:  # a hyphen marks a checksum of checksums
         return crc32 == in_base64(stream.crc32)
     return str(told.get("ETag", "")).strip('"') == etag
 
 
 def _uploads(client: Client, to: Address) -> list[Mapping[str, Any]]:
-    """Those of this object that are not complete."""
+    """Return the incomplete uploads of this object."""
     found: list[Mapping[str, Any]] = []
     try:
         for page in client.pages("list_multipart_uploads", Bucket=to.bucket, Prefix=to.key):
@@ -210,6 +218,6 @@ def _uploads(client: Client, to: Address) -> list[Mapping[str, Any]]:
                 remedy = "give the bucket a lifecycle rule that removes them"
                 raise AnswerError("too many uploads of it are incomplete", remedy=remedy)
     except ClientError as error:
-        if code_of(error) != "NoSuchUpload":  # rclone's server says that there are none at all
+        if code_of(error) != "NoSuchUpload":  # rclone's server says so if there are none at all
             raise
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is uploaded: a file or a directory, read through the library and verified meanwhile."""
+"""Describe and read a file or directory that is uploaded, and verify it meanwhile."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ if TYPE_CHECKING:
     from ioshape._core.errors import StorageError
     from ioshape._load.reader import RawRecord
 
-# On a tier: of the files of other nodes.
+# Parity files on a tier, which protect files of other nodes.
 _PARITY = re.compile(r"node-\d{5,}\.parity")
 _STEP = re.compile(r"step-(\d{10,20})")
 
 
 class Stopped(Exception):
-    """The upload has failed elsewhere, and this file is not needed any more."""
+    """Raised by a read if the upload has failed elsewhere."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One of what is uploaded."""
+    """A file that is uploaded."""
 
     path: str
-    #: in the directory, with slashes
+    #: path relative to the directory, with slashes
     name: str
     n_bytes: int
     modified_ns: int
-    #: as the manifest has it; None: it says nothing
+    #: checksum in the manifest; None if it has none
     crc32: int | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is uploaded."""
+    """A checkpoint that is uploaded."""
 
     path: str
     kind: Kind
@@ -63,12 +63,12 @@ class Source:
 
     @property
     def n_bytes(self) -> int:
-        """Of all files."""
+        """The total size of all files in bytes."""
         return sum(one.n_bytes for one in self.files)
 
 
 def refused(path: str, why: str, remedy: str, number: int = errno.EINVAL) -> StorageError:
-    """The exception for what is no checkpoint."""
+    """Return the exception for a path that cannot be uploaded."""
     sentence = f'cannot upload "{path}": {why}'
     return failure(-number, sentence, path, "upload", remedy=remedy)
 
@@ -93,7 +93,7 @@ def _check_name(path: str, name: str) -> None:
 
 
 def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tuple[str, ...]]:
-    """Its files and directories, without what is being written."""
+    """Return the files and directories below a path, without those that are being written."""
 
     def stop(error: OSError) -> None:
         raise refused(str(error.filename), error.strerror or "", "", error.errno or errno.EIO)
@@ -121,7 +121,7 @@ def _walk(path: str, sums: dict[str, int]) -> tuple[tuple[SourceFile, ...], tupl
 
 def _directory(path: str) -> Source:
     if os.path.exists(os.path.join(path, DESCRIPTION)):  # noqa: PTH110, PTH118
-        series.look(path)  # raises if a file of it is missing
+        series.look(path)  # raises if a file of the checkpoint is missing
         return Source(path, "dcp", *_walk(path, {}))
     inside = generations(path)
     if inside:
@@ -146,10 +146,10 @@ def _generation(path: str) -> Source:
 
 @contextmanager
 def look(path: str) -> Iterator[Source]:
-    """At what is to be uploaded. A generation is not removed meanwhile.
+    """Yield the description of a checkpoint to upload, which is not removed meanwhile.
 
     Raises:
-        StorageError: it is no checkpoint, not a complete one, or cannot be read.
+        StorageError: The path is not a checkpoint, is incomplete, or cannot be read.
     """
     absolute = os.path.abspath(path)  # noqa: PTH100
     folder, name = os.path.split(absolute)
@@ -165,17 +165,17 @@ def look(path: str) -> Iterator[Source]:
                 files.insert(0, _file(beside, name + SUFFIX))
             yield Source(absolute, "file", tuple(files))
         elif step and not os.path.exists(os.path.join(absolute, DESCRIPTION)):  # noqa: PTH110, PTH118
-            stack.enter_context(Handle(folder, int(step[1]), "upload"))  # it holds, or this raises
+            stack.enter_context(Handle(folder, int(step[1]), "upload"))  # raises if it is damaged
             yield _generation(absolute)
         else:
             yield _directory(absolute)
 
 
 def is_whole(path: str) -> bool:
-    """Whether all of a checkpoint is there; a tier may have what one node saved of it.
+    """Return whether a checkpoint is complete; a tier may have only the files of one node.
 
     Raises:
-        StorageError: it is no checkpoint, or cannot be read.
+        StorageError: The path is not a checkpoint, or cannot be read.
     """
     try:
         with look(path):
@@ -185,7 +185,7 @@ def is_whole(path: str) -> bool:
 
 
 class Stream:
-    """A file that is read once, from its beginning to its end, and verified meanwhile."""
+    """A file that is read once, from beginning to end, and verified meanwhile."""
 
     def __init__(
         self,
@@ -193,8 +193,13 @@ class Stream:
         stopped: Callable[[], bool],
         tell: Callable[[int], object] | None = None,
     ) -> None:
-        """If `stopped` returns True, the next read raises Stopped. `tell` hears of bytes that were
-        read."""
+        """Open a file for reading.
+
+        Args:
+            file: The file.
+            stopped: Is asked before each read; if it returns True, the read raises Stopped.
+            tell: Is called with the number of bytes after each read.
+        """
         self.file = file
         self.stopped = stopped
         self._tell = tell
@@ -213,11 +218,11 @@ class Stream:
         self._reader.close()
 
     def read(self, n_bytes: int = -1) -> bytes:
-        """Return the next bytes, at the end none.
+        """Return the next bytes; none at the end.
 
         Raises:
-            StorageError: the file is damaged, or somebody writes to it. The last bytes are returned
-                only when all is right.
+            StorageError: The file is damaged, or a process is writing to it. The last bytes are
+                returned only if the whole file is valid.
         """
         if self.stopped():
             raise Stopped
@@ -236,11 +241,11 @@ class Stream:
 
     @property
     def crc32(self) -> int:
-        """The checksum of the file, when all of it was read."""
+        """The checksum of the file. All of it must have been read."""
         return self._sums.whole()
 
     def _known(self) -> Iterator[Known]:
-        """What the library does not compare by itself: checksums of all of a record or a file."""
+        """Yield checksums of whole records or of the file, which the library does not compare."""
         reader, file = self._reader, self.file
         for record in reader.records() if reader.is_torch_zip else ():
             crc32 = reader.crc32_of_all(record)
@@ -262,7 +267,7 @@ class Stream:
         return refused(self.file.path, "somebody is writing to it", remedy, errno.EBUSY)
 
     def _check(self) -> None:
-        """Checks that the file is undamaged, and what it was at the beginning."""
+        """Check that the file is undamaged and has not changed since the upload began."""
         self._sums.check()
         status = os.stat(self.file.path)  # noqa: PTH116
         if (status.st_size, status.st_mtime_ns) != (self.file.n_bytes, self.file.modified_ns):

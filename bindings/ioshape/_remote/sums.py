@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums of files that are read, sent and fetched in parts, and in any order."""
+"""Compute and compare checksums of files that are processed in parts, in any order."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def crc32(data: memoryview | bytearray | bytes) -> int:
-    """As zlib's, and several times as fast."""
+    """Return the CRC-32 of zlib, several times as fast as zlib does."""
     return int(lib.base_crc32(0, ffi.from_buffer(data), len(data)))
 
 
 def in_base64(number: int) -> str:
-    """As S3 has it."""
+    """Return a CRC-32 as S3 writes it."""
     return b64encode(number.to_bytes(4, "big")).decode()
 
 
 def md5_of(data: Any) -> bytes:
-    """It finds accidents, as the CRC-32 does; nobody relies on it otherwise."""
+    """Return the MD5. It only detects accidental damage; security does not depend on it."""
     return md5(data, usedforsecurity=False).digest()
 
 
 def is_same(told: Mapping[str, Any], data: bytes) -> bool:
-    """Whether the server has these bytes, as it tells of an object that was sent at once."""
+    """Return whether an object that was sent in one request has these bytes."""
     known = told.get("ChecksumCRC32")
     if known:
         return bool(known == in_base64(crc32(data)))
@@ -40,27 +40,27 @@ def is_same(told: Mapping[str, Any], data: bytes) -> bool:
 
 
 class Known(NamedTuple):
-    """A checksum that is known of a range of a file."""
+    """A known checksum of a range of a file."""
 
     offset: int
     n_bytes: int
     crc32: int
-    #: what is raised if it is another one
+    #: returns the exception to raise if the checksum differs
     damaged: Callable[[], StorageError]
 
 
 class Sums:
-    """Of one file. Parts may be added by several threads."""
+    """The checksums of the parts of one file, which several threads may add."""
 
     def __init__(self, known: Iterable[Known] = ()) -> None:
         self._known = [one for one in known if one.n_bytes]
         ends = {one.offset + one.n_bytes for one in self._known}
-        #: where a checksum must not go on
+        #: offsets at which a checksum must end, because a known range begins or ends there
         self._cuts = sorted(ends | {one.offset for one in self._known})
         self._pieces: dict[int, tuple[int, int]] = {}
 
     def add(self, offset: int, data: bytearray | bytes) -> int:
-        """What lies there. The checksum of the part."""
+        """Add the bytes at an offset, and return their checksum."""
         end = offset + len(data)
         inner = self._cuts[bisect_right(self._cuts, offset) : bisect_left(self._cuts, end)]
         at, total = offset, 0
@@ -73,7 +73,7 @@ class Sums:
         return int(total)
 
     def check(self) -> None:
-        """Compares what is known, once all parts are there."""
+        """Compare the known checksums. All parts must have been added."""
         places = sorted(self._pieces)
         for one in self._known:
             first = bisect_left(places, one.offset)
@@ -82,7 +82,7 @@ class Sums:
                 raise one.damaged()
 
     def whole(self) -> int:
-        """Of all of the file."""
+        """Return the checksum of the whole file."""
         return self._joined(sorted(self._pieces))
 
     def _joined(self, places: list[int]) -> int:

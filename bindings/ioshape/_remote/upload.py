@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""upload()."""
+"""Upload checkpoints to an object store: ioshape.s3.upload()."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from ioshape._tier.nearest import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: sent at the same time
+#: parts that are sent at the same time
 JOBS = 8
-#: of large files
+#: bytes of each part of a large file
 PART_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What an upload did."""
+    """The result of an upload."""
 
-    #: where it is now
+    #: address of the checkpoint
     url: str
-    #: "file", "generation", "dcp" or "directory"
+    #: kind of the checkpoint: "file", "generation" (of save_group()), "dcp" or "directory"
     kind: Kind
     files: int
-    #: of all files
+    #: total size of all files
     n_bytes: int
-    #: what went over the network; the rest was there already
+    #: bytes that were sent; the others were on the server already
     sent_bytes: int
     total_s: float
 
@@ -54,33 +54,40 @@ def upload(
     endpoint: str | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> Uploaded:
-    """Uploads a checkpoint to an object store: a file, a generation of save_group(), a checkpoint
-    of torch.distributed.checkpoint, or any directory.
+    """Upload a checkpoint to an object store.
 
-    It is a checkpoint there only when all of it is: a generation's manifest.json, a checkpoint's
-    .metadata, or a listing of other directories is written last. If it is called again after it was
-    interrupted, objects that are there already, with the same checksum, are not sent again. A
-    checkpoint that is replaced loses its last object first.
+    The source is a file, a checkpoint of save_group() or torch.distributed.checkpoint, or any
+    directory.
 
-    With the setting "tier" the copy there is uploaded, unless there is a newer one at the path.
-    What has checksums is verified while it is read. The server compares a checksum of each part
-    that arrives there. Only one process at a time may upload to one address.
+    Readers see a checkpoint only when it is complete, because its last object is written after all
+    others. This is manifest.json for a group checkpoint, .metadata for
+    torch.distributed.checkpoint, and a listing for other directories. If an interrupted upload is
+    repeated, objects that exist with the same checksum are not sent again. If the upload replaces a
+    checkpoint, the old one's last object is removed first.
+
+    With the setting "tier", the copy on the tier is uploaded, unless the checkpoint at the path is
+    newer. Data that have checksums are verified while they are read. The server compares a checksum
+    of each part that it receives. Only one process at a time may upload to an address.
 
     Args:
-        source: path of the file or directory.
-        url: "s3://bucket/key"; if it ends with a slash, "key/NAME", as cp has it.
-        jobs: parts that are sent at the same time.
-        part_bytes: of large files, at least 5 MiB; `jobs` of them and a quarter more are in memory.
-        endpoint: URL of the server; default: that of AWS_ENDPOINT_URL_S3, or Amazon's. Credentials
-            and everything else come from boto3's variables and files.
-        progress: is called with a Progress now and then, from several threads; an exception in it
+        source: The path of the file or directory.
+        url: "s3://bucket/key". If it ends with a slash, the address is "key/NAME", as with cp.
+        jobs: The number of parts that are sent at the same time.
+        part_bytes: The size of the parts of large files in bytes, at least 5 MiB. Memory holds
+            `jobs` parts and a quarter more.
+        endpoint: The URL of the server. Default: AWS_ENDPOINT_URL_S3, or Amazon's server.
+            Credentials and all other settings come from boto3's variables and files.
+        progress: Is called with a Progress at intervals, in several threads. An exception in it
             stops the upload.
 
+    Returns:
+        An Uploaded.
+
     Raises:
-        DamagedError: the source is damaged. What is there is no checkpoint.
-        StorageError: the source is no complete checkpoint, or could not be read, or the server
-            cannot be reached, or refuses it.
-        ValueError: the URL is none, or a number is out of range.
+        DamagedError: The source is damaged. The destination has no complete checkpoint then.
+        StorageError: The source is not a complete checkpoint, or could not be read. Or the server
+            cannot be reached or refuses the request.
+        ValueError: The URL is invalid, or a number is out of range.
     """
     if jobs < 1 or part_bytes < LEAST_PART_BYTES:
         raise ValueError(
@@ -89,7 +96,8 @@ def upload(
         )
     begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        # Only what is wrong with the copy leads to the destination, and nothing of the store's.
+        # A damaged copy on the tier makes nearest() use the destination; failures of the store do
+        # not.
         found = nearest(
             os.fspath(source), tier_folder(None), lambda path: stack.enter_context(look(path))
         )
@@ -124,9 +132,9 @@ class _Upload:
         self._progress = progress
         self._done_bytes = 0
         self._doing = f'upload "{source.path}" to "{to}"'
-        #: bytes of each object that is there
+        #: size in bytes of each existing object
         self._there: dict[str, int] = {}
-        #: of the files of a directory that are there by now
+        #: checksums of the files that the destination has by now
         self._sums: dict[str, int] = {}
         self.sender = Sender(client, jobs, part_bytes, self._tell, self._hide)
 
@@ -137,7 +145,7 @@ class _Upload:
             self._progress(Progress("upload", min(self._done_bytes, total), total))
 
     def run(self) -> None:
-        """Uploads all of it."""
+        """Upload the checkpoint."""
         if self._source.kind == "file":
             self._send_file()
         else:
@@ -145,7 +153,7 @@ class _Upload:
 
     def _send_file(self) -> None:
         *beside, file = self._source.files
-        for one in beside:  # its checksums
+        for one in beside:  # the file with its checksums
             address = Address(self._to.bucket, self._to.key + one.name.removeprefix(file.name))
             self.sender.send([(one, address, self._size_of(address))])
         self.sender.send([(file, self._to, self._size_of(self._to))])
@@ -193,10 +201,13 @@ class _Upload:
             told = head(self._client, to.bucket, to.key) if to.key in self._there else None
             if told is None or not is_same(told, data):
                 self.sender.put(data, to)
-        self._sums[LISTING] = crc32(data)  # what comes after it does not hide it
+        self._sums[LISTING] = crc32(data)  # so that _hide() keeps it
 
     def _is_there(self) -> bool:
-        """Whether it is this generation, without reading it: the manifest has all checksums."""
+        """Return whether the destination has this group checkpoint.
+
+        Nothing is read to decide, because the manifest contains all checksums.
+        """
         marker = MARKERS["generation"]
         if self._source.kind != "generation" or self._to.below(LISTING).key not in self._there:
             return False
@@ -208,12 +219,15 @@ class _Upload:
         manifest = next(file for file in self._source.files if file.name == marker)
         to = self._to.below(marker)
         told = head(self._client, to.bucket, to.key)
-        with open(manifest.path, "rb") as file:  # noqa: PTH123 - as everywhere here
+        with open(manifest.path, "rb") as file:  # noqa: PTH123 - as in the rest of this file
             data = file.read()
         return told is not None and is_same(told, data)
 
     def _hide(self) -> None:
-        """Before anything is written: what is there is no checkpoint until all is replaced."""
+        """Remove the last objects of the old checkpoint, before anything is written.
+
+        So the destination has no complete checkpoint until all is replaced.
+        """
         for name in {LISTING, *MARKERS.values()} - self._sums.keys():
             key = self._to.below(name).key
             if key in self._there:

@@ -130,7 +130,7 @@ def _opened(path: str, access: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def _is_left_behind(path: str) -> bool:
-    """Remove the file of a pool that no process has used for a day; return whether it was removed."""
+    """Remove the file of a pool that no process has used for a day; return whether it did."""
     try:
         with _opened(path, os.O_RDWR) as file:
             found = os.fstat(file)

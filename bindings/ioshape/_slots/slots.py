@@ -241,7 +241,9 @@ def slot(
     progress: Callable[[Place], object] | None = None,
     deadline: float | None = None,
 ) -> Slot:
-    """Wait for a slot. For programs that write files themselves; saves wait for their slots anyway.
+    """Wait for a slot, for a program that writes files itself.
+
+    Saves wait for their slots anyway. Example:
 
         with ioshape.slot("/scratch/run7", nbytes=len(data)) as slot:
             slot.pace(len(data))

@@ -145,7 +145,7 @@ class Drain:
         return ticket
 
     def begin(self) -> None:
-        """Start the thread, or wake it, to drain all waiting copies, also those of other processes."""
+        """Start or wake the thread to drain all waiting copies, also those of other processes."""
         self._wanted.set()
         if self._thread is None:
             self._thread = thread = threading.Thread(target=self._run, name="ioshape", daemon=True)

@@ -25,7 +25,7 @@ _OWN = re.compile(r"ioshape-(\d+)")
 
 @dataclass(frozen=True)
 class Tier:
-    """What one user has on a tier."""
+    """The use that one user makes of a tier."""
 
     folder: str
     #: numeric user id
@@ -101,7 +101,7 @@ def _tier(folder: str, user: int, journal: Path) -> Tier:
 
 
 def _entry(name: str, text: str) -> tuple[str, bool]:
-    """Return the destination of a journal entry, and whether it is drained; "" if it is no entry."""
+    """Return the destination of a journal entry, and whether it is drained; "" if it is none."""
     kept, drained = ffi.new("char[]", os.fsencode(text)), ffi.new("int *")
     path = lib.tier_path_of_entry(os.fsencode(name), kept, drained)
     return (os.fsdecode(ffi.string(path)), bool(drained[0])) if path else ("", False)

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def tier_at(folder: str) -> Tier | None:
-    """Return the tier of a folder; None without a folder, or if a reader must do without the tier."""
+    """Return the tier of a folder; None without a folder, or if the tier cannot be used."""
     if not folder:
         return None
     try:

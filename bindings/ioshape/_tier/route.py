@@ -55,7 +55,10 @@ class Route(NamedTuple):
 
 
 class Passage:
-    """The way of a save over a tier: tier, journal, drain. `failure` is what the save must raise."""
+    """The way of a save over a tier: tier, journal, drain.
+
+    `failure` is the exception that the save must raise.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Passage:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the save is recorded in the tier's journal."""
+        """True if the save is recorded in the tier's journal."""
         return self._ticket is not None
 
     def keep(self) -> None:
@@ -122,7 +125,7 @@ class Passage:
                 Path(self._place).unlink(missing_ok=True)
 
     def has_ended(self, timeout: float | None) -> bool:
-        """Wait, after keep(), until the save counts as done; return False if it does not in time."""
+        """Wait, after keep(), until the save counts as done; return False after the timeout."""
         if not self._to_the_end or self._ticket is None or self.failure is not None:
             return True
         begin = time.monotonic()

@@ -61,7 +61,7 @@ class Copy:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the copy has yet to be drained."""
+        """True if the copy has yet to be drained."""
         return self.number > 0
 
 
@@ -221,7 +221,7 @@ class Tier(Owner):
         self._check(lib.ioshape_tier_keep(self._pointer, encoded(path), options), path, "save")
 
     def find(self, path: str) -> str | None:
-        """Return the path of the copy of `path`; None if there is none or the destination is newer."""
+        """Return the path of the copy of `path`; None if there is none or it is outdated."""
         out = ffi.new("char **")
         code = lib.ioshape_tier_find(self._pointer, encoded(path), out)
         if code == -errno.ENOENT:
