@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other packages that write checkpoints, through us.
+"""Make other packages save and load checkpoints through ioshape.
 
-Under "ioshape run" each is called when a module of its package has been imported: the entry points
-of the group "ioshape.integrations" say which. Anybody's package may have such entry points. Nothing
-else of ours imports these, but ioshape.patch() and the public modules of the same names.
+"ioshape run" calls an integration when a module of its package has been imported. The entry points
+of the group "ioshape.integrations" name the modules; other distributions may add entry points. In
+ioshape, only ioshape.patch() and the public modules of the same names import this package.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stable-Baselines3 writes a zip archive, or a pickle, to a file that it opens: here to ours."""
+"""Make Stable-Baselines3 write its zip archives and pickles to files of ioshape."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def patch(save_util: Any) -> None:
-    """From now on the module opens files of ours to write.
+    """Make the module write to files of ioshape from now on.
 
-    Not before 2.2: that leaves archives open, and ours are in place when they are closed.
+    Versions before 2.2 do not close their archives, and files of ioshape appear only when they are
+    closed. These versions are left alone.
     """
     if "close" not in save_util.save_to_zip_file.__code__.co_names:
         return
@@ -31,7 +32,7 @@ def patch(save_util: Any) -> None:
         if not named.suffix and suffix:
             named = Path(f"{named}.{suffix}")
         if named.is_dir():
-            named = Path(f"{named}_2")  # as SB3 does
+            named = Path(f"{named}_2")  # like SB3
         named.parent.mkdir(parents=True, exist_ok=True)
         return open_file(named, "wb")
 
@@ -39,6 +40,6 @@ def patch(save_util: Any) -> None:
 
 
 def follow(save_util: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - it replaces nothing that loads
-    """What "ioshape run" calls when the module that saves has been imported."""
+    """Patch the module that saves. "ioshape run" calls this when it has been imported."""
     if is_tested("stable_baselines3"):
         patch(save_util)

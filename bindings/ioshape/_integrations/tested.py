@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which versions of other packages the integrations were tested with."""
+"""Know which versions of other packages the integrations have been tested with."""
 
 from __future__ import annotations
 
 import re
 from importlib import metadata
 
-#: of each package, the first version, and the first that nobody has tried
+#: for each package the first tested version, and the first untested one
 TESTED = {
     "accelerate": ("1.10", "2"),
     "deepspeed": ("0.18", "1"),
@@ -22,9 +22,9 @@ TESTED = {
 
 
 def is_tested(package: str) -> bool:
-    """Whether we may replace functions of the version that is installed; a warning if not.
+    """Return whether functions of the installed version may be replaced; warn if not.
 
-    What has no metadata, as a folder in PYTHONPATH, is taken as it is.
+    A package without metadata, such as a folder in PYTHONPATH, is assumed to fit.
     """
     first, untried = TESTED[package]
     try:
@@ -33,7 +33,7 @@ def is_tested(package: str) -> bool:
         return True
     if _numbers(first) <= _numbers(installed) < _numbers(untried):
         return True
-    from ioshape._core import terminal  # noqa: PLC0415 - it brings in the library
+    from ioshape._core import terminal  # noqa: PLC0415 - imports the native library
 
     terminal.say(
         f"{package} {installed} writes by itself: ioshape was tested with {package} {first} and "

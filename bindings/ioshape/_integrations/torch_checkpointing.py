@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package torch_checkpointing: its storage for local filesystems is ours."""
+"""Make the package torch_checkpointing use ioshape's storage for local filesystems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def follow(filesystem: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - files are read as before
-    """What "ioshape run" calls when the module with that storage has been imported."""
+    """Replace the storage. "ioshape run" calls this when its module has been imported."""
     if not is_tested("torch_checkpointing"):
         return
     theirs = filesystem.LocalFileSystemStorageConfig
@@ -22,7 +22,7 @@ def follow(filesystem: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - fil
 
     @functools.wraps(by_package)
     def create_storage(self: Any) -> Any:
-        if type(self) is not theirs:  # somebody's own
+        if type(self) is not theirs:  # a class of the program
             return by_package(self)
         return import_module("ioshape.torch_checkpointing").Storage(self)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of torch.distributed.checkpoint."""
+"""Save and load checkpoints of torch.distributed.checkpoint (DCP) through ioshape."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint on its way: a directory that readers do not see, and how it takes its place.
+"""Write a checkpoint to a hidden directory, and put it in place by one rename.
 
-Where nothing is at the path, the directory is one beside it, and gets that name. Where a directory
-is there, it is one in it: the data files get names that are free, and then the new .metadata takes
-the place of the old one. Either is one rename, on every filesystem; and who reads the old
-checkpoint meanwhile never gets bytes of the new one.
+If the path does not exist, the hidden directory is beside it, and is renamed to the path. If the
+path is a directory, the hidden one is inside it. Then the data files get unused names, and the new
+.metadata file replaces the old one. Both ways need one decisive rename, on every filesystem. A
+process that reads the old checkpoint meanwhile never gets bytes of the new one.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ if TYPE_CHECKING:
 
     from ioshape._integrations.dcp.shares import Share
 
-# For another process that puts a checkpoint in place at the same path: a few renames.
+# Seconds to wait for another process that puts a checkpoint in place at this path: a few renames.
 _PATIENCE_S = 120.0
 
 _log = logger()
 
 
 class Attempt:
-    """Of the process that puts the checkpoint in place."""
+    """A checkpoint that is being saved, in the process that will put it in place.
+
+    That is rank 0, or each rank if every rank has a checkpoint of its own.
+    """
 
     def __init__(self, path: str, *, durable: bool, rank: int | None) -> None:
-        #: the checkpoint's, without symbolic links
+        #: path of the checkpoint, with symbolic links resolved
         self.path = os.path.realpath(path)
-        #: whose checkpoint it is, if each rank has one of its own
+        #: the rank, if each rank has a checkpoint of its own; else None
         self.rank = rank
         self._durable = durable
         self._inside = rank is not None or os.path.lexists(self.path)
@@ -58,12 +61,12 @@ class Attempt:
 
     @property
     def folder(self) -> str:
-        """Where the files go."""
+        """The hidden directory to which the files are written."""
         return self._directory.path
 
     @property
     def relative_folder(self) -> str:
-        """The same, as in a Place."""
+        """The hidden directory relative to the checkpoint, as Place has it."""
         return os.path.relpath(self.folder, self.path)
 
     @property
@@ -71,11 +74,11 @@ class Attempt:
         return DESCRIPTION if self.rank is None else f"__{self.rank}{DESCRIPTION}"
 
     def close(self) -> None:
-        """What is not in place is removed."""
+        """Remove what is not in place yet."""
         self._directory.close()
 
     def commit(self, metadata: Metadata) -> None:
-        """Puts it in place."""
+        """Put the checkpoint in place."""
         with contextlib.closing(self):
             self._check_files(metadata)
             if not self._inside:
@@ -83,7 +86,7 @@ class Attempt:
                 try:
                     self._directory.commit()
                     return
-                except FileExistsError:  # somebody has put something there meanwhile
+                except FileExistsError:  # another process has created the path meanwhile
                     Path(self.folder, self._name).unlink()
             with _locked(self.path):
                 self._commit_inside(metadata)
@@ -95,7 +98,10 @@ class Attempt:
             file.write(pickle.dumps(metadata))
 
     def _check_files(self, metadata: Metadata) -> None:
-        """Other ranks have written them: what is not there must not replace what is."""
+        """Check that all data files are visible here, before they replace the old checkpoint.
+
+        Other ranks have written them, perhaps to another filesystem.
+        """
         for name in description.files_of(metadata):
             if not Path(self.folder, name).is_file():
                 raise failure(
@@ -125,8 +131,11 @@ class Attempt:
         self._remove_others(there, set(names.values()))
 
     def _remove_others(self, there: set[str], ours: set[str]) -> None:
-        """Data files that no description refers to any more: of what was replaced, and of attempts
-        that were killed on their last steps."""
+        """Remove data files that no .metadata refers to any more.
+
+        They belong to the replaced checkpoint, or to attempts that were killed during their last
+        steps.
+        """
         mine = f"__{self.rank}_" if self.rank is not None else "__"
         unused = {name for name in there - ours if _is_data(name) and name.startswith(mine)}
         try:
@@ -150,7 +159,7 @@ def _describes(name: str) -> bool:
 
 
 def _free_names(names: set[str], there: set[str]) -> dict[str, str]:
-    """For each name one that is not there: the same rank's, with the next numbers."""
+    """Return an unused name for each name: that of its rank, with the next free number."""
     taken: dict[str, int] = {}
     for name in there:
         if match := DATA.fullmatch(name):
@@ -166,7 +175,7 @@ def _free_names(names: set[str], there: set[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """One process at a time puts a checkpoint in place there."""
+    """Let one process at a time put a checkpoint in place in a folder."""
     fd = open_file(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(fd, folder)
@@ -193,20 +202,20 @@ def _lock(fd: int, folder: str) -> None:
                 ) from None
             time.sleep(0.01)
         except OSError:
-            return  # no locks on directories there
+            return  # the filesystem cannot lock directories
 
 
 class Place(NamedTuple):
-    """Where a rank's files go."""
+    """The location of a rank's files."""
 
-    #: as seen from the checkpoint, for ranks that may see that under another name
+    #: the hidden directory, relative to the checkpoint: ranks may see that under different paths
     folder: str
-    #: if it does not write a file of its own
+    #: the rank's range of a common file; None if it writes a file of its own
     share: Share | None
 
 
 def arrived(told: dict[str, Place], path: str, planned: Any) -> Place:
-    """What rank 0 has told this rank; the folder's whole path."""
+    """Return the Place that rank 0 sent to this rank, with the folder's absolute path."""
     place = told.pop(os.path.realpath(path), None) or getattr(planned, "place", None)
     if place is None:
         raise RuntimeError(f"rank 0 did not say where the files of {path} go")

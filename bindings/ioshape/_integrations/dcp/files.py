@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a directory that appears as a whole, as DCP's code and ours write them."""
+"""Write the files of a DCP checkpoint so that each appears when it is complete."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 class Files(filesystem.FileSystem):
-    """Where DCP's own code gets the files that it writes."""
+    """The filesystem that DCP's code writes to, whose files are AtomicFiles in a hidden folder."""
 
     def __init__(self, *, durable: bool) -> None:
         super().__init__()
         self.durable = durable
-        self.folder = ""  # of the attempt under way
-        self.expected_bytes = 0  # of the next file; 0 if that is not known
+        self.folder = ""  # hidden folder of the save in progress
+        self.expected_bytes = 0  # expected size of the next file in bytes; 0 if it is not known
         self.reports: list[Report] = []
         self.failure: BaseException | None = None
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """A file that is there when it is complete."""
+        """Open a file, which appears when it is complete."""
         if mode != "wb":
             with super().create_stream(path, mode) as stream:
                 yield stream
@@ -47,7 +47,7 @@ class Files(filesystem.FileSystem):
     def create(
         self, path: str | os.PathLike[str], part: Part | None = None
     ) -> Iterator[AtomicFile]:
-        """The same; or this rank's part of one."""
+        """Open a file for writing, or this rank's part of a file that several ranks write."""
         target = os.path.join(self.folder, os.path.basename(path))  # noqa: PTH118, PTH119
         try:
             with AtomicFile(
@@ -61,13 +61,13 @@ class Files(filesystem.FileSystem):
             if file.report is not None:
                 self._keep(file.report)
         except BaseException as error:
-            self.failure = error  # DCP's threads lose theirs
+            self.failure = error  # DCP's threads lose their exceptions
             raise
 
     def _keep(self, report: Report) -> None:
         self.reports.append(report)
         if report.skipped:
-            # One file of many: the checkpoint cannot be without it.
+            # The checkpoint cannot do without one of its files, so a skipped file is a failure.
             raise failure(
                 -errno.ENOSPC,
                 f'cannot save "{report.path}": {report.fallbacks[-1]}',
@@ -76,15 +76,15 @@ class Files(filesystem.FileSystem):
             )
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Nothing: a directory is there when what is in it is complete."""
+        """Do nothing: the hidden directory exists already."""
 
 
 class FilesAlone(filesystem.FileSystem):
-    """The same for writers whose directory fills file by file."""
+    """A filesystem for writers whose directories fill file by file, each of them atomic."""
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """A file that is there when it is complete."""
+        """Open a file, which appears when it is complete."""
         if mode not in ("w", "wb"):
             with super().create_stream(path, mode) as stream:
                 yield stream

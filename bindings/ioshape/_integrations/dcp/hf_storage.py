@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DCP's HuggingFaceStorageWriter: the safetensors files that it writes are ours."""
+"""Make DCP's HuggingFaceStorageWriter write its safetensors files through ioshape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def follow(hf_storage: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - it reads as before
-    """What "ioshape run" calls when the module with that writer has been imported."""
+    """Patch the writer. "ioshape run" calls this when its module has been imported."""
     if not is_tested("torch"):
         return
     writer = hf_storage.HuggingFaceStorageWriter
@@ -25,9 +25,10 @@ def follow(hf_storage: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - it 
     @functools.wraps(by_torch)
     def begin(self: Any, *arguments: Any, **named: Any) -> None:
         by_torch(self, *arguments, **named)
-        if type(self.fs) is filesystem.FileSystem:  # not of a URL
+        if type(self.fs) is filesystem.FileSystem:  # not the filesystem of a URL
             self.fs = FilesAlone()
-            # DCP would sync the whole machine: these files have no descriptor that it could sync.
+            # With sync_files DCP would sync the whole machine, because these files have no
+            # descriptor.
             self.sync_files = False
 
     writer.__init__ = begin

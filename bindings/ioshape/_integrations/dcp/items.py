@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Items of a plan, one behind the other in data files.
+"""Write the items of a save plan, one after the other, to data files.
 
-Each tensor is an archive of its own there, as DCP's own code makes them with torch.save. Ours are
-those of ioshape.save: they come straight from the tensors' memory, also from a GPU's, and have a
-checksum for each MiB.
+Each tensor is an archive of its own in the file, as in DCP's own code, which uses torch.save. These
+archives are those of ioshape.save: they come straight from the tensors' memory, also from a GPU's,
+and have a checksum for each MiB.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
     from ioshape._save.atomic import AtomicFile
 
-# As torch.save has it.
+# the protocol of torch.save
 _PROTOCOL = 2
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """With a storage that holds nothing else."""
+    """Return a tensor whose storage holds nothing else."""
     if tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
-    return tensor.cpu().clone()  # less memory of a GPU is asked for
+    return tensor.cpu().clone()  # needs less GPU memory than a clone there
 
 
 def _writer_of(item: WriteItem, data: Any) -> tuple[int, Callable[[AtomicFile], object]]:
-    """How many bytes it has at most, and what writes them to a file."""
+    """Return the largest size of an item in bytes, and a function that writes it to a file."""
     if item.type == WriteItemType.BYTE_IO:
         content = data.getbuffer()
         return content.nbytes, lambda file: file.write(content)
@@ -56,8 +56,16 @@ def _writer_of(item: WriteItem, data: Any) -> tuple[int, Callable[[AtomicFile], 
 def write_items(
     file_for: Callable[[int], tuple[AtomicFile, str]], items: list[WriteItem], planner: SavePlanner
 ) -> list[WriteResult]:
-    """All of them, in DCP's order: what is no tensor comes first. `file_for` gives the file that
-    takes so many bytes, and its name."""
+    """Write all items in DCP's order: those that are not tensors come first.
+
+    Args:
+        file_for: Returns the file that takes an item of at most so many bytes, and its name.
+        items: The items.
+        planner: The planner, which knows the data of the items.
+
+    Returns:
+        The results for DCP, with the position of each item.
+    """
     written = []
     for item in sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO):
         most, write = _writer_of(item, planner.resolve_data(item))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint's .metadata: read without running anything of it, and the names of its files.
+"""Read a checkpoint's .metadata file without running any code of it.
 
-The file is untrusted. The machine that reads it gets no class and no function, so nothing that a
-file says reaches an object of the process. The objects of a description are made here, by their
-constructors, once the values of their fields have been checked.
+The file is untrusted. The pickle machine that reads it knows no class and no function, so nothing
+in the file reaches an object of the process. This module creates the objects of a description with
+their constructors, after it has checked the values of their fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# ---- The values of fields ------------------------------------------------------------------------
+# ---- Types of fields ----------------------------------------------------------------------------
 
 
 _ITEMS = {metadata.TensorStorageMetadata, metadata.BytesStorageMetadata}
@@ -43,9 +43,9 @@ _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath)
 _NONE = type(None)
 _PATH: set[type] = {str, *_PATHS, _NONE}
 
-#: Classes that describe a checkpoint, and the types of each field. A number counts
-#: bytes or elements. Items of lists and dicts are checked in the end, as the pickle may still
-#: change them.
+#: The classes that describe a checkpoint, and the types of each field. A number counts bytes or
+#: elements. Items of lists and dicts are checked at the end, because the pickle may still change
+#: them.
 _KNOWN: dict[type, dict[str, set[type]]] = {
     Metadata: {
         "state_dict_metadata": {dict},
@@ -74,7 +74,7 @@ _KNOWN: dict[type, dict[str, set[type]]] = {
     },
     filesystem._StoragePrefix: {"prefix": {str}},
 }
-#: The same with all fields of the classes of this torch; None: a field of any type.
+#: All fields of the classes in this version of torch; None: a field of any type.
 _FIELDS: dict[type, dict[str, set[type] | None]] = {
     kind: {one.name: kinds.get(one.name) for one in dataclasses.fields(kind)}
     for kind, kinds in _KNOWN.items()
@@ -82,7 +82,7 @@ _FIELDS: dict[type, dict[str, set[type] | None]] = {
 _KINDS = {(kind.__module__, kind.__qualname__): kind for kind in {*_FIELDS, *_PROPERTIES}}
 
 
-# ---- What calls make -----------------------------------------------------------------------------
+# ---- Objects that calls in the pickle create ----------------------------------------------------
 
 
 def _size(lengths: Any = ()) -> torch.Size:
@@ -111,7 +111,7 @@ def _member(kind: type[Enum], value: Any) -> Enum:
 
 
 def _attribute(kind: Any, name: Any) -> Enum:
-    """Return a member of an enumeration: some versions of Python pickle it by getattr()."""
+    """Return a member of an enumeration, which some versions of Python pickle as getattr()."""
     found = _ENUMERATIONS.get((kind.module, kind.name)) if type(kind) is Global else None
     if found is None or type(name) is not str or name not in found.__members__:
         raise UnpicklingError(
@@ -142,12 +142,12 @@ _MAKERS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def _trusted() -> dict[tuple[str, str], type]:
-    """Return the classes that the program has told torch it trusts, by name."""
+    """Return the classes that the program has declared as safe for torch.load, by name."""
     get = getattr(torch.serialization, "get_safe_globals", list)
     return {(one.__module__, one.__qualname__): one for one in get() if isinstance(one, type)}
 
 
-# ---- Reading -------------------------------------------------------------------------------------
+# ---- Reading ------------------------------------------------------------------------------------
 
 
 class _Machine(Machine):
@@ -157,11 +157,11 @@ class _Machine(Machine):
         super().__init__(file)
         self._trusted = _trusted()
         self._trusted_kinds = set(self._trusted.values())
-        #: objects that have no fields yet, by id; the reference keeps the id theirs
+        #: objects without fields so far, by id; the reference keeps the id from being reused
         self._unbuilt: dict[int, Any] = {}
 
     def describe(self) -> Metadata:
-        """Return the description that the file holds."""
+        """Return the description in the file."""
         found = self.read()
         if type(found) is not Metadata or self._unbuilt:
             raise UnpicklingError("it holds something else")
@@ -169,7 +169,7 @@ class _Machine(Machine):
         return found
 
     def find(self, module: str, name: str) -> Any:
-        """Return a name that describes a checkpoint; refuse others."""
+        """Return what a global name of the pickle stands for; refuse names of other things."""
         path = (module, name)
         if path in _KINDS:
             has_fields = _FIELDS.get(_KINDS[path], True)
@@ -195,7 +195,7 @@ class _Machine(Machine):
         return made
 
     def build(self, to: Any, state: Any) -> None:
-        """Give an object its fields, once, if they are such as it can have."""
+        """Give an object its fields, once, if their types are valid."""
         if self._unbuilt.pop(id(to), None) is not None:
             if type(to) in _PROPERTIES:
                 self._build_properties(to, state)
@@ -210,7 +210,7 @@ class _Machine(Machine):
         known = _FIELDS[type(to)]
         if type(state) is not dict:
             raise UnpicklingError(f"{type(to).__name__} is not what it can be")
-        # A field that this torch does not know is of a newer one.
+        # A field that this version of torch does not know belongs to a newer version.
         fields = {}
         for name, kinds in known.items():
             if name not in state:
@@ -230,16 +230,16 @@ class _Machine(Machine):
         to.__setstate__(state)
 
     def check_key(self, key: Any) -> None:
-        """Refuse a key that would take long. The hash of an index is that of a tuple of numbers."""
+        """Refuse a key that is slow to hash. The hash of an index is that of a tuple of numbers."""
         if type(key) is MetadataIndex and id(key) not in self._unbuilt:
             self.count_hash(key)
         else:
             super().check_key(key)
 
-    # Classes that the program trusts may do what they like.
+    # Classes that the program trusts may do anything.
 
     def set_other_items(self, to: Any, values: list[Any]) -> None:
-        """Set items of what is no dict."""
+        """Set items of an object that is not a dict."""
         if type(to) in self._trusted_kinds:
             for key, value in zip(values[::2], values[1::2], strict=True):
                 to[key] = value
@@ -247,7 +247,7 @@ class _Machine(Machine):
             super().set_other_items(to, values)
 
     def append(self, to: Any, values: list[Any]) -> None:
-        """Append to a list."""
+        """Append values to a list."""
         if type(to) in self._trusted_kinds:
             to.extend(values)
         else:
@@ -255,11 +255,11 @@ class _Machine(Machine):
 
 
 def _check(found: Metadata) -> None:
-    """Refuse a description whose containers hold what they cannot."""
+    """Refuse a description whose containers hold values of wrong types."""
     seen: dict[int, Any] = {}
 
     def check(values: Any, *kinds: type) -> None:
-        if id(values) not in seen:  # many objects may have the same list
+        if id(values) not in seen:  # many objects may share a list
             seen[id(values)] = values
             if not {type(value) for value in values} <= {*kinds}:
                 raise UnpicklingError("a list or dict of it holds something else")
@@ -295,11 +295,11 @@ def _give_state(to: Any, state: Any) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Metadata:
-    """Return the description of a checkpoint, from the file of that path.
+    """Return the description of a checkpoint from its .metadata file.
 
     Raises:
-        FormatError: it is none, or names what a description has no use for.
-        StorageError: it could not be read.
+        FormatError: The file is not a description, or contains names that no description needs.
+        StorageError: The file could not be read.
     """
     remedy = (
         "if you trust it, and a planner of yours has put a class there, name that to "
@@ -312,7 +312,7 @@ def load(path: str | os.PathLike[str]) -> Metadata:
 
 
 def files_of(metadata: Metadata) -> set[str]:
-    """Return the data files that a description refers to."""
+    """Return the names of the data files that a description refers to."""
     return {
         info.relative_path
         for info in (metadata.storage_data or {}).values()

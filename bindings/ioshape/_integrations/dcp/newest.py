@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load_latest(): the newest intact checkpoint of a series, by all ranks together."""
+"""Load the newest intact checkpoint of a directory on all ranks: ioshape.dcp.load_latest()."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ if TYPE_CHECKING:
 
 
 def _reason(error: dcp.CheckpointException) -> StorageError | None:
-    """Why another checkpoint may be tried; None if that would hide something else."""
+    """Return the reason to try another checkpoint; None if that would hide another failure."""
     failures = [wrapped[0] for wrapped in error.failures.values()]
     storage = [one for one in failures if isinstance(one, StorageError) and not is_our_fault(one)]
     return storage[0] if len(storage) == len(failures) else None
 
 
-#: a path, and why it is not to be tried; None if it is
+#: a path, and the reason not to try it; None if it should be tried
 Candidate = tuple[str, StorageError | None]
 
 
 def _first_intact(
     candidates: list[Candidate], directory: str, load: Callable[[str], Any]
 ) -> tuple[str, Any]:
-    """The first that can be loaded, and what load() returned; the others are named in a warning.
+    """Return the first candidate that can be loaded, and what load() returned for it.
 
-    All ranks come to the same: DCP tells each of them how all have failed.
+    A warning names the ones passed over. All ranks decide alike, because DCP sends the failures of
+    all ranks to each of them.
     """
     passed_over: list[PassedOver] = []
     for path, incomplete in candidates:
@@ -77,7 +78,7 @@ def _first_intact(
 
 
 def _candidates(directory: str, group: Any, *, no_dist: bool) -> list[Candidate]:
-    """As rank 0 sees them: a checkpoint may come into place meanwhile."""
+    """Return the candidates as rank 0 sees them, because a checkpoint may appear meanwhile."""
 
     def look() -> list[Candidate]:
         found = series.newest_first(directory)
@@ -106,26 +107,26 @@ def load_latest(
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
 ) -> str:
-    """Loads the newest checkpoint of a directory that is intact into a state dict.
+    """Load the newest intact checkpoint in a directory into a state dict.
 
-    All ranks call it, as dcp.load(), and load the same checkpoint. One that is damaged is passed
-    over, by all of them, and a FallbackWarning says which, and why.
+    All ranks call this function, as they call dcp.load(), and load the same checkpoint. All of them
+    pass over damaged checkpoints, and a FallbackWarning names these and says why.
 
     Args:
-        state_dict: as for dcp.load().
-        directory: with checkpoints in it whose names end in a number, as step-1000. The newest is
-            what was saved last, whatever its number.
-        planner: as for dcp.load().
-        process_group: as for dcp.load().
-        no_dist: as for dcp.load().
+        state_dict: The state dict to fill, as in dcp.load().
+        directory: A directory that contains checkpoints whose names end in a number, such as
+            step-1000. The newest is the one that was saved last, whatever its number.
+        planner: As in dcp.load().
+        process_group: As in dcp.load().
+        no_dist: As in dcp.load().
 
     Returns:
-        The path of the checkpoint.
+        The path of the loaded checkpoint.
 
     Raises:
-        FileNotFoundError: there is none: the job starts for the first time.
-        NoUsableCheckpointError: there are some, and none of them can be used.
-        CheckpointException: it could not be loaded for another reason.
+        FileNotFoundError: There is no checkpoint, so this is the first start of the job.
+        NoUsableCheckpointError: There are checkpoints, but none can be used.
+        CheckpointException: Loading failed for another reason.
     """
     where = os.fspath(directory)
 
@@ -143,7 +144,7 @@ def load_latest(
 
 
 def load_whole(directory: str) -> Any:
-    """The newest intact checkpoint as one state dict, in this process: nothing is given to fill."""
+    """Return the newest intact checkpoint as one new state dict, in this process alone."""
 
     load_into = getattr(state_dict_loader, "_load_state_dict", None)
     planner = getattr(default_planner, "_EmptyStateDictLoadPlanner", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DCP's own writer and reader replaced, for code that names them or gives a path alone."""
+"""Replace DCP's writer and reader in code that names them, or that gives only a path."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 _StockWriter, _StockReader = filesystem.FileSystemWriter, filesystem.FileSystemReader
 
 
-class _Kind(type(_StockWriter)):  # type: ignore[misc] # of the metaclass only this is known
-    """Of classes that stand where one of DCP's stood.
+class _Kind(type(_StockWriter)):  # type: ignore[misc] # mypy knows only that it is a metaclass
+    """The metaclass of the stand-ins for DCP's classes.
 
-    To call one makes one of ours. To derive from it derives from DCP's: such classes write files of
-    their own, as those for other filesystems do. To ask whether something is one asks the same.
+    Calling a stand-in creates an object of ioshape's class. Deriving from it derives from DCP's
+    class, because derived classes write files of their own, for example to other filesystems.
+    isinstance() and issubclass() ask DCP's class.
     """
 
     def __new__(cls, name: str, bases: tuple[type, ...], names: dict[str, Any]) -> Any:
@@ -47,8 +48,11 @@ class _Kind(type(_StockWriter)):  # type: ignore[misc] # of the metaclass only t
 
 
 def _stand_in(ours: type, theirs: type) -> Any:
-    """With the name and the documentation of theirs; derived from neither, as classes that others
-    may ask for are asked in turn."""
+    """Return a stand-in with the name and the documentation of DCP's class.
+
+    It is derived from neither class. In issubclass(), ABCMeta asks all subclasses of a class, so a
+    derived stand-in and DCP's class would ask each other without end.
+    """
     names = {key: getattr(theirs, key) for key in ("__module__", "__qualname__", "__doc__")}
     return _Kind(theirs.__name__, (), {**names, "ours": ours, "theirs": theirs})
 
@@ -56,13 +60,13 @@ def _stand_in(ours: type, theirs: type) -> Any:
 _WRITER: tuple[Any, Any] = (_StockWriter, _stand_in(Writer, _StockWriter))
 _READER: tuple[Any, Any] = (_StockReader, _stand_in(Reader, _StockReader))
 
-# dcp.async_save() with a path alone makes one of these, which copies to new memory. Older torches
-# have none, and those that a program makes stay as they are.
+# dcp.async_save() with a path alone creates one of these, which copies to new memory. Older
+# versions of torch have none. Stagers that a program creates stay as they are.
 _StockStager: Any = getattr(state_dict_saver, "DefaultStager", object)
 
 
 class _Stager(_StockStager):  # type: ignore[misc] # whatever it is
-    """Copies as our writer does."""
+    """A stager that copies as Writer does."""
 
     def stage(self, state_dict: Any, **named: Any) -> Any:
         own = staging.copy_of(state_dict)
@@ -75,11 +79,11 @@ def _let_stage(stager: Any) -> None:
 
 
 _lock = ForkedLock()
-_loads: list[bool] = []  # for each patch() that is in force, whether it took the reader as well
+_loads: list[bool] = []  # for each active patch(), whether it also replaced the reader
 
 
 def patch(*, load: bool = True) -> None:
-    """From now on they are ours, in all modules that have them already, too."""
+    """Replace DCP's classes by ioshape's, also in modules that have imported them already."""
     with _lock:
         _loads.append(load)
         replace([_WRITER, _READER] if load else [_WRITER])
@@ -87,7 +91,7 @@ def patch(*, load: bool = True) -> None:
 
 
 def unpatch() -> None:
-    """Undoes the last patch()."""
+    """Undo the last patch()."""
     with _lock:
         _loads.pop()
         if not _loads:
@@ -98,6 +102,6 @@ def unpatch() -> None:
 
 
 def follow(_module: ModuleType, *, load: bool) -> None:
-    """What "ioshape run" calls when torch.distributed.checkpoint has been imported."""
+    """Patch DCP. "ioshape run" calls this when torch.distributed.checkpoint has been imported."""
     if is_tested("torch"):
         patch(load=load)

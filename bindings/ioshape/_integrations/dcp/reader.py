@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FileSystemReader, with reads of ours."""
+"""Read checkpoints of torch.distributed.checkpoint: Reader replaces DCP's FileSystemReader."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from ioshape._load.pickled import Tensor
 
 
-# A part of a tensor that has no more is verified by reading all of it: where DCP has written the
-# file, the checksum is that of the whole.
+# A tensor of at most this size is read as a whole if only a part is wanted. DCP's own files have
+# one checksum for the whole tensor, which can then be verified.
 _SMALL_BYTES = 1 << 20
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor of the CPU."""
+    """Return the bytes of a contiguous tensor on the CPU, as a view."""
     address = ffi.cast("char *", tensor.data_ptr())
     return memoryview(ffi.buffer(address, tensor.numel() * tensor.element_size())).cast("B")
 
 
 class _Stored:
-    """A tensor as torch.save has put it into a data file."""
+    """A tensor that torch.save or ioshape.save has stored in a data file."""
 
     def __init__(self, reader: ZipReader, tensor: Tensor) -> None:
         self._reader = reader
@@ -59,14 +59,14 @@ class _Stored:
         self.is_plain = _is_contiguous(tensor) and self._offset + n_bytes <= self._record.n_bytes
 
     def _read_rows(self, first: int, into: torch.Tensor) -> None:
-        """Fills a contiguous tensor of the CPU from this row on."""
+        """Fill a contiguous tensor on the CPU with rows from this one on."""
         row_bytes = math.prod(self.shape[1:]) * self._item_bytes
         offset, view = self._offset + first * row_bytes, _memory(into)
         record = self._record
         if not view.nbytes:
             return
         if view.nbytes < record.n_bytes <= _SMALL_BYTES:
-            # In files of DCP's own the checksum is that of all of it.
+            # In DCP's own files the checksum covers the whole record.
             whole = bytearray(record.n_bytes)
             self._reader.read_file(record.file_offset, memoryview(whole))
             view[:] = whole[offset : offset + view.nbytes]
@@ -74,7 +74,7 @@ class _Stored:
         self._reader.read_file(record.file_offset + offset, view)
 
     def _bring_rows(self, first: int, target: torch.Tensor) -> bool:
-        """The same on a device; False if it has no pinned memory."""
+        """Fill a tensor on a device with rows; return False if that has no pinned memory."""
         incoming = Incoming(target.nbytes)
         if target.nbytes < _SMALL_BYTES or not incoming.takes(target.device):
             return False
@@ -94,7 +94,7 @@ class _Stored:
         return True
 
     def read_part(self, offsets: tuple[int, ...], target: torch.Tensor) -> None:
-        """Fills the target with what lies from these offsets on."""
+        """Fill the target with the part of the tensor that begins at these offsets."""
         lengths = tuple(target.shape)
         first, count = (offsets[0], lengths[0]) if offsets else (0, 1)
         is_same = target.dtype == self.dtype and self.shape[1:] == lengths[1:]
@@ -112,7 +112,7 @@ class _Stored:
 
 
 class _Alone(frozenset[tuple[str, int]]):
-    """Places in data files that one rank reads, and no other."""
+    """Positions in data files that only one rank reads."""
 
 
 def _is_contiguous(tensor: Tensor) -> bool:
@@ -125,25 +125,35 @@ def _is_contiguous(tensor: Tensor) -> bool:
 
 
 class Reader(filesystem.FileSystemReader):
-    """Loads checkpoints of torch.distributed.checkpoint, and verifies them on the way.
+    """A reader of checkpoints for dcp.load() that verifies what it reads.
 
-    For dcp.load(), as FileSystemReader, whose files it reads. Tensors are read straight into those
-    of the state dict: only what this rank needs, in the order of the files. Checksums are compared:
-    those of whole tensors, and where a part is read those of each MiB, if we have written the file.
-    `.metadata` is untrusted input: it can name what describes a checkpoint, and nothing else.
+    It takes the place of FileSystemReader and reads the same files. It reads only what this rank
+    needs, in the order of the files, directly into the tensors of the state dict. It compares the
+    checksums of whole tensors. In files that ioshape has written, it also compares those of each
+    MiB of a part. `.metadata` is untrusted input: it can name only types that describe a
+    checkpoint.
 
     Args:
-        path: of the checkpoint.
-        args: as for FileSystemReader.
-        kwargs: as for FileSystemReader.
+        path: The directory of the checkpoint.
+        args: As for FileSystemReader.
+        kwargs: As for FileSystemReader.
 
     Raises:
-        DamagedError: (in dcp.load()) a checksum is wrong; the message names the tensor.
-        FormatError: (in dcp.load()) .metadata is no description of a checkpoint.
+        DamagedError: (in dcp.load()) A checksum is wrong. The message names the tensor.
+        FormatError: (in dcp.load()) .metadata is not a description of a checkpoint.
     """
 
     def read_metadata(self, *_args: Any, **kwargs: Any) -> Metadata:
-        """Of the checkpoint; or of this rank, if each has its own."""
+        """Return the metadata of the checkpoint, or of this rank if each rank has its own.
+
+        Args:
+            _args: Ignored.
+            kwargs: `rank`, if each rank has its own metadata.
+
+        Raises:
+            FormatError: .metadata is not a description of a checkpoint.
+            StorageError: .metadata could not be read.
+        """
         metadata = description.load(self._get_metadata_path(kwargs.get("rank")))
         meta = getattr(metadata, "storage_meta", None) or StorageMeta()
         meta.load_id = self.load_id
@@ -151,9 +161,16 @@ class Reader(filesystem.FileSystemReader):
         return metadata
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Tells each rank what no other one reads: that goes past the page cache."""
+        """Tell each rank what only it reads, because such bytes need not go through the page cache.
+
+        Args:
+            plans: The plans of all ranks.
+
+        Returns:
+            The plans with that information.
+        """
         plans = super().prepare_global_plan(plans)
-        if len(plans) == 1:  # ranks that do not talk to each other may all read the same
+        if len(plans) == 1:  # without collectives, all ranks may read the same bytes
             return plans
         places = [{self._place(item) for item in plan.items} for plan in plans]
         readers = collections.Counter(itertools.chain.from_iterable(places))
@@ -168,9 +185,21 @@ class Reader(filesystem.FileSystemReader):
         return info.relative_path, info.offset
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads what this rank needs."""
+        """Read the data that this rank needs.
+
+        Args:
+            plan: This rank's plan.
+            planner: The planner that provides the tensors to fill.
+
+        Returns:
+            A completed future.
+
+        Raises:
+            DamagedError: A checksum is wrong. The message names the tensor.
+            StorageError: A file could not be read.
+        """
         left = []
-        # A planner may have made a plan of its own, which does not say.
+        # A planner may have replaced the plan by one without that information.
         alone = plan.storage_data if isinstance(plan.storage_data, _Alone) else _Alone()
         items = sorted(plan.items, key=self._place)
         for place, requests in itertools.groupby(items, key=self._place):
@@ -184,7 +213,7 @@ class Reader(filesystem.FileSystemReader):
     def _read(
         self, requests: list[ReadItem], planner: LoadPlanner, is_alone: bool
     ) -> list[ReadItem]:
-        """All that is wanted of one item of a file. What is returned is for DCP's own reader."""
+        """Read all that is wanted of one item in a file; return the requests left for DCP."""
         info = self.storage_data[requests[0].storage_index]
         if getattr(info, "transform_descriptors", None) or not info.length:
             return requests
@@ -237,7 +266,7 @@ class Reader(filesystem.FileSystemReader):
 
 
 def _stored(reader: ZipReader) -> _Stored | None:
-    """None if it is more than numbers in a row: a quantized tensor, one of a subclass, ..."""
+    """Return the tensor in an archive; None if it is quantized, of a subclass, or complex."""
     tensors, _problem = tensors_of(reader, reader.records())
     if len(tensors) != 1 or tensors[0].name or not hasattr(torch, tensors[0].dtype):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that several ranks write: which they are, and where each rank's part of one lies."""
+"""Compute which files several ranks write together, and the range of each rank."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import SavePlan
 
-# What an item takes in a file besides its bytes, at most: as an archive it has a directory, and a
-# checksum for each MiB. How long an item is that is no tensor, nobody knows before it is written.
+# Bytes of an item in a file besides its data, at most: an archive has a directory, and a checksum
+# for each MiB. The size of an item that is not a tensor is unknown before it is written.
 _ITEM_BYTES = 8 << 10
-# What the pickle of a tensor takes beside its bytes: a few hundred, unless it has attributes.
+# Bytes of a tensor's pickle beside its data: a few hundred, unless the tensor has attributes.
 _PICKLE_BYTES = 1 << 10
 
 
 class Node(NamedTuple):
-    """What a rank tells rank 0 with its plan: ranks that say the same write one file."""
+    """A key that a rank sends to rank 0 with its plan. Ranks with equal keys write one file."""
 
     name: str
 
 
 class Share(NamedTuple):
-    """A rank's part of a file that others write, too."""
+    """A rank's range of a file that several ranks write."""
 
-    #: its name
+    #: name of the file
     file: str
     part: Part
 
 
 def own_node() -> Node | None:
-    """By the setting `mode`. None: each rank writes a file of its own, as with DCP."""
+    """Return this rank's key by the setting `mode`; None if it writes its own file, as with DCP."""
     mode = value_of("mode")
     if mode == "node":
         return Node(node_name())
@@ -46,17 +46,17 @@ def own_node() -> Node | None:
 
 
 def most_bytes(n_bytes: int) -> int:
-    """That so much of one item can take in a file."""
+    """Return the largest size in a file of an item with this many bytes of data."""
     return n_bytes + (n_bytes >> 16) + _ITEM_BYTES
 
 
 def planned_bytes(plan: SavePlan) -> int:
-    """So much a rank asks for: what most_bytes() says of each item, with its pickle, has room."""
+    """Return the bytes that a rank asks for, which suffice for its tensors and their pickles."""
     return sum(most_bytes(n_bytes + _PICKLE_BYTES) for n_bytes in tensor_bytes(plan))
 
 
 def tensor_bytes(plan: SavePlan) -> list[int]:
-    """Of each item of a plan; 0 of those that are no tensors."""
+    """Return the bytes of each item of a plan; 0 for items that are not tensors."""
     tensors = [item.tensor_data for item in plan.items]
     return [
         one.chunk.sizes.numel() * one.properties.dtype.itemsize if one is not None else 0
@@ -65,16 +65,18 @@ def tensor_bytes(plan: SavePlan) -> list[int]:
 
 
 def _known_plans(n_ranks: int) -> list[SavePlan]:
-    """Of all ranks, as DCP's planner has kept them. None if it has those of several kinds of
-    planners, whose are not told apart here."""
+    """Return the plans of all ranks that DCP's planner has cached, or none.
+
+    If several kinds of planners have cached plans, it is not known which ones fit.
+    """
     kept = list(getattr(SavePlanner, "_cached_global_plan", {}).values())
     return kept[0] if len(kept) == 1 and len(kept[0]) == n_ranks else []
 
 
 def shares_of(plans: Iterable[SavePlan]) -> list[Share | None]:
-    """For each rank its share, if it has one."""
+    """Return each rank's share of a file; None for ranks that write a file of their own."""
     given = list(plans)
-    # Of one that is as before, DCP sends none.
+    # If a plan has not changed, DCP does not send it again.
     known = _known_plans(len(given)) or given
     told = [
         plan if getattr(plan, "usable", True) else old
@@ -85,7 +87,7 @@ def shares_of(plans: Iterable[SavePlan]) -> list[Share | None]:
 
 
 def shares(asked: list[tuple[Node | None, int]]) -> list[Share | None]:
-    """The same, from each rank's node and how many bytes it has at most."""
+    """Return each rank's share, from its node and the bytes that it asks for."""
     nodes: dict[Node, list[int]] = {}
     for rank, (node, n_bytes) in enumerate(asked):
         if node is not None and n_bytes:

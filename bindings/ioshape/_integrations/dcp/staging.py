@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a state dict for saves in the background, in memory that is kept from save to save.
+"""Copy state dicts for background saves, to memory that is kept from save to save.
 
-To touch fresh memory costs several times as much as the copy. What a copy lay in is kept when
-nobody holds the copy any more, until a save comes that has no use for it. Large storages are copied
-together, by several threads: under torchrun torch itself has one.
+Touching new memory costs several times as much as the copy. The memory of a copy is kept when the
+copy has been freed, until saves come that cannot use it. Several threads copy large storages
+together, because torch itself has only one thread under torchrun.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ioshape._save.lazy import Steps
 
-    #: storages that are to be filled, and from what
+    #: storages to fill, each with its source
     _Pairs = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 
 try:
@@ -42,21 +42,21 @@ try:
 except ImportError:  # torch has none yet
     StateDictStager = None  # type: ignore[assignment, misc]
 
-# What is smaller is memory of malloc(), which keeps it, too.
+# Smaller copies use malloc(), which keeps memory, too.
 _LEAST_BYTES = 1 << 20
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 # ---- Memory -------------------------------------------------------------------------------------
 
 _lock = ForkedLock()
-#: by their lengths; what is free, and in how many copies since then it was not wanted
+#: free memory by size in bytes, and for each size the number of copies since it was last used
 _free: dict[int, list[mmap.mmap]] = {}
 _MOST_IDLE = 2
 _idle: dict[int, int] = {}
 
 
 def _begin_copy() -> None:
-    """Lets go of what the last copies had no use for."""
+    """Free the memory that the last copies have not used."""
     with _lock:
         for size in list(_free):
             _idle[size] = _idle.get(size, 0) + 1
@@ -88,26 +88,26 @@ def _storage(size: int) -> torch.UntypedStorage:
 
 # ---- Copying ------------------------------------------------------------------------------------
 
-# As the library's own copies.
+# The limits of the library's own copies.
 _MOST_THREADS = 4
 _PARALLEL_BYTES = 32 << 20
 _SLICE_BYTES = 8 << 20
-# Nobody waits long for a thread that does not run.
+# A step that waits may have to wait for a slice whose thread is not running, so slices are small.
 _LEISURE_SLICE_BYTES = 1 << 20
 _LONGEST_REST_S = 0.01
 
 
 def _copy_threads() -> int:
-    """No more than this rank's share of the machine's cores, as the library's own."""
+    """Return the number of threads: at most this rank's share of the cores, as in the library."""
     share = (os.cpu_count() or 1) // max(job().local_world_size, 1)
     return max(min(len(os.sched_getaffinity(0)), share, _MOST_THREADS), 1)
 
 
 class _Copying:
-    """Storages that are being copied. Whoever is done with a slice takes the next."""
+    """Storages that are being copied. Each thread takes the next slice when it has finished one."""
 
     def __init__(self, pairs: _Pairs, slice_bytes: int) -> None:
-        self._pairs = pairs  # both stay until all is copied
+        self._pairs = pairs  # keeps both storages until all is copied
         self._slices = deque(
             (to.data_ptr() + begin, source.data_ptr() + begin, min(slice_bytes, size - begin))
             for to, source in pairs
@@ -118,32 +118,35 @@ class _Copying:
         self._copied = itertools.count()
 
     def _copy_next(self) -> bool:
-        """False if there is none left; another thread may still be copying the last."""
+        """Copy the next slice; return False if none is left.
+
+        Another thread may still be copying the last slice then.
+        """
         try:
             to, source, n_bytes = self._slices.popleft()
         except IndexError:
             return False
         try:
-            ctypes.memmove(to, source, n_bytes)  # other threads run meanwhile
-        finally:  # KeyboardInterrupt comes when it is copied: nobody else counts this slice
+            ctypes.memmove(to, source, n_bytes)  # releases the GIL
+        finally:  # also on KeyboardInterrupt, when the slice is copied: no other thread counts it
             if next(self._copied) == self._last:
                 self._end()
         return True
 
     def _end(self) -> None:
-        """All is copied. Called once."""
+        """Do what must follow the copy of the last slice. Called once."""
 
     def _copy_rest(self) -> None:
         while self._copy_next():
             pass
 
     def copy(self) -> None:
-        """Copies all that is left, with as many threads as a save of the library has."""
+        """Copy all remaining slices, with as many threads as a save of the library uses."""
         n_bytes = sum(n_bytes for _, _, n_bytes in list(self._slices))
         n_threads = _copy_threads() if n_bytes >= _PARALLEL_BYTES else 1
         helpers = []
         try:
-            with contextlib.suppress(RuntimeError):  # as many as there may be
+            with contextlib.suppress(RuntimeError):  # the system may allow fewer threads
                 for _ in range(1, n_threads):
                     helper = threading.Thread(target=self._copy_rest, name="ioshape", daemon=True)
                     helper.start()
@@ -155,7 +158,7 @@ class _Copying:
 
 
 class _Later(_Copying):
-    """What changes in a step only: copied while training goes on, until somebody waits for it."""
+    """Storages that change only in an optimizer step, copied in the background until then."""
 
     def __init__(
         self,
@@ -171,14 +174,14 @@ class _Later(_Copying):
         self._versions = [(tensor, tensor._version) for tensor in tensors]
         self._ended = threading.Event()
         self._hurry = threading.Event()
-        #: what becomes of it: the copy; taken when that is there
+        #: the future and the copy that will be its result
         self._result: list[tuple[Future[Any], Any]] = []
-        #: who waits for it: see lazy.py
+        #: the step trackers that wait for this copy: see lazy.py
         self._waiters: tuple[Steps, ...] = ()
         self._steps: Steps | None = None
 
     def start(self, copied: Any) -> Future[Any]:
-        """Will be what is `copied`, when it is."""
+        """Start copying in the background; return a future that gets `copied` as its result."""
         future: Future[Any] = Future()
         self._result.append((future, copied))
         if not self._slices:
@@ -187,12 +190,13 @@ class _Later(_Copying):
         helper = threading.Thread(target=self._copy_at_leisure, name="ioshape", daemon=True)
         try:
             helper.start()
-        except RuntimeError:  # there may be no more of them
+        except RuntimeError:  # no more threads are possible
             self.copy()
         return future
 
     def _copy_at_leisure(self) -> None:
-        # Not with the lowest priority: it would hold up the interpreter with it.
+        # The thread's priority is not lowered: with the GIL it would block the interpreter for
+        # longer.
         while True:
             begin = time.perf_counter()
             if not self._copy_next():
@@ -215,12 +219,13 @@ class _Later(_Copying):
                     remedy="call ioshape.before_step() before it changes",
                 )
             )
-        # Also then: a rank without a copy would not come to the save, where the others wait for it.
+        # Also after a failure: a rank without a copy would not join the save, where the others
+        # wait.
         future.set_result(copied)
 
     def _wait_copied(self) -> None:
-        """Waits until what is copied may change."""
-        if self._owner == os.getpid():  # the thread of a parent does not come
+        """Wait until the sources of the copy may change."""
+        if self._owner == os.getpid():  # a forked child lacks the thread
             self._hurry.set()
             self.copy()
             self._ended.wait()
@@ -230,7 +235,7 @@ class _Later(_Copying):
 
 
 def _cannot_copy(_state_dict: Any) -> Any:
-    """torch's own way will."""
+    """Return None, so that torch makes the copy."""
     return None
 
 
@@ -238,11 +243,11 @@ def _copies_at_once(state_dict: Any, _optimizer: Any, _path: str, _tell_failure:
     return copy_of(state_dict)
 
 
-#: a copy of all that is in a state dict; None if torch must make it
+#: returns a copy of all that a state dict contains; None if torch must make it
 copy_of: Callable[[Any], Any] = _cannot_copy
-#: the same, with a future of it where what an optimizer changes is copied later. Without one: all
-#: that is large, and the program says when it changes. Before there is a result, the last argument
-#: is called if it is of no use
+#: returns a future of the copy, with the storages that an optimizer changes copied in the
+#: background. Without an optimizer that is true of all large storages, and the program says when
+#: they change. The last argument is called before the future has a result if the copy is unusable
 copy_later: Callable[[Any, Any, str, Callable[[Exception], object]], Any] = _copies_at_once
 
 if hasattr(StateDictStager, "_stage_untyped_storage"):
@@ -251,7 +256,7 @@ if hasattr(StateDictStager, "_stage_untyped_storage"):
         return False
 
     class _Stager(StateDictStager):
-        """torch's own, which knows all kinds of tensors, with memory of ours."""
+        """torch's own stager, which knows all kinds of tensors, with memory that is kept."""
 
         def __init__(
             self, is_steady: Callable[[torch.UntypedStorage], bool] = _is_never_steady
@@ -262,8 +267,11 @@ if hasattr(StateDictStager, "_stage_untyped_storage"):
             self._later: _Pairs = []
 
         def take(self) -> tuple[_Pairs, _Pairs]:
-            """What is to be copied now, and what later. This object lives until the garbage
-            collector comes: what it is made of refers to it."""
+            """Return the pairs to copy now and the pairs to copy later, and forget them.
+
+            The stager is part of a reference cycle and would keep the storages until a garbage
+            collection.
+            """
             taken = self._now, self._later
             self._now, self._later = [], []
             return taken
@@ -273,7 +281,8 @@ if hasattr(StateDictStager, "_stage_untyped_storage"):
         ) -> Any:
             offload: Any = super()._offload_tensor
             copied = offload(x, memo, non_blocking=non_blocking)
-            # Bits beside the memory, which torch forgets. Set in place: others may have it already.
+            # torch forgets these bits, which are not in the memory. They are set in place, because
+            # other objects may refer to the copy already.
             if x.is_conj() != copied.is_conj():
                 torch._C._set_conj(copied, x.is_conj())
             if x.is_neg() != copied.is_neg():
@@ -289,7 +298,7 @@ if hasattr(StateDictStager, "_stage_untyped_storage"):
                 pairs = self._later if self._is_steady(storage) else self._now
                 pairs.append((copied, storage))
                 return copied
-            # Pinned memory is kept by torch.
+            # torch keeps pinned memory itself.
             is_pinned = storage.device.type == "cuda"
             memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
             copied = memory.untyped_storage()
@@ -326,5 +335,5 @@ if hasattr(StateDictStager, "_stage_untyped_storage"):
         lazily.watch(later, waiters)
         return future
 
-    if hasattr(state_dict_saver, "AsyncSaveResponse"):  # else nobody waits for the future
+    if hasattr(state_dict_saver, "AsyncSaveResponse"):  # else torch ignores the future
         copy_later = _copy_later

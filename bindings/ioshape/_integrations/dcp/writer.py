@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FileSystemWriter, with files of ours."""
+"""Write checkpoints of torch.distributed.checkpoint: Writer replaces DCP's FileSystemWriter."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 _log = logger()
 
-# What rank 0 has told this process about checkpoints on their way, by their paths.
+# Places that rank 0 has sent to this process for saves in progress, by the checkpoint's path.
 _told: dict[str, Place] = {}
 
 
 class _Prefix(filesystem._StoragePrefix):
-    """What rank 0 tells a rank with its plan: also where the files go.
+    """The storage data that rank 0 sends to a rank with its plan, including the Place of its files.
 
-    Noted as it arrives: planners that keep their plans take theirs from the last save instead, with
-    what it was told then.
+    The Place is stored on arrival. A planner that caches plans would otherwise use the storage data
+    of the last save, with an outdated Place.
     """
 
     def __init__(self, prefix: str, path: str, place: Place) -> None:
@@ -60,27 +60,32 @@ def _arrive(prefix: str, path: str, place: Place) -> _Prefix:
 
 
 class Writer(filesystem.FileSystemWriter):
-    """Saves checkpoints of torch.distributed.checkpoint: durable, and as a whole or not at all.
+    """A writer of checkpoints for dcp.save() and dcp.async_save(): durable and atomic.
 
-    For dcp.save() and dcp.async_save(), as FileSystemWriter, with its arguments and its files. All
-    files of a checkpoint are on stable storage before it appears under its path. If a rank dies
-    meanwhile, what was there before stays as it was; if a checkpoint is replaced, one of the two is
-    there at any moment. Each rank writes a file; with the setting `mode` at "node" or "rank0" those
-    of a node, or all, write one together.
+    It takes the place of FileSystemWriter, with its arguments and its file format. All files of a
+    checkpoint are on stable storage before the checkpoint appears at its path. If a rank dies
+    meanwhile, the old checkpoint stays as it was. While a checkpoint is replaced, the path always
+    has either the old or the new one. Each rank writes one file. If the setting `mode` is "node" or
+    "rank0", the ranks of a node, or all ranks, write one file together.
 
     Args:
-        path: of the checkpoint: a directory, which need not be there.
-        args: as for FileSystemWriter.
-        keep_last: after each save, of the checkpoints beside this one with the same name but for
-            the number at its end, only so many of the newest stay, this one included. None: all.
-        optimizer: dcp.async_save() hardly waits: what this torch.optim.Optimizer changes, or those
-            of a list, is copied until its next step, which waits for what is left, as in
-            ioshape.save_async(). What lies in a GPU is copied before the call returns. The call
-            gives an AsyncSaveResponse, whose upload_completion is the future of the save.
-        lazy: the same for a loop of your own, without such an optimizer: no storage from 1 MiB on
-            changes until you call ioshape.before_step().
-        kwargs: as for FileSystemWriter. With sync_files=False a save does not wait for stable
+        path: The directory of the checkpoint, which need not exist.
+        args: As for FileSystemWriter.
+        keep_last: How many checkpoints of the family stay after each save, this one included,
+            newest first. The family is in the same directory, and its names differ only in the
+            number at the end. None: all.
+        optimizer: An optimizer, or a list of them, with which dcp.async_save() hardly waits. What a
+            torch.optim.Optimizer changes is copied in the background until its next step. That step
+            waits for the rest, as in ioshape.save_async(). GPU memory is copied before the call
+            returns. The call returns an AsyncSaveResponse, whose upload_completion is the future of
+            the save.
+        lazy: True does what `optimizer` does, for a training loop without such an optimizer. No
+            storage of 1 MiB or more may change until you call ioshape.before_step().
+        kwargs: As for FileSystemWriter. With sync_files=False a save does not wait for stable
             storage.
+
+    Raises:
+        ValueError: `keep_last` is less than 1.
     """
 
     def __init__(
@@ -96,28 +101,35 @@ class Writer(filesystem.FileSystemWriter):
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; at least the newest checkpoint stays")
         if optimizer is not None:
-            lazily.waiters_of(optimizer)  # raises where nothing tells of steps
+            lazily.waiters_of(optimizer)  # raises if the optimizer does not report its steps
         self._keep_last = keep_last
         self._optimizer = optimizer
         self._is_lazy = lazy or optimizer is not None
         self._files = Files(durable=self.sync_files and is_durable(None))
         self.fs: Files = self._files
-        # DCP would sync the whole machine: its files have no descriptor that it could sync.
+        # With sync_files DCP would sync the whole machine, because these files have no descriptor.
         self.sync_files = False
         self._attempt: Attempt | None = None
-        self._share: Share | None = None  # of the save under way
-        self._copy_failures: list[Exception] = []  # of what is to be saved next
+        self._share: Share | None = None  # the share of the save in progress
+        self._copy_failures: list[Exception] = []  # failures of the copy that is saved next
 
     @property
     def reports(self) -> list[Report]:
-        """What was written by this process for the last checkpoint: a Report for each file."""
+        """The Reports of the files that this process wrote for the last checkpoint."""
         return self._files.reports
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_attempt": None, "_optimizer": None}
 
     def stage(self, state_dict: Any) -> Any:
-        """Copies what dcp.async_save() is given, to memory that is kept for the next save."""
+        """Copy the state dict of dcp.async_save(), to memory that is kept for the next save.
+
+        Args:
+            state_dict: The state dict.
+
+        Returns:
+            The copy, or a future of it with `optimizer` or `lazy`.
+        """
         if self.cache_staged_state_dict:
             return super().stage(state_dict)
         self._copy_failures = []
@@ -129,30 +141,56 @@ class Writer(filesystem.FileSystemWriter):
         return super().stage(state_dict) if own is None else own
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """As DCP calls it before a save."""
+        """Prepare for a new save. DCP calls this.
+
+        Args:
+            checkpoint_id: The path of the checkpoint, if it changes.
+        """
         super().reset(checkpoint_id)
         self._give_up()
 
     def _give_up(self) -> None:
-        """Removes what a save that failed has left."""
+        """Remove what a failed save has left."""
         if self._attempt is not None:
             self._attempt.close()
             self._attempt = None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Says which ranks this one would share a file with."""
-        if self._copy_failures:  # DCP tells all ranks what one raises here
+        """Tell rank 0 with which ranks this one would share a file.
+
+        Args:
+            plan: This rank's plan.
+
+        Returns:
+            The plan with that information.
+
+        Raises:
+            StorageError: A tensor changed before it was copied.
+        """
+        if self._copy_failures:  # DCP reports to all ranks what a rank raises here
             raise self._copy_failures.pop()
         plan = super().prepare_local_plan(plan)
         return dataclasses.replace(plan, storage_data=own_node()) if self._may_share() else plan
 
     def _may_share(self) -> bool:
-        """Whether a rank has one file, of whose length something is known before."""
+        """Return whether each rank writes one file, whose size can be estimated before."""
         is_one_file = self.single_file_per_rank and self.thread_count == 1
         return self.use_collectives and is_one_file and self._writes_items()
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begins the checkpoint: rank 0, or each for itself if there are no collectives."""
+        """Begin the checkpoint and decide where each rank writes its files.
+
+        Rank 0 does this for all ranks. Without collectives, each rank does it for itself.
+
+        Args:
+            plans: The plans of the ranks.
+
+        Returns:
+            The plans with the place of each rank's files.
+
+        Raises:
+            StorageError: The directory could not be created.
+        """
         self._give_up()
         rank = None if self.use_collectives else self.rank
         attempt = Attempt(str(self.path), durable=self._files.durable, rank=rank)
@@ -169,7 +207,18 @@ class Writer(filesystem.FileSystemWriter):
         return [told(number, plan) for number, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes this rank's files."""
+        """Write this rank's files.
+
+        Args:
+            plan: This rank's plan.
+            planner: The planner that provides the data.
+
+        Returns:
+            A completed future with the positions of the items.
+
+        Raises:
+            StorageError: A file could not be written.
+        """
         place = arrived(_told, str(self.path), plan.storage_data)
         self._files.folder = place.folder
         self._share = place.share if self._may_share() else None
@@ -182,14 +231,14 @@ class Writer(filesystem.FileSystemWriter):
             if self._files.failure is not None:
                 raise self._files.failure
         except BaseException:
-            self._give_up()  # DCP does not say when a save has failed elsewhere
+            self._give_up()  # DCP does not report failures of other ranks here
             raise
         return written
 
     def _write_data(
         self, planner: SavePlanner, file_queue: queue.Queue[tuple[Any, str, list[WriteItem]]]
     ) -> Future[list[WriteResult]]:
-        """As DCP calls it with what is to be written to each file: path, name, items."""
+        """Write each queued file: path, name, items. DCP calls this."""
         if not self._writes_items():
             return super()._write_data(planner, file_queue)
         files = [file_queue.get_nowait() for _ in range(file_queue.qsize())]
@@ -198,7 +247,7 @@ class Writer(filesystem.FileSystemWriter):
             if self._share is not None:
                 return self._write_share(self._share, name, items, planner)
             if not items and own_node() is not None:
-                return []  # it is not there for fewer files that an empty one is made
+                return []  # an empty file would defeat the aim of fewer files
             with self._files.create(path) as file:
                 return write_items(lambda _bytes: (file, name), items, planner)
 
@@ -214,7 +263,10 @@ class Writer(filesystem.FileSystemWriter):
     def _write_share(
         self, share: Share, name: str, items: list[WriteItem], planner: SavePlanner
     ) -> list[WriteResult]:
-        """To a part of a file; what has no room there to one of this rank's own, after `name`."""
+        """Write items to a rank's range of a common file.
+
+        Items that do not fit go to a file of the rank's own, whose name follows `name`.
+        """
         folder = str(self.path)
         own_name = f"{name.rpartition('_')[0]}_1.distcp"
         with contextlib.ExitStack() as stack:
@@ -233,14 +285,22 @@ class Writer(filesystem.FileSystemWriter):
             return write_items(file_for, items, planner)
 
     def _writes_items(self) -> bool:
-        """Whether files are written item by item, or by DCP's own code."""
-        # Older versions of torch know no other format.
+        """Return whether ioshape writes the files item by item, and not DCP's own code."""
+        # Older versions of torch have only this format.
         format_ = getattr(self, "serialization_format", None)
         is_of_torch_save = format_ is None or format_.value == "torch_save"
         return is_of_torch_save and not self.transforms.extensions
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Puts the checkpoint in place."""
+        """Put the checkpoint in place, and remove older ones by `keep_last`.
+
+        Args:
+            metadata: The description of the checkpoint, which this completes.
+            results: The positions of the items of each rank.
+
+        Raises:
+            StorageError: A file is missing, or the checkpoint could not be put in place.
+        """
         if self._attempt is None:
             raise RuntimeError("finish() without a plan: DCP calls prepare_global_plan() before")
         metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
@@ -257,5 +317,5 @@ class Writer(filesystem.FileSystemWriter):
     def _remove_older(self, directory: str, prefix: str, keep_last: int) -> None:
         try:
             series.remove(directory, keep_last=keep_last, prefix=prefix)
-        except OSError as error:  # the save itself is done
+        except OSError as error:  # the save itself has succeeded
             _log.warning("older checkpoints in %s stay: %s", directory, error)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's checkpoints, written and read by us."""
+"""Save and load DeepSpeed checkpoints through ioshape."""

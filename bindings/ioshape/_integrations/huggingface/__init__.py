@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of Hugging Face's packages, written as a whole."""
+"""Make directories of Hugging Face packages appear as a whole."""

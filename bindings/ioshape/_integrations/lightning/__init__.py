@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's checkpoints, written and read by us."""
+"""Save and load Lightning checkpoints through ioshape."""

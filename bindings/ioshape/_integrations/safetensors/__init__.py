@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors: saves through the library, and loads."""
+"""Save and load safetensors files through ioshape."""
