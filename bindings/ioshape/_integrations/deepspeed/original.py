@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is used of DeepSpeed."""
+"""Import the parts of DeepSpeed that ioshape uses, or say what to install."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How DeepSpeed comes to use our engine, and tells it when a checkpoint has all its files."""
+"""Make DeepSpeed use ioshape's checkpoint engine, and report the end of each checkpoint to it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from ioshape._integrations.tested import is_tested
 if TYPE_CHECKING:
     from types import ModuleType
 
-#: of the JSON configuration
+#: section of the JSON configuration
 SECTION = "ioshape"
 
-_always = False  # also where the configuration does not name us
+_always = False  # also if the configuration does not name ioshape
 
 
 def follow(_module: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - its loads are ours, too
-    """What "ioshape run" calls when DeepSpeed's engine has been imported: from now on the engine
-    of checkpoints is ours wherever DeepSpeed's would be the one that calls torch.save."""
+    """Use ioshape's engine for all checkpoints from now on.
+
+    It replaces the engine of DeepSpeed that calls torch.save. "ioshape run" calls this when
+    DeepSpeed's engine module has been imported.
+    """
     global _always  # noqa: PLW0603
     if is_tested("deepspeed"):
         import_module("ioshape.deepspeed")
@@ -30,7 +33,7 @@ def follow(_module: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - its lo
 
 
 def patch(ours: Any) -> None:
-    """From now on DeepSpeed makes engines of this class where the configuration says so."""
+    """Make DeepSpeed create engines of this class if the configuration says so."""
     _choose(import_module("deepspeed.runtime.checkpoint_engine.utils"), ours)
     _end_checkpoints(import_module("deepspeed.runtime.engine").DeepSpeedEngine, ours)
 
@@ -67,7 +70,7 @@ def _end_checkpoints(engine_class: Any, ours: Any) -> None:
         if isinstance(self.checkpoint_engine, ours):
             self.checkpoint_engine.end()
             if is_inside(save_dir):
-                self.checkpoint_engine.wait()  # the directory is renamed next
+                self.checkpoint_engine.wait()  # the caller renames the directory next
         return done
 
     engine_class.save_checkpoint = save_checkpoint

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a DeepSpeed job tell each other about a checkpoint: whether it got through."""
+"""Let the ranks of a DeepSpeed job agree whether a checkpoint has succeeded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import distributed
 
-# A rank waits for the slowest one's files: as long as storage may take, not as long as a step does.
+# A rank waits for the slowest rank's files. Storage may take much longer than a training step.
 _PATIENCE = timedelta(hours=24)
 
 
 class Ranks:
-    """A gloo group for this alone. All ranks make one at the same place in their program.
+    """A gloo group for these messages only. All ranks create it at one place in their program.
 
-    The training's own group may be NCCL's, which stops the job when a checkpoint is slow, and whose
-    collectives must come in the same order on all ranks: a thread in the background cannot promise
-    that.
+    The group of the training may use NCCL, which stops the job when a checkpoint is slow. The
+    collectives of a group must also come in one order on all ranks, which a background thread
+    cannot guarantee.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Ranks:
         self._group = group
 
     def all_agree(self, mine: bool) -> bool:
-        """Whether all ranks say yes. Each of them waits here for the others."""
+        """Return whether all ranks say yes. Each rank waits for the others."""
         if self._group is None:
             return mine
         said = torch.tensor([mine], dtype=torch.uint8)
         options: Any = distributed.AllreduceOptions()
         options.reduceOp = distributed.ReduceOp.MIN
-        # The group's own method: those of torch.distributed look at a registry that
-        # destroy_process_group() empties, while a save may still be under way.
+        # Call the group's own method. Functions of torch.distributed use a registry that
+        # destroy_process_group() empties, while a save may still be in progress.
         self._group.allreduce([said], options).wait()
         return bool(said.item())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of Hugging Face's packages that fill a directory, with one of ours to fill.
+"""Make functions of Hugging Face packages fill a hidden directory that appears as a whole.
 
-They are replaced once, when their package is imported and the package safetensors writes through
-us; and do as before while it does not.
+They are replaced once, when their package has been imported. They behave as before while
+safetensors does not write through ioshape.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 def _is_in_force() -> bool:
-    """Whether the package safetensors writes through us. It may not be there at all."""
+    """Return whether safetensors writes through ioshape; False if it has not been imported."""
     safetensors = sys.modules.get("ioshape._integrations.safetensors.patching")
     return safetensors is not None and safetensors.is_in_force()
 
 
 def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Replaces a method by ours(method, self, ...)."""
+    """Replace a method by ours(method, self, ...)."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -60,16 +60,19 @@ def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def _whole_set(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Of one process. Where the files of the set go."""
+    """Yield the directory to which one process must write a set of files.
+
+    The set appears at `path` when the block ends.
+    """
     given, is_synced = os.fspath(path), is_durable(None)
-    if is_inside(given) or os.path.isfile(given):  # noqa: PTH113 - that is the framework's to refuse
+    if is_inside(given) or os.path.isfile(given):  # noqa: PTH113 - the framework rejects a file
         yield given
         return
     with NewDirectory(given, durable=is_synced) as made:
         yield made.path
         for handle in collected.begun() or ():
             handle.wait()
-        if not os.listdir(made.path):  # noqa: PTH208 - another rank writes it
+        if not os.listdir(made.path):  # noqa: PTH208 - another rank writes
             os.makedirs(given, exist_ok=True)  # noqa: PTH103
             return
         if is_synced:
@@ -146,7 +149,7 @@ def _save_state(
         path = os.path.join(folder, f"checkpoint_{accelerator.save_iteration}")  # noqa: PTH118
     if path is None or is_inside(path) or (is_named and os.path.exists(path)):  # noqa: PTH110
         return original(output_dir, *arguments, **named)
-    # Whatever lies in that directory is a checkpoint to accelerate, also what is hidden.
+    # accelerate regards everything in that directory as a checkpoint, also hidden names.
     with Whole(path, beside=folder) as whole:
         configuration.automatic_checkpoint_naming = False
         try:
@@ -162,7 +165,10 @@ def _save_state(
 
 
 def _remove_old(folder: str, newest: str, limit: int | None) -> None:
-    """As accelerate does before it saves: the lowest numbers. Others are not its checkpoints."""
+    """Remove old checkpoints, lowest numbers first, as accelerate does before it saves.
+
+    Names without a number are not checkpoints of accelerate.
+    """
     if limit is None:
         return
     numbered = [name for name in os.listdir(folder) if re.search("[0-9]", name)]  # noqa: PTH208
@@ -180,7 +186,7 @@ def _patch_accelerator(module: Any) -> None:
 # ---- Trainer ----------------------------------------------------------------------------------
 
 
-# What writes to the checkpoint's directory.
+# The methods of Trainer that write to the checkpoint's directory.
 _PARTS = ("save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
 
 
@@ -191,13 +197,16 @@ def _elsewhere(original: Callable[..., Any], _self: Any, *given: Any, **named: A
 
 @contextlib.contextmanager
 def _redirecting(trainer: Any, path: str) -> Iterator[None]:
-    """In the trainer, not in its class: those of a derived class write there, too."""
+    """Make a trainer write to the hidden directory while the block runs.
+
+    The methods are replaced in the object, because a derived class may have overridden them.
+    """
     before = {name: vars(trainer)[name] for name in _PARTS if name in vars(trainer)}
     save_model = trainer.save_model
 
     def save_model_elsewhere(output_dir: Any = None, _internal_call: bool = False) -> None:
         save_model(redirected(output_dir), _internal_call=_internal_call)
-        # The Trainer looks whether it is there.
+        # The Trainer sets best_model_checkpoint only if the path exists, which it does not yet.
         if output_dir == path and trainer.state.best_global_step == trainer.state.global_step:
             trainer.state.best_model_checkpoint = output_dir
 
@@ -230,7 +239,7 @@ def _push_from_checkpoint(original: Callable[..., Any], _trainer: Any, folder: s
 
 
 def _patch_trainer(module: Any) -> None:
-    # What may be missing comes first: before transformers 5 nothing is replaced.
+    # Attributes that may be missing come first, so that nothing is replaced before transformers 5.
     trainer, rotate = module.Trainer, module.rotate_checkpoints
     if list(inspect.signature(trainer._save_checkpoint).parameters) != ["self", "model", "trial"]:
         raise TypeError("Trainer's _save_checkpoint() is another one; install transformers>=5")
@@ -241,7 +250,7 @@ def _patch_trainer(module: Any) -> None:
 
     @functools.wraps(rotate)
     def rotate_checkpoints(output_dir: str, *arguments: Any, **named: Any) -> None:
-        """Old ones go when the new one is there."""
+        """Remove old checkpoints once the new one is in place."""
         call = functools.partial(rotate, output_dir, *arguments, **named)
         whole = filling_in(output_dir)
         if whole is None:
@@ -252,8 +261,8 @@ def _patch_trainer(module: Any) -> None:
     module.rotate_checkpoints = rotate_checkpoints
 
 
-#: Modules that write sets of files, and checkpoints with all that belongs to them: each with its
-#: package, and what replaces functions in it.
+#: The modules that write sets of files or whole checkpoints. Each has the name of its package, and
+#: the function that replaces functions in it.
 MODULES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "transformers.modeling_utils": ("transformers", _patch_models),
     "transformers.trainer": ("transformers", _patch_trainer),
@@ -264,8 +273,11 @@ _patched: set[str] = set()
 
 
 def follow(module: ModuleType, *, load: bool = True) -> None:  # noqa: ARG001 - nothing here loads
-    """What "ioshape run" and ioshape.patch(safetensors=True) call when one of these has been
-    imported. Once is enough."""
+    """Replace the functions of a module, once.
+
+    "ioshape run" and ioshape.patch(safetensors=True) call this when one of the modules has been
+    imported.
+    """
     name = module.__name__
     package, replaces = MODULES[name]
     if name not in _patched and is_tested(package):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint directory that all ranks fill, and that appears as a whole.
+"""Fill a hidden checkpoint directory on all ranks, which then appears as a whole.
 
-Rank 0 makes a hidden directory and tells the others. Whoever has written its part tells rank 0, or
-what went wrong, and rank 0 puts the directory in place. They use the store at which
-torch.distributed met, never its collectives: a rank that fails says so and goes on.
+Rank 0 creates the directory and sends its path to the others. Each rank reports that it has written
+its part, or what went wrong, and rank 0 puts the directory in place. The ranks use the rendezvous
+store of torch.distributed, never its collectives: a rank that fails can say so and go on.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
     from ioshape._save.handle import SaveHandle
 
-# Of a rank for another one. torch's own patience at a barrier.
+# Seconds that a rank waits for another one: torch's default timeout of a barrier.
 _PATIENCE_S = 1800.0
 _HEARERS_S = 5.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.001, 0.02
 _FAILED = "!"
 
-#: what is being filled, by the path that somebody means
+#: the directories that are being filled, by the path at which each will appear
 _filling: dict[str, Whole] = {}
 
 
 def filling(path: Any) -> Whole | None:
-    """What is being filled for this path."""
+    """Return the directory that is being filled for this path; None if there is none."""
     return _filling.get(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else None
 
 
 def filling_in(folder: str) -> Whole | None:
-    """What is being filled in this directory."""
+    """Return the directory that is being filled and will appear in this folder; None if none is."""
     given = os.path.abspath(folder)  # noqa: PTH100
     for one in _filling.values():
         if os.path.dirname(os.path.abspath(one.path)) == given:  # noqa: PTH100, PTH120
@@ -54,7 +54,10 @@ def filling_in(folder: str) -> Whole | None:
 
 
 def redirected(path: Any) -> Any:
-    """Where a file goes, if it is one of a directory that is being filled."""
+    """Return the path in the hidden directory, for a path below a directory that is being filled.
+
+    Other values are returned as they are.
+    """
     if isinstance(path, (str, os.PathLike)):
         given = os.fspath(path)
         for place, whole in _filling.items():
@@ -64,13 +67,13 @@ def redirected(path: Any) -> Any:
 
 
 def is_inside(path: str | os.PathLike[str]) -> bool:
-    """Whether it is where the files of a directory go that is being filled."""
+    """Return whether a path is in a hidden directory that is being filled."""
     given = os.path.join(os.path.abspath(path), "")  # noqa: PTH100, PTH118
     return any(given.startswith(whole.folder + os.sep) for whole in _filling.values())
 
 
 class _Ranks:
-    """What they tell each other about one directory. Each is asked once, in the same order."""
+    """The messages between ranks about one directory. Each is read once, in one order."""
 
     made = 0
 
@@ -84,9 +87,9 @@ class _Ranks:
         self._store.set(what, value)
 
     def ask(self, what: str) -> str:
-        """Waits until somebody has told it."""
+        """Wait for a message, and return it."""
         end, pause = time.monotonic() + _PATIENCE_S, _LEAST_PAUSE_S
-        # Not by wait(): nobody else could use the store meanwhile.
+        # The store's wait() would block all other threads that use the store.
         while not self._store.check([what]):
             if time.monotonic() > end:
                 raise TimeoutError(f"no word of {what!r} for {_PATIENCE_S:.0f} s")
@@ -96,18 +99,21 @@ class _Ranks:
         return value
 
     def hear(self) -> None:
-        """Tells that the last has been asked."""
+        """Report that this rank has read the last message."""
         self._store.add("heard", 1)
 
     def wait_for_hearers(self) -> None:
-        """The store may be of this process, which may end now."""
+        """Wait until all ranks have read the last message.
+
+        The store may belong to this process, which may end next.
+        """
         end = time.monotonic() + _HEARERS_S
         while self._store.add("heard", 0) < self.size - 1 and time.monotonic() < end:
             time.sleep(_LEAST_PAUSE_S)
 
 
 def _ranks_of_torch() -> _Ranks | None:
-    """None if this process is alone."""
+    """Return the messages between ranks; None if this process is alone."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -115,10 +121,10 @@ def _ranks_of_torch() -> _Ranks | None:
 
 
 class Whole:
-    """A directory that is being filled, by this process or by all ranks.
+    """A directory that this process or all ranks fill.
 
-    `folder` is where its files go. finish() puts it in place; a with block that ends without drops
-    it.
+    Its files must be written to `folder`. finish() puts it in place. If the `with` block ends by an
+    exception, the directory is removed.
     """
 
     def __init__(self, path: str, *, beside: str | None = None) -> None:
@@ -127,13 +133,13 @@ class Whole:
         self._ranks = _ranks_of_torch()
         self._directory: NewDirectory | None = None
         self._ended = False
-        #: for when it is in place, on the rank that does it
+        #: called when the directory is in place, on the rank that has put it there
         self.afterwards: list[Callable[[], object]] = []
         if self._ranks is None or self._ranks.rank == 0:
             self.folder = self._make(beside)
         else:
             told = self._listen("folder")
-            # Nodes with disks of their own: there it goes as the framework has it.
+            # On a node with a disk of its own, files are written as without ioshape.
             self.folder = told if os.path.isdir(told) else path  # noqa: PTH112
         if self.folder != path:
             _filling[path] = self
@@ -154,7 +160,7 @@ class Whole:
             self._ranks.tell(what, value)
 
     def _listen(self, what: str, rank: int = 0) -> str:
-        """What the other rank has told; raises what it has failed with."""
+        """Return the message of another rank, or raise the failure that it reports."""
         assert self._ranks is not None
         told = self._ranks.ask(what)
         if told.startswith(_FAILED):
@@ -167,12 +173,17 @@ class Whole:
         return told
 
     def stop_filling(self) -> None:
-        """What goes to the path from now on is none of its files."""
+        """Stop redirecting: files written to the path from now on are not part of the directory."""
         _filling.pop(self.path, None)
 
     def finish(self, told: str = "", complete: Callable[[list[str]], object] | None = None) -> None:
-        """Puts it in place when all ranks have written their part. `complete` is called before, on
-        the rank that does it, with what each has told."""
+        """Put the directory in place when all ranks have written their part.
+
+        Args:
+            told: This rank's message for `complete`.
+            complete: Is called with the messages of all ranks before the directory is put in place,
+                on the rank that does so.
+        """
         self.stop_filling()
         inside = under_way.place_of(os.path.join(self.folder, ""))  # noqa: PTH118
         for handle in under_way.all_under_way():
@@ -211,7 +222,7 @@ class Whole:
             call()
 
     def fail(self, error: BaseException) -> None:
-        """Drops it, if it is not in place, and tells the others."""
+        """Remove the directory, unless it is in place, and report the failure to other ranks."""
         self.stop_filling()
         if self._ended:
             return
@@ -237,8 +248,10 @@ class Whole:
 
 @contextlib.contextmanager
 def checkpoint(path: str) -> Iterator[None]:
-    """What the block writes to this path appears there as a whole; in the background, if that is
-    where its saves are."""
+    """Make what the block writes to this path appear as a whole.
+
+    If the saves of the block run in the background, so does the rest.
+    """
     with Whole(path) as whole:
         handles = collected.begun()
         try:
@@ -260,7 +273,10 @@ _under_way: list[_Finishing] = []
 
 
 class _Finishing(threading.Thread):
-    """Waits for the saves of a directory, and puts it in place. The process does not end before."""
+    """A thread that waits for the saves of a directory and puts it in place.
+
+    It is not a daemon: the process waits for it.
+    """
 
     def __init__(self, whole: Whole, handles: list[SaveHandle]) -> None:
         super().__init__(name="ioshape")
@@ -280,7 +296,7 @@ class _Finishing(threading.Thread):
 
 
 def wait_for_checkpoints() -> None:
-    """Waits for all that are on their way; raises what the first of them failed with."""
+    """Wait for all checkpoints in progress; raise the first failure."""
     while _under_way:
         one = _under_way[0]
         one.join()
@@ -291,7 +307,7 @@ def wait_for_checkpoints() -> None:
 
 @under_way.after_saves
 def _tell_failures() -> None:
-    """At the end of a process in which nobody has asked."""
+    """Report failures at the end of a process that has not called wait_for_checkpoints()."""
     try:
         wait_for_checkpoints()
     except Exception as error:

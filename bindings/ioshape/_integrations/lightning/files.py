@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of Lightning's checkpoints are ours, and how they are saved."""
+"""Decide which Lightning checkpoints ioshape handles, and save and load these."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def local_path(path: Any) -> str | None:
-    """Where a checkpoint lies, if that is a mounted filesystem; Lightning also takes URLs."""
-    # Lightning has it, and nothing else of ours needs it.
+    """Return the path of a checkpoint on a mounted filesystem; None for other URLs."""
+    # fsspec is a dependency of Lightning; ioshape needs it only here.
     core = import_module("fsspec.core")
     local = import_module("fsspec.implementations.local")
     filesystem, inner = core.url_to_fs(str(path))
@@ -29,7 +29,7 @@ def save(
     path: Any,
     storage_options: Any,
 ) -> None:
-    """Saves a checkpoint as `ours` does, to a directory that need not be there."""
+    """Save a checkpoint with `ours`; create its directory. Leave URLs to `by_lightning`."""
     local = local_path(path) if storage_options is None else None
     if local is None:
         by_lightning(checkpoint, path, storage_options)
@@ -41,7 +41,7 @@ def save(
 def load(
     by_lightning: Callable[..., Any], path: Any, map_location: Any, weights_only: bool | None
 ) -> Any:
-    """Loads and verifies a checkpoint."""
+    """Load and verify a checkpoint. Leave URLs to `by_lightning`."""
     local = local_path(path)
     if local is None:
         return by_lightning(path, map_location, weights_only)
@@ -49,5 +49,5 @@ def load(
 
 
 def as_it_was(storage: Any, _location: str) -> Any:
-    """Lightning's default map_location."""
+    """Return a storage unchanged: the default of Lightning's map_location."""
     return storage

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is used of Lightning, under whichever of its names it is installed."""
+"""Find the class of Lightning that ioshape extends, under either name of the package."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-# The whole of it, and its older part by itself. Who has imported one of them already means that.
+# The whole package, and its older part alone. find_torch_io() takes the first that can be imported.
 PACKAGES = ("lightning.fabric", "lightning_fabric")
 
 
 def find_torch_io() -> Any:
-    """The class that saves where nobody has asked for another one."""
+    """Return the class that saves checkpoints by default."""
     for name in PACKAGES:
         try:
             return import_module(f"{name}.plugins.io.torch_io").TorchCheckpointIO

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's own TorchCheckpointIO saves and loads through us: "ioshape run" does this.
+"""Make Lightning's TorchCheckpointIO save and load through ioshape, under "ioshape run".
 
-It pickles into memory and has fsspec write that, so that torch.save never sees the path. Those that
-wrap it, such as AsyncCheckpointIO, and those that are made of it, save through us then. Whoever has
-a CheckpointIO of another kind keeps it.
+The class pickles into memory and writes that through fsspec, so torch.save never sees the path.
+Plugins that wrap it, such as AsyncCheckpointIO, and classes derived from it then use ioshape, too.
+Other CheckpointIO plugins are not changed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def patch(torch_io: Any, *, loads: bool) -> None:
-    """From now on the class does; with `loads` it reads through us, too."""
-    # Lightning removes the checkpoints that it sees.
+    """Replace the save method of the class, and with `loads` its load method."""
+    # No tier: Lightning removes only checkpoints that it sees in the directory.
     directly = functools.partial(our_save, tier=False)
     save_by_lightning, load_by_lightning = torch_io.save_checkpoint, torch_io.load_checkpoint
 
@@ -42,7 +42,7 @@ def patch(torch_io: Any, *, loads: bool) -> None:
 
 
 def follow(torch_io: ModuleType, *, load: bool) -> None:
-    """What "ioshape run" calls when Lightning's module that saves has been imported."""
+    """Patch Lightning. "ioshape run" calls this when the module that saves has been imported."""
     package = "lightning" if torch_io.__name__.startswith("lightning.") else "lightning_fabric"
     if is_tested(package):
         patch(torch_io.TorchCheckpointIO, loads=load)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""serialize_file(), through which all of the package safetensors writes files.
+"""Replace serialize_file(), through which the package safetensors writes all files.
 
-It gets names, and for each a dtype, a shape, and where the bytes lie. That is what the library's
-ioshape_save_tensors() takes.
+The function gets a dtype, a shape and the position of the bytes for each name. These are the
+arguments of the library's ioshape_save_tensors().
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class _NotOurs(Exception):
-    """The original must write this itself, or say what is wrong with it. The argument is why."""
+    """Raised if the original function must write the file, or reject it. The argument is why."""
 
 
 def _text(what: str, value: Any) -> bytes:
-    """As C takes it."""
+    """Return a text as C takes it."""
     if not isinstance(value, str):
         raise _NotOurs(f"{what} is no text")
     try:
@@ -55,7 +55,7 @@ def _name(what: str, value: Any) -> bytes:
 
 
 class _Segment(NamedTuple):
-    """One tensor, as the package describes it."""
+    """A tensor, as the package describes it."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -64,13 +64,14 @@ class _Segment(NamedTuple):
 
 
 def _segment(spec: Any) -> _Segment:
-    if isinstance(spec, dict):  # before safetensors 0.8
+    if isinstance(spec, dict):  # safetensors before 0.8
         dtype, shape, data = spec["dtype"], tuple(spec["shape"]), spec["data"]
         view = ffi.from_buffer(data)
         bits = dict(DTYPES.values()).get(dtype, 0)
         address, n_bytes = view, len(data)
     else:
-        # Shapes are the header's: of F4 they count values, where ours count bytes of two.
+        # The shape is that of the header: for F4 it counts values, but torch counts bytes of two
+        # values.
         dtype, bits = DTYPES.get(spec.dtype, (spec.dtype, 0))
         shape, view = tuple(spec.shape), None
         address, n_bytes = ffi.cast("void *", spec.data_ptr), spec.data_len
@@ -79,7 +80,7 @@ def _segment(spec: Any) -> _Segment:
     elements = 1
     for length in shape:
         elements *= length
-    # The original has a sentence for each of these.
+    # The original function has an error message for each of these cases.
     fits = elements * (bits // 8) == n_bytes and max(shape, default=0) >> 63 == 0
     if not bits or bits % 8 or not fits:
         raise _NotOurs(f"dtype {dtype}, shape {shape} and {n_bytes} bytes")
@@ -101,7 +102,10 @@ def _tensors_of(specs: Mapping[str, Any]) -> Payload:
 
 
 def _metadata_of(metadata: Any) -> tuple[Any, list[Any]]:
-    """As C takes it, and what must live as long. None and {} are not the same to the original."""
+    """Return the metadata as C takes it, and the objects that must live as long.
+
+    None and {} are different for the original function.
+    """
     if metadata is None:
         return ffi.NULL, []
     if not isinstance(metadata, dict) or len(metadata) > lib.IOSHAPE_MAX_ATTRIBUTES:
@@ -162,7 +166,7 @@ def _by_original(specs: Any, path: Any, metadata: Any, why: _NotOurs) -> Report:
 
 
 def save(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> Report:
-    """Saves, and waits. What the original refuses, it refuses in its own words."""
+    """Save and wait. If ioshape cannot save these tensors, let the original do or reject it."""
     try:
         path = os.fsdecode(filename)
         report = completed(lambda: _start(specs, path, metadata, request, borrow=True))
@@ -173,7 +177,7 @@ def save(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> Repo
 
 
 def begin(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> SaveHandle:
-    """Saves in the background."""
+    """Save in the background."""
     try:
         path = os.fsdecode(filename)
         handle = begun(lambda: _start(specs, path, metadata, request, borrow=False))
@@ -184,7 +188,7 @@ def begin(specs: Any, filename: Any, metadata: Any, request: SaveRequest) -> Sav
 
 
 def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
-    """Takes the place of the original."""
+    """Write a file in place of the original function."""
     request = SaveRequest.of()
     if not collected.begins(lambda: begin(tensor_dict, filename, metadata, request)):
         save(tensor_dict, filename, metadata, request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is used of the package safetensors, as it was before anybody patched it."""
+"""Keep the function of the package safetensors that ioshape replaces, as it was before."""
 
 from __future__ import annotations
 

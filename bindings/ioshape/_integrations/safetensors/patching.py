@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package safetensors writes its files through us.
+"""Make the package safetensors write its files through ioshape.
 
-Nothing is imported here before the first save but the package itself: "ioshape run" does this in
-every process that imports it, and those without torch stay without.
+Before the first save, this imports nothing but the package itself. "ioshape run" calls it in each
+process that imports safetensors, and processes without torch must stay without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-@functools.wraps(original.serialize_file)  # type: ignore[arg-type] # original.py has seen to it
+@functools.wraps(original.serialize_file)  # type: ignore[arg-type] # original.py has checked
 def _serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
     from ioshape._integrations.safetensors.funnel import serialize_file  # noqa: PLC0415
 
@@ -31,12 +31,12 @@ _in_force = 0
 
 
 def is_in_force() -> bool:
-    """Whether it writes through us."""
+    """Return whether safetensors writes through ioshape."""
     return _in_force > 0
 
 
 def patch(*, load: bool = True) -> None:  # noqa: ARG001 - it replaces nothing that loads
-    """From now on serialize_file() is ours, in all modules that have it already, too."""
+    """Replace serialize_file(), also in modules that have imported it already."""
     global _in_force  # noqa: PLW0603
     with _lock:
         _in_force += 1
@@ -44,7 +44,7 @@ def patch(*, load: bool = True) -> None:  # noqa: ARG001 - it replaces nothing t
 
 
 def unpatch() -> None:
-    """Undoes the last patch()."""
+    """Undo the last patch()."""
     global _in_force  # noqa: PLW0603
     with _lock:
         _in_force -= 1
@@ -53,7 +53,7 @@ def unpatch() -> None:
 
 
 def follow(_module: ModuleType, *, load: bool) -> None:
-    """What "ioshape run" calls when the package safetensors has been imported."""
-    # Not by ioshape.patch(): that needs torch, and a program may do without.
+    """Patch safetensors. "ioshape run" calls this when the package has been imported."""
+    # ioshape.patch() is not called, because that needs torch, which a program may do without.
     if is_tested("safetensors"):
         patch(load=load)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a safetensors file, read into memory of their own."""
+"""Read tensors of a safetensors file into new or given memory, and verify them."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ class File:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the file. A second call does nothing."""
+        """Close the file. A second call does nothing."""
         self._file.close()
 
     def stored(self, entry: Entry) -> StoredTensor:
-        """A tensor, to be read."""
+        """Return a tensor that has not been read yet."""
         return of_safetensors(self._file._reader, entry)
 
     def read(self, entry: Entry) -> torch.Tensor:
-        """All of a tensor."""
+        """Read a whole tensor to the device."""
         brought = self._bring_to_devices([entry], {})
         return brought[entry.name] if brought else self.stored(entry)[...].to(self.device)
 
     def tensors(
         self, into: Mapping[str, torch.Tensor] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """All, in the order of the file; those that are given are filled where they are."""
+        """Yield all tensors in the order of the file; fill the given ones in place."""
         given = into or {}
         for entry in self._header.entries:
             if entry.name in given:
@@ -80,7 +80,7 @@ class File:
         if self.device.type == "cpu":
             brought |= self._read(left, given)
         for entry in self._header.entries:
-            # For other devices no more than one lies in memory here.
+            # For other devices, the CPU's memory holds only one tensor at a time.
             tensor = brought.pop(entry.name, None)
             yield entry.name, self._read([entry], given)[entry.name] if tensor is None else tensor
 
@@ -97,7 +97,7 @@ class File:
         }
 
     def _place(self, entry: Entry, given: torch.Tensor | None) -> torch.Tensor:
-        """Where it is read to."""
+        """Return the tensor into which an entry is read."""
         if given is not None and given.device.type == "cpu" and given.is_contiguous():
             return given
         return self._new(entry)
@@ -109,9 +109,9 @@ class File:
     def _bring_to_devices(
         self, entries: Iterable[Entry], given: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Those that come to a device through pinned memory."""
+        """Read the tensors that can use pinned memory to a device; return them by name."""
         incoming = Incoming(self._header.entries[-1].end if self._header.entries else 0)
-        new_on = torch.empty(0, device=self.device).device  # with its number
+        new_on = torch.empty(0, device=self.device).device  # includes the device's number
         brought = {}
         for entry in entries:
             into = given.get(entry.name)
@@ -137,9 +137,9 @@ class File:
             )
 
     def _bring(self, entries: list[Entry], tensors: list[torch.Tensor]) -> None:
-        """All in one pass: so nothing is read twice, and the storage always has enough to do."""
+        """Read all tensors in one pass: nothing is read twice, and the storage is never idle."""
         reader = self._file._reader
-        if reader.is_torch_zip:  # as its last bytes have it
+        if reader.is_torch_zip:  # by its last bytes it is a zip, too
             for entry, tensor in zip(entries, tensors, strict=True):
                 if tensor.nbytes:
                     reader.read_file(entry.begin, memory_of(tensor))
@@ -153,7 +153,7 @@ class File:
 
 
 def _put(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """What was read is to be there."""
+    """Move what was read to its target, unless it was read there."""
     if tensor is target:
         changed(target)
     else:
@@ -163,20 +163,20 @@ def _put(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class Slice:
-    """A tensor of which only a part may be read, as safe_open.get_slice() gives it."""
+    """A tensor of which parts can be read, as safe_open.get_slice() returns it."""
 
     def __init__(self, file: File, entry: Entry) -> None:
         self._file = file
         self._entry = entry
 
     def get_shape(self) -> list[int]:
-        """Of all of it."""
+        """Return the shape of the whole tensor."""
         return list(self._entry.shape)
 
     def get_dtype(self) -> str:
-        """The format's name of it."""
+        """Return the name of the dtype in the format, such as "F32"."""
         return self._entry.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """As of a tensor. Only what is asked for is read."""
+        """Read a part of the tensor, with an index as for a tensor. Only that part is read."""
         return self._file.stored(self._entry)[index].to(self._file.device)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of safetensors files, written by all ranks that hold parts of its tensors.
+"""Write a set of safetensors files on all ranks that hold parts of its tensors.
 
-Each file is cut into windows, at whole MiB: no two ranks write to the same page. Of the ranks that
-hold a part of a window one writes it, and gets from the others what they hold of it. So where ranks
-hold rows, hardly any bytes travel; where they hold columns, most do, once. A rank keeps no more
-than one window that it writes, what it gets for it, and one message that it sends.
+Each file is cut into windows at whole MiB, so no two ranks write to one page. One of the ranks that
+hold a part of a window writes it, and receives the other parts of the window. If ranks hold rows,
+hardly any bytes travel; if they hold columns, most bytes travel once. Besides its tensors a rank
+keeps one window that it writes, what it receives for that, and one message that it sends.
 
-Nobody holds a slot while it waits for another rank: that one may be waiting for the slot.
+No rank holds a slot while it waits for another rank, which might be waiting for the slot.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
     from ioshape._core.report import Report
 
-#: of a file, in bytes; a multiple of PART_UNIT
+#: bytes of a window; a multiple of PART_UNIT
 WINDOW_BYTES = 32 * PART_UNIT
 
 _FORMATS = {torch_name: name for name, (torch_name, _bits) in DTYPES.items()}
-# Tensors are copied as integers of the same width: not all dtypes can do everything.
+# Tensors are copied as integers of equal width, because not all dtypes support all operations.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Box(NamedTuple):
-    """A part of a tensor: for each dimension where it begins, and where it ends."""
+    """A part of a tensor: where it begins and ends in each dimension."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
@@ -55,7 +55,7 @@ class _Box(NamedTuple):
         return tuple(end - begin for begin, end in zip(self.begin, self.end, strict=True))
 
     def of(self, tensor: torch.Tensor, origin: tuple[int, ...]) -> torch.Tensor:
-        """The same part of a tensor that begins there."""
+        """Return this part of a tensor whose first element is at `origin`."""
         return tensor[
             tuple(
                 slice(begin - zero, end - zero)
@@ -75,7 +75,7 @@ def _overlap(one: _Box, other: _Box) -> _Box | None:
 
 
 def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[_Box]:
-    """The elements from `begin` to `end`, in their order, as boxes: each is contiguous."""
+    """Yield the elements from `begin` to `end` in their order, as boxes that are contiguous."""
     if begin == 0 and end == math.prod(shape):
         yield _Box((0,) * len(shape), shape)
         return
@@ -93,11 +93,11 @@ def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[_Box]:
 
 
 class _Told(NamedTuple):
-    """What a rank says of a tensor."""
+    """The description of a tensor that a rank sends."""
 
     dtype: str
     shape: tuple[int, ...]
-    #: the parts that it holds
+    #: the parts that the rank holds
     boxes: tuple[_Box, ...]
 
 
@@ -106,12 +106,12 @@ class _Tensor(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    #: which ranks hold which parts
+    #: the ranks that hold each part
     holders: dict[_Box, list[int]]
 
     @property
     def width(self) -> int:
-        """Bytes of an element, as torch counts them."""
+        """The bytes of an element, as torch counts them."""
         return max(DTYPES[_FORMATS[self.dtype]][1] // 8, 1)
 
 
@@ -126,17 +126,17 @@ class _File(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Of a file: contiguous elements of one tensor."""
+    """Contiguous elements of one tensor in a file."""
 
     name: str
     box: _Box
-    #: where in its window it begins
+    #: position in its window
     offset: int
     n_bytes: int
 
 
 class _Window(NamedTuple):
-    """Of a file, in bytes."""
+    """A range of bytes of a file."""
 
     file: _File
     begin: int
@@ -144,15 +144,15 @@ class _Window(NamedTuple):
     stretches: list[_Stretch]
 
 
-# ---- Who holds what -----------------------------------------------------------------------------
+# ---- Parts that ranks hold ----------------------------------------------------------------------
 
 
 class _Own:
-    """What this rank holds."""
+    """The tensors and parts that this rank holds."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self.told: dict[str, _Told] = {}
-        #: by tensor and part
+        #: tensors by name and part
         self.parts: dict[str, dict[_Box, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             _check(name, tensor)
@@ -185,7 +185,7 @@ def _check(name: str, tensor: Any) -> None:
 
 
 def _merged(told: list[Mapping[str, _Told]]) -> dict[str, _Tensor]:
-    """The tensors of all ranks."""
+    """Return the tensors of all ranks, after a check that they fit together."""
     found: dict[str, _Tensor] = {}
     for rank, of_rank in enumerate(told):
         for name, (dtype, shape, boxes) in of_rank.items():
@@ -205,21 +205,21 @@ def _elements(box: _Box) -> int:
     return math.prod(box.sizes)
 
 
-# ---- What goes where ----------------------------------------------------------------------------
+# ---- Layout of the files ------------------------------------------------------------------------
 
 
 def _entry(name: str, tensor: _Tensor) -> Entry:
-    """At the beginning of a file."""
+    """Return the header entry of a tensor, as if it were the first in its file."""
     format_ = _FORMATS[tensor.dtype]
     shape, bits = tensor.shape, DTYPES[format_][1]
     n_bytes = math.prod(shape) * tensor.width
-    if bits < 8:  # F4 counts values, and torch bytes of two
+    if bits < 8:  # F4 counts values, but torch counts bytes of two values
         shape = (*shape[:-1], shape[-1] * 2)
     return Entry(name, format_, shape, 0, n_bytes)
 
 
 def _shards(entries: list[Entry], max_bytes: int) -> list[list[Entry]]:
-    """As huggingface_hub cuts them."""
+    """Distribute entries over files, as huggingface_hub does."""
     shards: list[list[Entry]] = []
     shard: list[Entry] = []
     n_bytes = 0
@@ -236,7 +236,7 @@ def _shards(entries: list[Entry], max_bytes: int) -> list[list[Entry]]:
 
 
 def _files(tensors: dict[str, _Tensor], max_bytes: int) -> tuple[list[_File], bytes]:
-    """The files, and the index of more than one."""
+    """Return the files, and the index if there are several."""
     entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     shards = _shards(entries, max_bytes)
     names = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
@@ -271,8 +271,11 @@ def _stretches(
 
 
 def _windows(files: list[_File], tensors: dict[str, _Tensor], n_ranks: int) -> list[list[_Window]]:
-    """What each rank writes: of those that hold some of a window's largest stretch, the one that
-    has the least to write."""
+    """Return the windows that each rank writes.
+
+    The writer of a window is the rank with the least to write among those that hold a part of its
+    largest stretch.
+    """
     found: list[list[_Window]] = [[] for _ in range(n_ranks)]
     loads = [0] * n_ranks
     for file in files:
@@ -293,39 +296,39 @@ def _windows(files: list[_File], tensors: dict[str, _Tensor], n_ranks: int) -> l
 
 
 class _Piece(NamedTuple):
-    """What one rank holds of a stretch."""
+    """The part of a stretch that one rank holds."""
 
     stretch: _Stretch
-    #: what the rank holds of the tensor, and what is wanted of it
+    #: the part of the tensor that the rank holds, and the part of that which is wanted
     held: _Box
     box: _Box
 
 
 class _Coming(NamedTuple):
-    """What a sender gives for a window."""
+    """The parts of a window that one sender provides."""
 
     pieces: list[_Piece]
-    #: where it comes to, and what to wait for; not of this rank's own
+    #: memory for the message, and the request to wait for; None for this rank's own parts
     memory: torch.Tensor | None = None
     work: Any = None
 
 
 def _sender(ranks: list[int], writer: int) -> int:
-    """Of those that hold it."""
+    """Return the rank that sends a part, of the ranks that hold it."""
     return writer if writer in ranks else ranks[writer % len(ranks)]
 
 
 def _at(memory: torch.Tensor, offset: int, box: _Box, width: int) -> torch.Tensor:
-    """Bytes, as a tensor."""
+    """Return bytes of the memory as a tensor."""
     taken = memory[offset : offset + _elements(box) * width]
     return taken.view(_INTEGERS[width]).view(box.sizes)
 
 
-# ---- Bytes --------------------------------------------------------------------------------------
+# ---- Exchange and write -------------------------------------------------------------------------
 
 
 class _Rank:
-    """One rank's work."""
+    """The work of one rank."""
 
     def __init__(self, tensors: dict[str, _Tensor], own: _Own, rank: int, group: Any) -> None:
         self._tensors, self._parts, self._rank, self._group = tensors, own.parts, rank, group
@@ -335,15 +338,17 @@ class _Rank:
     def write(
         self, windows: list[list[_Window]], put: Callable[[_Window, memoryview], None]
     ) -> None:
-        """Has its windows put where they belong. What fails there is raised in the end: others
-        wait for what this rank holds."""
+        """Exchange the parts of all windows, and call `put` for each window of this rank.
+
+        A failure of `put` is raised at the end, because other ranks wait for what this rank holds.
+        """
         failed: Exception | None = None
         for number in range(max(map(len, windows))):
             now = [of_rank[number] if number < len(of_rank) else None for of_rank in windows]
             mine = now[self._rank]
-            # All that comes is waited for before anything is sent: so every send ends.
+            # All receives begin before anything is sent, so each send can complete.
             coming = self._expect(mine) if mine else {}
-            for step in range(1, len(now)):  # each begins with another
+            for step in range(1, len(now)):  # each rank begins with another receiver
                 writer = (self._rank + step) % len(now)
                 self._send(now[writer], writer)
             if mine is None:
@@ -360,8 +365,10 @@ class _Rank:
     def _pieces(
         self, window: _Window, writer: int, held: Mapping[str, Iterable[_Box]]
     ) -> Iterator[tuple[int, _Piece]]:
-        """What is held of a window, and by whom it is given: of one sender in the same order on
-        both sides."""
+        """Yield the parts of a window that are held, each with its sender.
+
+        The parts of a sender come in one order on both sides.
+        """
         for stretch in window.stretches:
             for box in held.get(stretch.name, ()):
                 overlap = _overlap(box, stretch.box)
@@ -373,7 +380,7 @@ class _Rank:
         return _elements(piece.box) * self._tensors[piece.stretch.name].width
 
     def _expect(self, window: _Window) -> dict[int, _Coming]:
-        """By sender what the window is made of; begins to receive it."""
+        """Begin to receive a window's parts; return them by sender."""
         coming: dict[int, _Coming] = {}
         for sender, piece in self._pieces(window, self._rank, self._everything):
             coming.setdefault(sender, _Coming([])).pieces.append(piece)
@@ -402,14 +409,14 @@ class _Rank:
     def _in_order(
         self, pieces: list[_Piece], memory: torch.Tensor
     ) -> Iterator[tuple[_Piece, torch.Tensor]]:
-        """Where they lie in a message."""
+        """Yield each piece with its memory in a message."""
         offset = 0
         for piece in pieces:
             yield piece, _at(memory, offset, piece.box, self._tensors[piece.stretch.name].width)
             offset += self._n_bytes(piece)
 
     def _filled(self, window: _Window, coming: dict[int, _Coming]) -> memoryview:
-        """The content of a window."""
+        """Wait for the parts of a window, and return its content."""
         for pieces, memory, work in coming.values():
             if memory is None:
                 for piece in pieces:
@@ -424,7 +431,7 @@ class _Rank:
         return content
 
     def _place(self, piece: _Piece) -> torch.Tensor:
-        """Where it goes."""
+        """Return the memory of a piece in the window."""
         stretch = piece.stretch
         whole = _at(self._memory, stretch.offset, stretch.box, self._tensors[stretch.name].width)
         return piece.box.of(whole, stretch.box.begin)
@@ -433,7 +440,7 @@ class _Rank:
 def save(
     tensors: Mapping[str, Any], directory: str, max_shard_bytes: int, *, checksums: bool
 ) -> list[Report]:
-    """As save_sharded() says."""
+    """Save tensors of all ranks as ioshape.safetensors.save_sharded() describes."""
     is_alone = not (dist.is_available() and dist.is_initialized())
     rank, n_ranks = (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())
     with Whole(directory) as whole:
@@ -454,7 +461,8 @@ def save(
                 if checksums:
                     mine.extend(sums.of(content))
                 if window.end == window.file.n_bytes:
-                    # Direct I/O pads the end of a part. finish() syncs that this is cut off.
+                    # Direct I/O pads the end of a part. Cut the padding off; finish() syncs the
+                    # file.
                     os.truncate(os.path.join(whole.folder, window.file.name), window.end)  # noqa: PTH118
 
             windows = _windows(files, merged, n_ranks)
@@ -470,7 +478,10 @@ def save(
 
 
 def _put_sums(folder: str, windows: list[list[_Window]], told: list[str]) -> None:
-    """Beside each file those of its windows, which each rank has told in their order."""
+    """Write the checksums beside each file.
+
+    Each rank has sent those of its windows, in the order of the windows.
+    """
     found: dict[str, bytearray] = {}
     for of_rank, text in zip(windows, told, strict=True):
         left = memoryview(bytes.fromhex(text))
@@ -488,7 +499,10 @@ def _put_sums(folder: str, windows: list[list[_Window]], told: list[str]) -> Non
 def _agreed(
     tensors: Mapping[str, Any], whole: Whole, n_ranks: int, group: Any
 ) -> tuple[_Own, dict[str, _Tensor]]:
-    """What this rank holds, and what all do. Raises on all ranks what one cannot do."""
+    """Return what this rank holds, and the tensors of all ranks.
+
+    If one rank cannot take part, all ranks raise.
+    """
     own, error = None, None
     try:
         if whole.folder == whole.path:
