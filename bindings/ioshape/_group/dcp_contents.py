@@ -77,9 +77,7 @@ def check_file_name(name: object) -> None:
 
 
 class _StandIn(Inert):
-    """A stand-in for an object of the pickle: the arguments and the state it would have been made
-    of.
-    """
+    """A stand-in for an object of the pickle: its constructor's arguments and its state."""
 
     __slots__ = ("arguments", "fields")
 

@@ -99,7 +99,7 @@ def load_group(
         NoUsableCheckpointError: There are checkpoints, but all are damaged, incomplete, or of
             another kind. It is not a FileNotFoundError.
         ValueError: Another number of ranks saved the checkpoint, their shards differ, and `rank`
-            was not given.
+            was not given. Or both `fallback` and `step` were given.
         DamagedError: A checksum is wrong.
         MismatchError: This rank's shard does not have what `into` has.
         StorageError: The checkpoint could not be read. It is an OSError with errno and path.
@@ -119,7 +119,7 @@ def load_group(
         part = generation.part(_whose(found, place, rank))
         if passed_over:
             warn_passed_over(found.path, passed_over)
-        # If each rank loads a shard of its own, no other rank of the node shares the page cache.
+        # A shard that only this rank reads need not go through the page cache.
         is_own = rank is None and found.distinct == found.ranks == place.world_size
         with _Turn(part) as turn:
             return load_through(
@@ -261,7 +261,10 @@ class _Turn:
     def told_by(
         self, progress: Callable[[Progress], object] | None
     ) -> Callable[[Progress], object] | None:
-        """Return a progress callback that renews the slot's lease and calls the caller's."""
+        """Return a progress callback that reports bytes to the slot and calls the caller's.
+
+        The reports prove that the work goes on, so the coordinator does not take the slot away.
+        """
         held = self._slot
         if held is None:
             return progress

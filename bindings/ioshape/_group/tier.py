@@ -82,8 +82,8 @@ class GroupPassage(Passage):
     def keep(self) -> None:
         """Hand the saved checkpoint to the drain thread, unless the save went past the tier.
 
-        All ranks call this; the first rank of a node that gets here does the work, because any may
-        be missing.
+        All ranks of a node call this. The first drain that gets the tier's lock copies the
+        checkpoint, even if other ranks die.
         """
         with self._lock:
             if self._ticket is not None or self._is_direct:
