@@ -62,9 +62,7 @@ class LocalPools:
         return [name for file in files if (name := self._name_in(folder, file))]
 
     def _name_in(self, folder: str, file: str) -> str:
-        """Return the name of the pool that a file belongs to; "" if the file is not valid or
-        unused.
-        """
+        """Return the name of the pool of a file; "" if the file is invalid or unused."""
         try:
             with _opened(f"{folder}/{file}") as descriptor:
                 name = word(ffi.string(_head(descriptor, where_is(self._context)).pool))

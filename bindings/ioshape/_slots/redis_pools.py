@@ -86,9 +86,7 @@ class RedisPools:
         self._clients: dict[tuple[str | Node, str], Any] = {}
 
     def names(self) -> list[str]:
-        """Return the names of the pools that were used in the last seven days, or that have
-        settings.
-        """
+        """Return the names of the pools with settings, and of those used in the last seven days."""
         where, cut = where_is(self._context), int(time.time() * 1000) - _NAMES_KEPT_MS
         registry = said(where.registry)
         with self._refusals("pools", where):
