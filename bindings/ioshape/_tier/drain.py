@@ -85,8 +85,10 @@ class Drain:
 
     @property
     def tier(self) -> Tier:
-        """The open tier; opened again if the settings or the folder have changed. Raises
-        StorageError.
+        """The open tier; opened again if the settings or the folder have changed.
+
+        Raises:
+            StorageError: The tier cannot be opened.
         """
         now = (_folder_at(self.folder), config.generation())
         if self._made is None or self._made[1:] != now:

@@ -149,8 +149,10 @@ class Passage:
         return self._drain.is_drained(self._ticket)
 
     def wait_drained(self, timeout: float | None) -> bool:
-        """Wait until the save is drained; raise the failure of the last drain. False if not in
-        time.
+        """Wait until the save is drained; return False after the timeout.
+
+        Raises:
+            StorageError: The last drain could not copy it.
         """
         assert self._ticket is not None
         return self._drain.wait(self._ticket, timeout)

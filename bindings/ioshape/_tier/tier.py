@@ -232,9 +232,7 @@ class Tier(Owner):
     # ---- Copies on the tier ----------------------------------------------------------------------
 
     def copies(self) -> list[Copy]:
-        """Return all copies: first those that wait, in the order of draining, then the drained
-        ones.
-        """
+        """Return the copies that wait, in the order of draining, and then the drained ones."""
         rows, count = ffi.new("struct ioshape_tier_copy **"), ffi.new("size_t *")
         code = lib.ioshape_tier_list(self._pointer, rows, count)
         self._check(code, self.folder, "list")
@@ -330,9 +328,7 @@ class _Listener(Teller):
         self._ended = ended
 
     def tell(self, phase: int, done_bytes: int, total_bytes: int) -> None:
-        """Report progress. If `ended` has raised, raise that again, because only this stops the
-        drain.
-        """
+        """Report progress, or raise what `ended` has raised, because only this stops the drain."""
         if self.failure is not None:
             raise self.failure
         super().tell(phase, done_bytes, total_bytes)
