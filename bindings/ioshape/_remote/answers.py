@@ -105,8 +105,7 @@ def bound(client: Any) -> None:
         client.meta.events.register("before-send.s3", _Bounds(session).send)
 
 
-# ---- Meaning of responses
-# -------------------------------------------------------------------------
+# ---- Meaning of responses ------------------------------------------------------------------------
 
 
 @contextmanager

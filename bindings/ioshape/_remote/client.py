@@ -107,8 +107,7 @@ def _add_sums(params: dict[str, Any], **_: Any) -> None:
     params["headers"]["x-amz-checksum-crc32"] = in_base64(crc32(data))
 
 
-# ---- Reasons of failures
-# --------------------------------------------------------------------------
+# ---- Reasons of failures -------------------------------------------------------------------------
 
 
 class _Reason(NamedTuple):

@@ -37,7 +37,7 @@ _DIRTY, _ARCHIVED, _NOARCHIVE, _LOST = 0x2, 0x8, 0x20, 0x40  # HS_...
 _CURRENT = struct.Struct("=IIQQ")
 _RUNNING = 2  # HPS_RUNNING
 # struct hsm_user_request with one item: the action, the archive (0: the default), flags, number of
-# items, bytes after them; the file's FID, and the range of its bytes (all).
+# items, bytes after them. Then the file's FID, and the range of its bytes (all).
 _ONE_FILE = struct.Struct("=IIQII16sQQ")
 _ARCHIVE = 10  # HUA_ARCHIVE
 _TO_THE_END = 2**64 - 1
@@ -141,8 +141,7 @@ def _action_of(path: str) -> tuple[bool, int]:
     return action == _ARCHIVE, n_bytes if state == _RUNNING else 0
 
 
-# ---- A checkpoint's files
-# -------------------------------------------------------------------------
+# ---- A checkpoint's files ------------------------------------------------------------------------
 
 
 def _walk(path: str) -> Iterator[str]:

@@ -206,7 +206,7 @@ class _Upload:
     def _is_there(self) -> bool:
         """Return whether the destination has this group checkpoint.
 
-        Nothing is read to decide, because the manifest contains all checksums.
+        Only the manifest is read, because it contains all checksums.
         """
         marker = MARKERS["generation"]
         if self._source.kind != "generation" or self._to.below(LISTING).key not in self._there:

@@ -245,9 +245,9 @@ def _copies_at_once(state_dict: Any, _optimizer: Any, _path: str, _tell_failure:
 
 #: returns a copy of all that a state dict contains; None if torch must make it
 copy_of: Callable[[Any], Any] = _cannot_copy
-#: returns a future of the copy, with the storages that an optimizer changes copied in the
-#: background. Without an optimizer that is true of all large storages, and the program says when
-#: they change. The last argument is called before the future has a result if the copy is unusable
+#: like copy_of, but returns a future if storages are copied in the background: those that an
+#: optimizer changes, or without one all large ones, and the program says when they change. Before
+#: the future has a result, the last argument is called if the copy is unusable
 copy_later: Callable[[Any, Any, str, Callable[[Exception], object]], Any] = _copies_at_once
 
 if hasattr(StateDictStager, "_stage_untyped_storage"):

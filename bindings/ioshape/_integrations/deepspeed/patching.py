@@ -21,10 +21,9 @@ _always = False  # also if the configuration does not name ioshape
 
 
 def follow(_module: ModuleType, *, load: bool) -> None:  # noqa: ARG001 - its loads are ours, too
-    """Use ioshape's engine for all checkpoints from now on.
+    """Use ioshape's engine wherever DeepSpeed would choose its own that calls torch.save.
 
-    It replaces the engine of DeepSpeed that calls torch.save. "ioshape run" calls this when
-    DeepSpeed's engine module has been imported.
+    "ioshape run" calls this when DeepSpeed's engine module has been imported.
     """
     global _always  # noqa: PLW0603
     if is_tested("deepspeed"):
