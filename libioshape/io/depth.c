@@ -1,46 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many requests of a file are in flight: the rules. Times in, limits out. */
+/* The in-flight controller: times of requests in, limits out. depth.h describes the algorithm. */
 #include "io/depth.h"
 
 #include "base/base.h"
 
 #include <string.h>
 
-/* Where no other experiment is named, the constants come from depth_regret, depth_reaction_ms and
- * depth_recovery_ms of `tests/bench.sh fs`: a save alone, and beside another writer, on eight
- * modelled storages. */
+/*
+ * The constants come from these figures of `tests/bench.sh fs`, unless another experiment is named:
+ * depth_regret, depth_reaction_ms and depth_recovery_ms. They measure a save alone, and one beside
+ * another writer, on eight modelled storages.
+ */
 
-/* A baseline that is less counts as this: a processor that does other work keeps a writer from
- * looking for as long. With 2 ms a server that pauses now and then gets a fifth of its throughput;
- * with 12 ms a save makes room for another one too late. */
+/*
+ * The smallest baseline. When the processor does other work, a writer may notice a completion this
+ * late. With 2 ms, a server that pauses now and then gets a fifth of its throughput. With 12 ms, a
+ * save makes room for another one too late.
+ */
 #define HARMLESS_NS 6000000u
 
-/* The latency bound as a multiple of the baseline. From 2 on a spinning disk has a queue that
- * brings it nothing, and a save needs half a second to make room; with 1.3 it needs longer to come
- * back. */
+/*
+ * The latency bound as a multiple of the baseline. From 2 on, a spinning disk has a queue that
+ * gains nothing, and a save needs half a second to make room. With 1.3 a save takes longer to
+ * recover.
+ */
 #define BOUND 1.6
-/* The same on stripes, where each pause makes a disk seek: runs of three requests instead of two.
- * With 1.6 the ranks of a storm wait 5 % longer (`tests/bench.sh storm`, hdd). */
+/*
+ * The latency bound on stripes, where each pause makes a disk seek: runs of three requests instead
+ * of two. With 1.6 the ranks of a storm wait 5 % longer (`tests/bench.sh storm`, hdd).
+ */
 #define BOUND_ON_STRIPES 2.0
-/* The same where several writers share targets that they do not know: each one's queue is in the
- * way of the others. With 1.6 it is half as long again, and no faster. */
+/*
+ * The latency bound where several writers share unknown targets, so that the queue of each delays
+ * the others. With 1.6 the queue is half as long again, and the writers are no faster.
+ */
 #define BOUND_SHARED 1.2
 
-/* On shared storage a limit up to this has pauses: many servers serve first what continues the last
- * request, and a request that is always ready would keep other writers out (storm blind_hdd). With
- * 16 a server idles in the pauses, and loses a quarter of its throughput. */
+/*
+ * On shared storage, limits up to this value have pauses. Many servers prefer the request that
+ * continues the last one, so a request that is always ready would keep other writers out (storm
+ * blind_hdd). With 16 a server idles in the pauses and loses a quarter of its throughput.
+ */
 #define SHARED_PAUSES 4u
 
-/* Answers of a round, at least: their mean sees through noise. With 2 a shared storage is slower;
- * with 32 a save needs two seconds to come back. */
+/*
+ * Fewest completions in a round; their mean averages out noise. With 2 a shared storage is slower;
+ * with 32 a save needs two seconds to recover.
+ */
 #define LEAST_ANSWERS 8u
 
-/* Rounds between two attempts to raise the limit while those fail, at most. With 1 or 4 a spinning
- * disk has a queue for longer, and a save makes room later; 64 is no better. */
+/*
+ * Most rounds between two attempts to raise the limit while attempts fail. With 1 or 4 a spinning
+ * disk has a queue for longer, and a save makes room later. 64 is no better.
+ */
 #define MOST_WAIT 16u
 
-/* The part of a rise of the baseline that is believed in a round. Without it a save starves beside
- * readers on a spinning disk (tests/c/io/test_depth.c). */
+/*
+ * EWMA weight of a round in a rising baseline. Without it, a save starves beside readers on a
+ * spinning disk (tests/c/io/test_depth.c).
+ */
 #define DRIFT 0.25
 
 void io_depth_begin(struct io_depth *depth, const struct io_depth_options *options)
@@ -99,8 +117,11 @@ static void learn_least(struct io_depth *depth, double latency_ns)
 
 	if (!depth->least_ns || latency_ns < least_ns)
 		depth->least_ns = (uint64_t)MAX(latency_ns, 1.0);
-	/* Nothing of ours waits: the storage has become slower, or another job stays. On shared
-	 * storage other writers come and go, and the least that was seen remains the baseline. */
+	/*
+	 * With a limit of 1, no request of this file waits for another: the storage has become
+	 * slower, or another job stays. On shared storage other writers come and go, so the least
+	 * time seen remains the baseline.
+	 */
 	else if (depth->limit == 1 && !depth->options.shared)
 		depth->least_ns = (uint64_t)(least_ns + (latency_ns - least_ns) * DRIFT);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Engines that call pwrite and pread, for kernels and sandboxes without io_uring: "threads" in a
- * few threads, and "buffered" inside submit(), which any kernel and filesystem can do.
+ * Two engines that call pwrite() and pread(), for kernels and sandboxes without io_uring. "threads"
+ * calls them in a few threads. "buffered" calls them inside submit(), which works with any kernel
+ * and filesystem.
  */
 #define _GNU_SOURCE
 #include "io/queue.h"
@@ -59,14 +60,15 @@ static void run(struct io_op *op)
 	op->result = moved < 0 ? -errno : moved;
 }
 
-/* ---- In threads ------------------------------------------------------------------------------ */
+/* ---- The engine "threads" -------------------------------------------------------------------- */
 
 struct pool {
 	pthread_mutex_t lock;
-	pthread_cond_t work; /* something to do, or time to leave */
-	pthread_cond_t news; /* something is done */
+	pthread_cond_t work; /* a request is queued, or the pool is closing */
+	pthread_cond_t news; /* a request is done */
 	struct op_queue todo, done;
-	unsigned in_flight; /* submitted and not yet handed back; the owner's */
+	/* Requests not yet returned by wait(); used by the owning thread only. */
+	unsigned in_flight;
 	bool leaving;
 	unsigned threads;
 	pthread_t thread[MAX_THREADS];
@@ -121,7 +123,7 @@ static int start_threads(struct pool *pool, unsigned wanted)
 		if (!ret)
 			pool->threads++;
 	}
-	/* Fewer than wanted are slower, none at all is a failure. */
+	/* Fewer threads than wanted are slower; none is a failure. */
 	return pool->threads ? 0 : ret;
 }
 
@@ -188,7 +190,7 @@ const struct io_engine_ops io_engine_threads = {
 	.close = threads_close,
 };
 
-/* ---- In the submitting thread ---------------------------------------------------------------- */
+/* ---- The engine "buffered" ------------------------------------------------------------------- */
 
 static int buffered_open(void **engine, const struct io_engine_params *params, char *why,
 			 size_t why_bytes)

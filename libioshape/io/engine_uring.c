@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * io_uring: the buffers are one registered buffer, where the kernel lets us.
+ * Two engines on io_uring. The lane's buffers are one registered buffer if the kernel permits.
  *
- * Two engines. The plain one lets the kernel try each request in the submitting thread. Where a
- * filesystem serves it there and then (FUSE without asynchronous direct I/O), requests are done one
- * after the other. The other one, "uring-async", has the kernel's workers do them from the start
- * (IOSQE_ASYNC), as many at a time as there are requests.
+ * "uring" lets the kernel try each request in the submitting thread. If a filesystem serves
+ * requests right there (FUSE without asynchronous direct I/O), they run one after the other.
+ * "uring-async" has the kernel's workers serve them from the start (IOSQE_ASYNC), with as many
+ * workers as requests.
  */
 #define _GNU_SOURCE
 #include "io/queue.h"
@@ -17,22 +17,22 @@
 #include <string.h>
 #include <time.h>
 
-/* The kernel takes no larger registered buffer. */
+/* The kernel's limit for a registered buffer. */
 #define MAX_REGISTERED_BYTES (1 * GIB)
 
 struct uring {
 	struct io_uring ring;
-	uint8_t *memory; /* registered as buffer 0; NULL if they are not */
+	uint8_t *memory; /* registered as buffer 0; NULL: not registered */
 	size_t memory_bytes;
-	bool async; /* every request goes to the kernel's workers */
+	bool async; /* the kernel's workers serve every request */
 	unsigned in_flight;
 	/* Requests in the submission queue that the kernel has not taken yet, oldest first. */
 	struct io_op *untaken, **untaken_end;
 	unsigned untaken_count;
 	/*
-	 * Set when the kernel stops taking submissions altogether (a seccomp filter installed
-	 * since). From then on nothing is submitted any more, what is untaken comes back with this
-	 * code, and so does every later request.
+	 * The error with which the kernel stopped taking submissions, such as -EPERM by a seccomp
+	 * filter that was installed later; 0 while it takes them. After it, nothing is submitted.
+	 * Untaken requests complete with this code, and submit() returns it.
 	 */
 	int broken;
 };
@@ -43,10 +43,10 @@ static bool worth_retrying(int ret)
 }
 
 /*
- * Completions are only needed when we wait, so the kernel need not interrupt us for them
- * (COOP_TASKRUN, Linux 5.19). SINGLE_ISSUER and DEFER_TASKRUN would bind the ring to one thread,
- * but a kept ring serves whichever thread saves next; with a few large requests in flight they gain
- * nothing measurable.
+ * Creates the ring. The lane looks at completions only when it waits, so the kernel need not
+ * interrupt it for them (COOP_TASKRUN, Linux 5.19). SINGLE_ISSUER and DEFER_TASKRUN would bind the
+ * ring to one thread, but a kept ring serves the threads of later saves. With a few large requests
+ * in flight, they gain nothing measurable.
  */
 static int set_up(struct uring *uring, unsigned depth)
 {
@@ -71,7 +71,10 @@ static void tear_down(struct uring *uring)
 	io_uring_queue_exit(&uring->ring);
 }
 
-/* A sandbox may allow setting a ring up and forbid entering it: only a round trip tells. */
+/*
+ * Sends a no-op through the ring. A sandbox may allow creating a ring and forbid entering it; only
+ * a round trip shows that.
+ */
 static int round_trip(struct uring *uring)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring);
@@ -124,12 +127,13 @@ static void register_memory(struct uring *uring, const struct io_engine_params *
 }
 
 /*
- * By itself the kernel starts four for each core. It keeps the number with the ring, for whichever
- * thread enters it. Kernels before 5.15 refuse, and keep theirs.
+ * Limits the kernel's workers to the depth; by default the kernel starts up to four for each core.
+ * The limit belongs to the ring, whichever thread enters it. Kernels before 5.15 refuse, and keep
+ * their default.
  */
 static void bound_workers(struct uring *uring, unsigned depth)
 {
-	unsigned most[2] = { depth, depth }; /* for files; for what may take for ever */
+	unsigned most[2] = { depth, depth }; /* bounded work (files); unbounded work */
 
 	io_uring_register_iowq_max_workers(&uring->ring, most);
 }
@@ -232,7 +236,7 @@ static struct io_op *get_untaken(struct uring *uring)
 	return op;
 }
 
-/* The kernel takes them in order. */
+/* Drops the requests that the kernel has taken, which it takes in order. */
 static void forget_taken(struct uring *uring)
 {
 	while (uring->untaken_count > io_uring_sq_ready(&uring->ring))
@@ -255,7 +259,9 @@ static int uring_submit(void *engine, struct io_op *op)
 	uring->in_flight++;
 	ret = io_uring_submit(&uring->ring);
 	forget_taken(uring);
-	/* What is worth retrying stays in the submission queue: wait() submits it again. */
+	/*
+	 * A request that is worth retrying stays in the submission queue; wait() submits it again.
+	 */
 	if (ret < 0 && !worth_retrying(ret))
 		uring->broken = ret;
 	return 0;
@@ -282,7 +288,10 @@ static struct io_op *uring_wait(void *engine)
 		ret = uring->broken ? io_uring_wait_cqe(&uring->ring, &cqe) :
 				      io_uring_submit_and_wait(&uring->ring, 1);
 		forget_taken(uring);
-		/* Completions arrive all the same when the kernel no longer lets us in. */
+		/*
+		 * Completions still arrive when the kernel no longer lets this process enter the
+		 * ring.
+		 */
 		if (ret < 0 && !worth_retrying(ret))
 			uring->broken = ret;
 		if (ret < 0 && ret != -EINTR)

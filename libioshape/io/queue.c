@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * In which requests a file is written, and the queue of them. A lane is an engine with its buffers:
- * which engine, how many buffers of which size, may change from one file to the next. The lane
- * sends full buffers as soon as they may leave, sends again what was cut short, and goes on through
- * the page cache where direct I/O turns out not to work.
+ * Lanes: the rules for the requests of a file, and the queue of these requests. Engine, number of
+ * buffers and their size may change from file to file. The lane sends full buffers when the
+ * in-flight limit allows, resends the rest of short results, and continues through the page cache
+ * if direct I/O does not work.
  */
 #define _GNU_SOURCE
 #include "io/queue.h"
@@ -15,24 +15,25 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- Shapes: the rules; numbers in, numbers out -------------------------------------------------
- */
+/* ---- Shapes: rules for the requests of a file ------------------------------------------------ */
 
-/* A request shorter than this costs more to send than its bytes. */
+/* Requests shorter than this cost more to send than their bytes. */
 #define LEAST_BLOCK_BYTES (512 * KIB)
 #define MOST_BLOCK_BYTES (64 * MIB)
 
-/* What Lustre's stripes are multiples of; nothing smaller is a stripe. */
+/* Smallest stripe that is believed. Lustre's stripes are multiples of it. */
 #define LEAST_STRIPE_BYTES (64 * KIB)
 
-/* Where the kernel cuts what is longer, and sends all the parts at once: for them to be counted one
- * by one, a request is no longer either. */
+/*
+ * Request size on filesystems whose kernel client cuts longer requests and sends the pieces at
+ * once. With longer requests the controller could not count what is in flight.
+ */
 #define CUT_BYTES (1 * MIB)
 
-/* Memory for one storage target. How much of it is in flight is not decided here (depth.c). */
+/* Buffer memory for one storage target. depth.c decides how much of it is in flight. */
 #define TARGET_BYTES (8 * MIB)
 
-/* What the user fixed, and the standard for the rest. Pure. */
+/* Returns the user's settings, with defaults for the rest. Pure. */
 static struct io_shape shape_standard(const struct io_config *config)
 {
 	return (struct io_shape){
@@ -44,9 +45,9 @@ static struct io_shape shape_standard(const struct io_config *config)
 }
 
 /*
- * The one rule for engines. A client of a network filesystem, or of FUSE, may serve a request in
- * the call that submits it, and the requests of a file one after the other: there the kernel's
- * workers submit. docs/performance.md ("Which engine") has the measurements.
+ * Returns the engine by the filesystem. Clients of network filesystems and FUSE may serve a request
+ * in the call that submits it, so a file's requests would run one after the other. There the
+ * kernel's workers submit. docs/performance.md ("Which engine") has the measurements.
  */
 static enum ioshape_engine choose_engine(const struct io_config *config, const struct fs_info *fs)
 {
@@ -68,7 +69,10 @@ struct io_shape io_shape_to_read(const struct io_config *config, const struct fs
 	return shape;
 }
 
-/* The least number of equal parts, each whole pages, that are small enough; or uneven ones. */
+/*
+ * Returns the size of a stripe's parts: the fewest equal parts of whole pages that are small
+ * enough. Returns MOST_BLOCK_BYTES if the stripe cannot be divided so.
+ */
 static size_t part_of(uint64_t stripe_bytes)
 {
 	const uint64_t pages = stripe_bytes / 4096;
@@ -82,8 +86,9 @@ static size_t part_of(uint64_t stripe_bytes)
 }
 
 /*
- * Bytes of a request on stripes of this size: one stripe, or as many small ones as make a request
- * worth while, or an even part of one too large. 0: no use can be made of them.
+ * Returns the bytes of a request on stripes of this size: one stripe, several small stripes that
+ * are worth a request, or an equal part of a stripe that is too large. Returns 0 if requests cannot
+ * follow the stripes.
  */
 static size_t stripe_block(uint64_t stripe_bytes)
 {
@@ -94,7 +99,7 @@ static size_t stripe_block(uint64_t stripe_bytes)
 	return stripe_bytes * ((LEAST_BLOCK_BYTES + stripe_bytes - 1) / stripe_bytes);
 }
 
-/* The part of a file's layout that byte `offset` is in; NULL if it is not striped there. */
+/* Returns the layout component of byte `offset`; NULL if requests cannot follow its stripes. */
 static const struct fs_part *stripes_at(const struct fs_layout *layout, uint64_t offset)
 {
 	const struct fs_part *part;
@@ -107,19 +112,21 @@ static const struct fs_part *stripes_at(const struct fs_layout *layout, uint64_t
 	return NULL;
 }
 
-/* Buffers for so many targets, in bytes. */
+/* Returns the bytes of buffers for so many targets. */
 static uint64_t bytes_for(uint32_t targets, uint64_t stripe_bytes)
 {
 	const uint64_t most = IO_MOST_DEPTH * MOST_BLOCK_BYTES;
-	/* Whole stripes, and one at least: or targets would idle. */
+	/* Whole stripes, at least one for each target, or targets would idle. */
 	const uint64_t each = MAX(TARGET_BYTES / MAX(stripe_bytes, 1), 1) * MAX(stripe_bytes, 1);
 
 	targets = MAX(targets, 1);
 	return each > most / targets ? most : each * targets;
 }
 
-/* The part whose requests are largest, of those that a file of so many bytes reaches: buffers hold
- * them all. */
+/*
+ * Returns the layout component that needs the most buffer memory, among those that a file of
+ * file_bytes reaches. NULL if there is none.
+ */
 static const struct fs_part *widest(const struct fs_layout *layout, uint64_t file_bytes)
 {
 	const struct fs_part *part, *found = NULL;
@@ -148,7 +155,7 @@ static size_t largest_block(const struct fs_layout *layout, uint64_t file_bytes)
 	return most;
 }
 
-/* Buffers for so much in flight: one more, which is filled meanwhile. */
+/* Returns the number of buffers for so many bytes in flight, plus one that is filled meanwhile. */
 static unsigned buffers_for(uint64_t bytes, size_t block_bytes)
 {
 	uint64_t most = MAX(IO_MOST_LANE_BYTES / block_bytes, 2);
@@ -157,12 +164,18 @@ static unsigned buffers_for(uint64_t bytes, size_t block_bytes)
 	return (unsigned)MIN(MIN(buffers, most), IO_MOST_DEPTH);
 }
 
-/* Requests of one stripe each, or of an even part of one. */
+/*
+ * Sets the shape for striped files: a request has one stripe, several stripes, or an equal part of
+ * one.
+ */
 static void shape_for_stripes(struct io_shape *shape, const struct io_config *config,
 			      const struct fs_layout *layout, const struct fs_part *part,
 			      uint64_t file_bytes)
 {
-	/* All of them, however many that are: as many as there can be requests. */
+	/*
+	 * A file on all targets has a very large stripe_count; more targets than buffers do not
+	 * matter.
+	 */
 	const uint32_t targets = MIN(part->stripe_count, IO_MOST_DEPTH);
 
 	shape->request_bytes = config->block_bytes ? config->block_bytes :
@@ -180,7 +193,7 @@ static void shape_for_stripes(struct io_shape *shape, const struct io_config *co
 	}
 }
 
-/* Tells the report how engine, blocks and depth were chosen. */
+/* Writes the reason for engine, blocks and depth, for the report. */
 static void explain(const struct io_config *config, const struct fs_info *fs,
 		    const struct fs_part *part, char *why, size_t why_bytes)
 {
@@ -229,22 +242,21 @@ size_t io_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t 
 	uint64_t bytes, unit;
 
 	if (!part) {
-		/* Not striped here, but perhaps further on. */
+		/* Not striped here, but the next component may be. */
 		part = fs_layout_at(layout, offset);
 		return part ? MIN(block_bytes, part->end - offset) : block_bytes;
 	}
 	bytes = stripe_block(part->stripe_bytes);
-	/* Stripes are counted from the beginning of the file, wherever the part begins. */
+	/* Stripes are counted from the beginning of the file, not of the component. */
 	unit = MAX(bytes, part->stripe_bytes);
 	bytes = MIN(MIN(bytes, block_bytes), unit - offset % unit);
 	return MIN(bytes, part->end - offset);
 }
 
-/* Interruptions and shortages in a row, without a byte moved, before we believe that they will not
- * end. */
+/* Most retries in a row of a request without progress. */
 #define MAX_RETRIES 100
 
-/* ---- Notes for the report -------------------------------------------------------------------- */
+/* ---- Downgrades for the report --------------------------------------------------------------- */
 
 void io_note(struct io_notes *notes, enum ioshape_step_code code, const char *format, ...)
 {
@@ -283,7 +295,7 @@ const char *io_remedy(int code)
 	case -EFBIG:
 		return "the filesystem or a limit (ulimit -f) does not allow files this large";
 	case -ENOTCONN:
-	case -EBADFD: /* GlusterFS, of a file that was open when it lost the brick */
+	case -EBADFD: /* GlusterFS: the file was open when the client lost the brick */
 		return "the filesystem's client lost a server, see its log";
 	default:
 		return "";
@@ -292,7 +304,7 @@ const char *io_remedy(int code)
 
 /* ---- Engines --------------------------------------------------------------------------------- */
 
-/* The engines that are tried in order if `first` was chosen by rule, ended by NULL. */
+/* Returns the engines to try in order when `first` was chosen by rule, ended by NULL. */
 static const struct io_engine_ops *const *engines_from(enum ioshape_engine first)
 {
 	static const struct io_engine_ops *const all[][4] = {
@@ -335,7 +347,7 @@ static int try_engine(struct io_lane *lane, const struct io_engine_ops *ops, cha
 	};
 	int ret = ops->open(&lane->engine, &params, why, why_bytes);
 
-	/* An engine that opens notes nothing else. */
+	/* The only downgrade of an engine that opens is that its buffers are not registered. */
 	lane->buffers_refused = !ret && *why;
 	if (!ret) {
 		lane->ops = ops;
@@ -354,7 +366,7 @@ static void remember_step_down(struct io_lane *lane, const char *why)
 			 used ? ", " : "", why);
 }
 
-/* It does not take requests any more: the next file gets another, or the same one anew. */
+/* Closes the engine; the next file opens another one. */
 static void drop_engine(struct io_lane *lane)
 {
 	lane->ops->close(lane->engine);
@@ -365,7 +377,10 @@ static void drop_engine(struct io_lane *lane)
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
 
-/* Room for so many buffers and bytes; nothing has changed if it fails. */
+/*
+ * Allocates what the shape needs beyond the present buffers and memory. On failure the old memory
+ * stays.
+ */
 static int make_room(struct io_lane *lane, const struct io_shape *shape, struct base_error *error)
 {
 	const size_t bytes = shape->block_bytes * shape->depth;
@@ -386,7 +401,7 @@ static int make_room(struct io_lane *lane, const struct io_shape *shape, struct 
 		memory = base_map(bytes);
 		if (!memory)
 			return base_no_memory(error, "I/O buffers", bytes);
-		/* It may have registered the memory. */
+		/* The engine may have registered the old memory. */
 		if (lane->ops)
 			drop_engine(lane);
 		base_unmap(lane->memory, lane->memory_bytes);
@@ -407,7 +422,7 @@ static void cut_buffers(struct io_lane *lane, const struct io_shape *shape)
 	lane->limit = MAX(shape->depth - 1, 1u);
 }
 
-/* Returns whether the engine that is open is the one that this shape would open. */
+/* Returns whether the open engine is the one that this shape would open. */
 static bool serves(const struct io_lane *lane, const struct io_shape *shape)
 {
 	return shape->depth <= lane->engine_depth &&
@@ -421,20 +436,20 @@ int io_lane_shape(struct io_lane *lane, const struct io_shape *shape, struct bas
 
 	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
 	    shape->depth == before.depth) {
-		/* Its targets may be others. */
+		/* The targets may differ. */
 		lane->shape = *shape;
 		return 0;
 	}
 	ret = make_room(lane, shape, error);
 	if (!ret && lane->ops && !serves(lane, shape))
 		drop_engine(lane);
-	/* Also after a failure: there may be other buffers. */
+	/* Even after a failure: make_room() may have replaced the buffers. */
 	if (lane->memory)
 		cut_buffers(lane, ret ? &before : shape);
 	return ret;
 }
 
-/* Opens the first engine that the kernel allows. */
+/* Opens the first engine of the list that the kernel allows. */
 static int start_any(struct io_lane *lane, struct base_error *error)
 {
 	const struct io_engine_ops *const *engines = engines_of(lane);
@@ -538,7 +553,7 @@ void io_choose(const struct io_config *config, const struct fs_info *fs, uint64_
 	io_lane_close(lane);
 }
 
-/* ---- The file -------------------------------------------------------------------------------- */
+/* ---- Beginning and ending a file ------------------------------------------------------------- */
 
 static void begin_depth(struct io_lane *lane)
 {
@@ -549,7 +564,7 @@ static void begin_depth(struct io_lane *lane)
 		.targets = targets,
 		.stripe_bytes = shape->stripe_bytes,
 		.most = MAX(lane->limit / targets, 1),
-		/* Engines that are done when they have taken a request have no times. */
+		/* Engines that complete a request on submission have no latencies. */
 		.fixed = shape->fixed || !lane->ops->direct,
 		.pauses = shape->targets > 0,
 		.shared = shape->shared,
@@ -597,10 +612,13 @@ int io_set_direct(int fd, bool on)
 
 uint32_t io_lane_direct_alignment(const struct io_lane *lane, const struct fs_info *fs)
 {
-	/* What the kernel does not say is at most a page on every filesystem known to us. */
+	/*
+	 * If the kernel does not tell the alignment, it is at most a page on every known
+	 * filesystem.
+	 */
 	uint32_t alignment = fs->offset_alignment ? fs->offset_alignment : 4096;
 
-	/* The rest of a short result begins as far into the buffer as into the file. */
+	/* After a short result, the rest has the same offset in the buffer as in the block. */
 	alignment = MAX(alignment, fs->memory_alignment);
 	if (alignment & (alignment - 1) || lane->shape.block_bytes % alignment)
 		return 0;
@@ -620,7 +638,7 @@ int io_lane_go_direct(struct io_lane *lane, const struct fs_info *fs, struct bas
 	bool required = lane->config.direct == IOSHAPE_DIRECT_REQUIRE;
 	int ret;
 
-	/* Why it is this engine has been noted. */
+	/* io_lane_attach() has noted why it is this engine. */
 	if (lane->config.direct == IOSHAPE_DIRECT_OFF || (!lane->ops->direct && !required))
 		return 0;
 	if (!required && fs_writes_cached(fs->family, fs->magic))
@@ -641,7 +659,8 @@ int io_lane_go_direct(struct io_lane *lane, const struct fs_info *fs, struct bas
 	return 0;
 }
 
-/* ---- Buffers -----------------------------------------------------------------------------------
+/*
+ * ---- Buffers -----------------------------------------------------------------------------------
  */
 
 static struct io_buffer *buffer_of(struct io_op *op)
@@ -663,11 +682,14 @@ static void add_part(struct io_buffer *buffer, const uint8_t *from, size_t bytes
 {
 	struct iovec *part = &buffer->parts[buffer->op.part_count++];
 
-	memcpy(&part->iov_base, &from, sizeof(from)); /* it is only read */
+	memcpy(&part->iov_base, &from, sizeof(from)); /* writev() only reads it */
 	part->iov_len = bytes;
 }
 
-/* Where the bytes lie that have not been moved yet. */
+/*
+ * Lists in op.parts the memory of the bytes that have not been written yet. The list stays empty if
+ * they are all in the buffer.
+ */
 static void find_parts(struct io_buffer *buffer)
 {
 	size_t at = buffer->moved;
@@ -713,7 +735,7 @@ static int send(struct io_lane *lane, struct io_buffer *buffer)
 	return 0;
 }
 
-/* When writing: the first time. */
+/* Sends a buffer for the first time, and tells the controller. For writing only. */
 static int leave(struct io_lane *lane, struct io_buffer *buffer)
 {
 	buffer->sent_ns = base_now_ns();
@@ -743,7 +765,7 @@ static bool may_leave(const struct io_lane *lane, const struct io_buffer *buffer
 	return lane->in_flight < lane->limit && io_depth_allows(&lane->depth, buffer->offset);
 }
 
-/* What was kept back goes on its way, as far as it may; in order, for each target. */
+/* Sends the queued buffers that the in-flight limit allows; in order, for each target. */
 static int send_ready(struct io_lane *lane, struct base_error *error)
 {
 	struct io_op **at = &lane->ready;
@@ -765,7 +787,7 @@ static int send_ready(struct io_lane *lane, struct base_error *error)
 	return 0;
 }
 
-/* After a failure nothing more is sent: what is in flight is all there is to wait for. */
+/* Drops the queued buffers after a failure: nothing more is sent. */
 static void drop_ready(struct io_lane *lane)
 {
 	while (lane->ready) {
@@ -797,7 +819,7 @@ int io_lane_submit(struct io_lane *lane, struct io_buffer *buffer, struct base_e
 	buffer->in_flight = false;
 	buffer->failed = 0;
 	buffer->refused = false;
-	/* Readers mind the limit themselves: they get their blocks back in order. */
+	/* Readers keep the limit themselves, since they take their blocks back in order. */
 	if (!lane->reading && (lane->ready || !may_leave(lane, buffer))) {
 		keep_back(lane, buffer);
 		ret = send_ready(lane, error);
@@ -813,15 +835,18 @@ int io_lane_submit(struct io_lane *lane, struct io_buffer *buffer, struct base_e
 	return 0;
 }
 
-/* A file that refuses direct I/O only when it is used: on to the page cache, if we may. */
+/*
+ * Switches to the page cache if the file accepted O_DIRECT but refuses direct requests. Returns
+ * false if `code` means something else or direct I/O is required.
+ */
 static bool leave_direct(struct io_lane *lane, int code)
 {
 	if (code != -EINVAL && code != -EOPNOTSUPP)
 		return false;
 	if (lane->config.direct == IOSHAPE_DIRECT_REQUIRE)
 		return false;
-	if (!lane->direct) /* another request has already changed the mode; this one is sent again
-			    */
+	/* Another request has already changed the mode; this one is only sent again. */
+	if (!lane->direct)
 		return lane->alignment > 1;
 	if (io_set_direct(lane->fd, false))
 		return false;
@@ -830,7 +855,9 @@ static bool leave_direct(struct io_lane *lane, int code)
 	return true;
 }
 
-/* Counts the retries in a row, and leaves the device a moment from the third on. */
+/*
+ * Counts a retry, and returns false after too many in a row. From the third on it pauses for 1 ms.
+ */
 static bool may_retry(struct io_buffer *buffer)
 {
 	const struct timespec pause = { 0, 1000000 };
@@ -844,8 +871,10 @@ static bool may_retry(struct io_buffer *buffer)
 
 #define SEND_AGAIN 1
 
-/* A request failed. -ECANCELED is what becomes of requests whose thread has ended before the kernel
- * got round to them: a reader may be handed on. */
+/*
+ * Decides what to do about a failed request. The kernel returns -ECANCELED if the submitting thread
+ * ends before it serves the request; readers may move between threads.
+ */
 static int judge_failure(struct io_lane *lane, struct io_buffer *buffer, int code)
 {
 	const bool passes = code == -EINTR || code == -EAGAIN || code == -ECANCELED;
@@ -856,8 +885,9 @@ static int judge_failure(struct io_lane *lane, struct io_buffer *buffer, int cod
 }
 
 /*
- * Takes so many more bytes as moved; false if that has brought none too often. Direct I/O continues
- * only at aligned places: what lies behind the last one is moved again.
+ * Records that `bytes` more bytes were moved. Returns false after too many results without
+ * progress. Direct I/O continues only at aligned offsets, so bytes after the last one are moved
+ * again.
  */
 static bool goes_on(const struct io_lane *lane, struct io_buffer *buffer, size_t bytes)
 {
@@ -877,7 +907,10 @@ static int judge_short_write(const struct io_lane *lane, struct io_buffer *buffe
 	return goes_on(lane, buffer, bytes) ? SEND_AGAIN : -EIO;
 }
 
-/* The end of the file is no failure, whether it was known or not. */
+/*
+ * Decides what to do about a short read. The end of the file is no failure, whether it was known or
+ * not.
+ */
 static int judge_short_read(const struct io_lane *lane, struct io_buffer *buffer, size_t bytes)
 {
 	const bool ends = !bytes || buffer->offset + buffer->moved + bytes >= lane->file_bytes;
@@ -888,7 +921,10 @@ static int judge_short_read(const struct io_lane *lane, struct io_buffer *buffer
 	return 0;
 }
 
-/* What a completion means: 0 the buffer is done, SEND_AGAIN, or negative: it failed. */
+/*
+ * Decides what a completion means. Returns 0 if the buffer is done, SEND_AGAIN, or a negative
+ * errno.
+ */
 static int judge(struct io_lane *lane, struct io_buffer *buffer)
 {
 	const int64_t result = buffer->op.result;
@@ -911,11 +947,14 @@ static int judge(struct io_lane *lane, struct io_buffer *buffer)
 	return ret;
 }
 
-/* What is there within so long was there before. */
+/* A wait shorter than this means that the completion was already there. */
 #define AT_ONCE_NS 20000u
 
-/* How long it took is known only if the lane has been waiting, for this one or for one just before:
- * it may have been kept from looking, by a slow program or other work of the processor's. */
+/*
+ * Tells the controller the latency of a request. The latency is only known if the lane was waiting
+ * for this completion or for one just before. Otherwise a slow program or other work of the
+ * processor may have delayed the lane.
+ */
 static void tell_depth(struct io_lane *lane, const struct io_buffer *buffer, uint64_t asked_ns)
 {
 	const uint64_t now_ns = base_now_ns();
@@ -929,8 +968,8 @@ static void tell_depth(struct io_lane *lane, const struct io_buffer *buffer, uin
 }
 
 /*
- * Has the kernel write back now what went into the page cache, so that fsync finds little left.
- * Errors are ignored: fsync reports them.
+ * Makes the kernel start writeback of a buffered block, so that fsync finds little left. Errors are
+ * ignored: fsync reports them.
  */
 static void begin_writeback(const struct io_lane *lane, const struct io_buffer *buffer)
 {
@@ -939,7 +978,10 @@ static void begin_writeback(const struct io_lane *lane, const struct io_buffer *
 				SYNC_FILE_RANGE_WRITE);
 }
 
-/* Waits for one completion and carries it through. */
+/*
+ * Waits for one completion and acts on it: resends, records a failure, or frees the buffer and
+ * sends the next.
+ */
 static int reap(struct io_lane *lane, struct base_error *error)
 {
 	const uint64_t asked_ns = lane->reading ? 0 : base_now_ns();
@@ -962,10 +1004,10 @@ static int reap(struct io_lane *lane, struct base_error *error)
 		ret = send(lane, buffer);
 	} else if (ret) {
 		buffer->failed = ret;
-		/* Perhaps it was the engine; to open another costs little after a failure. */
+		/* The engine may be at fault; opening another one costs little after a failure. */
 		lane->engine_failed = true;
 	}
-	/* Whoever reads has yet to look at the buffer. */
+	/* A reader still needs the buffer. */
 	if (lane->reading)
 		return 0;
 	if (!buffer->in_flight)
@@ -983,7 +1025,10 @@ static int reap(struct io_lane *lane, struct base_error *error)
 	return ret;
 }
 
-/* Enough is ready to follow: what comes back is waited for, so that it is noticed when it does. */
+/*
+ * Returns whether enough buffers are queued. Then the lane waits for completions, so that it sees
+ * when they come.
+ */
 static bool is_ahead(const struct io_lane *lane)
 {
 	return !lane->reading && lane->in_flight && !lane->depth.options.fixed &&
@@ -1018,11 +1063,10 @@ int io_lane_finish(struct io_lane *lane, struct io_buffer *buffer, struct base_e
 	return ret;
 }
 
-/* The part of the requests that may be in flight when the next writer begins. */
+/* Share of the requests that may be in flight when the next writer begins: 1 / TAIL_PART. */
 #define TAIL_PART 8
 
-/* What it takes at least to make a file on a network filesystem: some answers of a metadata server.
- */
+/* Least time to create a file on a network filesystem: a few replies of a metadata server. */
 #define BEGINNING_NS 20000000u
 
 unsigned io_lane_tail(const struct io_lane *lane, uint64_t submitted, uint64_t took_ns,
@@ -1034,7 +1078,7 @@ unsigned io_lane_tail(const struct io_lane *lane, uint64_t submitted, uint64_t t
 	const double requests = (double)done / (double)MAX(took_ns, 1000) *
 				(double)MAX(beginning_ns, BEGINNING_NS) /
 				(double)lane->shape.block_bytes;
-	/* Where there are several writers, what waits is in others' way. */
+	/* On shared storage, requests that wait delay other writers. */
 	const double enough = lane->shape.shared ? lane->depth.limit : lane->limit / TAIL_PART;
 
 	return (unsigned)MIN(MAX(requests, enough), lane->limit / 2.0);

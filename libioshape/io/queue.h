@@ -272,7 +272,7 @@ const char *io_remedy(int code);
 unsigned io_lane_tail(const struct io_lane *lane, uint64_t submitted, uint64_t took_ns,
 		      uint64_t beginning_ns);
 
-/* When writing: waits until at most `most` requests are in flight or queued. */
+/* Waits until at most `most` requests are in flight or queued. For writing only. */
 int io_lane_settle(struct io_lane *lane, unsigned most, struct base_error *error);
 
 /* Waits until nothing is in flight, even after failures. Returns the first failure when writing. */
