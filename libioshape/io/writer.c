@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A file written front to back: bytes gather in buffers, full buffers leave through the lane, and
- * in the end the file is synced and put in place.
+ * Writes a file front to back. Bytes gather in buffers, full buffers leave through the lane, and in
+ * the end the file is synced and renamed into place (atomic_file.c).
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
@@ -15,41 +15,43 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Less is copied sooner than the kernel finds its pages. */
+/* Smallest range to borrow: less is copied faster than the kernel pins its pages. */
 #define LEAST_LOAN_BYTES (64 * KIB)
 
-/* Interruptions in a row before we believe that they will not end. */
+/* Most interrupted calls in a row. */
 #define MAX_INTERRUPTIONS 100
 
 struct io_writer {
 	struct io_lane *lane;
 	struct io_file_options options;
 	struct io_destination file;
-	struct io_buffer *buffer; /* being filled; NULL at a block's boundary */
-	size_t used;              /* bytes of it that are filled */
-	size_t block_bytes;       /* it leaves when so much of it is */
-	size_t unit;              /* of direct I/O; 1 where there is none */
-	uint64_t submitted;       /* bytes that have left in full blocks */
-	const uint8_t *lent;      /* what is put from there need not be copied */
+	/* Buffer that is being filled; NULL at the beginning of a block. */
+	struct io_buffer *buffer;
+	size_t used;         /* filled bytes of that buffer */
+	size_t block_bytes;  /* the buffer is sent when this much is filled */
+	size_t unit;         /* unit of direct I/O; 1: no direct I/O */
+	uint64_t submitted;  /* bytes in the blocks that were sent */
+	const uint8_t *lent; /* memory that puts may borrow from instead of copying */
 	size_t lent_bytes;
-	uint32_t crc;        /* of all bytes put, if wanted */
-	bool through_engine; /* at least one block has */
+	uint32_t crc;        /* CRC-32 of all bytes put, if want_crc32 */
+	bool through_engine; /* at least one block went through the engine */
 	bool was_direct;
 	bool failed;
-	bool ended;    /* the last blocks have left */
-	bool finished; /* complete: may be committed */
+	bool ended;    /* the last blocks have been sent */
+	bool finished; /* the file is complete and may be committed */
 	/*
-	 * Its length is kept by a server, and known: it is set once, with the space, and neither a
-	 * block nor its padding lies beyond it.
+	 * A server keeps the length of the file, and the final length is known. The length is set
+	 * once, when the space is reserved. Neither blocks nor padding go beyond it.
 	 */
 	bool keeps_length;
-	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
+	/* Most bytes that this process may write into a file (ulimit -f). */
+	uint64_t most_bytes;
 	uint64_t first_block_ns; /* when the engine got its first block */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
 	char shape_why[160]; /* for io_writer_choice() */
 };
 
-/* ---- Without an engine ----------------------------------------------------------------------- */
+/* ---- Writing without an engine --------------------------------------------------------------- */
 
 static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
 {
@@ -58,14 +60,17 @@ static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
 
 	base_hold_sigpipe(&held);
 	moved = write(fd, data, bytes);
-	/* Also after a short result: the reader may have gone in the middle. */
+	/*
+	 * A short result may also raise the signal: the reader of a pipe may have closed it
+	 * half-way.
+	 */
 	base_let_sigpipe(&held, moved < (ssize_t)bytes);
 	return moved;
 }
 
 /*
- * Writes all of it, without an engine: small files, pipes and devices. Offsets are only
- * known to regular files.
+ * Writes all bytes without an engine: for small files, pipes and devices. Only regular files use
+ * `offset`.
  */
 static int write_without_engine(struct io_destination *destination, const uint8_t *data,
 				size_t bytes, uint64_t offset, struct base_error *error)
@@ -99,16 +104,16 @@ static int write_without_engine(struct io_destination *destination, const uint8_
 	return 0;
 }
 
-/* ---- Before each step ------------------------------------------------------------------------ */
+/* ---- Progress, cancellation and limits ------------------------------------------------------- */
 
-/* Runs before each step: the one place that progress and abort are heeded. */
+/* Calls the progress callback and checks for cancellation. Runs before each step. */
 static int tell(struct io_writer *writer, enum ioshape_phase phase, struct base_error *error)
 {
 	const struct io_file_options *options = &writer->options;
 	uint64_t done = io_writer_offset(writer);
 	bool stop = options->abort && atomic_load_explicit(options->abort, memory_order_relaxed);
 
-	/* The total is an estimate where the caller gave one; more than all of it is never done. */
+	/* The caller's total may be an estimate, so what is done is capped to it. */
 	if (!stop && options->progress)
 		stop = options->progress(
 			       options->progress_user, phase,
@@ -121,7 +126,10 @@ static int tell(struct io_writer *writer, enum ioshape_phase phase, struct base_
 	return 0;
 }
 
-/* Beyond the limit a write would end the application. */
+/*
+ * Checks the length of the file against this process's limits. Beyond ulimit -f, a write would
+ * raise a signal that ends the application.
+ */
 static int check_limit(const struct io_writer *writer, uint64_t bytes, struct base_error *error)
 {
 	const struct io_file_options *options = &writer->options;
@@ -137,7 +145,7 @@ static int check_limit(const struct io_writer *writer, uint64_t bytes, struct ba
 				writer->file.path, BASE_SIZE(writer->most_bytes));
 }
 
-/* Before bytes leave: the one place where a write can be held up. */
+/* Calls before_block(), which may wait, and reports progress. Runs before each block is sent. */
 static int let_pass(struct io_writer *writer, uint64_t bytes, struct base_error *error)
 {
 	const struct io_file_options *options = &writer->options;
@@ -158,32 +166,37 @@ uint64_t io_writer_offset(const struct io_writer *writer)
 	return writer->submitted + writer->used;
 }
 
-/* Where a byte of the writer's lies in the file. */
+/* Returns the file offset of the writer's byte `offset`. */
 static uint64_t in_file(const struct io_writer *writer, uint64_t offset)
 {
 	return writer->options.part_offset + offset;
 }
 
-/* ---- Whether direct writes work -------------------------------------------------------------- */
+/* ---- Whether direct writes work on a mount --------------------------------------------------- */
 
 /*
  * Some filesystems accept direct writes and report the failure later, at fsync, when the bytes are
  * no longer in memory. So the first direct block that this process writes to a mount is synced
- * while we still have it. If the sync is refused, the file begins anew, through the page cache, and
- * so do all later files on that mount.
+ * while it is still in memory. If the sync is refused, the file starts over through the page cache.
+ * Later files on that mount use the page cache at once.
  */
 
-/* Mounts that are remembered; of more, the one that was found first is forgotten. */
+/* Mounts that are remembered. A further mount replaces the oldest. */
 #define MOST_MOUNTS 32
 
 enum direct { DIRECT_UNPROVEN, DIRECT_WORKS, DIRECT_FAILS };
 
-/* What was found on a mount, in the last two bits, behind the mount's number. Without a lock: a
- * result that is overwritten is found again. */
+/*
+ * What was found on each mount: an enum direct in the last two bits, the mount's number above them.
+ * There is no lock: a result that is overwritten is found again.
+ */
 static _Atomic uint64_t proofs[MOST_MOUNTS];
 static atomic_uint proof_count;
 
-/* The kernel never uses the number of a mount again, but does reuse that of a device. */
+/*
+ * Returns the number of a mount, which the kernel never reuses. Older kernels have none; the device
+ * number, which may be reused, replaces it.
+ */
 static uint64_t mount_of(const struct fs_memory *on)
 {
 	return on->mount ? on->mount : (uint64_t)on->device_major << 32 | on->device_minor;
@@ -222,9 +235,9 @@ static bool refuses_direct(int code)
 /* ---- Space ----------------------------------------------------------------------------------- */
 
 /*
- * Direct writes that extend a file wait for all others, on FUSE, XFS and others; so while it is
- * written it is at least as long as it will be. What follows the expected bytes (an index) is less
- * than a block as a rule. It is cut in the end.
+ * Returns the length of the file while it is written, at least its final length. On FUSE, XFS and
+ * others a direct write that extends a file waits for all others. The bytes after the expected ones
+ * (an index) usually need less than a block. finish() truncates the file to its length.
  */
 static uint64_t length_meanwhile(const struct io_writer *writer)
 {
@@ -236,7 +249,7 @@ static uint64_t length_meanwhile(const struct io_writer *writer)
 		       MAX(bytes, MIN((bytes / block + 2) * block, writer->most_bytes));
 }
 
-/* The space that the file is expected to need. */
+/* Reserves the space that the file is expected to need. */
 static int reserve(struct io_writer *writer, struct base_error *error)
 {
 	const uint64_t bytes = writer->options.expected_bytes;
@@ -248,12 +261,12 @@ static int reserve(struct io_writer *writer, struct base_error *error)
 	return ret ? ret : io_destination_reserve(&writer->file, length_meanwhile(writer), error);
 }
 
-/* ---- Lent memory ----------------------------------------------------------------------------- */
+/* ---- Borrowed memory ------------------------------------------------------------------------- */
 
 /*
- * Blocks that are written from memory that was lent: the buffer keeps what lies between, and the
- * request goes from part to part. So requests are the same as if all had been copied, stripes and
- * all. Direct I/O takes whole units of memory as of the file.
+ * A block can borrow ranges from lent memory. The buffer holds the bytes between them, and the
+ * request lists buffer and borrowed ranges in file order. So requests have the same boundaries as
+ * if all bytes had been copied. Direct I/O needs whole units of memory as well as of the file.
  */
 
 void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes)
@@ -273,7 +286,10 @@ static bool is_lent(const struct io_writer *writer, const uint8_t *data, size_t 
 	       (size_t)(data - writer->lent) <= writer->lent_bytes - bytes;
 }
 
-/* The last one of the block, if these bytes come right behind it, there and in memory. */
+/*
+ * Returns the last borrowed range of the block if `data` continues it, in the file and in memory;
+ * else NULL.
+ */
 static struct io_loan *loan_before(const struct io_writer *writer, const uint8_t *data)
 {
 	struct io_buffer *buffer = writer->buffer;
@@ -286,6 +302,7 @@ static struct io_loan *loan_before(const struct io_writer *writer, const uint8_t
 											    NULL;
 }
 
+/* Returns how many of the next bytes must be copied; 0 if bytes from `data` on can be borrowed. */
 static size_t must_copy(const struct io_writer *writer, const uint8_t *data, size_t bytes)
 {
 	const size_t unit = unit_of_loans(writer);
@@ -293,7 +310,7 @@ static size_t must_copy(const struct io_writer *writer, const uint8_t *data, siz
 	const size_t head = past ? unit - past : 0;
 	size_t least = MAX(LEAST_LOAN_BYTES, unit);
 
-	/* A pipe is not written from a lane. */
+	/* Pipes are not written through a lane. */
 	if (base_without("lending") || writer->file.stream || !is_lent(writer, data, bytes) ||
 	    ((uintptr_t)data + head) % unit)
 		return bytes;
@@ -304,6 +321,7 @@ static size_t must_copy(const struct io_writer *writer, const uint8_t *data, siz
 	return bytes < head + least ? bytes : head;
 }
 
+/* Borrows as many whole units as `bytes` has, and returns their number of bytes. */
 static size_t borrow(struct io_writer *writer, const uint8_t *data, size_t bytes)
 {
 	struct io_buffer *buffer = writer->buffer;
@@ -318,6 +336,7 @@ static size_t borrow(struct io_writer *writer, const uint8_t *data, size_t bytes
 	return bytes;
 }
 
+/* Copies the borrowed ranges of the current buffer into it, which ends the borrowing. */
 static void fill_in(struct io_writer *writer)
 {
 	struct io_buffer *buffer = writer->buffer;
@@ -337,7 +356,7 @@ uint64_t io_writer_settled(const struct io_writer *writer)
 
 	for (unsigned i = 0; i < lane->shape.depth; i++) {
 		const struct io_buffer *buffer = &lane->buffers[i];
-		/* That of the one being filled is not known yet to the lane. */
+		/* The lane does not know the offset of the buffer that is being filled. */
 		const uint64_t offset = buffer == writer->buffer ?
 						writer->submitted :
 						buffer->offset - writer->options.part_offset;
@@ -348,12 +367,15 @@ uint64_t io_writer_settled(const struct io_writer *writer)
 	return settled;
 }
 
-/* Something less is lent. */
+/*
+ * Makes progress towards returning the lent memory: waits for one request, or copies the borrowed
+ * ranges of the current buffer.
+ */
 static int settle_some(struct io_writer *writer, struct base_error *error)
 {
 	struct io_lane *lane = writer->lane;
 
-	/* It is first: nothing before it is under way any more. */
+	/* The current buffer is the only one that still borrows. */
 	if (io_writer_settled(writer) >= writer->submitted) {
 		fill_in(writer);
 		return 0;
@@ -402,17 +424,20 @@ static int start_engine(struct io_writer *writer, struct base_error *error)
 	return ret;
 }
 
-/* Whether the block that is sent next must be followed by prove_direct(). */
+/* Returns whether the next block must be followed by prove_direct(). */
 static bool must_prove_direct(const struct io_writer *writer)
 {
 	const struct io_lane *lane = writer->lane;
 
-	/* A filesystem that answers STATX_DIOALIGN knows what it can do. */
+	/* A filesystem that answers STATX_DIOALIGN knows whether direct I/O works. */
 	return lane->direct && lane->config.direct == IOSHAPE_DIRECT_PREFER && !writer->submitted &&
 	       !writer->file.fs.direct_known && get_proof(&lane->fs_memory) == DIRECT_UNPROVEN;
 }
 
-/* Writes the first block again, to a new file, or to one that other processes write, too. */
+/*
+ * Writes the first block again through the page cache: to a new temporary file, or to the shared
+ * file.
+ */
 static int write_again(struct io_writer *writer, const struct io_buffer *first, size_t bytes,
 		       struct base_error *error)
 {
@@ -420,7 +445,7 @@ static int write_again(struct io_writer *writer, const struct io_buffer *first, 
 	struct io_buffer *buffer = io_lane_free_buffer(lane);
 	int ret;
 
-	/* As a rule it is the same buffer. */
+	/* Usually both are the same buffer. */
 	memmove(buffer->data, first->data, bytes);
 	buffer->offset = first->offset;
 	buffer->bytes = bytes;
@@ -439,9 +464,9 @@ static int write_again(struct io_writer *writer, const struct io_buffer *first, 
 }
 
 /*
- * Syncs the first block, which has just been submitted with so many bytes of the file. If direct
- * writes turn out not to work, writes it again through the page cache. The block's bytes must lie
- * in the buffer itself: call fill_in() before it is submitted.
+ * Syncs the first block, which was just submitted with `bytes` bytes of the file. If direct writes
+ * fail, writes it again through the page cache. The block's bytes must be in the buffer itself, so
+ * the caller calls fill_in() before it submits the block.
  */
 static int prove_direct(struct io_writer *writer, const struct io_buffer *first, size_t bytes,
 			struct base_error *error)
@@ -469,7 +494,7 @@ static int prove_direct(struct io_writer *writer, const struct io_buffer *first,
 	return write_again(writer, first, bytes, error);
 }
 
-/* Sends the buffer being filled, all of it or, at the end of the file, what there is. */
+/* Sends the current buffer: a full block or, at the end of the file, what it has. */
 static int send_block(struct io_writer *writer, struct base_error *error)
 {
 	struct io_buffer *buffer = writer->buffer;
@@ -496,12 +521,15 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 		if (prove)
 			fill_in(writer);
 		buffer->offset = in_file(writer, writer->submitted);
-		/* Direct I/O takes whole units: the tail is padded, and cut off by finish(). */
+		/*
+		 * Direct I/O writes whole units, so the tail is padded; finish() truncates the
+		 * padding.
+		 */
 		buffer->bytes = writer->lane->direct ?
 					base_round_up(bytes, writer->lane->alignment) :
 					bytes;
 		memset(buffer->data + bytes, 0, buffer->bytes - bytes);
-		writer->buffer = NULL; /* the lane's now, also after a failure */
+		writer->buffer = NULL; /* owned by the lane now, even after a failure */
 		ret = io_lane_submit(writer->lane, buffer, error);
 		if (!ret && prove)
 			ret = prove_direct(writer, buffer, bytes, error);
@@ -514,7 +542,10 @@ static int send_block(struct io_writer *writer, struct base_error *error)
 	return 0;
 }
 
-/* On stripes a block ends where a stripe does, unless the user has said how long blocks are. */
+/*
+ * Returns the length of the block at `offset`. On stripes a block ends at a stripe's end, unless
+ * the user set the block size.
+ */
 static size_t block_at(const struct io_writer *writer, uint64_t offset)
 {
 	const struct io_lane *lane = writer->lane;
@@ -523,12 +554,12 @@ static size_t block_at(const struct io_writer *writer, uint64_t offset)
 
 	if (lane->config.block_bytes)
 		return whole;
-	/* Whatever the filesystem says of its stripes, what follows must be able to go direct. */
+	/* Whatever the stripes are, the next block must begin at a unit of direct I/O. */
 	bytes = io_request_bytes(&writer->file.fs.layout, offset, whole) / unit * unit;
 	return bytes ? bytes : whole;
 }
 
-/* Where the next bytes go, and how many fit. */
+/* Returns in *to where the next bytes go, and in *room how many fit into the block. */
 static int find_room(struct io_writer *writer, uint8_t **to, size_t *room, struct base_error *error)
 {
 	int ret;
@@ -544,7 +575,7 @@ static int find_room(struct io_writer *writer, uint8_t **to, size_t *room, struc
 	return 0;
 }
 
-/* Into the block: as many of the bytes as lie there in the same way. */
+/* Copies or borrows the next bytes, as many as can be treated in one way. Returns their number. */
 static size_t place_piece(struct io_writer *writer, uint8_t *to, const uint8_t *data, size_t bytes,
 			  uint32_t *crc)
 {
@@ -555,7 +586,7 @@ static size_t place_piece(struct io_writer *writer, uint8_t *to, const uint8_t *
 		piece = borrow(writer, data, bytes);
 		summed = data;
 	} else if (data == to) {
-		/* They were made in their room. */
+		/* The caller produced them in the buffer, at io_writer_room(). */
 	} else if (crc) {
 		*crc = base_copy_crc32(*crc, to, data, piece);
 		return piece;
@@ -588,7 +619,7 @@ static int append(struct io_writer *writer, const uint8_t *data, size_t bytes, u
 	return ret;
 }
 
-/* As append(), and the checksum of the whole file goes on, too. */
+/* Appends bytes and continues both `*crc` and the checksum of the whole file. */
 static int append_checked(struct io_writer *writer, const uint8_t *data, size_t bytes,
 			  uint32_t *crc, struct base_error *error)
 {
@@ -607,7 +638,7 @@ static int append_checked(struct io_writer *writer, const uint8_t *data, size_t 
 	return ret;
 }
 
-/* The checksum of these bytes is to be continued, or is known. */
+/* Appends bytes. Their checksum is continued in `*crc` (may be NULL), or is already `*known`. */
 static int put(struct io_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 	       const uint32_t *known, struct base_error *error)
 {
@@ -659,11 +690,11 @@ void io_writer_fail(struct io_writer *writer)
 	writer->failed = true;
 }
 
-/* ---- The end --------------------------------------------------------------------------------- */
+/* ---- Ending the file ------------------------------------------------------------------------- */
 
 /*
- * Whether all there is can leave with one plain write. Not if an engine or direct I/O was asked for
- * by name: then even this much goes that way.
+ * Returns whether all of the file can be written by one plain write. False if the caller asked for
+ * an engine or for direct I/O by name: then small files use it, too.
  */
 static bool is_small(const struct io_writer *writer)
 {
@@ -675,9 +706,9 @@ static bool is_small(const struct io_writer *writer)
 }
 
 /*
- * Direct I/O pads the last block to a whole unit. Not beyond what this process may write (ulimit
- * -f), nor where the file is to keep its length: there what is left of whole units is written
- * through the page cache.
+ * Returns whether the end of the file must not be padded to a unit of direct I/O. That is so if
+ * padding would exceed ulimit -f, or if the file must keep its length. Then the bytes after the
+ * last whole unit go through the page cache.
  */
 static bool ends_unpadded(const struct io_writer *writer)
 {
@@ -687,7 +718,7 @@ static bool ends_unpadded(const struct io_writer *writer)
 			writer->most_bytes);
 }
 
-/* Sends what is whole units of direct I/O, and keeps the rest, which would have to be padded. */
+/* Sends the whole units of direct I/O, and keeps the rest in the buffer. */
 static int send_units(struct io_writer *writer, struct base_error *error)
 {
 	const size_t rest = writer->used % writer->unit;
@@ -711,7 +742,9 @@ static int send_units(struct io_writer *writer, struct base_error *error)
 	return ret;
 }
 
-/* Sends what goes through the engine. What stays in the buffer may pass from here on. */
+/*
+ * Sends all that goes through the engine. What stays in the buffer is checked against limits here.
+ */
 static int send_last(struct io_writer *writer, struct base_error *error)
 {
 	const bool small = is_small(writer);
@@ -735,7 +768,7 @@ static int end(struct io_writer *writer, bool *is_little, struct base_error *err
 	int ret = send_last(writer, error);
 	unsigned tail;
 
-	/* Of a file in the page cache much is still unwritten. */
+	/* Much of a file in the page cache is still unwritten. */
 	if (ret || !writer->through_engine || !lane->direct)
 		return ret;
 	tail = io_lane_tail(lane, writer->submitted, base_now_ns() - writer->first_block_ns,
@@ -759,8 +792,10 @@ int io_writer_end(struct io_writer *writer, bool *is_little, struct base_error *
 	return ret;
 }
 
-/* What is left in the buffer, without the engine, which takes direct I/O off the file: nothing is
- * in flight. */
+/*
+ * Writes what is left in the buffer without the engine. Nothing is in flight, so direct I/O can be
+ * switched off.
+ */
 static int put_rest(struct io_writer *writer, struct base_error *error)
 {
 	int ret = is_small(writer) ? 0 : io_set_direct(writer->file.fd, false);
@@ -792,20 +827,23 @@ static int write_rest(struct io_writer *writer, struct base_error *error)
 	return ret || !writer->buffer ? ret : put_rest(writer, error);
 }
 
-/* Takes away what the padding of the last block and too large an estimate left behind the end. */
+/*
+ * Truncates the file to its length. The padding of the last block, or an estimate that was too
+ * large, may have left bytes after the end.
+ */
 static int cut(struct io_writer *writer, struct base_error *error)
 {
 	int interruptions = 0, ret;
 	struct stat status;
 
-	/* In a file of several writers padding ends where the next part begins, at the latest. */
+	/* In a file of several writers, padding never exceeds this writer's range. */
 	if (writer->file.stream || writer->file.shared ||
 	    (writer->keeps_length && writer->submitted == writer->options.expected_bytes))
 		return 0;
 	do {
 		ret = ftruncate(writer->file.fd, (off_t)writer->submitted) ? -errno : 0;
 	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
-	/* Some of FUSE let files only grow: then there may be nothing to cut. */
+	/* Some FUSE filesystems cannot shrink files; there may be nothing to truncate. */
 	if ((ret == -EOPNOTSUPP || ret == -ENOSYS) && !fstat(writer->file.fd, &status) &&
 	    (uint64_t)status.st_size == writer->submitted)
 		return 0;
@@ -860,7 +898,7 @@ int io_writer_commit(struct io_writer *writer, struct base_error *error)
 		return base_refuse(error, -EIO, "cannot put \"%s\" in place before it is complete",
 				   writer->file.path);
 	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
-	/* From here on the file must not be used through the engine, which may keep it open. */
+	/* Detach the lane before the descriptor is closed: an engine may keep the file open. */
 	if (writer->through_engine)
 		io_lane_detach(writer->lane);
 	if (!ret)
@@ -875,7 +913,7 @@ int64_t io_writer_modified_ns(const struct io_writer *writer)
 {
 	struct stat status;
 
-	/* The descriptor, whatever has taken the name since. */
+	/* By the descriptor, since another file may have taken the name. */
 	if (writer->file.stream || fstat(writer->file.lock_fd, &status))
 		return 0;
 	return io_modified_ns(&status);
@@ -893,7 +931,7 @@ int io_writer_put_beside(struct io_writer *writer, const char *suffix, const voi
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-/* Engine, block and depth for this file. */
+/* Chooses engine, blocks and depth for this file. */
 static int take_shape(struct io_writer *writer, struct base_error *error)
 {
 	const struct io_shape shape = io_shape_for(&writer->lane->config, &writer->file.fs,
@@ -916,8 +954,10 @@ static int open_file(struct io_writer *writer, const char *path, struct base_err
 	if (ret)
 		return ret;
 	snprintf(file->notes->filesystem, sizeof(file->notes->filesystem), "%s", file->fs.type);
-	/* With direct=require the end is padded: GlusterFS opens the file with O_DIRECT on its
-	 * servers as well. They refuse writes of partial units, and report it at fsync. */
+	/*
+	 * With direct=require the end is padded. GlusterFS opens the file with O_DIRECT on its
+	 * servers as well; they refuse writes of partial units and report it at fsync.
+	 */
 	writer->keeps_length = options->exact && !file->stream &&
 			       options->expected_bytes > IO_SMALL_FILE_BYTES &&
 			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&
@@ -940,7 +980,7 @@ int io_writer_open(struct io_writer **out, struct io_lane *lane, const char *pat
 		return base_no_memory(error, "a file writer", sizeof(*writer));
 	writer->lane = lane;
 	writer->options = *options;
-	/* Others look at a file that they write, too, whatever its directory is. */
+	/* Other writers look at a shared file even if its directory is new. */
 	writer->options.unseen = options->unseen && !options->part_bytes;
 	writer->most_bytes = base_largest_file();
 	writer->file.options = &writer->options;
@@ -969,7 +1009,7 @@ void io_writer_free(struct io_writer *writer)
 	free(writer);
 }
 
-/* ---- What became of it ----------------------------------------------------------------------- */
+/* ---- Results for the report ------------------------------------------------------------------ */
 
 uint32_t io_writer_crc32(const struct io_writer *writer)
 {
@@ -998,7 +1038,7 @@ void io_writer_report(const struct io_writer *writer, struct ioshape_report *rep
 	report->write_s += base_seconds(writer->write_ns);
 	report->sync_s += base_seconds(writer->sync_ns);
 	report->commit_s += base_seconds(writer->commit_ns);
-	/* One plain write, as the buffered engine does it. */
+	/* A plain write is reported as what the buffered engine does. */
 	snprintf(report->engine, sizeof(report->engine), "%s",
 		 writer->through_engine ? lane->ops->id : "buffered");
 	report->direct = writer->was_direct;
