@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files that appear whole or not at all. A file is created under a temporary name in its directory,
- * with its stripes and its space, and renamed when all of it is on stable storage. Until then its
- * lock says that its writer lives. What writes its bytes is in writer.c.
+ * Atomic files. A file is created under a temporary name in its directory, with its stripes and its
+ * space reserved. It is renamed when all of it is on stable storage. Until then, its lock shows
+ * that its writer is alive. writer.c writes the bytes.
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
@@ -21,23 +21,23 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- Where a path leads ---------------------------------------------------------------------- */
+/* ---- Resolving the path ---------------------------------------------------------------------- */
 
 /*
- * Each question about a name may be one to a server, so each directory on the way is opened once,
- * and its name looked at once.
+ * Each look at a name may cost a request to a server. So each directory on the way is opened once,
+ * and each name is looked at once.
  */
 
-/* As many links as the kernel itself follows. */
+/* As many links as the kernel follows. */
 #define MAX_LINKS 40
 
 /*
- * All that is to be known of a file that will be replaced. Neither its length nor its times: where
- * these have just been written, a client would have to ask the server for them.
+ * What must be known of a file that will be replaced. Not its length or times: if they have just
+ * been written, a network client would have to ask the server.
  */
 #define WHAT_IT_IS (STATX_TYPE | STATX_MODE | STATX_UID | STATX_GID)
 
-/* Splits into directory and name. "a" is "." and "a". */
+/* Splits a path into directory and name: "a" becomes "." and "a". */
 static int split(struct io_destination *destination, const char *path, struct base_error *error)
 {
 	const char *slash = strrchr(path, '/');
@@ -48,14 +48,14 @@ static int split(struct io_destination *destination, const char *path, struct ba
 	destination->name = strdup(slash ? slash + 1 : path);
 	if (!destination->directory || !destination->name)
 		return base_no_memory(error, "a path", strlen(path));
-	/* A link that ends in a slash. */
+	/* The path of a link may end in a slash. */
 	if (!*destination->name)
 		return base_fail_with(error, -EISDIR, "give the name of a file in it",
 				      "cannot save to \"%s\"", destination->path);
 	return 0;
 }
 
-/* What to do where the directory cannot be opened. */
+/* Returns the advice if the directory cannot be opened. */
 static const char *directory_remedy(const char *path, int code)
 {
 	if (code != ENOENT)
@@ -71,7 +71,10 @@ static int open_directory(struct io_destination *destination, struct base_error 
 	base_close(destination->directory_fd);
 	destination->directory_fd =
 		base_own(open(destination->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-	/* One may write into a directory that one may not list; it just cannot be synced then. */
+	/*
+	 * A process may have permission to write into a directory but not to list it. Such a
+	 * directory cannot be synced.
+	 */
 	if (destination->directory_fd < 0 && errno == EACCES)
 		destination->directory_fd =
 			base_own(open(destination->directory, O_PATH | O_DIRECTORY | O_CLOEXEC));
@@ -92,9 +95,9 @@ static int look_at(int fd, const char *name, struct statx *found)
 }
 
 /*
- * Where everybody may put something and nobody can remove what others put (/tmp), what another user
- * left under our name is a trap: the kernel's rule for those who open it (fs.protected_symlinks,
- * fs.protected_regular), which does not see those who rename.
+ * Refuses a file or link that another user planted in a directory like /tmp, where all users may
+ * create names but not remove those of others. The kernel protects processes that open such names
+ * (fs.protected_symlinks, fs.protected_regular), but not those that rename over them.
  */
 static int refuse_planted(const struct io_destination *destination, const struct statx *found,
 			  struct base_error *error)
@@ -117,7 +120,7 @@ static int refuse_planted(const struct io_destination *destination, const struct
 		destination->path, S_ISLNK(found->stx_mode) ? "link" : "file");
 }
 
-/* Whose it is and what it says belong together: both of the link that is open. */
+/* Reads the target of an open link, and checks its owner on that same link. */
 static int read_open_link(const struct io_destination *destination, int fd, char text[PATH_MAX],
 			  struct base_error *error)
 {
@@ -131,7 +134,9 @@ static int read_open_link(const struct io_destination *destination, int fd, char
 	return refuse_planted(destination, &link, error);
 }
 
-/* What the link at the destination's name says, as a path of our own. */
+/*
+ * Returns in *out the path that the link at the destination's name points to; the caller frees it.
+ */
 static int read_link(const struct io_destination *destination, char **out, struct base_error *error)
 {
 	char text[PATH_MAX];
@@ -153,7 +158,7 @@ static int read_link(const struct io_destination *destination, char **out, struc
 	return *out ? 0 : base_no_memory(error, "a path", strlen(text));
 }
 
-/* ---- What is there --------------------------------------------------------------------------- */
+/* ---- Checking what exists -------------------------------------------------------------------- */
 
 static bool is_stream(mode_t mode)
 {
@@ -161,8 +166,8 @@ static bool is_stream(mode_t mode)
 }
 
 /*
- * 1 if the path leads to a pipe or a device, which has been opened. By the path as it was given:
- * the text of a link such as /dev/stdout or /dev/fd/63 ("pipe:[4711]") leads nowhere.
+ * Opens the path if it leads to a pipe or a device, and returns 1 then. It opens the path as given:
+ * the text of a link such as /dev/stdout or /dev/fd/63 ("pipe:[4711]") is no path.
  */
 static int open_if_stream(struct io_destination *destination, const struct statx *found,
 			  struct base_error *error)
@@ -183,7 +188,7 @@ static int open_if_stream(struct io_destination *destination, const struct statx
 	return 1;
 }
 
-/* Opens the directory of a path, and looks once at what has the name there. */
+/* Opens the directory of a path, and looks once at the existing entry of that name. */
 static int look_in_directory(struct io_destination *destination, const char *path,
 			     struct statx *found, struct base_error *error)
 {
@@ -203,8 +208,8 @@ static int look_in_directory(struct io_destination *destination, const char *pat
 }
 
 /*
- * Follows links from path to path, also a last one that leads to nothing yet, as open() would. 1 if
- * there is a pipe or a device, which has been opened.
+ * Follows symbolic links as open() would, even a last one whose target does not exist yet. Returns
+ * 1 if the path leads to a pipe or device, which is then open.
  */
 static int follow(struct io_destination *destination, struct statx *found, struct base_error *error)
 {
@@ -232,12 +237,13 @@ static int follow(struct io_destination *destination, struct statx *found, struc
 }
 
 /*
- * A rename would replace a file whatever its mode; who protected it did not mean that. Of the
- * user's own file the mode says it, and the filesystem need not be asked.
+ * Returns whether the caller may write to the existing file. A rename would replace a file even if
+ * its owner protected it. For the caller's own file the mode answers, without a request to the
+ * filesystem.
  */
 static bool may_write(const struct io_destination *destination, const struct statx *old)
 {
-	/* Without the flag it is a system call that every sandbox knows. */
+	/* Without the flag, every sandbox knows the system call. */
 	int flags = getuid() == geteuid() && getgid() == getegid() ? 0 : AT_EACCESS;
 
 	if (old->stx_uid == geteuid() && old->stx_mode & S_IWUSR)
@@ -245,7 +251,7 @@ static bool may_write(const struct io_destination *destination, const struct sta
 	return !faccessat(destination->directory_fd, destination->name, W_OK, flags);
 }
 
-/* Whether what is there may be replaced, and how. */
+/* Checks whether the existing file may be replaced, and records its mode and owner. */
 static int check_old(struct io_destination *destination, const struct statx *old,
 		     struct base_error *error)
 {
@@ -272,8 +278,8 @@ static int check_old(struct io_destination *destination, const struct statx *old
 }
 
 /*
- * Follows links as open() would, also a last one that leads to nothing yet, and opens the directory
- * of the final file. 1 if there is a pipe or a device, which has been opened.
+ * Finds the final file: follows links as open() would, and opens its directory. Returns 1 if the
+ * path leads to a pipe or device, which is then open.
  */
 static int find(struct io_destination *destination, struct base_error *error)
 {
@@ -287,7 +293,7 @@ static int find(struct io_destination *destination, struct base_error *error)
 
 /* ---- Stripes --------------------------------------------------------------------------------- */
 
-/* Of the whole file, whoever writes it; 0: not known. */
+/* Returns the length of the whole file, including the ranges of other writers; 0: not known. */
 static uint64_t bytes_of(const struct io_file_options *options)
 {
 	return options->part_bytes ? options->file_bytes : options->expected_bytes;
@@ -300,7 +306,10 @@ static bool is_small(const struct io_destination *destination)
 	return bytes && bytes <= IO_SMALL_FILE_BYTES;
 }
 
-/* What it takes to be worth asking: what came before on this mount, or what the directory says. */
+/*
+ * Decides whether to request stripes for the new file, by what is known of the mount and the
+ * directory. Fills in destination->asked.
+ */
 static bool must_ask(struct io_destination *destination)
 {
 	const struct io_file_options *options = destination->options;
@@ -317,11 +326,13 @@ static bool must_ask(struct io_destination *destination)
 	memset(&destination->asked, 0, sizeof(destination->asked));
 	if (is_small(destination) || request->kind == FS_REQUEST_DIRECTORY)
 		return false;
-	/* One stripe is what every directory gives, at least. */
+	/* Every directory gives at least one stripe. */
 	if (request->kind == FS_REQUEST_AUTO && !options->place && bytes <= FS_ONE_STRIPE_BYTES)
 		return false;
-	/* Most files follow others on the same mount, where nothing is to be asked for: they cost
-	 * no call. If this one does not, it is found out when it is looked at. */
+	/*
+	 * Most files follow others on the same mount, where no stripes can be requested, so they
+	 * cost no call. If this file is elsewhere, describe() finds out later.
+	 */
 	destination->guessed = *memory->type && !fs_takes_layouts(memory->family);
 	if (destination->guessed || fs_describe(directory_fd, directory, memory, &info, NULL))
 		return false;
@@ -359,16 +370,16 @@ static bool may_go_direct(const struct io_destination *destination)
 }
 
 /*
- * Whether the file must have O_DIRECT when it is opened: on FUSE, if it will be written directly.
- * FUSE decides then whether it keeps pages of the file, and lets direct writes go side by side only
- * if it keeps none.
+ * Returns whether the file must be opened with O_DIRECT: on FUSE, if it will be written directly.
+ * FUSE decides at the opening whether it caches pages of the file. Only if it caches none do direct
+ * writes run in parallel.
  */
 static bool opens_direct(const struct io_destination *destination)
 {
 	struct fs_memory *memory = destination->memory;
 	struct fs_info info;
 
-	/* Most files follow others on a mount that is no FUSE: they cost no call. */
+	/* Most files follow others on a mount that is not FUSE; they cost no call. */
 	if (!may_go_direct(destination) || (*memory->type && memory->magic != FS_FUSE_MAGIC))
 		return false;
 	if (!is_on_device_of(memory, destination->directory_fd) &&
@@ -381,7 +392,10 @@ static bool opens_direct(const struct io_destination *destination)
 
 /* ---- Creating -------------------------------------------------------------------------------- */
 
-/* Direct I/O begins when its engine does: until then it is a file like all others. */
+/*
+ * Creates the temporary file without requesting stripes. O_DIRECT is cleared after the opening; the
+ * engine sets it again when it starts.
+ */
 static int create_plainly(const struct io_destination *destination, mode_t mode)
 {
 	const int directory_fd = destination->directory_fd;
@@ -390,7 +404,7 @@ static int create_plainly(const struct io_destination *destination, mode_t mode)
 
 	if (opens_direct(destination)) {
 		fd = fs_create_plainly(directory_fd, name, mode, O_DIRECT);
-		/* Not where it is refused; but then there is a file on some. */
+		/* Some filesystems refuse O_DIRECT after they have created the file. */
 		if (fd == -EINVAL)
 			unlinkat(directory_fd, name, 0);
 		else if (fd < 0)
@@ -405,7 +419,9 @@ static int create_plainly(const struct io_destination *destination, mode_t mode)
 	return fs_create_plainly(directory_fd, name, mode, 0);
 }
 
-/* The same file, opened for direct I/O instead; or as it was, where that cannot be done. */
+/*
+ * Opens the temporary file again with O_DIRECT, and closes `fd`. Returns `fd` itself if that fails.
+ */
 static int open_direct(const struct io_destination *destination, int fd)
 {
 	int again = base_above_streams(openat(destination->directory_fd, destination->temporary,
@@ -423,8 +439,10 @@ static int open_direct(const struct io_destination *destination, int fd)
 	return again;
 }
 
-/* Creates the temporary file, as open(O_CREAT | O_EXCL) does, but for its stripes. A descriptor or
- * a negative errno. */
+/*
+ * Creates the temporary file as open(O_CREAT | O_EXCL) does, with the requested stripes. Returns a
+ * descriptor or a negative errno.
+ */
 static int destination_create(struct io_destination *destination, mode_t mode)
 {
 	char note[256];
@@ -444,7 +462,7 @@ static int destination_create(struct io_destination *destination, mode_t mode)
 
 /* ---- The temporary file ---------------------------------------------------------------------- */
 
-/* Names that turn out to be taken; each holds 64 random bits, so one would do. */
+/* Most tries to find a free name. Each name has 64 random bits, so one should do. */
 #define MAX_NAMES 16
 
 static int make_name(struct io_destination *destination, struct base_error *error)
@@ -473,10 +491,11 @@ static void remove_temporary(struct io_destination *destination)
 }
 
 /*
- * The lock tells others that the writer lives; the kernel drops it when it dies. Somebody tidying
- * up may have come between creation and lock, and taken the new file for an abandoned one: 1 means
- * try again; negative is a failure. *created is what the file is; whoever shares its locks shares
- * what the kernel knows of it, so no server is asked.
+ * Locks the temporary file, which tells other processes that its writer is alive; the kernel drops
+ * the lock when the process dies. Returns 1 if the caller must try again: a process that removes
+ * stale files may have taken the new file for an abandoned one before it was locked. *created is
+ * the file's state. Processes that share the file's locks share the kernel's knowledge of it, so no
+ * server is asked.
  */
 static int lock_temporary(struct io_destination *destination, struct statx *created)
 {
@@ -493,7 +512,10 @@ static int lock_temporary(struct io_destination *destination, struct statx *crea
 	return !created->stx_nlink;
 }
 
-/* With `mode` it is born: who opens a file keeps it, whatever its mode becomes. */
+/*
+ * Creates and locks the temporary file. It has `mode` from the beginning, because a process that
+ * has opened the file keeps it open, even if the mode becomes stricter.
+ */
 static int open_temporary(struct io_destination *destination, mode_t mode, struct statx *created,
 			  struct base_error *error)
 {
@@ -506,7 +528,7 @@ static int open_temporary(struct io_destination *destination, mode_t mode, struc
 		ret = destination_create(destination, mode);
 		destination->fd = base_own(MAX(ret, -1));
 		if (ret < 0) {
-			forget_temporary(destination); /* it is not ours */
+			forget_temporary(destination); /* the name belongs to another process */
 			if (ret == -EEXIST && !destination->options->unseen)
 				continue;
 			return base_fail_with(error, ret,
@@ -527,17 +549,17 @@ static int open_temporary(struct io_destination *destination, mode_t mode, struc
 			   destination->directory);
 }
 
-/* What lets more people in, or fewer, than the mode says: 500 of them fit. */
+/* Access control lists, which grant or deny access beyond the mode. 4096 bytes hold 500 entries. */
 #define ACL "system.posix_acl_access"
 #define DEFAULT_ACL "system.posix_acl_default"
 #define MOST_ACL_BYTES 4096
 
 struct acl {
-	ssize_t bytes; /* negative: there is none, and why */
+	ssize_t bytes; /* bytes of data, or a negative errno if there is none */
 	char data[MOST_ACL_BYTES];
 };
 
-/* That of the file which will be replaced. */
+/* Reads the ACL of the file that will be replaced. */
 static void read_acl(const struct io_destination *destination, struct acl *acl)
 {
 	char *old = NULL;
@@ -557,8 +579,8 @@ static bool has_none(const struct acl *acl)
 }
 
 /*
- * The new file has the old one's ACL, or none: it may have been born with its directory's default
- * one, of which a mode would let everybody in who is named there. False if that cannot be had.
+ * Gives the new file the ACL of the old one, or none. The directory's default ACL may have given it
+ * one, and with it a mode would admit all users named there. Returns false if that cannot be done.
  */
 static bool copy_acl(const struct io_destination *destination, const struct acl *acl,
 		     bool same_group)
@@ -567,7 +589,7 @@ static bool copy_acl(const struct io_destination *destination, const struct acl 
 		return same_group &&
 		       !fsetxattr(destination->fd, ACL, acl->data, (size_t)acl->bytes, 0);
 	if (acl->bytes != -ENODATA)
-		return acl->bytes == -EOPNOTSUPP; /* nor has the new one any */
+		return acl->bytes == -EOPNOTSUPP; /* there are no ACLs here */
 	if (fgetxattr(destination->fd, ACL, NULL, 0) < 0 && errno == ENODATA)
 		return true;
 	return !fremovexattr(destination->fd, ACL) || errno == ENODATA;
@@ -575,7 +597,9 @@ static bool copy_acl(const struct io_destination *destination, const struct acl 
 
 #define UNKNOWN_MODE ((mode_t)-1)
 
-/* Of another group: a member of either may do no more than before. */
+/*
+ * Returns a mode for a file in another group: members of either group may do no more than before.
+ */
 static mode_t without_group(mode_t mode)
 {
 	const mode_t all = mode >> 3 & mode & 07;
@@ -584,8 +608,8 @@ static mode_t without_group(mode_t mode)
 }
 
 /*
- * The new file looks like the one it replaces: who may read it must not change with its contents.
- * What cannot be kept makes it less, never more.
+ * Gives the new file owner, group, mode and ACL of the file that it replaces, so that the same
+ * users can read it. What cannot be kept makes access stricter, never wider.
  */
 static void copy_access(struct io_destination *destination, const struct acl *acl,
 			const struct statx *new)
@@ -594,9 +618,9 @@ static void copy_access(struct io_destination *destination, const struct acl *ac
 	mode_t mode = destination->old_mode, now = new->stx_mode & 07777;
 	bool same_group = true;
 
-	/* Only root can give files away; others share them by group at most. */
+	/* Only root can change the owner; other users can at most keep the group. */
 	if (new->stx_uid != destination->old_user || new->stx_gid != destination->old_group) {
-		now = UNKNOWN_MODE; /* a new owner may cost it some bits */
+		now = UNKNOWN_MODE; /* chown may clear some bits */
 		if (fchown(destination->fd, destination->old_user, destination->old_group)) {
 			io_note(notes, IOSHAPE_STEP_OWNER,
 				"owner of the replaced file not kept: %s",
@@ -611,30 +635,35 @@ static void copy_access(struct io_destination *destination, const struct acl *ac
 		mode &= 0700;
 	}
 	if (acl->bytes >= 0)
-		now = UNKNOWN_MODE; /* an ACL sets some, too */
+		now = UNKNOWN_MODE; /* an ACL also sets mode bits */
 	if (mode != now && fchmod(destination->fd, mode))
 		io_note(notes, IOSHAPE_STEP_OWNER, "mode of the replaced file not kept: %s",
 			ioshape_strerror(-errno));
 }
 
 /*
- * Who opens a file keeps it, whatever its mode becomes: so from the beginning nobody may who might
- * not open the old one, whoever owns the new one.
+ * Returns the mode to create the file with. A process that has opened a file keeps it open, even if
+ * the mode becomes stricter. So from the beginning no user may open the file who could not open the
+ * old one.
  */
 static mode_t first_mode(const struct io_destination *destination, const struct acl *acl)
 {
 	return has_none(acl) ? without_group(destination->old_mode) : 0600;
 }
 
-/* If the umask is as it was, the kernel applies it, or in its place the directory's default ACL. */
+/*
+ * Returns options->umask_then if it differs from the current umask; else 0, since then the kernel
+ * applies the umask or the directory's default ACL.
+ */
 static int changed_umask(const struct io_file_options *options)
 {
 	return options->umask_then == 1 + base_umask() ? 0 : options->umask_then;
 }
 
 /*
- * The umask of the call counts, not the umask of the moment at which a thread creates the file. In
- * a directory with a default ACL neither counts, so the mode stays as the kernel has set it.
+ * Creates a file that replaces none, with the umask of the call, not of the moment when a thread
+ * creates the file. In a directory with a default ACL neither umask counts, so the kernel's mode
+ * stays.
  */
 static int make_new(struct io_destination *destination, struct base_error *error)
 {
@@ -669,7 +698,9 @@ static int begin(struct io_destination *destination, struct base_error *error)
 	return ret;
 }
 
-/* 0 if the name was free and is now ours; decided by the kernel, so that of two writers one wins.
+/*
+ * Renames the temporary file unless its final name is taken (-EEXIST). The kernel decides, so one
+ * of two writers wins.
  */
 static int link_into_place(struct io_destination *destination)
 {
@@ -681,14 +712,16 @@ static int link_into_place(struct io_destination *destination)
 	}
 	if (errno != EINVAL && errno != ENOSYS)
 		return -errno;
-	/* A filesystem without that flag; the temporary name goes when the destination is closed.
+	/*
+	 * The filesystem lacks that flag. The temporary name is removed when the destination is
+	 * closed.
 	 */
 	return linkat(fd, destination->temporary, fd, destination->name, 0) ? -errno : 0;
 }
 
 /*
- * -EEXIST if another process has made it meanwhile. Nobody else sees the file before it has its
- * layout: what cannot be given one is removed and made again.
+ * Creates a file that several processes write. Returns -EEXIST if another process was first. The
+ * file gets its final name only after its layout; if that fails, it is removed.
  */
 static int make_shared(struct io_destination *destination, struct base_error *error)
 {
@@ -709,7 +742,7 @@ static int make_shared(struct io_destination *destination, struct base_error *er
 				      destination->path);
 }
 
-/* A file that other processes write, too: whoever comes first makes it. */
+/* Opens a file that several processes write, or creates it if this process is first. */
 static int open_or_make(struct io_destination *destination, struct base_error *error)
 {
 	const int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
@@ -744,8 +777,10 @@ int io_destination_begin_again(struct io_destination *destination, struct base_e
 	return begin(destination, error);
 }
 
-/* What the new file is on. It is begun again if that is another kind of filesystem than the one
- * before, and stripes can be asked for there. */
+/*
+ * Describes the filesystem of the new file. If it is on another kind of filesystem than the file
+ * before, where stripes can be requested, the file is created again.
+ */
 static int describe(struct io_destination *destination, struct base_error *error)
 {
 	const char *path = destination->path;
@@ -811,8 +846,8 @@ static const struct io_original *original_of(const struct io_destination *destin
 }
 
 /*
- * Made under the umask of the process that saved the original. Where ours is the same, the kernel
- * has applied it, or in its place the directory's default ACL.
+ * Returns whether the process that saved the original had another umask. If it had ours, the kernel
+ * has applied it already, or the directory's default ACL.
  */
 static bool has_other_umask(const struct io_original *original)
 {
@@ -846,13 +881,13 @@ int io_destination_resemble(struct io_destination *destination, struct base_erro
 	return !ret ? 0 : base_fail(error, ret, "cannot set the time of \"%s\"", destination->path);
 }
 
-/* Just before a copy is put in place. -EEXIST: what is there is newer. */
+/* Checks, just before a copy is committed, that the existing file is not newer (-EEXIST). */
 static int check_newest(const struct io_destination *destination, struct base_error *error)
 {
 	const struct io_original *original = original_of(destination);
 	struct stat there;
 
-	/* Whatever else it cannot be looked at for, the rename will say. */
+	/* On other errors the rename will report them. */
 	if (!original ||
 	    fstatat(destination->directory_fd, destination->name, &there, AT_SYMLINK_NOFOLLOW))
 		return 0;
@@ -862,20 +897,21 @@ static int check_newest(const struct io_destination *destination, struct base_er
 			   destination->path);
 }
 
-/* ---- Replaced files -------------------------------------------------------------------------- */
+/* ---- Closing replaced files ------------------------------------------------------------------ */
 
 /*
- * A filesystem frees the blocks of a file when the last descriptor of it is closed; for 1 GiB, ext4
- * with the discard mount option took 0.12 s, an eighth of the time of a whole save. Nobody need
- * wait for that: a thread of its own closes large ones.
+ * A filesystem frees the blocks of a file when its last descriptor is closed. For 1 GiB, ext4 with
+ * the discard mount option took 0.12 s, an eighth of a whole save. So a thread closes large
+ * replaced files, and the save does not wait.
  */
 
-/* Smaller ones go faster than a thread starts. */
+/* Smaller files are freed faster than a thread starts. */
 #define LARGE_FILE_BYTES (64 * MIB)
 
+/* Longest wait for the space of replaced files. */
 #define PATIENCE_NS (10ull * 1000000000)
 
-/* Files that are on their way, in this process; that is where their space is missing. */
+/* Files that threads of this process are closing, whose space is not free yet. */
 static atomic_uint releasing;
 
 static void *release(void *fd)
@@ -893,11 +929,11 @@ static void release_fd(int fd)
 
 	if (fd < 0)
 		return;
-	/* As far as the kernel knows it: that decides only who closes it. */
+	/* The kernel's own knowledge is enough to decide which thread closes the file. */
 	if (!statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE | STATX_NLINK, &status) &&
 	    !status.stx_nlink && status.stx_size >= LARGE_FILE_BYTES) {
 		atomic_fetch_add(&releasing, 1);
-		/* It touches nothing that could be freed, so nobody has to wait for it. */
+		/* The thread uses no memory of ours, so it need not be joined. */
 		if (!base_start_thread(&thread, release, (void *)(intptr_t)fd)) {
 			pthread_detach(thread);
 			return;
@@ -907,14 +943,16 @@ static void release_fd(int fd)
 	base_close(fd);
 }
 
-/* Waits until that space is there; false if nothing was on its way. */
+/*
+ * Waits until the space of replaced files is free. Returns false if there was nothing to wait for.
+ */
 static bool await_releases(void)
 {
 	const struct timespec pause = { .tv_nsec = 5000000 };
 	uint64_t begin = base_now_ns();
 	bool waited = false;
 
-	/* In a forked child the thread of its parent is not there, hence the limit. */
+	/* After fork() the child lacks the parent's thread, hence the limit. */
 	while (atomic_load(&releasing) && base_now_ns() - begin < PATIENCE_NS) {
 		nanosleep(&pause, NULL);
 		waited = true;
@@ -922,7 +960,7 @@ static bool await_releases(void)
 	return waited;
 }
 
-/* ---- The end --------------------------------------------------------------------------------- */
+/* ---- Sync and commit ------------------------------------------------------------------------- */
 
 static const char *remedy_of_sync(int code)
 {
@@ -936,8 +974,8 @@ int io_destination_sync(struct io_destination *destination, struct base_error *e
 	if (destination->stream && !destination->device)
 		return 0;
 	/*
-	 * Once only: after a failure the kernel may call the lost pages clean, so that a second
-	 * fsync would succeed over a file with holes.
+	 * Call fsync only once: after a failure the kernel may mark the lost pages clean, and a
+	 * second fsync would succeed over a file with holes.
 	 */
 	if (fsync(destination->fd))
 		return base_fail_with(error, -errno, remedy_of_sync(errno),
@@ -946,15 +984,18 @@ int io_destination_sync(struct io_destination *destination, struct base_error *e
 	return 0;
 }
 
-/* Some network filesystems report lost writes only here. */
+/* Closes the file and checks the result: some network filesystems report lost writes only here. */
 static int close_checked(struct io_destination *destination, struct base_error *error)
 {
 	int fd = destination->fd;
 
 	destination->fd = -1;
 	if (!destination->stream) {
-		/* Straight to its number: who moved it would close it in between, and that close is
-		 * the one that reports. */
+		/*
+		 * Duplicate to a number above the standard streams at once. Moving the duplicate
+		 * later would close a descriptor in between, and that close could swallow the
+		 * error.
+		 */
 		destination->lock_fd = base_own(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
 		if (destination->lock_fd < 0) {
 			destination->fd = fd;
@@ -962,7 +1003,7 @@ static int close_checked(struct io_destination *destination, struct base_error *
 					      "cannot finish \"%s\"", destination->path);
 		}
 	}
-	/* After EINTR Linux has closed it all the same. */
+	/* After EINTR, Linux has closed the descriptor. */
 	if (base_close(fd) && errno != EINTR)
 		return base_fail_with(error, -errno, "the storage failed or is full",
 				      "cannot finish \"%s\"", destination->path);
@@ -991,15 +1032,18 @@ static int put_in_place(struct io_destination *destination, struct base_error *e
 	return 0;
 }
 
-/* Names in its directory are on stable storage. 0, or a negative errno without a sentence. */
+/*
+ * Syncs the directory, so that its names are durable. Returns 0 or a negative errno without an
+ * error message.
+ */
 static int sync_directory(const struct io_destination *destination, struct io_notes *notes)
 {
 	if (!fsync(destination->directory_fd))
 		return 0;
-	/* A directory that may be written to and not be read: all of its filesystem, then. */
+	/* The directory is writable but not readable, so sync all of its filesystem. */
 	if (errno == EBADF && !syncfs(destination->lock_fd))
 		return 0;
-	/* Filesystems that make names durable by themselves. */
+	/* Such filesystems make names durable by themselves. */
 	if (errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS) {
 		io_note(notes, IOSHAPE_STEP_SYNC, "directory not synced: %s",
 			ioshape_strerror(-errno));
@@ -1046,11 +1090,12 @@ int io_destination_commit(struct io_destination *destination, struct base_error 
 	if (destination->shared)
 		return options->no_sync ? 0 : sync_name(destination, error);
 	/*
-	 * When the last name of the old file goes, its blocks are freed, and whoever renames over
-	 * it or syncs the directory waits for that. Holding it open puts it off until we are done;
-	 * and nobody else gets them before the new name is durable, as ext4 with data=writeback
-	 * allows. An NFS client would give an open file another name first (.nfs…), which two
-	 * clients that replace one file at the same time leave behind.
+	 * When the last name of the old file is removed, its blocks are freed, and the rename or
+	 * the sync of the directory waits for that. An open descriptor delays it until the commit
+	 * is done. It also keeps other files from getting these blocks before the new name is
+	 * durable, as ext4 with data=writeback allows. Not on network filesystems: an NFS client
+	 * would rename an open file first (.nfs…), and two clients that replace a file at the same
+	 * time leave such files behind.
 	 */
 	if (fs_is_local(destination->fs.family) && !destination->absent)
 		old = base_own(openat(destination->directory_fd, destination->name,
@@ -1074,7 +1119,8 @@ static int put_small_file(const struct io_destination *destination, const char *
 	ret = io_put_whole(destination->directory_fd, name, data, bytes, durable,
 			   status.st_mode & 0666);
 	if (!ret && durable)
-		ret = sync_directory(destination, NULL); /* the file's own sync has noted it */
+		/* The sync of the file has noted downgrades. */
+		ret = sync_directory(destination, NULL);
 	return ret;
 }
 
@@ -1109,10 +1155,10 @@ void io_destination_close(struct io_destination *destination)
 
 /* ---- Space ----------------------------------------------------------------------------------- */
 
-/* Interruptions in a row before we believe that they will not end. */
+/* Most interrupted calls in a row. */
 #define MAX_INTERRUPTIONS 100
 
-/* Blocks for so many bytes, interrupted or not. */
+/* Allocates blocks for a range; repeats interrupted calls. */
 static int allocate(int fd, uint64_t offset, uint64_t bytes)
 {
 	int interruptions = 0, ret;
@@ -1128,7 +1174,7 @@ static int reserve(const struct io_destination *destination, uint64_t length)
 	const struct io_file_options *options = destination->options;
 	int ret = allocate(destination->fd, options->part_offset, length);
 
-	/* A bit less will do. */
+	/* `length` may exceed what is needed. */
 	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
 		ret = allocate(destination->fd, options->part_offset, options->expected_bytes);
 	return ret;
@@ -1139,7 +1185,10 @@ static int no_room(const struct io_destination *destination, int code, struct ba
 	const uint64_t bytes = destination->options->expected_bytes;
 	const uint64_t free_bytes = fs_free_bytes_behind(destination->fd);
 
-	/* On the whole; not where the file would lie, or not for this user. */
+	/*
+	 * The filesystem as a whole has enough free space, but not on these targets, or not for
+	 * this user.
+	 */
 	if (free_bytes >= bytes)
 		base_fail_with(error, code, io_remedy(code),
 			       "cannot save \"%s\": the %s that it needs cannot be reserved on its "
@@ -1160,7 +1209,7 @@ int io_destination_reserve(struct io_destination *destination, uint64_t length,
 {
 	int ret = reserve(destination, length);
 
-	/* The space of a file that we have replaced may be on its way. */
+	/* The space of a file that this process has replaced may not be free yet. */
 	if ((ret == -ENOSPC || ret == -EDQUOT) && await_releases())
 		ret = reserve(destination, length);
 	switch (ret) {
@@ -1172,12 +1221,12 @@ int io_destination_reserve(struct io_destination *destination, uint64_t length,
 	case -EIO:
 		return no_room(destination, ret, error);
 	default:
-		/* Nothing can be reserved: then what there is free decides. */
+		/* The filesystem cannot reserve space, so its free space decides. */
 		if (destination->options->expected_bytes > fs_free_bytes_behind(destination->fd))
 			return no_room(destination, -ENOSPC, error);
 		io_note(destination->notes, IOSHAPE_STEP_PREALLOCATE, "no preallocation on %s: %s",
 			destination->fs.type, ioshape_strerror(ret));
-		/* Of a shared file it would cut what others have written. */
+		/* In a shared file, ftruncate() would cut what other processes have written. */
 		if (!destination->shared && ftruncate(destination->fd, (off_t)length))
 			base_log(&destination->config->log, IOSHAPE_LOG_DEBUG,
 				 "cannot set the length of %s: %s", destination->path,
@@ -1186,9 +1235,9 @@ int io_destination_reserve(struct io_destination *destination, uint64_t length,
 	}
 }
 
-/* ---- Before there is a file ------------------------------------------------------------------ */
+/* ---- Freeing and probing space --------------------------------------------------------------- */
 
-/* The directory that a file at `path` will be in, behind a symbolic link as well; to be freed. */
+/* Returns the directory of a file at `path`, with symbolic links followed; the caller frees it. */
 static char *directory_of(const char *path)
 {
 	char *resolved = realpath(path, NULL);
@@ -1210,7 +1259,7 @@ void io_clear_space(const char *path, const struct base_log *log)
 
 	await_releases();
 	if (fd >= 0) {
-		/* Without this space the save fails: so all of it goes now. */
+		/* The save fails without this space, so everything stale is removed now. */
 		io_remove_stale(fd, directory, NULL, log);
 		close(fd);
 	}
@@ -1224,11 +1273,11 @@ bool io_can_reserve(const char *path, bool in_directory, uint64_t bytes)
 	int fd = -1;
 	bool can;
 
-	/* A file without a name: nothing is left of it, whatever happens. */
+	/* An unnamed file leaves nothing behind, whatever happens. */
 	if (parent >= 0)
 		fd = base_above_streams(
 			openat(parent, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
-	/* Beyond the process's limit asking would end it. */
+	/* Beyond ulimit -f, fallocate() would raise a signal that ends the process. */
 	can = fd >= 0 && bytes <= base_largest_file() && !allocate(fd, 0, bytes);
 	if (fd >= 0)
 		close(fd);

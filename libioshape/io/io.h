@@ -211,7 +211,10 @@ int io_writer_room(struct io_writer *writer, uint8_t **to, size_t *room, struct 
  * same offset within a page. Replaces what was lent before; NULL ends the lending.
  */
 void io_writer_lend(struct io_writer *writer, const void *memory, size_t bytes);
-/* Returns the file offset before which no byte is still to be written from lent memory. */
+/*
+ * Returns the offset, as io_writer_offset() counts, before which no byte is still to be written
+ * from lent memory.
+ */
 uint64_t io_writer_settled(const struct io_writer *writer);
 /*
  * Waits until io_writer_settled() has reached `offset`. After a failure it waits until no lent

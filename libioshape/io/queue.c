@@ -659,9 +659,7 @@ int io_lane_go_direct(struct io_lane *lane, const struct fs_info *fs, struct bas
 	return 0;
 }
 
-/*
- * ---- Buffers -----------------------------------------------------------------------------------
- */
+/* ---- Buffers --------------------------------------------------------------------------------- */
 
 static struct io_buffer *buffer_of(struct io_op *op)
 {
