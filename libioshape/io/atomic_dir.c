@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Directories that are filled under a temporary name, and then appear whole; and what leaves its
- * place as a whole.
+ * Atomic directories: they are filled under a temporary name and then renamed. Also the removal of
+ * files and directories that must disappear as a whole.
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Names that turn out to be taken. */
+/* Most tries to find a free name. */
 #define MOST_TRIES 16
 
 int io_folder_create_locked(struct io_folder *folder, const struct io_folder *parent,
@@ -25,7 +25,10 @@ int io_folder_create_locked(struct io_folder *folder, const struct io_folder *pa
 	if (ret)
 		return ret == -EEXIST ? -EAGAIN : ret;
 	*lock = io_folder_lock(folder);
-	/* Another process may have come between, tidying up, and removed it, or is about to. */
+	/*
+	 * Another process may have taken the new directory for a stale one, and removed or locked
+	 * it.
+	 */
 	if (*lock == IO_NO_LOCKS ||
 	    (*lock == IO_LOCKED && io_folder_is_named(folder, parent, name)))
 		return 0;
@@ -33,7 +36,7 @@ int io_folder_create_locked(struct io_folder *folder, const struct io_folder *pa
 	return -EAGAIN;
 }
 
-/* Of an absolute path: the directory that it is in, and its name there. */
+/* Splits an absolute path into its parent, which is created and opened, and its name there. */
 static int split(struct io_new_folder *made, const char *path, struct base_error *error)
 {
 	const char *slash = strrchr(path, '/');
@@ -93,7 +96,7 @@ int io_new_folder_commit(struct io_new_folder *made, struct base_error *error)
 		return base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
 				 made->name);
 	ret = io_folder_sync(&made->above, error);
-	/* As it was before. */
+	/* Restore the temporary name. */
 	if (ret)
 		io_folder_rename(&made->above, made->name, made->temporary);
 	else
@@ -101,9 +104,9 @@ int io_new_folder_commit(struct io_new_folder *made, struct base_error *error)
 	return ret;
 }
 
-/* ---- In the place of another ----------------------------------------------------------------- */
+/* ---- Replacing a directory ------------------------------------------------------------------- */
 
-/* What has the name: open, and held if it has the file `first`. */
+/* Opens the existing directory of that name, and claims the file `first` in it, if there is one. */
 static int hold_old(const struct io_new_folder *made, const char *first, int64_t newest_ns,
 		    struct io_folder *old, struct io_hold *hold, struct base_error *error)
 {
@@ -125,7 +128,7 @@ static int hold_old(const struct io_new_folder *made, const char *first, int64_t
 	return ret;
 }
 
-/* Afterwards the old one has the name `aside`. */
+/* Exchanges the new and the old directory; afterwards the old one has the name `aside`. */
 static int swap(struct io_new_folder *made, char aside[NAME_MAX + 1])
 {
 	int ret = io_folder_swap(&made->above, made->temporary, made->name);
@@ -167,7 +170,7 @@ int io_new_folder_replace(struct io_new_folder *made, const char *first, int64_t
 		base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
 			  made->name);
 	}
-	/* What cannot be removed is left to whoever tidies up. */
+	/* A later removal of stale files removes what cannot be removed now. */
 	if (!ret && old.fd >= 0 && io_folder_is_named(&old, &made->above, aside))
 		io_folder_remove(&old, &made->above, aside, NULL, NULL, NULL, NULL);
 	io_folder_let_go(&hold);
@@ -181,7 +184,7 @@ int io_folder_resemble(const struct io_folder *folder, const struct io_original 
 	struct stat status;
 	int ret = fstat(folder->fd, &status) ? -errno : 0;
 
-	/* As the process made it that saved the original. */
+	/* Use the mode that the original's process gave it. */
 	if (!ret && (status.st_mode & 0777) != (original->mode & 0777) &&
 	    fchmod(folder->fd, original->mode & 07777))
 		ret = -errno;
@@ -204,7 +207,7 @@ void io_new_folder_close(struct io_new_folder *made, const struct base_log *log)
 	*made = (struct io_new_folder)IO_NO_NEW_FOLDER;
 }
 
-/* ---- Out of its place ------------------------------------------------------------------------ */
+/* ---- Discarding files and directories -------------------------------------------------------- */
 
 /* *stays: nothing of it has gone, as somebody reads it. */
 static int remove_folder(const struct io_folder *parent, const char *name, const char *first,
@@ -226,8 +229,10 @@ static int remove_folder(const struct io_folder *parent, const char *name, const
 	return ret;
 }
 
-/* Not in the place of what has taken the name since: that is newer, and what is left over here is
- * tidied like all that a dead writer leaves. */
+/*
+ * Restores the name of what was not removed, unless the name is taken since. Then what took it is
+ * newer, and the rest here is removed later as stale.
+ */
 static void give_back(const struct io_folder *folder, const char *doomed, const char *name)
 {
 	if (renameat2(folder->fd, doomed, folder->fd, name, RENAME_NOREPLACE) && errno == EINVAL)
@@ -242,7 +247,10 @@ int io_folder_discard(const struct io_folder *folder, const char *name,
 	bool stays = false;
 	int ret;
 
-	/* Under a name of its own it cannot be replaced any more, and dies with its process. */
+	/*
+	 * Under a temporary name no other process can replace it, and it counts as stale if this
+	 * process dies.
+	 */
 	io_temporary_name(folder->fd, name, doomed);
 	ret = io_folder_rename(folder, name, doomed);
 	if (ret)
@@ -257,7 +265,10 @@ int io_folder_discard(const struct io_folder *folder, const char *name,
 		ret = remove_folder(folder, doomed, first, &stays, error);
 	else if (!ret)
 		ret = io_folder_drop_text(folder, doomed, error);
-	/* Only as a whole: the rest of what could not be removed is tidied later. */
+	/*
+	 * Restore it only if nothing was removed; a half-removed directory is removed later as
+	 * stale.
+	 */
 	if (stays)
 		give_back(folder, doomed, name);
 	return ret;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Directories: made, opened, locked, listed, their entries renamed, and all of it removed; small
- * files in them: put there whole, read whole, and held while they are in use; and what dead
- * processes left in them. No symbolic link in a directory is followed.
+ * Operations on directories: create, open, lock, list, rename and remove. Operations on small files
+ * in them: write whole, read whole, hold. And the removal of what dead processes left behind. No
+ * symbolic link in a directory is followed.
  *
- * A living writer holds a lock on its temporary file or directory; the kernel drops it when the
- * process dies. A lock that can be had means that the writer is dead, if both are of one lock
- * domain. Locks may not reach farther, so what others left behind counts as abandoned only when
- * nobody has touched it for a day.
+ * A living writer holds a lock on its temporary file or directory; the kernel drops the lock when
+ * the process dies. If another process gets the lock, the writer is dead, provided that both are in
+ * one lock domain. Locks may not reach other machines or mounts. So what another domain left behind
+ * counts as abandoned only after a day without changes.
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
@@ -26,15 +26,18 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Most entries that io_folder_list() lists. */
 #define MOST_ENTRIES 1000000u
-/* Of a directory so full, only so much is tidied. */
+/* Entries of a directory that one removal of stale files looks at. */
 #define MOST_TIDIED 100000u
-/* Entries that are looked at to find any regular file. */
+/* Entries to look at to find any regular file. */
 #define MOST_LOOKED_AT 1000u
 
-/* ---- Making ---------------------------------------------------------------------------------- */
+/* ---- Creating directories -------------------------------------------------------------------- */
 
-/* Best effort: some filesystems cannot, and where it matters the sync of what is in it fails, too.
+/*
+ * Syncs the parent of a path. Best effort; errors are ignored. Some filesystems cannot, and where
+ * it matters, the later sync of its content fails, too.
  */
 static void sync_above(const char *path)
 {
@@ -64,7 +67,9 @@ static int make_one(const char *path, struct base_error *error)
 		return 0;
 	}
 	ret = -errno;
-	/* A directory above that we may not write to answers EACCES or EROFS even if it is there.
+	/*
+	 * For a parent that this process may not write to, mkdir() fails with EACCES or EROFS even
+	 * if the directory exists.
 	 */
 	if (!stat(path, &status)) {
 		if (S_ISDIR(status.st_mode))
@@ -95,12 +100,14 @@ int io_folder_make(const char *path, struct base_error *error)
 	return ret;
 }
 
-/* ---- Folders of this user alone -------------------------------------------------------------- */
+/* ---- Private directories --------------------------------------------------------------------- */
 
-#define MOST_TRIES 10 /* of what fails because another process changes it at the same time */
+#define MOST_TRIES 10 /* tries, if another process changes the directory at the same time */
 
-/* Where everybody may put something, another user can have made it first, and this user cannot
- * remove it. */
+/*
+ * Fails because another user owns the directory. In a directory like /tmp, another user may have
+ * created it first, and this user cannot remove it.
+ */
 static int refuse_owner(const char *path, uid_t owner, struct base_error *error)
 {
 	return base_refuse_with(
@@ -125,8 +132,10 @@ static int fail_own(int code, const char *path, struct base_error *error)
 			      "cannot keep files in the folder \"%s\"", path);
 }
 
-/* What a file has that is made there now: its owner and its time, as the server gives them. It is
- * removed again. 0 or a negative errno. */
+/*
+ * Creates a file and removes it again, to see the owner and time that the server gives to new
+ * files. Returns 0 or a negative errno.
+ */
 static int look_at_new(int folder_fd, struct stat *status)
 {
 	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -143,7 +152,10 @@ static int look_at_new(int folder_fd, struct stat *status)
 	return ret;
 }
 
-/* Servers may give root's files to another user, so a new file says whose ours are here. */
+/*
+ * Creates and describes a private directory. Servers may map root to another user, so a new file
+ * shows which owner this process's files have.
+ */
 static int make_own(const char *path, struct stat *folder, struct stat *ours)
 {
 	int fd, ret;
@@ -165,7 +177,7 @@ int io_folder_make_own(const char *path, struct stat *ours, struct base_error *e
 	struct stat folder;
 	int ret = -ENOENT;
 
-	/* Another process may remove it meanwhile. */
+	/* Another process may remove the directory meanwhile. */
 	for (int i = 0; i < MOST_TRIES && ret == -ENOENT; i++)
 		ret = make_own(path, &folder, ours);
 	if (ret)
@@ -240,7 +252,8 @@ int io_folder_create_in(struct io_folder *folder, const struct io_folder *parent
 				      "cannot make a directory in \"%s\"", parent->path);
 	}
 	ret = io_folder_open_in(folder, parent, name, &why);
-	if (ret == -ENOENT) /* somebody tidying up took it for a dead one's */
+	/* Another process removed it as stale. */
+	if (ret == -ENOENT)
 		return -EEXIST;
 	if (ret) {
 		unlinkat(parent->fd, name, AT_REMOVEDIR);
@@ -305,7 +318,7 @@ int io_folder_claim(const struct io_folder *folder, const char *name, struct io_
 {
 	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 
-	/* NFS gives an exclusive lock to who may write only. */
+	/* NFS grants exclusive locks only on writable descriptors. */
 	hold->fd = base_own(openat(folder->fd, name, O_RDWR | flags));
 	if (hold->fd < 0 && errno != ENOENT)
 		hold->fd = base_own(openat(folder->fd, name, O_RDONLY | flags));
@@ -319,7 +332,7 @@ int io_folder_claim(const struct io_folder *folder, const char *name, struct io_
 	return -EBUSY;
 }
 
-/* ---- Looks ----------------------------------------------------------------------------------- */
+/* ---- Entries and lists ----------------------------------------------------------------------- */
 
 bool io_folder_is_named(const struct io_folder *folder, const struct io_folder *parent,
 			const char *name)
@@ -364,7 +377,10 @@ void io_look_anew(int fd, const char *path)
 {
 	struct statx status;
 
-	/* Opening may go by what the client knows of a file that is still open; this asks. */
+	/*
+	 * open() may trust what the NFS client caches of a file that is still open; this call asks
+	 * the server.
+	 */
 	statx(fd, path, AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &status);
 }
 
@@ -384,8 +400,10 @@ bool io_is_unchanged(const struct io_entry *before, const struct io_entry *now)
 	       before->modified_ns == now->modified_ns && before->bytes == now->bytes;
 }
 
-/* NULL and errno after a failure. Opened anew: all duplicates of a descriptor share the position
- * that listing moves. */
+/*
+ * Opens a directory for listing. Returns NULL and sets errno on failure. Uses a new open file,
+ * because duplicates of a descriptor share the listing position.
+ */
 static DIR *open_listing(int folder_fd)
 {
 	const int fd =
@@ -433,9 +451,9 @@ int io_folder_list(const struct io_folder *folder,
 	return ret;
 }
 
-/* ---- What files in it are like --------------------------------------------------------------- */
+/* ---- Properties of the files in a directory -------------------------------------------------- */
 
-/* Opens one that is there. Nothing is read of it. */
+/* Opens any regular file of the directory, without reading it. Returns -1 if there is none. */
 static int open_any_file(int directory_fd)
 {
 	const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
@@ -447,7 +465,7 @@ static int open_any_file(int directory_fd)
 	if (!listing)
 		return -1;
 	for (unsigned i = 0; fd < 0 && i < MOST_LOOKED_AT && (entry = readdir(listing)); i++) {
-		/* Opening a device may do something. */
+		/* Opening a device may have side effects. */
 		if (!fstatat(directory_fd, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) &&
 		    S_ISREG(status.st_mode))
 			fd = base_above_streams(openat(directory_fd, entry->d_name, flags));
@@ -459,7 +477,7 @@ static int open_any_file(int directory_fd)
 int io_folder_describe_file(const struct io_folder *folder, struct fs_info *info,
 			    struct base_error *error)
 {
-	/* A file without a name is gone when it is closed. Network filesystems have none. */
+	/* An unnamed file disappears when it is closed. Network filesystems do not support them. */
 	int fd = base_above_streams(openat(folder->fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)),
 	    flags, ret;
 
@@ -481,7 +499,7 @@ int io_folder_describe_file(const struct io_folder *folder, struct fs_info *info
 
 int io_folder_sync(const struct io_folder *folder, struct base_error *error)
 {
-	/* Filesystems that make names durable by themselves. */
+	/* Such filesystems make names durable by themselves. */
 	if (!fsync(folder->fd) || errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS)
 		return 0;
 	return base_fail_with(error, -errno, "the storage failed or is full",
@@ -502,21 +520,28 @@ int io_folder_swap(const struct io_folder *folder, const char *one, const char *
 
 /* ---- Removing -------------------------------------------------------------------------------- */
 
-/* Somebody may still put files there. */
+/* Passes over a directory, since other processes may still create files in it. */
 #define MOST_ROUNDS 8
-/* Each costs a descriptor and stack. No framework nests what it saves half as deep. */
+/*
+ * Most nested directories; each costs a descriptor and stack. No framework nests its checkpoints
+ * half as deep.
+ */
 #define MOST_LEVELS 8
 
-/* What an NFS client calls a file that was removed while it was open on this host; it goes when it
- * is closed, and cannot be removed before. */
+/*
+ * Prefix that an NFS client gives a file that was removed while it was open on this host. Such a
+ * file disappears when it is closed, and cannot be removed before.
+ */
 #define HIDDEN_BY_NFS ".nfs"
 
+/* The removal of a directory. */
 struct removal {
 	const struct io_folder *folder;
-	unsigned levels; /* of directories in it that go as well */
+	/* Levels of subdirectories that are removed as well. */
+	unsigned levels;
 	struct base_budget *budget;
-	bool hidden; /* such a file is there */
-	int ret;     /* the first failure */
+	bool hidden; /* a file HIDDEN_BY_NFS is left */
+	int ret;     /* first failure */
 };
 
 static int remove_rest(struct removal *removal, const struct io_folder *parent, const char *name,
@@ -564,7 +589,10 @@ static int try_to_remove(struct removal *removal, const char *name, struct base_
 	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
 }
 
-/* Goes on after an entry that cannot be removed; stops when the budget is spent. */
+/*
+ * Removes an entry for io_folder_list(). After a failure it continues with the next; it stops when
+ * the budget is spent.
+ */
 static int remove_file(void *user, const char *name, struct base_error *error)
 {
 	struct removal *removal = user;
@@ -576,9 +604,10 @@ static int remove_file(void *user, const char *name, struct base_error *error)
 }
 
 /*
- * Some filesystems give the blocks of a removed file to others at once (ext4 with data=writeback):
- * after a power failure the file is back, with what others wrote there. So what says that it is
- * good is gone for good before.
+ * Removes the file `name` and syncs the directory. Some filesystems give the blocks of a removed
+ * file to others at once (ext4 with data=writeback). After a power failure the file may be back,
+ * with other files' bytes. So the file that declares the checkpoint valid must be gone durably
+ * first.
  */
 static int remove_first(struct removal *removal, const char *name, struct base_error *error)
 {
@@ -591,7 +620,7 @@ static int remove_first(struct removal *removal, const char *name, struct base_e
 	return ret ? ret : io_folder_sync(removal->folder, error);
 }
 
-/* All that is in it, and then itself. */
+/* Removes the content of a directory, then the directory. */
 static int remove_rest(struct removal *removal, const struct io_folder *parent, const char *name,
 		       struct base_error *error)
 {
@@ -624,8 +653,10 @@ int io_folder_remove(const struct io_folder *folder, const struct io_folder *par
 	};
 	int ret = first ? remove_first(&removal, first, error) : 0;
 
-	/* Nobody can begin to read it any more, and while it is open its directory may have to
-	 * stay. */
+	/*
+	 * New readers cannot open `first` any more. An open file may keep its directory from being
+	 * removed.
+	 */
 	if (!ret && hold)
 		io_folder_let_go(hold);
 	return ret ? ret : remove_rest(&removal, parent, name, error);
@@ -637,7 +668,7 @@ static int write_all(int fd, const uint8_t *data, size_t bytes)
 {
 	ssize_t done;
 
-	/* Beyond that the kernel would send a signal that ends the application. */
+	/* Beyond ulimit -f, the kernel would send a signal that ends the application. */
 	if (bytes > base_largest_file())
 		return -EFBIG;
 	while (bytes) {
@@ -652,7 +683,7 @@ static int write_all(int fd, const uint8_t *data, size_t bytes)
 	return 0;
 }
 
-/* Not there after a failure. */
+/* Creates a small file. On failure the file does not exist. */
 static int put_new(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
 		   mode_t mode)
 {
@@ -662,13 +693,13 @@ static int put_new(int folder_fd, const char *name, const void *data, size_t byt
 	fd = base_own(openat(folder_fd, name, flags, mode));
 	if (fd < 0)
 		return -errno;
-	/* So that nobody takes it for abandoned, and removes it. */
+	/* The lock keeps other processes from removing the file as abandoned. */
 	if (durable)
 		(void)flock(fd, LOCK_EX | LOCK_NB);
 	ret = write_all(fd, data, bytes);
 	if (!ret && durable && fsync(fd))
 		ret = -errno;
-	/* Some network filesystems report lost writes only here. */
+	/* Some network filesystems report lost writes only at close. */
 	if (base_close(fd) && !ret && errno != EINTR)
 		ret = -errno;
 	if (ret)
@@ -703,7 +734,7 @@ int io_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct st
 	if ((uint64_t)status->st_size > most_bytes)
 		return -EFBIG;
 	into->bytes = 0;
-	/* What an NFS client knows of its length may be old. */
+	/* The length that an NFS client reports may be old. */
 	for (room = (size_t)status->st_size + 1;; room = 4096) {
 		if (base_buffer_reserve(into, room))
 			return -ENOMEM;
@@ -728,7 +759,7 @@ int io_folder_put(const struct io_folder *folder, const char *name, const void *
 				     folder->path, name);
 }
 
-/* Shared; -ENOENT if it is just being removed, or has been. */
+/* Takes a shared lock. Returns -ENOENT if the file is being removed or has been removed. */
 static int take_hold(int fd)
 {
 	struct stat status;
@@ -864,10 +895,10 @@ const char *io_machine_tag(void)
 }
 
 /*
- * The kernel keeps the locks of a file with its inode, which each superblock has of its own, and
- * only some filesystems ask their server. The number of a superblock is not given to another while
- * a file on it is open, so who has its number is alive under the same locks, or dead. Namespaces of
- * processes make no difference: these locks belong to open files.
+ * Identifies a lock domain by boot and superblock. The kernel keeps a file's locks with its inode,
+ * and each superblock has its own inodes; only some filesystems ask their server. A superblock's
+ * number is not reused while a file on it is open. So a writer with the same number is alive under
+ * the same locks, or dead. PID namespaces make no difference: these locks belong to open files.
  */
 void io_lock_domain(int directory_fd, char *domain)
 {
@@ -876,7 +907,7 @@ void io_lock_domain(int directory_fd, char *domain)
 	char text[64];
 
 	strcpy(domain, IO_NOWHERE);
-	/* What the kernel knows by itself: no question to a server. */
+	/* AT_STATX_DONT_SYNC: the kernel knows this without a request to the server. */
 	if (!strcmp(machine, IO_NOWHERE) ||
 	    statx(directory_fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &status))
 		return;
@@ -902,6 +933,7 @@ void io_temporary_name(int folder_fd, const char *name, char into[NAME_MAX + 1])
 
 /* ---- Clocks ---------------------------------------------------------------------------------- */
 
+/* Age after which files of other lock domains count as abandoned. */
 #define ABANDONED_AFTER_S (24 * 3600)
 
 bool io_is_abandoned(struct io_clock *clock, int64_t touched)
@@ -931,20 +963,26 @@ int io_time_in(const char *directory, int64_t *now_ns, struct base_error *error)
 				     directory);
 }
 
-/* ---- What dead processes left behind --------------------------------------------------------- */
+/* ---- Removing what dead processes left ------------------------------------------------------- */
 
-/* So old an empty file may be, by this machine's clock, that a writer is about to lock; it takes
- * the writer less than this moment. Should we be wrong, the writer notices, and makes it again. */
+/*
+ * An empty file that is at most JUST_MADE_S old, by this machine's clock, may belong to a writer
+ * that is about to lock it. The writer needs less than MOMENT_NS for that. If this is wrong, the
+ * writer notices and creates another file.
+ */
 #define JUST_MADE_S 2
 #define MOMENT_NS 20000000
 
-/* Hex digits only, `count` of them. */
+/* Returns whether the first `count` characters are hexadecimal digits. */
 static bool is_hex(const char *text, size_t count)
 {
 	return strspn(text, "0123456789abcdef") >= count;
 }
 
-/* Names end in the mark, 8 digits for the lock domain, "-" and 16 random ones. */
+/*
+ * Returns whether this is a temporary name, and sets *domain to its lock domain. Such a name ends
+ * in the mark, 8 digits of the lock domain, "-" and 16 random digits.
+ */
 static bool is_temporary_name(const char *name, const char **domain)
 {
 	const size_t tail = 8 + 1 + 16, mark = strlen(IO_TEMPORARY_MARK), length = strlen(name);
@@ -956,13 +994,14 @@ static bool is_temporary_name(const char *name, const char **domain)
 	       (*domain)[8] == '-' && is_hex(*domain + 9, 16);
 }
 
+/* The newest change of a directory. */
 struct touched {
 	int fd;
 	int64_t at; /* seconds since 1970 */
 	struct base_budget *budget;
 };
 
-/* A directory is as old as the newest file in it. */
+/* Updates the newest change by one entry: a directory is as old as its newest file. */
 static int see_touch(void *user, const char *name, struct base_error *error)
 {
 	struct stat status;
@@ -976,13 +1015,16 @@ static int see_touch(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-/* A name of a temporary file, and what it says. */
+/* A temporary name and its lock domain. */
 struct named {
 	const char *name, *domain;
 	bool same_domain;
 };
 
-/* Of this user; or given by root, as it is now, to the owner of the file that it was to replace. */
+/*
+ * Returns whether the file belongs to this user. For root, also whether it belongs to the owner of
+ * the file that it was to replace: root gives temporary files to that owner.
+ */
 static bool is_own(const struct io_clock *clock, const struct named *named, uid_t owner)
 {
 	const ptrdiff_t bytes =
@@ -997,14 +1039,16 @@ static bool is_own(const struct io_clock *clock, const struct named *named, uid_
 	       status.st_uid == owner;
 }
 
-/* Between making a file and locking it a living writer has nothing in it yet. */
+/* Returns whether the file may be so new that its living writer has not locked it yet. */
 static bool is_just_made(const struct stat *status)
 {
 	return S_ISREG(status->st_mode) && !status->st_size &&
 	       llabs((long long)time(NULL) - status->st_mtime) <= JUST_MADE_S;
 }
 
-/* Gives the writer of a file that was locked here a moment to lock it. */
+/*
+ * Unlocks a file for a moment, so that its writer can lock it. Returns whether the writer did not.
+ */
 static bool is_still_unlocked(int fd)
 {
 	const struct timespec moment = { 0, MOMENT_NS };
@@ -1015,12 +1059,13 @@ static bool is_still_unlocked(int fd)
 	return !flock(fd, LOCK_EX | LOCK_NB);
 }
 
+/* Returns whether the writer of a temporary file or directory is dead. If so, its lock is held. */
 static bool is_abandoned(int fd, const struct named *named, struct io_clock *clock,
 			 struct base_budget *budget)
 {
 	bool locked = !flock(fd, LOCK_EX | LOCK_NB);
 	struct touched touched = { .fd = fd, .budget = budget };
-	char no_path[] = ""; /* no message names it */
+	char no_path[] = ""; /* not used in messages */
 	struct stat status;
 
 	if (!locked && errno == EWOULDBLOCK)
@@ -1038,8 +1083,10 @@ static bool is_abandoned(int fd, const struct named *named, struct io_clock *clo
 	return io_is_abandoned(clock, touched.at);
 }
 
-/* Another machine's gets a name of this one's: what is half removed looks new, and the next one
- * here knows by its name that nobody needs it. */
+/*
+ * Renames what another lock domain left to a temporary name of this domain. A directory that is
+ * half removed looks new, so later processes here need the name to see that it is stale.
+ */
 static bool take_over(const struct io_folder *parent, const struct named *named,
 		      char into[NAME_MAX + 1])
 {
@@ -1066,11 +1113,13 @@ static bool remove_if_abandoned(const struct io_folder *parent, struct io_clock 
 	char ours[NAME_MAX + 1];
 	int fd;
 
-	/* O_NONBLOCK: should it be a pipe after all, do not wait for it. */
+	/* O_NONBLOCK: the entry may turn out to be a pipe. */
 	fd = base_own(openat(parent->fd, name, O_RDWR | flags));
 	is_folder = fd < 0 && errno == EISDIR && !io_folder_open_in(&folder, parent, name, NULL);
-	/* The lock is held until after the removal: a writer that just created it will notice. And
-	 * a directory may have got its name between our open and its unlock. */
+	/*
+	 * The lock is held until after the removal, so that a writer that just created the file
+	 * notices. A directory may have got its final name between our opening and its unlocking.
+	 */
 	if (is_folder && is_abandoned(folder.fd, named, clock, budget) &&
 	    io_folder_is_named(&folder, parent, name) && take_over(parent, named, ours))
 		removed = !io_folder_remove(&folder, parent, ours, NULL, NULL, budget, NULL);
