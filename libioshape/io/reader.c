@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading: a file, or a part of one, is opened twice, for reading through the page cache and, where
- * possible, past it; then pieces of it are read into memory. Stretches that lie in the page cache,
- * or belong there because others will ask for them, are copied out by several threads. The others
- * are read past the page cache, in big blocks, in order, far ahead: the pieces of one call, and
- * what the calls to come will want.
+ * Reads files. An input has two descriptors: one through the page cache and, where possible, one
+ * for direct I/O. Stretches that are in the page cache are copied by several threads. So are
+ * stretches that belong there because other processes will read them. Others are read with direct
+ * I/O, in large blocks, in order, far ahead: the pieces of this call and of probable later calls.
  *
- * In here offsets are those of the file, also where a part of it is read: by them direct I/O is
- * aligned, and the page cache asked.
+ * Offsets in this file count from the beginning of the file, even if the input is a byte range.
+ * Direct I/O is aligned by them, and the page cache is asked by them.
  */
 #define _GNU_SOURCE
 #include "io/atomic_file.h"
@@ -29,29 +28,31 @@
 #include <unistd.h>
 
 #ifndef __NR_cachestat
-#define __NR_cachestat 451 /* Linux 6.5; the same number on every architecture */
+#define __NR_cachestat 451 /* Linux 6.5; one number on all architectures */
 #endif
 
-/* What one pread brings: it stays in the second-level cache until its checksum is taken. */
+/* Bytes of one pread(): they stay in the second-level cache until they are checksummed. */
 #define SIP_BYTES (256 * KIB)
 
 /* Below this, threads are not worth starting. */
 #define PARALLEL_BYTES (8 * MIB)
 
-/* The kernel is asked for what lies so far ahead of those who copy. */
+/* How far ahead of the copying threads the kernel is asked to read. */
 #define AHEAD_BYTES (64 * MIB)
 /*
- * Where the kernel reads so far ahead by itself, that is enough. It does so in large pieces of
- * memory, while what it is asked for comes in single pages: to copy those costs half as much again.
+ * If the kernel reads this far ahead by itself, it need not be asked. It reads ahead into large
+ * folios, but what it is asked for arrives in single pages, which cost half as much again to copy.
  */
 #define KERNEL_AHEAD_BYTES (4 * MIB)
-/* One readahead(2) brings no more than the device takes in a request, which is seldom less. */
+/*
+ * Bytes of one readahead(2), which reads no more than one device request; those are seldom smaller.
+ */
 #define ASK_BYTES (512 * KIB)
 
-/* The unit in which we decide whether a stretch is cached. */
+/* Unit in which the reader decides whether bytes are cached. */
 #define STRETCH_BYTES (64 * MIB)
 
-/* Pieces with no more than this between them are read in one go. */
+/* Pieces with gaps up to this size are read in one request. */
 #define GAP_BYTES (256 * KIB)
 
 /* ---- The file -------------------------------------------------------------------------------- */
@@ -60,7 +61,8 @@ static int open_buffered(struct io_input *input, const char *path, struct base_e
 {
 	struct stat status;
 
-	/* O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular files.
+	/*
+	 * O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular files.
 	 */
 	input->fd = base_own(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
 	if (input->fd < 0)
@@ -78,7 +80,10 @@ static int open_buffered(struct io_input *input, const char *path, struct base_e
 	return fs_describe(input->fd, path, NULL, &input->fs, error);
 }
 
-/* The very same file, whatever has taken its name since: by way of /proc. */
+/*
+ * Opens the input for direct I/O, through /proc: so it is the same file even if another one has
+ * taken its name.
+ */
 static int open_direct(struct io_input *input, enum ioshape_direct direct, struct base_error *error)
 {
 	char same_file[64];
@@ -97,7 +102,7 @@ static int open_direct(struct io_input *input, enum ioshape_direct direct, struc
 	return 0;
 }
 
-/* From all of the file to a part of it. */
+/* Restricts the input to a byte range. */
 static int take_part(struct io_input *input, const char *path, uint64_t base, uint64_t bytes,
 		     struct base_error *error)
 {
@@ -152,7 +157,10 @@ void io_input_close(struct io_input *input)
 
 bool io_input_claim(struct io_input *input)
 {
-	/* A name that only one socket of the host can have, and that the kernel frees with it. */
+	/*
+	 * An abstract name, which only one socket of the host can have; the kernel frees it with
+	 * the socket.
+	 */
 	struct sockaddr_un name = { .sun_family = AF_UNIX };
 	struct stat status;
 	socklen_t bytes;
@@ -168,7 +176,7 @@ bool io_input_claim(struct io_input *input)
 	       !bind(input->claim_fd, (const struct sockaddr *)&name, bytes) || errno != EADDRINUSE;
 }
 
-/* Returns the failure of a file that ends there, by the offset in the file. */
+/* Fails because the file ends at `offset`, counted from the beginning of the file. */
 static int cut_short(const struct io_input *input, uint64_t offset, struct base_error *error)
 {
 	return base_refuse(error, IOSHAPE_E_DAMAGED,
@@ -183,7 +191,7 @@ int io_input_get(const struct io_input *input, uint64_t offset, void *into, size
 	size_t done = 0;
 	ssize_t got;
 
-	/* Behind a part of a file other bytes follow. */
+	/* The file has other bytes after the input's range. */
 	if (offset > input->bytes || bytes > input->bytes - offset)
 		return cut_short(input, input->base + input->bytes, error);
 	while (done < bytes) {
@@ -191,8 +199,10 @@ int io_input_get(const struct io_input *input, uint64_t offset, void *into, size
 			    (off_t)(input->base + offset + done));
 		if (got < 0 && errno == EINTR)
 			continue;
-		/* GlusterFS opens a file late (performance.open-behind), and another client may
-		 * have replaced it. */
+		/*
+		 * GlusterFS opens files late (performance.open-behind), and another client may have
+		 * replaced the file.
+		 */
 		if (got < 0)
 			return base_fail(error, errno == ENOENT ? -ESTALE : -errno,
 					 "cannot read \"%s\" at offset %llu", input->path,
@@ -204,9 +214,9 @@ int io_input_get(const struct io_input *input, uint64_t offset, void *into, size
 	return 0;
 }
 
-/* ---- A small file beside it ------------------------------------------------------------------ */
+/* ---- The small file beside the input --------------------------------------------------------- */
 
-/* By the name that the open file has: links have been followed. */
+/* Opens the file beside the input, by the input's own name, in which links have been followed. */
 static int open_beside(const struct io_input *input, const char *suffix)
 {
 	char same_file[64], name[PATH_MAX + NAME_MAX];
@@ -232,24 +242,27 @@ int io_input_get_beside(const struct io_input *input, const char *suffix, size_t
 	if (fd < 0)
 		return fd;
 	ret = fstat(input->fd, &file) ? -errno : io_read_whole(fd, most_bytes, into, &beside);
-	/* Where others may put files, they do not tell of ours. */
+	/* Another user may have put the file there; it says nothing about ours. */
 	if (!ret && beside.st_uid != file.st_uid && beside.st_uid)
 		ret = -EPERM;
 	base_close(fd);
 	return ret;
 }
 
-/* ---- One call -------------------------------------------------------------------------------- */
+/* ---- State of calls and streams -------------------------------------------------------------- */
 
+/* One call of io_read() or io_read_onward(). */
 struct reading {
 	struct io_lane *lane;
 	const struct io_input *input;
 	ioshape_progress_fn progress;
 	void *progress_user;
-	bool all_cached; /* all goes through the page cache, whether it lies there or not */
+	/* All bytes go through the page cache, cached or not. */
+	bool all_cached;
 	uint64_t total;
 	_Atomic uint64_t done;
-	uint64_t tell_ns; /* the callback is not called again before then, but at the end */
+	/* Time of the next progress call, except for the last one. */
+	uint64_t tell_ns;
 	struct base_error *error;
 };
 
@@ -258,7 +271,10 @@ static uint64_t piece_end(const struct io_piece *piece)
 	return piece->offset + piece->bytes;
 }
 
-/* While it runs it uses the pieces, but what is read of them. */
+/*
+ * A thread that faults in the memory of pieces ahead. While it runs, it reads the pieces' addresses
+ * and lengths.
+ */
 struct preparer {
 	pthread_t thread;
 	bool runs;
@@ -269,52 +285,59 @@ struct preparer {
 	size_t count;
 };
 
-/* Calls that continue each other. */
+/* Consecutive calls that read onward. */
 struct run {
 	uint64_t end;
-	uint64_t bytes; /* of all of them */
+	uint64_t bytes; /* bytes of all these calls */
 };
 
 /*
- * Blocks of one file on their way, in the order of the file, without gaps but where nobody wants to
- * read. First come the pieces of the call; what will probably be asked for next is sent for as
- * well, and waits in its buffer.
+ * The blocks of one file that are in flight or kept. They are in file order, and only bytes that no
+ * piece wants are left out. The blocks of the call's pieces come first; prefetched blocks wait in
+ * their buffers.
  */
 struct io_stream {
 	const struct io_input *input;
-	uint64_t end; /* nothing is read ahead from here on */
+	uint64_t end; /* end of prefetching */
 
-	struct io_lane *lane;    /* NULL while nothing is under way */
-	struct io_buffer **fifo; /* submitted and not yet let go, oldest at `head` */
+	struct io_lane *lane;    /* NULL while nothing is in flight or kept */
+	struct io_buffer **fifo; /* buffers in order of submission, oldest at `head` */
 	unsigned head, queued;
-	uint64_t next_offset; /* where the next request begins, if it continues the last */
-	uint64_t ahead_end;   /* how far this call may read ahead */
-	uint64_t clear_end;   /* up to here we know that nothing is in the page cache */
+	/* Where the next request begins if it continues the last one. */
+	uint64_t next_offset;
+	uint64_t ahead_end; /* end of this call's prefetching */
+	/* No bytes before this offset are in the page cache. */
+	uint64_t clear_end;
 
-	/* Of the call. */
+	/* The current call. */
 	struct reading *reading;
 	struct preparer preparer;
 	struct io_piece *pieces;
 	size_t count;
-	size_t piece; /* the first that is not complete */
-	size_t scout; /* the first that no request covers yet */
+	size_t piece; /* first incomplete piece */
+	size_t scout; /* first piece that no request covers yet */
 
-	/* Found to be in the page cache. */
+	/* A range that was found in the page cache. */
 	uint64_t cached_begin, cached_end;
 
-	/* Through the page cache: what the kernel has been asked for; up to where we have looked
-	 * whether that is necessary, and what we have found there. */
+	/*
+	 * For the page cache: how far the kernel was asked to read ahead; how far the stream has
+	 * checked what is cached; whether all of that was cached.
+	 */
 	uint64_t asked_end, looked_end;
 	bool all_there;
-	bool kernel_ahead, kernel_ahead_known; /* the kernel need not be asked */
+	bool kernel_ahead, kernel_ahead_known; /* the kernel reads far enough ahead by itself */
 	struct base_crew crew;
 
-	/* To tell a reader that reads onward from one that jumps about. */
-	struct run run;   /* that the stream is for */
-	struct run aside; /* small reads elsewhere, meanwhile */
+	/* Distinguish sequential reads from random ones. */
+	struct run run;   /* sequential reads that the stream serves */
+	struct run aside; /* small reads elsewhere */
 };
 
-/* Whoever is called has to wait for a lock, as a rule: not at every block. */
+/*
+ * Time between progress calls. A Python callback usually has to wait for the interpreter's lock, so
+ * not at every block.
+ */
 #define TELL_EACH_NS 10000000u
 
 static int tell(struct reading *reading)
@@ -332,7 +355,7 @@ static int tell(struct reading *reading)
 	return 0;
 }
 
-/* ---- Is it cached? --------------------------------------------------------------------------- */
+/* ---- Finding what is in the page cache ------------------------------------------------------- */
 
 struct cachestat_range {
 	uint64_t offset, bytes;
@@ -342,7 +365,7 @@ struct cachestat_result {
 	uint64_t cached, dirty, writeback, evicted, recently_evicted;
 };
 
-/* Older kernels: asks about a page here and there. */
+/* Estimates from 16 pages whether most of a range is cached. For kernels without cachestat(). */
 static bool is_sampled_cached(int fd, uint64_t offset, uint64_t bytes)
 {
 	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), samples = 16;
@@ -353,8 +376,8 @@ static bool is_sampled_cached(int fd, uint64_t offset, uint64_t bytes)
 
 	view = mmap(NULL, span, PROT_READ, MAP_SHARED, fd, (off_t)begin);
 	if (view == MAP_FAILED)
-		return true; /* nothing to map on some filesystems: through the cache is always
-				right */
+		/* Some filesystems cannot map files; reading through the cache is always right. */
+		return true;
 	for (uint64_t i = 0; i < samples; i++) {
 		if (!mincore(view + span * i / samples / page * page, page, &state))
 			hits += state & 1;
@@ -363,7 +386,7 @@ static bool is_sampled_cached(int fd, uint64_t offset, uint64_t bytes)
 	return hits > samples / 2;
 }
 
-/* False where the kernel does not tell. */
+/* Counts the cached bytes of a range. Returns false if the kernel cannot tell. */
 static bool count_cached(int fd, uint64_t offset, uint64_t bytes, uint64_t *cached)
 {
 	struct cachestat_range range = { offset, bytes };
@@ -384,11 +407,11 @@ static bool is_cached(int fd, uint64_t offset, uint64_t bytes)
 	return cached > bytes / 2;
 }
 
-/* ---- Ahead ----------------------------------------------------------------------------------- */
+/* ---- Reading ahead through the page cache ---------------------------------------------------- */
 
 /*
- * A daemon in user space reads ahead by what it sees of the kernel's own reading, which is to be
- * one read after the other: asked ahead, or by several threads, ceph-fuse takes twice as long.
+ * Returns whether the file must be read by one thread, in order: on FUSE. Its daemon reads ahead by
+ * the kernel's reads. If it is asked ahead, or by several threads, ceph-fuse takes twice as long.
  */
 static bool is_read_in_order(const struct io_input *input)
 {
@@ -406,7 +429,10 @@ static bool reads_ahead_itself(struct io_stream *stream)
 	return stream->kernel_ahead;
 }
 
-/* That something cannot be asked for is nobody's failure: it is read when it is copied. */
+/*
+ * Asks the kernel to read a range ahead. Best effort; errors are ignored, since the bytes are read
+ * when they are copied.
+ */
 static void ask_for(struct io_stream *stream, uint64_t begin, uint64_t end)
 {
 	const struct io_input *input = stream->input;
@@ -431,27 +457,29 @@ static void ask_ahead(struct io_stream *stream, uint64_t offset)
 	ask_for(stream, offset, MIN(offset + AHEAD_BYTES, stream->end));
 }
 
-/* ---- Through the page cache ------------------------------------------------------------------ */
+/* ---- Copying from the page cache ------------------------------------------------------------- */
 
+/* The pieces that several threads copy from the page cache. */
 struct job {
 	struct io_stream *stream;
-	bool asks;              /* it is worth while */
-	pthread_mutex_t asking; /* for the stream, and for: */
-	size_t asked;           /* pieces that the kernel has been asked for */
+	bool asks;              /* asks the kernel to read ahead */
+	pthread_mutex_t asking; /* protects the stream and `asked` */
+	size_t asked;           /* pieces that were asked for */
 	struct reading *reading;
 	struct io_piece *pieces;
 	size_t count;
 	size_t batch;        /* pieces taken at a time */
-	_Atomic size_t next; /* piece that nobody has taken yet */
+	_Atomic size_t next; /* first piece that no thread has taken yet */
 	_Atomic bool stop;
-	struct hand *hands;    /* the caller's own first */
-	_Atomic unsigned used; /* of them */
+	struct hand *hands;    /* the calling thread's is the first */
+	_Atomic unsigned used; /* hands in use */
 };
 
-/* Who reads. */
+/* The state of a copying thread. */
 struct hand {
 	struct job *job;
-	uint8_t *scratch; /* for pieces that are only verified; made at need */
+	/* Buffer for pieces that are only checksummed; allocated when needed. */
+	uint8_t *scratch;
 	struct base_error error;
 };
 
@@ -481,10 +509,10 @@ static int read_piece(struct hand *hand, struct io_piece *piece)
 	return ret;
 }
 
-/* Asks for pieces up to so far ahead of the one that is copied next, and then for what follows. */
+/* Asks the kernel to read ahead: the pieces after `from`, and then what follows the last piece. */
 static void read_ahead(struct job *job, uint64_t from)
 {
-	/* Not a little at each call. */
+	/* Rounded, so that each call asks for a whole unit or nothing. */
 	const uint64_t limit = (from + AHEAD_BYTES) / ASK_BYTES * ASK_BYTES;
 	const struct io_piece *piece;
 	uint64_t begin, end;
@@ -504,7 +532,10 @@ static void read_ahead(struct job *job, uint64_t from)
 			MIN(limit, job->stream->ahead_end));
 }
 
-/* Works until nothing is left. Only the caller's own thread may speak to the progress callback. */
+/*
+ * Copies pieces until none is left. Only the calling thread (`speaks`) may call the progress
+ * callback.
+ */
 static void work(struct hand *hand, bool speaks)
 {
 	struct job *job = hand->job;
@@ -516,7 +547,7 @@ static void work(struct hand *hand, bool speaks)
 		if (begin >= job->count)
 			break;
 		end = MIN(begin + job->batch, job->count);
-		/* One asks; the others find what it has asked for. */
+		/* One thread asks for all of them. */
 		if (job->asks && !pthread_mutex_trylock(&job->asking)) {
 			read_ahead(job, job->pieces[begin].offset);
 			pthread_mutex_unlock(&job->asking);
@@ -557,10 +588,10 @@ static int read_cached(struct io_stream *stream, struct reading *reading, struct
 
 	if (!hands)
 		return base_no_memory(reading->error, "reading threads", wanted * sizeof(*hands));
-	/* Who has turned back asks again. */
+	/* The reader has gone back, so ask again. */
 	if (stream->asked_end > piece_end(&pieces[count - 1]) + AHEAD_BYTES)
 		stream->asked_end = stream->looked_end = 0;
-	/* Small pieces in batches of about a check block, large ones singly. */
+	/* Take small pieces in batches of about a check block, large ones one by one. */
 	job.batch = MAX(1, MIN(64, count * MIB / MAX(bytes, 1)));
 	for (unsigned i = 0; i < wanted; i++)
 		hands[i].job = &job;
@@ -577,14 +608,16 @@ static int read_cached(struct io_stream *stream, struct reading *reading, struct
 		free(hands[i].scratch);
 	}
 	free(hands);
-	/* Of the last bytes, which another thread may have brought. */
+	/*
+	 * The last bytes may have been read by another thread, so progress is reported once more.
+	 */
 	return ret ? ret : tell(reading);
 }
 
-/* ---- Memory made ready ----------------------------------------------------------------------- */
+/* ---- Faulting memory in ahead ---------------------------------------------------------------- */
 
 /*
- * A second thread that gets memory ready for what is read past the page cache: pages cost as much
+ * A second thread faults in the destination memory of direct reads. Faulting pages in costs as much
  * as copying into them, and the device would idle meanwhile.
  */
 
@@ -597,14 +630,14 @@ static void *prepare_all(void *argument)
 	for (size_t i = 0; i < preparer->count && !atomic_load(&preparer->stop); i++) {
 		piece = &preparer->pieces[i];
 		end += piece->bytes;
-		/* Not what has been filled meanwhile. */
+		/* Skip pieces that were filled meanwhile. */
 		if (piece->into && end > atomic_load(&preparer->reading->done))
 			base_fresh_prepare(preparer->fresh, piece->into, piece->bytes);
 	}
 	return NULL;
 }
 
-/* Prepares the memory of the pieces in their order, if it is fresh; or does nothing. */
+/* Starts the thread if the memory may be fresh and threads are allowed; otherwise does nothing. */
 static void start_preparer(struct preparer *preparer, const struct reading *reading,
 			   const struct io_piece *pieces, size_t count)
 {
@@ -613,7 +646,7 @@ static void start_preparer(struct preparer *preparer, const struct reading *read
 	*preparer = (struct preparer){
 		.fresh = lane->fresh, .reading = reading, .pieces = pieces, .count = count
 	};
-	/* Without it whoever fills the memory prepares it. */
+	/* Without the thread, consume_piece() prepares the memory. */
 	if (lane->fresh && lane->config.threads > 1)
 		preparer->runs = !base_start_thread(&preparer->thread, prepare_all, preparer);
 }
@@ -638,7 +671,7 @@ static uint64_t buffer_end(const struct io_buffer *buffer)
 	return buffer->offset + buffer->bytes;
 }
 
-/* The oldest block, which is not in flight. */
+/* Frees the oldest block, which must not be in flight. */
 static void let_go(struct io_stream *stream)
 {
 	io_lane_give_back(stream->lane, buffer_at(stream, 0));
@@ -653,8 +686,8 @@ static bool covers(const struct io_stream *stream, uint64_t offset)
 }
 
 /*
- * Lets go of what lies before the offset; of everything if the offset lies before it. How blocks
- * that nobody asked for have fared does not matter.
+ * Frees the blocks before `offset`; frees all of them if `offset` is before the first. Their
+ * failures do not matter, since no piece needs them.
  */
 static void go_to(struct io_stream *stream, uint64_t offset)
 {
@@ -672,7 +705,7 @@ static void go_to(struct io_stream *stream, uint64_t offset)
 
 /* ---- Requests -------------------------------------------------------------------------------- */
 
-/* Where reading ahead of `from` ends; `from` itself if there is nothing to read ahead. */
+/* Returns where prefetching from `from` on ends; `from` itself if there is nothing to prefetch. */
 static uint64_t ahead_limit(struct io_stream *stream, uint64_t from)
 {
 	uint64_t wanted = MIN(from + stream->lane->shape.block_bytes, stream->ahead_end), next;
@@ -691,8 +724,8 @@ static uint64_t ahead_limit(struct io_stream *stream, uint64_t from)
 }
 
 /*
- * The next request: as much of the coming pieces as a block holds, from an aligned offset, reading
- * over small gaps; where the pieces end, what follows them. False if all is under way.
+ * Finds the next request: as many of the coming pieces as fit in a block, from an aligned offset
+ * on, across small gaps. After the last piece it prefetches. Returns false if all is requested.
  */
 static bool next_request(struct io_stream *stream, uint64_t *offset, size_t *bytes)
 {
@@ -722,7 +755,7 @@ static bool next_request(struct io_stream *stream, uint64_t *offset, size_t *byt
 	return true;
 }
 
-/* Sends requests until so many blocks are under way or wait to be let go. */
+/* Sends requests until `most` blocks are in flight or kept. */
 static void fill_queue(struct io_stream *stream, unsigned most)
 {
 	struct io_lane *lane = stream->lane;
@@ -737,7 +770,7 @@ static void fill_queue(struct io_stream *stream, unsigned most)
 			break;
 		}
 		stream->fifo[(stream->head + stream->queued++) % lane->shape.depth] = buffer;
-		/* A failure waits in the buffer until its bytes are asked for. */
+		/* The buffer keeps a failure until its bytes are needed. */
 		io_lane_submit(lane, buffer, NULL);
 	}
 }
@@ -761,7 +794,7 @@ static void consume_piece(const struct io_stream *stream, struct io_piece *piece
 		memcpy(to, from, bytes);
 }
 
-/* Hands the bytes of one block to the pieces they belong to. */
+/* Copies the bytes of a block to the pieces that contain them. */
 static int consume(struct io_stream *stream, struct io_buffer *buffer)
 {
 	struct reading *reading = stream->reading;
@@ -786,7 +819,7 @@ static int consume(struct io_stream *stream, struct io_buffer *buffer)
 	return tell(reading);
 }
 
-/* ---- Beginning and end ----------------------------------------------------------------------- */
+/* ---- Direct reads ---------------------------------------------------------------------------- */
 
 static int take_lane(struct io_stream *stream, struct reading *reading)
 {
@@ -826,7 +859,7 @@ static int read_direct(struct io_stream *stream, struct reading *reading, struct
 		       size_t count, uint64_t keep)
 {
 	struct io_buffer *buffer;
-	unsigned at = 0; /* the block to be looked at, counted from the oldest */
+	unsigned at = 0; /* next block to consume, counted from the oldest */
 	int ret = stream->lane ? 0 : take_lane(stream, reading);
 
 	if (ret)
@@ -842,13 +875,13 @@ static int read_direct(struct io_stream *stream, struct reading *reading, struct
 		if (at == stream->queued) {
 			if (!at)
 				break;  /* pieces without bytes */
-			let_go(stream); /* what was to be kept has taken all buffers */
+			let_go(stream); /* blocks kept for looking back occupy all buffers */
 			at--;
 			continue;
 		}
 		buffer = buffer_at(stream, at);
 		ret = io_lane_finish(stream->lane, buffer, reading->error);
-		/* The buffer kept back goes on its way before this one is looked at. */
+		/* Use the spare buffer before this block is copied. */
 		fill_queue(stream, stream->lane->shape.depth);
 		if (!ret)
 			ret = consume(stream, buffer);
@@ -881,19 +914,19 @@ void io_stream_stop(struct io_stream *stream)
 }
 
 /*
- * A reader that reads onward may begin so much before the end of its last read: readers verify
- * whole blocks, of a megabyte each, also where they want a part of one. At most this share of the
- * buffers is kept for it.
+ * A sequential read may begin up to this far before the end of the last one: readers verify whole
+ * blocks of 1 MiB, even if they need only part of one. Blocks are kept for this, at most this share
+ * of the buffers.
  */
 #define LOOK_BACK_BYTES (1 * MIB)
 #define LOOK_BACK_SHARE 4
 
-/* Reads up to this length are left to the page cache until they turn out to follow each other. */
+/* Reads up to this length use the page cache until they turn out to be sequential. */
 #define SMALL_BYTES (256 * KIB)
 
-/* ---- Which way ------------------------------------------------------------------------------- */
+/* ---- Choosing between page cache and direct I/O ---------------------------------------------- */
 
-/* Which buffers the lane has for this file. */
+/* Sets the lane's buffers for reading this file. */
 static int shape_to_read(struct io_lane *lane, const struct io_input *input,
 			 struct base_error *error)
 {
@@ -902,7 +935,7 @@ static int shape_to_read(struct io_lane *lane, const struct io_input *input,
 	return io_lane_shape(lane, &shape, error);
 }
 
-/* Pieces from `first` on that lie within a stretch; at least one. */
+/* Returns the end of the pieces that are within one stretch from `first` on; at least one piece. */
 static size_t take_stretch(const struct io_piece *pieces, size_t count, size_t first,
 			   uint64_t *bytes)
 {
@@ -916,8 +949,9 @@ static size_t take_stretch(const struct io_piece *pieces, size_t count, size_t f
 }
 
 /*
- * Where little is wanted of what will be read ahead, all of that counts: the kernel reads ahead,
- * too, but not as far as we do. It is asked once for many small reads.
+ * Returns whether most of the bytes from `offset` on are cached. For small reads it checks all that
+ * would be prefetched, since the kernel's own read-ahead reaches less far. One check serves many
+ * small reads.
  */
 static bool is_cached_onward(struct io_stream *stream, uint64_t offset)
 {
@@ -946,7 +980,7 @@ static bool goes_cached(struct io_stream *stream, const struct reading *reading,
 	return is_cached(stream->input->fd, offset, end - offset);
 }
 
-/* Neighbouring stretches that go the same way become one run. */
+/* Reads all pieces. Adjacent stretches that are read in one way are combined. */
 static int read_stretches(struct io_stream *stream, struct reading *reading,
 			  struct io_piece *pieces, size_t count, uint64_t keep)
 {
@@ -973,13 +1007,16 @@ static int read_stretches(struct io_stream *stream, struct reading *reading,
 	return ret;
 }
 
-/* To read so much through the page cache costs a lone process tens of milliseconds at most. */
+/*
+ * Largest input that is read through the page cache for other processes. That costs a lone process
+ * tens of milliseconds at most.
+ */
 #define SMALL_INPUT_BYTES (256 * MIB)
 
 /*
- * Most of a small file: other processes may load it at the same time. Of a part of a file the page
- * cache would read more than is wanted. Through FUSE it is filled too slowly to do so for others
- * who may never come.
+ * Returns whether the call reads most of a small file, which other processes may load at the same
+ * time. Not for byte ranges, since the page cache would read more than the range. Not on FUSE,
+ * where filling the cache is too slow to do it for processes that may never read it.
  */
 static bool is_most_of_a_small_one(const struct reading *reading)
 {
@@ -998,8 +1035,8 @@ static bool is_all_cached(const struct reading *reading)
 }
 
 /*
- * However little there is to read, and whoever reads it, the callback hears of it. Offsets become
- * those of the file, until finish().
+ * Begins a call: turns the pieces' offsets into file offsets, until finish(). It always calls the
+ * progress callback, however little is read.
  */
 static int begin(struct reading *reading, struct io_piece *pieces, size_t count)
 {
@@ -1011,7 +1048,7 @@ static int begin(struct reading *reading, struct io_piece *pieces, size_t count)
 		pieces[i].offset += input->base;
 	}
 	reading->all_cached = is_all_cached(reading);
-	/* Behind a part of a file other bytes follow. */
+	/* The file has other bytes after the input's range. */
 	if (count && piece_end(&pieces[count - 1]) > input->base + input->bytes)
 		return cut_short(input, input->base + input->bytes, reading->error);
 	return tell(reading);
@@ -1050,14 +1087,17 @@ int io_read(struct io_lane *lane, const struct io_input *input, struct io_piece 
 	return ret;
 }
 
-/* ---- Onward ---------------------------------------------------------------------------------- */
+/* ---- Sequential reads, call by call ---------------------------------------------------------- */
 
 static bool continues(const struct run *run, uint64_t begin)
 {
 	return run->bytes && begin <= run->end + GAP_BYTES && begin + LOOK_BACK_BYTES >= run->end;
 }
 
-/* Adds a call to the run, or begins another. What was read in the run before it. */
+/*
+ * Adds a call to the run, or begins a new run. Returns the bytes that were read in the run before
+ * it.
+ */
 static uint64_t add_to(struct run *run, bool goes_on, uint64_t begin, uint64_t end)
 {
 	uint64_t before = goes_on ? run->bytes : 0;
@@ -1068,8 +1108,9 @@ static uint64_t add_to(struct run *run, bool goes_on, uint64_t begin, uint64_t e
 }
 
 /*
- * Whether a call is small and somewhere else: through the page cache with it, whatever is there,
- * and without a word about it to the stream. Otherwise *before is how far its run has come.
+ * Returns whether a call is a small read elsewhere. It then goes through the page cache, without a
+ * check of what is cached, and leaves the stream as it is. Otherwise *before receives the bytes of
+ * its run so far.
  */
 static bool is_aside(struct io_stream *stream, uint64_t block, uint64_t begin, uint64_t end,
 		     uint64_t *before)
@@ -1077,13 +1118,13 @@ static bool is_aside(struct io_stream *stream, uint64_t block, uint64_t begin, u
 	bool covered = covers(stream, begin);
 	bool goes_on = covered || continues(&stream->run, begin);
 	uint64_t small = stream->lane ? block : SMALL_BYTES;
-	/* What is no longer kept of the past is no reason to turn back. */
+	/* A small step back to bytes that are no longer kept must not restart the stream. */
 	bool elsewhere = !covered && (!goes_on || begin < stream->run.end);
 
 	if (stream->lane && elsewhere && end - begin < small) {
 		if (add_to(&stream->aside, continues(&stream->aside, begin), begin, end) < block)
 			return true;
-		/* It has become what is read now, and the stream is what was read before. */
+		/* The reads elsewhere have become the sequential ones; the stream's run is over. */
 		stream->run = stream->aside;
 		stream->aside.bytes = 0;
 		goes_on = true;
@@ -1093,8 +1134,8 @@ static bool is_aside(struct io_stream *stream, uint64_t block, uint64_t begin, u
 }
 
 /*
- * How far to read ahead: as far as the lane allows for who has come a long way, not at all for who
- * has just jumped here. A reader that jumps about reads little that it does not want.
+ * Returns how far to prefetch: further for longer runs, up to the lane's buffers; not at all after
+ * a jump, because random readers rarely use what is prefetched.
  */
 static uint64_t ahead_of(const struct io_stream *stream, const struct io_lane *lane,
 			 uint64_t before, uint64_t begin, uint64_t end)
@@ -1153,7 +1194,7 @@ void io_stream_expect(struct io_stream *stream, struct io_lane *lane, uint64_t o
 
 	if (begin >= stream->end || shape_to_read(lane, stream->input, NULL))
 		return;
-	reading.total = stream->end - begin; /* all of it is expected */
+	reading.total = stream->end - begin; /* all of it will be read */
 	if (is_all_cached(&reading))
 		ask_ahead(stream, begin);
 	else if (!is_cached(stream->input->fd, begin, MIN(STRETCH_BYTES, stream->end - begin)))
