@@ -209,7 +209,7 @@ void io_new_folder_close(struct io_new_folder *made, const struct base_log *log)
 
 /* ---- Discarding files and directories -------------------------------------------------------- */
 
-/* *stays: nothing of it has gone, as somebody reads it. */
+/* Removes a directory tree. *stays tells that a process reads it, so nothing was removed. */
 static int remove_folder(const struct io_folder *parent, const char *name, const char *first,
 			 bool *stays, struct base_error *error)
 {
