@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lowest floor: what every other floor stands on. No I/O but the environment and the clock.
+ * The base layer, which all other layers use: errors, log, clock, threads, process, settings,
+ * checksums and memory. Its only I/O is the environment, /proc and the clock.
  */
 #ifndef BASE_BASE_H
 #define BASE_BASE_H
@@ -29,13 +30,17 @@
 #define MIB (1024ull * KIB)
 #define GIB (1024ull * MIB)
 
-/* The number of a format that versions of the library share. Tests build a later version. */
+/*
+ * Returns the number of a format that versions of the library share. Tests build a later version.
+ */
 #ifndef BASE_FORMATS_AHEAD
 #define BASE_FORMATS_AHEAD 0
 #endif
 #define BASE_FORMAT(number) ((number) + BASE_FORMATS_AHEAD)
 
-/* Whether tests/bench.sh ablation leaves this mechanism out, in a build of its own (process.c). */
+/*
+ * Returns whether an ablation build leaves this mechanism out (tests/bench.sh ablation; process.c).
+ */
 #ifdef IOSHAPE_ABLATION
 bool base_without(const char *mechanism);
 #else
@@ -46,29 +51,33 @@ bool base_without(const char *mechanism);
 
 #define BASE_ERROR_TEXT_BYTES 1024
 
-/* Which numbers of an error are set. */
+/* Flags: numbers of an error that are set. */
 enum { BASE_KNOWS_OFFSET = 1, BASE_KNOWS_RANK = 2, BASE_KNOWS_SPACE = 4 };
 
 /*
- * The first failure of an operation, as a value. Zero it before use. It lives in handles or on the
- * stack and owns nothing.
+ * The first failure of an operation, as a value. Zero it before use. It is stored in handles or on
+ * the stack and owns no memory.
  */
 struct base_error {
-	int code;                             /* 0 while nothing has failed */
-	unsigned known;                       /* which numbers below are set */
-	const char *operation;                /* "save", "load", ...; static; NULL: not said */
+	int code;       /* 0 while nothing has failed */
+	unsigned known; /* flags BASE_KNOWS_… of the numbers below */
+	/* "save", "load", …; static; NULL: not known */
+	const char *operation;
 	char text[BASE_ERROR_TEXT_BYTES];     /* sentence and remedy */
-	char sentence[BASE_ERROR_TEXT_BYTES]; /* what failed, and why */
-	char remedy[BASE_ERROR_TEXT_BYTES];   /* what to do about it; "" if nothing is known */
-	char path[PATH_MAX];                  /* "" if there is none */
-	char record[256];                     /* "" if it is about none */
-	uint64_t offset;                      /* of the file */
+	char sentence[BASE_ERROR_TEXT_BYTES]; /* failure and reason */
+	char remedy[BASE_ERROR_TEXT_BYTES];   /* advice; "" if there is none */
+	char path[PATH_MAX];                  /* path; "" if there is none */
+	char record[256];                     /* record; "" if there is none */
+	uint64_t offset;                      /* offset in the file */
 	uint64_t needed_bytes;
 	uint64_t free_bytes; /* UINT64_MAX: not known */
 	uint32_t rank;
 };
 
-/* As good as zeros, where 7 KiB of them would cost as much as the operation. */
+/*
+ * Begins an error without a failure. Cheaper than zeroing 7 KiB, which would cost as much as a
+ * short operation.
+ */
 static inline void base_error_begin(struct base_error *error)
 {
 	error->code = 0;
@@ -78,79 +87,86 @@ static inline void base_error_begin(struct base_error *error)
 }
 
 /*
- * Each has a form with a remedy: what to do about it, in words that may be BASE_WORDS(). In the
- * form without one the remedy that the error has stays.
+ * Each function below has a form with a remedy: advice, which BASE_WORDS() may print. The form
+ * without one keeps the error's present remedy.
  */
 
 /*
- * Records a failure and returns `code`, so that `return base_fail(...)` reads well. The first
- * failure is the one that is kept: what fails while cleaning up must not hide it. The sentence
- * should be `cannot WHAT "PATH"`; the text of the errno is appended to it after a colon, because it
- * says why. `error` may be NULL.
+ * Records a failure and returns `code`, so that callers can write `return base_fail(...)`. Only the
+ * first failure is kept: a failure during clean-up must not hide it. The sentence should be `cannot
+ * WHAT "PATH"`; the text of the errno is appended after a colon as the reason. `error` may be NULL.
  */
 int base_fail_with(struct base_error *error, int code, const char *remedy, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 #define base_fail(error, code, ...) base_fail_with(error, code, NULL, __VA_ARGS__)
 
-/* Records a failure whose sentence says why by itself: no errno's text is appended. */
+/* Records a failure whose sentence states the reason itself: no text of an errno is appended. */
 int base_refuse_with(struct base_error *error, int code, const char *remedy, const char *format,
 		     ...) __attribute__((format(printf, 4, 5)));
 #define base_refuse(error, code, ...) base_refuse_with(error, code, NULL, __VA_ARGS__)
 
 /*
- * Tells the same failure in other words: what it is about stays. Its own sentence may be among the
- * arguments.
+ * Replaces the sentence of a failure; its path, record and numbers stay. The arguments may include
+ * the old sentence.
  */
 int base_rephrase_with(struct base_error *error, int code, const char *remedy, const char *format,
 		       ...) __attribute__((format(printf, 4, 5)));
 #define base_rephrase(error, code, ...) base_rephrase_with(error, code, NULL, __VA_ARGS__)
 
-/* Prints into a text that lives as long as its block: for remedies. */
+/* Prints into a text that lives as long as the enclosing block; for remedies. */
 #define BASE_WORDS(...) base_words((char[BASE_ERROR_TEXT_BYTES]){ 0 }, __VA_ARGS__)
 const char *base_words(char into[BASE_ERROR_TEXT_BYTES], const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/* The same for -ENOMEM, naming what the memory was for. */
+/* Records -ENOMEM with the purpose and size of the memory, and returns it. */
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes);
 
-/* The failure of something else as that of `error`. Returns its code. */
+/* Copies the failure `inner` to `error`, unless that has one. Returns the code of `inner`. */
 int base_pass_on(struct base_error *error, const struct base_error *inner);
 
 /*
- * Last in every public call that can fail: a failure becomes what ioshape_last_error() tells this
- * thread, about `operation` and `path` unless the error knows better. Returns `code`.
+ * Ends a public call that can fail: stores a failure for ioshape_last_error() of this thread.
+ * `operation` and `path` are used unless the error has its own. Returns `code`.
  */
 int base_leave(int code, const char *operation, const char *path, const struct base_error *error);
-/* The same where an argument that is needed is NULL: -EINVAL. */
+/* Ends a public call because a required argument is NULL: returns -EINVAL. */
 int base_missing(const char *operation);
-/* What the thread's last public call that failed, failed with: for calls that make such calls. */
+/*
+ * Returns the failure of this thread's last failed public call, for public functions that call
+ * others.
+ */
 const struct base_error *base_last_error(void);
 
 /*
- * Rotates the letters of a text, in the build that proves that no program reads sentences
- * (-Dgarble=true); else nothing.
+ * Rotates the letters of a text in the build that proves that no program parses messages
+ * (-Dgarble=true). Otherwise does nothing.
  */
 void base_garble(char *text);
 
-/* The bytes of the UTF-8 sequence that begins a text of `room` bytes, at least 1. 0 if there is
- * none: no overlong forms, no surrogates, nothing above U+10FFFF, no NUL. */
+/*
+ * Returns the length of the UTF-8 sequence at the beginning of a text of `room` bytes. Returns 0 if
+ * it is not valid: overlong forms, surrogates, code points above U+10FFFF and NUL are not.
+ */
 size_t base_utf8_bytes(const char *text, size_t room);
 
 /*
  * Replaces by "?", in place, each character that a terminal would act on or not show, and each byte
- * that is not UTF-8. Names in files and directories may be an attacker's. All sentences, log lines
- * and notes of reports pass through it, so that no caller can forget it.
+ * that is not UTF-8. Names in files and directories may come from an attacker. All error messages,
+ * log lines and report texts pass through this function, so that no caller can forget it.
  */
 void base_make_plain(char *text);
 
-/* "38.2 MiB", "512 bytes": for sentences. In BASE_SIZE() the text lives as long as its block. */
+/*
+ * Prints a size for messages: "38.2 MiB", "512 bytes". The text of BASE_SIZE() lives as long as the
+ * enclosing block.
+ */
 #define BASE_SIZE_BYTES 24
 #define BASE_SIZE(bytes) base_size((char[BASE_SIZE_BYTES]){ 0 }, bytes)
 const char *base_size(char into[BASE_SIZE_BYTES], uint64_t bytes);
 
 /*
- * What the error is about. After a failure; nothing happens without one. What was set first stays:
- * who is nearer to the failure knows better.
+ * Add details to a failure; they do nothing without one. The first value stays, because the code
+ * nearest to the failure knows best.
  */
 void base_error_about(struct base_error *error, const char *operation, const char *path);
 void base_error_in_record(struct base_error *error, const char *record);
@@ -161,45 +177,50 @@ void base_error_space(struct base_error *error, uint64_t needed_bytes, uint64_t 
 /* ---- Log (error.c) --------------------------------------------------------------------------- */
 
 struct base_log {
-	ioshape_log_fn write; /* NULL: nobody listens */
+	ioshape_log_fn write; /* NULL: messages are dropped */
 	void *user;
 	enum ioshape_log_level level;
 };
 
+/* Sends a message to the log callback if its level is enabled. */
 void base_log(const struct base_log *log, enum ioshape_log_level level, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
 /* ---- Clock, deadlines and waits (process.c) -------------------------------------------------- */
 
-/* Monotonic; nanoseconds. */
+/* Returns the monotonic clock in nanoseconds. */
 uint64_t base_now_ns(void);
-/* By the clock on the wall: since 1970. */
+/* Returns the wall-clock time in seconds since 1970. */
 double base_wall_seconds(void);
 
-/* A condition variable that waits by this clock, which nobody can set. */
+/* Initialises a condition variable that waits by the monotonic clock, which cannot be set. */
 void base_cond_init(pthread_cond_t *condition);
-/* pthread_cond_wait() for at most so long; false if the time is over. */
+/* Waits as pthread_cond_wait() does, for at most timeout_ms. Returns false after a timeout. */
 bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t timeout_ms);
 
-/* When so many ms from now are over; below 0: they are. 0 for 0: there is no deadline. */
+/*
+ * Returns the deadline that is `ms` milliseconds from now; a negative `ms` means now. Returns 0, no
+ * deadline, for 0.
+ */
 uint64_t base_deadline_ns(int64_t ms);
 
 /*
- * Limits how much of dead processes' files a save removes, because the save waits meanwhile. The
- * next save removes the rest. NULL, where a budget is expected, is one without end.
+ * Limits of the removal of stale files in one save, because the save waits meanwhile. The next save
+ * removes the rest. Functions that take a budget accept NULL: no limit.
  */
 #define BASE_TIDY_NS UINT64_C(2000000000)
 #define BASE_TIDY_ENTRIES 10000u
 
 struct base_budget {
-	uint64_t until_ns; /* 0: its time begins with the first look */
-	uint32_t entries;  /* that may still be removed; 0: the budget is spent */
+	uint64_t until_ns; /* end of the time; 0: it begins with the first look */
+	uint32_t entries;  /* entries that may still be removed; 0: the budget is spent */
 };
 
+/* Returns a full budget, whose time begins with the first look. */
 struct base_budget base_budget_begin(void);
-/* Whether there is time left to look at one more entry. */
+/* Returns whether there is time left to look at one more entry. */
 bool base_budget_look(struct base_budget *budget);
-/* Whether one more entry may be removed: the caller does it then. */
+/* Returns whether the caller may remove one more entry, and counts it. */
 bool base_budget_take(struct base_budget *budget);
 static inline bool base_budget_is_spent(const struct base_budget *budget)
 {
@@ -218,103 +239,114 @@ static inline double base_seconds(uint64_t ns)
 
 /* ---- Threads (process.c) --------------------------------------------------------------------- */
 
-/* A thread of the library's: it blocks all signals. 0 or a negative errno. */
+/* Starts a thread of the library, which blocks all signals. Returns 0 or a negative errno. */
 int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
-/* ---- Threads that help (process.c) ----------------------------------------------------------- */
+/* ---- Helper threads (process.c) -------------------------------------------------------------- */
 
 #define BASE_MOST_HELPERS 64u
 
-/* They wait for work from one job to the next. What is in here belongs to process.c. */
+/* A pool of helper threads that wait for work. Only process.c uses its members. */
 struct base_crew {
 	pthread_t threads[BASE_MOST_HELPERS];
 	unsigned started;
-	pid_t owner;          /* the process that has them */
-	pthread_mutex_t lock; /* of what follows */
+	pid_t owner;          /* process that started the threads */
+	pthread_mutex_t lock; /* protects the members below */
 	pthread_cond_t begins, ends;
 	void (*work)(void *user);
 	void *user;
-	unsigned places; /* for helpers that have not begun */
-	unsigned busy;   /* helpers that work */
+	unsigned places; /* helpers that may still begin */
+	unsigned busy;   /* helpers that are working */
 	bool dismissed;
 };
 
+/* Initialises the pool without starting threads. */
 void base_crew_init(struct base_crew *crew);
 
 /*
- * So many helpers, or fewer, call work(user) once each, beside what the caller does itself. None of
- * them may be needed: a helper that does not run in time does not begin.
+ * Makes at most `wanted` helpers call work(user) once each, while the caller works, too. The work
+ * must not depend on a helper: one that is not scheduled in time does not begin.
  */
 void base_crew_begin(struct base_crew *crew, unsigned wanted, void (*work)(void *user), void *user);
 
-/* No helper begins any more; those that have begun have returned. */
+/* Keeps further helpers from beginning, and waits for those that have begun. */
 void base_crew_finish(struct base_crew *crew);
 
-/* Ends the threads. In a child, which has none of them, it does nothing. */
+/* Ends the threads. Does nothing in a child of fork(), which has none of them. */
 void base_crew_dismiss(struct base_crew *crew);
 
 /* ---- Copies by several threads (process.c; its functions are in internal.h) ------------------ */
 
-/* More than so many have no more bandwidth of memory, or leave none to others. */
+/* Most threads for copies: more do not gain memory bandwidth, or leave none to other threads. */
 #define BASE_MOST_COPY_THREADS 8
 
 /*
- * Threads that copy or verify memory: as many as the cores that this process may run on, and no
- * more than its share of the machine's. A rank that has cores of its own has no more than that.
+ * Returns how many threads copy or verify memory: at most the cores that this process may use, and
+ * at most its share of the machine's. A rank that is bound to cores uses no others.
  */
 unsigned base_copy_threads(void);
 
 /* ---- This process (process.c) ---------------------------------------------------------------- */
 
-/* A number that nobody else draws, never 0: for names. Not for secrets. */
+/* Returns a random number for names, unique and never 0. Not for secrets. */
 uint64_t base_random(void);
-/* As getpid(), which costs as much as everything else that a short call of ours does. */
+/* Returns the process id. getpid() would cost as much as the rest of a short call. */
 pid_t base_pid(void);
-/* How large its files may get, in bytes. For a write beyond that the kernel sends a signal,
- * SIGXFSZ, that would end the application. */
+/*
+ * Returns the largest file size, in bytes, that this process may write (RLIMIT_FSIZE). Beyond it,
+ * the kernel sends SIGXFSZ, which would end the application.
+ */
 uint64_t base_largest_file(void);
 
 /*
- * Whether what belongs to this user is ours: every floor asks here. In a user namespace "nobody" is
- * all users that have no number there, so it is none of them.
+ * Returns whether `user` is the user of this process. All layers ask here. In a user namespace,
+ * "nobody" stands for all users without a number there, so it never matches.
  */
 bool base_is_own_user(uid_t user);
-/* Whether the number stands for one user alone: also for a server's name for us. */
+/*
+ * Returns whether the number stands for one user alone. Also works for a number that a server maps
+ * this user to.
+ */
 bool base_is_one_user(uid_t user);
 
 /* ---- Descriptors (process.c) ----------------------------------------------------------------- */
 
 /*
- * A child of fork() must not keep what the library has open: it would keep locks when this process
- * has died, and the space of files that were removed. Close-on-exec helps only if it executes
- * something. Whoever opens a file keeps it by this: base_own(open(...)). In a child, its number
- * leads nowhere. Returns what base_above_streams() makes of fd; negative ones are fine.
+ * Registers a descriptor, so that a child of fork() loses it. Otherwise the child would keep locks
+ * of a dead parent, and the space of removed files; close-on-exec helps only if the child calls
+ * exec. The library registers every descriptor that it keeps: base_own(open(...)). In a child, its
+ * number refers to nothing useful. Moves the descriptor as base_above_streams() does, and returns
+ * the new one; negative values are passed through.
  */
 int base_own(int fd);
 /*
- * The same file under a number above those of the standard streams. A daemon that has closed these
- * still writes messages to 2, and may let dup2() put a log there: neither must meet a checkpoint or
- * a connection, nor must we close that log. So whatever the library opens goes through this or
- * base_own(); tests/house looks. Returns -1 with errno, and fd closed, if there is no number left.
+ * Moves a descriptor to a number above the standard streams. A daemon that has closed these may
+ * still write messages to 2, or put a log there with dup2(). Neither must reach a checkpoint or a
+ * connection, and we must not close that log. So everything the library opens goes through this or
+ * base_own(); tests/house checks it. Returns -1 and sets errno, with fd closed, if no number is
+ * free.
  */
 int base_above_streams(int fd);
-/* Before somebody else closes it. Whether it was ours: in a child, what the parent had is not. */
+/*
+ * Unregisters a descriptor before other code closes it. Returns whether it was registered: in a
+ * child, the parent's descriptors are not.
+ */
 bool base_disown(int fd);
-/* As close(), of one that was kept; -1 is fine. */
+/* Closes a registered descriptor. Does nothing for -1. */
 int base_close(int fd);
 
 /* ---- SIGPIPE (process.c) --------------------------------------------------------------------- */
 
-/* What a thread's mask was, and whether a signal had come to it before. */
+/* A thread's signal mask, and whether SIGPIPE was already pending. */
 struct base_held_sigpipe {
 	sigset_t before;
 	bool was_pending;
 };
 
 /*
- * Around writes to pipes and sockets: a reader that went away must be an error, not a signal that
- * ends the application. `raised`: a write in between failed or was short, so that there may be a
- * signal to take back. Both leave errno alone.
+ * Block SIGPIPE around writes to pipes and sockets: a reader that closed its end must cause an
+ * error, not a signal that ends the application. `raised` tells that a write failed or was short,
+ * so that a signal may be pending and must be taken back. Both functions keep errno.
  */
 void base_hold_sigpipe(struct base_held_sigpipe *held);
 void base_let_sigpipe(const struct base_held_sigpipe *held, bool raised);
@@ -322,26 +354,31 @@ void base_let_sigpipe(const struct base_held_sigpipe *held, bool raised);
 /* ---- Options (settings.c) -------------------------------------------------------------------- */
 
 /*
- * Takes over a caller's option struct that begins with `size_t size` into `into`, a struct of
- * `known` bytes, whatever the age of the caller's headers. NULL leaves zeros. -EINVAL if bytes that
- * this library does not know are not zero, or if the size is impossible; `what` names the struct in
- * the sentence.
+ * Copies a caller's option struct, which begins with `size_t size`, into `into`, a struct of
+ * `known` bytes. The caller's headers may be older or newer. If `from` is NULL, `into` is zero
+ * except its size. Returns -EINVAL if bytes that this library does not know are not zero, or if the
+ * size is impossible. `what` names the struct in the message.
  */
 int base_take_options(void *into, size_t known, const void *from, const char *what,
 		      struct base_error *error);
 
-/* The other way round, for structs that are filled: writes no more than the caller's `size`. */
+/* Copies a struct to the caller and writes no more than the caller's `size`. */
 int base_give_struct(void *into, const void *from, size_t known, const char *what,
 		     struct base_error *error);
 
-/* "4194304", "4M": a whole number and at most one suffix. -EINVAL, or -ERANGE above 64 bits. */
+/*
+ * Parses a size such as "4194304" or "4M": a whole number and at most one suffix. Returns -EINVAL,
+ * or -ERANGE above 64 bits.
+ */
 int base_parse_bytes(const char *text, uint64_t *value);
 
-/* ---- Settings (settings.c, settings.def) ------------------------------------------------------
- */
+/* ---- Settings (settings.c, settings.def) ----------------------------------------------------- */
 
-/* Which option struct has a setting's field: struct ioshape_context_options or
- * struct ioshape_group_options. The others are those of the Python package. */
+/*
+ * The option struct that has a setting's field: struct ioshape_context_options,
+ * ioshape_group_options or ioshape_tier_options. BASE_SETTINGS_PACKAGE are settings of the Python
+ * package only.
+ */
 enum base_settings_owner {
 	BASE_SETTINGS_CONTEXT,
 	BASE_SETTINGS_GROUP,
@@ -350,44 +387,50 @@ enum base_settings_owner {
 };
 
 /*
- * Fills what an option struct leaves at zero from variables, and checks both. Defaults are left at
- * zero. -EINVAL, naming field or variable and what it takes. Texts are the environment's own.
+ * Fills the fields that an option struct leaves at zero from environment variables, and checks all
+ * fields. Fields without a value stay zero, which means the default. Returns -EINVAL with a message
+ * that names the field or variable and the valid values. Texts point into the environment.
  */
 int base_settings_take(enum base_settings_owner owner, void *options, struct base_error *error);
 
-/* The longest name of a variable, with its end. */
+/* Bytes of the longest name of a variable, with the final 0. */
 #define BASE_SETTING_NAME_BYTES 32
 
-/* A failure because of a text: names the field that it was given in, or the variable that it came
- * from. Returns the failure's code. */
+/*
+ * Adds to a failure the name of the field or variable that `text` came from. Returns the failure's
+ * code.
+ */
 int base_settings_blame(struct base_error *error, const char *field, const char *text);
 
-/* Logs a warning for each variable IOSHAPE_... that is no setting, with the nearest that is one, or
- * with the reason if the setting is retired: once in a process. */
+/*
+ * Logs a warning, once in a process, for each variable IOSHAPE_… that is not a setting. The warning
+ * names the most similar setting or, for a retired one, the reason.
+ */
 void base_settings_warn(const struct base_log *log);
 
 /* ---- Checksum (checksum.c; the plain ones are in internal.h) --------------------------------- */
 
 /*
- * Copies and checksums in one pass, while each piece is in the first-level caches. The checksum is
- * that of the copy, even if somebody changes the original meanwhile.
+ * Copies bytes and checksums them in one pass, while each piece is in the first-level caches. The
+ * checksum is that of the copy, even if another thread changes the original meanwhile.
  */
 uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);
 /*
- * The same of what nobody else can change, to where it is not needed at once: the checksum is that
- * of the original, and the stores go past the caches: 1.4 times as fast in a micro-benchmark.
+ * Checksums and copies bytes that no other thread can change. The checksum is that of the original,
+ * and the stores bypass the caches, so use it if the copy is not needed at once. 1.4 times as fast
+ * in a micro-benchmark.
  */
 uint32_t base_crc32_move(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);
 
 /*
- * Up to here checksumming bytes, which are in a cache, a second time costs less than combining
+ * Up to this many bytes, checksumming cached bytes a second time costs less than combining
  * checksums.
  */
 #define BASE_CRC32_TWICE_BYTES (16 * KIB)
 
 /* ---- Hashes (checksum.c) --------------------------------------------------------------------- */
 
-/* A number for a text (FNV-1a): to tell texts apart, not to trust one. */
+/* Returns a hash of a text (FNV-1a), which distinguishes texts but gives no security. */
 uint64_t base_hash_text(const char *text);
 
 static inline uint64_t base_rotate(uint64_t word, unsigned bits)
@@ -395,7 +438,10 @@ static inline uint64_t base_rotate(uint64_t word, unsigned bits)
 	return word << bits | word >> (64 - bits);
 }
 
-/* A round of SipHash (Aumasson and Bernstein, 2012): for MACs, and for tables of hostile names. */
+/*
+ * Computes a round of SipHash (Aumasson and Bernstein, 2012), for MACs and for tables of hostile
+ * names.
+ */
 static inline void base_sip_round(uint64_t v[4])
 {
 	v[0] += v[1];
@@ -412,41 +458,48 @@ static inline void base_sip_round(uint64_t v[4])
 
 /* ---- The umask (process.c) ------------------------------------------------------------------- */
 
-/* The process's, without changing it as umask() does; -1 if the kernel does not tell. */
+/*
+ * Returns the umask of the process, without changing it as umask() does; -1 if the kernel does not
+ * tell it.
+ */
 int base_umask(void);
 
-/* ---- Authentic bytes (checksum.c) ------------------------------------------------------------ */
+/* ---- Message authentication (checksum.c) ----------------------------------------------------- */
 
-#define BASE_MAC_BYTES 16 /* of a key as well */
+#define BASE_MAC_BYTES 16 /* also the bytes of a key */
 
-/* Who does not have the key cannot make the MAC of any bytes but those that it has seen one of. */
+/*
+ * Computes the MAC of bytes. Without the key, an attacker can only repeat bytes and MACs that it
+ * has seen.
+ */
 void base_mac(uint8_t mac[BASE_MAC_BYTES], const uint8_t key[BASE_MAC_BYTES], const void *data,
 	      size_t bytes);
 
-/* Computes the MAC of bytes that come in pieces, wherever they are cut. */
+/* The state of a MAC over bytes that arrive in pieces, however they are divided. */
 struct base_mac {
 	uint64_t v[4];
-	uint64_t tail; /* the last bytes, less than 8 */
+	uint64_t tail; /* last bytes, fewer than 8 */
 	uint64_t bytes;
 };
 
+/* Begin a MAC and add bytes to it. */
 void base_mac_begin(struct base_mac *state, const uint8_t key[BASE_MAC_BYTES]);
 void base_mac_put(struct base_mac *state, const void *data, size_t bytes);
-/* Ends it: `state` is used up. */
+/* Returns the MAC. `state` cannot be used afterwards. */
 void base_mac_end(struct base_mac *state, uint8_t mac[BASE_MAC_BYTES]);
 
 /* ---- Memory (memory.c) ----------------------------------------------------------------------- */
 
 /*
- * Page-aligned memory straight from the kernel: with huge pages where it has them, not inherited by
- * forked children (kernel I/O may be writing to it). NULL if there is none.
+ * Maps page-aligned memory: huge pages where the kernel has them, not inherited by forked children,
+ * because kernel I/O may be writing to it. Returns NULL if there is none; base_unmap() frees it.
  */
 void *base_map(size_t bytes);
 void base_unmap(void *memory, size_t bytes);
-/* Touches every page now rather than at first use. Safe at any time: contents stay. */
+/* Touches every page now rather than at first use. Keeps the contents, so it is always safe. */
 void base_prefault(void *memory, size_t bytes);
 
-/* ---- Memory that is filled for the first time (memory.c) ------------------------------------- */
+/* ---- Fresh memory: huge pages for loads (memory.c) ------------------------------------------- */
 
 struct base_extent {
 	uintptr_t begin, end;
@@ -454,57 +507,70 @@ struct base_extent {
 
 struct base_fresh;
 
-/* Each stretch costs the process one or two of the 65,530 mappings it may have: shorter ones are
- * not worth it. */
+/*
+ * Shortest stretch that is prepared. Each stretch costs the process one or two of its 65,530
+ * mappings, so shorter ones are not worth it.
+ */
 #define BASE_FRESH_LEAST_BYTES (4 * MIB)
 
 /*
- * Memory of somebody else's that has never been written to and will be filled: at most so many
- * stretches of it in huge pages. The list is sorted, and not needed any more. NULL if nothing is
- * large enough, or there is no memory to remember it.
+ * Begins to prepare the caller's memory, which has never been written and will be filled. At most
+ * `most` stretches get huge pages. Sorts the list `extents`, which is not needed afterwards.
+ * Returns NULL if no stretch is long enough, or without memory.
  */
 struct base_fresh *base_fresh_open(struct base_extent *extents, size_t count, size_t most);
-/* How many mappings the process may have got by it; 0 for NULL. */
+/* Returns how many mappings this may have added to the process; 0 for NULL. */
 size_t base_fresh_count(const struct base_fresh *fresh);
-/* Before this part of it is filled; threads may do so side by side. Nothing for NULL. */
+/*
+ * Prepares a range just before it is filled. Threads may call it concurrently. Does nothing for
+ * NULL.
+ */
 void base_fresh_prepare(struct base_fresh *fresh, const void *memory, size_t bytes);
+/* Frees the record of the memory, not the memory. NULL is allowed. */
 void base_fresh_close(struct base_fresh *fresh);
 
-/* ---- Memory that other processes can map (memory.c) ------------------------------------------ */
+/* ---- Shared memory (memory.c) ---------------------------------------------------------------- */
 
 /*
- * A memfd: an fd without any memory yet, sealed against shrinking. Whoever maps it cannot be hurt
- * by what its owner does, and it is gone with the last process that holds it. Negative errno.
+ * Creates a memfd without memory, sealed against shrinking: its owner cannot make processes that
+ * map it crash. It disappears with the last process that has it open or mapped. Returns a negative
+ * errno on failure.
  */
 int base_shared_open(void);
-/* Makes it longer; takes no memory yet. -EFBIG if RLIMIT_FSIZE forbids that. */
+/* Makes the memfd longer without allocating memory. Returns -EFBIG if RLIMIT_FSIZE forbids it. */
 int base_shared_grow(int fd, uint64_t bytes);
 /*
- * Gets memory for a part of it and maps that for writing, not inherited by forked children. Whole
- * pages. -ENOMEM if there is none: a later touch cannot fail. base_unmap() undoes the mapping,
- * base_shared_drop() gives the memory back.
+ * Allocates a range of whole pages and maps it for writing; children of fork() do not inherit it.
+ * Returns -ENOMEM if there is none, so that a later touch cannot fail. base_unmap() undoes the
+ * mapping; base_shared_drop() frees the memory.
  */
 int base_shared_map(int fd, uint64_t offset, size_t bytes, void **memory);
 void base_shared_drop(int fd, uint64_t offset, size_t bytes);
 /*
- * Somebody else's, all of it, for reading: base_unmap(). *view is NULL if it is empty. -EPERM if it
- * is not sealed against shrinking.
+ * Maps all of another process's memfd for reading; base_unmap() undoes it. *view is NULL if it is
+ * empty. Returns -EPERM if it is not sealed against shrinking.
  */
 int base_shared_view(int fd, const void **view, uint64_t *bytes);
 
 /* ---- Texts and bytes (memory.c) -------------------------------------------------------------- */
 
-/* Frees a text that may hold a password, and leaves no copy. NULL is fine. */
+/* Overwrites and frees a text that may hold a password. NULL is allowed. */
 void base_free_secret(char *text);
 
-/* The directory that the last part of a path is in, to be freed; NULL without memory. */
+/*
+ * Returns the directory part of a path ("." if it has none), which the caller frees; NULL without
+ * memory.
+ */
 char *base_directory_of(const char *path);
 
-/* struct base_buffer, bytes that grow, is in internal.h. */
-int base_buffer_reserve(struct base_buffer *buffer, size_t more); /* 0 or -ENOMEM */
+/*
+ * Make room for `more` bytes; append bytes. struct base_buffer, a growing byte array, is in
+ * internal.h.
+ */
+int base_buffer_reserve(struct base_buffer *buffer, size_t more); /* returns 0 or -ENOMEM */
 int base_buffer_append(struct base_buffer *buffer, const void *data, size_t bytes);
 
-/* ---- Little-endian numbers (inline: the formats on disk are little-endian) ------------------- */
+/* ---- Little-endian numbers, as the formats on disk have them --------------------------------- */
 
 static inline void base_put_le(uint8_t *to, uint64_t value, unsigned bytes)
 {
@@ -521,7 +587,10 @@ static inline uint64_t base_get_le(const uint8_t *from, unsigned bytes)
 	return value;
 }
 
-/* The next multiple of `alignment`, a power of two. The caller knows that it does not overflow. */
+/*
+ * Returns the next multiple of `alignment`, a power of two. The caller ensures that it does not
+ * overflow.
+ */
 static inline uint64_t base_round_up(uint64_t value, uint64_t alignment)
 {
 	return (value + alignment - 1) & ~(alignment - 1);
