@@ -299,8 +299,8 @@ pid_t base_pid(void);
 uint64_t base_largest_file(void);
 
 /*
- * Returns whether `user` is the user of this process. All layers ask here. In a user namespace,
- * "nobody" stands for all users without a number there, so it never matches.
+ * Returns whether `user` is the user of this process. All layers ask here. In a user namespace, the
+ * overflow user (65534) stands for all users without a number there, so it never matches.
  */
 bool base_is_own_user(uid_t user);
 /*

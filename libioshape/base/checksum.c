@@ -11,14 +11,15 @@
 #endif
 
 /*
- * Small enough that what was just copied is still in the caches nearest to the core, large enough
- * that the checksum's wide loops pay. Measured: 16 to 256 KiB are alike, 1 MiB loses a sixth.
+ * Bytes copied before they are checksummed. Small enough that they are still in the first-level
+ * caches, large enough for the checksum's wide loops. Measured: 16 to 256 KiB are alike, 1 MiB
+ * loses a sixth.
  */
 #define PIECE_BYTES (64 * KIB)
 
 uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes)
 {
-	/* The cast takes away a const that ISA-L 2.30 forgot. */
+	/* The cast removes a const that ISA-L 2.30 forgot in its prototype. */
 	return crc32_gzip_refl(crc, (unsigned char *)(uintptr_t)data, bytes);
 }
 
@@ -33,7 +34,10 @@ uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict f
 }
 
 #ifdef __x86_64__
-/* AVX2 is in every processor that trains anything; should it be missing, memcpy() does. */
+/*
+ * Copies with stores that bypass the caches. Practically all training hosts have AVX2; without it,
+ * copy_large() uses memcpy().
+ */
 __attribute__((target("avx2"))) static void copy_past_cache(char *to, const char *from,
 							    size_t bytes)
 {
@@ -44,7 +48,7 @@ __attribute__((target("avx2"))) static void copy_past_cache(char *to, const char
 		_mm256_stream_si256((__m256i *)(to + done),
 				    _mm256_loadu_si256((const __m256i *)(from + done)));
 	memcpy(to + done, from + done, bytes - done);
-	/* Other threads are told of these bytes by ordinary stores. */
+	/* Order these stores before the ordinary stores that publish the bytes to other threads. */
 	_mm_sfence();
 }
 
@@ -73,7 +77,7 @@ uint32_t base_crc32_move(uint32_t crc, void *restrict to, const void *restrict f
 }
 
 /*
- * CRC-32 works on polynomials over GF(2), modulo P, bits reflected: the top bit of a word is x^0.
+ * CRC-32 uses polynomials over GF(2), modulo P, with bits reflected: the top bit of a word is x^0.
  * The checksum of A‖B is crc(A)·x^(8·|B|) + crc(B).
  */
 #define POLYNOMIAL 0xedb88320u
@@ -91,8 +95,7 @@ static uint32_t multiply(uint32_t a, uint32_t b)
 }
 
 /*
- * x^(2^k) for k = 0 to 31. Squaring the last one gives the first one again, so that they serve for
- * any k.
+ * x^(2^k) for k = 0 to 31. The square of the last one is the first one, so they suffice for all k.
  */
 static const uint32_t powers[32] = {
 	0x40000000, 0x20000000, 0x08000000, 0x00800000, 0x00008000, 0xedb88320, 0xb1e6b092,
@@ -120,14 +123,13 @@ uint64_t base_hash_text(const char *text)
 	return hash;
 }
 
-/* ---- Authentic bytes ---------------------------------------------------------------------------
- */
+/* ---- Message authentication ------------------------------------------------------------------ */
 
 /*
- * SipHash-2-4 with a result of 128 bits (Aumasson and Bernstein, 2012), as its authors' test
- * vectors have it. It is written here because no library that is linked everywhere has the like:
- * OpenSSL is there only where hiredis can do TLS (Debian 12's cannot), ISA-L has checksums alone,
- * and containers often forbid the kernel's (AF_ALG).
+ * SipHash-2-4 with a 128-bit result (Aumasson and Bernstein, 2012), checked by its authors' test
+ * vectors. It is implemented here because no library that is always linked has a MAC. OpenSSL is
+ * linked only if hiredis supports TLS (not in Debian 12), ISA-L has only checksums, and containers
+ * often forbid the kernel's AF_ALG.
  */
 
 static void mix(uint64_t v[4], unsigned rounds)
@@ -143,7 +145,7 @@ static void take(uint64_t v[4], uint64_t word)
 	v[0] ^= word;
 }
 
-/* One load: shards of many gigabytes come here. */
+/* Loads a word at once, since shards of many gigabytes pass through here. */
 static uint64_t get_word(const uint8_t *from)
 {
 	uint64_t word;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Failures as values, their sentences, the log, and what callers are told of the last failure. */
+/* Errors as values, their messages, the log, and the last error that callers can ask for. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Texts with foreign names in them, for people -------------------------------------------- */
+/* ---- Cleaning texts that contain foreign names ----------------------------------------------- */
 
-/* (Unicode 15, table 3-7.) */
+/* Follows Unicode 15, table 3-7. */
 size_t base_utf8_bytes(const char *text, size_t room)
 {
 	const uint8_t *at = (const uint8_t *)text;
@@ -41,7 +41,10 @@ size_t base_utf8_bytes(const char *text, size_t room)
 	return need;
 }
 
-/* C0, DEL and C1; what separates lines, changes the direction of writing, or is not seen. */
+/*
+ * Returns whether a terminal would act on a character or not show it: C0, DEL, C1, line separators,
+ * direction marks and invisible characters.
+ */
 static bool acts(const char *character, size_t bytes)
 {
 	const uint8_t *at = (const uint8_t *)character;
@@ -104,8 +107,9 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 		return "there are checkpoints, and none can be used";
 	}
 	/*
-	 * In the C locale this neither translates nor shares a buffer between threads, and that
-	 * locale is a constant: nothing to free. strerrordesc_np() came with glibc 2.32 only.
+	 * In the C locale, strerror_l() neither translates nor shares a buffer between threads.
+	 * That locale is a constant, so it need not be freed. strerrordesc_np() exists only since
+	 * glibc 2.32.
 	 */
 	if (code < 0 && code >= -EHWPOISON)
 		text = strerror_l(-code, newlocale(LC_ALL_MASK, "C", (locale_t)0));
@@ -116,12 +120,12 @@ static void put(char *into, size_t bytes, const char *text)
 {
 	const size_t length = strnlen(text, bytes - 1);
 
-	/* A remedy may be put where it is. */
+	/* memmove(), because `text` may be `into` itself. */
 	memmove(into, text, length);
 	into[length] = 0;
 }
 
-/* Sentence and remedy in one line, for people. */
+/* Joins sentence and remedy in one line. */
 static void error_line(const struct base_error *error, char *into, size_t bytes)
 {
 	put(into, bytes, error->sentence);
@@ -131,7 +135,10 @@ static void error_line(const struct base_error *error, char *into, size_t bytes)
 	}
 }
 
-/* The sentence of a path that is longer than it may be: the end says why, and must not be lost. */
+/*
+ * Appends `end` to a text, which is shortened if needed. `end` states the reason and must not be
+ * lost, even if a path is very long.
+ */
 static void shorten(char *text, size_t bytes, const char *end)
 {
 	const size_t most = bytes - strlen(end) - 1;
@@ -141,7 +148,10 @@ static void shorten(char *text, size_t bytes, const char *end)
 	snprintf(text + strlen(text), bytes - strlen(text), "%s", end);
 }
 
-/* `reason` is appended to the sentence; `remedy` may be NULL: that of the error stays. */
+/*
+ * Fills in an error. `reason` is appended to the sentence. If `remedy` is NULL, the error keeps its
+ * own.
+ */
 __attribute__((format(printf, 5, 0))) static void fill(struct base_error *error, int code,
 						       const char *reason, const char *remedy,
 						       const char *format, va_list args)
@@ -166,7 +176,7 @@ int base_fail_with(struct base_error *error, int code, const char *remedy, const
 
 	if (!error || error->code)
 		return code;
-	/* What a code of our own means, the sentence says better. */
+	/* For the library's own codes, the sentence already states the reason. */
 	if (code > -4096)
 		snprintf(reason, sizeof(reason), ": %.120s", ioshape_strerror(code));
 	va_start(args, format);
@@ -244,7 +254,7 @@ const char *base_size(char into[BASE_SIZE_BYTES], uint64_t bytes)
 	double size = (double)bytes / 1024;
 	size_t unit = 0;
 
-	/* 1023.95 would be shown as 1024.0. */
+	/* 1023.95 would be printed as 1024.0. */
 	while (size >= 1023.95 && unit + 1 < ARRAY_LENGTH(units)) {
 		size /= 1024;
 		unit++;
@@ -256,8 +266,9 @@ const char *base_size(char into[BASE_SIZE_BYTES], uint64_t bytes)
 	return into;
 }
 
-/* ---- What a sentence is about ---------------------------------------------------------------- */
+/* ---- Details of an error --------------------------------------------------------------------- */
 
+/* Returns whether the error lacks a number, and marks it as set. */
 static bool lacks(struct base_error *error, unsigned what)
 {
 	bool wanted = error && error->code && !(error->known & what);
@@ -303,9 +314,9 @@ void base_error_space(struct base_error *error, uint64_t needed_bytes, uint64_t 
 	}
 }
 
-/* ---- The last failure of a thread ------------------------------------------------------------ */
+/* ---- The last error of a thread -------------------------------------------------------------- */
 
-/* By thread, so that threads sharing a context do not read each other's errors. */
+/* Per thread, so that threads that share a context do not read each other's errors. */
 static _Thread_local struct base_error last;
 static _Thread_local struct ioshape_error shown;
 
@@ -313,7 +324,7 @@ int base_leave(int code, const char *operation, const char *path, const struct b
 {
 	if (code >= 0)
 		return code;
-	/* What a call inside told already is garbled once. */
+	/* An inner public call has already stored and garbled this error. */
 	if (error == &last)
 		return code;
 	last = *error;

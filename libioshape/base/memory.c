@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of the process, bytes that grow, memory that a load fills for the first time, and memory
- * that other processes can map. */
+/*
+ * Memory: page-aligned mappings, growing byte arrays, fresh memory that a load fills, and memory
+ * that is shared with other processes.
+ */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -25,8 +27,10 @@
 
 #define HUGE_PAGE_BYTES (2 * MIB)
 
-/* Whole pages from the beginning of a huge page on, with this protection (PROT_...) and nothing
- * else: NULL if there are none. */
+/*
+ * Maps whole pages from the beginning of a huge page on, with this protection (PROT_…), without
+ * further advice. Returns NULL on failure.
+ */
 static void *map_aligned(size_t bytes, int protection)
 {
 	const size_t room = bytes + HUGE_PAGE_BYTES;
@@ -54,7 +58,9 @@ void *base_map(size_t bytes)
 		memory = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (!memory || memory == MAP_FAILED)
 		return NULL;
-	/* Both are wishes: without huge pages it is slower, without DONTFORK a fork copies more. */
+	/*
+	 * Best effort. Without huge pages copies are slower; without DONTFORK, fork() copies more.
+	 */
 	madvise(memory, bytes, MADV_HUGEPAGE);
 	madvise(memory, bytes, MADV_DONTFORK);
 	return memory;
@@ -71,7 +77,7 @@ void base_prefault(void *memory, size_t bytes)
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	volatile char *touch = memory;
 
-	/* MADV_POPULATE_WRITE would hold the lock that other threads need to map theirs. */
+	/* MADV_POPULATE_WRITE would hold the lock that other threads need to map their memory. */
 	for (size_t i = 0; i < bytes; i += page)
 		touch[i] = touch[i];
 }
@@ -127,52 +133,54 @@ void base_buffer_free(struct base_buffer *buffer)
 	memset(buffer, 0, sizeof(*buffer));
 }
 
-/* ---- Memory that is filled for the first time ------------------------------------------------ */
+/* ---- Fresh memory: huge pages for loads ------------------------------------------------------ */
 
 /*
- * Prepares memory of the caller's that is filled for the first time: huge pages where they cost
- * less.
+ * Prepares the caller's memory before it is filled for the first time: with huge pages where they
+ * cost less.
  *
- * A wish for huge pages is granted where the first touch finds 2 MiB without any page. But an
- * allocator writes a header in front of each piece that it hands out. So small pieces leave no such
- * stretch, and fill pages of 4 KiB, at four times the cost. Where a stretch has pages already,
- * MADV_COLLAPSE makes a huge page of it: shortly before it is filled, while all but the headers is
- * still to come.
+ * The kernel gives a huge page only if the first touch finds 2 MiB without any page. But allocators
+ * write a header in front of each piece. So small pieces leave no such stretch, and get pages of 4
+ * KiB at four times the cost. If a stretch has some pages already, MADV_COLLAPSE turns it into a
+ * huge page: just before it is filled, when only headers must be copied.
  *
- * Where memory is in fragments, the kernel moves other pages together for each huge page, which
- * costs more than it brings. So each step is timed, and the first that is too slow is the last.
- * From there on small pages come, many with one call: that saves a sixth of what single faults
- * cost.
+ * If memory is fragmented, the kernel compacts it for each huge page, which costs more than it
+ * gains. So each step is timed, and the first one that is too slow ends the use of huge pages. From
+ * then on small pages are populated, many with one call, which saves a sixth of the cost of single
+ * faults.
  */
 
 #define SETTING "/sys/kernel/mm/transparent_hugepage/enabled"
 
-/* What an allocator has put side by side, with no more than its headers in between, is one. */
+/* Extents with gaps up to this size, such as allocator headers, count as one. */
 #define HEADER_BYTES 8192u
 
-/* What is prepared at a time: MADV_COLLAPSE talks to all cores at each call. */
+/* Bytes that are prepared at a time, since each MADV_COLLAPSE interrupts all cores. */
 #define UNIT_BYTES (16 * MIB)
 #define LEAST_PAGE_BYTES 4096u
 
-/* Of small pages, to see what they cost. */
+/* Bytes of small pages that are touched to measure their cost. */
 #define SAMPLE_BYTES (1 * MIB)
-/* Nowhere do small pages cost less for 2 MiB. */
+/*
+ * 2 MiB of small pages cost more than this on every machine measured, so a faster step needs no
+ * comparison.
+ */
 #define QUICK_NS 200000u
 
 struct stretch {
-	uintptr_t begin, end; /* of huge pages */
-	size_t first_unit;    /* in `prepared` */
+	uintptr_t begin, end; /* addresses, at huge-page boundaries */
+	size_t first_unit;    /* index in `prepared` of its first unit */
 };
 
 struct base_fresh {
 	size_t page_bytes;
-	_Atomic bool stopped; /* there are no more huge pages, or they cost too much */
+	_Atomic bool stopped; /* huge pages are used up or too slow */
 	size_t count;
-	struct stretch *stretches; /* by where they begin */
-	_Atomic bool *prepared;    /* units */
+	struct stretch *stretches; /* sorted by address */
+	_Atomic bool *prepared;    /* flags of units */
 };
 
-/* MADV_COLLAPSE does not ask what the machine's owner has set. */
+/* Returns whether the administrator has forbidden huge pages, which MADV_COLLAPSE ignores. */
 static bool are_forbidden(void)
 {
 	char text[64] = "";
@@ -193,6 +201,7 @@ static int compare(const void *a, const void *b)
 	return left->begin < right->begin ? -1 : left->begin > right->begin;
 }
 
+/* Adds the huge pages of an address range as a stretch, if it is long enough. */
 static void add(struct base_fresh *fresh, uintptr_t begin, uintptr_t end, size_t most)
 {
 	struct stretch stretch = {
@@ -210,6 +219,7 @@ static void add(struct base_fresh *fresh, uintptr_t begin, uintptr_t end, size_t
 	fresh->stretches[fresh->count++] = stretch;
 }
 
+/* Merges adjacent extents and adds them. */
 static void add_all(struct base_fresh *fresh, struct base_extent *extents, size_t count,
 		    size_t most)
 {
@@ -275,7 +285,7 @@ static uint64_t thread_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* What 2 MiB of small pages cost, from the first touch to the end. UINT64_MAX: nobody knows. */
+/* Measures the processor time for touching 2 MiB in small pages; UINT64_MAX if that fails. */
 static uint64_t small_pages_ns(void)
 {
 	void *memory = mmap(NULL, SAMPLE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -286,22 +296,22 @@ static uint64_t small_pages_ns(void)
 		return UINT64_MAX;
 	madvise(memory, SAMPLE_BYTES, MADV_NOHUGEPAGE);
 	begin_ns = thread_ns();
-	if (madvise(memory, SAMPLE_BYTES, MADV_POPULATE_WRITE)) /* as populate() does */
+	if (madvise(memory, SAMPLE_BYTES, MADV_POPULATE_WRITE)) /* the same call as in populate() */
 		base_prefault(memory, SAMPLE_BYTES);
 	munmap(memory, SAMPLE_BYTES);
 	return (thread_ns() - begin_ns) * (HUGE_PAGE_BYTES / SAMPLE_BYTES);
 }
 
-/* Makes huge pages of stretches that have some small ones. */
+/* Turns a range that has some small pages into huge pages. */
 static int collapse(uintptr_t begin, uintptr_t end)
 {
 	if (begin == end || !madvise((void *)begin, end - begin, MADV_COLLAPSE))
 		return 0;
-	/* Others come and go: a page that somebody else looks at just now. */
+	/* Other errors are transient, such as a page that is in use elsewhere. */
 	return errno == EINVAL || errno == ENOMEM ? -errno : 0;
 }
 
-/* How many of them are in memory. */
+/* Counts the pages that are in memory. */
 static size_t count_there(const unsigned char *pages, size_t count)
 {
 	size_t there = 0;
@@ -311,7 +321,10 @@ static size_t count_there(const unsigned char *pages, size_t count)
 	return there;
 }
 
-/* What has no page yet gets a huge one, what has some is made one; what has all is left alone. */
+/*
+ * Gives each 2 MiB a huge page: a new one if it has no page, a collapsed one if it has some. Leaves
+ * it alone if it has all pages.
+ */
 static int make_huge(const struct base_fresh *fresh, uintptr_t begin, uintptr_t end)
 {
 	const size_t each = HUGE_PAGE_BYTES / fresh->page_bytes;
@@ -348,7 +361,7 @@ static void prepare(struct base_fresh *fresh, uintptr_t begin, uintptr_t end)
 		atomic_store(&fresh->stopped, true);
 }
 
-/* The last one that begins before the address. */
+/* Returns the last stretch that begins before the address; NULL if there is none. */
 static const struct stretch *find(const struct base_fresh *fresh, uintptr_t address)
 {
 	size_t low = 0, high = fresh->count, middle;
@@ -363,7 +376,10 @@ static const struct stretch *find(const struct base_fresh *fresh, uintptr_t addr
 	return low ? &fresh->stretches[low - 1] : NULL;
 }
 
-/* In small pages. Those at the edges may be others'. */
+/*
+ * Populates a range with small pages. Pages at its edges are left out, as they may be shared with
+ * other data.
+ */
 static void populate(const struct base_fresh *fresh, uintptr_t begin, uintptr_t end)
 {
 	begin = base_round_up(begin, fresh->page_bytes);
@@ -393,10 +409,12 @@ void base_fresh_prepare(struct base_fresh *fresh, const void *memory, size_t byt
 	}
 }
 
-/* ---- Memory behind a file descriptor, which other processes can map -------------------------- */
+/* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* A signal interrupts fallocate(), which then undoes its work. Small steps finish between the
- * signals of a profiler. */
+/*
+ * A signal interrupts fallocate(), which then undoes its work. Small steps complete between the
+ * signals of a profiler.
+ */
 #define STEP_BYTES (1 * MIB)
 #define MOST_INTERRUPTIONS 1000
 
@@ -456,14 +474,14 @@ static int get_pages(int fd, uint64_t offset, uint8_t *place, size_t bytes)
 	return allocate_pages(fd, offset, bytes);
 }
 
-/* -ENOMEM, or what mmap() failed with. */
+/* Maps a range at a huge-page boundary. Returns -ENOMEM, or the error of mmap(). */
 static int map_part(int fd, uint64_t offset, size_t bytes, int protection, uint8_t **memory)
 {
-	uint8_t *place = NULL; /* the compiler cannot know that errno is set */
+	uint8_t *place = NULL; /* the compiler cannot know that errno is not 0 */
 	int ret;
 
 	bytes = base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
-	/* Addresses first, so that the mapping begins on a huge page. */
+	/* Reserve addresses first, so that the mapping begins at a huge page. */
 	place = map_aligned(bytes, PROT_NONE);
 	if (!place)
 		return -ENOMEM;
@@ -481,7 +499,7 @@ static int map_part(int fd, uint64_t offset, size_t bytes, int protection, uint8
 
 int base_shared_grow(int fd, uint64_t bytes)
 {
-	/* Beyond that the kernel sends a signal that would end the application. */
+	/* Beyond it, the kernel sends a signal that would end the application. */
 	if (bytes > base_largest_file())
 		return -EFBIG;
 	return ftruncate(fd, (off_t)bytes) ? -errno : 0;
@@ -489,7 +507,7 @@ int base_shared_grow(int fd, uint64_t bytes)
 
 int base_shared_map(int fd, uint64_t offset, size_t bytes, void **memory)
 {
-	uint8_t *place = NULL; /* the compiler cannot know that errno is set */
+	uint8_t *place = NULL; /* the compiler cannot know that errno is not 0 */
 	int ret;
 
 	*memory = NULL;
@@ -508,7 +526,7 @@ int base_shared_map(int fd, uint64_t offset, size_t bytes, void **memory)
 
 void base_shared_drop(int fd, uint64_t offset, size_t bytes)
 {
-	/* It can only fail because a signal interrupts it. */
+	/* Fails only if a signal interrupts it. */
 	for (unsigned i = 0; i < MOST_INTERRUPTIONS; i++)
 		if (!fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
 			       (off_t)bytes) ||

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This process: which one it is, what it may do, its clock and deadlines, the descriptors that it
- * has open, its job, and the library's threads in it. */
+/*
+ * The process: its id, limits and users, clock and deadlines, registered descriptors, its job by
+ * the launcher's variables, and the library's threads.
+ */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -20,9 +22,11 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- Which process this is, without asking the kernel every time ----------------------------- */
+/* ---- Process id, limits and users ------------------------------------------------------------ */
 
-/* In a page that is empty again in a child of fork(), however it was forked; NULL: there is none.
+/*
+ * The process id, in a page that the kernel zeroes in a child of fork(), however it was forked.
+ * NULL: such pages are not supported.
  */
 static _Atomic pid_t *known;
 
@@ -64,7 +68,7 @@ uint64_t base_largest_file(void)
 	return limit.rlim_cur;
 }
 
-/* What the kernel shows for users that have no number. */
+/* The overflow user id, which the kernel shows for users without a number in this namespace. */
 #define NOBODY 65534
 
 bool base_is_one_user(uid_t user)
@@ -75,7 +79,7 @@ bool base_is_one_user(uid_t user)
 	if (user != NOBODY)
 		return true;
 	map = fopen("/proc/self/uid_map", "re");
-	/* In the first namespace all users have one. */
+	/* In the initial namespace all users have a number. */
 	if (map && fscanf(map, "%u %u %u", &first, &outside, &count) != 3)
 		count = 0;
 	if (map)
@@ -92,7 +96,10 @@ uint64_t base_random(void)
 {
 	uint64_t number = 0;
 
-	/* Early in a machine's life there may be no such numbers yet: nobody waits for them. */
+	/*
+	 * Early after boot there may be no random numbers yet, and waiting for them could take
+	 * long.
+	 */
 	if (getrandom(&number, sizeof(number), GRND_NONBLOCK) != sizeof(number))
 		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)base_pid() << 40;
 	return number ? number : 1;
@@ -128,7 +135,7 @@ void base_cond_init(pthread_cond_t *condition)
 	pthread_condattr_destroy(&attributes);
 }
 
-/* Longer is for ever; it keeps the sum with the clock within its type. */
+/* Longer timeouts are cut to this, so that the sum with the clock does not overflow. */
 #define LONGEST_TIMEOUT_MS (1000ll * 3600 * 24 * 365 * 100)
 
 uint64_t base_deadline_ns(int64_t ms)
@@ -184,7 +191,7 @@ int base_umask(void)
 	char line[256];
 	int found = -1;
 
-	/* It stands in one of the first lines. */
+	/* It is one of the first lines. */
 	while (status && found < 0 && fgets(line, sizeof(line), status))
 		if (sscanf(line, "Umask: %o", &mask) == 1)
 			found = (int)(mask & 0777);
@@ -195,27 +202,35 @@ int base_umask(void)
 
 /* ---- Descriptors ----------------------------------------------------------------------------- */
 
-/* Higher ones are not known to be ours; nobody has so many. */
+/* Higher descriptors are not registered; no process is expected to have so many. */
 #define MOST_OWNED 65536
 #define WORD_BITS 64
 
-/* A bit for each. No lock: what fails must not, and a child must find it as it was at any moment.
+/*
+ * A bit for each registered descriptor. Without a lock: registering must not fail, and a child must
+ * find valid data at any moment.
  */
 static _Atomic uint64_t owned[MOST_OWNED / WORD_BITS];
 
-/* Only what may be done in a child of a process with threads. */
+/*
+ * Points registered descriptors to "/" in the child. Uses only functions that are safe after fork()
+ * in a process with threads.
+ */
 static void let_go(uint64_t bits, int first, int nowhere)
 {
 	for (; bits; bits &= bits - 1) {
 		const int fd = first + __builtin_ctzll(bits);
 
-		/* The handles that are inherited still have the number: it must not become another
-		 * file's. */
+		/*
+		 * Inherited handles still have the number, so it must not be reused for another
+		 * file.
+		 */
 		if (nowhere < 0 || dup3(nowhere, fd, O_CLOEXEC) < 0)
 			close(fd);
 	}
 }
 
+/* Drops all registered descriptors, in the child of fork(). */
 static void in_child(void)
 {
 	const int before = errno, nowhere = base_above_streams(open("/", O_PATH | O_CLOEXEC));
@@ -227,7 +242,10 @@ static void in_child(void)
 	errno = before;
 }
 
-/* The library is never unloaded (-z nodelete), so the handler stays valid. */
+/*
+ * Installs the fork handler. The library is never unloaded (-z nodelete), so the handler stays
+ * valid.
+ */
 static void watch_forks(void)
 {
 	pthread_atfork(NULL, NULL, in_child);
@@ -304,15 +322,17 @@ void base_let_sigpipe(const struct base_held_sigpipe *held, bool raised)
 	errno = code;
 }
 
-/* ---- Its job, by the variables of launchers -------------------------------------------------- */
+/* ---- The job, by the variables of launchers -------------------------------------------------- */
 
 #define MOST_DIGITS 9
 
-/* By the variables that each sets. What srun or mpirun started may start torchrun in turn, so the
- * innermost launcher is asked first. */
+/*
+ * The variables that each launcher sets. srun or mpirun may start torchrun in turn, so the
+ * innermost launcher comes first.
+ */
 static const struct launcher {
 	const char *name, *rank, *ranks, *local_rank;
-	const char *local_ranks; /* NULL: in Slurm's list */
+	const char *local_ranks; /* NULL: in the list that Slurm sets */
 } launchers[] = {
 	{ "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE" },
 	{ "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -322,7 +342,10 @@ static const struct launcher {
 	{ "pmi", "PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE" },
 };
 
-/* A number at the beginning of a text; the rest of it, or NULL if there is none. */
+/*
+ * Parses a number at the beginning of a text. Returns the rest of the text; NULL if there is no
+ * number.
+ */
 static const char *take_number(const char *text, uint32_t *number)
 {
 	size_t digits = strspn(text, "0123456789");
@@ -340,7 +363,10 @@ static bool read_number(const char *variable, uint32_t *number)
 	return rest && !*rest;
 }
 
-/* Slurm lists the tasks of all nodes, as in "4(x2),3". 0 if it does not tell of this node. */
+/*
+ * Returns the number of tasks on this node from Slurm's list, such as "4(x2),3"; 0 if it is not
+ * known.
+ */
 static uint32_t slurm_local_ranks(void)
 {
 	const char *at = secure_getenv("SLURM_STEP_TASKS_PER_NODE");
@@ -353,7 +379,7 @@ static uint32_t slurm_local_ranks(void)
 		if (!strncmp(at, "(x", 2)) {
 			size_t digits = strspn(at + 2, "0123456789");
 
-			/* More than a number holds are enough for every node. */
+			/* A number that is too large covers every node. */
 			if (!take_number(at + 2, &nodes))
 				nodes = UINT32_MAX;
 			at += 2 + digits + (at[2 + digits] == ')');
@@ -368,7 +394,7 @@ static uint32_t slurm_local_ranks(void)
 
 static void name_job(struct base_job *job)
 {
-	/* Slurm's job is the same job whoever starts the ranks inside it. */
+	/* Slurm's job id comes first: it holds whatever starts the ranks inside the job. */
 	static const char *const variables[] = {
 		"SLURM_JOB_ID",        "PBS_JOBID",      "LSB_JOBID", "FLUX_JOB_ID",
 		"TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "PMI_JOBID"
@@ -377,7 +403,7 @@ static void name_job(struct base_job *job)
 	for (size_t i = 0; i < ARRAY_LENGTH(variables) && !*job->id; i++) {
 		const char *text = secure_getenv(variables[i]);
 
-		/* torchrun calls a job without a name "none". */
+		/* Torchrun uses "none" for jobs without a name. */
 		if (text && strcmp(text, "none") != 0)
 			snprintf(job->id, sizeof(job->id), "%s", text);
 	}
@@ -419,7 +445,7 @@ unsigned base_copy_threads(void)
 	share = online > 0 ? (unsigned)online / job.local_ranks : 1;
 	most = MIN(MAX(share, 1u), BASE_MOST_COPY_THREADS);
 	if (sched_getaffinity(0, sizeof(cores), &cores))
-		return most; /* a machine with more cores than a cpu_set_t has */
+		return most; /* the machine has more cores than a cpu_set_t */
 	return MIN((unsigned)CPU_COUNT(&cores), most);
 }
 
@@ -438,8 +464,9 @@ int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
 	return -ret;
 }
 
-/* ---- Threads that help ----------------------------------------------------------------------- */
+/* ---- Helper threads -------------------------------------------------------------------------- */
 
+/* Runs a helper thread: waits for work until the pool is dismissed. */
 static void *help(void *argument)
 {
 	struct base_crew *crew = argument;
@@ -512,7 +539,7 @@ void base_crew_dismiss(struct base_crew *crew)
 
 #define SLICE_BYTES (256 * KIB)
 
-/* Below this, nobody is woken. */
+/* Below this, helper threads are not woken. */
 #define PARALLEL_BYTES (1 * MIB)
 
 struct base_copier {
@@ -521,7 +548,7 @@ struct base_copier {
 	char *to;
 	const char *from;
 	size_t bytes;
-	_Atomic size_t next; /* byte that nobody has taken yet */
+	_Atomic size_t next; /* first byte that no thread has taken */
 };
 
 struct base_copier *base_copier_open(void)
@@ -580,11 +607,10 @@ IOSHAPE_EXPORT const char *ioshape_version(void)
 	return IOSHAPE_VERSION;
 }
 
-/* ---- Mechanisms that are left out ------------------------------------------------------------ */
+/* ---- Ablation -------------------------------------------------------------------------------- */
 
 #ifdef IOSHAPE_ABLATION
-/* Mechanisms that are left out to find out what they are worth. Only in a build with
- * -Dablation=true. */
+/* Mechanisms that are switched off to measure their worth; only in builds with -Dablation=true. */
 
 bool base_without(const char *mechanism)
 {

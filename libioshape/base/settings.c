@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Option structs of callers: taken over, filled from variables and checked, by the one table of
- * settings. */
+/*
+ * Copies callers' option structs, fills them from environment variables and checks them, by the
+ * table of settings in settings.def.
+ */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -17,7 +19,7 @@
 
 /* ---- Option structs -------------------------------------------------------------------------- */
 
-/* No option struct will ever be larger: a size above this is an uninitialised field. */
+/* Sanity limit: a larger size field is uninitialised. */
 #define LARGEST_STRUCT_BYTES 4096
 
 static int check_size(size_t size, const char *what, struct base_error *error)
@@ -64,7 +66,10 @@ int base_give_struct(void *into, const void *from, size_t known, const char *wha
 	ret = check_size(size, what, error);
 	if (ret)
 		return ret;
-	/* The caller's size stays; fields of newer headers that we do not know become zero. */
+	/*
+	 * Keep the caller's size. Fields of newer headers that this library does not know become
+	 * zero.
+	 */
 	memset((char *)into + sizeof(size), 0, size - sizeof(size));
 	if (MIN(size, known) > sizeof(size))
 		memcpy((char *)into + sizeof(size), (const char *)from + sizeof(size),
@@ -80,7 +85,7 @@ int base_parse_bytes(const char *text, uint64_t *value)
 	uint64_t number;
 	char *end;
 
-	/* strtoull takes signs and white space, which no size has. */
+	/* strtoull() accepts signs and white space; a size has none. */
 	if (*text < '0' || *text > '9')
 		return -EINVAL;
 	errno = 0;
@@ -109,9 +114,13 @@ struct setting {
 	const char *name;
 	enum base_settings_owner owner;
 	enum kind kind;
-	size_t offset; /* of the field */
+	size_t offset; /* offset of the field in the option struct */
 	uint64_t least, most;
-	const char *values; /* for people; of a choice its words; why it is retired */
+	/*
+	 * Text for messages: the valid values; the words of a choice; the reason of a retired
+	 * setting.
+	 */
+	const char *values;
 };
 
 #define OFFSET_CONTEXT(name) offsetof(struct ioshape_context_options, name)
@@ -138,8 +147,9 @@ static const struct setting settings[] = {
 #include "base/settings.def"
 };
 
-/* ---- For people ------------------------------------------------------------------------------ */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
+/* Writes the name of the environment variable of a setting. */
 static void name_variable(const char *name, char into[BASE_SETTING_NAME_BYTES])
 {
 	size_t used = (size_t)snprintf(into, BASE_SETTING_NAME_BYTES, PREFIX);
@@ -149,7 +159,10 @@ static void name_variable(const char *name, char into[BASE_SETTING_NAME_BYTES])
 	into[used] = 0;
 }
 
-/* What a setting takes: without the marks that the reference has, a choice's words with commas. */
+/*
+ * Writes the valid values for a message, without the markup of the reference; a choice's words get
+ * commas.
+ */
 static void show_values(const struct setting *setting, char *into, size_t bytes)
 {
 	size_t used = 0;
@@ -163,7 +176,7 @@ static void show_values(const struct setting *setting, char *into, size_t bytes)
 	into[used] = 0;
 }
 
-/* `where` is the variable or the field. */
+/* Fails for a value that is not valid. `where` names the variable or the field. */
 static int refuse_number(const struct setting *setting, const char *where, const char *value,
 			 struct base_error *error)
 {
@@ -174,7 +187,10 @@ static int refuse_number(const struct setting *setting, const char *where, const
 				"%s cannot be \"%.64s\"", where, value);
 }
 
-/* Without the text: an address has a password in it, and may have been taken for something else. */
+/*
+ * Fails for a text that is not valid. The message omits the text: it may be an address with a
+ * password, given for the wrong setting.
+ */
 static int refuse_text(const struct setting *setting, const char *where, struct base_error *error)
 {
 	char values[256];
@@ -191,7 +207,9 @@ static bool has_text(const struct setting *setting)
 	return setting->kind == KIND_TEXT || setting->kind == KIND_NAME;
 }
 
-/* A field of sizes is an uint64_t, any other number an uint32_t or an enum. */
+/*
+ * Returns whether the field is a uint64_t, as sizes are. Other numbers are a uint32_t or an enum.
+ */
 static bool is_wide(const struct setting *setting)
 {
 	return setting->kind == KIND_BYTES;
@@ -222,7 +240,7 @@ static void put_number(const struct setting *setting, void *field, uint64_t valu
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* The place of a word among the words, or how many there are. */
+/* Returns the index of a word in a list of words; the number of words if it is not in the list. */
 static uint64_t find_word(const char *words, const char *word)
 {
 	size_t bytes = strlen(word);
@@ -288,7 +306,7 @@ static int take_number(const struct setting *setting, const char *variable, void
 	if (setting->kind == KIND_CHOICE)
 		number = find_word(setting->values, text);
 	else if (base_parse_bytes(text, &number))
-		number = 0; /* as bad as no number */
+		number = 0; /* 0 is never valid */
 	if (!is_good_number(setting, number))
 		return refuse_number(setting, variable, text, error);
 	put_number(setting, field, number);
@@ -318,15 +336,15 @@ int base_settings_blame(struct base_error *error, const char *field, const char 
 	char variable[BASE_SETTING_NAME_BYTES];
 
 	name_variable(field, variable);
-	/* base_settings_take() gives the environment's own text. */
+	/* base_settings_take() stores the environment's own pointer. */
 	return base_rephrase(error, error->code, "%s: %s",
 			     text && secure_getenv(variable) == text ? variable : field,
 			     error->sentence);
 }
 
-/* ---- Variables that are none ----------------------------------------------------------------- */
+/* ---- Unknown variables ----------------------------------------------------------------------- */
 
-/* How many letters must be changed, added or left out to make one of the other; many if many. */
+/* Returns the edit distance of two names; BASE_SETTING_NAME_BYTES if `to` is too long. */
 static unsigned distance(const char *from, const char *to)
 {
 	unsigned row[BASE_SETTING_NAME_BYTES + 1], columns = (unsigned)strlen(to);
@@ -348,7 +366,10 @@ static unsigned distance(const char *from, const char *to)
 	return row[columns];
 }
 
-/* Ours that are no settings: of the package, of tests. */
+/*
+ * Returns whether the variable belongs to ioshape but is not a setting: those of the package and of
+ * tests.
+ */
 static bool is_other(const char *name)
 {
 	static const char tests[] = PREFIX "TEST_";
@@ -357,8 +378,10 @@ static bool is_other(const char *name)
 	       !strcmp(name, PREFIX "INTEGRATIONS") || !strncmp(name, tests, strlen(tests));
 }
 
-/* Returns the setting whose variable has the nearest name. *away is 0 if it has this name; others
- * are not retired. */
+/*
+ * Returns the setting whose variable has the most similar name, without retired ones. *away is the
+ * distance; it is 0 if the name is exact, and then the setting may be retired.
+ */
 static const struct setting *find_nearest(const char *name, unsigned *away)
 {
 	const struct setting *nearest = NULL;
