@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a path sits on: mount, family, layout, storage targets, free space. Everything here asks the
- * kernel and changes nothing, but fs_create_with_layout() and fs_create_plainly(), which create a
- * file.
+ * The filesystem layer: the mount, family, layout, storage targets and free space of a path. It
+ * only asks the kernel and changes nothing; except fs_create_with_layout() and fs_create_plainly(),
+ * which create a file.
  */
 #ifndef FS_FS_H
 #define FS_FS_H
@@ -13,9 +13,12 @@
 
 /* ---- Families (families.c) ------------------------------------------------------------------- */
 
-/* What kind of filesystem, by its type and, where that can lie, by what it answers. */
+/*
+ * Kinds of filesystems. They follow from the type in the mount table and, if that can be wrong,
+ * from the answers of the filesystem.
+ */
 enum fs_family {
-	FS_OTHER, /* not known here */
+	FS_OTHER, /* unknown type */
 	FS_LUSTRE,
 	FS_BEEGFS,
 	FS_GPFS,
@@ -26,209 +29,246 @@ enum fs_family {
 	FS_JUICEFS,
 	FS_ALLUXIO,
 	FS_GLUSTER,
-	FS_FUSE, /* another one in user space */
+	FS_FUSE, /* another filesystem in user space */
 	FS_XFS,
 	FS_EXT,
 	FS_BTRFS,
 	FS_ZFS,
 	FS_TMPFS,
 	FS_OVERLAY,
-	FS_FAMILIES /* how many there are */
+	FS_FAMILIES /* number of families */
 };
 
-/* "lustre", "ext4", ...; for messages and reports. Pure. */
+/* Returns the name of a family for messages and reports, such as "lustre". Pure. */
 const char *fs_family_name(enum fs_family family);
 
-/* Whether it keeps its files on this host, as far as its family tells. Pure. */
+/* Returns whether filesystems of this family keep their files on this host. Pure. */
 bool fs_is_local(enum fs_family family);
 
-/* The type that statfs() reports for every filesystem in user space, whatever its family. */
+/* The magic number that statfs() reports for all filesystems in user space, of any family. */
 #define FS_FUSE_MAGIC 0x65735546
 
-/* Whether the kernel cuts a request of more than about 1 MiB there, and sends its parts at once.
- * Pure. */
+/*
+ * Returns whether the kernel cuts requests longer than about 1 MiB there, and sends the pieces at
+ * once. Pure.
+ */
 bool fs_cuts_requests(enum fs_family family);
 
 /*
- * Whether files there are written through the page cache unless the caller requires
- * direct I/O. FUSE cuts a direct request into pieces of 128 KiB to 1 MiB, and most daemons serve
- * each piece before the next. Buffered bytes reach the daemon's own cache and leave it in large
- * pieces: a direct save takes four times as long on ceph-fuse. GlusterFS serves direct writes side
- * by side, three times faster than buffered ones. A daemon that answers as Lustre or BeeGFS do
- * passes requests on to them. Pure.
+ * Returns whether files there are written through the page cache unless the caller requires direct
+ * I/O.
+ *
+ * FUSE cuts a direct request into pieces of 128 KiB to 1 MiB, and most daemons serve each piece
+ * before the next. Buffered bytes reach the daemon's own cache and leave it in large pieces: a
+ * direct save takes four times as long on ceph-fuse. GlusterFS serves direct writes in parallel,
+ * three times faster than buffered ones. A daemon that answers as Lustre or BeeGFS do passes
+ * requests on to them. Pure.
  */
 bool fs_writes_cached(enum fs_family family, uint64_t magic);
 
-/* ---- Layouts: how a file lies on storage targets (layout.c) ---------------------------------- */
+/* ---- Layouts: stripes of a file on storage targets (layout.c) -------------------------------- */
 
-#define FS_TARGET_POOL_BYTES 16 /* with its 0; Lustre takes 15 characters */
+#define FS_TARGET_POOL_BYTES 16 /* with the final 0; Lustre allows 15 characters */
 #define FS_MOST_PARTS 8
-#define FS_MOST_TARGETS 64 /* that are listed one by one */
+#define FS_MOST_TARGETS 64 /* most targets that are listed individually */
 #define FS_ALL_TARGETS UINT32_MAX
-/* Up to here one stripe is enough by the automatic rule. */
+/* Files up to this size get one stripe by the automatic rule. */
 #define FS_ONE_STRIPE_BYTES (100 * MIB)
 
-/* A part of a file's length that is striped in one way. Most files have one. */
+/* A component: a range of a file that is striped in one way. Most files have one. */
 struct fs_part {
-	uint64_t begin, end;             /* UINT64_MAX: without end */
+	uint64_t begin, end;             /* end UINT64_MAX: no end */
 	uint64_t stripe_bytes;           /* 0: the filesystem's default */
 	uint32_t stripe_count;           /* targets; FS_ALL_TARGETS; 0: the filesystem's default */
-	bool on_metadata;                /* these bytes lie on a metadata server (Data-on-MDT) */
-	bool overstriped;                /* several stripes may lie on one target */
-	char pool[FS_TARGET_POOL_BYTES]; /* "" if none */
+	bool on_metadata;                /* the bytes are on a metadata server (Data-on-MDT) */
+	bool overstriped;                /* several stripes may share a target */
+	char pool[FS_TARGET_POOL_BYTES]; /* pool of targets; "" if none */
 };
 
+/* A file's layout: its components in order. */
 struct fs_layout {
-	uint32_t count;   /* 0: not striped, or it does not tell */
-	uint32_t mirrors; /* copies; 1 as a rule */
+	uint32_t count;   /* number of components; 0: not striped, or not known */
+	uint32_t mirrors; /* copies of the file; usually 1 */
 	struct fs_part parts[FS_MOST_PARTS];
-	/* Asked for, with one part: the numbers of its targets. 0 of them: any. */
+	/* For a request with one component: the indexes of its OSTs. 0 of them: any. */
 	uint32_t chosen;
 	uint16_t target[FS_MOST_TARGETS];
 };
 
-/* The part that byte `offset` is in; NULL if there is none. Pure. */
+/* Returns the component of byte `offset`; NULL if there is none. Pure. */
 const struct fs_part *fs_layout_at(const struct fs_layout *layout, uint64_t offset);
-/* The part that most of a file of so many bytes is in; NULL if not striped. Pure. */
+/* Returns the component that has most of a file of file_bytes; NULL if not striped. Pure. */
 const struct fs_part *fs_layout_main(const struct fs_layout *layout, uint64_t file_bytes);
 
-/* "8 x 1M, pool flash", "to 100M: 1 x 1M; 8 x 4M", for reports. Pure. Room for 96 is enough for
- * most; longer ones end in "...". */
+/*
+ * Prints a layout for reports: "8 x 1M, pool flash", "to 100M: 1 x 1M; 8 x 4M". 96 bytes are enough
+ * for most; longer texts end in "...". Pure.
+ */
 void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_bytes);
 
-/* ---- Layouts to ask for (layout.c) ----------------------------------------------------------- */
+/* ---- Layout requests (layout.c) -------------------------------------------------------------- */
 
 enum fs_request_kind {
-	FS_REQUEST_AUTO,      /* by size */
-	FS_REQUEST_DIRECTORY, /* nothing: the directory's layout */
-	FS_REQUEST_LAYOUT     /* this one */
+	FS_REQUEST_AUTO,      /* choose by the size of the file */
+	FS_REQUEST_DIRECTORY, /* request nothing; use the directory's layout */
+	FS_REQUEST_LAYOUT     /* request this layout */
 };
 
 struct fs_layout_request {
 	enum fs_request_kind kind;
-	/* Of FS_REQUEST_LAYOUT; the directory's values replace 0 and "". */
+	/* For FS_REQUEST_LAYOUT. Fields that are 0 or "" take the directory's values. */
 	struct fs_layout layout;
 };
 
-/* Whether layouts can be asked for there. Pure. */
+/* Returns whether layouts can be requested there. Pure. */
 bool fs_takes_layouts(enum fs_family family);
 
-/* The setting "layout", see include/ioshape/ioshape.h. Pure. -EINVAL and a sentence. */
+/*
+ * Parses the setting "layout", which include/ioshape/ioshape.h documents. Returns -EINVAL with an
+ * error message if it is not valid. Pure.
+ */
 int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 			    struct base_error *error);
 
-/* What the automatic rule needs to know. */
+/* Inputs of the automatic rule. */
 struct fs_facts {
 	enum fs_family family;
-	struct fs_layout directory; /* what a file gets that asks for nothing */
-	uint32_t targets;           /* 0 unknown */
-	uint64_t file_bytes;        /* 0 unknown */
-	uint32_t writers;           /* files written at a time; 0 unknown: 1 */
+	struct fs_layout directory; /* layout of a new file that requests none */
+	uint32_t targets;           /* storage targets; 0: not known */
+	uint64_t file_bytes;        /* size of the file; 0: not known */
+	/* Files that are written at the same time; 0: not known, counts as 1. */
+	uint32_t writers;
 };
 
 /*
- * Decides what to ask for: 1 and *ask, or 0 if the directory's own layout is as good. `why`
- * receives a clause for the report. Pure.
+ * Decides which layout to request. Returns 1 and *ask, or 0 if the directory's layout is as good.
+ * `why` receives a clause for the report. Pure.
  */
 int fs_choose_layout(const struct fs_layout_request *request, const struct fs_facts *facts,
 		     struct fs_layout *ask, char *why, size_t why_bytes);
 
-/* Targets that are as full as each other, or nearly so: there the filesystem puts files on them in
- * turn, too. */
+/*
+ * Targets that are about equally full. On such targets the filesystem itself would also place files
+ * in turn.
+ */
 struct fs_even_targets {
-	uint32_t count; /* 0: some are fuller, or the client does not tell */
+	uint32_t count; /* number of targets; 0: not equally full, or not known */
 	uint16_t number[FS_MOST_TARGETS];
 };
 
 /*
- * Decides what to ask for so that the file lies in the part number `place` (from 1 on) of the
- * targets, of so many parts as there are of its stripes: 1 and *ask, or 0 and *ask as it was where
- * that makes no sense. Pure.
+ * Requests the OSTs of share number `place` (from 1 on) of `places` equal shares of the targets,
+ * each with as many targets as the file has stripes. Returns 1 and *ask, or 0, without changing
+ * *ask, if that makes no sense. Pure.
  */
 int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *targets,
 		  uint32_t place, uint32_t places, struct fs_layout *ask);
 
-/* How many may write at a time so that each storage target has one: by targets and stripes; 0 if
- * that is not known. Pure. */
+/*
+ * Returns how many files can be written at the same time with one on each storage target, by
+ * targets and stripes; 0 if not known. Pure.
+ */
 uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t file_bytes);
 
-/* Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR, and more) as open() does. Returns a
- * descriptor above those of the standard streams, or a negative errno, and then no file is left. */
+/*
+ * Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR and `more_flags`) as open() does.
+ * Returns a descriptor above the standard streams. On failure returns a negative errno and leaves
+ * no file.
+ */
 int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_flags);
 
 /*
- * Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR) with that layout, and reads the layout
- * back. If the file did not get it, removes the file and creates it plainly: what is returned can
- * be written. A descriptor, or a negative errno; `note` receives a clause if the layout is not as
- * asked for, or "".
+ * Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR) with a layout, and reads the layout
+ * back. If the file did not get it and cannot be written, replaces it by a plain one. Returns a
+ * descriptor or a negative errno. `note` receives a clause if the layout is not as requested; else
+ * "".
  */
 int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum fs_family family,
 			  const struct fs_layout *ask, char *note, size_t note_bytes);
 
-/* Counts the storage targets by one system call; 0 if the filesystem does not tell (lustre.c). */
+/*
+ * Counts the storage targets by one system call. Returns 0 if the filesystem does not tell
+ * (lustre.c).
+ */
 uint32_t fs_count_targets(int directory_fd, enum fs_family family);
 
 /* ---- Files and directories (storage.c) ------------------------------------------------------ */
 
+/* The filesystem of an open file or directory. */
 struct fs_info {
-	/* As /proc/self/mountinfo says it: "ext4", "fuse.sshfs"; otherwise by the magic number. */
+	/*
+	 * Type as in /proc/self/mountinfo: "ext4", "fuse.sshfs"; otherwise a name for the magic
+	 * number.
+	 */
 	char type[32];
 	uint64_t magic;            /* statfs f_type */
 	uint64_t block_bytes;      /* preferred unit of I/O (st_blksize) */
-	uint32_t memory_alignment; /* for direct I/O, 0 if the kernel did not say */
+	uint32_t memory_alignment; /* for direct I/O; 0 if the kernel does not tell */
 	uint32_t offset_alignment;
-	bool direct_known; /* the kernel said whether direct I/O works ... */
-	bool direct_works; /* ... and this is what it said */
+	bool direct_known; /* the kernel tells whether direct I/O works … */
+	bool direct_works; /* … and this is its answer */
 	enum fs_family family;
-	/* Of this file or directory; its count is 0 if it is not striped. */
+	/* Layout of this file or directory; its count is 0 if it is not striped. */
 	struct fs_layout layout;
 };
 
-/* Type and family of the filesystem seen last: reading the mount table costs more than a small
- * save, and a filesystem in user space is asked what it is. Zero it. */
+/*
+ * A cache of the last filesystem that was described. Reading the mount table costs more than a
+ * small save, and identifying a filesystem in user space takes several calls. Zero it before use.
+ */
 struct fs_memory {
-	uint64_t mount; /* its number, if no other will get that; 0: known by device and magic */
+	/* Unique number of the mount; 0: identified by device and magic number. */
+	uint64_t mount;
 	unsigned device_major, device_minor;
 	uint64_t magic;
 	char type[32];
 	enum fs_family family;
-	/* Of Lustre, when they were looked at; 0: never. */
+	/* For Lustre: its evenly filled targets, and the time of that list; 0: never listed. */
 	struct fs_even_targets even;
 	uint64_t looked_ns;
-	/* How many storage targets there are, plus one; 0: they were not counted yet. */
+	/* Storage targets plus one; 0: not counted yet. */
 	uint64_t counted_targets;
-	/* The layout that the last new file got which asked for nothing, in the directory with this
-	 * number; 0: none. */
+	/*
+	 * The layout that the last new file without a request got, in the directory with this inode
+	 * number; 0: none.
+	 */
 	uint64_t directory, asked_ns;
 	struct fs_layout layout;
 };
 
-/* Looks at the targets again after a minute. Borrowed from the memory. */
+/*
+ * Returns the evenly filled targets, and lists them again after a minute. Borrowed from the memory.
+ */
 const struct fs_even_targets *fs_even_targets(int directory_fd, const char *directory,
 					      struct fs_memory *memory);
 
-/* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
+/* Describes the filesystem of the open file or directory `fd`. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
 		struct base_error *error);
 
 /*
- * Describes a new file that asked for no layout. It has the layout of the file before it in its
- * directory, if that is less than an hour old: this saves the storage a request for each file.
- * `inherits`: its directory is new, too, and has its layout from the one above.
+ * Describes a new file that requested no layout. It takes the layout of the last such file in its
+ * directory if that is less than an hour old, which saves a request to the storage for each file.
+ * With `inherits` the directory is new, too, and has its layout from its parent.
  */
 int fs_describe_new(int fd, int directory_fd, bool inherits, const char *path,
 		    struct fs_memory *memory, struct fs_info *info, struct base_error *error);
 
-/* Returns fs_count_targets() of the filesystem in the memory, which `directory_fd` is on; counts
- * once. */
+/*
+ * Returns fs_count_targets() for the filesystem in the memory, which `directory_fd` must be on.
+ * Counts only once.
+ */
 uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
 
-/* How far the kernel reads ahead by itself in a file that is read from its beginning; 0 if it does
- * not tell, as of filesystems that do so themselves. */
+/*
+ * Returns how many bytes the kernel reads ahead in a file that is read from its beginning. Returns
+ * 0 if it does not tell, as for filesystems that read ahead themselves.
+ */
 uint64_t fs_read_ahead_of(int fd);
 
-/* ---- Mounts (storage.c): what is the same for all files there ------------------------------- */
+/* ---- Mounts: properties common to all files (storage.c) -------------------------------------- */
 
+/* A storage target. */
 struct fs_target {
 	char name[64];
 	uint16_t number;
@@ -240,158 +280,187 @@ struct fs_mount {
 	char type[32];    /* "lustre", "fuse.juicefs" */
 	char source[512]; /* "10.0.0.1@tcp:/scratch", "server:/export" */
 	char mount_point[256];
-	char options[512]; /* of the mount, then of its filesystem, with a comma between them */
+	char options[512]; /* options of the mount, a comma, options of its filesystem */
 };
 
+/* All that can be found out about a mount. */
 struct fs_storage {
 	enum fs_family family;
-	struct fs_mount mount; /* "" for what the mount table does not tell */
+	struct fs_mount mount; /* fields are "" if the mount table does not tell */
 	uint64_t total_bytes, free_bytes;
-	/* Storage targets, of the directory's pool of targets where the client tells which those
-	 * are; 0 unknown. */
+	/*
+	 * Storage targets; of the directory's pool of targets, if the client tells which those are.
+	 * 0: not known.
+	 */
 	uint32_t targets;
-	uint32_t target_count; /* of those in the list below */
+	uint32_t target_count; /* entries of the list below */
 	struct fs_target target[FS_MOST_TARGETS];
-	struct fs_layout layout;           /* what new files in this directory get */
+	struct fs_layout layout;           /* layout of new files in this directory */
 	bool remote;                       /* other hosts may share it */
-	bool rotational_known, rotational; /* of a local disk */
+	bool rotational_known, rotational; /* whether a local disk spins */
 };
 
 /*
  * Finds out all about the mount of an open directory without writing to it. Costs up to some
- * hundred system calls. `root` is put before /proc and /sys ("" but in tests).
+ * hundred system calls. `root` is prepended to /proc and /sys ("" except in tests).
  */
 int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 		       struct fs_storage *storage, struct base_error *error);
 
-/* ---- What is at a path (storage.c) ----------------------------------------------------------- */
+/* ---- Looking at a path (storage.c) ----------------------------------------------------------- */
 
-/* Behind symbolic links. One system call looks up a name, and asks neither for its length nor for
- * its times. */
+/*
+ * What exists at a path, with symbolic links followed. Costs one system call, which asks neither
+ * for the length nor for times.
+ */
 struct fs_found {
-	int code;      /* a negative errno: it cannot be looked at, or has no directory */
-	bool absent;   /* there is nothing, or a link that leads to nothing yet */
-	bool dangling; /* it is such a link */
+	int code;      /* a negative errno: the path cannot be looked at, or has no directory */
+	bool absent;   /* nothing exists there, or a link without a target */
+	bool dangling; /* it is a link without a target */
 	bool regular;
-	/* A number that is the same for paths on one mount, and for no others while it is mounted;
-	 * of the directory if there is nothing. */
+	/*
+	 * Identifies the mount: equal for all paths on it, and for no others while it is mounted.
+	 * It is the directory's mount if the path does not exist.
+	 */
 	uint64_t mount;
 	unsigned device_major, device_minor;
 };
 
+/* Looks at a path. */
 void fs_find(const char *path, struct fs_found *found);
-/* The result of fs_find() where nothing is known to be there. */
+/* Fills in the result of fs_find() for a path that is known not to exist. */
 void fs_find_directory(const char *path, struct fs_found *found);
 
-/* ---- Free space (storage.c) --------------------------------------------------------------------
- */
+/* ---- Free space (storage.c) ------------------------------------------------------------------ */
 
 struct fs_space {
-	/* For new bytes of this user, as the filesystem says it; UINT64_MAX if it does not. One
-	 * storage target may be full, or a quota, while there is space on the whole. */
+	/*
+	 * Bytes that this user can still write, as the filesystem reports; UINT64_MAX if it does
+	 * not. A single storage target or a quota may be full although the filesystem has space.
+	 */
 	uint64_t free_bytes;
-	bool no_inodes; /* no file can be created any more, whatever there is free */
+	bool no_inodes; /* no inodes are left, so no file can be created */
 	uint64_t magic;
 	unsigned device_major, device_minor;
 };
 
 /*
- * Looks up the space for a file at `path`: by one statfs(), of what was found there (behind a
- * symbolic link), or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT
- * if there is no such directory, or the link leads to nothing yet.
+ * Finds the space for a file at `path` by one statfs() of the file found there (links followed) or
+ * of its directory. Returns -EINVAL if it is not a regular file, such as a pipe. Returns -ENOENT if
+ * the directory does not exist or the path is a link without a target.
  */
 int fs_space_of_found(const char *path, const struct fs_found *found, struct fs_space *space);
 
-/* The bytes of the file at `path`: they become free only when it has been replaced. */
+/*
+ * Returns the allocated bytes of the file at `path`, which become free only after it is replaced.
+ */
 uint64_t fs_replaced_bytes(const char *path);
 
-/* The space for a directory that may have to be made first, with those above it. */
+/* Finds the space for a directory that may not exist yet, nor its parents. */
 int fs_space_of_directory(const char *path, struct fs_space *space);
 
-/* The free bytes on the filesystem of an open file, by one fstatfs(); UINT64_MAX if it does not
- * say.
+/*
+ * Returns the free bytes on the filesystem of an open file, by one fstatfs(); UINT64_MAX if not
+ * known.
  */
 uint64_t fs_free_bytes_behind(int fd);
 
-/* The filesystem's type for messages, as in struct fs_info; reads the mount table. */
+/* Writes the filesystem's type for messages, as in struct fs_info. Reads the mount table. */
 void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes);
 
 /*
  * Writes a clause about targets with less than `bytes` free, the fullest first: "OST0003 (1.0 MiB
- * free), OST0001 (...)", and how many more; "" if there is none, or the list is empty. Pure.
+ * free), OST0001 (...)", and how many more there are. Writes "" if there is none, or if the list is
+ * empty. Pure.
  */
 void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
 			  size_t into_bytes);
 
-/* ---- Names of slot pools (storage.c) ------------------------------------------------------------
- */
+/* ---- Names of slot pools (storage.c) --------------------------------------------------------- */
 
 #define FS_POOL_BYTES 128
 
-/* What a pool's name is made of. */
+/* Characters of a pool's name. */
 #define FS_POOL_CHARACTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@+/-"
 
 /*
- * Names the storage behind the file or directory `path`, whose last part need not exist. All hosts
- * that share the storage get the same name: "nfs:server:/export", "lustre:fs1", or
- * "lustre:fs1.flash" for a pool of its targets. What one host alone can reach has the host in its
- * name. The pool of targets is that of the path's directory: a caller that asks once for each
- * mount, as saves do, takes turns in the pool of the directory that was first.
+ * Names the storage of the file or directory `path`, which need not exist but whose directory must.
+ * All hosts that share the storage get the same name: "nfs:server:/export", "lustre:fs1", or
+ * "lustre:fs1.flash" for a pool of its targets. If only this host can reach the storage, the name
+ * contains the host.
+ *
+ * The pool of targets is that of the path's directory. Saves ask once for each mount, so all their
+ * slots on it come from the pool of the directory that was first.
  */
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
-/* A name for a statfs magic number: "nfs", "lustre"; "0x…" for one not known here. Pure
- * (families.c). */
+/*
+ * Writes a name for a magic number of statfs(): "nfs", "lustre"; "0x…" if it is not known. Pure
+ * (families.c).
+ */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);
 
-/* ==== Between the files of this folder ======================================================== */
-
-/* ---- Small texts below /proc and /sys; `root` is put before the path (families.c) ------------ */
-
-/* Reads no more than `most` bytes of a file, ended by a 0, into a zeroed buffer, to be freed either
- * way. 0 or a negative errno. */
-int fs_read_whole(const char *root, const char *path, size_t most, struct base_buffer *text);
-/* Reads the first line, without its end. 0 or a negative errno; -E2BIG if it does not fit. */
-int fs_read_line(const char *root, const char *path, char *line, size_t line_bytes);
-/* Reads the number that is the first line. 0 or a negative errno. */
-int fs_read_number(const char *root, const char *path, uint64_t *number);
-/* Reads the decimal number that all of the text is. */
-bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
-
-/* ---- Families (families.c) ----------------------------------------------------------------------
+/*
+ * ==== Private to this folder
+ * ======================================================================
  */
 
-/* Whether hosts share filesystems of this type as a rule. Pure. */
+/* ---- Small texts below /proc and /sys (families.c) ------------------------------------------- */
+
+/*
+ * Reads a file up to about `most` bytes, ended by a 0, into a zeroed buffer, which the caller frees
+ * even on failure. `root` is prepended to the path. Returns 0 or a negative errno.
+ */
+int fs_read_whole(const char *root, const char *path, size_t most, struct base_buffer *text);
+/*
+ * Reads the first line of a file, without its newline. Returns 0 or a negative errno; -E2BIG if it
+ * does not fit.
+ */
+int fs_read_line(const char *root, const char *path, char *line, size_t line_bytes);
+/* Reads a number from the first line of a file. Returns 0 or a negative errno. */
+int fs_read_number(const char *root, const char *path, uint64_t *number);
+/* Parses a text that is a decimal number as a whole. Returns false if it is not. */
+bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
+
+/* ---- Families (families.c) ------------------------------------------------------------------- */
+
+/* Returns whether several hosts usually share filesystems of this type. Pure. */
 bool fs_type_is_shared(const char *type);
-/* By the type in the mount table, or if that is not known by statfs' f_type. Pure. */
+/*
+ * Returns the family by the type in the mount table; if that is not known, by the magic number of
+ * statfs(). Pure.
+ */
 enum fs_family fs_family_of(const char *type, uint64_t magic);
 
 /* ---- Creating files with a layout ------------------------------------------------------------ */
 
-/* What came of a request. */
+/* The result of creating a file with a layout. */
 struct fs_answer {
-	struct fs_layout got; /* read back; its count is 0 if nothing was told */
-	bool plain;           /* the file can be used in any case: it was created plainly */
-	char why[96];         /* what was refused, a clause; "" if nothing was */
+	struct fs_layout got; /* layout read back; its count is 0 if not known */
+	/* The file can be written whatever its layout is. */
+	bool plain;
+	char why[96]; /* clause about what was refused; "" if nothing was */
 };
 
-/* Keeps what failed, and errno's words for it; the first time counts (layout.c). */
+/* Records what failed, with the text of errno. Only the first failure is kept (layout.c). */
 void fs_refused(struct fs_answer *answer, const char *what);
 
-/* ---- Products that tell of their layouts (lustre.c, beegfs_ceph.c) ----------------------------
- */
+/* ---- Filesystems with readable layouts (lustre.c, beegfs_ceph.c) ----------------------------- */
 
+/* A filesystem whose layouts can be read. */
 struct fs_product {
 	enum fs_family family;
-	/* Returns whether an open file or directory is on this product, by what it answers. */
+	/* Returns whether an open file or directory is on this filesystem, by what it answers. */
 	bool (*answers)(int fd);
-	/* Reads the layout of an open file, or what new files in an open directory get. 0, -E2BIG
-	 * if only the first parts fit, or another negative code. */
+	/*
+	 * Reads the layout of an open file, or the layout of new files in an open directory.
+	 * Returns 0, -E2BIG if only the first components fit, or another negative code.
+	 */
 	int (*read_layout)(int fd, bool directory, struct fs_layout *layout);
 	/*
-	 * Creates a file (O_EXCL); `answer` says whether it has the layout. A descriptor or a
-	 * negative errno. After an error no file is left, except with -EEXIST: that file is not
-	 * ours. NULL: it takes no layouts.
+	 * Creates a file (O_EXCL) with a layout; `answer` tells which it got. Returns a descriptor
+	 * or a negative errno. On failure no file is left, except with -EEXIST, when the file is
+	 * not ours. NULL: layouts cannot be requested.
 	 */
 	int (*create)(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
 		      struct fs_answer *answer);
@@ -401,25 +470,32 @@ extern const struct fs_product fs_lustre, fs_beegfs, fs_ceph;
 
 /* ---- Lustre (lustre.c) ----------------------------------------------------------------------- */
 
-/* Finds "scratch" in "10.0.0.1@tcp:10.0.0.2@tcp:/scratch/folder", a mount's source. The bytes of
- * the name and where it begins; 0 if there is none. Pure. */
+/*
+ * Finds the filesystem's name in a mount's source: "scratch" in
+ * "10.0.0.1@tcp:10.0.0.2@tcp:/scratch/folder". Returns its length and sets *name; 0 if there is
+ * none. Pure.
+ */
 size_t fs_lustre_name(const char *source, const char **name);
 
-/* Lists the targets of the mount, their space, and how many there are, from /sys/fs/lustre, or
- * /proc/fs/lustre of older clients. Values that cannot be read stay as they are. */
+/*
+ * Lists the targets of the mount, their space and their number, from /sys/fs/lustre, or from
+ * /proc/fs/lustre with older clients. Values that cannot be read stay unchanged.
+ */
 void fs_list_lustre_targets(const char *root, struct fs_storage *storage);
 
 /* ---- BeeGFS and CephFS (beegfs_ceph.c) ------------------------------------------------------- */
 
-/* Puts "mgmt01:8008", the management server, in the place of the mount table's "beegfs_nodev",
- * which is the same for all. Nothing if /proc/fs/beegfs does not tell. */
+/*
+ * Replaces the mount table's source "beegfs_nodev", which all BeeGFS mounts have, by the management
+ * server, such as "mgmt01:8008". Does nothing if /proc/fs/beegfs does not tell it.
+ */
 void fs_name_beegfs(const char *root, const char *options, char *source, size_t source_bytes);
-/* A cluster's id is a UUID as text. */
+/* Characters of a cluster's id, a UUID as text. */
 #define FS_CEPH_ID_BYTES 36
 /*
- * Makes "CLUSTER-ID.FILESYSTEM", or the cluster's id alone if the mount does not tell the
- * filesystem's name. `cluster_id` is what the mount answered, or "". False if the id is not known.
- * Pure.
+ * Writes "CLUSTER-ID.FILESYSTEM", or only the cluster's id if the mount does not tell the
+ * filesystem's name. `cluster_id` is the mount's answer, or "". Returns false if the id is not
+ * known. Pure.
  */
 bool fs_ceph_name(const struct fs_mount *mount, const char *cluster_id, char *name,
 		  size_t name_bytes);
