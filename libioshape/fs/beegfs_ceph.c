@@ -22,8 +22,10 @@
 
 /* ---- Lists of NAME=VALUE --------------------------------------------------------------------- */
 
-/* Finds the value after "NAME=" in a list with `separator` between its members; false if it is not
- * there. Neither the list nor `value` is ended by a 0. */
+/*
+ * Finds the value after "NAME=" in a list with `separator` between its members; false if it is not
+ * there. Neither the list nor `value` is ended by a 0.
+ */
 static bool find_value(const char *list, size_t bytes, char separator, const char *name,
 		       const char **value, size_t *value_bytes)
 {
@@ -291,8 +293,10 @@ static void ceph_pool(const char *text, size_t bytes, struct fs_part *part)
 	memcpy(part->pool, value, value_bytes);
 }
 
-/* Parses "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data". Pure; the text is not
- * trusted. -EINVAL if it is no layout. */
+/*
+ * Parses "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data". Pure; the text is not
+ * trusted. -EINVAL if it is no layout.
+ */
 static int parse_ceph_layout(const char *text, size_t bytes, struct fs_layout *layout)
 {
 	struct fs_part part = { .end = UINT64_MAX };

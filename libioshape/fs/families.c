@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Families of filesystems by their types, and the small texts in which the kernel and the clients
- * of filesystems tell of them. */
+/* Families of filesystems by their types. Also readers of the small texts in /proc and /sys. */
 #define _GNU_SOURCE
 #include "fs/fs.h"
 
@@ -113,7 +112,7 @@ const char *fs_family_name(enum fs_family family)
 	return (unsigned)family < FS_FAMILIES ? names[family] : names[FS_OTHER];
 }
 
-/* Types of the mount table; "fuse.NAME" is what a daemon calls itself. */
+/* Types in the mount table. The daemon chooses NAME in "fuse.NAME". */
 static const struct {
 	const char *type;
 	enum fs_family family;
@@ -156,7 +155,7 @@ static const struct {
 static const struct {
 	uint64_t magic;
 	enum fs_family family;
-	const char *name; /* as types are called; NULL: as its family */
+	const char *name; /* name of the type; NULL: the family's name */
 } magics[] = {
 	{ 0x0bd00bd0, FS_LUSTRE, NULL },  { 0x19830326, FS_BEEGFS, NULL },
 	{ 0x47504653, FS_GPFS, NULL },    { 0x00c36400, FS_CEPH, NULL },

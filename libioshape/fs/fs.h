@@ -400,10 +400,7 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
  */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);
 
-/*
- * ==== Private to this folder
- * ======================================================================
- */
+/* ==== Private to this folder ================================================================== */
 
 /* ---- Small texts below /proc and /sys (families.c) ------------------------------------------- */
 

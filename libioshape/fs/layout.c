@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layouts: what to do with one, the setting, the rule by size, and files that are created with one.
- * docs/filesystems.md has the rule in words. Pure, but for the last part.
+ * Layouts: their texts, the setting "layout", the rule by size, and the creation of files. Pure
+ * except for the last part. docs/filesystems.md explains the rule.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
@@ -15,7 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What Lustre asks of sizes and counts; the others take less, and say so when they are asked. */
+/*
+ * Limits of sizes and counts on Lustre. Other filesystems allow less, and then refuse the request.
+ */
 #define SIZE_UNIT (64 * KIB)
 #define MOST_STRIPES 2000u
 
@@ -49,9 +51,9 @@ const struct fs_part *fs_layout_main(const struct fs_layout *layout, uint64_t fi
 	return most;
 }
 
-/* ---- In words -------------------------------------------------------------------------------- */
+/* ---- Layouts as text ------------------------------------------------------------------------- */
 
-/* Appends to a text of `bytes`; what has no room is cut off. */
+/* A text of at most `bytes`; say() appends to it and cuts what does not fit. */
 struct text {
 	char *begin;
 	size_t bytes, used;
@@ -128,19 +130,18 @@ void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_byte
 		memcpy(text + text_bytes - 4, "...", 4);
 }
 
-/* ---- The setting ------------------------------------------------------------------------------
- */
+/* ---- The setting "layout" -------------------------------------------------------------------- */
 
 /*
- * The grammar of "layout", blanks around each word left out:
+ * The grammar of "layout". Blanks around words are ignored.
  *
- *   request    auto | directory | components
- *   components component { ";" component }     each but the last one has a "to"
- *   component  pair { "," pair }
- *   pair       to=SIZE | stripe_count=N | stripe_count=all | stripe_size=SIZE | pool=NAME
+ *     request    auto | directory | components
+ *     components component { ";" component }     each but the last one has a "to"
+ *     component  pair { "," pair }
+ *     pair       to=SIZE | stripe_count=N | stripe_count=all | stripe_size=SIZE | pool=NAME
  */
 
-/* Longer than any request that makes sense: what is cut off would be in a message. */
+/* Longer than any useful request. Longer texts are refused, since messages would cut them. */
 #define MOST_TEXT 1024
 
 #define TAKES                                                                                      \
@@ -152,12 +153,12 @@ enum key { KEY_TO, KEY_COUNT, KEY_SIZE, KEY_POOL, KEYS };
 static const char *const key_names[KEYS] = { "to", "stripe_count", "stripe_size", "pool" };
 
 struct parsing {
-	const char *all; /* for messages */
+	const char *all; /* whole text, for messages */
 	struct fs_layout *layout;
 	struct base_error *error;
 };
 
-/* Cuts blanks off both ends, in place. */
+/* Removes blanks from both ends, in place. */
 static char *trim(char *text)
 {
 	size_t length;
@@ -169,7 +170,7 @@ static char *trim(char *text)
 	return text;
 }
 
-/* The piece of *rest up to the separator; NULL if nothing is left. */
+/* Returns the piece of *rest before the separator, trimmed; NULL if nothing is left. */
 static char *next_piece(char **rest, char separator)
 {
 	char *piece = *rest, *end;
@@ -183,7 +184,7 @@ static char *next_piece(char **rest, char separator)
 	return trim(piece);
 }
 
-/* `what`, a piece of the text, is wrong in this way. */
+/* Fails because `what`, a piece of the text, is not valid. */
 static int refuse(const struct parsing *parsing, const char *what, const char *why,
 		  const char *remedy)
 {
@@ -279,7 +280,7 @@ static int take_component(const struct parsing *parsing, char *component, bool l
 		if (ret)
 			return ret;
 	}
-	/* What lies behind the last component could not be written. */
+	/* Bytes after the last component could not be written. */
 	if (last && seen[KEY_TO])
 		return refuse(parsing, "to", "is given for the last component",
 			      "leave it out, because files may be longer");
@@ -328,10 +329,9 @@ int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
 	return take_components(&parsing, words);
 }
 
-/* ---- The rule ---------------------------------------------------------------------------------
- */
+/* ---- The rule by size ------------------------------------------------------------------------ */
 
-/* Files up to so many bytes get so many stripes: the rule of FSx for Lustre's own layout. */
+/* Stripes for files up to a size: the rule of the default layout of FSx for Lustre. */
 static const struct step {
 	uint64_t bytes;
 	uint32_t stripes;
@@ -342,12 +342,14 @@ static const struct step {
 	{ UINT64_MAX, 32 },
 };
 
-/* Below the first a block of ours would be cut into many small requests; the second is what Lustre
- * itself begins with, and what its clients send at most in one request. */
+/*
+ * With stripes below the first, a block would be cut into many small requests. The second replaces
+ * such stripes: it is Lustre's initial default, and the most that its clients send in one request.
+ */
 #define LEAST_STRIPE_BYTES (1 * MIB)
 #define GOOD_STRIPE_BYTES (4 * MIB)
 
-/* Enough for any filesystem, and too few to be a storm. */
+/* Most files written at the same time: enough for any filesystem, and too few for a storm. */
 #define MOST_CAPACITY 64u
 
 #define LUSTRE_DEFAULT_STRIPES 1u
@@ -367,7 +369,7 @@ static uint32_t stripes_by_size(const struct fs_facts *facts)
 	while (facts->file_bytes > step->bytes)
 		step++;
 	stripes = step->stripes;
-	/* Each target serves one file at a time. */
+	/* Leave each target to one file. */
 	if (facts->targets)
 		stripes = MIN(stripes, MAX(facts->targets / writers, 1));
 	return stripes;
@@ -379,7 +381,10 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 	const struct fs_layout *own = &facts->directory;
 	const struct fs_part *part = own->count ? &own->parts[0] : NULL;
 	const uint32_t wanted = stripes_by_size(facts);
-	/* BeeGFS says nothing about directories. On Lustre nothing was set if nothing is told. */
+	/*
+	 * BeeGFS does not tell the layout of directories. On Lustre, no layout means that none was
+	 * set.
+	 */
 	const uint32_t had = part && part->stripe_count ? part->stripe_count :
 			     facts->family == FS_BEEGFS ? BEEGFS_DEFAULT_STRIPES :
 							  LUSTRE_DEFAULT_STRIPES;
@@ -411,7 +416,10 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 	return 1;
 }
 
-/* A part ends with a whole stripe: that of the directory, or of what divides it. */
+/*
+ * Returns a stripe size that divides the component's end: the directory's, or a half, a quarter, …
+ * of it.
+ */
 static uint64_t stripe_that_fits(uint64_t stripe_bytes, uint64_t end)
 {
 	if (end == UINT64_MAX)
@@ -421,8 +429,10 @@ static uint64_t stripe_that_fits(uint64_t stripe_bytes, uint64_t end)
 	return MAX(stripe_bytes, SIZE_UNIT);
 }
 
-/* What a user leaves out is as the directory has it. Asked for nothing, a server would take what is
- * set for the whole filesystem. */
+/*
+ * Fills in what the user left out with the directory's values. The server would use the defaults of
+ * the whole filesystem.
+ */
 static void fill_in(struct fs_part *part, const struct fs_layout *directory)
 {
 	const struct fs_part *own = fs_layout_at(directory, part->begin);
@@ -462,7 +472,10 @@ static int choose_wished(const struct fs_layout_request *request, const struct f
 
 	*ask = request->layout;
 	if (ask->count > 1 && facts->family != FS_LUSTRE) {
-		/* Where there are no components: the one that most of the file would be in. */
+		/*
+		 * Only Lustre has several components; elsewhere use the one that most of the file
+		 * would be in.
+		 */
 		part = facts->file_bytes ? fs_layout_main(&request->layout, facts->file_bytes) :
 					   &request->layout.parts[request->layout.count - 1];
 		ask->parts[0] = *part;
@@ -532,8 +545,7 @@ uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t 
 	return MIN(MAX(targets / part->stripe_count, 1), MOST_CAPACITY);
 }
 
-/* ---- Files with a layout ----------------------------------------------------------------------
- */
+/* ---- Creating files -------------------------------------------------------------------------- */
 
 int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_flags)
 {

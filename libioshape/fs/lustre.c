@@ -69,7 +69,8 @@ enum {
 #define ALL_STRIPES_LEAST 0xffe0
 #define ALL_STRIPES 0xffff
 
-/* ---- Reading ----------------------------------------------------------------------------------
+/*
+ * ---- Reading ----------------------------------------------------------------------------------
  */
 
 /* In the writer's byte order, which the magic shows. */
@@ -256,8 +257,10 @@ static int parse_layout(const void *data, size_t bytes, struct fs_layout *layout
 #define SMALL_BYTES 2048
 #define LARGE_BYTES 65536
 
-/* Reads the layout of an open file or directory. `answered`: the bytes are a layout of Lustre's,
- * understood or not. 0, -E2BIG if only the first parts fit, or another negative code. */
+/*
+ * Reads the layout of an open file or directory. `answered`: the bytes are a layout of Lustre's,
+ * understood or not. 0, -E2BIG if only the first parts fit, or another negative code.
+ */
 static int read_layout(int fd, struct fs_layout *layout, bool *answered)
 {
 	uint8_t small[SMALL_BYTES], *large = NULL;
@@ -290,7 +293,8 @@ static int read_open_layout(int fd, bool directory, struct fs_layout *layout)
 	return read_layout(fd, layout, &answered);
 }
 
-/* ---- Asking -----------------------------------------------------------------------------------
+/*
+ * ---- Asking -----------------------------------------------------------------------------------
  */
 
 /*
@@ -431,13 +435,16 @@ static int create_file(int directory_fd, const char *name, mode_t mode, const st
 			       ioctl(fd, SET_STRIPES, blob);
 	if (ret)
 		fs_refused(answer, "setstripe");
-	/* The client may report success without setting the layout, or EEXIST after setting it. So
-	 * read the layout back. */
+	/*
+	 * The client may report success without setting the layout, or EEXIST after setting it. So
+	 * read the layout back.
+	 */
 	read_back(fd, answer);
 	return fd;
 }
 
-/* ---- Storage targets --------------------------------------------------------------------------
+/*
+ * ---- Storage targets --------------------------------------------------------------------------
  */
 
 #define COUNT_TARGETS 0x800866a8UL
@@ -446,8 +453,10 @@ static int create_file(int directory_fd, const char *name, mode_t mode, const st
 
 uint32_t fs_count_targets(int directory_fd, enum fs_family family)
 {
-	/* The ioctl reads and writes an int; its number says that it is a long. 0 asks for the
-	 * targets that hold data. */
+	/*
+	 * The ioctl reads and writes an int; its number says that it is a long. 0 asks for the
+	 * targets that hold data.
+	 */
 	union {
 		int count;
 		uint64_t room;
@@ -471,14 +480,17 @@ size_t fs_lustre_name(const char *source, const char **name)
 }
 
 #define PATH_BYTES 512
-/* Entries of a folder that are looked at: hosts mount several filesystems of thousands of targets.
+/*
+ * Entries of a folder that are looked at: hosts mount several filesystems of thousands of targets.
  */
 #define MOST_ENTRIES 20000
 /* Of a list of a pool's targets. */
 #define MEMBERS_BYTES (1 * MIB)
 
-/* Clients up to 2.11 have the second. The last one is for root alone; newer clients have lists of
- * pools there. */
+/*
+ * Clients up to 2.11 have the second. The last one is for root alone; newer clients have lists of
+ * pools there.
+ */
 static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre",
 				      "/sys/kernel/debug/lustre" };
 
@@ -492,8 +504,10 @@ struct look {
 	uint32_t targets;           /* seen so far */
 };
 
-/* "scratch-OST0003-osc-ffff8f3a1c2d4800": the last part differs between mounts of one filesystem.
- * The bytes of the first; 0 if it is another filesystem's. */
+/*
+ * "scratch-OST0003-osc-ffff8f3a1c2d4800": the last part differs between mounts of one filesystem.
+ * The bytes of the first; 0 if it is another filesystem's.
+ */
 static size_t target_name(const struct look *look, const char *entry)
 {
 	const char *behind = entry + look->name_bytes, *end;

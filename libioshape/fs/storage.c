@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which storage something is on: its mount and family, free space, what the kernel and the
- * filesystem tell of it, files that are created there with a layout, and the name of its pool of
- * slots.
+ * Finds out which storage a path or open file is on: mount, family, free space, layout and targets.
+ * Also creates files with a layout, and names the pool of slots of a storage.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
@@ -20,8 +19,10 @@
 
 /* ---- The mount table ------------------------------------------------------------------------- */
 
-/* Reads a decimal number that ends at `stop`; moves *at behind that. Not sscanf(): it measures all
- * the rest of the text first. */
+/*
+ * Reads a decimal number that ends at `stop`, and moves *at past it. sscanf() would measure the
+ * whole rest of the text first.
+ */
 static bool take_number(const char **at, const char *end, char stop, unsigned *number)
 {
 	const char *begin = *at;
@@ -41,8 +42,10 @@ static bool is_octal(char digit)
 	return digit >= '0' && digit <= '7';
 }
 
-/* Up to the next space, "\040" as the byte it stands for; moves *at behind the space. What does not
- * fit is left out. */
+/*
+ * Appends the word up to the next space, decoding escapes such as "\040", and moves *at past the
+ * space. Drops what does not fit.
+ */
 static void take_escaped(const char **at, const char *end, char *word, size_t word_bytes)
 {
 	size_t used = strlen(word);
@@ -73,15 +76,16 @@ static void add_comma(char *text, size_t text_bytes)
 }
 
 /*
- * A line of mountinfo: "36 35 98:0 /root /mount options [optional ...] - type source
- * super-options". The number of optional fields varies; " - " ends them.
+ * Reads a line of mountinfo if it describes the mount or device: "36 35 98:0 /root /mount options
+ * [optional ...] - type source super-options". The number of optional fields varies; " - " ends
+ * them.
  */
 static bool read_line(const char *line, const char *end, uint64_t mount, unsigned device_major,
 		      unsigned device_minor, struct fs_mount *found)
 {
 	unsigned id, parent, line_major, line_minor;
 	const char *at = line, *dash;
-	char root[1] = ""; /* is not kept */
+	char root[1] = ""; /* not kept */
 
 	if (!take_number(&at, end, ' ', &id) || !take_number(&at, end, ' ', &parent) ||
 	    !take_number(&at, end, ':', &line_major) || !take_number(&at, end, ' ', &line_minor))
@@ -103,7 +107,7 @@ static bool read_line(const char *line, const char *end, uint64_t mount, unsigne
 	return *found->type && *found->mount_point;
 }
 
-/* As find_in_table(), in the text of /proc/self/mountinfo. Pure. */
+/* Finds a mount in the text of /proc/self/mountinfo, as find_in_table() describes. Pure. */
 static int find_line(const char *mountinfo, uint64_t mount, unsigned device_major,
 		     unsigned device_minor, struct fs_mount *found)
 {
@@ -123,11 +127,13 @@ static int find_line(const char *mountinfo, uint64_t mount, unsigned device_majo
 	return ret;
 }
 
-/* Mount tables of big clusters have thousands of lines; lines beyond this are ignored. */
+/* Lines beyond this are ignored. Mount tables of big clusters have thousands of lines. */
 #define MOUNTINFO_BYTES (1 * MIB)
 
-/* Finds the mount with this number, or if `mount` is 0 the last one of this device, which hides the
- * others if it lies over them. 0, -ENOENT or another negative errno. */
+/*
+ * Finds the mount with this number. If `mount` is 0, finds the last mount of the device, which
+ * hides earlier ones on one mount point. Returns 0, -ENOENT or another negative errno.
+ */
 static int find_in_table(const char *root, uint64_t mount, unsigned device_major,
 			 unsigned device_minor, struct fs_mount *found)
 {
@@ -140,14 +146,14 @@ static int find_in_table(const char *root, uint64_t mount, unsigned device_major
 	return ret;
 }
 
-/* To be asked of statx(). Linux 5.8 and 6.8; older headers call the bytes of the field spare. */
+/* Masks for statx(), of Linux 5.8 and 6.8. Older headers have spare bytes in place of the field. */
 #define STATX_MOUNT 0x1000U
 #define STATX_UNIQUE_MOUNT 0x4000U
 
-/* Where newer headers have stx_mnt_id: part of the kernel's ABI. */
+/* Offset of stx_mnt_id in struct statx, part of the kernel's ABI. */
 #define MNT_ID_AT 0x90
 
-/* The number that the kernel gave this mount, or 0 if it does not say. */
+/* Returns the number of the mount; 0 if the kernel does not tell. */
 static uint64_t mount_number(const struct statx *status)
 {
 	uint64_t mount = 0;
@@ -157,7 +163,10 @@ static uint64_t mount_number(const struct statx *status)
 	return mount;
 }
 
-/* One that no other mount gets until the next boot: Linux 6.8; 0 if the kernel does not say. */
+/*
+ * Returns the mount's number that is unique until the next boot (Linux 6.8); 0 if the kernel has
+ * none.
+ */
 static uint64_t unique_mount_number(const struct statx *status)
 {
 	uint64_t mount = 0;
@@ -167,10 +176,12 @@ static uint64_t unique_mount_number(const struct statx *status)
 	return mount;
 }
 
-/* ---- Which mount a path is on ---------------------------------------------------------------- */
+/* ---- The mount of a path --------------------------------------------------------------------- */
 
-/* The number that no other mount gets, where the kernel has one; that of the mount table, where
- * not. */
+/*
+ * Fields to request: the unique number of the mount, or on older kernels the number in the mount
+ * table.
+ */
 static const unsigned mount_fields = STATX_TYPE | STATX_MOUNT | STATX_UNIQUE_MOUNT;
 
 static int look_at_directory(const char *path, unsigned mask, struct statx *status)
@@ -185,8 +196,10 @@ static int look_at_directory(const char *path, unsigned mask, struct statx *stat
 	return ret;
 }
 
-/* Looks at what is at a path, also behind a symbolic link, or at the directory that it would be in.
- * 0 or a negative errno. */
+/*
+ * Calls statx() for a path, following links; if it does not exist, for its directory. Returns 0 or
+ * a negative errno.
+ */
 static int statx_path(const char *path, unsigned mask, struct statx *status)
 {
 	return statx(AT_FDCWD, path, 0, mask, status) ? look_at_directory(path, mask, status) : 0;
@@ -198,7 +211,9 @@ static uint64_t mount_of(const struct statx *status)
 
 	if (!mount)
 		mount = mount_number(status);
-	/* Not by its device first: two mounts of a server may share one, and have two names. */
+	/*
+	 * The device is the last resort: two mounts of a server may share one, and have two names.
+	 */
 	return mount ? mount :
 		       UINT64_C(1) << 63 | makedev(status->stx_dev_major, status->stx_dev_minor);
 }
@@ -227,7 +242,7 @@ void fs_find(const char *path, struct fs_found *found)
 	bool dangling;
 
 	memset(found, 0, sizeof(*found));
-	/* Not behind a link at first: what is absent would be asked for twice. */
+	/* Do not follow links at first; otherwise an absent path would be looked up twice. */
 	if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, mount_fields, &status)) {
 		found->code = -errno;
 	} else if (S_ISLNK(status.stx_mode) && statx(AT_FDCWD, path, 0, mount_fields, &status)) {
@@ -254,16 +269,19 @@ static uint64_t magic_of(const struct statfs *system)
 
 #define EXT4_MAGIC 0xef53
 
-/* For new bytes of this user; UINT64_MAX if the filesystem does not say it. */
+/* Returns the bytes that this user can still write; UINT64_MAX if the filesystem does not tell. */
 static uint64_t free_bytes(const struct statfs *system)
 {
 	uint64_t unit = (uint64_t)(system->f_frsize ? system->f_frsize : system->f_bsize);
 	uint64_t blocks = system->f_bavail, bytes;
 
-	/* Filesystems that do not count: some of FUSE, /proc. */
+	/* Some FUSE filesystems and /proc do not count blocks. */
 	if (!system->f_blocks)
 		return UINT64_MAX;
-	/* ext4 keeps a twentieth for root, and statfs() tells root the same as everybody else. */
+	/*
+	 * ext4 reserves a twentieth for root, but statfs() reports the reduced number to root as
+	 * well.
+	 */
 	if (system->f_type == EXT4_MAGIC && !geteuid())
 		blocks = MAX(blocks, system->f_bfree);
 	return __builtin_mul_overflow(blocks, unit, &bytes) ? UINT64_MAX : bytes;
@@ -303,7 +321,7 @@ int fs_space_of_found(const char *path, const struct fs_found *found, struct fs_
 	space->free_bytes = UINT64_MAX;
 	if (found->code)
 		return found->code;
-	/* Where a link that leads to nothing leads to is found out when the file is made. */
+	/* The target's directory becomes known only when the file is created. */
 	if (found->dangling)
 		return -ENOENT;
 	if (!found->absent && !found->regular)
@@ -363,7 +381,7 @@ void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes)
 
 #define MOST_NAMED 3u
 
-/* The fullest of those that come after `last`: by free bytes, then by place. */
+/* Returns the fullest target after `last`, in the order of free bytes and then of the list. */
 static const struct fs_target *next_full(const struct fs_storage *storage, uint64_t bytes,
 					 const struct fs_target *last)
 {
@@ -403,12 +421,18 @@ void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char
 		snprintf(into + used, into_bytes - used, " and %u more", more);
 }
 
-/* ---- What a filesystem answers --------------------------------------------------------------- */
+/* ---- Identifying filesystems by their answers ------------------------------------------------ */
 
-/* Where the bricks are; with "trusted." before it only root may ask. Part of GlusterFS's ABI. */
+/*
+ * Tells where the bricks are. With the prefix "trusted." only root may read it. Part of GlusterFS's
+ * ABI.
+ */
 #define GLUSTER_XATTR "glusterfs.pathinfo"
 
-/* The order in which a filesystem in user space is asked whether it is one of them. */
+/*
+ * The filesystems with layouts, in the order in which a filesystem in user space is tested for
+ * them.
+ */
 static const struct fs_product *const products[] = { &fs_lustre, &fs_ceph, &fs_beegfs };
 
 static const struct fs_product *product_of(enum fs_family family)
@@ -421,9 +445,9 @@ static const struct fs_product *product_of(enum fs_family family)
 }
 
 /*
- * Reads the layout of an open file, or what new files in an open directory get. One or two system
- * calls on families that have layouts, none on others. False if it does not tell; *layout is zero
- * then.
+ * Reads the layout of an open file, or of new files in an open directory. Costs one or two system
+ * calls on families with layouts, none on others. Returns false and zeroes *layout if it is not
+ * known.
  */
 static bool read_layout_of(int fd, enum fs_family family, bool directory, struct fs_layout *layout)
 {
@@ -433,7 +457,7 @@ static bool read_layout_of(int fd, enum fs_family family, bool directory, struct
 	memset(layout, 0, sizeof(*layout));
 	if (product)
 		ret = product->read_layout(fd, directory, layout);
-	/* The first parts of a long one are better than nothing. */
+	/* The first components of a long layout are better than none. */
 	if (ret && ret != -E2BIG)
 		memset(layout, 0, sizeof(*layout));
 	return layout->count > 0;
@@ -451,9 +475,9 @@ static enum fs_family family_behind_fuse(int fd)
 }
 
 /*
- * Finds the family by what an open file answers, too: a filesystem in user space of no known type
- * is asked the questions that only the families with layouts can answer. A daemon may pass them on
- * to such a filesystem below it, or imitate one. Up to five system calls: once per mount.
+ * Returns the family by type and magic number. For a filesystem in user space of unknown type, asks
+ * questions that only the families with layouts answer: its daemon may pass them on to such a
+ * filesystem, or imitate one. Costs up to five system calls, once for each mount.
  */
 static enum fs_family family_of_open(int fd, const char *type, uint64_t magic)
 {
@@ -464,12 +488,13 @@ static enum fs_family family_of_open(int fd, const char *type, uint64_t magic)
 
 /* ---- Files and directories ------------------------------------------------------------------- */
 
-/* Linux 6.1; older headers call the bytes of its two fields spare. */
+/* Linux 6.1; older headers have spare bytes in place of its two fields. */
 #ifndef STATX_DIOALIGN
 #define STATX_DIOALIGN 0x2000U
 #endif
 
-/* Offsets of stx_dio_mem_align and stx_dio_offset_align in struct statx, part of the kernel's ABI.
+/*
+ * Offsets of stx_dio_mem_align and stx_dio_offset_align in struct statx, part of the kernel's ABI.
  */
 #define DIO_MEM_ALIGN_AT 0x98
 #define DIO_OFFSET_ALIGN_AT 0x9c
@@ -484,7 +509,7 @@ static void read_alignment(struct fs_info *info, const struct statx *status)
 	info->direct_works = info->offset_alignment != 0;
 }
 
-/* By the mount table, or where that fails by the filesystem's number. */
+/* Finds type and family, by the mount table or, if that fails, by the magic number. */
 static void find_type(int fd, struct fs_info *info, unsigned device_major, unsigned device_minor)
 {
 	struct fs_mount mount;
@@ -509,8 +534,9 @@ static void remember(struct fs_memory *memory, const struct fs_info *info,
 }
 
 /*
- * The kernel gives the number of a device that is gone to another one: at once, if it is a made-up
- * one of FUSE or NFS. Such a device on another mount than before may be another filesystem.
+ * Returns whether the device is still the one in memory. The kernel reuses device numbers, at once
+ * for the anonymous devices of FUSE and NFS. So an anonymous device on another mount may be another
+ * filesystem.
  */
 static bool is_same_device(const struct fs_memory *memory, const struct fs_info *info,
 			   const struct statx *status)
@@ -520,7 +546,7 @@ static bool is_same_device(const struct fs_memory *memory, const struct fs_info 
 	       memory->device_minor == status->stx_dev_minor && memory->magic == info->magic;
 }
 
-/* What is the same for all files of a mount. */
+/* Finds what all files of a mount have in common, from the memory if possible. */
 static int find_mount(int fd, const char *path, struct fs_info *info, struct fs_memory *memory,
 		      const struct statx *status, struct base_error *error)
 {
@@ -550,11 +576,11 @@ static int find_mount(int fd, const char *path, struct fs_info *info, struct fs_
 	return 0;
 }
 
-/* Everything but the layout. */
+/* Describes everything except the layout. */
 static int describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
 		    bool *is_directory, struct base_error *error)
 {
-	/* Not how long it is or when it changed, which a client might have to ask for. */
+	/* Not length and times, for which a network client might have to ask the server. */
 	const unsigned wanted = STATX_TYPE | STATX_DIOALIGN | STATX_UNIQUE_MOUNT;
 	struct statx status;
 	int ret;
@@ -582,7 +608,7 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 	return ret;
 }
 
-/* A directory's layout that somebody changes applies to our new files within an hour. */
+/* Changes to a directory's layout affect our new files after at most an hour. */
 #define ASK_AGAIN_NS 3600000000000ull
 
 int fs_describe_new(int fd, int directory_fd, bool inherits, const char *path,
@@ -596,7 +622,7 @@ int fs_describe_new(int fd, int directory_fd, bool inherits, const char *path,
 
 	if (ret)
 		return ret;
-	/* Without a number of the mount a directory's number may mean another one later. */
+	/* Without a unique mount number, the inode number could mean another directory later. */
 	if (!memory->mount || statx(directory_fd, inherits ? ".." : "", flags, STATX_INO, &above))
 		above.stx_ino = 0;
 	if (above.stx_ino && memory->directory == above.stx_ino &&
@@ -618,11 +644,11 @@ uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory)
 	return (uint32_t)(memory->counted_targets - 1);
 }
 
-/* ---- Reading ahead --------------------------------------------------------------------------- */
+/* ---- The kernel's read-ahead ----------------------------------------------------------------- */
 
 uint64_t fs_read_ahead_of(int fd)
 {
-	/* By the number of a mount's device; of a disk's partition by the disk. */
+	/* Files by device number: that of a mount's device; for a partition, that of its disk. */
 	static const struct {
 		const char *before, *behind;
 	} files[] = {
@@ -652,7 +678,10 @@ static void read_mount(const char *root, const struct statx *status, struct fs_m
 	const uint64_t number = mount_number(status);
 	struct fs_mount found;
 
-	/* Its number is not in the table of another namespace; its device may be. */
+	/*
+	 * In another mount namespace, the mount's number is not in the table, but its device may
+	 * be.
+	 */
 	if (!find_in_table(root, number, device_major, device_minor, &found) ||
 	    (number && !find_in_table(root, 0, device_major, device_minor, &found)))
 		*mount = found;
@@ -660,13 +689,16 @@ static void read_mount(const char *root, const struct statx *status, struct fs_m
 
 static bool is_remote(const struct fs_storage *storage)
 {
-	/* "fuseblk" is none: a block device behind FUSE is this host's. */
+	/* "fuseblk" is not remote: it is a local block device behind FUSE. */
 	if (storage->family == FS_OTHER || storage->family == FS_FUSE)
 		return fs_type_is_shared(storage->mount.type);
 	return !fs_is_local(storage->family);
 }
 
-/* Disks have it beside themselves; partitions, in the folder above. */
+/*
+ * Reads whether a disk spins. A disk has the file in its own folder; a partition, in the folder
+ * above.
+ */
 static bool read_rotational(const char *root, unsigned device_major, unsigned device_minor,
 			    bool *rotational)
 {
@@ -690,7 +722,7 @@ static void look_at_disk(const char *root, const struct statx *status, struct fs
 	unsigned device_major = status->stx_dev_major, device_minor = status->stx_dev_minor;
 	struct stat source;
 
-	/* btrfs makes up numbers of devices; the mount table names one of its own. */
+	/* Btrfs has anonymous devices; the mount table names one of its block devices. */
 	if (!device_major) {
 		if (strncmp(storage->mount.source, "/dev/", 5) ||
 		    stat(storage->mount.source, &source) || !S_ISBLK(source.st_mode))
@@ -733,10 +765,13 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 
 /* ---- Storage targets ------------------------------------------------------------------------- */
 
-/* A look at each storage target costs some hundred system calls. */
+/* Time between two lists of the targets, each of which costs some hundred system calls. */
 #define LOOK_AGAIN_NS 60000000000ull
 
-/* Lustre's own rule: up to there it takes them in turn, beyond it weighs them. */
+/*
+ * Lustre's own rule: up to this difference it uses the targets in turn, beyond it weighs them by
+ * free space.
+ */
 #define UNEVEN_PERCENT 17u
 
 static void note_targets(const struct fs_storage *storage, struct fs_even_targets *even)
@@ -748,7 +783,7 @@ static void note_targets(const struct fs_storage *storage, struct fs_even_target
 		most = MAX(most, storage->target[i].free_bytes);
 		even->number[i] = storage->target[i].number;
 	}
-	/* A list that lacks some says nothing of these. */
+	/* Targets that are missing in the list may be fuller. */
 	even->count = storage->target_count;
 	if (even->count != storage->targets || most - least > most / 100 * UNEVEN_PERCENT)
 		even->count = 0;
@@ -768,13 +803,12 @@ const struct fs_even_targets *fs_even_targets(int directory_fd, const char *dire
 	return &memory->even;
 }
 
-/* ---- Files with a layout ----------------------------------------------------------------------
- */
+/* ---- Creating files with a layout ------------------------------------------------------------ */
 
 /*
- * A layout is fixed when a file is created. Servers may cut it, ignore it or refuse it, and some
- * report success when it was not applied. So it is read back. Where a file cannot get the layout it
- * gets the directory's, because a save matters more than its stripes.
+ * A layout is fixed when a file is created. Servers may cut, ignore or refuse it, and some report
+ * success without applying it. So it is read back. A file that cannot get the layout gets the
+ * directory's, because a save matters more than its stripes.
  */
 
 #define TEXT_BYTES 64
@@ -790,8 +824,10 @@ static bool part_is_another(const struct fs_part *ask, const struct fs_part *got
 	return ask->stripe_count && ask->stripe_count < got->stripe_count;
 }
 
-/* What of `got` is not as asked for: 0 nothing; 1 only that there are fewer stripes; 2 anything
- * else. `text` receives a clause. */
+/*
+ * Compares the layouts. Returns 0 if `got` is as requested, 1 if it only has fewer stripes, 2 for
+ * other differences. `text` receives a clause.
+ */
 static int compare(const struct fs_layout *ask, const struct fs_layout *got, char *text,
 		   size_t text_bytes)
 {
@@ -849,7 +885,6 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
 			fd = -1;
 		}
 	}
-	/* A save matters more than its stripes. */
 	fs_layout_text(ask, asked, sizeof(asked));
 	fs_layout_text(&answer.got, given, sizeof(given));
 	if (!*answer.why)
@@ -861,14 +896,17 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
 	return fd >= 0 ? fd : fs_create_plainly(directory_fd, name, mode, 0);
 }
 
-/* ---- The name of a pool of slots --------------------------------------------------------------
+/*
+ * ---- The name of a pool of slots --------------------------------------------------------------
  */
 
-/* Linux 5.11 and libcephfs 16 answer it. */
+/* Known by Linux 5.11 and libcephfs 16. */
 #define CEPH_ID_XATTR "ceph.cluster_fsid"
 
-/* Replaces type and source of a CephFS mount by "ceph" and that name: the mount table says
- * "ceph-fuse" for every cluster, or lists monitors. Leaves them alone if the id is not known. */
+/*
+ * Replaces type and source of a CephFS mount by "ceph" and its unique name: the mount table says
+ * "ceph-fuse" for every cluster, or lists monitors. Does nothing if the id is not known.
+ */
 static void name_ceph(const char *directory, struct fs_mount *mount)
 {
 	char id[FS_CEPH_ID_BYTES + 1] = "", name[sizeof(mount->source)];
@@ -878,7 +916,7 @@ static void name_ceph(const char *directory, struct fs_mount *mount)
 	if (!fs_ceph_name(mount, id, name, sizeof(name)))
 		return;
 	memcpy(mount->source, name, sizeof(name));
-	/* The kernel's client and ceph-fuse meet in one pool. */
+	/* One pool for the kernel's client and ceph-fuse. */
 	snprintf(mount->type, sizeof(mount->type), "ceph");
 }
 
@@ -890,8 +928,10 @@ static void make_safe(char *name)
 	}
 }
 
-/* As fs_pool_of_path() makes it from the mount table; `target_pool` is "" if there is none. Made of
- * characters that are safe in names of files and in Redis: no space, no brace. Pure. */
+/*
+ * Makes the pool's name from a line of the mount table; `target_pool` is "" if there is none. Uses
+ * only characters that are safe in file names and Redis keys: no space, no brace. Pure.
+ */
 static void name_mount(const char *type, const char *source, const char *target_pool,
 		       const char *host, char name[FS_POOL_BYTES])
 {
@@ -900,8 +940,10 @@ static void name_mount(const char *type, const char *source, const char *target_
 	const char *part;
 	int bytes = (int)strlen(source);
 
-	/* Clients name any of several management servers, and may mount a folder; the name of the
-	 * filesystem is what counts. */
+	/*
+	 * Clients may name any of several management servers, and may mount a subfolder. Only the
+	 * filesystem's name counts.
+	 */
 	if (!strcmp(type, "lustre") && fs_lustre_name(source, &part)) {
 		bytes = (int)fs_lustre_name(source, &part);
 		source = part;
@@ -919,11 +961,14 @@ static void name_mount(const char *type, const char *source, const char *target_
 		snprintf(name, FS_POOL_BYTES, "%s", whole);
 	else
 		snprintf(name, FS_POOL_BYTES, "%.*s-%016llx", FS_POOL_BYTES - 18, whole,
-			 /* what is cut off makes a difference, too */
+			 /* Keeps names apart that differ only in the cut part. */
 			 (unsigned long long)base_hash_text(whole));
 }
 
-/* The same for all containers of a host, unlike its name. "" if the kernel does not say. */
+/*
+ * Names the host by its boot id, which all its containers share, unlike the host name. "" if not
+ * known.
+ */
 static void name_host(char *host, size_t bytes)
 {
 	if (fs_read_line("", "/proc/sys/kernel/random/boot_id", host, bytes))
@@ -931,7 +976,8 @@ static void name_host(char *host, size_t bytes)
 	host[strcspn(host, "-")] = 0;
 }
 
-/* A directory for its own sake, or the one that a file is or will be in. Negative if there is none.
+/*
+ * Opens a path that is a directory, or else its parent. Returns a negative number if there is none.
  */
 static int open_directory(const char *path)
 {
@@ -947,8 +993,10 @@ static int open_directory(const char *path)
 	return fd;
 }
 
-/* The pool of targets that new files there lie on, on a Lustre. Disks of another kind are behind
- * another one, and have nothing to wait for here. "" if there is none. */
+/*
+ * Finds the pool of targets of new files there, on Lustre. Files in another pool are on other
+ * disks, so saves need not wait for each other. Writes "" if there is none.
+ */
 static void find_target_pool(const char *path, const char *type, char pool[FS_TARGET_POOL_BYTES])
 {
 	enum fs_family family = fs_family_of(type, 0);
@@ -978,15 +1026,15 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	uint64_t number;
 	int ret;
 
-	/* By the number that the mount table has. */
+	/* Use the number that the mount table has. */
 	ret = statx_path(path, STATX_TYPE | STATX_MOUNT, &status);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
 	number = mount_number(&status);
-	/* Without a mount table the device is name enough for this host. */
+	/* Without a mount table, the device identifies the storage on this host. */
 	snprintf(mount.source, sizeof(mount.source), "%u:%u", status.stx_dev_major,
 		 status.stx_dev_minor);
-	/* Where the table says only that it is a BeeGFS or a CephFS, the client knows which one. */
+	/* The table does not tell which BeeGFS or CephFS it is, but the client does. */
 	if (number && !find_in_table("", number, 0, 0, &mount)) {
 		if (fs_family_of(mount.type, 0) == FS_BEEGFS)
 			fs_name_beegfs("", mount.options, mount.source, sizeof(mount.source));
