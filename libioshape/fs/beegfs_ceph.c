@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * BeeGFS and CephFS: the layouts of files, and the names of the filesystems. BeeGFS is asked for
- * layouts, too; CephFS spreads each file by itself.
- * Numbers and names of attributes are part of their ABI, so that no header of theirs is needed.
+ * BeeGFS and CephFS: reads the layouts of files and names the filesystems. Layouts can be requested
+ * on BeeGFS; CephFS distributes each file by itself. Numbers and attribute names are part of their
+ * ABIs, so none of their headers is needed.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
@@ -17,14 +17,14 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-/* Both filesystems cut files in units that are a multiple of this. */
+/* Stripes on both filesystems are a multiple of this. */
 #define STRIPE_UNIT (64 * KIB)
 
 /* ---- Lists of NAME=VALUE --------------------------------------------------------------------- */
 
 /*
- * Finds the value after "NAME=" in a list with `separator` between its members; false if it is not
- * there. Neither the list nor `value` is ended by a 0.
+ * Finds the value of "NAME=VALUE" in a list whose members are separated by `separator`. Returns
+ * false if it is missing. Neither the list nor *value ends in a 0.
  */
 static bool find_value(const char *list, size_t bytes, char separator, const char *name,
 		       const char **value, size_t *value_bytes)
@@ -54,7 +54,7 @@ static bool find_value(const char *list, size_t bytes, char separator, const cha
 
 static bool answers_as_beegfs(int fd)
 {
-	/* Longer than the number says: it copies a text of eight. */
+	/* Larger than the ioctl's number says: the client copies eight bytes. */
 	char text[64] = "";
 
 	return !ioctl(fd, BEEGFS_TEST, text) && !memcmp(text, BEEGFS_TEXT, strlen(BEEGFS_TEXT));
@@ -62,7 +62,10 @@ static bool answers_as_beegfs(int fd)
 
 enum { BEEGFS_RAID0 = 1, BEEGFS_RAID10 = 2, BEEGFS_BUDDY_MIRROR = 3 };
 
-/* Pure. -EINVAL if it is no layout, -ENOTSUP for a pattern that is not known. */
+/*
+ * Makes a layout of BeeGFS's values. Returns -EINVAL if they are not valid, -ENOTSUP if the pattern
+ * is not known. Pure.
+ */
 static int make_beegfs_layout(uint32_t pattern, uint32_t chunk_bytes, uint16_t targets,
 			      struct fs_layout *layout)
 {
@@ -87,7 +90,7 @@ static int read_beegfs_layout(int fd, bool directory, struct fs_layout *layout)
 		uint16_t targets;
 	} stripes = { 0 };
 
-	/* Directories do not tell. */
+	/* BeeGFS does not tell the layout of directories. */
 	if (directory)
 		return -ENOTSUP;
 	if (ioctl(fd, BEEGFS_GET_STRIPES, &stripes))
@@ -95,16 +98,16 @@ static int read_beegfs_layout(int fd, bool directory, struct fs_layout *layout)
 	return make_beegfs_layout(stripes.pattern, stripes.chunk_bytes, stripes.targets, layout);
 }
 
-/* BeeGFS creates such a file through an ioctl on its directory. */
+/* BeeGFS creates a file with a layout by an ioctl on the directory. */
 
 #define BEEGFS_MKFILE_STRIPEHINTS 0x4018661bu
 #define BEEGFS_MOST_TARGETS 0xffffu
 
-/* Part of its client's ABI, on hosts with pointers of 64 bits. */
+/* The ioctl's argument, part of the client's ABI on 64-bit hosts. */
 struct beegfs_hints {
 	const char *name;
 	uint32_t mode;
-	uint32_t targets; /* 0: as the directory */
+	uint32_t targets; /* 0: the directory's value */
 	uint32_t chunk;
 };
 
@@ -123,7 +126,7 @@ static int create_on_beegfs(int directory_fd, const char *name, mode_t mode,
 	struct beegfs_hints hints;
 	int fd, code;
 
-	memset(&hints, 0, sizeof(hints)); /* what lies between its fields, too */
+	memset(&hints, 0, sizeof(hints)); /* also the padding between fields */
 	hints.name = name;
 	hints.mode = mode;
 	hints.targets = MIN(part->stripe_count, BEEGFS_MOST_TARGETS);
@@ -133,7 +136,7 @@ static int create_on_beegfs(int directory_fd, const char *name, mode_t mode,
 		fs_refused(answer, "a file with hints");
 		return -EOPNOTSUPP;
 	}
-	/* By name, under the directory, and only if there is none. */
+	/* Creates the name in the directory; fails if it exists. */
 	if (ioctl(directory_fd, BEEGFS_MKFILE_STRIPEHINTS, &hints)) {
 		code = -errno;
 		fs_refused(answer, "a file with hints");
@@ -150,9 +153,9 @@ static int create_on_beegfs(int directory_fd, const char *name, mode_t mode,
 			close(fd);
 		return code;
 	}
-	/* O_NONBLOCK was for the case that another kind of file had this name. */
+	/* O_NONBLOCK was needed in case the name is another kind of file. */
 	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-	/* The file can be written with any stripes. */
+	/* The file can be written whatever its stripes are. */
 	answer->plain = true;
 	if (read_beegfs_layout(fd, false, &answer->got))
 		answer->got.count = 0;
@@ -166,15 +169,17 @@ const struct fs_product fs_beegfs = {
 	.create = create_on_beegfs,
 };
 
-/* ---- BeeGFS: its name ------------------------------------------------------------------------ */
+/* ---- BeeGFS: name of the filesystem ---------------------------------------------------------- */
 
-/* The client has a folder for each mount. */
+/* A folder in which the client has one folder for each mount. */
 #define BEEGFS_FOLDERS "/proc/fs/beegfs"
 #define PATH_BYTES 512
 #define MOST_ENTRIES 64
 #define MOST_BYTES (1 * MIB)
 
-/* The value of "NAME = VALUE" in the file of settings of a mount's folder; 0 if it is not there. */
+/*
+ * Finds the value of "NAME = VALUE" in a mount's settings. Returns its length; 0 if it is missing.
+ */
 static size_t read_setting(const struct base_buffer *config, const char *name, const char **value)
 {
 	const size_t name_bytes = strlen(name);
@@ -199,7 +204,7 @@ static void read_config(const char *root, const char *entry, struct base_buffer 
 		base_buffer_free(config);
 }
 
-/* Whether the folder is that of the mount with this file of settings. */
+/* Returns whether the folder belongs to the mount with this configuration file. */
 static bool has_settings(const char *root, const char *entry, const char *file, size_t bytes)
 {
 	struct base_buffer config = { 0 };
@@ -212,7 +217,7 @@ static bool has_settings(const char *root, const char *entry, const char *file, 
 	return same;
 }
 
-/* The name of the folder of the mount with these options: the only one needs no proof. */
+/* Finds the folder of the mount with these options. If there is only one folder, that is it. */
 static bool find_folder(const char *root, const char *options, char *name, size_t name_bytes)
 {
 	char path[PATH_BYTES], only[256] = "";
@@ -277,7 +282,10 @@ static bool find_number(const char *text, size_t bytes, const char *name, uint64
 	       fs_whole_number(value, value_bytes, number) && *number && *number <= UINT32_MAX;
 }
 
-/* A name that has no room is left out: cut, it would be another one. */
+/*
+ * Reads the pool's name. A name that is too long is left out, since a cut name would be another
+ * pool's.
+ */
 static void ceph_pool(const char *text, size_t bytes, struct fs_part *part)
 {
 	const char *value;
@@ -294,8 +302,8 @@ static void ceph_pool(const char *text, size_t bytes, struct fs_part *part)
 }
 
 /*
- * Parses "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data". Pure; the text is not
- * trusted. -EINVAL if it is no layout.
+ * Parses "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data". The text is not
+ * trusted. Returns -EINVAL if it is not a layout. Pure.
  */
 static int parse_ceph_layout(const char *text, size_t bytes, struct fs_layout *layout)
 {
@@ -344,11 +352,14 @@ const struct fs_product fs_ceph = {
 	.read_layout = read_ceph_layout,
 };
 
-/* ---- CephFS: its name ------------------------------------------------------------------------ */
+/* ---- CephFS: name of the filesystem ---------------------------------------------------------- */
 
-/* All clients get one name for a CephFS, although they may list different monitors. */
+/* All clients compute one name for a CephFS, although they may list different monitors. */
 
-/* "ID.NAME" in "USER@ID.NAME=/FOLDER", as newer mount commands write it; ID may be missing. */
+/*
+ * Finds "ID.NAME" in a source "USER@ID.NAME=/FOLDER", the syntax of newer mount commands. ID may be
+ * empty.
+ */
 static bool find_in_source(const char *source, const char **id, size_t *id_bytes, const char **name,
 			   size_t *name_bytes)
 {

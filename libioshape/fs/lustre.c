@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lustre: the layouts of files, read and asked for, and the storage targets that its client lists.
- * Numbers are those of lustre_user.h in release 2.17, part of its ABI, so that no header of its is
- * needed. What is read comes from a filesystem that may be broken, or from a daemon that imitates
- * one.
+ * Lustre: reads and requests the layouts of files, and lists the storage targets that the client
+ * knows. Numbers are those of lustre_user.h in release 2.17, part of Lustre's ABI, so none of its
+ * headers is needed. What is read is not trusted: the filesystem may be broken, or a daemon may
+ * imitate one.
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
@@ -24,13 +24,13 @@
 enum {
 	MAGIC_V1 = 0x0bd10bd0,
 	MAGIC_V3 = 0x0bd30bd0,
-	MAGIC_SPECIFIC = 0x0bd50bd0, /* v3, with the targets chosen by hand */
+	MAGIC_SPECIFIC = 0x0bd50bd0, /* v3 with chosen OSTs */
 	MAGIC_COMPOSITE = 0x0bd60bd0,
 	MAGIC_FOREIGN = 0x0bd70bd0,
-	MAGIC_EXTENDING = 0x0bd80bd0 /* composite, with components that extend others */
+	MAGIC_EXTENDING = 0x0bd80bd0 /* composite, with extension components */
 };
 
-/* Where the fields are. The objects follow behind a plain layout. */
+/* Offsets of the fields. A plain layout is followed by its objects. */
 enum {
 	PATTERN_AT = 4,
 	STRIPE_SIZE_AT = 24,
@@ -44,8 +44,8 @@ enum {
 
 	SIZE_AT = 4,
 	ENTRY_COUNT_AT = 14,
-	MIRRORS_AT = 16, /* less one */
-	ENTRIES_AT = 32, /* behind the header */
+	MIRRORS_AT = 16, /* number of mirrors minus 1 */
+	ENTRIES_AT = 32, /* after the header */
 	ENTRY_BYTES = 48,
 	ENTRY_FLAGS_AT = 4,
 	ENTRY_BEGIN_AT = 8,
@@ -59,13 +59,16 @@ enum {
 #define PATTERN_METADATA 0x100u
 #define PATTERN_OVERSTRIPING 0x200u
 #define PATTERN_FOREIGN 0x400u
-#define PATTERN_RELEASED 0x80000000u /* the bytes are on tape */
+#define PATTERN_RELEASED 0x80000000u /* the bytes are archived (HSM) */
 
 #define ENTRY_EXTENSION 0x40u
 
 #define STRIPE_UNIT (64 * KIB)
 #define MOST_STRIPES 2000
-/* From here on it means: on all targets, so often on each. */
+/*
+ * Counts from this value on mean all targets, with several stripes on each unless it is
+ * ALL_STRIPES.
+ */
 #define ALL_STRIPES_LEAST 0xffe0
 #define ALL_STRIPES 0xffff
 
@@ -73,7 +76,7 @@ enum {
  * ---- Reading ----------------------------------------------------------------------------------
  */
 
-/* In the writer's byte order, which the magic shows. */
+/* The bytes of a layout, in the byte order of their writer; the magic number shows which. */
 struct blob {
 	const uint8_t *data;
 	size_t bytes;
@@ -96,14 +99,14 @@ static uint32_t take_32(const struct blob *blob, size_t at)
 	return (uint32_t)take(blob, at, 4);
 }
 
-/* Anything at all that begins like this is of Lustre. 0 if it is not. */
+/* Reads the magic number and sets the byte order. Returns 0 if the bytes are not Lustre's. */
 static uint32_t read_magic(struct blob *blob)
 {
 	if (blob->bytes < 4)
 		return 0;
 	for (int order = 0; order < 2; order++) {
 		blob->big_endian = order;
-		/* The lower half is the same in all. */
+		/* All magic numbers have this lower half. */
 		if ((take_32(blob, 0) & 0xff00ffff) == 0x0b000bd0)
 			return take_32(blob, 0);
 	}
@@ -137,7 +140,7 @@ static int read_pool(const struct blob *blob, struct fs_part *part)
 	if (!end)
 		return -EINVAL;
 	for (; name < end; name++) {
-		/* It will be in reports, in names of slot pools and of files in /proc. */
+		/* The name appears in reports, in names of slot pools and in paths below /proc. */
 		if (*name <= ' ' || *name >= 0x7f || *name == '/')
 			return -EINVAL;
 	}
@@ -145,7 +148,7 @@ static int read_pool(const struct blob *blob, struct fs_part *part)
 	return 0;
 }
 
-/* One plain layout. */
+/* Reads a plain layout, which describes one component. */
 static int read_part(struct blob blob, struct fs_part *part)
 {
 	uint32_t magic = read_magic(&blob), pattern;
@@ -160,7 +163,7 @@ static int read_part(struct blob blob, struct fs_part *part)
 	pattern = take_32(&blob, PATTERN_AT);
 	if (pattern & (PATTERN_RELEASED | PATTERN_FOREIGN | PATTERN_PARITY))
 		return -ENOTSUP;
-	/* Directories may leave it open. */
+	/* A directory's layout may lack a pattern. */
 	if ((pattern & 0xffff) && !(pattern & (PATTERN_RAID0 | PATTERN_METADATA)))
 		return -ENOTSUP;
 	ret = read_stripes(&blob, pattern, part);
@@ -170,8 +173,9 @@ static int read_part(struct blob blob, struct fs_part *part)
 }
 
 /*
- * Components are listed mirror by mirror, in each from the file's beginning to its end. Only the
- * first mirror counts: a new file is written there first.
+ * Adds a component of a composite layout. Components are listed mirror by mirror, each from the
+ * beginning of the file to its end. Only the first mirror counts: new files are written there
+ * first.
  */
 static int add_component(const struct blob *blob, size_t entry, struct fs_layout *layout)
 {
@@ -191,7 +195,10 @@ static int add_component(const struct blob *blob, size_t entry, struct fs_layout
 	ret = read_part((struct blob){ blob->data + at, bytes, false }, &part);
 	if (ret)
 		return ret;
-	/* It extends the component before it once that is full: for us, it is as if it had. */
+	/*
+	 * An extension component extends the one before it when that is full. For ioshape, it has
+	 * done so already.
+	 */
 	if (take_32(blob, entry + ENTRY_FLAGS_AT) & ENTRY_EXTENSION) {
 		if (!last)
 			return -EINVAL;
@@ -231,8 +238,9 @@ static int read_composite(struct blob *blob, struct fs_layout *layout)
 }
 
 /*
- * Pure. -EINVAL if the bytes are no layout, -ENOTSUP for one that is not understood (foreign,
- * released), -E2BIG for more parts than fit: the first ones are in `layout` then.
+ * Parses a layout. Returns -EINVAL if the bytes are not a layout, -ENOTSUP if it is not supported
+ * (foreign, released). Returns -E2BIG if there are more components than fit; then `layout` has the
+ * first ones. Pure.
  */
 static int parse_layout(const void *data, size_t bytes, struct fs_layout *layout)
 {
@@ -253,13 +261,17 @@ static int parse_layout(const void *data, size_t bytes, struct fs_layout *layout
 	return ret;
 }
 
-/* Layouts of some dozen stripes fit; the longest that there is needs the second. */
+/*
+ * Buffers for a layout. The first is enough for some dozen stripes, the second for the longest
+ * layout.
+ */
 #define SMALL_BYTES 2048
 #define LARGE_BYTES 65536
 
 /*
- * Reads the layout of an open file or directory. `answered`: the bytes are a layout of Lustre's,
- * understood or not. 0, -E2BIG if only the first parts fit, or another negative code.
+ * Reads the layout of an open file or directory. *answered tells whether the bytes are a Lustre
+ * layout, supported or not. Returns 0, -E2BIG if only the first components fit, or another negative
+ * code.
  */
 static int read_layout(int fd, struct fs_layout *layout, bool *answered)
 {
@@ -293,13 +305,11 @@ static int read_open_layout(int fd, bool directory, struct fs_layout *layout)
 	return read_layout(fd, layout, &answered);
 }
 
-/*
- * ---- Asking -----------------------------------------------------------------------------------
- */
+/* ---- Requesting a layout --------------------------------------------------------------------- */
 
 /*
- * Lustre creates the file without objects (O_LOV_DELAY_CREATE), and then takes its layout. Without
- * a layout the file cannot be written, and the caller removes it.
+ * A Lustre client creates the file without objects (O_LOV_DELAY_CREATE), and then sets its layout.
+ * Without a layout the file cannot be written, and the caller removes it.
  */
 
 #define SET_STRIPES 0x4008669au
@@ -323,7 +333,7 @@ static void put64(uint8_t *to, size_t at, uint64_t value)
 	memcpy(to + at, &value, sizeof(value));
 }
 
-/* One way to stripe: v3 if it names a pool, v1 otherwise. */
+/* Writes a plain layout: v3 if it names a pool, otherwise v1. Returns its length. */
 static size_t put_part(uint8_t *to, const struct fs_part *part)
 {
 	const bool pool = *part->pool;
@@ -338,7 +348,10 @@ static size_t put_part(uint8_t *to, const struct fs_part *part)
 	return pool ? V3_BYTES : V1_BYTES;
 }
 
-/* Version 3, whether it names a pool or not, with the targets behind it, of which one is first. */
+/*
+ * Writes a layout with chosen OSTs: always version 3, followed by the OSTs, whose first one is the
+ * starting OST. Returns its length.
+ */
 static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
 {
 	_Static_assert(V3_BYTES + FS_MOST_TARGETS * OBJECT_BYTES <= REQUEST_BYTES,
@@ -351,7 +364,7 @@ static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
 	return V3_BYTES + ask->chosen * OBJECT_BYTES;
 }
 
-/* Makes what Lustre is told, in the order of bytes of this host. Pure. Returns its length. */
+/* Writes the layout for the client, in the byte order of this host. Returns its length. Pure. */
 static size_t make_request(const struct fs_layout *ask, uint8_t blob[REQUEST_BYTES])
 {
 	const uint32_t count = MIN(ask->count, FS_MOST_PARTS);
@@ -381,7 +394,7 @@ static size_t make_request(const struct fs_layout *ask, uint8_t blob[REQUEST_BYT
 	return end;
 }
 
-/* A layout that is only a default, not this file's, comes without objects. */
+/* Returns whether a layout is the file's own. A default layout comes without objects. */
 static bool has_objects(const uint8_t *blob, size_t bytes)
 {
 	uint32_t magic;
@@ -399,7 +412,7 @@ static bool has_objects(const uint8_t *blob, size_t bytes)
 		return count && bytes >= V1_BYTES + (size_t)count * OBJECT_BYTES;
 	if (magic == MAGIC_V3)
 		return count && bytes >= V3_BYTES + (size_t)count * OBJECT_BYTES;
-	/* A composite layout gets the objects of its later components when they are written. */
+	/* In a composite layout, later components get their objects when they are written. */
 	return true;
 }
 
@@ -420,7 +433,7 @@ static void read_back(int fd, struct fs_answer *answer)
 static int create_file(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
 		       struct fs_answer *answer)
 {
-	/* Written to, too: it answers in the same place. */
+	/* The ioctl writes its answer here, too. */
 	uint8_t blob[REQUEST_BYTES];
 	size_t bytes = make_request(ask, blob);
 	int fd = fs_create_plainly(directory_fd, name, mode, DELAY_CREATE), ret;
@@ -430,7 +443,7 @@ static int create_file(int directory_fd, const char *name, mode_t mode, const st
 			fs_refused(answer, "creating it without objects");
 		return fd;
 	}
-	/* Composite layouts are set by this attribute, which older clients support, too. */
+	/* The attribute also sets composite layouts on older clients. */
 	ret = ask->count > 1 ? fsetxattr(fd, LAYOUT_XATTR, blob, bytes, 0) :
 			       ioctl(fd, SET_STRIPES, blob);
 	if (ret)
@@ -448,14 +461,14 @@ static int create_file(int directory_fd, const char *name, mode_t mode, const st
  */
 
 #define COUNT_TARGETS 0x800866a8UL
-/* Numbers beyond it are no answer of a filesystem that works. */
+/* A working filesystem has no more targets. */
 #define MOST_TARGETS 65536
 
 uint32_t fs_count_targets(int directory_fd, enum fs_family family)
 {
 	/*
-	 * The ioctl reads and writes an int; its number says that it is a long. 0 asks for the
-	 * targets that hold data.
+	 * The ioctl uses an int, although its number says long. 0 asks for the targets that hold
+	 * data.
 	 */
 	union {
 		int count;
@@ -470,7 +483,7 @@ uint32_t fs_count_targets(int directory_fd, enum fs_family family)
 
 size_t fs_lustre_name(const char *source, const char **name)
 {
-	/* Servers' names have colons, and never one before a slash. */
+	/* Server names contain colons, but none directly before a slash. */
 	const char *colon = strstr(source, ":/");
 
 	if (!colon)
@@ -481,32 +494,35 @@ size_t fs_lustre_name(const char *source, const char **name)
 
 #define PATH_BYTES 512
 /*
- * Entries of a folder that are looked at: hosts mount several filesystems of thousands of targets.
+ * Most entries of a folder that are read. A host may mount several filesystems with thousands of
+ * targets.
  */
 #define MOST_ENTRIES 20000
-/* Of a list of a pool's targets. */
+/* Most bytes of the list of a pool's targets. */
 #define MEMBERS_BYTES (1 * MIB)
 
 /*
- * Clients up to 2.11 have the second. The last one is for root alone; newer clients have lists of
- * pools there.
+ * Folders to look in. Clients up to 2.11 use the second. Newer clients have the lists of pools in
+ * the third, which only root can read.
  */
 static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre",
 				      "/sys/kernel/debug/lustre" };
 
+/* The state of listing the targets. */
 struct look {
 	const char *root;
 	const char *place;
-	const char *name; /* of the filesystem */
+	const char *name; /* name of the filesystem */
 	size_t name_bytes;
 	struct fs_storage *storage;
-	struct base_buffer members; /* of the pool that new files lie in; empty if not known */
-	uint32_t targets;           /* seen so far */
+	struct base_buffer members; /* targets of the pool of new files; empty if not known */
+	uint32_t targets;           /* targets seen so far */
 };
 
 /*
- * "scratch-OST0003-osc-ffff8f3a1c2d4800": the last part differs between mounts of one filesystem.
- * The bytes of the first; 0 if it is another filesystem's.
+ * Returns the length of the target's name in an entry such as
+ * "scratch-OST0003-osc-ffff8f3a1c2d4800", whose last part differs between mounts of one filesystem.
+ * Returns 0 if it belongs to another filesystem.
  */
 static size_t target_name(const struct look *look, const char *entry)
 {
@@ -528,7 +544,10 @@ static bool is_listed(const struct fs_storage *storage, const char *name, size_t
 	return false;
 }
 
-/* Lines "scratch-OST0003_UUID". */
+/*
+ * Returns whether the target is in the pool, whose list has lines such as "scratch-OST0003_UUID".
+ * Always true if the list is not known.
+ */
 static bool is_member(const struct look *look, const char *name, size_t bytes)
 {
 	const char *line;
@@ -568,7 +587,7 @@ static void read_target(struct look *look, const char *entry)
 	look->targets++;
 	if (storage->target_count == ARRAY_LENGTH(storage->target))
 		return;
-	/* One that is switched off has no numbers. */
+	/* A deactivated target has no numbers. */
 	if (!read_kib(look, entry, "kbytestotal", &target->total_bytes) ||
 	    !read_kib(look, entry, "kbytesavail", &target->free_bytes) ||
 	    target->free_bytes > target->total_bytes)
@@ -579,7 +598,10 @@ static void read_target(struct look *look, const char *entry)
 	storage->target_count++;
 }
 
-/* "scratch-clilov-ffff8f3a1c2d4800" */
+/*
+ * Reads the list of the pool's targets, if the entry is this filesystem's, such as
+ * "scratch-clilov-ffff8f3a1c2d4800".
+ */
 static void read_members(struct look *look, const char *entry)
 {
 	const struct fs_part *part = fs_layout_main(&look->storage->layout, 0);
@@ -640,7 +662,7 @@ static bool answers_as_lustre(int fd)
 	bool answered;
 
 	read_layout(fd, &layout, &answered);
-	/* A directory without a layout of its own may have none to tell. */
+	/* A directory without its own layout may answer nothing. */
 	return answered || fs_count_targets(fd, FS_LUSTRE);
 }
 
