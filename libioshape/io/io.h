@@ -541,7 +541,7 @@ int io_folder_swap(const struct io_folder *folder, const char *one, const char *
  * NULL) durably, then the other files, then the directory.
  *
  * If `first` is NULL, the directory never had its final name, and its subdirectories are removed
- * too. Otherwise subdirectories are not ioshape's: they stay, and so does the directory
+ * too. Otherwise subdirectories are not ioshape's: they stay, and the directory stays as well
  * (-ENOTEMPTY). `hold` (may be NULL) is a claim of `first`, which is released after `first` is
  * removed.
  *
