@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every other package stands on."""
+"""Foundations that all other packages of ioshape import."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress callbacks in Python, called from C."""
+"""Adapters that let C call progress callbacks written in Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class Teller:
-    """Takes a progress callback to C. An exception in it stops the operation and is kept."""
+    """Adapter that C calls with progress, and that passes it on to a Python callback.
+
+    An exception in the callback stops the operation. `failure` keeps the exception, so that the
+    caller can raise it.
+    """
 
     def __init__(
         self, callback: Callable[[Progress], object] | None, c_function: Any = None
@@ -28,11 +32,14 @@ class Teller:
 
     @classmethod
     def for_save(cls, callback: Callable[[Progress], object] | None) -> Teller | None:
-        """Tells the user; or nobody, for the sake of Ctrl-C.
+        """Return an adapter for a save, or None if C need not call Python at all.
 
-        Signals are looked for between the steps of a callback. While the caller's thread copies, or
-        waits for staging memory, that is needed in any case. On the writing thread it would only
-        take the GIL.
+        Without a callback, the main thread still gets an adapter. Python handles signals such as
+        Ctrl-C only while it runs bytecode.
+        While the caller's thread copies, or waits for staging memory, C must therefore call Python
+        now and then.
+        On the writing thread such calls would only compete for the GIL, so that adapter is called
+        for staging alone.
         """
         if callback is not None:
             return cls(callback)
@@ -42,12 +49,16 @@ class Teller:
 
     @classmethod
     def for_signals(cls) -> Teller | None:
-        """Tells nobody, for the sake of Ctrl-C; None on a thread that gets no signals."""
+        """Return an adapter without a callback that only lets Ctrl-C through.
+
+        Return None on any thread but the main thread, because Python handles signals on the main
+        thread alone.
+        """
         return cls(None) if threading.current_thread() is threading.main_thread() else None
 
     @contextlib.contextmanager
     def telling(self, callback: Callable[[Progress], object] | None) -> Iterator[None]:
-        """Meanwhile somebody else is told, if anybody."""
+        """Send progress to this callback inside the block. If it is None, keep the current one."""
         before = self.callback
         self.callback = callback or before
         try:
@@ -56,20 +67,25 @@ class Teller:
             self.callback = before
 
     def tell(self, phase: int, done_bytes: int, total_bytes: int) -> None:
-        """What the library calls."""
+        """Call the Python callback. C calls this through ioshape_py_progress()."""
         name = PHASES.get(phase, "unknown")
         place = self._place if name == "wait" else ()
         self.callback(Progress(name, done_bytes, total_bytes, *place))
 
     def tell_place(self, place: Any) -> None:
-        """The same while a save waits for its turn, just before tell()."""
+        """Remember the position in the queue for the next tell().
+
+        C calls this through ioshape_py_queue() while a save waits for a slot, just before it
+        reports the phase "wait".
+        """
         self._place = (place.position, said(place.ahead), place.waited_s)
 
     def set_in(self, options: Any, *, queue: bool = False) -> Any:
-        """Puts the callback into an option struct. What it gives must live as long as that is used.
+        """Set the callback in an option struct and return the handle that C passes back.
 
-        (It refers to this object; if this object referred to it, neither would go before the
-        garbage collector comes.)
+        The caller must keep the handle alive for as long as C uses the struct. The handle refers to
+        this object. This object does not refer to the handle, because such a cycle would stay in
+        memory until the garbage collector runs.
         """
         handle = ffi.new_handle(self)
         options.progress = self._c_function

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes between nodes, over torch.distributed: a gloo group that is used for nothing else.
+"""Bytes between nodes, sent over torch.distributed by a gloo group of ioshape's own.
 
-The training's own group is never used. One of NCCL stops the job when a checkpoint is slow, and its
-collectives must come in the same order on all ranks, which threads in the background cannot
+The training's process group is never used. An NCCL group would stop the job when a checkpoint is
+slow. Its collectives must also run in one order on all ranks, which background threads cannot
 promise.
 """
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Comm:
-    """What the library sends and receives by. It is called on the library's threads."""
+    """The functions by which the library sends and receives. The library's threads call them."""
 
     def __init__(self, process_group: Any, world: Any) -> None:
         import torch  # noqa: PLC0415 - a group of one node needs no torch to be imported here
 
         self._torch = torch
         self.process_group = process_group
-        #: the default group that it was made from
+        #: the default process group that existed when `process_group` was made
         self.world = world
         self._said: str | None = None
         self._handle = ffi.new_handle(self)
@@ -41,7 +41,10 @@ class Comm:
         self.struct.receive = lib.ioshape_py_receive
 
     def cause(self) -> BaseException | None:
-        """What torch said of the last failure, once."""
+        """Return the last failure that torch reported, as an exception, and forget it.
+
+        Return None if there was no failure since the last call.
+        """
         said, self._said = self._said, None
         return ConnectionError(said) if said is not None else None
 
@@ -54,30 +57,34 @@ class Comm:
         tag: int,
         timeout_ms: int,
     ) -> int:
-        """What the library has called; a code for it."""
+        """Send or receive `n_bytes` at `memory`. Return 0 or a negative errno for the library."""
         if not n_bytes:
             return 0
         due = time.monotonic() + timeout_ms / 1000
         try:
-            # The memory itself, not a copy.
+            # frombuffer() refers to the library's memory. It makes no copy.
             bytes_there = self._torch.frombuffer(
                 ffi.buffer(memory, n_bytes), dtype=self._torch.uint8
             )
-            # The group's own method: those of torch.distributed look at a registry that
-            # destroy_process_group() empties, while a save may still be under way.
+            # Call the group's own method. The functions of torch.distributed look the group up in a
+            # registry, which destroy_process_group() empties while a save may still be in progress.
             work = transfer([bytes_there], other, tag)
             work.wait(timedelta(milliseconds=max(1, timeout_ms)))
         except Exception as error:
-            # Not the exception: what it refers to would outlive this call, and with it the right
-            # to write into the memory.
+            # Keep the text only. The exception's traceback refers to the memory, and could still
+            # write to it after this call, when the library has reused it.
             self._said = f"torch.distributed, rank {other}: {error}".strip()
-            # torch has one class for all failures; the clock tells a timeout from others.
+            # torch raises one class for all failures, so only the clock shows that it was a
+            # timeout.
             return -errno.ETIMEDOUT if time.monotonic() >= due else -errno.ECONNRESET
         return 0
 
 
 def _to_c(kind: Any, value: Any, _traceback: Any) -> None:
-    """Of what is no Exception, as when the interpreter ends: the library is told by the code."""
+    """Log an exception that is not an Exception, such as one raised while Python shuts down.
+
+    The library learns of the failure by the error code that called_from_c() returns.
+    """
     if kind is not None:
         with contextlib.suppress(Exception):
             logger().error("cannot send or receive: %r", value)
@@ -99,9 +106,11 @@ _comm: Comm | None = None
 
 
 def of_torch(timeout_s: float) -> Comm | None:
-    """Made at the first call, which all ranks make within that time.
+    """Return the process's sender and receiver. The first call makes its gloo group.
 
-    None where torch.distributed is not set up. What torch raises, this raises.
+    The first call is collective: all ranks must make it within `timeout_s` seconds.
+    Return None if torch.distributed is not initialised or has no gloo. Exceptions of torch are
+    passed on.
     """
     global _comm  # noqa: PLW0603
     distributed = sys.modules.get("torch.distributed")
@@ -111,8 +120,8 @@ def of_torch(timeout_s: float) -> Comm | None:
     if _comm is None or _comm.world is not world:
         if not distributed.is_gloo_available():
             return None
-        # It meets at the store, not in the default group: nothing of NCCL's is waited for.
-        # What is sent later has the time that the library gives it.
+        # new_group() meets through the store and not through the default group. So it waits for no
+        # work of NCCL. Each later transfer has a timeout of its own, which the library sets.
         timeout = timedelta(seconds=timeout_s)
         _comm = Comm(distributed.new_group(backend="gloo", timeout=timeout), world)
     return _comm

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: configure(), IOSHAPE_* variables and keyword arguments, in rising precedence."""
+"""Settings of the process, from defaults, configure() and IOSHAPE_* variables.
+
+A variable has precedence over configure(), and a keyword of a single call over both.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SETTINGS", "configure", "settings", "value_of", "without_password"]
 
-#: Variables of ours that are no settings.
+#: variables with the prefix IOSHAPE_ that are not settings
 _OTHERS = ("IOSHAPE_INTEGRATIONS", "IOSHAPE_PASSWORD", "IOSHAPE_RUN")
 
 _lock = ForkedLock()
@@ -52,18 +55,25 @@ def configure(
     # made from the table: end
     **retired: object,
 ) -> None:
-    """Sets what the process prefers; what is left out stays as it is.
+    """Set defaults for this process. A setting that you leave out, or pass as None, stays as it is.
 
-    A variable IOSHAPE_... of the same name, in capitals, wins over what is set here, so that an
-    operator has the last word, and the keyword of a single call over both. Saves under way go on
-    with the settings that they began with. Sizes may be written "64M".
+    The environment variable IOSHAPE_NAME overrides the setting `name`, so the operator has the last
+    word. A keyword of a single call overrides both. Saves in progress keep the settings that they
+    began with.
 
-    A password in the coordinator's address is never shown again: settings() and errors have *** in
-    its place. A setting that the release before had is accepted, warns once and does nothing.
+    Each keyword is a setting of that name. docs/python.md lists the settings with their values,
+    units and defaults. Sizes are in bytes: an int, or a str such as "64M".
+
+    A password in the coordinator's address is never shown: settings() and error messages show ***
+    instead. A setting that existed in the previous release is accepted and ignored, with one
+    FutureWarning per name.
+
+    Any thread may call this. A call sets all of its values or none.
 
     Raises:
-        ValueError: a value cannot be used, alone or together with the others, variables included.
-            Then nothing of this call is set.
+        ValueError: A value is invalid, alone or combined with the other settings and variables.
+            Nothing of this call is set then.
+        TypeError: A keyword is not the name of a setting.
     """
     global _configured, _generation  # noqa: PLW0603
     _warn_of_retired(retired)
@@ -96,15 +106,15 @@ def configure(
         for name, value in given.items()
         if value is not None
     }
-    # Not before it is needed: the library, that is.
+    # Imported late, because it loads the native library.
     from ioshape._core import context  # noqa: PLC0415
 
     with _lock:
         while True:
             before = _configured
             wanted = {**before, **parsed}
-            made = context.Context(wanted)  # checks all of them
-            # The handler of a signal may have set something meanwhile.
+            made = context.Context(wanted)  # raises ValueError if the combination is invalid
+            # A signal handler may have called configure() meanwhile. If it did, merge again.
             if _configured is before:
                 break
         _configured = wanted
@@ -113,7 +123,7 @@ def configure(
 
 
 def _warn_of_retired(names: Iterable[str]) -> None:
-    """Raise TypeError for a name that never was a setting."""
+    """Warn once for each retired setting. Raise TypeError for a name that never was a setting."""
     for name in names:
         if name not in RETIRED:
             raise TypeError(f"configure() has no setting {name!r}")
@@ -124,7 +134,7 @@ def _warn_of_retired(names: Iterable[str]) -> None:
 
 
 def reset() -> None:
-    """Forgets what was configured. For tests."""
+    """Forget everything that configure() has set. Tests call this."""
     global _configured, _generation  # noqa: PLW0603
     with _lock:
         _configured = {}
@@ -132,17 +142,20 @@ def reset() -> None:
 
 
 def generation() -> int:
-    """Changes whenever configure() was called."""
+    """Return a counter that rises with each configure(). A new value means new settings."""
     return _generation
 
 
 def configured() -> dict[str, Any]:
-    """What configure() has set."""
+    """Return the values that configure() has set, by name."""
     return _configured
 
 
 def value_of(name: str, among: dict[str, Any] | None = None) -> Any:
-    """A setting: from its variable, from configure(), or None for the default."""
+    """Return a setting's value from its variable or from configure(); None for the default.
+
+    `among` replaces the values that configure() has set.
+    """
     setting = SETTINGS[name]
     text = os.environ.get(setting.variable)
     if text:
@@ -151,14 +164,17 @@ def value_of(name: str, among: dict[str, Any] | None = None) -> Any:
 
 
 def is_durable(keyword: bool | None) -> bool:
-    """Whether a save waits for stable storage."""
+    """Return whether a save waits for stable storage. None stands for the setting "durable"."""
     if keyword is not None:
         return switch_argument("durable", keyword)
     return value_of("durable") is not False
 
 
 def tier_folder(tier: str | os.PathLike[str] | bool | None) -> str:
-    """Returns the folder of the tier that a call is to use; "" for none."""
+    """Return the absolute folder of the tier that a call uses; "" for none.
+
+    None stands for the setting "tier". False or "" means that the call uses no tier.
+    """
     if tier is None:
         tier = value_of("tier")
     if not tier:
@@ -168,10 +184,15 @@ def tier_folder(tier: str | os.PathLike[str] | bool | None) -> str:
 
 
 def settings() -> dict[str, tuple[Any, str]]:
-    """Each setting's value, None for the default, and where it comes from.
+    """Return the value and the source of each setting, by name.
 
-    The second of each pair is "default", "configure()", or the name of the variable. A password in
-    the coordinator's address is shown as ***.
+    A value is None if the built-in default applies. The source is "default", "configure()" or the
+    name of the environment variable. A password in the coordinator's address is replaced by ***.
+
+    Any thread may call this.
+
+    Raises:
+        ValueError: An environment variable has an invalid value.
     """
     found: dict[str, tuple[Any, str]] = {}
     for setting in SETTINGS.values():
@@ -184,7 +205,11 @@ def settings() -> dict[str, tuple[Any, str]]:
 
 
 def mistakes() -> list[str]:
-    """What is wrong with the variables, for those who begin something: a sentence for each."""
+    """Return one sentence for each IOSHAPE_ variable that is unknown or has an invalid value.
+
+    If all variables are valid one by one, their combination is checked as well. Commands and
+    `ioshape run` call this before they start.
+    """
     found = _unknown()
     for setting in SETTINGS.values():
         try:
@@ -203,7 +228,7 @@ def mistakes() -> list[str]:
 
 def _unknown() -> list[str]:
     known = [setting.variable for setting in SETTINGS.values()]
-    # The library warns of those that are retired.
+    # The library itself warns of variables that are retired.
     retired = [f"IOSHAPE_{name.upper()}" for name in RETIRED]
     found = []
     for name in sorted(os.environ):

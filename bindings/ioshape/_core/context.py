@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's context of this process: made at need, remade when the settings change."""
+"""The library's context of this process, made on first use and again when settings change."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from ioshape._core.setting import Setting
 
 
-# pathlib makes one slash of two; a name before one slash may be a directory's.
+# pathlib turns "//" into "/", so "s3:/x" counts as a URL. Any other "name:/" may be a directory.
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://|(?:s3|s3a|gs|gcs|abfss?|az|hf|hdfs|https?|file):/")
 
 
 def encoded(path: str) -> bytes:
-    """A path as C takes it."""
+    """Return a path as bytes for C.
+
+    Raise StorageError if the path is a URL, and ValueError if it contains a null character.
+    """
     url = _URL.match(path)
     if url and not os.path.isdir(url[0].rstrip("/")):  # noqa: PTH112
         remedy = (
@@ -38,7 +41,8 @@ def encoded(path: str) -> bytes:
                 'save to a path, and then upload that: "ioshape upload PATH '
                 f'{path}" ("ioshape download" is the way back)'
             )
-        # torch.save raises a RuntimeError, torch.load a FileNotFoundError. This is both.
+        # torch.save raises a RuntimeError for a URL, and torch.load a FileNotFoundError. ENOENT
+        # gives an exception that is both.
         why = f'cannot use "{path}": it is a URL, and ioshape reads and writes files'
         raise failure(-errno.ENOENT, why, path, "open", remedy=remedy)
     if "\0" in path:
@@ -48,19 +52,22 @@ def encoded(path: str) -> bytes:
     return os.fsencode(path)
 
 
-#: What tests set in the place of a rule: fields of struct save_test_options.
+#: Values that tests set instead of built-in rules: fields of struct save_test_options.
 test_options: dict[str, int] = {}
 
 
 class Context:
-    """Settings, kept memory and I/O engines. It lives until its last save and reader have ended."""
+    """Settings, kept memory and I/O engines of the library.
+
+    A context stays alive until its last save and its last reader have ended.
+    """
 
     def __init__(self, configured: dict[str, Any] | None = None, **preferred: Any) -> None:
-        """Raises ValueError if a setting cannot be used.
+        """Open a context. Raise ValueError if a setting is invalid.
 
         Args:
-            configured: in the place of what configure() has set.
-            preferred: settings that win, also over variables.
+            configured: Replaces the values that configure() has set.
+            preferred: Settings that override all other sources, variables included.
         """
         given = ffi.new("struct save_test_options *", test_options)
         options = ffi.cast("struct ioshape_context_options *", given)
@@ -73,20 +80,20 @@ class Context:
             value = preferred.get(setting.name)
             if value is None:
                 value = config.value_of(setting.name, configured)
-                # The library reads the variables itself, and names them if they are bad.
+                # The library reads the variable itself, and its error message names the variable.
                 if os.environ.get(setting.variable):
                     continue
             if value is not None and setting.owner == "context":
                 setattr(options, setting.name, self._in_c(setting, value))
         self._out = owned("context")
         if lib.ioshape_context_open(self._out, options):
-            # A variable with a bad value, as a rule: that is the same kind of mistake as a bad
-            # argument of configure().
+            # The usual cause is a variable with an invalid value. That is the same kind of mistake
+            # as an invalid argument of configure(), so it raises the same exception.
             raise ValueError(str(last_failure("", "open")))
         self.pointer: Any = self._out[0]
 
     def _in_c(self, setting: Setting, value: Any) -> Any:
-        """A value as its field takes it."""
+        """Return a value in the form that its field of the C struct takes."""
         if setting.kind == "choice":
             return setting.words.index(value)
         if isinstance(value, str):
@@ -96,18 +103,19 @@ class Context:
 
 
 def _debugs() -> bool:
-    """Return whether the program wants debug lines: each takes the GIL."""
+    """Return whether the program wants debug lines. They cost time: each line takes the GIL."""
     logger = imported_logger()
     return logger is not None and bool(logger.isEnabledFor(_LEVELS[lib.IOSHAPE_LOG_DEBUG]))
 
 
 _lock = ForkedLock()
-# With the generation of the settings that it was made of. Replaced as one, never changed.
+# The context and the generation of the settings that it was made from. The tuple is only ever
+# replaced as a whole, so readers need no lock.
 _current: tuple[Context, int] | None = None
 
 
 def current() -> Context:
-    """The context for a new save or reader."""
+    """Return the context for a new save or reader. Make a new one if settings have changed."""
     global _current  # noqa: PLW0603
     with _lock:
         generation, made = config.generation(), _current
@@ -118,20 +126,23 @@ def current() -> Context:
 
 
 def adopt(context: Context, generation: int) -> None:
-    """Makes it the one for new saves and readers: configure() has made it to try its settings."""
+    """Use this context for new saves and readers.
+
+    configure() calls this with the context that it made to check its settings.
+    """
     global _current  # noqa: PLW0603
     with _lock:
         _current = (context, generation)
 
 
 def current_if_any() -> Context | None:
-    """The context, if there is one."""
+    """Return the current context, or None if none has been made. Make none."""
     made = _current
     return None if made is None else made[0]
 
 
 def _forget_in_child() -> None:
-    # The parent's context answers -EPERM here, and freeing it does nothing.
+    # In a forked child the parent's context answers -EPERM, and freeing it does nothing.
     global _current  # noqa: PLW0603
     _current = None
 
@@ -141,14 +152,14 @@ os.register_at_fork(after_in_child=_forget_in_child)
 _LEVELS = {
     lib.IOSHAPE_LOG_ERROR: 40,
     lib.IOSHAPE_LOG_WARNING: 30,
-    lib.IOSHAPE_LOG_NOTICE: 30,  # Python has nothing between a warning and what nobody sees
+    lib.IOSHAPE_LOG_NOTICE: 30,  # Python has no level between a warning and a hidden line
     lib.IOSHAPE_LOG_INFO: 20,
     lib.IOSHAPE_LOG_DEBUG: 10,
 }
 
 
 def _later(kind: Any, _value: Any, _traceback: Any) -> None:
-    # A log line cannot fail; but Ctrl-C that came just then must not be lost.
+    # A log line cannot fail. But a Ctrl-C that arrived in the handler must not be lost.
     if kind is not None and issubclass(kind, KeyboardInterrupt):
         _thread.interrupt_main()
 
@@ -158,10 +169,11 @@ def ioshape_py_on_log(_user: Any, level: int, message: Any) -> None:
     log = imported_logger()
     text = said(message)
     if log is not None and log.hasHandlers():
-        _terminal.clear()  # a handler may write there
+        _terminal.clear()  # a handler may write to the terminal
         log.log(_LEVELS.get(level, 20), "%s", text)
     elif level == lib.IOSHAPE_LOG_WARNING or (
         level == lib.IOSHAPE_LOG_NOTICE and not _terminal.is_waiting()
     ):
-        # Who has not set logging up still hears why a save waits. Errors are raised.
+        # A program without logging still learns why a save waits. Errors need no line here, because
+        # they are raised.
         _terminal.say(text)

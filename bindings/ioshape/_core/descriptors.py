@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that Python opens for us, under numbers above those of the standard streams."""
+"""Opening of files under descriptor numbers above those of the standard streams."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import fcntl
 import io
 import os
 
-_FIRST = 3  # behind stdin, stdout and stderr
+_FIRST = 3  # the first number after stdin, stdout and stderr
 
 
 def is_pythons(file: object) -> bool:
-    """Return whether it is a file object of Python.
+    """Return whether an object is a file object of Python's own.
 
-    torch needs write() and flush() of others: their other attributes may raise anything.
+    torch needs only write() and flush() of other file objects. Their other attributes may raise
+    anything, so callers must not read them.
     """
     return isinstance(file, io.IOBase) or type(file).__module__ == "tempfile"
 
 
 def open_file(path: str, flags: int, mode: int = 0o777, dir_fd: int | None = None) -> int:
-    """As os.open(): also where the program closed its streams, whose numbers others may use."""
+    """Open a file as os.open() does, but never under the number of a standard stream.
+
+    If the program has closed a standard stream, the kernel would give its number to the new file.
+    Code that prints to that stream would then write into the file.
+    """
     descriptor = os.open(path, flags, mode, dir_fd=dir_fd)
     if descriptor >= _FIRST:
         return descriptor

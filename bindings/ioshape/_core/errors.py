@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong, as exceptions."""
+"""Exceptions and warnings of ioshape, and their construction from errors of the library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Facts(NamedTuple):
-    """What is known about a failure."""
+    """Everything that is known about a failure. StorageError documents the fields."""
 
     code: int
     sentence: str
@@ -36,39 +36,41 @@ class Facts(NamedTuple):
 
 
 class StorageError(OSError, RuntimeError):
-    """A save or a load that failed because of the file or what it lies on.
+    """A save or a load that failed because of the file or the storage below it.
 
-    It is an OSError, with `errno`, `strerror` and `filename`; also the subclass that Python has for
-    the errno, such as FileNotFoundError. It is a RuntimeError, too, because that is what torch.save
-    and torch.load raise for much of this. str() is one line for people: sentence and remedy.
-    Programs look at the fields.
+    It is an OSError with `errno`, `strerror` and `filename`. It is also an instance of Python's
+    subclass for the errno, such as FileNotFoundError. It is a RuntimeError as well, because
+    torch.save and torch.load raise that for many of these failures.
+
+    str() gives one line for people: the sentence and the remedy. Programs should test the fields.
     """
 
-    #: The library's own code: a negative errno, or one of its own.
+    #: The library's code: a negative errno, or a code below -5000 of its own.
     code: int
-    #: What was being done: "save", "load", "verify", ...
+    #: The operation that failed: "save", "load", "verify", ...
     operation: str
-    #: The file or directory, as it was given; "" if it is about none.
+    #: The file or directory as the caller gave it; "" if the failure concerns none.
     path: str
-    #: What failed, and why.
+    #: A sentence that says what failed, and why.
     sentence: str
-    #: What to do about it; "" if nothing is known to help.
+    #: Advice on what to do; "" if no remedy is known.
     remedy: str
-    #: The record of the file that is damaged, or None.
+    #: The damaged record of the file, or None.
     record: str | None
-    #: Where in the file, or None.
+    #: The offset of the damage in the file in bytes, or None.
     offset: int | None
-    #: The rank of the group that failed, or None.
+    #: The rank of the group on which the operation failed, or None.
     rank: int | None
-    #: What a save takes for which there is not enough free space; None for other failures.
+    #: The bytes that the save needs, if free space is too small; None for other failures.
     needed_bytes: int | None
-    #: What is free; None if it is not known.
+    #: The free bytes of the filesystem; None if unknown, or if the failure is not about space.
     free_bytes: int | None
-    #: How far a failed save came; None if there is nothing to say.
+    #: The report of the failed save, filled as far as the save came; None if there is none.
     report: Report | None
 
     def __init__(self, facts: Facts) -> None:
-        # A quotation from a file or a server must neither drive a terminal nor show a secret.
+        # The texts may quote a file or a server. Such a quotation must neither send escape
+        # sequences to a terminal nor show a secret.
         facts = facts._replace(sentence=harmless(facts.sentence), remedy=harmless(facts.remedy))
         number = _ERRNOS.get(facts.code, -facts.code)
         super().__init__(number, os.strerror(number), facts.path)
@@ -85,31 +87,43 @@ class StorageError(OSError, RuntimeError):
 
     @classmethod
     def _restored(cls, facts: dict[str, Any]) -> StorageError:
-        """Return the exception that was pickled. Pickles name public classes alone."""
+        """Rebuild an exception from its pickle.
+
+        Pickles refer to StorageError alone, because the subclasses that _class_for() makes cannot
+        be imported.
+        """
         return raised_for(Facts(**facts))
 
 
 class DamagedError(StorageError):
-    """A checksum or a cross-check in the file failed, or it is cut short. Its errno is EBADMSG."""
+    """A file with damage: a checksum or a cross-check failed, or the file is cut short.
 
-    #: Of a load into what is there: the tensors that may not be what they were.
+    Its errno is EBADMSG.
+    """
+
+    #: After a failed load into existing tensors: names of the tensors whose content may have
+    #: changed.
     changed: tuple[str, ...] = ()
 
 
 class FormatError(StorageError):
-    """The file is not a torch zip, or one with a feature that is not read. Its errno is EINVAL."""
+    """A file that is not a torch zip, or that uses a feature ioshape does not read.
+
+    Its errno is EINVAL.
+    """
 
 
 class NoUsableCheckpointError(StorageError):
-    """There are checkpoints, and none of them can be used. Its errno is EBADMSG.
+    """A failed load where checkpoints exist but none is usable. Its errno is EBADMSG.
 
-    They are damaged, incomplete, or of a kind that the call does not load. It is no
-    FileNotFoundError: that says that there is no checkpoint at all, as at the first start of a job.
-    A job that begins anew after this error would write over what may be repaired.
+    The checkpoints are damaged, incomplete, or of a kind that the call does not load. This is not a
+    FileNotFoundError, which means that there is no checkpoint at all, as at the first start of a
+    job. If a job started anew after this error, it would overwrite checkpoints that could be
+    repaired.
     """
 
-    #: each checkpoint that was tried, the newest first, and why it cannot be used; () if the
-    #: message alone says it
+    #: The checkpoints that were tried, newest first, each with the reason why it cannot be used; ()
+    #: if only the message says it.
     passed_over: tuple[PassedOver, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,30 +131,33 @@ class NoUsableCheckpointError(StorageError):
 
 
 class CanceledError(StorageError):
-    """The save was canceled, or its progress callback said stop. Its errno is ECANCELED."""
+    """A save that was canceled, or whose progress callback asked to stop.
+
+    Its errno is ECANCELED.
+    """
 
 
 class CoordinatorError(StorageError, ConnectionError):
-    """The coordinator of slots is out of reach, or refuses us. Its errno is ENOTCONN.
+    """A coordinator of slots that is unreachable or refuses this client. Its errno is ENOTCONN.
 
-    Saves raise it only where the setting "unreachable" is "fail".
+    Saves raise it only if the setting "unreachable" is "fail".
     """
 
 
 class Different(NamedTuple):
-    """A tensor, or what should be one, that is another one in the file."""
+    """A tensor, or an object in the place of a tensor, that differs between program and file."""
 
     name: str
-    #: what the file has: "(3, 4) float32"
+    #: Shape and dtype in the file, such as "(3, 4) float32".
     in_file: str
-    #: what it was to be read into
+    #: Shape and dtype of the object that the load should fill.
     wanted: str
 
 
 class MismatchError(ValueError):
-    """A file does not have what it was to be loaded into. Nothing has been changed."""
+    """A file whose content does not match the objects to load it into. Nothing was changed."""
 
-    #: how many of each kind a message names
+    #: the most rows of each kind that a message shows
     _MOST_SHOWN = 10
 
     def __init__(
@@ -152,9 +169,9 @@ class MismatchError(ValueError):
     ) -> None:
         super().__init__(path, missing, unexpected, different)
         self.path = path
-        #: names of what only the program has
+        #: names that only the program has
         self.missing = missing
-        #: names of what only the file has
+        #: names that only the file has
         self.unexpected = unexpected
         self.different = different
 
@@ -175,45 +192,47 @@ class MismatchError(ValueError):
 
 
 class SkippedWarning(RuntimeWarning):
-    """A save did not fit and was skipped, as the setting "full" has it: the previous file stands.
+    """A save that was skipped because it did not fit, as the setting "full" asks.
 
-    Its Report has `skipped` set. The warning is given in the line that saved; of a save in the
-    background in the line that asks for it (wait(), result(), report), or else in the next save.
+    The previous file stays, and the save's Report has `skipped` set. The warning points at the line
+    that saved. After a background save it points at the line that asks for the outcome (wait(),
+    result() or report), or else at the next save.
     """
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A checkpoint that was not loaded, though it is newer than what was."""
+    """A checkpoint that is newer than the one that was loaded, but could not be used."""
 
-    #: of the file, or of the generation's directory
+    #: The path of the file, or of the directory of a group's checkpoint.
     path: str
-    #: why: a DamagedError, a FileNotFoundError where the manifest is missing, ...
+    #: The reason: a DamagedError, a FileNotFoundError if the manifest is missing, ...
     error: StorageError
 
 
-# Then it was this process that could not, and an older checkpoint would hide that.
+# With these errors this process is at fault, and the checkpoint may be intact. Loading an older
+# checkpoint would hide that.
 _OUR_FAULT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
 
 
 def is_our_fault(error: StorageError) -> bool:
-    """Whether a checkpoint that could not be loaded may be intact."""
+    """Return whether a load failed for a reason that leaves the checkpoint possibly intact."""
     return error.errno in _OUR_FAULT
 
 
 class FallbackWarning(RuntimeWarning):
-    """What was loaded is intact, but not the newest: newer checkpoints were passed over."""
+    """A load of an intact checkpoint that is not the newest: newer ones were unusable."""
 
     def __init__(self, path: str, passed_over: tuple[PassedOver, ...]) -> None:
-        #: of what was loaded
+        #: The path of the checkpoint that was loaded.
         self.path = path
-        #: the newest first
+        #: The newer checkpoints that could not be used, newest first.
         self.passed_over = passed_over
         reasons = "; ".join(str(one.error) for one in passed_over)
         super().__init__(f'loads "{path}" instead of what is newer: {reasons}')
 
 
-# The codes of the library that are not errnos, as the nearest errno.
+# The nearest errno for each code of the library that is not an errno itself.
 _ERRNOS = {
     lib.IOSHAPE_E_FORMAT: errno.EINVAL,
     lib.IOSHAPE_E_DAMAGED: errno.EBADMSG,
@@ -236,10 +255,14 @@ _CLASSES: dict[int, type[StorageError]] = {
 
 
 def _class_for(code: int) -> type[StorageError]:
-    """Ours, that is also what Python has for the errno: FileNotFoundError, TimeoutError, ..."""
+    """Return the exception class for a code of the library.
+
+    It also derives from Python's class for the errno, such as FileNotFoundError or TimeoutError.
+    """
     if code not in _CLASSES:
         builtin = type(OSError(_ERRNOS.get(code, -code), ""))
-        # Named after Python's own, so that tracebacks read as everybody expects.
+        # The class has the name of Python's own, so that tracebacks show the name that readers
+        # expect.
         _CLASSES[code] = (
             type(builtin.__name__, (StorageError, builtin), {"__module__": "builtins"})
             if builtin is not OSError
@@ -248,7 +271,7 @@ def _class_for(code: int) -> type[StorageError]:
     return _CLASSES[code]
 
 
-# Tracebacks name them as programs do: ioshape.StorageError.
+# Tracebacks and pickles show the public name, such as ioshape.StorageError.
 for _public in (
     StorageError,
     DamagedError,
@@ -264,7 +287,7 @@ for _public in (
 
 
 def raised_for(facts: Facts) -> StorageError:
-    """The exception for a failure."""
+    """Return the exception for a failure, in the class that fits its code."""
     return _class_for(facts.code)(facts)
 
 
@@ -277,11 +300,11 @@ def failure(
     remedy: str = "",
     rank: int | None = None,
 ) -> StorageError:
-    """The exception for a failure that is found here."""
+    """Return the exception for a failure that Python code has detected."""
     return raised_for(Facts(code, sentence, path, operation, remedy, rank=rank))
 
 
-# A sentence names so many.
+# the most reasons that one message quotes
 _MOST_REASONS = 5
 
 
@@ -291,7 +314,7 @@ def _reason(one: PassedOver) -> str:
 
 
 def no_usable(where: str, passed_over: Iterable[PassedOver]) -> NoUsableCheckpointError:
-    """Return the exception for a load that has tried all checkpoints of `where`."""
+    """Return the exception for a load that could use none of the checkpoints of `where`."""
     passed_over = tuple(passed_over)
     count = len(passed_over)
     reasons = [_reason(one) for one in passed_over[:_MOST_REASONS]]
@@ -313,7 +336,7 @@ def no_usable(where: str, passed_over: Iterable[PassedOver]) -> NoUsableCheckpoi
 
 
 def last_facts(path: str, operation: str) -> Facts:
-    """About the last call of the library that failed in this thread."""
+    """Return the details of the last library call of this thread that failed."""
     last = lib.ioshape_last_error()
 
     def told(number: int) -> int | None:
@@ -334,18 +357,18 @@ def last_facts(path: str, operation: str) -> Facts:
 
 
 def last_failure(path: str, operation: str) -> StorageError:
-    """The exception for it."""
+    """Return the exception for the last library call of this thread that failed."""
     return raised_for(last_facts(path, operation))
 
 
-#: A number that the library does not know.
+#: UINT64_MAX, which the library gives for a number that it does not know
 _UNTOLD = 2**64 - 1
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
 
 
 def _warn(warning: Warning) -> None:
-    """Where the program called us, if it did."""
+    """Issue a warning that points at the program's line that called ioshape, if there is one."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
@@ -353,12 +376,12 @@ def _warn(warning: Warning) -> None:
 
 
 def warn_skipped(path: str, why: str) -> None:
-    """Says that a save was skipped."""
+    """Issue a SkippedWarning for a save."""
     _warn(SkippedWarning(f"the save to {path} was {why}"))
 
 
 def warn_passed_over(path: str, passed_over: Iterable[PassedOver]) -> None:
-    """Says what newer checkpoints were passed over, if any were, in favour of that of this path."""
+    """Issue a FallbackWarning if newer checkpoints than the one at `path` were unusable."""
     passed_over = tuple(passed_over)
     if passed_over:
         _warn(FallbackWarning(path, passed_over))

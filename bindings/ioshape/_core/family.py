@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of names: "step-100.pt" and "step-200.pt" differ in their last number alone."""
+"""Families of checkpoint names, such as "step-100.pt" and "step-200.pt".
+
+The names of a family differ in their last number alone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _OF_SHARDS = re.compile(
 
 
 class Numbered(NamedTuple):
-    """A name, around its last number."""
+    """A file name, split around its last number."""
 
     prefix: str
     number: int
@@ -21,16 +24,16 @@ class Numbered(NamedTuple):
 
     @property
     def counts_shards(self) -> bool:
-        """Whether the number tells files of one checkpoint apart: "step-100-rank-3.pt"."""
+        """True if the number distinguishes shards of one checkpoint: "step-100-rank-3.pt"."""
         return _OF_SHARDS.search(self.prefix) is not None
 
     @property
     def family(self) -> tuple[str, str]:
-        """Return the prefix and the suffix that all names of the family share."""
+        """The prefix and the suffix that all names of the family share."""
         return self.prefix, self.suffix
 
 
 def numbered(name: str) -> Numbered | None:
-    """Return the parts of a name without a directory; None if it is hidden or has no number."""
+    """Split a name without directory. Return None if it is hidden or has no number."""
     match = None if name.startswith(".") else _NAME.fullmatch(name)
     return match and Numbered(match[1], int(match[2]), match[3])

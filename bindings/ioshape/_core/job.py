@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank of which job this process is."""
+"""The identity of this process in its job: rank, node and job id."""
 
 from __future__ import annotations
 
@@ -11,27 +11,32 @@ from ioshape._native import ffi, lib
 
 
 class Job(NamedTuple):
-    """The place of this process in its job."""
+    """The position of this process in its job."""
 
+    #: The rank of this process in the job, from 0.
     rank: int
+    #: The number of ranks of the job.
     world_size: int
-    #: among the ranks of this node
+    #: The rank among those of this node, from 0.
     local_rank: int
+    #: The number of ranks on this node.
     local_world_size: int
-    #: the name of this machine
+    #: The name of this machine.
     node: str
-    #: what all ranks of the job have in common; "" if nobody says
+    #: An id that all ranks of the job have in common; "" if the launcher gives none.
     id: str
-    #: who said so: "torch.distributed", "torchrun", "slurm", "openmpi", "mpich", "pmi", or "alone"
+    #: Where the values come from: "torch.distributed", "torchrun", "slurm", "openmpi", "mpich",
+    #: "pmi", or "alone" if there is no launcher.
     source: str
 
 
-#: For tests and "ioshape bench", which play several nodes on one host. The library reads it, too.
+#: The variable by which tests and "ioshape bench" simulate several nodes on one host. The C library
+#: reads it as well.
 PLAYED_NODE = "IOSHAPE_TEST_NODE"
 
 
 def node_name() -> str:
-    """The name of this machine, or of the node that it plays."""
+    """Return the name of this machine, or of the node that it simulates."""
     return os.environ.get(PLAYED_NODE) or os.uname().nodename
 
 
@@ -50,7 +55,7 @@ def _from_launcher() -> Job:
 
 
 def _from_distributed(launched: Job) -> Job | None:
-    # Whoever has not imported it has no process group either.
+    # A program that has not imported torch.distributed has no process group. So do not import it.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -59,22 +64,29 @@ def _from_distributed(launched: Job) -> Job | None:
 
 
 def started_together() -> bool:
-    """Whether multiprocessing has started this rank, and so others beside it on this host.
+    """Return whether multiprocessing started this rank, with others of the job on this host.
 
-    torch.multiprocessing.spawn() does, and sets none of a launcher's variables.
+    torch.multiprocessing.spawn() starts ranks so, and sets none of a launcher's variables.
     """
     processes = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None:
         return False
     place = job()
-    # Not a worker that loads data for a rank.
+    # A data loader's worker also has a parent process. But it has no initialised process group.
     return place.source == "torch.distributed" and place.world_size > 1
 
 
 def job() -> Job:
-    """Which rank of which job this is: from torch.distributed, torchrun, Slurm, MPI or PMI.
+    """Return the rank, size and id of the job that this process belongs to.
 
-    An initialised process group knows best; otherwise the variables of the launcher are asked.
+    The rank and the size come from torch.distributed if its process group is initialised. Otherwise
+    they come from the variables of the launcher: torchrun, Slurm, MPI or PMI. A process without a
+    launcher is rank 0 of 1.
+
+    Any thread may call this.
+
+    Returns:
+        A Job. Its `source` says where the values come from.
     """
     launched = _from_launcher()
     return _from_distributed(launched) or launched

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of modules, forks, and signals."""
+"""Locks for modules that survive forks and signal handlers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import threading
 
 
 class ForkedLock:
-    """A lock for a module. A forked child has a free one: a thread of the parent may have held it.
+    """A reentrant lock for a module, which is free again in a forked child.
 
-    The handler of a signal may save, between any two steps of what its thread is doing: so a thread
-    that holds it can take it again, and what it protects is whole between any two steps.
+    In a child the lock must be new, because a thread of the parent may have held it.
 
-    Make none for what comes and goes: the interpreter keeps it for ever.
+    The handler of a signal may save between any two bytecodes of its thread. So a thread that holds
+    the lock can take it again. What the lock protects must therefore be consistent between any two
+    bytecodes.
+
+    Use it for modules only, not for objects that come and go. The interpreter keeps the fork hook,
+    and with it the lock, for ever.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of other packages: replaced wherever a module has them, or made to call ours."""
+"""Replacement of functions of other packages, and copies of them that call ioshape."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ if TYPE_CHECKING:
 
 
 def replace(pairs: list[tuple[Any, Any]]) -> None:
-    """Puts the second of each pair wherever a module has the first: `from torch import save`."""
+    """Replace functions in all loaded modules, also where `from torch import save` copied them.
+
+    Each pair is the old and the new function.
+    """
     by_id = {id(old): new for old, new in pairs}
     for name, module in list(sys.modules.items()):
-        # Our own modules must go on reaching the originals.
+        # ioshape's own modules must still reach the originals.
         if module is None or name == "ioshape" or name.startswith("ioshape."):
             continue
-        # Not getattr(): modules that load others lazily would do so.
+        # Do not use getattr(): modules that load others lazily would load them.
         contents = getattr(module, "__dict__", None)
         if not isinstance(contents, dict):
             continue
-        # There are thousands of modules, and few have one: those without cost little.
+        # There are thousands of modules, and few of them hold such a function. This test is cheap
+        # for the others.
         if by_id.keys().isdisjoint(map(id, contents.values())):
             continue
         for key, value in list(contents.items()):
@@ -31,9 +35,11 @@ def replace(pairs: list[tuple[Any, Any]]) -> None:
 
 
 def with_ours(function: Any, module: ModuleType, **ours: Any) -> Any:
-    """A function of the package that calls ours instead of what it calls by these names.
+    """Return a copy of a function in which some global names refer to other functions.
 
-    So its checks are its own, whatever the version has, and nothing is replaced for anybody else.
+    `ours` has the new functions by name. The copy keeps the checks of whatever version is
+    installed, and the original stays unchanged for other callers. Raise ImportError if the function
+    does not use one of the names.
     """
     missing = set(ours) - set(function.__code__.co_names)
     if missing:

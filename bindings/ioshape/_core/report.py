@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save did, and how far it is."""
+"""The report of a save, and the progress of an operation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CODES = {
     lib.IOSHAPE_STEP_PARITY: "parity",
 }
 
-#: The phases of a save or load, as progress callbacks get them.
+#: Names of the phases of a save or load, as progress callbacks get them.
 PHASES = {
     lib.IOSHAPE_PHASE_STAGE: "stage",
     lib.IOSHAPE_PHASE_WAIT: "wait",
@@ -38,11 +38,11 @@ PHASES = {
     lib.IOSHAPE_PHASE_DONE: "done",
 }
 
-#: Numbers of the struct that are yes or no.
+#: fields that are numbers in C and bool in Python
 _FLAGS = frozenset({"direct", "unchanged"})
 
-#: Attributes of earlier versions, and where their values are now. A job must not end because its
-#: own log line names one: until version 0.3 they are empty, with a warning.
+#: Attributes of earlier versions, and where to find their values now. A job must not end because
+#: its log line uses one. So until version 0.3 they are empty and give a warning.
 _REMOVED = {
     "memory_alignment": '"ioshape doctor PATH --json" has it',
     "offset_alignment": '"ioshape doctor PATH --json" has it',
@@ -71,28 +71,34 @@ _REMOVED_TEXTS = frozenset({"choice", "pool", "stripes_asked"})
 
 
 class Progress(NamedTuple):
-    """How far a save is."""
+    """The progress of a save or load, as callbacks get it."""
 
-    #: "stage", "wait" (for its turn), "plan", "write", "sync", "commit" or "done"; "drain" from a
-    #: tier, with durable="destination"
+    #: The phase: "stage", "wait" (for a slot), "plan", "write", "sync", "commit", "read" or "done";
+    #: "drain" while a save with durable="destination" is copied from its tier.
     phase: str
+    #: Bytes that this phase has done so far.
     done_bytes: int
+    #: Bytes of the whole phase; 0 if unknown.
     total_bytes: int
-    #: while it waits: requests that are ahead of it in the queue
+    #: While it waits: the number of requests ahead of it in the queue.
     position: int = 0
-    #: who goes before it, or holds a slot, such as "job 4711, rank 7 on n03"; "" if nobody
+    #: A request before it, or the holder of a slot: "job 4711, rank 7 on n03"; "" if there is none.
     ahead: str = ""
-    #: for its turn, so far; 0 if it does not wait
+    #: Seconds that it has waited for its slot so far; 0 if it does not wait.
     waited_s: float = 0.0
 
 
 class Step(str):
-    """What was not as preferred, and why: a sentence for people, with a code for programs."""
+    """A downgrade: a sentence for people that says what was not as preferred, and why.
 
-    #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "slot",
-    #: "skipped", "overtaken", "checksums"; "tier": it was not saved there, or will not be
-    #: drained; "parity": nodes could not protect each other; "torch": torch itself wrote the file,
-    #: or this package could not do all; "safetensors": the original did, for what C has no name for
+    It is a str with a code for programs.
+    """
+
+    #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "slot", "skipped",
+    #: "overtaken" or "checksums"; "tier": the file was saved past the tier, or will not be drained
+    #: from it; "parity": the nodes could not protect each other; "torch": torch wrote the file
+    #: itself, or ioshape could not do all of its work; "safetensors": the original library saved,
+    #: because the C library has no name for something.
     code: str
 
     def __new__(cls, sentence: str, code: str) -> Step:
@@ -106,69 +112,79 @@ class Step(str):
 
 @dataclass(frozen=True)
 class Report:
-    """What a save did. Times are in seconds on the clock on the wall."""
+    """The result of a save: a timing breakdown and the downgrades. Times are wall-clock seconds."""
 
+    #: The path as the caller gave it.
     path: str
-    #: "ioshape"; "torch" where the call was handed to torch's own writer; "caller" of open()
+    #: The writer: "ioshape"; "torch" if torch wrote the bytes itself; "caller" for open().
     written_by: str
+    #: The size of the file in bytes.
     file_bytes: int = 0
-    #: torch's pickling of everything but the storages' bytes
+    #: Seconds that torch took to pickle everything except the storages' bytes.
     pickle_s: float = 0.0
-    #: copying to staging memory, waiting for room in it included: what a background save costs its
-    #: caller beside pickling
+    #: Seconds of copying to staging memory, including the wait for free staging memory. Beside
+    #: pickling, this is what a background save costs its caller.
     stage_s: float = 0.0
-    #: of a save with `optimizer` or `lazy`: waiting before a step for what was left to copy
+    #: With `optimizer` or `lazy`: seconds that steps waited for the rest of the copying.
     hook_s: float = 0.0
-    #: the same: how long steps took while it was under way, to those without a save; medians. None
-    #: if there were too few
+    #: With `optimizer` or `lazy`: the median time of steps during the save, divided by the median
+    #: time of steps without a save. None if there were too few steps.
     step_slowdown: float | None = None
-    #: waiting for its turn to write
+    #: Seconds of waiting for a slot.
     slot_s: float = 0.0
+    #: Seconds of planning and of creating the file.
     plan_s: float = 0.0
+    #: Seconds of writing.
     write_s: float = 0.0
+    #: Seconds until all bytes were on stable storage.
     sync_s: float = 0.0
-    #: waiting for earlier saves to the same path, and putting the file in place
+    #: Seconds of waiting for earlier saves to the same path and of renaming the file into place.
     commit_s: float = 0.0
-    #: waiting for bandwidth, where the operator or the setting "rate" limits it; part of write_s
+    #: Seconds of waiting for bandwidth, if the operator or the setting "rate" limits it. Part of
+    #: write_s.
     paced_s: float = 0.0
-    #: of a group's save: waiting for other ranks
+    #: For a group's save: seconds of waiting for other ranks.
     group_s: float = 0.0
+    #: Seconds of the whole save.
     total_s: float = 0.0
-    #: "uring", "uring-async", "threads", "buffered"; "" if none was reached
+    #: The I/O engine: "uring", "uring-async", "threads" or "buffered"; "" if none was started.
     engine: str = ""
-    #: who wrote: "single", or of a group's save "each", "node" or "rank0"
+    #: Which processes wrote: "single", or for a group's save "each", "node" or "rank0".
     mode: str = ""
-    #: whether blocks went past the page cache, up to the last one
+    #: Whether blocks bypassed the page cache (O_DIRECT) up to the end of the file.
     direct: bool = False
+    #: The type of the filesystem, such as "ext4" or "lustre".
     filesystem: str = ""
-    #: what was not as preferred, and why: each a sentence with a `code`
+    #: The downgrades: sentences that say what was not as preferred, each with a `code`.
     fallbacks: tuple[Step, ...] = ()
-    #: who kept the order of writers: "redis", "local", "open" (nobody), or without a slot
-    #: "stagger": the coordinator was out of reach, or "deadline": it had no more time; "" if the
-    #: save did not come so far
+    #: What ordered the writers: "redis", "local" or "open" (no order). Without a slot it is
+    #: "stagger" (the coordinator was unreachable) or "deadline" (there was no more time to wait).
+    #: "" if the save did not come so far.
     coordinator: str = ""
-    #: who was ahead of it when it began to wait, such as "job 4711, rank 7 on n03"; "" if nobody
+    #: The request that was ahead when the save began to wait, such as "job 4711, rank 7 on n03"; ""
+    #: if there was none.
     ahead: str = ""
-    #: of a group's save: the bytes of all files of the generation; 0 if it failed
+    #: For a group's save: bytes of all files of the checkpoint; 0 if it failed.
     generation_bytes: int = 0
-    #: of a group's save: bytes of parts, of all ranks, that were not written, because another
-    #: rank's part is equal and is stored
+    #: For a group's save: bytes of all ranks' shards that were not written, because an equal shard
+    #: of another rank is stored.
     repeated_bytes: int = 0
-    #: of a group's save: why the mode is what it is
+    #: For a group's save: why the mode was chosen.
     why: str = ""
-    #: when it began, in seconds since 1970
+    #: When the save began, in seconds since 1970.
     started_s: float = 0.0
-    #: the file's layout on a striped filesystem, such as "8 x 1M, pool flash"; "" elsewhere
+    #: The file's layout on a striped filesystem, such as "8 x 1M, pool flash"; "" on others.
     stripes: str = ""
-    #: whether it did not fit and was given up, as the setting "full" has it: nothing was written
+    #: Whether the save was skipped because it did not fit (setting "full"). Nothing was written.
     skipped: bool = False
-    #: whether all large storages are as in the save before: stale bytes, or nothing was trained
+    #: Whether all large storages equal those of the previous save. They may be stale, or nothing
+    #: was trained in between.
     unchanged: bool = False
-    #: how long before its deadline the save ended; below 0: it was too late; 0: it had none
+    #: Seconds between the end of the save and its deadline. Negative: it was late. 0: no deadline.
     deadline_left_s: float = 0.0
-    #: the folder of the tier that it was saved on; "" if directly
+    #: The folder of the tier that holds the file; "" if it was saved directly.
     tier: str = ""
-    #: with durable="destination": waiting until it was drained
+    #: With durable="destination": seconds of waiting until the file was drained.
     drain_s: float = 0.0
 
     if not TYPE_CHECKING:
@@ -183,7 +199,7 @@ class Report:
 
     @property
     def deadline_met(self) -> bool | None:
-        """Whether the save was in time. None if it had no deadline."""
+        """True if the save met its deadline, False if it was late, None if it had no deadline."""
         return self.deadline_left_s > 0 if self.deadline_left_s else None
 
     def __str__(self) -> str:
@@ -204,7 +220,7 @@ class Report:
         return "; ".join(parts)
 
     def _in_words(self) -> str:
-        """What the library says of its fields."""
+        """Return the text that the library makes of the report's fields."""
         struct = sized("ioshape_report")
         for name, member in ffi.typeof(struct).item.fields:
             value = getattr(self, name, None)
@@ -228,10 +244,14 @@ def from_struct(
     fallbacks: tuple[Step, ...] = (),
     skipped: bool = False,
 ) -> Report:
-    """What the library filled in, and what only this package knows."""
+    """Make a Report of the library's struct and of what only this package knows.
+
+    The keyword arguments are fields of Report. `pickle_s` is added to the total time, and the start
+    moves back by it, because the library's clock starts after pickling.
+    """
     told = struct.steps[0 : min(struct.fallbacks, len(struct.steps))]
     values = shared_fields(Report, struct, flags=_FLAGS)
-    del values["fallbacks"]  # in C it is how many there are
+    del values["fallbacks"]  # in C this field is only their number
     values["total_s"] += pickle_s
     values["started_s"] = max(0.0, values["started_s"] - pickle_s)
     return Report(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a setting is, which there are, and how their values are understood."""
+"""The table of settings, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class Setting(NamedTuple):
-    """One row of the table (libioshape/base/settings.def)."""
+    """One row of the table of settings (libioshape/base/settings.def)."""
 
     name: str
-    #: The struct of the library that has its field: "context", "group", or "package" for none.
+    #: The struct of the library that has the field: "context", "group" or "tier"; "package" for
+    #: none.
     owner: str
-    #: "choice", "bytes", "count", "text", "name", "path", "switch"
+    #: The kind of value: "choice", "bytes", "count", "text", "name", "path" or "switch".
     kind: str
-    #: of a choice: what it takes, in the order of the library's enum
+    #: The words that a choice takes, in the order of the library's enum.
     words: tuple[str, ...]
-    #: of a number, or of the bytes of a text
+    #: Bounds: of the value for numbers, of the length in bytes for texts.
     least: int
     most: int
-    #: for people, as the columns of docs/python.md
+    #: Texts for people, as the columns of the table in docs/python.md.
     values: str
     default: str
     about: str
@@ -38,7 +39,10 @@ class Setting(NamedTuple):
         return f"IOSHAPE_{self.name.upper()}"
 
     def parse(self, value: object, where: str) -> Any:
-        """A value as the package keeps it. `where`: what it was given by."""
+        """Return a value in the form that the package keeps. Raise ValueError if it is invalid.
+
+        `where` names its source for the error message: an argument or a variable.
+        """
         try:
             return self._parsed(value)
         except (ValueError, OverflowError):
@@ -80,7 +84,7 @@ def _count(value: object) -> int:
 
 
 def number_of_bytes(value: object) -> int:
-    """A number of bytes, as in 64, "64" or "64M"."""
+    """Return a number of bytes, given as 64, "64" or "64M"."""
     if not isinstance(value, str):
         return _count(value)
     digits = value.strip()
@@ -89,7 +93,7 @@ def number_of_bytes(value: object) -> int:
 
 
 def switch(value: object) -> bool:
-    """Yes or no, in one of the words for it."""
+    """Return a bool, given as bool, 0, 1 or a word such as "yes" or "off"."""
     if value in (True, False):
         return bool(value)
     word = value.lower() if isinstance(value, str) else value
@@ -101,7 +105,7 @@ def switch(value: object) -> bool:
 
 
 def switch_argument(name: str, value: object) -> bool:
-    """An argument of a call that is one: "no" is no."""
+    """Return a call's argument as bool; "no" means False. Raise ValueError if it is no bool."""
     try:
         return switch(value)
     except ValueError:
@@ -109,7 +113,11 @@ def switch_argument(name: str, value: object) -> bool:
 
 
 def shown(value: object) -> object:
-    """For people: no setting has a secret but the coordinator's address."""
+    """Return a value as it may be shown to people.
+
+    Passwords in addresses are replaced: the coordinator's address is the only setting that can hold
+    a secret.
+    """
     return address_without_password(value) if isinstance(value, str) else value
 
 
@@ -125,5 +133,5 @@ def _row(row: Any) -> Setting:
 
 _ROWS = [_row(row) for row in lib.ioshape_py_settings]
 SETTINGS = {row.name: row for row in _ROWS if row.kind != "retired"}
-#: Settings of the release before, which do nothing, and why.
+#: Settings of the previous release that have no effect now, each with the reason.
 RETIRED = {row.name: row.about for row in _ROWS if row.kind == "retired"}

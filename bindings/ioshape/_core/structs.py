@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between Python and C: structs, strings, ownership, and functions that C calls."""
+"""Helpers between Python and C: structs, strings, ownership, and functions that C calls."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def sized(name: str) -> Any:
-    """A struct of this name, with its size."""
+    """Return a new struct of this name, zeroed, with its field `size` set."""
     struct = ffi.new(f"struct {name} *")
     struct.size = ffi.sizeof(f"struct {name}")
     return struct
 
 
 def said(text: Any) -> str:
-    """A string of the library's."""
+    """Return a C string of the library as str; "" for NULL."""
     return str(ffi.string(text).decode(errors="replace")) if text else ""
 
 
 def shared_fields(
     cls: type[DataclassInstance], struct: Any, *, flags: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Read the fields that a dataclass and a struct have in common, by the types of C.
+    """Return the fields that a dataclass and a C struct have in common, by name.
 
-    A char array is read as a text. A number in `flags` is read as yes or no.
+    A char array is read as a str. A number whose name is in `flags` is read as a bool.
     """
     names = {field.name for field in fields(cls)}
     found: dict[str, Any] = {}
@@ -54,16 +54,21 @@ def shared_fields(
 
 
 def owned(name: str, *keep: object) -> Any:
-    """Where C puts a pointer to such a struct. When it goes, that is freed, and then `keep` goes.
+    """Return a NULL pointer to struct `name`, through which C returns a new object.
 
-    So it is owned before there is anything to own, whenever a signal comes.
+    When the pointer is garbage-collected, C frees the object, and only then are the objects in
+    `keep` released. The pointer has an owner before C sets it, so a signal at any moment leaks
+    nothing.
     """
     free = getattr(lib, f"ioshape_py_free_{name}")
     return ffi.gc(ffi.new(ffi.typeof(free).args[1]), partial(free, ffi.new_handle(keep)))
 
 
 class Owner:
-    """Of such a struct. Once it has let go, asking for the struct is an error, and not a crash."""
+    """Base class of objects that own a C struct.
+
+    After _let_go(), a use of the struct raises ValueError instead of crashing.
+    """
 
     def __init__(self, name: str, path: str, *keep: object) -> None:
         self._out: Any = owned(name, *keep)
@@ -76,7 +81,7 @@ class Owner:
         return self._out[0]
 
     def _let_go(self) -> None:
-        """A second call does nothing."""
+        """Free the struct. Further calls have no effect."""
         out, self._out = self._out, None
         if out is not None:
             ffi.release(out)
@@ -84,10 +89,11 @@ class Owner:
 
 # ---- Functions that C calls ---------------------------------------------------------------------
 
-# Nearly the last that the process does: what is registered later may log, as the wait for saves.
+# Exit handlers run in reverse order. This one is registered early, so handlers that are registered
+# later can still log, such as the wait for saves.
 atexit.register(lib.ioshape_py_end_log)
 
-# As private as they are: without them all is as if nobody tidied up.
+# Private names of `threading`. In a Python without them, entries of foreign threads stay.
 _known: dict[int, Any] = getattr(threading, "_active", {})
 _lock: contextlib.AbstractContextManager[Any] = getattr(
     threading, "_active_limbo_lock", contextlib.nullcontext()
@@ -96,10 +102,10 @@ _lock: contextlib.AbstractContextManager[Any] = getattr(
 
 @contextlib.contextmanager
 def visiting() -> Iterator[None]:
-    """Around what asks for the current thread, as logging does.
+    """Remove the entry of the current thread from `threading` if the block made it.
 
-    A thread that is not Python's is kept in `threading` for ever then, with a name of its own. This
-    one is gone when it returns to C.
+    Code that asks for the current thread, such as logging, makes an entry for a thread that Python
+    did not start. `threading` would keep that entry for ever, though the thread is one of C's.
     """
     thread = threading.get_ident()
     was_known = thread in _known
@@ -114,9 +120,10 @@ def visiting() -> Iterator[None]:
 def called_from_c(
     *, error: int | None = None, onerror: Callable[[Any, Any, Any], None]
 ) -> Callable[[Callable[..., Any]], None]:
-    """Gives C the function of this name in callbacks.h. It gets the object of the handle `user`.
+    """Decorate a function as the implementation of the C function of its name in callbacks.h.
 
-    `error` is what C gets where it raises, after `onerror` has been called.
+    The function gets the object behind the handle `user`. If it raises, `onerror` is called, and C
+    gets `error` as the result.
     """
 
     def define(function: Callable[..., Any]) -> None:
@@ -134,9 +141,10 @@ def called_from_c(
 
 
 def keep_failure(kind: Any, value: Any, traceback: Any) -> None:
-    """An exception stops what C does, and is raised where that was asked for.
+    """Keep an exception in the `failure` of the object that C called.
 
-    It may also come from before the function's first line: Ctrl-C.
+    C stops its work because of the error code. The Python code that called C then raises `failure`.
+    The exception may also come from before the function's first line, as a Ctrl-C does.
     """
     user = traceback.tb_frame.f_locals.get("user") if traceback is not None else None
     if kind is not None and user is not None:

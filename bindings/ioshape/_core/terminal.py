@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package says on stderr, and the line there that shows a wait and goes away again."""
+"""Messages of the package on stderr, and a status line there that disappears after a wait."""
 
 from __future__ import annotations
 
@@ -18,39 +18,43 @@ if TYPE_CHECKING:
 
     from ioshape._core.report import Progress
 
-#: What takes longer is shown.
+#: seconds after which a wait is shown
 LONG_S = 2.0
 
-_line = ""  # what stands there now
-_waits = False  # whoever may show it is waiting for a slot, however short a time so far
+_line = ""  # the status line that the terminal shows now
+_waits = False  # the main thread is waiting for a slot, however short the wait is so far
 
 
 def say(text: str) -> None:
-    """A line that stays."""
+    """Print a line that stays."""
     clear()
     _write(f"ioshape: {harmless(text)}\n")
 
 
 def can_show() -> bool:
-    """Whether this thread may show a wait: where there is a terminal, one of those who share it."""
+    """Return whether this thread may show a status line.
+
+    It must be the main thread of the node's first rank, because the ranks of a node share the
+    terminal.
+    """
     try:
         return (
             threading.current_thread() is threading.main_thread()
             and sys.stderr.isatty()
             and job().local_rank == 0
         )
-    except (AttributeError, ValueError):  # there is no stderr any more
+    except (AttributeError, ValueError):  # stderr is closed or gone
         return False
 
 
 def show(before: str, path: str, after: str) -> None:
-    """Writes it in the place of what stands there; of a long path only the end."""
+    """Show `before`, `path` and `after` as the status line. Shorten a long path at its start."""
     global _line  # noqa: PLW0603
     before, path, after = map(one_line, (before, path, after))
     columns = 0
     with contextlib.suppress(OSError, ValueError):
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    # A line that is as wide as the terminal would go on in the next, and could not be erased.
+    # A line as wide as the terminal would wrap, and could not be erased.
     room = max(8, (columns or 80) - 1 - len("ioshape: " + before + after))
     if len(path) > room:
         path = "…" + path[1 - room :]
@@ -61,7 +65,7 @@ def show(before: str, path: str, after: str) -> None:
 
 
 def clear() -> None:
-    """Leaves no trace of it."""
+    """Erase the status line."""
     global _line  # noqa: PLW0603
     if _line:
         _write("\r" + " " * len(_line) + "\r")
@@ -69,7 +73,11 @@ def clear() -> None:
 
 
 def set_waiting(waits: bool) -> None:
-    """From now on a line is shown as soon as the wait is long; or not any more, which erases it."""
+    """Set whether the main thread waits for a slot. False also erases the status line.
+
+    While it is True, a log line about the wait is not printed, because the status line will show
+    it.
+    """
     global _waits  # noqa: PLW0603
     _waits = waits
     if not waits:
@@ -80,7 +88,10 @@ def set_waiting(waits: bool) -> None:
 def shown(
     before: str, path: str, progress: Callable[[Progress], object] | None
 ) -> Iterator[Callable[[Progress], object] | None]:
-    """Who is to be told how far a file has come: `progress`, and the terminal if it takes long."""
+    """Yield the callback to call with progress: `progress`, plus a status line if possible.
+
+    The status line appears after LONG_S seconds and is erased at the end of the block.
+    """
     if not can_show():
         yield progress
         return
@@ -99,13 +110,13 @@ def shown(
 
 
 def is_waiting() -> bool:
-    """Whether a long wait is shown, or will be: nobody else need say so."""
+    """Return whether the status line shows a long wait, or will show it."""
     return _waits
 
 
 def _write(text: str) -> None:
-    # There may be no stderr left, or nobody who reads it; or a signal's handler has interrupted
-    # somebody who is writing there (RuntimeError).
+    # Errors are ignored: stderr may be closed, its reader may be gone, or a signal handler may have
+    # interrupted a write to it (RuntimeError).
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         sys.stderr.write(text)
         sys.stderr.flush()

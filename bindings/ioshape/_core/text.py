@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts for people that quote foreign names and addresses: no escape of theirs reaches a terminal,
-and no password a log."""
+"""Cleaning of texts for people that quote foreign names and addresses.
+
+No escape sequence of theirs reaches a terminal, and no password reaches a log.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _QUERY = re.compile(
 
 
 def one_line(text: str) -> str:
-    """Return the text with escapes for what a terminal would act on, or not show."""
+    """Return the text with escapes for all characters that a terminal would obey or hide."""
     if text.isprintable():
         return text
     return "".join(
@@ -25,21 +27,22 @@ def one_line(text: str) -> str:
 
 
 def _hide(word: str) -> str:
-    # A password may have any character that its owner did not escape: it ends at the last "@".
+    # A password may contain any character that its owner did not escape. So it ends at the last
+    # "@".
     last = word.rfind("@")
     for match in _USER.finditer(word, 0, last + 1):
         if match[2] == ":":
             return f"{word[: match.end()]}***{word[last:]}"
-        # Alone it is a user's name for Redis, and as good as a password for servers of HTTP.
+        # A name without a password is a user's name in Redis. For HTTP servers it can be a token.
         if match[1] and word.endswith(("http", "https"), 0, match.start()):
             return f"{word[: match.start(1)]}***{word[last:]}"
     return word
 
 
 def without_password(text: str) -> str:
-    """Return the text with *** in the place of passwords and tokens in addresses.
+    """Return the text with *** instead of the passwords and tokens in addresses.
 
-    The time grows with the text's length, whatever is in it.
+    The time is linear in the length of the text, whatever it contains.
     """
     if "://" in text:
         text = _WORD.sub(lambda match: _hide(match[0]), text)
@@ -47,11 +50,13 @@ def without_password(text: str) -> str:
 
 
 def address_without_password(address: str) -> str:
-    """Return an address with *** in the place of its password, which may have spaces."""
+    """Return an address with *** instead of its password, which may contain spaces."""
     return _QUERY.sub(r"\1***", _hide(address))
 
 
 def harmless(text: str) -> str:
-    """Return the text of an error or a log line as it may be shown: one_line(), and
-    without_password()."""
+    """Return an error's text or a log line in a form that is safe to show.
+
+    It is one line, without escape sequences and passwords.
+    """
     return one_line(without_password(text))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The setting "trace": what saves reported, written down as they end, for "ioshape trace"."""
+"""The setting "trace": a log of all saves' reports, which "ioshape trace" reads.
+
+Each process appends one line of JSON to its own file as a save ends.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ _warned = False
 
 
 def record(report: Report, *, background: bool = False, error: BaseException | None = None) -> None:
-    """Appends a line, if that is wanted. No save fails because of it."""
+    """Append a save's report to the trace, if the setting is on. Never fail the save."""
     try:
         folder = config.value_of("trace")
         if folder:
             _append(folder, report, background, error)
-    except Exception as problem:  # whatever it is, the checkpoint is worth more
+    except Exception as problem:  # no problem with the trace may fail a checkpoint
         _warn(f"reports of saves are not recorded (setting trace): {problem}")
 
 
@@ -52,7 +55,7 @@ def _append(folder: str, report: Report, background: bool, error: BaseException 
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103
         file = open_file(path, flags, 0o666)
     try:
-        # In one call, so that lines of threads do not get into each other.
+        # Written by one call, so that lines of several threads do not mix.
         if os.write(file, text.encode()) != len(text.encode()):
             raise OSError(f"{path}: no room for all of a line")
     finally:
@@ -60,7 +63,7 @@ def _append(folder: str, report: Report, background: bool, error: BaseException 
 
 
 def _warn(sentence: str) -> None:
-    """Once; and not as an exception, whatever the program has made of warnings."""
+    """Warn once per process. Even if the program turns warnings into errors, raise nothing."""
     global _warned  # noqa: PLW0603
     if _warned:
         return

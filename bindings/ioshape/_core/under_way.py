@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All saves under way: failures that nobody has heard of, and the end of the process."""
+"""The registry of all saves in progress, the failures not yet reported, and the wait at exit."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ if TYPE_CHECKING:
     from ioshape._core.report import Report
     from ioshape._save.handle import SaveHandle
 
-#: Of a process that lost a save and would have ended with 0. Launchers and schedulers must see it.
+#: The exit status of a process that lost a save and would have exited with 0. Launchers and
+#: schedulers must see that it failed.
 LOST_STATUS = os.EX_IOERR
 
 _registry_lock = ForkedLock()
 _under_way: dict[int, SaveHandle] = {}
 _unheard: list[SaveHandle] = []
-_starting = 0  # saves that are about to be under way
-_ending = False  # the process is waiting for all of them, or has waited
-_ended = False  # it has waited
+_starting = 0  # saves that have begun to start and are not in _under_way yet
+_ending = False  # the process is waiting for all saves, or has done so
+_ended = False  # the process has waited for all saves
 _interrupted = False  # Ctrl-C has ended that wait; tests that leave a tier undrained set it
-#: .calling: this thread is there to call the users' callbacks; .staged: see staging()
+#: .calling: this thread exists to call users' callbacks; .staged: see staging()
 _ours = threading.local()
-_finishing_in = -1  # the process that multiprocessing has been told of
+_finishing_in = -1  # the process in which multiprocessing knows _finish()
 
 
 @contextlib.contextmanager
 def staging(path: str) -> Iterator[None]:
-    """Around the call that copies what is saved to this path into staging memory."""
+    """Mark this thread, inside the block, as copying a save to `path` into staging memory."""
     before = paths_staged()
     _ours.staged = (*before, place_of(path))
     try:
@@ -50,31 +51,36 @@ def staging(path: str) -> Iterator[None]:
 
 
 def paths_staged() -> tuple[str, ...]:
-    """Where those saves go that this thread is staging.
+    """Return the paths of the saves that this thread is copying into staging memory.
 
-    Not empty in the handler of a signal that has interrupted it. Until the handler returns such a
-    save goes no further: who waited for its staging memory, or for its file, would wait for ever.
+    In a signal handler, the result is not empty if the signal has interrupted the copying. The
+    interrupted save makes no progress until the handler returns. So a handler that waits for its
+    staging memory or its file would wait for ever.
     """
     return getattr(_ours, "staged", ())
 
 
 def is_ending() -> bool:
-    """Whether the process is at its end."""
+    """Return whether the process has begun to end."""
     return _ending
 
 
 def calls_back() -> None:
-    """Notes that this thread is there to call the users' callbacks."""
+    """Mark this thread as one that exists to call users' callbacks."""
     _ours.calling = True
 
 
 def is_calling_back() -> bool:
-    """Whether this thread is."""
+    """Return whether this thread exists to call users' callbacks."""
     return getattr(_ours, "calling", False)
 
 
 def _finish_with_multiprocessing() -> None:
-    """Processes that multiprocessing has forked end without exit handlers, but with its own."""
+    """Have multiprocessing call _finish() at the end of this process.
+
+    Processes that multiprocessing has forked run its finalizers when they end, but no atexit
+    handlers.
+    """
     global _finishing_in  # noqa: PLW0603
     util = sys.modules.get("multiprocessing.util")
     if util is not None and _finishing_in != os.getpid():
@@ -84,10 +90,11 @@ def _finish_with_multiprocessing() -> None:
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Around the beginning of a save: the end of the process waits for it.
+    """Make the end of the process wait for a save that starts in this block.
 
-    From then on only the main thread can save, in its exit handlers, and callbacks can: to other
-    threads the interpreter's end comes at any moment, and would not wait for their saves.
+    Once the process has begun to end, a save may start only on the main thread, in an exit handler,
+    or in a callback. The interpreter does not wait for other threads, so a save of theirs could be
+    cut off. It raises RuntimeError.
     """
     global _starting  # noqa: PLW0603
     _finish_with_multiprocessing()
@@ -104,7 +111,7 @@ def starting() -> Iterator[None]:
 
 
 def register(handle: SaveHandle, *, background: bool) -> None:
-    """Keeps a save until it has ended, and its failure until somebody hears of it."""
+    """Keep a save until it has ended, and its failure until the program learns of it."""
     handle._background = background
     handle._asked = not background
     with _registry_lock:
@@ -114,23 +121,23 @@ def register(handle: SaveHandle, *, background: bool) -> None:
             _unheard.append(handle)
         ended = _ended
     if ended:
-        handle._wait(None)  # nobody would, later
+        handle._wait(None)  # at this point nothing later will wait for it
         if _tell_unheard():
             end_nonzero()
 
 
 def begun(begin: Callable[[], SaveHandle]) -> SaveHandle:
-    """A save that goes on in the background."""
+    """Begin a save in the background, register it and return its handle."""
     with starting():
         handle = begin()
         register(handle, background=True)
     if handle._passage is not None:
-        handle._watch()  # somebody must keep it
+        handle._watch()  # a thread must add the file to the tier's journal when the save ends
     return handle
 
 
 def completed(begin: Callable[[], SaveHandle]) -> Report:
-    """A save that somebody waits for, and for whom it is aborted if that is interrupted."""
+    """Begin a save, wait for it and return its report. If the wait is interrupted, abort it."""
     with starting():
         handle = begin()
         register(handle, background=False)
@@ -142,12 +149,12 @@ def completed(begin: Callable[[], SaveHandle]) -> Report:
 
 
 def all_under_way() -> list[SaveHandle]:
-    """Saves that have not ended, as far as anybody has noticed."""
+    """Return the saves that have not ended, or whose end has not been noticed yet."""
     return list(_under_way.values())
 
 
 def forget(handle: SaveHandle) -> None:
-    """Of a save that has ended; its failure stays until somebody hears of it."""
+    """Remove a save that has ended. Keep its failure until the program learns of it."""
     with _registry_lock:
         known = _under_way.pop(id(handle), None) is not None
         if known and handle._background and handle._error is not None:
@@ -155,7 +162,7 @@ def forget(handle: SaveHandle) -> None:
 
 
 def context_of_saves_to(path: str) -> Context | None:
-    """The context of a save under way to this path, if there is one."""
+    """Return the context of a save in progress to this path, or None if there is none."""
     if not _under_way:
         return None
     place = place_of(path)
@@ -167,13 +174,19 @@ def context_of_saves_to(path: str) -> Context | None:
 
 
 def place_of(path: str) -> str:
-    """What tells files apart, as the library does: the name in a directory, however written."""
+    """Return a canonical path that identifies a file, as the library does.
+
+    Links in the directory are resolved. A link in the last component is not.
+    """
     directory, name = os.path.split(path)
     return os.path.join(os.path.realpath(directory or "."), name)  # noqa: PTH118
 
 
 def raise_unheard(*, but: SaveHandle | None = None) -> None:
-    """Raises the first failure of a background save that nobody has asked about."""
+    """Raise the first failure of a background save that the program has not asked about.
+
+    `but` is a save whose failure is left alone.
+    """
     for handle in list(_under_way.values()):
         if handle is not but and handle.done():
             handle._settle()
@@ -188,15 +201,27 @@ def raise_unheard(*, but: SaveHandle | None = None) -> None:
 
 
 def _hear(handle: SaveHandle) -> None:
-    """Its failure is known now. (Another thread, or a signal's handler, may have been quicker.)"""
+    """Forget a failure, which is known now. Another thread or signal handler may have done so."""
     with contextlib.suppress(ValueError):
         _unheard.remove(handle)
 
 
 def wait_all(timeout: float | None = None) -> bool:
-    """Waits for all background saves; raises what the first of them that failed failed with.
+    """Wait until all background saves of this process have ended.
 
-    False if some are still under way after `timeout` seconds.
+    Saves over a tier count as ended when they are on the tier, unless they have
+    durable="destination". Any thread may call this. Ctrl-C interrupts the wait, and the saves go
+    on.
+
+    Args:
+        timeout: The most seconds to wait. None, the default, means no limit.
+
+    Returns:
+        True if all have ended; False if some are still in progress after `timeout` seconds.
+
+    Raises:
+        StorageError: A background save failed and the program has not asked about it yet. If
+            several have failed, each call raises the next of these errors.
     """
     end = None if timeout is None else time.monotonic() + timeout
     for handle in [one for one in list(_under_way.values()) if one._background]:
@@ -221,10 +246,10 @@ def _tell_progress(handles: list[SaveHandle]) -> str:
 
 
 def _left() -> list[SaveHandle] | None:
-    """Saves that have not ended; None if there is none, and there will be none."""
+    """Return the saves that have not ended, or None once there is none and none can start."""
     global _ended  # noqa: PLW0603
     handles = list(_under_way.values())
-    # Those that have ended are here until their callbacks have been called.
+    # A save stays in _under_way until its callbacks have been called.
     left = [handle for handle in handles if not handle._wait(0)]
     with _registry_lock:
         _ended = not _under_way and not _starting
@@ -232,7 +257,7 @@ def _left() -> list[SaveHandle] | None:
 
 
 def _wait_at_exit() -> None:
-    """Waits for all saves."""
+    """Wait for all saves. After one second, print every few seconds what the wait is for."""
     begin = time.monotonic()
     next_word = begin + 1.0
     while (left := _left()) is not None:
@@ -247,7 +272,7 @@ def _wait_at_exit() -> None:
 
 
 def _abort_all(handles: list[SaveHandle]) -> bool:
-    """Whether one of them is lost: others may have got through after all."""
+    """Cancel these saves. Return whether one is lost, because some may have completed after all."""
     global _ended  # noqa: PLW0603
     with _registry_lock:
         _ended = True
@@ -263,18 +288,18 @@ _after_saves: list[Callable[[], object]] = []
 
 
 def after_saves(function: Callable[[], object]) -> Callable[[], object]:
-    """Has the end of the process call this, when saves under way are finished."""
+    """Have the end of the process call this function after all saves have ended. Return it."""
     _after_saves.append(function)
     return function
 
 
 @atexit.register
 def _finish() -> None:
-    """The end of the process: saves under way are finished, failures told."""
+    """Finish all saves at the end of the process, and report failures."""
     global _ending  # noqa: PLW0603
     with _registry_lock:
         _ending = True
-    lost = True  # a second Ctrl-C cuts everything short
+    lost = True  # stays if a second Ctrl-C interrupts the following
     try:
         lost = _finish_saves()
         lost = _tell_unheard() or lost
@@ -286,12 +311,12 @@ def _finish() -> None:
 
 
 def was_interrupted() -> bool:
-    """Return whether Ctrl-C has ended the wait for saves: nothing else is waited for then."""
+    """Return whether Ctrl-C has ended the wait for saves. Nothing else waits after that."""
     return _interrupted
 
 
 def _finish_saves() -> bool:
-    """Whether one was given up."""
+    """Wait for all saves. On Ctrl-C, cancel them. Return whether one was lost."""
     global _interrupted  # noqa: PLW0603
     try:
         _wait_at_exit()
@@ -302,7 +327,7 @@ def _finish_saves() -> bool:
 
 
 def _tell_unheard() -> bool:
-    """Prints the failures that nobody has asked about; whether there were any."""
+    """Print the failures that the program has not asked about. Return whether there were any."""
     unheard = [handle for handle in list(_unheard) if not handle._asked]
     for handle in unheard:
         _hear(handle)
@@ -319,19 +344,20 @@ def _tell_unheard() -> bool:
 
 
 def end_nonzero() -> None:
-    """Has the process end with another status than 0."""
+    """Make the process exit with LOST_STATUS instead of 0."""
     lib.ioshape_py_end_with(LOST_STATUS)
     _terminal.say(f"a checkpoint is lost; an exit status of 0 becomes {LOST_STATUS}")
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
-        # Such a process ends with os._exit() and a status that only an exception changes. The
-        # lowest priority is the last to run.
+        # A process of multiprocessing ends by os._exit(), and only an exception changes its status.
+        # The finalizer with the lowest priority runs last.
         sys.modules["multiprocessing.util"].Finalize(None, _raise_status, exitpriority=-(1 << 30))
 
 
 def _raise_status() -> None:
     error = sys.exc_info()[1]
-    # One that the process was forked in is not one that it ends with.
+    # The exception may be one that was being handled when the process was forked. Only an exception
+    # that reached multiprocessing's _bootstrap() ends this process.
     frame = error.__traceback__.tb_frame if error and error.__traceback__ else None
     ends_with = error if frame and frame.f_code.co_name == "_bootstrap" else None
     if ends_with is None or (isinstance(ends_with, SystemExit) and not ends_with.code):
@@ -339,7 +365,7 @@ def _raise_status() -> None:
 
 
 def _forget_in_child() -> None:
-    # Saves under way are the parent's.
+    # Saves in progress belong to the parent.
     global _starting, _ending, _ended  # noqa: PLW0603
     _starting = 0
     _ending = _ended = False
