@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an object to the records that C writes; saves under way and what they did."""
+"""Saving: from an object to the records that C writes, and handles of saves in progress."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that is being written: it appears whole or not at all."""
+"""Files that are being written and that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -26,29 +26,31 @@ if TYPE_CHECKING:
     from ioshape._save.begin import Payload
     from ioshape._save.request import SaveRequest
 
-# Smaller writes are gathered to so much: a call of the library costs as much as copying some KiB.
+# Smaller writes are gathered into blocks of this size. A call of the library costs as much as
+# copying a few KiB.
 _GATHERED_BYTES = 64 << 10
-# In pieces: between two of them Python looks for signals, and Ctrl-C gets through.
+# The most bytes of one call of the library. Python handles signals such as Ctrl-C between two
+# calls.
 _PIECE_BYTES = 16 << 20
 _ZEROS_BYTES = 4 << 20
 
 
 class Part(NamedTuple):
-    """Of a file that several processes write at the same time."""
+    """The byte range that this process writes of a file that several processes write together."""
 
-    #: both are multiples of PART_UNIT
+    #: begin and length in bytes; both are multiples of PART_UNIT
     offset: int
     n_bytes: int
-    #: about what all parts hold
+    #: approximate size in bytes of the whole file
     file_bytes: int
 
 
-#: what parts begin and end at
+#: alignment in bytes of the begin and the end of each part
 PART_UNIT: int = lib.IOSHAPE_PART_UNIT
 
 
 class _Sink(io.RawIOBase):
-    """The library's file. Without commit() it leaves no trace."""
+    """Raw file of the library, below AtomicFile's buffer. Without commit() it leaves no trace."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class _Sink(io.RawIOBase):
         self._begun = begun
         self._begin = time.perf_counter()
         self._report: Report | None = None
-        # As for other saves: the context keeps the order of saves to one path.
+        # Saves to one path must share a context, because the context keeps their order.
         context = context_of_saves_to(path) or current()
         self._position = part.offset if part else 0
         options = sized("ioshape_file_options")
@@ -72,12 +74,13 @@ class _Sink(io.RawIOBase):
         options.checksums = request.checksums
         if part is not None:
             options.part_offset, options.part_bytes, options.file_bytes = part
-        # All of it happens on this thread: Ctrl-C gets through also while it waits for a slot.
+        # The library writes on this thread. So Ctrl-C must get through, also during the wait for a
+        # slot.
         self._teller = Teller.for_signals()
         self._told = self._teller.set_in(options) if self._teller else None
-        #: what it failed with first: callers may wrap it, or lose it
+        #: the first failure; a caller may have wrapped or swallowed the exception
         self.failure: BaseException | None = None
-        #: why nothing is written, as the setting "full" has it
+        #: why nothing is written, if the file did not fit and the setting "full" is "skip"
         self.skipped: StorageError | None = None
         self._out = owned("file", context)
         self._pointer: Any = ffi.NULL
@@ -93,7 +96,8 @@ class _Sink(io.RawIOBase):
         if not code:
             return
         if code == lib.IOSHAPE_E_SKIPPED:
-            # It has not failed: whoever writes goes on, to nowhere.
+            # A skipped save is no failure. The program goes on writing, and the bytes are
+            # discarded.
             self.skipped = last_failure(self.name, "save")
             self._let_go()
             return
@@ -103,11 +107,14 @@ class _Sink(io.RawIOBase):
         raise error
 
     def writable(self) -> bool:
-        """As for any file."""
+        """Return True, as any file open for writing does."""
         return True
 
     def write(self, data: Any) -> int:
-        """Writes all of it, or the first piece. Into a file that was dropped, nothing."""
+        """Write the data, or its first piece, and return the number of bytes.
+
+        After the library's file was freed, as for a skipped save, discard them.
+        """
         piece = memoryview(data).cast("B")[:_PIECE_BYTES]
         if self._pointer != ffi.NULL:
             self._check(lib.ioshape_file_write(self._pointer, ffi.from_buffer(piece), piece.nbytes))
@@ -115,11 +122,11 @@ class _Sink(io.RawIOBase):
         return piece.nbytes
 
     def tell(self) -> int:
-        """Where the next byte goes: bytes written so far, behind the beginning of the part."""
+        """Return the offset in the file of the next byte."""
         return self._position
 
     def write_records(self, payload: Payload) -> None:
-        """Writes a torch zip, as a part of the file."""
+        """Write a torch zip at the current offset."""
         if self._pointer == ffi.NULL:
             return
         n_bytes = ffi.new("uint64_t *")
@@ -132,14 +139,14 @@ class _Sink(io.RawIOBase):
         self._position += n_bytes[0]
 
     def write_zeros(self, n_bytes: int) -> None:
-        """What is passed over."""
+        """Write zeros, for the range that a seek has jumped over."""
         zeros = memoryview(bytes(min(_ZEROS_BYTES, n_bytes)))
         end = self._position + n_bytes
         while self._position < end:
             self.write(zeros[: end - self._position])
 
     def commit(self) -> None:
-        """Makes it durable and puts it in place."""
+        """Make the file durable and rename it into place. Do nothing if it was skipped."""
         if self.failure is not None:
             raise self.failure
         if self.skipped is not None:
@@ -158,9 +165,9 @@ class _Sink(io.RawIOBase):
         ffi.release(self._out)
 
     def end(self) -> Report | None:
-        """Frees what C holds: of a file without a commit() nothing is left.
+        """Free the C object and return the report. A file without commit() leaves nothing.
 
-        What it did, or how it failed; None if somebody has dropped it.
+        Return None if the program has dropped the file.
         """
         self._let_go()
         begun, skipped = self._begun, self.skipped
@@ -176,21 +183,24 @@ class _Sink(io.RawIOBase):
 
 
 class AtomicFile(io.BufferedWriter):
-    """A file that is being written, as ioshape.open(path, "wb") gives it.
+    """A file that is being written, as ioshape.open(path, "wb") returns it.
 
-    Readers of the path see what was there before until close() has put the new file in place, as a
-    whole and on stable storage. The end of a `with` block closes the file. If the block ends with
-    an exception, or the file is never closed, it is dropped: nothing of it is left, and what was
-    there before stays.
+    Readers of the path see the previous file until close() has made the new file durable and
+    renamed it into place. The end of a `with` block closes the file. If the block ends with an
+    exception, or if the file is never closed, the new file is dropped. Nothing of it is left, and
+    the previous file stays.
 
-    It is an io.BufferedWriter. Small writes are gathered; large buffers are written from where they
-    lie. It has no fileno(): what somebody writes by the descriptor would go past the checksums, the
-    slots and the direct I/O. Bytes go from front to back. seek() can move forward, over zeros, and
-    raises io.UnsupportedOperation for anything else; zipfile then writes archives without going
-    back.
+    It is an io.BufferedWriter. Small writes are gathered; large buffers are written without a copy
+    into the buffer. It has no fileno(), because writes to a descriptor would bypass the checksums,
+    the slots and the direct I/O.
+
+    Bytes go from front to back. seek() can only move forward, over zeros, and otherwise raises
+    io.UnsupportedOperation. zipfile then writes archives as a stream.
+
+    One thread at a time may use a file. Different threads may write different files.
     """
 
-    #: What the save did, once the file is closed; None before.
+    #: The report of the save once the file is closed or dropped; None before that.
     report: Report | None
 
     def __init__(
@@ -204,18 +214,19 @@ class AtomicFile(io.BufferedWriter):
         written_by: str = "caller",
         steps: tuple[Step, ...] = (),
     ) -> None:
-        """Opens the file.
+        """Open the file.
 
         Args:
-            path: of the file.
-            request: what the caller asked for.
-            expected_bytes: what it will hold, if that is known.
-            part: what this process writes of it; then the file has its name at once.
-            known_as: for the report: the path that the file will have in the end, if it is moved.
-            written_by: for the report: who makes the bytes.
-            steps: for the report: what was not as preferred.
+            path: The path of the file.
+            request: The options of the caller.
+            expected_bytes: The approximate size of the file, to reserve its space; 0 if unknown.
+            part: The range that this process writes of a shared file. The file has its final name
+                at once then.
+            known_as: The path for the report, if the file will be moved to it later.
+            written_by: The writer of the bytes, for the report.
+            steps: Downgrades so far, for the report.
         """
-        self._sink: _Sink | None = None  # until there is something to be dropped
+        self._sink: _Sink | None = None  # __del__ may run before the file is open
         self.report = None
         begun = Report(known_as or path, written_by, fallbacks=steps, started_s=time.time())
         sink = _Sink(path, request, begun, expected_bytes, part)
@@ -223,18 +234,18 @@ class AtomicFile(io.BufferedWriter):
         self._sink = sink
 
     def seekable(self) -> bool:
-        """False: there is no way back."""
+        """Return False, because bytes that were written cannot be revisited."""
         return False
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Moves forward; what is passed over is zeros.
+        """Move forward to an offset. The bytes in between are zeros. Return the offset.
 
-        Raises:
-            io.UnsupportedOperation: the place is not ahead. Only seek(0, os.SEEK_CUR) may stay.
+        Raises io.UnsupportedOperation if the offset is not ahead. Only seek(0, os.SEEK_CUR) may
+        stay at the current offset.
         """
         here = self.tell()
         target = {os.SEEK_SET: offset, os.SEEK_CUR: here + offset}.get(whence, -1)
-        # zipfile asks by a seek to where it is whether it may go back later.
+        # zipfile seeks to the current offset to find out whether the file is seekable.
         if target < here or (target == here and whence == os.SEEK_SET):
             raise io.UnsupportedOperation(f"cannot go back in {self.name}, which is being written")
         self.flush()
@@ -243,20 +254,17 @@ class AtomicFile(io.BufferedWriter):
         return target
 
     def write_records(self, payload: Payload) -> None:
-        """Writes a torch zip as a part of the file, from the memory of its storages."""
+        """Write a torch zip at the current offset, directly from the memory of its storages."""
         self.flush()
         if self._sink is not None:
             self._sink.write_records(payload)
 
     def close(self) -> None:
-        """Puts the file in place, on stable storage. A second call does nothing.
+        """Make the file durable and rename it into place. A second call does nothing.
 
-        If the file does not fit and the setting "full" is "skip", a SkippedWarning is given and the
-        report's `skipped` is set.
-
-        Raises:
-            StorageError: the file could not be written, now or in an earlier call. What was there
-                before stays.
+        If the file does not fit and the setting "full" is "skip", it issues a SkippedWarning and
+        sets the report's `skipped`. Raises StorageError if this or an earlier call failed to write
+        the file. The previous file stays then.
         """
         sink = self._sink
         if sink is None or self.closed:
@@ -270,7 +278,7 @@ class AtomicFile(io.BufferedWriter):
             warn_skipped(sink.name, sink.skipped.sentence)
 
     def discard(self) -> None:
-        """Drops the file: nothing of it is left. After close() this does nothing."""
+        """Drop the file, so that nothing of it is left. After close() this does nothing."""
         if self._sink is not None and not self.closed:
             self._end(self._sink)
 
@@ -293,7 +301,8 @@ class AtomicFile(io.BufferedWriter):
         self.discard()
         failure = None if self._sink is None else self._sink.failure
         if failure is not None and error is not failure and isinstance(error, Exception):
-            # Somebody has wrapped it, as torch does: the program gets what there is to know.
+            # A caller such as torch has wrapped the failure. The original has the details that the
+            # program needs.
             raise failure from error
 
     def __del__(self) -> None:

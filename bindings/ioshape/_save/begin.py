@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what C is given to a save under way."""
+"""The start of a save: from a Payload for C to a SaveHandle."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from ioshape._tier.route import Route
 
 
-# Any deadline will do: a save with one does not wait for those before it to its file.
+# The value does not matter. A save with any deadline does not wait for earlier saves to its path.
 _INTERRUPTING_S = 3600.0
 
 
 class Payload(NamedTuple):
-    """What is to be saved, as C takes it."""
+    """Records to be saved, in the form that C takes."""
 
-    #: structs, and how many
+    #: array of C structs, and its length
     array: Any
     length: int
-    #: what must live as long as they are used
+    #: objects that must live as long as C uses the array
     keep: list[Any]
-    #: functions that fetch bytes; what they raise the save raises
+    #: functions that fetch bytes from devices; the save raises what they raise
     couriers: list[Any]
-    #: for each record, whether it may be copied after the call; None: none may
+    #: for each record, whether it may be copied after the call; None: no record may
     later: Any = None
-    #: what was not as preferred
+    #: sentences that describe downgrades
     notes: tuple[str, ...] = ()
 
 
@@ -60,39 +60,40 @@ def start(
     owner: object = None,
     causes: Iterable[Cause] = (),
 ) -> SaveHandle:
-    """Has begin(array, count, options, out) begin a save.
+    """Start a save by calling begin(array, count, options, out). Return its handle.
 
     Args:
-        begin: the call of the library.
-        context: which the save belongs to.
-        route: where it goes.
-        payload: what is saved.
-        request: what the caller asked for.
-        borrow: what is saved stays as it is until the save has ended.
-        pickle_s: what it has taken so far, for the report.
-        notes: what was not as preferred so far.
-        owner: lives until the save is freed.
-        causes: those who know more about a failure than its code.
+        begin: The library function to call. It returns 0 or a negative code.
+        context: The context that the save belongs to.
+        route: The destination, and the tier on the way to it.
+        payload: The records to save.
+        request: The options of the caller.
+        borrow: Whether the memory of the records stays unchanged until the save has ended. If so,
+            nothing is copied.
+        pickle_s: Seconds of pickling, for the report.
+        notes: Downgrades so far, for the report.
+        owner: An object that must live until the save is freed.
+        causes: Objects that know more about a failure than its code.
     """
     interrupted = paths_staged()
     if interrupted:
-        # This is a signal's handler, and until it returns the save that it has interrupted goes no
-        # further. So this one waits neither for staging memory nor for its turn behind that one.
+        # This is a signal handler, and the interrupted save makes no progress until it returns. So
+        # this save must not wait for staging memory, nor for the interrupted save to the same path.
         borrow = True
         if request.due is None and place_of(route.place) in interrupted:
             request = replace(request, due=time.monotonic() + _INTERRUPTING_S)
     options = sized("ioshape_save_options")
     request.set_in(options)
     if route.passage is not None:
-        options.sync = lib.IOSHAPE_ON  # what is drained later must be there then
+        options.sync = lib.IOSHAPE_ON  # the file must survive on the tier until it is drained
     options.borrow = borrow
     teller = Teller.for_save(request.progress)
     tellers = [] if teller is None else [teller]
-    # The rest is copied by the time the call returns.
+    # Without borrowing and late copies, all records are copied when the call returns.
     outlives = borrow or payload.later is not None
     keep_longer = [*payload.keep] if outlives else []
     keep_longer += [one.set_in(options, queue=True) for one in tellers]
-    # Whenever a signal comes, a save that has begun is freed, which ends it, before what it
+    # If a signal raises an exception, the save is freed, which aborts it, before the memory that it
     # borrows.
     out = owned("save", context, owner)
     try:
@@ -114,7 +115,7 @@ def start(
             causes=causes,
         )
         if interrupted:
-            handle._wait(None)  # what it borrows may change from here on
+            handle._wait(None)  # the borrowed memory may change when the handler returns
         return handle
     except BaseException:
         ffi.release(out)
@@ -126,9 +127,10 @@ def records_of(
     is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
     path: str = "",
 ) -> Payload:
-    """The records of an object; storages of which is_steady() says so may be copied later.
+    """Return the records of an object for C.
 
-    `path` is named where one of those changes before.
+    Storages for which is_steady() returns True may be copied after the call. `path` appears in the
+    error message if such a storage changes too early.
     """
     records = ffi.new("struct ioshape_record[]", len(pickled.records))
     keep: list[Any] = [records]
@@ -160,8 +162,11 @@ def records_of(
 def _fetch(
     fetched: list[tuple[Any, Any, bool]], path: str, keep: list[Any]
 ) -> tuple[list[Any], tuple[str, ...]]:
-    """Has records fetched that lie on devices."""
-    # Brings in torch, which saves of numpy's arrays do without.
+    """Let C fetch the records that lie on devices. Return the couriers and their notes.
+
+    `keep` receives the objects that must live as long as C may call.
+    """
+    # Imports torch. Saves of numpy arrays work without it.
     from ioshape._device.outgoing import FETCH, Fetched, couriers_for  # noqa: PLC0415
 
     couriers, notes = couriers_for(

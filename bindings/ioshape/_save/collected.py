@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that a framework would wait for, begun in the background for whoever waits for all."""
+"""Background saves in the place of a framework's blocking saves, collected for one wait.
+
+Inside in_background(), the functions that replace a framework's saves use begins(). The owner of
+the block waits for all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _handles: ContextVar[list[SaveHandle] | None] = ContextVar("ioshape_collected", 
 
 @contextlib.contextmanager
 def in_background() -> Iterator[None]:
-    """What replaces a framework's saves begins them, while this block runs."""
+    """Make saves of frameworks start in the background inside this block."""
     token = _handles.set([])
     try:
         yield
@@ -26,12 +30,12 @@ def in_background() -> Iterator[None]:
 
 
 def begun() -> list[SaveHandle] | None:
-    """Those of the block so far; None outside of one."""
+    """Return the saves that the current block has started; None outside of a block."""
     return _handles.get()
 
 
 def begins(begin: Callable[[], SaveHandle]) -> bool:
-    """Begins a save, if that is what is wanted here."""
+    """Start a save if a block of in_background() is active. Return whether it did."""
     handles = _handles.get()
     if handles is not None:
         handles.append(begin())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory that is filled under a temporary name, and then appears whole."""
+"""Directories that are filled under a temporary name and then appear complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Directory(Owner):
-    """Without commit() it leaves no trace, also where this process is killed."""
+    """A directory in progress. Without commit() it leaves no trace, even after a kill."""
 
     def __init__(self, path: str) -> None:
         context = current()
@@ -25,16 +25,19 @@ class Directory(Owner):
         self.name = path
         if lib.save_directory_make(context.pointer, encoded(path), self._out):
             raise last_failure(path, "save")
-        #: where the files go until then; other processes may put some there
+        #: temporary path to fill until commit(); other processes may also create files there
         self.path = os.fsdecode(ffi.string(lib.save_directory_path(self._pointer)))
 
     def commit(self) -> None:
-        """Gives it its name, durably. FileExistsError if more than an empty directory has that."""
+        """Rename the directory to its final name, durably.
+
+        Raise FileExistsError if that name is taken, except by an empty directory.
+        """
         if lib.save_directory_commit(self._pointer):
             raise last_failure(self.name, "save")
 
     def close(self) -> None:
-        """Removes it, unless it was committed."""
+        """Remove the directory unless it was committed."""
         self._let_go()
 
     def __enter__(self) -> Directory:
@@ -50,7 +53,7 @@ class Directory(Owner):
 
 
 def sync(path: str) -> None:
-    """A file, or the names in a directory: on stable storage when it returns."""
+    """Bring a file, or the names in a directory, to stable storage. Return when it is done."""
     fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save in the background, as its caller holds it."""
+"""SaveHandle: the caller's object for a save in the background."""
 
 from __future__ import annotations
 
@@ -29,28 +29,32 @@ if TYPE_CHECKING:
     from ioshape._tier.route import Route
 
     class Cause(Protocol):
-        """Something that knows more about a failure than its code."""
+        """An object that knows more about a failure than its code."""
 
         def cause(self) -> BaseException | None:
-            """What it met, if it met something."""
+            """Return the exception that it met, or None."""
 
 
-# How long the library waits at a time. Between two waits Python looks for signals: Ctrl-C.
+# Milliseconds of one wait in the library. Python handles signals such as Ctrl-C between two waits.
 _SLICE_MS = 50
 
-# After so long of waiting for a slot the library logs it, and a terminal shows it.
+# Seconds of waiting for a slot after which the library logs the wait and a terminal shows it.
 _LONG_S = 5.0
 
 _UNDER_WAY = -errno.EINPROGRESS
 
 
 class SaveHandle:
-    """A save in the background, as ioshape.save_async() gives it.
+    """A save in the background, as ioshape.save_async() returns it.
 
-    Keep it or drop it: the save goes on either way. If it fails and nobody has asked how it went,
-    the next save raises the error, or the end of the process reports it.
+    You may keep the handle or drop it: the save goes on either way. If the save fails and the
+    program never asks for the outcome, the next save raises the error. If there is no next save,
+    the process prints the error at its end and exits nonzero.
 
-    It can be awaited in asyncio: `report = await handle`.
+    A handle can be awaited in asyncio: `report = await handle`.
+
+    Any thread may use a handle. In a forked child a save of the parent cannot be used: most calls
+    raise a StorageError.
     """
 
     def __init__(
@@ -65,39 +69,40 @@ class SaveHandle:
         notes: tuple[str, ...] = (),
         causes: Iterable[Cause] = (),
     ) -> None:
-        # A pointer to the pointer. When it goes the save is freed, which aborts it if it has not
-        # ended.
+        # A pointer to the C pointer. When it is garbage-collected, the save is freed, which aborts
+        # a save that has not ended.
         self._save = save
         self._pointer = save[0] if save is not None else ffi.NULL
         self._context = context
         self._owner = os.getpid()
         self._pickle_s = pickle_s
         self._keep: tuple[object, ...] = tuple(keep)
-        self._failures = tuple(failures)  # of callbacks; what they raised is what the save raises
+        self._failures = tuple(failures)  # callbacks; the save raises what they raised
         self._fallbacks = (*route.steps, *(Step(note, "torch") for note in notes))
-        self._causes = tuple(causes)  # of failures that the library names by their codes only
-        # No lock: a signal's handler may ask for it while its thread does. What follows is whole
-        # between any two steps, and what must happen once is decided by taking something away.
+        self._causes = tuple(causes)  # for failures of which the library knows only a code
+        # There is no lock, because a signal handler may use the handle while its thread does. The
+        # fields below are consistent between any two bytecodes. What must happen once is decided by
+        # removing an item from a list.
         self._callbacks: list[Callable[[SaveHandle], object]] = []
-        self._unwatched = [True]  # empty: a thread waits for its end
-        #: who waits until it is copied, and what it costs them: see lazy.py
+        self._unwatched = [True]  # empty if a thread waits for the end of the save
+        #: steps that wait until the storages are copied, and the cost of that wait: see lazy.py
         self._waiters: tuple[Steps, ...] = ()
         self._steps: Steps | None = None
         self._hook_s = 0.0
         self._step_s: list[float] = []
-        self._background = True  # nobody is waiting for it anyway
-        self._asked = False  # somebody knows how it ended
-        #: how it ended, once that is known: (report, error)
+        self._background = True  # the caller does not wait for it at once
+        self._asked = False  # the program has learned how the save ended
+        #: the outcome once it is known, under the key "how": (report, error)
         self._end: dict[str, tuple[Report | None, BaseException | None]] = {}
-        #: where the file goes
+        #: the destination, as the caller gave it
         self.path: str = route.path
-        #: where it is written
+        #: the canonical path to which the save writes, which may be on a tier
         self._place = under_way.place_of(route.place)
         self._passage = route.passage
 
     @classmethod
     def ended(cls, path: str, report: Report | None, error: BaseException | None) -> SaveHandle:
-        """The handle of a save that was over before it could be given."""
+        """Return a handle for a save that has already ended."""
         handle = cls(None, None, directly(path))
         handle._end["how"] = (report, error)
         return handle
@@ -117,7 +122,7 @@ class SaveHandle:
     def __repr__(self) -> str:
         state = "under way"
         if self.done():
-            # Who only looks at it is not to be stopped, though warnings be errors.
+            # repr() must not raise, even if the program turns warnings into errors.
             with contextlib.suppress(SkippedWarning):
                 self._settle()
             skipped = self._report is not None and self._report.skipped
@@ -127,17 +132,18 @@ class SaveHandle:
     # ---- Asking -------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Whether the save has ended, well or not."""
+        """Return whether the save has ended, with or without success. Do not wait."""
         if self._ended or not self._mine():
             return self._ended
         code = lib.ioshape_save_wait(self._pointer, 0)
         return code != _UNDER_WAY and (bool(code) or self._is_carried(0))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the file is durable and in place, or for `timeout` seconds.
+        """Wait until the save has ended, for at most `timeout` seconds. None means no limit.
 
-        True if it is, or was skipped (setting "full"; the report says it), False if the save is
-        still under way; raises what it failed with.
+        Return True if the file is durable and in place. If the file did not fit and the setting
+        "full" is "skip", also return True; the report has `skipped` set. Return False if the save
+        is still in progress. Raise the error if the save failed.
         """
         if not self._wait(timeout):
             return False
@@ -147,23 +153,31 @@ class SaveHandle:
         return True
 
     def result(self, timeout: float | None = None) -> Report:
-        """Waits, and gives the report; raises what the save failed with, or TimeoutError."""
+        """Wait as wait() does, and return the report.
+
+        Raise the error if the save failed, and TimeoutError if it is still in progress after
+        `timeout` seconds.
+        """
         if not self.wait(timeout):
             raise TimeoutError(f"the save to {self.path} is still under way after {timeout} s")
         assert self._report is not None
         return self._report
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits, and gives what the save failed with, or None; TimeoutError if it is under way."""
+        """Wait as wait() does, and return the error of the save, or None if it succeeded.
+
+        Raise TimeoutError if the save is still in progress after `timeout` seconds.
+        """
         if not self._wait(timeout):
             raise TimeoutError(f"the save to {self.path} is still under way after {timeout} s")
         self._asked = True
         return self._error
 
     def drained(self) -> bool:
-        """Whether the file is at its destination, or one that was saved to the same path later.
+        """Return whether this file, or one that a later save wrote, is at the destination.
 
-        Of a save over a tier that is some time after done(); of others it is the same.
+        A save over a tier is drained some time after done(). Any other save is drained when it
+        succeeds.
         """
         if not self.done():
             return False
@@ -172,28 +186,29 @@ class SaveHandle:
         return self._error is None and (passage is None or passage.is_drained())
 
     def wait_drained(self, timeout: float | None = None) -> bool:
-        """Waits until it is, or for `timeout` seconds.
+        """Wait until the file is drained, for at most `timeout` seconds. None means no limit.
 
-        True if it is, False if it is still under way. Raises what the save failed with, or why the
-        last drain could not carry it; then it stays on the tier, and is tried again.
+        Return True if it is drained and False if that is still in progress. Raise the error if the
+        save failed, or if the last attempt to drain it did. In the latter case the file stays on
+        the tier, and the drain is tried again.
         """
         end = None if timeout is None else time.monotonic() + timeout
         if not self.wait(timeout):
             return False
-        if self._passage is None or not self._passage.is_kept:  # the latter: it was skipped
+        if self._passage is None or not self._passage.is_kept:  # not kept: the save was skipped
             return True
         return self._passage.wait_drained(None if end is None else max(0.0, end - time.monotonic()))
 
     @property
     def report(self) -> Report | None:
-        """What the save did, also if it failed; None while it is under way."""
+        """The report of the save, also if it failed; None while it is in progress."""
         if self.done():
             self._settle()
         return self._report
 
     @property
     def progress(self) -> Progress:
-        """What the save is doing."""
+        """The current phase of the save and its progress in bytes."""
         if self._ended and self._pointer == ffi.NULL:
             written = self._report.file_bytes if self._report else 0
             return Progress("done", written, written)
@@ -202,16 +217,18 @@ class SaveHandle:
         lib.ioshape_save_get_status(self._pointer, now, place)
         name = PHASES.get(now.phase, "unknown")
         if name == "done" and self._passage is not None:
-            name = "drain"  # or in the instant before its end
+            name = "drain"  # or the save is just about to end
         if name != "wait":
             return Progress(name, now.done_bytes, now.total_bytes)
         there = (place.position, said(place.ahead), place.waited_s)
         return Progress(name, now.done_bytes, now.total_bytes, *there)
 
     def cancel(self) -> bool:
-        """Aborts the save unless it has ended: no file is left, and the previous one stays.
+        """Abort the save unless it has ended, and wait for that. The previous file stays.
 
-        True if the save has not put its file in place. It then raises CanceledError when asked.
+        Return True if the save has not put its file in place. wait() and result() then raise
+        CanceledError, or the error if the save had already failed. Return False if the file is in
+        place.
         """
         self._check_owner()
         if self._ended:
@@ -224,7 +241,11 @@ class SaveHandle:
         return self._error is not None
 
     def add_done_callback(self, callback: Callable[[SaveHandle], object]) -> None:
-        """Calls callback(handle) when the save has ended: now, or on a thread of the package."""
+        """Call callback(handle) once, when the save has ended.
+
+        If the save has ended, the call comes at once. Otherwise it comes on a thread of ioshape, or
+        on a thread that waits for this save. An exception in a callback is printed and ignored.
+        """
         self._check_owner()
         self._callbacks.append(callback)
         if self._ended:
@@ -249,14 +270,14 @@ class SaveHandle:
                 future.set_result(self._report)
 
         def ended(_handle: SaveHandle) -> None:
-            # A loop that was closed has nobody waiting in it any more.
+            # The loop may be closed. Then no coroutine waits in it any more.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(deliver)
 
         self.add_done_callback(ended)
         return (yield from future)
 
-    # ---- Inside -------------------------------------------------------------------------------
+    # ---- Internal functions -------------------------------------------------------------------
 
     def _mine(self) -> bool:
         return self._owner == os.getpid()
@@ -272,7 +293,7 @@ class SaveHandle:
             )
 
     def _wait(self, timeout: float | None) -> bool:
-        """Waits until it has ended. Ctrl-C gets through."""
+        """Wait until the save has ended. Return False on timeout. Let Ctrl-C through."""
         if self._ended:
             return True
         self._check_owner()
@@ -299,14 +320,18 @@ class SaveHandle:
         return True
 
     def _is_carried(self, timeout: float | None) -> bool:
-        """Of a save that has ended well: whether it also is where its caller wants it, in time."""
+        """Return whether a save that has succeeded is also where its caller wants it.
+
+        A save over a tier is added to the tier's journal first. With durable="destination", wait
+        for the drain until the timeout.
+        """
         if self._passage is None:
             return True
         self._passage.keep()
         return self._passage.has_ended(timeout)
 
     def _wait_copied(self) -> None:
-        """Waits until what it saves may change."""
+        """Wait until the program may change what is saved, and count the time."""
         if self._ended or not self._mine():
             return
         begin = time.perf_counter()
@@ -314,7 +339,7 @@ class SaveHandle:
         self._hook_s += time.perf_counter() - begin
 
     def _show_waiting(self) -> None:
-        """Says on the terminal what a long wait is for."""
+        """Show a long wait for a slot on the terminal."""
         now = self.progress
         _terminal.set_waiting(now.phase == "wait")
         if now.phase == "wait" and now.waited_s >= _LONG_S:
@@ -324,7 +349,7 @@ class SaveHandle:
             )
 
     def _settle(self) -> None:
-        """Notes how it ended, once. Only after it has."""
+        """Record how the save ended, once. The caller makes sure that it has ended."""
         failures, causes = self._failures, self._causes
         if self._ended:
             return
@@ -340,7 +365,7 @@ class SaveHandle:
             fallbacks=self._fallbacks,
             skipped=code == lib.IOSHAPE_E_SKIPPED,
         )
-        # A save that is skipped has not failed: training goes on.
+        # A skipped save is no failure, so training can go on.
         failed = bool(code) and not report.skipped
         passage = self._passage
         if passage is not None and not code:
@@ -355,35 +380,36 @@ class SaveHandle:
             failures = (*failures, passage)
         error = self._exception(report, failures, causes) if failed else None
         how = (report, error)
-        # Who comes second goes by what the first has found.
+        # If two threads get here, the first one's outcome counts.
         if self._end.setdefault("how", how) is not how:
             return
-        # What was borrowed goes now, however long the user keeps this object.
+        # Release the borrowed memory now. The user may keep this object for long.
         self._keep = ()
         self._failures = ()
         self._causes = ()
         self._context = None
-        # Only afterwards may the process end.
+        # The process may end only after forget(), so callbacks come before it.
         try:
             trace.record(report, background=self._background, error=error)
             self._call_all()
         finally:
             under_way.forget(self)
-        # Last: a filter of the program's may make an exception of it.
+        # This comes last, because a warning filter of the program may turn it into an exception.
         if report.skipped:
             self._warn(report)
 
     def _warn(self, report: Report) -> None:
         why = report.fallbacks[-1] if report.fallbacks else "skipped"
         if under_way.is_ending() or under_way.is_calling_back():
-            # Nobody's call: there is no place in the program to warn of, nor to raise an exception.
+            # No call of the program is at fault, so a warning would point nowhere, and an exception
+            # would reach no caller.
             with contextlib.suppress(SkippedWarning):
                 warn_skipped(self.path, why)
         else:
             warn_skipped(self.path, why)
 
     def _call_all(self) -> None:
-        """Each of them once, whoever else calls this at the same time."""
+        """Call each callback once, even if several threads are here at the same time."""
         interrupt: BaseException | None = None
         while self._callbacks:
             try:
@@ -392,7 +418,7 @@ class SaveHandle:
                 break
             try:
                 self._call(callback)
-            except BaseException as error:  # Ctrl-C: the others are called all the same
+            except BaseException as error:  # such as Ctrl-C: still call the other callbacks
                 interrupt = error
         if interrupt is not None:
             raise interrupt
@@ -400,7 +426,7 @@ class SaveHandle:
     def _call(self, callback: Callable[[SaveHandle], object]) -> None:
         try:
             callback(self)
-        except Exception:  # the save has nothing to do with it
+        except Exception:  # it must not affect the save
             sys.excepthook(*sys.exc_info())
 
     def _exception(
@@ -411,14 +437,14 @@ class SaveHandle:
                 if isinstance(source.failure, StorageError):
                     source.failure.report = report
                 return source.failure  # type: ignore[no-any-return]
-        lib.ioshape_save_wait(self._pointer, 0)  # so that this thread is told
+        lib.ioshape_save_wait(self._pointer, 0)  # makes it the last error of this thread
         error = last_failure(self.path, "save")
         error.report = report
         error.__cause__ = next(filter(None, (one.cause() for one in causes)), None)
         return error
 
     def _watch(self) -> None:
-        """Sees to it that callbacks are called when the save ends."""
+        """Start a thread that waits for the save, so that its callbacks are called. Do it once."""
         try:
             self._unwatched.pop()
         except IndexError:
@@ -427,12 +453,16 @@ class SaveHandle:
 
     def _watch_it(self) -> None:
         under_way.calls_back()
-        # Who waits hurries the copying, and nobody waits yet.
+        # A wait in the library speeds up the copying, which must stay slow while no step waits for
+        # it.
         while self._waiters and self.progress.phase == "stage":
             time.sleep(_SLICE_MS / 1000)
         self._wait(None)
 
     def _abort(self) -> None:
-        """As cancel(), for what Ctrl-C interrupted: nobody will ask."""
+        """Cancel a save after Ctrl-C has interrupted the wait for it.
+
+        Mark the outcome as known, because the program has no handle to ask for it.
+        """
         self._asked = True
         self.cancel()

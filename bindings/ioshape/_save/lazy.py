@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that copy while training goes on, until the next step of an optimizer.
+"""Saves that copy their data while training goes on, until the next step of an optimizer.
 
-What an optimizer updates, and what it keeps, changes in its step and nowhere else. So a save may
-copy that later, and a hook before the step waits for what is left.
+The parameters and the state of an optimizer change in its step alone. So a save may copy them
+later, and a hook before the step waits until they are copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Copying(Protocol):
-        """A save that may have something to copy."""
+        """A save that may have data left to copy."""
 
         _waiters: tuple[Steps, ...]
         _steps: Steps | None
@@ -30,31 +30,32 @@ if TYPE_CHECKING:
         def _wait_copied(self) -> None: ...
 
 
-# Less is copied at once when the program has said that nothing changes: it costs as much to wait.
+# With lazy=True, storages below this size are copied at once. Waiting for them later would cost as
+# much.
 _LARGE_BYTES = 1 << 20
-# Steps without a save that one with a save is compared with.
+# The most steps without a save that are kept for the comparison with steps during a save.
 _STEPS = 50
 _FEWEST_STEPS = 5
 
-#: saves that may have something to copy
+#: saves that may have data left to copy
 _copying: list[Copying] = []
 
 
-# ---- What is copied later -----------------------------------------------------------------------
+# ---- Storages that are copied later -------------------------------------------------------------
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with memory that one of a subclass, as of FSDP2, is made of."""
+    """Yield the tensors with memory that make up a tensor, such as a DTensor of FSDP2."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
-        # Of a DTensor also its mesh.
+        # A DTensor also lists its mesh, which tensors_in() skips.
         yield from tensors_in([getattr(tensor, name) for name in flatten()[0]])
     elif tensor.layout is torch.strided:
         yield tensor
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Those with memory, of dictionaries and lists."""
+    """Yield the tensors with memory in nested dictionaries, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield from _plain(value)
     elif isinstance(value, dict):
@@ -74,9 +75,10 @@ def _listed(optimizer: Any) -> tuple[Any, ...]:
 
 
 def steady(optimizer: Any) -> Callable[[torch.UntypedStorage], bool]:
-    """Tells which storages change in a step only: all of their bytes are an optimizer's.
+    """Return a function that tells whether a storage changes only in an optimizer's step.
 
-    Without one, the program has said that nothing changes before it calls before_step().
+    That is so if all of its bytes belong to an optimizer. Without an optimizer, the program
+    promises that nothing changes before it calls before_step(); then all large storages qualify.
     """
     if optimizer is None:
         return lambda storage: storage.nbytes() >= _LARGE_BYTES
@@ -98,15 +100,15 @@ def steady(optimizer: Any) -> Callable[[torch.UntypedStorage], bool]:
 
 
 class Steps:
-    """The steps of one optimizer, or of a loop that calls before_step()."""
+    """The sequence of steps of one optimizer, or of a loop that calls before_step()."""
 
     def __init__(self) -> None:
         self._last_s = 0.0
-        self._saving = False  # a save was under way when the last one began
+        self._saving = False  # a save was in progress when the last step began
         self._plain: deque[float] = deque(maxlen=_STEPS)
 
     def next(self) -> None:
-        """A step begins: what it changes is copied first."""
+        """Note that a step begins. Wait until the data that it changes is copied."""
         took = time.perf_counter() - self._last_s
         saves = [save for save in under_way.all_under_way() if save._steps is self]
         if self._saving or saves:
@@ -121,8 +123,11 @@ class Steps:
         self._last_s = time.perf_counter()
 
     def slowdown(self, took: list[float]) -> float | None:
-        """How these compare with steps without a save; None if there were too few."""
-        # The first of them began before the save did.
+        """Return the ratio of these step times to those without a save; None if too few are known.
+
+        Both are medians.
+        """
+        # The first step began before the save did, so it does not count.
         if len(self._plain) < _FEWEST_STEPS or len(took) < 2:
             return None
         return median(took[1:]) / median(self._plain)
@@ -139,7 +144,7 @@ _of_optimizers: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionar
 
 
 def steps_of(optimizer: Any) -> Steps:
-    """Those of an optimizer, which calls us before each from now on."""
+    """Return the steps of an optimizer. The first call registers a hook before each step."""
     register = getattr(optimizer, "register_step_pre_hook", None)
     if register is None:
         raise TypeError(
@@ -155,9 +160,10 @@ def steps_of(optimizer: Any) -> Steps:
 
 
 def before_step() -> None:
-    """Waits until all saves with `lazy=True` or an `optimizer` have copied what they save.
+    """Wait until all saves with `lazy=True` or an `optimizer` have copied their data.
 
-    Call it in a loop of your own before anything changes that such a save was given.
+    In a training loop of your own, call it before you change anything that such a save was given.
+    If there is no such save, it returns at once. Any thread may call it.
     """
     _of_loop.next()
     for save in list(_copying):
@@ -165,7 +171,7 @@ def before_step() -> None:
 
 
 def waiters_of(optimizer: Any) -> tuple[Steps, ...]:
-    """Who waits for a save: the steps of these optimizers, or of the program's loop."""
+    """Return the steps that wait for a save: those of the optimizers, or of the program's loop."""
     if optimizer is None:
         return (_of_loop,)
     waiters = tuple(map(steps_of, _listed(optimizer)))
@@ -175,7 +181,7 @@ def waiters_of(optimizer: Any) -> tuple[Steps, ...]:
 
 
 def watch(save: Copying, waiters: tuple[Steps, ...]) -> None:
-    """From here on these wait for it."""
+    """Make these steps wait for a save from now on."""
     save._waiters = waiters
     save._steps = waiters[0]
     _copying.append(save)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an object to the records of a torch zip, with torch's own pickling.
+"""Conversion of an object to the records of a torch zip, with torch's own pickling.
 
-torch.serialization._save() pickles an object and hands one record after the other to a writer, of
-which it uses write_record() alone. Ours takes notes: the small records as they are, and for each
-storage the memory where it lies. Nothing of torch's pickling is done again here, so whatever torch
-learns to pickle is right at once.
+The function torch.serialization._save() pickles an object and passes one record after the other to
+a zip writer. It calls only write_record() of that writer. The writer here collects the small
+records as they are, and a reference to the memory of each storage. It does no pickling of its own,
+so it supports all that torch can pickle.
 
-_save() is private. Before its first use it is tried on a small object; if it is not what we know,
-collect() raises Unsupported, and the caller goes by the public torch.save.
+This function is private. Before the first use it is tried on a small object. If it behaves in an
+unknown way, collect() raises Unsupported, and the caller uses the public torch.save.
 
-_save() copies a storage of a GPU to fresh memory before it hands it over. To fetch it piece by
-piece into staging memory instead, we must know it earlier: when the last of the small records
-comes, _save() has all storages in a variable. If one of them is not the CPU's, they are taken from
-there, and _save() is left.
+For a storage of a GPU, _save() makes a copy on the host before it passes it on. This module wants
+to fetch such a storage in pieces into staging memory instead, so it must act before that copy. When
+the last small record arrives, _save() has all storages in a local variable. If a storage is not on
+the CPU, the storages are taken from that variable, and an exception leaves _save().
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from ioshape._core.locks import ForkedLock
 if TYPE_CHECKING:
     from types import FrameType
 
-# Torch needs these two only to compute where records lie from the layout of its own writer. Our
-# records lie on page boundaries; without the two, torch looks at the file's headers.
+# torch uses these two records only to compute offsets by the layout of its own writer. In ioshape's
+# files, records begin on page boundaries. Without the two records torch reads the offsets from the
+# file's headers.
 _LAYOUT_RECORDS = (".format_version", ".storage_alignment")
 
-# "3" since torch 1.6; written by the C++ side of torch's writer, in the place of which we are.
+# It is "3" since torch 1.6. The C++ part of torch's writer adds it, which is not used here.
 _VERSION_RECORD = ("version", b"3\n")
 
 _DATA = "data/"
@@ -48,17 +49,17 @@ _LARGE_ALIGNMENT = 4096
 
 
 class Unsupported(Exception):
-    """torch must write this itself. The argument says why, for the report."""
+    """An object or a torch that only torch itself can save. The argument is the reason."""
 
 
 @dataclass
 class Record:
-    """A member of the archive. Exactly one of the two sources is there."""
+    """A member of the archive. Either `data` or `storage` is set."""
 
     name: str
     data: bytes | memoryview | None = None
     storage: torch.UntypedStorage | None = None
-    #: where in the file it may begin; 0 leaves that to the library
+    #: alignment in bytes of the data in the file; 0 lets the library choose
     alignment: int = 0
 
     @property
@@ -70,10 +71,10 @@ class Record:
 
 @dataclass
 class Pickled:
-    """All of an object: what save() has to write."""
+    """All records of an object, in the order of the file."""
 
     records: list[Record] = field(default_factory=list)
-    #: some of the storages are not the CPU's
+    #: whether a storage is on a device other than the CPU
     has_device_storages: bool = False
 
     @property
@@ -86,22 +87,22 @@ def _on_device(storage: torch.UntypedStorage) -> bool:
 
 
 def _storages_of(frame: FrameType) -> dict[str, torch.UntypedStorage]:
-    """What _save() has gathered, by key; looked at while it calls us."""
+    """Return the storages that _save() has gathered, by key, from its frame while it calls."""
     storages = frame.f_locals.get("serialized_storages")
     return storages if isinstance(storages, dict) else {}
 
 
 class _PickleComplete(Exception):
-    """Raised through _save() to leave it before it copies storages of a GPU."""
+    """Raised through _save() to leave it before it copies the storages of a GPU."""
 
 
 class _Notes:
-    """What _save() takes for a zip writer."""
+    """The zip writer that _save() is given. It collects records and writes nothing."""
 
     def __init__(self, alignment: int) -> None:
         self.pickled = Pickled()
         self.alignment = alignment
-        #: by torch's keys, if some are not the CPU's
+        #: all storages by torch's keys, if one of them is not on the CPU; otherwise empty
         self.storages: dict[str, torch.UntypedStorage] = {}
 
     def write_record(self, name: str, data: Any, n_bytes: int) -> None:
@@ -131,42 +132,47 @@ class _Notes:
 
 
 def alignment_for(n_bytes: int, wanted: int) -> int:
-    """Where a storage of this size may begin in the file, as the library aligns or stricter."""
+    """Return the alignment in the file of a storage of this size.
+
+    It is the one that the library would choose, or a stricter one if `wanted` asks for it.
+    """
     if n_bytes >= _LARGE_BYTES or wanted > _LARGE_ALIGNMENT:
         return _LARGE_ALIGNMENT
     return wanted if wanted > 64 and wanted & (wanted - 1) == 0 else 64
 
 
 def _private(name: str, default: Any) -> Any:
-    """Something of torch's that another version need not have."""
+    """Return a private attribute of torch.serialization, or `default` if this torch lacks it."""
     return getattr(torch.serialization, name, default)
 
 
 def check_arguments(f: object, pickle_module: Any) -> None:
-    """What torch.save checks before it does anything, with its errors."""
+    """Check arguments as torch.save does before its work. Raise the errors that it raises."""
     _private("_check_dill_version", lambda _module: None)(pickle_module)
     _private("_check_save_filelike", lambda _file: None)(f)
 
 
 def _run(obj: object, notes: _Notes, module: Any, protocol: int) -> None:
-    # Whoever turns the record "byteorder" off here gets it at the end, from the C++ side of torch's
-    # writer. So it is never off.
+    # The last argument is False, so _save() writes the record "byteorder". With True, the C++ part
+    # of torch's writer adds it at the end, and that part is not used here.
     torch.serialization._save(obj, notes, module, protocol, False)  # type: ignore[no-untyped-call]
 
 
-# None until _save() has been tried; then "" if it is as we know it, or why it is not.
+# None until _save() has been tried. Then "" if it behaves as expected, or the reason why it does
+# not.
 _probed: str | None = None
-# Name of the record that _save() writes last before the storages.
+# The name of the record that _save() writes last before the storages; None if unknown.
 _last_before_storages: str | None = None
 _probe_lock = ForkedLock()
 
 
 def _probe() -> str:
-    """Try _save() on a small object. Raise what it raises.
+    """Try _save() on a small object. Return "", or why it is unknown. Pass its exceptions on.
 
-    The caller's thread tries it, because another thread that imports something could wait for an
-    import that this one was interrupted in. The object has storages but no tensors: the caller's
-    torch.device(), FakeTensorMode and the like change only what makes tensors.
+    It runs on the caller's thread. Another thread that imports something could wait for an import
+    lock that this thread holds, if a signal has interrupted an import. The object has storages but
+    no tensors. The caller's torch.device(), FakeTensorMode and similar modes affect only functions
+    that make tensors.
     """
     global _last_before_storages  # noqa: PLW0603
     shared = torch.UntypedStorage(12)  # type: ignore[no-untyped-call]
@@ -192,25 +198,26 @@ def _probe() -> str:
         or written["data/0"].data_ptr() != shared.data_ptr()
     ):
         return f"torch {torch.__version__} writes records that are not known"
-    # What brings them by itself needs torch.accelerator, which older versions of torch have not.
+    # Fetching by pieces needs torch.accelerator, which older versions of torch lack.
     is_known = list(written) == list(known) and all(
         written[name] is known[name] for name in written
     )
     if is_known and hasattr(torch, "accelerator"):
         _last_before_storages = names[-3]
-    # Otherwise torch copies the storages of a GPU itself, all of them, before the first is written.
+    # Otherwise torch itself copies all storages of a GPU before the first one is written.
     return ""
 
 
 def problem() -> str:
-    """Return why torch's pickling cannot be used by itself; "" if it can."""
+    """Return why torch's pickling cannot be used without its writer; "" if it can."""
     global _probed  # noqa: PLW0603
-    with _probe_lock, first_use:  # torch may import something for it
+    with _probe_lock, first_use:  # torch may import modules for it
         if _probed is None:
             try:
                 _probed = _probe()
             except Exception as error:
-                # The handler of a signal may have raised it. Torch raises it again.
+                # A signal handler may have raised the exception. If torch is the cause, it raises
+                # again.
                 try:
                     _probe()
                 except Exception:
@@ -222,9 +229,10 @@ def problem() -> str:
 
 
 def collect(obj: object, module: Any, protocol: int) -> Pickled:
-    """Pickles an object as torch.save would. What that raises, this raises.
+    """Pickle an object as torch.save would. Pass torch's exceptions on.
 
-    Storages are not copied: they are the object's own.
+    Storages are not copied: the records refer to the object's own. Raise Unsupported if torch must
+    save the object itself.
     """
     if getattr(_private("_serialization_tls", None), "skip_data", False):
         raise Unsupported("the storages' data is skipped")
@@ -237,7 +245,7 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
     except _PickleComplete:
         notes.pickled.has_device_storages = True
         if any(storage.device.type == "meta" for storage in notes.storages.values()):
-            # torch knows what to say of them.
+            # torch.save has the right behaviour for storages without data.
             raise Unsupported("storages without data") from None
         for key, storage in notes.storages.items():
             notes.pickled.records.append(
@@ -252,11 +260,14 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
 
 
 _LOCAL_HEADER_BYTES = 30
-_SERIALIZATION_ID = ".data/serialization_id"  # of the file that torch itself would have written
+_SERIALIZATION_ID = ".data/serialization_id"  # identifies the file that torch would have written
 
 
 def by_torch(obj: object, module: Any, protocol: int) -> Pickled:
-    """The same with the public torch.save, through memory, where collect() says Unsupported."""
+    """Return the records of an object that collect() does not support.
+
+    The public torch.save writes it into memory, and the records are cut out of that.
+    """
     file = io.BytesIO()
     original.save(obj, file, module, protocol, True)
     view = file.getbuffer()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""on_preemption(): the cluster wants its node back."""
+"""Notice of preemption: on_preemption() learns that the cluster will end this process soon."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A file is looked for no more often, on whatever filesystem it is to appear.
+# Seconds between two looks for the file, which may be on a slow filesystem.
 _LOOK_S = 0.5
 
 
 class Notice:
-    """Whether this process is told to end, as ioshape.on_preemption() gives it.
+    """A notice of preemption, as ioshape.on_preemption() returns it.
 
-    It is false until then, and true from then on. The end of its `with` block puts the handlers of
-    signals back that were there before.
+    It is false until the process is asked to end, and true from then on. The end of its `with`
+    block restores the signal handlers that were installed before.
     """
 
     def __init__(
@@ -30,7 +30,8 @@ class Notice:
         self._looked = -_LOOK_S
         self._since: float | None = None
         self._owner = os.getpid()
-        #: what told it: "SIGTERM", or the file; "" until then
+        #: The cause: a signal's name such as "SIGTERM", or the path of the file; "" before the
+        #: notice.
         self.reason: str = ""
         self._before: dict[int, Any] = {}
         try:
@@ -54,18 +55,19 @@ class Notice:
 
     @property
     def left(self) -> float | None:
-        """Seconds of the deadline, below 0 if it is over; None as long as nobody wants the node.
+        """The seconds until the deadline, negative after it; None while there is no notice.
 
-        So it can be given to every save: save(state, path, deadline=notice.left).
+        So it can be passed to every save: save(state, path, deadline=notice.left).
         """
         if not self or self._since is None:
             return None
         return self._since + self._deadline - time.monotonic()
 
     def close(self) -> None:
-        """Puts the handlers back that were there before. A second time it does nothing."""
+        """Restore the signal handlers that were installed before. A second call does nothing."""
         for number, before in self._before.items():
-            # None: it is not one of Python's, and cannot be put back. Nor is what came since.
+            # None means that the handler was not installed by Python, so it cannot be restored. A
+            # handler that was installed since stays.
             if before is not None and signal.getsignal(number) == self._on_signal:
                 signal.signal(number, before)
         self._before = {}
@@ -84,8 +86,8 @@ class Notice:
     def _on_signal(self, number: int, frame: Any) -> None:
         before = self._before.get(number)
         if self._owner != os.getpid():
-            # A forked child inherits the handler, but not the loop that would ask: what ends it
-            # is to end it.
+            # A forked child inherits the handler but not the loop that reads the notice. So the
+            # signal must have its original effect there.
             signal.signal(number, before if before is not None else signal.SIG_DFL)
             signal.raise_signal(number)
             return
@@ -101,27 +103,35 @@ def on_preemption(
     signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1),
     file: str | os.PathLike[str] | None = None,
 ) -> Notice:
-    """Watches for the word that the process has to end soon, so that it can save before.
+    """Watch for notice that the process must end soon, so that it can save before.
 
         with ioshape.on_preemption() as notice:
             for step in range(steps):
                 train(step)
                 if notice:
+                    # Save in the time left.
                     ioshape.save(state, path, deadline=notice.left)
                     break
 
-    It is told by a signal (Slurm, Kubernetes, torchrun) or by a file that appears. Nothing else
-    happens then: the loop asks the notice. A handler of a signal that was there before is called,
-    too. The ranks of a job are not told in the same step: they have to agree when they stop, for
-    example by an all_reduce.
+    The notice comes by a signal (Slurm, Kubernetes, torchrun) or by a file that appears. Nothing
+    else happens by itself: your loop tests the notice. A signal handler that was installed before
+    is called as well.
+
+    The ranks of a job get the notice in different steps. They must agree on the step at which they
+    stop, for example by an all_reduce.
 
     Args:
-        deadline: seconds from the word to the end; take some off what your cluster gives.
-        signals: that bring the word. Only the main thread can watch for signals.
-        file: also a file of this name does. It is looked for twice a second at most, when the
-            notice is asked.
+        deadline: Seconds from the notice to the end of the process. Choose a little less than your
+            cluster grants. Default: 25.
+        signals: The signals that give notice. Only the main thread may pass any. Default: SIGTERM
+            and SIGUSR1.
+        file: A path that gives notice when it appears. It is checked when you test the notice, at
+            most twice a second. Default: none.
 
     Returns:
-        A Notice, to be used in a `with` statement: true once the word has come.
+        A Notice for a `with` statement, which is true once notice was given.
+
+    Raises:
+        ValueError: Signals were passed on a thread other than the main thread.
     """
     return Notice(deadline, signals, file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the caller of a save asked for, as one value from the public call to C's options."""
+"""The options of a save, as one value from the public call to the option structs of C."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def due_in(deadline: float | None) -> float | None:
-    """When so many seconds are over."""
+    """Return the time.monotonic() at which a deadline in seconds from now ends; None for none."""
     return None if deadline is None else time.monotonic() + deadline
 
 
 def left_ms(due: float | None) -> int:
-    """As options of C have it: 0 for none, below 0 if it is over."""
+    """Return the milliseconds left, for options of C: 0 for no deadline, -1 if it is over."""
     if due is None:
         return 0
     left = math.ceil((due - time.monotonic()) * 1000)
@@ -33,18 +33,21 @@ def left_ms(due: float | None) -> int:
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """How to save. Settings are looked up when it is made, and the deadline runs from then on."""
+    """The options of a save.
+
+    Settings are read when it is made, and the deadline counts from then on.
+    """
 
     durable: bool = True
     replace: bool = True
     progress: Callable[[Progress], object] | None = None
-    #: by time.monotonic(); None: there is no deadline
+    #: deadline by time.monotonic(); None: there is no deadline
     due: float | None = None
-    #: the folder of the tier; "": none is wanted
+    #: folder of the tier; "": the save uses none
     tier: str = ""
-    #: the save ends at the destination, and not on the tier
+    #: whether the save ends only when the file is at the destination, and not on the tier
     to_destination: bool = False
-    #: of each MiB, in a file beside it
+    #: whether to write a checksum of each MiB into a file beside the saved file
     checksums: bool = False
 
     @classmethod
@@ -58,7 +61,7 @@ class SaveRequest:
         tier: str | os.PathLike[str] | Literal[False] | None = False,
         checksums: bool = False,
     ) -> SaveRequest:
-        """Takes the arguments of a public call."""
+        """Make a request of the arguments of a public call."""
         return cls(
             durable=durable == "destination" or is_durable(durable),
             replace=replace,
@@ -70,7 +73,7 @@ class SaveRequest:
         )
 
     def set_in(self, options: Any) -> None:
-        """Writes what the option structs of records and of files both have."""
+        """Set the fields that the option structs of records and of files have in common."""
         options.sync = lib.IOSHAPE_ON if self.durable else lib.IOSHAPE_OFF
         options.replace = lib.IOSHAPE_ON if self.replace else lib.IOSHAPE_OFF
         options.deadline_ms = left_ms(self.due)

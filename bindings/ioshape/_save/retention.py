@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retention of files: of those that differ in the last number of their names, the newest stay."""
+"""Retention of checkpoint files: keep the newest files of a family, remove the others.
+
+A family is all files in a directory whose names differ only in their last number.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ _log = logging.getLogger("ioshape")
 
 @dataclass(frozen=True)
 class Kept:
-    """A file of a family, as it was looked at."""
+    """A file of a family, with its status when it was examined."""
 
     name: str
-    #: the last one in its name
+    #: the last number in its name
     number: int
     n_bytes: int
     mtime_ns: int
@@ -35,10 +38,10 @@ class Kept:
 
 
 def family_of(path: str) -> Numbered:
-    """Return the name of a path around its last number.
+    """Split the name of a path around its last number.
 
     Raises:
-        ValueError: it has none, or the number does not count checkpoints.
+        ValueError: The name has no number, or the number counts shards of one checkpoint.
     """
     name = os.path.basename(path)  # noqa: PTH119
     found = numbered(name)
@@ -47,7 +50,7 @@ def family_of(path: str) -> Numbered:
             f'cannot tell older checkpoints of "{name}": its name has no number; give one that '
             "has, such as step-100.pt"
         )
-    if found.counts_shards:  # only the newest of them would stay
+    if found.counts_shards:  # retention would keep only the newest shards of one checkpoint
         raise ValueError(
             f'cannot tell older checkpoints of "{name}": its last number counts files of one '
             "checkpoint; put the step behind it, such as rank-3-step-100.pt"
@@ -56,7 +59,7 @@ def family_of(path: str) -> Numbered:
 
 
 def check(path: str, keep_last: int) -> None:
-    """Raise before anything is saved if retention is not possible.
+    """Check, before anything is saved, that retention is possible.
 
     Raises:
         ValueError: `keep_last` is less than 1, or the path belongs to no family.
@@ -67,14 +70,14 @@ def check(path: str, keep_last: int) -> None:
 
 
 def after_save(path: str, keep_last: int, *, is_there: bool) -> None:
-    """Remove what is older than the newest files of a family, now that `path` is saved.
+    """Remove the older files of a family after `path` was saved.
 
-    Best effort: what cannot be removed is logged.
+    Best effort: failures are logged as warnings.
 
     Args:
-        path: what has been saved.
-        keep_last: how many stay; `path` stays in any case.
-        is_there: False if it is on a tier, and not at its path yet.
+        path: The file that was saved. It always stays.
+        keep_last: The number of files to keep.
+        is_there: Whether the file is at `path` yet; False while it is on a tier.
     """
     try:
         directory, name = os.path.split(place_of(path))
@@ -84,21 +87,22 @@ def after_save(path: str, keep_last: int, *, is_there: bool) -> None:
                 _log.warning('older checkpoints than "%s" stay: it is no torch zip', path)
                 return
             family.remove([one for one in found[keep_last:] if one.name != name], found)
-    except (OSError, ValueError) as error:  # the save itself is done
+    except (OSError, ValueError) as error:  # the save itself has succeeded, so do not raise
         _log.warning('older checkpoints than "%s" stay: %s', path, error)
 
 
 def prune(path: str, keep_last: int, *, dry_run: bool) -> tuple[list[Kept], list[Kept]]:
     """Remove all but the newest files of the family of `path`, oldest first.
 
-    At least one that stays is verified, every byte. Files that are damaged neither go nor count.
+    The newest file that stays is verified completely. Damaged files that are newer are neither
+    removed nor counted.
 
     Returns:
-        What stays, and what went or with `dry_run` would go.
+        The files that stay, and those that were removed, or with `dry_run` would be.
 
     Raises:
-        ValueError: the path belongs to no family.
-        StorageError: a file could not be removed. The others have been, nevertheless.
+        ValueError: The path belongs to no family.
+        StorageError: A file could not be removed. All others were removed nevertheless.
     """
     directory = os.path.dirname(place_of(path))  # noqa: PTH120
     with _Family(directory, family_of(path)) as family:
@@ -112,7 +116,7 @@ def prune(path: str, keep_last: int, *, dry_run: bool) -> tuple[list[Kept], list
 
 
 class _Family:
-    """The files of a family in a directory, which stays the same whatever its name becomes."""
+    """The files of a family in a directory, held open by descriptor in case it is renamed."""
 
     def __init__(self, directory: str, family: Numbered) -> None:
         self._directory = directory
@@ -126,16 +130,17 @@ class _Family:
         os.close(self._fd)
 
     def members(self) -> list[Kept]:
-        """Return the complete checkpoints, the newest first, as load_latest() orders them.
+        """Return the complete checkpoints, newest first, in the order of load_latest().
 
-        Links are left out, and what is not a torch zip with its directory at the end.
+        Symbolic links are left out, and so are files that are not torch zips with a directory at
+        their end.
         """
         found = []
         for name in os.listdir(self._fd):  # noqa: PTH208
             parts = numbered(name)
             if parts is None or parts.family != self._family:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # removed just now
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode) and self._is_checkpoint(name):
                     found.append(
@@ -154,7 +159,7 @@ class _Family:
             return False
 
     def is_intact(self, one: Kept) -> bool:
-        """Whether every checksum of a file is right."""
+        """Return whether all checksums of a file match. Log a warning if not."""
         try:
             with Reader(self._path(one.name), operation="prune") as reader:
                 reader.verify()
@@ -164,7 +169,10 @@ class _Family:
         return True
 
     def remove(self, going: list[Kept], found: list[Kept]) -> None:
-        """Remove files, the oldest first. The newest of all that were found stays, durably."""
+        """Remove files, oldest first.
+
+        The newest file that was found is synced before, so that it survives a crash.
+        """
         if not going:
             return
         self._sync(found[0].name)
@@ -172,10 +180,10 @@ class _Family:
         for one in reversed(going):
             try:
                 status = os.stat(one.name, dir_fd=self._fd, follow_symlinks=False)
-                # Another save may have replaced it since.
+                # Another save may have replaced the file since it was examined.
                 if (status.st_ino, status.st_mtime_ns) == (one.inode, one.mtime_ns):
                     os.unlink(one.name, dir_fd=self._fd)
-            except FileNotFoundError:  # another process was quicker
+            except FileNotFoundError:  # another process has removed it first
                 continue
             except OSError as error:
                 failure = failure or error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save() and save_async()."""
+"""ioshape.save() and ioshape.save_async()."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from ioshape._tier.route import Route
 
 _PROTOCOL = 2  # torch's default
-_MOST_PADDING = 8 << 10
+_MOST_PADDING = 8 << 10  # most bytes in the file between the data of two records
 
 
 def is_ours(f: Any) -> bool:
-    """Whether it is a file of ioshape.open(), or what DCP puts around one for an item of it."""
+    """Return whether `f` is a file of ioshape.open(), or DCP's wrapper around one."""
     return isinstance(f, AtomicFile) or isinstance(_attribute(f, "raw"), AtomicFile)
 
 
 def _attribute(f: Any, name: str) -> Any:
     try:
         return getattr(f, name, None) if is_pythons(f) else None
-    except Exception:  # a property of a class of the program
+    except Exception:  # a property of the program's class may raise anything
         return None
 
 
 class _NoTargetError(TypeError, AttributeError):
-    """It is an AttributeError because that is what torch.save raises."""
+    """A TypeError for a target without write(). torch.save raises an AttributeError for it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_target, self.args
@@ -66,7 +66,7 @@ def _no_target(*arguments: object) -> _NoTargetError:
     return _NoTargetError(*arguments)
 
 
-# Its name in tracebacks.
+# Tracebacks show it as a plain TypeError.
 _NoTargetError.__module__, _NoTargetError.__name__ = "builtins", "TypeError"
 _NoTargetError.__qualname__ = "TypeError"
 
@@ -86,50 +86,63 @@ def save(
     tier: str | os.PathLike[str] | Literal[False] | None = None,
     keep_last: int | None = None,
 ) -> Report:
-    """Saves an object as torch.save does, durably: when this returns, it is on stable storage.
+    """Save an object as torch.save does, atomically and durably.
 
-    The first arguments are torch.save's, and so is the file: torch.load opens it. A reader sees the
-    previous file or the new one, never half of one, whatever happens meanwhile. If the save fails
-    or is interrupted (Ctrl-C), the previous file stays as it was.
+    When the call returns, the file is on stable storage. The file and the first arguments are those
+    of torch.save, so torch.load opens the file. A reader always sees the previous file or the new
+    one, and never a partial file. If the save fails or Ctrl-C interrupts it, the previous file
+    stays.
+
+    Any thread may call this. Once the interpreter shuts down, only the main thread may.
 
     Args:
-        obj: the object.
-        f: the path; or a file object, to which torch itself then writes.
-        pickle_module: as in torch.save.
-        pickle_protocol: as in torch.save.
-        durable: False returns without waiting for stable storage; the file is still complete or not
-            there for readers. "destination" waits until a save over a tier is drained. Default: the
-            setting "durable".
-        replace: False raises FileExistsError if the path exists when the file is complete.
-        progress: is called with a Progress now and then; an exception in it stops the save.
-        deadline: seconds until the process will end. The save then goes before those of others, and
-            leaves out what takes time; the report's `deadline_met` says whether it was in time. It
-            goes on when the time is over. on_preemption() tells what is left. Default: none.
-        tier: a folder on a fast disk of this node. When this returns, the file is on stable storage
-            there; a thread then carries it to `f`, in its turn behind direct saves. The tier's
-            journal lasts: what a process leaves there, the next one that saves there carries, or
-            "ioshape drain". Until then only load(), load_latest(), verify(), inspect() and open()
-            find the file. False saves directly. So do a `deadline`, replace=False, a full tier, and
-            what torch writes itself; the report's `fallbacks` say why. Default: the setting "tier".
-        keep_last: how many checkpoints of the path's family stay, the newest by their times of
-            modification. The family is in the same directory, and its names differ in their last
-            number alone: step-100.pt and step-200.pt. When the new file is safe, older ones are
-            removed, if they are complete files of torch.save; links and damaged files stay, and do
-            not count. A file that cannot be removed is a warning in the log. Over a tier only
-            files at the destination count. Default: all stay.
+        obj: The object to save. It must not change during the call.
+        f: A path, or a file object. torch itself writes to a file object, neither atomically nor
+            durably.
+        pickle_module: As in torch.save.
+        pickle_protocol: As in torch.save.
+        _use_new_zipfile_serialization: As in torch.save. With False, torch writes the bytes itself.
+        _disable_byteorder_record: As in torch.save.
+        durable: False returns without waiting for stable storage. The file is still atomic for
+            readers. "destination" waits until a save over a tier is drained. Default: the setting
+            "durable".
+        replace: False raises FileExistsError if the path exists when the new file is complete.
+            Default: True.
+        progress: A function that is called with a Progress from time to time, also on threads of
+            the library. An exception in it stops the save, and this call raises it. Default: none.
+        deadline: Seconds until the process will end. The save then gets its slot before saves
+            without a deadline, and skips optional work. It continues after the deadline. The
+            report's `deadline_met` tells whether it was in time. on_preemption() measures the time
+            left. Default: none.
+        tier: A folder on a fast disk of this node. The call returns when the file is on stable
+            storage there. A background thread then copies it to `f`, after direct saves. If the
+            process ends before that, the next process that saves on this tier copies it, or
+            "ioshape drain" does. Until it is copied, only load(), load_latest(), verify(),
+            inspect() and open() find the file. False saves directly. A save with a `deadline`, with
+            replace=False or by torch itself is direct, too, and so is one while the tier is full;
+            the report's `fallbacks` say why. Default: the setting "tier".
+        keep_last: The number of checkpoints of the path's family to keep, the newest by
+            modification time. A family is all files in the directory whose names differ only in
+            their last number: step-100.pt and step-200.pt. When the new file is safe, older ones
+            are removed. Only complete files of torch.save are removed and counted; links and
+            damaged files stay. A file that cannot be removed gives a warning in the log. With a
+            tier, only files at the destination count. Default: keep all.
 
     Returns:
-        A Report: where the time went, and what was not as preferred. If the save did not fit into
-        the free space and the setting "full" is "skip", its `skipped` is set, nothing was written,
-        and a SkippedWarning was given.
+        A Report with the timing breakdown and the downgrades. If the file did not fit and the
+        setting "full" is "skip", nothing was written. The report then has `skipped` set, and a
+        SkippedWarning was issued.
 
     Raises:
-        StorageError: the file could not be written. It is an OSError with errno and path.
+        StorageError: The file could not be written. It is an OSError with errno and path. An
+            earlier background save whose failure the program has not seen also raises its error
+            here, after the new file is safe.
         TypeError: `f` is neither a path nor a file object.
-        ValueError: `keep_last` is less than 1, or the last number in the name does not count
-            checkpoints: "last.pt", "step-100-rank-3.pt".
+        ValueError: `keep_last` is less than 1, or the last number of the name does not count
+            checkpoints ("last.pt", "step-100-rank-3.pt"), or an argument is invalid.
+        RuntimeError: The interpreter is shutting down, and this is not the main thread.
 
-    What torch.save raises for objects that cannot be pickled, this raises.
+    Exceptions of torch.save for objects that cannot be pickled are passed on.
     """
     if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "write"):
         raise _NoTargetError(
@@ -153,7 +166,7 @@ def save(
             retention.after_save(os.fspath(f), keep_last, is_there=not report.tier)
     else:
         report = save.to_file_object(f)
-    # After the new file is safe: no checkpoint is lost because an earlier one was.
+    # Only now that the new file is safe: an earlier failure must not cost this checkpoint.
     raise_unheard()
     return report
 
@@ -175,35 +188,59 @@ def save_async(
     optimizer: Any = None,
     lazy: bool = False,
 ) -> SaveHandle:
-    """Begins to save an object, and returns as soon as the object may change again.
+    """Start to save an object in the background, and return as soon as the object may change.
 
-    What the caller waits for is pickling and one copy of the storages in memory; the rest happens
-    on a thread of the library, without the GIL. Several saves may be under way; those to one path
-    are put in place in the order of the calls, but one with a deadline waits for none. When they
-    hold all of the staging memory (setting "staging_bytes"), the call waits for room.
+    The caller waits for pickling and for one copy of the storages in memory. A thread of the
+    library does the rest without the GIL. Several saves may be in progress. Saves to one path are
+    put in place in the order of the calls, except that a save with a deadline waits for none. If
+    earlier saves hold all of the staging memory (setting "staging_bytes"), the call waits until
+    some is free.
 
     With `optimizer` the call hardly waits. Parameters that need gradients, and the optimizer's
-    state, change in its step alone: they are copied while forward and backward go on, by a thread
-    of the lowest priority, and a hook before the next step waits for what is left. All else is
-    copied before the call returns. With `lazy`, you say that no storage from 1 MiB on changes until
-    you call before_step(). If something does change, the save fails, as far as a sample tells. What
-    does not fit into the staging memory is copied before the call returns.
+    state, change only in its step. A thread of the lowest priority copies them during forward and
+    backward, and a hook before the next step waits for the rest. Everything else is copied before
+    the call returns.
 
-    Arguments and file are those of save(); `progress` is called from other threads, too.
+    With `lazy` you promise that storages of 1 MiB and more stay unchanged until you call
+    before_step(). If such a storage does change, the save fails, as far as a sample of its bytes
+    reveals it. Data that does not fit into the staging memory is copied before the call returns.
+
+    The file is that of save(). Any thread may call this. Once the interpreter shuts down, only the
+    main thread and callbacks may.
 
     Args:
-        obj: as in save(), and so is what is not listed here.
-        optimizer: a torch.optim.Optimizer, or a list of all that change what is saved.
-        lazy: True for a loop of your own, without such an optimizer.
+        obj: The object to save. It may change once the call returns, apart from what is said above
+            about `optimizer` and `lazy`.
+        f: The path. File objects are not accepted.
+        pickle_module: As in torch.save.
+        pickle_protocol: As in torch.save.
+        _use_new_zipfile_serialization: As in torch.save. With False, torch writes the file itself
+            before the call returns.
+        _disable_byteorder_record: As in torch.save.
+        durable: As in save(), for the end of the background save.
+        replace: As in save(). The handle raises FileExistsError.
+        progress: As in save(). Most calls come on threads of the library, and may come from two
+            threads at once. The handle raises an exception of the function.
+        deadline: As in save().
+        tier: As in save(). The background save ends when the file is on the tier.
+        keep_last: As in save(). Older files are removed when the background save has ended.
+        optimizer: A torch.optim.Optimizer, or a list of all optimizers that change the object.
+            Default: none.
+        lazy: True for a training loop of your own that calls before_step(). Default: False.
 
     Returns:
-        A SaveHandle: done(), wait(), result(), report; it can be awaited. If the save fails and
-        nobody asks, the next save raises the error, once it has saved, or begun to; or the end of
-        the process reports it.
+        A SaveHandle with done(), wait(), result() and report. It can be awaited. If the save fails
+        and the program never asks for the outcome, the next save raises the error after it has
+        saved or started. If there is no next save, the process prints the error at its end.
 
     Raises:
-        What torch.save raises for objects that cannot be pickled. Failures of the file are raised
-        by the handle.
+        StorageError: An earlier background save failed, and the program has not seen it. This save
+            has been started nevertheless. The handle raises failures of this save.
+        TypeError: `f` is not a path, or `optimizer` is not an optimizer of torch.
+        ValueError: An argument is invalid, as in save(), or `optimizer` is empty.
+        RuntimeError: The interpreter is shutting down, and this is not the main thread.
+
+    Exceptions of torch.save for objects that cannot be pickled are passed on.
     """
     if not isinstance(f, (str, os.PathLike)):
         raise TypeError(
@@ -242,7 +279,7 @@ def _remove_older_after(handle: SaveHandle, keep_last: int) -> None:
 
 
 def _begun(path: str, note: str) -> Report:
-    """Of a save that torch is about to write."""
+    """Return the initial report of a save whose bytes torch itself writes."""
     return Report(
         path=path, written_by="torch", fallbacks=(Step(note, "torch"),), started_s=time.time()
     )
@@ -250,7 +287,7 @@ def _begun(path: str, note: str) -> Report:
 
 @dataclass
 class _TorchSave:
-    """An object that is saved as torch.save would, with torch.save's arguments."""
+    """An object to save, with torch.save's arguments."""
 
     obj: object
     pickle_module: Any
@@ -259,16 +296,16 @@ class _TorchSave:
     no_byteorder: bool
     request: SaveRequest
 
-    # ---- Ways -------------------------------------------------------------------------------
+    # ---- Kinds of saves ---------------------------------------------------------------------
 
     def to_path(self, path: str) -> Report:
-        """Saves, and waits."""
+        """Save to a path and wait for it."""
         try:
             pickled, pickle_s = self._pickle(path)
         except pickling.Unsupported as reason:
             return self._by_torch(path, str(reason))
-        # Nothing changes the object while its owner waits here, so nothing need be copied; and what
-        # lies in a GPU is fetched while the disk is writing.
+        # The owner waits here, so the object does not change and need not be copied. Data on a GPU
+        # is fetched while the disk writes.
         route = self._route(pickled, path)
         return completed_over(
             route, lambda route: self._start(pickled, route, pickle_s, borrow=True)
@@ -277,11 +314,12 @@ class _TorchSave:
     def begin(
         self, path: str, is_steady: Callable[[torch.UntypedStorage], bool] | None = None
     ) -> SaveHandle:
-        """Saves in the background; storages of which is_steady() says so are copied later."""
+        """Start a save in the background. Storages that is_steady() accepts are copied later."""
         try:
             pickled, pickle_s = self._pickle(path)
         except pickling.Unsupported as reason:
-            # torch's own writer copies nothing, and keeps the GIL: it is done before we return.
+            # torch's own writer copies nothing and holds the GIL, so the save is complete when
+            # begin() returns.
             try:
                 report = self._by_torch(path, f"{reason}; not in the background")
             except StorageError as error:
@@ -294,9 +332,12 @@ class _TorchSave:
         return begun(lambda: self._start(pickled, route, pickle_s, is_steady, borrow=False))
 
     def to_file_object(self, f: Any) -> Report:
-        """There is no path, so there is nothing to replace and nothing to sync."""
+        """Let torch write to a file object.
+
+        It has no path, so the save can neither replace nor sync it.
+        """
         if is_ours(f):
-            self._torch_save(f)  # the file's own report is about it
+            self._torch_save(f)  # the report of the AtomicFile describes the save
             return Report(str(f.raw.name), written_by="torch")
         report = _begun(
             str(_attribute(f, "name") or ""),
@@ -313,7 +354,7 @@ class _TorchSave:
         return report
 
     def _by_torch(self, path: str, reason: str) -> Report:
-        """torch's own writer, but into a file of ours: still atomic and durable."""
+        """Let torch write into an AtomicFile, which is still atomic and durable."""
         past = directly(
             path, "how long it will be is not known before" if self.request.tier else ""
         )
@@ -328,7 +369,7 @@ class _TorchSave:
             self.obj, f, self.pickle_module, self.protocol, self.new_format, self.no_byteorder
         )
 
-    # ---- Steps ------------------------------------------------------------------------------
+    # ---- Parts of a save --------------------------------------------------------------------
 
     def _pickle(self, path: str) -> tuple[pickling.Pickled, float]:
         if not self.new_format:
@@ -340,7 +381,8 @@ class _TorchSave:
 
     def _route(self, pickled: pickling.Pickled, path: str) -> Route:
         records = pickled.records
-        # Each begins behind a header, and at most so far behind the end of the one before.
+        # The data of each record begins after a header, at most _MOST_PADDING behind the record
+        # before.
         n_bytes = sum(record.n_bytes for record in records) + (len(records) + 1) * _MOST_PADDING
         return route_of(path, n_bytes, self.request)
 

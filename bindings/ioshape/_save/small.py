@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small new files of scripts under "ioshape run": whole at once, on stable storage a moment later.
+"""Small new files of scripts under "ioshape run": atomic at once, and durable a moment later.
 
-A script that was written for torch.save may save thousands of small files, and would wait at each
-for a slot and for the disk. So torch writes these in memory; one write brings the bytes to a file
-that has no name until it is complete; and all are synced together. What replaces a file goes the
-usual way, and is durable when the call returns: nobody loses what was there before.
+A script written for torch.save may save thousands of small files. It would wait for a slot and for
+the disk at each. So torch writes such a file into memory. One write copies the bytes into a file
+that has no name until it is complete. All such files are synced together.
+
+A save that replaces a file with content takes the usual path, and is durable when the call returns.
+So no earlier content can be lost.
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ from ioshape._core.descriptors import open_file
 from ioshape._core.report import Report, Step
 from ioshape._save import together
 
-#: Checkpoints are larger.
+#: largest total of storages and strings in bytes; checkpoints are larger
 MOST_BYTES = 64 << 10
 
-#: More objects than that are not looked at: then it is not small, or not simple.
+#: most objects that are examined; an object with more counts as not small
 _MOST_OBJECTS = 64
 
 
 def save(obj: object, path: str, how: tuple[Any, ...], *, replaces: bool = False) -> bool:
-    """Saves a small object to a new file. False, and nothing is done, if either is not the case.
+    """Save a small object to a new file. Return False, without effect, if it is not both.
 
-    `how`: the rest of torch.save's arguments. `replaces`: an empty file is there, which goes.
-    Raises what torch.save raises for objects that cannot be pickled.
+    `how` has the other arguments of torch.save. `replaces` says that an empty file is at the path,
+    which is replaced. Exceptions of torch.save for objects that cannot be pickled are passed on.
     """
     if not _is_small(obj) or os.path.lexists(path) != replaces or not _may_wait(path):
         return False
     begin = time.perf_counter()
     content = io.BytesIO()
     original.save(obj, content, *how)
-    # Whatever the reason is, the usual way gets along, or has the sentence for it.
+    # On any failure the caller takes the usual path, which succeeds or raises the right error.
     with suppress(OSError):
         is_synced = is_durable(None)
         _create(path, content.getbuffer(), replaces=replaces, is_synced=is_synced)
@@ -58,7 +60,7 @@ def _record(path: str, n_bytes: int, total_s: float, *, is_synced: bool) -> None
 
 
 def _may_wait(path: str) -> bool:
-    """Return whether the file need not be durable at once, nor wait for another save."""
+    """Return whether the file may be synced later, and no other save to its path is in progress."""
     return (
         value_of("durable") is not True
         and not under_way.is_ending()
@@ -67,7 +69,7 @@ def _may_wait(path: str) -> bool:
 
 
 def _is_small(obj: object) -> bool:
-    """Whether all of it fits. Of what cannot be told at a glance: no."""
+    """Return whether an object is small. Return False for objects of unknown types."""
     left = MOST_BYTES
     objects: list[Any] = [obj]
     for _ in range(_MOST_OBJECTS):
@@ -76,7 +78,8 @@ def _is_small(obj: object) -> bool:
         one = objects.pop()
         kind = type(one)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            # Others have more than one storage, or none.
+            # A tensor of another layout has several storages or none, so it does not count as
+            # small.
             left -= one.untyped_storage().nbytes() if one.layout is torch.strided else MOST_BYTES
         elif kind is dict:
             objects += one.values()
@@ -93,7 +96,7 @@ def _is_small(obj: object) -> bool:
 
 
 def _create(path: str, content: memoryview, *, replaces: bool, is_synced: bool) -> None:
-    """Create a file with this content, which readers see as a whole or not at all."""
+    """Create a file with this content, atomically for readers."""
     directory = os.path.dirname(path) or "."  # noqa: PTH120 - a Path takes longer than all of this
     file = open_file(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
     try:
@@ -103,7 +106,8 @@ def _create(path: str, content: memoryview, *, replaces: bool, is_synced: bool) 
         if replaces:
             _check_rights(os.fstat(file), os.lstat(path))
             name = f"{directory}/.{os.path.basename(path)}.ioshape-tmp-{os.getpid()}-{file}"  # noqa: PTH119
-        # With a directory's descriptor, though it does not count: else Python links the link.
+        # Python follows the link in /proc only if a directory's descriptor is passed. The path is
+        # absolute, so the kernel ignores the descriptor.
         os.link(f"/proc/self/fd/{file}", name, src_dir_fd=file)
         if replaces:
             os.replace(name, path)  # noqa: PTH105
@@ -114,6 +118,6 @@ def _create(path: str, content: memoryview, *, replaces: bool, is_synced: bool) 
 
 
 def _check_rights(new: os.stat_result, old: os.stat_result) -> None:
-    """What takes a file's place has its owner and its mode."""
+    """Raise OSError unless the new file has the owner and the mode of the file it replaces."""
     if (new.st_mode, new.st_uid, new.st_gid) != (old.st_mode, old.st_uid, old.st_gid):
         raise OSError("the usual way keeps these")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New files that are synced together, a moment later and at the end of the process.
+"""New small files that are synced together, a moment later or at the end of the process.
 
-Only those of small.py. Few files are synced one by one: to sync a filesystem takes long if other
-programs have written much to it. For many files that is quicker all the same.
+Only small.py uses this. A few files are synced one by one, because syncfs() is slow if other
+programs have written much to the filesystem. For many files syncfs() is faster nevertheless.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ioshape._core.descriptors import open_file
 from ioshape._core.locks import ForkedLock
 from ioshape._native import ffi, lib
 
-#: How long a file is in place before the sync begins.
+#: seconds that new files are gathered before a sync begins
 WITHIN_S = 1.0
 
-#: So many files are few.
+#: most files that are synced one by one
 _FEW = 16
 
 
 class _Waiting:
-    """New files since the last sync."""
+    """The new files since the last sync."""
 
     def __init__(self) -> None:
-        #: a descriptor of each directory
+        #: an open descriptor of each directory, by path
         self.directories: dict[str, int] = {}
-        #: directories and descriptors of the first files: of all, if they are few
+        #: directory and descriptor of the first files; of all files, if they are few
         self.files: list[tuple[str, int]] = []
 
     def close(self) -> None:
@@ -42,12 +42,12 @@ class _Waiting:
 _waiting = _Waiting()
 _adding = ForkedLock()
 _has_thread = False
-_ends = threading.Event()  # the process does
+_ends = threading.Event()  # set when the process ends
 _syncing = ForkedLock()
 
 
 def add(path: str, file: int) -> None:
-    """Have a new file, which is in place and open, synced soon."""
+    """Have a new file synced soon. It is in place, and `file` is its open descriptor."""
     global _has_thread  # noqa: PLW0603
     directory = os.path.dirname(path) or "."  # noqa: PTH120 - a Path takes longer than all of this
     with _adding:
@@ -55,7 +55,7 @@ def add(path: str, file: int) -> None:
         try:
             if len(waiting.files) <= _FEW:
                 waiting.files.append((directory, fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)))
-            # Held open: by the time of the sync the directory may have another name.
+            # The directory is held open, because it may be renamed before the sync.
             if directory not in waiting.directories:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
                 waiting.directories[directory] = open_file(directory, flags)
@@ -69,7 +69,7 @@ def add(path: str, file: int) -> None:
 def _sync_later() -> None:
     global _has_thread  # noqa: PLW0603
     _ends.wait(WITHIN_S)
-    # What is added from here on may not be among what is taken: another thread comes for it.
+    # _sync() may miss a file that is added from here on, so such a file starts another thread.
     _has_thread = False
     _sync()
 
@@ -101,7 +101,7 @@ def _sync() -> None:
 
 
 def _syncfs(descriptor: int) -> None:
-    """Sync a filesystem: the kernel writes all files in few large requests."""
+    """Sync a filesystem. The kernel then writes all files in few large requests."""
     if lib.syncfs(descriptor):
         raise OSError(ffi.errno, os.strerror(ffi.errno))
 
@@ -116,16 +116,16 @@ def _lost(directory: str, error: OSError) -> None:
 
 @under_way.after_saves
 def _finish() -> None:
-    """The end of the process."""
+    """Sync the remaining files at the end of the process."""
     _ends.set()
     _sync()
 
 
 def _forget() -> None:
-    """A forked child has nothing to sync, and no thread."""
+    """Forget the files in a forked child, which has no thread and nothing to sync."""
     global _ends, _has_thread, _waiting  # noqa: PLW0603
     _has_thread = False
-    _ends = threading.Event()  # whose lock the thread may have held
+    _ends = threading.Event()  # the parent's thread may have held the lock of the old one
     waiting, _waiting = _waiting, _Waiting()
     waiting.close()
 
