@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files in anybody's format: ioshape.open()."""
+"""Files and directories in any format: ioshape.open() and ioshape.directory()."""

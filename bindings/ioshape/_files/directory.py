@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""directory(): what a framework writes into a directory appears whole."""
+"""ioshape.directory(): a directory that a framework fills, and that appears complete."""
 
 from __future__ import annotations
 
@@ -23,29 +23,34 @@ if TYPE_CHECKING:
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 _INDEX = ".index.json"
-# Weights, in one file or in several with an index, as Hugging Face names them; and what we keep
-# beside a file.
+# Matches weights as Hugging Face names them, in one file or in several with an index, and ioshape's
+# file of checksums beside such a file.
 _WEIGHTS = re.compile(
     r"(.+?)(?:-\d{5}-of-\d{5})?(\.safetensors|\.bin)(?:\.index\.json)?(?:\.ioshape-sums)?"
 )
 
 
 class NewDirectory(Directory):
-    """A directory that is filled, and then takes the place of what is there.
+    """A directory that is filled, and then replaces the directory at its path.
 
-    What was there and is not written again stays. But a set of weights is replaced by the new set,
-    whatever its files are called.
+    Files of the old directory that the new one does not contain are kept. But a set of weights
+    replaces the old set completely, whatever its files are called.
     """
 
     def __init__(
         self, path: str, *, durable: bool, beside: str | None = None, ranks_agree: bool = False
     ) -> None:
-        """With `beside` the temporary directory is beside that one, and nothing is replaced.
+        """Create the temporary directory.
 
-        With `ranks_agree` no other rank writes to the path meanwhile.
+        Args:
+            path: The final path of the directory.
+            durable: Whether commit() syncs directories.
+            beside: A path beside which to create the temporary directory. The commit then replaces
+                nothing. None: create it beside `path`.
+            ranks_agree: Whether no other rank writes to the path meanwhile.
         """
         self._ranks_agree = ranks_agree
-        #: without symbolic links: those stay
+        #: the final path with symbolic links resolved, so that a link at the path stays a link
         self.place = os.path.realpath(path)
         self._durable = durable
         self._is_beside = beside is not None
@@ -53,7 +58,7 @@ class NewDirectory(Directory):
         super().__init__(os.path.join(os.path.dirname(near), os.path.basename(self.place)))  # noqa: PTH118, PTH119, PTH120
 
     def commit(self) -> None:
-        """Puts it in place."""
+        """Rename the directory into place, or merge it into the directory that is there."""
         if self._is_beside:
             os.makedirs(os.path.dirname(self.place), exist_ok=True)  # noqa: PTH103, PTH120
             os.rename(self.path, self.place)  # noqa: PTH104
@@ -70,7 +75,7 @@ class NewDirectory(Directory):
             if _exchange(self.path, self.place):
                 self._keep_late(seen)
                 self._sync(os.path.dirname(self.place))  # noqa: PTH120
-                shutil.rmtree(self.path, ignore_errors=True)  # what was there
+                shutil.rmtree(self.path, ignore_errors=True)  # now it is the old directory
                 return
         self._move_in(self.path, self.place)
 
@@ -79,8 +84,12 @@ class NewDirectory(Directory):
             sync(folder)
 
     def _can_be_exchanged(self) -> bool:
-        """Not where somebody works: in the current one, in further directories, other ranks, or
-        those whose saves are under way."""
+        """Return whether the old directory may be exchanged for the new one in one step.
+
+        It may not if another program may be at work in it. That is assumed if it is or contains the
+        current directory, or if other ranks may write to it. It is also assumed if it has other
+        subdirectories or unfinished files.
+        """
         here = Path.cwd()
         if Path(self.place) in (here, *here.parents) or not (self._ranks_agree or job()[1] == 1):
             return False
@@ -90,7 +99,7 @@ class NewDirectory(Directory):
         )
 
     def _keep_others(self) -> set[str]:
-        """Where all would be that was looked at."""
+        """Link files to keep into the new directory. Return the new paths of all that were seen."""
         others = list(_others(self.place, self.path))
         for other in others:
             if other.stays:
@@ -101,14 +110,18 @@ class NewDirectory(Directory):
         return {other.to for other in others}
 
     def _keep_late(self, seen: set[str]) -> None:
-        """What others have put in place since the look, and is now in the directory that goes."""
+        """Move files that were created since _keep_others() into the new directory."""
         for other in _others(self.path, self.place):
             if other.entry.path not in seen and UNDER_WAY not in other.entry.name:
                 os.rename(other.entry.path, other.to)  # noqa: PTH104
                 self._sync(os.path.dirname(other.to))  # noqa: PTH120
 
     def _move_in(self, new: str, old: str) -> None:
-        """One after the other. Meanwhile a set of shards has no index: rather none than mixed."""
+        """Move the files one by one, and an index last.
+
+        Meanwhile a set of shards has no index, so that readers find none instead of a mixture of
+        two sets.
+        """
         names = set(os.listdir(new))  # noqa: PTH208
         sets = _sets(names)
         for entry in os.scandir(old):
@@ -123,7 +136,7 @@ class NewDirectory(Directory):
         if _is_directory(path) and _is_directory(to):
             self._move_in(path, to)
             return
-        if _is_directory(path) or _is_directory(to):  # one of them: rename() refuses that
+        if _is_directory(path) or _is_directory(to):  # rename() fails unless both are directories
             if _exchange(path, to):
                 return
             if _is_directory(to):
@@ -135,11 +148,11 @@ class NewDirectory(Directory):
 
 @dataclass(frozen=True)
 class _Other:
-    """What is there, and is not written again."""
+    """An entry of the old directory that the new one does not contain."""
 
     entry: os.DirEntry[str]
-    to: str  # where it would be in the new directory
-    stays: bool  # it is of no set of weights that is replaced
+    to: str  # its path in the new directory
+    stays: bool  # whether to keep it: it belongs to no set of weights that is replaced
 
 
 def _others(old: str, new: str) -> Iterator[_Other]:
@@ -158,11 +171,11 @@ def _is_directory(path: str) -> bool:
 
 
 def sync_tree(path: str) -> None:
-    """A directory and what is in it is on stable storage when this returns."""
+    """Bring a directory and its content to stable storage. Return when that is done."""
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             file = os.path.join(folder, name)  # noqa: PTH118
-            # Another rank's temporary file may go meanwhile.
+            # Another rank may remove its temporary file meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 if not os.path.islink(file):  # noqa: PTH114
                     sync(file)
@@ -170,7 +183,7 @@ def sync_tree(path: str) -> None:
 
 
 def _sets(names: set[str]) -> set[tuple[str, str]]:
-    """The sets of weights that files of these names belong to."""
+    """Return the sets of weights that files of these names belong to, as stem and suffix."""
     found = (_WEIGHTS.fullmatch(name) for name in names)
     return {(match[1], match[2]) for match in found if match}
 
@@ -181,7 +194,7 @@ def _belongs(name: str, sets: set[tuple[str, str]]) -> bool:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """In one step. False, and nothing is done, where the filesystem cannot."""
+    """Exchange two paths in one step. Return False, without effect, if that is not supported."""
     paths = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
     return not lib.renameat2(*paths, _RENAME_EXCHANGE)
 
@@ -189,7 +202,7 @@ def _exchange(one: str, other: str) -> bool:
 def _link(path: str, to: str) -> None:
     try:
         os.link(path, to, follow_symlinks=False)
-    except OSError:  # there are filesystems without
+    except OSError:  # some filesystems have no hard links
         shutil.copy2(path, to, follow_symlinks=False)
         if not os.path.islink(to):  # noqa: PTH114
             sync(to)
@@ -197,27 +210,32 @@ def _link(path: str, to: str) -> None:
 
 @contextlib.contextmanager
 def directory(path: str | os.PathLike[str], *, durable: bool | None = None) -> Iterator[str]:
-    """A directory that is filled by whatever is called in the block, and then appears whole.
+    """Provide a directory for the block to fill, and make it appear complete at the end.
 
         with ioshape.directory("model") as folder:
+            # The block fills the temporary folder.
             model.save_pretrained(folder, max_shard_size="5GB")
 
-    The block gets the path of a hidden directory beside it. When the block ends, all files in it
-    are synced, and the directory gets its name in one rename. If the block raises, or the process
-    dies, nothing is there but what was there before.
+    The block gets the path of a hidden directory beside the final one. At its end all files are
+    synced, and one rename gives the directory its name. If the block raises, or the process dies,
+    the previous state remains.
 
-    If a directory is there already, the new one takes its place, with those of its files that are
-    not written again; in one step where the filesystem has one for that (ext4, XFS, Btrfs, tmpfs),
-    and unless others may be at work in it: it is the current one, has further directories or a save
-    under way in it, or this is one of several ranks. Else the files are moved in one after the
-    other, the index of a set of weights last.
+    If the path is a directory already, the new one replaces it. Files of the old directory that
+    were not written again are kept. On ext4, XFS, Btrfs and tmpfs one atomic step replaces the
+    directory, unless another program may be at work in it. That is so if it is the current
+    directory, if it contains other directories or unfinished saves, or if this job has several
+    ranks. Otherwise the files are moved in one by one, and the index of a set of weights comes
+    last.
+
+    Any thread may use this. Two processes should not fill the same path at the same time.
 
     Args:
-        path: of the directory.
-        durable: as in save().
+        path: The path of the directory.
+        durable: False does not wait for stable storage. Default: the setting "durable".
 
     Raises:
-        StorageError: it could not be made or put in place. It is an OSError with errno and path.
+        StorageError: The directory could not be created or put in place. It is an OSError with
+            errno and path.
     """
     is_synced = is_durable(durable)
     with NewDirectory(os.fspath(path), durable=is_synced) as made:

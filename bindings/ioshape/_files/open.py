@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""open()."""
+"""ioshape.open()."""
 
 from __future__ import annotations
 
@@ -38,40 +38,46 @@ def open(  # noqa: A001
     expected_bytes: int = 0,
     checksums: bool = False,
 ) -> AtomicFile | VerifiedFile:
-    """Opens a file in any format, to be written as safely as a checkpoint, or to be read.
+    """Open a file of any format, for atomic and durable writing or for verified reading.
 
-    With "wb" the file appears at the path when it is closed: as a whole, on stable storage, in its
-    turn among other writers. Use a `with` block: if it ends with an exception the file is dropped,
-    and what was there before stays. The same happens to a file that is never closed. torch.save,
-    pickle, numpy, zipfile, safetensors and shutil.copyfileobj can write to it.
+    With "wb" the file appears at the path when it is closed: complete, and on stable storage. It
+    waits for a slot as other writers do. Use a `with` block: if the block ends with an exception,
+    the file is dropped, and the previous file stays. A file that is never closed is dropped as
+    well. Many libraries can write to it: torch.save, pickle, numpy, zipfile, safetensors and
+    shutil.copyfileobj.
 
         with ioshape.open("tokens.npy", "wb") as file:
+            # Readers see the file when the block ends.
             numpy.save(file, tokens)
 
-    With "rb" the file is read ahead, and verified where checksums are known: those of ioshape.save
-    and torch.save, and those of files that were written with `checksums`, as long as nobody changes
-    them. Any number of processes and threads can have a file open. With the setting "tier" it is
-    the copy there that is read, unless there is a newer file at the path.
+    With "rb" sequential reads are prefetched. Reads are verified if checksums are known. That is so
+    for files of ioshape.save and torch.save, and for files written with `checksums` that were not
+    changed since. If the setting "tier" is set, the copy on the tier is read, unless the file at
+    the path is newer.
 
-    The settings that follow are for writing.
+    Any thread may call this. One thread at a time may use a file. Any number of processes and
+    threads may have one path open.
+
+    All arguments but `path` and `mode` are for writing.
 
     Args:
-        path: of the file.
-        mode: "wb" or "rb".
-        durable: as in save().
-        replace: as in save().
-        deadline: as in save(), from this call on.
-        expected_bytes: how much the file will hold, if that is known: a full disk is then noticed
-            at once. An estimate is fine.
-        checksums: True keeps a checksum of each MiB in a small file beside it,
-            `NAME.ioshape-sums`. They are computed while the file is written.
+        path: The path of the file.
+        mode: "wb" or "rb". Default: "rb".
+        durable: False does not wait for stable storage in close(). Default: the setting "durable".
+        replace: False makes close() raise FileExistsError if the path exists. Default: True.
+        deadline: Seconds from this call until the process will end, as in save(). Default: none.
+        expected_bytes: The size of the file, if it is known. The space is then reserved, so that a
+            full disk is noticed at once. An estimate is fine. Default: 0, unknown.
+        checksums: True writes a checksum of each MiB into a small file beside it,
+            `NAME.ioshape-sums`. They are computed while the file is written. Default: False.
 
     Returns:
-        An AtomicFile or a VerifiedFile. After close() the first has a `report`.
+        An AtomicFile for "wb", which has a `report` after close(), or a VerifiedFile for "rb".
 
     Raises:
-        ValueError: the mode is another one.
-        StorageError: the file could not be opened. It is an OSError with errno and path.
+        TypeError: `path` is not a path.
+        ValueError: `mode` is neither "wb" nor "rb".
+        StorageError: The file could not be opened. It is an OSError with errno and path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"open() takes a path, not {type(path).__name__}")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of a checkpoint are called."""
+"""Names of the files of a checkpoint of torch.distributed.checkpoint (DCP)."""
 
 from __future__ import annotations
 
 import re
 
-#: the description of a checkpoint, which is there when all is
+#: description of a checkpoint; it exists once the checkpoint is complete
 DESCRIPTION = ".metadata"
-#: of data files: rank and number
+#: data files: groups for rank and number
 DATA = re.compile(r"__(\d+)_(\d+)\.distcp")
-#: descriptions that ranks write each for itself, under use_collectives=False
+#: descriptions that each rank writes for itself, under use_collectives=False
 OF_A_RANK = re.compile(r"__(\d+)\.metadata")

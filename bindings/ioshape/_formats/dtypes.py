@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format's names of dtypes."""
+"""The dtypes of the safetensors format."""
 
 from __future__ import annotations
 
-#: torch's name, and the bits of an element; in the order from the end of a file
+#: For each name of the format: torch's name, and the bits of an element. Files contain the dtypes
+#: in the reverse of this order.
 DTYPES = {
     "BOOL": ("bool", 8),
     "F4": ("float4_e2m1fn_x2", 4),

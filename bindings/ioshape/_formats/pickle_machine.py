@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An interpreter of pickles that cannot reach any object of the process.
+"""An interpreter of pickles that gives them no access to objects of the process.
 
 A pickle is a program. Python's unpickler gives that program real classes and functions, and lets it
 call them and set their attributes. This interpreter gives it names instead. A subclass decides what
-a call of a name makes, and what a state does to what was made.
+the call of a name returns, and what a state does to an object.
 
-A pickle of any content costs time and memory in proportion to the bytes that were read of it:
+Time and memory are proportional to the bytes of the pickle that were read, whatever it contains:
 
-- The file is read in pieces, so a refused file costs no more than what was read until then.
-- What the pickle numbers to remember, it numbers within the bytes read so far.
-- After half a million containers, each further one needs some bytes of its own.
-- A call is refused if it would copy much that the pickle holds once: a few bytes call a set of
-  the same list again.
+- The file is read in pieces, so a refused file costs no more than the part before the refusal.
+- The index of a memo entry must be less than the number of bytes read so far.
+- After half a million containers, each further one must take some bytes of the pickle.
+- A call that copies data is limited, because a few bytes can call a set of the same list again.
 - Keys are hashed only if that takes a short, constant time, and few keys may have equal hashes.
-- Nothing is compared, copied or printed that may hold something else: a few bytes can make tuples
-  in which a tuple occurs 2^40 times.
+- Values that may contain others are never compared, copied or printed, because a few bytes can
+  build tuples in which one tuple occurs 2^40 times.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ from functools import partial
 from pickle import UnpicklingError
 from typing import IO, Any
 
-#: IOSHAPE_MAX_DIMS
+#: the most dimensions of a tensor, as IOSHAPE_MAX_DIMS
 MOST_DIMENSIONS = 64
 
-#: The names of the module of built-in functions: in Python 3, and in protocols before 3.
+#: names of the module of built-in functions: in Python 3, and in protocols before 3
 BUILTINS = ("builtins", "__builtin__")
-#: Calls that make sets, of protocols before 4.
+#: functions by which protocols before 4 make sets
 SETS: dict[tuple[str, str], type] = {
     (module, kind.__name__): kind for module in BUILTINS for kind in (set, frozenset)
 }
 
 _CHUNK_BYTES = 1 << 20
 _LONGEST_LINE = 4000
-# Every argument that is no text or bytes fits, and every line.
+# This margin holds every line, and every argument other than text or bytes.
 _MARGIN_BYTES = _LONGEST_LINE + 64
 _FREE_CONTAINERS = 1 << 19
-# Descriptions of checkpoints have a container in 12 bytes, pickles of tensors in 17.
+# DCP's descriptions have one container in 12 bytes, and pickles of tensors have one in 17.
 _CONTAINER_BYTES = 6
-# A character or an element that a call may copy counts as this part of a container.
+# Copying this many characters or elements in a call counts as one container.
 _COPIED = 8
 _SIZED = frozenset({str, bytes, bytearray, list, tuple})
 _MOST_KEY_PARTS = 64
 _MOST_EQUAL_HASHES = 64
 _MOST_KEY_BITS = 64
-# The hash of an integer below this is the integer itself.
+# Below this value an integer is its own hash.
 _OWN_HASH = (1 << 61) - 1
 _ENDED = 1 << 62
 
@@ -58,8 +57,8 @@ _ENDED = 1 << 62
 class Global:
     """The name of a class or function.
 
-    `make` is what a call of it does here, if anything; `new` is what makes an object that has no
-    state yet, `make` unless it is given.
+    `make` is called instead of it, unless it is None. `new` makes an object without a state, and is
+    the same as `make` by default.
     """
 
     __slots__ = ("make", "module", "name", "new")
@@ -78,28 +77,28 @@ class Global:
 
 
 class Inert:
-    """Stands for an object that a reader does not make. It drops whatever the pickle gives it."""
+    """Placeholder for an object that a reader does not create. It ignores its items and state."""
 
     __slots__ = ()
 
 
 class Machine:
-    """One reading of one pickle.
+    """The interpretation of one pickle.
 
-    A subclass overrides the hooks: find(), call(), new(), build(), refer(); and, if it does not
-    want Python's own containers, those that make and fill them.
+    A subclass overrides the hooks find(), call(), new(), build() and refer(). If it does not want
+    Python's own containers, it also overrides the functions that create and fill them.
     """
 
-    #: Types of keys whose hash takes a short time and whose hashes are not for the file to choose.
+    #: types of keys that hash in a short time, and whose hashes the file cannot choose
     plain_keys: frozenset[type] = frozenset({str, bytes, bool, float, type(None)})
 
     def __init__(self, file: IO[bytes]) -> None:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
-        #: containers and objects made so far, and how often one of them grew
+        #: number of containers and objects made so far, plus the number of times that one grew
         self.made = 0
-        #: what is read of the file and not behind; the first byte's offset in the file
+        #: the bytes of the file in memory, and the offset in the file of the first of them
         self.data = b""
         self.offset = 0
         self._file = file
@@ -107,10 +106,10 @@ class Machine:
         self._hashes: dict[int, int] = {}
 
     def read(self) -> Any:
-        """Run the pickle, and return what it leaves.
+        """Run the pickle and return its result.
 
         Raises:
-            UnpicklingError: it is damaged, asks for too much or for what a hook refuses.
+            UnpicklingError: The pickle is damaged, exceeds a limit, or a hook refuses a part of it.
         """
         try:
             self._run()
@@ -131,7 +130,7 @@ class Machine:
             while at < last:
                 code = data[at]
                 at += 1
-                # Two operations of five are one of these two.
+                # These two operations are two fifths of all operations of a checkpoint.
                 if code == memoize:
                     memo.append(stack[-1])
                 elif code == get:
@@ -165,11 +164,11 @@ class Machine:
     # ---- Hooks ----------------------------------------------------------------------------------
 
     def find(self, module: str, name: str) -> Any:
-        """Return what stands for a class or function; asked once for each."""
+        """Return the object for a class or function. It is called once for each name."""
         return Global(module, name)
 
     def call(self, function: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
-        """Return what a call makes."""
+        """Return the result of a call."""
         if type(function) is Global and function.make is not None:
             return self._make(function.make, arguments, named)
         if isinstance(function, Inert):
@@ -177,18 +176,18 @@ class Machine:
         raise UnpicklingError("it calls what is no function")
 
     def new(self, kind: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
-        """Return a new object of a class, before it has a state."""
+        """Return a new object of a class, before its state is set."""
         if type(kind) is Global and kind.new is not None:
             return self._make(kind.new, arguments, named)
         return self.call(kind, arguments, named)
 
     def build(self, to: Any, _state: Any) -> None:
-        """Give an object its state."""
+        """Set the state of an object."""
         if not isinstance(to, Inert):
             raise UnpicklingError("it gives a state to what has none")
 
     def refer(self, _reference: Any) -> Any:
-        """Return what lies outside of the pickle."""
+        """Return the object outside of the pickle that a persistent id refers to."""
         raise UnpicklingError("it refers to something outside")
 
     def new_dict(self) -> Any:
@@ -196,7 +195,7 @@ class Machine:
         return {}
 
     def set_items(self, to: Any, values: list[Any]) -> None:
-        """Set items of a dict: keys and values in turn."""
+        """Set items of a dict. `values` are keys and values in turn."""
         if type(to) is dict or type(to) is OrderedDict:
             keys = values[::2]
             self.check_keys(keys)
@@ -205,12 +204,12 @@ class Machine:
             self.set_other_items(to, values)
 
     def set_other_items(self, to: Any, _values: list[Any]) -> None:
-        """Set items of what is no dict."""
+        """Set items of an object that is not a dict."""
         if not isinstance(to, Inert):
             raise UnpicklingError("it sets items of what is no dict")
 
     def append(self, to: Any, values: list[Any]) -> None:
-        """Append to a list."""
+        """Append values to a list."""
         if type(to) is list:
             to.extend(values)
         elif not isinstance(to, Inert):
@@ -234,14 +233,14 @@ class Machine:
     # ---- Keys -----------------------------------------------------------------------------------
 
     def check_keys(self, keys: Iterable[Any]) -> None:
-        """Refuse keys that would take a dict or set long."""
+        """Refuse keys that could slow a dict or set down."""
         plain = self.plain_keys
         for key in keys:
             if type(key) not in plain:
                 self.check_key(key)
 
     def check_key(self, key: Any) -> None:
-        """Refuse a key that would take long, of those that are not plain."""
+        """Refuse a key that is not plain and that could slow a dict or set down."""
         if type(key) is not int or not -_OWN_HASH < key < _OWN_HASH:
             self._check_parts(key)
             self.count_hash(key)
@@ -261,23 +260,23 @@ class Machine:
                 raise UnpicklingError("it has a key that is too long")
 
     def count_hash(self, key: Any) -> None:
-        """Refuse too many keys of one hash: each costs a comparison with all that came before."""
+        """Refuse too many keys with equal hashes. Each of them is compared with all before it."""
         own = hash(key)
         count = self._hashes[own] = self._hashes.get(own, 0) + 1
         if count > _MOST_EQUAL_HASHES:
             raise UnpicklingError("it has too many keys that collide")
 
-    # ---- What operations need -------------------------------------------------------------------
+    # ---- Helpers of the operations --------------------------------------------------------------
 
     def to_mark(self) -> list[Any]:
-        """Take what is above the last mark, and the mark."""
+        """Remove the last mark, and return the values above it."""
         mark = self.marks.pop()
         values = self.stack[mark:]
         del self.stack[mark:]
         return values
 
     def put(self, index: int, at: int) -> None:
-        """Remember what is on top."""
+        """Store the top of the stack in the memo. `at` is the offset in `data`, for the limit."""
         memo = self.memo
         if index < len(memo):
             memo[index] = self.stack[-1]
@@ -288,7 +287,7 @@ class Machine:
         memo.append(self.stack[-1])
 
     def look_up(self, module: Any, name: Any) -> Any:
-        """Return what find() gives for a name."""
+        """Return the result of find() for a name, from a cache."""
         if type(module) is not str or type(name) is not str:
             raise UnpicklingError("it names something by what is no text")
         found = self._globals.get((module, name))
@@ -298,12 +297,12 @@ class Machine:
         return found
 
     def take(self, at: int, n_bytes: int) -> tuple[bytes, int]:
-        """Return so many bytes, and where the next operation is."""
+        """Return `n_bytes` bytes, and the offset of the next operation."""
         end = at + n_bytes
         piece = self.data[at:end]
         if len(piece) == n_bytes:
             return piece, end
-        # No memory is asked for before the bytes have come.
+        # Memory is allocated only for bytes that were read.
         pieces, left = [piece], n_bytes - len(piece)
         while left:
             piece = self._file.read(min(left, _CHUNK_BYTES))
@@ -315,7 +314,7 @@ class Machine:
         return b"".join(pieces), len(self.data)
 
     def line(self, at: int) -> tuple[str, int]:
-        """Return a line, and where the next one begins."""
+        """Return a line, and the offset of the next one."""
         end = self.data.find(b"\n", at, at + _LONGEST_LINE)
         if end < 0:
             raise UnpicklingError("a line of it is too long")
@@ -326,19 +325,19 @@ class Machine:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is a number of bytes or elements, or an offset."""
+    """Return whether a value can be a number of bytes or elements, or an offset."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
 def are_lengths(value: object) -> bool:
-    """Whether a value is a shape that a tensor can have."""
+    """Return whether a value can be the shape of a tensor."""
     if (type(value) is not tuple and type(value) is not list) or len(value) > MOST_DIMENSIONS:
         return False
     product = 1
     for length in value:
         if type(length) is not int or not 0 <= length < 1 << 63:
             return False
-        product *= length or 1  # as torch, which refuses more also beside a 0
+        product *= length or 1  # torch also refuses such a product if another length is 0
         if product >= 1 << 63:
             return False
     return True
@@ -346,7 +345,7 @@ def are_lengths(value: object) -> bool:
 
 # ---- Operations ----------------------------------------------------------------------------------
 
-#: Gets where its argument begins, and returns where the next operation is.
+#: It gets the offset of its argument in `data`, and returns the offset of the next operation.
 _Operation = Callable[[Machine, int], int]
 
 
@@ -383,7 +382,7 @@ def _number(form: str) -> _Operation:
 
 
 def _counted(width: int, decode: Callable[[bytes], Any]) -> _Operation:
-    """Bytes, with their number before them."""
+    """Return an operation that reads bytes with their number before them."""
 
     def push(machine: Machine, at: int) -> int:
         begin = at + width

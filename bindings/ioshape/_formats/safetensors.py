@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a safetensors file. It is untrusted: nothing of it counts before it is checked.
+"""The header of a safetensors file. It is untrusted, so each part is checked before it is used.
 
-One tensor after the other is parsed, so that a header which is none is refused at its first wrong
-member, and costs no more than its text.
+Tensors are parsed one by one. An invalid header is refused at its first wrong member, and costs no
+more memory than its text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ioshape._native import lib
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: 256 bytes for each tensor. The original reads 100 MB, of which one character above U+FFFF in each
-#: name makes four times as much memory.
+#: The longest header: 256 bytes for each tensor. The original library accepts 100 MB. With one
+#: character above U+FFFF in each name, such a header would take four times that memory.
 MAX_BYTES = 32 << 20
-#: No model is known that has as many in one file.
+#: the most tensors in a file; no known model has so many in one file
 MAX_TENSORS = 1 << 17
 _MAX_DIMS = 64  # IOSHAPE_MAX_DIMS
-#: of all tensors; each takes some 40 bytes of memory
+#: the most dimensions of all tensors together; each takes about 40 bytes of memory
 _MAX_ALL_DIMS = 1 << 20
 _MAX_NAME_BYTES = 1 << 16
 _MAX_METADATA = 1 << 16
@@ -38,33 +38,33 @@ class Entry(NamedTuple):
     """A tensor of the file."""
 
     name: str
-    #: the format's name of it
+    #: name of the dtype in the format
     dtype: str
-    #: as the file has it: of F4 it counts values, where torch counts bytes of two
+    #: Shape in the file. For F4 it counts values, but torch counts bytes of two values.
     shape: tuple[int, ...]
-    #: where in the file the bytes are
+    #: offsets in the file of the first byte and behind the last
     begin: int
     end: int
 
 
 class Header(NamedTuple):
-    """What the file says of itself."""
+    """The content of a header."""
 
-    #: in the order of the file
+    #: tensors in the order of the file
     entries: tuple[Entry, ...]
-    #: None if it has none, which is not the same as an empty one
+    #: metadata; None if the file has none, as opposed to an empty dict
     metadata: dict[str, str] | None
 
 
 def shape_in_torch(entry: Entry) -> tuple[int, ...]:
-    """Of F4 it counts bytes of two."""
+    """Return the shape as torch has it. For F4 that counts bytes of two values."""
     if DTYPES[entry.dtype][1] >= 8 or not entry.shape:
         return entry.shape
     return (*entry.shape[:-1], entry.shape[-1] // 2)
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of tensors in such files."""
+    """Return the strides of a contiguous tensor, as all tensors in such files are."""
     strides, step = [], 1
     for length in reversed(shape):
         strides.append(step)
@@ -73,9 +73,11 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def made(tensors: list[Entry], metadata: dict[str, str]) -> tuple[bytes, tuple[Entry, ...]]:
-    """The beginning of a file of these tensors, wherever they begin and end, and where they lie
-    then."""
-    places = list(DTYPES)  # from the end of the file
+    """Return the length and header of a new file, and its tensors with their new offsets.
+
+    The offsets of the arguments only tell the sizes of the tensors.
+    """
+    places = list(DTYPES)  # in the order from the end of the file
     offset, placed = 0, []
     members: dict[str, Any] = {_METADATA: metadata}
     for one in sorted(tensors, key=lambda one: (-places.index(one.dtype), one.name.encode())):
@@ -99,15 +101,16 @@ def made(tensors: list[Entry], metadata: dict[str, str]) -> tuple[bytes, tuple[E
 
 
 class _Wrong(Exception):
-    """The argument says what."""
+    """A defect of the header. The argument describes it."""
 
 
 def read(file: IO[bytes], file_bytes: int, path: str, operation: str = "load") -> Header:
-    """Reads it from an open file that stands at its beginning.
+    """Read the header from an open file at its beginning.
 
     Raises:
-        FormatError: the file is no safetensors file.
-        DamagedError: it is one, and does not fit together.
+        FormatError: The file is not a safetensors file.
+        DamagedError: It is one, but is inconsistent.
+        StorageError: The header is longer than MAX_BYTES.
     """
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if file_bytes < _LENGTH_BYTES + 2 or length < 2:
@@ -123,12 +126,12 @@ def read(file: IO[bytes], file_bytes: int, path: str, operation: str = "load") -
     if length > MAX_BYTES:
         _refuse(path, operation)
     if length > file_bytes - _LENGTH_BYTES:
-        # As what another format may begin with.
+        # The first bytes of a file in another format can also give a large length.
         if file.read(1) != b"{":
             _refuse(path, operation)
         raise _damaged("its header goes beyond its end", path, operation)
-    # A byte is a character, whatever it is a part of: in another form one character of a name could
-    # make the text four times as large.
+    # In latin-1 each byte is one character. In UTF-8 a single character of a name could make the
+    # whole text four times as large.
     text = str(file.read(length), "latin-1")
     if text[:1] != "{":
         _refuse(path, operation)
@@ -163,7 +166,7 @@ def _damaged(what: str, path: str, operation: str) -> Exception:
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
 _NEXT = re.compile(r"[ \t\n\r]*([,}])[ \t\n\r]*")
-#: The description of a tensor: 64 lengths take a third of that.
+#: description of a tensor; 64 lengths take a third of this limit
 _TENSOR = re.compile(r"\{[^{}]{0,4096}\}")
 _scan: Callable[[str, int], tuple[str, int]] = decoder.scanstring  # type: ignore[attr-defined]
 
@@ -179,7 +182,7 @@ _decode = json.JSONDecoder(object_pairs_hook=_members).decode
 
 
 def _string(text: str, at: int, most_bytes: int) -> tuple[str, int]:
-    """Return the string that begins there, and where it ends."""
+    """Return the string that begins at an offset, and the offset of its end."""
     if text[at : at + 1] != '"':
         raise ValueError
     value, end = _scan(text, at + 1)
@@ -191,9 +194,9 @@ def _string(text: str, at: int, most_bytes: int) -> tuple[str, int]:
 
 
 def _walk(text: str, at: int, take: Callable[[str, int], int]) -> int:
-    """Go through an object whose brace is before `at`, and return where it ends.
+    """Parse an object whose opening brace is before `at`, and return the offset of its end.
 
-    `take` gets each name and where its value begins, and returns where that ends.
+    `take` gets each name and the offset of its value, and returns the offset of the value's end.
     """
     at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] == "}":
@@ -303,7 +306,10 @@ def _entry(name: str, told: dict[str, Any], begin: int) -> Entry:
 
 
 def _bits(shape: list[int], bits: int) -> int:
-    """Above the largest file: something that is larger, too."""
+    """Return the size of a tensor in bits. If it exceeds any file, the result may be too small.
+
+    Such a result is still larger than any file.
+    """
     if 0 in shape:
         return 0
     for length in shape:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading files: into objects, and what lies in them."""
+"""Loading: from files to objects and tensors, and lists of what a file contains."""

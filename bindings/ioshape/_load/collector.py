@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python's garbage collector, stopped while a load makes objects.
+"""A pause for Python's garbage collector while a load creates objects.
 
-None of these objects is garbage, but the collector would look at all of them again and again: that
-is a fifth of the time of many small tensors, and most of the time of a large description.
+None of these objects is garbage, but the collector would traverse all of them again and again. That
+would take a fifth of the time of a load of many small tensors, and most of the time of a large
+pickle.
 
-gc.disable() and gc.enable() are left to the program, which may call them in another thread
-meanwhile. Instead, a threshold keeps the collector from starting by itself.
+The program may call gc.disable() and gc.enable() in another thread meanwhile. So the pause uses
+neither, and raises a threshold that keeps the collector from starting by itself.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ioshape._core.locks import ForkedLock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: of new objects until the collector starts. No load makes so many, and no program sets just that.
+#: Threshold in new objects. No load creates so many, and no program sets exactly this value.
 _NEVER = 2_000_000_011
 
 _lock = ForkedLock()
-#: an entry for each load under way
+#: one entry for each load in progress
 _loads: list[None] = []
 _usual: tuple[int, ...] = ()
 
@@ -42,19 +43,19 @@ def collector_rests() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            del _loads[-1:]  # a child has none
+            del _loads[-1:]  # in a child that was forked meanwhile the list is empty
             if not _loads:
                 _restore()
 
 
 def _restore() -> None:
-    # A program that has set a threshold meanwhile keeps it.
+    # If the program has set a threshold meanwhile, keep that.
     if gc.get_threshold()[0] == _NEVER:
         gc.set_threshold(*_usual)
 
 
 def _in_child() -> None:
-    """Start the collector of a child that was forked beside a load, as DataLoader does."""
+    """Restart the collector in a child that was forked during a load, as DataLoader does."""
     if _loads:
         _loads.clear()
         _restore()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a file: inspect() and verify(). Nothing of the file is run, nor torch imported."""
+"""inspect() and verify(): a file's records and tensors, without unpickling or torch."""
 
 from __future__ import annotations
 
@@ -24,36 +24,42 @@ if TYPE_CHECKING:
 
     from ioshape._core.report import Progress
 
-# A pickle holds names and numbers. Half a million tensors take so much.
+# A pickle holds names and numbers. This is enough for half a million tensors.
 _MAX_PICKLE_BYTES = 1 << 26
 _LONGEST_REASON = 200
-# Of checksums that lie beside a file.
+# The unit of the checksums beside a file.
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Record:
-    """A member of the archive."""
+    """A record: a member of the archive."""
 
+    #: The name, relative to the archive's folder, such as "data/0".
     name: str
+    #: The size of the data in bytes.
     n_bytes: int
-    #: where in the file its data begins
+    #: The offset in the file of the data, in bytes.
     file_offset: int
-    #: the largest power of two up to 4096 that file_offset is a multiple of
+    #: The largest power of two up to 4096 that divides file_offset.
     alignment: int
+    #: The checksum of the data; 0 if there is none.
     crc32: int
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What lies in a file."""
+    """The records and tensors of a file, as inspect() returns them."""
 
+    #: The path of the file that was read, which may be a copy on a tier.
     path: str
+    #: The size of the file in bytes.
     file_bytes: int
+    #: The records in the order of the file.
     records: tuple[Record, ...]
-    #: in the order of the pickle; empty if there are none, or if `problem` says why
+    #: The tensors in the order of the pickle; empty if there are none, or if there is a `problem`.
     tensors: tuple[Tensor, ...]
-    #: why the tensors could not be listed; "" if they were
+    #: A reason why the tensors could not be listed; "" if they were.
     problem: str = ""
 
 
@@ -75,7 +81,7 @@ def tensors_of(reader: Reader, records: list[RawRecord]) -> tuple[tuple[Tensor, 
         return (), f"its pickle cannot be read ({str(error)[:_LONGEST_REASON]})"
 
 
-# ---- safetensors files, which their names tell ---------------------------------------------------
+# ---- Files of safetensors, recognised by name ----------------------------------------------------
 
 
 def is_safetensors(path: str) -> bool:
@@ -83,7 +89,7 @@ def is_safetensors(path: str) -> bool:
 
 
 def _header_of(path: str, operation: str) -> tuple[header.Header, int]:
-    """It is checked against the file's length, which is told, too."""
+    """Return the header, checked against the file's size, and that size."""
     with VerifiedFile(path) as file:
         file_bytes = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -91,7 +97,7 @@ def _header_of(path: str, operation: str) -> tuple[header.Header, int]:
 
 
 def _inspect_safetensors(path: str) -> Contents:
-    """As one record, in which the tensors lie one behind the other."""
+    """Describe the file as a single record that holds all tensors, one after the other."""
     found, file_bytes = _header_of(path, "inspect")
     begin = found.entries[0].begin if found.entries else file_bytes
     record = Record("data", file_bytes - begin, begin, min(begin & -begin, 4096), 0)
@@ -121,17 +127,25 @@ def _name_in_safetensors(error: DamagedError, found: header.Header) -> DamagedEr
     )
 
 
-# ---- What users call ---------------------------------------------------------------------------
+# ---- The public functions ----------------------------------------------------------------------
 
 
 def inspect(path: str | os.PathLike[str]) -> Contents:
-    """Lists the records and tensors of a file. Their data is not read.
+    """List the records and tensors of a file without reading their data.
 
-    With the setting "tier" it is the copy there, unless there is a newer file at the path.
+    Nothing is unpickled, and torch is not imported. If the setting "tier" is set, the copy on the
+    tier is inspected, unless the file at the path is newer. Any thread may call this.
+
+    Args:
+        path: The path of a torch zip, or of a safetensors file named *.safetensors.
+
+    Returns:
+        Contents. Its `problem` says why if the tensors of a torch zip cannot be listed.
 
     Raises:
-        FormatError: the file is not a torch zip, nor a safetensors file of that name.
-        StorageError: the file could not be read.
+        FormatError: The file is neither a torch zip nor a safetensors file with that suffix.
+        DamagedError: The structure of the file is damaged.
+        StorageError: The file could not be read. It is an OSError with errno and path.
     """
     return nearest(os.fspath(path), tier_folder(None), _inspect)
 
@@ -167,22 +181,24 @@ def verify(
     progress: Callable[[Progress], object] | None = None,
     tier: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> None:
-    """Reads all of a file and compares all of its checksums.
+    """Read a file and compare its checksums. Return if all of them match.
 
-    Returns if every one is right.
+    Any thread may call this.
 
     Args:
-        path: of the file.
-        share: of the data that is read, from 1 (all) to 0 (none: only whether the archive's
-            structure holds). A share is spread evenly over the file, each time over another place.
-        progress: is called with a Progress now and then; an exception in it stops the call.
-        tier: as in load().
+        path: The path of a torch zip, or of any file with checksums beside it.
+        share: The share of the data to read, from 1 (all) to 0 (the structure of the archive only).
+            A smaller share is spread evenly over the file, at other offsets in each call. Default:
+            1.
+        progress: A function that is called with a Progress from time to time. An exception in it
+            stops the call, which raises it. Default: none.
+        tier: As in load(). Default: the setting "tier".
 
     Raises:
-        DamagedError: one is not; the message names the tensor and where it lies. Or the file of
-            checksums beside it (`NAME.ioshape-sums`) is damaged itself.
-        FormatError: the file is not a torch zip, and no checksums lie beside it.
-        StorageError: the file could not be read; with errno ENODATA if it has no checksums.
+        DamagedError: A checksum does not match; the message names the tensor and the offset. Or the
+            file of checksums beside it (`NAME.ioshape-sums`) is damaged.
+        FormatError: The file is not a torch zip, and has no valid checksums beside it.
+        StorageError: The file could not be read. Its errno is ENODATA if the file has no checksums.
     """
     nearest(os.fspath(path), tier_folder(tier), lambda name: _verify(name, share, progress))
 
@@ -192,8 +208,8 @@ def _verify(name: str, share: float, progress: Callable[[Progress], object] | No
     with Reader(name, operation="verify", progress=progress, any_format=True) as reader:
         if not reader.is_torch_zip and not reader.has_checksums and found is None:
             if os.path.lexists(name + SUFFIX):
-                reader.verify()  # raises, and says why the checksums there do not count
-            Reader(name, operation="verify").close()  # raises, and says what is wrong with it
+                reader.verify()  # raises an error that says why those checksums are not valid
+            Reader(name, operation="verify").close()  # raises an error that says what is wrong
         try:
             reader.verify(share)
         except DamagedError as error:
@@ -202,9 +218,9 @@ def _verify(name: str, share: float, progress: Callable[[Progress], object] | No
 
 
 def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> DamagedError:
-    """The same error, with the names of the tensors that lie in the damaged record.
+    """Return the error with the names of the tensors in the damaged record added.
 
-    `part` is where a member of a bundle lies in its file.
+    `part` is the offset and the length of a shard in its shard file.
     """
     if error.record is None:
         return error
@@ -219,7 +235,7 @@ def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> Dam
 def _naming(error: DamagedError, names: list[str]) -> DamagedError:
     if not names:
         return error
-    # A tensor that was saved by itself has no name.
+    # A tensor that was saved without a container has no name.
     shown = ", ".join(f"'{name}'" if name else "the tensor" for name in names[:3])
     if len(names) > 3:
         shown += f" and {len(names) - 3} more"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load(into=...): the tensors of a file are brought to where tensors are already.
+"""load(into=...): fill existing tensors from a file.
 
-torch.load makes the object, but storages get no bytes: their memory is taken and never touched.
-Then what is there is compared with what is wanted, and the bytes are read to their place.
+torch.load creates the object, but its storages get no bytes: their memory is allocated and not
+touched. The object is then compared with the targets, and the bytes are read directly into the
+targets.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 
 
 class Pair(NamedTuple):
-    """A tensor to be filled."""
+    """A tensor of the file, and the existing tensor that it fills."""
 
     name: str
     source: torch.Tensor
     target: torch.Tensor
 
 
-# ---- What is wanted -----------------------------------------------------------------------------
+# ---- Comparison of the file with the targets ----------------------------------------------------
 
 
 def join_names(name: str, key: object) -> str:
@@ -55,20 +56,20 @@ def _has_state(target: object) -> bool:
 
 
 class _Match:
-    """What an object from a file and what is to be filled have in common, and what not."""
+    """The comparison of an object from a file with the targets to fill."""
 
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.different: list[Different] = []
-        #: what goes to the caller as the file has it
+        #: objects that the caller gets as they are in the file
         self.kept: list[Any] = []
-        #: to be called when all is filled
+        #: functions to call when all tensors are filled
         self.after: list[Callable[[], object]] = []
 
     def match(self, source: Any, target: Any, name: str = "") -> Any:
-        """What load() returns: the target's tensors, and of the rest what the file has."""
+        """Return load()'s result: the target's tensors, and the file's values for the rest."""
         if isinstance(target, torch.Tensor):
             return self._tensor(source, target, name)
         if _has_state(target):
@@ -97,7 +98,7 @@ class _Match:
             and source.layout == target.layout
             and not source.is_meta
             and not target.is_meta
-            # What another kind of tensor has of a plain one, only it knows.
+            # Only a tensor subclass itself knows how to read a plain tensor.
             and (type(target) in TENSORS or type(target) is type(source))
         ):
             self.pairs.append(Pair(name, source, target))
@@ -113,7 +114,7 @@ class _Match:
         *,
         keep: bool = True,
     ) -> dict[Any, Any]:
-        """`keep` is false where nobody wants what only the file has."""
+        """Match the items of a mapping. Without `keep`, leave out items that only the file has."""
         for key, value in target.items():
             if key not in source and _has_tensors(value):
                 self.missing.append(join_names(name, key))
@@ -130,12 +131,16 @@ class _Match:
         return filled
 
     def _stateful(self, source: Any, target: Any, name: str) -> Any:
-        """A module, an optimizer, a scheduler: what cannot be filled in place it is given."""
+        """Match an object with state_dict(): a module, an optimizer, a scheduler.
+
+        State that cannot be filled in place is passed to load_state_dict() at the end.
+        """
         own = target.state_dict()
         if isinstance(target, torch.nn.Module):
             self._module(source, own, target, name)
             return target
-        # The state of an optimizer that has made no step is empty: it comes from the file.
+        # An optimizer that has made no step has no state, so missing and unexpected names do not
+        # count.
         missing, unexpected = self.missing, self.unexpected
         self.missing, self.unexpected = [], []
         filled = self.match(source, own, name)
@@ -152,7 +157,7 @@ class _Match:
             for tensor in (*target.parameters(), *target.buffers())
             if type(tensor) in TENSORS
         }
-        # What get_extra_state() says, and what state_dict() has copied.
+        # The rest are results of get_extra_state(), and tensors that state_dict() has copied.
         rest = {
             key: value
             for key, value in self._mapping(source, own, name, keep=False).items()
@@ -163,7 +168,7 @@ class _Match:
 
 
 def _has_tensors(value: Any) -> bool:
-    """Whether some part of it is filled by tensors of a file, as far as one can see."""
+    """Return whether a value contains something that tensors of a file fill, as far as visible."""
     if isinstance(value, Mapping):
         return any(map(_has_tensors, value.values()))
     if isinstance(value, (list, tuple)):
@@ -179,16 +184,16 @@ def _described(value: object) -> str:
     return f"{kind}{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{where}"
 
 
-# ---- Bringing -----------------------------------------------------------------------------------
+# ---- Reading into targets -----------------------------------------------------------------------
 
 
 def _covers(tensor: torch.Tensor, n_bytes: int) -> bool:
-    """Whether a tensor has each byte of its storage once, beginning with the first."""
+    """Return whether a tensor contains each byte of its storage exactly once, in order."""
     return tensor.storage_offset() == 0 and tensor.numel() * tensor.element_size() == n_bytes
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its memory is one piece."""
+    """Return whether the tensor's memory is contiguous in some order of its dimensions."""
     expected = 1
     for size, stride in sorted(
         zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]
@@ -200,7 +205,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _is_raw(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are its values."""
+    """Return whether the tensor's bytes are its values, without a lazy conjugate or negation."""
     return not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -212,19 +217,20 @@ def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Bringer:
-    """Reads what was left unread."""
+    """Reads the bytes of tensors that torch.load has left unread."""
 
     def __init__(self, file: UnreadFile) -> None:
         self._file = file
         self._incoming = file.incoming()
-        #: names of the targets that are no longer what they were
+        #: names of the targets whose content may have changed
         self.changed: list[str] = []
 
     def bring(self, pairs: list[Pair], kept: list[Any]) -> None:
-        """Fills targets, and what is kept where it is."""
+        """Fill the targets, and the storages of the objects in `kept`."""
         unread = self._file.unread
         whole = {address_of(tensor) for tensor in tensors_in(kept)}
-        # What comes to where torch has made it. What else goes there has it from the file already.
+        # Storages that stay where torch has allocated them. Their other targets are copied from
+        # there.
         wanted = {at: Unread(unread[at], at) for at in whole & unread.keys()}
         direct: list[Unread] = []
         copied: list[Pair] = []
@@ -246,7 +252,7 @@ class Bringer:
         changed(pair.target)
 
     def _direct(self, record: RawRecord, pair: Pair, direct: list[Unread]) -> bool:
-        """False if it must take another way."""
+        """Read a record directly into its target. Return False if it needs a copy instead."""
         _, source, target = pair
         if not (
             type(target) in TENSORS
@@ -272,7 +278,7 @@ class Bringer:
 
 
 class Into(NamedTuple):
-    """What load() was given to fill."""
+    """The arguments `into` and `strict` of load()."""
 
     target: Any
     strict: bool
@@ -281,7 +287,7 @@ class Into(NamedTuple):
 def filling_of(
     into: Any, *, strict: bool, map_location: Any = None, mmap: bool | None = None
 ) -> Into | None:
-    """What load() was given, checked; None if nothing is to be filled."""
+    """Check the arguments of load() and return them; None if `into` was not given."""
     if into is None:
         return None
     if map_location is not None or mmap:
@@ -292,7 +298,10 @@ def filling_of(
 def fill(
     loaded: Any, path: str, into: Into, bring: Callable[[list[Pair], list[Any]], None] | None = None
 ) -> Any:
-    """What load(into=) returns of what has been loaded; `bring` fills tensors that are unread."""
+    """Fill the targets from a loaded object and return the result of load(into=).
+
+    `bring` reads the bytes if they are unread. Without it, tensors are copied.
+    """
     found = _Match()
     result = found.match(loaded, into.target)
     if found.different or (into.strict and (found.missing or found.unexpected)):
@@ -318,7 +327,7 @@ def load_into(
     into: Into,
     together: Together | None = None,
 ) -> Any:
-    """Fills what is there from an open file, or from its part."""
+    """Fill the targets from an open file, or from a shard of it."""
     file = UnreadFile(reader, progress, together=together)
     bringer = Bringer(file)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load()."""
+"""ioshape.load()."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from ioshape._core.report import Progress
 
-# What a byte of a compressed archive becomes at most, unless several records have the same bytes.
+# The largest possible ratio of Deflate. A larger one means that several records share their bytes.
 _MOST_INFLATED = 1032
-# What is longer goes to a temporary file.
+# A larger archive is inflated into a temporary file instead of memory.
 _INFLATED_IN_MEMORY_BYTES = 64 << 20
-# Records that are smaller on the average are small.
+# Below this average size, the records of a file count as small.
 _SMALL_BYTES = 64 << 10
 
 
@@ -59,64 +59,76 @@ def load(
     shared: bool = False,
     **pickle_load_args: Any,
 ) -> Any:
-    """Loads what torch.save or ioshape.save has saved, and verifies its checksums on the way.
+    """Load an object that torch.save or ioshape.save has saved, and verify its checksums.
 
-    The arguments are torch.load's, and torch.load does the unpickling, with its rules of what is
-    safe (weights_only) and its map_location. The bytes come through the library, which reads ahead
-    past the page cache and compares a checksum for each MiB. (Files of torch.save have one for each
-    storage.)
+    The first arguments are those of torch.load. torch.load does the unpickling, with its rules on
+    what is safe (weights_only) and its map_location. The library reads the bytes ahead, past the
+    page cache, and compares a checksum for each MiB. Files of torch.save have one checksum for each
+    storage.
 
-    With mmap=True storages are mapped, not read, so there is nothing to verify yet; mmap=True with
-    verify=True verifies the whole file first. Files in the formats from before torch 1.6, and
-    file objects, are read by torch alone.
+    With mmap=True storages are mapped and not read, so no checksum is compared. With verify=True as
+    well, the whole file is verified first. File objects, and files in the formats from before torch
+    1.6, are read by torch alone.
 
-    With `into` nothing new is made: the file's tensors are read to where the tensors of a module,
-    an optimizer, a state dict, or any nest of these are, on whatever device. Before a byte moves,
-    names, shapes and dtypes are compared. What is returned has the given tensors, modules and
-    optimizers in their places, and all else as the file has it.
+    With `into` the call fills existing tensors: those of a module, an optimizer, a state dict, or
+    nested containers of these, on any device. Names, shapes and dtypes are compared before a byte
+    is read. The result contains the given tensors, modules and optimizers, and the file's values
+    for everything else.
 
+        # Fill a model and an optimizer.
         epoch = ioshape.load(path, into={"model": model, "optimizer": optimizer})["epoch"]
 
-    With `only` the rest of the object is left out, and of large tensors not read. Names are those
-    that inspect() lists, of values and of containers; * stands for anything:
+    With `only` the call returns parts of the object. Large tensors outside these parts are not
+    read. The names are those that inspect() lists, and names of values and containers. In a name, *
+    matches any text.
 
+        # Load the model.
         model.load_state_dict(ioshape.load(path, only=["model.*"])["model"])
 
-    If what is asked for is more than tensors, containers and plain values, torch.load makes all of
-    the object first, by its rules. ioshape.open() reads parts of a tensor.
+    To read a slice of a tensor, use ioshape.open(). If the parts contain more than tensors,
+    containers and plain values, torch.load creates the whole object first, by its rules.
+
+    Any thread may call this. With `into`, no other thread may use the targets during the call.
 
     Args:
-        f: the path, or a file object.
-        map_location: as in torch.load.
-        pickle_module: as in torch.load.
-        weights_only: as in torch.load.
-        mmap: as in torch.load.
-        verify: False compares no checksums; "first" compares all of them before anything else, so
-            that a damaged file changes nothing in `into`, and reads the file twice.
-        into: what is to be filled. An optimizer that has made no step yet has no tensors, and gets
-            new ones.
-        strict: False leaves out what only the file has or only `into`. Tensors of another shape or
-            dtype are always refused.
-        only: names of what is loaded. What is left out of a list is not counted in the others'
-            place.
-        progress: is called with a Progress now and then; an exception in it stops the load.
-        tier: as in save(). The copy on the tier is loaded, unless there is a newer file at the
-            path. If it is damaged, a FallbackWarning names it, and the file at the path is loaded.
-        shared: True where all ranks of a job on several nodes load this file, and call this: each
-            piece of it is read by one of them, who sends it to the others over torch.distributed.
-            On one node the page cache does that by itself, but for devices: from one to the others
-            pieces go by the backend that the default group has for them.
-        pickle_load_args: as in torch.load.
+        f: A path, or a file object.
+        map_location: As in torch.load.
+        pickle_module: As in torch.load.
+        weights_only: As in torch.load.
+        mmap: As in torch.load.
+        verify: False compares no checksums. "first" compares all of them before anything else. A
+            damaged file then changes nothing in `into`, but the file is read twice. Default: verify
+            while reading.
+        into: The object to fill. An optimizer that has made no step has no tensors yet, and gets
+            new ones. It excludes `only`, map_location and mmap. Default: create new tensors.
+        strict: False ignores names that only the file or only `into` has. Tensors of another shape
+            or dtype are always refused. Default: True.
+        only: The names of the parts to load. In a list, the items that remain move up. Default:
+            all.
+        progress: A function that is called with a Progress from time to time. An exception in it
+            stops the load, which raises it. Default: none.
+        tier: The folder of a tier, as in save(). The copy on the tier is loaded, unless the file at
+            the path is newer. If the copy is damaged, a FallbackWarning names it, and the file at
+            the path is loaded. False ignores the tier. Default: the setting "tier".
+        shared: True if all ranks of a job on several nodes load this file. All of them must make
+            this call. One rank reads each piece of the file and sends it to the others over
+            torch.distributed. On a single node the page cache has this effect for tensors on the
+            CPU. Pieces for devices go from device to device by the backend of the default group.
+            Default: False.
+        pickle_load_args: As in torch.load.
+
+    Returns:
+        The object, as torch.load would return it.
 
     Raises:
-        DamagedError: a checksum is wrong; the message names the tensor and where it lies. Its field
-            `changed` has the names of the tensors in `into` that may not be what they were.
-        MismatchError: the file does not have what `into` has. Nothing has been changed.
-        ValueError: it has nothing of what `only` names.
-        FormatError: the file is a zip archive, but not one of torch.save.
-        StorageError: the file could not be read. It is an OSError with errno and path.
+        DamagedError: A checksum does not match; the message names the tensor and the offset. Its
+            field `changed` names the tensors in `into` whose content may have changed.
+        MismatchError: The file does not match `into`. Nothing has been changed.
+        ValueError: The file contains nothing that `only` names, or arguments exclude each other.
+        FormatError: The file is a zip archive, but not one of torch.save.
+        StorageError: The file could not be read. It is an OSError with errno and path.
 
-    What torch.load raises for other reasons, this raises.
+    Other exceptions of torch.load are passed on.
     """
 
     filling = filling_of(into, strict=strict, map_location=map_location, mmap=mmap)
@@ -143,7 +155,7 @@ def load(
         return filled(by_torch(f, mmap))
 
     def from_path(path: str) -> Any:
-        # As the caller has written it, torch has it in its messages.
+        # Pass the caller's own object if possible, because torch quotes it in its messages.
         given = f if path == os.fspath(f) else path
         if isinstance(path, str) and path.endswith(".safetensors"):
             return filled(by_torch(given, mmap))  # newer versions of torch read them
@@ -155,7 +167,7 @@ def load(
         reader = _open(path, verify=verify is not False, fresh=filling is None)
         try:
             if reader is not None:
-                # Whoever brings an unpickler of his own wants to see all of it.
+                # A custom unpickler expects to see the whole pickle.
                 is_usual = pickle_module is None and not pickle_load_args
                 loaded = load_through(
                     reader,
@@ -203,9 +215,9 @@ def load_through(
     map_location: Any = None,
     together: Together | None = None,
 ) -> Any:
-    """What torch makes of an open file, or of its part. The reader is closed.
+    """Return the object that torch loads from an open file, or from a shard. Close the reader.
 
-    `is_plain`: it holds what weights_only=True allows, or is to be refused.
+    `is_plain` says that the file must contain only what weights_only=True allows.
     """
     with reader, _terminal.shown("loading ", reader.path, progress) as progress:  # noqa: PLR1704
         if into is not None:
@@ -221,7 +233,7 @@ def load_through(
         _leave(together)
         file = Source(reader, progress)
         with failures_of(file, part):
-            # Of small records many are read at once.
+            # A buffer reads many small records in one call.
             return torch_load(BoundedFile(file, file.n_bytes) if has_small else file)
 
 
@@ -231,8 +243,8 @@ def _leave(together: Together | None) -> None:
 
 
 def _open(path: str, *, verify: bool, fresh: bool) -> Reader | None:
-    """None if torch must read it."""
-    # To open a pipe is to take what is in it.
+    """Open a file of ioshape's formats. Return None if torch must read it by itself."""
+    # Do not open a pipe, because that would consume its data.
     with contextlib.suppress(OSError):
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):  # noqa: PTH116
             return None
@@ -268,10 +280,11 @@ def _inflate(path: str, into: IO[bytes]) -> None:
 
 
 def _inflated(path: str) -> IO[bytes] | None:
-    """An archive that another tool has compressed, as one that is not; None if it is no archive.
+    """Return an uncompressed copy of an archive that another tool has compressed.
 
-    Torch can inflate it, too, but compares no checksums, and for a record that the directory calls
-    a folder it hands out memory as it happens to be. So it gets what was verified, nothing else.
+    Return None if the file is not an archive. torch can inflate it as well, but it compares no
+    checksums. For a record that the directory calls a folder it even returns uninitialised memory.
+    So torch gets a verified copy.
     """
     with contextlib.ExitStack() as at_failure:
         try:
@@ -300,5 +313,5 @@ def _is_mapped(mmap: bool | None) -> bool:
     try:
         from torch.utils.serialization import config  # noqa: PLC0415
     except ImportError:
-        return False  # older versions of torch have no such default
+        return False  # older versions of torch do not have this default
     return bool(config.load.mmap)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load(only=...): the parts of an object that are asked for.
+"""load(only=...): parts of an object.
 
-torch.load makes the object, but of large storages without their bytes, and where the pickle names
-something that may be anything, with nothing in its place. Then what is not wanted is left out, and
-of what is left the bytes are read.
+torch.load creates the object without the bytes of large storages. Where the pickle names an unknown
+class, an inert placeholder takes the object's place. Then the parts that are not wanted are left
+out, and the bytes of the rest are read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from ioshape._core.report import Progress
     from ioshape._load.reader import Reader
 
-_OLD_NAMES = {"__builtin__": "builtins"}  # of protocol 2
+_OLD_NAMES = {"__builtin__": "builtins"}  # pickle protocol 2 uses the names of Python 2
 
 
-# ---- What a pickle of plain values calls --------------------------------------------------------
+# ---- Functions that a pickle of plain values may call -------------------------------------------
 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
@@ -73,7 +73,7 @@ def _ordered_dict() -> OrderedDict[Any, Any]:
     return OrderedDict()
 
 
-#: (Storages torch looks up itself.)
+#: functions by module and name; torch looks up storages itself
 _PLAIN: dict[tuple[str, str], Callable[..., Any]] = {
     ("_codecs", "encode"): _encoded,
     ("builtins", "bytearray"): _bytearray,
@@ -90,29 +90,29 @@ _PLAIN: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class _Unpickler(Machine):
-    """Reads for torch.load, in the place of pickle.Unpickler.
+    """A safe replacement of pickle.Unpickler for torch.load.
 
-    An object of a class that is not plain is left out.
+    It creates a placeholder instead of an object of a class that is not plain.
     """
 
     plain_keys = Machine.plain_keys | {torch.dtype, torch.device, Inert}
 
-    #: torch sets it
+    #: set by torch
     persistent_load: Callable[[Any], Any]
 
     def __init__(self, file: IO[bytes], **_: Any) -> None:
         super().__init__(file)
 
     def load(self) -> Any:
-        """Return what the pickle holds."""
+        """Return the object that the pickle describes."""
         return self.read()
 
     def find(self, module: str, name: str) -> Any:
-        """Return what torch wants for a name."""
+        """Return the object for a name, by way of torch's override of find_class()."""
         return self.find_class(module, name)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name; torch asks itself first, for storages."""
+        """Return the function for a name. torch overrides this and handles storages itself."""
         module = _OLD_NAMES.get(module, module)
         dtype = vars(torch).get(name) if module == "torch" else None
         if isinstance(dtype, torch.dtype):
@@ -122,14 +122,14 @@ class _Unpickler(Machine):
         return Global(module, name, _PLAIN.get((module, name), _left_out))
 
     def build(self, to: Any, state: Any) -> None:
-        """Give an OrderedDict its attributes, as state dicts have some."""
+        """Set the state of an object. An OrderedDict may have attributes, as state dicts do."""
         if type(to) is OrderedDict and type(state) is dict:
             to.__dict__.update(state)
         else:
             super().build(to, state)
 
     def refer(self, reference: Any) -> Any:
-        """Return a storage."""
+        """Return the storage for a persistent id."""
         return self.persistent_load(reference)
 
 
@@ -137,22 +137,22 @@ def _left_out(*_: Any, **__: Any) -> Inert:
     return Inert()
 
 
-_module = types.ModuleType("ioshape_only")  # what torch takes for one like pickle
+_module = types.ModuleType("ioshape_only")  # torch.load takes it as its pickle_module
 _module.Unpickler = _Unpickler  # type: ignore[attr-defined]
 
 
 class Only(NamedTuple):
-    """What load() was asked for."""
+    """The arguments `only`, as a pattern, and `map_location` of load()."""
 
     wanted: re.Pattern[str]
     map_location: Any
 
 
-# ---- What is wanted -----------------------------------------------------------------------------
+# ---- Selection of the wanted parts --------------------------------------------------------------
 
 
 def patterns_of(only: Iterable[str] | None) -> re.Pattern[str] | None:
-    """Names in which * stands for anything, as one pattern; None: all is wanted."""
+    """Return one pattern for names in which * matches any text; None if `only` is None."""
     if only is None:
         return None
     if isinstance(only, str):
@@ -168,14 +168,14 @@ def _picked(value: Any, wanted: re.Pattern[str], name: str, inside: tuple[int, .
     if wanted.fullmatch(name):
         return value
     if id(value) in inside:
-        return _NOTHING  # it contains itself
+        return _NOTHING  # the container contains itself
     inside = (*inside, id(value))
     if isinstance(value, dict):
         items = ((k, _picked(v, wanted, join_names(name, k), inside)) for k, v in value.items())
         kept = {key: item for key, item in items if item is not _NOTHING}
         if not kept:
             return _NOTHING
-        same = copy.copy(value)  # with what it has besides: _metadata of a state dict
+        same = copy.copy(value)  # keeps attributes, such as _metadata of a state dict
         same.clear()
         same.update(kept)
         return same
@@ -187,10 +187,10 @@ def _picked(value: Any, wanted: re.Pattern[str], name: str, inside: tuple[int, .
 
 
 def pick(loaded: Any, path: str, wanted: re.Pattern[str] | None) -> Any:
-    """What is wanted of an object, and the containers around it.
+    """Return the parts of an object that match, with the containers around them.
 
     Raises:
-        ValueError: nothing of it is.
+        ValueError: Nothing matches.
     """
     found = loaded if wanted is None else _picked(loaded, wanted, "", ())
     if found is _NOTHING:
@@ -201,7 +201,7 @@ def pick(loaded: Any, path: str, wanted: re.Pattern[str] | None) -> Any:
     return found
 
 
-# ---- Reading it ---------------------------------------------------------------------------------
+# ---- Reading the wanted parts -------------------------------------------------------------------
 
 
 def load_only(
@@ -211,9 +211,9 @@ def load_only(
     part: tuple[int, int] | None,
     only: Only,
 ) -> Any:
-    """What is wanted of an open file, or of its part.
+    """Return the wanted parts of an open file, or of a shard.
 
-    If that is more than tensors, containers and plain values, torch_load loads all of the file.
+    If they contain more than tensors, containers and plain values, torch_load loads the whole file.
     """
     file = UnreadFile(reader, progress, is_whole=False)
     places = Places(only.map_location, file)
@@ -229,12 +229,12 @@ def load_only(
 
 
 def _plain(file: UnreadFile, places: Places, wanted: re.Pattern[str]) -> Any:
-    """What is wanted, of which large tensors have no bytes yet; _NOTHING if there is more to it."""
+    """Return the wanted parts without large tensors' bytes; _NOTHING if they are not plain."""
     try:
         loaded = unpickle.load(
             cast("IO[bytes]", file), places.note, _module, weights_only=False, mmap=False
         )
-    except Exception:  # whatever it is, torch.load will say it
+    except Exception:  # torch.load loads the file then, and raises the error if there is one
         if file.failure is not None:
             raise file.failure from None
         return _NOTHING

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that a pickle names.
+"""A list of the tensors in a pickle, made without unpickling it.
 
-Containers become lists of pairs, so that nothing is hashed; names and shapes have a limit. So time
-and memory are at most in proportion to the pickle's length: see pickle_machine.
+Containers become lists of pairs, so that nothing is hashed. Names and shapes have limits. So time
+and memory are at most proportional to the length of the pickle; see pickle_machine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _MAX_DEPTH = 400
 _LONGEST_NAME = 1000
 _LONGEST_KEY = 255
-# The list of tensors has at most so many characters, and as many more as the file has bytes.
+# The list of tensors has at most this many characters, plus one for each byte of the file.
 _LISTED_CHARACTERS = 1 << 24
-# What a tensor in the list takes besides its names.
+# the characters that count for a tensor beside its names
 _TENSOR_CHARACTERS = 64
 
 _DTYPES = {
@@ -55,40 +55,43 @@ _ITEM_BYTES = {
 
 
 def item_bytes(dtype: str) -> int | None:
-    """Bytes of an element; None if that is not known."""
+    """Return the size of an element in bytes; None if it is unknown."""
     return 1 if dtype.startswith("float8_") else _ITEM_BYTES.get(dtype)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in the pickle, and where its storage lies."""
+    """A tensor in a pickle, and the location of its storage."""
 
-    #: how to get to it from the loaded object: "model.layer.weight", "optimizer.state[0].exp_avg"
+    #: The path to it in the loaded object: "model.layer.weight", "optimizer.state[0].exp_avg".
     name: str
+    #: The dtype without the "torch." in front: "bfloat16".
     dtype: str
+    #: The lengths of its dimensions, in elements.
     shape: tuple[int, ...]
+    #: The distance between neighbours in each dimension, in elements.
     stride: tuple[int, ...]
-    #: the record that holds its storage, which other tensors may share
+    #: The name of the record with its storage, which other tensors may share.
     record: str
-    #: of its first element in the record, in bytes
+    #: The offset of its first element in the record, in bytes.
     storage_offset: int
-    #: where it was when it was saved: "cpu", "cuda:0"
+    #: The device that it was on when it was saved: "cpu", "cuda:0".
     location: str
-    #: whether its elements are numbers that lie there as they are. They are not in a tensor that is
-    #: quantized or a conjugate, and a storage by itself has none.
+    #: Whether the bytes in the record are its elements. This is False for quantized tensors, lazy
+    #: conjugates and negatives, and for a storage without a tensor.
     is_plain: bool = True
 
 
-# ---- What stands for what the pickle makes -----------------------------------------------------
+# ---- Placeholders for the objects of a pickle --------------------------------------------------
 
 
 class _Parts(list[Any]):
-    """Stands for a dict, or for what a global makes: key and value of each part, in turn."""
+    """Placeholder for a dict or for a global's result: key and value of each part, in turn."""
 
     __slots__ = ()
 
 
-#: A key: the parts of what stands behind it are parts of this one.
+#: A key whose value is not a part of its own: the parts of the value belong to this object.
 _SAME = object()
 
 
@@ -107,7 +110,7 @@ class _View:
     stride: tuple[int, ...]
     offset_bytes: int
     is_plain: bool
-    #: of a quantized tensor: may have tensors of its own
+    #: the quantizer of a quantized tensor, which may contain tensors
     quantizer: Any
 
 
@@ -121,19 +124,19 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
     return tuple(value) if all(_is_number(number) for number in value) else None
 
 
-#: Which argument says that a tensor is the conjugate of what lies there, or the negative of it.
+#: The index of the argument that marks a tensor as a lazy conjugate or negative, by function.
 _FLAGS_AT = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7}
 
 
 def _view(function: str, arguments: tuple[Any, ...]) -> _View | None:
-    """What torch._utils._rebuild_... makes, if it is a tensor in a storage."""
+    """Return the result of torch._utils._rebuild_..., or None if it is no tensor in a storage."""
     if len(arguments) < 4:
         return None
     storage, offset, shape, stride = arguments[:4]
     if not isinstance(storage, _Storage) or not _is_number(offset):
         return None
     dtype = _DTYPES.get(storage.kind, storage.kind)
-    for argument in arguments[4:8]:  # _rebuild_tensor_v3 says the dtype itself
+    for argument in arguments[4:8]:  # _rebuild_tensor_v3 has a dtype among its arguments
         if isinstance(argument, Global) and argument.module == "torch":
             dtype = argument.name
     quantizer = arguments[4] if function == "_rebuild_qtensor" and len(arguments) > 4 else None
@@ -152,7 +155,7 @@ def _view(function: str, arguments: tuple[Any, ...]) -> _View | None:
 
 
 def _made(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """What a call makes, as far as a list of tensors needs it."""
+    """Return a placeholder for the result of a call, as far as a list of tensors needs it."""
     if isinstance(function, Global):
         name = function.name
         if function.module == "torch._utils":
@@ -172,7 +175,7 @@ def _made(function: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _storage(reference: Any) -> _Storage:
-    """What a persistent id stands for."""
+    """Return the storage that a persistent id refers to."""
     if isinstance(reference, tuple) and len(reference) >= 4 and reference[0] == "storage":
         kind, key, location = reference[1:4]
         kind = kind.name if isinstance(kind, Global) else kind
@@ -183,40 +186,40 @@ def _storage(reference: Any) -> _Storage:
 
 
 class _Machine(Machine):
-    """Makes what a list of tensors needs."""
+    """A pickle machine that creates only what a list of tensors needs."""
 
     def call(self, function: Any, arguments: tuple[Any, ...], named: Any = None) -> Any:
-        """Return a tensor, or the parts of what else is made."""
+        """Return a tensor, or a placeholder with the parts of any other object."""
         made = _made(function, arguments)
         if named is not None:
             self.build(made, named)
         return made
 
     def build(self, to: Any, state: Any) -> None:
-        """Give its state to an object."""
+        """Add an object's state to its parts."""
         if not isinstance(to, _Parts):
             return
-        # The state of an object with slots is a pair: its __dict__, and its slots.
+        # The state of an object with slots is a pair of its __dict__ and its slots.
         for some in state if isinstance(state, tuple) and len(state) == 2 else (state,):
             if some is not None:
                 to += (_SAME if isinstance(some, _Parts) else "state", some)
 
     def refer(self, reference: Any) -> Any:
-        """Return a storage."""
+        """Return the storage for a persistent id."""
         return _storage(reference)
 
     def new_dict(self) -> Any:
-        """Return the parts of an empty dict."""
+        """Return the placeholder for an empty dict."""
         return _Parts()
 
     def set_items(self, to: Any, values: list[Any]) -> None:
-        """Add to what stands for a dict, or for an object that is like one."""
+        """Add items to the placeholder for a dict, or for an object like a dict."""
         if not isinstance(to, _Parts) or len(values) % 2:
             raise UnpicklingError("it sets items of what is no dict")
         to += values
 
     def append(self, to: Any, values: list[Any]) -> None:
-        """Add to a list or set, or to what stands for an object that is like one."""
+        """Add values to a list or set, or to the placeholder for an object like a list."""
         if isinstance(to, _Parts):
             to += itertools.chain.from_iterable(enumerate(values, len(to) // 2))
         elif type(to) is list:
@@ -227,16 +230,16 @@ class _Machine(Machine):
     add = append
 
     def new_set(self, values: Any = (), kind: type = set) -> Any:
-        """Return a list."""
+        """Return a list in the place of a set."""
         del kind
         return list(values)
 
 
-# ---- The list ----------------------------------------------------------------------------------
+# ---- The list of tensors -----------------------------------------------------------------------
 
 
 def _shown(key: Any) -> str:
-    """A key that is no text."""
+    """Return the text for a key that is not a str."""
     if isinstance(key, tuple):
         return f"({', '.join('...' if isinstance(k, tuple) else _shown(k) for k in key[:8])})"
     if key is None or isinstance(key, (bool, float)) or _is_number(key):
@@ -264,7 +267,7 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]] | None:
 
 
 def _leaves(root: Any) -> Iterator[tuple[str, _View | _Storage]]:
-    """All that lie below, with their names; each container is looked into once, in order."""
+    """Yield all tensors and storages below an object with their names. Visit a container once."""
     seen: set[int] = set()
     stack = [("", iter([(_SAME, root)]))]
     while stack:
@@ -282,10 +285,10 @@ def _leaves(root: Any) -> Iterator[tuple[str, _View | _Storage]]:
 
 
 def list_tensors(pickled: IO[bytes], file_bytes: int) -> tuple[Tensor, ...]:
-    """Return the tensors of a pickle, in its order; its file has `file_bytes`.
+    """Return the tensors of a pickle, in its order. `file_bytes` is the size of its file.
 
     Raises:
-        Exception: whatever is wrong with it.
+        Exception: The pickle is malformed, in whatever way.
     """
     listed = []
     left = _LISTED_CHARACTERS + file_bytes

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New memory for what is loaded, where map_location has it: on the CPU, or on devices.
+"""Placement of loaded storages in new memory, on the CPU or on devices, by map_location.
 
-torch.load makes the object with storages that nobody has touched. Then those that go to a device
-get memory there, to which their bytes are read by way of pinned buffers; the others are read to
-where they are.
+torch.load creates the object with storages that are allocated and not touched. Storages for a
+device then get memory there, and their bytes are read through pinned buffers. The bytes of all
+others are read into the memory that torch has allocated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _new_storage: Any = torch.UntypedStorage
 
 
 class Places:
-    """Where storages go, as torch's map_location has it."""
+    """Destinations of storages, by the rules of torch's map_location."""
 
     def __init__(self, map_location: Any, file: UnreadFile) -> None:
         self._asked = map_location
@@ -37,10 +37,10 @@ class Places:
         self._devices: dict[Any, torch.device] = {}
 
     def note(self, storage: Any, tag: str) -> Any:
-        """What torch is given for map_location. The storage stays where it is.
+        """Record the tag of a storage and leave it in place. torch.load gets this as map_location.
 
         Raises:
-            TypeError: no tensor with memory can be made one without.
+            TypeError: The tensor is for the device "meta", which has no memory.
         """
         if not callable(self._asked) and str(self._location(tag)).startswith("meta"):
             raise TypeError("a tensor for meta is not brought there by us")
@@ -48,10 +48,10 @@ class Places:
         return storage
 
     def note_known(self, storage: Any, tag: str) -> Any:
-        """The same, where all that is known of its place is that bring() brings it there.
+        """Record the tag of a storage as note() does, if bring() can move it to its device.
 
         Raises:
-            Exception: torch must put it there, or say why it cannot.
+            Exception: torch must place the storage itself, or raise the right error.
         """
         device = self._device_for(tag)
         if device.type != "cpu" and not self._incoming.takes(device):
@@ -64,17 +64,17 @@ class Places:
         return tag if self._asked is None else str(self._asked)
 
     def _device_for(self, tag: str) -> torch.device:
-        """Where torch puts a storage with this tag. Not for a map_location that is a function."""
+        """Return torch's device for a tag. Do not call it if map_location is a function."""
         location = self._location(tag)
         if location not in self._devices:
-            # It knows of types of devices that others have registered, and of "the current one".
+            # torch's own function knows registered types of devices, and "the current device".
             empty = _new_storage(0, device="cpu")
             placed: Any = _default(empty, location)
             self._devices[location] = placed.device
         return self._devices[location]
 
     def _place(self, storage: torch.UntypedStorage) -> Any:
-        """As torch does it, with bytes that are there."""
+        """Place a storage whose bytes have been read, as torch does."""
         tag = self._tags.get(storage._cdata, "cpu")
         if callable(self._asked):
             placed = self._asked(storage, tag)
@@ -84,7 +84,7 @@ class Places:
         return _default(storage, self._location(tag))
 
     def _on_device(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
-        """New memory to which pinned memory is copied; None if the CPU reads the bytes first."""
+        """Return new memory on the device; None if the CPU must read the bytes first."""
         if callable(self._asked):
             return None
         device = self._device_for(self._tags[storage._cdata])
@@ -94,8 +94,8 @@ class Places:
         return new
 
     def bring(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Reads what has not been read. Tensors that share memory go on doing so."""
-        # Each once: a tensor that is moved has another storage from then on.
+        """Read the unread storages and move them. Tensors that share memory still share it."""
+        # List each tensor once, because a tensor that is moved has another storage afterwards.
         listed = list({id(tensor): tensor for tensor in tensors}.values())
         storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in listed}
         moved: dict[int, Any] = {}
@@ -121,7 +121,7 @@ class Places:
 
 
 def _move(tensor: torch.Tensor, storage: Any) -> None:
-    """To another storage with the same bytes."""
+    """Move a tensor to another storage with equal bytes."""
     empty = torch.empty(0, dtype=tensor.dtype, device=storage.device)
     moved = empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     if tensor.is_conj():
@@ -143,13 +143,13 @@ def load_at_once(
     part: tuple[int, int] | None,
     together: Together | None = None,
 ) -> tuple[Any] | None:
-    """The object in new memory, all of which is known before it is filled.
+    """Return the object in new memory, all of which is known before it is filled.
 
-    So several threads fill it, in huge pages, and what is for a device goes there without a detour.
-    None if torch must read one tensor after the other.
+    So several threads can fill it, in huge pages, and storages for a device are read to it
+    directly. Return None if torch must read one tensor after the other.
     """
     if callable(map_location):
-        return None  # it looks at bytes
+        return None  # the function may look at the bytes
     file = UnreadFile(reader, progress, together=together)
     places = Places(map_location, file)
     with failures_of(file, part):

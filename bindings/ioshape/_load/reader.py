@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An open torch zip."""
+"""Reader: an open file whose records are read and verified."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 class RawRecord(NamedTuple):
-    """A member of the archive."""
+    """A record: a member of the archive."""
 
     name: str
     n_bytes: int
-    #: of its first byte of data
+    #: offset in the file of the first byte of data
     file_offset: int
     crc32: int
-    #: of each block, in memory of the reader; None if there are none
+    #: checksums of its blocks, in memory of the reader; None if there are none
     blocks: Any = None
 
 
 class Request(NamedTuple):
-    """Bytes of a record, and where they are to be."""
+    """A range of bytes of a record, and the address to read it to."""
 
-    #: the record's number; 0 is all of a file that is no archive
+    #: index of the record; 0 is the whole file if it is no archive
     record: int
     offset: int
     n_bytes: int
@@ -43,15 +43,16 @@ class Request(NamedTuple):
 
 
 def can_read(error: StorageError) -> bool:
-    """False if the file is none of ours to read, though torch may be able to.
+    """Return False if an error says that a file is not in a format of ioshape.
 
-    It is another format, larger than any of ours, or not a regular file.
+    Such a file has another format, is larger than any of ioshape's, or is not a regular file. torch
+    may still be able to read it.
     """
     return error.code not in (lib.IOSHAPE_E_FORMAT, lib.IOSHAPE_E_LIMIT, -errno.ESPIPE)
 
 
 class Reader(Owner):
-    """Reads and verifies records. For one thread at a time."""
+    """An open file that reads and verifies records. One thread at a time may use it."""
 
     def __init__(
         self,
@@ -73,10 +74,10 @@ class Reader(Owner):
         self._verify = verify
         options = sized("ioshape_reader_options")
         options.verify = lib.IOSHAPE_ON if verify else lib.IOSHAPE_OFF
-        # Where torch reads to has just been allocated, as a rule.
+        # The memory that torch reads into has usually just been allocated.
         options.fresh_memory = fresh
-        # Whether other ranks of this host want the same bytes. Default: if the launcher has told
-        # the library of any.
+        # Whether other ranks of this host read the same bytes. By default the library decides by
+        # the variables of the launcher, which multiprocessing does not set.
         if shared is not None:
             options.shared = lib.IOSHAPE_ON if shared else lib.IOSHAPE_OFF
         elif started_together():
@@ -85,10 +86,11 @@ class Reader(Owner):
         self._teller = Teller(progress)
         self._keep = self._teller.set_in(options)
         if part is not None:
-            # Offset and length of a member of a bundle; all offsets are its own.
+            # The offset and the length of a shard in its shard file. All other offsets are then
+            # relative.
             options.file_offset, options.file_bytes = part
         if opener is not None:
-            opener(options, self._out)  # raises; by the generation that the file belongs to
+            opener(options, self._out)  # opens the file through its checkpoint; raises on failure
         else:
             code = lib.ioshape_reader_open(context.pointer, encoded(path), options, self._out)
             if code:
@@ -101,7 +103,7 @@ class Reader(Owner):
         self.close()
 
     def close(self) -> None:
-        """Lets go of the file. A second call does nothing."""
+        """Close the file. A second call does nothing."""
         self._let_go()
 
     def _check(self, code: int) -> None:
@@ -113,51 +115,55 @@ class Reader(Owner):
 
     @property
     def file_bytes(self) -> int:
-        """The length of the file, or of its part."""
+        """The size in bytes of the file, or of the shard."""
         return int(self._info().file_bytes)
 
     @property
     def n_records(self) -> int:
-        """How many it has."""
+        """The number of records."""
         return int(self._info().records)
 
     @property
     def is_torch_zip(self) -> bool:
-        """Whether it is read as one; otherwise it has no records."""
+        """True if the file is read as a torch zip; otherwise it has no records."""
         return bool(self._info().torch_zip)
 
     @property
     def has_checksums(self) -> bool:
-        """Whether what is read can be verified."""
+        """True if the file has checksums, so that reads are verified."""
         return bool(self._info().checksums)
 
     @property
     def block_bytes(self) -> int:
-        """How much has a checksum of its own; 0: only whole records have, if any."""
+        """The bytes that have a checksum of their own; 0 if at most whole records have one."""
         return int(self._info().block_bytes)
 
     def crc32_of_all(self, record: RawRecord) -> int | None:
-        """What is to be compared by who reads all of a record in parts; None: parts are verified,
-        or nothing is."""
+        """Return the checksum that a caller who reads a record in pieces must compare.
+
+        Return None if the reader verifies the pieces, or if nothing is to be verified.
+        """
         if not self._verify or not self.has_checksums or self.block_bytes:
             return None
-        # torch's skip_data() leaves 0 where somebody else brings the data.
+        # torch's skip_data() leaves a checksum of 0, because another program writes the data.
         return record.crc32 or None
 
     def blocks_of(self, record: RawRecord) -> Any:
-        """By number, the checksums of a record's blocks of a MiB; None if there are no such, or
-        nobody wants to know."""
+        """Return the checksums of a record's blocks of 1 MiB, by index.
+
+        Return None if there are none, or if nothing is to be verified.
+        """
         return record.blocks if self._verify and self.block_bytes == BLOCK_BYTES else None
 
     def opened(self) -> OpenFile | None:
-        """The file, for reads past the CPU; None if it cannot be read directly."""
+        """Return the open file for reads that bypass the CPU; None without direct I/O."""
         info = self._info()
         return (
             OpenFile(self.path, info.direct_fd, info.file_offset) if info.direct_fd >= 0 else None
         )
 
     def damaged(self, record: RawRecord) -> StorageError:
-        """The error of a record of which somebody has computed another checksum."""
+        """Return the error for a record whose checksum a caller has found to be wrong."""
         return raised_for(
             Facts(
                 lib.IOSHAPE_E_DAMAGED,
@@ -176,7 +182,7 @@ class Reader(Owner):
         return info
 
     def records(self) -> list[RawRecord]:
-        """All members, in the order of the file."""
+        """Return all records, in the order of the file."""
         info = sized("ioshape_record_info")
         found = []
         for index in range(self._info().records):
@@ -188,7 +194,7 @@ class Reader(Owner):
         return found
 
     def read_file(self, offset: int, into: memoryview) -> None:
-        """Reads bytes of the file as it lies; those of records are verified."""
+        """Read a range of the file into memory. Bytes of records are verified."""
         self._check(
             lib.save_reader_read_file(
                 self._pointer, offset, ffi.from_buffer(into, require_writable=True), into.nbytes
@@ -196,15 +202,16 @@ class Reader(Owner):
         )
 
     def expect(self, record: int) -> None:
-        """It and what follows it will be read: that begins now, and is not waited for."""
+        """Start to prefetch a record and those behind it. Do not wait."""
         self._check(lib.save_reader_expect(self._pointer, record))
 
     def read_records(
         self, requests: list[Request], told: Callable[[Progress], object] | None = None
     ) -> None:
-        """Reads them in one pass, whatever their order. `told` hears how many bytes have come.
+        """Read ranges of records in one pass, in any order. Call `told` with the progress.
 
-        All that is wanted should come with one call: the storage idles between two of them.
+        A caller should pass all its ranges in one call, because the storage idles between two
+        calls.
         """
         listed = ffi.new("struct ioshape_load_request[]", len(requests))
         for one, request in zip(listed, requests, strict=True):
@@ -214,5 +221,5 @@ class Reader(Owner):
             self._check(lib.ioshape_reader_load_records(self._pointer, listed, len(requests)))
 
     def verify(self, share: float = 1.0) -> None:
-        """Reads this share of it, and compares the checksums of that."""
+        """Read a share of the data, from 0 to 1, and compare its checksums."""
         self._check(lib.ioshape_reader_verify(self._pointer, share))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of an open file, of which parts can be read, with the blocks that these lie in.
+"""Tensors of an open file, of which slices can be read without reading the rest.
 
-Nothing is unpickled. What an index means is torch's affair: a tensor without memory, of the same
-shape and strides, is indexed, and tells which bytes the result has.
+Nothing is unpickled. torch interprets the index: it is applied to a tensor on the device "meta"
+with equal shape and strides. The result tells which bytes to read.
 """
 
 from __future__ import annotations
@@ -27,28 +27,31 @@ if TYPE_CHECKING:
     from ioshape._load.reader import RawRecord, Reader
     from ioshape._load.verified import VerifiedFile
 
-# What lies between two parts is read over, unless it is more than the blocks around them.
+# A gap between two ranges is read along with them, unless it is larger than the blocks around them.
 _GAP_BYTES = 2 << 20
-# At most so much of what lies between is in memory at a time.
+# the most bytes of ranges with gaps that are in memory at a time
 _PIECE_BYTES = 32 << 20
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """Of a dense tensor of the CPU."""
+    """Return the memory of a dense tensor on the CPU."""
     n_bytes = tensor.numel() * tensor.element_size()
     return memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr()), n_bytes))
 
 
 class StoredTensor:
-    """A tensor of an open file, as ioshape.open(path)[name] gives it.
+    """A tensor of an open file, as ioshape.open(path)[name] returns it.
 
-    Index it as a tensor: what comes is a tensor with memory of its own, on the CPU. Only what is
-    asked for is read, and the blocks around it that have checksums. `tensor[...]` reads all of it.
-    For one thread at a time.
+    Index it like a tensor. The result is a new tensor on the CPU with its own memory. Only the
+    selected elements are read, with the blocks around them that have checksums. `tensor[...]` reads
+    the whole tensor.
+
+    One thread at a time may use the file and its tensors.
     """
 
-    #: "blocks": what is read is verified, whatever part it is. "whole": only where the whole
-    #: storage is read, as by tensor[...]; files of torch.save have one checksum for each. "no"
+    #: Which reads are verified. "blocks": all reads. "whole": only a read of the whole storage,
+    #: such as tensor[...], because files of torch.save have one checksum for each storage. "no":
+    #: none.
     verified: Literal["blocks", "whole", "no"]
 
     def __init__(
@@ -64,11 +67,11 @@ class StoredTensor:
         self._reader = reader
         self._dtype = dtype
         self._stride = stride
-        self._begin = begin  # of its first element in the file
+        self._begin = begin  # offset in the file of the first element, in bytes
         self.verified = verified
-        #: how to get to it in what load() returns
+        #: The path to it in the object that load() returns.
         self.name = name
-        #: of all of it
+        #: The shape of the whole tensor.
         self.shape = shape
 
     def __repr__(self) -> str:
@@ -81,7 +84,7 @@ class StoredTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """As of a tensor."""
+        """The dtype of the tensor. Raises ValueError if the installed torch does not have it."""
         import torch  # noqa: PLC0415 - not before tensors are made
 
         dtype = getattr(torch, self._dtype, None)
@@ -98,10 +101,10 @@ class StoredTensor:
         each = index if isinstance(index, tuple) else (index,)
         if not all(_is_view(one) for one in each):
             return self[...][index]
-        # Bytes are moved as whole numbers: of some dtypes torch cannot copy any.
+        # Move elements as integers of their size, because torch cannot copy some dtypes.
         number = getattr(torch, _NUMBERS[torch.empty(0, dtype=self.dtype).element_size()])
         part = torch.empty_strided(self.shape, self._stride, dtype=number, device="meta")[index]
-        # The result lies in memory as in the file.
+        # Permute the dimensions so that the result has the order of the file.
         order = sorted(range(part.dim()), key=part.stride().__getitem__, reverse=True)
         part = part.permute(order)
         tensor = torch.empty(part.shape, dtype=number, device="cpu")
@@ -111,7 +114,7 @@ class StoredTensor:
         return tensor.permute(back).view(self.dtype)
 
     def _fill(self, tensor: torch.Tensor, part: torch.Tensor) -> None:
-        """`part` has no memory: it says where in the file the bytes are."""
+        """Read a tensor. `part` is on "meta": its strides and offset say where the bytes are."""
         item_bytes = part.element_size()
         lengths = list(zip(part.shape, part.stride(), strict=True))
         span = 1 + sum((length - 1) * stride for length, stride in lengths)
@@ -131,12 +134,12 @@ class StoredTensor:
         tensor.copy_(between.as_strided(part.shape, part.stride()))
 
 
-#: torch's whole numbers, by their bytes; the largest is a pair of floats, which is copied as it is
+#: integer dtypes by size in bytes; complex128 stands in for 16 bytes, and is copied bit by bit
 _NUMBERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 
 
 def _is_view(index: object) -> bool:
-    """Whether such an index chooses without looking at the data."""
+    """Return whether an index selects elements without looking at the data."""
     if index is None or index is Ellipsis or isinstance(index, slice):
         return True
     return isinstance(index, Integral) and not isinstance(index, bool)
@@ -146,11 +149,13 @@ def _is_view(index: object) -> bool:
 
 
 def stored_tensors(file: VerifiedFile) -> dict[str, StoredTensor | str]:
-    """By name, in the order of the file; or why nothing can be read of it but all by load().
+    """Return the tensors of a file by name, in its order.
+
+    The value is a str if only load() can read the tensor: the reason, as the end of a sentence.
 
     Raises:
-        FormatError: it is no file of tensors.
-        DamagedError: it does not fit together.
+        FormatError: The file contains no tensors.
+        DamagedError: The structure of the file is inconsistent.
     """
     reader = file._reader
     if reader.is_torch_zip:
@@ -173,7 +178,7 @@ def stored_tensors(file: VerifiedFile) -> dict[str, StoredTensor | str]:
 
 
 def of_safetensors(reader: Reader, entry: Entry) -> StoredTensor:
-    """One of a safetensors file."""
+    """Return a tensor of a safetensors file."""
     shape = header.shape_in_torch(entry)
     verified: Literal["blocks", "no"] = "blocks" if reader.has_checksums else "no"
     return StoredTensor(
@@ -214,7 +219,7 @@ def _of_zip(reader: Reader) -> dict[str, StoredTensor | str]:
 
 
 def _byteorder(reader: Reader, record: RawRecord | None) -> str:
-    """Files from before there was such a record are of usual machines."""
+    """Return the byte order of a file. Old files without that record are little-endian."""
     if record is None or not 0 < record.n_bytes < len(b"little") + 1:
         return "little"
     text = bytearray(record.n_bytes)

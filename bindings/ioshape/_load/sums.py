@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums beside a file that several processes have written, each its own parts of it.
+"""Checksums beside a file that several processes have written, each its own ranges.
 
-Whoever has all of them puts them there before the directory of the file gets its name.
+One process gathers the checksums of all ranges. It writes them before the directory of the file is
+renamed into place.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from ioshape._core.errors import failure
 from ioshape._native import ffi, lib
 
 PART_UNIT: int = lib.IOSHAPE_PART_UNIT
-#: of a checksum
+#: the size of a checksum
 BYTES = 4
-#: of its name
+#: the suffix that the name of the file of checksums adds
 SUFFIX = ".ioshape-sums"
 
 
 def of(content: memoryview) -> bytes:
-    """The checksums of a part of a file: one for each PART_UNIT, the last for what is left."""
+    """Return the checksums of a range: one for each PART_UNIT, the last for the remainder."""
     sums = b""
     for begin in range(0, len(content), PART_UNIT):
         block = content[begin : begin + PART_UNIT]
@@ -31,8 +32,8 @@ def of(content: memoryview) -> bytes:
 
 
 def put_beside(path: str, sums: bytes) -> None:
-    """Puts those of all parts beside the file, which nobody changes any more."""
-    # Opened: what is only looked up, a shared filesystem may tell from its memory.
+    """Write the checksums of all ranges beside a file that no process changes any more."""
+    # Open the file: without that, a shared filesystem may answer with cached attributes.
     descriptor = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load(shared=True): ranks on several nodes, or with a device each, that want one file.
+"""load(shared=True): one read of a file for ranks on several nodes, or with a device each.
 
-Its bytes are read in pieces, each by one rank, in turns, and sent to the others: over the group of
-torch.distributed that save_group() uses, or from device to device. So the storage is asked for each
-of them once, whatever the number of nodes. What is small, such as the pickle, every rank reads.
+The file is read in pieces. The ranks take turns: one reads a piece and sends it to the others.
+Pieces go over the group of torch.distributed that save_group() uses, or from device to device. So
+the storage serves each piece once, whatever the number of nodes. Every rank reads small data, such
+as the pickle, for itself.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ if TYPE_CHECKING:
 
     from ioshape._device.stretches import Stretch, Wanted
 
-# Large enough for a network, and for the storage, where one rank reads it.
+# Large enough for the network, and for the storage when a single rank reads.
 PIECE_BYTES = 16 << 20
-# Sent for ahead of the one that is needed next.
+# the most pieces in flight ahead of the next one that is needed
 _DEPTH = 4
 _DIGEST_BYTES = 16
-# Until all ranks have come.
+# the seconds until all ranks must have come
 _PATIENCE_S = 120.0
 
 
 class Together:
-    """All ranks go through the same with it; one that leaves early lets the others go on alone."""
+    """The exchange of pieces between all ranks of a job.
+
+    All ranks make the same calls in the same order. A rank that leaves early lets the others
+    continue alone.
+    """
 
     def __init__(self, group: Any, rank: int, size: int, node: str) -> None:
         self._group = group
@@ -44,7 +49,7 @@ class Together:
         self._size = size
         self._node = node
         self._has_met = False
-        #: after it this rank sends nothing any more
+        #: the first failure of this rank, after which it sends no data; None if there is none
         self._failure: BaseException | None = None
 
     def __enter__(self) -> Together:
@@ -54,18 +59,19 @@ class Together:
         self.leave()
 
     def leave(self) -> None:
-        """Nobody waits for a rank that has failed, or goes another way."""
+        """Leave the exchange, so that no rank waits for one that failed or loads in another way."""
         if not self._has_met:
             self._meet(bytes(_DIGEST_BYTES))
 
     def wants_the_same(
         self, wanted: Iterable[Wanted], file_bytes: int, *, on_devices: bool = False
     ) -> bool:
-        """Whether all ranks want these bytes of such a file, and gain if they send them.
+        """Return whether all ranks want the same bytes of an equal file, and gain by sending them.
 
-        They do if they are on several nodes; on one, the page cache gives the bytes to all. They do
-        anywhere if each has a device: then each byte is verified once, and crosses the CPU's memory
-        once. The answer to a second question is no: others may not have one.
+        They gain if they are on several nodes. On one node the page cache serves all of them. They
+        also gain if each has a device: each byte is then verified once and crosses host memory
+        once. Only the first call asks the other ranks; any later call returns False, because other
+        ranks may not make it.
         """
         if self._has_met:
             return False
@@ -76,7 +82,7 @@ class Together:
         return n_nodes > 1 or (n_nodes > 0 and on_devices)
 
     def _meet(self, digest: bytes) -> int:
-        """On how many nodes they are; 0: somebody wants something else."""
+        """Return the number of nodes of the ranks; 0 if the ranks want different things."""
         self._has_met = True
         node = hashlib.blake2b(self._node.encode(), digest_size=_DIGEST_BYTES).digest()
         own = torch.frombuffer(bytearray(digest + node), dtype=torch.uint8)
@@ -91,7 +97,7 @@ class Together:
         return len(set(told)) if digests == {digest} and any(digest) else 0
 
     def pieces(self) -> list[Piece]:
-        """For what is wanted on the CPU."""
+        """Return buffers for pieces on the CPU."""
         with torch.inference_mode(mode=False):
             n_bytes = PIECE_BYTES + TRAILER_BYTES
             memory = [torch.empty(n_bytes, dtype=torch.uint8, device="cpu") for _ in range(_DEPTH)]
@@ -104,17 +110,17 @@ class Together:
         read: Callable[[int, memoryview], object],
         tell: Callable[[int], object],
     ) -> None:
-        """Brings all of it. read(offset, into) reads bytes of the file.
+        """Deliver all wanted bytes. read(offset, into) reads bytes of the file.
 
-        tell(offset) hears how far it has come.
+        tell(offset) is called with the offset in the file up to which bytes have been delivered.
         """
         free = list(pieces)
         left = deque(enumerate(stretches(wanted, free[0].most)))
         under_way: deque[tuple[Stretch, Piece]] = deque()
         alone: list[Stretch] = []
         crcs: dict[int, int] = {}
-        # All ranks send for the same pieces before they look at the same one. So all of them are
-        # at the same place when something is missing.
+        # All ranks start the transfer of the same pieces before they wait for one. So all of them
+        # notice a missing piece at the same position.
         while under_way or (left and not alone):
             while free and left and not alone:
                 number, stretch = left.popleft()
@@ -122,11 +128,13 @@ class Together:
                 self._send(number, *under_way[-1], read)
             stretch, piece = under_way.popleft()
             came = _has_come(stretch, piece)
-            # Checksums go on from piece to piece: none may come before one that is missing.
+            # Checksums continue from piece to piece, so no piece may be delivered before a missing
+            # one.
             if came is None or alone:
                 alone.append(stretch)
             elif self._failure is None:
-                # Who raised here would be missing: it goes on until the others know.
+                # An exception here would leave the others waiting. So this rank continues until
+                # they know.
                 try:
                     _deliver(stretch, piece, came, crcs)
                     tell(stretch.begin + stretch.n_bytes)
@@ -171,7 +179,7 @@ def _has_come(stretch: Stretch, piece: Piece) -> tuple[int, int] | None:
 
 
 def _sums(stretch: Stretch, piece: Piece) -> list[int]:
-    """Of the parts that the reader could not verify: it has seen pieces only."""
+    """Return the checksums of the parts that the reader could not verify in pieces."""
     return [piece.buffer.crc32(part.at, part.n_bytes) for part in stretch.unverified()]
 
 
@@ -189,10 +197,12 @@ def _warn(why: str) -> None:
 
 
 def all_ranks() -> Together | None:
-    """All ranks of the job; None if there are no others, or none that can be reached.
+    """Return the exchange of all ranks of the job.
+
+    Return None if there are no other ranks, or if they cannot be reached.
 
     Raises:
-        ValueError: they cannot send each other anything.
+        ValueError: torch.distributed is not initialised, or has no gloo.
     """
     place = job()
     if place.world_size == 1:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.load(), while Python's garbage collector rests.
+"""torch.load() with Python's garbage collector paused.
 
-It is for files of ours to read: what comes through a pipe may take its time.
+Use it for regular files only: a read from a pipe may take long, and the collector would stay off.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ from ioshape._load.collector import collector_rests
 
 
 def load(*arguments: Any, **named: Any) -> Any:
-    """As torch.load()."""
+    """Load as torch.load() does, with the garbage collector paused."""
     with collector_rests():
         return original.load(*arguments, **named)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of which torch makes the object, without the bytes of its storages.
+"""A file from which torch creates the object without reading the bytes of its storages.
 
-Their memory is taken and never touched; what is wanted of them is read to its place afterwards.
+The memory of the storages is allocated and not touched. The bytes that are wanted are read to their
+destinations afterwards.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     from ioshape._load.reader import RawRecord, Reader
     from ioshape._load.together import Together
 
-# What zip has before each record: a signature, and how long the two fields are that follow it.
+# The local header that zip has before each record: the signature, and the lengths of the two fields
+# that follow.
 _HEADER = struct.Struct("<4s22xHH")
 _HEADER_SIGNATURE = b"PK\3\4"
 
-# Less has come before anybody is ready for it.
+# A smaller file is read before torch has created the object, so prefetching gains nothing.
 _LEAST_EXPECTED_BYTES = 8 << 20
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -62,16 +64,16 @@ def _nothing() -> None:
 
 
 class Unread(NamedTuple):
-    """A record, and the address where it is wanted."""
+    """A record, and the address to read it to."""
 
     record: RawRecord
     address: int
-    #: is called before the first of its bytes comes
+    #: called before the first byte is read
     begins: Callable[[], object] = _nothing
 
 
 class UnreadFile(Source):
-    """A file of which torch gets all but the bytes of storages."""
+    """A file that gives torch everything except the bytes of storages."""
 
     def __init__(
         self,
@@ -81,7 +83,14 @@ class UnreadFile(Source):
         is_whole: bool = True,
         together: Together | None = None,
     ) -> None:
-        """`is_whole`: all storages will be wanted. `together`: by other ranks, too."""
+        """Wrap a reader.
+
+        Args:
+            reader: The open file.
+            progress: A function that is called with the progress, or None.
+            is_whole: Whether all storages will be wanted, so that prefetching pays.
+            together: The exchange with other ranks that load this file as well, or None.
+        """
         super().__init__(reader, progress)
         self._together = together
         self._is_expected = is_whole and together is None
@@ -89,13 +98,13 @@ class UnreadFile(Source):
         self._records = {record.file_offset: record for record in self._listed}
         self._numbers = {record.file_offset: number for number, record in enumerate(self._listed)}
         self._offsets = sorted(self._numbers)
-        #: by the address that torch has given their bytes
+        #: records that were not read, by the address that torch has allocated for them
         self.unread: dict[int, RawRecord] = {}
-        #: the records that are no storages, by name
+        #: content of the records that are not storages, by name
         self.small: dict[str, bytes] = {}
 
     def readinto(self, buffer: Any) -> int:
-        """Leaves the memory of storages as it is."""
+        """Fill the buffer, but leave the memory of storages as it is."""
         view = memoryview(buffer).cast("B")
         record = self._records.get(self._position)
         if record is None or view.nbytes != record.n_bytes:
@@ -114,14 +123,15 @@ class UnreadFile(Source):
         return view.nbytes
 
     def _expect(self, record: RawRecord) -> None:
-        """The storage is not to idle while torch makes the object."""
+        """Start to prefetch at the first storage, so that the storage device does not idle."""
         if not self.unread and self._is_expected and self.n_bytes >= _LEAST_EXPECTED_BYTES:
             self._reader.expect(self._numbers[record.file_offset])
 
     def _header(self) -> bytes | None:
-        """What torch looks for before a record, without a read: where the data begin is known.
+        """Return a synthetic local header for the record at this position, or None.
 
-        Of the records that the reader has listed, the headers have been compared with that.
+        torch reads a header only to find where the data begins, which is known. The reader has
+        already checked the real headers of all records that it lists.
         """
         number = bisect.bisect(self._offsets, self._position)
         if number == len(self._offsets):
@@ -133,11 +143,11 @@ class UnreadFile(Source):
         return _HEADER.pack(_HEADER_SIGNATURE, name_bytes, gap - name_bytes)
 
     def close(self) -> None:
-        """The reader stays open: torch may have to read all of it, without this."""
+        """Close this file, but not the reader: torch may have to read the whole file through it."""
         io.RawIOBase.close(self)
 
     def bring(self, wanted: Iterable[Unread], incoming: Incoming) -> None:
-        """Reads records to where they are wanted, in the order of the file; brings `incoming`."""
+        """Read records to their addresses, in the order of the file, and then all of `incoming`."""
         in_order = sorted(wanted, key=lambda one: one.record.file_offset)
         if self._together is None or not self._bring_together(self._together, in_order, incoming):
             self._bring(in_order)
@@ -165,7 +175,7 @@ class UnreadFile(Source):
     def _bring_together(
         self, together: Together, in_order: list[Unread], incoming: Incoming
     ) -> bool:
-        """False if the ranks do not send each other anything."""
+        """Read by exchange with other ranks. Return False if the ranks do not exchange anything."""
         on_devices = incoming.wanted()
         once = {one.record.file_offset: one for one in reversed(in_order)}
         here = [self._in_memory(one) for one in once.values() if one.record.n_bytes]
@@ -197,14 +207,14 @@ class UnreadFile(Source):
         return self.wanted(record, torch.frombuffer(memory, dtype=torch.uint8), begins)
 
     def read_at(self, offset: int, into: memoryview) -> None:
-        """Reads bytes of the file as it lies. What has a checksum of its own is verified."""
+        """Read a range of the file into memory. Bytes with checksums of their own are verified."""
         self.seek(offset)
         super().readinto(into)
 
     def wanted(
         self, record: RawRecord, into: torch.Tensor, begins: Callable[[], object] | None = None
     ) -> Wanted:
-        """All of a record, on a device."""
+        """Return the request to read a whole record into a tensor of bytes, on any device."""
         crc32 = self._reader.crc32_of_all(record)
         blocks = self._reader.blocks_of(record)
         return Wanted(
@@ -212,7 +222,7 @@ class UnreadFile(Source):
         )
 
     def incoming(self) -> Incoming:
-        """For what is wanted on devices."""
+        """Return the reader for records that are wanted on devices."""
         return Incoming(self.n_bytes, self._reader.opened())
 
     def _damaged(self, record: RawRecord) -> BaseException:
@@ -221,10 +231,10 @@ class UnreadFile(Source):
 
 
 def tensors_in(root: Any) -> Iterator[torch.Tensor]:
-    """All tensors in it.
+    """Yield all tensors in nested containers.
 
     Raises:
-        TypeError: there is something in it that may have looked at a tensor's bytes, or hides one.
+        TypeError: An object may have looked at a tensor's bytes, or may hide a tensor.
     """
     seen: set[int] = set()
     left = [root]
@@ -245,7 +255,7 @@ def tensors_in(root: Any) -> Iterator[torch.Tensor]:
 
 
 def _allowed_by_user(pickled: bytes) -> bool:
-    """Whether it names a function that torch itself does not trust, but the program does."""
+    """Return whether the pickle names a function that only the program has declared safe."""
     names: list[Any] = getattr(torch.serialization, "get_safe_globals", list)()
     for allowed in names:
         function = allowed[0] if isinstance(allowed, tuple) else allowed
@@ -255,21 +265,21 @@ def _allowed_by_user(pickled: bytes) -> bool:
 
 
 def is_native(file: UnreadFile) -> bool:
-    """Whether torch takes the bytes as they are."""
+    """Return whether torch uses the bytes of this file without swapping them."""
     asked = getattr(torch.serialization, "get_default_load_endianness", lambda: None)()
     return asked is None and file.small.get("byteorder", b"little") == sys.byteorder.encode()
 
 
 def unread_object(file: UnreadFile, map_location: Any) -> tuple[Any, list[torch.Tensor]] | None:
-    """The object without the bytes of its large tensors, and all tensors in it.
+    """Return the object without the bytes of its large tensors, and all tensors in it.
 
-    None if something in it may have made something of those bytes: then all must be read.
+    Return None if code of an object may have used those bytes. Then the file must be read normally.
     """
     try:
         loaded = unpickle.load(cast("IO[bytes]", file), map_location, weights_only=True, mmap=False)
         tensors = list(tensors_in(loaded))
         addresses = {address_of(tensor) for tensor in tensors}
-    except Exception:  # whatever it is, torch.load will say it
+    except Exception:  # torch.load loads the file then, and raises the error if there is one
         if file.failure is not None:
             raise file.failure from None
         return None
@@ -284,9 +294,9 @@ def address_of(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def failures_of(file: Source, part: tuple[int, int] | None) -> Iterator[None]:
-    """What a read failed with is raised, whatever torch makes of it.
+    """Raise the error of a failed read, even if torch has wrapped or swallowed it in the block.
 
-    `part` is where a member of a bundle lies in its file.
+    `part` is the offset and the length of a shard in its shard file.
     """
     try:
         yield

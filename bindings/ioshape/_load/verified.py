@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that is read: what has checksums is verified before it is handed out."""
+"""File objects for reading. Bytes with checksums are verified before the caller gets them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     from ioshape._load.stored import StoredTensor
 
-# torch reads what stands at a file's end in pieces of at most 4 KiB.
+# torch reads the end of a file in pieces of at most 4 KiB.
 _RECORD_BYTES = (4 << 10) + 1
-# What is read in small pieces comes in pieces of so much.
+# buffer size for small reads
 _AHEAD_BYTES = 64 << 10
 
 
 class Source(io.RawIOBase):
-    """Bytes of a Reader. Who jumps about reads what it asks for, who reads onward is read ahead of.
+    """Raw file over a Reader. Sequential reads are prefetched; random reads are not.
 
-    torch.load reads from this: the small parts at the file's end, then one record after the other,
-    each with one call, into the memory where it is to stay.
+    torch.load reads the small parts at the end of the file first. It then reads one record after
+    the other, each with one call, into its final memory.
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class Source(io.RawIOBase):
         self.has_checksums = reader.has_checksums
         self._position = 0
         self._told = 0
-        #: what a read failed with: torch may wrap it, or lose it and read again
+        #: the first failure of a read; torch may wrap it, or swallow it and read again
         self.failure: BaseException | None = None
 
     def readable(self) -> bool:
-        """As for any file."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """As for any file."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """As for any file."""
+        """Move to an offset, and return it. The offset may be beyond the end."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.n_bytes}[whence]
         if base + offset < 0:
             raise ValueError(f"negative position {base + offset}")
@@ -60,11 +60,11 @@ class Source(io.RawIOBase):
         return self._position
 
     def tell(self) -> int:
-        """As for any file."""
+        """Return the offset of the next byte."""
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fills the buffer, but for the end of the file."""
+        """Fill the buffer, or read up to the end of the file. Return the number of bytes."""
         view = memoryview(buffer).cast("B")
         count = max(0, min(view.nbytes, self.n_bytes - self._position))
         try:
@@ -72,7 +72,7 @@ class Source(io.RawIOBase):
                 self._reader.read_file(self._position, view[:count])
             self._position += count
             if count:
-                # What was handed out, once: torch looks at the file's end first, and at headers.
+                # Count large reads only: torch looks at the file's end and at headers first.
                 self.tell_progress(self._position if count >= _RECORD_BYTES else 0)
         except BaseException as error:
             self.failure = error
@@ -80,33 +80,34 @@ class Source(io.RawIOBase):
         return count
 
     def tell_progress(self, done_bytes: int) -> None:
-        """So much of the file has come."""
+        """Report that this many bytes of the file were read."""
         self._told = max(self._told, done_bytes)
         if self._progress is not None:
             self._progress(Progress("read", self._told, self.n_bytes))
 
     def read(self, n_bytes: int = -1, /) -> bytes:
-        """As for any file. No more memory is asked for than there are bytes left."""
+        """Return up to `n_bytes`. Allocate no more memory than there are bytes left."""
         left = max(0, self.n_bytes - self._position)
         data = bytearray(left if n_bytes < 0 else min(n_bytes, left))
         self.readinto(data)
         return bytes(data)
 
     def readall(self) -> bytes:
-        """As for any file."""
+        """Return all bytes up to the end of the file."""
         return self.read()
 
     def close(self) -> None:
-        """As for any file."""
+        """Close the file and its reader."""
         if not self.closed:
             self._reader.close()
         super().close()
 
 
 class BoundedFile(io.BufferedReader):
-    """A file of which nobody reads more at once than there is left of it.
+    """A buffered file whose reads never ask for more bytes than are left.
 
-    An unpickler asks for as many bytes as the pickle says, and gets memory for them first.
+    An unpickler asks for as many bytes as the pickle says. BufferedReader would allocate that
+    memory before it reads.
     """
 
     def __init__(self, raw: Any, n_bytes: int) -> None:
@@ -114,28 +115,33 @@ class BoundedFile(io.BufferedReader):
         self._n_bytes = n_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As for any file."""
+        """Return up to `size` bytes, or all that are left."""
         left = max(0, self._n_bytes - self.tell())
         return super().read(left if size is None or size < 0 else min(size, left))
 
 
 class VerifiedFile(BoundedFile):
-    """A file that is read, as ioshape.open(path, "rb") gives it.
+    """A file that is open for reading, as ioshape.open(path, "rb") returns it.
 
-    It is an io.BufferedReader with read(), readinto(), seek() and tell(). Who reads onward is read
-    ahead of, past the page cache. It has no fileno(): what somebody reads by the descriptor would
-    not be verified. A file that is replaced meanwhile is read to its end as it was.
+    It is an io.BufferedReader with read(), readinto(), seek() and tell(). Sequential reads are
+    prefetched past the page cache. It has no fileno(), because reads from a descriptor would not be
+    verified. If the file is replaced meanwhile, reads still return the old content to its end.
 
-    Of a torch.save file, or one named .safetensors, tensors and parts of them can be read by name:
+    In a file of torch.save, or one named *.safetensors, you can read tensors and slices of them by
+    name.
 
+        # Read 1,024 rows.
         with ioshape.open("model.pt") as file:
             rows = file["model.embedding.weight"][1024:2048]
 
-    Nothing of it is unpickled, and nothing else of it read.
+    Nothing is unpickled, and other tensors are not read.
+
+    One thread at a time may use a file. Different threads may read different files.
     """
 
-    #: Whether what is read can be verified. A file has checksums if ioshape.save or torch.save has
-    #: written it, or ioshape.open(…, checksums=True) and nobody has changed it since.
+    #: Whether the file has checksums, so that reads are verified. It has them if ioshape.save or
+    #: torch.save wrote it. It also has them if ioshape.open(…, checksums=True) wrote it and it was
+    #: not changed since.
     has_checksums: bool
 
     def __init__(self, path: str) -> None:
@@ -153,19 +159,17 @@ class VerifiedFile(BoundedFile):
         return self._tensors
 
     def keys(self) -> list[str]:
-        """The names of the file's tensors, as inspect() has them, in its order.
+        """Return the names of the file's tensors, in the order and form of inspect().
 
-        Raises:
-            FormatError: it is no file of tensors.
+        Raises FormatError if it is not a file of tensors.
         """
         return list(self._stored())
 
     def __getitem__(self, name: str) -> StoredTensor:
-        """A tensor. Only when it is indexed, what is asked for is read.
+        """Return a tensor by name. Its data is read when you index the tensor.
 
-        Raises:
-            KeyError: there is none of that name.
-            ValueError: no part of it can be read, only all of it, by load().
+        Raises KeyError if there is no tensor of that name, and ValueError if only load() can read
+        it.
         """
         found = self._stored()[name]
         if isinstance(found, str):
@@ -176,5 +180,5 @@ class VerifiedFile(BoundedFile):
         return found
 
     def __contains__(self, name: object) -> bool:
-        """Whether the file has a tensor of that name."""
+        """Return whether the file has a tensor of that name."""
         return name in self._stored()
