@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a GPU, or of another device with memory of its own, to and from files."""
+"""Copies of tensors between files and devices with memory of their own, such as GPUs."""

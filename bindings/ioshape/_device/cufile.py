@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's library for GPUDirect Storage: reads from a file to a GPU, past the CPU's memory.
+"""NVIDIA's library for GPUDirect Storage: reads from a file to a GPU that bypass host memory.
 
-It is loaded if it is there. torch has functions for it, too, but they hold the interpreter's lock
-while they read, and know whole storages only.
+The library is loaded if it is installed. torch also has functions for it, but they hold the GIL
+while they read, and only handle whole storages.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import re
 from pathlib import Path
 
 _LIBRARY = "libcufile.so.0"
-# Of the kernel module that comes with it.
+# the interface of the library's kernel module
 _MODULE = Path("/proc/driver/nvidia-fs")
-# Without that module the kernel's own peer-to-peer DMA can do it, for who asks for that.
+# Without that module the kernel's own peer-to-peer DMA works, if the configuration asks for it.
 _CONFIGURATION = "/etc/cufile.json"
 _ASKS = re.compile(r'"use_pci_p2pdma"\s*:\s*true')
 _KIND_OF_DESCRIPTOR = 1  # CU_FILE_HANDLE_TYPE_OPAQUE_FD
@@ -35,7 +35,10 @@ class _Description(ctypes.Structure):
 
 
 def _is_set_up() -> bool:
-    """Otherwise the library copies by way of the CPU, and needs half a second to find that out."""
+    """Return whether the system is configured for reads that bypass the CPU.
+
+    If it is not, the library copies through host memory, and takes half a second to find that out.
+    """
     if _MODULE.exists() or os.environ.get("CUFILE_USE_PCIP2PDMA", "").lower() in ("true", "1"):
         return True
     configuration = Path(os.environ.get("CUFILE_ENV_PATH_JSON", _CONFIGURATION))
@@ -47,10 +50,10 @@ def _is_set_up() -> bool:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Its calls let other threads of Python run.
+    """Load the library. Its calls release the GIL.
 
     Raises:
-        OSError: it is not there, or of no use.
+        OSError: The library is not installed, or the system is not configured for it.
     """
     if not _is_set_up():
         raise OSError(
@@ -72,10 +75,10 @@ def _library() -> ctypes.CDLL:
 
 
 class CuFile:
-    """A file that is read so. The descriptor stays its owner's.
+    """A file that is read by GPUDirect Storage. The caller keeps the descriptor and closes it.
 
     Raises:
-        OSError: the library is not there, or cannot do it with this file.
+        OSError: The library is not available, or does not support this file.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -92,10 +95,10 @@ class CuFile:
         self._library.cuFileHandleDeregister(self._pointer)
 
     def read(self, offset: int, address: int, n_bytes: int) -> None:
-        """Reads to memory of the GPU that is current on this thread.
+        """Read into memory of the GPU that is current on this thread.
 
         Raises:
-            OSError: it failed.
+            OSError: The read failed.
         """
         done = 0
         while done < n_bytes:

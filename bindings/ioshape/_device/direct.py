@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a file to a GPU by GPUDirect Storage, and verified there.
+"""Reads from a file to a GPU by GPUDirect Storage, verified on the GPU.
 
-What has a checksum for each of its blocks can come so: the GPU computes what the CPU does not see.
-A block that is not as it should be is read again by way of the CPU, which finds out whether the
-file is damaged.
+Only data with a checksum for each block can be read so. The GPU computes the checksums, because the
+CPU does not see the bytes. A block with a wrong checksum is read again through the CPU, which finds
+out whether the file is damaged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from ioshape._device.stream import CopyStream
     from ioshape._device.stretches import OpenFile, Stretch
 
-# A call reads a stretch, and returns when it is there.
+# Each thread makes blocking calls that read one stretch.
 _THREADS = 8
-# So many stretches are read each way to see which one is faster.
+# the number of stretches that are read each way to compare the two
 _TRIED = 16
 _LEAST = 3 * _TRIED + _THREADS + 2
 
 
 class Direct:
-    """Reads stretches of one part, of whole blocks.
+    """A reader of stretches that have one part each, of whole blocks.
 
     Raises:
-        OSError: there is no such way.
+        OSError: GPUDirect Storage is not available for this file.
     """
 
     def __init__(self, opened: OpenFile, stream: CopyStream, device: torch.device) -> None:
@@ -59,7 +59,7 @@ class Direct:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # No call is under way afterwards.
+        # shutdown() waits, so no call uses the file afterwards.
         self._threads.shutdown(cancel_futures=True)
         self._file.close()
 
@@ -69,10 +69,10 @@ class Direct:
         by_cpu: Callable[[Iterable[Stretch]], object],
         tell: Callable[[int], object],
     ) -> None:
-        """Brings them, also `by_cpu`: which way is faster is found out with the first ones.
+        """Read all stretches, directly or with `by_cpu`. The first ones decide which is faster.
 
-        It depends on the storage and on what else uses it now, and on what the page cache has.
-        tell(offset) hears how far it has come past the CPU.
+        That depends on the storage, on its other users and on the content of the page cache.
+        tell(offset) is called with the offset in the file up to which direct reads have come.
         """
         if len(wanted) < _LEAST:
             by_cpu(wanted)
@@ -93,13 +93,14 @@ class Direct:
             again.extend(tried if again else self._bring(tried, tell))
             return math.inf if again else time.monotonic() - started
 
-        # The first of each has things to prepare. Reads past the CPU are in no stream. But now the
-        # device has done what it was asked for earlier: these ones are copied after that.
+        # The first read of each kind is not timed, because it includes preparations. Direct reads
+        # are in no stream. At this point the device has finished all earlier work, because the
+        # copies of these stretches came after it.
         cpu_s(take(_TRIED))
         enough_s = cpu_s(take(_TRIED))
         direct_s(take(1))
         is_faster = (
-            # Otherwise not even all threads at once would be faster.
+            # If this fails, even all threads together would not be faster.
             direct_s(take(1)) * _TRIED / _THREADS < enough_s
             and direct_s(take(_THREADS)) < math.inf
             and direct_s(take(_TRIED)) < enough_s
@@ -112,7 +113,7 @@ class Direct:
         by_cpu(sorted([*again, *left], key=lambda one: one.begin))
 
     def _bring(self, wanted: list[Stretch], tell: Callable[[int], object]) -> list[Stretch]:
-        """Those that must be read again: they are not as they should be, or could not be read."""
+        """Read stretches directly. Return those that failed or had a wrong checksum."""
         left = deque(wanted)
         under_way: deque[tuple[Stretch, Future[None]]] = deque()
         sums: list[tuple[Stretch, torch.Tensor]] = []
@@ -126,7 +127,7 @@ class Direct:
                 reading.result()
                 sums.append((stretch, self._sums(stretch)))
                 under_way.popleft()
-            except (OSError, RuntimeError) as error:  # or there is no memory, or no thread
+            except (OSError, RuntimeError) as error:  # RuntimeError: no memory or no thread is left
                 self._warn(f"a read failed ({error})")
                 self._threads.shutdown(cancel_futures=True)
                 failed = [*(one for one, _ in under_way), *left]
@@ -141,7 +142,7 @@ class Direct:
         self._file.read(self._base + stretch.begin, into.data_ptr(), part.n_bytes)
 
     def _sums(self, stretch: Stretch) -> torch.Tensor:
-        """Where the CPU can see them, once the stream has done all that it was asked for."""
+        """Queue the checksums of a stretch. Return the memory to which the stream copies them."""
         part = stretch.parts[0]
         here = self._stream.pinned(part.n_bytes // BLOCK_BYTES * 4)
         memory = part.wanted.into[part.begin : part.begin + part.n_bytes]
@@ -167,7 +168,10 @@ class Direct:
 
 
 def share_out(wanted: Iterable[Stretch]) -> tuple[list[Stretch], list[Stretch]]:
-    """What may come either way, and what by way of the CPU only, as the end of a record."""
+    """Split stretches into those that can be read directly and those that need the CPU.
+
+    The remainder of a record behind its last whole block needs the CPU.
+    """
     either: list[Stretch] = []
     by_cpu: list[Stretch] = []
     for stretch in wanted:

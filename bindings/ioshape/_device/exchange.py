@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks that load one file send each other: a piece of it, which one of them has read.
+"""Pieces of a file that one rank reads and sends to the others that load the file.
 
-It goes over the CPU's memory, or from device to device.
+They go through host memory, or from device to device.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ if TYPE_CHECKING:
     from ioshape._device.stream import CopyStream
     from ioshape._device.stretches import Part
 
-# Whether the piece is there, and checksums: of the part that began in an earlier piece, and of the
-# one that goes on in a later one.
+# A flag that says whether the piece was read, and two checksums: of the part that began in an
+# earlier piece, and of the part that continues in a later one.
 _TRAILER = struct.Struct("<B3x2I")
 TRAILER_BYTES = _TRAILER.size
 
 
 class Piece:
-    """Memory for one at a time, sent over a group of torch.distributed that knows the CPU."""
+    """A buffer for one piece at a time, sent over a gloo group of torch.distributed."""
 
     def __init__(self, buffer: Buffer, group: Any = None) -> None:
         self.buffer = buffer
-        #: bytes that it has room for
+        #: the most bytes of a piece
         self.most = buffer.memory.numel() - TRAILER_BYTES
         self._group = group
         self._work: Any = None
 
     def end(self, n_bytes: int, crcs: list[int] | None) -> None:
-        """Says what is sent along: None if there is nothing to be sent."""
+        """Write the trailer behind the piece. `crcs` is None if this rank failed to read it."""
         first, last = [*(crcs or []), 0, 0][:2]
         self.buffer.view(n_bytes + TRAILER_BYTES)[n_bytes:] = _TRAILER.pack(
             crcs is not None, first, last
         )
 
     def send(self, n_bytes: int, root: int, *, is_root: bool) -> None:  # noqa: ARG002
-        """Sends for it; all ranks do."""
+        """Start the transfer of a piece. All ranks call this, and `root` sends."""
         self._work = self._group.broadcast(self.buffer.memory[: n_bytes + TRAILER_BYTES], root)
 
     def wait(self, n_bytes: int) -> tuple[int, int] | None:
-        """The checksums, when it is there. None: who should have sent it had none.
+        """Wait for the piece, and return its checksums; None if the sender could not read it.
 
         Raises:
-            RuntimeError: it did not come.
+            RuntimeError: The transfer failed.
         """
         self._wait()
         came = self.buffer.view(n_bytes + TRAILER_BYTES)[n_bytes:]
@@ -58,19 +58,19 @@ class Piece:
         self._work.wait()
 
     def take(self, n_bytes: int) -> None:
-        """In the place of send(), where nobody else wants it."""
+        """Prepare a piece that this rank has read for itself, without send(), for deliver()."""
 
     def deliver(self, part: Part) -> None:
-        """To where it is wanted."""
+        """Copy a part of the piece to its destination."""
         wanted, begin, n_bytes, at = part
         with torch.no_grad():
             wanted.into[begin : begin + n_bytes] = self.buffer.memory[at : at + n_bytes]
 
 
 class DevicePiece(Piece):
-    """Read to pinned memory, copied to the device, and sent from there to other devices.
+    """A piece that is read into pinned memory, copied to the device and sent to other devices.
 
-    All of it is queued on one stream, so that each step comes after the one before.
+    All steps are queued on one stream, so each runs after the one before.
     """
 
     def __init__(self, buffer: Buffer, stream: CopyStream, device: torch.device) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a file to devices.
+"""Reads from a file to devices.
 
-Stretches of the file are read, and verified, into pinned buffers. While one is read, what has come
-before is on its way to where it is wanted.
+Stretches of the file are read into pinned buffers and verified. While one is read, those before it
+are being copied to their destinations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ioshape._device.exchange import Piece
     from ioshape._device.stream import CopyEvent, CopyStream
 
-# Of less it does not pay to find out which way is faster.
+# Below this size the comparison of the two ways costs more than it gains.
 _LEAST_DIRECT_BYTES = 1 << 30
 
 
@@ -37,11 +37,11 @@ def _no_matter(_offset: int) -> None:
 class Buffer:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
-        #: of copies from it
+        #: events behind the copies that read this buffer
         self.events: list[CopyEvent] = []
 
     def wait(self) -> None:
-        """Until nobody reads it."""
+        """Wait until no copy reads this buffer."""
         while self.events:
             self.events.pop().synchronize()
 
@@ -54,7 +54,7 @@ class Buffer:
 
 
 class Incoming:
-    """What is wanted of a file on devices. `n_bytes`: at most so much of it is."""
+    """The bytes of a file that are wanted on devices; `n_bytes` is an upper bound of their size."""
 
     def __init__(self, n_bytes: int, opened: OpenFile | None = None) -> None:
         self._n_bytes = n_bytes
@@ -64,7 +64,7 @@ class Incoming:
         self._wanted: list[Wanted] = []
 
     def takes(self, device: torch.device) -> bool:
-        """Whether this is a device that is copied to from pinned memory."""
+        """Return whether this is a device to which pinned memory can be copied."""
         if device not in self._streams:
             try:
                 stream = self._streams[device] = open_stream(device)
@@ -75,15 +75,15 @@ class Incoming:
         return self._streams[device] is not None
 
     def add(self, wanted: Wanted) -> None:
-        """Its device is one of those that are taken."""
+        """Add a request. takes() must be true for its device."""
         self._wanted.append(wanted)
 
     def wanted(self) -> list[Wanted]:
-        """What has been added, in that order."""
+        """Return the requests that were added, in their order."""
         return list(self._wanted)
 
     def pieces(self) -> list[Piece]:
-        """To exchange what is wanted with other ranks; none if their devices have no way."""
+        """Return buffers to exchange pieces with other ranks; [] if the devices cannot do that."""
         devices = {one.into.device for one in self._wanted}
         if len(devices) != 1 or not self._buffers or not ranks_exchange(device := devices.pop()):
             return []
@@ -102,18 +102,18 @@ class Incoming:
         tell: Callable[[int], object] = _no_matter,
         exchange: Callable[[], None] | None = None,
     ) -> None:
-        """Brings all of it. read(offset, into) reads bytes of the file, and verifies them.
+        """Read everything that was added. read(offset, into) reads and verifies bytes of the file.
 
-        tell(offset) hears how far it has come past that. `exchange` brings it in the place of all
-        this, in pieces().
+        tell(offset) is called with the offset up to which direct reads have come. If `exchange` is
+        given, it is called instead, and reads everything in the buffers of pieces().
         """
         wanted, self._wanted = self._wanted, []
         if not wanted or not self._buffers:
-            return  # or all of it is empty
+            return  # without buffers, everything that is wanted is empty
         for device in {one.into.device for one in wanted}:
             stream = self._streams[device]
             assert stream is not None
-            # What the memory was used for before may not have been done yet.
+            # Earlier work of the caller on the memory may not have finished yet.
             stream.wait_for_caller()
         try:
             if exchange is not None:
@@ -123,7 +123,7 @@ class Incoming:
             else:
                 self._bring(wanted, read, tell)
         finally:
-            # Whatever has failed: from here on nobody writes to what is its owner's.
+            # Even after a failure, no copy may write to the destinations when this returns.
             self._abandon()
 
     def _bring(
@@ -148,7 +148,7 @@ class Incoming:
             by_cpu(others)
 
     def _open_direct(self, wanted: list[Wanted]) -> Direct | None:
-        """None if there is no way past the CPU."""
+        """Return a reader by GPUDirect Storage; None if it is not available or does not pay."""
         devices = {one.into.device for one in wanted if one.blocks is not None}
         if self._opened is None or len(devices) != 1 or self._n_bytes < _LEAST_DIRECT_BYTES:
             return None
@@ -193,5 +193,5 @@ class Incoming:
             try:
                 buffer.wait()
             except RuntimeError:
-                # The device has failed; what it said first is being raised.
+                # The device has failed. Its first error is being raised already.
                 buffer.events.clear()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From devices to a save.
+"""Copies from devices to a save.
 
 The library asks for the bytes of storages in the order of the file, piece by piece. While it
-copies, checksums and writes one piece, the next are on their way through pinned buffers, also those
-of the next storages.
+copies, checksums and writes one piece, the next pieces are being copied into pinned buffers. These
+may belong to the next storages.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 
 class Fetched(NamedTuple):
-    """A record that is fetched from a device."""
+    """A record whose bytes are fetched from a device."""
 
     name: str
     storage: torch.UntypedStorage
-    #: after the call, when its owner says that it must be copied now
+    #: whether it is fetched after the save call has returned, when a step asks for the copy
     later: bool
 
 
 class _Sent(NamedTuple):
-    """A buffer that is being filled, or has been."""
+    """A buffer to which a copy was queued."""
 
     memory: torch.Tensor
-    #: of all storages' bytes, one behind the other
+    #: range of its bytes, counted over all storages one after the other
     begin: int
     end: int
     event: CopyEvent
 
 
 class Outgoing:
-    """Storages of one device. Make it where they are valid: on the caller's stream."""
+    """Storages of one device. Create it while they are valid on the caller's stream."""
 
     def __init__(
         self,
@@ -52,24 +52,25 @@ class Outgoing:
         buffers: list[torch.Tensor],
         sample: Sample | None = None,
     ) -> None:
-        #: None: all of it was taken, and the storage is its owner's alone again
+        #: the storages as bytes; None once all of a storage was fetched, so that its owner may free
+        #: it
         self._sources: list[torch.Tensor | None] = [bytes_of(storage) for storage in storages]
-        #: where each begins, one behind the other, and where the last ends
+        #: offset of each storage, counted over all one after the other, and the end of the last
         self._begins = list(itertools.accumulate((one.nbytes() for one in storages), initial=0))
         self._left = len(storages)
         self._stream: CopyStream | None = stream
         self._free = buffers
         self._copier = ffi.gc(lib.base_copier_open(), lib.base_copier_free)
         self._sent: deque[_Sent] = deque()
-        self._next = 0  # the storage that is sent next, from `_send_from` on
+        self._next = 0  # index of the storage to copy next, from the offset _send_from on
         self._send_from = 0
         self._taken = 0
-        #: of what must not change before all of it is taken
+        #: sample of storages that must not change until all bytes were fetched; None without any
         self._sample = sample
         stream.wait_for_caller()
 
     def _send(self) -> None:
-        """Sends for the next pieces as long as there is a buffer."""
+        """Queue copies of the next pieces as long as a buffer is free."""
         while self._free:
             while self._next < len(self._sources) and self._sources[self._next] is None:
                 self._next += 1
@@ -95,16 +96,20 @@ class Outgoing:
         self._sent.append(_Sent(memory, begin, self._send_from, self._stream.record()))
 
     def _go_to(self, number: int, at: int) -> None:
-        """What is asked for does not follow: some storages are copied in the call, some later."""
+        """Continue at another offset.
+
+        This happens because the library fetches some storages during the call and some later.
+        """
         while self._sent and not self._sent[0].begin <= at < self._sent[0].end:
-            # What is copied to it next comes after what is on its way.
+            # The stream runs copies in order, so the buffer may be reused though its copy is in
+            # flight.
             self._free.append(self._sent.popleft().memory)
         if not self._sent:
             self._next, self._send_from = number, at
         self._taken = at
 
     def fetch(self, number: int, offset: int, into: Any, n_bytes: int) -> None:
-        """Brings bytes [offset, offset + n_bytes) of a storage; each once, and in order."""
+        """Copy bytes [offset, offset + n_bytes) of a storage. Copy each byte once, in order."""
         at = self._begins[number] + offset
         if self._sources[number] is None:
             raise RuntimeError(f"bytes {offset} of storage {number} are asked for twice")
@@ -118,7 +123,8 @@ class Outgoing:
             sent.event.synchronize()
             first = self._taken - sent.begin
             count = min(n_bytes - done, sent.end - self._taken)
-            # Without the GIL, and not by torch: its threads spin until the next copy.
+            # This copies without the GIL. torch would copy with threads that spin until the next
+            # copy.
             source = ffi.cast("char *", sent.memory.data_ptr() + first)
             lib.base_copier_copy(self._copier, to + done, source, count)
             done += count
@@ -140,7 +146,7 @@ class Outgoing:
 
 
 class Courier:
-    """Fetches one storage for C."""
+    """An object that fetches one storage for C."""
 
     def __init__(self, outgoing: Outgoing, number: int) -> None:
         self._outgoing = outgoing
@@ -148,12 +154,12 @@ class Courier:
         self.failure: BaseException | None = None
 
     def fetch(self, offset: int, into: Any, n_bytes: int) -> None:
-        """What the library calls."""
+        """Fetch bytes. C calls this through ioshape_py_fetch()."""
         self._outgoing.fetch(self._number, offset, into, n_bytes)
 
 
 def _outgoing(device: torch.device, all_fetched: list[Fetched], path: str) -> tuple[Outgoing, str]:
-    """And why it has no pinned memory; "" if it has."""
+    """Return the storages as an Outgoing, and why it has no pinned memory; "" if it has."""
     storages = [one.storage for one in all_fetched]
     n_bytes = sum(storage.nbytes() for storage in storages)
     why = ""
@@ -173,10 +179,10 @@ def _outgoing(device: torch.device, all_fetched: list[Fetched], path: str) -> tu
 def couriers_for(
     all_fetched: list[Fetched], path: str = ""
 ) -> tuple[list[Courier], tuple[str, ...]]:
-    """One for each that has bytes, and what was not as preferred.
+    """Return a courier for each record, in order, and notes on downgrades.
 
-    Of one device, the library asks for those that are not copied later, in their order, and then
-    for those that are.
+    For each device, the library first fetches the records that are not copied later, and then the
+    others, each in order.
     """
     groups: dict[tuple[torch.device, bool], list[int]] = {}
     for place, one in enumerate(all_fetched):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether storages of a device change while they wait to be copied: by a few bytes of each."""
+"""Detection of changes to storages of a device while they wait to be copied, by samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ioshape._native import lib
 if TYPE_CHECKING:
     from ioshape._device.stream import CopyStream
 
-# Memory of the CPU has the same rule (libioshape/save/staging.c).
+# The C library uses these numbers for host memory (libioshape/save/staging.c).
 _PIECES = 16
 _PIECE_BYTES = 64
 
@@ -25,11 +25,11 @@ def _some_of(memory: torch.Tensor) -> torch.Tensor:
 
 
 class Sample:
-    """Of storages of one device, as bytes. Make it on the caller's stream."""
+    """Sampled bytes of storages of one device. Create it on the caller's stream."""
 
     def __init__(self, storages: list[torch.Tensor], names: list[str], path: str) -> None:
         self._path = path
-        # A step that changes smaller ones changes these, too.
+        # Smaller storages are skipped: a step that changes them changes large ones as well.
         looked_at = [
             (name, _some_of(memory))
             for name, memory in zip(names, storages, strict=True)
@@ -38,15 +38,16 @@ class Sample:
         self._names = [name for name, _ in looked_at]
         self._rows = [rows for _, rows in looked_at]
         self._first: torch.Tensor | None = None
-        # Without memory of the device nobody can tell; that is no reason for a save to fail.
+        # Without free memory on the device there is no sample. A save must not fail because of
+        # that.
         with contextlib.suppress(RuntimeError):
             self._first = torch.cat(self._rows) if self._rows else None
 
     def compare(self, stream: CopyStream) -> None:
-        """After all copies so far.
+        """Compare the storages with the sample, after all copies that were queued so far.
 
         Raises:
-            StorageError: one is no longer what it was.
+            StorageError: A storage has changed.
         """
         first = self._first
         if first is None:

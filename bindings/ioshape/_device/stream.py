@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between pinned memory and a device: all that this package asks of one.
+"""The interface to a device: copies between pinned memory and the device, and streams.
 
-What is here calls torch's interface for any accelerator, so that CUDA, ROCm and XPU are one case.
-Tests put a device that they play in its place.
+This module uses torch's interface for any accelerator, so CUDA, ROCm and XPU are one case. Tests
+replace it by a simulated device.
 """
 
 from __future__ import annotations
@@ -18,61 +18,62 @@ if TYPE_CHECKING:
         """A point in the queue of copies."""
 
         def synchronize(self) -> None:
-            """Waits until all copies before it are done. They may fail here."""
+            """Wait until all copies before it are done. Raise RuntimeError if one has failed."""
 
     class CopyStream(Protocol):
-        """A queue of copies, done in their order, beside all else that the device does."""
+        """A queue of copies, which run in order, beside all other work of the device."""
 
         def pinned(self, n_bytes: int) -> torch.Tensor:
-            """Memory of the CPU which the device reads and writes by itself."""
+            """Return host memory that the device can read and write by itself."""
 
         def wait_for_caller(self) -> None:
-            """Later copies come after all that this thread has asked the device to do until now."""
+            """Make later copies wait for all work that this thread has queued so far."""
 
         def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-            """Queues a copy, and returns."""
+            """Queue a copy and return."""
 
         def compute(self, result: Callable[[], torch.Tensor], into: torch.Tensor) -> None:
-            """Queues what the call computes on the device, and a copy of its result."""
+            """Queue a computation on the device and a copy of its result."""
 
         def broadcast(self, memory: torch.Tensor, root: int) -> None:
-            """Queues what all ranks do together: one sends its memory to that of the others."""
+            """Queue a broadcast, which all ranks must do: `root` sends its memory to the others."""
 
         def record(self) -> CopyEvent:
-            """The point behind the last copy."""
+            """Return an event behind the last copy."""
 
 
-# Copies of so much leave gaps for those of others, and cost many times their latency.
+# Copies of this size take many times their latency, and still leave gaps for copies of others.
 PIECE_BYTES = 16 << 20
-# One that the CPU works on, one on its way, and one that is next.
+# One buffer that the CPU works on, one that is being copied, and one that is next.
 BUFFERS = 3
 
 
 class NoStreamError(RuntimeError):
-    """The device has no such queue. The argument says why, for the report."""
+    """A device without such a queue. The argument is the reason, for the report."""
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a tensor of bytes, where it is."""
+    """Return a storage as a tensor of bytes on its device."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def changed(tensor: torch.Tensor) -> None:
-    """Tells autograd, which does not see what is written past it."""
+    """Tell autograd that a tensor has changed, because it does not see writes to the memory."""
     tell = getattr(torch.autograd.graph, "increment_version", None)
     if tell is not None and not tensor.is_inference():
         tell(tensor)
 
 
 class _Stream:
-    """A stream of torch's."""
+    """A CopyStream over a stream of torch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: Any = torch.Stream(device)
 
     def pinned(self, n_bytes: int) -> torch.Tensor:
-        # torch keeps it, touched and registered, for who asks for as much again.
+        # torch caches pinned memory for later requests of this size, so it is touched and
+        # registered.
         return torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def wait_for_caller(self) -> None:
@@ -89,7 +90,7 @@ class _Stream:
     def broadcast(self, memory: torch.Tensor, root: int) -> None:
         group: Any = torch.distributed.group.WORLD
         with self._stream:
-            # The stream waits for it, not the caller.
+            # wait() makes this stream wait for the broadcast. The caller does not wait.
             group.broadcast(memory, root).wait()
 
     def record(self) -> CopyEvent:
@@ -98,14 +99,14 @@ class _Stream:
 
 
 class _Done:
-    """Of what was done at once."""
+    """The event of a copy that was blocking."""
 
     def synchronize(self) -> None:
         pass
 
 
 class Blocking:
-    """In the place of a stream where there is none: each copy is done when its call returns."""
+    """A CopyStream without a stream: each copy is done when its call returns."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -114,7 +115,7 @@ class Blocking:
         return torch.empty(n_bytes, dtype=torch.uint8, device="cpu")
 
     def wait_for_caller(self) -> None:
-        # Copies may be asked for on another thread, which has a stream of its own.
+        # Copies may run on another thread, which has a current stream of its own.
         if _accelerator_type() == self._device.type:
             torch.accelerator.synchronize(self._device)
 
@@ -133,17 +134,17 @@ class Blocking:
 
 
 def _accelerator_type() -> str | None:
-    """Of the device that torch computes on beside the CPU."""
+    """Return the type of the accelerator that torch uses; None if there is none."""
     accelerator: Any = getattr(torch, "accelerator", None)
     current = accelerator.current_accelerator() if accelerator is not None else None
     return None if current is None else str(current.type)
 
 
 def open_stream(device: torch.device) -> CopyStream:
-    """A queue of its own on this device.
+    """Return a new queue of copies on this device.
 
     Raises:
-        RuntimeError: it has none.
+        RuntimeError: The device or this torch does not support one.
     """
     if device.type in ("cpu", "meta"):
         raise NoStreamError("it is no device with memory of its own")
@@ -155,26 +156,26 @@ def open_stream(device: torch.device) -> CopyStream:
 
 
 def ranks_exchange(device: torch.device) -> bool:
-    """Whether the ranks of the job have a way between their devices, without the CPU's memory."""
+    """Return whether the ranks can exchange data between their devices, without host memory."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return False
-    # NCCL knows one device of each rank: the current one.
+    # NCCL uses one device for each rank: the current one.
     if torch.accelerator.current_device_index() != device.index:
         return False
-    # As in "cpu:gloo,cuda:nccl".
+    # The configuration looks like "cpu:gloo,cuda:nccl".
     each = distributed.get_backend_config().split(",")
     backends = dict(one.split(":", 1) for one in each if ":" in one)
     return backends.get(device.type, "gloo") != "gloo"
 
 
 def buffers_of(stream: CopyStream, n_bytes: int) -> list[torch.Tensor]:
-    """What is copied through, for so many bytes in all.
+    """Return the buffers for copies of `n_bytes` in all.
 
     Raises:
-        RuntimeError: there is no pinned memory, or none left.
+        RuntimeError: The device has no pinned memory, or none is left.
     """
     size = max(1, min(PIECE_BYTES, n_bytes))
-    # Another thread may copy to them, in another mode than the caller's.
+    # Another thread, with another inference mode than the caller's, may copy to them.
     with torch.inference_mode(mode=False):
         return [stream.pinned(size) for _ in range(min(BUFFERS, -(-n_bytes // size)))]

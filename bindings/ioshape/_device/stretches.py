@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wanted of a file, cut into what is read with one call."""
+"""Division of the wanted bytes of a file into stretches, which are read with one call each."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ if TYPE_CHECKING:
 
     import torch
 
-# What has a checksum of its own in our files: pieces end where such a block does.
+# The unit of checksums in ioshape's files. Pieces end where such a block does.
 BLOCK_BYTES = 1 << 20
-# What lies between two storages and is read along with them, as headers are.
+# A gap of this size between two storages, such as headers, is read along with them.
 _GAP_BYTES = 64 << 10
 
 
 class OpenFile(NamedTuple):
-    """Of who reads it by way of the CPU."""
+    """The file that a Reader has open, for direct reads. The Reader closes it."""
 
-    #: for messages
+    #: path, for messages
     path: str
     descriptor: int
-    #: where its first byte lies in that
+    #: offset in the opened file of the first byte, which is not 0 for a shard
     base: int
 
 
 class Wanted(NamedTuple):
-    """Bytes of a file, and where they are wanted."""
+    """Bytes of a file, and their destination."""
 
-    #: in the file
+    #: offset in the file
     offset: int
-    #: as bytes, on a device
+    #: destination as a tensor of bytes, on any device
     into: torch.Tensor
-    #: is called before the first of them changes
+    #: called before the first byte of the destination changes
     begins: Callable[[], object] | None = None
-    #: of all of them; None: the reader verifies each piece
+    #: checksum of all bytes; None: the reader verifies each piece
     crc32: int | None = None
-    #: the error of a checksum that is wrong
+    #: makes the error for a wrong checksum
     damaged: Callable[[], BaseException] | None = None
-    #: by number, of each block of BLOCK_BYTES; None: only the reader knows
+    #: checksum of each block of BLOCK_BYTES, by index; None: only the reader knows them
     blocks: Any = None
 
 
 class Part(NamedTuple):
-    """Of a stretch, what goes to one place."""
+    """The bytes of a stretch that go to one destination."""
 
     wanted: Wanted
-    #: in what is wanted
+    #: offset in the wanted bytes
     begin: int
     n_bytes: int
-    #: in the stretch
+    #: offset in the stretch
     at: int
 
     @property
@@ -73,13 +73,14 @@ class Stretch:
         self.parts: list[Part] = []
 
     def add(self, wanted: Wanted, done: int, most: int) -> int:
-        """Takes the next bytes of what is wanted, and says how many: 0 if the stretch is over."""
+        """Add the next wanted bytes. Return their number, which is 0 if the stretch is complete."""
         at = wanted.offset + done - self.begin
         n_bytes = min(wanted.into.numel() - done, most - at)
         if at < 0 or n_bytes <= 0 or at > self.n_bytes + _GAP_BYTES:
             return 0
         if n_bytes < wanted.into.numel() - done:
-            # No block is read twice, and a buffer is used up as far as that goes.
+            # End at a block, so that no block is read twice, and fill the buffer as far as that
+            # allows.
             whole = n_bytes // BLOCK_BYTES * BLOCK_BYTES
             if not whole and self.parts:
                 return 0
@@ -89,7 +90,7 @@ class Stretch:
         return n_bytes
 
     def cut(self, begin: int, end: int) -> Stretch:
-        """These bytes of one that has one part."""
+        """Return a range of a stretch that has one part, as a new stretch."""
         wanted, first, _n_bytes, _at = self.parts[0]
         same = Stretch(self.begin + begin)
         same.parts = [Part(wanted, first + begin, end - begin, 0)]
@@ -97,15 +98,16 @@ class Stretch:
         return same
 
     def unverified(self) -> list[Part]:
-        """Those of which the reader could not compare the checksum: it belongs to more bytes.
+        """Return the parts that the reader could not verify, because they are pieces of a record.
 
-        One began in an earlier stretch, one goes on in a later one; more there are not.
+        There are two at most: one that began in an earlier stretch, and one that continues in a
+        later one.
         """
         return [part for part in self.parts if part.wanted.crc32 is not None and not part.is_all]
 
 
 def stretches(all_wanted: list[Wanted], most: int) -> Iterator[Stretch]:
-    """In the order of the file, at most so many bytes each."""
+    """Yield the stretches in the order of the file, with at most `most` bytes each."""
     stretch: Stretch | None = None
     for wanted in sorted(all_wanted, key=lambda one: one.offset):
         done = 0
@@ -122,7 +124,10 @@ def stretches(all_wanted: list[Wanted], most: int) -> Iterator[Stretch]:
 
 
 def verify(part: Part, crc32: int, crcs: dict[int, int]) -> None:
-    """Adds the checksum of a part to those of the parts before it, and compares the last."""
+    """Combine the checksum of a part with those of the parts before it. Compare the last one.
+
+    `crcs` keeps the checksums so far. Raise the error of `wanted.damaged` if they differ.
+    """
     wanted = part.wanted
     key = id(wanted)
     crcs[key] = int(lib.base_crc32_combine(crcs.get(key, 0), crc32, part.n_bytes))
