@@ -144,7 +144,7 @@ def completed(begin: Callable[[], SaveHandle]) -> Report:
     try:
         return handle.result()
     except BaseException:
-        handle._abort()  # Ctrl-C
+        handle._abort()  # such as Ctrl-C; the caller has no handle
         raise
 
 

@@ -71,8 +71,8 @@ class Direct:
     ) -> None:
         """Read all stretches, directly or with `by_cpu`. The first ones decide which is faster.
 
-        That depends on the storage, on its other users and on the content of the page cache.
-        tell(offset) is called with the offset in the file up to which direct reads have come.
+        That depends on the storage, on its other users and on the content of the page cache. The
+        function `tell` gets the offset in the file up to which direct reads have come.
         """
         if len(wanted) < _LEAST:
             by_cpu(wanted)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of file formats: pickles, safetensors headers and names of DCP. None does I/O itself."""
+"""Parsers of file formats: pickles, safetensors headers and names of DCP. None opens a file."""

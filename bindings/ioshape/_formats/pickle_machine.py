@@ -8,7 +8,7 @@ the call of a name returns, and what a state does to an object.
 Time and memory are proportional to the bytes of the pickle that were read, whatever it contains:
 
 - The file is read in pieces, so a refused file costs no more than the part before the refusal.
-- The index of a memo entry must be less than the number of bytes read so far.
+- The index of a memo entry must not exceed the number of bytes read so far.
 - After half a million containers, each further one must take some bytes of the pickle.
 - A call that copies data is limited, because a few bytes can call a set of the same list again.
 - Keys are hashed only if that takes a short, constant time, and few keys may have equal hashes.

@@ -129,7 +129,7 @@ class SaveHandle:
             state = "failed" if self._error else "skipped" if skipped else "done"
         return f"<ioshape.SaveHandle {self.path!r}: {state}>"
 
-    # ---- Asking -------------------------------------------------------------------------------
+    # ---- Public functions ---------------------------------------------------------------------
 
     def done(self) -> bool:
         """Return whether the save has ended, with or without success. Do not wait."""

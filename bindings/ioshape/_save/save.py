@@ -93,7 +93,8 @@ def save(
     one, and never a partial file. If the save fails or Ctrl-C interrupts it, the previous file
     stays.
 
-    Any thread may call this. Once the interpreter shuts down, only the main thread may.
+    Any thread may call this. Once the interpreter shuts down, only the main thread and callbacks of
+    saves may.
 
     Args:
         obj: The object to save. It must not change during the call.
@@ -119,8 +120,8 @@ def save(
             process ends before that, the next process that saves on this tier copies it, or
             "ioshape drain" does. Until it is copied, only load(), load_latest(), verify(),
             inspect() and open() find the file. False saves directly. A save with a `deadline`, with
-            replace=False or by torch itself is direct, too, and so is one while the tier is full;
-            the report's `fallbacks` say why. Default: the setting "tier".
+            replace=False or by torch itself is also direct. While the tier is full, all saves are
+            direct. The report's `fallbacks` give the reason. Default: the setting "tier".
         keep_last: The number of checkpoints of the path's family to keep, the newest by
             modification time. A family is all files in the directory whose names differ only in
             their last number: step-100.pt and step-200.pt. When the new file is safe, older ones
@@ -140,7 +141,8 @@ def save(
         TypeError: `f` is neither a path nor a file object.
         ValueError: `keep_last` is less than 1, or the last number of the name does not count
             checkpoints ("last.pt", "step-100-rank-3.pt"), or an argument is invalid.
-        RuntimeError: The interpreter is shutting down, and this is not the main thread.
+        RuntimeError: The interpreter is shutting down, and this is neither the main thread nor a
+            callback.
 
     Exceptions of torch.save for objects that cannot be pickled are passed on.
     """
@@ -206,7 +208,7 @@ def save_async(
     reveals it. Data that does not fit into the staging memory is copied before the call returns.
 
     The file is that of save(). Any thread may call this. Once the interpreter shuts down, only the
-    main thread and callbacks may.
+    main thread and callbacks of saves may.
 
     Args:
         obj: The object to save. It may change once the call returns, apart from what is said above
@@ -238,7 +240,8 @@ def save_async(
             has been started nevertheless. The handle raises failures of this save.
         TypeError: `f` is not a path, or `optimizer` is not an optimizer of torch.
         ValueError: An argument is invalid, as in save(), or `optimizer` is empty.
-        RuntimeError: The interpreter is shutting down, and this is not the main thread.
+        RuntimeError: The interpreter is shutting down, and this is neither the main thread nor a
+            callback.
 
     Exceptions of torch.save for objects that cannot be pickled are passed on.
     """
