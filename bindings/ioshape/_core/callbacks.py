@@ -35,11 +35,9 @@ class Teller:
         """Return an adapter for a save, or None if C need not call Python at all.
 
         Without a callback, the main thread still gets an adapter. Python handles signals such as
-        Ctrl-C only while it runs bytecode.
-        While the caller's thread copies, or waits for staging memory, C must therefore call Python
-        now and then.
-        On the writing thread such calls would only compete for the GIL, so that adapter is called
-        for staging alone.
+        Ctrl-C only while it runs bytecode. While the caller's thread copies, or waits for staging
+        memory, C must therefore call Python now and then. On the writing thread such calls would
+        only compete for the GIL, so that adapter is called for staging alone.
         """
         if callback is not None:
             return cls(callback)

@@ -108,9 +108,8 @@ _comm: Comm | None = None
 def of_torch(timeout_s: float) -> Comm | None:
     """Return the process's sender and receiver. The first call makes its gloo group.
 
-    The first call is collective: all ranks must make it within `timeout_s` seconds.
-    Return None if torch.distributed is not initialised or has no gloo. Exceptions of torch are
-    passed on.
+    The first call is collective: all ranks must make it within `timeout_s` seconds. Return None if
+    torch.distributed is not initialised or has no gloo. Exceptions of torch are passed on.
     """
     global _comm  # noqa: PLW0603
     distributed = sys.modules.get("torch.distributed")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ioshape._device.stream import CopyStream
     from ioshape._device.stretches import Part
 
-# A flag that says whether the piece was read, and two checksums. The first is of the part that began
-# in an earlier piece, and the second is of the part that continues in a later one.
+# A flag that says whether the piece was read, and two checksums. The first is of the part that
+# began in an earlier piece, and the second is of the part that continues in a later one.
 _TRAILER = struct.Struct("<B3x2I")
 TRAILER_BYTES = _TRAILER.size
 
