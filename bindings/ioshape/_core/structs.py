@@ -89,8 +89,8 @@ class Owner:
 
 # ---- Functions that C calls ---------------------------------------------------------------------
 
-# Exit handlers run in reverse order. This one is registered early, so handlers that are registered
-# later can still log, such as the wait for saves.
+# Exit handlers run in reverse order. This one is registered early, so it runs after the wait for
+# saves and other handlers that may log.
 atexit.register(lib.ioshape_py_end_log)
 
 # Private names of `threading`. In a Python without them, entries of foreign threads stay.

@@ -94,7 +94,7 @@ def starting() -> Iterator[None]:
 
     Once the process has begun to end, a save may start only on the main thread, in an exit handler,
     or in a callback. The interpreter does not wait for other threads, so a save of theirs could be
-    cut off. It raises RuntimeError.
+    cut off. Such a save raises RuntimeError.
     """
     global _starting  # noqa: PLW0603
     _finish_with_multiprocessing()

@@ -16,7 +16,7 @@ from ioshape._core.errors import failure
 from ioshape._native import ffi, lib
 
 PART_UNIT: int = lib.IOSHAPE_PART_UNIT
-#: the size of a checksum
+#: the size of a checksum in bytes
 BYTES = 4
 #: the suffix that the name of the file of checksums adds
 SUFFIX = ".ioshape-sums"
