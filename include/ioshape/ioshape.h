@@ -1,17 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libioshape: checkpoint I/O in an orderly convoy. This header has contexts, errors, saves, files
- * in other formats, and loads. ioshape/group.h (ranks that save together), ioshape/slots.h (slots
- * for programs that do their own I/O), ioshape/tier.h (a fast disk first) and ioshape/mpi.h include
- * it.
+ * libioshape writes and reads checkpoints of training jobs. This header declares contexts, errors,
+ * saves, files in other formats, and loads.
  *
- * Fork: a context belongs to the process that opened it. In a child every call on it answers -EPERM
- * and touches nothing; ioshape_context_free() in a child only forgets the handle.
+ * Four more headers include this one:
  *
- * Option structs: set `size` to sizeof the struct and everything else to zero, then fill in what
- * should differ (the struct's INIT macro does the first part). Zero always means "the default". A
- * struct from a newer header is accepted as long as the fields this library does not know are zero,
- * and refused with -EINVAL otherwise. A NULL pointer to options means all defaults.
+ * - ioshape/group.h: the ranks of a job save one checkpoint together.
+ * - ioshape/slots.h: slots for programs that do their own I/O.
+ * - ioshape/tier.h: saves go to a fast local disk first.
+ * - ioshape/mpi.h: groups of programs that use MPI.
+ *
+ * Results: functions that return int return 0 on success and a negative code on failure.
+ * ioshape_last_error() then describes the failure.
+ *
+ * Fork: a context belongs to the process that opened it. In a forked child, every call on the
+ * context or on its handles returns -EPERM and changes nothing. In a child, ioshape_context_free(),
+ * ioshape_save_free(), ioshape_file_free() and ioshape_group_free() do nothing.
+ *
+ * Option structs: set `size` to sizeof the struct and all other members to zero, then set the
+ * members that should differ. The struct's INIT macro does the first part. Zero always means the
+ * default. A NULL pointer to options means all defaults. A struct from a newer header is accepted
+ * if the members that this library does not know are zero. Otherwise the call fails with -EINVAL.
+ *
+ * Structs that a call fills: set `size` before the call. Members that a newer header has and this
+ * library does not know become zero.
+ *
+ * Pointers: the library borrows memory that you pass until the call returns, unless the function
+ * says otherwise. Strings end with a zero byte, and names are UTF-8.
+ *
+ * Units: names that end in `_bytes` count bytes, `_ms` milliseconds and `_s` seconds.
  */
 #ifndef IOSHAPE_IOSHAPE_H
 #define IOSHAPE_IOSHAPE_H
@@ -23,95 +40,113 @@
 extern "C" {
 #endif
 
-/* ---- Version --------------------------------------------------------------------------------- */
+/* ---- Version of these headers ---------------------------------------------------------------- */
 
+/** Major version of these headers. ioshape_version() returns the version of the library in use. */
 #define IOSHAPE_VERSION_MAJOR 0
+/** Minor version of these headers. Before 1.0, a new minor version may change the API. */
 #define IOSHAPE_VERSION_MINOR 2
+/** Patch version of these headers. */
 #define IOSHAPE_VERSION_PATCH 0
+/** Version of these headers as a string MAJOR.MINOR.PATCH. */
 #define IOSHAPE_VERSION "0.2.0"
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
-/*
- * Every function of libioshape that can fail returns 0 (or a count) on success and a negative code
- * on failure: a negative errno (-ENOSPC, -EACCES, ...) where the operating system has a word for
- * what happened, or one of the codes below. ioshape_last_error() tells the rest.
- */
+/* A function that can fail returns 0 (or a count) on success and a negative code on failure. The
+ * code is a negative errno (-ENOSPC, -EACCES, ...) where the operating system has one that fits.
+ * Otherwise it is a member of enum ioshape_code. ioshape_last_error() returns the details. */
 
-/** Codes of the library's own. They lie far below every errno of Linux, which end at 4095. */
+/** Error codes of this library. They lie below -5000, and every errno of Linux is at most 4095, so
+ * the two ranges never overlap. */
 enum ioshape_code {
-	/** Not a torch zip, or one with a feature that is not read (compression, encryption). */
+	/** The file is not a torch zip, or it uses a feature that the library cannot read, such as
+	 * compression or encryption. */
 	IOSHAPE_E_FORMAT = -5001,
-	/** The bytes are not those that were written: a checksum or a cross-check failed. */
+	/** The file is damaged: a checksum or a cross-check failed, or the file is truncated or
+	 * empty. */
 	IOSHAPE_E_DAMAGED = -5002,
-	/** A count, a length or a nesting in the file or the arguments is above a limit. */
+	/** A count, a length or a nesting depth in the file or in the arguments exceeds a limit. */
 	IOSHAPE_E_LIMIT = -5003,
-	/** The file is sound, but has no tensor table: not written through the tensor calls. */
+	/** The file is valid but has no tensor table, because it was not written by the calls that
+	 * save tensors. */
 	IOSHAPE_E_NO_TABLE = -5004,
-	/** The coordinator of slots is unreachable, or refuses us. */
+	/** The coordinator of slots is unreachable or rejects this process. */
 	IOSHAPE_E_COORDINATOR = -5005,
-	/** The save did not fit, and was not tried: IOSHAPE_FULL_SKIP was set. */
+	/** The save did not fit into the free space and wrote nothing, because the context has
+	 * IOSHAPE_FULL_SKIP. */
 	IOSHAPE_E_SKIPPED = -5006,
-	/** The save would repeat the one before it, and IOSHAPE_UNCHANGED_FAIL was set. */
+	/** All large tensors are byte for byte those of the save before, and the context has
+	 * IOSHAPE_UNCHANGED_FAIL. */
 	IOSHAPE_E_UNCHANGED = -5007,
-	/** What was to be copied later changed before it was copied. */
+	/**
+	 * Memory that the Python package was to copy after the call changed before it was copied.
+	 */
 	IOSHAPE_E_CHANGED = -5008,
-	/** There are checkpoints, and none of them can be used: damaged, or of another kind. Where
-	 * there is none at all, the code is -ENOENT: only then is it the first start. */
+	/**
+	 * There are checkpoints, but none of them can be used: each is damaged or of another kind.
+	 * If there is no checkpoint at all, the code is -ENOENT instead, which means that the job
+	 * starts for the first time.
+	 */
 	IOSHAPE_E_UNUSABLE = -5009
 };
 
 /**
- * Gives a short text for a code.
+ * Returns a short text that describes an error code.
  *
- * Any thread may call this.
+ * Any thread may call this function.
  *
- * @param code  one that the library returned: its own or a negative errno
- * @return the text, never NULL, never to be freed; "unknown error" for an unknown code
+ * @param code  code that a function returned. A member of enum ioshape_code or a negative errno
+ * @return constant text, never NULL, not to be freed; "unknown error" for an unknown code
  */
 const char *ioshape_strerror(int code);
 
 /**
- * What a call failed with.
+ * Details of a failed call.
  *
- * Programs look at the code and the numbers; sentence and remedy are for people, and may be worded
- * otherwise in any version. Texts are never NULL: "" where there is none.
+ * Programs evaluate the code and the numbers. The sentence and the remedy are for people, and their
+ * wording may change in any version. Text members are never NULL. A text that does not apply is "".
  */
 struct ioshape_error {
-	size_t size; /**< sizeof(struct ioshape_error) of this library */
-	int code;    /**< what the call returned; 0: no call of this thread has failed yet */
-	const char *operation; /**< "save", "load", "verify", "probe", "acquire", ... */
-	const char *path;      /**< of the file or directory that it is about */
-	const char *sentence;  /**< what failed, and why */
-	const char *remedy;    /**< what to do about it; "" if nothing is known to help */
-	const char *record;    /**< or tensor that it is about; "" if it is about none */
-	uint64_t offset;       /**< in the file; UINT64_MAX: it is about no place in it */
-	uint64_t needed_bytes; /**< what the save takes; UINT64_MAX: it is not about space */
-	uint64_t free_bytes;   /**< where it is to go; UINT64_MAX: not known, or not about space */
-	int64_t rank;          /**< of the group, the one that failed; -1: not one of them */
+	size_t size; /**< size of this struct in bytes, as this library knows it */
+	int code;    /**< code that the call returned; 0 if no call of this thread has failed yet */
+	/** operation that failed: "save", "load", "verify", "open", "acquire", ... */
+	const char *operation;
+	const char *path;     /**< path of the file or directory that the error is about */
+	const char *sentence; /**< what failed and why, in one sentence */
+	const char *remedy;   /**< what to do about the failure; "" if no remedy is known */
+	/** name of the record or tensor that the error is about; "" if it is about none */
+	const char *record;
+	/** offset in the file where the failure is; UINT64_MAX if there is none */
+	uint64_t offset;
+	/** bytes that the save needs; UINT64_MAX if the error is not about space */
+	uint64_t needed_bytes;
+	/**
+	 * bytes free at the destination; UINT64_MAX if unknown, or if the error is not about space
+	 */
+	uint64_t free_bytes;
+	int64_t rank; /**< rank of the group that failed; -1 if no rank of a group did */
 };
 
 /**
- * Tells about the last call of this thread that failed. Calls that succeed leave it alone.
+ * Returns the details of the last call of this thread that failed.
  *
- * What a background save failed with is told to the thread that calls ioshape_save_wait() for it.
+ * Successful calls do not change the details. If a background save fails, the thread that calls
+ * ioshape_save_wait() for that save gets its details.
  *
- * @return the error, never NULL, never to be freed; it and its texts are valid until the thread's
- *         next call into the library
+ * @return details of the error. NULL is never returned. The struct and its texts belong to the
+ *         library and are valid until this thread calls it again
  */
 const struct ioshape_error *ioshape_last_error(void);
 
 /* ---- Contexts -------------------------------------------------------------------------------- */
-/*
- * A context holds settings, kept memory, I/O engines and background saves of one user of the
- * library. Several contexts can live in one process. One context serves several threads at once:
- * every function here may be called from any thread, except that ioshape_context_free() must be the
- * last call on it.
- */
+/* A context holds the settings, cached memory, I/O engines and background saves of one user of the
+ * library. A process may open several contexts, but usually opens one. Any thread may use a context
+ * at any time, several threads at once. ioshape_context_free() must be the last call on it. */
 
-/** Settings, kept memory, I/O engines and background saves of one user of the library. */
+/** Settings, cached memory, I/O engines and background saves of one user of the library. */
 struct ioshape_context;
 
-/* Begins an option struct: its size, and zeros. */
+/* Initializes an option struct: sets its size and zeroes all other members. */
 #ifdef __cplusplus
 #define IOSHAPE_SIZED(type)                                                                        \
 	[] {                                                                                       \
@@ -126,621 +161,742 @@ struct ioshape_context;
 	}
 #endif
 
-/** Whether something is done that can be left out. */
+/** Setting of a feature that can be turned off. */
 enum ioshape_switch {
-	IOSHAPE_DEFAULT = 0, /**< on, where nothing else is said */
-	IOSHAPE_ON,
-	IOSHAPE_OFF
+	/** the default of the member, which is on unless its description says otherwise */
+	IOSHAPE_DEFAULT = 0,
+	IOSHAPE_ON, /**< the feature is on */
+	IOSHAPE_OFF /**< the feature is off */
 };
 
-/** What moves the bytes. */
+/** I/O engine: how the bytes reach the storage. */
 enum ioshape_engine {
-	/** URING on local filesystems, URING_ASYNC on network filesystems and FUSE; where the
-	 * kernel refuses io_uring, THREADS, and else BUFFERED */
+	/** The library chooses: URING on local filesystems, URING_ASYNC on network filesystems and
+	 * FUSE. If the kernel refuses io_uring, it takes THREADS, and if that fails, BUFFERED. */
 	IOSHAPE_ENGINE_AUTO = 0,
-	IOSHAPE_ENGINE_URING, /**< io_uring */
-	/** io_uring that never tries a request in the submitting thread (IOSQE_ASYNC): for files
-	 * whose writes would be served one after the other */
+	IOSHAPE_ENGINE_URING, /**< io_uring; an error if io_uring does not work here */
+	/**
+	 * io_uring with IOSQE_ASYNC: kernel threads serve every request. Filesystems that serve the
+	 * writes of a file in the submitting thread, one after the other, are faster with it.
+	 */
 	IOSHAPE_ENGINE_URING_ASYNC,
-	IOSHAPE_ENGINE_THREADS, /**< a few threads calling pwrite and pread */
-	IOSHAPE_ENGINE_BUFFERED /**< pwrite and pread on the saving thread, through the page cache
-				 */
+	IOSHAPE_ENGINE_THREADS, /**< up to 16 threads that call pwrite and pread */
+	/** pwrite and pread on the saving thread, through the page cache */
+	IOSHAPE_ENGINE_BUFFERED
 };
 
-/** Whether bytes go past the page cache (O_DIRECT). */
+/** Whether blocks bypass the page cache (O_DIRECT). */
 enum ioshape_direct {
 	/**
-	 * Where the filesystem can. Otherwise files go through the page cache, and the report says
-	 * so. On FUSE they do so by rule: most daemons are faster with it.
+	 * Use direct I/O where the filesystem supports it. Elsewhere, blocks go through the page
+	 * cache, and the report says so. On FUSE, blocks always go through the page cache, because
+	 * most FUSE daemons are faster that way.
 	 */
 	IOSHAPE_DIRECT_PREFER = 0,
-	IOSHAPE_DIRECT_REQUIRE, /**< fail where it cannot */
-	IOSHAPE_DIRECT_OFF
+	IOSHAPE_DIRECT_REQUIRE, /**< fail where the filesystem does not support direct I/O */
+	IOSHAPE_DIRECT_OFF      /**< always go through the page cache */
 };
 
-/** What a save does while the coordinator that keeps the order of writers is unreachable. */
+/** What a save does while the coordinator that orders the writers is unreachable. */
 enum ioshape_unreachable {
-	/** It waits for a share of time of its own, made from its rank, and then writes. */
+	/** Wait for a time slice that is computed from the rank, then write without a slot. */
 	IOSHAPE_UNREACHABLE_STAGGER = 0,
-	IOSHAPE_UNREACHABLE_WAIT, /**< until the coordinator is back */
-	IOSHAPE_UNREACHABLE_FAIL  /**< the save fails */
+	IOSHAPE_UNREACHABLE_WAIT, /**< wait until the coordinator is reachable again */
+	IOSHAPE_UNREACHABLE_FAIL  /**< fail with IOSHAPE_E_COORDINATOR */
 };
 
-/** What a save does that does not fit into the free space of its filesystem. */
+/** What a save does if the free space of its filesystem is too small. */
 enum ioshape_full {
-	IOSHAPE_FULL_FAIL = 0, /**< -ENOSPC, before anything is written */
-	/** IOSHAPE_E_SKIPPED, before anything is written: for programs that then train on */
+	IOSHAPE_FULL_FAIL = 0, /**< fail with -ENOSPC before anything is written */
+	/** End with IOSHAPE_E_SKIPPED before anything is written, for programs that train on and
+	 * save again later. */
 	IOSHAPE_FULL_SKIP
 };
 
-/** What a save does whose large tensors are all those of the save before it. */
+/** What a save does if all its large tensors are byte for byte those of the save before. */
 enum ioshape_unchanged {
-	IOSHAPE_UNCHANGED_WARN = 0, /**< a line of the log says so; the report always does */
-	IOSHAPE_UNCHANGED_FAIL,  /**< IOSHAPE_E_UNCHANGED, and what was at the path stays there */
-	IOSHAPE_UNCHANGED_IGNORE /**< nothing is compared, and nothing remembered */
+	/** save, and write a line to the log; the report always has `unchanged` */
+	IOSHAPE_UNCHANGED_WARN = 0,
+	/** fail with IOSHAPE_E_UNCHANGED; the old file stays at the path */
+	IOSHAPE_UNCHANGED_FAIL,
+	IOSHAPE_UNCHANGED_IGNORE /**< compare nothing and remember nothing */
 };
 
-/** How important a line of the log is. */
+/** Severity of a log line. Lower values are more severe. */
 enum ioshape_log_level {
+	/** a background save failed; failures of other calls are returned instead */
 	IOSHAPE_LOG_ERROR = 1,
-	IOSHAPE_LOG_WARNING = 2,
-	/** nothing is wrong, but somebody may wonder: a save waits for its slot for long */
+	IOSHAPE_LOG_WARNING = 2, /**< an unexpected event, such as an abandoned temporary file */
+	/** nothing is wrong, but the operator may want to know: a save has waited for its slot for
+	 * a while */
 	IOSHAPE_LOG_NOTICE = 3,
-	IOSHAPE_LOG_INFO = 4, /**< the default: one line where something was not as preferred */
-	IOSHAPE_LOG_DEBUG = 5
+	IOSHAPE_LOG_INFO = 4, /**< the default: one line for each downgrade of a save */
+	IOSHAPE_LOG_DEBUG = 5 /**< details of each save */
 };
 
 /**
- * Receives log lines: without a newline, valid only during the call.
+ * Receives one log line.
  *
- * It is called from the caller's and from the library's threads, possibly at the same time. It must
- * not call back into the same context, and should be quick: heartbeats of slots may wait for it.
+ * The library calls this function from threads of the caller and from its own threads, possibly at
+ * the same time. The function must not call the library with the same context. It should return
+ * quickly, because heartbeats of slots may wait for it.
+ *
+ * @param user     pointer. The `log_user` of the context's options
+ * @param level    severity of the line
+ * @param message  text without a newline; valid only during the call
  */
 typedef void (*ioshape_log_fn)(void *user, enum ioshape_log_level level, const char *message);
 
 /**
  * Settings of a context.
  *
- * A field left at zero takes its value from the environment variable that is named beside it, if
- * that is set, and from the built-in default otherwise.
+ * If a member is zero, ioshape_context_open() takes the value of the environment variable that the
+ * member's description names. If that variable is unset or empty, the default holds. A program with
+ * more rights than its user (setuid, setgid, capabilities) ignores the variables.
  */
 struct ioshape_context_options {
 	size_t size;                /**< sizeof(struct ioshape_context_options) */
-	enum ioshape_engine engine; /**< IOSHAPE_ENGINE */
-	enum ioshape_direct direct; /**< IOSHAPE_DIRECT */
-	/** The least important lines that `log` is called for; no variable */
-	enum ioshape_log_level log_level;
-	/** IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may hold; from 16 MiB on */
-	uint64_t staging_bytes;
-	ioshape_log_fn log; /**< NULL: no log. The library itself never prints. */
-	void *log_user;     /**< borrowed until the context is freed */
+	enum ioshape_engine engine; /**< I/O engine (IOSHAPE_ENGINE) */
+	enum ioshape_direct direct; /**< direct I/O (IOSHAPE_DIRECT) */
 	/**
-	 * IOSHAPE_COORDINATOR: who says which saves may write now; see docs/slots.md.
-	 *   "local"            the processes of this host among themselves, without a server
-	 *   "local:/folder"    the same through this folder, which containers may share
-	 *   "redis://[user[:password]@]host[:port][/db]" (several hosts, with commas, of a cluster)
-	 *   "rediss://..."     the same with TLS
-	 *   "unix:///path/of/socket[?db=N]"
-	 *   "sentinel://[user[:password]@]host[:port],.../service[/db]"
-	 *   "open"             nobody: all write at once
-	 * The default is "local".
+	 * Least severe level that `log` receives. Default: IOSHAPE_LOG_INFO. There is no variable.
+	 */
+	enum ioshape_log_level log_level;
+	/**
+	 * Largest memory in bytes that background saves may hold (IOSHAPE_STAGING_BYTES): 16 MiB or
+	 * more. Default: a quarter of the memory, divided by the ranks of this host, but at least
+	 * 64 MiB.
+	 */
+	uint64_t staging_bytes;
+	ioshape_log_fn log; /**< function that receives log lines; NULL for no log */
+	void *log_user;     /**< passed to `log`; borrowed until the context is freed */
+	/**
+	 * Address of the coordinator, which decides which saves may write now
+	 * (IOSHAPE_COORDINATOR). docs/slots.md describes how it decides. Default: "local".
+	 *
+	 *     "local"            the processes of this host, without a server.
+	 *     "local:/folder"    the processes that share this folder, such as several containers.
+	 *     "redis://[user[:password]@]host[:port][/db]"
+	 *                        a Redis or Valkey; several hosts of a cluster, separated by
+	 * commas. "rediss://..."     a Redis or Valkey, with TLS. "unix:///path/of/socket[?db=N]"
+	 *                        a Redis or Valkey, through a socket of this host.
+	 *     "sentinel://[user[:password]@]host[:port],.../service[/db]"
+	 *                        the Redis master that these sentinels name.
+	 *     "open"             no coordination: all processes write at once.
 	 */
 	const char *coordinator;
-	/** IOSHAPE_PASSWORD_FILE: its first line is the coordinator's password, if the address has
-	 * none. Without a file the variable IOSHAPE_PASSWORD has the password. The file is read
-	 * before each connection. While it cannot be read, the coordinator counts as unreachable.
+	/**
+	 * File whose first line is the coordinator's password, if the address has none
+	 * (IOSHAPE_PASSWORD_FILE). The library reads it before each connection. While it cannot be
+	 * read, the coordinator counts as unreachable. If there is no file, the variable
+	 * IOSHAPE_PASSWORD has the password.
 	 */
 	const char *password_file;
-	const char *pool; /**< IOSHAPE_POOL: all saves use this one, whatever their filesystem */
-	const char *job;  /**< IOSHAPE_JOB: its name; the default is the launcher's */
-	uint32_t share; /**< IOSHAPE_SHARE: of the pool for this job, against others; 1 to 1000; 100
-			 */
-	/** IOSHAPE_SLOTS: writers at a time, if the operator has set nothing; see docs/slots.md */
+	/** Pool of all saves (IOSHAPE_POOL): letters, digits and ._:@+/- only. Default: one pool
+	 * for each filesystem, named after it. */
+	const char *pool;
+	const char *job; /**< name of the job (IOSHAPE_JOB); default: the launcher's */
+	/** Weight of this job in the pool against other jobs, with a Redis (IOSHAPE_SHARE): 1 to
+	 * 1000. Default: 100. */
+	uint32_t share;
+	/** Number of writers at a time, if the operator has set none (IOSHAPE_SLOTS): 1 to 65536.
+	 * Default: by the filesystem, otherwise 2. */
 	uint32_t slots;
-	enum ioshape_unreachable unreachable; /**< IOSHAPE_UNREACHABLE */
-	uint64_t rate; /**< IOSHAPE_RATE: bytes per second of all ranks of the job; 0: any */
+	/** what a save does while the coordinator is unreachable (IOSHAPE_UNREACHABLE) */
+	enum ioshape_unreachable unreachable;
+	/** Bandwidth limit in bytes per second for all ranks of the job together (IOSHAPE_RATE).
+	 * Default: no limit. */
+	uint64_t rate;
 	/**
-	 * IOSHAPE_LAYOUT: how new files shall lie on the targets of a striped filesystem (Lustre,
-	 * BeeGFS); elsewhere it is ignored. See docs/filesystems.md.
-	 *   "auto"       by size, where the directory's own layout would be narrower; the default
-	 *   "directory"  as the directory says
-	 *   "stripe_count=8,stripe_size=4M,pool=flash"  any of the three; stripe_count may be "all"
-	 *   "to=100M,stripe_count=1; to=10G,stripe_count=8; stripe_count=32"  progressive
+	 * Layout of new files on the targets of a striped filesystem, Lustre or BeeGFS
+	 * (IOSHAPE_LAYOUT). Other filesystems ignore it. docs/layouts.md has the details. Default:
+	 * "auto".
+	 *
+	 *     "auto"       by the file's size, if the layout of the directory would be narrower.
+	 *     "directory"  the layout of the directory.
+	 *     "stripe_count=8,stripe_size=4M,pool=flash"
+	 *                  any of these three; stripe_count may be "all".
+	 *     "to=100M,stripe_count=1; to=10G,stripe_count=8; stripe_count=32"
+	 *                  a progressive layout.
 	 */
 	const char *layout;
-	enum ioshape_full full;           /**< IOSHAPE_FULL */
-	enum ioshape_unchanged unchanged; /**< IOSHAPE_UNCHANGED; see docs/api.md */
+	enum ioshape_full full; /**< what a save that does not fit does (IOSHAPE_FULL) */
+	/** what a save of unchanged tensors does (IOSHAPE_UNCHANGED) */
+	enum ioshape_unchanged unchanged;
 };
 
+/** Initializes a struct ioshape_context_options with all defaults. */
 #define IOSHAPE_CONTEXT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_context_options)
 
 /**
  * Opens a context.
  *
- * It creates no file, starts no thread and connects to nothing. An environment variable with a
- * value that cannot be understood fails the call; the error names it.
+ * The call creates no file, starts no thread and makes no connection.
  *
- * @param out      receives the context, to be freed with ioshape_context_free(), or NULL
- * @param options  NULL for all defaults
- * @return 0 or a negative code
+ * @param out      receives the context, to be freed with ioshape_context_free(); NULL if the call
+ *                 fails
+ * @param options  settings of the context; NULL for all defaults
+ * @return 0; -EINVAL if an option or an environment variable has an invalid value, which the error
+ *         names; -ENOMEM
  */
 int ioshape_context_open(struct ioshape_context **out,
 			 const struct ioshape_context_options *options);
 
 /**
- * Frees a context and what it keeps. It must be the last call on it.
+ * Frees a context and everything that it caches.
  *
- * Handles made from it (writers, readers, files, slots, groups, generations) must have been freed
- * before. A save still in the background is aborted and waited for, leaving no temporary file; its
- * handle stays valid for ioshape_save_free() only.
+ * This must be the last call on the context. Free all readers, files, slots, groups, tiers and
+ * generations of the context before. Saves that are still in the background are aborted and leave
+ * no temporary file. The call waits for their end. Their handles stay valid for ioshape_save_free()
+ * only. In a forked child the call does nothing.
  *
- * @param context  the context; NULL is fine
+ * @param context  the context; NULL is allowed
  */
 void ioshape_context_free(struct ioshape_context *context);
 
 /**
- * Frees memory that a call gave out and that is no handle: steps, names of pools, what a probe
- * found.
+ * Frees memory that the library allocated for the caller and that is not a handle.
  *
- * @param memory  what the call gave; NULL is fine
+ * Such memory comes from ioshape_generation_list(), ioshape_tier_place(), ioshape_tier_find() and
+ * ioshape_tier_list(). Any thread may call this function.
+ *
+ * @param memory  the memory; NULL is allowed
  */
 void ioshape_free(void *memory);
 
 /**
- * Tells the version of the library in use, as opposed to that of the headers (IOSHAPE_VERSION).
+ * Returns the version of the library in use. IOSHAPE_VERSION is the version of the headers.
  *
- * @return a string MAJOR.MINOR.PATCH, never NULL
+ * Any thread may call this function.
+ *
+ * @return constant string MAJOR.MINOR.PATCH, never NULL, not to be freed
  */
 const char *ioshape_version(void);
 
 /* ---- Saving tensors -------------------------------------------------------------------------- */
 /*
- * Named tensors become one durable file that torch.load() opens as a dict of
- * tensors (also with weights_only=True and mmap=True).
+ * Named tensors become one durable file that torch.load() opens as a dict of tensors, also with
+ * weights_only=True and mmap=True.
  *
- * A save is atomic. Until the new file is complete and on stable storage, readers see what was at
- * the path before; from then on they see the new file. A save that fails or is killed leaves the
- * old file as it was. (Pipes and devices cannot be replaced: they are written straight.)
+ * A save is atomic. Readers see the old file until the new file is complete and on stable storage.
+ * From then on they see the new file. A save that fails or is killed leaves the old file as it was.
+ * Pipes and devices cannot be replaced: the library writes to them directly.
  */
 
-/** Types of elements. The values are part of the file format: they never change. */
+/** Types of tensor elements. The values are part of the file format and never change. */
 enum ioshape_dtype {
-	IOSHAPE_UINT8 = 1,
-	IOSHAPE_INT8 = 2,
-	IOSHAPE_INT16 = 3,
-	IOSHAPE_INT32 = 4,
-	IOSHAPE_INT64 = 5,
-	IOSHAPE_FLOAT16 = 6,
-	IOSHAPE_FLOAT32 = 7,
-	IOSHAPE_FLOAT64 = 8,
-	IOSHAPE_COMPLEX32 = 9, /**< two float16: real, imaginary */
-	IOSHAPE_COMPLEX64 = 10,
-	IOSHAPE_COMPLEX128 = 11,
-	IOSHAPE_BOOL = 12, /**< one byte, 0 or 1 */
-	IOSHAPE_BFLOAT16 = 13,
-	IOSHAPE_UINT16 = 14,
-	IOSHAPE_UINT32 = 15,
-	IOSHAPE_UINT64 = 16,
-	IOSHAPE_FLOAT8_E4M3FN = 17,
-	IOSHAPE_FLOAT8_E5M2 = 18,
+	IOSHAPE_UINT8 = 1,          /**< unsigned integer, 1 byte */
+	IOSHAPE_INT8 = 2,           /**< signed integer, 1 byte */
+	IOSHAPE_INT16 = 3,          /**< signed integer, 2 bytes */
+	IOSHAPE_INT32 = 4,          /**< signed integer, 4 bytes */
+	IOSHAPE_INT64 = 5,          /**< signed integer, 8 bytes */
+	IOSHAPE_FLOAT16 = 6,        /**< IEEE 754 half precision, 2 bytes */
+	IOSHAPE_FLOAT32 = 7,        /**< IEEE 754 single precision, 4 bytes */
+	IOSHAPE_FLOAT64 = 8,        /**< IEEE 754 double precision, 8 bytes */
+	IOSHAPE_COMPLEX32 = 9,      /**< two float16: real and imaginary part */
+	IOSHAPE_COMPLEX64 = 10,     /**< two float32: real and imaginary part */
+	IOSHAPE_COMPLEX128 = 11,    /**< two float64: real and imaginary part */
+	IOSHAPE_BOOL = 12,          /**< one byte, 0 or 1 */
+	IOSHAPE_BFLOAT16 = 13,      /**< bfloat16, 2 bytes */
+	IOSHAPE_UINT16 = 14,        /**< unsigned integer, 2 bytes */
+	IOSHAPE_UINT32 = 15,        /**< unsigned integer, 4 bytes */
+	IOSHAPE_UINT64 = 16,        /**< unsigned integer, 8 bytes */
+	IOSHAPE_FLOAT8_E4M3FN = 17, /**< 1 byte: 4 bits of exponent, 3 of mantissa, no infinities */
+	IOSHAPE_FLOAT8_E5M2 = 18,   /**< 1 byte: 5 bits of exponent, 2 of mantissa */
+	/** 1 byte, as FLOAT8_E4M3FN with another bias and no negative zero */
 	IOSHAPE_FLOAT8_E4M3FNUZ = 19,
+	/** 1 byte, as FLOAT8_E5M2 with another bias and no negative zero */
 	IOSHAPE_FLOAT8_E5M2FNUZ = 20,
-	IOSHAPE_FLOAT8_E8M0FNU = 21,
-	/** One byte holds two values; shapes count bytes, as in torch. */
+	IOSHAPE_FLOAT8_E8M0FNU = 21, /**< 1 byte: an exponent of 8 bits only */
+	/** two values of 4 bits in one byte; shapes count bytes, as in torch */
 	IOSHAPE_FLOAT4_E2M1FN_X2 = 22
 };
 
 /**
- * Tells the size of an element.
+ * Returns the size of an element in bytes.
+ *
+ * Any thread may call this function.
  *
  * @param dtype  type of the element
- * @return its bytes; 0 for a value that is not a dtype
+ * @return size in bytes; 0 if the value is not a member of enum ioshape_dtype
  */
 size_t ioshape_dtype_bytes(enum ioshape_dtype dtype);
 
-/* Limits. Above them calls answer IOSHAPE_E_LIMIT. */
-#define IOSHAPE_MAX_TENSORS 4194304u /* tensors in a file */
-#define IOSHAPE_MAX_NAME_BYTES 4096u /* bytes of a tensor's, record's or attribute's name */
-#define IOSHAPE_MAX_DIMS 64u         /* dimensions of a tensor, as in torch */
-#define IOSHAPE_MAX_ATTRIBUTES 4096u /* string attributes of a file */
-#define IOSHAPE_MAX_METADATA_BYTES (16u << 20) /* user blob and attributes together */
+/** Largest number of tensors in a file. Calls that exceed it fail with IOSHAPE_E_LIMIT. */
+#define IOSHAPE_MAX_TENSORS 4194304u
+/** Longest name in bytes of a tensor, record or attribute. Calls that exceed it fail with
+ * IOSHAPE_E_LIMIT. */
+#define IOSHAPE_MAX_NAME_BYTES 4096u
+/** Largest number of dimensions of a tensor, as in torch. Calls that exceed it fail with
+ * IOSHAPE_E_LIMIT. */
+#define IOSHAPE_MAX_DIMS 64u
+/** Largest number of string attributes of a file. Calls that exceed it fail with IOSHAPE_E_LIMIT.
+ */
+#define IOSHAPE_MAX_ATTRIBUTES 4096u
+/** Largest size in bytes of the user blob and all attributes of a file together. Calls that exceed
+ * it fail with IOSHAPE_E_LIMIT. */
+#define IOSHAPE_MAX_METADATA_BYTES (16u << 20)
 
-/** A tensor in the caller's memory. Each call says for how long that is borrowed. */
+/** A tensor in the caller's memory. The call that takes it says how long it borrows that memory. */
 struct ioshape_tensor {
-	const char *name; /**< UTF-8, unique in the file, not empty */
-	enum ioshape_dtype dtype;
-	uint32_t dims;        /**< 0 is a scalar */
-	const int64_t *shape; /**< `dims` lengths, each >= 0 */
+	const char *name;         /**< UTF-8, not empty, unique in the file */
+	enum ioshape_dtype dtype; /**< type of the elements */
+	uint32_t dims;            /**< number of dimensions; 0 for a scalar */
+	const int64_t *shape;     /**< `dims` lengths, none negative */
 	/**
-	 * `dims` distances between neighbours, in elements, each >= 0; NULL for a contiguous
-	 * (row-major) tensor. Where the strides permute dense memory (a transposed matrix,
-	 * channels_last) the file keeps them; otherwise the elements are packed row-major.
+	 * `dims` distances between neighbours, in elements, none negative. NULL for a contiguous
+	 * (row-major) tensor. If the strides permute dense memory (a transposed matrix,
+	 * channels_last), the file keeps them. Otherwise the file holds the elements packed in
+	 * row-major order.
 	 */
 	const int64_t *strides;
-	const void *data; /**< may be NULL if there are no elements */
+	const void *data; /**< first element; may be NULL if there are no elements */
 };
 
-/** A string that travels with a file. */
+/** A pair of strings that is stored in a file. */
 struct ioshape_attribute {
-	const char *name; /**< UTF-8, not empty, unique among the attributes */
-	const char *value;
+	const char *name;  /**< UTF-8, not empty, unique among the attributes */
+	const char *value; /**< UTF-8, not NULL */
 };
 
-/** What travels with a file besides tensors or records. torch does not show it. */
+/** User data in a file beside its tensors or records. torch does not show it. All members but
+ * `size` are optional. */
 struct ioshape_metadata {
-	size_t size;      /**< sizeof(struct ioshape_metadata) */
-	int64_t step;     /**< the caller's counter; 0 if not given */
-	const void *blob; /**< a few bytes of the caller's own */
-	size_t blob_bytes;
-	const struct ioshape_attribute *attributes;
-	size_t attribute_count;
+	size_t size;       /**< sizeof(struct ioshape_metadata) */
+	int64_t step;      /**< training step, or another counter of the caller; 0 if not given */
+	const void *blob;  /**< `blob_bytes` bytes of the caller */
+	size_t blob_bytes; /**< size of `blob` */
+	const struct ioshape_attribute *attributes; /**< `attribute_count` attributes */
+	size_t attribute_count;                     /**< number of attributes */
 };
 
+/** Initializes a struct ioshape_metadata without any data. */
 #define IOSHAPE_METADATA_INIT IOSHAPE_SIZED(ioshape_metadata)
 
-/** Where a request for a slot stands in the queue. */
+/** Position of a request in the queue for a slot. */
 struct ioshape_place {
-	size_t size;       /**< sizeof(struct ioshape_place) */
-	uint32_t position; /**< requests that are ahead of it in the queue: at 0 it is the next */
-	uint32_t capacity; /**< slots of the pool; 0 if it is not known */
-	double waited_s;
-	char ahead[128];      /**< who goes before it, or holds a slot: "job 4711, rank 7 on n03" */
-	char pool[128];       /**< "" if there is no coordination */
-	char coordinator[16]; /**< "redis", "local"; "unreachable" while there is no answer */
+	size_t size; /**< sizeof(struct ioshape_place) */
+	/** number of requests ahead in the queue; 0 if this request is the next */
+	uint32_t position;
+	uint32_t capacity; /**< number of slots of the pool; 0 if unknown */
+	double waited_s;   /**< seconds that the request has waited so far */
+	char ahead[128];   /**< request ahead, or holder of a slot: "job 4711, rank 7 on n03" */
+	char pool[128];    /**< name of the pool; "" without coordination */
+	/** "redis" or "local"; "unreachable" while the coordinator does not answer */
+	char coordinator[16];
 };
 
+/** Initializes a struct ioshape_place. */
 #define IOSHAPE_PLACE_INIT IOSHAPE_SIZED(ioshape_place)
 
 /**
- * Told about ten times a second while a request waits, in the thread that waits.
+ * Receives the position of a request while it waits for a slot.
  *
- * Anything but 0 gives up: acquiring then fails with -ECANCELED. The function must not call the
- * library.
+ * The library calls this function about ten times a second, in the thread that waits. The function
+ * must not call the library.
+ *
+ * @param user   pointer that the caller gave together with the function
+ * @param place  position in the queue. It is valid only during the call
+ * @return 0 to wait on. Another value gives up, and the request then fails with -ECANCELED
  */
 typedef int (*ioshape_queue_fn)(void *user, const struct ioshape_place *place);
 
-/** What a call is doing. */
+/** Phase of a save, a load or a verification. */
 enum ioshape_phase {
-	/** Copying tensors away (asynchronous saves, in the caller's thread). */
+	/** copying the tensors into staging memory, in the caller's thread; background saves only
+	 */
 	IOSHAPE_PHASE_STAGE = 1,
-	IOSHAPE_PHASE_WAIT = 2, /**< for a slot: other writers come first; see slots.h */
-	IOSHAPE_PHASE_PLAN = 3, /**< the file has been created, its space is not reserved yet */
-	IOSHAPE_PHASE_WRITE = 4,
+	/** waiting for a slot, while other writers come first; see ioshape/slots.h */
+	IOSHAPE_PHASE_WAIT = 2,
+	IOSHAPE_PHASE_PLAN = 3,   /**< the file exists, and its space is about to be reserved */
+	IOSHAPE_PHASE_WRITE = 4,  /**< writing */
 	IOSHAPE_PHASE_SYNC = 5,   /**< waiting for stable storage */
-	IOSHAPE_PHASE_COMMIT = 6, /**< the new file takes the place of the old */
+	IOSHAPE_PHASE_COMMIT = 6, /**< renaming the new file over the old one */
 	IOSHAPE_PHASE_READ = 7,   /**< loading or verifying */
-	IOSHAPE_PHASE_DONE = 8
+	IOSHAPE_PHASE_DONE = 8    /**< the operation has ended */
 };
 
 /**
- * Told when a phase begins, about every block in it, and ten times a second in a wait for a slot.
+ * Receives the progress of an operation.
  *
- * done_bytes is never more than total_bytes. A total of 0 is unknown: a writer that was not told
- * what to expect. The function is called from whichever thread does the work; a background save
- * larger than the staging memory is staged and written at the same time, and calls from two threads
- * at once. Anything but 0 stops the operation, which then fails with -ECANCELED; in the phases
- * COMMIT and DONE it is too late, and the value is ignored. The function must not call back into
- * the library with the same handle.
+ * The library calls this function when a phase begins, about once for each block, and ten times a
+ * second while the operation waits for a slot. The thread that does the work calls it. A background
+ * save that is larger than the staging memory stages and writes at the same time. It may then call
+ * the function from two threads at once. The function must not call the library with the same
+ * handle.
+ *
+ * @param user         pointer. It was given together with the function
+ * @param phase        current phase
+ * @param done_bytes   bytes done in this phase. They are never more than `total_bytes` if that is
+ * known
+ * @param total_bytes  bytes of the whole operation; 0 if unknown, as for a file without
+ *                     `expected_bytes`
+ * @return 0 to continue; another value to stop the operation, which then fails with -ECANCELED. In
+ *         IOSHAPE_PHASE_COMMIT and IOSHAPE_PHASE_DONE the library ignores the value, because it is
+ *         too late to stop.
  */
 typedef int (*ioshape_progress_fn)(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 				   uint64_t total_bytes);
 
-/** The steps down that a report can hold; further ones are counted, not told. */
+/** Number of downgrades that a report holds. Further ones are counted in `fallbacks` only. */
 #define IOSHAPE_REPORT_STEPS 6
 
-/** What was not as preferred. Codes stay; sentences may be worded otherwise in any version. */
+/** Reasons for which a save was not done as preferred (downgrades). The codes are stable. The
+ * sentences may change in any version. */
 enum ioshape_step_code {
 	IOSHAPE_STEP_ENGINE = 1, /**< another engine than the preferred one */
 	IOSHAPE_STEP_DIRECT = 2, /**< through the page cache: the filesystem refuses direct I/O */
 	IOSHAPE_STEP_PREALLOCATE = 3, /**< no space was reserved beforehand */
-	IOSHAPE_STEP_LAYOUT = 4,      /**< other stripes than those that were asked for */
+	IOSHAPE_STEP_LAYOUT = 4,      /**< other stripes than the requested ones */
 	IOSHAPE_STEP_LOCK = 5,        /**< the temporary file is not locked */
 	IOSHAPE_STEP_OWNER = 6,       /**< owner, mode or ACL of the replaced file were not kept */
 	IOSHAPE_STEP_SYNC = 7,        /**< the directory was not synced */
-	/** written without a slot, or after it was lost; or without the share that was set */
+	/** written without a slot, or after the slot was lost, or without the requested share */
 	IOSHAPE_STEP_SLOT = 9,
-	IOSHAPE_STEP_SKIPPED = 10,   /**< not saved: there is not enough free space */
-	IOSHAPE_STEP_OVERTAKEN = 12, /**< a later save with a deadline took its place */
-	IOSHAPE_STEP_CHECKSUMS = 13, /**< checksums that were asked for are not beside the file */
-	IOSHAPE_STEP_TIER = 14,      /**< saved directly, though the group has a tier */
-	/** On the tiers of a group's nodes, which could not protect each other. */
+	IOSHAPE_STEP_SKIPPED = 10,   /**< not saved: the free space is too small */
+	IOSHAPE_STEP_OVERTAKEN = 12, /**< a later save with a deadline replaced the file first */
+	IOSHAPE_STEP_CHECKSUMS = 13, /**< the requested checksums are not beside the file */
+	IOSHAPE_STEP_TIER = 14,      /**< saved directly, although the group has a tier */
+	/** the nodes of a group could not protect each other's tiers with parity */
 	IOSHAPE_STEP_PARITY = 15
 };
 
-/** One of them. */
+/** A downgrade: one respect in which a save was not done as preferred. */
 struct ioshape_step {
-	enum ioshape_step_code code;
-	char sentence[252]; /**< for people: what, and why */
+	enum ioshape_step_code code; /**< reason */
+	char sentence[252];          /**< what happened and why, for people */
 };
 
 /**
- * What a save did.
+ * Result of a save: timing breakdown, layout and downgrades.
  *
- * Times are seconds of the clock on the wall. Strings are part of the struct: nothing to free. A
- * save that failed fills in as far as it came. ioshape_report_text() tells it to people.
+ * Times are elapsed (wall clock) seconds. The report of a failed save covers the phases that it
+ * reached. Strings are part of the struct, so there is nothing to free. ioshape_report_text()
+ * writes the report as one line for people.
  */
 struct ioshape_report {
-	size_t size; /**< sizeof(struct ioshape_report): set before the call */
+	size_t size; /**< sizeof(struct ioshape_report); set before the call */
+	/** size of the file; in a group, this rank's part or, if the rank writes for others, their
+	 * file */
 	uint64_t file_bytes;
-	double started_s; /**< when the save began, in seconds since 1970 */
-	double total_s;
-	double stage_s;  /**< copying into staging memory, waiting for room in it included */
-	double slot_s;   /**< waiting for a slot */
-	double plan_s;   /**< creating the file */
-	double write_s;  /**< writing; paced_s is part of it */
-	double paced_s;  /**< waiting for bandwidth, where the operator or `rate` limits it */
-	double sync_s;   /**< waiting until all bytes are on stable storage */
-	double commit_s; /**< waiting for earlier saves to the same file included */
-	double group_s;  /**< in a group: waiting for other ranks */
-	/** How long before its deadline the save ended; below 0: it was too late; 0: it had none.
-	 */
+	double started_s; /**< start of the save, in seconds since 1970 */
+	double total_s;   /**< whole save */
+	/** copying into staging memory, including the wait for free staging memory */
+	double stage_s;
+	double slot_s;  /**< waiting for a slot */
+	double plan_s;  /**< planning and creating the file */
+	double write_s; /**< writing, including `paced_s` */
+	double paced_s; /**< waiting for bandwidth, if the operator or `rate` limits it */
+	double sync_s;  /**< waiting until all bytes are on stable storage */
+	/** putting the file in place, including the wait for earlier saves to the path */
+	double commit_s;
+	double group_s; /**< waiting for other ranks of the group */
+	/** Time between the end of the save and its deadline. Negative if the save was late; 0 if
+	 * it had no deadline. */
 	double deadline_left_s;
-	uint32_t fallbacks; /**< how often something was not as preferred */
-	/** What, in the order in which it came: the first `fallbacks` of them, if there is room. */
+	uint32_t fallbacks; /**< number of downgrades, including those that `steps` cannot hold */
+	/** The downgrades in the order in which they happened: as many of `fallbacks` as fit. */
 	struct ioshape_step steps[IOSHAPE_REPORT_STEPS];
-	char engine[16]; /**< "uring", "uring-async", "threads", "buffered" */
-	uint32_t direct; /**< 1 if blocks went past the page cache, up to the last one */
-	/** 1: all large tensors or records are as in the save before it in its series. What was
-	 * saved may be stale. */
+	char engine[16]; /**< engine: "uring", "uring-async", "threads" or "buffered" */
+	uint32_t direct; /**< 1 if all blocks but possibly the last bypassed the page cache */
+	/** 1 if all large tensors or records are byte for byte those of an earlier save or load
+	 * whose path differs in numbers at most. The program may then save a stale copy. */
 	uint32_t unchanged;
-	char filesystem[32];  /**< "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
-	char stripes[96];     /**< the file's layout in words; "" if not striped */
-	char coordinator[16]; /**< "redis", "local", "open"; "stagger", "deadline": without one */
-	char ahead[128];      /**< who was before it in the queue; "" if nobody */
-	char mode[16]; /**< "single": one process, one file; or a group's: "each", "node", "rank0"
-			*/
-	/* Of a group's save only. */
-	char why[160];             /**< why the mode is what it is */
-	uint64_t generation_bytes; /**< of all files; 0 if it failed */
-	/** Of all ranks' parts: not written, because another rank's part is equal. */
+	char filesystem[32]; /**< filesystem: "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
+	char stripes[96];    /**< layout of the file, for people; "" if it is not striped */
+	/** coordinator: "redis", "local" or "open"; "stagger" or "deadline" if the save wrote
+	 * without a slot */
+	char coordinator[16];
+	char ahead[128]; /**< request that was ahead in the queue; "" if there was none */
+	/** "single": one process, one file. In a group: "each", "node" or "rank0". */
+	char mode[16];
+	/* The following members are set by saves of a group only. */
+	char why[160];             /**< reason for the mode */
+	uint64_t generation_bytes; /**< size of all files of the checkpoint; 0 if the save failed */
+	/** bytes that the ranks together did not write, because another rank saved an equal part */
 	uint64_t repeated_bytes;
 };
 
+/** Initializes a struct ioshape_report. */
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)
 
-/** What becomes of the checksums of a file. */
+/** Whether a file gets checksums beside it. */
 enum ioshape_keep_checksums {
-	IOSHAPE_CHECKSUMS_NONE = 0,  /**< none are computed */
-	IOSHAPE_CHECKSUMS_BESIDE = 1 /**< in a file beside it, `NAME.ioshape-sums` */
+	IOSHAPE_CHECKSUMS_NONE = 0, /**< compute no checksums */
+	/** write one CRC-32 for each MiB to `NAME.ioshape-sums` beside the file */
+	IOSHAPE_CHECKSUMS_BESIDE = 1
 };
 
-/** In which format tensors are saved. */
+/** File format of saved tensors. */
 enum ioshape_format {
-	/** A zip that torch.load() opens as a dict of tensors. */
+	/** zip that torch.load() opens as a dict of tensors */
 	IOSHAPE_FORMAT_TORCH = 0,
 	/**
-	 * The safetensors file that the original library makes of the same tensors, to the byte:
-	 * large elements before small ones, then by name. Tensors with strides are packed
-	 * row-major. The attributes of options->metadata become the file's "__metadata__", in their
-	 * order; without options->metadata there is none. The file holds no checksums:
-	 * options->checksums puts them beside it.
+	 * safetensors file, byte for byte as the safetensors library writes it: large elements
+	 * before small ones, then by name. Tensors with strides are packed in row-major order. The
+	 * attributes of options->metadata become the file's "__metadata__", in their order. Without
+	 * options->metadata the file has none. The file holds no checksums; options->checksums
+	 * writes them beside it.
 	 *
-	 * Refused with -EINVAL: the dtypes IOSHAPE_COMPLEX32 and IOSHAPE_COMPLEX128, which the
-	 * format does not have; a tensor called "__metadata__"; metadata with a step or a blob.
-	 * IOSHAPE_E_LIMIT: the header would have more than 32 MiB, the most that the Python package
-	 * reads.
+	 * The save fails with -EINVAL for the dtypes IOSHAPE_COMPLEX32 and IOSHAPE_COMPLEX128,
+	 * which the format lacks. It also fails with -EINVAL for a tensor called "__metadata__",
+	 * and for metadata with a step or a blob. It fails with IOSHAPE_E_LIMIT if the header would
+	 * exceed 32 MiB, the most that the Python package reads.
 	 */
 	IOSHAPE_FORMAT_SAFETENSORS = 1
 };
 
-/** How tensors or records are saved. */
+/** Options of a save of tensors or records. */
 struct ioshape_save_options {
-	size_t size;                             /**< sizeof(struct ioshape_save_options) */
-	const struct ioshape_metadata *metadata; /**< borrowed during the call; NULL for none */
-	ioshape_progress_fn progress;            /**< NULL for none */
-	void *progress_user;                     /**< borrowed until the save has ended */
+	size_t size; /**< sizeof(struct ioshape_save_options) */
+	/** user data for the file; borrowed during the call; NULL for none */
+	const struct ioshape_metadata *metadata;
+	ioshape_progress_fn progress; /**< receives the progress; NULL for none */
+	void *progress_user; /**< passed to `progress`; borrowed until the save has ended */
 	/**
-	 * Filled when the call returns, also when it failed. A save in the background has
-	 * ioshape_save_get_report() instead: there, this is -EINVAL.
+	 * Filled when the call returns, also if the save failed. report->size must be set. Must be
+	 * NULL for a background save, which fails with -EINVAL otherwise: call
+	 * ioshape_save_get_report() instead.
 	 */
 	struct ioshape_report *report;
-	/** Off: fail with -EEXIST if the path exists when the file is committed. */
+	/** IOSHAPE_OFF: fail with -EEXIST if the path exists when the file is committed. Default:
+	 * replace it. */
 	enum ioshape_switch replace;
-	/** Off: return without waiting for stable storage. Still atomic for readers. */
+	/** IOSHAPE_OFF: do not wait for stable storage. The save is still atomic for readers.
+	 * Default: wait. */
 	enum ioshape_switch sync;
 	/**
-	 * 1, background saves only: nothing is copied; what is passed must stay valid and unchanged
-	 * until the save has ended. That is the memory the bytes lie in (`data`, `fetch_user`):
-	 * names, shapes, strides and metadata are copied all the same. Blocking saves borrow
-	 * anyway, and ignore it.
+	 * 1: the background save copies nothing. The memory of `data` and `fetch_user` must stay
+	 * valid and unchanged until the save has ended. Names, shapes, strides and metadata are
+	 * copied anyway. Blocking saves always borrow and ignore this member.
 	 */
 	uint32_t borrow;
-	ioshape_queue_fn queue; /**< told while the save waits for a slot; NULL for none */
-	void *queue_user;       /**< borrowed until the save has ended */
+	/** receives the position in the queue while the save waits for a slot; NULL for none */
+	ioshape_queue_fn queue;
+	void *queue_user; /**< passed to `queue`; borrowed until the save has ended */
 	/**
-	 * ms from the call on by which the file must be in place, because the process will end; 0:
-	 * none; below 0: they are over. Such a save goes before others, as
-	 * ioshape_slot_options.deadline_ms says, and leaves out what takes time: tidying, removing
-	 * old generations. It goes on when the time is over: the report says whether it was in
-	 * time.
+	 * Time from the call on by which the file must be in place, because the process will end.
+	 * 0: no deadline. Negative: the deadline has passed already. A save with a deadline goes
+	 * ahead of saves without one, as struct ioshape_slot_options describes. It skips cleaning
+	 * up and the removal of old checkpoints. After the deadline it goes on, and the report says
+	 * whether it was in time.
 	 */
 	int64_t deadline_ms;
 	/**
-	 * IOSHAPE_CHECKSUMS_BESIDE, for safetensors files, which hold none: as in struct
-	 * ioshape_file_options. Anything else is -EINVAL; torch zips have checksums in the file.
+	 * IOSHAPE_CHECKSUMS_BESIDE writes one CRC-32 for each MiB to `NAME.ioshape-sums`. It is for
+	 * safetensors files, which hold no checksums, and fails with -EINVAL for others. The
+	 * checksums follow the file and are as durable as it is. If writing them fails, the save
+	 * succeeds and reports IOSHAPE_STEP_CHECKSUMS.
 	 */
 	enum ioshape_keep_checksums checksums;
-	enum ioshape_format format; /**< of the file; a group's is IOSHAPE_FORMAT_TORCH */
+	/** Format of the file. Saves of records and of groups support IOSHAPE_FORMAT_TORCH only. */
+	enum ioshape_format format;
 };
 
+/** Initializes a struct ioshape_save_options with all defaults. */
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
 
-/** A save in the background. */
+/** A background save, in progress or ended. */
 struct ioshape_save;
 
 /**
  * Saves tensors to a file.
  *
- * With `out` NULL the call returns when the tensors are on stable storage and the file is in place.
- * Everything passed is borrowed until then.
+ * If `out` is NULL, the call returns when the tensors are on stable storage and the file is in
+ * place. It borrows everything that is passed until then.
  *
- * With `out` the save goes on in the background, on a thread of the library. The call returns as
- * soon as the tensors are copied into staging memory: from then on everything passed may be changed
- * or freed, except options->progress_user and options->queue_user. With options->borrow nothing is
- * copied, and the call returns at once. While earlier saves hold the staging memory, the call waits
- * for them. A checkpoint that is larger than all staging memory passes through it in pieces; the
- * call returns when the last is staged.
+ * With `out` the save goes on in the background, on a thread of the library. The call returns when
+ * the tensors are copied into staging memory. From then on the caller may change or free everything
+ * that was passed, except options->progress_user and options->queue_user. With options->borrow the
+ * call copies no tensor and returns at once. While earlier saves hold the staging memory, the call
+ * waits for it. A checkpoint that is larger than the staging memory passes through it in pieces.
+ * The call then returns when the last piece is staged.
  *
- * Saves to one file take their places in the order of the calls. One with a deadline waits for none
- * before it; those then end well, as if it had replaced them at once. A relative path means what it
- * means at the call. Any thread may call this.
+ * Saves of a context to one path are put in place in the order of the calls. A save with a deadline
+ * does not wait for earlier saves. Those then succeed without a file, as if the later save had
+ * replaced it at once. A relative path is resolved during the call. Any thread may call this
+ * function.
  *
- * If a save fails, what was at `path` is untouched and no temporary file is left, with one
- * exception: if only the last step fails, which brings the directory to stable storage, the new
- * file is in place and the error says so.
+ * If the save fails, the old file is unchanged and no temporary file is left. There is one
+ * exception: if only the sync of the directory fails, at the very end, the new file is in place and
+ * the error says so.
  *
- * @param context  an open context
- * @param path     the file to make or to replace
- * @param tensors  `count` tensors with different names
- * @param count    number of tensors; 0 is fine
- * @param options  NULL for all defaults
- * @param out      NULL to wait; otherwise receives the save, to be freed with ioshape_save_free(),
- *                 or NULL if the call fails
- * @return 0 or a negative code
+ * @param context  context. It must be open
+ * @param path     path of the new file. An existing file is replaced
+ * @param tensors  tensors to save. Their names must differ
+ * @param count    number of tensors; may be 0
+ * @param options  options of the save. NULL for all defaults
+ * @param out      receives the background save, to be freed with ioshape_save_free(). NULL makes
+ *                 the call wait. If the call fails, *out is NULL
+ * @return 0; -EINVAL for an invalid argument; IOSHAPE_E_LIMIT; -ENOSPC, -EDQUOT or
+ *         IOSHAPE_E_SKIPPED for lack of space; -EEXIST; IOSHAPE_E_UNCHANGED; IOSHAPE_E_COORDINATOR;
+ *         -ECANCELED if a callback stopped the save; another negative code. In the background,
+ *         errors after the copy are returned by ioshape_save_wait()
  */
 int ioshape_save_tensors(struct ioshape_context *context, const char *path,
 			 const struct ioshape_tensor *tensors, size_t count,
 			 const struct ioshape_save_options *options, struct ioshape_save **out);
 
 /**
- * Waits until a save has ended.
+ * Waits until a background save has ended.
  *
- * Any thread may call this, any number of times.
+ * Any thread may call this function, any number of times. It does not free the save.
  *
  * @param save        the save
- * @param timeout_ms  how long to wait; negative: as long as it takes
- * @return 0 when the file is durable and in place; -EINPROGRESS if the save is still under way,
- *         and only then; otherwise the code that it failed with
+ * @param timeout_ms  longest wait in ms: 0 returns at once, a negative value waits without a limit
+ * @return 0 if the file is durable and in place; -EINPROGRESS if the save has not ended, and only
+ *         then; -EPERM in a forked child; otherwise the code with which the save failed
  */
 int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
 
 /**
- * Asks a save to stop, and returns at once.
+ * Asks a background save to stop, and returns at once.
  *
- * ioshape_save_wait() then answers -ECANCELED as soon as no I/O is in flight and no temporary file
- * is left, or 0 if the new file was in place already. A save that has ended stays as it is. Any
- * thread may call this.
+ * ioshape_save_wait() returns -ECANCELED once no I/O is in flight and no temporary file is left. It
+ * returns 0 if the new file was already in place. A save that has ended is not affected. Any thread
+ * may call this function.
  *
  * @param save  the save
- * @return 0; -EPERM in a forked child
+ * @return 0; -EINVAL if `save` is NULL; -EPERM in a forked child
  */
 int ioshape_save_cancel(struct ioshape_save *save);
 
-/** What a save in the background is doing. */
+/** State of a background save. */
 struct ioshape_save_status {
-	size_t size; /**< sizeof(struct ioshape_save_status): set before the call */
-	/** IOSHAPE_PHASE_DONE, and only that: the save has ended, well or not. */
+	size_t size; /**< sizeof(struct ioshape_save_status); set before the call */
+	/** Current phase. It is IOSHAPE_PHASE_DONE if and only if the save has ended, successfully
+	 * or not. */
 	enum ioshape_phase phase;
-	uint64_t done_bytes; /**< after the end: as far as it came */
-	uint64_t total_bytes;
+	/** bytes done in the phase; after the end, the bytes that the save reached */
+	uint64_t done_bytes;
+	uint64_t total_bytes; /**< bytes of the whole phase */
 };
 
+/** Initializes a struct ioshape_save_status. */
 #define IOSHAPE_SAVE_STATUS_INIT IOSHAPE_SIZED(ioshape_save_status)
 
 /**
- * Tells what a save is doing.
+ * Returns the state of a background save.
  *
- * Any thread may call this.
+ * Any thread may call this function.
  *
  * @param save    the save
- * @param status  filled; status->size must be set
- * @param place   where the save stands in the queue for a slot, all zeros unless it waits for one;
- *                place->size must be set; NULL if that is of no interest
- * @return 0; -EINVAL; -EPERM in a forked child
+ * @param status  filled. Its size must be set before the call
+ * @param place   filled with the position in the queue for a slot. Its size must be set before the
+ *                call. All other members are zero unless the save waits for a slot. NULL if not
+ *                needed
+ * @return 0; -EINVAL if an argument is NULL or a size is invalid; -EPERM in a forked child
  */
 int ioshape_save_get_status(struct ioshape_save *save, struct ioshape_save_status *status,
 			    struct ioshape_place *place);
 
 /**
- * Tells what a save did.
+ * Returns the report of a background save that has ended.
  *
- * Any thread may call this.
+ * Any thread may call this function.
  *
  * @param save    the save
- * @param report  filled, also if the save failed; report->size must be set
- * @return 0; -EINPROGRESS if the save is still under way; -EINVAL; -EPERM in a forked child
+ * @param report  filled, also if the save failed. Its size must be set before the call
+ * @return 0; -EINPROGRESS if the save has not ended; -EINVAL if an argument is NULL or the size is
+ *         invalid; -EPERM in a forked child
  */
 int ioshape_save_get_report(struct ioshape_save *save, struct ioshape_report *report);
 
 /**
- * Writes a report as one line of text, without a newline: how many bytes, where the time went, how
- * they were written, and each thing that was not as preferred.
+ * Writes a report as one line of text, without a newline.
+ *
+ * The line has the size, the timing breakdown, the way of writing and each downgrade:
  *
  *     2,147,483,648 bytes in 0.612 s, slot 0.020 (behind job 4711, rank 7 on n03; redis),
  *     write 0.560, sync 0.029, uring, direct on ext4
  *
- * The words may change; programs read the fields. Any thread may call this.
+ * The wording may change in any version. Programs should read the members of the report. Any thread
+ * may call this function.
  *
- * @param report  a report that was filled; report->size must be set
- * @param text    receives the text and a NUL, cut off if it does not fit; NULL if room is 0
- * @param room    bytes at text
- * @return the length of the whole text, as snprintf(); 0 if report->size is not that of any version
+ * @param report  a filled report, with its size set
+ * @param text    receives the text and a zero byte, truncated to `room` bytes. NULL if `room` is 0
+ * @param room    size of `text` in bytes
+ * @return length of the whole text, as snprintf() returns it; 0 if report->size is invalid
  */
 size_t ioshape_report_text(const struct ioshape_report *report, char *text, size_t room);
 
 /**
- * Frees a save.
+ * Frees a background save.
  *
- * A save that is still under way is aborted first: the call then waits until no I/O is in flight;
- * no temporary file is left and the previous file stays, unless the new one was already in place.
- * Wait first to keep the save.
+ * A save that has not ended is aborted: the call waits until no I/O is in flight and no temporary
+ * file is left. The old file then stays, unless the new one was already in place. To keep the save,
+ * call ioshape_save_wait() first. In a forked child the call does nothing.
  *
- * @param save  the save; NULL is fine
+ * @param save  the save, which no other thread may use any more; NULL is allowed
  */
 void ioshape_save_free(struct ioshape_save *save);
 
 /* ---- Saving records -------------------------------------------------------------------------- */
-/*
- * Records are the members of a torch zip. Their names are relative to the archive's one folder:
- * "data.pkl", "data/0", "version".
- */
+/* Records are the members of a torch zip. Their names are relative to the archive's only folder:
+ * "data.pkl", "data/0", "version". */
 
 /**
- * Brings bytes [offset, offset + bytes) of a record to `into`.
+ * Copies bytes [offset, offset + bytes) of a record to `into`.
  *
- * Anything but 0 fails the save with that code if it is a negative errno, and with -EIO otherwise.
- * The function must not save with the same context.
+ * The function must not save with the same context, because it could wait for memory that its own
+ * save holds.
+ *
+ * @param user    pointer. The `fetch_user` of the record
+ * @param offset  offset in the record
+ * @param into    receives the bytes
+ * @param bytes   number of bytes. It is at most 16 MiB
+ * @return 0. Another value fails the save, with that value if it is a negative errno and with -EIO
+ *         otherwise
  */
 typedef int (*ioshape_fetch_fn)(void *user, uint64_t offset, void *into, size_t bytes);
 
-/** A record in the caller's memory, or of memory that a function reads. */
+/** A record: bytes in the caller's memory, or bytes that a function delivers. */
 struct ioshape_record {
 	/**
-	 * A relative path without ".", ".." or empty parts, unique in the file. Names under
+	 * Relative path without ".", ".." or empty names, unique in the file. Names under
 	 * ".ioshape/" are reserved for the library. torch needs "data.pkl", as the first record,
 	 * and "version".
 	 */
 	const char *name;
-	const void *data; /**< NULL if there are no bytes, or if `fetch` brings them */
-	uint64_t bytes;
-	/** Where in the file the data may begin: a power of two up to 4096. 0 chooses: 4096 from
-	 * 256 KiB on, 64 below. */
+	/** bytes of the record; NULL if there are none, or if `fetch` delivers them */
+	const void *data;
+	uint64_t bytes; /**< size of the record */
+	/** Alignment of the data in the file: a power of two up to 4096. 0 for the default: 4096
+	 * for records of 256 KiB or more, 64 for others. */
 	uint32_t alignment;
-	/** For memory that the CPU cannot read, such as a GPU's; NULL otherwise. */
+	/** Delivers the bytes from memory that the CPU cannot read, such as that of a GPU. NULL
+	 * otherwise. */
 	ioshape_fetch_fn fetch;
-	void *fetch_user;
+	void *fetch_user; /**< passed to `fetch` */
 };
 
 /**
- * Saves records to a file: for files with a pickle of the caller's own.
+ * Saves records to a file, for files with a pickle of the caller's own.
  *
- * The file holds the records in the order of the array. All names are checked before anything is
- * created. All that ioshape_save_tensors() says holds here, too. options->format must be
- * IOSHAPE_FORMAT_TORCH.
+ * The file holds the records in the order of the array. All records are checked before anything is
+ * created.
  *
- * `fetch` is called in the order of records and offsets, once for each byte; a large record comes
- * in pieces. It is called on the calling thread, which then copies the other records alone, and has
- * brought everything when the call returns. A background save with options->borrow calls it on the
- * saving thread instead, until the save has ended.
+ * If `out` is NULL, the call returns when the records are on stable storage and the file is in
+ * place. Otherwise the save goes on in the background. The call then returns when the records are
+ * copied into staging memory, or at once with options->borrow. Replacement, the order of saves to
+ * one path, threads and failures are as ioshape_save_tensors() describes them.
  *
- * @param context  an open context
- * @param path     the file to make or to replace
- * @param records  `count` records with different names
- * @param count    number of records
- * @param options  NULL for all defaults
- * @param out      NULL to wait; otherwise receives the save, to be freed with ioshape_save_free(),
- *                 or NULL if the call fails
- * @return 0 or a negative code; -EEXIST: two records have one name
+ * `fetch` is called in the order of records and offsets, once for each byte; a large record is
+ * fetched in pieces. The calling thread calls it and copies the other records, too, without helping
+ * threads. When the call returns, `fetch` has been called for everything. A background save with
+ * options->borrow calls `fetch` on the saving thread instead, until the save has ended.
+ *
+ * @param context  context. It must be open
+ * @param path     path of the new file. An existing file is replaced
+ * @param records  records to save. Their names must differ
+ * @param count    number of records; 0 is allowed
+ * @param options  options of the save, with the format IOSHAPE_FORMAT_TORCH. NULL for all defaults
+ * @param out      receives the background save, to be freed with ioshape_save_free(). NULL makes
+ *                 the call wait. If the call fails, *out is NULL
+ * @return 0; -EEXIST if two records have the same name, or if options->replace is off and the path
+ *         exists; -EINVAL for an invalid argument; IOSHAPE_E_LIMIT; -ENOSPC, -EDQUOT or
+ *         IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_UNCHANGED; IOSHAPE_E_COORDINATOR;
+ *         -ECANCELED if a callback stopped the save; another negative code
  */
 int ioshape_save_records(struct ioshape_context *context, const char *path,
 			 const struct ioshape_record *records, size_t count,
@@ -748,230 +904,272 @@ int ioshape_save_records(struct ioshape_context *context, const char *path,
 
 /* ---- Files in other formats ------------------------------------------------------------------ */
 /*
- * Files in somebody else's format (torch's legacy format, ...), written as safely and
- * quickly as checkpoints: bytes go in, front to back, and the file appears whole or not at all.
+ * Files in a format that the library does not know, such as torch's legacy format. The caller
+ * appends bytes. The library writes them as safely and as quickly as a checkpoint, and the file
+ * appears whole or not at all.
  *
- * A file may be used by one thread at a time; different files of one context are written at the
- * same time.
+ * One thread at a time may use a file. Different files of a context may be written at the same
+ * time.
  */
 
 /** A file that is being written. */
 struct ioshape_file;
 
-/** How a file is written. */
+/** Options of a file in another format. */
 struct ioshape_file_options {
 	size_t size; /**< sizeof(struct ioshape_file_options) */
-	/**
-	 * What the file will hold, if known: lets it be preallocated, so that a full disk is
-	 * noticed at once. An estimate is fine; 0 if unknown.
-	 */
+	/** Expected size of the file; 0 if unknown. The library preallocates it, so that a full
+	 * disk is noticed at once. An estimate is sufficient. */
 	uint64_t expected_bytes;
-	ioshape_progress_fn progress;
-	void *progress_user;         /**< borrowed until the file is freed */
-	enum ioshape_switch replace; /**< as in struct ioshape_save_options */
+	ioshape_progress_fn progress; /**< receives the progress; NULL for none */
+	void *progress_user;          /**< passed to `progress`; borrowed until the file is freed */
+	/** IOSHAPE_OFF: fail with -EEXIST if the path exists at the commit. Default: replace it. */
+	enum ioshape_switch replace;
+	/** IOSHAPE_OFF: do not wait for stable storage. Default: wait. */
 	enum ioshape_switch sync;
-	int64_t deadline_ms; /**< the same; until the commit has ended */
 	/**
-	 * Of each MiB, computed while it is written. Beside a file they are put in place after it,
-	 * as durably; if that fails, the report says so (IOSHAPE_STEP_CHECKSUMS), and the file
-	 * stands. Pipes and devices have none beside them.
+	 * Time from ioshape_file_open() on by which the commit must have ended, because the process
+	 * will end. 0: no deadline. Negative: the deadline has passed already. A file with a
+	 * deadline goes ahead of others, as struct ioshape_slot_options describes.
+	 */
+	int64_t deadline_ms;
+	/**
+	 * IOSHAPE_CHECKSUMS_BESIDE computes a CRC-32 of each MiB while it is written. After the
+	 * file is in place, the checksums are written to `NAME.ioshape-sums`, as durably as the
+	 * file. If that fails, the commit succeeds and reports IOSHAPE_STEP_CHECKSUMS. Pipes and
+	 * devices get no checksums.
 	 */
 	enum ioshape_keep_checksums checksums;
-	uint32_t reserved; /**< 0 */
+	uint32_t reserved; /**< must be 0 */
 	/**
-	 * If not 0, the file is one that several processes write at the same time, each its own
-	 * part: from part_offset on at most part_bytes. Both are multiples of IOSHAPE_PART_UNIT,
-	 * and no two parts overlap. Whoever comes first makes the file, for file_bytes. It has its
-	 * name at once, so put it into a temporary directory that you rename. A commit brings the
-	 * part to stable storage. Without a commit the file stays, and what the part holds is
-	 * undefined. `replace` has no meaning; `checksums`
-	 * must be IOSHAPE_CHECKSUMS_NONE.
+	 * Size of this process' part of a file that several processes write at the same time; 0 for
+	 * a file of this process alone. The part begins at `part_offset`. Both are multiples of
+	 * IOSHAPE_PART_UNIT, and parts must not overlap. The first process to open the path creates
+	 * the file, with the layout for `file_bytes`. The file has its name at once, so put it into
+	 * a temporary directory that you rename. A commit brings this part to stable storage.
+	 * Without a commit the file stays and the content of the part is undefined. `replace` has
+	 * no effect, and `checksums` must be IOSHAPE_CHECKSUMS_NONE.
 	 */
 	uint64_t part_bytes;
-	uint64_t part_offset; /**< of the part in the file */
-	uint64_t file_bytes;  /**< about what all parts hold, for the file's stripes */
+	uint64_t part_offset; /**< offset of the part in the file */
+	uint64_t file_bytes;  /**< approximate size of all parts together, for the file's stripes */
 };
 
-/** What parts of a file begin and end at, in bytes. */
+/** Unit of part_bytes and part_offset in struct ioshape_file_options, in bytes. */
 #define IOSHAPE_PART_UNIT (UINT64_C(1) << 20)
 
+/** Initializes a struct ioshape_file_options with all defaults. */
 #define IOSHAPE_FILE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_file_options)
 
 /**
- * Begins a new file, which takes its place at `path` when it is committed.
+ * Begins a new file, which appears at `path` when it is committed.
  *
- * @param context  an open context; it must outlive the file
- * @param path     the file to make or to replace
- * @param options  NULL for all defaults
- * @param out      receives the file, to be freed with ioshape_file_free(), or NULL
- * @return 0 or a negative code
+ * The call takes a slot of the file's pool and may wait for it. Open files of a context in one pool
+ * share a slot. A relative path is resolved during the call.
+ *
+ * @param context  context. It must be open and outlive the file
+ * @param path     path of the new file. An existing file is replaced
+ * @param options  options of the file. NULL for all defaults
+ * @param out      receives the file, to be freed with ioshape_file_free(). NULL if the call fails
+ * @return 0; -EINVAL for an invalid argument; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of
+ *         space; IOSHAPE_E_COORDINATOR; another negative code
  */
 int ioshape_file_open(struct ioshape_context *context, const char *path,
 		      const struct ioshape_file_options *options, struct ioshape_file **out);
 
 /**
- * Appends bytes. After any failure but -EINVAL the file can only be freed.
+ * Appends bytes to a file.
+ *
+ * After a failure other than -EINVAL, the file can only be freed. One thread at a time may use the
+ * file.
  *
  * @param file   the file
- * @param data   borrowed during the call
- * @param bytes  how many
- * @return 0 or a negative code
+ * @param data   bytes to append; borrowed during the call
+ * @param bytes  number of bytes
+ * @return 0; -EINVAL for an invalid argument, or after a commit; -ECANCELED if the progress
+ *         function stopped the file; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space;
+ *         another negative code
  */
 int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes);
 
 /**
  * Makes a file durable and puts it in place.
  *
- * After this, well or not, the file can only be freed, unless the report was refused (-EINVAL).
+ * The call waits for earlier saves of the context to the same path. After the commit, successful or
+ * not, the file can only be freed. If `report` has an invalid size, the call fails with -EINVAL
+ * before the commit and can be repeated.
  *
  * @param file    the file
- * @param report  filled, also if the commit failed; report->size must be set; may be NULL
- * @return 0 or a negative code
+ * @param report  filled, also if the commit failed. Its size must be set before the call. NULL if
+ * not needed
+ * @return 0; -EINVAL for an invalid argument, or after a commit; -EEXIST if `replace` is off and
+ *         the path exists; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space; another
+ *         negative code
  */
 int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report);
 
 /**
- * Frees a file. Without a successful commit it is abandoned, without a trace.
+ * Frees a file.
  *
- * @param file  the file; NULL is fine
+ * A file without a successful commit is abandoned: the old file stays, and no temporary file is
+ * left. In a forked child the call does nothing.
+ *
+ * @param file  the file; NULL is allowed
  */
 void ioshape_file_free(struct ioshape_file *file);
 
 /* ---- Loading --------------------------------------------------------------------------------- */
 /*
- * A reader may be used by one thread at a time; different readers of one context work at the same
- * time.
+ * One thread at a time may use a reader. Different readers of a context may work at the same time.
  */
 
-/** A torch zip that is open for reading: one of this library or of torch.save(). */
+/** A file that is open for reading: a torch zip of this library or of torch.save(), or a file in
+ * another format. */
 struct ioshape_reader;
 
-/** How a file is read. */
+/** Options of a reader. */
 struct ioshape_reader_options {
 	size_t size;                /**< sizeof(struct ioshape_reader_options) */
-	enum ioshape_switch verify; /**< compare checksums while reading */
+	enum ioshape_switch verify; /**< compare checksums while reading; default: on */
 	/**
-	 * 1: what is read into has just been allocated and never been written to. Where it is
-	 * large, or many pieces lie side by side, it is then filled in huge pages, several times as
-	 * fast, unless they cost the kernel more than small ones.
+	 * 1: the memory that calls read into was just allocated and never written to. If it is
+	 * large, or if many pieces lie side by side, the kernel then fills it with huge pages,
+	 * which is several times as fast. Without effect where huge pages cost the kernel more than
+	 * small ones.
 	 */
 	uint32_t fresh_memory;
-	ioshape_progress_fn progress;
-	void *progress_user; /**< borrowed until the reader is freed */
+	ioshape_progress_fn progress; /**< receives the progress; NULL for none */
+	void *progress_user; /**< passed to `progress`; borrowed until the reader is freed */
 	/**
-	 * Reads a part of a file, such as a member of a bundle: file_bytes bytes from file_offset
-	 * on, as if they were the whole of it. Offsets and file_bytes of all calls are then the
-	 * part's. 0 and 0: all of the file.
+	 * First byte of the part of the file to read, such as a member of a zip. The part is read
+	 * as if it were a whole file: all offsets and sizes of the reader then count from here. If
+	 * `file_offset` and `file_bytes` are both 0, the whole file is read.
 	 */
 	uint64_t file_offset;
-	uint64_t file_bytes;
+	uint64_t file_bytes; /**< size of the part */
 	/**
-	 * 1: the file may be in any format. One that has checksums beside it
-	 * (`NAME.ioshape-sums`) is verified by them; otherwise a torch zip is read as such, and
-	 * any other file has nothing to verify. All of the file is then record 0, which has no
-	 * name. Checksums beside a file count only if it has not been modified since.
+	 * 1: accept a file in any format. If checksums lie beside the file (`NAME.ioshape-sums`),
+	 * they verify it, unless the file was modified after they were written. Otherwise, a torch
+	 * zip is read as a torch zip, and any other file is read without verification. A file that
+	 * is not read as a torch zip is record 0, which has no name.
 	 */
 	uint32_t any_format;
 	/**
-	 * IOSHAPE_ON: other processes of this host read the same bytes at about the same time. They
-	 * come through the page cache then, and the storage is asked for them once (unless the
-	 * context requires direct I/O). IOSHAPE_OFF: no other process does. By default it is on if
-	 * the job has several ranks on this host, if at most 256 MiB are read, or if another reader
-	 * of this host has the file open.
+	 * IOSHAPE_ON: other processes of this host read the file at about the same time. All then
+	 * read through the page cache, so that the storage delivers the bytes once. IOSHAPE_OFF: no
+	 * other process does. Default: on if the job has several ranks on this host, if at most 256
+	 * MiB are read, or if another reader of this host has the file open. A context that
+	 * requires direct I/O never shares.
 	 */
 	enum ioshape_switch shared;
 };
 
+/** Initializes a struct ioshape_reader_options with all defaults. */
 #define IOSHAPE_READER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_reader_options)
 
-/** What a file consists of. */
+/** What an open file consists of. */
 struct ioshape_reader_info {
-	size_t size; /**< sizeof(struct ioshape_reader_info): set before the call */
-	uint64_t file_bytes;
-	uint64_t records;   /**< their indices are 0 and up, in the order of the file */
-	uint64_t tensors;   /**< 0 without a table */
-	uint32_t has_table; /**< 1: of tensors; the functions for tensors can be used */
-	/** What has a checksum of its own, so that parts are verified; 0: whole records only. */
+	size_t size;         /**< sizeof(struct ioshape_reader_info); set before the call */
+	uint64_t file_bytes; /**< size of the file, or of the part that is open */
+	/** Number of records; indices begin at 0, in the order of the file. 0 for a file that is
+	 * not read as a torch zip, although its bytes can be read as record 0. */
+	uint64_t records;
+	uint64_t tensors; /**< number of tensors; 0 without a tensor table */
+	/** 1 if the file has a tensor table, so that the functions for tensors can be used */
+	uint32_t has_table;
+	/** Size of the blocks that have a checksum each, so that parts of records can be verified.
+	 * 0 if only whole records have checksums. */
 	uint32_t block_bytes;
-	uint32_t torch_zip; /**< 0: it is read as a file in another format */
-	uint32_t checksums; /**< 1: what is read can be verified */
+	/** 1 if the file is read as a torch zip; 0 if it is read as a file in another format */
+	uint32_t torch_zip;
+	uint32_t checksums; /**< 1 if the file has checksums to verify what is read */
 	/**
-	 * For those who bring bytes to where the CPU does not see them, as by GPUDirect Storage: a
-	 * descriptor of the file that was opened, for direct reads (O_DIRECT). The reader closes
-	 * it. -1 if the file cannot be read directly.
+	 * Descriptor of the open file for direct reads (O_DIRECT), for callers that move bytes past
+	 * the CPU, such as by GPUDirect Storage. The reader closes it. -1 if the file cannot be
+	 * read directly.
 	 */
 	int32_t direct_fd;
-	uint32_t reserved;
-	uint64_t file_offset; /**< where in that file offset 0 is: a part may be open */
+	uint32_t reserved;    /**< 0 */
+	uint64_t file_offset; /**< offset of the open part in that file */
 };
 
+/** Initializes a struct ioshape_reader_info. */
 #define IOSHAPE_READER_INFO_INIT IOSHAPE_SIZED(ioshape_reader_info)
 
-/** A record of a file. */
+/** A record of an open file. */
 struct ioshape_record_info {
-	size_t size;      /**< sizeof(struct ioshape_record_info): set before the call */
-	const char *name; /**< valid until the reader is freed */
-	uint64_t bytes;
-	uint64_t file_offset; /**< of the record's first byte of data */
-	uint32_t crc32;
-	uint32_t reserved;
-	/**
-	 * One CRC-32 for each block_bytes of the record, the last one of what is left. NULL if
-	 * there are none. Valid until the reader is freed.
-	 */
+	size_t size;      /**< sizeof(struct ioshape_record_info); set before the call */
+	const char *name; /**< name of the record; valid until the reader is freed */
+	uint64_t bytes;   /**< size of the record */
+	/** offset of the first byte of the record's data, in the file or the part that is open */
+	uint64_t file_offset;
+	uint32_t crc32;    /**< CRC-32 of the whole record */
+	uint32_t reserved; /**< 0 */
+	/** One CRC-32 for each `block_bytes` of the record; the last block may be shorter. NULL if
+	 * the file has none. Valid until the reader is freed. */
 	const uint32_t *block_crc32;
 };
 
+/** Initializes a struct ioshape_record_info. */
 #define IOSHAPE_RECORD_INFO_INIT IOSHAPE_SIZED(ioshape_record_info)
 
-/** A tensor of a file. */
+/** A tensor of an open file. */
 struct ioshape_tensor_info {
-	size_t size;      /**< sizeof(struct ioshape_tensor_info): set before the call */
-	const char *name; /**< this, shape and strides: valid until the reader is freed */
-	enum ioshape_dtype dtype;
-	uint32_t dims;
-	const int64_t *shape;
-	const int64_t *strides; /**< never NULL if dims > 0; in elements */
-	/** What ioshape_reader_load() delivers: the tensor's memory in this layout. */
+	size_t size;              /**< sizeof(struct ioshape_tensor_info); set before the call */
+	const char *name;         /**< name of the tensor; valid until the reader is freed */
+	enum ioshape_dtype dtype; /**< type of the elements */
+	uint32_t dims;            /**< number of dimensions */
+	const int64_t *shape;     /**< `dims` lengths; valid until the reader is freed */
+	/**
+	 * `dims` strides in elements, not NULL if `dims` is not 0; valid until the reader is freed
+	 */
+	const int64_t *strides;
+	/** size of the tensor's memory in this layout, which ioshape_reader_load() delivers */
 	uint64_t bytes;
-	uint64_t record;        /**< index of the record that holds it */
-	const char *dtype_name; /**< torch's, without the "torch.": "bfloat16" */
+	uint64_t record; /**< index of the record that holds the tensor */
+	/** torch's name of the type without "torch.", such as "bfloat16" */
+	const char *dtype_name;
 };
 
+/** Initializes a struct ioshape_tensor_info. */
 #define IOSHAPE_TENSOR_INFO_INIT IOSHAPE_SIZED(ioshape_tensor_info)
 
 /**
- * Opens a torch zip.
+ * Opens a torch zip for reading, or with options->any_format a file in any format.
  *
- * The file is untrusted: every count and offset in it is checked against limits and the file's
- * size, in bounded time and memory. The reader goes on with the file that it opened, also when that
- * is replaced.
+ * The library trusts nothing in the file: it checks every count and offset against limits and
+ * against the file's size, in bounded time and memory. If the file is replaced later, the reader
+ * goes on with the file that it opened.
  *
- * @param context  an open context; it must outlive the reader
- * @param path     the file
- * @param options  NULL for all defaults
- * @param out      receives the reader, to be freed with ioshape_reader_free(), or NULL
- * @return 0; IOSHAPE_E_FORMAT, IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT; another negative code
+ * @param context  context. It must be open and outlive the reader
+ * @param path     path of the file
+ * @param options  options of the reader. NULL for all defaults
+ * @param out      receives the reader, to be freed with ioshape_reader_free(). NULL if the call
+ *                 fails
+ * @return 0; IOSHAPE_E_FORMAT if the file is not a torch zip; IOSHAPE_E_DAMAGED; IOSHAPE_E_LIMIT;
+ *         -ENOENT if there is no such file; -ESPIPE if it is not a regular file; another negative
+ *         code
  */
 int ioshape_reader_open(struct ioshape_context *context, const char *path,
 			const struct ioshape_reader_options *options, struct ioshape_reader **out);
 
 /**
- * Tells what a file consists of.
+ * Returns what an open file consists of.
  *
  * @param reader  the reader
- * @param info    filled; info->size must be set
- * @return 0 or a negative code
+ * @param info    filled. Its size must be set before the call
+ * @return 0; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked child
  */
 int ioshape_reader_get_info(struct ioshape_reader *reader, struct ioshape_reader_info *info);
 
 /**
- * Tells about a record.
+ * Returns the description of a record.
  *
  * @param reader  the reader
- * @param index   of the record
- * @param info    filled; info->size must be set
- * @return 0; -ENOENT if there is no such index; another negative code
+ * @param index   index of the record
+ * @param info    filled. Its size must be set before the call
+ * @return 0; -ENOENT if there is no record with this index; -EINVAL if an argument is NULL or the
+ *         size is invalid; -EPERM in a forked child
  */
 int ioshape_reader_get_record(struct ioshape_reader *reader, uint64_t index,
 			      struct ioshape_record_info *info);
@@ -980,58 +1178,63 @@ int ioshape_reader_get_record(struct ioshape_reader *reader, uint64_t index,
  * Finds a record by its name.
  *
  * @param reader  the reader
- * @param name    of the record
- * @param index   receives its index
- * @return 0; -ENOENT if there is no such name; another negative code
+ * @param name    name of the record
+ * @param index   receives the index of the record
+ * @return 0; -ENOENT if there is no record with this name; -EINVAL if an argument is NULL; -EPERM
+ *         in a forked child
  */
 int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, uint64_t *index);
 
 /**
  * Reads bytes [offset, offset + bytes) of a record.
  *
- * Files of this library have a checksum for each MiB of a record: every block that the range
- * touches is read and verified. Files of torch.save() have one for each record, which is verified
- * when all of the record is read. After IOSHAPE_E_DAMAGED what `into` holds is undefined; the error
- * names record and offset.
+ * Files of this library have a checksum for each MiB of a record. The call reads and verifies every
+ * block that the range touches. Files of torch.save() have one checksum for each record, which is
+ * verified if the whole record is read. After IOSHAPE_E_DAMAGED the content of `into` is undefined,
+ * and the error names the record and the offset.
  *
- * Calls that go through the file front to back are as fast as one ioshape_reader_load(): the reader
- * reads ahead while the caller does other things. The memory for that is the reader's until the end
- * of the records is reached, another of its functions reads, a call fails, or the reader is freed.
+ * Sequential calls are as fast as one ioshape_reader_load(), because the reader prefetches while
+ * the caller does other work. The reader keeps the memory for that until the end of the records,
+ * until another function reads, until a call fails, or until the reader is freed. Any use of the
+ * reader is limited to one thread at a time.
  *
  * @param reader  the reader
- * @param record  index of the record; a file that is read in another format (`any_format`) is
- *                record 0, all of it
- * @param offset  in the record
- * @param into    receives the bytes
- * @param bytes   how many
- * @return 0; -ERANGE if the range leaves the record; IOSHAPE_E_DAMAGED; another negative code
+ * @param record  index. 0 is the first record, or the whole file if it is read in another format
+ *                (`any_format`)
+ * @param offset  offset in the record
+ * @param into    memory. It receives the bytes
+ * @param bytes   number of bytes
+ * @return 0; -ENOENT if there is no record with this index; -ERANGE if the range exceeds the
+ *         record; IOSHAPE_E_DAMAGED if the bytes do not match a checksum; -ECANCELED if the
+ *         progress function stopped the call; another negative code
  */
 int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset, void *into,
 			size_t bytes);
 
 /**
- * Checks the archive's structure, reads a share of the data, and compares its checksums.
+ * Verifies the structure of a file, and a share of its data by checksums.
  *
- * Structure are the directory, the index and all headers. What is read of the data is spread evenly
- * over the file from a random place on: MiBs of files of this library, records of files of
- * torch.save().
+ * The structure is the directory, the index and all headers. The sample is spread evenly over the
+ * file and begins at a random position. Its pieces are MiBs in files of this library, and records
+ * in files of torch.save(). The call verifies even if the reader was opened with `verify` off.
  *
  * @param reader  the reader
- * @param share   of the data, from 0 (structure only) to 1 (every record)
- * @return 0; IOSHAPE_E_DAMAGED for the first damage; -ENODATA if the file was written without
- *         checksums (torch's set_crc32_options(False)); -EINVAL if it is no such share; another
- *         negative code
+ * @param share   share of the data to verify, from 0 (structure only) to 1 (everything)
+ * @return 0; IOSHAPE_E_DAMAGED for the first damage found; -ENODATA if the file has no checksums,
+ *         such as after torch's set_crc32_options(False); -EINVAL if `share` is not from 0 to 1;
+ *         -ECANCELED if the progress function stopped the call; another negative code
  */
 int ioshape_reader_verify(struct ioshape_reader *reader, double share);
 
 /**
- * Tells about a tensor.
+ * Returns the description of a tensor.
  *
  * @param reader  the reader
- * @param index   of the tensor
- * @param info    filled; info->size must be set
- * @return 0; -ENOENT if there is no such index; IOSHAPE_E_NO_TABLE if the file was not written
- *         through the calls for tensors; another negative code
+ * @param index   index of the tensor
+ * @param info    filled. Its size must be set before the call
+ * @return 0; -ENOENT if there is no tensor with this index; IOSHAPE_E_NO_TABLE if the file has no
+ *         tensor table; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked
+ *         child
  */
 int ioshape_reader_get_tensor(struct ioshape_reader *reader, uint64_t index,
 			      struct ioshape_tensor_info *info);
@@ -1040,60 +1243,75 @@ int ioshape_reader_get_tensor(struct ioshape_reader *reader, uint64_t index,
  * Finds a tensor by its name.
  *
  * @param reader  the reader
- * @param name    of the tensor
- * @param index   receives its index
- * @return 0; -ENOENT if there is no such name; IOSHAPE_E_NO_TABLE; another negative code
+ * @param name    name of the tensor
+ * @param index   receives the index of the tensor
+ * @return 0; -ENOENT if there is no tensor with this name; IOSHAPE_E_NO_TABLE if the file has no
+ *         tensor table; -EINVAL if an argument is NULL; -EPERM in a forked child
  */
 int ioshape_reader_find_tensor(struct ioshape_reader *reader, const char *name, uint64_t *index);
 
-/** One tensor, or a range of its bytes, to be read into the caller's memory. */
+/** A range of a tensor or record to be read into the caller's memory. */
 struct ioshape_load_request {
-	uint64_t tensor; /**< index */
-	uint64_t offset; /**< in bytes of its memory */
-	uint64_t bytes;
-	void *into;
+	/** index of the tensor; for ioshape_reader_load_records(), index of the record */
+	uint64_t tensor;
+	uint64_t offset; /**< first byte of the range in the tensor's memory, or in the record */
+	uint64_t bytes;  /**< size of the range */
+	void *into;      /**< receives the bytes */
 };
 
 /**
- * Loads any number of tensors or ranges at once.
+ * Loads any number of tensors, or ranges of them.
  *
- * They are read in the order of the file, far ahead: many in one call are much faster than one at a
- * time. Ranges may overlap.
+ * The reader sorts the ranges by their position in the file and prefetches. One call for many
+ * tensors is therefore much faster than many calls. Ranges may overlap. Each block is verified by
+ * its checksum, unless the reader was opened with `verify` off. After IOSHAPE_E_DAMAGED the memory
+ * of all requests is undefined.
  *
  * @param reader    the reader
- * @param requests  what to read, and where to
+ * @param requests  ranges to read, and where to
  * @param count     number of requests
- * @return 0; -ENOENT, -ERANGE, IOSHAPE_E_NO_TABLE, IOSHAPE_E_DAMAGED; another negative code
+ * @return 0; -ENOENT if there is no tensor with such an index; -ERANGE if a range exceeds its
+ *         tensor; IOSHAPE_E_NO_TABLE if the file has no tensor table; IOSHAPE_E_DAMAGED if the
+ *         bytes do not match a checksum; -ECANCELED if the progress function stopped the call;
+ *         another negative code
  */
 int ioshape_reader_load(struct ioshape_reader *reader, const struct ioshape_load_request *requests,
 			size_t count);
 
 /**
- * Loads any number of records or ranges at once, as ioshape_reader_load() does tensors. The file
- * needs no table; one in another format (`any_format`) is record 0, all of it.
+ * Loads any number of records, or ranges of them.
+ *
+ * The file needs no tensor table. A file that is read in another format (`any_format`) is record 0.
+ * The reader sorts the ranges by their position in the file and prefetches. Ranges may overlap.
+ * Checksums verify the bytes, unless the reader was opened with `verify` off. After
+ * IOSHAPE_E_DAMAGED the memory of all requests is undefined.
  *
  * @param reader    the reader
- * @param requests  what to read, and where to; `tensor` is the index of a record
+ * @param requests  ranges to read, and where to. `tensor` is the index of a record
  * @param count     number of requests
- * @return 0; -ENOENT, -ERANGE, IOSHAPE_E_DAMAGED; another negative code
+ * @return 0; -ENOENT if there is no record with such an index; -ERANGE if a range exceeds its
+ *         record; IOSHAPE_E_DAMAGED if the bytes do not match a checksum; -ECANCELED if the
+ *         progress function stopped the call; another negative code
  */
 int ioshape_reader_load_records(struct ioshape_reader *reader,
 				const struct ioshape_load_request *requests, size_t count);
 
 /**
- * Tells what was given as metadata at the save; zeros for a file that has none.
+ * Returns the metadata that was given to the save.
+ *
+ * A file without metadata, or one that this library did not write, gives zeros.
  *
  * @param reader    the reader
- * @param metadata  filled, with pointers that are valid until the reader is freed; metadata->size
- *                  must be set
- * @return 0 or a negative code
+ * @param metadata  filled with pointers. They are valid until the reader is freed. Its size must be
+ *                  set before the call
+ * @return 0; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked child
  */
 int ioshape_reader_get_metadata(struct ioshape_reader *reader, struct ioshape_metadata *metadata);
 
 /**
  * Frees a reader.
  *
- * @param reader  the reader; NULL is fine
+ * @param reader  the reader; NULL is allowed
  */
 void ioshape_reader_free(struct ioshape_reader *reader);
 
