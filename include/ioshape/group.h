@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The group level: all ranks of a job save one checkpoint together, which exists as a whole or not
- * at all.
+ * Group saves: all ranks of a job save one checkpoint together, which exists as a whole or not at
+ * all.
  *
- * Such a checkpoint is a generation: a directory "step-0000001000" with a few large files and, put
- * there last, "manifest.json", which lists them with sizes and checksums. What has no manifest that
- * holds is no generation. Each rank's part is an ordinary file of torch.save: by itself ("each"),
- * or as a member of a zip per node ("node") or of one zip for all ("rank0").
+ * Identifiers call such a checkpoint a generation. It is a directory such as "step-0000001000" with
+ * a few large files and "manifest.json". The manifest lists the files with their sizes and
+ * checksums, and it is written last. A directory without a valid manifest is no checkpoint.
  *
- * docs/groups.md tells how ranks find each other, which mode is chosen when, and what happens when
- * something fails.
+ * What one rank saves is its shard; identifiers call it a part. Each shard is an ordinary file of
+ * torch.save(). It is a file of its own (mode "each"), a member of one zip per node ("node"), or a
+ * member of a single zip ("rank0"). The report of a save names the mode.
+ *
+ * The page docs/groups.md describes how ranks find each other, how the mode is chosen, and what
+ * happens when something fails.
  */
 #ifndef IOSHAPE_GROUP_H
 #define IOSHAPE_GROUP_H
@@ -20,136 +23,150 @@
 extern "C" {
 #endif
 
-/* ---- How ranks talk -------------------------------------------------------------------------- */
+/* ---- Transport between ranks ----------------------------------------------------------------- */
 
 /**
- * A way for bytes between nodes, which one writer for all ranks needs.
+ * Transport between nodes, which a single writer for all ranks needs.
  *
- * It is MPI's (ioshape/mpi.h), or made of functions of the caller's. They are called on threads of
- * the library, in a blocking save also on the caller's, at most one at a time in each direction for
- * each pair of ranks.
+ * MPI provides one (ioshape/mpi.h), or the program provides its own functions. The library calls
+ * them from its own threads, and in a blocking save also from the thread of the caller. For each
+ * pair of ranks, it calls at most one at a time in each direction.
  */
 struct ioshape_comm {
 	size_t size; /**< sizeof(struct ioshape_comm) */
-	void *user;
+	void *user;  /**< passed to the functions */
 	/**
-	 * Sends or receives exactly these bytes. Messages of one pair of ranks and one tag keep
-	 * their order. 0, or a negative errno: -ETIMEDOUT after timeout_ms, -EPIPE or -ECONNRESET
-	 * if the other side is gone. After a failure nothing more is sent to, or received from,
-	 * that rank.
+	 * Sends exactly `bytes` bytes to rank `to`. Messages between two ranks with one tag must
+	 * keep their order. Returns 0, or a negative errno: -ETIMEDOUT after `timeout_ms`, -EPIPE
+	 * or -ECONNRESET if the other rank is gone. After a failure the library exchanges no more
+	 * messages with that rank.
 	 */
 	int (*send)(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
 		    uint32_t timeout_ms);
+	/**
+	 * Receives exactly `bytes` bytes from rank `from`. Messages between two ranks with one tag
+	 * must keep their order. Returns 0, or a negative errno: -ETIMEDOUT after `timeout_ms`,
+	 * -EPIPE or -ECONNRESET if the other rank is gone. After a failure the library exchanges no
+	 * more messages with that rank.
+	 */
 	int (*receive)(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
 		       uint32_t timeout_ms);
-	/** Called now and then while the library waits for other things; NULL if nothing needs it.
-	 */
+	/** Called now and then while the library waits for something else, so that the transport
+	 * can make progress. NULL if the transport does not need it. */
 	void (*progress)(void *user);
 };
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-/** Which ranks write. */
+/** Which ranks write files. */
 enum ioshape_mode {
-	IOSHAPE_MODE_AUTO = 0, /**< by the rule in docs/groups.md; the report says why */
-	IOSHAPE_MODE_EACH = 1, /**< every rank writes its own file */
-	IOSHAPE_MODE_NODE = 2, /**< one file for each node */
-	IOSHAPE_MODE_RANK0 = 3 /**< one file, written by rank 0 */
+	/** chosen by the rule in docs/groups.md; the report gives the reason */
+	IOSHAPE_MODE_AUTO = 0,
+	IOSHAPE_MODE_EACH = 1, /**< every rank writes a file of its own */
+	IOSHAPE_MODE_NODE = 2, /**< one rank of each node writes one file for the node */
+	IOSHAPE_MODE_RANK0 = 3 /**< rank 0 writes one file for all ranks */
 };
 
-/**
- * The board: the store where ranks leave each other notes.
- *
- * The notes say who is there, what is planned, and who has finished.
- */
+/** Key-value store through which the ranks exchange messages: which ranks are there, what is
+ * planned, and which ranks have finished. All ranks must choose the same one. */
 enum ioshape_board {
-	IOSHAPE_BOARD_AUTO = 0,  /**< the first that works of those below */
-	IOSHAPE_BOARD_REDIS = 1, /**< the context's coordinator, where that is a Redis */
-	IOSHAPE_BOARD_HOST = 2,  /**< all ranks are on this host */
-	IOSHAPE_BOARD_FILES = 3  /**< small files beside the generations */
+	IOSHAPE_BOARD_AUTO = 0,  /**< the first of the following that works */
+	IOSHAPE_BOARD_REDIS = 1, /**< the context's coordinator, if that is a Redis */
+	IOSHAPE_BOARD_HOST = 2,  /**< memory of this host, if all ranks are on it */
+	IOSHAPE_BOARD_FILES = 3  /**< small files beside the checkpoints */
 };
 
-/** All ranks of a job, which save together. */
+/** The ranks of a job that save together. */
 struct ioshape_group;
 
-/** A fast disk of this node: ioshape/tier.h. */
+/** A fast local disk of this node; see ioshape/tier.h. */
 struct ioshape_tier;
 
-/** Who is in a group, and how it saves. */
+/** Options of a group. `ranks` and `token` must be the same on all ranks, and so must the effective
+ * value of `board`. For `mode`, `keep_last` and `keep_every` the values of rank 0 count. */
 struct ioshape_group_options {
-	size_t size; /**< sizeof(struct ioshape_group_options) */
-	uint32_t rank;
-	uint32_t ranks; /**< of the group; 0 is 1 */
-	/** Ranks of it on this host, if the launcher says; 0 unknown. */
+	size_t size;    /**< sizeof(struct ioshape_group_options) */
+	uint32_t rank;  /**< rank of this process, from 0 to ranks - 1 */
+	uint32_t ranks; /**< number of ranks, at most 1048576; 0 means 1 */
+	/** number of ranks of the group on this host; 0 if unknown */
 	uint32_t local_ranks;
-	enum ioshape_mode mode; /**< IOSHAPE_MODE */
-	enum ioshape_board board;
-	/** What all ranks of this job, and no other job, have in common; NULL: the context's job.
-	 */
+	enum ioshape_mode mode;   /**< which ranks write files (IOSHAPE_MODE) */
+	enum ioshape_board board; /**< store for the messages between ranks */
+	/** Name that all ranks of this job share and that no other job uses. NULL: the context's
+	 * job. */
 	const char *token;
-	/** Ranks with the same name share memory; NULL: by the host they are on. */
+	/** Name of this rank's node. Ranks of one host with the same name share memory. NULL: the
+	 * host. */
 	const char *node;
-	const struct ioshape_comm *comm; /**< borrowed until the group is freed; NULL for none */
-	/** IOSHAPE_DEADLINE_MS: a rank that sends no heartbeat for so long is lost; 1000 to
-	 * 3600000; default 120000. */
+	/** Transport between nodes; borrowed until the group is freed. NULL for none, and then the
+	 * mode IOSHAPE_MODE_RANK0 is not available on several nodes. */
+	const struct ioshape_comm *comm;
+	/** Time in ms after which a rank without a heartbeat counts as lost (IOSHAPE_DEADLINE_MS):
+	 * 1000 to 3600000. Default: 120000. */
 	uint32_t deadline_ms;
-	/** After each save: complete generations to keep, newest first; 0: all. */
+	/** number of newest complete checkpoints to keep after each save; 0 keeps all */
 	uint32_t keep_last;
-	/** Besides: those whose step is a multiple of this; 0: none. */
+	/** also keep checkpoints whose step is a multiple of this; 0 for none */
 	uint64_t keep_every;
 	/**
-	 * Generations are saved on this tier first, and kept for the directory: keep_last and
-	 * keep_every say what stays there once they are drained. All ranks open the tier of their
-	 * node. Borrowed until the group is freed; NULL: none.
+	 * Tier on which checkpoints are saved first; NULL for none. All ranks open the tier of
+	 * their node. Borrowed until the group is freed. `keep_last` and `keep_every` apply to the
+	 * directory, once the checkpoints are drained to it.
 	 *
-	 * Saved directly, which the report says, is what does not fit on a node's tier, what is
-	 * saved with a deadline, or with `replace` off, and what a rank without a tier takes part
-	 * in.
+	 * A checkpoint is saved directly if it does not fit on the tier of a node, or if a rank has
+	 * no tier. Saves with a deadline or with `replace` off are also direct. The report then has
+	 * IOSHAPE_STEP_TIER.
 	 */
 	struct ioshape_tier *tier;
-	uint32_t reserved; /**< 0 */
+	uint32_t reserved; /**< must be 0 */
 };
 
+/** Initializes a struct ioshape_group_options with all defaults. */
 #define IOSHAPE_GROUP_OPTIONS_INIT IOSHAPE_SIZED(ioshape_group_options)
 
 /**
  * Opens a group.
  *
- * All ranks of a job call this with the same directory, which is made if it is not there. The call
- * waits until all have. Of `mode`, `keep_last` and `keep_every` those of rank 0 count.
+ * All ranks of a job call this function with the same directory, and each call waits until all
+ * ranks have called. The directory is created if it does not exist.
  *
- * @param context    an open context; it must outlive the group
- * @param directory  where the generations lie
- * @param options    NULL for all defaults: a group of one
- * @param out        receives the group, to be freed with ioshape_group_free(), or NULL
- * @return 0; -ETIMEDOUT if ranks were missing, which the error names; another negative code
+ * @param context    context. It must be open and outlive the group
+ * @param directory  directory of the checkpoints
+ * @param options    options of the group. NULL for all defaults, which is a group of one rank
+ * @param out        receives the group, to be freed with ioshape_group_free(). NULL if the call
+ *                   fails
+ * @return 0; -ETIMEDOUT if ranks did not call within `deadline_ms`, and the error names them;
+ *         -EINVAL for an invalid argument; IOSHAPE_E_COORDINATOR; another negative code
  */
 int ioshape_group_open(struct ioshape_context *context, const char *directory,
 		       const struct ioshape_group_options *options, struct ioshape_group **out);
 
 /**
- * Saves this rank's tensors as its part of a generation.
+ * Saves this rank's tensors as its shard of a checkpoint.
  *
- * All ranks call this or ioshape_group_save_records(), in the same order of steps. Only when all
- * parts are on stable storage does the generation appear; then the save ends well, on all ranks.
- * Otherwise it fails, on all ranks, with an error that names the rank and what it failed with, and
- * what was there before is as it was. The same happens if a rank dies. A complete generation of the
- * same step is replaced in one step.
+ * All ranks call this function or ioshape_group_save_records(), in the same order of steps. The
+ * checkpoint appears when all shards are on stable storage, and the save then succeeds on all
+ * ranks. If a rank fails or dies, the save fails on all ranks, and the directory is as before. The
+ * error names the rank and its failure. A complete checkpoint of the same step is replaced
+ * atomically.
  *
- * What ioshape_save_tensors() says holds here, too, also about saves in the background: `out` ends
- * when the generation has. But functions of the caller's (fetch, progress) are called on a thread
- * of the library. With options->replace off: -EEXIST if there is a complete generation of this
- * step; `sync` means nothing here. The report's bytes are those of this rank's part or, if it
- * writes for others, of their file. Generations of one group are written one after the other.
+ * If `out` is NULL, the call returns when the save has ended. With `out` the save goes on in the
+ * background, as ioshape_save_tensors() describes it. It ends when the whole checkpoint is
+ * complete. The functions of the caller (`fetch`, `progress`) are called on a thread of the
+ * library. If options->replace is off and the step has a complete checkpoint, the save fails with
+ * -EEXIST. `sync` has no effect. Saves of one group are written one after the other.
  *
  * @param group    the group
- * @param step     the number of the generation
- * @param tensors  `count` tensors with different names
- * @param count    number of tensors; 0 is fine
- * @param options  NULL for all defaults
- * @param out      NULL to wait; otherwise receives the save, to be freed with ioshape_save_free(),
- *                 or NULL if the call fails
- * @return 0 or a negative code
+ * @param step     number of the checkpoint. IOSHAPE_LATEST is invalid
+ * @param tensors  tensors to save. Their names must differ
+ * @param count    number of tensors; 0 is allowed
+ * @param options  options of the save. NULL for all defaults
+ * @param out      receives the background save, to be freed with ioshape_save_free(). NULL makes
+ *                 the call wait. If the call fails, *out is NULL
+ * @return 0; -EINVAL for an invalid argument; -EEXIST; -ETIMEDOUT if a rank did not come or answer
+ *         in time; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_UNCHANGED;
+ *         -ECANCELED if a callback stopped the save; another negative code, also that of another
+ *         rank
  */
 int ioshape_group_save_tensors(struct ioshape_group *group, uint64_t step,
 			       const struct ioshape_tensor *tensors, size_t count,
@@ -157,17 +174,30 @@ int ioshape_group_save_tensors(struct ioshape_group *group, uint64_t step,
 			       struct ioshape_save **out);
 
 /**
- * Saves this rank's records as its part of a generation.
+ * Saves this rank's records as its shard of a checkpoint.
  *
- * All that ioshape_group_save_tensors() says holds here, too.
+ * All ranks call this function or ioshape_group_save_tensors(), in the same order of steps. The
+ * checkpoint appears when all shards are on stable storage, and the save then succeeds on all
+ * ranks. If a rank fails or dies, the save fails on all ranks, and the directory is as before. The
+ * error names the rank and its failure.
+ *
+ * If `out` is NULL, the call returns when the save has ended. With `out` the save goes on in the
+ * background, as ioshape_save_records() describes it. It ends when the whole checkpoint is
+ * complete. The functions of the caller (`fetch`, `progress`) are called on a thread of the
+ * library. If options->replace is off and the step has a complete checkpoint, the save fails with
+ * -EEXIST. `sync` has no effect.
  *
  * @param group    the group
- * @param step     the number of the generation
- * @param records  `count` records with different names
- * @param count    number of records
- * @param options  NULL for all defaults
- * @param out      as for ioshape_group_save_tensors()
- * @return 0 or a negative code
+ * @param step     number of the checkpoint. IOSHAPE_LATEST is invalid
+ * @param records  records to save. Their names must differ
+ * @param count    number of records; 0 is allowed
+ * @param options  options of the save. NULL for all defaults
+ * @param out      receives the background save, to be freed with ioshape_save_free(). NULL makes
+ *                 the call wait. If the call fails, *out is NULL
+ * @return 0; -EINVAL for an invalid argument; -EEXIST; -ETIMEDOUT if a rank did not come or answer
+ *         in time; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space; IOSHAPE_E_UNCHANGED;
+ *         -ECANCELED if a callback stopped the save; another negative code, also that of another
+ *         rank
  */
 int ioshape_group_save_records(struct ioshape_group *group, uint64_t step,
 			       const struct ioshape_record *records, size_t count,
@@ -175,51 +205,59 @@ int ioshape_group_save_records(struct ioshape_group *group, uint64_t step,
 			       struct ioshape_save **out);
 
 /**
- * Tells the other ranks that this one brings nothing to a generation.
+ * Tells the other ranks that this rank contributes nothing to a checkpoint.
  *
- * It takes the place of a save. The others' saves of this step fail, with this rank and `why` in
- * their error, so no rank waits for one that will never arrive.
+ * Call this function instead of a save, so that no rank waits for this one. The saves of this step
+ * then fail on the other ranks. Their error names this rank and `why`.
  *
  * @param group  the group
- * @param step   the number of the generation
- * @param why    one sentence; NULL for a general one
- * @return 0 if the others could be told; otherwise a negative code
+ * @param step   number of the checkpoint
+ * @param why    reason in one sentence. NULL for a general one
+ * @return 0 if the other ranks were told; -EINVAL if `group` is NULL; -EPERM in a forked child;
+ *         another negative code
  */
 int ioshape_group_fail(struct ioshape_group *group, uint64_t step, const char *why);
 
-/** Which generation ioshape_group_get_latest() looks for. */
+/** Options of the search for the newest checkpoint. */
 struct ioshape_search_options {
-	size_t size;     /**< sizeof(struct ioshape_search_options) */
-	uint32_t intact; /**< 1: one that is intact; 0: a complete one */
-	uint32_t reserved;
+	size_t size; /**< sizeof(struct ioshape_search_options) */
+	/** 1: find the newest intact checkpoint, by reading all its bytes. 0: find the newest
+	 * complete one. */
+	uint32_t intact;
+	uint32_t reserved; /**< must be 0 */
 	/**
-	 * Called, on each rank, for every newer generation that is not intact: damaged, without a
-	 * manifest, or not readable for a rank. ioshape_last_error() says why during the call. NULL
-	 * for none.
+	 * Called on each rank for every newer checkpoint that was passed over, if `intact` is set.
+	 * Such a checkpoint is damaged, has no manifest, or is not readable for a rank.
+	 * ioshape_last_error() describes the reason during the call. NULL for none.
 	 */
 	void (*passed_over)(void *user, uint64_t step);
-	void *passed_over_user;
-	/** Receives where that generation lies, in a call of passed_over() the one that it is
-	 * about: the group's directory, or that on its tier. The text belongs to the group. May be
-	 * NULL. */
+	void *passed_over_user; /**< passed to `passed_over` */
+	/**
+	 * Receives the directory of the checkpoint that was found: that of the group or that on its
+	 * tier. During a call of passed_over() it is the directory of the checkpoint that was
+	 * passed over. The text belongs to the group. NULL if not needed.
+	 */
 	const char **directory;
 };
 
+/** Initializes a struct ioshape_search_options with all defaults. */
 #define IOSHAPE_SEARCH_OPTIONS_INIT IOSHAPE_SIZED(ioshape_search_options)
 
 /**
- * Finds the newest generation, the same one on all ranks.
+ * Finds the newest checkpoint of a group and returns the same one on all ranks.
  *
- * All ranks call this. For a complete one rank 0 looks and tells the others. For an intact one each
- * rank reads an equal share of the parts of each candidate, the newest first, and compares their
- * checksums; the first that is intact for all is the answer. Nodes with tiers first restore what
- * one of them has lost, as far as the parity of the others allows.
+ * All ranks call this function. To find a complete checkpoint, rank 0 searches and tells the
+ * others. To find an intact one, the ranks read the candidates, the newest first. Each rank reads
+ * an equal share of the shards and compares their checksums. The first candidate that is intact on
+ * all ranks is the result. If the nodes have tiers, they first restore what a lost node had, as far
+ * as the parity allows.
  *
  * @param group    the group
- * @param options  NULL: a complete one
- * @param step     receives the number of the generation
- * @return 0; -ENOENT if there is none at all: the first start; IOSHAPE_E_UNUSABLE if there are some
- *         and none can be used; another negative code
+ * @param options  options of the search. NULL finds the newest complete checkpoint
+ * @param step     number. It receives that of the checkpoint
+ * @return 0; -ENOENT if there is no checkpoint at all, which means that the job starts for the
+ *         first time; IOSHAPE_E_UNUSABLE if there are checkpoints but none can be used; -ETIMEDOUT
+ *         if a rank did not come or answer in time; another negative code
  */
 int ioshape_group_get_latest(struct ioshape_group *group,
 			     const struct ioshape_search_options *options, uint64_t *step);
@@ -227,172 +265,194 @@ int ioshape_group_get_latest(struct ioshape_group *group,
 /**
  * Frees a group.
  *
- * Saves under way are aborted; their handles may be freed afterwards. The other ranks see this one
- * as gone. Rank 0 waits up to 10 s until the others have read what it said last.
+ * Saves that have not ended are aborted. Their handles stay valid for ioshape_save_free(). The
+ * other ranks see that this rank has left. Rank 0 waits up to 10 s until the others have read its
+ * last message. In a forked child the call does nothing.
  *
- * @param group  the group; NULL is fine
+ * @param group  the group; NULL is allowed
  */
 void ioshape_group_free(struct ioshape_group *group);
 
-/* ---- Generations ----------------------------------------------------------------------------- */
+/* ---- Checkpoints of groups ------------------------------------------------------------------- */
 
-/** Stands for the newest complete generation, where a step is asked for: that which was saved
- * last, whatever its step. */
+/** The newest complete checkpoint, where a function takes a step. The newest is the one that was
+ * saved last, whatever its step is. */
 #define IOSHAPE_LATEST UINT64_MAX
 
 /**
- * A complete generation that is open for reading.
+ * A complete checkpoint of a group that is open for reading.
  *
- * While it is open nothing removes it, on this host and wherever locks reach. If a save of the same
- * step replaces it all the same, its calls answer -ESTALE from then on, so that nobody mixes old
- * and new: open it again. Several threads may use one generation.
+ * While it is open, no process removes it, on this host and on hosts that share locks with it. A
+ * save of the same step can still replace it. From then on the functions of the handle return
+ * -ESTALE, so that a program never mixes old and new shards. Open the checkpoint again then.
+ * Several threads may use one handle.
  */
 struct ioshape_generation;
 
-/** What a generation consists of. */
+/** Description of a checkpoint of a group. */
 struct ioshape_generation_info {
-	size_t size; /**< sizeof(struct ioshape_generation_info): set before the call */
-	uint64_t step;
-	uint32_t ranks;
-	uint32_t files;  /**< without the manifest */
-	uint64_t bytes;  /**< of these files */
-	int64_t saved_s; /**< seconds since 1970 */
-	enum ioshape_mode mode;
-	uint32_t distinct; /**< parts that differ: 1 if all ranks saved the same */
-	const char *path;  /**< of the directory; valid until the generation is freed */
-	/** Higher than those of the generations that were there when it was saved. */
+	size_t size;            /**< sizeof(struct ioshape_generation_info); set before the call */
+	uint64_t step;          /**< number of the checkpoint */
+	uint32_t ranks;         /**< number of ranks that saved it */
+	uint32_t files;         /**< number of files without the manifest */
+	uint64_t bytes;         /**< size of these files together */
+	int64_t saved_s;        /**< time of the save, in seconds since 1970 */
+	enum ioshape_mode mode; /**< which ranks wrote the files */
+	uint32_t distinct;      /**< number of distinct shards; 1 if all ranks saved equal bytes */
+	const char *path;       /**< path of the directory; valid until the generation is freed */
+	/** serial number, higher than those of the checkpoints that existed when it was saved */
 	uint64_t serial;
 };
 
+/** Initializes a struct ioshape_generation_info. */
 #define IOSHAPE_GENERATION_INFO_INIT IOSHAPE_SIZED(ioshape_generation_info)
 
-/** Where a rank's part lies: an ordinary file of torch.save, or a range of a bundle. */
+/** Location of a rank's shard: an ordinary file of torch.save(), or a range of a zip. */
 struct ioshape_part_info {
-	size_t size;      /**< sizeof(struct ioshape_part_info): set before the call */
-	const char *file; /**< path; valid until the generation is freed */
-	const char *name; /**< in the zip, or of the file itself: "rank-00007.pt", or that of
-			   the rank whose equal part is stored */
-	uint64_t offset;  /**< in the file; 0 if it is a file of its own */
-	uint64_t bytes;
-	uint32_t crc32;
-	uint32_t same_as; /**< the lowest rank that saved the same; this rank if none did */
+	size_t size;      /**< sizeof(struct ioshape_part_info); set before the call */
+	const char *file; /**< path of the file; valid until the generation is freed */
+	/** Name of the shard in the zip, or name of the file itself: "rank-00007.pt". If an equal
+	 * shard of another rank is stored, the name of that one. */
+	const char *name;
+	uint64_t offset;  /**< offset of the shard in the file; 0 if it is a file of its own */
+	uint64_t bytes;   /**< size of the shard */
+	uint32_t crc32;   /**< CRC-32 of the shard */
+	uint32_t same_as; /**< lowest rank that saved equal bytes; this rank if there is no other */
 };
 
+/** Initializes a struct ioshape_part_info. */
 #define IOSHAPE_PART_INFO_INIT IOSHAPE_SIZED(ioshape_part_info)
 
 /**
- * Opens a generation, whichever job saved it.
+ * Opens a checkpoint of a group for reading. Any process may open it, also one of another job.
  *
- * The manifest is read and checked, also against the names and sizes of the files, which are not
- * read. IOSHAPE_LATEST passes over newer generations that do not hold, with a warning to the log.
+ * The call reads the manifest and checks it, also against the names and sizes of the files. It does
+ * not read the files. With IOSHAPE_LATEST it passes over newer checkpoints that are not valid, and
+ * logs a warning for each.
  *
- * @param context    an open context; it must outlive the generation
- * @param directory  where the generations lie
- * @param step       the number of the generation, or IOSHAPE_LATEST
- * @param out        receives the generation, to be freed with ioshape_generation_free(), or NULL
- * @return 0; -ENOENT if there is none; IOSHAPE_E_DAMAGED if it does not hold; IOSHAPE_E_UNUSABLE if
- *         the newest was asked for, and none holds; IOSHAPE_E_FORMAT if a later version wrote it;
- *         another negative code
+ * @param context    context. It must be open and outlive the generation
+ * @param directory  directory of the checkpoints
+ * @param step       number of the checkpoint. IOSHAPE_LATEST opens the newest
+ * @param out        receives the generation, to be freed with ioshape_generation_free(). NULL if
+ *                   the call fails
+ * @return 0; -ENOENT if there is no such checkpoint; IOSHAPE_E_DAMAGED if it is not valid;
+ *         IOSHAPE_E_FORMAT if its manifest is none of this library; -EOPNOTSUPP if a later version
+ *         of the library wrote it; IOSHAPE_E_UNUSABLE for IOSHAPE_LATEST if there are checkpoints
+ *         but none is valid; another negative code
  */
 int ioshape_generation_open(struct ioshape_context *context, const char *directory, uint64_t step,
 			    struct ioshape_generation **out);
 
 /**
- * Tells what a generation consists of.
+ * Returns the description of a checkpoint.
  *
  * @param generation  the generation
- * @param info        filled; info->size must be set
- * @return 0 or a negative code
+ * @param info        filled. Its size must be set before the call
+ * @return 0; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked child
  */
 int ioshape_generation_get_info(struct ioshape_generation *generation,
 				struct ioshape_generation_info *info);
 
 /**
- * Tells where a rank's part lies.
+ * Returns the location of a rank's shard.
  *
  * @param generation  the generation
- * @param rank        whose part
- * @param info        filled; info->size must be set
- * @return 0; -ENOENT if there is no such rank; another negative code
+ * @param rank        rank that saved the shard
+ * @param info        filled. Its size must be set before the call
+ * @return 0; -ENOENT if the checkpoint has no such rank; -EINVAL if an argument is NULL or the size
+ *         is invalid; -EPERM in a forked child
  */
 int ioshape_generation_get_part(struct ioshape_generation *generation, uint32_t rank,
 				struct ioshape_part_info *info);
 
 /**
- * Opens a rank's part for reading: only its range of the file is read.
+ * Opens a rank's shard for reading. The reader reads only the shard's range of the file.
  *
- * The reader may outlive the generation.
+ * The reader may outlive the generation. It may not outlive the context.
  *
  * @param generation  the generation
- * @param rank        whose part
- * @param options     as for ioshape_reader_open(); file_offset and file_bytes are not used
- * @param out         receives the reader, to be freed with ioshape_reader_free(), or NULL
- * @return 0; -ENOENT if there is no such rank; -ESTALE; another negative code
+ * @param rank        rank that saved the shard
+ * @param options     options of the reader. `file_offset` and `file_bytes` must be 0. NULL for all
+ *                    defaults
+ * @param out         receives the reader, to be freed with ioshape_reader_free(). NULL if the call
+ *                    fails
+ * @return 0; -ENOENT if the checkpoint has no such rank, or if the file is on the tier of another
+ *         node; -ESTALE if the checkpoint was replaced or removed; -EINVAL for an invalid argument;
+ *         IOSHAPE_E_DAMAGED; another negative code
  */
 int ioshape_generation_open_part(struct ioshape_generation *generation, uint32_t rank,
 				 const struct ioshape_reader_options *options,
 				 struct ioshape_reader **out);
 
 /**
- * Reads all files of a generation and compares them with the checksums of the manifest.
+ * Reads all files of a checkpoint and compares them with the checksums of the manifest.
  *
- * These cover every byte, also the checksums inside the parts.
+ * The checksums cover every byte, including the checksums inside the shards.
  *
  * @param generation     the generation
- * @param progress       told how far it is; NULL for none
+ * @param progress       receives the progress. NULL for none
  * @param progress_user  passed to `progress`
- * @return 0; IOSHAPE_E_DAMAGED for the first damage; -ESTALE; another negative code
+ * @return 0; IOSHAPE_E_DAMAGED for the first damage; -ESTALE if the checkpoint was replaced or
+ *         removed; -ECANCELED if `progress` stopped the call; -EPERM in a forked child; another
+ *         negative code
  */
 int ioshape_generation_verify(struct ioshape_generation *generation, ioshape_progress_fn progress,
 			      void *progress_user);
 
 /**
- * Closes a generation.
+ * Closes a checkpoint and frees its handle, also in a forked child.
  *
- * @param generation  the generation; NULL is fine
+ * @param generation  the generation; NULL is allowed
  */
 void ioshape_generation_free(struct ioshape_generation *generation);
 
 /**
- * Lists the complete generations in a directory, oldest first: in the order in which they were
- * saved.
+ * Lists the complete checkpoints in a directory, oldest first.
  *
- * Names and manifests are looked at; files are not read.
+ * The oldest is the one that was saved first. The call reads names and manifests, but not the files
+ * of the checkpoints.
  *
- * @param context    an open context
- * @param directory  where the generations lie
- * @param steps      receives their numbers, to be freed with ioshape_free(), or NULL
- * @param count      receives how many there are
- * @return 0 or a negative code
+ * @param context    context. It must be open
+ * @param directory  directory of the checkpoints
+ * @param steps      receives an array of their numbers, to be freed with ioshape_free(). NULL if
+ *                   the call fails
+ * @param count      receives the number of checkpoints
+ * @return 0; -ENOENT if there is no such directory; -EINVAL if an argument is NULL; another
+ *         negative code
  */
 int ioshape_generation_list(struct ioshape_context *context, const char *directory,
 			    uint64_t **steps, size_t *count);
 
-/** Which generations stay. */
+/** Options that select the checkpoints to keep. */
 struct ioshape_prune_options {
-	size_t size;         /**< sizeof(struct ioshape_prune_options) */
-	uint32_t keep_last;  /**< so many of the newest; 0: all */
-	uint32_t dry_run;    /**< 1: nothing is removed, only counted */
-	uint64_t keep_every; /**< besides, those whose step is a multiple of this; 0: none */
-	/** Told about each generation that goes, before it does; NULL for none. */
+	size_t size;        /**< sizeof(struct ioshape_prune_options) */
+	uint32_t keep_last; /**< number of newest checkpoints to keep; 0 keeps all */
+	uint32_t dry_run;   /**< 1: remove nothing, only count */
+	/** also keep checkpoints whose step is a multiple of this; 0 for none */
+	uint64_t keep_every;
+	/** called for each checkpoint before it is removed, with its step and size; NULL for none
+	 */
 	void (*removing)(void *user, uint64_t step, uint64_t bytes);
-	void *removing_user;
+	void *removing_user; /**< passed to `removing` */
 };
 
+/** Initializes a struct ioshape_prune_options with all defaults. */
 #define IOSHAPE_PRUNE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_prune_options)
 
 /**
- * Removes generations that are not to be kept, oldest first, and what dead jobs left behind.
+ * Removes the checkpoints that are not to be kept, oldest first, and files that dead jobs left
+ * behind.
  *
- * The newest complete generation always stays, and so does one that somebody has open. Several may
- * prune at a time. One that cannot be removed does not keep the others: the first failure is the
- * answer.
+ * The newest complete checkpoint always stays, and so does a checkpoint that a process has open.
+ * Several processes may prune at a time. If a checkpoint cannot be removed, the call goes on with
+ * the others and returns the first failure.
  *
- * @param context    an open context
- * @param directory  where the generations lie
- * @param options    NULL: all generations stay
- * @param removed    receives how many went; may be NULL
- * @return 0 or a negative code
+ * @param context    context. It must be open
+ * @param directory  directory of the checkpoints
+ * @param options    which checkpoints stay. NULL keeps all
+ * @param removed    receives the number of removed checkpoints. NULL if not needed
+ * @return 0; -ENOENT if there is no such directory; -EINVAL for an invalid argument; another
+ *         negative code
  */
 int ioshape_generation_prune(struct ioshape_context *context, const char *directory,
 			     const struct ioshape_prune_options *options, uint64_t *removed);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Groups of programs that use MPI. In a library of its own, ioshape-mpi (pkg-config: ioshape-mpi),
- * built with meson -Dmpi=enabled. <ioshape/ioshape.h> does not include this header.
+ * Groups of programs that use MPI. The functions are in a library of their own, ioshape-mpi
+ * (pkg-config: ioshape-mpi), which is built with meson -Dmpi=enabled. <ioshape/ioshape.h> does not
+ * include this header.
  *
- * The sentence that goes with a failure is written to `message` (may be NULL), cut to
- * message_bytes.
+ * If a function fails, it writes a sentence that explains the failure to `message`, truncated to
+ * message_bytes. `message` may be NULL.
  */
 #ifndef IOSHAPE_MPI_H
 #define IOSHAPE_MPI_H
@@ -18,46 +19,53 @@ extern "C" {
 #endif
 
 /**
- * Makes a way for bytes between the ranks of a communicator.
+ * Creates a transport between the ranks of a communicator.
  *
- * All its ranks call this, between MPI_Init_thread() and MPI_Finalize(). It works on a duplicate of
- * `parent`, so nothing of the program's own can get in its way, or the other way round.
+ * All ranks of the communicator call this function, between MPI_Init_thread() and MPI_Finalize().
+ * The transport works on a duplicate of `parent`, so that messages of the program and of the
+ * library never mix.
  *
- * The library's threads call MPI while the program does, which takes MPI_THREAD_MULTIPLE. A group
- * without a comm uses the modes "each" and "node", which need no MPI.
+ * The library's threads call MPI while the program does, which requires MPI_THREAD_MULTIPLE. A
+ * group without a comm uses the modes "each" and "node", which need no MPI.
  *
- * A message travels through a buffer of the comm's own, so that giving one up after its time is
- * safe, whatever MPI still does with it. Its functions answer -EMSGSIZE above 1 GiB, and -EINVAL
- * for tags above what this MPI has.
+ * Each message passes through a buffer of the transport. It can therefore give up a message after
+ * its timeout, even if MPI still uses the buffer. Its functions return -EMSGSIZE for messages above
+ * 1 GiB, and -EINVAL for tags above the limit of this MPI.
  *
- * @param parent         the communicator
- * @param out            receives the comm, to be freed with ioshape_comm_mpi_free(), or NULL
- * @param message        receives a sentence if the call fails; may be NULL
+ * @param parent         communicator. All of its ranks must call
+ * @param out            receives the transport, to be freed with ioshape_comm_mpi_free(). NULL if
+ *                       the call fails
+ * @param message        receives a sentence if the call fails. NULL if not needed
  * @param message_bytes  size of `message`
- * @return 0; -ENOTSUP, on all ranks, without MPI_THREAD_MULTIPLE; another negative code
+ * @return 0; -ENOTSUP, on all ranks, without MPI_THREAD_MULTIPLE; -EINVAL outside of
+ *         MPI_Init_thread() and MPI_Finalize(), or if `out` is NULL; -EIO if MPI fails; -ENOMEM
  */
 int ioshape_comm_of_mpi(MPI_Comm parent, struct ioshape_comm **out, char *message,
 			size_t message_bytes);
 
 /**
- * Frees a comm. All ranks call this, after the group that uses it and before MPI_Finalize().
+ * Frees a transport. All ranks call this function, after they have freed the group that uses the
+ * transport and before MPI_Finalize().
  *
- * @param comm  the comm; NULL is fine
+ * @param comm  the transport; NULL is allowed
  */
 void ioshape_comm_mpi_free(struct ioshape_comm *comm);
 
+/** Size in bytes of a token of ioshape_group_options_of_mpi(), with the final zero byte. */
 #define IOSHAPE_MPI_TOKEN_BYTES 33
 
 /**
- * Sets rank, ranks, local_ranks and token of a group's options. All ranks call this.
+ * Sets rank, ranks, local_ranks and token of a group's options from a communicator. All ranks call
+ * this function, between MPI_Init_thread() and MPI_Finalize().
  *
  * @param comm           the communicator
- * @param options        may be zero but for its size
- * @param token          receives a new token, the same on all ranks; kept as long as `options` is
- *                       used
- * @param message        receives a sentence if the call fails; may be NULL
+ * @param options        changed. Only its size must be set before the call
+ * @param token          receives a random token, the same on all ranks. Its memory must stay valid
+ *                       until the group is open
+ * @param message        receives a sentence if the call fails. NULL if not needed
  * @param message_bytes  size of `message`
- * @return 0 or a negative code
+ * @return 0; -EINVAL outside of MPI_Init_thread() and MPI_Finalize(), or if an argument is NULL;
+ *         -EIO if MPI or the source of random numbers fails
  */
 int ioshape_group_options_of_mpi(MPI_Comm comm, struct ioshape_group_options *options,
 				 char token[IOSHAPE_MPI_TOKEN_BYTES], char *message,

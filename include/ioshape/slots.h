@@ -2,18 +2,24 @@
 /*
  * Slots: the right to write now.
  *
- * A pool stands for one storage resource that writers share, as a rule a filesystem. It admits so
- * many writers at a time. Every save takes a slot of its pool by itself. Programs that do their own
- * I/O call ioshape_slot_acquire(), which waits until they may write; ioshape_slot_pace() before
- * each piece that they write; and ioshape_slot_free() once the bytes are on stable storage.
+ * A pool stands for one storage resource that writers share, usually a filesystem. It admits a
+ * limited number of writers at a time, and each of them holds a slot. Every save takes a slot of
+ * its pool by itself. A program that does its own I/O takes these steps:
  *
- * The context's `coordinator` says what keeps the order: "local" (this host alone, without a
- * server), the address of a Redis (all hosts that use it), or "open" (nothing: nobody waits).
+ * 1. Call ioshape_slot_acquire(), which waits until the program may write.
  *
- * A slot is held by a lease that a thread of the library renews as long as bytes pass. When a
- * holder dies the next in the queue gets its slot: from the kernel (local), or when the lease ends
- * (Redis). A slot is for speed and for the neighbours, never for correctness: nothing breaks if one
- * is lost.
+ * 2. Call ioshape_slot_pace() before each piece that it writes.
+ *
+ * 3. Call ioshape_slot_free() once the bytes are on stable storage.
+ *
+ * The context's `coordinator` decides the order of the writers. It is "local" (the processes of
+ * this host, without a server), the address of a Redis (all hosts that use it), or "open" (no
+ * coordination: no process waits).
+ *
+ * A lease protects each slot. A thread of the library renews it as long as bytes are written. If a
+ * holder dies, the next request in the queue gets its slot. With "local" the kernel frees it at
+ * once, and with Redis it is free when the lease ends. Slots make saves faster and protect other
+ * jobs. Correctness never depends on them: a save whose slot is lost goes on and is still atomic.
  */
 #ifndef IOSHAPE_SLOTS_H
 #define IOSHAPE_SLOTS_H
@@ -25,107 +31,126 @@ extern "C" {
 #endif
 
 /**
- * Told once when a slot is lost, on a thread of the library.
+ * Receives the news that a slot was lost.
  *
- * A slot is lost when its lease ran out (the process was stopped, or no bytes passed for too long),
- * when an operator took it away (with a Redis), or when the coordinator lost its data. The function
- * must not call the library.
+ * The library calls this function at most once for each slot, on a thread of its own. A slot is
+ * lost if its lease ends: the process was stopped, no bytes were written for too long, or the
+ * coordinator was unreachable. It is also lost if an operator takes it away (with a Redis), or if
+ * the coordinator loses its data. The function must not call the library.
+ *
+ * @param user  `lost_user` of the slot's options
+ * @param why   reason, for people; valid only during the call
  */
 typedef void (*ioshape_lost_fn)(void *user, const char *why);
 
-/** The right to write, until it is freed or lost. */
+/** The right to write, until the slot is freed or lost. */
 struct ioshape_slot;
 
-/** What ioshape_slot_acquire() is asked for. */
+/** Options of a request for a slot. */
 struct ioshape_slot_options {
 	size_t size; /**< sizeof(struct ioshape_slot_options) */
-	/** NULL: the context's pool; without one, that of the filesystem of `path`. */
+	/** Name of the pool. NULL: the context's pool, or if that is not set, the pool of the
+	 * filesystem of `path`. */
 	const char *pool;
-	const char *path; /**< a file or directory; its last part need not exist */
-	uint32_t weight;  /**< slots that it takes; 0 is 1. More than there are: it writes alone. */
-	/** How much will be written, 0 if unknown: for fairness; and small writes wait less. */
+	const char *path; /**< path of a file or directory; its last name need not exist */
+	/** Number of slots that the writer takes; 0 means 1. A request for more slots than the pool
+	 * has writes alone. */
+	uint32_t weight;
+	/** Number of bytes that will be written; 0 if unknown. The coordinator uses it for fair
+	 * shares, and small writes wait less. */
 	uint64_t expected_bytes;
-	int64_t timeout_ms;       /**< longest wait; 0: no limit; below 0: do not wait */
-	ioshape_queue_fn waiting; /**< NULL for none */
-	void *waiting_user;
-	ioshape_lost_fn lost; /**< NULL for none */
-	void *lost_user;      /**< borrowed until the slot is freed */
+	/** longest wait; 0 waits without a limit, a negative value does not wait */
+	int64_t timeout_ms;
+	/** receives the position in the queue while the call waits; NULL for none */
+	ioshape_queue_fn waiting;
+	void *waiting_user;   /**< passed to `waiting` */
+	ioshape_lost_fn lost; /**< receives the news that the slot was lost; NULL for none */
+	void *lost_user;      /**< passed to `lost`; borrowed until the slot is freed */
 	/**
-	 * ms from the call on by which what is to be written must be, because the process will end;
-	 * 0: none; below 0: they are over. Such a request goes before those without a deadline, and
-	 * one at a time gets a slot beside those that there are. Once half of the time is over, or
-	 * only as much is left as the latest writes took, the call returns a slot that is none:
-	 * write. So it does if the coordinator is unreachable, whatever `unreachable` says.
-	 * Bandwidth is not limited.
+	 * Time from the call on by which the writing must be done, because the process will end. 0:
+	 * no deadline. Negative: the deadline has passed already. A request with a deadline goes
+	 * ahead of requests without one. One of them at a time gets a slot in addition to the
+	 * pool's slots. The call stops waiting when half of the time has passed, or when only as
+	 * much time is left as the latest writes took. It then returns a handle without a slot, and
+	 * the program should write. The call also does so if the coordinator is unreachable,
+	 * whatever `unreachable` is. Writers with a deadline are exempt from bandwidth limits.
 	 */
 	int64_t deadline_ms;
 };
 
+/** Initializes a struct ioshape_slot_options with all defaults. */
 #define IOSHAPE_SLOT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_slot_options)
 
 /**
  * Waits for a slot.
  *
- * Any thread may call this.
+ * Any thread may call this function.
  *
- * @param context  an open context
- * @param options  NULL for all defaults
- * @param out      receives the slot, to be freed with ioshape_slot_free(), or NULL
- * @return 0; -ETIMEDOUT after timeout_ms; -EAGAIN if there is none and timeout_ms is below 0;
- *         -ECANCELED if `waiting` gave up; IOSHAPE_E_COORDINATOR if the coordinator is unreachable
- *         and the context's `unreachable` is IOSHAPE_UNREACHABLE_FAIL; another negative code
+ * @param context  context. It must be open and outlive the slot
+ * @param options  options of the request. NULL for all defaults
+ * @param out      receives the slot, to be freed with ioshape_slot_free(). NULL if the call fails
+ * @return 0; -ETIMEDOUT if no slot was free within `timeout_ms`; -EAGAIN if no slot is free and
+ *         `timeout_ms` is negative; -ECANCELED if `waiting` gave up; -EINVAL for an invalid
+ *         argument; IOSHAPE_E_COORDINATOR if the coordinator is unreachable and the context has
+ *         IOSHAPE_UNREACHABLE_FAIL; another negative code
  */
 int ioshape_slot_acquire(struct ioshape_context *context,
 			 const struct ioshape_slot_options *options, struct ioshape_slot **out);
 
 /**
- * Waits until so many bytes may be written within the bandwidth that is set for job and pool.
+ * Waits until the bandwidth limits of the job and the pool allow the next bytes.
  *
- * Call it before each piece that is written. It also shows that the writer is at work: a slot that
- * sees none for two minutes goes to the next in the queue. One thread at a time may call this for
- * one slot.
+ * Call this function before each piece that you write. It also shows that the writer makes
+ * progress: if a slot sees no call for two minutes, the next request gets it. One thread at a time
+ * may call this function for a slot.
  *
  * @param slot   the slot
- * @param bytes  that are about to be written
- * @return 0; -EINVAL; -EPERM in a forked child
+ * @param bytes  number of bytes that are about to be written
+ * @return 0; -EINVAL if `slot` is NULL; -EPERM in a forked child
  */
 int ioshape_slot_pace(struct ioshape_slot *slot, uint64_t bytes);
 
-/** How a slot was acquired, and whether it is still held. */
+/** State of a slot, and how it was acquired. */
 struct ioshape_slot_info {
-	size_t size;          /**< sizeof(struct ioshape_slot_info): set before the call */
-	uint64_t fence;       /**< rises with every slot that the pool gives; 0: no coordination */
-	double waited_s;      /**< for the slot */
-	double paced_s;       /**< for bandwidth, so far */
-	uint32_t position;    /**< in the queue when it began to wait, from 1 on; 0: it did not */
-	uint32_t capacity;    /**< slots of the pool */
-	uint32_t lost;        /**< 1: no longer held */
-	uint32_t express;     /**< 1: so small that it was let past the queue */
-	char ahead[128];      /**< who was ahead when it began to wait; "" if nobody */
-	char pool[128];       /**< "" if there is no coordination */
-	char coordinator[16]; /**< "redis", "local", "open"; "stagger", "deadline": without one */
-	char note[256];       /**< what was not as preferred, and why; "" if nothing */
+	size_t size; /**< sizeof(struct ioshape_slot_info); set before the call */
+	/** number that rises with every slot that the pool grants; 0 without coordination */
+	uint64_t fence;
+	double waited_s; /**< seconds that the request waited for the slot */
+	double paced_s;  /**< seconds spent waiting for bandwidth so far */
+	/** position in the queue when the wait began, from 1 on; 0 if the request did not wait */
+	uint32_t position;
+	uint32_t capacity; /**< number of slots of the pool */
+	uint32_t lost;     /**< 1 if the slot is no longer held */
+	uint32_t express;  /**< 1 if the small-file bypass granted the slot ahead of the queue */
+	char ahead[128];   /**< request that was ahead when the wait began; "" if there was none */
+	char pool[128];    /**< name of the pool; "" without coordination */
+	/** "redis", "local" or "open"; "stagger" or "deadline" if the writer goes ahead without a
+	 * slot */
+	char coordinator[16];
+	char note[256]; /**< what was not as preferred and why; "" if nothing */
 };
 
+/** Initializes a struct ioshape_slot_info. */
 #define IOSHAPE_SLOT_INFO_INIT IOSHAPE_SIZED(ioshape_slot_info)
 
 /**
- * Tells how a slot was acquired, and whether it is still held.
+ * Returns the state of a slot, and how it was acquired.
  *
- * Any thread may call this until the slot is freed.
+ * Any thread may call this function until the slot is freed.
  *
  * @param slot  the slot
- * @param info  filled; info->size must be set
- * @return 0; -EINVAL; -EPERM in a forked child
+ * @param info  filled. Its size must be set before the call
+ * @return 0; -EINVAL if an argument is NULL or the size is invalid; -EPERM in a forked child
  */
 int ioshape_slot_get_info(struct ioshape_slot *slot, struct ioshape_slot_info *info);
 
 /**
- * Gives a slot to the next in the queue.
+ * Releases a slot, which the next request in the queue can then get, and frees its handle.
  *
- * It waits only for a coordinator that does not answer, a few seconds at most.
+ * If the coordinator does not answer, the call waits a few seconds at most. The slot is then free
+ * when its lease ends. In a forked child the call does nothing.
  *
- * @param slot  the slot; NULL is fine
+ * @param slot  the slot; NULL is allowed
  */
 void ioshape_slot_free(struct ioshape_slot *slot);
 

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tier: a fast disk of this node on which checkpoints are saved first, and from which they are
- * carried to where they belong.
+ * Tiers: a tier is a folder on a fast disk of this node. Programs save checkpoints there first, and
+ * a drain copies them to their destinations on shared storage later.
  *
- * A program asks where to save (ioshape_tier_place()), saves there by any call of this library, and
- * then keeps what it saved (ioshape_tier_keep()): it is durable on the tier, and will be drained,
- * by this process, by the next one of the user's, or by "ioshape drain". Copies on the tier are
- * ordinary files.
+ * A program asks for a path on the tier with ioshape_tier_place() and saves there with any function
+ * of this library. After the save it calls ioshape_tier_keep(). From then on the copy is durable on
+ * the tier and waits to be drained. This process can drain it, and so can any later process of the
+ * user, such as "ioshape drain". Copies on the tier are ordinary files.
  *
- * Any thread may call any of this. Several processes of one user may use one tier at a time.
+ * The functions are in a library of their own, ioshape-tier (pkg-config: ioshape-tier). Any thread
+ * may call them, except that ioshape_tier_free() must be the last call on a tier. Several processes
+ * of one user may use one tier at a time.
  */
 #ifndef IOSHAPE_TIER_H
 #define IOSHAPE_TIER_H
@@ -19,188 +21,220 @@
 extern "C" {
 #endif
 
-/** A folder on a fast disk, and what this user has on it. */
+/** A folder on a fast disk, with the copies of this user. */
 struct ioshape_tier;
 
-/** How many nodes of a set may lose their tier, and how many nodes are a set. */
+/** Parity: how many nodes of a set may lose their tier, and how many nodes form a set. */
 enum ioshape_parity {
-	IOSHAPE_PARITY_NONE = 0,
-	IOSHAPE_PARITY_1_OF_2 = 1, /**< partners have a copy of each other's files */
-	IOSHAPE_PARITY_1_OF_4 = 2,
-	IOSHAPE_PARITY_1_OF_8 = 3,
-	IOSHAPE_PARITY_2_OF_4 = 4,
-	IOSHAPE_PARITY_2_OF_6 = 5,
-	IOSHAPE_PARITY_2_OF_8 = 6
+	IOSHAPE_PARITY_NONE = 0, /**< no parity */
+	/** one of 2: each of two partners has a copy of the other's files */
+	IOSHAPE_PARITY_1_OF_2 = 1,
+	IOSHAPE_PARITY_1_OF_4 = 2, /**< any one of 4 nodes */
+	IOSHAPE_PARITY_1_OF_8 = 3, /**< any one of 8 nodes */
+	IOSHAPE_PARITY_2_OF_4 = 4, /**< any two of 4 nodes */
+	IOSHAPE_PARITY_2_OF_6 = 5, /**< any two of 6 nodes */
+	IOSHAPE_PARITY_2_OF_8 = 6  /**< any two of 8 nodes */
 };
 
-/** How a tier is used. */
+/** Options of a tier. */
 struct ioshape_tier_options {
 	size_t size; /**< sizeof(struct ioshape_tier_options) */
-	/** What copies may take in all; 0: as much as is free. */
+	/** most bytes that all copies together may take; 0 for all free space */
 	uint64_t most_bytes;
-	/** Drained copies that stay in each directory, newest first; 0: as many as there is room
-	 * for. */
+	/** Number of drained copies to keep in each directory, newest first. 0 keeps them until a
+	 * save needs their space. */
 	uint32_t keep_last;
-	/** IOSHAPE_PARITY: nodes of a group that save on their tiers keep, for each other, what
-	 * makes up for one that is lost. The group needs a `comm`. Rank 0's counts. */
+	/**
+	 * Parity that the nodes of a group keep for each other when they save on their tiers
+	 * (IOSHAPE_PARITY). It makes up for lost nodes. The group needs a `comm`. The value of rank
+	 * 0 counts.
+	 */
 	enum ioshape_parity parity;
 };
 
+/** Initializes a struct ioshape_tier_options with all defaults. */
 #define IOSHAPE_TIER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_tier_options)
 
 /**
- * Opens a tier: makes the user's own folder in it, if it is not there.
+ * Opens a tier.
  *
- * @param context  an open context; it must outlive the tier. Drains write by its settings: its
- *                 share and rate are theirs
- * @param folder   on the fast disk; it must be there
- * @param options  NULL for all defaults
- * @param out      receives the tier, to be freed with ioshape_tier_free(), or NULL
- * @return 0 or a negative code
+ * The call creates the user's own folder, ioshape-UID, in `folder` if it does not exist.
+ *
+ * @param context  context. It must be open and outlive the tier. Drains use its settings, such as
+ *                 `share` and `rate`
+ * @param folder   existing folder on the fast disk. Other users cannot write to the user's folder
+ *                 in it
+ * @param options  options of the tier. NULL for all defaults
+ * @param out      receives the tier, to be freed with ioshape_tier_free(). NULL if the call fails
+ * @return 0; -EINVAL for an invalid argument or variable; -ENOENT if `folder` does not exist;
+ *         -EPERM in a forked child; -EACCES if another user owns the folder ioshape-UID or can
+ *         write to it; another negative code
  */
 int ioshape_tier_open(struct ioshape_context *context, const char *folder,
 		      const struct ioshape_tier_options *options, struct ioshape_tier **out);
 
 /**
- * Tells where to save what shall end at `path`, and makes room for it.
+ * Returns the path on the tier under which to save what belongs at `path`, and makes space for it.
  *
- * The directory of the place is made. Copies that have been drained go, oldest first, until so many
- * bytes are free.
+ * The call creates the directory of that path. If the space is too small, it removes drained
+ * copies, oldest first.
  *
  * @param tier   the tier
- * @param path   a file's or a directory's; it is not looked at
- * @param bytes  that will be saved; 0 unknown
- * @param place  receives the path on the tier, to be freed with ioshape_free(), or NULL
- * @return 0; -ENOSPC: what is left waits to be drained; another negative code
+ * @param path   destination of the file or directory. It need not exist
+ * @param bytes  number of bytes that will be saved; 0 if unknown
+ * @param place  receives the path on the tier, to be freed with ioshape_free(). NULL if the call
+ *               fails
+ * @return 0; -ENOSPC if the space is too small because the other copies are not drained yet;
+ *         -EINVAL if `path` is invalid or lies on the tier; -EPERM in a forked child, or if a link
+ *         of another user is on the way to `path`; another negative code
  */
 int ioshape_tier_place(struct ioshape_tier *tier, const char *path, uint64_t bytes, char **place);
 
-/** How a copy is kept. */
+/** Options of a copy. */
 struct ioshape_tier_keep_options {
 	size_t size; /**< sizeof(struct ioshape_tier_keep_options) */
-	/** Of a group's generation: once it is drained, so many stay at the destination, as
-	 * struct ioshape_prune_options says; 0: all. */
+	/** Number of newest checkpoints to keep at the destination once this one is drained, as in
+	 * struct ioshape_prune_options. 0 keeps all. It applies to checkpoints of groups. */
 	uint32_t keep_last;
-	uint32_t reserved; /**< 0 */
+	uint32_t reserved; /**< must be 0 */
+	/** also keep checkpoints whose step is a multiple of this; 0 for none */
 	uint64_t keep_every;
 };
 
+/** Initializes a struct ioshape_tier_keep_options with all defaults. */
 #define IOSHAPE_TIER_KEEP_OPTIONS_INIT IOSHAPE_SIZED(ioshape_tier_keep_options)
 
 /**
- * Notes, durably, that what lies at the place of `path` is to be carried there.
+ * Records durably that the copy of `path` on the tier waits to be drained.
  *
- * To be called when the save has ended well. From then on it is not lost with this process.
- *
- * A copy kept again before it was drained is carried once, as it is then.
+ * Call this function when the save has succeeded. The copy then outlives this process. If a copy is
+ * kept again before it is drained, it is drained once, in its latest state.
  *
  * @param tier     the tier
- * @param path     as for ioshape_tier_place()
- * @param options  NULL for all defaults
- * @return 0; -ENOENT: nothing lies there; another negative code
+ * @param path     destination. It was given to ioshape_tier_place()
+ * @param options  options of the copy. NULL for all defaults
+ * @return 0; -ENOENT if there is no copy of `path` on the tier; -EINVAL for an invalid argument;
+ *         -EPERM in a forked child; another negative code
  */
 int ioshape_tier_keep(struct ioshape_tier *tier, const char *path,
 		      const struct ioshape_tier_keep_options *options);
 
 /**
- * Finds the copy of `path`, if the destination has none that is newer.
+ * Returns the path of the copy of `path` on the tier, unless the destination has a newer file.
  *
- * A copy that was saved and is not kept yet is found, too. The copy is not read.
+ * The call also finds a copy that was saved but is not kept yet. It does not read the copy.
  *
  * @param tier   the tier
- * @param path   as for ioshape_tier_place()
- * @param place  receives its path on the tier, to be freed with ioshape_free(), or NULL
- * @return 0; -ENOENT, without a sentence: there is none, or the destination's is newer; another
+ * @param path   destination. It was given to ioshape_tier_place()
+ * @param place  receives the path on the tier, to be freed with ioshape_free(). NULL if the call
+ *               fails
+ * @return 0; -ENOENT if there is no copy or the destination is newer, and ioshape_last_error() then
+ *         does not change; -EINVAL for an invalid argument; -EPERM in a forked child; another
  *         negative code
  */
 int ioshape_tier_find(struct ioshape_tier *tier, const char *path, char **place);
 
-/** A copy on the tier. */
+/** A copy on a tier. */
 struct ioshape_tier_copy {
-	const char *path;  /**< of the destination */
-	const char *place; /**< on the tier */
-	uint64_t bytes;
-	int64_t saved_s;    /**< seconds since 1970 */
-	uint64_t number;    /**< in the journal: what is drained first is lower; 0: drained */
-	uint32_t directory; /**< 1: it is one */
+	const char *path;  /**< path of the destination */
+	const char *place; /**< path on the tier */
+	uint64_t bytes;    /**< size of the copy */
+	int64_t saved_s;   /**< time of the save, in seconds since 1970 */
+	/** number in the journal, lower for copies that are drained earlier; 0 if drained */
+	uint64_t number;
+	uint32_t directory; /**< 1 if the copy is a directory */
 	uint32_t reserved;  /**< 0 */
 };
 
 /**
- * Lists what lies on the tier: first what waits to be drained, in that order, then what has been.
+ * Lists the copies on a tier: first those that wait, in the order of the drain, then the drained
+ * ones.
  *
- * A path is listed once. What was saved and is not kept yet is not listed.
+ * Each path is listed once. Copies that are saved but not kept yet are not listed.
  *
  * @param tier    the tier
- * @param copies  receives them, with their texts in one piece of memory, to be freed with
- *                ioshape_free(), or NULL
- * @param count   receives how many there are
- * @return 0 or a negative code
+ * @param copies  receives an array. The array and its texts are one piece of memory, to be freed
+ *                with ioshape_free(). NULL if the call fails
+ * @param count   receives the number of copies
+ * @return 0; -EINVAL if an argument is NULL; -EPERM in a forked child; another negative code
  */
 int ioshape_tier_list(struct ioshape_tier *tier, struct ioshape_tier_copy **copies, size_t *count);
 
-/** What became of a copy. */
+/** Result of a drain for one copy. */
 enum ioshape_drained {
-	IOSHAPE_DRAINED = 0,       /**< it is at its destination, durably */
-	IOSHAPE_DRAINED_OVERTAKEN, /**< a later save to the same path goes instead */
-	IOSHAPE_DRAINED_NEWER,     /**< there is a newer one at the destination, which stays */
-	IOSHAPE_DRAINED_GONE,      /**< it was removed from the tier before */
-	IOSHAPE_DRAINED_FAILED,    /**< it waits for the next drain */
-	/** A generation of several nodes: the files that are here are there, and it appears when
-	 * those of the others are; it waits until then. */
+	IOSHAPE_DRAINED = 0,       /**< the copy is at its destination, durably */
+	IOSHAPE_DRAINED_OVERTAKEN, /**< not drained: a later save to the path is drained instead */
+	IOSHAPE_DRAINED_NEWER,  /**< not drained: the destination has a newer file, which stays */
+	IOSHAPE_DRAINED_GONE,   /**< not drained: the copy was removed from the tier */
+	IOSHAPE_DRAINED_FAILED, /**< not drained: the copy waits for the next drain */
+	/**
+	 * A checkpoint of several nodes: the files of this node are at the destination, but those
+	 * of other nodes are missing. The checkpoint appears when they are there, and it waits
+	 * until then.
+	 */
 	IOSHAPE_DRAINED_WAITS
 };
 
-/** How a tier is drained. */
+/** Options of a drain. */
 struct ioshape_drain_options {
 	size_t size; /**< sizeof(struct ioshape_drain_options) */
-	/** Only what was kept for this path, a file's or a directory's; NULL: everything. */
+	/** destination of the copy to drain, a file or directory; NULL for all copies */
 	const char *path;
-	/** Told of each copy when it is done with; ioshape_last_error() says why one failed, during
-	 * the call. NULL for none. */
+	/**
+	 * Called for each copy when it is done, with its destination, the result and the bytes that
+	 * were drained. During the call ioshape_last_error() describes a failure. NULL for none.
+	 */
 	void (*ended)(void *user, const char *path, enum ioshape_drained result, uint64_t bytes);
-	void *ended_user; /**< borrowed during the drain */
-	/** Told of the bytes of the copy that is carried; not 0 ends the drain with -ECANCELED. */
+	void *ended_user; /**< passed to `ended`; borrowed during the drain */
+	/** Receives the progress of the copy that is being drained. If it returns another value
+	 * than 0, the drain ends with -ECANCELED. NULL for none. */
 	ioshape_progress_fn progress;
-	void *progress_user; /**< borrowed during the drain */
+	void *progress_user; /**< passed to `progress`; borrowed during the drain */
 };
 
+/** Initializes a struct ioshape_drain_options with all defaults. */
 #define IOSHAPE_DRAIN_OPTIONS_INIT IOSHAPE_SIZED(ioshape_drain_options)
 
 /**
- * Carries what waits on the tier to its destinations, oldest first, until nothing waits any more.
+ * Copies what waits on a tier to its destinations, oldest first, until nothing waits.
  *
- * One process drains a tier at a time: others wait until it has ended, and carry what is left; the
- * progress function is called meanwhile, with IOSHAPE_PHASE_WAIT. What fails stays, and does not
- * keep the others; the first failure is the answer.
+ * One process drains a tier at a time. Other calls wait until it has ended and then drain what is
+ * left. Meanwhile they call the progress function with IOSHAPE_PHASE_WAIT. If a copy fails, it
+ * keeps waiting, and the drain goes on with the others.
  *
- * A destination is replaced as by a save, unless it was modified after the copy was saved. It gets
- * the copy's time, by the clock of its own filesystem.
+ * A destination is replaced as a save replaces it, unless it was modified after the copy was saved.
+ * It gets the modification time of the copy, by the clock of its own filesystem.
  *
  * @param tier     the tier
- * @param options  NULL for all defaults
- * @return 0: nothing of it waits any more; -ECANCELED: the progress function ended it; -EAGAIN:
- *         what waits does so for other nodes; another negative code
+ * @param options  options of the drain. NULL for all defaults
+ * @return 0 if nothing waits any more; -ECANCELED if the progress function stopped the drain;
+ *         -EAGAIN if what waits needs files of other nodes; -EINVAL for an invalid argument; -EPERM
+ *         in a forked child; another negative code for the first copy that failed
  */
 int ioshape_tier_drain(struct ioshape_tier *tier, const struct ioshape_drain_options *options);
 
 /**
- * Removes what waits for `path` from the tier, undrained: its copy is lost.
+ * Removes the copy of `path` that waits on a tier without draining it. The copy is lost.
  *
- * For what can never be carried, as its destination is gone for good, or the copy is damaged.
+ * Use it for a copy that can never be drained, because its destination is gone for good or the copy
+ * is damaged.
  *
  * @param tier   the tier
- * @param path   as for ioshape_tier_place(), or as ioshape_tier_list() has it
- * @param bytes  receives how many the copy had, or NULL
- * @return 0; -ENOENT: nothing waits for it; -EBUSY: a process drains the tier, or reads the copy;
- *         another negative code: what was not removed waits still
+ * @param path   destination. It was given to ioshape_tier_place() or as ioshape_tier_list() returns
+ *               it
+ * @param bytes  receives the size of the copy. NULL if not needed
+ * @return 0; -ENOENT if no copy of `path` waits; -EBUSY if a process drains the tier or reads the
+ *         copy; -ESTALE if a process saves the copy again; another negative code, and what was not
+ *         removed still waits
  */
 int ioshape_tier_forget(struct ioshape_tier *tier, const char *path, uint64_t *bytes);
 
 /**
- * Frees a tier. No call on it may be under way.
+ * Frees a tier. In a forked child the call does nothing.
  *
- * @param tier  the tier; NULL is fine
+ * No other call on the tier may be in progress.
+ *
+ * @param tier  the tier; NULL is allowed
  */
 void ioshape_tier_free(struct ioshape_tier *tier);
 
