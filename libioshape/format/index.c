@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The index record: checksums of blocks, tensor table, metadata; and the file of checksums that
- * lies beside a file in another format. docs/format.md explains their bytes. All numbers are
- * little-endian. Pure.
- */
+/* Encodes and decodes the index record, which holds checksums of blocks, the tensor table and
+ * metadata. Also encodes and decodes the file of checksums beside a file in another format.
+ * docs/format.md specifies their bytes. All numbers are little-endian. Pure. */
 #define _GNU_SOURCE
 #include "format/format.h"
 
@@ -11,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- The bytes of the record ----------------------------------------------------------------- */
+/* ---- Layout of the index record -------------------------------------------------------------- */
 
 /* Every section begins on a multiple of 8. */
 
@@ -28,14 +26,14 @@
 #define SECTION_ALIGNMENT 8u
 
 enum index_section {
-	SECTION_OFFSETS = 1,  /* u64 for each record: where in the file its data begins */
+	SECTION_OFFSETS = 1,  /* u64 for each record: offset of its data in the file */
 	SECTION_CHECKS = 2,   /* u32 for each block of each record: its CRC-32 */
-	SECTION_TENSORS = 3,  /* optional: the table */
-	SECTION_METADATA = 4, /* optional */
+	SECTION_TENSORS = 3,  /* optional: the tensor table */
+	SECTION_METADATA = 4, /* optional: step, attributes and blob */
 	SECTION_COUNT
 };
 
-/* u64 tensors, u64 dimensions of all of them; then rows, shapes, strides, names */
+/* u64 tensors, u64 dimensions of all tensors; then rows, shapes, strides, names */
 #define TABLE_HEADER_BYTES 16u
 /* u64 record, u32 dtype, u32 dims, u32 name_bytes, u32 zero */
 #define TABLE_ROW_BYTES 24u
@@ -46,9 +44,9 @@ enum index_section {
 /* u32 name_bytes, u32 value_bytes */
 #define METADATA_PAIR_BYTES 8u
 
-/* ---- Metadata -------------------------------------------------------------------------------- */
+/* ---- Checking metadata ----------------------------------------------------------------------- */
 
-/* Adds the lengths of name and value to *bytes. */
+/* Checks an attribute and adds the lengths of its name and value to *bytes. */
 static int check_attribute(const struct ioshape_attribute *attribute, uint64_t *bytes,
 			   struct base_error *error)
 {
@@ -131,10 +129,10 @@ int format_check_metadata(const struct ioshape_metadata *metadata, struct base_e
 
 /* ---- Encoding -------------------------------------------------------------------------------- */
 
-/* Where bytes are appended. After a failure nothing more is. */
+/* Buffer to which the encoder appends. After a failure it appends nothing more. */
 struct out {
 	struct base_buffer *bytes;
-	uint32_t sections; /* begun so far */
+	uint32_t sections; /* number of sections so far */
 	int failed;
 };
 
@@ -158,13 +156,13 @@ static void put_values(struct out *out, const int64_t *values, uint32_t count)
 		put_le(out, (uint64_t)values[i], 8);
 }
 
-/* Returns where its payload begins. */
+/* Begins a section and returns the offset of its payload. */
 static size_t begin_section(struct out *out, enum index_section tag)
 {
 	out->sections++;
 	put_le(out, tag, 4);
 	put_le(out, 0, 4);
-	put_le(out, 0, 8); /* the payload's length, once that is known */
+	put_le(out, 0, 8); /* length of the payload; end_section() sets it */
 	return out->bytes->bytes;
 }
 
@@ -246,7 +244,7 @@ int format_index_encode(struct base_buffer *bytes, const struct format_index *in
 
 	put_bytes(&out, INDEX_MAGIC, INDEX_MAGIC_BYTES);
 	put_le(&out, INDEX_VERSION, 4);
-	put_le(&out, 0, 4); /* sections, once they are counted */
+	put_le(&out, 0, 4); /* number of sections; set at the end */
 	put_le(&out, index->directory_crc32, 4);
 	put_le(&out, 0, 4);
 	put_le(&out, index->check_bytes, 8);
@@ -256,7 +254,7 @@ int format_index_encode(struct base_buffer *bytes, const struct format_index *in
 		put_table(&out, index);
 	if (metadata->step || metadata->blob_bytes || metadata->attribute_count)
 		put_metadata(&out, metadata);
-	/* A file that could not be read again must not be written. */
+	/* The library must not write a file that it could not read again. */
 	if (!out.failed && bytes->bytes - before > FORMAT_MAX_INDEX_BYTES)
 		out.failed = IOSHAPE_E_LIMIT;
 	if (out.failed)
@@ -294,13 +292,11 @@ void format_index_free(struct format_index *index)
 
 /* ---- Decoding -------------------------------------------------------------------------------- */
 
-/*
- * The bytes are untrusted: every count is compared with the bytes that are there before it is
- * multiplied, allocated for or believed. The result lies in one piece of memory, at most a few
- * times as large as the record, but for the table of names.
- */
+/* The bytes are untrusted. The decoder compares every count with the bytes that are there before it
+ * multiplies it, allocates memory for it or uses it. The result is in one piece of memory, at most
+ * a few times as large as the record. Only the table of names has memory of its own. */
 
-/* The bytes of the record that have not been read yet. */
+/* Bytes of the record that are not decoded yet. */
 struct view {
 	const uint8_t *data;
 	uint64_t bytes;
@@ -310,13 +306,14 @@ struct decoder {
 	struct format_index *index;
 	const struct format_entry *entries;
 	uint64_t entry_count;
-	uint64_t section_count;              /* as announced */
-	struct view sections[SECTION_COUNT]; /* data is NULL where there is none */
-	uint64_t tensors;                    /* rows of the table */
-	uint64_t dims;                       /* of all rows */
+	uint64_t section_count; /* number of sections that the header announces */
+	/* payloads by tag; data is NULL if the section is absent */
+	struct view sections[SECTION_COUNT];
+	uint64_t tensors; /* rows of the tensor table */
+	uint64_t dims;    /* dimensions of all rows together */
 	uint64_t attributes;
 	uint64_t blob_bytes;
-	uint8_t *room; /* not given away yet */
+	uint8_t *room; /* memory of the result that is still unused */
 	struct base_error *error;
 };
 
@@ -345,7 +342,7 @@ static bool take(struct view *view, uint64_t bytes, struct view *part)
 	return true;
 }
 
-/* The next number of a view that has been seen to be long enough. */
+/* Decodes the next number of a view, which the caller has found to be long enough. */
 static uint64_t next(struct view *view, unsigned bytes)
 {
 	uint64_t value = base_get_le(view->data, bytes);
@@ -355,7 +352,7 @@ static uint64_t next(struct view *view, unsigned bytes)
 	return value;
 }
 
-/* ---- First pass: finds the sections and counts the memory they take -------------------------- */
+/* ---- First pass: find the sections and compute the memory that they take --------------------- */
 
 static int find_sections(struct decoder *decoder, struct view rest)
 {
@@ -371,7 +368,7 @@ static int find_sections(struct decoder *decoder, struct view rest)
 		if (!take(&rest, bytes, &payload) ||
 		    !take(&rest, base_round_up(bytes, SECTION_ALIGNMENT) - bytes, &padding))
 			return damaged(decoder, "a section ends too soon");
-		/* Later versions may add sections: they are skipped. */
+		/* Sections of later versions are skipped. */
 		if (tag == 0 || tag >= SECTION_COUNT)
 			continue;
 		if (decoder->sections[tag].data)
@@ -411,7 +408,8 @@ static int read_header(struct decoder *decoder, struct view *all)
 	return 0;
 }
 
-/* Entries do not overlap and lie in a file: the sum over all of them is no concern. */
+/* Returns the number of blocks of a record. Entries do not overlap and lie in one file, so the sum
+ * over all of them cannot overflow. */
 static uint64_t blocks_of(const struct decoder *decoder, const struct format_entry *entry)
 {
 	const uint64_t check_bytes = decoder->index->check_bytes;
@@ -489,9 +487,10 @@ static int size_metadata(struct decoder *decoder, uint64_t *room)
 	return 0;
 }
 
-/* ---- Second pass: checked copies ------------------------------------------------------------- */
+/* ---- Second pass: copy with checks ----------------------------------------------------------- */
 
-/* The first pass has counted the bytes. Types of wider alignment come first, text comes last. */
+/* Allocates memory of the result, whose size the first pass has computed. Types with wider
+ * alignment must come first and text last. */
 static void *give(struct decoder *decoder, uint64_t bytes)
 {
 	void *room = decoder->room;
@@ -510,7 +509,8 @@ static char *give_text(struct decoder *decoder, const struct view *text)
 	return copy;
 }
 
-/* format_utf8_valid() refuses NUL as well, so that no copy in C is shorter than the text. */
+/* Returns whether the text is valid UTF-8 without NUL. With a NUL, the C string would be shorter
+ * than the text. */
 static bool text_valid(const struct view *text)
 {
 	return format_utf8_valid((const char *)text->data, text->bytes);
@@ -540,7 +540,7 @@ static void copy_records(struct decoder *decoder)
 	index->checks = checks;
 }
 
-/* The fixed parts of the rows, and the dimensions. */
+/* Copies the fixed parts of the rows, then the shapes and strides. */
 static int copy_rows(struct decoder *decoder, struct format_tensor_row *rows, int64_t *numbers)
 {
 	struct view *table = &decoder->sections[SECTION_TENSORS];
@@ -551,8 +551,8 @@ static int copy_rows(struct decoder *decoder, struct format_tensor_row *rows, in
 		rows[i].dtype = (uint32_t)next(table, 4);
 		rows[i].dims = (uint32_t)next(table, 4);
 		next(table, 8);
-		/* Records rise from row to row. Otherwise a small file could claim any number of
-		 * tensors in the same bytes. */
+		/* Records must increase from row to row. Otherwise a small file could claim any
+		 * number of tensors in the same bytes. */
 		if (rows[i].record >= decoder->entry_count ||
 		    (i && rows[i].record <= rows[i - 1].record))
 			return damaged(decoder, "a tensor is in no record of its own");
@@ -583,7 +583,7 @@ static int check_extent(const struct decoder *decoder, const struct format_tenso
 	return 0;
 }
 
-/* `encoded` are the rows as they lie in the record. */
+/* Copies the names of the rows. `encoded` points to the encoded rows. */
 static int copy_names(struct decoder *decoder, struct format_tensor_row *rows,
 		      const uint8_t *encoded)
 {
@@ -677,7 +677,7 @@ int format_index_decode(struct format_index *index, const uint8_t *data, size_t 
 		.entry_count = entry_count,
 		.error = error,
 	};
-	uint64_t room = 1; /* never ask for nothing */
+	uint64_t room = 1; /* never allocate 0 bytes */
 	int ret;
 
 	memset(index, 0, sizeof(*index));
@@ -713,8 +713,8 @@ fail:
 #define SUMS_MAGIC_BYTES 8u
 #define SUMS_VERSION BASE_FORMAT(1u)
 
-/* magic, u32 version, u32 CRC-32 of all that follows, u64 block_bytes, u64 file_bytes,
- * i64 modified_ns; then u32 for each block */
+/* magic, u32 version, u32 CRC-32 of all that follows, u64 block_bytes, u64 file_bytes, i64
+ * modified_ns; then u32 for each block */
 #define SUMS_CRC_AT 12u
 #define SUMS_CHECKED_FROM 16u
 #define SUMS_HEADER_BYTES 40u
@@ -725,7 +725,7 @@ static uint64_t blocks_in(uint64_t file_bytes, uint64_t block_bytes)
 	return file_bytes ? (file_bytes - 1) / block_bytes + 1 : 0;
 }
 
-/* Return whether the numbers fit each other. */
+/* Returns whether the numbers are consistent. */
 static bool checksums_valid(const struct format_checksums *checksums)
 {
 	const uint64_t unit = checksums->block_bytes;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Names: whether callers may use them, how messages and JSON show them, and a hash table from names
- * to positions. Pure.
- */
+/* Names of records, tensors and attributes: checks of names that callers give, safe forms for
+ * messages and JSON, and a hash table from names to positions. Pure. */
 #define _GNU_SOURCE
 #include "format/format.h"
 
@@ -13,8 +11,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* ---- UTF-8 ------------------------------------------------------------------------------------
- */
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
 bool format_utf8_valid(const char *text, size_t bytes)
 {
@@ -36,7 +33,7 @@ const char *format_show_name(char into[FORMAT_SHOWN_NAME_BYTES], const char *nam
 		if (used + step + sizeof(more) > FORMAT_SHOWN_NAME_BYTES)
 			break;
 		memcpy(into + used, name + used, step);
-		/* It is given by its length, and the text ends at a NUL. */
+		/* The name has a length and may contain NUL, but the result ends at a NUL. */
 		if (!into[used])
 			into[used] = '?';
 	}
@@ -45,8 +42,7 @@ const char *format_show_name(char into[FORMAT_SHOWN_NAME_BYTES], const char *nam
 	return into;
 }
 
-/* ---- JSON -------------------------------------------------------------------------------------
- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 int format_json_put(struct base_buffer *out, const char *format, ...)
 {
@@ -60,7 +56,7 @@ int format_json_put(struct base_buffer *out, const char *format, ...)
 	return base_buffer_append(out, line, (size_t)bytes);
 }
 
-/* A character that cannot stand in a string as it is. */
+/* Appends a character that must be escaped in a string. */
 static int put_escaped(struct base_buffer *out, char character)
 {
 	static const char letters[] = "\"\\bfnrt", characters[] = "\"\\\b\f\n\r\t";
@@ -88,14 +84,12 @@ int format_json_put_string(struct base_buffer *out, const char *text)
 	return ret ? ret : base_buffer_append(out, "\"", 1);
 }
 
-/* ---- What callers give to records, tensors and attributes -------------------------------------
- */
+/* ---- Checks of names that callers give to records, tensors and attributes -------------------- */
 
-/* Names that begin so are the library's own. */
+/* Names in this folder are the library's own. */
 #define RESERVED_FOLDER ".ioshape/"
 
-/* Whether each part between slashes is a name that unpacks to a file below the folder, wherever
- * that is. */
+/* Returns whether each part between slashes is a file name that unpacks below the target folder. */
 static bool parts_valid(const char *name)
 {
 	for (;;) {
@@ -163,17 +157,14 @@ int format_check_record(const char *name, uint32_t alignment, const char *path,
 	return ret;
 }
 
-/* ---- Names to positions -----------------------------------------------------------------------
- */
+/* ---- Hash table from names to positions ------------------------------------------------------ */
 
-/*
- * Open addressing, linear probing, never more than half full. Names come from files that nobody
- * vouches for: a hash with a secret key keeps a file with millions of names that were made to
- * collide from costing quadratic time.
- */
+/* Open addressing with linear probing; the table is never more than half full. Names come from
+ * untrusted files. A file could have millions of names that collide, which would cost quadratic
+ * time. A hash with a secret key prevents that. */
 
 struct slot {
-	const char *name; /* NULL: free */
+	const char *name; /* NULL if the slot is free */
 	uint32_t name_bytes;
 	uint32_t hash;
 	uint64_t position;
@@ -181,7 +172,7 @@ struct slot {
 
 struct format_names {
 	struct slot *slots;
-	uint64_t room; /* a power of two */
+	uint64_t room; /* number of slots, a power of two */
 	uint64_t count;
 	uint64_t key[2];
 };
@@ -214,7 +205,7 @@ static uint32_t hash_of(const uint64_t key[2], const char *name, size_t bytes)
 	return (uint32_t)(folded ^ folded >> 32);
 }
 
-/* The slot that holds the name, or the free one where it belongs. */
+/* Returns the slot that holds the name, or the free slot where it belongs. */
 static struct slot *seek(struct slot *slots, uint64_t room, uint32_t hash, const char *name,
 			 size_t bytes)
 {
@@ -248,7 +239,8 @@ static int grow(struct format_names *names, uint64_t room)
 	return 0;
 }
 
-/* Twice as many slots as names; the hash has 32 bits, so more room than that would not be used. */
+/* Returns the number of slots: at least twice the number of names. The hash has 32 bits, so more
+ * slots than 2^32 would stay unused. */
 static uint64_t room_for(uint64_t names)
 {
 	uint64_t room = LEAST_ROOM;
@@ -266,8 +258,8 @@ int format_names_new(struct format_names **out, uint64_t expected)
 	*out = NULL;
 	if (!names)
 		return -ENOMEM;
-	/* Without entropy, which hardly happens, what the address space's layout hides has to do.
-	 */
+	/* If the kernel has no entropy yet, which is rare, address space randomization must
+	 * suffice. */
 	if (getrandom(names->key, sizeof(names->key), GRND_NONBLOCK) != sizeof(names->key)) {
 		names->key[0] = (uintptr_t)names;
 		names->key[1] = base_now_ns();

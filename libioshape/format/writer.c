@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes an archive into a sink: records one after the other, then the index, then the directory,
- * in the bytes that torch writes. There are no time stamps, so that equal tensors make equal files.
- * Lengths and checksum follow the data, so that the file is written from front to back in one go.
+ * Writes an archive into a sink: the records one after the other, then the index, then the
+ * directory, as torch writes them. There are no time stamps, so that equal tensors make equal
+ * files. Lengths and checksums follow the data, so that the file can be written from front to back
+ * in one pass.
  *
- * The archive is a torch zip, or a bundle: a zip of whole files, each beginning on a boundary of
- * the storage, with zeros before its header, because an extra field, with its 64 KiB, cannot pad to
- * a stripe. The bytes themselves pass through to the sink, which checksums them while it copies.
+ * The archive is a torch zip or a shard file. A shard file is a zip of whole files, each of which
+ * begins on a boundary of the storage. Zeros before the member's header align it, because an extra
+ * field holds at most 64 KiB and cannot pad to a stripe. Data passes through to the sink, which
+ * computes its checksum while it copies.
  */
 #define _GNU_SOURCE
 #include "format/format.h"
@@ -16,18 +18,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Places ---------------------------------------------------------------------------------- */
+/* ---- Positions of records -------------------------------------------------------------------- */
 
-/* Where one record lies. Everything follows from the cursor, the name's length, the size and
- * alignment. */
+/* Position of a record. It follows from the end of the record before, the length of the name, the
+ * size and the alignment. */
 struct format_place {
-	uint64_t header_offset;     /* of the local header */
-	uint64_t data_offset;       /* of the first byte of data */
-	uint64_t descriptor_offset; /* right behind the data */
-	uint64_t end;               /* where the next record's header begins */
-	uint32_t header_bytes;      /* local header with name and extra field: data_offset -
-				       header_offset */
-	bool zip64; /* sizes in 8 bytes: in the local extra field and in the descriptor */
+	uint64_t header_offset;     /* offset of the local header */
+	uint64_t data_offset;       /* offset of the first byte of data */
+	uint64_t descriptor_offset; /* offset of the data descriptor, directly behind the data */
+	uint64_t end;               /* offset of the next record's header */
+	/* size of the local header with name and extra field: data_offset - header_offset */
+	uint32_t header_bytes;
+	bool zip64; /* sizes take 8 bytes, in the local extra field and in the descriptor */
 };
 
 uint32_t format_default_alignment(uint64_t bytes)
@@ -35,7 +37,8 @@ uint32_t format_default_alignment(uint64_t bytes)
 	return bytes >= FORMAT_LARGE_RECORD_BYTES ? FORMAT_LARGE_ALIGNMENT : FORMAT_SMALL_ALIGNMENT;
 }
 
-/* A header at `cursor` with no more padding than it must have. `end` is where it ends. */
+/* Begins a position at `cursor`. Sets *end to the end of its header with the least possible
+ * padding. */
 static int begin_place(uint64_t cursor, size_t name_bytes, bool zip64, struct format_place *place,
 		       uint64_t *end)
 {
@@ -48,18 +51,14 @@ static int begin_place(uint64_t cursor, size_t name_bytes, bool zip64, struct fo
 	return 0;
 }
 
-/*
- * `bytes` may be FORMAT_UNKNOWN_BYTES: then zip64 is set and descriptor_offset and end are not
- * (they are data_offset). IOSHAPE_E_LIMIT if the file would pass 2^63 bytes or the name is too
- * long.
- */
+/* Computes the position of a record. `bytes` may be FORMAT_UNKNOWN_BYTES. Then zip64 is set, and
+ * descriptor_offset and end equal data_offset. Returns 0, -EINVAL for an invalid alignment, or
+ * IOSHAPE_E_LIMIT if the file would exceed 2^63 bytes or the name is too long. */
 static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
 			struct format_place *place)
 {
-	/*
-	 * Sizes from 2^32 - 1 on do not fit the header's old fields, since all ones stand for "look
-	 * in the zip64 field". Offsets do not matter here: local headers hold none.
-	 */
+	/* Sizes from 2^32 - 1 on do not fit the old fields of the header, where all ones mean "in
+	 * the zip64 field". Offsets do not matter here, because local headers hold none. */
 	const bool zip64 = bytes >= UINT32_MAX;
 	uint64_t header_end = 0;
 	int ret;
@@ -74,7 +73,7 @@ static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 	place->header_bytes = (uint32_t)(place->data_offset - cursor);
 	place->descriptor_offset = place->end = place->data_offset;
 	if (bytes != FORMAT_UNKNOWN_BYTES) {
-		/* Written so that no sum can wrap: the left side is far below 2^64. */
+		/* The check of `bytes` keeps the sum far below 2^64, so it cannot wrap. */
 		if (bytes > FORMAT_MAX_FILE_BYTES)
 			return IOSHAPE_E_LIMIT;
 		place->descriptor_offset += bytes;
@@ -84,9 +83,11 @@ static int place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 }
 
 /*
- * Where a member of a bundle lies, whose length is not known yet: its data begins on the next
- * multiple of `alignment`, a multiple of FORMAT_LARGE_ALIGNMENT, and its header ends there. What is
- * between cursor and header_offset is for zeros. Codes as above.
+ * Computes the position of a member of a shard file whose length is not known yet. Its data begins
+ * on the next multiple of `alignment`, which must be a multiple of FORMAT_LARGE_ALIGNMENT. Its
+ * header ends there, and zeros fill the gap between `cursor` and header_offset. Returns 0, -EINVAL
+ * for an invalid alignment, or IOSHAPE_E_LIMIT if the file would exceed 2^63 bytes or the name is
+ * too long.
  */
 static int place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
 			struct format_place *place)
@@ -101,16 +102,16 @@ static int place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
 	if (ret)
 		return ret;
 	place->header_bytes = (uint32_t)(end - cursor);
-	past = end % alignment; /* which need not be a power of two */
+	past = end % alignment; /* `alignment` need not be a power of two */
 	place->data_offset = past ? end + (alignment - past) : end;
 	place->header_offset = place->data_offset - place->header_bytes;
 	place->descriptor_offset = place->end = place->data_offset;
 	return place->end > FORMAT_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
 }
 
-/* ---- Bytes ----------------------------------------------------------------------------------- */
+/* ---- Encoding -------------------------------------------------------------------------------- */
 
-/* Room for `bytes` more, zeroed and counted. NULL without memory. */
+/* Extends the buffer by `bytes` zeroed bytes and returns them; NULL if there is no memory. */
 static uint8_t *extend(struct base_buffer *out, size_t bytes)
 {
 	uint8_t *at;
@@ -123,8 +124,8 @@ static uint8_t *extend(struct base_buffer *out, size_t bytes)
 	return at;
 }
 
-/* Like torch: true sizes in the zip64 field as far as they are known, so that a repair tool can use
- * them. */
+/* Writes the zip64 field of a local header. Like torch, it has the true sizes if they are known, so
+ * that a repair tool can use them. */
 static void put_zip64_field(uint8_t *at, uint64_t bytes)
 {
 	if (bytes == FORMAT_UNKNOWN_BYTES)
@@ -135,14 +136,14 @@ static void put_zip64_field(uint8_t *at, uint64_t bytes)
 	base_put_le(at + 12, bytes, 8);
 }
 
-/* Appends exactly place->header_bytes. `name` with the folder. */
+/* Appends the local header, exactly place->header_bytes bytes. `name` includes the folder. */
 static int encode_header(struct base_buffer *out, const char *name,
 			 const struct format_place *place, uint64_t bytes)
 {
 	size_t name_bytes = strlen(name);
 	size_t fixed = FORMAT_LOCAL_BYTES + name_bytes;
 	size_t zip64_bytes = place->zip64 ? ZIP64_LOCAL_FIELD_BYTES : 0;
-	/* The place was planned for this name: it has room for the rest. */
+	/* The position was computed for this name, so the difference is not negative. */
 	size_t padding = place->header_bytes - fixed - zip64_bytes - FORMAT_PADDING_FIELD_BYTES;
 	uint8_t *at = extend(out, place->header_bytes);
 
@@ -168,7 +169,7 @@ static int encode_header(struct base_buffer *out, const char *name,
 	return 0;
 }
 
-/* Appends 16 bytes, or 24 with zip64. */
+/* Appends a data descriptor: 16 bytes, or 24 with zip64. */
 static int encode_descriptor(struct base_buffer *out, uint32_t crc32, uint64_t bytes, bool zip64)
 {
 	unsigned width = zip64 ? 8 : 4;
@@ -183,7 +184,8 @@ static int encode_descriptor(struct base_buffer *out, uint32_t crc32, uint64_t b
 	return 0;
 }
 
-/* The zip64 field of a directory entry: the numbers that do not fit, in this order. 0 if all do. */
+/* Returns the size of the zip64 field of a directory entry, which holds the numbers that do not fit
+ * into the old fields: sizes, then offset. Returns 0 if all fit. */
 static unsigned central_field_bytes(const struct format_entry *entry)
 {
 	unsigned numbers = 0;
@@ -232,10 +234,8 @@ static int encode_entry(struct base_buffer *out, const struct format_entry *entr
 	return 0;
 }
 
-/*
- * Torch writes the zip64 records whether they are needed or not. So do we: a reader then always
- * knows from the locator that the numbers are not merely large.
- */
+/* Appends the zip64 records and the end record. torch always writes the zip64 records, and so does
+ * this library. The locator then tells a reader that the numbers are not merely large. */
 static int encode_end(struct base_buffer *out, uint64_t count, uint64_t bytes, uint64_t offset)
 {
 	uint8_t *at = extend(out, ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + FORMAT_END_BYTES);
@@ -275,14 +275,15 @@ static uint64_t entries_bytes(const struct format_entry *entries, uint64_t count
 	return bytes;
 }
 
-/* Return the bytes that encode_directory() appends, without building them. */
+/* Returns the number of bytes that encode_directory() appends, without building them. */
 static uint64_t directory_bytes(const struct format_entry *entries, uint64_t count)
 {
 	return entries_bytes(entries, count) + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES +
 	       FORMAT_END_BYTES;
 }
 
-/* Appends the central directory, the zip64 records and the end record, for a directory at `offset`.
+/*
+ * Appends the central directory, the zip64 records and the end record, for a directory at `offset`.
  */
 static int encode_directory(struct base_buffer *out, const struct format_entry *entries,
 			    uint64_t count, uint64_t offset)
@@ -290,7 +291,9 @@ static int encode_directory(struct base_buffer *out, const struct format_entry *
 	size_t before = out->bytes;
 	int ret;
 
-	/* Once for all: growing step by step would copy a large directory several times. */
+	/*
+	 * Reserves once, because growing step by step would copy a large directory several times.
+	 */
 	ret = base_buffer_reserve(out, directory_bytes(entries, count));
 	for (uint64_t i = 0; i < count && !ret; i++)
 		ret = encode_entry(out, &entries[i]);
@@ -301,36 +304,38 @@ static int encode_directory(struct base_buffer *out, const struct format_entry *
 	return ret;
 }
 
-/* ---- The writer --------------------------------------------------------------------------------
- */
+/* ---- The writer ------------------------------------------------------------------------------ */
 
 struct format_writer {
 	struct format_sink sink;
-	const char *folder; /* before the name of every record, with its slash; static */
-	uint64_t alignment; /* of the members of a bundle; 0: it is a torch zip */
-	char *path;         /* for messages */
+	const char *folder; /* prefix of every record's name, with its slash; static */
+	uint64_t alignment; /* alignment of the members of a shard file; 0 for a torch zip */
+	char *path;         /* path for messages */
 
 	struct base_buffer entry_list;
 	struct format_entry
-		*entries; /* in the list: records that have begun; the last may be open */
+		/* the entries in entry_list, one for each record that has begun; the last may be
+		 * open */
+		*entries;
 	uint64_t count;
-	struct format_names *names; /* without the folder */
-	struct base_buffer scratch; /* headers and descriptors */
-	bool open;                  /* between begin and end */
-	bool finished;              /* nothing may follow a directory */
-	int failed;                 /* the code after which nothing more is written */
+	struct format_names *names; /* names without the folder */
+	struct base_buffer scratch; /* buffer for headers and descriptors */
+	bool open;                  /* a record has begun and not ended */
+	bool finished;              /* the directory is written, and nothing may follow it */
+	int failed; /* code of the first failure, after which nothing more is written */
 
-	struct format_place place; /* of the open record */
-	uint64_t announced;        /* bytes of it, or FORMAT_UNKNOWN_BYTES */
-	uint64_t done;             /* bytes of it that have been put */
+	struct format_place place; /* position of the open record */
+	uint64_t announced;        /* announced size of the open record, or FORMAT_UNKNOWN_BYTES */
+	uint64_t done;             /* bytes of the open record that have been put */
 
-	/* Of a torch zip: checksums of full blocks, and of the last one of each record. */
-	struct base_buffer checks; /* uint32_t */
-	uint32_t block_crc;        /* of the block that is not full yet */
+	/* The following members are for torch zips. */
+	/* uint32_t for each full block, and for the last block of each record */
+	struct base_buffer checks;
+	uint32_t block_crc; /* checksum of the current block, which is not full yet */
 	uint64_t block_bytes;
 };
 
-/* ---- Life ------------------------------------------------------------------------------------ */
+/* ---- Creating and freeing -------------------------------------------------------------------- */
 
 static int open_writer(struct format_writer **out, struct format_sink sink, const char *folder,
 		       const char *path, struct base_error *error)
@@ -413,10 +418,10 @@ static uint64_t offset_of(const struct format_writer *writer)
 	return writer->sink.ops->offset(writer->sink.to);
 }
 
-/* ---- Checks: a refusal changes nothing ------------------------------------------------------- */
+/* ---- Checks, which change nothing ------------------------------------------------------------ */
 
-/* First in every call: that nothing has failed, that it is not finished, and whether a record is
- * open. */
+/* Checks that no call has failed, that the archive is not finished, and that a record is open or
+ * not, as `open` says. Every call begins with it. */
 static int check_state(const struct format_writer *writer, bool open, struct base_error *error)
 {
 	if (writer->failed)
@@ -436,7 +441,7 @@ static int check_state(const struct format_writer *writer, bool open, struct bas
 	return 0;
 }
 
-/* That a record may have this name and alignment. */
+/* Checks that a record may have this name and alignment. */
 static int check_record(const struct format_writer *writer, const char *name, uint32_t alignment,
 			struct base_error *error)
 {
@@ -449,7 +454,7 @@ static int check_record(const struct format_writer *writer, const char *name, ui
 		return base_refuse_with(error, -EEXIST, "names must be unique",
 					"record \"%s\" is in \"%s\" already", FORMAT_SHOWN(name),
 					writer->path);
-	/* One place is kept for an index, which the reader counts too. */
+	/* One entry is reserved for the index, which the reader also counts. */
 	if (writer->count + 1 >= FORMAT_MAX_RECORDS)
 		return base_refuse(error, IOSHAPE_E_LIMIT,
 				   "record \"%s\" of \"%s\" is one above %u", FORMAT_SHOWN(name),
@@ -457,18 +462,17 @@ static int check_record(const struct format_writer *writer, const char *name, ui
 	return 0;
 }
 
-/* ---- Into the sink --------------------------------------------------------------------------- */
+/* ---- Output to the sink ---------------------------------------------------------------------- */
 
-/* The code, after which only format_writer_free() makes sense. So it is after a failure of all
- * below.
- */
+/* Records and returns a code, after which only format_writer_free() is allowed. The functions below
+ * call it for every failure. */
 static int fail(struct format_writer *writer, int code)
 {
 	writer->failed = code;
 	return code;
 }
 
-/* The sink continues `*crc` on the way; it may be NULL. */
+/* Puts bytes into the sink, which continues `*crc` over them. `crc` may be NULL. */
 static int put(struct format_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 	       struct base_error *error)
 {
@@ -573,7 +577,7 @@ int format_writer_begin(struct format_writer *writer, const char *name, uint64_t
 
 /* ---- The bytes of a record ------------------------------------------------------------------- */
 
-/* The block is full, or the record ends in it. */
+/* Ends a block that is full, or in which the record ends. */
 static int end_block(struct format_writer *writer, struct base_error *error)
 {
 	struct format_entry *entry = last_entry(writer);
@@ -582,7 +586,7 @@ static int end_block(struct format_writer *writer, struct base_error *error)
 		base_no_memory(error, "checksums of blocks", writer->checks.bytes);
 		return fail(writer, -ENOMEM);
 	}
-	/* The record's own checksum comes from those of its blocks: no byte is looked at twice. */
+	/* Combining the checksums of the blocks avoids a second pass over the bytes. */
 	if (writer->done == writer->block_bytes)
 		entry->crc32 = writer->block_crc;
 	else
@@ -615,8 +619,8 @@ static int put_blocks(struct format_writer *writer, const uint8_t *data, size_t 
 	return 0;
 }
 
-/* The member's checksum goes on, and `*crc`, if there is one; no byte is looked at twice but those
- * of small pieces. */
+/* Appends bytes to the open member and continues its checksum, and `*crc` if that is not NULL. Only
+ * short pieces are read twice; for long ones the checksum is combined. */
 static int put_in_member(struct format_writer *writer, const void *data, size_t bytes,
 			 uint32_t *crc, struct base_error *error)
 {
@@ -637,7 +641,7 @@ static int put_in_member(struct format_writer *writer, const void *data, size_t 
 	return ret;
 }
 
-/* That so many more may come. */
+/* Checks that this many more bytes may be put. */
 static int check_bytes(const struct format_writer *writer, const void *data, size_t bytes,
 		       struct base_error *error)
 {
@@ -648,7 +652,7 @@ static int check_bytes(const struct format_writer *writer, const void *data, siz
 	if (bytes && !data)
 		return base_refuse(error, -EINVAL, "cannot write %zu bytes at NULL to \"%s\"",
 				   bytes, writer->path);
-	/* Of an unknown length: as much as the largest file holds. */
+	/* A record of unknown length may grow to the largest file. */
 	if (bytes > MIN(writer->announced, (uint64_t)INT64_MAX) - writer->done)
 		return base_refuse_with(error, -EINVAL, "announce all of it",
 					"record \"%s\" of \"%s\" was announced with %llu bytes and "
@@ -775,7 +779,7 @@ static int write_directory(struct format_writer *writer, struct base_error *erro
 	struct base_buffer bytes = { 0 };
 	int ret;
 
-	/* A file that could not be read again must not be written. */
+	/* The library must not write a file that it could not read again. */
 	if (directory_bytes(writer->entries, writer->count) > FORMAT_MAX_DIRECTORY_BYTES)
 		return base_refuse_with(error, IOSHAPE_E_LIMIT, "use fewer or shorter names",
 					"the directory of \"%s\" would pass %s", writer->path,
@@ -854,7 +858,7 @@ struct format_sink format_sink_of_member(struct format_writer *bundle)
 	return (struct format_sink){ &ops, bundle };
 }
 
-/* ---- How long an archive will be ------------------------------------------------------------- */
+/* ---- Length of an archive -------------------------------------------------------------------- */
 
 static void add_to_directory(struct format_length *length, size_t name_bytes, uint64_t bytes,
 			     const struct format_place *place)
@@ -904,7 +908,7 @@ int format_length_add_index(struct format_length *length, const struct format_in
 	uint64_t bytes;
 	int ret;
 
-	/* All but what grows with the records. */
+	/* The part of the index that does not grow with the records. */
 	index.records = index.check_count = 0;
 	ret = format_index_encode(&rest, &index);
 	bytes = rest.bytes + length->records * sizeof(*index.data_offsets) +
