@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The manifest of a generation, JSON of one schema: written in one layout, read strictly, front to
- * back, without memory of its own but for what it becomes. Pure; the text is untrusted, and fuzzed
- * (tests/c/fuzz/fuzz_manifest.c).
+ * Encodes and decodes the manifest of a group's checkpoint: JSON of one schema. It is written in
+ * one layout and read strictly, front to back. Decoding allocates only the result. Pure; the text
+ * is untrusted, and fuzzed (tests/c/fuzz/fuzz_manifest.c).
  *
- * Why no library reads it: Debian 12 has no yyjson; jansson builds a tree first, which for a
- * manifest of a million ranks (96 MB) takes five times as long as reading and checking it here, and
- * 800 MiB instead of 26.
+ * No JSON library reads it, because Debian 12 has no yyjson, and jansson builds a tree first. For a
+ * manifest of a million ranks (96 MB) jansson takes five times as long as this parser with all
+ * checks, and 800 MiB instead of 26.
  */
 #define _GNU_SOURCE
 #include "format/manifest.h"
@@ -19,13 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Does it hold together? ------------------------------------------------------------------ */
+/* ---- Consistency ----------------------------------------------------------------------------- */
 
-/* A manifest is checked before it is written, and after it was read. */
+/* A manifest is checked before it is written and after it is read. */
 
-/* In the directory of the generation, and beside the manifest. NULL if it is fine, else what is
- * wrong.
- */
+/* Checks the name of a file in the checkpoint's directory. Returns NULL if it is valid, otherwise
+ * the problem. */
 static const char *name_problem(const char *name)
 {
 	size_t bytes = strlen(name);
@@ -57,7 +56,7 @@ static const char *attempt_problem(const char *attempt)
 		       "the attempt is not hexadecimal digits";
 }
 
-/* One part against its file. */
+/* Checks a shard against its file. Returns NULL if it is valid, otherwise the problem. */
 static const char *part_problem(const struct format_manifest *manifest,
 				const struct format_manifest_part *part)
 {
@@ -65,7 +64,7 @@ static const char *part_problem(const struct format_manifest *manifest,
 
 	if (part->file >= manifest->file_count)
 		return "a part is in a file that is not there";
-	/* Also because readers are asked for all of a file by 0 bytes. */
+	/* Also because a reader takes 0 bytes for the whole file. */
 	if (!part->bytes)
 		return "a part is empty";
 	file = &manifest->files[part->file];
@@ -77,7 +76,7 @@ static const char *part_problem(const struct format_manifest *manifest,
 	return NULL;
 }
 
-/* Says what is wrong with a part that names another one; NULL: nothing. */
+/* Checks a shard that equals another one. Returns NULL if it is valid, otherwise the problem. */
 static const char *repeat_problem(const struct format_manifest *manifest, uint32_t rank)
 {
 	const struct format_manifest_part *part = &manifest->parts[rank], *same;
@@ -112,7 +111,8 @@ static int compare_places(const void *left, const void *right, void *user)
 	return a < b ? -1 : a > b;
 }
 
-/* Parts that lie in their files. Only parts of one content lie in one place. */
+/* Checks that shards in one position are equal and that no others overlap, and sets their holders.
+ * All shards must lie inside their files. */
 static int check_apart(const struct format_manifest *manifest, const char **problem)
 {
 	struct format_manifest_part *before, *part, *parts = manifest->parts;
@@ -157,7 +157,8 @@ static int check_names(const struct format_manifest *manifest, const char **prob
 	return 0;
 }
 
-/* Sets *problem if it does not hold together, and the holders of the parts. 0 or -ENOMEM. */
+/* Checks a manifest and sets the holders of its shards. Sets *problem if it is not consistent.
+ * Returns 0 or -ENOMEM. */
 static int check_manifest(const struct format_manifest *manifest, const char **problem)
 {
 	int ret;
@@ -182,8 +183,7 @@ static int check_manifest(const struct format_manifest *manifest, const char **p
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-/* What every manifest begins with, of whatever version, and the last line before the final bracket.
- */
+/* Begin of every manifest, whatever its version, and the last line before the final bracket. */
 #define HEAD "{\n  \"format\": \"" FORMAT_MANIFEST_FORMAT "\",\n  \"version\": "
 #define TAIL "  \"crc32\": \"%08" PRIx32 "\"\n}\n"
 #define TAIL_BYTES (sizeof("  \"crc32\": \"01234567\"\n}\n") - 1)
@@ -253,7 +253,8 @@ static int put_parts(struct base_buffer *out, const struct format_manifest *mani
 	return ret ? ret : format_json_put(out, "\n  ],\n");
 }
 
-/* Without repeated parts, earlier versions of the library can read it. */
+/* Returns the version of the manifest. Without equal shards, earlier versions of the library can
+ * read it. */
 static unsigned version_of(const struct format_manifest *manifest)
 {
 	for (uint32_t i = 0; i < manifest->rank_count; i++)
@@ -270,7 +271,7 @@ int format_manifest_encode(struct base_buffer *out, const struct format_manifest
 
 	if (manifest->mode < IOSHAPE_MODE_EACH || manifest->mode > IOSHAPE_MODE_RANK0)
 		return -EINVAL;
-	/* What could not be read again must not be written. */
+	/* The library must not write a manifest that it could not read again. */
 	if (manifest->rank_count > FORMAT_MAX_RANKS || manifest->file_count > FORMAT_MAX_RANKS)
 		return IOSHAPE_E_LIMIT;
 	ret = check_manifest(manifest, &problem);
@@ -298,18 +299,17 @@ int format_manifest_encode(struct base_buffer *out, const struct format_manifest
 	return ret;
 }
 
-/* ---- JSON ---------------------------------------------------------------------------------------
- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
-#define MOST_NAME_BYTES 64u /* of a member */
+#define MOST_NAME_BYTES 64u /* longest name of a member */
 
 struct text {
 	const char *at, *end;
-	const char *problem; /* after a failure: what is wrong there */
+	const char *problem; /* after a failure: what is wrong at `at` */
 };
 
-/* Each reads one value, with the white space before it: 0, or the code of fail(). After a failure
- * nothing more can be read. */
+/* Each of the following functions reads one value, after optional white space. It returns 0 or the
+ * code of fail(). After a failure nothing more can be read. */
 
 static int fail(struct text *text, int code, const char *problem)
 {
@@ -323,7 +323,7 @@ static int malformed(struct text *text, const char *problem)
 	return fail(text, IOSHAPE_E_DAMAGED, problem);
 }
 
-/* The next character, 0 at the end: a 0 in the text is never allowed either. */
+/* Returns the next character; 0 at the end. A 0 within the text is never valid either. */
 static char peek(const struct text *text)
 {
 	return text->at < text->end ? *text->at : '\0';
@@ -335,7 +335,7 @@ static void skip_space(struct text *text)
 		text->at++;
 }
 
-/* Takes this character, behind white space, if it is the next. */
+/* Skips white space and takes the next character if it is this one. Returns whether it was. */
 static bool take(struct text *text, char character)
 {
 	skip_space(text);
@@ -345,7 +345,7 @@ static bool take(struct text *text, char character)
 	return true;
 }
 
-/* Reads what follows a backslash: what format_json_put_string() escapes, and no more. */
+/* Reads an escape after its backslash. Accepts only what format_json_put_string() writes. */
 static int read_escape(struct text *text, char *character)
 {
 	static const char letters[] = "\"\\bfnrt", characters[] = "\"\\\b\f\n\r\t";
@@ -376,7 +376,7 @@ static int read_escape(struct text *text, char *character)
 	return 0;
 }
 
-/* Zero-terminated, in at most `room` bytes with the 0. */
+/* Reads a string into `into`, zero-terminated, in at most `room` bytes with the final 0. */
 static int read_string(struct text *text, char *into, size_t room)
 {
 	size_t bytes = 0;
@@ -404,7 +404,7 @@ static bool is_digit(char character)
 	return character >= '0' && character <= '9';
 }
 
-/* A whole number without a sign. */
+/* Reads a whole number without a sign. */
 static int read_u64(struct text *text, void *into)
 {
 	uint64_t value = 0;
@@ -460,8 +460,7 @@ static int read_bool(struct text *text, void *into)
 						    malformed(text, "true or false was expected");
 }
 
-/* Passes over any value, of which only strings and brackets are looked at: a member of a later
- * version. */
+/* Skips any value, as for a member of a later version. It looks only at strings and brackets. */
 static int skip_value(struct text *text, void *into)
 {
 	const char *begin;
@@ -488,7 +487,7 @@ static int skip_value(struct text *text, void *into)
 	return malformed(text, "a value does not end");
 }
 
-/* A member of an object, and how its value is read into the place at this offset. */
+/* Member of an object: `read` reads its value to this offset of the object's struct. */
 struct member {
 	const char *name;
 	int (*read)(struct text *text, void *into);
@@ -514,7 +513,7 @@ static int read_member(struct text *text, const struct member *members, size_t c
 	return ret ? ret : skip_value(text, NULL);
 }
 
-/* Whether another one follows, behind a comma. */
+/* Takes a comma or the closing bracket, and sets *more if it was a comma. */
 static int go_on(struct text *text, char bracket, bool *more)
 {
 	*more = take(text, ',');
@@ -523,7 +522,7 @@ static int go_on(struct text *text, char bracket, bool *more)
 		       malformed(text, "a comma or a closing bracket was expected");
 }
 
-/* Of the known members the first `needed` must be there. */
+/* Reads an object. Of the known members, the first `needed` are required. */
 static int read_object(struct text *text, const struct member *members, size_t count, size_t needed,
 		       void *into)
 {
@@ -563,14 +562,14 @@ static int read_array(struct text *text, int (*read)(struct text *text, void *in
 
 /* ---- Decoding -------------------------------------------------------------------------------- */
 
-/* A manifest on its way back. */
+/* State of the decoder. */
 struct decoding {
 	struct format_manifest manifest;
 	uint64_t version;
-	struct base_buffer files, parts; /* the memory of the manifest's */
+	struct base_buffer files, parts; /* memory of manifest.files and manifest.parts */
 };
 
-/* ---- Values ---- */
+/* ---- Values ---------------------------------------------------------------------------------- */
 
 static int read_crc32(struct text *text, void *into)
 {
@@ -627,7 +626,7 @@ static int read_name(struct text *text, void *into)
 	return *name ? 0 : -ENOMEM;
 }
 
-/* ---- Files and parts ---- */
+/* ---- Files and shards ------------------------------------------------------------------------ */
 
 static int read_file(struct text *text, void *user)
 {
@@ -659,7 +658,7 @@ static int read_files(struct text *text, void *into)
 
 #define NO_RANK UINT64_MAX
 
-/* With numbers that are wider in JSON. */
+/* A shard with the numbers as JSON has them, in 64 bits. */
 struct wide_part {
 	struct format_manifest_part part;
 	uint64_t rank, file, same;
@@ -687,10 +686,10 @@ static int read_part(struct text *text, void *user)
 	ret = read_object(text, members, ARRAY_LENGTH(members), needed, &wide);
 	if (ret)
 		return ret;
-	/* So no rank is there twice, and none is missing. */
+	/* This order ensures that each rank occurs exactly once. */
 	if (wide.rank != manifest->rank_count)
 		return malformed(text, "a rank is missing, there twice or out of order");
-	/* Whether it is there is known when all files have been read. */
+	/* check_manifest() compares it with the number of files, when all files are read. */
 	wide.part.file = (uint32_t)MIN(wide.file, UINT32_MAX);
 	wide.part.repeats = wide.same != NO_RANK;
 	wide.part.same = (uint32_t)MIN(wide.same, UINT32_MAX);
@@ -707,9 +706,9 @@ static int read_parts(struct text *text, void *into)
 	return read_array(text, read_part, into);
 }
 
-/* ---- The whole ---- */
+/* ---- The whole manifest ---------------------------------------------------------------------- */
 
-/* What version 0.1 did not write. */
+/* Sets the serial number of a manifest of version 0.1, which has none, from its time. */
 static void fill_serial(struct format_manifest *manifest)
 {
 	if (!manifest->serial && manifest->saved > 0)
@@ -718,7 +717,7 @@ static void fill_serial(struct format_manifest *manifest)
 
 static int decode(struct decoding *decoding, struct text *text)
 {
-	/* Format and checksum have been looked at. */
+	/* check_frame() has verified the format and the checksum. */
 	static const struct member members[] = {
 		{ "format", skip_value, 0 },
 		{ "version", read_version, offsetof(struct decoding, version) },
@@ -731,7 +730,7 @@ static int decode(struct decoding *decoding, struct text *text)
 		{ "crc32", skip_value, 0 },
 		{ "serial", read_u64, offsetof(struct decoding, manifest.serial) },
 	};
-	/* Version 0.1 did not write the last one. */
+	/* Version 0.1 did not write the last member. */
 	const size_t needed = ARRAY_LENGTH(members) - 1;
 	int ret = read_object(text, members, ARRAY_LENGTH(members), needed, decoding);
 
@@ -746,7 +745,7 @@ static int decode(struct decoding *decoding, struct text *text)
 	return !ret && text->problem ? IOSHAPE_E_DAMAGED : ret;
 }
 
-/* That it is a manifest, and whole: before a single number of it is believed. */
+/* Checks that the text is a manifest and complete, before any number in it is used. */
 static int check_frame(const char *text, size_t bytes, const char *path, struct base_error *error)
 {
 	const size_t head_bytes = sizeof(HEAD) - 1;
@@ -809,7 +808,7 @@ int format_manifest_decode(struct format_manifest *manifest, const char *text, s
 	return tell(&decoding, bytes, &rest, ret, path, error);
 }
 
-/* ---- The head -------------------------------------------------------------------------------- */
+/* ---- The head of a manifest ------------------------------------------------------------------ */
 
 static int stop(struct text *text, void *into)
 {
@@ -820,7 +819,7 @@ static int stop(struct text *text, void *into)
 
 uint64_t format_manifest_peek_serial(const char *text, size_t bytes)
 {
-	/* As they are written: the numbers are before the files. */
+	/* The encoder writes these numbers before the files. */
 	static const struct member members[] = {
 		{ "saved", read_i64, offsetof(struct format_manifest, saved) },
 		{ "serial", read_u64, offsetof(struct format_manifest, serial) },

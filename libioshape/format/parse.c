@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading the end of an archive and its central directory. The file is untrusted: nothing it says
- * is used before it was held against the file's size, the limits and everything else it says.
+ * Parses the end of an archive and its central directory. The file is untrusted: every value is
+ * checked against the file's size, the limits and all other values before it is used.
  *
- * Zip is read from its end, and readers that disagree about where that is can be made to see
- * different archives in one file. We take the last end record, as torch and most readers do, and
- * refuse the file if anything about it is ambiguous.
+ * A zip is read from its end. Readers that disagree about the end can see different archives in one
+ * file. This parser takes the last end record, as torch and most readers do, and rejects a file
+ * with any ambiguity.
  */
 #define _GNU_SOURCE
 #include "format/format.h"
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The bytes to parse, and where complaints go. */
+/* Source of the bytes to parse, and destination of errors. */
 struct format_source {
 	uint64_t bytes;
 	format_fetch_fn fetch;
@@ -25,19 +25,18 @@ struct format_source {
 	struct base_error *error;
 };
 
-/* What the records at the end say of the central directory. */
+/* Contents of the end records: position of the central directory. */
 struct format_end {
-	uint64_t count; /* of entries */
+	uint64_t count; /* number of entries */
 	uint64_t offset;
 	uint64_t bytes;
 };
 
 #define MOST_COMMENT_BYTES UINT16_MAX
-/* The most that can lie between the end of the directory's zip64 end record and the end of the
- * file. */
+/* Longest distance from the end of the zip64 end record to the end of the file. */
 #define TAIL_BYTES (ZIP64_LOCATOR_BYTES + FORMAT_END_BYTES + MOST_COMMENT_BYTES)
 
-/* fetch() after a check that all of it lies in the file. */
+/* Calls fetch() after a check that the range lies in the file. */
 static int get(const struct format_source *source, uint64_t offset, void *into, size_t bytes)
 {
 	int ret;
@@ -54,7 +53,7 @@ static int get(const struct format_source *source, uint64_t offset, void *into, 
 		     0;
 }
 
-/* ---- Files that are no archive at all -------------------------------------------------------- */
+/* ---- Files that are not archives ------------------------------------------------------------- */
 
 #define AGAIN "load it with Python and save it again"
 #define UNPACK "unpack it first"
@@ -64,8 +63,8 @@ static const struct {
 	size_t length;
 	const char *what, *remedy;
 } known_beginnings[] = {
-	/* Pickles of protocol 2 to 5: torch.save() before 1.6 began with one, and still does on
-	   request. */
+	/* Pickles of protocol 2 to 5. torch.save() before 1.6 began with one, and still does so on
+	 * request. */
 	{ "\x80\x02", 2, "a torch file of the old kind, from before torch 1.6",
 	  "load it with torch.load() and save it again" },
 	{ "\x80\x03", 2, "a plain pickle", AGAIN },
@@ -81,7 +80,8 @@ static const struct {
 	{ "7z\xbc\xaf", 4, "a 7z archive", UNPACK },
 };
 
-/* Its header is the length of a JSON text, and then that text. */
+/* Returns whether the file begins like a safetensors file: the length of a JSON text, then that
+ * text. */
 static bool looks_like_safetensors(const uint8_t *head, size_t bytes, uint64_t file_bytes)
 {
 	return bytes >= 9 && head[8] == '{' && base_get_le(head, 8) < file_bytes;
@@ -125,7 +125,7 @@ static int refuse_without_end(const struct format_source *source)
 		source->path);
 }
 
-/* ---- The records at the end ------------------------------------------------------------------ */
+/* ---- The end records ------------------------------------------------------------------------- */
 
 static int refuse_end(const struct format_source *source, const char *what)
 {
@@ -141,7 +141,9 @@ static int refuse_disks(const struct format_source *source)
 				source->path);
 }
 
-/* The tail's last end record, by its position in the tail. */
+/*
+ * Finds the last end record in the tail of the file and sets *position to its offset in the tail.
+ */
 static int seek_end_record(const struct format_source *source, const uint8_t *tail, size_t bytes,
 			   size_t *position)
 {
@@ -152,10 +154,8 @@ static int seek_end_record(const struct format_source *source, const uint8_t *ta
 	for (at = bytes - FORMAT_END_BYTES; base_get_le(tail + at, 4) != FORMAT_END_SIGNATURE; at--)
 		if (!at)
 			return refuse_without_end(source);
-	/*
-	 * A comment that holds the signature itself is refused here as well: other readers would
-	 * not see the archive that we see.
-	 */
+	/* This also rejects a comment that contains the signature, because other readers would see
+	 * another archive. */
 	if (at + FORMAT_END_BYTES + base_get_le(tail + at + FORMAT_END_COMMENT, 2) != bytes)
 		return refuse_end(source,
 				  "its end record does not end where the file ends, so bytes were "
@@ -164,14 +164,14 @@ static int seek_end_record(const struct format_source *source, const uint8_t *ta
 	return 0;
 }
 
-/* A number in the end record is that of the zip64 end record, or all ones. */
+/* Returns whether a number of the end record is that of the zip64 end record, or all ones. */
 static bool agrees(uint64_t old, uint64_t all_ones, uint64_t number)
 {
 	return old == number || old == all_ones;
 }
 
-/* `locator` lies at `offset` of the file; *directory_end receives where the directory has to end.
- */
+/* Reads the zip64 end record. `locator` is at `offset` in the file. *directory_end receives the
+ * offset where the directory must end. */
 static int read_zip64_end(const struct format_source *source, const uint8_t *locator,
 			  uint64_t offset, const uint8_t *record, struct format_end *end,
 			  uint64_t *directory_end)
@@ -251,10 +251,8 @@ static int read_end(const struct format_source *source, const uint8_t *tail, siz
 	end->count = base_get_le(record + FORMAT_END_COUNT, 2);
 	end->bytes = base_get_le(record + FORMAT_END_SIZE, 4);
 	end->offset = base_get_le(record + FORMAT_END_OFFSET, 4);
-	/*
-	 * All ones without a locator is no contradiction: 65,535 records need no zip64 yet. Numbers
-	 * that are wrong in that way do not pass check_end().
-	 */
+	/* All ones without a locator are valid: 65,535 records do not need zip64. check_end()
+	 * rejects numbers that are wrong. */
 	locator = record - ZIP64_LOCATOR_BYTES;
 	if (at >= ZIP64_LOCATOR_BYTES && base_get_le(locator, 4) == ZIP64_LOCATOR_SIGNATURE) {
 		ret = read_zip64_end(source, locator, directory_end - ZIP64_LOCATOR_BYTES, record,
@@ -265,10 +263,8 @@ static int read_end(const struct format_source *source, const uint8_t *tail, siz
 	return check_end(source, end, directory_end);
 }
 
-/*
- * Finds the end record and the zip64 records and believes them if they agree with each other, with
- * the file's size and with the limits.
- */
+/* Finds the end record and the zip64 records. Accepts them if they agree with each other, with the
+ * file's size and with the limits. */
 static int find_end(const struct format_source *source, struct format_end *end)
 {
 	size_t bytes = (size_t)MIN(source->bytes, TAIL_BYTES);
@@ -288,32 +284,35 @@ static int find_end(const struct format_source *source, struct format_end *end)
 	return ret;
 }
 
-/* ---- Reading the directory --------------------------------------------------------------------
- */
+/* ---- Reading the directory ------------------------------------------------------------------- */
 
-/* Holds the longest entry there can be: 46 bytes and three times 65,535. */
+/* Holds the longest possible entry: 46 bytes and three times 65,535. */
 #define WINDOW_BYTES (256 * KIB)
 
-/* What a parsed directory owns besides its entries. */
+/* Memory of a parsed directory besides its entries. */
 struct store {
-	struct base_buffer names; /* with the folder, each ended by a zero */
-	size_t folder_bytes; /* of the folder with its slash, which begins every name; 0: not known
-				yet */
+	struct base_buffer names; /* names with the folder, each ended by a zero */
+	/* length of the folder with its slash, which begins every name; 0 until the first name is
+	 * read */
+	size_t folder_bytes;
 	char folder[FORMAT_MAX_FOLDER_BYTES];
-	uint64_t *limits; /* for each entry, where the next record begins; NULL: they ascend */
+	/* for each entry, the offset of the next record; NULL if the entries are in the order of
+	 * the file */
+	uint64_t *limits;
 };
 
-/* The directory is read through a window: a file that lies about its size costs no memory. */
+/* Reader of the directory. It reads through a window, so that a false size in the file costs no
+ * memory. */
 struct walk {
 	struct format_source source;
 	struct format_end end;
-	uint64_t next; /* offset in the file of what follows the window */
+	uint64_t next; /* offset in the file of the byte behind the window */
 	uint8_t *window;
-	size_t at, filled; /* in the window */
-	uint64_t room;     /* entries that fit */
+	size_t at, filled; /* positions in the window */
+	uint64_t room;     /* allocated entries */
 };
 
-/* An entry as it lies in the window. */
+/* Encoded entry in the window. */
 struct raw_entry {
 	const uint8_t *head;
 	const char *name;
@@ -334,7 +333,7 @@ static int refuse(const struct format_source *source, int code, const char *name
 
 /* ---- One entry ------------------------------------------------------------------------------- */
 
-/* Makes sure that the window holds the next `bytes`. */
+/* Ensures that the window holds the next `bytes` bytes. */
 static int window_hold(struct walk *walk, size_t bytes)
 {
 	uint64_t left = walk->end.offset + walk->end.bytes - walk->next;
@@ -390,8 +389,8 @@ static int next_raw(struct walk *walk, struct raw_entry *raw)
 	return 0;
 }
 
-/* Finds the zip64 field in an extra field. *bytes is 0 if there is none; NULL: the fields make no
- * sense. */
+/* Finds the zip64 field in an extra field. Sets *bytes to its length, or 0 if there is none.
+ * Returns NULL if the fields are malformed. */
 static const uint8_t *find_zip64(const uint8_t *extra, size_t extra_bytes, size_t *bytes)
 {
 	const uint8_t *found = extra;
@@ -406,19 +405,20 @@ static const uint8_t *find_zip64(const uint8_t *extra, size_t extra_bytes, size_
 		if (base_get_le(extra + at - FORMAT_FIELD_HEAD_BYTES, 2) != ZIP64_FIELD_ID)
 			continue;
 		if (*bytes)
-			return NULL; /* twice: which one would count? */
+			return NULL; /* two fields are ambiguous */
 		found = extra + at;
 		*bytes = length;
 	}
 	return found;
 }
 
-/* The numbers of an entry, in full width. */
+/* Numbers of an entry, in full width. */
 struct numbers {
 	uint64_t size, packed, offset, disk;
 };
 
-/* Takes the next 8 or 4 bytes of the zip64 field if the old field is all ones. */
+/* Takes the next 8 or 4 bytes of the zip64 field if the old field is all ones. Returns false if the
+ * field is too short. */
 static bool take_zip64(uint64_t *number, unsigned old_width, unsigned width, const uint8_t **field,
 		       size_t *left)
 {
@@ -457,7 +457,7 @@ static int read_numbers(const struct format_source *source, const struct raw_ent
 	return 0;
 }
 
-/* Features that we do not read. */
+/* Rejects records with features that the library does not support. */
 static int check_features(const struct format_source *source, const struct raw_entry *raw)
 {
 	uint64_t flags = base_get_le(raw->head + FORMAT_CENTRAL_FLAGS, 2);
@@ -475,7 +475,7 @@ static int check_features(const struct format_source *source, const struct raw_e
 	ret = read_numbers(source, raw, &numbers);
 	if (ret)
 		return ret;
-	/* Whoever believes the method gets rubbish: torch would not notice. */
+	/* A reader that trusts the method decompresses garbage, and torch would not notice. */
 	if (numbers.size && numbers.size == numbers.packed)
 		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
 			      "is said to be compressed and has its full size; the directory is "
@@ -485,12 +485,12 @@ static int check_features(const struct format_source *source, const struct raw_e
 		      "compression (zip -0)");
 }
 
-/* Where the entry lies, as far as the directory alone can tell. */
+/* Reads the position of the record and checks it as far as the directory alone allows. */
 static int read_place(const struct walk *walk, const struct raw_entry *raw,
 		      struct format_entry *entry)
 {
 	const struct format_source *source = &walk->source;
-	uint64_t end = walk->end.offset; /* records lie before the directory */
+	uint64_t end = walk->end.offset; /* records precede the directory */
 	uint64_t least = FORMAT_LOCAL_BYTES + raw->name_bytes;
 	struct numbers numbers;
 	int ret;
@@ -501,7 +501,7 @@ static int read_place(const struct walk *walk, const struct raw_entry *raw,
 	if (numbers.disk)
 		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
 			      "lies in another part of a split zip; join the parts first");
-	/* Of a folder torch reads nothing, and hands out memory as it found it. */
+	/* torch reads nothing for a folder, and returns uninitialized memory. */
 	if (numbers.size &&
 	    base_get_le(raw->head + FORMAT_CENTRAL_ATTRIBUTES, 4) & FORMAT_ATTRIBUTE_FOLDER)
 		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
@@ -525,7 +525,7 @@ static int read_place(const struct walk *walk, const struct raw_entry *raw,
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-/* The first name tells the folder, as for torch. */
+/* Takes the folder from the first name, as torch does. */
 static int take_folder(const struct format_source *source, const struct raw_entry *raw,
 		       struct store *store)
 {
@@ -558,7 +558,8 @@ static int check_name(const struct format_source *source, const struct raw_entry
 	return 0;
 }
 
-/* Folders, which repacking tools list as empty entries, are no records. */
+/* Returns whether the entry is a folder. Repacking tools list folders as empty entries; they are no
+ * records. */
 static bool is_folder(const struct raw_entry *raw, const struct format_entry *entry)
 {
 	return !entry->bytes && raw->name[raw->name_bytes - 1] == '/';
@@ -587,7 +588,9 @@ static int keep_entry(struct walk *walk, struct format_directory *directory,
 	uint64_t room = walk->room;
 	struct format_entry *entries;
 
-	/* Room grows with what was really there, not with what the end record says. */
+	/*
+	 * The memory grows with the entries that were read, not with the count in the end record.
+	 */
 	if (directory->count == room) {
 		room = MIN(room ? room * 2 : 64, walk->end.count);
 		entries = realloc(directory->entries, room * sizeof(*entries));
@@ -616,7 +619,7 @@ static int walk_entry(struct walk *walk, struct format_directory *directory)
 		ret = take_folder(&walk->source, &raw, store);
 	if (!ret)
 		ret = check_name(&walk->source, &raw, store);
-	/* Before sizes are compared, which features of other zips let differ. */
+	/* This check precedes that of the sizes, which may differ in zips with other features. */
 	if (!ret)
 		ret = check_features(&walk->source, &raw);
 	if (!ret)
@@ -656,8 +659,7 @@ static int walk_directory(struct walk *walk, struct format_directory *directory)
 	return ret;
 }
 
-/* Now that the names no longer move: lets the entries point to them, and makes sure that none comes
- * twice. */
+/* Points the entries to their names, which no longer move, and checks that names are unique. */
 static int index_names(const struct format_source *source, struct format_directory *directory)
 {
 	struct store *store = directory->memory;
@@ -709,8 +711,7 @@ static bool ascends(const struct format_directory *directory)
 	return true;
 }
 
-/* Some tools list records in another order than they lie in: then each needs its neighbour noted.
- */
+/* Sets the limits of entries that are not in the order of the file, as some tools write them. */
 static int note_limits(struct format_directory *directory)
 {
 	struct store *store = directory->memory;
@@ -732,7 +733,7 @@ static int note_limits(struct format_directory *directory)
 	return 0;
 }
 
-/* Where the next record's header, or the directory, begins. */
+/* Returns the offset of the next record's header, or of the directory. */
 static uint64_t limit_of(const struct format_directory *directory, uint64_t position)
 {
 	const struct store *store = directory->memory;
@@ -760,7 +761,7 @@ static int check_overlaps(const struct format_source *source, struct format_dire
 	return 0;
 }
 
-/* ---- The calls ------------------------------------------------------------------------------- */
+/* ---- Public functions of the parser ---------------------------------------------------------- */
 
 int format_parse(struct format_directory *directory, uint64_t file_bytes, format_fetch_fn fetch,
 		 void *user, const char *path, struct base_error *error)
@@ -792,12 +793,13 @@ bool format_data_fits(const struct format_directory *directory, uint64_t positio
 	const struct format_entry *entry = &directory->entries[position];
 	uint64_t least = least_end(directory, position) - entry->bytes;
 
-	/* The least end fits, so none of this can wrap. */
+	/* The least end fits, so no difference can wrap. */
 	return data_offset >= least && data_offset - least <= UINT16_MAX &&
 	       data_offset - least <= limit_of(directory, position) - (least + entry->bytes);
 }
 
-/* Numbers that stand in both headers must be the same. Those in zip64 fields are not looked up. */
+/* Returns whether the numbers of the local header agree with the entry. Numbers in zip64 fields are
+ * not compared. */
 static bool local_agrees(const uint8_t *head, const struct format_entry *entry)
 {
 	uint64_t flags = base_get_le(head + FORMAT_LOCAL_FLAGS, 2);
@@ -808,7 +810,7 @@ static bool local_agrees(const uint8_t *head, const struct format_entry *entry)
 	    flags & FORMAT_FLAG_ENCRYPTED)
 		return false;
 	if (flags & FORMAT_FLAG_DESCRIPTOR)
-		return true; /* they are zero, or nobody cares */
+		return true; /* the numbers follow the data, and those in the header do not count */
 	return base_get_le(head + FORMAT_LOCAL_CRC, 4) == entry->crc32 &&
 	       (packed == FORMAT_IN_ZIP64_32 || packed == entry->bytes) &&
 	       (size == FORMAT_IN_ZIP64_32 || size == entry->bytes);
@@ -817,7 +819,7 @@ static bool local_agrees(const uint8_t *head, const struct format_entry *entry)
 int format_locate(struct format_directory *directory, uint64_t position, format_fetch_fn fetch,
 		  void *user, const char *path, struct base_error *error)
 {
-	/* What lies before the directory was found to be in the file. */
+	/* The directory's offset was found to be in the file. */
 	struct format_source source = { directory->offset, fetch, user, path, error };
 	const struct store *store = directory->memory;
 	struct format_entry *entry = &directory->entries[position];
