@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Opens an archive: its directory, its index where it has one, and where each record's data begins.
- * Then reads ranges of records in the order of the file's bytes, block by block, and compares
- * checksums on the way.
- */
+/* Opens an archive: its directory, its index if it has one, and the data offset of each record.
+ * Reads ranges of records in the order of the file, block by block, and verifies their checksums
+ * while reading. */
 #define _GNU_SOURCE
 #include "format/format.h"
 #include "format/layout.h"
@@ -15,8 +13,9 @@
 #include <string.h>
 #include <time.h>
 
-/* Of a file whose name leads to another one meanwhile: 5 s. GlusterFS's client takes a name for
- * that of a file that another client has replaced for up to a second (md-cache-timeout). */
+/* Retries for a file whose name leads to another file meanwhile: 5 s in all. The client of
+ * GlusterFS may keep the old file under a name that another client has replaced for up to a second
+ * (md-cache-timeout). */
 #define MOST_TRIES 250
 #define PAUSE_NS 20000000
 
@@ -47,7 +46,7 @@ static bool is_index(const struct format_entry *entry)
 	       !memcmp(entry->name, FORMAT_INDEX_RECORD, entry->name_bytes);
 }
 
-/* Reads the index record, to be freed, and compares its checksum. */
+/* Reads the index record and verifies its checksum. The caller frees *out. */
 static int read_index(struct opening *opening, const struct format_entry *entry, uint8_t **out)
 {
 	uint8_t *data;
@@ -77,7 +76,8 @@ static int read_index(struct opening *opening, const struct format_entry *entry,
 	return ret;
 }
 
-/* Moves the offsets over. False if the directory is not the one that the index was made with. */
+/* Copies the data offsets from the index to the directory. Returns false if the index does not
+ * belong to the directory. */
 static bool index_fits(struct format_reader *reader)
 {
 	struct format_directory *directory = &reader->directory;
@@ -93,7 +93,7 @@ static bool index_fits(struct format_reader *reader)
 	return true;
 }
 
-/* Whether the index is used is in has_index; an index that does not fit is no failure. */
+/* Decodes the index. An index that does not fit is not a failure: has_index then stays false. */
 static int decode_index(struct opening *opening, const uint8_t *data, uint64_t bytes)
 {
 	struct format_reader *reader = opening->reader;
@@ -148,11 +148,9 @@ static int locate_all(struct opening *opening)
 	return ret;
 }
 
-/*
- * Compare the first bytes of a record's local header with where its data lie. Readers that
- * take the file as it lies find the data by them, and they have no checksum: one wrong bit there,
- * and right bytes would be taken for the wrong ones.
- */
+/* Checks that the first bytes of a record's local header lead to its data. Readers of the raw file
+ * find the data by these bytes, and no checksum covers them. One wrong bit would make such a reader
+ * take other bytes for the record. */
 static int check_header(const struct format_reader *reader, const struct format_entry *entry,
 			const uint8_t *head, struct base_error *error)
 {
@@ -189,14 +187,15 @@ int format_reader_check_headers(const struct format_reader *reader, struct base_
 {
 	int ret = 0;
 
-	/* Without an index they were all looked at when the file was opened. */
+	/* Without an index, all headers were checked when the file was opened. */
 	for (uint64_t i = 0;
 	     !ret && reader->has_index && !reader->plain && i < reader->directory.count; i++)
 		ret = look_at_header(reader, i, error);
 	return ret;
 }
 
-/* That every record's true checksum is 0 happens to no archive with a pickle in it. */
+/* Returns whether every checksum is 0, which means that there are none. An archive with a pickle
+ * never has 0 as the true checksum of every record. */
 static bool all_checksums_zero(const struct format_directory *directory)
 {
 	bool any_bytes = false;
@@ -224,7 +223,7 @@ static int open_once(struct format_reader *reader, const char *path, uint64_t ba
 			   error);
 	if (!ret)
 		ret = open_index(&opening);
-	/* By the file's first bytes others tell whether it is a zip at all. */
+	/* Other programs recognize a zip by the first bytes of the file. */
 	if (!ret)
 		ret = reader->has_index ? look_at_header(reader, 0, error) : locate_all(&opening);
 	if (!ret && !reader->has_index)
@@ -234,12 +233,9 @@ static int open_once(struct format_reader *reader, const char *path, uint64_t ba
 	return ret;
 }
 
-/* ---- Files in any format -----------------------------------------------------------------------
- */
+/* ---- Files in any format: one record, which is the whole file -------------------------------- */
 
-/* One record that is all of the file. */
-
-/* Nobody changes it. */
+/* Name of the only record. It is never modified. */
 static char no_name[1];
 
 static int add_only_entry(struct format_reader *reader)
@@ -250,7 +246,7 @@ static int add_only_entry(struct format_reader *reader)
 	directory->entries = malloc(sizeof(*directory->entries));
 	if (!directory->entries || format_names_new(&directory->names, 0))
 		return -ENOMEM;
-	/* No header comes before the end, which is where a directory would begin. */
+	/* No header precedes the end, where a directory would begin. */
 	directory->entries[0] = (struct format_entry){
 		.name = no_name,
 		.bytes = bytes,
@@ -278,14 +274,13 @@ static int open_plain_once(struct format_reader *reader, const char *path, uint6
 	return base_no_memory(error, "a reader", sizeof(*reader));
 }
 
-/* ---- Opening -----------------------------------------------------------------------------------
- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
-/* One try to open a file, after which there is nothing to free if it fails. */
+/* Tries to open a file once. After a failure there is nothing to free. */
 typedef int (*open_fn)(struct format_reader *reader, const char *path, uint64_t base,
 		       uint64_t bytes, enum ioshape_direct direct, struct base_error *error);
 
-/* Tries until the file is the one that the name leads to by now. */
+/* Opens a file again until it is the file that the name leads to. */
 static int open_latest(struct format_reader *reader, const char *path, uint64_t base,
 		       uint64_t bytes, enum ioshape_direct direct, open_fn open,
 		       struct base_error *error)
@@ -294,11 +289,9 @@ static int open_latest(struct format_reader *reader, const char *path, uint64_t 
 	struct base_error why;
 	int ret = 0;
 
-	/*
-	 * An NFS client opens what it believes the name to mean, and learns only when it asks for
-	 * something of it that another host has replaced the file; then it looks anew. A part of a
-	 * file is that of no other one.
-	 */
+	/* An NFS client opens the file that it remembers under a name. Only when it reads does it
+	 * learn that another host has replaced the file, and then looks the name up again. Parts of
+	 * files are not retried, because the part could not belong to another file. */
 	for (int tries = 0; tries < MOST_TRIES; tries++) {
 		memset(&why, 0, sizeof(why));
 		ret = open(reader, path, base, bytes, direct, &why);
@@ -337,7 +330,7 @@ int format_reader_add_checksums(struct format_reader *reader, struct format_chec
 			"is another file",
 			reader->input.path, BASE_SIZE(reader->input.bytes),
 			BASE_SIZE(checksums->file_bytes));
-	/* The index of that archive: its one record has all blocks. */
+	/* Index of the archive with one record: the record has all blocks. */
 	reader->index = (struct format_index){
 		.check_bytes = checksums->block_bytes,
 		.records = 1,
@@ -363,61 +356,59 @@ void format_reader_close(struct format_reader *reader)
 
 /* ---- Ranges ---------------------------------------------------------------------------------- */
 
-/*
- * If a block is wanted only in part, the reader reads the rest of it into nowhere, for the sake of
- * its checksum. Ranges that overlap are read one after the other. So no memory is needed for data,
- * and that for bookkeeping is bounded by one batch.
- */
+/* If a range covers a block only in part, the reader also reads the rest of the block, and drops
+ * it, to verify the checksum. Ranges that overlap are read one after the other. So the reader needs
+ * no memory for data, and the memory for bookkeeping is that of one batch. */
 
-/* Pieces in a batch: 4 GiB of blocks, so that the pause between batches does not show. */
+/* Pieces in a batch: 4 GiB of blocks, so that the pause between batches is negligible. */
 #define MOST_PIECES 4096u
-/* The unit of reading where there are no checksums of blocks. */
+/* Unit of reading if blocks have no checksums. */
 #define PLAIN_BLOCK_BYTES (4 * MIB)
 
-/* The record of a range that lies between records: its offset is the file's, and nothing is known
- * about its bytes. */
+/* Record number of a range between records. Its offset is that in the file, and no checksum covers
+ * its bytes. */
 #define NO_RECORD UINT64_MAX
 
 /* How the bytes of a record are verified. */
 enum mode {
-	MODE_BLOCKS, /* against the checksums of its blocks */
-	MODE_WHOLE,  /* against the checksum of the record, all of which is wanted */
-	MODE_PLAIN   /* not at all */
+	MODE_BLOCKS, /* by the checksums of its blocks */
+	MODE_WHOLE,  /* by the checksum of the record, which is read as a whole */
+	MODE_PLAIN   /* not verified */
 };
 
-/* What belongs to a piece: pieces from one that begins a check to one that ends it are verified
+/* Check of a piece. The pieces from one that begins a check to one that ends it are verified
  * together. */
 struct note {
 	uint64_t record;
-	uint64_t offset; /* in the record, of what is verified */
+	uint64_t offset; /* first verified byte, in the record */
 	uint64_t bytes;
-	uint32_t crc32; /* as it should be */
+	uint32_t crc32; /* expected checksum */
 	bool begins, ends;
 };
 
 struct job {
 	const struct format_reader *reader;
 	struct io_lane *lane;
-	struct io_stream *stream; /* NULL: nothing is read ahead of the last range */
+	struct io_stream *stream; /* NULL: nothing is prefetched behind the last range */
 	const struct format_range *ranges;
 	bool verify;
 	struct base_error *error;
 
-	size_t *order; /* ranges that are not empty, by where they begin in the file */
+	size_t *order; /* ranges that are not empty, in the order of the file */
 	size_t order_count;
-	size_t *later; /* those of a record that wait for another pass over it */
+	size_t *later; /* ranges of a record that need another pass over it */
 
-	struct io_piece *pieces; /* the batch */
-	struct note *notes;      /* to each piece */
+	struct io_piece *pieces; /* pieces of the batch */
+	struct note *notes;      /* check of each piece */
 	size_t piece_count, room;
-	uint32_t crc; /* of the check that is under way, which may span batches */
+	uint32_t crc; /* checksum of the current check, which may span batches */
 
 	ioshape_progress_fn progress;
 	void *progress_user;
-	bool counting;  /* nothing is read: bytes are added to `total` */
-	uint64_t total; /* bytes that will be read, if there is a callback */
-	uint64_t done;  /* of earlier batches */
-	uint64_t told;  /* of which the callback knows */
+	bool counting;  /* count pass: nothing is read, and bytes are added to `total` */
+	uint64_t total; /* bytes that will be read; computed if there is a callback */
+	uint64_t done;  /* bytes of earlier batches */
+	uint64_t told;  /* bytes that the callback has been told */
 };
 
 /* ---- Batches --------------------------------------------------------------------------------- */
@@ -426,7 +417,7 @@ static int tell(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint6
 {
 	struct job *job = user;
 
-	(void)total_bytes; /* of the batch */
+	(void)total_bytes; /* the total of the batch */
 	job->told = job->done + done_bytes;
 	return job->progress(job->progress_user, phase, job->told, job->total);
 }
@@ -493,8 +484,7 @@ static int flush(struct job *job)
 	return 0;
 }
 
-/* Makes sure that there is room for one more: in larger memory, or behind a batch that has been
- * read. */
+/* Ensures that one more piece fits: enlarges the arrays, or reads the batch. */
 static int make_room(struct job *job)
 {
 	const size_t room = job->room ? 2 * job->room : 64;
@@ -533,15 +523,14 @@ static int add_piece(struct job *job, const struct io_piece *piece, const struct
 
 /* ---- One block ------------------------------------------------------------------------------- */
 
-/* A run of bytes of a record. */
+/* Range of bytes of a record. */
 struct block {
 	uint64_t record;
-	uint64_t begin, end; /* in the record */
+	uint64_t begin, end; /* offsets in the record */
 	enum mode mode;
 };
 
-/* What the pieces up to `end`, the last of which it is when that is the end of the block, verify.
- */
+/* Returns the check of a piece [begin, end) of the block. */
 static struct note note_for(const struct job *job, const struct block *block, uint64_t begin,
 			    uint64_t end)
 {
@@ -568,7 +557,8 @@ static struct note note_for(const struct job *job, const struct block *block, ui
 	return note;
 }
 
-/* Bytes [begin, end) of the record go to `into`, or nowhere. */
+/* Adds bytes [begin, end) of the record to the batch. They go to `into`, or are dropped if it is
+ * NULL. */
 static int add_part(struct job *job, const struct block *block, uint64_t begin, uint64_t end,
 		    void *into)
 {
@@ -586,10 +576,9 @@ static int add_part(struct job *job, const struct block *block, uint64_t begin, 
 	return add_piece(job, &piece, &note);
 }
 
-/*
- * The parts of this block that ranges want, and what is between them. `order` holds ranges that do
- * not overlap; *next is the first that may reach into the block, and afterwards into the next one.
- */
+/* Adds the parts of the block that ranges cover, and the gaps between them. `order` holds ranges
+ * that do not overlap. *next is the first range that may reach into the block, and afterwards into
+ * the next block. */
 static int walk_block(struct job *job, const struct block *block, const size_t *order, size_t count,
 		      size_t *next)
 {
@@ -629,7 +618,8 @@ static enum mode mode_for(const struct job *job, const size_t *order, size_t cou
 		return MODE_PLAIN;
 	if (reader->has_index && range->record < reader->index.records)
 		return MODE_BLOCKS;
-	/* torch's skip_data() leaves 0 in the place of checksums for whoever brings the data. */
+	/* torch's skip_data() writes 0 instead of checksums, for programs that write the data
+	 * later. */
 	if (!reader->directory.entries[range->record].crc32)
 		return MODE_PLAIN;
 	for (size_t i = 0; i < count; i++) {
@@ -640,7 +630,7 @@ static enum mode mode_for(const struct job *job, const size_t *order, size_t cou
 	return MODE_PLAIN;
 }
 
-/* Ranges that do not overlap, in the order of the record. */
+/* Adds ranges that do not overlap, in the order of the record. */
 static int walk_ranges(struct job *job, const size_t *order, size_t count, enum mode mode)
 {
 	const uint64_t record = job->ranges[order[0]].record;
@@ -653,7 +643,7 @@ static int walk_ranges(struct job *job, const size_t *order, size_t count, enum 
 
 	while (!ret && (next < count || (mode == MODE_WHOLE && block.end < bytes))) {
 		block.begin = block.end;
-		/* What no range wants is read only for the checksum of all of the record. */
+		/* Bytes that no range covers are read only for the checksum of a whole record. */
 		if (mode != MODE_WHOLE)
 			block.begin = MAX(block.end, job->ranges[order[next]].offset / unit * unit);
 		block.end = block.begin + MIN(unit, bytes - block.begin);
@@ -662,8 +652,8 @@ static int walk_ranges(struct job *job, const size_t *order, size_t count, enum 
 	return ret;
 }
 
-/* Moves those of the ranges that do not overlap to the front. Returns their number, which is not 0.
- */
+/* Moves ranges that do not overlap each other to the front and returns their number, which is not
+ * 0. */
 static size_t take_apart(struct job *job, size_t *order, size_t count)
 {
 	size_t taken = 0, left = 0;
@@ -684,7 +674,8 @@ static size_t take_apart(struct job *job, size_t *order, size_t count)
 	return taken;
 }
 
-/* `order` holds the ranges of one record. Those that overlap others are read in another pass. */
+/* Reads the ranges of one record, which `order` holds. Ranges that overlap others are read in
+ * another pass. */
 static int walk_record(struct job *job, size_t *order, size_t count)
 {
 	const enum mode mode = mode_for(job, order, count);
@@ -692,7 +683,7 @@ static int walk_record(struct job *job, size_t *order, size_t count)
 	int ret = 0;
 
 	for (size_t i = 0; !ret && i < count; i += taken) {
-		/* A batch goes onward in the file. */
+		/* Offsets within a batch must not decrease. */
 		if (i && !job->counting)
 			ret = flush(job);
 		taken = take_apart(job, order + i, count - i);
@@ -745,7 +736,7 @@ static int read_all(struct job *job)
 	ret = walk_all(job);
 	if (!ret)
 		ret = flush(job);
-	/* The last blocks may have come in on a thread that does not speak to the callback. */
+	/* A thread that does not call the callback may have read the last blocks. */
 	if (!ret && job->progress && job->told < job->done && tell(job, IOSHAPE_PHASE_READ, 0, 0))
 		ret = base_refuse(job->error, -ECANCELED,
 				  "reading \"%s\" was stopped by its progress callback",
@@ -753,7 +744,7 @@ static int read_all(struct job *job)
 	return ret;
 }
 
-/* ---- All of it ------------------------------------------------------------------------------- */
+/* ---- The whole job --------------------------------------------------------------------------- */
 
 static int check_range(const struct job *job, const struct format_range *range)
 {
@@ -861,18 +852,17 @@ int format_reader_read(const struct format_reader *reader, struct io_lane *lane,
 	return count ? run(&job, count) : 0;
 }
 
-/* ---- The file as it lies -----------------------------------------------------------------------
- */
+/* ---- The raw file ---------------------------------------------------------------------------- */
 
-/* A stretch of the file is the records in it, and what lies between them. */
+/* A range of the file: the records in it, and the bytes between them. */
 struct stretch {
 	const struct format_reader *reader;
 	uint64_t begin, end;
 	uint8_t *into;
-	struct base_buffer ranges; /* of struct format_range */
+	struct base_buffer ranges; /* array of struct format_range */
 };
 
-/* The nth record in the order of the file. */
+/* Returns the nth record in the order of the file. */
 static uint64_t nth_record(const struct format_directory *directory, uint64_t n)
 {
 	return directory->order ? directory->order[n] : n;
@@ -883,7 +873,7 @@ static uint64_t data_end(const struct format_entry *entry)
 	return entry->data_offset + entry->bytes;
 }
 
-/* The first record, in the order of the file, that ends at this offset or behind it. */
+/* Returns the first record, in the order of the file, that ends at or behind this offset. */
 static uint64_t first_record(const struct format_directory *directory, uint64_t offset)
 {
 	uint64_t from = 0, to = directory->count, middle;
@@ -898,7 +888,7 @@ static uint64_t first_record(const struct format_directory *directory, uint64_t 
 	return from;
 }
 
-/* Adds the bytes from `begin` to `end` of the file. 0 or -ENOMEM. */
+/* Adds bytes [begin, end) of the file. Returns 0 or -ENOMEM. */
 static int add_range(struct stretch *stretch, uint64_t record, uint64_t begin, uint64_t end)
 {
 	const uint64_t base =
@@ -915,7 +905,8 @@ static int add_range(struct stretch *stretch, uint64_t record, uint64_t begin, u
 	return base_buffer_append(&stretch->ranges, &range, sizeof(range));
 }
 
-/* Empty records count as read where they lie: they have a checksum, too. */
+/* Divides the range of the file into ranges of records and gaps. Empty records are included where
+ * they are, because their checksum can be wrong. */
 static int divide(struct stretch *stretch)
 {
 	const struct format_directory *directory = &stretch->reader->directory;
@@ -936,7 +927,7 @@ static int divide(struct stretch *stretch)
 	return ret ? ret : add_range(stretch, NO_RECORD, at, stretch->end);
 }
 
-/* Headers that the stretch has all of. */
+/* Checks the headers that lie completely in the range of the file. */
 static int check_headers(const struct stretch *stretch, struct base_error *error)
 {
 	const struct format_directory *directory = &stretch->reader->directory;
@@ -982,7 +973,7 @@ int format_reader_read_file(const struct format_reader *reader, struct io_lane *
 	if (divide(&stretch))
 		ret = base_no_memory(error, "the ranges of a stretch", stretch.ranges.bytes);
 	else
-		/* The buffer's memory is malloc()'s: aligned for any struct. */
+		/* malloc() allocates the buffer, so it is aligned for any struct. */
 		ret = format_reader_read(reader, lane, stream, (void *)stretch.ranges.data,
 					 stretch.ranges.bytes / sizeof(struct format_range), verify,
 					 progress, progress_user, error);

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Tensors: their dtypes, how a strided tensor becomes the bytes of a record, the pickle that
- * makes tensors of records, and the header of a safetensors file. Pure.
- */
+/* Tensors: their dtypes, how a strided tensor becomes the bytes of a record, the pickle that builds
+ * tensors from records, and the header of a safetensors file. Pure. */
 #define _GNU_SOURCE
 #include "format/format.h"
 
@@ -11,13 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Dtypes -----------------------------------------------------------------------------------
- */
+/* ---- Dtypes ---------------------------------------------------------------------------------- */
 
-/*
- * Torch stopped adding typed storages at bfloat16. Tensors of later dtypes lie in an untyped
- * storage, and their pickle names the dtype itself.
- */
+/* bfloat16 is the last dtype for which torch has a typed storage. Tensors of later dtypes are in an
+ * untyped storage, and their pickle names the dtype itself. */
 static const struct format_dtype dtypes[] = {
 	[IOSHAPE_UINT8] = { "uint8", "ByteStorage", 1 },
 	[IOSHAPE_INT8] = { "int8", "CharStorage", 1 },
@@ -59,11 +54,9 @@ IOSHAPE_EXPORT size_t ioshape_dtype_bytes(enum ioshape_dtype dtype)
 
 /* ---- Layout ---------------------------------------------------------------------------------- */
 
-/*
- * The elements, and the elements there would be if no length were 0: the strides of an empty tensor
- * are computed as if those lengths were 1, as in torch. False if a length is negative or the
- * product overflows.
- */
+/* Counts the elements. *span is the number of elements if lengths of 0 were 1: as in torch, the
+ * strides of an empty tensor are computed that way. Returns false if a length is negative or the
+ * product overflows. */
 static bool count_elements(uint32_t dims, const int64_t *shape, uint64_t *elements, int64_t *span)
 {
 	bool empty = false;
@@ -83,7 +76,7 @@ static bool count_elements(uint32_t dims, const int64_t *shape, uint64_t *elemen
 
 static void contiguous_strides(uint32_t dims, const int64_t *shape, int64_t *strides)
 {
-	int64_t step = 1; /* count_elements() has seen that this does not overflow */
+	int64_t step = 1; /* count_elements() has checked that this does not overflow */
 
 	for (uint32_t i = dims; i-- > 0;) {
 		strides[i] = step;
@@ -91,13 +84,16 @@ static void contiguous_strides(uint32_t dims, const int64_t *shape, int64_t *str
 	}
 }
 
-/* The dimensions that matter (longer than 1), from the smallest stride to the largest. */
+/*
+ * Sorts the dimensions longer than 1 from the smallest stride to the largest. Returns their number.
+ */
 static uint32_t sort_dims(uint32_t dims, const int64_t *shape, const int64_t *strides,
 			  uint32_t *order)
 {
 	uint32_t count = 0, at;
 
-	/* From the last one, where the smallest stride usually is: then no step moves anything. */
+	/* Begins at the last dimension, which usually has the smallest stride, so that nothing
+	 * needs to move. */
 	for (uint32_t i = dims; i-- > 0;) {
 		if (shape[i] <= 1)
 			continue;
@@ -108,8 +104,8 @@ static uint32_t sort_dims(uint32_t dims, const int64_t *shape, const int64_t *st
 	return count;
 }
 
-/* Whether these strides visit each element of one dense block once. Lengths of 0 and 1 have no say.
- */
+/* Returns whether the strides visit each element of one dense block once. Dimensions of length 0
+ * and 1 do not matter. */
 static bool fills_block(uint32_t dims, const int64_t *shape, const int64_t *strides)
 {
 	uint32_t order[IOSHAPE_MAX_DIMS], count;
@@ -168,8 +164,8 @@ static int check_shape(const struct ioshape_tensor *tensor, const struct format_
 	return 0;
 }
 
-/* The memory a tensor reaches must be addressable: offsets of elements are computed without checks
- * later. */
+/* Returns whether the tensor's memory is addressable. Later code computes offsets of elements
+ * without checks. */
 static bool reach_fits(const struct ioshape_tensor *tensor, size_t element_bytes)
 {
 	int64_t last = 0, step;
@@ -184,8 +180,8 @@ static bool reach_fits(const struct ioshape_tensor *tensor, size_t element_bytes
 	return last < INT64_MAX / (int64_t)element_bytes;
 }
 
-/* A stride that has no say can be anything in the tensor; in the file it stays below the element
- * count. */
+/* Copies the tensor's strides, except those above the element count. Such a stride belongs to a
+ * dimension of length 0 or 1, where it does not matter. */
 static void keep_strides(const struct ioshape_tensor *tensor, int64_t span, int64_t *strides)
 {
 	for (uint32_t i = 0; i < tensor->dims; i++) {
@@ -248,15 +244,13 @@ static int layout_row_major(const struct ioshape_tensor *tensor, struct format_l
 
 /* ---- Packing --------------------------------------------------------------------------------- */
 
-/*
- * A tensor seen as equal units of contiguous memory: an element, or as many as follow each other
- * both in memory and in row-major order.
- */
+/* A tensor as equal units of contiguous memory. A unit is an element, or all elements that follow
+ * each other both in memory and in row-major order. */
 struct units {
-	size_t bytes;                          /* of a unit */
-	uint32_t dims;                         /* over which units are spread; at least 1 */
-	uint64_t length[IOSHAPE_MAX_DIMS + 1]; /* innermost first */
-	uint64_t step[IOSHAPE_MAX_DIMS + 1];   /* in bytes */
+	size_t bytes;  /* size of a unit */
+	uint32_t dims; /* dimensions over which units are spread; at least 1 */
+	uint64_t length[IOSHAPE_MAX_DIMS + 1]; /* numbers of units, innermost dimension first */
+	uint64_t step[IOSHAPE_MAX_DIMS + 1];   /* distances in bytes */
 };
 
 static void find_units(const struct ioshape_tensor *tensor, size_t element_bytes,
@@ -291,7 +285,7 @@ static void find_units(const struct ioshape_tensor *tensor, size_t element_bytes
 	}
 }
 
-/* A constant size makes memcpy() one load and one store. */
+/* With a constant size, memcpy() compiles to one load and one store. */
 #define COPY_UNITS(size)                                                                           \
 	for (uint64_t i = 0; i < count; i++, to += (size), from += step)                           \
 	memcpy(to, from, size)
@@ -321,10 +315,10 @@ static void copy_units(uint8_t *to, const uint8_t *from, size_t bytes, uint64_t 
 }
 
 /*
- * Rows whose neighbours lie closer together than the units in a row (a transposed matrix, a part of
- * one): row by row, each cache line would be fetched anew for each unit in it. A few units of as
- * many rows as share their cache lines are copied at a time; few, because the distance is often a
- * power of two, and caches hold few lines at such distances.
+ * If neighbouring rows are closer together than the units of a row (a transposed matrix, or a part
+ * of one), copying row by row would fetch each cache line again for each unit in it. So a few units
+ * of all rows that share their cache lines are copied at a time. They are few because the distance
+ * is often a power of two, at which caches hold few lines.
  */
 #define CACHE_LINE_BYTES 64u
 #define TILE_UNITS 8u
@@ -344,8 +338,8 @@ static void copy_rows(uint8_t *to, const uint8_t *from, const struct units *unit
 	}
 }
 
-/* How many rows from this one on, of `most` units, to copy together; below 2 if nothing is gained.
- */
+/* Returns how many rows, beginning with `row`, to copy together, for at most `most` units. Below 2
+ * there is no gain. */
 static uint64_t rows_together(const struct units *units, uint64_t row, uint64_t most)
 {
 	uint64_t rows;
@@ -357,10 +351,10 @@ static uint64_t rows_together(const struct units *units, uint64_t row, uint64_t 
 	return MIN(rows, units->length[1] - row);
 }
 
-/* A place in row-major order: which unit, and where it lies. */
+/* Position in row-major order. */
 struct cursor {
 	uint64_t index[IOSHAPE_MAX_DIMS + 1];
-	const uint8_t *from; /* the unit at index */
+	const uint8_t *from; /* memory of the unit at `index` */
 };
 
 static void seek_unit(const struct units *units, const void *data, uint64_t unit,
@@ -374,8 +368,8 @@ static void seek_unit(const struct units *units, const void *data, uint64_t unit
 	}
 }
 
-/* `count` steps on in dimension `dim`, at most to its end; dimensions further in are at their
- * beginning. */
+/* Advances by `count` units in dimension `dim`, at most to its end. The inner dimensions must be at
+ * their begin. */
 static void advance(const struct units *units, struct cursor *cursor, uint32_t dim, uint64_t count)
 {
 	cursor->index[dim] += count;
@@ -388,7 +382,7 @@ static void advance(const struct units *units, struct cursor *cursor, uint32_t d
 	}
 }
 
-/* Copies some of `most` units and moves on behind them; returns their number. */
+/* Copies up to `most` units, advances behind them, and returns their number. */
 static uint64_t copy_some(const struct units *units, struct cursor *cursor, uint8_t *to,
 			  uint64_t most)
 {
@@ -441,11 +435,9 @@ void format_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint
 
 /* ---- The pickle ------------------------------------------------------------------------------ */
 
-/*
- * The pickle that torch.load expects: protocol 2, and only opcodes that torch's weights_only
- * unpickler knows. A tensor is written as torch writes it, a call of _rebuild_tensor_v2 on a typed
- * storage, or of _rebuild_tensor_v3 on an untyped one for the dtypes that came later.
- */
+/* The pickle that torch.load expects: protocol 2, with only the opcodes that torch's weights_only
+ * unpickler supports. A tensor is written as torch writes it: a call of _rebuild_tensor_v2 on a
+ * typed storage. Later dtypes use _rebuild_tensor_v3 on an untyped storage. */
 
 /* Opcodes, named as in Python's pickletools. */
 enum {
@@ -455,7 +447,7 @@ enum {
 	MARK = '(',
 	SETITEMS = 'u',
 	TUPLE = 't',
-	TUPLE1 = 0x85, /* TUPLE2, TUPLE3 follow */
+	TUPLE1 = 0x85, /* TUPLE2 and TUPLE3 follow */
 	BINUNICODE = 'X',
 	BININT1 = 'K',
 	BININT2 = 'M',
@@ -470,10 +462,12 @@ enum {
 	STOP = '.',
 };
 
-/* Python's pickle sets as many items at once: it bounds the unpickler's stack. */
+/* Items per SETITEMS, as in Python's pickle. It bounds the unpickler's stack. */
 #define ITEMS_AT_ONCE 1000u
 
-/* What every tensor repeats is written once and fetched from the unpickler's memo from then on. */
+/*
+ * Objects that all tensors share. They are written once and then fetched from the unpickler's memo.
+ */
 enum {
 	MEMO_STORAGE,
 	MEMO_CPU,
@@ -481,19 +475,19 @@ enum {
 	MEMO_REBUILD_V3,
 	MEMO_ORDERED_DICT,
 	MEMO_UNTYPED_STORAGE,
-	MEMO_DTYPE, /* + dtype: its typed storage, or else the dtype itself */
+	MEMO_DTYPE, /* + dtype: its typed storage, or otherwise the dtype itself */
 };
 
-#define MOST_DTYPES 58u /* `known` has a bit for each place in the memo */
+#define MOST_DTYPES 58u /* `known` has a bit for each entry of the memo */
 
-/* Most bytes that one tensor takes, but for its name and its dimensions (two LONG1 of 64 bits
- * each). */
+/* Upper bound of the bytes of one tensor, without its name and its dimensions. A dimension takes
+ * two LONG1 of 64 bits. */
 #define TENSOR_BYTES 1024u
 #define DIM_BYTES (2u * 10u)
 
 struct pickler {
-	uint8_t *at;    /* behind the last byte; room has been made */
-	uint64_t known; /* places of the memo that are filled */
+	uint8_t *at;    /* end of the written bytes; space is reserved */
+	uint64_t known; /* entries of the memo that are filled */
 };
 
 static void put_byte(struct pickler *pickler, unsigned byte)
@@ -520,7 +514,7 @@ static void put_text(struct pickler *pickler, const char *text, size_t bytes)
 	put_bytes(pickler, text, bytes);
 }
 
-/* Not negative, below 2^63. */
+/* Writes a number from 0 to 2^63 - 1. */
 static void put_count(struct pickler *pickler, uint64_t value)
 {
 	if (value <= UINT8_MAX) {
@@ -552,7 +546,8 @@ static void put_counts(struct pickler *pickler, const int64_t *values, uint32_t 
 	put_byte(pickler, count > 3 ? TUPLE : TUPLE1 + count - 1);
 }
 
-/* True if the object came out of the memo; otherwise the caller writes it and then remembers it. */
+/* Fetches an object from the memo and returns true. If it returns false, the caller writes the
+ * object and then calls remember(). */
 static bool recall(struct pickler *pickler, unsigned place)
 {
 	if (!(pickler->known & (UINT64_C(1) << place)))
@@ -590,7 +585,9 @@ static void put_global(struct pickler *pickler, unsigned place, const char *modu
 	remember(pickler, place);
 }
 
-/* ('storage', class, key, 'cpu', count) as a persistent id: an untyped storage counts bytes. */
+/*
+ * Writes ('storage', class, key, 'cpu', count) as a persistent id. An untyped storage counts bytes.
+ */
 static void put_storage(struct pickler *pickler, const struct ioshape_tensor *tensor,
 			const struct format_dtype *dtype, uint64_t bytes, size_t key)
 {
@@ -610,7 +607,7 @@ static void put_storage(struct pickler *pickler, const struct ioshape_tensor *te
 	put_byte(pickler, BINPERSID);
 }
 
-/* rebuild(storage, offset, size, stride, requires_grad, hooks[, dtype]) */
+/* Writes rebuild(storage, offset, size, stride, requires_grad, hooks[, dtype]). */
 static void put_tensor(struct pickler *pickler, const struct ioshape_tensor *tensor,
 		       const struct format_layout *layout, size_t key)
 {
@@ -627,7 +624,8 @@ static void put_tensor(struct pickler *pickler, const struct ioshape_tensor *ten
 	put_counts(pickler, tensor->shape, tensor->dims);
 	put_counts(pickler, layout->strides, tensor->dims);
 	put_byte(pickler, NEWFALSE);
-	/* A new one for each tensor: hooks registered on one must not show on another. */
+	/* Each tensor gets a dict of its own, so that hooks registered on one do not appear on
+	 * another. */
 	put_global(pickler, MEMO_ORDERED_DICT, "collections", "OrderedDict");
 	put_byte(pickler, EMPTY_TUPLE);
 	put_byte(pickler, REDUCE);
@@ -682,13 +680,11 @@ undo:
 #define LENGTH_BYTES 8u
 #define HEADER_ALIGNMENT 8u
 
-/*
- * The format's names of dtypes, and their order: larger elements first, so that all lie aligned.
- * Which of two equally large ones is the first was the original library's choice.
- */
+/* The format's names of dtypes and their order: larger elements first, so that all are aligned. The
+ * order of dtypes of equal size is that of the safetensors library. */
 static const struct {
 	const char *name;
-	uint8_t place; /* from the end of the file */
+	uint8_t place; /* position, counted from the end of the file */
 } safetensors_dtypes[] = {
 	[IOSHAPE_BOOL] = { "BOOL", 0 },
 	[IOSHAPE_FLOAT4_E2M1FN_X2] = { "F4", 1 },
@@ -750,8 +746,7 @@ int format_safetensors_compare(const struct ioshape_tensor *one, const struct io
 	return order ? order : strcmp(one->name, other->name);
 }
 
-/* ---- The header of a safetensors file
- * ------------------------------------------------------------------------------ */
+/* ---- Header of a safetensors file ------------------------------------------------------------ */
 
 static int put_metadata(struct base_buffer *out, const struct ioshape_metadata *metadata)
 {
@@ -769,7 +764,8 @@ static int put_metadata(struct base_buffer *out, const struct ioshape_metadata *
 	return ret ? ret : format_json_put(out, "}");
 }
 
-/* What the file calls the shape: it counts values, where torch counts bytes of two. */
+/* Returns the length of a dimension in the file. The file counts values, while torch counts bytes
+ * of two values. */
 static uint64_t length_in_file(const struct ioshape_tensor *tensor, uint32_t dim)
 {
 	const bool halves = tensor->dtype == IOSHAPE_FLOAT4_E2M1FN_X2 && dim + 1 == tensor->dims;
