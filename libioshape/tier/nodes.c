@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What groups ask of their tiers: how nodes protect what they have just saved, what the tiers of
- * all nodes have together, and how nodes get what their ranks want of a generation there: from the
- * node that has it, where ranks have moved, or made from what the others keep, where it is lost. In
- * rounds, by all ranks; the first rank of each node looks, sends and writes.
+ * Functions of a tier that groups call (struct group_tier_ops): protect what the nodes have just
+ * saved, find out which checkpoints the tiers of all nodes have together, and restore files that
+ * the ranks of a node need. If ranks have moved, the files come from the node that has them. If
+ * they are lost, they are computed from what the other nodes keep. All ranks take part, in rounds.
+ * The first rank of each node reads, sends and writes.
  */
 #define _GNU_SOURCE
 #include "tier/parity.h"
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- One node's tier ------------------------------------------------------------------------- */
+/* ---- The tier of one node -------------------------------------------------------------------- */
 
 static const struct ioshape_tier *tier_of(const struct group_tier *of_groups)
 {
@@ -27,12 +28,12 @@ static int find_for_group(struct group_tier *of_groups, const char *path, char *
 	return tier_enter(tier_of(of_groups), path, place, error);
 }
 
-/* By enum ioshape_parity. */
+/* Parities and nodes of a set, by enum ioshape_parity. */
 static const struct {
 	uint32_t parity, nodes;
 } kinds[] = { { 0, 1 }, { 1, 2 }, { 1, 4 }, { 1, 8 }, { 2, 4 }, { 2, 6 }, { 2, 8 } };
 
-/* Return what a node keeps for `nodes` nodes that save so much each. */
+/* Returns the bytes that a node keeps for others if `nodes` nodes save `bytes` bytes each. */
 static uint64_t parity_bytes(enum ioshape_parity parity, uint64_t bytes, uint32_t nodes)
 {
 	const uint32_t in_set = MIN(kinds[parity].nodes, nodes);
@@ -55,7 +56,7 @@ static int make_room_for_group(struct group_tier *of_groups, const char *path, u
 	return ret;
 }
 
-/* `once`: unless it has been kept. */
+/* Records that a copy waits to be drained. With `once`, does nothing if it is already recorded. */
 static int keep_path(struct group_tier *of_groups, const char *path, uint32_t keep_last,
 		     uint64_t keep_every, bool once, struct base_error *error)
 {
@@ -74,7 +75,7 @@ static int keep_for_group(struct group_tier *of_groups, const char *path, uint32
 	return keep_path(of_groups, path, keep_last, keep_every, false, error);
 }
 
-/* ---- Protecting what nodes have just saved --------------------------------------------------- */
+/* ---- Protecting what the nodes have just saved ----------------------------------------------- */
 
 static int make_sets(const struct ioshape_group *group, struct parity_sets *sets,
 		     struct base_error *error)
@@ -118,7 +119,8 @@ static int make_plan(const struct ioshape_group *group, const struct format_mani
 	return ret;
 }
 
-/* All nodes at once: each makes the parities that it keeps for the others. */
+/* Makes the parities. All nodes do so at the same time, and each gets those that it keeps for the
+ * others. */
 static int make_parities(struct group_round *round, const struct format_manifest *manifest,
 			 const struct parity_record *record, const char *folder,
 			 struct base_error *error)
@@ -131,7 +133,7 @@ static int make_parities(struct group_round *round, const struct format_manifest
 		.round = round,
 		.manifest = manifest,
 		.record = record,
-		.holders = numbers, /* each has its own */
+		.holders = numbers, /* each node has its own files */
 		.parities = numbers + nodes,
 		.makings = makings,
 		.count = nodes,
@@ -153,7 +155,7 @@ static int make_parities(struct group_round *round, const struct format_manifest
 	return ret;
 }
 
-/* So that it is known for what it is: the files of one node. */
+/* Writes a record without parities, which marks the folder as the files of one node. */
 static int put_bare_record(const struct io_folder *folder, const struct parity_record *record,
 			   struct base_error *error)
 {
@@ -170,7 +172,8 @@ static int put_bare_record(const struct io_folder *folder, const struct parity_r
 	return ret;
 }
 
-/* Without parities it is a good generation all the same. */
+/* Makes the parities, or writes a bare record if that is not possible. The checkpoint is valid
+ * without parities; `unprotected` then has the reason. */
 static int protect(struct group_round *round, const struct format_manifest *manifest,
 		   const struct parity_record *record, const struct io_folder *folder,
 		   char unprotected[BASE_ERROR_TEXT_BYTES], struct base_error *error)
@@ -192,8 +195,10 @@ static int protect(struct group_round *round, const struct format_manifest *mani
 	return put_bare_record(folder, record, error);
 }
 
-/* Compare a record that another process or a disk gave with the manifest and the number of nodes
- * that it is used with: their arrays are indexed by its numbers. IOSHAPE_E_DAMAGED. */
+/*
+ * Compares a record from another process or a disk with the manifest and the number of nodes that
+ * it is used with, because its numbers are indices of their arrays. Returns 0 or IOSHAPE_E_DAMAGED.
+ */
 static int check_record(const struct parity_record *record, const struct format_manifest *manifest,
 			uint32_t nodes, const char *path, struct base_error *error)
 {
@@ -225,58 +230,59 @@ static int protect_nodes(struct group_round *round, const struct format_manifest
 	return ret;
 }
 
-/* ---- Generations on tiers ---------------------------------------------------------------------
- */
+/* ---- Checkpoints on tiers -------------------------------------------------------------------- */
 
-/* Older ones are at their destination, or soon will be. */
+/*
+ * Number of checkpoints that a node offers. Older ones are at their destination, or soon will be.
+ */
 #define MOST_OFFERED 3u
 
-/* A node of today that has the files of a node of the generation. */
+/* Current node (holder) that has the files of a node of the checkpoint. */
 struct holding {
 	uint32_t holder, node;
 	uint32_t parities;
 };
 
-/* A generation that lies on tiers. */
+/* A checkpoint that is spread over tiers. */
 struct spread {
 	uint64_t step, serial;
 	char attempt[FORMAT_ATTEMPT_BYTES];
 	struct parity_record record;
-	uint32_t *node_of_rank; /* of the generation; owned */
+	uint32_t *node_of_rank; /* node of the checkpoint, for each rank; owned */
 	uint32_t holding_count;
 	struct holding *holdings; /* owned */
 };
 
-struct group_spreads { /* newest first */
+struct group_spreads { /* sorted, newest first */
 	struct spread *all;
 	size_t count;
 };
 
 /* ---- Messages -------------------------------------------------------------------------------- */
 
-/* What a node has. */
+/* Checkpoints that a node has. */
 struct offers {
-	uint32_t ranks; /* of the group: as many had saved what can be offered */
+	uint32_t ranks; /* ranks of the group; only a checkpoint of as many ranks can be offered */
 	uint32_t count;
 	struct spread all[MOST_OFFERED];
 };
 
-/* Rank 0's decision. */
+/* Rank 0's decision about what is restored, and where. */
 struct restoring {
 	const struct ioshape_group *group;
 	uint64_t step;
 	char attempt[FORMAT_ATTEMPT_BYTES];
-	struct parity_record record;  /* that of any node */
-	uint32_t *holders, *parities; /* by node of the generation; owned */
+	struct parity_record record;  /* record of any node */
+	uint32_t *holders, *parities; /* arrays by node of the checkpoint; owned */
 	uint32_t count;
 	struct parity_making *makings; /* owned */
-	char *folder;                  /* owned; not told */
+	char *folder;                  /* owned; not part of the message */
 };
 
-/* From a node that has it. */
+/* Manifest from a node that has the checkpoint. */
 struct given {
 	struct base_error failure;
-	struct base_buffer text; /* of the manifest */
+	struct base_buffer text; /* text of the manifest */
 };
 
 static void pass_spread(struct group_payload *payload, struct spread *spread, uint32_t ranks)
@@ -287,7 +293,7 @@ static void pass_spread(struct group_payload *payload, struct spread *spread, ui
 	group_pass_number(payload, &spread->serial);
 	group_pass_text(payload, spread->attempt, sizeof(spread->attempt));
 	parity_pass_record(payload, &spread->record);
-	/* Each node had a rank at least. */
+	/* Each node had at least one rank. */
 	payload->bad |= sets->nodes > ranks;
 	group_pass_list(payload, &spread->node_of_rank, ranks, sets->nodes - 1);
 	group_pass_small(payload, &spread->holding_count, sets->nodes);
@@ -328,7 +334,7 @@ static void pass_restoring(struct group_payload *payload, void *message)
 	for (uint32_t node = 0; !*bad && node < restoring->record.sets.nodes; node++)
 		*bad |= restoring->holders[node] >= nodes &&
 			restoring->holders[node] != PARITY_NOWHERE;
-	/* Each rank wants the files of one node. */
+	/* Each rank needs the files of one node. */
 	group_pass_small(payload, &restoring->count, ranks);
 	if (!payload->note)
 		restoring->makings = calloc(ranks, sizeof(*restoring->makings));
@@ -358,13 +364,13 @@ static void pass_failure(struct group_payload *payload, void *message)
 	group_pass_text(payload, answer->remark, sizeof(answer->remark));
 }
 
-/* The first rank of each node → rank 0: what its tier has. */
+/* First rank of each node to rank 0: what its tier has. */
 static const struct group_message offer_message = { "offer", pass_offers };
-/* Rank 0 → the first rank of each node: what is restored, and where. */
+/* Rank 0 to the first rank of each node: what is restored, and where. */
 static const struct group_message restore_message = { "restore", pass_restoring };
-/* The first rank of a node that has the generation → the others. */
+/* First rank of a node that has the checkpoint to the others: the manifest. */
 static const struct group_message manifest_message = { "manifest", pass_given };
-/* The first rank of each node → rank 0: whether it has what its ranks want. */
+/* First rank of each node to rank 0: whether it has the files that its ranks need. */
 static const struct group_message restored_message = { "restored", pass_failure };
 
 static void spread_free(struct spread *spread)
@@ -397,13 +403,13 @@ static void restoring_free(struct restoring *restoring)
 	free(restoring->folder);
 }
 
-/* ---- What this node has ---------------------------------------------------------------------- */
+/* ---- Checkpoints of this node ---------------------------------------------------------------- */
 
-/* One generation here. */
+/* A checkpoint on this node. */
 struct offer {
 	const struct ioshape_group *group;
 	const struct group_generation *generation;
-	struct spread *spread; /* record.sets.nodes is 0 before there is a record */
+	struct spread *spread; /* record.sets.nodes is 0 until a record is found */
 };
 
 static bool has_all_files(const struct offer *offer, const struct parity_record *record)
@@ -424,7 +430,9 @@ static bool has_all_files(const struct offer *offer, const struct parity_record 
 	return true;
 }
 
-/* The parities that are there in their length. */
+/*
+ * Returns the number of parities in the file: all of them if it has the full length, otherwise 0.
+ */
 static uint32_t parities_here(const struct offer *offer, const struct parity_record *record,
 			      uint64_t record_bytes, uint64_t file_bytes)
 {
@@ -446,7 +454,7 @@ static bool add_holding(struct spread *spread, struct holding holding)
 	return true;
 }
 
-/* Takes the record. False without memory. */
+/* Fills the spread of the offer and takes the record. Returns false if there is no memory. */
 static bool describe(struct offer *offer, struct parity_record *record)
 {
 	const struct format_manifest *manifest = &offer->generation->manifest;
@@ -465,7 +473,7 @@ static bool describe(struct offer *offer, struct parity_record *record)
 	return true;
 }
 
-/* Whether two records name the same sets and the same files of each node. */
+/* Returns whether two records have the same sets and the same files of each node. */
 static bool records_agree(const struct parity_record *left, const struct parity_record *right)
 {
 	const struct parity_sets *a = &left->sets, *b = &right->sets;
@@ -477,7 +485,8 @@ static bool records_agree(const struct parity_record *left, const struct parity_
 		       left->file_count * sizeof(*left->node_of_file));
 }
 
-/* Two parity files of one generation with different sets cannot both be right. */
+/* Returns whether a record agrees with the first one of this checkpoint. Two files of parities with
+ * different sets cannot both be right, and the second one is logged. */
 static bool agrees(const struct offer *offer, const struct parity_record *record, const char *name)
 {
 	if (records_agree(&offer->spread->record, record))
@@ -488,7 +497,8 @@ static bool agrees(const struct offer *offer, const struct parity_record *record
 	return false;
 }
 
-/* The record that stands in a file, and how long that file is. False: there is none. */
+/* Reads the record from a file of parities, and the length of that file. Returns false if there is
+ * no valid record. */
 static bool read_record(const struct io_folder *folder, const char *name,
 			struct parity_record *record, uint64_t *record_bytes, uint64_t *file_bytes)
 {
@@ -511,7 +521,7 @@ static bool read_record(const struct io_folder *folder, const char *name,
 	return well;
 }
 
-/* The files of one node, if they are all there. */
+/* Adds the files of one node to the offer, if they are complete. */
 static int see_node(void *user, const char *name, struct base_error *error)
 {
 	struct offer *offer = user;
@@ -533,7 +543,8 @@ static int see_node(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-/* Of a generation that lies all in one place, as if one node had saved it. -ENOMEM. */
+/* Makes the record of a checkpoint that is in one place, as if one node had saved it. Returns 0 or
+ * -ENOMEM. */
 static int whole_record(struct parity_record *record, uint32_t file_count)
 {
 	static const char *const nowhere[] = { "" };
@@ -548,7 +559,8 @@ static int whole_record(struct parity_record *record, uint32_t file_count)
 	return -ENOMEM;
 }
 
-/* All of it is here: saved by the ranks of one node, or of several on one tier. */
+/* Offers a checkpoint that is complete on this tier. The ranks of one node saved it, or those of
+ * several nodes on one tier. */
 static void offer_whole(struct offer *offer)
 {
 	struct parity_record record;
@@ -583,7 +595,7 @@ static void offer_one(const struct ioshape_group *group, const struct group_gene
 		spread_free(offer.spread);
 }
 
-/* The newest, by their manifests. */
+/* Offers the newest checkpoints, by their manifests. */
 static void offer_all(const struct ioshape_group *group, struct offers *offers)
 {
 	struct io_folder directory = IO_NO_FOLDER;
@@ -603,7 +615,7 @@ static void offer_all(const struct ioshape_group *group, struct offers *offers)
 	io_folder_close(&directory);
 }
 
-/* ---- What all nodes have --------------------------------------------------------------------- */
+/* ---- Checkpoints of all nodes ---------------------------------------------------------------- */
 
 static bool is_same(const struct spread *left, const struct spread *right)
 {
@@ -612,8 +624,8 @@ static bool is_same(const struct spread *left, const struct spread *right)
 	       records_agree(&left->record, &right->record);
 }
 
-/* The one that is this one already, or else a new one, which takes what is offered; NULL without
- * memory. What nodes say that do not agree about the sets is not put together. */
+/* Returns the spread of an offered checkpoint: an existing one, or a new one that takes the offered
+ * data. Returns NULL if there is no memory. Offers that disagree about the sets are not merged. */
 static struct spread *place_for(struct group_spreads *spreads, struct spread *offered)
 {
 	struct spread *all;
@@ -634,7 +646,7 @@ static struct spread *place_for(struct group_spreads *spreads, struct spread *of
 	return &all[spreads->count++];
 }
 
-/* What this node of today offers. */
+/* Adds what a current node offers. */
 static void take_offers(struct group_spreads *spreads, struct offers *offers, uint32_t holder)
 {
 	for (uint32_t i = 0; i < offers->count; i++) {
@@ -652,7 +664,7 @@ static void free_offers(struct offers *offers)
 		spread_free(&offers->all[i]);
 }
 
-/* What cannot be read is not offered. */
+/* Adds the offers in a message. A message that cannot be read counts as no offer. */
 static void read_offers(const struct ioshape_group *group, uint32_t rank,
 			const struct base_buffer *note, struct group_spreads *spreads)
 {
@@ -717,7 +729,7 @@ static int list_candidates(const struct group_spreads *spreads, struct group_can
 	return 0;
 }
 
-/* Rank 0, with what its own node has. */
+/* Collects the offers of all nodes on rank 0. `own` are those of its own node. */
 static int hear_all(struct group_round *round, struct offers *own, struct group_spreads **spreads,
 		    struct group_candidates *found, struct base_error *error)
 {
@@ -749,9 +761,10 @@ static int look(struct group_round *round, struct group_spreads **spreads,
 	return ret;
 }
 
-/* ---- Rank 0: who gets what ------------------------------------------------------------------- */
+/* ---- Rank 0: which node gets which files ----------------------------------------------------- */
 
-/* Of several that have the same, the one with most parities. */
+/* Finds the current holder of each node's files. If several have them, it takes the one with most
+ * parities. */
 static void find_holders(const struct spread *spread, uint32_t *holders, uint32_t *parities)
 {
 	for (uint32_t node = 0; node < spread->record.sets.nodes; node++)
@@ -816,7 +829,8 @@ static uint32_t turns_of(const struct restoring *restoring, uint32_t target)
 	return turns;
 }
 
-/* What the ranks of each node want and the node has not. The record stays the spread's. */
+/* Lists the files that ranks need and their node lacks. restoring->record remains that of the
+ * spread. */
 static int decide(const struct ioshape_group *group, const struct spread *spread,
 		  struct restoring *restoring, struct base_error *error)
 {
@@ -845,7 +859,8 @@ static int decide(const struct ioshape_group *group, const struct spread *spread
 
 /* ---- The manifest ---------------------------------------------------------------------------- */
 
-/* The first node whose files are still there gives it. PARITY_NOWHERE: there is none. */
+/* Returns the node that sends the manifest: the holder of the first node whose files exist. Returns
+ * PARITY_NOWHERE if there is none. */
 static uint32_t giver_of(const struct restoring *restoring)
 {
 	for (uint32_t node = 0; node < restoring->record.sets.nodes; node++) {
@@ -868,7 +883,7 @@ static int read_own(const struct restoring *restoring, struct base_buffer *text,
 	return ret;
 }
 
-/* Compares what another node gives with what rank 0 says before any of it is used. */
+/* Compares the manifest from another node with rank 0's decision, before any of it is used. */
 static int read_given(const struct restoring *restoring, const struct given *given,
 		      struct format_manifest *manifest, struct base_error *error)
 {
@@ -913,9 +928,9 @@ static int get_manifest(struct group_round *round, const struct restoring *resto
 	return ret ? ret : read_given(restoring, given, manifest, error);
 }
 
-/* ---- Here ------------------------------------------------------------------------------------ */
+/* ---- Restoring on this node ------------------------------------------------------------------ */
 
-/* Return the path of a step in a directory, to be freed. *path is NULL without memory. */
+/* Returns the path of a step in a directory as *path, to be freed; NULL if there is no memory. */
 static int step_path(const char *directory, uint64_t step, char **path, struct base_error *error)
 {
 	char name[GROUP_STEP_NAME_BYTES];
@@ -927,7 +942,8 @@ static int step_path(const char *directory, uint64_t step, char **path, struct b
 	return base_no_memory(error, "a path", strlen(directory));
 }
 
-/* Another generation of that step makes room; files of the same one stay. */
+/* Prepares the folder of the checkpoint on this tier. Another checkpoint of that step is removed.
+ * Files of this checkpoint stay. */
 static int prepare(struct ioshape_group *group, const struct restoring *restoring,
 		   const struct format_manifest *manifest, struct base_error *error)
 {
@@ -954,7 +970,7 @@ static int prepare(struct ioshape_group *group, const struct restoring *restorin
 	return ret ? ret : io_folder_make(restoring->folder, error);
 }
 
-/* The manifest comes last. */
+/* Writes the manifest last, which makes the checkpoint complete. */
 static int complete(const struct restoring *restoring, const struct base_buffer *text,
 		    struct base_error *error)
 {
@@ -970,8 +986,8 @@ static int complete(const struct restoring *restoring, const struct base_buffer 
 	return ret;
 }
 
-/* What is here will be drained: also in the place of whoever has lost it, or has died before it
- * was kept. */
+/* Records that what is here waits to be drained. This covers files of a node that is lost, and of a
+ * process that died before it recorded them. */
 static int keep_here(struct ioshape_group *group, const struct restoring *restoring, bool restored,
 		     struct base_error *error)
 {
@@ -985,7 +1001,7 @@ static int keep_here(struct ioshape_group *group, const struct restoring *restor
 	free(path);
 	if (ret != -ENOENT || restored)
 		return ret;
-	/* Nothing of it is here. */
+	/* This node has no files of the checkpoint. */
 	base_error_begin(error);
 	return 0;
 }
@@ -1013,7 +1029,7 @@ static int exchange(struct group_round *round, const struct restoring *restoring
 	return parity_exchange_run(&exchange, error);
 }
 
-/* The first rank of a node. */
+/* Restores on this node. The first rank of each node calls it. */
 static int restore_here(struct group_round *round, struct restoring *restoring,
 			struct base_error *error)
 {
@@ -1042,7 +1058,7 @@ static int restore_here(struct group_round *round, struct restoring *restoring,
 	return ret;
 }
 
-/* ---- All ranks ------------------------------------------------------------------------------- */
+/* ---- Restoring on all ranks ------------------------------------------------------------------ */
 
 static int follow(struct group_round *round, struct base_error *error)
 {
@@ -1086,7 +1102,7 @@ static int restore(struct group_round *round, const struct group_spreads *spread
 	return ret;
 }
 
-/* ---- For groups ------------------------------------------------------------------------------ */
+/* ---- Table of the functions for groups ------------------------------------------------------- */
 
 const struct group_tier_ops tier_for_groups = {
 	.find = find_for_group,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which nodes protect each other, which elements make up for a lost one, how both are written down
- * in front of the parities of a node, and how nodes make elements together.
+ * Parity: which nodes protect each other, which elements restore a lost one, the encoding of the
+ * record in front of a node's parities, and the exchange in which nodes compute elements together.
  */
 #define _GNU_SOURCE
 #include "tier/parity.h"
@@ -16,13 +16,13 @@
 
 /* ---- Reed-Solomon codes ---------------------------------------------------------------------- */
 
-/* By ISA-L: the first parity is an exclusive or, the second that of RAID 6. */
+/* ISA-L computes them. The first parity is an exclusive or, the second that of RAID 6. */
 
-/* Of an even length, while a piece of the sum is in the caches nearest to the core. */
+/* Piece that stays in the caches nearest to the core while it is summed. */
 #define PIECE_BYTES (64 * KIB)
 #define TABLE_BYTES 32
 
-/* sum += coefficient * element; all begins with zeros. */
+/* Adds coefficient * element to `sum`. A sum begins with zeros. */
 static void add_multiple(void *sum, const void *element, size_t bytes, uint8_t coefficient)
 {
 	uint8_t table[TABLE_BYTES], *to = sum;
@@ -31,15 +31,13 @@ static void add_multiple(void *sum, const void *element, size_t bytes, uint8_t c
 	ec_init_tables(1, 1, &coefficient, table);
 	for (size_t piece; bytes; to += piece, from += piece, bytes -= piece) {
 		piece = MIN(bytes, PIECE_BYTES);
-		/* The cast takes away a const that ISA-L forgot. */
+		/* ISA-L omits a const, which this cast removes. */
 		ec_encode_data_update((int)piece, 1, 1, 0, table, (uint8_t *)(uintptr_t)from, &to);
 	}
 }
 
-/*
- * Finds the coefficients by which the element `wanted` is the sum of `data` others, whose numbers
- * `have` are. False if it does not follow from them.
- */
+/* Computes the coefficients that give element `wanted` as a sum of `data` other elements, whose
+ * numbers are in `have`. Returns false if it does not follow from them. */
 static bool solve(unsigned data, const unsigned *have, unsigned wanted, uint8_t *coefficients)
 {
 	uint8_t rows[(PARITY_MOST_DATA + PARITY_MOST) * PARITY_MOST_DATA];
@@ -51,7 +49,7 @@ static bool solve(unsigned data, const unsigned *have, unsigned wanted, uint8_t 
 		memcpy(known + i * data, rows + have[i] * data, data);
 	if (gf_invert_matrix(known, inverse, (int)data))
 		return false;
-	/* The row of what is wanted, in terms of what there is. */
+	/* Expresses the row of the wanted element by the rows of the known ones. */
 	for (unsigned i = 0; i < data; i++) {
 		coefficients[i] = 0;
 		for (unsigned j = 0; j < data; j++)
@@ -62,10 +60,10 @@ static bool solve(unsigned data, const unsigned *have, unsigned wanted, uint8_t 
 
 /* ---- Sets ------------------------------------------------------------------------------------ */
 
-/* The nodes of one domain, in order, which are taken one at a time. */
+/* Nodes of one domain, which are taken one at a time and in order. */
 struct domain {
-	uint32_t first; /* node, by which domains are in order */
-	uint32_t taken;
+	uint32_t first; /* first node of the domain; domains are in the order of these nodes */
+	uint32_t taken; /* next node to take; sets.nodes if none is left */
 };
 
 static uint32_t next_of_domain(const char *const *domains, uint32_t nodes, const char *name,
@@ -76,8 +74,8 @@ static uint32_t next_of_domain(const char *const *domains, uint32_t nodes, const
 	return from;
 }
 
-/* One node of each domain, again and again. Nodes next to each other are in different ones, as
- * long as there are several left. */
+/* Fills the order with one node of each domain in turn. Neighbours in the order are in different
+ * domains, as long as several domains have nodes left. */
 static void mix(struct parity_sets *sets, const char *const *domains, struct domain *all,
 		uint32_t count)
 {
@@ -125,8 +123,10 @@ static void sets_free(struct parity_sets *sets)
 	*sets = (struct parity_sets){ 0 };
 }
 
-/* The set of the node at a place of the order. All sets have set_nodes members, or as many more as
- * are left over: the first `larger` sets have one more than the others. */
+/*
+ * Returns the set of the node at a position of the order. Sets have set_nodes members, and
+ * left-over nodes make sets larger: the first `larger` sets have one member more than the others.
+ */
 static struct parity_set set_at(const struct parity_sets *sets, uint32_t at)
 {
 	const uint32_t sets_count = MAX(sets->nodes / MAX(sets->set_nodes, 1), 1);
@@ -152,7 +152,9 @@ struct parity_set parity_set_of(const struct parity_sets *sets, uint32_t node)
 
 /* ---- Groups of elements ---------------------------------------------------------------------- */
 
-/* By so much the member that has it is behind the first of the group. */
+/*
+ * Returns how many positions the member with this element is behind the first member of the group.
+ */
 static uint32_t shift_of(const struct parity_set *set, uint32_t element)
 {
 	const uint32_t segments = parity_segments_of(set);
@@ -160,7 +162,7 @@ static uint32_t shift_of(const struct parity_set *set, uint32_t element)
 	return element < segments ? set->parity + element : element - segments;
 }
 
-/* The group is named by the position of its first member. */
+/* Returns the group of an element. A group has the position of its first member as its number. */
 static uint32_t group_of(const struct parity_set *set, uint32_t element)
 {
 	return (set->position + set->count - shift_of(set, element)) % set->count;
@@ -179,10 +181,11 @@ static bool is_there(const struct parity_set *set, const uint32_t *holders,
 }
 
 /*
- * Find what an element of the node at set->position is made of: of itself, if a node holds it and
- * it is not `fresh`; otherwise of what is left of its group. holders[] and parities[] are by node,
- * and have an item for each node of the sets: the node of today that has its files, and how many
- * parities lie with them. -ENOENT: too much of the group is lost.
+ * Finds the sources of an element of the node at set->position. If a node holds the element and it
+ * is not `fresh`, the only source is the element itself. Otherwise the sources are what is left of
+ * its group. holders[] and parities[] have one item for each node of the sets: the current node
+ * that has its files, and the number of parities stored with them. Returns 0, or -ENOENT if too
+ * much of the group is lost.
  */
 static int sources_of(const struct parity_set *set, const uint32_t *holders,
 		      const uint32_t *parities, uint32_t element, bool fresh,
@@ -198,7 +201,7 @@ static int sources_of(const struct parity_set *set, const uint32_t *holders,
 		sources[(*count)++] = (struct parity_source){ node, element, 1 };
 		return 0;
 	}
-	/* An element has its number in its group, too. */
+	/* The number of an element is also its number in the group. */
 	for (uint32_t other = 0; other < set->count && *count < segments; other++) {
 		const uint32_t owner = member_of(set, group, other);
 
@@ -235,7 +238,8 @@ bool parity_can_restore(const struct parity_sets *sets, const uint32_t *holders,
 
 static const char magic[8] = "iosparit";
 
-/* Magic, format, length of all of it, checksum of what follows: 32 bits each but for the first. */
+/* Magic, then 32 bits each: format, length of the whole record, checksum of the bytes behind the
+ * header. */
 #define HEAD_BYTES 20u
 #define MOST_RECORD_BYTES (64 * MIB)
 
@@ -348,7 +352,7 @@ void parity_record_free(struct parity_record *record)
 	*record = (struct parity_record){ 0 };
 }
 
-/* ---- Bytes of elements ----------------------------------------------------------------------- */
+/* ---- Sizes of elements ----------------------------------------------------------------------- */
 
 static uint64_t node_bytes(const struct format_manifest *manifest,
 			   const struct parity_record *record, uint32_t node)
@@ -373,33 +377,35 @@ uint64_t parity_segment_bytes(const struct format_manifest *manifest,
 	return (bytes + PARITY_RECORD_UNIT - 1) / PARITY_RECORD_UNIT * PARITY_RECORD_UNIT;
 }
 
-/* ---- Elements on their way ------------------------------------------------------------------- */
+/* ---- The exchange ---------------------------------------------------------------------------- */
 
 /*
- * Nodes make elements together. All of them go through the same list, block by block: for each
- * element that is made, those that it is the sum of. Whoever holds one of these sends it, on a
- * thread of its own, and the target adds them up. The first transfer of the list that has not
- * happened is always the next one for both its sides, so nobody waits for ever. So also a side that
- * has failed goes through all of it: only when bytes do not travel any more it ends.
+ * Nodes compute elements together. All nodes process one list in the same order, block by block.
+ * For each element to be made, the list has its sources. A node that holds a source sends it, on a
+ * thread of its own, and the target adds the sources up.
+ *
+ * The exchange cannot deadlock: the first transfer of the list that has not happened is always the
+ * next one for both sides. For this reason a node that has failed still processes the whole list.
+ * It stops only when bytes can no longer travel between nodes.
  */
 
-/* The files of a node that lie here, while one thread reads them. */
+/* Files of a node that this node holds. One thread reads them. */
 struct held {
 	const struct parity_exchange *exchange;
 	bool is_open;
 	uint32_t node;
 	struct parity_set set;
 	uint64_t segment_bytes;
-	uint32_t count; /* of its files */
+	uint32_t count; /* number of its files */
 	struct held_file {
 		struct io_input input;
-		uint64_t at; /* where it begins among all of them */
+		uint64_t at; /* offset of the file when all files are one behind the other */
 	} * files;
-	struct io_input parity; /* its path is NULL before it is open */
-	uint64_t parity_at;     /* where the first begins */
+	struct io_input parity; /* file of the parities; its path is NULL until it is open */
+	uint64_t parity_at;     /* offset of the first parity */
 };
 
-/* ---- Elements that lie here ------------------------------------------------------------------ */
+/* ---- Elements that this node holds ----------------------------------------------------------- */
 
 static void held_close(struct held *held)
 {
@@ -448,7 +454,8 @@ static int open_files(struct held *held, struct base_error *error)
 	return ret;
 }
 
-/* Of a node whose parities are being made there is no such file yet. */
+/* Opens the file of the parities, if it is not open. While a node's parities are being made, it
+ * does not exist yet. */
 static int open_parity(struct held *held, struct base_error *error)
 {
 	char name[GROUP_PARITY_NAME_BYTES];
@@ -504,8 +511,8 @@ static int get_from_files(const struct held *held, uint64_t at, uint8_t *into, s
 	return ret;
 }
 
-/* Bytes of an element of a node; there are zeros behind its last file. The files stay open until
- * those of another node are wanted. */
+/* Reads bytes of an element of a node. Behind the last file there are zeros. The files stay open
+ * until those of another node are needed. */
 static int held_get(struct held *held, uint32_t node, uint32_t element, uint64_t offset, void *into,
 		    size_t bytes, struct base_error *error)
 {
@@ -526,19 +533,19 @@ static int held_get(struct held *held, uint32_t node, uint32_t element, uint64_t
 				  into, bytes, error);
 }
 
-/* ---- The list: what is made, in the order in which all nodes go through it ------------------- */
+/* ---- The list of work, in the order in which all nodes process it ---------------------------- */
 
 #define BLOCK_BYTES (4 * MIB)
-/* Behind each block its checksum. */
+/* A block and its checksum. */
 #define MESSAGE_BYTES (BLOCK_BYTES + 4)
 
-/* What this node has to do with: of another set it needs nothing, and sends it nothing. */
+/* Assignment that concerns this node. Nodes of other sets exchange nothing with it. */
 struct parity_work {
 	struct parity_making making;
 	struct parity_set set;
 	uint64_t segment_bytes;
 	uint32_t first, count; /* elements that are made */
-	uint64_t blocks;       /* of each */
+	uint64_t blocks;       /* number of blocks of each element */
 };
 
 static uint32_t rank_of(const struct parity_exchange *exchange, uint32_t node)
@@ -553,8 +560,8 @@ static uint32_t tag_of(const struct parity_exchange *exchange)
 	return (uint32_t)((round->group->id % 16384 + round->number) % 16384);
 }
 
-/* How long one block may take. A rank that waits for longer than its group's deadline says nothing
- * meanwhile, and would be lost to the group, too. */
+/* Returns the timeout of one block. A rank sends no heartbeat while it waits for a block. Half of
+ * the group's deadline keeps it from counting as lost. */
 static uint32_t patience_ms(const struct parity_exchange *exchange)
 {
 	return exchange->round->group->options.deadline_ms / 2;
@@ -641,7 +648,9 @@ static int find_sources(const struct parity_exchange *exchange, const struct par
 
 /* ---- Sending --------------------------------------------------------------------------------- */
 
-/* What cannot be read goes with a checksum that says so. */
+/*
+ * Sends a block. If it cannot be read, it is sent with a wrong checksum, which tells the receiver.
+ */
 static int send_block(struct parity_exchange *exchange, struct held *held,
 		      const struct parity_work *work, const struct parity_source *source,
 		      const struct step *step, uint8_t *message, struct base_error *error)
@@ -681,7 +690,7 @@ static int send_step(struct parity_exchange *exchange, struct held *held,
 	return ret;
 }
 
-/* What fails first is told. */
+/* Sends all blocks that other nodes need. Goes on after a failure and reports the first one. */
 static void send_all(struct parity_exchange *exchange, uint8_t *message, struct base_error *error)
 {
 	struct held held = { .exchange = exchange };
@@ -708,7 +717,8 @@ static void *run_sending(void *user)
 {
 	struct parity_exchange *exchange = user;
 	struct base_error error = { 0 };
-	uint8_t *message = calloc(1, MESSAGE_BYTES); /* also what cannot be read is sent */
+	/* zeroed, because blocks that cannot be read are sent, too */
+	uint8_t *message = calloc(1, MESSAGE_BYTES);
 
 	if (message) {
 		send_all(exchange, message, &error);
@@ -723,15 +733,15 @@ static void *run_sending(void *user)
 
 /* ---- Adding up ------------------------------------------------------------------------------- */
 
-/* What one target gets, one block after the other. */
+/* State of one target: it gets one block after the other. */
 struct summing {
 	struct parity_exchange *exchange;
 	const struct parity_work *work;
 	struct held held;
-	uint64_t next;    /* step */
-	uint8_t *message; /* one that comes */
+	uint64_t next;    /* number of the next step */
+	uint8_t *message; /* received block */
 	uint8_t *sum;
-	size_t at, bytes; /* of the sum: what has been taken, and what there is */
+	size_t at, bytes; /* bytes of the sum that were taken, and that there are */
 };
 
 static int receive(struct summing *summing, uint32_t from, size_t bytes, struct base_error *error)
@@ -775,7 +785,7 @@ static bool is_broken(const struct summing *summing)
 	return atomic_load(&summing->exchange->broken);
 }
 
-/* All that is sent for it is received, whatever becomes of it. */
+/* Computes the next block. It receives every block that is sent for it, even after a failure. */
 static int next_block(struct summing *summing, struct base_error *error)
 {
 	const struct step step = step_at(summing->work, summing->next++);
@@ -799,14 +809,14 @@ static int next_block(struct summing *summing, struct base_error *error)
 	return ret;
 }
 
-/* After a failure: the others send it all the same. */
+/* Receives the remaining blocks after a failure, because the other nodes send them anyway. */
 static void skip_rest(struct summing *summing)
 {
 	while (summing->next < steps_of(summing->work) && !is_broken(summing))
 		next_block(summing, NULL);
 }
 
-/* The next bytes that follow; without a file they are passed over. */
+/* Puts the next bytes into `file`, or drops them if `file` is NULL. */
 static int put_next(struct summing *summing, struct io_writer *file, uint64_t bytes,
 		    struct base_error *error)
 {
@@ -830,9 +840,10 @@ static int put_next(struct summing *summing, struct io_writer *file, uint64_t by
 
 struct target_file {
 	struct summing *summing;
-	const struct format_manifest_file *restored; /* NULL: it is that of the parities */
+	/* file to restore; NULL for the file of the parities */
+	const struct format_manifest_file *restored;
 	const struct base_buffer *record;
-	uint64_t bytes; /* of parities */
+	uint64_t bytes; /* size of the parities */
 	const char *path;
 };
 
@@ -865,7 +876,7 @@ static int write_file(struct target_file *target, const char *name, uint64_t byt
 	struct save_file file = {
 		.context = exchange->round->group->context,
 		.options = { .expected_bytes = bytes, .exact = true, .want_crc32 = true },
-		/* Nodes wait for each other's blocks: none of them may wait for its turn. */
+		/* Nodes wait for each other's blocks, so none of them may wait for a slot. */
 		.without_slot = true,
 		.put = put_file,
 		.user = target,
@@ -881,7 +892,9 @@ static int write_file(struct target_file *target, const char *name, uint64_t byt
 	return ret;
 }
 
-/* Those of the manifest, in their order, and what is left of the last segment. */
+/*
+ * Writes the restored files, in the order of the manifest, and drops the rest of the last segment.
+ */
 static int write_restored(struct summing *summing, struct base_error *error)
 {
 	const struct parity_exchange *exchange = summing->exchange;
@@ -973,7 +986,7 @@ static int make_all(struct parity_exchange *exchange, struct base_error *error)
 	return ret;
 }
 
-/* ---- Both ------------------------------------------------------------------------------------ */
+/* ---- Running the exchange -------------------------------------------------------------------- */
 
 static int run_both(struct parity_exchange *exchange, struct base_error *error)
 {
