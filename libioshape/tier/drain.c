@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Carries copies from the journal to their destinations: one after the other, by one process at a
- * time. A copy is a file, a directory, or what this node has of a generation of several nodes.
- * Files are read and verified at one end, and written as any save at the other.
+ * Drains a tier: copies what waits in the journal to its destinations, one after the other. One
+ * process drains a tier at a time. A copy is a file, a directory, or this node's files of a
+ * checkpoint of several nodes. Files are read and verified on the tier, and written at the
+ * destination like any save.
  */
 #define _GNU_SOURCE
 #include "tier/tier.h"
@@ -13,28 +14,28 @@
 #include <string.h>
 #include <time.h>
 
-/* One copy on its way. */
+/* A copy that is being drained. */
 struct carry {
 	const struct ioshape_tier *tier;
 	const struct ioshape_drain_options *options;
 	const struct tier_entry *entry;
-	/* The one before it that was drained to the same path; NULL: none is known. */
+	/* last entry before it that was drained to the same path; NULL if none is known */
 	const struct tier_entry *before;
 	struct io_entry copy;
-	struct io_original original; /* what it may replace, and the time that it gets */
-	uint64_t bytes;              /* of all its files */
-	uint64_t done;               /* of those before the one that is carried now */
-	/* Out: how it ended, and its time at the destination. */
+	/* what the copy may replace, and the modification time that it gets */
+	struct io_original original;
+	uint64_t bytes; /* size of all its files */
+	uint64_t done;  /* size of the files that are done */
+	/* Results: how it ended, and the modification time at the destination. */
 	enum ioshape_drained result;
 	int64_t there_ns;
 };
 
-/* ---- Which is newer -------------------------------------------------------------------------- */
+/* ---- Comparing the copy with the destination ------------------------------------------------- */
 
-/*
- * The time that the destination gets, and what it may replace: whatever is not newer; and what an
- * earlier drain has put there, whatever clocks have done since.
- */
+/* Computes the modification time that the destination gets, and what the copy may replace. It may
+ * replace anything that is not newer. It may also replace what an earlier drain put there, even if
+ * clocks have changed since. */
 static int plan(struct carry *carry, const struct io_entry *there, struct base_error *error)
 {
 	int64_t time_ns;
@@ -59,7 +60,8 @@ static bool is_newer_there(const struct carry *carry)
 	       there.modified_ns > carry->original.newest_ns;
 }
 
-/* Then the copy is as old there as it would have been. */
+/* Sets the result for a destination that is newer. The entry then gets the time that the copy would
+ * have had there. */
 static void find_newer(struct carry *carry)
 {
 	carry->result = IOSHAPE_DRAINED_NEWER;
@@ -72,7 +74,8 @@ static int see_name(void *user, const char *name, struct base_error *error)
 	return 1;
 }
 
-/* Such a directory is replaced by any, as by a direct save. */
+/* Returns whether the path is an empty directory, which any directory may replace, as in a direct
+ * save. */
 static bool is_empty_folder(const char *path, const struct io_entry *there)
 {
 	struct io_folder folder;
@@ -85,7 +88,7 @@ static bool is_empty_folder(const char *path, const struct io_entry *there)
 	return empty;
 }
 
-/* A directory is made with those above it, as by a direct save. */
+/* Creates the directories above a path, as a direct save of a directory does. */
 static int make_above(const char *path, struct base_error *error)
 {
 	char *above = base_directory_of(path);
@@ -117,24 +120,24 @@ static int look_there(struct carry *carry, struct base_error *error)
 	return ret;
 }
 
-/* ---- A file ---------------------------------------------------------------------------------- */
+/* ---- Draining a file ------------------------------------------------------------------------- */
 
-/* Read and written at a time; both sides go on meanwhile. */
+/* Block that is read and written at a time, while prefetching and writing go on. */
 #define BLOCK_BYTES (4 * MIB)
 
 struct file {
 	struct carry *carry;
-	const char *from, *to; /* paths */
+	const char *from, *to; /* paths of the copy and of the destination */
 	struct io_entry copy;
 	struct io_original original;
 	bool in_new_directory;
-	int64_t there_ns; /* out: its time at the destination */
-	/* While it is on its way. */
+	int64_t there_ns; /* result: modification time at the destination */
+	/* The following members are used while the file is copied. */
 	struct ioshape_reader *reader;
 	struct save_checksums checksums;
 };
 
-/* Under the name that it was looked at by, and as it was. */
+/* Returns whether the file at this path is still the one that was looked at, and unchanged. */
 static bool is_still_there(const char *path, const struct io_entry *copy)
 {
 	struct io_entry now;
@@ -173,13 +176,14 @@ static int put_all(void *user, struct io_writer *writer, struct base_error *erro
 		ret = put_block(file, writer, at, block, piece, error);
 	}
 	free(block);
-	/* Whoever replaces it leaves these bytes as they are; not so whoever writes into it. */
+	/* A process that replaces the file leaves these bytes unchanged, but one that writes into
+	 * it does not. */
 	if (!ret && was_written(file))
 		ret = -EAGAIN;
 	return ret;
 }
 
-/* What has checksums beside it keeps them there. */
+/* Opens the copy. If it has checksums beside it, the destination gets them, too. */
 static int open_copy(struct file *file, struct base_error *error)
 {
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
@@ -192,13 +196,13 @@ static int open_copy(struct file *file, struct base_error *error)
 			       base_pass_on(error, base_last_error()) :
 			       -EAGAIN;
 	file->checksums.beside = info.checksums && !info.torch_zip;
-	/* It is open: now that is what was looked at, or nobody knows what it is. */
+	/* The file is open now. This check shows that it is the one that was looked at. */
 	return is_still_there(file->from, &file->copy) && info.file_bytes == file->copy.bytes ?
 		       0 :
 		       -EAGAIN;
 }
 
-/* Of all files of the copy. */
+/* Reports the progress of all files of the copy. */
 static int tell_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	const struct file *file = user;
@@ -244,7 +248,8 @@ static int write_there(struct file *file, struct base_error *error)
 	return ret;
 }
 
-/* As carry_copy(). -EEXIST: what is there is newer. */
+/* Copies a file. Returns 0, -EAGAIN without an error message if the file changed meanwhile, -EEXIST
+ * if the destination is newer, or another negative code. */
 static int carry_file(struct file *file, struct base_error *error)
 {
 	int ret = open_copy(file, error);
@@ -256,7 +261,7 @@ static int carry_file(struct file *file, struct base_error *error)
 	return ret;
 }
 
-/* The file of that name, from one directory to another one that is new. */
+/* Copies the file of this name from one directory to another one, which is new. */
 static int carry_named(struct carry *carry, const char *from, const char *to, const char *name,
 		       const struct io_entry *copy, const struct io_original *original,
 		       struct base_error *error)
@@ -284,22 +289,25 @@ static int carry_named(struct carry *carry, const char *from, const char *to, co
 	return ret;
 }
 
-/* ---- A directory ----------------------------------------------------------------------------- */
+/* ---- Draining a directory -------------------------------------------------------------------- */
 
-/* Copies all files into a new directory beside the destination, and renames it into place. */
+/* All files are copied into a new directory beside the destination, which is then renamed into
+ * place. */
 
-/* Each costs descriptors and stack. No framework nests what it saves half as deep. */
+/* Each level costs descriptors and stack. No framework nests its checkpoints half as deep. */
 #define MOST_LEVELS 8
 
-/* One directory in it, or itself. */
+/* A directory of the copy, or the copy itself. */
 struct level {
 	struct carry *carry;
 	const struct io_folder *from, *to;
-	int64_t later_ns; /* from a time here to the same there */
-	unsigned levels;  /* that may lie in it */
+	/* difference between a time at the destination and the same time on the tier */
+	int64_t later_ns;
+	unsigned levels; /* levels of directories that it may contain */
 };
 
-/* Checksums of a file that is there: they are made again, of what is carried. */
+/* Returns whether a file holds the checksums of another file of the directory. They are not copied,
+ * because copying that file writes them again. */
 static bool are_checksums(const struct io_folder *folder, const char *name)
 {
 	const size_t bytes = strlen(name), suffix = strlen(FORMAT_CHECKSUMS_SUFFIX);
@@ -317,7 +325,7 @@ static struct io_original original_of(const struct level *level, const struct io
 	return (struct io_original){
 		.modified_ns = copy->modified_ns + level->later_ns,
 		.mode = copy->mode,
-		.newest_ns = INT64_MAX, /* nobody else puts anything there */
+		.newest_ns = INT64_MAX, /* the directory is new, so there is nothing newer */
 	};
 }
 
@@ -400,7 +408,7 @@ static int fill(struct carry *carry, const struct io_folder *to, struct base_err
 	if (!ret)
 		ret = carry_all(&level, error);
 	io_folder_close(&from);
-	/* What failed, did perhaps because somebody has replaced it. */
+	/* The failure may come from a process that replaced the copy meanwhile. */
 	if (ret != -ECANCELED && !is_still_there(carry->entry->place, &carry->copy)) {
 		base_error_begin(error);
 		return -EAGAIN;
@@ -408,7 +416,7 @@ static int fill(struct carry *carry, const struct io_folder *to, struct base_err
 	return ret ? ret : io_folder_resemble(to, &carry->original, error);
 }
 
-/* The last of a directory: it has its time. */
+/* Renames the new directory into place and takes its modification time. */
 static int put_directory_in_place(struct carry *carry, struct io_new_folder *made,
 				  struct base_error *error)
 {
@@ -423,7 +431,7 @@ static int put_directory_in_place(struct carry *carry, struct io_new_folder *mad
 	return ret;
 }
 
-/* A directory and all in it, which appears whole. */
+/* Copies a directory with everything in it, which appears atomically. */
 static int carry_folder(struct carry *carry, struct base_error *error)
 {
 	const struct base_log *log = save_log(carry->tier->context);
@@ -444,27 +452,27 @@ static int carry_folder(struct carry *carry, struct base_error *error)
 	return ret;
 }
 
-/* ---- A generation of several nodes ----------------------------------------------------------- */
+/* ---- Draining a checkpoint of several nodes -------------------------------------------------- */
 
-/*
- * If a generation is spread over the tiers of several nodes, each node copies its files into one
+/* If a checkpoint is spread over the tiers of several nodes, each node copies its files into one
  * hidden directory beside the destination. The node that finds all files there adds the manifest,
- * which every node has, and renames the directory into place.
- */
+ * which every node has, and renames the directory into place. */
 
-/* A generation on its way, and where it goes. */
+/* A checkpoint of several nodes, and its destination. */
 struct gathering {
 	struct carry *carry;
 	struct group_generation here;
-	struct io_folder there;                  /* the directory of generations */
-	const char *name;                        /* in it */
-	char together[GROUP_ATTEMPT_NAME_BYTES]; /* name of the directory that all bring files to */
-	struct io_folder folder;                 /* that one */
+	struct io_folder there; /* directory of the checkpoints */
+	const char *name;       /* name of the checkpoint in it */
+	/* name of the hidden directory for the files of all nodes */
+	char together[GROUP_ATTEMPT_NAME_BYTES];
+	struct io_folder folder; /* hidden directory */
 };
 
-/* ---- What is there --------------------------------------------------------------------------- */
+/* ---- State of the destination ---------------------------------------------------------------- */
 
-/* Another node, or we before a crash, have put it in place. */
+/* Returns whether the checkpoint is at its destination. Another node, or this one before a crash,
+ * may have put it there. */
 static bool is_in_place(struct gathering *gathering)
 {
 	struct carry *carry = gathering->carry;
@@ -483,7 +491,8 @@ static bool is_in_place(struct gathering *gathering)
 	return same;
 }
 
-/* There is a newer one, and what is missing has not come for a day: a node was lost with it. */
+/* Returns whether to give up waiting: a newer checkpoint is at the destination, and the missing
+ * files have not come for a day, because a node with them was lost. */
 static bool is_given_up(const struct gathering *gathering)
 {
 	const struct carry *carry = gathering->carry;
@@ -510,16 +519,16 @@ static int wait_for_others(struct gathering *gathering, struct base_error *error
 	return 0;
 }
 
-/* ---- Our files ------------------------------------------------------------------------------- */
+/* ---- Copying the files of this node ---------------------------------------------------------- */
 
-/* Those that are here and not there. */
+/* Copies the files that are here and not at the destination. */
 static int bring_all(struct gathering *gathering, struct base_error *error)
 {
 	const struct format_manifest *manifest = &gathering->here.manifest;
 	struct carry *carry = gathering->carry;
 	struct io_original original = {
 		.modified_ns = carry->original.modified_ns,
-		.newest_ns = INT64_MAX, /* it is the same, whoever has brought it */
+		.newest_ns = INT64_MAX, /* any node's copy of a file is the same */
 	};
 	struct io_entry copy, there;
 	int ret = 0;
@@ -543,7 +552,7 @@ static int bring_all(struct gathering *gathering, struct base_error *error)
 	return ret;
 }
 
-/* ---- In place -------------------------------------------------------------------------------- */
+/* ---- Putting the checkpoint in place --------------------------------------------------------- */
 
 static int put_manifest(struct gathering *gathering, struct base_error *error)
 {
@@ -573,8 +582,8 @@ static int replace(struct gathering *gathering, struct base_error *error)
 	return ret ? ret : put_directory_in_place(carry, &made, error);
 }
 
-/* One node at a time, where locks reach the others; and if its name has gone to the destination, it
- * is there. */
+/* Completes the checkpoint. If locks work between the nodes, one node at a time does so. If the
+ * hidden directory has lost its name, another node has put the checkpoint in place. */
 static int put_generation_in_place(struct gathering *gathering, struct base_error *error)
 {
 	int ret = 0;
@@ -592,7 +601,7 @@ static int put_generation_in_place(struct gathering *gathering, struct base_erro
 	return 0;
 }
 
-/* ---- All of it ------------------------------------------------------------------------------- */
+/* ---- The whole checkpoint -------------------------------------------------------------------- */
 
 static int open_together(struct gathering *gathering, struct base_error *error)
 {
@@ -624,7 +633,7 @@ static int gather(struct gathering *gathering, struct base_error *error)
 	ret = open_together(gathering, error);
 	if (!ret)
 		ret = bring_all(gathering, error);
-	/* What failed, did perhaps because another node has put it in place. */
+	/* The failure may come from another node that put the checkpoint in place meanwhile. */
 	if (ret && ret != -ECANCELED && is_in_place(gathering)) {
 		base_error_begin(error);
 		return 0;
@@ -640,7 +649,7 @@ static int gather(struct gathering *gathering, struct base_error *error)
 					  base_pass_on(error, &missing);
 }
 
-/* 1: it is none of several nodes. */
+/* Opens the checkpoint on this tier. Returns 1 if it is none of several nodes. */
 static int open_here(struct gathering *gathering, struct base_error *error)
 {
 	const struct carry *carry = gathering->carry;
@@ -663,11 +672,9 @@ static int open_here(struct gathering *gathering, struct base_error *error)
 	return ret;
 }
 
-/*
- * The files of a generation that this node has. 1: it is none that lies on the
- * tiers of several nodes. The result is IOSHAPE_DRAINED_WAITS, with a sentence, as long as files of
- * others are missing.
- */
+/* Copies the files of a checkpoint that this node has. Returns 1 if the copy is no checkpoint of
+ * several nodes. As long as files of other nodes are missing, the result is IOSHAPE_DRAINED_WAITS
+ * with an error message. */
 static int carry_nodes(struct carry *carry, struct base_error *error)
 {
 	struct gathering gathering = {
@@ -696,7 +703,7 @@ static int carry_nodes(struct carry *carry, struct base_error *error)
 	return ret;
 }
 
-/* ---- Any copy -------------------------------------------------------------------------------- */
+/* ---- Draining any copy ----------------------------------------------------------------------- */
 
 static int carry_alone(struct carry *carry, struct base_error *error)
 {
@@ -727,7 +734,7 @@ static int carry_what_is_there(struct carry *carry, struct base_error *error)
 		return ret;
 	ret = carry->copy.kind == IO_FOLDER ? carry_folder(carry, error) :
 					      carry_alone(carry, error);
-	/* Somebody was there just before us. */
+	/* Another process has just saved there. */
 	if (ret == -EEXIST && is_newer_there(carry)) {
 		base_error_begin(error);
 		find_newer(carry);
@@ -736,7 +743,7 @@ static int carry_what_is_there(struct carry *carry, struct base_error *error)
 	return ret;
 }
 
-/* Carry one copy. -EAGAIN, without a sentence: it was changed meanwhile. */
+/* Drains one copy. Returns -EAGAIN without an error message if the copy changed meanwhile. */
 static int carry_copy(struct carry *carry, struct base_error *error)
 {
 	int ret = tier_look(carry->entry->place, &carry->copy, &carry->bytes, error);
@@ -751,20 +758,20 @@ static int carry_copy(struct carry *carry, struct base_error *error)
 	return ret ? ret : carry_what_is_there(carry, error);
 }
 
-/* ---- The journal ----------------------------------------------------------------------------- */
+/* ---- The drain ------------------------------------------------------------------------------- */
 
 struct drain {
 	struct ioshape_tier *tier;
 	struct ioshape_drain_options options;
-	char *only; /* the place of a copy; NULL: all */
+	char *only; /* place of the only copy to drain; NULL for all */
 	struct tier_journal journal;
-	uint64_t number;         /* of the last entry that this drain is done with */
-	struct base_error first; /* of the failures: those entries wait for the next drain */
+	uint64_t number;         /* number of the last entry that this drain has finished */
+	struct base_error first; /* first failure; entries that failed wait for the next drain */
 };
 
-/* ---- Which ----------------------------------------------------------------------------------- */
+/* ---- Choosing entries ------------------------------------------------------------------------ */
 
-/* The next one that waits; NULL: none does. */
+/* Returns the next entry that waits, or NULL if none does. */
 static const struct tier_entry *next_waiting(const struct drain *drain)
 {
 	for (size_t i = 0; i < drain->journal.count; i++) {
@@ -777,7 +784,8 @@ static const struct tier_entry *next_waiting(const struct drain *drain)
 	return NULL;
 }
 
-/* The last one before it that was drained to the same path. */
+/* Returns the last entry before this one that was drained to the same path, or NULL if there is
+ * none. */
 static const struct tier_entry *drained_before(const struct tier_journal *journal,
 					       const struct tier_entry *entry)
 {
@@ -788,7 +796,7 @@ static const struct tier_entry *drained_before(const struct tier_journal *journa
 	return NULL;
 }
 
-/* ---- What becomes of it ---------------------------------------------------------------------- */
+/* ---- Recording results ----------------------------------------------------------------------- */
 
 static bool are_neighbours(const char *path, const char *other)
 {
@@ -797,7 +805,8 @@ static bool are_neighbours(const char *path, const char *other)
 	return (size_t)(strrchr(other, '/') - other) == bytes && !strncmp(path, other, bytes);
 }
 
-/* Of the drained copies in its directory the newest stay. What fails here is tried again. */
+/* Removes drained copies in the directory of `path`, except the newest `keep_last` ones. Failures
+ * are logged, and the next drain tries again. */
 static void trim(const struct ioshape_tier *tier, const char *path)
 {
 	struct tier_journal journal;
@@ -819,7 +828,7 @@ static void trim(const struct ioshape_tier *tier, const char *path)
 	tier_journal_free(&journal);
 }
 
-/* It does not wait any more: `now` is what it is instead; NULL: nothing. */
+/* Records that an entry no longer waits: changes it to `now`, or removes it if `now` is NULL. */
 static int settle(const struct drain *drain, const struct tier_entry *entry,
 		  const struct tier_entry *now, struct base_error *error)
 {
@@ -829,7 +838,7 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 
 	if (!ret)
 		ret = tier_journal_change(tier, entry, now, error);
-	/* Other entries that say that its path is drained tell of copies that are not there. */
+	/* Other drained entries of this path describe copies that no longer exist. */
 	for (size_t i = 0; !ret && now && i < drain->journal.count; i++) {
 		const struct tier_entry *other = &drain->journal.all[i];
 
@@ -843,7 +852,8 @@ static int settle(const struct drain *drain, const struct tier_entry *entry,
 	return ret;
 }
 
-/* Of generations so many stay at the destination, too. What fails here is tried with the next. */
+/* Removes old checkpoints of a group at the destination, as the save has asked. Failures are
+ * logged, and the next drain tries again. */
 static void prune(const struct carry *carry)
 {
 	struct ioshape_context *context = carry->tier->context;
@@ -869,7 +879,7 @@ static int settle_carried(const struct drain *drain, const struct carry *carry,
 	const struct tier_entry *entry = carry->entry;
 	struct tier_entry now = *entry;
 
-	/* Of what is older than its destination the time there says so. */
+	/* If the destination is newer, there_ns is the time that the copy would have had there. */
 	now.drained = true;
 	now.copy_ns = carry->copy.modified_ns;
 	now.there_ns = carry->there_ns;
@@ -895,14 +905,15 @@ static void tell_result(const struct drain *drain, const struct tier_entry *entr
 		drain->options.ended(drain->options.ended_user, entry->path, result, bytes);
 }
 
-/* That a copy waits for others is no failure, if there is another one. */
+/* Keeps the first failure. That a copy waits for other nodes gives way to a real failure. */
 static void note_failure(struct drain *drain, const struct base_error *why)
 {
 	if (!drain->first.code || drain->first.code == -EAGAIN)
 		drain->first = *why;
 }
 
-/* -ECANCELED ends the drain; what else fails is told, and stays. */
+/* Drains one entry. Returns -ECANCELED to end the drain. Other failures are reported, and the entry
+ * keeps waiting. */
 static int drain_one(struct drain *drain, const struct tier_entry *entry, struct base_error *error)
 {
 	struct base_error why = { 0 };
@@ -924,7 +935,7 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 		if (!ret)
 			prune(&carry);
 	}
-	/* It was changed meanwhile: tried again. */
+	/* The copy changed meanwhile: try it again. */
 	if (ret == -EAGAIN && !why.code)
 		return 0;
 	if (ret == -ECANCELED)
@@ -939,9 +950,10 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 	return 0;
 }
 
-/* ---- All of them ----------------------------------------------------------------------------- */
+/* ---- Draining everything --------------------------------------------------------------------- */
 
-/* Until nothing waits that has not failed: others save meanwhile. */
+/* Drains until every entry that waits has failed. The journal is read again each time, because
+ * other processes save meanwhile. */
 static int drain_all(struct drain *drain, struct base_error *error)
 {
 	const struct tier_entry *entry = NULL;
@@ -961,9 +973,10 @@ static int drain_all(struct drain *drain, struct base_error *error)
 	return ret;
 }
 
-/* ---- The lock -------------------------------------------------------------------------------- */
+/* ---- Waiting for the lock -------------------------------------------------------------------- */
 
-#define REST_NS 100000000 /* between two tries, and calls of the progress function */
+/* pause between two tries, and between calls of the progress function \ */
+#define REST_NS 100000000
 
 static int wait_for_lock(const struct drain *drain, struct io_hold *hold, struct base_error *error)
 {

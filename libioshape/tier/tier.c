@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A tier: its journal, which says what is still to be drained and what has been; and the copies on
- * it, where they lie, what they are, how they go, and room for new ones.
- */
+/* A tier: its journal, which records which copies wait to be drained and which are drained; and the
+ * copies on it: their paths, their state, their removal, and the space for new ones. */
 #define _GNU_SOURCE
 #include "tier/tier.h"
 
@@ -14,10 +12,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- Names and texts of entries -------------------------------------------------------------- */
+/* ---- Names and texts of journal entries ------------------------------------------------------ */
 
-/* Whether a path is absolute, and without ".", ".." and empty names: only such a one has a place.
- */
+/* Returns whether a path is absolute and has no ".", ".." or empty names. Only such a path has a
+ * place on a tier. */
 static bool is_plain_path(const char *path)
 {
 	const char *name = path;
@@ -45,7 +43,8 @@ static void entry_name(char into[NAME_BYTES], const struct tier_entry *entry)
 			 entry->copy_ns, entry->there_ns);
 }
 
-/* False if it is none of the journal's; sets all but what the text says. */
+/* Parses the name of an entry and sets everything but the contents of its text. Returns false if
+ * the name is no entry's. */
 static bool parse_name(const char *name, struct tier_entry *entry)
 {
 	char again[NAME_BYTES], *end;
@@ -57,12 +56,12 @@ static bool parse_name(const char *name, struct tier_entry *entry)
 		entry->copy_ns = strtoll(end + 1, &end, 10);
 		entry->there_ns = *end == '-' ? strtoll(end + 1, &end, 10) : 0;
 	}
-	/* Whatever else the calls above would take. */
+	/* The calls above also accept signs, spaces and other forms. */
 	entry_name(again, entry);
 	return entry->number && !strcmp(name, again);
 }
 
-/* To be freed; NULL without memory. */
+/* Returns the text of an entry, which the caller frees; NULL if there is no memory. */
 static char *entry_text(const struct tier_entry *entry)
 {
 	char *text;
@@ -73,7 +72,8 @@ static char *entry_text(const struct tier_entry *entry)
 		       text;
 }
 
-/* A number and a blank; what follows, or NULL. */
+/* Parses a number up to `most` and the space behind it. Returns what follows, or NULL if the text
+ * is malformed. */
 static const char *parse_number(const char *text, uint64_t most, uint64_t *number)
 {
 	char *end;
@@ -84,7 +84,8 @@ static const char *parse_number(const char *text, uint64_t most, uint64_t *numbe
 											  NULL;
 }
 
-/* Sets the rest. *path points into the text. False if it is none of the journal's. */
+/* Parses the text of an entry and sets *path to the path in it. Returns false if the text is no
+ * entry's. */
 static bool parse_text(const char *text, struct tier_entry *entry, const char **path)
 {
 	uint64_t keep_last = 0;
@@ -108,7 +109,7 @@ const char *tier_path_of_entry(const char *name, const char *text, int *drained)
 	return path;
 }
 
-/* ---- Reading --------------------------------------------------------------------------------- */
+/* ---- Reading the journal --------------------------------------------------------------------- */
 
 int tier_lock(const struct ioshape_tier *tier, struct io_hold *hold, struct base_error *error)
 {
@@ -171,7 +172,7 @@ int tier_journal_read(const struct ioshape_tier *tier, struct tier_journal *jour
 	struct listing listing = { .tier = tier };
 	int ret = io_folder_list(&tier->journal, found_name, &listing, error);
 
-	/* The buffer's memory is malloc()'s, and the struct's alignment is no stricter. */
+	/* The buffer's memory comes from malloc(), which is aligned for the struct. */
 	journal->all = (struct tier_entry *)(void *)listing.entries.data;
 	journal->count = listing.entries.bytes / sizeof(*journal->all);
 	if (ret)
@@ -198,12 +199,12 @@ const struct tier_entry *tier_newest(const struct tier_journal *journal, const c
 	return NULL;
 }
 
-/* ---- Changing -------------------------------------------------------------------------------- */
+/* ---- Changing the journal -------------------------------------------------------------------- */
 
-/* Numbers that something else has taken, which is no entry. */
+/* Retries for numbers that are taken by a file that is no entry. */
 #define MOST_TAKEN 16
 
-/* Adds an entry, durably: its number follows those of the journal. */
+/* Adds an entry, durably. Its number follows those of the journal. */
 static int journal_add(const struct ioshape_tier *tier, const struct tier_journal *journal,
 		       struct tier_entry *entry, struct base_error *error)
 {
@@ -247,7 +248,7 @@ int tier_journal_change(const struct ioshape_tier *tier, const struct tier_entry
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-/* The user's own folder, whose name lasts. */
+/* Opens the user's own folder, creates it if necessary, and makes its name durable. */
 static int open_root(struct ioshape_tier *tier, const char *given, struct base_error *error)
 {
 	struct io_folder folder = IO_NO_FOLDER;
@@ -266,7 +267,7 @@ static int open_root(struct ioshape_tier *tier, const char *given, struct base_e
 	}
 	if (!ret)
 		ret = io_folder_open(&tier->root, path, error);
-	/* Where everybody may put folders, one may perhaps not list them. */
+	/* Where every user may create folders, this process may not be allowed to list them. */
 	if (!ret && !io_folder_open(&folder, absolute, NULL))
 		ret = io_folder_sync(&folder, error);
 	io_folder_close(&folder);
@@ -345,9 +346,9 @@ IOSHAPE_EXPORT void ioshape_tier_free(struct ioshape_tier *tier)
 	free(tier);
 }
 
-/* ---- Places ---------------------------------------------------------------------------------- */
+/* ---- Places of copies ------------------------------------------------------------------------ */
 
-/* The names of a path that is not there yet, put behind what is. */
+/* Appends the names of a path that does not exist yet to the part that exists. */
 static int add_names(struct base_buffer *made, const char *names, const char *path,
 		     struct base_error *error)
 {
@@ -367,8 +368,8 @@ static int add_names(struct base_buffer *made, const char *names, const char *pa
 	return 0;
 }
 
-/* As much of an absolute path as is there, without its last name, with links resolved. Puts the
- * rest into *names. NULL without memory. */
+/* Resolves the links in as much of an absolute path as exists, without its last name. Sets *names
+ * to the rest. Returns NULL if there is no memory. */
 static char *resolve_above(char *path, const char **names)
 {
 	char *resolved, *slash = strrchr(path, '/');
@@ -385,7 +386,7 @@ static char *resolve_above(char *path, const char **names)
 	}
 }
 
-/* The place of an absolute path. */
+/* Computes the place of an absolute path. */
 static int resolve(const struct ioshape_tier *tier, char *absolute, char **place,
 		   struct base_error *error)
 {
@@ -406,7 +407,7 @@ static int resolve(const struct ioshape_tier *tier, char *absolute, char **place
 	return ret;
 }
 
-/* "runs/step-10/" is as good as "runs/step-10". */
+/* Makes a path absolute. A trailing slash is allowed: "runs/step-10/" is "runs/step-10". */
 static int make_absolute(const char *path, char **absolute, struct base_error *error)
 {
 	size_t bytes = strlen(path);
@@ -466,18 +467,18 @@ int tier_enter(const struct ioshape_tier *tier, const char *path, char **place,
 /* ---- Links ----------------------------------------------------------------------------------- */
 
 /*
- * A destination is kept with its links resolved, and drained hours later. Until then another user
- * who may write to a directory above it can put a link there, which would lead the drain, with the
- * rights of the user who saved, to a file elsewhere. So a drain follows links of root and of its
- * own user only: the kernel's rule for directories where every user may put something
- * (fs.protected_symlinks), for all directories.
+ * A destination is recorded with its links resolved, and drained hours later. Meanwhile, another
+ * user who may write to a directory above it could put a link there. The drain would follow it with
+ * the rights of the user who saved, and overwrite a file elsewhere. So a drain follows only links
+ * of root and of its own user. That is the kernel's rule for directories to which every user may
+ * write (fs.protected_symlinks), here for all directories.
  */
 
-/* The kernel follows no more. */
+/* The kernel follows no more links in one path. */
 #define MOST_LINKS 40
 
-/* The first link of a path, with its directory: from there `*rest` is what follows. -ENOENT: there
- * is none as far as the path exists. `path` is cut behind the link. */
+/* Finds the first link of a path and cuts `path` behind it. *rest receives what follows the link.
+ * Returns -ENOENT if the path has no link as far as it exists. */
 static int find_link(char *path, const char **rest, struct stat *link)
 {
 	for (char *at = path + 1;; at++) {
@@ -498,7 +499,7 @@ static int find_link(char *path, const char **rest, struct stat *link)
 	}
 }
 
-/* The path that a link stands for, with what follows it; to be freed. */
+/* Returns the path that a link stands for, followed by `rest`. The caller frees it. */
 static char *follow(char *link, const char *rest)
 {
 	char text[PATH_MAX], *path = NULL;
@@ -546,9 +547,9 @@ int tier_check_links(const char *destination, struct base_error *error)
 	return ret;
 }
 
-/* ---- What is there --------------------------------------------------------------------------- */
+/* ---- State of copies ------------------------------------------------------------------------- */
 
-/* Files that are being written included. */
+/* Bytes below a folder, including files that are being written. */
 struct below {
 	const struct io_folder *folder;
 	uint64_t bytes;
@@ -566,7 +567,8 @@ static int add_bytes(void *user, const char *name, struct base_error *error)
 	if (entry.kind == IO_FILE)
 		below->bytes += entry.bytes;
 	if (entry.kind != IO_FOLDER ||
-	    io_folder_open_in(&folder, below->folder, name, NULL)) /* gone by now */
+	    /* the folder was removed meanwhile */
+	    io_folder_open_in(&folder, below->folder, name, NULL))
 		return 0;
 	inner.folder = &folder;
 	ret = io_folder_list(&folder, add_bytes, &inner, error);
@@ -575,7 +577,8 @@ static int add_bytes(void *user, const char *name, struct base_error *error)
 	return ret;
 }
 
-/* Count the bytes of a directory with all in it. -ENOENT without a sentence. */
+/* Adds up the bytes of a directory with everything in it. Returns -ENOENT without an error message
+ * if there is none. */
 static int count_below(const char *path, uint64_t *bytes, struct base_error *error)
 {
 	struct io_folder folder;
@@ -603,11 +606,13 @@ int tier_look(const char *place, struct io_entry *copy, uint64_t *bytes, struct 
 	return 0;
 }
 
-/* ---- How they go ----------------------------------------------------------------------------- */
+/* ---- Removing copies ------------------------------------------------------------------------- */
 
-/* Removes a copy, if it is still the one that was looked at: -EBUSY if somebody reads it, -ENOENT
- * and -ESTALE if it is gone or another; all three without a sentence. The journal is locked. With
- * `durably` nothing brings it back. */
+/*
+ * Removes a copy if it is still the one that the caller looked at. The caller holds the journal's
+ * lock. Returns, without an error message, -EBUSY if a process reads the copy, -ENOENT if it is
+ * gone, or -ESTALE if it is another one. With `durably`, the removal also survives a power failure.
+ */
 static int drop(const char *place, const struct io_entry *copy, bool durably,
 		struct base_error *error)
 {
@@ -621,7 +626,7 @@ static int drop(const char *place, const struct io_entry *copy, bool durably,
 	ret = io_folder_open(&folder, above, error);
 	if (!ret)
 		ret = io_folder_discard(&folder, name, copy, FORMAT_MANIFEST_NAME, error);
-	/* They tell of nothing any more. */
+	/* The checksums beside the file have no use any more. */
 	if (!ret && snprintf(sums, sizeof(sums), "%s" FORMAT_CHECKSUMS_SUFFIX, name) <= NAME_MAX)
 		ret = io_folder_drop_text(&folder, sums, error);
 	if (!ret && durably)
@@ -631,7 +636,8 @@ static int drop(const char *place, const struct io_entry *copy, bool durably,
 	return ret;
 }
 
-/* As tier_discard(), without the entry. */
+/* Removes the copy of a drained entry, if it is still the copy that was drained. *bytes receives
+ * its size. Returns codes as drop() does. */
 static int discard_copy(const struct tier_entry *entry, uint64_t *bytes, struct base_error *error)
 {
 	struct io_entry copy;
@@ -651,13 +657,13 @@ int tier_discard(const struct ioshape_tier *tier, const struct tier_entry *entry
 		*bytes = 0;
 	if (ret == -EBUSY)
 		return 0;
-	/* It is gone, or was replaced by what will have an entry of its own. */
+	/* The copy is gone, or was replaced by one that will have an entry of its own. */
 	return !ret || ret == -ENOENT || ret == -ESTALE ?
 		       tier_journal_change(tier, entry, NULL, error) :
 		       ret;
 }
 
-/* ---- Room ------------------------------------------------------------------------------------ */
+/* ---- Space ----------------------------------------------------------------------------------- */
 
 static int count_bytes(const struct ioshape_tier *tier, uint64_t *bytes, struct base_error *error)
 {
@@ -668,7 +674,7 @@ static int count_bytes(const struct ioshape_tier *tier, uint64_t *bytes, struct 
 	return ret;
 }
 
-/* How many bytes have to go. */
+/* Computes how many bytes must be removed. */
 static int find_lack(const struct ioshape_tier *tier, uint64_t needed, uint64_t *lack,
 		     struct base_error *error)
 {
@@ -689,13 +695,14 @@ static int find_lack(const struct ioshape_tier *tier, uint64_t needed, uint64_t 
 	return ret;
 }
 
-/* Drained copies go, oldest first. */
+/* Returns whether an entry's copy may be removed for space: drained copies may, oldest first. */
 static bool may_go(const struct tier_journal *journal, const struct tier_entry *entry)
 {
 	return entry->drained && tier_is_newest(journal, entry);
 }
 
-/* Whether enough may go: else nothing does, in vain. */
+/* Checks that removable copies are large enough. Otherwise none is removed, because that would not
+ * help. */
 static int check_enough(const struct ioshape_tier *tier, const char *destination, uint64_t needed,
 			uint64_t lack, const struct tier_journal *journal, struct base_error *error)
 {
@@ -733,7 +740,9 @@ static int free_bytes(const struct ioshape_tier *tier, const char *destination, 
 	ret = find_lack(tier, needed, &lack, error);
 	if (!ret)
 		ret = check_enough(tier, destination, needed, lack, &journal, error);
-	/* Filesystems count late what was removed: so it is counted here. */
+	/*
+	 * Filesystems may report removed files as free only later, so the bytes are counted here.
+	 */
 	for (size_t i = 0; !ret && lack && i < journal.count; i++) {
 		if (!may_go(&journal, &journal.all[i]))
 			continue;
@@ -760,8 +769,8 @@ static int make_room(const struct ioshape_tier *tier, const char *destination, u
 	return ret;
 }
 
-/* A directory is not put in the place of another: one that is drained, or was never kept, goes
- * before it is saved again. */
+/* Removes the directory at a place, because a directory cannot replace another one. It may be
+ * removed if it is drained or was never kept. */
 static int clear_place(const struct ioshape_tier *tier, const char *place, struct base_error *error)
 {
 	struct io_hold hold = IO_NO_HOLD;
@@ -781,7 +790,7 @@ static int clear_place(const struct ioshape_tier *tier, const char *place, struc
 		ret = tier_discard(tier, entry, &bytes, error);
 	if (!ret && !entry) {
 		ret = drop(place, &copy, false, error);
-		/* Whoever reads or replaces it now decides. */
+		/* Another process reads or replaces it, and the save will find out. */
 		if (ret == -EBUSY || ret == -ENOENT || ret == -ESTALE)
 			ret = 0;
 	}
@@ -810,7 +819,7 @@ int tier_prepare_place(const struct ioshape_tier *tier, const char *place, uint6
 
 /* ---- Before a save --------------------------------------------------------------------------- */
 
-/* The caller's, or nothing. */
+/* Passes a path to the caller, or frees it if the call has failed. */
 static void give(char **into, char *place, int ret)
 {
 	*into = ret ? NULL : place;
@@ -834,9 +843,9 @@ IOSHAPE_EXPORT int ioshape_tier_place(struct ioshape_tier *tier, const char *pat
 	return base_leave(ret, "save", path, &error);
 }
 
-/* ---- After it -------------------------------------------------------------------------------- */
+/* ---- After a save ---------------------------------------------------------------------------- */
 
-/* Whether it waits, or was drained, as it is now. */
+/* Returns whether the copy waits to be drained, or was drained in its present state. */
 static bool is_kept(const struct tier_journal *journal, const char *place,
 		    const struct io_entry *copy)
 {
@@ -896,15 +905,16 @@ IOSHAPE_EXPORT int ioshape_tier_keep(struct ioshape_tier *tier, const char *path
 
 /* ---- The nearest copy ------------------------------------------------------------------------ */
 
-/* A clock that counts whole seconds says what it was at the beginning of this one; others tick a
- * hundred times a second or more. */
+/* A clock that counts whole seconds gives the begin of the current second. Other clocks tick at
+ * least a hundred times a second. */
 #define SECOND_NS INT64_C(1000000000)
 #define TICK_NS (SECOND_NS / 100)
 
 /*
- * What a time of the tier's clock is by that of the destination, which said `there_ns` between two
- * looks at the tier's own: the same, where both may be one clock, which tick with a precision of
- * their own. It is not later than `there_ns`.
+ * Converts a time of the tier's clock to the clock of the destination, which showed `there_ns`
+ * between two readings of the tier's clock. If both may be the same clock, within the precision of
+ * their ticks, the time stays as it is. The result is not later than the destination's present
+ * time.
  */
 static int64_t time_there(int64_t time_ns, int64_t before_ns, int64_t there_ns, int64_t after_ns)
 {
@@ -916,7 +926,8 @@ static int64_t time_there(int64_t time_ns, int64_t before_ns, int64_t there_ns, 
 	return MIN(time_ns + there_ns - after_ns, there_ns);
 }
 
-/* The directory that a path leads to: a file that is a link is replaced where it leads. */
+/* Returns the directory of a path. If the path is a link to a file, that is the directory of the
+ * file, which a save would replace. */
 static char *directory_of(const char *destination)
 {
 	char *real = realpath(destination, NULL);
@@ -945,7 +956,7 @@ int tier_clock_there(const struct ioshape_tier *tier, const char *destination, i
 	return ret;
 }
 
-/* When the destination would be as old as the copy is. */
+/* Returns the modification time up to which the destination counts as no newer than the copy. */
 static int64_t age_there(const struct ioshape_tier *tier, const struct tier_entry *entry,
 			 const char *destination, const struct io_entry *copy,
 			 const struct io_entry *there)
@@ -956,7 +967,7 @@ static int64_t age_there(const struct ioshape_tier *tier, const struct tier_entr
 		return copy->kind == IO_FOLDER || copy->bytes == there->bytes ?
 			       entry->there_ns :
 			       there->modified_ns - 1;
-	/* Where nothing can be made, one clock is as good as the other. */
+	/* If the destination's clock cannot be read, its time is assumed to be that of the tier. */
 	if (tier_clock_there(tier, destination, copy->modified_ns, &time_ns, NULL))
 		return copy->modified_ns;
 	return time_ns;
@@ -972,7 +983,7 @@ static int find(const struct ioshape_tier *tier, const char *place, struct base_
 
 	if (ret)
 		return ret;
-	/* Whatever it cannot be looked at for, the copy is nearer. */
+	/* If the destination cannot be read for any reason, the copy is used. */
 	if (io_look(destination, true, &there))
 		return 0;
 	ret = tier_journal_read(tier, &journal, error);
@@ -998,15 +1009,15 @@ IOSHAPE_EXPORT int ioshape_tier_find(struct ioshape_tier *tier, const char *path
 	return ret == -ENOENT ? ret : base_leave(ret, "load", path, &error);
 }
 
-/* ---- The list ----------------------------------------------------------------------------------
- */
+/* ---- Listing copies -------------------------------------------------------------------------- */
 
-/* A row of the public list; its text, the place, ends with the path of the destination. */
+/* State of the public list. The text of a row is the place, and the destination is the end of that
+ * text. */
 struct copy_list {
 	const struct ioshape_tier *tier;
 	struct ioshape_tier_copy *copies;
 	size_t count;
-	char *text; /* the next one's */
+	char *text; /* memory for the next text */
 };
 
 static int list_one(struct copy_list *listing, const struct tier_entry *entry,
@@ -1032,7 +1043,7 @@ static int list_one(struct copy_list *listing, const struct tier_entry *entry,
 	return 0;
 }
 
-/* In one piece of memory: the texts follow the rows. */
+/* Makes the list in one piece of memory, in which the texts follow the rows. */
 static int list(const struct ioshape_tier *tier, struct ioshape_tier_copy **copies, size_t *count,
 		struct base_error *error)
 {
@@ -1081,7 +1092,7 @@ IOSHAPE_EXPORT int ioshape_tier_list(struct ioshape_tier *tier, struct ioshape_t
 	return base_leave(ret, "list", tier->root.path, &error);
 }
 
-/* ---- What can never be drained goes, when somebody says so ----------------------------------- */
+/* ---- Forgetting copies that can never be drained --------------------------------------------- */
 
 static bool waits(const struct tier_journal *journal, const char *place)
 {
@@ -1090,7 +1101,8 @@ static bool waits(const struct tier_journal *journal, const char *place)
 	return newest && !newest->drained;
 }
 
-/* For good: without its entry nobody would know that it was given up. */
+/* Removes the copy of a waiting entry, durably. A copy that came back after a power failure would
+ * have no entry and look as if it had not been given up. */
 static int forget_copy(const struct ioshape_tier *tier, const char *place, uint64_t *bytes,
 		       struct base_error *error)
 {
@@ -1104,10 +1116,11 @@ static int forget_copy(const struct ioshape_tier *tier, const char *place, uint6
 				 "cannot forget \"%s\": it is being %s on the tier \"%s\"",
 				 tier_destination(tier, place), ret == -EBUSY ? "read" : "saved",
 				 tier->root.path);
-	return ret == -ENOENT ? 0 : ret; /* it was removed by hand */
+	return ret == -ENOENT ? 0 : ret; /* -ENOENT: it was removed by hand */
 }
 
-/* With the journal's lock. `given` may be a path whose links lead elsewhere since it was kept. */
+/* Removes the copy and its entries. The caller holds the journal's lock. `given` may be a path
+ * whose links have changed since it was kept. */
 static int forget_kept(const struct ioshape_tier *tier, const char *given, const char *place,
 		       uint64_t *bytes, struct base_error *error)
 {
@@ -1127,7 +1140,7 @@ static int forget_kept(const struct ioshape_tier *tier, const char *given, const
 				  tier_destination(tier, place), tier->root.path);
 	if (!ret)
 		ret = forget_copy(tier, kept, bytes, error);
-	/* Also those before the newest: they would only be overtaken by it. */
+	/* Entries before the newest go, too, because the newest one only supersedes them. */
 	for (size_t i = 0; i < journal.count && !ret; i++) {
 		if (!strcmp(journal.all[i].place, kept))
 			ret = tier_journal_change(tier, &journal.all[i], NULL, error);
