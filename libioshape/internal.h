@@ -145,8 +145,8 @@ int save_wait_copied(struct ioshape_save *save);
 struct ioshape_reader;
 
 /*
- * Starts to prefetch this record and those that follow it, which the next ioshape_reader_load() or
- * ioshape_reader_load_records() will load, as far as the reader's buffers reach. Does not wait for
+ * Starts to prefetch this record and those that follow it, as far as the reader's buffers reach.
+ * The next ioshape_reader_load() or ioshape_reader_load_records() will load them. Does not wait for
  * the data. Returns 0, also where nothing can be prefetched, or -ENOENT if there is no such record.
  */
 int save_reader_expect(struct ioshape_reader *reader, uint64_t record);
@@ -185,7 +185,7 @@ void save_directory_free(struct save_directory *directory);
 
 /* ---- Journal of a tier (tier/tier.c) --------------------------------------------------------- */
 
-/* Returns the destination path in the text of a journal entry, as a pointer into `text`, and sets
+/* Returns the destination path in the text of a journal entry, as a pointer into `text`. Sets
  * *drained to 1 if the entry is drained. Returns NULL if the name and the text are no journal
  * entry. */
 const char *tier_path_of_entry(const char *name, const char *text, int *drained);

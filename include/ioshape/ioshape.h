@@ -405,7 +405,7 @@ enum ioshape_dtype {
 	IOSHAPE_FLOAT8_E5M2 = 18,   /**< 1 byte: 5 bits of exponent, 2 of mantissa */
 	/** 1 byte, as FLOAT8_E4M3FN with another bias and no negative zero */
 	IOSHAPE_FLOAT8_E4M3FNUZ = 19,
-	/** 1 byte, as FLOAT8_E5M2 with another bias and no negative zero */
+	/** 1 byte, as FLOAT8_E5M2 with another bias, no infinities and no negative zero */
 	IOSHAPE_FLOAT8_E5M2FNUZ = 20,
 	IOSHAPE_FLOAT8_E8M0FNU = 21, /**< 1 byte: an exponent of 8 bits only */
 	/** two values of 4 bits in one byte; shapes count bytes, as in torch */
@@ -1012,7 +1012,8 @@ int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report
  * Frees a file.
  *
  * A file without a successful commit is abandoned: the old file stays, and no temporary file is
- * left. In a forked child the call does nothing.
+ * left. A file that several processes write (`part_bytes`) is not removed. In a forked child the
+ * call does nothing.
  *
  * @param file  the file; NULL is allowed
  */
@@ -1090,7 +1091,7 @@ struct ioshape_reader_info {
 	 */
 	int32_t direct_fd;
 	uint32_t reserved;    /**< 0 */
-	uint64_t file_offset; /**< offset of the open part in that file */
+	uint64_t file_offset; /**< offset of the open part in the file of `direct_fd` */
 };
 
 /** Initializes a struct ioshape_reader_info. */
@@ -1220,9 +1221,10 @@ int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t
  *
  * @param reader  the reader
  * @param share   share of the data to verify, from 0 (structure only) to 1 (everything)
- * @return 0; IOSHAPE_E_DAMAGED for the first damage found; -ENODATA if the file has no checksums,
- *         such as after torch's set_crc32_options(False); -EINVAL if `share` is not from 0 to 1;
- *         -ECANCELED if the progress function stopped the call; another negative code
+ * @return 0; IOSHAPE_E_DAMAGED for the first damage found; -ENODATA if `share` is above 0 and
+ *         the file has no checksums, such as after torch's set_crc32_options(False); -EINVAL if
+ * `share` is not from 0 to 1; -ECANCELED if the progress function stopped the call; another
+ * negative code
  */
 int ioshape_reader_verify(struct ioshape_reader *reader, double share);
 

@@ -12,9 +12,9 @@
  *
  * 3. Call ioshape_slot_free() once the bytes are on stable storage.
  *
- * The context's `coordinator` decides the order of the writers. It is "local" (the processes of
- * this host, without a server), the address of a Redis (all hosts that use it), or "open" (no
- * coordination: no process waits).
+ * The context's `coordinator` decides the order of the writers. "local" orders the processes of
+ * this host, without a server. The address of a Redis orders all hosts that use it. "open" means no
+ * coordination: no process waits.
  *
  * A lease protects each slot. A thread of the library renews it as long as bytes are written. If a
  * holder dies, the next request in the queue gets its slot. With "local" the kernel frees it at

@@ -111,7 +111,7 @@ struct ioshape_tier_keep_options {
  * kept again before it is drained, it is drained once, in its latest state.
  *
  * @param tier     the tier
- * @param path     destination. It was given to ioshape_tier_place()
+ * @param path     destination. The path that ioshape_tier_place() was given
  * @param options  options of the copy. NULL for all defaults
  * @return 0; -ENOENT if there is no copy of `path` on the tier; -EINVAL for an invalid argument;
  *         -EPERM in a forked child; another negative code
@@ -125,7 +125,7 @@ int ioshape_tier_keep(struct ioshape_tier *tier, const char *path,
  * The call also finds a copy that was saved but is not kept yet. It does not read the copy.
  *
  * @param tier   the tier
- * @param path   destination. It was given to ioshape_tier_place()
+ * @param path   destination. The path that ioshape_tier_place() was given
  * @param place  receives the path on the tier, to be freed with ioshape_free(). NULL if the call
  *               fails
  * @return 0; -ENOENT if there is no copy or the destination is newer, and ioshape_last_error() then
@@ -220,8 +220,8 @@ int ioshape_tier_drain(struct ioshape_tier *tier, const struct ioshape_drain_opt
  * is damaged.
  *
  * @param tier   the tier
- * @param path   destination. It was given to ioshape_tier_place() or as ioshape_tier_list() returns
- *               it
+ * @param path   destination. The path that ioshape_tier_place() was given, or that
+ *               ioshape_tier_list() returns
  * @param bytes  receives the size of the copy. NULL if not needed
  * @return 0; -ENOENT if no copy of `path` waits; -EBUSY if a process drains the tier or reads the
  *         copy; -ESTALE if a process saves the copy again; another negative code, and what was not

@@ -52,7 +52,7 @@ const struct format_dtype *format_dtype_of(uint32_t dtype);
 
 /* ---- Checks of names (names.c; pure) --------------------------------------------------------- */
 
-/* Checks a name that a caller gives to a record, a tensor or an attribute: it must be present, not
+/* Checks a name that a caller gives to a record, a tensor or an attribute. It must be present, not
  * too long, and valid UTF-8. `what` names the kind of object in the error. Returns 0, or -EINVAL or
  * IOSHAPE_E_LIMIT with an error message. */
 int format_check_name(const char *what, const char *name, struct base_error *error);
@@ -268,8 +268,8 @@ __attribute__((format(printf, 2, 3))) int format_json_put(struct base_buffer *ou
 /* Returns whether the text is valid UTF-8 without NUL. `bytes` is its length. */
 bool format_utf8_valid(const char *text, size_t bytes);
 
-/* Writes a name from a file to `into` in a form that is safe in a message: shortened if it is long,
- * and cleaned by base_make_plain(). Returns `into`. */
+/* Writes a name from a file to `into` in a form that is safe in a message. It is shortened if it is
+ * long, and cleaned by base_make_plain(). Returns `into`. */
 #define FORMAT_SHOWN_NAME_BYTES 128u
 const char *format_show_name(char into[FORMAT_SHOWN_NAME_BYTES], const char *name, size_t bytes);
 /* Returns a zero-terminated name in a form that is safe in a message. The result is valid until the

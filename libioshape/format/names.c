@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of records, tensors and attributes: checks of names that callers give, safe forms for
- * messages and JSON, and a hash table from names to positions. Pure. */
+/* Names of records, tensors and attributes: checks of names that callers give, and safe forms for
+ * messages and JSON. Also a hash table from names to positions. Pure. */
 #define _GNU_SOURCE
 #include "format/format.h"
 

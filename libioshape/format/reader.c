@@ -356,9 +356,9 @@ void format_reader_close(struct format_reader *reader)
 
 /* ---- Ranges ---------------------------------------------------------------------------------- */
 
-/* If a range covers a block only in part, the reader also reads the rest of the block, and drops
- * it, to verify the checksum. Ranges that overlap are read one after the other. So the reader needs
- * no memory for data, and the memory for bookkeeping is that of one batch. */
+/* If a range covers a block only in part, the reader also reads the rest of the block to verify the
+ * checksum. It drops the rest. Ranges that overlap are read one after the other. So the reader
+ * needs no memory for data, and the memory for bookkeeping is that of one batch. */
 
 /* Pieces in a batch: 4 GiB of blocks, so that the pause between batches is negligible. */
 #define MOST_PIECES 4096u

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors: their dtypes, how a strided tensor becomes the bytes of a record, the pickle that builds
- * tensors from records, and the header of a safetensors file. Pure. */
+/* Tensors: their dtypes, and how a strided tensor becomes the bytes of a record. Also the pickle
+ * that builds tensors from records, and the header of a safetensors file. Pure. */
 #define _GNU_SOURCE
 #include "format/format.h"
 
@@ -54,9 +54,9 @@ IOSHAPE_EXPORT size_t ioshape_dtype_bytes(enum ioshape_dtype dtype)
 
 /* ---- Layout ---------------------------------------------------------------------------------- */
 
-/* Counts the elements. *span is the number of elements if lengths of 0 were 1: as in torch, the
- * strides of an empty tensor are computed that way. Returns false if a length is negative or the
- * product overflows. */
+/* Counts the elements. *span is their number if lengths of 0 were 1. As in torch, the strides of an
+ * empty tensor are computed from it. Returns false if a length is negative or the product
+ * overflows. */
 static bool count_elements(uint32_t dims, const int64_t *shape, uint64_t *elements, int64_t *span)
 {
 	bool empty = false;
@@ -315,10 +315,10 @@ static void copy_units(uint8_t *to, const uint8_t *from, size_t bytes, uint64_t 
 }
 
 /*
- * If neighbouring rows are closer together than the units of a row (a transposed matrix, or a part
- * of one), copying row by row would fetch each cache line again for each unit in it. So a few units
- * of all rows that share their cache lines are copied at a time. They are few because the distance
- * is often a power of two, at which caches hold few lines.
+ * In a transposed matrix, or a part of one, neighbouring rows are closer together than the units of
+ * a row. Copying row by row would then fetch each cache line again for each unit in it. So a few
+ * units of all rows that share their cache lines are copied at a time. They are few because the
+ * distance is often a power of two, at which caches hold few lines.
  */
 #define CACHE_LINE_BYTES 64u
 #define TILE_UNITS 8u

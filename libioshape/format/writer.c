@@ -184,7 +184,7 @@ static int encode_descriptor(struct base_buffer *out, uint32_t crc32, uint64_t b
 	return 0;
 }
 
-/* Returns the size of the zip64 field of a directory entry, which holds the numbers that do not fit
+/* Returns the size of the zip64 field of a directory entry. It holds the numbers that do not fit
  * into the old fields: sizes, then offset. Returns 0 if all fit. */
 static unsigned central_field_bytes(const struct format_entry *entry)
 {

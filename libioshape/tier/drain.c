@@ -491,8 +491,8 @@ static bool is_in_place(struct gathering *gathering)
 	return same;
 }
 
-/* Returns whether to give up waiting: a newer checkpoint is at the destination, and the missing
- * files have not come for a day, because a node with them was lost. */
+/* Returns whether to give up waiting. That is so if a newer checkpoint is at the destination and
+ * the missing files have not come for a day. A node with them was then lost. */
 static bool is_given_up(const struct gathering *gathering)
 {
 	const struct carry *carry = gathering->carry;
@@ -952,8 +952,8 @@ static int drain_one(struct drain *drain, const struct tier_entry *entry, struct
 
 /* ---- Draining everything --------------------------------------------------------------------- */
 
-/* Drains until every entry that waits has failed. The journal is read again each time, because
- * other processes save meanwhile. */
+/* Drains until no entry waits, or all that wait have failed. The journal is read again each time,
+ * because other processes save meanwhile. */
 static int drain_all(struct drain *drain, struct base_error *error)
 {
 	const struct tier_entry *entry = NULL;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Functions of a tier that groups call (struct group_tier_ops): protect what the nodes have just
- * saved, find out which checkpoints the tiers of all nodes have together, and restore files that
- * the ranks of a node need. If ranks have moved, the files come from the node that has them. If
- * they are lost, they are computed from what the other nodes keep. All ranks take part, in rounds.
- * The first rank of each node reads, sends and writes.
+ * Functions of a tier that groups call (struct group_tier_ops). They protect what the nodes have
+ * just saved, and find out which checkpoints the tiers of all nodes have together. They restore
+ * files that the ranks of a node need. If ranks have moved, the files come from the node that has
+ * them. If they are lost, they are computed from what the other nodes keep. All ranks take part, in
+ * rounds. The first rank of each node reads, sends and writes.
  */
 #define _GNU_SOURCE
 #include "tier/parity.h"
@@ -195,10 +195,8 @@ static int protect(struct group_round *round, const struct format_manifest *mani
 	return put_bare_record(folder, record, error);
 }
 
-/*
- * Compares a record from another process or a disk with the manifest and the number of nodes that
- * it is used with, because its numbers are indices of their arrays. Returns 0 or IOSHAPE_E_DAMAGED.
- */
+/* Compares a record from another process or a disk with the manifest and the number of nodes. Its
+ * numbers are used as indices of their arrays. Returns 0 or IOSHAPE_E_DAMAGED. */
 static int check_record(const struct parity_record *record, const struct format_manifest *manifest,
 			uint32_t nodes, const char *path, struct base_error *error)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Parity: which nodes protect each other, which elements restore a lost one, the encoding of the
- * record in front of a node's parities, and the exchange in which nodes compute elements together.
- */
+/* Parity: which nodes protect each other, and which elements restore a lost one. Also the encoding
+ * of the record in front of a node's parities, and the exchange in which nodes compute elements
+ * together. */
 #define _GNU_SOURCE
 #include "tier/parity.h"
 #include "tier/tier.h"
@@ -182,10 +181,10 @@ static bool is_there(const struct parity_set *set, const uint32_t *holders,
 
 /*
  * Finds the sources of an element of the node at set->position. If a node holds the element and it
- * is not `fresh`, the only source is the element itself. Otherwise the sources are what is left of
- * its group. holders[] and parities[] have one item for each node of the sets: the current node
- * that has its files, and the number of parities stored with them. Returns 0, or -ENOENT if too
- * much of the group is lost.
+ * is not `fresh`, the only source is the element itself. Otherwise the sources are the remaining
+ * elements of its group. The arrays holders[] and parities[] have one item for each node of the
+ * sets. They are the current node that has its files, and the number of parities stored with them.
+ * Returns 0, or -ENOENT if too much of the group is lost.
  */
 static int sources_of(const struct parity_set *set, const uint32_t *holders,
 		      const uint32_t *parities, uint32_t element, bool fresh,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tier: its journal, which records which copies wait to be drained and which are drained; and the
- * copies on it: their paths, their state, their removal, and the space for new ones. */
+/* A tier: its journal and its copies. The journal records which copies wait to be drained and which
+ * are drained. Functions for copies find their paths and their state, remove them, and make space
+ * for new ones. */
 #define _GNU_SOURCE
 #include "tier/tier.h"
 
