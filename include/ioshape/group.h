@@ -68,7 +68,7 @@ enum ioshape_mode {
 };
 
 /** Key-value store through which the ranks exchange messages: which ranks are there, what is
- * planned, and which ranks have finished. All ranks must choose the same one. */
+ * planned, and which ranks have finished. All ranks must use the same store. */
 enum ioshape_board {
 	IOSHAPE_BOARD_AUTO = 0,  /**< the first of the following that works */
 	IOSHAPE_BOARD_REDIS = 1, /**< the context's coordinator, if that is a Redis */
@@ -98,8 +98,8 @@ struct ioshape_group_options {
 	/** Name of this rank's node. Ranks of one host with the same name share memory. NULL: the
 	 * host. */
 	const char *node;
-	/** Transport between nodes; borrowed until the group is freed. NULL for none, and then the
-	 * mode IOSHAPE_MODE_RANK0 is not available on several nodes. */
+	/** Transport between nodes; borrowed until the group is freed. NULL for none. On several
+	 * nodes, IOSHAPE_MODE_NODE then replaces IOSHAPE_MODE_RANK0. */
 	const struct ioshape_comm *comm;
 	/** Time in ms after which a rank without a heartbeat counts as lost (IOSHAPE_DEADLINE_MS):
 	 * 1000 to 3600000. Default: 120000. */

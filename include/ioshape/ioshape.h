@@ -528,7 +528,7 @@ enum ioshape_phase {
  * @param user         pointer. It was given together with the function
  * @param phase        current phase
  * @param done_bytes   bytes done in this phase. They are never more than `total_bytes` if that is
- * known
+ *                     known
  * @param total_bytes  bytes of the whole operation; 0 if unknown, as for a file without
  *                     `expected_bytes`
  * @return 0 to continue; another value to stop the operation, which then fails with -ECANCELED. In
@@ -918,8 +918,8 @@ struct ioshape_file;
 /** Options of a file in another format. */
 struct ioshape_file_options {
 	size_t size; /**< sizeof(struct ioshape_file_options) */
-	/** Expected size of the file; 0 if unknown. The library preallocates it, so that a full
-	 * disk is noticed at once. An estimate is sufficient. */
+	/** Expected size of the file; 0 if unknown. The library preallocates its space, so that a
+	 * full disk is noticed at once. An estimate is sufficient. */
 	uint64_t expected_bytes;
 	ioshape_progress_fn progress; /**< receives the progress; NULL for none */
 	void *progress_user;          /**< passed to `progress`; borrowed until the file is freed */
@@ -1001,7 +1001,7 @@ int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes
  *
  * @param file    the file
  * @param report  filled, also if the commit failed. Its size must be set before the call. NULL if
- * not needed
+ *                not needed
  * @return 0; -EINVAL for an invalid argument, or after a commit; -EEXIST if `replace` is off and
  *         the path exists; -ENOSPC, -EDQUOT or IOSHAPE_E_SKIPPED for lack of space; another
  *         negative code
@@ -1221,10 +1221,10 @@ int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t
  *
  * @param reader  the reader
  * @param share   share of the data to verify, from 0 (structure only) to 1 (everything)
- * @return 0; IOSHAPE_E_DAMAGED for the first damage found; -ENODATA if `share` is above 0 and
- *         the file has no checksums, such as after torch's set_crc32_options(False); -EINVAL if
- * `share` is not from 0 to 1; -ECANCELED if the progress function stopped the call; another
- * negative code
+ * @return 0; IOSHAPE_E_DAMAGED for the first damage found; -ENODATA if `share` is above 0 and the
+ *         file has no checksums, such as after torch's set_crc32_options(False); -EINVAL if `share`
+ *         is not from 0 to 1; -ECANCELED if the progress function stopped the call; another
+ *         negative code
  */
 int ioshape_reader_verify(struct ioshape_reader *reader, double share);
 

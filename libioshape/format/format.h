@@ -379,7 +379,7 @@ int format_writer_put_summed(struct format_writer *writer, const void *data, siz
 int format_writer_end(struct format_writer *writer, struct base_error *error);
 
 /* Returns a sink that writes to the open member of a shard file, so that an archive can be put into
- * it. Its offsets count from the begin of the member. A writer of an archive on it can be finished
+ * it. Its offsets count from the start of the member. A writer of an archive on it can be finished
  * and freed while the member stays open. The sink is valid until the member ends. */
 struct format_sink format_sink_of_member(struct format_writer *bundle);
 

@@ -183,7 +183,7 @@ static int check_manifest(const struct format_manifest *manifest, const char **p
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-/* Begin of every manifest, whatever its version, and the last line before the final bracket. */
+/* Start of every manifest, whatever its version, and the last line before the final bracket. */
 #define HEAD "{\n  \"format\": \"" FORMAT_MANIFEST_FORMAT "\",\n  \"version\": "
 #define TAIL "  \"crc32\": \"%08" PRIx32 "\"\n}\n"
 #define TAIL_BYTES (sizeof("  \"crc32\": \"01234567\"\n}\n") - 1)

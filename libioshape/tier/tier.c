@@ -906,7 +906,7 @@ IOSHAPE_EXPORT int ioshape_tier_keep(struct ioshape_tier *tier, const char *path
 
 /* ---- The nearest copy ------------------------------------------------------------------------ */
 
-/* A clock that counts whole seconds gives the begin of the current second. Other clocks tick at
+/* A clock that counts whole seconds gives the start of the current second. Other clocks tick at
  * least a hundred times a second. */
 #define SECOND_NS INT64_C(1000000000)
 #define TICK_NS (SECOND_NS / 100)
