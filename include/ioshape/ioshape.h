@@ -309,7 +309,7 @@ struct ioshape_context_options {
 	uint64_t rate;
 	/**
 	 * Layout of new files on the targets of a striped filesystem, Lustre or BeeGFS
-	 * (IOSHAPE_LAYOUT). Other filesystems ignore it. docs/layouts.md has the details. Default:
+	 * (IOSHAPE_LAYOUT). Other filesystems ignore it. docs/filesystems.md has the details. Default:
 	 * "auto".
 	 *
 	 *     "auto"       by the file's size, if the layout of the directory would be narrower.
