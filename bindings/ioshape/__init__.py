@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.save for training clusters: durable, atomic, verified checkpoints at the speed of the disk.
 
+Example:
+
     import ioshape
 
-    ioshape.save(model.state_dict(), "model.pt")  # on stable storage when it returns
-    handle = ioshape.save_async(state, "model.pt")  # returns when `state` may change again
-    state = ioshape.load("model.pt")  # checksums verified while reading
+    ioshape.save(model.state_dict(), "model.pt")  # On stable storage when it returns.
+    handle = ioshape.save_async(state, "model.pt")  # Returns when `state` may change again.
+    state = ioshape.load("model.pt")  # Verifies checksums while reading.
 
-The files are ordinary torch.save files. ioshape.patch() makes torch.save and torch.load do the same
-in code that is not yours, and so does "ioshape run train.py" for a whole script.
+The files are ordinary torch.save files. ioshape.patch() replaces torch.save and torch.load in code
+that you cannot edit; "ioshape run train.py" does it for a whole script.
 
-Importing this does not import torch; that happens at the first save or load.
+Importing this package does not import torch: the first save or load imports it.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Where each public name lives. They are imported when one of them is first used, so that "import
-# ioshape" costs nothing in the processes that never save.
+# The module that defines each public name. It is imported when a name is first used, so that
+# "import ioshape" costs nothing in processes that never save.
 _HOMES = {
     "DamagedError": "_core.errors",
     "FallbackWarning": "_core.errors",
@@ -85,8 +87,8 @@ _HOMES = {
     "wait_all": "_core.under_way",
 }
 
-# A name of these needs torch, and brings in all others; a name of another module brings in those
-# that need no torch.
+# Modules that import torch. The first use of a name from one of them imports all public names. The
+# first use of a name from another module imports only the names that need no torch.
 _WITH_TORCH = (
     "_group.group",
     "_group.load",
@@ -97,10 +99,11 @@ _WITH_TORCH = (
     "_save.save",
 )
 
-# Modules that come with them.
+# Public submodules, which are imported together with the names.
 _MODULES = ("errors", "staging", "types")
 
-# Names of version 0.1, with the module that has each of them now. Version 0.3 removes them here.
+# Top-level names of version 0.1, each with the submodule that has it now. Version 0.3 removes these
+# aliases.
 _MOVED = {
     **dict.fromkeys(
         (
@@ -139,7 +142,7 @@ _MOVED = {
     ),
 }
 
-# The same names, in a form that type checkers understand.
+# The keys of _HOMES and __version__, as a literal list that type checkers understand.
 __all__ = [
     "DamagedError",
     "FallbackWarning",
@@ -176,7 +179,7 @@ __all__ = [
 ]
 
 
-# A type checker sees the names above and no others: this would hide that one is misspelled.
+# Type checkers must not see __getattr__: they would then accept misspelled names.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
@@ -212,20 +215,22 @@ def __dir__() -> list[str]:
 
 # ---- Imports and forks ------------------------------------------------------------------------
 
-# A child that is forked while another thread imports a module can never import it: the lock stays
-# taken. So all names come at once, and a fork waits for what happens at the first use.
+# If a process forks while another thread imports a module, the child can never import that module:
+# its import lock stays taken. So all names are imported at once, and a fork waits until they are.
 
-_PATIENCE_S = 60.0  # of a fork: the thread that imports may be waiting for the one that forks
+# The longest wait of a fork. It is bounded: the importing thread may wait for the forking one.
+_PATIENCE_S = 60.0
 
 
 class _FirstUse:
-    """Around what must not be cut off by a fork of another thread."""
+    """A context manager that delays forks by other threads until the block ends."""
 
     def __init__(self) -> None:
-        # Held for moments, and while the process forks; also by a signal's handler in between.
+        # Held for moments, and while the process forks. It is reentrant because a signal handler
+        # can run meanwhile and take it, too.
         self._gate = RLock()
-        self._threads: list[int] = []  # once for each block that they are in
-        #: this process was forked too early all the same
+        self._threads: list[int] = []  # thread ids, one entry for each block entered
+        #: whether this process was forked in the middle of a block of another thread
         self.was_cut_off = False
 
     def __enter__(self) -> None:
@@ -236,7 +241,7 @@ class _FirstUse:
         self._threads.remove(get_ident())
 
     def is_here(self) -> bool:
-        """Return whether this thread is in such a block: a signal's handler has interrupted it."""
+        """Return whether this thread is in a block, so that the caller is a signal handler."""
         return get_ident() in self._threads
 
     def _others(self) -> bool:
@@ -255,8 +260,8 @@ class _FirstUse:
         self._threads = [thread for thread in self._threads if thread == get_ident()]
 
     def hold_forks(self) -> None:
-        # Python drops what a signal's handler raises in a function that it calls at a fork. A
-        # method of a lock is no Python function, so no handler can run before it.
+        # Python drops an exception that a signal handler raises in a Python function called at a
+        # fork. The lock's release() is no Python function: no handler can run in it and skip it.
         os.register_at_fork(before=self.before_fork, after_in_child=self.in_child)
         release = self._gate.release
         os.register_at_fork(after_in_parent=release, after_in_child=release)
@@ -268,18 +273,23 @@ _first_use.hold_forks()
 
 # ---- Signals ----------------------------------------------------------------------------------
 
-# The handler of a signal can interrupt an import. Python gives it the modules half imported, and
-# cannot complete them before it returns. So its save does without them, as torch.save does.
+# A signal handler can interrupt an import. It sees the modules half imported, and Python cannot
+# complete them before the handler returns. So save() in a handler uses _early.py, which needs none
+# of these modules.
 
 
 def _is_half_imported(*names: str) -> bool:
-    """Return whether one of these modules is being imported."""
+    """Return whether the import of one of these modules has begun and not ended."""
     specs = (getattr(sys.modules.get(name), "__spec__", None) for name in names)
     return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
 def _try_to_bring_in(name: str) -> bool:
-    """Bring a public name in. Return False if only save() of _early.py can be used here."""
+    """Import the public names. Return False if only save() of _early.py can be used here.
+
+    Args:
+        name: the public name that the program asked for.
+    """
     is_save = name == "save"
     if _first_use.is_here():
         if is_save:
@@ -294,7 +304,7 @@ def _try_to_bring_in(name: str) -> bool:
     try:
         _bring_in(with_torch=_HOMES.get(name) in _WITH_TORCH)
     except (ImportError, AttributeError):
-        # A module that ioshape needs may be one that the handler has interrupted.
+        # The handler may have interrupted the import of a module that ioshape needs.
         if not is_save or not _is_half_imported(*sys.modules):
             raise
         return False
@@ -309,8 +319,8 @@ def _bring_in(*, with_torch: bool) -> None:
         )
     with _first_use:
         if with_torch:
-            # First of all: "ioshape run" patches as soon as torch is imported, and that must not
-            # find a module of ours half imported.
+            # torch comes first: "ioshape run" patches as soon as torch is imported, and its hook
+            # must not find a half-imported module of ioshape.
             try:
                 import_module("torch")
             except ModuleNotFoundError as error:
@@ -328,7 +338,7 @@ def _bring_in(*, with_torch: bool) -> None:
         }
         modules = {name: import_module(f"{__name__}.{name}") for name in _MODULES}
         for value in values.values():
-            # So that messages and pickles say where programs find it, not where its file is.
+            # Messages and pickles then name the public module, not the one that defines the object.
             value.__module__ = __name__
-        # All names at once: a signal's handler finds all of them, or none.
+        # A single update: a signal handler finds all names or none.
         globals().update(modules | values)

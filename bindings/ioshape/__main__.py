@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m ioshape: the command line, also for "torchrun -m ioshape run train.py"."""
+"""Entry point of "python -m ioshape", which "torchrun -m ioshape run train.py" uses, too."""
 
 from ioshape._cli import main
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save() for a signal's handler that has interrupted the first use of ioshape.
+"""save() for a signal handler that has interrupted the first use of ioshape.
 
-The other modules are half imported then. So this one imports none of them but _core/descriptors.py,
-which "import ioshape" has imported. Only such a handler imports this one. torch writes the file. It
-is still atomic, and durable.
+The other modules of the package are half imported then. So this module imports only
+_core/descriptors.py, which "import ioshape" has already imported. Only such a handler imports this
+module. torch writes the file, which is still atomic and durable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ioshape._core.descriptors import open_file
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Later saves to the directory remove a temporary file of this lock domain after a day.
+# Marks a temporary file. The zeros say that its lock domain is unknown, so that later saves to the
+# directory remove a leftover file only after a day.
 _MARK = ".ioshape-tmp-00000000-"
 
 
@@ -34,9 +35,9 @@ def save(
     replace: bool = True,
     **named: Any,
 ) -> SimpleNamespace:
-    """Save an object as ioshape.save() does, without slots, a tier and progress.
+    """Save an object as ioshape.save() does, but without slots, tier and progress.
 
-    The report has the attributes that are certain here, and no others.
+    The report has only the attributes that are known here.
     """
     begin = time.time()
     for name in ("progress", "deadline", "tier"):
@@ -62,7 +63,12 @@ def save(
 
 
 def _give_mode(created: int, there: os.stat_result) -> None:
-    """Give a new file the mode of the one that it replaces, and no access that this one refuses."""
+    """Give a new file the mode of the file that it replaces, without granting new access.
+
+    Args:
+        created: the descriptor of the new file.
+        there: the status of the file that it replaces.
+    """
     mode, now = stat.S_IMODE(there.st_mode), os.fstat(created)
     if (now.st_uid, now.st_gid) != (there.st_uid, there.st_gid):
         mode &= 0o700
@@ -72,7 +78,10 @@ def _give_mode(created: int, there: os.stat_result) -> None:
 def _write(
     path: str, write: Callable[[str | IO[bytes]], None], *, durable: bool, replace: bool
 ) -> None:
-    """Write a file next to this path, and rename it."""
+    """Write a temporary file beside the path, then rename it to the path.
+
+    Without `replace` a hard link gives the file its name, which fails if the path exists.
+    """
     there = os.stat(path) if os.path.exists(path) else None  # noqa: PTH110, PTH116
     if there is not None and not stat.S_ISREG(there.st_mode):
         write(path)  # a device or a pipe

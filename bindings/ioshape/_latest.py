@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load_latest(): the newest intact checkpoint, of a group or of files."""
+"""load_latest(): loads the newest intact checkpoint of a directory or of a file pattern."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from ioshape._core.report import Progress
 
-# Files that are listed may be gone when they are read: another process keeps the last few. Looks
-# at directories that change faster than this end after so many.
+# A listed file may be gone when it is read, because another process keeps only the last few. Then
+# the directory is listed again, at most this many times.
 _MOST_LOOKS = 16
 
 
@@ -50,39 +50,40 @@ def load_latest(
     tier: str | os.PathLike[str] | Literal[False] | None = None,
     **pickle_load_args: Any,
 ) -> Any:
-    """Loads the newest checkpoint that is intact.
+    """Load the newest intact checkpoint.
 
-    Of a directory of generations that is load_group(directory, fallback=True). Of one with
-    checkpoints of torch.distributed.checkpoint it is the whole state dict, in this process and its
-    memory: torch loads it, and an argument that torch cannot follow is refused.
-    ioshape.dcp.load_latest() fills a state dict that is there, by all ranks together.
+    If `pattern` is a directory of group checkpoints, this is load_group(directory, fallback=True).
 
-    Otherwise it is the file of this pattern that was written last, by its time of modification; of
-    two with the same time, that with the higher numbers in its name. Files that are damaged, or
-    that have no format with checksums, are passed over, and a FallbackWarning says which, and why.
-    Each process looks by itself.
+    If the directory has checkpoints of torch.distributed.checkpoint, torch loads the whole state
+    dict into the memory of this process. Arguments that torch cannot follow are errors.
+    ioshape.dcp.load_latest() instead fills an existing state dict, on all ranks together.
+
+    Otherwise the newest file that matches the pattern is loaded, by modification time. If two files
+    have the same time, the file with the higher numbers in its name is newer. Damaged files, and
+    files in a format without checksums, are skipped; a FallbackWarning lists them with the reasons.
+    Each process searches independently.
 
     Args:
-        pattern: a directory of generations, or a pattern of files as in glob: "run/step-*.pt".
-        map_location: as in torch.load.
-        pickle_module: as in torch.load.
-        weights_only: as in torch.load.
-        into: as in load().
-        strict: as in load().
-        progress: is called with a Progress now and then; an exception in it stops the load.
-        tier: as in load(): files that are only there are found, too.
-        pickle_load_args: as in torch.load.
+        pattern: A directory of checkpoints, or a glob pattern of files. Example: `run/step-*.pt`.
+        map_location: As in torch.load.
+        pickle_module: As in torch.load.
+        weights_only: As in torch.load.
+        into: As in load().
+        strict: As in load().
+        progress: Called with a Progress now and then. An exception in it stops the load.
+        tier: As in load(). Files that exist only on the tier are found, too.
+        pickle_load_args: As in torch.load.
 
     Raises:
-        FileNotFoundError: there is none: the job starts for the first time.
-        NoUsableCheckpointError: there are some, and none of them can be used. It says why for each,
-            and is no FileNotFoundError.
-        StorageError: it could not be read. It is an OSError with errno and path, such as a
-            PermissionError for a directory that cannot be listed.
-        ValueError: the directory has checkpoints of torch.distributed.checkpoint, and an argument
-            is for others.
+        FileNotFoundError: There is no checkpoint: the job starts for the first time.
+        NoUsableCheckpointError: Checkpoints exist, but none can be used. The message gives the
+            reason for each. This class does not derive from FileNotFoundError.
+        StorageError: A checkpoint could not be read. It is an OSError with errno and path, such as
+            a PermissionError for a directory that cannot be listed.
+        ValueError: The directory has checkpoints of torch.distributed.checkpoint, and an argument
+            does not apply to them.
 
-    What torch.load raises for other reasons, this raises.
+    Other errors of torch.load are raised unchanged.
     """
     where = os.fspath(pattern)
     options = {
@@ -99,7 +100,7 @@ def load_latest(
     folder = folder_to_load_from(tier)
 
     def load_ours(place: str) -> Any:
-        with Reader(place):  # of other formats torch would load whatever is there
+        with Reader(place):  # raises for other formats, which torch would load unverified
             pass
         return load(place, map_location, pickle_module, mmap=False, tier=False, **options)
 
@@ -112,7 +113,7 @@ def load_latest(
                 if is_our_fault(error):
                     raise
                 if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
-                    break  # it went since, and a newer one may have come
+                    break  # removed since the listing; there may be a newer file now
                 passed_over.append(PassedOver(path, error))
             else:
                 warn_passed_over(path, passed_over)
@@ -139,7 +140,8 @@ def _load_from_directory(where: str, tier: Any, **options: Any) -> Any:
     try:
         newest = latest(where, tier=tier)
     except NoUsableCheckpointError as error:
-        # All ranks look together, and also on the tiers of other nodes: they may know better.
+        # latest() searched from this rank only. load_group() below searches on all ranks together,
+        # and on the tiers of other nodes, so it may still find a usable checkpoint.
         newest, unusable = None, error
     if newest is not None and newest.mode == "dcp":
         from ioshape._integrations.dcp.newest import (  # noqa: PLC0415 - DCP need not be there
@@ -161,9 +163,9 @@ def _load_from_directory(where: str, tier: Any, **options: Any) -> Any:
 
 
 def _refuse_for_dcp(where: str, options: dict[str, Any]) -> None:
-    """Raise for an argument that would have another result than torch's own load has.
+    """Raise ValueError for an argument that torch's own load of DCP checkpoints cannot follow.
 
-    torch unpickles what is no tensor, so it cannot promise weights_only.
+    This includes weights_only=True: torch unpickles everything that is not a tensor.
     """
     usual = {"weights_only": (None, False), "map_location": (None, "cpu"), "strict": (True,)}
     for name, value in options.items():
@@ -176,7 +178,7 @@ def _refuse_for_dcp(where: str, options: dict[str, Any]) -> None:
 
 
 def _check_listed(pattern: str, where: str) -> None:
-    """Raise if a directory of the pattern cannot be read: glob takes such a one for empty."""
+    """Raise if a directory of the pattern cannot be read: glob would treat it as empty."""
     above, name = os.path.split(pattern)
     folders = [above or "."]
     if glob.has_magic(above) and above != pattern:
@@ -196,7 +198,12 @@ def _check_listed(pattern: str, where: str) -> None:
 
 
 def _newest_first(pattern: str, folder: str) -> list[str]:
-    """Also those that are only on the tier of that folder."""
+    """Return the paths that match a pattern, newest first, with files that only a tier holds.
+
+    Args:
+        pattern: the glob pattern.
+        folder: the folder of the tier; "" without a tier.
+    """
     nearer = matching(pattern, folder)
     there = glob.glob(pattern)  # noqa: PTH207 - as the user wrote it
     places = {path: nearer.pop(place_of(path), path) for path in there}
@@ -204,11 +211,11 @@ def _newest_first(pattern: str, folder: str) -> list[str]:
     for path, place in (*places.items(), *nearer.items()):
         try:
             time_ns = _time_ns(place)
-        except FileNotFoundError:  # gone since
+        except FileNotFoundError:  # removed since the listing
             continue
         except OSError as error:
             raise cannot_look(pattern, place, error) from None
-        # Texts and numbers alternate.
+        # Texts and numbers alternate in the key, so "step-10" sorts behind "step-9".
         name = [
             int(piece) if number % 2 else piece
             for number, piece in enumerate(re.split(r"(\d+)", path))
@@ -218,7 +225,7 @@ def _newest_first(pattern: str, folder: str) -> list[str]:
 
 
 def _time_ns(path: str) -> int:
-    """When the file was last written; of a link that leads nowhere, when it was made."""
+    """Return when a file was last written; for a dangling link, when the link was made."""
     try:
         return os.stat(path).st_mtime_ns  # noqa: PTH116
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a path sits on, and what a save would do there."""
+"""probe(): describes the filesystem of a path, and how a save would write there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ioshape._native import ffi, lib
 
 @dataclass(frozen=True)
 class StorageTarget:
-    """One of the servers or disks that files are spread over: an OST, a BeeGFS target."""
+    """A server or disk that files are spread over: a Lustre OST or a BeeGFS target."""
 
     name: str
     total_bytes: int
@@ -23,91 +23,97 @@ class StorageTarget:
 
 @dataclass(frozen=True)
 class Storage:
-    """What a path sits on, and what a save would do there, as ioshape.probe() found it."""
+    """The filesystem of a path, and how a save would write there, as ioshape.probe() found it."""
 
-    #: that was looked at: the path, or the one that it is in
+    #: the directory that was examined: the path itself, or its parent
     directory: str
-    #: "lustre", "nfs", "ext", ... or "other"
+    #: filesystem family: "lustre", "nfs", "ext", ... or "other"
     family: str
-    #: as the mount table has it: "lustre", "nfs4", "fuse.juicefs"
+    #: filesystem type in the mount table: "lustre", "nfs4", "fuse.juicefs"
     type: str = ""
-    #: such as "server:/export" or "/dev/sda1"
+    #: source in the mount table, such as "server:/export" or "/dev/sda1"
     source: str = ""
     mount_point: str = ""
-    #: of the mount and of its filesystem, with commas
+    #: options of the mount and of its filesystem, separated by commas
     options: str = ""
-    #: 0: it does not tell
+    #: size of the filesystem; 0 if it does not report one
     total_bytes: int = 0
-    #: for this user, quotas apart
+    #: free space for this user, without regard to quotas
     free_bytes: int = 0
-    #: that direct I/O asks for; 0 if unknown
+    #: alignment of memory that direct I/O needs, in bytes; 0 if unknown
     memory_alignment: int = 0
+    #: alignment of file offsets that direct I/O needs, in bytes; 0 if unknown
     offset_alignment: int = 0
     #: whether direct I/O works; None if unknown
     direct: bool | None = None
     #: whether the local disk spins; None if unknown
     rotational: bool | None = None
-    #: whether other hosts may share it
+    #: whether other hosts may mount the filesystem, too
     remote: bool = False
-    #: storage targets; 0 if unknown
+    #: number of storage targets; 0 if unknown
     target_count: int = 0
-    #: those that are known, 64 at most
+    #: the storage targets that are known, 64 at most
     targets: tuple[StorageTarget, ...] = ()
-    #: the layout of new files, such as "8 x 1M, pool flash"; "" if they are not striped
+    #: layout of new files, such as "8 x 1M, pool flash"; "" if they are not striped
     stripes: str = ""
-    #: where most of a file of for_bytes lies; 0 if unknown
+    #: stripe size of the component that holds most of a file of for_bytes; 0 if unknown
     stripe_bytes: int = 0
-    #: 0: not striped, or as the filesystem likes; -1: all targets
+    #: stripes of that component; 0: not striped, or the filesystem decides; -1: all targets
     stripe_count: int = 0
-    #: copies; 0 if not striped
+    #: copies of the file's data; 0 if not striped
     mirrors: int = 0
-    #: of storage targets; "" if none
+    #: pool of storage targets for new files; "" if none
     target_pool: str = ""
-    #: whether the path is a file that exists
+    #: whether the path is an existing file
     is_file: bool = False
-    #: the layout of that file; ""  if it is not striped
+    #: layout of that file; "" if it is not striped
     file_stripes: str = ""
+    #: stripes of that file
     file_stripe_count: int = 0
-    #: the size of the file that the rest is about
+    #: size of the file that the following members describe the writing of
     for_bytes: int = 0
-    #: what would write it: "uring", "uring-async", "threads", "buffered"
+    #: the engine that would write it: "uring", "uring-async", "threads", "buffered"
     engine: str = ""
-    #: why it is that one, and the next three
+    #: reason for the engine, block_bytes and queue_depth
     choice: str = ""
+    #: bytes of a request
     block_bytes: int = 0
+    #: number of buffers
     queue_depth: int = 0
-    #: 0, or the errno that io_uring is refused with
+    #: errno with which the kernel refuses io_uring; 0 if it works
     uring_errno: int = 0
-    #: what of the engines does not work here, and why; or ""
+    #: engines that do not work here, with the reason; "" if all do
     engine_note: str = ""
-    #: io_uring would not register a save's buffers, mostly for want of memory that may be locked
+    #: whether io_uring would fail to register the buffers of a save, mostly because RLIMIT_MEMLOCK
+    #: is too low
     buffers_refused: bool = False
-    #: the layout that would be asked for; "" if the directory's own is taken
+    #: layout that the save would request; "" if it keeps the directory's own
     stripes_asked: str = ""
+    #: stripes of that layout
     asked_stripe_count: int = 0
-    #: and why
+    #: reason for that layout
     stripes_why: str = ""
-    #: of slots
+    #: name of the pool of slots
     pool: str = ""
-    #: files written at a time, unless an operator has set that
+    #: files written at a time, unless an operator has set another capacity
     writers: int = 0
-    #: and why
+    #: reason for that number
     writers_why: str = ""
 
 
 def probe(path: str | os.PathLike[str], *, nbytes: int = 0, files: int = 0) -> Storage:
-    """Describe the filesystem of a path, and what a save there would do. Write nothing.
+    """Describe the filesystem of a path, and how a save would write there. Write nothing.
 
     Args:
-        path: a folder, or a file; the last part of it need not exist.
-        nbytes: the size of a file that is to be saved; 0 is 4 GiB.
-        files: how many are written at the same time; 0 is not known.
+        path: a folder or a file. Its last component need not exist.
+        nbytes: size of the file to be saved; 0 means 4 GiB.
+        files: number of files written at the same time; 0 if unknown.
 
     Returns:
         A Storage.
 
     Raises:
-        StorageError: there is no such folder, or it cannot be looked at.
+        StorageError: the folder does not exist or cannot be examined.
     """
     name = os.fspath(path)
     found = ffi.new("struct save_probe *")
@@ -134,5 +140,8 @@ def _known(number: int) -> bool | None:
 
 
 def _value(member: Any) -> Any:
-    """Return a member of a struct. Names of files and mounts need not be valid in any encoding."""
+    """Return a struct member as a Python value.
+
+    Strings are names of files and mounts, which need not be valid in any encoding.
+    """
     return os.fsdecode(ffi.string(member)) if isinstance(member, ffi.CData) else member

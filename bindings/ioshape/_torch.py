@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own functions, as they were before anybody patched them."""
+"""torch's own save and load functions, before patch() replaces them."""
 
 from __future__ import annotations
 

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.checkpoint through this library: durable, atomic, verified.
+"""Writer and reader for torch.distributed.checkpoint (DCP): durable, atomic, verified.
+
+Example:
 
     import torch.distributed.checkpoint as dcp
-    import ioshape.dcp
+    from ioshape.dcp import Reader, Writer
 
-    dcp.save(state, storage_writer=ioshape.dcp.Writer("runs/step-1000"))
-    dcp.load(state, storage_reader=ioshape.dcp.Reader("runs/step-1000"))
+    dcp.save(state, storage_writer=Writer("step-1000"))
+    dcp.load(state, storage_reader=Reader("step-1000"))
 
-The files are those of DCP's own FileSystemWriter: its FileSystemReader reads them, and Reader reads
-what it has written. ioshape.patch(dcp=True) and "ioshape run" put both into code that names
-neither.
+The format is DCP's own: FileSystemReader reads files of Writer, and Reader reads files of
+FileSystemWriter. ioshape.patch(dcp=True) and "ioshape run" make unchanged code use both.
 """
 
 from __future__ import annotations
 
-# First of all: "ioshape run" patches as soon as it is imported, and that must not find a module of
-# ours half imported.
+# DCP is imported first: "ioshape run" patches as soon as it is imported, and its hook must not find
+# a half-imported module of ioshape.
 import torch.distributed.checkpoint  # noqa: F401 # isort: skip
 
 from ioshape._integrations.dcp.newest import load_latest

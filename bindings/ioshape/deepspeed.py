@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of DeepSpeed, saved as safely as all others.
+"""A checkpoint engine for DeepSpeed: durable, atomic, verified checkpoints.
 
     import ioshape.deepspeed
 
-Then the JSON configuration decides: `"ioshape": {}`, or `"ioshape": {"background": true}`. Or one
-line, on all ranks, puts it into an engine:
+After this import, `"ioshape": {}` or `"ioshape": {"background": true}` in DeepSpeed's JSON
+configuration enables the engine. You can also set it in code, on all ranks:
 
     engine.checkpoint_engine = ioshape.deepspeed.CheckpointEngine(background=True)
 
-Under "ioshape run" an unchanged script saves this way.
+"ioshape run" enables it for an unchanged script.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["CheckpointEngine"]
 
 
 class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
-    """Writes through ioshape.save(), reads through ioshape.load().
+    """DeepSpeed checkpoint engine that uses ioshape.save() and ioshape.load().
 
-    All ranks make one at the same place in their program. The file `latest` names a checkpoint when
-    the files of all ranks are on stable storage, and not before. If a rank cannot save, all ranks
-    raise, and `latest` stays.
+    All ranks must create it at the same point of their program. The file `latest` names a
+    checkpoint only when the files of all ranks are on stable storage. If a rank fails to save, all
+    ranks raise, and `latest` keeps naming the previous checkpoint.
 
     Args:
-        config_params: DeepSpeed's configuration; it is not looked at.
-        background: training waits for one copy in memory. A save that fails raises from the next
-            save_checkpoint(), or from wait(), on all ranks.
+        config_params: DeepSpeed's configuration, which is ignored.
+        background: whether training waits for one copy in memory only. If such a save fails, the
+            next save_checkpoint() or wait() raises on all ranks.
     """
 
     def __init__(self, config_params: Any = None, background: bool = False) -> None:
@@ -51,23 +51,27 @@ class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
         self.name = "ioshape"
         self.background = background
         self._ranks = Ranks()
-        self._info: Info | None = None  # of the checkpoint that is being saved
+        self._info: Info | None = None  # describes the checkpoint that is being saved
         self._handles: list[SaveHandle] = []
         self._failure: Exception | None = None
         self._thread = ThreadPoolExecutor(1, "ioshape") if background else None
         self._ending: Future[None] | None = None
 
     def create(self, info: Info) -> None:
-        """Begins a checkpoint, when the one before is complete. DeepSpeed calls it."""
+        """Begin a checkpoint, after the previous one is complete. DeepSpeed calls it.
+
+        Args:
+            info: DeepSpeed's description of the checkpoint.
+        """
         self.wait()
         self._info, self._handles, self._failure = info, [], None
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Saves a file. What fails in a checkpoint is raised at its end, on all ranks.
+        """Save a file of the checkpoint. An error is raised at the end of it, on all ranks.
 
         Args:
-            state_dict: what to save.
-            path: of the file.
+            state_dict: the object to save.
+            path: path of the file.
         """
         if self._info is None:
             our_save(state_dict, path, tier=False)
@@ -81,29 +85,32 @@ class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
             self._failure = self._failure or error
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Loads and verifies a file.
+        """Load and verify a file.
 
         Args:
-            path: of the file.
+            path: path of the file.
             map_location: as in torch.load.
         """
         return our_load(path, map_location, weights_only=False)
 
     def is_decoupled(self) -> bool:
-        """True: `latest` is not DeepSpeed's to write."""
+        """Return True: this engine writes `latest`, not DeepSpeed."""
         return True
 
     def get_commit_info(self) -> None:
-        """None: DeepSpeed has nothing to wait for at the next step."""
+        """Return None: DeepSpeed has nothing to wait for at the next training step."""
 
     def commit(self, _info: Info) -> bool:
-        """Waits for the checkpoint under way."""
+        """Wait until the checkpoint under way is complete. Return True."""
         self.end()
         self.wait()
         return True
 
     def end(self) -> None:
-        """All files have been given to save(). Called on all ranks, by save_checkpoint()."""
+        """Complete the checkpoint, in the background if so configured.
+
+        save_checkpoint() calls it on all ranks after it has passed all files to save().
+        """
         info, self._info = self._info, None
         if info is None:
             return
@@ -113,24 +120,26 @@ class CheckpointEngine(Base):  # type: ignore[misc] # see pyproject
             self._ending = self._thread.submit(self._complete_in_background, info)
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is complete; on all ranks.
+        """Wait until the last checkpoint is complete. All ranks must call it.
 
         Raises:
-            StorageError: it is not, on this rank or another one. `latest` names the one before.
+            StorageError: this rank or another failed to save. `latest` still names the previous
+                checkpoint.
         """
         ending, self._ending = self._ending, None
         if ending is not None:
             ending.result()
 
     def cleanup(self) -> None:
-        """As wait(). DeepSpeed calls it in the end."""
+        """Wait like wait(). DeepSpeed calls it at the end of training."""
         self.wait()
 
     def _complete_in_background(self, info: Info) -> None:
         try:
             self._complete(info)
         except Exception as error:
-            # The end of the process tells of files that failed; of the rest, nobody else may.
+            # If the program never calls wait(), the error would be lost. The exit handler of
+            # ioshape reports only files that failed, not a failed `latest` or another rank.
             _terminal.say(str(error) or repr(error))
             raise
 

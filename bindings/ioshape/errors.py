@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ioshape raises and warns of.
+"""Exceptions and warnings of ioshape.
 
-All that concerns storage derives from StorageError, which is an OSError with errno and path. Those
-that most programs name are in ioshape itself, too.
+All storage errors derive from StorageError, which is an OSError with errno and path. The most
+common classes are also top-level names of ioshape.
 """
 
 import ioshape
@@ -34,6 +34,6 @@ __all__ = [
     "StorageError",
 ]
 
-# So that messages and pickles say where programs find it, not where its file is.
+# Messages and pickles then name the public module, not the one that defines the class.
 for _name in __all__:
     globals()[_name].__module__ = "ioshape" if _name in ioshape.__all__ else __name__

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of Lightning, saved as safely as all others.
+"""CheckpointIO plug-ins for Lightning: durable, atomic, verified checkpoints.
 
     from ioshape.lightning import IoshapeAsyncCheckpointIO
 
     trainer = Trainer(plugins=[IoshapeAsyncCheckpointIO()])
 
-Under "ioshape run" an unchanged script saves this way. Strategies that save through
-torch.distributed.checkpoint (FSDP, ModelParallel) take no such plug-in: see ioshape.dcp.
+"ioshape run" enables them for an unchanged script. Strategies that save through
+torch.distributed.checkpoint (FSDP, ModelParallel) do not accept such a plug-in: see ioshape.dcp.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IoshapeAsyncCheckpointIO", "IoshapeCheckpointIO"]
 
-# For type checkers, that of the whole of Lightning.
+# Type checkers see the class of the `lightning` package, whichever package is installed.
 if TYPE_CHECKING:
     from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO as _TorchCheckpointIO
 else:
@@ -35,26 +35,27 @@ else:
 
 
 class IoshapeCheckpointIO(_TorchCheckpointIO):
-    """Saves through ioshape.save(), loads through ioshape.load().
+    """CheckpointIO that uses ioshape.save() and ioshape.load().
 
-    A checkpoint is on stable storage when save_checkpoint() returns. What has a URL ("s3://...")
-    is left to Lightning.
+    A checkpoint is on stable storage when save_checkpoint() returns. Lightning itself handles
+    checkpoints with a URL ("s3://...").
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Saves a checkpoint.
+        """Save a checkpoint.
 
         Args:
-            checkpoint: of model and trainer.
-            path: of the file; its directory is made.
-            storage_options: for URLs only.
+            checkpoint: state of model and trainer.
+            path: path of the file. Its directory is created.
+            storage_options: options for URLs only.
         """
         files.save(super().save_checkpoint, self._save, checkpoint, path, storage_options)
 
     def _save(self, checkpoint: dict[str, Any], path: str) -> None:
-        save(checkpoint, path, tier=False)  # Lightning removes those that it sees
+        # Without a tier: Lightning removes old checkpoints, but only files that it sees.
+        save(checkpoint, path, tier=False)
 
     def load_checkpoint(
         self,
@@ -62,10 +63,10 @@ class IoshapeCheckpointIO(_TorchCheckpointIO):
         map_location: Callable[..., Any] | None = files.as_it_was,
         weights_only: bool | None = None,
     ) -> Any:
-        """Loads and verifies a checkpoint.
+        """Load and verify a checkpoint.
 
         Args:
-            path: of the file.
+            path: path of the file.
             map_location: as in torch.load.
             weights_only: as in torch.load.
         """
@@ -73,14 +74,17 @@ class IoshapeCheckpointIO(_TorchCheckpointIO):
         return files.load(super().load_checkpoint, path, map_location, weights_only)
 
     def _settle(self, _path: str | os.PathLike[str]) -> None:
-        """Before a checkpoint is loaded or removed: here none is on its way."""
+        """Wait for a save to this path before the file is loaded or removed.
+
+        This class saves in the foreground, so there is nothing to wait for.
+        """
 
 
 class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
-    """Saves through ioshape.save_async(): training waits for one copy in memory.
+    """CheckpointIO that uses ioshape.save_async(): training waits for one copy in memory.
 
-    A save that fails raises from the next call for a checkpoint, or when the trainer ends. Whoever
-    loads or removes a checkpoint that is being written waits for it.
+    If a save fails, the next call for a checkpoint raises, or else the end of the trainer. Loading
+    or removing a checkpoint that is being written waits until it is complete.
     """
 
     def __init__(self) -> None:
@@ -88,7 +92,7 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
         self._under_way: dict[str, SaveHandle] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_under_way": {}}  # another process has none
+        return {**self.__dict__, "_under_way": {}}  # the unpickling process has no saves under way
 
     def _save(self, checkpoint: dict[str, Any], path: str) -> None:
         for done in [path for path, handle in self._under_way.items() if handle.done()]:
@@ -104,19 +108,19 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
             handle.wait()
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes a checkpoint, which may be on its way.
+        """Remove a checkpoint. If it is being written, wait for that first.
 
         Args:
-            path: of the file.
+            path: path of the file.
         """
         self._settle(path)
         super().remove_checkpoint(os.fspath(path))
 
     def teardown(self) -> None:
-        """Waits for all that is under way.
+        """Wait for all saves under way.
 
         Raises:
-            StorageError: a save failed. The others have been waited for.
+            StorageError: a save failed. All saves have ended when it is raised.
         """
         super().teardown()
         failed: Exception | None = None

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-core's sharded checkpoints, in files of ours.
+"""Save and load strategies for Megatron-core's sharded checkpoints.
+
+Example:
 
     from ioshape.megatron import LoadStrategy, SaveStrategy
 
     dist_checkpointing.save(state, directory, sharded_strategy=SaveStrategy())
     dist_checkpointing.load(state, directory, sharded_strategy=LoadStrategy())
 
-The format stays "torch_dist", that of torch.distributed.checkpoint: Megatron's own strategy loads
-what ours has saved, and the other way round.
+The format stays "torch_dist", that of torch.distributed.checkpoint. Megatron's own strategy loads
+checkpoints of SaveStrategy, and LoadStrategy loads checkpoints of Megatron's.
 """
 
 from __future__ import annotations
@@ -35,20 +37,20 @@ __all__ = ["LoadStrategy", "SaveStrategy"]
 
 
 class SaveStrategy(_torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc] # see pyproject
-    """For the argument `sharded_strategy` of dist_checkpointing.save().
+    """Save strategy, for the argument `sharded_strategy` of dist_checkpointing.save().
 
-    The arguments are those of Megatron's own strategy, all of which have a default here.
+    It takes the arguments of Megatron's own strategy; all have a default here.
     """
 
     def __init__(self, backend: str = "torch_dist", version: int = 1, **kwargs: Any) -> None:
         super().__init__(backend, version, **kwargs)
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
-        """Saves the sharded part of a checkpoint: durable, and whole or not there.
+        """Save the sharded part of a checkpoint durably and atomically.
 
         Args:
-            sharded_state_dict: as Megatron gives it.
-            checkpoint_dir: where the rest of the checkpoint lies.
+            sharded_state_dict: the state dict that Megatron passes.
+            checkpoint_dir: the directory of the checkpoint.
         """
         state, _, _ = _torch_dist._replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, self.keep_only_main_replica
@@ -60,11 +62,11 @@ class SaveStrategy(_torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[mi
         dcp.save(pieces, storage_writer=Writer(checkpoint_dir), planner=planner)
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> Any:
-        """Saves while the caller waits: Megatron's tensors cannot be staged as DCP does it.
+        """Save while the caller waits: DCP's staging cannot copy Megatron's tensors.
 
         Args:
-            sharded_state_dict: as Megatron gives it.
-            checkpoint_dir: where the rest of the checkpoint lies.
+            sharded_state_dict: the state dict that Megatron passes.
+            checkpoint_dir: the directory of the checkpoint.
         """
         self.save(sharded_state_dict, checkpoint_dir)
         return AsyncRequest(None, (), [])
@@ -78,6 +80,9 @@ _Load: Any = _torch_dist.TorchDistLoadShardedStrategy
 
 
 class LoadStrategy(_Load):  # type: ignore[misc] # see pyproject
-    """For the argument `sharded_strategy` of dist_checkpointing.load(): verifies what it reads."""
+    """Load strategy, for the argument `sharded_strategy` of dist_checkpointing.load().
+
+    It verifies every byte that it reads.
+    """
 
     load: Any = with_ours(_Load.load, _torch_dist, _get_filesystem_reader=_reader)

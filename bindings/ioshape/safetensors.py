@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors files, written as safely as checkpoints. The names are those of safetensors.torch.
+"""A durable and atomic replacement for safetensors.torch, with its function names.
+
+Example:
 
     from ioshape.safetensors import save_file
 
     save_file(model.state_dict(), "model.safetensors")  # on stable storage when it returns
 
-The files are those of the original, to the byte. Needs the package safetensors, which checks the
-tensors as it always does.
+The files are identical to those of the original, byte by byte. This module needs the package
+safetensors, which still checks the tensors.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# First of all, as in ioshape.dcp; the next import has the sentence for those who lack it.
+# safetensors is imported first, for the reason in ioshape.dcp. If it is missing, the next import
+# raises the error message.
 with contextlib.suppress(ImportError):
     import safetensors  # noqa: F401 # isort: skip
 
-from ioshape._integrations.safetensors import original  # noqa: F401 # has the sentence
+from ioshape._integrations.safetensors import original  # noqa: F401 # raises if it is missing
 
-import safetensors.torch as _package  # isort: skip # after the sentence for those who lack it
+import safetensors.torch as _package  # isort: skip # after the check above
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -62,7 +65,17 @@ def _through(
     function: Any,
     *arguments: Any,
 ) -> Any:
-    """Calls a function of the package; what write() makes of what it wants to write."""
+    """Call a function of the package safetensors with write() in place of its file writer.
+
+    Args:
+        write: Gets the tensors' specs, the file name, the metadata and the request.
+        request: Passed to write().
+        function: The function of the package.
+        arguments: Its arguments.
+
+    Returns:
+        The result of write().
+    """
     made: list[Any] = []
 
     def serialize_file(specs: Any, filename: Any, metadata: Any = None) -> None:
@@ -88,31 +101,30 @@ def save_file(
     deadline: float | None = None,
     checksums: bool = False,
 ) -> Report:
-    """Saves tensors as safetensors.torch.save_file does, durably.
+    """Save tensors as safetensors.torch.save_file does, but durably.
 
     When this returns, the file is on stable storage. A reader sees the previous file or the new
-    one, never half of one. Its mode follows the umask, as that of any file; the original leaves
-    0600.
+    one, never half of one. The file's mode follows the umask; the original creates it with 0600.
 
     Args:
-        tensors: names and tensors: contiguous, dense, and no two in the same memory.
-        filename: the path.
-        metadata: texts that go into the header.
-        durable: as in ioshape.save(), and so are the following.
-        replace: the same.
-        progress: the same.
-        deadline: the same.
-        checksums: True keeps a checksum of each MiB in a small file beside it,
-            `NAME.ioshape-sums`, with which load_file() and safe_open() verify what they read. The
-            file itself stays the original's.
+        tensors: Tensors by name. They must be contiguous and dense, and must not share memory.
+        filename: The path.
+        metadata: Strings for the header.
+        durable: As in ioshape.save().
+        replace: As in ioshape.save().
+        progress: As in ioshape.save().
+        deadline: As in ioshape.save().
+        checksums: True writes a checksum of each MiB to a small file beside it,
+            `NAME.ioshape-sums`. load_file() and safe_open() verify with it what they read. The
+            safetensors file itself is the same either way.
 
     Returns:
         A Report.
 
     Raises:
-        StorageError: the file could not be written. It is an OSError with errno and path.
-        RuntimeError: tensors share memory: save_model() saves those of a model once.
-        ValueError: a tensor is sparse, or not contiguous.
+        StorageError: The file could not be written. It is an OSError with errno and path.
+        RuntimeError: Tensors share memory. Use save_model(), which saves shared tensors once.
+        ValueError: A tensor is sparse or not contiguous.
     """
     request = SaveRequest.of(durable, replace, progress, deadline, checksums=checksums)
     report: Report = _through(funnel.save, request, _package.save_file, tensors, filename, metadata)
@@ -130,16 +142,17 @@ def save_file_async(
     deadline: float | None = None,
     checksums: bool = False,
 ) -> SaveHandle:
-    """Begins to save tensors, and returns as soon as they may change again.
+    """Begin to save tensors in the background, and return as soon as they may change again.
 
-    Arguments and file are those of save_file(); what the call waits for is one copy of the tensors
-    in memory.
+    Arguments and file are those of save_file(). The call waits for one copy of the tensors in
+    memory.
 
     Returns:
-        A SaveHandle, as ioshape.save_async() gives it.
+        A SaveHandle, as ioshape.save_async() returns it.
 
     Raises:
-        ValueError: also for names that only the original can write: empty, or with a NUL.
+        ValueError: As in save_file(); also for names that only the original can write, which are
+            empty or contain a NUL.
     """
     request = SaveRequest.of(durable, replace, progress, deadline, checksums=checksums)
     handle: SaveHandle = _through(
@@ -160,20 +173,20 @@ def save_model(
     deadline: float | None = None,
     checksums: bool = False,
 ) -> Report:
-    """Saves a model as safetensors.torch.save_model does, durably.
+    """Save a model as safetensors.torch.save_model does, but durably.
 
-    Of tensors that share memory one is saved; the metadata says which the others are.
+    Tensors that share memory are saved once. The metadata lists their other names.
 
     Args:
-        model: the model.
-        filename: as in save_file(), and so is what follows.
-        metadata: the same.
-        force_contiguous: whether tensors are made contiguous first.
-        durable: the same.
-        replace: the same.
-        progress: the same.
-        deadline: the same.
-        checksums: the same.
+        model: The model.
+        filename: As in save_file().
+        metadata: As in save_file().
+        force_contiguous: Whether tensors are made contiguous first.
+        durable: As in save_file().
+        replace: As in save_file().
+        progress: As in save_file().
+        deadline: As in save_file().
+        checksums: As in save_file().
 
     Returns:
         A Report.
@@ -192,30 +205,33 @@ def save_sharded(
     max_shard_bytes: int = 5_000_000_000,
     checksums: bool = False,
 ) -> list[Report]:
-    """Saves tensors that are spread over ranks as one Hugging Face directory, by all of them.
+    """Save tensors that are sharded over ranks as one Hugging Face directory.
 
-    All ranks of torch.distributed call it, each with its state dict: of FSDP2, of DTensors on any
-    mesh, of ShardedTensors; plain tensors are the same on all ranks that have them, and one saves
-    them. The files are those that save_file() would make of the whole tensors: model.safetensors;
-    or, above `max_shard_bytes`, model-00001-of-00002.safetensors and so on with
-    model.safetensors.index.json. No rank gets whole tensors: each writes pieces of up to 32 MiB of
-    each file, and needs memory for three of them.
+    All ranks of torch.distributed must call it, each with its state dict. It accepts state dicts of
+    FSDP2, DTensors on any mesh, and ShardedTensors. Plain tensors must be equal on all ranks that
+    have them; one rank saves them.
 
-    When this returns, all of it is on stable storage. A directory that is there already is replaced
-    as by ioshape.directory(): its other files stay. If a rank fails or dies, it stays as it was.
+    The files are those that save_file() would write from the whole tensors: model.safetensors, or
+    above `max_shard_bytes` model-00001-of-00002.safetensors and so on. The second form also has
+    model.safetensors.index.json. No rank gathers whole tensors. Each rank writes pieces of up to
+    32 MiB of each file, and needs memory for three of them.
+
+    When this returns, the whole directory is on stable storage. An existing directory is replaced
+    as ioshape.directory() does it: its other files stay. If a rank fails or dies, the directory
+    stays as it was.
 
     Args:
-        tensors: names and tensors. Those that share memory are saved under each name.
-        directory: the path, which all ranks see.
-        max_shard_bytes: so much tensors take in one file, if they are not larger themselves.
-        checksums: as in save_file(), beside each file.
+        tensors: Tensors by name. Tensors that share memory are saved under each name.
+        directory: The path. All ranks must see it.
+        max_shard_bytes: Most bytes of tensors in one file. A larger tensor gets a file of its own.
+        checksums: As in save_file(), for each file.
 
     Returns:
         A Report for each piece that this rank wrote.
 
     Raises:
-        StorageError: the directory could not be written, by this rank or another one.
-        ValueError: something is no tensor, or ranks do not hold all of one.
+        StorageError: This rank or another one could not write the directory.
+        ValueError: A value is not a tensor, or the ranks together lack a part of a tensor.
     """
     from ioshape._integrations.safetensors import sharded  # noqa: PLC0415 - torch.distributed.checkpoint
 
@@ -229,26 +245,26 @@ def load_file(
     backend: str = "mmap",
     into: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Loads all tensors of a file, as safetensors.torch.load_file does.
+    """Load all tensors of a file, as safetensors.torch.load_file does.
 
-    The file is read at once, front to back, past the page cache, and verified where it has
-    checksums. The tensors have memory of their own: the file may be replaced or removed.
+    The file is read at once, front to back, past the page cache. It is verified if it has
+    checksums. The tensors have memory of their own, so the file may be replaced or removed.
 
     Args:
-        filename: the path.
-        device: where the tensors are to be.
-        backend: as in the original; read is in one way only.
-        into: tensors by name, of the same dtype and shape, to read into. They are what is returned
-            for these names; `device` does not count for them.
+        filename: The path.
+        device: The device of the tensors.
+        backend: Checked as in the original, but all values read in the same way.
+        into: Tensors by name, of the same dtype and shape as in the file, to read into. They are
+            returned under these names; `device` does not apply to them.
 
     Returns:
-        Names and tensors.
+        Tensors by name.
 
     Raises:
-        DamagedError: a checksum is wrong, or the file does not fit together.
-        FormatError: it is no safetensors file.
-        StorageError: the file could not be read.
-        ValueError: a tensor of `into` has another dtype or shape; or is not in the file.
+        DamagedError: A checksum is wrong, or the file is inconsistent.
+        FormatError: The file is not a safetensors file.
+        StorageError: The file could not be read.
+        ValueError: A tensor of `into` has another dtype or shape, or is not in the file.
     """
     _check_backend(backend)
     with File(filename, device) as file:
@@ -265,10 +281,10 @@ def load_model(
     device: str | int = "cpu",
     **backend: str,
 ) -> tuple[list[str], list[str]]:
-    """Loads a file into a model, as safetensors.torch.load_model does.
+    """Load a file into a model, as safetensors.torch.load_model does.
 
     Returns:
-        Names that the model has and the file has not, and the other way round.
+        Names that only the model has, and names that only the file has.
     """
     ours = with_ours(_package.load_model, _package, load_file=load_file)
     found: tuple[list[str], list[str]] = ours(model, filename, strict, device, **backend)
@@ -276,9 +292,9 @@ def load_model(
 
 
 class safe_open:  # noqa: N801 - the original's name
-    """A file of which some tensors are read, as by safetensors.safe_open.
+    """An open file whose tensors are read one by one, like safetensors.safe_open.
 
-    Only what is asked for is read, and verified where the file has checksums:
+    Only the requested bytes are read. They are verified if the file has checksums:
 
         with safe_open("model.safetensors", framework="pt") as file:
             weight = file.get_tensor("weight")
@@ -313,27 +329,27 @@ class safe_open:  # noqa: N801 - the original's name
         self._file.close()
 
     def keys(self) -> list[str]:
-        """The names of the tensors, sorted."""
+        """Return the names of the tensors, sorted."""
         return sorted(self._file.entries)
 
     def offset_keys(self) -> list[str]:
-        """The same, in the order of the file."""
+        """Return the names of the tensors in the order of the file."""
         return list(self._file.entries)
 
     def metadata(self) -> dict[str, str] | None:
-        """The texts of the header; None if it has none."""
+        """Return the metadata of the header; None if it has none."""
         return self._file.metadata
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """All of a tensor."""
+        """Read a whole tensor."""
         return self._file.read(self._entry(name))
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """All of all."""
+        """Read all tensors. Return them by name."""
         return dict(self._file.tensors())
 
     def get_slice(self, name: str) -> Slice:
-        """A tensor, to be indexed: only the rows that are asked for are read."""
+        """Return a tensor to be indexed. Indexing reads only the requested rows."""
         return Slice(self._file, self._entry(name))
 
     def _entry(self, name: str) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that background saves copy to, kept from one to the next."""
+"""Staging memory: background saves copy tensors to it, and it is kept from save to save."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["reserve", "trim"]
 
 
 def reserve(n_bytes: int) -> None:
-    """Makes the memory for background saves of so many bytes now.
+    """Allocate staging memory for background saves of `n_bytes` now.
 
-    The first save in the background is then as quick as later ones.
+    The first background save is then as fast as later ones.
     """
     context = current()
     code = lib.save_reserve(context.pointer, n_bytes)
@@ -22,7 +22,7 @@ def reserve(n_bytes: int) -> None:
 
 
 def trim() -> None:
-    """Gives memory that is kept for the next save back to the system."""
+    """Return the staging memory that is kept for the next save to the system."""
     context = current_if_any()
     if context is not None:
         lib.save_reserve(context.pointer, 0)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package torch_checkpointing, which torchtitan uses, with files of ours.
+"""Storage for the package torch_checkpointing, which torchtitan uses.
+
+Example:
 
     from torch_checkpointing import CheckpointManager
     from ioshape.torch_checkpointing import StorageConfig
 
     manager = CheckpointManager(CheckpointManager.Config(storage_config=StorageConfig()))
 
-It writes to a directory under a temporary name and then renames that: here each file is on stable
-storage before, and the rename when it returns.
+The package writes to a directory under a temporary name and then renames it. With this storage each
+file is on stable storage before the rename, and the rename is durable when it returns.
 """
 
 from __future__ import annotations
@@ -31,28 +33,28 @@ __all__ = ["Storage", "StorageConfig"]
 
 @dataclass
 class StorageConfig(filesystem.LocalFileSystemStorageConfig):  # type: ignore[misc] # see pyproject
-    """For CheckpointManager.Config(storage_config=…).
+    """Storage configuration, for CheckpointManager.Config(storage_config=…).
 
-    Files are written past the page cache, in the writers' turn, and durably: see
-    ioshape.configure(). `use_direct_io` is for reading.
+    Files are written durably, past the page cache, while the writer holds a slot; see
+    ioshape.configure(). `use_direct_io` applies to reading only.
     """
 
     use_direct_io: bool = False
 
     def create_storage(self) -> Storage:
-        """As the package calls it."""
+        """Return the storage of this configuration. The package calls it."""
         return Storage(self)
 
 
 class Storage(filesystem.LocalFileSystemStorage):  # type: ignore[misc] # see pyproject
-    """Local filesystems, with files of ours."""
+    """Storage on mounted filesystems that writes its files through ioshape."""
 
     def stream_write(self, path: Path) -> Any:
-        """A file that appears when it is closed; one that is not closed is dropped."""
+        """Return a file that appears under its name when it is closed, and is dropped otherwise."""
         return AtomicFile(os.fspath(path), SaveRequest.of())
 
     def write(self, path: Path, data: Any) -> None:
-        """All of a file."""
+        """Write a whole file."""
         with self.stream_write(path) as file:
             file.write(data)
 
@@ -63,7 +65,7 @@ class Storage(filesystem.LocalFileSystemStorage):  # type: ignore[misc] # see py
         is_directory: bool = False,
         background_cleanup: bool = False,
     ) -> None:
-        """Gives a file or a directory its name, durably."""
+        """Rename a file or a directory durably."""
         super().rename(src_path, dst_path, is_directory, background_cleanup)
         if is_durable(None):
             for folder in {path.absolute().parent for path in (dst_path, src_path)}:

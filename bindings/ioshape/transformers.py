@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of transformers' Trainer in the background.
+"""Background checkpoints for the Trainer of transformers.
+
+Example:
 
     from ioshape.transformers import IoshapeAsyncTrainer
 
     trainer = IoshapeAsyncTrainer(model, arguments, train_dataset=data)
 
-Training waits until all that is saved has been copied in memory. The checkpoint appears as a whole
-when it is on stable storage, and then old ones go. Without this module, Trainer's checkpoints
-appear as a whole under "ioshape run", or after ioshape.patch(safetensors=True); training waits.
+Training waits only until everything to be saved has been copied in memory. The checkpoint directory
+appears atomically when all of it is on stable storage; then old checkpoints are removed. Without
+this module, "ioshape run" or ioshape.patch(safetensors=True) makes Trainer's checkpoints atomic,
+but training waits for the whole save.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ __all__ = ["IoshapeAsyncCheckpoints", "IoshapeAsyncTrainer"]
 
 
 class IoshapeAsyncCheckpoints:
-    """For classes derived from Trainer: `class Mine(IoshapeAsyncCheckpoints, Seq2SeqTrainer)`.
+    """A mixin for classes derived from Trainer.
 
-    A checkpoint that fails raises from the next one, or at the end of train(). Each waits for the
-    one before.
+    Example: `class Mine(IoshapeAsyncCheckpoints, Seq2SeqTrainer)`. Each checkpoint waits for the
+    previous one. If a checkpoint fails, the next one raises, or else the end of train().
     """
 
     def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
@@ -42,15 +45,15 @@ class IoshapeAsyncCheckpoints:
             super()._save_checkpoint(*arguments, **named)  # type: ignore[misc] # Trainer's
 
     def _finalize_training(self, *arguments: Any, **named: Any) -> Any:
-        wait_for_checkpoints()  # the best one is loaded, others are removed
+        wait_for_checkpoints()  # Trainer now loads the best checkpoint and removes others
         return super()._finalize_training(*arguments, **named)  # type: ignore[misc]
 
     def train(self, *arguments: Any, **named: Any) -> Any:
-        """Trains as Trainer does; all checkpoints are durable when it returns.
+        """Train as Trainer does. All checkpoints are durable when it returns.
 
         Args:
-            arguments: Trainer's.
-            named: Trainer's.
+            arguments: positional arguments of Trainer.train().
+            named: keyword arguments of Trainer.train().
 
         Raises:
             StorageError: a checkpoint could not be written.
@@ -62,4 +65,4 @@ class IoshapeAsyncCheckpoints:
 
 
 class IoshapeAsyncTrainer(IoshapeAsyncCheckpoints, Trainer):  # type: ignore[misc] # whichever it is
-    """Trainer, with checkpoints in the background."""
+    """A Trainer that saves its checkpoints in the background."""

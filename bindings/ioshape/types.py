@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions of ioshape return, take and call with: for annotations, and for the reader."""
+"""Types that functions of ioshape return or take, or pass to callbacks; for annotations."""
 
 from ioshape._core.job import Job
 from ioshape._core.report import Progress, Step
@@ -33,6 +33,6 @@ __all__ = [
     "VerifiedFile",
 ]
 
-# So that messages and pickles say where programs find it, not where its file is.
+# Messages and pickles then name the public module, not the one that defines the class.
 for _name in __all__:
     globals()[_name].__module__ = __name__

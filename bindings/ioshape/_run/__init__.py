@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.save replaced, in this process and in those of "ioshape run"."""
+"""Replacement of torch.save and torch.load, in this process and below "ioshape run"."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`with open(path, "wb") as file: torch.save(obj, file)`: recognised, and saved as to the path.
+"""Detection of saves to a file that was just opened, which are saved to its path instead.
 
-What was there before is gone since the file was opened. From then on readers see the empty file,
-and then all of the new one.
+This serves `with open(path, "wb") as file: torch.save(obj, file)`. open() has already discarded the
+previous file, so readers see an empty file and then the whole new one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 
 def path_of(file: Any) -> str | None:
-    """Where it lies, if somebody has opened it to write and has written nothing: nobody is to see
-    anything in it yet, so another file can take its place."""
+    """Return the path of a file object that was opened for writing and is still empty, else None.
+
+    Such a file can be replaced by another one: readers expect no content in it yet. The result is
+    also None if the path now names another file, or the file has other hard links.
+    """
     if type(file) is not io.BufferedWriter or type(file.raw) is not io.FileIO or file.closed:
         return None
     path = file.name
@@ -38,7 +41,14 @@ def path_of(file: Any) -> str | None:
 
 @contextlib.contextmanager
 def moved_to(file: Any, path: str) -> Iterator[None]:
-    """Around a save to the path: then the owner's file is the new one, and goes on behind it."""
+    """Make a file object refer to the file that the block saves to its path.
+
+    Afterwards the program's descriptor refers to the new file, positioned at its end.
+
+    Args:
+        file: the program's file object.
+        path: its path, from path_of().
+    """
     yield
     descriptor = file.fileno()
     new = open_file(path, os.O_WRONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that went past the package under patch() and "ioshape run": counted, and told at the end.
+"""Counts saves that torch itself wrote under patch() or "ioshape run", and reports them at exit.
 
-A file object of somebody's is written by torch itself, unless it is a file that was just opened
-(opened.py): what was written to it before would be lost, and not all file objects are files.
+If the program passes a file object, torch writes it, unless the file was just opened (opened.py).
+Replacing it would lose what the program has written to it, and not every file object is a file.
 """
 
 from __future__ import annotations
@@ -20,22 +20,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-# Memory is written to for many reasons; so little of it is no checkpoint.
+# Programs write to memory for many reasons. If they wrote less than this, it is no checkpoint.
 _LITTLE_BYTES = 1 << 20
 
-#: by who saved: how many, bytes, bytes to files
+#: for each calling package: number of saves, bytes, bytes written to files
 _counts: dict[str, tuple[int, int, int]] = {}
 
 
 def count(who: str, n_bytes: int, *, to_file: bool) -> None:
-    """Notes a save that somebody else has written. `who` is a package, for people."""
+    """Count a save that ioshape did not write.
+
+    Args:
+        who: the package that saved, as the report at exit names it.
+        n_bytes: its size.
+        to_file: whether it went to a file.
+    """
     saves, all_bytes, file_bytes = _counts.get(who, (0, 0, 0))
     _counts[who] = (saves + 1, all_bytes + n_bytes, file_bytes + n_bytes * to_file)
 
 
 @contextlib.contextmanager
 def counted(file: Any) -> Iterator[None]:
-    """Around a call that writes to a file object of somebody's."""
+    """Count the bytes that the block writes to a file object of the program."""
     before = _position(file)
     yield
     written = _position(file) - before
@@ -57,7 +63,7 @@ def _is_file(file: Any) -> bool:
 
 
 def _caller() -> str:
-    """The package that called torch.save."""
+    """Return the name of the top-level package that called torch.save."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -73,7 +79,7 @@ def _tell() -> None:
         for who, (saves, all_bytes, file_bytes) in _counts.items()
         if file_bytes or all_bytes >= _LITTLE_BYTES
     }
-    _counts.clear()  # the end may come twice: multiprocessing has one of its own
+    _counts.clear()  # exit handlers may run twice: multiprocessing runs its own
     if not worth:
         return
     of_each = ", ".join(
@@ -87,5 +93,5 @@ def _tell() -> None:
 
 
 after_saves(_tell)
-# They are the parent's, which tells of them.
+# The parent reports its own saves; a child must not report them again.
 os.register_at_fork(after_in_child=_counts.clear)

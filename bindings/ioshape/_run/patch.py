@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""patch(): torch.save and torch.load become ours, for code that is not ours to edit."""
+"""patch(): replaces torch.save and torch.load, for code that cannot be edited."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def _save(
     if path is not None:
         with opened.moved_to(f, path):
             if not (_is_run() and small.save(obj, path, how, replaces=True)):
-                our_save(obj, path, *how, tier=False)  # its owner goes on behind it
+                # Without a tier: the program may write more to the file itself.
+                our_save(obj, path, *how, tier=False)
         return
     goes_past = hasattr(f, "write") and not is_ours(f)
     with counted(f) if goes_past else contextlib.nullcontext():
@@ -67,35 +68,39 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: 
 
 
 def _is_run() -> bool:
-    """Whether this is below "ioshape run": nobody has written the script with us in mind."""
+    """Return whether this is below "ioshape run", so that the script does not know ioshape."""
     return os.environ.get("IOSHAPE_RUN", "0") != "0"
 
 
 _lock = ForkedLock()
-_loads: list[bool] = []  # for each patch() that is in force, whether it took torch.load as well
-_others: list[tuple[str, ...]] = []  # and the modules of ours that have replaced more for it
+_loads: list[bool] = []  # for each patch() in force, whether it also replaced torch.load
+_others: list[tuple[str, ...]] = []  # for each, the modules of ioshape that patched other packages
 
 
 def patch(*, load: bool = True, safetensors: bool = False, dcp: bool = False) -> None:
-    """From now on torch.save and torch.load are ours, in all modules that have them already, too.
+    """Replace torch.save and torch.load by those of ioshape, also in modules that imported them.
 
-    With load=False only torch.save is. With safetensors=True the package safetensors writes its
-    files through us as well, and so does all that uses it: transformers, accelerate, diffusers,
-    PEFT; and directories that transformers, accelerate and huggingface_hub fill appear whole. With
-    dcp=True the writer and the reader that torch.distributed.checkpoint takes for a path are those
-    of ioshape.dcp; classes that derive from DCP's stay as they are. As many calls of unpatch() undo
-    it. Names in modules are found, not what a class, an instance or a functools.partial has kept.
+    References that a class, an instance or a functools.partial holds are not replaced. Each call
+    needs one call of unpatch() to undo it.
+
+    Args:
+        load: whether torch.load is replaced, too.
+        safetensors: True makes the package safetensors write its files through ioshape, and with it
+            transformers, accelerate, diffusers and PEFT. Directories that transformers, accelerate
+            and huggingface_hub fill then appear atomically.
+        dcp: True makes torch.distributed.checkpoint use the writer and reader of ioshape.dcp for
+            paths. Classes that derive from DCP's writer or reader stay as they are.
     """
     with _lock:
-        # "ioshape run" patches as soon as a package is imported, and that must not find a module of
-        # ours half imported.
+        # The packages are imported first: "ioshape run" patches as soon as one is imported, and its
+        # hook must not find a half-imported module of ioshape.
         packages = {"safetensors": safetensors, "torch.distributed.checkpoint": dcp}
         for name in (name for name, is_wanted in packages.items() if is_wanted):
             with contextlib.suppress(ImportError):
                 import_module(name)
         if safetensors:
             directories = import_module("ioshape._integrations.huggingface.patching")
-        # Before anything is replaced: a package may be missing.
+        # All imports come before the first replacement, because a package may be missing.
         wanted = {
             "ioshape._integrations.safetensors.patching": safetensors,
             "ioshape._integrations.dcp.patching": dcp,
@@ -109,8 +114,8 @@ def patch(*, load: bool = True, safetensors: bool = False, dcp: bool = False) ->
             hook.follow(dict.fromkeys(directories.MODULES, directories.follow))
         _loads.append(load)
         _others.append(others)
-        # Also where it was done before: modules that were imported since may have the originals
-        # from somebody who kept them.
+        # A repeated patch() replaces again: a module imported since then may have taken the
+        # originals from a module that had kept them.
         pairs: list[tuple[Any, Any]] = [(original.save, _save)]
         if load:
             pairs.append((original.load, _load))
@@ -118,7 +123,7 @@ def patch(*, load: bool = True, safetensors: bool = False, dcp: bool = False) ->
 
 
 def unpatch() -> None:
-    """Undoes the last patch()."""
+    """Undo the last patch()."""
     with _lock:
         if not _loads:
             raise RuntimeError("unpatch() without patch()")
@@ -134,13 +139,13 @@ def unpatch() -> None:
 
 
 def is_patched() -> bool:
-    """Whether torch.save is ours."""
+    """Return whether torch.save is the one of ioshape."""
     return torch.save is _save
 
 
 @contextlib.contextmanager
 def patched(*, load: bool = True, safetensors: bool = False, dcp: bool = False) -> Iterator[None]:
-    """patch() for the length of a with statement."""
+    """Call patch() at the beginning of a with block and unpatch() at its end."""
     patch(load=load, safetensors=safetensors, dcp=dcp)
     try:
         yield

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How "ioshape run" becomes the program that it runs.
+"""Launcher of "ioshape run": replaces this process by Python running the user's program.
 
-The process replaces itself by the same Python with the program's arguments, and nothing of ours in
-the way but a folder in PYTHONPATH: what that Python runs before the program, startup/, waits for
-torch to be imported. So the program has the sys.argv, sys.path, __main__, exit code and tracebacks
-that "python train.py" has, and what it starts inherits the folder.
+The only trace of ioshape is the folder startup/ in PYTHONPATH. Python runs its sitecustomize before
+the program; that waits for the import of torch. So the program has the sys.argv, sys.path,
+__main__, exit code and tracebacks of "python train.py". Its child processes inherit the folder.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ if TYPE_CHECKING:
 
 STARTUP = Path(__file__).resolve().parent / "startup"
 
-#: "1", "no-load", or "0" for a child process that is to be left alone.
+#: Environment variable: "1", "no-load" (torch.load stays), or "0" (a child that is not patched).
 VARIABLE = "IOSHAPE_RUN"
 
-# Programs that start training scripts. They are not scripts, so "ioshape run torchrun" cannot work.
+# Programs that launch training scripts, with the right command for each. They are not Python
+# scripts, so "ioshape run torchrun" cannot work.
 _LAUNCHERS = {
     "torchrun": "torchrun … -m ioshape run train.py",
     "accelerate": "ioshape run -m accelerate.commands.launch … train.py",
@@ -37,13 +37,18 @@ _LAUNCHERS = {
 
 
 class CannotRun(Exception):
-    """A sentence for the user."""
+    """The program cannot be started. The message is for the user."""
 
 
 def environment(variables: Mapping[str, str], *, load: bool = True) -> dict[str, str]:
-    """The variables under which a Python makes torch.save ours."""
+    """Return the environment variables that make a Python replace torch.save.
+
+    Args:
+        variables: the environment to extend.
+        load: whether torch.load is replaced, too.
+    """
     before = variables.get("PYTHONPATH", "")
-    # Without the first condition an empty variable would become an entry for the current folder.
+    # If PYTHONPATH is empty, it must not become an entry: that would be the current folder.
     others = [entry for entry in before.split(os.pathsep) if entry != str(STARTUP)]
     entries = [str(STARTUP), *(others if before else [])]
     return {
@@ -55,13 +60,20 @@ def environment(variables: Mapping[str, str], *, load: bool = True) -> dict[str,
 
 
 def _integrations() -> list[str]:
-    """Looked up here, once: in each Python that starts it would take the time of an import."""
+    """Return the entry points of integrations, as module=package.module:function.
+
+    They are looked up here, once. Each starting Python would need the time of an import for it.
+    """
     found = metadata.entry_points(group="ioshape.integrations")
     return sorted(f"{one.name}={one.value}" for one in found)
 
 
 def interpreter_options(arguments: Sequence[str]) -> list[str]:
-    """Of orig_argv, as in "python -u -X dev -m ioshape run train.py": what stands before -m."""
+    """Return the options of Python itself, which stand before -m.
+
+    Args:
+        arguments: sys.orig_argv, such as `python -u -X dev -m ioshape run train.py`.
+    """
     options: list[str] = []
     rest = iter(arguments[1:])
     for word in rest:
@@ -86,9 +98,14 @@ def interpreter_options(arguments: Sequence[str]) -> list[str]:
 
 
 def _options() -> list[str]:
-    """What the user gave to Python itself."""
+    """Return the options that the user passed to Python itself.
+
+    Raises:
+        CannotRun: an option keeps Python from reading PYTHONPATH.
+    """
     if getattr(sys.modules["__main__"], "__spec__", None) is None:
-        # An installed command: options in its first line are the installer's choice, for us alone.
+        # This is the installed command. Options in its first line are the installer's choice, and
+        # apply to the command only.
         return []
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise CannotRun(
@@ -108,7 +125,7 @@ def _check_package() -> None:
 
 
 def check_script(script: str) -> None:
-    """Says what is wrong with a script that is not there."""
+    """Raise CannotRun, with advice, if a script does not exist."""
     if script == "-" or os.path.lexists(script):
         return
     sentence = f"there is no script {script!r} in {Path.cwd()}"
@@ -132,13 +149,23 @@ def check_script(script: str) -> None:
 
 
 def run(program: str, arguments: Sequence[str], *, is_module: bool, load: bool) -> NoReturn:
-    """Becomes that program. Only a failure comes back, as CannotRun."""
+    """Replace this process by the program.
+
+    Args:
+        program: Path of a script, or the name of a module.
+        arguments: Arguments of the program.
+        is_module: Whether `program` is a module, as with `python -m`.
+        load: Whether torch.load is replaced, too.
+
+    Raises:
+        CannotRun: The program could not be started.
+    """
     _check_package()
     if is_module:
         what = ["-m", program]
     else:
         check_script(program)
-        # What begins with a dash is an option for Python, wherever we put it.
+        # Python would take a name that begins with a dash as an option.
         what = [f"./{program}" if program.startswith("-") and program != "-" else program]
     command = [sys.executable, *_options(), *what, *arguments]
     try:
