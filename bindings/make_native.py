@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the C source of ioshape._native from the public headers and internal.h.
 
-The build calls it:
+The build runs it:
 
-make_native.py NATIVE_H INTERNAL_H CALLBACKS_H OUTPUT INCLUDE COMPILER...
+    make_native.py NATIVE_H INTERNAL_H CALLBACKS_H OUTPUT INCLUDE COMPILER...
 """
 
 import re
@@ -28,8 +28,15 @@ def main() -> None:
 
 
 def preprocessed(native: Path, include: Path, compiler: list[str]) -> str:
-    """The public headers that native.h includes, as one text; without the system's, whose types
-    cffi knows."""
+    """Return the preprocessed text of the public headers that native.h includes.
+
+    Empty system headers replace the real ones, because cffi knows their types.
+
+    Args:
+        native: path of native.h.
+        include: folder of the public headers.
+        compiler: command of the C compiler.
+    """
     includes = re.findall(
         r"^#include <ioshape/.*", native.read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -47,7 +54,7 @@ def preprocessed(native: Path, include: Path, compiler: list[str]) -> str:
 
 
 def constants(headers: str) -> str:
-    """The macros of ours that are numbers. cffi leaves their values to the compiler."""
+    """Return cffi declarations of the numeric IOSHAPE_ macros. The compiler gives their values."""
     names = re.findall(r"^#define (IOSHAPE_\w+) +\(?(?:\d|UINT)", headers, re.MULTILINE)
     return "".join(f"#define {name} ...\n" for name in names)
 

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands at the top of the extension's source, which cffi writes. */
+/*
+ * Prelude of the extension module ioshape._native: cffi includes it at the top of the C source that
+ * it generates. It has the table of settings for Python, destructors, and small functions that must
+ * be C.
+ */
 #include <ioshape/group.h>
 #include <ioshape/ioshape.h>
 #include <ioshape/slots.h>
 #include <ioshape/tier.h>
 
-/* Not public; the package has the library inside. */
+/* The package contains the library, so it may use internal declarations. */
 #include "internal.h"
 
 #include <stdatomic.h>
@@ -13,7 +17,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* The one table of settings, for Python. What people read of a choice is made there of its words.
+/*
+ * The table of settings (base/settings.def) as rows for Python. A choice has no list of values
+ * here: Python makes the text for users from its words.
  */
 #define NUMBER(owner, name, kind, least, most, values, otherwise, about, user)                     \
 	{ #name, #owner, kind, "", least, most, values, otherwise, about, user },
@@ -28,7 +34,7 @@
 #define SWITCH(owner, name, ...) NUMBER(owner, name, "switch", 0, 0, "`yes`, `no`", __VA_ARGS__)
 #define RETIRED(name, why) NUMBER(PACKAGE, name, "retired", 0, 0, "", "", why, "")
 
-/* For the numbers in the table. */
+/* Units that the numbers in the table use. */
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
 
@@ -37,8 +43,9 @@ static const struct base_setting_row ioshape_py_settings[] = {
 };
 
 /*
- * What Python owns is freed by C alone. Between lines of Python a Ctrl-C would be raised, and be
- * lost: nobody can catch it there. `keep` is a handle of what must live until then.
+ * Defines a destructor of a C object that Python owns. It is C because a destructor in Python could
+ * receive a Ctrl-C, and Python drops exceptions raised there. `keep` is unused: it is a handle that
+ * keeps a Python object alive until the C object is freed.
  */
 #define FREED_BY_C(name)                                                                           \
 	static void ioshape_py_free_##name(void *keep, struct ioshape_##name **out)                \
@@ -61,13 +68,14 @@ static void ioshape_py_free_directory(void *keep, struct save_directory **out)
 	save_directory_free(*out);
 }
 
-/* In Python; defined below, by cffi. */
+/* Implemented in Python; cffi defines it further down in the generated source. */
 static int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 			       uint64_t total_bytes);
 
 /*
- * While the caller's thread stages, Python must look for signals now and then; when the library's
- * thread writes, it must not be asked for the GIL.
+ * Calls Python's progress function in the staging phase only. The caller's thread stages, and
+ * Python must handle signals meanwhile. The later phases run on a thread of the library, which must
+ * not wait for the GIL.
  */
 static int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 					uint64_t total_bytes)
@@ -77,7 +85,10 @@ static int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, ui
 	return ioshape_py_progress(user, phase, done_bytes, total_bytes);
 }
 
-/* Of a drain in the background: it is not asked for the GIL, and ends when somebody says so. */
+/*
+ * Progress function of a background drain, which must not wait for the GIL. Returns the flag that
+ * `user` points to; the drain ends when another thread sets it.
+ */
 static int ioshape_py_progress_until(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 				     uint64_t total_bytes)
 {
@@ -85,15 +96,16 @@ static int ioshape_py_progress_until(void *user, enum ioshape_phase phase, uint6
 	return *(volatile int *)user;
 }
 
-/* In Python, the same. */
+/* Implemented in Python; cffi defines it further down in the generated source. */
 static void ioshape_py_on_log(void *user, enum ioshape_log_level level, const char *message);
 
 static atomic_bool log_ended;
-static atomic_uint log_calls; /* under way */
+static atomic_uint log_calls; /* calls of ioshape_py_log() under way */
 
 /*
- * The library logs from threads of its own, at any time, and with locks held. A thread that wants
- * the GIL while Python ends, never returns: whoever wants such a lock then would wait for ever.
+ * Passes a log message to Python, until ioshape_py_end_log() is called. The library logs from its
+ * own threads and with locks held. A thread that asks for the GIL while Python shuts down never
+ * returns, and others would wait for its locks for ever.
  */
 static void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message)
 {
@@ -103,7 +115,10 @@ static void ioshape_py_log(void *user, enum ioshape_log_level level, const char 
 	atomic_fetch_sub(&log_calls, 1);
 }
 
-/* Before Python ends. Calls under way are waited for, but not a handler that has got stuck. */
+/*
+ * Ends logging before Python shuts down. Waits for calls under way, but at most about a second,
+ * because a handler may be stuck.
+ */
 static void ioshape_py_end_log(void)
 {
 	atomic_store(&log_ended, true);
@@ -111,17 +126,20 @@ static void ioshape_py_end_log(void)
 		usleep(1000);
 }
 
-static int lost_status; /* 0: nothing is lost, or this is not the process that lost it */
+static int lost_status; /* 0: no save was lost in this process */
 
 static void change_status(int status, void *unused)
 {
 	(void)unused;
-	/* In glibc the other handlers still run, once each, and the last status counts. */
+	/* glibc allows exit() in a handler: remaining handlers run once, the last status counts. */
 	if (!status && lost_status)
 		exit(lost_status);
 }
 
-/* Python asks nobody for its exit status, and only C sees which one it is. */
+/*
+ * Replaces an exit status of 0 by `status`; 0 leaves it. It is C because Python code cannot see or
+ * change the status with which the interpreter exits.
+ */
 static void ioshape_py_end_with(int status)
 {
 	static int registered;

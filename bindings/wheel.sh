@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes the wheel that can be given away.
+# Builds a wheel that runs on other machines: it contains the libraries that it needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -63,7 +63,7 @@ quietly() { # quietly COMMAND...: its output is shown only if it fails
 
 quietly python3 -m venv "$work/tools"
 PATH="$work/tools/bin:$PATH"
-# What the build asks for, too: pip would get that for the machine that the wheel is for.
+# The build requirements are installed here, because pip would choose those of the target machine.
 python - >"$work/requires.txt" <<'END'
 import json, pathlib, re
 text = pathlib.Path("pyproject.toml").read_text(encoding="utf-8")
@@ -72,8 +72,8 @@ END
 quietly python -m pip install --disable-pip-version-check --requirement bindings/wheel.txt \
 	--requirement "$work/requires.txt"
 
-# A compiler for the glibc that torch's wheels ask for, whatever this machine has. It looks for no headers of
-# this machine, whose C library is another one: it is shown those that are needed.
+# zig compiles for the glibc that torch's wheels need, whichever glibc this machine has. It must not see this
+# machine's C library headers, so the folder include has links to only the headers that are needed.
 glibc=2.28
 machine=$(uname -m)
 if [ -n "$root" ]; then
@@ -83,7 +83,7 @@ if [ -n "$root" ]; then
 		exit 1
 	}
 	machine=${libc#"$root"/usr/lib/} machine=${machine%%-*}
-	export PKG_CONFIG_SYSTEM_INCLUDE_PATH="$root/usr/include" # has another glibc
+	export PKG_CONFIG_SYSTEM_INCLUDE_PATH="$root/usr/include" # not passed to the compiler: other glibc
 	export PKG_CONFIG_SYSROOT_DIR="$root" PKG_CONFIG_LIBDIR="$root/usr/lib/$machine-linux-gnu/pkgconfig"
 fi
 include=$root$(PKG_CONFIG_SYSROOT_DIR='' pkg-config --variable=includedir liburing)
@@ -91,7 +91,7 @@ mkdir -p "$work/include/$machine-linux-gnu"
 for header in liburing liburing.h isa-l isa-l.h hiredis; do
 	ln -s "$include/$header" "$work/include/"
 done
-for header in "$root/usr/include/$machine-linux-gnu"/python3*; do # Debian has a part of Python's there
+for header in "$root/usr/include/$machine-linux-gnu"/python3*; do # Debian keeps some of Python's headers there
 	[ ! -d "$header" ] || ln -s "$header" "$work/include/$machine-linux-gnu/"
 done
 zig=$(python -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name("zig"))')
@@ -101,7 +101,7 @@ exec "$zig" cc -target $machine-linux-gnu.$glibc -isystem "$work/include" "\$@"
 END
 chmod +x "$work/cc"
 export CC="$work/cc" LDFLAGS=-s ZIG_GLOBAL_CACHE_DIR="$work/zig" ZIG_LOCAL_CACHE_DIR="$work/zig"
-# Neither where nor when it was built is in the wheel, nor who may read the files that it was built from.
+# For reproducible builds: no build paths, no build time and no local file modes in the wheel.
 export CFLAGS="-ffile-prefix-map=$PWD=. -ffile-prefix-map=$work=."
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y meson.build)}"
 export SOURCE_DATE_EPOCH
@@ -110,7 +110,7 @@ umask 022
 options=()
 if [ -n "$root" ]; then
 	LDFLAGS+=" -L$root/usr/lib/$machine-linux-gnu"
-	export _PYTHON_HOST_PLATFORM=linux-$machine # what the wheel is called by
+	export _PYTHON_HOST_PLATFORM=linux-$machine # becomes the platform tag of the wheel
 	export AUDITWHEEL_LD_LIBRARY_PATH=$root/usr/lib/$machine-linux-gnu
 	cat >"$work/cross.txt" <<END
 [binaries]
@@ -129,10 +129,11 @@ END
 	options=(--config-settings=setup-args=--cross-file="$work/cross.txt")
 fi
 quietly python -m pip wheel --no-deps --no-build-isolation --wheel-dir "$work/built" "${options[@]}" .
-# meson-python names the interpreter that it ran in. The extension is compiled for less: bindings/meson.build
-# says limited_api 3.10, and tests/install compares its symbols with that.
+# meson-python tags the wheel for the interpreter that it runs in. The extension needs less: bindings/meson.build
+# sets limited_api 3.10, and tests/install compares its symbols with that.
 quietly python -m wheel tags --remove --python-tag cp310 --abi-tag abi3 "$work"/built/*.whl
-# auditwheel knows other machines' wheels, but takes no name of a platform that is not this machine's.
+# auditwheel can repair wheels of other machines, but accepts only --plat names of the machine that it runs on.
+# So platform.machine() is replaced.
 quietly python -c "import platform; platform.machine = lambda: '$machine'
 import auditwheel.main; raise SystemExit(auditwheel.main.main())" repair \
 	--plat "manylinux_${glibc/./_}_$machine" --wheel-dir "$work/repaired" "$work"/built/*.whl

@@ -5,9 +5,9 @@ Example:
 
     import ioshape
 
-    ioshape.save(model.state_dict(), "model.pt")  # On stable storage when it returns.
-    handle = ioshape.save_async(state, "model.pt")  # Returns when `state` may change again.
-    state = ioshape.load("model.pt")  # Verifies checksums while reading.
+    ioshape.save(model.state_dict(), "model.pt")  # Durable on return.
+    handle = ioshape.save_async(state, "model.pt")  # `state` may change now.
+    state = ioshape.load("model.pt")  # Verified.
 
 The files are ordinary torch.save files. ioshape.patch() replaces torch.save and torch.load in code
 that you cannot edit; "ioshape run train.py" does it for a whole script.

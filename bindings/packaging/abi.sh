@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Compares the binary interface of the library with that of an earlier commit.
+# Compares the binary interface (ABI) of the library with that of an earlier commit.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -55,12 +55,12 @@ soname() {
 build "$work/then" old
 build "$PWD" new
 then=$work/old.tree/usr now=$work/new.tree/usr
-# What libioshape.so shows for libioshape-tier of the same build is for no program.
+# Programs cannot use the symbols that libioshape.so exports for libioshape-tier of the same build.
 printf '[suppress_function]\n\tsymbol_version_regexp = ^IOSHAPE_TIER_\n' >"$work/internal"
 status=0
 abidiff --suppressions "$work/internal" --headers-dir1 "$then/include" --headers-dir2 "$now/include" --drop-private-types --leaf-changes-only \
 	"$then/lib/libioshape.so" "$now/lib/libioshape.so" || status=$?
-# Bits: 1 and 2 are errors of abidiff's own, 4 is a change, 8 one that breaks programs.
+# Bits of abidiff's exit status: 1 and 2 are errors, 4 is a change, 8 is a change that breaks programs.
 [ $((status & 3)) = 0 ] || exit 2
 moved="$(soname "$then/lib/libioshape.so") -> $(soname "$now/lib/libioshape.so")"
 if [ $((status & 8)) != 0 ] && [ "${moved% -> *}" = "${moved#* -> }" ]; then

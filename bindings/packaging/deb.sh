@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes the Debian packages.
+# Builds the Debian packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -34,19 +34,19 @@ mkdir -p "${1:-dist}"
 folder=$(realpath "${1:-dist}")
 version=$(sed -n "s/^\tversion: '\([0-9.]*\)',.*/\1/p" meson.build)
 maintainer="${DEBFULLNAME:-The libioshape maintainers} <${DEBEMAIL:-ioshape@packages.invalid}>"
-# Of the commit; of an archive of sources, when it was made.
+# The time of the commit; in an archive of sources, the time when the archive was made.
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y meson.build)}"
 export SOURCE_DATE_EPOCH
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/ioshape-deb.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-# Modes of files are part of the packages.
+# The packages contain file modes, which must not depend on the caller's umask.
 umask 022
 
 sources() {
 	if [ -e .git ]; then
 		git ls-files -z
-	else # an archive of sources, where somebody may have built; tests/house compares with .gitignore
+	else # an archive of sources, perhaps with build outputs; tests/house compares the list with .gitignore
 		find . \( -path ./.venv -o -path ./build -o -name __pycache__ -o -name .hypothesis -o -name .mypy_cache \
 			-o -name .pytest_cache -o -name .ruff_cache -o -name '*.egg-info' -o -path ./dist -o -name '.mesonpy-*' \
 			-o -path './scratch-*' -o -name secrets -o -name 'secrets.??????' \) -prune -o -type f -print0
@@ -55,7 +55,7 @@ sources() {
 
 tree=$work/ioshape-$version
 mkdir "$tree"
-# The licenses are those of libraries that only wheels carry.
+# bindings/licenses is left out: it has the licenses of libraries that only wheels contain.
 sources | grep -zvE '^(\./)?(bindings/licenses|bindings/packaging/debian)/' |
 	tar --null --no-recursion --files-from=- -c | tar -x -C "$tree" --no-same-permissions
 cp -r bindings/packaging/debian "$tree/debian"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Fills the recipes of conda-forge, Spack and EasyBuild.
+# Writes the recipes for conda-forge, Spack and EasyBuild from their templates.
 set -euo pipefail
 
 usage() {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the bill of materials as CycloneDX JSON, read from meson.build and pyproject.toml:
+"""Prints the bill of materials as CycloneDX JSON, read from meson.build and pyproject.toml.
 
-sbom.py [WHEEL]
+    sbom.py [WHEEL]
 
-Without a wheel it lists what the sources ask for. With one, also the libraries that this wheel
-carries and the checksum of each. The same sources give the same bytes.
+Without a wheel it lists the dependencies of the sources. With a wheel it also lists the libraries
+that the wheel contains, with their checksums. The output depends on these inputs only.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ DEPENDENCY = re.compile(
     r"dependency\('(?P<name>[\w-]+)'(?:, version: '(?P<version>[^']+)')?(?P<rest>[^)]*)\)"
 )
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?P<version>[^;]*)")
-# What meson calls them, and under which license; libraries of the system itself are not listed.
+# License of each C library, by its name in meson. Libraries of the system itself are not listed.
 C_LIBRARIES = {
     "liburing": "MIT",
     "libisal": "BSD-3-Clause",
@@ -61,7 +61,7 @@ def c_libraries() -> list[Component]:
     for one in DEPENDENCY.finditer(text):
         name = one["name"]
         if name not in SYSTEM:
-            license_id = C_LIBRARIES[name]  # a new one has to be looked up
+            license_id = C_LIBRARIES[name]  # KeyError for a new library: add its license
             found.append(
                 component(
                     name,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the package's metadata for pip and importlib.metadata into a folder, from pyproject.toml.
 
-Debian 12 has no meson-python that could: the one it has does not know the license fields.
+The meson-python of Debian 12 cannot do it: it does not know the license fields of pyproject.toml.
 """
 
 import re

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For Spack, as packages/ioshape/package.py of a repository; bindings/packaging/recipes.sh fills in what is between @."""
+"""Recipe for Spack, to be placed at packages/ioshape/package.py of a repository.
+
+bindings/packaging/recipes.sh fills in the names between @.
+"""
 
 from spack.package import *
 
 
 class Ioshape(MesonPackage):
-    """Saves checkpoints of training jobs durably and atomically, at the speed of the storage, and makes the writers
-    of all jobs take turns. The library in C, and with +python the package ioshape."""
+    """Durable, atomic checkpoints of training jobs at the speed of the storage. Writers of all
+    jobs take turns. It builds the C library, and with +python the Python package ioshape."""
 
     homepage = "@HOMEPAGE@"
     url = "@URL@"
