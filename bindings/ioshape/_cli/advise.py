@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape advise: how often to save.
+"""Command "ioshape advise": computes the best interval between saves, after Young and Daly.
 
-The interval between saves that loses least, after Young and Daly.
+The model: failures are random, with a mean time M between them. A job trains for T and then begins
+a save, which stalls training for h. The save is durable after d, including its wait for a slot;
+training goes on meanwhile. After a failure the job returns to the latest durable save, and needs
+R to restart.
 
-Failures come at random, each a mean time M after the last. A job trains for T, and begins a save,
-which holds training for h. After d the save is durable, having waited for its slot; training goes
-on meanwhile. A failure goes back to the latest save that is durable, and takes a restart R.
-
-Of the time until a failure, the share that is kept is then
+The share of the time until a failure that is not lost is
 
     E(T) = T exp(-(T + d + R) / M) / (M (1 - exp(-(T + h) / M)))
 
-With h = d, a save that blocks, that is Daly's exact form. dE/dT = 0 where T = M (1 - exp(-(T + h)
-/ M)), whatever d and R are; for a small h that is Young's sqrt(2 h M). d is a limit instead: a save
-has to be durable before the next one begins.
+For a save that blocks, h = d, and this is Daly's exact form. dE/dT = 0 where
+T = M (1 - exp(-(T + h) / M)), independently of d and R. For small h that is Young's sqrt(2 h M).
+d only sets a lower limit: a save must be durable before the next one begins.
 """
 
 from __future__ import annotations
@@ -51,44 +50,45 @@ _MOST_S = 1e9
 
 @dataclass(frozen=True)
 class Costs:
-    """In seconds."""
+    """Costs of saves and failures, in seconds."""
 
-    #: between failures of the job
+    #: mean time between failures of the job
     mtbf: float
-    #: a save holds training for so long
+    #: time for which a save stalls training
     stall: float
-    #: from its begin a save takes so long until it is durable, waiting included
+    #: time from the begin of a save until it is durable, including its wait for a slot
     save: float
+    #: time from a failure until training goes on
     restart: float = 0.0
 
     @property
     def shortest(self) -> float:
-        """Of training between two saves: one is durable when the next one begins."""
+        """The shortest training time between two saves: each must be durable before the next."""
         return max(self.save - self.stall, 0.0)
 
     def kept(self, interval: float) -> float:
-        """E(T)."""
+        """Return E(T): the share of the time that goes into training that is not lost."""
         left = math.exp(-(interval + self.save + self.restart) / self.mtbf)
         cycle = -math.expm1(-(interval + self.stall) / self.mtbf)
-        if interval <= 0:  # the limit; where saves cost anything, nothing else is done
+        if interval <= 0:  # the limit of E(T): if saves stall at all, the job only saves
             return 0.0 if self.stall > 0 else left
         return min(interval * left / (self.mtbf * cycle), 1.0) if cycle > 0 else 1.0
 
     def lost(self, interval: float) -> float:
-        """The share of the time that does not go into training that is kept."""
+        """Return the share of the time that is lost: stalls, lost training and restarts."""
         return 1 - self.kept(interval)
 
     def held(self, interval: float) -> float:
-        """The part of it that saves take whose training was kept."""
+        """Return the share of the time for which saves stall training that is not lost later."""
         return self.kept(interval) * self.stall / interval if interval > 0 else 0.0
 
     @property
     def unbounded(self) -> float:
-        """The best interval, if saves were durable at once."""
+        """The best interval if saves were durable at once."""
         ratio = self.stall / self.mtbf
         if ratio <= 0:
             return 0.0
-        low, high = 0.0, 1.0  # of x = T/M, at which x = 1 - exp(-(x + ratio))
+        low, high = 0.0, 1.0  # bounds of x = T/M, the solution of x = 1 - exp(-(x + ratio))
         for _ in range(200):
             middle = (low + high) / 2
             low, high = (middle, high) if -math.expm1(-(middle + ratio)) > middle else (low, middle)
@@ -96,22 +96,23 @@ class Costs:
 
     @property
     def best(self) -> float:
-        """Loses least."""
+        """The interval that loses least."""
         return max(self.unbounded, self.shortest)
 
     @property
     def young(self) -> float:
-        """What Young's rule says of a save that holds training until it is durable."""
+        """The interval by Young's rule, for saves that stall training until they are durable."""
         return math.sqrt(2 * self.save * self.mtbf)
 
 
-# ---- What the reports of a run say ---------------------------------------------------------------
+# ---- Costs from the reports of a run -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Seconds; None for what a run tells nothing about."""
+    """Figures of a run, in seconds. None means that the run does not show the figure."""
 
+    #: number of complete checkpoints
     storms: int
     stall: float
     save: float
@@ -122,8 +123,12 @@ class Observed:
 
 
 def observe(saves: Sequence[Recorded]) -> Observed | None:
-    """In the order in which they began; None if none of them succeeded."""
-    # A checkpoint in which one rank failed holds nothing.
+    """Return the figures of a run; None if no checkpoint succeeded.
+
+    Args:
+        saves: its saves, in the order in which they began.
+    """
+    # If one rank failed or skipped its save, the checkpoint cannot be used.
     found = checkpoints(saves)
     whole = [one for one in found if not one.failed and not one.skipped]
     if not whole:
@@ -142,13 +147,16 @@ def observe(saves: Sequence[Recorded]) -> Observed | None:
 
 
 def _interval(found: Sequence[Gust]) -> float | None:
-    """Of training, between the saves of one life: a longer gap may be a restart."""
+    """Return the usual training time between two checkpoints; None if there is only one.
+
+    It is the median, because long gaps may be restarts.
+    """
     gaps = [after.began_s - before.began_s - before.stall_s for before, after in pairwise(found)]
     return max(median(gaps), 0.0) if gaps else None
 
 
 def _restarts(saves: Sequence[Recorded]) -> int:
-    """How often other processes took over, as the rank saw it that saw most."""
+    """Return how often the job restarted: the largest number of process changes of a rank."""
     lives: dict[int, set[tuple[str, int]]] = {}
     for save in saves:
         lives.setdefault(save.rank, set()).add((save.host, save.pid))
@@ -202,13 +210,13 @@ def _costs(
             "--save-seconds"
         )
     if stall_s is None:
-        # One that was told how long a save takes, and no more, blocks.
+        # If only --save-seconds is known, the save is assumed to block for all of it.
         stall_s = observed.stall if observed and save_s is None else save
     return Costs(mtbf, min(stall_s, save), save, restart_s)
 
 
 def _why(costs: Costs, observed: Observed | None) -> list[str]:
-    """The reasoning, a sentence each."""
+    """Return the reasons for the advice, as sentences."""
     waits = f", of which it waits {human_seconds(observed.wait)} for slots" if observed else ""
     lines = [
         f"The job fails every {human_seconds(costs.mtbf)}.",
@@ -336,17 +344,19 @@ def command(
     restart_s: float | None,
     as_json: bool,
 ) -> None:
-    """Says how often to save, so that least time is lost, and why.
+    """Recommend the interval between saves that loses the least time, with reasons.
 
-    What a save costs is read from the reports that a run has left in FOLDER (IOSHAPE_TRACE), or
-    given by options. Times are seconds, or have a unit, such as 30m, 4h, 250d.
+    The cost of a save comes from the reports that a run left in FOLDER (IOSHAPE_TRACE), or from the
+    options. Times are in seconds, or have a unit, such as 30m, 4h, 250d.
+
+    Examples:
 
     \b
     ioshape advise /scratch/reports --mtbf 8h
     ioshape advise /scratch/reports --mtbf 250d --nodes 1024 --restart-seconds 5m
     ioshape advise --mtbf 3h --save-seconds 40 --stall-seconds 1.2
 
-    Exit code: 0; 1 if a line is not a report, which is said on stderr.
+    Exit code: 0; 1 if a line is not a report (the line is named on stderr).
     """
     if mtbf == 0:
         raise UsageSentenceError("cannot advise a job with --mtbf 0: it never trains")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands together: finding them, and turning what they raise into a sentence and a code."""
+"""Main program of the command line: runs commands, turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ioshape._cli.output import explain
 from ioshape._cli.suggest import Group
 from ioshape._core.text import harmless
 
-# Each is a module with a click command named "command".
+# Each name is a module of this package that has a click command named "command".
 COMMANDS = (
     "run",
     "inspect",
@@ -44,11 +44,11 @@ COMPLETE_VARIABLE = "_IOSHAPE_COMPLETE"
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
+EXIT_BROKEN_PIPE = 141  # the status that shells report for a program ended by SIGPIPE
 
 
 class _Commands(Group):
-    """Imports a command when it is asked for."""
+    """A click group that imports the module of a command only when the command is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -86,16 +86,18 @@ def _print_version(context: click.Context, _option: click.Parameter, wanted: boo
 def commands(context: click.Context, debug: bool) -> None:
     """Durable, atomic, verified checkpoints for PyTorch: torch.save at the speed of the disk.
 
-    \b
-    ioshape run train.py --lr 1e-3       torch.save in train.py becomes ioshape.save
-    ioshape verify checkpoints/*.pt      every checksum of every file
-    ioshape inspect model.pt             what lies in it, and where
-    ioshape ls checkpoints               the generations that save_group has written there
-    ioshape doctor /scratch              what will fail or be slow here, and what to change
-    ioshape bench /scratch               what this filesystem gives to torch.save, and to ioshape
-    ioshape top                          who writes to shared filesystems now, and who waits
+    Examples:
 
-    "ioshape COMMAND --help" tells more about each command.
+    \b
+    ioshape run train.py --lr 1e-3   - replace torch.save in train.py
+    ioshape verify checkpoints/*.pt  - check every checksum of these files
+    ioshape inspect model.pt         - list the tensors and their offsets
+    ioshape ls checkpoints           - list the checkpoints in a directory
+    ioshape doctor /scratch          - diagnose this machine and a path
+    ioshape bench /scratch           - measure torch.save and ioshape here
+    ioshape top                      - show which jobs write and which wait
+
+    "ioshape COMMAND --help" explains a command.
     """
     context.obj = debug
     if context.invoked_subcommand is None:
@@ -107,20 +109,20 @@ def _leave(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:
-        # Python would try again at exit, and complain.
+        # Python flushes again at exit, and would print an error. /dev/null accepts the rest.
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
     sys.exit(code)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    with contextlib.suppress(OSError):  # nobody may be listening
+    with contextlib.suppress(OSError):  # stderr may be closed
         click.echo(f"ioshape: {harmless(sentence)}", err=True)
     _leave(code)
 
 
 def _show(error: Exception) -> None:
-    """Prints where the error came from. What other packages quote may have secrets in it."""
+    """Print the traceback of an error, with secrets removed: other packages may quote them."""
     with contextlib.suppress(OSError):
         for line in "".join(traceback.format_exception(error)).splitlines():
             click.echo(harmless(line), err=True)
@@ -138,7 +140,10 @@ def _explain(error: Exception) -> str:
 
 
 def _call() -> int:
-    """As click's own main(), which has its own ideas about Ctrl-C and closed pipes."""
+    """Parse sys.argv and run the command. Return its exit code.
+
+    This replaces click's own main(), which would handle Ctrl-C and closed pipes in another way.
+    """
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         from click.shell_completion import shell_complete  # noqa: PLC0415 - for shells only
@@ -154,9 +159,9 @@ def _call() -> int:
 
 
 def run() -> NoReturn:
-    """Runs what sys.argv says, and ends the process."""
+    """Run the command in sys.argv, and end the process with its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        # Names in files and of files need not be valid in the terminal's encoding.
+        # File names and tensor names need not be valid in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:

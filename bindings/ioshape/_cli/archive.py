@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape archive."""
+"""Command "ioshape archive": has Lustre archive files (HSM)."""
 
 from __future__ import annotations
 
@@ -52,18 +52,19 @@ def _say(one: Archived) -> None:
 )
 @json_option
 def command(files: tuple[str, ...], check: bool, timeout_s: float, as_json: bool) -> int:
-    """Has Lustre archive files, or all below directories (HSM), and waits until it has. On Amazon
-    FSx for Lustre that exports them to the S3 bucket of the data repository.
+    """Have Lustre archive files, or all files below directories (HSM), and wait until it has.
 
-    Each file is asked for, as by "lfs hsm_archive", and done when the metadata server says that the
-    archive has all of what the file is now. A checkpoint's manifest.json or .metadata is asked for
-    when all else is there. What is archived already is not asked for again.
+    On Amazon FSx for Lustre this exports them to the S3 bucket of the data repository.
+
+    Each file is requested as by "lfs hsm_archive". It is done when the metadata server reports that
+    the archive has its current content. The manifest.json or .metadata of a checkpoint is requested
+    after all its other files are archived. Files that are archived already are not requested again.
 
     \b
     ioshape archive checkpoints/step-0000001000
     ioshape archive --check checkpoints
 
-    Most metadata servers take such requests from root alone. --check needs no rights but to read.
+    Most metadata servers accept such requests only from root. --check needs read access only.
 
     Exit code: 0; 1 if something is not archived.
     """

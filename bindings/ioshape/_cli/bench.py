@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape bench."""
+"""Command "ioshape bench": measures torch.save, ioshape and the ceiling of a filesystem.
+
+It checks the arguments and prints results; bench_measure.py measures.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +52,10 @@ WAYS = {
     "ceiling": "ceiling",
 }
 _BY_GROUPS = ("node", "rank0")
-#: by default
+#: default ways for one rank and for several
 _OF_ONE_RANK = ("torch", "buffered", "save", "async", "ceiling")
 _OF_MANY_RANKS = ("torch", "save", "async", *_BY_GROUPS)
-#: without slots and with them
+#: ways with --tenants: without slots, then with slots
 _OF_TENANTS = ("open", "async")
 
 _PREFIX = ".ioshape-bench-"
@@ -60,7 +63,7 @@ _SLACK_BYTES = 64 << 20
 _LINGERS_S = 10.0
 _LEAST_BYTES = 64 << 10
 _USUAL_BYTES = 1 << 30
-#: what a process with torch takes before it saves anything
+#: memory of a process that has imported torch, before it saves anything
 _RANK_BYTES = 64 << 20
 _MOST_RANKS = 512
 _RANKS_OF_A_TENANT = 4
@@ -95,7 +98,7 @@ def _measure(
 
 
 def who_saves(tenants: int, n_ranks: int, n_bytes: int) -> str:
-    """Return the jobs, their ranks and how much they save, in words."""
+    """Return a phrase that names the jobs, their ranks and the bytes that each saves."""
     jobs = f"{plural(tenants, 'job')} of " if tenants > 1 else ""
     each = " each" if tenants * n_ranks > 1 else ""
     return f"{jobs}{plural(n_ranks, 'rank')} saving {human_size(n_bytes)}{each}"
@@ -115,15 +118,18 @@ def _ways(
     return ways
 
 
-# ---- A folder, free space, a line of progress ----------------------------------------------------
+# ---- Preparations: free space and memory, the scratch folder, the status line -------------------
 
 
 def _check_space(folder: Path, n_bytes: int) -> None:
-    """The files of one way at a time are there."""
+    """Raise SentenceError if the filesystem lacks space for the files of one way.
+
+    The files of a way are removed before the next way begins.
+    """
     there = os.statvfs(folder)
     free = there.f_bavail * there.f_frsize
     needed = n_bytes + n_bytes // 50 + _SLACK_BYTES
-    # Some filesystems do not tell.
+    # Some filesystems report a size of 0.
     if there.f_blocks and free < needed:
         raise SentenceError(
             f"{folder} has {human_size(free)} free, and the bench needs {human_size(needed)}; free "
@@ -132,7 +138,7 @@ def _check_space(folder: Path, n_bytes: int) -> None:
 
 
 def _check_memory(n_bytes: int) -> None:
-    """So much, and some of everything."""
+    """Raise SentenceError if less than `n_bytes` of memory, and some slack, are available."""
     needed = n_bytes + _SLACK_BYTES * 4
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
@@ -162,7 +168,7 @@ def _terminated(number: int, _frame: object) -> None:
 
 @contextmanager
 def _scratch(parent: Path) -> Iterator[Path]:
-    """A folder that is gone afterwards, also after Ctrl-C and kill."""
+    """Make a scratch folder, and remove it at the end, also after Ctrl-C and kill."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
     try:
@@ -176,7 +182,8 @@ def _scratch(parent: Path) -> Iterator[Path]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        # An NFS client keeps files that were removed while they were open, for a moment.
+        # An NFS client keeps a file that was removed while it was open for a moment. So the removal
+        # is repeated.
         end = time.monotonic() + _LINGERS_S
         while folder.exists() and time.monotonic() < end:
             shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +194,7 @@ def _scratch(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal; it is gone at the end."""
+    """Yield a function that shows the current activity on a terminal until the block ends."""
     if not sys.stderr.isatty():
         yield lambda _text: None
         return
@@ -198,11 +205,11 @@ def _status() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(Text(one_line(text)))
 
 
-# ---- Telling ------------------------------------------------------------------------------------
+# ---- Output of results --------------------------------------------------------------------------
 
 
 def figures(storm: Storm, parent: Path) -> dict[str, Any]:
-    """All figures."""
+    """Return all results, for JSON."""
     import torch  # noqa: PLC0415
 
     import ioshape  # noqa: PLC0415
@@ -254,12 +261,12 @@ def _way_json(storm: Storm, summary: Summary) -> dict[str, Any]:
 
 
 def _gigabytes(storm: Storm) -> float:
-    """Of all ranks."""
+    """Return the gigabytes that all ranks save together in a round."""
     return storm.plan.all_ranks * storm.plan.n_bytes / 1e9
 
 
 def filesystem(storm: Storm) -> str:
-    """As a report names it; "unknown" if only torch saved."""
+    """Return the filesystem that a report names; "unknown" if only torch saved."""
     reports = [summary.typical.ranks[0].report for summary in storm.summaries.values()]
     return next((str(one["filesystem"]) for one in reports if one), "unknown")
 
@@ -345,9 +352,9 @@ def _ways_of_tenants(ways: tuple[str, ...] | None) -> tuple[str, ...]:
     return _OF_TENANTS
 
 
-# ---- The verdict of --tenants: what slots change for jobs and their neighbours -------------------
+# ---- The verdict of --tenants: the effect of slots on jobs and their neighbours ------------------
 
-#: operations; of fewer, p99 is the longest
+#: least number of operations for a p99: with fewer, it is the longest operation
 _ENOUGH = 100
 
 
@@ -355,24 +362,25 @@ _ENOUGH = 100
 class Side:
     """The results of one half of the rounds, without slots or with them."""
 
-    #: of all jobs together
+    #: throughput of all jobs together
     bytes_per_s: float
-    #: until all ranks of a job have saved: the mean of the jobs, the median of the rounds
+    #: time until all ranks of a job have saved: mean over the jobs, median over the rounds
     checkpoint_s: float
-    #: of a neighbour's reads and creations; None if the saves were too short for one
+    #: latency of neighbours' reads and creations; None if the saves were too short for one
     operations: Latency | None
 
 
 @dataclass
 class Verdict:
-    """Both sides, and what they are to each other: ratios above 1 are in favour of slots."""
+    """Both sides and their ratios. A ratio above 1 is in favour of slots."""
 
+    #: latency of neighbours before the first save
     idle: Latency | None
     without: Side
     with_slots: Side
-    #: bytes per second, with slots to without
+    #: ratio of throughput, with slots to without
     aggregate: float
-    #: p99 of neighbours, without slots to with
+    #: ratio of the neighbours' p99 latency, without slots to with
     p99: float | None
     sentence: str
 
@@ -503,30 +511,33 @@ def command(
     rounds: int,
     as_json: bool,
 ) -> None:
-    """Saves the tensors of a transformer in several ways to the directory PATH, and compares.
+    """Save the tensors of a transformer to the directory PATH in several ways, and compare them.
 
     \b
-    torch          torch.save and an fsync, a file of each rank
-    buffered       the same without the fsync: not durable
-    save           ioshape.save, a file of each rank
-    async          ioshape.save_async, until the file is durable
-    open           the same without slots: all ranks write at once
-    node, rank0    ioshape.save_group in these modes
-    ceiling        nothing but direct writes of large blocks, and an fsync
+    torch        - torch.save and fsync, one file per rank
+    buffered     - torch.save without fsync: not durable
+    save         - ioshape.save, one file per rank
+    async        - ioshape.save_async, until the file is durable
+    open         - ioshape.save_async without slots: all ranks write at once
+    node, rank0  - ioshape.save_group in these modes
+    ceiling      - only direct writes of large blocks, and an fsync
 
-    Without --ways one rank saves in all of them but open and those of groups, and several ranks in
-    all but open, buffered and ceiling. The ways take turns, after a round that does not count.
-    "training held" is how long a rank's training has to wait. Meanwhile neighbours read small files
-    that lie in no cache, and others create and sync some. How long that takes is measured, too,
-    also before the first save.
+    Without --ways, one rank saves in all ways except open, node and rank0. Several ranks save in
+    all ways except open, buffered and ceiling. The ways alternate, after a warm-up round that is
+    not counted. "training held" is the time for which a rank's training waits.
 
-    With --tenants several jobs save at the same time by ioshape.save_async, without slots and with
-    them. The result is a verdict for the operator of the filesystem: how long neighbours wait, and
-    how long checkpoints take. It needs no root. The coordinator is that of the settings.
+    Meanwhile neighbour processes read small uncached files, or create and sync small files. The
+    command measures their latency during saves and before the first save.
 
-    Everything is written to a folder below PATH, which is removed at the end, also after Ctrl-C.
-    The settings are those that "ioshape settings" shows, but for trace and full. Whatever else is
-    busy on the machine or the filesystem has its part in the numbers, and notices a storm of ranks.
+    With --tenants, several jobs save at the same time by ioshape.save_async, without slots and with
+    slots. The result is a verdict for the operator of the filesystem: how long neighbours wait, and
+    how long checkpoints take. It needs no root. The settings name the coordinator.
+
+    All files go to a folder below PATH, which is removed at the end, also after Ctrl-C. The bench
+    uses the settings that "ioshape settings" shows, except trace and full. Other load on the
+    machine or the filesystem changes the results, and many ranks slow down other users.
+
+    Examples:
 
     \b
     ioshape bench /scratch
@@ -549,7 +560,8 @@ def command(
         raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
     ways = ways or (_OF_ONE_RANK if n_ranks == 1 else _OF_MANY_RANKS)
     _check_space(parent, all_ranks * size)
-    # Tensors, their copies, and those of a group's writers or of saves without slots.
+    # One for the tensors, one for their copies, and one for the writers of groups or for saves
+    # without slots.
     copies = 3 if any(way in (*_BY_GROUPS, "open") for way in ways) else 2
     _check_memory(all_ranks * (copies * size + _RANK_BYTES))
     storm = _measure(parent, jobs, n_ranks, size, ways, rounds)

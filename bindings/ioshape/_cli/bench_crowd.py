@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes forked from this one that answer its questions, and are gone at the end.
+"""Worker processes of "ioshape bench", forked from this process and killed at the end.
 
-The parent imports what they need before it forks them, and starts no thread until then.
+The parent sends messages and receives answers. It imports the workers' modules before it forks, and
+must not start a thread before that.
 """
 
 from __future__ import annotations
@@ -29,40 +30,40 @@ _CONTEXT = multiprocessing.get_context("fork")
 
 
 class _Pace:
-    slow = 1.0
+    slow = 1.0  # real seconds for each second of now_ns()
 
 
 def slow_down(factor: float) -> None:
-    """From now on, and in processes that are forked later, now_ns() runs so many times slower.
+    """Slow down now_ns() by a factor, in this process and in those that it forks later.
 
-    For a simulated storage whose time does.
+    Simulated storage runs in slow time, and needs clocks that match.
     """
     _Pace.slow = factor
 
 
 def now_ns() -> int:
-    """A clock that all processes of this host share and nobody sets."""
+    """Return the time of a monotonic clock that all processes of this host share."""
     return int(time.clock_gettime_ns(time.CLOCK_MONOTONIC) / _Pace.slow)
 
 
 def by_the_clock(seconds: float) -> float:
-    """How long so many seconds of now_ns() are on this machine."""
+    """Return the real seconds that correspond to seconds of now_ns()."""
     return seconds * _Pace.slow
 
 
 class MemberError(Exception):
-    """A sentence about a process that failed."""
+    """A worker process failed. The message names it."""
 
 
 class _Failed(str):
-    """The last answer of a process that raised: a sentence."""
+    """The last answer of a worker process that raised: its error message."""
 
     __slots__ = ()
 
 
 @dataclass
 class Member:
-    """A process, as its parent sees it."""
+    """A worker process, as its parent sees it."""
 
     process: ForkProcess
     connection: Connection
@@ -72,16 +73,16 @@ class Member:
         return self.process.name
 
     def tell(self, message: object) -> None:
-        """Sends a message. That the process is gone is noticed when its answer is awaited."""
+        """Send a message. If the process has ended, waiting for its answer will report it."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(message)
 
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Handle signals that would end the program afterwards.
+    """Delay the signals that end the program until the end of the block.
 
-    Python drops what a handler raises in a function that it calls at a fork.
+    Python drops an exception that a signal handler raises in a function called at a fork.
     """
     came: list[int] = []
     before = {
@@ -99,14 +100,14 @@ def _signals_wait() -> Iterator[None]:
 
 
 class Crowd:
-    """All of them; none is left when this is closed."""
+    """The set of worker processes. Leaving the with block kills all of them."""
 
     def __init__(self) -> None:
         self._members: list[Member] = []
 
     def __enter__(self) -> Crowd:
         gc.collect()
-        gc.freeze()  # otherwise each child's collector copies all pages of the parent
+        gc.freeze()  # otherwise the collector of each child would copy all pages of the parent
         return self
 
     def __exit__(self, *_what: object) -> None:
@@ -119,8 +120,8 @@ class Crowd:
         gc.unfreeze()
 
     def start(self, name: str, work: Callable[[Connection], object]) -> Member:
-        """Forks a process that does this work and ends. What it raises is its last answer."""
-        with _signals_wait():  # a member that is started and not listed would be left
+        """Fork a process that does this work and ends. An exception becomes its last answer."""
+        with _signals_wait():  # a signal must not leave a started process that is not listed
             ours, theirs = _CONTEXT.Pipe()
             process = _CONTEXT.Process(target=_live, args=(theirs, work, os.getpid()), name=name)
             process.start()
@@ -130,16 +131,17 @@ class Crowd:
         return member
 
     def ask(self, asked: Sequence[Member], timeout_s: float, message: object) -> list[Any]:
-        """Sends all of them this message; their answers, in the same order."""
+        """Send a message to these processes. Return their answers in the same order."""
         for member in asked:
             member.tell(message)
         return self.hear(asked, timeout_s)
 
     def hear(self, asked: Sequence[Member], timeout_s: float) -> list[Any]:
-        """One answer of each.
+        """Wait for an answer from each of these processes. Return them in the same order.
 
         Raises:
-            MemberError: one of all, also of those that were not asked, failed or is gone.
+            MemberError: a process failed or ended, or did not answer in time. It may be one that is
+                not among `asked`.
         """
         answers: dict[str, Any] = {}
         end = time.monotonic() + timeout_s
@@ -160,7 +162,7 @@ class Crowd:
         return [answers[member.name] for member in asked]
 
     def rest(self, seconds: float) -> None:
-        """Sleeps. A process that ends meanwhile is an error."""
+        """Sleep. Raise MemberError if a process ends meanwhile."""
         connections.wait([one.process.sentinel for one in self._members], seconds)
         self._check()
 
@@ -188,11 +190,11 @@ def _answer_of(member: Member) -> Any:
 
 
 def _live(connection: Connection, work: Callable[[Connection], object], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills the workers
     for number in _ENDING[1:]:
         signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before that call
+    if os.getppid() != parent:  # the parent ended before the prctl()
         os._exit(1)
     try:
         work(connection)

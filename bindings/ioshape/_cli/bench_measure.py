@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What "ioshape bench" measures: ranks save together, in several ways in turns, beside neighbours.
+"""Measurements of "ioshape bench": ranks save together in several ways, beside neighbours.
 
-Taking turns makes a disk that is slow for a while slow for all.
+The ways alternate, so that a temporarily slow disk slows all of them alike.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-#: until all ranks have heard when to begin
+#: delay of a round's begin, so that all ranks have received the order by then
 _AHEAD_NS = 60_000_000
-#: what a disk does after files were removed
+#: pause in which a disk completes its work for removed files
 _SETTLE_S = 0.3
 _ALONE_S = 2.0
 _READY_TIMEOUT_S = 300.0
@@ -33,18 +33,20 @@ _SAVE_TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """The parameters of a measurement."""
 
+    #: ranks of each job
     ranks: int
+    #: bytes that each rank saves
     n_bytes: int
-    #: the first is what the others are compared with
+    #: ways to save; the others are compared with the first
     ways: tuple[str, ...]
     rounds: int = 3
-    #: jobs that save at the same time; each has so many ranks
+    #: jobs that save at the same time
     tenants: int = 1
-    #: ranks act as if they were on so many
+    #: number of nodes that the ranks pretend to be on
     nodes: int = 1
-    #: seconds of the clock in one that is measured, where a simulated storage has slow time
+    #: real seconds for each measured second, for simulated storage in slow time
     slow: float = 1.0
 
     @property
@@ -52,7 +54,7 @@ class Plan:
         return self.tenants * self.ranks
 
     def name_of(self, number: int) -> str:
-        """Return the name of a rank, of all that there are."""
+        """Return the name of a rank by its number among the ranks of all jobs."""
         job, rank = divmod(number, self.ranks)
         return f"job {job}, rank {rank}" if self.tenants > 1 else f"rank {rank}"
 
@@ -62,23 +64,23 @@ class Plan:
 
 @dataclass
 class Round:
-    """All ranks once, in one way."""
+    """One save by all ranks, in one way."""
 
     way: str
-    #: when all were told to save, by now_ns()
+    #: when all ranks were to begin, by now_ns()
     at_ns: int
     ranks: list[Saved]
-    #: of neighbours, begun while ranks were saving
+    #: neighbours' operations that began while ranks were saving
     operations: list[Operation] = field(default_factory=list)
 
     @property
     def completions_s(self) -> list[float]:
-        """Until each rank's file was durable."""
+        """Seconds until each rank's file was durable."""
         return [(rank.end_ns - self.at_ns) / 1e9 for rank in self.ranks]
 
     @property
     def stalls_s(self) -> list[float]:
-        """How long each rank's training waited."""
+        """Seconds for which each rank's training waited."""
         return [(rank.returned_ns - rank.begin_ns) / 1e9 for rank in self.ranks]
 
     @property
@@ -88,8 +90,9 @@ class Round:
 
 @dataclass
 class Latency:
-    """Of neighbours' operations."""
+    """The latency of neighbours' operations."""
 
+    #: number of operations
     count: int
     p50_ms: float
     p99_ms: float
@@ -97,7 +100,7 @@ class Latency:
 
     @classmethod
     def of(cls, operations: Sequence[Operation], kind: str = "") -> Latency | None:
-        """Return that of all operations, or of one kind; None if there were none."""
+        """Return the latency of all operations, or of one kind; None if there were none."""
         took = [one.took_ns / 1e6 for one in operations if kind in ("", one.kind)]
         if not took:
             return None
@@ -106,7 +109,7 @@ class Latency:
 
 @dataclass
 class Neighbours:
-    """How long neighbours' operations took."""
+    """The latency of neighbours' reads and writes; None if there were none."""
 
     reads: Latency | None
     writes: Latency | None
@@ -132,22 +135,22 @@ class Summary:
 
     @property
     def stall_s(self) -> float:
-        """In the mean of the ranks."""
+        """The stall of training, mean over the ranks."""
         return median(fmean(one.stalls_s) for one in self.rounds)
 
     @property
     def most_stall_s(self) -> float:
-        """Of the rank that waited longest."""
+        """The stall of the rank that waited longest."""
         return median(max(one.stalls_s) for one in self.rounds)
 
     @property
     def cpu_s(self) -> float:
-        """Of all ranks together."""
+        """The CPU seconds of all ranks together."""
         return median(sum(rank.cpu_s for rank in one.ranks) for one in self.rounds)
 
     @property
     def neighbours(self) -> Neighbours:
-        """Over the operations of all rounds."""
+        """The latency of the neighbours' operations in all rounds."""
         return Neighbours.of([one for turn in self.rounds for one in turn.operations])
 
     @property
@@ -158,7 +161,7 @@ class Summary:
 
 @dataclass
 class Ratios:
-    """One way against another: more than 1 is better than the other."""
+    """Ratios that compare one way with another. Above 1, the first way is better."""
 
     makespan: float
     mean_completion: float
@@ -178,14 +181,19 @@ class Ratios:
 
 
 class Storm:
-    """Processes that stand ready, what is done with them, and what was measured.
+    """The worker processes of a bench, the rounds that they run, and the results.
 
-    Whoever enters it has started no thread; from then on threads do no harm. The folder is the
-    caller's to remove. Each rank's process first calls `enter` with the number of its node;
-    neighbours are on one more.
+    Args:
+        plan: What to measure.
+        folder: Scratch folder, which the caller removes.
+        tell: Is called with a line about the current activity.
+        enter: Is called first in each worker process, with the number of its node. Neighbours are
+            on one more node than the ranks.
+
+    The caller must not have started a thread before it enters the with block, because that forks.
 
     Raises:
-        MemberError: a rank or a neighbour failed; none is left.
+        MemberError: A rank or a neighbour failed. All worker processes are gone.
     """
 
     def __init__(
@@ -198,7 +206,7 @@ class Storm:
         self.plan = plan
         self.tell = tell
         self.summaries = {way: Summary() for way in plan.ways}
-        #: of neighbours while nobody saved
+        #: operations of neighbours before the first save
         self.alone: list[Operation] = []
         self._folder = folder
         self._enter = enter
@@ -260,7 +268,7 @@ class Storm:
         return self._crowd.start(name, work_there)
 
     def measure(self) -> None:
-        """Fills the summaries."""
+        """Run all rounds and fill `summaries`."""
         plan = self.plan
         self.tell("neighbours alone")
         self._settle()
@@ -269,7 +277,7 @@ class Storm:
         self.alone = self._end_neighbours()
         for way in plan.ways:
             self.tell(f"warming up: {way}")
-            self.save_once(way)  # makes buffers and connections, and does not count
+            self.save_once(way)  # allocates buffers and opens connections; not counted
             self.remove(way)
         for number in range(plan.rounds):
             first = number % len(plan.ways)  # another way begins each round
@@ -288,15 +296,15 @@ class Storm:
         return found
 
     def save_once(self, way: str) -> Round:
-        """All ranks save. The files are the caller's to remove()."""
+        """Let all ranks save once. The caller removes the files by remove()."""
         self._step += 1
         at_ns = now_ns() + _AHEAD_NS + self.plan.all_ranks * 1_000_000
         order = Order(way, self._step, at_ns)
         return Round(way, at_ns, self._crowd.ask(self._ranks, _SAVE_TIMEOUT_S, order))
 
     def remove(self, way: str) -> None:
-        """What was saved so."""
-        # A group keeps other files open beside them.
+        """Remove the files that were saved in this way."""
+        # Only step-*: a group keeps other files open beside them.
         for path in self._folder.glob(f"job-*/{way}/step-*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -309,6 +317,6 @@ class Storm:
         return [one for operations in answers for one in operations]
 
     def _settle(self) -> None:
-        """The storage has nothing left to do from before."""
+        """Wait until the storage has completed earlier work."""
         members.sync_filesystem(self._folder)
         self._crowd.rest(_SETTLE_S)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a bench do: ranks save in the way that they are told, neighbours work.
+"""Work of the worker processes of "ioshape bench": ranks, which save, and neighbours.
 
-A neighbour reads and writes small files, and times each operation. A reader opens a file that no
-cache holds, reads it, closes it, and rests. A writer creates such a file and syncs it.
+A neighbour reads or writes small files, and times each operation. A reader opens a small uncached
+file, reads it, closes it, and pauses. A writer creates a small file, syncs it, and pauses.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 READ = "read"
 WRITE = "write"
 
-# Many that rest for long: a single one that never rests would wait for its slow operations, and
-# hardly ever meet them.
+# Many neighbours with long pauses. A single one without pauses would wait for each slow operation,
+# and so hardly ever sample one.
 READERS = 8
 WRITERS = 2
 _REST_S = 0.1
@@ -49,7 +49,7 @@ _KEPT = 64
 
 
 class Operation(NamedTuple):
-    """One of a neighbour's, by the clock of now_ns()."""
+    """An operation of a neighbour. Its times are those of now_ns()."""
 
     kind: str
     at_ns: int
@@ -57,7 +57,7 @@ class Operation(NamedTuple):
 
 
 def prepare(folder: Path) -> None:
-    """Makes the files that readers read."""
+    """Create the files that readers read."""
     content = random.randbytes(_FILE_BYTES)
     for number in range(_FILES):
         _small(folder, number).write_bytes(content)
@@ -65,7 +65,7 @@ def prepare(folder: Path) -> None:
 
 
 def sync_filesystem(folder: Path) -> None:
-    """This filesystem, and no other."""
+    """Sync the filesystem of a folder, and no other."""
     file = os.open(folder, os.O_RDONLY)
     try:
         ctypes.CDLL(None).syncfs(file)
@@ -78,7 +78,7 @@ def _small(folder: Path, number: int) -> Path:
 
 
 def reader(folder: Path, number: int) -> Callable[[Connection], None]:
-    """What such a process does."""
+    """Return the work of a process that reads small files."""
 
     def work(connection: Connection) -> None:
         chance = random.Random(number)
@@ -94,7 +94,7 @@ def reader(folder: Path, number: int) -> Callable[[Connection], None]:
 
 
 def _read(path: Path, buffer: mmap.mmap) -> None:
-    for flags in (os.O_DIRECT, 0):  # not every filesystem has direct reads
+    for flags in (os.O_DIRECT, 0):  # some filesystems refuse direct reads
         try:
             _read_with(path, buffer, flags)
             return
@@ -137,7 +137,7 @@ def writer(folder: Path, number: int) -> Callable[[Connection], None]:
 def _live(
     connection: Connection, kind: str, chance: random.Random, operate: Callable[[], None]
 ) -> None:
-    """Operates from one message to the next, and answers with what it did in between."""
+    """Repeat an operation from one message to the next. Then send the list of operations."""
     operate()
     connection.send("ready")
     while True:
@@ -147,27 +147,28 @@ def _live(
             begin = now_ns()
             operate()
             operations.append(Operation(kind, begin, now_ns() - begin))
-            # The rests differ, so that neighbours never run in step.
+            # Random pauses keep the neighbours from operating in step.
             if connection.poll(by_the_clock(_REST_S * chance.uniform(0.5, 1.5))):
                 break
         connection.recv()
         connection.send(operations)
 
 
-# ---- The ceiling: how fast a filesystem takes bytes from a program that does nothing else --------
+# ---- The ceiling: throughput of a program that only writes ---------------------------------------
 
 _BLOCK_BYTES = 4 << 20
 _PAGE_BYTES = 4096
 
 
 class Writer(NamedTuple):
-    """Threads that write blocks from one buffer, past the page cache if that works here."""
+    """A number of threads that write blocks from one buffer, directly or buffered."""
 
     threads: int
+    #: whether writes bypass the page cache
     direct: bool = True
 
     def write(self, path: Path, n_bytes: int) -> float:
-        """Makes the file, of whole blocks; the seconds that its bytes took."""
+        """Write a file of whole blocks and sync it. Return the seconds without preallocation."""
         block = min(_BLOCK_BYTES, -(-n_bytes // _PAGE_BYTES) * _PAGE_BYTES)
         count = -(-n_bytes // block)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if self.direct else 0)
@@ -175,7 +176,7 @@ class Writer(NamedTuple):
         try:
             if self.direct:
                 _preallocate(file, count * block)
-            # The buffer begins on a page, as direct writes need, and outlives the threads.
+            # mmap aligns the buffer to a page, which direct writes need. It outlives the threads.
             with mmap.mmap(-1, block) as buffer, ThreadPoolExecutor(self.threads) as pool:
                 buffer.write(os.urandom(block))
                 begin = time.perf_counter()
@@ -190,8 +191,8 @@ class Writer(NamedTuple):
 
 
 def _preallocate(file: int, n_bytes: int) -> None:
-    # As ioshape does, and not on the clock. Where a filesystem cannot, a direct file makes the C
-    # library's substitute, which writes to every block, fail at once.
+    # ioshape preallocates, too. If the filesystem cannot, the C library would write to every block
+    # instead. On a direct file these writes fail at once.
     try:
         os.posix_fallocate(file, 0, n_bytes)
     except OSError:
@@ -199,10 +200,10 @@ def _preallocate(file: int, n_bytes: int) -> None:
 
 
 def _fastest_writer(path: Path, n_bytes: int) -> Writer:
-    """The fastest way to write so much to this path.
+    """Return the fastest writer for a file of this size at this path.
 
     Raises:
-        OSError: none works.
+        OSError: no writer works.
     """
     try:
         return min((Writer(4), Writer(16)), key=lambda writer: writer.write(path, n_bytes))
@@ -218,49 +219,52 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "MPI_", 
 _DEFAULT_STAGING_BYTES = 64 << 20
 _RANDOM_ITEMS = 4 << 20
 
-#: Settings that would make it another bench: the plan says which node a rank is on, recording costs
-#: time, and a save that is skipped measures nothing.
+#: Environment variables that would falsify the results. The plan decides the node of a rank,
+#: recording takes time, and a skipped save measures nothing.
 _FALSIFYING = ("IOSHAPE_TEST_NODE", "IOSHAPE_TRACE", "IOSHAPE_FULL")
 
 
 class Order(NamedTuple):
-    """What all ranks are told: save so, then."""
+    """The message to all ranks that makes them save."""
 
     way: str
     step: int
+    #: when to begin, by now_ns()
     at_ns: int
 
 
 @dataclass
 class Saved:
-    """What one rank did; moments are those of now_ns()."""
+    """The result of one rank's save. Its times are those of now_ns()."""
 
     begin_ns: int
-    #: when the thread that trains went on
+    #: when the call returned, so that training could go on
     returned_ns: int
+    #: when the file was durable
     end_ns: int
     #: the report as a dictionary; None if ioshape did not save
     report: dict[str, Any] | None = None
-    #: (phase, begin, end) where no report tells
+    #: (phase, begin, end) of saves without a report
     spans: list[tuple[str, int, int]] = field(default_factory=list)
-    #: of the rank's process
+    #: CPU seconds of the rank's process
     cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of which job this is."""
+    """The position of a rank in its job, and the parameters of its saves."""
 
     rank: int
     ranks: int
     node: int
     nodes: int
-    #: names the job, and no other
+    #: unique name of the job
     token: str
+    #: bytes that the rank saves
     n_bytes: int
-    #: has a folder for each way
+    #: folder of the job, with a folder for each way
     folder: Path
-    #: other jobs save at the same time
+    #: whether other jobs save at the same time
     one_of_several: bool = False
 
 
@@ -268,7 +272,10 @@ State = dict[str, torch.Tensor]
 
 
 def make_state(n_bytes: int) -> State:
-    """The parameters of a transformer, as many layers as fit, with values that do not compress."""
+    """Return the parameters of a transformer with `n_bytes` in all.
+
+    It has as many layers as fit; an embedding takes the rest. The values do not compress.
+    """
     items = n_bytes // 4
     hidden = 16
     while 12 * (2 * hidden) ** 2 * 4 <= items and hidden < 4096:
@@ -300,7 +307,7 @@ def _filled(shape: tuple[int, ...], values: torch.Tensor) -> torch.Tensor:
 
 
 def rank(place: Place) -> Callable[[Connection], None]:
-    """What such a process does."""
+    """Return the work of a process that is a rank of a job."""
 
     def work(connection: Connection) -> None:
         _become(place)
@@ -320,7 +327,7 @@ def rank(place: Place) -> Callable[[Connection], None]:
 
 
 def _become(place: Place) -> None:
-    """As a launcher would have started it."""
+    """Set up this process as a launcher would have started the rank."""
     if place.ranks > 1:
         torch.set_num_threads(1)
     for name in list(os.environ):
@@ -333,16 +340,16 @@ def _become(place: Place) -> None:
         LOCAL_RANK=str(place.rank % ranks_of_a_node),
         LOCAL_WORLD_SIZE=str(ranks_of_a_node),
         TORCHELASTIC_RUN_ID=place.token,
-        IOSHAPE_UNCHANGED="ignore",  # all save the same state again and again
+        IOSHAPE_UNCHANGED="ignore",  # every save has an unchanged state
     )
-    # That a save waits for its slot is measured; a line for each would hide the result.
+    # Waits for slots are part of the result. Log lines about them would hide it.
     logging.getLogger("ioshape").addHandler(logging.NullHandler())
     if place.one_of_several:
-        # All of these jobs inherit the variables of a batch system; this one wins over them.
+        # All jobs inherit the variables of a batch system. IOSHAPE_JOB overrides them.
         os.environ["IOSHAPE_JOB"] = place.token
     if place.nodes > 1:
         os.environ["IOSHAPE_TEST_NODE"] = f"node-{place.node}"
-    # A host usually has memory for its ranks; on this one there may be more than are usual.
+    # The default staging memory assumes a usual number of ranks per host. There may be more here.
     if not os.environ.get("IOSHAPE_STAGING_BYTES"):
         ioshape.configure(staging_bytes=2 * place.n_bytes + _DEFAULT_STAGING_BYTES)
 
@@ -401,14 +408,14 @@ def _told(report: Report) -> dict[str, Any]:
     if report.skipped:
         raise RuntimeError(f"the save to {report.path} was skipped")
     told = asdict(report)
-    # As now_ns() would have measured them.
+    # Convert real seconds to seconds of now_ns().
     return {
         name: value / by_the_clock(1) if name.endswith("_s") else value
         for name, value in told.items()
     }
 
 
-#: Chosen in the round that does not count.
+#: The writer for the ceiling, chosen in the warm-up round. It is empty before.
 _writers: list[Writer] = []
 
 
@@ -417,7 +424,7 @@ def _by_ceiling(_state: State, place: Place, order: Order) -> Saved:
     if not _writers:
         _writers.append(_fastest_writer(path, place.n_bytes))
     begin = now_ns()
-    end = begin + round(_writers[0].write(path, place.n_bytes) * 1e9)  # preparing is not counted
+    end = begin + round(_writers[0].write(path, place.n_bytes) * 1e9)  # without preallocation
     return Saved(begin, end, end, None, [("write", begin, end)])
 
 
@@ -432,5 +439,5 @@ _WAYS = {
     "ceiling": _by_ceiling,
 }
 
-#: of ways that do not use the coordinator of the settings
+#: coordinators of the ways that do not use the one of the settings
 _COORDINATORS = {"open": "open"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape completion."""
+"""Command "ioshape completion": prints the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _INSTALL = {
 @click.command(short_help="Print what makes a shell complete ioshape's commands.")
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
 def command(shell: str) -> None:
-    """Prints the script that makes your shell complete commands, options and file names.
+    """Print the script that makes your shell complete commands, options and file names.
+
+    To install it:
 
     \b
     bash, in ~/.bashrc:
@@ -33,7 +35,7 @@ def command(shell: str) -> None:
     completion = get_completion_class(shell)
     assert completion is not None
     script = completion(commands, {}, "ioshape", COMPLETE_VARIABLE)
-    # Not source(): for bash that starts a bash, to see how old it is.
+    # Not source(): for bash, that starts a bash to find its version.
     text = script.source_template % script.source_vars()
-    # At the end: the first line means something to zsh.
+    # The hint comes last, because zsh interprets the first line.
     click.echo(f"{text.strip()}\n\n# {_INSTALL[shell]}")
