@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape doctor."""
+"""Command "ioshape doctor": prints facts about a path and this process, and findings.
+
+doctor_facts.py gathers the facts; doctor_findings.py derives the findings from them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from ioshape._cli.doctor_findings import Finding
     from ioshape._probe import Storage
 
-#: If something serious was found.
+#: exit code if a finding is serious
 EXIT_SERIOUS = 4
 
 _MOST_RANKS = 1 << 20
@@ -69,7 +72,7 @@ def _disk(storage: Storage) -> str:
 
 def _underneath(facts: Facts) -> list[tuple[str, str]]:
     storage, folder = facts.storage, facts.folder
-    # What is behind FUSE may be another one than the type says.
+    # FUSE may hide another family, such as Lustre, behind its type. Then the family is shown.
     own = storage.family == "other" or storage.family in storage.type
     what = storage.type if own else storage.family
     rows = [
@@ -236,17 +239,20 @@ def command(
     as_json: bool,
     coordinator: str | None,
 ) -> int:
-    """Says what will fail or be slow here, and what to change, in the order in which it gains most.
+    """Diagnose this machine and PATH. Findings are sorted by impact.
 
-    It looks at PATH (what it sits on, what a save would do there and why), at the tier, if there is
-    one (PATH itself, or that of the settings), at this process (limits, io_uring, memory, torch,
-    versions) and at the coordinator. PATH is a directory, or a file, or it
-    does not exist and its directory does. Nothing is written. Findings come with commands to copy:
-    "serious" ones are those with which a save fails, or is lost later; read a command before you
-    run it.
+    It examines PATH: its filesystem, and how a save would write there and why. It also examines
+    this process (limits, io_uring, memory, torch, versions) and the coordinator. If PATH is a tier,
+    or the settings name one, it examines the tier, too.
+
+    PATH is a directory or a file. If it does not exist, its directory must exist. Nothing is
+    written. Findings come with commands to copy: read a command before you run it. A finding is
+    "serious" if a save would fail, or be lost later.
 
     The settings are those that "ioshape settings" shows. Limits and memory are those of this
-    process: to learn about a job, run it where the job runs.
+    process. To diagnose a job, run the command where the job runs.
+
+    Examples:
 
     \b
     ioshape doctor /scratch/run7
@@ -254,8 +260,8 @@ def command(
     ioshape doctor /scratch/run7 --json | jq '.findings[].id'
     srun --ntasks-per-node 1 ioshape doctor /scratch/run7
 
-    Exit code: 0; 1 if PATH cannot be looked at; 2 if a setting cannot be used; 4 if something
-    serious was found.
+    Exit code: 0; 1 if PATH cannot be examined; 2 if a setting is invalid; 4 if a finding is
+    serious.
     """
     from ioshape._cli.doctor_facts import look  # noqa: PLC0415
     from ioshape._cli.doctor_findings import triage  # noqa: PLC0415

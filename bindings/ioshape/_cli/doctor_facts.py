@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What "ioshape doctor" judges by: plain data, and how it is gathered. That changes nothing."""
+"""Facts for "ioshape doctor": data classes, and functions that gather them without any change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ioshape._probe import Storage
 
-#: As the library, which looks at no more of a directory either.
+#: entries of a directory that are examined at most, as in the library
 _MOST_ENTRIES = 100_000
 _MOST_HOLDERS = 3
 _MOST_NAMES = 4
@@ -46,65 +46,70 @@ _ASIDE = re.compile(r"\.(?:replaced|pruned)-step-\d{10,20}\.[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What dead processes left in the directory."""
+    """Files or directories that dead processes left in the directory."""
 
-    #: temporary files, or directories of generations that were replaced or pruned
+    #: leftovers that are certain to be dead: temporary files, or directories of checkpoints
     count: int = 0
     n_bytes: int = 0
-    #: the same that may be in use on another host or mount: nobody here has them
+    #: leftovers that are not locked here, but may be in use through another host or mount
     elsewhere_count: int = 0
     elsewhere_bytes: int = 0
-    #: of the first dead ones
+    #: names of the first that are certain to be dead
     names: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
-        """Whether there is something."""
+        """True if there are leftovers."""
         return self.count + self.elsewhere_count > 0
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The directory that is looked at."""
+    """The directory of the path."""
 
-    #: absolute
+    #: absolute path
     path: str
-    #: what was given, absolute
+    #: absolute path that the user gave
     asked: str
     writable: bool = True
-    #: the mount
+    #: whether the mount is read-only
     read_only: bool = False
+    #: number of inodes; 0 if the filesystem has no limit
     inodes: int = 0
     inodes_free: int = 0
-    #: seconds that the directory was changed in the future of this host's clock
+    #: seconds by which the directory's modification time is ahead of this host's clock
     ahead_s: float = 0.0
+    #: leftover directories of checkpoints
     leftovers: Leftovers = Leftovers()
+    #: leftover temporary files
     temporary: Leftovers = Leftovers()
-    #: names of pools of storage targets that are known here
+    #: names of the pools of storage targets that this client knows
     target_pools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may do. None is no limit."""
+    """The limits and the memory of this process. None means no limit."""
 
     user: str = ""
     kernel: str = ""
-    #: "docker", "podman", "kubernetes", ...; "" if it seems to be none
+    #: "docker", "podman", "kubernetes", ...; "" if this seems to be no container
     container: str = ""
-    #: whether system calls are filtered
+    #: whether seccomp filters system calls
     seccomp: bool = False
-    #: kernel.io_uring_disabled; 0 where there is no such thing
+    #: kernel.io_uring_disabled; 0 if the kernel lacks that setting
     uring_disabled: int = 0
     memlock_bytes: int | None = None
     open_files: int | None = None
     file_bytes: int | None = None
-    #: of the control group
+    #: memory limit of the control group
     memory_bytes: int | None = None
-    #: of it, without what can be dropped
+    #: memory that the control group uses, without the page cache
     memory_used: int = 0
+    #: most staging memory of a rank
     staging_bytes: int = 0
-    #: free in /dev/shm, where processes of this host meet; None if this user cannot write there
+    #: free space in /dev/shm, where processes of this host exchange messages; None if this user
+    #: cannot write there
     shared_bytes: int | None = 1 << 30
     #: ranks of the job on this host
     local_ranks: int = 1
@@ -112,125 +117,130 @@ class Host:
 
 @dataclass(frozen=True)
 class Installation:
-    """What this Python has."""
+    """Versions of this Python and its packages, and the password file of the coordinator."""
 
     python: str = ""
     ioshape: str = ""
-    #: packages of that name that this Python finds: versions
+    #: versions of all packages named ioshape that this Python finds
     found: tuple[str, ...] = ()
-    #: the command of that name that a shell finds, if it has another version: path and version
+    #: path and version of the command ioshape in PATH, if it is of another version
     other_command: tuple[str, str] | None = None
-    #: its version; "" if there is none
+    #: version of torch; "" if there is none, or it cannot be imported
     torch: str = ""
-    #: why torch's pickling cannot be used, or it cannot be imported (and `torch` is ""); ""
+    #: why torch cannot be imported, or why ioshape does not know its pickling; "" if it does
     torch_problem: str = ""
-    #: the file with the coordinator's password; ""
+    #: file with the coordinator's password; "" if the settings name none
     password_file: str = ""
-    #: its permissions; None if there is no such file
+    #: permissions of that file; None if it does not exist
     password_mode: int | None = None
-    #: why this user cannot read it; ""
+    #: why this user cannot read that file; "" if it can
     password_problem: str = ""
 
 
 @dataclass(frozen=True)
 class Coordination:
-    """Who says which saves may write now."""
+    """The coordinator, and the state of the path's pool of slots."""
 
-    #: without a password
+    #: address without its password
     address: str = "local"
-    #: why it cannot be asked; ""
+    #: why the coordinator is unreachable; "" if it answers
     error: str = ""
-    #: whether the package that asks a Redis is missing
+    #: whether the Python package redis is missing, so that it could not be asked
     unasked: bool = False
-    #: how long it took to answer
+    #: seconds that an answer took
     latency_s: float = 0.0
+    #: slots of the pool; 0 if it was never used
     capacity: int = 0
-    #: "operator", "job" or "default"
+    #: origin of the capacity: "operator", "job" or "default"
     capacity_by: str = ""
+    #: slots that are taken
     used: int = 0
+    #: writers in the queue
     waiting: int = 0
-    #: such as "job 4711, rank 7 on n03"
+    #: the first holders of slots, such as "job 4711, rank 7 on n03"
     holders: tuple[str, ...] = ()
-    #: the setting
+    #: the setting "unreachable"
     unreachable: str = "stagger"
 
     @property
     def kind(self) -> str:
-        """ "local", "redis", "open"."""
+        """The kind of coordinator: "local", "redis" or "open"."""
         scheme = self.address.partition(":")[0]
         return scheme if scheme in ("local", "open") else "redis"
 
 
 @dataclass(frozen=True)
 class Near:
-    """The tier: a disk of this node that saves go to first."""
+    """The tier: a disk of this node that saves write to first."""
 
     folder: str
     exists: bool = True
     writable: bool = True
-    #: this user's own folder there
+    #: this user's folder on the tier
     own: str = ""
-    #: the user who has made it, if another user has
+    #: number of the user who created that folder; None if it is this user, or there is none
     owner: int | None = None
     in_memory: bool = False
-    #: shared with other hosts
+    #: whether the filesystem is shared with other hosts
     remote: bool = False
-    #: whether it is on the filesystem of the path
+    #: whether the tier is on the same filesystem as the path
     is_destination: bool = False
     free_bytes: int = 0
-    #: of copies that go when room is needed
+    #: bytes of drained copies, which are removed when space is needed
     drained_bytes: int = 0
-    #: that have yet to be drained, and since when the oldest has
+    #: number of checkpoints that wait to be drained
     waiting: int = 0
+    #: their bytes
     waiting_bytes: int = 0
+    #: seconds for which the oldest has waited
     oldest_s: float = 0.0
-    #: whether a process drains it now
+    #: whether a process drains the tier now
     draining: bool = False
 
     @property
     def usable(self) -> bool:
-        """Whether saves can go there."""
+        """True if saves can write to the tier."""
         return self.exists and self.writable and self.owner is None
 
     @property
     def room_bytes(self) -> int:
-        """Free bytes, if what was drained goes."""
+        """Free bytes after the removal of drained copies."""
         return self.free_bytes + self.drained_bytes
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it."""
+    """All facts about a path and this process."""
 
     storage: Storage
     folder: Folder
     host: Host
     coordination: Coordination
     installation: Installation = Installation()
-    #: None: there is none
+    #: None if the path and the settings name no tier
     tier: Near | None = None
-    #: that save together
+    #: number of ranks that save together
     ranks: int = 1
-    #: that they write
+    #: number of files in a checkpoint of these ranks
     files: int = 1
 
     @property
     def hosts(self) -> int:
-        """That the ranks are on, if all have as many as this one."""
+        """The number of hosts, if each has as many ranks as this one."""
         return -(-self.ranks // max(self.host.local_ranks, 1))
 
     @property
     def files_here(self) -> int:
-        """Of them, those that take their space from this filesystem."""
+        """The number of files of a checkpoint that take space on this filesystem."""
         return self.files if self.storage.remote else self.files_near
 
     @property
     def files_near(self) -> int:
-        """Of them, those that ranks of this host write."""
+        """The number of files of a checkpoint that ranks of this host write."""
         return -(-self.files // max(self.hosts, 1))
 
 
-# ---- Looking ------------------------------------------------------------------------------------
+# ---- Gathering ----------------------------------------------------------------------------------
 
 
 def look(
@@ -240,7 +250,14 @@ def look(
     ranks: int = 0,
     coordinator: str | None = None,
 ) -> Facts:
-    """Everything about a path and this process."""
+    """Gather all facts about a path and this process.
+
+    Args:
+        path: a directory or a file.
+        n_bytes: size of a file to be saved; 0 for the default.
+        ranks: ranks that save together; 0 for those that the launcher reports.
+        coordinator: address of the coordinator; None for that of the settings.
+    """
     from ioshape import job  # noqa: PLC0415
     from ioshape._probe import probe  # noqa: PLC0415
 
@@ -261,7 +278,7 @@ def look(
 
 
 def _files(ranks: int, local_ranks: int) -> int:
-    """How many a checkpoint of so many ranks has, as the setting "mode" says."""
+    """Return the number of files of a checkpoint, by the setting "mode"."""
     from ioshape._core import config  # noqa: PLC0415
 
     mode = config.value_of("mode")
@@ -271,7 +288,7 @@ def _files(ranks: int, local_ranks: int) -> int:
 
 
 def _text(path: str) -> str:
-    """Of a small file of the kernel's; "" where it is not to be had."""
+    """Return the content of a small file in /proc or /sys; "" if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read(1 << 16)
@@ -283,7 +300,7 @@ def _text(path: str) -> str:
 
 
 def look_at_folder(storage: Storage, asked: str) -> Folder:
-    """What the library does not tell of it."""
+    """Gather the facts about a directory that probe() does not report."""
     path = storage.directory
     system = os.statvfs(path)
     ahead_s = os.stat(path).st_mtime - time.time()  # noqa: PTH116
@@ -291,10 +308,10 @@ def look_at_folder(storage: Storage, asked: str) -> Folder:
     return Folder(
         path=path,
         asked=os.path.abspath(asked),  # noqa: PTH100 - links stay as they are
-        # Root may, whatever the permissions say, but not on a mount that is read-only.
+        # os.access() also covers root and read-only mounts, which permissions do not show.
         writable=os.access(path, os.W_OK | os.X_OK, effective_ids=True),
         read_only=bool(system.f_flag & os.ST_RDONLY),
-        # CephFS counts its files, and has no limit: it answers -1 for those that are free.
+        # CephFS has no limit of inodes: it reports -1 as free.
         inodes=system.f_files if 0 <= system.f_favail <= system.f_files else 0,
         inodes_free=system.f_favail,
         ahead_s=max(0.0, ahead_s),
@@ -305,7 +322,7 @@ def look_at_folder(storage: Storage, asked: str) -> Folder:
 
 
 def _target_pools(storage: Storage) -> tuple[str, ...]:
-    """Names of OST pools that this client knows of."""
+    """Return the names of the OST pools that this Lustre client knows."""
     if storage.family != "lustre":
         return ()
     found = {storage.target_pool} - {""}
@@ -325,19 +342,22 @@ def _entries(path: str) -> Iterator[os.DirEntry[str]]:
                     return
                 if entry.name.startswith("."):
                     yield entry
-    except OSError:  # it may be written to, and not be listed
+    except OSError:  # the directory may be writable but not readable
         return
 
 
 def _leftovers(path: str) -> tuple[Leftovers, Leftovers]:
-    """Temporary files, and directories of generations, that nobody has locked."""
+    """Return unlocked leftovers: temporary files, and directories of checkpoints.
+
+    A leftover is certain to be dead if this host sees the locks of its writer, or after a day.
+    """
     files: list[tuple[str, int, bool]] = []
     folders: list[tuple[str, int, bool]] = []
     domain = lock_domain(path)
     for entry in _entries(path):
         match = _TEMPORARY.fullmatch(entry.name)
         attempt = ATTEMPT.fullmatch(entry.name)
-        with suppress(OSError):  # it has gone by now
+        with suppress(OSError):  # the entry may be gone by now
             status = entry.stat(follow_symlinks=False)
             old = time.time() - status.st_mtime > _DAY_S
             if match and entry.is_file(follow_symlinks=False) and _is_free(entry.path):
@@ -362,14 +382,15 @@ def _size_of(path: str) -> int:
 
 
 def _is_free(path: str) -> bool:
-    """Whether nobody on this host has it locked, as its writer has."""
+    """Return whether no process holds a lock on a leftover, as far as this host can see."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags)
     except PermissionError:
-        return False  # another user's, who looks after it
+        return False  # the file of another user, who has to remove it
     try:
-        # Shared, and for an instant: a writer that begins right now takes another name.
+        # The lock is shared and held for a moment. If it disturbs a writer that begins right now,
+        # that writer takes another name.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
@@ -382,7 +403,7 @@ def _is_free(path: str) -> bool:
 
 
 def look_at_host(local_ranks: int = 1) -> Host:
-    """What this process may do."""
+    """Gather the limits and the memory of this process."""
     memory, used = _memory()
     return Host(
         user=_user(),
@@ -404,7 +425,7 @@ def look_at_host(local_ranks: int = 1) -> Host:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as containers have
+    except (KeyError, OSError):  # a user number without a name, as in containers
         return str(os.geteuid())
 
 
@@ -437,12 +458,15 @@ def _container() -> str:
         return "podman"
     if os.path.exists("/.dockerenv"):  # noqa: PTH110
         return "docker"
-    # What systemd and most runtimes tell the first process.
+    # systemd and most container runtimes set this variable.
     return os.environ.get("container", "")  # noqa: SIM112
 
 
 def _memory() -> tuple[int | None, int]:
-    """The limit of the control group that this process is in, and what is taken of it."""
+    """Return the memory limit of this process's control group, and the memory that it uses.
+
+    The limit is None if there is none. Page cache does not count as used.
+    """
     for line in _text("/proc/self/cgroup").splitlines():
         _, controllers, group = (*line.split(":", 2), "", "")[:3]
         if controllers == "":
@@ -453,7 +477,7 @@ def _memory() -> tuple[int | None, int]:
         elif controllers == "memory":
             folder = f"/sys/fs/cgroup/memory{group}"
             limit = _smallest(folder, "memory.limit_in_bytes")
-            # An absurdly large number is none.
+            # Version 1 of control groups reports "no limit" as a very large number.
             if limit is not None and limit < 1 << 60:
                 used = re.search(r"^total_rss (\d+)", _text(f"{folder}/memory.stat"), re.M)
                 return limit, int(used[1]) if used else 0
@@ -461,7 +485,7 @@ def _memory() -> tuple[int | None, int]:
 
 
 def _smallest(folder: str, name: str) -> int | None:
-    """Of a group and those around it, as far as they are seen from here."""
+    """Return the smallest limit of a control group and its visible ancestors; None without one."""
     limits = []
     while folder.startswith("/sys/fs/cgroup"):
         limits.append(_number(_text(f"{folder}/{name}")))
@@ -470,14 +494,14 @@ def _smallest(folder: str, name: str) -> int | None:
 
 
 def _staging_bytes(local_ranks: int) -> int:
-    """The setting, or what the library takes."""
+    """Return the most staging memory of a rank: the setting, or the library's default."""
     from ioshape._core import config  # noqa: PLC0415
 
     wanted = config.value_of("staging_bytes")
     if wanted:
         return int(wanted)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    seen = _number(_text("/sys/fs/cgroup/memory.max"))  # which is all that the library looks at
+    seen = _number(_text("/sys/fs/cgroup/memory.max"))  # the library reads only this file, too
     return max(min(memory, seen or memory) // 4 // max(local_ranks, 1), 64 << 20)
 
 
@@ -485,7 +509,10 @@ def _staging_bytes(local_ranks: int) -> int:
 
 
 def look_at_tier(storage: Storage, asked: str) -> Near | None:
-    """The path, if this user has saved there as on a tier; or that of the settings."""
+    """Gather the facts about the tier: the path itself if it is one, else that of the settings.
+
+    Return None if there is no tier.
+    """
     from ioshape._core import config  # noqa: PLC0415
     from ioshape._tier.tier import is_tier, other_owner, own_folder  # noqa: PLC0415
 
@@ -497,7 +524,7 @@ def look_at_tier(storage: Storage, asked: str) -> Near | None:
         return Near(folder, exists=False)
     if (owner := other_owner(folder)) is not None:
         return Near(folder, own=own_folder(folder), owner=owner)
-    # The folder itself need not be writable, if the administrator has made the user's own.
+    # If an administrator has created the user's folder, only that one must be writable.
     places = (folder, own_folder(folder))
     if not any(os.access(one, os.W_OK | os.X_OK, effective_ids=True) for one in places):
         return Near(folder, writable=False)
@@ -511,7 +538,7 @@ def _look_at_copies(folder: str, destination: Storage | None) -> Near:
 
     disk = probe(folder)
     copies = []
-    if is_tier(folder):  # else looking would make it one
+    if is_tier(folder):  # otherwise Tier() would create a tier there
         with closing(Tier(Context(), folder)) as tier:
             copies = tier.copies()
     waiting = [copy for copy in copies if copy.is_waiting]
@@ -530,11 +557,11 @@ def _look_at_copies(folder: str, destination: Storage | None) -> Near:
     )
 
 
-# ---- What is installed ---------------------------------------------------------------------------
+# ---- The installation ----------------------------------------------------------------------------
 
 
 def look_at_installation() -> Installation:
-    """This Python, its ioshape and its torch, and the file with the password."""
+    """Gather versions of Python, ioshape and torch, and the state of the password file."""
     import ioshape  # noqa: PLC0415
     from ioshape._core import config  # noqa: PLC0415
 
@@ -558,10 +585,10 @@ def _packages() -> tuple[str, ...]:
 
 
 def _other_command(version: str) -> tuple[str, str] | None:
-    """The command on the path, if it is of another version than this."""
+    """Return path and version of the command ioshape in PATH, if it is another version."""
     path = shutil.which("ioshape")
     if not path or os.path.dirname(path) == sysconfig.get_path("scripts"):  # noqa: PTH120
-        return None  # there is none, or it is this Python's
+        return None  # there is none, or it belongs to this Python
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=_ANSWER_S, check=True
@@ -573,10 +600,14 @@ def _other_command(version: str) -> tuple[str, str] | None:
 
 
 def _torch() -> tuple[str, str]:
-    """Its version, and why its pickling cannot be used. No version if it cannot be imported."""
+    """Return the version of torch, and the problem with it; "" for each that does not exist.
+
+    Without a version, the problem is why torch cannot be imported. With a version, it is why
+    ioshape does not know its pickling.
+    """
     try:
         import torch  # noqa: PLC0415 - takes seconds
-    except Exception as error:  # also of libraries that it needs
+    except Exception as error:  # may come from any library that torch loads
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             return "", ""
         return "", f"{type(error).__name__}: {error}"
@@ -594,7 +625,7 @@ def _mode(path: str) -> int | None:
 
 def _problem_of(path: str) -> str:
     try:
-        # A FIFO without a writer is not waited for.
+        # O_NONBLOCK: opening a FIFO without a writer must not wait.
         if path:
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     except OSError as error:
@@ -606,7 +637,7 @@ def _problem_of(path: str) -> str:
 
 
 def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Coordination:
-    """Asks it for the pool of the path."""
+    """Ask the coordinator for the state of the path's pool, and measure its latency."""
     from ioshape import StorageError  # noqa: PLC0415
     from ioshape._cli.pools import is_known, who  # noqa: PLC0415
     from ioshape._core import config  # noqa: PLC0415
@@ -620,7 +651,7 @@ def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Co
         return Coordination(address=address, unreachable=unreachable)
     try:
         operator = Operator(coordinator)
-        operator.status(storage.pool)  # connects
+        operator.status(storage.pool)  # connects, which must not count in the latency
         begin = time.monotonic()
         status = operator.status(storage.pool)
         took_s = time.monotonic() - begin
@@ -633,7 +664,7 @@ def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Co
     return Coordination(
         address=address,
         latency_s=took_s,
-        # Of a pool that nobody has used so far, the first one says how many.
+        # The capacity of an unused pool is not known: its first job decides.
         capacity=status.capacity if is_known(status) else 0,
         capacity_by=status.capacity_by,
         used=status.used,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What "ioshape doctor" finds: a table of findings, in the order in which a change gains most.
+"""Findings of "ioshape doctor": a table (ROWS), sorted by impact, and functions that it uses.
 
-A row says when the facts call for the finding, its sentence, and commands to copy. A sentence or a
-command that needs no more than names is a template; the others are functions of the facts. Names in
-commands come from mounts and files: they are quoted for a shell.
+Each row has a condition on the facts, a sentence, and commands to copy. Sentences and commands that
+only insert names are templates; others are functions of the facts. Names in commands come from
+mounts and files, so they are quoted for the shell.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from ioshape._cli.doctor_facts import Coordination, Facts, Leftovers, Near
 
-#: "serious": a save would fail, be lost, or may be wrong. "warning": slow, or soon serious.
+#: "serious": a save would fail, be lost, or be wrong. "warning": saves are slow, or it may become
+#: serious soon.
 Severity = Literal["serious", "warning", "hint"]
 SEVERITIES: tuple[Severity, ...] = ("serious", "warning", "hint")
 Commands = tuple[str, ...]
@@ -34,30 +35,30 @@ Commands = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that an administrator would tell."""
+    """A finding with advice, as the user sees it."""
 
-    #: for programs: it stays the same whatever the sentence says
+    #: stable name for programs
     id: str
     severity: Severity
     sentence: str
-    #: to be copied
+    #: shell commands to copy
     commands: Commands = ()
 
 
 class Row(NamedTuple):
-    """A finding that facts may call for."""
+    """A row of the table: a possible finding with its condition."""
 
     id: str
     severity: Severity | Callable[[Facts], Severity]
     when: Callable[[Facts], bool]
-    #: a template has the facts by their names, "place" and "user"
+    #: a template can use the members of Facts, "place" and "user"
     sentence: str | Callable[[Facts], str]
-    #: templates have what _filled() knows
+    #: templates can use the names of _filled()
     commands: Commands | Callable[[Facts], Commands] = ()
 
 
 def triage(facts: Facts) -> list[Finding]:
-    """Return all findings: the worst first, and of these what gains most."""
+    """Return all findings: the most severe first, and within a severity by impact."""
     found = [_finding(row, facts) for row in ROWS if row.when(facts)]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -78,7 +79,7 @@ def _finding(row: Row, facts: Facts) -> Finding:
 _MIB = 1 << 20
 _GIB = 1 << 30
 
-#: Up to so many bytes, over so many targets: what FSx for Lustre does by itself.
+#: (largest file size, number of targets): the default layout of FSx for Lustre
 _STEPS = ((100 * _MIB, 1), (10 * _GIB, 8), (100 * _GIB, 16), (None, 32))
 _STRIPE_BYTES = 4 * _MIB
 
@@ -89,7 +90,7 @@ _SHOW_SPACE = {
 }
 _SHOW_SPACE_ELSEWHERE = ("du -xh --max-depth=1 {place} | sort -h | tail",)
 
-#: Limits of a user, which statfs does not know.
+#: commands that show the quota of a user, which statfs does not report
 _SHOW_QUOTA = {
     "lustre": ("lfs quota -h -u {user} {place}",),
     "beegfs": (
@@ -101,7 +102,7 @@ _SHOW_QUOTA = {
     "nfs": ("quota -s -u {user}",),
 }
 
-#: Large files shall leave a full target.
+#: commands that move large files away from a full target
 _EMPTY_TARGET = {
     "lustre": (
         "lfs find {place} --ost {target} --type f --size +1G | lfs_migrate -y",
@@ -114,7 +115,7 @@ _EMPTY_TARGET = {
     "ceph": ("ceph osd reweight-by-utilization",),
 }
 
-#: New files of the directory shall lie so.
+#: commands that set the layout of new files in a directory
 _SET_STRIPES = {
     "lustre": ("lfs setstripe -c {count} -S {mib}M {folder}",),
     "beegfs": (
@@ -127,7 +128,7 @@ _SET_STRIPES = {
     ),
 }
 
-#: of NFS; what the kernel adds by itself would be refused, or mean nothing
+#: NFS options that users set; mount rejects or ignores those that the kernel adds by itself
 _OPTIONS_OF_USERS = (
     *("ro", "nosuid", "nodev", "noexec", "vers", "rsize", "wsize"),
     *("hard", "proto", "nconnect", "port", "sec"),
@@ -135,7 +136,7 @@ _OPTIONS_OF_USERS = (
 
 
 def _filled(templates: Commands, facts: Facts, **more: object) -> Commands:
-    """Return commands with their names in them."""
+    """Return commands from templates, with quoted names inserted."""
     names = {
         "place": _place(facts),
         "folder": shlex.quote(facts.folder.path),
@@ -154,7 +155,7 @@ def _of_family(
 
 
 def _place(facts: Facts) -> str:
-    """Return the mount point, or what is nearest to it: quoted."""
+    """Return the quoted mount point; if it is unknown, the directory."""
     return shlex.quote(facts.storage.mount_point or facts.folder.path)
 
 
@@ -168,7 +169,10 @@ def _set_stripes(facts: Facts, count: int) -> Commands:
 
 
 def _set_progressive(facts: Facts) -> Commands:
-    """Small files on one target, large ones on many; on Lustre, which alone has that."""
+    """Return the command for a progressive layout of Lustre.
+
+    It puts small files on one target and large files on many.
+    """
     targets = facts.storage.target_count
     words = ""
     for most, count in _STEPS:
@@ -192,7 +196,13 @@ def _empty_target(facts: Facts) -> Commands:
 
 
 def _container(facts: Facts, option: str, kubernetes: str = "") -> Commands:
-    """Return how to start the container with an option."""
+    """Return a command that starts the container with an option.
+
+    Args:
+        facts: the facts.
+        option: option of Docker and Podman.
+        kubernetes: command for Kubernetes; "" for none.
+    """
     if facts.host.container == "kubernetes":
         return (kubernetes,) if kubernetes else ()
     program = facts.host.container if facts.host.container == "podman" else "docker"
@@ -200,10 +210,10 @@ def _container(facts: Facts, option: str, kubernetes: str = "") -> Commands:
 
 
 def _volume(facts: Facts) -> Commands:
-    """Return how to get a place that stays."""
+    """Return a command that mounts, or lists, persistent storage."""
     where = facts.folder.path
     if where.startswith("/dev/"):
-        where = "/checkpoints"  # a volume over a place for devices helps nobody
+        where = "/checkpoints"  # a volume must not be mounted over a folder of devices
     if facts.host.container:
         return _container(
             facts,
@@ -214,7 +224,10 @@ def _volume(facts: Facts) -> Commands:
 
 
 def _remove_stale(facts: Facts) -> Commands:
-    """Never what a living writer has: those by name, or what nobody has touched for a day."""
+    """Return commands that remove leftover temporary files, but never the file of a living writer.
+
+    They name files of dead writers, or match files that were not modified for a day.
+    """
     stale, where = facts.folder.temporary, facts.folder.path
     commands = []
     if stale.names:
@@ -239,7 +252,7 @@ def _lock_memory(facts: Facts) -> Commands:
 
 
 def _ping(facts: Facts) -> Commands:
-    """As Redis's own client would ask. Without any password, which has been starred out."""
+    """Return a command that pings the Redis, without the password: it is masked in the address."""
     parts = urlsplit(facts.coordination.address)
     if parts.scheme == "unix":
         return (shlex.join(("redis-cli", "-s", parts.path, "ping")),)
@@ -247,7 +260,7 @@ def _ping(facts: Facts) -> Commands:
         return ("ioshape slots status",)
     try:
         host, port = parts.hostname or "127.0.0.1", parts.port or 6379
-    except ValueError:  # several hosts of a cluster
+    except ValueError:  # the address lists several hosts of a cluster
         host, port = parts.netloc.rpartition("@")[2].partition(",")[0].partition(":")[0], 6379
     tls = ("--tls",) if parts.scheme == "rediss" else ()
     return (shlex.join(("redis-cli", "-h", host, "-p", str(port), *tls, "ping")),)
@@ -255,16 +268,16 @@ def _ping(facts: Facts) -> Commands:
 
 # ---- Space --------------------------------------------------------------------------------------
 
-#: Filesystems allocate slowly and unevenly beyond this.
+#: used share of the space above which filesystems allocate slowly and unevenly
 _FULL = 0.85
 _VERY_FULL = 0.95
-#: So much above the others a target is one that was filled by itself.
+#: difference between the fullest target and the median that makes the targets uneven
 _UNEVEN = 0.20
 _FEW_INODES = 1000
 
 
 def _used(total: int, free: int) -> float:
-    """0 to 1; 0 if it is not known."""
+    """Return the used share, from 0 to 1; 0 if the size is not known."""
     return 1 - min(free, total) / total if total else 0.0
 
 
@@ -299,7 +312,7 @@ def _few_inodes(facts: Facts) -> bool:
 
 
 def _targets(facts: Facts) -> list[tuple[str, float]]:
-    """Return the targets whose size is known and how full each is, the fullest first."""
+    """Return the names and used shares of the targets of known size, the fullest first."""
     listed = [one for one in facts.storage.targets if one.total_bytes]
     used = [(one.name, _used(one.total_bytes, one.free_bytes)) for one in listed]
     return sorted(used, key=lambda one: -one[1])
@@ -342,16 +355,16 @@ def _targets_uneven_sentence(facts: Facts) -> str:
 
 _MANY_STRIPES = 64
 _MANY_OBJECTS = 4096
-#: Disks of virtual machines say that they spin, whatever they are.
+#: disks of virtual machines, which always report that they spin
 VIRTUAL_DISKS = ("/dev/vd", "/dev/xvd")
 _FLASH = ("flash", "ssd", "nvme", "fast", "burst", "hot", "optane")
 _DISKS = ("hdd", "disk", "capacity", "archive", "cold", "slow", "sata", "nearline")
-#: Families that have files on several targets, and are asked for layouts.
+#: families that stripe files over targets, and for which ioshape can request a layout
 _STRIPED = ("lustre", "beegfs", "ceph")
 
 
 def _stripes(facts: Facts) -> int:
-    """Return how many targets a new file lies on, also where it is all; 0 if that is not known."""
+    """Return the number of targets that a new file is striped over; 0 if it is not known."""
     storage = facts.storage
     if storage.family not in _STRIPED or not storage.stripes:
         return 0
@@ -359,7 +372,10 @@ def _stripes(facts: Facts) -> int:
 
 
 def _wanted_stripes(facts: Facts) -> int:
-    """Return how many targets a file should lie on, if so many are written at a time."""
+    """Return the number of targets that a file should be striped over.
+
+    Files that are written at the same time share the targets.
+    """
     n_bytes, targets = facts.storage.for_bytes, facts.storage.target_count
     by_size = next(count for most, count in _STEPS if most is None or n_bytes <= most)
     return max(1, min(by_size, targets // max(facts.files, 1) or 1, targets or by_size))
@@ -384,18 +400,18 @@ def _file_has_few_stripes(facts: Facts) -> bool:
 
 
 def _stripes_of_many(facts: Facts) -> int:
-    """Return how many targets each of many files lies on; 0 if there is one, or if unknown."""
+    """Return the number of targets of each file; 0 for a single file, or if it is not known."""
     storage = facts.storage
     count = storage.asked_stripe_count or storage.stripe_count
     return (storage.target_count if count < 0 else count) if facts.files > 1 else 0
 
 
 def _at_a_time(facts: Facts) -> int:
-    """Return how many files slots let be written at a time; 0: any."""
+    """Return how many files slots allow to be written at a time; 0 if there is no limit."""
     if facts.coordination.kind == "open":
         return 0
     count = facts.coordination.capacity or facts.storage.writers
-    # With "local" each host has slots of its own.
+    # With the "local" coordinator, each host has its own slots.
     return count * facts.hosts if facts.coordination.kind == "local" else count
 
 
@@ -429,7 +445,7 @@ def _on_disks(facts: Facts) -> bool:
 
 
 def _flash_pools(facts: Facts) -> list[str]:
-    """Return pools of flash that new files are not sent to."""
+    """Return the pools of flash targets that new files do not use."""
     pool = facts.storage.target_pool
     return [name for name in facts.folder.target_pools if _has(name, _FLASH) and name != pool]
 
@@ -456,7 +472,7 @@ _SKEW_S = 5.0
 
 
 def _options(facts: Facts) -> dict[str, str]:
-    """Return the mount's options; "" for those without a value."""
+    """Return the mount options with their values; "" for an option without a value."""
     parts = (option.partition("=") for option in facts.storage.options.split(",") if option)
     return {name: value for name, _, value in parts}
 
@@ -467,7 +483,7 @@ def _no_barrier(facts: Facts) -> bool:
 
 
 def _in_layer(facts: Facts) -> bool:
-    """Whether an overlay is what a container writes to, as far as can be seen."""
+    """Return whether an overlay seems to be the writable layer of a container."""
     return facts.storage.mount_point in ("/", "") or bool(facts.host.container)
 
 
@@ -476,7 +492,7 @@ def _in_memory(facts: Facts) -> bool:
 
 
 def _lie(left: Leftovers, noun: str) -> tuple[str, str]:
-    """Return how many there are, with their bytes, and the verb."""
+    """Return a phrase with the number of leftovers and their size, and the verb for it."""
     count, n_bytes = left.count + left.elsewhere_count, left.n_bytes + left.elsewhere_bytes
     return f"{plural(count, noun)} ({human_size(n_bytes)})", "lies" if count == 1 else "lie"
 
@@ -511,9 +527,17 @@ def _nfs(
     drop: Commands = (),
     add: Commands = (),
 ) -> Row:
-    """Return a row about options of NFS, and which others fix it.
+    """Return a row about mount options of NFS.
 
-    Most cannot be changed without unmounting.
+    Its command unmounts and mounts again, because most options cannot be changed by a remount.
+
+    Args:
+        id: id of the finding.
+        severity: its severity.
+        found: condition on the mount options.
+        sentence: its sentence.
+        drop: options that the command leaves out.
+        add: options that the command adds.
     """
 
     def commands(facts: Facts) -> Commands:
@@ -537,12 +561,12 @@ def _nfs(
 # ---- The tier -----------------------------------------------------------------------------------
 
 _LONG_S = 3600.0
-#: One is drained while the next one is saved.
+#: checkpoints that a tier should have space for: one is drained while the next is saved
 _CHECKPOINTS = 2
 
 
 def _tier(when: Callable[[Near, Facts], bool]) -> Callable[[Facts], bool]:
-    """Return a condition that holds for a tier that can be used only."""
+    """Return a condition that is true only if there is a usable tier and `when` is true."""
     return lambda facts: facts.tier is not None and facts.tier.usable and when(facts.tier, facts)
 
 
@@ -604,12 +628,12 @@ _LITTLE_SHARED = 16 * _MIB
 
 
 def _registered(facts: Facts) -> int:
-    """Return the bytes of a save's buffers."""
+    """Return the bytes of the buffers of a save, which io_uring registers."""
     return facts.storage.block_bytes * facts.storage.queue_depth
 
 
 def _no_uring(facts: Facts) -> tuple[str, Commands]:
-    """Return who refuses io_uring and why, and what to do."""
+    """Return the reason why io_uring is refused, and commands that allow it."""
     code, host = facts.storage.uring_errno, facts.host
     if code in (errno.EPERM, errno.EACCES) and host.uring_disabled:
         who = "to all" if host.uring_disabled > 1 else "to those outside kernel.io_uring_group"
@@ -658,7 +682,7 @@ def _file_limit_sentence(facts: Facts) -> str:
 
 
 def _staged(facts: Facts) -> int:
-    """Return the bytes that background saves of this host may hold."""
+    """Return the most staging memory of background saves of this host, in bytes."""
     held = min(facts.host.staging_bytes, facts.storage.for_bytes)
     return held * max(facts.host.local_ranks, 1)
 
@@ -706,7 +730,7 @@ def _share_memory(facts: Facts) -> Commands:
 
 _SLOW_S = 0.020
 
-#: what saves do while the coordinator is unreachable, by the setting
+#: phrases for what saves do while the coordinator is unreachable, by the setting "unreachable"
 _MEANWHILE = {
     "fail": "saves fail meanwhile (unreachable=fail)",
     "wait": "saves wait until it is back (unreachable=wait)",
@@ -725,7 +749,7 @@ def _is_slow(it: Coordination) -> bool:
 
 
 def _is_spread(facts: Facts) -> bool:
-    """Whether the ranks are on more hosts than this one."""
+    """Return whether there are ranks on other hosts."""
     return facts.ranks > max(facts.host.local_ranks, 1)
 
 
@@ -736,7 +760,7 @@ def _unordered_sentence(facts: Facts) -> str:
     return f"other hosts write to this filesystem as well, and {who}"
 
 
-#: In this order: between the two commands all that could read it still can.
+#: The order matters: between the two commands, every user who could read the file still can.
 _LIMIT_PASSWORD = ("chgrp GROUP {password}", "chmod 440 {password}")
 
 
@@ -762,7 +786,7 @@ def _version_mix_sentence(facts: Facts) -> str:
 # ---- The table ----------------------------------------------------------------------------------
 
 ROWS: tuple[Row, ...] = (
-    # a save that fails, or is lost, now
+    # Saves fail now, or are lost.
     Row(
         "read-only",
         "serious",
@@ -784,7 +808,7 @@ ROWS: tuple[Row, ...] = (
         _no_room_sentence,
         lambda facts: (
             *_show_space(facts),
-            # Where it cannot be helped now.
+            # The alternative, if no space can be freed now.
             "export IOSHAPE_FULL=skip   # goes on without that checkpoint",
         ),
     ),
@@ -941,7 +965,7 @@ ROWS: tuple[Row, ...] = (
         "or of the server is wrong, and what is stale cannot be told by its age",
         ("chronyc tracking",),
     ),
-    # many times faster, or many times less felt by others
+    # Saves, or neighbours on the filesystem, are several times slower than necessary.
     Row(
         "sync-mount",
         "warning",
@@ -1118,7 +1142,7 @@ ROWS: tuple[Row, ...] = (
         _targets_uneven_sentence,
         _empty_target,
     ),
-    # some tens of percent
+    # Saves are some tens of percent slower than necessary.
     _nfs(
         "nfs-wsize",
         "warning",
@@ -1203,7 +1227,7 @@ ROWS: tuple[Row, ...] = (
         _ping,
     ),
     Row("no-shared-memory", "warning", _little_shared, _shared_sentence, _share_memory),
-    # tidiness, and what cannot be seen from here
+    # Tidiness, and facts that cannot be seen from here.
     Row(
         "password-readable",
         "hint",

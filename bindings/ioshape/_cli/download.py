@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape download."""
+"""Command "ioshape download": downloads a checkpoint from an object store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ioshape._cli.paths import endpoint_option, jobs_option, part_option, s3, ur
 @part_option
 @endpoint_option
 def command(url: str, path: str, jobs: int, part_bytes: int, endpoint: str | None) -> int:
-    """Downloads a checkpoint that "ioshape upload" has uploaded. It appears whole, and verified.
+    """Download and verify a checkpoint that "ioshape upload" has uploaded. It appears atomically.
 
-    A PATH that is a directory, or ends with a slash, is what the checkpoint goes into, with its
-    name. A file is replaced, a directory is not.
+    If PATH is a directory or ends with a slash, the checkpoint keeps its name and goes into that
+    directory. An existing file is replaced; an existing checkpoint directory is not.
 
     \b
     ioshape download s3://bucket/run/model.pt model.pt
     ioshape download s3://bucket/run/step-0000001000 checkpoints/
 
-    Exit code: 0; 1 if there is no complete checkpoint, or it could not be downloaded.
+    Exit code: 0; 1 if there is no complete checkpoint, or the download failed.
     """
     download = s3().download
     with progress_bar(url, sys.stderr.isatty()) as tell:

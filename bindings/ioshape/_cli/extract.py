@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape extract."""
+"""Command "ioshape extract": copies ranks' files out of a group checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIECE_BYTES = 8 << 20
 
 
 def _copy(handle: Handle, part: Part, path: str, *, replace: bool) -> None:
-    """The part as a file of its own: whole and verified, or not at all."""
+    """Copy the part of a rank to a file of its own. The file appears only if it is verified."""
     import ioshape  # noqa: PLC0415
     from ioshape._core.errors import failure  # noqa: PLC0415
     from ioshape._native import lib  # noqa: PLC0415
@@ -75,16 +75,16 @@ def command(
     output: str | None,
     force: bool,
 ) -> int:
-    """Copies what one rank saved, or all, out of a generation, as ordinary files of torch.save.
+    """Copy the data of one rank, or of all, out of a checkpoint, as ordinary torch.save files.
 
-    Every checksum is compared on the way. A file appears when it is complete and durable.
+    Every checksum is compared. A file appears when it is complete and durable.
 
     \b
     ioshape extract checkpoints --rank 7
     ioshape extract checkpoints --rank 7 --step 1000 -o shard.pt
     ioshape extract checkpoints --all -o shards/
 
-    Exit code: 0; 1 if something is damaged or could not be written.
+    Exit code: 0; 1 if the checkpoint is damaged or a file could not be written.
     """
     from ioshape._core.config import tier_folder  # noqa: PLC0415
     from ioshape._group.generations import nearest  # noqa: PLC0415
@@ -100,7 +100,7 @@ def command(
             if output is not None:
                 os.makedirs(output, exist_ok=True)  # noqa: PTH103
         for part in wanted:
-            # Equal parts have one name in the generation.
+            # Ranks with equal parts share one file in the checkpoint. So the name has the rank.
             name = f"rank-{part.rank:05}.pt"
             path = output if output is not None and rank is not None else name
             if output is not None and (all_ranks or Path(output).is_dir()):
