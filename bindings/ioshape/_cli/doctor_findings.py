@@ -529,15 +529,9 @@ def _nfs(
 ) -> Row:
     """Return a row about mount options of NFS.
 
-    Its command unmounts and mounts again, because most options cannot be changed by a remount.
-
-    Args:
-        id: id of the finding.
-        severity: its severity.
-        found: condition on the mount options.
-        sentence: its sentence.
-        drop: options that the command leaves out.
-        add: options that the command adds.
+    `found` is the condition on the mount options. The command of the row mounts without the options
+    `drop` and with the options `add`. It unmounts first, because a remount cannot change most
+    options.
     """
 
     def commands(facts: Facts) -> Commands:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape drain."""
+"""Command "ioshape drain": copies checkpoints from a tier to their destinations.
+
+With --to it then uploads them, or has Lustre archive them. ioshape._tier does the copying.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,9 @@ if TYPE_CHECKING:
     from ioshape._tier.tier import Copy, Drained, Tier
     from ioshape.types import Progress
 
-#: for --to: the archive of the filesystem where the destinations are
+#: value of --to that means the HSM archive of the destination's filesystem
 _HSM = "hsm"
-# Of --watch: between two looks, and after failures up to so long.
+# Pause of --watch between two checks of the tier; it doubles after failures, up to the second.
 _LOOK_S = 0.5
 _MOST_PAUSE_S = 60.0
 _EXIT_TERMINATED = 143
@@ -52,19 +55,20 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a copy, as in the JSON."""
+    """The result for one checkpoint, with the member names of the JSON output."""
 
+    #: destination of the checkpoint
     path: str
-    #: as ioshape._tier.tier.Result has it, "uploaded", "archived" or "forgotten"
+    #: a value of ioshape._tier.tier.Result, or "uploaded", "archived", "forgotten" or "failed"
     result: str
     bytes: int
     seconds: float
-    #: where it was uploaded to
+    #: URL of the upload; None without one
     url: str | None = None
     error: str | None = None
 
     def sentence(self) -> str:
-        """For people."""
+        """Return the result as a line of text output."""
         if self.result in _WORDS:
             return f"{self.path}: {_WORDS[self.result]}"
         to = f" to {self.url}" if self.url else ""
@@ -73,7 +77,7 @@ class _Outcome:
 
 
 class _Bar:
-    """How far all of it is, from what is told of one copy after the other."""
+    """Total progress of a drain, computed from the progress of its copies one after another."""
 
     def __init__(self, total_bytes: int, tell: Callable[[Progress], object]) -> None:
         self._total_bytes = total_bytes
@@ -89,7 +93,7 @@ class _Bar:
 
 
 class _Command:
-    """What was asked for, and what has become of it."""
+    """The work of the command: its options, and methods that do each kind of work."""
 
     def __init__(
         self,
@@ -111,13 +115,13 @@ class _Command:
         self._with_bar = with_bar
         self._began = time.monotonic()
         self._failed = False
-        #: something waits for other nodes
+        #: whether a checkpoint waits for files of other nodes
         self._waits = False
-        #: what need not be looked for on the object store, or in the archive, again
+        #: copies that are already uploaded or archived
         self._passed_on: set[Copy] = set()
 
     def once(self) -> bool:
-        """Whether all of it was carried, as far as it is up to this node."""
+        """Drain everything that waits. Return whether this node's part of it succeeded."""
         self._failed = self._waits = False
         with self._opened() as tier:
             for path in self._in_turn(tier):
@@ -126,9 +130,10 @@ class _Command:
         return not self._failed
 
     def _in_turn(self, tier: Tier) -> Iterator[str | None]:
-        """What to drain before any of it goes on from there; None: all that waits.
+        """Yield the destinations to drain next, each before an upload; None for all that wait.
 
-        Where only so many copies stay, each goes on before the drain of the next one removes it.
+        With --keep-last, draining a checkpoint removes an older copy. So each one is uploaded
+        before the next is drained.
         """
         if self._url is not None and self._keep_last:
             self._pass_on_drained(tier)
@@ -139,7 +144,7 @@ class _Command:
         yield None
 
     def _opened(self) -> contextlib.closing[Tier]:
-        """As short as it is needed: an open one cannot be unmounted."""
+        """Open the tier. It is opened only while needed: an open tier cannot be unmounted."""
         from ioshape._tier.drain import drain_context  # noqa: PLC0415
         from ioshape._tier.tier import Tier  # noqa: PLC0415
 
@@ -164,12 +169,12 @@ class _Command:
             try:
                 tier.drain(path, ended=ended, progress=bar.progress if bar else None)
             except OSError as error:
-                # Of a copy, the library has logged why.
+                # An error of one copy was already reported by ended().
                 if not is_told and error.errno != errno.EAGAIN:
                     raise
 
     def _pass_on_drained(self, tier: Tier) -> None:
-        """What is on the tier and at its destination, if it is to go on from there."""
+        """Upload or archive the drained copies on the tier, if --to was given."""
         url = self._url
         if url is None:
             return
@@ -192,8 +197,11 @@ class _Command:
         self._passed_on.add(copy)
 
     def _upload(self, tier: Tier, copy: Copy, to: str) -> None:
-        """Unless it is there, or the destination has a newer one. What several nodes have saved is
-        whole at the destination alone."""
+        """Upload a copy, unless it is uploaded already, or no longer on the tier.
+
+        If several nodes have saved a checkpoint, only the destination has all of it. Then the
+        destination is uploaded instead of the copy.
+        """
         from ioshape._remote.look import is_uploaded  # noqa: PLC0415
         from ioshape._remote.source import is_whole  # noqa: PLC0415
 
@@ -207,7 +215,7 @@ class _Command:
         self._tell(copy.path, "uploaded", done.n_bytes, url=done.url)
 
     def _archive(self, copy: Copy) -> None:
-        """What is at the destination, unless it was removed there since."""
+        """Have Lustre archive a drained checkpoint, unless it was removed since."""
         from ioshape._remote.hsm import archive  # noqa: PLC0415
 
         if not Path(copy.path).exists():
@@ -233,7 +241,7 @@ class _Command:
         self._began = now
 
     def forget(self, paths: tuple[str, ...]) -> bool:
-        """Whether what waited for all these destinations is gone."""
+        """Remove the copies that wait for these destinations. Return whether all were removed."""
         with self._opened() as tier:
             for path in paths:
                 try:
@@ -246,12 +254,12 @@ class _Command:
     # ---- --watch ---------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Again and again, whenever something was saved there. It may be unmounted in between."""
+        """Drain again whenever something was saved. The tier may be unmounted in between."""
         seen: list[str] | None = None
         pause, has_been, is_gone = _LOOK_S, False, False
         while True:
             names = self._names()
-            if names is None:  # it is not mounted, or not saved on yet: what is there is left alone
+            if names is None:  # not mounted, or never used as a tier
                 if has_been and not is_gone:
                     note(f"ioshape: the tier {self._folder} is gone; it is waited for")
                 seen, pause, is_gone = None, _LOOK_S, has_been
@@ -265,7 +273,7 @@ class _Command:
             time.sleep(pause)
 
     def _names(self) -> list[str] | None:
-        """What tells whether anything has changed; None: it is no tier."""
+        """Return the names in the tier's journal, which change with each save; None if no tier."""
         from ioshape._tier.tier import journal_of  # noqa: PLC0415
 
         try:
@@ -274,7 +282,7 @@ class _Command:
             return None
 
     def _try_once(self, pause: float) -> float:
-        """How long to wait after it."""
+        """Drain once. Return the pause after it, which grows from `pause` if work is left."""
         try:
             if self.once() and not self._waits:
                 return _LOOK_S
@@ -288,7 +296,7 @@ def _waiting(tier: Tier) -> list[Copy]:
 
 
 def _terminate(_signal: int, _frame: object) -> None:
-    sys.exit(_EXIT_TERMINATED)  # which leaves nothing half done
+    sys.exit(_EXIT_TERMINATED)  # raises SystemExit, so that cleanup runs
 
 
 def _say(outcome: _Outcome) -> None:
@@ -304,7 +312,7 @@ def _say_json_line(outcome: _Outcome) -> None:
 
 def _check_url(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
     if url is not None and url != _HSM:
-        s3()  # now rather than after the drain
+        s3()  # reports a missing boto3 now rather than after the drain
         from ioshape._remote.address import parse  # noqa: PLC0415
 
         parse(url)
@@ -359,33 +367,34 @@ def command(
     endpoint: str | None,
     as_json: bool,
 ) -> int:
-    """Carries what you have saved on a tier, FOLDER, to where it belongs, the oldest first.
+    """Copy checkpoints that you saved on the tier FOLDER to their destinations, oldest first.
 
-    It writes as saves do, in slots, with a share of 1 where saves have 100, and puts each file or
-    directory in place when it is whole and durable. What is damaged is not carried, and what is
-    newer there is not replaced. Whatever fails stays on the tier for the next time. Only one
-    process drains a tier at a time: others wait for it.
+    The drain takes slots as saves do, with a share of 1 where saves have 100. Each file or
+    directory appears at its destination when it is complete and durable. Damaged copies are not
+    drained, and newer checkpoints are not replaced. If a drain fails, the copy stays on the tier
+    for the next time. Only one process drains a tier at a time; others wait for it.
 
-    With --to what was drained is uploaded as well, as by "ioshape upload", with its whole path
-    below the URL. What is there is not sent again. Needs boto3: pip install 'ioshape[s3]'. With
-    --to hsm the filesystem where it was drained to archives it, as by "ioshape archive".
+    With --to s3://BUCKET/KEY, drained checkpoints are also uploaded as by "ioshape upload", with
+    their whole path below the URL. Existing objects are not sent again. Uploads need boto3:
+    pip install 'ioshape[s3]'. With --to hsm, Lustre archives them as by "ioshape archive".
+
+    Examples:
 
     \b
     ioshape drain /local/nvme
-    ioshape drain /local/nvme --rate 500M
     ioshape drain /local/nvme --watch --to s3://bucket/cluster7
     ioshape drain /local/nvme --json | jq '.[] | select(.error)'
-    ioshape drain /local/nvme --forget /scratch/deleted/model.pt
+    ioshape drain /local/nvme --forget /scratch/model.pt
 
-    With --forget nothing is drained. What waits for that destination, as "ioshape ls" shows it, is
-    removed from the tier, with its copy: for what can never be drained, as its directory was
-    deleted, or the copy is damaged.
+    With --forget nothing is drained. It removes the copy that waits for that destination, as
+    "ioshape ls" shows it. Use it for copies that can never be drained, because the destination's
+    directory was deleted or the copy is damaged.
 
-    Of a generation that several nodes have saved, each drains its own files. It appears when the
-    last of them are there.
+    If several nodes have saved a checkpoint, each node drains its own files. The checkpoint appears
+    when all of them are drained.
 
-    Exit code: 0 if nothing waits any more but for other nodes, also if nothing was saved there; 1
-    if something could not be carried. With --watch: 0 after Ctrl-C.
+    Exit code: 0 if nothing waits, except for other nodes, also if nothing was saved there; 1 if
+    something could not be drained. With --watch: 0 after Ctrl-C.
     """
     from ioshape._tier.tier import is_tier, of_another_user, other_owner  # noqa: PLC0415
 

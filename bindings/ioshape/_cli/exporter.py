@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape exporter."""
+"""Command "ioshape exporter": serves the state of pools, or of tiers, to Prometheus."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 
     from ioshape._slots.pools import Member, Operator, PoolsLook, PoolStatus
 
-# Several servers may ask at the same time: the coordinator hears of it once.
+# Age up to which an answer is reused, so that several Prometheus servers cost one question.
 _CACHE_S = 1.0
-# Labels are for ever: no more jobs than these of a pool have their own, the rest is one.
+# Most jobs of a pool with their own label, because Prometheus keeps labels for ever. The others
+# share one label.
 _MOST_JOBS = 50
 _OTHERS = "(others)"
-# For a client that asks nothing, or takes no answer.
+# Socket timeout, for clients that send no request or read no answer.
 _TIMEOUT_S = 10
 
 
 def _jobs(pool: PoolStatus) -> dict[str, tuple[int, int, int]]:
-    """Slots, bytes and waiters of each job; of those beyond the limit together."""
+    """Return slots, bytes and waiters of each job. Jobs beyond the limit count together."""
     slots: Counter[str] = Counter()
     passed: Counter[str] = Counter()
     waiters: Counter[str] = Counter()
@@ -59,7 +60,7 @@ def _jobs(pool: PoolStatus) -> dict[str, tuple[int, int, int]]:
 
 
 class _Metric(NamedTuple):
-    """A metric, and its value for a pool, a job or a tier: a field, or a function."""
+    """A metric of a pool, a job or a tier. `value` is the name of an attribute, or a function."""
 
     name: str
     about: str
@@ -72,7 +73,11 @@ def _families(
     labels: Sequence[str],
     rows: Sequence[tuple[Sequence[str], Any]],
 ) -> Iterable[Any]:
-    """Yield the metrics of rows: labels, and what they are of."""
+    """Yield metric families for Prometheus.
+
+    `kind` is "counter" or "gauge". Each row has the values of the labels, and the object that the
+    metrics describe.
+    """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
     family_of = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
@@ -85,7 +90,7 @@ def _families(
 
 
 def _settings(pool: PoolStatus) -> int:
-    """Count what the operator has set and a look can tell."""
+    """Return how many settings of the pool the operator has made, as far as the state shows."""
     return len(pool.limits) + sum(
         (
             pool.capacity_by == "operator",
@@ -151,7 +156,7 @@ _GROWING_OF_POOLS = (
     _Metric("pool_waited_seconds", "how long slots were waited for", "waited_s"),
 )
 
-#: of what _jobs() counts
+#: metrics of the values of _jobs()
 _OF_JOBS = (
     _Metric("job_slots", "slots that the job's writers hold, by weight", lambda now: now[0]),
     _Metric("job_passed_bytes", "bytes through the slots that it holds now", lambda now: now[1]),
@@ -179,7 +184,12 @@ _OF_TIERS = (
 
 
 class PoolCollector:
-    """The state of pools; each request of Prometheus asks the coordinator."""
+    """A Prometheus collector for pools. Each request asks the coordinator, at most once a second.
+
+    Args:
+        operator: connection to the coordinator.
+        wanted: names of pools; none means the first pools by name.
+    """
 
     def __init__(self, operator: Operator, wanted: Sequence[str] = ()) -> None:
         self._operator = operator
@@ -191,7 +201,7 @@ class PoolCollector:
         self._took = 0.0
 
     def collect(self) -> Iterable[Any]:
-        """For prometheus_client."""
+        """Yield the metrics of pools and jobs. prometheus_client calls it."""
         with self._lock:
             if time.monotonic() - self._asked >= _CACHE_S:
                 self._ask()
@@ -232,13 +242,13 @@ class PoolCollector:
 
 
 class TierCollector:
-    """Looks at tiers when somebody asks."""
+    """A Prometheus collector for tiers of this node. Each request reads their journals."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = folders
 
     def collect(self) -> Iterable[Any]:
-        """For prometheus_client."""
+        """Yield the metrics of tiers. prometheus_client calls it."""
         from ioshape._tier.look import tiers_at  # noqa: PLC0415
 
         answers: list[tuple[Sequence[str], Any]] = []
@@ -257,7 +267,7 @@ class TierCollector:
 
 
 def _ignore_client(_request: object, _address: object) -> None:
-    """A client went away, or asked nothing for too long: no line for each."""
+    """Ignore a client that disconnected or timed out: it is not worth a line of output."""
 
 
 def _terminate(_signal: int, _frame: object) -> None:
@@ -286,22 +296,26 @@ def command(
     tiers: tuple[str, ...],
     coordinator: str | None,
 ) -> NoReturn:
-    """Serves the state of all pools as metrics for Prometheus, until it is ended.
+    """Serve the state of all pools as metrics for Prometheus, until a signal ends it.
+
+    Examples:
 
     \b
     ioshape exporter
     ioshape exporter --address 0.0.0.0 --coordinator redis://redis.cluster
     ioshape exporter --address 0.0.0.0 --tier /local/nvme
 
-    Each request asks the coordinator, at most once a second. While that is
-    unreachable, ioshape_up is 0; while it does not answer for one pool, that pool's
-    ioshape_pool_up is. Without names it serves the first 128 pools by name, and
-    ioshape_pools_left_out counts the others. With --tier it serves what waits on
-    that tier of this node instead, as root that of all users, and asks no coordinator.
+    Each request asks the coordinator, at most once a second. While the coordinator
+    is unreachable, ioshape_up is 0. While it does not answer for one pool, the
+    ioshape_pool_up of that pool is 0. Without names it serves the first 128 pools
+    by name, and ioshape_pools_left_out counts the others.
 
-    Needs prometheus_client and redis: pip install 'ioshape[exporter]'.
+    With --tier it serves the checkpoints that wait on that tier of this node, and
+    asks no coordinator. As root it serves those of all users.
 
-    Exit code: 0 when it is ended by SIGTERM; 130 by Ctrl-C; 1 if it cannot begin.
+    This command needs prometheus_client and redis: pip install 'ioshape[exporter]'.
+
+    Exit code: 0 after SIGTERM; 130 after Ctrl-C; 1 if it cannot start.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
@@ -316,7 +330,7 @@ def command(
     else:
         with sentences():
             collector = PoolCollector(operator_of(coordinator), pools)
-        registry.register(collector)  # asks the coordinator, to know the names of the metrics
+        registry.register(collector)  # calls collect(), so it asks the coordinator once
     socket.setdefaulttimeout(_TIMEOUT_S)
     try:
         started = start_http_server(port, address, registry)
@@ -324,7 +338,7 @@ def command(
         raise SentenceError(f"cannot listen on {address}, port {port}: {error.strerror}") from None
     signal.signal(signal.SIGTERM, _terminate)
     host = f"[{address}]" if ":" in address else address
-    if started:  # before 0.19 (Debian 12 has 0.16) it returns nothing
+    if started:  # prometheus_client before 0.19 (Debian 12 has 0.16) returns None
         server = started[0]
         server.handle_error = _ignore_client  # type: ignore[method-assign, assignment]
         port = server.server_port

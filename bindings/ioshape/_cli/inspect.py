@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape inspect."""
+"""Command "ioshape inspect": lists the tensors in files and in checkpoints of DCP."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _INDEX = ".ioshape/index"
 _ALIGNMENT_LIMIT = 4096
-# Between the data of the last record and the name of the next member: its own checksums and sizes,
-# and the other's header. Nothing else is between.
+# Bytes to read behind the data of the last record to find the name of the next zip member: the data
+# descriptor of the record, the header of the member, and its name.
 _REACH = 24 + 30 + 256
 
 CHECKSUMS = {
@@ -33,14 +33,14 @@ CHECKSUMS = {
 
 
 def tensor_bytes(tensor: Tensor) -> int | None:
-    """Bytes of all elements; None if that is not known."""
+    """Return the bytes of all elements of a tensor; None if its item size is not known."""
     each = item_bytes(tensor.dtype)
     n_bytes = None if each is None else math.prod(tensor.shape) * each
     return None if n_bytes is None or n_bytes >> 63 else n_bytes
 
 
 def _checksums(contents: Contents) -> str:
-    """What kind of checksums the file has: a key of CHECKSUMS."""
+    """Return the kind of checksums that a file has: a key of CHECKSUMS."""
     from ioshape._load.contents import is_safetensors  # noqa: PLC0415
     from ioshape._load.verified import VerifiedFile  # noqa: PLC0415
 
@@ -49,7 +49,7 @@ def _checksums(contents: Contents) -> str:
             return "beside" if opened.has_checksums else "none"
     if not any(record.crc32 for record in contents.records if record.n_bytes):
         return "none"
-    # The library hides the index if it uses it, and shows it as any record if it does not fit.
+    # The library does not list a valid index of block checksums. If it is listed, it is invalid.
     if any(record.name == _INDEX for record in contents.records):
         return "records"
     end = max(record.file_offset + record.n_bytes for record in contents.records)
@@ -63,7 +63,7 @@ def _aligned(offset: int) -> int:
 
 
 def describe(contents: Contents) -> dict[str, Any]:
-    """All of it, for JSON."""
+    """Return the description of a file, for JSON."""
     offsets = {record.name: record.file_offset for record in contents.records}
     tensors = []
     for tensor in contents.tensors:
@@ -100,7 +100,7 @@ def _tensor_table(tensors: list[dict[str, Any]]) -> Table:
     titles = ["<tensor", "<dtype", "<shape", ">bytes", "<record", ">offset", ">aligned"]
     table = Table(*columns(*titles, *(["<from"] if elsewhere else [])))
     for tensor in tensors:
-        # Without spaces: a column for awk as well.
+        # A shape has no spaces, so that it is one column for awk.
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
         table.add(
             tensor["name"] or ".",
@@ -147,7 +147,7 @@ def _show(found: dict[str, Any], with_records: bool) -> None:
 
 
 def describe_checkpoint(path: str) -> dict[str, Any]:
-    """All of it, for JSON."""
+    """Return the description of a DCP checkpoint, for JSON."""
     from ioshape._group.dcp_contents import items  # noqa: PLC0415
 
     listed: list[dict[str, Any]] = []
@@ -195,14 +195,17 @@ def _show_checkpoint(found: dict[str, Any]) -> None:
 @click.option("--records", "with_records", is_flag=True, help="List the archive's records, too.")
 @json_option
 def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
-    """Lists the tensors in files of torch.save or ioshape: type, shape, size, and where each lies.
-    A file whose name ends in .safetensors is read as such.
+    """List the tensors in files of torch.save or ioshape: type, shape, size and offset.
 
-    Only the directory and the pickle are read, and nothing of the pickle is run, so it is safe for
-    files of strangers and quick for large ones. Views of the same storage have the same record.
-    Of a checkpoint of torch.distributed.checkpoint, a directory, the items of its state dict are
-    listed, and in how many parts each lies.
-    "aligned" is the largest power of two, up to 4096, that the offset in the file is a multiple of.
+    A file whose name ends in .safetensors is read as safetensors. If a path is a checkpoint
+    directory of torch.distributed.checkpoint, the items of its state dict are listed, with the
+    number of parts of each.
+
+    Only the zip directory and the pickle are read, and the pickle is not executed. So the command
+    is safe for untrusted files and fast for large ones. Views of one storage have the same record.
+    "aligned" is the largest power of two, up to 4096, that divides the offset in the file.
+
+    Examples:
 
     \b
     ioshape inspect model.pt | grep attention

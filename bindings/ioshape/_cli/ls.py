@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape ls."""
+"""Command "ioshape ls": lists checkpoints in a directory, on a tier, or on an object store."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A generation that is being written, or that a dead job has left."""
+    """A checkpoint that is being written, or that a dead job has left."""
 
     step: int
     path: str
-    #: when something was last written to it
+    #: time of the last write to one of its files
     touched: datetime
     n_bytes: int
-    #: None: it cannot be told from here
+    #: whether its writer lives; None if this host cannot tell
     alive: bool | None
 
 
 def _unfinished(directory: str) -> list[Unfinished]:
-    """What is being written, and what dead jobs left, by step."""
+    """Return the unfinished checkpoints in a directory, by step."""
     found = []
     for name in sorted(os.listdir(directory)):  # noqa: PTH208
         match = ATTEMPT.fullmatch(name)
@@ -59,7 +59,7 @@ def _unfinished(directory: str) -> list[Unfinished]:
             path = os.path.join(directory, name)  # noqa: PTH118
             try:
                 found.append(_look(path, int(match[1]), match[2]))
-            except OSError:  # it has gone, or is complete by now
+            except OSError:  # removed or completed by now
                 continue
     return found
 
@@ -79,7 +79,7 @@ def _look(path: str, step: int, domain: str) -> Unfinished:
 
 
 def _is_alive(path: str, domain: str) -> bool | None:
-    """Whether its writer has it locked. From another machine or mount that may not be seen."""
+    """Return whether the writer holds its lock; None if this host may not see the lock."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -95,13 +95,16 @@ def _local(time: datetime) -> str:
 
 
 def _state(directory: str, one: Generation) -> str:
-    """Where a complete checkpoint is: its path may be written in another way than the directory."""
+    """Return the state of a complete checkpoint: in the directory, or only on the tier.
+
+    Resolved paths are compared, because both paths may go through links.
+    """
     above = os.path.dirname(os.path.realpath(one.path))  # noqa: PTH120
     return "complete" if above == os.path.realpath(directory) else "on the tier"
 
 
 def _as_json(one: Generation | Unfinished, state: str) -> dict[str, Any]:
-    """Sizes by the name that all commands have for them, times as text."""
+    """Return a checkpoint for JSON: the size is named "bytes", and times are strings."""
     fields = asdict(one)
     fields["state"] = state
     fields["bytes"] = fields.pop("n_bytes")
@@ -134,7 +137,7 @@ def _show(directory: str, complete: list[Generation], others: list[Unfinished]) 
 
 
 def _show_tier(folder: str, as_json: bool) -> int:
-    """What waits there to be drained, and what has been."""
+    """Print the checkpoints on a tier, waiting and drained. Return the exit code."""
     from ioshape._core.context import Context  # noqa: PLC0415
     from ioshape._tier.tier import Tier, is_draining  # noqa: PLC0415
 
@@ -163,7 +166,7 @@ def _show_tier(folder: str, as_json: bool) -> int:
 
 
 def _states(copies: list[Copy], drains: bool) -> list[str]:
-    """The oldest of those that wait is the one that a drain is at."""
+    """Return the state of each copy. If a drain runs, it is at the first copy that waits."""
     states = ["waits" if one.is_waiting else "drained" for one in copies]
     if drains and states[:1] == ["waits"]:
         states[0] = "is drained now"
@@ -186,7 +189,7 @@ def _copy_json(copy: Copy, state: str) -> dict[str, Any]:
 
 
 def _show_remote(url: str, endpoint: str | None, as_json: bool) -> int:
-    """The complete checkpoints below a URL."""
+    """Print the complete checkpoints below a URL. Return the exit code."""
     found: list[Remote] = s3().checkpoints(url, endpoint=endpoint)
     if as_json:
         checkpoints = []
@@ -215,20 +218,20 @@ def _show_remote(url: str, endpoint: str | None, as_json: bool) -> int:
 @endpoint_option
 @json_option
 def command(directory: str, endpoint: str | None, as_json: bool) -> int:
-    """Lists the generations in a directory that save_group() was given, and the checkpoints of
-    torch.distributed.checkpoint whose names end in a number, oldest first.
+    """List the checkpoints in a directory, oldest first.
 
-    That is the order in which they were saved, whatever their steps: the last complete one is the
-    newest, from which load_group() goes on.
+    It lists checkpoints of save_group(), and checkpoints of torch.distributed.checkpoint whose
+    names end in a number. The order is that in which they were saved, whatever their steps. The
+    last complete one is the newest, which load_group() loads.
 
-    What is not complete comes behind them: what is being written, and what was left behind by
-    processes that died, which the next save there removes. It is told by a lock, which is not seen
-    from every machine: "unfinished" may be either. Sizes and times of those are as of now.
+    Incomplete checkpoints follow: those that are being written, and those that dead processes left,
+    which the next save removes. A lock tells them apart. If this machine cannot see the lock, the
+    state is "unfinished". Sizes and times of incomplete checkpoints are current values.
 
-    Of a folder that saves have as their tier it lists what you have there, and what of it waits to
-    be drained.
+    If the directory is a tier, it lists your checkpoints there, and which of them wait to be
+    drained. For s3://BUCKET/KEY it lists the complete checkpoints that "ioshape upload" made there.
 
-    Of s3://BUCKET/KEY it lists the complete checkpoints that "ioshape upload" has made below that.
+    Examples:
 
     \b
     ioshape ls checkpoints
@@ -236,7 +239,7 @@ def command(directory: str, endpoint: str | None, as_json: bool) -> int:
     ioshape ls s3://bucket/run
     ioshape ls --json checkpoints | jq '.generations[-1].step'
 
-    Exit code: 0; 1 if the directory could not be read, or one in it is damaged.
+    Exit code: 0; 1 if the directory could not be read, or a checkpoint in it is damaged.
     """
     if directory.startswith("s3:"):
         return _show_remote(directory, endpoint, as_json)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands print: text that stays text, sizes, tables.
+"""Output of the commands: lines, tables, JSON, progress bars, sizes and times.
 
-Names come from files that may be anybody's: nothing of them may act on the terminal.
+Names in the output come from untrusted files. They are escaped, so that they cannot control the
+terminal.
 """
 
 from __future__ import annotations
@@ -33,42 +34,42 @@ _LEAST_CUT = 8
 
 
 class SentenceError(click.ClickException):
-    """Ends the command with a sentence on stderr, and exit code 1."""
+    """An error that ends the command with its message on stderr, and exit code 1."""
 
 
 class UsageSentenceError(SentenceError):
-    """The same with exit code 2, where a hint at --help would not help."""
+    """An error of usage: exit code 2, without click's hint at --help."""
 
     exit_code = 2
 
 
 def explain(error: OSError) -> str:
-    """The package's own are sentences; Python's become like them."""
+    """Return the message of an error. Errors of ioshape have one; Python's get their path."""
     if hasattr(error, "operation") or not error.filename:
         return str(error)
     return f"{os.fsdecode(error.filename)}: {error.strerror}"
 
 
 def say(text: str = "") -> None:
-    """A line on stdout."""
+    """Print a line on stdout."""
     click.echo(one_line(text))
 
 
 def note(text: str) -> None:
-    """A line on stderr: about the work, not its result."""
+    """Print a line on stderr, about the work rather than its result."""
     click.echo(one_line(text), err=True)
 
 
 def say_json(value: object) -> None:
-    """JSON on stdout, to be read by people, too."""
+    """Print indented JSON on stdout."""
     click.echo(json.dumps(value, indent=2))
 
 
 def human_size(n_bytes: float) -> str:
-    """Three digits and a unit."""
+    """Return a size as three digits and a unit, such as "1.50 GiB"."""
     unit = "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
-        # What would be rounded to 1024 is one of the larger unit.
+        # A value that would be rounded to 1024 takes the larger unit.
         if n_bytes < 1023.5:
             break
         n_bytes, unit = n_bytes / 1024, larger
@@ -77,7 +78,7 @@ def human_size(n_bytes: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """Three digits and a unit, or two units."""
+    """Return a time as three digits and a unit, or as two units, such as "2 m 05 s"."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 99.95:
@@ -90,7 +91,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """ "1 tensor", "2,000 tensors"."""
+    """Return a count with its noun, such as "1 tensor" or "2,000 tensors"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -100,7 +101,7 @@ json_option: Option = click.option(
 
 
 def size_option(_context: click.Context, _option: click.Parameter, text: str) -> int:
-    """For options that take a number of bytes, such as 64M."""
+    """Parse the value of an option that takes a number of bytes, such as 64M."""
     from ioshape._core.setting import number_of_bytes  # noqa: PLC0415
 
     try:
@@ -110,7 +111,7 @@ def size_option(_context: click.Context, _option: click.Parameter, text: str) ->
 
 
 def bytes_option(context: click.Context, option: click.Parameter, text: str | None) -> int:
-    """For options that take a number of bytes; 0 if they were not given."""
+    """Parse the value of an optional option that takes a number of bytes; 0 if it is absent."""
     if text is None:
         return 0
     number = size_option(context, option, text)
@@ -121,22 +122,23 @@ def bytes_option(context: click.Context, option: click.Parameter, text: str | No
 
 @dataclass(frozen=True)
 class Column:
-    """Of a table."""
+    """A column of a table."""
 
     title: str
+    #: whether its cells are aligned to the right
     right: bool = False
-    #: may be broken into several lines on a terminal
+    #: whether its cells may wrap on a terminal
     breaks: bool = False
-    #: goes where the window is narrow, the highest first; 0: stays
+    #: order of removal in a narrow window, the highest first; 0 if it is never removed
     optional: int = 0
-    #: may be cut where the window is narrow
+    #: whether its cells may be cut in a narrow window
     cut: bool = False
 
 
 class Table:
-    """Rows under titles: with bold titles on a terminal that is wide enough, else plain lines.
+    """A table of text. Titles are bold on a terminal that is wide enough; else lines are plain.
 
-    A plain row is one line, however long, for grep and awk, and for narrow windows.
+    A plain row is always a single line, for grep and awk.
     """
 
     def __init__(self, *columns: Column) -> None:
@@ -144,11 +146,11 @@ class Table:
         self.rows: list[list[str]] = []
 
     def add(self, *cells: str) -> None:
-        """Adds a row."""
+        """Add a row."""
         self.rows.append([one_line(cell) for cell in cells])
 
     def show(self) -> None:
-        """Prints it."""
+        """Print the table on stdout."""
         if sys.stdout.isatty() and self._needed() <= shutil.get_terminal_size().columns:
             self._show_rich()
         else:
@@ -156,7 +158,7 @@ class Table:
                 click.echo(line)
 
     def lines(self) -> Iterable[str]:
-        """The plain form."""
+        """Yield the plain lines of the table, titles first."""
         titles = [column.title for column in self.columns]
         widths = self._widths()
         for row in [titles, *self.rows]:
@@ -171,7 +173,7 @@ class Table:
             max(
                 len(column.title),
                 *(
-                    # The words of a text that may be broken still want some company.
+                    # A column that wraps keeps at least this width, for a few words in a line.
                     min(len(row[i]), _BROKEN_WIDTH) if broken and column.breaks else len(row[i])
                     for row in self.rows
                 ),
@@ -184,7 +186,10 @@ class Table:
         return sum(self._widths(broken=True)) + _GAP * len(self.columns)
 
     def fitted(self, width: int) -> Table:
-        """What fits into a window: without optional columns, then with others cut."""
+        """Return a table that fits into a window, if possible.
+
+        First optional columns are removed, then cells are cut.
+        """
         kept = list(range(len(self.columns)))
         while (fitted := self._only(kept))._needed() > width:
             most = max(kept, key=lambda i: self.columns[i].optional)
@@ -217,7 +222,7 @@ class Table:
         Console().print(self.rich())
 
     def rich(self) -> RichTable:
-        """The form for terminals."""
+        """Return the table as an object of the package rich, for terminals."""
         from rich.table import Table as RichTable  # noqa: PLC0415 - slow, as all of rich
         from rich.text import Text  # noqa: PLC0415
 
@@ -234,17 +239,20 @@ class Table:
 
 
 def columns(*titles: str) -> Sequence[Column]:
-    """Columns from words: "<name" is aligned left, ">size" right, "~about" left and may break."""
+    """Return columns from titles. "<name" is aligned left, ">size" right; "~about" may wrap."""
     return [Column(title[1:], right=title[0] == ">", breaks=title[0] == "~") for title in titles]
 
 
 @contextmanager
 def progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], object] | None]:
-    """On stderr, and gone when it is over: what stays is the line on stdout."""
+    """Show a progress bar on stderr until the block ends.
+
+    Yield a function that updates it; None if it is not wanted.
+    """
     if not wanted:
         yield None
         return
-    from rich import progress as rich  # noqa: PLC0415 - takes longer than many a file
+    from rich import progress as rich  # noqa: PLC0415 - its import takes longer than small files
     from rich.console import Console  # noqa: PLC0415
     from rich.markup import escape  # noqa: PLC0415
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands that read or write checkpoints have in common."""
+"""Arguments, options and helpers that the commands for checkpoints share."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from ioshape._cli.output import Option
 
-#: the directory of a checkpoint that is being written: its step, and where its locks are seen
+#: name of the directory of a checkpoint that is being written; groups: step, lock domain
 ATTEMPT = re.compile(r"\.step-(\d{10,20})\.[0-9a-f]{8}-([0-9a-f]{8})-[0-9a-f]{16}")
 
 # ---- Arguments and options ----------------------------------------------------------------------
 
-#: FILE…, completed by shells. Whether they can be read is seen one by one.
+#: argument FILE..., completed by shells; commands check each file when they read it
 files_argument: Option = click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path()
 )
 
-#: DIR, completed by shells.
+#: argument DIR, completed by shells
 directory_argument: Option = click.argument("directory", metavar="DIR", type=click.Path())
 
-#: URL: of a checkpoint, or of what it goes below
+#: argument URL, of a checkpoint or of the prefix for it
 url_argument: Option = click.argument("url", metavar="URL")
 
 endpoint_option: Option = click.option(
@@ -64,21 +64,26 @@ part_option: Option = click.option(
 
 
 def reason(path: str, error: OSError) -> str:
-    """The sentence about a file that could not be read."""
+    """Return the error message about a file that could not be read."""
     if Path(path).is_dir():
         return f"{path} is a directory; name the files in it, such as {Path(path) / '*.pt'}"
     return explain(error)
 
 
 def check_directory(directory: str) -> None:
-    """Fails unless it can be one with generations."""
+    """Raise SentenceError if a path is not a directory."""
     if not Path(directory).is_dir():
         reason = "is not a directory" if Path(directory).exists() else "does not exist"
         raise SentenceError(f"{directory} {reason}; give the directory that save_group() was given")
 
 
 def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
-    """Those that are called generations and do not hold: path, and why."""
+    """Yield the path and error of each damaged checkpoint in a directory.
+
+    Args:
+        directory: the directory of checkpoints.
+        complete: steps of the complete checkpoints, which are skipped.
+    """
     from ioshape._group import dcp_series as series  # noqa: PLC0415
     from ioshape._group.generations import Handle  # noqa: PLC0415
 
@@ -91,14 +96,14 @@ def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
             continue
         try:
             with Handle(directory, int(match[1]), "load"):
-                pass  # it was completed just now
+                pass  # completed since the caller's listing
         except OSError as error:
             none = isinstance(error, FileNotFoundError)
             yield path, f"{path} has no manifest, so it is no generation" if none else str(error)
 
 
 def lock_domain(directory: str) -> str | None:
-    """Where locks there are seen, as the library names it; None if that is not known."""
+    """Return the library's id of the lock domain of a directory; None if it is not known."""
     from ioshape._native import ffi, lib  # noqa: PLC0415
 
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -112,7 +117,7 @@ def lock_domain(directory: str) -> str | None:
 
 
 def s3() -> Any:
-    """The module ioshape.s3."""
+    """Return the module ioshape.s3. Raise SentenceError if a package for it is missing."""
     try:
         return import_module("ioshape.s3")
     except ImportError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator's commands have in common: the coordinator, its errors, and what a pool is."""
+"""Options, errors and output that the commands about pools of slots share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         PoolStatus,
     )
 
-#: of jobs that set none
+#: share of jobs that set none
 USUAL_SHARE = 100
 
 CAPACITY_BY = {
@@ -45,7 +45,7 @@ CAPACITY_BY = {
 
 
 class AwayError(SentenceError):
-    """The coordinator is unreachable. A code of its own: for scripts, that is another matter."""
+    """The coordinator is unreachable. The error has its own exit code for scripts."""
 
     exit_code = 3
 
@@ -53,12 +53,12 @@ class AwayError(SentenceError):
 def completed_pool(
     context: click.Context, _argument: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """For the shell: names of pools that the coordinator knows."""
+    """Return the pools that the coordinator knows, for the completion of a shell."""
     from click.shell_completion import CompletionItem  # noqa: PLC0415
 
     try:
         names = operator_of(context.params.get("coordinator")).names()
-    except Exception:  # nobody could be told
+    except Exception:  # a completion cannot show errors
         return []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
@@ -82,7 +82,10 @@ def _coordinator(
 def pool_argument(
     _context: click.Context, _argument: click.Parameter, value: str | tuple[str, ...] | None
 ) -> str | tuple[str, ...] | None:
-    """Refuses what is no name; an address could have a password, and would be printed."""
+    """Raise UsageError if the name of a pool is an address.
+
+    An address may contain a password, which error messages about the pool would print.
+    """
     for name in (value,) if isinstance(value, str) else value or ():
         if "://" in name:
             raise click.UsageError("POOL is the name of a pool; --coordinator takes addresses")
@@ -93,7 +96,7 @@ coordinator_option: Option = click.option(
     "--coordinator",
     metavar="ADDRESS",
     callback=_coordinator,
-    is_eager=True,  # also for completing names of pools
+    is_eager=True,  # the completion of pool names needs it
     help="Ask this one, such as redis://host; default: the setting.",
 )
 
@@ -109,7 +112,7 @@ tier_option: Option = click.option(
 
 
 def user_name(number: int) -> str:
-    """Of a user's number; the number if nobody knows it."""
+    """Return the name of a user; the number as text if it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -117,7 +120,7 @@ def user_name(number: int) -> str:
 
 
 def operator_of(coordinator: str | None) -> Operator:
-    """For the coordinator of this address, or of the settings."""
+    """Connect to the coordinator of this address; None: to that of the settings."""
     from ioshape._core import config  # noqa: PLC0415
     from ioshape._slots.pools import Operator  # noqa: PLC0415
 
@@ -134,7 +137,7 @@ def operator_of(coordinator: str | None) -> Operator:
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Around what asks the coordinator."""
+    """Turn a CoordinatorError in the block into an AwayError, which has exit code 3."""
     from ioshape.errors import CoordinatorError  # noqa: PLC0415
 
     try:
@@ -144,7 +147,7 @@ def sentences() -> Iterator[None]:
 
 
 def is_known(status: PoolStatus) -> bool:
-    """Whether anybody has ever used it, or set something."""
+    """Return whether a pool was ever used, or an operator has set something for it."""
     return bool(
         status.grants
         or status.holders
@@ -157,12 +160,16 @@ def is_known(status: PoolStatus) -> bool:
 
 
 def _knows(operator: Operator, known: Sequence[str], pool: str) -> bool:
-    # A pool that was set, but not used for long, need not be among the names.
+    # The coordinator's list may lack a pool that has settings but was not used for long.
     return pool in known or is_known(operator.status(pool))
 
 
 def existing(operator: Operator, pools: Sequence[str]) -> list[str]:
-    """Return these pools, or all that are there; refuse one that is not."""
+    """Return these pools; if none are named, all known pools.
+
+    Raises:
+        SentenceError: the coordinator does not know one of them.
+    """
     known = operator.names()
     for pool in pools:
         if not _knows(operator, known, pool):
@@ -173,7 +180,7 @@ def existing(operator: Operator, pools: Sequence[str]) -> list[str]:
 
 
 def check_spelling(operator: Operator, pool: str) -> None:
-    """Refuse an unknown pool whose name is nearly that of a known one."""
+    """Raise SentenceError for an unknown pool whose name is almost that of a known one."""
     known = operator.names()
     near = did_you_mean(pool, known, MISTYPED)
     if near and not _knows(operator, known, pool):
@@ -182,31 +189,31 @@ def check_spelling(operator: Operator, pool: str) -> None:
         )
 
 
-# ---- Telling ------------------------------------------------------------------------------------
+# ---- Output -------------------------------------------------------------------------------------
 
 
 def missing_lines(look: PoolsLook) -> list[str]:
-    """Return a line for each pool that cannot be shown, and one for those that were left out."""
+    """Return a line for each pool without an answer, and one about pools beyond the limit."""
     lines = [f"{one.pool}: {one.error}" for one in look.failed]
     return [*lines, *left_out_lines(look)]
 
 
 def left_out_lines(look: PoolsLook) -> list[str]:
-    """Return a line about the pools that were left out, if there are any."""
+    """Return a line about the pools beyond the limit, if there are any."""
     more = plural(look.left_out, "more pool")
     return [f"... and {more}; name the pools that you want to see"] if look.left_out else []
 
 
 def check_answers(look: PoolsLook) -> None:
-    """Raise the first error if the coordinator answers for none of several pools."""
+    """Raise AwayError with the first error if the coordinator answers for no pool."""
     if look.failed and not look.pools:
         raise AwayError(missing_lines(look)[0])
 
 
 def headline(status: PoolStatus) -> str:
-    """What is most asked for, in a line."""
+    """Return a line with the pool's name, capacity, used slots and waiters."""
     by = CAPACITY_BY.get(status.capacity_by, status.capacity_by)
-    # The processes of one host do not count grants.
+    # The local coordinator does not count grants.
     grants = f"; {plural(status.grants, 'grant')} so far" if status.grants else ""
     return (
         f"{status.pool} ({status.coordinator}): "
@@ -216,7 +223,7 @@ def headline(status: PoolStatus) -> str:
 
 
 def limits(status: PoolStatus) -> str:
-    """What else is set."""
+    """Return a line with the other settings of a pool: bandwidth and small saves."""
     small = (
         f"saves of up to {human_size(status.small_bytes)} pass the queue, {status.express} at a "
         "time"
@@ -234,7 +241,7 @@ def limits(status: PoolStatus) -> str:
 
 
 def limit_line(limit: PoolLimit) -> str:
-    """What the operator allows one job or user."""
+    """Return a line with the limit of one job or user."""
     whom = f"job {limit.job}" if limit.job else f"user {limit.user}"
     share = [f"share {limit.share / USUAL_SHARE:g}"] if limit.share else []
     rate = [f"{human_size(limit.bytes_per_s)}/s"] if limit.bytes_per_s else []
@@ -242,14 +249,20 @@ def limit_line(limit: PoolLimit) -> str:
 
 
 def who(member: Member) -> str:
-    """As the library says it to those behind."""
+    """Return a phrase that names a holder or waiter, as the library's messages do."""
     return f"job {member.job}, rank {member.rank} on {member.node}"
 
 
 def table_of(
     holders: Sequence[Member], waiters: Sequence[Member], rates: dict[str, float] | None = None
 ) -> Table:
-    """Holders and waiters; how fast each holder writes, where that is known."""
+    """Return a table of holders and waiters.
+
+    Args:
+        holders: the holders of slots.
+        waiters: the writers in the queue.
+        rates: bytes per second of holders, by id; None omits the column.
+    """
     titles = [Column("state"), Column("job", cut=True), Column("node", optional=3, cut=True)]
     titles += [Column("rank", right=True), Column("slots", right=True, optional=5)]
     titles += [Column("written", right=True, optional=2), Column("of", right=True, optional=4)]
@@ -279,7 +292,7 @@ def table_of(
 
 
 def not_shown(status: PoolStatus, holders: int, waiters: int) -> str:
-    """About those that are not in a table of so many; "" if all are."""
+    """Return a line about holders and waiters beyond these numbers; "" if there are none."""
     hold, wait = status.holder_count - holders, status.waiter_count - waiters
     rest = [f"{hold:,} more that hold slots"] if hold > 0 else []
     rest += [f"{wait:,} more that wait"] if wait > 0 else []

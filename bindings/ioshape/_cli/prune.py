@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape prune."""
+"""Command "ioshape prune": removes old checkpoints from a directory, or old files of a pattern."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Removes checkpoints that are not to be kept: of a directory generations, and what dead
-    processes left behind; of a pattern files.
+    """Remove old checkpoints.
 
-    The newest complete one stays in any case, and also a generation that a process reads. The
-    command asks before, and where there is no terminal to ask on it removes nothing without --yes.
+    In a directory it removes checkpoints, and leftovers of dead processes. With a pattern it
+    removes files. The newest complete checkpoint always stays, and so does a checkpoint that a
+    process reads. The command asks for confirmation. Without a terminal it needs --yes.
 
-    A pattern names the files of one family, in one directory: their names differ in the last number
-    alone, as step-100.pt and step-200.pt. The newest are those that were written last. One that
-    stays is verified, every byte. Links, damaged files and what is no file of torch.save stay, and
-    do not count.
+    A pattern must match one family of files in one directory: their names differ only in the last
+    number, as step-100.pt and step-200.pt. The newest files are those that were written last. Every
+    byte of a file that is kept is verified. Links, damaged files and files of other formats are
+    neither removed nor counted.
 
     \b
     ioshape prune checkpoints --keep-last 3
     ioshape prune checkpoints --keep-last 3 --keep-every 10000 --yes
     ioshape prune "run/step-*.pt" --keep-last 3
 
-    Exit code: 0; 1 if one could not be removed, there is nothing of the kind, or the answer was no;
-    2 if there is no terminal to ask on.
+    Exit code: 0; 1 if a removal failed, nothing matches, or the answer was no; 2 if there is no
+    terminal for the question.
     """
     if len(paths) > 1 or not os.path.isdir(paths[0]):  # noqa: PTH112
         return _prune_files(paths, keep_last, keep_every, dry_run, yes, as_json)
@@ -82,7 +82,8 @@ def command(
     if not dry_run and not yes:
         _ask(directory, going)
     if not dry_run:
-        # Also if nothing is to go: what dead processes left does.
+        # This call also removes leftovers of dead processes, so it is needed even if no checkpoint
+        # is to be removed.
         going = remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=False)
     if as_json:
         steps = [{"step": step, "bytes": n_bytes} for step, n_bytes in going]
@@ -95,7 +96,7 @@ def command(
 
 
 def _refuse_other_directory(directory: str) -> None:
-    """Fails where nothing is a checkpoint; a directory that is empty waits for its first."""
+    """Raise SentenceError if a directory has files but no checkpoint. It may be empty."""
     from ioshape._group.generations import generations  # noqa: PLC0415
     from ioshape._group.kinds import GENERATION  # noqa: PLC0415
 
@@ -145,12 +146,16 @@ def _prune_files(
 
 
 def _one_family(paths: tuple[str, ...], what: str) -> str:
-    """One of the files; all of them must be one family, and all of it."""
+    """Return one of the files that the arguments match.
+
+    Raises:
+        SentenceError: they match no file, several families, or not all files of a family.
+    """
     from ioshape._core.family import numbered  # noqa: PLC0415
     from ioshape._save.retention import family_of  # noqa: PLC0415
 
     found = []
-    for path in paths:  # a shell may have expanded the pattern
+    for path in paths:  # several paths if the shell has expanded the pattern
         found += [path] if os.path.lexists(path) else glob.glob(path)  # noqa: PTH207
     alone = len(paths) == 1 and not glob.has_magic(what)
     if alone and (not found or numbered(os.path.basename(what)) is None):  # noqa: PTH119
@@ -201,7 +206,7 @@ def _ask(directory: str, going: list[tuple[int, int]]) -> None:
 
 
 def _ask_about(counted: str, what: str, directory: str) -> None:
-    """End the command unless the user says yes."""
+    """Ask for confirmation. Raise SentenceError unless the answer is yes."""
     if not sys.stdin.isatty():
         raise UsageSentenceError(
             f'cannot ask whether to remove {counted} of "{directory}": there is no '
